@@ -1,0 +1,45 @@
+/* Status codes and the one place where the detail of a failure is written.
+ *
+ * Every fallible function returns `omc_status`, which must be looked at. The function in which a
+ * failure starts writes its detail (node, argument, numbers) once with OMC_FAIL; all callers pass
+ * the code on with OMC_TRY. The detail is kept per thread and read by bind/ when it raises. */
+#ifndef OMC_BASE_STATUS_H
+#define OMC_BASE_STATUS_H
+
+typedef enum {
+#define OMC_STATUS(code, text, exception) OMC_##code,
+#include "base/status.def"
+#undef OMC_STATUS
+  OMC_N_STATUS
+} omc_status_code;
+
+#define OMC_MUST_USE __attribute__((warn_unused_result))
+#define OMC_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+
+typedef omc_status_code omc_status;
+
+/* Writes the detail of a failure for this thread and returns `code`. `code` must not be OMC_OK. */
+omc_status omc_fail(omc_status code, const char *fmt, ...) OMC_PRINTF(2, 3) OMC_MUST_USE;
+
+/* The detail written by this thread's last omc_fail; borrowed, valid until its next one. */
+const char *omc_status_detail(void);
+
+/* The fixed text of a code, for example "shapes do not fit". */
+const char *omc_status_text(omc_status code);
+
+#define OMC_FAIL(code, ...) return omc_fail(OMC_##code, __VA_ARGS__)
+
+#define OMC_TRY(expr)                        \
+  do {                                       \
+    omc_status omc_try_ = (expr);            \
+    if (omc_try_ != OMC_OK) return omc_try_; \
+  } while (0)
+
+/* As OMC_TRY after the first acquisition: stores into the local `status` and jumps to `label`. */
+#define OMC_GOTO(label, expr)          \
+  do {                                 \
+    status = (expr);                   \
+    if (status != OMC_OK) goto label;  \
+  } while (0)
+
+#endif

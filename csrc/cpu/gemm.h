@@ -1,0 +1,37 @@
+/* General matrix product with fused epilogue: C = alpha * A B + beta * C, then + bias.
+ *
+ * Operands are described by element strides, so a transposed matrix is only another pair of
+ * strides. One implementation is our own (packed panels, register-tiled micro-kernels per
+ * instruction set); torch's shims are the other; omc_gemm chooses per shape, measured once on
+ * the machine it runs on and remembered, or as OMC_GEMM says. */
+#ifndef OMC_CPU_GEMM_H
+#define OMC_CPU_GEMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+typedef struct omc_matrix {
+  void *data;
+  int64_t rs, cs; /* strides in elements from row to row and from column to column */
+} omc_matrix;
+
+typedef struct omc_gemm_args {
+  int64_t m, n, k;    /* C is m x n */
+  omc_matrix a, b, c; /* c.cs must be 1 */
+  double alpha, beta; /* beta 0: C is not read */
+  const void *bias;   /* n elements added to every row, or NULL */
+  const void *row_bias; /* m elements, one added to each row, or NULL */
+} omc_gemm_args;
+
+/* Scratch bytes for problems up to m x n x k on that many threads. */
+size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads);
+
+/* f32 or f64 (dtype), all operands of that dtype. Does not fail. */
+void omc_gemm(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace);
+
+/* On the calling thread alone, for use inside a parallel region. */
+void omc_gemm_serial(omc_dtype dtype, const omc_gemm_args *g, void *workspace);
+
+#endif

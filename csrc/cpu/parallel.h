@@ -1,0 +1,18 @@
+/* Threads on the OpenMP runtime that torch has loaded. */
+#ifndef OMC_CPU_PARALLEL_H
+#define OMC_CPU_PARALLEL_H
+
+#include <stdint.h>
+
+/* Works on items begin .. end-1 as thread number `thread`. */
+typedef void (*omc_range_fn)(int64_t begin, int64_t end, int thread, void *ctx);
+
+/* Threads torch allows now (torch.set_num_threads); 1 in a child made by fork. */
+int omc_cpu_threads(void);
+
+/* Splits 0 .. n-1 into one contiguous range per thread, none shorter than `grain`, on at most
+ * `threads` threads, the caller being one; returns when all are done. Denormals are flushed
+ * inside. Not for use inside another parallel region: there it runs on the caller alone. */
+void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, void *ctx);
+
+#endif

@@ -1,0 +1,172 @@
+/* The graph: values and nodes, allocated in one arena and linked both ways.
+ *
+ * A graph is first a template (dims may be -1), then bound to concrete shapes. Nodes form one list
+ * in topological order; that order is also the order of execution. Values are dense row-major
+ * tensors. Everything a graph points to lives in its arena or was borrowed for its whole life, so
+ * destroying it is one call. A graph is used by one thread at a time. */
+#ifndef OMC_GRAPH_GRAPH_H
+#define OMC_GRAPH_GRAPH_H
+
+#include "base/arena.h"
+#include "base/op_id.h"
+#include "base/shape.h"
+
+typedef struct omc_value omc_value;
+typedef struct omc_node omc_node;
+typedef struct omc_graph omc_graph;
+
+/* One appearance of a value as a node's input, linked into the value's list of uses. */
+typedef struct omc_use {
+  omc_value *value; /* NULL: optional input left out */
+  omc_node *node;
+  uint32_t index;   /* which input of node */
+  struct omc_use *prev, *next;
+} omc_use;
+
+typedef enum {
+  OMC_ROLE_NODE,  /* output of a node */
+  OMC_ROLE_INPUT, /* given by the caller at each forward: user tensor, parameter or buffer */
+  OMC_ROLE_GRAD,  /* given by the caller at backward: gradient of output number `index` */
+  OMC_ROLE_CONST  /* `data` holds the elements */
+} omc_role;
+
+struct omc_value {
+  const char *name;   /* unique in the graph; may be NULL for values made by passes */
+  omc_type type;      /* rank -1: not inferred yet */
+  omc_role role;
+  uint32_t id;        /* below graph->n_values; index of side arrays */
+  uint32_t index;     /* NODE: which output; INPUT: which input; GRAD: which output */
+  bool requires_grad; /* INPUT only: the caller may ask for its gradient */
+  omc_node *producer; /* NODE only, else NULL */
+  const void *data;   /* CONST only, else NULL */
+  omc_use *uses;      /* first use or NULL */
+};
+
+typedef enum { OMC_ATTR_INT, OMC_ATTR_FLOAT, OMC_ATTR_STRING, OMC_ATTR_INTS, OMC_ATTR_FLOATS,
+               OMC_ATTR_STRINGS } omc_attr_kind;
+
+typedef struct omc_attr {
+  const char *name;
+  omc_attr_kind kind;
+  uint32_t n; /* elements of the list kinds */
+  union {
+    int64_t i;
+    double f;
+    const char *s;
+    const int64_t *is;
+    const double *fs;
+    const char *const *ss;
+  } v;
+} omc_attr;
+
+typedef enum { OMC_FORWARD, OMC_BACKWARD } omc_phase;
+
+struct omc_node {
+  omc_op_id op;        /* OMC_N_OPS marks the result node */
+  omc_phase phase;
+  const char *name;    /* where it came from, for messages; may be NULL */
+  uint32_t n_in, n_out, n_attr;
+  omc_use *in;         /* n_in uses */
+  omc_value **out;     /* n_out values; NULL: optional output left out */
+  const omc_attr *attr;
+  omc_node *prev, *next;
+};
+
+/* The inputs of the result node are the graph's outputs: first the forward outputs, then, in a
+ * joint graph, one gradient for each input that asked for it (NULL value: no gradient). */
+struct omc_graph {
+  omc_arena arena;
+  omc_node *first, *last;  /* topological order, the result node not among them */
+  omc_node *result;
+  omc_value **inputs;      /* n_inputs of role INPUT, in the caller's order */
+  omc_value **grads;       /* n_outputs entries of role GRAD or NULL; joint graphs only */
+  uint32_t n_inputs, cap_inputs;
+  uint32_t n_outputs;      /* forward outputs */
+  uint32_t n_grads;        /* gradients after them in the result node: n_inputs, or 0 */
+  uint32_t n_values;       /* ids given out */
+};
+
+/* Creates an empty graph; `allocator` must outlive it. The caller owns *out. */
+omc_status omc_graph_create(const omc_allocator *allocator, omc_graph **out) OMC_MUST_USE;
+void omc_graph_destroy(omc_graph *graph); /* NULL is accepted */
+
+/* Adds an input or a constant. `name` is copied, `type` too; `data` is borrowed for the graph's
+ * life (copy it into graph->arena first if need be). */
+omc_status omc_graph_add_input(omc_graph *g, const char *name, const omc_type *type,
+                               bool requires_grad, omc_value **out) OMC_MUST_USE;
+omc_status omc_graph_add_const(omc_graph *g, const char *name, const omc_type *type,
+                               const void *data, omc_value **out) OMC_MUST_USE;
+
+/* Adds the value through which the caller gives the gradient of forward output `index`. */
+omc_status omc_graph_add_grad(omc_graph *g, uint32_t index, omc_value **out) OMC_MUST_USE;
+
+/* What omc_graph_add_node needs. Inputs may be NULL where the op allows it. Attributes and names
+ * are copied deeply. `before` NULL: appended. Outputs get rank -1 and no name. */
+typedef struct omc_node_spec {
+  omc_op_id op;
+  omc_phase phase;
+  const char *name;
+  uint32_t n_in, n_out, n_attr;
+  omc_value *const *in;
+  const omc_attr *attr;
+  omc_node *before;
+} omc_node_spec;
+
+omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node **out) OMC_MUST_USE;
+
+/* Names a value (copied). */
+omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) OMC_MUST_USE;
+
+/* Sets the result: n_outputs forward outputs, then n_grads gradients (0 or n_inputs). */
+omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
+                                uint32_t n_grads) OMC_MUST_USE;
+
+/* Copies a graph with its constants borrowed from `from`, which must outlive the copy. */
+omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator,
+                           omc_graph **out) OMC_MUST_USE;
+
+static inline omc_value *omc_in(const omc_node *n, uint32_t i) {
+  return i < n->n_in ? n->in[i].value : NULL;
+}
+static inline omc_value *omc_out(const omc_node *n, uint32_t i) {
+  return i < n->n_out ? n->out[i] : NULL;
+}
+static inline bool omc_is_const(const omc_value *v) { return v && v->role == OMC_ROLE_CONST; }
+
+/* Number of uses, the result node's included. */
+uint32_t omc_use_count(const omc_value *v);
+
+/* Attributes by name, `otherwise` if absent or of another kind. Lists: *n is 0 if absent. */
+const omc_attr *omc_attr_find(const omc_node *n, const char *name);
+int64_t omc_attr_int(const omc_node *n, const char *name, int64_t otherwise);
+double omc_attr_float(const omc_node *n, const char *name, double otherwise);
+const char *omc_attr_string(const omc_node *n, const char *name, const char *otherwise);
+const int64_t *omc_attr_ints(const omc_node *n, const char *name, uint32_t *n_out);
+
+/* Attribute values for omc_node_spec. */
+static inline omc_attr omc_ai(const char *name, int64_t i) {
+  omc_attr a = {name, OMC_ATTR_INT, 1, {.i = i}};
+  return a;
+}
+static inline omc_attr omc_af(const char *name, double f) {
+  omc_attr a = {name, OMC_ATTR_FLOAT, 1, {.f = f}};
+  return a;
+}
+static inline omc_attr omc_as(const char *name, const char *s) {
+  omc_attr a = {name, OMC_ATTR_STRING, 1, {.s = s}};
+  return a;
+}
+static inline omc_attr omc_ais(const char *name, const int64_t *is, uint32_t n) {
+  omc_attr a = {name, OMC_ATTR_INTS, n, {.is = is}};
+  return a;
+}
+
+/* Reads element i of an integer or bool constant as int64, and of any constant as double. */
+int64_t omc_const_int(const omc_value *v, int64_t i);
+double omc_const_float(const omc_value *v, int64_t i);
+
+/* "Softmax '/encoder/attn'": op and source name of a node, for messages. Returns buf. */
+#define OMC_NODE_TEXT 160
+const char *omc_node_text(const omc_node *n, char *buf, size_t size);
+
+#endif

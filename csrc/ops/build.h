@@ -1,0 +1,57 @@
+/* Building nodes from C: used by gradient rules, rewrites and fusion.
+ *
+ * The builder latches its first failure: after it every call does nothing and returns NULL, and a
+ * NULL input to any call is taken as the result of such a failure. So a rule is written as one
+ * expression and ends with `return b->status`. New nodes are type-inferred at once. */
+#ifndef OMC_OPS_BUILD_H
+#define OMC_OPS_BUILD_H
+
+#include "graph/graph.h"
+
+typedef struct omc_builder {
+  omc_graph *graph;
+  omc_node *before;  /* new nodes go in front of this one; NULL: at the end */
+  omc_phase phase;   /* of new nodes */
+  const char *name;  /* source name given to new nodes */
+  omc_status status; /* first failure */
+} omc_builder;
+
+/* A node with n_out outputs written to out[]. Inputs listed in `in` may be NULL only if bit i of
+ * `optional` is set. */
+void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+               uint32_t optional, uint32_t n_attr, const omc_attr *attr, uint32_t n_out,
+               omc_value **out);
+
+/* One output, one to three inputs, no attributes. */
+omc_value *omc_b1(omc_builder *b, omc_op_id op, omc_value *x);
+omc_value *omc_b2(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y);
+omc_value *omc_b3(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z);
+
+/* One output, any inputs and attributes: omc_bn(b, OMC_OP_Gelu, 1, &x, 1, &attr). */
+omc_value *omc_bn(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                  uint32_t n_attr, const omc_attr *attr);
+
+/* Constants: a 0-d scalar of `like`'s dtype; a 1-d int64 list; n zeros of a type. */
+omc_value *omc_scalar(omc_builder *b, const omc_value *like, double x);
+omc_value *omc_ints(omc_builder *b, const int64_t *dims, int32_t n);
+omc_value *omc_zeros(omc_builder *b, const omc_type *type);
+
+/* x viewed with another shape of as many elements; x itself if the shape is the same. */
+omc_value *omc_reshape(omc_builder *b, omc_value *x, const omc_shape *shape);
+
+/* x with its axes permuted. */
+omc_value *omc_transpose(omc_builder *b, omc_value *x, const int64_t *perm);
+
+/* x repeated to `shape`; x itself if it has it. */
+omc_value *omc_expand(omc_builder *b, omc_value *x, const omc_shape *shape);
+
+/* Sum over `axes` (n of them), keeping reduced dims as 1 if keepdims. */
+omc_value *omc_reduce_sum(omc_builder *b, omc_value *x, const int64_t *axes, int32_t n,
+                          bool keepdims);
+
+/* The gradient of broadcasting: x summed back to `shape`, which broadcasts to x's shape. */
+omc_value *omc_sum_to(omc_builder *b, omc_value *x, const omc_shape *shape);
+
+omc_value *omc_cast(omc_builder *b, omc_value *x, omc_dtype to); /* x itself if it has it */
+
+#endif

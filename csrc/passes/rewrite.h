@@ -1,0 +1,61 @@
+/* The rewrite engine: rules are patterns as data and one function each. */
+#ifndef OMC_PASSES_REWRITE_H
+#define OMC_PASSES_REWRITE_H
+
+#include "ops/build.h"
+
+#define OMC_MAX_CAPTURES 16
+
+typedef enum { OMC_PAT_ANY, OMC_PAT_OP, OMC_PAT_CONST } omc_pat_kind;
+
+/* A pattern tree. Where a capture appears twice both places must be the same value. */
+typedef struct omc_pat {
+  omc_pat_kind kind;
+  omc_op_id op;             /* OP */
+  int8_t capture;           /* 1..OMC_MAX_CAPTURES-1, or 0: not captured */
+  bool shared;              /* OP: may have users outside the match (root excepted) */
+  double value;             /* CONST: every element is this within 1e-6 relative; NaN: any constant */
+  uint8_t n_in;
+  const struct omc_pat *const *in;
+} omc_pat;
+
+/* Forms for writing patterns as static data; see passes/simplify.c. */
+#define OMC_P_ANY(cap) (&(const omc_pat){OMC_PAT_ANY, OMC_N_OPS, (cap), false, 0, 0, NULL})
+#define OMC_P_CONST(val) (&(const omc_pat){OMC_PAT_CONST, OMC_N_OPS, 0, false, (val), 0, NULL})
+#define OMC_P_OP(op_, cap, ...)                                                       \
+  (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), false, 0,                        \
+                    sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), \
+                    (const omc_pat *const[]){__VA_ARGS__}})
+
+typedef struct omc_match {
+  omc_builder *b;                          /* inserts before the root */
+  omc_node *root;
+  omc_value *capture[OMC_MAX_CAPTURES];    /* [0]: the root's output 0 */
+} omc_match;
+
+/* Returns the value that replaces the root's output 0, or NULL for "no" (or for a failure, which
+ * the builder has latched). */
+typedef omc_value *(*omc_rewrite)(omc_match *m);
+
+typedef struct omc_rule {
+  const char *name; /* tests/passes/NAME.txt is its golden text */
+  const omc_pat *pattern;
+  omc_rewrite rewrite;
+} omc_rule;
+
+typedef struct omc_rules {
+  const char *name;
+  const omc_rule *rules;
+  uint32_t n;
+} omc_rules;
+
+/* Applies rules until none matches (at most 16 sweeps), commutative inputs in both orders, erases
+ * what became unused. *changes counts rewrites. */
+omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *changes) OMC_MUST_USE;
+
+/* The sets, and a lookup of one rule by name over all of them (NULL: none) for tests. */
+extern const omc_rules omc_simplify_rules; /* before differentiation: canonical forms */
+extern const omc_rules omc_fuse_rules;     /* after: patterns that have a better kernel */
+const omc_rule *omc_rule_find(const char *name);
+
+#endif

@@ -1,0 +1,88 @@
+/* The plan: everything decided before the first byte is computed.
+ *
+ * A plan holds the joint graph, the steps of forward and backward, where each value lives, and
+ * the size of one arena that serves both directions of one run. It is immutable once the checker
+ * has accepted it, shared by its runs and reference-counted (any thread). */
+#ifndef OMC_PLAN_PLAN_H
+#define OMC_PLAN_PLAN_H
+
+#include "graph/graph.h"
+#include "ops/op.h"
+#include "provider.h"
+
+typedef enum {
+  OMC_AT_NONE,   /* never materialised */
+  OMC_AT_INPUT,  /* caller's tensor number `index` */
+  OMC_AT_GRAD,   /* caller's gradient of output number `index` */
+  OMC_AT_CONST,  /* `data` of the value */
+  OMC_AT_OUTPUT, /* result tensor number `index`, forward */
+  OMC_AT_RESULT, /* gradient of input number `index`, backward */
+  OMC_AT_ARENA   /* `offset` in the arena */
+} omc_place;
+
+/* Where a value lives and for how long. Steps are numbered through, forward first; a value is
+ * live from the start of step `begin` to the end of step `end`. */
+typedef struct omc_slot {
+  omc_place place;
+  uint32_t index;
+  size_t offset, bytes;
+  uint32_t begin, end;
+  uint32_t alias; /* value id whose memory it shares (views, in-place outputs), or its own id */
+} omc_slot;
+
+typedef struct omc_step {
+  omc_kernel kernel;
+  const omc_op *op;
+  const omc_node *node;
+  const void *params;
+  uint32_t n_in, n_out;
+  const uint32_t *values; /* n_in + n_out value ids; UINT32_MAX: left out */
+  size_t workspace_offset, workspace_bytes;
+} omc_step;
+
+/* Forward outputs and gradients that are no step's own output: a result that is an input, a
+ * constant, or a second name of another result is copied after the last step of its phase. */
+typedef struct omc_copy {
+  uint32_t from, to; /* value id; result position */
+} omc_copy;
+
+typedef struct omc_plan {
+  const omc_allocator *allocator;
+  const omc_provider *provider;
+  omc_graph *graph;
+  omc_arena memory;            /* steps, slots, params */
+  omc_step *steps;
+  uint32_t n_forward, n_steps; /* backward steps are n_forward .. n_steps-1 */
+  omc_slot *slots;             /* graph->n_values of them */
+  omc_copy *copies;
+  uint32_t n_forward_copies, n_copies;
+  size_t arena_bytes;          /* what layout reached */
+  size_t bound_bytes;          /* most bytes live at any step: no layout is smaller */
+  size_t forward_bytes;        /* arena bytes that hold values read by backward */
+  bool *saves_input;           /* graph->n_inputs: backward reads the caller's tensor */
+  bool *saves_output;          /* graph->n_outputs: backward reads the output tensor */
+  bool random;                 /* needs a seed */
+  int threads;                 /* workspaces are sized for that many */
+  _Atomic int references;
+} omc_plan;
+
+/* Makes a plan of a typed joint (or forward only) graph and checks it. Takes over `graph` in
+ * either case. The caller owns one reference to *out. */
+omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider,
+                           const omc_allocator *allocator, omc_plan **out) OMC_MUST_USE;
+omc_plan *omc_plan_retain(omc_plan *plan);
+void omc_plan_release(omc_plan *plan); /* NULL is accepted */
+
+/* Orders forward nodes before backward ones; drops views and constants; fills steps without
+ * kernels. The parts of omc_plan_create, apart for tests: */
+omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;    /* kernels, params, workspaces */
+omc_status omc_plan_liveness(omc_plan *plan) OMC_MUST_USE; /* slots: place, alias, begin, end */
+omc_status omc_plan_layout(omc_plan *plan) OMC_MUST_USE;   /* offsets, arena_bytes, bound_bytes */
+
+/* Proves, from the graph and the slots alone and sharing no code with the planner, that every
+ * value a step reads was written earlier and not overwritten since, that no two live slots
+ * overlap unless one is declared an alias of the other and the op allows it, and that everything
+ * lies inside the arena and is aligned. OMC_EINTERNAL names the step and both values. */
+omc_status omc_plan_check(const omc_plan *plan) OMC_MUST_USE;
+
+#endif

@@ -1,0 +1,80 @@
+"""Types of the C extension."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+__version__: str
+
+class Host(Protocol):
+    """Python side of ops without a kernel. A type is a pair such as ``("f32", (2, 3))``."""
+
+    def infer(self, index: int, types: list[tuple[str, tuple[int, ...]]]) -> list[tuple[str, tuple[int, ...]]]: ...
+    def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]: ...
+    def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]: ...
+
+class Plan:
+    """Everything decided for one signature. Immutable."""
+
+    saves_inputs: tuple[int, ...]
+    saves_outputs: tuple[int, ...]
+    in_grads: tuple[bool, ...]
+    out_grads: tuple[bool, ...]
+    random: bool
+    arena_bytes: int
+    bound_bytes: int
+    n_steps: int
+
+    def forward(self, inputs: Sequence[Tensor], seed: int) -> tuple[list[Tensor], Tensor | None]:
+        """Run forward.
+
+        The second result is a token: a 0-d int64 tensor that owns the state backward needs and
+        lets go of it when it dies. None if the plan has no backward.
+        """
+
+    def backward(
+        self,
+        token: Tensor,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Run backward; one gradient per input, None where there is none."""
+
+    def text(self) -> str: ...
+    def profile(self) -> list[tuple[str, str, float]]:
+        """(phase and op, source name, seconds) of every step, summed over runs (OMC_PROFILE=1)."""
+
+class Session:
+    """One template graph and its plans."""
+
+    def __init__(self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16) -> None: ...
+    def plan(self, inputs: Sequence[Tensor], in_grads: Sequence[bool], out_grads: Sequence[bool]) -> Plan:
+        """Look up or build the plan for these inputs (dense CPU tensors)."""
+
+    def stats(self) -> dict[str, float]: ...
+    n_inputs: int
+    n_outputs: int
+
+def transform(text: str, stage: str, types: Sequence[str] | None = None, out_grads: Sequence[bool] | None = None, in_grads: Sequence[bool] | None = None, constants: Mapping[str, Tensor] | None = None) -> str:
+    """Parse, apply one stage and print: for tests and DebugOptions.
+
+    Stages: "parse", "bind" (to ``types``, e.g. ``["f32[2,3]"]``), "fold", "simplify", "cse",
+    "differentiate", "fuse", "rule:NAME".
+    """
+
+def supports(op: str, dtype: str) -> bool:
+    """Whether the CPU has a kernel of this op for this dtype, e.g. ``("Softmax", "f32")``."""
+
+def ops() -> dict[str, tuple[str, bool, bool]]:
+    """Every op: family, whether it is ONNX's own, whether it has a gradient rule."""
+
+def isas() -> list[str]:
+    """Instruction sets this machine can run, e.g. ``["base", "avx2"]``."""
+
+def set_isa(name: str | None) -> None:
+    """Bound the instruction set of kernels picked from now on (tests)."""
+
+def pool_stats() -> dict[str, int]: ...
+def pool_trim() -> None: ...
