@@ -1,11 +1,16 @@
 /* The block interpreter: elementwise ops as short programs over blocks that stay in L1.
  *
- * A program computes in one class (f32, f64 or i64) over one iteration shape. Inputs may be
- * broadcast to it and have any dtype (converted on load); outputs have it and any dtype
- * (converted on store: to bool by != 0, to integers by truncation). A single elementwise node is
- * a program of one instruction; FusedElementwise carries its program in attributes:
+ * A program computes in one class (f32, f64 or i64) over one iteration shape, the broadcast shape
+ * of its inputs. Inputs have any dtype (converted on load); outputs have the iteration shape and
+ * any dtype (converted on store: to bool by != 0, to integers by truncation). A single elementwise
+ * node is a program of one instruction; FusedElementwise carries its program in attributes:
  *   ops=["Add", "Gelu"]  args=[0, 1, -1,  2, -1, -1]  imm=[4 floats per instruction]  outs=[3]
- * Operands 0 .. n_in-1 are the inputs, n_in + k is the result of instruction k, -1 is none. */
+ *   dtypes=[1]
+ * args: three operands per instruction; 0 .. n_in-1 are the inputs, n_in + k is the result of
+ * instruction k, -1 is none. imm: as the op's omc_ew.imm decodes them. outs: the operand that each
+ * output holds; dtypes: its ONNX dtype code. Whoever makes such a node sees to it that every
+ * instruction computes in omc_ew_class of the whole node (ops all of whose inputs and outputs are
+ * bool may join any class) and that the operand of a random op has the iteration shape. */
 #ifndef OMC_CPU_ELEMENTWISE_H
 #define OMC_CPU_ELEMENTWISE_H
 
@@ -83,6 +88,12 @@ typedef struct omc_ew {
   static const omc_ew omc_ew_##name = {                                                        \
       {{NULL, NULL, NULL}, {NULL, NULL, NULL}, {NULL, NULL, NULL},                             \
        {omc_ew_##name##_i64_base, NULL, NULL}}, imm_};
+
+/* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
+omc_class omc_ew_dtype_class(omc_dtype dtype);
+
+/* The function for a class: best compiled ISA not above omc_cpu_isa(). NULL: none. */
+omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls);
 
 /* The class an elementwise node computes in: f64 if an input or output is f64, else f32 if one is
  * any other float, else i64. */

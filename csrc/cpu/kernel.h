@@ -40,6 +40,14 @@ void omc_cpu_set_isa(omc_isa isa);
  * the class is not compiled or the dtype has no class. */
 omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype);
 
+/* Elements of an input or output; NULL if it is left out. */
+static inline const void *omc_in_data(const omc_kernel_args *args, uint32_t i) {
+  return i < args->n_in && args->in[i].type ? args->in[i].data : NULL;
+}
+static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
+  return i < args->n_out && args->out[i].type ? args->out[i].data : NULL;
+}
+
 /* Names: OMC_KERNEL(Softmax) in variant f32_avx2 defines omc_k_Softmax_f32_avx2. */
 #define OMC_PASTE3_(a, b, c) a##b##_##c
 #define OMC_PASTE3(a, b, c) OMC_PASTE3_(a, b, c)

@@ -46,6 +46,7 @@ OMC_INLINE vreal vset(real x);            /* x in every lane */
 OMC_INLINE vreal vldn(const elem *p, int64_t n);  /* first n lanes, the rest 0 */
 OMC_INLINE void vstn(elem *p, vreal x, int64_t n);
 OMC_INLINE vreal vblend(vmask m, vreal a, vreal b); /* m ? a : b, lane by lane */
+OMC_INLINE vmask vnan(vreal x);           /* lanes that are NaN; none of an integer */
 OMC_INLINE vreal vmax(vreal a, vreal b);  /* NaN in either gives NaN */
 OMC_INLINE vreal vmin(vreal a, vreal b);
 OMC_INLINE real vsum(vreal x);            /* lanes added pairwise: the same order everywhere */
@@ -59,11 +60,16 @@ OMC_INLINE vreal vfma(vreal a, vreal b, vreal c); /* a*b + c, one rounding where
 OMC_INLINE vreal vabs(vreal x);
 OMC_INLINE vreal vsqrt(vreal x);
 OMC_INLINE vreal vfloor(vreal x);
+OMC_INLINE vreal vround(vreal x);         /* halves to even */
+OMC_INLINE vreal vsign(vreal x, vreal of); /* |x| with the sign of `of` */
 /* Within 2 ulp in f32, the C library's in f64. Ends of the range and NaN as the C library's. */
 OMC_INLINE vreal vexp(vreal x);
+OMC_INLINE vreal vexpm1(vreal x);
 OMC_INLINE vreal vlog(vreal x);
+OMC_INLINE vreal vlog1p(vreal x);
 OMC_INLINE vreal vtanh(vreal x);
 OMC_INLINE vreal verf(vreal x);
+OMC_INLINE vreal vsigmoid(vreal x);       /* 1 / (1 + exp(-x)) */
 #endif
 
 #include "cpu/vec_impl.h"

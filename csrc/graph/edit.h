@@ -14,6 +14,9 @@ void omc_replace_uses(omc_value *from, omc_value *to);
  * unused. Returns the node that followed it. */
 omc_node *omc_erase_node(omc_graph *g, omc_node *node);
 
+/* Puts a node that is in no list in front of `before` (NULL: at the end). */
+void omc_link_node(omc_graph *g, omc_node *node, omc_node *before);
+
 /* Moves a node in front of `before` (NULL: to the end). */
 void omc_move_node(omc_graph *g, omc_node *node, omc_node *before);
 

@@ -80,7 +80,7 @@ struct omc_graph {
   omc_node *result;
   omc_value **inputs;      /* n_inputs of role INPUT, in the caller's order */
   omc_value **grads;       /* n_outputs entries of role GRAD or NULL; joint graphs only */
-  uint32_t n_inputs, cap_inputs;
+  uint32_t n_inputs, cap_inputs, cap_grads;
   uint32_t n_outputs;      /* forward outputs */
   uint32_t n_grads;        /* gradients after them in the result node: n_inputs, or 0 */
   uint32_t n_values;       /* ids given out */
@@ -97,7 +97,8 @@ omc_status omc_graph_add_input(omc_graph *g, const char *name, const omc_type *t
 omc_status omc_graph_add_const(omc_graph *g, const char *name, const omc_type *type,
                                const void *data, omc_value **out) OMC_MUST_USE;
 
-/* Adds the value through which the caller gives the gradient of forward output `index`. */
+/* Adds the value through which the caller gives the gradient of forward output `index`, of that
+ * output's type. It may come before the result is set; its rank is then -1. */
 omc_status omc_graph_add_grad(omc_graph *g, uint32_t index, omc_value **out) OMC_MUST_USE;
 
 /* What omc_graph_add_node needs. Inputs may be NULL where the op allows it. Attributes and names
@@ -114,7 +115,7 @@ typedef struct omc_node_spec {
 
 omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node **out) OMC_MUST_USE;
 
-/* Names a value (copied). */
+/* Names a value (copied). A name is letters, digits and any of "_.:/-". */
 omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) OMC_MUST_USE;
 
 /* Sets the result: n_outputs forward outputs, then n_grads gradients (0 or n_inputs). */
@@ -133,10 +134,16 @@ static inline omc_value *omc_out(const omc_node *n, uint32_t i) {
 }
 static inline bool omc_is_const(const omc_value *v) { return v && v->role == OMC_ROLE_CONST; }
 
+/* True for gradients given by the caller and outputs of backward nodes. */
+static inline bool omc_is_backward(const omc_value *v) {
+  return v->role == OMC_ROLE_GRAD || (v->producer && v->producer->phase == OMC_BACKWARD);
+}
+
 /* Number of uses, the result node's included. */
 uint32_t omc_use_count(const omc_value *v);
 
-/* Attributes by name, `otherwise` if absent or of another kind. Lists: *n is 0 if absent. */
+/* Attributes by name, `otherwise` if absent or of another kind; an int also serves as a float.
+ * Lists: *n_out is 0 if absent. */
 const omc_attr *omc_attr_find(const omc_node *n, const char *name);
 int64_t omc_attr_int(const omc_node *n, const char *name, int64_t otherwise);
 double omc_attr_float(const omc_node *n, const char *name, double otherwise);

@@ -9,10 +9,14 @@
  *   return %4, %5
  *
  * One statement a line; `#` starts a comment; `_` stands for an input or output left out. Names
- * are letters, digits and any of "_.:/-". A float has a point, an exponent, or is inf, -inf, nan.
- * Printed graphs also carry types after the outputs (`%3 : f32[8,64] = ...`), `backward:` on a
- * line of its own before the backward nodes, `grad %g0 of 0 : f32[]` after the inputs, and
- * `return ... grads %a, _, %b` in joint graphs. The parser reads what the printer writes. */
+ * are letters, digits and any of "_.:/-", so a blank ends them. A float has a point, an exponent,
+ * or is inf, -inf, nan. In a string \", \\ and \n are escapes. A list attribute has elements of one
+ * kind.
+ *
+ * Printed graphs also carry types after the outputs (`%3 : f32[8,64] = ...`), `backward:` or
+ * `forward:` on a line of its own where the phase changes, `grad %g0 of 0 : f32[]` after the
+ * inputs, and `return ... grads %a, _, %b` in joint graphs. The parser reads what the printer
+ * writes. */
 #ifndef OMC_GRAPH_TEXT_H
 #define OMC_GRAPH_TEXT_H
 
@@ -22,8 +26,9 @@
  * *bytes; returns a failure if there is none of that name. */
 typedef omc_status (*omc_find_data)(void *ctx, const char *name, const void **data, size_t *bytes);
 
-/* Parses n bytes of text. OMC_EPARSE names the line and what was expected. `find` may be NULL.
- * The caller owns *out; nothing of `text` is borrowed. */
+/* Parses n bytes of text, which may be any bytes. OMC_EPARSE names the line and what was expected;
+ * a failure of `find` is passed on. `find` may be NULL. Elements written out are aligned to 64
+ * bytes. The caller owns *out; nothing of `text` is borrowed. */
 omc_status omc_graph_parse(const omc_allocator *allocator, const char *text, size_t n,
                            omc_find_data find, void *find_ctx, omc_graph **out) OMC_MUST_USE;
 

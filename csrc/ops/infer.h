@@ -15,6 +15,15 @@ void omc_set_type(omc_node *node, uint32_t i, omc_dtype dtype, const omc_shape *
 /* Fails naming the node unless input i is a constant (its elements shape the output). */
 omc_status omc_need_const(const omc_node *node, uint32_t i) OMC_MUST_USE;
 
+/* Reads input i, a constant list (or a single one) of at most `max` integers. */
+omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t *out,
+                         int32_t *n_out) OMC_MUST_USE;
+
+/* Reads the attribute `shape`, or `axis` (absent: `otherwise`) as 0..rank-1. */
+omc_status omc_need_shape(const omc_node *node, omc_shape *out) OMC_MUST_USE;
+omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank,
+                         int32_t *out) OMC_MUST_USE;
+
 /* Fails naming the node unless input i has that dtype / is float / has that rank. */
 omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) OMC_MUST_USE;
 omc_status omc_need_float(const omc_node *node, uint32_t i) OMC_MUST_USE;

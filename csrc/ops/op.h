@@ -12,12 +12,13 @@
 typedef enum {
   OMC_OP_COMMUTES = 1 << 0,   /* in[0] and in[1] may be swapped */
   OMC_OP_VIEW = 1 << 1,       /* out[0] is in[0]'s elements in the same order: costs nothing */
-  OMC_OP_POINTWISE = 1 << 2,  /* out[0] may share memory with any dense input of the same bytes */
+  OMC_OP_POINTWISE = 1 << 2,  /* an output may share memory with an input of as many elements and bytes */
   OMC_OP_INPLACE_0 = 1 << 3,  /* out[0] may share memory with in[0] */
   OMC_OP_INPLACE_1 = 1 << 4,  /* out[0] may share memory with in[1] */
   OMC_OP_RANDOM = 1 << 5,     /* never folded, never merged */
   OMC_OP_SHAPE_ONLY = 1 << 6, /* reads shapes of its inputs, never their elements */
-  OMC_OP_HOST = 1 << 7        /* runs in Python through the host callbacks */
+  OMC_OP_HOST = 1 << 7,       /* runs in Python through the host callbacks */
+  OMC_OP_INPLACE_2 = 1 << 8   /* out[0] may share memory with in[2] */
 } omc_op_flags;
 
 #define OMC_VARIADIC 255
@@ -31,6 +32,7 @@ typedef struct omc_op {
   uint8_t min_in, max_in; /* OMC_VARIADIC: any number */
   uint8_t n_out;          /* most outputs; OMC_VARIADIC: as many as the node has */
   uint32_t flags;
+  uint32_t optional;      /* bit i: input i may be left out though below min_in */
 
   /* Sets the type of every output from input types, attributes and constant inputs. Inputs are
    * typed and concrete. Fails with ESHAPE, EDTYPE or EUNSUPPORTED naming node and numbers. */
@@ -59,7 +61,8 @@ const omc_op *omc_op_get(omc_op_id id);
  * in[0], else that of out[0]. */
 omc_dtype omc_node_dtype(const omc_node *node);
 
-/* Checks the number of inputs and outputs of a node against its record. */
+/* Checks a node's inputs and outputs against its record: how many, and that none needed is left
+ * out. */
 omc_status omc_node_check_arity(const omc_node *node) OMC_MUST_USE;
 
 #endif

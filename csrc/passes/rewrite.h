@@ -2,44 +2,55 @@
 #ifndef OMC_PASSES_REWRITE_H
 #define OMC_PASSES_REWRITE_H
 
+#include <math.h>
+
 #include "ops/build.h"
 
 #define OMC_MAX_CAPTURES 16
 
-typedef enum { OMC_PAT_ANY, OMC_PAT_OP, OMC_PAT_CONST } omc_pat_kind;
+typedef enum { OMC_PAT_ANY, OMC_PAT_OP, OMC_PAT_CONST, OMC_PAT_EITHER } omc_pat_kind;
 
 /* A pattern tree. Where a capture appears twice both places must be the same value. */
 typedef struct omc_pat {
   omc_pat_kind kind;
-  omc_op_id op;             /* OP */
-  int8_t capture;           /* 1..OMC_MAX_CAPTURES-1, or 0: not captured */
-  bool shared;              /* OP: may have users outside the match (root excepted) */
-  double value;             /* CONST: every element is this within 1e-6 relative; NaN: any constant */
-  uint8_t n_in;
-  const struct omc_pat *const *in;
+  omc_op_id op;   /* OP */
+  int8_t capture; /* 1..OMC_MAX_CAPTURES-1, or 0: not captured */
+  bool shared;    /* OP: may have users outside the match (root excepted) */
+  double value;   /* CONST: every element is this within 1e-6 relative; NaN: any constant */
+  uint8_t n_in;   /* OP: patterns of the first inputs, the node has no more; 0: any inputs */
+  const struct omc_pat *const *in; /* EITHER: the alternatives */
 } omc_pat;
 
 /* Forms for writing patterns as static data; see passes/simplify.c. */
+#define OMC_P_LIST_(...)                                                                        \
+  sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), (const omc_pat *const[]) { \
+    __VA_ARGS__                                                                                 \
+  }
 #define OMC_P_ANY(cap) (&(const omc_pat){OMC_PAT_ANY, OMC_N_OPS, (cap), false, 0, 0, NULL})
 #define OMC_P_CONST(val) (&(const omc_pat){OMC_PAT_CONST, OMC_N_OPS, 0, false, (val), 0, NULL})
-#define OMC_P_OP(op_, cap, ...)                                                       \
-  (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), false, 0,                        \
-                    sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), \
-                    (const omc_pat *const[]){__VA_ARGS__}})
+#define OMC_P_CONSTANT(cap) \
+  (&(const omc_pat){OMC_PAT_CONST, OMC_N_OPS, (cap), false, (double)NAN, 0, NULL})
+#define OMC_P_OP(op_, cap, ...) \
+  (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), false, 0, OMC_P_LIST_(__VA_ARGS__)})
+#define OMC_P_SHARED(op_, cap, ...) \
+  (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), true, 0, OMC_P_LIST_(__VA_ARGS__)})
+#define OMC_P_NODE(op_, cap) (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), false, 0, 0, NULL})
+#define OMC_P_EITHER(...) \
+  (&(const omc_pat){OMC_PAT_EITHER, OMC_N_OPS, 0, false, 0, OMC_P_LIST_(__VA_ARGS__)})
 
 typedef struct omc_match {
-  omc_builder *b;                          /* inserts before the root */
+  omc_builder *b; /* inserts before the root */
   omc_node *root;
-  omc_value *capture[OMC_MAX_CAPTURES];    /* [0]: the root's output 0 */
+  omc_value *capture[OMC_MAX_CAPTURES]; /* [0]: the root's output 0 */
 } omc_match;
 
-/* Returns the value that replaces the root's output 0, or NULL for "no" (or for a failure, which
- * the builder has latched). */
+/* Returns the value that replaces the root's output 0, capture[0] itself if the rule has changed
+ * the graph in place, or NULL for "no" (or for a failure, which the builder has latched). */
 typedef omc_value *(*omc_rewrite)(omc_match *m);
 
 typedef struct omc_rule {
-  const char *name; /* tests/passes/NAME.txt is its golden text */
-  const omc_pat *pattern;
+  const char *name;       /* tests/passes/rules/NAME.txt is its golden text */
+  const omc_pat *pattern; /* of kind OP, or alternatives with the same op as root */
   omc_rewrite rewrite;
 } omc_rule;
 
@@ -53,9 +64,17 @@ typedef struct omc_rules {
  * what became unused. *changes counts rewrites. */
 omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *changes) OMC_MUST_USE;
 
-/* The sets, and a lookup of one rule by name over all of them (NULL: none) for tests. */
-extern const omc_rules omc_simplify_rules; /* before differentiation: canonical forms */
-extern const omc_rules omc_fuse_rules;     /* after: patterns that have a better kernel */
+/* The sets. The first three are canonical forms, applied before differentiation and again after
+ * it; the last looks for patterns of joint graphs that have a better kernel. */
+extern const omc_rules omc_movement_rules;
+extern const omc_rules omc_arithmetic_rules;
+extern const omc_rules omc_network_rules;
+extern const omc_rules omc_fuse_rules;
+
+/* Lookup of one rule by name over all sets (NULL: none) for tests. */
 const omc_rule *omc_rule_find(const char *name);
+
+/* True if a constant's elements are all x within 1e-6 relative. */
+bool omc_const_all(const omc_value *v, double x);
 
 #endif

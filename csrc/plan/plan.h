@@ -21,13 +21,14 @@ typedef enum {
 } omc_place;
 
 /* Where a value lives and for how long. Steps are numbered through, forward first; a value is
- * live from the start of step `begin` to the end of step `end`. */
+ * live from the start of step `begin` to the end of step `end`. An alias has the place and offset
+ * of the value it shares memory with. */
 typedef struct omc_slot {
   omc_place place;
   uint32_t index;
   size_t offset, bytes;
   uint32_t begin, end;
-  uint32_t alias; /* value id whose memory it shares (views, in-place outputs), or its own id */
+  uint32_t alias; /* id of the step's or view's input whose memory it shares, or its own id */
 } omc_slot;
 
 typedef struct omc_step {
@@ -43,7 +44,7 @@ typedef struct omc_step {
 /* Forward outputs and gradients that are no step's own output: a result that is an input, a
  * constant, or a second name of another result is copied after the last step of its phase. */
 typedef struct omc_copy {
-  uint32_t from, to; /* value id; result position */
+  uint32_t from, to; /* value id; input of the result node */
 } omc_copy;
 
 typedef struct omc_plan {
@@ -62,22 +63,28 @@ typedef struct omc_plan {
   bool *saves_input;           /* graph->n_inputs: backward reads the caller's tensor */
   bool *saves_output;          /* graph->n_outputs: backward reads the output tensor */
   bool random;                 /* needs a seed */
+  bool retain;                 /* backward leaves what forward saved as it was */
+  bool consumes;               /* backward writes over it: it can run once per forward */
   int threads;                 /* workspaces are sized for that many */
   _Atomic int references;
+  void *attached;              /* what run/ keeps with the plan, */
+  void (*detach)(void *attached); /* and how it is freed; NULL: nothing */
 } omc_plan;
 
-/* Makes a plan of a typed joint (or forward only) graph and checks it. Takes over `graph` in
- * either case. The caller owns one reference to *out. */
-omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider,
+/* Makes a plan of a typed joint (or forward only) graph and checks it. With `retain` backward may
+ * run any number of times after one forward, at the price of memory. Takes over `graph` in either
+ * case. The caller owns one reference to *out. */
+omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain,
                            const omc_allocator *allocator, omc_plan **out) OMC_MUST_USE;
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
-/* Orders forward nodes before backward ones; drops views and constants; fills steps without
- * kernels. The parts of omc_plan_create, apart for tests: */
-omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;    /* kernels, params, workspaces */
-omc_status omc_plan_liveness(omc_plan *plan) OMC_MUST_USE; /* slots: place, alias, begin, end */
-omc_status omc_plan_layout(omc_plan *plan) OMC_MUST_USE;   /* offsets, arena_bytes, bound_bytes */
+/* The parts of omc_plan_create in their order. Steps: one for each node that is no view, forward
+ * nodes first, with kernel, parameters and scratch size. Liveness: slots but for their offsets,
+ * copies, what backward reads. Layout: offsets, arena_bytes, bound_bytes, consumes. */
+omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;
+omc_status omc_plan_liveness(omc_plan *plan) OMC_MUST_USE;
+omc_status omc_plan_layout(omc_plan *plan) OMC_MUST_USE;
 
 /* Proves, from the graph and the slots alone and sharing no code with the planner, that every
  * value a step reads was written earlier and not overwritten since, that no two live slots

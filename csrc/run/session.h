@@ -13,6 +13,7 @@ typedef struct omc_signature {
   const omc_type *inputs;  /* n_inputs */
   const bool *in_grads;    /* n_inputs: gradient wanted */
   const bool *out_grads;   /* n_outputs: gradient will be given; all false: forward only */
+  bool retain;             /* backward may run more than once per forward; costs memory */
 } omc_signature;
 
 typedef struct omc_session_stats {
@@ -34,8 +35,9 @@ void omc_session_destroy(omc_session *session);
 
 const omc_graph *omc_session_template(const omc_session *session);
 
-/* The plan for a signature: from the cache, or bind, simplify, differentiate, fuse and plan. The
- * caller owns one reference to *out. Any thread; plans are built one at a time. */
+/* The plan for a signature and the provider's present number of threads: from the cache, or bind,
+ * simplify, differentiate, fuse and plan. The caller owns one reference to *out. Any thread; plans
+ * are built one at a time under a lock, so the caller holds no lock that host->infer takes. */
 omc_status omc_session_plan(omc_session *session, const omc_signature *signature,
                             omc_plan **out) OMC_MUST_USE;
 
@@ -43,18 +45,21 @@ omc_session_stats omc_session_get_stats(omc_session *session);
 
 /* Runs forward. inputs: graph->n_inputs data pointers of dense tensors of the signature's types;
  * outputs: n_outputs pointers to memory for the results. Both are borrowed for the call. If the
- * plan has backward steps *out is a new run, else NULL (`out` may be NULL then). */
+ * plan is joint (graph->n_grads > 0) *out is a new run, else NULL (`out` may be NULL then). */
 omc_status omc_run_forward(omc_session *session, omc_plan *plan, void *const *inputs,
                            void *const *outputs, uint64_t seed, omc_run **out) OMC_MUST_USE;
 
-/* Runs backward, any number of times. inputs and outputs: as given to forward, needed only where
- * plan->saves_input / saves_output says so, elsewhere NULL; grads: n_outputs pointers, those of
- * the signature's out_grads; results: n_inputs pointers, NULL where the plan has no gradient. */
+/* Runs backward: any number of times, but once only if plan->consumes (then OMC_ECONSUMED).
+ * inputs and outputs: as given to forward, needed only where plan->saves_input / saves_output says
+ * so, elsewhere NULL; grads: n_outputs pointers, those of the signature's out_grads; results:
+ * n_inputs pointers, NULL where the plan has no gradient. Of two threads that call it for one run
+ * at once the second gets OMC_ESTATE. */
 omc_status omc_run_backward(omc_run *run, void *const *inputs, void *const *outputs,
                             void *const *grads, void *const *results) OMC_MUST_USE;
 
 const omc_plan *omc_run_plan(const omc_run *run);
 uint64_t omc_run_seed(const omc_run *run);
+uint64_t omc_run_id(const omc_run *run); /* unique in the process */
 void omc_run_destroy(omc_run *run); /* gives the arena back; NULL is accepted */
 
 /* Seconds spent in each of the plan's steps, summed over runs, if OMC_PROFILE is set; else NULL. */

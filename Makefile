@@ -1,0 +1,55 @@
+# Each target sets up what it needs: a virtual environment, the package built from source.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+
+.PHONY: demo test ctest asan pytest bench lint fmt clean
+
+# PyTorch comes first and pinned: a range would let pip take a build with CUDA.
+$(VENV)/tools: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools>=77" wheel
+	touch $@
+
+SOURCES := $(shell find csrc -name '*.[ch]' -o -name '*.def') setup.py pyproject.toml
+
+$(VENV)/installed: $(VENV)/tools $(SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[examples]"
+	touch $@
+
+$(VENV)/dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev,examples]" clang-format
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/train_gpt2.py $(ARGS)
+
+test: lint ctest asan pytest
+
+ctest: $(VENV)/tools
+	$(BIN)/python setup.py -q ctest --werror
+
+asan: $(VENV)/tools
+	$(BIN)/python setup.py -q ctest --werror --sanitize
+
+pytest: $(VENV)/dev
+	$(BIN)/python -m pytest tests
+
+bench: $(VENV)/dev
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')
+
+fmt: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info python/ortmodule_c/*.so

@@ -1,0 +1,69 @@
+"""One arm of a benchmark in its own process: reads commands, answers with JSON lines.
+
+``step`` runs one training step and answers with its seconds and loss; ``stats`` answers with peak
+memory over the loaded model and what the arm says of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from models import SMALL, WORKLOADS
+
+
+def memory(field: str) -> int:
+    """``VmRSS`` or ``VmHWM`` of this process in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", required=True)
+    p.add_argument("--arm", choices=["eager", "tuned", "compile", "ours"], required=True)
+    p.add_argument("--dropout", type=float, default=0.1)
+    p.add_argument("--small", action="store_true")
+    a = p.parse_args()
+    answer, sys.stdout = sys.stdout, sys.stderr  # nothing but answers may reach the parent
+
+    def reply(**values: object) -> None:
+        print(json.dumps(values), file=answer, flush=True)
+
+    work = (SMALL if a.small else WORKLOADS)[a.model]
+    torch.manual_seed(0)
+    model = work.build(a.dropout).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(1)
+    inputs = work.data(generator)
+    loaded = memory("VmRSS")
+    net = model
+    if a.arm == "compile":
+        net = torch.compile(model)
+    elif a.arm == "ours":
+        from ortmodule_c import ORTModule
+
+        net = ORTModule(model)
+    reply(ready=True)
+    for line in sys.stdin:
+        if line.strip() == "step":
+            begin = time.perf_counter()
+            loss = net(*inputs)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            value = loss.item()
+            reply(seconds=time.perf_counter() - begin, loss=value)
+        elif line.strip() == "stats":
+            extra = net.plan_stats() if a.arm == "ours" else {}
+            reply(peak=memory("VmHWM") - loaded, extra=extra)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+/* The Python side of the core: the only folder that includes Python.h and DLPack. */
+#ifndef OMC_BIND_BIND_H
+#define OMC_BIND_BIND_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+#include "bind/dlpack.h"
+#include "run/session.h"
+
+typedef struct omc_module {
+  const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
+  PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
+  PyObject *session_type, *plan_type;
+  PyObject *consumed_error;          /* RuntimeError raised where state is gone */
+} omc_module;
+
+/* errors.c. Raises the exception that belongs to a failure, with its detail; returns NULL. An
+ * OMC_EHOST failure has its exception set already. */
+PyObject *omc_raise(const omc_module *m, omc_status status);
+
+/* tensors.c. All need the GIL. */
+
+/* Finds torch's exchange table; raises and returns -1 if this torch has none. */
+int omc_exchange_find(omc_module *m);
+
+/* Reads a torch tensor without owning it: data pointer and type. Raises naming `what` and returns
+ * -1 unless it is a dense row-major CPU tensor of a known dtype and rank. */
+int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data, omc_type *type);
+
+/* A torch tensor over `bytes` of memory that `free(ctx, data, bytes)` releases when the last
+ * owner drops it, from any thread and without the GIL. On failure the memory is released too,
+ * an exception is set and NULL returned. */
+PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const omc_type *type,
+                          void (*free)(void *ctx, void *data, size_t bytes), void *ctx);
+
+/* A torch tensor over fresh pooled memory of the provider; *data points to it. */
+PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type, void **data);
+
+/* A torch tensor over memory that its user must not keep beyond the owner's life. */
+PyObject *omc_tensor_view(const omc_module *m, void *data, const omc_type *type);
+
+/* "f32", (2, 3) of a type; and the reverse, -1 with an exception set if it is not such a pair. */
+PyObject *omc_type_to_py(const omc_type *type);
+int omc_type_from_py(PyObject *pair, omc_type *out);
+
+/* token.c. A token is a 0-d int64 tensor that owns a run: when autograd lets go of it the run and
+ * its memory are freed. Its element, not its address, names the run, so a copy of it serves too
+ * as long as the token itself lives. */
+PyObject *omc_token_new(const omc_module *m, omc_run *run); /* takes over run, also on failure */
+
+/* The run of a token, borrowed; NULL with ConsumedError set if it is gone. */
+omc_run *omc_token_run(const omc_module *m, PyObject *token);
+
+/* host.c. Callbacks into a Python host object; `ctx` is an omc_host_ctx that must outlive them. */
+typedef struct omc_host_ctx {
+  const omc_module *module;
+  PyObject *object; /* owned; NULL: no host */
+} omc_host_ctx;
+omc_host omc_host_make(omc_host_ctx *ctx);
+
+/* constants given beside a text: a mapping from name to tensor. */
+typedef struct omc_constants {
+  const omc_module *module;
+  PyObject *mapping; /* borrowed */
+} omc_constants;
+omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes);
+
+/* session.c, plan.c, transform.c */
+typedef struct omc_session_object {
+  PyObject_HEAD
+  omc_session *session;
+  omc_host_ctx host;
+  PyObject *constants; /* keeps the constants' memory alive */
+} omc_session_object;
+
+PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan, PyObject *in_grads,
+                              PyObject *out_grads); /* takes over plan */
+extern PyType_Spec omc_session_spec;
+extern PyType_Spec omc_plan_spec;
+PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */
+int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n);
+
+#endif

@@ -1,0 +1,163 @@
+/* The Session type: a template and the plans made of it. */
+#include "bind/bind.h"
+
+omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes) {
+  const omc_constants *c = ctx;
+  PyObject *key = PyUnicode_FromString(name);
+  PyObject *tensor = key ? PyObject_GetItem(c->mapping, key) : NULL;
+  Py_XDECREF(key);
+  if (!tensor) {
+    PyErr_Clear();
+    return omc_fail(OMC_EINVALID, "no constant named '%s' was given", name);
+  }
+  omc_type type;
+  void *elements;
+  int failed = omc_tensor_read(c->module, tensor, name, &elements, &type);
+  Py_DECREF(tensor); /* the mapping keeps it */
+  if (failed) return omc_fail(OMC_EHOST, "constant '%s'", name);
+  *data = elements;
+  return omc_type_bytes(&type, bytes);
+}
+
+int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n) {
+  PyObject *items = PySequence_Tuple(sequence);
+  if (!items) return -1;
+  Py_ssize_t given = PyTuple_Size(items);
+  int failed = given != (Py_ssize_t)n;
+  if (failed) PyErr_Format(PyExc_ValueError, "%s: expected %u entries, got %zd", what, n, given);
+  for (uint32_t i = 0; !failed && i < n; i++) {
+    int truth = PyObject_IsTrue(PyTuple_GetItem(items, (Py_ssize_t)i));
+    failed = truth < 0;
+    out[i] = truth > 0;
+  }
+  Py_DECREF(items);
+  return failed ? -1 : 0;
+}
+
+static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"text", "constants", "host", "max_plans", NULL};
+  omc_session_object *self = (omc_session_object *)object;
+  const char *text;
+  Py_ssize_t n;
+  PyObject *constants, *host = Py_None;
+  unsigned max_plans = 16;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OI", names, &text, &n, &constants, &host, &max_plans)) return -1;
+  if (self->session) {
+    PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
+    return -1;
+  }
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  self->constants = PyDict_New(); /* a copy, so that later edits of the mapping free nothing */
+  if (!self->constants || PyDict_Update(self->constants, constants) < 0) return -1;
+  self->host.module = m;
+  if (host != Py_None) self->host.object = Py_NewRef(host);
+  omc_host callbacks = omc_host_make(&self->host);
+  omc_constants find = {m, self->constants};
+  omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find, self->host.object ? &callbacks : NULL,
+                                         omc_cpu_provider(), omc_default_allocator(), max_plans, &self->session);
+  return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
+}
+
+static void session_dealloc(PyObject *object) {
+  omc_session_object *self = (omc_session_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  omc_session_destroy(self->session);
+  Py_XDECREF(self->host.object);
+  Py_XDECREF(self->constants);
+  freefunc release = PyType_GetSlot(type, Py_tp_free);
+  release(object);
+  Py_DECREF(type);
+}
+
+/* Types of the given tensors, each named by its graph input in messages. */
+static omc_type *read_types(const omc_module *m, const omc_graph *template, PyObject *inputs) {
+  uint32_t n = template->n_inputs;
+  if (PyTuple_Size(inputs) != (Py_ssize_t)n) {
+    PyErr_Format(PyExc_ValueError, "inputs: expected %u tensors, got %zd", n, PyTuple_Size(inputs));
+    return NULL;
+  }
+  omc_type *types = PyMem_Calloc(n ? n : 1, sizeof *types);
+  if (!types) return (omc_type *)PyErr_NoMemory();
+  void *data;
+  for (uint32_t i = 0; i < n; i++)
+    if (omc_tensor_read(m, PyTuple_GetItem(inputs, (Py_ssize_t)i), template->inputs[i]->name, &data, &types[i]) < 0) {
+      PyMem_Free(types);
+      return NULL;
+    }
+  return types;
+}
+
+static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"inputs", "in_grads", "out_grads", "retain", NULL};
+  omc_session_object *self = (omc_session_object *)object;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  PyObject *inputs, *in_grads, *out_grads, *result = NULL;
+  int retain = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|p", names, &inputs, &in_grads, &out_grads, &retain)) return NULL;
+  if (!self->session) {
+    PyErr_SetString(PyExc_RuntimeError, "this Session was not initialised");
+    return NULL;
+  }
+  const omc_graph *template = omc_session_template(self->session);
+  omc_type *types = NULL;
+  bool *grads = PyMem_Calloc((size_t)template->n_inputs + template->n_outputs + 1, sizeof *grads);
+  PyObject *tuple = PySequence_Tuple(inputs), *in_tuple = PySequence_Tuple(in_grads), *out_tuple = PySequence_Tuple(out_grads);
+  if (!grads || !tuple || !in_tuple || !out_tuple) goto done;
+  if (omc_bools_from_py(in_tuple, "in_grads", grads, template->n_inputs) < 0) goto done;
+  if (omc_bools_from_py(out_tuple, "out_grads", grads + template->n_inputs, template->n_outputs) < 0) goto done;
+  types = read_types(m, template, tuple);
+  if (!types) goto done;
+  omc_signature signature = {types, grads, grads + template->n_inputs, retain != 0};
+  omc_plan *plan = NULL;
+  omc_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = omc_session_plan(self->session, &signature, &plan);
+  Py_END_ALLOW_THREADS
+  result = status == OMC_OK ? omc_plan_object_new(m, object, plan, in_tuple, out_tuple) : omc_raise(m, status);
+done:
+  if (!grads) PyErr_NoMemory();
+  PyMem_Free(types);
+  PyMem_Free(grads);
+  Py_XDECREF(tuple);
+  Py_XDECREF(in_tuple);
+  Py_XDECREF(out_tuple);
+  return result;
+}
+
+static PyObject *session_stats(PyObject *object, PyObject *unused) {
+  (void)unused;
+  omc_session_object *self = (omc_session_object *)object;
+  if (!self->session) return PyDict_New();
+  omc_session_stats s = omc_session_get_stats(self->session);
+  return Py_BuildValue("{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits", s.plan_hits, "plans_evicted",
+                       s.plans_evicted, "bind_seconds", s.bind_seconds, "simplify_seconds", s.simplify_seconds,
+                       "differentiate_seconds", s.differentiate_seconds, "fuse_seconds", s.fuse_seconds, "plan_seconds",
+                       s.plan_seconds, "plans_cached", s.plans_cached, "runs_live", s.runs_live);
+}
+
+static PyObject *session_count(PyObject *object, void *which) {
+  omc_session_object *self = (omc_session_object *)object;
+  const omc_graph *g = self->session ? omc_session_template(self->session) : NULL;
+  uint32_t count = !g ? 0 : which ? g->n_outputs : g->n_inputs;
+  return PyLong_FromUnsignedLong(count);
+}
+
+static PyMethodDef session_methods[] = {
+    {"plan", (PyCFunction)(void (*)(void))session_plan, METH_VARARGS | METH_KEYWORDS,
+     "plan(inputs, in_grads, out_grads, retain=False) -> Plan for these inputs"},
+    {"stats", session_stats, METH_NOARGS, "stats() -> counts and seconds of planning"},
+    {NULL, NULL, 0, NULL}};
+
+static PyGetSetDef session_getset[] = {
+    {"n_inputs", session_count, NULL, "number of graph inputs", NULL},
+    {"n_outputs", session_count, NULL, "number of forward outputs", ""},
+    {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot session_slots[] = {{Py_tp_init, session_init},
+                                      {Py_tp_dealloc, session_dealloc},
+                                      {Py_tp_methods, session_methods},
+                                      {Py_tp_getset, session_getset},
+                                      {Py_tp_doc, "One template graph and its plans."},
+                                      {0, NULL}};
+
+PyType_Spec omc_session_spec = {"ortmodule_c._C.Session", sizeof(omc_session_object), 0, Py_TPFLAGS_DEFAULT, session_slots};

@@ -1,0 +1,159 @@
+/* torch tensors read and made through torch's DLPack exchange table. */
+#include "bind/bind.h"
+
+int omc_exchange_find(omc_module *m) {
+  PyObject *torch = PyImport_ImportModule("torch");
+  if (!torch) return -1;
+  m->torch = PyObject_GetAttrString(torch, "Tensor");
+  Py_DECREF(torch);
+  if (!m->torch) return -1;
+  PyObject *capsule = PyObject_GetAttrString(m->torch, "__dlpack_c_exchange_api__");
+  if (!capsule) {
+    PyErr_SetString(PyExc_ImportError, "ortmodule_c needs torch >= 2.11: torch.Tensor has no __dlpack_c_exchange_api__");
+    return -1;
+  }
+  const DLPackExchangeAPIHeader *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  Py_DECREF(capsule);
+  while (api && api->version.major != OMC_DL_MAJOR) api = api->prev_api;
+  if (!api) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ImportError, "this torch offers no DLPack exchange table of version 1");
+    return -1;
+  }
+  m->exchange = (const DLPackExchangeAPI *)(const void *)api;
+  return 0;
+}
+
+static bool is_dense(const DLTensor *t) {
+  int64_t expected = 1;
+  for (int32_t d = t->ndim - 1; d >= 0; d--) {
+    if (t->shape[d] == 0) return true;
+    if (t->shape[d] != 1 && t->strides && t->strides[d] != expected) return false;
+    expected *= t->shape[d];
+  }
+  return true;
+}
+
+int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data, omc_type *type) {
+  int is_tensor = PyObject_IsInstance(tensor, m->torch);
+  if (is_tensor <= 0) {
+    if (is_tensor == 0) PyErr_Format(PyExc_TypeError, "%s: expected a torch.Tensor, got %R", what, (PyObject *)Py_TYPE(tensor));
+    return -1;
+  }
+  DLTensor t;
+  if (m->exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) return -1;
+  if (t.device.device_type != OMC_DL_CPU) {
+    PyErr_Format(PyExc_ValueError, "%s: expected a CPU tensor, got DLPack device type %d", what, (int)t.device.device_type);
+    return -1;
+  }
+  if (t.ndim > OMC_MAX_RANK) {
+    PyErr_Format(PyExc_ValueError, "%s: rank %d is above the largest supported, %d", what, (int)t.ndim, OMC_MAX_RANK);
+    return -1;
+  }
+  if (t.dtype.lanes != 1 || !omc_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &type->dtype)) {
+    PyErr_Format(PyExc_TypeError, "%s: dtype with DLPack code %d of %d bits is not supported", what, (int)t.dtype.code,
+                 (int)t.dtype.bits);
+    return -1;
+  }
+  if (!is_dense(&t)) {
+    PyErr_Format(PyExc_ValueError, "%s: expected a contiguous tensor", what);
+    return -1;
+  }
+  memset(&type->shape, 0, sizeof type->shape);
+  type->shape.rank = t.ndim;
+  for (int32_t d = 0; d < t.ndim; d++) type->shape.dims[d] = t.shape[d];
+  *data = t.data ? (char *)t.data + t.byte_offset : NULL;
+  return 0;
+}
+
+/* What a tensor made here owns; the managed tensor is its first member's neighbour. */
+typedef struct owner {
+  DLManagedTensorVersioned managed;
+  int64_t shape[OMC_MAX_RANK], strides[OMC_MAX_RANK];
+  void (*free)(void *ctx, void *data, size_t bytes);
+  void *ctx, *data;
+  size_t bytes;
+} owner;
+
+static void owner_delete(DLManagedTensorVersioned *self) {
+  owner *o = self->manager_ctx;
+  if (o->free) o->free(o->ctx, o->data, o->bytes);
+  omc_free(omc_default_allocator(), o, 1, sizeof *o);
+}
+
+PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const omc_type *type,
+                          void (*release)(void *ctx, void *data, size_t bytes), void *ctx) {
+  owner *o = omc_alloc_zero(omc_default_allocator(), 1, sizeof *o);
+  if (!o) {
+    if (release) release(ctx, data, bytes);
+    return PyErr_NoMemory();
+  }
+  const omc_dtype_info *dtype = omc_dtype_get(type->dtype);
+  memcpy(o->shape, type->shape.dims, sizeof o->shape);
+  omc_shape_strides(&type->shape, o->strides);
+  o->free = release, o->ctx = ctx, o->data = data, o->bytes = bytes;
+  o->managed = (DLManagedTensorVersioned){
+      .version = {OMC_DL_MAJOR, 0},
+      .manager_ctx = o,
+      .deleter = owner_delete,
+      .dl_tensor = {.data = data,
+                    .device = {OMC_DL_CPU, 0},
+                    .ndim = type->shape.rank,
+                    .dtype = {dtype->dl_code, dtype->bits, 1},
+                    .shape = o->shape,
+                    .strides = o->strides}};
+  void *out = NULL;
+  if (m->exchange->managed_tensor_to_py_object_no_sync(&o->managed, &out) != 0) {
+    owner_delete(&o->managed);
+    return NULL;
+  }
+  return out;
+}
+
+static void provider_release(void *ctx, void *data, size_t bytes) {
+  const omc_provider *p = ctx;
+  p->free(p->ctx, data, bytes);
+}
+
+PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type, void **data) {
+  size_t bytes;
+  omc_status status = omc_type_bytes(type, &bytes);
+  if (status == OMC_OK && bytes == 0) bytes = 1;
+  if (status == OMC_OK) status = provider->alloc(provider->ctx, bytes, data);
+  if (status != OMC_OK) return omc_raise(m, status);
+  union { const omc_provider *in; void *out; } unconst = {.in = provider};
+  return omc_tensor_wrap(m, *data, bytes, type, provider_release, unconst.out);
+}
+
+PyObject *omc_tensor_view(const omc_module *m, void *data, const omc_type *type) {
+  return omc_tensor_wrap(m, data, 0, type, NULL, NULL);
+}
+
+PyObject *omc_type_to_py(const omc_type *type) {
+  PyObject *dims = PyTuple_New(type->shape.rank);
+  for (int32_t d = 0; dims && d < type->shape.rank; d++) {
+    PyObject *dim = PyLong_FromLongLong(type->shape.dims[d]);
+    if (!dim || PyTuple_SetItem(dims, d, dim) < 0) Py_CLEAR(dims);
+  }
+  return dims ? Py_BuildValue("(sN)", omc_dtype_get(type->dtype)->text, dims) : NULL;
+}
+
+int omc_type_from_py(PyObject *pair, omc_type *out) {
+  const char *dtype;
+  PyObject *dims;
+  memset(out, 0, sizeof *out);
+  if (!PyArg_ParseTuple(pair, "sO!", &dtype, &PyTuple_Type, &dims)) return -1;
+  Py_ssize_t rank = PyTuple_Size(dims);
+  if (!omc_dtype_from_text(dtype, strlen(dtype), &out->dtype) || rank > OMC_MAX_RANK) {
+    PyErr_Format(PyExc_ValueError, "not a type: %R", pair);
+    return -1;
+  }
+  out->shape.rank = (int32_t)rank;
+  for (Py_ssize_t d = 0; d < rank; d++) {
+    out->shape.dims[d] = PyLong_AsLongLong(PyTuple_GetItem(dims, d));
+    if (out->shape.dims[d] < 0) {
+      if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "negative dim in %R", pair);
+      return -1;
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,63 @@
+/* Tokens: tensors whose death frees a run. */
+#include "bind/bind.h"
+
+#include <pthread.h>
+
+typedef struct token {
+  int64_t id; /* the tensor's only element */
+  omc_run *run;
+  struct token *prev, *next;
+} token;
+
+static struct {
+  pthread_mutex_t lock;
+  int64_t last_id;
+  token *first;
+} live = {PTHREAD_MUTEX_INITIALIZER, 0, NULL};
+
+static void token_free(void *ctx, void *data, size_t bytes) {
+  (void)data, (void)bytes;
+  token *t = ctx;
+  pthread_mutex_lock(&live.lock);
+  if (t->prev) t->prev->next = t->next;
+  else live.first = t->next;
+  if (t->next) t->next->prev = t->prev;
+  pthread_mutex_unlock(&live.lock);
+  omc_run_destroy(t->run);
+  omc_free(omc_default_allocator(), t, 1, sizeof *t);
+}
+
+PyObject *omc_token_new(const omc_module *m, omc_run *run) {
+  token *t = omc_alloc_zero(omc_default_allocator(), 1, sizeof *t);
+  if (!t) {
+    omc_run_destroy(run);
+    return PyErr_NoMemory();
+  }
+  t->run = run;
+  pthread_mutex_lock(&live.lock);
+  t->id = ++live.last_id;
+  t->next = live.first;
+  if (t->next) t->next->prev = t;
+  live.first = t;
+  pthread_mutex_unlock(&live.lock);
+  const omc_type type = {.dtype = OMC_I64};
+  return omc_tensor_wrap(m, &t->id, sizeof t->id, &type, token_free, t);
+}
+
+omc_run *omc_token_run(const omc_module *m, PyObject *object) {
+  void *data;
+  omc_type type;
+  if (omc_tensor_read(m, object, "token", &data, &type) < 0) return NULL;
+  if (type.dtype != OMC_I64 || type.shape.rank != 0) {
+    PyErr_SetString(PyExc_TypeError, "token: expected the token of a forward");
+    return NULL;
+  }
+  int64_t id = *(const int64_t *)data;
+  pthread_mutex_lock(&live.lock);
+  token *t = live.first;
+  while (t && t->id != id) t = t->next;
+  omc_run *run = t ? t->run : NULL;
+  pthread_mutex_unlock(&live.lock);
+  if (!run) PyErr_Format(m->consumed_error, "the state of forward number %lld has been freed", (long long)id);
+  return run;
+}

@@ -1,0 +1,21 @@
+/* Conversion between stored elements of any dtype and the reals of a compute class. */
+#ifndef OMC_CPU_CONVERT_H
+#define OMC_CPU_CONVERT_H
+
+#include "cpu/kernel.h"
+
+/* n elements to n reals and back; the two do not overlap. Floats stored as integers are cut
+ * towards zero and clamped to int64 (NaN is 0); integers keep the low bits; a bool is "not zero";
+ * 16-bit floats are rounded to nearest even. */
+typedef struct omc_convert {
+  void (*load[OMC_N_DTYPE])(const void *elements, void *reals, int64_t n);
+  void (*store[OMC_N_DTYPE])(const void *reals, void *elements, int64_t n);
+  void (*spread)(void *reals, int64_t n); /* copies the first real over the n - 1 after it */
+  size_t size;                            /* bytes of a real */
+  omc_dtype dtype;                        /* whose elements are reals as they are */
+} omc_convert;
+
+/* For a class on this machine; NULL if the class is not compiled. */
+const omc_convert *omc_convert_pick(omc_class cls);
+
+#endif

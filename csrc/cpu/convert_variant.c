@@ -1,0 +1,129 @@
+#include "cpu/convert.h"
+
+#if !defined(OMC_CLASS_IS_BF16)
+
+typedef struct { uint16_t bits; } f16;
+typedef struct { uint16_t bits; } bf16;
+typedef struct { uint8_t is; } boolean;
+
+static inline uint32_t float_bits(float x) {
+  uint32_t u;
+  memcpy(&u, &x, sizeof u);
+  return u;
+}
+
+static inline float bits_float(uint32_t u) {
+  float x;
+  memcpy(&x, &u, sizeof x);
+  return x;
+}
+
+/* The smallest halves are made by multiplying: as bit patterns they would be denormal floats. */
+static inline float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, rest = h & 1023u;
+  const float least = (float)rest * 0x1p-24f;
+  const uint32_t magnitude = exponent == 0    ? float_bits(least)
+                             : exponent == 31 ? 0x7f800000u | rest << 13
+                                              : (exponent + 112) << 23 | rest << 13;
+  return bits_float(sign | magnitude);
+#endif
+}
+
+static inline uint16_t float_to_half(float x) {
+#if defined(__F16C__)
+  return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const uint32_t u = float_bits(x) & 0x7fffffffu, sign = float_bits(x) >> 16 & 0x8000u;
+  const float steps = bits_float(u) * 0x1p24f + 0x1p23f; /* rounds to units of the least half */
+  const uint32_t least = float_bits(steps) - float_bits(0x1p23f);
+  const uint32_t normal = (u + 0xfffu + (u >> 13 & 1u) - 0x38000000u) >> 13;
+  const uint32_t magnitude = u > 0x7f800000u    ? 0x7e00u
+                             : u >= 0x47800000u ? 0x7c00u
+                             : u < 0x38800000u  ? least
+                                                : normal;
+  return (uint16_t)(sign | magnitude);
+#endif
+}
+
+static inline float bfloat_to_float(uint16_t b) { return bits_float((uint32_t)b << 16); }
+
+static inline uint16_t float_to_bfloat(float x) {
+  const uint32_t u = float_bits(x);
+  return (uint16_t)((x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+#if OMC_IS_FLOAT
+static inline int64_t to_int(real x) {
+  const real limit = (real)0x1p63;
+  return x >= limit ? INT64_MAX : x < -limit ? INT64_MIN : x != x ? 0 : (int64_t)x;
+}
+#else
+static inline int64_t to_int(real x) { return x; }
+#endif
+
+/* CONVERSION(dtype, storage, element as real, real as element) of `e` and `x`. */
+#define CONVERSIONS                                                            \
+  CONVERSION(F32, float, (real)e, (float)x)                                    \
+  CONVERSION(F64, double, (real)e, (double)x)                                  \
+  CONVERSION(F16, f16, (real)half_to_float(e.bits), ((f16){float_to_half((float)x)}))      \
+  CONVERSION(BF16, bf16, (real)bfloat_to_float(e.bits), ((bf16){float_to_bfloat((float)x)})) \
+  CONVERSION(I64, int64_t, (real)e, to_int(x))                                 \
+  CONVERSION(I32, int32_t, (real)e, (int32_t)to_int(x))                        \
+  CONVERSION(I16, int16_t, (real)e, (int16_t)to_int(x))                        \
+  CONVERSION(I8, int8_t, (real)e, (int8_t)to_int(x))                           \
+  CONVERSION(U8, uint8_t, (real)e, (uint8_t)to_int(x))                         \
+  CONVERSION(BOOL, boolean, (real)(e.is != 0), ((boolean){x != 0}))
+
+#define CONVERSION(name, type, as_real, as_element)                              \
+  static void load_##name(const void *elements, void *reals, int64_t n) {        \
+    const type *restrict from = elements;                                        \
+    real *restrict to = reals;                                                   \
+    for (int64_t i = 0; i < n; i++) {                                            \
+      const type e = from[i];                                                    \
+      to[i] = as_real;                                                           \
+    }                                                                            \
+  }                                                                              \
+  static void store_##name(const void *reals, void *elements, int64_t n) {       \
+    const real *restrict from = reals;                                           \
+    type *restrict to = elements;                                                \
+    for (int64_t i = 0; i < n; i++) {                                            \
+      const real x = from[i];                                                    \
+      to[i] = as_element;                                                        \
+    }                                                                            \
+  }
+CONVERSIONS
+#undef CONVERSION
+
+static void spread(void *reals, int64_t n) {
+  real *to = reals;
+  const real x = to[0];
+  for (int64_t i = 1; i < n; i++) to[i] = x;
+}
+
+extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
+const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT) = {
+    .load = {
+#define CONVERSION(name, type, as_real, as_element) [OMC_##name] = load_##name,
+        CONVERSIONS
+#undef CONVERSION
+    },
+    .store = {
+#define CONVERSION(name, type, as_real, as_element) [OMC_##name] = store_##name,
+        CONVERSIONS
+#undef CONVERSION
+    },
+    .spread = spread,
+    .size = sizeof(real),
+#if defined(OMC_CLASS_IS_F32)
+    .dtype = OMC_F32,
+#elif defined(OMC_CLASS_IS_F64)
+    .dtype = OMC_F64,
+#else
+    .dtype = OMC_I64,
+#endif
+};
+
+#endif

@@ -1,0 +1,285 @@
+#include "cpu/gemm.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/env.h"
+#include "cpu/gemm_kernel.h"
+#include "cpu/parallel.h"
+#include "cpu/torch_shims.h"
+
+typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
+
+#define DECLARE(variant) void omc_gemm_serial_##variant(const omc_gemm_args *, void *);
+DECLARE(f32_base)
+DECLARE(f64_base)
+#if defined(__x86_64__)
+DECLARE(f32_avx2)
+DECLARE(f32_avx512)
+#endif
+
+static const serial_fn serial_fns[OMC_N_CLASS][OMC_N_ISA] = {
+    [OMC_CLASS_F32][OMC_ISA_BASE] = omc_gemm_serial_f32_base,
+    [OMC_CLASS_F64][OMC_ISA_BASE] = omc_gemm_serial_f64_base,
+#if defined(__x86_64__)
+    [OMC_CLASS_F32][OMC_ISA_AVX2] = omc_gemm_serial_f32_avx2,
+    [OMC_CLASS_F32][OMC_ISA_AVX512] = omc_gemm_serial_f32_avx512,
+#endif
+};
+
+static serial_fn serial_for(omc_dtype dtype) {
+  const serial_fn *row = serial_fns[dtype == OMC_F64 ? OMC_CLASS_F64 : OMC_CLASS_F32];
+  int isa = omc_cpu_isa();
+  while (!row[isa]) isa--;
+  return row[isa];
+}
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Bytes of one thread's packed blocks of A and B. */
+static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
+  const size_t kb = (size_t)min64(k, OMC_GEMM_KC);
+  const size_t a = omc_round_up((size_t)min64(m, OMC_GEMM_MC) * kb, 64);
+  const size_t b = omc_round_up((size_t)min64(n, OMC_GEMM_NC), OMC_GEMM_MAX_NR) * kb;
+  return omc_round_up((a + b) * omc_dtype_size(dtype), 64);
+}
+
+size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads) {
+  return thread_bytes(dtype, m, n, k) * (size_t)threads;
+}
+
+void omc_gemm_serial(omc_dtype dtype, const omc_gemm_args *g, void *workspace) {
+  serial_for(dtype)(g, workspace);
+}
+
+/* ---- own, on several threads: C is cut into a grid of rectangles ---- */
+
+typedef struct grid {
+  const omc_gemm_args *g;
+  omc_dtype dtype;
+  serial_fn serial;
+  int64_t rows, cols; /* of the grid */
+  char *workspace;
+  size_t thread_bytes;
+} grid;
+
+enum { COLUMN_UNIT = 16, THREAD_GRAIN = 1 << 17 /* multiply-adds that repay waking a thread */ };
+
+static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
+  const grid *p = ctx;
+  const omc_gemm_args *g = p->g;
+  const int64_t size = (int64_t)omc_dtype_size(p->dtype);
+  const int64_t units = omc_ceil_div(g->n, COLUMN_UNIT);
+  for (int64_t u = begin; u < end; u++) {
+    const int64_t i0 = omc_cut(g->m, p->rows, u / p->cols), i1 = omc_cut(g->m, p->rows, u / p->cols + 1);
+    const int64_t j0 = omc_cut(units, p->cols, u % p->cols) * COLUMN_UNIT;
+    const int64_t j1 = min64(omc_cut(units, p->cols, u % p->cols + 1) * COLUMN_UNIT, g->n);
+    omc_gemm_args part = *g;
+    part.m = i1 - i0;
+    part.n = j1 - j0;
+    part.a.data = (char *)g->a.data + i0 * g->a.rs * size;
+    part.b.data = (char *)g->b.data + j0 * g->b.cs * size;
+    part.c.data = (char *)g->c.data + (i0 * g->c.rs + j0) * size;
+    if (g->bias) part.bias = (const char *)g->bias + j0 * size;
+    if (g->row_bias) part.row_bias = (const char *)g->row_bias + i0 * size;
+    p->serial(&part, p->workspace + (size_t)thread * p->thread_bytes);
+  }
+}
+
+/* The grid of at most `threads` rectangles whose largest has least arithmetic and packing. */
+static void choose_grid(const omc_gemm_args *g, int64_t threads, grid *out) {
+  const int64_t pack_cost = 16; /* of an element, in multiply-adds */
+  const int64_t units = omc_ceil_div(g->n, COLUMN_UNIT);
+  int64_t best = INT64_MAX;
+  for (int64_t rows = 1; rows <= min64(threads, g->m); rows++) {
+    const int64_t cols = min64(threads / rows, units);
+    const int64_t m = omc_ceil_div(g->m, rows), n = omc_ceil_div(units, cols) * COLUMN_UNIT;
+    const int64_t cost = m * n + pack_cost * (m + n);
+    if (cost >= best) continue;
+    best = cost;
+    out->rows = rows;
+    out->cols = cols;
+  }
+}
+
+static void gemm_own(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+  const int64_t work = g->m * g->n * (g->k ? g->k : 1) / THREAD_GRAIN + 1;
+  grid p = {.g = g, .dtype = dtype, .serial = serial_for(dtype), .workspace = workspace,
+            .thread_bytes = thread_bytes(dtype, g->m, g->n, g->k)};
+  choose_grid(g, min64(threads, work), &p);
+  omc_parallel_for(p.rows * p.cols, 1, threads, run_rectangles, &p);
+}
+
+/* ---- torch's BLAS ---- */
+
+/* C = A B in rows is C' = B' A' in columns: each operand must be dense in one direction. */
+typedef struct blas_operand {
+  char trans;
+  int32_t ld;
+} blas_operand;
+
+static bool blas_describe(const omc_matrix *x, int64_t rows, int64_t cols, blas_operand *out) {
+  const bool by_rows = x->cs == 1 && x->rs >= cols, by_cols = x->rs == 1 && x->cs >= rows;
+  const int64_t ld = by_rows ? x->rs : x->cs;
+  if ((!by_rows && !by_cols) || rows > INT32_MAX || cols > INT32_MAX || ld > INT32_MAX || ld < 1)
+    return false;
+  *out = (blas_operand){by_rows ? 'N' : 'T', (int32_t)ld};
+  return true;
+}
+
+static bool blas_fits(omc_dtype dtype, const omc_gemm_args *g) {
+  const omc_torch_shims *torch = omc_torch_shims_get();
+  blas_operand a, b, c;
+  return (dtype == OMC_F64 ? torch->dgemm != NULL : torch->sgemm != NULL) &&
+         blas_describe(&g->a, g->m, g->k, &a) && blas_describe(&g->b, g->k, g->n, &b) &&
+         blas_describe(&g->c, g->m, g->n, &c) && c.trans == 'N';
+}
+
+typedef struct bias_pass {
+  const omc_gemm_args *g;
+  omc_dtype dtype;
+} bias_pass;
+
+#define ADD_BIAS(type)                                                             \
+  for (int64_t i = begin; i < end; i++) {                                          \
+    type *c = (type *)g->c.data + i * g->c.rs;                                     \
+    const type *bias = g->bias;                                                    \
+    const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0;             \
+    if (bias)                                                                      \
+      for (int64_t j = 0; j < g->n; j++) c[j] += bias[j] + row;                    \
+    else                                                                           \
+      for (int64_t j = 0; j < g->n; j++) c[j] += row;                              \
+  }
+
+static void add_bias(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const bias_pass *p = ctx;
+  const omc_gemm_args *g = p->g;
+  if (p->dtype == OMC_F64) {
+    ADD_BIAS(double)
+  } else {
+    ADD_BIAS(float)
+  }
+}
+
+static void gemm_torch(omc_dtype dtype, const omc_gemm_args *g, int threads) {
+  const omc_torch_shims *torch = omc_torch_shims_get();
+  blas_operand a, b;
+  if (!blas_describe(&g->a, g->m, g->k, &a) || !blas_describe(&g->b, g->k, g->n, &b)) return;
+  const int32_t m = (int32_t)g->m, n = (int32_t)g->n, k = (int32_t)g->k, ldc = (int32_t)g->c.rs;
+  const int before = torch->set_num_threads_local ? torch->set_num_threads_local(threads) : 0;
+  if (dtype == OMC_F64) {
+    torch->dgemm(&b.trans, &a.trans, &n, &m, &k, &g->alpha, g->b.data, &b.ld, g->a.data, &a.ld,
+                 &g->beta, g->c.data, &ldc);
+  } else {
+    const float alpha = (float)g->alpha, beta = (float)g->beta;
+    torch->sgemm(&b.trans, &a.trans, &n, &m, &k, &alpha, g->b.data, &b.ld, g->a.data, &a.ld,
+                 &beta, g->c.data, &ldc);
+  }
+  if (torch->set_num_threads_local) torch->set_num_threads_local(before);
+  bias_pass pass = {g, dtype};
+  const int64_t grain = THREAD_GRAIN / g->n + 1;
+  if (g->bias || g->row_bias) omc_parallel_for(g->m, grain, threads, add_bias, &pass);
+}
+
+/* ---- the choice ---- */
+
+typedef struct choice_key {
+  int64_t m, n, k;
+  int32_t dtype, threads, isa, a_by_rows, b_by_rows, has_bias;
+} choice_key;
+
+/* Filled once each, never removed: readers need no lock. */
+typedef struct choice {
+  atomic_int state; /* 0: empty; else 1 + the implementation */
+  choice_key key;
+} choice;
+
+typedef enum { OWN, TORCH } implementation;
+enum { N_CHOICES = 1024, REPEATS = 3, MEASURE_FROM = 25000000 /* multiply-adds */ };
+
+static choice choices[N_CHOICES];
+static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t hash_key(const choice_key *key) {
+  uint64_t words[sizeof *key / sizeof(uint64_t)], h = 0;
+  memcpy(words, key, sizeof words);
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    h = (h ^ words[i]) * 0x9E3779B97F4A7C15u, h ^= h >> 32;
+  return h;
+}
+
+/* The key's entry, or the empty one it would take; NULL if the table is full. */
+static choice *find_choice(const choice_key *key) {
+  const uint64_t h = hash_key(key);
+  for (uint64_t i = 0; i < N_CHOICES; i++) {
+    choice *c = &choices[(h + i) % N_CHOICES];
+    if (!atomic_load_explicit(&c->state, memory_order_acquire)) return c;
+    if (!memcmp(&c->key, key, sizeof *key)) return c;
+  }
+  return NULL;
+}
+
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void run(implementation impl, omc_dtype dtype, const omc_gemm_args *g, int threads,
+                void *workspace) {
+  if (impl == TORCH) gemm_torch(dtype, g, threads);
+  else gemm_own(dtype, g, threads, workspace);
+}
+
+/* By the least time of a few runs each, alternating. Ours is kept unless clearly slower, so that
+ * noise does not change results from process to process. */
+static implementation measure(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+  double best[2] = {1e30, 1e30};
+  for (int repeat = 0; repeat < REPEATS; repeat++) {
+    for (implementation impl = OWN; impl <= TORCH; impl++) {
+      const double start = seconds();
+      run(impl, dtype, g, threads, workspace);
+      const double time = seconds() - start;
+      if (time < best[impl]) best[impl] = time;
+    }
+  }
+  return best[TORCH] < 0.95 * best[OWN] ? TORCH : OWN;
+}
+
+/* A product that adds to C cannot be repeated, so it is never measured and always ours. */
+static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+  const char *forced = omc_env_get()->gemm;
+  const bool own = forced && !strcmp(forced, "own"), torch = forced && !strcmp(forced, "torch");
+  const int64_t from = torch ? 1 : MEASURE_FROM;
+  if (own || g->beta != 0 || g->m * g->n * g->k < from || !blas_fits(dtype, g)) return OWN;
+  if (torch) return TORCH;
+  choice_key key;
+  memset(&key, 0, sizeof key);
+  key.m = g->m, key.n = g->n, key.k = g->k;
+  key.dtype = (int32_t)dtype, key.threads = threads, key.isa = (int32_t)omc_cpu_isa();
+  key.a_by_rows = g->a.cs == 1, key.b_by_rows = g->b.cs == 1;
+  key.has_bias = g->bias || g->row_bias;
+  choice *c = find_choice(&key);
+  if (!c) return OWN;
+  int state = atomic_load_explicit(&c->state, memory_order_acquire);
+  if (!state) {
+    pthread_mutex_lock(&measuring);
+    c = find_choice(&key);
+    state = c ? atomic_load_explicit(&c->state, memory_order_relaxed) : 1 + OWN;
+    if (!state) {
+      c->key = key;
+      state = 1 + (int)measure(dtype, g, threads, workspace);
+      atomic_store_explicit(&c->state, state, memory_order_release);
+    }
+    pthread_mutex_unlock(&measuring);
+  }
+  return (implementation)(state - 1);
+}
+
+void omc_gemm(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+  if (g->m == 0 || g->n == 0) return;
+  run(choose(dtype, g, threads, workspace), dtype, g, threads, workspace);
+}

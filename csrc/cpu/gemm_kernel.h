@@ -1,0 +1,70 @@
+/* The serial part of GEMM, compiled per variant: packing, micro-kernels and the block product.
+ *
+ * Packed layouts. A block of m rows is cut into omc_gemm_panels(m) panels of nearly equal height
+ * h; panel after panel, k columns of h elements each: no padding, whatever m is. A block of n
+ * columns is cut into panels of OMC_NR columns; panel after panel, k rows of OMC_NR elements
+ * each, the last panel padded with zeros. Every element of C sums its products in order of k by
+ * one FMA chain per K block, so results do not depend on how the work is cut. */
+#ifndef OMC_CPU_GEMM_KERNEL_H
+#define OMC_CPU_GEMM_KERNEL_H
+
+#include "base/alloc.h"
+#include "cpu/gemm.h"
+#include "cpu/kernel.h"
+
+/* Blocks of M and K keep packed A within L2, of N and K packed B within a core's share of L3. */
+#define OMC_GEMM_MC 336
+#define OMC_GEMM_KC 384
+#define OMC_GEMM_NC 1024
+#define OMC_GEMM_MAX_NR 32 /* of any variant */
+
+/* Part i of n cut into `parts` nearly equal parts starts here. */
+static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * i / parts; }
+static inline int64_t omc_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+#define OMC_NV 2 /* vectors across a tile of C */
+#define OMC_NR (OMC_NV * OMC_VL)
+
+/* Rows of a tile: as many as leave registers for a row of B and one element of A. */
+#if OMC_VL * OMC_NV == 32
+#define OMC_MR 14
+#define OMC_GEMM_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#elif OMC_VL * OMC_NV == 16
+#define OMC_MR 6
+#define OMC_GEMM_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#else
+#define OMC_MR 4
+#define OMC_GEMM_ROWS(X) X(1) X(2) X(3) X(4)
+#endif
+
+static inline int64_t omc_gemm_panels(int64_t m) { return omc_ceil_div(m, OMC_MR); }
+
+/* One K block of C = alpha * A B + beta * C + bias with both operands packed, or B in place. */
+typedef struct omc_gemm_block {
+  int64_t m, n, k;
+  const real *a;        /* packed */
+  const real *b;        /* packed */
+  const real *b_rows;   /* whole panels are read here instead if not NULL: row-major B */
+  int64_t b_rs;         /* its row stride */
+  real *c;
+  int64_t c_rs;
+  real alpha, beta;     /* beta 0: C is not read */
+  const real *bias;     /* n or NULL */
+  const real *row_bias; /* m or NULL */
+} omc_gemm_block;
+
+#define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_VARIANT)
+
+void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
+void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out);
+void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out);
+
+/* out[x * width + i] = src[i * stride + x] for `lines` lines i of k elements each. */
+void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, int64_t k,
+                               int64_t width, real *out);
+
+#endif
+
+#endif

@@ -1,0 +1,219 @@
+#include "cpu/gemm_kernel.h"
+
+#if OMC_IS_FLOAT
+
+/* ---- micro-kernels ---- */
+
+typedef struct tile {
+  int64_t k;
+  const real *a;
+  const real *b;
+  int64_t b_rs;
+  real *c;
+  int64_t c_rs;
+  real alpha, beta;
+  const real *bias;
+  const real *row_bias;
+} tile;
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+/* A tile of `rows` x nv vectors; both are constants where this is inlined. */
+OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
+  vreal acc[OMC_MR][OMC_NV];
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vset(0);
+  UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(t->c + r * t->c_rs, 1);
+
+  const real *a = t->a, *b = t->b;
+  const int64_t b_rs = t->b_rs;
+  for (int64_t k = t->k; k > 0; k--) {
+    vreal row[OMC_NV];
+    UNROLL for (int v = 0; v < nv; v++) row[v] = vldr(b + v * OMC_VL);
+    UNROLL for (int r = 0; r < rows; r++) {
+      const vreal x = vset(a[r]);
+      UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(x, row[v], acc[r][v]);
+    }
+    a += rows;
+    b += b_rs;
+  }
+
+  real *c = t->c;
+  const int64_t c_rs = t->c_rs;
+  if (t->alpha != 1) {
+    const vreal alpha = vset(t->alpha);
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int v = 0; v < nv; v++) acc[r][v] *= alpha;
+  }
+  if (t->beta == 1) {
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int v = 0; v < nv; v++) acc[r][v] += vldr(c + r * c_rs + v * OMC_VL);
+  } else if (t->beta != 0) {
+    const vreal beta = vset(t->beta);
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]);
+  }
+  if (t->bias) {
+    UNROLL for (int v = 0; v < nv; v++) {
+      const vreal bias = vldr(t->bias + v * OMC_VL);
+      UNROLL for (int r = 0; r < rows; r++) acc[r][v] += bias;
+    }
+  }
+  if (t->row_bias) {
+    UNROLL for (int r = 0; r < rows; r++) {
+      const vreal bias = vset(t->row_bias[r]);
+      UNROLL for (int v = 0; v < nv; v++) acc[r][v] += bias;
+    }
+  }
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int v = 0; v < nv; v++) vstr(c + r * c_rs + v * OMC_VL, acc[r][v]);
+}
+
+typedef void (*tile_fn)(const tile *t);
+
+#define DEFINE_TILES(rows)                                                 \
+  static void tile_##rows##_1(const tile *t) { tile_product(rows, 1, t); } \
+  static void tile_##rows##_2(const tile *t) { tile_product(rows, 2, t); }
+OMC_GEMM_ROWS(DEFINE_TILES)
+
+#define TILE_ROW(rows) {tile_##rows##_1, tile_##rows##_2},
+static const tile_fn tiles[OMC_MR][OMC_NV] = {OMC_GEMM_ROWS(TILE_ROW)};
+
+/* A tile whose n columns do not fill its vectors goes through a local copy of its part of C. */
+static void tile_edge(tile_fn fn, const tile *t, int64_t rows, int64_t n) {
+  real c[OMC_MR * OMC_NR], bias[OMC_NR];
+  const size_t bytes = (size_t)n * sizeof(real);
+  tile local = *t;
+  local.c = c;
+  local.c_rs = OMC_NR;
+  memset(c, 0, sizeof c);
+  if (t->beta != 0)
+    for (int64_t r = 0; r < rows; r++) memcpy(c + r * OMC_NR, t->c + r * t->c_rs, bytes);
+  if (t->bias) {
+    memset(bias, 0, sizeof bias);
+    memcpy(bias, t->bias, bytes);
+    local.bias = bias;
+  }
+  fn(&local);
+  for (int64_t r = 0; r < rows; r++) memcpy(t->c + r * t->c_rs, c + r * OMC_NR, bytes);
+}
+
+void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
+  const int64_t panels = omc_gemm_panels(g->m);
+  for (int64_t j = 0; j < g->n; j += OMC_NR) {
+    const int64_t n = g->n - j < OMC_NR ? g->n - j : OMC_NR;
+    const bool in_place = g->b_rows && n == OMC_NR;
+    const int64_t nv = omc_ceil_div(n, OMC_VL);
+    tile t = {.k = g->k,
+              .b = in_place ? g->b_rows + j : g->b + j * g->k,
+              .b_rs = in_place ? g->b_rs : OMC_NR,
+              .c_rs = g->c_rs,
+              .alpha = g->alpha,
+              .beta = g->beta,
+              .bias = g->bias ? g->bias + j : NULL};
+    for (int64_t p = 0; p < panels; p++) {
+      const int64_t i = omc_cut(g->m, panels, p), rows = omc_cut(g->m, panels, p + 1) - i;
+      const tile_fn fn = tiles[rows - 1][nv - 1];
+      t.a = g->a + i * g->k;
+      t.c = g->c + i * g->c_rs + j;
+      t.row_bias = g->row_bias ? g->row_bias + i : NULL;
+      if (n == nv * OMC_VL) fn(&t);
+      else tile_edge(fn, &t, rows, n);
+    }
+  }
+}
+
+/* ---- packing ---- */
+
+void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, int64_t k,
+                               int64_t width, real *out) {
+  enum { STEP = 16 }; /* a cache line of each at a time */
+  for (int64_t k0 = 0; k0 < k; k0 += STEP) {
+    const int64_t n = k - k0 < STEP ? k - k0 : STEP;
+    for (int64_t i = 0; i < lines; i++) {
+      const real *from = src + i * stride + k0;
+      real *to = out + k0 * width + i;
+      if (n == STEP) {
+        UNROLL for (int64_t x = 0; x < STEP; x++) to[x * width] = from[x];
+      } else {
+        for (int64_t x = 0; x < n; x++) to[x * width] = from[x];
+      }
+    }
+  }
+}
+
+static void pack_strided(const real *src, int64_t line_stride, int64_t k_stride, int64_t lines,
+                         int64_t k, int64_t width, real *out) {
+  for (int64_t x = 0; x < k; x++)
+    for (int64_t i = 0; i < lines; i++) out[x * width + i] = src[i * line_stride + x * k_stride];
+}
+
+void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out) {
+  const int64_t panels = omc_gemm_panels(m);
+  for (int64_t p = 0; p < panels; p++) {
+    const int64_t i = omc_cut(m, panels, p), rows = omc_cut(m, panels, p + 1) - i;
+    const real *src = (const real *)a->data + i * a->rs;
+    if (a->cs == 1) OMC_GEMM_NAME(pack_lines)(src, a->rs, rows, k, rows, out);
+    else pack_strided(src, a->rs, a->cs, rows, k, rows, out);
+    out += rows * k;
+  }
+}
+
+void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out) {
+  for (int64_t j = 0; j < n; j += OMC_NR, out += OMC_NR * k) {
+    const int64_t cols = n - j < OMC_NR ? n - j : OMC_NR;
+    const real *src = (const real *)b->data + j * b->cs;
+    if (cols < OMC_NR) memset(out, 0, (size_t)(OMC_NR * k) * sizeof(real));
+    if (b->cs == 1 && cols == OMC_NR) {
+      for (int64_t x = 0; x < k; x++)
+        UNROLL for (int64_t v = 0; v < OMC_NR; v += OMC_VL)
+          vstr(out + x * OMC_NR + v, vldr(src + x * b->rs + v));
+    } else if (b->rs == 1) {
+      OMC_GEMM_NAME(pack_lines)(src, b->cs, cols, k, OMC_NR, out);
+    } else {
+      pack_strided(src, b->cs, b->rs, cols, k, OMC_NR, out);
+    }
+  }
+}
+
+/* ---- a whole product on one thread ---- */
+
+/* Packing B pays off from this many rows on, if its rows are contiguous. */
+#define PACK_ROWS (4 * OMC_MR)
+
+void OMC_GEMM_NAME(serial)(const omc_gemm_args *, void *);
+void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
+  const int64_t m = g->m, n = g->n, k = g->k;
+  const int64_t m_blocks = omc_ceil_div(m, OMC_GEMM_MC);
+  const int64_t k_blocks = k ? omc_ceil_div(k, OMC_GEMM_KC) : 1;
+  const bool in_place = g->b.cs == 1 && m <= PACK_ROWS;
+  real *const packed_a = workspace;
+  real *const packed_b = packed_a + omc_round_up((size_t)((m < OMC_GEMM_MC ? m : OMC_GEMM_MC) *
+                                                          (k < OMC_GEMM_KC ? k : OMC_GEMM_KC)), 64);
+  for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
+    const int64_t nb = n - j < OMC_GEMM_NC ? n - j : OMC_GEMM_NC;
+    for (int64_t kb = 0; kb < k_blocks; kb++) {
+      const int64_t k0 = omc_cut(k, k_blocks, kb), kn = omc_cut(k, k_blocks, kb + 1) - k0;
+      const bool first = kb == 0, last = kb == k_blocks - 1;
+      real *const b0 = (real *)g->b.data + k0 * g->b.rs + j * g->b.cs;
+      const int64_t whole = in_place ? nb - nb % OMC_NR : 0;
+      const omc_matrix rest = {b0 + whole * g->b.cs, g->b.rs, g->b.cs};
+      OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * kn);
+      for (int64_t ib = 0; ib < m_blocks; ib++) {
+        const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
+        const omc_matrix a = {(real *)g->a.data + i * g->a.rs + k0 * g->a.cs, g->a.rs, g->a.cs};
+        OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
+        const omc_gemm_block block = {
+            .m = mb, .n = nb, .k = kn,
+            .a = packed_a, .b = packed_b, .b_rows = in_place ? b0 : NULL, .b_rs = g->b.rs,
+            .c = (real *)g->c.data + i * g->c.rs + j, .c_rs = g->c.rs,
+            .alpha = (real)g->alpha, .beta = first ? (real)g->beta : 1,
+            .bias = last && g->bias ? (const real *)g->bias + j : NULL,
+            .row_bias = last && g->row_bias ? (const real *)g->row_bias + i : NULL};
+        OMC_GEMM_NAME(multiply)(&block);
+      }
+    }
+  }
+}
+
+#endif

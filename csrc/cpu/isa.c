@@ -1,0 +1,64 @@
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/env.h"
+#include "cpu/kernel.h"
+
+static omc_isa machine_isa(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return OMC_ISA_BASE;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return OMC_ISA_AVX512;
+  return OMC_ISA_AVX2;
+#else
+  return OMC_ISA_BASE;
+#endif
+}
+
+static omc_isa best_isa(void) {
+  static const char *const names[OMC_N_ISA] = {"base", "avx2", "avx512"};
+  const omc_isa machine = machine_isa();
+  const char *limit = omc_env_get()->isa;
+  for (int i = 0; limit && i < (int)machine; i++)
+    if (strcmp(limit, names[i]) == 0) return (omc_isa)i;
+  return machine;
+}
+
+static _Atomic int bound = OMC_N_ISA;
+
+omc_isa omc_cpu_isa(void) {
+  static _Atomic int best = OMC_N_ISA; /* not asked for yet */
+  int isa = atomic_load_explicit(&best, memory_order_relaxed);
+  if (isa == OMC_N_ISA) {
+    isa = (int)best_isa();
+    atomic_store_explicit(&best, isa, memory_order_relaxed);
+  }
+  const int limit = atomic_load_explicit(&bound, memory_order_relaxed);
+  return (omc_isa)(limit < isa ? limit : isa);
+}
+
+void omc_cpu_set_isa(omc_isa isa) {
+  atomic_store_explicit(&bound, (int)isa, memory_order_relaxed);
+}
+
+static omc_class dtype_class(omc_dtype dtype) {
+  switch (dtype) {
+    case OMC_F32: return OMC_CLASS_F32;
+    case OMC_F64: return OMC_CLASS_F64;
+    case OMC_BF16: return OMC_CLASS_BF16;
+    case OMC_I64: return OMC_CLASS_I64;
+    default: return OMC_N_CLASS;
+  }
+}
+
+omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype) {
+  if (k->any) return k->any;
+  const omc_class class = dtype_class(dtype);
+  if (class == OMC_N_CLASS) return NULL;
+  omc_kernel best = NULL;
+  for (int isa = 0; isa <= (int)omc_cpu_isa(); isa++)
+    if (k->fn[class][isa]) best = k->fn[class][isa];
+  return best;
+}

@@ -1,0 +1,210 @@
+#include "cpu/strided.h"
+
+#include <string.h>
+
+#include "cpu/parallel.h"
+
+#define GRAIN_BYTES 32768           /* least work of a thread */
+#define TILE 32                     /* elements on a side of a transposed tile */
+
+/* ---- copies of rows and tiles, by element size ---- */
+
+typedef uint8_t u8 __attribute__((may_alias));
+typedef uint16_t u16 __attribute__((may_alias));
+typedef uint32_t u32 __attribute__((may_alias));
+typedef uint64_t u64 __attribute__((may_alias));
+
+/* n elements, ds and ss elements apart; `run` takes both to be 1, `repeat` takes ss to be 0. */
+typedef void (*row_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n);
+
+/* dst[i * ds + k] = src[i + k * ss] for i < rows, k < cols. */
+typedef void (*tile_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,
+                        int64_t cols);
+
+typedef struct mover {
+  row_fn run, repeat, strided;
+  tile_fn tile;
+} mover;
+
+#define MOVER(T)                                                                               \
+  static void run_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {         \
+    (void)ds, (void)ss;                                                                        \
+    memcpy(dst, src, (size_t)n * sizeof(T));                                                   \
+  }                                                                                            \
+  static void repeat_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {      \
+    (void)ds, (void)ss;                                                                        \
+    const T x = *(const T *)src;                                                               \
+    for (int64_t k = 0; k < n; k++) ((T *)dst)[k] = x;                                         \
+  }                                                                                            \
+  static void strided_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {     \
+    for (int64_t k = 0; k < n; k++) ((T *)dst)[k * ds] = ((const T *)src)[k * ss];             \
+  }                                                                                            \
+  static void tile_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,       \
+                       int64_t cols) {                                                         \
+    int64_t k = 0;                                                                             \
+    for (; k + 4 <= cols; k += 4) {                                                            \
+      const T *s0 = (const T *)src + k * ss, *s1 = s0 + ss, *s2 = s1 + ss, *s3 = s2 + ss;      \
+      T *d = (T *)dst + k;                                                                     \
+      for (int64_t i = 0; i < rows; i++, d += ds)                                              \
+        d[0] = s0[i], d[1] = s1[i], d[2] = s2[i], d[3] = s3[i];                                \
+    }                                                                                          \
+    for (; k < cols; k++)                                                                      \
+      for (int64_t i = 0; i < rows; i++) ((T *)dst)[i * ds + k] = ((const T *)src)[i + k * ss]; \
+  }
+MOVER(u8)
+MOVER(u16)
+MOVER(u32)
+MOVER(u64)
+
+#define MOVER_ROW(T) {run_##T, repeat_##T, strided_##T, tile_##T}
+static const mover movers[] = {MOVER_ROW(u8), MOVER_ROW(u16), MOVER_ROW(u32), MOVER_ROW(u64)};
+
+static const mover *mover_of(size_t size) { return &movers[__builtin_ctzll(size)]; }
+
+/* ---- preparing ---- */
+
+/* Drops dims of 1 and joins neighbours that both sides step through evenly. */
+static void collapse(omc_strided *c) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < c->rank; i++) {
+    if (c->dims[i] == 1) continue;
+    if (n > 0 && c->src[n - 1] == c->src[i] * c->dims[i] &&
+        c->dst[n - 1] == c->dst[i] * c->dims[i]) {
+      n--;
+      c->dims[n] *= c->dims[i];
+    } else {
+      c->dims[n] = c->dims[i];
+    }
+    c->src[n] = c->src[i];
+    c->dst[n] = c->dst[i];
+    n++;
+  }
+  if (n == 0) c->dims[n] = c->src[n] = c->dst[n] = 1, n++;
+  c->rank = n;
+}
+
+static void move_axis_to(omc_strided *c, int32_t from, int32_t to) {
+  const int64_t dim = c->dims[from], src = c->src[from], dst = c->dst[from];
+  for (int32_t i = from; i < to; i++)
+    c->dims[i] = c->dims[i + 1], c->src[i] = c->src[i + 1], c->dst[i] = c->dst[i + 1];
+  c->dims[to] = dim, c->src[to] = src, c->dst[to] = dst;
+}
+
+/* The axis along which the source is contiguous while the destination is so along the last. */
+static int32_t transposed_axis(const omc_strided *c) {
+  const int32_t last = c->rank - 1;
+  if (c->dst[last] != 1 || c->src[last] <= 1 || c->dims[last] < 4) return -1;
+  for (int32_t i = 0; i < last; i++)
+    if (c->src[i] == 1 && c->dims[i] >= 4) return i;
+  return -1;
+}
+
+void omc_strided_prepare(omc_strided *c, size_t size) {
+  const mover *m = mover_of(size);
+  c->size = size;
+  collapse(c);
+  const int32_t last = c->rank - 1, axis = transposed_axis(c);
+  if (axis >= 0) {
+    move_axis_to(c, axis, last - 1);
+    c->row = NULL;
+  } else if (c->dst[last] == 1 && c->src[last] == 1) {
+    c->row = m->run;
+  } else {
+    c->row = c->dst[last] == 1 && c->src[last] == 0 ? m->repeat : m->strided;
+  }
+}
+
+/* ---- running ---- */
+
+typedef struct job {
+  const omc_strided *copy;
+  const char *src;
+  char *dst;
+} job;
+
+/* A position in the first `rank` dims of a copy. */
+typedef struct walk {
+  int32_t rank;
+  int64_t at[OMC_STRIDED_RANK];
+  int64_t src, dst; /* elements */
+} walk;
+
+static walk walk_to(const omc_strided *c, int32_t rank, int64_t position) {
+  walk w = {.rank = rank, .src = c->src_offset, .dst = c->dst_offset};
+  for (int32_t i = rank - 1; i >= 0; i--) {
+    w.at[i] = position % c->dims[i];
+    position /= c->dims[i];
+    w.src += w.at[i] * c->src[i];
+    w.dst += w.at[i] * c->dst[i];
+  }
+  return w;
+}
+
+static void walk_next(walk *w, const omc_strided *c) {
+  for (int32_t i = w->rank - 1; i >= 0; i--) {
+    w->src += c->src[i];
+    w->dst += c->dst[i];
+    if (++w->at[i] < c->dims[i]) return;
+    w->src -= c->dims[i] * c->src[i];
+    w->dst -= c->dims[i] * c->dst[i];
+    w->at[i] = 0;
+  }
+}
+
+/* Elements begin .. end-1, row by row; the first and the last row may be partial. */
+static void copy_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const job *j = ctx;
+  const omc_strided *c = j->copy;
+  const int32_t last = c->rank - 1;
+  const int64_t n = c->dims[last], ss = c->src[last], ds = c->dst[last], size = (int64_t)c->size;
+  walk w = walk_to(c, last, begin / n);
+  for (int64_t p = begin, k = begin % n; p < end; k = 0) {
+    const int64_t left = end - p, len = n - k < left ? n - k : left;
+    c->row(j->dst + (w.dst + k * ds) * size, ds, j->src + (w.src + k * ss) * size, ss, len);
+    walk_next(&w, c);
+    p += len;
+  }
+}
+
+static int64_t tiles(int64_t n) { return (n + TILE - 1) / TILE; }
+
+static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const job *j = ctx;
+  const omc_strided *c = j->copy;
+  const int32_t last = c->rank - 1, row = last - 1;
+  const int64_t rows = c->dims[row], cols = c->dims[last], size = (int64_t)c->size;
+  const int64_t down = tiles(rows), across = tiles(cols);
+  const tile_fn tile = mover_of(c->size)->tile;
+  for (int64_t t = begin; t < end; t++) {
+    const walk w = walk_to(c, row, t / (down * across));
+    const int64_t i = t % down * TILE, k = t / down % across * TILE;
+    tile(j->dst + (w.dst + i * c->dst[row] + k) * size, c->dst[row],
+         j->src + (w.src + i + k * c->src[last]) * size, c->src[last],
+         rows - i < TILE ? rows - i : TILE, cols - k < TILE ? cols - k : TILE);
+  }
+}
+
+static int64_t grain(size_t unit_bytes) { return 1 + GRAIN_BYTES / (int64_t)unit_bytes; }
+
+void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int threads) {
+  job j = {c, src, dst};
+  int64_t n = 1;
+  for (int32_t i = 0; i < c->rank; i++) n *= c->dims[i];
+  if (n == 0) return;
+  if (c->row) {
+    omc_parallel_for(n, grain(c->size), threads, copy_rows, &j);
+  } else {
+    const int64_t rows = c->dims[c->rank - 2], cols = c->dims[c->rank - 1];
+    n = n / rows / cols * tiles(rows) * tiles(cols);
+    omc_parallel_for(n, grain(TILE * TILE * c->size), threads, copy_tiles, &j);
+  }
+}
+
+void omc_strided_fill(void *dst, int64_t n, size_t size, const void *value, int threads) {
+  static const uint64_t zero = 0;
+  omc_strided c = {.rank = 1, .dims = {n}, .dst = {1}};
+  omc_strided_prepare(&c, size);
+  omc_strided_copy(&c, dst, value ? value : &zero, threads);
+}

@@ -1,0 +1,322 @@
+/* Bodies of the verbs of cpu/vec.h, which includes this file and is the one to include.
+ *
+ * Generic vectors say most of it. OMC_V(verb) is the machine's own instruction where the generic
+ * form is slow: an intrinsic of the vector's width, defined for x86-64 only. */
+#ifndef OMC_CPU_VEC_IMPL_H
+#define OMC_CPU_VEC_IMPL_H
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(OMC_CLASS_IS_F64)
+#define OMC_R(name) name
+#else
+#define OMC_R(name) name##f
+#endif
+
+#if defined(__x86_64__) && OMC_IS_FLOAT
+#if defined(OMC_CLASS_IS_F64)
+#if OMC_VL == 8
+#define OMC_V(verb) _mm512_##verb##_pd
+#elif OMC_VL == 4
+#define OMC_V(verb) _mm256_##verb##_pd
+#else
+#define OMC_V(verb) _mm_##verb##_pd
+#endif
+#else
+#if OMC_VL == 16
+#define OMC_V(verb) _mm512_##verb##_ps
+#elif OMC_VL == 8
+#define OMC_V(verb) _mm256_##verb##_ps
+#else
+#define OMC_V(verb) _mm_##verb##_ps
+#endif
+#endif
+#endif
+
+/* A C library function lane by lane. */
+#define OMC_LANES(x, fn)                                   \
+  __extension__({                                          \
+    vreal lanes_ = (x);                                    \
+    for (int l_ = 0; l_ < OMC_VL; l_++) lanes_[l_] = fn(lanes_[l_]); \
+    lanes_;                                                \
+  })
+
+/* ---- loads and stores ---- */
+
+#if defined(OMC_CLASS_IS_BF16)
+typedef uint16_t omc_half_bits __attribute__((vector_size(OMC_VL * sizeof(uint16_t)), may_alias));
+typedef uint32_t omc_real_bits __attribute__((vector_size(OMC_VL * sizeof(uint32_t)), may_alias));
+
+OMC_INLINE vreal vld(const elem *p) {
+  omc_half_bits h;
+  memcpy(&h, p, sizeof h);
+  return (vreal)(__builtin_convertvector(h, omc_real_bits) << 16);
+}
+
+/* Halves to even; NaN stays NaN. */
+OMC_INLINE void vst(elem *p, vreal x) {
+  const omc_real_bits u = (omc_real_bits)x, nan = (omc_real_bits)(x != x);
+  const omc_real_bits even = u + 0x7fffu + ((u >> 16) & 1u);
+  const omc_half_bits h =
+      __builtin_convertvector(((even & ~nan) | ((u | 0x400000u) & nan)) >> 16, omc_half_bits);
+  memcpy(p, &h, sizeof h);
+}
+
+OMC_INLINE real ld(const elem *p) {
+  const uint32_t u = (uint32_t)p->bits << 16;
+  real x;
+  memcpy(&x, &u, sizeof x);
+  return x;
+}
+
+OMC_INLINE void st(elem *p, real x) {
+  uint32_t u;
+  memcpy(&u, &x, sizeof u);
+  u = x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
+  p->bits = (uint16_t)(u >> 16);
+}
+#else
+OMC_INLINE vreal vld(const elem *p) { return vldr(p); }
+OMC_INLINE void vst(elem *p, vreal x) { vstr(p, x); }
+OMC_INLINE real ld(const elem *p) { return *p; }
+OMC_INLINE void st(elem *p, real x) { *p = x; }
+#endif
+
+OMC_INLINE vreal vset(real x) { return x - (vreal){0}; }
+
+#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_BF16) && OMC_VL * __SIZEOF_FLOAT__ == 64
+OMC_INLINE vreal vldn(const elem *p, int64_t n) {
+  return (vreal)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+}
+OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)x);
+}
+#else
+OMC_INLINE vreal vldn(const elem *p, int64_t n) {
+  elem lanes[OMC_VL];
+  memset(lanes, 0, sizeof lanes);
+  memcpy(lanes, p, (size_t)n * sizeof *p);
+  return vld(lanes);
+}
+OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
+  elem lanes[OMC_VL];
+  vst(lanes, x);
+  memcpy(p, lanes, (size_t)n * sizeof *p);
+}
+#endif
+
+/* ---- choice ---- */
+
+#if defined(OMC_V) && defined(__AVX512DQ__) && OMC_VL * __SIZEOF_FLOAT__ == 64
+OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
+  return (vreal)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
+}
+#elif defined(OMC_V) && defined(__AVX2__)
+OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
+  return (vreal)OMC_V(blendv)(b, a, (vreal)m);
+}
+#else
+OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
+  return (vreal)(((vmask)a & m) | ((vmask)b & ~m));
+}
+#endif
+
+#if OMC_IS_FLOAT
+OMC_INLINE vmask vnan(vreal x) { return x != x; }
+#else
+OMC_INLINE vmask vnan(vreal x) { return x ^ x; }
+#endif
+
+/* The machine's max and min give their second operand if one is NaN. */
+#if defined(OMC_V)
+OMC_INLINE vreal vmax(vreal a, vreal b) { return vblend(vnan(a), a, (vreal)OMC_V(max)(a, b)); }
+OMC_INLINE vreal vmin(vreal a, vreal b) { return vblend(vnan(a), a, (vreal)OMC_V(min)(a, b)); }
+#else
+OMC_INLINE vreal vmax(vreal a, vreal b) { return vblend((a > b) | vnan(a), a, b); }
+OMC_INLINE vreal vmin(vreal a, vreal b) { return vblend((a < b) | vnan(a), a, b); }
+#endif
+
+/* ---- across lanes ---- */
+
+OMC_INLINE real vsum(vreal x) {
+#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_F64) && OMC_VL == 16
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  for (int w = OMC_VL / 2; w; w /= 2)
+    for (int i = 0; i < w; i++) x[i] += x[i + w];
+  return x[0];
+#endif
+}
+
+OMC_INLINE real vhmax(vreal x) {
+  for (int w = OMC_VL / 2; w; w /= 2) {
+    vreal upper = x;
+    for (int i = 0; i < w; i++) upper[i] = x[i + w];
+    x = vmax(x, upper);
+  }
+  return x[0];
+}
+
+#if OMC_IS_FLOAT
+
+/* ---- arithmetic ---- */
+
+#if defined(OMC_V) && defined(__FMA__)
+OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) { return (vreal)OMC_V(fmadd)(a, b, c); }
+#elif defined(__aarch64__) && defined(OMC_CLASS_IS_F64) && OMC_VL == 2
+OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) {
+  return (vreal)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+}
+#elif defined(__aarch64__) && OMC_VL == 4
+OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) {
+  return (vreal)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+#else
+OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) { return a * b + c; }
+#endif
+
+#if defined(OMC_V)
+OMC_INLINE vreal vsqrt(vreal x) { return (vreal)OMC_V(sqrt)(x); }
+#else
+OMC_INLINE vreal vsqrt(vreal x) { return OMC_LANES(x, OMC_R(sqrt)); }
+#endif
+
+OMC_INLINE vmask omc_sign_bit(vreal x) { return (vmask)x & (vmask)vset(-(real)0); }
+OMC_INLINE vreal vabs(vreal x) { return (vreal)((vmask)x & ~(vmask)vset(-(real)0)); }
+OMC_INLINE vreal vsign(vreal x, vreal of) { return (vreal)((vmask)vabs(x) | omc_sign_bit(of)); }
+
+/* Adding 2^(fraction bits) rounds to an integer; larger numbers are integers already. */
+OMC_INLINE vreal vround(vreal x) {
+  const real big = sizeof(real) == 4 ? (real)0x1p23 : (real)0x1p52;
+  const vreal rounded = (vabs(x) + vset(big)) - vset(big);
+  return vblend(vabs(x) < vset(big), vsign(rounded, x), x);
+}
+
+#if defined(OMC_V) && defined(__AVX2__)
+OMC_INLINE vreal vfloor(vreal x) { return (vreal)OMC_V(floor)(x); }
+#else
+OMC_INLINE vreal vfloor(vreal x) {
+  const vreal r = vround(x);
+  return vblend(r > x, r - vset(1), r);
+}
+#endif
+
+/* x held to lo .. hi; NaN passes. */
+OMC_INLINE vreal omc_vhold(vreal x, real lo, real hi) {
+#if defined(OMC_V)
+  return (vreal)OMC_V(max)(vset(lo), (vreal)OMC_V(min)(vset(hi), x));
+#else
+  return vblend(x > vset(hi), vset(hi), vblend(x < vset(lo), vset(lo), x));
+#endif
+}
+
+/* ---- functions ---- */
+
+#if defined(OMC_CLASS_IS_F64)
+
+OMC_INLINE vreal vexp(vreal x) { return OMC_LANES(x, exp); }
+OMC_INLINE vreal vexpm1(vreal x) { return OMC_LANES(x, expm1); }
+OMC_INLINE vreal vlog(vreal x) { return OMC_LANES(x, log); }
+OMC_INLINE vreal vlog1p(vreal x) { return OMC_LANES(x, log1p); }
+OMC_INLINE vreal vtanh(vreal x) { return OMC_LANES(x, tanh); }
+OMC_INLINE vreal verf(vreal x) { return OMC_LANES(x, erf); }
+
+#else
+
+/* c[0] + c[1] x + ... + c[n-1] x^(n-1) */
+#define OMC_POLY(x, ...) \
+  omc_poly((x), (const real[]){__VA_ARGS__}, (int)(sizeof((const real[]){__VA_ARGS__}) / sizeof(real)))
+OMC_INLINE vreal omc_poly(vreal x, const real *c, int n) {
+  vreal y = vset(c[n - 1]);
+  for (int i = n - 2; i >= 0; i--) y = vfma(y, x, vset(c[i]));
+  return y;
+}
+
+/* x = n ln 2 + r with |r| <= ln(2)/2; returns exp(r) - 1. The part of ln 2 that n is multiplied
+ * with first has few enough bits for the product to be exact without FMA. */
+OMC_INLINE vreal omc_exp_reduce(vreal x, vreal *n) {
+  const vreal shift = vset((real)0x1.8p23);
+  *n = vfma(x, vset(1.44269504f), shift) - shift;
+  const vreal r = vfma(*n, vset(2.12194440e-4f), vfma(*n, vset(-0.693359375f), x));
+  const vreal p = OMC_POLY(r, 4.999999404e-01f, 1.666651517e-01f, 4.166845605e-02f,
+                           8.369418792e-03f, 1.381314243e-03f);
+  return vfma(r * r, p, r);
+}
+
+/* x * 2^n for integers n from -200 to 200; in two factors, since 2^n may not be a number. */
+OMC_INLINE vreal omc_vscale(vreal x, vreal n) {
+#if defined(OMC_V) && defined(__AVX512F__) && OMC_VL == 16
+  return (vreal)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+  const vmask i = __builtin_convertvector(n, vmask), half = i >> 1;
+  return x * (vreal)((half + 127) << 23) * (vreal)((i - half + 127) << 23);
+#endif
+}
+
+OMC_INLINE vreal vexp(vreal x) {
+  vreal n;
+  const vreal m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
+  return omc_vscale(vset(1) + m1, n);
+}
+
+OMC_INLINE vreal vexpm1(vreal x) {
+  vreal n;
+  const vreal m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
+  const vreal scale = omc_vscale(vset(1), n);
+  return vblend(x > vset(64), omc_vscale(vset(1) + m1, n), vfma(scale, m1, scale - vset(1)));
+}
+
+/* x = m 2^e with m from sqrt(1/2) to sqrt(2); log x = e ln 2 + log m. */
+OMC_INLINE vreal vlog(vreal x) {
+  const vmask tiny = x < vset(0x1p-126f);
+  const vmask bits = (vmask)vblend(tiny, x * vset(0x1p23f), x);
+  const vmask e = (bits - 0x3f3504f3) >> 23;
+  const vreal exponent = __builtin_convertvector(e, vreal) - vblend(tiny, vset(23), vset(0));
+  const vreal f = (vreal)(bits - (e << 23)) - vset(1);
+  const vreal p = OMC_POLY(f, 3.333333135e-01f, -2.500082254e-01f, 2.000122666e-01f,
+                           -1.662335694e-01f, 1.420176178e-01f, -1.316019446e-01f,
+                           1.276154965e-01f, -7.634429634e-02f);
+  const vreal low = vfma(exponent, vset(-2.12194440e-4f), vfma(f, p, vset(-0.5f)) * (f * f));
+  const vreal y = vfma(exponent, vset(0.693359375f), low + f);
+  const vreal outside = vblend(x < vset(0), vset(NAN), vblend(x == vset(0), vset(-INFINITY), x));
+  return vblend((x > vset(0)) & (x < vset(INFINITY)), y, outside);
+}
+
+/* What 1 + x rounds away is added to first order. */
+OMC_INLINE vreal vlog1p(vreal x) {
+  const vreal u = vset(1) + x, lost = (x - (u - vset(1))) / u;
+  return vblend(vabs(x) < vset(0x1p-25f), x,
+                vblend((u > vset(0)) & (u < vset(INFINITY)), vlog(u) + lost, vlog(u)));
+}
+
+OMC_INLINE vreal vtanh(vreal x) {
+  const vreal s = x * x, t = vabs(x);
+  const vreal p = OMC_POLY(s, -3.333328068e-01f, 1.333144158e-01f, -5.373971164e-02f,
+                           2.063907869e-02f, -5.704978481e-03f);
+  const vreal large = vset(1) - vset(2) / (vexp(t + t) + vset(1));
+  return vblend(t < vset(0.625f), vfma(x * s, p, x), vsign(large, x));
+}
+
+/* Below 1 a polynomial; above, 1 - exp(-g) with g = -log(erfc(t)) another one. */
+OMC_INLINE vreal verf(vreal x) {
+  const vreal s = x * x, t = omc_vhold(vabs(x), 0, 4);
+  const vreal p = OMC_POLY(s, 1.283791661e-01f, -3.761262596e-01f, 1.128358543e-01f,
+                           -2.685381100e-02f, 5.188327748e-03f, -8.010192541e-04f,
+                           7.853857824e-05f);
+  const vreal g = OMC_POLY(t, 1.284998953e-01f, 6.357671022e-01f, 1.051976979e-01f,
+                           -2.284890041e-02f, 3.202165477e-03f, -2.124349412e-04f);
+  const vreal large = vset(1) - vexp(-vfma(t, g, t));
+  return vblend(t < vset(1), vfma(x, p, x), vsign(large, x));
+}
+
+#endif
+
+OMC_INLINE vreal vsigmoid(vreal x) { return vset(1) / (vset(1) + vexp(-x)); }
+
+#endif
+
+#endif

@@ -1,0 +1,343 @@
+#include "graph/graph.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/element.h"
+#include "graph/edit.h"
+#include "graph/names.h"
+
+static omc_status no_memory(void) { OMC_FAIL(ENOMEM, "no memory for the graph"); }
+
+static omc_node *new_node(omc_arena *arena, uint32_t n_in, uint32_t n_out) {
+  omc_node *node = OMC_NEW(arena, omc_node);
+  if (!node) return NULL;
+  node->n_in = n_in;
+  node->n_out = n_out;
+  node->in = OMC_NEW_ARRAY(arena, omc_use, n_in);
+  node->out = OMC_NEW_ARRAY(arena, omc_value *, n_out);
+  if (!node->in || !node->out) return NULL;
+  for (uint32_t i = 0; i < n_in; i++) node->in[i] = (omc_use){NULL, node, i, NULL, NULL};
+  return node;
+}
+
+omc_status omc_graph_create(const omc_allocator *allocator, omc_graph **out) {
+  omc_graph *g = omc_alloc_zero(allocator, 1, sizeof *g);
+  if (!g) return no_memory();
+  omc_arena_init(&g->arena, allocator);
+  g->result = new_node(&g->arena, 0, 0);
+  if (!g->result) {
+    omc_graph_destroy(g);
+    return no_memory();
+  }
+  g->result->op = OMC_N_OPS;
+  *out = g;
+  return OMC_OK;
+}
+
+void omc_graph_destroy(omc_graph *g) {
+  if (!g) return;
+  const omc_allocator *allocator = g->arena.allocator;
+  omc_arena_deinit(&g->arena);
+  omc_free(allocator, g, 1, sizeof *g);
+}
+
+static omc_status copy_text(omc_arena *arena, const char *text, const char **out) {
+  *out = text ? omc_arena_text(arena, text, strlen(text)) : NULL;
+  return text && !*out ? no_memory() : OMC_OK;
+}
+
+static omc_status new_value(omc_graph *g, omc_role role, uint32_t index, const char *name,
+                            omc_value **out) {
+  if (name && !omc_name_valid(name, strlen(name)))
+    OMC_FAIL(EINVALID, "'%s' is no name of a value", name);
+  omc_value *v = OMC_NEW(&g->arena, omc_value);
+  if (!v) return no_memory();
+  OMC_TRY(copy_text(&g->arena, name, &v->name));
+  v->type.shape.rank = -1;
+  v->role = role;
+  v->index = index;
+  v->id = g->n_values++;
+  *out = v;
+  return OMC_OK;
+}
+
+/* Makes room for `need` pointers in a list that has room for *cap, `n` of them in use. */
+static omc_status reserve(omc_arena *arena, omc_value ***list, uint32_t n, uint32_t *cap,
+                          uint32_t need) {
+  if (need <= *cap) return OMC_OK;
+  const uint32_t room = need > 2 * *cap ? need : 2 * *cap;
+  omc_value **grown = OMC_NEW_ARRAY(arena, omc_value *, room);
+  if (!grown) return no_memory();
+  if (n) memcpy(grown, *list, n * sizeof(omc_value *));
+  *list = grown;
+  *cap = room;
+  return OMC_OK;
+}
+
+omc_status omc_graph_add_input(omc_graph *g, const char *name, const omc_type *type,
+                               bool requires_grad, omc_value **out) {
+  OMC_TRY(reserve(&g->arena, &g->inputs, g->n_inputs, &g->cap_inputs, g->n_inputs + 1));
+  omc_value *v;
+  OMC_TRY(new_value(g, OMC_ROLE_INPUT, g->n_inputs, name, &v));
+  v->type = *type;
+  v->requires_grad = requires_grad;
+  g->inputs[g->n_inputs++] = v;
+  *out = v;
+  return OMC_OK;
+}
+
+omc_status omc_graph_add_const(omc_graph *g, const char *name, const omc_type *type,
+                               const void *data, omc_value **out) {
+  omc_value *v;
+  OMC_TRY(new_value(g, OMC_ROLE_CONST, 0, name, &v));
+  v->type = *type;
+  v->data = data;
+  *out = v;
+  return OMC_OK;
+}
+
+omc_status omc_graph_add_grad(omc_graph *g, uint32_t index, omc_value **out) {
+  const bool has_result = g->n_outputs > 0;
+  if (has_result && index >= g->n_outputs)
+    OMC_FAIL(EINVALID, "gradient of output %u of a graph with %u outputs", index, g->n_outputs);
+  if (index < g->cap_grads && g->grads[index])
+    OMC_FAIL(EINVALID, "output %u has a gradient already", index);
+  OMC_TRY(reserve(&g->arena, &g->grads, g->cap_grads, &g->cap_grads,
+                  has_result ? g->n_outputs : index + 1));
+  omc_value *v = NULL;
+  OMC_TRY(new_value(g, OMC_ROLE_GRAD, index, NULL, &v));
+  if (has_result) v->type = omc_in(g->result, index)->type;
+  g->grads[index] = v;
+  *out = v;
+  return OMC_OK;
+}
+
+static omc_status copy_list(omc_arena *arena, const void *list, uint32_t n, size_t size,
+                            void **out) {
+  *out = omc_arena_alloc(arena, n, size);
+  if (!*out) return no_memory();
+  if (n) memcpy(*out, list, n * size);
+  return OMC_OK;
+}
+
+static omc_status copy_attr(omc_arena *arena, const omc_attr *from, omc_attr *to) {
+  *to = *from;
+  OMC_TRY(copy_text(arena, from->name, &to->name));
+  void *list;
+  switch (from->kind) {
+    case OMC_ATTR_INT:
+    case OMC_ATTR_FLOAT:
+      break;
+    case OMC_ATTR_STRING:
+      OMC_TRY(copy_text(arena, from->v.s, &to->v.s));
+      break;
+    case OMC_ATTR_INTS:
+      OMC_TRY(copy_list(arena, from->v.is, from->n, sizeof *from->v.is, &list));
+      to->v.is = list;
+      break;
+    case OMC_ATTR_FLOATS:
+      OMC_TRY(copy_list(arena, from->v.fs, from->n, sizeof *from->v.fs, &list));
+      to->v.fs = list;
+      break;
+    case OMC_ATTR_STRINGS: {
+      const char **texts = OMC_NEW_ARRAY(arena, const char *, from->n);
+      if (!texts) return no_memory();
+      for (uint32_t i = 0; i < from->n; i++)
+        OMC_TRY(copy_text(arena, from->v.ss[i], &texts[i]));
+      to->v.ss = texts;
+      break;
+    }
+  }
+  return OMC_OK;
+}
+
+static omc_status copy_attrs(omc_arena *arena, const omc_attr *from, uint32_t n, omc_node *node) {
+  omc_attr *attrs = OMC_NEW_ARRAY(arena, omc_attr, n);
+  if (!attrs) return no_memory();
+  for (uint32_t i = 0; i < n; i++) OMC_TRY(copy_attr(arena, &from[i], &attrs[i]));
+  node->attr = attrs;
+  node->n_attr = n;
+  return OMC_OK;
+}
+
+/* Links into the list only when everything has been allocated: a failure leaves no half a node. */
+omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node **out) {
+  omc_node *node = new_node(&g->arena, spec->n_in, spec->n_out);
+  if (!node) return no_memory();
+  node->op = spec->op;
+  node->phase = spec->phase;
+  OMC_TRY(copy_text(&g->arena, spec->name, &node->name));
+  OMC_TRY(copy_attrs(&g->arena, spec->attr, spec->n_attr, node));
+  for (uint32_t i = 0; i < spec->n_out; i++) {
+    OMC_TRY(new_value(g, OMC_ROLE_NODE, i, NULL, &node->out[i]));
+    node->out[i]->producer = node;
+  }
+  for (uint32_t i = 0; i < spec->n_in; i++) omc_set_input(node, i, spec->in[i]);
+  omc_link_node(g, node, spec->before);
+  *out = node;
+  return OMC_OK;
+}
+
+omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) {
+  if (!omc_name_valid(name, strlen(name))) OMC_FAIL(EINVALID, "'%s' is no name of a value", name);
+  return copy_text(&g->arena, name, &v->name);
+}
+
+omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
+                                uint32_t n_grads) {
+  if (n_grads && n_grads != g->n_inputs)
+    OMC_FAIL(EINVALID, "%u gradients for %u inputs", n_grads, g->n_inputs);
+  for (uint32_t i = 0; i < n_outputs; i++)
+    if (!values[i]) OMC_FAIL(EINVALID, "output %u of the graph is left out", i);
+  for (uint32_t i = n_outputs; i < g->cap_grads; i++)
+    if (g->grads[i])
+      OMC_FAIL(EINVALID, "gradient of output %u of a graph with %u outputs", i, n_outputs);
+  if (g->grads)
+    OMC_TRY(reserve(&g->arena, &g->grads, g->cap_grads, &g->cap_grads, n_outputs));
+  omc_node *result = new_node(&g->arena, n_outputs + n_grads, 0);
+  if (!result) return no_memory();
+  result->op = OMC_N_OPS;
+  for (uint32_t i = 0; i < g->result->n_in; i++) omc_set_input(g->result, i, NULL);
+  for (uint32_t i = 0; i < result->n_in; i++) omc_set_input(result, i, values[i]);
+  g->result = result;
+  g->n_outputs = n_outputs;
+  g->n_grads = n_grads;
+  return OMC_OK;
+}
+
+/* Copies a value under the same id and enters it in `map`, n_values pointers by id. */
+static omc_status clone_value(omc_graph *g, const omc_value *from, omc_value **map) {
+  omc_value *v = OMC_NEW(&g->arena, omc_value);
+  if (!v) return no_memory();
+  *v = *from;
+  v->uses = NULL;
+  v->producer = NULL;
+  OMC_TRY(copy_text(&g->arena, from->name, &v->name));
+  map[v->id] = v;
+  return OMC_OK;
+}
+
+static omc_status clone_inputs(omc_graph *g, const omc_node *from, omc_node *to, omc_value **map) {
+  for (uint32_t i = 0; i < from->n_in; i++) {
+    const omc_value *v = omc_in(from, i);
+    if (!v) continue;
+    if (!map[v->id]) OMC_TRY(clone_value(g, v, map));
+    omc_set_input(to, i, map[v->id]);
+  }
+  return OMC_OK;
+}
+
+static omc_status clone_node(omc_graph *g, const omc_node *from, omc_value **map) {
+  omc_node *node = new_node(&g->arena, from->n_in, from->n_out);
+  if (!node) return no_memory();
+  node->op = from->op;
+  node->phase = from->phase;
+  OMC_TRY(copy_text(&g->arena, from->name, &node->name));
+  OMC_TRY(copy_attrs(&g->arena, from->attr, from->n_attr, node));
+  OMC_TRY(clone_inputs(g, from, node, map));
+  for (uint32_t i = 0; i < from->n_out; i++) {
+    if (!from->out[i]) continue;
+    OMC_TRY(clone_value(g, from->out[i], map));
+    node->out[i] = map[from->out[i]->id];
+    node->out[i]->producer = node;
+  }
+  omc_link_node(g, node, NULL);
+  return OMC_OK;
+}
+
+/* Copies a list of inputs or gradients, `n` long, entries NULL or not yet in `map`. */
+static omc_status clone_list(omc_graph *g, omc_value *const *from, uint32_t n, omc_value **map,
+                             omc_value ***list, uint32_t *cap) {
+  OMC_TRY(reserve(&g->arena, list, 0, cap, n));
+  for (uint32_t i = 0; i < n; i++) {
+    if (!from[i]) continue;
+    OMC_TRY(clone_value(g, from[i], map));
+    (*list)[i] = map[from[i]->id];
+  }
+  return OMC_OK;
+}
+
+static omc_status clone_into(const omc_graph *from, omc_graph *g, omc_value **map) {
+  g->n_values = from->n_values;
+  g->n_inputs = from->n_inputs;
+  OMC_TRY(clone_list(g, from->inputs, from->n_inputs, map, &g->inputs, &g->cap_inputs));
+  OMC_TRY(clone_list(g, from->grads, from->cap_grads, map, &g->grads, &g->cap_grads));
+  for (const omc_node *n = from->first; n; n = n->next) OMC_TRY(clone_node(g, n, map));
+  g->result = new_node(&g->arena, from->result->n_in, 0);
+  if (!g->result) return no_memory();
+  g->result->op = OMC_N_OPS;
+  g->n_outputs = from->n_outputs;
+  g->n_grads = from->n_grads;
+  return clone_inputs(g, from->result, g->result, map);
+}
+
+omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator,
+                           omc_graph **out) {
+  omc_graph *g = NULL;
+  omc_value **map = omc_alloc_zero(allocator, from->n_values, sizeof *map);
+  if (!map) return no_memory();
+  omc_status status = omc_graph_create(allocator, &g);
+  if (status == OMC_OK) status = clone_into(from, g, map);
+  omc_free(allocator, map, from->n_values, sizeof *map);
+  if (status == OMC_OK)
+    *out = g;
+  else
+    omc_graph_destroy(g);
+  return status;
+}
+
+uint32_t omc_use_count(const omc_value *v) {
+  uint32_t n = 0;
+  for (const omc_use *use = v->uses; use; use = use->next) n++;
+  return n;
+}
+
+const omc_attr *omc_attr_find(const omc_node *n, const char *name) {
+  for (uint32_t i = 0; i < n->n_attr; i++)
+    if (!strcmp(n->attr[i].name, name)) return &n->attr[i];
+  return NULL;
+}
+
+static const omc_attr *find_kind(const omc_node *n, const char *name, omc_attr_kind kind) {
+  const omc_attr *a = omc_attr_find(n, name);
+  return a && a->kind == kind ? a : NULL;
+}
+
+int64_t omc_attr_int(const omc_node *n, const char *name, int64_t otherwise) {
+  const omc_attr *a = find_kind(n, name, OMC_ATTR_INT);
+  return a ? a->v.i : otherwise;
+}
+
+double omc_attr_float(const omc_node *n, const char *name, double otherwise) {
+  const omc_attr *a = omc_attr_find(n, name);
+  if (a && a->kind == OMC_ATTR_INT) return (double)a->v.i;
+  return a && a->kind == OMC_ATTR_FLOAT ? a->v.f : otherwise;
+}
+
+const char *omc_attr_string(const omc_node *n, const char *name, const char *otherwise) {
+  const omc_attr *a = find_kind(n, name, OMC_ATTR_STRING);
+  return a ? a->v.s : otherwise;
+}
+
+const int64_t *omc_attr_ints(const omc_node *n, const char *name, uint32_t *n_out) {
+  const omc_attr *a = find_kind(n, name, OMC_ATTR_INTS);
+  *n_out = a ? a->n : 0;
+  return a ? a->v.is : NULL;
+}
+
+int64_t omc_const_int(const omc_value *v, int64_t i) {
+  return omc_element_int(v->type.dtype, v->data, i);
+}
+
+double omc_const_float(const omc_value *v, int64_t i) {
+  return omc_element_float(v->type.dtype, v->data, i);
+}
+
+const char *omc_node_text(const omc_node *n, char *buf, size_t size) {
+  if (n->name)
+    snprintf(buf, size, "%s '%s'", omc_op_name(n->op), n->name);
+  else
+    snprintf(buf, size, "%s", omc_op_name(n->op));
+  return buf;
+}

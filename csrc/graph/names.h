@@ -1,0 +1,26 @@
+/* A table of values by name. */
+#ifndef OMC_GRAPH_NAMES_H
+#define OMC_GRAPH_NAMES_H
+
+#include "graph/graph.h"
+
+typedef struct omc_names {
+  const omc_allocator *allocator;
+  omc_value **slots; /* open addressing, `cap` a power of two or 0 */
+  size_t n, cap;
+} omc_names;
+
+void omc_names_init(omc_names *names, const omc_allocator *allocator);
+void omc_names_deinit(omc_names *names);
+
+/* The value of that name (n bytes) or NULL. */
+omc_value *omc_names_find(const omc_names *names, const char *name, size_t n);
+
+/* Enters a named value, borrowed; OMC_EINVALID if its name is taken. */
+omc_status omc_names_add(omc_names *names, omc_value *v) OMC_MUST_USE;
+
+/* True for letters, digits and any of "_.:/-"; a name is one or more of them. */
+bool omc_name_char(char c);
+bool omc_name_valid(const char *name, size_t n);
+
+#endif

@@ -1,0 +1,658 @@
+/* Ops that read rows by index, and their gradients, which add rows by index.
+ *
+ * Gather, GatherND and Embedding are one thing: x is [outer, dim, inner] and the result
+ * [outer, n, inner] has row id of x for each of n ids. GatherElements picks single elements along
+ * lines of an axis. Scattering is deterministic and needs no atomics: threads own disjoint parts
+ * of the destination, and each adds in the order of the ids. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "cpu/strided.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+#define GRAIN 16384 /* elements that are worth a thread */
+
+typedef struct rows_params {
+  int64_t outer, dim, inner, n;
+  int64_t outer_ids;       /* ids from one outer to the next: 0, all share them, or n */
+  int64_t padding;         /* row without gradient, -1: none */
+  bool by_freq;            /* gradients are divided by how often their row is used */
+  bool negative;           /* ids below 0 count from the end */
+  int32_t depth;           /* GatherND: length of an index into `dims`; 0: ids are rows */
+  int64_t dims[OMC_MAX_RANK];
+} rows_params;
+
+/* Elements of two tensors that differ along one axis, line by line. */
+typedef struct lines_params {
+  int32_t rank;                  /* of the other axes */
+  int64_t dims[OMC_MAX_RANK];    /* of ids */
+  int64_t table[OMC_MAX_RANK], picked[OMC_MAX_RANK]; /* strides: of x, and of ids and y */
+  int64_t n, count;              /* ids in a line, lines */
+  int64_t dim;                   /* elements of x along the axis */
+  int64_t table_step, picked_step;
+} lines_params;
+
+/* Indices of type i64 or i32 into 0 .. dim-1, checked before any is used. */
+typedef struct ids {
+  const void *data;
+  bool wide;
+  int64_t dim;
+} ids;
+
+static inline int64_t id_raw(const ids *t, int64_t i) {
+  return t->wide ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
+}
+
+static inline int64_t id_at(const ids *t, int64_t i) {
+  const int64_t id = id_raw(t, i);
+  return id < 0 ? id + t->dim : id;
+}
+
+/* Checks n ids; OMC_EINDEX names the first that is outside. */
+omc_status omc_check_ids(const omc_kernel_args *args, const omc_tensor *t, int64_t n, int64_t dim,
+                         bool negative) OMC_MUST_USE;
+
+/* The ids of args->in[1] as rows, checked. For GatherND they are worked out in the workspace. */
+omc_status omc_row_ids(const omc_kernel_args *args, ids *out) OMC_MUST_USE;
+
+static inline int64_t n_ids(const rows_params *p) {
+  return p->outer_ids ? p->outer * p->n : p->n;
+}
+
+static inline size_t ids_bytes(const rows_params *p) {
+  return p->depth ? omc_round_up((size_t)n_ids(p) * sizeof(int64_t), 64) : 0;
+}
+
+/* Where line number `line` starts. */
+static inline void line_at(const lines_params *p, int64_t line, int64_t *table, int64_t *picked) {
+  *table = *picked = 0;
+  for (int32_t i = p->rank - 1; i >= 0; i--) {
+    const int64_t at = line % p->dims[i];
+    line /= p->dims[i];
+    *table += at * p->table[i];
+    *picked += at * p->picked[i];
+  }
+}
+
+#ifdef OMC_VARIANT
+#if OMC_IS_FLOAT
+
+OMC_INLINE void add_row(elem *dst, const elem *src, int64_t n, real scale) {
+  int64_t k = 0;
+  for (; k + OMC_VL <= n; k += OMC_VL) vst(dst + k, vfma(vld(src + k), vset(scale), vld(dst + k)));
+  for (; k < n; k++) st(dst + k, ld(dst + k) + ld(src + k) * scale);
+}
+
+typedef enum { SPLIT_OUTER, SPLIT_ROWS, SPLIT_COLUMNS } split;
+
+typedef struct scatter_job {
+  const rows_params *p;
+  ids rows;
+  const elem *src;
+  elem *dst;
+  const int64_t *counts; /* uses of each row, NULL: gradients are not divided */
+  split by;
+} scatter_job;
+
+/* What [begin, end) of the axis split by leaves of the destination is this call's. */
+static void scatter_part(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const scatter_job *j = ctx;
+  const rows_params *p = j->p;
+  const bool by_outer = j->by == SPLIT_OUTER, by_rows = j->by == SPLIT_ROWS;
+  const int64_t o0 = by_outer ? begin : 0, o1 = by_outer ? end : p->outer;
+  const int64_t r0 = by_rows ? begin : 0, r1 = by_rows ? end : p->dim;
+  const int64_t c0 = j->by == SPLIT_COLUMNS ? begin * OMC_VL : 0;
+  const int64_t c1 = j->by == SPLIT_COLUMNS && end * OMC_VL < p->inner ? end * OMC_VL : p->inner;
+  for (int64_t o = o0; o < o1; o++) {
+    for (int64_t i = 0; i < p->n; i++) {
+      const int64_t row = id_at(&j->rows, o * p->outer_ids + i);
+      if (row < r0 || row >= r1 || row == p->padding) continue;
+      const real scale = j->counts ? (real)1 / (real)j->counts[row] : 1;
+      add_row(j->dst + (o * p->dim + row) * p->inner + c0, j->src + (o * p->n + i) * p->inner + c0,
+              c1 - c0, scale);
+    }
+  }
+}
+
+/* Columns keep threads evenly busy whatever the ids; rows are for rows too short to divide. */
+static void scatter(const omc_kernel_args *args, scatter_job *j) {
+  const rows_params *p = j->p;
+  const int64_t threads = args->threads, blocks = (p->inner + OMC_VL - 1) / OMC_VL;
+  const int64_t work = p->outer * p->n * p->inner;
+  int64_t units;
+  if (p->outer >= threads)
+    j->by = SPLIT_OUTER, units = p->outer;
+  else if (blocks >= 2 * threads)
+    j->by = SPLIT_COLUMNS, units = blocks;
+  else
+    j->by = SPLIT_ROWS, units = p->dim;
+  if (work > 0) omc_parallel_for(units, 1 + units * GRAIN / work, args->threads, scatter_part, j);
+}
+
+/* GatherGrad, GatherNDGrad and EmbeddingGrad: in[0] is dy, in[2] what the result is added to. */
+OMC_KERNEL(ScatterRows) {
+  const rows_params *p = args->params;
+  scatter_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
+  OMC_TRY(omc_row_ids(args, &j.rows));
+  const void *base = omc_in_data(args, 2);
+  const int64_t numel = p->outer * p->dim * p->inner;
+  if (!base) {
+    omc_strided_fill(j.dst, numel, sizeof(elem), NULL, args->threads);
+  } else if (base != j.dst) {
+    omc_strided all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
+    omc_strided_prepare(&all, sizeof(elem));
+    omc_strided_copy(&all, j.dst, base, args->threads);
+  }
+  if (p->by_freq) {
+    int64_t *counts = (int64_t *)((char *)args->workspace + ids_bytes(p));
+    memset(counts, 0, (size_t)p->dim * sizeof *counts);
+    for (int64_t i = 0; i < n_ids(p); i++) counts[id_at(&j.rows, i)]++;
+    j.counts = counts;
+  }
+  scatter(args, &j);
+  return OMC_OK;
+}
+
+typedef struct lines_job {
+  const lines_params *p;
+  ids at;
+  const elem *src;
+  elem *dst;
+} lines_job;
+
+static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const lines_job *j = ctx;
+  const lines_params *p = j->p;
+  for (int64_t line = begin; line < end; line++) {
+    int64_t table, picked;
+    line_at(p, line, &table, &picked);
+    for (int64_t i = 0; i < p->n; i++, picked += p->picked_step) {
+      elem *d = j->dst + table + id_at(&j->at, picked) * p->table_step;
+      st(d, ld(d) + ld(j->src + picked));
+    }
+  }
+}
+
+OMC_KERNEL(GatherElementsGrad) {
+  const lines_params *p = args->params;
+  const omc_type *out = args->out[0].type;
+  lines_job j = {p, {args->in[1].data, args->in[1].type->dtype == OMC_I64, p->dim},
+                 args->in[0].data, args->out[0].data};
+  OMC_TRY(omc_check_ids(args, &args->in[1], p->n * p->count, p->dim, true));
+  omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(elem), NULL, args->threads);
+  if (p->n > 0)
+    omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
+  return OMC_OK;
+}
+
+#endif
+#endif
+
+#ifdef OMC_RECORDS
+
+OMC_KERNELS(ScatterRows)
+OMC_KERNELS(GatherElementsGrad)
+
+/* ---- ids ---- */
+
+typedef struct check_job {
+  ids t;
+  bool negative;
+  atomic_bool bad;
+} check_job;
+
+/* The first position from `begin` whose id is outside, or `end`. */
+static int64_t find_bad(const check_job *j, int64_t begin, int64_t end) {
+  const int64_t low = j->negative ? -j->t.dim : 0;
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t id = id_raw(&j->t, i);
+    if (id < low || id >= j->t.dim) return i;
+  }
+  return end;
+}
+
+static void check_range(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  check_job *j = ctx;
+  if (find_bad(j, begin, end) < end) atomic_store_explicit(&j->bad, true, memory_order_relaxed);
+}
+
+static omc_status bad_id(const omc_kernel_args *args, int64_t id, int64_t position, int64_t dim) {
+  OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for %lld rows",
+           args->node ? args->node : "", (long long)id, (long long)position, (long long)dim);
+}
+
+omc_status omc_check_ids(const omc_kernel_args *args, const omc_tensor *t, int64_t n, int64_t dim,
+                         bool negative) {
+  check_job j = {{t->data, t->type->dtype == OMC_I64, dim}, negative, false};
+  omc_parallel_for(n, GRAIN, args->threads, check_range, &j);
+  if (!atomic_load(&j.bad)) return OMC_OK;
+  const int64_t i = find_bad(&j, 0, n);
+  return bad_id(args, id_raw(&j.t, i), i, dim);
+}
+
+omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
+  const rows_params *p = args->params;
+  const omc_tensor *t = &args->in[1];
+  const int64_t n = n_ids(p);
+  *out = (ids){t->data, t->type->dtype == OMC_I64, p->dim};
+  if (!p->depth) return omc_check_ids(args, t, n, p->dim, p->negative);
+  int64_t *rows = args->workspace;
+  for (int64_t i = 0; i < n; i++) {
+    rows[i] = 0;
+    for (int32_t d = 0; d < p->depth; d++) {
+      const int64_t id = id_raw(out, i * p->depth + d), dim = p->dims[d];
+      if (id < -dim || id >= dim) return bad_id(args, id, i * p->depth + d, dim);
+      rows[i] = rows[i] * dim + (id < 0 ? id + dim : id);
+    }
+  }
+  *out = (ids){rows, true, p->dim};
+  return OMC_OK;
+}
+
+/* ---- kernels that move bytes ---- */
+
+static inline void copy_bytes(char *dst, const char *src, size_t n) {
+  if (n == 4)
+    memcpy(dst, src, 4);
+  else if (n == 8)
+    memcpy(dst, src, 8);
+  else
+    memcpy(dst, src, n);
+}
+
+typedef struct gather_job {
+  const void *params;
+  ids at;
+  const char *src;
+  char *dst;
+  size_t bytes; /* of a row or an element */
+} gather_job;
+
+static void gather_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const gather_job *j = ctx;
+  const rows_params *p = j->params;
+  int64_t o = begin / p->n, i = begin % p->n;
+  for (int64_t r = begin; r < end; r++) {
+    const int64_t row = o * p->dim + id_at(&j->at, o * p->outer_ids + i);
+    copy_bytes(j->dst + (size_t)r * j->bytes, j->src + (size_t)row * j->bytes, j->bytes);
+    if (++i == p->n) i = 0, o++;
+  }
+}
+
+OMC_KERNEL_ANY(GatherRows) {
+  const rows_params *p = args->params;
+  gather_job j = {.params = p, .src = args->in[0].data, .dst = args->out[0].data,
+                  .bytes = (size_t)p->inner * omc_dtype_size(args->in[0].type->dtype)};
+  OMC_TRY(omc_row_ids(args, &j.at));
+  if (p->inner > 0)
+    omc_parallel_for(p->outer * p->n, 1 + GRAIN / p->inner, args->threads, gather_rows, &j);
+  return OMC_OK;
+}
+
+static void gather_lines(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const gather_job *j = ctx;
+  const lines_params *p = j->params;
+  for (int64_t line = begin; line < end; line++) {
+    int64_t table, picked;
+    line_at(p, line, &table, &picked);
+    for (int64_t i = 0; i < p->n; i++, picked += p->picked_step) {
+      const int64_t from = table + id_at(&j->at, picked) * p->table_step;
+      copy_bytes(j->dst + (size_t)picked * j->bytes, j->src + (size_t)from * j->bytes, j->bytes);
+    }
+  }
+}
+
+OMC_KERNEL_ANY(GatherElements) {
+  const lines_params *p = args->params;
+  const omc_tensor *t = &args->in[1];
+  gather_job j = {p, {t->data, t->type->dtype == OMC_I64, p->dim}, args->in[0].data,
+                  args->out[0].data, omc_dtype_size(args->in[0].type->dtype)};
+  OMC_TRY(omc_check_ids(args, t, p->n * p->count, p->dim, true));
+  if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, gather_lines, &j);
+  return OMC_OK;
+}
+
+/* ---- rules ---- */
+
+static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
+  return &omc_in(node, i)->type.shape;
+}
+
+static const omc_shape *out_shape(const omc_node *node) { return &node->out[0]->type.shape; }
+
+static omc_status need_ids(const omc_node *node) {
+  const omc_value *v = omc_in(node, 1);
+  return v->type.dtype == OMC_I32 ? OMC_OK : omc_need_dtype(node, 1, OMC_I64);
+}
+
+/* Copies dims [from, to) of a shape to the end of *out. */
+static omc_status append(const omc_node *node, const omc_shape *shape, int32_t from, int32_t to,
+                         omc_shape *out) {
+  char text[OMC_NODE_TEXT];
+  for (int32_t i = from; i < to; i++) {
+    if (out->rank == OMC_MAX_RANK)
+      OMC_FAIL(EUNSUPPORTED, "%s: the result has more than %d dims",
+               omc_node_text(node, text, sizeof text), OMC_MAX_RANK);
+    out->dims[out->rank++] = shape->dims[i];
+  }
+  return OMC_OK;
+}
+
+/* in[0] of a gradient must have the shape of the forward result. */
+static omc_status need_picked(const omc_node *node, const omc_shape *shape) {
+  if (omc_shape_equal(shape, in_shape(node, 0))) return OMC_OK;
+  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_FAIL(ESHAPE, "%s: the gradient is %s, not %s", omc_node_text(node, text, sizeof text),
+           omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
+}
+
+static void set_out(omc_node *node, const omc_shape *shape) {
+  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, shape);
+}
+
+static size_t rows_workspace(const omc_node *node, const void *params, int threads) {
+  (void)node, (void)threads;
+  const rows_params *p = params;
+  return ids_bytes(p) + (p->by_freq ? (size_t)p->dim * sizeof(int64_t) : 0);
+}
+
+/* Gather: `table` is the shape of what is gathered from. */
+static omc_status gather_shape(const omc_node *node, const omc_shape *table, int32_t axis,
+                               omc_shape *out) {
+  *out = (omc_shape){0};
+  OMC_TRY(need_ids(node));
+  OMC_TRY(append(node, table, 0, axis, out));
+  OMC_TRY(append(node, in_shape(node, 1), 0, in_shape(node, 1)->rank, out));
+  return append(node, table, axis + 1, table->rank, out);
+}
+
+static omc_status infer_gather(omc_node *node) {
+  omc_shape shape;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
+  OMC_TRY(gather_shape(node, in_shape(node, 0), axis, &shape));
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status infer_gather_grad(omc_node *node) {
+  const int32_t rank = in_shape(node, 0)->rank, n = in_shape(node, 1)->rank;
+  const int64_t dim = omc_attr_int(node, "dim", -1);
+  char text[OMC_NODE_TEXT];
+  omc_shape table = {0}, shape;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, rank - n + 1, &axis));
+  if (dim < 0)
+    OMC_FAIL(ESHAPE, "%s: dim is %lld", omc_node_text(node, text, sizeof text), (long long)dim);
+  OMC_TRY(append(node, in_shape(node, 0), 0, axis, &table));
+  OMC_TRY(append(node, &(omc_shape){1, {dim}}, 0, 1, &table));
+  OMC_TRY(append(node, in_shape(node, 0), axis + n, rank, &table));
+  OMC_TRY(gather_shape(node, &table, axis, &shape));
+  OMC_TRY(need_picked(node, &shape));
+  set_out(node, &table);
+  return OMC_OK;
+}
+
+static omc_status grad_gather(omc_grad *g) {
+  const omc_shape *x = in_shape(g->node, 0);
+  int32_t axis;
+  OMC_TRY(omc_need_axis(g->node, 0, x->rank, &axis));
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  const omc_attr attrs[] = {omc_ai("axis", axis), omc_ai("dim", x->dims[axis])};
+  g->din[0] = omc_bn(&g->b, OMC_OP_GatherGrad, 2, in, 2, attrs);
+  return g->b.status;
+}
+
+static omc_status gather_params(const omc_node *node, const omc_shape *table, rows_params *p) {
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  *p = (rows_params){.outer = omc_shape_span(table, 0, axis),
+                     .dim = table->dims[axis],
+                     .inner = omc_shape_span(table, axis + 1, table->rank),
+                     .n = omc_shape_numel(in_shape(node, 1)),
+                     .padding = -1,
+                     .negative = true};
+  return OMC_OK;
+}
+
+static omc_status params_gather(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return gather_params(node, in_shape(node, 0), params);
+}
+
+static omc_status params_gather_grad(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return gather_params(node, out_shape(node), params);
+}
+
+/* Embedding: Gather of whole rows, ids from 0, some rows without gradient. */
+static omc_status infer_embedding(omc_node *node) {
+  omc_shape shape;
+  OMC_TRY(omc_need_float(node, 0));
+  OMC_TRY(omc_need_rank(node, 0, 2));
+  OMC_TRY(gather_shape(node, in_shape(node, 0), 0, &shape));
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status infer_embedding_grad(omc_node *node) {
+  const omc_shape *dy = in_shape(node, 0);
+  const omc_shape table = {2, {omc_attr_int(node, "num", -1), dy->rank ? dy->dims[dy->rank - 1] : 0}};
+  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
+  omc_shape shape;
+  if (table.dims[0] < 0)
+    OMC_FAIL(ESHAPE, "%s: num is %lld", omc_node_text(node, text, sizeof text),
+             (long long)table.dims[0]);
+  OMC_TRY(gather_shape(node, &table, 0, &shape));
+  OMC_TRY(need_picked(node, &shape));
+  set_out(node, &table);
+  const omc_value *base = omc_in(node, 2);
+  if (base && !omc_type_equal(&base->type, &node->out[0]->type))
+    OMC_FAIL(ESHAPE, "%s: base is %s, unlike the result", omc_node_text(node, text, sizeof text),
+             omc_type_text(&base->type, type, sizeof type));
+  return OMC_OK;
+}
+
+static omc_status grad_embedding(omc_grad *g) {
+  const omc_node *node = g->node;
+  omc_value *const in[] = {g->dout[0], omc_in(node, 1)};
+  const omc_attr attrs[] = {
+      omc_ai("num", in_shape(node, 0)->dims[0]),
+      omc_ai("padding_idx", omc_attr_int(node, "padding_idx", -1)),
+      omc_ai("scale_grad_by_freq", omc_attr_int(node, "scale_grad_by_freq", 0))};
+  g->din[0] = omc_bn(&g->b, OMC_OP_EmbeddingGrad, 2, in, 3, attrs);
+  return g->b.status;
+}
+
+static void embedding_params(const omc_node *node, const omc_shape *table, rows_params *p) {
+  *p = (rows_params){.outer = 1,
+                     .dim = table->dims[0],
+                     .inner = table->dims[1],
+                     .n = omc_shape_numel(in_shape(node, 1)),
+                     .padding = omc_attr_int(node, "padding_idx", -1)};
+}
+
+static omc_status params_embedding(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  embedding_params(node, in_shape(node, 0), params);
+  return OMC_OK;
+}
+
+static omc_status params_embedding_grad(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  rows_params *p = params;
+  embedding_params(node, out_shape(node), p);
+  p->by_freq = omc_attr_int(node, "scale_grad_by_freq", 0) != 0;
+  return OMC_OK;
+}
+
+/* GatherND: the last axis of ids is an index into the `depth` axes after the batch axes. */
+static omc_status gather_nd_params(const omc_node *node, const omc_shape *table, rows_params *p) {
+  const omc_shape *t = in_shape(node, 1);
+  const int64_t batch = omc_attr_int(node, "batch_dims", 0);
+  const int64_t depth = t->rank ? t->dims[t->rank - 1] : 0;
+  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_TRY(need_ids(node));
+  bool fits = batch >= 0 && batch < t->rank && depth >= 1 && batch + depth <= table->rank;
+  for (int32_t i = 0; fits && i < batch; i++) fits = t->dims[i] == table->dims[i];
+  if (!fits)
+    OMC_FAIL(ESHAPE, "%s: ids %s with %lld batch dims do not index %s",
+             omc_node_text(node, text, sizeof text), omc_shape_text(t, a, sizeof a),
+             (long long)batch, omc_shape_text(table, b, sizeof b));
+  const int32_t from = (int32_t)batch, to = (int32_t)(batch + depth);
+  const int64_t n = omc_shape_span(t, from, t->rank - 1);
+  *p = (rows_params){.outer = omc_shape_span(table, 0, from),
+                     .dim = omc_shape_span(table, from, to),
+                     .inner = omc_shape_span(table, to, table->rank),
+                     .n = n,
+                     .outer_ids = from ? n : 0,
+                     .padding = -1,
+                     .depth = to - from};
+  memcpy(p->dims, table->dims + from, (size_t)p->depth * sizeof p->dims[0]);
+  return OMC_OK;
+}
+
+static omc_status gather_nd_shape(const omc_node *node, const omc_shape *table, omc_shape *out) {
+  rows_params p;
+  OMC_TRY(gather_nd_params(node, table, &p));
+  *out = (omc_shape){0};
+  OMC_TRY(append(node, in_shape(node, 1), 0, in_shape(node, 1)->rank - 1, out));
+  const int32_t batch = (int32_t)omc_attr_int(node, "batch_dims", 0);
+  return append(node, table, batch + p.depth, table->rank, out);
+}
+
+static omc_status infer_gather_nd(omc_node *node) {
+  omc_shape shape;
+  OMC_TRY(gather_nd_shape(node, in_shape(node, 0), &shape));
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status infer_gather_nd_grad(omc_node *node) {
+  omc_shape table, shape;
+  OMC_TRY(omc_need_shape(node, &table));
+  OMC_TRY(gather_nd_shape(node, &table, &shape));
+  OMC_TRY(need_picked(node, &shape));
+  set_out(node, &table);
+  return OMC_OK;
+}
+
+static omc_status grad_gather_nd(omc_grad *g) {
+  const omc_shape *x = in_shape(g->node, 0);
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  const omc_attr attrs[] = {omc_ai("batch_dims", omc_attr_int(g->node, "batch_dims", 0)),
+                            omc_ais("shape", x->dims, (uint32_t)x->rank)};
+  g->din[0] = omc_bn(&g->b, OMC_OP_GatherNDGrad, 2, in, 2, attrs);
+  return g->b.status;
+}
+
+static omc_status params_gather_nd(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return gather_nd_params(node, in_shape(node, 0), params);
+}
+
+static omc_status params_gather_nd_grad(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return gather_nd_params(node, out_shape(node), params);
+}
+
+/* GatherElements: ids have x's rank and nowhere, but along the axis, more elements. */
+static omc_status check_elements(const omc_node *node, const omc_shape *table) {
+  const omc_shape *t = in_shape(node, 1);
+  int32_t axis;
+  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_TRY(need_ids(node));
+  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  bool fits = t->rank == table->rank;
+  for (int32_t i = 0; fits && i < t->rank; i++) fits = i == axis || t->dims[i] <= table->dims[i];
+  if (fits) return OMC_OK;
+  OMC_FAIL(ESHAPE, "%s: ids %s do not pick from %s along axis %d",
+           omc_node_text(node, text, sizeof text), omc_shape_text(t, a, sizeof a),
+           omc_shape_text(table, b, sizeof b), axis);
+}
+
+static omc_status infer_gather_elements(omc_node *node) {
+  OMC_TRY(check_elements(node, in_shape(node, 0)));
+  set_out(node, in_shape(node, 1));
+  return OMC_OK;
+}
+
+static omc_status infer_gather_elements_grad(omc_node *node) {
+  omc_shape table;
+  OMC_TRY(omc_need_shape(node, &table));
+  OMC_TRY(check_elements(node, &table));
+  OMC_TRY(need_picked(node, in_shape(node, 1)));
+  set_out(node, &table);
+  return OMC_OK;
+}
+
+static omc_status grad_gather_elements(omc_grad *g) {
+  const omc_shape *x = in_shape(g->node, 0);
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  const omc_attr attrs[] = {omc_ai("axis", omc_attr_int(g->node, "axis", 0)),
+                            omc_ais("shape", x->dims, (uint32_t)x->rank)};
+  g->din[0] = omc_bn(&g->b, OMC_OP_GatherElementsGrad, 2, in, 2, attrs);
+  return g->b.status;
+}
+
+static omc_status lines_of(const omc_node *node, const omc_shape *table, lines_params *p) {
+  const omc_shape *t = in_shape(node, 1);
+  int64_t table_strides[OMC_MAX_RANK], strides[OMC_MAX_RANK];
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  omc_shape_strides(table, table_strides);
+  omc_shape_strides(t, strides);
+  *p = (lines_params){.n = t->dims[axis],
+                      .count = 1,
+                      .dim = table->dims[axis],
+                      .table_step = table_strides[axis],
+                      .picked_step = strides[axis]};
+  for (int32_t i = 0; i < t->rank; i++) {
+    if (i == axis) continue;
+    p->dims[p->rank] = t->dims[i];
+    p->table[p->rank] = table_strides[i];
+    p->picked[p->rank++] = strides[i];
+    p->count *= t->dims[i];
+  }
+  return OMC_OK;
+}
+
+static omc_status params_gather_elements(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return lines_of(node, in_shape(node, 0), params);
+}
+
+static omc_status params_gather_elements_grad(const omc_node *node, omc_arena *arena,
+                                              void *params) {
+  (void)arena;
+  return lines_of(node, out_shape(node), params);
+}
+
+/* ---- records ---- */
+
+#define GATHER_OP(name_, id, kernel, params_t, ...)                                            \
+  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 2, .n_out = 1,                      \
+                                 .infer = infer_##id, .params_size = sizeof(params_t),         \
+                                 .params = params_##id, .cpu = &omc_kernels_##kernel, __VA_ARGS__};
+GATHER_OP(Gather, gather, GatherRows, rows_params, .max_in = 2, .grad = grad_gather)
+GATHER_OP(GatherGrad, gather_grad, ScatterRows, rows_params, .max_in = 2)
+GATHER_OP(GatherND, gather_nd, GatherRows, rows_params, .max_in = 2, .grad = grad_gather_nd,
+          .workspace = rows_workspace)
+GATHER_OP(GatherNDGrad, gather_nd_grad, ScatterRows, rows_params, .max_in = 2,
+          .workspace = rows_workspace)
+GATHER_OP(Embedding, embedding, GatherRows, rows_params, .max_in = 2, .grad = grad_embedding)
+GATHER_OP(EmbeddingGrad, embedding_grad, ScatterRows, rows_params, .max_in = 3,
+          .flags = OMC_OP_INPLACE_2, .workspace = rows_workspace)
+GATHER_OP(GatherElements, gather_elements, GatherElements, lines_params, .max_in = 2,
+          .grad = grad_gather_elements)
+GATHER_OP(GatherElementsGrad, gather_elements_grad, GatherElementsGrad, lines_params, .max_in = 2)
+
+#endif

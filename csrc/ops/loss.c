@@ -1,0 +1,394 @@
+/* CrossEntropy of logits [N, C, d...] against class indices [N, d...], and its gradient.
+ *
+ * With w the class weights (1 if absent), t the target of a row, e the label smoothing and
+ * log p = x - lse, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log p[c].
+ * "mean" divides the sum by the w[t] of all rows. Rows whose target is ignore_index do not count.
+ * Of the forward only lse is kept. */
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+typedef enum { REDUCE_NONE, REDUCE_MEAN, REDUCE_SUM } loss_reduction;
+
+/* Logits are [outer, classes, inner]; a row is one (outer, inner). */
+typedef struct {
+  int64_t outer, classes, inner, ignore_index;
+  double smoothing;
+  loss_reduction reduction;
+} loss_params;
+
+#if defined(OMC_VARIANT) && !defined(OMC_CLASS_IS_I64)
+
+#include "cpu/rows.h"
+
+/* Rows worked on together where classes are not the last axis; a multiple of any OMC_VL. */
+#define COLS 64
+#define CELLS_PER_TASK 16384
+
+typedef struct {
+  const loss_params *p;
+  const elem *logits, *weight; /* weight NULL: all 1 */
+  const int64_t *target;
+  const elem *dloss;           /* gradient only */
+  elem *dlogits;               /* gradient only; may be logits */
+  real *loss;                  /* one per row, forward only */
+  real *lse;                   /* one per row; NULL: not kept */
+  real hard, soft;             /* 1 - e and e/C */
+  real weights;                /* sum of w */
+  double total;                /* sum of w[t] over rows that count */
+  int64_t groups;              /* of COLS rows, for each outer index */
+} loss_job;
+
+static real class_weight(const loss_job *job, int64_t c) {
+  return job->weight ? ld(job->weight + c) : 1;
+}
+
+/* Sets all but what belongs to one direction, given which input is what. Checks every target
+ * before any is used. */
+static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t target,
+                          uint32_t weight, loss_job *job) {
+  const loss_params *p = args->params;
+  *job = (loss_job){.p = p, .logits = omc_in_data(args, logits),
+                    .target = omc_in_data(args, target), .weight = omc_in_data(args, weight),
+                    .hard = (real)(1 - p->smoothing),
+                    .soft = (real)(p->smoothing / (double)p->classes),
+                    .groups = (p->inner + COLS - 1) / COLS};
+  job->weights = job->weight ? row_sum(job->weight, p->classes) : (real)p->classes;
+  for (int64_t i = 0; i < p->outer * p->inner; i++) {
+    const int64_t t = job->target[i];
+    if (t == p->ignore_index) continue;
+    if (t < 0 || t >= p->classes)
+      OMC_FAIL(EINDEX, "CrossEntropy '%s': target %lld at position %lld is not one of %lld classes",
+               args->node ? args->node : "", (long long)t, (long long)i, (long long)p->classes);
+    job->total += (double)class_weight(job, t);
+  }
+  return OMC_OK;
+}
+
+/* Calls `row` for each row if classes are the last axis, else `cols` for each group of rows. */
+static void run_rows(const omc_kernel_args *args, loss_job *job, omc_range_fn row,
+                     omc_range_fn cols) {
+  const loss_params *p = job->p;
+  const int64_t width = p->inner < COLS ? p->inner : COLS;
+  omc_parallel_for(p->outer * job->groups, 1 + CELLS_PER_TASK / (p->classes * width + 1),
+                   args->threads, p->inner == 1 ? row : cols, job);
+}
+
+/* Where a group of rows starts and how many it has. */
+typedef struct {
+  const elem *x;      /* class 0 of the group's first row */
+  int64_t cell, row;  /* offsets of x in the logits and of the first row in [outer, inner] */
+  int64_t cols;
+} loss_group;
+
+static loss_group group_at(const loss_job *job, int64_t g) {
+  const loss_params *p = job->p;
+  const int64_t outer = g / job->groups, col = g % job->groups * COLS;
+  const int64_t cell = outer * p->classes * p->inner + col;
+  return (loss_group){job->logits + cell, cell, outer * p->inner + col,
+                      p->inner - col < COLS ? p->inner - col : COLS};
+}
+
+/* A row's loss from its sums, all of x shifted down by the row's maximum: log of the sum of
+ * exponentials, x[t], and the sum of w[c] * x[c]. */
+static real row_loss(const loss_job *job, int64_t t, real log_sum, real x_t, real dot) {
+  const real loss = job->hard * class_weight(job, t) * (log_sum - x_t);
+  return job->soft > 0 ? loss + job->soft * (job->weights * log_sum - dot) : loss;
+}
+
+static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const loss_job *job = ctx;
+  const int64_t n = job->p->classes;
+  for (int64_t r = begin; r < end; r++) {
+    const elem *x = job->logits + r * n, *w = job->weight;
+    const int64_t t = job->target[r];
+    const real top = row_max(x, n);
+    const real log_sum = (real)log((double)row_sum_exp(x, n, top));
+    real dot = 0;
+    if (job->soft > 0 && w)
+      dot = OMC_ROW_SUM(n, (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
+    else if (job->soft > 0)
+      dot = OMC_ROW_SUM(n, vld_fill(x + k, left, top) - vset(top));
+    if (job->lse) job->lse[r] = top + log_sum;
+    job->loss[r] =
+        t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
+  }
+}
+
+static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const loss_job *job = ctx;
+  const int64_t n = job->p->classes, step = job->p->inner;
+  for (int64_t g = begin; g < end; g++) {
+    const loss_group at = group_at(job, g);
+    real top[COLS], sum[COLS] = {0}, dot[COLS] = {0};
+    for (int64_t j = 0; j < COLS; j++) top[j] = -(real)INFINITY;
+    for (int64_t c = 0; c < n; c++)
+      for (int64_t j = 0; j < at.cols; j += OMC_VL)
+        vstr(top + j, vmax(vldr(top + j), vld_fill(at.x + c * step + j, at.cols - j, 0)));
+    for (int64_t c = 0; c < n; c++) {
+      const vreal w = vset(class_weight(job, c));
+      for (int64_t j = 0; j < at.cols; j += OMC_VL) {
+        const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0) - vldr(top + j);
+        vstr(sum + j, vldr(sum + j) + vexp(x));
+        if (job->soft > 0) vstr(dot + j, vldr(dot + j) + w * x);
+      }
+    }
+    for (int64_t j = 0; j < at.cols; j++) {
+      const int64_t t = job->target[at.row + j];
+      const real log_sum = (real)log((double)sum[j]);
+      if (job->lse) job->lse[at.row + j] = top[j] + log_sum;
+      job->loss[at.row + j] =
+          t == job->p->ignore_index
+              ? 0
+              : row_loss(job, t, log_sum, ld(at.x + t * step + j) - top[j], dot[j]);
+    }
+  }
+}
+
+OMC_KERNEL(CrossEntropy) {
+  loss_job job;
+  OMC_TRY(prepare(args, 0, 1, 2, &job));
+  job.loss = args->workspace;
+  job.lse = omc_out_data(args, 1);
+  run_rows(args, &job, forward_rows, forward_cols);
+
+  const loss_params *p = job.p;
+  const int64_t rows = p->outer * p->inner;
+  elem *out = args->out[0].data;
+  if (p->reduction == REDUCE_NONE) {
+    for (int64_t r = 0; r < rows; r++) st(out + r, job.loss[r]);
+  } else {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; r++) sum += (double)job.loss[r];
+    st(out, (real)(p->reduction == REDUCE_MEAN ? sum / job.total : sum));
+  }
+  real *total = omc_out_data(args, 2);
+  if (total) *total = (real)job.total;
+  return OMC_OK;
+}
+
+/* The gradient of row r's loss, times what flows into it: dx[c] is
+ * p[c] * prob - w[c] * soft, less `hard` at the target. All 0 for a row that does not count. */
+typedef struct {
+  real prob, soft, hard;
+} row_scale;
+
+static row_scale scale_of(const loss_job *job, int64_t r) {
+  const loss_params *p = job->p;
+  const int64_t t = job->target[r];
+  if (t == p->ignore_index) return (row_scale){0, 0, 0};
+  real flow = ld(job->dloss + (p->reduction == REDUCE_NONE ? r : 0));
+  if (p->reduction == REDUCE_MEAN) flow /= (real)job->total;
+  const real hard = job->hard * class_weight(job, t);
+  return (row_scale){flow * (hard + job->soft * job->weights), flow * job->soft, flow * hard};
+}
+
+static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const loss_job *job = ctx;
+  const int64_t n = job->p->classes;
+  for (int64_t r = begin; r < end; r++) {
+    const elem *x = job->logits + r * n, *w = job->weight;
+    elem *dx = job->dlogits + r * n;
+    const int64_t t = job->target[r];
+    if (t == job->p->ignore_index) {
+      memset(dx, 0, (size_t)n * sizeof *dx);
+      continue;
+    }
+    const row_scale s = scale_of(job, r);
+    const vreal lse = vset(job->lse[r]), prob = vset(s.prob), soft = vset(s.soft);
+    for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+      const vreal pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
+      vst_upto(dx + k, vexp(vld_fill(x + k, left, 0) - lse) * prob - pull, left);
+    }
+    st(dx + t, ld(dx + t) - s.hard);
+  }
+}
+
+static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const loss_job *job = ctx;
+  const int64_t n = job->p->classes, step = job->p->inner;
+  for (int64_t g = begin; g < end; g++) {
+    const loss_group at = group_at(job, g);
+    elem *dx = job->dlogits + at.cell;
+    real lse[COLS] = {0}, prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
+    for (int64_t j = 0; j < at.cols; j++) {
+      const row_scale s = scale_of(job, at.row + j);
+      lse[j] = job->lse[at.row + j], prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
+    }
+    for (int64_t c = 0; c < n; c++) {
+      const vreal w = vset(class_weight(job, c));
+      for (int64_t j = 0; j < at.cols; j += OMC_VL) {
+        const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0);
+        const vreal d = vexp(x - vldr(lse + j)) * vldr(prob + j) - w * vldr(soft + j);
+        vst_upto(dx + c * step + j, d, at.cols - j);
+      }
+    }
+    for (int64_t j = 0; j < at.cols; j++) {
+      const int64_t t = job->target[at.row + j];
+      if (t == job->p->ignore_index) continue;
+      elem *cell = dx + t * step + j;
+      st(cell, ld(cell) - hard[j]);
+    }
+  }
+}
+
+/* Inputs: dloss, logits, target, lse, total, weight?. */
+OMC_KERNEL(CrossEntropyGrad) {
+  loss_job job;
+  OMC_TRY(prepare(args, 1, 2, 5, &job));
+  job.dloss = args->in[0].data;
+  job.lse = args->in[3].data;
+  job.total = (double)*(const real *)args->in[4].data;
+  job.dlogits = args->out[0].data;
+  run_rows(args, &job, backward_rows, backward_cols);
+  return OMC_OK;
+}
+
+#endif
+
+#ifdef OMC_RECORDS
+
+#include <string.h>
+
+static const char *const reduction_names[] = {"none", "mean", "sum"}; /* by loss_reduction */
+
+/* Values kept for backward are of the type computed in. */
+static omc_dtype real_dtype(omc_dtype elem) { return elem == OMC_F64 ? OMC_F64 : OMC_F32; }
+
+static int32_t class_axis(const omc_shape *logits) { return logits->rank > 1 ? 1 : 0; }
+
+/* Reads the attributes and checks that logits, target and weight (NULL: none) go together;
+ * *rows is the shape of target. */
+static omc_status check(const omc_node *node, const omc_type *logits, uint32_t target_index,
+                        const omc_value *weight, loss_params *p, omc_shape *rows) {
+  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  omc_node_text(node, text, sizeof text);
+  OMC_TRY(omc_need_dtype(node, target_index, OMC_I64));
+  const omc_type *target = &omc_in(node, target_index)->type;
+  const omc_shape *x = &logits->shape;
+  if (x->rank == 0) OMC_FAIL(ESHAPE, "%s: logits have no class axis", text);
+  const int32_t axis = class_axis(x);
+  *rows = (omc_shape){.rank = 0};
+  for (int32_t i = 0; i < x->rank; i++)
+    if (i != axis) rows->dims[rows->rank++] = x->dims[i];
+  if (!omc_shape_equal(rows, &target->shape))
+    OMC_FAIL(ESHAPE, "%s: target %s does not fit logits %s", text,
+             omc_type_text(target, a, sizeof a), omc_type_text(logits, b, sizeof b));
+  if (weight && (weight->type.dtype != logits->dtype || weight->type.shape.rank != 1 ||
+                 weight->type.shape.dims[0] != x->dims[axis]))
+    OMC_FAIL(ESHAPE, "%s: weight %s does not fit the classes of logits %s", text,
+             omc_type_text(&weight->type, a, sizeof a), omc_type_text(logits, b, sizeof b));
+
+  *p = (loss_params){.outer = axis ? x->dims[0] : 1,
+                     .classes = x->dims[axis],
+                     .inner = omc_shape_span(x, axis + 1, x->rank),
+                     .ignore_index = omc_attr_int(node, "ignore_index", -100),
+                     .smoothing = omc_attr_float(node, "label_smoothing", 0)};
+  if (!(p->smoothing >= 0 && p->smoothing <= 1))
+    OMC_FAIL(EINVALID, "%s: label_smoothing %g is not within 0..1", text, p->smoothing);
+  const char *reduction = omc_attr_string(node, "reduction", "mean");
+  for (int i = 0; i < 3; i++)
+    if (strcmp(reduction, reduction_names[i]) == 0) {
+      p->reduction = (loss_reduction)i;
+      return OMC_OK;
+    }
+  OMC_FAIL(EINVALID, "%s: reduction \"%s\" is not none, mean or sum", text, reduction);
+}
+
+static omc_status forward_check(const omc_node *node, loss_params *p, omc_shape *rows) {
+  OMC_TRY(omc_need_float(node, 0));
+  return check(node, &omc_in(node, 0)->type, 1, omc_in(node, 2), p, rows);
+}
+
+static omc_status forward_infer(omc_node *node) {
+  loss_params p;
+  omc_shape rows;
+  OMC_TRY(forward_check(node, &p, &rows));
+  const omc_shape scalar = {.rank = 0};
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
+  omc_set_type(node, 0, dtype, p.reduction == REDUCE_NONE ? &rows : &scalar);
+  omc_set_type(node, 1, real_dtype(dtype), &rows);
+  omc_set_type(node, 2, real_dtype(dtype), &scalar);
+  return OMC_OK;
+}
+
+static omc_status forward_params(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_shape rows;
+  return forward_check(node, params, &rows);
+}
+
+static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const loss_params *p = params;
+  return (size_t)(p->outer * p->inner) * omc_dtype_size(real_dtype(omc_in(node, 0)->type.dtype));
+}
+
+static omc_status forward_grad(omc_grad *g) {
+  const omc_node *node = g->node;
+  OMC_TRY(omc_need_saved(g, 3));
+  if (!g->dout[0]) return OMC_OK;
+  omc_value *in[] = {g->dout[0],       omc_in(node, 0),  omc_in(node, 1),
+                     omc_out(node, 1), omc_out(node, 2), omc_in(node, 2)};
+  omc_build(&g->b, OMC_OP_CrossEntropyGrad, in[5] ? 6 : 5, in, 0, node->n_attr, node->attr, 1,
+            &g->din[0]);
+  return g->b.status;
+}
+
+static omc_status backward_check(const omc_node *node, loss_params *p) {
+  OMC_TRY(omc_need_float(node, 1));
+  const omc_type *logits = &omc_in(node, 1)->type;
+  omc_shape rows;
+  OMC_TRY(check(node, logits, 2, omc_in(node, 5), p, &rows));
+  const omc_shape scalar = {.rank = 0};
+  const struct {
+    const char *name;
+    uint32_t input;
+    omc_type type;
+  } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == REDUCE_NONE ? rows : scalar}},
+                  {"lse", 3, {real_dtype(logits->dtype), rows}},
+                  {"total", 4, {real_dtype(logits->dtype), scalar}}};
+  for (int i = 0; i < 3; i++) {
+    const omc_type *is = &omc_in(node, expected[i].input)->type;
+    if (omc_type_equal(is, &expected[i].type)) continue;
+    char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    OMC_FAIL(ESHAPE, "%s: %s is %s, not %s", omc_node_text(node, text, sizeof text),
+             expected[i].name, omc_type_text(is, a, sizeof a),
+             omc_type_text(&expected[i].type, b, sizeof b));
+  }
+  return OMC_OK;
+}
+
+static omc_status backward_infer(omc_node *node) {
+  loss_params p;
+  OMC_TRY(backward_check(node, &p));
+  omc_set_type(node, 0, omc_in(node, 1)->type.dtype, &omc_in(node, 1)->type.shape);
+  return OMC_OK;
+}
+
+static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return backward_check(node, params);
+}
+
+OMC_KERNELS(CrossEntropy)
+const omc_op omc_op_CrossEntropy = {.name = "CrossEntropy", .min_in = 2, .max_in = 3, .n_out = 3,
+                                    .infer = forward_infer, .grad = forward_grad,
+                                    .params_size = sizeof(loss_params), .params = forward_params,
+                                    .workspace = forward_workspace,
+                                    .cpu = &omc_kernels_CrossEntropy};
+
+OMC_KERNELS(CrossEntropyGrad)
+const omc_op omc_op_CrossEntropyGrad = {.name = "CrossEntropyGrad", .min_in = 5, .max_in = 6,
+                                        .n_out = 1, .flags = OMC_OP_INPLACE_1,
+                                        .infer = backward_infer,
+                                        .params_size = sizeof(loss_params),
+                                        .params = backward_params,
+                                        .cpu = &omc_kernels_CrossEntropyGrad};
+
+#endif

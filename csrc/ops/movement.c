@@ -1,0 +1,603 @@
+/* Ops that move elements. Each is a list of strided copies, and one kernel runs them all. */
+#include <string.h>
+
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "cpu/strided.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+#ifdef OMC_RECORDS
+
+/* Copies of parts of inputs to parts of outputs. */
+typedef struct move {
+  uint32_t from, to; /* input, output */
+  omc_strided part;
+} move;
+
+typedef struct move_params {
+  uint32_t n;
+  move *moves;
+  bool fill;    /* out[0] is filled first, */
+  uint32_t pad; /* with this input if there is one, else with zeros */
+} move_params;
+
+OMC_KERNEL_ANY(Move) {
+  const move_params *p = args->params;
+  if (p->fill) {
+    const omc_type *out = args->out[0].type;
+    omc_strided_fill(args->out[0].data, omc_shape_numel(&out->shape), omc_dtype_size(out->dtype),
+                     p->pad ? omc_in_data(args, p->pad) : NULL, args->threads);
+  }
+  for (uint32_t i = 0; i < p->n; i++) {
+    const move *m = &p->moves[i];
+    omc_strided_copy(&m->part, args->out[m->to].data, args->in[m->from].data, args->threads);
+  }
+  return OMC_OK;
+}
+
+static omc_status reserve(const omc_node *node, omc_arena *arena, uint32_t n, move_params *p) {
+  p->moves = OMC_NEW_ARRAY(arena, move, n);
+  if (p->moves) return OMC_OK;
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(ENOMEM, "%s: no memory for %u moves", omc_node_text(node, text, sizeof text), n);
+}
+
+static void push(move_params *p, const omc_node *node, uint32_t from, uint32_t to,
+                 const omc_strided *part) {
+  move *m = &p->moves[p->n++];
+  *m = (move){from, to, *part};
+  omc_strided_prepare(&m->part, omc_dtype_size(omc_in(node, 0)->type.dtype));
+}
+
+/* All of `shape`, both sides being dense tensors of the shapes given. */
+static omc_strided between(const omc_shape *shape, const omc_shape *src, const omc_shape *dst) {
+  omc_strided c = {.rank = shape->rank};
+  memcpy(c.dims, shape->dims, (size_t)shape->rank * sizeof c.dims[0]);
+  omc_shape_strides(src, c.src);
+  omc_shape_strides(dst, c.dst);
+  return c;
+}
+
+static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
+  return &omc_in(node, i)->type.shape;
+}
+
+static void set_out(omc_node *node, const omc_shape *shape) {
+  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, shape);
+}
+
+/* ---- Transpose ---- */
+
+static omc_status perm_of(const omc_node *node, int32_t *perm) {
+  uint32_t n;
+  const int64_t *given = omc_attr_ints(node, "perm", &n);
+  const int32_t rank = in_shape(node, 0)->rank;
+  char text[OMC_NODE_TEXT];
+  uint32_t seen = 0;
+  if (given && (int64_t)n != rank)
+    OMC_FAIL(ESHAPE, "%s: perm has %u entries for rank %d", omc_node_text(node, text, sizeof text),
+             n, rank);
+  for (int32_t i = 0; i < rank; i++) {
+    OMC_TRY(omc_axis(given ? given[i] : rank - 1 - i, rank, omc_node_text(node, text, sizeof text),
+                     &perm[i]));
+    if (seen & 1u << perm[i])
+      OMC_FAIL(ESHAPE, "%s: perm has axis %d twice", omc_node_text(node, text, sizeof text),
+               perm[i]);
+    seen |= 1u << perm[i];
+  }
+  return OMC_OK;
+}
+
+static omc_status infer_transpose(omc_node *node) {
+  int32_t perm[OMC_MAX_RANK];
+  OMC_TRY(perm_of(node, perm));
+  omc_shape shape = *in_shape(node, 0);
+  for (int32_t i = 0; i < shape.rank; i++) shape.dims[i] = in_shape(node, 0)->dims[perm[i]];
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status grad_transpose(omc_grad *g) {
+  int32_t perm[OMC_MAX_RANK];
+  int64_t inverse[OMC_MAX_RANK];
+  OMC_TRY(perm_of(g->node, perm));
+  for (int32_t i = 0; i < in_shape(g->node, 0)->rank; i++) inverse[perm[i]] = i;
+  g->din[0] = omc_transpose(&g->b, g->dout[0], inverse);
+  return g->b.status;
+}
+
+static omc_status params_transpose(const omc_node *node, omc_arena *arena, void *params) {
+  int32_t perm[OMC_MAX_RANK];
+  int64_t strides[OMC_MAX_RANK];
+  OMC_TRY(perm_of(node, perm));
+  OMC_TRY(reserve(node, arena, 1, params));
+  const omc_shape *out = &node->out[0]->type.shape;
+  omc_strided c = between(out, out, out);
+  omc_shape_strides(in_shape(node, 0), strides);
+  for (int32_t i = 0; i < c.rank; i++) c.src[i] = strides[perm[i]];
+  push(params, node, 0, 0, &c);
+  return OMC_OK;
+}
+
+/* ---- Expand ---- */
+
+static omc_status infer_expand(omc_node *node) {
+  omc_shape to;
+  char text[OMC_NODE_TEXT];
+  OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, to.dims, &to.rank));
+  for (int32_t i = 0; i < to.rank; i++)
+    if (to.dims[i] < 0)
+      OMC_FAIL(ESHAPE, "%s: dim %d of the target shape is %lld",
+               omc_node_text(node, text, sizeof text), i, (long long)to.dims[i]);
+  OMC_TRY(omc_shape_broadcast(in_shape(node, 0), &to, omc_node_text(node, text, sizeof text), &to));
+  set_out(node, &to);
+  return OMC_OK;
+}
+
+static omc_status grad_expand(omc_grad *g) {
+  g->din[0] = g->dout[0]; /* the sweep sums it back */
+  return g->b.status;
+}
+
+static omc_status params_expand(const omc_node *node, omc_arena *arena, void *params) {
+  OMC_TRY(reserve(node, arena, 1, params));
+  const omc_shape *out = &node->out[0]->type.shape;
+  omc_strided c = between(out, out, out);
+  omc_broadcast_strides(in_shape(node, 0), out, c.src);
+  push(params, node, 0, 0, &c);
+  return OMC_OK;
+}
+
+/* ---- Concat and Split ---- */
+
+static omc_status infer_concat(omc_node *node) {
+  omc_shape shape = *in_shape(node, 0);
+  int32_t axis;
+  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
+  for (uint32_t i = 1; i < node->n_in; i++) {
+    OMC_TRY(omc_need_dtype(node, i, omc_in(node, 0)->type.dtype));
+    OMC_TRY(omc_need_rank(node, i, shape.rank));
+    const omc_shape *x = in_shape(node, i);
+    for (int32_t d = 0; d < shape.rank; d++)
+      if (d != axis && x->dims[d] != shape.dims[d])
+        OMC_FAIL(ESHAPE, "%s: input %u is %s and input 0 is %s, unequal beside axis %d",
+                 omc_node_text(node, text, sizeof text), i, omc_shape_text(x, a, sizeof a),
+                 omc_shape_text(in_shape(node, 0), b, sizeof b), axis);
+    shape.dims[axis] += x->dims[axis];
+  }
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status grad_concat(omc_grad *g) {
+  const omc_node *node = g->node;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
+  int64_t *sizes = OMC_NEW_ARRAY(&g->b.graph->arena, int64_t, node->n_in);
+  if (!sizes) {
+    char text[OMC_NODE_TEXT];
+    OMC_FAIL(ENOMEM, "%s: no memory for %u sizes", omc_node_text(node, text, sizeof text),
+             node->n_in);
+  }
+  for (uint32_t i = 0; i < node->n_in; i++) sizes[i] = in_shape(node, i)->dims[axis];
+  omc_value *const in[] = {g->dout[0], omc_ints(&g->b, sizes, (int32_t)node->n_in)};
+  const omc_attr attr = omc_ai("axis", axis);
+  omc_build(&g->b, OMC_OP_Split, 2, in, 0, 1, &attr, node->n_in, g->din);
+  return g->b.status;
+}
+
+static omc_status params_concat(const omc_node *node, omc_arena *arena, void *params) {
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
+  OMC_TRY(reserve(node, arena, node->n_in, params));
+  int64_t at = 0;
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    const omc_shape *x = in_shape(node, i);
+    omc_strided c = between(x, x, &node->out[0]->type.shape);
+    c.dst_offset = at * c.dst[axis];
+    at += x->dims[axis];
+    push(params, node, i, 0, &c);
+  }
+  return OMC_OK;
+}
+
+static omc_status infer_split(omc_node *node) {
+  omc_shape shape = *in_shape(node, 0);
+  int32_t axis;
+  char text[OMC_NODE_TEXT];
+  OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
+  OMC_TRY(omc_need_const(node, 1));
+  const omc_value *sizes = omc_in(node, 1);
+  const int64_t n = omc_shape_numel(&sizes->type.shape), dim = shape.dims[axis];
+  if (n != node->n_out)
+    OMC_FAIL(ESHAPE, "%s: %lld sizes for %u outputs", omc_node_text(node, text, sizeof text),
+             (long long)n, node->n_out);
+  int64_t left = dim;
+  for (uint32_t k = 0; k < node->n_out; k++) {
+    shape.dims[axis] = omc_const_int(sizes, k);
+    if (shape.dims[axis] < 0 || shape.dims[axis] > left) break;
+    left -= shape.dims[axis];
+    omc_set_type(node, k, omc_in(node, 0)->type.dtype, &shape);
+    if (k + 1 == node->n_out && left == 0) return OMC_OK;
+  }
+  OMC_FAIL(ESHAPE, "%s: the sizes do not make up axis %d of %lld",
+           omc_node_text(node, text, sizeof text), axis, (long long)dim);
+}
+
+static omc_status grad_split(omc_grad *g) {
+  const omc_node *node = g->node;
+  omc_value **parts = OMC_NEW_ARRAY(&g->b.graph->arena, omc_value *, node->n_out);
+  if (!parts) {
+    char text[OMC_NODE_TEXT];
+    OMC_FAIL(ENOMEM, "%s: no memory for %u gradients", omc_node_text(node, text, sizeof text),
+             node->n_out);
+  }
+  omc_type zeros = omc_in(node, 0)->type;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, zeros.shape.rank, &axis));
+  for (uint32_t k = 0; k < node->n_out; k++) {
+    zeros.shape.dims[axis] = omc_const_int(omc_in(node, 1), k);
+    parts[k] = g->dout[k] ? g->dout[k] : omc_zeros(&g->b, &zeros);
+  }
+  const omc_attr attr = omc_ai("axis", axis);
+  g->din[0] = omc_bn(&g->b, OMC_OP_Concat, node->n_out, parts, 1, &attr);
+  return g->b.status;
+}
+
+static omc_status params_split(const omc_node *node, omc_arena *arena, void *params) {
+  const omc_shape *x = in_shape(node, 0);
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, x->rank, &axis));
+  OMC_TRY(reserve(node, arena, node->n_out, params));
+  int64_t at = 0;
+  for (uint32_t k = 0; k < node->n_out; k++) {
+    const int64_t size = omc_const_int(omc_in(node, 1), k);
+    if (node->out[k]) {
+      const omc_shape *out = &node->out[k]->type.shape;
+      omc_strided c = between(out, x, out);
+      c.src_offset = at * c.src[axis];
+      push(params, node, 0, k, &c);
+    }
+    at += size;
+  }
+  return OMC_OK;
+}
+
+/* ---- Slice and SliceGrad: starts, ends, axes and steps are inputs 1 to 4 ---- */
+
+typedef struct slice {
+  omc_shape shape; /* of the slice */
+  int64_t start[OMC_MAX_RANK], step[OMC_MAX_RANK];
+} slice;
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+/* Elements from `start` to before `end` as ONNX bounds them; *start becomes the first index. */
+static int64_t slice_dim(int64_t dim, int64_t *start, int64_t end, int64_t step) {
+  const int64_t low = step > 0 ? 0 : -1, high = step > 0 ? dim : dim - 1;
+  if (*start < 0) *start += dim;
+  if (end < 0) end += dim;
+  *start = clamp(*start, step > 0 ? 0 : low + (dim > 0), high);
+  end = clamp(end, low, high);
+  if (step > 0) return end > *start ? (end - *start - 1) / step + 1 : 0;
+  return end < *start ? (*start - end - 1) / -step + 1 : 0;
+}
+
+/* The slice that a node's inputs take of a tensor of shape `of`. */
+static omc_status read_slice(const omc_node *node, const omc_shape *of, slice *s) {
+  int64_t list[4][OMC_MAX_RANK];
+  int32_t n[4] = {0};
+  char text[OMC_NODE_TEXT];
+  for (uint32_t i = 0; i < 4; i++)
+    if (omc_in(node, i + 1))
+      OMC_TRY(omc_need_ints(node, i + 1, OMC_MAX_RANK, list[i], &n[i]));
+  for (uint32_t i = 1; i < 4; i++)
+    if ((omc_in(node, i + 1) || i == 1) && n[i] != n[0])
+      OMC_FAIL(ESHAPE, "%s: %d starts, but input %u has %d elements",
+               omc_node_text(node, text, sizeof text), n[0], i + 1, n[i]);
+  s->shape = *of;
+  for (int32_t i = 0; i < of->rank; i++) s->start[i] = 0, s->step[i] = 1;
+  for (int32_t i = 0; i < n[0]; i++) {
+    int32_t axis;
+    OMC_TRY(omc_axis(omc_in(node, 3) ? list[2][i] : i, of->rank,
+                     omc_node_text(node, text, sizeof text), &axis));
+    const int64_t step = omc_in(node, 4) ? list[3][i] : 1;
+    if (step == 0 || step == INT64_MIN)
+      OMC_FAIL(ESHAPE, "%s: step %lld along axis %d", omc_node_text(node, text, sizeof text),
+               (long long)step, axis);
+    s->start[axis] = list[0][i];
+    s->step[axis] = step;
+    s->shape.dims[axis] = slice_dim(of->dims[axis], &s->start[axis], list[1][i], step);
+  }
+  return OMC_OK;
+}
+
+/* Turns the side with these strides, that of the whole tensor, into the slice of it. */
+static void take_slice(const slice *s, int64_t *strides, int64_t *offset) {
+  for (int32_t i = 0; i < s->shape.rank; i++) {
+    *offset += s->start[i] * strides[i];
+    strides[i] *= s->step[i];
+  }
+}
+
+static omc_status infer_slice(omc_node *node) {
+  slice s;
+  OMC_TRY(read_slice(node, in_shape(node, 0), &s));
+  set_out(node, &s.shape);
+  return OMC_OK;
+}
+
+/* A slicing node of `dy` with the same starts, ends, axes and steps. */
+static omc_status slice_like(omc_grad *g, omc_op_id op, uint32_t n_attr, const omc_attr *attr) {
+  const omc_node *node = g->node;
+  omc_value *const in[] = {g->dout[0], omc_in(node, 1), omc_in(node, 2), omc_in(node, 3),
+                           omc_in(node, 4)};
+  omc_build(&g->b, op, 5, in, 1u << 3 | 1u << 4, n_attr, attr, 1, &g->din[0]);
+  return g->b.status;
+}
+
+static omc_status grad_slice(omc_grad *g) {
+  const omc_shape *x = in_shape(g->node, 0);
+  const omc_attr attr = omc_ais("shape", x->dims, (uint32_t)x->rank);
+  return slice_like(g, OMC_OP_SliceGrad, 1, &attr);
+}
+
+static omc_status params_slice(const omc_node *node, omc_arena *arena, void *params) {
+  slice s;
+  OMC_TRY(read_slice(node, in_shape(node, 0), &s));
+  OMC_TRY(reserve(node, arena, 1, params));
+  omc_strided c = between(&s.shape, in_shape(node, 0), &s.shape);
+  take_slice(&s, c.src, &c.src_offset);
+  push(params, node, 0, 0, &c);
+  return OMC_OK;
+}
+
+static omc_status infer_slice_grad(omc_node *node) {
+  omc_shape shape;
+  slice s;
+  OMC_TRY(omc_need_shape(node, &shape));
+  OMC_TRY(read_slice(node, &shape, &s));
+  if (!omc_shape_equal(&s.shape, in_shape(node, 0))) {
+    char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    OMC_FAIL(ESHAPE, "%s: the gradient is %s and the slice %s",
+             omc_node_text(node, text, sizeof text),
+             omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(&s.shape, b, sizeof b));
+  }
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status grad_slice_grad(omc_grad *g) { return slice_like(g, OMC_OP_Slice, 0, NULL); }
+
+static omc_status params_slice_grad(const omc_node *node, omc_arena *arena, void *params) {
+  move_params *p = params;
+  slice s;
+  OMC_TRY(read_slice(node, &node->out[0]->type.shape, &s));
+  OMC_TRY(reserve(node, arena, 1, p));
+  p->fill = !omc_shape_equal(&s.shape, &node->out[0]->type.shape);
+  omc_strided c = between(&s.shape, &s.shape, &node->out[0]->type.shape);
+  take_slice(&s, c.dst, &c.dst_offset);
+  push(p, node, 0, 0, &c);
+  return OMC_OK;
+}
+
+/* ---- Pad: pads[i] before and pads[rank + i] after axis i ---- */
+
+static omc_status read_pads(const omc_node *node, int64_t *pads) {
+  const int32_t rank = in_shape(node, 0)->rank;
+  int32_t n;
+  char text[OMC_NODE_TEXT];
+  OMC_TRY(omc_need_ints(node, 1, 2 * OMC_MAX_RANK, pads, &n));
+  if (n == 2 * rank) return OMC_OK;
+  OMC_FAIL(ESHAPE, "%s: %d pads for rank %d", omc_node_text(node, text, sizeof text), n, rank);
+}
+
+static omc_status infer_pad(omc_node *node) {
+  const char *mode = omc_attr_string(node, "mode", "constant");
+  omc_shape shape = *in_shape(node, 0);
+  int64_t pads[2 * OMC_MAX_RANK];
+  char text[OMC_NODE_TEXT];
+  if (strcmp(mode, "constant") != 0)
+    OMC_FAIL(EUNSUPPORTED, "%s: mode \"%s\"", omc_node_text(node, text, sizeof text), mode);
+  OMC_TRY(read_pads(node, pads));
+  for (int32_t i = 0; i < shape.rank; i++) {
+    int64_t *dim = &shape.dims[i];
+    if (__builtin_add_overflow(*dim, pads[i], dim) ||
+        __builtin_add_overflow(*dim, pads[shape.rank + i], dim) || *dim < 0)
+      OMC_FAIL(ESHAPE, "%s: axis %d of %lld is padded by %lld and %lld",
+               omc_node_text(node, text, sizeof text), i, (long long)in_shape(node, 0)->dims[i],
+               (long long)pads[i], (long long)pads[shape.rank + i]);
+  }
+  const omc_value *value = omc_in(node, 2);
+  if (value) {
+    OMC_TRY(omc_need_dtype(node, 2, omc_in(node, 0)->type.dtype));
+    if (omc_shape_numel(&value->type.shape) != 1)
+      OMC_FAIL(ESHAPE, "%s: the value is not a single element",
+               omc_node_text(node, text, sizeof text));
+  }
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status grad_pad(omc_grad *g) {
+  int64_t pads[2 * OMC_MAX_RANK];
+  const int32_t n = 2 * in_shape(g->node, 0)->rank;
+  OMC_TRY(read_pads(g->node, pads));
+  for (int32_t i = 0; i < n; i++) pads[i] = -pads[i];
+  g->din[0] = omc_b2(&g->b, OMC_OP_Pad, g->dout[0], omc_ints(&g->b, pads, n));
+  return g->b.status;
+}
+
+static omc_status params_pad(const omc_node *node, omc_arena *arena, void *params) {
+  move_params *p = params;
+  const omc_shape *x = in_shape(node, 0), *out = &node->out[0]->type.shape;
+  int64_t pads[2 * OMC_MAX_RANK];
+  OMC_TRY(read_pads(node, pads));
+  OMC_TRY(reserve(node, arena, 1, p));
+  omc_strided c = between(x, x, out);
+  for (int32_t i = 0; i < c.rank; i++) {
+    const int64_t before = pads[i], after = pads[c.rank + i];
+    p->fill |= before > 0 || after > 0;
+    c.dims[i] += (before < 0 ? before : 0) + (after < 0 ? after : 0);
+    if (c.dims[i] < 0) c.dims[i] = 0;
+    c.src_offset += before < 0 ? -before * c.src[i] : 0;
+    c.dst_offset += before > 0 ? before * c.dst[i] : 0;
+  }
+  p->pad = 2;
+  push(p, node, 0, 0, &c);
+  return OMC_OK;
+}
+
+/* ---- Tile ---- */
+
+static omc_status infer_tile(omc_node *node) {
+  omc_shape shape = *in_shape(node, 0);
+  int64_t repeats[OMC_MAX_RANK];
+  int32_t n;
+  char text[OMC_NODE_TEXT];
+  OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, repeats, &n));
+  if (n != shape.rank)
+    OMC_FAIL(ESHAPE, "%s: %d repeats for rank %d", omc_node_text(node, text, sizeof text), n,
+             shape.rank);
+  for (int32_t i = 0; i < n; i++)
+    if (repeats[i] < 0 || __builtin_mul_overflow(shape.dims[i], repeats[i], &shape.dims[i]))
+      OMC_FAIL(ESHAPE, "%s: %lld repeats of axis %d", omc_node_text(node, text, sizeof text),
+               (long long)repeats[i], i);
+  set_out(node, &shape);
+  return OMC_OK;
+}
+
+static omc_status grad_tile(omc_grad *g) {
+  const omc_shape *x = in_shape(g->node, 0);
+  omc_value *dx = g->dout[0];
+  for (int32_t i = 0; i < x->rank && dx; i++) {
+    const omc_shape *shape = &dx->type.shape;
+    const int64_t repeats = omc_const_int(omc_in(g->node, 1), i), one = 1;
+    if (repeats == 1) continue;
+    const omc_shape split = {4, {omc_shape_span(shape, 0, i), repeats, x->dims[i],
+                                 omc_shape_span(shape, i + 1, shape->rank)}};
+    omc_shape reduced = *shape;
+    reduced.dims[i] = x->dims[i];
+    dx = omc_reduce_sum(&g->b, omc_reshape(&g->b, dx, &split), &one, 1, false);
+    dx = omc_reshape(&g->b, dx, &reduced);
+  }
+  g->din[0] = dx;
+  return g->b.status;
+}
+
+static omc_status params_tile(const omc_node *node, omc_arena *arena, void *params) {
+  const omc_shape *x = in_shape(node, 0), *out = &node->out[0]->type.shape;
+  int64_t src[OMC_MAX_RANK], dst[OMC_MAX_RANK];
+  OMC_TRY(reserve(node, arena, 1, params));
+  omc_shape_strides(x, src);
+  omc_shape_strides(out, dst);
+  omc_strided c = {.rank = 2 * x->rank};
+  for (int32_t i = 0; i < x->rank; i++) {
+    c.dims[2 * i] = omc_const_int(omc_in(node, 1), i);
+    c.dst[2 * i] = dst[i] * x->dims[i];
+    c.dims[2 * i + 1] = x->dims[i];
+    c.src[2 * i + 1] = src[i];
+    c.dst[2 * i + 1] = dst[i];
+  }
+  push(params, node, 0, 0, &c);
+  return OMC_OK;
+}
+
+/* ---- Trilu ---- */
+
+#define TRILU_GRAIN 32768 /* bytes */
+
+typedef struct trilu_params {
+  bool upper;
+  int64_t k, rows, cols, matrices;
+} trilu_params;
+
+typedef struct trilu_job {
+  const trilu_params *p;
+  const char *src;
+  char *dst;
+  size_t size;
+} trilu_job;
+
+static void trilu_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const trilu_job *job = ctx;
+  const trilu_params *p = job->p;
+  const size_t row_bytes = (size_t)p->cols * job->size;
+  for (int64_t r = begin; r < end; r++) {
+    const int64_t diagonal = clamp(p->k, -p->rows, p->cols) + r % p->rows;
+    const size_t left = (size_t)clamp(p->upper ? diagonal : diagonal + 1, 0, p->cols) * job->size;
+    const char *src = job->src + (size_t)r * row_bytes;
+    char *dst = job->dst + (size_t)r * row_bytes;
+    const size_t keep = p->upper ? left : 0, zero = p->upper ? 0 : left;
+    const size_t kept = p->upper ? row_bytes - left : left;
+    if (src != dst) memcpy(dst + keep, src + keep, kept);
+    memset(dst + zero, 0, row_bytes - kept);
+  }
+}
+
+OMC_KERNEL_ANY(Trilu) {
+  const trilu_params *p = args->params;
+  const size_t size = omc_dtype_size(args->in[0].type->dtype);
+  const trilu_job job = {p, args->in[0].data, args->out[0].data, size};
+  if (p->cols > 0)
+    omc_parallel_for(p->matrices * p->rows, 1 + TRILU_GRAIN / (p->cols * (int64_t)size), args->threads,
+                     trilu_rows, (void *)&job);
+  return OMC_OK;
+}
+
+static omc_status infer_trilu(omc_node *node) {
+  int64_t k[1];
+  int32_t n = 1;
+  char text[OMC_NODE_TEXT];
+  if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, 1, k, &n));
+  if (n != 1 || in_shape(node, 0)->rank < 2)
+    OMC_FAIL(ESHAPE, "%s: needs matrices and one diagonal, got rank %d and %d",
+             omc_node_text(node, text, sizeof text), in_shape(node, 0)->rank, n);
+  return omc_infer_same(node);
+}
+
+static omc_status grad_trilu(omc_grad *g) {
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  omc_build(&g->b, OMC_OP_Trilu, 2, in, 1u << 1, g->node->n_attr, g->node->attr, 1, &g->din[0]);
+  return g->b.status;
+}
+
+static omc_status params_trilu(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  const omc_shape *x = in_shape(node, 0);
+  *(trilu_params *)params =
+      (trilu_params){.upper = omc_attr_int(node, "upper", 1) != 0,
+                     .k = omc_in(node, 1) ? omc_const_int(omc_in(node, 1), 0) : 0,
+                     .rows = x->dims[x->rank - 2],
+                     .cols = x->dims[x->rank - 1],
+                     .matrices = omc_shape_span(x, 0, x->rank - 2)};
+  return OMC_OK;
+}
+
+/* ---- records ---- */
+
+#define MOVE_OP(name_, min, max, outs, id)                                                       \
+  const omc_op omc_op_##name_ = {.name = #name_, .min_in = min, .max_in = max, .n_out = outs,    \
+                                 .infer = infer_##id, .grad = grad_##id,                         \
+                                 .params_size = sizeof(move_params), .params = params_##id,      \
+                                 .cpu = &omc_kernels_Move};
+MOVE_OP(Concat, 1, OMC_VARIADIC, 1, concat)
+MOVE_OP(Expand, 2, 2, 1, expand)
+MOVE_OP(Pad, 2, 3, 1, pad)
+MOVE_OP(Slice, 3, 5, 1, slice)
+MOVE_OP(SliceGrad, 3, 5, 1, slice_grad)
+MOVE_OP(Split, 2, 2, OMC_VARIADIC, split)
+MOVE_OP(Tile, 2, 2, 1, tile)
+MOVE_OP(Transpose, 1, 1, 1, transpose)
+
+const omc_op omc_op_Trilu = {.name = "Trilu", .min_in = 1, .max_in = 2, .n_out = 1,
+                             .flags = OMC_OP_INPLACE_0, .infer = infer_trilu, .grad = grad_trilu,
+                             .params_size = sizeof(trilu_params), .params = params_trilu,
+                             .cpu = &omc_kernels_Trilu};
+
+#endif

@@ -1,0 +1,49 @@
+#include "ops/op.h"
+
+#pragma GCC visibility push(hidden)
+#define OMC_OP(name, family, domain) extern const omc_op omc_op_##name;
+#include "ops.def"
+#undef OMC_OP
+#pragma GCC visibility pop
+
+static const omc_op *const records[OMC_N_OPS] = {
+#define OMC_OP(name, family, domain) &omc_op_##name,
+#include "ops.def"
+#undef OMC_OP
+};
+
+const omc_op *omc_op_get(omc_op_id id) { return records[id]; }
+
+static const omc_value *first_float(const omc_node *node) {
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    const omc_value *v = omc_in(node, i);
+    if (v && omc_dtype_is_float(v->type.dtype)) return v;
+  }
+  for (uint32_t i = 0; i < node->n_out; i++) {
+    const omc_value *v = omc_out(node, i);
+    if (v && omc_dtype_is_float(v->type.dtype)) return v;
+  }
+  return NULL;
+}
+
+omc_dtype omc_node_dtype(const omc_node *node) {
+  const omc_value *v = first_float(node);
+  if (!v) v = omc_in(node, 0);
+  if (!v) v = omc_out(node, 0);
+  return v ? v->type.dtype : OMC_F32;
+}
+
+omc_status omc_node_check_arity(const omc_node *node) {
+  const omc_op *op = omc_op_get(node->op);
+  char text[OMC_NODE_TEXT];
+  if (node->n_in < op->min_in || (op->max_in != OMC_VARIADIC && node->n_in > op->max_in))
+    OMC_FAIL(EINVALID, "%s: %u inputs, not %u to %u", omc_node_text(node, text, sizeof text),
+             node->n_in, op->min_in, op->max_in);
+  for (uint32_t i = 0; i < op->min_in; i++)
+    if (!omc_in(node, i) && !(op->optional & 1u << i))
+      OMC_FAIL(EINVALID, "%s: input %u is left out", omc_node_text(node, text, sizeof text), i);
+  if (op->n_out != OMC_VARIADIC && (node->n_out < 1 || node->n_out > op->n_out))
+    OMC_FAIL(EINVALID, "%s: %u outputs, not 1 to %u", omc_node_text(node, text, sizeof text),
+             node->n_out, op->n_out);
+  return OMC_OK;
+}

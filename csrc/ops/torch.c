@@ -1,0 +1,100 @@
+/* An ATen op without a kernel: it runs in PyTorch through the host callbacks. Its attribute
+ * `index` tells the host which op it is; what forward leaves for backward the host keeps with the
+ * run. */
+#include <string.h>
+
+#include "cpu/kernel.h"
+#include "ops/op.h"
+
+#ifdef OMC_RECORDS
+
+typedef struct torch_params {
+  int64_t index;
+} torch_params;
+
+static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  ((torch_params *)params)->index = omc_attr_int(node, "index", 0);
+  return OMC_OK;
+}
+
+static omc_status need_host(const omc_kernel_args *args) {
+  if (args->host) return OMC_OK;
+  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no host",
+           args->node ? args->node : "");
+}
+
+OMC_KERNEL_ANY(TorchCall) {
+  const torch_params *p = args->params;
+  OMC_TRY(need_host(args));
+  return args->host->forward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
+                             args->n_out);
+}
+
+OMC_KERNEL_ANY(TorchCallGrad) {
+  const torch_params *p = args->params;
+  OMC_TRY(need_host(args));
+  return args->host->backward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
+                              args->n_out);
+}
+
+static omc_status need_attr(const omc_attr *types, const omc_node *node) {
+  if (types && types->kind == OMC_ATTR_STRINGS && types->n == node->n_out) return OMC_OK;
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(EINVALID, "%s: attribute types is not a list of %u types",
+           omc_node_text(node, text, sizeof text), node->n_out);
+}
+
+static omc_status grad_infer(omc_node *node) {
+  const omc_attr *types = omc_attr_find(node, "types");
+  OMC_TRY(need_attr(types, node));
+  for (uint32_t k = 0; k < node->n_out; k++) {
+    omc_type type;
+    size_t used;
+    OMC_TRY(omc_type_parse(types->v.ss[k], strlen(types->v.ss[k]), &type, &used));
+    if (node->out[k]) node->out[k]->type = type;
+  }
+  return OMC_OK;
+}
+
+/* The gradient has one output per input of the op; those that nobody needs are left out. */
+static omc_status torch_grad(omc_grad *g) {
+  const omc_node *node = g->node;
+  omc_arena *memory = &g->b.graph->arena;
+  const char *types[OMC_MAX_GRAD_IN];
+  omc_value *din[OMC_MAX_GRAD_IN];
+  char text[OMC_TYPE_TEXT > OMC_NODE_TEXT ? OMC_TYPE_TEXT : OMC_NODE_TEXT];
+  if (node->n_in > OMC_MAX_GRAD_IN || node->n_out > 32)
+    OMC_FAIL(EUNSUPPORTED, "%s: gradient of %u inputs and %u outputs, at most %d and 32",
+             omc_node_text(node, text, sizeof text), node->n_in, node->n_out, OMC_MAX_GRAD_IN);
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    static const omc_type none = {OMC_F32, {0, {0}}};
+    omc_type_text(g->needs[i] ? &omc_in(node, i)->type : &none, text, sizeof text);
+    types[i] = omc_arena_text(memory, text, strlen(text));
+    if (!types[i]) OMC_FAIL(ENOMEM, "no memory for the types of a gradient");
+  }
+  const omc_attr attr[] = {omc_ai("index", omc_attr_int(node, "index", 0)),
+                           {"types", OMC_ATTR_STRINGS, node->n_in, {.ss = types}}};
+  omc_build(&g->b, OMC_OP_TorchCallGrad, node->n_out, g->dout, UINT32_MAX, 2, attr, node->n_in, din);
+  OMC_TRY(g->b.status);
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    if (g->needs[i])
+      g->din[i] = din[i];
+    else
+      din[i]->producer->out[i] = NULL;
+  }
+  return OMC_OK;
+}
+
+const omc_op omc_op_TorchCall = {.name = "TorchCall", .max_in = OMC_VARIADIC,
+                                 .n_out = OMC_VARIADIC, .flags = OMC_OP_HOST,
+                                 .optional = UINT32_MAX, .grad = torch_grad,
+                                 .params_size = sizeof(torch_params), .params = decode,
+                                 .cpu = &omc_kernels_TorchCall};
+const omc_op omc_op_TorchCallGrad = {.name = "TorchCallGrad", .max_in = OMC_VARIADIC,
+                                     .n_out = OMC_VARIADIC, .flags = OMC_OP_HOST,
+                                     .optional = UINT32_MAX, .infer = grad_infer,
+                                     .params_size = sizeof(torch_params), .params = decode,
+                                     .cpu = &omc_kernels_TorchCallGrad};
+
+#endif

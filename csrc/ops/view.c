@@ -1,0 +1,115 @@
+/* Ops whose output is the input's elements in the same order under another shape: no step runs. */
+#include "graph/graph.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+#ifdef OMC_RECORDS
+
+static omc_status bad_shape(const omc_node *node, const omc_shape *to) {
+  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_FAIL(ESHAPE, "%s: %s does not fit shape %s", omc_node_text(node, text, sizeof text),
+           omc_type_text(&omc_in(node, 0)->type, a, sizeof a), omc_shape_text(to, b, sizeof b));
+}
+
+static omc_status set_shape(omc_node *node, const omc_shape *shape) {
+  const omc_type *x = &omc_in(node, 0)->type;
+  if (omc_shape_numel(shape) != omc_shape_numel(&x->shape)) return bad_shape(node, shape);
+  omc_set_type(node, 0, x->dtype, shape);
+  return OMC_OK;
+}
+
+/* Marks the axes that constant input i lists, counted in `rank`. */
+static omc_status read_axes(const omc_node *node, uint32_t i, int32_t rank, bool *marked) {
+  char text[OMC_NODE_TEXT];
+  int64_t axes[OMC_MAX_RANK];
+  int32_t n, axis;
+  OMC_TRY(omc_need_ints(node, i, OMC_MAX_RANK, axes, &n));
+  for (int32_t k = 0; k < n; k++) {
+    OMC_TRY(omc_axis(axes[k], rank, omc_node_text(node, text, sizeof text), &axis));
+    if (marked[axis])
+      OMC_FAIL(EINVALID, "%s: axis %d is listed twice", omc_node_text(node, text, sizeof text),
+               axis);
+    marked[axis] = true;
+  }
+  return OMC_OK;
+}
+
+static omc_status reshape_infer(omc_node *node) {
+  const omc_shape *x = &omc_in(node, 0)->type.shape;
+  const bool copy_zero = omc_attr_int(node, "allowzero", 0) == 0;
+  omc_shape shape = {0, {0}};
+  int32_t inferred = -1;
+  OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, shape.dims, &shape.rank));
+  for (int32_t d = 0; d < shape.rank; d++) {
+    if (shape.dims[d] == 0 && copy_zero && d < x->rank) shape.dims[d] = x->dims[d];
+    if (shape.dims[d] < -1 || (shape.dims[d] == -1 && inferred >= 0)) return bad_shape(node, &shape);
+    if (shape.dims[d] == -1) inferred = d;
+  }
+  if (inferred >= 0) {
+    shape.dims[inferred] = 1;
+    const int64_t others = omc_shape_numel(&shape);
+    if (others == 0) shape.dims[inferred] = -1;
+    if (others == 0 || omc_shape_numel(x) % others != 0) return bad_shape(node, &shape);
+    shape.dims[inferred] = omc_shape_numel(x) / others;
+  }
+  return set_shape(node, &shape);
+}
+
+static omc_status flatten_infer(omc_node *node) {
+  char text[OMC_NODE_TEXT];
+  const omc_shape *x = &omc_in(node, 0)->type.shape;
+  int32_t axis = x->rank;
+  const int64_t asked = omc_attr_int(node, "axis", 1);
+  if (asked != x->rank)
+    OMC_TRY(omc_axis(asked, x->rank, omc_node_text(node, text, sizeof text), &axis));
+  const omc_shape shape = {2, {omc_shape_span(x, 0, axis), omc_shape_span(x, axis, x->rank)}};
+  return set_shape(node, &shape);
+}
+
+/* Without axes every dim of 1 goes. */
+static omc_status squeeze_infer(omc_node *node) {
+  const omc_shape *x = &omc_in(node, 0)->type.shape;
+  bool gone[OMC_MAX_RANK] = {false};
+  omc_shape shape = {0, {0}};
+  if (omc_in(node, 1)) OMC_TRY(read_axes(node, 1, x->rank, gone));
+  for (int32_t d = 0; d < x->rank; d++) {
+    if (!omc_in(node, 1)) gone[d] = x->dims[d] == 1;
+    if (!gone[d]) shape.dims[shape.rank++] = x->dims[d];
+  }
+  return set_shape(node, &shape);
+}
+
+static omc_status unsqueeze_infer(omc_node *node) {
+  const omc_shape *x = &omc_in(node, 0)->type.shape;
+  bool added[OMC_MAX_RANK] = {false};
+  omc_shape shape = {x->rank, {0}};
+  int64_t axes[OMC_MAX_RANK];
+  int32_t n;
+  OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
+  shape.rank += n;
+  if (shape.rank > OMC_MAX_RANK) {
+    char text[OMC_NODE_TEXT];
+    OMC_FAIL(EUNSUPPORTED, "%s: rank %d is above %d", omc_node_text(node, text, sizeof text),
+             shape.rank, OMC_MAX_RANK);
+  }
+  OMC_TRY(read_axes(node, 1, shape.rank, added));
+  for (int32_t d = 0, from = 0; d < shape.rank; d++) shape.dims[d] = added[d] ? 1 : x->dims[from++];
+  return set_shape(node, &shape);
+}
+
+static omc_status view_grad(omc_grad *g) {
+  g->din[0] = omc_reshape(&g->b, g->dout[0], &omc_in(g->node, 0)->type.shape);
+  return g->b.status;
+}
+
+#define VIEW(name_, least, most, infer_)                                                        \
+  const omc_op omc_op_##name_ = {.name = #name_, .min_in = least, .max_in = most, .n_out = 1,   \
+                                 .flags = OMC_OP_VIEW, .infer = infer_, .grad = view_grad};
+
+VIEW(Identity, 1, 1, omc_infer_same)
+VIEW(Reshape, 2, 2, reshape_infer)
+VIEW(Flatten, 1, 1, flatten_infer)
+VIEW(Squeeze, 1, 2, squeeze_infer)
+VIEW(Unsqueeze, 2, 2, unsqueeze_infer)
+
+#endif

@@ -1,0 +1,88 @@
+/* Canonical forms of arithmetic: neutral elements go, powers become products and roots. */
+#include "ops/op.h"
+#include "passes/rewrite.h"
+
+static omc_value *input_if_same_type(omc_match *m) {
+  return omc_type_equal(&m->capture[1]->type, &m->capture[0]->type) ? m->capture[1] : NULL;
+}
+
+static omc_value *square(omc_match *m) {
+  omc_value *x = input_if_same_type(m);
+  return x ? omc_b2(m->b, OMC_OP_Mul, x, x) : NULL;
+}
+
+static omc_value *cube(omc_match *m) {
+  omc_value *xx = square(m);
+  return xx ? omc_b2(m->b, OMC_OP_Mul, xx, m->capture[1]) : NULL;
+}
+
+static omc_value *as_unary(omc_match *m, omc_op_id op) {
+  omc_value *x = input_if_same_type(m);
+  return x && omc_dtype_is_float(x->type.dtype) ? omc_b1(m->b, op, x) : NULL;
+}
+
+static omc_value *as_sqrt(omc_match *m) { return as_unary(m, OMC_OP_Sqrt); }
+static omc_value *as_rsqrt(omc_match *m) { return as_unary(m, OMC_OP_Rsqrt); }
+static omc_value *as_reciprocal(omc_match *m) { return as_unary(m, OMC_OP_Reciprocal); }
+
+static omc_value *as_sub(omc_match *m) {
+  return omc_b2(m->b, OMC_OP_Sub, m->capture[1], m->capture[2]);
+}
+
+static omc_value *as_add(omc_match *m) {
+  return omc_b2(m->b, OMC_OP_Add, m->capture[1], m->capture[2]);
+}
+
+/* Whether every value of `from` is also one of `to`. */
+static bool holds_all(omc_dtype from, omc_dtype to) {
+  const omc_dtype_info *a = omc_dtype_get(from), *b = omc_dtype_get(to);
+  if (from == to || a->kind == OMC_KIND_BOOL) return true;
+  if (a->kind != b->kind || from == OMC_U8 || to == OMC_U8) return false;
+  return a->size < b->size;
+}
+
+static omc_value *cast_cast(omc_match *m) {
+  const omc_value *x = m->capture[1], *between = m->capture[2];
+  if (!holds_all(x->type.dtype, between->type.dtype)) return NULL;
+  return omc_cast(m->b, m->capture[1], m->capture[0]->type.dtype);
+}
+
+static omc_value *where_constant(omc_match *m) {
+  omc_value *chosen = omc_const_all(m->capture[1], 1)   ? m->capture[2]
+                      : omc_const_all(m->capture[1], 0) ? m->capture[3]
+                                                        : NULL;
+  return chosen ? omc_expand(m->b, chosen, &m->capture[0]->type.shape) : NULL;
+}
+
+static omc_value *dropout_nothing(omc_match *m) {
+  return omc_attr_float(m->root, "p", 0) == 0 ? m->capture[1] : NULL;
+}
+
+#define X OMC_P_ANY(1)
+#define POWER(value) OMC_P_OP(Pow, 0, X, OMC_P_CONST(value))
+
+static const omc_rule rules[] = {
+    {"add_zero", OMC_P_OP(Add, 0, X, OMC_P_CONST(0)), input_if_same_type},
+    {"sub_zero", OMC_P_OP(Sub, 0, X, OMC_P_CONST(0)), input_if_same_type},
+    {"mul_one", OMC_P_OP(Mul, 0, X, OMC_P_CONST(1)), input_if_same_type},
+    {"div_one", OMC_P_OP(Div, 0, X, OMC_P_CONST(1)), input_if_same_type},
+    {"pow_one", POWER(1), input_if_same_type},
+    {"pow_two", POWER(2), square},
+    {"pow_three", POWER(3), cube},
+    {"pow_half", POWER(0.5), as_sqrt},
+    {"pow_minus_half", POWER(-0.5), as_rsqrt},
+    {"pow_minus_one", POWER(-1), as_reciprocal},
+    {"one_div", OMC_P_OP(Div, 0, OMC_P_CONST(1), X), as_reciprocal},
+    {"reciprocal_sqrt", OMC_P_OP(Reciprocal, 0, OMC_P_OP(Sqrt, 0, X)), as_rsqrt},
+    {"neg_neg", OMC_P_OP(Neg, 0, OMC_P_SHARED(Neg, 0, X)), input_if_same_type},
+    {"not_not", OMC_P_OP(Not, 0, OMC_P_SHARED(Not, 0, X)), input_if_same_type},
+    {"add_neg", OMC_P_OP(Add, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_sub},
+    {"sub_neg", OMC_P_OP(Sub, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_add},
+    {"cast_same", OMC_P_OP(Cast, 0, X), input_if_same_type},
+    {"cast_cast", OMC_P_OP(Cast, 0, OMC_P_SHARED(Cast, 2, X)), cast_cast},
+    {"where_constant", OMC_P_OP(Where, 0, OMC_P_CONSTANT(1), OMC_P_ANY(2), OMC_P_ANY(3)),
+     where_constant},
+    {"dropout_nothing", OMC_P_OP(Dropout, 0, X), dropout_nothing},
+};
+
+const omc_rules omc_arithmetic_rules = {"arithmetic", rules, sizeof rules / sizeof *rules};

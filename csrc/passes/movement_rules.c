@@ -1,0 +1,132 @@
+/* Canonical forms of ops that move elements: every view is a Reshape, and none is in vain. */
+#include "graph/edit.h"
+#include "ops/op.h"
+#include "passes/rewrite.h"
+
+static omc_value *input_if_same_type(omc_match *m) {
+  return omc_type_equal(&m->capture[1]->type, &m->capture[0]->type) ? m->capture[1] : NULL;
+}
+
+static omc_value *to_reshape(omc_match *m) {
+  return omc_reshape(m->b, omc_in(m->root, 0), &m->capture[0]->type.shape);
+}
+
+static omc_value *reshape_reshape(omc_match *m) {
+  return omc_reshape(m->b, m->capture[1], &m->capture[0]->type.shape);
+}
+
+/* Output axis i is input axis perm[i]; without the attribute the axes are reversed. */
+static void read_perm(const omc_node *node, int64_t *perm) {
+  const int32_t rank = node->out[0]->type.shape.rank;
+  uint32_t n;
+  const int64_t *attr = omc_attr_ints(node, "perm", &n);
+  for (int32_t i = 0; i < rank; i++) perm[i] = n ? attr[i] : rank - 1 - i;
+}
+
+/* A transpose that leaves the axes longer than 1 in order moves nothing. */
+static omc_value *transpose_view(omc_match *m) {
+  int64_t perm[OMC_MAX_RANK], last = -1;
+  read_perm(m->root, perm);
+  const omc_shape *shape = &m->capture[0]->type.shape;
+  for (int32_t i = 0; i < shape->rank; i++) {
+    if (shape->dims[i] == 1) continue;
+    if (perm[i] < last) return NULL;
+    last = perm[i];
+  }
+  return to_reshape(m);
+}
+
+static omc_value *transpose_transpose(omc_match *m) {
+  int64_t inner[OMC_MAX_RANK], outer[OMC_MAX_RANK], perm[OMC_MAX_RANK];
+  read_perm(m->capture[2]->producer, inner);
+  read_perm(m->root, outer);
+  for (int32_t i = 0; i < m->capture[0]->type.shape.rank; i++) perm[i] = inner[outer[i]];
+  return omc_transpose(m->b, m->capture[1], perm);
+}
+
+/* Whether use `u` broadcasts by itself what an Expand from `x` would repeat. */
+static bool broadcasts_itself(const omc_use *u, const omc_value *x) {
+  const omc_node *node = u->node;
+  if (node->op == OMC_OP_Attention) return u->index == 3;
+  if (node->op == OMC_N_OPS || !omc_op_get(node->op)->ew || node->n_in < 2) return false;
+  omc_shape shape = x->type.shape;
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    const omc_value *v = omc_in(node, i);
+    if (!v || i == u->index) continue;
+    if (v == u->value || omc_shape_broadcast(&shape, &v->type.shape, "operand", &shape) != OMC_OK)
+      return false;
+  }
+  return omc_shape_equal(&shape, &node->out[0]->type.shape);
+}
+
+static omc_value *expand_broadcast(omc_match *m) {
+  bool changed = false;
+  for (omc_use *u = m->capture[0]->uses, *next; u; u = next) {
+    next = u->next;
+    if (!broadcasts_itself(u, m->capture[1])) continue;
+    omc_set_input(u->node, u->index, m->capture[1]);
+    changed = true;
+  }
+  return changed ? m->capture[0] : NULL;
+}
+
+static omc_value *slice_full(omc_match *m) {
+  const omc_value *steps = omc_in(m->root, 4);
+  if (steps && !omc_const_all(steps, 1)) return NULL;
+  m->capture[1] = omc_in(m->root, 0);
+  return input_if_same_type(m);
+}
+
+static omc_value *pad_nothing(omc_match *m) {
+  m->capture[1] = omc_in(m->root, 0);
+  return omc_const_all(omc_in(m->root, 1), 0) ? m->capture[1] : NULL;
+}
+
+/* Tile, Concat and Split give their first input back unless they have something to do. */
+static omc_value *tile_once(omc_match *m) {
+  m->capture[1] = omc_in(m->root, 0);
+  return input_if_same_type(m);
+}
+
+static omc_value *concat_one(omc_match *m) {
+  return m->root->n_in == 1 ? omc_in(m->root, 0) : NULL;
+}
+
+static omc_value *split_one(omc_match *m) {
+  return m->root->n_out == 1 ? omc_in(m->root, 0) : NULL;
+}
+
+/* A reduction over axes of one element. */
+static omc_value *reduce_view(omc_match *m) {
+  const omc_value *x = omc_in(m->root, 0);
+  const int64_t n = omc_shape_numel(&x->type.shape);
+  return n > 0 && n == omc_shape_numel(&m->capture[0]->type.shape) ? to_reshape(m) : NULL;
+}
+
+static const omc_rule rules[] = {
+    {"identity", OMC_P_OP(Identity, 0, OMC_P_ANY(1)), input_if_same_type},
+    {"squeeze", OMC_P_NODE(Squeeze, 0), to_reshape},
+    {"unsqueeze", OMC_P_NODE(Unsqueeze, 0), to_reshape},
+    {"flatten", OMC_P_NODE(Flatten, 0), to_reshape},
+    {"reshape_same", OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), input_if_same_type},
+    {"reshape_reshape",
+     OMC_P_OP(Reshape, 0, OMC_P_SHARED(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), OMC_P_ANY(3)),
+     reshape_reshape},
+    {"transpose_view", OMC_P_NODE(Transpose, 0), transpose_view},
+    {"transpose_transpose", OMC_P_OP(Transpose, 0, OMC_P_SHARED(Transpose, 2, OMC_P_ANY(1))),
+     transpose_transpose},
+    {"expand_same", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), input_if_same_type},
+    {"expand_broadcast", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), expand_broadcast},
+    {"slice_full", OMC_P_NODE(Slice, 0), slice_full},
+    {"pad_nothing", OMC_P_NODE(Pad, 0), pad_nothing},
+    {"tile_once", OMC_P_NODE(Tile, 0), tile_once},
+    {"concat_one", OMC_P_NODE(Concat, 0), concat_one},
+    {"split_one", OMC_P_NODE(Split, 0), split_one},
+    {"reduce_sum_view", OMC_P_NODE(ReduceSum, 0), reduce_view},
+    {"reduce_mean_view", OMC_P_NODE(ReduceMean, 0), reduce_view},
+    {"reduce_max_view", OMC_P_NODE(ReduceMax, 0), reduce_view},
+    {"reduce_min_view", OMC_P_NODE(ReduceMin, 0), reduce_view},
+    {"reduce_prod_view", OMC_P_NODE(ReduceProd, 0), reduce_view},
+};
+
+const omc_rules omc_movement_rules = {"movement", rules, sizeof rules / sizeof *rules};

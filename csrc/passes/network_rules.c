@@ -1,0 +1,276 @@
+/* Layers written out as arithmetic, recognised; transposes and biases taken into products; masks
+ * that say nothing, or say what is_causal says, taken out of attention. */
+#include <string.h>
+
+#include "graph/edit.h"
+#include "passes/rewrite.h"
+
+#define X OMC_P_ANY(1)
+#define CONST(value) OMC_P_CONST(value)
+#define ADD(a, b) OMC_P_OP(Add, 0, a, b)
+#define MUL(a, b) OMC_P_OP(Mul, 0, a, b)
+
+/* ---- activations ---- */
+
+/* 0.5 x tail, however the factors are grouped. */
+#define HALF_TIMES(tail)                                                     \
+  OMC_P_EITHER(MUL(MUL(X, CONST(0.5)), tail), MUL(X, MUL(CONST(0.5), tail)), \
+               MUL(CONST(0.5), MUL(X, tail)))
+#define SQRT_2_PI CONST(0.7978845608028654)
+#define X_CUBED MUL(MUL(X, X), X)
+#define TANH_ARGUMENT                                                 \
+  OMC_P_EITHER(MUL(SQRT_2_PI, ADD(X, MUL(CONST(0.044715), X_CUBED))), \
+               MUL(MUL(X, SQRT_2_PI), ADD(CONST(1), MUL(MUL(X, CONST(0.044715)), X))))
+#define ERF_ARGUMENT \
+  OMC_P_EITHER(OMC_P_OP(Div, 0, X, CONST(1.4142135623730951)), MUL(X, CONST(0.7071067811865476)))
+
+static omc_value *gelu(omc_match *m, const char *approximate) {
+  if (!omc_type_equal(&m->capture[1]->type, &m->capture[0]->type)) return NULL;
+  const omc_attr attr = omc_as("approximate", approximate);
+  return omc_bn(m->b, OMC_OP_Gelu, 1, &m->capture[1], 1, &attr);
+}
+
+static omc_value *gelu_tanh(omc_match *m) { return gelu(m, "tanh"); }
+static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
+static omc_value *silu(omc_match *m) { return omc_b1(m->b, OMC_OP_Silu, m->capture[1]); }
+
+/* ---- softmax and layer norm ---- */
+
+/* The axes a reduction runs over, as a bit set; 0 if it drops them. */
+static uint32_t reduced_axes(const omc_value *reduced, const omc_value *axes) {
+  const omc_node *node = reduced->producer;
+  const int32_t rank = omc_in(node, 0)->type.shape.rank;
+  if (omc_attr_int(node, "keepdims", 1) == 0) return 0;
+  uint32_t set = 0;
+  for (int64_t i = 0; i < omc_shape_numel(&axes->type.shape); i++) {
+    const int64_t axis = omc_const_int(axes, i);
+    set |= 1u << (axis < 0 ? axis + rank : axis);
+  }
+  return set;
+}
+
+/* The only axis of a set, or -1. */
+static int64_t only_axis(uint32_t set) {
+  for (int32_t i = 0; i < OMC_MAX_RANK; i++)
+    if (set == 1u << i) return i;
+  return -1;
+}
+
+/* Captures 3, 4: the maximum and its axes; 5, 6: the sum and its axes. */
+static omc_value *softmax(omc_match *m, omc_op_id op) {
+  const uint32_t set = reduced_axes(m->capture[3], m->capture[4]);
+  const int64_t axis = only_axis(set);
+  if (axis < 0 || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
+  const omc_attr attr = omc_ai("axis", axis);
+  return omc_bn(m->b, op, 1, &m->capture[1], 1, &attr);
+}
+
+static omc_value *softmax_written(omc_match *m) { return softmax(m, OMC_OP_Softmax); }
+static omc_value *log_softmax_written(omc_match *m) { return softmax(m, OMC_OP_LogSoftmax); }
+
+static omc_value *log_softmax(omc_match *m) {
+  const omc_node *node = m->capture[1]->producer;
+  omc_value *x = omc_in(node, 0);
+  const omc_attr attr = omc_ai("axis", omc_attr_int(node, "axis", -1));
+  return omc_bn(m->b, OMC_OP_LogSoftmax, 1, &x, 1, &attr);
+}
+
+#define LESS_MAX(cap) OMC_P_OP(Sub, cap, X, OMC_P_OP(ReduceMax, 3, X, OMC_P_CONSTANT(4)))
+#define SUM(of) OMC_P_OP(ReduceSum, 5, of, OMC_P_CONSTANT(6))
+
+static omc_value *layer_norm(omc_builder *b, omc_value *x, omc_value *gamma, omc_value *beta,
+                             int64_t axis, double epsilon) {
+  omc_value *in[] = {x, gamma, beta}, *out[3];
+  const uint32_t left_out = (gamma ? 0u : 2u) | (beta ? 0u : 4u);
+  const omc_attr attr[] = {omc_ai("axis", axis), omc_af("epsilon", epsilon)};
+  omc_build(b, OMC_OP_LayerNormalization, 3, in, left_out, 2, attr, 3, out);
+  return b->status == OMC_OK ? out[0] : NULL;
+}
+
+/* Captures 3, 4: the mean and its axes; 5, 6: the variance and its axes; 7: epsilon. */
+static omc_value *layer_norm_written(omc_match *m) {
+  const int32_t rank = m->capture[1]->type.shape.rank;
+  const uint32_t set = reduced_axes(m->capture[3], m->capture[4]);
+  int32_t axis = rank;
+  while (axis > 0 && (set >> (axis - 1) & 1)) axis--;
+  const bool trailing = set != 0 && set == (1u << rank) - (1u << axis);
+  if (!trailing || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
+  if (omc_shape_numel(&m->capture[7]->type.shape) != 1) return NULL;
+  return layer_norm(m->b, m->capture[1], NULL, NULL, axis, omc_const_float(m->capture[7], 0));
+}
+
+/* Takes a factor (input 1 of the norm) or a summand (input 2) of the normalized shape in. */
+static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
+  const omc_node *node = m->capture[1]->producer;
+  const omc_shape *shape = &m->capture[1]->type.shape;
+  omc_value *in[3] = {omc_in(node, 0), omc_in(node, 1), omc_in(node, 2)};
+  const omc_value *given = m->capture[2];
+  int32_t axis;
+  if (omc_axis(omc_attr_int(node, "axis", -1), shape->rank, "axis", &axis) != OMC_OK) return NULL;
+  omc_shape normalized = {shape->rank - axis, {0}};
+  memcpy(normalized.dims, shape->dims + axis, sizeof(int64_t) * (size_t)normalized.rank);
+  if (in[place] || in[2] || given->type.dtype != in[0]->type.dtype) return NULL;
+  const int32_t extra = given->type.shape.rank - normalized.rank;
+  if (extra < 0 || given->type.shape.rank > shape->rank) return NULL;
+  for (int32_t i = 0; i < given->type.shape.rank; i++)
+    if (given->type.shape.dims[i] != (i < extra ? 1 : normalized.dims[i - extra])) return NULL;
+  in[place] = omc_reshape(m->b, m->capture[2], &normalized);
+  return layer_norm(m->b, in[0], in[1], in[2], axis, omc_attr_float(node, "epsilon", 1e-5));
+}
+
+static omc_value *layer_norm_scale(omc_match *m) { return layer_norm_affine(m, 1); }
+static omc_value *layer_norm_shift(omc_match *m) { return layer_norm_affine(m, 2); }
+
+#define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(4)))
+#define VARIANCE                                                                   \
+  ADD(OMC_P_OP(ReduceMean, 5, MUL(OMC_P_ANY(2), OMC_P_ANY(2)), OMC_P_CONSTANT(6)), \
+      OMC_P_CONSTANT(7))
+
+/* ---- matrix products ---- */
+
+/* MatMul or FusedMatMul with other operands; `flip` bit i toggles the transposition of input i. */
+static omc_value *product(omc_builder *b, const omc_node *node, omc_value *x, omc_value *y,
+                          omc_value *bias, uint32_t flip) {
+  omc_value *in[] = {x, y, bias};
+  const omc_attr attr[] = {omc_ai("transA", omc_attr_int(node, "transA", 0) ^ (int64_t)(flip & 1)),
+                           omc_ai("transB", omc_attr_int(node, "transB", 0) ^ (int64_t)(flip >> 1)),
+                           omc_af("alpha", omc_attr_float(node, "alpha", 1))};
+  return omc_bn(b, OMC_OP_FusedMatMul, bias ? 3 : 2, in, 3, attr);
+}
+
+static bool are_matrices(const omc_node *node) {
+  return omc_in(node, 0)->type.shape.rank >= 2 && omc_in(node, 1)->type.shape.rank >= 2;
+}
+
+/* What a transpose of the last two axes, and of these alone, is made of; else NULL. */
+static omc_value *swapped(const omc_value *v) {
+  const omc_node *node = v->producer;
+  if (!node || node->op != OMC_OP_Transpose) return NULL;
+  uint32_t n;
+  const int64_t *perm = omc_attr_ints(node, "perm", &n);
+  const int64_t rank = v->type.shape.rank;
+  if (n == 0) return rank == 2 ? omc_in(node, 0) : NULL;
+  for (int64_t i = 0; i < rank; i++)
+    if (perm[i] != (i < rank - 2 ? i : 2 * rank - 3 - i)) return NULL;
+  return omc_in(node, 0);
+}
+
+static omc_value *product_transpose(omc_match *m) {
+  const omc_node *node = m->root;
+  if (!are_matrices(node)) return NULL;
+  omc_value *x = swapped(omc_in(node, 0)), *y = swapped(omc_in(node, 1));
+  if (!x && !y) return NULL;
+  const uint32_t flip = (x ? 1u : 0u) | (y ? 2u : 0u);
+  return product(m->b, node, x ? x : omc_in(node, 0), y ? y : omc_in(node, 1), omc_in(node, 2),
+                 flip);
+}
+
+/* Captures 1: the product; 2: what is added to it, maybe after a Reshape that keeps the columns. */
+static omc_value *product_bias(omc_match *m) {
+  const omc_node *node = m->capture[1]->producer;
+  omc_value *bias = m->capture[2];
+  const omc_shape *shape = &m->capture[0]->type.shape, *inner = &m->capture[1]->type.shape;
+  if (!are_matrices(node) || omc_in(node, 2) || bias->type.shape.rank < 1) return NULL;
+  const int64_t columns = inner->dims[inner->rank - 1];
+  const int32_t last = bias->type.shape.rank - 1;
+  if (bias->type.shape.dims[last] != columns || omc_shape_numel(&bias->type.shape) != columns)
+    return NULL;
+  if (shape->rank < 1 || shape->dims[shape->rank - 1] != columns ||
+      omc_shape_numel(shape) != omc_shape_numel(inner))
+    return NULL;
+  bias = omc_reshape(m->b, bias, &(omc_shape){1, {columns}});
+  omc_value *y = product(m->b, node, omc_in(node, 0), omc_in(node, 1), bias, 0);
+  return y ? omc_reshape(m->b, y, shape) : NULL;
+}
+
+#define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
+
+/* ---- attention ---- */
+
+enum { MASK = 3 };
+
+static omc_value *attention_no_mask(omc_match *m) {
+  const omc_value *mask = omc_in(m->root, MASK);
+  if (!omc_is_const(mask)) return NULL;
+  if (!omc_const_all(mask, mask->type.dtype == OMC_BOOL ? 1 : 0)) return NULL;
+  omc_set_input(m->root, MASK, NULL);
+  return m->capture[0];
+}
+
+/* Whether a constant square mask lets position i see j <= i and nothing else. A float mask hides
+ * with numbers so low that the exponential of any score plus them is zero. */
+static bool is_lower_triangle(const omc_value *mask, int64_t size) {
+  const bool is_bool = mask->type.dtype == OMC_BOOL;
+  for (int64_t i = 0; i < size; i++) {
+    for (int64_t j = 0; j < size; j++) {
+      const double x = omc_const_float(mask, i * size + j);
+      const bool sees = is_bool ? x != 0 : x == 0, hides = is_bool ? x == 0 : x <= -1e30;
+      if (j <= i ? !sees : !hides) return false;
+    }
+  }
+  return true;
+}
+
+/* The same of a mask of any rank, all of whose matrices must be equal. */
+static bool is_causal_pattern(const omc_value *mask) {
+  const omc_shape *shape = &mask->type.shape;
+  if (shape->rank < 2 || omc_shape_numel(shape) == 0) return false;
+  const int64_t size = shape->dims[shape->rank - 1];
+  if (shape->dims[shape->rank - 2] != size || !is_lower_triangle(mask, size)) return false;
+  const size_t bytes = (size_t)(size * size) * omc_dtype_size(mask->type.dtype);
+  const size_t matrices = (size_t)omc_shape_span(shape, 0, shape->rank - 2);
+  return memcmp(mask->data, (const char *)mask->data + bytes, (matrices - 1) * bytes) == 0;
+}
+
+static omc_status set_int(omc_graph *g, omc_node *node, const char *name, int64_t value) {
+  omc_attr *attr = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
+  if (!attr) {
+    char text[OMC_NODE_TEXT];
+    OMC_FAIL(ENOMEM, "%s: no memory for attribute %s", omc_node_text(node, text, sizeof text),
+             name);
+  }
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < node->n_attr; i++)
+    if (strcmp(node->attr[i].name, name) != 0) attr[n++] = node->attr[i];
+  attr[n++] = omc_ai(name, value);
+  node->attr = attr;
+  node->n_attr = n;
+  return OMC_OK;
+}
+
+static omc_value *attention_causal(omc_match *m) {
+  const omc_value *mask = omc_in(m->root, MASK);
+  const omc_shape *q = &omc_in(m->root, 0)->type.shape, *k = &omc_in(m->root, 1)->type.shape;
+  if (!omc_is_const(mask) || !is_causal_pattern(mask)) return NULL;
+  const int64_t size = mask->type.shape.dims[mask->type.shape.rank - 1];
+  if (q->dims[q->rank - 2] != size || k->dims[k->rank - 2] != size) return NULL;
+  m->b->status = set_int(m->b->graph, m->root, "is_causal", 1);
+  omc_set_input(m->root, MASK, NULL);
+  return m->capture[0];
+}
+
+static const omc_rule rules[] = {
+    {"silu", MUL(X, OMC_P_OP(Sigmoid, 0, X)), silu},
+    {"gelu_tanh", HALF_TIMES(ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))), gelu_tanh},
+    {"gelu_erf", HALF_TIMES(ADD(CONST(1), OMC_P_OP(Erf, 0, ERF_ARGUMENT))), gelu_erf},
+    {"softmax_written", OMC_P_OP(Div, 0, OMC_P_OP(Exp, 2, LESS_MAX(0)), SUM(OMC_P_ANY(2))),
+     softmax_written},
+    {"log_softmax_written",
+     OMC_P_OP(Sub, 0, LESS_MAX(2), OMC_P_OP(Log, 0, SUM(OMC_P_OP(Exp, 0, OMC_P_ANY(2))))),
+     log_softmax_written},
+    {"log_softmax", OMC_P_OP(Log, 0, OMC_P_NODE(Softmax, 1)), log_softmax},
+    {"layer_norm_sqrt", OMC_P_OP(Div, 0, CENTERED, OMC_P_OP(Sqrt, 0, VARIANCE)),
+     layer_norm_written},
+    {"layer_norm_rsqrt", MUL(CENTERED, OMC_P_OP(Rsqrt, 0, VARIANCE)), layer_norm_written},
+    {"layer_norm_scale", MUL(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_scale},
+    {"layer_norm_shift", ADD(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_shift},
+    {"matmul_transpose", OMC_P_NODE(MatMul, 0), product_transpose},
+    {"fused_matmul_transpose", OMC_P_NODE(FusedMatMul, 0), product_transpose},
+    {"matmul_bias",
+     ADD(OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3))), OMC_P_ANY(2)),
+     product_bias},
+    {"attention_no_mask", OMC_P_NODE(Attention, 0), attention_no_mask},
+    {"attention_causal", OMC_P_NODE(Attention, 0), attention_causal},
+};
+
+const omc_rules omc_network_rules = {"network", rules, sizeof rules / sizeof *rules};

@@ -1,0 +1,201 @@
+#include "passes/rewrite.h"
+
+#include <string.h>
+
+#include "graph/edit.h"
+#include "ops/op.h"
+
+#define MAX_SWEEPS 16
+#define MAX_NODES 32
+#define MAX_CHOICES 32
+
+/* One attempt at a match. Where a pattern can be tried in several ways (commutative inputs,
+ * alternatives) the way is read from `choice`; a failed attempt is repeated with the next one. */
+typedef struct matcher {
+  omc_value *capture[OMC_MAX_CAPTURES];
+  omc_node *nodes[MAX_NODES]; /* matched; the root first */
+  bool shared[MAX_NODES];
+  uint32_t n_nodes;
+  uint8_t choice[MAX_CHOICES], ways[MAX_CHOICES];
+  uint32_t n_choices;
+} matcher;
+
+static uint32_t choose(matcher *m, uint32_t ways) {
+  if (m->n_choices == MAX_CHOICES) return 0;
+  m->ways[m->n_choices] = (uint8_t)ways;
+  return m->choice[m->n_choices++];
+}
+
+/* Steps to the next combination of choices; false: all have been tried. */
+static bool next_choice(matcher *m) {
+  while (m->n_choices > 0) {
+    const uint32_t k = --m->n_choices;
+    if (++m->choice[k] < m->ways[k]) return true;
+    m->choice[k] = 0;
+  }
+  return false;
+}
+
+static bool close(double a, double x) {
+  return a == x || fabs(a - x) <= 1e-6 * fabs(x) || (isnan(a) && isnan(x));
+}
+
+bool omc_const_all(const omc_value *v, double x) {
+  if (!omc_is_const(v)) return false;
+  const int64_t n = omc_shape_numel(&v->type.shape);
+  const size_t size = omc_dtype_size(v->type.dtype);
+  if (n == 0 || !close(omc_const_float(v, 0), x)) return false;
+  const char *bytes = v->data;
+  return n == 1 || memcmp(bytes, bytes + size, (size_t)(n - 1) * size) == 0;
+}
+
+static bool match_value(matcher *m, const omc_pat *pat, omc_value *v);
+
+static bool match_node(matcher *m, const omc_pat *pat, omc_node *node) {
+  if (node->op != pat->op || m->n_nodes == MAX_NODES) return false;
+  m->shared[m->n_nodes] = pat->shared;
+  m->nodes[m->n_nodes++] = node;
+  if (pat->n_in == 0) return true;
+  for (uint32_t i = pat->n_in; i < node->n_in; i++)
+    if (omc_in(node, i)) return false;
+  const bool two_ways =
+      (omc_op_get(node->op)->flags & OMC_OP_COMMUTES) && omc_in(node, 0) != omc_in(node, 1);
+  const uint32_t swap = two_ways ? choose(m, 2) : 0;
+  for (uint32_t i = 0; i < pat->n_in; i++)
+    if (!match_value(m, pat->in[i], omc_in(node, i < 2 ? i ^ swap : i))) return false;
+  return true;
+}
+
+static bool match_value(matcher *m, const omc_pat *pat, omc_value *v) {
+  if (!v) return false;
+  if (pat->capture) {
+    omc_value **seen = &m->capture[pat->capture];
+    if (*seen && *seen != v) return false;
+    *seen = v;
+  }
+  switch (pat->kind) {
+    case OMC_PAT_ANY:
+      return true;
+    case OMC_PAT_CONST:
+      return omc_is_const(v) && (isnan(pat->value) || omc_const_all(v, pat->value));
+    case OMC_PAT_EITHER:
+      return match_value(m, pat->in[choose(m, pat->n_in)], v);
+    case OMC_PAT_OP:
+      return v->producer && v->index == 0 && match_node(m, pat, v->producer);
+  }
+  return false;
+}
+
+static bool has_node(const matcher *m, const omc_node *node) {
+  for (uint32_t i = 0; i < m->n_nodes; i++)
+    if (m->nodes[i] == node) return true;
+  return false;
+}
+
+/* Whether every matched node but the root and the shared ones serves the match alone: only then
+ * does a rewrite replace work rather than repeat it. */
+static bool serves_match_only(const matcher *m) {
+  for (uint32_t i = 1; i < m->n_nodes; i++) {
+    if (m->shared[i]) continue;
+    for (uint32_t k = 0; k < m->nodes[i]->n_out; k++) {
+      const omc_value *v = m->nodes[i]->out[k];
+      for (const omc_use *u = v ? v->uses : NULL; u; u = u->next)
+        if (!has_node(m, u->node)) return false;
+    }
+  }
+  return true;
+}
+
+static bool find_match(matcher *m, const omc_pat *pattern, omc_node *root) {
+  memset(m->choice, 0, sizeof m->choice);
+  do {
+    memset(m->capture, 0, sizeof m->capture);
+    m->n_nodes = m->n_choices = 0;
+    if (match_value(m, pattern, root->out[0]) && serves_match_only(m)) return true;
+  } while (next_choice(m));
+  return false;
+}
+
+static omc_op_id root_op(const omc_pat *pattern) {
+  while (pattern->kind == OMC_PAT_EITHER) pattern = pattern->in[0];
+  return pattern->op;
+}
+
+static bool is_unused(const omc_node *node) {
+  for (uint32_t k = 0; k < node->n_out; k++)
+    if (node->out[k] && node->out[k]->uses) return false;
+  return true;
+}
+
+/* Erases matched nodes that nobody uses any more, so that they do not count as users of what
+ * later matches look at. */
+static void erase_matched(omc_graph *g, matcher *m) {
+  for (bool again = true; again;) {
+    again = false;
+    for (uint32_t i = 0; i < m->n_nodes; i++) {
+      omc_node *node = m->nodes[i];
+      if (!node || !is_unused(node)) continue;
+      for (uint32_t k = i; k < m->n_nodes; k++)
+        if (m->nodes[k] == node) m->nodes[k] = NULL;
+      omc_erase_node(g, node);
+      again = true;
+    }
+  }
+}
+
+static omc_status try_rule(omc_graph *g, const omc_rule *rule, omc_node *root, bool *changed) {
+  *changed = false;
+  matcher m;
+  if (root->op != root_op(rule->pattern) || !find_match(&m, rule->pattern, root)) return OMC_OK;
+  omc_value *old = root->out[0];
+  omc_builder b = {g, root, root->phase, root->name, OMC_OK};
+  omc_match match = {.b = &b, .root = root};
+  memcpy(match.capture, m.capture, sizeof match.capture);
+  match.capture[0] = old;
+  omc_value *value = rule->rewrite(&match);
+  OMC_TRY(b.status);
+  if (!value) return OMC_OK;
+  *changed = true;
+  if (value == old) return OMC_OK;
+  if (!omc_type_equal(&value->type, &old->type)) {
+    char text[OMC_NODE_TEXT], was[OMC_TYPE_TEXT], is[OMC_TYPE_TEXT];
+    OMC_FAIL(EINTERNAL, "rule %s changes the type of %s from %s to %s", rule->name,
+             omc_node_text(root, text, sizeof text), omc_type_text(&old->type, was, sizeof was),
+             omc_type_text(&value->type, is, sizeof is));
+  }
+  omc_replace_uses(old, value);
+  erase_matched(g, &m);
+  return OMC_OK;
+}
+
+static omc_status sweep(omc_graph *g, const omc_rules *rules, uint32_t *changes) {
+  for (omc_node *node = g->first, *next; node; node = next) {
+    next = node->next;
+    bool changed = !omc_out(node, 0) || !node->out[0]->uses;
+    for (uint32_t r = 0; r < rules->n && !changed; r++) {
+      OMC_TRY(try_rule(g, &rules->rules[r], node, &changed));
+      *changes += changed;
+    }
+  }
+  omc_erase_unused(g);
+  return OMC_OK;
+}
+
+omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *changes) {
+  *changes = 0;
+  for (int k = 0; k < MAX_SWEEPS; k++) {
+    const uint32_t before = *changes;
+    OMC_TRY(sweep(g, rules, changes));
+    if (*changes == before) break;
+  }
+  return OMC_OK;
+}
+
+const omc_rule *omc_rule_find(const char *name) {
+  const omc_rules *const sets[] = {&omc_movement_rules, &omc_arithmetic_rules, &omc_network_rules,
+                                   &omc_fuse_rules};
+  for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
+    for (uint32_t r = 0; r < sets[i]->n; r++)
+      if (strcmp(sets[i]->rules[r].name, name) == 0) return &sets[i]->rules[r];
+  return NULL;
+}

@@ -1,0 +1,315 @@
+/* The proof that a plan is safe: the steps are gone through in order, and for every byte of memory
+ * it is known whose content it holds.
+ *
+ * A content is what one step, the caller or a constant gives; its views have the same content. It
+ * is intact until something is written over it. */
+#include "plan/plan.h"
+
+typedef struct checker {
+  const omc_plan *plan;
+  uint32_t *content;     /* by value id: the value whose content it has */
+  const omc_value **values; /* by value id; NULL: not in the graph */
+  bool *written, *intact;   /* by content */
+  bool *read_back;       /* by content: forward gave it and backward reads it */
+  uint32_t *held;        /* contents intact in the arena */
+  uint32_t n_held;
+  uint32_t *in_output;   /* by forward output: the content in the caller's tensor */
+  uint32_t *in_result;   /* by input: the content in the caller's gradient */
+  uint32_t step;         /* under way */
+} checker;
+
+#define NOTHING UINT32_MAX
+
+static const char *step_text(const checker *c, char *buf, size_t n) {
+  if (c->step < c->plan->n_steps) return omc_node_text(c->plan->steps[c->step].node, buf, n);
+  return "the end";
+}
+
+static const char *value_name(const checker *c, uint32_t v) {
+  const omc_value *value = v < c->plan->graph->n_values ? c->values[v] : NULL;
+  return value && value->name ? value->name : "(no name)";
+}
+
+/* Fails naming the step under way and two values (`b` may be the same as `a`). */
+static omc_status broken(const checker *c, const char *rule, uint32_t a, uint32_t b) {
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(EINTERNAL, "plan broken at step %u, %s: %s: value %u '%s', value %u '%s'", c->step,
+           step_text(c, text, sizeof text), rule, a, value_name(c, a), b, value_name(c, b));
+}
+
+static bool overlap(size_t a, size_t a_bytes, size_t b, size_t b_bytes) {
+  return a_bytes && b_bytes && (a < b ? b - a < a_bytes : a - b < b_bytes);
+}
+
+static bool inside(size_t offset, size_t bytes, size_t size) {
+  return offset <= size && bytes <= size - offset;
+}
+
+static bool same_memory(const omc_slot *a, const omc_slot *b) {
+  return a->place == b->place && a->index == b->index && a->offset == b->offset &&
+         a->bytes == b->bytes;
+}
+
+static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
+
+static omc_status check_bytes(const checker *c, const omc_value *v) {
+  size_t bytes;
+  OMC_TRY(omc_type_bytes(&v->type, &bytes));
+  return bytes == c->plan->slots[v->id].bytes
+             ? OMC_OK : broken(c, "slot of the wrong size", v->id, v->id);
+}
+
+/* A value of the caller or a constant: there from the start, in its own place. */
+static omc_status add_given(checker *c, const omc_value *v, omc_place place) {
+  const omc_slot *slot = &c->plan->slots[v->id];
+  c->values[v->id] = v;
+  c->written[v->id] = c->intact[v->id] = true;
+  if (slot->place != place || slot->alias != v->id ||
+      (place != OMC_AT_CONST && slot->index != v->index))
+    return broken(c, "given value in another place", v->id, v->id);
+  return check_bytes(c, v);
+}
+
+static omc_status add_consts(checker *c, const omc_node *node) {
+  for (uint32_t i = 0; i < node->n_in; i++)
+    if (omc_is_const(omc_in(node, i))) OMC_TRY(add_given(c, omc_in(node, i), OMC_AT_CONST));
+  return OMC_OK;
+}
+
+static omc_status add_view(checker *c, const omc_node *node) {
+  const uint32_t in = node->in[0].value->id, out = node->out[0]->id;
+  c->content[out] = c->content[in];
+  if (c->plan->slots[out].alias != in || !same_memory(&c->plan->slots[in], &c->plan->slots[out]))
+    return broken(c, "view that is not in its input's memory", out, in);
+  return OMC_OK;
+}
+
+/* Takes the values from the graph, and which content each has. */
+static omc_status read_graph(checker *c) {
+  const omc_graph *g = c->plan->graph;
+  for (uint32_t v = 0; v < g->n_values; v++) c->content[v] = v;
+  for (uint32_t i = 0; i < g->n_inputs; i++) OMC_TRY(add_given(c, g->inputs[i], OMC_AT_INPUT));
+  for (uint32_t k = 0; k < g->n_outputs; k++) {
+    c->in_output[k] = NOTHING;
+    if (g->grads && g->grads[k]) OMC_TRY(add_given(c, g->grads[k], OMC_AT_GRAD));
+  }
+  for (uint32_t i = 0; i < g->n_grads; i++) c->in_result[i] = NOTHING;
+  for (const omc_node *node = g->first; node; node = node->next) {
+    OMC_TRY(add_consts(c, node));
+    for (uint32_t k = 0; k < node->n_out; k++)
+      if (node->out[k]) {
+        c->values[node->out[k]->id] = node->out[k];
+        OMC_TRY(check_bytes(c, node->out[k]));
+      }
+    if (is_view(node)) OMC_TRY(add_view(c, node));
+  }
+  return add_consts(c, g->result);
+}
+
+/* The steps must be the nodes that are no views, each once; phases may be reordered as wholes. */
+static omc_status check_steps(checker *c) {
+  const omc_plan *plan = c->plan;
+  uint32_t next[2] = {0, plan->n_forward};
+  const uint32_t end[2] = {plan->n_forward, plan->n_steps};
+  for (const omc_node *node = plan->graph->first; node; node = node->next) {
+    if (is_view(node)) continue;
+    c->step = next[node->phase]++;
+    const omc_step *step = &plan->steps[c->step];
+    bool same = c->step < end[node->phase] && step->node == node && step->kernel &&
+                step->n_in == node->n_in && step->n_out == node->n_out;
+    for (uint32_t i = 0; same && i < node->n_in + node->n_out; i++) {
+      const omc_value *v = i < node->n_in ? omc_in(node, i) : omc_out(node, i - node->n_in);
+      same = step->values[i] == (v ? v->id : UINT32_MAX);
+    }
+    if (!same) return broken(c, "step that is not the graph's next node", NOTHING, NOTHING);
+  }
+  if (next[OMC_FORWARD] != plan->n_forward || next[OMC_BACKWARD] != plan->n_steps)
+    return broken(c, "nodes without a step", NOTHING, NOTHING);
+  return OMC_OK;
+}
+
+/* Value v is read at the step under way, in that phase. */
+static omc_status check_read(checker *c, uint32_t v, omc_phase phase, uint32_t step) {
+  const omc_plan *plan = c->plan;
+  const omc_slot *slot = &plan->slots[v];
+  const uint32_t content = c->content[v];
+  if (!c->values[v] || !c->written[content]) return broken(c, "read before written", v, content);
+  if (!c->intact[content]) return broken(c, "read after something was written over it", v, content);
+  if (plan->n_steps && (step < slot->begin || step > slot->end))
+    return broken(c, "read outside its declared life", v, content);
+  if (phase == OMC_FORWARD)
+    return slot->place == OMC_AT_GRAD || slot->place == OMC_AT_RESULT
+               ? broken(c, "backward memory read by forward", v, content) : OMC_OK;
+  if ((slot->place == OMC_AT_INPUT && !plan->saves_input[slot->index]) ||
+      (slot->place == OMC_AT_OUTPUT && !plan->saves_output[slot->index]))
+    return broken(c, "caller's memory read by backward and not saved", v, content);
+  if (slot->place == OMC_AT_ARENA && slot->begin < plan->n_forward) c->read_back[content] = true;
+  return OMC_OK;
+}
+
+static bool reads(const omc_step *step, uint32_t v) {
+  for (uint32_t i = 0; i < step->n_in; i++)
+    if (step->values[i] == v) return true;
+  return false;
+}
+
+/* Whether the op of the step allows its output k to be written over `content`, one of its inputs. */
+static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, uint32_t content) {
+  const omc_value *out = c->values[step->values[step->n_in + k]];
+  uint32_t inputs = 0, places = 0;
+  for (uint32_t i = 0; i < step->n_in; i++) {
+    if (step->values[i] == UINT32_MAX || c->content[step->values[i]] != content) continue;
+    const omc_value *in = c->values[step->values[i]];
+    if (omc_shape_numel(&in->type.shape) != omc_shape_numel(&out->type.shape)) return false;
+    inputs++;
+    places |= i < 3 ? 1u << i : 0;
+  }
+  const uint32_t flags = step->op->flags;
+  const uint32_t allowed = (flags & OMC_OP_INPLACE_0 ? 1u : 0) | (flags & OMC_OP_INPLACE_1 ? 2u : 0) |
+                           (flags & OMC_OP_INPLACE_2 ? 4u : 0);
+  return flags & OMC_OP_POINTWISE || (k == 0 && inputs == 1 && places & allowed);
+}
+
+static omc_status check_region(const checker *c, size_t offset, size_t bytes, uint32_t v) {
+  if (offset & (c->plan->provider->alignment - 1)) return broken(c, "not aligned", v, v);
+  if (!inside(offset, bytes, c->plan->arena_bytes)) return broken(c, "outside the arena", v, v);
+  return OMC_OK;
+}
+
+/* Bytes of the arena are about to be written, for value v or, if it is NOTHING, as scratch memory:
+ * what lay there is lost. It must be dead, or an input that `shared` says may be overwritten. */
+static omc_status overwrite(checker *c, size_t offset, size_t bytes, uint32_t v, uint32_t shared) {
+  uint32_t kept = 0;
+  for (uint32_t h = 0; h < c->n_held; h++) {
+    const uint32_t content = c->held[h];
+    const omc_slot *slot = &c->plan->slots[content];
+    if (!overlap(offset, bytes, slot->offset, slot->bytes)) {
+      c->held[kept++] = content;
+      continue;
+    }
+    if (slot->end >= c->step && content != shared)
+      return broken(c, "written over a value that is live", v, content);
+    c->intact[content] = false;
+  }
+  c->n_held = kept;
+  return OMC_OK;
+}
+
+static omc_status write_arena(checker *c, const omc_step *step, uint32_t k, uint32_t v) {
+  const omc_slot *slot = &c->plan->slots[v];
+  OMC_TRY(check_region(c, slot->offset, slot->bytes, v));
+  if (overlap(slot->offset, slot->bytes, step->workspace_offset, step->workspace_bytes))
+    return broken(c, "output in scratch memory", v, v);
+  uint32_t shared = NOTHING;
+  if (slot->alias != v) {
+    if (slot->alias >= c->plan->graph->n_values || !reads(step, slot->alias) ||
+        !same_memory(slot, &c->plan->slots[slot->alias]))
+      return broken(c, "alias of what is no input in the same memory", v, slot->alias);
+    shared = c->content[slot->alias];
+    if (!may_overwrite(c, step, k, shared)) return broken(c, "op does not work in place", v, shared);
+    if (c->plan->slots[shared].end > c->step)
+      return broken(c, "takes over memory that is read later", v, shared);
+  }
+  OMC_TRY(overwrite(c, slot->offset, slot->bytes, v, shared));
+  c->held[c->n_held++] = v;
+  return OMC_OK;
+}
+
+static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
+  const omc_plan *plan = c->plan;
+  const omc_slot *slot = &plan->slots[v];
+  const bool output = slot->place == OMC_AT_OUTPUT;
+  const uint32_t n = output ? plan->graph->n_outputs : plan->graph->n_grads;
+  uint32_t *in = output ? c->in_output : c->in_result;
+  if ((!output && slot->place != OMC_AT_RESULT) || slot->alias != v || slot->index >= n ||
+      step->node->phase != (output ? OMC_FORWARD : OMC_BACKWARD))
+    return broken(c, "written to a place that is not for it", v, v);
+  const omc_value *wanted = omc_in(plan->graph->result, slot->index + (output ? 0 : plan->graph->n_outputs));
+  if (!wanted || plan->slots[wanted->id].bytes != slot->bytes)
+    return broken(c, "result of another size", v, wanted ? wanted->id : NOTHING);
+  if (in[slot->index] != NOTHING) return broken(c, "result written twice", v, in[slot->index]);
+  in[slot->index] = v;
+  return OMC_OK;
+}
+
+static omc_status check_step(checker *c) {
+  const omc_step *step = &c->plan->steps[c->step];
+  for (uint32_t i = 0; i < step->n_in; i++)
+    if (step->values[i] != UINT32_MAX)
+      OMC_TRY(check_read(c, step->values[i], step->node->phase, c->step));
+  if (step->workspace_bytes) {
+    OMC_TRY(check_region(c, step->workspace_offset, step->workspace_bytes, NOTHING));
+    OMC_TRY(overwrite(c, step->workspace_offset, step->workspace_bytes, NOTHING, NOTHING));
+  }
+  for (uint32_t k = 0; k < step->n_out; k++) {
+    const uint32_t v = step->values[step->n_in + k];
+    if (v == UINT32_MAX) continue;
+    const omc_slot *slot = &c->plan->slots[v];
+    if (slot->begin != c->step || slot->end < c->step)
+      return broken(c, "written outside its declared life", v, v);
+    OMC_TRY(slot->place == OMC_AT_ARENA ? write_arena(c, step, k, v) : write_caller(c, step, v));
+    c->written[v] = c->intact[v] = true;
+  }
+  return OMC_OK;
+}
+
+/* At the end of a phase: its copies are made and its results all there. */
+static omc_status check_results(checker *c, omc_phase phase) {
+  const omc_plan *plan = c->plan;
+  const omc_graph *g = plan->graph;
+  const bool forward = phase == OMC_FORWARD;
+  const uint32_t end = forward ? plan->n_forward : plan->n_steps;
+  const uint32_t first = forward ? 0 : g->n_outputs, n = forward ? g->n_outputs : g->n_grads;
+  uint32_t *in = forward ? c->in_output : c->in_result;
+  c->step = end;
+  const uint32_t last_copy = forward ? plan->n_forward_copies : plan->n_copies;
+  for (uint32_t i = forward ? 0 : plan->n_forward_copies; i < last_copy; i++) {
+    const omc_copy *copy = &plan->copies[i];
+    if (copy->to < first || copy->to - first >= n || in[copy->to - first] != NOTHING)
+      return broken(c, "copied to a place that is not for it", copy->from, copy->to);
+    OMC_TRY(check_read(c, copy->from, phase, end ? end - 1 : 0));
+    in[copy->to - first] = c->content[copy->from];
+  }
+  for (uint32_t k = 0; k < n; k++) {
+    const omc_value *v = omc_in(g->result, first + k);
+    if (v && in[k] != c->content[v->id]) return broken(c, "result not given", v->id, in[k]);
+  }
+  return OMC_OK;
+}
+
+static omc_status check_run(checker *c) {
+  OMC_TRY(read_graph(c));
+  OMC_TRY(check_steps(c));
+  for (c->step = 0; c->step < c->plan->n_forward; c->step++) OMC_TRY(check_step(c));
+  OMC_TRY(check_results(c, OMC_FORWARD));
+  for (c->step = c->plan->n_forward; c->step < c->plan->n_steps; c->step++) OMC_TRY(check_step(c));
+  OMC_TRY(check_results(c, OMC_BACKWARD));
+  for (uint32_t v = 0; !c->plan->consumes && v < c->plan->graph->n_values; v++)
+    if (c->read_back[v] && !c->intact[v])
+      return broken(c, "saved value lost in a plan that may run backward again", v, v);
+  return OMC_OK;
+}
+
+omc_status omc_plan_check(const omc_plan *plan) {
+  omc_arena scratch;
+  omc_arena_init(&scratch, plan->allocator);
+  const omc_graph *g = plan->graph;
+  const uint32_t n = g->n_values;
+  checker c = {.plan = plan,
+               .content = OMC_NEW_ARRAY(&scratch, uint32_t, n),
+               .values = OMC_NEW_ARRAY(&scratch, const omc_value *, n),
+               .written = OMC_NEW_ARRAY(&scratch, bool, n),
+               .intact = OMC_NEW_ARRAY(&scratch, bool, n),
+               .read_back = OMC_NEW_ARRAY(&scratch, bool, n),
+               .held = OMC_NEW_ARRAY(&scratch, uint32_t, n),
+               .in_output = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_outputs),
+               .in_result = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_grads)};
+  omc_status status = OMC_OK;
+  if (!c.content || !c.values || !c.written || !c.intact || !c.read_back || !c.held ||
+      !c.in_output || !c.in_result)
+    status = omc_fail(OMC_ENOMEM, "no memory to check a plan of %u values", n);
+  else
+    status = check_run(&c);
+  omc_arena_deinit(&scratch);
+  return status;
+}

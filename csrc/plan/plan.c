@@ -1,0 +1,50 @@
+#include "plan/plan.h"
+
+#include <stdatomic.h>
+
+static void destroy(omc_plan *plan) {
+  if (plan->detach) plan->detach(plan->attached);
+  omc_arena_deinit(&plan->memory);
+  omc_graph_destroy(plan->graph);
+  omc_free(plan->allocator, plan, 1, sizeof *plan);
+}
+
+static omc_status build(omc_plan *plan) {
+  OMC_TRY(omc_plan_steps(plan));
+  OMC_TRY(omc_plan_liveness(plan));
+  OMC_TRY(omc_plan_layout(plan));
+  return omc_plan_check(plan);
+}
+
+omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain,
+                           const omc_allocator *allocator, omc_plan **out) {
+  omc_plan *plan = omc_alloc_zero(allocator, 1, sizeof *plan);
+  if (!plan) {
+    omc_graph_destroy(graph);
+    OMC_FAIL(ENOMEM, "no memory for a plan");
+  }
+  plan->allocator = allocator;
+  plan->provider = provider;
+  plan->graph = graph;
+  plan->retain = retain;
+  plan->threads = provider->threads(provider->ctx);
+  omc_arena_init(&plan->memory, allocator);
+  atomic_init(&plan->references, 1);
+  const omc_status status = build(plan);
+  if (status != OMC_OK) {
+    destroy(plan);
+    return status;
+  }
+  *out = plan;
+  return OMC_OK;
+}
+
+omc_plan *omc_plan_retain(omc_plan *plan) {
+  atomic_fetch_add_explicit(&plan->references, 1, memory_order_relaxed);
+  return plan;
+}
+
+void omc_plan_release(omc_plan *plan) {
+  if (plan && atomic_fetch_sub_explicit(&plan->references, 1, memory_order_acq_rel) == 1)
+    destroy(plan);
+}

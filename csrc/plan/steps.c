@@ -1,0 +1,59 @@
+#include <string.h>
+
+#include "ops/call.h"
+#include "plan/plan.h"
+
+static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
+
+/* A fused node is random if an op inside it is. */
+static bool is_random(const omc_node *node) {
+  if (omc_op_get(node->op)->flags & OMC_OP_RANDOM) return true;
+  const omc_attr *ops = omc_attr_find(node, "ops");
+  if (!ops || ops->kind != OMC_ATTR_STRINGS) return false;
+  for (uint32_t i = 0; i < ops->n; i++) {
+    omc_op_id op;
+    if (omc_op_from_name(ops->v.ss[i], strlen(ops->v.ss[i]), &op) &&
+        omc_op_get(op)->flags & OMC_OP_RANDOM)
+      return true;
+  }
+  return false;
+}
+
+static omc_status fill_step(omc_plan *plan, const omc_node *node, omc_step *step) {
+  uint32_t *values = OMC_NEW_ARRAY(&plan->memory, uint32_t, node->n_in + node->n_out);
+  if (!values) OMC_FAIL(ENOMEM, "no memory for the steps of a plan");
+  for (uint32_t i = 0; i < node->n_in; i++)
+    values[i] = node->in[i].value ? node->in[i].value->id : UINT32_MAX;
+  for (uint32_t k = 0; k < node->n_out; k++)
+    values[node->n_in + k] = node->out[k] ? node->out[k]->id : UINT32_MAX;
+
+  omc_call call;
+  OMC_TRY(omc_call_prepare(node, plan->provider, &plan->memory, plan->threads, &call));
+  *step = (omc_step){.kernel = call.kernel,
+                     .op = omc_op_get(node->op),
+                     .node = node,
+                     .params = call.params,
+                     .n_in = node->n_in,
+                     .n_out = node->n_out,
+                     .values = values,
+                     .workspace_bytes = call.workspace_bytes};
+  return OMC_OK;
+}
+
+omc_status omc_plan_steps(omc_plan *plan) {
+  uint32_t n[2] = {0, 0};
+  for (const omc_node *node = plan->graph->first; node; node = node->next)
+    if (!is_view(node)) n[node->phase]++;
+  plan->n_forward = n[OMC_FORWARD];
+  plan->n_steps = n[OMC_FORWARD] + n[OMC_BACKWARD];
+  plan->steps = OMC_NEW_ARRAY(&plan->memory, omc_step, plan->n_steps);
+  if (!plan->steps) OMC_FAIL(ENOMEM, "no memory for the %u steps of a plan", plan->n_steps);
+
+  uint32_t next[2] = {0, plan->n_forward};
+  for (const omc_node *node = plan->graph->first; node; node = node->next) {
+    if (is_view(node)) continue;
+    OMC_TRY(fill_step(plan, node, &plan->steps[next[node->phase]++]));
+    plan->random |= is_random(node);
+  }
+  return OMC_OK;
+}

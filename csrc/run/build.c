@@ -1,0 +1,107 @@
+#include "run/build.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "autodiff/autodiff.h"
+#include "base/env.h"
+#include "graph/verify.h"
+#include "passes/passes.h"
+
+typedef struct building {
+  const omc_build_inputs *in;
+  omc_graph *graph; /* NULL before the first stage, and once the plan has it */
+  omc_plan *plan;
+} building;
+
+static omc_status bind(building *b) {
+  return omc_bind(b->in->template, b->in->signature->inputs, b->in->host, b->in->allocator, &b->graph);
+}
+static omc_status simplify(building *b) { return omc_simplify(b->graph); }
+static omc_status cse(building *b) { return omc_cse(b->graph); }
+static omc_status fold(building *b) { return omc_fold(b->graph); }
+static omc_status fuse(building *b) { return omc_fuse(b->graph); }
+
+static omc_status differentiate(building *b) {
+  return omc_differentiate(b->graph, b->in->signature->out_grads, b->in->signature->in_grads);
+}
+
+static omc_status plan(building *b) {
+  omc_graph *graph = b->graph;
+  b->graph = NULL;
+  return omc_plan_create(graph, b->in->provider, b->in->signature->retain, b->in->allocator, &b->plan);
+}
+
+static const struct stage {
+  const char *name;
+  omc_status (*apply)(building *b);
+  bool joint_only;
+  size_t seconds; /* field of omc_session_stats */
+} stages[] = {
+    {"bind", bind, false, offsetof(omc_session_stats, bind_seconds)},
+    {"simplify", simplify, false, offsetof(omc_session_stats, simplify_seconds)},
+    {"cse", cse, false, offsetof(omc_session_stats, simplify_seconds)},
+    {"fold", fold, false, offsetof(omc_session_stats, simplify_seconds)},
+    {"differentiate", differentiate, true, offsetof(omc_session_stats, differentiate_seconds)},
+    {"simplify-joint", simplify, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"cse-joint", cse, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"fuse", fuse, false, offsetof(omc_session_stats, fuse_seconds)},
+    {"plan", plan, false, offsetof(omc_session_stats, plan_seconds)},
+};
+#define N_STAGES (sizeof stages / sizeof *stages)
+
+static omc_status write_text(const char *path, const char *text) {
+  FILE *file = fopen(path, "w");
+  const bool written = file && fputs(text, file) >= 0;
+  if (file && fclose(file) == 0 && written) return OMC_OK;
+  OMC_FAIL(EINVALID, "OMC_DUMP: cannot write '%s'", path);
+}
+
+static omc_status dump(const building *b, const omc_graph *graph, const char *dir,
+                       unsigned plan_number, size_t stage) {
+  char path[4096], *text;
+  size_t bytes;
+  const int n = snprintf(path, sizeof path, "%s/plan%03u-%02zu-%s.txt", dir, plan_number, stage,
+                         stages[stage].name);
+  if (n < 0 || (size_t)n >= sizeof path) OMC_FAIL(EINVALID, "OMC_DUMP: path is too long");
+  OMC_TRY(omc_graph_print(graph, b->in->allocator, &text, &bytes));
+  const omc_status status = write_text(path, text);
+  omc_free(b->in->allocator, text, 1, bytes);
+  return status;
+}
+
+static omc_status inspect(const building *b, unsigned plan_number, size_t stage) {
+  const omc_graph *graph = b->graph ? b->graph : b->plan->graph;
+  const omc_env *env = omc_env_get();
+  if (env->verify) OMC_TRY(omc_graph_verify(graph, true));
+  return env->dump ? dump(b, graph, env->dump, plan_number, stage) : OMC_OK;
+}
+
+static bool wants_backward(const omc_build_inputs *in) {
+  for (uint32_t k = 0; k < in->template->n_outputs; k++)
+    if (in->signature->out_grads[k]) return true;
+  return false;
+}
+
+omc_status omc_build_plan(const omc_build_inputs *in, omc_session_stats *stats, omc_plan **out) {
+  static _Atomic unsigned plans;
+  const unsigned plan_number = atomic_fetch_add(&plans, 1);
+  const omc_provider *p = in->provider;
+  const bool joint = wants_backward(in);
+  building b = {in, NULL, NULL};
+  omc_status status = OMC_OK;
+  for (size_t i = 0; i < N_STAGES; i++) {
+    if (stages[i].joint_only && !joint) continue;
+    const double start = p->clock(p->ctx, NULL);
+    OMC_GOTO(fail, stages[i].apply(&b));
+    *(double *)((char *)stats + stages[i].seconds) += p->clock(p->ctx, NULL) - start;
+    OMC_GOTO(fail, inspect(&b, plan_number, i));
+  }
+  *out = b.plan;
+  return OMC_OK;
+fail:
+  omc_graph_destroy(b.graph);
+  omc_plan_release(b.plan);
+  return status;
+}

@@ -1,0 +1,21 @@
+/* From a template to a plan. */
+#ifndef OMC_RUN_BUILD_H
+#define OMC_RUN_BUILD_H
+
+#include "run/session.h"
+
+typedef struct omc_build_inputs {
+  const omc_graph *template;
+  const omc_signature *signature;
+  const omc_host *host;
+  const omc_provider *provider;
+  const omc_allocator *allocator;
+} omc_build_inputs;
+
+/* Binds, simplifies, differentiates (if an output's gradient will be given), fuses and plans. Adds
+ * the seconds of each stage to *stats. OMC_DUMP=DIR writes the graph after each stage of each
+ * plan of the process to DIR/planMMM-NN-STAGE.txt; OMC_VERIFY=1 verifies it. The caller owns *out. */
+omc_status omc_build_plan(const omc_build_inputs *in, omc_session_stats *stats,
+                          omc_plan **out) OMC_MUST_USE;
+
+#endif

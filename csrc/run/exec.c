@@ -1,0 +1,179 @@
+#include "run/exec.h"
+
+#include "base/env.h"
+
+/* Outputs and gradients of inputs follow each other as in the result node. */
+uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index) {
+  const uint32_t inputs = plan->graph->n_inputs, outputs = plan->graph->n_outputs;
+  const uint32_t first[] = {[OMC_AT_ARENA] = 0,
+                            [OMC_AT_INPUT] = 1,
+                            [OMC_AT_GRAD] = 1 + inputs,
+                            [OMC_AT_OUTPUT] = 1 + inputs + outputs,
+                            [OMC_AT_RESULT] = 1 + inputs + 2 * outputs};
+  return first[place] + index;
+}
+
+/* The elements of a constant or of a view of one. */
+static const void *const_data(const omc_value *v) {
+  while (v->role == OMC_ROLE_NODE) v = omc_in(v->producer, 0);
+  return v->data;
+}
+
+/* Sets what is the same in every run; data of the arena and the caller is found by each run. */
+static void add_operand(omc_exec *x, uint32_t operand, const omc_value *v) {
+  if (!v) return;
+  const omc_slot *slot = &x->plan->slots[v->id];
+  x->operands[operand].type = &v->type;
+  if (slot->place == OMC_AT_CONST)
+    x->operands[operand].data = (void *)(uintptr_t)const_data(v);
+  else if (slot->bytes > 0)
+    x->relocs[x->n_relocs++] =
+        (omc_reloc){operand, omc_exec_base(x->plan, slot->place, slot->index), slot->offset};
+}
+
+static void add_phase(omc_exec *x, uint32_t step, uint32_t end_step, uint32_t copy,
+                      uint32_t end_copy) {
+  const omc_plan *plan = x->plan;
+  for (; step < end_step; step++) {
+    const omc_node *node = plan->steps[step].node;
+    const uint32_t first = x->first_operand[step];
+    for (uint32_t i = 0; i < node->n_in; i++) add_operand(x, first + i, omc_in(node, i));
+    for (uint32_t k = 0; k < node->n_out; k++)
+      add_operand(x, first + node->n_in + k, omc_out(node, k));
+  }
+  for (; copy < end_copy; copy++)
+    add_operand(x, x->first_operand[plan->n_steps] + copy,
+                omc_in(plan->graph->result, plan->copies[copy].to));
+}
+
+static omc_status fill(omc_exec *x, omc_plan *plan) {
+  x->first_operand = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps + 1);
+  if (!x->first_operand) goto no_memory;
+  for (uint32_t s = 0; s < plan->n_steps; s++)
+    x->first_operand[s + 1] = x->first_operand[s] + plan->steps[s].n_in + plan->steps[s].n_out;
+  x->n_operands = x->first_operand[plan->n_steps] + plan->n_copies;
+  x->n_bases = omc_exec_base(plan, OMC_AT_RESULT, plan->graph->n_inputs);
+  x->operands = OMC_NEW_ARRAY(&plan->memory, omc_tensor, x->n_operands);
+  x->relocs = OMC_NEW_ARRAY(&plan->memory, omc_reloc, x->n_operands);
+  if (!x->operands || !x->relocs) goto no_memory;
+  if (omc_env_get()->profile) {
+    x->seconds = OMC_NEW_ARRAY(&plan->memory, double, plan->n_steps);
+    if (!x->seconds) goto no_memory;
+  }
+  add_phase(x, 0, plan->n_forward, 0, plan->n_forward_copies);
+  x->n_forward_relocs = x->n_relocs;
+  add_phase(x, plan->n_forward, plan->n_steps, plan->n_forward_copies, plan->n_copies);
+  return OMC_OK;
+no_memory:
+  OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
+}
+
+static void detach(void *attached) {
+  omc_exec *x = attached;
+  omc_runs_free(x, x->idle);
+  pthread_mutex_destroy(&x->lock);
+  omc_session_release(x->session);
+}
+
+omc_status omc_exec_attach(omc_plan *plan, omc_session *session) {
+  omc_exec *x = OMC_NEW(&plan->memory, omc_exec);
+  if (!x) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
+  x->plan = plan;
+  OMC_TRY(fill(x, plan));
+  if (pthread_mutex_init(&x->lock, NULL) != 0) OMC_FAIL(ENOMEM, "no lock for a plan");
+  x->session = omc_session_retain(session);
+  plan->attached = x;
+  plan->detach = detach;
+  return OMC_OK;
+}
+
+const double *omc_plan_profile(const omc_plan *plan) {
+  const omc_exec *x = plan->attached;
+  return x ? x->seconds : NULL;
+}
+
+static omc_status missing(const omc_run *run, uint32_t base) {
+  static const struct { omc_place place; const char *what; } kinds[] = {
+      {OMC_AT_RESULT, "memory for the gradient of input"},
+      {OMC_AT_OUTPUT, "memory of output"},
+      {OMC_AT_GRAD, "gradient of output"},
+      {OMC_AT_INPUT, "input"}};
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+    const uint32_t first = omc_exec_base(run->exec->plan, kinds[k].place, 0);
+    if (base >= first)
+      OMC_FAIL(EINVALID, "%s %u is needed and was not given", kinds[k].what, base - first);
+  }
+  OMC_FAIL(EINTERNAL, "a plan without an arena uses it");
+}
+
+static omc_status resolve(omc_run *run, uint32_t begin, uint32_t end) {
+  for (const omc_reloc *r = run->exec->relocs + begin; r < run->exec->relocs + end; r++) {
+    char *base = run->bases[r->base];
+    if (!base) return missing(run, r->base);
+    run->operands[r->operand].data = base + r->offset;
+  }
+  return OMC_OK;
+}
+
+static omc_status run_step(omc_kernel_args *args, omc_run *run, uint32_t s) {
+  const omc_step *step = &run->exec->plan->steps[s];
+  args->in = run->operands + run->exec->first_operand[s];
+  args->out = args->in + step->n_in;
+  args->n_in = step->n_in;
+  args->n_out = step->n_out;
+  args->params = step->params;
+  args->workspace = step->workspace_bytes ? (char *)run->bases[0] + step->workspace_offset : NULL;
+  args->node = step->node->name;
+  return step->kernel(args);
+}
+
+static omc_status run_steps(omc_kernel_args *args, omc_run *run, uint32_t begin, uint32_t end) {
+  for (uint32_t s = begin; s < end; s++) OMC_TRY(run_step(args, run, s));
+  return OMC_OK;
+}
+
+static omc_status time_steps(omc_kernel_args *args, omc_run *run, uint32_t begin, uint32_t end) {
+  omc_exec *x = run->exec;
+  const omc_provider *p = x->plan->provider;
+  for (uint32_t s = begin; s < end; s++) {
+    const double start = p->clock(p->ctx, args->stream);
+    OMC_TRY(run_step(args, run, s));
+    const double seconds = p->clock(p->ctx, args->stream) - start;
+    pthread_mutex_lock(&x->lock);
+    x->seconds[s] += seconds;
+    pthread_mutex_unlock(&x->lock);
+  }
+  return OMC_OK;
+}
+
+static omc_status run_copies(const omc_run *run, uint32_t begin, uint32_t end) {
+  const omc_exec *x = run->exec;
+  const omc_plan *plan = x->plan;
+  const omc_provider *p = plan->provider;
+  for (uint32_t c = begin; c < end; c++) {
+    const omc_tensor *from = &run->operands[x->first_operand[plan->n_steps] + c];
+    const size_t bytes = plan->slots[plan->copies[c].from].bytes;
+    if (bytes == 0) continue;
+    const uint32_t base = omc_exec_base(plan, OMC_AT_OUTPUT, plan->copies[c].to);
+    if (!run->bases[base]) return missing(run, base);
+    OMC_TRY(p->copy(p->ctx, run->bases[base], from->data, bytes, NULL));
+  }
+  return OMC_OK;
+}
+
+omc_status omc_exec_phase(omc_run *run, omc_phase phase) {
+  const omc_exec *x = run->exec;
+  const omc_plan *plan = x->plan;
+  const bool forward = phase == OMC_FORWARD;
+  const int threads = plan->provider->threads(plan->provider->ctx);
+  omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
+                          .seed = run->seed,
+                          .host = omc_session_host(x->session),
+                          .run = &run->host_state};
+  OMC_TRY(forward ? resolve(run, 0, x->n_forward_relocs)
+                  : resolve(run, x->n_forward_relocs, x->n_relocs));
+  const uint32_t begin = forward ? 0 : plan->n_forward, end = forward ? plan->n_forward : plan->n_steps;
+  OMC_TRY((x->seconds ? time_steps : run_steps)(&args, run, begin, end));
+  return forward ? run_copies(run, 0, plan->n_forward_copies)
+                 : run_copies(run, plan->n_forward_copies, plan->n_copies);
+}

@@ -1,0 +1,63 @@
+/* What run/ keeps with a plan, and the tables of one run of it. */
+#ifndef OMC_RUN_EXEC_H
+#define OMC_RUN_EXEC_H
+
+#include <pthread.h>
+
+#include "run/session.h"
+
+/* Operand `operand` lies `offset` bytes behind base pointer `base`. */
+typedef struct omc_reloc {
+  uint32_t operand, base;
+  size_t offset;
+} omc_reloc;
+
+/* Attached to a plan, in its memory. Operands are the inputs and outputs of every step in turn,
+ * then the source of every copy. */
+typedef struct omc_exec {
+  omc_plan *plan;
+  omc_session *session;    /* a reference */
+  omc_tensor *operands;    /* as every run starts: types, and the data of constants */
+  uint32_t *first_operand; /* of each step; of the copies */
+  omc_reloc *relocs;       /* those of forward, then those of backward */
+  uint32_t n_operands, n_bases, n_forward_relocs, n_relocs;
+  pthread_mutex_t lock;    /* of what follows */
+  double *seconds;         /* by step; NULL unless profiled */
+  omc_run *idle;           /* runs to use again, */
+  uint32_t n_idle;         /* not more than OMC_MAX_IDLE */
+} omc_exec;
+
+#define OMC_MAX_IDLE 8
+
+struct omc_run {
+  omc_exec *exec;
+  omc_run *next;        /* in exec->idle */
+  omc_tensor *operands; /* n_operands */
+  void **bases;         /* n_bases: the arena, then the caller's tensors; see omc_exec_base */
+  void *host_state;     /* what the host keeps from forward to backward */
+  uint64_t id, seed;
+  bool consumed;        /* what forward saved is gone */
+  _Atomic bool busy;    /* backward is under way */
+};
+
+/* Makes the tables for a new plan and attaches them. */
+omc_status omc_exec_attach(omc_plan *plan, omc_session *session) OMC_MUST_USE;
+
+/* Number of the base pointer of the arena (index 0) or of the caller's tensor: inputs,
+ * gradients of outputs, outputs, gradients of inputs. */
+uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index);
+
+/* Runs the steps and copies of one phase with the run's base pointers. */
+omc_status omc_exec_phase(omc_run *run, omc_phase phase) OMC_MUST_USE;
+
+/* Frees a list of idle runs. */
+void omc_runs_free(const omc_exec *exec, omc_run *runs);
+
+/* What a session gives to its plans and runs; it lives as long as somebody holds a reference. */
+omc_session *omc_session_retain(omc_session *session);
+void omc_session_release(omc_session *session);
+const omc_host *omc_session_host(const omc_session *session); /* NULL: none */
+const omc_allocator *omc_session_allocator(const omc_session *session);
+void omc_session_count_runs(omc_session *session, int change);
+
+#endif

@@ -1,0 +1,186 @@
+#include "run/session.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "run/build.h"
+#include "run/exec.h"
+
+/* A cached plan; the types of its inputs are those of its graph. */
+typedef struct entry {
+  omc_plan *plan; /* NULL: free */
+  uint64_t hash, used; /* of the signature; when last asked for */
+  bool *grads;    /* wanted of inputs, then given of outputs */
+} entry;
+
+struct omc_session {
+  const omc_allocator *allocator;
+  const omc_provider *provider;
+  omc_graph *template;
+  omc_host host;
+  bool has_host;
+  _Atomic int references;
+  _Atomic uint32_t runs_live;
+  pthread_mutex_t lock; /* of what follows */
+  omc_session_stats stats;
+  entry *entries;
+  uint32_t n_entries;
+  uint64_t now; /* counts lookups */
+};
+
+static size_t n_grads(const omc_session *s) {
+  return (size_t)s->template->n_inputs + s->template->n_outputs;
+}
+
+omc_status omc_session_create(const char *text, size_t n, omc_find_data find, void *find_ctx,
+                              const omc_host *host, const omc_provider *provider,
+                              const omc_allocator *allocator, uint32_t max_plans,
+                              omc_session **out) {
+  if (max_plans == 0) OMC_FAIL(EINVALID, "max_plans is 0, at least 1 is needed");
+  omc_status status = OMC_ENOMEM;
+  omc_session *s = omc_alloc_zero(allocator, 1, sizeof *s);
+  if (!s) OMC_FAIL(ENOMEM, "no memory for a session");
+  s->allocator = allocator;
+  s->provider = provider;
+  s->has_host = host != NULL;
+  if (host) s->host = *host;
+  s->n_entries = max_plans;
+  atomic_init(&s->references, 1);
+  atomic_init(&s->runs_live, 0);
+  s->entries = omc_alloc_zero(allocator, max_plans, sizeof *s->entries);
+  if (!s->entries) OMC_GOTO(fail, omc_fail(OMC_ENOMEM, "no memory for %u plans", max_plans));
+  OMC_GOTO(fail, omc_graph_parse(allocator, text, n, find, find_ctx, &s->template));
+  if (pthread_mutex_init(&s->lock, NULL) != 0)
+    OMC_GOTO(fail, omc_fail(OMC_ENOMEM, "no lock for a session"));
+  *out = s;
+  return OMC_OK;
+fail:
+  omc_graph_destroy(s->template);
+  omc_free(allocator, s->entries, max_plans, sizeof *s->entries);
+  omc_free(allocator, s, 1, sizeof *s);
+  return status;
+}
+
+omc_session *omc_session_retain(omc_session *s) {
+  atomic_fetch_add_explicit(&s->references, 1, memory_order_relaxed);
+  return s;
+}
+
+void omc_session_release(omc_session *s) {
+  if (atomic_fetch_sub_explicit(&s->references, 1, memory_order_acq_rel) != 1) return;
+  pthread_mutex_destroy(&s->lock);
+  omc_graph_destroy(s->template);
+  omc_free(s->allocator, s->entries, s->n_entries, sizeof *s->entries);
+  omc_free(s->allocator, s, 1, sizeof *s);
+}
+
+static void clear(omc_session *s, entry *e) {
+  omc_plan_release(e->plan);
+  omc_free(s->allocator, e->grads, n_grads(s), sizeof *e->grads);
+  *e = (entry){0};
+}
+
+void omc_session_destroy(omc_session *s) {
+  if (!s) return;
+  for (uint32_t i = 0; i < s->n_entries; i++) clear(s, &s->entries[i]);
+  omc_session_release(s);
+}
+
+const omc_graph *omc_session_template(const omc_session *s) { return s->template; }
+const omc_host *omc_session_host(const omc_session *s) { return s->has_host ? &s->host : NULL; }
+const omc_allocator *omc_session_allocator(const omc_session *s) { return s->allocator; }
+
+void omc_session_count_runs(omc_session *s, int change) {
+  atomic_fetch_add(&s->runs_live, (uint32_t)change);
+}
+
+omc_session_stats omc_session_get_stats(omc_session *s) {
+  pthread_mutex_lock(&s->lock);
+  omc_session_stats stats = s->stats;
+  for (uint32_t i = 0; i < s->n_entries; i++) stats.plans_cached += s->entries[i].plan != NULL;
+  pthread_mutex_unlock(&s->lock);
+  stats.runs_live = atomic_load(&s->runs_live);
+  return stats;
+}
+
+static void mix(uint64_t *hash, uint64_t x) {
+  *hash = (*hash ^ x) * 0x9E3779B97F4A7C15u;
+  *hash ^= *hash >> 32;
+}
+
+static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int threads) {
+  uint64_t hash = (uint64_t)threads << 1 | g->retain;
+  for (uint32_t i = 0; i < s->template->n_inputs; i++) {
+    const omc_type *type = &g->inputs[i];
+    mix(&hash, (uint64_t)type->dtype << 8 | (uint64_t)type->shape.rank << 1 | g->in_grads[i]);
+    for (int32_t d = 0; d < type->shape.rank; d++) mix(&hash, (uint64_t)type->shape.dims[d]);
+  }
+  for (uint32_t k = 0; k < s->template->n_outputs; k++) mix(&hash, g->out_grads[k]);
+  return hash;
+}
+
+static bool fits(const omc_session *s, const entry *e, const omc_signature *g, int threads) {
+  const uint32_t n_in = s->template->n_inputs;
+  if (e->plan->retain != g->retain || e->plan->threads != threads) return false;
+  if (memcmp(e->grads, g->in_grads, n_in * sizeof(bool)) != 0 ||
+      memcmp(e->grads + n_in, g->out_grads, s->template->n_outputs * sizeof(bool)) != 0)
+    return false;
+  for (uint32_t i = 0; i < n_in; i++)
+    if (!omc_type_equal(&e->plan->graph->inputs[i]->type, &g->inputs[i])) return false;
+  return true;
+}
+
+/* A free entry, or that of the least recently used plan. */
+static entry *oldest(omc_session *s) {
+  entry *e = s->entries;
+  for (uint32_t i = 1; i < s->n_entries && e->plan; i++)
+    if (!s->entries[i].plan || s->entries[i].used < e->used) e = &s->entries[i];
+  return e;
+}
+
+static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, omc_plan **out) {
+  const uint32_t n_in = s->template->n_inputs, n_out = s->template->n_outputs;
+  const omc_build_inputs in = {s->template, g, omc_session_host(s), s->provider, s->allocator};
+  omc_status status = OMC_OK;
+  omc_plan *plan = NULL;
+  bool *grads = omc_alloc(s->allocator, n_grads(s), sizeof *grads);
+  if (!grads) OMC_FAIL(ENOMEM, "no memory for the signature of a plan");
+  OMC_GOTO(fail, omc_build_plan(&in, &s->stats, &plan));
+  OMC_GOTO(fail, omc_exec_attach(plan, s));
+  if (n_in) memcpy(grads, g->in_grads, n_in * sizeof *grads);
+  if (n_out) memcpy(grads + n_in, g->out_grads, n_out * sizeof *grads);
+
+  entry *e = oldest(s);
+  s->stats.plans_evicted += e->plan != NULL;
+  clear(s, e);
+  *e = (entry){plan, hash, s->now, grads};
+  s->stats.plans_built++;
+  *out = omc_plan_retain(plan);
+  return OMC_OK;
+fail:
+  omc_plan_release(plan);
+  omc_free(s->allocator, grads, n_grads(s), sizeof *grads);
+  return status;
+}
+
+static omc_status find_or_build(omc_session *s, const omc_signature *g, omc_plan **out) {
+  const int threads = s->provider->threads(s->provider->ctx);
+  const uint64_t hash = hash_signature(s, g, threads);
+  s->now++;
+  for (uint32_t i = 0; i < s->n_entries; i++) {
+    entry *e = &s->entries[i];
+    if (!e->plan || e->hash != hash || !fits(s, e, g, threads)) continue;
+    e->used = s->now;
+    s->stats.plan_hits++;
+    *out = omc_plan_retain(e->plan);
+    return OMC_OK;
+  }
+  return build(s, g, hash, out);
+}
+
+omc_status omc_session_plan(omc_session *s, const omc_signature *signature, omc_plan **out) {
+  pthread_mutex_lock(&s->lock);
+  const omc_status status = find_or_build(s, signature, out);
+  pthread_mutex_unlock(&s->lock);
+  return status;
+}

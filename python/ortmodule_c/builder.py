@@ -1,0 +1,384 @@
+"""Builds an ONNX graph node by node, checking that each node has a kernel.
+
+A :class:`Val` is a value of that graph together with what translations ask of it. Sizes may be
+symbolic: they are `torch.SymInt` and become int64 scalars computed from the shapes of the graph's
+inputs, which fold to constants once the C core binds the graph to concrete shapes.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import sympy
+import torch
+from torch import Tensor
+
+from .errors import NeedsStatic, Unsupported
+
+OWN_DOMAIN = "ai.ortmodule_c"
+OPSET = 20
+OWN_OPSET = 1
+MAX_RANK = 8
+GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
+
+Size = int | torch.SymInt
+Shape = tuple[Size, ...]
+
+# torch dtype -> (text, ONNX type).
+DTYPES: dict[torch.dtype, tuple[str, ir.DataType]] = {
+    torch.float32: ("f32", ir.DataType.FLOAT),
+    torch.float64: ("f64", ir.DataType.DOUBLE),
+    torch.float16: ("f16", ir.DataType.FLOAT16),
+    torch.bfloat16: ("bf16", ir.DataType.BFLOAT16),
+    torch.int64: ("i64", ir.DataType.INT64),
+    torch.int32: ("i32", ir.DataType.INT32),
+    torch.int16: ("i16", ir.DataType.INT16),
+    torch.int8: ("i8", ir.DataType.INT8),
+    torch.uint8: ("u8", ir.DataType.UINT8),
+    torch.bool: ("bool", ir.DataType.BOOL),
+}
+TORCH_DTYPES = {onnx: dtype for dtype, (_, onnx) in DTYPES.items()}
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``"f32"`` for ``torch.float32``; Unsupported if the core has no such dtype."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"dtype {dtype} is not known to the C core")
+    return DTYPES[dtype][0]
+
+
+@dataclass(slots=True, eq=False)
+class Val:
+    """A value of the graph.
+
+    Attributes
+    ----------
+    ir
+        The value in the ONNX graph.
+    dtype
+        Its element type.
+    shape
+        Its shape, None for values inside a translation.
+    grad
+        Whether gradients flow through it.
+    """
+
+    ir: ir.Value
+    dtype: torch.dtype
+    shape: Shape | None = None
+    grad: bool = False
+
+    @property
+    def dims(self) -> Shape:
+        """The shape, where it must be known."""
+        if self.shape is None:
+            raise Unsupported("a shape is not known")
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.dims)
+
+
+def static(size: Size) -> int:
+    """A size that has to be a number at export."""
+    if isinstance(size, torch.SymInt):
+        expr = size.node.expr
+        if not expr.is_Integer:
+            raise NeedsStatic(f"size {expr} has to be known at export")
+        return int(expr)
+    return int(size)
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal for every binding of the symbols; adds no guard."""
+    return sympy.sympify(getattr(getattr(a, "node", None), "expr", a)) == sympy.sympify(
+        getattr(getattr(b, "node", None), "expr", b)
+    )
+
+
+class Builder:
+    """Graph under construction.
+
+    Parameters
+    ----------
+    supports
+        ``supports(op, dtype)``: whether there is a kernel.
+    own_ops
+        Names of ops of our own domain.
+    """
+
+    def __init__(self, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
+        self._supports = supports
+        self._own_ops = own_ops
+        self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
+        self.streams = 0
+        # The ATen node being translated: where it came from, its name, what PyTorch says it returns,
+        # the operand of the log_softmax that made its first argument, and arguments it changes.
+        self.source = ""
+        self.aten_name = ""
+        self.result: Any = None
+        self.log_softmax_operand: Val | None = None
+        self.overwritten: list[tuple[Val, Val]] = []
+        self._names: set[str] = set()
+        self._constants: dict[tuple[Any, ...], Val] = {}
+        self._symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
+        self._sizes: dict[sympy.Expr, Val] = {}
+
+    # Values
+
+    def name(self, wanted: str) -> str:
+        """A unique name of allowed characters."""
+        base = re.sub(r"[^A-Za-z0-9_.:/-]", "_", wanted) or "v"
+        name, n = base, 1
+        while name in self._names:
+            name, n = f"{base}_{n}", n + 1
+        self._names.add(name)
+        return name
+
+    def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: bool) -> Val:
+        dtype_text(dtype)
+        value = ir.Value(name=self.name(name), type=ir.TensorType(DTYPES[dtype][1]))
+        if shape is not None:
+            if len(shape) > MAX_RANK:
+                raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
+            value.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+        return Val(value, dtype, shape, grad)
+
+    def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
+        """Add a graph input; its symbolic dims become known sizes."""
+        val = self._value(name, dtype, shape, grad)
+        if grad:
+            val.ir.metadata_props[GRAD] = "1"
+        self.graph.inputs.append(val.ir)
+        for axis, size in enumerate(shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                self._symbols.setdefault(size.node.expr, (val, axis))
+        return val
+
+    def tensor(self, data: Tensor, name: str = "const") -> Val:
+        """A constant with the elements of a tensor, which is kept and must not change."""
+        val = self._value(name, data.dtype, tuple(data.shape), False)
+        val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
+        self.graph.initializers[val.ir.name] = val.ir
+        return val
+
+    def const(self, data: Any, dtype: torch.dtype) -> Val:
+        """A small constant: a number or a (nested) list of numbers; equal ones are shared."""
+        key = (np.asarray(data).tobytes(), np.shape(data), np.asarray(data).dtype.str, dtype)
+        if key not in self._constants:
+            self._constants[key] = self.tensor(torch.tensor(data, dtype=dtype), "c")
+        return self._constants[key]
+
+    # Nodes
+
+    def emit(self, op: str, *inputs: Val | None, outputs: Sequence[torch.dtype | None] = (), **attributes: Any) -> Any:
+        """Add a node.
+
+        Parameters
+        ----------
+        op
+            Op name; our own domain is chosen by the name.
+        inputs
+            Operands, None for one left out.
+        outputs
+            Element type of each output, None for one left out; by default one of the first input's type.
+        attributes
+            Attributes; those that are None are left out.
+
+        Returns
+        -------
+        Val or tuple of Val
+            One output, or as many as `outputs` has entries.
+        """
+        given = [v for v in inputs if v is not None]
+        dtypes = list(outputs) or [given[0].dtype]
+        self._check_kernel(op, [v.dtype for v in given], [d for d in dtypes if d is not None])
+        grad = op != "Detach" and any(v.grad for v in given)
+        stem = f"{self.source.rsplit('/', 1)[-1]}.{op}" if self.source else op
+        results = [None if d is None else self._value(stem, d, None, grad and d.is_floating_point) for d in dtypes]
+        node = ir.Node(
+            OWN_DOMAIN if op in self._own_ops else "",
+            op,
+            [v.ir if v is not None else None for v in inputs],
+            [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v is not None],
+            outputs=[r.ir if r is not None else ir.Value(name="") for r in results],
+            name=self.source or None,
+        )
+        self.graph.append(node)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _check_kernel(self, op: str, inputs: list[torch.dtype], outputs: list[torch.dtype]) -> None:
+        if op == "TorchCall":
+            return
+        floats = [d for d in (*inputs, *outputs) if d.is_floating_point]
+        chooses = (floats or inputs or outputs)[0]
+        if not self._supports(op, dtype_text(chooses)):
+            raise Unsupported(f"no kernel of {op} for {dtype_text(chooses)}")
+
+    def has(self, op: str, dtype: torch.dtype) -> bool:
+        """Whether there is a kernel of this op for this dtype."""
+        return self._supports(op, dtype_text(dtype))
+
+    def mark(self) -> int:
+        """A point to which :meth:`rollback` can return."""
+        return len(self.graph)
+
+    def rollback(self, mark: int) -> None:
+        """Take back the nodes added since `mark`."""
+        nodes = list(self.graph)[mark:]
+        for node in reversed(nodes):
+            self.graph.remove(node, safe=True)
+        gone = {id(v) for node in nodes for v in node.outputs}
+        self._sizes = {k: v for k, v in self._sizes.items() if id(v.ir) not in gone}
+
+    # Sizes
+
+    def size(self, size: Size) -> Val:
+        """A size as an int64 scalar."""
+        if isinstance(size, int):
+            return self.const(size, torch.int64)
+        return self._expr(size.node.expr)
+
+    def _expr(self, expr: sympy.Expr) -> Val:
+        if expr.is_Integer:
+            return self.const(int(expr), torch.int64)
+        if expr not in self._sizes:
+            self._sizes[expr] = self._compute(expr)
+        return self._sizes[expr]
+
+    def _compute(self, expr: sympy.Expr) -> Val:
+        if expr.is_Symbol:
+            if expr not in self._symbols:
+                raise NeedsStatic(f"size {expr} is not that of an input")
+            val, axis = self._symbols[expr]
+            shape = self.emit("Shape", val, outputs=[torch.int64], start=axis, end=axis + 1)
+            return self.emit("Squeeze", shape, self.const([0], torch.int64))
+        kind = type(expr).__name__
+        if kind == "Pow" and expr.args[1].is_Integer and expr.args[1] > 0:
+            return self._fold("Mul", [self._expr(expr.args[0])] * int(expr.args[1]))
+        ops = {"Add": "Add", "Mul": "Mul", "FloorDiv": "FloorDiv", "CleanDiv": "FloorDiv", "Mod": "Mod",
+               "PythonMod": "Mod", "Max": "Max", "Min": "Min"}  # fmt: skip
+        if kind not in ops:
+            raise NeedsStatic(f"size {expr} cannot be computed in the graph")
+        return self._fold(ops[kind], [self._expr(a) for a in expr.args])
+
+    def _fold(self, op: str, terms: list[Val]) -> Val:
+        total = terms[0]
+        for term in terms[1:]:
+            total = self.emit(op, total, term)
+        return total
+
+    def ints(self, sizes: Sequence[Size]) -> Val:
+        """Sizes as an int64 vector."""
+        if all(isinstance(s, int) for s in sizes):
+            return self.const(list(sizes), torch.int64) if sizes else self._empty_ints()
+        axis = self.const([0], torch.int64)
+        parts = [self.const([s], torch.int64) if isinstance(s, int) else self.emit("Unsqueeze", self.size(s), axis) for s in sizes]
+        return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=0)
+
+    def _empty_ints(self) -> Val:
+        key = ("no ints",)
+        if key not in self._constants:
+            self._constants[key] = self.tensor(torch.zeros(0, dtype=torch.int64), "c")
+        return self._constants[key]
+
+    # What most translations need
+
+    def scalar(self, value: Any, dtype: torch.dtype) -> Val:
+        """A number, a symbolic size or a Val as a Val of that dtype."""
+        if isinstance(value, Val):
+            return self.cast(value, dtype)
+        if isinstance(value, torch.SymInt):
+            return self.cast(self.size(value), dtype)
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            raise NeedsStatic(f"{value} has to be known at export")
+        return self.const(value, dtype)
+
+    def cast(self, x: Val, dtype: torch.dtype) -> Val:
+        """`x` as another dtype; itself if it has it already."""
+        if x.dtype == dtype:
+            return x
+        dtype_text(dtype)
+        out: Val = self.emit("Cast", x, outputs=[dtype], to=int(DTYPES[dtype][1]))
+        out.shape = x.shape
+        return out
+
+    def reshape(self, x: Val, shape: Sequence[Size]) -> Val:
+        """`x` with another shape; one symbolic size is left to be inferred."""
+        if x.shape is not None and len(x.shape) == len(shape) and all(map(same_size, x.shape, shape)):
+            return x
+        symbolic = [i for i, s in enumerate(shape) if not isinstance(s, int)]
+        if len(symbolic) == 1 and 0 not in shape:
+            target = self.ints([-1 if i == symbolic[0] else s for i, s in enumerate(shape)])
+        else:
+            target = self.ints(shape)
+        out: Val = self.emit("Reshape", x, target, allowzero=1 if 0 in shape else None)
+        out.shape = tuple(shape)
+        return out
+
+    def unsqueeze(self, x: Val, *axes: int) -> Val:
+        """New dims of one element, at non-negative positions of the result."""
+        out: Val = self.emit("Unsqueeze", x, self.const(list(axes), torch.int64))
+        if x.shape is not None:
+            shape = list(x.shape)
+            for axis in sorted(axes):
+                shape.insert(axis, 1)
+            out.shape = tuple(shape)
+        return out
+
+    def squeeze(self, x: Val, *axes: int) -> Val:
+        """Without the given dims of one element, at non-negative positions."""
+        out: Val = self.emit("Squeeze", x, self.const(list(axes), torch.int64))
+        if x.shape is not None:
+            out.shape = tuple(s for i, s in enumerate(x.shape) if i not in axes)
+        return out
+
+    def transpose(self, x: Val, perm: Sequence[int]) -> Val:
+        """Dims in the order `perm`."""
+        if list(perm) == list(range(len(perm))):
+            return x
+        out: Val = self.emit("Transpose", x, perm=list(perm))
+        if x.shape is not None:
+            out.shape = tuple(x.shape[p] for p in perm)
+        return out
+
+    def expand(self, x: Val, shape: Sequence[Size]) -> Val:
+        """`x` repeated to a shape it broadcasts to."""
+        if x.shape is not None and len(x.shape) == len(shape) and all(map(same_size, x.shape, shape)):
+            return x
+        out: Val = self.emit("Expand", x, self.ints(shape))
+        out.shape = tuple(shape)
+        return out
+
+    def full(self, shape: Sequence[Size], value: Any, dtype: torch.dtype) -> Val:
+        """A tensor of one repeated value."""
+        out = self.expand(self.scalar(value, dtype), shape)
+        out.shape = tuple(shape)
+        return out
+
+    def slice(self, x: Val, axis: int, start: Size, end: Size, step: int = 1) -> Val:
+        """Part of one dim."""
+        out: Val = self.emit("Slice", x, self.ints([start]), self.ints([end]), self.ints([axis]), self.ints([step]))
+        return out
+
+    def detached(self, x: Val) -> Val:
+        """`x` without gradients."""
+        if not x.grad:
+            return x
+        out: Val = self.emit("Detach", x)
+        out.shape = x.shape
+        return out
+
+    def overwrite(self, x: Val, value: Val) -> None:
+        """Say that the op being translated changes its argument `x` to `value`."""
+        self.overwritten.append((x, value))
+
+    def stream(self) -> int:
+        """A number no other random node of the graph has."""
+        self.streams += 1
+        return self.streams

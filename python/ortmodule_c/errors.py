@@ -1,0 +1,21 @@
+"""Exceptions of the package and its inner signals."""
+
+
+class ORTModuleError(RuntimeError):
+    """Raised when a module cannot be run as asked and falling back to PyTorch was ruled out."""
+
+
+class NotExportable(ORTModuleError):
+    """The module as a whole cannot become a graph; the message is the cause."""
+
+
+class Unsupported(Exception):
+    """One ATen op cannot be expressed with our kernels; it then runs in PyTorch."""
+
+
+class NeedsStatic(Exception):
+    """A graph with symbolic dims cannot express this module; it is exported once per shape instead."""
+
+
+class NeedsFunctional(Exception):
+    """The captured graph changes memory seen through more than one view; it has to be functionalised first."""

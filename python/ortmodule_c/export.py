@@ -1,0 +1,217 @@
+"""Captures a module as a graph of ATen ops whose inputs are all its tensors."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .custom_function import PythonCall, kept_whole
+from .errors import NotExportable
+from .flatten import Spec, flatten, unflatten
+from .guards import Survey, restore_modules, snapshot_modules
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Captured:
+    """A graph as torch.export gives it, before autograd: ops may be composite and change tensors in place.
+
+    Attributes
+    ----------
+    program
+        The exported program.
+    names
+        Name of each graph input: user tensors, parameters, buffers.
+    n_user, n_parameters, n_buffers
+        How many of them are which.
+    out_spec
+        How the outputs nest.
+    changed
+        Attributes of submodules that the forward changed (id of module, name).
+    calls
+        Custom functions in the graph.
+    """
+
+    program: ExportedProgram
+    names: list[str]
+    n_user: int
+    n_parameters: int
+    n_buffers: int
+    out_spec: Spec
+    changed: set[tuple[int, str]]
+    calls: list[PythonCall] = field(default_factory=list)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether some size is symbolic."""
+        return bool(self.program.range_constraints)
+
+    def functionalise(self) -> None:
+        """Replace changes in place by new values; composite ops with an entry of their own stay."""
+        self.program = self.program.run_decompositions({})
+
+    def placeholders(self) -> tuple[list[fx.Node], dict[fx.Node, Tensor]]:
+        """Graph inputs in the order of `names`, and the constants the trace met."""
+        nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        given, constants = [], {}
+        for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                given.append(node)
+            else:
+                assert spec.target is not None
+                constants[node] = self.program.constants[spec.target]
+        return given, constants
+
+    def results(self) -> tuple[list[Any], dict[str, fx.Node]]:
+        """The traced function's results, and inputs changed in place (functional form only) with their last value."""
+        output = next(n for n in reversed(self.program.graph.nodes) if n.op == "output")
+        results, mutated = [], {}
+        for value, spec in zip(output.args[0], self.program.graph_signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                results.append(value)
+            elif spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
+                mutated[spec.target] = value
+        return results, mutated
+
+
+class _Lift(nn.Module):
+    """The module as a function of one list of tensors; the module is not its child."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, tensors: list[Tensor]) -> list[Any]:
+        return self.function(tensors)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leaves PyTorch's random state as it was."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
+    """Turns ambient autocast off; gives what was on, as (device type, dtype)."""
+    active = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    with contextlib.ExitStack() as stack:
+        for device, _ in active:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield active
+
+
+def _unique_names(module: nn.Module, survey: Survey) -> tuple[list[str], list[str]]:
+    """First name of each parameter and buffer, in the order of the survey."""
+    parameters = {id(t): n for n, t in module.named_parameters()}
+    buffers = {id(t): n for n, t in module.named_buffers()}
+    return [parameters[id(t)] for t in survey.parameters], [buffers[id(t)] for t in survey.buffers]
+
+
+def capture(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey,
+            dynamic: Sequence[Sequence[int]]) -> Captured:  # fmt: skip
+    """Export `module` called with the nest `spec` around `leaves`.
+
+    Parameters
+    ----------
+    module
+        Left as it was: buffers, gradients, attributes and the random state.
+    spec, leaves, paths
+        The flattened (args, kwargs) and the name of each leaf.
+    survey
+        The module's tensors.
+    dynamic
+        For each leaf the axes whose size is left symbolic.
+
+    Raises
+    ------
+    NotExportable
+        With the cause, if PyTorch cannot trace the module.
+    """
+    parameters, buffers = _unique_names(module, survey)
+    n_user, n_parameters = len(leaves), len(parameters)
+    out_specs: list[Spec] = []
+
+    with _no_autocast() as autocast:
+
+        def function(tensors: list[Tensor]) -> list[Any]:
+            user = iter(tensors[:n_user])
+            state = dict(zip(parameters, tensors[n_user : n_user + n_parameters], strict=True))
+            cloned = {n: t.clone() for n, t in zip(buffers, tensors[n_user + n_parameters :], strict=True)}
+            args, kwargs = unflatten(spec, user)
+            with contextlib.ExitStack() as stack:
+                for device, dtype in autocast:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+                state.update(cloned)
+                result = torch.func.functional_call(module, state, args, kwargs, tie_weights=True)
+            out, out_spec = flatten(result)
+            out_specs.append(out_spec)
+            return [*out, *[state[n] for n in buffers]]
+
+        examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+        tensors = [*examples, *survey.parameters, *survey.buffers]
+        shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
+        kept = snapshot_modules(module)
+        try:
+            with _undisturbed(), sdpa_kernel(SDPBackend.MATH), kept_whole() as calls:
+                lift = _Lift(function)
+                program = torch.export.export(lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False)
+        except Exception as error:
+            raise NotExportable(f"torch.export failed: {type(error).__name__}: {_first_lines(error)}") from error
+        finally:
+            changed = restore_modules(kept)
+    _inline_no_grad(program.graph_module)
+    names = [*paths, *parameters, *buffers]
+    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], changed, calls)
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300]
+
+
+def _inline_no_grad(module: fx.GraphModule) -> None:
+    """Put the body of `with torch.no_grad()` regions in place and stop gradients at what leaves them."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":
+            continue
+        enabled, body, *args = node.args
+        inner = getattr(module, body.target)
+        _inline_no_grad(inner)
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        mapped: dict[fx.Node, Any] = dict(zip(placeholders, args, strict=True))
+        with graph.inserting_before(node):
+            for n in inner.graph.nodes:
+                if n.op == "get_attr":
+                    name = f"{body.target}_{n.target}"
+                    setattr(module, name, getattr(inner, n.target))
+                    mapped[n] = graph.get_attr(name)
+                elif n.op == "call_function":
+                    mapped[n] = graph.node_copy(n, lambda m: mapped[m])
+                elif n.op == "output":
+                    results = [_detached(graph, mapped.get(r, r), enabled) for r in n.args[0]]
+        for user in list(node.users):  # each is operator.getitem
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _detached(graph: fx.Graph, value: Any, enabled: bool) -> Any:
+    val = value.meta.get("val") if isinstance(value, fx.Node) else None
+    if enabled or not isinstance(val, Tensor) or not val.is_floating_point():
+        return value
+    node = graph.call_function(aten.detach.default, (value,))
+    node.meta = dict(value.meta)
+    return node

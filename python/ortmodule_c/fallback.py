@@ -1,0 +1,77 @@
+"""Runs in PyTorch what has no kernel: the host side of TorchCall nodes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .builder import DTYPES
+
+Type = tuple[str, tuple[int, ...]]
+_BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class HostOp:
+    """One TorchCall node.
+
+    Attributes
+    ----------
+    name
+        The ATen op or the custom function.
+    run
+        Computes the output tensors from the input tensors.
+    grads
+        Which inputs gradients flow to.
+    random
+        Whether it draws from PyTorch's random generator.
+    """
+
+    name: str
+    run: Callable[[Sequence[Tensor]], list[Tensor]]
+    grads: tuple[bool, ...]
+    random: bool
+
+
+class Host:
+    """The TorchCall nodes of one graph, by their number."""
+
+    def __init__(self) -> None:
+        self.ops: list[HostOp] = []
+
+    @property
+    def random(self) -> bool:
+        """Whether some op draws random numbers from PyTorch's generator."""
+        return any(op.random for op in self.ops)
+
+    def infer(self, index: int, types: list[Type]) -> list[Type]:
+        """Output types for input types, found by running on tensors without elements."""
+        with FakeTensorMode(), torch.no_grad():
+            inputs = [torch.empty(shape, dtype=_BY_TEXT[text]) for text, shape in types]
+            results = self.ops[index].run(inputs)
+            return [(DTYPES[t.dtype][0], tuple(t.shape)) for t in results]
+
+    def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]:
+        """Run an op; the second result is what :meth:`backward` needs.
+
+        Inputs are borrowed from memory that is used again, so what autograd keeps are copies.
+        """
+        op = self.ops[index]
+        with torch.set_grad_enabled(any(op.grads)), torch.autocast("cpu", enabled=False):
+            own = [t.clone().requires_grad_(grad) for t, grad in zip(inputs, op.grads, strict=True)]
+            outputs = op.run(own)
+        return [t.detach().contiguous() for t in outputs], (own, outputs)
+
+    def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of all inputs, None where none flows."""
+        inputs, outputs = state  # type: ignore[misc]
+        wanted = [t for t in inputs if t.requires_grad]
+        reached = [(o, g.clone()) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        if not wanted or not reached:
+            return [None] * len(inputs)
+        found: Any = torch.autograd.grad([o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=True, retain_graph=True)
+        by_id = {id(t): g for t, g in zip(wanted, found, strict=True)}
+        return [None if by_id.get(id(t)) is None else by_id[id(t)].contiguous() for t in inputs]

@@ -1,0 +1,131 @@
+"""Nested inputs and outputs as a list of tensors and a description of the rest.
+
+The description (:class:`Spec` is a nested tuple) is hashable, compares by value, and rebuilds the
+nest around other tensors. It is the part of a call's signature that is not about tensors.
+"""
+
+import dataclasses
+import enum
+import types
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Spec = tuple[Hashable, ...]
+
+_TENSOR: Spec = ("tensor",)
+_PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
+          torch.memory_format, type, enum.Enum)  # fmt: skip
+_OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
+
+
+def flatten(value: Any) -> tuple[list[Tensor], Spec]:
+    """Split a nest of containers into its tensors, in order, and the description of the nest.
+
+    Raises
+    ------
+    TypeError
+        For an object that is neither a container nor plain, and for a nest that contains itself.
+    """
+    leaves: list[Tensor] = []
+    return leaves, _describe(value, leaves, ())
+
+
+def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
+    """Rebuild a nest around `leaves`."""
+    return _BUILD[spec[0]](spec, leaves)  # type: ignore[index]
+
+
+def leaf_paths(spec: Spec, path: str = "") -> list[str]:
+    """Where each tensor lies in the nest, such as ``['labels'][0]``, for messages."""
+    kind, *rest = spec
+    if kind in ("tensor", "size"):
+        return [path]
+    if kind == "plain":
+        return []
+    *_, names, children = rest
+    keys: Any = names if names is not None else range(len(children))  # type: ignore[arg-type]
+    form = ".{}" if kind == "object" else "[{!r}]"
+    return [p for k, c in zip(keys, children, strict=True) for p in leaf_paths(c, path + form.format(k))]  # type: ignore[call-overload]
+
+
+def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spec:
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return _TENSOR
+    if isinstance(value, torch.SymInt):
+        leaves.append(value)  # type: ignore[arg-type]
+        return ("size",)
+    if isinstance(value, float):  # nan must equal itself and -0.0 must differ from 0.0
+        return ("plain", float, value.hex(), value if value == value else None)
+    if isinstance(value, _PLAIN):
+        return ("plain", type(value), value)
+    if id(value) in parents:
+        raise TypeError(f"an argument of type {type(value).__name__} contains itself")
+    parents = (*parents, id(value))
+    cls = type(value)
+    if isinstance(value, (list, tuple)):
+        return ("sequence", cls, None, tuple([_describe(v, leaves, parents) for v in value]))
+    if isinstance(value, dict):
+        return ("mapping", cls, getattr(value, "default_factory", None), tuple(value),
+                tuple([_describe(v, leaves, parents) for v in value.values()]))  # fmt: skip
+    if isinstance(value, (slice, range)):
+        return ("sequence", cls, None, tuple([_describe(v, leaves, parents) for v in (value.start, value.stop, value.step)]))
+    if isinstance(value, (set, frozenset, complex)) or (callable(value) and not isinstance(value, _OPAQUE)):
+        return ("plain", cls, frozenset(value) if isinstance(value, set) else value)
+    fields = getattr(value, "__dict__", None)
+    if fields is None or isinstance(value, _OPAQUE):
+        raise TypeError(f"objects of type {cls.__module__}.{cls.__qualname__} cannot be given to a graph")
+    names = tuple(fields)
+    return ("object", cls, names, tuple([_describe(fields[n], leaves, parents) for n in names]))
+
+
+def _plain(spec: Spec, _leaves: Iterator[Any]) -> Any:
+    if spec[1] is float:
+        return float.fromhex(spec[2])  # type: ignore[arg-type]
+    return set(spec[2]) if spec[1] is set else spec[2]  # type: ignore[call-overload]
+
+
+def _sequence(spec: Any, leaves: Iterator[Any]) -> Any:
+    _, cls, _, children = spec
+    values = [unflatten(c, leaves) for c in children]
+    if hasattr(cls, "_make"):
+        return cls._make(values)
+    if cls in (slice, range):
+        return cls(*values)
+    return values if cls is list else cls(values)
+
+
+def _mapping(spec: Any, leaves: Iterator[Any]) -> Any:
+    _, cls, factory, names, children = spec
+    items = {n: unflatten(c, leaves) for n, c in zip(names, children, strict=True)}
+    if cls is dict:
+        return items
+    if issubclass(cls, defaultdict):
+        return cls(factory, items)
+    if dataclasses.is_dataclass(cls):  # Hugging Face's ModelOutput
+        return cls(**items)
+    return cls(items)
+
+
+def _object(spec: Any, leaves: Iterator[Any]) -> Any:
+    _, cls, names, children = spec
+    value = cls.__new__(cls)
+    for name, child in zip(names, children, strict=True):
+        object.__setattr__(value, name, unflatten(child, leaves))
+    return value
+
+
+_BUILD: dict[Hashable, Callable[[Any, Iterator[Any]], Any]] = {
+    "tensor": lambda _spec, leaves: next(leaves),
+    "size": lambda _spec, leaves: int(next(leaves)),
+    "plain": _plain,
+    "sequence": _sequence,
+    "mapping": _mapping,
+    "object": _object,
+}
+
+__all__ = ["Spec", "flatten", "leaf_paths", "unflatten"]

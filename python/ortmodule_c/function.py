@@ -1,0 +1,173 @@
+"""The one `torch.autograd.Function` through which a whole module runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _C
+from .fallback import Host
+from .lowering import Lowered
+
+Mask = tuple[bool, ...]
+
+
+class Runner:
+    """Runs one graph: picks plans, draws seeds, remembers which output gradients came back.
+
+    Parameters
+    ----------
+    session
+        The C session of the graph.
+    lowered
+        What the graph's inputs and outputs mean.
+    """
+
+    def __init__(self, session: _C.Session, lowered: Lowered) -> None:
+        self.session = session
+        self.host: Host = lowered.host
+        self.results = lowered.results
+        self.updates = lowered.updates
+        self.differentiable = lowered.differentiable
+        self.n_results = len(lowered.differentiable) - len(lowered.updates)
+        self.retain = False
+        self.out_grads: Mask | None = None
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The module's results for the graph's inputs, connected to autograd."""
+        if torch.is_grad_enabled():
+            in_grads = tuple([t.requires_grad for t in inputs])
+        else:
+            in_grads = (False,) * len(inputs)
+        call = _Call(self, inputs, in_grads)
+        if any(in_grads) and any(self.differentiable):
+            outputs = _Run.apply(call, *[t for t, g in zip(inputs, in_grads, strict=True) if g])
+        else:
+            with torch.no_grad():
+                call.plan_for((False,) * len(self.differentiable))
+                outputs, _ = call.forward()
+        return [inputs[i] if kind == "input" else outputs[i] for kind, i in self.results]
+
+    def expected(self, inputs: Sequence[Tensor], in_grads: Mask) -> Mask:
+        """Which output gradients backward will probably give: those of last time, else those of the loss alone."""
+        if self.out_grads is None:
+            shapes = self.session.plan(inputs, in_grads, (False,) * len(self.differentiable)).output_shapes
+            first = self.differentiable.index(True)
+            only_first = shapes[first] == ()
+            self.out_grads = tuple([d and (i == first or not only_first) for i, d in enumerate(self.differentiable)])
+        return self.out_grads
+
+
+@dataclass(eq=False)
+class _Call:
+    """One forward and what repeating it takes."""
+
+    runner: Runner
+    inputs: Sequence[Tensor]
+    in_grads: Mask
+    dense: list[Tensor] = field(init=False)
+    plan: _C.Plan = field(init=False)
+    seed: int = 0
+    host_state: Tensor | None = None
+    versions: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dense = [t if t.is_contiguous() else t.contiguous() for t in self.inputs]
+
+    def plan_for(self, out_grads: Mask) -> None:
+        """Choose the plan and, at the first time, draw the seed."""
+        self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+        if self.plan.random and not self.seed:
+            self.seed = int(torch.randint(1, 2**63 - 1, ()))
+        if self.runner.host.random and self.host_state is None:
+            self.host_state = torch.get_rng_state()
+
+    def forward(self) -> tuple[list[Tensor], Tensor | None]:
+        """Run forward and bring the module's buffers up to date."""
+        outputs, token = self.plan.forward(self.dense, self.seed)
+        n = self.runner.n_results
+        kept = set(self.plan.saves_inputs)
+        for i in self.runner.updates:
+            if i in kept:  # backward reads what it was before
+                self.dense[i] = self.dense[i].clone()
+        if self.runner.updates:
+            torch._foreach_copy_([self.inputs[i] for i in self.runner.updates], outputs[n:])
+        return outputs[:n], token
+
+    def note_versions(self) -> None:
+        """Remember the state of the inputs, for :meth:`again`."""
+        self.versions = [t._version for t in self.inputs]
+
+    def again(self, out_grads: Mask) -> tuple[list[Tensor], Tensor | None]:
+        """Repeat the forward for a plan that serves these output gradients; buffers stay."""
+        moved = [i for i, (t, v) in enumerate(zip(self.inputs, self.versions, strict=True)) if t._version != v and i not in self.runner.updates]
+        if moved:
+            raise RuntimeError(
+                f"backward has to repeat the forward, but input {moved[0]} of shape {tuple(self.inputs[moved[0]].shape)} "
+                "has been changed in place since"
+            )
+        self.plan_for(out_grads)
+        if self.host_state is None:
+            return self.plan.forward(self.dense, self.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.host_state)
+            return self.plan.forward(self.dense, self.seed)
+
+
+class _Run(torch.autograd.Function):
+    """Forward and backward of a whole graph. Double backward is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
+        runner = call.runner
+        call.plan_for(runner.expected(call.dense, call.in_grads))
+        outputs, token = call.forward()
+        call.note_versions()
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[o for o, d in zip(outputs, runner.differentiable, strict=False) if not d])
+        saved = [call.inputs[i] if i not in runner.updates else call.dense[i] for i in call.plan.saves_inputs]
+        ctx.save_for_backward(token, *saved, *[outputs[i] for i in call.plan.saves_outputs])
+        # The call lives as long as the token, that is, until autograd lets go of what backward needs;
+        # saved-tensor hooks replace the token, then it lives as long as the node.
+        assert token is not None
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        ctx.call = call if hooked else None
+        ctx.token = token if hooked else None
+        if not hooked:
+            token.call = call  # type: ignore[attr-defined]
+        ctx.n_outputs = len(outputs)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        token, *saved = ctx.saved_tensors
+        call: _Call = ctx.call or token.call
+        runner, plan = call.runner, call.plan
+        given: list[Tensor | None] = [None if g is None else g.contiguous() for g in grads]
+        given += [None] * len(runner.updates)
+        mask = tuple([g is not None for g in given])
+        if not any(mask):
+            return (None, *[None] * sum(call.in_grads))
+        inputs: list[Tensor | None] = [None] * len(call.inputs)
+        outputs: list[Tensor | None] = [None] * len(runner.differentiable)
+        for i, t in zip(plan.saves_inputs, saved, strict=False):
+            inputs[i] = t if t.is_contiguous() else t.contiguous()
+        for i, t in zip(plan.saves_outputs, saved[len(plan.saves_inputs) :], strict=True):
+            outputs[i] = t
+        results = None
+        if mask == plan.out_grads:
+            try:
+                results = plan.backward(token if ctx.token is None else ctx.token, inputs, outputs, given)
+            except _C.ConsumedError:
+                runner.retain = True
+        if results is None:
+            runner.out_grads = mask
+            repeated, fresh = call.again(mask)
+            assert fresh is not None
+            results = call.plan.backward(fresh, call.dense, repeated, given)
+            call.plan = plan
+        return (None, *[g for g, wanted in zip(results, call.in_grads, strict=True) if wanted])

@@ -1,0 +1,384 @@
+"""From a captured ATen graph to an ONNX graph."""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from . import custom_function
+from .builder import DTYPES, Builder, Val
+from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
+from .export import Captured
+from .fallback import Host, HostOp
+from .translations import TABLE
+from .translations.registry import aten
+
+_CHECKS = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten._assert_async.msg, aten.sym_constrain_range.default,
+           aten.sym_constrain_range_for_size.default}  # fmt: skip
+_LOG_SOFTMAX = {aten.log_softmax.int, aten._log_softmax.default}
+_WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they would be longer than worthwhile
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_MAX_EXPANSIONS = 4
+
+
+@dataclass
+class Lowered:
+    """An ONNX graph with what the caller has to do around it.
+
+    Attributes
+    ----------
+    model
+        Inputs are user tensors, parameters, buffers; outputs are `outputs`, then `updates`.
+    host
+        Its TorchCall nodes.
+    results
+        For each result of the module: ("output", position) or ("input", position).
+    differentiable
+        For each graph output, whether a gradient may come back for it.
+    updates
+        Inputs to be overwritten after a forward, by position; their values are the last graph outputs.
+    fallbacks
+        (ATen op, cause) of each node that runs in PyTorch.
+    """
+
+    model: ir.Model
+    host: Host
+    results: list[tuple[str, int]]
+    differentiable: list[bool]
+    updates: list[int]
+    fallbacks: list[tuple[str, str]]
+
+
+def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> Lowered:
+    """Translate every node; what has no translation or no kernel becomes a TorchCall.
+
+    Raises
+    ------
+    NeedsStatic
+        If the graph has symbolic sizes where numbers are needed.
+    NotExportable
+        If some node cannot run on either side.
+    """
+    try:
+        return _Lowering(captured, supports, own_ops).run()
+    except NeedsFunctional:
+        captured.functionalise()
+    try:
+        return _Lowering(captured, supports, own_ops).run()
+    except NeedsFunctional as error:
+        raise NotExportable(f"{error} changes a tensor in place in a way that cannot be followed") from error
+
+
+class _Memory:
+    """Which nodes share memory, so that a change of one is seen through the others."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._position = {n: i for i, n in enumerate(graph.nodes)}
+        self._sharing: dict[int, list[fx.Node]] = {}
+
+    def add(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if isinstance(val, Tensor):
+            self._sharing.setdefault(val.untyped_storage()._cdata, []).append(node)
+
+    def same_elements(self, changed: fx.Node, at: fx.Node) -> list[fx.Node]:
+        """The nodes that are the same tensor as `changed`; NeedsFunctional if another view of it is read after `at`."""
+        val = changed.meta["val"]
+        same = []
+        for node in self._sharing.get(val.untyped_storage()._cdata, [changed]):
+            other = node.meta["val"]
+            if _geometry(other) == _geometry(val):
+                same.append(node)
+            elif any(self._position[u] > self._position[at] for u in node.users) or node.op == "placeholder":
+                raise NeedsFunctional(str(at.target))
+        return same
+
+
+def _geometry(t: Tensor) -> tuple[str, ...]:
+    return (str(tuple(t.shape)), str(t.stride()), str(t.storage_offset()), str(t.dtype))
+
+
+class _Lowering:
+    def __init__(self, captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
+        self._captured = captured
+        self._b = Builder(supports, own_ops)
+        self._host = Host()
+        self._fallbacks: list[tuple[str, str]] = []
+        self._env: dict[fx.Node, Any] = {}
+        self._decompositions = core_aten_decompositions()
+
+    def run(self) -> Lowered:
+        inputs, constants = self._captured.placeholders()
+        graph_inputs = [self._add_input(node, name) for node, name in zip(inputs, self._captured.names, strict=True)]
+        self._env = dict(zip(inputs, graph_inputs, strict=True))
+        for node, tensor in constants.items():
+            self._env[node] = self._b.tensor(tensor.detach().clone(), node.name)
+        module = self._captured.program.graph_module
+        memory = _Memory(module.graph)
+        for node in module.graph.nodes:
+            if node.op != "output":
+                self._node(node, module, memory)
+        return self._finish(inputs, graph_inputs)
+
+    def _add_input(self, node: fx.Node, name: str) -> Val:
+        val = node.meta["val"]
+        return self._b.input(name, val.dtype, tuple(val.shape), val.requires_grad and val.is_floating_point())
+
+    def _finish(self, inputs: list[fx.Node], graph_inputs: list[Val]) -> Lowered:
+        results, mutated = self._captured.results()
+        values = [self._env[r] if isinstance(r, fx.Node) else r for r in results]
+        n_buffers = self._captured.n_buffers
+        user, buffers = values[: len(values) - n_buffers], values[len(values) - n_buffers :]
+        first_buffer = len(graph_inputs) - n_buffers
+        final = {i: self._env[n] for i, n in enumerate(inputs) if self._env[n] is not graph_inputs[i]}
+        final.update({i: self._env[mutated[n.name]] for i, n in enumerate(inputs) if n.name in mutated})
+        final.update({first_buffer + i: v for i, v in enumerate(buffers) if v is not graph_inputs[first_buffer + i]})
+        for i, val in final.items():
+            if graph_inputs[i].grad:
+                raise NotExportable(f"the module changes {self._captured.names[i]}, which requires grad, in place")
+            if val.dtype != graph_inputs[i].dtype:
+                final[i] = self._b.cast(val, graph_inputs[i].dtype)
+        outputs: list[Val] = []
+        places: list[tuple[str, int]] = []
+        position = {id(v): i for i, v in enumerate(graph_inputs) if i not in final}
+        for value in user:
+            val = value if isinstance(value, Val) else self._b.size(value)
+            if id(val) in position:
+                places.append(("input", position[id(val)]))
+                continue
+            known = next((i for i, o in enumerate(outputs) if o is val), len(outputs))
+            if known == len(outputs):
+                outputs.append(val)
+            places.append(("output", known))
+        differentiable = [v.grad for v in outputs] + [False] * len(final)
+        self._b.graph.outputs.extend([v.ir for v in [*outputs, *final.values()]])
+        model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
+        return Lowered(model, self._host, places, differentiable, list(final), self._fallbacks)
+
+    # One node
+
+    def _node(self, node: fx.Node, module: fx.GraphModule, memory: _Memory | None) -> None:
+        if memory is not None:
+            memory.add(node)
+        if node.op == "placeholder":
+            return
+        if node.op == "get_attr":
+            value = getattr(module, str(node.target))
+            self._env[node] = self._b.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
+            return
+        val = node.meta.get("val")
+        if isinstance(val, (*_SYMBOLIC, int, float)):
+            self._env[node] = val
+        elif node.target is operator.getitem:
+            source, i = node.args
+            self._env[node] = self._env[source][i]  # type: ignore[index]
+        elif node.target in _CHECKS:
+            return
+        elif isinstance(node.target, OpOverload):
+            self._aten(node, node.target, memory)
+        elif getattr(node.target, "__name__", "") == "wrap_with_autocast":
+            raise NeedsFunctional(str(node.target))
+        else:
+            raise NotExportable(f"{node.target} has no translation")
+
+    def _aten(self, node: fx.Node, op: OpOverload, memory: _Memory | None) -> None:
+        self._b.source = _source(node)
+        changed = _changed_argument(op)
+        if changed:
+            op = _functional(op, node)
+        args, kwargs = pytree.tree_map(self._value, (node.args, node.kwargs), is_leaf=lambda v: isinstance(v, fx.Node))
+        self._b.log_softmax_operand = self._operand_of_log_softmax(node)
+        self._b.overwritten = []
+        result = self._translate(node, op, args, kwargs)
+        self._env[node] = _typed(self._b, result, node.meta.get("val"))
+        overwritten = list(self._b.overwritten)
+        if changed:
+            target = node.args[0]
+            assert isinstance(target, fx.Node)
+            self._store(target, self._env[node], node, memory)
+        for val, new in overwritten:
+            target = next(n for n in node.all_input_nodes if self._env[n] is val)
+            self._store(target, new, node, memory)
+
+    def _value(self, arg: Any) -> Any:
+        return self._env[arg] if isinstance(arg, fx.Node) else arg
+
+    def _store(self, target: fx.Node, value: Val, at: fx.Node, memory: _Memory | None) -> None:
+        """Let `value` stand for a tensor changed in place."""
+        if memory is None:
+            raise NeedsFunctional(str(at.target))
+        value.shape = tuple(target.meta["val"].shape)
+        for node in memory.same_elements(target, at):
+            self._env[node] = value
+
+    def _operand_of_log_softmax(self, node: fx.Node) -> Val | None:
+        """x if the node's first argument is log_softmax(x, 1), not cast."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or source.target not in _LOG_SOFTMAX:
+            return None
+        operand, dim = source.args[:2]
+        same = operand.meta["val"].dtype == source.meta["val"].dtype  # type: ignore[union-attr]
+        return self._env[operand] if dim in (1, 1 - operand.meta["val"].dim()) and same else None  # type: ignore[index, union-attr]
+
+    def _translate(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        mark = self._b.mark()
+        try:
+            return self._native(node, op, args, kwargs, 0)
+        except Unsupported as error:
+            self._b.rollback(mark)
+            self._b.overwritten = []
+            return self._torch_call(node, op, args, kwargs, str(error))
+
+    def _native(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+        """The op by its translation, else by those of the ops it is composed of."""
+        b = self._b
+        b.aten_name, b.result = op._schema.name.split("::")[1], node.meta.get("val")
+        translation = TABLE.get(op)
+        if translation is not None:
+            return translation(b, *args, **kwargs)
+        if depth == _MAX_EXPANSIONS or op.namespace != "aten" or b.aten_name in _WHOLE or _is_random(op):
+            raise Unsupported("no translation")
+        return self._expand(node, op, args, kwargs, depth)
+
+    def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+        """Translate the graph of the ops that `op` is composed of."""
+        nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
+        where = [i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
+        fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
+        if any(isinstance(f, _SYMBOLIC) for f in fakes):
+            raise NeedsStatic(f"{op} with symbolic sizes")
+
+        def call(*tensors: Tensor) -> Any:
+            leaves = list(fakes)
+            for i, t in zip(where, tensors, strict=True):
+                leaves[i] = t
+            a, k = pytree.tree_unflatten(leaves, spec)
+            return op(*a, **k)
+
+        table = {op: self._decompositions[op]} if op in self._decompositions else {}
+        operands = [fakes[i] for i in where]
+        try:
+            with operands[0].fake_mode, torch.no_grad():
+                inner = make_fx(call, decomposition_table=table)(*operands)
+        except Exception as error:
+            raise Unsupported("no translation") from error
+        body = [n for n in inner.graph.nodes if n.op == "call_function"]
+        if any(n.target is op for n in body):
+            raise Unsupported("no translation")
+        given = [v for v in pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val)) if isinstance(v, Val)]
+        outer = self._env
+        self._env = dict(zip([n for n in inner.graph.nodes if n.op == "placeholder"], given, strict=True))
+        try:
+            for n in inner.graph.nodes:
+                if n.op == "output":
+                    return pytree.tree_map(self._value, n.args[0])
+                self._inner_node(n, inner, depth + 1)
+        finally:
+            self._env = outer
+
+    def _inner_node(self, node: fx.Node, module: fx.GraphModule, depth: int) -> None:
+        if not isinstance(node.target, OpOverload):
+            self._node(node, module, None)
+            return
+        if _changed_argument(node.target):
+            raise Unsupported("no translation")
+        args, kwargs = pytree.tree_map(self._value, (node.args, node.kwargs))
+        self._b.log_softmax_operand = None
+        result = self._native(node, node.target, args, kwargs, depth)
+        self._env[node] = _typed(self._b, result, node.meta.get("val"))
+
+    # What runs in PyTorch
+
+    def _torch_call(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cause: str) -> Any:
+        fakes, out_spec = pytree.tree_flatten(node.meta["val"])
+        _check_host_results(op, fakes)
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+        if any(isinstance(v, _SYMBOLIC) for v in leaves):
+            raise NeedsStatic(f"{op} runs in PyTorch")
+        given = [v for v in leaves if isinstance(v, Val)]
+        plain = [None if isinstance(v, Val) else v for v in leaves]
+        is_val = [isinstance(v, Val) for v in leaves]
+        if op is custom_function.op():
+            call = custom_function.python_call(args[1])
+            name, run = f"{call.cls.__module__}.{call.cls.__qualname__}", call
+            cause = "a custom autograd.Function"
+        else:
+
+            def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
+                rest = iter(tensors)
+                a, k = pytree.tree_unflatten([next(rest) if t else p for t, p in zip(is_val, plain, strict=True)], spec)
+                return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
+
+            name, run = str(op), run_op  # type: ignore[assignment]
+        grads = tuple(v.grad for v in given)
+        self._host.ops.append(HostOp(name, run, grads, _is_random(op)))
+        self._fallbacks.append((name, cause))
+        dtypes = [f.dtype for f in fakes]
+        out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)
+        results = [out] if len(dtypes) == 1 else list(out)
+        return pytree.tree_unflatten(results, out_spec)
+
+
+def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:
+    for f in fakes:
+        if not isinstance(f, Tensor) or f.dtype not in DTYPES or f.layout is not torch.strided:
+            raise NotExportable(f"{op} returns what no graph can hold")
+        for size in f.shape:
+            if isinstance(size, torch.SymInt) and any(str(s).startswith("u") for s in size.node.expr.free_symbols):
+                raise NotExportable(f"the size of the result of {op} depends on the data")
+
+
+def _typed(b: Builder, result: Any, expected: Any) -> Any:
+    """Give results the shape and dtype that PyTorch says they have."""
+    if isinstance(result, Val) and isinstance(expected, Tensor):
+        shape = tuple(expected.shape)
+        if result.dtype != expected.dtype:
+            result = b.cast(result, expected.dtype)
+        if result.shape is None:
+            result.shape = shape
+            if len(shape) <= 8:
+                result.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+        return result
+    if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return type(result)(_typed(b, r, e) for r, e in zip(result, expected, strict=False))
+    return result
+
+
+def _source(node: fx.Node) -> str:
+    """Path of the submodule and name of the node."""
+    stack = node.meta.get("nn_module_stack")
+    path = list(stack.values())[-1][0] if stack else ""
+    return f"{path}/{node.name}" if path else node.name
+
+
+def _is_random(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _changed_argument(op: OpOverload) -> bool:
+    """Whether the op changes an argument in place."""
+    return any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+
+
+def _functional(op: OpOverload, node: fx.Node) -> OpOverload:
+    """The op that returns what `op` writes over its first argument."""
+    writes = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
+    name = op._schema.name.split("::")[1]
+    packet = getattr(aten, name[:-1], None) if name.endswith("_") and op.namespace == "aten" else None
+    overload = op._overloadname
+    if name in ("zero_", "fill_"):
+        return aten.zeros_like.default if name == "zero_" else getattr(aten.fill, overload)
+    if packet is None or writes != [True] + [False] * (len(writes) - 1) or overload not in packet.overloads():
+        raise NeedsFunctional(str(op))
+    functional: OpOverload = getattr(packet, overload)
+    if isinstance(node.args[0], fx.Node) and node.args[0].meta["val"].dtype != node.meta["val"].dtype:
+        raise NeedsFunctional(str(op))
+    return functional

@@ -1,0 +1,313 @@
+"""Ops that work element by element, comparisons, selections and casts."""
+
+from typing import Any
+
+import torch
+
+from ..builder import Builder, Val
+from ..errors import Unsupported
+from .registry import TABLE, aten, promoted, result_dtype, result_shape, translates
+
+_UNARY = {
+    aten.abs.default: "Abs", aten.ceil.default: "Ceil", aten.cos.default: "Cos", aten.erf.default: "Erf",
+    aten.exp.default: "Exp", aten.expm1.default: "Expm1", aten.floor.default: "Floor",
+    aten.hardsigmoid.default: "HardSigmoid", aten.hardswish.default: "HardSwish", aten.log.default: "Log",
+    aten.log1p.default: "Log1p", aten.neg.default: "Neg", aten.reciprocal.default: "Reciprocal",
+    aten.relu.default: "Relu", aten.round.default: "Round", aten.rsqrt.default: "Rsqrt", aten.sgn.default: "Sign",
+    aten.sigmoid.default: "Sigmoid", aten.sign.default: "Sign", aten.silu.default: "Silu", aten.sin.default: "Sin",
+    aten.sqrt.default: "Sqrt", aten.tanh.default: "Tanh",
+}  # fmt: skip
+_ATTRIBUTES: dict[str, dict[str, Any]] = {"HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}}
+
+_BINARY = {
+    aten.mul.Tensor: "Mul", aten.mul.Scalar: "Mul", aten.maximum.default: "Max", aten.minimum.default: "Min",
+    aten.max.other: "Max", aten.min.other: "Min", aten.remainder.Tensor: "Mod", aten.remainder.Scalar: "Mod",
+    aten.remainder.Scalar_Tensor: "Mod", aten.floor_divide.default: "FloorDiv", aten.floor_divide.Scalar: "FloorDiv",
+}  # fmt: skip
+
+_COMPARE = {
+    aten.eq.Scalar: "Equal", aten.eq.Tensor: "Equal", aten.ne.Scalar: "NotEqual", aten.ne.Tensor: "NotEqual",
+    aten.lt.Scalar: "Less", aten.lt.Tensor: "Less", aten.le.Scalar: "LessOrEqual", aten.le.Tensor: "LessOrEqual",
+    aten.gt.Scalar: "Greater", aten.gt.Tensor: "Greater", aten.ge.Scalar: "GreaterOrEqual", aten.ge.Tensor: "GreaterOrEqual",
+}  # fmt: skip
+
+_LOGICAL = {
+    aten.logical_and.default: "And", aten.logical_or.default: "Or", aten.logical_xor.default: "Xor",
+    aten.bitwise_and.Tensor: "And", aten.bitwise_or.Tensor: "Or", aten.bitwise_xor.Tensor: "Xor",
+    aten.__and__.Tensor: "And", aten.__or__.Tensor: "Or", aten.__xor__.Tensor: "Xor",
+    aten.bitwise_and.Scalar: "And", aten.bitwise_or.Scalar: "Or",
+}  # fmt: skip
+
+
+def _unary(op: str) -> Any:
+    def translate(b: Builder, x: Val) -> Val:
+        out: Val = b.emit(op, b.cast(x, result_dtype(b)), **_ATTRIBUTES.get(op, {}))
+        return out
+
+    return translate
+
+
+def _binary(op: str) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        dtype = result_dtype(b)
+        out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype))
+        return out
+
+    return translate
+
+
+def _compare(op: str) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        dtype = promoted(x, y)
+        if dtype == torch.bool and op not in ("Equal", "NotEqual"):
+            dtype = torch.int64
+        out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype), outputs=[torch.bool])
+        return out
+
+    return translate
+
+
+def _logical(op: str, strict: bool) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        if strict and result_dtype(b) != torch.bool:
+            raise Unsupported(f"bitwise op on {result_dtype(b)}")
+        out: Val = b.emit(op, b.scalar(x, torch.bool), b.scalar(y, torch.bool), outputs=[torch.bool])
+        return out
+
+    return translate
+
+
+TABLE.update({aten_op: _unary(op) for aten_op, op in _UNARY.items()})
+TABLE.update({aten_op: _binary(op) for aten_op, op in _BINARY.items()})
+TABLE.update({aten_op: _compare(op) for aten_op, op in _COMPARE.items()})
+TABLE.update({aten_op: _logical(op, "logical" not in aten_op.name()) for aten_op, op in _LOGICAL.items()})
+
+
+@translates(aten.add.Tensor, aten.add.Scalar)
+def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    dtype = result_dtype(b)
+    left, right = b.scalar(x, dtype), _scaled(b, y, alpha, dtype)
+    op = "Or" if dtype == torch.bool else "Add"
+    out: Val = b.emit(op, left, right)
+    return out
+
+
+@translates(aten.sub.Tensor, aten.sub.Scalar)
+def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Sub", b.scalar(x, dtype), _scaled(b, y, alpha, dtype))
+    return out
+
+
+@translates(aten.rsub.Scalar, aten.rsub.Tensor)
+def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Sub", b.scalar(y, dtype), _scaled(b, x, alpha, dtype))
+    return out
+
+
+def _scaled(b: Builder, x: Any, alpha: Any, dtype: torch.dtype) -> Val:
+    value = b.scalar(x, dtype)
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return value
+    out: Val = b.emit("Mul", value, b.scalar(alpha, dtype))
+    return out
+
+
+@translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(b: Builder, x: Any, y: Any) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Div", b.scalar(x, dtype), b.scalar(y, dtype))
+    return out
+
+
+@translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Val:
+    dtype = result_dtype(b)
+    if rounding_mode == "trunc" and dtype.is_floating_point:
+        raise Unsupported("division of floats rounded to zero")
+    op = "FloorDiv" if rounding_mode == "floor" else "Div"
+    out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype))
+    return out
+
+
+@translates(aten.pow.Tensor_Scalar)
+def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
+    dtype = result_dtype(b)
+    x = b.cast(x, dtype)
+    if exponent == 1:
+        return x
+    if exponent in (2, 3):
+        square: Val = b.emit("Mul", x, x)
+        return square if exponent == 2 else b.emit("Mul", square, x)
+    if exponent in (0.5, -0.5, -1) and dtype.is_floating_point:
+        out: Val = b.emit({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], x)
+        return out
+    out = b.emit("Pow", x, b.scalar(exponent, dtype))
+    return out
+
+
+@translates(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Pow", b.scalar(x, dtype), b.scalar(exponent, dtype))
+    return out
+
+
+@translates(aten.square.default)
+def square(b: Builder, x: Val) -> Val:
+    out: Val = b.emit("Mul", x, x)
+    return out
+
+
+@translates(aten.logical_not.default, aten.bitwise_not.default)
+def logical_not(b: Builder, x: Val) -> Val:
+    if result_dtype(b) != torch.bool:
+        raise Unsupported(f"bitwise_not on {x.dtype}")
+    out: Val = b.emit("Not", b.cast(x, torch.bool))
+    return out
+
+
+@translates(aten.isnan.default)
+def isnan(b: Builder, x: Val) -> Val:
+    out: Val = b.emit("IsNaN", x, outputs=[torch.bool])
+    return out
+
+
+@translates(aten.gelu.default)
+def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
+    out: Val = b.emit("Gelu", x, approximate=approximate)
+    return out
+
+
+@translates(aten.elu.default)
+def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Val:
+    if (scale, input_scale) != (1, 1):
+        raise Unsupported("elu with a scale")
+    out: Val = b.emit("Elu", x, alpha=float(alpha))
+    return out
+
+
+@translates(aten.leaky_relu.default)
+def leaky_relu(b: Builder, x: Val, negative_slope: float = 0.01) -> Val:
+    out: Val = b.emit("LeakyRelu", x, alpha=float(negative_slope))
+    return out
+
+
+@translates(aten.clamp.default)
+def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
+    dtype = result_dtype(b)
+    x = b.cast(x, dtype)
+    if dtype.is_floating_point and all(v is None or isinstance(v, (int, float)) for v in (low, high)):
+        out: Val = b.emit("Clip", x, min=None if low is None else float(low), max=None if high is None else float(high))
+        return out
+    return clamp_tensor(b, x, low, high)
+
+
+@translates(aten.clamp.Tensor)
+def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
+    dtype = result_dtype(b)
+    x = b.cast(x, dtype)
+    x = x if low is None else b.emit("Max", x, b.scalar(low, dtype))
+    return x if high is None else b.emit("Min", x, b.scalar(high, dtype))
+
+
+@translates(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: Builder, x: Val, low: Any) -> Val:
+    return clamp(b, x, low, None)
+
+
+@translates(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: Builder, x: Val, high: Any) -> Val:
+    return clamp(b, x, None, high)
+
+
+@translates(aten.hardtanh.default)
+def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
+    return clamp(b, x, min_val, max_val)
+
+
+@translates(aten.relu6.default)
+def relu6(b: Builder, x: Val) -> Val:
+    out: Val = b.emit("Clip", x, min=0.0, max=6.0)
+    return out
+
+
+@translates(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
+def where(b: Builder, condition: Val, x: Any, y: Any) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Where", b.cast(condition, torch.bool), b.scalar(x, dtype), b.scalar(y, dtype), outputs=[dtype])
+    return out
+
+
+@translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(b: Builder, x: Val, mask: Val, value: Any) -> Val:
+    return where(b, mask, value, x)
+
+
+@translates(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: Builder, start: Val, end: Val, weight: Any) -> Val:
+    difference = b.emit("Sub", end, start)
+    out: Val = b.emit("Add", start, b.emit("Mul", difference, b.scalar(weight, start.dtype)))
+    return out
+
+
+@translates(aten.addcmul.default)
+def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Add", b.cast(x, dtype), _scaled(b, b.emit("Mul", b.cast(t1, dtype), b.cast(t2, dtype)), value, dtype))
+    return out
+
+
+@translates(aten.log_sigmoid.default)
+def log_sigmoid(b: Builder, x: Val) -> Val:
+    """First of log_softmax([x, 0]): neither it nor its gradient overflows, and the gradient is right at 0."""
+    last = x.rank
+    zero = b.full((*x.dims, 1), 0, x.dtype)
+    both = b.emit("Concat", b.unsqueeze(x, last), zero, axis=last)
+    out: Val = b.emit("Gather", b.emit("LogSoftmax", both, axis=last), b.const(0, torch.int64), axis=last)
+    return out
+
+
+@translates(aten.softplus.default)
+def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
+    if beta != 1:
+        raise Unsupported(f"softplus with beta {beta}")
+    if b.has("Softplus", x.dtype):
+        out: Val = b.emit("Softplus", x)
+        return out
+    negative: Val = b.emit("Neg", x)
+    negative.shape = x.shape
+    out = b.emit("Neg", log_sigmoid(b, negative))
+    return out
+
+
+# Casts. Devices and layouts are refused before capture, so only the dtype is left.
+
+
+@translates(aten.to.dtype)
+def to_dtype(b: Builder, x: Val, _dtype: torch.dtype, *_rest: Any, **_kwargs: Any) -> Val:
+    return b.cast(x, result_dtype(b))
+
+
+@translates(aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default, aten.type_as.default,
+            aten.to.prim_Device, aten._autocast_to_reduced_precision.default, aten._autocast_to_full_precision.default)  # fmt: skip
+def to_copy(b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
+    return b.cast(x, result_dtype(b))
+
+
+@translates(aten.copy.default)
+def copy(b: Builder, x: Val, source: Val, _non_blocking: bool = False) -> Val:
+    return b.expand(b.cast(source, x.dtype), result_shape(b))
+
+
+@translates(aten.alias.default, aten.clone.default, aten.contiguous.default, aten.lift_fresh_copy.default, aten.lift.default,
+            aten.lift_fresh.default, aten.positive.default,
+            aten.resolve_conj.default, aten.resolve_neg.default)  # fmt: skip
+def same(_b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
+    return x
+
+
+@translates(aten.detach.default)
+def detach(b: Builder, x: Val) -> Val:
+    return b.detached(x)

@@ -1,0 +1,67 @@
+"""Reading by index."""
+
+from typing import Any
+
+import torch
+
+from ..builder import Builder, Val, static
+from ..errors import Unsupported
+from .registry import aten, axis_of, translates
+
+
+@translates(aten.index_select.default)
+def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
+    out: Val = b.emit("Gather", x, b.cast(index, torch.int64), axis=axis_of(x, dim))
+    return out
+
+
+@translates(aten.gather.default)
+def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = False) -> Val:
+    if x.rank == 0:
+        raise Unsupported("gather from a scalar")
+    out: Val = b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim))
+    return out
+
+
+@translates(aten.take_along_dim.default)
+def take_along_dim(b: Builder, x: Val, indices: Val, dim: int | None = None) -> Val:
+    if dim is None:
+        raise Unsupported("take_along_dim of a flattened tensor")
+    axis = axis_of(x, dim)
+    sizes = [max(static(s), static(i)) for s, i in zip(x.dims, indices.dims, strict=True)]
+    wide = b.expand(x, [*sizes[:axis], x.dims[axis], *sizes[axis + 1 :]])
+    wide_ids = b.expand(indices, [*sizes[:axis], indices.dims[axis], *sizes[axis + 1 :]])
+    return gather(b, wide, axis, wide_ids)
+
+
+@translates(aten.index.Tensor)
+def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
+    """Advanced indexing by integers: the indexed dims come first, GatherND reads, the result's dims are put in place."""
+    given: list[tuple[int, Val]] = [(i, v) for i, v in enumerate(indices) if v is not None]
+    if any(v.dtype in (torch.bool, torch.uint8) for _, v in given):
+        raise Unsupported("index by a mask")
+    axes = [i for i, _ in given]
+    ids = [b.cast(v, torch.int64) for _, v in given]
+    if len(axes) == 1:
+        out: Val = b.emit("Gather", x, ids[0], axis=axes[0])
+        return out
+    rest = [a for a in range(x.rank) if a not in axes]
+    shape = _broadcast(ids)
+    columns = [b.unsqueeze(b.expand(v, shape), len(shape)) for v in ids]
+    table = b.emit("Concat", *columns, axis=len(shape))
+    out = b.emit("GatherND", b.transpose(x, axes + rest), table)
+    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
+    before = len([a for a in rest if a < axes[0]]) if adjacent else 0
+    k = len(shape)
+    return b.transpose(out, [*range(k, k + before), *range(k), *range(k + before, k + len(rest))])
+
+
+def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
+    """The common shape of several values; a size of 1 gives way."""
+    rank = max(v.rank for v in vals)
+    shape: list[Any] = [1] * rank
+    for v in vals:
+        for i, size in enumerate(v.dims, start=rank - v.rank):
+            if not (isinstance(size, int) and size == 1):
+                shape[i] = size
+    return tuple(shape)

@@ -1,0 +1,227 @@
+"""Reductions, scans and losses made of them."""
+
+from typing import Any
+
+import torch
+
+from ..builder import Builder, Val, static
+from ..errors import Unsupported
+from .elementwise import log_sigmoid
+from .registry import aten, axes_of, axis_of, need_float, result_dtype, translates
+
+NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
+
+
+def reduce(b: Builder, op: str, x: Val, axes: list[int], keepdim: bool) -> Val:
+    """One reduction; dims counted from the front, none for a scalar."""
+    if x.shape is not None and x.rank == 0:
+        return x
+    out: Val = b.emit(op, x, b.ints(axes), keepdims=int(keepdim))
+    if x.shape is not None:
+        out.shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape) if keepdim or i not in axes)
+    return out
+
+
+@translates(aten.sum.default, aten.sum.dim_IntList)
+def sum_(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    return reduce(b, "ReduceSum", b.cast(x, result_dtype(b)), axes_of(x, dim), keepdim)
+
+
+@translates(aten.mean.default, aten.mean.dim)
+def mean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    return reduce(b, "ReduceMean", b.cast(x, result_dtype(b)), axes_of(x, dim), keepdim)
+
+
+@translates(aten.amax.default, aten.amin.default)
+def extreme(b: Builder, x: Val, dim: Any = (), keepdim: bool = False) -> Val:
+    return reduce(b, "ReduceMax" if b.aten_name == "amax" else "ReduceMin", x, axes_of(x, list(dim)), keepdim)
+
+
+@translates(aten.max.default, aten.min.default)
+def extreme_all(b: Builder, x: Val) -> Val:
+    return reduce(b, "ReduceMax" if b.aten_name == "max" else "ReduceMin", x, axes_of(x, None), False)
+
+
+@translates(aten.max.dim, aten.min.dim)
+def extreme_dim(b: Builder, x: Val, dim: int, keepdim: bool = False) -> tuple[Val, Val]:
+    axis = axis_of(x, dim)
+    index = _arg(b, x, axis, True, b.aten_name == "max")
+    value: Val = b.emit("GatherElements", x, index, axis=axis)  # the gradient goes to the chosen element only
+    return (value, index) if keepdim else (b.squeeze(value, axis), b.squeeze(index, axis))
+
+
+@translates(aten.argmax.default, aten.argmin.default)
+def argmax(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False) -> Val:
+    if dim is None:
+        if keepdim:
+            raise Unsupported("argmax of a flattened tensor with keepdim")
+        x, dim = b.reshape(x, (-1,)), 0
+        x.shape = None
+        return _arg(b, x, 0, False, b.aten_name == "argmax")
+    return _arg(b, x, axis_of(x, dim), keepdim, b.aten_name == "argmax")
+
+
+def _arg(b: Builder, x: Val, axis: int, keepdim: bool, largest: bool) -> Val:
+    x = x if largest else b.emit("Neg", x)
+    out: Val = b.emit("ArgMax", x, outputs=[torch.int64], axis=axis, keepdims=int(keepdim))
+    return out
+
+
+@translates(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
+def truth(b: Builder, x: Val, dim: Any = None, keepdim: bool = False) -> Val:
+    op = "ReduceMax" if b.aten_name == "any" else "ReduceMin"
+    flags = b.cast(b.cast(x, torch.bool), torch.int64)
+    return b.cast(reduce(b, op, flags, axes_of(x, dim), keepdim), torch.bool)
+
+
+@translates(aten.prod.default, aten.prod.dim_int)
+def prod(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    return reduce(b, "ReduceProd", b.cast(x, result_dtype(b)), axes_of(x, dim), keepdim)
+
+
+@translates(aten.cumsum.default)
+def cumsum(b: Builder, x: Val, dim: int, *, dtype: Any = None) -> Val:
+    if x.rank == 0:
+        return b.cast(x, result_dtype(b))
+    out: Val = b.emit("CumSum", b.cast(x, result_dtype(b)), b.const(axis_of(x, dim), torch.int64))
+    return out
+
+
+@translates(aten.diff.default)
+def diff(b: Builder, x: Val, n: int = 1, dim: int = -1, prepend: Val | None = None, append: Val | None = None) -> Val:
+    axis = axis_of(x, dim)
+    if n != 1 or x.dtype == torch.bool:
+        raise Unsupported(f"diff of order {n} on {x.dtype}")
+    parts = [p for p in (prepend, x, append) if p is not None]
+    if len(parts) > 1:
+        x = b.emit("Concat", *parts, axis=axis)
+    out: Val = b.emit("Sub", b.slice(x, axis, 1, 2**63 - 1), b.slice(x, axis, 0, -1))
+    return out
+
+
+def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val, Val]:
+    """Mean and variance with the reduced dims kept."""
+    n = 1
+    for a in axes:
+        n *= static(x.dims[a])
+    if n - correction <= 0:
+        raise Unsupported(f"variance of {n} elements with correction {correction}")
+    average = reduce(b, "ReduceMean", x, axes, True)
+    centered: Val = b.emit("Sub", x, average)
+    square: Val = b.emit("Mul", centered, centered)
+    square.shape = x.shape
+    variance = reduce(b, "ReduceMean", square, axes, True)
+    if correction:
+        variance = b.emit("Mul", variance, b.const(n / (n - correction), x.dtype))
+    return average, variance
+
+
+def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool) -> tuple[Val, Val]:
+    axes = axes_of(x, dim)
+    average, variance = moments(b, x, axes, correction)
+    if not keepdim and axes:
+        average, variance = b.squeeze(average, *axes), b.squeeze(variance, *axes)
+    return average, variance
+
+
+@translates(aten.var.correction, aten.std.correction)
+def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Val:
+    _, variance = _spread(b, x, dim, 1 if correction is None else correction, keepdim)
+    return variance if b.aten_name == "var" else b.emit("Sqrt", variance)
+
+
+@translates(aten.var.default, aten.std.default)
+def var_all(b: Builder, x: Val, unbiased: bool = True) -> Val:
+    return var(b, x, None, correction=int(unbiased))
+
+
+@translates(aten.var.dim, aten.std.dim)
+def var_dim(b: Builder, x: Val, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Val:
+    return var(b, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+@translates(aten.var_mean.correction)
+def var_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Val, Val]:
+    average, variance = _spread(b, x, dim, 1 if correction is None else correction, keepdim)
+    return variance, average
+
+
+@translates(aten.logsumexp.default)
+def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
+    axes = axes_of(x, dim)
+    if len(axes) != 1:
+        raise Unsupported("logsumexp over several dims")
+    top = b.emit("ReduceMax", b.detached(x), b.ints(axes), keepdims=1)
+    total = b.emit("ReduceSum", b.emit("Exp", b.emit("Sub", x, top)), b.ints(axes), keepdims=1)
+    out: Val = b.emit("Add", b.emit("Log", total), top)
+    return out if keepdim else b.squeeze(out, *axes)
+
+
+def reduce_loss(b: Builder, loss: Val, shape: Any, reduction: int) -> Val:
+    """Apply `reduction` to the elements of a loss of that shape."""
+    if reduction == NONE:
+        return loss
+    loss.shape = tuple(shape)
+    return reduce(b, "ReduceMean" if reduction == MEAN else "ReduceSum", loss, axes_of(loss, None), False)
+
+
+def _loss_operands(b: Builder, x: Val, target: Val) -> tuple[Val, Val, Any]:
+    dtype = need_float(result_dtype(b))
+    shape = x.dims if x.rank >= target.rank else target.dims  # only its rank is of interest
+    return b.cast(x, dtype), b.cast(target, dtype), shape
+
+
+@translates(aten.mse_loss.default)
+def mse_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
+    x, target, shape = _loss_operands(b, x, target)
+    difference = b.emit("Sub", x, target)
+    return reduce_loss(b, b.emit("Mul", difference, difference), shape, reduction)
+
+
+@translates(aten.l1_loss.default)
+def l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
+    x, target, shape = _loss_operands(b, x, target)
+    return reduce_loss(b, b.emit("Abs", b.emit("Sub", x, target)), shape, reduction)
+
+
+@translates(aten.smooth_l1_loss.default)
+def smooth_l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, beta: float = 1.0) -> Val:
+    if beta == 0:
+        return l1_loss(b, x, target, reduction)
+    return _huber(b, x, target, reduction, beta, 1 / beta)
+
+
+@translates(aten.huber_loss.default)
+def huber_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, delta: float = 1.0) -> Val:
+    return _huber(b, x, target, reduction, delta, 1.0)
+
+
+def _huber(b: Builder, x: Val, target: Val, reduction: int, delta: float, scale: float) -> Val:
+    """scale * (d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2))."""
+    x, target, shape = _loss_operands(b, x, target)
+    difference = b.emit("Sub", x, target)
+    distance = b.emit("Abs", difference)
+    near = b.emit("Mul", b.emit("Mul", difference, difference), b.const(0.5 * scale, x.dtype))
+    far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * delta, x.dtype)), b.const(delta * scale, x.dtype))
+    inside = b.emit("Less", distance, b.const(delta, x.dtype), outputs=[torch.bool])
+    return reduce_loss(b, b.emit("Where", inside, near, far, outputs=[x.dtype]), shape, reduction)
+
+
+@translates(aten.binary_cross_entropy_with_logits.default)
+def bce_with_logits(b: Builder, x: Val, target: Val, weight: Val | None = None, pos_weight: Val | None = None,
+                    reduction: int = MEAN) -> Val:  # fmt: skip
+    """-(1 - t) log sigmoid(-x) - w t log sigmoid(x), where log sigmoid(-x) = log sigmoid(x) - x."""
+    shape = x.dims if x.rank >= target.rank else target.dims
+    log = log_sigmoid(b, x)
+    dtype = need_float(result_dtype(b))
+    x, target = b.cast(x, dtype), b.cast(target, dtype)
+    one = b.const(1.0, x.dtype)
+    if pos_weight is None:
+        loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", one, target), x), log)
+    else:
+        rise = b.emit("Mul", b.emit("Sub", b.cast(pos_weight, x.dtype), one), target)
+        loss = b.emit("Mul", b.emit("Sub", one, target), x)
+        loss = b.emit("Sub", loss, b.emit("Mul", log, b.emit("Add", rise, one)))
+    if weight is not None:
+        loss = b.emit("Mul", loss, b.cast(weight, x.dtype))
+    return reduce_loss(b, loss, shape, reduction)

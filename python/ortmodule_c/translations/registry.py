@@ -1,0 +1,79 @@
+"""The table from ATen ops to functions that express them in the graph.
+
+A translation takes the builder and the op's arguments, tensors as :class:`~ortmodule_c.builder.Val`
+and sizes as int or SymInt, and returns what the op returns. It raises
+:class:`~ortmodule_c.errors.Unsupported` for arguments it does not cover.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..builder import Builder, Shape, Val
+from ..errors import Unsupported
+
+Translation = Callable[..., Any]
+TABLE: dict[OpOverload, Translation] = {}
+aten = torch.ops.aten
+
+INT64_MAX = 2**63 - 1
+
+
+def translates(*ops: OpOverload) -> Callable[[Translation], Translation]:
+    """Register a function as the translation of `ops`."""
+
+    def add(function: Translation) -> Translation:
+        for op in ops:
+            TABLE[op] = function
+        return function
+
+    return add
+
+
+def axis_of(x: Val, axis: int) -> int:
+    """A dim counted from the front."""
+    return axis + max(x.rank, 1) if axis < 0 else axis
+
+
+def axes_of(x: Val, axes: int | list[int] | None) -> list[int]:
+    """Dims counted from the front; all of them for None or an empty list."""
+    if axes is None or (isinstance(axes, (list, tuple)) and not axes):
+        return list(range(x.rank))
+    listed = [axes] if isinstance(axes, int) else list(axes)
+    return sorted(axis_of(x, a) for a in listed) if x.rank else []
+
+
+def result_dtype(b: Builder, which: int | None = None) -> torch.dtype:
+    """Element type PyTorch gives the op's (or its `which`-th) result."""
+    value = b.result if which is None else b.result[which]
+    return value.dtype
+
+
+def result_shape(b: Builder, which: int | None = None) -> Shape:
+    """Shape PyTorch gives the op's (or its `which`-th) result."""
+    value = b.result if which is None else b.result[which]
+    return tuple(value.shape)
+
+
+def promoted(*operands: Any) -> torch.dtype:
+    """The dtype in which PyTorch compares or combines these operands."""
+
+    def stand_in(x: Any) -> Any:
+        if isinstance(x, Val):
+            return torch.empty((1,) * min(x.rank, 1), dtype=x.dtype, device="meta")
+        return 1 if isinstance(x, torch.SymInt) else x
+
+    first, *rest = map(stand_in, operands)
+    dtype = first.dtype if isinstance(first, torch.Tensor) else torch.result_type(first, first)
+    for other in rest:
+        dtype = torch.result_type(first, other)
+    return dtype
+
+
+def need_float(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, which must be floating."""
+    if not dtype.is_floating_point:
+        raise Unsupported(f"dtype {dtype} is not floating")
+    return dtype

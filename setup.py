@@ -1,0 +1,120 @@
+"""Build of the C extension and of the C tests.
+
+Every file of ``csrc/`` is compiled once, but for kernels: the families of ``csrc/ops.def`` and
+``csrc/cpu/*_variant.c`` are also compiled once per row of ``csrc/cpu/variants.def``, with the
+compiler flags of that row's instruction set. ``python setup.py ctest`` builds the C core and
+``tests/c`` into one program and runs it; ``--sanitize`` adds the address and undefined behaviour
+sanitizers.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Command, Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+CSRC = Path("csrc")
+VERSION = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", *WARNINGS]
+# Instruction set -> (compiler flags, bytes of a vector).
+ISAS = {
+    "base": ([], 16),
+    "avx2": (["-mavx2", "-mfma", "-mf16c"], 32),
+    "avx512": (["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"], 64),
+}
+CLASS_BYTES = {"f32": 4, "f64": 8, "bf16": 4, "i64": 8}
+LIBRARIES = ["m", "dl", "pthread", "gomp"]
+
+
+def variants() -> list[tuple[str, str]]:
+    rows = re.findall(r"^OMC_VARIANT_ROW\((\w+),\s*(\w+)\)", (ROOT / CSRC / "cpu/variants.def").read_text(), re.M)
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return [(cls, isa) for cls, isa in rows if x86 or isa == "base"]
+
+
+def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
+    """All (source, folder of the object, flags)."""
+
+    families = set(re.findall(r"^OMC_OP\(\w+,\s*(\w+)", (ROOT / CSRC / "ops.def").read_text(), re.M))
+
+    def kernels(path: Path) -> bool:
+        return path.stem.endswith("_variant") or (path.parent.name == "ops" and path.stem in families)
+
+    core = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "bind")
+    jobs = [(p, "core", ["-DOMC_RECORDS"]) for p in [*core, *extra] if not p.stem.endswith("_variant")]
+    for cls, isa in variants():
+        flags, width = ISAS[isa]
+        defines = [f"-DOMC_VARIANT={cls}_{isa}", f"-DOMC_CLASS_IS_{cls.upper()}", f"-DOMC_VL={width // CLASS_BYTES[cls]}"]
+        # A vector type wider than the baseline has no stable calling convention; verbs are inlined, so none is used.
+        jobs += [(p, f"{cls}_{isa}", [*defines, *flags, "-Wno-psabi"]) for p in core if kernels(p)]
+    return jobs
+
+
+def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], include_dirs: list[str]) -> list[str]:
+    """Compile what is older than its source or any header; return the objects."""
+    watched = [*CSRC.rglob("*.h"), *CSRC.rglob("*.def"), *CSRC.rglob("*.inc"), *Path("tests/c").glob("*.h"), Path("setup.py")]
+    newest_header = max(p.stat().st_mtime for p in watched)
+
+    def one(job: tuple[Path, str, list[str]]) -> str:
+        source, folder, more = job
+        out = Path(build_temp) / folder
+        obj = Path(compiler.object_filenames([str(source)], output_dir=str(out))[0])
+        if not obj.exists() or obj.stat().st_mtime < max(source.stat().st_mtime, newest_header):
+            compiler.compile([str(source)], output_dir=str(out), include_dirs=["csrc", *include_dirs],
+                             extra_postargs=[*FLAGS, *flags, *more])
+        return str(obj)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(one, compile_jobs(extra)))
+
+
+class BuildExt(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        bind = sorted((CSRC / "bind").glob("*.c"))
+        flags = ["-O3", "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
+        objects = compile_all(self.compiler, self.build_temp, bind, flags, self.compiler.include_dirs)
+        target = self.get_ext_fullpath(ext.name)
+        self.compiler.link_shared_object(objects, target, libraries=LIBRARIES, build_temp=self.build_temp)
+
+
+class CTest(Command):
+    description = "build and run the tests of the C core"
+    user_options = [("sanitize", None, "with the address and undefined behaviour sanitizers"),
+                    ("werror", None, "warnings are errors")]
+    boolean_options = ["sanitize", "werror"]
+
+    def initialize_options(self) -> None:
+        self.sanitize = self.werror = False
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        builder = self.get_finalized_command("build_ext")
+        builder.ensure_finalized()
+        from setuptools._distutils.ccompiler import new_compiler
+        from setuptools._distutils.sysconfig import customize_compiler
+
+        compiler = new_compiler()
+        customize_compiler(compiler)
+        flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if self.sanitize else ["-O2", "-g"]
+        flags += ["-Werror"] if self.werror else []
+        name = "ctest-sanitize" if self.sanitize else "ctest"
+        objects = compile_all(compiler, f"build/{name}", sorted(Path("tests/c").glob("*.c")), [*flags, "-Itests/c"], [])
+        program = Path("build") / name / "run"
+        compiler.link_executable(objects, str(program), libraries=LIBRARIES,
+                                 extra_postargs=["-fsanitize=address,undefined"] if self.sanitize else [])
+        raise SystemExit(subprocess.run([str(program)], check=False).returncode)
+
+
+setup(
+    ext_modules=[Extension("ortmodule_c._C", sources=[], py_limited_api=True)],
+    cmdclass={"build_ext": BuildExt, "ctest": CTest},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,227 @@
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/edit.h"
+#include "graph/text.h"
+#include "graph/verify.h"
+
+static const char diamond[] =
+    "input %x : f32[2,3] grad\n"
+    "const %two : f32[] = [2.0]\n"
+    "%a = Relu(%x)\n"
+    "%b = Mul(%a, %two)\n"
+    "%c = Add(%a, %b)\n"
+    "return %c\n";
+
+static omc_graph *parse(const char *text) {
+  omc_graph *g = NULL;
+  CHECK_OK(omc_graph_parse(omc_default_allocator(), text, strlen(text), NULL, NULL, &g));
+  return g;
+}
+
+static void check_prints(const omc_graph *g, const char *text) {
+  char *printed;
+  size_t bytes;
+  REQUIRE_OK(omc_graph_print(g, omc_default_allocator(), &printed, &bytes));
+  CHECK_TEXT(printed, text);
+  omc_free(omc_default_allocator(), printed, 1, bytes);
+}
+
+/* The output of the n-th node. */
+static omc_value *nth(const omc_graph *g, int n) {
+  const omc_node *node = g->first;
+  while (n--) node = node->next;
+  return node->out[0];
+}
+
+TEST(graph_built_by_hand_is_valid_and_prints) {
+  const omc_type type = {OMC_F32, {1, {4}}};
+  const int64_t perm[] = {1, 0};
+  const double scales[] = {0.5, 2};
+  const char *const words[] = {"a", "b\"c"};
+  const omc_attr attrs[] = {omc_ai("axis", -1), omc_af("alpha", 1), omc_as("mode", "x\ny"),
+                            omc_ais("perm", perm, 2),
+                            {"scales", OMC_ATTR_FLOATS, 2, {.fs = scales}},
+                            {"words", OMC_ATTR_STRINGS, 2, {.ss = words}}};
+  omc_graph *g;
+  omc_value *x, *dy;
+  omc_node *y, *dx;
+  REQUIRE_OK(omc_graph_create(omc_default_allocator(), &g));
+  CHECK_OK(omc_graph_add_input(g, "x", &type, true, &x));
+  const omc_node_spec forward = {.op = OMC_OP_Softmax, .name = "/h", .n_in = 1, .n_out = 1,
+                                 .n_attr = 6, .in = &x, .attr = attrs};
+  REQUIRE_OK(omc_graph_add_node(g, &forward, &y));
+  y->out[0]->type = type;
+  CHECK_OK(omc_graph_set_result(g, y->out, 1, 0));
+  CHECK_OK(omc_graph_verify(g, true));
+  CHECK_OK(omc_graph_add_grad(g, 0, &dy));
+  CHECK_STATUS(omc_graph_add_grad(g, 0, &dy), EINVALID);
+  CHECK_STATUS(omc_graph_add_grad(g, 1, &dy), EINVALID);
+  omc_value *const in[] = {g->grads[0], NULL, y->out[0]};
+  const omc_node_spec backward = {.op = OMC_OP_SoftmaxGrad, .phase = OMC_BACKWARD, .n_in = 3,
+                                  .n_out = 1, .in = in};
+  REQUIRE_OK(omc_graph_add_node(g, &backward, &dx));
+  CHECK_OK(omc_graph_verify(g, false));
+  CHECK_STATUS(omc_graph_verify(g, true), EINTERNAL);
+  dx->out[0]->type = type;
+  omc_value *const results[] = {y->out[0], dx->out[0]};
+  CHECK_STATUS(omc_graph_set_result(g, results, 0, 2), EINVALID);
+  CHECK_OK(omc_graph_set_result(g, results, 1, 1));
+  CHECK_OK(omc_graph_verify(g, true));
+  check_prints(g,
+               "input %x : f32[4] grad\n"
+               "grad %0 of 0 : f32[4]\n"
+               "%1 : f32[4] = Softmax(%x) {axis=-1, alpha=1.0, mode=\"x\\ny\", perm=[1, 0], "
+               "scales=[0.5, 2.0], words=[\"a\", \"b\\\"c\"]} name=\"/h\"\n"
+               "backward:\n"
+               "%2 : f32[4] = SoftmaxGrad(%0, _, %1)\n"
+               "return %1 grads %2\n");
+  uint32_t n;
+  CHECK_INT(omc_attr_int(y, "axis", 7), -1);
+  CHECK_INT(omc_attr_int(y, "alpha", 7), 7);
+  CHECK_FLOAT(omc_attr_float(y, "alpha", 7), 1);
+  CHECK_FLOAT(omc_attr_float(y, "axis", 7), -1);
+  CHECK_FLOAT(omc_attr_float(y, "beta", 7), 7);
+  CHECK_TEXT(omc_attr_string(y, "mode", "z"), "x\ny");
+  CHECK_TEXT(omc_attr_string(y, "none", "z"), "z");
+  CHECK(omc_attr_ints(y, "perm", &n)[1] == 0 && n == 2);
+  CHECK(omc_attr_ints(y, "scales", &n) == NULL && n == 0);
+  omc_graph_destroy(g);
+}
+
+TEST(names_of_values_are_checked) {
+  const omc_type type = {OMC_F32, {0, {0}}};
+  omc_graph *g;
+  omc_value *v;
+  REQUIRE_OK(omc_graph_create(omc_default_allocator(), &g));
+  CHECK_STATUS(omc_graph_add_input(g, "a b", &type, false, &v), EINVALID);
+  CHECK_STATUS(omc_graph_add_input(g, "", &type, false, &v), EINVALID);
+  REQUIRE_OK(omc_graph_add_input(g, "a.b/c:0-d_e", &type, false, &v));
+  CHECK_STATUS(omc_graph_name_value(g, v, "%a"), EINVALID);
+  CHECK_OK(omc_graph_verify(g, true));
+  omc_graph_destroy(g);
+}
+
+TEST(numbers_of_unnamed_values_avoid_names) {
+  omc_graph *g = parse(
+      "input %1 : f32[]\n"
+      "%a = Relu(%1)\n"
+      "%b = Relu(%a)\n"
+      "%007 = Relu(%b)\n"
+      "return %007\n");
+  nth(g, 0)->name = nth(g, 1)->name = NULL;
+  check_prints(g,
+               "input %1 : f32[]\n"
+               "%0 = Relu(%1)\n"
+               "%2 = Relu(%0)\n"
+               "%007 = Relu(%2)\n"
+               "return %007\n");
+  omc_graph_destroy(g);
+}
+
+TEST(replace_uses_reaches_the_result) {
+  omc_graph *g = parse(diamond);
+  omc_value *a = nth(g, 0), *b = nth(g, 1), *c = nth(g, 2);
+  CHECK_INT(omc_use_count(a), 2);
+  omc_replace_uses(c, b);
+  omc_replace_uses(a, a);
+  CHECK_INT(omc_use_count(c), 0);
+  CHECK(omc_in(g->result, 0) == b);
+  CHECK_OK(omc_graph_verify(g, false));
+  CHECK_INT(omc_erase_unused(g), 1);
+  CHECK_INT(omc_use_count(a), 1);
+  CHECK_OK(omc_graph_verify(g, false));
+  check_prints(g,
+               "input %x : f32[2,3] grad\n"
+               "const %two : f32[] = [2.0]\n"
+               "%a = Relu(%x)\n"
+               "%b = Mul(%a, %two)\n"
+               "return %b\n");
+  omc_graph_destroy(g);
+}
+
+TEST(erase_unused_takes_chains_in_one_sweep) {
+  omc_graph *g = parse(diamond);
+  omc_replace_uses(nth(g, 2), g->inputs[0]);
+  CHECK_INT(omc_erase_unused(g), 3);
+  CHECK(g->first == NULL && g->last == NULL);
+  CHECK_INT(omc_use_count(g->inputs[0]), 1);
+  CHECK_OK(omc_graph_verify(g, false));
+  check_prints(g, "input %x : f32[2,3] grad\nreturn %x\n");
+  omc_graph_destroy(g);
+}
+
+TEST(nodes_move_and_stay_linked) {
+  omc_graph *g = parse(
+      "input %x : f32[]\n"
+      "%a = Relu(%x)\n"
+      "%b = Tanh(%x)\n"
+      "return %a, %b\n");
+  omc_node *a = g->first, *b = g->last;
+  omc_move_node(g, b, a);
+  CHECK(g->first == b && g->last == a);
+  CHECK_OK(omc_graph_verify(g, false));
+  omc_move_node(g, b, NULL);
+  CHECK(g->first == a && g->last == b);
+  omc_move_node(g, b, b);
+  CHECK_OK(omc_graph_verify(g, false));
+  omc_graph_destroy(g);
+}
+
+TEST(clone_is_its_own_graph) {
+  omc_graph *g = parse(diamond), *clone;
+  REQUIRE_OK(omc_graph_clone(g, omc_default_allocator(), &clone));
+  CHECK_OK(omc_graph_verify(clone, false));
+  CHECK(nth(clone, 1)->id == nth(g, 1)->id && nth(clone, 1) != nth(g, 1));
+  CHECK(omc_in(clone->first->next, 1)->data == omc_in(g->first->next, 1)->data);
+  omc_replace_uses(nth(clone, 2), nth(clone, 0));
+  omc_erase_unused(clone);
+  CHECK_OK(omc_graph_verify(clone, false));
+  check_prints(g,
+               "input %x : f32[2,3] grad\n"
+               "const %two : f32[] = [2.0]\n"
+               "%a = Relu(%x)\n"
+               "%b = Mul(%a, %two)\n"
+               "%c = Add(%a, %b)\n"
+               "return %c\n");
+  omc_graph_destroy(clone);
+  omc_graph_destroy(g);
+}
+
+/* Each breaks one invariant of the diamond. */
+static void swap_nodes(omc_graph *g) { omc_move_node(g, g->last, g->first); }
+static void forget_use(omc_graph *g) { nth(g, 0)->uses = nth(g, 0)->uses->next; }
+static void cross_use(omc_graph *g) { g->last->in[0].value = g->inputs[0]; }
+static void same_name(omc_graph *g) { nth(g, 0)->name = "x"; }
+static void same_id(omc_graph *g) { nth(g, 0)->id = 0; }
+static void large_id(omc_graph *g) { nth(g, 0)->id = g->n_values; }
+static void wrong_producer(omc_graph *g) { nth(g, 0)->producer = g->last; }
+static void wrong_index(omc_graph *g) { nth(g, 0)->index = 1; }
+static void wrong_last(omc_graph *g) { g->last = g->first; }
+static void wrong_role(omc_graph *g) { g->inputs[0]->role = OMC_ROLE_GRAD; }
+static void wrong_phase(omc_graph *g) { g->first->phase = OMC_BACKWARD; }
+static void backward_output(omc_graph *g) { g->last->phase = OMC_BACKWARD; }
+static void no_output(omc_graph *g) { omc_set_input(g->result, 0, NULL); }
+static void no_data(omc_graph *g) { omc_in(g->first->next, 1)->data = NULL; }
+static void wrong_count(omc_graph *g) { g->n_grads = 1; }
+static void use_after_erase(omc_graph *g) { omc_erase_node(g, g->first); }
+
+TEST(verifier_finds_every_broken_invariant) {
+  static const struct { const char *name; void (*corrupt)(omc_graph *g); } rows[] = {
+#define ROW(f) {#f, f}
+      ROW(swap_nodes), ROW(forget_use), ROW(cross_use), ROW(same_name), ROW(same_id),
+      ROW(large_id), ROW(wrong_producer), ROW(wrong_index), ROW(wrong_last), ROW(wrong_role),
+      ROW(wrong_phase), ROW(backward_output), ROW(no_output), ROW(no_data), ROW(wrong_count),
+      ROW(use_after_erase)};
+#undef ROW
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    omc_graph *g = parse(diamond);
+    REQUIRE(g);
+    CHECK_OK(omc_graph_verify(g, false));
+    rows[i].corrupt(g);
+    if (!CHECK_STATUS(omc_graph_verify(g, false), EINTERNAL)) CHECK_TEXT(rows[i].name, "found");
+    omc_graph_destroy(g);
+  }
+}

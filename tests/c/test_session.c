@@ -1,0 +1,454 @@
+#include "harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/text.h"
+#include "run/session.h"
+
+/* y = sin(x @ w + b), with the gradients of w and b. */
+static const char *model =
+    "input %x : f32[?,3]\n"
+    "input %w : f32[3,4] grad\n"
+    "input %b : f32[4] grad\n"
+    "%0 = MatMul(%x, %w)\n"
+    "%1 = Add(%0, %b)\n"
+    "%2 = Sin(%1)\n"
+    "return %2, %x\n";
+
+#define ROWS 5
+typedef struct tensors {
+  float x[ROWS * 3], w[12], b[4], y[ROWS * 4], x_again[ROWS * 3], dy[ROWS * 4], dw[12], db[4];
+} tensors;
+
+static omc_session *open_on(const char *text, const omc_allocator *allocator, uint32_t max_plans) {
+  omc_session *s = NULL;
+  CHECK_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, omc_cpu_provider(), allocator,
+                              max_plans, &s));
+  return s;
+}
+
+static omc_session *open_session(const char *text, uint32_t max_plans) {
+  return open_on(text, omc_default_allocator(), max_plans);
+}
+
+static omc_status plan_rows(omc_session *s, int64_t rows, bool joint, bool retain, omc_plan **out) {
+  const omc_type inputs[] = {{OMC_F32, {2, {rows, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
+  const bool in_grads[] = {false, true, true}, out_grads[] = {joint, false};
+  const omc_signature signature = {inputs, in_grads, out_grads, retain};
+  return omc_session_plan(s, &signature, out);
+}
+
+static void fill(tensors *t, float shift) {
+  for (int i = 0; i < ROWS * 3; i++) t->x[i] = 0.1f * (float)i - shift;
+  for (int i = 0; i < 12; i++) t->w[i] = 0.3f - 0.05f * (float)i;
+  for (int i = 0; i < 4; i++) t->b[i] = 0.2f * (float)i;
+  for (int i = 0; i < ROWS * 4; i++) t->dy[i] = 1 + 0.1f * (float)i, t->y[i] = NAN;
+  for (int i = 0; i < 12; i++) t->dw[i] = NAN;
+  for (int i = 0; i < 4; i++) t->db[i] = NAN;
+}
+
+static omc_status forward(omc_session *s, omc_plan *plan, tensors *t, omc_run **run) {
+  void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
+  return omc_run_forward(s, plan, in, out, 1, run);
+}
+
+static omc_status backward(omc_run *run, tensors *t) {
+  void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again}, *dout[] = {t->dy, NULL};
+  void *din[] = {NULL, t->dw, t->db};
+  return omc_run_backward(run, in, out, dout, din);
+}
+
+static bool close_to(double a, double b) { return fabs(a - b) <= 1e-5 * (1 + fabs(b)); }
+
+static double pre_activation(const tensors *t, int r, int c) {
+  double sum = t->b[c];
+  for (int k = 0; k < 3; k++) sum += (double)t->x[r * 3 + k] * t->w[k * 4 + c];
+  return sum;
+}
+
+static bool outputs_right(const tensors *t) {
+  bool right = !memcmp(t->x, t->x_again, sizeof t->x);
+  for (int i = 0; i < ROWS * 4; i++) right &= close_to(t->y[i], sin(pre_activation(t, i / 4, i % 4)));
+  return right;
+}
+
+static bool gradients_right(const tensors *t) {
+  bool right = true;
+  for (int c = 0; c < 4; c++) {
+    double db = 0, dw[3] = {0};
+    for (int r = 0; r < ROWS; r++) {
+      const double d = t->dy[r * 4 + c] * cos(pre_activation(t, r, c));
+      db += d;
+      for (int k = 0; k < 3; k++) dw[k] += d * t->x[r * 3 + k];
+    }
+    right &= close_to(t->db[c], db);
+    for (int k = 0; k < 3; k++) right &= close_to(t->dw[k * 4 + c], dw[k]);
+  }
+  return right;
+}
+
+TEST(session_forward_and_backward) {
+  omc_session *s = open_session(model, 4);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  REQUIRE(s);
+  REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
+  REQUIRE_OK(forward(s, plan, &t, &run));
+  CHECK(outputs_right(&t));
+  CHECK(omc_run_plan(run) == plan);
+  CHECK_INT(omc_run_seed(run), 1);
+  CHECK_INT(omc_session_get_stats(s).runs_live, 1);
+  REQUIRE_OK(backward(run, &t));
+  CHECK(gradients_right(&t));
+  omc_run_destroy(run);
+  CHECK_INT(omc_session_get_stats(s).runs_live, 0);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_inference_has_no_run) {
+  omc_session *s = open_session(model, 4);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  REQUIRE_OK(plan_rows(s, ROWS, false, false, &plan));
+  CHECK_INT(plan->n_steps, plan->n_forward);
+  CHECK_OK(forward(s, plan, &t, &run));
+  CHECK(run == NULL);
+  CHECK_OK(forward(s, plan, &t, NULL));
+  CHECK(outputs_right(&t));
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_runs_are_independent) {
+  omc_session *s = open_session(model, 4);
+  omc_plan *plan = NULL;
+  omc_run *runs[12] = {NULL};
+  static tensors t[12];
+  REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
+  for (int i = 0; i < 12; i++) {
+    fill(&t[i], 0.1f * (float)i);
+    CHECK_OK(forward(s, plan, &t[i], &runs[i]));
+    CHECK(i == 0 || omc_run_id(runs[i]) > omc_run_id(runs[i - 1]));
+  }
+  for (int i = 11; i >= 0; i -= 2) omc_run_destroy(runs[i]);
+  for (int i = 0; i < 12; i += 2) {
+    CHECK_OK(backward(runs[i], &t[i]));
+    CHECK(gradients_right(&t[i]));
+    omc_run_destroy(runs[i]);
+  }
+  CHECK_INT(omc_session_get_stats(s).runs_live, 0);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_may_go_before_its_runs) {
+  omc_session *s = open_session(model, 4);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
+  REQUIRE_OK(forward(s, plan, &t, &run));
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  CHECK_OK(backward(run, &t));
+  CHECK(gradients_right(&t));
+  omc_run_destroy(run);
+}
+
+TEST(session_backward_again) {
+  omc_session *s = open_session(model, 4);
+  omc_plan *plans[2] = {NULL, NULL};
+  for (int retain = 0; retain < 2; retain++) {
+    omc_run *run = NULL;
+    tensors t;
+    fill(&t, 0);
+    REQUIRE_OK(plan_rows(s, ROWS, true, retain, &plans[retain]));
+    REQUIRE_OK(forward(s, plans[retain], &t, &run));
+    CHECK_OK(backward(run, &t));
+    for (int again = 0; again < 2; again++) {
+      fill(&t, 0);
+      if (plans[retain]->consumes) {
+        CHECK_STATUS(backward(run, &t), ECONSUMED);
+      } else {
+        CHECK_OK(backward(run, &t));
+        CHECK(gradients_right(&t));
+      }
+    }
+    omc_run_destroy(run);
+  }
+  CHECK(plans[0] != plans[1] && !plans[1]->consumes);
+  omc_plan_release(plans[0]);
+  omc_plan_release(plans[1]);
+  omc_session_destroy(s);
+}
+
+TEST(session_cache_is_bounded) {
+  omc_session *s = open_session(model, 2);
+  omc_plan *plan = NULL, *first = NULL;
+  REQUIRE_OK(plan_rows(s, 1, true, false, &first));
+  for (int64_t rows = 2; rows < 20; rows++) {
+    REQUIRE_OK(plan_rows(s, 1, true, false, &plan)); /* kept: always the most recent but one */
+    CHECK(plan == first);
+    omc_plan_release(plan);
+    REQUIRE_OK(plan_rows(s, rows, true, false, &plan));
+    omc_plan_release(plan);
+  }
+  const omc_session_stats stats = omc_session_get_stats(s);
+  CHECK_INT(stats.plans_built, 19);
+  CHECK_INT(stats.plan_hits, 18);
+  CHECK_INT(stats.plans_evicted, 17);
+  CHECK_INT(stats.plans_cached, 2);
+  CHECK(stats.bind_seconds > 0 && stats.plan_seconds > 0 && stats.differentiate_seconds > 0);
+  omc_plan_release(first);
+  omc_session_destroy(s);
+}
+
+TEST(session_signatures_differ) {
+  omc_session *s = open_session(model, 8);
+  omc_plan *plans[3] = {NULL};
+  REQUIRE_OK(plan_rows(s, 2, true, false, &plans[0]));
+  REQUIRE_OK(plan_rows(s, 2, false, false, &plans[1]));
+  REQUIRE_OK(plan_rows(s, 2, true, true, &plans[2]));
+  CHECK(plans[0] != plans[1] && plans[0] != plans[2] && plans[1] != plans[2]);
+  for (int i = 0; i < 3; i++) omc_plan_release(plans[i]);
+  omc_session_destroy(s);
+}
+
+TEST(session_refuses_bad_calls) {
+  omc_session *s = open_session(model, 4), *other = open_session(model, 4);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  const omc_type wrong[] = {{OMC_F32, {2, {5, 7}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
+  const bool in_grads[3] = {false}, out_grads[2] = {false};
+  const omc_signature signature = {wrong, in_grads, out_grads, false};
+  CHECK_STATUS(omc_session_plan(s, &signature, &plan), ESHAPE);
+  REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
+  CHECK_STATUS(forward(other, plan, &t, &run), EINVALID);
+  CHECK_STATUS(forward(s, plan, &t, NULL), EINVALID);
+  void *in[] = {t.x, NULL, t.b}, *out[] = {t.y, t.x_again};
+  CHECK_STATUS(omc_run_forward(s, plan, in, out, 1, &run), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "input 1");
+  void *no_copy[] = {t.y, NULL};
+  in[1] = t.w;
+  CHECK_STATUS(omc_run_forward(s, plan, in, no_copy, 1, &run), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "output 1");
+  CHECK_INT(omc_session_get_stats(s).runs_live, 0);
+  REQUIRE_OK(forward(s, plan, &t, &run));
+  omc_run_destroy(run);
+  omc_run_destroy(NULL);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  omc_session_destroy(other);
+  omc_session_destroy(NULL);
+  CHECK_STATUS(omc_session_create("return", 6, NULL, NULL, NULL, omc_cpu_provider(),
+                                  omc_default_allocator(), 0, &s), EINVALID);
+  CHECK_STATUS(omc_session_create("nonsense", 8, NULL, NULL, NULL, omc_cpu_provider(),
+                                  omc_default_allocator(), 1, &s), EPARSE);
+}
+
+TEST(session_empty_batch) {
+  omc_session *s = open_session(model, 4);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  REQUIRE_OK(plan_rows(s, 0, true, false, &plan));
+  void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *dout[] = {NULL, NULL};
+  void *din[] = {NULL, t.dw, t.db};
+  REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
+  CHECK_OK(omc_run_backward(run, in, out, dout, din));
+  for (int i = 0; i < 12; i++) CHECK_FLOAT(t.dw[i], 0);
+  for (int i = 0; i < 4; i++) CHECK_FLOAT(t.db[i], 0);
+  omc_run_destroy(run);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_index_error_leaves_it_usable) {
+  omc_session *s = open_session("input %w : f32[4,2] grad\n"
+                                "input %ids : i64[3]\n"
+                                "%a = Exp(%w)\n"
+                                "%0 = Embedding(%a, %ids)\n"
+                                "%1 = Sin(%0)\n"
+                                "return %1\n", 2);
+  const omc_type inputs[] = {{OMC_F32, {2, {4, 2}}}, {OMC_I64, {1, {3}}}};
+  const bool in_grads[] = {true, false}, out_grads[] = {true};
+  const omc_signature signature = {inputs, in_grads, out_grads, false};
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  float w[8] = {0, 1, 2, 3, 4, 5, 6, 7}, y[6];
+  int64_t ids[3] = {0, 3, 4};
+  void *in[] = {w, ids}, *out[] = {y};
+  REQUIRE_OK(omc_session_plan(s, &signature, &plan));
+  CHECK_STATUS(omc_run_forward(s, plan, in, out, 1, &run), EINDEX);
+  CHECK(run == NULL);
+  CHECK_INT(omc_session_get_stats(s).runs_live, 0);
+  ids[2] = 1;
+  REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
+  CHECK(close_to(y[2], sin(exp(6))));
+  omc_run_destroy(run);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+/* A host whose only op doubles its input; it counts the states it has given out. */
+static int states;
+
+static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
+                             omc_type *out, uint32_t n_out) {
+  (void)ctx;
+  CHECK(index == 7 && n_in == 1 && n_out == 1);
+  *out = *in;
+  return OMC_OK;
+}
+
+static void scale(const omc_tensor *x, const omc_tensor *y) {
+  for (int64_t i = 0; i < omc_shape_numel(&x->type->shape); i++)
+    ((float *)y->data)[i] = 2 * ((const float *)x->data)[i];
+}
+
+static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_tensor *in,
+                               uint32_t n_in, const omc_tensor *out, uint32_t n_out) {
+  const bool *fails = ctx;
+  CHECK(index == 7 && n_in == 1 && n_out == 1);
+  if (!*run) *run = &states, states++;
+  if (*fails) return omc_fail(OMC_EHOST, "raised");
+  scale(in, out);
+  return OMC_OK;
+}
+
+static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_tensor *dout,
+                                uint32_t n_dout, const omc_tensor *din, uint32_t n_din) {
+  (void)ctx;
+  CHECK(*run == &states && index == 7 && n_dout == 1 && n_din == 1);
+  scale(dout, din);
+  return OMC_OK;
+}
+
+static void host_drop(void *ctx, void *run) {
+  (void)ctx;
+  CHECK(run == &states);
+  states--;
+}
+
+TEST(session_host_ops) {
+  bool fails = false;
+  const omc_host host = {&fails, host_infer, host_forward, host_backward, host_drop};
+  const char *text = "input %x : f32[4] grad\n"
+                     "%0 = Sin(%x)\n"
+                     "%1 = TorchCall(%0) {index=7} name=\"/weird\"\n"
+                     "return %1\n";
+  const omc_type inputs[] = {{OMC_F32, {1, {4}}}};
+  const bool yes[] = {true}, no[] = {false};
+  omc_session *s = NULL;
+  omc_plan *plan = NULL, *inference = NULL;
+  omc_run *run = NULL;
+  float x[4] = {0, 1, 2, 3}, y[4], dy[4] = {1, 1, 1, 1}, dx[4];
+  void *in[] = {x}, *out[] = {y}, *dout[] = {dy}, *din[] = {dx};
+  REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_cpu_provider(),
+                                omc_default_allocator(), 4, &s));
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, false}, &plan));
+  REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
+  CHECK_INT(states, 1);
+  CHECK_OK(omc_run_backward(run, in, out, dout, din));
+  for (int i = 0; i < 4; i++) CHECK(close_to(y[i], 2 * sin(x[i])) && close_to(dx[i], 2 * cos(x[i])));
+  omc_run_destroy(run);
+  CHECK_INT(states, 0);
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, false}, &inference));
+  REQUIRE_OK(omc_run_forward(s, inference, in, out, 1, &run));
+  CHECK_INT(states, 0);
+  fails = true;
+  CHECK_STATUS(omc_run_forward(s, plan, in, out, 1, &run), EHOST);
+  CHECK_INT(states, 0);
+  omc_plan_release(plan);
+  omc_plan_release(inference);
+  omc_session_destroy(s);
+}
+
+/* The whole way with the n-th allocation and all after it failing, for every n. */
+static omc_status whole_way(const omc_allocator *allocator) {
+  omc_session *s = NULL;
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  omc_status status = omc_session_create(model, strlen(model), NULL, NULL, NULL, omc_cpu_provider(),
+                                         allocator, 4, &s);
+  if (status == OMC_OK) status = plan_rows(s, ROWS, true, false, &plan);
+  if (status == OMC_OK) status = forward(s, plan, &t, &run);
+  if (status == OMC_OK) status = backward(run, &t);
+  if (status == OMC_OK) CHECK(gradients_right(&t));
+  omc_run_destroy(run);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  return status;
+}
+
+TEST(session_failing_allocator) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  omc_status status = OMC_ENOMEM;
+  for (size_t n = 0; status == OMC_ENOMEM && n < 100000; n++) {
+    memory.calls = 0;
+    memory.fail_at = n;
+    status = whole_way(&memory.allocator);
+    CHECK_INT(memory.live_blocks, 0);
+    CHECK_INT(memory.live_bytes, 0);
+  }
+  CHECK_OK(status);
+}
+
+/* A plan that cannot be built for want of memory does not spoil the session. */
+TEST(session_usable_after_failed_plan) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  omc_session *s = open_on(model, &memory.allocator, 4);
+  omc_plan *plan = NULL;
+  const size_t before = memory.live_bytes;
+  for (size_t n = 0; n < 12; n++) {
+    memory.fail_at = memory.calls + n;
+    const omc_status status = plan_rows(s, 3, true, false, &plan);
+    if (status == OMC_OK) break;
+    CHECK_STATUS(status, ENOMEM);
+    CHECK_INT(memory.live_bytes, before);
+  }
+  memory.fail_at = SIZE_MAX;
+  if (!plan) CHECK_OK(plan_rows(s, 3, true, false, &plan));
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  CHECK_INT(memory.live_blocks, 0);
+}
+
+/* A provider whose pool is empty. */
+static omc_status no_block(void *ctx, size_t bytes, void **out) {
+  (void)ctx, (void)out;
+  return omc_fail(OMC_ENOMEM, "no block of %zu bytes", bytes);
+}
+
+TEST(session_without_arena_memory) {
+  omc_provider empty = *omc_cpu_provider();
+  empty.alloc = no_block;
+  omc_session *s = NULL;
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  tensors t;
+  fill(&t, 0);
+  REQUIRE_OK(omc_session_create(model, strlen(model), NULL, NULL, NULL, &empty,
+                                omc_default_allocator(), 1, &s));
+  REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
+  CHECK(plan->arena_bytes > 0);
+  CHECK_STATUS(forward(s, plan, &t, &run), ENOMEM);
+  CHECK(run == NULL);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}

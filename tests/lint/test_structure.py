@@ -1,0 +1,110 @@
+"""The rules of the house: who may include whom, what leaves the library, how long a file may be."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ortmodule_c import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+
+# Layer -> layers it may include besides itself. ops.def and provider.h are data and contract.
+MAY_INCLUDE = {
+    "base": set(),
+    "graph": {"base"},
+    "cpu": {"base", "graph"},
+    "ops": {"base", "graph", "cpu"},
+    "autodiff": {"base", "graph", "ops"},
+    "passes": {"base", "graph", "ops", "cpu"},
+    "plan": {"base", "graph", "ops"},
+    "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
+    "bind": {"base", "graph", "ops", "cpu", "autodiff", "passes", "plan", "run"},
+}
+SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
+HEADERS = sorted(CSRC.rglob("*.h"))
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^#include "([^"]+)"', path.read_text(), re.M)
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.parent != CSRC], ids=lambda p: str(p.relative_to(CSRC)))
+def test_includes_point_one_way(path: Path) -> None:
+    layer = path.relative_to(CSRC).parts[0]
+    for name in includes(path):
+        target = Path(name).parts[0]
+        if name == "provider.h":
+            assert layer not in ("base", "graph"), f"{layer} knows nothing of devices"
+        elif "/" in name:
+            assert target == layer or target in MAY_INCLUDE[layer], f"{layer} may not include {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if "bind" not in p.parts], ids=lambda p: str(p.relative_to(CSRC)))
+def test_only_bind_knows_python(path: Path) -> None:
+    assert not re.search(r"#include [<\"](Python\.h|bind/)", path.read_text())
+
+
+@pytest.mark.parametrize("path", [p for p in HEADERS if p.name != "vec_impl.h"], ids=lambda p: str(p.relative_to(CSRC)))
+def test_header_compiles_alone(path: Path, tmp_path: Path) -> None:
+    if path.parent.name == "bind" and path.name != "dlpack.h":
+        pytest.skip("needs Python.h; compiled with the extension")
+    source = tmp_path / "alone.c"
+    source.write_text(f'#include "{path.relative_to(CSRC)}"\nint unit(void);\nint unit(void) {{ return 0; }}\n')
+    flags = ["-DOMC_VARIANT=f32_base", "-DOMC_CLASS_IS_F32", "-DOMC_VL=4", "-fopenmp", "-D_GNU_SOURCE", f"-I{CSRC}"]
+    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", *flags, "-fsyntax-only", source], check=True)
+
+
+def test_provider_header_is_also_cxx17(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler here")
+    source = tmp_path / "alone.cc"
+    source.write_text('#include "provider.h"\n')
+    subprocess.run(["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", "-fsyntax-only", source], check=True)
+
+
+def test_extension_exports_its_init_alone() -> None:
+    out = subprocess.run(["nm", "-D", "--defined-only", _C.__file__], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1] for line in out.splitlines()} - {"_init", "_fini", "__bss_start", "_edata", "_end"}
+    assert names == {"PyInit__C"}
+
+
+def test_extension_links_neither_torch_nor_cuda() -> None:
+    out = subprocess.run(["readelf", "-d", _C.__file__], capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"NEEDED.*\[(.+)\]", out)
+    assert {n.split(".")[0] for n in needed} <= {"libm", "libdl", "libpthread", "libgomp", "libc", "ld-linux-x86-64"}
+
+
+def test_one_openmp_runtime_in_the_process() -> None:
+    files = set(re.findall(r"(/\S*lib(?:gomp|omp|iomp5)\S*)", Path("/proc/self/maps").read_text()))
+    assert len(files) == 1, files
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(CSRC)))
+def test_file_is_not_too_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 900
+
+
+def test_every_op_has_a_test_row() -> None:
+    rows = "".join(p.read_text() for p in (ROOT / "tests/ops").glob("cases_*.py"))
+    # Run by other tests: host ops by the fallback tests, the fused op by those of the fusion pass.
+    elsewhere = {"TorchCall", "TorchCallGrad", "FusedElementwise"}
+    tested = set(re.findall(r'"([A-Z]\w+)"', rows))
+    missing = [op for op in _C.ops() if op not in tested | elsewhere and not op.endswith("Grad")]
+    assert not missing
+
+
+def test_no_op_is_named_outside_its_family() -> None:
+    """Only rewrites, and the sweep's accumulation, may name an op."""
+    allowed = {"passes", "ops", "base", "autodiff"}
+    for path in SOURCES:
+        if path.relative_to(CSRC).parts[0] in allowed:
+            continue
+        named = re.findall(r"OMC_OP_([A-Z][A-Za-z0-9]+)\b", path.read_text())
+        ops = [n for n in named if n in _C.ops()]
+        assert not ops, f"{path.relative_to(CSRC)} names {ops}"

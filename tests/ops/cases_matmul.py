@@ -1,0 +1,78 @@
+"""Rows of the matmul, conv and attention families."""
+
+import math
+
+import torch
+from case import Case
+from cases_movement import F64, x
+from torch import Tensor
+from torch.nn import functional as F
+
+MATMUL = [
+    ((67, 33), (33, 129)), ((1, 5), (5, 1)), ((5,), (5, 3)), ((4, 5), (5,)), ((5,), (5,)), ((3, 7, 9), (9, 4)),
+    ((3, 7, 9), (3, 9, 4)), ((2, 1, 5, 6), (3, 6, 4)), ((7, 0), (0, 3)), ((0, 4), (4, 3)), ((200, 301), (301, 103)),
+]  # fmt: skip
+
+
+def fused(a: Tensor, b: Tensor, bias: Tensor | None, ta: int, tb: int, alpha: float) -> Case:
+    def f(p: Tensor, q: Tensor, c: Tensor | None = None) -> Tensor:
+        y = alpha * (p.mT if ta else p) @ (q.mT if tb else q)
+        return y if c is None else y + c
+
+    inputs = [a, b] + ([bias] if bias is not None else [])
+    return Case("FusedMatMul", inputs, f, {"transA": ta, "transB": tb, "alpha": alpha}, scale=2)  # K terms a sum
+
+
+def conv(a: Tensor, w: Tensor, bias: bool, stride: list[int], pad: list[int], dilation: list[int], group: int) -> Case:
+    def f(t: Tensor, k: Tensor, b: Tensor | None = None) -> Tensor:
+        return (F.conv2d if t.dim() == 4 else F.conv1d)(t, k, b, stride, pad, dilation, group)
+
+    inputs = [a, w] + ([x(w.shape[0], dtype=a.dtype, seed=9)] if bias else [])
+    attrs = {"strides": stride, "pads": pad * 2, "dilations": dilation, "group": group}
+    return Case("Conv", inputs, f, attrs, scale=4)  # sums of C·kh·kw terms, in another order
+
+
+def attention(b: int, h: int, t: int, s: int, d: int, mask: str = "", causal: int = 0, kv: int = 0, dtype: torch.dtype = torch.float32) -> Case:
+    kv = kv or h
+    q, k, v = x(b, h, t, d, dtype=dtype), x(b, kv, s, d, dtype=dtype, seed=1), x(b, kv, s, d, dtype=dtype, seed=2)
+    scale = 1 / math.sqrt(d)
+    masks = {
+        "": None,
+        "bool": x(b, 1, t, s, dtype=torch.bool, seed=3) | torch.eye(t, s, dtype=torch.bool),
+        "dead": (torch.arange(t)[:, None] != 1).expand(1, 1, t, s).contiguous(),
+        "keys": (torch.arange(s) < s - 2).expand(b, 1, 1, s).contiguous(),
+        "float": x(1, h, t, s, dtype=dtype, seed=4),
+    }
+
+    def f(q_: Tensor, k_: Tensor, v_: Tensor, m: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q_, k_, v_, m, is_causal=bool(causal), scale=scale, enable_gqa=kv != h)
+
+    inputs = [q, k, v] + ([masks[mask]] if mask else [])
+    attrs = {"scale": scale, "is_causal": causal, "p": 0.0, "stream": 0}
+    return Case("Attention", inputs, f, attrs, outputs=2, compare=1, grads=[0, 1, 2])
+
+
+CASES = [
+    *[Case("MatMul", [x(*a), x(*b, seed=1)], torch.matmul, scale=2) for a, b in MATMUL],  # K terms a sum
+    *[Case("MatMul", [x(*a, dtype=F64), x(*b, dtype=F64, seed=1)], torch.matmul) for a, b in MATMUL[:8]],
+    *[
+        fused(x(*((k, m) if ta else (m, k))), x(*((n, k) if tb else (k, n)), seed=1), x(n, seed=2) if bias else None, ta, tb, alpha)
+        for m, n, k in [(67, 129, 33), (5, 3, 2), (14, 32, 300), (97, 64, 1030), (1, 70, 41)]
+        for ta, tb, bias, alpha in [(0, 0, True, 1.0), (1, 0, False, 0.5), (0, 1, True, 1.0), (1, 1, False, -2.0)]
+    ],
+    fused(x(2, 3, 5, 7), x(2, 3, 9, 7, seed=1), None, 0, 1, 0.25),
+    fused(x(3, 7, 5), x(9, 5, seed=1), x(9, seed=2), 0, 1, 1.0),
+    fused(x(6, 4, dtype=F64), x(5, 4, dtype=F64, seed=1), x(5, dtype=F64, seed=2), 0, 1, 1.5),
+    conv(x(2, 3, 9, 11), x(5, 3, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
+    conv(x(2, 4, 12, 12), x(6, 4, 3, 3, seed=1), False, [2, 2], [1, 1], [1, 1], 1),
+    conv(x(3, 8, 7, 7), x(16, 8, 1, 1, seed=1), False, [1, 1], [0, 0], [1, 1], 1),
+    conv(x(3, 8, 7, 7), x(16, 8, 1, 1, seed=1), False, [2, 2], [0, 0], [1, 1], 1),
+    conv(x(1, 3, 33, 35), x(7, 3, 7, 7, seed=1), False, [2, 2], [3, 3], [1, 1], 1),
+    conv(x(2, 6, 10, 9), x(9, 2, 3, 3, seed=1), True, [1, 2], [2, 1], [2, 1], 3),
+    conv(x(2, 5, 8, 8), x(5, 1, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 5),
+    conv(x(2, 3, 17), x(4, 3, 5, seed=1), True, [2], [2], [1], 1),
+    conv(x(1, 2, 6, 5, dtype=F64), x(3, 2, 3, 2, dtype=F64, seed=1), True, [2, 1], [1, 0], [1, 1], 1),
+    attention(2, 3, 7, 7, 16), attention(1, 2, 70, 70, 64, causal=1), attention(2, 2, 9, 13, 8, "bool"), attention(1, 4, 5, 9, 8, "float"),
+    attention(2, 2, 6, 6, 8, "dead"), attention(3, 2, 33, 33, 20, "keys"), attention(1, 6, 9, 9, 8, kv=2), attention(1, 4, 130, 130, 16, causal=1, kv=2),
+    attention(1, 2, 5, 6, 4, "bool", dtype=F64), attention(1, 2, 6, 6, 4, causal=1, dtype=F64),
+]  # fmt: skip

@@ -1,0 +1,87 @@
+"""Rows of the softmax, loss, norm and pool families."""
+
+import torch
+from case import Case
+from cases_movement import F64, ids, x
+from torch import Tensor, tensor
+from torch.nn import functional as F
+
+SOFT = [((5, 7), -1), ((3, 130), 1), ((4, 5, 6), 1), ((4, 5, 6), 0), ((2, 1), -1), ((3, 1000), -1), ((0, 4), 1)]
+
+
+def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Case:
+    def f(a: Tensor, t: Tensor, w: Tensor | None = None) -> Tensor:
+        return F.cross_entropy(a, t, w, **attrs)
+
+    inputs = [logits, target] + ([weight] if weight is not None else [])
+    return Case("CrossEntropy", inputs, f, attrs, outputs=3, compare=1, grads=[0])
+
+
+def layer_norm(a: Tensor, axis: int, gamma: bool = True, beta: bool = True) -> Case:
+    shape = a.shape[axis:]
+
+    def f(t: Tensor, g: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        return F.layer_norm(t, shape, g, b, 1e-5)
+
+    inputs = [a, x(*shape, dtype=a.dtype, seed=1) if gamma else None, x(*shape, dtype=a.dtype, seed=2) if beta else None]
+    while inputs[-1] is None:
+        inputs.pop()
+    return Case("LayerNormalization", inputs, f, {"axis": axis, "epsilon": 1e-5}, outputs=3, compare=1)
+
+
+def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
+    c = a.shape[1]
+    gamma, beta, mean = (x(c, dtype=a.dtype, seed=i) for i in (1, 2, 3))
+    var = x(c, dtype=a.dtype, seed=4).abs()
+
+    def f(t: Tensor, g: Tensor, b: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        m, v = m.clone(), v.clone()
+        y = F.batch_norm(t, m, v, g, b, True, momentum, 1e-5)
+        dims = [0, *range(2, t.dim())]
+        centre = t.mean(dims)
+        rstd = (t.var(dims, unbiased=False) + 1e-5).rsqrt()
+        return y, centre.detach(), rstd.detach(), m, v
+
+    attrs = {"epsilon": 1e-5, "momentum": momentum}
+    return Case("BatchNorm", [a, gamma, beta, mean, var], f, attrs, outputs=5, grads=[0, 1, 2])
+
+
+def max_pool(a: Tensor, kernel: list[int], stride: list[int], pad: list[int], dilation: list[int], ceil: int = 0) -> Case:
+    def f(t: Tensor) -> tuple[Tensor, Tensor]:
+        return F.max_pool2d(t, kernel, stride, pad, dilation, bool(ceil), return_indices=True)
+
+    attrs = {"kernel_shape": kernel, "strides": stride, "pads": pad * 2, "dilations": dilation, "ceil_mode": ceil}
+    return Case("MaxPool", [a], f, attrs, outputs=2)
+
+
+def average_pool(a: Tensor, kernel: list[int], stride: list[int], pad: list[int], ceil: int, include: int, divisor: int) -> Case:
+    def f(t: Tensor) -> Tensor:
+        return F.avg_pool2d(t, kernel, stride, pad, bool(ceil), bool(include), divisor or None)
+
+    attrs = {"kernel_shape": kernel, "strides": stride, "pads": pad * 2, "ceil_mode": ceil, "count_include_pad": include,
+             "divisor_override": divisor}  # fmt: skip
+    return Case("AveragePool", [a], f, attrs)
+
+
+CASES = [
+    *[Case("Softmax", [x(*s)], lambda a, d=d: a.softmax(d), {"axis": d}) for s, d in SOFT],
+    *[Case("LogSoftmax", [x(*s)], lambda a, d=d: a.log_softmax(d), {"axis": d}) for s, d in SOFT],
+    *[Case(op, [x(4, 5, 6, dtype=F64)], f, {"axis": 1}) for op, f in [("Softmax", lambda a: a.softmax(1)), ("LogSoftmax", lambda a: a.log_softmax(1))]],
+    Case("Softmax", [tensor([[0.0, -torch.inf, 2.0], [-1e4, 1e4, 3.0]])], lambda a: a.softmax(1), {"axis": 1}),
+    cross_entropy(x(7, 11), ids(11, 7)), cross_entropy(x(7, 1003), ids(1003, 7)), cross_entropy(x(5, 6, dtype=F64), ids(6, 5)),
+    cross_entropy(x(7, 11), tensor([1, -100, 3, -100, 5, 0, 10])), cross_entropy(x(7, 11), ids(11, 7), reduction="sum"),
+    cross_entropy(x(7, 11), ids(11, 7), reduction="none"), cross_entropy(x(7, 11), ids(11, 7), label_smoothing=0.1),
+    cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs()), cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs(), label_smoothing=0.2),
+    cross_entropy(x(3, 5, 4, 2), ids(5, 3, 4, 2)), cross_entropy(x(7, 11), tensor([2, 2, 3, 2, 5, 0, 10]), ignore_index=2),
+    cross_entropy(x(4, 5, dtype=F64), tensor([0, 4, -100, 1]), x(5, seed=5, dtype=F64).abs(), label_smoothing=0.1, reduction="none"),
+    cross_entropy(x(2, 3), tensor([-100, -100])),
+    layer_norm(x(5, 7), 1), layer_norm(x(3, 4, 768), 2), layer_norm(x(3, 4, 5), 1), layer_norm(x(6, 130), 1, False, False),
+    layer_norm(x(6, 33), 1, True, False), layer_norm(x(70, 33, dtype=F64), 1), layer_norm(x(200, 65), 1),
+    batch_norm(x(4, 3, 5, 7)), batch_norm(x(6, 5), 0.3), batch_norm(x(3, 4, 9)), batch_norm(x(4, 3, 2, 2, dtype=F64)), batch_norm(x(2, 17, 8, 8)),
+    max_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], [1, 1]), max_pool(x(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1]),
+    max_pool(x(2, 2, 7, 10), [2, 3], [2, 1], [1, 1], [1, 2], 1), max_pool(x(2, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], [1, 1], 1),
+    average_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], 0, 1, 0), average_pool(x(2, 3, 9, 11), [3, 2], [2, 2], [1, 1], 1, 0, 0),
+    average_pool(x(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], 0, 1, 3), average_pool(x(1, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], 1, 1, 0),
+    *[Case("AdaptiveAvgPool", [x(*s, dtype=d)], lambda a, o=o: F.adaptive_avg_pool2d(a, o), {"output_size": o})
+      for s, o, d in [((2, 3, 7, 9), [1, 1], torch.float32), ((2, 3, 7, 9), [3, 4], torch.float32), ((1, 2, 5, 5), [2, 3], F64)]],
+]  # fmt: skip

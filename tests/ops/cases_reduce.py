@@ -1,0 +1,48 @@
+"""Rows of the reduction family."""
+
+import torch
+from case import Case
+from cases_movement import F64, x
+from torch import tensor
+
+FUNCTIONS = {
+    "ReduceSum": torch.sum,
+    "ReduceMean": torch.mean,
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
+}
+
+
+def reduce(op: str, a: torch.Tensor, axes: list[int] | None, keepdims: int = 1) -> Case:
+    def f(t: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        dims = list(range(t.dim())) if axes is None else axes
+        return FUNCTIONS[op](t, dim=dims, keepdim=bool(keepdims))
+
+    inputs = [a] if axes is None else [a, tensor(axes)]
+    return Case(op, inputs, f, {"keepdims": keepdims}, consts=[] if axes is None else [1])
+
+
+SHAPES = [
+    ((7, 9), [1], 1), ((7, 9), [0], 0), ((130, 67), [0], 1), ((3, 130), [1], 0), ((2, 3, 5, 7), [0, 2, 3], 0),
+    ((2, 3, 5, 7), [1], 1), ((2, 3, 5, 7), [0, 2], 1), ((5, 4), None, 0), ((2, 3, 4), [-1], 1), ((1, 6), [0], 0), ((1000, 33), [0], 0),
+]  # fmt: skip
+
+CASES = [
+    *[reduce(op, x(*s), axes, keep) for op in FUNCTIONS for s, axes, keep in SHAPES],
+    *[reduce(op, x(4, 5, 6, dtype=F64), [0, 2], 0) for op in ("ReduceSum", "ReduceMean")],
+    *[reduce(op, x(4, 5, dtype=torch.int64), [1], 1) for op in ("ReduceSum", "ReduceMax", "ReduceMin")],
+    reduce("ReduceSum", x(0, 3), [0], 0),
+    reduce("ReduceMax", tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), [1], 0),
+    Case("ReduceProd", [x(4, 5), tensor([1])], lambda a, _: a.prod(1), {"keepdims": 0}, consts=[1]),
+    Case("ReduceProd", [x(2, 3, dtype=torch.int64), tensor([0])], lambda a, _: a.prod(0), {"keepdims": 0}, consts=[1]),
+    *[
+        Case("ArgMax", [x(*s)], lambda a, axis=axis, keep=keep: a.argmax(axis, bool(keep)), {"axis": axis, "keepdims": keep})
+        for s, axis, keep in [((4, 7), 1, 0), ((4, 7), 0, 1), ((2, 3, 5), -1, 0)]
+    ],
+    Case("ArgMax", [tensor([[1.0, 5.0, 5.0]])], lambda a: tensor([1]), {"axis": 1, "keepdims": 0}),
+    *[
+        Case("CumSum", [x(*s, dtype=d), tensor(axis)], lambda a, _, axis=axis: a.cumsum(axis), consts=[1])
+        for s, axis, d in [((4, 7), 1, torch.float32), ((4, 7), 0, F64), ((2, 3, 5), 1, torch.int64), ((9,), 0, torch.float32)]
+    ],
+    Case("CumSum", [x(3, 5), tensor(1)], lambda a, _: a.flip(1).cumsum(1).flip(1), {"reverse": 1}, consts=[1]),
+]

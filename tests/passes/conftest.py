@@ -1,0 +1,19 @@
+"""``--update`` rewrites golden texts; every pass is verified."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ["OMC_VERIFY"] = "1"  # read once, at the first plan
+sys.path[:0] = [str(Path(__file__).parent)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="rewrite golden texts")
+
+
+@pytest.fixture
+def update(request: pytest.FixtureRequest) -> bool:
+    return request.config.getoption("--update", False)

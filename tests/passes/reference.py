@@ -1,0 +1,206 @@
+"""The graph text run node by node with plain PyTorch: what any chain of passes must still compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "bool": torch.bool,
+}
+ONNX_DTYPES = {1: torch.float32, 11: torch.float64, 7: torch.int64, 6: torch.int32, 9: torch.bool}
+NODE = re.compile(r"^(?P<outs>.+?) = (?P<op>\w+)\((?P<ins>.*?)\)(?: \{(?P<attrs>.*)\})?(?: name=.*)?$")
+TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+def value_of(text: str) -> object:
+    names = {"true": True, "false": False, "inf": float("inf"), "nan": float("nan")}
+    return eval(text, {"__builtins__": {}}, names)  # noqa: S307 - our own golden files
+
+
+def attributes(text: str | None) -> dict[str, object]:
+    pairs = re.findall(r'(\w+)=(\[.*?\]|".*?"|[^,]+)', text or "")
+    return {name: value_of(v) for name, v in pairs}
+
+
+def parse_type(text: str) -> tuple[torch.dtype, list[int]]:
+    name, dims = TYPE.match(text).groups()
+    return DTYPES[name], [int(d) for d in dims.split(",") if d]
+
+
+def random_inputs(text: str, seed: int = 0) -> list[Tensor]:
+    """Values for the inputs of a graph; integers are below 3 so that they may be indices."""
+    g = torch.Generator().manual_seed(seed)
+    inputs = []
+    for kind in re.findall(r"^\s*input \S+ : (\S+)", text, re.M):
+        dtype, dims = parse_type(kind)
+        if dtype.is_floating_point:
+            inputs.append(torch.randn(dims, generator=g, dtype=torch.float64).to(dtype))
+        else:
+            inputs.append(torch.randint(0, 2 if dtype == torch.bool else 3, dims, generator=g).to(dtype))
+    return inputs
+
+
+def axes_of(x: Tensor, axes: Tensor | None) -> list[int]:
+    return list(range(x.dim())) if axes is None else axes.tolist()
+
+
+def reduction(f: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    def reduce(x: Tensor, axes: Tensor | None = None, keepdims: int = 1) -> Tensor:
+        dims = sorted((a % x.dim() for a in axes_of(x, axes)), reverse=True)
+        for d in dims:
+            x = f(x, d)
+        for d in sorted(dims) if keepdims else ():
+            x = x.unsqueeze(d)
+        return x
+
+    return reduce
+
+
+def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, transA: int = 0, transB: int = 0, alpha: float = 1) -> Tensor:
+    y = alpha * ((a.mT if transA else a) @ (b.mT if transB else b))
+    return y if bias is None else y + bias
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float = 1, is_causal: int = 0, **_: object
+) -> tuple[Tensor, Tensor]:
+    scores = scale * (q @ k.mT)
+    keep = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    if is_causal:
+        keep = keep.tril()
+    if mask is not None and mask.dtype == torch.bool:
+        keep = keep & mask
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(~keep, -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def layer_norm(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = list(range(axis % x.dim(), x.dim()))
+    mean, var = x.mean(dims, keepdim=True), x.var(dims, unbiased=False, keepdim=True)
+    rstd = (var + epsilon).rsqrt()
+    y = (x - mean) * rstd
+    return (y if gamma is None else y * gamma) + (0 if beta is None else beta), mean, rstd
+
+
+def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
+    for i, axis in enumerate(axes_of(x, axes)):
+        step = 1 if steps is None else int(steps[i])
+        index = range(x.shape[axis])[slice(int(starts[i]), int(ends[i]), step)]
+        x = x.index_select(axis, torch.tensor(list(index), dtype=torch.int64))
+    return x
+
+
+def pad(x: Tensor, pads: Tensor, value: Tensor | None = None) -> Tensor:
+    n = x.dim()
+    pairs = [int(pads[i + side * n]) for i in reversed(range(n)) for side in (0, 1)]
+    return F.pad(x, pairs, value=0 if value is None else value.item())
+
+
+def embedding_grad(dy: Tensor, ids: Tensor, base: Tensor | None = None, num: int = 0, **_: object) -> Tensor:
+    y = torch.zeros(num, dy.shape[-1], dtype=dy.dtype) if base is None else base
+    return y.index_add(0, ids.flatten(), dy.reshape(-1, dy.shape[-1]))
+
+
+def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
+    return x.squeeze() if axes is None else x.squeeze(tuple(axes.tolist()))
+
+
+def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
+    for axis in sorted(axes.tolist()):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def fused(*inputs: Tensor, ops: list[str], args: list[int], imm: list[float], outs: list[int]) -> list[Tensor]:
+    """Only ops without immediates: those of the texts that name the op."""
+    assert not any(imm)
+    values = list(inputs)
+    for k, op in enumerate(ops):
+        values.append(OPS[op](*(values[i] for i in args[3 * k : 3 * k + 3] if i >= 0)))
+    return [values[i] for i in outs]
+
+
+OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
+    "Add": torch.add,
+    "And": torch.logical_and,
+    "Attention": attention,
+    "Cast": lambda x, to: x.to(ONNX_DTYPES[to]),
+    "Concat": lambda *x, axis: torch.cat(x, axis),
+    "Div": torch.div,
+    "Dropout": lambda x, p, stream: F.dropout(x, p),
+    "EmbeddingGrad": embedding_grad,
+    "Erf": torch.erf,
+    "Exp": torch.exp,
+    "Expand": lambda x, s: x.expand(torch.broadcast_shapes(x.shape, tuple(s.tolist()))),
+    "Flatten": lambda x, axis=1: x.reshape(x.shape[:axis].numel(), -1),
+    "FusedElementwise": fused,
+    "FusedMatMul": matmul,
+    "Gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
+    "Identity": lambda x: x,
+    "LayerNormalization": layer_norm,
+    "Log": torch.log,
+    "LogSoftmax": lambda x, axis=-1: x.log_softmax(axis),
+    "MatMul": matmul,
+    "Mul": torch.mul,
+    "Neg": torch.neg,
+    "Not": torch.logical_not,
+    "Pad": pad,
+    "Pow": torch.pow,
+    "Reciprocal": torch.reciprocal,
+    "ReduceMax": reduction(torch.amax),
+    "ReduceMean": reduction(torch.mean),
+    "ReduceMin": reduction(torch.amin),
+    "ReduceProd": reduction(torch.prod),
+    "ReduceSum": reduction(torch.sum),
+    "Relu": torch.relu,
+    "Reshape": lambda x, s, allowzero=0: x.reshape(s.tolist()),
+    "Rsqrt": torch.rsqrt,
+    "Sigmoid": torch.sigmoid,
+    "Silu": F.silu,
+    "Slice": slice_,
+    "Softmax": lambda x, axis=-1: x.softmax(axis),
+    "Split": lambda x, s, axis=0: x.split(s.tolist(), axis),
+    "Sqrt": torch.sqrt,
+    "Squeeze": squeeze,
+    "Sub": torch.sub,
+    "Tanh": torch.tanh,
+    "Tile": lambda x, r: x.tile(r.tolist()),
+    "Transpose": lambda x, perm=None: x.permute(perm or tuple(reversed(range(x.dim())))),
+    "Unsqueeze": unsqueeze,
+    "Where": torch.where,
+}
+
+
+def run(text: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The forward outputs of a graph in its text form."""
+    values: dict[str, Tensor | None] = {"_": None}
+    given = iter(inputs)
+    for line in (raw.strip() for raw in text.splitlines()):
+        if line.startswith("input"):
+            values[line.split()[1]] = next(given)
+        elif line.startswith("const"):
+            name, kind, elements = re.match(r"const (\S+) : (\S+) = (.*)", line).groups()
+            dtype, dims = parse_type(kind)
+            values[name] = torch.tensor(value_of(elements), dtype=dtype).reshape(dims)
+        elif line.startswith("return"):
+            return [values[name] for name in line.removeprefix("return ").split(", ")]
+        elif line:
+            node = NODE.match(line)
+            ins = [values[name] for name in node["ins"].split(", ")]
+            out = OPS[node["op"]](*ins, **attributes(node["attrs"]))
+            names = [part.split(" : ")[0] for part in node["outs"].split(", ")]
+            values |= zip(names, [out] if isinstance(out, Tensor) else out, strict=False)
+    raise AssertionError("no return")

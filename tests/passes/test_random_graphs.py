@@ -1,0 +1,185 @@
+"""Random graphs: results and gradients of the whole chain of passes equal PyTorch's, node by node."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import reference
+import torch
+
+from ortmodule_c import _C
+
+SHAPES = [(4, 6), (6,), (1, 6), (4, 1), (), (2, 4, 6), (6, 4), (2, 1, 6)]
+UNARY = ["Relu", "Tanh", "Sigmoid", "Neg", "Silu", "Gelu", "Identity"]
+BINARY = ["Add", "Sub", "Mul"]
+
+
+def axes(rng: random.Random, rank: int) -> list[int]:
+    return sorted(rng.sample(range(rank), rng.randint(1, rank)))
+
+
+class Writer:
+    """Grows a graph text one random node at a time."""
+
+    def __init__(self, seed: int, dtype: str) -> None:
+        self.rng, self.dtype = random.Random(seed), dtype
+        self.lines: list[str] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def name(self) -> str:
+        return f"%v{len(self.lines)}"
+
+    def constant(self, kind: str, elements: list[float] | list[int]) -> str:
+        name = self.name()
+        self.lines.append(f"const {name} : {kind} = {elements}")
+        return name
+
+    def ints(self, values: list[int]) -> str:
+        return self.constant(f"i64[{len(values)}]", values)
+
+    def input(self) -> None:
+        name, shape = self.name(), self.rng.choice(SHAPES)
+        grad = " grad" if self.rng.random() < 0.8 else ""
+        self.lines.append(f"input {name} : {self.dtype}[{','.join(map(str, shape))}]{grad}")
+        self.shapes[name] = shape
+
+    def node(self, op: str, ins: list[str], shape: tuple[int, ...], attrs: str = "") -> None:
+        name = self.name()
+        self.lines.append(f"{name} = {op}({', '.join(ins)}) {{{attrs}}}")
+        self.shapes[name] = shape
+
+    def value(self, min_rank: int = 0) -> str:
+        fitting = [name for name, shape in self.shapes.items() if len(shape) >= min_rank]
+        # Late values more often than early ones, so that graphs are deep.
+        return fitting[max(self.rng.randrange(len(fitting)), self.rng.randrange(len(fitting)))]
+
+    def steps(self) -> Iterator[bool]:
+        """Ways to add a node; False: this one does not fit."""
+        x = self.value()
+        yield self.unary(x)
+        yield self.binary(x, self.value())
+        yield self.scalar(x)
+        y = self.value(min_rank=1)
+        yield self.reduce(y)
+        yield self.reshape(x)
+        yield self.transpose(y)
+        yield self.expand(x)
+        yield self.norm(y)
+        yield self.matmul(self.value(min_rank=1), self.value(min_rank=1))
+
+    def unary(self, x: str) -> bool:
+        self.node(self.rng.choice(UNARY), [x], self.shapes[x])
+        return True
+
+    def binary(self, x: str, y: str) -> bool:
+        try:
+            shape = torch.broadcast_shapes(self.shapes[x], self.shapes[y])
+        except RuntimeError:
+            return False
+        self.node(self.rng.choice(BINARY), [x, y], tuple(shape))
+        return True
+
+    def scalar(self, x: str) -> bool:
+        op, c = self.rng.choice([("Add", 0.0), ("Mul", 1.0), ("Mul", 0.5), ("Pow", 2.0), ("Div", 4.0), ("Sub", 1.5)])
+        self.node(op, [x, self.constant(f"{self.dtype}[]", [c])], self.shapes[x])
+        return True
+
+    def reduce(self, x: str) -> bool:
+        over, keep = axes(self.rng, len(self.shapes[x])), self.rng.randint(0, 1)
+        shape = [1 if i in over else d for i, d in enumerate(self.shapes[x]) if keep or i not in over]
+        self.node(self.rng.choice(["ReduceSum", "ReduceMean"]), [x, self.ints(over)], tuple(shape), f"keepdims={keep}")
+        return True
+
+    def reshape(self, x: str) -> bool:
+        same = [s for s in SHAPES if torch.Size(s).numel() == torch.Size(self.shapes[x]).numel()]
+        if not same:
+            return False
+        shape = self.rng.choice(same)
+        self.node("Reshape", [x, self.ints(list(shape))], shape)
+        return True
+
+    def transpose(self, x: str) -> bool:
+        perm = self.rng.sample(range(len(self.shapes[x])), len(self.shapes[x]))
+        self.node("Transpose", [x], tuple(self.shapes[x][p] for p in perm), f"perm={perm}")
+        return True
+
+    def expand(self, x: str) -> bool:
+        fits = [s for s in SHAPES if self.broadcasts(self.shapes[x], s)]
+        if not fits:
+            return False
+        shape = self.rng.choice(fits)
+        self.node("Expand", [x, self.ints(list(shape))], shape)
+        return True
+
+    @staticmethod
+    def broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        try:
+            return torch.broadcast_shapes(a, b) == torch.Size(b)
+        except RuntimeError:
+            return False
+
+    def norm(self, x: str) -> bool:
+        self.node(self.rng.choice(["Softmax", "LogSoftmax"]), [x], self.shapes[x], "axis=-1")
+        return True
+
+    def matmul(self, x: str, y: str) -> bool:
+        try:
+            shape = torch.matmul(torch.empty(self.shapes[x], device="meta"), torch.empty(self.shapes[y], device="meta")).shape
+        except RuntimeError:
+            return False
+        self.node("MatMul", [x, y], tuple(shape))
+        return True
+
+    def text(self, n: int) -> str:
+        for _ in range(self.rng.randint(2, 4)):
+            self.input()
+        while len(self.shapes) < n:
+            ways = self.steps()
+            for _ in range(self.rng.randrange(9)):
+                if next(ways) and self.rng.random() < 0.3:
+                    break
+        outs = self.rng.sample(list(self.shapes), 2) + [list(self.shapes)[-1]]
+        return "\n".join([*self.lines, f"return {', '.join(outs)}"]) + "\n"
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_graph(seed: int) -> None:
+    dtype = "f64" if seed % 3 else "f32"
+    tolerance = 1e-9 if dtype == "f64" else 2e-4
+    text = Writer(seed, dtype).text(8 + seed % 40)
+    inputs = reference.random_inputs(text, seed)
+    wants = [line.endswith(" grad") for line in text.splitlines() if line.startswith("input")]
+    leaves = [x.requires_grad_() if want else x for x, want in zip(inputs, wants, strict=True)]
+    want = reference.run(text, leaves)
+    g = torch.Generator().manual_seed(seed)
+    douts = [torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype) for y in want]
+    pairs = [(y, d) for y, d in zip(want, douts, strict=True) if y.requires_grad]
+    asked = [x for x in leaves if x.requires_grad]
+    grads = iter(
+        torch.autograd.grad([y for y, _ in pairs], asked, [d for _, d in pairs], allow_unused=True)
+        if pairs and asked
+        else [None] * len(asked)
+    )
+
+    plain = [x.detach() for x in inputs]
+    plan = _C.Session(text, {}).plan(plain, wants, [True] * len(want))
+    got, token = plan.forward(plain, 0)
+    for a, b in zip(got, want, strict=True):
+        close(a, b.detach(), tolerance)
+    if token is None:
+        return
+    results = plan.backward(token, plain, got, douts)
+    for a, asks in zip(results, wants, strict=True):
+        b = next(grads) if asks else None
+        if a is not None and b is not None:
+            close(a, b, tolerance)
+        else:
+            assert b is None or not b.any()
+            assert a is None or not a.any()
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
+    peak = max(1.0, float(want.abs().max()))
+    torch.testing.assert_close(got, want, atol=tolerance * peak, rtol=tolerance, equal_nan=True)
