@@ -128,4 +128,5 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ortmodule_c._C", "The C core of ortmodule_c.",
                                         sizeof(omc_module), methods, slots, module_traverse, module_clear, NULL};
 
+PyMODINIT_FUNC PyInit__C(void);
 PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&definition); }

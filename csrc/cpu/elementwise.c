@@ -1,6 +1,5 @@
 #include "cpu/elementwise.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 #include "cpu/convert.h"
@@ -80,25 +79,340 @@ omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls) {
   return best;
 }
 
-#define ROWS(OP)      \
-  OP(F32, f32, BASE, base) \
-  OP(F64, f64, BASE, base) \
-  OP(I64, i64, BASE, base)
-#if defined(__x86_64__)
-#define ROWS_X86(OP) OP(F32, f32, AVX2, avx2) OP(F32, f32, AVX512, avx512)
-#else
-#define ROWS_X86(OP)
-#endif
-#define DECLARE(cls, cls_text, isa, isa_text) extern const omc_convert omc_convert_##cls_text##_##isa_text;
-#define ENTRY(cls, cls_text, isa, isa_text) \
-  [OMC_CLASS_##cls][OMC_ISA_##isa] = &omc_convert_##cls_text##_##isa_text,
-ROWS(DECLARE)
-ROWS_X86(DECLARE)
+/* ---- compiling ---- */
 
-const omc_convert *omc_convert_pick(omc_class cls) {
-  static const omc_convert *const table[OMC_N_CLASS][OMC_N_ISA] = {ROWS(ENTRY) ROWS_X86(ENTRY)};
-  const omc_convert *best = NULL;
-  for (int isa = 0; isa <= (int)omc_cpu_isa(); isa++)
-    if (table[cls][isa]) best = table[cls][isa];
-  return best;
+static omc_status refuse(const omc_node *node, const char *why) {
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(EUNSUPPORTED, "%s: %s", omc_node_text(node, text, sizeof text), why);
+}
+
+static omc_status malformed(const omc_node *node, const char *what) {
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(EINVALID, "%s: malformed %s", omc_node_text(node, text, sizeof text), what);
+}
+
+static omc_status no_memory(const omc_node *node) {
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(ENOMEM, "%s: no memory for its program", omc_node_text(node, text, sizeof text));
+}
+
+/* Joins axes of the iteration shape along which the input's strides go on evenly. */
+static void join_axes(input_plan *in, const omc_shape *from, const omc_shape *to) {
+  int64_t strides[OMC_MAX_RANK];
+  omc_broadcast_strides(from, to, strides);
+  in->rank = 0;
+  for (int32_t i = 0; i < to->rank; i++) {
+    if (to->dims[i] == 1) continue;
+    const int32_t last = in->rank - 1;
+    if (last >= 0 && in->strides[last] == strides[i] * to->dims[i]) {
+      in->dims[last] *= to->dims[i];
+      in->strides[last] = strides[i];
+    } else {
+      in->dims[in->rank] = to->dims[i];
+      in->strides[in->rank++] = strides[i];
+    }
+  }
+}
+
+/* Chooses the access and returns the reals of scratch it wants. */
+static int64_t plan_input(input_plan *in, const omc_type *type, const omc_shape *shape,
+                          const omc_convert *convert) {
+  in->dtype = type->dtype;
+  join_axes(in, &type->shape, shape);
+  const int64_t numel = omc_shape_numel(shape);
+  if (omc_shape_numel(&type->shape) == numel) {
+    in->kind = type->dtype == convert->dtype ? DIRECT : DENSE;
+    return OMC_EW_BLOCK;
+  }
+  if (omc_shape_numel(&type->shape) == 1) {
+    in->kind = SCALAR;
+    return OMC_EW_BLOCK;
+  }
+  in->period = in->dims[in->rank - 1];
+  const bool periodic = in->rank == 2 && in->strides[1] == 1 && in->strides[0] == 0;
+  in->kind = periodic && in->period <= LONGEST_TILE && numel >= 4 * in->period ? TILE : RUNS;
+  return in->kind == TILE ? (int64_t)omc_round_up((size_t)in->period, 16) + OMC_EW_BLOCK
+                          : OMC_EW_BLOCK;
+}
+
+/* Notes which instruction reads each operand last; results of outputs are read at the end. */
+static void find_last_uses(const omc_ew_program *p, int32_t *last) {
+  for (int32_t i = 0; i < p->n_in + p->n_code; i++) last[i] = -1;
+  for (int32_t k = 0; k < p->n_code; k++)
+    for (int a = 0; a < 3; a++)
+      if (p->code[k].args[a] >= 0) last[p->code[k].args[a]] = k;
+  for (int32_t i = 0; i < p->n_out; i++) last[p->n_in + p->out[i].instruction] = NEVER;
+  for (int32_t i = 0; i < p->n_in; i++) p->in[i].last_use = last[i];
+}
+
+/* Gives every result a block of scratch, taking those whose contents have been read; an
+ * instruction may write over its own operand. Returns how many blocks there are. */
+static int32_t place_results(omc_ew_program *p, const int32_t *last, size_t base, size_t block) {
+  int32_t holder[OMC_EW_MAX_INSTRUCTIONS], n = 0; /* the instruction whose result a block holds */
+  for (int32_t k = 0; k < p->n_code; k++) {
+    int32_t b = 0;
+    while (b < n && last[p->n_in + holder[b]] > k) b++;
+    if (b == n) n++;
+    holder[b] = k;
+    p->code[k].scratch = base + (size_t)b * block;
+  }
+  return n;
+}
+
+static omc_status compile_single(const omc_node *node, omc_class cls, omc_ew_program *p) {
+  const omc_ew *ew = omc_op_get(node->op)->ew;
+  instruction *code = &p->code[0];
+  code->fn = omc_ew_pick(ew, cls);
+  if (node->n_in > 3) return malformed(node, "list of inputs");
+  for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
+  if (ew->imm) OMC_TRY(ew->imm(node, code->imm));
+  const omc_dtype dtype = omc_out(node, 0)->type.dtype;
+  p->out[0] = (output_plan){dtype, 0, dtype == p->convert->dtype};
+  return OMC_OK;
+}
+
+static omc_status compile_fused(const omc_node *node, omc_class cls, omc_ew_program *p) {
+  uint32_t n_args, n_outs, n_dtypes;
+  const omc_attr *ops = omc_attr_find(node, "ops"), *imm = omc_attr_find(node, "imm");
+  const int64_t *args = omc_attr_ints(node, "args", &n_args);
+  const int64_t *outs = omc_attr_ints(node, "outs", &n_outs);
+  const int64_t *dtypes = omc_attr_ints(node, "dtypes", &n_dtypes);
+  const uint32_t n = (uint32_t)p->n_code;
+  if (n_args != 3 * n) return malformed(node, "attribute args");
+  if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n)
+    return malformed(node, "attribute imm");
+  if (n_outs != node->n_out) return malformed(node, "attribute outs");
+  if (n_dtypes != node->n_out) return malformed(node, "attribute dtypes");
+  for (uint32_t k = 0; k < n; k++) {
+    omc_op_id op;
+    if (!omc_op_from_name(ops->v.ss[k], strlen(ops->v.ss[k]), &op) || !omc_op_get(op)->ew)
+      return malformed(node, "attribute ops");
+    p->code[k].fn = omc_ew_pick(omc_op_get(op)->ew, cls);
+    memcpy(p->code[k].imm, imm->v.fs + OMC_EW_IMM * k, sizeof p->code[k].imm);
+    for (uint32_t a = 0; a < 3; a++) {
+      const int64_t arg = args[3 * k + a];
+      if (arg < -1 || arg >= p->n_in + (int64_t)k) return malformed(node, "attribute args");
+      p->code[k].args[a] = (int32_t)arg;
+    }
+  }
+  for (uint32_t i = 0; i < n_outs; i++) {
+    output_plan *out = &p->out[i];
+    if (outs[i] < p->n_in || outs[i] >= p->n_in + (int64_t)n) return malformed(node, "attribute outs");
+    if (!omc_dtype_from_onnx(dtypes[i], &out->dtype)) return malformed(node, "attribute dtypes");
+    out->instruction = (int32_t)(outs[i] - p->n_in);
+    out->claims = out->dtype == p->convert->dtype;
+    for (uint32_t j = 0; j < i; j++)
+      if (p->out[j].instruction == out->instruction) out->claims = false;
+  }
+  return OMC_OK;
+}
+
+/* Lays out a thread's scratch: a block or tile for each input, then blocks for results. */
+static void place(const omc_node *node, const omc_shape *shape, omc_ew_program *p) {
+  int32_t last[OMC_EW_MAX_INPUTS + OMC_EW_MAX_INSTRUCTIONS];
+  size_t used = 0;
+  for (int32_t i = 0; i < p->n_in; i++) {
+    p->in[i].scratch = used;
+    const int64_t reals = plan_input(&p->in[i], &omc_in(node, (uint32_t)i)->type, shape, p->convert);
+    used += (size_t)reals * p->convert->size;
+  }
+  find_last_uses(p, last);
+  const size_t block = OMC_EW_BLOCK * p->convert->size;
+  p->scratch_bytes = used + (size_t)place_results(p, last, used, block) * block;
+}
+
+omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) {
+  const bool fused = !omc_op_get(node->op)->ew;
+  const omc_class cls = omc_ew_class(node);
+  char text[OMC_NODE_TEXT];
+  uint32_t n_code = 1;
+  if (fused) {
+    const omc_attr *ops = omc_attr_find(node, "ops");
+    if (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0) return malformed(node, "attribute ops");
+    n_code = ops->n;
+  }
+  if (n_code > OMC_EW_MAX_INSTRUCTIONS || node->n_in > OMC_EW_MAX_INPUTS ||
+      node->n_out > OMC_EW_MAX_OUTPUTS)
+    return refuse(node, "more instructions, inputs or outputs than a program holds");
+  for (uint32_t i = 0; i < node->n_in; i++)
+    if (!omc_in(node, i)) return malformed(node, "list of inputs");
+
+  omc_ew_program *p = OMC_NEW(arena, omc_ew_program);
+  if (!p) return no_memory(node);
+  p->convert = omc_convert_pick(cls);
+  p->n_in = (int32_t)node->n_in, p->n_code = (int32_t)n_code, p->n_out = (int32_t)node->n_out;
+  p->in = OMC_NEW_ARRAY(arena, input_plan, node->n_in);
+  p->code = OMC_NEW_ARRAY(arena, instruction, n_code);
+  p->out = OMC_NEW_ARRAY(arena, output_plan, node->n_out);
+  if (!p->in || !p->code || !p->out) return no_memory(node);
+
+  OMC_TRY(fused ? compile_fused(node, cls, p) : compile_single(node, cls, p));
+  for (uint32_t k = 0; k < n_code; k++)
+    if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
+  omc_shape shape = {0, {0}};
+  for (uint32_t i = 0; i < node->n_in; i++)
+    OMC_TRY(omc_shape_broadcast(&shape, &omc_in(node, i)->type.shape,
+                                omc_node_text(node, text, sizeof text), &shape));
+  p->numel = omc_shape_numel(&shape);
+  place(node, &shape, p);
+  *out = p;
+  return OMC_OK;
+}
+
+size_t omc_ew_workspace(const omc_ew_program *program, int threads) {
+  return program->scratch_bytes * (size_t)threads;
+}
+
+/* ---- running ---- */
+
+/* One call, shared by its threads. */
+typedef struct call {
+  const omc_ew_program *program;
+  const omc_kernel_args *args;
+  char *direct[OMC_EW_MAX_INSTRUCTIONS]; /* output memory that takes the result; NULL: scratch */
+  bool stored[OMC_EW_MAX_OUTPUTS];       /* copied from scratch at the end of a block */
+} call;
+
+/* Where a thread is in an input read run by run. */
+typedef struct cursor {
+  int64_t at[OMC_MAX_RANK]; /* position along each joined axis */
+  int64_t offset;           /* elements from the start of the input */
+} cursor;
+
+static void cursor_seek(cursor *c, const input_plan *in, int64_t index) {
+  c->offset = 0;
+  for (int32_t i = in->rank - 1; i >= 0; i--) {
+    c->at[i] = index % in->dims[i];
+    index /= in->dims[i];
+    c->offset += c->at[i] * in->strides[i];
+  }
+}
+
+/* Moves on by n elements, at most to the end of the run. */
+static void cursor_advance(cursor *c, const input_plan *in, int64_t n) {
+  int32_t i = in->rank - 1;
+  c->at[i] += n;
+  c->offset += n * in->strides[i];
+  for (; i > 0 && c->at[i] == in->dims[i]; i--) {
+    c->at[i] = 0;
+    c->offset += in->strides[i - 1] - in->dims[i] * in->strides[i];
+    c->at[i - 1]++;
+  }
+}
+
+static const void *load_runs(const omc_convert *convert, const input_plan *in, cursor *c,
+                             const char *data, char *block, int64_t n, bool whole) {
+  const int32_t axis = in->rank - 1;
+  const size_t size = omc_dtype_size(in->dtype);
+  const bool repeats = in->strides[axis] == 0;
+  if (whole && !repeats && in->dtype == convert->dtype && in->dims[axis] - c->at[axis] >= n) {
+    const char *here = data + (size_t)c->offset * size;
+    cursor_advance(c, in, n);
+    return here;
+  }
+  for (int64_t done = 0, run; done < n; done += run) {
+    char *to = block + (size_t)done * convert->size;
+    run = in->dims[axis] - c->at[axis];
+    if (run > n - done) run = n - done;
+    convert->load[in->dtype](data + (size_t)c->offset * size, to, repeats ? 1 : run);
+    if (repeats) convert->spread(to, run);
+    cursor_advance(c, in, run);
+  }
+  return block;
+}
+
+/* What is the same for every block: scalars and tiles. */
+static void load_constant(const omc_convert *convert, const input_plan *in, const void *data,
+                          char *scratch) {
+  if (in->kind == SCALAR) {
+    convert->load[in->dtype](data, scratch, 1);
+    convert->spread(scratch, OMC_EW_BLOCK);
+  }
+  if (in->kind != TILE) return;
+  convert->load[in->dtype](data, scratch, in->period);
+  for (int64_t i = in->period, n; i < in->period + OMC_EW_BLOCK; i += n) {
+    n = in->period + OMC_EW_BLOCK - i < in->period ? in->period + OMC_EW_BLOCK - i : in->period;
+    memcpy(scratch + (size_t)i * convert->size, scratch, (size_t)n * convert->size);
+  }
+}
+
+/* The n reals of a block from element `index` on. Block functions are given a multiple of 16, so
+ * a last block that is none may not be read where it lies. */
+static const void *load_block(const omc_convert *convert, const input_plan *in, cursor *c,
+                              const char *data, char *scratch, int64_t index, int64_t n,
+                              bool whole) {
+  switch (in->kind) {
+    case SCALAR: return scratch;
+    case TILE: return scratch + (size_t)(index % in->period) * convert->size;
+    case RUNS: return load_runs(convert, in, c, data, scratch, n, whole);
+    case DIRECT:
+      if (whole) return data + (size_t)index * convert->size;
+      break;
+    case DENSE: break;
+  }
+  convert->load[in->dtype](data + (size_t)index * omc_dtype_size(in->dtype), scratch, n);
+  return scratch;
+}
+
+static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
+  const call *c = ctx;
+  const omc_ew_program *p = c->program;
+  const omc_kernel_args *args = c->args;
+  const omc_convert *convert = p->convert;
+  char *scratch = (char *)args->workspace + (size_t)thread * p->scratch_bytes;
+  cursor cursors[OMC_EW_MAX_INPUTS];
+  const void *operands[OMC_EW_MAX_INPUTS + OMC_EW_MAX_INSTRUCTIONS];
+  for (int32_t i = 0; i < p->n_in; i++) {
+    load_constant(convert, &p->in[i], args->in[i].data, scratch + p->in[i].scratch);
+    if (p->in[i].kind == RUNS) cursor_seek(&cursors[i], &p->in[i], begin * OMC_EW_BLOCK);
+  }
+
+  for (int64_t b = begin; b < end; b++) {
+    const int64_t index = b * OMC_EW_BLOCK;
+    const int64_t n = p->numel - index < OMC_EW_BLOCK ? p->numel - index : OMC_EW_BLOCK;
+    const int64_t padded = (n + 15) & ~(int64_t)15;
+    const bool whole = n == padded;
+    for (int32_t i = 0; i < p->n_in; i++)
+      operands[i] = load_block(convert, &p->in[i], &cursors[i], args->in[i].data,
+                               scratch + p->in[i].scratch, index, n, whole);
+    for (int32_t k = 0; k < p->n_code; k++) {
+      const instruction *code = &p->code[k];
+      char *to = whole && c->direct[k] ? c->direct[k] + (size_t)index * convert->size
+                                       : scratch + code->scratch;
+      omc_ew_block block = {.out = to, .imm = code->imm, .n = padded, .index = index,
+                            .seed = args->seed};
+      for (int a = 0; a < 3 && code->args[a] >= 0; a++) block.in[a] = operands[code->args[a]];
+      code->fn(&block);
+      operands[p->n_in + k] = to;
+    }
+    for (int32_t i = 0; i < p->n_out; i++) {
+      const output_plan *out = &p->out[i];
+      if (!c->stored[i] && whole) continue;
+      if (!args->out[i].type) continue;
+      convert->store[out->dtype](operands[p->n_in + out->instruction],
+                                 (char *)args->out[i].data + (size_t)index * omc_dtype_size(out->dtype),
+                                 n);
+    }
+  }
+}
+
+/* A result may go straight to an output unless an input that shares its memory is read later. */
+static bool may_write_direct(const omc_ew_program *p, const omc_kernel_args *args, int32_t i) {
+  if (!p->out[i].claims || !args->out[i].type) return false;
+  for (int32_t j = 0; j < p->n_in; j++)
+    if (args->in[j].data == args->out[i].data && p->in[j].last_use > p->out[i].instruction)
+      return false;
+  return true;
+}
+
+omc_status omc_ew_run(const omc_kernel_args *args) {
+  const omc_ew_program *p = *(omc_ew_program *const *)args->params;
+  call c = {.program = p, .args = args};
+  for (int32_t i = 0; i < p->n_out; i++) {
+    c.stored[i] = !may_write_direct(p, args, i);
+    if (!c.stored[i]) c.direct[p->out[i].instruction] = args->out[i].data;
+  }
+  const int64_t blocks = (p->numel + OMC_EW_BLOCK - 1) / OMC_EW_BLOCK;
+  omc_parallel_for(blocks, GRAIN, args->threads, run_blocks, &c);
+  return OMC_OK;
 }

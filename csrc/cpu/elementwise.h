@@ -7,10 +7,11 @@
  *   ops=["Add", "Gelu"]  args=[0, 1, -1,  2, -1, -1]  imm=[4 floats per instruction]  outs=[3]
  *   dtypes=[1]
  * args: three operands per instruction; 0 .. n_in-1 are the inputs, n_in + k is the result of
- * instruction k, -1 is none. imm: as the op's omc_ew.imm decodes them. outs: the operand that each
- * output holds; dtypes: its ONNX dtype code. Whoever makes such a node sees to it that every
- * instruction computes in omc_ew_class of the whole node (ops all of whose inputs and outputs are
- * bool may join any class) and that the operand of a random op has the iteration shape. */
+ * instruction k, -1 is none. imm: as the op's omc_ew.imm decodes them. outs: the operand, an
+ * instruction's result, that each output holds; dtypes: that output's ONNX dtype code. Whoever
+ * makes such a node sees to it that every instruction computes in omc_ew_class of the whole node
+ * (ops whose inputs and outputs are all bool may join any class) and that the operand of a random
+ * op has the iteration shape. */
 #ifndef OMC_CPU_ELEMENTWISE_H
 #define OMC_CPU_ELEMENTWISE_H
 

@@ -41,7 +41,7 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Bytes of one thread's packed blocks of A and B. */
 static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
   const size_t kb = (size_t)min64(k, OMC_GEMM_KC);
-  const size_t a = omc_round_up((size_t)min64(m, OMC_GEMM_MC) * kb, 64);
+  const size_t a = (size_t)omc_gemm_packed_a(m, k);
   const size_t b = omc_round_up((size_t)min64(n, OMC_GEMM_NC), OMC_GEMM_MAX_NR) * kb;
   return omc_round_up((a + b) * omc_dtype_size(dtype), 64);
 }

@@ -17,10 +17,17 @@
 #define OMC_GEMM_KC 384
 #define OMC_GEMM_NC 1024
 #define OMC_GEMM_MAX_NR 32 /* of any variant */
+#define OMC_GEMM_SLACK 16  /* elements that packing may write past the last */
 
 /* Part i of n cut into `parts` nearly equal parts starts here. */
 static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * i / parts; }
 static inline int64_t omc_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Elements of a packed block of an m x k matrix A. */
+static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {
+  const int64_t mb = m < OMC_GEMM_MC ? m : OMC_GEMM_MC, kb = k < OMC_GEMM_KC ? k : OMC_GEMM_KC;
+  return (int64_t)omc_round_up((size_t)(mb * kb + OMC_GEMM_SLACK), 16);
+}
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -61,7 +68,8 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
 void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out);
 void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out);
 
-/* out[x * width + i] = src[i * stride + x] for `lines` lines i of k elements each. */
+/* out[x * width + i] = src[i * stride + x] for `lines` lines i of k elements each. Up to OMC_VL
+ * lines whole vectors are written, in rising order: past line and past the end. */
 void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, int64_t k,
                                int64_t width, real *out);
 

@@ -125,19 +125,67 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
 
 /* ---- packing ---- */
 
+/* The first (second) halves of a and b, lane by lane in turn. */
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vmask){__VA_ARGS__})
+#endif
+#if OMC_VL == 16
+#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define ZIP_HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif OMC_VL == 8
+#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define ZIP_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#elif OMC_VL == 4
+#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
+#define ZIP_HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
+#else
+#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 2)
+#define ZIP_HIGH(a, b) SHUFFLE(a, b, 1, 3)
+#endif
+
+/* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
+OMC_INLINE void transpose(vreal x[OMC_VL]) {
+  UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
+    vreal y[OMC_VL];
+    UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
+      y[2 * i] = ZIP_LOW(x[i], x[i + OMC_VL / 2]);
+      y[2 * i + 1] = ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
+    }
+    UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = y[i];
+  }
+}
+
+/* A square of pack_lines: `lines` and n at most OMC_VL. Rows are written whole, in rising order,
+ * unless `exact`. */
+static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t n, int64_t width,
+                        bool exact, real *out) {
+  vreal x[OMC_VL];
+  if (lines == OMC_VL && n == OMC_VL && !exact) {
+    UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = vldr(src + i * stride);
+    transpose(x);
+    UNROLL for (int i = 0; i < OMC_VL; i++) vstr(out + i * width, x[i]);
+    return;
+  }
+  UNROLL for (int i = 0; i < OMC_VL; i++)
+    x[i] = i >= lines ? vset(0) : n == OMC_VL ? vldr(src + i * stride) : vldn(src + i * stride, n);
+  transpose(x);
+  UNROLL for (int i = 0; i < OMC_VL; i++) {
+    if (i >= n) return;
+    if (exact) vstn(out + i * width, x[i], lines);
+    else vstr(out + i * width, x[i]);
+  }
+}
+
 void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, int64_t k,
                                int64_t width, real *out) {
-  enum { STEP = 16 }; /* a cache line of each at a time */
-  for (int64_t k0 = 0; k0 < k; k0 += STEP) {
-    const int64_t n = k - k0 < STEP ? k - k0 : STEP;
-    for (int64_t i = 0; i < lines; i++) {
-      const real *from = src + i * stride + k0;
-      real *to = out + k0 * width + i;
-      if (n == STEP) {
-        UNROLL for (int64_t x = 0; x < STEP; x++) to[x * width] = from[x];
-      } else {
-        for (int64_t x = 0; x < n; x++) to[x * width] = from[x];
-      }
+  for (int64_t k0 = 0; k0 < k; k0 += OMC_VL) {
+    const int64_t n = k - k0 < OMC_VL ? k - k0 : OMC_VL;
+    for (int64_t i = 0; i < lines; i += OMC_VL) {
+      const int64_t some = lines - i < OMC_VL ? lines - i : OMC_VL;
+      const bool exact = some < OMC_VL && lines > OMC_VL;
+      pack_square(src + i * stride + k0, stride, some, n, width, exact, out + k0 * width + i);
     }
   }
 }
@@ -188,8 +236,7 @@ void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
   const int64_t k_blocks = k ? omc_ceil_div(k, OMC_GEMM_KC) : 1;
   const bool in_place = g->b.cs == 1 && m <= PACK_ROWS;
   real *const packed_a = workspace;
-  real *const packed_b = packed_a + omc_round_up((size_t)((m < OMC_GEMM_MC ? m : OMC_GEMM_MC) *
-                                                          (k < OMC_GEMM_KC ? k : OMC_GEMM_KC)), 64);
+  real *const packed_b = packed_a + omc_gemm_packed_a(m, k);
   for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
     const int64_t nb = n - j < OMC_GEMM_NC ? n - j : OMC_GEMM_NC;
     for (int64_t kb = 0; kb < k_blocks; kb++) {

@@ -20,9 +20,9 @@ static inline void omc_philox(uint64_t seed, uint32_t stream, uint64_t counter, 
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* As omc_philox for OMC_PHILOX_LANES counters from `counter` on, written so that compilers make
- * vector code of it; out[4 * i + w] is word w of counter + i. */
-#define OMC_PHILOX_LANES 16
+/* As omc_philox for OMC_PHILOX_LANES counters from `counter` on; out[4 * i + w] is word w of
+ * counter + i. Lanes are so many that compilers make vector code of the loops, not unroll them. */
+#define OMC_PHILOX_LANES 32
 static inline void omc_philox_lanes(uint64_t seed, uint32_t stream, uint64_t counter,
                                     uint32_t out[4 * OMC_PHILOX_LANES]) {
   uint32_t c0[OMC_PHILOX_LANES], c1[OMC_PHILOX_LANES], c2[OMC_PHILOX_LANES], c3[OMC_PHILOX_LANES];

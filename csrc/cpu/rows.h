@@ -1,10 +1,8 @@
-/* Loops over one contiguous row of elements, for float kernels that reduce: variant part only. */
+/* Loops over one contiguous row of elements, for kernels that reduce: variant part only. */
 #ifndef OMC_CPU_ROWS_H
 #define OMC_CPU_ROWS_H
 
 #include "cpu/vec.h"
-
-#if OMC_IS_FLOAT
 
 /* The first n lanes. */
 OMC_INLINE vmask vlanes(int64_t n) {
@@ -45,6 +43,8 @@ OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
   })
 #define OMC_ROW_ADD_(a, b) ((a) + (b))
 #define OMC_ROW_SUM(n, term) OMC_ROW_REDUCE(n, 0, OMC_ROW_ADD_, vsum, term)
+
+#if OMC_IS_FLOAT
 
 OMC_INLINE real row_max(const elem *x, int64_t n) {
   return OMC_ROW_REDUCE(n, -(real)INFINITY, vmax, vhmax, vld_fill(x + k, left, -(real)INFINITY));

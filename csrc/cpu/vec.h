@@ -55,6 +55,10 @@ OMC_INLINE real vhmax(vreal x);
 OMC_INLINE vreal vldr(const real *p) { vreal x; memcpy(&x, p, sizeof x); return x; }
 OMC_INLINE void vstr(real *p, vreal x) { memcpy(p, &x, sizeof x); }
 
+OMC_INLINE vreal vadd(vreal a, vreal b);  /* these three: integers wrap around */
+OMC_INLINE vreal vsub(vreal a, vreal b);
+OMC_INLINE vreal vmul(vreal a, vreal b);
+
 #if OMC_IS_FLOAT
 OMC_INLINE vreal vfma(vreal a, vreal b, vreal c); /* a*b + c, one rounding where there is FMA */
 OMC_INLINE vreal vabs(vreal x);

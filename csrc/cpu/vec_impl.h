@@ -161,9 +161,20 @@ OMC_INLINE real vhmax(vreal x) {
   return x[0];
 }
 
-#if OMC_IS_FLOAT
-
 /* ---- arithmetic ---- */
+
+#if OMC_IS_FLOAT
+OMC_INLINE vreal vadd(vreal a, vreal b) { return a + b; }
+OMC_INLINE vreal vsub(vreal a, vreal b) { return a - b; }
+OMC_INLINE vreal vmul(vreal a, vreal b) { return a * b; }
+#else
+typedef uint64_t omc_unsigned __attribute__((vector_size(OMC_VL * sizeof(uint64_t)), may_alias));
+OMC_INLINE vreal vadd(vreal a, vreal b) { return (vreal)((omc_unsigned)a + (omc_unsigned)b); }
+OMC_INLINE vreal vsub(vreal a, vreal b) { return (vreal)((omc_unsigned)a - (omc_unsigned)b); }
+OMC_INLINE vreal vmul(vreal a, vreal b) { return (vreal)((omc_unsigned)a * (omc_unsigned)b); }
+#endif
+
+#if OMC_IS_FLOAT
 
 #if defined(OMC_V) && defined(__FMA__)
 OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) { return (vreal)OMC_V(fmadd)(a, b, c); }

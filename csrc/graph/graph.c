@@ -78,7 +78,7 @@ static omc_status reserve(omc_arena *arena, omc_value ***list, uint32_t n, uint3
 omc_status omc_graph_add_input(omc_graph *g, const char *name, const omc_type *type,
                                bool requires_grad, omc_value **out) {
   OMC_TRY(reserve(&g->arena, &g->inputs, g->n_inputs, &g->cap_inputs, g->n_inputs + 1));
-  omc_value *v;
+  omc_value *v = NULL;
   OMC_TRY(new_value(g, OMC_ROLE_INPUT, g->n_inputs, name, &v));
   v->type = *type;
   v->requires_grad = requires_grad;
@@ -89,7 +89,7 @@ omc_status omc_graph_add_input(omc_graph *g, const char *name, const omc_type *t
 
 omc_status omc_graph_add_const(omc_graph *g, const char *name, const omc_type *type,
                                const void *data, omc_value **out) {
-  omc_value *v;
+  omc_value *v = NULL;
   OMC_TRY(new_value(g, OMC_ROLE_CONST, 0, name, &v));
   v->type = *type;
   v->data = data;

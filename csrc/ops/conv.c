@@ -19,7 +19,7 @@
 #include "ops/op.h"
 
 /* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
-enum { ROWS = 512, COLS = 128, SLACK = 16 /* elements a vector may reach past the last */ };
+enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
 
 /* A copy of the planes of a tensor [images, channels, h, w]: `rows` rows from `top` above the
  * plane, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
@@ -80,7 +80,7 @@ static inline int64_t product_source(const conv_product *p) {
   return p->source.in_place ? 0 : p->pass * source_image(&p->source) + SLACK;
 }
 static inline int64_t grad_thread(const conv_weight_grad *p) {
-  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + min64(p->m, ROWS)) + 2 * SLACK;
+  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + min64(p->m, ROWS)) + 4 * SLACK;
 }
 static inline int64_t grad_source(const conv_weight_grad *p) {
   return p->pass * source_image(&p->source) + SLACK;
@@ -204,20 +204,19 @@ static void locate_columns(const product_job *job, int64_t group, int64_t j0, in
   }
 }
 
-/* Rows of C to the output: runs of neighbours by memcpy, else one by one. */
-static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to, int64_t plane,
-                          real *out) {
+/* Rows of C to the output, by runs of columns that are `step` apart there. */
+static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
+                          int64_t plane, real *out) {
   for (int64_t j = 0; j < n;) {
     const int64_t start = j++;
-    while (j < n && to[j] == to[j - 1] + 1) j++;
-    if (j - start > 1) {
-      for (int64_t i = 0; i < m; i++)
-        memcpy(out + i * plane + to[start], c + i * COLS + start, (size_t)(j - start) * sizeof(real));
-      continue;
+    while (j < n && to[j] == to[j - 1] + step) j++;
+    const real *run = c + start;
+    real *row = out + to[start];
+    for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
+      if (step == 1) memcpy(row, run, (size_t)(j - start) * sizeof(real));
+      else
+        for (int64_t x = 0; x < j - start; x++) row[x * step] = run[x];
     }
-    while (j < n && to[j] != to[j - 1] + 1) j++;
-    for (int64_t i = 0; i < m; i++)
-      for (int64_t x = start; x < j; x++) out[i * plane + to[x]] = c[i * COLS + x];
   }
 }
 
@@ -248,7 +247,7 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
         .row_bias = bias && block == blocks - 1 ? bias + group * p->m + i : NULL};
     OMC_GEMM_NAME(multiply)(&product);
   }
-  store_columns(c, m, n, to, p->out_plane, (real *)job->args->out[0].data + i * p->out_plane);
+  store_columns(c, m, n, to, grid->out_col, p->out_plane, (real *)job->args->out[0].data + i * p->out_plane);
 }
 
 /* Units are vectors of columns within (group, part of m): any cut gives the same result. */
@@ -313,7 +312,6 @@ typedef struct {
 /* Copies rows of the padded source with channels innermost. */
 static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
-  enum { BLOCK = 16 /* a cache line of each channel */ };
   const grad_job *job = ctx;
   const conv_source *s = &job->p->source;
   const real *x = job->args->in[1].data;
@@ -325,10 +323,14 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
     const int64_t x1 = y >= 0 && y < s->h ? min64(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof(real));
     memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(real));
-    for (int64_t xb = x0; xb < x1; xb += BLOCK)
+    if (s->channels >= OMC_VL) {
+      OMC_GEMM_NAME(pack_lines)(from + x0 - s->left, s->h * s->w, s->channels, x1 - x0, s->channels,
+                                to + x0 * s->channels);
+      continue;
+    }
+    for (int64_t t = x0; t < x1; t++)
       for (int64_t c = 0; c < s->channels; c++)
-        for (int64_t t = xb; t < min64(xb + BLOCK, x1); t++)
-          to[t * s->channels + c] = from[c * s->h * s->w + t - s->left];
+        to[t * s->channels + c] = from[c * s->h * s->w + t - s->left];
   }
 }
 

@@ -38,7 +38,7 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
                          .b = {(elem *)args->in[1].data + b, p->b_rs, p->b_cs},
                          .c = {(elem *)args->out[0].data + index * p->m * p->n, p->n, 1},
                          .alpha = p->alpha,
-                         .bias = args->n_in > 2 ? args->in[2].data : NULL};
+                         .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }
 
 static void products(int64_t begin, int64_t end, int thread, void *ctx) {

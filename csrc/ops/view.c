@@ -112,4 +112,8 @@ VIEW(Flatten, 1, 1, flatten_infer)
 VIEW(Squeeze, 1, 2, squeeze_infer)
 VIEW(Unsqueeze, 2, 2, unsqueeze_infer)
 
+/* Its gradient stops: the output is a constant to whatever lies before. */
+const omc_op omc_op_Detach = {.name = "Detach", .min_in = 1, .max_in = 1, .n_out = 1,
+                              .flags = OMC_OP_VIEW, .infer = omc_infer_same};
+
 #endif

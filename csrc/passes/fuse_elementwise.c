@@ -4,6 +4,7 @@
 
 #include "cpu/elementwise.h"
 #include "graph/edit.h"
+#include "ops/build.h"
 #include "ops/op.h"
 
 #define NONE UINT32_MAX
@@ -76,13 +77,13 @@ static bool may_run_as_early(const clusters *s, uint32_t c, uint32_t with, uint3
 }
 
 /* A value that stays inside a program is not rounded to its dtype, so it must hold what the class
- * computes: its own dtype, or bool. */
+ * computes, its own dtype or bool, or come from a Cast, which rounds by itself. */
 static bool passes_unrounded(const omc_value *v, omc_class class) {
   static const omc_dtype own[OMC_N_CLASS] = {[OMC_CLASS_F32] = OMC_F32,
                                              [OMC_CLASS_F64] = OMC_F64,
                                              [OMC_CLASS_BF16] = OMC_F32,
                                              [OMC_CLASS_I64] = OMC_I64};
-  return v->type.dtype == own[class] || v->type.dtype == OMC_BOOL;
+  return v->type.dtype == own[class] || v->type.dtype == OMC_BOOL || v->producer->op == OMC_OP_Cast;
 }
 
 /* Distinct values that clusters a and b read from outside, and how many of theirs others read;
@@ -178,6 +179,8 @@ typedef struct program {
   double imm[OMC_EW_IMM * OMC_EW_MAX_INSTRUCTIONS];
   omc_value *out[OMC_EW_MAX_OUTPUTS]; /* values of members that others read */
   int64_t outs[OMC_EW_MAX_OUTPUTS];   /* their operand numbers */
+  int64_t dtypes[OMC_EW_MAX_OUTPUTS]; /* their ONNX codes */
+  int64_t dtypes[OMC_EW_MAX_OUTPUTS]; /* and ONNX codes */
   omc_node *member[OMC_EW_MAX_INSTRUCTIONS];
   uint32_t n_in, n_instructions, n_out;
 } program;
@@ -205,6 +208,8 @@ static void gather(const clusters *s, uint32_t c, program *p) {
     omc_value *v = p->member[i]->out[0];
     if (!is_used_outside(s, v, c, c)) continue;
     p->outs[p->n_out] = operand(p, v);
+    p->dtypes[p->n_out] = omc_dtype_get(v->type.dtype)->onnx;
+    p->dtypes[p->n_out] = omc_dtype_get(v->type.dtype)->onnx;
     p->out[p->n_out++] = v;
   }
 }
@@ -222,22 +227,15 @@ static omc_status emit(clusters *s, uint32_t c) {
   const omc_attr attr[] = {{"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},
                            omc_ais("args", p.args, 3 * n),
                            {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = p.imm}},
-                           omc_ais("outs", p.outs, p.n_out)};
-  omc_node *before = s->node[s->at[c]], *fused;
-  const omc_node_spec spec = {.op = OMC_OP_FusedElementwise,
-                              .phase = before->phase,
-                              .name = before->name,
-                              .n_in = p.n_in,
-                              .n_out = p.n_out,
-                              .n_attr = sizeof attr / sizeof *attr,
-                              .in = p.in,
-                              .attr = attr,
-                              .before = before};
-  OMC_TRY(omc_graph_add_node(s->graph, &spec, &fused));
-  for (uint32_t k = 0; k < p.n_out; k++) {
-    fused->out[k]->type = p.out[k]->type;
-    omc_replace_uses(p.out[k], fused->out[k]);
-  }
+                           omc_ais("outs", p.outs, p.n_out),
+                           omc_ais("dtypes", p.dtypes, p.n_out)};
+  omc_node *at = s->node[s->at[c]];
+  omc_builder b = {s->graph, at, at->phase, at->name, OMC_OK};
+  omc_value *out[OMC_EW_MAX_OUTPUTS];
+  omc_build(&b, OMC_OP_FusedElementwise, p.n_in, p.in, 0, sizeof attr / sizeof *attr, attr, p.n_out,
+            out);
+  OMC_TRY(b.status);
+  for (uint32_t k = 0; k < p.n_out; k++) omc_replace_uses(p.out[k], out[k]);
   while (p.n_instructions > 0) omc_erase_node(s->graph, p.member[--p.n_instructions]);
   return OMC_OK;
 }

@@ -197,16 +197,25 @@ static omc_value *attention_no_mask(omc_match *m) {
   return m->capture[0];
 }
 
-/* Whether a constant square mask lets position i see j <= i and nothing else. A float mask hides
+/* Whether n elements of `size` bytes are the same bits. */
+static bool repeats(const char *data, int64_t n, size_t size) {
+  return memcmp(data, data + size, (size_t)(n - 1) * size) == 0;
+}
+
+/* Whether a constant n x n mask lets position i see j <= i and nothing else. A float mask hides
  * with numbers so low that the exponential of any score plus them is zero. */
-static bool is_lower_triangle(const omc_value *mask, int64_t size) {
+static bool is_lower_triangle(const omc_value *mask, int64_t n) {
   const bool is_bool = mask->type.dtype == OMC_BOOL;
-  for (int64_t i = 0; i < size; i++) {
-    for (int64_t j = 0; j < size; j++) {
-      const double x = omc_const_float(mask, i * size + j);
-      const bool sees = is_bool ? x != 0 : x == 0, hides = is_bool ? x == 0 : x <= -1e30;
-      if (j <= i ? !sees : !hides) return false;
-    }
+  const size_t size = omc_dtype_size(mask->type.dtype);
+  const char *data = mask->data;
+  for (int64_t i = 0; i < n; i++) {
+    const char *row = data + (size_t)(i * n) * size;
+    const double seen = omc_const_float(mask, i * n);
+    if (seen != (is_bool ? 1 : 0) || !repeats(row, i + 1, size)) return false;
+    if (i + 1 == n) break;
+    const double hidden = omc_const_float(mask, i * n + i + 1);
+    const bool hides = is_bool ? hidden == 0 : hidden <= -1e30;
+    if (!hides || !repeats(row + (size_t)(i + 1) * size, n - i - 1, size)) return false;
   }
   return true;
 }

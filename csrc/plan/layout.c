@@ -93,22 +93,30 @@ static uint32_t try_order(search *s) {
   return top;
 }
 
-/* Tries each order; while that is not near the bound, moves the block that ends highest to the
- * front and tries again. */
-static void find_layout(search *s, size_t bound) {
-  static const int repairs = 16;
-  s->best_bytes = SIZE_MAX;
-  for (size_t o = 0; o < sizeof orders / sizeof *orders && s->best_bytes > bound; o++) {
-    for (uint32_t b = 0; b < s->n; b++) s->ranks[b] = orders[o](s, b);
-    qsort(s->ranks, s->n, sizeof *s->ranks, compare_ranks);
-    uint32_t top = try_order(s);
-    for (int r = 0; r < repairs && s->best_bytes - bound > bound / 128; r++) {
-      const rank moved = s->ranks[top];
-      for (; top > 0; top--) s->ranks[top] = s->ranks[top - 1];
-      s->ranks[0] = moved;
-      top = try_order(s);
-    }
+static bool is_near(const search *s, size_t bound) { return s->best_bytes - bound <= bound / 128; }
+
+/* Tries one order; while the best layout is not near the bound, moves the block that ends highest
+ * to the front and tries again. */
+static void follow(search *s, size_t bound, rank (*order)(const search *, uint32_t), size_t tries) {
+  for (uint32_t b = 0; b < s->n; b++) s->ranks[b] = order(s, b);
+  qsort(s->ranks, s->n, sizeof *s->ranks, compare_ranks);
+  uint32_t top = try_order(s);
+  for (size_t i = 0; i < tries && !is_near(s, bound); i++) {
+    const rank moved = s->ranks[top];
+    for (; top > 0; top--) s->ranks[top] = s->ranks[top - 1];
+    s->ranks[0] = moved;
+    top = try_order(s);
   }
+}
+
+/* All orders as they are, then each with as many repairs as cost a millisecond or two. */
+static void find_layout(search *s, size_t bound) {
+  static const size_t n_orders = sizeof orders / sizeof *orders, most_tries = 32;
+  const size_t pairs = (size_t)s->n * s->n + 1, afford = ((size_t)1 << 20) / pairs;
+  s->best_bytes = SIZE_MAX;
+  for (size_t o = 0; o < n_orders && s->best_bytes > bound; o++) follow(s, bound, orders[o], 0);
+  for (size_t o = 0; o < n_orders && !is_near(s, bound); o++)
+    follow(s, bound, orders[o], afford < most_tries ? afford : most_tries);
 }
 
 static uint32_t root_of(const omc_plan *plan, uint32_t v) {

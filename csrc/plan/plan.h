@@ -6,6 +6,8 @@
 #ifndef OMC_PLAN_PLAN_H
 #define OMC_PLAN_PLAN_H
 
+#include <stdio.h>
+
 #include "graph/graph.h"
 #include "ops/op.h"
 #include "provider.h"
@@ -85,6 +87,9 @@ void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;
 omc_status omc_plan_liveness(omc_plan *plan) OMC_MUST_USE;
 omc_status omc_plan_layout(omc_plan *plan) OMC_MUST_USE;
+
+/* Writes the steps and where each of their values is, for OMC_DUMP. */
+void omc_plan_print(const omc_plan *plan, FILE *file);
 
 /* Proves, from the graph and the slots alone and sharing no code with the planner, that every
  * value a step reads was written earlier and not overwritten since, that no two live slots

@@ -2,7 +2,6 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "autodiff/autodiff.h"
 #include "base/env.h"
@@ -51,31 +50,37 @@ static const struct stage {
 };
 #define N_STAGES (sizeof stages / sizeof *stages)
 
-static omc_status write_text(const char *path, const char *text) {
-  FILE *file = fopen(path, "w");
-  const bool written = file && fputs(text, file) >= 0;
-  if (file && fclose(file) == 0 && written) return OMC_OK;
-  OMC_FAIL(EINVALID, "OMC_DUMP: cannot write '%s'", path);
+/* The graph, or the plan once there is one. */
+static omc_status write_stage(const building *b, FILE *file) {
+  char *text;
+  size_t bytes;
+  if (b->plan) {
+    omc_plan_print(b->plan, file);
+    return OMC_OK;
+  }
+  OMC_TRY(omc_graph_print(b->graph, b->in->allocator, &text, &bytes));
+  fputs(text, file);
+  omc_free(b->in->allocator, text, 1, bytes);
+  return OMC_OK;
 }
 
-static omc_status dump(const building *b, const omc_graph *graph, const char *dir,
-                       unsigned plan_number, size_t stage) {
-  char path[4096], *text;
-  size_t bytes;
+static omc_status dump(const building *b, const char *dir, unsigned plan_number, size_t stage) {
+  char path[4096];
   const int n = snprintf(path, sizeof path, "%s/plan%03u-%02zu-%s.txt", dir, plan_number, stage,
                          stages[stage].name);
   if (n < 0 || (size_t)n >= sizeof path) OMC_FAIL(EINVALID, "OMC_DUMP: path is too long");
-  OMC_TRY(omc_graph_print(graph, b->in->allocator, &text, &bytes));
-  const omc_status status = write_text(path, text);
-  omc_free(b->in->allocator, text, 1, bytes);
-  return status;
+  FILE *file = fopen(path, "w");
+  if (!file) OMC_FAIL(EINVALID, "OMC_DUMP: cannot write '%s'", path);
+  const omc_status status = write_stage(b, file);
+  const bool written = !ferror(file);
+  if (fclose(file) == 0 && written) return status;
+  OMC_FAIL(EINVALID, "OMC_DUMP: cannot write '%s'", path);
 }
 
 static omc_status inspect(const building *b, unsigned plan_number, size_t stage) {
-  const omc_graph *graph = b->graph ? b->graph : b->plan->graph;
   const omc_env *env = omc_env_get();
-  if (env->verify) OMC_TRY(omc_graph_verify(graph, true));
-  return env->dump ? dump(b, graph, env->dump, plan_number, stage) : OMC_OK;
+  if (env->verify) OMC_TRY(omc_graph_verify(b->plan ? b->plan->graph : b->graph, true));
+  return env->dump ? dump(b, env->dump, plan_number, stage) : OMC_OK;
 }
 
 static bool wants_backward(const omc_build_inputs *in) {

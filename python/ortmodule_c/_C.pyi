@@ -49,7 +49,9 @@ class Plan:
 class Session:
     """One template graph and its plans."""
 
-    def __init__(self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16) -> None: ...
+    def __init__(
+        self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16
+    ) -> None: ...
     def plan(self, inputs: Sequence[Tensor], in_grads: Sequence[bool], out_grads: Sequence[bool]) -> Plan:
         """Look up or build the plan for these inputs (dense CPU tensors)."""
 
@@ -57,7 +59,14 @@ class Session:
     n_inputs: int
     n_outputs: int
 
-def transform(text: str, stage: str, types: Sequence[str] | None = None, out_grads: Sequence[bool] | None = None, in_grads: Sequence[bool] | None = None, constants: Mapping[str, Tensor] | None = None) -> str:
+def transform(
+    text: str,
+    stage: str,
+    types: Sequence[str] | None = None,
+    out_grads: Sequence[bool] | None = None,
+    in_grads: Sequence[bool] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
+) -> str:
     """Parse, apply one stage and print: for tests and DebugOptions.
 
     Stages: "parse", "bind" (to ``types``, e.g. ``["f32[2,3]"]``), "fold", "simplify", "cse",

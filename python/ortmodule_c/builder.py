@@ -261,8 +261,16 @@ class Builder:
         kind = type(expr).__name__
         if kind == "Pow" and expr.args[1].is_Integer and expr.args[1] > 0:
             return self._fold("Mul", [self._expr(expr.args[0])] * int(expr.args[1]))
-        ops = {"Add": "Add", "Mul": "Mul", "FloorDiv": "FloorDiv", "CleanDiv": "FloorDiv", "Mod": "Mod",
-               "PythonMod": "Mod", "Max": "Max", "Min": "Min"}  # fmt: skip
+        ops = {
+            "Add": "Add",
+            "Mul": "Mul",
+            "FloorDiv": "FloorDiv",
+            "CleanDiv": "FloorDiv",
+            "Mod": "Mod",
+            "PythonMod": "Mod",
+            "Max": "Max",
+            "Min": "Min",
+        }
         if kind not in ops:
             raise NeedsStatic(f"size {expr} cannot be computed in the graph")
         return self._fold(ops[kind], [self._expr(a) for a in expr.args])
@@ -278,7 +286,10 @@ class Builder:
         if all(isinstance(s, int) for s in sizes):
             return self.const(list(sizes), torch.int64) if sizes else self._empty_ints()
         axis = self.const([0], torch.int64)
-        parts = [self.const([s], torch.int64) if isinstance(s, int) else self.emit("Unsqueeze", self.size(s), axis) for s in sizes]
+        parts = [
+            self.const([s], torch.int64) if isinstance(s, int) else self.emit("Unsqueeze", self.size(s), axis)
+            for s in sizes
+        ]
         return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=0)
 
     def _empty_ints(self) -> Val:

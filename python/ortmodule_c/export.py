@@ -66,7 +66,10 @@ class Captured:
                 given.append(node)
             else:
                 assert spec.target is not None
-                constants[node] = self.program.constants[spec.target]
+                constant = self.program.constants[spec.target]
+                if not isinstance(constant, Tensor):
+                    raise NotExportable(f"the module uses a {type(constant).__name__} made outside its forward")
+                constants[node] = constant
         return given, constants
 
     def results(self) -> tuple[list[Any], dict[str, fx.Node]]:
@@ -119,8 +122,14 @@ def _unique_names(module: nn.Module, survey: Survey) -> tuple[list[str], list[st
     return [parameters[id(t)] for t in survey.parameters], [buffers[id(t)] for t in survey.buffers]
 
 
-def capture(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey,
-            dynamic: Sequence[Sequence[int]]) -> Captured:  # fmt: skip
+def capture(
+    module: nn.Module,
+    spec: Spec,
+    leaves: Sequence[Tensor],
+    paths: Sequence[str],
+    survey: Survey,
+    dynamic: Sequence[Sequence[int]],
+) -> Captured:
     """Export `module` called with the nest `spec` around `leaves`.
 
     Parameters
@@ -166,12 +175,15 @@ def capture(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequ
         try:
             with _undisturbed(), sdpa_kernel(SDPBackend.MATH), kept_whole() as calls:
                 lift = _Lift(function)
-                program = torch.export.export(lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False)
+                program = torch.export.export(
+                    lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
+                )
         except Exception as error:
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {_first_lines(error)}") from error
         finally:
             changed = restore_modules(kept)
     _inline_no_grad(program.graph_module)
+    program.graph_module.recompile()
     names = [*paths, *parameters, *buffers]
     return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], changed, calls)
 
@@ -199,7 +211,7 @@ def _inline_no_grad(module: fx.GraphModule) -> None:
                     setattr(module, name, getattr(inner, n.target))
                     mapped[n] = graph.get_attr(name)
                 elif n.op == "call_function":
-                    mapped[n] = graph.node_copy(n, lambda m: mapped[m])
+                    mapped[n] = graph.node_copy(n, mapped.__getitem__)
                 elif n.op == "output":
                     results = [_detached(graph, mapped.get(r, r), enabled) for r in n.args[0]]
         for user in list(node.users):  # each is operator.getitem

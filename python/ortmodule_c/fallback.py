@@ -72,6 +72,8 @@ class Host:
         reached = [(o, g.clone()) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
         if not wanted or not reached:
             return [None] * len(inputs)
-        found: Any = torch.autograd.grad([o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=True, retain_graph=True)
+        found: Any = torch.autograd.grad(
+            [o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=True, retain_graph=True
+        )
         by_id = {id(t): g for t, g in zip(wanted, found, strict=True)}
         return [None if by_id.get(id(t)) is None else by_id[id(t)].contiguous() for t in inputs]

@@ -6,6 +6,7 @@ nest around other tensors. It is the part of a call's signature that is not abou
 
 import dataclasses
 import enum
+import math
 import types
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
@@ -14,11 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Spec = tuple[Hashable, ...]
+Spec = tuple[Any, ...]
 
 _TENSOR: Spec = ("tensor",)
-_PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.layout,
-          torch.memory_format, type, enum.Enum)  # fmt: skip
+_PLAIN = (
+    bool,
+    int,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type,
+    enum.Enum,
+)
 _OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
 
 
@@ -60,7 +73,7 @@ def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spe
         leaves.append(value)  # type: ignore[arg-type]
         return ("size",)
     if isinstance(value, float):  # nan must equal itself and -0.0 must differ from 0.0
-        return ("plain", float, value.hex(), value if value == value else None)
+        return ("plain", float, value.hex(), None if math.isnan(value) else value)
     if isinstance(value, _PLAIN):
         return ("plain", type(value), value)
     if id(value) in parents:
@@ -70,10 +83,20 @@ def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spe
     if isinstance(value, (list, tuple)):
         return ("sequence", cls, None, tuple([_describe(v, leaves, parents) for v in value]))
     if isinstance(value, dict):
-        return ("mapping", cls, getattr(value, "default_factory", None), tuple(value),
-                tuple([_describe(v, leaves, parents) for v in value.values()]))  # fmt: skip
+        return (
+            "mapping",
+            cls,
+            getattr(value, "default_factory", None),
+            tuple(value),
+            tuple([_describe(v, leaves, parents) for v in value.values()]),
+        )
     if isinstance(value, (slice, range)):
-        return ("sequence", cls, None, tuple([_describe(v, leaves, parents) for v in (value.start, value.stop, value.step)]))
+        return (
+            "sequence",
+            cls,
+            None,
+            tuple([_describe(v, leaves, parents) for v in (value.start, value.stop, value.step)]),
+        )
     if isinstance(value, (set, frozenset, complex)) or (callable(value) and not isinstance(value, _OPAQUE)):
         return ("plain", cls, frozenset(value) if isinstance(value, set) else value)
     fields = getattr(value, "__dict__", None)

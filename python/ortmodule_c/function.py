@@ -1,6 +1,6 @@
 """The one `torch.autograd.Function` through which a whole module runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,24 +24,26 @@ class Runner:
         The C session of the graph.
     lowered
         What the graph's inputs and outputs mean.
+    watcher
+        Called with each plan before it runs.
     """
 
-    def __init__(self, session: _C.Session, lowered: Lowered) -> None:
+    def __init__(self, session: _C.Session, lowered: Lowered, watcher: Callable[[_C.Plan], None] | None = None) -> None:
         self.session = session
+        self.watcher = watcher
         self.host: Host = lowered.host
         self.results = lowered.results
         self.updates = lowered.updates
         self.differentiable = lowered.differentiable
+        self._ranks = lowered.ranks
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.retain = False
         self.out_grads: Mask | None = None
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The module's results for the graph's inputs, connected to autograd."""
-        if torch.is_grad_enabled():
-            in_grads = tuple([t.requires_grad for t in inputs])
-        else:
-            in_grads = (False,) * len(inputs)
+        grad = torch.is_grad_enabled()
+        in_grads = tuple([grad and t.requires_grad for t in inputs])
         call = _Call(self, inputs, in_grads)
         if any(in_grads) and any(self.differentiable):
             outputs = _Run.apply(call, *[t for t, g in zip(inputs, in_grads, strict=True) if g])
@@ -51,12 +53,11 @@ class Runner:
                 outputs, _ = call.forward()
         return [inputs[i] if kind == "input" else outputs[i] for kind, i in self.results]
 
-    def expected(self, inputs: Sequence[Tensor], in_grads: Mask) -> Mask:
+    def expected(self) -> Mask:
         """Which output gradients backward will probably give: those of last time, else those of the loss alone."""
         if self.out_grads is None:
-            shapes = self.session.plan(inputs, in_grads, (False,) * len(self.differentiable)).output_shapes
             first = self.differentiable.index(True)
-            only_first = shapes[first] == ()
+            only_first = self._ranks[first] == 0
             self.out_grads = tuple([d and (i == first or not only_first) for i, d in enumerate(self.differentiable)])
         return self.out_grads
 
@@ -80,6 +81,8 @@ class _Call:
     def plan_for(self, out_grads: Mask) -> None:
         """Choose the plan and, at the first time, draw the seed."""
         self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+        if self.runner.watcher is not None:
+            self.runner.watcher(self.plan)
         if self.plan.random and not self.seed:
             self.seed = int(torch.randint(1, 2**63 - 1, ()))
         if self.runner.host.random and self.host_state is None:
@@ -103,11 +106,15 @@ class _Call:
 
     def again(self, out_grads: Mask) -> tuple[list[Tensor], Tensor | None]:
         """Repeat the forward for a plan that serves these output gradients; buffers stay."""
-        moved = [i for i, (t, v) in enumerate(zip(self.inputs, self.versions, strict=True)) if t._version != v and i not in self.runner.updates]
+        moved = [
+            i
+            for i, (t, v) in enumerate(zip(self.inputs, self.versions, strict=True))
+            if t._version != v and i not in self.runner.updates
+        ]
         if moved:
             raise RuntimeError(
-                f"backward has to repeat the forward, but input {moved[0]} of shape {tuple(self.inputs[moved[0]].shape)} "
-                "has been changed in place since"
+                f"backward has to repeat the forward, but its input {moved[0]} of shape "
+                f"{tuple(self.inputs[moved[0]].shape)} has been changed in place since"
             )
         self.plan_for(out_grads)
         if self.host_state is None:
@@ -123,7 +130,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
         runner = call.runner
-        call.plan_for(runner.expected(call.dense, call.in_grads))
+        call.plan_for(runner.expected())
         outputs, token = call.forward()
         call.note_versions()
         ctx.set_materialize_grads(False)

@@ -43,7 +43,12 @@ def survey(module: nn.Module) -> Survey:
         state = m.__dict__
         key.append(type(m))
         key.append(state["training"])
-        if state["_forward_hooks"] or state["_forward_pre_hooks"] or state["_backward_hooks"] or state["_backward_pre_hooks"]:
+        if (
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or state["_backward_hooks"]
+            or state["_backward_pre_hooks"]
+        ):
             hooked = type(m).__name__
         for found, named in zip(tensors, (state["_parameters"], state["_buffers"]), strict=True):
             for name, t in named.items():

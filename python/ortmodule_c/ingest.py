@@ -63,5 +63,3 @@ def _attributes(node: ir.Node) -> Iterator[str]:
             yield f"{name}=[{', '.join(_float(v) if isinstance(v, float) else str(v) for v in value)}]"
         else:
             yield f"{name}={_float(value) if isinstance(value, float) else value}"
-
-

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -21,8 +21,13 @@ from .fallback import Host, HostOp
 from .translations import TABLE
 from .translations.registry import aten
 
-_CHECKS = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten._assert_async.msg, aten.sym_constrain_range.default,
-           aten.sym_constrain_range_for_size.default}  # fmt: skip
+_CHECKS = {
+    aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default,
+    aten._assert_async.msg,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+}
 _LOG_SOFTMAX = {aten.log_softmax.int, aten._log_softmax.default}
 _WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they would be longer than worthwhile
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -41,8 +46,8 @@ class Lowered:
         Its TorchCall nodes.
     results
         For each result of the module: ("output", position) or ("input", position).
-    differentiable
-        For each graph output, whether a gradient may come back for it.
+    differentiable, ranks
+        For each graph output, whether a gradient may come back for it, and its number of dims.
     updates
         Inputs to be overwritten after a forward, by position; their values are the last graph outputs.
     fallbacks
@@ -53,6 +58,7 @@ class Lowered:
     host: Host
     results: list[tuple[str, int]]
     differentiable: list[bool]
+    ranks: list[int]
     updates: list[int]
     fallbacks: list[tuple[str, str]]
 
@@ -113,7 +119,6 @@ class _Lowering:
         self._host = Host()
         self._fallbacks: list[tuple[str, str]] = []
         self._env: dict[fx.Node, Any] = {}
-        self._decompositions = core_aten_decompositions()
 
     def run(self) -> Lowered:
         inputs, constants = self._captured.placeholders()
@@ -159,9 +164,12 @@ class _Lowering:
                 outputs.append(val)
             places.append(("output", known))
         differentiable = [v.grad for v in outputs] + [False] * len(final)
-        self._b.graph.outputs.extend([v.ir for v in [*outputs, *final.values()]])
+        values = [*outputs, *final.values()]
+        self._b.graph.outputs.extend([v.ir for v in values])
         model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
-        return Lowered(model, self._host, places, differentiable, list(final), self._fallbacks)
+        return Lowered(
+            model, self._host, places, differentiable, [v.rank for v in values], list(final), self._fallbacks
+        )
 
     # One node
 
@@ -243,17 +251,29 @@ class _Lowering:
         b.aten_name, b.result = op._schema.name.split("::")[1], node.meta.get("val")
         translation = TABLE.get(op)
         if translation is not None:
-            return translation(b, *args, **kwargs)
+            try:
+                return translation(b, *args, **kwargs)
+            except (TypeError, ValueError, LookupError) as error:  # arguments the translation does not foresee
+                raise Unsupported(f"its translation failed: {error}") from error
         if depth == _MAX_EXPANSIONS or op.namespace != "aten" or b.aten_name in _WHOLE or _is_random(op):
             raise Unsupported("no translation")
+        if not node.all_input_nodes:
+            return self._constant(op, args, kwargs)
         return self._expand(node, op, args, kwargs, depth)
+
+    def _constant(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Val:
+        """What an op without operands gives, such as torch.eye."""
+        value = op(*args, **kwargs)
+        if not isinstance(value, Tensor) or op._schema.is_mutable:
+            raise Unsupported("no translation")
+        return self._b.tensor(value, op._schema.name.split("::")[1])
 
     def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
         """Translate the graph of the ops that `op` is composed of."""
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
         where = [i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
         fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
-        if any(isinstance(f, _SYMBOLIC) for f in fakes):
+        if not where or any(isinstance(f, _SYMBOLIC) for f in fakes):
             raise NeedsStatic(f"{op} with symbolic sizes")
 
         def call(*tensors: Tensor) -> Any:
@@ -263,7 +283,7 @@ class _Lowering:
             a, k = pytree.tree_unflatten(leaves, spec)
             return op(*a, **k)
 
-        table = {op: self._decompositions[op]} if op in self._decompositions else {}
+        table = {op: decomposition_table[op]} if op in decomposition_table else {}
         operands = [fakes[i] for i in where]
         try:
             with operands[0].fake_mode, torch.no_grad():
@@ -273,7 +293,9 @@ class _Lowering:
         body = [n for n in inner.graph.nodes if n.op == "call_function"]
         if any(n.target is op for n in body):
             raise Unsupported("no translation")
-        given = [v for v in pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val)) if isinstance(v, Val)]
+        given = [
+            v for v in pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val)) if isinstance(v, Val)
+        ]
         outer = self._env
         self._env = dict(zip([n for n in inner.graph.nodes if n.op == "placeholder"], given, strict=True))
         try:
@@ -297,7 +319,9 @@ class _Lowering:
 
     # What runs in PyTorch
 
-    def _torch_call(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cause: str) -> Any:
+    def _torch_call(
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cause: str
+    ) -> Any:
         fakes, out_spec = pytree.tree_flatten(node.meta["val"])
         _check_host_results(op, fakes)
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))

@@ -98,14 +98,12 @@ CORRUPT(freed_early, "read outside its declared life", {
 })
 CORRUPT(born_late, "written outside its declared life", { slot(plan, "a")->begin++; })
 CORRUPT(input_not_saved, "not saved", { plan->saves_input[0] = false; })
-CORRUPT(result_elsewhere, "result", { slot(plan, "gx")->place = OMC_AT_ARENA; })
 CORRUPT(result_not_given, "result not given", {
-  slot(plan, "y")->place = OMC_AT_ARENA;
-  slot(plan, "y")->offset = 0;
-  slot(plan, "y")->begin = slot(plan, "y")->end = 4;
-  slot(plan, "a")->offset = slot(plan, "v")->offset = 1 << 20;
-  plan->arena_bytes = 1 << 21;
+  slot(plan, "gx")->place = OMC_AT_ARENA;
+  slot(plan, "gx")->offset = omc_round_up(plan->arena_bytes, 64);
+  plan->arena_bytes += 8192;
 })
+CORRUPT(backward_output, "not for it", { slot(plan, "gx")->place = OMC_AT_OUTPUT; })
 CORRUPT(output_of_wrong_index, "not for it", { slot(plan, "y")->index = 1; })
 CORRUPT(given_value_moved, "given value in another place", {
   plan->slots[plan->graph->inputs[0]->id].place = OMC_AT_ARENA;

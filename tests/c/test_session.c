@@ -1,7 +1,7 @@
 #include "harness.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "graph/text.h"
@@ -406,6 +406,37 @@ TEST(session_failing_allocator) {
     CHECK_INT(memory.live_bytes, 0);
   }
   CHECK_OK(status);
+}
+
+/* Threads that share a session and its plans. */
+static void *train(void *session) {
+  omc_session *s = session;
+  bool right = true;
+  for (int i = 0; i < 200; i++) {
+    omc_plan *plan = NULL;
+    omc_run *run = NULL;
+    tensors t;
+    fill(&t, 0.01f * (float)i);
+    right &= plan_rows(s, ROWS, true, i % 2, &plan) == OMC_OK && forward(s, plan, &t, &run) == OMC_OK;
+    if (!right) break;
+    right &= outputs_right(&t) && backward(run, &t) == OMC_OK && gradients_right(&t);
+    omc_run_destroy(run);
+    omc_plan_release(plan);
+  }
+  return right ? s : NULL;
+}
+
+TEST(session_threads) {
+  omc_session *s = open_session(model, 1); /* so that plans are evicted under way */
+  pthread_t threads[4];
+  for (int i = 0; i < 4; i++) REQUIRE(pthread_create(&threads[i], NULL, train, s) == 0);
+  for (int i = 0; i < 4; i++) {
+    void *done = NULL;
+    pthread_join(threads[i], &done);
+    CHECK(done == s);
+  }
+  CHECK_INT(omc_session_get_stats(s).runs_live, 0);
+  omc_session_destroy(s);
 }
 
 /* A plan that cannot be built for want of memory does not spoil the session. */

@@ -124,7 +124,9 @@ def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
     return x
 
 
-def fused(*inputs: Tensor, ops: list[str], args: list[int], imm: list[float], outs: list[int]) -> list[Tensor]:
+def fused(
+    *inputs: Tensor, ops: list[str], args: list[int], imm: list[float], outs: list[int], dtypes: list[int]
+) -> list[Tensor]:
     """Only ops without immediates: those of the texts that name the op."""
     assert not any(imm)
     values = list(inputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import reference
@@ -47,7 +46,7 @@ class Writer:
 
     def node(self, op: str, ins: list[str], shape: tuple[int, ...], attrs: str = "") -> None:
         name = self.name()
-        self.lines.append(f"{name} = {op}({', '.join(ins)}) {{{attrs}}}")
+        self.lines.append(f"{name} = {op}({', '.join(ins)})" + (f" {{{attrs}}}" if attrs else ""))
         self.shapes[name] = shape
 
     def value(self, min_rank: int = 0) -> str:
@@ -55,63 +54,42 @@ class Writer:
         # Late values more often than early ones, so that graphs are deep.
         return fitting[max(self.rng.randrange(len(fitting)), self.rng.randrange(len(fitting)))]
 
-    def steps(self) -> Iterator[bool]:
-        """Ways to add a node; False: this one does not fit."""
-        x = self.value()
-        yield self.unary(x)
-        yield self.binary(x, self.value())
-        yield self.scalar(x)
-        y = self.value(min_rank=1)
-        yield self.reduce(y)
-        yield self.reshape(x)
-        yield self.transpose(y)
-        yield self.expand(x)
-        yield self.norm(y)
-        yield self.matmul(self.value(min_rank=1), self.value(min_rank=1))
-
-    def unary(self, x: str) -> bool:
+    def unary(self, x: str) -> None:
         self.node(self.rng.choice(UNARY), [x], self.shapes[x])
-        return True
 
-    def binary(self, x: str, y: str) -> bool:
+    def binary(self, x: str, y: str) -> None:
         try:
             shape = torch.broadcast_shapes(self.shapes[x], self.shapes[y])
         except RuntimeError:
-            return False
+            return
         self.node(self.rng.choice(BINARY), [x, y], tuple(shape))
-        return True
 
-    def scalar(self, x: str) -> bool:
+    def scalar(self, x: str) -> None:
         op, c = self.rng.choice([("Add", 0.0), ("Mul", 1.0), ("Mul", 0.5), ("Pow", 2.0), ("Div", 4.0), ("Sub", 1.5)])
         self.node(op, [x, self.constant(f"{self.dtype}[]", [c])], self.shapes[x])
-        return True
 
-    def reduce(self, x: str) -> bool:
+    def reduce(self, x: str) -> None:
         over, keep = axes(self.rng, len(self.shapes[x])), self.rng.randint(0, 1)
         shape = [1 if i in over else d for i, d in enumerate(self.shapes[x]) if keep or i not in over]
         self.node(self.rng.choice(["ReduceSum", "ReduceMean"]), [x, self.ints(over)], tuple(shape), f"keepdims={keep}")
-        return True
 
-    def reshape(self, x: str) -> bool:
+    def reshape(self, x: str) -> None:
         same = [s for s in SHAPES if torch.Size(s).numel() == torch.Size(self.shapes[x]).numel()]
         if not same:
-            return False
+            return
         shape = self.rng.choice(same)
         self.node("Reshape", [x, self.ints(list(shape))], shape)
-        return True
 
-    def transpose(self, x: str) -> bool:
+    def transpose(self, x: str) -> None:
         perm = self.rng.sample(range(len(self.shapes[x])), len(self.shapes[x]))
         self.node("Transpose", [x], tuple(self.shapes[x][p] for p in perm), f"perm={perm}")
-        return True
 
-    def expand(self, x: str) -> bool:
+    def expand(self, x: str) -> None:
         fits = [s for s in SHAPES if self.broadcasts(self.shapes[x], s)]
         if not fits:
-            return False
+            return
         shape = self.rng.choice(fits)
         self.node("Expand", [x, self.ints(list(shape))], shape)
-        return True
 
     @staticmethod
     def broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -120,26 +98,31 @@ class Writer:
         except RuntimeError:
             return False
 
-    def norm(self, x: str) -> bool:
+    def norm(self, x: str) -> None:
         self.node(self.rng.choice(["Softmax", "LogSoftmax"]), [x], self.shapes[x], "axis=-1")
-        return True
 
-    def matmul(self, x: str, y: str) -> bool:
+    def matmul(self, x: str, y: str) -> None:
         try:
             shape = torch.matmul(torch.empty(self.shapes[x], device="meta"), torch.empty(self.shapes[y], device="meta")).shape
         except RuntimeError:
-            return False
+            return
         self.node("MatMul", [x, y], tuple(shape))
-        return True
 
     def text(self, n: int) -> str:
         for _ in range(self.rng.randint(2, 4)):
             self.input()
+        one = [self.unary, self.scalar, self.reshape, self.expand]
+        one_axis = [self.reduce, self.transpose, self.norm]
         while len(self.shapes) < n:
-            ways = self.steps()
-            for _ in range(self.rng.randrange(9)):
-                if next(ways) and self.rng.random() < 0.3:
-                    break
+            kind = self.rng.randrange(4)
+            if kind == 0:
+                self.rng.choice(one)(self.value())
+            elif kind == 1 and any(self.shapes.values()):
+                self.rng.choice(one_axis)(self.value(min_rank=1))
+            elif kind == 2 and any(self.shapes.values()):
+                self.matmul(self.value(min_rank=1), self.value(min_rank=1))
+            else:
+                self.binary(self.value(), self.value())
         outs = self.rng.sample(list(self.shapes), 2) + [list(self.shapes)[-1]]
         return "\n".join([*self.lines, f"return {', '.join(outs)}"]) + "\n"
 

@@ -18,24 +18,44 @@ def _spread(value: Ints, n: int) -> list[int]:
     return listed * n if len(listed) == 1 else listed
 
 
-def _conv(b: Builder, x: Val, weight: Val, bias: Val | None, stride: Ints, pads: list[int], dilation: Ints, groups: int) -> Val:
+def _conv(
+    b: Builder, x: Val, weight: Val, bias: Val | None, stride: Ints, pads: list[int], dilation: Ints, groups: int
+) -> Val:
     n = weight.rank - 2
     batched = x.rank == weight.rank
     x = x if batched else b.unsqueeze(x, 0)
-    out: Val = b.emit("Conv", x, weight, bias, strides=_spread(stride, n), pads=pads, dilations=_spread(dilation, n), group=groups)
+    out: Val = b.emit(
+        "Conv", x, weight, bias, strides=_spread(stride, n), pads=pads, dilations=_spread(dilation, n), group=groups
+    )
     return out if batched else b.squeeze(out, 0)
 
 
 @translates(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-def conv(b: Builder, x: Val, weight: Val, bias: Val | None = None, stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1,
-         groups: int = 1) -> Val:  # fmt: skip
+def conv(
+    b: Builder,
+    x: Val,
+    weight: Val,
+    bias: Val | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Val:
     pads = _spread(padding, weight.rank - 2)
     return _conv(b, x, weight, bias, stride, pads * 2, dilation, groups)
 
 
 @translates(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
-def conv_padding(b: Builder, x: Val, weight: Val, bias: Val | None = None, stride: Ints = 1, padding: str = "valid",
-                 dilation: Ints = 1, groups: int = 1) -> Val:  # fmt: skip
+def conv_padding(
+    b: Builder,
+    x: Val,
+    weight: Val,
+    bias: Val | None = None,
+    stride: Ints = 1,
+    padding: str = "valid",
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Val:
     n = weight.rank - 2
     begin, end = [0] * n, [0] * n
     if padding == "same":
@@ -46,8 +66,18 @@ def conv_padding(b: Builder, x: Val, weight: Val, bias: Val | None = None, strid
 
 
 @translates(aten.convolution.default)
-def convolution(b: Builder, x: Val, weight: Val, bias: Val | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool,
-                output_padding: Ints, groups: int) -> Val:  # fmt: skip
+def convolution(
+    b: Builder,
+    x: Val,
+    weight: Val,
+    bias: Val | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Val:
     if transposed:
         raise Unsupported("transposed convolution")
     return conv(b, x, weight, bias, stride, padding, dilation, groups)
@@ -79,12 +109,31 @@ def _window(kernel: Ints, stride: Ints, padding: Ints, n: int) -> tuple[list[int
     return kernel, stride, padding * 2
 
 
-def _max_pool(b: Builder, x: Val, n: int, indices: bool, kernel: Ints, stride: Ints = (), padding: Ints = 0, dilation: Ints = 1,
-              ceil_mode: bool = False) -> list[Val]:  # fmt: skip
+def _max_pool(
+    b: Builder,
+    x: Val,
+    n: int,
+    indices: bool,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> list[Val]:
     size, strides, pads = _window(kernel, stride, padding, n)
     dilations = _spread(dilation, n)
-    return _pool(b, "MaxPool", x, n, [x.dtype, torch.int64 if indices else None], kernel_shape=size, strides=strides, pads=pads,
-                 dilations=[1, *dilations] if n == 1 else dilations, ceil_mode=int(ceil_mode))  # fmt: skip
+    return _pool(
+        b,
+        "MaxPool",
+        x,
+        n,
+        [x.dtype, torch.int64 if indices else None],
+        kernel_shape=size,
+        strides=strides,
+        pads=pads,
+        dilations=[1, *dilations] if n == 1 else dilations,
+        ceil_mode=int(ceil_mode),
+    )
 
 
 @translates(aten.max_pool1d.default, aten.max_pool2d.default)
@@ -98,12 +147,31 @@ def max_pool_indices(b: Builder, x: Val, *args: Any, **kwargs: Any) -> Any:
 
 
 @translates(aten.avg_pool1d.default, aten.avg_pool2d.default)
-def avg_pool(b: Builder, x: Val, kernel_size: Ints, stride: Ints = (), padding: Ints = 0, ceil_mode: bool = False,
-             count_include_pad: bool = True, divisor_override: int | None = None) -> Val:  # fmt: skip
+def avg_pool(
+    b: Builder,
+    x: Val,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Val:
     n = 1 if "1d" in b.aten_name else 2
     size, strides, pads = _window(kernel_size, stride, padding, n)
-    return _pool(b, "AveragePool", x, n, [x.dtype], kernel_shape=size, strides=strides, pads=pads, ceil_mode=int(ceil_mode),
-                 count_include_pad=int(count_include_pad), divisor_override=divisor_override or 0)[0]  # fmt: skip
+    return _pool(
+        b,
+        "AveragePool",
+        x,
+        n,
+        [x.dtype],
+        kernel_shape=size,
+        strides=strides,
+        pads=pads,
+        ceil_mode=int(ceil_mode),
+        count_include_pad=int(count_include_pad),
+        divisor_override=divisor_override or 0,
+    )[0]
 
 
 @translates(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)

@@ -9,34 +9,74 @@ from ..errors import Unsupported
 from .registry import TABLE, aten, promoted, result_dtype, result_shape, translates
 
 _UNARY = {
-    aten.abs.default: "Abs", aten.ceil.default: "Ceil", aten.cos.default: "Cos", aten.erf.default: "Erf",
-    aten.exp.default: "Exp", aten.expm1.default: "Expm1", aten.floor.default: "Floor",
-    aten.hardsigmoid.default: "HardSigmoid", aten.hardswish.default: "HardSwish", aten.log.default: "Log",
-    aten.log1p.default: "Log1p", aten.neg.default: "Neg", aten.reciprocal.default: "Reciprocal",
-    aten.relu.default: "Relu", aten.round.default: "Round", aten.rsqrt.default: "Rsqrt", aten.sgn.default: "Sign",
-    aten.sigmoid.default: "Sigmoid", aten.sign.default: "Sign", aten.silu.default: "Silu", aten.sin.default: "Sin",
-    aten.sqrt.default: "Sqrt", aten.tanh.default: "Tanh",
-}  # fmt: skip
+    aten.abs.default: "Abs",
+    aten.ceil.default: "Ceil",
+    aten.cos.default: "Cos",
+    aten.erf.default: "Erf",
+    aten.exp.default: "Exp",
+    aten.expm1.default: "Expm1",
+    aten.floor.default: "Floor",
+    aten.hardsigmoid.default: "HardSigmoid",
+    aten.hardswish.default: "HardSwish",
+    aten.log.default: "Log",
+    aten.log1p.default: "Log1p",
+    aten.neg.default: "Neg",
+    aten.reciprocal.default: "Reciprocal",
+    aten.relu.default: "Relu",
+    aten.round.default: "Round",
+    aten.rsqrt.default: "Rsqrt",
+    aten.sgn.default: "Sign",
+    aten.sigmoid.default: "Sigmoid",
+    aten.sign.default: "Sign",
+    aten.silu.default: "Silu",
+    aten.sin.default: "Sin",
+    aten.sqrt.default: "Sqrt",
+    aten.tanh.default: "Tanh",
+}
 _ATTRIBUTES: dict[str, dict[str, Any]] = {"HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}}
 
 _BINARY = {
-    aten.mul.Tensor: "Mul", aten.mul.Scalar: "Mul", aten.maximum.default: "Max", aten.minimum.default: "Min",
-    aten.max.other: "Max", aten.min.other: "Min", aten.remainder.Tensor: "Mod", aten.remainder.Scalar: "Mod",
-    aten.remainder.Scalar_Tensor: "Mod", aten.floor_divide.default: "FloorDiv", aten.floor_divide.Scalar: "FloorDiv",
-}  # fmt: skip
+    aten.mul.Tensor: "Mul",
+    aten.mul.Scalar: "Mul",
+    aten.maximum.default: "Max",
+    aten.minimum.default: "Min",
+    aten.max.other: "Max",
+    aten.min.other: "Min",
+    aten.remainder.Tensor: "Mod",
+    aten.remainder.Scalar: "Mod",
+    aten.remainder.Scalar_Tensor: "Mod",
+    aten.floor_divide.default: "FloorDiv",
+    aten.floor_divide.Scalar: "FloorDiv",
+}
 
 _COMPARE = {
-    aten.eq.Scalar: "Equal", aten.eq.Tensor: "Equal", aten.ne.Scalar: "NotEqual", aten.ne.Tensor: "NotEqual",
-    aten.lt.Scalar: "Less", aten.lt.Tensor: "Less", aten.le.Scalar: "LessOrEqual", aten.le.Tensor: "LessOrEqual",
-    aten.gt.Scalar: "Greater", aten.gt.Tensor: "Greater", aten.ge.Scalar: "GreaterOrEqual", aten.ge.Tensor: "GreaterOrEqual",
-}  # fmt: skip
+    aten.eq.Scalar: "Equal",
+    aten.eq.Tensor: "Equal",
+    aten.ne.Scalar: "NotEqual",
+    aten.ne.Tensor: "NotEqual",
+    aten.lt.Scalar: "Less",
+    aten.lt.Tensor: "Less",
+    aten.le.Scalar: "LessOrEqual",
+    aten.le.Tensor: "LessOrEqual",
+    aten.gt.Scalar: "Greater",
+    aten.gt.Tensor: "Greater",
+    aten.ge.Scalar: "GreaterOrEqual",
+    aten.ge.Tensor: "GreaterOrEqual",
+}
 
 _LOGICAL = {
-    aten.logical_and.default: "And", aten.logical_or.default: "Or", aten.logical_xor.default: "Xor",
-    aten.bitwise_and.Tensor: "And", aten.bitwise_or.Tensor: "Or", aten.bitwise_xor.Tensor: "Xor",
-    aten.__and__.Tensor: "And", aten.__or__.Tensor: "Or", aten.__xor__.Tensor: "Xor",
-    aten.bitwise_and.Scalar: "And", aten.bitwise_or.Scalar: "Or",
-}  # fmt: skip
+    aten.logical_and.default: "And",
+    aten.logical_or.default: "Or",
+    aten.logical_xor.default: "Xor",
+    aten.bitwise_and.Tensor: "And",
+    aten.bitwise_or.Tensor: "Or",
+    aten.bitwise_xor.Tensor: "Xor",
+    aten.__and__.Tensor: "And",
+    aten.__or__.Tensor: "Or",
+    aten.__xor__.Tensor: "Xor",
+    aten.bitwise_and.Scalar: "And",
+    aten.bitwise_or.Scalar: "Or",
+}
 
 
 def _unary(op: str) -> Any:
@@ -182,10 +222,10 @@ def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
 
 @translates(aten.elu.default)
 def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Val:
-    if (scale, input_scale) != (1, 1):
-        raise Unsupported("elu with a scale")
+    if input_scale != 1:
+        raise Unsupported("elu with a scaled input")
     out: Val = b.emit("Elu", x, alpha=float(alpha))
-    return out
+    return out if scale == 1 else b.emit("Mul", out, b.const(scale, x.dtype))
 
 
 @translates(aten.leaky_relu.default)
@@ -255,7 +295,9 @@ def lerp(b: Builder, start: Val, end: Val, weight: Any) -> Val:
 @translates(aten.addcmul.default)
 def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     dtype = result_dtype(b)
-    out: Val = b.emit("Add", b.cast(x, dtype), _scaled(b, b.emit("Mul", b.cast(t1, dtype), b.cast(t2, dtype)), value, dtype))
+    out: Val = b.emit(
+        "Add", b.cast(x, dtype), _scaled(b, b.emit("Mul", b.cast(t1, dtype), b.cast(t2, dtype)), value, dtype)
+    )
     return out
 
 
@@ -290,8 +332,16 @@ def to_dtype(b: Builder, x: Val, _dtype: torch.dtype, *_rest: Any, **_kwargs: An
     return b.cast(x, result_dtype(b))
 
 
-@translates(aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default, aten.type_as.default,
-            aten.to.prim_Device, aten._autocast_to_reduced_precision.default, aten._autocast_to_full_precision.default)  # fmt: skip
+@translates(
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+    aten.to.prim_Device,
+    aten._autocast_to_reduced_precision.default,
+    aten._autocast_to_full_precision.default,
+)
 def to_copy(b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
     return b.cast(x, result_dtype(b))
 
@@ -301,9 +351,17 @@ def copy(b: Builder, x: Val, source: Val, _non_blocking: bool = False) -> Val:
     return b.expand(b.cast(source, x.dtype), result_shape(b))
 
 
-@translates(aten.alias.default, aten.clone.default, aten.contiguous.default, aten.lift_fresh_copy.default, aten.lift.default,
-            aten.lift_fresh.default, aten.positive.default,
-            aten.resolve_conj.default, aten.resolve_neg.default)  # fmt: skip
+@translates(
+    aten.alias.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.positive.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+)
 def same(_b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
     return x
 

@@ -56,6 +56,23 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
     return b.transpose(out, [*range(k, k + before), *range(k), *range(k + before, k + len(rest))])
 
 
+@translates(aten.index_put.default)
+def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumulate: bool = False) -> Val:
+    """Only one number put where a mask of x's own rank says."""
+    mask = indices[0]
+    if (
+        len(indices) != 1
+        or mask is None
+        or mask.dtype != torch.bool
+        or mask.rank != x.rank
+        or values.rank
+        or accumulate
+    ):
+        raise Unsupported("index_put other than of one number by a mask")
+    out: Val = b.emit("Where", mask, b.cast(values, x.dtype), x, outputs=[x.dtype])
+    return out
+
+
 def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
     """The common shape of several values; a size of 1 gives way."""
     rank = max(v.rank for v in vals)

@@ -52,12 +52,18 @@ def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 
 
 
 @translates(aten.embedding.default)
-def embedding(b: Builder, weight: Val, ids: Val, padding_idx: int = -1, scale_grad_by_freq: bool = False,
-              sparse: bool = False) -> Val:  # fmt: skip
+def embedding(
+    b: Builder, weight: Val, ids: Val, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Val:
     if sparse:
         raise Unsupported("embedding with sparse gradients")
-    out: Val = b.emit("Embedding", weight, b.cast(ids, torch.int64), padding_idx=padding_idx,
-                      scale_grad_by_freq=int(scale_grad_by_freq))  # fmt: skip
+    out: Val = b.emit(
+        "Embedding",
+        weight,
+        b.cast(ids, torch.int64),
+        padding_idx=padding_idx,
+        scale_grad_by_freq=int(scale_grad_by_freq),
+    )
     return out
 
 
@@ -87,8 +93,18 @@ def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
 
 
 @translates(aten.scaled_dot_product_attention.default)
-def attention(b: Builder, query: Val, key: Val, value: Val, attn_mask: Val | None = None, dropout_p: float = 0.0,
-              is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Val:  # fmt: skip
+def attention(
+    b: Builder,
+    query: Val,
+    key: Val,
+    value: Val,
+    attn_mask: Val | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Val:
     rank = query.rank
     if rank not in (3, 4) or key.rank != rank or value.rank != rank:
         raise Unsupported(f"attention on tensors of rank {rank}")
@@ -108,8 +124,17 @@ def attention(b: Builder, query: Val, key: Val, value: Val, attn_mask: Val | Non
         if attn_mask is not None and attn_mask.rank == 3:
             attn_mask = b.unsqueeze(attn_mask, 1)
     random = {"p": float(dropout_p), "stream": b.stream()} if dropout_p > 0 else {}
-    out, _ = b.emit("Attention", query, key, value, attn_mask, outputs=[query.dtype, query.dtype], scale=float(scale),
-                    is_causal=int(is_causal), **random)  # fmt: skip
+    out, _ = b.emit(
+        "Attention",
+        query,
+        key,
+        value,
+        attn_mask,
+        outputs=[query.dtype, query.dtype],
+        scale=float(scale),
+        is_causal=int(is_causal),
+        **random,
+    )
     return b.squeeze(out, 1) if rank == 3 else out
 
 
@@ -127,15 +152,31 @@ def _plain_attention(b: Builder, query: Val, key: Val, value: Val, mask: Val, p:
 
 
 @translates(aten.layer_norm.default)
-def layer_norm(b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, bias: Val | None = None,
-               eps: float = 1e-5, _cudnn: bool = True) -> Val:  # fmt: skip
-    out: Val = b.emit("LayerNormalization", x, weight, bias, outputs=[x.dtype, None, None], axis=x.rank - len(normalized_shape),
-                      epsilon=float(eps))[0]  # fmt: skip
+def layer_norm(
+    b: Builder,
+    x: Val,
+    normalized_shape: list[int],
+    weight: Val | None = None,
+    bias: Val | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Val:
+    out: Val = b.emit(
+        "LayerNormalization",
+        x,
+        weight,
+        bias,
+        outputs=[x.dtype, None, None],
+        axis=x.rank - len(normalized_shape),
+        epsilon=float(eps),
+    )[0]
     return out
 
 
 @translates(aten.rms_norm.default)
-def rms_norm(b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None) -> Val:
+def rms_norm(
+    b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None
+) -> Val:
     axes = list(range(x.rank - len(normalized_shape), x.rank))
     square = b.emit("Mul", x, x)
     square.shape = x.shape
@@ -159,8 +200,18 @@ def _affine(b: Builder, x: Val, out: Val, weight: Val | None, bias: Val | None) 
 
 
 @translates(aten.batch_norm.default)
-def batch_norm(b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: Val | None, var: Val | None, training: bool,
-               momentum: float, eps: float, _cudnn: bool = False) -> Val:  # fmt: skip
+def batch_norm(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool = False,
+) -> Val:
     if not training:
         assert mean is not None and var is not None
         factor = b.emit("Rsqrt", b.emit("Add", var, b.const(eps, var.dtype)))
@@ -175,16 +226,42 @@ def batch_norm(b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: V
     return out
 
 
-def _batch_norm(b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: Val | None, var: Val | None,
-                momentum: float, eps: float) -> Any:  # fmt: skip
+def _batch_norm(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    momentum: float,
+    eps: float,
+) -> Any:
     stats = [None if mean is None else mean.dtype, None if var is None else var.dtype]
-    return b.emit("BatchNorm", x, weight, bias, mean, var, outputs=[x.dtype, x.dtype, x.dtype, *stats], epsilon=float(eps),
-                  momentum=float(momentum))  # fmt: skip
+    return b.emit(
+        "BatchNorm",
+        x,
+        weight,
+        bias,
+        mean,
+        var,
+        outputs=[x.dtype, x.dtype, x.dtype, *stats],
+        epsilon=float(eps),
+        momentum=float(momentum),
+    )
 
 
 @translates(aten._native_batch_norm_legit_functional.default)
-def batch_norm_functional(b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: Val, var: Val, training: bool,
-                          momentum: float, eps: float) -> Any:  # fmt: skip
+def batch_norm_functional(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val,
+    var: Val,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     if not training:
         out = batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
         return out, None, None, mean, var
@@ -199,14 +276,31 @@ def _norm_rows(b: Builder, x: Val, rows: tuple[Any, ...], eps: float) -> Val:
 
 
 @translates(aten.group_norm.default)
-def group_norm(b: Builder, x: Val, num_groups: int, weight: Val | None = None, bias: Val | None = None, eps: float = 1e-5,
-               _cudnn: bool = True) -> Val:  # fmt: skip
+def group_norm(
+    b: Builder,
+    x: Val,
+    num_groups: int,
+    weight: Val | None = None,
+    bias: Val | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Val:
     return _affine(b, x, _norm_rows(b, x, (x.dims[0], num_groups), eps), weight, bias)
 
 
 @translates(aten.instance_norm.default)
-def instance_norm(b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: Val | None, var: Val | None,
-                  use_input_stats: bool, momentum: float, eps: float, _cudnn: bool = False) -> Val:  # fmt: skip
+def instance_norm(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool = False,
+) -> Val:
     if not use_input_stats:
         return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
     if mean is not None and var is not None:
@@ -224,15 +318,30 @@ def instance_norm(b: Builder, x: Val, weight: Val | None, bias: Val | None, mean
 
 
 @translates(aten.cross_entropy_loss.default)
-def cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: int = -100,
-                  label_smoothing: float = 0.0) -> Val:  # fmt: skip
+def cross_entropy(
+    b: Builder,
+    x: Val,
+    target: Val,
+    weight: Val | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Val:
     if x.rank == target.rank:
         return _soft_cross_entropy(b, x, target, weight, reduction, label_smoothing)
     single = x.rank == 1
     if single:
         x, target = b.unsqueeze(x, 0), b.unsqueeze(target, 0)
-    loss: Val = b.emit("CrossEntropy", x, b.cast(target, torch.int64), weight, outputs=[x.dtype, x.dtype, x.dtype],
-                       reduction=_REDUCTIONS[reduction], ignore_index=ignore_index, label_smoothing=float(label_smoothing))[0]  # fmt: skip
+    loss: Val = b.emit(
+        "CrossEntropy",
+        x,
+        b.cast(target, torch.int64),
+        weight,
+        outputs=[x.dtype, x.dtype, x.dtype],
+        reduction=_REDUCTIONS[reduction],
+        ignore_index=ignore_index,
+        label_smoothing=float(label_smoothing),
+    )[0]
     return b.squeeze(loss, 0) if single and reduction == NONE else loss
 
 
@@ -252,7 +361,9 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
 
 
 @translates(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
-def nll_loss(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: int = -100) -> Val:
+def nll_loss(
+    b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: int = -100
+) -> Val:
     if b.aten_name == "nll_loss_nd" and b.log_softmax_operand is not None and x.rank > 1:
         return cross_entropy(b, b.log_softmax_operand, target, weight, reduction, ignore_index)
     if x.rank == 1:

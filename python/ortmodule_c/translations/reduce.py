@@ -208,8 +208,9 @@ def _huber(b: Builder, x: Val, target: Val, reduction: int, delta: float, scale:
 
 
 @translates(aten.binary_cross_entropy_with_logits.default)
-def bce_with_logits(b: Builder, x: Val, target: Val, weight: Val | None = None, pos_weight: Val | None = None,
-                    reduction: int = MEAN) -> Val:  # fmt: skip
+def bce_with_logits(
+    b: Builder, x: Val, target: Val, weight: Val | None = None, pos_weight: Val | None = None, reduction: int = MEAN
+) -> Val:
     """-(1 - t) log sigmoid(-x) - w t log sigmoid(x), where log sigmoid(-x) = log sigmoid(x) - x."""
     shape = x.dims if x.rank >= target.rank else target.dims
     log = log_sigmoid(b, x)

@@ -10,8 +10,15 @@ from ..errors import NeedsStatic, Unsupported
 from .registry import INT64_MAX, aten, axes_of, axis_of, result_dtype, result_shape, translates
 
 
-@translates(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints, aten.view_as.default,
-            aten.unflatten.int, aten.reshape_as.default)  # fmt: skip
+@translates(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.view_as.default,
+    aten.unflatten.int,
+    aten.reshape_as.default,
+)
 def reshape(b: Builder, x: Val, *_shape: Any, **_kwargs: Any) -> Val:
     return b.reshape(x, result_shape(b))
 
@@ -98,8 +105,15 @@ def _split(b: Builder, x: Val, sizes: Sequence[Size], axis: int) -> list[Val]:
     return list(out)
 
 
-@translates(aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes, aten.chunk.default,
-            aten.tensor_split.sections, aten.unsafe_split.Tensor, aten.unsafe_chunk.default)  # fmt: skip
+@translates(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.split.sizes,
+    aten.chunk.default,
+    aten.tensor_split.sections,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_chunk.default,
+)
 def split(b: Builder, x: Val, _sizes: Any, dim: int = 0) -> list[Val]:
     axis = axis_of(x, dim)
     return _split(b, x, [part.shape[axis] for part in b.result], axis)
@@ -108,7 +122,9 @@ def split(b: Builder, x: Val, _sizes: Any, dim: int = 0) -> list[Val]:
 @translates(aten.unbind.int)
 def unbind(b: Builder, x: Val, dim: int = 0) -> list[Val]:
     axis = axis_of(x, dim)
-    return [b.squeeze(part, axis) for part in _split(b, x, [1] * static(x.dims[axis]), axis)] if x.dims[axis] != 0 else []
+    return (
+        [b.squeeze(part, axis) for part in _split(b, x, [1] * static(x.dims[axis]), axis)] if x.dims[axis] != 0 else []
+    )
 
 
 @translates(aten.cat.default, aten.concat.default, aten.concatenate.default)
@@ -205,7 +221,9 @@ def select_scatter(b: Builder, x: Val, source: Val, dim: int, index: Size) -> Va
 
 
 @translates(aten.slice_scatter.default)
-def slice_scatter(b: Builder, x: Val, source: Val, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Val:
+def slice_scatter(
+    b: Builder, x: Val, source: Val, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Val:
     axis = axis_of(x, dim)
     if same_size(source.dims[axis], x.dims[axis]):
         return b.cast(source, x.dtype)
@@ -247,8 +265,14 @@ def full(b: Builder, _like: Any, *args: Any, **_kwargs: Any) -> Val:
     return b.full(result_shape(b), args[-1], result_dtype(b))
 
 
-@translates(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
-            aten.empty_like.default, aten.new_empty.default)  # fmt: skip
+@translates(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+)
 def zeros(b: Builder, *_args: Any, **_kwargs: Any) -> Val:
     return b.full(result_shape(b), 0, result_dtype(b))
 

@@ -1,0 +1,57 @@
+/* Cast: another dtype for the same numbers. */
+#include "cpu/convert.h"
+#include "cpu/elementwise.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+#ifdef OMC_VARIANT
+
+extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
+
+/* Stored as the new dtype and loaded again: inside a program too the numbers are rounded. */
+void OMC_EW_NAME(Cast)(const omc_ew_block *);
+void OMC_EW_NAME(Cast)(const omc_ew_block *blk) {
+  const omc_convert *convert = &OMC_PASTE3(omc_, convert, OMC_VARIANT);
+  const omc_dtype to = (omc_dtype)blk->imm[0];
+  _Alignas(64) char stored[OMC_EW_BLOCK * sizeof(int64_t)];
+  convert->store[to](blk->in[0], stored, blk->n);
+  convert->load[to](stored, blk->out, blk->n);
+}
+
+#endif
+
+#ifdef OMC_RECORDS
+
+static omc_status cast_to(const omc_node *node, omc_dtype *to) {
+  const int64_t code = omc_attr_int(node, "to", 0);
+  if (omc_dtype_from_onnx(code, to)) return OMC_OK;
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(EDTYPE, "%s: there is no dtype with ONNX code %lld",
+           omc_node_text(node, text, sizeof text), (long long)code);
+}
+
+static omc_status cast_imm(const omc_node *node, double *imm) {
+  omc_dtype to;
+  OMC_TRY(cast_to(node, &to));
+  imm[0] = to;
+  return OMC_OK;
+}
+
+static omc_status infer_cast(omc_node *node) {
+  omc_dtype to;
+  OMC_TRY(cast_to(node, &to));
+  omc_set_type(node, 0, to, &omc_in(node, 0)->type.shape);
+  return OMC_OK;
+}
+
+static omc_status grad_cast(omc_grad *g) {
+  g->din[0] = omc_cast(&g->b, g->dout[0], omc_in(g->node, 0)->type.dtype);
+  return g->b.status;
+}
+
+OMC_EWS_NUM(Cast, cast_imm)
+const omc_op omc_op_Cast = {.name = "Cast", .min_in = 1, .max_in = 1, .n_out = 1,
+                            .flags = OMC_OP_POINTWISE, .infer = infer_cast, .grad = grad_cast,
+                            .ew = &omc_ew_Cast};
+
+#endif

@@ -1,0 +1,50 @@
+/* Dropout: its mask is never stored, backward draws it again. */
+#include "cpu/elementwise.h"
+#include "cpu/rng.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+#include "cpu/rng_vec.h"
+
+/* Immediates: threshold, scale, stream. */
+void OMC_EW_NAME(Dropout)(const omc_ew_block *);
+void OMC_EW_NAME(Dropout)(const omc_ew_block *blk) {
+  _Alignas(64) real factors[OMC_EW_BLOCK];
+  omc_dropout_factors(blk->seed, (uint32_t)blk->imm[2], (uint64_t)blk->index,
+                      (uint32_t)blk->imm[0], (real)blk->imm[1], factors, blk->n);
+  const real *x = blk->in[0];
+  real *y = blk->out;
+  for (int64_t k = 0; k < blk->n; k += OMC_VL) vstr(y + k, vldr(x + k) * vldr(factors + k));
+}
+
+#endif
+
+#ifdef OMC_RECORDS
+
+static omc_status dropout_imm(const omc_node *node, double *imm) {
+  const double p = omc_attr_float(node, "p", 0.5);
+  if (!(p >= 0 && p <= 1)) {
+    char text[OMC_NODE_TEXT];
+    OMC_FAIL(EINVALID, "%s: p is %g, not from 0 to 1", omc_node_text(node, text, sizeof text), p);
+  }
+  imm[0] = omc_drop_threshold(p);
+  imm[1] = p < 1 ? 1 / (1 - p) : 0;
+  imm[2] = (double)(uint32_t)omc_attr_int(node, "stream", 0);
+  return OMC_OK;
+}
+
+static omc_status grad_dropout(omc_grad *g) {
+  const omc_attr attrs[] = {omc_af("p", omc_attr_float(g->node, "p", 0.5)),
+                            omc_ai("stream", omc_attr_int(g->node, "stream", 0))};
+  g->din[0] = omc_bn(&g->b, OMC_OP_Dropout, 1, &g->dout[0], 2, attrs);
+  return g->b.status;
+}
+
+OMC_EWS(Dropout, dropout_imm)
+const omc_op omc_op_Dropout = {.name = "Dropout", .min_in = 1, .max_in = 1, .n_out = 1,
+                               .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM, .infer = omc_infer_float,
+                               .grad = grad_dropout, .ew = &omc_ew_Dropout};
+
+#endif

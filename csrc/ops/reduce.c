@@ -1,0 +1,630 @@
+/* Reductions over axes, running sums, and the index of the largest.
+ *
+ * The axes of a reduction collapse into groups, kept and reduced in turn. If the innermost group is
+ * reduced, the kernel reduces contiguous rows; if it is kept, it adds up rows, many columns at a
+ * time. Both split what they reduce in half again and again (pairwise summation), and large
+ * reductions to few results into parts, at places that depend on the shape alone. */
+#include <math.h>
+#include <string.h>
+
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+#ifdef OMC_VARIANT
+#include "cpu/rows.h"
+#endif
+
+#define BLOCK 64      /* columns that go together */
+#define GRAIN 16384   /* elements that are worth a thread */
+
+typedef struct group_list {
+  int32_t n;
+  int64_t dims[OMC_MAX_RANK], strides[OMC_MAX_RANK];
+} group_list;
+
+typedef struct reduce_params {
+  group_list kept, reduced; /* but for the innermost group */
+  bool by_rows;             /* the innermost group is reduced */
+  bool mean;                /* results are divided by `count` */
+  int64_t inner;            /* elements of the innermost group */
+  int64_t outer;            /* products of the kept groups but for the innermost */
+  int64_t total;            /* positions reduced: elements if by_rows, else rows of `inner` */
+  int64_t count;            /* elements that make one result */
+  int64_t parts, step;      /* part i reduces positions i * step to (i + 1) * step */
+} reduce_params;
+
+/* x is [outer, n, inner]. */
+typedef struct scan_params {
+  int64_t outer, n, inner;
+  bool reverse, exclusive;
+} scan_params;
+
+static inline int64_t blocks(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#ifdef OMC_VARIANT
+
+#define LEAF 4096     /* elements of rows reduced in a plain loop */
+#define LEAF_ROWS 64  /* rows added up in a plain loop */
+#define WIDTH 256     /* columns whose results are kept on the stack */
+
+#if OMC_IS_FLOAT
+#define LOWEST (-(real)INFINITY)
+#define HIGHEST ((real)INFINITY)
+#define IS_NAN(x) isnan(x)
+typedef double wide; /* running sums, as PyTorch's */
+#else
+#define LOWEST INT64_MIN
+#define HIGHEST INT64_MAX
+#define IS_NAN(x) false
+typedef int64_t wide;
+#endif
+
+typedef enum { SUM, PROD, MAX, MIN } verb;
+
+OMC_INLINE vreal vjoin(verb v, vreal a, vreal b) {
+  if (v == SUM) return a + b;
+  if (v == PROD) return a * b;
+  return v == MAX ? vmax(a, b) : vmin(a, b);
+}
+
+/* NaN in either gives NaN. */
+OMC_INLINE real join(verb v, real a, real b) {
+  if (v == SUM) return a + b;
+  if (v == PROD) return a * b;
+  return (v == MAX ? a > b : a < b) || IS_NAN(a) ? a : b;
+}
+
+OMC_INLINE real start_of(verb v) {
+  return v == SUM ? 0 : v == PROD ? 1 : v == MAX ? LOWEST : HIGHEST;
+}
+
+#define JOIN(a, b) vjoin(v, a, b)
+
+OMC_INLINE real reduce_row(verb v, const elem *x, int64_t n) {
+  const real start = start_of(v);
+  real lanes[OMC_VL];
+  vstr(lanes, OMC_ROW_REDUCE(n, start, JOIN, , vld_fill(x + k, left, start)));
+  for (int w = OMC_VL / 2; w > 0; w /= 2)
+    for (int i = 0; i < w; i++) lanes[i] = join(v, lanes[i], lanes[i + w]);
+  return lanes[0];
+}
+
+/* Joins up to 4 rows of n elements to acc. */
+OMC_INLINE void join_rows(verb v, real *acc, const elem *const *x, int rows, int64_t n) {
+  int64_t k = 0;
+  if (rows == 4) {
+    for (; k + OMC_VL <= n; k += OMC_VL) {
+      const vreal low = JOIN(vld(x[0] + k), vld(x[1] + k));
+      const vreal high = JOIN(vld(x[2] + k), vld(x[3] + k));
+      vstr(acc + k, JOIN(vldr(acc + k), JOIN(low, high)));
+    }
+    for (; k < n; k++)
+      acc[k] = join(v, acc[k], join(v, join(v, ld(x[0] + k), ld(x[1] + k)),
+                                    join(v, ld(x[2] + k), ld(x[3] + k))));
+    return;
+  }
+  for (int r = 0; r < rows; r++)
+    for (k = 0; k < n; k++) acc[k] = join(v, acc[k], ld(x[r] + k));
+}
+
+typedef struct verb_fns {
+  verb v;
+  real (*row)(const elem *x, int64_t n);
+  void (*rows)(real *acc, const elem *const *x, int rows, int64_t n);
+} verb_fns;
+
+#define VERB(V)                                                                    \
+  static real row_##V(const elem *x, int64_t n) { return reduce_row(V, x, n); }    \
+  static void rows_##V(real *acc, const elem *const *x, int rows, int64_t n) {     \
+    join_rows(V, acc, x, rows, n);                                                 \
+  }
+VERB(SUM)
+VERB(PROD)
+VERB(MAX)
+VERB(MIN)
+
+static const verb_fns verbs[] = {{SUM, row_SUM, rows_SUM},
+                                 {PROD, row_PROD, rows_PROD},
+                                 {MAX, row_MAX, rows_MAX},
+                                 {MIN, row_MIN, rows_MIN}};
+
+typedef struct reduce_job {
+  const reduce_params *p;
+  const verb_fns *fns;
+  const elem *x;
+  elem *out;
+  real *partial; /* parts x results; NULL if there is one part */
+} reduce_job;
+
+static int64_t offset_of(const group_list *g, int64_t position) {
+  int64_t offset = 0;
+  for (int32_t i = g->n - 1; i > 0; i--) {
+    offset += position % g->dims[i] * g->strides[i];
+    position /= g->dims[i];
+  }
+  return g->n ? offset + position * g->strides[0] : 0;
+}
+
+static int64_t halfway(int64_t a, int64_t b, int64_t unit) {
+  return a + ((b - a) / 2 + unit - 1) / unit * unit;
+}
+
+/* One result: elements a .. b-1 of the rows that start at x. */
+static real reduce_elements(const reduce_job *j, const elem *x, int64_t a, int64_t b) {
+  const reduce_params *p = j->p;
+  if (b - a > LEAF) {
+    const int64_t middle = halfway(a, b, 4 * BLOCK);
+    return join(j->fns->v, reduce_elements(j, x, a, middle), reduce_elements(j, x, middle, b));
+  }
+  real acc = start_of(j->fns->v);
+  for (int64_t row = a / p->inner, k = a % p->inner; a < b; row++, k = 0) {
+    const int64_t n = least(p->inner - k, b - a);
+    acc = join(j->fns->v, acc, j->fns->row(x + offset_of(&p->reduced, row) + k, n));
+    a += n;
+  }
+  return acc;
+}
+
+/* n results, at most WIDTH: rows a .. b-1 of columns that start at x. */
+static void reduce_columns(const reduce_job *j, const elem *x, int64_t n, int64_t a, int64_t b,
+                           real *acc) {
+  const verb v = j->fns->v;
+  if (b - a > LEAF_ROWS) {
+    real upper[WIDTH];
+    const int64_t middle = halfway(a, b, 4);
+    reduce_columns(j, x, n, a, middle, acc);
+    reduce_columns(j, x, n, middle, b, upper);
+    for (int64_t k = 0; k < n; k++) acc[k] = join(v, acc[k], upper[k]);
+    return;
+  }
+  for (int64_t k = 0; k < n; k++) acc[k] = start_of(v);
+  for (; a < b; a += 4) {
+    const elem *rows[4];
+    const int count = (int)least(b - a, 4);
+    for (int r = 0; r < count; r++) rows[r] = x + offset_of(&j->p->reduced, a + r);
+    j->fns->rows(acc, rows, count, n);
+  }
+}
+
+static void store(const reduce_job *j, int64_t part, int64_t at, const real *acc, int64_t n) {
+  const reduce_params *p = j->p;
+  if (j->partial) {
+    const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
+    memcpy(j->partial + part * results + at, acc, (size_t)n * sizeof *acc);
+  } else {
+    for (int64_t k = 0; k < n; k++)
+      st(j->out + at + k, p->mean ? acc[k] / (real)p->count : acc[k]);
+  }
+}
+
+/* Units are results by part. */
+static void run_elements(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const reduce_job *j = ctx;
+  const reduce_params *p = j->p;
+  for (int64_t u = begin; u < end; u++) {
+    const int64_t part = u / p->outer, o = u % p->outer, a = part * p->step;
+    const elem *x = j->x + offset_of(&p->kept, o);
+    const real acc = reduce_elements(j, x, a, least(a + p->step, p->total));
+    store(j, part, o, &acc, 1);
+  }
+}
+
+/* Units are blocks of columns by kept position by part. */
+static void run_columns(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const reduce_job *j = ctx;
+  const reduce_params *p = j->p;
+  const int64_t across = blocks(p->inner);
+  for (int64_t u = begin, together; u < end; u += together) {
+    const int64_t block = u % across, o = u / across % p->outer, part = u / across / p->outer;
+    const int64_t k = block * BLOCK, a = part * p->step;
+    together = least(least(across - block, end - u), WIDTH / BLOCK);
+    const int64_t n = least(together * BLOCK, p->inner - k);
+    real acc[WIDTH];
+    reduce_columns(j, j->x + offset_of(&p->kept, o) + k, n, a, least(a + p->step, p->total), acc);
+    store(j, part, o * p->inner + k, acc, n);
+  }
+}
+
+static void join_parts(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const reduce_job *j = ctx;
+  const reduce_params *p = j->p;
+  const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
+  for (int64_t i = begin; i < end; i++) {
+    real acc = j->partial[i];
+    for (int64_t part = 1; part < p->parts; part++)
+      acc = join(j->fns->v, acc, j->partial[part * results + i]);
+    st(j->out + i, p->mean ? acc / (real)p->count : acc);
+  }
+}
+
+static omc_status reduce(const omc_kernel_args *args, verb v) {
+  const reduce_params *p = args->params;
+  reduce_job j = {p, &verbs[v], args->in[0].data, args->out[0].data,
+                  p->parts > 1 ? args->workspace : NULL};
+  const int64_t across = p->by_rows ? 1 : blocks(p->inner);
+  const int64_t unit = least(p->step, p->total) * (p->by_rows ? 1 : least(p->inner, BLOCK));
+  omc_parallel_for(p->parts * p->outer * across, 1 + GRAIN / (unit + 1), args->threads,
+                   p->by_rows ? run_elements : run_columns, &j);
+  if (j.partial)
+    omc_parallel_for(p->outer * (p->by_rows ? 1 : p->inner), GRAIN / p->parts, args->threads,
+                     join_parts, &j);
+  return OMC_OK;
+}
+
+OMC_KERNEL(ReduceSum) { return reduce(args, SUM); }
+OMC_KERNEL(ReduceProd) { return reduce(args, PROD); }
+OMC_KERNEL(ReduceMax) { return reduce(args, MAX); }
+OMC_KERNEL(ReduceMin) { return reduce(args, MIN); }
+
+/* ---- along one axis ---- */
+
+typedef struct scan_job {
+  const scan_params *p;
+  const elem *x;
+  void *out;
+} scan_job;
+
+typedef struct scan_block {
+  int64_t first; /* element */
+  int64_t n;     /* columns */
+  int64_t result; /* first result of one per column */
+} scan_block;
+
+/* Unit u of outer * blocks(inner). */
+static scan_block block_at(const scan_params *p, int64_t u) {
+  const int64_t across = blocks(p->inner), o = u / across, k = u % across * BLOCK;
+  return (scan_block){o * p->n * p->inner + k, least(BLOCK, p->inner - k), o * p->inner + k};
+}
+
+static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const scan_job *j = ctx;
+  const scan_params *p = j->p;
+  for (int64_t u = begin; u < end; u++) {
+    const scan_block b = block_at(p, u);
+    wide sum[BLOCK] = {0};
+    for (int64_t i = 0; i < p->n; i++) {
+      const int64_t at = b.first + (p->reverse ? p->n - 1 - i : i) * p->inner;
+      for (int64_t k = 0; k < b.n; k++) {
+        const wide before = sum[k];
+        sum[k] += (wide)ld(j->x + at + k);
+        st((elem *)j->out + at + k, (real)(p->exclusive ? before : sum[k]));
+      }
+    }
+  }
+}
+
+/* The first of the largest; NaN is larger than all. */
+static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const scan_job *j = ctx;
+  const scan_params *p = j->p;
+  for (int64_t u = begin; u < end; u++) {
+    const scan_block b = block_at(p, u);
+    real best[BLOCK];
+    int64_t *at = (int64_t *)j->out + b.result;
+    for (int64_t k = 0; k < b.n; k++) best[k] = ld(j->x + b.first + k), at[k] = 0;
+    for (int64_t i = 1; i < p->n; i++) {
+      for (int64_t k = 0; k < b.n; k++) {
+        const real x = ld(j->x + b.first + i * p->inner + k);
+        if (!(x > best[k] || (IS_NAN(x) && !IS_NAN(best[k])))) continue;
+        best[k] = x;
+        at[k] = i;
+      }
+    }
+  }
+}
+
+static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
+  const scan_params *p = args->params;
+  scan_job j = {p, args->in[0].data, args->out[0].data};
+  const int64_t unit = p->n * least(p->inner, BLOCK);
+  omc_parallel_for(p->outer * blocks(p->inner), 1 + GRAIN / (unit + 1), args->threads, fn, &j);
+  return OMC_OK;
+}
+
+OMC_KERNEL(CumSum) { return scan(args, run_cumsum); }
+OMC_KERNEL(ArgMax) { return scan(args, run_argmax); }
+
+#endif
+
+#ifdef OMC_RECORDS
+
+OMC_KERNELS_NUM(ReduceSum)
+OMC_KERNELS_NUM(ReduceProd)
+OMC_KERNELS_NUM(ReduceMax)
+OMC_KERNELS_NUM(ReduceMin)
+OMC_KERNELS_NUM(CumSum)
+OMC_KERNELS_NUM(ArgMax)
+
+#define MAX_PARTS 64
+#define PART 32768 /* elements at least in a part of a reduction */
+
+static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
+  return &omc_in(node, i)->type.shape;
+}
+
+/* ---- rules of reductions ---- */
+
+/* The axes of input 1; all if there are none, unless noop_with_empty_axes. */
+static omc_status read_axes(const omc_node *node, bool *reduced) {
+  const int32_t rank = in_shape(node, 0)->rank;
+  int64_t axes[OMC_MAX_RANK];
+  int32_t n = 0, axis;
+  char text[OMC_NODE_TEXT];
+  if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
+  const bool all = n == 0 && !omc_attr_int(node, "noop_with_empty_axes", 0);
+  for (int32_t i = 0; i < rank; i++) reduced[i] = all;
+  for (int32_t i = 0; i < n; i++) {
+    OMC_TRY(omc_axis(axes[i], rank, omc_node_text(node, text, sizeof text), &axis));
+    reduced[axis] = true;
+  }
+  return OMC_OK;
+}
+
+/* The shape of the result, reduced axes being 1 or left out. */
+static omc_shape reduced_shape(const omc_node *node, const bool *reduced, bool keepdims) {
+  const omc_shape *x = in_shape(node, 0);
+  omc_shape shape = {0};
+  for (int32_t i = 0; i < x->rank; i++)
+    if (!reduced[i] || keepdims) shape.dims[shape.rank++] = reduced[i] ? 1 : x->dims[i];
+  return shape;
+}
+
+static omc_status infer_reduce(omc_node *node) {
+  bool reduced[OMC_MAX_RANK];
+  OMC_TRY(read_axes(node, reduced));
+  const omc_shape shape = reduced_shape(node, reduced, omc_attr_int(node, "keepdims", 1) != 0);
+  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &shape);
+  return OMC_OK;
+}
+
+static omc_status infer_mean(omc_node *node) {
+  OMC_TRY(omc_need_float(node, 0));
+  return infer_reduce(node);
+}
+
+/* The largest of nothing does not exist. */
+static omc_status need_elements(const omc_node *node, int32_t axis) {
+  if (in_shape(node, 0)->dims[axis] != 0) return OMC_OK;
+  char text[OMC_NODE_TEXT];
+  OMC_FAIL(ESHAPE, "%s: axis %d has no elements", omc_node_text(node, text, sizeof text), axis);
+}
+
+static omc_status infer_extreme(omc_node *node) {
+  bool reduced[OMC_MAX_RANK];
+  OMC_TRY(read_axes(node, reduced));
+  for (int32_t i = 0; i < in_shape(node, 0)->rank; i++)
+    if (reduced[i]) OMC_TRY(need_elements(node, i));
+  return infer_reduce(node);
+}
+
+static void add_group(group_list *g, int64_t dim, int64_t stride) {
+  g->dims[g->n] = dim;
+  g->strides[g->n++] = stride;
+}
+
+static int64_t group_product(const group_list *g) {
+  int64_t n = 1;
+  for (int32_t i = 0; i < g->n; i++) n *= g->dims[i];
+  return n;
+}
+
+/* Collapses the axes from the last to the first; groups come out innermost first. */
+static int32_t collapse(const omc_shape *x, const bool *reduced, group_list *groups,
+                        bool *is_reduced) {
+  int32_t n = 0;
+  int64_t stride = 1;
+  for (int32_t i = x->rank - 1; i >= 0; i--) {
+    if (x->dims[i] == 1) continue;
+    if (n > 0 && is_reduced[n - 1] == reduced[i]) {
+      groups->dims[n - 1] *= x->dims[i];
+    } else {
+      is_reduced[n++] = reduced[i];
+      add_group(groups, x->dims[i], stride);
+    }
+    stride *= x->dims[i];
+  }
+  return n;
+}
+
+static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  reduce_params *p = params;
+  group_list groups = {0};
+  bool reduced[OMC_MAX_RANK], is_reduced[OMC_MAX_RANK] = {true};
+  OMC_TRY(read_axes(node, reduced));
+  const int32_t n = collapse(in_shape(node, 0), reduced, &groups, is_reduced);
+  for (int32_t i = n - 1; i > 0; i--)
+    add_group(is_reduced[i] ? &p->reduced : &p->kept, groups.dims[i], groups.strides[i]);
+  p->by_rows = is_reduced[0];
+  p->inner = n > 0 ? groups.dims[0] : 1;
+  p->outer = group_product(&p->kept);
+  p->total = group_product(&p->reduced) * (p->by_rows ? p->inner : 1);
+  p->mean = node->op == OMC_OP_ReduceMean;
+  p->count = p->total;
+  const int64_t units = p->outer * (p->by_rows ? 1 : blocks(p->inner)) + 1;
+  const int64_t work = p->total * (p->by_rows ? 1 : p->inner);
+  int64_t parts = least(MAX_PARTS / units, work / PART);
+  if (parts < 1) parts = 1;
+  p->step = (p->total / parts / BLOCK + 1) * BLOCK;
+  p->parts = parts > 1 ? (p->total + p->step - 1) / p->step : 1;
+  return OMC_OK;
+}
+
+static size_t reduce_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const reduce_params *p = params;
+  if (p->parts == 1) return 0;
+  return (size_t)p->parts * (size_t)omc_shape_numel(&node->out[0]->type.shape) * sizeof(double);
+}
+
+/* ---- gradients of reductions ---- */
+
+typedef struct reduction {
+  bool reduced[OMC_MAX_RANK];
+  int64_t axes[OMC_MAX_RANK];
+  int32_t n;
+  omc_shape kept; /* of the result with reduced axes as 1 */
+} reduction;
+
+static omc_status reduction_of(const omc_node *node, reduction *r) {
+  OMC_TRY(read_axes(node, r->reduced));
+  r->kept = reduced_shape(node, r->reduced, true);
+  r->n = 0;
+  for (int32_t i = 0; i < r->kept.rank; i++)
+    if (r->reduced[i]) r->axes[r->n++] = i;
+  return OMC_OK;
+}
+
+static omc_status grad_sum(omc_grad *g) {
+  reduction r;
+  OMC_TRY(reduction_of(g->node, &r));
+  omc_value *dy = omc_reshape(&g->b, g->dout[0], &r.kept);
+  g->din[0] = omc_expand(&g->b, dy, in_shape(g->node, 0));
+  return g->b.status;
+}
+
+static omc_status grad_mean(omc_grad *g) {
+  const omc_shape *x = in_shape(g->node, 0);
+  reduction r;
+  OMC_TRY(reduction_of(g->node, &r));
+  int64_t count = 1;
+  for (int32_t i = 0; i < r.n; i++) count *= x->dims[r.axes[i]];
+  omc_value *dy = omc_reshape(&g->b, g->dout[0], &r.kept);
+  dy = omc_b2(&g->b, OMC_OP_Mul, dy, omc_scalar(&g->b, dy, 1.0 / (double)count));
+  g->din[0] = omc_expand(&g->b, dy, x);
+  return g->b.status;
+}
+
+/* All elements that are the extreme one share the gradient evenly. */
+static omc_status grad_extreme(omc_grad *g) {
+  omc_builder *b = &g->b;
+  omc_value *x = omc_in(g->node, 0);
+  reduction r;
+  OMC_TRY(omc_need_saved(g, 1));
+  OMC_TRY(reduction_of(g->node, &r));
+  omc_value *y = omc_reshape(b, omc_out(g->node, 0), &r.kept);
+  omc_value *hit = omc_cast(b, omc_b2(b, OMC_OP_Equal, x, y), x->type.dtype);
+  omc_value *share = omc_b2(b, OMC_OP_Div, omc_reshape(b, g->dout[0], &r.kept),
+                            omc_reduce_sum(b, hit, r.axes, r.n, true));
+  g->din[0] = omc_b2(b, OMC_OP_Mul, hit, share);
+  return b->status;
+}
+
+/* The product of the others: where there is one zero, only that element has a gradient. */
+static omc_status grad_prod(omc_grad *g) {
+  omc_builder *b = &g->b;
+  omc_value *x = omc_in(g->node, 0);
+  omc_value *zero = omc_scalar(b, x, 0), *one = omc_scalar(b, x, 1);
+  reduction r;
+  OMC_TRY(reduction_of(g->node, &r));
+  omc_value *is_zero = omc_b2(b, OMC_OP_Equal, x, zero);
+  omc_value *zeros = omc_reduce_sum(b, omc_cast(b, is_zero, x->type.dtype), r.axes, r.n, true);
+  omc_value *safe = omc_b3(b, OMC_OP_Where, is_zero, one, x);
+  omc_value *const in[] = {safe, omc_ints(b, r.axes, r.n)};
+  const omc_attr attrs[] = {omc_ai("keepdims", 1), omc_ai("noop_with_empty_axes", 1)};
+  omc_value *product = omc_bn(b, OMC_OP_ReduceProd, 2, in, 2, attrs);
+  product = omc_b2(b, OMC_OP_Mul, omc_reshape(b, g->dout[0], &r.kept), product);
+  omc_value *at_zero =
+      omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, one), product, zero);
+  omc_value *elsewhere =
+      omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, zero), product, zero);
+  g->din[0] = omc_b3(b, OMC_OP_Where, is_zero, at_zero, omc_b2(b, OMC_OP_Div, elsewhere, safe));
+  return b->status;
+}
+
+/* ---- CumSum and ArgMax ---- */
+
+static scan_params scan_of(const omc_node *node, int32_t axis) {
+  const omc_shape *x = in_shape(node, 0);
+  if (x->rank == 0) return (scan_params){.outer = 1, .n = 1, .inner = 1};
+  return (scan_params){.outer = omc_shape_span(x, 0, axis),
+                       .n = x->dims[axis],
+                       .inner = omc_shape_span(x, axis + 1, x->rank)};
+}
+
+static omc_status cumsum_axis(const omc_node *node, int32_t *out) {
+  const int32_t rank = in_shape(node, 0)->rank;
+  int64_t axis;
+  int32_t n;
+  char text[OMC_NODE_TEXT];
+  OMC_TRY(omc_need_ints(node, 1, 1, &axis, &n));
+  if (n != 1) OMC_FAIL(ESHAPE, "%s: no axis is given", omc_node_text(node, text, sizeof text));
+  return omc_axis(axis, rank ? rank : 1, omc_node_text(node, text, sizeof text), out);
+}
+
+static omc_status infer_cumsum(omc_node *node) {
+  int32_t axis;
+  OMC_TRY(cumsum_axis(node, &axis));
+  return omc_infer_same(node);
+}
+
+static omc_status grad_cumsum(omc_grad *g) {
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  const omc_attr attrs[] = {omc_ai("reverse", !omc_attr_int(g->node, "reverse", 0)),
+                            omc_ai("exclusive", omc_attr_int(g->node, "exclusive", 0))};
+  g->din[0] = omc_bn(&g->b, OMC_OP_CumSum, 2, in, 2, attrs);
+  return g->b.status;
+}
+
+static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  scan_params *p = params;
+  int32_t axis;
+  OMC_TRY(cumsum_axis(node, &axis));
+  *p = scan_of(node, axis);
+  p->reverse = omc_attr_int(node, "reverse", 0) != 0;
+  p->exclusive = omc_attr_int(node, "exclusive", 0) != 0;
+  return OMC_OK;
+}
+
+static omc_status infer_argmax(omc_node *node) {
+  const omc_shape *x = in_shape(node, 0);
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, x->rank ? x->rank : 1, &axis));
+  if (x->rank) OMC_TRY(need_elements(node, axis));
+  bool reduced[OMC_MAX_RANK] = {false};
+  reduced[axis] = true;
+  const omc_shape shape = reduced_shape(node, reduced, omc_attr_int(node, "keepdims", 1) != 0);
+  omc_set_type(node, 0, OMC_I64, &shape);
+  return OMC_OK;
+}
+
+static omc_status params_argmax(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  const int32_t rank = in_shape(node, 0)->rank;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, rank ? rank : 1, &axis));
+  *(scan_params *)params = scan_of(node, axis);
+  return OMC_OK;
+}
+
+/* ---- records ---- */
+
+#define REDUCE_OP(name_, infer_, grad_, kernel)                                                  \
+  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 1, .max_in = 2, .n_out = 1,           \
+                                 .infer = infer_, .grad = grad_,                                 \
+                                 .params_size = sizeof(reduce_params), .params = params_reduce,  \
+                                 .workspace = reduce_workspace, .cpu = &omc_kernels_##kernel};
+REDUCE_OP(ReduceSum, infer_reduce, grad_sum, ReduceSum)
+REDUCE_OP(ReduceMean, infer_mean, grad_mean, ReduceSum)
+REDUCE_OP(ReduceMax, infer_extreme, grad_extreme, ReduceMax)
+REDUCE_OP(ReduceMin, infer_extreme, grad_extreme, ReduceMin)
+REDUCE_OP(ReduceProd, infer_reduce, grad_prod, ReduceProd)
+
+const omc_op omc_op_CumSum = {.name = "CumSum", .min_in = 2, .max_in = 2, .n_out = 1,
+                              .flags = OMC_OP_INPLACE_0, .infer = infer_cumsum,
+                              .grad = grad_cumsum, .params_size = sizeof(scan_params),
+                              .params = params_cumsum, .cpu = &omc_kernels_CumSum};
+
+const omc_op omc_op_ArgMax = {.name = "ArgMax", .min_in = 1, .max_in = 1, .n_out = 1,
+                              .infer = infer_argmax, .params_size = sizeof(scan_params),
+                              .params = params_argmax, .cpu = &omc_kernels_ArgMax};
+
+#endif

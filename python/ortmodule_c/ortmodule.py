@@ -1,0 +1,261 @@
+"""ORTModule: a module that trains through the C core."""
+
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .builder import DTYPES
+from .errors import ORTModuleError
+from .flatten import flatten, leaf_paths
+from .graphs import Graphs, device_refusal, parameter_refusal
+from .guards import ambient, survey, tensor_key
+from .options import DebugOptions, logger
+from .report import FallbackRecord, FallbackReport
+
+_DELEGATED = (
+    "_apply",
+    "_load_from_state_dict",
+    "_save_to_state_dict",
+    "add_module",
+    "apply",
+    "children",
+    "extra_repr",
+    "get_buffer",
+    "get_extra_state",
+    "get_parameter",
+    "get_submodule",
+    "load_state_dict",
+    "modules",
+    "named_buffers",
+    "named_children",
+    "named_modules",
+    "named_parameters",
+    "parameters",
+    "buffers",
+    "register_buffer",
+    "register_module",
+    "register_parameter",
+    "requires_grad_",
+    "set_extra_state",
+    "state_dict",
+    "zero_grad",
+)
+_OWN = "_ort_"
+
+_process: list[int] = []  # the process in which a graph first ran
+
+
+class ORTModule(nn.Module):
+    """Runs a module's forward and backward in the C core; otherwise behaves as the module does.
+
+    Parameters
+    ----------
+    module
+        The module to train. Parameters, buffers and submodules stay its own, under the same names.
+    debug_options
+        Logging, saved ONNX files, what to do about what cannot run here.
+
+    Examples
+    --------
+    >>> model = ORTModule(model)
+    >>> loss = model(x).sum()
+    >>> loss.backward()
+    """
+
+    def __init__(self, module: nn.Module, debug_options: DebugOptions | None = None) -> None:
+        if isinstance(module, ORTModule):
+            module = module.module
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module is a {type(module).__name__}, expected torch.nn.Module")
+        if isinstance(module, nn.DataParallel):
+            raise ORTModuleError(
+                "torch.nn.DataParallel cannot be wrapped; wrap its module, or use DistributedDataParallel outside"
+            )
+        self.__dict__["_ort_module"] = module
+        super().__init__()
+        options = debug_options if debug_options is not None else DebugOptions()
+        logger.setLevel(options.python_level)
+        self._ort_options = options
+        self._ort_report = FallbackReport(options.fallback)
+        self._ort_graphs = Graphs(module, options, self._ort_report)
+        self._ort_forward: Callable[..., Any] | None = None
+        for registry in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[registry] = getattr(module, registry)
+
+    # The call
+
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        """The module's forward, with the signature of the user's."""
+        if self._ort_forward is None:
+            self._ort_forward = _with_signature(self, self._ort_module.forward)
+        return self._ort_forward
+
+    @torch.compiler.disable
+    def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self._ort_module
+        if torch._C._are_functorch_transforms_active():
+            raise ORTModuleError("ORTModule cannot run under torch.func transforms; use .module there")
+        try:
+            leaves, spec = flatten((args, dict(sorted(kwargs.items())) if len(kwargs) > 1 else kwargs))
+        except TypeError as error:
+            self._ort_report.add(type(module).__name__, str(error))
+            return module(*args, **kwargs)
+        now = survey(module)
+        state = [*now.parameters, *now.buffers]
+        for i, t in enumerate(leaves):
+            if type(t) is not Tensor or t.layout is not torch.strided or t.dtype not in DTYPES or t.is_meta:
+                _check_tensor(t, self._ort_path(spec, i))
+        _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
+        key: Hashable = (spec, tensor_key(leaves), now.key, ambient(), now.hooked)
+        graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
+        if graph is None:
+            refusal = device_refusal([*leaves, *state]) or parameter_refusal(state)
+            if now.hooked:
+                refusal = f"a {now.hooked} inside it has hooks, which a graph does not call"
+            paths = [self._ort_path(spec, i) for i in range(len(leaves))]
+            graph = self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
+        if graph.runner is None:
+            return module(*args, **kwargs)
+        _check_process()
+        return graph.run([*leaves, *state])
+
+    def _ort_path(self, spec: Any, index: int) -> str:
+        """Name of a tensor argument, such as ``input_ids`` or ``batch['x']``."""
+        path = leaf_paths(spec)[index]
+        group, _, rest = path[1:].partition("]")
+        first, _, tail = rest[1:].partition("]")
+        if group == "1":
+            return first.strip("'") + tail
+        names = list(inspect.signature(self.forward).parameters.values())
+        position = int(first)
+        if position < len(names) and names[position].kind is not inspect.Parameter.VAR_POSITIONAL:
+            return names[position].name + tail
+        return f"args[{position}]{tail}"
+
+    def fallback_report(self) -> list[FallbackRecord]:
+        """What runs in PyTorch instead of the C core, and why."""
+        return self._ort_report.records()
+
+    # The wrapped module seen through the wrapper
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's module."""
+        return self._ort_module
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        """The mode of the user's module."""
+        return self._ort_module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_parameters" in self.__dict__:
+            self._ort_module.training = mode
+
+    def train(self, mode: bool = True) -> "ORTModule":
+        """Set the mode of the user's module."""
+        self._ort_module.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__["_ort_module"]
+        value = getattr(module, name)
+        function = getattr(type(module), name, None)
+        is_method = isinstance(function, types.FunctionType) and getattr(value, "__self__", None) is module
+        # A method that calls self(...) then runs here; one that uses super() needs its own self.
+        if is_method and "__class__" not in function.__code__.co_freevars:
+            return types.MethodType(function, self)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith(_OWN) or name in self.__dict__ or "_ort_graphs" not in self.__dict__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._ort_module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        else:
+            delattr(self._ort_module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._ort_module)})
+
+    def __repr__(self) -> str:
+        return f"ORTModule({self._ort_module!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._ort_module, self._ort_options)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise ORTModuleError("torch.nn.DataParallel cannot wrap an ORTModule; use DistributedDataParallel")
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(nn.Module, name))
+    def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self._ort_module, name)(*args, **kwargs)
+        return self if result is self._ort_module else result
+
+    return method
+
+
+for _name in _DELEGATED:
+    setattr(ORTModule, _name, _delegate(_name))
+
+
+def _with_signature(wrapper: ORTModule, original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return wrapper._ort_module(*args, **kwargs)
+        return wrapper._ort_run(args, kwargs)
+
+    forward.__doc__ = original.__doc__
+    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return forward
+
+
+def _check_tensor(t: Tensor, name: str) -> None:
+    """TypeError, with the argument's name, for a tensor that no graph can take."""
+    if type(t) not in (Tensor, nn.Parameter):
+        raise TypeError(f"{name} is a {type(t).__name__}, a subclass of torch.Tensor; expected a plain tensor")
+    if t.layout is not torch.strided or t.is_quantized:
+        raise TypeError(f"{name} has layout {t.layout} and dtype {t.dtype}; expected a dense tensor")
+    if t.is_meta:
+        raise TypeError(f"{name} is on the meta device and has no elements")
+    if t.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {t.dtype}; expected one of {', '.join(map(str, DTYPES))}")
+
+
+def _check_devices(leaves: list[Tensor], path: Callable[[int], str], state: list[Tensor]) -> None:
+    """ValueError if tensors are on several devices."""
+    device = (state or leaves)[0].device if state or leaves else None
+    for i, t in enumerate(leaves):
+        if t.device != device:
+            raise ValueError(f"{path(i)} is on {t.device}, the module's tensors are on {device}")
+    for t in state:
+        if t.device != device:
+            raise ValueError(f"the module's tensors are on {device} and {t.device}; one device is expected")
+
+
+def _check_process() -> None:
+    """Threads of the C core do not survive a fork."""
+    pid = os.getpid()
+    if not _process:
+        _process.append(pid)
+    if _process[0] != pid:
+        raise ORTModuleError(
+            f"a graph ran in process {_process[0]} before it forked this one ({pid}); start it with spawn instead"
+        )
