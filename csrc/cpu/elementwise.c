@@ -30,7 +30,7 @@ typedef struct input_plan {
 } input_plan;
 
 typedef struct instruction {
-  omc_ew_fn fn;
+  omc_ew_fn fn;      /* NULL: nothing to do */
   int32_t args[3];   /* operands; -1: none */
   size_t scratch;    /* where its result goes if not straight to an output */
   double imm[OMC_EW_IMM];
@@ -38,8 +38,8 @@ typedef struct instruction {
 
 typedef struct output_plan {
   omc_dtype dtype;
-  int32_t instruction;
-  bool claims; /* may take the result straight: no other output does */
+  int32_t operand;
+  bool claims; /* may be written to by an instruction: no other output is */
 } output_plan;
 
 struct omc_ew_program {
@@ -135,13 +135,13 @@ static int64_t plan_input(input_plan *in, const omc_type *type, const omc_shape 
                           : OMC_EW_BLOCK;
 }
 
-/* Notes which instruction reads each operand last; results of outputs are read at the end. */
+/* Notes which instruction reads each operand last; outputs are read at the end. */
 static void find_last_uses(const omc_ew_program *p, int32_t *last) {
   for (int32_t i = 0; i < p->n_in + p->n_code; i++) last[i] = -1;
   for (int32_t k = 0; k < p->n_code; k++)
-    for (int a = 0; a < 3; a++)
+    for (int a = 0; a < 3 && p->code[k].fn; a++)
       if (p->code[k].args[a] >= 0) last[p->code[k].args[a]] = k;
-  for (int32_t i = 0; i < p->n_out; i++) last[p->n_in + p->out[i].instruction] = NEVER;
+  for (int32_t i = 0; i < p->n_out; i++) last[p->out[i].operand] = NEVER;
   for (int32_t i = 0; i < p->n_in; i++) p->in[i].last_use = last[i];
 }
 
@@ -150,6 +150,7 @@ static void find_last_uses(const omc_ew_program *p, int32_t *last) {
 static int32_t place_results(omc_ew_program *p, const int32_t *last, size_t base, size_t block) {
   int32_t holder[OMC_EW_MAX_INSTRUCTIONS], n = 0; /* the instruction whose result a block holds */
   for (int32_t k = 0; k < p->n_code; k++) {
+    if (!p->code[k].fn) continue;
     int32_t b = 0;
     while (b < n && last[p->n_in + holder[b]] > k) b++;
     if (b == n) n++;
@@ -166,8 +167,7 @@ static omc_status compile_single(const omc_node *node, omc_class cls, omc_ew_pro
   if (node->n_in > 3) return malformed(node, "list of inputs");
   for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
   if (ew->imm) OMC_TRY(ew->imm(node, code->imm));
-  const omc_dtype dtype = omc_out(node, 0)->type.dtype;
-  p->out[0] = (output_plan){dtype, 0, dtype == p->convert->dtype};
+  p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
   return OMC_OK;
 }
 
@@ -199,12 +199,34 @@ static omc_status compile_fused(const omc_node *node, omc_class cls, omc_ew_prog
     output_plan *out = &p->out[i];
     if (outs[i] < p->n_in || outs[i] >= p->n_in + (int64_t)n) return malformed(node, "attribute outs");
     if (!omc_dtype_from_onnx(dtypes[i], &out->dtype)) return malformed(node, "attribute dtypes");
-    out->instruction = (int32_t)(outs[i] - p->n_in);
-    out->claims = out->dtype == p->convert->dtype;
-    for (uint32_t j = 0; j < i; j++)
-      if (p->out[j].instruction == out->instruction) out->claims = false;
+    out->operand = (int32_t)outs[i];
   }
   return OMC_OK;
+}
+
+/* Leaves instructions that only convert to the stores of their results, if nothing else reads
+ * these. An input is stored only where no other output could have been written over it. */
+static void drop_conversions(const omc_node *node, omc_ew_program *p) {
+  for (int32_t k = 0; k < p->n_code; k++) {
+    const int32_t result = p->n_in + k, operand = p->code[k].args[0];
+    bool needed = !instruction_ew(node, k)->converts || (operand < p->n_in && p->n_out > 1);
+    for (int32_t j = k + 1; j < p->n_code; j++)
+      for (int a = 0; a < 3; a++) needed |= p->code[j].args[a] == result;
+    if (needed) continue;
+    p->code[k].fn = NULL;
+    for (int32_t i = 0; i < p->n_out; i++)
+      if (p->out[i].operand == result) p->out[i].operand = operand;
+  }
+}
+
+/* The first output that holds an instruction's result as it is may take it straight. */
+static void claim_outputs(omc_ew_program *p) {
+  for (int32_t i = 0; i < p->n_out; i++) {
+    output_plan *out = &p->out[i];
+    out->claims = out->operand >= p->n_in && out->dtype == p->convert->dtype;
+    for (int32_t j = 0; j < i; j++)
+      if (p->out[j].operand == out->operand) out->claims = false;
+  }
 }
 
 /* Lays out a thread's scratch: a block or tile for each input, then blocks for results. */
@@ -377,6 +399,7 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
                                scratch + p->in[i].scratch, index, n, whole);
     for (int32_t k = 0; k < p->n_code; k++) {
       const instruction *code = &p->code[k];
+      if (!code->fn) continue;
       char *to = whole && c->direct[k] ? c->direct[k] + (size_t)index * convert->size
                                        : scratch + code->scratch;
       omc_ew_block block = {.out = to, .imm = code->imm, .n = padded, .index = index,
@@ -387,11 +410,9 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
     }
     for (int32_t i = 0; i < p->n_out; i++) {
       const output_plan *out = &p->out[i];
-      if (!c->stored[i] && whole) continue;
-      if (!args->out[i].type) continue;
-      convert->store[out->dtype](operands[p->n_in + out->instruction],
-                                 (char *)args->out[i].data + (size_t)index * omc_dtype_size(out->dtype),
-                                 n);
+      if ((whole && !c->stored[i]) || !args->out[i].type) continue;
+      char *to = (char *)args->out[i].data + (size_t)index * omc_dtype_size(out->dtype);
+      convert->store[out->dtype](operands[out->operand], to, n);
     }
   }
 }
@@ -410,7 +431,7 @@ omc_status omc_ew_run(const omc_kernel_args *args) {
   call c = {.program = p, .args = args};
   for (int32_t i = 0; i < p->n_out; i++) {
     c.stored[i] = !may_write_direct(p, args, i);
-    if (!c.stored[i]) c.direct[p->out[i].instruction] = args->out[i].data;
+    if (!c.stored[i]) c.direct[p->out[i].operand - p->n_in] = args->out[i].data;
   }
   const int64_t blocks = (p->numel + OMC_EW_BLOCK - 1) / OMC_EW_BLOCK;
   omc_parallel_for(blocks, GRAIN, args->threads, run_blocks, &c);

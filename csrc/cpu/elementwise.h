@@ -35,17 +35,18 @@ typedef struct omc_ew_block {
 
 typedef void (*omc_ew_fn)(const omc_ew_block *block);
 
-/* An op's elementwise part. imm() decodes attributes into immediates; NULL: none. */
+/* An op's elementwise part. imm() decodes attributes into immediates; NULL: none. `converts`: all
+ * it does is done again when its result is stored, so it need not run if nothing else reads it. */
 typedef struct omc_ew {
   omc_ew_fn fn[OMC_N_CLASS][OMC_N_ISA];
   omc_status (*imm)(const omc_node *node, double *imm);
+  bool converts;
 } omc_ew;
 
 /* In the variant part, one line for most ops; `a`, `b`, `c` are vreal, `i0`..`i3` the immediates:
  *   OMC_EW1(Softsign, a / (vset(1) + vabs(a)))
  * In the records part OMC_EWS(Softsign, imm_or_NULL) defines `omc_ew_Softsign`; OMC_EWS_NUM where
- * the op also computes in integers (then write the body so that it compiles with real=int64_t);
- * OMC_EWS_INT where it computes in integers only. */
+ * the op also computes in integers (then write the body so that it compiles with real=int64_t). */
 #define OMC_EW_NAME(name) OMC_PASTE3(omc_ew_, name, OMC_VARIANT)
 #ifdef OMC_VARIANT
 #define OMC_EW_BODY_(name, loads, expr)                                   \
@@ -75,20 +76,15 @@ typedef struct omc_ew {
 #define OMC_EW_F32_(name) {omc_ew_##name##_f32_base, NULL, NULL}
 #define OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f32_base)
 #endif
-#define OMC_EWS(name, imm_)                                                                    \
+#define OMC_EWS(name, ...)                                                                     \
   OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f64_base)                                    \
   static const omc_ew omc_ew_##name = {                                                        \
-      {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}}, imm_};
-#define OMC_EWS_NUM(name, imm_)                                                                \
+      .fn = {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}}, __VA_ARGS__};
+#define OMC_EWS_NUM(name, ...)                                                                 \
   OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f64_base) OMC_EW_DECLARE_(name, i64_base)    \
   static const omc_ew omc_ew_##name = {                                                        \
-      {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}, {NULL, NULL, NULL},          \
-       {omc_ew_##name##_i64_base, NULL, NULL}}, imm_};
-#define OMC_EWS_INT(name, imm_)                                                                \
-  OMC_EW_DECLARE_(name, i64_base)                                                              \
-  static const omc_ew omc_ew_##name = {                                                        \
-      {{NULL, NULL, NULL}, {NULL, NULL, NULL}, {NULL, NULL, NULL},                             \
-       {omc_ew_##name##_i64_base, NULL, NULL}}, imm_};
+      .fn = {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}, {NULL, NULL, NULL},    \
+             {omc_ew_##name##_i64_base, NULL, NULL}}, __VA_ARGS__};
 
 /* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
 omc_class omc_ew_dtype_class(omc_dtype dtype);

@@ -4,6 +4,9 @@
 #define OMC_CPU_RNG_H
 
 #include <stdint.h>
+#ifdef OMC_VARIANT
+#include "cpu/vec.h"
+#endif
 
 static inline void omc_philox(uint64_t seed, uint32_t stream, uint64_t counter, uint32_t out[4]) {
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = stream, c3 = 0;
@@ -20,53 +23,88 @@ static inline void omc_philox(uint64_t seed, uint32_t stream, uint64_t counter, 
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* As omc_philox for OMC_PHILOX_LANES counters from `counter` on; out[4 * i + w] is word w of
- * counter + i. Lanes are so many that compilers make vector code of the loops, not unroll them. */
-#define OMC_PHILOX_LANES 32
-static inline void omc_philox_lanes(uint64_t seed, uint32_t stream, uint64_t counter,
-                                    uint32_t out[4 * OMC_PHILOX_LANES]) {
-  uint32_t c0[OMC_PHILOX_LANES], c1[OMC_PHILOX_LANES], c2[OMC_PHILOX_LANES], c3[OMC_PHILOX_LANES];
-  for (int i = 0; i < OMC_PHILOX_LANES; i++) {
-    c0[i] = (uint32_t)(counter + (uint64_t)i);
-    c1[i] = (uint32_t)((counter + (uint64_t)i) >> 32);
-    c2[i] = stream;
-    c3[i] = 0;
-  }
-  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-  for (int round = 0; round < 10; round++) {
-    for (int i = 0; i < OMC_PHILOX_LANES; i++) {
-      const uint64_t p0 = (uint64_t)0xD2511F53u * c0[i], p1 = (uint64_t)0xCD9E8D57u * c2[i];
-      c0[i] = (uint32_t)(p1 >> 32) ^ c1[i] ^ k0;
-      c1[i] = (uint32_t)p1;
-      c2[i] = (uint32_t)(p0 >> 32) ^ c3[i] ^ k1;
-      c3[i] = (uint32_t)p0;
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  for (int i = 0; i < OMC_PHILOX_LANES; i++)
-    out[4 * i] = c0[i], out[4 * i + 1] = c1[i], out[4 * i + 2] = c2[i], out[4 * i + 3] = c3[i];
-}
-
-/* The words of elements first .. first + n - 1 of a stream (see below). */
-static inline void omc_philox_words(uint64_t seed, uint32_t stream, uint64_t first, int64_t n,
-                                    uint32_t *out) {
-  uint32_t words[4 * OMC_PHILOX_LANES];
-  for (int64_t done = 0; done < n;) {
-    const uint64_t skip = (first + (uint64_t)done) % 4;
-    omc_philox_lanes(seed, stream, (first + (uint64_t)done) / 4, words);
-    const int64_t have = 4 * OMC_PHILOX_LANES - (int64_t)skip;
-    const int64_t take = n - done < have ? n - done : have;
-    for (int64_t i = 0; i < take; i++) out[done + i] = words[(int64_t)skip + i];
-    done += take;
-  }
-}
-
 /* Element e of a stream has word e % 4 of counter e / 4. It is kept with probability 1 - p when
  * its word is at least omc_drop_threshold(p). */
 static inline uint32_t omc_drop_threshold(double p) {
   double t = p * 4294967296.0;
   return t <= 0 ? 0u : t >= 4294967295.0 ? 4294967295u : (uint32_t)t;
 }
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+/* The same bits in vectors. One counter per 64-bit lane, of which the low half is a word and the
+ * high half is ignored: a product of two words then fills a lane and its halves need no regrouping. */
+#define OMC_RNG_LANES (OMC_VL * (int)sizeof(real) / 8)
+#define OMC_RNG_WORDS (4 * OMC_RNG_LANES) /* made at a time */
+
+typedef uint64_t omc_rng_vec __attribute__((vector_size(OMC_RNG_LANES * 8), may_alias));
+
+OMC_INLINE omc_rng_vec omc_rng_set(uint64_t x) { return x - (omc_rng_vec){0}; }
+
+/* Products of the low halves. */
+OMC_INLINE omc_rng_vec omc_rng_mul(omc_rng_vec a, omc_rng_vec b) {
+#if defined(__AVX512F__) && OMC_VL * __SIZEOF_FLOAT__ == 64
+  return (omc_rng_vec)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && OMC_VL * __SIZEOF_FLOAT__ == 32
+  return (omc_rng_vec)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return (omc_rng_vec)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & omc_rng_set(0xffffffffu)) * (b & omc_rng_set(0xffffffffu));
+#endif
+}
+
+typedef struct omc_rng_keys {
+  omc_rng_vec k0[10], k1[10];
+} omc_rng_keys;
+
+/* The words of OMC_RNG_LANES counters from `counter` on. */
+OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t stream, uint64_t counter,
+                              uint32_t *out) {
+  const omc_rng_vec m0 = omc_rng_set(0xD2511F53u), m1 = omc_rng_set(0xCD9E8D57u);
+  const omc_rng_vec low = omc_rng_set(0xffffffffu);
+  omc_rng_vec c0 = omc_rng_set(counter), c2 = omc_rng_set(stream), c3 = omc_rng_set(0);
+  for (int l = 0; l < OMC_RNG_LANES; l++) c0[l] += (uint64_t)l;
+  omc_rng_vec c1 = c0 >> 32;
+  for (int r = 0; r < 10; r++) {
+    const omc_rng_vec p0 = omc_rng_mul(m0, c0), p1 = omc_rng_mul(m1, c2);
+    c0 = (p1 >> 32) ^ c1 ^ keys->k0[r];
+    c1 = p1;
+    c2 = (p0 >> 32) ^ c3 ^ keys->k1[r];
+    c3 = p0;
+  }
+  const omc_rng_vec front = (c0 & low) | (c1 << 32), back = (c2 & low) | (c3 << 32);
+  for (int l = 0; l < OMC_RNG_LANES; l++) {
+    const uint64_t four[2] = {front[l], back[l]};
+    memcpy(out + 4 * l, four, sizeof four);
+  }
+}
+
+/* The words of elements first .. first + n - 1 of a stream. */
+OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t stream, uint64_t first, int64_t n,
+                                 uint32_t *out) {
+  omc_rng_keys keys;
+  for (uint32_t r = 0; r < 10; r++) {
+    keys.k0[r] = omc_rng_set((uint32_t)seed + r * 0x9E3779B9u);
+    keys.k1[r] = omc_rng_set((uint32_t)(seed >> 32) + r * 0xBB67AE85u);
+  }
+  int64_t done = 0;
+  while (done < n) {
+    const uint64_t at = first + (uint64_t)done;
+    if (at % 4 == 0 && n - done >= OMC_RNG_WORDS) {
+      omc_rng_block(&keys, stream, at / 4, out + done);
+      done += OMC_RNG_WORDS;
+      continue;
+    }
+    uint32_t words[OMC_RNG_WORDS];
+    const int64_t skip = (int64_t)(at % 4), have = OMC_RNG_WORDS - skip;
+    const int64_t take = n - done < have ? n - done : have;
+    omc_rng_block(&keys, stream, at / 4, words);
+    memcpy(out + done, words + skip, (size_t)take * sizeof *out);
+    done += take;
+  }
+}
+
+#endif
 
 #endif

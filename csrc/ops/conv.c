@@ -1,447 +1,9 @@
-/* Convolution and its gradients as products of matrices whose right side is packed straight from
- * an image: no column matrix is ever stored.
- *
- * Conv and the gradient of its input are the same product. A row is an output channel, a column a
- * pixel of the output grid of any image, and the depth runs over (channel, tap); element (k, j)
- * of the right side is source[column_at(j) + source_at[k]] in a copy of the source with its
- * padding written out, columns of one residue modulo the stride side by side. Conv is one grid.
- * The input's gradient is one grid per residue of an input pixel modulo the strides, each with
- * the taps that meet it, so that nothing is added up in memory.
- *
- * In the gradient of the weight a row is an output channel, a column (tap, channel), and the
- * depth runs over pixels of all images; the source is copied with channels innermost. */
+/* Conv and its gradients: rules, parameters and records. See conv.h for how they are computed. */
 #include <string.h>
 
-#include "cpu/gemm_kernel.h"
-#include "cpu/kernel.h"
-#include "cpu/parallel.h"
+#include "ops/conv.h"
 #include "ops/infer.h"
 #include "ops/op.h"
-
-/* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
-enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
-
-/* A copy of the planes of a tensor [images, channels, h, w]: `rows` rows from `top` above the
- * plane, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
- * counted from `left` before the plane. */
-typedef struct {
-  int64_t channels, h, w;
-  int64_t top, left, rows, phases, part;
-  bool in_place; /* the tensor itself will do */
-} conv_source;
-
-/* One grid of output pixels. */
-typedef struct {
-  int64_t depth;
-  const int64_t *weight_at; /* depth: from the start of a row of weights */
-  const int64_t *source_at; /* depth: from where the column is */
-  int64_t rows, cols;       /* of the grid */
-  int64_t row_step;         /* of the source, from one row of the grid to the next */
-  int64_t out_at, out_row, out_col; /* position and steps of the grid in an output plane */
-  int64_t packed_at;        /* of the packed weights */
-} conv_grid;
-
-typedef struct {
-  omc_dtype dtype;
-  int64_t images, pass; /* all, and as many as are copied at a time */
-  int64_t groups;
-  int64_t m;            /* output channels of a group */
-  int64_t weight_row, weight_group, source_group; /* element steps */
-  int64_t out_plane;    /* elements */
-  conv_source source;
-  int64_t n_grids;
-  const conv_grid *grids;
-  int64_t packed;       /* elements of all packed weights */
-} conv_product;
-
-typedef struct {
-  omc_dtype dtype;
-  int64_t images, pass, groups;
-  int64_t m, c;         /* output and input channels of a group */
-  int64_t kh, kw, dh, dw, sh, sw;
-  int64_t oh, ow;
-  conv_source source;   /* phases 1; stored [rows, part, channels] */
-  int64_t columns;      /* kh * kw * c, padded */
-} conv_weight_grad;
-
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-static inline int64_t source_plane(const conv_source *s) {
-  return s->in_place ? s->h * s->w : s->rows * s->phases * s->part;
-}
-static inline int64_t source_image(const conv_source *s) { return s->channels * source_plane(s); }
-
-/* Elements of the parts of the workspace; a thread's block of B, then of C or A. */
-static inline int64_t product_thread(void) {
-  return OMC_GEMM_KC * COLS + 2 * SLACK + ROWS * COLS;
-}
-static inline int64_t product_source(const conv_product *p) {
-  return p->source.in_place ? 0 : p->pass * source_image(&p->source) + SLACK;
-}
-static inline int64_t grad_thread(const conv_weight_grad *p) {
-  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + min64(p->m, ROWS)) + 4 * SLACK;
-}
-static inline int64_t grad_source(const conv_weight_grad *p) {
-  return p->pass * source_image(&p->source) + SLACK;
-}
-static inline int64_t align16(int64_t n) { return (n + 15) & ~(int64_t)15; }
-
-#if defined(OMC_VARIANT) && OMC_IS_FLOAT
-
-/* ---- packing from an image ---- */
-
-/* Columns next to each other in a panel and in memory, at most a vector of them. */
-typedef struct {
-  int64_t to, from, n;
-} chunk;
-
-/* Cuts the n columns of a panel, column j lying at at[j], into chunks. */
-static int64_t cut_chunks(const int64_t *at, int64_t n, chunk *out) {
-  int64_t count = 0;
-  for (int64_t j = 0; j < n; count++) {
-    const int64_t start = j++;
-    while (j < n && j - start < OMC_VL && at[j] == at[j - 1] + 1) j++;
-    out[count] = (chunk){start, at[start], j - start};
-  }
-  return count;
-}
-
-/* Whole vectors are moved in rising order: what one writes past its chunk the next overwrites. A
- * source that ends with its last element is read exactly. */
-static void pack_panel(const real *source, const int64_t *at, int64_t depth, const chunk *chunks,
-                       int64_t count, bool exact, real *out) {
-  for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
-    const real *from = source + at[k];
-    for (int64_t i = 0; i < count; i++) {
-      const chunk c = chunks[i];
-      const bool part = exact && c.n < OMC_VL;
-      vstr(out + c.to, part ? vldn(from + c.from, c.n) : vldr(from + c.from));
-    }
-  }
-}
-
-/* ---- Conv and the gradient of its input ---- */
-
-typedef struct {
-  const omc_kernel_args *args;
-  const conv_product *p;
-  const conv_grid *grid;
-  const real *source;   /* of the pass */
-  const real *tensor;   /* the source's own elements */
-  real *copy, *packed, *threads;
-  int64_t first, images; /* of the pass */
-  int64_t m_parts;
-} product_job;
-
-static void copy_row(const conv_source *s, const real *from, real *to) {
-  memset(to, 0, (size_t)(s->phases * s->part) * sizeof(real));
-  if (!from) return;
-  for (int64_t q = 0; q < s->phases; q++) {
-    const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
-    const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
-    const int64_t end = min64(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
-    if (s->phases == 1 && begin < end)
-      memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(real));
-    else
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * s->phases];
-  }
-}
-
-static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const product_job *job = ctx;
-  const conv_source *s = &job->p->source;
-  const int64_t row = s->phases * s->part;
-  for (int64_t i = begin; i < end; i++) {
-    const real *from = job->tensor + (job->first * s->channels + i) * s->h * s->w;
-    real *to = job->copy + i * s->rows * row;
-    for (int64_t r = 0; r < s->rows; r++) {
-      const int64_t y = r - s->top;
-      copy_row(s, y >= 0 && y < s->h ? from + y * s->w : NULL, to + r * row);
-    }
-  }
-}
-
-static int64_t depth_blocks(int64_t depth) { return depth ? omc_ceil_div(depth, OMC_GEMM_KC) : 1; }
-
-/* Packs the weights of one grid by (group, part of m, block of depth). */
-static void pack_weights(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const product_job *job = ctx;
-  const conv_product *p = job->p;
-  const conv_grid *grid = job->grid;
-  const int64_t blocks = depth_blocks(grid->depth);
-  for (int64_t u = begin; u < end; u++) {
-    const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts, block = u % blocks;
-    const int64_t i = omc_cut(p->m, job->m_parts, part), m = omc_cut(p->m, job->m_parts, part + 1) - i;
-    const int64_t k0 = omc_cut(grid->depth, blocks, block), k1 = omc_cut(grid->depth, blocks, block + 1);
-    const real *weight = (const real *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
-    real *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
-    const int64_t panels = omc_gemm_panels(m);
-    for (int64_t panel = 0; panel < panels; panel++) {
-      const int64_t r0 = omc_cut(m, panels, panel), r1 = omc_cut(m, panels, panel + 1);
-      for (int64_t k = k0; k < k1; k++)
-        for (int64_t r = r0; r < r1; r++) *to++ = weight[r * p->weight_row + grid->weight_at[k]];
-    }
-  }
-}
-
-/* Where columns j0 .. j0+n-1 of the grid lie in the source and in the output. */
-static void locate_columns(const product_job *job, int64_t group, int64_t j0, int64_t n,
-                           int64_t *from, int64_t *to) {
-  const conv_product *p = job->p;
-  const conv_grid *grid = job->grid;
-  const int64_t out_image = p->groups * p->m * p->out_plane;
-  const int64_t pixels = grid->rows * grid->cols;
-  int64_t image = j0 / pixels, y = j0 % pixels / grid->cols, x = j0 % grid->cols;
-  for (int64_t j = 0; j < n; j++) {
-    from[j] = image * source_image(&p->source) + group * p->source_group + y * grid->row_step + x;
-    to[j] = (job->first + image) * out_image + group * p->m * p->out_plane + grid->out_at +
-            y * grid->out_row + x * grid->out_col;
-    if (++x == grid->cols) x = 0, y++;
-    if (y == grid->rows) y = 0, image++;
-  }
-}
-
-/* Rows of C to the output, by runs of columns that are `step` apart there. */
-static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
-                          int64_t plane, real *out) {
-  for (int64_t j = 0; j < n;) {
-    const int64_t start = j++;
-    while (j < n && to[j] == to[j - 1] + step) j++;
-    const real *run = c + start;
-    real *row = out + to[start];
-    for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
-      if (step == 1) memcpy(row, run, (size_t)(j - start) * sizeof(real));
-      else
-        for (int64_t x = 0; x < j - start; x++) row[x * step] = run[x];
-    }
-  }
-}
-
-/* One block: rows of part `part` of a group by n <= COLS columns from j0. */
-static void product_block(const product_job *job, int64_t group, int64_t part, int64_t j0,
-                          int64_t n, real *scratch) {
-  const conv_product *p = job->p;
-  const conv_grid *grid = job->grid;
-  const int64_t i = omc_cut(p->m, job->m_parts, part), m = omc_cut(p->m, job->m_parts, part + 1) - i;
-  const real *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
-  real *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
-  int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
-  chunk chunks[COLS];
-  locate_columns(job, group, j0, n, from, to);
-  const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
-  for (int64_t q = 0; q < panels; q++)
-    counts[q] = cut_chunks(from + q * OMC_NR, min64(OMC_NR, n - q * OMC_NR), chunks + q * OMC_NR);
-  const real *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
-  for (int64_t block = 0; block < blocks; block++) {
-    const int64_t k0 = omc_cut(grid->depth, blocks, block);
-    const int64_t depth = omc_cut(grid->depth, blocks, block + 1) - k0;
-    for (int64_t q = 0; q < panels; q++)
-      pack_panel(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR, counts[q],
-                 p->source.in_place, b + q * OMC_NR * depth);
-    const omc_gemm_block product = {
-        .m = m, .n = omc_ceil_div(n, OMC_VL) * OMC_VL, .k = depth,
-        .a = weights + m * k0, .b = b, .c = c, .c_rs = COLS, .alpha = 1, .beta = block > 0,
-        .row_bias = bias && block == blocks - 1 ? bias + group * p->m + i : NULL};
-    OMC_GEMM_NAME(multiply)(&product);
-  }
-  store_columns(c, m, n, to, grid->out_col, p->out_plane, (real *)job->args->out[0].data + i * p->out_plane);
-}
-
-/* Units are vectors of columns within (group, part of m): any cut gives the same result. */
-static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
-  const product_job *job = ctx;
-  real *scratch = job->threads + thread * product_thread();
-  const int64_t columns = job->images * job->grid->rows * job->grid->cols;
-  const int64_t vectors = omc_ceil_div(columns, OMC_VL);
-  for (int64_t u = begin; u < end;) {
-    const int64_t v = u % vectors, count = min64(COLS / OMC_VL, min64(vectors - v, end - u));
-    const int64_t group = u / vectors / job->m_parts, part = u / vectors % job->m_parts;
-    product_block(job, group, part, v * OMC_VL, min64(count * OMC_VL, columns - v * OMC_VL), scratch);
-    u += count;
-  }
-}
-
-static omc_status convolve(const omc_kernel_args *args) {
-  enum { PARTS = 4 /* blocks a thread should get at least, for balance */ };
-  const conv_product *p = args->params;
-  const int threads = args->threads;
-  if (p->images == 0 || p->m == 0) return OMC_OK;
-  product_job job = {.args = args, .p = p, .tensor = args->in[0].data, .packed = args->workspace};
-  job.copy = job.packed + align16(p->packed);
-  job.threads = job.copy + align16(product_source(p));
-  const int64_t passes = omc_ceil_div(p->images, p->pass);
-  const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
-  const int64_t blocks = p->groups * omc_ceil_div(columns, COLS);
-  const int64_t wanted = omc_ceil_div(PARTS * threads, blocks ? blocks : 1);
-  job.m_parts = max64(omc_ceil_div(p->m, ROWS), threads > 1 ? min64(wanted, omc_gemm_panels(p->m)) : 1);
-  for (int64_t i = 0; i < p->n_grids; i++) {
-    job.grid = &p->grids[i];
-    omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid->depth), 1, threads, pack_weights, &job);
-  }
-  for (int64_t pass = 0; pass < passes; pass++) {
-    job.first = omc_cut(p->images, passes, pass);
-    job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    job.source = job.copy;
-    if (p->source.in_place) job.source = job.tensor;
-    else omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
-    for (int64_t i = 0; i < p->n_grids; i++) {
-      job.grid = &p->grids[i];
-      const int64_t vectors = omc_ceil_div(job.images * job.grid->rows * job.grid->cols, OMC_VL);
-      omc_parallel_for(p->groups * job.m_parts * vectors, 1, threads, product_range, &job);
-    }
-  }
-  return OMC_OK;
-}
-
-OMC_KERNEL(Conv) { return convolve(args); }
-OMC_KERNEL(ConvGradInput) { return convolve(args); }
-
-/* ---- gradient of the weight ---- */
-
-typedef struct {
-  const omc_kernel_args *args;
-  const conv_weight_grad *p;
-  real *source, *sum, *threads;
-  int64_t first, images;
-  int64_t row_parts, col_parts; /* of a group's gradient */
-} grad_job;
-
-/* Copies rows of the padded source with channels innermost. */
-static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const grad_job *job = ctx;
-  const conv_source *s = &job->p->source;
-  const real *x = job->args->in[1].data;
-  for (int64_t u = begin; u < end; u++) {
-    const int64_t image = u / s->rows, y = u % s->rows - s->top;
-    const real *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
-    real *to = job->source + u * s->part * s->channels;
-    const int64_t x0 = y >= 0 && y < s->h ? min64(s->left, s->part) : s->part;
-    const int64_t x1 = y >= 0 && y < s->h ? min64(s->left + s->w, s->part) : s->part;
-    memset(to, 0, (size_t)(x0 * s->channels) * sizeof(real));
-    memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(real));
-    if (s->channels >= OMC_VL) {
-      OMC_GEMM_NAME(pack_lines)(from + x0 - s->left, s->h * s->w, s->channels, x1 - x0, s->channels,
-                                to + x0 * s->channels);
-      continue;
-    }
-    for (int64_t t = x0; t < x1; t++)
-      for (int64_t c = 0; c < s->channels; c++)
-        to[t * s->channels + c] = from[c * s->h * s->w + t - s->left];
-  }
-}
-
-/* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
-static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth, real *out) {
-  const conv_weight_grad *p = job->p;
-  const int64_t pixels = p->oh * p->ow, panels = omc_gemm_panels(m);
-  for (int64_t panel = 0; panel < panels; panel++) {
-    const int64_t i = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - i;
-    for (int64_t k = 0; k < depth;) {
-      const int64_t image = (k0 + k) / pixels, pixel = (k0 + k) % pixels;
-      const int64_t n = min64(depth - k, pixels - pixel);
-      const real *dy = (const real *)job->args->in[0].data +
-                       ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
-      OMC_GEMM_NAME(pack_lines)(dy, pixels, h, n, h, out + k * h);
-      k += n;
-    }
-    out += h * depth;
-  }
-}
-
-static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int64_t col_part, real *scratch) {
-  const conv_weight_grad *p = job->p;
-  const conv_source *s = &p->source;
-  const int64_t i = omc_cut(p->m, job->row_parts, row_part), m = omc_cut(p->m, job->row_parts, row_part + 1) - i;
-  const int64_t columns = p->kh * p->kw * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
-  const int64_t first = omc_cut(all_panels, job->col_parts, col_part), last = omc_cut(all_panels, job->col_parts, col_part + 1);
-  const int64_t pixels = p->oh * p->ow, depth = job->images * pixels, blocks = depth_blocks(depth);
-  real *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
-  real *const sum = job->sum + (group * p->m + i) * p->columns;
-  for (int64_t block = 0; block < blocks; block++) {
-    const int64_t k0 = omc_cut(depth, blocks, block), n = omc_cut(depth, blocks, block + 1) - k0;
-    int64_t pixel_at[OMC_GEMM_KC];
-    for (int64_t k = 0; k < n; k++) {
-      const int64_t image = (k0 + k) / pixels, y = (k0 + k) % pixels / p->ow, x = (k0 + k) % p->ow;
-      pixel_at[k] = ((image * s->rows + y * p->sh) * s->part + x * p->sw) * s->channels;
-    }
-    pack_pixels(job, group * p->m + i, m, k0, n, a);
-    for (int64_t panel = first; panel < last; panel++) {
-      int64_t at[OMC_NR];
-      chunk chunks[OMC_NR];
-      const int64_t j0 = panel * OMC_NR, width = min64(OMC_NR, columns - j0);
-      for (int64_t j = 0; j < width; j++) {
-        const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
-        at[j] = (tap / p->kw * p->dh * s->part + tap % p->kw * p->dw) * s->channels + group * p->c + c;
-      }
-      const int64_t count = cut_chunks(at, width, chunks);
-      pack_panel(job->source, pixel_at, n, chunks, count, false, b);
-      const omc_gemm_block product = {
-          .m = m, .n = omc_ceil_div(width, OMC_VL) * OMC_VL, .k = n, .a = a, .b = b,
-          .c = sum + j0, .c_rs = p->columns, .alpha = 1, .beta = job->first > 0 || block > 0};
-      OMC_GEMM_NAME(multiply)(&product);
-    }
-  }
-}
-
-static void grad_parts(int64_t begin, int64_t end, int thread, void *ctx) {
-  const grad_job *job = ctx;
-  real *scratch = job->threads + thread * grad_thread(job->p);
-  const int64_t parts = job->row_parts * job->col_parts;
-  for (int64_t u = begin; u < end; u++)
-    grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
-}
-
-/* Sums are [.., kh * kw, c], the gradient is [.., c, kh * kw]. */
-static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const grad_job *job = ctx;
-  const conv_weight_grad *p = job->p;
-  const int64_t taps = p->kh * p->kw;
-  for (int64_t o = begin; o < end; o++) {
-    const real *from = job->sum + o * p->columns;
-    real *to = (real *)job->args->out[0].data + o * p->c * taps;
-    for (int64_t c = 0; c < p->c; c++)
-      for (int64_t t = 0; t < taps; t++) to[c * taps + t] = from[t * p->c + c];
-  }
-}
-
-/* Cuts a group's gradient so that all threads have work; columns first, they cost least. */
-static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) {
-  const int64_t panels = omc_ceil_div(p->kh * p->kw * p->c, OMC_NR);
-  const int64_t wanted = omc_ceil_div(threads, p->groups);
-  job->col_parts = max64(min64(wanted, panels), 1);
-  job->row_parts = max64(omc_ceil_div(p->m, ROWS),
-                         min64(omc_ceil_div(wanted, job->col_parts), omc_gemm_panels(p->m)));
-}
-
-OMC_KERNEL(ConvGradWeight) {
-  const conv_weight_grad *p = args->params;
-  const int64_t outputs = p->groups * p->m;
-  grad_job job = {.args = args, .p = p, .sum = args->workspace};
-  job.source = job.sum + align16(outputs * p->columns);
-  job.threads = job.source + align16(grad_source(p));
-  if (p->m == 0 || p->c == 0) return OMC_OK;
-  if (p->images == 0) {
-    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->kh * p->kw) * sizeof(real));
-    return OMC_OK;
-  }
-  choose_parts(p, args->threads, &job);
-  const int64_t passes = omc_ceil_div(p->images, p->pass);
-  for (int64_t pass = 0; pass < passes; pass++) {
-    job.first = omc_cut(p->images, passes, pass);
-    job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    omc_parallel_for(job.images * p->source.rows, 1, args->threads, copy_channels_last, &job);
-    omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
-  }
-  omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);
-  return OMC_OK;
-}
-
-#endif
 
 #ifdef OMC_RECORDS
 
@@ -570,6 +132,9 @@ static int64_t images_per_pass(const conv_form *f, const conv_source *s, omc_dty
   return max64(min64(max64(BYTES / bytes, by_columns), f->n), 1);
 }
 
+/* Groups of so few rows leave nothing to pack the right side for. */
+static bool sums_directly(int64_t groups, int64_t m) { return groups > 1 && m < 4; }
+
 static omc_status no_memory(const omc_node *node) {
   char text[OMC_NODE_TEXT];
   OMC_FAIL(ENOMEM, "%s: no memory for kernel parameters", omc_node_text(node, text, sizeof text));
@@ -590,7 +155,8 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
   conv_source s = {.channels = f.c, .h = f.h, .w = f.w, .top = f.top, .left = f.left,
                    .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1, .phases = f.sw,
                    .part = omc_ceil_div((f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1, f.sw)};
-  s.in_place = !f.top && !f.left && !f.bottom && !f.right && f.sw == 1;
+  const bool direct = sums_directly(f.group, f.o / f.group);
+  s.in_place = !direct && !f.top && !f.left && !f.bottom && !f.right && f.sw == 1;
   conv_grid *grid = OMC_NEW(arena, conv_grid);
   int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth), *source_at = OMC_NEW_ARRAY(arena, int64_t, depth);
   if (!grid || !weight_at || !source_at) return no_memory(node);
@@ -603,7 +169,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
   *grid = (conv_grid){.depth = depth, .weight_at = weight_at, .source_at = source_at,
                       .rows = f.oh, .cols = f.ow, .row_step = f.sh * row, .out_row = f.ow, .out_col = 1};
   join_rows(grid);
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
+  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype, .direct = direct,
                       .images = f.n, .groups = f.group, .m = f.o / f.group,
                       .weight_row = depth, .weight_group = f.o / f.group * depth,
                       .source_group = f.cg * plane, .out_plane = f.oh * f.ow,
@@ -664,7 +230,8 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
   conv_source s = {.channels = f.o, .h = f.oh, .w = f.ow, .phases = 1};
   shift_range(f.h, f.top, f.kh, f.dh, f.sh, &s.top, &s.rows);
   shift_range(f.w, f.left, f.kw, f.dw, f.sw, &s.left, &s.part);
-  s.in_place = !s.top && !s.left && s.rows <= f.oh && s.part <= f.ow;
+  const bool direct = sums_directly(f.group, f.cg);
+  s.in_place = !direct && !s.top && !s.left && s.rows <= f.oh && s.part <= f.ow;
   s.rows += s.top;
   s.part += s.left;
   const int64_t grids_h = min64(f.sh, f.h), grids_w = min64(f.sw, f.w);
@@ -677,7 +244,7 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
     packed += f.c * grids[i].depth;
   }
   const int64_t taps = f.kh * f.kw;
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
+  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype, .direct = direct,
                       .images = f.n, .groups = f.group, .m = f.cg,
                       .weight_row = taps, .weight_group = f.o / f.group * f.cg * taps,
                       .source_group = f.o / f.group * source_plane(&s), .out_plane = f.h * f.w,
@@ -692,13 +259,15 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
   conv_form f;
   omc_shape shape;
   OMC_TRY(grad_form(node, false, &shape, &f));
-  *p = (conv_weight_grad){.dtype = omc_in(node, 0)->type.dtype,
+  const bool direct = sums_directly(f.group, max64(f.o / f.group, f.cg));
+  const int64_t phases = direct ? f.sw : 1, width = (f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1;
+  *p = (conv_weight_grad){.dtype = omc_in(node, 0)->type.dtype, .direct = direct,
                           .images = f.n, .groups = f.group, .m = f.o / f.group, .c = f.cg,
                           .kh = f.kh, .kw = f.kw, .dh = f.dh, .dw = f.dw, .sh = f.sh, .sw = f.sw,
                           .oh = f.oh, .ow = f.ow,
                           .source = {.channels = f.c, .h = f.h, .w = f.w, .top = f.top, .left = f.left,
-                                     .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1, .phases = 1,
-                                     .part = (f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1},
+                                     .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
+                                     .phases = phases, .part = omc_ceil_div(width, phases)},
                           .columns = omc_ceil_div(f.kh * f.kw * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
   p->pass = images_per_pass(&f, &p->source, p->dtype);
   return OMC_OK;
@@ -707,14 +276,18 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
   (void)node;
   const conv_product *p = params;
-  const int64_t elements = align16(p->packed) + align16(product_source(p)) + threads * product_thread();
+  const int64_t elements =
+      p->direct ? threads * direct_thread(&p->source, p->groups)
+                : align16(p->packed) + product_source(p) + threads * product_thread();
   return (size_t)elements * omc_dtype_size(p->dtype);
 }
 
 static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {
   (void)node;
   const conv_weight_grad *p = params;
-  const int64_t elements = align16(p->groups * p->m * p->columns) + align16(grad_source(p)) + threads * grad_thread(p);
+  const int64_t elements =
+      p->direct ? threads * direct_thread(&p->source, p->groups)
+                : align16(p->groups * p->m * p->columns) + grad_source(p) + threads * grad_thread(p);
   return (size_t)elements * omc_dtype_size(p->dtype);
 }
 

@@ -6,17 +6,15 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-#include "cpu/rng_vec.h"
-
 /* Immediates: threshold, scale, stream. */
 void OMC_EW_NAME(Dropout)(const omc_ew_block *);
 void OMC_EW_NAME(Dropout)(const omc_ew_block *blk) {
-  _Alignas(64) real factors[OMC_EW_BLOCK];
-  omc_dropout_factors(blk->seed, (uint32_t)blk->imm[2], (uint64_t)blk->index,
-                      (uint32_t)blk->imm[0], (real)blk->imm[1], factors, blk->n);
-  const real *x = blk->in[0];
+  const uint32_t threshold = (uint32_t)blk->imm[0], stream = (uint32_t)blk->imm[2];
+  const real scale = (real)blk->imm[1], *x = blk->in[0];
   real *y = blk->out;
-  for (int64_t k = 0; k < blk->n; k += OMC_VL) vstr(y + k, vldr(x + k) * vldr(factors + k));
+  _Alignas(64) uint32_t words[OMC_EW_BLOCK];
+  omc_philox_words(blk->seed, stream, (uint64_t)blk->index, blk->n, words);
+  for (int64_t k = 0; k < blk->n; k++) y[k] = x[k] * (words[k] >= threshold ? scale : 0);
 }
 
 #endif

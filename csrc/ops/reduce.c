@@ -159,6 +159,7 @@ static real reduce_elements(const reduce_job *j, const elem *x, int64_t a, int64
     return join(j->fns->v, reduce_elements(j, x, a, middle), reduce_elements(j, x, middle, b));
   }
   real acc = start_of(j->fns->v);
+  if (a == b) return acc; /* inner may be 0 */
   for (int64_t row = a / p->inner, k = a % p->inner; a < b; row++, k = 0) {
     const int64_t n = least(p->inner - k, b - a);
     acc = join(j->fns->v, acc, j->fns->row(x + offset_of(&p->reduced, row) + k, n));

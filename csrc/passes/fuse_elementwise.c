@@ -27,8 +27,6 @@ typedef struct clusters {
   uint32_t *first, *next, *count, *at;
 } clusters;
 
-#define MEMBERS(s, c, i) (uint32_t i = (s)->first[c]; i != NONE; i = (s)->next[i])
-
 /* n also stands for the nodes that emit() adds. */
 static uint32_t position(const clusters *s, const omc_node *node) {
   for (uint32_t k = 0; k < node->n_out; k++)
@@ -51,28 +49,26 @@ static bool is_used_outside(const clusters *s, const omc_value *v, uint32_t a, u
 
 /* Whether everybody who reads cluster `c`, but for `with`, runs after position `at`. */
 static bool may_run_as_late(const clusters *s, uint32_t c, uint32_t with, uint32_t at) {
-  for
-    MEMBERS(s, c, i) {
-      for (const omc_use *u = s->node[i]->out[0]->uses; u; u = u->next) {
-        const uint32_t user = position(s, u->node);
-        if (user == s->n || s->cluster[user] == c || s->cluster[user] == with) continue;
-        if (s->at[s->cluster[user]] <= at) return false;
-      }
+  for (uint32_t i = s->first[c]; i != NONE; i = s->next[i]) {
+    for (const omc_use *u = s->node[i]->out[0]->uses; u; u = u->next) {
+      const uint32_t user = position(s, u->node);
+      if (user == s->n || s->cluster[user] == c || s->cluster[user] == with) continue;
+      if (s->at[s->cluster[user]] <= at) return false;
     }
+  }
   return true;
 }
 
 /* Whether everything cluster `c` reads, but for what `with` computes, is there at `at`. */
 static bool may_run_as_early(const clusters *s, uint32_t c, uint32_t with, uint32_t at) {
-  for
-    MEMBERS(s, c, i) {
-      const omc_node *node = s->node[i];
-      for (uint32_t k = 0; k < node->n_in; k++) {
-        if (!omc_in(node, k)) continue;
-        const uint32_t p = producer(s, omc_in(node, k));
-        if (p != NONE && p != c && p != with && s->at[p] >= at) return false;
-      }
+  for (uint32_t i = s->first[c]; i != NONE; i = s->next[i]) {
+    const omc_node *node = s->node[i];
+    for (uint32_t k = 0; k < node->n_in; k++) {
+      if (!omc_in(node, k)) continue;
+      const uint32_t p = producer(s, omc_in(node, k));
+      if (p != NONE && p != c && p != with && s->at[p] >= at) return false;
     }
+  }
   return true;
 }
 
@@ -94,25 +90,24 @@ static bool fits_in_program(const clusters *s, uint32_t a, uint32_t b) {
   if (s->count[a] + s->count[b] > OMC_EW_MAX_INSTRUCTIONS) return false;
   const uint32_t both[] = {a, b};
   for (int side = 0; side < 2; side++) {
-    for
-      MEMBERS(s, both[side], i) {
-        const omc_node *node = s->node[i];
-        n_out += is_used_outside(s, node->out[0], a, b);
-        for (uint32_t k = 0; k < node->n_in; k++) {
-          const omc_value *v = omc_in(node, k);
-          if (!v) continue;
-          const uint32_t p = producer(s, v);
-          if (p == a || p == b) {
-            if (!passes_unrounded(v, omc_ew_class(node))) return false;
-            continue;
-          }
-          uint32_t seen = 0;
-          while (seen < n_in && in[seen] != v) seen++;
-          if (seen < n_in) continue;
-          if (n_in == OMC_EW_MAX_INPUTS) return false;
-          in[n_in++] = v;
+    for (uint32_t i = s->first[both[side]]; i != NONE; i = s->next[i]) {
+      const omc_node *node = s->node[i];
+      n_out += is_used_outside(s, node->out[0], a, b);
+      for (uint32_t k = 0; k < node->n_in; k++) {
+        const omc_value *v = omc_in(node, k);
+        if (!v) continue;
+        const uint32_t p = producer(s, v);
+        if (p == a || p == b) {
+          if (!passes_unrounded(v, omc_ew_class(node))) return false;
+          continue;
         }
+        uint32_t seen = 0;
+        while (seen < n_in && in[seen] != v) seen++;
+        if (seen < n_in) continue;
+        if (n_in == OMC_EW_MAX_INPUTS) return false;
+        in[n_in++] = v;
       }
+    }
   }
   return n_out <= OMC_EW_MAX_OUTPUTS;
 }
@@ -180,7 +175,6 @@ typedef struct program {
   omc_value *out[OMC_EW_MAX_OUTPUTS]; /* values of members that others read */
   int64_t outs[OMC_EW_MAX_OUTPUTS];   /* their operand numbers */
   int64_t dtypes[OMC_EW_MAX_OUTPUTS]; /* their ONNX codes */
-  int64_t dtypes[OMC_EW_MAX_OUTPUTS]; /* and ONNX codes */
   omc_node *member[OMC_EW_MAX_INSTRUCTIONS];
   uint32_t n_in, n_instructions, n_out;
 } program;
@@ -196,19 +190,17 @@ static int64_t operand(const program *p, const omc_value *v) {
 }
 
 static void gather(const clusters *s, uint32_t c, program *p) {
-  for
-    MEMBERS(s, c, i) {
-      omc_node *node = s->node[i];
-      p->member[p->n_instructions] = node;
-      p->ops[p->n_instructions++] = omc_op_name(node->op);
-      for (uint32_t k = 0; k < node->n_in; k++)
-        if (operand(p, omc_in(node, k)) < 0 && omc_in(node, k)) p->in[p->n_in++] = omc_in(node, k);
-    }
+  for (uint32_t i = s->first[c]; i != NONE; i = s->next[i]) {
+    omc_node *node = s->node[i];
+    p->member[p->n_instructions] = node;
+    p->ops[p->n_instructions++] = omc_op_name(node->op);
+    for (uint32_t k = 0; k < node->n_in; k++)
+      if (operand(p, omc_in(node, k)) < 0 && omc_in(node, k)) p->in[p->n_in++] = omc_in(node, k);
+  }
   for (uint32_t i = 0; i < p->n_instructions; i++) {
     omc_value *v = p->member[i]->out[0];
     if (!is_used_outside(s, v, c, c)) continue;
     p->outs[p->n_out] = operand(p, v);
-    p->dtypes[p->n_out] = omc_dtype_get(v->type.dtype)->onnx;
     p->dtypes[p->n_out] = omc_dtype_get(v->type.dtype)->onnx;
     p->out[p->n_out++] = v;
   }

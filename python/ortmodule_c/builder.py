@@ -164,7 +164,7 @@ class Builder:
         """A constant with the elements of a tensor, which is kept and must not change."""
         val = self._value(name, data.dtype, tuple(data.shape), False)
         val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
-        self.graph.initializers[val.ir.name] = val.ir
+        self.graph.initializers.add(val.ir)
         return val
 
     def const(self, data: Any, dtype: torch.dtype) -> Val:

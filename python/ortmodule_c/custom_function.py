@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class PythonCall:
         self.out_spec: pytree.TreeSpec | None = None
         self.out_leaves: list[Any] = []
 
-    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Apply the function; the tensors it returns, in order."""
         given = iter(tensors)
         leaves = [next(given) if is_tensor else v for is_tensor, v in zip(self._is_tensor, self._leaves, strict=True)]

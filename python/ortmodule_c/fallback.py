@@ -67,6 +67,8 @@ class Host:
 
     def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all inputs, None where none flows."""
+        inputs: list[Tensor]
+        outputs: list[Tensor]
         inputs, outputs = state  # type: ignore[misc]
         wanted = [t for t in inputs if t.requires_grad]
         reached = [(o, g.clone()) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]

@@ -9,7 +9,7 @@ import enum
 import math
 import types
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def flatten(value: Any) -> tuple[list[Tensor], Spec]:
 
 def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
     """Rebuild a nest around `leaves`."""
-    return _BUILD[spec[0]](spec, leaves)  # type: ignore[index]
+    return _BUILD[spec[0]](spec, leaves)
 
 
 def leaf_paths(spec: Spec, path: str = "") -> list[str]:
@@ -60,9 +60,9 @@ def leaf_paths(spec: Spec, path: str = "") -> list[str]:
     if kind == "plain":
         return []
     *_, names, children = rest
-    keys: Any = names if names is not None else range(len(children))  # type: ignore[arg-type]
+    keys = names if names is not None else range(len(children))
     form = ".{}" if kind == "object" else "[{!r}]"
-    return [p for k, c in zip(keys, children, strict=True) for p in leaf_paths(c, path + form.format(k))]  # type: ignore[call-overload]
+    return [p for k, c in zip(keys, children, strict=True) for p in leaf_paths(c, path + form.format(k))]
 
 
 def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spec:
@@ -70,7 +70,7 @@ def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spe
         leaves.append(value)
         return _TENSOR
     if isinstance(value, torch.SymInt):
-        leaves.append(value)  # type: ignore[arg-type]
+        leaves.append(value)
         return ("size",)
     if isinstance(value, float):  # nan must equal itself and -0.0 must differ from 0.0
         return ("plain", float, value.hex(), None if math.isnan(value) else value)
@@ -108,8 +108,8 @@ def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spe
 
 def _plain(spec: Spec, _leaves: Iterator[Any]) -> Any:
     if spec[1] is float:
-        return float.fromhex(spec[2])  # type: ignore[arg-type]
-    return set(spec[2]) if spec[1] is set else spec[2]  # type: ignore[call-overload]
+        return float.fromhex(spec[2])
+    return set(spec[2]) if spec[1] is set else spec[2]
 
 
 def _sequence(spec: Any, leaves: Iterator[Any]) -> Any:
@@ -142,7 +142,7 @@ def _object(spec: Any, leaves: Iterator[Any]) -> Any:
     return value
 
 
-_BUILD: dict[Hashable, Callable[[Any, Iterator[Any]], Any]] = {
+_BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "tensor": lambda _spec, leaves: next(leaves),
     "size": lambda _spec, leaves: int(next(leaves)),
     "plain": _plain,

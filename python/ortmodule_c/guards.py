@@ -31,7 +31,7 @@ def survey(module: nn.Module) -> Survey:
     """Walk the module; tied tensors appear once, and the key tells which names share one."""
     tensors: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
     places: dict[int, int] = {}
-    key: list[Hashable] = []
+    key: list[Any] = []
     seen: set[int] = set()
     hooked = ""
     pending = [module]

@@ -32,7 +32,7 @@ def _type(value: ir.Value) -> str:
 
 def _constant(value: ir.Value, constants: dict[str, Tensor]) -> str:
     assert value.const_value is not None and value.name is not None and value.dtype is not None
-    data: Tensor = value.const_value.raw  # type: ignore[assignment]
+    data: Tensor = value.const_value.raw
     head = f"const %{value.name} : {_type(value)} = "
     if data.numel() > _MOST_ELEMENTS:
         constants[value.name] = data.contiguous()

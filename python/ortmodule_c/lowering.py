@@ -332,7 +332,8 @@ class _Lowering:
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
-            name, run = f"{call.cls.__module__}.{call.cls.__qualname__}", call
+            name = f"{call.cls.__module__}.{call.cls.__qualname__}"
+            run: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:
 
@@ -341,7 +342,7 @@ class _Lowering:
                 a, k = pytree.tree_unflatten([next(rest) if t else p for t, p in zip(is_val, plain, strict=True)], spec)
                 return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
 
-            name, run = str(op), run_op  # type: ignore[assignment]
+            name, run = str(op), run_op
         grads = tuple(v.grad for v in given)
         self._host.ops.append(HostOp(name, run, grads, _is_random(op)))
         self._fallbacks.append((name, cause))

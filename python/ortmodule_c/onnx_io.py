@@ -100,7 +100,7 @@ class _Writer:
             elements = np.array(
                 [float(x) if "f" in dtype else int(x) for x in data.strip("[] ").split(",") if x.strip()]
             )
-            array = elements.astype(_NUMPY.get(dtype, np.float32)).reshape(shape)
+            array: Any = elements.astype(_NUMPY.get(dtype, np.float32)).reshape(shape)
         elif name in self._constants:
             array = self._constants[name].detach().numpy()
         else:  # made by a pass, and not at hand

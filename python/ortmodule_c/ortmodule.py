@@ -169,11 +169,10 @@ class ORTModule(nn.Module):
         module = self.__dict__["_ort_module"]
         value = getattr(module, name)
         function = getattr(type(module), name, None)
-        is_method = isinstance(function, types.FunctionType) and getattr(value, "__self__", None) is module
+        if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
+            return value
         # A method that calls self(...) then runs here; one that uses super() needs its own self.
-        if is_method and "__class__" not in function.__code__.co_freevars:
-            return types.MethodType(function, self)
-        return value
+        return value if "__class__" in function.__code__.co_freevars else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith(_OWN) or name in self.__dict__ or "_ort_graphs" not in self.__dict__:

@@ -22,7 +22,7 @@ class Fit:
 
     def __init__(self, examples: Sequence[Tensor]) -> None:
         self._dims: list[list[Any]] = [[_expr(s) for s in t.shape] for t in examples]
-        symbolic = [s for t in examples for s in t.shape if isinstance(s, torch.SymInt)]
+        symbolic: list[Any] = [s for t in examples for s in t.shape if isinstance(s, torch.SymInt)]
         self.dynamic = bool(symbolic)
         env = symbolic[0].node.shape_env if symbolic else None
         self._ranges = dict(env.var_to_range) if env is not None else {}

@@ -39,7 +39,7 @@ DTYPE_TEXT = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One call of one op.
 
@@ -62,6 +62,10 @@ class Case:
         How many of the outputs `torch` gives, when the op has more.
     grads
         Positions of inputs whose gradient is compared; None: every float input not a constant.
+    differentiable
+        How many of the outputs carry a gradient, when not all that are compared do.
+    derivative
+        Whether the gradient is the derivative; false where PyTorch defines another.
     scale
         Factor on the tolerance, with its reason in a comment beside the row.
     """
@@ -74,6 +78,8 @@ class Case:
     outputs: int = 1
     compare: int | None = None
     grads: Sequence[int] | None = None
+    differentiable: int | None = None
+    derivative: bool = True
     scale: float = 1.0
 
     def __str__(self) -> str:

@@ -46,6 +46,7 @@ def embedding(weight: torch.Tensor, index: torch.Tensor, padding: int, by_freq: 
         [weight, index],
         lambda w, i: F.embedding(i, w, padding if padding >= 0 else None, scale_grad_by_freq=by_freq),
         {"padding_idx": padding, "scale_grad_by_freq": int(by_freq)},
+        derivative=not by_freq,
     )
 
 

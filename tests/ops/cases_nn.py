@@ -43,7 +43,7 @@ def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
         return y, centre.detach(), rstd.detach(), m, v
 
     attrs = {"epsilon": 1e-5, "momentum": momentum}
-    return Case("BatchNorm", [a, gamma, beta, mean, var], f, attrs, outputs=5, grads=[0, 1, 2])
+    return Case("BatchNorm", [a, gamma, beta, mean, var], f, attrs, outputs=5, grads=[0, 1, 2], differentiable=1)
 
 
 def max_pool(a: Tensor, kernel: list[int], stride: list[int], pad: list[int], dilation: list[int], ceil: int = 0) -> Case:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import reference
 import torch
-from torch import Tensor
-
 from ortmodule_c import _C
+from torch import Tensor
 
 HERE = Path(__file__).parent
 RULES = sorted((HERE / "rules").glob("*.txt"))

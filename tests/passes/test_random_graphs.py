@@ -7,7 +7,6 @@ import random
 import pytest
 import reference
 import torch
-
 from ortmodule_c import _C
 
 SHAPES = [(4, 6), (6,), (1, 6), (4, 1), (), (2, 4, 6), (6, 4), (2, 1, 6)]
@@ -103,7 +102,9 @@ class Writer:
 
     def matmul(self, x: str, y: str) -> None:
         try:
-            shape = torch.matmul(torch.empty(self.shapes[x], device="meta"), torch.empty(self.shapes[y], device="meta")).shape
+            shape = torch.matmul(
+                torch.empty(self.shapes[x], device="meta"), torch.empty(self.shapes[y], device="meta")
+            ).shape
         except RuntimeError:
             return
         self.node("MatMul", [x, y], tuple(shape))
@@ -123,7 +124,7 @@ class Writer:
                 self.matmul(self.value(min_rank=1), self.value(min_rank=1))
             else:
                 self.binary(self.value(), self.value())
-        outs = self.rng.sample(list(self.shapes), 2) + [list(self.shapes)[-1]]
+        outs = [*self.rng.sample(list(self.shapes), 2), list(self.shapes)[-1]]
         return "\n".join([*self.lines, f"return {', '.join(outs)}"]) + "\n"
 
 

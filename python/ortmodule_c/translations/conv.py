@@ -113,7 +113,6 @@ def _max_pool(
     b: Builder,
     x: Val,
     n: int,
-    indices: bool,
     kernel: Ints,
     stride: Ints = (),
     padding: Ints = 0,
@@ -127,7 +126,7 @@ def _max_pool(
         "MaxPool",
         x,
         n,
-        [x.dtype, torch.int64 if indices else None],
+        [x.dtype, torch.int64],
         kernel_shape=size,
         strides=strides,
         pads=pads,
@@ -138,12 +137,12 @@ def _max_pool(
 
 @translates(aten.max_pool1d.default, aten.max_pool2d.default)
 def max_pool(b: Builder, x: Val, *args: Any, **kwargs: Any) -> Val:
-    return _max_pool(b, x, 1 if "1d" in b.aten_name else 2, False, *args, **kwargs)[0]
+    return _max_pool(b, x, 1 if "1d" in b.aten_name else 2, *args, **kwargs)[0]
 
 
 @translates(aten.max_pool2d_with_indices.default)
 def max_pool_indices(b: Builder, x: Val, *args: Any, **kwargs: Any) -> Any:
-    return _max_pool(b, x, 2, True, *args, **kwargs)
+    return _max_pool(b, x, 2, *args, **kwargs)
 
 
 @translates(aten.avg_pool1d.default, aten.avg_pool2d.default)

@@ -36,7 +36,7 @@ def take_along_dim(b: Builder, x: Val, indices: Val, dim: int | None = None) -> 
 
 @translates(aten.index.Tensor)
 def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
-    """Advanced indexing by integers: the indexed dims come first, GatherND reads, the result's dims are put in place."""
+    """Advanced indexing by integers: indexed dims go first, GatherND reads, the dims are put in place."""
     given: list[tuple[int, Val]] = [(i, v) for i, v in enumerate(indices) if v is not None]
     if any(v.dtype in (torch.bool, torch.uint8) for _, v in given):
         raise Unsupported("index by a mask")

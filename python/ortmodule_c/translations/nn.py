@@ -166,7 +166,7 @@ def layer_norm(
         x,
         weight,
         bias,
-        outputs=[x.dtype, None, None],
+        outputs=[x.dtype] * 3,
         axis=x.rank - len(normalized_shape),
         epsilon=float(eps),
     )[0]
@@ -271,7 +271,7 @@ def batch_norm_functional(
 def _norm_rows(b: Builder, x: Val, rows: tuple[Any, ...], eps: float) -> Val:
     """Normalise over everything but the first two dims of the view `rows` + rest."""
     flat = b.reshape(x, (*rows, -1))
-    out = b.emit("LayerNormalization", flat, None, None, outputs=[x.dtype, None, None], axis=2, epsilon=float(eps))[0]
+    out = b.emit("LayerNormalization", flat, None, None, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
     return b.reshape(out, x.dims)
 
 

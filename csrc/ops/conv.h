@@ -1,0 +1,126 @@
+/* What the rules of the convolutions (conv.c) decode for their kernels.
+ *
+ * Conv and the gradient of its input are the same product (conv_product.c). A row is an output
+ * channel, a column a pixel of the output grid of any image, and the depth runs over (channel,
+ * tap); element (k, j) of the right side is source[column_at(j) + source_at[k]] in a copy of the
+ * source with its padding written out, columns of one residue modulo the stride side by side.
+ * Conv is one grid. The input's gradient is one grid per residue of an input pixel modulo the
+ * strides, each with the taps that meet it, so that nothing is added up in memory.
+ *
+ * In the gradient of the weight (conv_weight.c) a row is an output channel, a column (tap,
+ * channel), and the depth runs over pixels of all images; the source is copied with channels
+ * innermost.
+ *
+ * The right side is packed straight from the copy: no column matrix is ever stored. Groups of few
+ * channels, depthwise above all, have nothing to pack for and are summed directly
+ * (conv_direct.c). */
+#ifndef OMC_OPS_CONV_H
+#define OMC_OPS_CONV_H
+
+#include "cpu/gemm_kernel.h"
+#include "cpu/kernel.h"
+
+/* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
+enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
+
+/* A copy of the planes of a tensor [images, channels, h, w]: `rows` rows from `top` above the
+ * plane, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
+ * counted from `left` before the plane. */
+typedef struct {
+  int64_t channels, h, w;
+  int64_t top, left, rows, phases, part;
+  bool in_place; /* the tensor itself will do */
+} conv_source;
+
+/* One grid of output pixels. */
+typedef struct {
+  int64_t depth;
+  const int64_t *weight_at; /* depth: from the start of a row of weights */
+  const int64_t *source_at; /* depth: from where the column is */
+  int64_t rows, cols;       /* of the grid */
+  int64_t row_step;         /* of the source, from one row of the grid to the next */
+  int64_t out_at, out_row, out_col; /* position and steps of the grid in an output plane */
+  int64_t packed_at;        /* of the packed weights */
+} conv_grid;
+
+typedef struct {
+  omc_dtype dtype;
+  bool direct;
+  int64_t images, pass; /* all, and as many as are copied at a time */
+  int64_t groups;
+  int64_t m;            /* output channels of a group */
+  int64_t weight_row, weight_group, source_group; /* element steps */
+  int64_t out_plane;    /* elements */
+  conv_source source;
+  int64_t n_grids;
+  const conv_grid *grids;
+  int64_t packed;       /* elements of all packed weights */
+} conv_product;
+
+typedef struct {
+  omc_dtype dtype;
+  bool direct;
+  int64_t images, pass, groups;
+  int64_t m, c;         /* output and input channels of a group */
+  int64_t kh, kw, dh, dw, sh, sw;
+  int64_t oh, ow;
+  conv_source source;   /* direct: as for Conv; else phases 1, stored [rows, part, channels] */
+  int64_t columns;      /* kh * kw * c, padded */
+} conv_weight_grad;
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t align16(int64_t n) { return (n + 15) & ~(int64_t)15; }
+
+static inline int64_t source_plane(const conv_source *s) {
+  return s->in_place ? s->h * s->w : s->rows * s->phases * s->part;
+}
+static inline int64_t source_image(const conv_source *s) { return s->channels * source_plane(s); }
+
+/* Elements of the parts of a workspace. Direct: a group's copied planes for each thread. */
+static inline int64_t direct_thread(const conv_source *s, int64_t groups) {
+  return align16(source_image(s) / groups + SLACK);
+}
+
+/* Else the packed weights, the copy of a pass, and for each thread a block of B and one of C. */
+static inline int64_t product_thread(void) {
+  return OMC_GEMM_KC * COLS + 2 * SLACK + ROWS * COLS;
+}
+static inline int64_t product_source(const conv_product *p) {
+  return p->source.in_place ? 0 : align16(p->pass * source_image(&p->source) + SLACK);
+}
+
+/* Or the gradient with taps outermost, the copy of a pass, and for each thread blocks of B, A. */
+static inline int64_t grad_thread(const conv_weight_grad *p) {
+  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + min64(p->m, ROWS)) + 4 * SLACK;
+}
+static inline int64_t grad_source(const conv_weight_grad *p) {
+  return align16(p->pass * source_image(&p->source) + SLACK);
+}
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+#define CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
+
+/* Writes the copy of one plane. */
+void CONV_NAME(copy_plane)(const conv_source *s, const real *plane, real *out);
+
+omc_status CONV_NAME(direct)(const omc_kernel_args *args);
+omc_status CONV_NAME(direct_weight)(const omc_kernel_args *args);
+
+/* Columns next to each other in a panel and in memory, at most a vector of them. */
+typedef struct {
+  int64_t to, from, n;
+} conv_chunk;
+
+/* Cuts the n columns of a panel, column j lying at at[j], into chunks; returns how many. */
+int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out);
+
+/* Packs row k of a panel from the chunks at source + at[k], for `depth` rows. Vectors are moved
+ * whole, past the end of a chunk, of the panel and, unless `exact`, of the source. */
+void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
+                           const conv_chunk *chunks, int64_t count, bool exact, real *out);
+
+#endif
+
+#endif

@@ -1,0 +1,215 @@
+/* Kernels of Conv and ConvGradInput: a product whose right side is packed from an image. */
+#include <string.h>
+
+#include "cpu/parallel.h"
+#include "ops/conv.h"
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+/* ---- the source ---- */
+
+/* A row of zeros if `from` is NULL. */
+static void copy_row(const conv_source *s, const real *from, real *to) {
+  memset(to, 0, (size_t)(s->phases * s->part) * sizeof(real));
+  if (!from) return;
+  for (int64_t q = 0; q < s->phases; q++) {
+    const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
+    const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
+    const int64_t end = min64(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
+    if (s->phases == 1 && begin < end)
+      memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(real));
+    else
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * s->phases];
+  }
+}
+
+void CONV_NAME(copy_plane)(const conv_source *s, const real *plane, real *out) {
+  for (int64_t r = 0; r < s->rows; r++) {
+    const int64_t y = r - s->top;
+    copy_row(s, y >= 0 && y < s->h ? plane + y * s->w : NULL, out + r * s->phases * s->part);
+  }
+}
+
+int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
+  int64_t count = 0;
+  for (int64_t j = 0; j < n; count++) {
+    const int64_t start = j++;
+    while (j < n && j - start < OMC_VL && at[j] == at[j - 1] + 1) j++;
+    out[count] = (conv_chunk){start, at[start], j - start};
+  }
+  return count;
+}
+
+/* In rising order: what a vector writes past its chunk the next one overwrites. */
+void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
+                           const conv_chunk *chunks, int64_t count, bool exact, real *out) {
+  for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
+    const real *from = source + at[k];
+    for (int64_t i = 0; i < count; i++) {
+      const conv_chunk c = chunks[i];
+      const bool part = exact && c.n < OMC_VL;
+      vstr(out + c.to, part ? vldn(from + c.from, c.n) : vldr(from + c.from));
+    }
+  }
+}
+
+/* ---- the product ---- */
+
+typedef struct {
+  const omc_kernel_args *args;
+  const conv_product *p;
+  const conv_grid *grid;
+  const real *source;   /* of the pass */
+  const real *tensor;   /* the source's own elements */
+  real *copy, *packed, *threads;
+  int64_t first, images; /* of the pass */
+  int64_t m_parts;
+} product_job;
+
+static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const product_job *job = ctx;
+  const conv_source *s = &job->p->source;
+  for (int64_t i = begin; i < end; i++)
+    CONV_NAME(copy_plane)(s, job->tensor + (job->first * s->channels + i) * s->h * s->w,
+                          job->copy + i * source_plane(s));
+}
+
+static int64_t depth_blocks(int64_t depth) { return depth ? omc_ceil_div(depth, OMC_GEMM_KC) : 1; }
+
+/* Packs the weights of one grid by (group, part of m, block of depth). */
+static void pack_weights(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const product_job *job = ctx;
+  const conv_product *p = job->p;
+  const conv_grid *grid = job->grid;
+  const int64_t blocks = depth_blocks(grid->depth);
+  for (int64_t u = begin; u < end; u++) {
+    const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts, block = u % blocks;
+    const int64_t i = omc_cut(p->m, job->m_parts, part), m = omc_cut(p->m, job->m_parts, part + 1) - i;
+    const int64_t k0 = omc_cut(grid->depth, blocks, block), k1 = omc_cut(grid->depth, blocks, block + 1);
+    const real *weight = (const real *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
+    real *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
+    const int64_t panels = omc_gemm_panels(m);
+    for (int64_t panel = 0; panel < panels; panel++) {
+      const int64_t r0 = omc_cut(m, panels, panel), r1 = omc_cut(m, panels, panel + 1);
+      for (int64_t k = k0; k < k1; k++)
+        for (int64_t r = r0; r < r1; r++) *to++ = weight[r * p->weight_row + grid->weight_at[k]];
+    }
+  }
+}
+
+/* Where columns j0 .. j0+n-1 of the grid lie in the source and in the output. */
+static void locate_columns(const product_job *job, int64_t group, int64_t j0, int64_t n,
+                           int64_t *from, int64_t *to) {
+  const conv_product *p = job->p;
+  const conv_grid *grid = job->grid;
+  const int64_t out_image = p->groups * p->m * p->out_plane;
+  const int64_t pixels = grid->rows * grid->cols;
+  int64_t image = j0 / pixels, y = j0 % pixels / grid->cols, x = j0 % grid->cols;
+  for (int64_t j = 0; j < n; j++) {
+    from[j] = image * source_image(&p->source) + group * p->source_group + y * grid->row_step + x;
+    to[j] = (job->first + image) * out_image + group * p->m * p->out_plane + grid->out_at +
+            y * grid->out_row + x * grid->out_col;
+    if (++x == grid->cols) x = 0, y++;
+    if (y == grid->rows) y = 0, image++;
+  }
+}
+
+/* Rows of C to the output, by runs of columns that are `step` apart there. */
+static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
+                          int64_t plane, real *out) {
+  for (int64_t j = 0; j < n;) {
+    const int64_t start = j++;
+    while (j < n && to[j] == to[j - 1] + step) j++;
+    const real *run = c + start;
+    real *row = out + to[start];
+    for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
+      if (step == 1) memcpy(row, run, (size_t)(j - start) * sizeof(real));
+      else
+        for (int64_t x = 0; x < j - start; x++) row[x * step] = run[x];
+    }
+  }
+}
+
+/* One block: rows of part `part` of a group by n <= COLS columns from j0. */
+static void product_block(const product_job *job, int64_t group, int64_t part, int64_t j0,
+                          int64_t n, real *scratch) {
+  const conv_product *p = job->p;
+  const conv_grid *grid = job->grid;
+  const int64_t i = omc_cut(p->m, job->m_parts, part), m = omc_cut(p->m, job->m_parts, part + 1) - i;
+  const real *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
+  real *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
+  int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
+  conv_chunk chunks[COLS];
+  locate_columns(job, group, j0, n, from, to);
+  const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
+  for (int64_t q = 0; q < panels; q++)
+    counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, min64(OMC_NR, n - q * OMC_NR), chunks + q * OMC_NR);
+  const real *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t k0 = omc_cut(grid->depth, blocks, block);
+    const int64_t depth = omc_cut(grid->depth, blocks, block + 1) - k0;
+    for (int64_t q = 0; q < panels; q++)
+      CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
+                            counts[q], p->source.in_place, b + q * OMC_NR * depth);
+    const omc_gemm_block product = {
+        .m = m, .n = omc_ceil_div(n, OMC_VL) * OMC_VL, .k = depth,
+        .a = weights + m * k0, .b = b, .c = c, .c_rs = COLS, .alpha = 1, .beta = block > 0,
+        .row_bias = bias && block == blocks - 1 ? bias + group * p->m + i : NULL};
+    OMC_GEMM_NAME(multiply)(&product);
+  }
+  store_columns(c, m, n, to, grid->out_col, p->out_plane, (real *)job->args->out[0].data + i * p->out_plane);
+}
+
+/* Units are vectors of columns within (group, part of m): any cut gives the same result. */
+static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
+  const product_job *job = ctx;
+  real *scratch = job->threads + thread * product_thread();
+  const int64_t columns = job->images * job->grid->rows * job->grid->cols;
+  const int64_t vectors = omc_ceil_div(columns, OMC_VL);
+  for (int64_t u = begin; u < end;) {
+    const int64_t v = u % vectors, count = min64(COLS / OMC_VL, min64(vectors - v, end - u));
+    const int64_t group = u / vectors / job->m_parts, part = u / vectors % job->m_parts;
+    product_block(job, group, part, v * OMC_VL, min64(count * OMC_VL, columns - v * OMC_VL), scratch);
+    u += count;
+  }
+}
+
+static omc_status convolve(const omc_kernel_args *args) {
+  enum { PARTS = 4 /* blocks a thread should get at least, for balance */ };
+  const conv_product *p = args->params;
+  const int threads = args->threads;
+  if (p->images == 0 || p->m == 0) return OMC_OK;
+  if (p->direct) return CONV_NAME(direct)(args);
+  product_job job = {.args = args, .p = p, .tensor = args->in[0].data, .packed = args->workspace};
+  job.copy = job.packed + align16(p->packed);
+  job.threads = job.copy + product_source(p);
+  const int64_t passes = omc_ceil_div(p->images, p->pass);
+  const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
+  const int64_t blocks = p->groups * omc_ceil_div(columns, COLS);
+  const int64_t wanted = omc_ceil_div(PARTS * threads, blocks ? blocks : 1);
+  job.m_parts = max64(omc_ceil_div(p->m, ROWS), threads > 1 ? min64(wanted, omc_gemm_panels(p->m)) : 1);
+  for (int64_t i = 0; i < p->n_grids; i++) {
+    job.grid = &p->grids[i];
+    omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid->depth), 1, threads, pack_weights, &job);
+  }
+  for (int64_t pass = 0; pass < passes; pass++) {
+    job.first = omc_cut(p->images, passes, pass);
+    job.images = omc_cut(p->images, passes, pass + 1) - job.first;
+    job.source = job.copy;
+    if (p->source.in_place) job.source = job.tensor;
+    else omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
+    for (int64_t i = 0; i < p->n_grids; i++) {
+      job.grid = &p->grids[i];
+      const int64_t vectors = omc_ceil_div(job.images * job.grid->rows * job.grid->cols, OMC_VL);
+      omc_parallel_for(p->groups * job.m_parts * vectors, 1, threads, product_range, &job);
+    }
+  }
+  return OMC_OK;
+}
+
+OMC_KERNEL(Conv) { return convolve(args); }
+OMC_KERNEL(ConvGradInput) { return convolve(args); }
+
+#endif

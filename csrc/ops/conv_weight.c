@@ -1,0 +1,150 @@
+/* Kernel of ConvGradWeight: a product over the pixels of all images. */
+#include <string.h>
+
+#include "cpu/parallel.h"
+#include "ops/conv.h"
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+typedef struct {
+  const omc_kernel_args *args;
+  const conv_weight_grad *p;
+  real *source, *sum, *threads;
+  int64_t first, images;
+  int64_t row_parts, col_parts; /* of a group's gradient */
+} grad_job;
+
+/* Copies rows of the padded source with channels innermost. */
+static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const grad_job *job = ctx;
+  const conv_source *s = &job->p->source;
+  const real *x = job->args->in[1].data;
+  for (int64_t u = begin; u < end; u++) {
+    const int64_t image = u / s->rows, y = u % s->rows - s->top;
+    const real *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
+    real *to = job->source + u * s->part * s->channels;
+    const int64_t x0 = y >= 0 && y < s->h ? min64(s->left, s->part) : s->part;
+    const int64_t x1 = y >= 0 && y < s->h ? min64(s->left + s->w, s->part) : s->part;
+    memset(to, 0, (size_t)(x0 * s->channels) * sizeof(real));
+    memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(real));
+    if (s->channels >= OMC_VL) {
+      OMC_GEMM_NAME(pack_lines)(from + x0 - s->left, s->h * s->w, s->channels, x1 - x0, s->channels,
+                                to + x0 * s->channels);
+      continue;
+    }
+    for (int64_t t = x0; t < x1; t++)
+      for (int64_t c = 0; c < s->channels; c++)
+        to[t * s->channels + c] = from[c * s->h * s->w + t - s->left];
+  }
+}
+
+/* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
+static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth, real *out) {
+  const conv_weight_grad *p = job->p;
+  const int64_t pixels = p->oh * p->ow, panels = omc_gemm_panels(m);
+  for (int64_t panel = 0; panel < panels; panel++) {
+    const int64_t i = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - i;
+    for (int64_t k = 0; k < depth;) {
+      const int64_t image = (k0 + k) / pixels, pixel = (k0 + k) % pixels;
+      const int64_t n = min64(depth - k, pixels - pixel);
+      const real *dy = (const real *)job->args->in[0].data +
+                       ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
+      OMC_GEMM_NAME(pack_lines)(dy, pixels, h, n, h, out + k * h);
+      k += n;
+    }
+    out += h * depth;
+  }
+}
+
+static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int64_t col_part, real *scratch) {
+  const conv_weight_grad *p = job->p;
+  const conv_source *s = &p->source;
+  const int64_t i = omc_cut(p->m, job->row_parts, row_part), m = omc_cut(p->m, job->row_parts, row_part + 1) - i;
+  const int64_t columns = p->kh * p->kw * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
+  const int64_t first = omc_cut(all_panels, job->col_parts, col_part), last = omc_cut(all_panels, job->col_parts, col_part + 1);
+  const int64_t pixels = p->oh * p->ow, depth = job->images * pixels, blocks = omc_ceil_div(depth, OMC_GEMM_KC);
+  real *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
+  real *const sum = job->sum + (group * p->m + i) * p->columns;
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t k0 = omc_cut(depth, blocks, block), n = omc_cut(depth, blocks, block + 1) - k0;
+    int64_t pixel_at[OMC_GEMM_KC];
+    for (int64_t k = 0; k < n; k++) {
+      const int64_t image = (k0 + k) / pixels, y = (k0 + k) % pixels / p->ow, x = (k0 + k) % p->ow;
+      pixel_at[k] = ((image * s->rows + y * p->sh) * s->part + x * p->sw) * s->channels;
+    }
+    pack_pixels(job, group * p->m + i, m, k0, n, a);
+    for (int64_t panel = first; panel < last; panel++) {
+      int64_t at[OMC_NR];
+      conv_chunk chunks[OMC_NR];
+      const int64_t j0 = panel * OMC_NR, width = min64(OMC_NR, columns - j0);
+      for (int64_t j = 0; j < width; j++) {
+        const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
+        at[j] = (tap / p->kw * p->dh * s->part + tap % p->kw * p->dw) * s->channels + group * p->c + c;
+      }
+      const int64_t count = CONV_NAME(cut_chunks)(at, width, chunks);
+      CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
+      const omc_gemm_block product = {
+          .m = m, .n = omc_ceil_div(width, OMC_VL) * OMC_VL, .k = n, .a = a, .b = b,
+          .c = sum + j0, .c_rs = p->columns, .alpha = 1, .beta = job->first > 0 || block > 0};
+      OMC_GEMM_NAME(multiply)(&product);
+    }
+  }
+}
+
+static void grad_parts(int64_t begin, int64_t end, int thread, void *ctx) {
+  const grad_job *job = ctx;
+  real *scratch = job->threads + thread * grad_thread(job->p);
+  const int64_t parts = job->row_parts * job->col_parts;
+  for (int64_t u = begin; u < end; u++)
+    grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
+}
+
+/* Sums are [.., kh * kw, c], the gradient is [.., c, kh * kw]. */
+static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const grad_job *job = ctx;
+  const conv_weight_grad *p = job->p;
+  const int64_t taps = p->kh * p->kw;
+  for (int64_t o = begin; o < end; o++) {
+    const real *from = job->sum + o * p->columns;
+    real *to = (real *)job->args->out[0].data + o * p->c * taps;
+    for (int64_t c = 0; c < p->c; c++)
+      for (int64_t t = 0; t < taps; t++) to[c * taps + t] = from[t * p->c + c];
+  }
+}
+
+/* Cuts a group's gradient so that all threads have work; columns first, they cost least. */
+static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) {
+  const int64_t panels = omc_ceil_div(p->kh * p->kw * p->c, OMC_NR);
+  const int64_t wanted = omc_ceil_div(threads, p->groups);
+  job->col_parts = max64(min64(wanted, panels), 1);
+  job->row_parts = max64(omc_ceil_div(p->m, ROWS),
+                         min64(omc_ceil_div(wanted, job->col_parts), omc_gemm_panels(p->m)));
+}
+
+OMC_KERNEL(ConvGradWeight) {
+  const conv_weight_grad *p = args->params;
+  const int64_t outputs = p->groups * p->m;
+  grad_job job = {.args = args, .p = p, .sum = args->workspace};
+  job.source = job.sum + align16(outputs * p->columns);
+  job.threads = job.source + grad_source(p);
+  if (p->m == 0 || p->c == 0) return OMC_OK;
+  if (p->images == 0) {
+    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->kh * p->kw) * sizeof(real));
+    return OMC_OK;
+  }
+  if (p->direct) return CONV_NAME(direct_weight)(args);
+  choose_parts(p, args->threads, &job);
+  const int64_t passes = omc_ceil_div(p->images, p->pass);
+  for (int64_t pass = 0; pass < passes; pass++) {
+    job.first = omc_cut(p->images, passes, pass);
+    job.images = omc_cut(p->images, passes, pass + 1) - job.first;
+    omc_parallel_for(job.images * p->source.rows, 1, args->threads, copy_channels_last, &job);
+    omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
+  }
+  omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);
+  return OMC_OK;
+}
+
+#endif
