@@ -12,6 +12,7 @@
  * input's shape, adds up contributions, casts to the input's dtype, and sets the result to the
  * forward outputs followed by n_inputs gradients (NULL: not wanted, or zero because nothing
  * differentiable connects it). Integer and bool values carry no gradient. */
-omc_status omc_differentiate(omc_graph *g, const bool *out_grads, const bool *in_grads) OMC_MUST_USE;
+omc_status omc_differentiate(omc_graph *g, const bool *out_grads,
+                             const bool *in_grads) OMC_MUST_USE;
 
 #endif

@@ -78,7 +78,8 @@ static omc_status run_stage(request *r, const char *stage) {
     const omc_rules one = {rule->name, rule, 1};
     uint32_t changes;
     OMC_TRY(bind_stage(r));
-    return omc_apply_rules(r->graph, &one, &changes);
+    OMC_TRY(omc_apply_rules(r->graph, &one, &changes));
+    return omc_graph_verify(r->graph, true);
   }
   for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
     if (strcmp(stages[i].name, stage) != 0) continue;

@@ -97,6 +97,30 @@ static inline int64_t to_int(real x) { return x; }
 CONVERSIONS
 #undef CONVERSION
 
+#if defined(__F16C__) && defined(OMC_CLASS_IS_F32)
+/* Eight at a time: compilers convert halves one by one. */
+static void load_halves(const void *elements, void *reals, int64_t n) {
+  const f16 *from = elements;
+  float *to = reals;
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+  load_F16(from + i, to + i, n - i);
+}
+
+static void store_halves(const void *reals, void *elements, int64_t n) {
+  const float *from = reals;
+  f16 *to = elements;
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm_storeu_si128((__m128i *)(to + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+  store_F16(from + i, to + i, n - i);
+}
+#define load_F16 load_halves
+#define store_F16 store_halves
+#endif
+
 static void spread(void *reals, int64_t n) {
   real *to = reals;
   const real x = to[0];

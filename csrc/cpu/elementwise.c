@@ -30,6 +30,7 @@ typedef struct input_plan {
 } input_plan;
 
 typedef struct instruction {
+  const omc_ew *ew;
   omc_ew_fn fn;      /* NULL: nothing to do */
   int32_t args[3];   /* operands; -1: none */
   size_t scratch;    /* where its result goes if not straight to an output */
@@ -86,9 +87,9 @@ static omc_status refuse(const omc_node *node, const char *why) {
   OMC_FAIL(EUNSUPPORTED, "%s: %s", omc_node_text(node, text, sizeof text), why);
 }
 
-static omc_status malformed(const omc_node *node, const char *what) {
+static omc_status malformed(const omc_node *node, const char *attribute) {
   char text[OMC_NODE_TEXT];
-  OMC_FAIL(EINVALID, "%s: malformed %s", omc_node_text(node, text, sizeof text), what);
+  OMC_FAIL(EINVALID, "%s: malformed attribute %s", omc_node_text(node, text, sizeof text), attribute);
 }
 
 static omc_status no_memory(const omc_node *node) {
@@ -160,56 +161,67 @@ static int32_t place_results(omc_ew_program *p, const int32_t *last, size_t base
   return n;
 }
 
-static omc_status compile_single(const omc_node *node, omc_class cls, omc_ew_program *p) {
-  const omc_ew *ew = omc_op_get(node->op)->ew;
+static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
   instruction *code = &p->code[0];
-  code->fn = omc_ew_pick(ew, cls);
-  if (node->n_in > 3) return malformed(node, "list of inputs");
+  code->ew = omc_op_get(node->op)->ew;
   for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
-  if (ew->imm) OMC_TRY(ew->imm(node, code->imm));
+  if (code->ew->imm) OMC_TRY(code->ew->imm(node, code->imm));
   p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
   return OMC_OK;
 }
 
-static omc_status compile_fused(const omc_node *node, omc_class cls, omc_ew_program *p) {
+/* Instruction k of a fused node: as many operands as the op has inputs, all known before it. */
+static bool decode_instruction(const char *name, const int64_t *args, const double *imm,
+                               int32_t known, instruction *code) {
+  omc_op_id id;
+  if (!omc_op_from_name(name, strlen(name), &id) || !omc_op_get(id)->ew) return false;
+  code->ew = omc_op_get(id)->ew;
+  memcpy(code->imm, imm, sizeof code->imm);
+  for (int32_t a = 0; a < 3; a++) {
+    if ((args[a] >= 0) != (a < omc_op_get(id)->max_in) || args[a] >= known) return false;
+    code->args[a] = args[a] < 0 ? -1 : (int32_t)args[a];
+  }
+  return true;
+}
+
+static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
+  const uint32_t n = (uint32_t)p->n_code;
   uint32_t n_args, n_outs, n_dtypes;
-  const omc_attr *ops = omc_attr_find(node, "ops"), *imm = omc_attr_find(node, "imm");
+  const char *const *ops = omc_attr_find(node, "ops")->v.ss;
+  const omc_attr *imm = omc_attr_find(node, "imm");
   const int64_t *args = omc_attr_ints(node, "args", &n_args);
   const int64_t *outs = omc_attr_ints(node, "outs", &n_outs);
   const int64_t *dtypes = omc_attr_ints(node, "dtypes", &n_dtypes);
-  const uint32_t n = (uint32_t)p->n_code;
-  if (n_args != 3 * n) return malformed(node, "attribute args");
-  if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n)
-    return malformed(node, "attribute imm");
-  if (n_outs != node->n_out) return malformed(node, "attribute outs");
-  if (n_dtypes != node->n_out) return malformed(node, "attribute dtypes");
-  for (uint32_t k = 0; k < n; k++) {
-    omc_op_id op;
-    if (!omc_op_from_name(ops->v.ss[k], strlen(ops->v.ss[k]), &op) || !omc_op_get(op)->ew)
-      return malformed(node, "attribute ops");
-    p->code[k].fn = omc_ew_pick(omc_op_get(op)->ew, cls);
-    memcpy(p->code[k].imm, imm->v.fs + OMC_EW_IMM * k, sizeof p->code[k].imm);
-    for (uint32_t a = 0; a < 3; a++) {
-      const int64_t arg = args[3 * k + a];
-      if (arg < -1 || arg >= p->n_in + (int64_t)k) return malformed(node, "attribute args");
-      p->code[k].args[a] = (int32_t)arg;
-    }
-  }
+  if (n_args != 3 * n) return malformed(node, "args");
+  if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n) return malformed(node, "imm");
+  if (n_outs != node->n_out) return malformed(node, "outs");
+  if (n_dtypes != node->n_out) return malformed(node, "dtypes");
+  for (uint32_t k = 0; k < n; k++)
+    if (!decode_instruction(ops[k], args + 3 * k, imm->v.fs + OMC_EW_IMM * k, p->n_in + (int32_t)k,
+                            &p->code[k]))
+      return malformed(node, "ops or args");
   for (uint32_t i = 0; i < n_outs; i++) {
-    output_plan *out = &p->out[i];
-    if (outs[i] < p->n_in || outs[i] >= p->n_in + (int64_t)n) return malformed(node, "attribute outs");
-    if (!omc_dtype_from_onnx(dtypes[i], &out->dtype)) return malformed(node, "attribute dtypes");
-    out->operand = (int32_t)outs[i];
+    if (outs[i] < p->n_in || outs[i] >= p->n_in + p->n_code) return malformed(node, "outs");
+    if (!omc_dtype_from_onnx(dtypes[i], &p->out[i].dtype)) return malformed(node, "dtypes");
+    p->out[i].operand = (int32_t)outs[i];
+  }
+  return OMC_OK;
+}
+
+static omc_status pick_functions(const omc_node *node, omc_class cls, omc_ew_program *p) {
+  for (int32_t k = 0; k < p->n_code; k++) {
+    p->code[k].fn = omc_ew_pick(p->code[k].ew, cls);
+    if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
   }
   return OMC_OK;
 }
 
 /* Leaves instructions that only convert to the stores of their results, if nothing else reads
  * these. An input is stored only where no other output could have been written over it. */
-static void drop_conversions(const omc_node *node, omc_ew_program *p) {
+static void drop_conversions(omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     const int32_t result = p->n_in + k, operand = p->code[k].args[0];
-    bool needed = !instruction_ew(node, k)->converts || (operand < p->n_in && p->n_out > 1);
+    bool needed = !p->code[k].ew->converts || (operand < p->n_in && p->n_out > 1);
     for (int32_t j = k + 1; j < p->n_code; j++)
       for (int a = 0; a < 3; a++) needed |= p->code[j].args[a] == result;
     if (needed) continue;
@@ -243,39 +255,43 @@ static void place(const omc_node *node, const omc_shape *shape, omc_ew_program *
   p->scratch_bytes = used + (size_t)place_results(p, last, used, block) * block;
 }
 
+static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
+  char text[OMC_NODE_TEXT];
+  *out = (omc_shape){0, {0}};
+  for (uint32_t i = 0; i < node->n_in; i++) {
+    if (!omc_in(node, i)) return refuse(node, "an input is left out");
+    OMC_TRY(omc_shape_broadcast(out, &omc_in(node, i)->type.shape,
+                                omc_node_text(node, text, sizeof text), out));
+  }
+  return OMC_OK;
+}
+
 omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) {
   const bool fused = !omc_op_get(node->op)->ew;
-  const omc_class cls = omc_ew_class(node);
-  char text[OMC_NODE_TEXT];
-  uint32_t n_code = 1;
-  if (fused) {
-    const omc_attr *ops = omc_attr_find(node, "ops");
-    if (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0) return malformed(node, "attribute ops");
-    n_code = ops->n;
-  }
+  const omc_attr *ops = omc_attr_find(node, "ops");
+  if (fused && (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0)) return malformed(node, "ops");
+  const uint32_t n_code = fused ? ops->n : 1;
   if (n_code > OMC_EW_MAX_INSTRUCTIONS || node->n_in > OMC_EW_MAX_INPUTS ||
       node->n_out > OMC_EW_MAX_OUTPUTS)
     return refuse(node, "more instructions, inputs or outputs than a program holds");
-  for (uint32_t i = 0; i < node->n_in; i++)
-    if (!omc_in(node, i)) return malformed(node, "list of inputs");
+  omc_shape shape;
+  OMC_TRY(iteration_shape(node, &shape));
 
   omc_ew_program *p = OMC_NEW(arena, omc_ew_program);
   if (!p) return no_memory(node);
+  const omc_class cls = omc_ew_class(node);
   p->convert = omc_convert_pick(cls);
+  p->numel = omc_shape_numel(&shape);
   p->n_in = (int32_t)node->n_in, p->n_code = (int32_t)n_code, p->n_out = (int32_t)node->n_out;
   p->in = OMC_NEW_ARRAY(arena, input_plan, node->n_in);
   p->code = OMC_NEW_ARRAY(arena, instruction, n_code);
   p->out = OMC_NEW_ARRAY(arena, output_plan, node->n_out);
   if (!p->in || !p->code || !p->out) return no_memory(node);
 
-  OMC_TRY(fused ? compile_fused(node, cls, p) : compile_single(node, cls, p));
-  for (uint32_t k = 0; k < n_code; k++)
-    if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
-  omc_shape shape = {0, {0}};
-  for (uint32_t i = 0; i < node->n_in; i++)
-    OMC_TRY(omc_shape_broadcast(&shape, &omc_in(node, i)->type.shape,
-                                omc_node_text(node, text, sizeof text), &shape));
-  p->numel = omc_shape_numel(&shape);
+  OMC_TRY(fused ? decode_fused(node, p) : decode_single(node, p));
+  OMC_TRY(pick_functions(node, cls, p));
+  drop_conversions(p);
+  claim_outputs(p);
   place(node, &shape, p);
   *out = p;
   return OMC_OK;
@@ -421,7 +437,7 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
 static bool may_write_direct(const omc_ew_program *p, const omc_kernel_args *args, int32_t i) {
   if (!p->out[i].claims || !args->out[i].type) return false;
   for (int32_t j = 0; j < p->n_in; j++)
-    if (args->in[j].data == args->out[i].data && p->in[j].last_use > p->out[i].instruction)
+    if (args->in[j].data == args->out[i].data && p->in[j].last_use > p->out[i].operand - p->n_in)
       return false;
   return true;
 }

@@ -55,7 +55,8 @@ OMC_INLINE omc_rng_vec omc_rng_mul(omc_rng_vec a, omc_rng_vec b) {
 }
 
 typedef struct omc_rng_keys {
-  omc_rng_vec k0[10], k1[10];
+  omc_rng_vec k0[10], k1[10]; /* of each round */
+  omc_rng_vec lane;           /* 0, 1, 2, ... */
 } omc_rng_keys;
 
 /* The words of OMC_RNG_LANES counters from `counter` on. */
@@ -63,9 +64,8 @@ OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t stream, uint64_
                               uint32_t *out) {
   const omc_rng_vec m0 = omc_rng_set(0xD2511F53u), m1 = omc_rng_set(0xCD9E8D57u);
   const omc_rng_vec low = omc_rng_set(0xffffffffu);
-  omc_rng_vec c0 = omc_rng_set(counter), c2 = omc_rng_set(stream), c3 = omc_rng_set(0);
-  for (int l = 0; l < OMC_RNG_LANES; l++) c0[l] += (uint64_t)l;
-  omc_rng_vec c1 = c0 >> 32;
+  omc_rng_vec c0 = omc_rng_set(counter) + keys->lane, c1 = c0 >> 32;
+  omc_rng_vec c2 = omc_rng_set(stream), c3 = omc_rng_set(0);
   for (int r = 0; r < 10; r++) {
     const omc_rng_vec p0 = omc_rng_mul(m0, c0), p1 = omc_rng_mul(m1, c2);
     c0 = (p1 >> 32) ^ c1 ^ keys->k0[r];
@@ -74,10 +74,18 @@ OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t stream, uint64_
     c3 = p0;
   }
   const omc_rng_vec front = (c0 & low) | (c1 << 32), back = (c2 & low) | (c3 << 32);
+#if defined(__clang__)
   for (int l = 0; l < OMC_RNG_LANES; l++) {
     const uint64_t four[2] = {front[l], back[l]};
     memcpy(out + 4 * l, four, sizeof four);
   }
+#else
+  omc_rng_vec merge;
+  for (int l = 0; l < OMC_RNG_LANES; l++) merge[l] = (uint64_t)(l / 2 + l % 2 * OMC_RNG_LANES);
+  const omc_rng_vec four[2] = {__builtin_shuffle(front, back, merge),
+                               __builtin_shuffle(front, back, merge + OMC_RNG_LANES / 2)};
+  memcpy(out, four, sizeof four);
+#endif
 }
 
 /* The words of elements first .. first + n - 1 of a stream. */
@@ -88,6 +96,7 @@ OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t stream, uint64_t first,
     keys.k0[r] = omc_rng_set((uint32_t)seed + r * 0x9E3779B9u);
     keys.k1[r] = omc_rng_set((uint32_t)(seed >> 32) + r * 0xBB67AE85u);
   }
+  for (int l = 0; l < OMC_RNG_LANES; l++) keys.lane[l] = (uint64_t)l;
   int64_t done = 0;
   while (done < n) {
     const uint64_t at = first + (uint64_t)done;

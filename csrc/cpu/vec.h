@@ -73,6 +73,9 @@ OMC_INLINE vreal vlog(vreal x);
 OMC_INLINE vreal vlog1p(vreal x);
 OMC_INLINE vreal vtanh(vreal x);
 OMC_INLINE vreal verf(vreal x);
+OMC_INLINE vreal vnormal(vreal x, vreal *density); /* the normal distribution's, both within 1e-7 */
+OMC_INLINE vreal vsin(vreal x);
+OMC_INLINE vreal vcos(vreal x);
 OMC_INLINE vreal vsigmoid(vreal x);       /* 1 / (1 + exp(-x)) */
 #endif
 

@@ -235,6 +235,12 @@ OMC_INLINE vreal vlog(vreal x) { return OMC_LANES(x, log); }
 OMC_INLINE vreal vlog1p(vreal x) { return OMC_LANES(x, log1p); }
 OMC_INLINE vreal vtanh(vreal x) { return OMC_LANES(x, tanh); }
 OMC_INLINE vreal verf(vreal x) { return OMC_LANES(x, erf); }
+OMC_INLINE vreal vnormal(vreal x, vreal *density) {
+  *density = vset(0.3989422804014327) * vexp(vset(-0.5) * x * x);
+  return vset(0.5) * (vset(1) + verf(x * vset(0.7071067811865476)));
+}
+OMC_INLINE vreal vsin(vreal x) { return OMC_LANES(x, sin); }
+OMC_INLINE vreal vcos(vreal x) { return OMC_LANES(x, cos); }
 
 #else
 
@@ -322,6 +328,53 @@ OMC_INLINE vreal verf(vreal x) {
                            -2.284890041e-02f, 3.202165477e-03f, -2.124349412e-04f);
   const vreal large = vset(1) - vexp(-vfma(t, g, t));
   return vblend(t < vset(1), vfma(x, p, x), vsign(large, x));
+}
+
+/* The tail beyond |x| is exp(-x^2/2) times a function that falls slowly: a polynomial in u. */
+OMC_INLINE vreal vnormal(vreal x, vreal *density) {
+  const vreal e = vexp(vset(-0.5f) * x * x), u = vset(1) / vfma(vabs(x), vset(0.25f), vset(1));
+  const vreal p = OMC_POLY(u, 9.891704470e-02f, 1.111610159e-01f, 2.891002782e-02f,
+                           2.729682624e-01f, -2.581298947e-01f, 3.366380036e-01f,
+                           -9.046445042e-02f);
+  const vreal tail = e * u * p;
+  *density = vset(0.398942280f) * e;
+  return vblend(x > vset(0), vset(1) - tail, tail);
+}
+
+/* x = n pi/2 + r with |r| <= pi/4; returns sin(r) if n + turn is even, else cos(r), with the sign
+ * of the quadrant. The first two of the four parts of pi/2 have so few bits that their
+ * products with n are exact. */
+OMC_INLINE vreal omc_sine(vreal x, int turn) {
+  const vreal shift = vset((real)0x1.8p23);
+  const vreal n = vfma(x, vset(0.636619772f), shift) - shift;
+  const vmask quadrant = __builtin_convertvector(n, vmask) + turn;
+  vreal r = vfma(n, vset(-0x1.fb4p-12f), vfma(n, vset(-0x1.92p0f), x));
+  r = vfma(n, vset(0x1.ee59da0000000p-50f), vfma(n, vset(-0x1.4442d20000000p-24f), r));
+  const vreal s = r * r;
+  const vreal sine = vfma(r * s, OMC_POLY(s, -1.666666716e-01f, 8.333329111e-03f, -1.983915135e-04f,
+                                          2.716604286e-06f), r);
+  const vreal q = OMC_POLY(s, 4.166664183e-02f, -1.388718490e-03f, 2.441812649e-05f);
+  const vreal cosine = vfma(s * s, q, vfma(s, vset(-0.5f), vset(1)));
+  const vreal y = vblend((quadrant & 1) == 0, sine, cosine);
+  return (vreal)((vmask)y ^ ((quadrant & 2) << 30));
+}
+
+/* Angles so large that the reduction loses bits are left to the C library, lane by lane: an
+ * element's result does not depend on its neighbours. */
+OMC_INLINE bool omc_all(vmask m) {
+  ireal all = -1;
+  for (int l = 0; l < OMC_VL; l++) all &= m[l];
+  return all != 0;
+}
+OMC_INLINE vreal vsin(vreal x) {
+  const vmask small = vabs(x) <= vset(8192);
+  const vreal y = omc_sine(x, 0);
+  return omc_all(small) ? y : vblend(small, y, OMC_LANES(x, sinf));
+}
+OMC_INLINE vreal vcos(vreal x) {
+  const vmask small = vabs(x) <= vset(8192);
+  const vreal y = omc_sine(x, 1);
+  return omc_all(small) ? y : vblend(small, y, OMC_LANES(x, cosf));
 }
 
 #endif

@@ -316,9 +316,6 @@ OMC_KERNEL(AttentionGrad) {
 
 #include <math.h>
 
-/* Values kept for backward are of the type computed in. */
-static omc_dtype real_dtype(omc_dtype elem) { return elem == OMC_F64 ? OMC_F64 : OMC_F32; }
-
 static double default_scale(const omc_value *q) { return 1 / sqrt((double)q->type.shape.dims[3]); }
 
 static omc_status misfit(const omc_node *node, const char *what, const omc_value *v) {
@@ -371,7 +368,7 @@ static omc_status forward_infer(omc_node *node) {
   const omc_shape y = {4, {p.batch, p.heads, p.queries, p.value_dim}};
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
   omc_set_type(node, 0, p.dtype, &y);
-  omc_set_type(node, 1, real_dtype(p.dtype), &lse);
+  omc_set_type(node, 1, omc_dtype_real(p.dtype), &lse);
   return OMC_OK;
 }
 
@@ -379,7 +376,7 @@ static omc_status backward_infer(omc_node *node) {
   attention_params p;
   OMC_TRY(check(node, 1, 6, &p));
   const omc_type y = {p.dtype, {4, {p.batch, p.heads, p.queries, p.value_dim}}};
-  const omc_type lse = {real_dtype(p.dtype), {3, {p.batch, p.heads, p.queries}}};
+  const omc_type lse = {omc_dtype_real(p.dtype), {3, {p.batch, p.heads, p.queries}}};
   if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
   if (!omc_type_equal(&omc_in(node, 4)->type, &y)) return misfit(node, "y", omc_in(node, 4));
   if (!omc_type_equal(&omc_in(node, 5)->type, &lse)) return misfit(node, "lse", omc_in(node, 5));
@@ -461,7 +458,8 @@ static omc_status forward_grad(omc_grad *g) {
 
 OMC_KERNELS(Attention)
 const omc_op omc_op_Attention = {.name = "Attention", .min_in = 3, .max_in = 4, .n_out = 2,
-                                 .flags = OMC_OP_RANDOM, .infer = forward_infer, .grad = forward_grad,
+                                 .flags = OMC_OP_RANDOM, .infer = forward_infer,
+                                 .grad = forward_grad,
                                  .params_size = sizeof(attention_params),
                                  .params = forward_params, .workspace = forward_workspace,
                                  .cpu = &omc_kernels_Attention};

@@ -1,5 +1,3 @@
-#ifdef OMC_RECORDS
-
 #include "ops/call.h"
 
 #include "cpu/elementwise.h"
@@ -42,5 +40,3 @@ omc_status omc_call_prepare(const omc_node *node, const omc_provider *provider, 
   if (op->workspace) out->workspace_bytes = op->workspace(node, out->params, threads);
   return OMC_OK;
 }
-
-#endif

@@ -62,15 +62,16 @@ OMC_KERNEL_ANY(Size) {
 static int64_t range_length(const omc_node *node) {
   const omc_value *start = omc_in(node, 0), *limit = omc_in(node, 1), *delta = omc_in(node, 2);
   if (omc_dtype_is_float(start->type.dtype)) {
-    const double n = ceil((omc_const_float(limit, 0) - omc_const_float(start, 0)) /
-                          omc_const_float(delta, 0));
+    const double n =
+        ceil((omc_const_float(limit, 0) - omc_const_float(start, 0)) / omc_const_float(delta, 0));
     return n < 9e18 ? (n > 0 ? (int64_t)n : 0) : -1;
   }
   const int64_t step = omc_const_int(delta, 0), from = omc_const_int(start, 0);
   const int64_t to = omc_const_int(limit, 0);
   if (step == 0) return -1;
   if (step > 0 ? to <= from : to >= from) return 0;
-  const uint64_t distance = step > 0 ? (uint64_t)to - (uint64_t)from : (uint64_t)from - (uint64_t)to;
+  const uint64_t distance =
+      step > 0 ? (uint64_t)to - (uint64_t)from : (uint64_t)from - (uint64_t)to;
   const uint64_t stride = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
   const uint64_t n = (distance - 1) / stride + 1;
   return n > INT64_MAX ? -1 : (int64_t)n;
@@ -101,7 +102,8 @@ OMC_KERNEL_ANY(Range) {
   if (omc_dtype_is_float(dtype)) {
     const double from = omc_element_float(dtype, start->data, 0);
     const double step = omc_element_float(dtype, delta->data, 0);
-    for (int64_t i = 0; i < n; i++) omc_element_set_float(dtype, y->data, i, from + (double)i * step);
+    for (int64_t i = 0; i < n; i++)
+      omc_element_set_float(dtype, y->data, i, from + (double)i * step);
   } else {
     const int64_t step = omc_element_int(dtype, delta->data, 0);
     int64_t x = omc_element_int(dtype, start->data, 0);
@@ -153,22 +155,40 @@ OMC_KERNEL_ANY(ConstantOfShape) {
   const omc_type *type = args->out[0].type;
   const size_t size = omc_dtype_size(type->dtype);
   char *y = args->out[0].data;
-  for (int64_t n = omc_shape_numel(&type->shape); n > 0; n--, y += size) memcpy(y, p->element, size);
+  for (int64_t n = omc_shape_numel(&type->shape); n > 0; n--, y += size)
+    memcpy(y, p->element, size);
   return OMC_OK;
 }
 
-const omc_op omc_op_Shape = {.name = "Shape", .min_in = 1, .max_in = 1, .n_out = 1,
-                             .flags = OMC_OP_SHAPE_ONLY, .infer = shape_infer,
-                             .params_size = sizeof(shape_params), .params = shape_decode,
+const omc_op omc_op_Shape = {.name = "Shape",
+                             .min_in = 1,
+                             .max_in = 1,
+                             .n_out = 1,
+                             .flags = OMC_OP_SHAPE_ONLY,
+                             .infer = shape_infer,
+                             .params_size = sizeof(shape_params),
+                             .params = shape_decode,
                              .cpu = &omc_kernels_Shape};
-const omc_op omc_op_Size = {.name = "Size", .min_in = 1, .max_in = 1, .n_out = 1,
-                            .flags = OMC_OP_SHAPE_ONLY, .infer = size_infer,
+const omc_op omc_op_Size = {.name = "Size",
+                            .min_in = 1,
+                            .max_in = 1,
+                            .n_out = 1,
+                            .flags = OMC_OP_SHAPE_ONLY,
+                            .infer = size_infer,
                             .cpu = &omc_kernels_Size};
-const omc_op omc_op_Range = {.name = "Range", .min_in = 3, .max_in = 3, .n_out = 1,
-                             .infer = range_infer, .cpu = &omc_kernels_Range};
-const omc_op omc_op_ConstantOfShape = {.name = "ConstantOfShape", .min_in = 1, .max_in = 1,
-                                       .n_out = 1, .infer = fill_infer,
-                                       .params_size = sizeof(fill_params), .params = fill_decode,
+const omc_op omc_op_Range = {.name = "Range",
+                             .min_in = 3,
+                             .max_in = 3,
+                             .n_out = 1,
+                             .infer = range_infer,
+                             .cpu = &omc_kernels_Range};
+const omc_op omc_op_ConstantOfShape = {.name = "ConstantOfShape",
+                                       .min_in = 1,
+                                       .max_in = 1,
+                                       .n_out = 1,
+                                       .infer = fill_infer,
+                                       .params_size = sizeof(fill_params),
+                                       .params = fill_decode,
                                        .cpu = &omc_kernels_ConstantOfShape};
 
 #endif

@@ -1,19 +1,19 @@
 /* What the rules of the convolutions (conv.c) decode for their kernels.
  *
- * Conv and the gradient of its input are the same product (conv_product.c). A row is an output
- * channel, a column a pixel of the output grid of any image, and the depth runs over (channel,
- * tap); element (k, j) of the right side is source[column_at(j) + source_at[k]] in a copy of the
- * source with its padding written out, columns of one residue modulo the stride side by side.
- * Conv is one grid. The input's gradient is one grid per residue of an input pixel modulo the
- * strides, each with the taps that meet it, so that nothing is added up in memory.
+ * Conv and the gradient of its input are the same product (conv_product_variant.c). A row is an
+ * output channel, a column a pixel of the output grid of any image, and the depth runs over
+ * (channel, tap); element (k, j) of the right side is source[column_at(j) + source_at[k]] in a
+ * copy of the source with its padding written out, columns of one residue modulo the stride side
+ * by side. Conv is one grid. The input's gradient is one grid per residue of an input pixel
+ * modulo the strides, each with the taps that meet it, so that nothing is added up in memory.
  *
- * In the gradient of the weight (conv_weight.c) a row is an output channel, a column (tap,
- * channel), and the depth runs over pixels of all images; the source is copied with channels
- * innermost.
+ * In the gradient of the weight (conv_weight_variant.c) a row is an output channel, a column
+ * (tap, channel), and the depth runs over pixels of all images; the source is copied with
+ * channels innermost.
  *
  * The right side is packed straight from the copy: no column matrix is ever stored. Groups of few
  * channels, depthwise above all, have nothing to pack for and are summed directly
- * (conv_direct.c). */
+ * (conv_direct_variant.c). */
 #ifndef OMC_OPS_CONV_H
 #define OMC_OPS_CONV_H
 

@@ -257,9 +257,6 @@ OMC_KERNEL(CrossEntropyGrad) {
 
 static const char *const reduction_names[] = {"none", "mean", "sum"}; /* by loss_reduction */
 
-/* Values kept for backward are of the type computed in. */
-static omc_dtype real_dtype(omc_dtype elem) { return elem == OMC_F64 ? OMC_F64 : OMC_F32; }
-
 static int32_t class_axis(const omc_shape *logits) { return logits->rank > 1 ? 1 : 0; }
 
 /* Reads the attributes and checks that logits, target and weight (NULL: none) go together;
@@ -312,8 +309,8 @@ static omc_status forward_infer(omc_node *node) {
   const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   omc_set_type(node, 0, dtype, p.reduction == REDUCE_NONE ? &rows : &scalar);
-  omc_set_type(node, 1, real_dtype(dtype), &rows);
-  omc_set_type(node, 2, real_dtype(dtype), &scalar);
+  omc_set_type(node, 1, omc_dtype_real(dtype), &rows);
+  omc_set_type(node, 2, omc_dtype_real(dtype), &scalar);
   return OMC_OK;
 }
 
@@ -326,7 +323,8 @@ static omc_status forward_params(const omc_node *node, omc_arena *arena, void *p
 static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const loss_params *p = params;
-  return (size_t)(p->outer * p->inner) * omc_dtype_size(real_dtype(omc_in(node, 0)->type.dtype));
+  return (size_t)(p->outer * p->inner) *
+         omc_dtype_size(omc_dtype_real(omc_in(node, 0)->type.dtype));
 }
 
 static omc_status forward_grad(omc_grad *g) {
@@ -351,8 +349,8 @@ static omc_status backward_check(const omc_node *node, loss_params *p) {
     uint32_t input;
     omc_type type;
   } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == REDUCE_NONE ? rows : scalar}},
-                  {"lse", 3, {real_dtype(logits->dtype), rows}},
-                  {"total", 4, {real_dtype(logits->dtype), scalar}}};
+                  {"lse", 3, {omc_dtype_real(logits->dtype), rows}},
+                  {"total", 4, {omc_dtype_real(logits->dtype), scalar}}};
   for (int i = 0; i < 3; i++) {
     const omc_type *is = &omc_in(node, expected[i].input)->type;
     if (omc_type_equal(is, &expected[i].type)) continue;

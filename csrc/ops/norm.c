@@ -78,8 +78,8 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
 OMC_KERNEL(LayerNormalization) {
   const layer_params *p = args->params;
   layer_job job = {.p = p, .x = omc_in_data(args, 0), .gamma = omc_in_data(args, 1),
-                   .beta = omc_in_data(args, 2), .y = omc_out_data(args, 0), .mean = omc_out_data(args, 1),
-                   .rstd = omc_out_data(args, 2)};
+                   .beta = omc_in_data(args, 2), .y = omc_out_data(args, 0),
+                   .mean = omc_out_data(args, 1), .rstd = omc_out_data(args, 2)};
   omc_parallel_for(p->rows, grain(p->n), args->threads, layer_forward, &job);
   return OMC_OK;
 }
@@ -165,14 +165,18 @@ typedef struct {
   real *mean, *rstd;
 } batch_job;
 
-static real count(const batch_params *p) { return (real)(p->batch * p->inner); }
-static real gamma_of(const batch_job *job, int64_t c) { return job->gamma ? ld(job->gamma + c) : 1; }
-static real beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
+static double count(const batch_params *p) { return (double)(p->batch * p->inner); }
+static real gamma_of(const batch_job *job, int64_t c) {
+  return job->gamma ? ld(job->gamma + c) : 1;
+}
+static real beta_of(const batch_job *job, int64_t c) {
+  return job->beta ? ld(job->beta + c) : 0;
+}
 
 /* Stores the statistics of channel c, given its mean and the sum of squared differences to it. */
 static void store_statistics(const batch_job *job, int64_t c, double mean, double squares) {
   const batch_params *p = job->p;
-  const double n = (double)(p->batch * p->inner), momentum = p->momentum;
+  const double n = count(p), momentum = p->momentum;
   job->mean[c] = (real)mean;
   job->rstd[c] = (real)(1 / sqrt(squares / n + p->epsilon));
   if (job->new_mean)
@@ -188,8 +192,8 @@ static void store_statistics(const batch_job *job, int64_t c, double mean, doubl
 static real store_gradients(const batch_job *job, int64_t c, double *sum_dy, double *sum_dyx) {
   if (job->dgamma) st(job->dgamma + c, (real)*sum_dyx);
   if (job->dbeta) st(job->dbeta + c, (real)*sum_dy);
-  *sum_dy /= (double)count(job->p);
-  *sum_dyx /= (double)count(job->p);
+  *sum_dy /= count(job->p);
+  *sum_dyx /= count(job->p);
   return gamma_of(job, c) * job->rstd[c];
 }
 
@@ -203,7 +207,7 @@ static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *c
     const elem *first = job->x + c * n, *last = first + p->batch * step;
     double sum = 0, squares = 0;
     for (const elem *x = first; x < last; x += step) sum += (double)row_sum(x, n);
-    const double mean = sum / (double)count(p);
+    const double mean = sum / count(p);
     const real m = (real)mean;
     for (const elem *x = first; x < last; x += step)
       squares += (double)OMC_ROW_SUM(n, __extension__({
@@ -234,7 +238,7 @@ static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx
     real center[COLS], scale[COLS], shift[COLS];
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) mean[j] += (double)ld(job->x + b * step + c0 + j);
-    for (int64_t j = 0; j < cols; j++) mean[j] /= (double)count(p);
+    for (int64_t j = 0; j < cols; j++) mean[j] /= count(p);
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) {
         const double d = (double)ld(job->x + b * step + c0 + j) - mean[j];
@@ -344,9 +348,6 @@ OMC_KERNEL(BatchNormGrad) {
 
 #ifdef OMC_RECORDS
 
-/* Values kept for backward are of the type computed in. */
-static omc_dtype real_dtype(omc_dtype elem) { return elem == OMC_F64 ? OMC_F64 : OMC_F32; }
-
 /* Fails unless input i, if it is there, has that type; `what` is its name. */
 static omc_status need_type(const omc_node *node, uint32_t i, const char *what, omc_dtype dtype,
                             const omc_shape *shape) {
@@ -387,8 +388,8 @@ static omc_status layer_infer(omc_node *node) {
   OMC_TRY(need_type(node, 1, "gamma", x->dtype, &params));
   OMC_TRY(need_type(node, 2, "beta", x->dtype, &params));
   omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, real_dtype(x->dtype), &stats);
-  omc_set_type(node, 2, real_dtype(x->dtype), &stats);
+  omc_set_type(node, 1, omc_dtype_real(x->dtype), &stats);
+  omc_set_type(node, 2, omc_dtype_real(x->dtype), &stats);
   return OMC_OK;
 }
 
@@ -399,8 +400,8 @@ static omc_status layer_grad_infer(omc_node *node) {
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_type(node, 2, "gamma", x->dtype, &params));
-  OMC_TRY(need_type(node, 3, "mean", real_dtype(x->dtype), &stats));
-  OMC_TRY(need_type(node, 4, "rstd", real_dtype(x->dtype), &stats));
+  OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), &stats));
+  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), &stats));
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, x->dtype, &params);
   omc_set_type(node, 2, x->dtype, &params);
@@ -417,7 +418,7 @@ static size_t layer_grad_workspace(const omc_node *node, const void *params, int
   (void)threads;
   const layer_params *p = params;
   return (size_t)(n_blocks(p) * 2 * sums_length(p)) *
-         omc_dtype_size(real_dtype(omc_in(node, 1)->type.dtype));
+         omc_dtype_size(omc_dtype_real(omc_in(node, 1)->type.dtype));
 }
 
 /* Gradient node of either op: (dy, x, gamma?, mean, rstd) -> dx, dgamma, dbeta. */
@@ -478,8 +479,8 @@ static omc_status batch_infer(omc_node *node) {
              omc_node_text(node, text, sizeof text));
   }
   omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, real_dtype(x->dtype), &channels);
-  omc_set_type(node, 2, real_dtype(x->dtype), &channels);
+  omc_set_type(node, 1, omc_dtype_real(x->dtype), &channels);
+  omc_set_type(node, 2, omc_dtype_real(x->dtype), &channels);
   omc_set_type(node, 3, x->dtype, &channels);
   omc_set_type(node, 4, x->dtype, &channels);
   return OMC_OK;
@@ -492,8 +493,8 @@ static omc_status batch_grad_infer(omc_node *node) {
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_type(node, 2, "gamma", x->dtype, &channels));
-  OMC_TRY(need_type(node, 3, "mean", real_dtype(x->dtype), &channels));
-  OMC_TRY(need_type(node, 4, "rstd", real_dtype(x->dtype), &channels));
+  OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), &channels));
+  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), &channels));
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, x->dtype, &channels);
   omc_set_type(node, 2, x->dtype, &channels);

@@ -75,7 +75,8 @@ static omc_status torch_grad(omc_grad *g) {
   }
   const omc_attr attr[] = {omc_ai("index", omc_attr_int(node, "index", 0)),
                            {"types", OMC_ATTR_STRINGS, node->n_in, {.ss = types}}};
-  omc_build(&g->b, OMC_OP_TorchCallGrad, node->n_out, g->dout, UINT32_MAX, 2, attr, node->n_in, din);
+  omc_build(&g->b, OMC_OP_TorchCallGrad, node->n_out, g->dout, UINT32_MAX, 2, attr, node->n_in,
+            din);
   OMC_TRY(g->b.status);
   for (uint32_t i = 0; i < node->n_in; i++) {
     if (g->needs[i])
@@ -86,15 +87,23 @@ static omc_status torch_grad(omc_grad *g) {
   return OMC_OK;
 }
 
-const omc_op omc_op_TorchCall = {.name = "TorchCall", .max_in = OMC_VARIADIC,
-                                 .n_out = OMC_VARIADIC, .flags = OMC_OP_HOST,
-                                 .optional = UINT32_MAX, .grad = torch_grad,
-                                 .params_size = sizeof(torch_params), .params = decode,
+const omc_op omc_op_TorchCall = {.name = "TorchCall",
+                                 .max_in = OMC_VARIADIC,
+                                 .n_out = OMC_VARIADIC,
+                                 .flags = OMC_OP_HOST,
+                                 .optional = UINT32_MAX,
+                                 .grad = torch_grad,
+                                 .params_size = sizeof(torch_params),
+                                 .params = decode,
                                  .cpu = &omc_kernels_TorchCall};
-const omc_op omc_op_TorchCallGrad = {.name = "TorchCallGrad", .max_in = OMC_VARIADIC,
-                                     .n_out = OMC_VARIADIC, .flags = OMC_OP_HOST,
-                                     .optional = UINT32_MAX, .infer = grad_infer,
-                                     .params_size = sizeof(torch_params), .params = decode,
+const omc_op omc_op_TorchCallGrad = {.name = "TorchCallGrad",
+                                     .max_in = OMC_VARIADIC,
+                                     .n_out = OMC_VARIADIC,
+                                     .flags = OMC_OP_HOST,
+                                     .optional = UINT32_MAX,
+                                     .infer = grad_infer,
+                                     .params_size = sizeof(torch_params),
+                                     .params = decode,
                                      .cpu = &omc_kernels_TorchCallGrad};
 
 #endif

@@ -23,7 +23,7 @@ OMC_EW1(Sign, ZERO_ONE(a > vset(0)) - ZERO_ONE(a < vset(0)))
 
 OMC_EW1(Abs, vabs(a))
 OMC_EW1(Ceil, -vfloor(-a))
-OMC_EW1(Cos, OMC_LANES(a, OMC_R(cos)))
+OMC_EW1(Cos, vcos(a))
 OMC_EW1(Elu, vblend(a > vset(0), a, i0 * vexpm1(a)))
 OMC_EW1(Erf, verf(a))
 OMC_EW1(Exp, vexp(a))
@@ -41,7 +41,7 @@ OMC_EW1(Round, vround(a))
 OMC_EW1(Rsqrt, vset(1) / vsqrt(a))
 OMC_EW1(Sigmoid, vsigmoid(a))
 OMC_EW1(Silu, a / (vset(1) + vexp(-a)))
-OMC_EW1(Sin, OMC_LANES(a, OMC_R(sin)))
+OMC_EW1(Sin, vsin(a))
 OMC_EW1(Sqrt, vsqrt(a))
 OMC_EW1(Tanh, vtanh(a))
 
@@ -56,20 +56,21 @@ OMC_EW2(SiluGrad, __extension__({
 OMC_INLINE vreal gelu_gate(vreal x) {
   return vsigmoid(vset(TWO_BETA) * x * vfma(vset(KAPPA), x * x, vset(1)));
 }
-OMC_INLINE vreal normal_cdf(vreal x) {
-  return vset((real)0.5) * (vset(1) + verf(x * vset((real)0.7071067811865476)));
-}
-OMC_INLINE vreal normal_pdf(vreal x) {
-  return vset((real)0.3989422804014327) * vexp(vset((real)-0.5) * x * x);
-}
 OMC_INLINE vreal gelu_tanh_slope(vreal x) {
   const vreal s = gelu_gate(x);
   const vreal inner = vset(TWO_BETA) * vfma(vset(3 * KAPPA), x * x, vset(1));
   return vfma(x * inner, s * (vset(1) - s), s);
 }
-OMC_EW1(Gelu, blk->imm[0] != 0 ? a * gelu_gate(a) : a * normal_cdf(a))
-OMC_EW2(GeluGrad, a * (blk->imm[0] != 0 ? gelu_tanh_slope(b)
-                                        : vfma(b, normal_pdf(b), normal_cdf(b))))
+OMC_INLINE vreal gelu_slope(vreal x) {
+  vreal density;
+  const vreal below = vnormal(x, &density);
+  return vfma(x, density, below);
+}
+OMC_EW1(Gelu, __extension__({
+          vreal density;
+          a * (blk->imm[0] != 0 ? gelu_gate(a) : vnormal(a, &density));
+        }))
+OMC_EW2(GeluGrad, a * (blk->imm[0] != 0 ? gelu_tanh_slope(b) : gelu_slope(b)))
 
 #else
 

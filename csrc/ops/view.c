@@ -42,7 +42,8 @@ static omc_status reshape_infer(omc_node *node) {
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, shape.dims, &shape.rank));
   for (int32_t d = 0; d < shape.rank; d++) {
     if (shape.dims[d] == 0 && copy_zero && d < x->rank) shape.dims[d] = x->dims[d];
-    if (shape.dims[d] < -1 || (shape.dims[d] == -1 && inferred >= 0)) return bad_shape(node, &shape);
+    if (shape.dims[d] < -1 || (shape.dims[d] == -1 && inferred >= 0))
+      return bad_shape(node, &shape);
     if (shape.dims[d] == -1) inferred = d;
   }
   if (inferred >= 0) {
@@ -102,9 +103,14 @@ static omc_status view_grad(omc_grad *g) {
   return g->b.status;
 }
 
-#define VIEW(name_, least, most, infer_)                                                        \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = least, .max_in = most, .n_out = 1,   \
-                                 .flags = OMC_OP_VIEW, .infer = infer_, .grad = view_grad};
+#define VIEW(name_, least, most, infer_)               \
+  const omc_op omc_op_##name_ = {.name = #name_,       \
+                                 .min_in = least,      \
+                                 .max_in = most,       \
+                                 .n_out = 1,           \
+                                 .flags = OMC_OP_VIEW, \
+                                 .infer = infer_,      \
+                                 .grad = view_grad};
 
 VIEW(Identity, 1, 1, omc_infer_same)
 VIEW(Reshape, 2, 2, reshape_infer)
@@ -113,7 +119,11 @@ VIEW(Squeeze, 1, 2, squeeze_infer)
 VIEW(Unsqueeze, 2, 2, unsqueeze_infer)
 
 /* Its gradient stops: the output is a constant to whatever lies before. */
-const omc_op omc_op_Detach = {.name = "Detach", .min_in = 1, .max_in = 1, .n_out = 1,
-                              .flags = OMC_OP_VIEW, .infer = omc_infer_same};
+const omc_op omc_op_Detach = {.name = "Detach",
+                              .min_in = 1,
+                              .max_in = 1,
+                              .n_out = 1,
+                              .flags = OMC_OP_VIEW,
+                              .infer = omc_infer_same};
 
 #endif

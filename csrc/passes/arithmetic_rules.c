@@ -2,12 +2,8 @@
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
-static omc_value *input_if_same_type(omc_match *m) {
-  return omc_type_equal(&m->capture[1]->type, &m->capture[0]->type) ? m->capture[1] : NULL;
-}
-
 static omc_value *square(omc_match *m) {
-  omc_value *x = input_if_same_type(m);
+  omc_value *x = omc_match_identity(m);
   return x ? omc_b2(m->b, OMC_OP_Mul, x, x) : NULL;
 }
 
@@ -17,7 +13,7 @@ static omc_value *cube(omc_match *m) {
 }
 
 static omc_value *as_unary(omc_match *m, omc_op_id op) {
-  omc_value *x = input_if_same_type(m);
+  omc_value *x = omc_match_identity(m);
   return x && omc_dtype_is_float(x->type.dtype) ? omc_b1(m->b, op, x) : NULL;
 }
 
@@ -62,11 +58,11 @@ static omc_value *dropout_nothing(omc_match *m) {
 #define POWER(value) OMC_P_OP(Pow, 0, X, OMC_P_CONST(value))
 
 static const omc_rule rules[] = {
-    {"add_zero", OMC_P_OP(Add, 0, X, OMC_P_CONST(0)), input_if_same_type},
-    {"sub_zero", OMC_P_OP(Sub, 0, X, OMC_P_CONST(0)), input_if_same_type},
-    {"mul_one", OMC_P_OP(Mul, 0, X, OMC_P_CONST(1)), input_if_same_type},
-    {"div_one", OMC_P_OP(Div, 0, X, OMC_P_CONST(1)), input_if_same_type},
-    {"pow_one", POWER(1), input_if_same_type},
+    {"add_zero", OMC_P_OP(Add, 0, X, OMC_P_CONST(0)), omc_match_identity},
+    {"sub_zero", OMC_P_OP(Sub, 0, X, OMC_P_CONST(0)), omc_match_identity},
+    {"mul_one", OMC_P_OP(Mul, 0, X, OMC_P_CONST(1)), omc_match_identity},
+    {"div_one", OMC_P_OP(Div, 0, X, OMC_P_CONST(1)), omc_match_identity},
+    {"pow_one", POWER(1), omc_match_identity},
     {"pow_two", POWER(2), square},
     {"pow_three", POWER(3), cube},
     {"pow_half", POWER(0.5), as_sqrt},
@@ -74,11 +70,11 @@ static const omc_rule rules[] = {
     {"pow_minus_one", POWER(-1), as_reciprocal},
     {"one_div", OMC_P_OP(Div, 0, OMC_P_CONST(1), X), as_reciprocal},
     {"reciprocal_sqrt", OMC_P_OP(Reciprocal, 0, OMC_P_OP(Sqrt, 0, X)), as_rsqrt},
-    {"neg_neg", OMC_P_OP(Neg, 0, OMC_P_SHARED(Neg, 0, X)), input_if_same_type},
-    {"not_not", OMC_P_OP(Not, 0, OMC_P_SHARED(Not, 0, X)), input_if_same_type},
+    {"neg_neg", OMC_P_OP(Neg, 0, OMC_P_SHARED(Neg, 0, X)), omc_match_identity},
+    {"not_not", OMC_P_OP(Not, 0, OMC_P_SHARED(Not, 0, X)), omc_match_identity},
     {"add_neg", OMC_P_OP(Add, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_sub},
     {"sub_neg", OMC_P_OP(Sub, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_add},
-    {"cast_same", OMC_P_OP(Cast, 0, X), input_if_same_type},
+    {"cast_same", OMC_P_OP(Cast, 0, X), omc_match_identity},
     {"cast_cast", OMC_P_OP(Cast, 0, OMC_P_SHARED(Cast, 2, X)), cast_cast},
     {"where_constant", OMC_P_OP(Where, 0, OMC_P_CONSTANT(1), OMC_P_ANY(2), OMC_P_ANY(3)),
      where_constant},

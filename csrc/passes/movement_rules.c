@@ -3,10 +3,6 @@
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
-static omc_value *input_if_same_type(omc_match *m) {
-  return omc_type_equal(&m->capture[1]->type, &m->capture[0]->type) ? m->capture[1] : NULL;
-}
-
 static omc_value *to_reshape(omc_match *m) {
   return omc_reshape(m->b, omc_in(m->root, 0), &m->capture[0]->type.shape);
 }
@@ -71,21 +67,14 @@ static omc_value *expand_broadcast(omc_match *m) {
 }
 
 static omc_value *slice_full(omc_match *m) {
+  omc_value *x = omc_in(m->root, 0);
   const omc_value *steps = omc_in(m->root, 4);
   if (steps && !omc_const_all(steps, 1)) return NULL;
-  m->capture[1] = omc_in(m->root, 0);
-  return input_if_same_type(m);
+  return omc_type_equal(&x->type, &m->capture[0]->type) ? x : NULL;
 }
 
 static omc_value *pad_nothing(omc_match *m) {
-  m->capture[1] = omc_in(m->root, 0);
-  return omc_const_all(omc_in(m->root, 1), 0) ? m->capture[1] : NULL;
-}
-
-/* Tile, Concat and Split give their first input back unless they have something to do. */
-static omc_value *tile_once(omc_match *m) {
-  m->capture[1] = omc_in(m->root, 0);
-  return input_if_same_type(m);
+  return omc_const_all(omc_in(m->root, 1), 0) ? omc_in(m->root, 0) : NULL;
 }
 
 static omc_value *concat_one(omc_match *m) {
@@ -104,22 +93,22 @@ static omc_value *reduce_view(omc_match *m) {
 }
 
 static const omc_rule rules[] = {
-    {"identity", OMC_P_OP(Identity, 0, OMC_P_ANY(1)), input_if_same_type},
+    {"identity", OMC_P_OP(Identity, 0, OMC_P_ANY(1)), omc_match_identity},
     {"squeeze", OMC_P_NODE(Squeeze, 0), to_reshape},
     {"unsqueeze", OMC_P_NODE(Unsqueeze, 0), to_reshape},
     {"flatten", OMC_P_NODE(Flatten, 0), to_reshape},
-    {"reshape_same", OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), input_if_same_type},
+    {"reshape_same", OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
     {"reshape_reshape",
      OMC_P_OP(Reshape, 0, OMC_P_SHARED(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), OMC_P_ANY(3)),
      reshape_reshape},
     {"transpose_view", OMC_P_NODE(Transpose, 0), transpose_view},
     {"transpose_transpose", OMC_P_OP(Transpose, 0, OMC_P_SHARED(Transpose, 2, OMC_P_ANY(1))),
      transpose_transpose},
-    {"expand_same", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), input_if_same_type},
+    {"expand_same", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
     {"expand_broadcast", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), expand_broadcast},
     {"slice_full", OMC_P_NODE(Slice, 0), slice_full},
     {"pad_nothing", OMC_P_NODE(Pad, 0), pad_nothing},
-    {"tile_once", OMC_P_NODE(Tile, 0), tile_once},
+    {"tile_once", OMC_P_OP(Tile, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
     {"concat_one", OMC_P_NODE(Concat, 0), concat_one},
     {"split_one", OMC_P_NODE(Split, 0), split_one},
     {"reduce_sum_view", OMC_P_NODE(ReduceSum, 0), reduce_view},

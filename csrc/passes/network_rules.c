@@ -1,5 +1,5 @@
-/* Layers written out as arithmetic, recognised; transposes and biases taken into products; masks
- * that say nothing, or say what is_causal says, taken out of attention. */
+/* Layers written out as arithmetic, recognised; masks that say nothing, or say what is_causal
+ * says, taken out of attention. */
 #include <string.h>
 
 #include "graph/edit.h"
@@ -126,65 +126,6 @@ static omc_value *layer_norm_shift(omc_match *m) { return layer_norm_affine(m, 2
   ADD(OMC_P_OP(ReduceMean, 5, MUL(OMC_P_ANY(2), OMC_P_ANY(2)), OMC_P_CONSTANT(6)), \
       OMC_P_CONSTANT(7))
 
-/* ---- matrix products ---- */
-
-/* MatMul or FusedMatMul with other operands; `flip` bit i toggles the transposition of input i. */
-static omc_value *product(omc_builder *b, const omc_node *node, omc_value *x, omc_value *y,
-                          omc_value *bias, uint32_t flip) {
-  omc_value *in[] = {x, y, bias};
-  const omc_attr attr[] = {omc_ai("transA", omc_attr_int(node, "transA", 0) ^ (int64_t)(flip & 1)),
-                           omc_ai("transB", omc_attr_int(node, "transB", 0) ^ (int64_t)(flip >> 1)),
-                           omc_af("alpha", omc_attr_float(node, "alpha", 1))};
-  return omc_bn(b, OMC_OP_FusedMatMul, bias ? 3 : 2, in, 3, attr);
-}
-
-static bool are_matrices(const omc_node *node) {
-  return omc_in(node, 0)->type.shape.rank >= 2 && omc_in(node, 1)->type.shape.rank >= 2;
-}
-
-/* What a transpose of the last two axes, and of these alone, is made of; else NULL. */
-static omc_value *swapped(const omc_value *v) {
-  const omc_node *node = v->producer;
-  if (!node || node->op != OMC_OP_Transpose) return NULL;
-  uint32_t n;
-  const int64_t *perm = omc_attr_ints(node, "perm", &n);
-  const int64_t rank = v->type.shape.rank;
-  if (n == 0) return rank == 2 ? omc_in(node, 0) : NULL;
-  for (int64_t i = 0; i < rank; i++)
-    if (perm[i] != (i < rank - 2 ? i : 2 * rank - 3 - i)) return NULL;
-  return omc_in(node, 0);
-}
-
-static omc_value *product_transpose(omc_match *m) {
-  const omc_node *node = m->root;
-  if (!are_matrices(node)) return NULL;
-  omc_value *x = swapped(omc_in(node, 0)), *y = swapped(omc_in(node, 1));
-  if (!x && !y) return NULL;
-  const uint32_t flip = (x ? 1u : 0u) | (y ? 2u : 0u);
-  return product(m->b, node, x ? x : omc_in(node, 0), y ? y : omc_in(node, 1), omc_in(node, 2),
-                 flip);
-}
-
-/* Captures 1: the product; 2: what is added to it, maybe after a Reshape that keeps the columns. */
-static omc_value *product_bias(omc_match *m) {
-  const omc_node *node = m->capture[1]->producer;
-  omc_value *bias = m->capture[2];
-  const omc_shape *shape = &m->capture[0]->type.shape, *inner = &m->capture[1]->type.shape;
-  if (!are_matrices(node) || omc_in(node, 2) || bias->type.shape.rank < 1) return NULL;
-  const int64_t columns = inner->dims[inner->rank - 1];
-  const int32_t last = bias->type.shape.rank - 1;
-  if (bias->type.shape.dims[last] != columns || omc_shape_numel(&bias->type.shape) != columns)
-    return NULL;
-  if (shape->rank < 1 || shape->dims[shape->rank - 1] != columns ||
-      omc_shape_numel(shape) != omc_shape_numel(inner))
-    return NULL;
-  bias = omc_reshape(m->b, bias, &(omc_shape){1, {columns}});
-  omc_value *y = product(m->b, node, omc_in(node, 0), omc_in(node, 1), bias, 0);
-  return y ? omc_reshape(m->b, y, shape) : NULL;
-}
-
-#define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
-
 /* ---- attention ---- */
 
 enum { MASK = 3 };
@@ -273,11 +214,6 @@ static const omc_rule rules[] = {
     {"layer_norm_rsqrt", MUL(CENTERED, OMC_P_OP(Rsqrt, 0, VARIANCE)), layer_norm_written},
     {"layer_norm_scale", MUL(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_scale},
     {"layer_norm_shift", ADD(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_shift},
-    {"matmul_transpose", OMC_P_NODE(MatMul, 0), product_transpose},
-    {"fused_matmul_transpose", OMC_P_NODE(FusedMatMul, 0), product_transpose},
-    {"matmul_bias",
-     ADD(OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3))), OMC_P_ANY(2)),
-     product_bias},
     {"attention_no_mask", OMC_P_NODE(Attention, 0), attention_no_mask},
     {"attention_causal", OMC_P_NODE(Attention, 0), attention_causal},
 };

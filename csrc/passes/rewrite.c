@@ -49,6 +49,10 @@ bool omc_const_all(const omc_value *v, double x) {
   return n == 1 || memcmp(bytes, bytes + size, (size_t)(n - 1) * size) == 0;
 }
 
+omc_value *omc_match_identity(omc_match *m) {
+  return omc_type_equal(&m->capture[1]->type, &m->capture[0]->type) ? m->capture[1] : NULL;
+}
+
 static bool match_value(matcher *m, const omc_pat *pat, omc_value *v);
 
 static bool match_node(matcher *m, const omc_pat *pat, omc_node *node) {
@@ -193,7 +197,7 @@ omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *chang
 
 const omc_rule *omc_rule_find(const char *name) {
   const omc_rules *const sets[] = {&omc_movement_rules, &omc_arithmetic_rules, &omc_network_rules,
-                                   &omc_fuse_rules};
+                                   &omc_matmul_rules, &omc_fuse_rules};
   for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
     for (uint32_t r = 0; r < sets[i]->n; r++)
       if (strcmp(sets[i]->rules[r].name, name) == 0) return &sets[i]->rules[r];

@@ -64,15 +64,19 @@ typedef struct omc_rules {
  * what became unused. *changes counts rewrites. */
 omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *changes) OMC_MUST_USE;
 
-/* The sets. The first three are canonical forms, applied before differentiation and again after
- * it; the last looks for patterns of joint graphs that have a better kernel. */
+/* The sets. The first four are canonical forms, applied before differentiation and again after it;
+ * the last looks for patterns of joint graphs that have a better kernel. */
 extern const omc_rules omc_movement_rules;
 extern const omc_rules omc_arithmetic_rules;
 extern const omc_rules omc_network_rules;
+extern const omc_rules omc_matmul_rules;
 extern const omc_rules omc_fuse_rules;
 
 /* Lookup of one rule by name over all sets (NULL: none) for tests. */
 const omc_rule *omc_rule_find(const char *name);
+
+/* The rewrite of identities: capture 1 if it has the root's type, else NULL. */
+omc_value *omc_match_identity(omc_match *m);
 
 /* True if a constant's elements are all x within 1e-6 relative. */
 bool omc_const_all(const omc_value *v, double x);

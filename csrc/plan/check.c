@@ -7,15 +7,15 @@
 
 typedef struct checker {
   const omc_plan *plan;
-  uint32_t *content;     /* by value id: the value whose content it has */
+  uint32_t *content;        /* by value id: the value whose content it has */
   const omc_value **values; /* by value id; NULL: not in the graph */
   bool *written, *intact;   /* by content */
-  bool *read_back;       /* by content: forward gave it and backward reads it */
-  uint32_t *held;        /* contents intact in the arena */
+  bool *read_back;          /* by content: forward gave it and backward reads it */
+  uint32_t *held;           /* contents intact in the arena */
   uint32_t n_held;
-  uint32_t *in_output;   /* by forward output: the content in the caller's tensor */
-  uint32_t *in_result;   /* by input: the content in the caller's gradient */
-  uint32_t step;         /* under way */
+  uint32_t *in_output; /* by forward output: the content in the caller's tensor */
+  uint32_t *in_result; /* by input: the content in the caller's gradient */
+  uint32_t step;       /* under way */
 } checker;
 
 #define NOTHING UINT32_MAX
@@ -55,8 +55,8 @@ static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags &
 static omc_status check_bytes(const checker *c, const omc_value *v) {
   size_t bytes;
   OMC_TRY(omc_type_bytes(&v->type, &bytes));
-  return bytes == c->plan->slots[v->id].bytes
-             ? OMC_OK : broken(c, "slot of the wrong size", v->id, v->id);
+  return bytes == c->plan->slots[v->id].bytes ? OMC_OK
+                                              : broken(c, "slot of the wrong size", v->id, v->id);
 }
 
 /* A value of the caller or a constant: there from the start, in its own place. */
@@ -139,7 +139,8 @@ static omc_status check_read(checker *c, uint32_t v, omc_phase phase, uint32_t s
     return broken(c, "read outside its declared life", v, content);
   if (phase == OMC_FORWARD)
     return slot->place == OMC_AT_GRAD || slot->place == OMC_AT_RESULT
-               ? broken(c, "backward memory read by forward", v, content) : OMC_OK;
+               ? broken(c, "backward memory read by forward", v, content)
+               : OMC_OK;
   if ((slot->place == OMC_AT_INPUT && !plan->saves_input[slot->index]) ||
       (slot->place == OMC_AT_OUTPUT && !plan->saves_output[slot->index]))
     return broken(c, "caller's memory read by backward and not saved", v, content);
@@ -153,7 +154,8 @@ static bool reads(const omc_step *step, uint32_t v) {
   return false;
 }
 
-/* Whether the op of the step allows its output k to be written over `content`, one of its inputs. */
+/* Whether the op of the step allows its output k to be written over `content`, one of its inputs.
+ */
 static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, uint32_t content) {
   const omc_value *out = c->values[step->values[step->n_in + k]];
   uint32_t inputs = 0, places = 0;
@@ -165,7 +167,8 @@ static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, ui
     places |= i < 3 ? 1u << i : 0;
   }
   const uint32_t flags = step->op->flags;
-  const uint32_t allowed = (flags & OMC_OP_INPLACE_0 ? 1u : 0) | (flags & OMC_OP_INPLACE_1 ? 2u : 0) |
+  const uint32_t allowed = (flags & OMC_OP_INPLACE_0 ? 1u : 0) |
+                           (flags & OMC_OP_INPLACE_1 ? 2u : 0) |
                            (flags & OMC_OP_INPLACE_2 ? 4u : 0);
   return flags & OMC_OP_POINTWISE || (k == 0 && inputs == 1 && places & allowed);
 }
@@ -206,7 +209,8 @@ static omc_status write_arena(checker *c, const omc_step *step, uint32_t k, uint
         !same_memory(slot, &c->plan->slots[slot->alias]))
       return broken(c, "alias of what is no input in the same memory", v, slot->alias);
     shared = c->content[slot->alias];
-    if (!may_overwrite(c, step, k, shared)) return broken(c, "op does not work in place", v, shared);
+    if (!may_overwrite(c, step, k, shared))
+      return broken(c, "op does not work in place", v, shared);
     if (c->plan->slots[shared].end > c->step)
       return broken(c, "takes over memory that is read later", v, shared);
   }
@@ -224,7 +228,8 @@ static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
   if ((!output && slot->place != OMC_AT_RESULT) || slot->alias != v || slot->index >= n ||
       step->node->phase != (output ? OMC_FORWARD : OMC_BACKWARD))
     return broken(c, "written to a place that is not for it", v, v);
-  const omc_value *wanted = omc_in(plan->graph->result, slot->index + (output ? 0 : plan->graph->n_outputs));
+  const omc_value *wanted =
+      omc_in(plan->graph->result, slot->index + (output ? 0 : plan->graph->n_outputs));
   if (!wanted || plan->slots[wanted->id].bytes != slot->bytes)
     return broken(c, "result of another size", v, wanted ? wanted->id : NOTHING);
   if (in[slot->index] != NOTHING) return broken(c, "result written twice", v, in[slot->index]);

@@ -5,10 +5,10 @@
 #include "plan/plan.h"
 
 typedef struct families {
-  uint32_t *root;  /* by value id */
-  uint32_t *born;  /* by root: the step that writes it; UINT32_MAX: not written by a step */
-  uint32_t *last;  /* by root: the last step that reads it */
-  bool *given_up;  /* by root: another family has taken over its memory */
+  uint32_t *root; /* by value id */
+  uint32_t *born; /* by root: the step that writes it; UINT32_MAX: not written by a step */
+  uint32_t *last; /* by root: the last step that reads it */
+  bool *given_up; /* by root: another family has taken over its memory */
 } families;
 
 static omc_status no_memory(const omc_plan *plan) {
@@ -35,7 +35,8 @@ static omc_status place_values(omc_plan *plan) {
       if (node->out[k]) OMC_TRY(place(plan, node->out[k], OMC_AT_ARENA));
   }
   for (uint32_t r = 0; r < g->result->n_in; r++)
-    if (omc_is_const(omc_in(g->result, r))) OMC_TRY(place(plan, omc_in(g->result, r), OMC_AT_CONST));
+    if (omc_is_const(omc_in(g->result, r)))
+      OMC_TRY(place(plan, omc_in(g->result, r), OMC_AT_CONST));
   return OMC_OK;
 }
 

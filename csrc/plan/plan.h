@@ -53,23 +53,23 @@ typedef struct omc_plan {
   const omc_allocator *allocator;
   const omc_provider *provider;
   omc_graph *graph;
-  omc_arena memory;            /* steps, slots, params */
+  omc_arena memory; /* steps, slots, params */
   omc_step *steps;
   uint32_t n_forward, n_steps; /* backward steps are n_forward .. n_steps-1 */
   omc_slot *slots;             /* graph->n_values of them */
   omc_copy *copies;
   uint32_t n_forward_copies, n_copies;
-  size_t arena_bytes;          /* what layout reached */
-  size_t bound_bytes;          /* most bytes live at any step: no layout is smaller */
-  size_t forward_bytes;        /* arena bytes that hold values read by backward */
-  bool *saves_input;           /* graph->n_inputs: backward reads the caller's tensor */
-  bool *saves_output;          /* graph->n_outputs: backward reads the output tensor */
-  bool random;                 /* needs a seed */
-  bool retain;                 /* backward leaves what forward saved as it was */
-  bool consumes;               /* backward writes over it: it can run once per forward */
-  int threads;                 /* workspaces are sized for that many */
+  size_t arena_bytes;   /* what layout reached */
+  size_t bound_bytes;   /* most bytes live at any step: no layout is smaller */
+  size_t forward_bytes; /* arena bytes that hold values read by backward */
+  bool *saves_input;    /* graph->n_inputs: backward reads the caller's tensor */
+  bool *saves_output;   /* graph->n_outputs: backward reads the output tensor */
+  bool random;          /* needs a seed */
+  bool retain;          /* backward leaves what forward saved as it was */
+  bool consumes;        /* backward writes over it: it can run once per forward */
+  int threads;          /* workspaces are sized for that many */
   _Atomic int references;
-  void *attached;              /* what run/ keeps with the plan, */
+  void *attached;                 /* what run/ keeps with the plan, */
   void (*detach)(void *attached); /* and how it is freed; NULL: nothing */
 } omc_plan;
 

@@ -15,7 +15,8 @@ typedef struct building {
 } building;
 
 static omc_status bind(building *b) {
-  return omc_bind(b->in->template, b->in->signature->inputs, b->in->host, b->in->allocator, &b->graph);
+  return omc_bind(b->in->template, b->in->signature->inputs, b->in->host, b->in->allocator,
+                  &b->graph);
 }
 static omc_status simplify(building *b) { return omc_simplify(b->graph); }
 static omc_status cse(building *b) { return omc_cse(b->graph); }
@@ -29,7 +30,8 @@ static omc_status differentiate(building *b) {
 static omc_status plan(building *b) {
   omc_graph *graph = b->graph;
   b->graph = NULL;
-  return omc_plan_create(graph, b->in->provider, b->in->signature->retain, b->in->allocator, &b->plan);
+  return omc_plan_create(graph, b->in->provider, b->in->signature->retain, b->in->allocator,
+                         &b->plan);
 }
 
 static const struct stage {

@@ -14,7 +14,8 @@ typedef struct omc_build_inputs {
 
 /* Binds, simplifies, differentiates (if an output's gradient will be given), fuses and plans. Adds
  * the seconds of each stage to *stats. OMC_DUMP=DIR writes the graph after every stage to
- * DIR/planMMM-NN-STAGE.txt, MMM counting the plans of the process; OMC_VERIFY=1 verifies it. The caller owns *out. */
+ * DIR/planMMM-NN-STAGE.txt, MMM counting the plans of the process; OMC_VERIFY=1 verifies it. The
+ * caller owns *out. */
 omc_status omc_build_plan(const omc_build_inputs *in, omc_session_stats *stats,
                           omc_plan **out) OMC_MUST_USE;
 

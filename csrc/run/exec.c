@@ -93,11 +93,13 @@ const double *omc_plan_profile(const omc_plan *plan) {
 }
 
 static omc_status missing(const omc_run *run, uint32_t base) {
-  static const struct { omc_place place; const char *what; } kinds[] = {
-      {OMC_AT_RESULT, "memory for the gradient of input"},
-      {OMC_AT_OUTPUT, "memory of output"},
-      {OMC_AT_GRAD, "gradient of output"},
-      {OMC_AT_INPUT, "input"}};
+  static const struct {
+    omc_place place;
+    const char *what;
+  } kinds[] = {{OMC_AT_RESULT, "memory for the gradient of input"},
+               {OMC_AT_OUTPUT, "memory of output"},
+               {OMC_AT_GRAD, "gradient of output"},
+               {OMC_AT_INPUT, "input"}};
   for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
     const uint32_t first = omc_exec_base(run->exec->plan, kinds[k].place, 0);
     if (base >= first)
@@ -172,7 +174,8 @@ omc_status omc_exec_phase(omc_run *run, omc_phase phase) {
                           .run = &run->host_state};
   OMC_TRY(forward ? resolve(run, 0, x->n_forward_relocs)
                   : resolve(run, x->n_forward_relocs, x->n_relocs));
-  const uint32_t begin = forward ? 0 : plan->n_forward, end = forward ? plan->n_forward : plan->n_steps;
+  const uint32_t begin = forward ? 0 : plan->n_forward,
+                 end = forward ? plan->n_forward : plan->n_steps;
   OMC_TRY((x->seconds ? time_steps : run_steps)(&args, run, begin, end));
   return forward ? run_copies(run, 0, plan->n_forward_copies)
                  : run_copies(run, plan->n_forward_copies, plan->n_copies);

@@ -21,10 +21,10 @@ typedef struct omc_exec {
   uint32_t *first_operand; /* of each step; of the copies */
   omc_reloc *relocs;       /* those of forward, then those of backward */
   uint32_t n_operands, n_bases, n_forward_relocs, n_relocs;
-  pthread_mutex_t lock;    /* of what follows */
-  double *seconds;         /* by step; NULL unless profiled */
-  omc_run *idle;           /* runs to use again, */
-  uint32_t n_idle;         /* not more than OMC_MAX_IDLE */
+  pthread_mutex_t lock; /* of what follows */
+  double *seconds;      /* by step; NULL unless profiled */
+  omc_run *idle;        /* runs to use again, */
+  uint32_t n_idle;      /* not more than OMC_MAX_IDLE */
 } omc_exec;
 
 #define OMC_MAX_IDLE 8
@@ -36,8 +36,8 @@ struct omc_run {
   void **bases;         /* n_bases: the arena, then the caller's tensors; see omc_exec_base */
   void *host_state;     /* what the host keeps from forward to backward */
   uint64_t id, seed;
-  bool consumed;        /* what forward saved is gone */
-  _Atomic bool busy;    /* backward is under way */
+  bool consumed;     /* what forward saved is gone */
+  _Atomic bool busy; /* backward is under way */
 };
 
 /* Makes the tables for a new plan and attaches them. */

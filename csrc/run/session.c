@@ -8,9 +8,9 @@
 
 /* A cached plan; the types of its inputs are those of its graph. */
 typedef struct entry {
-  omc_plan *plan; /* NULL: free */
+  omc_plan *plan;      /* NULL: free */
   uint64_t hash, used; /* of the signature; when last asked for */
-  bool *grads;    /* wanted of inputs, then given of outputs */
+  bool *grads;         /* wanted of inputs, then given of outputs */
 } entry;
 
 struct omc_session {

@@ -10,15 +10,16 @@ typedef struct omc_run omc_run;
 
 /* What a plan depends on. Arrays are borrowed for the call. */
 typedef struct omc_signature {
-  const omc_type *inputs;  /* n_inputs */
-  const bool *in_grads;    /* n_inputs: gradient wanted */
-  const bool *out_grads;   /* n_outputs: gradient will be given; all false: forward only */
-  bool retain;             /* backward may run more than once per forward; costs memory */
+  const omc_type *inputs; /* n_inputs */
+  const bool *in_grads;   /* n_inputs: gradient wanted */
+  const bool *out_grads;  /* n_outputs: gradient will be given; all false: forward only */
+  bool retain;            /* backward may run more than once per forward; costs memory */
 } omc_signature;
 
 typedef struct omc_session_stats {
   uint64_t plans_built, plan_hits, plans_evicted;
-  double bind_seconds, simplify_seconds, differentiate_seconds, fuse_seconds, plan_seconds; /* sums */
+  double bind_seconds, simplify_seconds, differentiate_seconds, fuse_seconds,
+      plan_seconds; /* sums */
   uint32_t plans_cached, runs_live;
 } omc_session_stats;
 
@@ -60,7 +61,7 @@ omc_status omc_run_backward(omc_run *run, void *const *inputs, void *const *outp
 const omc_plan *omc_run_plan(const omc_run *run);
 uint64_t omc_run_seed(const omc_run *run);
 uint64_t omc_run_id(const omc_run *run); /* unique in the process */
-void omc_run_destroy(omc_run *run); /* gives the arena back; NULL is accepted */
+void omc_run_destroy(omc_run *run);      /* gives the arena back; NULL is accepted */
 
 /* Seconds spent in each of the plan's steps, summed over runs, if OMC_PROFILE is set; else NULL. */
 const double *omc_plan_profile(const omc_plan *plan);

@@ -97,7 +97,8 @@ omc_status omc_run_forward(omc_session *session, omc_plan *plan, void *const *in
   omc_run *run;
   if (out) *out = NULL;
   if (x->session != session) OMC_FAIL(EINVALID, "the plan belongs to another session");
-  if (!out && g->n_grads > 0) OMC_FAIL(EINVALID, "a plan with a backward needs a place for its run");
+  if (!out && g->n_grads > 0)
+    OMC_FAIL(EINVALID, "a plan with a backward needs a place for its run");
   OMC_TRY(start(x, seed, &run));
   set_bases(run, OMC_AT_INPUT, inputs, g->n_inputs);
   set_bases(run, OMC_AT_OUTPUT, outputs, g->n_outputs);
@@ -117,8 +118,9 @@ static omc_status run_backward(omc_run *run, void *const *inputs, void *const *o
   const omc_plan *plan = run->exec->plan;
   const omc_graph *g = plan->graph;
   if (run->consumed)
-    OMC_FAIL(ECONSUMED, "backward ran already and wrote over what forward had saved; a plan made "
-                        "with retain keeps it");
+    OMC_FAIL(ECONSUMED,
+             "backward ran already and wrote over what forward had saved; a plan made "
+             "with retain keeps it");
   set_bases(run, OMC_AT_INPUT, inputs, g->n_inputs);
   set_bases(run, OMC_AT_OUTPUT, outputs, g->n_outputs);
   set_bases(run, OMC_AT_GRAD, grads, g->n_outputs);

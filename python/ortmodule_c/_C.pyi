@@ -7,6 +7,9 @@ from torch import Tensor
 
 __version__: str
 
+class ConsumedError(RuntimeError):
+    """Backward was asked for a state that an earlier backward has used up."""
+
 class Host(Protocol):
     """Python side of ops without a kernel. A type is a pair such as ``("f32", (2, 3))``."""
 
@@ -43,8 +46,8 @@ class Plan:
         """Run backward; one gradient per input, None where there is none."""
 
     def text(self) -> str: ...
-    def profile(self) -> list[tuple[str, str, float]]:
-        """(phase and op, source name, seconds) of every step, summed over runs (OMC_PROFILE=1)."""
+    def profile(self) -> list[tuple[str, str, str, float]]:
+        """(phase, op, source name, seconds) of every step, summed over runs (OMC_PROFILE=1)."""
 
 class Session:
     """One template graph and its plans."""
@@ -52,8 +55,13 @@ class Session:
     def __init__(
         self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16
     ) -> None: ...
-    def plan(self, inputs: Sequence[Tensor], in_grads: Sequence[bool], out_grads: Sequence[bool]) -> Plan:
-        """Look up or build the plan for these inputs (dense CPU tensors)."""
+    def plan(
+        self, inputs: Sequence[Tensor], in_grads: Sequence[bool], out_grads: Sequence[bool], retain: bool = False
+    ) -> Plan:
+        """Look up or build the plan for these inputs (dense CPU tensors).
+
+        With `retain` the state of a forward serves any number of backwards, else one.
+        """
 
     def stats(self) -> dict[str, float]: ...
     n_inputs: int

@@ -7,7 +7,6 @@ inputs, which fold to constants once the C core binds the graph to concrete shap
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,13 +49,12 @@ def dtype_text(dtype: torch.dtype) -> str:
     return DTYPES[dtype][0]
 
 
-@dataclass(slots=True, eq=False)
 class Val:
     """A value of the graph.
 
-    Attributes
+    Parameters
     ----------
-    ir
+    value
         The value in the ONNX graph.
     dtype
         Its element type.
@@ -66,10 +64,24 @@ class Val:
         Whether gradients flow through it.
     """
 
-    ir: ir.Value
-    dtype: torch.dtype
-    shape: Shape | None = None
-    grad: bool = False
+    __slots__ = ("_shape", "dtype", "grad", "ir")
+
+    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: bool = False) -> None:
+        self.ir = value
+        self.dtype = dtype
+        self.grad = grad
+        self.shape = shape
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape as far as the translations know it."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Shape | None) -> None:
+        self._shape = shape
+        if shape is not None and -1 not in shape:
+            self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
 
     @property
     def dims(self) -> Shape:
@@ -143,10 +155,8 @@ class Builder:
     def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: bool) -> Val:
         dtype_text(dtype)
         value = ir.Value(name=self.name(name), type=ir.TensorType(DTYPES[dtype][1]))
-        if shape is not None:
-            if len(shape) > MAX_RANK:
-                raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
-            value.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+        if shape is not None and len(shape) > MAX_RANK:
+            raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
         return Val(value, dtype, shape, grad)
 
     def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
@@ -249,6 +259,7 @@ class Builder:
             return self.const(int(expr), torch.int64)
         if expr not in self._sizes:
             self._sizes[expr] = self._compute(expr)
+            self._sizes[expr].shape = ()
         return self._sizes[expr]
 
     def _compute(self, expr: sympy.Expr) -> Val:

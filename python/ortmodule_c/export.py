@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -97,10 +98,11 @@ class _Lift(nn.Module):
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leaves PyTorch's random state as it was."""
+    """Leaves PyTorch's random state as it was, and hides what is traced from saved-tensor hooks."""
     state = torch.get_rng_state()
     try:
-        yield
+        with saved_tensors_hooks(lambda t: t, lambda t: t):
+            yield
     finally:
         torch.set_rng_state(state)
 

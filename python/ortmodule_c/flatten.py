@@ -4,7 +4,6 @@ The description (:class:`Spec` is a nested tuple) is hashable, compares by value
 nest around other tensors. It is the part of a call's signature that is not about tensors.
 """
 
-import dataclasses
 import enum
 import math
 import types
@@ -43,7 +42,7 @@ def flatten(value: Any) -> tuple[list[Tensor], Spec]:
     TypeError
         For an object that is neither a container nor plain, and for a nest that contains itself.
     """
-    leaves: list[Tensor] = []
+    leaves: list[Any] = []
     return leaves, _describe(value, leaves, ())
 
 
@@ -65,7 +64,7 @@ def leaf_paths(spec: Spec, path: str = "") -> list[str]:
     return [p for k, c in zip(keys, children, strict=True) for p in leaf_paths(c, path + form.format(k))]
 
 
-def _describe(value: Any, leaves: list[Tensor], parents: tuple[int, ...]) -> Spec:
+def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
     if isinstance(value, Tensor):
         leaves.append(value)
         return _TENSOR
@@ -129,9 +128,8 @@ def _mapping(spec: Any, leaves: Iterator[Any]) -> Any:
         return items
     if issubclass(cls, defaultdict):
         return cls(factory, items)
-    if dataclasses.is_dataclass(cls):  # Hugging Face's ModelOutput
-        return cls(**items)
-    return cls(items)
+    # Hugging Face's ModelOutput is a dataclass, others take a mapping.
+    return cls(**items) if hasattr(cls, "__dataclass_fields__") else cls(items)
 
 
 def _object(spec: Any, leaves: Iterator[Any]) -> Any:

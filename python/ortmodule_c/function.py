@@ -89,7 +89,7 @@ class _Call:
             self.host_state = torch.get_rng_state()
 
     def forward(self) -> tuple[list[Tensor], Tensor | None]:
-        """Run forward and bring the module's buffers up to date."""
+        """Run forward and bring the module's buffers up to date; all outputs of the graph."""
         outputs, token = self.plan.forward(self.dense, self.seed)
         n = self.runner.n_results
         kept = set(self.plan.saves_inputs)
@@ -98,7 +98,7 @@ class _Call:
                 self.dense[i] = self.dense[i].clone()
         if self.runner.updates:
             torch._foreach_copy_([self.inputs[i] for i in self.runner.updates], outputs[n:])
-        return outputs[:n], token
+        return outputs, token
 
     def note_versions(self) -> None:
         """Remember the state of the inputs, for :meth:`again`."""
@@ -134,7 +134,9 @@ class _Run(torch.autograd.Function):
         outputs, token = call.forward()
         call.note_versions()
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[o for o, d in zip(outputs, runner.differentiable, strict=False) if not d])
+        ctx.mark_non_differentiable(
+            *[o for o, d in zip(outputs[: runner.n_results], runner.differentiable, strict=False) if not d]
+        )
         saved = [call.inputs[i] if i not in runner.updates else call.dense[i] for i in call.plan.saves_inputs]
         ctx.save_for_backward(token, *saved, *[outputs[i] for i in call.plan.saves_outputs])
         # The call lives as long as the token, that is, until autograd lets go of what backward needs;
@@ -145,8 +147,7 @@ class _Run(torch.autograd.Function):
         ctx.token = token if hooked else None
         if not hooked:
             token.call = call  # type: ignore[attr-defined]
-        ctx.n_outputs = len(outputs)
-        return tuple(outputs)
+        return tuple(outputs[: runner.n_results])
 
     @staticmethod
     @once_differentiable

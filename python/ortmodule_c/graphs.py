@@ -147,11 +147,15 @@ class Graphs:
         session = _C.Session(text, constants, lowered.host)
         inputs, _ = captured.placeholders()
         fit = Fit([n.meta["val"] for n in inputs[: captured.n_user]])
-        runner = Runner(session, lowered, self._writer(text, constants) if self._options.save_onnx else None)
+        runner = Runner(
+            session,
+            lowered,
+            self._writer(ingest(lowered.model, typed=True)[0], text, constants) if self._options.save_onnx else None,
+        )
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
         return Graph(key, Attributes(self._module, captured.changed), fit, runner, captured.out_spec)
 
-    def _writer(self, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
+    def _writer(self, exported: str, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
         """What writes the ONNX files once a plan is known, once per mode."""
 
         def write(plan: _C.Plan) -> None:
@@ -159,7 +163,7 @@ class Graphs:
             if mode in self._written:
                 return
             self._written.add(mode)
-            stages = {"exported": text, "optimized": plan.text()}
+            stages = {"exported": exported, "optimized": plan.text()}
             if mode == "training":
                 types = onnx_io.input_types(plan.text())
                 stages["joint"] = _C.transform(

@@ -37,6 +37,7 @@ def survey(module: nn.Module) -> Survey:
     pending = [module]
     while pending:
         m = pending.pop()
+        m = m.__dict__.get("_ort_module", m)  # a wrapped module inside this one
         if id(m) in seen:
             continue
         seen.add(id(m))

@@ -11,8 +11,11 @@ _MOST_ELEMENTS = 16  # of a constant written into the text
 _TEXT = {onnx: text for text, onnx in DTYPES.values()}
 
 
-def ingest(model: ir.Model) -> tuple[str, dict[str, Tensor]]:
-    """Write the graph of `model` as text (csrc/graph/text.h) and collect its larger constants by name."""
+def ingest(model: ir.Model, typed: bool = False) -> tuple[str, dict[str, Tensor]]:
+    """Write the graph of `model` as text (csrc/graph/text.h) and collect its larger constants by name.
+
+    `typed` adds the types of nodes' outputs that are known, for other readers than the C core.
+    """
     graph = model.graph
     constants: dict[str, Tensor] = {}
     used = {id(v) for node in graph for v in node.inputs} | {id(v) for v in graph.outputs}
@@ -20,7 +23,7 @@ def ingest(model: ir.Model) -> tuple[str, dict[str, Tensor]]:
     for value in graph.initializers.values():
         if id(value) in used:
             lines.append(_constant(value, constants))
-    lines.extend(map(_node, graph))
+    lines.extend(_node(node, typed) for node in graph)
     lines.append("return " + ", ".join(f"%{v.name}" for v in graph.outputs))
     return "\n".join(lines) + "\n", constants
 
@@ -46,8 +49,14 @@ def _float(x: float) -> str:
     return repr(float(x))
 
 
-def _node(node: ir.Node) -> str:
-    outputs = ", ".join(f"%{v.name}" if v.name else "_" for v in node.outputs)
+def _output(value: ir.Value, typed: bool) -> str:
+    if not value.name:
+        return "_"
+    return f"%{value.name} : {_type(value)}" if typed and value.shape is not None else f"%{value.name}"
+
+
+def _node(node: ir.Node, typed: bool) -> str:
+    outputs = ", ".join(_output(v, typed) for v in node.outputs)
     inputs = ", ".join("_" if v is None else f"%{v.name}" for v in node.inputs)
     attributes = ", ".join(_attributes(node))
     name = f' name="{node.name}"' if node.name else ""

@@ -74,13 +74,15 @@ def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: fro
         If some node cannot run on either side.
     """
     try:
-        return _Lowering(captured, supports, own_ops).run()
-    except NeedsFunctional:
-        captured.functionalise()
-    try:
+        try:
+            return _Lowering(captured, supports, own_ops).run()
+        except NeedsFunctional:
+            captured.functionalise()
         return _Lowering(captured, supports, own_ops).run()
     except NeedsFunctional as error:
         raise NotExportable(f"{error} changes a tensor in place in a way that cannot be followed") from error
+    except Unsupported as error:
+        raise NotExportable(str(error)) from error
 
 
 class _Memory:
@@ -364,13 +366,10 @@ def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:
 def _typed(b: Builder, result: Any, expected: Any) -> Any:
     """Give results the shape and dtype that PyTorch says they have."""
     if isinstance(result, Val) and isinstance(expected, Tensor):
-        shape = tuple(expected.shape)
         if result.dtype != expected.dtype:
             result = b.cast(result, expected.dtype)
         if result.shape is None:
-            result.shape = shape
-            if len(shape) <= 8:
-                result.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+            result.shape = tuple(expected.shape)
         return result
     if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
         return type(result)(_typed(b, r, e) for r, e in zip(result, expected, strict=False))

@@ -151,7 +151,7 @@ class ORTModule(nn.Module):
         return self._ort_module
 
     @property
-    def training(self) -> bool:  # type: ignore[override]
+    def training(self) -> bool:
         """The mode of the user's module."""
         return self._ort_module.training
 
@@ -217,7 +217,7 @@ for _name in _DELEGATED:
 
 def _with_signature(wrapper: ORTModule, original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_exporting() or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return wrapper._ort_module(*args, **kwargs)
         return wrapper._ort_run(args, kwargs)
 

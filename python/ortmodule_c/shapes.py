@@ -25,6 +25,7 @@ class Fit:
         symbolic: list[Any] = [s for t in examples for s in t.shape if isinstance(s, torch.SymInt)]
         self.dynamic = bool(symbolic)
         env = symbolic[0].node.shape_env if symbolic else None
+        self._replacements = dict(env.replacements) if env is not None else {}
         self._ranges = dict(env.var_to_range) if env is not None else {}
         self._guards = [g.expr for g in env.guards] if env is not None else []
         self._known: dict[Sizes, bool] = {}
@@ -52,7 +53,13 @@ class Fit:
             return False
         if any(s in self._ranges and not self._ranges[s].lower <= v <= self._ranges[s].upper for s, v in bound.items()):
             return False
-        return all(bool(_value(g, bound)) for g in self._guards)
+        return all(self._holds(g, bound) for g in self._guards)
+
+    def _holds(self, guard: Any, bound: dict[sympy.Symbol, int]) -> bool:
+        """A guard that cannot be decided does not hold."""
+        while any(s in self._replacements for s in guard.free_symbols):
+            guard = guard.xreplace(self._replacements)
+        return _value(guard, bound) in (True, sympy.true)
 
 
 def _expr(size: Any) -> Any:

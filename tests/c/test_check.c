@@ -32,7 +32,8 @@ static omc_plan *make(void) {
   omc_plan *plan = NULL;
   strcat(whole, text);
   if (!CHECK_OK(omc_graph_parse(a, whole, strlen(whole), NULL, NULL, &g))) return NULL;
-  for (omc_node *node = g->first; node; node = node->next) CHECK_OK(omc_op_get(node->op)->infer(node));
+  for (omc_node *node = g->first; node; node = node->next)
+    CHECK_OK(omc_op_get(node->op)->infer(node));
   CHECK_OK(omc_plan_create(g, omc_cpu_provider(), false, a, &plan));
   return plan;
 }
@@ -52,14 +53,14 @@ static void reject(omc_plan *plan, const char *why) {
 }
 
 /* Spoils a fresh plan and expects the checker to say `why_`. */
-#define CORRUPT(name_, why_, ...)      \
-  TEST(check_rejects_##name_) {        \
-    omc_plan *plan = make();           \
-    REQUIRE(plan);                     \
-    CHECK_OK(omc_plan_check(plan));    \
-    __VA_ARGS__                        \
-    reject(plan, why_);                \
-    omc_plan_release(plan);            \
+#define CORRUPT(name_, why_, ...)   \
+  TEST(check_rejects_##name_) {     \
+    omc_plan *plan = make();        \
+    REQUIRE(plan);                  \
+    CHECK_OK(omc_plan_check(plan)); \
+    __VA_ARGS__                     \
+    reject(plan, why_);             \
+    omc_plan_release(plan);         \
   }
 
 CORRUPT(overlap, "written over a value that is live", {
@@ -67,9 +68,8 @@ CORRUPT(overlap, "written over a value that is live", {
   slot(plan, "c")->offset = slot(plan, "a")->offset;
   slot(plan, "w")->offset = slot(plan, "a")->offset;
 })
-CORRUPT(partial_overlap, "written over a value that is live", {
-  slot(plan, "f")->offset = slot(plan, "e")->offset + 64;
-})
+CORRUPT(partial_overlap, "written over a value that is live",
+        { slot(plan, "f")->offset = slot(plan, "e")->offset + 64; })
 CORRUPT(wrong_alias, "alias of what is no input", { slot(plan, "d")->alias = id_of(plan, "y"); })
 CORRUPT(alias_elsewhere, "alias of what is no input in the same memory", {
   slot(plan, "c")->offset = plan->arena_bytes - slot(plan, "c")->bytes;
@@ -83,10 +83,10 @@ CORRUPT(op_not_in_place, "op does not work in place", {
   slot(plan, "h")->alias = id_of(plan, "f");
   slot(plan, "h")->offset = slot(plan, "f")->offset;
 })
-CORRUPT(view_elsewhere, "view that is not in its input's memory", { slot(plan, "v")->offset += 64; })
-CORRUPT(view_without_alias, "view that is not in its input's memory", {
-  slot(plan, "v")->alias = id_of(plan, "v");
-})
+CORRUPT(view_elsewhere, "view that is not in its input's memory",
+        { slot(plan, "v")->offset += 64; })
+CORRUPT(view_without_alias, "view that is not in its input's memory",
+        { slot(plan, "v")->alias = id_of(plan, "v"); })
 CORRUPT(out_of_arena, "outside the arena", { slot(plan, "f")->offset = plan->arena_bytes; })
 CORRUPT(end_out_of_arena, "outside the arena", { plan->arena_bytes -= 64; })
 CORRUPT(offset_overflow, "outside the arena", { slot(plan, "f")->offset = SIZE_MAX - 63; })
@@ -105,9 +105,8 @@ CORRUPT(result_not_given, "result not given", {
 })
 CORRUPT(backward_output, "not for it", { slot(plan, "gx")->place = OMC_AT_OUTPUT; })
 CORRUPT(output_of_wrong_index, "not for it", { slot(plan, "y")->index = 1; })
-CORRUPT(given_value_moved, "given value in another place", {
-  plan->slots[plan->graph->inputs[0]->id].place = OMC_AT_ARENA;
-})
+CORRUPT(given_value_moved, "given value in another place",
+        { plan->slots[plan->graph->inputs[0]->id].place = OMC_AT_ARENA; })
 CORRUPT(consumed_silently, "may run backward again", { plan->consumes = false; })
 CORRUPT(read_before_written, "read before written", {
   const omc_step first = plan->steps[0];
@@ -133,6 +132,5 @@ CORRUPT(workspace_on_output, "output in scratch memory", {
   plan->steps[0].workspace_bytes = 64;
   plan->steps[0].workspace_offset = slot(plan, "a")->offset;
 })
-CORRUPT(workspace_outside, "outside the arena", {
-  plan->steps[0].workspace_bytes = plan->arena_bytes + 64;
-})
+CORRUPT(workspace_outside, "outside the arena",
+        { plan->steps[0].workspace_bytes = plan->arena_bytes + 64; })

@@ -38,13 +38,15 @@ static const omc_slot *slot_of(const omc_plan *plan, const char *name) {
 }
 
 TEST(plan_forward_chain_in_place) {
-  omc_plan *plan = plan_of("input %x : f32[64,16]\n"
-                           "%a = Exp(%x)\n"
-                           "%b = Relu(%a)\n"
-                           "%c = Transpose(%b) {perm=[1, 0]}\n"
-                           "%d = Neg(%c)\n"
-                           "%e = Exp(%d)\n"
-                           "return %e\n", false);
+  omc_plan *plan = plan_of(
+      "input %x : f32[64,16]\n"
+      "%a = Exp(%x)\n"
+      "%b = Relu(%a)\n"
+      "%c = Transpose(%b) {perm=[1, 0]}\n"
+      "%d = Neg(%c)\n"
+      "%e = Exp(%d)\n"
+      "return %e\n",
+      false);
   REQUIRE(plan);
   CHECK_INT(plan->n_steps, 5);
   CHECK_INT(plan->n_forward, 5);
@@ -58,12 +60,14 @@ TEST(plan_forward_chain_in_place) {
 }
 
 TEST(plan_views_cost_nothing) {
-  omc_plan *plan = plan_of("input %x : f32[4,8]\n"
-                           "const %s : i64[1] = [32]\n"
-                           "%a = Exp(%x)\n"
-                           "%v = Reshape(%a, %s)\n"
-                           "%w = Identity(%v)\n"
-                           "return %w\n", false);
+  omc_plan *plan = plan_of(
+      "input %x : f32[4,8]\n"
+      "const %s : i64[1] = [32]\n"
+      "%a = Exp(%x)\n"
+      "%v = Reshape(%a, %s)\n"
+      "%w = Identity(%v)\n"
+      "return %w\n",
+      false);
   REQUIRE(plan);
   CHECK_INT(plan->n_steps, 1);
   CHECK_INT(plan->n_copies, 0);
@@ -73,11 +77,13 @@ TEST(plan_views_cost_nothing) {
 }
 
 TEST(plan_results_that_are_copied) {
-  omc_plan *plan = plan_of("input %x : f32[4]\n"
-                           "const %c : f32[2] = [1.0, 2.0]\n"
-                           "%a = Exp(%x)\n"
-                           "%v = Identity(%x)\n"
-                           "return %a, %x, %c, %a, %v\n", false);
+  omc_plan *plan = plan_of(
+      "input %x : f32[4]\n"
+      "const %c : f32[2] = [1.0, 2.0]\n"
+      "%a = Exp(%x)\n"
+      "%v = Identity(%x)\n"
+      "return %a, %x, %c, %a, %v\n",
+      false);
   REQUIRE(plan);
   CHECK_INT(plan->n_steps, 1);
   REQUIRE(plan->n_copies == 4 && plan->n_forward_copies == 4);
@@ -125,13 +131,15 @@ TEST(plan_retain_keeps_what_forward_saved) {
 }
 
 TEST(plan_gradient_of_two_inputs_is_copied) {
-  omc_plan *plan = plan_of("input %x : f32[4] grad\n"
-                           "input %z : f32[4] grad\n"
-                           "grad %g of 0 : f32[4]\n"
-                           "%y = Add(%x, %z)\n"
-                           "backward:\n"
-                           "%n = Exp(%g)\n"
-                           "return %y grads %n, %n\n", false);
+  omc_plan *plan = plan_of(
+      "input %x : f32[4] grad\n"
+      "input %z : f32[4] grad\n"
+      "grad %g of 0 : f32[4]\n"
+      "%y = Add(%x, %z)\n"
+      "backward:\n"
+      "%n = Exp(%g)\n"
+      "return %y grads %n, %n\n",
+      false);
   REQUIRE(plan);
   CHECK_INT(plan->n_forward_copies, 0);
   REQUIRE(plan->n_copies == 1);
@@ -140,10 +148,12 @@ TEST(plan_gradient_of_two_inputs_is_copied) {
 }
 
 TEST(plan_gradient_that_is_the_given_one) {
-  omc_plan *plan = plan_of("input %x : f32[4] grad\n"
-                           "grad %g of 0 : f32[4]\n"
-                           "%y = Identity(%x)\n"
-                           "return %y grads %g\n", false);
+  omc_plan *plan = plan_of(
+      "input %x : f32[4] grad\n"
+      "grad %g of 0 : f32[4]\n"
+      "%y = Identity(%x)\n"
+      "return %y grads %g\n",
+      false);
   REQUIRE(plan);
   CHECK_INT(plan->n_steps, 0);
   CHECK_INT(plan->n_copies, 2);
@@ -152,13 +162,15 @@ TEST(plan_gradient_that_is_the_given_one) {
 }
 
 TEST(plan_shared_input_is_not_taken_over) {
-  omc_plan *plan = plan_of("input %x : f32[8,8]\n"
-                           "%a = Exp(%x)\n"
-                           "%b = MatMul(%a, %a)\n"
-                           "%c = Add(%b, %a)\n"
-                           "%d = SoftmaxGrad(%c, %c)\n"
-                           "%e = Exp(%d)\n"
-                           "return %e\n", false);
+  omc_plan *plan = plan_of(
+      "input %x : f32[8,8]\n"
+      "%a = Exp(%x)\n"
+      "%b = MatMul(%a, %a)\n"
+      "%c = Add(%b, %a)\n"
+      "%d = SoftmaxGrad(%c, %c)\n"
+      "%e = Exp(%d)\n"
+      "return %e\n",
+      false);
   REQUIRE(plan);
   CHECK(slot_of(plan, "b")->offset != slot_of(plan, "a")->offset);
   CHECK(slot_of(plan, "c")->offset == slot_of(plan, "b")->offset ||
@@ -192,13 +204,20 @@ static omc_value *random_node(omc_builder *b, dice *d, omc_value *x, omc_value *
   omc_value *in[] = {square(b, x), square(b, y)};
   const omc_attr trans = omc_ai("transB", roll(d, 2));
   switch (roll(d, 7)) {
-    case 0: return omc_b2(b, OMC_OP_Add, in[0], in[1]);
-    case 1: return omc_b2(b, OMC_OP_Mul, in[0], in[1]);
-    case 2: return omc_b1(b, OMC_OP_Relu, x);
-    case 3: return omc_reshape(b, x, &flat);
-    case 4: return omc_transpose(b, in[0], perm);
-    case 5: return omc_b1(b, OMC_OP_Sin, x);
-    default: return omc_bn(b, OMC_OP_FusedMatMul, 2, in, 1, &trans);
+    case 0:
+      return omc_b2(b, OMC_OP_Add, in[0], in[1]);
+    case 1:
+      return omc_b2(b, OMC_OP_Mul, in[0], in[1]);
+    case 2:
+      return omc_b1(b, OMC_OP_Relu, x);
+    case 3:
+      return omc_reshape(b, x, &flat);
+    case 4:
+      return omc_transpose(b, in[0], perm);
+    case 5:
+      return omc_b1(b, OMC_OP_Sin, x);
+    default:
+      return omc_bn(b, OMC_OP_FusedMatMul, 2, in, 1, &trans);
   }
 }
 
@@ -221,7 +240,8 @@ static omc_graph *random_graph(dice *d, uint32_t n, bool joint) {
   for (uint32_t k = 0; k < 4; k++)
     results[k] = k == 0 ? values[n_values - 1] : values[roll(d, n_values)];
   CHECK_OK(omc_graph_set_result(g, results, 4, 0));
-  const bool out_grads[] = {true, roll(d, 2), roll(d, 2), false}, in_grads[] = {true, true, roll(d, 2)};
+  const bool out_grads[] = {true, roll(d, 2), roll(d, 2), false},
+             in_grads[] = {true, true, roll(d, 2)};
   if (joint) CHECK_OK(omc_differentiate(g, out_grads, in_grads));
   return g;
 }
@@ -248,14 +268,20 @@ static void tensors_free(tensors *m) {
   for (int k = 0; k < 4; k++) free(m->outputs[k]), free(m->grads[k]);
 }
 
-static omc_status call(const omc_call *kernel, const omc_node *node, void *const *data, void *workspace) {
+static omc_status call(const omc_call *kernel, const omc_node *node, void *const *data,
+                       void *workspace) {
   omc_tensor in[8] = {{NULL, NULL}}, out[8] = {{NULL, NULL}};
   for (uint32_t i = 0; i < node->n_in; i++)
     if (omc_in(node, i)) in[i] = (omc_tensor){data[i], &omc_in(node, i)->type};
   for (uint32_t k = 0; k < node->n_out; k++)
     if (omc_out(node, k)) out[k] = (omc_tensor){data[node->n_in + k], &omc_out(node, k)->type};
-  const omc_kernel_args args = {.in = in, .out = out, .n_in = node->n_in, .n_out = node->n_out,
-                                .params = kernel->params, .workspace = workspace, .threads = 1};
+  const omc_kernel_args args = {.in = in,
+                                .out = out,
+                                .n_in = node->n_in,
+                                .n_out = node->n_out,
+                                .params = kernel->params,
+                                .workspace = workspace,
+                                .threads = 1};
   return kernel->kernel(&args);
 }
 
@@ -263,12 +289,18 @@ static omc_status call(const omc_call *kernel, const omc_node *node, void *const
 static void *at(const omc_plan *plan, const tensors *m, char *arena, const omc_value *v) {
   const omc_slot *slot = &plan->slots[v->id];
   switch (slot->place) {
-    case OMC_AT_INPUT: return m->inputs[slot->index];
-    case OMC_AT_OUTPUT: return m->outputs[slot->index];
-    case OMC_AT_GRAD: return m->grads[slot->index];
-    case OMC_AT_RESULT: return m->results[slot->index];
-    case OMC_AT_CONST: return (void *)(uintptr_t)v->data;
-    default: return arena + slot->offset;
+    case OMC_AT_INPUT:
+      return m->inputs[slot->index];
+    case OMC_AT_OUTPUT:
+      return m->outputs[slot->index];
+    case OMC_AT_GRAD:
+      return m->grads[slot->index];
+    case OMC_AT_RESULT:
+      return m->results[slot->index];
+    case OMC_AT_CONST:
+      return (void *)(uintptr_t)v->data;
+    default:
+      return arena + slot->offset;
   }
 }
 
@@ -313,14 +345,16 @@ static void run_graph(const omc_graph *g, const tensors *m) {
                                                     : data[omc_in(node, i)->id];
     for (uint32_t k = 0; k < node->n_out; k++)
       if (omc_out(node, k))
-        operands[node->n_in + k] = data[omc_out(node, k)->id] = omc_arena_alloc(&scratch, SIDE * SIDE, 8);
+        operands[node->n_in + k] = data[omc_out(node, k)->id] =
+            omc_arena_alloc(&scratch, SIDE * SIDE, 8);
     if (omc_op_get(node->op)->flags & OMC_OP_VIEW) {
       data[node->out[0]->id] = operands[0];
       continue;
     }
     omc_call kernel;
     if (!CHECK_OK(omc_call_prepare(node, omc_cpu_provider(), &scratch, 1, &kernel))) break;
-    CHECK_OK(call(&kernel, node, operands, omc_arena_alloc(&scratch, kernel.workspace_bytes + 1, 1)));
+    CHECK_OK(
+        call(&kernel, node, operands, omc_arena_alloc(&scratch, kernel.workspace_bytes + 1, 1)));
   }
   for (uint32_t r = 0; r < g->result->n_in; r++) {
     const omc_value *v = omc_in(g->result, r);
@@ -333,8 +367,10 @@ static void run_graph(const omc_graph *g, const tensors *m) {
 
 static bool same_results(const tensors *a, const tensors *b) {
   bool same = true;
-  for (int k = 0; k < 4; k++) same &= !memcmp(a->outputs[k], b->outputs[k], SIDE * SIDE * sizeof(float));
-  for (int i = 0; i < 3; i++) same &= !memcmp(a->results[i], b->results[i], SIDE * SIDE * sizeof(float));
+  for (int k = 0; k < 4; k++)
+    same &= !memcmp(a->outputs[k], b->outputs[k], SIDE * SIDE * sizeof(float));
+  for (int i = 0; i < 3; i++)
+    same &= !memcmp(a->results[i], b->results[i], SIDE * SIDE * sizeof(float));
   return same;
 }
 

@@ -34,7 +34,8 @@ static omc_session *open_session(const char *text, uint32_t max_plans) {
 }
 
 static omc_status plan_rows(omc_session *s, int64_t rows, bool joint, bool retain, omc_plan **out) {
-  const omc_type inputs[] = {{OMC_F32, {2, {rows, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
+  const omc_type inputs[] = {
+      {OMC_F32, {2, {rows, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
   const bool in_grads[] = {false, true, true}, out_grads[] = {joint, false};
   const omc_signature signature = {inputs, in_grads, out_grads, retain};
   return omc_session_plan(s, &signature, out);
@@ -70,7 +71,8 @@ static double pre_activation(const tensors *t, int r, int c) {
 
 static bool outputs_right(const tensors *t) {
   bool right = !memcmp(t->x, t->x_again, sizeof t->x);
-  for (int i = 0; i < ROWS * 4; i++) right &= close_to(t->y[i], sin(pre_activation(t, i / 4, i % 4)));
+  for (int i = 0; i < ROWS * 4; i++)
+    right &= close_to(t->y[i], sin(pre_activation(t, i / 4, i % 4)));
   return right;
 }
 
@@ -251,9 +253,11 @@ TEST(session_refuses_bad_calls) {
   omc_session_destroy(other);
   omc_session_destroy(NULL);
   CHECK_STATUS(omc_session_create("return", 6, NULL, NULL, NULL, omc_cpu_provider(),
-                                  omc_default_allocator(), 0, &s), EINVALID);
+                                  omc_default_allocator(), 0, &s),
+               EINVALID);
   CHECK_STATUS(omc_session_create("nonsense", 8, NULL, NULL, NULL, omc_cpu_provider(),
-                                  omc_default_allocator(), 1, &s), EPARSE);
+                                  omc_default_allocator(), 1, &s),
+               EPARSE);
 }
 
 TEST(session_empty_batch) {
@@ -275,12 +279,14 @@ TEST(session_empty_batch) {
 }
 
 TEST(session_index_error_leaves_it_usable) {
-  omc_session *s = open_session("input %w : f32[4,2] grad\n"
-                                "input %ids : i64[3]\n"
-                                "%a = Exp(%w)\n"
-                                "%0 = Embedding(%a, %ids)\n"
-                                "%1 = Sin(%0)\n"
-                                "return %1\n", 2);
+  omc_session *s = open_session(
+      "input %w : f32[4,2] grad\n"
+      "input %ids : i64[3]\n"
+      "%a = Exp(%w)\n"
+      "%0 = Embedding(%a, %ids)\n"
+      "%1 = Sin(%0)\n"
+      "return %1\n",
+      2);
   const omc_type inputs[] = {{OMC_F32, {2, {4, 2}}}, {OMC_I64, {1, {3}}}};
   const bool in_grads[] = {true, false}, out_grads[] = {true};
   const omc_signature signature = {inputs, in_grads, out_grads, false};
@@ -344,10 +350,11 @@ static void host_drop(void *ctx, void *run) {
 TEST(session_host_ops) {
   bool fails = false;
   const omc_host host = {&fails, host_infer, host_forward, host_backward, host_drop};
-  const char *text = "input %x : f32[4] grad\n"
-                     "%0 = Sin(%x)\n"
-                     "%1 = TorchCall(%0) {index=7} name=\"/weird\"\n"
-                     "return %1\n";
+  const char *text =
+      "input %x : f32[4] grad\n"
+      "%0 = Sin(%x)\n"
+      "%1 = TorchCall(%0) {index=7} name=\"/weird\"\n"
+      "return %1\n";
   const omc_type inputs[] = {{OMC_F32, {1, {4}}}};
   const bool yes[] = {true}, no[] = {false};
   omc_session *s = NULL;
@@ -361,7 +368,8 @@ TEST(session_host_ops) {
   REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
   CHECK_INT(states, 1);
   CHECK_OK(omc_run_backward(run, in, out, dout, din));
-  for (int i = 0; i < 4; i++) CHECK(close_to(y[i], 2 * sin(x[i])) && close_to(dx[i], 2 * cos(x[i])));
+  for (int i = 0; i < 4; i++)
+    CHECK(close_to(y[i], 2 * sin(x[i])) && close_to(dx[i], 2 * cos(x[i])));
   omc_run_destroy(run);
   CHECK_INT(states, 0);
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, false}, &inference));
@@ -417,7 +425,8 @@ static void *train(void *session) {
     omc_run *run = NULL;
     tensors t;
     fill(&t, 0.01f * (float)i);
-    right &= plan_rows(s, ROWS, true, i % 2, &plan) == OMC_OK && forward(s, plan, &t, &run) == OMC_OK;
+    right &=
+        plan_rows(s, ROWS, true, i % 2, &plan) == OMC_OK && forward(s, plan, &t, &run) == OMC_OK;
     if (!right) break;
     right &= outputs_right(&t) && backward(run, &t) == OMC_OK && gradients_right(&t);
     omc_run_destroy(run);

@@ -17,8 +17,10 @@ _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 
 
 def _matmul(b: Builder, x: Val, y: Val) -> Val:
-    dtype = need_float(result_dtype(b))
-    out: Val = b.emit("MatMul", b.cast(x, dtype), b.cast(y, dtype))
+    need_float(result_dtype(b))
+    if x.dtype != y.dtype:
+        raise Unsupported(f"product of {x.dtype} and {y.dtype}")
+    out: Val = b.emit("MatMul", x, y)
     return out
 
 

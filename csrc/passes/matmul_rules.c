@@ -1,0 +1,103 @@
+/* Matrix products take in the transposes, factors and biases around them. */
+#include "passes/rewrite.h"
+
+/* What MatMul and FusedMatMul have in common: alpha x y, each maybe transposed, plus bias. */
+typedef struct product {
+  omc_value *x, *y, *bias;
+  bool trans_x, trans_y;
+  double alpha;
+} product;
+
+static product read_product(const omc_node *node) {
+  return (product){omc_in(node, 0),
+                   omc_in(node, 1),
+                   omc_in(node, 2),
+                   omc_attr_int(node, "transA", 0) != 0,
+                   omc_attr_int(node, "transB", 0) != 0,
+                   omc_attr_float(node, "alpha", 1)};
+}
+
+static omc_value *build_product(omc_builder *b, const product *p) {
+  omc_value *in[] = {p->x, p->y, p->bias};
+  const omc_attr attr[] = {omc_ai("transA", p->trans_x), omc_ai("transB", p->trans_y),
+                           omc_af("alpha", p->alpha)};
+  return omc_bn(b, OMC_OP_FusedMatMul, p->bias ? 3 : 2, in, 3, attr);
+}
+
+static bool are_matrices(const product *p) {
+  return p->x->type.shape.rank >= 2 && p->y->type.shape.rank >= 2;
+}
+
+/* Whether a Transpose swaps the last two axes and leaves the others in place. */
+static bool swaps_last(const omc_node *node) {
+  const int64_t rank = node->out[0]->type.shape.rank;
+  uint32_t n;
+  const int64_t *perm = omc_attr_ints(node, "perm", &n);
+  if (n == 0) return rank == 2;
+  for (int64_t i = 0; i < rank; i++)
+    if (perm[i] != (i < rank - 2 ? i : 2 * rank - 3 - i)) return false;
+  return rank >= 2;
+}
+
+/* Reads through a transposition of an operand. */
+static bool read_through(omc_value **operand, bool *trans) {
+  const omc_node *node = (*operand)->producer;
+  if (!node || node->op != OMC_OP_Transpose || !swaps_last(node)) return false;
+  *operand = omc_in(node, 0);
+  *trans = !*trans;
+  return true;
+}
+
+static omc_value *matmul_transpose(omc_match *m) {
+  product p = read_product(m->root);
+  if (!are_matrices(&p)) return NULL;
+  const bool x = read_through(&p.x, &p.trans_x), y = read_through(&p.y, &p.trans_y);
+  return x || y ? build_product(m->b, &p) : NULL;
+}
+
+/* (X Y)' = Y' X' */
+static omc_value *transpose_matmul(omc_match *m) {
+  const product p = read_product(m->capture[1]->producer);
+  if (!are_matrices(&p) || p.x->type.shape.rank != p.y->type.shape.rank || p.bias) return NULL;
+  if (!swaps_last(m->root)) return NULL;
+  const product swapped = {p.y, p.x, NULL, !p.trans_y, !p.trans_x, p.alpha};
+  return build_product(m->b, &swapped);
+}
+
+/* Captures 1: the product; 2: what is added to it, maybe after a Reshape that keeps the columns. */
+static omc_value *matmul_bias(omc_match *m) {
+  product p = read_product(m->capture[1]->producer);
+  const omc_shape *shape = &m->capture[0]->type.shape, *inner = &m->capture[1]->type.shape;
+  const omc_shape *bias = &m->capture[2]->type.shape;
+  if (!are_matrices(&p) || p.bias || bias->rank < 1 || shape->rank < 1) return NULL;
+  const int64_t columns = inner->dims[inner->rank - 1];
+  if (bias->dims[bias->rank - 1] != columns || omc_shape_numel(bias) != columns) return NULL;
+  if (shape->dims[shape->rank - 1] != columns || omc_shape_numel(shape) != omc_shape_numel(inner))
+    return NULL;
+  p.bias = omc_reshape(m->b, m->capture[2], &(omc_shape){1, {columns}});
+  omc_value *y = build_product(m->b, &p);
+  return y ? omc_reshape(m->b, y, shape) : NULL;
+}
+
+static omc_value *matmul_alpha(omc_match *m) {
+  product p = read_product(m->capture[1]->producer);
+  const omc_value *factor = m->capture[2];
+  if (!are_matrices(&p) || p.bias || omc_shape_numel(&factor->type.shape) != 1 ||
+      !omc_type_equal(&m->capture[1]->type, &m->capture[0]->type))
+    return NULL;
+  p.alpha *= omc_const_float(factor, 0);
+  return build_product(m->b, &p);
+}
+
+#define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
+#define PRODUCT_OR_VIEW OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3)))
+
+static const omc_rule rules[] = {
+    {"matmul_transpose", OMC_P_NODE(MatMul, 0), matmul_transpose},
+    {"fused_matmul_transpose", OMC_P_NODE(FusedMatMul, 0), matmul_transpose},
+    {"transpose_matmul", OMC_P_OP(Transpose, 0, PRODUCT), transpose_matmul},
+    {"matmul_bias", OMC_P_OP(Add, 0, PRODUCT_OR_VIEW, OMC_P_ANY(2)), matmul_bias},
+    {"matmul_alpha", OMC_P_OP(Mul, 0, PRODUCT, OMC_P_CONSTANT(2)), matmul_alpha},
+};
+
+const omc_rules omc_matmul_rules = {"matmul", rules, sizeof rules / sizeof *rules};

@@ -1,0 +1,245 @@
+"""Bad input gives an exception that says what is wrong with which argument, and the next good call works."""
+
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from torch import nn
+from torch.nn import functional as F
+from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
+
+
+def embedding() -> nn.Module:
+    return Function(
+        lambda s, ids, labels=None: s.e(ids) if labels is None else F.cross_entropy(s.e(ids), labels),
+        e=nn.Embedding(5, 3),
+    )
+
+
+@pytest.mark.parametrize(("ids", "labels"), [([0, 5], None), ([-1, 0], None), ([0, 1], [0, 3]), ([0, 1], [-1, 0])])
+def test_index_out_of_range(ids: list[int], labels: list[int] | None) -> None:
+    eager, ours = pair(embedding())
+    good, good_labels = torch.tensor([4, 0]), None if labels is None else torch.tensor([2, -100])
+    assert_same_step(eager, ours, good, good_labels)
+    with pytest.raises(IndexError):
+        ours(torch.tensor(ids), None if labels is None else torch.tensor(labels))
+    for m in (eager, ours):
+        m.zero_grad()
+    assert_same_step(eager, ours, good, good_labels)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda: torch.eye(6).to_sparse(), r"batch has layout torch.sparse_coo"),
+        (lambda: torch.randn(2, 6, dtype=torch.complex64), r"batch has dtype torch.complex64"),
+        (lambda: torch.randn(2, 6, device="meta"), r"batch is on the meta device"),
+        (
+            lambda: torch.masked.as_masked_tensor(torch.ones(2, 6), torch.ones(2, 6, dtype=torch.bool)),
+            r"batch is a MaskedTensor",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_unusual_tensors_are_refused_by_name(bad: Any, message: str) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.Linear(6, 2)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.l(batch)
+
+    eager, ours = pair(Named())
+    with pytest.raises(TypeError, match=message):
+        ours(bad())
+    assert_same_step(eager, ours, torch.randn(2, 6))
+
+
+def test_the_name_of_a_nested_argument() -> None:
+    ours = ORTModule(Function(lambda s, batch: s.l(batch["x"][0]), l=nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match=r"\['x'\]\[1\] has dtype torch.complex64"):
+        ours({"x": [torch.ones(1, 2), torch.ones(1, dtype=torch.complex64)]})
+
+
+def test_wrong_shape_or_dtype_gives_the_error_of_eager() -> None:
+    eager, ours = pair(mlp())
+    assert_same_step(eager, ours, torch.randn(2, 6))
+    for bad in (torch.randn(2, 5), torch.randn(2, 6, dtype=torch.float64)):
+        with pytest.warns(UserWarning), pytest.raises(RuntimeError, match=r"mat1|dtype"):
+            ours(bad)
+    for m in (eager, ours):
+        m.zero_grad()
+    assert_same_step(eager, ours, torch.randn(2, 6))
+
+
+def test_empty_batch() -> None:
+    eager, ours = pair(mlp())
+    assert_same_step(eager, ours, torch.randn(2, 6))
+    for m in (eager, ours):
+        m.zero_grad()
+    assert assert_same_step(eager, ours, torch.randn(0, 6)).shape == (0, 3)
+
+
+def test_module_without_parameters() -> None:
+    eager, ours = pair(nn.ReLU())
+    assert_same_step(eager, ours, torch.randn(3))
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    eager(x).sum().backward()
+    ours(y).sum().backward()
+    close(y.grad, x.grad)
+
+
+def test_backward_twice() -> None:
+    ours = ORTModule(mlp())
+    loss = ours(torch.randn(2, 6)).sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("which", ["input", "parameter"])
+def test_change_in_place_between_forward_and_backward(which: str) -> None:
+    ours = ORTModule(mlp())
+    x = torch.randn(2, 6)
+    loss = ours(x).pow(2).sum()
+    with torch.no_grad():
+        (x if which == "input" else ours.get_parameter("2.weight")).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_double_backward_is_refused() -> None:
+    ours = ORTModule(mlp())
+    x = torch.randn(2, 6, requires_grad=True)
+    (grad,) = torch.autograd.grad(ours(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_functional_transforms_are_refused() -> None:
+    ours = ORTModule(mlp())
+    with pytest.raises(ORTModuleError, match=r"torch\.func"):
+        torch.func.grad(lambda x: ours(x).sum())(torch.randn(2, 6))
+    with pytest.raises(ORTModuleError, match=r"torch\.func"):
+        torch.func.vmap(ours)(torch.randn(2, 6))
+    ours(torch.randn(2, 6))
+
+
+def test_use_after_fork() -> None:
+    ours = ORTModule(mlp())
+    ours(torch.randn(2, 6))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            ours(torch.randn(2, 6))
+            os.write(writer, b"ran")
+        except ORTModuleError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"fork" in os.read(reader, 1000)
+
+
+def test_two_threads() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(4, 6)
+    expected = eager(x)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for _ in range(5):
+                out = ours(x)
+                close(out, expected)
+                out.sum().backward()
+        except BaseException as error:  # reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+    (10 * eager(x).sum()).backward()
+    assert_same_state(ours, eager)
+
+
+def test_wrapping_what_is_no_module() -> None:
+    with pytest.raises(TypeError, match=r"expected torch\.nn\.Module"):
+        ORTModule(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(ORTModuleError, match="DataParallel"):
+        ORTModule(nn.DataParallel(mlp()))
+
+
+# What cannot become a graph
+
+
+def test_module_that_cannot_be_traced_runs_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else -s.l(x), l=nn.Linear(2, 2)))
+    with pytest.warns(UserWarning, match=r"Function runs in PyTorch: torch\.export failed"):
+        ours(torch.ones(1, 2))
+    for value in (1.0, -1.0):
+        assert_same_step(eager, ours, torch.full((1, 2), value))
+    assert ours.fallback_report()[0].name == "Function"
+
+
+def test_hooks_inside_are_honoured() -> None:
+    eager, ours = pair(mlp())
+    for m in (eager, ours.module):
+        m[1].register_forward_hook(lambda _m, _i, out: out * 2)
+    with pytest.warns(UserWarning, match="hooks"):
+        assert_same_step(eager, ours, torch.randn(2, 6))
+
+
+def test_op_without_kernel_runs_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: torch.cdist(s.l(x), x) * s.l(x).sum(), l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match=r"aten\.cdist\.default runs in PyTorch") as caught:
+        for _ in range(2):
+            assert_same_step(eager, ours, torch.randn(3, 4))
+    assert len([w for w in caught if "cdist" in str(w.message)]) == 1
+    assert [(r.name, r.count) for r in ours.fallback_report()] == [("aten.cdist.default", 1)]
+
+
+def test_custom_function_keeps_its_own_backward() -> None:
+    class Clipped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+            ctx.scale = scale
+            return x * 2, x > 0
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor, None]:
+            return grad.clamp(-1, 1) * ctx.scale, None
+
+    eager, ours = pair(Function(lambda s, x: Clipped.apply(s.l(x), 5.0), l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match="Clipped"):
+        assert_same_step(eager, ours, torch.randn(3, 4))
+
+
+def test_fallback_as_error() -> None:
+    module = Function(lambda s, x: torch.cdist(s.l(x), x), l=nn.Linear(4, 4))
+    ours = ORTModule(module, DebugOptions(fallback="error"))
+    with pytest.raises(ORTModuleError, match="cdist"):
+        ours(torch.randn(3, 4))
+    untraceable = ORTModule(Function(lambda s, x: x if x.sum() > 0 else -x), DebugOptions(fallback="error"))
+    with pytest.raises(ORTModuleError, match=r"torch\.export failed"):
+        untraceable(torch.randn(3))
+
+
+def test_no_state_is_left_behind_by_failures() -> None:
+    ours = ORTModule(embedding())
+    ours(torch.tensor([1]))
+    session = next(iter(ours._ort_graphs._graphs.values())).runner.session
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            ours(torch.tensor([7]))
+    gc.collect()
+    assert session.stats()["runs_live"] == 0

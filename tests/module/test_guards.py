@@ -1,0 +1,134 @@
+"""A stale graph is never run: every change of what it assumed gives the result eager gives."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from ortmodule_c.guards import Attributes, restore_modules, snapshot_modules, survey
+from torch import nn
+from wrapped import Function, assert_same_step, mlp, n_graphs, pair
+
+
+def freeze(m: nn.Module) -> None:
+    m[0].weight.requires_grad_(False)
+
+
+def eval_of_one(m: nn.Module) -> None:
+    m[1].eval()
+
+
+def replace(m: nn.Module) -> None:
+    m[1] = nn.Tanh()
+
+
+def tie(m: nn.Module) -> None:
+    m[2].weight = m[0].weight
+
+
+def attribute(m: nn.Module) -> None:
+    m[1].p = 0.0
+
+
+def to_double(m: nn.Module) -> None:
+    m.double()
+
+
+def drop_bias(m: nn.Module) -> None:
+    m[0].bias = None
+
+
+@pytest.mark.parametrize("change", [freeze, eval_of_one, replace, tie, attribute, drop_bias])
+def test_change_of_the_module(change: Callable[[nn.Module], None]) -> None:
+    eager, ours = pair(nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 4)))
+    x = torch.randn(3, 4)
+    assert_same_step(eager, ours, x)
+    for m in (eager, ours.module):
+        m.zero_grad()
+        change(m)
+    assert_same_step(eager, ours, x)
+    assert n_graphs(ours) == 2
+
+
+def test_change_of_dtype() -> None:
+    eager, ours = pair(mlp())
+    assert_same_step(eager, ours, torch.randn(3, 6))
+    for m in (eager, ours):
+        m.zero_grad()
+        m.double()
+    out = assert_same_step(eager, ours, torch.randn(3, 6, dtype=torch.float64))
+    assert out.dtype == torch.float64
+
+
+def test_python_values_are_part_of_the_signature() -> None:
+    eager, ours = pair(Function(lambda s, x, scale, flag=True: s.l(x) * scale if flag else s.l(x), l=nn.Linear(2, 2)))
+    x = torch.randn(3, 2)
+    for args, kwargs in (((2,), {}), ((3,), {}), ((2.0,), {}), ((True,), {}), ((2,), {"flag": False})):
+        assert_same_step(eager, ours, x, *args, **kwargs)
+
+
+def test_configuration_object() -> None:
+    class Config:
+        scale = 1.0
+
+    config = Config()
+    config.scale = 2.0
+    ours = pair(Function(lambda s, x: s.l(x) * config.scale, l=nn.Linear(2, 2)))[1]
+    ours.module.config = config
+    x = torch.randn(1, 2)
+    first = ours(x)
+    config.scale = 4.0
+    torch.testing.assert_close(ours(x), first * 2)
+
+
+def test_grad_mode_and_inputs_that_require_grad() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        assert not ours(x).requires_grad
+    assert_same_step(eager, ours, x)
+    y, z = x.clone().requires_grad_(), x.clone().requires_grad_()
+    eager(y).sum().backward()
+    ours(z).sum().backward()
+    torch.testing.assert_close(z.grad, y.grad)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(x), eager(x))
+
+
+def test_same_call_uses_the_same_graph() -> None:
+    ours = pair(mlp())[1]
+    for _ in range(3):
+        ours(torch.randn(3, 6)).sum().backward()
+    assert n_graphs(ours) == 1
+
+
+def test_survey_counts_a_tied_tensor_once() -> None:
+    m = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+    separate = survey(m)
+    m[1].weight = m[0].weight
+    tied = survey(m)
+    assert len(tied.parameters) == len(separate.parameters) - 1
+    assert tied.key != separate.key
+    assert [t for t in tied.buffers] == list(m.buffers())
+
+
+def test_attributes_hold_until_one_changes() -> None:
+    m = nn.Sequential(nn.Dropout(0.5))
+    kept = Attributes(m, set())
+    assert kept.hold()
+    m[0].p = 0.25
+    assert not kept.hold()
+    assert Attributes(m, {(id(m[0]), "p")}).hold()
+
+
+def test_restore_puts_back_what_changed() -> None:
+    m = nn.Sequential(nn.Linear(2, 2))
+    before = copy.deepcopy(m.state_dict())
+    kept = snapshot_modules(m)
+    weight = m[0].weight
+    m[0].weight = nn.Parameter(torch.zeros(2, 2))
+    m[0].extra, m[0].in_features = 1, 7
+    changed = restore_modules(kept)
+    assert m[0].weight is weight and m[0].in_features == 2 and not hasattr(m[0], "extra")
+    assert changed == {(id(m[0]), "extra"), (id(m[0]), "in_features")}
+    torch.testing.assert_close(m.state_dict(), before)

@@ -1,0 +1,86 @@
+"""What a run may hold: memory that stays flat, caches that are bounded, a peak that was predicted."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from pathlib import Path
+
+import torch
+from ortmodule_c import _C, ORTModule
+from torch import nn
+
+MIB = 1 << 20
+
+
+def resident() -> int:
+    """Bytes this process holds in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def train(model: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer]:
+    net = nn.Sequential(nn.Linear(37, 65), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(65), nn.Linear(65, 11))
+    model = ORTModule(net)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def test_memory_is_flat_over_500_steps() -> None:
+    model, optimizer = small()
+    x = torch.randn(29, 37)
+    for _ in range(100):
+        train(model, x, optimizer)
+    gc.collect()
+    before = resident()
+    for _ in range(500):
+        train(model, x, optimizer)
+    gc.collect()
+    assert resident() - before <= MIB
+
+
+def test_memory_is_bounded_over_200_shapes() -> None:
+    model, optimizer = small()
+    for n in range(2, 102):
+        train(model, torch.randn(n, 37), optimizer)
+    gc.collect()
+    before = resident()
+    for n in range(102, 302):
+        train(model, torch.randn(n, 37), optimizer)
+    gc.collect()
+    assert resident() - before <= 8 * MIB  # the largest batch itself grows threefold
+
+
+def test_peak_is_as_predicted() -> None:
+    text = "input %x : f32[?,301] grad\n%a = Gelu(%x)\n%b = Softmax(%a)\n%y = Mul(%b, %x)\nreturn %y\n"
+    session = _C.Session(text, {})
+    x = torch.randn(997, 301)
+    plan = session.plan([x], [True], [True])
+    gc.collect()
+    _C.pool_trim()
+    base = _C.pool_stats()["used_bytes"]
+    outputs, token = plan.forward([x], 0)
+    held = _C.pool_stats()["used_bytes"] - base
+    predicted = plan.arena_bytes + outputs[0].numel() * 4
+    assert abs(held - predicted) <= 0.02 * predicted
+    grads = plan.backward(token, [x], outputs, [torch.ones_like(x)])
+    held = _C.pool_stats()["used_bytes"] - base
+    predicted += grads[0].numel() * 4
+    assert abs(held - predicted) <= 0.02 * predicted
+
+
+def test_dropping_everything_gives_everything_back() -> None:
+    gc.collect()
+    base = _C.pool_stats()["used_bytes"]
+    model, optimizer = small()
+    for _ in range(3):
+        train(model, torch.randn(29, 37), optimizer)
+    loss = model(torch.randn(29, 37)).sum()
+    del model, optimizer, loss
+    gc.collect()
+    assert _C.pool_stats()["used_bytes"] == base

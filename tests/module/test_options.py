@@ -1,0 +1,74 @@
+"""DebugOptions: what is accepted, and the ONNX files it writes."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from ortmodule_c import DebugOptions, LogLevel, ORTModule, onnx_io
+from torch import nn
+from wrapped import mlp
+
+
+def test_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="log_level"):
+        DebugOptions(log_level="INFO")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="onnx_prefix"):
+        DebugOptions(save_onnx=True)
+    with pytest.raises(TypeError, match="onnx_prefix"):
+        DebugOptions(onnx_prefix=3)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="save_path"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "missing"))
+    with pytest.raises(ValueError, match="fallback"):
+        DebugOptions(fallback="maybe")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_graphs"):
+        DebugOptions(max_graphs=0)
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "INFO")
+    assert DebugOptions().log_level is LogLevel.INFO
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "LOUD")
+    with pytest.raises(ValueError, match="LOUD"):
+        DebugOptions()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_saved_graphs(kind: str, tmp_path: Path) -> None:
+    conv = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU6(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 2),
+        nn.LayerNorm(2),
+    )
+    module, x = (mlp(), torch.randn(2, 6)) if kind == "mlp" else (conv, torch.randn(2, 3, 8, 8))
+    ours = ORTModule(module, DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path)))
+    ours(x).sum().backward()
+    with torch.no_grad():
+        ours(x)
+    names = {p.name for p in tmp_path.iterdir()}
+    training = {f"net_{stage}_training.onnx" for stage in ("exported", "joint", "optimized")}
+    assert names == training | {"net_exported_inference.onnx", "net_optimized_inference.onnx"}
+    for name in names:
+        model = onnx.load(tmp_path / name)
+        onnx.checker.check_model(model)
+        assert {o.domain for o in model.opset_import} == {"", "ai.ortmodule_c"}
+    joint = onnx.load(tmp_path / "net_joint_training.onnx")
+    assert len(joint.graph.output) > len(onnx.load(tmp_path / "net_exported_training.onnx").graph.output)
+
+
+def test_text_becomes_onnx() -> None:
+    text = """input %x : f32[?,2] grad
+const %c : i64[1] = [-1]
+const %big : f32[20] = @
+%y = Reshape(%x, %c) name="a/b"
+%z, _ = MyOp(%y, _) {alpha=0.5, mode="a, b", axes=[1, 2]}
+%w = Clip(%z) {min=0.0}
+return %w, %x
+"""
+    model = onnx_io.to_model(text, {"big": torch.zeros(20)})
+    assert [n.op_type for n in model.graph.node] == ["Reshape", "MyOp", "Clip"]
+    assert [n.domain for n in model.graph.node] == ["", "ai.ortmodule_c", ""]
+    assert len(model.graph.node[2].input) == 2
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[1].attribute}
+    assert attributes == {"alpha": 0.5, "mode": b"a, b", "axes": [1, 2]}

@@ -1,0 +1,336 @@
+"""What a training script may do with a wrapped module gives what eager gives."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from ortmodule_c import ORTModule
+from torch import nn
+from torch.nn import functional as F
+from wrapped import Function, assert_same_state, assert_same_step, close, float_sum, mlp, pair
+
+
+def linear_of(function: Any) -> Function:
+    return Function(function, l=nn.Linear(4, 4))
+
+
+def test_forms_of_a_call() -> None:
+    def forward(s: Function, a: Any, b: Any = None, *rest: Any, c: float = 1.0, **more: Any) -> torch.Tensor:
+        return s.l(a) * c + (0 if b is None else b) + sum(rest) + more.get("d", 0)
+
+    eager, ours = pair(linear_of(forward))
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    for args, kwargs in (
+        ((x,), {}),
+        ((x, y), {}),
+        ((x, y, y, y), {}),
+        ((x,), {"b": y, "c": 2.0}),
+        ((), {"a": x, "d": y}),
+        ((), {"d": y, "a": x}),
+    ):
+        assert_same_step(eager, ours, *args, **kwargs)
+    assert not ours.fallback_report()
+
+
+def test_unused_arguments_and_parameters() -> None:
+    eager, ours = pair(Function(lambda s, a, unused=None: s.l(a), l=nn.Linear(4, 4), idle=nn.Linear(2, 2)))
+    assert_same_step(eager, ours, torch.randn(2, 4), unused=torch.randn(1))
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    module = mlp()
+    module[0].requires_grad_(False)
+    assert_same_step(*pair(module), torch.randn(2, 6))
+
+
+def test_everything_frozen() -> None:
+    eager, ours = pair(mlp().requires_grad_(False))
+    assert not assert_same_step(eager, ours, torch.randn(2, 6)).requires_grad
+
+
+def test_tied_weights() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    module[2].weight = module[0].weight
+    eager, ours = pair(module)
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in eager.named_parameters()]
+
+
+def test_batch_norm_statistics() -> None:
+    eager, ours = pair(nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)))
+    for _ in range(3):
+        assert_same_step(eager, ours, torch.randn(2, 3, 6, 6))
+    before = copy.deepcopy(ours.state_dict())
+    eager.eval()
+    ours.eval()
+    assert_same_step(eager, ours, torch.randn(2, 3, 6, 6))
+    close(dict(ours.state_dict()), dict(before))
+
+
+def test_buffers_changed_in_place_and_assigned() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.Linear(2, 2)
+            self.register_buffer("seen", torch.zeros(2))
+            self.register_buffer("average", torch.zeros(2), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += x.detach().sum(0)
+            self.average = 0.5 * self.average + x.detach().mean(0)
+            return self.l(x) * self.seen.sum() + self.average
+
+    eager, ours = pair(Counting())
+    for _ in range(3):
+        assert_same_step(eager, ours, torch.randn(3, 2))
+
+
+def test_dropout_follows_manual_seed() -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)))
+    x = torch.randn(16, 8)
+
+    def step(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ours.zero_grad()
+        torch.manual_seed(seed)
+        out = ours(x)
+        out.sum().backward()
+        return out.detach(), ours.get_parameter("0.weight").grad.clone()
+
+    (a, ga), (b, gb), (c, _) = step(1), step(1), step(2)
+    assert torch.equal(a, b) and torch.equal(ga, gb) and not torch.equal(a, c)
+    zeros = (a == 0).float().mean().item()
+    assert 0.4 < zeros < 0.6
+    # The gradient is that of the very mask the forward drew.
+    scaled = (a != 0).float() * 2
+    close(ga, scaled.T @ x, "gradient")
+    ours.eval()
+    assert torch.equal(ours(x), ours.module(x)) or bool((ours(x) - ours.module(x)).abs().max() < 1e-5)
+
+
+def test_seed_is_drawn_only_for_random_plans() -> None:
+    ours = ORTModule(mlp())
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    ours(torch.randn(2, 6, generator=torch.Generator().manual_seed(0))).sum().backward()
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_accumulation_and_zero_grad() -> None:
+    eager, ours = pair(mlp())
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.randn(3, 6))
+    for set_to_none in (False, True):
+        for m in (eager, ours):
+            m.zero_grad(set_to_none=set_to_none)
+        assert_same_step(eager, ours, torch.randn(3, 6))
+    norms = [torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (eager, ours)]
+    close(norms[1], norms[0])
+    assert_same_state(ours, eager)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_optimizers(optimizer: Any) -> None:
+    eager, ours = pair(mlp())
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    losses: list[list[float]] = []
+    for m in (eager, ours):
+        steps = optimizer(m.parameters(), lr=0.01)
+        losses.append([])
+        for _ in range(10):
+            steps.zero_grad()
+            loss = F.cross_entropy(m(x), y)
+            loss.backward()
+            steps.step()
+            losses[-1].append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_several_forwards_before_one_backward() -> None:
+    eager, ours = pair(mlp())
+    xs = [torch.randn(2, 6) for _ in range(3)]
+    for m in (eager, ours):
+        sum(m(x).pow(2).sum() for x in xs).backward()
+    assert_same_state(ours, eager)
+
+
+def test_interleaved_and_dropped_forwards() -> None:
+    eager, ours = pair(mlp())
+    x, y = torch.randn(2, 6), torch.randn(3, 6)
+    for m in (eager, ours):
+        first = m(x).sum()
+        m(y)  # never used
+        second = m(y).sum()
+        first.backward()
+        second.backward()
+    assert_same_state(ours, eager)
+
+
+def test_two_wrapped_modules_and_a_plain_one_in_a_chain() -> None:
+    parts = [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)]
+    copies = copy.deepcopy(parts)
+    ours = [ORTModule(copies[0]), copies[1], ORTModule(copies[2])]
+    x = torch.randn(2, 4)
+    for a, b, c in (parts, ours):
+        c(torch.tanh(b(torch.tanh(a(x))))).sum().backward()
+    for p, q in zip(parts, copies, strict=True):
+        assert_same_state(q, p)
+
+
+def test_a_wrapped_module_inside_a_wrapped_module() -> None:
+    inner = nn.Linear(4, 4)
+    eager = nn.Sequential(inner, nn.Tanh())
+    ours = ORTModule(nn.Sequential(ORTModule(copy.deepcopy(inner)), nn.Tanh()))
+    x = torch.randn(2, 4)
+    close(ours(x), eager(x))
+
+
+def test_retain_graph() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    for m in (eager, ours):
+        loss = m(x).pow(2).sum()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert_same_state(ours, eager)
+
+
+def test_retain_graph_with_dropout_repeats_the_same_mask() -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5)))
+    loss = ours(torch.randn(4, 8)).sum()
+    loss.backward(retain_graph=True)
+    once = ours.get_parameter("0.weight").grad.clone()
+    loss.backward()
+    close(ours.get_parameter("0.weight").grad, 2 * once)
+
+
+def test_gradients_of_some_outputs_only() -> None:
+    eager, ours = pair(linear_of(lambda s, x: (s.l(x).sum(), s.l(x) * 2, s.l(x).exp())))
+    x = torch.randn(2, 4)
+    for which in ((0,), (1,), (2, 0), (0,)):
+        for m in (eager, ours):
+            out = m(x)
+            sum(out[i].sum() for i in which).backward()
+        assert_same_state(ours, eager)
+
+
+def test_outputs_that_carry_no_gradient() -> None:
+    eager, ours = pair(
+        linear_of(
+            lambda s, x: (s.l(x), s.l(x).argmax(1), x > 0, s.l(x).detach(), torch.ones(2), 5, None, "text", x.shape[0])
+        )
+    )
+    assert_same_step(eager, ours, torch.randn(2, 4))
+
+
+def test_kinds_of_outputs() -> None:
+    def outputs(s: Function, x: torch.Tensor) -> Any:
+        y = s.l(x)
+        return {"a": y, "b": [y, (y * 2, x)]}
+
+    eager, ours = pair(linear_of(outputs))
+    x = torch.randn(2, 4)
+    got = assert_same_step(eager, ours, x)
+    assert got["b"][0] is got["a"], "an output given twice is one tensor"
+    assert got["b"][1][1] is x, "an output that is an input is that input"
+
+
+def test_an_output_changed_in_place_by_the_user() -> None:
+    eager, ours = pair(linear_of(lambda s, x: s.l(x)))
+    x = torch.randn(2, 4)
+    for m in (eager, ours):
+        out = m(x)
+        out *= 3
+        out.sum().backward()
+    assert_same_state(ours, eager)
+
+
+def test_an_input_changed_in_place_by_the_module() -> None:
+    def forward(s: Function, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return s.l(x)
+
+    eager, ours = pair(linear_of(forward))
+    x, y = torch.zeros(2, 4), torch.zeros(2, 4)
+    close(ours(y), eager(x))
+    close(y, x)
+
+
+def test_gradients_of_inputs() -> None:
+    eager, ours = pair(linear_of(lambda s, x, y: s.l(x) * y))
+    grads = []
+    for m in (eager, ours):
+        torch.manual_seed(0)
+        x, y = torch.randn(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+        m(x.tanh(), y).sum().backward()
+        grads.append((x.grad, y.grad))
+    close(grads[1], grads[0])
+
+
+def test_one_tensor_as_two_arguments() -> None:
+    eager, ours = pair(linear_of(lambda s, x, y: s.l(x) * y))
+    x = torch.randn(2, 4, requires_grad=True)
+    assert_same_step(eager, ours, x, x)
+    z = torch.randn(2, 4)
+    assert_same_step(eager, ours, z, torch.ones(2, 4))
+
+
+def test_views_and_strides_of_inputs() -> None:
+    eager, ours = pair(linear_of(lambda s, x: s.l(x)))
+    assert_same_step(eager, ours, torch.randn(4, 2).t())
+    assert_same_step(eager, ours, torch.randn(2, 8)[:, ::2])
+    assert_same_step(eager, ours, torch.randn(1, 4).expand(3, 4))
+
+
+def test_no_grad_inside_the_module() -> None:
+    def forward(s: Function, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = s.l(x)
+        return s.l(x) + y
+
+    assert_same_step(*pair(linear_of(forward)), torch.randn(2, 4))
+
+
+def test_checkpoint_around_and_inside() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    for m in (eager, ours):
+        checkpoint(m, x, use_reentrant=False).sum().backward()
+    assert_same_state(ours, eager)
+    assert_same_step(*pair(linear_of(lambda s, x: checkpoint(s.l, x, use_reentrant=False))), torch.randn(2, 4))
+
+
+def test_saved_tensor_hooks() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    for m in (eager, ours):
+        with torch.autograd.graph.save_on_cpu():
+            m(x).pow(2).sum().backward()
+    assert_same_state(ours, eager)
+
+
+def test_autocast() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(4, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        a, b = eager(x), ours(x)
+    assert b.dtype == torch.bfloat16
+    torch.testing.assert_close(b, a, rtol=0.02, atol=0.02)
+    float_sum(b).backward()
+
+
+def test_state_is_freed_with_the_graph() -> None:
+    ours = ORTModule(mlp())
+    session = None
+    for _ in range(3):
+        loss = ours(torch.randn(2, 6)).sum()
+        session = next(iter(ours._ort_graphs._graphs.values())).runner.session
+        assert session.stats()["runs_live"] == 1
+        loss.backward()
+        assert session.stats()["runs_live"] == 0
+    ours(torch.randn(2, 6))
+    assert session.stats()["runs_live"] == 0

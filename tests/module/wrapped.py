@@ -1,0 +1,80 @@
+"""Small modules and comparisons shared by the tests of this folder."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from ortmodule_c import ORTModule
+from ortmodule_c.flatten import flatten
+from torch import Tensor, nn
+
+
+class Function(nn.Module):
+    """`function(self, ...)` as a module with the given submodules and parameters."""
+
+    def __init__(self, function: Callable[..., Any], **members: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def pair(module: nn.Module) -> tuple[nn.Module, ORTModule]:
+    """The module for PyTorch, and a copy of it wrapped."""
+    return module, ORTModule(copy.deepcopy(module))
+
+
+def float_sum(outputs: Any) -> Tensor:
+    """A scalar that depends differently on every element of every differentiable output."""
+    tensors = [t for t in flatten(outputs)[0] if t.requires_grad]
+    return sum(
+        (t.double() * torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float64).view(t.shape)).sum() for t in tensors
+    )
+
+
+def close(ours: Any, eager: Any, what: str = "") -> None:
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5, msg=lambda m: f"{what}: {m}")
+
+
+def assert_same_state(ours: nn.Module, eager: nn.Module) -> None:
+    """Names and values of gradients and buffers."""
+    for (name, p), (other, q) in zip(eager.named_parameters(), ours.named_parameters(), strict=True):
+        assert name == other
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            close(q.grad, p.grad, name)
+    for (name, b), (other, c) in zip(eager.named_buffers(), ours.named_buffers(), strict=True):
+        assert name == other
+        close(c, b, name)
+
+
+def assert_same_step(eager: nn.Module, ours: ORTModule, *args: Any, **kwargs: Any) -> Any:
+    """One forward and backward of each, compared; returns our outputs."""
+    expected, got = eager(*args, **kwargs), ours(*args, **kwargs)
+    (a, a_spec), (b, b_spec) = flatten(expected), flatten(got)
+    assert b_spec == a_spec
+    for x, y in zip(a, b, strict=True):
+        assert y.requires_grad == x.requires_grad
+        close(y, x, "output")
+    if any(x.requires_grad for x in a):
+        float_sum(expected).backward()
+        float_sum(got).backward()
+    assert_same_state(ours, eager)
+    return got
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def graphs(model: ORTModule) -> Iterator[Any]:
+    """Graphs exported so far."""
+    return iter(model._ort_graphs._graphs.values())
+
+
+def n_graphs(model: ORTModule) -> int:
+    return len(list(graphs(model)))

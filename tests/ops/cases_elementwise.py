@@ -1,0 +1,170 @@
+"""Rows of the elementwise families: unary, cast, binary, compare."""
+
+from collections.abc import Callable
+
+import torch
+from case import Case
+from cases_movement import F64, x
+from torch import Tensor, tensor
+from torch.nn import functional as F
+
+I64, I32, BOOL = torch.int64, torch.int32, torch.bool
+INF, NAN = float("inf"), float("nan")
+
+# Ends of the range, signed zeros, halves, and values that are equal between the two.
+EDGES = tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -0.5, -2.5, 3.0, -3.0, 6.0, 20.0, -20.0, 80.0, -80.0, INF, -INF, NAN])
+OTHER = tensor([0.0, 1.0, 1.0, -1.0, 2.0, 0.5, 2.5, 0.25, -1.0, 3.0, 2.0, -4.0, 2.0, 3.0, -1.0, 2.0, 1.0, INF, 1.0])
+INTS = tensor([0, 1, -1, 7, -7, 8, -8, 2**40, -(2**40), 5])
+INT_DIVISORS = tensor([3, -2, 4, 3, 3, -3, -5, 1000, 7, 5])
+
+
+def floats(op: str, f: Callable[..., Tensor], *, edges: bool = True, positive: bool = False, **attrs: object) -> list[Case]:
+    """A function of one float: several lengths, both classes, the ends of the range."""
+    inputs = [x(5, 7), x(3, 4, 33, seed=1), x(70000, seed=2), x(), x(0, 3), x(6, 5, dtype=F64)]
+    rows = [Case(op, [t.abs() + 0.05 if positive else t], f, attrs) for t in inputs]
+    # Gradients at the ends are compared in the rows above, where there are any.
+    return rows + ([Case(op, [EDGES], f, attrs, grads=[])] if edges else [])
+
+
+CASES = [
+    *floats("Abs", torch.abs),
+    *floats("Ceil", torch.ceil),
+    *floats("Clip", lambda t: t.clamp(-0.5, 0.75), min=-0.5, max=0.75),
+    *floats("Clip", lambda t: t.clamp(min=0.25), min=0.25),
+    *floats("Clip", lambda t: t.clamp(max=0.25), max=0.25),
+    *floats("Cos", torch.cos),
+    *floats("Elu", F.elu, alpha=1.0),
+    *floats("Elu", lambda t: F.elu(t, 0.5), alpha=0.5),
+    *floats("Erf", torch.erf),
+    *floats("Exp", torch.exp),
+    *floats("Expm1", torch.expm1),
+    *floats("Floor", torch.floor),
+    # PyTorch's vectorised gelu(inf) is NaN.
+    *floats("Gelu", F.gelu, edges=False, approximate="none"),
+    *floats("Gelu", lambda t: F.gelu(t, approximate="tanh"), approximate="tanh"),
+    *floats("HardSigmoid", lambda t: (0.2 * t + 0.5).clamp(0, 1), alpha=0.2, beta=0.5),
+    Case("HardSigmoid", [x(400) * 4], F.hardsigmoid, {"alpha": 1 / 6, "beta": 0.5}),
+    *floats("HardSwish", F.hardswish, edges=False),
+    *floats("IsNaN", torch.isnan),
+    *floats("LeakyRelu", lambda t: F.leaky_relu(t, 0.1), alpha=0.1),
+    *floats("Log", torch.log, positive=True),
+    *floats("Log1p", torch.log1p, positive=True),
+    *floats("Neg", torch.neg),
+    *floats("Reciprocal", torch.reciprocal, positive=True),
+    *floats("Relu", torch.relu),
+    *floats("Round", torch.round),
+    *floats("Rsqrt", torch.rsqrt, positive=True),
+    *floats("Sigmoid", torch.sigmoid),
+    *floats("Sign", torch.sign),
+    *floats("Silu", F.silu),
+    *floats("Sin", torch.sin),
+    *floats("Sqrt", torch.sqrt, positive=True),
+    *floats("Tanh", torch.tanh),
+    Case("Sin", [x(400) * 1e3], torch.sin),
+    Case("Cos", [tensor([1e4, -1e6, 3e7])], torch.cos),
+    Case("Exp", [torch.linspace(-100, 90, 400)], torch.exp),
+    Case("Tanh", [torch.linspace(-11, 11, 400)], torch.tanh),
+    Case("Erf", [torch.linspace(-5, 5, 400)], torch.erf),
+    Case("Abs", [INTS], torch.abs),
+    Case("Neg", [INTS], torch.neg),
+    Case("Sign", [INTS], torch.sign),
+    Case("Relu", [INTS], torch.relu),
+    Case("Clip", [INTS], lambda t: t.clamp(-5, 6), {"min": -5.0, "max": 6.0}),
+    Case("Clip", [tensor([2**62 + 1, -(2**62) - 1])], lambda t: t.clamp(min=0), {"min": 0.0}),
+    Case("Not", [x(3, 41, dtype=BOOL)], torch.logical_not),
+    Case("GeluGrad", [x(5, 7), x(5, 7, seed=1)], lambda g, t: torch.ops.aten.gelu_backward(g, t), grads=[]),
+    Case("SiluGrad", [x(5, 7), x(5, 7, seed=1)], torch.ops.aten.silu_backward, grads=[]),
+    Case("ReluGrad", [x(5, 7), F.relu(x(5, 7, seed=1))], lambda g, y: torch.ops.aten.threshold_backward(g, y, 0), grads=[]),
+]
+
+BINARY: dict[str, Callable[..., Tensor]] = {
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "Div": torch.div,
+    "Max": torch.maximum,
+    "Min": torch.minimum,
+    "Mod": torch.remainder,
+    "FloorDiv": torch.floor_divide,
+}
+COMPARE: dict[str, Callable[..., Tensor]] = {
+    "Equal": torch.eq,
+    "NotEqual": torch.ne,
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
+}
+LOGIC: dict[str, Callable[..., Tensor]] = {"And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor}
+
+# Equal shapes, a scalar, a short and a long period, rows, channels, both sides repeated, gaps.
+SHAPES = [
+    ((5, 7), (5, 7)),
+    ((40, 33), ()),
+    ((1,), (3, 5)),
+    ((50, 48), (48,)),
+    ((3, 5000), (5000,)),
+    ((6, 300), (6, 1)),
+    ((2, 5, 7, 9), (1, 5, 1, 1)),
+    ((4, 1), (1, 600)),
+    ((3, 1, 40), (1, 30, 40)),
+    ((2, 1, 3, 1, 9), (2, 4, 1, 5, 9)),
+    ((0, 3), (3,)),
+    ((300, 700), (300, 700)),
+]
+for _a, _b in SHAPES:
+    CASES.append(Case("Sub", [x(*_a), x(*_b, seed=1)], torch.sub))
+    CASES.append(Case("Mul", [x(*_a, dtype=F64), x(*_b, dtype=F64, seed=1)], torch.mul))
+    CASES.append(Case("Less", [x(*_a, dtype=I64), x(*_b, dtype=I64, seed=1)], torch.lt))
+    CASES.append(Case("Where", [x(*_a, dtype=BOOL), x(*_b), x(*_a, seed=1)], torch.where))
+
+for _op, _f in BINARY.items():
+    _away = x(33, 5, seed=3)
+    _away = torch.where(_away < 0, _away - 0.3, _away + 0.3)
+    CASES.append(Case(_op, [x(33, 5), _away], _f))
+    CASES.append(Case(_op, [x(9, dtype=F64), x(9, dtype=F64, seed=1) + 3], _f))
+    CASES.append(Case(_op, [EDGES, OTHER], _f, grads=[]))
+    if _op != "Div":
+        CASES.append(Case(_op, [INTS, INT_DIVISORS], _f))
+        CASES.append(Case(_op, [INTS.to(I32), INT_DIVISORS.to(I32)], _f))
+
+for _op, _f in COMPARE.items():
+    CASES.append(Case(_op, [EDGES, OTHER], _f))
+    CASES.append(Case(_op, [x(77, dtype=I64), x(77, dtype=I64, seed=1)], _f))
+    CASES.append(Case(_op, [x(31, dtype=BOOL), x(31, dtype=BOOL, seed=1)], _f))
+
+for _op, _f in LOGIC.items():
+    CASES.append(Case(_op, [x(5, 31, dtype=BOOL), x(31, dtype=BOOL, seed=1)], _f))
+
+CASES += [
+    Case("Div", [INTS, INT_DIVISORS], lambda a, b: torch.div(a, b, rounding_mode="trunc")),
+    # Division by zero is 0 here; PyTorch raises.
+    *(
+        Case(op, [tensor([4, 0, -(2**63)]), tensor([0, 0, -1])], lambda a, b, last=last: tensor([0, 0, last]))
+        for op, last in (("Div", -(2**63)), ("FloorDiv", -(2**63)), ("Mod", 0))
+    ),
+    Case("Add", [tensor([2**63 - 1]), tensor([1])], torch.add),
+    Case("Max", [tensor([1.0, 2.0, 3.0]), tensor([1.0, 5.0, -1.0])], torch.maximum),
+    Case("Min", [tensor([1.0, 2.0, 3.0]), tensor([1.0, 5.0, -1.0])], torch.minimum),
+    Case("Pow", [x(40).abs() + 0.1, x(40, seed=1)], torch.pow),
+    Case("Pow", [x(9, dtype=F64).abs() + 0.1, x(9, dtype=F64, seed=1)], torch.pow),
+    Case("Pow", [EDGES, OTHER], torch.pow, grads=[]),
+    *(Case("Pow", [x(3, 400), tensor(e)], torch.pow, consts=[1]) for e in (0.0, 1.0, 2.0, 3.0, -1.0, 4.0)),
+    *(Case("Pow", [x(3, 400).abs() + 0.1, tensor(e)], torch.pow, consts=[1]) for e in (0.5, -0.5, 1.7)),
+    Case("Pow", [tensor([0.0, 0.0, 2.0]), tensor([0.0, 2.0, 0.0])], torch.pow),
+    Case("Where", [x(5, 31, dtype=BOOL), x(31, dtype=I64), tensor(3)], torch.where),
+    Case("Where", [x(5, 31, dtype=BOOL), x(31, dtype=BOOL, seed=1), tensor(True)], torch.where),
+]
+
+ONNX_CODE = {torch.float32: 1, F64: 11, torch.float16: 10, torch.bfloat16: 16, I64: 7, I32: 6, torch.int16: 5, torch.int8: 3, torch.uint8: 2, BOOL: 9}
+
+
+def cast(t: Tensor, to: torch.dtype) -> Case:
+    # Finite differences of float64 are no use after rounding to less.
+    grads = None if t.dtype != F64 and to.is_floating_point else []
+    return Case("Cast", [t], lambda a: a.to(to), {"to": ONNX_CODE[to]}, grads=grads)
+
+
+SMALL = tensor([0.0, -0.0, 1.0, -1.0, 2.75, -2.75, 100.0, 0.3])
+CASES += [cast(SMALL.to(a), b) for a in (torch.float32, F64, I64, I32, BOOL) for b in (torch.float32, F64, I64, I32, BOOL)]
+CASES += [cast(x(70, 130), to) for to in (I64, BOOL, F64)]

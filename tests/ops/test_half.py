@@ -1,0 +1,100 @@
+"""Elementwise ops on 16-bit floats, integers of every width, and programs that convert midway."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from cases_elementwise import ONNX_CODE
+from case import DTYPE_TEXT, type_text
+from torch import Tensor
+from torch.nn import functional as F
+
+from ortmodule_c import _C
+
+HALVES = (torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+EVERY_HALF = torch.arange(-(2**15), 2**15).to(torch.int16)
+# Around the largest and the smallest float16, and where rounding is decided by evenness.
+EDGES = torch.tensor(
+    [65504, 65519, 65520, 65535, 65536, 1e6, 2**-14, 2**-24, 2**-25, 3 * 2**-26, 1 + 2**-9, 1 + 3 * 2**-9, 0.0, -0.0, 3.4e38]
+    + [float("inf"), -float("inf"), float("nan")]
+)
+
+
+@pytest.fixture(params=_C.isas(), autouse=True)
+def isa(request: pytest.FixtureRequest) -> object:
+    _C.set_isa(request.param)
+    yield request.param
+    _C.set_isa(None)
+
+
+def run(nodes: str, *inputs: Tensor, outputs: int = 1) -> list[Tensor]:
+    lines = [f"input %x{i} : {type_text(t)}" for i, t in enumerate(inputs)]
+    names = ", ".join(f"%y{k}" for k in range(outputs))
+    text = "\n".join([*lines, f"{names} = {nodes}", f"return {names}", ""])
+    plan = _C.Session(text, {}).plan(list(inputs), [False] * len(inputs), [False] * outputs)
+    return plan.forward(list(inputs), 0)[0]
+
+
+def cast(x: Tensor, to: torch.dtype) -> Tensor:
+    return run(f"Cast(%x0) {{to={ONNX_CODE[to]}}}", x)[0]
+
+
+def without_denormals(x: Tensor) -> Tensor:
+    """Kernels take float32 denormals as zero."""
+    return torch.where(x.abs().double() < 2**-126, 0, x.double()).nan_to_num(nan=123.0)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_every_half_is_widened_as_torch_does(half: torch.dtype, wide: torch.dtype) -> None:
+    x = EVERY_HALF.view(half)
+    assert torch.equal(without_denormals(cast(x, wide)), without_denormals(x.to(wide)))
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_narrowing_rounds_to_nearest_even(half: torch.dtype, wide: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    scale = 10.0 ** torch.randint(-9, 6, (5000,), generator=g)
+    x = torch.cat([torch.randn(5000, generator=g) * scale, EDGES, -EDGES]).to(wide)
+    assert torch.equal(cast(x, half).nan_to_num(nan=123.0), x.to(half).nan_to_num(nan=123.0))
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_ops_compute_in_float32(half: torch.dtype) -> None:
+    a, b = torch.randn(40, 33).to(half), torch.randn(33).to(half)
+    assert torch.equal(run("Mul(%x0, %x1)", a, b)[0], a * b)
+    torch.testing.assert_close(run("Gelu(%x0)", a)[0], F.gelu(a))
+
+
+@pytest.mark.parametrize(("source", "to"), itertools.product(INTEGERS, INTEGERS), ids=lambda d: DTYPE_TEXT[d])
+def test_integers_keep_their_low_bits(source: torch.dtype, to: torch.dtype) -> None:
+    x = torch.randint(-(2**40), 2**40, (1000,)).to(source)
+    assert torch.equal(cast(x, to), x.to(to))
+
+
+def fused(ops: str, args: list[int], imm: list[float], outs: list[int], dtypes: list[int]) -> str:
+    names = ", ".join(f'"{op}"' for op in ops.split())
+    return f"FusedElementwise(%x0, %x1) {{ops=[{names}], args={args}, imm={imm}, outs={outs}, dtypes={dtypes}}}"
+
+
+def test_a_cast_inside_a_program_rounds() -> None:
+    x, z = torch.randn(3, 700) * 20, torch.randn(700)
+    order = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64]  # of base/dtype.def
+    imm = [0.0] * 24
+    for k, to in ((1, torch.bfloat16), (3, torch.int64), (5, torch.bfloat16)):
+        imm[4 * k] = float(order.index(to))
+    args = [0, 1, -1, 2, -1, -1, 3, -1, -1, 2, -1, -1, 5, 0, -1, 2, -1, -1]
+    a, b, c = run(fused("Add Cast Exp Cast Less Cast", args, imm, [4, 6, 7], [1, 9, 16]), x, z, outputs=3)
+    torch.testing.assert_close(a, (x + z).bfloat16().float().exp(), rtol=1e-5, atol=1e-37)
+    assert torch.equal(b, (x + z).long().float() < x)
+    assert torch.equal(c, (x + z).bfloat16())
+
+
+@pytest.mark.parametrize("args", [[0, 1, -1, 9, -1, -1], [0, -1, -1, 2, -1, -1], [0, 1, 1, 2, -1, -1], [0, 1, -1, 3, -1, -1]])
+def test_a_malformed_program_is_refused(args: list[int]) -> None:
+    with pytest.raises(ValueError, match="FusedElementwise: malformed attribute ops or args"):
+        run(fused("Add Exp", args, [0.0] * 8, [3], [1]), torch.randn(3), torch.randn(3))
