@@ -1,10 +1,14 @@
 #include "cpu/convert.h"
 
-#if !defined(OMC_CLASS_IS_BF16)
-
-typedef struct { uint16_t bits; } f16;
-typedef struct { uint16_t bits; } bf16;
-typedef struct { uint8_t is; } boolean;
+typedef struct {
+  uint16_t bits;
+} f16;
+typedef struct {
+  uint16_t bits;
+} bf16;
+typedef struct {
+  uint8_t is;
+} boolean;
 
 static inline uint32_t float_bits(float x) {
   uint32_t u;
@@ -65,39 +69,39 @@ static inline int64_t to_int(real x) { return x; }
 #endif
 
 /* CONVERSION(dtype, storage, element as real, real as element) of `e` and `x`. */
-#define CONVERSIONS                                                            \
-  CONVERSION(F32, float, (real)e, (float)x)                                    \
-  CONVERSION(F64, double, (real)e, (double)x)                                  \
-  CONVERSION(F16, f16, (real)half_to_float(e.bits), ((f16){float_to_half((float)x)}))      \
+#define CONVERSIONS                                                                          \
+  CONVERSION(F32, float, (real)e, (float)x)                                                  \
+  CONVERSION(F64, double, (real)e, (double)x)                                                \
+  CONVERSION(F16, f16, (real)half_to_float(e.bits), ((f16){float_to_half((float)x)}))        \
   CONVERSION(BF16, bf16, (real)bfloat_to_float(e.bits), ((bf16){float_to_bfloat((float)x)})) \
-  CONVERSION(I64, int64_t, (real)e, to_int(x))                                 \
-  CONVERSION(I32, int32_t, (real)e, (int32_t)to_int(x))                        \
-  CONVERSION(I16, int16_t, (real)e, (int16_t)to_int(x))                        \
-  CONVERSION(I8, int8_t, (real)e, (int8_t)to_int(x))                           \
-  CONVERSION(U8, uint8_t, (real)e, (uint8_t)to_int(x))                         \
+  CONVERSION(I64, int64_t, (real)e, to_int(x))                                               \
+  CONVERSION(I32, int32_t, (real)e, (int32_t)to_int(x))                                      \
+  CONVERSION(I16, int16_t, (real)e, (int16_t)to_int(x))                                      \
+  CONVERSION(I8, int8_t, (real)e, (int8_t)to_int(x))                                         \
+  CONVERSION(U8, uint8_t, (real)e, (uint8_t)to_int(x))                                       \
   CONVERSION(BOOL, boolean, (real)(e.is != 0), ((boolean){x != 0}))
 
-#define CONVERSION(name, type, as_real, as_element)                              \
-  static void load_##name(const void *elements, void *reals, int64_t n) {        \
-    const type *restrict from = elements;                                        \
-    real *restrict to = reals;                                                   \
-    for (int64_t i = 0; i < n; i++) {                                            \
-      const type e = from[i];                                                    \
-      to[i] = as_real;                                                           \
-    }                                                                            \
-  }                                                                              \
-  static void store_##name(const void *reals, void *elements, int64_t n) {       \
-    const real *restrict from = reals;                                           \
-    type *restrict to = elements;                                                \
-    for (int64_t i = 0; i < n; i++) {                                            \
-      const real x = from[i];                                                    \
-      to[i] = as_element;                                                        \
-    }                                                                            \
+#define CONVERSION(name, type, as_real, as_element)                        \
+  static void load_##name(const void *elements, void *reals, int64_t n) {  \
+    const type *restrict from = elements;                                  \
+    real *restrict to = reals;                                             \
+    for (int64_t i = 0; i < n; i++) {                                      \
+      const type e = from[i];                                              \
+      to[i] = as_real;                                                     \
+    }                                                                      \
+  }                                                                        \
+  static void store_##name(const void *reals, void *elements, int64_t n) { \
+    const real *restrict from = reals;                                     \
+    type *restrict to = elements;                                          \
+    for (int64_t i = 0; i < n; i++) {                                      \
+      const real x = from[i];                                              \
+      to[i] = as_element;                                                  \
+    }                                                                      \
   }
 CONVERSIONS
 #undef CONVERSION
 
-#if defined(__F16C__) && defined(OMC_CLASS_IS_F32)
+#if defined(__F16C__) && !defined(OMC_CLASS_IS_F64) && !defined(OMC_CLASS_IS_I64)
 /* Eight at a time: compilers convert halves one by one. */
 static void load_halves(const void *elements, void *reals, int64_t n) {
   const f16 *from = elements;
@@ -129,25 +133,25 @@ static void spread(void *reals, int64_t n) {
 
 extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
 const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT) = {
-    .load = {
+    .load =
+        {
 #define CONVERSION(name, type, as_real, as_element) [OMC_##name] = load_##name,
-        CONVERSIONS
+            CONVERSIONS
 #undef CONVERSION
-    },
-    .store = {
+        },
+    .store =
+        {
 #define CONVERSION(name, type, as_real, as_element) [OMC_##name] = store_##name,
-        CONVERSIONS
+            CONVERSIONS
 #undef CONVERSION
-    },
+        },
     .spread = spread,
     .size = sizeof(real),
-#if defined(OMC_CLASS_IS_F32)
-    .dtype = OMC_F32,
-#elif defined(OMC_CLASS_IS_F64)
+#if defined(OMC_CLASS_IS_F64)
     .dtype = OMC_F64,
-#else
+#elif defined(OMC_CLASS_IS_I64)
     .dtype = OMC_I64,
+#else
+    .dtype = OMC_F32,
 #endif
 };
-
-#endif

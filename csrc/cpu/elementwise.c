@@ -6,7 +6,7 @@
 #include "cpu/parallel.h"
 #include "ops/op.h"
 
-#define GRAIN 32         /* blocks: what is worth a thread */
+#define GRAIN 32          /* blocks: what is worth a thread */
 #define LONGEST_TILE 4096 /* reals: a shorter period is laid out once per thread */
 #define NEVER INT32_MAX
 
@@ -22,18 +22,18 @@ typedef enum {
 typedef struct input_plan {
   access_kind kind;
   omc_dtype dtype;
-  int32_t last_use;  /* instruction */
-  int32_t rank;      /* RUNS: axes left after those that lie in a row are joined */
+  int32_t last_use; /* instruction */
+  int32_t rank;     /* RUNS: axes left after those that lie in a row are joined */
   int64_t dims[OMC_MAX_RANK], strides[OMC_MAX_RANK]; /* elements; the last stride is 0 or 1 */
-  int64_t period;    /* TILE */
-  size_t scratch;    /* bytes from the start of a thread's scratch */
+  int64_t period;                                    /* TILE */
+  size_t scratch; /* bytes from the start of a thread's scratch */
 } input_plan;
 
 typedef struct instruction {
   const omc_ew *ew;
-  omc_ew_fn fn;      /* NULL: nothing to do */
-  int32_t args[3];   /* operands; -1: none */
-  size_t scratch;    /* where its result goes if not straight to an output */
+  omc_ew_fn fn;    /* NULL: nothing to do */
+  int32_t args[3]; /* operands; -1: none */
+  size_t scratch;  /* where its result goes if not straight to an output */
   double imm[OMC_EW_IMM];
 } instruction;
 
@@ -89,7 +89,8 @@ static omc_status refuse(const omc_node *node, const char *why) {
 
 static omc_status malformed(const omc_node *node, const char *attribute) {
   char text[OMC_NODE_TEXT];
-  OMC_FAIL(EINVALID, "%s: malformed attribute %s", omc_node_text(node, text, sizeof text), attribute);
+  OMC_FAIL(EINVALID, "%s: malformed attribute %s", omc_node_text(node, text, sizeof text),
+           attribute);
 }
 
 static omc_status no_memory(const omc_node *node) {
@@ -193,7 +194,8 @@ static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
   const int64_t *outs = omc_attr_ints(node, "outs", &n_outs);
   const int64_t *dtypes = omc_attr_ints(node, "dtypes", &n_dtypes);
   if (n_args != 3 * n) return malformed(node, "args");
-  if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n) return malformed(node, "imm");
+  if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n)
+    return malformed(node, "imm");
   if (n_outs != node->n_out) return malformed(node, "outs");
   if (n_dtypes != node->n_out) return malformed(node, "dtypes");
   for (uint32_t k = 0; k < n; k++)
@@ -247,7 +249,8 @@ static void place(const omc_node *node, const omc_shape *shape, omc_ew_program *
   size_t used = 0;
   for (int32_t i = 0; i < p->n_in; i++) {
     p->in[i].scratch = used;
-    const int64_t reals = plan_input(&p->in[i], &omc_in(node, (uint32_t)i)->type, shape, p->convert);
+    const int64_t reals =
+        plan_input(&p->in[i], &omc_in(node, (uint32_t)i)->type, shape, p->convert);
     used += (size_t)reals * p->convert->size;
   }
   find_last_uses(p, last);
@@ -269,7 +272,8 @@ static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
 omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) {
   const bool fused = !omc_op_get(node->op)->ew;
   const omc_attr *ops = omc_attr_find(node, "ops");
-  if (fused && (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0)) return malformed(node, "ops");
+  if (fused && (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0))
+    return malformed(node, "ops");
   const uint32_t n_code = fused ? ops->n : 1;
   if (n_code > OMC_EW_MAX_INSTRUCTIONS || node->n_in > OMC_EW_MAX_INPUTS ||
       node->n_out > OMC_EW_MAX_OUTPUTS)
@@ -380,13 +384,17 @@ static const void *load_block(const omc_convert *convert, const input_plan *in, 
                               const char *data, char *scratch, int64_t index, int64_t n,
                               bool whole) {
   switch (in->kind) {
-    case SCALAR: return scratch;
-    case TILE: return scratch + (size_t)(index % in->period) * convert->size;
-    case RUNS: return load_runs(convert, in, c, data, scratch, n, whole);
+    case SCALAR:
+      return scratch;
+    case TILE:
+      return scratch + (size_t)(index % in->period) * convert->size;
+    case RUNS:
+      return load_runs(convert, in, c, data, scratch, n, whole);
     case DIRECT:
       if (whole) return data + (size_t)index * convert->size;
       break;
-    case DENSE: break;
+    case DENSE:
+      break;
   }
   convert->load[in->dtype](data + (size_t)index * omc_dtype_size(in->dtype), scratch, n);
   return scratch;
@@ -418,8 +426,8 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
       if (!code->fn) continue;
       char *to = whole && c->direct[k] ? c->direct[k] + (size_t)index * convert->size
                                        : scratch + code->scratch;
-      omc_ew_block block = {.out = to, .imm = code->imm, .n = padded, .index = index,
-                            .seed = args->seed};
+      omc_ew_block block = {
+          .out = to, .imm = code->imm, .n = padded, .index = index, .seed = args->seed};
       for (int a = 0; a < 3 && code->args[a] >= 0; a++) block.in[a] = operands[code->args[a]];
       code->fn(&block);
       operands[p->n_in + k] = to;

@@ -18,19 +18,21 @@
 #include "cpu/kernel.h"
 #include "graph/graph.h"
 
-#define OMC_EW_BLOCK 512  /* elements a block function works on at most, a multiple of any OMC_VL */
+#define OMC_EW_BLOCK                                                          \
+  512 /* elements a block function works on at most, a multiple of any OMC_VL \
+       */
 #define OMC_EW_IMM 4
 #define OMC_EW_MAX_INSTRUCTIONS 48
 #define OMC_EW_MAX_INPUTS 24
 #define OMC_EW_MAX_OUTPUTS 12
 
 typedef struct omc_ew_block {
-  void *out;               /* n reals */
-  const void *in[3];       /* n reals each, NULL: none */
-  const double *imm;       /* OMC_EW_IMM of them */
-  int64_t n;               /* a multiple of 16, at most OMC_EW_BLOCK; out may equal an input */
-  int64_t index;           /* row-major position of the first element in the iteration shape */
-  uint64_t seed;           /* of the step */
+  void *out;         /* n reals */
+  const void *in[3]; /* n reals each, NULL: none */
+  const double *imm; /* OMC_EW_IMM of them */
+  int64_t n;         /* a multiple of 16, at most OMC_EW_BLOCK; out may equal an input */
+  int64_t index;     /* row-major position of the first element in the iteration shape */
+  uint64_t seed;     /* of the step */
 } omc_ew_block;
 
 typedef void (*omc_ew_fn)(const omc_ew_block *block);
@@ -49,16 +51,16 @@ typedef struct omc_ew {
  * the op also computes in integers (then write the body so that it compiles with real=int64_t). */
 #define OMC_EW_NAME(name) OMC_PASTE3(omc_ew_, name, OMC_VARIANT)
 #ifdef OMC_VARIANT
-#define OMC_EW_BODY_(name, loads, expr)                                   \
-  void OMC_EW_NAME(name)(const omc_ew_block *);                           \
-  void OMC_EW_NAME(name)(const omc_ew_block *blk) {                       \
+#define OMC_EW_BODY_(name, loads, expr)                                     \
+  void OMC_EW_NAME(name)(const omc_ew_block *);                             \
+  void OMC_EW_NAME(name)(const omc_ew_block *blk) {                         \
     const vreal i0 = vset((real)blk->imm[0]), i1 = vset((real)blk->imm[1]), \
                 i2 = vset((real)blk->imm[2]), i3 = vset((real)blk->imm[3]); \
-    (void)i0, (void)i1, (void)i2, (void)i3;                               \
-    for (int64_t k = 0; k < blk->n; k += OMC_VL) {                        \
-      loads;                                                              \
-      vstr((real *)blk->out + k, (expr));                                 \
-    }                                                                     \
+    (void)i0, (void)i1, (void)i2, (void)i3;                                 \
+    for (int64_t k = 0; k < blk->n; k += OMC_VL) {                          \
+      loads;                                                                \
+      vstr((real *)blk->out + k, (expr));                                   \
+    }                                                                       \
   }
 #define OMC_EW_LD_(x, i) const vreal x = vldr((const real *)blk->in[i] + k)
 #define OMC_EW1(name, expr) OMC_EW_BODY_(name, OMC_EW_LD_(a, 0), expr)
@@ -67,24 +69,32 @@ typedef struct omc_ew {
   OMC_EW_BODY_(name, OMC_EW_LD_(a, 0); OMC_EW_LD_(b, 1); OMC_EW_LD_(c, 2), expr)
 #endif
 
-#define OMC_EW_DECLARE_(name, variant) void omc_ew_##name##_##variant(const omc_ew_block *);
+#define OMC_EW_DECLARE_(name, variant) void omc_ew_##name##_##variant(const omc_ew_block *)
 #if defined(__x86_64__)
-#define OMC_EW_F32_(name) {omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512}
-#define OMC_EW_DECLARE_F32_(name) \
-  OMC_EW_DECLARE_(name, f32_base) OMC_EW_DECLARE_(name, f32_avx2) OMC_EW_DECLARE_(name, f32_avx512)
+#define OMC_EW_F32_(name) \
+  {omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512}
+#define OMC_EW_DECLARE_F32_(name)  \
+  OMC_EW_DECLARE_(name, f32_base); \
+  OMC_EW_DECLARE_(name, f32_avx2); \
+  OMC_EW_DECLARE_(name, f32_avx512)
 #else
 #define OMC_EW_F32_(name) {omc_ew_##name##_f32_base, NULL, NULL}
 #define OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f32_base)
 #endif
-#define OMC_EWS(name, ...)                                                                     \
-  OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f64_base)                                    \
-  static const omc_ew omc_ew_##name = {                                                        \
+#define OMC_EWS(name, ...)              \
+  OMC_EW_DECLARE_F32_(name);            \
+  OMC_EW_DECLARE_(name, f64_base);      \
+  static const omc_ew omc_ew_##name = { \
       .fn = {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}}, __VA_ARGS__};
-#define OMC_EWS_NUM(name, ...)                                                                 \
-  OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f64_base) OMC_EW_DECLARE_(name, i64_base)    \
-  static const omc_ew omc_ew_##name = {                                                        \
-      .fn = {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}, {NULL, NULL, NULL},    \
-             {omc_ew_##name##_i64_base, NULL, NULL}}, __VA_ARGS__};
+#define OMC_EWS_NUM(name, ...)                                                         \
+  OMC_EW_DECLARE_F32_(name);                                                           \
+  OMC_EW_DECLARE_(name, f64_base);                                                     \
+  OMC_EW_DECLARE_(name, i64_base);                                                     \
+  static const omc_ew omc_ew_##name = {.fn = {OMC_EW_F32_(name),                       \
+                                              {omc_ew_##name##_f64_base, NULL, NULL},  \
+                                              {NULL, NULL, NULL},                      \
+                                              {omc_ew_##name##_i64_base, NULL, NULL}}, \
+                                       __VA_ARGS__};
 
 /* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
 omc_class omc_ew_dtype_class(omc_dtype dtype);
@@ -98,7 +108,8 @@ omc_class omc_ew_class(const omc_node *node);
 
 /* A decoded program, made at plan time from a node: elementwise or FusedElementwise. */
 typedef struct omc_ew_program omc_ew_program;
-omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) OMC_MUST_USE;
+omc_status omc_ew_compile(const omc_node *node, omc_arena *arena,
+                          omc_ew_program **out) OMC_MUST_USE;
 
 /* The kernel that runs a program; args->params points to a pointer to it. */
 omc_status omc_ew_run(const omc_kernel_args *args) OMC_MUST_USE;

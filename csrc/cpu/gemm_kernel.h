@@ -31,6 +31,12 @@ static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
+#if defined(__clang__)
+#define OMC_UNROLL _Pragma("unroll")
+#else
+#define OMC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #define OMC_NV 2 /* vectors across a tile of C */
 #define OMC_NR (OMC_NV * OMC_VL)
 

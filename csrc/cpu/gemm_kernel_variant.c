@@ -16,23 +16,21 @@ typedef struct tile {
   const real *row_bias;
 } tile;
 
-#define UNROLL _Pragma("GCC unroll 16")
-
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
   vreal acc[OMC_MR][OMC_NV];
-  UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vset(0);
-  UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(t->c + r * t->c_rs, 1);
+  OMC_UNROLL for (int r = 0; r < rows; r++)
+    OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vset(0);
+  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(t->c + r * t->c_rs, 1);
 
   const real *a = t->a, *b = t->b;
   const int64_t b_rs = t->b_rs;
   for (int64_t k = t->k; k > 0; k--) {
     vreal row[OMC_NV];
-    UNROLL for (int v = 0; v < nv; v++) row[v] = vldr(b + v * OMC_VL);
-    UNROLL for (int r = 0; r < rows; r++) {
+    OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = vldr(b + v * OMC_VL);
+    OMC_UNROLL for (int r = 0; r < rows; r++) {
       const vreal x = vset(a[r]);
-      UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(x, row[v], acc[r][v]);
+      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(x, row[v], acc[r][v]);
     }
     a += rows;
     b += b_rs;
@@ -42,31 +40,31 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
   const int64_t c_rs = t->c_rs;
   if (t->alpha != 1) {
     const vreal alpha = vset(t->alpha);
-    UNROLL for (int r = 0; r < rows; r++)
-      UNROLL for (int v = 0; v < nv; v++) acc[r][v] *= alpha;
+    OMC_UNROLL for (int r = 0; r < rows; r++)
+      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] *= alpha;
   }
   if (t->beta == 1) {
-    UNROLL for (int r = 0; r < rows; r++)
-      UNROLL for (int v = 0; v < nv; v++) acc[r][v] += vldr(c + r * c_rs + v * OMC_VL);
+    OMC_UNROLL for (int r = 0; r < rows; r++)
+      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] += vldr(c + r * c_rs + v * OMC_VL);
   } else if (t->beta != 0) {
     const vreal beta = vset(t->beta);
-    UNROLL for (int r = 0; r < rows; r++)
-      UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]);
+    OMC_UNROLL for (int r = 0; r < rows; r++)
+      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]);
   }
   if (t->bias) {
-    UNROLL for (int v = 0; v < nv; v++) {
+    OMC_UNROLL for (int v = 0; v < nv; v++) {
       const vreal bias = vldr(t->bias + v * OMC_VL);
-      UNROLL for (int r = 0; r < rows; r++) acc[r][v] += bias;
+      OMC_UNROLL for (int r = 0; r < rows; r++) acc[r][v] += bias;
     }
   }
   if (t->row_bias) {
-    UNROLL for (int r = 0; r < rows; r++) {
+    OMC_UNROLL for (int r = 0; r < rows; r++) {
       const vreal bias = vset(t->row_bias[r]);
-      UNROLL for (int v = 0; v < nv; v++) acc[r][v] += bias;
+      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] += bias;
     }
   }
-  UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int v = 0; v < nv; v++) vstr(c + r * c_rs + v * OMC_VL, acc[r][v]);
+  OMC_UNROLL for (int r = 0; r < rows; r++)
+    OMC_UNROLL for (int v = 0; v < nv; v++) vstr(c + r * c_rs + v * OMC_VL, acc[r][v]);
 }
 
 typedef void (*tile_fn)(const tile *t);
@@ -147,13 +145,13 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
 
 /* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
 OMC_INLINE void transpose(vreal x[OMC_VL]) {
-  UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
+  OMC_UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
     vreal y[OMC_VL];
-    UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
+    OMC_UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
       y[2 * i] = ZIP_LOW(x[i], x[i + OMC_VL / 2]);
       y[2 * i + 1] = ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
     }
-    UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = y[i];
+    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = y[i];
   }
 }
 
@@ -163,15 +161,15 @@ static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t 
                         bool exact, real *out) {
   vreal x[OMC_VL];
   if (lines == OMC_VL && n == OMC_VL && !exact) {
-    UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = vldr(src + i * stride);
+    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = vldr(src + i * stride);
     transpose(x);
-    UNROLL for (int i = 0; i < OMC_VL; i++) vstr(out + i * width, x[i]);
+    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) vstr(out + i * width, x[i]);
     return;
   }
-  UNROLL for (int i = 0; i < OMC_VL; i++)
+  OMC_UNROLL for (int i = 0; i < OMC_VL; i++)
     x[i] = i >= lines ? vset(0) : n == OMC_VL ? vldr(src + i * stride) : vldn(src + i * stride, n);
   transpose(x);
-  UNROLL for (int i = 0; i < OMC_VL; i++) {
+  OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
     if (i >= n) return;
     if (exact) vstn(out + i * width, x[i], lines);
     else vstr(out + i * width, x[i]);
@@ -214,7 +212,7 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out)
     if (cols < OMC_NR) memset(out, 0, (size_t)(OMC_NR * k) * sizeof(real));
     if (b->cs == 1 && cols == OMC_NR) {
       for (int64_t x = 0; x < k; x++)
-        UNROLL for (int64_t v = 0; v < OMC_NR; v += OMC_VL)
+        OMC_UNROLL for (int64_t v = 0; v < OMC_NR; v += OMC_VL)
           vstr(out + x * OMC_NR + v, vldr(src + x * b->rs + v));
     } else if (b->rs == 1) {
       OMC_GEMM_NAME(pack_lines)(src, b->cs, cols, k, OMC_NR, out);

@@ -39,17 +39,20 @@ omc_isa omc_cpu_isa(void) {
   return (omc_isa)(limit < isa ? limit : isa);
 }
 
-void omc_cpu_set_isa(omc_isa isa) {
-  atomic_store_explicit(&bound, (int)isa, memory_order_relaxed);
-}
+void omc_cpu_set_isa(omc_isa isa) { atomic_store_explicit(&bound, (int)isa, memory_order_relaxed); }
 
 static omc_class dtype_class(omc_dtype dtype) {
   switch (dtype) {
-    case OMC_F32: return OMC_CLASS_F32;
-    case OMC_F64: return OMC_CLASS_F64;
-    case OMC_BF16: return OMC_CLASS_BF16;
-    case OMC_I64: return OMC_CLASS_I64;
-    default: return OMC_N_CLASS;
+    case OMC_F32:
+      return OMC_CLASS_F32;
+    case OMC_F64:
+      return OMC_CLASS_F64;
+    case OMC_BF16:
+      return OMC_CLASS_BF16;
+    case OMC_I64:
+      return OMC_CLASS_I64;
+    default:
+      return OMC_N_CLASS;
   }
 }
 

@@ -82,20 +82,28 @@ static void link_kept(kept *k, size_t class) {
   pool.classes[class] = k;
   k->older = pool.newest;
   k->newer = NULL;
-  if (pool.newest) pool.newest->newer = k;
-  else pool.oldest = k;
+  if (pool.newest)
+    pool.newest->newer = k;
+  else
+    pool.oldest = k;
   pool.newest = k;
   pool.stats.cached_bytes += k->bytes;
 }
 
 static void unlink_kept(kept *k, size_t class) {
-  if (k->class_prev) k->class_prev->class_next = k->class_next;
-  else pool.classes[class] = k->class_next;
+  if (k->class_prev)
+    k->class_prev->class_next = k->class_next;
+  else
+    pool.classes[class] = k->class_next;
   if (k->class_next) k->class_next->class_prev = k->class_prev;
-  if (k->older) k->older->newer = k->newer;
-  else pool.oldest = k->newer;
-  if (k->newer) k->newer->older = k->older;
-  else pool.newest = k->older;
+  if (k->older)
+    k->older->newer = k->newer;
+  else
+    pool.oldest = k->newer;
+  if (k->newer)
+    k->newer->older = k->older;
+  else
+    pool.newest = k->older;
   pool.stats.cached_bytes -= k->bytes;
 }
 
@@ -159,7 +167,8 @@ void omc_pool_free(void *ptr, size_t bytes) {
   lock();
   pool.stats.used_bytes -= bytes;
   link_kept(k, class);
-  kept *taken = take_oldest(pool.stats.peak_bytes > LEAST_KEPT ? pool.stats.peak_bytes : LEAST_KEPT);
+  kept *taken =
+      take_oldest(pool.stats.peak_bytes > LEAST_KEPT ? pool.stats.peak_bytes : LEAST_KEPT);
   unlock();
   give_back(taken);
 }

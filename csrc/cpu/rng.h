@@ -33,7 +33,8 @@ static inline uint32_t omc_drop_threshold(double p) {
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 /* The same bits in vectors. One counter per 64-bit lane, of which the low half is a word and the
- * high half is ignored: a product of two words then fills a lane and its halves need no regrouping. */
+ * high half is ignored: a product of two words then fills a lane and its halves need no regrouping.
+ */
 #define OMC_RNG_LANES (OMC_VL * (int)sizeof(real) / 8)
 #define OMC_RNG_WORDS (4 * OMC_RNG_LANES) /* made at a time */
 

@@ -6,9 +6,9 @@
 
 /* The first n lanes. */
 OMC_INLINE vmask vlanes(int64_t n) {
-  vmask m;
-  for (int i = 0; i < OMC_VL; i++) m[i] = i < n ? -1 : 0;
-  return m;
+  vmask lane;
+  for (int i = 0; i < OMC_VL; i++) lane[i] = i;
+  return lane < (vmask){0} + (ireal)n;
 }
 
 /* vld and vst of at most n elements; lanes past them are `fill`. */

@@ -4,8 +4,9 @@
 
 #include "cpu/parallel.h"
 
-#define GRAIN_BYTES 32768           /* least work of a thread */
-#define TILE 32                     /* elements on a side of a transposed tile */
+#define GRAIN_BYTES 32768 /* least work of a thread */
+#define LINE 64           /* bytes of a cache line: a side of a transposed tile */
+#define ACROSS 4          /* of them make the other side */
 
 /* ---- copies of rows and tiles, by element size ---- */
 
@@ -17,7 +18,7 @@ typedef uint64_t u64 __attribute__((may_alias));
 /* n elements, ds and ss elements apart; `run` takes both to be 1, `repeat` takes ss to be 0. */
 typedef void (*row_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n);
 
-/* dst[i * ds + k] = src[i + k * ss] for i < rows, k < cols. */
+/* dst[i * ds + k] = src[i + k * ss] for i < rows, k < cols; rows make at most a cache line. */
 typedef void (*tile_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,
                         int64_t cols);
 
@@ -39,17 +40,24 @@ typedef struct mover {
   static void strided_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {     \
     for (int64_t k = 0; k < n; k++) ((T *)dst)[k * ds] = ((const T *)src)[k * ss];             \
   }                                                                                            \
+  /* By way of a buffer, so that no cache line is fetched twice whatever the strides. */        \
   static void tile_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,       \
                        int64_t cols) {                                                         \
-    int64_t k = 0;                                                                             \
-    for (; k + 4 <= cols; k += 4) {                                                            \
-      const T *s0 = (const T *)src + k * ss, *s1 = s0 + ss, *s2 = s1 + ss, *s3 = s2 + ss;      \
+    enum { N = LINE / sizeof(T) };                                                             \
+    T buffer[N][N];                                                                            \
+    for (int64_t k = 0; k < cols; k += N) {                                                    \
+      const int64_t n = cols - k < N ? cols - k : N;                                           \
+      const T *s = (const T *)src + k * ss;                                                    \
       T *d = (T *)dst + k;                                                                     \
-      for (int64_t i = 0; i < rows; i++, d += ds)                                              \
-        d[0] = s0[i], d[1] = s1[i], d[2] = s2[i], d[3] = s3[i];                                \
+      if (n == N && rows == N) {                                                               \
+        for (int64_t c = 0; c < N; c++)                                                        \
+          for (int64_t i = 0; i < N; i++) buffer[i][c] = s[i + c * ss];                        \
+        for (int64_t i = 0; i < N; i++) memcpy(d + i * ds, buffer[i], sizeof buffer[i]);       \
+      } else {                                                                                 \
+        for (int64_t c = 0; c < n; c++)                                                        \
+          for (int64_t i = 0; i < rows; i++) d[i * ds + c] = s[i + c * ss];                    \
+      }                                                                                        \
     }                                                                                          \
-    for (; k < cols; k++)                                                                      \
-      for (int64_t i = 0; i < rows; i++) ((T *)dst)[i * ds + k] = ((const T *)src)[i + k * ss]; \
   }
 MOVER(u8)
 MOVER(u16)
@@ -167,7 +175,10 @@ static void copy_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static int64_t tiles(int64_t n) { return (n + TILE - 1) / TILE; }
+static int64_t grain(size_t unit_bytes) { return 1 + GRAIN_BYTES / (int64_t)unit_bytes; }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
@@ -175,18 +186,17 @@ static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
   const omc_strided *c = j->copy;
   const int32_t last = c->rank - 1, row = last - 1;
   const int64_t rows = c->dims[row], cols = c->dims[last], size = (int64_t)c->size;
-  const int64_t down = tiles(rows), across = tiles(cols);
+  const int64_t high = LINE / size, wide = ACROSS * high;
+  const int64_t down = divide_up(rows, high), across = divide_up(cols, wide);
   const tile_fn tile = mover_of(c->size)->tile;
   for (int64_t t = begin; t < end; t++) {
     const walk w = walk_to(c, row, t / (down * across));
-    const int64_t i = t % down * TILE, k = t / down % across * TILE;
+    const int64_t i = t % down * high, k = t / down % across * wide;
     tile(j->dst + (w.dst + i * c->dst[row] + k) * size, c->dst[row],
-         j->src + (w.src + i + k * c->src[last]) * size, c->src[last],
-         rows - i < TILE ? rows - i : TILE, cols - k < TILE ? cols - k : TILE);
+         j->src + (w.src + i + k * c->src[last]) * size, c->src[last], least(rows - i, high),
+         least(cols - k, wide));
   }
 }
-
-static int64_t grain(size_t unit_bytes) { return 1 + GRAIN_BYTES / (int64_t)unit_bytes; }
 
 void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int threads) {
   job j = {c, src, dst};
@@ -197,8 +207,9 @@ void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int thre
     omc_parallel_for(n, grain(c->size), threads, copy_rows, &j);
   } else {
     const int64_t rows = c->dims[c->rank - 2], cols = c->dims[c->rank - 1];
-    n = n / rows / cols * tiles(rows) * tiles(cols);
-    omc_parallel_for(n, grain(TILE * TILE * c->size), threads, copy_tiles, &j);
+    const int64_t high = LINE / (int64_t)c->size;
+    n = n / rows / cols * divide_up(rows, high) * divide_up(cols, ACROSS * high);
+    omc_parallel_for(n, grain(LINE * ACROSS * (size_t)high), threads, copy_tiles, &j);
   }
 }
 

@@ -28,7 +28,9 @@ typedef int64_t ireal;
 #endif
 
 #if defined(OMC_CLASS_IS_BF16)
-typedef struct { uint16_t bits; } elem;
+typedef struct {
+  uint16_t bits;
+} elem;
 #else
 typedef real elem;
 #endif
@@ -38,24 +40,28 @@ typedef ireal vmask __attribute__((vector_size(OMC_VL * sizeof(ireal)), may_alia
 
 #define OMC_INLINE static inline __attribute__((always_inline, unused))
 
-OMC_INLINE real ld(const elem *p);        /* one element */
+OMC_INLINE real ld(const elem *p); /* one element */
 OMC_INLINE void st(elem *p, real x);
-OMC_INLINE vreal vld(const elem *p);      /* OMC_VL elements, any alignment */
+OMC_INLINE vreal vld(const elem *p); /* OMC_VL elements, any alignment */
 OMC_INLINE void vst(elem *p, vreal x);
-OMC_INLINE vreal vset(real x);            /* x in every lane */
-OMC_INLINE vreal vldn(const elem *p, int64_t n);  /* first n lanes, the rest 0 */
+OMC_INLINE vreal vset(real x);                   /* x in every lane */
+OMC_INLINE vreal vldn(const elem *p, int64_t n); /* first n lanes, the rest 0 */
 OMC_INLINE void vstn(elem *p, vreal x, int64_t n);
 OMC_INLINE vreal vblend(vmask m, vreal a, vreal b); /* m ? a : b, lane by lane */
-OMC_INLINE vmask vnan(vreal x);           /* lanes that are NaN; none of an integer */
-OMC_INLINE vreal vmax(vreal a, vreal b);  /* NaN in either gives NaN */
+OMC_INLINE vmask vnan(vreal x);                     /* lanes that are NaN; none of an integer */
+OMC_INLINE vreal vmax(vreal a, vreal b);            /* NaN in either gives NaN */
 OMC_INLINE vreal vmin(vreal a, vreal b);
-OMC_INLINE real vsum(vreal x);            /* lanes added pairwise: the same order everywhere */
+OMC_INLINE real vsum(vreal x); /* lanes added pairwise: the same order everywhere */
 OMC_INLINE real vhmax(vreal x);
 
-OMC_INLINE vreal vldr(const real *p) { vreal x; memcpy(&x, p, sizeof x); return x; }
+OMC_INLINE vreal vldr(const real *p) {
+  vreal x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
 OMC_INLINE void vstr(real *p, vreal x) { memcpy(p, &x, sizeof x); }
 
-OMC_INLINE vreal vadd(vreal a, vreal b);  /* these three: integers wrap around */
+OMC_INLINE vreal vadd(vreal a, vreal b); /* these three: integers wrap around */
 OMC_INLINE vreal vsub(vreal a, vreal b);
 OMC_INLINE vreal vmul(vreal a, vreal b);
 
@@ -64,7 +70,7 @@ OMC_INLINE vreal vfma(vreal a, vreal b, vreal c); /* a*b + c, one rounding where
 OMC_INLINE vreal vabs(vreal x);
 OMC_INLINE vreal vsqrt(vreal x);
 OMC_INLINE vreal vfloor(vreal x);
-OMC_INLINE vreal vround(vreal x);         /* halves to even */
+OMC_INLINE vreal vround(vreal x);          /* halves to even */
 OMC_INLINE vreal vsign(vreal x, vreal of); /* |x| with the sign of `of` */
 /* Within 2 ulp in f32, the C library's in f64. Ends of the range and NaN as the C library's. */
 OMC_INLINE vreal vexp(vreal x);
@@ -76,7 +82,7 @@ OMC_INLINE vreal verf(vreal x);
 OMC_INLINE vreal vnormal(vreal x, vreal *density); /* the normal distribution's, both within 1e-7 */
 OMC_INLINE vreal vsin(vreal x);
 OMC_INLINE vreal vcos(vreal x);
-OMC_INLINE vreal vsigmoid(vreal x);       /* 1 / (1 + exp(-x)) */
+OMC_INLINE vreal vsigmoid(vreal x); /* 1 / (1 + exp(-x)) */
 #endif
 
 #include "cpu/vec_impl.h"

@@ -38,11 +38,11 @@
 #endif
 
 /* A C library function lane by lane. */
-#define OMC_LANES(x, fn)                                   \
-  __extension__({                                          \
-    vreal lanes_ = (x);                                    \
+#define OMC_LANES(x, fn)                                             \
+  __extension__({                                                    \
+    vreal lanes_ = (x);                                              \
     for (int l_ = 0; l_ < OMC_VL; l_++) lanes_[l_] = fn(lanes_[l_]); \
-    lanes_;                                                \
+    lanes_;                                                          \
   })
 
 /* ---- loads and stores ---- */
@@ -88,7 +88,8 @@ OMC_INLINE void st(elem *p, real x) { *p = x; }
 
 OMC_INLINE vreal vset(real x) { return x - (vreal){0}; }
 
-#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_BF16) && OMC_VL * __SIZEOF_FLOAT__ == 64
+#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_BF16) && \
+    OMC_VL * __SIZEOF_FLOAT__ == 64
 OMC_INLINE vreal vldn(const elem *p, int64_t n) {
   return (vreal)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
 }
@@ -116,9 +117,7 @@ OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
   return (vreal)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
 }
 #elif defined(OMC_V) && defined(__AVX2__)
-OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
-  return (vreal)OMC_V(blendv)(b, a, (vreal)m);
-}
+OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) { return (vreal)OMC_V(blendv)(b, a, (vreal)m); }
 #else
 OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
   return (vreal)(((vmask)a & m) | ((vmask)b & ~m));
@@ -245,8 +244,9 @@ OMC_INLINE vreal vcos(vreal x) { return OMC_LANES(x, cos); }
 #else
 
 /* c[0] + c[1] x + ... + c[n-1] x^(n-1) */
-#define OMC_POLY(x, ...) \
-  omc_poly((x), (const real[]){__VA_ARGS__}, (int)(sizeof((const real[]){__VA_ARGS__}) / sizeof(real)))
+#define OMC_POLY(x, ...)                     \
+  omc_poly((x), (const real[]){__VA_ARGS__}, \
+           (int)(sizeof((const real[]){__VA_ARGS__}) / sizeof(real)))
 OMC_INLINE vreal omc_poly(vreal x, const real *c, int n) {
   vreal y = vset(c[n - 1]);
   for (int i = n - 2; i >= 0; i--) y = vfma(y, x, vset(c[i]));
@@ -294,9 +294,9 @@ OMC_INLINE vreal vlog(vreal x) {
   const vmask e = (bits - 0x3f3504f3) >> 23;
   const vreal exponent = __builtin_convertvector(e, vreal) - vblend(tiny, vset(23), vset(0));
   const vreal f = (vreal)(bits - (e << 23)) - vset(1);
-  const vreal p = OMC_POLY(f, 3.333333135e-01f, -2.500082254e-01f, 2.000122666e-01f,
-                           -1.662335694e-01f, 1.420176178e-01f, -1.316019446e-01f,
-                           1.276154965e-01f, -7.634429634e-02f);
+  const vreal p =
+      OMC_POLY(f, 3.333333135e-01f, -2.500082254e-01f, 2.000122666e-01f, -1.662335694e-01f,
+               1.420176178e-01f, -1.316019446e-01f, 1.276154965e-01f, -7.634429634e-02f);
   const vreal low = vfma(exponent, vset(-2.12194440e-4f), vfma(f, p, vset(-0.5f)) * (f * f));
   const vreal y = vfma(exponent, vset(0.693359375f), low + f);
   const vreal outside = vblend(x < vset(0), vset(NAN), vblend(x == vset(0), vset(-INFINITY), x));
@@ -321,9 +321,9 @@ OMC_INLINE vreal vtanh(vreal x) {
 /* Below 1 a polynomial; above, 1 - exp(-g) with g = -log(erfc(t)) another one. */
 OMC_INLINE vreal verf(vreal x) {
   const vreal s = x * x, t = omc_vhold(vabs(x), 0, 4);
-  const vreal p = OMC_POLY(s, 1.283791661e-01f, -3.761262596e-01f, 1.128358543e-01f,
-                           -2.685381100e-02f, 5.188327748e-03f, -8.010192541e-04f,
-                           7.853857824e-05f);
+  const vreal p =
+      OMC_POLY(s, 1.283791661e-01f, -3.761262596e-01f, 1.128358543e-01f, -2.685381100e-02f,
+               5.188327748e-03f, -8.010192541e-04f, 7.853857824e-05f);
   const vreal g = OMC_POLY(t, 1.284998953e-01f, 6.357671022e-01f, 1.051976979e-01f,
                            -2.284890041e-02f, 3.202165477e-03f, -2.124349412e-04f);
   const vreal large = vset(1) - vexp(-vfma(t, g, t));
@@ -333,9 +333,9 @@ OMC_INLINE vreal verf(vreal x) {
 /* The tail beyond |x| is exp(-x^2/2) times a function that falls slowly: a polynomial in u. */
 OMC_INLINE vreal vnormal(vreal x, vreal *density) {
   const vreal e = vexp(vset(-0.5f) * x * x), u = vset(1) / vfma(vabs(x), vset(0.25f), vset(1));
-  const vreal p = OMC_POLY(u, 9.891704470e-02f, 1.111610159e-01f, 2.891002782e-02f,
-                           2.729682624e-01f, -2.581298947e-01f, 3.366380036e-01f,
-                           -9.046445042e-02f);
+  const vreal p =
+      OMC_POLY(u, 9.891704470e-02f, 1.111610159e-01f, 2.891002782e-02f, 2.729682624e-01f,
+               -2.581298947e-01f, 3.366380036e-01f, -9.046445042e-02f);
   const vreal tail = e * u * p;
   *density = vset(0.398942280f) * e;
   return vblend(x > vset(0), vset(1) - tail, tail);
@@ -351,8 +351,9 @@ OMC_INLINE vreal omc_sine(vreal x, int turn) {
   vreal r = vfma(n, vset(-0x1.fb4p-12f), vfma(n, vset(-0x1.92p0f), x));
   r = vfma(n, vset(0x1.ee59da0000000p-50f), vfma(n, vset(-0x1.4442d20000000p-24f), r));
   const vreal s = r * r;
-  const vreal sine = vfma(r * s, OMC_POLY(s, -1.666666716e-01f, 8.333329111e-03f, -1.983915135e-04f,
-                                          2.716604286e-06f), r);
+  const vreal sine = vfma(
+      r * s, OMC_POLY(s, -1.666666716e-01f, 8.333329111e-03f, -1.983915135e-04f, 2.716604286e-06f),
+      r);
   const vreal q = OMC_POLY(s, 4.166664183e-02f, -1.388718490e-03f, 2.441812649e-05f);
   const vreal cosine = vfma(s * s, q, vfma(s, vset(-0.5f), vset(1)));
   const vreal y = vblend((quadrant & 1) == 0, sine, cosine);

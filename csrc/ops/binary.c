@@ -8,11 +8,11 @@
 #ifdef OMC_VARIANT
 
 /* A function of two scalars lane by lane. */
-#define LANES2(fn)                                                   \
-  __extension__({                                                    \
-    vreal r_;                                                        \
-    for (int l_ = 0; l_ < OMC_VL; l_++) r_[l_] = fn(a[l_], b[l_]);   \
-    r_;                                                              \
+#define LANES2(fn)                                                 \
+  __extension__({                                                  \
+    vreal r_;                                                      \
+    for (int l_ = 0; l_ < OMC_VL; l_++) r_[l_] = fn(a[l_], b[l_]); \
+    r_;                                                            \
   })
 
 #if OMC_IS_FLOAT
@@ -44,8 +44,8 @@ static bool same_throughout(const real *x, int64_t n) {
 }
 
 OMC_EW2(power, LANES2(OMC_R(pow)))
-OMC_EW1(square, a * a)
-OMC_EW1(cube, a * a * a)
+OMC_EW1(square, vmul(a, a))
+OMC_EW1(cube, vmul(a, vmul(a, a)))
 OMC_EW1(root, vsqrt(a))
 void OMC_EW_NAME(Pow)(const omc_ew_block *);
 void OMC_EW_NAME(Pow)(const omc_ew_block *blk) {
@@ -108,7 +108,9 @@ static omc_status infer_pow(omc_node *node) {
 #define B (&g->b)
 
 static omc_value *neg(omc_grad *g, omc_value *v) { return omc_b1(B, OMC_OP_Neg, v); }
-static omc_value *mul(omc_grad *g, omc_value *a, omc_value *b) { return omc_b2(B, OMC_OP_Mul, a, b); }
+static omc_value *mul(omc_grad *g, omc_value *a, omc_value *b) {
+  return omc_b2(B, OMC_OP_Mul, a, b);
+}
 static omc_value *zero(omc_grad *g) { return omc_scalar(B, DY, 0); }
 
 /* GRAD(name, dx, dz) defines grad_NAME; what nobody wants is not built. */
@@ -160,10 +162,15 @@ GRAD(Pow, mul(g, DY, pow_base_slope(g)), mul(g, DY, pow_exponent_slope(g)))
 
 /* ---- records ---- */
 
-#define RECORD(name_, flags_, infer_, grad_)                                                  \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 2, .max_in = 2, .n_out = 1,        \
-                                 .flags = OMC_OP_POINTWISE | (flags_), .infer = infer_,       \
-                                 .grad = grad_, .ew = &omc_ew_##name_};
+#define RECORD(name_, flags_, infer_, grad_)                           \
+  const omc_op omc_op_##name_ = {.name = #name_,                       \
+                                 .min_in = 2,                          \
+                                 .max_in = 2,                          \
+                                 .n_out = 1,                           \
+                                 .flags = OMC_OP_POINTWISE | (flags_), \
+                                 .infer = infer_,                      \
+                                 .grad = grad_,                        \
+                                 .ew = &omc_ew_##name_};
 
 OMC_EWS_NUM(Add, NULL)
 OMC_EWS_NUM(Sub, NULL)

@@ -50,8 +50,13 @@ static omc_status grad_cast(omc_grad *g) {
 }
 
 OMC_EWS_NUM(Cast, cast_imm, .converts = true)
-const omc_op omc_op_Cast = {.name = "Cast", .min_in = 1, .max_in = 1, .n_out = 1,
-                            .flags = OMC_OP_POINTWISE, .infer = infer_cast, .grad = grad_cast,
+const omc_op omc_op_Cast = {.name = "Cast",
+                            .min_in = 1,
+                            .max_in = 1,
+                            .n_out = 1,
+                            .flags = OMC_OP_POINTWISE,
+                            .infer = infer_cast,
+                            .grad = grad_cast,
                             .ew = &omc_ew_Cast};
 
 #endif

@@ -49,10 +49,14 @@ static omc_status grad_where(omc_grad *g) {
   return g->b.status;
 }
 
-#define RECORD(name_, flags_, infer_)                                                    \
-  OMC_EWS_NUM(name_, NULL)                                                               \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 2, .max_in = 2, .n_out = 1,   \
-                                 .flags = OMC_OP_POINTWISE | (flags_), .infer = infer_,  \
+#define RECORD(name_, flags_, infer_)                                  \
+  OMC_EWS_NUM(name_, NULL)                                             \
+  const omc_op omc_op_##name_ = {.name = #name_,                       \
+                                 .min_in = 2,                          \
+                                 .max_in = 2,                          \
+                                 .n_out = 1,                           \
+                                 .flags = OMC_OP_POINTWISE | (flags_), \
+                                 .infer = infer_,                      \
                                  .ew = &omc_ew_##name_};
 
 RECORD(Equal, OMC_OP_COMMUTES, omc_infer_compare)
@@ -66,8 +70,13 @@ RECORD(Or, OMC_OP_COMMUTES, infer_logic)
 RECORD(Xor, OMC_OP_COMMUTES, infer_logic)
 
 OMC_EWS_NUM(Where, NULL)
-const omc_op omc_op_Where = {.name = "Where", .min_in = 3, .max_in = 3, .n_out = 1,
-                             .flags = OMC_OP_POINTWISE, .infer = infer_where, .grad = grad_where,
+const omc_op omc_op_Where = {.name = "Where",
+                             .min_in = 3,
+                             .max_in = 3,
+                             .n_out = 1,
+                             .flags = OMC_OP_POINTWISE,
+                             .infer = infer_where,
+                             .grad = grad_where,
                              .ew = &omc_ew_Where};
 
 #endif

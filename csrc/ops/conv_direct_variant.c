@@ -7,8 +7,6 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-#define UNROLL _Pragma("GCC unroll 8")
-
 typedef struct {
   const omc_kernel_args *args;
   const void *params;
@@ -33,12 +31,12 @@ static void direct_run(const real *weight, const real *source, const conv_grid *
                        real bias, int64_t step, real *out) {
   vreal sum[WIDE];
   const int64_t vectors = omc_ceil_div(n, OMC_VL);
-  UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vset(bias);
+  OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vset(bias);
   if (vectors == WIDE) {
     for (int64_t k = 0; k < grid->depth; k++) {
       const vreal w = vset(weight[grid->weight_at[k]]);
       const real *x = source + grid->source_at[k];
-      UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vfma(w, vldr(x + v * OMC_VL), sum[v]);
+      OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vfma(w, vldr(x + v * OMC_VL), sum[v]);
     }
   } else {
     for (int64_t v = 0; v < vectors; v++) {
@@ -50,7 +48,7 @@ static void direct_run(const real *weight, const real *source, const conv_grid *
     }
   }
   real lanes[WIDE * OMC_VL];
-  UNROLL for (int v = 0; v < WIDE; v++) vstr(lanes + v * OMC_VL, sum[v]);
+  OMC_UNROLL for (int v = 0; v < WIDE; v++) vstr(lanes + v * OMC_VL, sum[v]);
   if (step == 1) memcpy(out, lanes, (size_t)n * sizeof(real));
   else
     for (int64_t j = 0; j < n; j++) out[j * step] = lanes[j];
@@ -100,7 +98,7 @@ static void direct_taps(const conv_weight_grad *p, const real *dy, const real *s
   const int64_t row = p->sh * p->source.phases * p->source.part;
   const real *from[TAPS];
   vreal sum[TAPS];
-  UNROLL for (int t = 0; t < TAPS; t++) {
+  OMC_UNROLL for (int t = 0; t < TAPS; t++) {
     from[t] = source + at[t < n ? t : 0];
     sum[t] = vset(0);
   }
@@ -108,11 +106,11 @@ static void direct_taps(const conv_weight_grad *p, const real *dy, const real *s
     int64_t x = 0;
     for (; x + OMC_VL <= p->ow; x += OMC_VL) {
       const vreal d = vldr(dy + y * p->ow + x);
-      UNROLL for (int t = 0; t < TAPS; t++) sum[t] = vfma(d, vldr(from[t] + y * row + x), sum[t]);
+      OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] = vfma(d, vldr(from[t] + y * row + x), sum[t]);
     }
     if (x == p->ow) continue;
     const vreal d = vldn(dy + y * p->ow + x, p->ow - x);
-    UNROLL for (int t = 0; t < TAPS; t++)
+    OMC_UNROLL for (int t = 0; t < TAPS; t++)
       sum[t] = vfma(d, vldn(from[t] + y * row + x, p->ow - x), sum[t]);
   }
   for (int64_t t = 0; t < n; t++) out[t] += vsum(sum[t]);

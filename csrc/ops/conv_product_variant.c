@@ -40,9 +40,11 @@ int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
   return count;
 }
 
-/* In rising order: what a vector writes past its chunk the next one overwrites. */
-void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
-                           const conv_chunk *chunks, int64_t count, bool exact, real *out) {
+/* In rising order: what a vector writes past its chunk the next one overwrites. `count` and
+ * `exact` are constants where this is inlined and it matters. */
+OMC_INLINE void pack_rows(const real *source, const int64_t *at, int64_t depth,
+                          const conv_chunk *chunks, const int64_t count, const bool exact,
+                          real *out) {
   for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
     const real *from = source + at[k];
     for (int64_t i = 0; i < count; i++) {
@@ -51,6 +53,14 @@ void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
       vstr(out + c.to, part ? vldn(from + c.from, c.n) : vldr(from + c.from));
     }
   }
+}
+
+void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
+                           const conv_chunk *chunks, int64_t count, bool exact, real *out) {
+  if (exact) pack_rows(source, at, depth, chunks, count, true, out);
+  else if (count == 2) pack_rows(source, at, depth, chunks, 2, false, out);
+  else if (count == 3) pack_rows(source, at, depth, chunks, 3, false, out);
+  else pack_rows(source, at, depth, chunks, count, false, out);
 }
 
 /* ---- the product ---- */

@@ -41,8 +41,13 @@ static omc_status grad_dropout(omc_grad *g) {
 }
 
 OMC_EWS(Dropout, dropout_imm)
-const omc_op omc_op_Dropout = {.name = "Dropout", .min_in = 1, .max_in = 1, .n_out = 1,
-                               .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM, .infer = omc_infer_float,
-                               .grad = grad_dropout, .ew = &omc_ew_Dropout};
+const omc_op omc_op_Dropout = {.name = "Dropout",
+                               .min_in = 1,
+                               .max_in = 1,
+                               .n_out = 1,
+                               .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM,
+                               .infer = omc_infer_float,
+                               .grad = grad_dropout,
+                               .ew = &omc_ew_Dropout};
 
 #endif

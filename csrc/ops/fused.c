@@ -29,9 +29,12 @@ static omc_status infer_fused(omc_node *node) {
 }
 
 static const omc_kernels omc_kernels_FusedElementwise = {omc_ew_run, {{NULL}}};
-const omc_op omc_op_FusedElementwise = {.name = "FusedElementwise", .min_in = 1,
-                                        .max_in = OMC_EW_MAX_INPUTS, .n_out = OMC_VARIADIC,
-                                        .flags = OMC_OP_POINTWISE, .infer = infer_fused,
+const omc_op omc_op_FusedElementwise = {.name = "FusedElementwise",
+                                        .min_in = 1,
+                                        .max_in = OMC_EW_MAX_INPUTS,
+                                        .n_out = OMC_VARIADIC,
+                                        .flags = OMC_OP_POINTWISE,
+                                        .infer = infer_fused,
                                         .cpu = &omc_kernels_FusedElementwise};
 
 #endif

@@ -45,7 +45,8 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 #ifdef OMC_VARIANT
 
-#define LEAF 4096     /* elements of rows reduced in a plain loop */
+#define LEAF (512 * OMC_VL) /* elements of rows reduced in a plain loop */
+#define SHORT 8       /* elements for which no vector is worth it */
 #define LEAF_ROWS 64  /* rows added up in a plain loop */
 #define WIDTH 256     /* columns whose results are kept on the stack */
 
@@ -73,7 +74,8 @@ OMC_INLINE vreal vjoin(verb v, vreal a, vreal b) {
 OMC_INLINE real join(verb v, real a, real b) {
   if (v == SUM) return a + b;
   if (v == PROD) return a * b;
-  return (v == MAX ? a > b : a < b) || IS_NAN(a) ? a : b;
+  const real best = v == MAX ? (a > b ? a : b) : (a < b ? a : b);
+  return IS_NAN(a) ? a : best;
 }
 
 OMC_INLINE real start_of(verb v) {
@@ -85,28 +87,28 @@ OMC_INLINE real start_of(verb v) {
 OMC_INLINE real reduce_row(verb v, const elem *x, int64_t n) {
   const real start = start_of(v);
   real lanes[OMC_VL];
+  if (n <= SHORT) {
+    lanes[0] = start;
+    for (int64_t k = 0; k < n; k++) lanes[0] = join(v, lanes[0], ld(x + k));
+    return lanes[0];
+  }
   vstr(lanes, OMC_ROW_REDUCE(n, start, JOIN, , vld_fill(x + k, left, start)));
-  for (int w = OMC_VL / 2; w > 0; w /= 2)
-    for (int i = 0; i < w; i++) lanes[i] = join(v, lanes[i], lanes[i + w]);
+  _Pragma("GCC unroll 4") for (int w = OMC_VL / 2; w > 0; w /= 2)
+      for (int i = 0; i < w; i++) lanes[i] = join(v, lanes[i], lanes[i + w]);
   return lanes[0];
 }
 
-/* Joins up to 4 rows of n elements to acc. */
+/* Joins 4 rows of n elements, or one, to acc, which is writable to the end of its last vector. */
 OMC_INLINE void join_rows(verb v, real *acc, const elem *const *x, int rows, int64_t n) {
-  int64_t k = 0;
-  if (rows == 4) {
-    for (; k + OMC_VL <= n; k += OMC_VL) {
-      const vreal low = JOIN(vld(x[0] + k), vld(x[1] + k));
-      const vreal high = JOIN(vld(x[2] + k), vld(x[3] + k));
-      vstr(acc + k, JOIN(vldr(acc + k), JOIN(low, high)));
-    }
-    for (; k < n; k++)
-      acc[k] = join(v, acc[k], join(v, join(v, ld(x[0] + k), ld(x[1] + k)),
-                                    join(v, ld(x[2] + k), ld(x[3] + k))));
-    return;
+  for (int64_t k = 0; k < n; k += OMC_VL) {
+    const int64_t left = n - k;
+    const real fill = start_of(v);
+    vreal sum = vld_fill(x[0] + k, left, fill);
+    if (rows == 4)
+      sum = JOIN(JOIN(sum, vld_fill(x[1] + k, left, fill)),
+                 JOIN(vld_fill(x[2] + k, left, fill), vld_fill(x[3] + k, left, fill)));
+    vstr(acc + k, JOIN(vldr(acc + k), sum));
   }
-  for (int r = 0; r < rows; r++)
-    for (k = 0; k < n; k++) acc[k] = join(v, acc[k], ld(x[r] + k));
 }
 
 typedef struct verb_fns {
@@ -118,7 +120,8 @@ typedef struct verb_fns {
 #define VERB(V)                                                                    \
   static real row_##V(const elem *x, int64_t n) { return reduce_row(V, x, n); }    \
   static void rows_##V(real *acc, const elem *const *x, int rows, int64_t n) {     \
-    join_rows(V, acc, x, rows, n);                                                 \
+    if (rows == 4) join_rows(V, acc, x, 4, n);                                     \
+    else join_rows(V, acc, x, 1, n);                                               \
   }
 VERB(SUM)
 VERB(PROD)
@@ -159,8 +162,8 @@ static real reduce_elements(const reduce_job *j, const elem *x, int64_t a, int64
     return join(j->fns->v, reduce_elements(j, x, a, middle), reduce_elements(j, x, middle, b));
   }
   real acc = start_of(j->fns->v);
-  if (a == b) return acc; /* inner may be 0 */
-  for (int64_t row = a / p->inner, k = a % p->inner; a < b; row++, k = 0) {
+  int64_t row = p->reduced.n ? a / p->inner : 0;
+  for (int64_t k = a - row * p->inner; a < b; row++, k = 0) {
     const int64_t n = least(p->inner - k, b - a);
     acc = join(j->fns->v, acc, j->fns->row(x + offset_of(&p->reduced, row) + k, n));
     a += n;
@@ -181,9 +184,9 @@ static void reduce_columns(const reduce_job *j, const elem *x, int64_t n, int64_
     return;
   }
   for (int64_t k = 0; k < n; k++) acc[k] = start_of(v);
-  for (; a < b; a += 4) {
+  for (int count; a < b; a += count) {
     const elem *rows[4];
-    const int count = (int)least(b - a, 4);
+    count = b - a < 4 ? 1 : 4;
     for (int r = 0; r < count; r++) rows[r] = x + offset_of(&j->p->reduced, a + r);
     j->fns->rows(acc, rows, count, n);
   }
@@ -205,11 +208,13 @@ static void run_elements(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const reduce_job *j = ctx;
   const reduce_params *p = j->p;
+  int64_t part = begin / p->outer, o = begin % p->outer;
   for (int64_t u = begin; u < end; u++) {
-    const int64_t part = u / p->outer, o = u % p->outer, a = part * p->step;
+    const int64_t a = part * p->step;
     const elem *x = j->x + offset_of(&p->kept, o);
     const real acc = reduce_elements(j, x, a, least(a + p->step, p->total));
     store(j, part, o, &acc, 1);
+    if (++o == p->outer) o = 0, part++;
   }
 }
 
@@ -282,42 +287,66 @@ static scan_block block_at(const scan_params *p, int64_t u) {
   return (scan_block){o * p->n * p->inner + k, least(BLOCK, p->inner - k), o * p->inner + k};
 }
 
+/* n running sums of rows `step` apart; always inlined, so that one column stays in a register. */
+OMC_INLINE void cumsum(const scan_params *p, const elem *x, elem *y, int64_t step, int64_t n) {
+  wide sum[BLOCK] = {0};
+  for (int64_t i = 0; i < p->n; i++) {
+    for (int64_t k = 0; k < n; k++) {
+      const wide before = sum[k];
+      sum[k] += (wide)ld(x + i * step + k);
+      st(y + i * step + k, (real)(p->exclusive ? before : sum[k]));
+    }
+  }
+}
+
 static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const scan_job *j = ctx;
   const scan_params *p = j->p;
   for (int64_t u = begin; u < end; u++) {
     const scan_block b = block_at(p, u);
-    wide sum[BLOCK] = {0};
-    for (int64_t i = 0; i < p->n; i++) {
-      const int64_t at = b.first + (p->reverse ? p->n - 1 - i : i) * p->inner;
-      for (int64_t k = 0; k < b.n; k++) {
-        const wide before = sum[k];
-        sum[k] += (wide)ld(j->x + at + k);
-        st((elem *)j->out + at + k, (real)(p->exclusive ? before : sum[k]));
-      }
-    }
+    const int64_t from = b.first + (p->reverse ? (p->n - 1) * p->inner : 0);
+    const elem *x = j->x + from;
+    elem *y = (elem *)j->out + from;
+    if (p->inner == 1)
+      cumsum(p, x, y, p->reverse ? -1 : 1, 1);
+    else
+      cumsum(p, x, y, p->reverse ? -p->inner : p->inner, b.n);
   }
 }
 
 /* The first of the largest; NaN is larger than all. */
+static int64_t argmax_row(const elem *x, int64_t n) {
+  const real best = row_MAX(x, n);
+  int64_t i = 0;
+  while (i + 1 < n && ld(x + i) != best && !IS_NAN(ld(x + i))) i++;
+  return i;
+}
+
+static void argmax_columns(const scan_params *p, const elem *x, int64_t columns, int64_t *at) {
+  real best[BLOCK];
+  for (int64_t k = 0; k < columns; k++) best[k] = ld(x + k), at[k] = 0;
+  for (int64_t i = 1; i < p->n; i++) {
+    for (int64_t k = 0; k < columns; k++) {
+      const real v = ld(x + i * p->inner + k);
+      const bool better = v > best[k] || (IS_NAN(v) && !IS_NAN(best[k]));
+      best[k] = better ? v : best[k];
+      at[k] = better ? i : at[k];
+    }
+  }
+}
+
 static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const scan_job *j = ctx;
   const scan_params *p = j->p;
   for (int64_t u = begin; u < end; u++) {
     const scan_block b = block_at(p, u);
-    real best[BLOCK];
     int64_t *at = (int64_t *)j->out + b.result;
-    for (int64_t k = 0; k < b.n; k++) best[k] = ld(j->x + b.first + k), at[k] = 0;
-    for (int64_t i = 1; i < p->n; i++) {
-      for (int64_t k = 0; k < b.n; k++) {
-        const real x = ld(j->x + b.first + i * p->inner + k);
-        if (!(x > best[k] || (IS_NAN(x) && !IS_NAN(best[k])))) continue;
-        best[k] = x;
-        at[k] = i;
-      }
-    }
+    if (p->inner == 1)
+      *at = argmax_row(j->x + b.first, p->n);
+    else
+      argmax_columns(p, j->x + b.first, b.n, at);
   }
 }
 
@@ -325,7 +354,8 @@ static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
   const scan_params *p = args->params;
   scan_job j = {p, args->in[0].data, args->out[0].data};
   const int64_t unit = p->n * least(p->inner, BLOCK);
-  omc_parallel_for(p->outer * blocks(p->inner), 1 + GRAIN / (unit + 1), args->threads, fn, &j);
+  if (p->n > 0)
+    omc_parallel_for(p->outer * blocks(p->inner), 1 + GRAIN / (unit + 1), args->threads, fn, &j);
   return OMC_OK;
 }
 
@@ -440,6 +470,13 @@ static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *pa
   group_list groups = {0};
   bool reduced[OMC_MAX_RANK], is_reduced[OMC_MAX_RANK] = {true};
   OMC_TRY(read_axes(node, reduced));
+  p->mean = node->op == OMC_OP_ReduceMean;
+  p->parts = 1;
+  if (omc_shape_numel(in_shape(node, 0)) == 0) {
+    p->by_rows = true; /* all of them empty */
+    p->outer = omc_shape_numel(&node->out[0]->type.shape);
+    return OMC_OK;
+  }
   const int32_t n = collapse(in_shape(node, 0), reduced, &groups, is_reduced);
   for (int32_t i = n - 1; i > 0; i--)
     add_group(is_reduced[i] ? &p->reduced : &p->kept, groups.dims[i], groups.strides[i]);
@@ -447,14 +484,12 @@ static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *pa
   p->inner = n > 0 ? groups.dims[0] : 1;
   p->outer = group_product(&p->kept);
   p->total = group_product(&p->reduced) * (p->by_rows ? p->inner : 1);
-  p->mean = node->op == OMC_OP_ReduceMean;
   p->count = p->total;
   const int64_t units = p->outer * (p->by_rows ? 1 : blocks(p->inner)) + 1;
   const int64_t work = p->total * (p->by_rows ? 1 : p->inner);
-  int64_t parts = least(MAX_PARTS / units, work / PART);
-  if (parts < 1) parts = 1;
-  p->step = (p->total / parts / BLOCK + 1) * BLOCK;
-  p->parts = parts > 1 ? (p->total + p->step - 1) / p->step : 1;
+  const int64_t parts = least(MAX_PARTS / units, work / PART);
+  p->step = parts > 1 ? (p->total / parts / BLOCK + 1) * BLOCK : p->total;
+  p->parts = (p->total + p->step - 1) / p->step;
   return OMC_OK;
 }
 

@@ -24,15 +24,15 @@ OMC_EW1(Sign, ZERO_ONE(a > vset(0)) - ZERO_ONE(a < vset(0)))
 OMC_EW1(Abs, vabs(a))
 OMC_EW1(Ceil, -vfloor(-a))
 OMC_EW1(Cos, vcos(a))
-OMC_EW1(Elu, vblend(a > vset(0), a, i0 * vexpm1(a)))
+OMC_EW1(Elu, vblend(a > vset(0), a, vexpm1(a) * i0))
 OMC_EW1(Erf, verf(a))
 OMC_EW1(Exp, vexp(a))
 OMC_EW1(Expm1, vexpm1(a))
 OMC_EW1(Floor, vfloor(a))
-OMC_EW1(HardSigmoid, vmax(vset(0), vmin(vset(1), a * i0 + i1)))
-OMC_EW1(HardSwish, a * vmax(vset(0), vmin(vset(6), a + vset(3))) / vset(6))
+OMC_EW1(HardSigmoid, vmax(vset(0), vmin(vset(1), vfma(a, i0, i1))))
+OMC_EW1(HardSwish, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6))
 OMC_EW1(IsNaN, ZERO_ONE(vnan(a)))
-OMC_EW1(LeakyRelu, vblend(a > vset(0), a, a * i0))
+OMC_EW1(LeakyRelu, vblend(a > vset(0), a, vmul(a, i0)))
 OMC_EW1(Log, vlog(a))
 OMC_EW1(Log1p, vlog1p(a))
 OMC_EW1(Neg, -a)
@@ -68,9 +68,9 @@ OMC_INLINE vreal gelu_slope(vreal x) {
 }
 OMC_EW1(Gelu, __extension__({
           vreal density;
-          a * (blk->imm[0] != 0 ? gelu_gate(a) : vnormal(a, &density));
+          a *(blk->imm[0] != 0 ? gelu_gate(a) : vnormal(a, &density));
         }))
-OMC_EW2(GeluGrad, a * (blk->imm[0] != 0 ? gelu_tanh_slope(b) : gelu_slope(b)))
+OMC_EW2(GeluGrad, a *(blk->imm[0] != 0 ? gelu_tanh_slope(b) : gelu_slope(b)))
 
 #else
 
@@ -146,7 +146,9 @@ static omc_status infer_grad(omc_node *node) {
 #define Y omc_out(g->node, 0)
 #define B (&g->b)
 
-static omc_value *mul(omc_grad *g, omc_value *a, omc_value *b) { return omc_b2(B, OMC_OP_Mul, a, b); }
+static omc_value *mul(omc_grad *g, omc_value *a, omc_value *b) {
+  return omc_b2(B, OMC_OP_Mul, a, b);
+}
 static omc_value *times(omc_grad *g, omc_value *a, double by) {
   return mul(g, a, omc_scalar(B, a, by));
 }
@@ -162,18 +164,19 @@ static omc_value *compare(omc_grad *g, omc_op_id op, omc_value *a, double bound)
 }
 
 /* GRAD(name, dx) defines grad_NAME. */
-#define GRAD(name, dx)                      \
+#define GRAD(name, dx)                         \
   static omc_status grad_##name(omc_grad *g) { \
-    g->din[0] = (dx);                       \
-    return g->b.status;                     \
+    g->din[0] = (dx);                          \
+    return g->b.status;                        \
   }
 
 GRAD(Abs, mul(g, DY, omc_b1(B, OMC_OP_Sign, X)))
 GRAD(Cos, omc_b1(B, OMC_OP_Neg, mul(g, DY, omc_b1(B, OMC_OP_Sin, X))))
 GRAD(Elu, omc_b3(B, OMC_OP_Where, compare(g, OMC_OP_Greater, Y, 0), DY,
                  mul(g, DY, plus(g, Y, elu_alpha(g->node)))))
-GRAD(Erf, mul(g, DY, times(g, omc_b1(B, OMC_OP_Exp, omc_b1(B, OMC_OP_Neg, mul(g, X, X))),
-                           1.1283791670955126)))
+GRAD(Erf,
+     mul(g, DY,
+         times(g, omc_b1(B, OMC_OP_Exp, omc_b1(B, OMC_OP_Neg, mul(g, X, X))), 1.1283791670955126)))
 GRAD(Exp, mul(g, DY, Y))
 GRAD(Expm1, mul(g, DY, plus(g, Y, 1)))
 GRAD(HardSwish, masked(g, compare(g, OMC_OP_Greater, X, -3),
@@ -213,17 +216,22 @@ static omc_status grad_Gelu(omc_grad *g) {
 static omc_status grad_HardSigmoid(omc_grad *g) {
   double imm[OMC_EW_IMM];
   OMC_TRY(hard_sigmoid_imm(g->node, imm));
-  omc_value *const inside = omc_b2(B, OMC_OP_And, compare(g, OMC_OP_Greater, Y, 0),
-                                   compare(g, OMC_OP_Less, Y, 1));
+  omc_value *const inside =
+      omc_b2(B, OMC_OP_And, compare(g, OMC_OP_Greater, Y, 0), compare(g, OMC_OP_Less, Y, 1));
   g->din[0] = masked(g, inside, times(g, DY, imm[0]));
   return g->b.status;
 }
 
 /* ---- records ---- */
 
-#define RECORD(name_, n_in, infer_, grad_)                                                    \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = n_in, .max_in = n_in, .n_out = 1,  \
-                                 .flags = OMC_OP_POINTWISE, .infer = infer_, .grad = grad_,   \
+#define RECORD(name_, n_in, infer_, grad_)                  \
+  const omc_op omc_op_##name_ = {.name = #name_,            \
+                                 .min_in = n_in,            \
+                                 .max_in = n_in,            \
+                                 .n_out = 1,                \
+                                 .flags = OMC_OP_POINTWISE, \
+                                 .infer = infer_,           \
+                                 .grad = grad_,             \
                                  .ew = &omc_ew_##name_};
 
 OMC_EWS_NUM(Abs, NULL)

@@ -1,6 +1,7 @@
 """Captures a module as a graph of ATen ops whose inputs are all its tensors."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,9 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable
@@ -18,6 +21,7 @@ from .flatten import Spec, flatten, unflatten
 from .guards import Survey, restore_modules, snapshot_modules
 
 aten = torch.ops.aten
+PATH = "ortmodule_c.path"
 
 
 @dataclass
@@ -108,6 +112,31 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _paths_noted(module: nn.Module) -> Iterator[None]:
+    """Notes in each node of the graph, under ``meta["custom"]``, which submodule it comes from."""
+    paths = {id(m): n for n, m in module.named_modules()}
+    thread = threading.get_ident()
+    entered: list[Any] = []
+
+    def enter(m: nn.Module, _args: Any) -> None:
+        if id(m) in paths and threading.get_ident() == thread:
+            entered.append(annotate({PATH: paths[id(m)]}))
+            entered[-1].__enter__()
+
+    def leave(m: nn.Module, _args: Any, _out: Any) -> None:
+        if id(m) in paths and threading.get_ident() == thread:
+            entered.pop().__exit__(None, None, None)
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    try:
+        with preserve_node_meta():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
 def _no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
     """Turns ambient autocast off; gives what was on, as (device type, dtype)."""
     active = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
@@ -175,7 +204,7 @@ def capture(
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
         kept = snapshot_modules(module)
         try:
-            with _undisturbed(), sdpa_kernel(SDPBackend.MATH), kept_whole() as calls:
+            with _undisturbed(), _paths_noted(module), sdpa_kernel(SDPBackend.MATH), kept_whole() as calls:
                 lift = _Lift(function)
                 program = torch.export.export(
                     lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False

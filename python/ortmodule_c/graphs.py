@@ -1,5 +1,6 @@
 """Exported graphs of one module: when one is made, when it may be used, how many are kept."""
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -21,7 +22,13 @@ from .report import FallbackReport
 from .shapes import Fit, Sizes
 
 _export_lock = threading.RLock()  # tracing changes process-wide state
-_OWN_OPS = frozenset(name for name, (_, standard, _) in _C.ops().items() if not standard)
+_OPS = _C.ops()
+_OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
+
+
+def _supports(op: str, dtype: str) -> bool:
+    """Whether there is such an op and it has a kernel for this dtype."""
+    return op in _OPS and _C.supports(op, dtype)
 
 
 @dataclass(eq=False)
@@ -85,7 +92,7 @@ class Graphs:
         """A graph that serves this call, if there is one."""
         for graph in self._by_key.get(key, ()):
             if graph.serves(sizes):
-                if len(self._graphs) > 1 and id(graph) in self._graphs:
+                with contextlib.suppress(KeyError):  # another thread may just have dropped it
                     self._graphs.move_to_end(id(graph))
                 return graph
         return None
@@ -140,7 +147,7 @@ class Graphs:
             return self._whole(key, str(error))
 
     def _build(self, key: Hashable, captured: Captured) -> Graph:
-        lowered = lower(captured, _C.supports, _OWN_OPS)
+        lowered = lower(captured, _supports, _OWN_OPS)
         for name, cause in lowered.fallbacks:
             self._report.add(name, cause)
         text, constants = ingest(lowered.model)

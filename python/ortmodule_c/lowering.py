@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from . import custom_function
 from .builder import DTYPES, Builder, Val
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
-from .export import Captured
+from .export import PATH, Captured
 from .fallback import Host, HostOp
 from .translations import TABLE
 from .translations.registry import aten
@@ -378,8 +378,7 @@ def _typed(b: Builder, result: Any, expected: Any) -> Any:
 
 def _source(node: fx.Node) -> str:
     """Path of the submodule and name of the node."""
-    stack = node.meta.get("nn_module_stack")
-    path = list(stack.values())[-1][0] if stack else ""
+    path = (node.meta.get("custom") or {}).get(PATH)
     return f"{path}/{node.name}" if path else node.name
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from torch import nn
 from torch.nn import functional as F
+
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
 
 

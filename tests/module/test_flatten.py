@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from ortmodule_c.flatten import flatten, leaf_paths, unflatten
 from torch import nn
+
+from ortmodule_c.flatten import flatten, leaf_paths, unflatten
 
 Point = collections.namedtuple("Point", "x y")
 

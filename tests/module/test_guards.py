@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ortmodule_c.guards import Attributes, restore_modules, snapshot_modules, survey
 from torch import nn
+
+from ortmodule_c.guards import Attributes, restore_modules, snapshot_modules, survey
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ortmodule_c import ORTModule
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -7,8 +7,9 @@ import resource
 from pathlib import Path
 
 import torch
-from ortmodule_c import _C, ORTModule
 from torch import nn
+
+from ortmodule_c import _C, ORTModule
 
 MIB = 1 << 20
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from ortmodule_c import ORTModule
 from torch import nn
+
+from ortmodule_c import ORTModule
 from wrapped import assert_same_step, close, mlp
 
 

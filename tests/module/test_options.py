@@ -5,8 +5,9 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from ortmodule_c import DebugOptions, LogLevel, ORTModule, onnx_io
 from torch import nn
+
+from ortmodule_c import DebugOptions, LogLevel, ORTModule, onnx_io
 from wrapped import mlp
 
 

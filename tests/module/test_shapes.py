@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from ortmodule_c import DebugOptions, ORTModule
 from torch import nn
+
+from ortmodule_c import DebugOptions, ORTModule
 from wrapped import Function, assert_same_step, graphs, n_graphs, pair
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from ortmodule_c import ORTModule
 from torch import nn
 from torch.nn import functional as F
+
+from ortmodule_c import ORTModule
 from wrapped import Function, assert_same_state, assert_same_step, close, float_sum, mlp, pair
 
 

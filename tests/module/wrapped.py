@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from ortmodule_c import ORTModule
 from ortmodule_c.flatten import flatten
-from torch import Tensor, nn
 
 
 class Function(nn.Module):

@@ -3,22 +3,27 @@
 from collections.abc import Callable
 
 import torch
-from case import Case
-from cases_movement import F64, x
 from torch import Tensor, tensor
 from torch.nn import functional as F
+
+from case import Case
+from cases_movement import F64, x
 
 I64, I32, BOOL = torch.int64, torch.int32, torch.bool
 INF, NAN = float("inf"), float("nan")
 
 # Ends of the range, signed zeros, halves, and values that are equal between the two.
-EDGES = tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -0.5, -2.5, 3.0, -3.0, 6.0, 20.0, -20.0, 80.0, -80.0, INF, -INF, NAN])
+EDGES = tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -0.5, -2.5, 3.0, -3.0, 6.0, 20.0, -20.0, 80.0, -80.0, INF, -INF, NAN]
+)
 OTHER = tensor([0.0, 1.0, 1.0, -1.0, 2.0, 0.5, 2.5, 0.25, -1.0, 3.0, 2.0, -4.0, 2.0, 3.0, -1.0, 2.0, 1.0, INF, 1.0])
 INTS = tensor([0, 1, -1, 7, -7, 8, -8, 2**40, -(2**40), 5])
 INT_DIVISORS = tensor([3, -2, 4, 3, 3, -3, -5, 1000, 7, 5])
 
 
-def floats(op: str, f: Callable[..., Tensor], *, edges: bool = True, positive: bool = False, **attrs: object) -> list[Case]:
+def floats(
+    op: str, f: Callable[..., Tensor], *, edges: bool = True, positive: bool = False, **attrs: object
+) -> list[Case]:
     """A function of one float: several lengths, both classes, the ends of the range."""
     inputs = [x(5, 7), x(3, 4, 33, seed=1), x(70000, seed=2), x(), x(0, 3), x(6, 5, dtype=F64)]
     rows = [Case(op, [t.abs() + 0.05 if positive else t], f, attrs) for t in inputs]
@@ -72,9 +77,14 @@ CASES = [
     Case("Clip", [INTS], lambda t: t.clamp(-5, 6), {"min": -5.0, "max": 6.0}),
     Case("Clip", [tensor([2**62 + 1, -(2**62) - 1])], lambda t: t.clamp(min=0), {"min": 0.0}),
     Case("Not", [x(3, 41, dtype=BOOL)], torch.logical_not),
-    Case("GeluGrad", [x(5, 7), x(5, 7, seed=1)], lambda g, t: torch.ops.aten.gelu_backward(g, t), grads=[]),
+    Case("GeluGrad", [x(5, 7), x(5, 7, seed=1)], torch.ops.aten.gelu_backward, grads=[]),
     Case("SiluGrad", [x(5, 7), x(5, 7, seed=1)], torch.ops.aten.silu_backward, grads=[]),
-    Case("ReluGrad", [x(5, 7), F.relu(x(5, 7, seed=1))], lambda g, y: torch.ops.aten.threshold_backward(g, y, 0), grads=[]),
+    Case(
+        "ReluGrad",
+        [x(5, 7), F.relu(x(5, 7, seed=1))],
+        lambda g, y: torch.ops.aten.threshold_backward(g, y, 0),
+        grads=[],
+    ),
 ]
 
 BINARY: dict[str, Callable[..., Tensor]] = {
@@ -156,7 +166,18 @@ CASES += [
     Case("Where", [x(5, 31, dtype=BOOL), x(31, dtype=BOOL, seed=1), tensor(True)], torch.where),
 ]
 
-ONNX_CODE = {torch.float32: 1, F64: 11, torch.float16: 10, torch.bfloat16: 16, I64: 7, I32: 6, torch.int16: 5, torch.int8: 3, torch.uint8: 2, BOOL: 9}
+ONNX_CODE = {
+    torch.float32: 1,
+    F64: 11,
+    torch.float16: 10,
+    torch.bfloat16: 16,
+    I64: 7,
+    I32: 6,
+    torch.int16: 5,
+    torch.int8: 3,
+    torch.uint8: 2,
+    BOOL: 9,
+}
 
 
 def cast(t: Tensor, to: torch.dtype) -> Case:
@@ -166,5 +187,7 @@ def cast(t: Tensor, to: torch.dtype) -> Case:
 
 
 SMALL = tensor([0.0, -0.0, 1.0, -1.0, 2.75, -2.75, 100.0, 0.3])
-CASES += [cast(SMALL.to(a), b) for a in (torch.float32, F64, I64, I32, BOOL) for b in (torch.float32, F64, I64, I32, BOOL)]
+CASES += [
+    cast(SMALL.to(a), b) for a in (torch.float32, F64, I64, I32, BOOL) for b in (torch.float32, F64, I64, I32, BOOL)
+]
 CASES += [cast(x(70, 130), to) for to in (I64, BOOL, F64)]

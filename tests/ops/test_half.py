@@ -6,21 +6,20 @@ import itertools
 
 import pytest
 import torch
-from cases_elementwise import ONNX_CODE
-from case import DTYPE_TEXT, type_text
 from torch import Tensor
 from torch.nn import functional as F
 
+from case import DTYPE_TEXT, type_text
+from cases_elementwise import ONNX_CODE
 from ortmodule_c import _C
 
 HALVES = (torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 EVERY_HALF = torch.arange(-(2**15), 2**15).to(torch.int16)
 # Around the largest and the smallest float16, and where rounding is decided by evenness.
-EDGES = torch.tensor(
-    [65504, 65519, 65520, 65535, 65536, 1e6, 2**-14, 2**-24, 2**-25, 3 * 2**-26, 1 + 2**-9, 1 + 3 * 2**-9, 0.0, -0.0, 3.4e38]
-    + [float("inf"), -float("inf"), float("nan")]
-)
+LARGE = [65504.0, 65519.0, 65520.0, 65535.0, 65536.0, 1e6, 3.4e38, float("inf"), float("nan")]
+LITTLE = [0.0, 2**-14, 2**-24, 2**-25, 3 * 2**-26, 1 + 2**-9, 1 + 3 * 2**-9]
+EDGES = torch.tensor(LARGE + LITTLE)
 
 
 @pytest.fixture(params=_C.isas(), autouse=True)
@@ -70,7 +69,7 @@ def test_ops_compute_in_float32(half: torch.dtype) -> None:
     torch.testing.assert_close(run("Gelu(%x0)", a)[0], F.gelu(a))
 
 
-@pytest.mark.parametrize(("source", "to"), itertools.product(INTEGERS, INTEGERS), ids=lambda d: DTYPE_TEXT[d])
+@pytest.mark.parametrize(("source", "to"), list(itertools.product(INTEGERS, INTEGERS)), ids=lambda d: DTYPE_TEXT[d])
 def test_integers_keep_their_low_bits(source: torch.dtype, to: torch.dtype) -> None:
     x = torch.randint(-(2**40), 2**40, (1000,)).to(source)
     assert torch.equal(cast(x, to), x.to(to))
@@ -94,7 +93,9 @@ def test_a_cast_inside_a_program_rounds() -> None:
     assert torch.equal(c, (x + z).bfloat16())
 
 
-@pytest.mark.parametrize("args", [[0, 1, -1, 9, -1, -1], [0, -1, -1, 2, -1, -1], [0, 1, 1, 2, -1, -1], [0, 1, -1, 3, -1, -1]])
+@pytest.mark.parametrize(
+    "args", [[0, 1, -1, 9, -1, -1], [0, -1, -1, 2, -1, -1], [0, 1, 1, 2, -1, -1], [0, 1, -1, 3, -1, -1]]
+)
 def test_a_malformed_program_is_refused(args: list[int]) -> None:
     with pytest.raises(ValueError, match="FusedElementwise: malformed attribute ops or args"):
         run(fused("Add Exp", args, [0.0] * 8, [3], [1]), torch.randn(3), torch.randn(3))

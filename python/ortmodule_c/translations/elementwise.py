@@ -76,6 +76,10 @@ _LOGICAL = {
     aten.__xor__.Tensor: "Xor",
     aten.bitwise_and.Scalar: "And",
     aten.bitwise_or.Scalar: "Or",
+    aten.bitwise_xor.Scalar: "Xor",
+    aten.__and__.Scalar: "And",
+    aten.__or__.Scalar: "Or",
+    aten.__xor__.Scalar: "Xor",
 }
 
 

@@ -229,17 +229,19 @@ def slice_scatter(
         return b.cast(source, x.dtype)
     if step != 1:
         raise Unsupported("slice_scatter with a step")
-    size = static(x.dims[axis])
-    first, last, _ = slice(start, None if end is None or end >= INT64_MAX else end).indices(size)
+    to_the_end = end is None or (isinstance(end, int) and end >= INT64_MAX)
+    if to_the_end and isinstance(start, int) and start >= 0:
+        return _replace(b, x, source, axis, start, None)
+    first, last, _ = slice(start, None if to_the_end else end).indices(static(x.dims[axis]))
     return _replace(b, x, source, axis, first, max(first, last))
 
 
-def _replace(b: Builder, x: Val, source: Val, axis: int, start: int, end: int) -> Val:
-    """`x` with [start, end) of one dim taken from `source`."""
+def _replace(b: Builder, x: Val, source: Val, axis: int, start: int, end: int | None) -> Val:
+    """`x` with [start, end) of one dim taken from `source`; None is the end of the dim."""
     parts = [b.cast(source, x.dtype)]
     if start > 0:
         parts.insert(0, b.slice(x, axis, 0, start))
-    if not same_size(x.dims[axis], end):
+    if end is not None and not same_size(x.dims[axis], end):
         parts.append(b.slice(x, axis, end, INT64_MAX))
     out: Val = parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
     return out

@@ -1,0 +1,182 @@
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/elementwise.h"
+#include "cpu/parallel.h"
+#include "cpu/pool.h"
+#include "ops/build.h"
+#include "ops/call.h"
+
+/* ---- threads ---- */
+
+static void count_items(int64_t begin, int64_t end, int thread, void *ctx) {
+  int *counts = ctx;
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) counts[i]++;
+}
+
+TEST(parallel_for_works_on_every_item_once) {
+  static const int64_t sizes[] = {0, 1, 2, 7, 64, 1000};
+  for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+    for (int threads = 1; threads <= 5; threads++)
+      for (int64_t grain = 0; grain <= 10; grain += 5) {
+        int counts[1001] = {0};
+        omc_parallel_for(sizes[s], grain, threads, count_items, counts);
+        for (int64_t i = 0; i < 1001; i++) REQUIRE(counts[i] == (i < sizes[s]));
+      }
+}
+
+static void multiply_small(int64_t begin, int64_t end, int thread, void *ctx) {
+  volatile float *x = ctx;
+  (void)begin, (void)end, (void)thread;
+  x[1] = x[0] * 0.5f;
+}
+
+TEST(denormals_are_flushed_inside_only) {
+  volatile float x[2] = {0x1p-126f, 1};
+  omc_parallel_for(1, 1, 1, multiply_small, (void *)(uintptr_t)x);
+  CHECK_FLOAT(x[1], 0);
+  x[1] = x[0] * 0.5f;
+  CHECK_FLOAT(x[1], 0x1p-127);
+}
+
+/* ---- pool ---- */
+
+TEST(pool_hands_freed_blocks_out_again) {
+  static const size_t sizes[] = {0, 1, 64, 511, 4096, 100000, 2097152, 3000001, 20000000};
+  for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+    void *first, *second;
+    REQUIRE_OK(omc_pool_alloc(sizes[s], &first));
+    CHECK_INT((uintptr_t)first % OMC_POOL_ALIGNMENT, 0);
+    memset(first, 1, sizes[s]);
+    omc_pool_free(first, sizes[s]);
+    REQUIRE_OK(omc_pool_alloc(sizes[s], &second));
+    CHECK(first == second);
+    omc_pool_free(second, sizes[s]);
+  }
+  omc_pool_free(NULL, 10);
+}
+
+TEST(pool_counts_and_bounds_what_it_keeps) {
+  omc_pool_trim();
+  const omc_pool_stats before = omc_pool_get_stats();
+  CHECK_INT(before.cached_bytes, 0);
+  const size_t bytes = (size_t)48 << 20;
+  void *blocks[10];
+  for (int i = 0; i < 10; i++)
+    REQUIRE_OK(omc_pool_alloc(bytes + (size_t)i * (bytes / 8), &blocks[i]));
+  const omc_pool_stats full = omc_pool_get_stats();
+  CHECK(full.used_bytes >= before.used_bytes + 10 * bytes);
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < 10; i++) omc_pool_free(blocks[i], bytes + (size_t)i * (bytes / 8));
+    const omc_pool_stats kept = omc_pool_get_stats();
+    CHECK_INT(kept.used_bytes, before.used_bytes);
+    CHECK(kept.cached_bytes <= kept.peak_bytes);
+    for (int i = 0; i < 10; i++)
+      REQUIRE_OK(omc_pool_alloc(bytes + (size_t)i * (bytes / 8), &blocks[i]));
+  }
+  for (int i = 0; i < 10; i++) omc_pool_free(blocks[i], bytes + (size_t)i * (bytes / 8));
+  omc_pool_trim();
+  CHECK_INT(omc_pool_get_stats().cached_bytes, 0);
+}
+
+TEST(pool_refuses_what_no_machine_has) {
+  void *block;
+  CHECK_STATUS(omc_pool_alloc(SIZE_MAX / 2, &block), ENOMEM);
+  CHECK_STATUS(omc_pool_alloc((size_t)1 << 56, &block), ENOMEM);
+}
+
+/* ---- programs ---- */
+
+enum { N_IN = 4, N_OUT = 3, LONGEST = 6, MOST = 1600 };
+
+/* A random program over N_IN inputs of n elements; the last of them is a row if `row`. */
+static bool random_program(omc_graph *g, int64_t n, bool row, omc_node **out) {
+  static const char *const names[] = {"Add", "Mul", "Max", "Sub"};
+  omc_value *in[N_IN], *results[N_OUT];
+  const omc_type type = {OMC_F32, {2, {2, n / 2}}}, row_type = {OMC_F32, {1, {n / 2}}};
+  for (int i = 0; i < N_IN; i++) {
+    const bool last = i == N_IN - 1;
+    if (!CHECK_OK(omc_graph_add_input(g, NULL, last && row ? &row_type : &type, false, &in[i])))
+      return false;
+  }
+  const char *ops[LONGEST];
+  int64_t args[3 * LONGEST], outs[N_OUT], dtypes[N_OUT] = {1, 1, 1};
+  const double imm[OMC_EW_IMM * LONGEST] = {0};
+  for (int k = 0; k < LONGEST; k++) {
+    ops[k] = names[rand() % 4];
+    for (int a = 0; a < 2; a++) args[3 * k + a] = rand() % (N_IN + k);
+    args[3 * k + 2] = -1;
+  }
+  for (int i = 0; i < N_OUT; i++) outs[i] = N_IN + rand() % LONGEST;
+  const omc_attr attrs[] = {{"ops", OMC_ATTR_STRINGS, LONGEST, {.ss = ops}},
+                            {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * LONGEST, {.fs = imm}},
+                            omc_ais("args", args, 3 * LONGEST),
+                            omc_ais("outs", outs, N_OUT),
+                            omc_ais("dtypes", dtypes, N_OUT)};
+  omc_builder b = {g, NULL, OMC_FORWARD, NULL, OMC_OK};
+  omc_build(&b, OMC_OP_FusedElementwise, N_IN, in, 0, 5, attrs, N_OUT, results);
+  *out = g->last;
+  return CHECK_OK(b.status);
+}
+
+/* Runs the node with output i in the memory of input shares[i]; -1: memory of its own. */
+static bool run_sharing(const omc_node *node, const omc_call *call, const float *inputs,
+                        const int *shares, float (*results)[MOST]) {
+  static float in_data[N_IN][MOST], out_data[N_OUT][MOST];
+  static _Alignas(64) char workspace[1 << 20];
+  omc_tensor in[N_IN], out[N_OUT];
+  if (!CHECK(call->workspace_bytes <= sizeof workspace)) return false;
+  memcpy(in_data, inputs, sizeof in_data);
+  for (uint32_t i = 0; i < N_IN; i++) in[i] = (omc_tensor){in_data[i], &node->in[i].value->type};
+  for (uint32_t i = 0; i < N_OUT; i++)
+    out[i] = (omc_tensor){shares[i] < 0 ? out_data[i] : in_data[shares[i]], &node->out[i]->type};
+  const omc_kernel_args args = {.in = in,
+                                .out = out,
+                                .n_in = N_IN,
+                                .n_out = N_OUT,
+                                .params = call->params,
+                                .workspace = workspace,
+                                .threads = 2};
+  if (!CHECK_OK(call->kernel(&args))) return false;
+  for (uint32_t i = 0; i < N_OUT; i++) memcpy(results[i], out[i].data, sizeof results[i]);
+  return true;
+}
+
+static void check_sharing(int64_t n, bool row) {
+  omc_test_memory memory;
+  omc_graph *g;
+  omc_node *node = NULL;
+  omc_call call;
+  static float inputs[N_IN][MOST], alone[N_OUT][MOST], shared[N_OUT][MOST];
+  omc_test_memory_init(&memory);
+  REQUIRE_OK(omc_graph_create(&memory.allocator, &g));
+  REQUIRE(random_program(g, n, row, &node));
+  REQUIRE_OK(omc_call_prepare(node, omc_cpu_provider(), &g->arena, 2, &call));
+  for (int i = 0; i < N_IN; i++)
+    for (int k = 0; k < MOST; k++) inputs[i][k] = (float)(rand() % 16);
+  static const int none[N_OUT] = {-1, -1, -1};
+  REQUIRE(run_sharing(node, &call, inputs[0], none, alone));
+  for (int choice = 0; choice < 20; choice++) {
+    int shares[N_OUT];
+    for (int i = 0; i < N_OUT; i++) {
+      shares[i] = rand() % (N_IN - row + 1) - 1;
+      for (int j = 0; j < i; j++)
+        if (shares[j] == shares[i]) shares[i] = -1;
+    }
+    REQUIRE(run_sharing(node, &call, inputs[0], shares, shared));
+    for (int i = 0; i < N_OUT; i++)
+      REQUIRE(memcmp(alone[i], shared[i], (size_t)n * sizeof(float)) == 0);
+  }
+  omc_graph_destroy(g);
+  CHECK_INT(memory.live_bytes, 0);
+}
+
+TEST(programs_may_write_over_their_inputs) {
+  srand(1);
+  for (int64_t n = 2; n <= MOST; n += n < 40 ? 2 : 506)
+    for (int row = 0; row < 2; row++)
+      for (int program = 0; program < 8; program++) check_sharing(n, row);
+}

@@ -1,0 +1,219 @@
+"""Every translation, through the whole way of the data, against eager: outputs, gradients, buffers.
+
+An op that runs in PyTorch instead is a failure here.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wrapped import Function, assert_same_step, pair
+
+IDS = torch.tensor([[1, 2, 2], [1, 1, 6]])
+CLASSES = torch.tensor([0, 5, -100, 2])
+WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 0.1, 0.7, 1.5])
+MASK = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+BIAS = torch.full((4, 4), -torch.inf).triu(1)
+CORNERS = torch.tensor([[0, 1], [2, 3], [4, 5], [0, 0]])
+
+ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
+    "arithmetic": lambda y: (y + 2 - 0.5 * y) / (y.abs() + 1) - (1 - y),
+    "alpha": lambda y: torch.add(y, y, alpha=3) - torch.sub(y, y, alpha=2) + torch.rsub(y, 1, alpha=2),
+    "pow": lambda y: (y.abs() + 1) ** 1.5 + y**2 + y**3 + (y.abs() + 1) ** -0.5 + 2**y + y**0 + y**1,
+    "unary": lambda y: (
+        y.exp().log1p() + y.sin() * y.cos() + y.erf() + y.expm1() + (y.abs() + 1).sqrt().rsqrt().reciprocal()
+    ),
+    "rounding": lambda y: y * (y.floor() + y.ceil() + y.round() + y.sign()),
+    "division": lambda y: y * torch.div(torch.arange(6) - 3, 2, rounding_mode="floor") + y % 0.7 + torch.arange(6) // 4,
+    "clamp": lambda y: y.clamp(min=0) + y.clamp(-0.5, 0.5) + y.clamp(max=y.mean()),
+    "compare": lambda y: (y, y > 0, y <= y.mean(), y == 1, y != 1, ~(y > 0) | (y < -1), (y > 0) ^ True),
+    "promotion": lambda y: y * torch.arange(6) + torch.tensor(2, dtype=torch.float64) + True,
+    "where": lambda y: torch.where(y > 0, y, 0.0) + y.masked_fill(y > 1, -1e4) + torch.maximum(y, y * 2),
+    "cast": lambda y: y.double().float() + (y * 3).long() + (y > 0).to(y),
+    "in place": lambda y: y.mul_(2).add_(1).clamp_(min=0.1),
+    "views in place": lambda y: (y.__setitem__((slice(None), 0), 1.0), y.__setitem__(y > 1, 2.0), y)[-1],
+    "detach": lambda y: y * y.detach(),
+    "isnan": lambda y: (y, (y.log()).isnan()),
+    "lerp": lambda y: torch.lerp(y, y * 2, 0.3) + torch.addcmul(y, y, y, value=2),
+}
+SHAPES: dict[str, Callable[[Tensor], Any]] = {
+    "slices": lambda y: (y[1:, ::2], y[:, -1], y[..., None, 1:-1], y.narrow(1, 2, 3), y[0]),
+    "joins": lambda y: (
+        torch.cat([y, y * 2], 1),
+        torch.stack([y, y], -1),
+        torch.cat([y, torch.ones(1, 6, dtype=torch.int64)]),
+    ),
+    "splits": lambda y: (y.split([2, 4], 1), y.chunk(4, 1), y.unbind(0), y.split(4, 1)),
+    "repeats": lambda y: (y[:, None].expand(4, 3, 6), y.repeat(2, 1, 3), y.repeat_interleave(2, dim=1), y.tile(2)),
+    "moves": lambda y: (
+        y.t(),
+        y[None].movedim(0, -1),
+        y[None].swapaxes(0, 2),
+        y.flip(1),
+        y.roll(2, 1),
+        y.reshape(2, -1).mT,
+    ),
+    "pads": lambda y: (F.pad(y, (1, 2), value=3.0), F.pad(y, (-1, 2))),
+    "triangles": lambda y: y.triu(1) + y.tril(-1) + y.new_ones(4, 6).tril(),
+    "made": lambda y: y + torch.eye(4, 6) + torch.linspace(0, 1, 6) + torch.arange(0, 3, 0.5),
+    "filled": lambda y: y + torch.full((6,), 2.0) + y.new_zeros(6) + torch.ones_like(y),
+    "flatten": lambda y: (
+        y.flatten(),
+        y.view(2, 2, 6).flatten(1),
+        y.unflatten(1, (2, 3)),
+        y[None].squeeze(0),
+        y.ravel(),
+    ),
+    "integer index": lambda y: (
+        y[[0, 2]],
+        y[[0, 2], [1, -1]],
+        y[:, [1, 2, 3]],
+        y[:, None, [1, 2]],
+        y.index_select(1, torch.tensor([3])),
+    ),
+    "gather": lambda y: (
+        y.gather(1, CORNERS),
+        y.take_along_dim(y.argmax(1, keepdim=True), 1),
+    ),
+    "one hot": lambda y: y + F.one_hot(torch.arange(4), 6),
+    "interpolate": lambda y: F.interpolate(y[None, None], scale_factor=2),
+}
+REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "sums": lambda y: (y.sum(), y.sum(0), y.sum((0, 1), keepdim=True), y.mean(1), (y > 0).sum(), y.prod(1)),
+    "extremes": lambda y: (y.max(1), y.min(0, True), y.amax(1), y.max(), y.amin((0, 1))),
+    "positions": lambda y: (y, y.argmax(1), y.argmax(), y.argmin(0)),
+    "spread": lambda y: (y.var(1), y.std(0, keepdim=True) + 1, torch.var_mean(y, 1), y.var(unbiased=False)),
+    "norms": lambda y: (y.norm(), y.norm(p=1, dim=1), F.normalize(y), y.logsumexp(1)),
+    "scans": lambda y: (y.cumsum(1), torch.diff(y, dim=1)),
+    "truth": lambda y: (y, (y > 0).any(1), (y > 0).all(), (y > -9).all(1, keepdim=True)),
+    "products": lambda y: (y @ y[0], y[0] @ y[1], torch.bmm(y[:, :, None], y[:, None])),
+    "addmm": lambda y: torch.addmm(y[0], y, y.T @ y, beta=0.5, alpha=2),
+    "einsum": lambda y: (torch.einsum("bi,bj->bij", y, y), torch.einsum("bi,ci->bc", y, y), torch.outer(y[0], y[1])),
+}
+LOSSES: dict[str, Callable[..., Any]] = {
+    "cross entropy": lambda y, x, r: F.cross_entropy(y, CLASSES, WEIGHTS, reduction=r),
+    "label smoothing": lambda y, x, r: F.cross_entropy(y, CLASSES, WEIGHTS, reduction=r, label_smoothing=0.1),
+    "cross entropy of probabilities": lambda y, x, r: F.cross_entropy(
+        y, x.softmax(1), WEIGHTS, reduction=r, label_smoothing=0.1
+    ),
+    "nll after log softmax": lambda y, x, r: F.nll_loss(F.log_softmax(y, 1), CLASSES, WEIGHTS, reduction=r),
+    "nll": lambda y, x, r: F.nll_loss(y, CLASSES, WEIGHTS, reduction=r),
+    "mse": lambda y, x, r: F.mse_loss(y, x, reduction=r),
+    "l1": lambda y, x, r: F.l1_loss(y, x, reduction=r),
+    "smooth l1": lambda y, x, r: F.smooth_l1_loss(y, x, reduction=r, beta=0.5),
+    "huber": lambda y, x, r: F.huber_loss(y, x, reduction=r, delta=0.7),
+    "bce": lambda y, x, r: F.binary_cross_entropy(y.sigmoid(), x.sigmoid(), reduction=r),
+    "bce with logits": lambda y, x, r: F.binary_cross_entropy_with_logits(
+        y, x.sigmoid(), WEIGHTS, reduction=r, pos_weight=WEIGHTS + 1
+    ),
+    "bce with logits at 0": lambda y, x, r: F.binary_cross_entropy_with_logits(y * 0, x.sigmoid(), reduction=r),
+    "kl": lambda y, x, r: F.kl_div(F.log_softmax(y, 1), x.softmax(1), reduction=r),
+}
+ACTIVATIONS: list[nn.Module] = [
+    *(nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ELU(), nn.SELU(), nn.LeakyReLU(0.1), nn.ReLU(inplace=True), nn.ReLU6()),
+    *(nn.Hardswish(), nn.Hardsigmoid(), nn.Hardtanh(), nn.Sigmoid(), nn.Tanh(), nn.Softplus(), nn.LogSigmoid()),
+    *(nn.Mish(), nn.PReLU(), nn.GLU(), nn.Softmax(-1), nn.LogSoftmax(1)),
+]
+
+
+def after_conv(layer: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Conv2d(3, 4, 3), layer)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv": (lambda: nn.Conv2d(4, 8, 3, 2, 1, groups=2, bias=False), (2, 4, 8, 8)),
+    "conv 1d same": (lambda: nn.Conv1d(3, 8, 4, padding="same"), (2, 3, 9)),
+    "conv dilated, no batch": (lambda: nn.Conv2d(3, 4, 3, dilation=2), (3, 9, 9)),
+    "max pool": (after_conv(nn.MaxPool2d(3, 2, 1, ceil_mode=True)), (2, 3, 9, 9)),
+    "max pool 1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.MaxPool1d(2)), (2, 3, 9)),
+    "average pool": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+        (2, 3, 9, 9),
+    ),
+    "average pool, divisor": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2, divisor_override=3)),
+        (2, 3, 9, 9),
+    ),
+    "adaptive pool": (after_conv(nn.AdaptiveAvgPool2d((2, 3))), (2, 3, 9, 9)),
+    "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2)), (4, 5)),
+    "batch norm, momentum": (lambda: nn.BatchNorm2d(3, momentum=0.3), (2, 3, 4, 4)),
+    "batch norm, no statistics": (lambda: nn.BatchNorm2d(3, track_running_stats=False), (2, 3, 4, 4)),
+    "batch norm in eval": (lambda: nn.BatchNorm2d(3).eval(), (2, 3, 4, 4)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3, 3)),
+    "instance norm": (lambda: nn.InstanceNorm2d(3, affine=True), (2, 3, 4, 4)),
+    "instance norm, statistics": (lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True), (2, 3, 4, 4)),
+    "layer norm": (lambda: nn.Sequential(nn.LayerNorm((3, 4)), nn.LayerNorm(4, bias=False), nn.RMSNorm(4)), (2, 3, 4)),
+    "transformer layer": (lambda: nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), (2, 3, 8)),
+}
+
+
+@pytest.fixture(autouse=True)
+def fallbacks_are_errors() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs in PyTorch")
+        yield
+
+
+def projected(function: Callable[[Tensor], Any]) -> Function:
+    """`function` of a linear layer's output, so that gradients flow into it."""
+    return Function(lambda s, x: function(s.l(x)), l=nn.Linear(6, 6))
+
+
+@pytest.mark.parametrize("row", [*ELEMENTWISE.items(), *REDUCTIONS.items()], ids=lambda r: r[0])
+def test_functions(row: tuple[str, Any]) -> None:
+    assert_same_step(*pair(projected(row[1])), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("row", SHAPES.items(), ids=lambda r: r[0])
+def test_movements(row: tuple[str, Any]) -> None:
+    assert_same_step(*pair(projected(row[1])), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("row", LOSSES.items(), ids=lambda r: r[0])
+def test_losses(row: tuple[str, Any], reduction: str) -> None:
+    assert_same_step(*pair(Function(lambda s, x: row[1](s.l(x), x, reduction), l=nn.Linear(6, 6))), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+def test_activations(activation: nn.Module) -> None:
+    assert_same_step(*pair(nn.Sequential(nn.Linear(6, 6), activation)), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("row", LAYERS.items(), ids=lambda r: r[0])
+def test_layers(row: tuple[str, Any]) -> None:
+    _, (make, shape) = row
+    eager, ours = pair(make())
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.randn(shape))
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True, "padding_idx": 1}], ids=str)
+def test_embedding(options: dict[str, Any]) -> None:
+    assert_same_step(*pair(nn.Embedding(7, 3, **options)), IDS)
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        lambda q: F.scaled_dot_product_attention(q, q, q),
+        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3),
+        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=MASK),  # the first row is masked wholly
+        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=BIAS),
+        lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=(q @ q.mT).tanh()),
+        lambda q: F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True),
+        lambda q: F.scaled_dot_product_attention(q[0], q[1], q[0]),
+    ],
+    ids=["plain", "causal", "bool mask", "float mask", "trained mask", "grouped", "three dims"],
+)
+def test_attention(attend: Callable[[Tensor], Tensor]) -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        heads = s.l(x).view(2, 4, 3, 2).transpose(1, 2)
+        return attend(torch.cat([heads, heads[:, :1] * 2], 1))
+
+    assert_same_step(*pair(Function(forward, l=nn.Linear(6, 6))), torch.randn(2, 4, 6))
