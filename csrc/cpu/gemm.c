@@ -73,7 +73,8 @@ static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t size = (int64_t)omc_dtype_size(p->dtype);
   const int64_t units = omc_ceil_div(g->n, COLUMN_UNIT);
   for (int64_t u = begin; u < end; u++) {
-    const int64_t i0 = omc_cut(g->m, p->rows, u / p->cols), i1 = omc_cut(g->m, p->rows, u / p->cols + 1);
+    const int64_t i0 = omc_cut(g->m, p->rows, u / p->cols),
+                  i1 = omc_cut(g->m, p->rows, u / p->cols + 1);
     const int64_t j0 = omc_cut(units, p->cols, u % p->cols) * COLUMN_UNIT;
     const int64_t j1 = min64(omc_cut(units, p->cols, u % p->cols + 1) * COLUMN_UNIT, g->n);
     omc_gemm_args part = *g;
@@ -106,7 +107,10 @@ static void choose_grid(const omc_gemm_args *g, int64_t threads, grid *out) {
 
 static void gemm_own(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
   const int64_t work = g->m * g->n * (g->k ? g->k : 1) / THREAD_GRAIN + 1;
-  grid p = {.g = g, .dtype = dtype, .serial = serial_for(dtype), .workspace = workspace,
+  grid p = {.g = g,
+            .dtype = dtype,
+            .serial = serial_for(dtype),
+            .workspace = workspace,
             .thread_bytes = thread_bytes(dtype, g->m, g->n, g->k)};
   choose_grid(g, min64(threads, work), &p);
   omc_parallel_for(p.rows * p.cols, 1, threads, run_rectangles, &p);
@@ -142,15 +146,15 @@ typedef struct bias_pass {
   omc_dtype dtype;
 } bias_pass;
 
-#define ADD_BIAS(type)                                                             \
-  for (int64_t i = begin; i < end; i++) {                                          \
-    type *c = (type *)g->c.data + i * g->c.rs;                                     \
-    const type *bias = g->bias;                                                    \
-    const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0;             \
-    if (bias)                                                                      \
-      for (int64_t j = 0; j < g->n; j++) c[j] += bias[j] + row;                    \
-    else                                                                           \
-      for (int64_t j = 0; j < g->n; j++) c[j] += row;                              \
+#define ADD_BIAS(type)                                                 \
+  for (int64_t i = begin; i < end; i++) {                              \
+    type *c = (type *)g->c.data + i * g->c.rs;                         \
+    const type *bias = g->bias;                                        \
+    const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0; \
+    if (bias)                                                          \
+      for (int64_t j = 0; j < g->n; j++) c[j] += bias[j] + row;        \
+    else                                                               \
+      for (int64_t j = 0; j < g->n; j++) c[j] += row;                  \
   }
 
 static void add_bias(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -175,8 +179,8 @@ static void gemm_torch(omc_dtype dtype, const omc_gemm_args *g, int threads) {
                  &g->beta, g->c.data, &ldc);
   } else {
     const float alpha = (float)g->alpha, beta = (float)g->beta;
-    torch->sgemm(&b.trans, &a.trans, &n, &m, &k, &alpha, g->b.data, &b.ld, g->a.data, &a.ld,
-                 &beta, g->c.data, &ldc);
+    torch->sgemm(&b.trans, &a.trans, &n, &m, &k, &alpha, g->b.data, &b.ld, g->a.data, &a.ld, &beta,
+                 g->c.data, &ldc);
   }
   if (torch->set_num_threads_local) torch->set_num_threads_local(before);
   bias_pass pass = {g, dtype};
@@ -230,13 +234,16 @@ static double seconds(void) {
 
 static void run(implementation impl, omc_dtype dtype, const omc_gemm_args *g, int threads,
                 void *workspace) {
-  if (impl == TORCH) gemm_torch(dtype, g, threads);
-  else gemm_own(dtype, g, threads, workspace);
+  if (impl == TORCH)
+    gemm_torch(dtype, g, threads);
+  else
+    gemm_own(dtype, g, threads, workspace);
 }
 
 /* By the least time of a few runs each, alternating. Ours is kept unless clearly slower, so that
  * noise does not change results from process to process. */
-static implementation measure(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+static implementation measure(omc_dtype dtype, const omc_gemm_args *g, int threads,
+                              void *workspace) {
   double best[2] = {1e30, 1e30};
   for (int repeat = 0; repeat < REPEATS; repeat++) {
     for (implementation impl = OWN; impl <= TORCH; impl++) {
@@ -250,7 +257,8 @@ static implementation measure(omc_dtype dtype, const omc_gemm_args *g, int threa
 }
 
 /* A product that adds to C cannot be repeated, so it is never measured and always ours. */
-static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int threads,
+                             void *workspace) {
   const char *forced = omc_env_get()->gemm;
   const bool own = forced && !strcmp(forced, "own"), torch = forced && !strcmp(forced, "torch");
   const int64_t from = torch ? 1 : MEASURE_FROM;

@@ -18,10 +18,10 @@ typedef struct omc_matrix {
 } omc_matrix;
 
 typedef struct omc_gemm_args {
-  int64_t m, n, k;    /* C is m x n */
-  omc_matrix a, b, c; /* c.cs must be 1 */
-  double alpha, beta; /* beta 0: C is not read */
-  const void *bias;   /* n elements added to every row, or NULL */
+  int64_t m, n, k;      /* C is m x n */
+  omc_matrix a, b, c;   /* c.cs must be 1 */
+  double alpha, beta;   /* beta 0: C is not read */
+  const void *bias;     /* n elements added to every row, or NULL */
   const void *row_bias; /* m elements, one added to each row, or NULL */
 } omc_gemm_args;
 

@@ -57,10 +57,10 @@ static inline int64_t omc_gemm_panels(int64_t m) { return omc_ceil_div(m, OMC_MR
 /* One K block of C = alpha * A B + beta * C + bias with both operands packed, or B in place. */
 typedef struct omc_gemm_block {
   int64_t m, n, k;
-  const real *a;        /* packed */
-  const real *b;        /* packed */
-  const real *b_rows;   /* whole panels are read here instead if not NULL: row-major B */
-  int64_t b_rs;         /* its row stride */
+  const real *a;      /* packed */
+  const real *b;      /* packed */
+  const real *b_rows; /* whole panels are read here instead if not NULL: row-major B */
+  int64_t b_rs;       /* its row stride */
   real *c;
   int64_t c_rs;
   real alpha, beta;     /* beta 0: C is not read */

@@ -16,12 +16,18 @@ typedef struct tile {
   const real *row_bias;
 } tile;
 
+/* Visits the vectors of a tile: row r, vector v of it. */
+#define EACH_VECTOR                       \
+  OMC_UNROLL for (int r = 0; r < rows; r++) \
+    OMC_UNROLL for (int v = 0; v < nv; v++)
+
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
+  real *const c = t->c;
+  const int64_t c_rs = t->c_rs;
   vreal acc[OMC_MR][OMC_NV];
-  OMC_UNROLL for (int r = 0; r < rows; r++)
-    OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vset(0);
-  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(t->c + r * t->c_rs, 1);
+  EACH_VECTOR { acc[r][v] = vset(0); }
+  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(c + r * c_rs, 1);
 
   const real *a = t->a, *b = t->b;
   const int64_t b_rs = t->b_rs;
@@ -36,35 +42,23 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
     b += b_rs;
   }
 
-  real *c = t->c;
-  const int64_t c_rs = t->c_rs;
   if (t->alpha != 1) {
     const vreal alpha = vset(t->alpha);
-    OMC_UNROLL for (int r = 0; r < rows; r++)
-      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] *= alpha;
+    EACH_VECTOR { acc[r][v] *= alpha; }
   }
   if (t->beta == 1) {
-    OMC_UNROLL for (int r = 0; r < rows; r++)
-      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] += vldr(c + r * c_rs + v * OMC_VL);
+    EACH_VECTOR { acc[r][v] += vldr(c + r * c_rs + v * OMC_VL); }
   } else if (t->beta != 0) {
     const vreal beta = vset(t->beta);
-    OMC_UNROLL for (int r = 0; r < rows; r++)
-      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]);
+    EACH_VECTOR { acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]); }
   }
   if (t->bias) {
-    OMC_UNROLL for (int v = 0; v < nv; v++) {
-      const vreal bias = vldr(t->bias + v * OMC_VL);
-      OMC_UNROLL for (int r = 0; r < rows; r++) acc[r][v] += bias;
-    }
+    EACH_VECTOR { acc[r][v] += vldr(t->bias + v * OMC_VL); }
   }
   if (t->row_bias) {
-    OMC_UNROLL for (int r = 0; r < rows; r++) {
-      const vreal bias = vset(t->row_bias[r]);
-      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] += bias;
-    }
+    EACH_VECTOR { acc[r][v] += vset(t->row_bias[r]); }
   }
-  OMC_UNROLL for (int r = 0; r < rows; r++)
-    OMC_UNROLL for (int v = 0; v < nv; v++) vstr(c + r * c_rs + v * OMC_VL, acc[r][v]);
+  EACH_VECTOR { vstr(c + r * c_rs + v * OMC_VL, acc[r][v]); }
 }
 
 typedef void (*tile_fn)(const tile *t);
@@ -115,8 +109,10 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
       t.a = g->a + i * g->k;
       t.c = g->c + i * g->c_rs + j;
       t.row_bias = g->row_bias ? g->row_bias + i : NULL;
-      if (n == nv * OMC_VL) fn(&t);
-      else tile_edge(fn, &t, rows, n);
+      if (n == nv * OMC_VL)
+        fn(&t);
+      else
+        tile_edge(fn, &t, rows, n);
     }
   }
 }
@@ -166,13 +162,16 @@ static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t 
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) vstr(out + i * width, x[i]);
     return;
   }
-  OMC_UNROLL for (int i = 0; i < OMC_VL; i++)
-    x[i] = i >= lines ? vset(0) : n == OMC_VL ? vldr(src + i * stride) : vldn(src + i * stride, n);
+  OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = i >= lines    ? vset(0)
+                                                     : n == OMC_VL ? vldr(src + i * stride)
+                                                                   : vldn(src + i * stride, n);
   transpose(x);
   OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
     if (i >= n) return;
-    if (exact) vstn(out + i * width, x[i], lines);
-    else vstr(out + i * width, x[i]);
+    if (exact)
+      vstn(out + i * width, x[i], lines);
+    else
+      vstr(out + i * width, x[i]);
   }
 }
 
@@ -199,8 +198,10 @@ void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out)
   for (int64_t p = 0; p < panels; p++) {
     const int64_t i = omc_cut(m, panels, p), rows = omc_cut(m, panels, p + 1) - i;
     const real *src = (const real *)a->data + i * a->rs;
-    if (a->cs == 1) OMC_GEMM_NAME(pack_lines)(src, a->rs, rows, k, rows, out);
-    else pack_strided(src, a->rs, a->cs, rows, k, rows, out);
+    if (a->cs == 1)
+      OMC_GEMM_NAME(pack_lines)(src, a->rs, rows, k, rows, out);
+    else
+      pack_strided(src, a->rs, a->cs, rows, k, rows, out);
     out += rows * k;
   }
 }
@@ -213,7 +214,7 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out)
     if (b->cs == 1 && cols == OMC_NR) {
       for (int64_t x = 0; x < k; x++)
         OMC_UNROLL for (int64_t v = 0; v < OMC_NR; v += OMC_VL)
-          vstr(out + x * OMC_NR + v, vldr(src + x * b->rs + v));
+            vstr(out + x * OMC_NR + v, vldr(src + x * b->rs + v));
     } else if (b->rs == 1) {
       OMC_GEMM_NAME(pack_lines)(src, b->cs, cols, k, OMC_NR, out);
     } else {
@@ -249,10 +250,17 @@ void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
         const omc_matrix a = {(real *)g->a.data + i * g->a.rs + k0 * g->a.cs, g->a.rs, g->a.cs};
         OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
         const omc_gemm_block block = {
-            .m = mb, .n = nb, .k = kn,
-            .a = packed_a, .b = packed_b, .b_rows = in_place ? b0 : NULL, .b_rs = g->b.rs,
-            .c = (real *)g->c.data + i * g->c.rs + j, .c_rs = g->c.rs,
-            .alpha = (real)g->alpha, .beta = first ? (real)g->beta : 1,
+            .m = mb,
+            .n = nb,
+            .k = kn,
+            .a = packed_a,
+            .b = packed_b,
+            .b_rows = in_place ? b0 : NULL,
+            .b_rs = g->b.rs,
+            .c = (real *)g->c.data + i * g->c.rs + j,
+            .c_rs = g->c.rs,
+            .alpha = (real)g->alpha,
+            .beta = first ? (real)g->beta : 1,
             .bias = last && g->bias ? (const real *)g->bias + j : NULL,
             .row_bias = last && g->row_bias ? (const real *)g->row_bias + i : NULL};
         OMC_GEMM_NAME(multiply)(&block);

@@ -27,37 +27,37 @@ typedef struct mover {
   tile_fn tile;
 } mover;
 
-#define MOVER(T)                                                                               \
-  static void run_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {         \
-    (void)ds, (void)ss;                                                                        \
-    memcpy(dst, src, (size_t)n * sizeof(T));                                                   \
-  }                                                                                            \
-  static void repeat_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {      \
-    (void)ds, (void)ss;                                                                        \
-    const T x = *(const T *)src;                                                               \
-    for (int64_t k = 0; k < n; k++) ((T *)dst)[k] = x;                                         \
-  }                                                                                            \
-  static void strided_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {     \
-    for (int64_t k = 0; k < n; k++) ((T *)dst)[k * ds] = ((const T *)src)[k * ss];             \
-  }                                                                                            \
-  /* By way of a buffer, so that no cache line is fetched twice whatever the strides. */        \
-  static void tile_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,       \
-                       int64_t cols) {                                                         \
-    enum { N = LINE / sizeof(T) };                                                             \
-    T buffer[N][N];                                                                            \
-    for (int64_t k = 0; k < cols; k += N) {                                                    \
-      const int64_t n = cols - k < N ? cols - k : N;                                           \
-      const T *s = (const T *)src + k * ss;                                                    \
-      T *d = (T *)dst + k;                                                                     \
-      if (n == N && rows == N) {                                                               \
-        for (int64_t c = 0; c < N; c++)                                                        \
-          for (int64_t i = 0; i < N; i++) buffer[i][c] = s[i + c * ss];                        \
-        for (int64_t i = 0; i < N; i++) memcpy(d + i * ds, buffer[i], sizeof buffer[i]);       \
-      } else {                                                                                 \
-        for (int64_t c = 0; c < n; c++)                                                        \
-          for (int64_t i = 0; i < rows; i++) d[i * ds + c] = s[i + c * ss];                    \
-      }                                                                                        \
-    }                                                                                          \
+#define MOVER(T)                                                                           \
+  static void run_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {     \
+    (void)ds, (void)ss;                                                                    \
+    memcpy(dst, src, (size_t)n * sizeof(T));                                               \
+  }                                                                                        \
+  static void repeat_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {  \
+    (void)ds, (void)ss;                                                                    \
+    const T x = *(const T *)src;                                                           \
+    for (int64_t k = 0; k < n; k++) ((T *)dst)[k] = x;                                     \
+  }                                                                                        \
+  static void strided_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) { \
+    for (int64_t k = 0; k < n; k++) ((T *)dst)[k * ds] = ((const T *)src)[k * ss];         \
+  }                                                                                        \
+  /* By way of a buffer, so that no cache line is fetched twice whatever the strides. */   \
+  static void tile_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,   \
+                       int64_t cols) {                                                     \
+    enum { N = LINE / sizeof(T) };                                                         \
+    T buffer[N][N];                                                                        \
+    for (int64_t k = 0; k < cols; k += N) {                                                \
+      const int64_t n = cols - k < N ? cols - k : N;                                       \
+      const T *s = (const T *)src + k * ss;                                                \
+      T *d = (T *)dst + k;                                                                 \
+      if (n == N && rows == N) {                                                           \
+        for (int64_t c = 0; c < N; c++)                                                    \
+          for (int64_t i = 0; i < N; i++) buffer[i][c] = s[i + c * ss];                    \
+        for (int64_t i = 0; i < N; i++) memcpy(d + i * ds, buffer[i], sizeof buffer[i]);   \
+      } else {                                                                             \
+        for (int64_t c = 0; c < n; c++)                                                    \
+          for (int64_t i = 0; i < rows; i++) d[i * ds + c] = s[i + c * ss];                \
+      }                                                                                    \
+    }                                                                                      \
   }
 MOVER(u8)
 MOVER(u16)

@@ -11,9 +11,9 @@
 
 /* A convolution of two space dims; one is taken as a height of 1. */
 typedef struct {
-  int64_t n, c, h, w;     /* x */
-  int64_t o, cg, kh, kw;  /* weight */
-  int64_t oh, ow;         /* y */
+  int64_t n, c, h, w;    /* x */
+  int64_t o, cg, kh, kw; /* weight */
+  int64_t oh, ow;        /* y */
   int64_t sh, sw, top, left, bottom, right, dh, dw, group;
 } conv_form;
 
@@ -24,13 +24,15 @@ static omc_status read_pairs(const omc_node *node, const char *name, int32_t ran
   uint32_t n;
   const int64_t *values = omc_attr_ints(node, name, &n);
   if (n != 0 && n != corners * (uint32_t)rank)
-    OMC_FAIL(ESHAPE, "%s: %u %s for %d space dims", omc_node_text(node, text, sizeof text), n, name, rank);
+    OMC_FAIL(ESHAPE, "%s: %u %s for %d space dims", omc_node_text(node, text, sizeof text), n, name,
+             rank);
   for (uint32_t corner = 0; corner < corners; corner++) {
     out[2 * corner] = neutral;
     for (int32_t d = 0; d < rank; d++) {
       const int64_t value = n ? values[corner * (uint32_t)rank + (uint32_t)d] : otherwise;
       if (value < least)
-        OMC_FAIL(ESHAPE, "%s: %s of %lld", omc_node_text(node, text, sizeof text), name, (long long)value);
+        OMC_FAIL(ESHAPE, "%s: %s of %lld", omc_node_text(node, text, sizeof text), name,
+                 (long long)value);
       out[2 * corner + (uint32_t)(2 - rank + d)] = value;
     }
   }
@@ -38,32 +40,45 @@ static omc_status read_pairs(const omc_node *node, const char *name, int32_t ran
 }
 
 /* The form of a convolution of x by w with the node's attributes. */
-static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_shape *w, conv_form *f) {
+static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_shape *w,
+                            conv_form *f) {
   char text[OMC_NODE_TEXT], tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
   const int32_t rank = x->rank - 2;
   if (rank != 1 && rank != 2)
-    OMC_FAIL(EUNSUPPORTED, "%s: convolution over %d space dims", omc_node_text(node, text, sizeof text), rank);
+    OMC_FAIL(EUNSUPPORTED, "%s: convolution over %d space dims",
+             omc_node_text(node, text, sizeof text), rank);
   if (strcmp(omc_attr_string(node, "auto_pad", "NOTSET"), "NOTSET"))
     OMC_FAIL(EUNSUPPORTED, "%s: auto_pad", omc_node_text(node, text, sizeof text));
   int64_t strides[2], pads[4], dilations[2];
   OMC_TRY(read_pairs(node, "strides", rank, 1, 1, 1, 1, strides));
   OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, 1, 1, dilations));
   OMC_TRY(read_pairs(node, "pads", rank, 2, 0, 0, 0, pads));
-  *f = (conv_form){.n = x->dims[0], .c = x->dims[1], .h = rank == 2 ? x->dims[2] : 1, .w = x->dims[rank + 1],
-                   .sh = strides[0], .sw = strides[1], .dh = dilations[0], .dw = dilations[1],
-                   .top = pads[0], .left = pads[1], .bottom = pads[2], .right = pads[3],
+  *f = (conv_form){.n = x->dims[0],
+                   .c = x->dims[1],
+                   .h = rank == 2 ? x->dims[2] : 1,
+                   .w = x->dims[rank + 1],
+                   .sh = strides[0],
+                   .sw = strides[1],
+                   .dh = dilations[0],
+                   .dw = dilations[1],
+                   .top = pads[0],
+                   .left = pads[1],
+                   .bottom = pads[2],
+                   .right = pads[3],
                    .group = omc_attr_int(node, "group", 1)};
   const bool fits = w->rank == x->rank && f->group >= 1 && w->dims[1] * f->group == f->c &&
                     w->dims[0] % f->group == 0;
   if (fits) {
-    f->o = w->dims[0], f->cg = w->dims[1], f->kh = rank == 2 ? w->dims[2] : 1, f->kw = w->dims[rank + 1];
+    f->o = w->dims[0], f->cg = w->dims[1], f->kh = rank == 2 ? w->dims[2] : 1,
+    f->kw = w->dims[rank + 1];
     const int64_t spare_h = f->h + f->top + f->bottom - f->dh * (f->kh - 1) - 1;
     const int64_t spare_w = f->w + f->left + f->right - f->dw * (f->kw - 1) - 1;
     f->oh = spare_h / f->sh + 1, f->ow = spare_w / f->sw + 1;
     if (spare_h >= 0 && spare_w >= 0 && f->kh > 0 && f->kw > 0) return OMC_OK;
   }
-  OMC_FAIL(ESHAPE, "%s: input %s does not fit weight %s in %lld groups", omc_node_text(node, text, sizeof text),
-           omc_shape_text(x, tx, sizeof tx), omc_shape_text(w, tw, sizeof tw), (long long)f->group);
+  OMC_FAIL(ESHAPE, "%s: input %s does not fit weight %s in %lld groups",
+           omc_node_text(node, text, sizeof text), omc_shape_text(x, tx, sizeof tx),
+           omc_shape_text(w, tw, sizeof tw), (long long)f->group);
 }
 
 static omc_shape output_shape(const conv_form *f, int32_t rank) {
@@ -83,8 +98,8 @@ static omc_status conv_infer(omc_node *node) {
     char text[OMC_NODE_TEXT];
     const int64_t n = omc_in(node, 2)->type.shape.dims[0];
     if (n != f.o)
-      OMC_FAIL(ESHAPE, "%s: bias has %lld elements for %lld channels", omc_node_text(node, text, sizeof text),
-               (long long)n, (long long)f.o);
+      OMC_FAIL(ESHAPE, "%s: bias has %lld elements for %lld channels",
+               omc_node_text(node, text, sizeof text), (long long)n, (long long)f.o);
   }
   const omc_shape out = output_shape(&f, x->shape.rank);
   omc_set_type(node, 0, x->dtype, &out);
@@ -152,13 +167,19 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
   conv_form f;
   OMC_TRY(read_form(node, &omc_in(node, 0)->type.shape, &omc_in(node, 1)->type.shape, &f));
   const int64_t taps = f.kh * f.kw, depth = f.cg * taps;
-  conv_source s = {.channels = f.c, .h = f.h, .w = f.w, .top = f.top, .left = f.left,
-                   .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1, .phases = f.sw,
+  conv_source s = {.channels = f.c,
+                   .h = f.h,
+                   .w = f.w,
+                   .top = f.top,
+                   .left = f.left,
+                   .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
+                   .phases = f.sw,
                    .part = omc_ceil_div((f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1, f.sw)};
   const bool direct = sums_directly(f.group, f.o / f.group);
   s.in_place = !direct && !f.top && !f.left && !f.bottom && !f.right && f.sw == 1;
   conv_grid *grid = OMC_NEW(arena, conv_grid);
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth), *source_at = OMC_NEW_ARRAY(arena, int64_t, depth);
+  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth),
+          *source_at = OMC_NEW_ARRAY(arena, int64_t, depth);
   if (!grid || !weight_at || !source_at) return no_memory(node);
   const int64_t row = s.in_place ? f.w : s.phases * s.part, plane = source_plane(&s);
   for (int64_t k = 0; k < depth; k++) {
@@ -166,21 +187,36 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
     weight_at[k] = k;
     source_at[k] = k / taps * plane + y * row + x % f.sw * s.part + x / f.sw;
   }
-  *grid = (conv_grid){.depth = depth, .weight_at = weight_at, .source_at = source_at,
-                      .rows = f.oh, .cols = f.ow, .row_step = f.sh * row, .out_row = f.ow, .out_col = 1};
+  *grid = (conv_grid){.depth = depth,
+                      .weight_at = weight_at,
+                      .source_at = source_at,
+                      .rows = f.oh,
+                      .cols = f.ow,
+                      .row_step = f.sh * row,
+                      .out_row = f.ow,
+                      .out_col = 1};
   join_rows(grid);
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype, .direct = direct,
-                      .images = f.n, .groups = f.group, .m = f.o / f.group,
-                      .weight_row = depth, .weight_group = f.o / f.group * depth,
-                      .source_group = f.cg * plane, .out_plane = f.oh * f.ow,
-                      .source = s, .n_grids = 1, .grids = grid, .packed = f.o * depth};
+  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
+                      .direct = direct,
+                      .images = f.n,
+                      .groups = f.group,
+                      .m = f.o / f.group,
+                      .weight_row = depth,
+                      .weight_group = f.o / f.group * depth,
+                      .source_group = f.cg * plane,
+                      .out_plane = f.oh * f.ow,
+                      .source = s,
+                      .n_grids = 1,
+                      .grids = grid,
+                      .packed = f.o * depth};
   p->pass = s.in_place ? max64(f.n, 1) : images_per_pass(&f, &s, p->dtype);
   return OMC_OK;
 }
 
 /* Along one dim, for input positions a, a + stride, ...: tap i meets them if its shift, in output
  * positions, is whole. */
-static bool tap_shift(int64_t a, int64_t pad, int64_t tap, int64_t dilation, int64_t stride, int64_t *shift) {
+static bool tap_shift(int64_t a, int64_t pad, int64_t tap, int64_t dilation, int64_t stride,
+                      int64_t *shift) {
   const int64_t x = a + pad - tap * dilation;
   *shift = x / stride;
   return x % stride == 0;
@@ -205,19 +241,28 @@ static omc_status grad_grid(const conv_form *f, const conv_source *s, int64_t a,
                             omc_arena *arena, conv_grid *grid) {
   const int64_t taps = f->kh * f->kw, og = f->o / f->group, plane = source_plane(s);
   const int64_t row = s->in_place ? f->ow : s->part;
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, og * taps), *source_at = OMC_NEW_ARRAY(arena, int64_t, og * taps);
-  if (!weight_at || !source_at) OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
+  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, og *taps),
+          *source_at = OMC_NEW_ARRAY(arena, int64_t, og *taps);
+  if (!weight_at || !source_at)
+    OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
   int64_t depth = 0, y, x;
   for (int64_t o = 0; o < og; o++)
     for (int64_t t = 0; t < taps; t++) {
-      if (!tap_shift(a, f->top, t / f->kw, f->dh, f->sh, &y) || !tap_shift(b, f->left, t % f->kw, f->dw, f->sw, &x))
+      if (!tap_shift(a, f->top, t / f->kw, f->dh, f->sh, &y) ||
+          !tap_shift(b, f->left, t % f->kw, f->dw, f->sw, &x))
         continue;
       weight_at[depth] = o * f->cg * taps + t;
       source_at[depth++] = o * plane + (y + s->top) * row + x + s->left;
     }
-  *grid = (conv_grid){.depth = depth, .weight_at = weight_at, .source_at = source_at,
-                      .rows = omc_ceil_div(f->h - a, f->sh), .cols = omc_ceil_div(f->w - b, f->sw),
-                      .row_step = row, .out_at = a * f->w + b, .out_row = f->sh * f->w, .out_col = f->sw};
+  *grid = (conv_grid){.depth = depth,
+                      .weight_at = weight_at,
+                      .source_at = source_at,
+                      .rows = omc_ceil_div(f->h - a, f->sh),
+                      .cols = omc_ceil_div(f->w - b, f->sw),
+                      .row_step = row,
+                      .out_at = a * f->w + b,
+                      .out_row = f->sh * f->w,
+                      .out_col = f->sw};
   join_rows(grid);
   return OMC_OK;
 }
@@ -244,11 +289,19 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
     packed += f.c * grids[i].depth;
   }
   const int64_t taps = f.kh * f.kw;
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype, .direct = direct,
-                      .images = f.n, .groups = f.group, .m = f.cg,
-                      .weight_row = taps, .weight_group = f.o / f.group * f.cg * taps,
-                      .source_group = f.o / f.group * source_plane(&s), .out_plane = f.h * f.w,
-                      .source = s, .n_grids = grids_h * grids_w, .grids = grids, .packed = packed};
+  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
+                      .direct = direct,
+                      .images = f.n,
+                      .groups = f.group,
+                      .m = f.cg,
+                      .weight_row = taps,
+                      .weight_group = f.o / f.group * f.cg * taps,
+                      .source_group = f.o / f.group * source_plane(&s),
+                      .out_plane = f.h * f.w,
+                      .source = s,
+                      .n_grids = grids_h * grids_w,
+                      .grids = grids,
+                      .packed = packed};
   p->pass = s.in_place ? max64(f.n, 1) : images_per_pass(&f, &s, p->dtype);
   return OMC_OK;
 }
@@ -261,14 +314,30 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
   OMC_TRY(grad_form(node, false, &shape, &f));
   const bool direct = sums_directly(f.group, max64(f.o / f.group, f.cg));
   const int64_t phases = direct ? f.sw : 1, width = (f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1;
-  *p = (conv_weight_grad){.dtype = omc_in(node, 0)->type.dtype, .direct = direct,
-                          .images = f.n, .groups = f.group, .m = f.o / f.group, .c = f.cg,
-                          .kh = f.kh, .kw = f.kw, .dh = f.dh, .dw = f.dw, .sh = f.sh, .sw = f.sw,
-                          .oh = f.oh, .ow = f.ow,
-                          .source = {.channels = f.c, .h = f.h, .w = f.w, .top = f.top, .left = f.left,
-                                     .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
-                                     .phases = phases, .part = omc_ceil_div(width, phases)},
-                          .columns = omc_ceil_div(f.kh * f.kw * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
+  *p = (conv_weight_grad){
+      .dtype = omc_in(node, 0)->type.dtype,
+      .direct = direct,
+      .images = f.n,
+      .groups = f.group,
+      .m = f.o / f.group,
+      .c = f.cg,
+      .kh = f.kh,
+      .kw = f.kw,
+      .dh = f.dh,
+      .dw = f.dw,
+      .sh = f.sh,
+      .sw = f.sw,
+      .oh = f.oh,
+      .ow = f.ow,
+      .source = {.channels = f.c,
+                 .h = f.h,
+                 .w = f.w,
+                 .top = f.top,
+                 .left = f.left,
+                 .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
+                 .phases = phases,
+                 .part = omc_ceil_div(width, phases)},
+      .columns = omc_ceil_div(f.kh * f.kw * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
   p->pass = images_per_pass(&f, &p->source, p->dtype);
   return OMC_OK;
 }
@@ -285,9 +354,9 @@ static size_t product_workspace(const omc_node *node, const void *params, int th
 static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {
   (void)node;
   const conv_weight_grad *p = params;
-  const int64_t elements =
-      p->direct ? threads * direct_thread(&p->source, p->groups)
-                : align16(p->groups * p->m * p->columns) + grad_source(p) + threads * grad_thread(p);
+  const int64_t elements = p->direct ? threads * direct_thread(&p->source, p->groups)
+                                     : align16(p->groups * p->m * p->columns) + grad_source(p) +
+                                           threads * grad_thread(p);
   return (size_t)elements * omc_dtype_size(p->dtype);
 }
 
@@ -318,21 +387,37 @@ static omc_status conv_grad(omc_grad *g) {
 }
 
 OMC_KERNELS(Conv)
-const omc_op omc_op_Conv = {.name = "Conv", .min_in = 2, .max_in = 3, .n_out = 1,
-                            .infer = conv_infer, .grad = conv_grad,
-                            .params_size = sizeof(conv_product), .params = conv_decode,
-                            .workspace = product_workspace, .cpu = &omc_kernels_Conv};
+const omc_op omc_op_Conv = {.name = "Conv",
+                            .min_in = 2,
+                            .max_in = 3,
+                            .n_out = 1,
+                            .infer = conv_infer,
+                            .grad = conv_grad,
+                            .params_size = sizeof(conv_product),
+                            .params = conv_decode,
+                            .workspace = product_workspace,
+                            .cpu = &omc_kernels_Conv};
 
 OMC_KERNELS(ConvGradInput)
-const omc_op omc_op_ConvGradInput = {.name = "ConvGradInput", .min_in = 2, .max_in = 2, .n_out = 1,
+const omc_op omc_op_ConvGradInput = {.name = "ConvGradInput",
+                                     .min_in = 2,
+                                     .max_in = 2,
+                                     .n_out = 1,
                                      .infer = grad_input_infer,
-                                     .params_size = sizeof(conv_product), .params = grad_input_decode,
-                                     .workspace = product_workspace, .cpu = &omc_kernels_ConvGradInput};
+                                     .params_size = sizeof(conv_product),
+                                     .params = grad_input_decode,
+                                     .workspace = product_workspace,
+                                     .cpu = &omc_kernels_ConvGradInput};
 
 OMC_KERNELS(ConvGradWeight)
-const omc_op omc_op_ConvGradWeight = {.name = "ConvGradWeight", .min_in = 2, .max_in = 2, .n_out = 1,
+const omc_op omc_op_ConvGradWeight = {.name = "ConvGradWeight",
+                                      .min_in = 2,
+                                      .max_in = 2,
+                                      .n_out = 1,
                                       .infer = grad_weight_infer,
-                                      .params_size = sizeof(conv_weight_grad), .params = grad_weight_decode,
-                                      .workspace = grad_weight_workspace, .cpu = &omc_kernels_ConvGradWeight};
+                                      .params_size = sizeof(conv_weight_grad),
+                                      .params = grad_weight_decode,
+                                      .workspace = grad_weight_workspace,
+                                      .cpu = &omc_kernels_ConvGradWeight};
 
 #endif

@@ -35,12 +35,12 @@ typedef struct {
 /* One grid of output pixels. */
 typedef struct {
   int64_t depth;
-  const int64_t *weight_at; /* depth: from the start of a row of weights */
-  const int64_t *source_at; /* depth: from where the column is */
-  int64_t rows, cols;       /* of the grid */
-  int64_t row_step;         /* of the source, from one row of the grid to the next */
+  const int64_t *weight_at;         /* depth: from the start of a row of weights */
+  const int64_t *source_at;         /* depth: from where the column is */
+  int64_t rows, cols;               /* of the grid */
+  int64_t row_step;                 /* of the source, from one row of the grid to the next */
   int64_t out_at, out_row, out_col; /* position and steps of the grid in an output plane */
-  int64_t packed_at;        /* of the packed weights */
+  int64_t packed_at;                /* of the packed weights */
 } conv_grid;
 
 typedef struct {
@@ -48,24 +48,24 @@ typedef struct {
   bool direct;
   int64_t images, pass; /* all, and as many as are copied at a time */
   int64_t groups;
-  int64_t m;            /* output channels of a group */
+  int64_t m;                                      /* output channels of a group */
   int64_t weight_row, weight_group, source_group; /* element steps */
-  int64_t out_plane;    /* elements */
+  int64_t out_plane;                              /* elements */
   conv_source source;
   int64_t n_grids;
   const conv_grid *grids;
-  int64_t packed;       /* elements of all packed weights */
+  int64_t packed; /* elements of all packed weights */
 } conv_product;
 
 typedef struct {
   omc_dtype dtype;
   bool direct;
   int64_t images, pass, groups;
-  int64_t m, c;         /* output and input channels of a group */
+  int64_t m, c; /* output and input channels of a group */
   int64_t kh, kw, dh, dw, sh, sw;
   int64_t oh, ow;
-  conv_source source;   /* direct: as for Conv; else phases 1, stored [rows, part, channels] */
-  int64_t columns;      /* kh * kw * c, padded */
+  conv_source source; /* direct: as for Conv; else phases 1, stored [rows, part, channels] */
+  int64_t columns;    /* kh * kw * c, padded */
 } conv_weight_grad;
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -83,9 +83,7 @@ static inline int64_t direct_thread(const conv_source *s, int64_t groups) {
 }
 
 /* Else the packed weights, the copy of a pass, and for each thread a block of B and one of C. */
-static inline int64_t product_thread(void) {
-  return OMC_GEMM_KC * COLS + 2 * SLACK + ROWS * COLS;
-}
+static inline int64_t product_thread(void) { return OMC_GEMM_KC * COLS + 2 * SLACK + ROWS * COLS; }
 static inline int64_t product_source(const conv_product *p) {
   return p->source.in_place ? 0 : align16(p->pass * source_image(&p->source) + SLACK);
 }

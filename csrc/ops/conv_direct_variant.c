@@ -42,20 +42,21 @@ static void direct_run(const real *weight, const real *source, const conv_grid *
     for (int64_t v = 0; v < vectors; v++) {
       vreal one = vset(bias);
       for (int64_t k = 0; k < grid->depth; k++)
-        one = vfma(vset(weight[grid->weight_at[k]]),
-                   vldr(source + grid->source_at[k] + v * OMC_VL), one);
+        one = vfma(vset(weight[grid->weight_at[k]]), vldr(source + grid->source_at[k] + v * OMC_VL),
+                   one);
       sum[v] = one;
     }
   }
   real lanes[WIDE * OMC_VL];
   OMC_UNROLL for (int v = 0; v < WIDE; v++) vstr(lanes + v * OMC_VL, sum[v]);
-  if (step == 1) memcpy(out, lanes, (size_t)n * sizeof(real));
+  if (step == 1)
+    memcpy(out, lanes, (size_t)n * sizeof(real));
   else
     for (int64_t j = 0; j < n; j++) out[j * step] = lanes[j];
 }
 
-static void direct_grid(const conv_grid *grid, const real *weight, real bias,
-                        const real *source, real *plane) {
+static void direct_grid(const conv_grid *grid, const real *weight, real bias, const real *source,
+                        real *plane) {
   for (int64_t y = 0; y < grid->rows; y++)
     for (int64_t x = 0; x < grid->cols; x += WIDE * OMC_VL)
       direct_run(weight, source + y * grid->row_step + x, grid,
@@ -73,7 +74,8 @@ static void direct_groups(int64_t begin, int64_t end, int thread, void *ctx) {
     const int64_t group = u % p->groups;
     copy_group(&p->source, args->in[0].data, u / p->groups, group, p->groups, source);
     for (int64_t i = 0; i < p->m; i++) {
-      const real *weight = (const real *)args->in[1].data + group * p->weight_group + i * p->weight_row;
+      const real *weight =
+          (const real *)args->in[1].data + group * p->weight_group + i * p->weight_row;
       real *plane = (real *)args->out[0].data + (u * p->m + i) * p->out_plane;
       for (int64_t g = 0; g < p->n_grids; g++)
         direct_grid(&p->grids[g], weight, bias ? bias[group * p->m + i] : 0, source, plane);
@@ -106,12 +108,13 @@ static void direct_taps(const conv_weight_grad *p, const real *dy, const real *s
     int64_t x = 0;
     for (; x + OMC_VL <= p->ow; x += OMC_VL) {
       const vreal d = vldr(dy + y * p->ow + x);
-      OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] = vfma(d, vldr(from[t] + y * row + x), sum[t]);
+      OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] =
+          vfma(d, vldr(from[t] + y * row + x), sum[t]);
     }
     if (x == p->ow) continue;
     const vreal d = vldn(dy + y * p->ow + x, p->ow - x);
-    OMC_UNROLL for (int t = 0; t < TAPS; t++)
-      sum[t] = vfma(d, vldn(from[t] + y * row + x, p->ow - x), sum[t]);
+    OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] =
+        vfma(d, vldn(from[t] + y * row + x, p->ow - x), sum[t]);
   }
   for (int64_t t = 0; t < n; t++) out[t] += vsum(sum[t]);
 }

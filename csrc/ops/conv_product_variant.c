@@ -40,11 +40,9 @@ int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
   return count;
 }
 
-/* In rising order: what a vector writes past its chunk the next one overwrites. `count` and
- * `exact` are constants where this is inlined and it matters. */
-OMC_INLINE void pack_rows(const real *source, const int64_t *at, int64_t depth,
-                          const conv_chunk *chunks, const int64_t count, const bool exact,
-                          real *out) {
+/* In rising order: what a vector writes past its chunk the next one overwrites. */
+void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
+                           const conv_chunk *chunks, int64_t count, bool exact, real *out) {
   for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
     const real *from = source + at[k];
     for (int64_t i = 0; i < count; i++) {
@@ -55,22 +53,14 @@ OMC_INLINE void pack_rows(const real *source, const int64_t *at, int64_t depth,
   }
 }
 
-void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
-                           const conv_chunk *chunks, int64_t count, bool exact, real *out) {
-  if (exact) pack_rows(source, at, depth, chunks, count, true, out);
-  else if (count == 2) pack_rows(source, at, depth, chunks, 2, false, out);
-  else if (count == 3) pack_rows(source, at, depth, chunks, 3, false, out);
-  else pack_rows(source, at, depth, chunks, count, false, out);
-}
-
 /* ---- the product ---- */
 
 typedef struct {
   const omc_kernel_args *args;
   const conv_product *p;
   const conv_grid *grid;
-  const real *source;   /* of the pass */
-  const real *tensor;   /* the source's own elements */
+  const real *source; /* of the pass */
+  const real *tensor; /* the source's own elements */
   real *copy, *packed, *threads;
   int64_t first, images; /* of the pass */
   int64_t m_parts;
@@ -95,10 +85,14 @@ static void pack_weights(int64_t begin, int64_t end, int thread, void *ctx) {
   const conv_grid *grid = job->grid;
   const int64_t blocks = depth_blocks(grid->depth);
   for (int64_t u = begin; u < end; u++) {
-    const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts, block = u % blocks;
-    const int64_t i = omc_cut(p->m, job->m_parts, part), m = omc_cut(p->m, job->m_parts, part + 1) - i;
-    const int64_t k0 = omc_cut(grid->depth, blocks, block), k1 = omc_cut(grid->depth, blocks, block + 1);
-    const real *weight = (const real *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
+    const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts,
+                  block = u % blocks;
+    const int64_t i = omc_cut(p->m, job->m_parts, part),
+                  m = omc_cut(p->m, job->m_parts, part + 1) - i;
+    const int64_t k0 = omc_cut(grid->depth, blocks, block),
+                  k1 = omc_cut(grid->depth, blocks, block + 1);
+    const real *weight =
+        (const real *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
     real *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
@@ -135,7 +129,8 @@ static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to
     const real *run = c + start;
     real *row = out + to[start];
     for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
-      if (step == 1) memcpy(row, run, (size_t)(j - start) * sizeof(real));
+      if (step == 1)
+        memcpy(row, run, (size_t)(j - start) * sizeof(real));
       else
         for (int64_t x = 0; x < j - start; x++) row[x * step] = run[x];
     }
@@ -147,7 +142,8 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
                           int64_t n, real *scratch) {
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
-  const int64_t i = omc_cut(p->m, job->m_parts, part), m = omc_cut(p->m, job->m_parts, part + 1) - i;
+  const int64_t i = omc_cut(p->m, job->m_parts, part),
+                m = omc_cut(p->m, job->m_parts, part + 1) - i;
   const real *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
   real *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
   int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
@@ -155,7 +151,8 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   locate_columns(job, group, j0, n, from, to);
   const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
   for (int64_t q = 0; q < panels; q++)
-    counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, min64(OMC_NR, n - q * OMC_NR), chunks + q * OMC_NR);
+    counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, min64(OMC_NR, n - q * OMC_NR),
+                                      chunks + q * OMC_NR);
   const real *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t k0 = omc_cut(grid->depth, blocks, block);
@@ -164,12 +161,20 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
       CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
                             counts[q], p->source.in_place, b + q * OMC_NR * depth);
     const omc_gemm_block product = {
-        .m = m, .n = omc_ceil_div(n, OMC_VL) * OMC_VL, .k = depth,
-        .a = weights + m * k0, .b = b, .c = c, .c_rs = COLS, .alpha = 1, .beta = block > 0,
+        .m = m,
+        .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
+        .k = depth,
+        .a = weights + m * k0,
+        .b = b,
+        .c = c,
+        .c_rs = COLS,
+        .alpha = 1,
+        .beta = block > 0,
         .row_bias = bias && block == blocks - 1 ? bias + group * p->m + i : NULL};
     OMC_GEMM_NAME(multiply)(&product);
   }
-  store_columns(c, m, n, to, grid->out_col, p->out_plane, (real *)job->args->out[0].data + i * p->out_plane);
+  store_columns(c, m, n, to, grid->out_col, p->out_plane,
+                (real *)job->args->out[0].data + i * p->out_plane);
 }
 
 /* Units are vectors of columns within (group, part of m): any cut gives the same result. */
@@ -181,7 +186,8 @@ static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t u = begin; u < end;) {
     const int64_t v = u % vectors, count = min64(COLS / OMC_VL, min64(vectors - v, end - u));
     const int64_t group = u / vectors / job->m_parts, part = u / vectors % job->m_parts;
-    product_block(job, group, part, v * OMC_VL, min64(count * OMC_VL, columns - v * OMC_VL), scratch);
+    product_block(job, group, part, v * OMC_VL, min64(count * OMC_VL, columns - v * OMC_VL),
+                  scratch);
     u += count;
   }
 }
@@ -199,17 +205,21 @@ static omc_status convolve(const omc_kernel_args *args) {
   const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
   const int64_t blocks = p->groups * omc_ceil_div(columns, COLS);
   const int64_t wanted = omc_ceil_div(PARTS * threads, blocks ? blocks : 1);
-  job.m_parts = max64(omc_ceil_div(p->m, ROWS), threads > 1 ? min64(wanted, omc_gemm_panels(p->m)) : 1);
+  job.m_parts =
+      max64(omc_ceil_div(p->m, ROWS), threads > 1 ? min64(wanted, omc_gemm_panels(p->m)) : 1);
   for (int64_t i = 0; i < p->n_grids; i++) {
     job.grid = &p->grids[i];
-    omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid->depth), 1, threads, pack_weights, &job);
+    omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid->depth), 1, threads,
+                     pack_weights, &job);
   }
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
     job.source = job.copy;
-    if (p->source.in_place) job.source = job.tensor;
-    else omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
+    if (p->source.in_place)
+      job.source = job.tensor;
+    else
+      omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
     for (int64_t i = 0; i < p->n_grids; i++) {
       job.grid = &p->grids[i];
       const int64_t vectors = omc_ceil_div(job.images * job.grid->rows * job.grid->cols, OMC_VL);

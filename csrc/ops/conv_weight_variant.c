@@ -40,7 +40,8 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
 }
 
 /* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
-static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth, real *out) {
+static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth,
+                        real *out) {
   const conv_weight_grad *p = job->p;
   const int64_t pixels = p->oh * p->ow, panels = omc_gemm_panels(m);
   for (int64_t panel = 0; panel < panels; panel++) {
@@ -57,13 +58,17 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0,
   }
 }
 
-static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int64_t col_part, real *scratch) {
+static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int64_t col_part,
+                      real *scratch) {
   const conv_weight_grad *p = job->p;
   const conv_source *s = &p->source;
-  const int64_t i = omc_cut(p->m, job->row_parts, row_part), m = omc_cut(p->m, job->row_parts, row_part + 1) - i;
+  const int64_t i = omc_cut(p->m, job->row_parts, row_part),
+                m = omc_cut(p->m, job->row_parts, row_part + 1) - i;
   const int64_t columns = p->kh * p->kw * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
-  const int64_t first = omc_cut(all_panels, job->col_parts, col_part), last = omc_cut(all_panels, job->col_parts, col_part + 1);
-  const int64_t pixels = p->oh * p->ow, depth = job->images * pixels, blocks = omc_ceil_div(depth, OMC_GEMM_KC);
+  const int64_t first = omc_cut(all_panels, job->col_parts, col_part),
+                last = omc_cut(all_panels, job->col_parts, col_part + 1);
+  const int64_t pixels = p->oh * p->ow, depth = job->images * pixels,
+                blocks = omc_ceil_div(depth, OMC_GEMM_KC);
   real *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
   real *const sum = job->sum + (group * p->m + i) * p->columns;
   for (int64_t block = 0; block < blocks; block++) {
@@ -80,13 +85,20 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
       const int64_t j0 = panel * OMC_NR, width = min64(OMC_NR, columns - j0);
       for (int64_t j = 0; j < width; j++) {
         const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
-        at[j] = (tap / p->kw * p->dh * s->part + tap % p->kw * p->dw) * s->channels + group * p->c + c;
+        at[j] =
+            (tap / p->kw * p->dh * s->part + tap % p->kw * p->dw) * s->channels + group * p->c + c;
       }
       const int64_t count = CONV_NAME(cut_chunks)(at, width, chunks);
       CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
-      const omc_gemm_block product = {
-          .m = m, .n = omc_ceil_div(width, OMC_VL) * OMC_VL, .k = n, .a = a, .b = b,
-          .c = sum + j0, .c_rs = p->columns, .alpha = 1, .beta = job->first > 0 || block > 0};
+      const omc_gemm_block product = {.m = m,
+                                      .n = omc_ceil_div(width, OMC_VL) * OMC_VL,
+                                      .k = n,
+                                      .a = a,
+                                      .b = b,
+                                      .c = sum + j0,
+                                      .c_rs = p->columns,
+                                      .alpha = 1,
+                                      .beta = job->first > 0 || block > 0};
       OMC_GEMM_NAME(multiply)(&product);
     }
   }

@@ -17,21 +17,21 @@
 
 typedef struct rows_params {
   int64_t outer, dim, inner, n;
-  int64_t outer_ids;       /* ids from one outer to the next: 0, all share them, or n */
-  int64_t padding;         /* row without gradient, -1: none */
-  bool by_freq;            /* gradients are divided by how often their row is used */
-  bool negative;           /* ids below 0 count from the end */
-  int32_t depth;           /* GatherND: length of an index into `dims`; 0: ids are rows */
+  int64_t outer_ids; /* ids from one outer to the next: 0, all share them, or n */
+  int64_t padding;   /* row without gradient, -1: none */
+  bool by_freq;      /* gradients are divided by how often their row is used */
+  bool negative;     /* ids below 0 count from the end */
+  int32_t depth;     /* GatherND: length of an index into `dims`; 0: ids are rows */
   int64_t dims[OMC_MAX_RANK];
 } rows_params;
 
 /* Elements of two tensors that differ along one axis, line by line. */
 typedef struct lines_params {
-  int32_t rank;                  /* of the other axes */
-  int64_t dims[OMC_MAX_RANK];    /* of ids */
+  int32_t rank;                                      /* of the other axes */
+  int64_t dims[OMC_MAX_RANK];                        /* of ids */
   int64_t table[OMC_MAX_RANK], picked[OMC_MAX_RANK]; /* strides: of x, and of ids and y */
-  int64_t n, count;              /* ids in a line, lines */
-  int64_t dim;                   /* elements of x along the axis */
+  int64_t n, count;                                  /* ids in a line, lines */
+  int64_t dim;                                       /* elements of x along the axis */
   int64_t table_step, picked_step;
 } lines_params;
 
@@ -58,9 +58,7 @@ omc_status omc_check_ids(const omc_kernel_args *args, const omc_tensor *t, int64
 /* The ids of args->in[1] as rows, checked. For GatherND they are worked out in the workspace. */
 omc_status omc_row_ids(const omc_kernel_args *args, ids *out) OMC_MUST_USE;
 
-static inline int64_t n_ids(const rows_params *p) {
-  return p->outer_ids ? p->outer * p->n : p->n;
-}
+static inline int64_t n_ids(const rows_params *p) { return p->outer_ids ? p->outer * p->n : p->n; }
 
 static inline size_t ids_bytes(const rows_params *p) {
   return p->depth ? omc_round_up((size_t)n_ids(p) * sizeof(int64_t), 64) : 0;
@@ -181,12 +179,13 @@ static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
 OMC_KERNEL(GatherElementsGrad) {
   const lines_params *p = args->params;
   const omc_type *out = args->out[0].type;
-  lines_job j = {p, {args->in[1].data, args->in[1].type->dtype == OMC_I64, p->dim},
-                 args->in[0].data, args->out[0].data};
+  lines_job j = {p,
+                 {args->in[1].data, args->in[1].type->dtype == OMC_I64, p->dim},
+                 args->in[0].data,
+                 args->out[0].data};
   OMC_TRY(omc_check_ids(args, &args->in[1], p->n * p->count, p->dim, true));
   omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(elem), NULL, args->threads);
-  if (p->n > 0)
-    omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
+  if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
   return OMC_OK;
 }
 
@@ -288,7 +287,9 @@ static void gather_rows(int64_t begin, int64_t end, int thread, void *ctx) {
 
 OMC_KERNEL_ANY(GatherRows) {
   const rows_params *p = args->params;
-  gather_job j = {.params = p, .src = args->in[0].data, .dst = args->out[0].data,
+  gather_job j = {.params = p,
+                  .src = args->in[0].data,
+                  .dst = args->out[0].data,
                   .bytes = (size_t)p->inner * omc_dtype_size(args->in[0].type->dtype)};
   OMC_TRY(omc_row_ids(args, &j.at));
   if (p->inner > 0)
@@ -313,8 +314,11 @@ static void gather_lines(int64_t begin, int64_t end, int thread, void *ctx) {
 OMC_KERNEL_ANY(GatherElements) {
   const lines_params *p = args->params;
   const omc_tensor *t = &args->in[1];
-  gather_job j = {p, {t->data, t->type->dtype == OMC_I64, p->dim}, args->in[0].data,
-                  args->out[0].data, omc_dtype_size(args->in[0].type->dtype)};
+  gather_job j = {p,
+                  {t->data, t->type->dtype == OMC_I64, p->dim},
+                  args->in[0].data,
+                  args->out[0].data,
+                  omc_dtype_size(args->in[0].type->dtype)};
   OMC_TRY(omc_check_ids(args, t, p->n * p->count, p->dim, true));
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, gather_lines, &j);
   return OMC_OK;
@@ -445,7 +449,8 @@ static omc_status infer_embedding(omc_node *node) {
 
 static omc_status infer_embedding_grad(omc_node *node) {
   const omc_shape *dy = in_shape(node, 0);
-  const omc_shape table = {2, {omc_attr_int(node, "num", -1), dy->rank ? dy->dims[dy->rank - 1] : 0}};
+  const omc_shape table = {2,
+                           {omc_attr_int(node, "num", -1), dy->rank ? dy->dims[dy->rank - 1] : 0}};
   char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
   omc_shape shape;
   if (table.dims[0] < 0)
@@ -638,10 +643,15 @@ static omc_status params_gather_elements_grad(const omc_node *node, omc_arena *a
 
 /* ---- records ---- */
 
-#define GATHER_OP(name_, id, kernel, params_t, ...)                                            \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 2, .n_out = 1,                      \
-                                 .infer = infer_##id, .params_size = sizeof(params_t),         \
-                                 .params = params_##id, .cpu = &omc_kernels_##kernel, __VA_ARGS__};
+#define GATHER_OP(name_, id, kernel, params_t, ...)               \
+  const omc_op omc_op_##name_ = {.name = #name_,                  \
+                                 .min_in = 2,                     \
+                                 .n_out = 1,                      \
+                                 .infer = infer_##id,             \
+                                 .params_size = sizeof(params_t), \
+                                 .params = params_##id,           \
+                                 .cpu = &omc_kernels_##kernel,    \
+                                 __VA_ARGS__};
 GATHER_OP(Gather, gather, GatherRows, rows_params, .max_in = 2, .grad = grad_gather)
 GATHER_OP(GatherGrad, gather_grad, ScatterRows, rows_params, .max_in = 2)
 GATHER_OP(GatherND, gather_nd, GatherRows, rows_params, .max_in = 2, .grad = grad_gather_nd,

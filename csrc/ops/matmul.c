@@ -33,7 +33,9 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
     a += digit * p->a_strides[d];
     b += digit * p->b_strides[d];
   }
-  return (omc_gemm_args){.m = p->m, .n = p->n, .k = p->k,
+  return (omc_gemm_args){.m = p->m,
+                         .n = p->n,
+                         .k = p->k,
                          .a = {(elem *)args->in[0].data + a, p->a_rs, p->a_cs},
                          .b = {(elem *)args->in[1].data + b, p->b_rs, p->b_cs},
                          .c = {(elem *)args->out[0].data + index * p->m * p->n, p->n, 1},
@@ -78,7 +80,7 @@ OMC_KERNEL(FusedMatMul) { return matmul(args); }
 
 /* A node's operands as matrices: a vector is a row on the left and a column on the right. */
 typedef struct {
-  omc_shape a, b, c;       /* c with the dims that vectors add */
+  omc_shape a, b, c; /* c with the dims that vectors add */
   bool trans_a, trans_b;
   bool a_vector, b_vector;
   int64_t m, n, k;
@@ -96,8 +98,8 @@ static omc_status read_form(const omc_node *node, matmul_form *f) {
   if (a->shape.rank == 0 || b->shape.rank == 0)
     OMC_FAIL(ESHAPE, "%s: cannot multiply %s by %s", omc_node_text(node, text, sizeof text),
              omc_type_text(a, ta, sizeof ta), omc_type_text(b, tb, sizeof tb));
-  *f = (matmul_form){.a = a->shape, .b = b->shape,
-                     .a_vector = a->shape.rank == 1, .b_vector = b->shape.rank == 1};
+  *f = (matmul_form){
+      .a = a->shape, .b = b->shape, .a_vector = a->shape.rank == 1, .b_vector = b->shape.rank == 1};
   if (f->a_vector) f->a = (omc_shape){2, {1, a->shape.dims[0]}};
   if (f->b_vector) f->b = (omc_shape){2, {b->shape.dims[0], 1}};
   f->trans_a = !f->a_vector && omc_attr_int(node, "transA", 0);
@@ -145,9 +147,13 @@ static omc_status matmul_decode(const omc_node *node, omc_arena *arena, void *pa
   matmul_form f;
   OMC_TRY(read_form(node, &f));
   *p = (matmul_params){.dtype = omc_in(node, 0)->type.dtype,
-                       .m = f.m, .n = f.n, .k = f.k,
-                       .a_rs = f.trans_a ? 1 : f.k, .a_cs = f.trans_a ? f.m : 1,
-                       .b_rs = f.trans_b ? 1 : f.n, .b_cs = f.trans_b ? f.k : 1,
+                       .m = f.m,
+                       .n = f.n,
+                       .k = f.k,
+                       .a_rs = f.trans_a ? 1 : f.k,
+                       .a_cs = f.trans_a ? f.m : 1,
+                       .b_rs = f.trans_b ? 1 : f.n,
+                       .b_cs = f.trans_b ? f.k : 1,
                        .dims = batch_dims(&f.c),
                        .alpha = omc_attr_float(node, "alpha", 1.0)};
   const omc_shape batch_a = batch_dims(&f.a), batch_b = batch_dims(&f.b);
@@ -211,7 +217,8 @@ static omc_status matmul_grad(omc_grad *g) {
     omc_value *dy = stack ? stacked(b, dc, &f.c) : dc;
     omc_value *db = f.trans_b ? product(b, dy, true, x, f.trans_a, alpha)
                               : product(b, x, !f.trans_a, dy, false, alpha);
-    if (db && f.b_vector) db = omc_reshape(b, omc_sum_to(b, db, &f.b), &omc_in(g->node, 1)->type.shape);
+    if (db && f.b_vector)
+      db = omc_reshape(b, omc_sum_to(b, db, &f.b), &omc_in(g->node, 1)->type.shape);
     g->din[1] = db;
   }
   if (omc_in(g->node, 2) && g->needs[2])
@@ -220,15 +227,27 @@ static omc_status matmul_grad(omc_grad *g) {
 }
 
 OMC_KERNELS(MatMul)
-const omc_op omc_op_MatMul = {.name = "MatMul", .min_in = 2, .max_in = 2, .n_out = 1,
-                              .infer = matmul_infer, .grad = matmul_grad,
-                              .params_size = sizeof(matmul_params), .params = matmul_decode,
-                              .workspace = matmul_workspace, .cpu = &omc_kernels_MatMul};
+const omc_op omc_op_MatMul = {.name = "MatMul",
+                              .min_in = 2,
+                              .max_in = 2,
+                              .n_out = 1,
+                              .infer = matmul_infer,
+                              .grad = matmul_grad,
+                              .params_size = sizeof(matmul_params),
+                              .params = matmul_decode,
+                              .workspace = matmul_workspace,
+                              .cpu = &omc_kernels_MatMul};
 
 OMC_KERNELS(FusedMatMul)
-const omc_op omc_op_FusedMatMul = {.name = "FusedMatMul", .min_in = 2, .max_in = 3, .n_out = 1,
-                                   .infer = matmul_infer, .grad = matmul_grad,
-                                   .params_size = sizeof(matmul_params), .params = matmul_decode,
-                                   .workspace = matmul_workspace, .cpu = &omc_kernels_FusedMatMul};
+const omc_op omc_op_FusedMatMul = {.name = "FusedMatMul",
+                                   .min_in = 2,
+                                   .max_in = 3,
+                                   .n_out = 1,
+                                   .infer = matmul_infer,
+                                   .grad = matmul_grad,
+                                   .params_size = sizeof(matmul_params),
+                                   .params = matmul_decode,
+                                   .workspace = matmul_workspace,
+                                   .cpu = &omc_kernels_FusedMatMul};
 
 #endif

@@ -293,8 +293,7 @@ static omc_status read_slice(const omc_node *node, const omc_shape *of, slice *s
   int32_t n[4] = {0};
   char text[OMC_NODE_TEXT];
   for (uint32_t i = 0; i < 4; i++)
-    if (omc_in(node, i + 1))
-      OMC_TRY(omc_need_ints(node, i + 1, OMC_MAX_RANK, list[i], &n[i]));
+    if (omc_in(node, i + 1)) OMC_TRY(omc_need_ints(node, i + 1, OMC_MAX_RANK, list[i], &n[i]));
   for (uint32_t i = 1; i < 4; i++)
     if ((omc_in(node, i + 1) || i == 1) && n[i] != n[0])
       OMC_FAIL(ESHAPE, "%s: %d starts, but input %u has %d elements",
@@ -364,8 +363,8 @@ static omc_status infer_slice_grad(omc_node *node) {
   if (!omc_shape_equal(&s.shape, in_shape(node, 0))) {
     char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
     OMC_FAIL(ESHAPE, "%s: the gradient is %s and the slice %s",
-             omc_node_text(node, text, sizeof text),
-             omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(&s.shape, b, sizeof b));
+             omc_node_text(node, text, sizeof text), omc_shape_text(in_shape(node, 0), a, sizeof a),
+             omc_shape_text(&s.shape, b, sizeof b));
   }
   set_out(node, &shape);
   return OMC_OK;
@@ -478,8 +477,9 @@ static omc_status grad_tile(omc_grad *g) {
     const omc_shape *shape = &dx->type.shape;
     const int64_t repeats = omc_const_int(omc_in(g->node, 1), i), one = 1;
     if (repeats == 1) continue;
-    const omc_shape split = {4, {omc_shape_span(shape, 0, i), repeats, x->dims[i],
-                                 omc_shape_span(shape, i + 1, shape->rank)}};
+    const omc_shape split = {4,
+                             {omc_shape_span(shape, 0, i), repeats, x->dims[i],
+                              omc_shape_span(shape, i + 1, shape->rank)}};
     omc_shape reduced = *shape;
     reduced.dims[i] = x->dims[i];
     dx = omc_reduce_sum(&g->b, omc_reshape(&g->b, dx, &split), &one, 1, false);
@@ -545,8 +545,8 @@ OMC_KERNEL_ANY(Trilu) {
   const size_t size = omc_dtype_size(args->in[0].type->dtype);
   const trilu_job job = {p, args->in[0].data, args->out[0].data, size};
   if (p->cols > 0)
-    omc_parallel_for(p->matrices * p->rows, 1 + TRILU_GRAIN / (p->cols * (int64_t)size), args->threads,
-                     trilu_rows, (void *)&job);
+    omc_parallel_for(p->matrices * p->rows, 1 + TRILU_GRAIN / (p->cols * (int64_t)size),
+                     args->threads, trilu_rows, (void *)&job);
   return OMC_OK;
 }
 
@@ -581,10 +581,15 @@ static omc_status params_trilu(const omc_node *node, omc_arena *arena, void *par
 
 /* ---- records ---- */
 
-#define MOVE_OP(name_, min, max, outs, id)                                                       \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = min, .max_in = max, .n_out = outs,    \
-                                 .infer = infer_##id, .grad = grad_##id,                         \
-                                 .params_size = sizeof(move_params), .params = params_##id,      \
+#define MOVE_OP(name_, min, max, outs, id)                           \
+  const omc_op omc_op_##name_ = {.name = #name_,                     \
+                                 .min_in = min,                      \
+                                 .max_in = max,                      \
+                                 .n_out = outs,                      \
+                                 .infer = infer_##id,                \
+                                 .grad = grad_##id,                  \
+                                 .params_size = sizeof(move_params), \
+                                 .params = params_##id,              \
                                  .cpu = &omc_kernels_Move};
 MOVE_OP(Concat, 1, OMC_VARIADIC, 1, concat)
 MOVE_OP(Expand, 2, 2, 1, expand)
@@ -595,9 +600,15 @@ MOVE_OP(Split, 2, 2, OMC_VARIADIC, split)
 MOVE_OP(Tile, 2, 2, 1, tile)
 MOVE_OP(Transpose, 1, 1, 1, transpose)
 
-const omc_op omc_op_Trilu = {.name = "Trilu", .min_in = 1, .max_in = 2, .n_out = 1,
-                             .flags = OMC_OP_INPLACE_0, .infer = infer_trilu, .grad = grad_trilu,
-                             .params_size = sizeof(trilu_params), .params = params_trilu,
+const omc_op omc_op_Trilu = {.name = "Trilu",
+                             .min_in = 1,
+                             .max_in = 2,
+                             .n_out = 1,
+                             .flags = OMC_OP_INPLACE_0,
+                             .infer = infer_trilu,
+                             .grad = grad_trilu,
+                             .params_size = sizeof(trilu_params),
+                             .params = params_trilu,
                              .cpu = &omc_kernels_Trilu};
 
 #endif

@@ -52,8 +52,8 @@ typedef struct pool_job {
 } pool_job;
 
 /* Outputs [*low, *high) of n whose tap `offset` (from the padded start) is inside the input. */
-static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int64_t n,
-                   int64_t *low, int64_t *high) {
+static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int64_t n, int64_t *low,
+                   int64_t *high) {
   const int64_t first = pad - offset, last = in - 1 + pad - offset;
   *low = first > 0 ? (first + stride - 1) / stride : 0;
   *high = last < 0 ? 0 : least(n, last / stride + 1);
@@ -111,8 +111,8 @@ static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
 
 OMC_KERNEL(MaxPool) {
   const max_params *p = args->params;
-  pool_job j = {.params = p, .x = args->in[0].data, .y = args->out[0].data,
-                .indices = omc_out_data(args, 1)};
+  pool_job j = {
+      .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
   const int64_t unit = p->out[1] * p->kernel[0] * p->kernel[1];
   omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, max_rows, &j);
   return OMC_OK;
@@ -212,8 +212,8 @@ static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ct
 
 OMC_KERNEL(AveragePool) {
   const average_params *p = args->params;
-  pool_job j = {.params = p, .x = args->in[0].data, .y = args->out[0].data,
-                .scratch = args->workspace};
+  pool_job j = {
+      .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
   const int64_t unit = p->in[1] * (1 + p->in[0] / most(p->out[0], 1));
   omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, average_rows, &j);
   return OMC_OK;
@@ -221,8 +221,8 @@ OMC_KERNEL(AveragePool) {
 
 OMC_KERNEL(AveragePoolGrad) {
   const average_params *p = args->params;
-  pool_job j = {.params = p, .x = args->in[0].data, .y = args->out[0].data,
-                .scratch = args->workspace};
+  pool_job j = {
+      .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
   const int64_t unit = p->in[0] * p->in[1];
   omc_parallel_for(p->planes, 1 + GRAIN / (unit + 1), args->threads, average_grad_planes, &j);
   return OMC_OK;
@@ -275,7 +275,8 @@ static omc_status need_spatial(const omc_node *node, const omc_shape *x, uint32_
 
 /* Outputs along an axis. With ceil_mode no window starts in the padding at the end. */
 static int64_t windows(const geometry *g, int32_t i, bool ceil_mode) {
-  const int64_t span = g->in[i] + g->before[i] + g->after[i] - g->dilation[i] * (g->kernel[i] - 1) - 1;
+  const int64_t span =
+      g->in[i] + g->before[i] + g->after[i] - g->dilation[i] * (g->kernel[i] - 1) - 1;
   const int64_t up = ceil_mode ? g->stride[i] - 1 : 0;
   if (span + up < 0) return 0;
   const int64_t n = (span + up) / g->stride[i] + 1;
@@ -404,8 +405,7 @@ static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, v
   (void)arena;
   geometry g;
   OMC_TRY(geometry_of(node, &node->out[0]->type.shape, &g));
-  *(max_grad_params *)params =
-      (max_grad_params){g.planes, g.in[0] * g.in[1], g.out[0] * g.out[1]};
+  *(max_grad_params *)params = (max_grad_params){g.planes, g.in[0] * g.in[1], g.out[0] * g.out[1]};
   return OMC_OK;
 }
 
@@ -550,22 +550,36 @@ static omc_status params_adaptive_grad(const omc_node *node, omc_arena *arena, v
 
 /* ---- records ---- */
 
-const omc_op omc_op_MaxPool = {.name = "MaxPool", .min_in = 1, .max_in = 1, .n_out = 2,
-                               .infer = infer_pool, .grad = grad_max_pool,
-                               .params_size = sizeof(max_params), .params = params_max_pool,
+const omc_op omc_op_MaxPool = {.name = "MaxPool",
+                               .min_in = 1,
+                               .max_in = 1,
+                               .n_out = 2,
+                               .infer = infer_pool,
+                               .grad = grad_max_pool,
+                               .params_size = sizeof(max_params),
+                               .params = params_max_pool,
                                .cpu = &omc_kernels_MaxPool};
 
-const omc_op omc_op_MaxPoolGrad = {.name = "MaxPoolGrad", .min_in = 2, .max_in = 2, .n_out = 1,
+const omc_op omc_op_MaxPoolGrad = {.name = "MaxPoolGrad",
+                                   .min_in = 2,
+                                   .max_in = 2,
+                                   .n_out = 1,
                                    .infer = infer_max_pool_grad,
                                    .params_size = sizeof(max_grad_params),
                                    .params = params_max_pool_grad,
                                    .cpu = &omc_kernels_MaxPoolGrad};
 
-#define AVERAGE_OP(name_, infer_, grad_, params_, kernel)                                       \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 1, .max_in = 1, .n_out = 1,          \
-                                 .infer = infer_, .grad = grad_,                                \
-                                 .params_size = sizeof(average_params), .params = params_,      \
-                                 .workspace = average_workspace, .cpu = &omc_kernels_##kernel};
+#define AVERAGE_OP(name_, infer_, grad_, params_, kernel)               \
+  const omc_op omc_op_##name_ = {.name = #name_,                        \
+                                 .min_in = 1,                           \
+                                 .max_in = 1,                           \
+                                 .n_out = 1,                            \
+                                 .infer = infer_,                       \
+                                 .grad = grad_,                         \
+                                 .params_size = sizeof(average_params), \
+                                 .params = params_,                     \
+                                 .workspace = average_workspace,        \
+                                 .cpu = &omc_kernels_##kernel};
 AVERAGE_OP(AveragePool, infer_average, grad_average, params_average, AveragePool)
 AVERAGE_OP(AveragePoolGrad, infer_pool_grad, NULL, params_average_grad, AveragePoolGrad)
 AVERAGE_OP(AdaptiveAvgPool, infer_adaptive, grad_adaptive, params_adaptive, AveragePool)

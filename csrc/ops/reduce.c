@@ -15,8 +15,8 @@
 #include "cpu/rows.h"
 #endif
 
-#define BLOCK 64      /* columns that go together */
-#define GRAIN 16384   /* elements that are worth a thread */
+#define BLOCK 64    /* columns that go together */
+#define GRAIN 16384 /* elements that are worth a thread */
 
 typedef struct group_list {
   int32_t n;
@@ -46,9 +46,9 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 #ifdef OMC_VARIANT
 
 #define LEAF (512 * OMC_VL) /* elements of rows reduced in a plain loop */
-#define SHORT 8       /* elements for which no vector is worth it */
-#define LEAF_ROWS 64  /* rows added up in a plain loop */
-#define WIDTH 256     /* columns whose results are kept on the stack */
+#define SHORT 8             /* elements for which no vector is worth it */
+#define LEAF_ROWS 64        /* rows added up in a plain loop */
+#define WIDTH 256           /* columns whose results are kept on the stack */
 
 #if OMC_IS_FLOAT
 #define LOWEST (-(real)INFINITY)
@@ -93,8 +93,8 @@ OMC_INLINE real reduce_row(verb v, const elem *x, int64_t n) {
     return lanes[0];
   }
   vstr(lanes, OMC_ROW_REDUCE(n, start, JOIN, , vld_fill(x + k, left, start)));
-  _Pragma("GCC unroll 4") for (int w = OMC_VL / 2; w > 0; w /= 2)
-      for (int i = 0; i < w; i++) lanes[i] = join(v, lanes[i], lanes[i + w]);
+  _Pragma("GCC unroll 4") for (int w = OMC_VL / 2; w > 0; w /= 2) for (int i = 0; i < w; i++)
+      lanes[i] = join(v, lanes[i], lanes[i + w]);
   return lanes[0];
 }
 
@@ -117,11 +117,13 @@ typedef struct verb_fns {
   void (*rows)(real *acc, const elem *const *x, int rows, int64_t n);
 } verb_fns;
 
-#define VERB(V)                                                                    \
-  static real row_##V(const elem *x, int64_t n) { return reduce_row(V, x, n); }    \
-  static void rows_##V(real *acc, const elem *const *x, int rows, int64_t n) {     \
-    if (rows == 4) join_rows(V, acc, x, 4, n);                                     \
-    else join_rows(V, acc, x, 1, n);                                               \
+#define VERB(V)                                                                 \
+  static real row_##V(const elem *x, int64_t n) { return reduce_row(V, x, n); } \
+  static void rows_##V(real *acc, const elem *const *x, int rows, int64_t n) {  \
+    if (rows == 4)                                                              \
+      join_rows(V, acc, x, 4, n);                                               \
+    else                                                                        \
+      join_rows(V, acc, x, 1, n);                                               \
   }
 VERB(SUM)
 VERB(PROD)
@@ -198,8 +200,7 @@ static void store(const reduce_job *j, int64_t part, int64_t at, const real *acc
     const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
     memcpy(j->partial + part * results + at, acc, (size_t)n * sizeof *acc);
   } else {
-    for (int64_t k = 0; k < n; k++)
-      st(j->out + at + k, p->mean ? acc[k] / (real)p->count : acc[k]);
+    for (int64_t k = 0; k < n; k++) st(j->out + at + k, p->mean ? acc[k] / (real)p->count : acc[k]);
   }
 }
 
@@ -276,8 +277,8 @@ typedef struct scan_job {
 } scan_job;
 
 typedef struct scan_block {
-  int64_t first; /* element */
-  int64_t n;     /* columns */
+  int64_t first;  /* element */
+  int64_t n;      /* columns */
   int64_t result; /* first result of one per column */
 } scan_block;
 
@@ -567,8 +568,7 @@ static omc_status grad_prod(omc_grad *g) {
   const omc_attr attrs[] = {omc_ai("keepdims", 1), omc_ai("noop_with_empty_axes", 1)};
   omc_value *product = omc_bn(b, OMC_OP_ReduceProd, 2, in, 2, attrs);
   product = omc_b2(b, OMC_OP_Mul, omc_reshape(b, g->dout[0], &r.kept), product);
-  omc_value *at_zero =
-      omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, one), product, zero);
+  omc_value *at_zero = omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, one), product, zero);
   omc_value *elsewhere =
       omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, zero), product, zero);
   g->din[0] = omc_b3(b, OMC_OP_Where, is_zero, at_zero, omc_b2(b, OMC_OP_Div, elsewhere, safe));
@@ -643,24 +643,41 @@ static omc_status params_argmax(const omc_node *node, omc_arena *arena, void *pa
 
 /* ---- records ---- */
 
-#define REDUCE_OP(name_, infer_, grad_, kernel)                                                  \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = 1, .max_in = 2, .n_out = 1,           \
-                                 .infer = infer_, .grad = grad_,                                 \
-                                 .params_size = sizeof(reduce_params), .params = params_reduce,  \
-                                 .workspace = reduce_workspace, .cpu = &omc_kernels_##kernel};
+#define REDUCE_OP(name_, infer_, grad_, kernel)                        \
+  const omc_op omc_op_##name_ = {.name = #name_,                       \
+                                 .min_in = 1,                          \
+                                 .max_in = 2,                          \
+                                 .n_out = 1,                           \
+                                 .infer = infer_,                      \
+                                 .grad = grad_,                        \
+                                 .params_size = sizeof(reduce_params), \
+                                 .params = params_reduce,              \
+                                 .workspace = reduce_workspace,        \
+                                 .cpu = &omc_kernels_##kernel};
 REDUCE_OP(ReduceSum, infer_reduce, grad_sum, ReduceSum)
 REDUCE_OP(ReduceMean, infer_mean, grad_mean, ReduceSum)
 REDUCE_OP(ReduceMax, infer_extreme, grad_extreme, ReduceMax)
 REDUCE_OP(ReduceMin, infer_extreme, grad_extreme, ReduceMin)
 REDUCE_OP(ReduceProd, infer_reduce, grad_prod, ReduceProd)
 
-const omc_op omc_op_CumSum = {.name = "CumSum", .min_in = 2, .max_in = 2, .n_out = 1,
-                              .flags = OMC_OP_INPLACE_0, .infer = infer_cumsum,
-                              .grad = grad_cumsum, .params_size = sizeof(scan_params),
-                              .params = params_cumsum, .cpu = &omc_kernels_CumSum};
+const omc_op omc_op_CumSum = {.name = "CumSum",
+                              .min_in = 2,
+                              .max_in = 2,
+                              .n_out = 1,
+                              .flags = OMC_OP_INPLACE_0,
+                              .infer = infer_cumsum,
+                              .grad = grad_cumsum,
+                              .params_size = sizeof(scan_params),
+                              .params = params_cumsum,
+                              .cpu = &omc_kernels_CumSum};
 
-const omc_op omc_op_ArgMax = {.name = "ArgMax", .min_in = 1, .max_in = 1, .n_out = 1,
-                              .infer = infer_argmax, .params_size = sizeof(scan_params),
-                              .params = params_argmax, .cpu = &omc_kernels_ArgMax};
+const omc_op omc_op_ArgMax = {.name = "ArgMax",
+                              .min_in = 1,
+                              .max_in = 1,
+                              .n_out = 1,
+                              .infer = infer_argmax,
+                              .params_size = sizeof(scan_params),
+                              .params = params_argmax,
+                              .cpu = &omc_kernels_ArgMax};
 
 #endif
