@@ -162,9 +162,10 @@ static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t 
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) vstr(out + i * width, x[i]);
     return;
   }
-  OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = i >= lines    ? vset(0)
-                                                     : n == OMC_VL ? vldr(src + i * stride)
-                                                                   : vldn(src + i * stride, n);
+  OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
+    const real *line = src + i * stride;
+    x[i] = i >= lines ? vset(0) : n == OMC_VL ? vldr(line) : vldn(line, n);
+  }
   transpose(x);
   OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
     if (i >= n) return;

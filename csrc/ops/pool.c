@@ -6,7 +6,6 @@
 
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
-#include "cpu/strided.h"
 #include "ops/infer.h"
 #include "ops/op.h"
 #ifdef OMC_VARIANT

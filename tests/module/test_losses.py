@@ -18,15 +18,23 @@ from models import SMALL
 
 @pytest.mark.parametrize("name", SMALL)
 def test_ten_steps_follow_eager(name: str) -> None:
+    """Losses within 1e-4, or as near to eager in fp64 as eager in fp32 is.
+
+    Ten steps of Adam amplify rounding: where batch statistics are taken over few elements, eager
+    itself strays from its own fp64 run by more than 1e-4.
+    """
     work = SMALL[name]
     torch.manual_seed(0)
     eager = work.build(0.0).train()
-    ours = ORTModule(copy.deepcopy(eager), None)
+    exact = copy.deepcopy(eager).double()
+    ours = ORTModule(copy.deepcopy(eager))
     inputs = work.data(torch.Generator().manual_seed(1))
-    models = (eager, ours)
+    models = (eager, ours, exact)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-4) for m in models]
+    strayed = 0.0
     for step in range(10):
-        losses = [m(*inputs) for m in models]
+        exact_inputs = [t.double() if t.is_floating_point() else t for t in inputs]
+        losses = [eager(*inputs), ours(*inputs), exact(*exact_inputs)]
         for loss in losses:
             loss.backward()
         if step == 0:
@@ -35,7 +43,11 @@ def test_ten_steps_follow_eager(name: str) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-4), f"loss of step {step}"
+        by_eager, by_ours, reference = (loss.item() for loss in losses)
+        strayed = max(strayed, abs(by_eager - reference) / abs(reference))
+        near_eager = abs(by_ours - by_eager) <= 1e-4 * abs(by_eager)
+        near_exact = abs(by_ours - reference) <= 2 * strayed * abs(reference)
+        assert near_eager or near_exact, f"loss of step {step}: {by_ours}, eager {by_eager}, fp64 {reference}"
     assert ours.fallback_report() == []
 
 

@@ -81,7 +81,7 @@ CASES = [
     Case("Flatten", [x(2, 3, 5)], lambda a: a.reshape(1, 30), {"axis": 0}),
     Case("Squeeze", [x(1, 3, 1), tensor([0])], lambda a, _: a.squeeze(0), consts=[1]),
     Case("Unsqueeze", [x(3, 4), tensor([1, -1])], lambda a, _: a.unsqueeze(1).unsqueeze(-1), consts=[1]),
-    Case("Identity", [x(3, 4)], lambda a: a),
+    Case("Identity", [x(3, 4)], lambda a: a), Case("Detach", [x(3, 4)], lambda a: a.detach()),
     Case("Shape", [x(3, 4, 5)], lambda a: tensor([3, 4, 5])),
     Case("Shape", [x(3, 4, 5)], lambda a: tensor([4]), {"start": 1, "end": 2}),
     Case("Size", [x(3, 4)], lambda a: tensor(12)),
