@@ -128,6 +128,18 @@ def table(model: str, small: bool, rows: list[Figures], flops: float, bandwidth:
     return t
 
 
+def planning(stats: dict[str, float]) -> str:
+    """One line on what came before the first step, per plan built."""
+    stages = ("bind", "simplify", "differentiate", "fuse", "plan")
+    plans = stats["plans_built"] or 1
+    each = {s: stats[f"{s}_seconds"] / plans * 1e3 for s in stages}
+    parts = ", ".join(f"{s} {ms:.1f}" for s, ms in each.items())
+    return (
+        f"ORTModule: export {stats['export_seconds']:.2f} s; each of {plans:.0f} plans {sum(each.values()):.1f} ms "
+        f"({parts}); arena {stats['arena_bytes'] / 2**20:,.0f} MiB\n"
+    )
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
@@ -150,7 +162,7 @@ def main() -> None:
         console.print(table(model, a.quick, rows, flops, bandwidth))
         for r in rows:
             if r.extra:
-                console.print("ORTModule: " + ", ".join(f"{k} {v:,.1f}" for k, v in r.extra.items()))
+                console.print(planning(r.extra))
         figures += rows
     if a.json:
         a.json.write_text(

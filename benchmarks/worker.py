@@ -61,7 +61,7 @@ def main() -> None:
             value = loss.item()
             reply(seconds=time.perf_counter() - begin, loss=value)
         elif line.strip() == "stats":
-            extra = net.plan_stats() if a.arm == "ours" else {}
+            extra = net.stats() if a.arm == "ours" else {}
             reply(peak=memory("VmHWM") - loaded, extra=extra)
 
 

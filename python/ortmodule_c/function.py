@@ -38,6 +38,7 @@ class Runner:
         self._ranks = lowered.ranks
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.retain = False
+        self.arena_bytes = 0  # of the largest plan used
         self.out_grads: Mask | None = None
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -81,6 +82,7 @@ class _Call:
     def plan_for(self, out_grads: Mask) -> None:
         """Choose the plan and, at the first time, draw the seed."""
         self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+        self.runner.arena_bytes = max(self.runner.arena_bytes, self.plan.arena_bytes)
         if self.runner.watcher is not None:
             self.runner.watcher(self.plan)
         if self.plan.random and not self.seed:

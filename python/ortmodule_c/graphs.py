@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,7 @@ class Graphs:
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._history: OrderedDict[Hashable, _History] = OrderedDict()
         self._written: set[str] = set()
+        self._export_seconds = 0.0
 
     def find(self, key: Hashable, sizes: Sizes) -> Graph | None:
         """A graph that serves this call, if there is one."""
@@ -105,9 +107,23 @@ class Graphs:
         with _export_lock:
             graph = self.find(key, sizes)
             if graph is None:
+                begin = time.perf_counter()
                 graph = self._whole(key, refusal) if refusal else self._export(key, spec, leaves, paths, survey, sizes)
+                self._export_seconds += time.perf_counter() - begin
                 self._keep(graph)
         return graph
+
+    def stats(self) -> dict[str, float]:
+        """Sums over the graphs' sessions; see :meth:`ORTModule.stats`."""
+        sums: dict[str, float] = {"graphs": 0, "export_seconds": self._export_seconds, "arena_bytes": 0}
+        for graph in list(self._graphs.values()):
+            if graph.runner is None:
+                continue
+            sums["graphs"] += 1
+            sums["arena_bytes"] = max(sums["arena_bytes"], graph.runner.arena_bytes)
+            for name, value in graph.runner.session.stats().items():
+                sums[name] = sums.get(name, 0) + value
+        return sums
 
     def _keep(self, graph: Graph) -> None:
         if len(self._graphs) >= self._options.max_graphs:

@@ -143,6 +143,19 @@ class ORTModule(nn.Module):
         """What runs in PyTorch instead of the C core, and why."""
         return self._ort_report.records()
 
+    def stats(self) -> dict[str, float]:
+        """What compiling has cost so far and what a run holds.
+
+        Returns
+        -------
+        dict
+            ``graphs`` exported and ``export_seconds`` spent on it; ``plans_built``, ``plan_hits``,
+            ``plans_evicted`` and the seconds of each stage of planning, ``bind_seconds`` to
+            ``plan_seconds``; ``plans_cached`` and ``runs_live`` now; ``arena_bytes`` of the
+            largest plan used.
+        """
+        return self._ort_graphs.stats()
+
     # The wrapped module seen through the wrapper
 
     @property
