@@ -202,7 +202,8 @@ typedef struct choice {
 } choice;
 
 typedef enum { OWN, TORCH } implementation;
-enum { N_CHOICES = 1024, REPEATS = 3, MEASURE_FROM = 25000000 /* multiply-adds */ };
+/* Products of fewer multiply-adds than MEASURE_FROM are ours without measuring. */
+enum { N_CHOICES = 1024, REPEATS = 3, MEASURE_FROM = 25000000, MEASURE_UPTO = 200000000 };
 
 static choice choices[N_CHOICES];
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
@@ -242,8 +243,19 @@ static void run(implementation impl, omc_dtype dtype, const omc_gemm_args *g, in
 
 /* By the least time of a few runs each, alternating. Ours is kept unless clearly slower, so that
  * noise does not change results from process to process. */
-static implementation measure(omc_dtype dtype, const omc_gemm_args *g, int threads,
+/* A corner of a large product, with the same operand layout, that is soon measured. */
+static omc_gemm_args corner(const omc_gemm_args *g) {
+  omc_gemm_args c = *g;
+  while (c.m * c.n * c.k > MEASURE_UPTO && (c.m > 256 || c.n > 256)) {
+    int64_t *longer = c.m > c.n ? &c.m : &c.n;
+    *longer = (*longer + 1) / 2;
+  }
+  return c;
+}
+
+static implementation measure(omc_dtype dtype, const omc_gemm_args *whole, int threads,
                               void *workspace) {
+  const omc_gemm_args part = corner(whole), *g = &part;
   double best[2] = {1e30, 1e30};
   for (int repeat = 0; repeat < REPEATS; repeat++) {
     for (implementation impl = OWN; impl <= TORCH; impl++) {
