@@ -22,12 +22,23 @@ CSRC = Path("csrc")
 VERSION = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", *WARNINGS]
+FLAGS = [
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fopenmp",
+    *WARNINGS,
+]
 # Instruction set -> (compiler flags, bytes of a vector).
 ISAS = {
     "base": ([], 16),
     "avx2": (["-mavx2", "-mfma", "-mf16c"], 32),
-    "avx512": (["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"], 64),
+    "avx512": (
+        ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
+        64,
+    ),
 }
 CLASS_BYTES = {"f32": 4, "f64": 8, "bf16": 4, "i64": 8}
 LIBRARIES = ["m", "dl", "pthread", "gomp"]
@@ -51,7 +62,11 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     jobs = [(p, "core", ["-DOMC_RECORDS"]) for p in [*core, *extra] if not p.stem.endswith("_variant")]
     for cls, isa in variants():
         flags, width = ISAS[isa]
-        defines = [f"-DOMC_VARIANT={cls}_{isa}", f"-DOMC_CLASS_IS_{cls.upper()}", f"-DOMC_VL={width // CLASS_BYTES[cls]}"]
+        defines = [
+            f"-DOMC_VARIANT={cls}_{isa}",
+            f"-DOMC_CLASS_IS_{cls.upper()}",
+            f"-DOMC_VL={width // CLASS_BYTES[cls]}",
+        ]
         # A vector type wider than the baseline has no stable calling convention; verbs are inlined, so none is used.
         jobs += [(p, f"{cls}_{isa}", [*defines, *flags, "-Wno-psabi"]) for p in core if kernels(p)]
     return jobs
@@ -59,7 +74,13 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
 
 def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], include_dirs: list[str]) -> list[str]:
     """Compile what is older than its source or any header; return the objects."""
-    watched = [*CSRC.rglob("*.h"), *CSRC.rglob("*.def"), *CSRC.rglob("*.inc"), *Path("tests/c").glob("*.h"), Path("setup.py")]
+    watched = [
+        *CSRC.rglob("*.h"),
+        *CSRC.rglob("*.def"),
+        *CSRC.rglob("*.inc"),
+        *Path("tests/c").glob("*.h"),
+        Path("setup.py"),
+    ]
     newest_header = max(p.stat().st_mtime for p in watched)
 
     def one(job: tuple[Path, str, list[str]]) -> str:
@@ -67,8 +88,12 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
         out = Path(build_temp) / folder
         obj = Path(compiler.object_filenames([str(source)], output_dir=str(out))[0])
         if not obj.exists() or obj.stat().st_mtime < max(source.stat().st_mtime, newest_header):
-            compiler.compile([str(source)], output_dir=str(out), include_dirs=["csrc", *include_dirs],
-                             extra_postargs=[*FLAGS, *flags, *more])
+            compiler.compile(
+                [str(source)],
+                output_dir=str(out),
+                include_dirs=["csrc", *include_dirs],
+                extra_postargs=[*FLAGS, *flags, *more],
+            )
         return str(obj)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -86,8 +111,10 @@ class BuildExt(build_ext):
 
 class CTest(Command):
     description = "build and run the tests of the C core"
-    user_options = [("sanitize", None, "with the address and undefined behaviour sanitizers"),
-                    ("werror", None, "warnings are errors")]
+    user_options = [
+        ("sanitize", None, "with the address and undefined behaviour sanitizers"),
+        ("werror", None, "warnings are errors"),
+    ]
     boolean_options = ["sanitize", "werror"]
 
     def initialize_options(self) -> None:
@@ -103,13 +130,21 @@ class CTest(Command):
 
         compiler = new_compiler()
         customize_compiler(compiler)
-        flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if self.sanitize else ["-O2", "-g"]
+        flags = (
+            ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+            if self.sanitize
+            else ["-O2", "-g"]
+        )
         flags += ["-Werror"] if self.werror else []
         name = "ctest-sanitize" if self.sanitize else "ctest"
         objects = compile_all(compiler, f"build/{name}", sorted(Path("tests/c").glob("*.c")), [*flags, "-Itests/c"], [])
         program = Path("build") / name / "run"
-        compiler.link_executable(objects, str(program), libraries=LIBRARIES,
-                                 extra_postargs=["-fsanitize=address,undefined"] if self.sanitize else [])
+        compiler.link_executable(
+            objects,
+            str(program),
+            libraries=LIBRARIES,
+            extra_postargs=["-fsanitize=address,undefined"] if self.sanitize else [],
+        )
         raise SystemExit(subprocess.run([str(program)], check=False).returncode)
 
 

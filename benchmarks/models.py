@@ -204,7 +204,9 @@ SMALL = {
     ),
     "bert": Workload(
         "BERT 2x256, B3 S97",
-        lambda p: bert(p, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024, vocab_size=5000),
+        lambda p: bert(
+            p, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024, vocab_size=5000
+        ),
         ids(3, 97, 5000),
         parameters=3.1e6,
         **transformer(3, 97, 2, 256, 5000, False),

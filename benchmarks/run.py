@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from ceilings import copy_bandwidth, gemm_flops
-from models import SMALL, WORKLOADS
 from rich.console import Console
 from rich.table import Table
+
+from ceilings import copy_bandwidth, gemm_flops
+from models import SMALL, WORKLOADS
 
 HERE = Path(__file__).parent
 # glibc told never to give memory back, so that eager pays no page faults after its first step.
@@ -166,7 +167,9 @@ def main() -> None:
         figures += rows
     if a.json:
         a.json.write_text(
-            json.dumps({"gemm_flops": flops, "copy_bandwidth": bandwidth, "figures": [asdict(f) for f in figures]}, indent=1)
+            json.dumps(
+                {"gemm_flops": flops, "copy_bandwidth": bandwidth, "figures": [asdict(f) for f in figures]}, indent=1
+            )
         )
 
 

@@ -10,9 +10,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from models import SMALL  # noqa: E402
-
-from ortmodule_c import ORTModule  # noqa: E402
+from models import SMALL
+from ortmodule_c import ORTModule
 
 
 @pytest.mark.parametrize("arm", ["eager", "ours"])

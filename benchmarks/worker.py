@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from models import SMALL, WORKLOADS
 
 

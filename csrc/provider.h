@@ -37,21 +37,21 @@ typedef struct omc_kernel_args {
   const omc_tensor *in;
   const omc_tensor *out;
   uint32_t n_in, n_out;
-  const void *params;     /* as decoded by the op's params function */
-  void *workspace;        /* as many bytes as its workspace function asked for; 64-byte aligned */
-  int threads;            /* at most; at least 1 */
-  uint64_t seed;          /* of this step, for random ops */
-  const char *node;       /* source name for messages */
-  const omc_host *host;   /* ops with OMC_OP_HOST only */
+  const void *params;   /* as decoded by the op's params function */
+  void *workspace;      /* as many bytes as its workspace function asked for; 64-byte aligned */
+  int threads;          /* at most; at least 1 */
+  uint64_t seed;        /* of this step, for random ops */
+  const char *node;     /* source name for messages */
+  const omc_host *host; /* ops with OMC_OP_HOST only */
   void **run;
-  void *stream;           /* device queue; NULL on the CPU */
+  void *stream; /* device queue; NULL on the CPU */
 } omc_kernel_args;
 
 typedef omc_status (*omc_kernel)(const omc_kernel_args *args);
 
 typedef struct omc_provider {
   const char *name;
-  size_t alignment;       /* of every arena slot, bytes, a power of two */
+  size_t alignment; /* of every arena slot, bytes, a power of two */
   void *ctx;
   /* Pooled device memory: freed blocks are kept and handed out again. Any thread. */
   omc_status (*alloc)(void *ctx, size_t bytes, void **out);
@@ -62,7 +62,7 @@ typedef struct omc_provider {
   omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
   /* The kernel of an op for a dtype; NULL if there is none. */
   omc_kernel (*kernel)(void *ctx, omc_op_id op, omc_dtype dtype);
-  int (*threads)(void *ctx);                /* threads kernels may use now */
+  int (*threads)(void *ctx); /* threads kernels may use now */
   omc_status (*sync)(void *ctx, void *stream);
   double (*clock)(void *ctx, void *stream); /* seconds, for profiles */
 } omc_provider;

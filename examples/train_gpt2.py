@@ -21,10 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import encode, read_files, standard_library, train_tokenizer
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
+
+from corpus import encode, read_files, standard_library, train_tokenizer
 
 PROMPTS = ["def __init__(self", "import os\n\ndef ", "class "]
 
@@ -65,7 +66,9 @@ class Result:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--text", nargs="+", type=Path, metavar="PATH", help="files or folders of text (default: Python's library)")
+    p.add_argument(
+        "--text", nargs="+", type=Path, metavar="PATH", help="files or folders of text (default: Python's library)"
+    )
     p.add_argument("--preset", choices=PRESETS, default="tiny")
     p.add_argument("--steps", type=int, help="optimizer steps")
     p.add_argument("--batch", type=int, help="sequences per step")
@@ -78,7 +81,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--save-onnx", type=Path, metavar="DIR", help="write the exported, joint and final graphs there")
     p.add_argument("--checkpoint", type=Path, metavar="PATH", help="write model and optimizer there at the end")
     p.add_argument("--resume", type=Path, metavar="PATH", help="go on from such a file")
-    p.add_argument("--plot", type=Path, default=Path("loss.png"), metavar="PNG", help="where both loss curves are drawn")
+    p.add_argument(
+        "--plot", type=Path, default=Path("loss.png"), metavar="PNG", help="where both loss curves are drawn"
+    )
     p.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # folder that parent and child share
     a = p.parse_args(argv)
     preset = PRESETS[a.preset]
@@ -109,7 +114,9 @@ def prepare(a: argparse.Namespace, work: Path) -> None:
         raise SystemExit(f"--text: {len(ids)} tokens are too few for --seq {a.seq}")
     tokenizer.save(str(work / "tokenizer.json"))
     np.save(work / "ids.npy", ids)
-    print(f"{sum(map(len, texts)):,} characters in {len(texts)} files, {len(ids):,} tokens of {tokenizer.get_vocab_size()}")
+    print(
+        f"{sum(map(len, texts)):,} characters in {len(texts)} files, {len(ids):,} tokens of {tokenizer.get_vocab_size()}"
+    )
 
 
 def build(a: argparse.Namespace, vocabulary: int) -> nn.Module:
@@ -236,7 +243,9 @@ def compare(a: argparse.Namespace, results: dict[str, Result]) -> None:
     from rich.table import Table
 
     names = list(results)
-    table = Table(title=f"GPT-2 {a.preset}, batch {a.batch}, {a.seq} tokens, {a.dtype}, {torch.get_num_threads()} threads")
+    table = Table(
+        title=f"GPT-2 {a.preset}, batch {a.batch}, {a.seq} tokens, {a.dtype}, {torch.get_num_threads()} threads"
+    )
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")

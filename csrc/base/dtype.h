@@ -16,11 +16,11 @@ typedef enum {
 typedef enum { OMC_KIND_FLOAT, OMC_KIND_INT, OMC_KIND_BOOL } omc_dtype_kind;
 
 typedef struct omc_dtype_info {
-  const char *text;    /* "f32" */
-  int32_t onnx;        /* TensorProto.DataType */
-  uint8_t dl_code;     /* DLDataTypeCode */
+  const char *text; /* "f32" */
+  int32_t onnx;     /* TensorProto.DataType */
+  uint8_t dl_code;  /* DLDataTypeCode */
   uint8_t bits;
-  uint8_t size;        /* bytes */
+  uint8_t size; /* bytes */
   omc_dtype_kind kind;
 } omc_dtype_info;
 
@@ -28,7 +28,9 @@ typedef struct omc_dtype_info {
 const omc_dtype_info *omc_dtype_get(omc_dtype dtype);
 
 static inline size_t omc_dtype_size(omc_dtype dtype) { return omc_dtype_get(dtype)->size; }
-static inline bool omc_dtype_is_float(omc_dtype d) { return omc_dtype_get(d)->kind == OMC_KIND_FLOAT; }
+static inline bool omc_dtype_is_float(omc_dtype d) {
+  return omc_dtype_get(d)->kind == OMC_KIND_FLOAT;
+}
 
 /* What kernels of a float dtype compute in, and keep statistics for backward in. */
 static inline omc_dtype omc_dtype_real(omc_dtype d) { return d == OMC_F64 ? OMC_F64 : OMC_F32; }

@@ -34,11 +34,16 @@ static double unpack16(uint16_t bits, int fraction, int exponent) {
 
 double omc_element_float(omc_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
-    case OMC_F32: return ((const float *)data)[i];
-    case OMC_F64: return ((const double *)data)[i];
-    case OMC_F16: return unpack16(((const uint16_t *)data)[i], F16_FORMAT);
-    case OMC_BF16: return unpack16(((const uint16_t *)data)[i], BF16_FORMAT);
-    default: return (double)omc_element_int(dtype, data, i);
+    case OMC_F32:
+      return ((const float *)data)[i];
+    case OMC_F64:
+      return ((const double *)data)[i];
+    case OMC_F16:
+      return unpack16(((const uint16_t *)data)[i], F16_FORMAT);
+    case OMC_BF16:
+      return unpack16(((const uint16_t *)data)[i], BF16_FORMAT);
+    default:
+      return (double)omc_element_int(dtype, data, i);
   }
 }
 
@@ -50,35 +55,66 @@ static int64_t cut(double x) {
 
 int64_t omc_element_int(omc_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
-    case OMC_I64: return ((const int64_t *)data)[i];
-    case OMC_I32: return ((const int32_t *)data)[i];
-    case OMC_I16: return ((const int16_t *)data)[i];
-    case OMC_I8: return ((const int8_t *)data)[i];
-    case OMC_U8: return ((const uint8_t *)data)[i];
-    case OMC_BOOL: return ((const uint8_t *)data)[i] != 0;
-    default: return cut(omc_element_float(dtype, data, i));
+    case OMC_I64:
+      return ((const int64_t *)data)[i];
+    case OMC_I32:
+      return ((const int32_t *)data)[i];
+    case OMC_I16:
+      return ((const int16_t *)data)[i];
+    case OMC_I8:
+      return ((const int8_t *)data)[i];
+    case OMC_U8:
+      return ((const uint8_t *)data)[i];
+    case OMC_BOOL:
+      return ((const uint8_t *)data)[i] != 0;
+    default:
+      return cut(omc_element_float(dtype, data, i));
   }
 }
 
 void omc_element_set_float(omc_dtype dtype, void *data, int64_t i, double x) {
   switch (dtype) {
-    case OMC_F32: ((float *)data)[i] = (float)x; break;
-    case OMC_F64: ((double *)data)[i] = x; break;
-    case OMC_F16: ((uint16_t *)data)[i] = pack16(x, F16_FORMAT); break;
-    case OMC_BF16: ((uint16_t *)data)[i] = pack16(x, BF16_FORMAT); break;
-    case OMC_BOOL: ((uint8_t *)data)[i] = x != 0; break;
-    default: omc_element_set_int(dtype, data, i, cut(x));
+    case OMC_F32:
+      ((float *)data)[i] = (float)x;
+      break;
+    case OMC_F64:
+      ((double *)data)[i] = x;
+      break;
+    case OMC_F16:
+      ((uint16_t *)data)[i] = pack16(x, F16_FORMAT);
+      break;
+    case OMC_BF16:
+      ((uint16_t *)data)[i] = pack16(x, BF16_FORMAT);
+      break;
+    case OMC_BOOL:
+      ((uint8_t *)data)[i] = x != 0;
+      break;
+    default:
+      omc_element_set_int(dtype, data, i, cut(x));
   }
 }
 
 void omc_element_set_int(omc_dtype dtype, void *data, int64_t i, int64_t x) {
   switch (dtype) {
-    case OMC_I64: ((int64_t *)data)[i] = x; break;
-    case OMC_I32: ((int32_t *)data)[i] = (int32_t)x; break;
-    case OMC_I16: ((int16_t *)data)[i] = (int16_t)x; break;
-    case OMC_I8: ((int8_t *)data)[i] = (int8_t)x; break;
-    case OMC_U8: ((uint8_t *)data)[i] = (uint8_t)x; break;
-    case OMC_BOOL: ((uint8_t *)data)[i] = x != 0; break;
-    default: omc_element_set_float(dtype, data, i, (double)x);
+    case OMC_I64:
+      ((int64_t *)data)[i] = x;
+      break;
+    case OMC_I32:
+      ((int32_t *)data)[i] = (int32_t)x;
+      break;
+    case OMC_I16:
+      ((int16_t *)data)[i] = (int16_t)x;
+      break;
+    case OMC_I8:
+      ((int8_t *)data)[i] = (int8_t)x;
+      break;
+    case OMC_U8:
+      ((uint8_t *)data)[i] = (uint8_t)x;
+      break;
+    case OMC_BOOL:
+      ((uint8_t *)data)[i] = x != 0;
+      break;
+    default:
+      omc_element_set_float(dtype, data, i, (double)x);
   }
 }

@@ -5,11 +5,11 @@
 #include <stdbool.h>
 
 typedef struct omc_env {
-  const char *dump;    /* OMC_DUMP=DIR: the graph after every stage is written there; NULL: off */
-  const char *isa;     /* OMC_ISA=base|avx2|avx512: upper bound on the instruction set; NULL: best */
-  const char *gemm;    /* OMC_GEMM=own|torch: use that GEMM; NULL: measure once per shape */
-  bool verify;         /* OMC_VERIFY=1: verify the graph after every pass */
-  bool profile;        /* OMC_PROFILE=1: time every step; read back with Session.profile() */
+  const char *dump; /* OMC_DUMP=DIR: the graph after every stage is written there; NULL: off */
+  const char *isa;  /* OMC_ISA=base|avx2|avx512: upper bound on the instruction set; NULL: best */
+  const char *gemm; /* OMC_GEMM=own|torch: use that GEMM; NULL: measure once per shape */
+  bool verify;      /* OMC_VERIFY=1: verify the graph after every pass */
+  bool profile;     /* OMC_PROFILE=1: time every step; read back with Session.profile() */
 } omc_env;
 
 /* Thread-safe; the struct lives for the process. */

@@ -36,10 +36,10 @@ const char *omc_status_text(omc_status code);
   } while (0)
 
 /* As OMC_TRY after the first acquisition: stores into the local `status` and jumps to `label`. */
-#define OMC_GOTO(label, expr)          \
-  do {                                 \
-    status = (expr);                   \
-    if (status != OMC_OK) goto label;  \
+#define OMC_GOTO(label, expr)         \
+  do {                                \
+    status = (expr);                  \
+    if (status != OMC_OK) goto label; \
   } while (0)
 
 #endif

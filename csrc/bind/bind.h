@@ -13,7 +13,7 @@ typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *session_type, *plan_type;
-  PyObject *consumed_error;          /* RuntimeError raised where state is gone */
+  PyObject *consumed_error; /* RuntimeError raised where state is gone */
 } omc_module;
 
 /* errors.c. Raises the exception that belongs to a failure, with its detail; returns NULL. An
@@ -27,7 +27,8 @@ int omc_exchange_find(omc_module *m);
 
 /* Reads a torch tensor without owning it: data pointer and type. Raises naming `what` and returns
  * -1 unless it is a dense row-major CPU tensor of a known dtype and rank. */
-int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data, omc_type *type);
+int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data,
+                    omc_type *type);
 
 /* A torch tensor over `bytes` of memory that `free(ctx, data, bytes)` releases when the last
  * owner drops it, from any thread and without the GIL. On failure the memory is released too,
@@ -36,7 +37,8 @@ PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const o
                           void (*free)(void *ctx, void *data, size_t bytes), void *ctx);
 
 /* A torch tensor over fresh pooled memory of the provider; *data points to it. */
-PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type, void **data);
+PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                         void **data);
 
 /* A torch tensor over memory that its user must not keep beyond the owner's life. */
 PyObject *omc_tensor_view(const omc_module *m, void *data, const omc_type *type);
@@ -69,14 +71,13 @@ omc_status omc_constants_find(void *ctx, const char *name, const void **data, si
 
 /* session.c, plan.c, transform.c */
 typedef struct omc_session_object {
-  PyObject_HEAD
-  omc_session *session;
+  PyObject_HEAD omc_session *session;
   omc_host_ctx host;
   PyObject *constants; /* keeps the constants' memory alive */
 } omc_session_object;
 
-PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan, PyObject *in_grads,
-                              PyObject *out_grads); /* takes over plan */
+PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
+                              PyObject *in_grads, PyObject *out_grads); /* takes over plan */
 extern PyType_Spec omc_session_spec;
 extern PyType_Spec omc_plan_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);

@@ -48,16 +48,21 @@ typedef struct DLPackExchangeAPIHeader {
 
 typedef struct DLPackExchangeAPI {
   DLPackExchangeAPIHeader header;
-  int (*managed_tensor_allocator)(DLTensor *prototype, DLManagedTensorVersioned **out, void *error_ctx,
-                                  void (*set_error)(void *error_ctx, const char *kind, const char *message));
+  int (*managed_tensor_allocator)(DLTensor *prototype, DLManagedTensorVersioned **out,
+                                  void *error_ctx,
+                                  void (*set_error)(void *error_ctx, const char *kind,
+                                                    const char *message));
   int (*managed_tensor_from_py_object_no_sync)(void *py_object, DLManagedTensorVersioned **out);
-  int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned *tensor, void **out_py_object);
+  int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned *tensor,
+                                             void **out_py_object);
   int (*dltensor_from_py_object_no_sync)(void *py_object, DLTensor *out);
   int (*current_work_stream)(int32_t device_type, int32_t device_id, void **out_stream);
 } DLPackExchangeAPI;
 
 static_assert(sizeof(void *) != 8 || sizeof(DLTensor) == 48, "DLTensor layout");
-static_assert(sizeof(void *) != 8 || sizeof(DLManagedTensorVersioned) == 80, "DLManagedTensorVersioned layout");
-static_assert(sizeof(void *) != 8 || offsetof(DLPackExchangeAPI, managed_tensor_allocator) == 16, "exchange table layout");
+static_assert(sizeof(void *) != 8 || sizeof(DLManagedTensorVersioned) == 80,
+              "DLManagedTensorVersioned layout");
+static_assert(sizeof(void *) != 8 || offsetof(DLPackExchangeAPI, managed_tensor_allocator) == 16,
+              "exchange table layout");
 
 #endif

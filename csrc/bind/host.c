@@ -10,14 +10,16 @@ static omc_status raised(const char *what, int64_t index) {
 static PyObject *views(const omc_module *m, const omc_tensor *tensors, uint32_t n) {
   PyObject *list = PyList_New((Py_ssize_t)n);
   for (uint32_t i = 0; list && i < n; i++) {
-    PyObject *t = tensors[i].type ? omc_tensor_view(m, tensors[i].data, tensors[i].type) : Py_NewRef(Py_None);
+    PyObject *t =
+        tensors[i].type ? omc_tensor_view(m, tensors[i].data, tensors[i].type) : Py_NewRef(Py_None);
     if (!t || PyList_SetItem(list, (Py_ssize_t)i, t) < 0) Py_CLEAR(list);
   }
   return list;
 }
 
 /* Copies a list of tensors into slots; None leaves zeros. */
-static int copy_out(const omc_module *m, PyObject *list, const omc_tensor *out, uint32_t n, const char *what) {
+static int copy_out(const omc_module *m, PyObject *list, const omc_tensor *out, uint32_t n,
+                    const char *what) {
   if (!PyList_Check(list) || PyList_Size(list) != (Py_ssize_t)n) {
     PyErr_Format(PyExc_TypeError, "%s: expected a list of %u tensors, got %R", what, n, list);
     return -1;
@@ -46,7 +48,8 @@ static int copy_out(const omc_module *m, PyObject *list, const omc_tensor *out, 
   return 0;
 }
 
-static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in, omc_type *out, uint32_t n_out) {
+static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
+                             omc_type *out, uint32_t n_out) {
   omc_host_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *types = PyList_New((Py_ssize_t)n_in), *result = NULL;
@@ -57,16 +60,18 @@ static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint3
   }
   if (ok) result = PyObject_CallMethod(h->object, "infer", "LO", (long long)index, types);
   ok = result && PyList_Check(result) && PyList_Size(result) == (Py_ssize_t)n_out;
-  if (result && !ok) PyErr_Format(PyExc_TypeError, "host.infer: expected a list of %u types, got %R", n_out, result);
-  for (uint32_t i = 0; ok && i < n_out; i++) ok = omc_type_from_py(PyList_GetItem(result, (Py_ssize_t)i), &out[i]) == 0;
+  if (result && !ok)
+    PyErr_Format(PyExc_TypeError, "host.infer: expected a list of %u types, got %R", n_out, result);
+  for (uint32_t i = 0; ok && i < n_out; i++)
+    ok = omc_type_from_py(PyList_GetItem(result, (Py_ssize_t)i), &out[i]) == 0;
   Py_XDECREF(types);
   Py_XDECREF(result);
   PyGILState_Release(gil);
   return ok ? OMC_OK : raised("shape inference", index);
 }
 
-static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_tensor *in, uint32_t n_in,
-                               const omc_tensor *out, uint32_t n_out) {
+static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_tensor *in,
+                               uint32_t n_in, const omc_tensor *out, uint32_t n_out) {
   omc_host_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *inputs = views(h->module, in, n_in), *pair = NULL, *key = PyLong_FromLongLong(index);
@@ -86,14 +91,16 @@ static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_t
   return ok ? OMC_OK : raised("forward", index);
 }
 
-static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_tensor *dout, uint32_t n_dout,
-                                const omc_tensor *din, uint32_t n_din) {
+static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_tensor *dout,
+                                uint32_t n_dout, const omc_tensor *din, uint32_t n_din) {
   omc_host_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *key = PyLong_FromLongLong(index), *grads = views(h->module, dout, n_dout), *result = NULL;
+  PyObject *key = PyLong_FromLongLong(index), *grads = views(h->module, dout, n_dout),
+           *result = NULL;
   PyObject *state = key && run && *run ? PyDict_GetItemWithError(*run, key) : NULL;
   if (!state && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "no forward state");
-  if (state && grads) result = PyObject_CallMethod(h->object, "backward", "LOO", (long long)index, state, grads);
+  if (state && grads)
+    result = PyObject_CallMethod(h->object, "backward", "LOO", (long long)index, state, grads);
   bool ok = result && copy_out(h->module, result, din, n_din, "host.backward") == 0;
   Py_XDECREF(key);
   Py_XDECREF(grads);

@@ -20,8 +20,9 @@ static PyObject *list_ops(PyObject *module, PyObject *unused) {
   PyObject *dict = PyDict_New();
   for (int i = 0; dict && i < OMC_N_OPS; i++) {
     const omc_op *op = omc_op_get((omc_op_id)i);
-    PyObject *row = Py_BuildValue("(sNN)", op_rows[i].family, PyBool_FromLong(omc_op_is_onnx((omc_op_id)i)),
-                                  PyBool_FromLong(op->grad != NULL));
+    PyObject *row =
+        Py_BuildValue("(sNN)", op_rows[i].family, PyBool_FromLong(omc_op_is_onnx((omc_op_id)i)),
+                      PyBool_FromLong(op->grad != NULL));
     if (!row || PyDict_SetItemString(dict, op_rows[i].name, row) < 0) Py_CLEAR(dict);
     Py_XDECREF(row);
   }
@@ -34,7 +35,8 @@ static PyObject *supports(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "ss", &name, &text)) return NULL;
   omc_op_id op;
   omc_dtype dtype;
-  if (!omc_op_from_name(name, strlen(name), &op) || !omc_dtype_from_text(text, strlen(text), &dtype))
+  if (!omc_op_from_name(name, strlen(name), &op) ||
+      !omc_dtype_from_text(text, strlen(text), &dtype))
     return PyErr_Format(PyExc_ValueError, "no op '%s' or no dtype '%s'", name, text);
   const omc_provider *cpu = omc_cpu_provider();
   bool view = (omc_op_get(op)->flags & (OMC_OP_VIEW | OMC_OP_SHAPE_ONLY)) != 0;
@@ -57,9 +59,12 @@ static PyObject *set_isa(PyObject *module, PyObject *args) {
   const char *name;
   if (!PyArg_ParseTuple(args, "z", &name)) return NULL;
   int isa = 0;
-  if (!name) isa = OMC_N_ISA;
-  else while (isa < OMC_N_ISA && strcmp(isa_names[isa], name) != 0) isa++;
-  if (name && isa == OMC_N_ISA) return PyErr_Format(PyExc_ValueError, "no instruction set is named '%s'", name);
+  if (!name)
+    isa = OMC_N_ISA;
+  else
+    while (isa < OMC_N_ISA && strcmp(isa_names[isa], name) != 0) isa++;
+  if (name && isa == OMC_N_ISA)
+    return PyErr_Format(PyExc_ValueError, "no instruction set is named '%s'", name);
   omc_cpu_set_isa((omc_isa)isa);
   Py_RETURN_NONE;
 }
@@ -67,8 +72,8 @@ static PyObject *set_isa(PyObject *module, PyObject *args) {
 static PyObject *pool_stats(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   omc_pool_stats s = omc_pool_get_stats();
-  return Py_BuildValue("{snsnsn}", "used_bytes", (Py_ssize_t)s.used_bytes, "peak_bytes", (Py_ssize_t)s.peak_bytes,
-                       "cached_bytes", (Py_ssize_t)s.cached_bytes);
+  return Py_BuildValue("{snsnsn}", "used_bytes", (Py_ssize_t)s.used_bytes, "peak_bytes",
+                       (Py_ssize_t)s.peak_bytes, "cached_bytes", (Py_ssize_t)s.cached_bytes);
 }
 
 static PyObject *pool_trim(PyObject *module, PyObject *unused) {
@@ -79,7 +84,8 @@ static PyObject *pool_trim(PyObject *module, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"transform", (PyCFunction)(void (*)(void))omc_transform, METH_VARARGS | METH_KEYWORDS,
-     "transform(text, stage, types=None, out_grads=None, in_grads=None, constants=None) -> text after the stage"},
+     "transform(text, stage, types=None, out_grads=None, in_grads=None, constants=None) -> text "
+     "after the stage"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether the CPU has a kernel"},
     {"isas", list_isas, METH_NOARGS, "isas() -> instruction sets that kernels may use"},
@@ -93,9 +99,9 @@ static int module_exec(PyObject *module) {
   if (omc_exchange_find(m) < 0) return -1;
   m->session_type = PyType_FromModuleAndSpec(module, &omc_session_spec, NULL);
   m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
-  m->consumed_error = PyErr_NewExceptionWithDoc("ortmodule_c._C.ConsumedError",
-                                                "The state that backward needs has been freed or overwritten.",
-                                                PyExc_RuntimeError, NULL);
+  m->consumed_error = PyErr_NewExceptionWithDoc(
+      "ortmodule_c._C.ConsumedError",
+      "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
   if (!m->session_type || !m->plan_type || !m->consumed_error) return -1;
   if (PyModule_AddObjectRef(module, "Session", m->session_type) < 0 ||
       PyModule_AddObjectRef(module, "Plan", m->plan_type) < 0 ||
@@ -125,8 +131,10 @@ static int module_clear(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ortmodule_c._C", "The C core of ortmodule_c.",
-                                        sizeof(omc_module), methods, slots, module_traverse, module_clear, NULL};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "ortmodule_c._C", "The C core of ortmodule_c.",
+    sizeof(omc_module),    methods,          slots,
+    module_traverse,       module_clear,     NULL};
 
 PyMODINIT_FUNC PyInit__C(void);
 PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&definition); }

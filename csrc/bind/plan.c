@@ -2,9 +2,8 @@
 #include "bind/bind.h"
 
 typedef struct plan_object {
-  PyObject_HEAD
-  omc_plan *plan;
-  PyObject *session;  /* keeps template, constants and host alive */
+  PyObject_HEAD omc_plan *plan;
+  PyObject *session; /* keeps template, constants and host alive */
   PyObject *in_grads, *out_grads;
   PyObject *saves_inputs, *saves_outputs;
 } plan_object;
@@ -23,7 +22,8 @@ static PyObject *positions(const bool *flags, uint32_t n) {
   return tuple;
 }
 
-PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan, PyObject *in_grads, PyObject *out_grads) {
+PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
+                              PyObject *in_grads, PyObject *out_grads) {
   PyTypeObject *type = (PyTypeObject *)m->plan_type;
   allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
   plan_object *self = (plan_object *)alloc(type, 0);
@@ -60,10 +60,11 @@ static void plan_dealloc(PyObject *object) {
 
 /* Data pointers of n tensors, each of the type of its value; None (or a position beyond the
  * sequence's use, wanted[i] false) gives NULL. -1 with an exception naming the tensor. */
-static int read_pointers(const omc_module *m, PyObject *tuple, uint32_t n, omc_value *const *values, const bool *wanted,
-                         const char *what, void **out) {
+static int read_pointers(const omc_module *m, PyObject *tuple, uint32_t n, omc_value *const *values,
+                         const bool *wanted, const char *what, void **out) {
   if (PyTuple_Size(tuple) != (Py_ssize_t)n) {
-    PyErr_Format(PyExc_ValueError, "%s: expected %u tensors, got %zd", what, n, PyTuple_Size(tuple));
+    PyErr_Format(PyExc_ValueError, "%s: expected %u tensors, got %zd", what, n,
+                 PyTuple_Size(tuple));
     return -1;
   }
   for (uint32_t i = 0; i < n; i++) {
@@ -73,10 +74,11 @@ static int read_pointers(const omc_module *m, PyObject *tuple, uint32_t n, omc_v
     omc_type type;
     char label[128], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
     PyOS_snprintf(label, sizeof label, "%s %u (%s)", what, i, v->name ? v->name : "unnamed");
-    if (omc_tensor_read(m, PyTuple_GetItem(tuple, (Py_ssize_t)i), label, &out[i], &type) < 0) return -1;
+    if (omc_tensor_read(m, PyTuple_GetItem(tuple, (Py_ssize_t)i), label, &out[i], &type) < 0)
+      return -1;
     if (!omc_type_equal(&type, &v->type)) {
-      PyErr_Format(PyExc_ValueError, "%s is %s where this plan was made for %s", label, omc_type_text(&type, a, sizeof a),
-                   omc_type_text(&v->type, b, sizeof b));
+      PyErr_Format(PyExc_ValueError, "%s is %s where this plan was made for %s", label,
+                   omc_type_text(&type, a, sizeof a), omc_type_text(&v->type, b, sizeof b));
       return -1;
     }
   }
@@ -106,10 +108,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   omc_session *session = ((omc_session_object *)self->session)->session;
   omc_run *run = NULL;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = omc_run_forward(session, self->plan, in, out, seed, &run);
-  Py_END_ALLOW_THREADS
-  if (status != OMC_OK) {
+  Py_BEGIN_ALLOW_THREADS status = omc_run_forward(session, self->plan, in, out, seed, &run);
+  Py_END_ALLOW_THREADS if (status != OMC_OK) {
     omc_raise(m, status);
     goto done;
   }
@@ -127,7 +127,8 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_plan *plan = self->plan;
   const omc_graph *g = plan->graph;
-  PyObject *token, *a, *b, *c, *inputs = NULL, *outputs = NULL, *grads = NULL, *results = NULL, *result = NULL;
+  PyObject *token, *a, *b, *c, *inputs = NULL, *outputs = NULL, *grads = NULL, *results = NULL,
+                               *result = NULL;
   if (!PyArg_ParseTuple(args, "OOOO", &token, &a, &b, &c)) return NULL;
   omc_run *run = omc_token_run(m, token);
   if (!run) return NULL;
@@ -143,7 +144,9 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     goto done;
   }
   void **out = in + n_in, **dout = out + n_out, **din = dout + n_out;
-  if (!(inputs = PySequence_Tuple(a)) || !(outputs = PySequence_Tuple(b)) || !(grads = PySequence_Tuple(c))) goto done;
+  if (!(inputs = PySequence_Tuple(a)) || !(outputs = PySequence_Tuple(b)) ||
+      !(grads = PySequence_Tuple(c)))
+    goto done;
   for (size_t k = 0; k < n_out; k++) given[k] = g->grads && g->grads[k] && g->grads[k]->uses;
   omc_value **forward_results = PyMem_Calloc(n_out + 1, sizeof *forward_results);
   if (!forward_results) {
@@ -151,9 +154,12 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     goto done;
   }
   for (uint32_t k = 0; k < n_out; k++) forward_results[k] = result_value(g, k);
-  int failed = read_pointers(m, inputs, g->n_inputs, g->inputs, plan->saves_input, "input", in) < 0 ||
-               read_pointers(m, outputs, g->n_outputs, forward_results, plan->saves_output, "output", out) < 0 ||
-               (g->grads && read_pointers(m, grads, g->n_outputs, g->grads, given, "gradient of output", dout) < 0);
+  int failed =
+      read_pointers(m, inputs, g->n_inputs, g->inputs, plan->saves_input, "input", in) < 0 ||
+      read_pointers(m, outputs, g->n_outputs, forward_results, plan->saves_output, "output", out) <
+          0 ||
+      (g->grads &&
+       read_pointers(m, grads, g->n_outputs, g->grads, given, "gradient of output", dout) < 0);
   PyMem_Free(forward_results);
   if (failed) goto done;
   results = PyList_New((Py_ssize_t)n_in);
@@ -164,10 +170,8 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
   }
   if (!results) goto done;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = omc_run_backward(run, in, out, dout, din);
-  Py_END_ALLOW_THREADS
-  result = status == OMC_OK ? Py_NewRef(results) : omc_raise(m, status);
+  Py_BEGIN_ALLOW_THREADS status = omc_run_backward(run, in, out, dout, din);
+  Py_END_ALLOW_THREADS result = status == OMC_OK ? Py_NewRef(results) : omc_raise(m, status);
 done:
   PyMem_Free(in);
   PyMem_Free(given);
@@ -197,8 +201,9 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   PyObject *list = PyList_New(0);
   for (uint32_t s = 0; list && seconds && s < plan->n_steps; s++) {
     const omc_step *step = &plan->steps[s];
-    PyObject *row = Py_BuildValue("(sssd)", s < plan->n_forward ? "forward" : "backward", step->op->name,
-                                  step->node->name ? step->node->name : "", seconds[s]);
+    PyObject *row =
+        Py_BuildValue("(sssd)", s < plan->n_forward ? "forward" : "backward", step->op->name,
+                      step->node->name ? step->node->name : "", seconds[s]);
     if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
     Py_XDECREF(row);
   }
@@ -237,16 +242,18 @@ static PyGetSetDef plan_getset[] = {
 
 static PyMethodDef plan_methods[] = {
     {"forward", plan_forward, METH_VARARGS, "forward(inputs, seed) -> (outputs, token or None)"},
-    {"backward", plan_backward, METH_VARARGS, "backward(token, inputs, outputs, grads) -> gradients of the inputs"},
+    {"backward", plan_backward, METH_VARARGS,
+     "backward(token, inputs, outputs, grads) -> gradients of the inputs"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
     {"profile", plan_profile, METH_NOARGS, "profile() -> [(phase, op, source name, seconds)]"},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot plan_slots[] = {{Py_tp_dealloc, plan_dealloc},
-                                   {Py_tp_methods, plan_methods},
-                                   {Py_tp_getset, plan_getset},
-                                   {Py_tp_doc, "Everything decided for one signature; made by Session.plan."},
-                                   {0, NULL}};
+static PyType_Slot plan_slots[] = {
+    {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_getset, plan_getset},
+    {Py_tp_doc, "Everything decided for one signature; made by Session.plan."},
+    {0, NULL}};
 
 PyType_Spec omc_plan_spec = {"ortmodule_c._C.Plan", sizeof(plan_object), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, plan_slots};

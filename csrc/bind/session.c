@@ -41,7 +41,9 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   Py_ssize_t n;
   PyObject *constants, *host = Py_None;
   unsigned max_plans = 16;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OI", names, &text, &n, &constants, &host, &max_plans)) return -1;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OI", names, &text, &n, &constants, &host,
+                                   &max_plans))
+    return -1;
   if (self->session) {
     PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
     return -1;
@@ -53,8 +55,9 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   if (host != Py_None) self->host.object = Py_NewRef(host);
   omc_host callbacks = omc_host_make(&self->host);
   omc_constants find = {m, self->constants};
-  omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find, self->host.object ? &callbacks : NULL,
-                                         omc_cpu_provider(), omc_default_allocator(), max_plans, &self->session);
+  omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find,
+                                         self->host.object ? &callbacks : NULL, omc_cpu_provider(),
+                                         omc_default_allocator(), max_plans, &self->session);
   return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
 }
 
@@ -80,7 +83,8 @@ static omc_type *read_types(const omc_module *m, const omc_graph *template, PyOb
   if (!types) return (omc_type *)PyErr_NoMemory();
   void *data;
   for (uint32_t i = 0; i < n; i++)
-    if (omc_tensor_read(m, PyTuple_GetItem(inputs, (Py_ssize_t)i), template->inputs[i]->name, &data, &types[i]) < 0) {
+    if (omc_tensor_read(m, PyTuple_GetItem(inputs, (Py_ssize_t)i), template->inputs[i]->name, &data,
+                        &types[i]) < 0) {
       PyMem_Free(types);
       return NULL;
     }
@@ -93,7 +97,9 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   PyObject *inputs, *in_grads, *out_grads, *result = NULL;
   int retain = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|p", names, &inputs, &in_grads, &out_grads, &retain)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|p", names, &inputs, &in_grads, &out_grads,
+                                   &retain))
+    return NULL;
   if (!self->session) {
     PyErr_SetString(PyExc_RuntimeError, "this Session was not initialised");
     return NULL;
@@ -101,19 +107,22 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   const omc_graph *template = omc_session_template(self->session);
   omc_type *types = NULL;
   bool *grads = PyMem_Calloc((size_t)template->n_inputs + template->n_outputs + 1, sizeof *grads);
-  PyObject *tuple = PySequence_Tuple(inputs), *in_tuple = PySequence_Tuple(in_grads), *out_tuple = PySequence_Tuple(out_grads);
+  PyObject *tuple = PySequence_Tuple(inputs), *in_tuple = PySequence_Tuple(in_grads),
+           *out_tuple = PySequence_Tuple(out_grads);
   if (!grads || !tuple || !in_tuple || !out_tuple) goto done;
   if (omc_bools_from_py(in_tuple, "in_grads", grads, template->n_inputs) < 0) goto done;
-  if (omc_bools_from_py(out_tuple, "out_grads", grads + template->n_inputs, template->n_outputs) < 0) goto done;
+  if (omc_bools_from_py(out_tuple, "out_grads", grads + template->n_inputs, template->n_outputs) <
+      0)
+    goto done;
   types = read_types(m, template, tuple);
   if (!types) goto done;
   omc_signature signature = {types, grads, grads + template->n_inputs, retain != 0};
   omc_plan *plan = NULL;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = omc_session_plan(self->session, &signature, &plan);
-  Py_END_ALLOW_THREADS
-  result = status == OMC_OK ? omc_plan_object_new(m, object, plan, in_tuple, out_tuple) : omc_raise(m, status);
+  Py_BEGIN_ALLOW_THREADS status = omc_session_plan(self->session, &signature, &plan);
+  Py_END_ALLOW_THREADS result = status == OMC_OK
+                                    ? omc_plan_object_new(m, object, plan, in_tuple, out_tuple)
+                                    : omc_raise(m, status);
 done:
   if (!grads) PyErr_NoMemory();
   PyMem_Free(types);
@@ -129,10 +138,12 @@ static PyObject *session_stats(PyObject *object, PyObject *unused) {
   omc_session_object *self = (omc_session_object *)object;
   if (!self->session) return PyDict_New();
   omc_session_stats s = omc_session_get_stats(self->session);
-  return Py_BuildValue("{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits", s.plan_hits, "plans_evicted",
-                       s.plans_evicted, "bind_seconds", s.bind_seconds, "simplify_seconds", s.simplify_seconds,
-                       "differentiate_seconds", s.differentiate_seconds, "fuse_seconds", s.fuse_seconds, "plan_seconds",
-                       s.plan_seconds, "plans_cached", s.plans_cached, "runs_live", s.runs_live);
+  return Py_BuildValue("{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits",
+                       s.plan_hits, "plans_evicted", s.plans_evicted, "bind_seconds",
+                       s.bind_seconds, "simplify_seconds", s.simplify_seconds,
+                       "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
+                       s.fuse_seconds, "plan_seconds", s.plan_seconds, "plans_cached",
+                       s.plans_cached, "runs_live", s.runs_live);
 }
 
 static PyObject *session_count(PyObject *object, void *which) {
@@ -160,4 +171,5 @@ static PyType_Slot session_slots[] = {{Py_tp_init, session_init},
                                       {Py_tp_doc, "One template graph and its plans."},
                                       {0, NULL}};
 
-PyType_Spec omc_session_spec = {"ortmodule_c._C.Session", sizeof(omc_session_object), 0, Py_TPFLAGS_DEFAULT, session_slots};
+PyType_Spec omc_session_spec = {"ortmodule_c._C.Session", sizeof(omc_session_object), 0,
+                                Py_TPFLAGS_DEFAULT, session_slots};

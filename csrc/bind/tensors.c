@@ -9,14 +9,17 @@ int omc_exchange_find(omc_module *m) {
   if (!m->torch) return -1;
   PyObject *capsule = PyObject_GetAttrString(m->torch, "__dlpack_c_exchange_api__");
   if (!capsule) {
-    PyErr_SetString(PyExc_ImportError, "ortmodule_c needs torch >= 2.11: torch.Tensor has no __dlpack_c_exchange_api__");
+    PyErr_SetString(
+        PyExc_ImportError,
+        "ortmodule_c needs torch >= 2.11: torch.Tensor has no __dlpack_c_exchange_api__");
     return -1;
   }
   const DLPackExchangeAPIHeader *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   Py_DECREF(capsule);
   while (api && api->version.major != OMC_DL_MAJOR) api = api->prev_api;
   if (!api) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ImportError, "this torch offers no DLPack exchange table of version 1");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_ImportError, "this torch offers no DLPack exchange table of version 1");
     return -1;
   }
   m->exchange = (const DLPackExchangeAPI *)(const void *)api;
@@ -33,25 +36,30 @@ static bool is_dense(const DLTensor *t) {
   return true;
 }
 
-int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data, omc_type *type) {
+int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data,
+                    omc_type *type) {
   int is_tensor = PyObject_IsInstance(tensor, m->torch);
   if (is_tensor <= 0) {
-    if (is_tensor == 0) PyErr_Format(PyExc_TypeError, "%s: expected a torch.Tensor, got %R", what, (PyObject *)Py_TYPE(tensor));
+    if (is_tensor == 0)
+      PyErr_Format(PyExc_TypeError, "%s: expected a torch.Tensor, got %R", what,
+                   (PyObject *)Py_TYPE(tensor));
     return -1;
   }
   DLTensor t;
   if (m->exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) return -1;
   if (t.device.device_type != OMC_DL_CPU) {
-    PyErr_Format(PyExc_ValueError, "%s: expected a CPU tensor, got DLPack device type %d", what, (int)t.device.device_type);
+    PyErr_Format(PyExc_ValueError, "%s: expected a CPU tensor, got DLPack device type %d", what,
+                 (int)t.device.device_type);
     return -1;
   }
   if (t.ndim > OMC_MAX_RANK) {
-    PyErr_Format(PyExc_ValueError, "%s: rank %d is above the largest supported, %d", what, (int)t.ndim, OMC_MAX_RANK);
+    PyErr_Format(PyExc_ValueError, "%s: rank %d is above the largest supported, %d", what,
+                 (int)t.ndim, OMC_MAX_RANK);
     return -1;
   }
   if (t.dtype.lanes != 1 || !omc_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &type->dtype)) {
-    PyErr_Format(PyExc_TypeError, "%s: dtype with DLPack code %d of %d bits is not supported", what, (int)t.dtype.code,
-                 (int)t.dtype.bits);
+    PyErr_Format(PyExc_TypeError, "%s: dtype with DLPack code %d of %d bits is not supported", what,
+                 (int)t.dtype.code, (int)t.dtype.bits);
     return -1;
   }
   if (!is_dense(&t)) {
@@ -91,16 +99,15 @@ PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const o
   memcpy(o->shape, type->shape.dims, sizeof o->shape);
   omc_shape_strides(&type->shape, o->strides);
   o->free = release, o->ctx = ctx, o->data = data, o->bytes = bytes;
-  o->managed = (DLManagedTensorVersioned){
-      .version = {OMC_DL_MAJOR, 0},
-      .manager_ctx = o,
-      .deleter = owner_delete,
-      .dl_tensor = {.data = data,
-                    .device = {OMC_DL_CPU, 0},
-                    .ndim = type->shape.rank,
-                    .dtype = {dtype->dl_code, dtype->bits, 1},
-                    .shape = o->shape,
-                    .strides = o->strides}};
+  o->managed = (DLManagedTensorVersioned){.version = {OMC_DL_MAJOR, 0},
+                                          .manager_ctx = o,
+                                          .deleter = owner_delete,
+                                          .dl_tensor = {.data = data,
+                                                        .device = {OMC_DL_CPU, 0},
+                                                        .ndim = type->shape.rank,
+                                                        .dtype = {dtype->dl_code, dtype->bits, 1},
+                                                        .shape = o->shape,
+                                                        .strides = o->strides}};
   void *out = NULL;
   if (m->exchange->managed_tensor_to_py_object_no_sync(&o->managed, &out) != 0) {
     owner_delete(&o->managed);
@@ -114,13 +121,17 @@ static void provider_release(void *ctx, void *data, size_t bytes) {
   p->free(p->ctx, data, bytes);
 }
 
-PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type, void **data) {
+PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                         void **data) {
   size_t bytes;
   omc_status status = omc_type_bytes(type, &bytes);
   if (status == OMC_OK && bytes == 0) bytes = 1;
   if (status == OMC_OK) status = provider->alloc(provider->ctx, bytes, data);
   if (status != OMC_OK) return omc_raise(m, status);
-  union { const omc_provider *in; void *out; } unconst = {.in = provider};
+  union {
+    const omc_provider *in;
+    void *out;
+  } unconst = {.in = provider};
   return omc_tensor_wrap(m, *data, bytes, type, provider_release, unconst.out);
 }
 

@@ -19,8 +19,10 @@ static void token_free(void *ctx, void *data, size_t bytes) {
   (void)data, (void)bytes;
   token *t = ctx;
   pthread_mutex_lock(&live.lock);
-  if (t->prev) t->prev->next = t->next;
-  else live.first = t->next;
+  if (t->prev)
+    t->prev->next = t->next;
+  else
+    live.first = t->next;
   if (t->next) t->next->prev = t->prev;
   pthread_mutex_unlock(&live.lock);
   omc_run_destroy(t->run);
@@ -58,6 +60,8 @@ omc_run *omc_token_run(const omc_module *m, PyObject *object) {
   while (t && t->id != id) t = t->next;
   omc_run *run = t ? t->run : NULL;
   pthread_mutex_unlock(&live.lock);
-  if (!run) PyErr_Format(m->consumed_error, "the state of forward number %lld has been freed", (long long)id);
+  if (!run)
+    PyErr_Format(m->consumed_error, "the state of forward number %lld has been freed",
+                 (long long)id);
   return run;
 }

@@ -7,9 +7,9 @@
 
 typedef struct request {
   const omc_module *m;
-  omc_graph *graph;                          /* replaced by bind */
-  omc_graph *template;                       /* what a bound graph borrows from */
-  PyObject *types, *in_grads, *out_grads;    /* borrowed, Py_None: not given */
+  omc_graph *graph;                       /* replaced by bind */
+  omc_graph *template;                    /* what a bound graph borrows from */
+  PyObject *types, *in_grads, *out_grads; /* borrowed, Py_None: not given */
 } request;
 
 static omc_status bind_stage(request *r) {
@@ -24,7 +24,8 @@ static omc_status bind_stage(request *r) {
     Py_ssize_t bytes;
     size_t used;
     const char *text = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(list, (Py_ssize_t)i), &bytes);
-    status = text ? omc_type_parse(text, (size_t)bytes, &types[i], &used) : omc_fail(OMC_EHOST, "types");
+    status =
+        text ? omc_type_parse(text, (size_t)bytes, &types[i], &used) : omc_fail(OMC_EHOST, "types");
   }
   omc_graph *bound = NULL;
   if (status == OMC_OK) status = omc_bind(r->graph, types, NULL, omc_default_allocator(), &bound);
@@ -44,19 +45,25 @@ static omc_status differentiate_stage(request *r) {
   bool *mask = omc_alloc_zero(omc_default_allocator(), n + 1, sizeof *mask), *in = NULL;
   if (!mask) OMC_FAIL(ENOMEM, "%zu gradient flags", n);
   in = mask + g->n_outputs;
-  for (uint32_t k = 0; k < g->n_outputs; k++) mask[k] = omc_dtype_is_float(g->result->in[k].value->type.dtype);
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    mask[k] = omc_dtype_is_float(g->result->in[k].value->type.dtype);
   for (uint32_t i = 0; i < g->n_inputs; i++) in[i] = g->inputs[i]->requires_grad;
   omc_status status = OMC_OK;
-  if (r->out_grads != Py_None && omc_bools_from_py(r->out_grads, "out_grads", mask, g->n_outputs) < 0)
+  if (r->out_grads != Py_None &&
+      omc_bools_from_py(r->out_grads, "out_grads", mask, g->n_outputs) < 0)
     status = omc_fail(OMC_EHOST, "out_grads");
-  if (status == OMC_OK && r->in_grads != Py_None && omc_bools_from_py(r->in_grads, "in_grads", in, g->n_inputs) < 0)
+  if (status == OMC_OK && r->in_grads != Py_None &&
+      omc_bools_from_py(r->in_grads, "in_grads", in, g->n_inputs) < 0)
     status = omc_fail(OMC_EHOST, "in_grads");
   if (status == OMC_OK) status = omc_differentiate(g, mask, in);
   omc_free(omc_default_allocator(), mask, n + 1, sizeof *mask);
   return status;
 }
 
-static omc_status parse_stage(request *r) { (void)r; return OMC_OK; }
+static omc_status parse_stage(request *r) {
+  (void)r;
+  return OMC_OK;
+}
 static omc_status fold_stage(request *r) { return omc_fold(r->graph); }
 static omc_status simplify_stage(request *r) { return omc_simplify(r->graph); }
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
@@ -66,9 +73,9 @@ static const struct {
   const char *name;
   omc_status (*run)(request *r);
   bool binds; /* the stage needs a typed graph */
-} stages[] = {{"parse", parse_stage, false},       {"bind", bind_stage, false},
-              {"fold", fold_stage, true},          {"simplify", simplify_stage, true},
-              {"cse", cse_stage, true},            {"differentiate", differentiate_stage, true},
+} stages[] = {{"parse", parse_stage, false}, {"bind", bind_stage, false},
+              {"fold", fold_stage, true},    {"simplify", simplify_stage, true},
+              {"cse", cse_stage, true},      {"differentiate", differentiate_stage, true},
               {"fuse", fuse_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {
@@ -96,18 +103,22 @@ PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
   const char *text, *stage;
   Py_ssize_t n;
   PyObject *constants = Py_None, *result = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#s|OOOO", names, &text, &n, &stage, &r.types, &r.out_grads, &r.in_grads,
-                                   &constants))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#s|OOOO", names, &text, &n, &stage, &r.types,
+                                   &r.out_grads, &r.in_grads, &constants))
     return NULL;
   omc_constants find = {r.m, constants};
   char *printed = NULL;
   size_t bytes = 0;
-  omc_status status = omc_graph_parse(omc_default_allocator(), text, (size_t)n,
-                                      constants == Py_None ? NULL : omc_constants_find, &find, &r.graph);
+  omc_status status =
+      omc_graph_parse(omc_default_allocator(), text, (size_t)n,
+                      constants == Py_None ? NULL : omc_constants_find, &find, &r.graph);
   if (status == OMC_OK) status = run_stage(&r, stage);
-  if (status == OMC_OK) status = omc_graph_print(r.graph, omc_default_allocator(), &printed, &bytes);
-  if (status == OMC_OK) result = PyUnicode_FromStringAndSize(printed, (Py_ssize_t)bytes - 1);
-  else omc_raise(r.m, status);
+  if (status == OMC_OK)
+    status = omc_graph_print(r.graph, omc_default_allocator(), &printed, &bytes);
+  if (status == OMC_OK)
+    result = PyUnicode_FromStringAndSize(printed, (Py_ssize_t)bytes - 1);
+  else
+    omc_raise(r.m, status);
   omc_free(omc_default_allocator(), printed, 1, bytes);
   omc_graph_destroy(r.graph);
   omc_graph_destroy(r.template);

@@ -17,9 +17,8 @@ typedef struct tile {
 } tile;
 
 /* Visits the vectors of a tile: row r, vector v of it. */
-#define EACH_VECTOR                       \
-  OMC_UNROLL for (int r = 0; r < rows; r++) \
-    OMC_UNROLL for (int v = 0; v < nv; v++)
+#define EACH_VECTOR \
+  OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
 
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {

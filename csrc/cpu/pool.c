@@ -11,8 +11,8 @@
 #define SMALL_PAGE ((size_t)4096)
 #define LEAST_KEPT ((size_t)256 << 20)
 
-/* Sizes are rounded up to one of 64 classes per power of two (by 1.6 % at most), so that a block's size follows
- * from what was asked for and a kept block fits exactly. */
+/* Sizes are rounded up to one of 64 classes per power of two (by 1.6 % at most), so that a block's
+ * size follows from what was asked for and a kept block fits exactly. */
 #define CLASSES_LOG2 6
 #define LEAST_LOG2 9
 #define N_CLASSES ((64 - LEAST_LOG2) << CLASSES_LOG2)

@@ -16,30 +16,32 @@ OMC_INLINE vreal vld_fill(const elem *p, int64_t n, real fill) {
   return n >= OMC_VL ? vld(p) : vblend(vlanes(n), vldn(p, n), vset(fill));
 }
 OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
-  if (n >= OMC_VL) vst(p, x);
-  else vstn(p, x, n);
+  if (n >= OMC_VL)
+    vst(p, x);
+  else
+    vstn(p, x, n);
 }
 
 /* Reduces `n` elements: `term` is a vector made of the elements at `k`, of which `left` remain,
  * and must be neutral in lanes past them, as by the fill of vld_fill. The order depends on n and
  * OMC_VL alone. */
-#define OMC_ROW_REDUCE(n, start, join, finish, term)                                \
-  __extension__({                                                                   \
-    const int64_t n_ = (n);                                                         \
-    vreal a_ = vset(start), b_ = a_, c_ = a_, d_ = a_;                              \
-    int64_t k = 0;                                                                  \
-    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {                                     \
-      const int64_t left = OMC_VL;                                                  \
-      a_ = join(a_, term), k += OMC_VL;                                             \
-      b_ = join(b_, term), k += OMC_VL;                                             \
-      c_ = join(c_, term), k += OMC_VL;                                             \
-      d_ = join(d_, term);                                                          \
-    }                                                                               \
-    for (; k < n_; k += OMC_VL) {                                                   \
-      const int64_t left = n_ - k;                                                  \
-      a_ = join(a_, term);                                                          \
-    }                                                                               \
-    finish(join(join(a_, b_), join(c_, d_)));                                       \
+#define OMC_ROW_REDUCE(n, start, join, finish, term)   \
+  __extension__({                                      \
+    const int64_t n_ = (n);                            \
+    vreal a_ = vset(start), b_ = a_, c_ = a_, d_ = a_; \
+    int64_t k = 0;                                     \
+    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {        \
+      const int64_t left = OMC_VL;                     \
+      a_ = join(a_, term), k += OMC_VL;                \
+      b_ = join(b_, term), k += OMC_VL;                \
+      c_ = join(c_, term), k += OMC_VL;                \
+      d_ = join(d_, term);                             \
+    }                                                  \
+    for (; k < n_; k += OMC_VL) {                      \
+      const int64_t left = n_ - k;                     \
+      a_ = join(a_, term);                             \
+    }                                                  \
+    finish(join(join(a_, b_), join(c_, d_)));          \
   })
 #define OMC_ROW_ADD_(a, b) ((a) + (b))
 #define OMC_ROW_SUM(n, term) OMC_ROW_REDUCE(n, 0, OMC_ROW_ADD_, vsum, term)

@@ -143,8 +143,7 @@ static omc_status copy_attr(omc_arena *arena, const omc_attr *from, omc_attr *to
     case OMC_ATTR_STRINGS: {
       const char **texts = OMC_NEW_ARRAY(arena, const char *, from->n);
       if (!texts) return no_memory();
-      for (uint32_t i = 0; i < from->n; i++)
-        OMC_TRY(copy_text(arena, from->v.ss[i], &texts[i]));
+      for (uint32_t i = 0; i < from->n; i++) OMC_TRY(copy_text(arena, from->v.ss[i], &texts[i]));
       to->v.ss = texts;
       break;
     }
@@ -193,8 +192,7 @@ omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t
   for (uint32_t i = n_outputs; i < g->cap_grads; i++)
     if (g->grads[i])
       OMC_FAIL(EINVALID, "gradient of output %u of a graph with %u outputs", i, n_outputs);
-  if (g->grads)
-    OMC_TRY(reserve(&g->arena, &g->grads, g->cap_grads, &g->cap_grads, n_outputs));
+  if (g->grads) OMC_TRY(reserve(&g->arena, &g->grads, g->cap_grads, &g->cap_grads, n_outputs));
   omc_node *result = new_node(&g->arena, n_outputs + n_grads, 0);
   if (!result) return no_memory();
   result->op = OMC_N_OPS;
@@ -272,8 +270,7 @@ static omc_status clone_into(const omc_graph *from, omc_graph *g, omc_value **ma
   return clone_inputs(g, from->result, g->result, map);
 }
 
-omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator,
-                           omc_graph **out) {
+omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator, omc_graph **out) {
   omc_graph *g = NULL;
   omc_value **map = omc_alloc_zero(allocator, from->n_values, sizeof *map);
   if (!map) return no_memory();

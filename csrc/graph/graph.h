@@ -19,7 +19,7 @@ typedef struct omc_graph omc_graph;
 typedef struct omc_use {
   omc_value *value; /* NULL: optional input left out */
   omc_node *node;
-  uint32_t index;   /* which input of node */
+  uint32_t index; /* which input of node */
   struct omc_use *prev, *next;
 } omc_use;
 
@@ -31,8 +31,8 @@ typedef enum {
 } omc_role;
 
 struct omc_value {
-  const char *name;   /* unique in the graph; may be NULL for values made by passes */
-  omc_type type;      /* rank -1: not inferred yet */
+  const char *name; /* unique in the graph; may be NULL for values made by passes */
+  omc_type type;    /* rank -1: not inferred yet */
   omc_role role;
   uint32_t id;        /* below graph->n_values; index of side arrays */
   uint32_t index;     /* NODE: which output; INPUT: which input; GRAD: which output */
@@ -42,8 +42,14 @@ struct omc_value {
   omc_use *uses;      /* first use or NULL */
 };
 
-typedef enum { OMC_ATTR_INT, OMC_ATTR_FLOAT, OMC_ATTR_STRING, OMC_ATTR_INTS, OMC_ATTR_FLOATS,
-               OMC_ATTR_STRINGS } omc_attr_kind;
+typedef enum {
+  OMC_ATTR_INT,
+  OMC_ATTR_FLOAT,
+  OMC_ATTR_STRING,
+  OMC_ATTR_INTS,
+  OMC_ATTR_FLOATS,
+  OMC_ATTR_STRINGS
+} omc_attr_kind;
 
 typedef struct omc_attr {
   const char *name;
@@ -62,12 +68,12 @@ typedef struct omc_attr {
 typedef enum { OMC_FORWARD, OMC_BACKWARD } omc_phase;
 
 struct omc_node {
-  omc_op_id op;        /* OMC_N_OPS marks the result node */
+  omc_op_id op; /* OMC_N_OPS marks the result node */
   omc_phase phase;
-  const char *name;    /* where it came from, for messages; may be NULL */
+  const char *name; /* where it came from, for messages; may be NULL */
   uint32_t n_in, n_out, n_attr;
-  omc_use *in;         /* n_in uses */
-  omc_value **out;     /* n_out values; NULL: optional output left out */
+  omc_use *in;     /* n_in uses */
+  omc_value **out; /* n_out values; NULL: optional output left out */
   const omc_attr *attr;
   omc_node *prev, *next;
 };
@@ -76,14 +82,14 @@ struct omc_node {
  * joint graph, one gradient for each input that asked for it (NULL value: no gradient). */
 struct omc_graph {
   omc_arena arena;
-  omc_node *first, *last;  /* topological order, the result node not among them */
+  omc_node *first, *last; /* topological order, the result node not among them */
   omc_node *result;
-  omc_value **inputs;      /* n_inputs of role INPUT, in the caller's order */
-  omc_value **grads;       /* n_outputs entries of role GRAD or NULL; joint graphs only */
+  omc_value **inputs; /* n_inputs of role INPUT, in the caller's order */
+  omc_value **grads;  /* n_outputs entries of role GRAD or NULL; joint graphs only */
   uint32_t n_inputs, cap_inputs, cap_grads;
-  uint32_t n_outputs;      /* forward outputs */
-  uint32_t n_grads;        /* gradients after them in the result node: n_inputs, or 0 */
-  uint32_t n_values;       /* ids given out */
+  uint32_t n_outputs; /* forward outputs */
+  uint32_t n_grads;   /* gradients after them in the result node: n_inputs, or 0 */
+  uint32_t n_values;  /* ids given out */
 };
 
 /* Creates an empty graph; `allocator` must outlive it. The caller owns *out. */

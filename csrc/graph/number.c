@@ -48,8 +48,10 @@ const char *omc_number_text(double x, omc_dtype dtype, char buf[OMC_NUMBER_TEXT]
 }
 
 bool omc_number_read(const char *text, size_t n, double *out) {
-  static const struct { const char *text; double value; } words[] = {
-      {"inf", INFINITY}, {"-inf", -INFINITY}, {"nan", NAN}};
+  static const struct {
+    const char *text;
+    double value;
+  } words[] = {{"inf", INFINITY}, {"-inf", -INFINITY}, {"nan", NAN}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++)
     if (strlen(words[i].text) == n && !memcmp(words[i].text, text, n)) {
       *out = words[i].value;

@@ -122,9 +122,7 @@ static omc_status parse_type(parser *p, omc_type *out) {
   return OMC_OK;
 }
 
-static bool is_number_char(char c) {
-  return is_word_char(c) || c == '+' || c == '-' || c == '.';
-}
+static bool is_number_char(char c) { return is_word_char(c) || c == '+' || c == '-' || c == '.'; }
 
 /* A number: an integer if *is_int comes back true, else a float. */
 static omc_status parse_number(parser *p, bool *is_int, int64_t *i, double *f) {
@@ -192,8 +190,12 @@ static omc_status append(parser *p, void **list, uint32_t *n, uint32_t *cap, siz
   return OMC_OK;
 }
 
-#define LIST(type) struct { type *items; uint32_t n, cap; }
-#define APPEND(p, list, item)                                                             \
+#define LIST(type)   \
+  struct {           \
+    type *items;     \
+    uint32_t n, cap; \
+  }
+#define APPEND(p, list, item) \
   append((p), (void **)&(list)->items, &(list)->n, &(list)->cap, sizeof *(list)->items, (item))
 
 typedef LIST(omc_value *) value_list;
@@ -279,8 +281,7 @@ static omc_status find_data(parser *p, span name, size_t bytes, const void **out
   if (!text) return no_memory();
   if (!p->find) PARSE_FAIL(p, "no elements are given for %%%.*s", SPAN(name));
   OMC_TRY(p->find(p->find_ctx, text, out, &found));
-  if (found != bytes)
-    PARSE_FAIL(p, "%%%.*s has %zu bytes, its type %zu", SPAN(name), found, bytes);
+  if (found != bytes) PARSE_FAIL(p, "%%%.*s has %zu bytes, its type %zu", SPAN(name), found, bytes);
   return OMC_OK;
 }
 
@@ -463,8 +464,10 @@ static omc_status parse_phase(parser *p) {
 }
 
 static omc_status parse_statement(parser *p, bool *returned) {
-  static const struct { const char *word; omc_status (*parse)(parser *p); } forms[] = {
-      {"input", parse_input}, {"grad", parse_grad}, {"const", parse_const}};
+  static const struct {
+    const char *word;
+    omc_status (*parse)(parser *p);
+  } forms[] = {{"input", parse_input}, {"grad", parse_grad}, {"const", parse_const}};
   skip_blanks(p);
   if (*p->at == '%' || span_is(peek_word(p), "_")) return parse_node(p);
   for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)

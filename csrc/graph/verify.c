@@ -13,13 +13,12 @@ typedef struct verifier {
   omc_names names;
 } verifier;
 
-#define VERIFY(ok, node, fmt, ...)                                               \
-  do {                                                                           \
-    if (!(ok)) {                                                                 \
-      char text_[OMC_NODE_TEXT];                                                 \
-      OMC_FAIL(EINTERNAL, "%s: " fmt, omc_node_text((node), text_, sizeof text_), \
-               __VA_ARGS__);                                                     \
-    }                                                                            \
+#define VERIFY(ok, node, fmt, ...)                                                              \
+  do {                                                                                          \
+    if (!(ok)) {                                                                                \
+      char text_[OMC_NODE_TEXT];                                                                \
+      OMC_FAIL(EINTERNAL, "%s: " fmt, omc_node_text((node), text_, sizeof text_), __VA_ARGS__); \
+    }                                                                                           \
   } while (0)
 
 static const char *name_of(const omc_value *v) { return v->name ? v->name : "(unnamed)"; }
@@ -50,8 +49,8 @@ static omc_status define(verifier *f, omc_value *v, const omc_node *at) {
 
 static omc_status check_listed(verifier *f, omc_value *v, omc_role role, uint32_t index) {
   const omc_node *at = f->graph->result;
-  VERIFY(v && v->role == role && v->index == index && !v->producer, at,
-         "%s %u is not in its place", role == OMC_ROLE_GRAD ? "gradient" : "input", index);
+  VERIFY(v && v->role == role && v->index == index && !v->producer, at, "%s %u is not in its place",
+         role == OMC_ROLE_GRAD ? "gradient" : "input", index);
   return define(f, v, at);
 }
 
@@ -63,13 +62,14 @@ static omc_status check_inputs(verifier *f, const omc_node *node) {
     if (!v) continue;
     VERIFY(v->id < f->graph->n_values, node, "value id %u of %u", v->id, f->graph->n_values);
     if (v->role == OMC_ROLE_CONST && !f->seen[v->id]) {
-      VERIFY((v->data || omc_shape_numel(&v->type.shape) == 0) && !v->producer, node, "constant %u %%%s has no data", v->id, name_of(v));
+      VERIFY((v->data || omc_shape_numel(&v->type.shape) == 0) && !v->producer, node,
+             "constant %u %%%s has no data", v->id, name_of(v));
       OMC_TRY(define(f, v, node));
     }
     VERIFY(f->seen[v->id], node, "input %u, value %u %%%s, is used before it is defined", i, v->id,
            name_of(v));
-    const bool forward = node == f->graph->result ? i < f->graph->n_outputs
-                                                  : node->phase == OMC_FORWARD;
+    const bool forward =
+        node == f->graph->result ? i < f->graph->n_outputs : node->phase == OMC_FORWARD;
     VERIFY(!forward || !omc_is_backward(v), node, "forward reads backward value %u %%%s", v->id,
            name_of(v));
     f->used[v->id]++;
@@ -152,9 +152,8 @@ omc_status omc_graph_verify(const omc_graph *g, bool typed) {
   f.seen = omc_alloc_zero(allocator, g->n_values, sizeof *f.seen);
   f.used = omc_alloc_zero(allocator, g->n_values, sizeof *f.used);
   omc_names_init(&f.names, allocator);
-  const omc_status status = f.seen && f.used
-                                ? check_graph(&f)
-                                : omc_fail(OMC_ENOMEM, "no memory to verify the graph");
+  const omc_status status =
+      f.seen && f.used ? check_graph(&f) : omc_fail(OMC_ENOMEM, "no memory to verify the graph");
   omc_names_deinit(&f.names);
   omc_free(allocator, f.seen, g->n_values, sizeof *f.seen);
   omc_free(allocator, f.used, g->n_values, sizeof *f.used);

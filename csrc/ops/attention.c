@@ -67,22 +67,22 @@ static inline attention_scratch scratch_of(const attention_params *p, int tables
 typedef struct {
   const attention_params *p;
   const elem *q, *k, *v, *y, *dy;
-  const void *mask;      /* NULL: none */
+  const void *mask; /* NULL: none */
   elem *out, *dq, *dk, *dv;
-  real *lse;             /* forward: may be NULL */
+  real *lse; /* forward: may be NULL */
   uint64_t seed;
-  uint32_t drop_below;   /* a probability is dropped if its random word is below this */
-  real keep_scale;       /* 1 / (1 - p); 0 for p = 1 */
+  uint32_t drop_below; /* a probability is dropped if its random word is below this */
+  real keep_scale;     /* 1 / (1 - p); 0 for p = 1 */
   attention_scratch scratch;
   char *workspace;
 } attention_job;
 
 /* A block of query rows of one head and what it sees. */
 typedef struct {
-  int64_t head, kv_head;  /* in [B * H] and [B * Hkv] */
-  int64_t first, rows;    /* query rows first .. first + rows - 1 */
-  int64_t cols;           /* keys that any of them sees */
-  int64_t query;          /* first row in [B * H * T] */
+  int64_t head, kv_head; /* in [B * H] and [B * Hkv] */
+  int64_t first, rows;   /* query rows first .. first + rows - 1 */
+  int64_t cols;          /* keys that any of them sees */
+  int64_t query;         /* first row in [B * H * T] */
 } query_block;
 
 static query_block block_at(const attention_params *p, int64_t head, int64_t index) {
@@ -98,16 +98,19 @@ static query_block block_at(const attention_params *p, int64_t head, int64_t ind
 
 static attention_job make_job(const omc_kernel_args *args, int tables) {
   const attention_params *p = args->params;
-  return (attention_job){.p = p, .seed = args->seed, .drop_below = omc_drop_threshold(p->p),
+  return (attention_job){.p = p,
+                         .seed = args->seed,
+                         .drop_below = omc_drop_threshold(p->p),
                          .keep_scale = p->p < 1 ? (real)(1 / (1 - p->p)) : 0,
-                         .scratch = scratch_of(p, tables), .workspace = args->workspace};
+                         .scratch = scratch_of(p, tables),
+                         .workspace = args->workspace};
 }
 
 /* c[m,n] = alpha * a[m,k] b[k,n] + beta * c; operands by address and strides. */
 static void product(const attention_job *job, void *workspace, int64_t m, int64_t n, int64_t k,
                     omc_matrix a, omc_matrix b, omc_matrix c, double alpha, double beta) {
-  const omc_gemm_args g = {.m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha,
-                           .beta = beta};
+  const omc_gemm_args g = {
+      .m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha, .beta = beta};
   if (m > 0 && n > 0) omc_gemm_serial(job->p->dtype, &g, workspace);
 }
 static omc_matrix by_rows(const elem *x, int64_t stride) {
@@ -149,8 +152,8 @@ static void make_scores(const attention_job *job, const query_block *b, real *sc
     const int64_t i = b->first + r, seen = p->causal ? min64(p->keys, i + 1) : p->keys;
     if (job->mask) {
       const int64_t *stride = p->mask_strides;
-      const int64_t at = b->head / p->heads * stride[0] + b->head % p->heads * stride[1] +
-                         i * stride[2];
+      const int64_t at =
+          b->head / p->heads * stride[0] + b->head % p->heads * stride[1] + i * stride[2];
       if (p->mask_is_bool)
         mask_row_bool(s, (const uint8_t *)job->mask + at, stride[3], seen);
       else
@@ -340,8 +343,13 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   if (kd[0] != qd[0] || kd[3] != qd[3] || kd[1] < 1 || qd[1] % kd[1] != 0)
     return misfit(node, "keys", k);
   if (vd[0] != kd[0] || vd[1] != kd[1] || vd[2] != kd[2]) return misfit(node, "values", v);
-  *p = (attention_params){.batch = qd[0], .heads = qd[1], .kv_heads = kd[1], .queries = qd[2],
-                          .keys = kd[2], .dim = qd[3], .value_dim = vd[3],
+  *p = (attention_params){.batch = qd[0],
+                          .heads = qd[1],
+                          .kv_heads = kd[1],
+                          .queries = qd[2],
+                          .keys = kd[2],
+                          .dim = qd[3],
+                          .value_dim = vd[3],
                           .dtype = q->type.dtype,
                           .scale = omc_attr_float(node, "scale", default_scale(q)),
                           .p = omc_attr_float(node, "p", 0),
@@ -354,8 +362,8 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   const omc_shape full = {4, {p->batch, p->heads, p->queries, p->keys}};
   omc_shape both;
   if (m->type.dtype != OMC_BOOL && m->type.dtype != p->dtype) return misfit(node, "mask", m);
-  OMC_TRY(omc_shape_broadcast(&m->type.shape, &full, omc_node_text(node, text, sizeof text),
-                              &both));
+  OMC_TRY(
+      omc_shape_broadcast(&m->type.shape, &full, omc_node_text(node, text, sizeof text), &both));
   if (!omc_shape_equal(&both, &full)) return misfit(node, "mask", m);
   p->mask_is_bool = m->type.dtype == OMC_BOOL;
   omc_broadcast_strides(&m->type.shape, &full, p->mask_strides);
@@ -380,8 +388,7 @@ static omc_status backward_infer(omc_node *node) {
   if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
   if (!omc_type_equal(&omc_in(node, 4)->type, &y)) return misfit(node, "y", omc_in(node, 4));
   if (!omc_type_equal(&omc_in(node, 5)->type, &lse)) return misfit(node, "lse", omc_in(node, 5));
-  for (uint32_t i = 0; i < 3; i++)
-    omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
+  for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
 }
 
@@ -448,28 +455,36 @@ static omc_status forward_grad(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 2));
   if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0],      omc_in(node, 0),  omc_in(node, 1), omc_in(node, 2),
+  omc_value *in[] = {g->dout[0],       omc_in(node, 0),  omc_in(node, 1), omc_in(node, 2),
                      omc_out(node, 0), omc_out(node, 1), omc_in(node, 3)};
-  omc_build(&g->b, OMC_OP_AttentionGrad, in[6] ? 7 : 6, in, 0, node->n_attr, node->attr, 3,
-            g->din);
+  omc_build(&g->b, OMC_OP_AttentionGrad, in[6] ? 7 : 6, in, 0, node->n_attr, node->attr, 3, g->din);
   if (in[6] && g->needs[3]) g->din[3] = mask_gradient(g, &g->b);
   return g->b.status;
 }
 
 OMC_KERNELS(Attention)
-const omc_op omc_op_Attention = {.name = "Attention", .min_in = 3, .max_in = 4, .n_out = 2,
-                                 .flags = OMC_OP_RANDOM, .infer = forward_infer,
+const omc_op omc_op_Attention = {.name = "Attention",
+                                 .min_in = 3,
+                                 .max_in = 4,
+                                 .n_out = 2,
+                                 .flags = OMC_OP_RANDOM,
+                                 .infer = forward_infer,
                                  .grad = forward_grad,
                                  .params_size = sizeof(attention_params),
-                                 .params = forward_params, .workspace = forward_workspace,
+                                 .params = forward_params,
+                                 .workspace = forward_workspace,
                                  .cpu = &omc_kernels_Attention};
 
 OMC_KERNELS(AttentionGrad)
-const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad", .min_in = 6, .max_in = 7,
-                                     .n_out = 3, .flags = OMC_OP_RANDOM,
+const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad",
+                                     .min_in = 6,
+                                     .max_in = 7,
+                                     .n_out = 3,
+                                     .flags = OMC_OP_RANDOM,
                                      .infer = backward_infer,
                                      .params_size = sizeof(attention_params),
-                                     .params = backward_params, .workspace = backward_workspace,
+                                     .params = backward_params,
+                                     .workspace = backward_workspace,
                                      .cpu = &omc_kernels_AttentionGrad};
 
 #endif

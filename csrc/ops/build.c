@@ -29,16 +29,21 @@ static omc_status build(omc_builder *b, const omc_node_spec *spec, omc_value **o
   return OMC_OK;
 }
 
-void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-               uint32_t optional, uint32_t n_attr, const omc_attr *attr, uint32_t n_out,
-               omc_value **out) {
+void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in, uint32_t optional,
+               uint32_t n_attr, const omc_attr *attr, uint32_t n_out, omc_value **out) {
   for (uint32_t i = 0; i < n_out; i++) out[i] = NULL;
   for (uint32_t i = 0; i < n_in; i++)
     if (i >= 32 || !(optional & 1u << i)) given(b, in[i], omc_op_name(op));
   if (b->status != OMC_OK) return;
-  const omc_node_spec spec = {.op = op, .phase = b->phase, .name = b->name,
-                              .n_in = n_in, .n_out = n_out, .n_attr = n_attr,
-                              .in = in, .attr = attr, .before = b->before};
+  const omc_node_spec spec = {.op = op,
+                              .phase = b->phase,
+                              .name = b->name,
+                              .n_in = n_in,
+                              .n_out = n_out,
+                              .n_attr = n_attr,
+                              .in = in,
+                              .attr = attr,
+                              .before = b->before};
   latch(b, build(b, &spec, out));
 }
 

@@ -18,9 +18,8 @@ typedef struct omc_builder {
 
 /* A node with n_out outputs written to out[]. Inputs listed in `in` may be NULL only if bit i of
  * `optional` is set. */
-void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-               uint32_t optional, uint32_t n_attr, const omc_attr *attr, uint32_t n_out,
-               omc_value **out);
+void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in, uint32_t optional,
+               uint32_t n_attr, const omc_attr *attr, uint32_t n_out, omc_value **out);
 
 /* One output, one to three inputs, no attributes. */
 omc_value *omc_b1(omc_builder *b, omc_op_id op, omc_value *x);

@@ -13,11 +13,11 @@
 #define OMC_MAX_GRAD_IN 64
 
 typedef struct omc_grad {
-  omc_builder b;           /* phase backward, appends */
-  const omc_node *node;    /* the forward node */
-  omc_value *const *dout;  /* node->n_out gradients of its outputs, NULL: zero */
-  omc_value **din;         /* node->n_in gradients to set, all NULL at entry */
-  const bool *needs;       /* node->n_in: somebody wants it */
+  omc_builder b;          /* phase backward, appends */
+  const omc_node *node;   /* the forward node */
+  omc_value *const *dout; /* node->n_out gradients of its outputs, NULL: zero */
+  omc_value **din;        /* node->n_in gradients to set, all NULL at entry */
+  const bool *needs;      /* node->n_in: somebody wants it */
 } omc_grad;
 
 /* Fails naming the forward node unless it has its first n outputs, those its rule reads. */

@@ -71,8 +71,8 @@ omc_status omc_need_float(const omc_node *node, uint32_t i) {
   if (!v) return input_missing(node, i);
   if (omc_dtype_is_float(v->type.dtype)) return OMC_OK;
   char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
-  OMC_FAIL(EDTYPE, "%s: input %u is %s, not floating point",
-           omc_node_text(node, text, sizeof text), i, omc_type_text(&v->type, type, sizeof type));
+  OMC_FAIL(EDTYPE, "%s: input %u is %s, not floating point", omc_node_text(node, text, sizeof text),
+           i, omc_type_text(&v->type, type, sizeof type));
 }
 
 omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) {

@@ -30,14 +30,14 @@ typedef struct {
   const loss_params *p;
   const elem *logits, *weight; /* weight NULL: all 1 */
   const int64_t *target;
-  const elem *dloss;           /* gradient only */
-  elem *dlogits;               /* gradient only; may be logits */
-  real *loss;                  /* one per row, forward only */
-  real *lse;                   /* one per row; NULL: not kept */
-  real hard, soft;             /* 1 - e and e/C */
-  real weights;                /* sum of w */
-  double total;                /* sum of w[t] over rows that count */
-  int64_t groups;              /* of COLS rows, for each outer index */
+  const elem *dloss; /* gradient only */
+  elem *dlogits;     /* gradient only; may be logits */
+  real *loss;        /* one per row, forward only */
+  real *lse;         /* one per row; NULL: not kept */
+  real hard, soft;   /* 1 - e and e/C */
+  real weights;      /* sum of w */
+  double total;      /* sum of w[t] over rows that count */
+  int64_t groups;    /* of COLS rows, for each outer index */
 } loss_job;
 
 static real class_weight(const loss_job *job, int64_t c) {
@@ -49,8 +49,10 @@ static real class_weight(const loss_job *job, int64_t c) {
 static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t target,
                           uint32_t weight, loss_job *job) {
   const loss_params *p = args->params;
-  *job = (loss_job){.p = p, .logits = omc_in_data(args, logits),
-                    .target = omc_in_data(args, target), .weight = omc_in_data(args, weight),
+  *job = (loss_job){.p = p,
+                    .logits = omc_in_data(args, logits),
+                    .target = omc_in_data(args, target),
+                    .weight = omc_in_data(args, weight),
                     .hard = (real)(1 - p->smoothing),
                     .soft = (real)(p->smoothing / (double)p->classes),
                     .groups = (p->inner + COLS - 1) / COLS};
@@ -77,8 +79,8 @@ static void run_rows(const omc_kernel_args *args, loss_job *job, omc_range_fn ro
 
 /* Where a group of rows starts and how many it has. */
 typedef struct {
-  const elem *x;      /* class 0 of the group's first row */
-  int64_t cell, row;  /* offsets of x in the logits and of the first row in [outer, inner] */
+  const elem *x;     /* class 0 of the group's first row */
+  int64_t cell, row; /* offsets of x in the logits and of the first row in [outer, inner] */
   int64_t cols;
 } loss_group;
 
@@ -112,8 +114,7 @@ static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
     else if (job->soft > 0)
       dot = OMC_ROW_SUM(n, vld_fill(x + k, left, top) - vset(top));
     if (job->lse) job->lse[r] = top + log_sum;
-    job->loss[r] =
-        t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
+    job->loss[r] = t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
   }
 }
 
@@ -375,15 +376,23 @@ static omc_status backward_params(const omc_node *node, omc_arena *arena, void *
 }
 
 OMC_KERNELS(CrossEntropy)
-const omc_op omc_op_CrossEntropy = {.name = "CrossEntropy", .min_in = 2, .max_in = 3, .n_out = 3,
-                                    .infer = forward_infer, .grad = forward_grad,
-                                    .params_size = sizeof(loss_params), .params = forward_params,
+const omc_op omc_op_CrossEntropy = {.name = "CrossEntropy",
+                                    .min_in = 2,
+                                    .max_in = 3,
+                                    .n_out = 3,
+                                    .infer = forward_infer,
+                                    .grad = forward_grad,
+                                    .params_size = sizeof(loss_params),
+                                    .params = forward_params,
                                     .workspace = forward_workspace,
                                     .cpu = &omc_kernels_CrossEntropy};
 
 OMC_KERNELS(CrossEntropyGrad)
-const omc_op omc_op_CrossEntropyGrad = {.name = "CrossEntropyGrad", .min_in = 5, .max_in = 6,
-                                        .n_out = 1, .flags = OMC_OP_INPLACE_1,
+const omc_op omc_op_CrossEntropyGrad = {.name = "CrossEntropyGrad",
+                                        .min_in = 5,
+                                        .max_in = 6,
+                                        .n_out = 1,
+                                        .flags = OMC_OP_INPLACE_1,
                                         .infer = backward_infer,
                                         .params_size = sizeof(loss_params),
                                         .params = backward_params,

@@ -44,9 +44,9 @@ static inline int64_t grain(int64_t cells) { return 1 + CELLS_PER_TASK / (cells 
 typedef struct {
   const layer_params *p;
   const elem *x, *gamma, *beta;
-  const elem *dy;    /* gradient only, as the next three */
+  const elem *dy; /* gradient only, as the next three */
   elem *dx, *dgamma, *dbeta;
-  real *sums;        /* gradient only: [blocks, 2, sums_length], of dgamma and of dbeta */
+  real *sums; /* gradient only: [blocks, 2, sums_length], of dgamma and of dbeta */
   elem *y;
   real *mean, *rstd; /* NULL: not kept */
 } layer_job;
@@ -60,9 +60,10 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
     elem *y = job->y + r * n;
     const real mean = row_sum(x, n) / (real)n;
     const real var = OMC_ROW_SUM(n, __extension__({
-      const vreal d = vld_fill(x + k, left, mean) - vset(mean);
-      d * d;
-    })) / (real)n;
+                                   const vreal d = vld_fill(x + k, left, mean) - vset(mean);
+                                   d *d;
+                                 })) /
+                     (real)n;
     const real rstd = (real)(1 / sqrt((double)var + job->p->epsilon));
     const vreal vmean = vset(mean), vrstd = vset(rstd);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
@@ -77,9 +78,13 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
 
 OMC_KERNEL(LayerNormalization) {
   const layer_params *p = args->params;
-  layer_job job = {.p = p, .x = omc_in_data(args, 0), .gamma = omc_in_data(args, 1),
-                   .beta = omc_in_data(args, 2), .y = omc_out_data(args, 0),
-                   .mean = omc_out_data(args, 1), .rstd = omc_out_data(args, 2)};
+  layer_job job = {.p = p,
+                   .x = omc_in_data(args, 0),
+                   .gamma = omc_in_data(args, 1),
+                   .beta = omc_in_data(args, 2),
+                   .y = omc_out_data(args, 0),
+                   .mean = omc_out_data(args, 1),
+                   .rstd = omc_out_data(args, 2)};
   omc_parallel_for(p->rows, grain(p->n), args->threads, layer_forward, &job);
   return OMC_OK;
 }
@@ -140,10 +145,15 @@ static void layer_add_blocks(int64_t begin, int64_t end, int thread, void *ctx) 
 /* Inputs: dy, x, gamma?, mean, rstd. */
 OMC_KERNEL(LayerNormGrad) {
   const layer_params *p = args->params;
-  layer_job job = {.p = p, .dy = omc_in_data(args, 0), .x = omc_in_data(args, 1),
-                   .gamma = omc_in_data(args, 2), .mean = args->in[3].data,
-                   .rstd = args->in[4].data, .dx = omc_out_data(args, 0),
-                   .dgamma = omc_out_data(args, 1), .dbeta = omc_out_data(args, 2),
+  layer_job job = {.p = p,
+                   .dy = omc_in_data(args, 0),
+                   .x = omc_in_data(args, 1),
+                   .gamma = omc_in_data(args, 2),
+                   .mean = args->in[3].data,
+                   .rstd = args->in[4].data,
+                   .dx = omc_out_data(args, 0),
+                   .dgamma = omc_out_data(args, 1),
+                   .dbeta = omc_out_data(args, 2),
                    .sums = args->workspace};
   omc_parallel_for(n_blocks(p), grain(block_rows(p) * p->n), args->threads, layer_backward, &job);
   if (job.dgamma || job.dbeta)
@@ -169,9 +179,7 @@ static double count(const batch_params *p) { return (double)(p->batch * p->inner
 static real gamma_of(const batch_job *job, int64_t c) {
   return job->gamma ? ld(job->gamma + c) : 1;
 }
-static real beta_of(const batch_job *job, int64_t c) {
-  return job->beta ? ld(job->beta + c) : 0;
-}
+static real beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
 
 /* Stores the statistics of channel c, given its mean and the sum of squared differences to it. */
 static void store_statistics(const batch_job *job, int64_t c, double mean, double squares) {
@@ -183,8 +191,8 @@ static void store_statistics(const batch_job *job, int64_t c, double mean, doubl
     st(job->new_mean + c,
        (real)((1 - momentum) * (double)ld(job->running_mean + c) + momentum * mean));
   if (job->new_var)
-    st(job->new_var + c, (real)((1 - momentum) * (double)ld(job->running_var + c) +
-                                momentum * squares / (n - 1)));
+    st(job->new_var + c,
+       (real)((1 - momentum) * (double)ld(job->running_var + c) + momentum * squares / (n - 1)));
 }
 
 /* Stores the parameters' gradients of channel c and scales its sums of dy and dy * xhat to what
@@ -211,9 +219,9 @@ static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *c
     const real m = (real)mean;
     for (const elem *x = first; x < last; x += step)
       squares += (double)OMC_ROW_SUM(n, __extension__({
-        const vreal d = vld_fill(x + k, left, m) - vset(m);
-        d * d;
-      }));
+                                       const vreal d = vld_fill(x + k, left, m) - vset(m);
+                                       d *d;
+                                     }));
     store_statistics(job, c, mean, squares);
     const vreal vmean = vset(m), scale = vset(job->rstd[c] * gamma_of(job, c)),
                 shift = vset(beta_of(job, c));
@@ -308,8 +316,7 @@ static void batch_backward_cols(int64_t begin, int64_t end, int thread, void *ct
       for (int64_t j = 0; j < cols; j++) {
         const int64_t i = b * step + c0 + j;
         const real xhat = (ld(job->x + i) - mean[j]) * rstd[j];
-        st(job->dx + i,
-           factor[j] * (ld(job->dy + i) - (real)sum_dy[j] - xhat * (real)sum_dyx[j]));
+        st(job->dx + i, factor[j] * (ld(job->dy + i) - (real)sum_dy[j] - xhat * (real)sum_dyx[j]));
       }
   }
 }
@@ -325,21 +332,32 @@ static void run_channels(const omc_kernel_args *args, batch_job *job, omc_range_
 }
 
 OMC_KERNEL(BatchNorm) {
-  batch_job job = {.p = args->params, .x = omc_in_data(args, 0), .gamma = omc_in_data(args, 1),
-                   .beta = omc_in_data(args, 2), .running_mean = omc_in_data(args, 3),
-                   .running_var = omc_in_data(args, 4), .y = omc_out_data(args, 0),
-                   .mean = omc_out_data(args, 1), .rstd = omc_out_data(args, 2),
-                   .new_mean = omc_out_data(args, 3), .new_var = omc_out_data(args, 4)};
+  batch_job job = {.p = args->params,
+                   .x = omc_in_data(args, 0),
+                   .gamma = omc_in_data(args, 1),
+                   .beta = omc_in_data(args, 2),
+                   .running_mean = omc_in_data(args, 3),
+                   .running_var = omc_in_data(args, 4),
+                   .y = omc_out_data(args, 0),
+                   .mean = omc_out_data(args, 1),
+                   .rstd = omc_out_data(args, 2),
+                   .new_mean = omc_out_data(args, 3),
+                   .new_var = omc_out_data(args, 4)};
   run_channels(args, &job, batch_forward_planes, batch_forward_cols);
   return OMC_OK;
 }
 
 /* Inputs: dy, x, gamma?, mean, rstd. */
 OMC_KERNEL(BatchNormGrad) {
-  batch_job job = {.p = args->params, .dy = omc_in_data(args, 0), .x = omc_in_data(args, 1),
-                   .gamma = omc_in_data(args, 2), .mean = args->in[3].data,
-                   .rstd = args->in[4].data, .dx = omc_out_data(args, 0),
-                   .dgamma = omc_out_data(args, 1), .dbeta = omc_out_data(args, 2)};
+  batch_job job = {.p = args->params,
+                   .dy = omc_in_data(args, 0),
+                   .x = omc_in_data(args, 1),
+                   .gamma = omc_in_data(args, 2),
+                   .mean = args->in[3].data,
+                   .rstd = args->in[4].data,
+                   .dx = omc_out_data(args, 0),
+                   .dgamma = omc_out_data(args, 1),
+                   .dbeta = omc_out_data(args, 2)};
   run_channels(args, &job, batch_backward_planes, batch_backward_cols);
   return OMC_OK;
 }
@@ -375,7 +393,8 @@ static omc_status layer_shapes(const omc_node *node, uint32_t x, omc_shape *para
     params->dims[i - axis] = shape->dims[i];
     stats->dims[i] = 1;
   }
-  *p = (layer_params){.rows = omc_shape_span(shape, 0, axis), .n = omc_shape_numel(params),
+  *p = (layer_params){.rows = omc_shape_span(shape, 0, axis),
+                      .n = omc_shape_numel(params),
                       .epsilon = omc_attr_float(node, "epsilon", 1e-5)};
   return OMC_OK;
 }
@@ -449,13 +468,14 @@ static omc_status batch_shapes(const omc_node *node, uint32_t x, omc_shape *chan
     OMC_FAIL(ESHAPE, "%s: input %s has no channel axis", text,
              omc_type_text(&omc_in(node, x)->type, type, sizeof type));
   *channels = (omc_shape){.rank = 1, .dims = {shape->dims[1]}};
-  *p = (batch_params){.batch = shape->dims[0], .channels = shape->dims[1],
+  *p = (batch_params){.batch = shape->dims[0],
+                      .channels = shape->dims[1],
                       .inner = omc_shape_span(shape, 2, shape->rank),
                       .epsilon = omc_attr_float(node, "epsilon", 1e-5),
                       .momentum = omc_attr_float(node, "momentum", 0.1)};
   if (p->batch * p->inner == 1)
-    OMC_FAIL(ESHAPE, "%s: expected more than 1 value per channel when training, got input %s",
-             text, omc_type_text(&omc_in(node, x)->type, type, sizeof type));
+    OMC_FAIL(ESHAPE, "%s: expected more than 1 value per channel when training, got input %s", text,
+             omc_type_text(&omc_in(node, x)->type, type, sizeof type));
   return OMC_OK;
 }
 
@@ -465,8 +485,7 @@ static omc_status batch_infer(omc_node *node) {
   OMC_TRY(batch_shapes(node, 0, &channels, &p));
   const omc_type *x = &omc_in(node, 0)->type;
   static const char *const names[] = {"gamma", "beta", "running_mean", "running_var"};
-  for (uint32_t i = 1; i <= 4; i++)
-    OMC_TRY(need_type(node, i, names[i - 1], x->dtype, &channels));
+  for (uint32_t i = 1; i <= 4; i++) OMC_TRY(need_type(node, i, names[i - 1], x->dtype, &channels));
   for (uint32_t i = 3; i <= 4; i++)
     if (omc_out(node, i) && !omc_in(node, i)) {
       char text[OMC_NODE_TEXT];
@@ -508,30 +527,52 @@ static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *par
 }
 
 OMC_KERNELS(LayerNormalization)
-const omc_op omc_op_LayerNormalization = {
-    .name = "LayerNormalization", .min_in = 1, .max_in = 3, .n_out = 3,
-    .flags = OMC_OP_INPLACE_0, .infer = layer_infer, .grad = layer_grad,
-    .params_size = sizeof(layer_params), .params = layer_decode,
-    .cpu = &omc_kernels_LayerNormalization};
+const omc_op omc_op_LayerNormalization = {.name = "LayerNormalization",
+                                          .min_in = 1,
+                                          .max_in = 3,
+                                          .n_out = 3,
+                                          .flags = OMC_OP_INPLACE_0,
+                                          .infer = layer_infer,
+                                          .grad = layer_grad,
+                                          .params_size = sizeof(layer_params),
+                                          .params = layer_decode,
+                                          .cpu = &omc_kernels_LayerNormalization};
 
 OMC_KERNELS(LayerNormGrad)
-const omc_op omc_op_LayerNormGrad = {
-    .name = "LayerNormGrad", .min_in = 5, .max_in = 5, .n_out = 3,
-    .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1, .optional = 1u << 2, .infer = layer_grad_infer,
-    .params_size = sizeof(layer_params), .params = layer_decode,
-    .workspace = layer_grad_workspace, .cpu = &omc_kernels_LayerNormGrad};
+const omc_op omc_op_LayerNormGrad = {.name = "LayerNormGrad",
+                                     .min_in = 5,
+                                     .max_in = 5,
+                                     .n_out = 3,
+                                     .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1,
+                                     .optional = 1u << 2,
+                                     .infer = layer_grad_infer,
+                                     .params_size = sizeof(layer_params),
+                                     .params = layer_decode,
+                                     .workspace = layer_grad_workspace,
+                                     .cpu = &omc_kernels_LayerNormGrad};
 
 OMC_KERNELS(BatchNorm)
-const omc_op omc_op_BatchNorm = {
-    .name = "BatchNorm", .min_in = 1, .max_in = 5, .n_out = 5, .flags = OMC_OP_INPLACE_0,
-    .infer = batch_infer, .grad = batch_grad, .params_size = sizeof(batch_params),
-    .params = batch_decode, .cpu = &omc_kernels_BatchNorm};
+const omc_op omc_op_BatchNorm = {.name = "BatchNorm",
+                                 .min_in = 1,
+                                 .max_in = 5,
+                                 .n_out = 5,
+                                 .flags = OMC_OP_INPLACE_0,
+                                 .infer = batch_infer,
+                                 .grad = batch_grad,
+                                 .params_size = sizeof(batch_params),
+                                 .params = batch_decode,
+                                 .cpu = &omc_kernels_BatchNorm};
 
 OMC_KERNELS(BatchNormGrad)
-const omc_op omc_op_BatchNormGrad = {
-    .name = "BatchNormGrad", .min_in = 5, .max_in = 5, .n_out = 3,
-    .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1, .optional = 1u << 2, .infer = batch_grad_infer,
-    .params_size = sizeof(batch_params), .params = batch_decode,
-    .cpu = &omc_kernels_BatchNormGrad};
+const omc_op omc_op_BatchNormGrad = {.name = "BatchNormGrad",
+                                     .min_in = 5,
+                                     .max_in = 5,
+                                     .n_out = 3,
+                                     .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1,
+                                     .optional = 1u << 2,
+                                     .infer = batch_grad_infer,
+                                     .params_size = sizeof(batch_params),
+                                     .params = batch_decode,
+                                     .cpu = &omc_kernels_BatchNormGrad};
 
 #endif

@@ -10,9 +10,10 @@
 #include "provider.h"
 
 typedef enum {
-  OMC_OP_COMMUTES = 1 << 0,   /* in[0] and in[1] may be swapped */
-  OMC_OP_VIEW = 1 << 1,       /* out[0] is in[0]'s elements in the same order: costs nothing */
-  OMC_OP_POINTWISE = 1 << 2,  /* an output may share memory with an input of as many elements and bytes */
+  OMC_OP_COMMUTES = 1 << 0, /* in[0] and in[1] may be swapped */
+  OMC_OP_VIEW = 1 << 1,     /* out[0] is in[0]'s elements in the same order: costs nothing */
+  OMC_OP_POINTWISE = 1
+      << 2, /* an output may share memory with an input of as many elements and bytes */
   OMC_OP_INPLACE_0 = 1 << 3,  /* out[0] may share memory with in[0] */
   OMC_OP_INPLACE_1 = 1 << 4,  /* out[0] may share memory with in[1] */
   OMC_OP_RANDOM = 1 << 5,     /* never folded, never merged */
@@ -32,7 +33,7 @@ typedef struct omc_op {
   uint8_t min_in, max_in; /* OMC_VARIADIC: any number */
   uint8_t n_out;          /* most outputs; OMC_VARIADIC: as many as the node has */
   uint32_t flags;
-  uint32_t optional;      /* bit i: input i may be left out though below min_in */
+  uint32_t optional; /* bit i: input i may be left out though below min_in */
 
   /* Sets the type of every output from input types, attributes and constant inputs. Inputs are
    * typed and concrete. Fails with ESHAPE, EDTYPE or EUNSUPPORTED naming node and numbers. */
@@ -50,8 +51,8 @@ typedef struct omc_op {
   /* Bytes of scratch memory the kernel wants with that many threads; NULL: none. */
   size_t (*workspace)(const omc_node *node, const void *params, int threads);
 
-  const omc_kernels *cpu;      /* NULL for elementwise and view ops */
-  const struct omc_ew *ew;     /* elementwise ops only */
+  const omc_kernels *cpu;  /* NULL for elementwise and view ops */
+  const struct omc_ew *ew; /* elementwise ops only */
 } omc_op;
 
 /* The record of an op id below OMC_N_OPS. */

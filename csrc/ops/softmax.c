@@ -29,10 +29,10 @@ static void softmax_row(const elem *x, const elem *b, elem *y, const softmax_par
   (void)b, (void)cols;
   const vreal top = vset(row_max(x, p->n));
   const real sum = OMC_ROW_SUM(p->n, __extension__({
-    const vreal e = vexp(vld_fill(x + k, left, -(real)INFINITY) - top);
-    vst_upto(y + k, e, left);
-    e;
-  }));
+                                 const vreal e = vexp(vld_fill(x + k, left, -(real)INFINITY) - top);
+                                 vst_upto(y + k, e, left);
+                                 e;
+                               }));
   const vreal scale = vset(1 / sum);
   for (int64_t k = 0; k < p->n; k += OMC_VL)
     vst_upto(y + k, vld_fill(y + k, p->n - k, 0) * scale, p->n - k);
@@ -50,8 +50,7 @@ static void log_softmax_row(const elem *x, const elem *b, elem *y, const softmax
 static void softmax_grad_row(const elem *dy, const elem *y, elem *dx, const softmax_params *p,
                              int64_t cols) {
   (void)cols;
-  const vreal dot =
-      vset(OMC_ROW_SUM(p->n, vld_fill(dy + k, left, 0) * vld_fill(y + k, left, 0)));
+  const vreal dot = vset(OMC_ROW_SUM(p->n, vld_fill(dy + k, left, 0) * vld_fill(y + k, left, 0)));
   for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
     vst_upto(dx + k, vld_fill(y + k, left, 0) * (vld_fill(dy + k, left, 0) - dot), left);
 }
@@ -66,9 +65,9 @@ static void log_softmax_grad_row(const elem *dy, const elem *y, elem *dx, const 
 
 /* Visits the n x cols elements of a slice vector by vector: `i` is the element's offset from the
  * slice's start, `j` its column, `left` the columns from j on. */
-#define EACH_CELL(p, cols)                                                      \
-  for (int64_t row_ = 0; row_ < (p)->n; row_++)                                 \
-    for (int64_t j = 0, i = row_ * (p)->inner, left = (cols); j < (cols);       \
+#define EACH_CELL(p, cols)                                                \
+  for (int64_t row_ = 0; row_ < (p)->n; row_++)                           \
+    for (int64_t j = 0, i = row_ * (p)->inner, left = (cols); j < (cols); \
          j += OMC_VL, i += OMC_VL, left -= OMC_VL)
 
 static void fill_cols(real *acc, real x) {
@@ -101,10 +100,10 @@ static void log_softmax_cols(const elem *x, const elem *b, elem *y, const softma
   max_cols(x, p, cols, top);
   fill_cols(sum, 0);
   EACH_CELL(p, cols)
-    vstr(sum + j, vldr(sum + j) + vexp(vld_fill(x + i, left, 0) - vldr(top + j)));
+  vstr(sum + j, vldr(sum + j) + vexp(vld_fill(x + i, left, 0) - vldr(top + j)));
   for (int64_t j = 0; j < COLS; j += OMC_VL) vstr(sum + j, vlog(vldr(sum + j)));
   EACH_CELL(p, cols)
-    vst_upto(y + i, vld_fill(x + i, left, 0) - vldr(top + j) - vldr(sum + j), left);
+  vst_upto(y + i, vld_fill(x + i, left, 0) - vldr(top + j) - vldr(sum + j), left);
 }
 
 static void softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const softmax_params *p,
@@ -112,13 +111,13 @@ static void softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const sof
   real dot[COLS];
   fill_cols(dot, 0);
   EACH_CELL(p, cols)
-    vstr(dot + j, vfma(vld_fill(dy + i, left, 0), vld_fill(y + i, left, 0), vldr(dot + j)));
+  vstr(dot + j, vfma(vld_fill(dy + i, left, 0), vld_fill(y + i, left, 0), vldr(dot + j)));
   EACH_CELL(p, cols)
-    vst_upto(dx + i, vld_fill(y + i, left, 0) * (vld_fill(dy + i, left, 0) - vldr(dot + j)), left);
+  vst_upto(dx + i, vld_fill(y + i, left, 0) * (vld_fill(dy + i, left, 0) - vldr(dot + j)), left);
 }
 
-static void log_softmax_grad_cols(const elem *dy, const elem *y, elem *dx,
-                                  const softmax_params *p, int64_t cols) {
+static void log_softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const softmax_params *p,
+                                  int64_t cols) {
   real sum[COLS];
   fill_cols(sum, 0);
   EACH_CELL(p, cols) vstr(sum + j, vldr(sum + j) + vld_fill(dy + i, left, 0));
@@ -150,8 +149,11 @@ static void run_slices(int64_t begin, int64_t end, int thread, void *ctx) {
 
 static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_fn cols) {
   const softmax_params *p = args->params;
-  softmax_job job = {.a = args->in[0].data, .b = args->n_in > 1 ? args->in[1].data : NULL,
-                     .out = args->out[0].data, .p = p, .groups = (p->inner + COLS - 1) / COLS,
+  softmax_job job = {.a = args->in[0].data,
+                     .b = args->n_in > 1 ? args->in[1].data : NULL,
+                     .out = args->out[0].data,
+                     .p = p,
+                     .groups = (p->inner + COLS - 1) / COLS,
                      .slice = p->inner == 1 ? row : cols};
   if (p->n == 0) return OMC_OK;
   const int64_t width = p->inner < COLS ? p->inner : COLS;
@@ -216,11 +218,17 @@ static omc_status gradient(omc_grad *g, omc_op_id op) {
 static omc_status softmax_grad(omc_grad *g) { return gradient(g, OMC_OP_SoftmaxGrad); }
 static omc_status log_softmax_grad(omc_grad *g) { return gradient(g, OMC_OP_LogSoftmaxGrad); }
 
-#define SOFTMAX(name_, inputs, flags_, infer_, grad_)                                        \
-  OMC_KERNELS(name_)                                                                         \
-  const omc_op omc_op_##name_ = {.name = #name_, .min_in = inputs, .max_in = inputs,         \
-                                 .n_out = 1, .flags = flags_, .infer = infer_, .grad = grad_, \
-                                 .params_size = sizeof(softmax_params), .params = decode,    \
+#define SOFTMAX(name_, inputs, flags_, infer_, grad_)                   \
+  OMC_KERNELS(name_)                                                    \
+  const omc_op omc_op_##name_ = {.name = #name_,                        \
+                                 .min_in = inputs,                      \
+                                 .max_in = inputs,                      \
+                                 .n_out = 1,                            \
+                                 .flags = flags_,                       \
+                                 .infer = infer_,                       \
+                                 .grad = grad_,                         \
+                                 .params_size = sizeof(softmax_params), \
+                                 .params = decode,                      \
                                  .cpu = &omc_kernels_##name_};
 
 SOFTMAX(Softmax, 1, OMC_OP_INPLACE_0, softmax_infer, softmax_grad)

@@ -16,12 +16,12 @@ typedef struct omc_test {
 
 void omc_test_register(omc_test *test);
 
-#define TEST(name_)                                                      \
-  static void name_(void);                                               \
-  __attribute__((constructor)) static void register_##name_(void) {      \
-    static omc_test test = {#name_, name_, NULL};                        \
-    omc_test_register(&test);                                            \
-  }                                                                      \
+#define TEST(name_)                                                 \
+  static void name_(void);                                          \
+  __attribute__((constructor)) static void register_##name_(void) { \
+    static omc_test test = {#name_, name_, NULL};                   \
+    omc_test_register(&test);                                       \
+  }                                                                 \
   static void name_(void)
 
 /* Each returns whether the check holds. `a` is what was found, `b` what it should be. */
@@ -34,13 +34,20 @@ bool omc_check_status(omc_status a, omc_status b, const char *text, const char *
 
 #define CHECK(ok) omc_check((ok), #ok, __FILE__, __LINE__)
 #define CHECK_INT(a, b) omc_check_int((int64_t)(a), (int64_t)(b), #a, __FILE__, __LINE__)
-#define CHECK_FLOAT(a, b) omc_check_float((a), (b), #a, __FILE__, __LINE__) /* same, or both NaN */
+#define CHECK_FLOAT(a, b) omc_check_float((a), (b), #a, __FILE__, __LINE__) /* same, or both NaN \
+                                                                             */
 #define CHECK_TEXT(a, b) omc_check_text((a), (b), #a, __FILE__, __LINE__)
 #define CHECK_CONTAINS(a, b) omc_check_contains((a), (b), #a, __FILE__, __LINE__)
 #define CHECK_STATUS(a, b) omc_check_status((a), OMC_##b, #a, __FILE__, __LINE__)
 #define CHECK_OK(a) CHECK_STATUS(a, OK)
-#define REQUIRE(ok) do { if (!CHECK(ok)) return; } while (0)
-#define REQUIRE_OK(a) do { if (!CHECK_OK(a)) return; } while (0)
+#define REQUIRE(ok)         \
+  do {                      \
+    if (!CHECK(ok)) return; \
+  } while (0)
+#define REQUIRE_OK(a)         \
+  do {                        \
+    if (!CHECK_OK(a)) return; \
+  } while (0)
 
 /* Counts what is live and fails allocation number `fail_at` (from 0) and all after it. */
 typedef struct omc_test_memory {

@@ -83,15 +83,30 @@ TEST(dtype_is_found_by_text_and_codes) {
 }
 
 TEST(half_formats_round_to_nearest_even_and_back) {
-  static const struct { omc_dtype dtype; double x, rounded; } rows[] = {
-      {OMC_F16, 1.0, 1.0}, {OMC_F16, 65504, 65504}, {OMC_F16, 65519, 65504},
-      {OMC_F16, 65520, INFINITY}, {OMC_F16, 2049, 2048}, {OMC_F16, 2051, 2052},
-      {OMC_F16, 0x1p-24, 0x1p-24}, {OMC_F16, 0x1p-25, 0}, {OMC_F16, 0x1.8p-25, 0x1p-24},
-      {OMC_F16, -0x1.ff8p-15, -0x1.ff8p-15}, {OMC_F16, 0x1.ffcp-15, 0x1p-14},
-      {OMC_F16, -0.0, -0.0}, {OMC_F16, NAN, NAN}, {OMC_F16, -INFINITY, -INFINITY},
-      {OMC_BF16, 1.00390625, 1.0}, {OMC_BF16, 1.01171875, 1.015625}, {OMC_BF16, 1e39, INFINITY},
-      {OMC_BF16, 0x1p-133, 0x1p-133}, {OMC_BF16, -3.140625, -3.140625},
-      {OMC_F32, 0.1, 0.1f}, {OMC_F64, 0.1, 0.1}};
+  static const struct {
+    omc_dtype dtype;
+    double x, rounded;
+  } rows[] = {{OMC_F16, 1.0, 1.0},
+              {OMC_F16, 65504, 65504},
+              {OMC_F16, 65519, 65504},
+              {OMC_F16, 65520, INFINITY},
+              {OMC_F16, 2049, 2048},
+              {OMC_F16, 2051, 2052},
+              {OMC_F16, 0x1p-24, 0x1p-24},
+              {OMC_F16, 0x1p-25, 0},
+              {OMC_F16, 0x1.8p-25, 0x1p-24},
+              {OMC_F16, -0x1.ff8p-15, -0x1.ff8p-15},
+              {OMC_F16, 0x1.ffcp-15, 0x1p-14},
+              {OMC_F16, -0.0, -0.0},
+              {OMC_F16, NAN, NAN},
+              {OMC_F16, -INFINITY, -INFINITY},
+              {OMC_BF16, 1.00390625, 1.0},
+              {OMC_BF16, 1.01171875, 1.015625},
+              {OMC_BF16, 1e39, INFINITY},
+              {OMC_BF16, 0x1p-133, 0x1p-133},
+              {OMC_BF16, -3.140625, -3.140625},
+              {OMC_F32, 0.1, 0.1f},
+              {OMC_F64, 0.1, 0.1}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     uint64_t data = 0;
     omc_element_set_float(rows[i].dtype, &data, 0, rows[i].x);
@@ -151,9 +166,10 @@ TEST(shapes_count_and_stride) {
 }
 
 TEST(shapes_broadcast) {
-  static const struct { const char *a, *b, *out; } rows[] = {
-      {"[2,3]", "[3]", "[2,3]"}, {"[2,1]", "[1,3]", "[2,3]"}, {"[]", "[4]", "[4]"},
-      {"[0]", "[1]", "[0]"},     {"[2]", "[3]", NULL},        {"[0]", "[2]", NULL}};
+  static const struct {
+    const char *a, *b, *out;
+  } rows[] = {{"[2,3]", "[3]", "[2,3]"}, {"[2,1]", "[1,3]", "[2,3]"}, {"[]", "[4]", "[4]"},
+              {"[0]", "[1]", "[0]"},     {"[2]", "[3]", NULL},        {"[0]", "[2]", NULL}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     const omc_shape a = shape(rows[i].a), b = shape(rows[i].b);
     omc_shape out = {0};
@@ -182,7 +198,8 @@ TEST(axis_wraps_and_is_bounded) {
 
 TEST(type_bytes_catches_overflow) {
   size_t bytes = 1;
-  const omc_type fits = parse("f32[2,3]"), empty = parse("f64[9223372036854775807,9223372036854775807,0]");
+  const omc_type fits = parse("f32[2,3]"),
+                 empty = parse("f64[9223372036854775807,9223372036854775807,0]");
   const omc_type large = parse("i64[4294967296,4294967296]"), open = parse("f32[?]");
   CHECK_OK(omc_type_bytes(&fits, &bytes));
   CHECK_INT(bytes, 24);
@@ -204,9 +221,13 @@ TEST(type_text_round_trips) {
 }
 
 TEST(malformed_types_are_refused) {
-  static const char *const rows[] = {"", "f32", "f33[2]", "f32[", "f32[2", "f32[2,", "f32[2,]", "f32[,]",
-                                     "f32[-1]", "f32[1,2,3,4,5,6,7,8,9]", "f32[x]",
-                                     "f32[9223372036854775808]", "[2]", "f32 [2]"};
+  static const char *const rows[] = {"",        "f32",
+                                     "f33[2]",  "f32[",
+                                     "f32[2",   "f32[2,",
+                                     "f32[2,]", "f32[,]",
+                                     "f32[-1]", "f32[1,2,3,4,5,6,7,8,9]",
+                                     "f32[x]",  "f32[9223372036854775808]",
+                                     "[2]",     "f32 [2]"};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     omc_type type;
     size_t used;

@@ -41,7 +41,9 @@ TEST(graph_built_by_hand_is_valid_and_prints) {
   const int64_t perm[] = {1, 0};
   const double scales[] = {0.5, 2};
   const char *const words[] = {"a", "b\"c"};
-  const omc_attr attrs[] = {omc_ai("axis", -1), omc_af("alpha", 1), omc_as("mode", "x\ny"),
+  const omc_attr attrs[] = {omc_ai("axis", -1),
+                            omc_af("alpha", 1),
+                            omc_as("mode", "x\ny"),
                             omc_ais("perm", perm, 2),
                             {"scales", OMC_ATTR_FLOATS, 2, {.fs = scales}},
                             {"words", OMC_ATTR_STRINGS, 2, {.ss = words}}};
@@ -50,8 +52,13 @@ TEST(graph_built_by_hand_is_valid_and_prints) {
   omc_node *y, *dx;
   REQUIRE_OK(omc_graph_create(omc_default_allocator(), &g));
   CHECK_OK(omc_graph_add_input(g, "x", &type, true, &x));
-  const omc_node_spec forward = {.op = OMC_OP_Softmax, .name = "/h", .n_in = 1, .n_out = 1,
-                                 .n_attr = 6, .in = &x, .attr = attrs};
+  const omc_node_spec forward = {.op = OMC_OP_Softmax,
+                                 .name = "/h",
+                                 .n_in = 1,
+                                 .n_out = 1,
+                                 .n_attr = 6,
+                                 .in = &x,
+                                 .attr = attrs};
   REQUIRE_OK(omc_graph_add_node(g, &forward, &y));
   y->out[0]->type = type;
   CHECK_OK(omc_graph_set_result(g, y->out, 1, 0));
@@ -60,8 +67,8 @@ TEST(graph_built_by_hand_is_valid_and_prints) {
   CHECK_STATUS(omc_graph_add_grad(g, 0, &dy), EINVALID);
   CHECK_STATUS(omc_graph_add_grad(g, 1, &dy), EINVALID);
   omc_value *const in[] = {g->grads[0], NULL, y->out[0]};
-  const omc_node_spec backward = {.op = OMC_OP_SoftmaxGrad, .phase = OMC_BACKWARD, .n_in = 3,
-                                  .n_out = 1, .in = in};
+  const omc_node_spec backward = {
+      .op = OMC_OP_SoftmaxGrad, .phase = OMC_BACKWARD, .n_in = 3, .n_out = 1, .in = in};
   REQUIRE_OK(omc_graph_add_node(g, &backward, &dx));
   CHECK_OK(omc_graph_verify(g, false));
   CHECK_STATUS(omc_graph_verify(g, true), EINTERNAL);
@@ -209,12 +216,15 @@ static void wrong_count(omc_graph *g) { g->n_grads = 1; }
 static void use_after_erase(omc_graph *g) { omc_erase_node(g, g->first); }
 
 TEST(verifier_finds_every_broken_invariant) {
-  static const struct { const char *name; void (*corrupt)(omc_graph *g); } rows[] = {
+  static const struct {
+    const char *name;
+    void (*corrupt)(omc_graph *g);
+  } rows[] = {
 #define ROW(f) {#f, f}
-      ROW(swap_nodes), ROW(forget_use), ROW(cross_use), ROW(same_name), ROW(same_id),
-      ROW(large_id), ROW(wrong_producer), ROW(wrong_index), ROW(wrong_last), ROW(wrong_role),
-      ROW(wrong_phase), ROW(backward_output), ROW(no_output), ROW(no_data), ROW(wrong_count),
-      ROW(use_after_erase)};
+      ROW(swap_nodes), ROW(forget_use), ROW(cross_use),      ROW(same_name),
+      ROW(same_id),    ROW(large_id),   ROW(wrong_producer), ROW(wrong_index),
+      ROW(wrong_last), ROW(wrong_role), ROW(wrong_phase),    ROW(backward_output),
+      ROW(no_output),  ROW(no_data),    ROW(wrong_count),    ROW(use_after_erase)};
 #undef ROW
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     omc_graph *g = parse(diamond);

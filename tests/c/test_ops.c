@@ -127,11 +127,12 @@ TEST(builder_takes_a_missing_input_for_a_failure) {
 }
 
 TEST(arity_is_checked) {
-  static const struct { const char *text, *detail; } rows[] = {
-      {"%y = Relu(%x, %x)", "Relu: 2 inputs, not 1 to 1"},
-      {"%y = Add(%x)", "Add: 1 inputs, not 2 to 2"},
-      {"%y = Add(%x, _)", "Add: input 1 is left out"},
-      {"%y, %z = Relu(%x)", "Relu: 2 outputs, not 1 to 1"}};
+  static const struct {
+    const char *text, *detail;
+  } rows[] = {{"%y = Relu(%x, %x)", "Relu: 2 inputs, not 1 to 1"},
+              {"%y = Add(%x)", "Add: 1 inputs, not 2 to 2"},
+              {"%y = Add(%x, _)", "Add: input 1 is left out"},
+              {"%y, %z = Relu(%x)", "Relu: 2 outputs, not 1 to 1"}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     char text[128] = "input %x : f32[2]\n";
     omc_graph *g;

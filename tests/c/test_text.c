@@ -103,8 +103,7 @@ TEST(inline_constants_are_aligned_and_typed) {
                    "const %c : i64[1] = [-9223372036854775808]\nconst %d : bool[2] = [0, 1]\n"
                    "return %a, %b, %c, %d\n",
                    0, &g));
-  for (uint32_t i = 0; i < 4; i++)
-    CHECK_INT((uintptr_t)omc_in(g->result, i)->data % 64, 0);
+  for (uint32_t i = 0; i < 4; i++) CHECK_INT((uintptr_t)omc_in(g->result, i)->data % 64, 0);
   CHECK_INT(omc_const_int(omc_in(g->result, 0), 2), 255);
   CHECK_FLOAT(omc_const_float(omc_in(g->result, 1), 1), 0.5);
   CHECK_INT(omc_const_int(omc_in(g->result, 2), 0), INT64_MIN);
@@ -113,7 +112,9 @@ TEST(inline_constants_are_aligned_and_typed) {
 }
 
 TEST(malformed_texts_name_the_line_and_what_was_expected) {
-  static const struct { const char *text, *detail; } rows[] = {
+  static const struct {
+    const char *text, *detail;
+  } rows[] = {
       {"", "line 1: expected return"},
       {"input %x : f32[]\n", "line 2: expected return"},
       {"input x : f32[]", "line 1: expected '%' and a name, not 'x : f32[]'"},
@@ -172,7 +173,8 @@ TEST(missing_elements_are_reported) {
   omc_graph *g;
   CHECK_STATUS(parse(omc_default_allocator(), text, 5000, &g), EINVALID);
   CHECK_TEXT(omc_status_detail(), "no elements of c");
-  CHECK_STATUS(omc_graph_parse(omc_default_allocator(), text, strlen(text), NULL, NULL, &g), EPARSE);
+  CHECK_STATUS(omc_graph_parse(omc_default_allocator(), text, strlen(text), NULL, NULL, &g),
+               EPARSE);
   CHECK_CONTAINS(omc_status_detail(), "no elements are given for %c");
 }
 
@@ -287,9 +289,32 @@ static size_t splice(char *text, size_t n, size_t room, size_t at, size_t cut, c
 }
 
 static size_t mutate(char *text, size_t n, size_t room) {
-  static const char *const pieces[] = {"%", "_", "[", "]", "{", "}", "\"", "\\", "\n", "#", "@", "=",
-                                       ",", "?", "-", "0", "9999999999999999999", "1e400", "nan",
-                                       "%x", "%3", "grad ", "const ", "backward:\n", "return ", " grads "};
+  static const char *const pieces[] = {"%",
+                                       "_",
+                                       "[",
+                                       "]",
+                                       "{",
+                                       "}",
+                                       "\"",
+                                       "\\",
+                                       "\n",
+                                       "#",
+                                       "@",
+                                       "=",
+                                       ",",
+                                       "?",
+                                       "-",
+                                       "0",
+                                       "9999999999999999999",
+                                       "1e400",
+                                       "nan",
+                                       "%x",
+                                       "%3",
+                                       "grad ",
+                                       "const ",
+                                       "backward:\n",
+                                       "return ",
+                                       " grads "};
   char piece[64];
   const size_t at = below(n + 1);
   switch (below(4)) {

@@ -67,7 +67,9 @@ def test_provider_header_is_also_cxx17(tmp_path: Path) -> None:
         pytest.skip("no C++ compiler here")
     source = tmp_path / "alone.cc"
     source.write_text('#include "provider.h"\n')
-    subprocess.run(["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", "-fsyntax-only", source], check=True)
+    subprocess.run(
+        ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", "-fsyntax-only", source], check=True
+    )
 
 
 def test_extension_exports_its_init_alone() -> None:

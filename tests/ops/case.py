@@ -164,15 +164,13 @@ def expected(case: Case, inputs: Sequence[Tensor | None] | None = None) -> list[
 
 def expected_grad(case: Case, douts: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
     want = wanted(case)
-    inputs = [
-        t.detach().clone().requires_grad_() if i in want else t for i, t in enumerate(case.inputs)
-    ]
-    pairs = [
-        (y, d) for y, d in zip(expected(case, inputs), douts, strict=False) if d is not None and y.requires_grad
-    ]
+    inputs = [t.detach().clone().requires_grad_() if i in want else t for i, t in enumerate(case.inputs)]
+    pairs = [(y, d) for y, d in zip(expected(case, inputs), douts, strict=False) if d is not None and y.requires_grad]
     if not pairs:
         return dict.fromkeys(want)
-    grads = torch.autograd.grad([y for y, _ in pairs], [inputs[i] for i in want], [d for _, d in pairs], allow_unused=True)
+    grads = torch.autograd.grad(
+        [y for y, _ in pairs], [inputs[i] for i in want], [d for _, d in pairs], allow_unused=True
+    )
     return dict(zip(want, grads, strict=True))
 
 

@@ -3,10 +3,11 @@
 import math
 
 import torch
-from case import Case
-from cases_movement import F64, x
 from torch import Tensor
 from torch.nn import functional as F
+
+from case import Case
+from cases_movement import F64, x
 
 MATMUL = [
     ((67, 33), (33, 129)), ((1, 5), (5, 1)), ((5,), (5, 3)), ((4, 5), (5,)), ((5,), (5,)), ((3, 7, 9), (9, 4)),
@@ -32,7 +33,17 @@ def conv(a: Tensor, w: Tensor, bias: bool, stride: list[int], pad: list[int], di
     return Case("Conv", inputs, f, attrs, scale=4)  # sums of C·kh·kw terms, in another order
 
 
-def attention(b: int, h: int, t: int, s: int, d: int, mask: str = "", causal: int = 0, kv: int = 0, dtype: torch.dtype = torch.float32) -> Case:
+def attention(
+    b: int,
+    h: int,
+    t: int,
+    s: int,
+    d: int,
+    mask: str = "",
+    causal: int = 0,
+    kv: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Case:
     kv = kv or h
     q, k, v = x(b, h, t, d, dtype=dtype), x(b, kv, s, d, dtype=dtype, seed=1), x(b, kv, s, d, dtype=dtype, seed=2)
     scale = 1 / math.sqrt(d)

@@ -1,9 +1,10 @@
 """Rows of the movement, view, constant and gather families."""
 
 import torch
-from case import Case
 from torch import tensor
 from torch.nn import functional as F
+
+from case import Case
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """Rows of the softmax, loss, norm and pool families."""
 
 import torch
-from case import Case
-from cases_movement import F64, ids, x
 from torch import Tensor, tensor
 from torch.nn import functional as F
+
+from case import Case
+from cases_movement import F64, ids, x
 
 SOFT = [((5, 7), -1), ((3, 130), 1), ((4, 5, 6), 1), ((4, 5, 6), 0), ((2, 1), -1), ((3, 1000), -1), ((0, 4), 1)]
 
@@ -23,7 +24,11 @@ def layer_norm(a: Tensor, axis: int, gamma: bool = True, beta: bool = True) -> C
     def f(t: Tensor, g: Tensor | None = None, b: Tensor | None = None) -> Tensor:
         return F.layer_norm(t, shape, g, b, 1e-5)
 
-    inputs = [a, x(*shape, dtype=a.dtype, seed=1) if gamma else None, x(*shape, dtype=a.dtype, seed=2) if beta else None]
+    inputs = [
+        a,
+        x(*shape, dtype=a.dtype, seed=1) if gamma else None,
+        x(*shape, dtype=a.dtype, seed=2) if beta else None,
+    ]
     while inputs[-1] is None:
         inputs.pop()
     return Case("LayerNormalization", inputs, f, {"axis": axis, "epsilon": 1e-5}, outputs=3, compare=1)
@@ -46,7 +51,9 @@ def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
     return Case("BatchNorm", [a, gamma, beta, mean, var], f, attrs, outputs=5, grads=[0, 1, 2], differentiable=1)
 
 
-def max_pool(a: Tensor, kernel: list[int], stride: list[int], pad: list[int], dilation: list[int], ceil: int = 0) -> Case:
+def max_pool(
+    a: Tensor, kernel: list[int], stride: list[int], pad: list[int], dilation: list[int], ceil: int = 0
+) -> Case:
     def f(t: Tensor) -> tuple[Tensor, Tensor]:
         return F.max_pool2d(t, kernel, stride, pad, dilation, bool(ceil), return_indices=True)
 
@@ -54,7 +61,9 @@ def max_pool(a: Tensor, kernel: list[int], stride: list[int], pad: list[int], di
     return Case("MaxPool", [a], f, attrs, outputs=2)
 
 
-def average_pool(a: Tensor, kernel: list[int], stride: list[int], pad: list[int], ceil: int, include: int, divisor: int) -> Case:
+def average_pool(
+    a: Tensor, kernel: list[int], stride: list[int], pad: list[int], ceil: int, include: int, divisor: int
+) -> Case:
     def f(t: Tensor) -> Tensor:
         return F.avg_pool2d(t, kernel, stride, pad, bool(ceil), bool(include), divisor or None)
 

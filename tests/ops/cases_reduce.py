@@ -1,9 +1,10 @@
 """Rows of the reduction family."""
 
 import torch
+from torch import tensor
+
 from case import Case
 from cases_movement import F64, x
-from torch import tensor
 
 FUNCTIONS = {
     "ReduceSum": torch.sum,
@@ -36,13 +37,23 @@ CASES = [
     Case("ReduceProd", [x(4, 5), tensor([1])], lambda a, _: a.prod(1), {"keepdims": 0}, consts=[1]),
     Case("ReduceProd", [x(2, 3, dtype=torch.int64), tensor([0])], lambda a, _: a.prod(0), {"keepdims": 0}, consts=[1]),
     *[
-        Case("ArgMax", [x(*s)], lambda a, axis=axis, keep=keep: a.argmax(axis, bool(keep)), {"axis": axis, "keepdims": keep})
+        Case(
+            "ArgMax",
+            [x(*s)],
+            lambda a, axis=axis, keep=keep: a.argmax(axis, bool(keep)),
+            {"axis": axis, "keepdims": keep},
+        )
         for s, axis, keep in [((4, 7), 1, 0), ((4, 7), 0, 1), ((2, 3, 5), -1, 0)]
     ],
     Case("ArgMax", [tensor([[1.0, 5.0, 5.0]])], lambda a: tensor([1]), {"axis": 1, "keepdims": 0}),
     *[
         Case("CumSum", [x(*s, dtype=d), tensor(axis)], lambda a, _, axis=axis: a.cumsum(axis), consts=[1])
-        for s, axis, d in [((4, 7), 1, torch.float32), ((4, 7), 0, F64), ((2, 3, 5), 1, torch.int64), ((9,), 0, torch.float32)]
+        for s, axis, d in [
+            ((4, 7), 1, torch.float32),
+            ((4, 7), 0, F64),
+            ((2, 3, 5), 1, torch.int64),
+            ((9,), 0, torch.float32),
+        ]
     ],
     Case("CumSum", [x(3, 5), tensor(1)], lambda a, _: a.flip(1).cumsum(1).flip(1), {"reverse": 1}, consts=[1]),
 ]

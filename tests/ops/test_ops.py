@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from case import Case, assert_close, expected, expected_grad, free_inputs, run, run_grad, wanted
 from torch import Tensor
 
+from case import Case, assert_close, expected, expected_grad, free_inputs, run, run_grad, wanted
 from ortmodule_c import _C
 
 CASES: list[Case] = []
@@ -48,8 +48,10 @@ def test_forward_equals_torch(case: Case, isa: str) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_open_dims_give_the_same(case: Case) -> None:
     for got, want in zip(run(case, dynamic=True), run(case), strict=True):
-        assert torch.equal(got.nan_to_num() if got.is_floating_point() else got,
-                           want.nan_to_num() if want.is_floating_point() else want)
+        assert torch.equal(
+            got.nan_to_num() if got.is_floating_point() else got,
+            want.nan_to_num() if want.is_floating_point() else want,
+        )
 
 
 @pytest.mark.parametrize("isa", _C.isas())
@@ -64,7 +66,9 @@ def test_gradient_equals_autograd(case: Case, isa: str) -> None:
         _C.set_isa(None)
     for i, g in want.items():
         mine = got[i] if got[i] is not None else torch.zeros_like(case.inputs[i])
-        assert_close(mine, g if g is not None else torch.zeros_like(mine), f"gradient of input {i} on {isa}", case.scale)
+        assert_close(
+            mine, g if g is not None else torch.zeros_like(mine), f"gradient of input {i} on {isa}", case.scale
+        )
 
 
 @pytest.mark.parametrize("case", DERIVATIVE_CASES, ids=str)
@@ -96,7 +100,9 @@ def test_threads_do_not_change_a_bit(case: Case) -> None:
     finally:
         torch.set_num_threads(threads)
     for a, b in zip(many, one, strict=True):
-        assert torch.equal(a.nan_to_num() if a.is_floating_point() else a, b.nan_to_num() if b.is_floating_point() else b)
+        assert torch.equal(
+            a.nan_to_num() if a.is_floating_point() else a, b.nan_to_num() if b.is_floating_point() else b
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -106,6 +112,8 @@ def test_inputs_are_not_written(case: Case) -> None:
     if case in FLOAT_CASES:
         run_grad(case, out_grads(case, outputs))
     for i in free_inputs(case):
-        same = torch.equal(before[i].nan_to_num() if before[i].is_floating_point() else before[i],
-                           case.inputs[i].nan_to_num() if case.inputs[i].is_floating_point() else case.inputs[i])
+        same = torch.equal(
+            before[i].nan_to_num() if before[i].is_floating_point() else before[i],
+            case.inputs[i].nan_to_num() if case.inputs[i].is_floating_point() else case.inputs[i],
+        )
         assert same, f"input {i} was written to"

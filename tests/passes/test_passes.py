@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import reference
 import torch
-from ortmodule_c import _C
 from torch import Tensor
+
+from ortmodule_c import _C
 
 HERE = Path(__file__).parent
 RULES = sorted((HERE / "rules").glob("*.txt"))

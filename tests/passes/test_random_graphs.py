@@ -7,6 +7,7 @@ import random
 import pytest
 import reference
 import torch
+
 from ortmodule_c import _C
 
 SHAPES = [(4, 6), (6,), (1, 6), (4, 1), (), (2, 4, 6), (6, 4), (2, 1, 6)]

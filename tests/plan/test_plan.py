@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ortmodule_c import _C
 
 MLP = """
