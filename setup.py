@@ -13,6 +13,7 @@ import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -111,11 +112,11 @@ class BuildExt(build_ext):
 
 class CTest(Command):
     description = "build and run the tests of the C core"
-    user_options = [
+    user_options: ClassVar = [
         ("sanitize", None, "with the address and undefined behaviour sanitizers"),
         ("werror", None, "warnings are errors"),
     ]
-    boolean_options = ["sanitize", "werror"]
+    boolean_options: ClassVar = ["sanitize", "werror"]
 
     def initialize_options(self) -> None:
         self.sanitize = self.werror = False

@@ -114,9 +114,8 @@ def prepare(a: argparse.Namespace, work: Path) -> None:
         raise SystemExit(f"--text: {len(ids)} tokens are too few for --seq {a.seq}")
     tokenizer.save(str(work / "tokenizer.json"))
     np.save(work / "ids.npy", ids)
-    print(
-        f"{sum(map(len, texts)):,} characters in {len(texts)} files, {len(ids):,} tokens of {tokenizer.get_vocab_size()}"
-    )
+    size = sum(map(len, texts))
+    print(f"{size:,} characters in {len(texts)} files, {len(ids):,} tokens of {tokenizer.get_vocab_size()}")
 
 
 def build(a: argparse.Namespace, vocabulary: int) -> nn.Module:

@@ -184,8 +184,10 @@ class ORTModule(nn.Module):
         function = getattr(type(module), name, None)
         if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
             return value
-        # A method that calls self(...) then runs here; one that uses super() needs its own self.
-        return value if "__class__" in function.__code__.co_freevars else types.MethodType(function, self)
+        # A method that calls self(...) then runs here; one that asks for the class of self needs its own.
+        code = inspect.unwrap(function).__code__
+        asks = {"type", "__class__"}.intersection((*code.co_names, *code.co_freevars))
+        return value if asks else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith(_OWN) or name in self.__dict__ or "_ort_graphs" not in self.__dict__:
