@@ -29,6 +29,10 @@ static omc_value *as_add(omc_match *m) {
   return omc_b2(m->b, OMC_OP_Add, m->capture[1], m->capture[2]);
 }
 
+static omc_value *as_div(omc_match *m) {
+  return omc_b2(m->b, OMC_OP_Div, m->capture[1], m->capture[2]);
+}
+
 /* Whether every value of `from` is also one of `to`. */
 static bool holds_all(omc_dtype from, omc_dtype to) {
   const omc_dtype_info *a = omc_dtype_get(from), *b = omc_dtype_get(to);
@@ -74,6 +78,7 @@ static const omc_rule rules[] = {
     {"not_not", OMC_P_OP(Not, 0, OMC_P_SHARED(Not, 0, X)), omc_match_identity},
     {"add_neg", OMC_P_OP(Add, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_sub},
     {"sub_neg", OMC_P_OP(Sub, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_add},
+    {"mul_reciprocal", OMC_P_OP(Mul, 0, X, OMC_P_OP(Reciprocal, 0, OMC_P_ANY(2))), as_div},
     {"cast_same", OMC_P_OP(Cast, 0, X), omc_match_identity},
     {"cast_cast", OMC_P_OP(Cast, 0, OMC_P_SHARED(Cast, 2, X)), cast_cast},
     {"where_constant", OMC_P_OP(Where, 0, OMC_P_CONSTANT(1), OMC_P_ANY(2), OMC_P_ANY(3)),
