@@ -16,11 +16,7 @@ $(VENV)/tools: pyproject.toml
 SOURCES := $(shell find csrc -name '*.[ch]' -o -name '*.def') setup.py pyproject.toml
 
 $(VENV)/installed: $(VENV)/tools $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[examples]"
-	touch $@
-
-$(VENV)/dev: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev,examples]" clang-format
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev,examples]"
 	touch $@
 
 demo: $(VENV)/installed
@@ -34,19 +30,19 @@ ctest: $(VENV)/tools
 asan: $(VENV)/tools
 	$(BIN)/python setup.py -q ctest --werror --sanitize
 
-pytest: $(VENV)/dev
+pytest: $(VENV)/installed
 	$(BIN)/python -m pytest tests
 
-bench: $(VENV)/dev
+bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-lint: $(VENV)/dev
+lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')
 
-fmt: $(VENV)/dev
+fmt: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')

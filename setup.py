@@ -104,10 +104,11 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
 class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
         bind = sorted((CSRC / "bind").glob("*.c"))
-        flags = ["-O3", "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
-        objects = compile_all(self.compiler, self.build_temp, bind, flags, self.compiler.include_dirs)
+        flags = ["-O3", "-g0", "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
+        # Not build_temp: an editable install has a new one each time, and objects are to be used again.
+        objects = compile_all(self.compiler, "build/ext", bind, flags, self.compiler.include_dirs)
         target = self.get_ext_fullpath(ext.name)
-        self.compiler.link_shared_object(objects, target, libraries=LIBRARIES, build_temp=self.build_temp)
+        self.compiler.link_shared_object(objects, target, libraries=LIBRARIES, build_temp="build/ext")
 
 
 class CTest(Command):

@@ -1,5 +1,7 @@
 /* Attention(q[B,H,T,D], k[B,Hkv,S,D], v[B,Hkv,S,Dv], mask?) -> y[B,H,T,Dv], lse[B,H,T], and its
- * gradient.
+ * gradient. Attribute head_axes says of q, k, v and y in turn where their heads are: at axis 1, or
+ * at axis 2 behind the tokens, as a projection writes them. Gradients are laid out as what they
+ * are of.
  *
  * Nothing of T x S elements is stored: for a block of query rows the scores are one product, the
  * softmax is taken row by row, and y is a second product. Backward makes the probabilities again
@@ -14,7 +16,12 @@
 #include "ops/op.h"
 
 typedef struct {
+  int64_t sample, head, token; /* elements from one to the next */
+} head_strides;
+
+typedef struct {
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim; /* B, H, Hkv, T, S, D, Dv */
+  head_strides q, k, v, y;                                       /* also of their gradients */
   omc_dtype dtype;
   double scale, p;
   uint32_t stream;         /* of dropout */
@@ -28,6 +35,10 @@ typedef struct {
 #define BLOCK 64
 
 static inline int64_t row_length(const attention_params *p) { return (p->keys + 15) / 16 * 16; }
+/* The first element of head h of B * heads. */
+static inline int64_t head_at(const head_strides *s, int64_t heads, int64_t h) {
+  return h / heads * s->sample + h % heads * s->head;
+}
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* One thread's scratch memory, offsets in bytes: `tables` of BLOCK x row_length reals, random
@@ -79,21 +90,25 @@ typedef struct {
 
 /* A block of query rows of one head and what it sees. */
 typedef struct {
-  int64_t head, kv_head; /* in [B * H] and [B * Hkv] */
+  int64_t head;          /* in [B * H] */
   int64_t first, rows;   /* query rows first .. first + rows - 1 */
   int64_t cols;          /* keys that any of them sees */
   int64_t query;         /* first row in [B * H * T] */
+  int64_t q, k, v, y;    /* first element of its rows and of its keys and values */
 } query_block;
 
 static query_block block_at(const attention_params *p, int64_t head, int64_t index) {
   const int64_t first = index * BLOCK, rows = min64(BLOCK, p->queries - first);
-  const int64_t group = p->heads / p->kv_heads;
+  const int64_t group = p->heads / p->kv_heads, kv_head = head / group;
   return (query_block){.head = head,
-                       .kv_head = head / p->heads * p->kv_heads + head % p->heads / group,
                        .first = first,
                        .rows = rows,
                        .cols = p->causal ? min64(p->keys, first + rows) : p->keys,
-                       .query = head * p->queries + first};
+                       .query = head * p->queries + first,
+                       .q = head_at(&p->q, p->heads, head) + first * p->q.token,
+                       .k = head_at(&p->k, p->kv_heads, kv_head),
+                       .v = head_at(&p->v, p->kv_heads, kv_head),
+                       .y = head_at(&p->y, p->heads, head) + first * p->y.token};
 }
 
 static attention_job make_job(const omc_kernel_args *args, int tables) {
@@ -144,8 +159,8 @@ static void make_scores(const attention_job *job, const query_block *b, real *sc
                         void *workspace) {
   const attention_params *p = job->p;
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
-  product(job, workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->query * p->dim, p->dim),
-          transposed(job->k + b->kv_head * p->keys * p->dim, p->dim),
+  product(job, workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
+          transposed(job->k + b->k, p->k.token),
           (omc_matrix){scores, length, 1}, p->scale, 0);
   for (int64_t r = 0; r < b->rows; r++) {
     real *s = scores + r * length;
@@ -208,17 +223,17 @@ static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t item = begin; item < end; item++) {
     const int64_t i = item % blocks;
     const query_block b = block_at(p, item / blocks, i % 2 ? blocks - 1 - i / 2 : i / 2);
-    elem *y = job->out + b.query * p->value_dim;
+    elem *y = job->out + b.y;
     make_scores(job, &b, scores, scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
     product(job, scratch + job->scratch.gemm, b.rows, p->value_dim, b.cols,
             (omc_matrix){scores, length, 1},
-            by_rows(job->v + b.kv_head * p->keys * p->value_dim, p->value_dim),
-            (omc_matrix){y, p->value_dim, 1}, 1, 0);
+            by_rows(job->v + b.v, p->v.token),
+            by_rows(y, p->y.token), 1, 0);
     for (int64_t r = 0; r < b.rows; r++)
       for (int64_t k = 0; k < p->value_dim; k++)
-        st(y + r * p->value_dim + k, ld(y + r * p->value_dim + k) * factor[r]);
+        st(y + r * p->y.token + k, ld(y + r * p->y.token + k) * factor[r]);
   }
 }
 
@@ -238,7 +253,8 @@ OMC_KERNEL(Attention) {
 static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                              real *ds, char *scratch) {
   const int64_t dim = job->p->value_dim, query = b->query + r;
-  const elem *y = job->y + query * dim, *dy = job->dy + query * dim;
+  const int64_t at = b->y + r * job->p->y.token;
+  const elem *y = job->y + at, *dy = job->dy + at;
   const vreal delta = vset(OMC_ROW_SUM(dim, vld_fill(y + k, left, 0) * vld_fill(dy + k, left, 0)));
   const vreal lse = vset(job->lse[query]);
   const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
@@ -266,13 +282,13 @@ static void backward_block(const attention_job *job, const query_block *b, char 
   real *probs = (real *)(void *)(scratch + job->scratch.table[0]);
   real *grads = (real *)(void *)(scratch + job->scratch.table[1]);
   void *workspace = scratch + job->scratch.gemm;
-  const int64_t key = b->kv_head * p->keys;
-  const omc_matrix q = by_rows(job->q + b->query * dim, dim),
-                   dq = by_rows(job->dq + b->query * dim, dim),
-                   k = by_rows(job->k + key * dim, dim), dk = by_rows(job->dk + key * dim, dim),
-                   v_t = transposed(job->v + key * value_dim, value_dim),
-                   dv = by_rows(job->dv + key * value_dim, value_dim),
-                   dy = by_rows(job->dy + b->query * value_dim, value_dim);
+  const omc_matrix q = by_rows(job->q + b->q, p->q.token),
+                   dq = by_rows(job->dq + b->q, p->q.token),
+                   k = by_rows(job->k + b->k, p->k.token),
+                   dk = by_rows(job->dk + b->k, p->k.token),
+                   v_t = transposed(job->v + b->v, p->v.token),
+                   dv = by_rows(job->dv + b->v, p->v.token),
+                   dy = by_rows(job->dy + b->y, p->y.token);
   make_scores(job, b, probs, workspace);
   product(job, workspace, b->rows, b->cols, value_dim, dy, v_t, (omc_matrix){grads, length, 1}, 1,
           0);
@@ -290,9 +306,12 @@ static void backward_heads(int64_t begin, int64_t end, int thread, void *ctx) {
   char *scratch = job->workspace + (size_t)thread * job->scratch.total;
   const int64_t group = p->heads / p->kv_heads, blocks = (p->queries + BLOCK - 1) / BLOCK;
   for (int64_t kv = begin; kv < end; kv++) {
-    const int64_t dk = p->keys * p->dim, dv = p->keys * p->value_dim;
-    if (dk > 0) memset(job->dk + kv * dk, 0, (size_t)dk * sizeof(elem));
-    if (dv > 0) memset(job->dv + kv * dv, 0, (size_t)dv * sizeof(elem));
+    elem *dk = job->dk + head_at(&p->k, p->kv_heads, kv);
+    elem *dv = job->dv + head_at(&p->v, p->kv_heads, kv);
+    for (int64_t j = 0; j < p->keys; j++) {
+      memset(dk + j * p->k.token, 0, (size_t)p->dim * sizeof(elem));
+      memset(dv + j * p->v.token, 0, (size_t)p->value_dim * sizeof(elem));
+    }
     for (int64_t h = kv * group; h < (kv + 1) * group; h++)
       for (int64_t i = 0; i < blocks; i++) {
         const query_block b = block_at(p, h, i);
@@ -319,6 +338,35 @@ OMC_KERNEL(AttentionGrad) {
 
 #include <math.h>
 
+enum { Q, K, V, Y, N_LAYOUTS };
+
+/* The axes of heads of q, k, v and y; false: not four of 1 and 2. */
+static bool read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
+  uint32_t n;
+  const int64_t *given = omc_attr_ints(node, "head_axes", &n);
+  if (n != 0 && n != N_LAYOUTS) return false;
+  for (int i = 0; i < N_LAYOUTS; i++) {
+    axes[i] = n ? given[i] : 1;
+    if (axes[i] != 1 && axes[i] != 2) return false;
+  }
+  return true;
+}
+
+/* Axes 1 and 2 of a shape in the order heads, tokens, whichever order they are in. */
+static omc_shape by_heads(const omc_shape *shape, int64_t head_axis) {
+  omc_shape s = *shape;
+  s.dims[1] = shape->dims[head_axis];
+  s.dims[2] = shape->dims[3 - head_axis];
+  return s;
+}
+
+static head_strides strides_of(const omc_shape *shape, int64_t head_axis) {
+  const int64_t inner = shape->dims[2] * shape->dims[3], last = shape->dims[3];
+  return (head_strides){.sample = shape->dims[1] * inner,
+                        .head = head_axis == 1 ? inner : last,
+                        .token = head_axis == 1 ? last : inner};
+}
+
 static double default_scale(const omc_value *q) { return 1 / sqrt((double)q->type.shape.dims[3]); }
 
 static omc_status misfit(const omc_node *node, const char *what, const omc_value *v) {
@@ -339,7 +387,14 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
     OMC_TRY(omc_need_rank(node, i, 4));
     OMC_TRY(omc_need_dtype(node, i, q->type.dtype));
   }
-  const int64_t *qd = q->type.shape.dims, *kd = k->type.shape.dims, *vd = v->type.shape.dims;
+  int64_t axes[N_LAYOUTS];
+  if (!read_head_axes(node, axes))
+    OMC_FAIL(EINVALID, "%s: head_axes are not four of 1 and 2",
+             omc_node_text(node, text, sizeof text));
+  const omc_shape q_shape = by_heads(&q->type.shape, axes[Q]),
+                  k_shape = by_heads(&k->type.shape, axes[K]),
+                  v_shape = by_heads(&v->type.shape, axes[V]);
+  const int64_t *qd = q_shape.dims, *kd = k_shape.dims, *vd = v_shape.dims;
   if (kd[0] != qd[0] || kd[3] != qd[3] || kd[1] < 1 || qd[1] % kd[1] != 0)
     return misfit(node, "keys", k);
   if (vd[0] != kd[0] || vd[1] != kd[1] || vd[2] != kd[2]) return misfit(node, "values", v);
@@ -350,6 +405,9 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
                           .keys = kd[2],
                           .dim = qd[3],
                           .value_dim = vd[3],
+                          .q = strides_of(&q->type.shape, axes[Q]),
+                          .k = strides_of(&k->type.shape, axes[K]),
+                          .v = strides_of(&v->type.shape, axes[V]),
                           .dtype = q->type.dtype,
                           .scale = omc_attr_float(node, "scale", default_scale(q)),
                           .p = omc_attr_float(node, "p", 0),
@@ -358,6 +416,8 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   if (!(p->p >= 0 && p->p <= 1))
     OMC_FAIL(EINVALID, "%s: p = %g is not within 0..1", omc_node_text(node, text, sizeof text),
              p->p);
+  const omc_shape y_shape = result_shape(p, axes[Y]);
+  p->y = strides_of(&y_shape, axes[Y]);
   if (!m) return OMC_OK;
   const omc_shape full = {4, {p->batch, p->heads, p->queries, p->keys}};
   omc_shape both;
