@@ -22,6 +22,7 @@ typedef struct {
 typedef struct {
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim; /* B, H, Hkv, T, S, D, Dv */
   head_strides q, k, v, y;                                       /* also of their gradients */
+  omc_shape y_shape;
   omc_dtype dtype;
   double scale, p;
   uint32_t stream;         /* of dropout */
@@ -416,8 +417,8 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   if (!(p->p >= 0 && p->p <= 1))
     OMC_FAIL(EINVALID, "%s: p = %g is not within 0..1", omc_node_text(node, text, sizeof text),
              p->p);
-  const omc_shape y_shape = result_shape(p, axes[Y]);
-  p->y = strides_of(&y_shape, axes[Y]);
+  p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}}, axes[Y]);
+  p->y = strides_of(&p->y_shape, axes[Y]);
   if (!m) return OMC_OK;
   const omc_shape full = {4, {p->batch, p->heads, p->queries, p->keys}};
   omc_shape both;
@@ -433,9 +434,8 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
 static omc_status forward_infer(omc_node *node) {
   attention_params p;
   OMC_TRY(check(node, 0, 3, &p));
-  const omc_shape y = {4, {p.batch, p.heads, p.queries, p.value_dim}};
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
-  omc_set_type(node, 0, p.dtype, &y);
+  omc_set_type(node, 0, p.dtype, &p.y_shape);
   omc_set_type(node, 1, omc_dtype_real(p.dtype), &lse);
   return OMC_OK;
 }
@@ -443,7 +443,7 @@ static omc_status forward_infer(omc_node *node) {
 static omc_status backward_infer(omc_node *node) {
   attention_params p;
   OMC_TRY(check(node, 1, 6, &p));
-  const omc_type y = {p.dtype, {4, {p.batch, p.heads, p.queries, p.value_dim}}};
+  const omc_type y = {p.dtype, p.y_shape};
   const omc_type lse = {omc_dtype_real(p.dtype), {3, {p.batch, p.heads, p.queries}}};
   if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
   if (!omc_type_equal(&omc_in(node, 4)->type, &y)) return misfit(node, "y", omc_in(node, 4));
@@ -470,6 +470,12 @@ static size_t backward_workspace(const omc_node *node, const void *params, int t
   return scratch_of(params, 2).total * (size_t)threads;
 }
 
+/* x with its heads at axis 1. */
+static omc_value *heads_first(omc_builder *b, omc_value *x, int64_t head_axis) {
+  const int64_t swapped[] = {0, 2, 1, 3};
+  return x && head_axis == 2 ? omc_transpose(b, x, swapped) : x;
+}
+
 /* k or v with its heads repeated for the query heads of their group. */
 static omc_value *each_query_head(omc_builder *b, omc_value *x, int64_t heads) {
   if (!x || x->type.shape.dims[1] == heads) return x;
@@ -490,24 +496,31 @@ static omc_value *product_t(omc_builder *b, omc_value *x, omc_value *y, double a
  * it is made of plain ops and does hold T x S elements. */
 static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   const omc_node *node = g->node;
-  omc_value *q = omc_in(node, 0), *dy = g->dout[0], *lse = omc_out(node, 1);
+  int64_t axes[N_LAYOUTS] = {0};
+  read_head_axes(node, axes);
+  omc_value *q = heads_first(b, omc_in(node, 0), axes[Q]);
+  omc_value *k = heads_first(b, omc_in(node, 1), axes[K]);
+  omc_value *v = heads_first(b, omc_in(node, 2), axes[V]);
+  omc_value *y = heads_first(b, omc_out(node, 0), axes[Y]);
+  omc_value *dy = heads_first(b, g->dout[0], axes[Y]), *lse = omc_out(node, 1);
+  if (b->status != OMC_OK) return NULL;
   const int64_t heads = q->type.shape.dims[1], last[] = {-1};
   const double scale = omc_attr_float(node, "scale", default_scale(q));
   omc_shape column = lse->type.shape;
   column.dims[column.rank++] = 1;
 
-  omc_value *scores = product_t(b, q, each_query_head(b, omc_in(node, 1), heads), scale);
+  omc_value *scores = product_t(b, q, each_query_head(b, k, heads), scale);
   scores = omc_b2(b, OMC_OP_Add, scores, omc_in(node, 3));
   scores = omc_b2(b, OMC_OP_Sub, scores, omc_reshape(b, lse, &column));
   omc_value *probs = omc_b1(b, OMC_OP_Exp, scores);
   const omc_attr lower = omc_ai("upper", 0);
   if (omc_attr_int(node, "is_causal", 0)) probs = omc_bn(b, OMC_OP_Trilu, 1, &probs, 1, &lower);
 
-  omc_value *dprobs = product_t(b, dy, each_query_head(b, omc_in(node, 2), heads), 1);
+  omc_value *dprobs = product_t(b, dy, each_query_head(b, v, heads), 1);
   const double p = omc_attr_float(node, "p", 0);
   const omc_attr dropout[] = {omc_af("p", p), omc_ai("stream", omc_attr_int(node, "stream", 0))};
   if (p > 0) dprobs = omc_bn(b, OMC_OP_Dropout, 1, &dprobs, 2, dropout);
-  omc_value *delta = omc_reduce_sum(b, omc_b2(b, OMC_OP_Mul, dy, omc_out(node, 0)), last, 1, true);
+  omc_value *delta = omc_reduce_sum(b, omc_b2(b, OMC_OP_Mul, dy, y), last, 1, true);
   return omc_b2(b, OMC_OP_Mul, probs, omc_b2(b, OMC_OP_Sub, dprobs, delta));
 }
 

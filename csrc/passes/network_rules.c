@@ -1,8 +1,6 @@
-/* Layers written out as arithmetic, recognised; masks that say nothing, or say what is_causal
- * says, taken out of attention. */
+/* Layers written out as arithmetic, recognised. */
 #include <string.h>
 
-#include "graph/edit.h"
 #include "passes/rewrite.h"
 
 #define X OMC_P_ANY(1)
@@ -126,79 +124,6 @@ static omc_value *layer_norm_shift(omc_match *m) { return layer_norm_affine(m, 2
   ADD(OMC_P_OP(ReduceMean, 5, MUL(OMC_P_ANY(2), OMC_P_ANY(2)), OMC_P_CONSTANT(6)), \
       OMC_P_CONSTANT(7))
 
-/* ---- attention ---- */
-
-enum { MASK = 3 };
-
-static omc_value *attention_no_mask(omc_match *m) {
-  const omc_value *mask = omc_in(m->root, MASK);
-  if (!omc_is_const(mask)) return NULL;
-  if (!omc_const_all(mask, mask->type.dtype == OMC_BOOL ? 1 : 0)) return NULL;
-  omc_set_input(m->root, MASK, NULL);
-  return m->capture[0];
-}
-
-/* Whether n elements of `size` bytes are the same bits. */
-static bool repeats(const char *data, int64_t n, size_t size) {
-  return memcmp(data, data + size, (size_t)(n - 1) * size) == 0;
-}
-
-/* Whether a constant n x n mask lets position i see j <= i and nothing else. A float mask hides
- * with numbers so low that the exponential of any score plus them is zero. */
-static bool is_lower_triangle(const omc_value *mask, int64_t n) {
-  const bool is_bool = mask->type.dtype == OMC_BOOL;
-  const size_t size = omc_dtype_size(mask->type.dtype);
-  const char *data = mask->data;
-  for (int64_t i = 0; i < n; i++) {
-    const char *row = data + (size_t)(i * n) * size;
-    const double seen = omc_const_float(mask, i * n);
-    if (seen != (is_bool ? 1 : 0) || !repeats(row, i + 1, size)) return false;
-    if (i + 1 == n) break;
-    const double hidden = omc_const_float(mask, i * n + i + 1);
-    const bool hides = is_bool ? hidden == 0 : hidden <= -1e30;
-    if (!hides || !repeats(row + (size_t)(i + 1) * size, n - i - 1, size)) return false;
-  }
-  return true;
-}
-
-/* The same of a mask of any rank, all of whose matrices must be equal. */
-static bool is_causal_pattern(const omc_value *mask) {
-  const omc_shape *shape = &mask->type.shape;
-  if (shape->rank < 2 || omc_shape_numel(shape) == 0) return false;
-  const int64_t size = shape->dims[shape->rank - 1];
-  if (shape->dims[shape->rank - 2] != size || !is_lower_triangle(mask, size)) return false;
-  const size_t bytes = (size_t)(size * size) * omc_dtype_size(mask->type.dtype);
-  const size_t matrices = (size_t)omc_shape_span(shape, 0, shape->rank - 2);
-  return memcmp(mask->data, (const char *)mask->data + bytes, (matrices - 1) * bytes) == 0;
-}
-
-static omc_status set_int(omc_graph *g, omc_node *node, const char *name, int64_t value) {
-  omc_attr *attr = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
-  if (!attr) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(ENOMEM, "%s: no memory for attribute %s", omc_node_text(node, text, sizeof text),
-             name);
-  }
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < node->n_attr; i++)
-    if (strcmp(node->attr[i].name, name) != 0) attr[n++] = node->attr[i];
-  attr[n++] = omc_ai(name, value);
-  node->attr = attr;
-  node->n_attr = n;
-  return OMC_OK;
-}
-
-static omc_value *attention_causal(omc_match *m) {
-  const omc_value *mask = omc_in(m->root, MASK);
-  const omc_shape *q = &omc_in(m->root, 0)->type.shape, *k = &omc_in(m->root, 1)->type.shape;
-  if (!omc_is_const(mask) || !is_causal_pattern(mask)) return NULL;
-  const int64_t size = mask->type.shape.dims[mask->type.shape.rank - 1];
-  if (q->dims[q->rank - 2] != size || k->dims[k->rank - 2] != size) return NULL;
-  m->b->status = set_int(m->b->graph, m->root, "is_causal", 1);
-  omc_set_input(m->root, MASK, NULL);
-  return m->capture[0];
-}
-
 static const omc_rule rules[] = {
     {"silu", MUL(X, OMC_P_OP(Sigmoid, 0, X)), silu},
     {"gelu_tanh", HALF_TIMES(ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))), gelu_tanh},
@@ -214,8 +139,6 @@ static const omc_rule rules[] = {
     {"layer_norm_rsqrt", MUL(CENTERED, OMC_P_OP(Rsqrt, 0, VARIANCE)), layer_norm_written},
     {"layer_norm_scale", MUL(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_scale},
     {"layer_norm_shift", ADD(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_shift},
-    {"attention_no_mask", OMC_P_NODE(Attention, 0), attention_no_mask},
-    {"attention_causal", OMC_P_NODE(Attention, 0), attention_causal},
 };
 
 const omc_rules omc_network_rules = {"network", rules, sizeof rules / sizeof *rules};
