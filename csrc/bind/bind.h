@@ -52,8 +52,12 @@ int omc_type_from_py(PyObject *pair, omc_type *out);
  * as long as the token itself lives. */
 PyObject *omc_token_new(const omc_module *m, omc_run *run); /* takes over run, also on failure */
 
-/* The run of a token, borrowed; NULL with ConsumedError set if it is gone. */
-omc_run *omc_token_run(const omc_module *m, PyObject *token);
+/* Finds a token's run and keeps it, even if the tensor is dropped meanwhile, until
+ * omc_token_release; NULL with ConsumedError set if it is gone. */
+typedef struct omc_token omc_token;
+omc_token *omc_token_hold(const omc_module *m, PyObject *token);
+omc_run *omc_token_run(const omc_token *token);
+void omc_token_release(omc_token *token);
 
 /* host.c. Callbacks into a Python host object; `ctx` is an omc_host_ctx that must outlive them. */
 typedef struct omc_host_ctx {

@@ -47,6 +47,7 @@ PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *
 static void plan_dealloc(PyObject *object) {
   plan_object *self = (plan_object *)object;
   PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
   omc_plan_release(self->plan);
   Py_XDECREF(self->session);
   Py_XDECREF(self->in_grads);
@@ -56,6 +57,14 @@ static void plan_dealloc(PyObject *object) {
   freefunc release = PyType_GetSlot(type, Py_tp_free);
   release(object);
   Py_DECREF(type);
+}
+
+/* A cycle through a plan leads through its session, which breaks it. */
+static int plan_traverse(PyObject *object, visitproc visit, void *arg) {
+  const plan_object *self = (const plan_object *)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->session);
+  return 0;
 }
 
 /* Data pointers of n tensors, each of the type of its value; None (or a position beyond the
@@ -127,13 +136,15 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_plan *plan = self->plan;
   const omc_graph *g = plan->graph;
-  PyObject *token, *a, *b, *c, *inputs = NULL, *outputs = NULL, *grads = NULL, *results = NULL,
+  PyObject *owner, *a, *b, *c, *inputs = NULL, *outputs = NULL, *grads = NULL, *results = NULL,
                                *result = NULL;
-  if (!PyArg_ParseTuple(args, "OOOO", &token, &a, &b, &c)) return NULL;
-  omc_run *run = omc_token_run(m, token);
-  if (!run) return NULL;
+  if (!PyArg_ParseTuple(args, "OOOO", &owner, &a, &b, &c)) return NULL;
+  omc_token *token = omc_token_hold(m, owner);
+  if (!token) return NULL;
+  omc_run *run = omc_token_run(token);
   if (omc_run_plan(run) != plan) {
     PyErr_SetString(PyExc_ValueError, "token: it belongs to another plan");
+    omc_token_release(token);
     return NULL;
   }
   const size_t n_in = g->n_inputs, n_out = g->n_outputs;
@@ -179,6 +190,7 @@ done:
   Py_XDECREF(outputs);
   Py_XDECREF(grads);
   Py_XDECREF(results);
+  omc_token_release(token);
   return result;
 }
 
@@ -250,10 +262,12 @@ static PyMethodDef plan_methods[] = {
 
 static PyType_Slot plan_slots[] = {
     {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_traverse, plan_traverse},
     {Py_tp_methods, plan_methods},
     {Py_tp_getset, plan_getset},
     {Py_tp_doc, "Everything decided for one signature; made by Session.plan."},
     {0, NULL}};
 
-PyType_Spec omc_plan_spec = {"ortmodule_c._C.Plan", sizeof(plan_object), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, plan_slots};
+PyType_Spec omc_plan_spec = {
+    "ortmodule_c._C.Plan", sizeof(plan_object), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, plan_slots};

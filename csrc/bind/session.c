@@ -49,6 +49,8 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     return -1;
   }
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  Py_CLEAR(self->constants); /* of an attempt that failed */
+  Py_CLEAR(self->host.object);
   self->constants = PyDict_New(); /* a copy, so that later edits of the mapping free nothing */
   if (!self->constants || PyDict_Update(self->constants, constants) < 0) return -1;
   self->host.module = m;
@@ -61,9 +63,24 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
 }
 
+static int session_traverse(PyObject *object, visitproc visit, void *arg) {
+  const omc_session_object *self = (const omc_session_object *)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->host.object);
+  Py_VISIT(self->constants);
+  return 0;
+}
+
+/* The constants stay: plans point into their memory. */
+static int session_clear(PyObject *object) {
+  Py_CLEAR(((omc_session_object *)object)->host.object);
+  return 0;
+}
+
 static void session_dealloc(PyObject *object) {
   omc_session_object *self = (omc_session_object *)object;
   PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
   omc_session_destroy(self->session);
   Py_XDECREF(self->host.object);
   Py_XDECREF(self->constants);
@@ -137,13 +154,15 @@ static PyObject *session_stats(PyObject *object, PyObject *unused) {
   (void)unused;
   omc_session_object *self = (omc_session_object *)object;
   if (!self->session) return PyDict_New();
-  omc_session_stats s = omc_session_get_stats(self->session);
-  return Py_BuildValue("{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits",
-                       s.plan_hits, "plans_evicted", s.plans_evicted, "bind_seconds",
-                       s.bind_seconds, "simplify_seconds", s.simplify_seconds,
-                       "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
-                       s.fuse_seconds, "plan_seconds", s.plan_seconds, "plans_cached",
-                       s.plans_cached, "runs_live", s.runs_live);
+  omc_session_stats s;
+  /* A thread that builds a plan may hold the session's lock while it waits to call Python. */
+  Py_BEGIN_ALLOW_THREADS s = omc_session_get_stats(self->session);
+  Py_END_ALLOW_THREADS return Py_BuildValue(
+      "{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits", s.plan_hits,
+      "plans_evicted", s.plans_evicted, "bind_seconds", s.bind_seconds, "simplify_seconds",
+      s.simplify_seconds, "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
+      s.fuse_seconds, "plan_seconds", s.plan_seconds, "plans_cached", s.plans_cached, "runs_live",
+      s.runs_live);
 }
 
 static PyObject *session_count(PyObject *object, void *which) {
@@ -166,10 +185,12 @@ static PyGetSetDef session_getset[] = {
 
 static PyType_Slot session_slots[] = {{Py_tp_init, session_init},
                                       {Py_tp_dealloc, session_dealloc},
+                                      {Py_tp_traverse, session_traverse},
+                                      {Py_tp_clear, session_clear},
                                       {Py_tp_methods, session_methods},
                                       {Py_tp_getset, session_getset},
                                       {Py_tp_doc, "One template graph and its plans."},
                                       {0, NULL}};
 
 PyType_Spec omc_session_spec = {"ortmodule_c._C.Session", sizeof(omc_session_object), 0,
-                                Py_TPFLAGS_DEFAULT, session_slots};
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, session_slots};

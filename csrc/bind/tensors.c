@@ -69,6 +69,10 @@ int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, voi
   memset(&type->shape, 0, sizeof type->shape);
   type->shape.rank = t.ndim;
   for (int32_t d = 0; d < t.ndim; d++) type->shape.dims[d] = t.shape[d];
+  if (!t.data && omc_shape_numel(&type->shape) > 0) {
+    PyErr_Format(PyExc_ValueError, "%s: the tensor has a shape but no memory", what);
+    return -1;
+  }
   *data = t.data ? (char *)t.data + t.byte_offset : NULL;
   return 0;
 }

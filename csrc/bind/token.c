@@ -3,21 +3,31 @@
 
 #include <pthread.h>
 
-typedef struct token {
+struct omc_token {
   int64_t id; /* the tensor's only element */
   omc_run *run;
-  struct token *prev, *next;
-} token;
+  int owners; /* the tensor, while it lives, and every call that holds the token */
+  omc_token *prev, *next;
+};
 
 static struct {
   pthread_mutex_t lock;
   int64_t last_id;
-  token *first;
+  omc_token *first;
 } live = {PTHREAD_MUTEX_INITIALIZER, 0, NULL};
 
-static void token_free(void *ctx, void *data, size_t bytes) {
+void omc_token_release(omc_token *t) {
+  pthread_mutex_lock(&live.lock);
+  const bool last = --t->owners == 0;
+  pthread_mutex_unlock(&live.lock);
+  if (!last) return;
+  omc_run_destroy(t->run);
+  omc_free(omc_default_allocator(), t, 1, sizeof *t);
+}
+
+static void tensor_freed(void *ctx, void *data, size_t bytes) {
   (void)data, (void)bytes;
-  token *t = ctx;
+  omc_token *t = ctx;
   pthread_mutex_lock(&live.lock);
   if (t->prev)
     t->prev->next = t->next;
@@ -25,17 +35,17 @@ static void token_free(void *ctx, void *data, size_t bytes) {
     live.first = t->next;
   if (t->next) t->next->prev = t->prev;
   pthread_mutex_unlock(&live.lock);
-  omc_run_destroy(t->run);
-  omc_free(omc_default_allocator(), t, 1, sizeof *t);
+  omc_token_release(t);
 }
 
 PyObject *omc_token_new(const omc_module *m, omc_run *run) {
-  token *t = omc_alloc_zero(omc_default_allocator(), 1, sizeof *t);
+  omc_token *t = omc_alloc_zero(omc_default_allocator(), 1, sizeof *t);
   if (!t) {
     omc_run_destroy(run);
     return PyErr_NoMemory();
   }
   t->run = run;
+  t->owners = 1;
   pthread_mutex_lock(&live.lock);
   t->id = ++live.last_id;
   t->next = live.first;
@@ -43,10 +53,10 @@ PyObject *omc_token_new(const omc_module *m, omc_run *run) {
   live.first = t;
   pthread_mutex_unlock(&live.lock);
   const omc_type type = {.dtype = OMC_I64};
-  return omc_tensor_wrap(m, &t->id, sizeof t->id, &type, token_free, t);
+  return omc_tensor_wrap(m, &t->id, sizeof t->id, &type, tensor_freed, t);
 }
 
-omc_run *omc_token_run(const omc_module *m, PyObject *object) {
+omc_token *omc_token_hold(const omc_module *m, PyObject *object) {
   void *data;
   omc_type type;
   if (omc_tensor_read(m, object, "token", &data, &type) < 0) return NULL;
@@ -56,12 +66,14 @@ omc_run *omc_token_run(const omc_module *m, PyObject *object) {
   }
   int64_t id = *(const int64_t *)data;
   pthread_mutex_lock(&live.lock);
-  token *t = live.first;
+  omc_token *t = live.first;
   while (t && t->id != id) t = t->next;
-  omc_run *run = t ? t->run : NULL;
+  if (t) t->owners++;
   pthread_mutex_unlock(&live.lock);
-  if (!run)
+  if (!t)
     PyErr_Format(m->consumed_error, "the state of forward number %lld has been freed",
                  (long long)id);
-  return run;
+  return t;
 }
+
+omc_run *omc_token_run(const omc_token *token) { return token->run; }

@@ -31,7 +31,7 @@ static const serial_fn serial_fns[OMC_N_CLASS][OMC_N_ISA] = {
 
 static serial_fn serial_for(omc_dtype dtype) {
   const serial_fn *row = serial_fns[dtype == OMC_F64 ? OMC_CLASS_F64 : OMC_CLASS_F32];
-  int isa = omc_cpu_isa();
+  int isa = (int)omc_cpu_isa();
   while (!row[isa]) isa--;
   return row[isa];
 }

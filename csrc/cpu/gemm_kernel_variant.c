@@ -118,33 +118,13 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
 
 /* ---- packing ---- */
 
-/* The first (second) halves of a and b, lane by lane in turn. */
-#if defined(__clang__)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vmask){__VA_ARGS__})
-#endif
-#if OMC_VL == 16
-#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define ZIP_HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#elif OMC_VL == 8
-#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define ZIP_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#elif OMC_VL == 4
-#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
-#define ZIP_HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
-#else
-#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 2)
-#define ZIP_HIGH(a, b) SHUFFLE(a, b, 1, 3)
-#endif
-
 /* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
 OMC_INLINE void transpose(vreal x[OMC_VL]) {
   OMC_UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
     vreal y[OMC_VL];
     OMC_UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
-      y[2 * i] = ZIP_LOW(x[i], x[i + OMC_VL / 2]);
-      y[2 * i + 1] = ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
+      y[2 * i] = OMC_ZIP_LOW(x[i], x[i + OMC_VL / 2]);
+      y[2 * i + 1] = OMC_ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
     }
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = y[i];
   }

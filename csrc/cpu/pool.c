@@ -9,7 +9,7 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SMALL_PAGE ((size_t)4096)
-#define LEAST_KEPT ((size_t)256 << 20)
+#define LEAST_KEPT ((size_t)16 << 20)
 
 /* Sizes are rounded up to one of 64 classes per power of two (by 1.6 % at most), so that a block's
  * size follows from what was asked for and a kept block fits exactly. */

@@ -1,7 +1,7 @@
 /* A process-wide pool of large blocks: arenas of runs, results and gradients.
  *
  * Freed blocks are kept and handed out again, so that a training step faults in no page. Kept
- * bytes never exceed the most bytes that were in use at once, or 256 MiB if that is more; beyond
+ * bytes never exceed the most bytes that were in use at once, or 16 MiB if that is more; beyond
  * it the blocks that have waited longest go back to the system. Any thread; usable after fork. */
 #ifndef OMC_CPU_POOL_H
 #define OMC_CPU_POOL_H

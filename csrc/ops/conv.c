@@ -162,6 +162,40 @@ static void join_rows(conv_grid *grid) {
   grid->rows = 1;
 }
 
+/* Sets *out where the form is one of 3 x 3 with steps of 1 that repays its transforms. */
+static omc_status plan_winograd(const omc_node *node, const conv_form *f, bool of_input,
+                                omc_arena *arena, const conv_winograd **out) {
+  enum { LEAST_CHANNELS = 32, LEAST_TILES = 128 };
+  const bool fits = f->kh == 3 && f->kw == 3 && f->sh == 1 && f->sw == 1 && f->dh == 1 &&
+                    f->dw == 1 && f->group == 1 && f->top <= 2 && f->left <= 2;
+  const int64_t h = of_input ? f->h : f->oh, w = of_input ? f->w : f->ow;
+  const int64_t tiles_h = omc_ceil_div(h, 2), tiles_w = omc_ceil_div(w, 2);
+  *out = NULL;
+  if (!fits || min64(f->c, f->o) < LEAST_CHANNELS || f->n * tiles_h * tiles_w < LEAST_TILES)
+    return OMC_OK;
+  conv_winograd *p = OMC_NEW(arena, conv_winograd);
+  if (!p) return no_memory(node);
+  *p = (conv_winograd){.images = f->n,
+                       .c = of_input ? f->o : f->c,
+                       .m = of_input ? f->c : f->o,
+                       .oh = h,
+                       .ow = w,
+                       .weight_row = of_input ? 9 : f->c * 9,
+                       .weight_col = of_input ? f->c * 9 : 9,
+                       .flip = of_input,
+                       .source = {.channels = of_input ? f->o : f->c,
+                                  .h = of_input ? f->oh : f->h,
+                                  .w = of_input ? f->ow : f->w,
+                                  .top = of_input ? 2 - f->top : f->top,
+                                  .left = of_input ? 2 - f->left : f->left,
+                                  .rows = 2 * tiles_h + 2,
+                                  .phases = 2,
+                                  .part = tiles_w + 1}};
+  p->pass = images_per_pass(f, &p->source, omc_in(node, 0)->type.dtype);
+  *out = p;
+  return OMC_OK;
+}
+
 static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *params) {
   conv_product *p = params;
   conv_form f;
@@ -210,7 +244,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
                       .grids = grid,
                       .packed = f.o * depth};
   p->pass = s.in_place ? max64(f.n, 1) : images_per_pass(&f, &s, p->dtype);
-  return OMC_OK;
+  return plan_winograd(node, &f, false, arena, &p->winograd);
 }
 
 /* Along one dim, for input positions a, a + stride, ...: tap i meets them if its shift, in output
@@ -303,7 +337,7 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
                       .grids = grids,
                       .packed = packed};
   p->pass = s.in_place ? max64(f.n, 1) : images_per_pass(&f, &s, p->dtype);
-  return OMC_OK;
+  return plan_winograd(node, &f, true, arena, &p->winograd);
 }
 
 static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, void *params) {
@@ -345,8 +379,11 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
   (void)node;
   const conv_product *p = params;
+  const conv_winograd *w = p->winograd;
   const int64_t elements =
       p->direct ? threads * direct_thread(&p->source, p->groups)
+      : w       ? align16(16 * w->m * w->c) + align16(w->pass * source_image(&w->source) + SLACK) +
+                      threads * winograd_thread(w)
                 : align16(p->packed) + product_source(p) + threads * product_thread();
   return (size_t)elements * omc_dtype_size(p->dtype);
 }

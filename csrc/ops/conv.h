@@ -13,7 +13,8 @@
  *
  * The right side is packed straight from the copy: no column matrix is ever stored. Groups of few
  * channels, depthwise above all, have nothing to pack for and are summed directly
- * (conv_direct_variant.c). */
+ * (conv_direct_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform where
+ * they are large enough to repay it (conv_winograd_variant.c). */
 #ifndef OMC_OPS_CONV_H
 #define OMC_OPS_CONV_H
 
@@ -43,10 +44,22 @@ typedef struct {
   int64_t packed_at;                /* of the packed weights */
 } conv_grid;
 
+/* A convolution of 3 x 3 with steps of 1 by conv_winograd_variant.c. The source is copied with
+ * phases 2: even columns, then odd ones. */
+typedef struct {
+  int64_t images, pass;
+  int64_t c, m; /* channels of the source and of the output */
+  int64_t oh, ow;
+  int64_t weight_row, weight_col; /* element steps from one m, and from one c, to the next */
+  bool flip;                      /* taps are taken in reverse order */
+  conv_source source;
+} conv_winograd;
+
 typedef struct {
   omc_dtype dtype;
   bool direct;
-  int64_t images, pass; /* all, and as many as are copied at a time */
+  const conv_winograd *winograd; /* NULL: not so */
+  int64_t images, pass;          /* all, and as many as are copied at a time */
   int64_t groups;
   int64_t m;                                      /* output channels of a group */
   int64_t weight_row, weight_group, source_group; /* element steps */
@@ -96,6 +109,16 @@ static inline int64_t grad_source(const conv_weight_grad *p) {
   return align16(p->pass * source_image(&p->source) + SLACK);
 }
 
+/* Or the transformed kernels, the copy of a pass, and for each thread transforms of TILES tiles. */
+enum { TILES = 64 };
+static inline int64_t winograd_tiles(const conv_winograd *p) {
+  return omc_ceil_div(p->oh, 2) * omc_ceil_div(p->ow, 2);
+}
+static inline int64_t winograd_pitch(void) { return TILES + SLACK; }
+static inline int64_t winograd_thread(const conv_winograd *p) {
+  return 16 * (p->c + p->m) * winograd_pitch();
+}
+
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 #define CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
@@ -104,6 +127,7 @@ static inline int64_t grad_source(const conv_weight_grad *p) {
 void CONV_NAME(copy_plane)(const conv_source *s, const real *plane, real *out);
 
 omc_status CONV_NAME(direct)(const omc_kernel_args *args);
+omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p);
 omc_status CONV_NAME(direct_weight)(const omc_kernel_args *args);
 
 /* Columns next to each other in a panel and in memory, at most a vector of them. */

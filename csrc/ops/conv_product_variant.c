@@ -18,6 +18,8 @@ static void copy_row(const conv_source *s, const real *from, real *to) {
     const int64_t end = min64(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
     if (s->phases == 1 && begin < end)
       memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(real));
+    else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * 2];
     else
       for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * s->phases];
   }
@@ -198,6 +200,7 @@ static omc_status convolve(const omc_kernel_args *args) {
   const int threads = args->threads;
   if (p->images == 0 || p->m == 0) return OMC_OK;
   if (p->direct) return CONV_NAME(direct)(args);
+  if (p->winograd) return CONV_NAME(winograd)(args, p->winograd);
   product_job job = {.args = args, .p = p, .tensor = args->in[0].data, .packed = args->workspace};
   job.copy = job.packed + align16(p->packed);
   job.threads = job.copy + product_source(p);

@@ -196,8 +196,8 @@ omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *chang
 }
 
 const omc_rule *omc_rule_find(const char *name) {
-  const omc_rules *const sets[] = {&omc_movement_rules, &omc_arithmetic_rules, &omc_network_rules,
-                                   &omc_matmul_rules, &omc_fuse_rules};
+  const omc_rules *const sets[] = {&omc_movement_rules,  &omc_arithmetic_rules, &omc_network_rules,
+                                   &omc_attention_rules, &omc_matmul_rules,     &omc_fuse_rules};
   for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
     for (uint32_t r = 0; r < sets[i]->n; r++)
       if (strcmp(sets[i]->rules[r].name, name) == 0) return &sets[i]->rules[r];

@@ -64,11 +64,12 @@ typedef struct omc_rules {
  * what became unused. *changes counts rewrites. */
 omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *changes) OMC_MUST_USE;
 
-/* The sets. The first four are canonical forms, applied before differentiation and again after it;
- * the last looks for patterns of joint graphs that have a better kernel. */
+/* The sets. All but the last are canonical forms, applied before differentiation and again after
+ * it; the last looks for patterns of joint graphs that have a better kernel. */
 extern const omc_rules omc_movement_rules;
 extern const omc_rules omc_arithmetic_rules;
 extern const omc_rules omc_network_rules;
+extern const omc_rules omc_attention_rules;
 extern const omc_rules omc_matmul_rules;
 extern const omc_rules omc_fuse_rules;
 

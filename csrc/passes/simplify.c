@@ -6,7 +6,7 @@
 
 omc_status omc_simplify(omc_graph *g) {
   const omc_rules *const sets[] = {&omc_movement_rules, &omc_arithmetic_rules, &omc_network_rules,
-                                   &omc_matmul_rules};
+                                   &omc_attention_rules, &omc_matmul_rules};
   OMC_TRY(omc_cse(g)); /* patterns that name a value twice want it computed once */
   for (int k = 0; k < MAX_ROUNDS; k++) {
     uint32_t total = 0;

@@ -27,7 +27,9 @@ class Plan:
     random: bool
     arena_bytes: int
     bound_bytes: int
+    forward_bytes: int
     n_steps: int
+    n_forward: int
 
     def forward(self, inputs: Sequence[Tensor], seed: int) -> tuple[list[Tensor], Tensor | None]:
         """Run forward.

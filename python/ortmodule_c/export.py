@@ -1,7 +1,9 @@
 """Captures a module as a graph of ATen ops whose inputs are all its tensors."""
 
 import contextlib
+import logging
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +16,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable
 from .flatten import Spec, flatten, unflatten
-from .guards import Survey, restore_modules, snapshot_modules
+from .guards import Snapshot, Survey, Write
 
 aten = torch.ops.aten
 PATH = "ortmodule_c.path"
@@ -37,9 +41,9 @@ class Captured:
     n_user, n_parameters, n_buffers
         How many of them are which.
     out_spec
-        How the outputs nest.
-    changed
-        Attributes of submodules that the forward changed (id of module, name).
+        How the outputs nest: those of the module, then the values of `writes`.
+    writes
+        Attributes of submodules that the forward sets.
     calls
         Custom functions in the graph.
     """
@@ -50,7 +54,7 @@ class Captured:
     n_parameters: int
     n_buffers: int
     out_spec: Spec
-    changed: set[tuple[int, str]]
+    writes: list[Write]
     calls: list[PythonCall] = field(default_factory=list)
 
     @property
@@ -109,6 +113,19 @@ def _undisturbed() -> Iterator[None]:
             yield
     finally:
         torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps back what PyTorch's tracer tells its own developers, in warnings and in a log of errors it raises."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*treespec", category=FutureWarning)
+            yield
+    finally:
+        log.disabled = disabled
 
 
 @contextlib.contextmanager
@@ -182,6 +199,8 @@ def capture(
     parameters, buffers = _unique_names(module, survey)
     n_user, n_parameters = len(leaves), len(parameters)
     out_specs: list[Spec] = []
+    written: list[Write] = []
+    kept = Snapshot(module)
 
     with _no_autocast() as autocast:
 
@@ -194,29 +213,61 @@ def capture(
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
                 state.update(cloned)
+                stack.enter_context(_RefuseStrangers())
                 result = torch.func.functional_call(module, state, args, kwargs, tie_weights=True)
-            out, out_spec = flatten(result)
+            _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
+            for name in kept.changed_containers():
+                raise NotExportable(f"the forward changes {name} in place")
+            written[:] = kept.writes()
+            out, out_spec = flatten((result, [w.after for w in written]))
             out_specs.append(out_spec)
             return [*out, *[state[n] for n in buffers]]
 
         examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
         tensors = [*examples, *survey.parameters, *survey.buffers]
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
-        kept = snapshot_modules(module)
         try:
-            with _undisturbed(), _paths_noted(module), sdpa_kernel(SDPBackend.MATH), kept_whole() as calls:
+            with (
+                _undisturbed(),
+                _paths_noted(module),
+                sdpa_kernel(SDPBackend.MATH),
+                kept_whole() as calls,
+            ):
                 lift = _Lift(function)
                 program = torch.export.export(
                     lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
                 )
+        except NotExportable:
+            raise
         except Exception as error:
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {_first_lines(error)}") from error
         finally:
-            changed = restore_modules(kept)
+            kept.restore()
     _inline_no_grad(program.graph_module)
     program.graph_module.recompile()
     names = [*paths, *parameters, *buffers]
-    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], changed, calls)
+    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, calls)
+
+
+class _RefuseStrangers(TorchFunctionMode):
+    """Refuses tensors made outside the module that require grad: a graph would give them none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") != "__get__":
+            for t in pytree.tree_leaves((args, kwargs)):
+                if type(t) in (Tensor, nn.Parameter) and t.requires_grad:
+                    raise NotExportable(
+                        f"the forward uses a tensor of shape {tuple(t.shape)} that requires grad "
+                        "and is neither an argument nor a registered parameter"
+                    )
+        return func(*args, **(kwargs or {}))
+
+
+def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]) -> None:
+    """A graph gives results; what a forward puts into a dict, list or cache of its caller would be lost."""
+    leaves, now = flatten(arguments)
+    if now != spec or any(a is not b for a, b in zip(leaves, tensors, strict=True)):
+        raise NotExportable("the forward changes a list, dict or object among its arguments")
 
 
 def _first_lines(error: Exception) -> str:

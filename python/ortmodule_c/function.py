@@ -180,4 +180,6 @@ class _Run(torch.autograd.Function):
             assert fresh is not None
             results = call.plan.backward(fresh, call.dense, repeated, given)
             call.plan = plan
+        if ctx.token is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.token = ctx.call = None
         return (None, *[g for g, wanted in zip(results, call.in_grads, strict=True) if wanted])

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 from . import _C, onnx_io
 from .errors import NeedsStatic, NotExportable
-from .export import Captured, capture
-from .flatten import Spec, unflatten
+from .export import Captured, capture, quiet
+from .flatten import Spec, flatten, unflatten
 from .function import Runner
-from .guards import Attributes, Survey
+from .guards import Attributes, Survey, Write
 from .ingest import ingest
 from .lowering import lower
 from .options import DebugOptions, logger
 from .report import FallbackReport
 from .shapes import Fit, Sizes
 
-_export_lock = threading.RLock()  # tracing changes process-wide state
+tracing_lock = threading.RLock()  # tracing changes process-wide state
+_MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 _OPS = _C.ops()
 _OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
 
@@ -37,19 +38,23 @@ class Graph:
     """One exported graph, or the decision to run in PyTorch (`runner` is None)."""
 
     key: Hashable
-    attributes: Attributes
-    fit: Fit | None
-    runner: Runner | None
-    out_spec: Spec
+    attributes: Attributes | None = None
+    fit: Fit | None = None
+    runner: Runner | None = None
+    out_spec: Spec = ()
+    written: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def serves(self, sizes: Sizes) -> bool:
         """Whether it may be used for inputs of these sizes now."""
-        return (self.fit is None or self.fit.accepts(sizes)) and self.attributes.hold()
+        return (self.fit is None or self.fit.accepts(sizes)) and (self.attributes is None or self.attributes.hold())
 
     def run(self, inputs: Sequence[Tensor]) -> object:
-        """The module's outputs."""
+        """The module's outputs, once the attributes that its forward sets are set."""
         assert self.runner is not None
-        return unflatten(self.out_spec, iter(self.runner(inputs)))
+        outputs, values = unflatten(self.out_spec, iter(self.runner(inputs)))
+        for (module, name), value in zip(self.written, values, strict=True):
+            module.__dict__[name] = value
+        return outputs
 
 
 @dataclass
@@ -58,6 +63,10 @@ class _History:
 
     sizes: list[Sizes] = field(default_factory=list)
     tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
+
+    def add(self, sizes: Sizes) -> None:
+        """Note the sizes of a call that a graph was made for."""
+        self.sizes = [*self.sizes[-15:], sizes]
 
     def varying(self, now: Sizes) -> tuple[tuple[int, ...], ...]:
         """Axes of each tensor whose size is not always the same."""
@@ -87,6 +96,7 @@ class Graphs:
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._history: OrderedDict[Hashable, _History] = OrderedDict()
+        self._counting: Counter[tuple[int, str]] = Counter()
         self._written: set[str] = set()
         self._export_seconds = 0.0
 
@@ -102,16 +112,31 @@ class Graphs:
     def make(
         self, key: Hashable, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey, refusal: str
     ) -> Graph:
-        """Export a graph for this call; `refusal` is why it must run in PyTorch, or empty."""
+        """Export a graph for this call; `refusal` is why it must run in PyTorch, or empty.
+
+        Raises
+        ------
+        NotExportable
+            If it must run in PyTorch.
+        """
         sizes = tuple([t.shape for t in leaves])
-        with _export_lock:
+        with tracing_lock:
             graph = self.find(key, sizes)
             if graph is None:
+                if refusal:
+                    raise NotExportable(refusal)
                 begin = time.perf_counter()
-                graph = self._whole(key, refusal) if refusal else self._export(key, spec, leaves, paths, survey, sizes)
+                with quiet():
+                    graph = self._export(key, spec, leaves, paths, survey, sizes)
                 self._export_seconds += time.perf_counter() - begin
                 self._keep(graph)
         return graph
+
+    def give_up(self, key: Hashable, cause: str) -> None:
+        """Run calls with this key in PyTorch from now on, unless a graph made for their sizes serves them."""
+        with tracing_lock:
+            self._report.add(type(self._module).__name__, cause)
+            self._keep(Graph(key))
 
     def stats(self) -> dict[str, float]:
         """Sums over the graphs' sessions; see :meth:`ORTModule.stats`."""
@@ -132,20 +157,16 @@ class Graphs:
             if not self._by_key[oldest.key]:
                 del self._by_key[oldest.key]
         self._graphs[id(graph)] = graph
-        self._by_key.setdefault(graph.key, []).insert(0, graph)
+        same_key = self._by_key.setdefault(graph.key, [])
+        same_key.insert(0 if graph.runner is not None else len(same_key), graph)
         while len(self._history) > 4 * self._options.max_graphs:
             self._history.popitem(last=False)
-
-    def _whole(self, key: Hashable, cause: str) -> Graph:
-        self._report.add(type(self._module).__name__, cause)
-        return Graph(key, Attributes(self._module, set()), None, None, ())
 
     def _export(
         self, key: Hashable, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey, sizes: Sizes
     ) -> Graph:
         history = self._history.setdefault(key, _History())
         axes = history.varying(sizes)
-        history.sizes = [*history.sizes[-15:], sizes]
         useful = (
             any(axes)
             and axes not in history.tried
@@ -154,15 +175,21 @@ class Graphs:
         if useful:
             history.tried.add(axes)
             try:
-                return self._build(key, capture(self._module, spec, leaves, paths, survey, axes))
+                graph = self._build(key, capture(self._module, spec, leaves, paths, survey, axes))
+                history.add(sizes)
+                return graph
             except (NeedsStatic, NotExportable) as error:
                 logger.info("%s: not exported with dynamic sizes: %s", type(self._module).__name__, error)
         try:
-            return self._build(key, capture(self._module, spec, leaves, paths, survey, [()] * len(leaves)))
-        except (NeedsStatic, NotExportable) as error:
-            return self._whole(key, str(error))
+            graph = self._build(key, capture(self._module, spec, leaves, paths, survey, [()] * len(leaves)))
+        except NeedsStatic as error:
+            raise NotExportable(str(error)) from error
+        history.add(sizes)
+        return graph
 
     def _build(self, key: Hashable, captured: Captured) -> Graph:
+        constants_read = list(captured.placeholders()[1].values())
+        self._check_writes(captured.writes, constants_read)
         lowered = lower(captured, _supports, _OWN_OPS)
         for name, cause in lowered.fallbacks:
             self._report.add(name, cause)
@@ -176,7 +203,20 @@ class Graphs:
             self._writer(ingest(lowered.model, typed=True)[0], text, constants) if self._options.save_onnx else None,
         )
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
-        return Graph(key, Attributes(self._module, captured.changed), fit, runner, captured.out_spec)
+        attributes = Attributes(self._module, captured.writes, constants_read)
+        written = [(w.module, w.name) for w in captured.writes]
+        return Graph(key, attributes, fit, runner, captured.out_spec, written)
+
+    def _check_writes(self, writes: Sequence[Write], read: Sequence[Tensor]) -> None:
+        """Refuse attributes that carry something from one forward to the next; buffers may."""
+        ids = {id(t) for t in read}
+        for w in writes:
+            with contextlib.suppress(TypeError):
+                if any(id(t) in ids for t in flatten(w.before)[0]):
+                    raise NotExportable(f"the forward reads and sets {w}, which is no buffer")
+            self._counting[id(w.module), w.name] += w.counts
+            if self._counting[id(w.module), w.name] > _MAX_COUNTED:
+                raise NotExportable(f"the forward sets {w} to a new value each time")
 
     def _writer(self, exported: str, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
         """What writes the ONNX files once a plan is known, once per mode."""

@@ -5,14 +5,21 @@ varied for a key (plain attributes of submodules and of their configuration obje
 :class:`Attributes` and compared with what is there now.
 """
 
-from collections.abc import Hashable
+import copy
+import enum
+from collections import deque
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+_INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
+_CONTAINERS = (list, dict, set, deque)
+_MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
 _DEPTH = 2  # attributes of attributes: a module's config, and what that nests
 
@@ -56,6 +63,8 @@ def survey(module: nn.Module) -> Survey:
                 key.append(name)
                 if t is None:
                     continue
+                if hooked and is_lazy(t):
+                    continue
                 place = places.setdefault(id(t), len(places))
                 key.append((place, t.shape, t.dtype, t.device, t.requires_grad))
                 found[id(t)] = t
@@ -80,55 +89,121 @@ def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
     return tuple([(t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors])
 
 
-def snapshot_modules(module: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """A shallow copy of every submodule's state, for :func:`restore_modules`."""
-    kept = []
-    for m in module.modules():
-        state = dict(m.__dict__)
-        for name in ("_parameters", "_buffers", "_modules"):
-            state[name] = dict(state[name])
-        kept.append((m, state))
-    return kept
+@dataclass(frozen=True)
+class Write:
+    """An attribute that a forward sets.
+
+    Attributes
+    ----------
+    module, name
+        Whose attribute.
+    before, after
+        Its values; `before` is :data:`_MISSING` where there was none.
+    """
+
+    module: nn.Module
+    name: str
+    before: Any
+    after: Any
+
+    @property
+    def counts(self) -> bool:
+        """Whether a plain value became another one, so that the next forward may do something else."""
+        return _is_plain(self.before) and (_is_plain(self.after) or isinstance(self.after, torch.SymInt))
+
+    def __str__(self) -> str:
+        return f"attribute {self.name} of {type(self.module).__name__}"
 
 
-def restore_modules(kept: list[tuple[nn.Module, dict[str, Any]]]) -> set[tuple[int, str]]:
-    """Put back what a trace changed; returns (id of module, attribute name) of each plain change."""
-    changed = set()
-    for m, state in kept:
-        now = m.__dict__
-        for name in ("_parameters", "_buffers", "_modules"):
-            registry = now[name]
-            if any(registry.get(k) is not v for k, v in state[name].items()) or len(registry) != len(state[name]):
-                registry.clear()
-                registry.update(state[name])
-            state[name] = registry
-        for name in [n for n in now if n not in state]:
-            changed.add((id(m), name))
-            del now[name]
-        for name, value in state.items():
-            if now.get(name) is not value:
-                changed.add((id(m), name))
-                now[name] = value
-    return changed
+class Snapshot:
+    """The attributes of every submodule as they were, to see and to undo what a forward does to them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._states: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
+        for m in module.modules():
+            contents = {n: _content(v) for n, v in m.__dict__.items() if isinstance(v, _CONTAINERS)}
+            self._states.append((m, dict(m.__dict__), contents))
+
+    def writes(self) -> list[Write]:
+        """Attributes that were set to something else since."""
+        return [
+            Write(m, n, state.get(n, _MISSING), m.__dict__.get(n, _MISSING))
+            for m, state, _ in self._states
+            for n in {**state, **m.__dict__}
+            if n not in _INTERNAL and not _same_value(m.__dict__.get(n, _MISSING), state.get(n, _MISSING))
+        ]
+
+    def changed_containers(self) -> Iterator[str]:
+        """Attributes whose elements were changed in place since, parameters and buffers among them."""
+        for m, state, contents in self._states:
+            for n, content in contents.items():
+                now = _content(state[n])
+                # While parameters are swapped for others their registries differ in values only.
+                same = list(now) == list(content) if n in _INTERNAL else _same_elements(now, content)
+                if not same:
+                    yield f"attribute {n} of {type(m).__name__}"
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for m, state, contents in self._states:
+            for n, content in contents.items():
+                if not _same_elements(_content(state[n]), content):
+                    state[n].clear()
+                    (state[n].update if isinstance(state[n], (dict, set)) else state[n].extend)(content)
+            for n in [n for n in m.__dict__ if n not in state]:
+                del m.__dict__[n]
+            m.__dict__.update(state)
+
+
+def _content(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _same_elements(a: Any, b: Any) -> bool:
+    if len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return all(k in b and b[k] is v for k, v in a.items())
+    return all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and _is_plain(a) and bool(a == b))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it consists of plain values only."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(_is_plain(v) for v in value)
+    if isinstance(value, dict):
+        return all(_is_plain(v) for v in value.values())
+    return isinstance(value, _PLAIN)
 
 
 class Attributes:
-    """Plain attribute values of submodules and of the configuration objects they hold.
+    """What the attributes of submodules, and of the configuration objects they hold, have to be.
 
     Parameters
     ----------
     module
         The module that was captured.
-    ignore
-        (id of module, attribute name) pairs that the forward itself changes.
+    writes
+        What its forward sets. Of what it overwrites only the type is held, unless that is plain.
+    constants
+        Tensors the graph holds copies of: they may be neither replaced nor changed.
     """
 
-    def __init__(self, module: nn.Module, ignore: set[tuple[int, str]]) -> None:
+    def __init__(self, module: nn.Module, writes: list[Write], constants: list[Tensor]) -> None:
         self._plain: list[tuple[dict[str, Any], str, Any]] = []
         self._nested: list[tuple[dict[str, Any], str, Any]] = []
+        self._same: list[tuple[Any, Any, Any]] = []
+        self._types = [(w.module.__dict__, w.name, type(w.before)) for w in writes if not _is_plain(w.before)]
+        self._versions = [(t, t._version) for t in constants if not t.is_inference()]
+        self._constants = {id(t) for t in constants}
+        overwritten = {(id(w.module), w.name) for w in writes if not _is_plain(w.before)}
         seen: set[int] = set()
         for m in module.modules():
-            names = [n for n in m.__dict__ if n[0] != "_" and (id(m), n) not in ignore]
+            names = [n for n in m.__dict__ if n not in _INTERNAL and (id(m), n) not in overwritten]
             self._add(m.__dict__, names, seen, 0)
 
     def _add(self, state: dict[str, Any], names: list[str], seen: set[int], depth: int) -> None:
@@ -136,21 +211,48 @@ class Attributes:
             value = state[name]
             if isinstance(value, _PLAIN):
                 self._plain.append((state, name, value))
-            elif isinstance(value, (list, tuple)) and all(isinstance(v, _PLAIN) for v in value):
-                self._nested.append((state, name, value[:]))
-            elif isinstance(value, dict) and all(isinstance(v, _PLAIN) for v in value.values()):
-                self._nested.append((state, name, dict(value)))
-            elif depth < _DEPTH and id(value) not in seen and not isinstance(value, (nn.Module, Tensor, type)):
+            elif isinstance(value, Tensor):
+                if id(value) in self._constants:
+                    self._same.append((state, name, value))
+            elif isinstance(value, (list, tuple, dict, set, frozenset)):
+                self._add_container(state, name, value)
+            elif callable(value) and not isinstance(value, nn.Module):
+                self._same.append((state, name, value))
+            elif depth < _DEPTH and not isinstance(value, nn.Module):
                 inner = getattr(value, "__dict__", None)
-                if isinstance(inner, dict) and not callable(value):
+                if not isinstance(inner, dict):
+                    continue
+                self._same.append((state, name, value))
+                if id(value) not in seen:
                     seen.add(id(value))
                     self._add(inner, [n for n in inner if isinstance(n, str)], seen, depth + 1)
 
+    def _add_container(self, state: dict[str, Any], name: str, value: Any) -> None:
+        if _is_plain(value):
+            self._nested.append((state, name, copy.deepcopy(value)))
+            return
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        held = [(value, k, v) for k, v in items if id(v) in self._constants]
+        if held:
+            self._same += [(state, name, value), *held]
+
     def hold(self) -> bool:
-        """Whether everything still has the value it had."""
-        missing = self
+        """Whether everything still is what it was."""
+        missing = _MISSING
         for state, name, value in self._plain:
             now = state.get(name, missing)
             if now is not value and (now != value or type(now) is not type(value)):
                 return False
-        return all(state.get(name, missing) == value for state, name, value in self._nested)
+        return (
+            all(state.get(name, missing) == value for state, name, value in self._nested)
+            and all(_item(holder, name) is value for holder, name, value in self._same)
+            and all(type(state.get(name, missing)) is cls for state, name, cls in self._types)
+            and all(t._version == version for t, version in self._versions)
+        )
+
+
+def _item(holder: Any, key: Any) -> Any:
+    try:
+        return holder[key]
+    except LookupError:
+        return _MISSING

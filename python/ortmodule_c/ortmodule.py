@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .builder import DTYPES
-from .errors import ORTModuleError
+from .errors import NotExportable, ORTModuleError
 from .flatten import flatten, leaf_paths
-from .graphs import Graphs, device_refusal, parameter_refusal
+from .graphs import Graphs, device_refusal, parameter_refusal, tracing_lock
 from .guards import ambient, survey, tensor_key
 from .options import DebugOptions, logger
 from .report import FallbackRecord, FallbackReport
@@ -45,6 +45,15 @@ _DELEGATED = (
     "set_extra_state",
     "state_dict",
     "zero_grad",
+)
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
 )
 _OWN = "_ort_"
 
@@ -84,18 +93,18 @@ class ORTModule(nn.Module):
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
         self._ort_graphs = Graphs(module, options, self._ort_report)
-        self._ort_forward: Callable[..., Any] | None = None
-        for registry in ("_parameters", "_buffers", "_modules"):
+        for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
 
     # The call
 
     @property
     def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        """The module's forward, with the signature of the user's."""
-        if self._ort_forward is None:
-            self._ort_forward = _with_signature(self, self._ort_module.forward)
-        return self._ort_forward
+        """The module's forward, with the signature of the user's.
+
+        Made at each access: if the wrapper kept it, the two would keep each other.
+        """
+        return _forward(self)
 
     @torch.compiler.disable
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -107,20 +116,30 @@ class ORTModule(nn.Module):
         except TypeError as error:
             self._ort_report.add(type(module).__name__, str(error))
             return module(*args, **kwargs)
-        now = survey(module)
-        state = [*now.parameters, *now.buffers]
-        for i, t in enumerate(leaves):
-            if type(t) is not Tensor or t.layout is not torch.strided or t.dtype not in DTYPES or t.is_meta:
-                _check_tensor(t, self._ort_path(spec, i))
-        _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
-        key: Hashable = (spec, tensor_key(leaves), now.key, ambient(), now.hooked)
-        graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
+        with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
+            now = survey(module)
+            state = [*now.parameters, *now.buffers]
+            for i, t in enumerate(leaves):
+                if type(t) is not Tensor or t.layout is not torch.strided or t.dtype not in DTYPES or t.is_meta:
+                    _check_tensor(t, self._ort_path(spec, i))
+            _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
+            key: Hashable = (spec, tensor_key(leaves), now.key, ambient(), now.hooked)
+            graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
+            cause = ""
+            if graph is None:
+                refusal = device_refusal([*leaves, *state]) or parameter_refusal(state)
+                if now.hooked:
+                    refusal = f"a {now.hooked} inside it has hooks, which a graph does not call"
+                paths = [self._ort_path(spec, i) for i in range(len(leaves))]
+                try:
+                    graph = self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
+                except NotExportable as error:
+                    cause = str(error)
         if graph is None:
-            refusal = device_refusal([*leaves, *state]) or parameter_refusal(state)
-            if now.hooked:
-                refusal = f"a {now.hooked} inside it has hooks, which a graph does not call"
-            paths = [self._ort_path(spec, i) for i in range(len(leaves))]
-            graph = self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
+            self._ort_report.check(type(module).__name__, cause)
+            result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
+            self._ort_graphs.give_up(key, cause)
+            return result
         if graph.runner is None:
             return module(*args, **kwargs)
         _check_process()
@@ -201,6 +220,27 @@ class ORTModule(nn.Module):
         else:
             delattr(self._ort_module, name)
 
+    def __getitem__(self, key: Any) -> Any:
+        return self._ort_module[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._ort_module[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._ort_module[key]
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._ort_module
+
+    def __iter__(self) -> Any:
+        return iter(self._ort_module)
+
+    def __len__(self) -> int:
+        return len(self._ort_module)
+
+    def __bool__(self) -> bool:
+        return bool(self._ort_module)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._ort_module)})
 
@@ -230,14 +270,17 @@ for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name))
 
 
-def _with_signature(wrapper: ORTModule, original: Callable[..., Any]) -> Callable[..., Any]:
+def _forward(wrapper: ORTModule) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
+        # The flag of an export is seen by all threads, the mode that traces by its own only.
+        if traced or (torch.compiler.is_exporting() and torch._C._len_torch_dispatch_stack() > 0):
             return wrapper._ort_module(*args, **kwargs)
         return wrapper._ort_run(args, kwargs)
 
+    original = wrapper._ort_module.forward
     forward.__doc__ = original.__doc__
-    forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    forward.__wrapped__ = original  # type: ignore[attr-defined]  # for inspect.signature
     return forward
 
 

@@ -33,10 +33,14 @@ class FallbackReport:
         self._policy = policy
         self._counts: dict[tuple[str, str], int] = {}
 
-    def add(self, name: str, cause: str) -> None:
-        """Record one fallback; raises ORTModuleError if the policy is ``"error"``."""
+    def check(self, name: str, cause: str) -> None:
+        """Raise ORTModuleError if the policy is ``"error"``."""
         if self._policy == "error":
             raise ORTModuleError(f"{name} cannot run in ortmodule_c ({cause}) and falling back to PyTorch is off")
+
+    def add(self, name: str, cause: str) -> None:
+        """Record one fallback, if the policy lets it pass."""
+        self.check(name, cause)
         key = (name, cause)
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] == 1:

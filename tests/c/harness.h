@@ -34,8 +34,8 @@ bool omc_check_status(omc_status a, omc_status b, const char *text, const char *
 
 #define CHECK(ok) omc_check((ok), #ok, __FILE__, __LINE__)
 #define CHECK_INT(a, b) omc_check_int((int64_t)(a), (int64_t)(b), #a, __FILE__, __LINE__)
-#define CHECK_FLOAT(a, b) omc_check_float((a), (b), #a, __FILE__, __LINE__) /* same, or both NaN \
-                                                                             */
+/* The same bits, or both NaN. */
+#define CHECK_FLOAT(a, b) omc_check_float((a), (b), #a, __FILE__, __LINE__)
 #define CHECK_TEXT(a, b) omc_check_text((a), (b), #a, __FILE__, __LINE__)
 #define CHECK_CONTAINS(a, b) omc_check_contains((a), (b), #a, __FILE__, __LINE__)
 #define CHECK_STATUS(a, b) omc_check_status((a), OMC_##b, #a, __FILE__, __LINE__)

@@ -41,7 +41,7 @@ static omc_plan *make(void) {
 static uint32_t id_of(const omc_plan *plan, const char *name) {
   for (const omc_node *node = plan->graph->first; node; node = node->next)
     if (!strcmp(node->out[0]->name, name)) return node->out[0]->id;
-  CHECK(!"value of that name");
+  CHECK_TEXT(name, "name of a value");
   return 0;
 }
 

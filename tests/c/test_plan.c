@@ -33,7 +33,7 @@ static const omc_slot *slot_of(const omc_plan *plan, const char *name) {
       if (node->out[k] && node->out[k]->name && !strcmp(node->out[k]->name, name))
         return &plan->slots[node->out[k]->id];
   static const omc_slot none = {.place = OMC_AT_NONE};
-  CHECK(!"value of that name");
+  CHECK_TEXT(name, "name of a value");
   return &none;
 }
 

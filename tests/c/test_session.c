@@ -416,6 +416,85 @@ TEST(session_failing_allocator) {
   CHECK_OK(status);
 }
 
+/* The ops that a network for images and one for text are made of, with tied weights. */
+static const char *network =
+    "input %x : f32[2,3,9,9]\n"
+    "input %ids : i64[2,5]\n"
+    "input %target : i64[10]\n"
+    "input %w : f32[8,3,3,3] grad\n"
+    "input %table : f32[7,16] grad\n"
+    "input %g : f32[16] grad\n"
+    "const %k_heads : i64[4] = [2, 4, 2, 8]\n"
+    "const %q_heads : i64[4] = [2, 5, 2, 8]\n"
+    "const %rows : i64[2] = [10, 16]\n"
+    "%c = Conv(%x, %w) {strides=[2, 2], pads=[1, 1, 1, 1]}\n"
+    "%r = Relu(%c)\n"
+    "%p = AdaptiveAvgPool(%r) {output_size=[2, 4]}\n"
+    "%kr = Reshape(%p, %k_heads)\n"
+    "%k = Transpose(%kr) {perm=[0, 2, 1, 3]}\n"
+    "%e = Embedding(%table, %ids)\n"
+    "%qr = Reshape(%e, %q_heads)\n"
+    "%q = Transpose(%qr) {perm=[0, 2, 1, 3]}\n"
+    "%a, %lse = Attention(%q, %k, %k) {scale=0.3, p=0.2, stream=1}\n"
+    "%at = Transpose(%a) {perm=[0, 2, 1, 3]}\n"
+    "%ar = Reshape(%at, %rows)\n"
+    "%d = Dropout(%ar) {p=0.1, stream=2}\n"
+    "%er = Reshape(%e, %rows)\n"
+    "%s = Add(%d, %er)\n"
+    "%n, %mean, %rstd = LayerNormalization(%s, %g) {axis=-1, epsilon=1e-5}\n"
+    "%tt = Transpose(%table) {perm=[1, 0]}\n"
+    "%logits = MatMul(%n, %tt)\n"
+    "%loss, %l, %total = CrossEntropy(%logits, %target)\n"
+    "return %loss\n";
+
+static omc_status train_network(const omc_allocator *allocator, float *sum) {
+  float x[486], w[216], table[112], g[16], loss, dloss = 1, dw[216], dtable[112], dg[16];
+  int64_t ids[10], target[10];
+  for (int i = 0; i < 486; i++) x[i] = 0.01f * (float)(i % 37) - 0.2f;
+  for (int i = 0; i < 216; i++) w[i] = 0.02f * (float)(i % 19) - 0.2f;
+  for (int i = 0; i < 112; i++) table[i] = 0.03f * (float)(i % 23) - 0.3f;
+  for (int i = 0; i < 16; i++) g[i] = 1;
+  for (int i = 0; i < 10; i++) ids[i] = i % 7, target[i] = (i + 1) % 7;
+  const omc_type types[] = {{OMC_F32, {4, {2, 3, 9, 9}}}, {OMC_I64, {2, {2, 5}}},
+                            {OMC_I64, {1, {10}}},         {OMC_F32, {4, {8, 3, 3, 3}}},
+                            {OMC_F32, {2, {7, 16}}},      {OMC_F32, {1, {16}}}};
+  const bool in_grads[] = {false, false, false, true, true, true}, out_grads[] = {true};
+  const omc_signature signature = {types, in_grads, out_grads, false};
+  void *in[] = {x, ids, target, w, table, g}, *out[] = {&loss}, *dout[] = {&dloss};
+  void *din[] = {NULL, NULL, NULL, dw, dtable, dg};
+  omc_session *s = NULL;
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  omc_status status = omc_session_create(network, strlen(network), NULL, NULL, NULL,
+                                         omc_cpu_provider(), allocator, 1, &s);
+  if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
+  if (status == OMC_OK) status = omc_run_forward(s, plan, in, out, 1, &run);
+  if (status == OMC_OK) status = omc_run_backward(run, in, out, dout, din);
+  if (status == OMC_OK) *sum = loss + dw[5] + dtable[7] + dg[3];
+  omc_run_destroy(run);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  return status;
+}
+
+TEST(session_failing_allocator_on_a_network) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  float expected = NAN, sum = NAN;
+  REQUIRE_OK(train_network(&memory.allocator, &expected));
+  CHECK(isfinite(expected));
+  const size_t all = memory.calls;
+  for (size_t n = 0; n <= all; n++) {
+    memory.calls = 0;
+    memory.fail_at = n;
+    const omc_status status = train_network(&memory.allocator, &sum);
+    CHECK_INT(status, n < all ? OMC_ENOMEM : OMC_OK);
+    CHECK_INT(memory.live_blocks, 0);
+    CHECK_INT(memory.live_bytes, 0);
+  }
+  CHECK_FLOAT(sum, expected);
+}
+
 /* Threads that share a session and its plans. */
 static void *train(void *session) {
   omc_session *s = session;

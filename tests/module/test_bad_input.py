@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
-from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
+from ortmodule_c import _C, DebugOptions, ORTModule, ORTModuleError
+from wrapped import Function, assert_same_state, assert_same_step, close, graphs, mlp, pair
 
 
 def embedding() -> nn.Module:
@@ -70,12 +71,37 @@ def test_the_name_of_a_nested_argument() -> None:
 def test_wrong_shape_or_dtype_gives_the_error_of_eager() -> None:
     eager, ours = pair(mlp())
     assert_same_step(eager, ours, torch.randn(2, 6))
-    for bad in (torch.randn(2, 5), torch.randn(2, 6, dtype=torch.float64)):
-        with pytest.warns(UserWarning), pytest.raises(RuntimeError, match=r"mat1|dtype"):
-            ours(bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="2x5 and 6x8"):
+            ours(torch.randn(2, 5))
+    assert not ours.fallback_report()
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="dtype"):
+        ours(torch.randn(2, 6, dtype=torch.float64))
     for m in (eager, ours):
         m.zero_grad()
-    assert_same_step(eager, ours, torch.randn(2, 6))
+    for n in (2, 3, 4):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(n, 6))
+    assert all(g.runner is not None for g in graphs(ours)), "bad input says nothing against the module"
+
+
+def test_an_error_the_module_raises_for_some_sizes() -> None:
+    class Picky(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] > 5:
+                raise ValueError(f"{x.shape[0]} rows")
+            return super().forward(x)
+
+    eager, ours = pair(Picky(4, 4))
+    for n in (2, 7, 3, 7, 4):
+        if n > 5:
+            with pytest.raises(ValueError, match="7 rows"):
+                ours(torch.randn(n, 4))
+        else:
+            assert_same_step(eager, ours, torch.randn(n, 4))
+    assert not ours.fallback_report()
 
 
 def test_empty_batch() -> None:
@@ -173,6 +199,96 @@ def test_two_threads() -> None:
     assert_same_state(ours, eager)
 
 
+def test_threads_with_new_sizes_while_another_traces() -> None:
+    eager, ours = pair(mlp())
+    failures: list[BaseException] = []
+
+    def run(first: int) -> None:
+        try:
+            for i in range(12):
+                x = torch.randn(2 + (first + i) % 7, 6)
+                out = ours(x)
+                with torch.no_grad():
+                    close(out, eager(x))
+                out.sum().backward()
+        except BaseException as error:  # reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures and not ours.fallback_report()
+
+
+def test_two_threads_train_two_modules() -> None:
+    modules = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 3)) for _ in range(2)]
+    pairs = [pair(m) for m in modules]
+    batches = [torch.randn(3 + i % 4, 6) for i in range(8)]
+    losses: dict[nn.Module, list[float]] = {m: [] for p in pairs for m in p}
+
+    def train(m: nn.Module) -> None:
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)
+        for x in batches:
+            loss = m(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[m].append(loss.item())
+
+    for eager, _ in pairs:
+        train(eager)
+    threads = [threading.Thread(target=train, args=(ours,)) for _, ours in pairs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for eager, ours in pairs:
+        assert losses[ours] == pytest.approx(losses[eager], rel=1e-3)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("where", ["capture", "forward", "backward"])
+@pytest.mark.filterwarnings("ignore")
+def test_an_exception_midway_leaves_nothing_behind(error: type[BaseException], where: str) -> None:
+    at = [where]
+
+    class Breaking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            if at[0] in ("capture", "forward"):
+                raise error
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            if at[0] == "backward":
+                raise error
+            return grad * 2
+
+    eager, ours = pair(Function(lambda s, x: s.b(Breaking.apply(s.a(x))), a=nn.Linear(6, 6), b=nn.Linear(6, 2)))
+    gc.collect()
+    base = _C.pool_stats()["used_bytes"]
+    x = torch.randn(3, 6)
+    if where == "forward":
+        at[0] = ""
+        ours(x).sum().backward()
+        at[0] = where
+    apply, state = torch.autograd.Function.apply, torch.get_rng_state()
+    with pytest.raises(error):
+        ours(x).sum().backward()
+    assert torch.autograd.Function.apply == apply and torch.equal(torch.get_rng_state(), state)
+    at[0] = ""
+    for m in (eager, ours):
+        m.zero_grad()
+    assert_same_step(eager, ours, x)
+    assert not any(r.name == "Function" for r in ours.fallback_report())
+    del ours, m
+    gc.collect()
+    assert _C.pool_stats()["used_bytes"] == base
+
+
 def test_wrapping_what_is_no_module() -> None:
     with pytest.raises(TypeError, match=r"expected torch\.nn\.Module"):
         ORTModule(lambda x: x)  # type: ignore[arg-type]
@@ -198,6 +314,36 @@ def test_hooks_inside_are_honoured() -> None:
         m[1].register_forward_hook(lambda _m, _i, out: out * 2)
     with pytest.warns(UserWarning, match="hooks"):
         assert_same_step(eager, ours, torch.randn(2, 6))
+
+
+def appends(s: Function, x: torch.Tensor, seen: list[Any]) -> torch.Tensor:
+    seen.append(s.l(x))
+    return s.l(x)
+
+
+def fills(s: Function, x: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+    seen["count"] = seen.get("count", 0) + 1
+    return s.l(x)
+
+
+@pytest.mark.parametrize(("forward", "kind"), [(appends, list), (fills, dict)])
+def test_arguments_that_the_module_fills(forward: Any, kind: type) -> None:
+    eager, ours = pair(Function(forward, l=nn.Linear(2, 2)))
+    a, b, x = kind(), kind(), torch.ones(1, 2)
+    with pytest.warns(UserWarning, match="among its arguments"):
+        ours(x, b)
+    ours(x, b)
+    for _ in range(2):
+        eager(x, a)
+    close(b, a)
+
+
+def test_tensors_from_outside_that_require_grad() -> None:
+    outside = nn.Parameter(torch.ones(2))
+    ours = ORTModule(Function(lambda s, x: s.l(x) * outside * s.hidden[0], l=nn.Linear(2, 2), hidden=[outside]))
+    with pytest.warns(UserWarning, match="neither an argument nor a registered parameter"):
+        ours(torch.ones(1, 2)).sum().backward()
+    assert outside.grad is not None
 
 
 def test_op_without_kernel_runs_in_pytorch() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule_c.guards import Attributes, restore_modules, snapshot_modules, survey
+from ortmodule_c.guards import Attributes, Snapshot, Write, survey
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
 
@@ -115,21 +115,40 @@ def test_survey_counts_a_tied_tensor_once() -> None:
 
 def test_attributes_hold_until_one_changes() -> None:
     m = nn.Sequential(nn.Dropout(0.5))
-    kept = Attributes(m, set())
+    m[0].sizes, m[0].mask, m[0].function = [[1, 2]], torch.ones(2), torch.relu
+    kept = Attributes(m, [], [m[0].mask])
     assert kept.hold()
-    m[0].p = 0.25
+    for name, other in (("p", 0.25), ("sizes", [[1, 3]]), ("mask", torch.ones(2)), ("function", torch.tanh)):
+        before = getattr(m[0], name)
+        setattr(m[0], name, other)
+        assert not kept.hold(), name
+        setattr(m[0], name, before)
+        assert kept.hold()
+    m[0].mask.add_(1)
     assert not kept.hold()
-    assert Attributes(m, {(id(m[0]), "p")}).hold()
+
+
+def test_of_an_attribute_that_the_forward_sets_the_type_is_held() -> None:
+    m = nn.Sequential(nn.Dropout(0.5))
+    m[0].last = torch.ones(1)
+    kept = Attributes(m, [Write(m[0], "last", m[0].last, torch.ones(2))], [])
+    m[0].last = torch.ones(3)
+    assert kept.hold()
+    m[0].last = None
+    assert not kept.hold()
 
 
 def test_restore_puts_back_what_changed() -> None:
     m = nn.Sequential(nn.Linear(2, 2))
     before = copy.deepcopy(m.state_dict())
-    kept = snapshot_modules(m)
+    m[0].seen = [1]
+    kept = Snapshot(m)
     weight = m[0].weight
     m[0].weight = nn.Parameter(torch.zeros(2, 2))
     m[0].extra, m[0].in_features = 1, 7
-    changed = restore_modules(kept)
-    assert m[0].weight is weight and m[0].in_features == 2 and not hasattr(m[0], "extra")
-    assert changed == {(id(m[0]), "extra"), (id(m[0]), "in_features")}
+    assert {(w.module, w.name, w.after) for w in kept.writes()} == {(m[0], "extra", 1), (m[0], "in_features", 7)}
+    m[0].seen.append(2)
+    assert list(kept.changed_containers()) == ["attribute seen of Linear"]
+    kept.restore()
+    assert m[0].weight is weight and m[0].in_features == 2 and not hasattr(m[0], "extra") and m[0].seen == [1]
     torch.testing.assert_close(m.state_dict(), before)

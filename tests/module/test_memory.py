@@ -46,15 +46,22 @@ def test_memory_is_flat_over_500_steps() -> None:
 
 
 def test_memory_is_bounded_over_200_shapes() -> None:
+    """The second time around the same shapes nothing grows, and the pool keeps its bound."""
     model, optimizer = small()
-    for n in range(2, 102):
+    sizes = range(102, 302)
+    for n in sizes:
         train(model, torch.randn(n, 37), optimizer)
     gc.collect()
     before = resident()
-    for n in range(102, 302):
+    for n in sizes:
         train(model, torch.randn(n, 37), optimizer)
     gc.collect()
-    assert resident() - before <= 8 * MIB  # the largest batch itself grows threefold
+    assert resident() - before <= 2 * MIB
+    pool = _C.pool_stats()
+    assert pool["cached_bytes"] <= max(16 * MIB, pool["peak_bytes"])
+    stats = model.stats()
+    assert stats["plans_cached"] <= 2 * 16
+    assert stats["plans_built"] >= 2 * len(sizes)
 
 
 def test_peak_is_as_predicted() -> None:

@@ -1,8 +1,10 @@
 """A wrapped module is the module: same names, state, attributes, methods."""
 
 import copy
+import gc
 import inspect
 import io
+import weakref
 from typing import Any
 
 import pytest
@@ -94,7 +96,7 @@ def test_attributes() -> None:
 
 def test_methods_see_the_wrapper() -> None:
     ours = ORTModule(Net())
-    assert ours.kind() is ORTModule
+    assert ours.kind() is Net, "code that asks for its class gets its own"
     assert ours.described() == "net"
     ours.loss(torch.randn(2, 4)).backward()
     assert len(ours._ort_graphs._graphs) == 1
@@ -149,7 +151,6 @@ def test_export_leaves_no_trace() -> None:
     class Caching(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             self.last = x * 2
-            self.calls += 1
             return super().forward(x)
 
     net = Caching()
@@ -163,7 +164,69 @@ def test_export_leaves_no_trace() -> None:
     for _ in range(3):
         ours(torch.ones(2, 4))
     assert torch.equal(torch.rand(2), expected)
-    assert set(net.__dict__) == attributes
     assert torch.equal(net.linear.weight.grad, torch.ones(4, 4))
     close(dict(net.state_dict()), dict(before))
-    assert len(ours._ort_graphs._graphs) == 1
+    assert len(ours._ort_graphs._graphs) == 2, "without `last` and with it"
+    assert set(net.__dict__) == {*attributes, "last"} and type(net.last) is torch.Tensor
+
+
+def test_container_protocol() -> None:
+    ours = ORTModule(mlp())
+    assert len(ours) == 3 and ours[0] is ours.module[0] and list(ours) == list(ours.module) and bool(ours)
+    ours[1] = nn.Tanh()
+    del ours[2]
+    assert [type(m) for m in ours.module] == [nn.Linear, nn.Tanh]
+    named = ORTModule(nn.ModuleDict({"a": nn.Linear(1, 1)}))
+    assert "a" in named and list(named) == ["a"]
+    with pytest.raises(TypeError):
+        len(ORTModule(Net()))
+    assert ORTModule(Net()), "a module without a length is true"
+
+
+def test_state_dict_hooks() -> None:
+    ours = ORTModule(Net())
+    seen: list[str] = []
+    ours.register_state_dict_post_hook(lambda *_: seen.append("state"))
+    ours.register_load_state_dict_post_hook(lambda *_: seen.append("load"))
+    ours.load_state_dict(ours.state_dict())
+    assert seen == ["state", "load"]
+
+
+def test_dropping_the_wrapper_frees_the_module_at_once() -> None:
+    ours = ORTModule(mlp())
+    ours(torch.randn(2, 6)).sum().backward()
+    gc.collect()
+    weight = weakref.ref(ours.get_parameter("0.weight"))
+    gc.disable()
+    try:
+        del ours
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+def test_export_and_compile_of_a_wrapper() -> None:
+    ours = ORTModule(mlp())
+    x = torch.randn(2, 6)
+    close(torch.export.export(ours, (x,)).module()(x), ours(x))
+    close(torch.compile(ours, backend="eager")(x), ours(x))
+
+
+def test_moving_average() -> None:
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    eager = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+    models = [eager, ORTModule(copy.deepcopy(eager))]
+    averages = []
+    for model in models:
+        torch.manual_seed(0)
+        averages.append(AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(4, 6)).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            averages[-1].update_parameters(model)
+    assert list(averages[0].state_dict()) == list(averages[1].state_dict())
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(averages[1](x), averages[0](x), rtol=1e-3, atol=1e-4)

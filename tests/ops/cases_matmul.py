@@ -1,6 +1,7 @@
 """Rows of the matmul, conv and attention families."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ def attention(
     causal: int = 0,
     kv: int = 0,
     dtype: torch.dtype = torch.float32,
+    head_axes: Sequence[int] = (1, 1, 1, 1),
 ) -> Case:
     kv = kv or h
     q, k, v = x(b, h, t, d, dtype=dtype), x(b, kv, s, d, dtype=dtype, seed=1), x(b, kv, s, d, dtype=dtype, seed=2)
@@ -56,11 +58,16 @@ def attention(
     }
 
     def f(q_: Tensor, k_: Tensor, v_: Tensor, m: Tensor | None = None) -> Tensor:
-        return F.scaled_dot_product_attention(q_, k_, v_, m, is_causal=bool(causal), scale=scale, enable_gqa=kv != h)
+        q_, k_, v_ = (t.movedim(axis, 1) for t, axis in zip((q_, k_, v_), head_axes, strict=False))
+        y = F.scaled_dot_product_attention(q_, k_, v_, m, is_causal=bool(causal), scale=scale, enable_gqa=kv != h)
+        return y.movedim(1, head_axes[3])
 
-    inputs = [q, k, v] + ([masks[mask]] if mask else [])
-    attrs = {"scale": scale, "is_causal": causal, "p": 0.0, "stream": 0}
-    return Case("Attention", inputs, f, attrs, outputs=2, compare=1, grads=[0, 1, 2])
+    inputs = [t.movedim(1, axis) for t, axis in zip((q, k, v), head_axes, strict=False)]
+    inputs += [masks[mask]] if mask else []
+    attrs = {"scale": scale, "is_causal": causal, "p": 0.0, "stream": 0, "head_axes": list(head_axes)}
+    return Case(
+        "Attention", inputs, f, attrs, outputs=2, compare=1, grads=[0, 1, 2, 3] if mask == "float" else [0, 1, 2]
+    )
 
 
 CASES = [
@@ -83,7 +90,14 @@ CASES = [
     conv(x(2, 5, 8, 8), x(5, 1, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 5),
     conv(x(2, 3, 17), x(4, 3, 5, seed=1), True, [2], [2], [1], 1),
     conv(x(1, 2, 6, 5, dtype=F64), x(3, 2, 3, 2, dtype=F64, seed=1), True, [2, 1], [1, 0], [1, 1], 1),
+    # Large enough for Winograd's transforms: odd sizes, uneven padding, channels in more than one block.
+    conv(x(2, 32, 17, 19), x(35, 32, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
+    conv(x(3, 33, 14, 16), x(40, 33, 3, 3, seed=1), False, [1, 1], [2, 0], [1, 1], 1),
+    conv(x(9, 400, 7, 7), x(32, 400, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
+    conv(x(2, 32, 16, 18, dtype=F64), x(32, 32, 3, 3, dtype=F64, seed=1), True, [1, 1], [0, 1], [1, 1], 1),
     attention(2, 3, 7, 7, 16), attention(1, 2, 70, 70, 64, causal=1), attention(2, 2, 9, 13, 8, "bool"), attention(1, 4, 5, 9, 8, "float"),
     attention(2, 2, 6, 6, 8, "dead"), attention(3, 2, 33, 33, 20, "keys"), attention(1, 6, 9, 9, 8, kv=2), attention(1, 4, 130, 130, 16, causal=1, kv=2),
-    attention(1, 2, 5, 6, 4, "bool", dtype=F64), attention(1, 2, 6, 6, 4, causal=1, dtype=F64),
+    attention(1, 2, 5, 6, 4, "bool", dtype=F64), attention(1, 2, 6, 6, 4, causal=1, dtype=F64), attention(1, 1, 200, 150, 12, causal=1),
+    attention(2, 4, 70, 70, 16, causal=1, kv=2, head_axes=(2, 2, 2, 2)), attention(2, 3, 7, 9, 8, "float", head_axes=(2, 1, 2, 1)),
+    attention(2, 2, 5, 7, 4, "keys", head_axes=(1, 2, 1, 2)), attention(1, 2, 6, 6, 4, "bool", dtype=F64, head_axes=(2, 2, 2, 2)),
 ]  # fmt: skip

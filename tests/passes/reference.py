@@ -73,8 +73,16 @@ def matmul(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float = 1, is_causal: int = 0, **_: object
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float = 1,
+    is_causal: int = 0,
+    head_axes: Sequence[int] = (1, 1, 1, 1),
+    **_: object,
 ) -> tuple[Tensor, Tensor]:
+    q, k, v = (x.movedim(axis, 1) for x, axis in zip((q, k, v), head_axes, strict=False))
     scores = scale * (q @ k.mT)
     keep = torch.ones(scores.shape[-2:], dtype=torch.bool)
     if is_causal:
@@ -84,7 +92,7 @@ def attention(
     elif mask is not None:
         scores = scores + mask
     scores = scores.masked_fill(~keep, -torch.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+    return (scores.softmax(-1) @ v).movedim(1, head_axes[3]), scores.logsumexp(-1)
 
 
 def layer_norm(

@@ -1,0 +1,79 @@
+/* What the record and the kernels of attention share: parameters and scratch memory. */
+#ifndef OMC_OPS_ATTENTION_H
+#define OMC_OPS_ATTENTION_H
+
+#include "base/alloc.h"
+#include "base/dtype.h"
+#include "base/shape.h"
+#include "cpu/gemm.h"
+#include "cpu/kernel.h"
+
+typedef struct {
+  int64_t sample, head, token; /* elements from one to the next */
+} head_strides;
+
+typedef struct {
+  int64_t batch, heads, kv_heads, queries, keys, dim, value_dim; /* B, H, Hkv, T, S, D, Dv */
+  head_strides q, k, v, y;                                       /* also of their gradients */
+  omc_shape y_shape;
+  int64_t parts; /* of the query blocks that share a head of keys: their dk and dv are added up */
+  omc_dtype dtype;
+  double scale, p;
+  uint32_t stream;         /* of dropout */
+  bool causal;             /* key j is seen by query i only if j <= i */
+  bool mask_is_bool;       /* true: attend; else added to the scores */
+  int64_t mask_strides[4]; /* elements, of the mask seen as [B,H,T,S] */
+} attention_params;
+
+/* Query rows that share one product, and the length of a row of their scores: room for whole
+ * vectors of any variant. */
+#define BLOCK 64
+
+/* Items of the gradient, at least: heads of keys and values, in parts where these are few. */
+#define MIN_GRAD_ITEMS 8
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The first element of head h of B * heads. */
+static inline int64_t head_at(const head_strides *s, int64_t heads, int64_t h) {
+  return h / heads * s->sample + h % heads * s->head;
+}
+
+static inline int64_t row_length(const attention_params *p) { return (p->keys + 15) / 16 * 16; }
+static inline int64_t n_blocks(const attention_params *p) {
+  return (p->queries + BLOCK - 1) / BLOCK;
+}
+/* Elements of one part's dk and dv. */
+static inline int64_t part_length(const attention_params *p) {
+  return p->keys * (p->dim + p->value_dim);
+}
+
+/* One thread's scratch memory, offsets in bytes: `tables` of BLOCK x row_length reals, random
+ * words of a row, a real per query row, and the products' own. */
+typedef struct {
+  size_t table[2], words, rows, gemm, total;
+} attention_scratch;
+
+static inline attention_scratch scratch_of(const attention_params *p, int tables) {
+  const size_t size = omc_dtype_size(p->dtype), length = (size_t)row_length(p);
+  const size_t table = omc_round_up(BLOCK * length * size, 64);
+  const size_t scores = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->dim, 1);
+  const size_t values = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->value_dim, 1);
+  const size_t out = omc_gemm_workspace(p->dtype, BLOCK, p->value_dim, p->keys, 1);
+  const size_t dq = omc_gemm_workspace(p->dtype, BLOCK, p->dim, p->keys, 1);
+  const size_t dk = omc_gemm_workspace(p->dtype, p->keys, p->dim, BLOCK, 1);
+  const size_t dv = omc_gemm_workspace(p->dtype, p->keys, p->value_dim, BLOCK, 1);
+  const size_t forward[] = {scores, out}, backward[] = {scores, values, dq, dk, dv};
+  size_t gemm = 0;
+  const size_t *all = tables == 1 ? forward : backward;
+  for (int i = 0; i < (tables == 1 ? 2 : 5); i++) gemm = all[i] > gemm ? all[i] : gemm;
+
+  attention_scratch s = {.table = {0, table}};
+  s.words = table * (size_t)tables;
+  s.rows = s.words + (p->p > 0 ? omc_round_up(length * sizeof(uint32_t), 64) : 0);
+  s.gemm = s.rows + BLOCK * sizeof(double);
+  s.total = omc_round_up(s.gemm + gemm, 64);
+  return s;
+}
+
+#endif

@@ -1,0 +1,319 @@
+/* Kernels of Attention and AttentionGrad.
+ *
+ * Nothing of T x S elements is stored: for a block of query rows the scores are one product, the
+ * softmax is taken row by row, and y is a second product. Backward makes the probabilities again
+ * from lse, and the dropout mask again from its counters. A row that attends to nothing gives 0;
+ * its lse is kept as +inf, so that backward gets exp(score - lse) = 0 for it. */
+#include "cpu/kernel.h"
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+#include "cpu/parallel.h"
+#include "cpu/rng.h"
+#include "cpu/rows.h"
+#include "ops/attention.h"
+
+#define NEG_INF (-(real)INFINITY)
+
+typedef struct {
+  const attention_params *p;
+  const elem *q, *k, *v, *y, *dy;
+  const void *mask; /* NULL: none */
+  elem *out, *dq, *dk, *dv;
+  elem *sums; /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
+  real *lse;  /* forward: may be NULL */
+  uint64_t seed;
+  uint32_t drop_below; /* a probability is dropped if its random word is below this */
+  real keep_scale;     /* 1 / (1 - p); 0 for p = 1 */
+  attention_scratch scratch;
+  char *workspace;
+} attention_job;
+
+/* A block of query rows of one head and what it sees. */
+typedef struct {
+  int64_t head;        /* in [B * H] */
+  int64_t first, rows; /* query rows first .. first + rows - 1 */
+  int64_t cols;        /* keys that any of them sees */
+  int64_t query;       /* first row in [B * H * T] */
+  int64_t q, k, v, y;  /* first element of its rows and of its keys and values */
+} query_block;
+
+static query_block block_at(const attention_params *p, int64_t head, int64_t index) {
+  const int64_t first = index * BLOCK, rows = min64(BLOCK, p->queries - first);
+  const int64_t group = p->heads / p->kv_heads, kv_head = head / group;
+  return (query_block){.head = head,
+                       .first = first,
+                       .rows = rows,
+                       .cols = p->causal ? min64(p->keys, first + rows) : p->keys,
+                       .query = head * p->queries + first,
+                       .q = head_at(&p->q, p->heads, head) + first * p->q.token,
+                       .k = head_at(&p->k, p->kv_heads, kv_head),
+                       .v = head_at(&p->v, p->kv_heads, kv_head),
+                       .y = head_at(&p->y, p->heads, head) + first * p->y.token};
+}
+
+static attention_job make_job(const omc_kernel_args *args, int tables) {
+  const attention_params *p = args->params;
+  return (attention_job){.p = p,
+                         .seed = args->seed,
+                         .drop_below = omc_drop_threshold(p->p),
+                         .keep_scale = p->p < 1 ? (real)(1 / (1 - p->p)) : 0,
+                         .scratch = scratch_of(p, tables),
+                         .workspace = args->workspace};
+}
+
+/* c[m,n] = alpha * a[m,k] b[k,n] + beta * c; operands by address and strides. */
+static void product(const attention_job *job, void *workspace, int64_t m, int64_t n, int64_t k,
+                    omc_matrix a, omc_matrix b, omc_matrix c, double alpha, double beta) {
+  const omc_gemm_args g = {
+      .m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha, .beta = beta};
+  if (m > 0 && n > 0) omc_gemm_serial(job->p->dtype, &g, workspace);
+}
+static omc_matrix by_rows(const elem *x, int64_t stride) {
+  return (omc_matrix){(void *)(uintptr_t)x, stride, 1};
+}
+static omc_matrix transposed(const elem *x, int64_t stride) {
+  return (omc_matrix){(void *)(uintptr_t)x, 1, stride};
+}
+
+typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));
+
+static void mask_row_bool(real *s, const uint8_t *mask, int64_t step, int64_t n) {
+  int64_t k = 0;
+  if (step == 1)
+    for (; k + OMC_VL <= n; k += OMC_VL) {
+      mask_bytes m;
+      memcpy(&m, mask + k, sizeof m);
+      const vmask keep = __builtin_convertvector(m, vmask) != 0;
+      vstr(s + k, vblend(keep, vldr(s + k), vset(NEG_INF)));
+    }
+  for (; k < n; k++)
+    if (!mask[k * step]) s[k] = NEG_INF;
+}
+
+static void mask_row_add(real *s, const elem *mask, int64_t step, int64_t n) {
+  for (int64_t k = 0; k < n; k++) s[k] += ld(mask + k * step);
+}
+
+/* Scores of a block, masked; columns that a row does not see, up to a whole vector, are -inf. */
+static void make_scores(const attention_job *job, const query_block *b, real *scores,
+                        void *workspace) {
+  const attention_params *p = job->p;
+  const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
+  product(job, workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
+          transposed(job->k + b->k, p->k.token), (omc_matrix){scores, length, 1}, p->scale, 0);
+  for (int64_t r = 0; r < b->rows; r++) {
+    real *s = scores + r * length;
+    const int64_t i = b->first + r, seen = p->causal ? min64(p->keys, i + 1) : p->keys;
+    if (job->mask) {
+      const int64_t *stride = p->mask_strides;
+      const int64_t at =
+          b->head / p->heads * stride[0] + b->head % p->heads * stride[1] + i * stride[2];
+      if (p->mask_is_bool)
+        mask_row_bool(s, (const uint8_t *)job->mask + at, stride[3], seen);
+      else
+        mask_row_add(s, (const elem *)job->mask + at, stride[3], seen);
+    }
+    for (int64_t k = seen; k < whole; k++) s[k] = NEG_INF;
+  }
+}
+
+/* Random words of the probabilities of query row `query`, of the first n keys. */
+static const uint32_t *drop_words(const attention_job *job, int64_t query, int64_t n,
+                                  char *scratch) {
+  uint32_t *words = (uint32_t *)(void *)(scratch + job->scratch.words);
+  omc_philox_words(job->seed, job->p->stream, (uint64_t)(query * job->p->keys), n, words);
+  return words;
+}
+
+typedef uint32_t word_vec __attribute__((vector_size(OMC_VL * sizeof(uint32_t))));
+
+/* Which of the next probabilities are kept. */
+OMC_INLINE vmask kept(const attention_job *job, const uint32_t *words) {
+  word_vec w;
+  memcpy(&w, words, sizeof w);
+  return __builtin_convertvector(w >= job->drop_below - (word_vec){0}, vmask);
+}
+
+/* Turns row r's scores into exp(score - max); returns what y's row is to be multiplied by. */
+static real softmax_row(const attention_job *job, const query_block *b, int64_t r, real *s,
+                        char *scratch) {
+  const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL, query = b->query + r;
+  vreal top = vset(NEG_INF), sum = vset(0);
+  for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
+  const real max = vhmax(top);
+  if (max == NEG_INF) {
+    memset(s, 0, (size_t)whole * sizeof *s);
+    if (job->lse) job->lse[query] = (real)INFINITY;
+    return 0;
+  }
+  for (int64_t k = 0; k < whole; k += OMC_VL) {
+    const vreal e = vexp(vldr(s + k) - vset(max));
+    vstr(s + k, e);
+    sum += e;
+  }
+  const real total = vsum(sum);
+  if (job->lse) job->lse[query] = max + (real)log((double)total);
+  if (job->p->p <= 0) return 1 / total;
+  const uint32_t *words = drop_words(job, query, b->cols, scratch);
+  for (int64_t k = 0; k < whole; k += OMC_VL)
+    vstr(s + k, vblend(kept(job, words + k), vldr(s + k), vset(0)));
+  return job->keep_scale / total;
+}
+
+/* Items are blocks of query rows. Those of a head are taken from both ends, for a causal block
+ * costs the more the later it is. */
+static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
+  const attention_job *job = ctx;
+  const attention_params *p = job->p;
+  char *scratch = job->workspace + (size_t)thread * job->scratch.total;
+  real *scores = (real *)(void *)(scratch + job->scratch.table[0]);
+  real *factor = (real *)(void *)(scratch + job->scratch.rows);
+  const int64_t blocks = n_blocks(p), length = row_length(p);
+  for (int64_t item = begin; item < end; item++) {
+    const int64_t i = item % blocks;
+    const query_block b = block_at(p, item / blocks, i % 2 ? blocks - 1 - i / 2 : i / 2);
+    elem *y = job->out + b.y;
+    make_scores(job, &b, scores, scratch + job->scratch.gemm);
+    for (int64_t r = 0; r < b.rows; r++)
+      factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
+    product(job, scratch + job->scratch.gemm, b.rows, p->value_dim, b.cols,
+            (omc_matrix){scores, length, 1}, by_rows(job->v + b.v, p->v.token),
+            by_rows(y, p->y.token), 1, 0);
+    for (int64_t r = 0; r < b.rows; r++)
+      for (int64_t k = 0; k < p->value_dim; k++)
+        st(y + r * p->y.token + k, ld(y + r * p->y.token + k) * factor[r]);
+  }
+}
+
+OMC_KERNEL(Attention) {
+  const attention_params *p = args->params;
+  attention_job job = make_job(args, 1);
+  job.q = omc_in_data(args, 0), job.k = omc_in_data(args, 1), job.v = omc_in_data(args, 2);
+  job.mask = omc_in_data(args, 3);
+  job.out = omc_out_data(args, 0), job.lse = omc_out_data(args, 1);
+  omc_parallel_for(p->batch * p->heads * n_blocks(p), 1, args->threads, forward_blocks, &job);
+  return OMC_OK;
+}
+
+/* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
+ * into gradients of scores, P * (dP - delta) with delta = sum of dy * y. */
+static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
+                             real *ds, char *scratch) {
+  const int64_t dim = job->p->value_dim, query = b->query + r;
+  const int64_t at = b->y + r * job->p->y.token;
+  const elem *y = job->y + at, *dy = job->dy + at;
+  const vreal delta = vset(OMC_ROW_SUM(dim, vld_fill(y + k, left, 0) * vld_fill(dy + k, left, 0)));
+  const vreal lse = vset(job->lse[query]);
+  const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
+  const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
+  for (int64_t k = 0; k < whole; k += OMC_VL) {
+    const vreal prob = vexp(vldr(s + k) - lse);
+    const vreal keep =
+        words ? vblend(kept(job, words + k), vset(job->keep_scale), vset(0)) : vset(1);
+    vstr(s + k, prob * keep);
+    vstr(ds + k, prob * (vldr(ds + k) * keep - delta));
+  }
+}
+
+/* Where a part of a head of keys adds up its dk and dv. */
+typedef struct {
+  omc_matrix dk, dv;
+} key_sums;
+
+static key_sums sums_at(const attention_job *job, int64_t kv, int64_t part) {
+  const attention_params *p = job->p;
+  if (p->parts == 1)
+    return (key_sums){by_rows(job->dk + head_at(&p->k, p->kv_heads, kv), p->k.token),
+                      by_rows(job->dv + head_at(&p->v, p->kv_heads, kv), p->v.token)};
+  const elem *sums = job->sums + (kv * p->parts + part) * part_length(p);
+  return (key_sums){by_rows(sums, p->dim), by_rows(sums + p->keys * p->dim, p->value_dim)};
+}
+
+static void clear_rows(const omc_matrix *m, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; r++)
+    memset((elem *)m->data + r * m->rs, 0, (size_t)n * sizeof(elem));
+}
+
+/* Adds one block of query rows to dk and dv and writes its rows of dq. */
+static void backward_block(const attention_job *job, const query_block *b, const key_sums *sums,
+                           char *scratch) {
+  const attention_params *p = job->p;
+  const int64_t length = row_length(p), dim = p->dim, value_dim = p->value_dim;
+  real *probs = (real *)(void *)(scratch + job->scratch.table[0]);
+  real *grads = (real *)(void *)(scratch + job->scratch.table[1]);
+  void *workspace = scratch + job->scratch.gemm;
+  const omc_matrix q = by_rows(job->q + b->q, p->q.token), dq = by_rows(job->dq + b->q, p->q.token),
+                   k = by_rows(job->k + b->k, p->k.token),
+                   v_t = transposed(job->v + b->v, p->v.token),
+                   dy = by_rows(job->dy + b->y, p->y.token);
+  make_scores(job, b, probs, workspace);
+  product(job, workspace, b->rows, b->cols, value_dim, dy, v_t, (omc_matrix){grads, length, 1}, 1,
+          0);
+  for (int64_t r = 0; r < b->rows; r++)
+    softmax_grad_row(job, b, r, probs + r * length, grads + r * length, scratch);
+  product(job, workspace, b->cols, value_dim, b->rows, transposed(probs, length), dy, sums->dv, 1,
+          1);
+  product(job, workspace, b->rows, dim, b->cols, by_rows(grads, length), k, dq, p->scale, 0);
+  product(job, workspace, b->cols, dim, b->rows, transposed(grads, length), q, sums->dk, p->scale,
+          1);
+}
+
+/* Items are parts of heads of keys: every so many-th block of the query heads that share it. */
+static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
+  const attention_job *job = ctx;
+  const attention_params *p = job->p;
+  char *scratch = job->workspace + (size_t)thread * job->scratch.total;
+  const int64_t group = p->heads / p->kv_heads, blocks = n_blocks(p);
+  for (int64_t item = begin; item < end; item++) {
+    const int64_t kv = item / p->parts;
+    const key_sums sums = sums_at(job, kv, item % p->parts);
+    clear_rows(&sums.dk, p->keys, p->dim);
+    clear_rows(&sums.dv, p->keys, p->value_dim);
+    for (int64_t i = item % p->parts; i < group * blocks; i += p->parts) {
+      const query_block b = block_at(p, kv * group + i / blocks, i % blocks);
+      backward_block(job, &b, &sums, scratch);
+    }
+  }
+}
+
+/* x = the sum of a row over all parts, `first` being that of the first. */
+static void add_row(const attention_params *p, const elem *first, int64_t n, elem *x) {
+  for (int64_t k = 0; k < n; k++) {
+    real sum = 0;
+    for (int64_t part = 0; part < p->parts; part++) sum += ld(first + part * part_length(p) + k);
+    st(x + k, sum);
+  }
+}
+
+/* Items are keys. */
+static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const attention_job *job = ctx;
+  const attention_params *p = job->p;
+  for (int64_t item = begin; item < end; item++) {
+    const int64_t kv = item / p->keys, j = item % p->keys;
+    const key_sums first = sums_at(job, kv, 0);
+    add_row(p, (const elem *)first.dk.data + j * p->dim, p->dim,
+            job->dk + head_at(&p->k, p->kv_heads, kv) + j * p->k.token);
+    add_row(p, (const elem *)first.dv.data + j * p->value_dim, p->value_dim,
+            job->dv + head_at(&p->v, p->kv_heads, kv) + j * p->v.token);
+  }
+}
+
+/* Inputs: dy, q, k, v, y, lse, mask?. */
+OMC_KERNEL(AttentionGrad) {
+  const attention_params *p = args->params;
+  attention_job job = make_job(args, 2);
+  job.dy = omc_in_data(args, 0);
+  job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
+  job.y = omc_in_data(args, 4), job.lse = args->in[5].data, job.mask = omc_in_data(args, 6);
+  job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
+  job.sums = (elem *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
+  omc_parallel_for(p->batch * p->kv_heads * p->parts, 1, args->threads, backward_parts, &job);
+  if (p->parts > 1)
+    omc_parallel_for(p->batch * p->kv_heads * p->keys, BLOCK, args->threads, add_parts, &job);
+  return OMC_OK;
+}
+
+#endif

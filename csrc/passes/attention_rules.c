@@ -1,0 +1,151 @@
+/* Attention takes in the transposes around it; masks that say nothing, or say what is_causal says,
+ * are taken out. */
+#include <string.h>
+
+#include "graph/edit.h"
+#include "ops/op.h"
+#include "passes/rewrite.h"
+
+/* Places of an Attention node's inputs, and of its output in attribute head_axes. */
+enum { Q, K, V, MASK, Y = 3, N_LAYOUTS };
+
+/* The axes of heads of q, k, v and y; tokens are at the other of 1 and 2. */
+static void read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
+  uint32_t n;
+  const int64_t *given = omc_attr_ints(node, "head_axes", &n);
+  for (int i = 0; i < N_LAYOUTS; i++) axes[i] = n ? given[i] : 1;
+}
+
+/* ---- masks ---- */
+
+static omc_value *attention_no_mask(omc_match *m) {
+  const omc_value *mask = omc_in(m->root, MASK);
+  if (!omc_is_const(mask)) return NULL;
+  if (!omc_const_all(mask, mask->type.dtype == OMC_BOOL ? 1 : 0)) return NULL;
+  omc_set_input(m->root, MASK, NULL);
+  return m->capture[0];
+}
+
+/* Whether n elements of `size` bytes are the same bits. */
+static bool repeats(const char *data, int64_t n, size_t size) {
+  return memcmp(data, data + size, (size_t)(n - 1) * size) == 0;
+}
+
+/* Whether a constant n x n mask lets position i see j <= i and nothing else. A float mask hides
+ * with numbers so low that the exponential of any score plus them is zero. */
+static bool is_lower_triangle(const omc_value *mask, int64_t n) {
+  const bool is_bool = mask->type.dtype == OMC_BOOL;
+  const size_t size = omc_dtype_size(mask->type.dtype);
+  const char *data = mask->data;
+  for (int64_t i = 0; i < n; i++) {
+    const char *row = data + (size_t)(i * n) * size;
+    const double seen = omc_const_float(mask, i * n);
+    if (seen != (is_bool ? 1 : 0) || !repeats(row, i + 1, size)) return false;
+    if (i + 1 == n) break;
+    const double hidden = omc_const_float(mask, i * n + i + 1);
+    const bool hides = is_bool ? hidden == 0 : hidden <= -1e30;
+    if (!hides || !repeats(row + (size_t)(i + 1) * size, n - i - 1, size)) return false;
+  }
+  return true;
+}
+
+/* The same of a mask of any rank, all of whose matrices must be equal. */
+static bool is_causal_pattern(const omc_value *mask) {
+  const omc_shape *shape = &mask->type.shape;
+  if (shape->rank < 2 || omc_shape_numel(shape) == 0) return false;
+  const int64_t size = shape->dims[shape->rank - 1];
+  if (shape->dims[shape->rank - 2] != size || !is_lower_triangle(mask, size)) return false;
+  const size_t bytes = (size_t)(size * size) * omc_dtype_size(mask->type.dtype);
+  const size_t matrices = (size_t)omc_shape_span(shape, 0, shape->rank - 2);
+  return memcmp(mask->data, (const char *)mask->data + bytes, (matrices - 1) * bytes) == 0;
+}
+
+/* Sets an attribute that the node may have already. */
+static omc_status set_attr(omc_graph *g, omc_node *node, omc_attr value) {
+  omc_attr *attr = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
+  if (!attr) {
+    char text[OMC_NODE_TEXT];
+    OMC_FAIL(ENOMEM, "%s: no memory for attribute %s", omc_node_text(node, text, sizeof text),
+             value.name);
+  }
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < node->n_attr; i++)
+    if (strcmp(node->attr[i].name, value.name) != 0) attr[n++] = node->attr[i];
+  attr[n++] = value;
+  node->attr = attr;
+  node->n_attr = n;
+  return OMC_OK;
+}
+
+static int64_t tokens(const omc_value *x, int64_t head_axis) {
+  return x->type.shape.dims[3 - head_axis];
+}
+
+static omc_value *attention_causal(omc_match *m) {
+  const omc_value *mask = omc_in(m->root, MASK);
+  if (!omc_is_const(mask) || !is_causal_pattern(mask)) return NULL;
+  const int64_t size = mask->type.shape.dims[mask->type.shape.rank - 1];
+  int64_t axes[N_LAYOUTS];
+  read_head_axes(m->root, axes);
+  if (tokens(omc_in(m->root, Q), axes[Q]) != size || tokens(omc_in(m->root, K), axes[K]) != size)
+    return NULL;
+  m->b->status = set_attr(m->b->graph, m->root, omc_ai("is_causal", 1));
+  omc_set_input(m->root, MASK, NULL);
+  return m->capture[0];
+}
+
+/* ---- layout ---- */
+
+/* Whether a node swaps heads and tokens. */
+static bool swaps_heads(const omc_node *node) {
+  static const int64_t swapped[] = {0, 2, 1, 3};
+  if (!node || node->op != OMC_OP_Transpose) return false;
+  uint32_t n;
+  const int64_t *perm = omc_attr_ints(node, "perm", &n);
+  return n == 4 && memcmp(perm, swapped, sizeof swapped) == 0;
+}
+
+/* Swaps the axes of heads and tokens of those of q, k, v and y whose bit is set in `swap`. */
+static void swap_layouts(omc_builder *b, omc_node *node, uint32_t swap) {
+  int64_t *axes = OMC_NEW_ARRAY(&b->graph->arena, int64_t, N_LAYOUTS);
+  if (!axes) {
+    b->status = omc_fail(OMC_ENOMEM, "no memory for attribute head_axes");
+    return;
+  }
+  read_head_axes(node, axes);
+  for (int i = 0; i < N_LAYOUTS; i++)
+    if (swap >> i & 1) axes[i] = 3 - axes[i];
+  b->status = set_attr(b->graph, node, omc_ais("head_axes", axes, N_LAYOUTS));
+}
+
+/* Reads q, k and v through their transposes. */
+static omc_value *attention_transpose(omc_match *m) {
+  uint32_t swap = 0;
+  for (uint32_t i = Q; i <= V; i++) {
+    const omc_node *transpose = omc_in(m->root, i)->producer;
+    if (!swaps_heads(transpose)) continue;
+    omc_set_input(m->root, i, omc_in(transpose, 0));
+    swap |= 1u << i;
+  }
+  if (swap == 0) return NULL;
+  swap_layouts(m->b, m->root, swap);
+  return m->capture[0];
+}
+
+/* Writes y as its transpose, of which it is the only use. */
+static omc_value *transpose_attention(omc_match *m) {
+  omc_node *node = m->capture[1]->producer;
+  if (!swaps_heads(m->root)) return NULL;
+  swap_layouts(m->b, node, 1u << Y);
+  if (m->b->status == OMC_OK) m->b->status = omc_op_get(node->op)->infer(node);
+  return m->capture[1];
+}
+
+static const omc_rule rules[] = {
+    {"attention_no_mask", OMC_P_NODE(Attention, 0), attention_no_mask},
+    {"attention_causal", OMC_P_NODE(Attention, 0), attention_causal},
+    {"attention_transpose", OMC_P_NODE(Attention, 0), attention_transpose},
+    {"transpose_attention", OMC_P_OP(Transpose, 0, OMC_P_NODE(Attention, 1)), transpose_attention},
+};
+
+const omc_rules omc_attention_rules = {"attention", rules, sizeof rules / sizeof *rules};

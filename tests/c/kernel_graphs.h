@@ -1,0 +1,115 @@
+/* Graphs whose nodes, with those of their gradients, are every kernel: shared by the tests that
+ * watch memory. Sizes are odd so that rows end inside vectors and blocks inside tiles; integer
+ * inputs hold 0, 1, 2, 0, 1, ... */
+#ifndef OMC_TESTS_KERNEL_GRAPHS_H
+#define OMC_TESTS_KERNEL_GRAPHS_H
+
+#define IN(name, type) "input %" name " : " type "\n"
+#define WANT(name, type) "input %" name " : " type " grad\n"
+#define IDS(type) "input %i : i64" type "\n"
+#define SHAPE(n, elements) "const %s : i64[" #n "] = [" elements "]\n"
+#define Y(op) "%y = " op "\nreturn %y\n"
+#define X(type) WANT("x", "f32" type)
+
+static const char *const kernel_graphs[] = {
+    /* elementwise ops that need more than float inputs */
+    X("[3,37]") Y("Cast(%x) {to=11}"),
+    X("[3,37]") Y("Cast(%x) {to=10}"),
+    X("[3,37]") Y("Cast(%x) {to=7}"),
+    X("[7,41]") Y("Dropout(%x) {p=0.3, stream=5}"),
+    IN("c", "bool[5,1]") X("[5,37]") WANT("z", "f32[37]") Y("Where(%c, %x, %z)"),
+
+    /* reductions */
+    X("[5,7,19]") SHAPE(2, "0, 2") Y("ReduceSum(%x, %s) {keepdims=0}"),
+    X("[5,7,19]") SHAPE(1, "-1") Y("ReduceSum(%x, %s)"),
+    X("[5,7,19]") SHAPE(1, "1") Y("ReduceMean(%x, %s)"),
+    X("[70,33]") SHAPE(1, "0") Y("ReduceMax(%x, %s)"),
+    X("[3,333]") Y("ReduceMin(%x) {keepdims=0}"),
+    X("[3,33]") SHAPE(1, "1") Y("ReduceProd(%x, %s)"),
+    X("[0,33]") SHAPE(1, "0") Y("ReduceSum(%x, %s)"),
+    IN("n", "i64[5,37]") SHAPE(1, "1") Y("ReduceSum(%n, %s)"),
+    X("[5,37]") Y("ArgMax(%x) {axis=-1, keepdims=0}"),
+    X("[5,7,3]") Y("ArgMax(%x) {axis=1, keepdims=1}"),
+    X("[5,37]") SHAPE(1, "1") Y("CumSum(%x, %s)"),
+    X("[9,5,3]") SHAPE(1, "0") Y("CumSum(%x, %s) {reverse=1, exclusive=1}"),
+
+    /* movement */
+    X("[3,5]") WANT("z", "f32[3,19]") Y("Concat(%x, %z, %x) {axis=1}"),
+    X("[3,1,7]") SHAPE(4, "2, 3, 5, 7") Y("Expand(%x, %s)"),
+    X("[37]") SHAPE(2, "3, 37") Y("Expand(%x, %s)"),
+    X("[3,7]") SHAPE(4, "1, -2, 2, 3") Y("Pad(%x, %s)"),
+    X("[5,37]") "const %st : i64[2] = [4, 1]\nconst %en : i64[2] = [-99, 36]\n"
+        "const %ax : i64[2] = [0, 1]\nconst %by : i64[2] = [-2, 3]\n"
+        Y("Slice(%x, %st, %en, %ax, %by)"),
+    X("[5,37]") SHAPE(3, "3, 33, 1")
+        "%a, %b, %c = Split(%x, %s) {axis=1}\nreturn %a, %b, %c\n",
+    X("[3,7]") SHAPE(2, "2, 3") Y("Tile(%x, %s)"),
+    X("[33,65]") Y("Transpose(%x) {perm=[1, 0]}"),
+    X("[3,5,2,17]") Y("Transpose(%x) {perm=[0, 2, 1, 3]}"),
+    X("[3,5,7]") Y("Transpose(%x) {perm=[2, 1, 0]}"),
+    X("[3,9,7]") Y("Trilu(%x) {upper=0}"),
+    X("[6,35]") SHAPE(3, "5, 2, 21") "%r = Reshape(%x, %s)\n" Y("Sin(%r)"),
+
+    /* gather */
+    X("[3,37]") IDS("[7]") Y("Gather(%x, %i) {axis=0}"),
+    X("[5,3,9]") IDS("[2,4]") Y("Gather(%x, %i) {axis=1}"),
+    X("[5,7]") IDS("[5,3]") Y("GatherElements(%x, %i) {axis=1}"),
+    X("[3,4,9]") IDS("[2,2]") Y("GatherND(%x, %i)"),
+    X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {padding_idx=1}"),
+    X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {scale_grad_by_freq=1}"),
+    X("[5,3,37]") IDS("[5,3]") WANT("z", "f32[11,37]") Y("EmbeddingGrad(%x, %i, %z) {num=11}"),
+
+    /* linear algebra */
+    X("[67,129]") WANT("z", "f32[129,33]") Y("MatMul(%x, %z)"),
+    X("[5,801]") WANT("z", "f32[801,37]") Y("MatMul(%x, %z)"),
+    X("[2,1,5,7]") WANT("z", "f32[3,7,9]") Y("MatMul(%x, %z)"),
+    X("[5]") WANT("z", "f32[5,3]") Y("MatMul(%x, %z)"),
+    X("[1,1]") WANT("z", "f32[1,1]") Y("MatMul(%x, %z)"),
+    X("[33,15]") WANT("z", "f32[47,33]") WANT("b", "f32[47]")
+        Y("FusedMatMul(%x, %z, %b) {transA=1, transB=1, alpha=0.5}"),
+    X("[3,15,33]") WANT("z", "f32[3,47,33]") Y("FusedMatMul(%x, %z) {transB=1}"),
+    X("[2,3,70,9]") WANT("k", "f32[2,3,71,9]") WANT("v", "f32[2,3,71,5]")
+        "%y, %o = Attention(%x, %k, %v) {scale=0.3, is_causal=1, p=0.25, stream=3}\nreturn %y\n",
+    X("[2,4,7,16]") WANT("k", "f32[2,2,9,16]") WANT("v", "f32[2,2,9,16]") IN("m", "bool[2,1,7,9]")
+        "%y, %o = Attention(%x, %k, %v, %m) {scale=0.25}\nreturn %y\n",
+    X("[1,2,5,3]") WANT("k", "f32[1,2,67,3]") WANT("v", "f32[1,2,67,3]") IN("m", "f32[67]")
+        "%y, %o = Attention(%x, %k, %v, %m) {scale=0.25}\nreturn %y\n",
+    X("[2,3,9,11]") WANT("w", "f32[5,3,3,3]") WANT("b", "f32[5]")
+        Y("Conv(%x, %w, %b) {strides=[2, 1], pads=[1, 1, 1, 1]}"),
+    X("[2,3,7,7]") WANT("w", "f32[17,3,1,1]") Y("Conv(%x, %w)"),
+    X("[2,6,10,9]") WANT("w", "f32[9,2,3,3]")
+        Y("Conv(%x, %w) {strides=[1, 2], pads=[2, 1, 2, 1], dilations=[2, 1], group=3}"),
+    X("[2,5,9,9]") WANT("w", "f32[5,1,3,3]") Y("Conv(%x, %w) {pads=[1, 1, 1, 1], group=5}"),
+    X("[1,3,33,35]") WANT("w", "f32[7,3,7,7]") Y("Conv(%x, %w) {strides=[2, 2], pads=[3, 3, 3, 3]}"),
+    X("[2,3,17]") WANT("w", "f32[4,3,5]") Y("Conv(%x, %w) {strides=[2], pads=[2, 2]}"),
+
+    /* neural network */
+    X("[5,37]") Y("Softmax(%x) {axis=-1}"),
+    X("[5,7,19]") Y("Softmax(%x) {axis=1}"),
+    X("[5,37]") Y("LogSoftmax(%x) {axis=1}"),
+    X("[5,7,19]") Y("LogSoftmax(%x) {axis=0}"),
+    X("[7,37]") IDS("[7]") WANT("w", "f32[37]")
+        "%y, %o, %q = CrossEntropy(%x, %i, %w) {label_smoothing=0.1}\nreturn %y\n",
+    X("[3,5,7]") IDS("[3,7]")
+        "%y, %o, %q = CrossEntropy(%x, %i) {reduction=\"none\", ignore_index=1}\nreturn %y\n",
+    X("[7,37]") WANT("g", "f32[37]") WANT("b", "f32[37]")
+        "%y, %o, %q = LayerNormalization(%x, %g, %b) {axis=-1, epsilon=1e-5}\nreturn %y\n",
+    X("[70,3,5]") "%y, %o, %q = LayerNormalization(%x) {axis=1, epsilon=1e-5}\nreturn %y\n",
+    X("[3,5,7,3]") WANT("g", "f32[5]") WANT("b", "f32[5]") IN("m", "f32[5]") IN("v", "f32[5]")
+        "%y, %o, %q, %n, %u = BatchNorm(%x, %g, %b, %m, %v) {epsilon=1e-5, momentum=0.1}\n"
+        "return %y\n",
+    X("[2,3,9,11]") "%y, %o = MaxPool(%x) {kernel_shape=[3, 2], strides=[2, 2], pads=[1, 1, 1, 1]}\n"
+                    "return %y\n",
+    X("[2,3,9,11]") Y("AveragePool(%x) {kernel_shape=[3, 3], strides=[2, 1], pads=[1, 1, 1, 1]}"),
+    X("[2,3,9,11]") Y("AveragePool(%x) {kernel_shape=[3, 2], strides=[2, 2], ceil_mode=1, "
+                      "count_include_pad=1}"),
+    X("[2,3,9,11]") Y("AdaptiveAvgPool(%x) {output_size=[4, 3]}"),
+
+    /* many steps that share an arena */
+    X("[5,37]") WANT("w", "f32[37,19]") WANT("b", "f32[19]") WANT("g", "f32[19]") IDS("[5]")
+        "%a = MatMul(%x, %w)\n%c = Add(%a, %b)\n%d = Gelu(%c)\n%e = Dropout(%d) {p=0.1, stream=1}\n"
+        "%f = Add(%e, %a)\n%h, %j, %l = LayerNormalization(%f, %g, %b) {axis=-1, epsilon=1e-5}\n"
+        "%y, %o, %q = CrossEntropy(%h, %i)\nreturn %y, %d\n",
+};
+
+#endif

@@ -1,0 +1,65 @@
+"""The C core under compilers other than the one that builds it, without a warning; nothing is linked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import setuptools
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_rules(monkeypatch: pytest.MonkeyPatch, machine: str) -> dict[str, object]:
+    """What setup.py defines, on a machine of this kind."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    rules: dict[str, object] = {"__file__": str(ROOT / "setup.py"), "__name__": "setup"}
+    exec(compile((ROOT / "setup.py").read_text(), "setup.py", "exec"), rules)
+    return rules
+
+
+def complaints(rules: dict, compiler: str, sources: list[Path], flags: list[str]) -> str:
+    """What the compiler says of every file of csrc/, each with its variants, and of `sources`."""
+
+    def check(job: tuple[Path, str, list[str]]) -> str:
+        source, _, more = job
+        command = [compiler, *rules["FLAGS"], *flags, *more, "-O1", "-Werror", "-fsyntax-only", str(source)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return "".join(pool.map(check, rules["compile_jobs"](sources)))
+
+
+def need(compiler: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+
+
+def test_clang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    need("clang")
+    # clang has its OpenMP header in a package of its own; this is all that is used of it.
+    names = {name for path in ROOT.glob("csrc/**/*.c") for name in re.findall(r"\b(omp_\w+)\(", path.read_text())}
+    (tmp_path / "omp.h").write_text("".join(f"int {name}(void);\n" for name in sorted(names)))
+    flags = ["-Icsrc", "-Itests/c", f"-isystem{tmp_path}", f"-isystem{sysconfig.get_path('include')}"]
+    flags += ["-DPy_LIMITED_API=0x030B0000", '-DOMC_VERSION="0"']
+    # A file of kernels is compiled part by part, and not every part uses every inline helper; gcc, which lets those
+    # pass, warns about the other functions without a use.
+    flags += ["-Wno-unused-function"]
+    sources = [*ROOT.glob("csrc/bind/*.c"), *ROOT.glob("tests/c/*.c")]
+    assert complaints(build_rules(monkeypatch, os.uname().machine), "clang", sources, flags) == ""
+
+
+def test_aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("aarch64-linux-gnu-gcc")
+    rules = build_rules(monkeypatch, "aarch64")
+    assert {isa for _, isa in rules["variants"]()} == {"base"}
+    sources = list(ROOT.glob("tests/c/*.c"))
+    assert complaints(rules, "aarch64-linux-gnu-gcc", sources, ["-Icsrc", "-Itests/c"]) == ""

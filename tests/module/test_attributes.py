@@ -1,0 +1,154 @@
+"""Attributes that a forward reads or sets: what eager leaves in them is there, and no stale value is used."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortmodule_c import ORTModule
+from wrapped import assert_same_state, assert_same_step, close, graphs, n_graphs, pair
+
+
+class Auxiliary(nn.Module):
+    """Leaves a second loss and some plain facts behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.aux = nn.Linear(4, 4), nn.Linear(4, 2), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        self.aux = y.pow(2).mean()
+        self.facts = {"mean": y.detach().mean(), "name": "y"}
+        return self.b(y)
+
+
+def test_a_loss_left_in_an_attribute() -> None:
+    eager, ours = pair(Auxiliary())
+    for n in (3, 3, 4, 5, 3):
+        x = torch.randn(n, 4)
+        for m in (eager, ours):
+            m.zero_grad()
+            (m(x).sum() + m.aux).backward()
+        assert_same_state(ours, eager)
+        close(ours.facts, eager.facts)
+    with torch.no_grad():
+        ours(x)
+    assert not ours.aux.requires_grad and not ours.fallback_report()
+    before = n_graphs(ours)
+    ours(x)
+    assert n_graphs(ours) == before
+
+
+def test_a_cache_filled_at_the_first_call() -> None:
+    class Caching(nn.Linear):
+        cache: Any = None
+        _scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.cache is None:
+                self.cache = torch.ones(4).tril() if x.dim() > 2 else torch.full((4,), 0.5)
+            return super().forward(x) * self.cache * self._scale
+
+    eager, ours = pair(Caching(4, 4))
+    for change in (None, None, ("cache", None), ("_scale", 3.0), ("cache", torch.ones(4)), None):
+        for m in (eager, ours):
+            m.zero_grad()
+            if change is not None:
+                setattr(m, *change)
+        assert_same_step(eager, ours, torch.randn(3, 4))
+        close(ours.cache, eager.cache)
+    assert not ours.fallback_report()
+
+
+def test_tensors_that_are_no_buffers() -> None:
+    class Constants(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.t, self.many, self.named = torch.ones(4), [torch.ones(4)], {"k": torch.ones(4)}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.t * self.many[0] * self.named["k"]
+
+    def replace(m: Any) -> None:
+        m.t = torch.full((4,), 2.0)
+
+    def change(m: Any) -> None:
+        m.t.mul_(2)
+
+    def replace_in_list(m: Any) -> None:
+        m.many[0] = torch.full((4,), 3.0)
+
+    def replace_list(m: Any) -> None:
+        m.many = [torch.full((4,), 5.0)]
+
+    def change_in_dict(m: Any) -> None:
+        m.named["k"].add_(1)
+
+    eager, ours = pair(Constants())
+    for act in (lambda m: None, replace, change, replace_in_list, replace_list, change_in_dict):
+        for m in (eager, ours):
+            m.zero_grad()
+            act(m)
+        assert_same_step(eager, ours, torch.randn(3, 4))
+    assert not ours.fallback_report()
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+class Recurrent(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.state = torch.zeros(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = torch.tanh(super().forward(x) + self.state).detach()
+        return super().forward(x) + self.state
+
+
+class Recording(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach() * len(self.seen))
+        return super().forward(x)
+
+
+class Registering(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(4))
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [(Counting, "calls"), (Recurrent, "state"), (Recording, "seen"), (Registering, "_buffers")],
+)
+def test_state_in_attributes_runs_in_pytorch(kind: type[nn.Module], cause: str) -> None:
+    eager, ours = pair(kind(4, 4))
+    with pytest.warns(UserWarning, match=f"attribute {cause} of"):
+        for _ in range(4):
+            x = torch.randn(2, 4)
+            close(ours(x), eager(x))
+    for name in ("calls", "state", "seen"):
+        close(getattr(ours, name, None), getattr(eager, name, None))
+    assert len(ours.fallback_report()) == 1
+
+
+def test_lazy_modules() -> None:
+    ours = ORTModule(nn.Sequential(nn.LazyLinear(4), nn.ReLU()))
+    x = torch.randn(3, 6)
+    with pytest.warns(UserWarning, match="hooks"):
+        ours(x)
+    close(ours(x), ours.module(x))
+    assert next(graphs(ours)).runner is None and list(graphs(ours))[-1].runner is not None
