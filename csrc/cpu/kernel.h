@@ -64,36 +64,41 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 
 /* Kernels for float dtypes; OMC_KERNELS_NUM also for the integer class. */
 #if defined(__x86_64__)
-#define OMC_KERNELS(name)                                                                 \
+#define OMC_KERNELS(name)                                                             \
+  OMC_DECLARE_(name, f32_base)                                                        \
+  OMC_DECLARE_(name, f32_avx2)                                                        \
+  OMC_DECLARE_(name, f32_avx512)                                                      \
+  OMC_DECLARE_(name, f64_base)                                                        \
+  static const omc_kernels omc_kernels_##name = {                                     \
+      NULL,                                                                           \
+      {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512}, \
+       {omc_k_##name##_f64_base, NULL, NULL}}};
+#define OMC_KERNELS_NUM(name)                                                             \
   OMC_DECLARE_(name, f32_base)                                                            \
-  OMC_DECLARE_(name, f32_avx2) OMC_DECLARE_(name, f32_avx512)                             \
-      OMC_DECLARE_(name, f64_base) static const omc_kernels omc_kernels_##name = {        \
+  OMC_DECLARE_(name, f32_avx2)                                                            \
+  OMC_DECLARE_(name, f32_avx512)                                                          \
+  OMC_DECLARE_(name, f64_base)                                                            \
+      OMC_DECLARE_(name, i64_base) static const omc_kernels omc_kernels_##name = {        \
           NULL,                                                                           \
           {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512}, \
-           {omc_k_##name##_f64_base, NULL, NULL}}};
-#define OMC_KERNELS_NUM(name)                                                              \
-  OMC_DECLARE_(name, f32_base)                                                             \
-  OMC_DECLARE_(name, f32_avx2) OMC_DECLARE_(name, f32_avx512) OMC_DECLARE_(name, f64_base) \
-      OMC_DECLARE_(name, i64_base) static const omc_kernels omc_kernels_##name = {         \
-          NULL,                                                                            \
-          {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512},  \
-           {omc_k_##name##_f64_base, NULL, NULL},                                          \
-           {NULL, NULL, NULL},                                                             \
+           {omc_k_##name##_f64_base, NULL, NULL},                                         \
+           {NULL, NULL, NULL},                                                            \
            {omc_k_##name##_i64_base, NULL, NULL}}};
 #else
-#define OMC_KERNELS(name)                                                      \
-  OMC_DECLARE_(name, f32_base)                                                 \
-  OMC_DECLARE_(name, f64_base) static const omc_kernels omc_kernels_##name = { \
+#define OMC_KERNELS(name)                         \
+  OMC_DECLARE_(name, f32_base)                    \
+  OMC_DECLARE_(name, f64_base)                    \
+  static const omc_kernels omc_kernels_##name = { \
       NULL, {{omc_k_##name##_f32_base, NULL, NULL}, {omc_k_##name##_f64_base, NULL, NULL}}};
-#define OMC_KERNELS_NUM(name)                                                      \
-  OMC_DECLARE_(name, f32_base)                                                     \
-  OMC_DECLARE_(name, f64_base)                                                     \
-      OMC_DECLARE_(name, i64_base) static const omc_kernels omc_kernels_##name = { \
-          NULL,                                                                    \
-          {{omc_k_##name##_f32_base, NULL, NULL},                                  \
-           {omc_k_##name##_f64_base, NULL, NULL},                                  \
-           {NULL, NULL, NULL},                                                     \
-           {omc_k_##name##_i64_base, NULL, NULL}}};
+#define OMC_KERNELS_NUM(name)                                                            \
+  OMC_DECLARE_(name, f32_base)                                                           \
+  OMC_DECLARE_(name, f64_base)                                                           \
+  OMC_DECLARE_(name, i64_base)                                                           \
+  static const omc_kernels omc_kernels_##name = {NULL,                                   \
+                                                 {{omc_k_##name##_f32_base, NULL, NULL}, \
+                                                  {omc_k_##name##_f64_base, NULL, NULL}, \
+                                                  {NULL, NULL, NULL},                    \
+                                                  {omc_k_##name##_i64_base, NULL, NULL}}};
 #endif
 
 /* A kernel that serves every dtype, defined in the records part with OMC_KERNEL_ANY(name). */

@@ -32,7 +32,8 @@ def test_a_loss_left_in_an_attribute() -> None:
             m.zero_grad()
             (m(x).sum() + m.aux).backward()
         assert_same_state(ours, eager)
-        close(ours.facts, eager.facts)
+        assert ours.facts["name"] == "y"
+        close(ours.facts["mean"], eager.facts["mean"])
     with torch.no_grad():
         ours(x)
     assert not ours.aux.requires_grad and not ours.fallback_report()

@@ -1,6 +1,9 @@
 """What a training script may do with a wrapped module gives what eager gives."""
 
 import copy
+import gc
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ortmodule_c import ORTModule
+from ortmodule_c import _C, ORTModule
 from wrapped import Function, assert_same_state, assert_same_step, close, float_sum, mlp, pair
 
 
@@ -131,7 +134,19 @@ def test_accumulation_and_zero_grad() -> None:
     assert_same_state(ours, eager)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.SGD,
+        partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
+        torch.optim.AdamW,
+        partial(torch.optim.AdamW, fused=True),
+        partial(torch.optim.AdamW, foreach=True, amsgrad=True),
+        torch.optim.RMSprop,
+        torch.optim.Adagrad,
+        torch.optim.Adafactor,
+    ],
+)
 def test_optimizers(optimizer: Any) -> None:
     eager, ours = pair(mlp())
     x, y = torch.randn(8, 6), torch.randint(3, (8,))
@@ -312,6 +327,148 @@ def test_saved_tensor_hooks() -> None:
         with torch.autograd.graph.save_on_cpu():
             m(x).pow(2).sum().backward()
     assert_same_state(ours, eager)
+
+
+def test_hooked_state_is_freed_by_backward() -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)))
+    x = torch.randn(512, 64)
+    ours(x).sum().backward()
+    gc.collect()
+    base = _C.pool_stats()["used_bytes"]
+    with torch.autograd.graph.save_on_cpu():
+        out = ours(x)
+    out.sum().backward()
+    assert _C.pool_stats()["used_bytes"] - base == out.nbytes
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_draws_the_same_mask_again(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    ours = ORTModule(nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)))
+    x = torch.randn(4, 6, requires_grad=True)
+    out = checkpoint(ours, x, use_reentrant=reentrant)
+    out.sum().backward()
+    close(ours[0].weight.grad, ((out != 0).float() * 2).T @ x)
+
+
+def test_hooks_on_parameters() -> None:
+    eager, ours = pair(mlp())
+    for m in (eager, ours):
+        for p in m.parameters():
+            p.register_hook(lambda grad: grad * 2)
+    assert_same_step(eager, ours, torch.randn(3, 6))
+
+
+def test_backward_in_another_thread() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(3, 6)
+    for m in (eager, ours):
+        thread = threading.Thread(target=m(x).pow(2).sum().backward)
+        thread.start()
+        thread.join()
+    assert_same_state(ours, eager)
+
+
+def test_modes_in_turn() -> None:
+    eager, ours = pair(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    for n in (4, 4, 3):
+        for m in (eager, ours):
+            m.train()
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(n, 6))
+        for training in (False, True):
+            for context in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+                with context():
+                    x = torch.randn(n, 6)
+                    a, b = eager.train(training)(x), ours.train(training)(x)
+                    close(b, a)
+                    assert b.requires_grad == a.requires_grad and b.is_inference() == a.is_inference()
+        assert_same_state(ours, eager)
+    assert not ours.fallback_report()
+
+
+def test_parameters_changed_between_steps() -> None:
+    eager, ours = pair(mlp())
+    start = copy.deepcopy(eager.state_dict())
+
+    def load(m: Any) -> None:
+        m.load_state_dict(copy.deepcopy(start))
+
+    def assign(m: Any) -> None:
+        m.load_state_dict(copy.deepcopy(start), assign=True)
+
+    def set_data(m: Any) -> None:
+        m[0].weight.data = torch.ones(8, 6)
+
+    def replace(m: Any) -> None:
+        m[2].bias = nn.Parameter(torch.ones(3))
+
+    def freeze(m: Any) -> None:
+        m[0].requires_grad_(False)
+
+    def unfreeze(m: Any) -> None:
+        m[0].requires_grad_(True)
+
+    for act in (lambda m: None, load, assign, set_data, replace, freeze, unfreeze):
+        for m in (eager, ours):
+            m.zero_grad()
+            act(m)
+        assert_same_step(eager, ours, torch.randn(3, 6))
+        for m in (eager, ours):
+            torch.optim.SGD(m.parameters(), lr=0.1).step()
+
+
+def test_state_loaded_between_forward_and_backward() -> None:
+    for m in pair(mlp()):
+        loss = m(torch.randn(3, 6)).pow(2).sum()
+        m.load_state_dict(copy.deepcopy(m.state_dict()))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_gradients_kept_by_the_user_stay() -> None:
+    ours = ORTModule(mlp())
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i in range(4):
+        ours.zero_grad()
+        ours(torch.randn(3, 6) * i).pow(2).sum().backward()
+        kept += [(p.grad, p.grad.clone()) for p in ours.parameters()]
+    assert all(torch.equal(a, b) for a, b in kept)
+
+
+def test_some_gradients_only() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(3, 6)
+    for m in (eager, ours):
+        m(x).pow(2).sum().backward(inputs=[m[2].weight])
+    assert_same_state(ours, eager)
+    few = [torch.autograd.grad(m(x).pow(2).sum(), [m[0].bias, m[2].weight]) for m in (eager, ours)]
+    close(few[1], few[0])
+
+
+def test_double_precision_is_computed_here() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    eager, ours = pair(net)
+    assert_same_step(eager, ours, torch.randn(4, 6, dtype=torch.float64))
+    for p, q in zip(eager.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-11)
+    assert not ours.fallback_report()
+
+
+@pytest.mark.parametrize("way", ["weight_norm", "spectral_norm"])
+def test_parametrizations(way: str) -> None:
+    parametrize = getattr(nn.utils.parametrizations, way)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(nn.Sequential(parametrize(nn.Linear(6, 8)), nn.Tanh()))
+    ours = ORTModule(models[1])
+    for _ in range(3):
+        for m in (models[0], ours):
+            m.zero_grad()
+        assert_same_step(models[0], ours, torch.randn(4, 6))
+    assert not ours.fallback_report()
 
 
 def test_autocast() -> None:
