@@ -63,6 +63,7 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 #define OMC_DECLARE_(name, variant) omc_status omc_k_##name##_##variant(const omc_kernel_args *);
 
 /* Kernels for float dtypes; OMC_KERNELS_NUM also for the integer class. */
+/* clang-format off: it never settles on these tables */
 #if defined(__x86_64__)
 #define OMC_KERNELS(name)                                                             \
   OMC_DECLARE_(name, f32_base)                                                        \
@@ -78,12 +79,13 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
   OMC_DECLARE_(name, f32_avx2)                                                            \
   OMC_DECLARE_(name, f32_avx512)                                                          \
   OMC_DECLARE_(name, f64_base)                                                            \
-      OMC_DECLARE_(name, i64_base) static const omc_kernels omc_kernels_##name = {        \
-          NULL,                                                                           \
-          {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512}, \
-           {omc_k_##name##_f64_base, NULL, NULL},                                         \
-           {NULL, NULL, NULL},                                                            \
-           {omc_k_##name##_i64_base, NULL, NULL}}};
+  OMC_DECLARE_(name, i64_base)                                                            \
+  static const omc_kernels omc_kernels_##name = {                                         \
+      NULL,                                                                               \
+      {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512},     \
+       {omc_k_##name##_f64_base, NULL, NULL},                                             \
+       {NULL, NULL, NULL},                                                                \
+       {omc_k_##name##_i64_base, NULL, NULL}}};
 #else
 #define OMC_KERNELS(name)                         \
   OMC_DECLARE_(name, f32_base)                    \
@@ -100,6 +102,7 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
                                                   {NULL, NULL, NULL},                    \
                                                   {omc_k_##name##_i64_base, NULL, NULL}}};
 #endif
+/* clang-format on */
 
 /* A kernel that serves every dtype, defined in the records part with OMC_KERNEL_ANY(name). */
 #define OMC_KERNEL_ANY(name)                                                    \
