@@ -63,7 +63,8 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 #define OMC_DECLARE_(name, variant) omc_status omc_k_##name##_##variant(const omc_kernel_args *);
 
 /* Kernels for float dtypes; OMC_KERNELS_NUM also for the integer class. */
-/* clang-format off: it never settles on these tables */
+/* The formatter never settles on these tables. */
+/* clang-format off */
 #if defined(__x86_64__)
 #define OMC_KERNELS(name)                                                             \
   OMC_DECLARE_(name, f32_base)                                                        \
