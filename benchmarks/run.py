@@ -148,7 +148,7 @@ def main() -> None:
     p.add_argument("--steps", type=int, default=7)
     p.add_argument("--warmup", type=int, default=2)
     p.add_argument("--dropout", type=float, default=0.1)
-    p.add_argument("--quick", action="store_true", help="small models and few steps: under 3 minutes")
+    p.add_argument("--quick", action="store_true", help="small models")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
     console = Console()
