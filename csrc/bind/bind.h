@@ -9,10 +9,28 @@
 #include "bind/dlpack.h"
 #include "run/session.h"
 
+/* What is read from the dictionary of a torch.nn.Module, and of a tensor. */
+enum {
+  OMC_NAME_FORWARD_HOOKS,
+  OMC_NAME_FORWARD_PRE_HOOKS,
+  OMC_NAME_BACKWARD_HOOKS,
+  OMC_NAME_BACKWARD_PRE_HOOKS,
+  OMC_NAME_LAST_HOOKS = OMC_NAME_BACKWARD_PRE_HOOKS,
+  OMC_NAME_TRAINING,
+  OMC_NAME_PARAMETERS,
+  OMC_NAME_BUFFERS,
+  OMC_NAME_MODULES,
+  OMC_NAME_REQUIRES_GRAD,
+  OMC_NAME_WRAPPED,
+  OMC_N_NAMES
+};
+
 typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
-  PyObject *session_type, *plan_type;
+  PyObject *parameter;               /* torch.nn.Parameter */
+  PyObject *names[OMC_N_NAMES];
+  PyObject *session_type, *plan_type, *facts_type;
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
 } omc_module;
 
@@ -85,6 +103,13 @@ PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *
 extern PyType_Spec omc_session_spec;
 extern PyType_Spec omc_plan_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* survey.c. survey(module, last facts or None) -> (parameters, buffers, facts); each tensor is
+ * listed once, and `facts` is `last` itself where nothing else has changed. */
+extern PyType_Spec omc_facts_spec;
+PyObject *omc_survey(PyObject *module, PyObject *args);
+/* unchanged([(dict, key, value)]) -> whether every dict still has an equal value of one type. */
+PyObject *omc_unchanged(PyObject *module, PyObject *entries);
 
 /* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */
 int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n);

@@ -82,12 +82,29 @@ static PyObject *pool_trim(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+static const char *const names[OMC_N_NAMES] = {
+    [OMC_NAME_FORWARD_HOOKS] = "_forward_hooks",
+    [OMC_NAME_FORWARD_PRE_HOOKS] = "_forward_pre_hooks",
+    [OMC_NAME_BACKWARD_HOOKS] = "_backward_hooks",
+    [OMC_NAME_BACKWARD_PRE_HOOKS] = "_backward_pre_hooks",
+    [OMC_NAME_TRAINING] = "training",
+    [OMC_NAME_PARAMETERS] = "_parameters",
+    [OMC_NAME_BUFFERS] = "_buffers",
+    [OMC_NAME_MODULES] = "_modules",
+    [OMC_NAME_REQUIRES_GRAD] = "requires_grad",
+    [OMC_NAME_WRAPPED] = "_ort_module",
+};
+
 static PyMethodDef methods[] = {
     {"transform", (PyCFunction)(void (*)(void))omc_transform, METH_VARARGS | METH_KEYWORDS,
      "transform(text, stage, types=None, out_grads=None, in_grads=None, constants=None) -> text "
      "after the stage"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether the CPU has a kernel"},
+    {"survey", omc_survey, METH_VARARGS,
+     "survey(module, last=None) -> (parameters, buffers, facts)"},
+    {"unchanged", omc_unchanged, METH_O,
+     "unchanged([(dict, key, value)]) -> whether each dict still has an equal value of one type"},
     {"isas", list_isas, METH_NOARGS, "isas() -> instruction sets that kernels may use"},
     {"set_isa", set_isa, METH_VARARGS, "set_isa(name or None): bound the instruction set"},
     {"pool_stats", pool_stats, METH_NOARGS, "pool_stats() -> bytes used, peak and cached"},
@@ -99,12 +116,16 @@ static int module_exec(PyObject *module) {
   if (omc_exchange_find(m) < 0) return -1;
   m->session_type = PyType_FromModuleAndSpec(module, &omc_session_spec, NULL);
   m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
+  m->facts_type = PyType_FromModuleAndSpec(module, &omc_facts_spec, NULL);
   m->consumed_error = PyErr_NewExceptionWithDoc(
       "ortmodule_c._C.ConsumedError",
       "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
-  if (!m->session_type || !m->plan_type || !m->consumed_error) return -1;
+  if (!m->session_type || !m->plan_type || !m->facts_type || !m->consumed_error) return -1;
+  for (int i = 0; i < OMC_N_NAMES; i++)
+    if (!(m->names[i] = PyUnicode_InternFromString(names[i]))) return -1;
   if (PyModule_AddObjectRef(module, "Session", m->session_type) < 0 ||
       PyModule_AddObjectRef(module, "Plan", m->plan_type) < 0 ||
+      PyModule_AddObjectRef(module, "Facts", m->facts_type) < 0 ||
       PyModule_AddObjectRef(module, "ConsumedError", m->consumed_error) < 0 ||
       PyModule_AddStringConstant(module, "__version__", OMC_VERSION) < 0)
     return -1;
@@ -114,8 +135,10 @@ static int module_exec(PyObject *module) {
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   omc_module *m = PyModule_GetState(module);
   Py_VISIT(m->torch);
+  Py_VISIT(m->parameter);
   Py_VISIT(m->session_type);
   Py_VISIT(m->plan_type);
+  Py_VISIT(m->facts_type);
   Py_VISIT(m->consumed_error);
   return 0;
 }
@@ -123,8 +146,11 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 static int module_clear(PyObject *module) {
   omc_module *m = PyModule_GetState(module);
   Py_CLEAR(m->torch);
+  Py_CLEAR(m->parameter);
+  for (int i = 0; i < OMC_N_NAMES; i++) Py_CLEAR(m->names[i]);
   Py_CLEAR(m->session_type);
   Py_CLEAR(m->plan_type);
+  Py_CLEAR(m->facts_type);
   Py_CLEAR(m->consumed_error);
   return 0;
 }

@@ -4,9 +4,12 @@
 int omc_exchange_find(omc_module *m) {
   PyObject *torch = PyImport_ImportModule("torch");
   if (!torch) return -1;
+  PyObject *nn = PyObject_GetAttrString(torch, "nn");
   m->torch = PyObject_GetAttrString(torch, "Tensor");
+  m->parameter = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
   Py_DECREF(torch);
-  if (!m->torch) return -1;
+  Py_XDECREF(nn);
+  if (!m->torch || !m->parameter) return -1;
   PyObject *capsule = PyObject_GetAttrString(m->torch, "__dlpack_c_exchange_api__");
   if (!capsule) {
     PyErr_SetString(

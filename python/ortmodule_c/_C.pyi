@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
+from torch.nn import Module
 
 __version__: str
 
@@ -68,6 +69,21 @@ class Session:
     def stats(self) -> dict[str, float]: ...
     n_inputs: int
     n_outputs: int
+
+class Facts:
+    """What a walk over a module found, but for its tensors. Hashable, compared by value."""
+
+    hooked: str | None
+    opaque: str | None
+
+def survey(module: Module, last: Facts | None = None) -> tuple[list[Tensor], list[Tensor], Facts]:
+    """Parameters and buffers of a module, each once, and the rest of what a graph assumes of it.
+
+    Where nothing has changed since `last` was found the facts are `last` itself.
+    """
+
+def unchanged(entries: list[tuple[dict[str, object], str, object]]) -> bool:
+    """Whether every dict still has a value under the key that is equal and of the same type."""
 
 def transform(
     text: str,

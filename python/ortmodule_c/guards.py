@@ -10,11 +10,12 @@ import enum
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+
+from . import _C
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 _INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
@@ -24,54 +25,29 @@ _DEVICE_TYPES = ("cpu", "cuda")
 _DEPTH = 2  # attributes of attributes: a module's config, and what that nests
 
 
-@dataclass(slots=True)
-class Survey:
-    """A module's tensors, each once and in order, and the flags of every submodule."""
+class Survey(NamedTuple):
+    """A module's tensors, each once and in order, and what else was found of every submodule."""
 
     parameters: list[Tensor]
     buffers: list[Tensor]
-    key: tuple[Hashable, ...]
-    hooked: str
+    facts: _C.Facts
+
+    @property
+    def refusal(self) -> str:
+        """Why no graph can stand for the module, or nothing."""
+        if self.facts.opaque is not None:
+            return f"a {self.facts.opaque} inside it is not a plain module of Python"
+        if self.facts.hooked is not None:
+            return f"a {self.facts.hooked} inside it has hooks, which a graph does not call"
+        return ""
 
 
-def survey(module: nn.Module) -> Survey:
-    """Walk the module; tied tensors appear once, and the key tells which names share one."""
-    tensors: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
-    places: dict[int, int] = {}
-    key: list[Any] = []
-    seen: set[int] = set()
-    hooked = ""
-    pending = [module]
-    while pending:
-        m = pending.pop()
-        m = m.__dict__.get("_ort_module", m)  # a wrapped module inside this one
-        if id(m) in seen:
-            continue
-        seen.add(id(m))
-        state = m.__dict__
-        key.append(type(m))
-        key.append(state["training"])
-        if (
-            state["_forward_hooks"]
-            or state["_forward_pre_hooks"]
-            or state["_backward_hooks"]
-            or state["_backward_pre_hooks"]
-        ):
-            hooked = type(m).__name__
-        for found, named in zip(tensors, (state["_parameters"], state["_buffers"]), strict=True):
-            for name, t in named.items():
-                key.append(name)
-                if t is None:
-                    continue
-                if hooked and is_lazy(t):
-                    continue
-                place = places.setdefault(id(t), len(places))
-                key.append((place, t.shape, t.dtype, t.device, t.requires_grad))
-                found[id(t)] = t
-        children = state["_modules"]
-        key.append(tuple(children))
-        pending.extend([c for c in reversed(children.values()) if c is not None])
-    return Survey(list(tensors[0].values()), list(tensors[1].values()), tuple(key), hooked)
+def survey(module: nn.Module, last: _C.Facts | None = None) -> Survey:
+    """Walk the module; tied tensors appear once, and the facts tell which names share one.
+
+    Cheapest where all is as it was when `last` was found.
+    """
+    return Survey(*_C.survey(module, last))
 
 
 def ambient() -> tuple[Hashable, ...]:
@@ -239,12 +215,9 @@ class Attributes:
     def hold(self) -> bool:
         """Whether everything still is what it was."""
         missing = _MISSING
-        for state, name, value in self._plain:
-            now = state.get(name, missing)
-            if now is not value and (now != value or type(now) is not type(value)):
-                return False
         return (
-            all(state.get(name, missing) == value for state, name, value in self._nested)
+            _C.unchanged(self._plain)
+            and all(state.get(name, missing) == value for state, name, value in self._nested)
             and all(_item(holder, name) is value for holder, name, value in self._same)
             and all(type(state.get(name, missing)) is cls for state, name, cls in self._types)
             and all(t._version == version for t, version in self._versions)

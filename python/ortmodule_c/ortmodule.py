@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _C
 from .builder import DTYPES
 from .errors import NotExportable, ORTModuleError
 from .flatten import flatten, leaf_paths
@@ -92,6 +93,7 @@ class ORTModule(nn.Module):
         logger.setLevel(options.python_level)
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
+        self._ort_facts: _C.Facts | None = None  # of the last call
         self._ort_graphs = Graphs(module, options, self._ort_report)
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
@@ -117,19 +119,18 @@ class ORTModule(nn.Module):
             self._ort_report.add(type(module).__name__, str(error))
             return module(*args, **kwargs)
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
-            now = survey(module)
+            now = survey(module, self._ort_facts)
+            self._ort_facts = now.facts
             state = [*now.parameters, *now.buffers]
             for i, t in enumerate(leaves):
                 if type(t) is not Tensor or t.layout is not torch.strided or t.dtype not in DTYPES or t.is_meta:
                     _check_tensor(t, self._ort_path(spec, i))
             _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
-            key: Hashable = (spec, tensor_key(leaves), now.key, ambient(), now.hooked)
+            key: Hashable = (spec, tensor_key(leaves), now.facts, ambient())
             graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
             cause = ""
             if graph is None:
-                refusal = device_refusal([*leaves, *state]) or parameter_refusal(state)
-                if now.hooked:
-                    refusal = f"a {now.hooked} inside it has hooks, which a graph does not call"
+                refusal = now.refusal or device_refusal([*leaves, *state]) or parameter_refusal(state)
                 paths = [self._ort_path(spec, i) for i in range(len(leaves))]
                 try:
                     graph = self._ort_graphs.make(key, spec, leaves, paths, now, refusal)

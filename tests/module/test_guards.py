@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ortmodule_c import ORTModule
 from ortmodule_c.guards import Attributes, Snapshot, Write, survey
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
@@ -109,8 +110,59 @@ def test_survey_counts_a_tied_tensor_once() -> None:
     m[1].weight = m[0].weight
     tied = survey(m)
     assert len(tied.parameters) == len(separate.parameters) - 1
-    assert tied.key != separate.key
+    assert tied.facts != separate.facts
     assert [t for t in tied.buffers] == list(m.buffers())
+
+
+def test_facts_are_the_same_object_until_the_module_changes() -> None:
+    m = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 2), nn.Dropout()))
+    first = survey(m).facts
+    assert survey(m, first).facts is first
+    assert survey(m).facts == first
+    assert hash(survey(m).facts) == hash(first)
+    changes = {
+        "mode of one submodule": (m[2][1].eval, m[2][1].train),
+        "mode of the last submodule": (m[2].eval, m[2].train),
+        "requires_grad": (lambda: m[0].weight.requires_grad_(False), lambda: m[0].weight.requires_grad_(True)),
+        "dtype": (m.double, m.float),
+        "a submodule more": (lambda: m.append(nn.ReLU()), lambda: m.pop(3)),
+        "a submodule less": (lambda: m[2].__delitem__(1), lambda: m[2].append(nn.Dropout())),
+        "a class": (lambda: m.__setitem__(1, nn.SyncBatchNorm(4)), lambda: m.__setitem__(1, nn.BatchNorm1d(4))),
+        "a buffer": (lambda: m.register_buffer("scale", torch.ones(1)), lambda: delattr(m, "scale")),
+        "a missing bias": (
+            lambda: setattr(m[0], "bias", None),
+            lambda: setattr(m[0], "bias", nn.Parameter(torch.ones(4))),
+        ),
+        "a shape": (
+            lambda: setattr(m[0], "weight", nn.Parameter(torch.ones(4, 5))),
+            lambda: setattr(m[0], "weight", nn.Parameter(torch.ones(4, 3))),
+        ),
+    }
+    for name, (change, undo) in changes.items():
+        change()
+        changed = survey(m, first).facts
+        assert changed != first, name
+        assert survey(m, changed).facts is changed, name
+        undo()
+        assert survey(m, changed).facts == first, name
+
+
+def test_survey_names_what_no_graph_can_stand_for() -> None:
+    m = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert survey(m).refusal == ""
+    handle = m[1].register_forward_hook(lambda *_: None)
+    assert "ReLU" in survey(m).refusal
+    handle.remove()
+    assert survey(m).refusal == ""
+    assert "RecursiveScriptModule" in survey(nn.Sequential(torch.jit.script(m))).refusal
+
+
+def test_a_scripted_submodule_runs_in_pytorch() -> None:
+    m = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 2)))
+    x = torch.randn(4, 3)
+    with pytest.warns(UserWarning, match="RecursiveScriptModule"):
+        y = ORTModule(m)(x)
+    torch.testing.assert_close(y, m(x))
 
 
 def test_attributes_hold_until_one_changes() -> None:

@@ -1,0 +1,421 @@
+/* What a graph assumes of a module, looked at before every call: a walk over the dictionaries of
+ * torch.nn.Module that collects its tensors and compares the rest with what the last walk found. */
+#include "bind/bind.h"
+
+/* One thing found: an object (a class or a name), a number, or both. */
+typedef struct fact {
+  PyObject *object; /* owned, or NULL */
+  int64_t number;
+} fact;
+
+typedef struct facts_object {
+  PyObject_HEAD fact *facts;
+  Py_ssize_t n, capacity;
+  Py_hash_t hash;
+  PyObject *hooked, *opaque; /* names of classes, or None */
+} facts_object;
+
+/* ---- facts ---- */
+
+static facts_object *facts_new(const omc_module *m) {
+  PyTypeObject *type = (PyTypeObject *)m->facts_type;
+  allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
+  facts_object *self = (facts_object *)alloc(type, 0);
+  if (!self) return NULL;
+  self->hooked = Py_NewRef(Py_None);
+  self->opaque = Py_NewRef(Py_None);
+  return self;
+}
+
+static int facts_traverse(PyObject *object, visitproc visit, void *arg) {
+  const facts_object *self = (const facts_object *)object;
+  Py_VISIT(Py_TYPE(object));
+  for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->facts[i].object);
+  return 0;
+}
+
+static int facts_clear(PyObject *object) {
+  facts_object *self = (facts_object *)object;
+  const Py_ssize_t n = self->n;
+  self->n = 0;
+  for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(self->facts[i].object);
+  return 0;
+}
+
+static void facts_dealloc(PyObject *object) {
+  facts_object *self = (facts_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  facts_clear(object);
+  PyMem_Free(self->facts);
+  Py_XDECREF(self->hooked);
+  Py_XDECREF(self->opaque);
+  freefunc release = PyType_GetSlot(type, Py_tp_free);
+  release(object);
+  Py_DECREF(type);
+}
+
+static int facts_append(facts_object *self, fact f) {
+  if (self->n == self->capacity) {
+    const Py_ssize_t capacity = self->capacity ? 2 * self->capacity : 64;
+    fact *grown = PyMem_Realloc(self->facts, (size_t)capacity * sizeof *grown);
+    if (!grown) {
+      PyErr_NoMemory();
+      return -1;
+    }
+    self->facts = grown;
+    self->capacity = capacity;
+  }
+  Py_XINCREF(f.object);
+  self->facts[self->n++] = f;
+  return 0;
+}
+
+static bool same_object(PyObject *a, PyObject *b) {
+  if (a == b || !a || !b) return a == b;
+  return PyUnicode_Check(a) && PyUnicode_Check(b) && PyUnicode_Compare(a, b) == 0;
+}
+
+static bool same_fact(fact a, fact b) {
+  return a.number == b.number && same_object(a.object, b.object);
+}
+
+static void set_hash(facts_object *self) {
+  uint64_t hash = (uint64_t)self->n;
+  for (Py_ssize_t i = 0; i < self->n; i++) {
+    const fact f = self->facts[i];
+    const Py_hash_t object = f.object ? PyObject_Hash(f.object) : 0;
+    hash = (hash ^ (uint64_t)object ^ (uint64_t)f.number) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 32;
+  }
+  self->hash = (Py_hash_t)(hash >> 1);
+}
+
+static Py_hash_t facts_hash(PyObject *object) { return ((facts_object *)object)->hash; }
+
+static PyObject *facts_compare(PyObject *a, PyObject *b, int op) {
+  if ((op != Py_EQ && op != Py_NE) || Py_TYPE(a) != Py_TYPE(b)) Py_RETURN_NOTIMPLEMENTED;
+  const facts_object *x = (const facts_object *)a, *y = (const facts_object *)b;
+  bool same = x->hash == y->hash && x->n == y->n;
+  for (Py_ssize_t i = 0; same && x != y && i < x->n; i++)
+    same = same_fact(x->facts[i], y->facts[i]);
+  return PyBool_FromLong(same == (op == Py_EQ));
+}
+
+static PyObject *get_hooked(PyObject *object, void *unused) {
+  (void)unused;
+  return Py_NewRef(((facts_object *)object)->hooked);
+}
+static PyObject *get_opaque(PyObject *object, void *unused) {
+  (void)unused;
+  return Py_NewRef(((facts_object *)object)->opaque);
+}
+
+static PyGetSetDef facts_getset[] = {
+    {"hooked", get_hooked, NULL, "class of a submodule with hooks, or None", NULL},
+    {"opaque", get_opaque, NULL, "class of a submodule that cannot be looked into, or None", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot facts_slots[] = {
+    {Py_tp_dealloc, facts_dealloc},
+    {Py_tp_traverse, facts_traverse},
+    {Py_tp_clear, facts_clear},
+    {Py_tp_hash, facts_hash},
+    {Py_tp_richcompare, facts_compare},
+    {Py_tp_getset, facts_getset},
+    {Py_tp_doc, "What a walk over a module found, but for its tensors: compared by value."},
+    {0, NULL}};
+
+PyType_Spec omc_facts_spec = {
+    "ortmodule_c._C.Facts", sizeof(facts_object), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, facts_slots};
+
+/* ---- numbers given to objects in the order in which they are met ---- */
+
+typedef struct numbering {
+  struct {
+    const PyObject *object;
+    int64_t number;
+  } *slots;
+  size_t capacity, n; /* capacity is a power of two, at least twice n */
+} numbering;
+
+static size_t slot_of(const numbering *t, const PyObject *object) {
+  size_t i = (((uintptr_t)object >> 4) * 0x9E3779B97F4A7C15u >> 20) & (t->capacity - 1);
+  while (t->slots[i].object && t->slots[i].object != object) i = (i + 1) & (t->capacity - 1);
+  return i;
+}
+
+static int grow(numbering *t) {
+  numbering larger = {.capacity = t->capacity ? 4 * t->capacity : 256, .n = t->n};
+  larger.slots = PyMem_Calloc(larger.capacity, sizeof *larger.slots);
+  if (!larger.slots) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (size_t i = 0; i < t->capacity; i++)
+    if (t->slots[i].object) larger.slots[slot_of(&larger, t->slots[i].object)] = t->slots[i];
+  PyMem_Free(t->slots);
+  *t = larger;
+  return 0;
+}
+
+/* Its number; *is_new if it had none. -1 without memory. */
+static int64_t number_of(numbering *t, const PyObject *object, bool *is_new) {
+  if (2 * t->n >= t->capacity && grow(t) < 0) return -1;
+  const size_t i = slot_of(t, object);
+  *is_new = !t->slots[i].object;
+  if (*is_new) {
+    t->slots[i].object = object;
+    t->slots[i].number = (int64_t)t->n++;
+  }
+  return t->slots[i].number;
+}
+
+/* ---- the walk ---- */
+
+typedef struct walk {
+  const omc_module *m;
+  facts_object *last;  /* what was found last time, as long as all is the same; else NULL */
+  Py_ssize_t at;       /* facts that were the same */
+  facts_object *facts; /* what is found, once something differs */
+  numbering modules, tensors, listed[2];
+  PyObject *lists[2]; /* parameters, buffers */
+  PyObject **pending; /* owned; the next module is the last */
+  size_t n_pending, max_pending;
+  PyObject *hooked, *opaque; /* classes; borrowed from modules that are alive */
+} walk;
+
+/* Stops comparing and starts to record. */
+static int diverge(walk *w) {
+  w->facts = facts_new(w->m);
+  if (!w->facts) return -1;
+  for (Py_ssize_t i = 0; i < w->at; i++)
+    if (facts_append(w->facts, w->last->facts[i]) < 0) return -1;
+  w->last = NULL;
+  return 0;
+}
+
+static int note(walk *w, PyObject *object, int64_t number) {
+  const fact f = {object, number};
+  if (w->last) {
+    if (w->at < w->last->n && same_fact(w->last->facts[w->at], f)) {
+      w->at++;
+      return 0;
+    }
+    if (diverge(w) < 0) return -1;
+  }
+  return facts_append(w->facts, f);
+}
+
+/* Notes an attribute of a tensor that DLPack cannot describe. */
+static int note_attribute(walk *w, PyObject *tensor, const char *name) {
+  PyObject *value = PyObject_GetAttrString(tensor, name);
+  PyObject *text = value ? PyObject_Str(value) : NULL;
+  const int result = text ? note(w, text, 0) : -1;
+  Py_XDECREF(value);
+  Py_XDECREF(text);
+  return result;
+}
+
+static int note_unusual(walk *w, PyObject *tensor) {
+  static const char *const names[] = {"shape", "dtype", "device", "layout"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (note_attribute(w, tensor, names[i]) < 0) return -1;
+  return 0;
+}
+
+static int note_tensor(walk *w, PyObject *tensor) {
+  PyObject *type = (PyObject *)Py_TYPE(tensor);
+  if (note(w, type, 0) < 0) return -1;
+  DLTensor t;
+  if ((type != w->m->torch && type != w->m->parameter) ||
+      w->m->exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) {
+    PyErr_Clear();
+    return note_unusual(w, tensor);
+  }
+  const int64_t dtype = t.dtype.code | t.dtype.bits << 8 | (int64_t)t.dtype.lanes << 16;
+  if (note(w, NULL, dtype << 32 | t.ndim) < 0) return -1;
+  if (note(w, NULL, (int64_t)t.device.device_type << 32 | t.device.device_id) < 0) return -1;
+  for (int32_t d = 0; d < t.ndim; d++)
+    if (note(w, NULL, t.shape[d]) < 0) return -1;
+  return 0;
+}
+
+/* A lazy parameter has no shape before its module's hook has run. */
+static int skip_lazy(const walk *w) {
+  if (!w->hooked) return -1;
+  PyErr_Clear();
+  return 0;
+}
+
+static int visit_tensor(walk *w, int registry, PyObject *name, PyObject *tensor) {
+  if (tensor == Py_None) return note(w, name, -1);
+  PyObject *value = PyObject_GetAttr(tensor, w->m->names[OMC_NAME_REQUIRES_GRAD]);
+  const int requires_grad = value ? PyObject_IsTrue(value) : -1;
+  Py_XDECREF(value);
+  bool is_new = false, unlisted = false;
+  const int64_t place = number_of(&w->tensors, tensor, &is_new);
+  if (requires_grad < 0 || place < 0) return -1;
+  if (note(w, name, place << 1 | requires_grad) < 0) return -1;
+  if (is_new && note_tensor(w, tensor) < 0) return skip_lazy(w);
+  if (number_of(&w->listed[registry], tensor, &unlisted) < 0) return -1;
+  return unlisted ? PyList_Append(w->lists[registry], tensor) : 0;
+}
+
+static int visit_registry(walk *w, int registry, PyObject *named) {
+  PyObject *name, *tensor;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(named, &position, &name, &tensor)) {
+    Py_INCREF(name);
+    Py_INCREF(tensor);
+    const int result = visit_tensor(w, registry, name, tensor);
+    Py_DECREF(name);
+    Py_DECREF(tensor);
+    if (result < 0) return -1;
+  }
+  return 0;
+}
+
+static int push(walk *w, PyObject *module) {
+  if (w->n_pending == w->max_pending) {
+    const size_t larger = w->max_pending ? 2 * w->max_pending : 64;
+    PyObject **grown = PyMem_Realloc(w->pending, larger * sizeof *grown);
+    if (!grown) {
+      PyErr_NoMemory();
+      return -1;
+    }
+    w->pending = grown;
+    w->max_pending = larger;
+  }
+  w->pending[w->n_pending++] = Py_NewRef(module);
+  return 0;
+}
+
+/* Children are pushed last first, so that they are visited in their order. */
+static int push_children(walk *w, PyObject *children) {
+  PyObject *name, *child;
+  Py_ssize_t position = 0;
+  const size_t first = w->n_pending;
+  while (PyDict_Next(children, &position, &name, &child)) {
+    if (note(w, name, child == Py_None) < 0) return -1;
+    if (child != Py_None && push(w, child) < 0) return -1;
+  }
+  for (size_t i = first, j = w->n_pending; i + 1 < j; i++, j--) {
+    PyObject *other = w->pending[i];
+    w->pending[i] = w->pending[j - 1];
+    w->pending[j - 1] = other;
+  }
+  return 0;
+}
+
+static int visit_state(walk *w, PyObject *type, PyObject *state) {
+  PyObject *found[OMC_NAME_REQUIRES_GRAD];
+  bool hooked = false;
+  for (int i = 0; i < OMC_NAME_REQUIRES_GRAD; i++) {
+    found[i] = PyDict_GetItemWithError(state, w->m->names[i]);
+    if (!found[i] && PyErr_Occurred()) return -1;
+    if (!found[i] || (i != OMC_NAME_TRAINING && !PyDict_Check(found[i]))) {
+      w->opaque = type;
+      return note(w, type, -1);
+    }
+    hooked |= i <= OMC_NAME_LAST_HOOKS && PyDict_Size(found[i]) > 0;
+  }
+  if (hooked) w->hooked = type;
+  const int training = PyObject_IsTrue(found[OMC_NAME_TRAINING]);
+  if (training < 0 || note(w, type, hooked << 1 | training) < 0) return -1;
+  if (visit_registry(w, 0, found[OMC_NAME_PARAMETERS]) < 0) return -1;
+  if (visit_registry(w, 1, found[OMC_NAME_BUFFERS]) < 0) return -1;
+  return push_children(w, found[OMC_NAME_MODULES]);
+}
+
+static int visit_module(walk *w, PyObject *module) {
+  PyObject *state = PyObject_GenericGetDict(module, NULL);
+  if (!state) return -1;
+  PyObject *wrapped = PyDict_GetItemWithError(state, w->m->names[OMC_NAME_WRAPPED]);
+  int result = -1;
+  bool is_new = false;
+  if (wrapped)
+    result = push(w, wrapped);
+  else if (!PyErr_Occurred() && number_of(&w->modules, module, &is_new) >= 0)
+    result = is_new ? visit_state(w, (PyObject *)Py_TYPE(module), state) : 0;
+  Py_DECREF(state);
+  return result;
+}
+
+/* The name of a class, instead of the None in *out; nothing for NULL. */
+static int name_of(PyObject *type, PyObject **out) {
+  if (!type) return 0;
+  PyObject *name = PyObject_GetAttrString(type, "__name__");
+  if (!name) return -1;
+  Py_DECREF(*out);
+  *out = name;
+  return 0;
+}
+
+static int walk_all(walk *w, PyObject *module) {
+  if (!w->last && !(w->facts = facts_new(w->m))) return -1;
+  if (!(w->lists[0] = PyList_New(0)) || !(w->lists[1] = PyList_New(0))) return -1;
+  if (push(w, module) < 0) return -1;
+  while (w->n_pending > 0) {
+    PyObject *next = w->pending[--w->n_pending];
+    const int result = visit_module(w, next);
+    Py_DECREF(next);
+    if (result < 0) return -1;
+  }
+  if (w->last && w->at < w->last->n && diverge(w) < 0) return -1;
+  if (w->last) return 0;
+  set_hash(w->facts);
+  return name_of(w->hooked, &w->facts->hooked) < 0 ? -1 : name_of(w->opaque, &w->facts->opaque);
+}
+
+PyObject *omc_survey(PyObject *module, PyObject *args) {
+  const omc_module *m = PyModule_GetState(module);
+  PyObject *root, *last = Py_None, *result = NULL;
+  if (!PyArg_ParseTuple(args, "O|O", &root, &last)) return NULL;
+  walk w = {.m = m};
+  if (Py_TYPE(last) == (PyTypeObject *)m->facts_type) w.last = (facts_object *)last;
+  if (walk_all(&w, root) == 0) {
+    PyObject *facts = w.last ? last : (PyObject *)w.facts;
+    result = PyTuple_Pack(3, w.lists[0], w.lists[1], facts);
+  }
+  while (w.n_pending > 0) Py_DECREF(w.pending[--w.n_pending]);
+  PyMem_Free(w.pending);
+  PyMem_Free(w.modules.slots);
+  PyMem_Free(w.tensors.slots);
+  PyMem_Free(w.listed[0].slots);
+  PyMem_Free(w.listed[1].slots);
+  Py_XDECREF(w.lists[0]);
+  Py_XDECREF(w.lists[1]);
+  Py_XDECREF((PyObject *)w.facts);
+  return result;
+}
+
+/* Whether an entry of a dictionary is what it was: the same object, or equal and of one type. */
+static int is_unchanged(PyObject *entry) {
+  if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 3 ||
+      !PyDict_Check(PyTuple_GetItem(entry, 0))) {
+    PyErr_Format(PyExc_TypeError, "expected (dict, key, value), got %R", entry);
+    return -1;
+  }
+  PyObject *value = PyTuple_GetItem(entry, 2);
+  PyObject *now = PyDict_GetItemWithError(PyTuple_GetItem(entry, 0), PyTuple_GetItem(entry, 1));
+  if (now == value) return 1;
+  if (!now || Py_TYPE(now) != Py_TYPE(value)) return PyErr_Occurred() ? -1 : 0;
+  Py_INCREF(now);
+  const int equal = PyObject_RichCompareBool(now, value, Py_EQ);
+  Py_DECREF(now);
+  return equal;
+}
+
+PyObject *omc_unchanged(PyObject *module, PyObject *entries) {
+  (void)module;
+  if (!PyList_Check(entries))
+    return PyErr_Format(PyExc_TypeError, "entries: expected a list, got %R", Py_TYPE(entries));
+  for (Py_ssize_t i = 0; i < PyList_Size(entries); i++) {
+    const int same = is_unchanged(PyList_GetItem(entries, i));
+    if (same < 0) return NULL;
+    if (!same) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
