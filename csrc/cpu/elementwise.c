@@ -166,7 +166,7 @@ static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
   instruction *code = &p->code[0];
   code->ew = omc_op_get(node->op)->ew;
   for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
-  if (code->ew->imm) OMC_TRY(code->ew->imm(node, code->imm));
+  OMC_TRY(code->ew->imm(node, code->imm));
   p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
   return OMC_OK;
 }

@@ -18,9 +18,8 @@
 #include "cpu/kernel.h"
 #include "graph/graph.h"
 
-#define OMC_EW_BLOCK                                                          \
-  512 /* elements a block function works on at most, a multiple of any OMC_VL \
-       */
+/* Elements a block function works on at most, a multiple of any OMC_VL. */
+#define OMC_EW_BLOCK 512
 #define OMC_EW_IMM 4
 #define OMC_EW_MAX_INSTRUCTIONS 48
 #define OMC_EW_MAX_INPUTS 24
@@ -35,25 +34,29 @@ typedef struct omc_ew_block {
   uint64_t seed;     /* of the step */
 } omc_ew_block;
 
-typedef void (*omc_ew_fn)(const omc_ew_block *block);
+typedef void omc_ew_body(const omc_ew_block *blk);
+typedef omc_ew_body *omc_ew_fn;
 
-/* An op's elementwise part. imm() decodes attributes into immediates; NULL: none. `converts`: all
- * it does is done again when its result is stored, so it need not run if nothing else reads it. */
+/* An op's elementwise part. imm() decodes attributes into the zeroed immediates. `converts`: all it
+ * does is done again when its result is stored, so it need not run if nothing else reads it. */
 typedef struct omc_ew {
   omc_ew_fn fn[OMC_N_CLASS][OMC_N_ISA];
   omc_status (*imm)(const omc_node *node, double *imm);
   bool converts;
 } omc_ew;
 
-/* In the variant part, one line for most ops; `a`, `b`, `c` are vreal, `i0`..`i3` the immediates:
- *   OMC_EW1(Softsign, a / (vset(1) + vabs(a)))
- * In the records part OMC_EWS(Softsign, imm_or_NULL) defines `omc_ew_Softsign`; OMC_EWS_NUM where
- * the op also computes in integers (then write the body so that it compiles with real=int64_t). */
-#define OMC_EW_NAME(name) OMC_PASTE3(omc_ew_, name, OMC_VARIANT)
+/* In the variant part OMC_EW_KERNEL(Cast) { ... blk ... } is a block function written out, and
+ * OMC_EW1, 2, 3 one whose result is an expression: `a`, `b`, `c` are the operands, `i0`..`i3` the
+ * immediates, all vreal. In the records part OMC_EW_TABLE(Cast, ANY, .imm = cast_imm) defines
+ * `omc_ew_Cast`; FLOAT instead of ANY: not compiled for integers. Most ops are rows of
+ * ops/elementwise.h, which does both. */
 #ifdef OMC_VARIANT
+#define OMC_EW_NAME_(name) OMC_PASTE3(omc_ew_, name, OMC_VARIANT)
+#define OMC_EW_KERNEL(name)       \
+  omc_ew_body OMC_EW_NAME_(name); \
+  void OMC_EW_NAME_(name)(const omc_ew_block *blk)
 #define OMC_EW_BODY_(name, loads, expr)                                     \
-  void OMC_EW_NAME(name)(const omc_ew_block *);                             \
-  void OMC_EW_NAME(name)(const omc_ew_block *blk) {                         \
+  OMC_EW_KERNEL(name) {                                                     \
     const vreal i0 = vset((real)blk->imm[0]), i1 = vset((real)blk->imm[1]), \
                 i2 = vset((real)blk->imm[2]), i3 = vset((real)blk->imm[3]); \
     (void)i0, (void)i1, (void)i2, (void)i3;                                 \
@@ -69,32 +72,24 @@ typedef struct omc_ew {
   OMC_EW_BODY_(name, OMC_EW_LD_(a, 0); OMC_EW_LD_(b, 1); OMC_EW_LD_(c, 2), expr)
 #endif
 
-#define OMC_EW_DECLARE_(name, variant) void omc_ew_##name##_##variant(const omc_ew_block *)
+/* OMC_EW_INT_TYPES(x): x if ops of these types compute in integers, else nothing. */
+#define OMC_EW_INT_FLOAT(...)
+#define OMC_EW_INT_ANY(...) __VA_ARGS__
+
 #if defined(__x86_64__)
 #define OMC_EW_F32_(name) \
   {omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512}
-#define OMC_EW_DECLARE_F32_(name)  \
-  OMC_EW_DECLARE_(name, f32_base); \
-  OMC_EW_DECLARE_(name, f32_avx2); \
-  OMC_EW_DECLARE_(name, f32_avx512)
 #else
-#define OMC_EW_F32_(name) {omc_ew_##name##_f32_base, NULL, NULL}
-#define OMC_EW_DECLARE_F32_(name) OMC_EW_DECLARE_(name, f32_base)
+#define OMC_EW_F32_(name) {omc_ew_##name##_f32_base}
 #endif
-#define OMC_EWS(name, ...)              \
-  OMC_EW_DECLARE_F32_(name);            \
-  OMC_EW_DECLARE_(name, f64_base);      \
-  static const omc_ew omc_ew_##name = { \
-      .fn = {OMC_EW_F32_(name), {omc_ew_##name##_f64_base, NULL, NULL}}, __VA_ARGS__};
-#define OMC_EWS_NUM(name, ...)                                                         \
-  OMC_EW_DECLARE_F32_(name);                                                           \
-  OMC_EW_DECLARE_(name, f64_base);                                                     \
-  OMC_EW_DECLARE_(name, i64_base);                                                     \
-  static const omc_ew omc_ew_##name = {.fn = {OMC_EW_F32_(name),                       \
-                                              {omc_ew_##name##_f64_base, NULL, NULL},  \
-                                              {NULL, NULL, NULL},                      \
-                                              {omc_ew_##name##_i64_base, NULL, NULL}}, \
-                                       __VA_ARGS__};
+#define OMC_EW_TABLE(name, types, ...)                                                        \
+  omc_ew_body omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512, \
+      omc_ew_##name##_f64_base, omc_ew_##name##_i64_base;                                     \
+  static const omc_ew omc_ew_##name = {                                                       \
+      .fn = {[OMC_CLASS_F32] = OMC_EW_F32_(name),                                             \
+             [OMC_CLASS_F64] = {omc_ew_##name##_f64_base},                                    \
+             [OMC_CLASS_I64] = {OMC_EW_INT_##types(omc_ew_##name##_i64_base, ) NULL}},        \
+      __VA_ARGS__};
 
 /* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
 omc_class omc_ew_dtype_class(omc_dtype dtype);

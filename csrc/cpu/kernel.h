@@ -14,7 +14,7 @@
  *   #endif
  *
  * Layout of a family's file: includes and parameter structs; kernels under OMC_VARIANT; rules and
- * records under OMC_RECORDS. */
+ * records under OMC_RECORDS. Elementwise ops are rows instead, see ops/elementwise.h. */
 #ifndef OMC_CPU_KERNEL_H
 #define OMC_CPU_KERNEL_H
 

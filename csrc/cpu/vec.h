@@ -48,6 +48,8 @@ OMC_INLINE vreal vset(real x);                   /* x in every lane */
 OMC_INLINE vreal vldn(const elem *p, int64_t n); /* first n lanes, the rest 0 */
 OMC_INLINE void vstn(elem *p, vreal x, int64_t n);
 OMC_INLINE vreal vblend(vmask m, vreal a, vreal b); /* m ? a : b, lane by lane */
+OMC_INLINE vreal vbool(vmask m);                    /* m ? 1 : 0 */
+OMC_INLINE bool vall(vmask m);                      /* true in every lane */
 OMC_INLINE vmask vnan(vreal x);                     /* lanes that are NaN; none of an integer */
 OMC_INLINE vreal vmax(vreal a, vreal b);            /* NaN in either gives NaN */
 OMC_INLINE vreal vmin(vreal a, vreal b);
@@ -61,13 +63,15 @@ OMC_INLINE vreal vldr(const real *p) {
 }
 OMC_INLINE void vstr(real *p, vreal x) { memcpy(p, &x, sizeof x); }
 
-OMC_INLINE vreal vadd(vreal a, vreal b); /* these three: integers wrap around */
+OMC_INLINE vreal vadd(vreal a, vreal b); /* these six: integers wrap around */
 OMC_INLINE vreal vsub(vreal a, vreal b);
 OMC_INLINE vreal vmul(vreal a, vreal b);
+OMC_INLINE vreal vdiv(vreal a, vreal b); /* integers: towards 0, and 0 where b is 0 */
+OMC_INLINE vreal vneg(vreal x);
+OMC_INLINE vreal vabs(vreal x);
 
 #if OMC_IS_FLOAT
 OMC_INLINE vreal vfma(vreal a, vreal b, vreal c); /* a*b + c, one rounding where there is FMA */
-OMC_INLINE vreal vabs(vreal x);
 OMC_INLINE vreal vsqrt(vreal x);
 OMC_INLINE vreal vfloor(vreal x);
 OMC_INLINE vreal vround(vreal x);          /* halves to even */

@@ -37,12 +37,19 @@
 #endif
 #endif
 
-/* A C library function lane by lane. */
+/* A function of one scalar or two lane by lane. */
 #define OMC_LANES(x, fn)                                             \
   __extension__({                                                    \
     vreal lanes_ = (x);                                              \
     for (int l_ = 0; l_ < OMC_VL; l_++) lanes_[l_] = fn(lanes_[l_]); \
     lanes_;                                                          \
+  })
+#define OMC_LANES2(x, y, fn)                                                    \
+  __extension__({                                                               \
+    vreal lanes_ = (x);                                                         \
+    const vreal with_ = (y);                                                    \
+    for (int l_ = 0; l_ < OMC_VL; l_++) lanes_[l_] = fn(lanes_[l_], with_[l_]); \
+    lanes_;                                                                     \
   })
 
 /* ---- loads and stores ---- */
@@ -124,6 +131,14 @@ OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
 }
 #endif
 
+OMC_INLINE vreal vbool(vmask m) { return vblend(m, vset(1), vset(0)); }
+
+OMC_INLINE bool vall(vmask m) {
+  ireal all = -1;
+  for (int l = 0; l < OMC_VL; l++) all &= m[l];
+  return all != 0;
+}
+
 #if OMC_IS_FLOAT
 OMC_INLINE vmask vnan(vreal x) { return x != x; }
 #else
@@ -166,11 +181,20 @@ OMC_INLINE real vhmax(vreal x) {
 OMC_INLINE vreal vadd(vreal a, vreal b) { return a + b; }
 OMC_INLINE vreal vsub(vreal a, vreal b) { return a - b; }
 OMC_INLINE vreal vmul(vreal a, vreal b) { return a * b; }
+OMC_INLINE vreal vdiv(vreal a, vreal b) { return a / b; }
+OMC_INLINE vreal vneg(vreal x) { return -x; }
+OMC_INLINE vreal vabs(vreal x) { return (vreal)((vmask)x & ~(vmask)vset(-(real)0)); }
 #else
 typedef uint64_t omc_unsigned __attribute__((vector_size(OMC_VL * sizeof(uint64_t)), may_alias));
 OMC_INLINE vreal vadd(vreal a, vreal b) { return (vreal)((omc_unsigned)a + (omc_unsigned)b); }
 OMC_INLINE vreal vsub(vreal a, vreal b) { return (vreal)((omc_unsigned)a - (omc_unsigned)b); }
 OMC_INLINE vreal vmul(vreal a, vreal b) { return (vreal)((omc_unsigned)a * (omc_unsigned)b); }
+OMC_INLINE vreal vneg(vreal x) { return vsub(vset(0), x); }
+OMC_INLINE vreal vabs(vreal x) { return vblend(x < vset(0), vneg(x), x); }
+OMC_INLINE int64_t omc_divide(int64_t a, int64_t b) {
+  return b == 0 ? 0 : b == -1 && a == INT64_MIN ? a : a / b;
+}
+OMC_INLINE vreal vdiv(vreal a, vreal b) { return OMC_LANES2(a, b, omc_divide); }
 #endif
 
 #if OMC_IS_FLOAT
@@ -196,7 +220,6 @@ OMC_INLINE vreal vsqrt(vreal x) { return OMC_LANES(x, OMC_R(sqrt)); }
 #endif
 
 OMC_INLINE vmask omc_sign_bit(vreal x) { return (vmask)x & (vmask)vset(-(real)0); }
-OMC_INLINE vreal vabs(vreal x) { return (vreal)((vmask)x & ~(vmask)vset(-(real)0)); }
 OMC_INLINE vreal vsign(vreal x, vreal of) { return (vreal)((vmask)vabs(x) | omc_sign_bit(of)); }
 
 /* Adding 2^(fraction bits) rounds to an integer; larger numbers are integers already. */
@@ -362,20 +385,15 @@ OMC_INLINE vreal omc_sine(vreal x, int turn) {
 
 /* Angles so large that the reduction loses bits are left to the C library, lane by lane: an
  * element's result does not depend on its neighbours. */
-OMC_INLINE bool omc_all(vmask m) {
-  ireal all = -1;
-  for (int l = 0; l < OMC_VL; l++) all &= m[l];
-  return all != 0;
-}
 OMC_INLINE vreal vsin(vreal x) {
   const vmask small = vabs(x) <= vset(8192);
   const vreal y = omc_sine(x, 0);
-  return omc_all(small) ? y : vblend(small, y, OMC_LANES(x, sinf));
+  return vall(small) ? y : vblend(small, y, OMC_LANES(x, sinf));
 }
 OMC_INLINE vreal vcos(vreal x) {
   const vmask small = vabs(x) <= vset(8192);
   const vreal y = omc_sine(x, 1);
-  return omc_all(small) ? y : vblend(small, y, OMC_LANES(x, cosf));
+  return vall(small) ? y : vblend(small, y, OMC_LANES(x, cosf));
 }
 
 #endif

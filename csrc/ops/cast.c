@@ -9,8 +9,7 @@
 extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
 
 /* Stored as the new dtype and loaded again: inside a program too the numbers are rounded. */
-void OMC_EW_NAME(Cast)(const omc_ew_block *);
-void OMC_EW_NAME(Cast)(const omc_ew_block *blk) {
+OMC_EW_KERNEL(Cast) {
   const omc_convert *convert = &OMC_PASTE3(omc_, convert, OMC_VARIANT);
   const omc_dtype to = (omc_dtype)blk->imm[0];
   _Alignas(64) char stored[OMC_EW_BLOCK * sizeof(int64_t)];
@@ -49,7 +48,7 @@ static omc_status grad_cast(omc_grad *g) {
   return g->b.status;
 }
 
-OMC_EWS_NUM(Cast, cast_imm, .converts = true)
+OMC_EW_TABLE(Cast, ANY, .imm = cast_imm, .converts = true)
 const omc_op omc_op_Cast = {.name = "Cast",
                             .min_in = 1,
                             .max_in = 1,

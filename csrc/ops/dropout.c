@@ -7,8 +7,7 @@
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 /* Immediates: threshold, scale, stream. */
-void OMC_EW_NAME(Dropout)(const omc_ew_block *);
-void OMC_EW_NAME(Dropout)(const omc_ew_block *blk) {
+OMC_EW_KERNEL(Dropout) {
   const uint32_t threshold = (uint32_t)blk->imm[0], stream = (uint32_t)blk->imm[2];
   const real scale = (real)blk->imm[1], *x = blk->in[0];
   real *y = blk->out;
@@ -40,7 +39,7 @@ static omc_status grad_dropout(omc_grad *g) {
   return g->b.status;
 }
 
-OMC_EWS(Dropout, dropout_imm)
+OMC_EW_TABLE(Dropout, FLOAT, .imm = dropout_imm)
 const omc_op omc_op_Dropout = {.name = "Dropout",
                                .min_in = 1,
                                .max_in = 1,

@@ -91,35 +91,55 @@ omc_status omc_infer_same(omc_node *node) {
   return OMC_OK;
 }
 
-omc_status omc_infer_float(omc_node *node) {
-  OMC_TRY(omc_need_float(node, 0));
-  return omc_infer_same(node);
-}
-
-/* The common dtype and broadcast shape of all inputs. */
-static omc_status broadcast_inputs(const omc_node *node, omc_type *out) {
+/* The common dtype of the inputs from `first` on, and the broadcast shape of all. */
+static omc_status broadcast_inputs(const omc_node *node, uint32_t first, omc_type *out) {
   char text[OMC_NODE_TEXT];
-  const omc_value *first = omc_in(node, 0);
-  if (!first) return input_missing(node, 0);
-  *out = first->type;
+  const omc_value *v = omc_in(node, 0);
+  if (!v) return input_missing(node, 0);
+  *out = v->type;
   for (uint32_t i = 1; i < node->n_in; i++) {
-    OMC_TRY(omc_need_dtype(node, i, first->type.dtype));
-    OMC_TRY(omc_shape_broadcast(&out->shape, &omc_in(node, i)->type.shape,
-                                omc_node_text(node, text, sizeof text), &out->shape));
+    v = omc_in(node, i);
+    if (v && i == first) out->dtype = v->type.dtype;
+    OMC_TRY(omc_need_dtype(node, i, out->dtype));
+    OMC_TRY(omc_shape_broadcast(&out->shape, &v->type.shape, omc_node_text(node, text, sizeof text),
+                                &out->shape));
   }
   return OMC_OK;
 }
 
 omc_status omc_infer_broadcast(omc_node *node) {
   omc_type type;
-  OMC_TRY(broadcast_inputs(node, &type));
+  OMC_TRY(broadcast_inputs(node, 0, &type));
   omc_set_type(node, 0, type.dtype, &type.shape);
   return OMC_OK;
 }
 
+omc_status omc_infer_float(omc_node *node) {
+  OMC_TRY(omc_need_float(node, 0));
+  return omc_infer_broadcast(node);
+}
+
+omc_status omc_infer_logic(omc_node *node) {
+  OMC_TRY(omc_need_dtype(node, 0, OMC_BOOL));
+  return omc_infer_broadcast(node);
+}
+
 omc_status omc_infer_compare(omc_node *node) {
   omc_type type;
-  OMC_TRY(broadcast_inputs(node, &type));
+  OMC_TRY(broadcast_inputs(node, 0, &type));
   omc_set_type(node, 0, OMC_BOOL, &type.shape);
+  return OMC_OK;
+}
+
+omc_status omc_infer_test(omc_node *node) {
+  OMC_TRY(omc_need_float(node, 0));
+  return omc_infer_compare(node);
+}
+
+omc_status omc_infer_choice(omc_node *node) {
+  omc_type type;
+  OMC_TRY(omc_need_dtype(node, 0, OMC_BOOL));
+  OMC_TRY(broadcast_inputs(node, 1, &type));
+  omc_set_type(node, 0, type.dtype, &type.shape);
   return OMC_OK;
 }

@@ -5,9 +5,12 @@
 #include "graph/graph.h"
 
 omc_status omc_infer_same(omc_node *node) OMC_MUST_USE;      /* every output: type of in[0] */
-omc_status omc_infer_float(omc_node *node) OMC_MUST_USE;     /* as same; in[0] must be float */
 omc_status omc_infer_broadcast(omc_node *node) OMC_MUST_USE; /* all inputs one dtype, broadcast */
+omc_status omc_infer_float(omc_node *node) OMC_MUST_USE;     /* as broadcast; inputs float */
+omc_status omc_infer_logic(omc_node *node) OMC_MUST_USE;     /* as broadcast; inputs bool */
 omc_status omc_infer_compare(omc_node *node) OMC_MUST_USE;   /* as broadcast; output bool */
+omc_status omc_infer_test(omc_node *node) OMC_MUST_USE;      /* as compare; inputs float */
+omc_status omc_infer_choice(omc_node *node) OMC_MUST_USE; /* in[0] bool, the others as broadcast */
 
 /* Sets output i (if present) to dtype and shape. */
 void omc_set_type(omc_node *node, uint32_t i, omc_dtype dtype, const omc_shape *shape);

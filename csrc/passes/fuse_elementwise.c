@@ -213,7 +213,7 @@ static omc_status emit(clusters *s, uint32_t c) {
     const omc_node *node = p.member[i];
     const omc_op *op = omc_op_get(node->op);
     for (uint32_t k = 0; k < 3; k++) p.args[3 * i + k] = operand(&p, omc_in(node, k));
-    if (op->ew->imm) OMC_TRY(op->ew->imm(node, &p.imm[OMC_EW_IMM * i]));
+    OMC_TRY(op->ew->imm(node, &p.imm[OMC_EW_IMM * i]));
   }
   const uint32_t n = p.n_instructions;
   const omc_attr attr[] = {{"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},

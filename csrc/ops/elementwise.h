@@ -1,0 +1,134 @@
+/* An elementwise op is one row in its family's file, kernel and gradient side by side:
+ *   UNARY(Tanh, FLOAT, vtanh(a), mul(g, DY, one_minus(g, mul(g, Y, Y))))
+ *
+ * types   what it takes and gives, see below
+ * flags   OMC_OP_COMMUTES or 0
+ * kernel  the result for operands a, b, c, in the vector verbs of cpu/vec.h
+ * da, ..  the gradient of each operand, in the gradient verbs below; _NO_GRAD: none flows through
+ * ...     if the op has attributes, statements that decode them from `node` into imm[0] .. imm[3],
+ *         which kernel and gradients see as i0 .. i3
+ *
+ * Where kernels are compiled a row is its kernel; where records are compiled, all the rest.
+ * Functions that a row calls stand above it under OMC_VARIANT or OMC_RECORDS. */
+#ifndef OMC_OPS_ELEMENTWISE_H
+#define OMC_OPS_ELEMENTWISE_H
+
+#include "cpu/elementwise.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+
+/* What an op takes, broadcast to one shape, and gives: its shape rule, and whether it computes in
+ * integers too. */
+#define OMC_INFER_FLOAT omc_infer_float /* one float dtype, and gives it */
+
+#define OMC_INFER_FLOAT_TO_BOOL omc_infer_test
+#define OMC_EW_INT_FLOAT_TO_BOOL OMC_EW_INT_FLOAT
+
+#define OMC_INFER_ANY omc_infer_broadcast /* one dtype, and gives it */
+
+#define OMC_INFER_ANY_TO_BOOL omc_infer_compare
+#define OMC_EW_INT_ANY_TO_BOOL OMC_EW_INT_ANY
+
+#define OMC_INFER_BOOL omc_infer_logic
+#define OMC_EW_INT_BOOL OMC_EW_INT_ANY
+
+#define OMC_INFER_CHOICE omc_infer_choice /* bool, then one dtype, and gives it */
+#define OMC_EW_INT_CHOICE OMC_EW_INT_ANY
+
+#ifdef OMC_VARIANT
+
+#if OMC_IS_FLOAT
+#define OMC_ROW_(types, kernel) kernel
+#else
+#define OMC_ROW_(types, kernel) OMC_EW_INT_##types(kernel)
+#endif
+#define UNARY(name, types, kernel, da, ...) OMC_ROW_(types, OMC_EW1(name, kernel))
+#define UNARY_NO_GRAD(name, types, kernel, ...) OMC_ROW_(types, OMC_EW1(name, kernel))
+#define BINARY(name, types, flags, kernel, da, db, ...) OMC_ROW_(types, OMC_EW2(name, kernel))
+#define BINARY_NO_GRAD(name, types, flags, kernel, ...) OMC_ROW_(types, OMC_EW2(name, kernel))
+#define TERNARY(name, types, kernel, da, db, dc, ...) OMC_ROW_(types, OMC_EW3(name, kernel))
+
+#else
+
+#define OMC_ROW_IMM_(name, ...)                                     \
+  static omc_status imm_##name(const omc_node *node, double *imm) { \
+    (void)node, (void)imm;                                          \
+    __VA_ARGS__;                                                    \
+    return OMC_OK;                                                  \
+  }
+#define OMC_ROW_SET_(i, d) \
+  if (g->needs[i]) g->din[i] = (d);
+#define OMC_ROW_GRAD_(name, sets)                                    \
+  static omc_status grad_##name(omc_grad *g) {                       \
+    double imm[OMC_EW_IMM] = {0};                                    \
+    OMC_TRY(imm_##name(g->node, imm));                               \
+    const double i0 = imm[0], i1 = imm[1], i2 = imm[2], i3 = imm[3]; \
+    (void)i0, (void)i1, (void)i2, (void)i3;                          \
+    sets return g->b.status;                                         \
+  }
+#define OMC_ROW_RECORD_(name_, types, n_in, flags_, grad_)             \
+  OMC_EW_TABLE(name_, types, .imm = imm_##name_)                       \
+  const omc_op omc_op_##name_ = {.name = #name_,                       \
+                                 .min_in = n_in,                       \
+                                 .max_in = n_in,                       \
+                                 .n_out = 1,                           \
+                                 .flags = OMC_OP_POINTWISE | (flags_), \
+                                 .infer = OMC_INFER_##types,           \
+                                 .grad = grad_,                        \
+                                 .ew = &omc_ew_##name_};
+
+#define UNARY(name, types, kernel, da, ...) \
+  OMC_ROW_IMM_(name, __VA_ARGS__)           \
+  OMC_ROW_GRAD_(name, OMC_ROW_SET_(0, da))  \
+  OMC_ROW_RECORD_(name, types, 1, 0, grad_##name)
+#define UNARY_NO_GRAD(name, types, kernel, ...) \
+  OMC_ROW_IMM_(name, __VA_ARGS__)               \
+  OMC_ROW_RECORD_(name, types, 1, 0, NULL)
+#define BINARY(name, types, flags, kernel, da, db, ...)        \
+  OMC_ROW_IMM_(name, __VA_ARGS__)                              \
+  OMC_ROW_GRAD_(name, OMC_ROW_SET_(0, da) OMC_ROW_SET_(1, db)) \
+  OMC_ROW_RECORD_(name, types, 2, flags, grad_##name)
+#define BINARY_NO_GRAD(name, types, flags, kernel, ...) \
+  OMC_ROW_IMM_(name, __VA_ARGS__)                       \
+  OMC_ROW_RECORD_(name, types, 2, flags, NULL)
+#define TERNARY(name, types, kernel, da, db, dc, ...)                              \
+  OMC_ROW_IMM_(name, __VA_ARGS__)                                                  \
+  OMC_ROW_GRAD_(name, OMC_ROW_SET_(0, da) OMC_ROW_SET_(1, db) OMC_ROW_SET_(2, dc)) \
+  OMC_ROW_RECORD_(name, types, 3, 0, grad_##name)
+
+/* ---- gradient verbs ---- */
+
+/* The operands, the result and its gradient. */
+#define A omc_in(g->node, 0)
+#define B omc_in(g->node, 1)
+#define C omc_in(g->node, 2)
+#define Y omc_out(g->node, 0)
+#define DY (g->dout[0])
+
+static inline omc_value *neg(omc_grad *g, omc_value *v) { return omc_b1(&g->b, OMC_OP_Neg, v); }
+static inline omc_value *mul(omc_grad *g, omc_value *v, omc_value *w) {
+  return omc_b2(&g->b, OMC_OP_Mul, v, w);
+}
+static inline omc_value *over(omc_grad *g, omc_value *v, omc_value *w) {
+  return omc_b2(&g->b, OMC_OP_Div, v, w);
+}
+static inline omc_value *times(omc_grad *g, omc_value *v, double by) {
+  return mul(g, v, omc_scalar(&g->b, v, by));
+}
+static inline omc_value *plus(omc_grad *g, omc_value *v, double by) {
+  return omc_b2(&g->b, OMC_OP_Add, v, omc_scalar(&g->b, v, by));
+}
+static inline omc_value *one_minus(omc_grad *g, omc_value *v) {
+  return omc_b2(&g->b, OMC_OP_Sub, omc_scalar(&g->b, v, 1), v);
+}
+static inline omc_value *compare(omc_grad *g, omc_op_id op, omc_value *v, double bound) {
+  return omc_b2(&g->b, op, v, omc_scalar(&g->b, v, bound));
+}
+static inline omc_value *where(omc_grad *g, omc_value *mask, omc_value *v, omc_value *w) {
+  return omc_b3(&g->b, OMC_OP_Where, mask, v, w);
+}
+static inline omc_value *zero(omc_grad *g) { return omc_scalar(&g->b, DY, 0); }
+
+#endif
+
+#endif
