@@ -134,6 +134,9 @@ BINARY_NO_GRAD(SiluGrad, FLOAT, 0, silu_gradient(a, b))
 
 UNARY(Sin, FLOAT, vsin(a), mul(g, DY, omc_b1(&g->b, OMC_OP_Cos, A)))
 
+UNARY(Softplus, FLOAT, vmax(a, vset(0)) + vlog1p(vexp(-vabs(a))),
+      mul(g, DY, omc_b1(&g->b, OMC_OP_Sigmoid, A)))
+
 UNARY(Sqrt, FLOAT, vsqrt(a), over(g, DY, times(g, Y, 2)))
 
 UNARY(Tanh, FLOAT, vtanh(a), mul(g, DY, one_minus(g, mul(g, Y, Y))))

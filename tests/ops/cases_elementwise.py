@@ -63,6 +63,7 @@ CASES = [
     *floats("Sign", torch.sign),
     *floats("Silu", F.silu),
     *floats("Sin", torch.sin),
+    *floats("Softplus", F.softplus),
     *floats("Sqrt", torch.sqrt, positive=True),
     *floats("Tanh", torch.tanh),
     Case("Sin", [x(400) * 1e3], torch.sin),
