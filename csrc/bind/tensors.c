@@ -29,14 +29,15 @@ int omc_exchange_find(omc_module *m) {
   return 0;
 }
 
+/* Strides of a dim of size 1, and of a tensor without elements, mean nothing. */
 static bool is_dense(const DLTensor *t) {
   int64_t expected = 1;
+  bool dense = true;
   for (int32_t d = t->ndim - 1; d >= 0; d--) {
-    if (t->shape[d] == 0) return true;
-    if (t->shape[d] != 1 && t->strides && t->strides[d] != expected) return false;
+    dense &= t->shape[d] == 1 || !t->strides || t->strides[d] == expected;
     expected *= t->shape[d];
   }
-  return true;
+  return dense || expected == 0;
 }
 
 int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data,

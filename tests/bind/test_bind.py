@@ -166,6 +166,8 @@ def test_tensors_that_pass() -> None:
         torch.testing.assert_close(outputs, plan.forward(given, 0)[0])
     one_row = [given[0][:1].T.contiguous().T, *given[1:]]  # strides of a dim of size 1 mean nothing
     check_step(plan_of(session(), one_row), one_row)
+    no_rows = [torch.empty_strided((0, given[0].shape[1]), (1, 5)), *given[1:]]  # nor do those of no elements
+    check_step(plan_of(session(), no_rows), no_rows)
 
 
 def test_flags_of_gradients() -> None:
