@@ -30,6 +30,16 @@ def test_one_dynamic_graph_serves_all_later_sizes() -> None:
     assert n_graphs(ours) == 3
 
 
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)], ids=str)
+def test_group_norms_of_any_batch(norm: nn.Module) -> None:
+    eager, ours = pair(nn.Sequential(nn.Conv2d(2, 4, 3), norm))
+    for n, side in ((3, 5), (2, 5), (4, 7), (5, 6)):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(n, 2, side, side))
+    assert n_graphs(ours) == 3
+
+
 @pytest.mark.parametrize("sizes", [(3, 1, 5, 1), (1, 4, 2), (4, 0, 3)])
 def test_sizes_zero_and_one(sizes: tuple[int, ...]) -> None:
     eager, ours = pair(nn.Sequential(nn.Linear(6, 4), nn.Tanh()))

@@ -270,9 +270,9 @@ def batch_norm_functional(
     return _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
 
 
-def _norm_rows(b: Builder, x: Val, rows: tuple[Any, ...], eps: float) -> Val:
-    """Normalise over everything but the first two dims of the view `rows` + rest."""
-    flat = b.reshape(x, (*rows, -1))
+def _norm_rows(b: Builder, x: Val, groups: int, eps: float) -> Val:
+    """Normalise each of so many groups of channels of each sample."""
+    flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
     out = b.emit("LayerNormalization", flat, None, None, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
     return b.reshape(out, x.dims)
 
@@ -287,7 +287,7 @@ def group_norm(
     eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> Val:
-    return _affine(b, x, _norm_rows(b, x, (x.dims[0], num_groups), eps), weight, bias)
+    return _affine(b, x, _norm_rows(b, x, num_groups, eps), weight, bias)
 
 
 @translates(aten.instance_norm.default)
@@ -313,7 +313,7 @@ def instance_norm(
             batch = reduce(b, "ReduceMean", now, [0, *axes], False)
             kept = b.emit("Mul", stat, b.const(1 - momentum, stat.dtype))
             b.overwrite(stat, b.emit("Add", kept, b.emit("Mul", batch, b.const(momentum, stat.dtype))))
-    return _affine(b, x, _norm_rows(b, x, x.dims[:2], eps), weight, bias)
+    return _affine(b, x, _norm_rows(b, x, static(x.dims[1]), eps), weight, bias)
 
 
 # Classification losses
