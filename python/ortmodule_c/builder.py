@@ -230,10 +230,6 @@ class Builder:
         if not self._supports(op, dtype_text(chooses)):
             raise Unsupported(f"no kernel of {op} for {dtype_text(chooses)}")
 
-    def has(self, op: str, dtype: torch.dtype) -> bool:
-        """Whether there is a kernel of this op for this dtype."""
-        return self._supports(op, dtype_text(dtype))
-
     def mark(self) -> int:
         """A point to which :meth:`rollback` can return."""
         return len(self.graph)

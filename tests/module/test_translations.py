@@ -54,6 +54,7 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y.t(),
         y[None].movedim(0, -1),
         y[None].swapaxes(0, 2),
+        y[:, :0].roll(1, 1),
         y.flip(1),
         y.roll(2, 1),
         y.reshape(2, -1).mT,
@@ -113,6 +114,25 @@ LOSSES: dict[str, Callable[..., Any]] = {
     ),
     "bce with logits at 0": lambda y, x, r: F.binary_cross_entropy_with_logits(y * 0, x.sigmoid(), reduction=r),
     "kl": lambda y, x, r: F.kl_div(F.log_softmax(y, 1), x.softmax(1), reduction=r),
+}
+# Values at which PyTorch chooses a slope or guards against overflow.
+TIES = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, -1.0], [0.5, -0.5, 6.0], [-3.0, 3.0, 0.0], [2.0, 2.0, 2.0]])
+LARGE = torch.tensor([[100.0, -100.0, 30.0], [25.0, -25.0, 15.0], [40.0, -40.0, 700.0]])
+MASKED = torch.tensor([[-torch.inf, -torch.inf, 1.0], [0.0, -torch.inf, 2.0]])
+EDGES: dict[str, tuple[Tensor, Callable[[Tensor], Any]]] = {
+    "std of equal values": (TIES, lambda x: x.std(1)),
+    "norm of zeros": (TIES, lambda x: (x.norm(dim=1), (x * 0).norm(), x.norm(p=3, dim=1), F.normalize(x))),
+    "norms": (TIES, lambda x: (x.norm(p=1, dim=1), x.norm(p=torch.inf, dim=(0, 1)), x.norm(p=-torch.inf, dim=0))),
+    "clamp by numbers": (TIES, lambda x: x.clamp(-1, 1)),
+    "clamp by tensors": (TIES, lambda x: (x.clamp(min=x.flip(1)), x.clamp(max=x.flip(1)), x.clamp(x - 1, x))),
+    "hardtanh": (TIES, lambda x: (F.hardtanh(x), F.hardtanh(x, -0.5, 2), F.relu6(x), F.relu6(x.relu()))),
+    "hard": (TIES, lambda x: (F.hardswish(x), F.hardsigmoid(x))),
+    "extremes": (TIES, lambda x: (x.max(1), x.amax((0, 1)), torch.maximum(x, x.flip(1)), x.sum().max(0))),
+    "products": (TIES, lambda x: (x.prod(1), x**0, x.abs() ** x.relu())),
+    "softplus": (TIES, lambda x: (F.softplus(x, threshold=1), F.softplus(x, beta=2, threshold=3))),
+    "large": (LARGE, lambda x: (F.celu(x, 0.5), F.elu(x), F.softplus(x), F.logsigmoid(x), F.mish(x), F.gelu(x))),
+    "saturated probabilities": (LARGE, lambda x: F.binary_cross_entropy(x.sigmoid(), (x.detach() > 0).float())),
+    "logsumexp": (MASKED, lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), (x.detach() - torch.inf).logsumexp(1))),
 }
 ACTIVATIONS: list[nn.Module] = [
     *(nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ELU(), nn.SELU(), nn.LeakyReLU(0.1), nn.ReLU(inplace=True), nn.ReLU6()),
@@ -178,6 +198,12 @@ def test_movements(row: tuple[str, Any]) -> None:
 @pytest.mark.parametrize("row", LOSSES.items(), ids=lambda r: r[0])
 def test_losses(row: tuple[str, Any], reduction: str) -> None:
     assert_same_step(*pair(Function(lambda s, x: row[1](s.l(x), x, reduction), l=nn.Linear(6, 6))), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("row", EDGES.items(), ids=lambda r: r[0])
+def test_edges(row: tuple[str, Any]) -> None:
+    _, (values, function) = row
+    assert_same_step(*pair(Function(lambda s, _: function(s.x), x=nn.Parameter(values))), IDS)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)

@@ -226,10 +226,15 @@ def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
 
 @translates(aten.elu.default)
 def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Val:
-    if input_scale != 1:
-        raise Unsupported("elu with a scaled input")
-    out: Val = b.emit("Elu", x, alpha=float(alpha))
+    x = x if input_scale == 1 else b.emit("Mul", x, b.const(input_scale, x.dtype))
+    out: Val = b.emit("Elu", x, alpha=float(alpha * input_scale))
+    scale /= input_scale
     return out if scale == 1 else b.emit("Mul", out, b.const(scale, x.dtype))
+
+
+@translates(aten.celu.default)
+def celu(b: Builder, x: Val, alpha: float = 1) -> Val:
+    return elu(b, x, alpha, 1, 1 / alpha)
 
 
 @translates(aten.leaky_relu.default)
@@ -252,8 +257,15 @@ def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
 def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
     x = b.cast(x, dtype)
-    x = x if low is None else b.emit("Max", x, b.scalar(low, dtype))
-    return x if high is None else b.emit("Min", x, b.scalar(high, dtype))
+    x = x if low is None else _bounded(b, "GreaterOrEqual", "Max", x, b.scalar(low, dtype))
+    return x if high is None else _bounded(b, "LessOrEqual", "Min", x, b.scalar(high, dtype))
+
+
+def _bounded(b: Builder, inside: str, extreme: str, x: Val, bound: Val) -> Val:
+    """Max or Min whose gradient at the bound is x's alone."""
+    keeps = b.emit(inside, x, bound, outputs=[torch.bool])
+    out: Val = b.emit("Where", keeps, x, b.emit(extreme, x, bound), outputs=[x.dtype])
+    return out
 
 
 @translates(aten.clamp_min.default, aten.clamp_min.Tensor)
@@ -268,13 +280,17 @@ def clamp_max(b: Builder, x: Val, high: Any) -> Val:
 
 @translates(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
-    return clamp(b, x, min_val, max_val)
+    """A clamp through which no gradient flows at the bounds."""
+    above = b.emit("Greater", x, b.scalar(min_val, x.dtype), outputs=[torch.bool])
+    below = b.emit("Less", x, b.scalar(max_val, x.dtype), outputs=[torch.bool])
+    bounded = clamp(b, b.detached(x), min_val, max_val)
+    out: Val = b.emit("Where", b.emit("And", above, below), x, bounded, outputs=[x.dtype])
+    return out
 
 
 @translates(aten.relu6.default)
 def relu6(b: Builder, x: Val) -> Val:
-    out: Val = b.emit("Clip", x, min=0.0, max=6.0)
-    return out
+    return hardtanh(b, x, 0, 6)
 
 
 @translates(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
@@ -307,25 +323,20 @@ def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
 
 @translates(aten.log_sigmoid.default)
 def log_sigmoid(b: Builder, x: Val) -> Val:
-    """First of log_softmax([x, 0]): neither it nor its gradient overflows, and the gradient is right at 0."""
-    last = x.rank
-    zero = b.full((*x.dims, 1), 0, x.dtype)
-    both = b.emit("Concat", b.unsqueeze(x, last), zero, axis=last)
-    out: Val = b.emit("Gather", b.emit("LogSoftmax", both, axis=last), b.const(0, torch.int64), axis=last)
+    out: Val = b.emit("Neg", b.emit("Softplus", b.emit("Neg", x)))
     return out
 
 
 @translates(aten.softplus.default)
 def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
-    if beta != 1:
-        raise Unsupported(f"softplus with beta {beta}")
-    if b.has("Softplus", x.dtype):
-        out: Val = b.emit("Softplus", x)
+    """log(1 + exp(beta x)) / beta, and x where beta x > threshold, which differs little where that is 20."""
+    scaled = x if beta == 1 else b.emit("Mul", x, b.const(beta, x.dtype))
+    out: Val = b.emit("Softplus", scaled)
+    out = out if beta == 1 else b.emit("Div", out, b.const(beta, x.dtype))
+    if threshold == 20:
         return out
-    negative: Val = b.emit("Neg", x)
-    negative.shape = x.shape
-    out = b.emit("Neg", log_sigmoid(b, negative))
-    return out
+    linear = b.emit("Greater", scaled, b.const(threshold, x.dtype), outputs=[torch.bool])
+    return b.emit("Where", linear, x, out, outputs=[x.dtype])
 
 
 # Casts. Devices and layouts are refused before capture, so only the dtype is left.

@@ -1,5 +1,6 @@
 """Reductions, scans and losses made of them."""
 
+import math
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ def extreme_all(b: Builder, x: Val) -> Val:
 
 @translates(aten.max.dim, aten.min.dim)
 def extreme_dim(b: Builder, x: Val, dim: int, keepdim: bool = False) -> tuple[Val, Val]:
+    if x.rank == 0:
+        return x, b.const(0, torch.int64)
     axis = axis_of(x, dim)
     index = _arg(b, x, axis, True, b.aten_name == "max")
     value: Val = b.emit("GatherElements", x, index, axis=axis)  # the gradient goes to the chosen element only
@@ -127,7 +130,34 @@ def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool) -> t
 @translates(aten.var.correction, aten.std.correction)
 def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Val:
     _, variance = _spread(b, x, dim, 1 if correction is None else correction, keepdim)
-    return variance if b.aten_name == "var" else b.emit("Sqrt", variance)
+    return variance if b.aten_name == "var" else _root(b, variance, 2)
+
+
+def _root(b: Builder, x: Val, p: float) -> Val:
+    """The p-th root, whose gradient at 0 is 0 as that of a norm or a deviation."""
+    zero, one = b.const(0.0, x.dtype), b.const(1.0, x.dtype)
+    is_zero = b.emit("Equal", x, zero, outputs=[torch.bool])
+    x = b.emit("Where", is_zero, one, x, outputs=[x.dtype])
+    root = b.emit("Sqrt", x) if p == 2 else b.emit("Pow", x, b.const(1 / p, x.dtype))
+    out: Val = b.emit("Where", is_zero, zero, root, outputs=[x.dtype])
+    return out
+
+
+@translates(aten.linalg_vector_norm.default)
+def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    x = b.cast(x, need_float(result_dtype(b)))
+    axes = axes_of(x, dim)
+    size = b.emit("Abs", x)
+    size.shape = x.shape
+    if p == 1:
+        return reduce(b, "ReduceSum", size, axes, keepdim)
+    if p in (math.inf, -math.inf):
+        return reduce(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keepdim)
+    if p < 1:
+        raise Unsupported(f"norm with p {p}")
+    power = b.emit("Mul", x, x) if p == 2 else b.emit("Pow", size, b.const(p, x.dtype))
+    power.shape = x.shape
+    return _root(b, reduce(b, "ReduceSum", power, axes, keepdim), p)
 
 
 @translates(aten.var.default, aten.std.default)
@@ -148,13 +178,15 @@ def var_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, kee
 
 @translates(aten.logsumexp.default)
 def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
+    """top + log(sum(exp(x - top))), an infinite top being subtracted as 0."""
     axes = axes_of(x, dim)
-    if len(axes) != 1:
-        raise Unsupported("logsumexp over several dims")
-    top = b.emit("ReduceMax", b.detached(x), b.ints(axes), keepdims=1)
-    total = b.emit("ReduceSum", b.emit("Exp", b.emit("Sub", x, top)), b.ints(axes), keepdims=1)
-    out: Val = b.emit("Add", b.emit("Log", total), top)
-    return out if keepdim else b.squeeze(out, *axes)
+    top = reduce(b, "ReduceMax", b.detached(x), axes, True)
+    infinite = b.emit("Equal", b.emit("Abs", top), b.const(math.inf, x.dtype), outputs=[torch.bool])
+    top = b.emit("Where", infinite, b.const(0.0, x.dtype), top, outputs=[x.dtype])
+    term = b.emit("Exp", b.emit("Sub", x, top))
+    term.shape = x.shape
+    out: Val = b.emit("Add", b.emit("Log", reduce(b, "ReduceSum", term, axes, True)), top)
+    return out if keepdim or not axes else b.squeeze(out, *axes)
 
 
 def reduce_loss(b: Builder, loss: Val, shape: Any, reduction: int) -> Val:
@@ -205,6 +237,23 @@ def _huber(b: Builder, x: Val, target: Val, reduction: int, delta: float, scale:
     far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * delta, x.dtype)), b.const(delta * scale, x.dtype))
     inside = b.emit("Less", distance, b.const(delta, x.dtype), outputs=[torch.bool])
     return reduce_loss(b, b.emit("Where", inside, near, far, outputs=[x.dtype]), shape, reduction)
+
+
+@translates(aten.binary_cross_entropy.default)
+def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
+    """Its logarithms are at least -100 and the divisor of its slope at least 1e-12."""
+    p, t = b.detached(x), b.detached(target)
+    one = b.const(1.0, x.dtype)
+    log = b.emit("Clip", b.emit("Log", p), min=-100.0)
+    log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), min=-100.0)
+    loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", target, one), log_not), b.emit("Mul", target, log))
+    if x.grad:
+        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), min=1e-12)
+        slope = b.emit("Div", b.emit("Sub", p, t), spread)
+        loss = b.emit("Add", loss, b.emit("Mul", b.emit("Sub", x, p), slope))  # adds 0, and its slope
+    if weight is not None:
+        loss = b.emit("Mul", loss, weight)
+    return reduce_loss(b, loss, x.dims, reduction)
 
 
 @translates(aten.binary_cross_entropy_with_logits.default)

@@ -182,7 +182,8 @@ def roll(b: Builder, x: Val, shifts: list[int], dims: list[int] | tuple[()] = ()
         raise Unsupported("roll of a flattened tensor")
     for shift, dim in zip(shifts, dims, strict=True):
         axis = axis_of(x, dim)
-        cut = -(static(shift) % static(x.dims[axis]))
+        size = static(x.dims[axis])
+        cut = -(static(shift) % size) if size else 0
         if cut:
             shape = x.shape
             x = b.emit("Concat", b.slice(x, axis, cut, INT64_MAX), b.slice(x, axis, 0, cut), axis=axis)
