@@ -181,18 +181,19 @@ static real gamma_of(const batch_job *job, int64_t c) {
 }
 static real beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
 
+/* A running statistic after a batch, which leaves it as it is if it is empty. */
+static real moved(const batch_params *p, real running, double now) {
+  return count(p) > 0 ? (real)((1 - p->momentum) * (double)running + p->momentum * now) : running;
+}
+
 /* Stores the statistics of channel c, given its mean and the sum of squared differences to it. */
 static void store_statistics(const batch_job *job, int64_t c, double mean, double squares) {
   const batch_params *p = job->p;
-  const double n = count(p), momentum = p->momentum;
+  const double n = count(p);
   job->mean[c] = (real)mean;
   job->rstd[c] = (real)(1 / sqrt(squares / n + p->epsilon));
-  if (job->new_mean)
-    st(job->new_mean + c,
-       (real)((1 - momentum) * (double)ld(job->running_mean + c) + momentum * mean));
-  if (job->new_var)
-    st(job->new_var + c,
-       (real)((1 - momentum) * (double)ld(job->running_var + c) + momentum * squares / (n - 1)));
+  if (job->new_mean) st(job->new_mean + c, moved(p, ld(job->running_mean + c), mean));
+  if (job->new_var) st(job->new_var + c, moved(p, ld(job->running_var + c), squares / (n - 1)));
 }
 
 /* Stores the parameters' gradients of channel c and scales its sums of dy and dy * xhat to what

@@ -40,6 +40,14 @@ def test_group_norms_of_any_batch(norm: nn.Module) -> None:
     assert n_graphs(ours) == 3
 
 
+def test_an_empty_batch_leaves_running_statistics() -> None:
+    eager, ours = pair(nn.BatchNorm2d(3))
+    for n in (4, 0):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(n, 3, 2, 2))
+
+
 @pytest.mark.parametrize("sizes", [(3, 1, 5, 1), (1, 4, 2), (4, 0, 3)])
 def test_sizes_zero_and_one(sizes: tuple[int, ...]) -> None:
     eager, ours = pair(nn.Sequential(nn.Linear(6, 4), nn.Tanh()))
