@@ -132,7 +132,10 @@ EDGES: dict[str, tuple[Tensor, Callable[[Tensor], Any]]] = {
     "softplus": (TIES, lambda x: (F.softplus(x, threshold=1), F.softplus(x, beta=2, threshold=3))),
     "large": (LARGE, lambda x: (F.celu(x, 0.5), F.elu(x), F.softplus(x), F.logsigmoid(x), F.mish(x), F.gelu(x))),
     "saturated probabilities": (LARGE, lambda x: F.binary_cross_entropy(x.sigmoid(), (x.detach() > 0).float())),
-    "logsumexp": (MASKED, lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), (x.detach() - torch.inf).logsumexp(1))),
+    "logsumexp": (
+        MASKED,
+        lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), (x.detach() - torch.inf).logsumexp(1), x[:, :0].logsumexp(1)),
+    ),
 }
 ACTIVATIONS: list[nn.Module] = [
     *(nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ELU(), nn.SELU(), nn.LeakyReLU(0.1), nn.ReLU(inplace=True), nn.ReLU6()),

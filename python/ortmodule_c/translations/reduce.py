@@ -180,6 +180,9 @@ def var_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, kee
 def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
     """top + log(sum(exp(x - top))), an infinite top being subtracted as 0."""
     axes = axes_of(x, dim)
+    if any(isinstance(x.dims[a], int) and x.dims[a] == 0 for a in axes):
+        nothing: Val = b.emit("Log", reduce(b, "ReduceSum", x, axes, keepdim))
+        return nothing
     top = reduce(b, "ReduceMax", b.detached(x), axes, True)
     infinite = b.emit("Equal", b.emit("Abs", top), b.const(math.inf, x.dtype), outputs=[torch.bool])
     top = b.emit("Where", infinite, b.const(0.0, x.dtype), top, outputs=[x.dtype])
