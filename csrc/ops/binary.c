@@ -39,7 +39,7 @@ static inline int64_t floor_divide(int64_t a, int64_t b) {
 #endif
 BINARY(Mod, ANY, 0, OMC_LANES2(a, b, modulo), DY,
        neg(g, mul(g, DY, omc_b2(&g->b, OMC_OP_FloorDiv, A, B))))
-BINARY_NO_GRAD(FloorDiv, ANY, 0, OMC_LANES2(a, b, floor_divide))
+BINARY(FloorDiv, ANY, 0, OMC_LANES2(a, b, floor_divide), zeros(g), zeros(g))
 
 #ifdef OMC_RECORDS
 /* Equal inputs share the gradient; a NaN passes it to both. */

@@ -128,6 +128,8 @@ static inline omc_value *where(omc_grad *g, omc_value *mask, omc_value *v, omc_v
   return omc_b3(&g->b, OMC_OP_Where, mask, v, w);
 }
 static inline omc_value *zero(omc_grad *g) { return omc_scalar(&g->b, DY, 0); }
+/* The gradient of a function that is flat between its steps: not the same as none. */
+static inline omc_value *zeros(omc_grad *g) { return omc_zeros(&g->b, &DY->type); }
 
 #endif
 

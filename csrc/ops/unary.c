@@ -5,7 +5,7 @@
 
 UNARY(Abs, ANY, vabs(a), mul(g, DY, omc_b1(&g->b, OMC_OP_Sign, A)))
 
-UNARY_NO_GRAD(Ceil, FLOAT, -vfloor(-a))
+UNARY(Ceil, FLOAT, -vfloor(-a), zeros(g))
 
 #ifdef OMC_VARIANT
 OMC_INLINE vreal clip(vreal x, vreal low, vreal high, vreal has_low, vreal has_high) {
@@ -40,7 +40,7 @@ UNARY(Exp, FLOAT, vexp(a), mul(g, DY, Y))
 
 UNARY(Expm1, FLOAT, vexpm1(a), mul(g, DY, plus(g, Y, 1)))
 
-UNARY_NO_GRAD(Floor, FLOAT, vfloor(a))
+UNARY(Floor, FLOAT, vfloor(a), zeros(g))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 /* The tanh form is x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
@@ -115,13 +115,13 @@ UNARY(Reciprocal, FLOAT, vset(1) / a, neg(g, mul(g, DY, mul(g, Y, Y))))
 UNARY(Relu, ANY, vblend(a < vset(0), vset(0), a), omc_b2(&g->b, OMC_OP_ReluGrad, DY, Y))
 BINARY_NO_GRAD(ReluGrad, FLOAT, 0, vblend(b <= vset(0), vset(0), a))
 
-UNARY_NO_GRAD(Round, FLOAT, vround(a))
+UNARY(Round, FLOAT, vround(a), zeros(g))
 
 UNARY(Rsqrt, FLOAT, vset(1) / vsqrt(a), mul(g, times(g, DY, -0.5), mul(g, Y, mul(g, Y, Y))))
 
 UNARY(Sigmoid, FLOAT, vsigmoid(a), mul(g, DY, mul(g, Y, one_minus(g, Y))))
 
-UNARY_NO_GRAD(Sign, ANY, vbool(a > vset(0)) - vbool(a < vset(0)))
+UNARY(Sign, ANY, vbool(a > vset(0)) - vbool(a < vset(0)), zeros(g))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 OMC_INLINE vreal silu_gradient(vreal dy, vreal x) {

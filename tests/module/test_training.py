@@ -293,6 +293,14 @@ def test_one_tensor_as_two_arguments() -> None:
     assert_same_step(eager, ours, z, torch.ones(2, 4))
 
 
+def test_steps_have_a_gradient_of_zeros() -> None:
+    steps = (torch.round, torch.floor, torch.ceil, torch.sign, lambda y: torch.div(y, 0.3, rounding_mode="floor"))
+    for step in steps:
+        eager, ours = pair(Function(lambda s, x, f=step: f(s.l(x)), l=nn.Linear(4, 4)))
+        assert_same_step(eager, ours, torch.randn(3, 4))
+        assert ours.l.weight.grad is not None
+
+
 def test_views_and_strides_of_inputs() -> None:
     eager, ours = pair(linear_of(lambda s, x: s.l(x)))
     assert_same_step(eager, ours, torch.randn(4, 2).t())

@@ -1,6 +1,7 @@
 """Rows of the elementwise families: unary, cast, binary, compare."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, tensor
@@ -96,7 +97,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
     "Max": torch.maximum,
     "Min": torch.minimum,
     "Mod": torch.remainder,
-    "FloorDiv": torch.floor_divide,
+    "FloorDiv": partial(torch.div, rounding_mode="floor"),
 }
 COMPARE: dict[str, Callable[..., Tensor]] = {
     "Equal": torch.eq,
