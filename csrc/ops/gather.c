@@ -2,8 +2,9 @@
  *
  * Gather, GatherND and Embedding are one thing: x is [outer, dim, inner] and the result
  * [outer, n, inner] has row id of x for each of n ids. GatherElements picks single elements along
- * lines of an axis. Scattering is deterministic and needs no atomics: threads own disjoint parts
- * of the destination, and each adds in the order of the ids. */
+ * lines of an axis. Gather and GatherElements refuse ids below 0 if their attribute `strict` is 1.
+ * Scattering is deterministic and needs no atomics: threads own disjoint parts of the destination,
+ * and each adds in the order of the ids. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -32,6 +33,7 @@ typedef struct lines_params {
   int64_t table[OMC_MAX_RANK], picked[OMC_MAX_RANK]; /* strides: of x, and of ids and y */
   int64_t n, count;                                  /* ids in a line, lines */
   int64_t dim;                                       /* elements of x along the axis */
+  bool negative;                                     /* ids below 0 count from the end */
   int64_t table_step, picked_step;
 } lines_params;
 
@@ -183,7 +185,7 @@ OMC_KERNEL(GatherElementsGrad) {
                  {args->in[1].data, args->in[1].type->dtype == OMC_I64, p->dim},
                  args->in[0].data,
                  args->out[0].data};
-  OMC_TRY(omc_check_ids(args, &args->in[1], p->n * p->count, p->dim, true));
+  OMC_TRY(omc_check_ids(args, &args->in[1], p->n * p->count, p->dim, p->negative));
   omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(elem), NULL, args->threads);
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
   return OMC_OK;
@@ -319,7 +321,7 @@ OMC_KERNEL_ANY(GatherElements) {
                   args->in[0].data,
                   args->out[0].data,
                   omc_dtype_size(args->in[0].type->dtype)};
-  OMC_TRY(omc_check_ids(args, t, p->n * p->count, p->dim, true));
+  OMC_TRY(omc_check_ids(args, t, p->n * p->count, p->dim, p->negative));
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, gather_lines, &j);
   return OMC_OK;
 }
@@ -357,6 +359,8 @@ static omc_status need_picked(const omc_node *node, const omc_shape *shape) {
   OMC_FAIL(ESHAPE, "%s: the gradient is %s, not %s", omc_node_text(node, text, sizeof text),
            omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
 }
+
+static bool takes_negative(const omc_node *node) { return omc_attr_int(node, "strict", 0) == 0; }
 
 static void set_out(omc_node *node, const omc_shape *shape) {
   omc_set_type(node, 0, omc_in(node, 0)->type.dtype, shape);
@@ -410,8 +414,9 @@ static omc_status grad_gather(omc_grad *g) {
   int32_t axis;
   OMC_TRY(omc_need_axis(g->node, 0, x->rank, &axis));
   omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_ai("axis", axis), omc_ai("dim", x->dims[axis])};
-  g->din[0] = omc_bn(&g->b, OMC_OP_GatherGrad, 2, in, 2, attrs);
+  const omc_attr attrs[] = {omc_ai("axis", axis), omc_ai("dim", x->dims[axis]),
+                            omc_ai("strict", omc_attr_int(g->node, "strict", 0))};
+  g->din[0] = omc_bn(&g->b, OMC_OP_GatherGrad, 2, in, 3, attrs);
   return g->b.status;
 }
 
@@ -423,7 +428,7 @@ static omc_status gather_params(const omc_node *node, const omc_shape *table, ro
                      .inner = omc_shape_span(table, axis + 1, table->rank),
                      .n = omc_shape_numel(in_shape(node, 1)),
                      .padding = -1,
-                     .negative = true};
+                     .negative = takes_negative(node)};
   return OMC_OK;
 }
 
@@ -603,8 +608,9 @@ static omc_status grad_gather_elements(omc_grad *g) {
   const omc_shape *x = in_shape(g->node, 0);
   omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
   const omc_attr attrs[] = {omc_ai("axis", omc_attr_int(g->node, "axis", 0)),
-                            omc_ais("shape", x->dims, (uint32_t)x->rank)};
-  g->din[0] = omc_bn(&g->b, OMC_OP_GatherElementsGrad, 2, in, 2, attrs);
+                            omc_ais("shape", x->dims, (uint32_t)x->rank),
+                            omc_ai("strict", omc_attr_int(g->node, "strict", 0))};
+  g->din[0] = omc_bn(&g->b, OMC_OP_GatherElementsGrad, 2, in, 3, attrs);
   return g->b.status;
 }
 
@@ -618,6 +624,7 @@ static omc_status lines_of(const omc_node *node, const omc_shape *table, lines_p
   *p = (lines_params){.n = t->dims[axis],
                       .count = 1,
                       .dim = table->dims[axis],
+                      .negative = takes_negative(node),
                       .table_step = table_strides[axis],
                       .picked_step = strides[axis]};
   for (int32_t i = 0; i < t->rank; i++) {

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import _C
+from .errors import ORTModuleError
 from .fallback import Host
 from .lowering import Lowered
 
@@ -77,7 +77,7 @@ class _Call:
     versions: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dense = [t if t.is_contiguous() else t.contiguous() for t in self.inputs]
+        self.dense = [_dense(t) for t in self.inputs]
 
     def plan_for(self, out_grads: Mask) -> None:
         """Choose the plan and, at the first time, draw the seed."""
@@ -104,14 +104,14 @@ class _Call:
 
     def note_versions(self) -> None:
         """Remember the state of the inputs, for :meth:`again`."""
-        self.versions = [t._version for t in self.inputs]
+        self.versions = [0 if t.is_inference() else t._version for t in self.inputs]
 
     def again(self, out_grads: Mask) -> tuple[list[Tensor], Tensor | None]:
         """Repeat the forward for a plan that serves these output gradients; buffers stay."""
         moved = [
             i
             for i, (t, v) in enumerate(zip(self.inputs, self.versions, strict=True))
-            if t._version != v and i not in self.runner.updates
+            if not t.is_inference() and t._version != v and i not in self.runner.updates
         ]
         if moved:
             raise RuntimeError(
@@ -127,7 +127,7 @@ class _Call:
 
 
 class _Run(torch.autograd.Function):
-    """Forward and backward of a whole graph. Double backward is refused."""
+    """Forward and backward of a whole graph."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
@@ -152,20 +152,36 @@ class _Run(torch.autograd.Function):
         return tuple(outputs[: runner.n_results])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        functorch = torch._C._functorch
+        if torch._C._are_functorch_transforms_active() or any(
+            functorch.is_legacy_batchedtensor(g) for g in grads if g is not None
+        ):
+            raise ORTModuleError("ORTModule cannot run backward for a batch of gradients (vmap, is_grads_batched)")
+        create_graph = torch.is_grad_enabled()
+        with torch.no_grad():
+            inputs, results = _Run._backward(ctx, grads)
+        if create_graph:
+            origins = [*inputs, *[g for g in grads if g is not None]]
+            results = _Final.apply(len(origins), *origins, *results)
+        return (None, *results)
+
+    @staticmethod
+    def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The inputs that want a gradient, and their gradients."""
         token, *saved = ctx.saved_tensors
         call: _Call = ctx.call or token.call
         runner, plan = call.runner, call.plan
-        given: list[Tensor | None] = [None if g is None else g.contiguous() for g in grads]
+        wanted = [t for t, g in zip(call.inputs, call.in_grads, strict=True) if g]
+        given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
         given += [None] * len(runner.updates)
         mask = tuple([g is not None for g in given])
         if not any(mask):
-            return (None, *[None] * sum(call.in_grads))
+            return wanted, [None] * len(wanted)
         inputs: list[Tensor | None] = [None] * len(call.inputs)
         outputs: list[Tensor | None] = [None] * len(runner.differentiable)
         for i, t in zip(plan.saves_inputs, saved, strict=False):
-            inputs[i] = t if t.is_contiguous() else t.contiguous()
+            inputs[i] = _dense(t)
         for i, t in zip(plan.saves_outputs, saved[len(plan.saves_inputs) :], strict=True):
             outputs[i] = t
         results = None
@@ -182,4 +198,21 @@ class _Run(torch.autograd.Function):
             call.plan = plan
         if ctx.token is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.token = ctx.call = None
-        return (None, *[g for g, wanted in zip(results, call.in_grads, strict=True) if wanted])
+        return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]
+
+
+class _Final(torch.autograd.Function):
+    """Gradients made of inputs and of gradients of outputs, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(_ctx: Any, n_origins: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tensors[n_origins:]
+
+    @staticmethod
+    def backward(_ctx: Any, *_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        raise ORTModuleError("ORTModule cannot differentiate its gradients again; use .module for double backward")
+
+
+def _dense(t: Tensor) -> Tensor:
+    """The elements in row-major order, as they are and not as views with a pending sign would have them."""
+    return t if t.is_contiguous() and not t.is_neg() else t.resolve_neg().contiguous()

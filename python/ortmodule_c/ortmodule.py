@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from . import _C
 from .builder import DTYPES
@@ -111,8 +112,10 @@ class ORTModule(nn.Module):
     @torch.compiler.disable
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self._ort_module
-        if torch._C._are_functorch_transforms_active():
-            raise ORTModuleError("ORTModule cannot run under torch.func transforms; use .module there")
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            raise ORTModuleError(
+                "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
+            )
         try:
             leaves, spec = flatten((args, dict(sorted(kwargs.items())) if len(kwargs) > 1 else kwargs))
         except TypeError as error:
@@ -123,7 +126,13 @@ class ORTModule(nn.Module):
             self._ort_facts = now.facts
             state = [*now.parameters, *now.buffers]
             for i, t in enumerate(leaves):
-                if type(t) is not Tensor or t.layout is not torch.strided or t.dtype not in DTYPES or t.is_meta:
+                if (
+                    type(t) is not Tensor
+                    or t.layout is not torch.strided
+                    or t.dtype not in DTYPES
+                    or t.is_meta
+                    or t.is_nested
+                ):
                     _check_tensor(t, self._ort_path(spec, i))
             _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
             key: Hashable = (spec, tensor_key(leaves), now.facts, ambient())
@@ -289,6 +298,8 @@ def _check_tensor(t: Tensor, name: str) -> None:
     """TypeError, with the argument's name, for a tensor that no graph can take."""
     if type(t) not in (Tensor, nn.Parameter):
         raise TypeError(f"{name} is a {type(t).__name__}, a subclass of torch.Tensor; expected a plain tensor")
+    if t.is_nested:
+        raise TypeError(f"{name} is a nested tensor; expected a plain tensor")
     if t.layout is not torch.strided or t.is_quantized:
         raise TypeError(f"{name} has layout {t.layout} and dtype {t.dtype}; expected a dense tensor")
     if t.is_meta:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ortmodule_c import _C, DebugOptions, ORTModule, ORTModuleError
@@ -34,6 +35,36 @@ def test_index_out_of_range(ids: list[int], labels: list[int] | None) -> None:
     assert_same_step(eager, ours, good, good_labels)
 
 
+@pytest.mark.parametrize("bad", [-1, 5])
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda x, i: x.gather(1, i[:, None]),
+        lambda x, i: x.index_select(1, i),
+        lambda x, i: x * F.one_hot(i, 5),
+    ],
+    ids=["gather", "index_select", "one_hot"],
+)
+def test_index_that_may_not_count_from_the_end(pick: Any, bad: int) -> None:
+    eager, ours = pair(Function(lambda s, x, i: pick(s.l(x), i), l=nn.Linear(3, 5)))
+    for n in (2, 3):
+        good = torch.randn(n, 3), torch.arange(n)
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, *good)
+        with pytest.raises(RuntimeError):
+            eager(good[0], torch.full((n,), bad))
+        with pytest.raises(IndexError, match=f"index {bad} at position 0 is out of range for 5 rows"):
+            ours(good[0], torch.full((n,), bad))
+
+
+def test_index_that_counts_from_the_end() -> None:
+    eager, ours = pair(Function(lambda s, x, i: s.l(x)[:, i], l=nn.Linear(3, 5)))
+    assert_same_step(eager, ours, torch.randn(2, 3), torch.tensor([-1, -5, 4]))
+    with pytest.raises(IndexError, match="index -6 at position 1"):
+        ours(torch.randn(2, 3), torch.tensor([0, -6, 1]))
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -44,6 +75,8 @@ def test_index_out_of_range(ids: list[int], labels: list[int] | None) -> None:
             lambda: torch.masked.as_masked_tensor(torch.ones(2, 6), torch.ones(2, 6, dtype=torch.bool)),
             r"batch is a MaskedTensor",
         ),
+        (lambda: torch.nested.nested_tensor([torch.ones(2, 6)]), r"batch is a nested tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2, 6), 0.1, 0, torch.qint8), r"batch has .* torch.qint8"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -104,12 +137,86 @@ def test_an_error_the_module_raises_for_some_sizes() -> None:
     assert not ours.fallback_report()
 
 
-def test_empty_batch() -> None:
-    eager, ours = pair(mlp())
-    assert_same_step(eager, ours, torch.randn(2, 6))
+@pytest.mark.parametrize("change", [torch._neg_view, lambda t: t.t().contiguous().t(), lambda t: t[:1].expand(2, 6)])
+def test_views_with_pending_work(change: Any) -> None:
+    """A pending sign, other strides, repeated elements: what counts is the tensor's value."""
+    eager, ours = pair(nn.Linear(6, 2))
+    for m in (eager, ours):
+        m.weight = nn.Parameter(change(m.weight.detach()))
+    assert_same_step(eager, ours, change(torch.randn(2, 6)))
+    grad = change(torch.randn(2, 6))[:, :2]
     for m in (eager, ours):
         m.zero_grad()
-    assert assert_same_step(eager, ours, torch.randn(0, 6)).shape == (0, 3)
+        m(torch.ones(2, 6)).backward(grad)
+    assert_same_state(ours, eager)
+
+
+def test_inference_tensor() -> None:
+    """Where backward does not read it, it serves as in PyTorch; else PyTorch's own error comes."""
+    with torch.inference_mode():
+        x = torch.randn(2, 6)
+    bias = nn.Parameter(torch.ones(6))
+    assert_same_step(*pair(Function(lambda s, x: x + s.bias, bias=bias)), x)
+    ours = ORTModule(mlp())
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        ours(x)
+    ours(x.clone()).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["subclass", "sparse"])
+def test_parameter_replaced_by_an_unusual_one(kind: str) -> None:
+    class Mine(torch.Tensor): ...
+
+    eager, ours = pair(Function(lambda s, x: torch.mm(s.w, x), w=nn.Parameter(torch.eye(6))))
+    assert_same_step(eager, ours, torch.randn(6, 2))
+    for m in (eager, ours):
+        plain = m.w.detach()
+        m.w = nn.Parameter(plain.as_subclass(Mine) if kind == "subclass" else plain.to_sparse())
+    x = torch.randn(6, 2)
+    with pytest.warns(UserWarning, match="a parameter or buffer is a"):
+        close(ours(x).detach().as_subclass(torch.Tensor), eager(x).detach().as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (mlp(), (0, 6)),
+        (nn.Conv2d(3, 4, 3), (0, 3, 8, 8)),
+        (nn.BatchNorm2d(3).eval(), (0, 3, 8, 8)),
+        (nn.LayerNorm(3), (0, 3)),
+        (nn.GroupNorm(2, 4), (0, 4, 5)),
+        (nn.InstanceNorm1d(3), (0, 3, 4)),
+        (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (0, 5, 8)),
+        (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 0, 8)),
+        (nn.MaxPool2d(2), (0, 3, 8, 8)),
+    ],
+)
+def test_empty_batch(module: nn.Module, shape: tuple[int, ...]) -> None:
+    eager, ours = pair(module)
+    for full in (2, 3):
+        for m in (eager, ours):
+            m.zero_grad()
+        ours(torch.randn([full if n == 0 else n for n in shape]))
+    assert assert_same_step(eager, ours, torch.randn(shape)).numel() == 0
+    ours(torch.randn(shape, requires_grad=True)).sum().backward()  # a gradient with strides of 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_labels(reduction: str) -> None:
+    """Of an empty batch, or all ignored."""
+    eager, ours = pair(Function(lambda s, x, t: F.cross_entropy(s.l(x), t, reduction=reduction), l=nn.Linear(3, 5)))
+    for x, labels in (
+        (torch.randn(0, 3), torch.zeros(0, dtype=torch.int64)),
+        (torch.randn(2, 3), torch.full((2,), -100)),
+    ):
+        expected, got = eager(x, labels), ours(x, labels)
+        torch.testing.assert_close(got, expected, equal_nan=True)
+        for m, loss in ((eager, expected), (ours, got)):
+            m.zero_grad()
+            loss.sum().backward()
+        torch.testing.assert_close(
+            [p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()], equal_nan=True
+        )
 
 
 def test_module_without_parameters() -> None:
@@ -140,21 +247,71 @@ def test_change_in_place_between_forward_and_backward(which: str) -> None:
         loss.backward()
 
 
-def test_double_backward_is_refused() -> None:
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("twice", ["backward", "grad", "unused"])
+def test_double_backward_is_refused(power: int, twice: str) -> None:
+    """However the gradient is used, and also where only the input connects it to the module, as in a penalty."""
     ours = ORTModule(mlp())
     x = torch.randn(2, 6, requires_grad=True)
-    (grad,) = torch.autograd.grad(ours(x).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    (grad,) = torch.autograd.grad(ours(x).pow(power).sum(), x, create_graph=True)
+    with pytest.raises(ORTModuleError, match="double backward"):
+        if twice == "backward":
+            (ours(x).sum() + grad.norm()).backward()
+        else:
+            torch.autograd.grad(grad.sum(), x, allow_unused=twice == "unused")
+    with pytest.raises(ORTModuleError, match="double backward"):
+        torch.autograd.functional.hessian(lambda x: ours(x).pow(power).sum(), x.detach())
 
 
-def test_functional_transforms_are_refused() -> None:
-    ours = ORTModule(mlp())
-    with pytest.raises(ORTModuleError, match=r"torch\.func"):
-        torch.func.grad(lambda x: ours(x).sum())(torch.randn(2, 6))
-    with pytest.raises(ORTModuleError, match=r"torch\.func"):
-        torch.func.vmap(ours)(torch.randn(2, 6))
-    ours(torch.randn(2, 6))
+def test_create_graph_alone_is_no_double_backward() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    for m in (eager, ours):
+        for p, g in zip(
+            m.parameters(), torch.autograd.grad(m(x).sum(), list(m.parameters()), create_graph=True), strict=True
+        ):
+            p.grad = g.detach()
+    assert_same_state(ours, eager)
+
+
+def _dual(model: nn.Module, x: torch.Tensor) -> None:
+    with forward_ad.dual_level():
+        model(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda m, x: torch.func.grad(lambda x: m(x).sum())(x),
+        lambda m, x: torch.func.vmap(m)(x),
+        lambda m, x: torch.func.jvp(m, (x,), (x,)),
+        torch.func.vjp,
+        lambda m, x: torch.func.jacrev(m)(x),
+        _dual,
+        lambda m, x: torch.autograd.functional.jacobian(m, x, vectorize=True),
+    ],
+)
+def test_functional_transforms_are_refused(transform: Any) -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    assert_same_step(eager, ours, x)
+    with pytest.raises(ORTModuleError, match=r"torch\.func|vmap"):
+        transform(ours, x)
+    for m in (eager, ours):
+        m.zero_grad()
+    assert_same_step(eager, ours, x)
+
+
+def test_functional_call() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    other = {name: torch.randn_like(p, requires_grad=True) for name, p in eager.named_parameters()}
+    expected, got = (torch.func.functional_call(m, other, (x,)) for m in (eager, ours))
+    close(got, expected)
+    close(
+        torch.autograd.grad(got.sum(), list(other.values())), torch.autograd.grad(expected.sum(), list(other.values()))
+    )
+    assert_same_step(eager, ours, x)
 
 
 def test_use_after_fork() -> None:

@@ -11,7 +11,7 @@ from .registry import aten, axis_of, translates
 
 @translates(aten.index_select.default)
 def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
-    out: Val = b.emit("Gather", x, b.cast(index, torch.int64), axis=axis_of(x, dim))
+    out: Val = b.emit("Gather", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
     return out
 
 
@@ -19,7 +19,7 @@ def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
 def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = False) -> Val:
     if x.rank == 0:
         raise Unsupported("gather from a scalar")
-    out: Val = b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim))
+    out: Val = b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
     return out
 
 
@@ -31,7 +31,17 @@ def take_along_dim(b: Builder, x: Val, indices: Val, dim: int | None = None) -> 
     sizes = [max(static(s), static(i)) for s, i in zip(x.dims, indices.dims, strict=True)]
     wide = b.expand(x, [*sizes[:axis], x.dims[axis], *sizes[axis + 1 :]])
     wide_ids = b.expand(indices, [*sizes[:axis], indices.dims[axis], *sizes[axis + 1 :]])
-    return gather(b, wide, axis, wide_ids)
+    out: Val = b.emit("GatherElements", wide, b.cast(wide_ids, torch.int64), axis=axis)
+    return out
+
+
+@translates(aten.one_hot.default)
+def one_hot(b: Builder, index: Val, num_classes: int = -1) -> Val:
+    if num_classes < 0:
+        raise Unsupported("one_hot without num_classes")
+    classes = b.tensor(torch.arange(num_classes), "classes")
+    checked = b.emit("Gather", classes, index, axis=0, strict=1)
+    return b.cast(b.emit("Equal", b.unsqueeze(checked, index.rank), classes, outputs=[torch.bool]), torch.int64)
 
 
 @translates(aten.index.Tensor)
