@@ -1,7 +1,6 @@
 /* Tokens: tensors whose death frees a run. */
+#include "base/lock.h"
 #include "bind/bind.h"
-
-#include <pthread.h>
 
 struct omc_token {
   int64_t id; /* the tensor's only element */
@@ -10,16 +9,17 @@ struct omc_token {
   omc_token *prev, *next;
 };
 
+OMC_PROCESS_LOCK(live_lock)
+
 static struct {
-  pthread_mutex_t lock;
   int64_t last_id;
   omc_token *first;
-} live = {PTHREAD_MUTEX_INITIALIZER, 0, NULL};
+} live;
 
 void omc_token_release(omc_token *t) {
-  pthread_mutex_lock(&live.lock);
+  live_lock_acquire();
   const bool last = --t->owners == 0;
-  pthread_mutex_unlock(&live.lock);
+  live_lock_release();
   if (!last) return;
   omc_run_destroy(t->run);
   omc_free(omc_default_allocator(), t, 1, sizeof *t);
@@ -28,13 +28,13 @@ void omc_token_release(omc_token *t) {
 static void tensor_freed(void *ctx, void *data, size_t bytes) {
   (void)data, (void)bytes;
   omc_token *t = ctx;
-  pthread_mutex_lock(&live.lock);
+  live_lock_acquire();
   if (t->prev)
     t->prev->next = t->next;
   else
     live.first = t->next;
   if (t->next) t->next->prev = t->prev;
-  pthread_mutex_unlock(&live.lock);
+  live_lock_release();
   omc_token_release(t);
 }
 
@@ -46,12 +46,12 @@ PyObject *omc_token_new(const omc_module *m, omc_run *run) {
   }
   t->run = run;
   t->owners = 1;
-  pthread_mutex_lock(&live.lock);
+  live_lock_acquire();
   t->id = ++live.last_id;
   t->next = live.first;
   if (t->next) t->next->prev = t;
   live.first = t;
-  pthread_mutex_unlock(&live.lock);
+  live_lock_release();
   const omc_type type = {.dtype = OMC_I64};
   return omc_tensor_wrap(m, &t->id, sizeof t->id, &type, tensor_freed, t);
 }
@@ -65,11 +65,11 @@ omc_token *omc_token_hold(const omc_module *m, PyObject *object) {
     return NULL;
   }
   int64_t id = *(const int64_t *)data;
-  pthread_mutex_lock(&live.lock);
+  live_lock_acquire();
   omc_token *t = live.first;
   while (t && t->id != id) t = t->next;
   if (t) t->owners++;
-  pthread_mutex_unlock(&live.lock);
+  live_lock_release();
   if (!t)
     PyErr_Format(m->consumed_error, "the state of forward number %lld has been freed",
                  (long long)id);

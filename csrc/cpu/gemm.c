@@ -1,11 +1,11 @@
 #include "cpu/gemm.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/env.h"
+#include "base/lock.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/parallel.h"
 #include "cpu/torch_shims.h"
@@ -206,7 +206,7 @@ typedef enum { OWN, TORCH } implementation;
 enum { N_CHOICES = 1024, REPEATS = 3, MEASURE_FROM = 25000000, MEASURE_UPTO = 200000000 };
 
 static choice choices[N_CHOICES];
-static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
+OMC_PROCESS_LOCK(measuring)
 
 static uint64_t hash_key(const choice_key *key) {
   uint64_t words[sizeof *key / sizeof(uint64_t)], h = 0;
@@ -286,7 +286,7 @@ static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int thread
   if (!c) return OWN;
   int state = atomic_load_explicit(&c->state, memory_order_acquire);
   if (!state) {
-    pthread_mutex_lock(&measuring);
+    measuring_acquire();
     c = find_choice(&key);
     state = c ? atomic_load_explicit(&c->state, memory_order_relaxed) : 1 + OWN;
     if (!state) {
@@ -294,7 +294,7 @@ static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int thread
       state = 1 + (int)measure(dtype, g, threads, workspace);
       atomic_store_explicit(&c->state, state, memory_order_release);
     }
-    pthread_mutex_unlock(&measuring);
+    measuring_release();
   }
   return (implementation)(state - 1);
 }

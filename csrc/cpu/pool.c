@@ -1,11 +1,11 @@
 #include "cpu/pool.h"
 
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "base/alloc.h"
+#include "base/lock.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SMALL_PAGE ((size_t)4096)
@@ -24,18 +24,13 @@ typedef struct kept {
   size_t bytes;
 } kept;
 
+OMC_PROCESS_LOCK(pool_lock)
+
 static struct {
-  pthread_mutex_t lock;
   kept *classes[N_CLASSES]; /* the newest first */
   kept *oldest, *newest;
   omc_pool_stats stats;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static void lock(void) { pthread_mutex_lock(&pool.lock); }
-static void unlock(void) { pthread_mutex_unlock(&pool.lock); }
-
-/* No thread may hold the lock while the process is copied: the child would never get it. */
-__attribute__((constructor)) static void watch_fork(void) { pthread_atfork(lock, unlock, unlock); }
+} pool;
 
 /* The class of a size and, in *bytes, the size of its blocks. */
 static size_t size_class(size_t *bytes) {
@@ -138,11 +133,11 @@ omc_status omc_pool_alloc(size_t bytes, void **out) {
   if (bytes > PTRDIFF_MAX / 2) OMC_FAIL(ENOMEM, "no memory for %zu bytes", bytes);
   size_t size = bytes;
   const size_t class = size_class(&size);
-  lock();
+  pool_lock_acquire();
   kept *k = pool.classes[class];
   if (k) unlink_kept(k, class);
   count_used(size);
-  unlock();
+  pool_lock_release();
   void *block = k;
   if (!block) block = system_alloc(size);
   if (!block) {
@@ -150,9 +145,9 @@ omc_status omc_pool_alloc(size_t bytes, void **out) {
     block = system_alloc(size);
   }
   if (!block) {
-    lock();
+    pool_lock_acquire();
     pool.stats.used_bytes -= size;
-    unlock();
+    pool_lock_release();
     OMC_FAIL(ENOMEM, "no memory for %zu bytes", bytes);
   }
   *out = block;
@@ -164,25 +159,25 @@ void omc_pool_free(void *ptr, size_t bytes) {
   kept *k = ptr;
   const size_t class = size_class(&bytes);
   k->bytes = bytes;
-  lock();
+  pool_lock_acquire();
   pool.stats.used_bytes -= bytes;
   link_kept(k, class);
   kept *taken =
       take_oldest(pool.stats.peak_bytes > LEAST_KEPT ? pool.stats.peak_bytes : LEAST_KEPT);
-  unlock();
+  pool_lock_release();
   give_back(taken);
 }
 
 void omc_pool_trim(void) {
-  lock();
+  pool_lock_acquire();
   kept *taken = take_oldest(0);
-  unlock();
+  pool_lock_release();
   give_back(taken);
 }
 
 omc_pool_stats omc_pool_get_stats(void) {
-  lock();
+  pool_lock_acquire();
   const omc_pool_stats stats = pool.stats;
-  unlock();
+  pool_lock_release();
   return stats;
 }

@@ -1,6 +1,11 @@
 #include "run/exec.h"
 
 #include "base/env.h"
+#include "base/lock.h"
+
+OMC_PROCESS_LOCK(tables)
+void omc_exec_lock(void) { tables_acquire(); }
+void omc_exec_unlock(void) { tables_release(); }
 
 /* Outputs and gradients of inputs follow each other as in the result node. */
 uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index) {
@@ -71,7 +76,6 @@ no_memory:
 static void detach(void *attached) {
   omc_exec *x = attached;
   omc_runs_free(x, x->idle);
-  pthread_mutex_destroy(&x->lock);
   omc_session_release(x->session);
 }
 
@@ -80,7 +84,6 @@ omc_status omc_exec_attach(omc_plan *plan, omc_session *session) {
   if (!x) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
   x->plan = plan;
   OMC_TRY(fill(x, plan));
-  if (pthread_mutex_init(&x->lock, NULL) != 0) OMC_FAIL(ENOMEM, "no lock for a plan");
   x->session = omc_session_retain(session);
   plan->attached = x;
   plan->detach = detach;
@@ -141,9 +144,9 @@ static omc_status time_steps(omc_kernel_args *args, omc_run *run, uint32_t begin
     const double start = p->clock(p->ctx, args->stream);
     OMC_TRY(run_step(args, run, s));
     const double seconds = p->clock(p->ctx, args->stream) - start;
-    pthread_mutex_lock(&x->lock);
+    omc_exec_lock();
     x->seconds[s] += seconds;
-    pthread_mutex_unlock(&x->lock);
+    omc_exec_unlock();
   }
   return OMC_OK;
 }

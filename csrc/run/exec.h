@@ -2,8 +2,6 @@
 #ifndef OMC_RUN_EXEC_H
 #define OMC_RUN_EXEC_H
 
-#include <pthread.h>
-
 #include "run/session.h"
 
 /* Operand `operand` lies `offset` bytes behind base pointer `base`. */
@@ -21,10 +19,10 @@ typedef struct omc_exec {
   uint32_t *first_operand; /* of each step; of the copies */
   omc_reloc *relocs;       /* those of forward, then those of backward */
   uint32_t n_operands, n_bases, n_forward_relocs, n_relocs;
-  pthread_mutex_t lock; /* of what follows */
-  double *seconds;      /* by step; NULL unless profiled */
-  omc_run *idle;        /* runs to use again, */
-  uint32_t n_idle;      /* not more than OMC_MAX_IDLE */
+  /* What follows is used under omc_exec_lock. */
+  double *seconds; /* by step; NULL unless profiled */
+  omc_run *idle;   /* runs to use again, */
+  uint32_t n_idle; /* not more than OMC_MAX_IDLE */
 } omc_exec;
 
 #define OMC_MAX_IDLE 8
@@ -42,6 +40,10 @@ struct omc_run {
 
 /* Makes the tables for a new plan and attaches them. */
 omc_status omc_exec_attach(omc_plan *plan, omc_session *session) OMC_MUST_USE;
+
+/* One lock for the tables of all plans, held for a few instructions. */
+void omc_exec_lock(void);
+void omc_exec_unlock(void);
 
 /* Number of the base pointer of the arena (index 0) or of the caller's tensor: inputs,
  * gradients of outputs, outputs, gradients of inputs. */

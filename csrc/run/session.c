@@ -1,5 +1,6 @@
 #include "run/session.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 

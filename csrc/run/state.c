@@ -46,14 +46,14 @@ static void finish(omc_run *run) {
   run->host_state = NULL;
   if (run->bases[0]) p->free(p->ctx, run->bases[0], x->plan->arena_bytes);
   run->bases[0] = NULL;
-  pthread_mutex_lock(&x->lock);
+  omc_exec_lock();
   const bool keep = x->n_idle < OMC_MAX_IDLE;
   if (keep) {
     run->next = x->idle;
     x->idle = run;
     x->n_idle++;
   }
-  pthread_mutex_unlock(&x->lock);
+  omc_exec_unlock();
   if (!keep) free_run(x, run);
 }
 
@@ -61,13 +61,13 @@ static void finish(omc_run *run) {
 static omc_status start(omc_exec *x, uint64_t seed, omc_run **out) {
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
-  pthread_mutex_lock(&x->lock);
+  omc_exec_lock();
   omc_run *run = x->idle;
   if (run) {
     x->idle = run->next;
     x->n_idle--;
   }
-  pthread_mutex_unlock(&x->lock);
+  omc_exec_unlock();
   if (!run) OMC_TRY(new_run(x, &run));
 
   run->id = atomic_fetch_add(&last_id, 1) + 1;

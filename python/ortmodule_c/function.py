@@ -11,6 +11,7 @@ from . import _C
 from .errors import ORTModuleError
 from .fallback import Host
 from .lowering import Lowered
+from .process import tracing_lock
 
 Mask = tuple[bool, ...]
 
@@ -81,7 +82,8 @@ class _Call:
 
     def plan_for(self, out_grads: Mask) -> None:
         """Choose the plan and, at the first time, draw the seed."""
-        self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+        with tracing_lock:
+            self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
         self.runner.arena_bytes = max(self.runner.arena_bytes, self.plan.arena_bytes)
         if self.runner.watcher is not None:
             self.runner.watcher(self.plan)

@@ -1,7 +1,6 @@
 """Exported graphs of one module: when one is made, when it may be used, how many are kept."""
 
 import contextlib
-import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -19,10 +18,10 @@ from .guards import Attributes, Survey, Write
 from .ingest import ingest
 from .lowering import lower
 from .options import DebugOptions, logger
+from .process import tracing_lock
 from .report import FallbackReport
 from .shapes import Fit, Sizes
 
-tracing_lock = threading.RLock()  # tracing changes process-wide state
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 _OPS = _C.ops()
 _OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import os
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -15,9 +14,10 @@ from . import _C
 from .builder import DTYPES
 from .errors import NotExportable, ORTModuleError
 from .flatten import flatten, leaf_paths
-from .graphs import Graphs, device_refusal, parameter_refusal, tracing_lock
+from .graphs import Graphs, device_refusal, parameter_refusal
 from .guards import ambient, survey, tensor_key
 from .options import DebugOptions, logger
+from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
 
 _DELEGATED = (
@@ -58,8 +58,6 @@ _SHARED = (
     "_load_state_dict_post_hooks",
 )
 _OWN = "_ort_"
-
-_process: list[int] = []  # the process in which a graph first ran
 
 
 class ORTModule(nn.Module):
@@ -112,6 +110,7 @@ class ORTModule(nn.Module):
     @torch.compiler.disable
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self._ort_module
+        one_thread_after_fork()
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise ORTModuleError(
                 "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
@@ -152,7 +151,6 @@ class ORTModule(nn.Module):
             return result
         if graph.runner is None:
             return module(*args, **kwargs)
-        _check_process()
         return graph.run([*leaves, *state])
 
     def _ort_path(self, spec: Any, index: int) -> str:
@@ -317,14 +315,3 @@ def _check_devices(leaves: list[Tensor], path: Callable[[int], str], state: list
     for t in state:
         if t.device != device:
             raise ValueError(f"the module's tensors are on {device} and {t.device}; one device is expected")
-
-
-def _check_process() -> None:
-    """Threads of the C core do not survive a fork."""
-    pid = os.getpid()
-    if not _process:
-        _process.append(pid)
-    if _process[0] != pid:
-        raise ORTModuleError(
-            f"a graph ran in process {_process[0]} before it forked this one ({pid}); start it with spawn instead"
-        )

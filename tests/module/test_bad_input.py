@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 import warnings
 from typing import Any
@@ -201,6 +202,13 @@ def test_empty_batch(module: nn.Module, shape: tuple[int, ...]) -> None:
     ours(torch.randn(shape, requires_grad=True)).sum().backward()  # a gradient with strides of 0
 
 
+def test_empty_batch_leaves_running_statistics() -> None:
+    for shape in ((0, 3), (0, 3, 4, 4)):
+        eager, ours = pair(nn.BatchNorm1d(3) if len(shape) == 2 else nn.BatchNorm2d(3))
+        assert_same_step(eager, ours, torch.randn([2, *shape[1:]]))
+        assert_same_step(eager, ours, torch.randn(shape))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_no_labels(reduction: str) -> None:
     """Of an empty batch, or all ignored."""
@@ -314,21 +322,88 @@ def test_functional_call() -> None:
     assert_same_step(eager, ours, x)
 
 
-def test_use_after_fork() -> None:
-    ours = ORTModule(mlp())
-    ours(torch.randn(2, 6))
+def in_child(function: Any) -> str:
+    """What the function gives in a child made by fork, or its exception."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(60)
         try:
-            ours(torch.randn(2, 6))
-            os.write(writer, b"ran")
-        except ORTModuleError as error:
-            os.write(writer, str(error).encode())
+            os.write(writer, str(function()).encode())
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
         finally:
             os._exit(0)
+    os.close(writer)
     os.waitpid(child, 0)
-    assert b"fork" in os.read(reader, 1000)
+    with os.fdopen(reader) as answer:
+        return answer.read()
+
+
+def test_after_fork() -> None:
+    """A child has no threads but its own: it runs on that one, training, sizes and graphs new to it included."""
+    eager, ours = pair(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)))
+    x = torch.randn(300, 64) / 300
+
+    def step(n: int) -> str:
+        for m in (eager, ours):
+            m.zero_grad()
+        return str(tuple(assert_same_step(eager, ours, x[:n]).shape))
+
+    def step_alone(n: int) -> str:
+        torch.set_num_threads(1)  # PyTorch by itself would wait for its threads
+        return step(n)
+
+    step(300)
+    assert in_child(lambda: ours(x).shape) == "torch.Size([300, 64])"
+    for n in (300, 200):
+        assert in_child(lambda n=n: step_alone(n)) == f"({n}, 64)"
+    for m in (eager, ours):
+        m.eval()
+    assert in_child(lambda: step_alone(300)) == "(300, 64)"
+    step(300)
+
+
+def test_fork_while_other_threads_run() -> None:
+    ours = ORTModule(mlp())
+    ours(torch.randn(2, 6))
+    ours(torch.randn(3, 6))
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            ours(torch.randn(int(torch.randint(2, 40, ())), 6)).sum().backward()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for t in threads:
+        t.start()
+    answers = {in_child(lambda: ours(torch.randn(50, 6)).shape) for _ in range(20)}
+    stop.set()
+    for t in threads:
+        t.join()
+    assert answers == {"torch.Size([50, 3])"}
+
+
+class Predictions(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, model: nn.Module, x: torch.Tensor) -> None:
+        self.model, self.x = model, x
+
+    def __len__(self) -> int:
+        return 4
+
+    @torch.no_grad()
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.model(self.x[i : i + 1])
+
+
+def test_workers_of_a_data_loader() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(4, 6)
+    assert_same_step(eager, ours, x)
+    loader = torch.utils.data.DataLoader(
+        Predictions(ours, x), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    close(torch.cat(list(loader)), eager(x).detach())
 
 
 def test_two_threads() -> None:
