@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -80,6 +82,45 @@ def test_peak_is_as_predicted() -> None:
     held = _C.pool_stats()["used_bytes"] - base
     predicted += grads[0].numel() * 4
     assert abs(held - predicted) <= 0.02 * predicted
+
+
+PEAK = """
+import gc, resource, torch
+from torch import nn
+from ortmodule_c import _C, ORTModule
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(1024, 1024), nn.GELU(), nn.LayerNorm(1024))])
+
+    def forward(self, x):
+        return self.net(x).square().mean()
+
+def resident(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+model, x = ORTModule(Loss()), torch.randn(8192, 1024)
+for n in (2, 3, 3):  # what comes once: exports, code, stacks of threads
+    model(x[:n]).backward()
+    model.zero_grad()
+gc.collect()
+_C.pool_trim()
+open("/proc/self/clear_refs", "w").write("5")  # the peak is counted from here
+base = resident("VmRSS")
+model(x).backward()
+gradients = sum(p.numel() * 4 for p in model.parameters())
+print(resident("VmHWM") - base, model.stats()["arena_bytes"] + gradients)
+"""
+
+
+def test_peak_of_the_process_is_as_predicted() -> None:
+    """What the kernel counts for a step beyond the loaded model: the arena and the gradients."""
+    out = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True).stdout
+    measured, predicted = map(float, out.split())
+    assert predicted > 200 * MIB
+    assert abs(measured - predicted) <= 0.02 * predicted
 
 
 def test_dropping_everything_gives_everything_back() -> None:
