@@ -125,8 +125,6 @@ class CTest(Command):
     def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        builder = self.get_finalized_command("build_ext")
-        builder.ensure_finalized()
         from setuptools._distutils.ccompiler import new_compiler
         from setuptools._distutils.sysconfig import customize_compiler
 
