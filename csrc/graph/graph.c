@@ -1,5 +1,6 @@
 #include "graph/graph.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -337,4 +338,13 @@ const char *omc_node_text(const omc_node *n, char *buf, size_t size) {
   else
     snprintf(buf, size, "%s", omc_op_name(n->op));
   return buf;
+}
+
+omc_status omc_node_fail(const omc_node *n, omc_status code, const char *fmt, ...) {
+  char node[OMC_NODE_TEXT], text[1024];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof text, fmt, args);
+  va_end(args);
+  return omc_fail(code, "%s: %s", omc_node_text(n, node, sizeof node), text);
 }

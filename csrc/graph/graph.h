@@ -182,4 +182,9 @@ double omc_const_float(const omc_value *v, int64_t i);
 #define OMC_NODE_TEXT 160
 const char *omc_node_text(const omc_node *n, char *buf, size_t size);
 
+/* As omc_fail and OMC_FAIL, the detail starting with the node: "Softmax '/encoder/attn': ". */
+omc_status omc_node_fail(const omc_node *n, omc_status code, const char *fmt, ...)
+    OMC_PRINTF(3, 4) OMC_MUST_USE;
+#define OMC_NODE_FAIL(node, code, ...) return omc_node_fail((node), OMC_##code, __VA_ARGS__)
+
 #endif

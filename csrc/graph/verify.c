@@ -13,12 +13,9 @@ typedef struct verifier {
   omc_names names;
 } verifier;
 
-#define VERIFY(ok, node, fmt, ...)                                                              \
-  do {                                                                                          \
-    if (!(ok)) {                                                                                \
-      char text_[OMC_NODE_TEXT];                                                                \
-      OMC_FAIL(EINTERNAL, "%s: " fmt, omc_node_text((node), text_, sizeof text_), __VA_ARGS__); \
-    }                                                                                           \
+#define VERIFY(ok, node, ...)                               \
+  do {                                                      \
+    if (!(ok)) OMC_NODE_FAIL(node, EINTERNAL, __VA_ARGS__); \
   } while (0)
 
 static const char *name_of(const omc_value *v) { return v->name ? v->name : "(unnamed)"; }
@@ -118,7 +115,7 @@ static omc_status check_all_uses(verifier *f) {
 
 static omc_status check_result(const omc_graph *g) {
   const omc_node *result = g->result;
-  VERIFY(result->op == OMC_N_OPS && result->n_out == 0, result, "%s", "no result node");
+  VERIFY(result->op == OMC_N_OPS && result->n_out == 0, result, "no result node");
   VERIFY(result->n_in == g->n_outputs + g->n_grads, result,
          "%u results for %u outputs and %u gradients", result->n_in, g->n_outputs, g->n_grads);
   VERIFY(g->n_grads == 0 || g->n_grads == g->n_inputs, result, "%u gradients for %u inputs",
@@ -137,11 +134,11 @@ static omc_status check_graph(verifier *f) {
     if (g->grads[i]) OMC_TRY(check_listed(f, g->grads[i], OMC_ROLE_GRAD, i));
   const omc_node *prev = NULL;
   for (const omc_node *n = g->first; n; prev = n, n = n->next) {
-    VERIFY(n->prev == prev && n->op < OMC_N_OPS, n, "%s", "the list of nodes is broken");
+    VERIFY(n->prev == prev && n->op < OMC_N_OPS, n, "the list of nodes is broken");
     OMC_TRY(check_inputs(f, n));
     OMC_TRY(check_outputs(f, n));
   }
-  VERIFY(g->last == prev, g->result, "%s", "the list of nodes does not end at its last");
+  VERIFY(g->last == prev, g->result, "the list of nodes does not end at its last");
   OMC_TRY(check_inputs(f, g->result));
   return check_all_uses(f);
 }

@@ -342,11 +342,9 @@ static omc_status need_ids(const omc_node *node) {
 /* Copies dims [from, to) of a shape to the end of *out. */
 static omc_status append(const omc_node *node, const omc_shape *shape, int32_t from, int32_t to,
                          omc_shape *out) {
-  char text[OMC_NODE_TEXT];
   for (int32_t i = from; i < to; i++) {
     if (out->rank == OMC_MAX_RANK)
-      OMC_FAIL(EUNSUPPORTED, "%s: the result has more than %d dims",
-               omc_node_text(node, text, sizeof text), OMC_MAX_RANK);
+      OMC_NODE_FAIL(node, EUNSUPPORTED, "the result has more than %d dims", OMC_MAX_RANK);
     out->dims[out->rank++] = shape->dims[i];
   }
   return OMC_OK;
@@ -355,9 +353,9 @@ static omc_status append(const omc_node *node, const omc_shape *shape, int32_t f
 /* in[0] of a gradient must have the shape of the forward result. */
 static omc_status need_picked(const omc_node *node, const omc_shape *shape) {
   if (omc_shape_equal(shape, in_shape(node, 0))) return OMC_OK;
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: the gradient is %s, not %s", omc_node_text(node, text, sizeof text),
-           omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s, not %s",
+                omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
 }
 
 static bool takes_negative(const omc_node *node) { return omc_attr_int(node, "strict", 0) == 0; }
@@ -394,12 +392,10 @@ static omc_status infer_gather(omc_node *node) {
 static omc_status infer_gather_grad(omc_node *node) {
   const int32_t rank = in_shape(node, 0)->rank, n = in_shape(node, 1)->rank;
   const int64_t dim = omc_attr_int(node, "dim", -1);
-  char text[OMC_NODE_TEXT];
   omc_shape table = {0}, shape;
   int32_t axis;
   OMC_TRY(omc_need_axis(node, 0, rank - n + 1, &axis));
-  if (dim < 0)
-    OMC_FAIL(ESHAPE, "%s: dim is %lld", omc_node_text(node, text, sizeof text), (long long)dim);
+  if (dim < 0) OMC_NODE_FAIL(node, ESHAPE, "dim is %lld", (long long)dim);
   OMC_TRY(append(node, in_shape(node, 0), 0, axis, &table));
   OMC_TRY(append(node, &(omc_shape){1, {dim}}, 0, 1, &table));
   OMC_TRY(append(node, in_shape(node, 0), axis + n, rank, &table));
@@ -456,18 +452,16 @@ static omc_status infer_embedding_grad(omc_node *node) {
   const omc_shape *dy = in_shape(node, 0);
   const omc_shape table = {2,
                            {omc_attr_int(node, "num", -1), dy->rank ? dy->dims[dy->rank - 1] : 0}};
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
+  char type[OMC_TYPE_TEXT];
   omc_shape shape;
-  if (table.dims[0] < 0)
-    OMC_FAIL(ESHAPE, "%s: num is %lld", omc_node_text(node, text, sizeof text),
-             (long long)table.dims[0]);
+  if (table.dims[0] < 0) OMC_NODE_FAIL(node, ESHAPE, "num is %lld", (long long)table.dims[0]);
   OMC_TRY(gather_shape(node, &table, 0, &shape));
   OMC_TRY(need_picked(node, &shape));
   set_out(node, &table);
   const omc_value *base = omc_in(node, 2);
   if (base && !omc_type_equal(&base->type, &node->out[0]->type))
-    OMC_FAIL(ESHAPE, "%s: base is %s, unlike the result", omc_node_text(node, text, sizeof text),
-             omc_type_text(&base->type, type, sizeof type));
+    OMC_NODE_FAIL(node, ESHAPE, "base is %s, unlike the result",
+                  omc_type_text(&base->type, type, sizeof type));
   return OMC_OK;
 }
 
@@ -509,14 +503,14 @@ static omc_status gather_nd_params(const omc_node *node, const omc_shape *table,
   const omc_shape *t = in_shape(node, 1);
   const int64_t batch = omc_attr_int(node, "batch_dims", 0);
   const int64_t depth = t->rank ? t->dims[t->rank - 1] : 0;
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_TRY(need_ids(node));
   bool fits = batch >= 0 && batch < t->rank && depth >= 1 && batch + depth <= table->rank;
   for (int32_t i = 0; fits && i < batch; i++) fits = t->dims[i] == table->dims[i];
   if (!fits)
-    OMC_FAIL(ESHAPE, "%s: ids %s with %lld batch dims do not index %s",
-             omc_node_text(node, text, sizeof text), omc_shape_text(t, a, sizeof a),
-             (long long)batch, omc_shape_text(table, b, sizeof b));
+    OMC_NODE_FAIL(node, ESHAPE, "ids %s with %lld batch dims do not index %s",
+                  omc_shape_text(t, a, sizeof a), (long long)batch,
+                  omc_shape_text(table, b, sizeof b));
   const int32_t from = (int32_t)batch, to = (int32_t)(batch + depth);
   const int64_t n = omc_shape_span(t, from, t->rank - 1);
   *p = (rows_params){.outer = omc_shape_span(table, 0, from),
@@ -578,15 +572,14 @@ static omc_status params_gather_nd_grad(const omc_node *node, omc_arena *arena, 
 static omc_status check_elements(const omc_node *node, const omc_shape *table) {
   const omc_shape *t = in_shape(node, 1);
   int32_t axis;
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_TRY(need_ids(node));
   OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
   bool fits = t->rank == table->rank;
   for (int32_t i = 0; fits && i < t->rank; i++) fits = i == axis || t->dims[i] <= table->dims[i];
   if (fits) return OMC_OK;
-  OMC_FAIL(ESHAPE, "%s: ids %s do not pick from %s along axis %d",
-           omc_node_text(node, text, sizeof text), omc_shape_text(t, a, sizeof a),
-           omc_shape_text(table, b, sizeof b), axis);
+  OMC_NODE_FAIL(node, ESHAPE, "ids %s do not pick from %s along axis %d",
+                omc_shape_text(t, a, sizeof a), omc_shape_text(table, b, sizeof b), axis);
 }
 
 static omc_status infer_gather_elements(omc_node *node) {

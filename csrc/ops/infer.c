@@ -1,8 +1,7 @@
 #include "ops/infer.h"
 
 static omc_status input_missing(const omc_node *node, uint32_t i) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EINVALID, "%s: input %u is left out", omc_node_text(node, text, sizeof text), i);
+  OMC_NODE_FAIL(node, EINVALID, "input %u is left out", i);
 }
 
 void omc_set_type(omc_node *node, uint32_t i, omc_dtype dtype, const omc_shape *shape) {
@@ -14,9 +13,7 @@ omc_status omc_need_const(const omc_node *node, uint32_t i) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
   if (omc_is_const(v)) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EUNSUPPORTED, "%s: input %u sets a shape and is not a constant",
-           omc_node_text(node, text, sizeof text), i);
+  OMC_NODE_FAIL(node, EUNSUPPORTED, "input %u sets a shape and is not a constant", i);
 }
 
 omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t *out,
@@ -25,10 +22,9 @@ omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t 
   const omc_value *v = omc_in(node, i);
   const int64_t n = omc_shape_numel(&v->type.shape);
   if (v->type.shape.rank > 1 || n > max || omc_dtype_get(v->type.dtype)->kind != OMC_KIND_INT) {
-    char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
-    OMC_FAIL(ESHAPE, "%s: input %u is %s, not a list of at most %d integers",
-             omc_node_text(node, text, sizeof text), i, omc_type_text(&v->type, type, sizeof type),
-             max);
+    char type[OMC_TYPE_TEXT];
+    OMC_NODE_FAIL(node, ESHAPE, "input %u is %s, not a list of at most %d integers", i,
+                  omc_type_text(&v->type, type, sizeof type), max);
   }
   for (int32_t k = 0; k < n; k++) out[k] = omc_const_int(v, k);
   *n_out = (int32_t)n;
@@ -38,50 +34,50 @@ omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t 
 omc_status omc_need_shape(const omc_node *node, omc_shape *out) {
   uint32_t n;
   const int64_t *dims = omc_attr_ints(node, "shape", &n);
-  char text[OMC_NODE_TEXT];
   if (!omc_attr_find(node, "shape") || n > OMC_MAX_RANK)
-    OMC_FAIL(ESHAPE, "%s: shape has %u dims", omc_node_text(node, text, sizeof text), n);
+    OMC_NODE_FAIL(node, ESHAPE, "shape has %u dims", n);
   *out = (omc_shape){.rank = (int32_t)n};
   for (uint32_t i = 0; i < n; i++) {
-    if (dims[i] < 0)
-      OMC_FAIL(ESHAPE, "%s: dim %u of shape is %lld", omc_node_text(node, text, sizeof text), i,
-               (long long)dims[i]);
+    if (dims[i] < 0) OMC_NODE_FAIL(node, ESHAPE, "dim %u of shape is %lld", i, (long long)dims[i]);
     out->dims[i] = dims[i];
   }
   return OMC_OK;
 }
 
-omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank, int32_t *out) {
+omc_status omc_node_axis(const omc_node *node, int64_t axis, int32_t rank, int32_t *out) {
   char text[OMC_NODE_TEXT];
-  return omc_axis(omc_attr_int(node, "axis", otherwise), rank,
-                  omc_node_text(node, text, sizeof text), out);
+  return omc_axis(axis, rank, omc_node_text(node, text, sizeof text), out);
+}
+
+omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank, int32_t *out) {
+  return omc_node_axis(node, omc_attr_int(node, "axis", otherwise), rank, out);
 }
 
 omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
   if (v->type.dtype == dtype) return OMC_OK;
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
-  OMC_FAIL(EDTYPE, "%s: input %u is %s, not %s", omc_node_text(node, text, sizeof text), i,
-           omc_type_text(&v->type, type, sizeof type), omc_dtype_get(dtype)->text);
+  char type[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, EDTYPE, "input %u is %s, not %s", i,
+                omc_type_text(&v->type, type, sizeof type), omc_dtype_get(dtype)->text);
 }
 
 omc_status omc_need_float(const omc_node *node, uint32_t i) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
   if (omc_dtype_is_float(v->type.dtype)) return OMC_OK;
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
-  OMC_FAIL(EDTYPE, "%s: input %u is %s, not floating point", omc_node_text(node, text, sizeof text),
-           i, omc_type_text(&v->type, type, sizeof type));
+  char type[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, EDTYPE, "input %u is %s, not floating point", i,
+                omc_type_text(&v->type, type, sizeof type));
 }
 
 omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
   if (v->type.shape.rank == rank) return OMC_OK;
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: input %u is %s, not of rank %d", omc_node_text(node, text, sizeof text), i,
-           omc_type_text(&v->type, type, sizeof type), rank);
+  char type[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "input %u is %s, not of rank %d", i,
+                omc_type_text(&v->type, type, sizeof type), rank);
 }
 
 omc_status omc_infer_same(omc_node *node) {

@@ -22,6 +22,10 @@ omc_status omc_need_const(const omc_node *node, uint32_t i) OMC_MUST_USE;
 omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t *out,
                          int32_t *n_out) OMC_MUST_USE;
 
+/* As omc_axis; a failure names the node. */
+omc_status omc_node_axis(const omc_node *node, int64_t axis, int32_t rank,
+                         int32_t *out) OMC_MUST_USE;
+
 /* Reads the attribute `shape`, or `axis` (absent: `otherwise`) as 0..rank-1. */
 omc_status omc_need_shape(const omc_node *node, omc_shape *out) OMC_MUST_USE;
 omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank,

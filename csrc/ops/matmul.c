@@ -96,8 +96,8 @@ static omc_status read_form(const omc_node *node, matmul_form *f) {
   char text[OMC_NODE_TEXT], ta[OMC_TYPE_TEXT], tb[OMC_TYPE_TEXT];
   const omc_type *a = &omc_in(node, 0)->type, *b = &omc_in(node, 1)->type;
   if (a->shape.rank == 0 || b->shape.rank == 0)
-    OMC_FAIL(ESHAPE, "%s: cannot multiply %s by %s", omc_node_text(node, text, sizeof text),
-             omc_type_text(a, ta, sizeof ta), omc_type_text(b, tb, sizeof tb));
+    OMC_NODE_FAIL(node, ESHAPE, "cannot multiply %s by %s", omc_type_text(a, ta, sizeof ta),
+                  omc_type_text(b, tb, sizeof tb));
   *f = (matmul_form){
       .a = a->shape, .b = b->shape, .a_vector = a->shape.rank == 1, .b_vector = b->shape.rank == 1};
   if (f->a_vector) f->a = (omc_shape){2, {1, a->shape.dims[0]}};
@@ -109,9 +109,9 @@ static omc_status read_form(const omc_node *node, matmul_form *f) {
   f->k = da[!f->trans_a];
   f->n = db[!f->trans_b];
   if (db[f->trans_b] != f->k)
-    OMC_FAIL(ESHAPE, "%s: cannot multiply %s by %s: %lld columns meet %lld rows",
-             omc_node_text(node, text, sizeof text), omc_type_text(a, ta, sizeof ta),
-             omc_type_text(b, tb, sizeof tb), (long long)f->k, (long long)db[f->trans_b]);
+    OMC_NODE_FAIL(node, ESHAPE, "cannot multiply %s by %s: %lld columns meet %lld rows",
+                  omc_type_text(a, ta, sizeof ta), omc_type_text(b, tb, sizeof tb), (long long)f->k,
+                  (long long)db[f->trans_b]);
   const omc_shape batch_a = batch_dims(&f->a), batch_b = batch_dims(&f->b);
   OMC_TRY(omc_shape_broadcast(&batch_a, &batch_b, omc_node_text(node, text, sizeof text), &f->c));
   f->c.dims[f->c.rank++] = f->m;
@@ -120,7 +120,7 @@ static omc_status read_form(const omc_node *node, matmul_form *f) {
 }
 
 static omc_status matmul_infer(omc_node *node) {
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
+  char type[OMC_TYPE_TEXT];
   matmul_form f;
   OMC_TRY(omc_need_float(node, 0));
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
@@ -131,8 +131,8 @@ static omc_status matmul_infer(omc_node *node) {
     OMC_TRY(omc_need_rank(node, 2, 1));
     const omc_type *bias = &omc_in(node, 2)->type;
     if (bias->shape.dims[0] != f.n)
-      OMC_FAIL(ESHAPE, "%s: bias is %s for %lld columns", omc_node_text(node, text, sizeof text),
-               omc_type_text(bias, type, sizeof type), (long long)f.n);
+      OMC_NODE_FAIL(node, ESHAPE, "bias is %s for %lld columns",
+                    omc_type_text(bias, type, sizeof type), (long long)f.n);
   }
   omc_shape out = batch_dims(&f.c);
   if (!f.a_vector) out.dims[out.rank++] = f.m;

@@ -39,8 +39,7 @@ OMC_KERNEL_ANY(Move) {
 static omc_status reserve(const omc_node *node, omc_arena *arena, uint32_t n, move_params *p) {
   p->moves = OMC_NEW_ARRAY(arena, move, n);
   if (p->moves) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ENOMEM, "%s: no memory for %u moves", omc_node_text(node, text, sizeof text), n);
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for %u moves", n);
 }
 
 static void push(move_params *p, const omc_node *node, uint32_t from, uint32_t to,
@@ -73,17 +72,12 @@ static omc_status perm_of(const omc_node *node, int32_t *perm) {
   uint32_t n;
   const int64_t *given = omc_attr_ints(node, "perm", &n);
   const int32_t rank = in_shape(node, 0)->rank;
-  char text[OMC_NODE_TEXT];
   uint32_t seen = 0;
   if (given && (int64_t)n != rank)
-    OMC_FAIL(ESHAPE, "%s: perm has %u entries for rank %d", omc_node_text(node, text, sizeof text),
-             n, rank);
+    OMC_NODE_FAIL(node, ESHAPE, "perm has %u entries for rank %d", n, rank);
   for (int32_t i = 0; i < rank; i++) {
-    OMC_TRY(omc_axis(given ? given[i] : rank - 1 - i, rank, omc_node_text(node, text, sizeof text),
-                     &perm[i]));
-    if (seen & 1u << perm[i])
-      OMC_FAIL(ESHAPE, "%s: perm has axis %d twice", omc_node_text(node, text, sizeof text),
-               perm[i]);
+    OMC_TRY(omc_node_axis(node, given ? given[i] : rank - 1 - i, rank, &perm[i]));
+    if (seen & 1u << perm[i]) OMC_NODE_FAIL(node, ESHAPE, "perm has axis %d twice", perm[i]);
     seen |= 1u << perm[i];
   }
   return OMC_OK;
@@ -128,8 +122,7 @@ static omc_status infer_expand(omc_node *node) {
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, to.dims, &to.rank));
   for (int32_t i = 0; i < to.rank; i++)
     if (to.dims[i] < 0)
-      OMC_FAIL(ESHAPE, "%s: dim %d of the target shape is %lld",
-               omc_node_text(node, text, sizeof text), i, (long long)to.dims[i]);
+      OMC_NODE_FAIL(node, ESHAPE, "dim %d of the target shape is %lld", i, (long long)to.dims[i]);
   OMC_TRY(omc_shape_broadcast(in_shape(node, 0), &to, omc_node_text(node, text, sizeof text), &to));
   set_out(node, &to);
   return OMC_OK;
@@ -154,7 +147,7 @@ static omc_status params_expand(const omc_node *node, omc_arena *arena, void *pa
 static omc_status infer_concat(omc_node *node) {
   omc_shape shape = *in_shape(node, 0);
   int32_t axis;
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
   for (uint32_t i = 1; i < node->n_in; i++) {
     OMC_TRY(omc_need_dtype(node, i, omc_in(node, 0)->type.dtype));
@@ -162,9 +155,9 @@ static omc_status infer_concat(omc_node *node) {
     const omc_shape *x = in_shape(node, i);
     for (int32_t d = 0; d < shape.rank; d++)
       if (d != axis && x->dims[d] != shape.dims[d])
-        OMC_FAIL(ESHAPE, "%s: input %u is %s and input 0 is %s, unequal beside axis %d",
-                 omc_node_text(node, text, sizeof text), i, omc_shape_text(x, a, sizeof a),
-                 omc_shape_text(in_shape(node, 0), b, sizeof b), axis);
+        OMC_NODE_FAIL(node, ESHAPE, "input %u is %s and input 0 is %s, unequal beside axis %d", i,
+                      omc_shape_text(x, a, sizeof a),
+                      omc_shape_text(in_shape(node, 0), b, sizeof b), axis);
     shape.dims[axis] += x->dims[axis];
   }
   set_out(node, &shape);
@@ -176,11 +169,7 @@ static omc_status grad_concat(omc_grad *g) {
   int32_t axis;
   OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
   int64_t *sizes = OMC_NEW_ARRAY(&g->b.graph->arena, int64_t, node->n_in);
-  if (!sizes) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(ENOMEM, "%s: no memory for %u sizes", omc_node_text(node, text, sizeof text),
-             node->n_in);
-  }
+  if (!sizes) OMC_NODE_FAIL(node, ENOMEM, "no memory for %u sizes", node->n_in);
   for (uint32_t i = 0; i < node->n_in; i++) sizes[i] = in_shape(node, i)->dims[axis];
   omc_value *const in[] = {g->dout[0], omc_ints(&g->b, sizes, (int32_t)node->n_in)};
   const omc_attr attr = omc_ai("axis", axis);
@@ -206,14 +195,12 @@ static omc_status params_concat(const omc_node *node, omc_arena *arena, void *pa
 static omc_status infer_split(omc_node *node) {
   omc_shape shape = *in_shape(node, 0);
   int32_t axis;
-  char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
   OMC_TRY(omc_need_const(node, 1));
   const omc_value *sizes = omc_in(node, 1);
   const int64_t n = omc_shape_numel(&sizes->type.shape), dim = shape.dims[axis];
   if (n != node->n_out)
-    OMC_FAIL(ESHAPE, "%s: %lld sizes for %u outputs", omc_node_text(node, text, sizeof text),
-             (long long)n, node->n_out);
+    OMC_NODE_FAIL(node, ESHAPE, "%lld sizes for %u outputs", (long long)n, node->n_out);
   int64_t left = dim;
   for (uint32_t k = 0; k < node->n_out; k++) {
     shape.dims[axis] = omc_const_int(sizes, k);
@@ -222,18 +209,13 @@ static omc_status infer_split(omc_node *node) {
     omc_set_type(node, k, omc_in(node, 0)->type.dtype, &shape);
     if (k + 1 == node->n_out && left == 0) return OMC_OK;
   }
-  OMC_FAIL(ESHAPE, "%s: the sizes do not make up axis %d of %lld",
-           omc_node_text(node, text, sizeof text), axis, (long long)dim);
+  OMC_NODE_FAIL(node, ESHAPE, "the sizes do not make up axis %d of %lld", axis, (long long)dim);
 }
 
 static omc_status grad_split(omc_grad *g) {
   const omc_node *node = g->node;
   omc_value **parts = OMC_NEW_ARRAY(&g->b.graph->arena, omc_value *, node->n_out);
-  if (!parts) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(ENOMEM, "%s: no memory for %u gradients", omc_node_text(node, text, sizeof text),
-             node->n_out);
-  }
+  if (!parts) OMC_NODE_FAIL(node, ENOMEM, "no memory for %u gradients", node->n_out);
   omc_type zeros = omc_in(node, 0)->type;
   int32_t axis;
   OMC_TRY(omc_need_axis(node, 0, zeros.shape.rank, &axis));
@@ -291,23 +273,19 @@ static int64_t slice_dim(int64_t dim, int64_t *start, int64_t end, int64_t step)
 static omc_status read_slice(const omc_node *node, const omc_shape *of, slice *s) {
   int64_t list[4][OMC_MAX_RANK];
   int32_t n[4] = {0};
-  char text[OMC_NODE_TEXT];
   for (uint32_t i = 0; i < 4; i++)
     if (omc_in(node, i + 1)) OMC_TRY(omc_need_ints(node, i + 1, OMC_MAX_RANK, list[i], &n[i]));
   for (uint32_t i = 1; i < 4; i++)
     if ((omc_in(node, i + 1) || i == 1) && n[i] != n[0])
-      OMC_FAIL(ESHAPE, "%s: %d starts, but input %u has %d elements",
-               omc_node_text(node, text, sizeof text), n[0], i + 1, n[i]);
+      OMC_NODE_FAIL(node, ESHAPE, "%d starts, but input %u has %d elements", n[0], i + 1, n[i]);
   s->shape = *of;
   for (int32_t i = 0; i < of->rank; i++) s->start[i] = 0, s->step[i] = 1;
   for (int32_t i = 0; i < n[0]; i++) {
     int32_t axis;
-    OMC_TRY(omc_axis(omc_in(node, 3) ? list[2][i] : i, of->rank,
-                     omc_node_text(node, text, sizeof text), &axis));
+    OMC_TRY(omc_node_axis(node, omc_in(node, 3) ? list[2][i] : i, of->rank, &axis));
     const int64_t step = omc_in(node, 4) ? list[3][i] : 1;
     if (step == 0 || step == INT64_MIN)
-      OMC_FAIL(ESHAPE, "%s: step %lld along axis %d", omc_node_text(node, text, sizeof text),
-               (long long)step, axis);
+      OMC_NODE_FAIL(node, ESHAPE, "step %lld along axis %d", (long long)step, axis);
     s->start[axis] = list[0][i];
     s->step[axis] = step;
     s->shape.dims[axis] = slice_dim(of->dims[axis], &s->start[axis], list[1][i], step);
@@ -361,10 +339,10 @@ static omc_status infer_slice_grad(omc_node *node) {
   OMC_TRY(omc_need_shape(node, &shape));
   OMC_TRY(read_slice(node, &shape, &s));
   if (!omc_shape_equal(&s.shape, in_shape(node, 0))) {
-    char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    OMC_FAIL(ESHAPE, "%s: the gradient is %s and the slice %s",
-             omc_node_text(node, text, sizeof text), omc_shape_text(in_shape(node, 0), a, sizeof a),
-             omc_shape_text(&s.shape, b, sizeof b));
+    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s and the slice %s",
+                  omc_shape_text(in_shape(node, 0), a, sizeof a),
+                  omc_shape_text(&s.shape, b, sizeof b));
   }
   set_out(node, &shape);
   return OMC_OK;
@@ -389,34 +367,30 @@ static omc_status params_slice_grad(const omc_node *node, omc_arena *arena, void
 static omc_status read_pads(const omc_node *node, int64_t *pads) {
   const int32_t rank = in_shape(node, 0)->rank;
   int32_t n;
-  char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_ints(node, 1, 2 * OMC_MAX_RANK, pads, &n));
   if (n == 2 * rank) return OMC_OK;
-  OMC_FAIL(ESHAPE, "%s: %d pads for rank %d", omc_node_text(node, text, sizeof text), n, rank);
+  OMC_NODE_FAIL(node, ESHAPE, "%d pads for rank %d", n, rank);
 }
 
 static omc_status infer_pad(omc_node *node) {
   const char *mode = omc_attr_string(node, "mode", "constant");
   omc_shape shape = *in_shape(node, 0);
   int64_t pads[2 * OMC_MAX_RANK];
-  char text[OMC_NODE_TEXT];
-  if (strcmp(mode, "constant") != 0)
-    OMC_FAIL(EUNSUPPORTED, "%s: mode \"%s\"", omc_node_text(node, text, sizeof text), mode);
+  if (strcmp(mode, "constant") != 0) OMC_NODE_FAIL(node, EUNSUPPORTED, "mode \"%s\"", mode);
   OMC_TRY(read_pads(node, pads));
   for (int32_t i = 0; i < shape.rank; i++) {
     int64_t *dim = &shape.dims[i];
     if (__builtin_add_overflow(*dim, pads[i], dim) ||
         __builtin_add_overflow(*dim, pads[shape.rank + i], dim) || *dim < 0)
-      OMC_FAIL(ESHAPE, "%s: axis %d of %lld is padded by %lld and %lld",
-               omc_node_text(node, text, sizeof text), i, (long long)in_shape(node, 0)->dims[i],
-               (long long)pads[i], (long long)pads[shape.rank + i]);
+      OMC_NODE_FAIL(node, ESHAPE, "axis %d of %lld is padded by %lld and %lld", i,
+                    (long long)in_shape(node, 0)->dims[i], (long long)pads[i],
+                    (long long)pads[shape.rank + i]);
   }
   const omc_value *value = omc_in(node, 2);
   if (value) {
     OMC_TRY(omc_need_dtype(node, 2, omc_in(node, 0)->type.dtype));
     if (omc_shape_numel(&value->type.shape) != 1)
-      OMC_FAIL(ESHAPE, "%s: the value is not a single element",
-               omc_node_text(node, text, sizeof text));
+      OMC_NODE_FAIL(node, ESHAPE, "the value is not a single element");
   }
   set_out(node, &shape);
   return OMC_OK;
@@ -457,15 +431,11 @@ static omc_status infer_tile(omc_node *node) {
   omc_shape shape = *in_shape(node, 0);
   int64_t repeats[OMC_MAX_RANK];
   int32_t n;
-  char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, repeats, &n));
-  if (n != shape.rank)
-    OMC_FAIL(ESHAPE, "%s: %d repeats for rank %d", omc_node_text(node, text, sizeof text), n,
-             shape.rank);
+  if (n != shape.rank) OMC_NODE_FAIL(node, ESHAPE, "%d repeats for rank %d", n, shape.rank);
   for (int32_t i = 0; i < n; i++)
     if (repeats[i] < 0 || __builtin_mul_overflow(shape.dims[i], repeats[i], &shape.dims[i]))
-      OMC_FAIL(ESHAPE, "%s: %lld repeats of axis %d", omc_node_text(node, text, sizeof text),
-               (long long)repeats[i], i);
+      OMC_NODE_FAIL(node, ESHAPE, "%lld repeats of axis %d", (long long)repeats[i], i);
   set_out(node, &shape);
   return OMC_OK;
 }
@@ -553,11 +523,10 @@ OMC_KERNEL_ANY(Trilu) {
 static omc_status infer_trilu(omc_node *node) {
   int64_t k[1];
   int32_t n = 1;
-  char text[OMC_NODE_TEXT];
   if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, 1, k, &n));
   if (n != 1 || in_shape(node, 0)->rank < 2)
-    OMC_FAIL(ESHAPE, "%s: needs matrices and one diagonal, got rank %d and %d",
-             omc_node_text(node, text, sizeof text), in_shape(node, 0)->rank, n);
+    OMC_NODE_FAIL(node, ESHAPE, "needs matrices and one diagonal, got rank %d and %d",
+                  in_shape(node, 0)->rank, n);
   return omc_infer_same(node);
 }
 

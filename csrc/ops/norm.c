@@ -373,21 +373,19 @@ static omc_status need_type(const omc_node *node, uint32_t i, const char *what, 
   const omc_value *v = omc_in(node, i);
   const omc_type expected = {dtype, *shape};
   if (!v || omc_type_equal(&v->type, &expected)) return OMC_OK;
-  char text[OMC_NODE_TEXT], is[OMC_TYPE_TEXT], not[OMC_TYPE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: %s is %s, not %s", omc_node_text(node, text, sizeof text), what,
-           omc_type_text(&v->type, is, sizeof is), omc_type_text(&expected, not, sizeof not));
+  char is[OMC_TYPE_TEXT], not[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "%s is %s, not %s", what, omc_type_text(&v->type, is, sizeof is),
+                omc_type_text(&expected, not, sizeof not));
 }
 
 /* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
  * `stats` that of mean and rstd. */
 static omc_status layer_shapes(const omc_node *node, uint32_t x, omc_shape *params,
                                omc_shape *stats, layer_params *p) {
-  char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_float(node, x));
   const omc_shape *shape = &omc_in(node, x)->type.shape;
   int32_t axis;
-  OMC_TRY(omc_axis(omc_attr_int(node, "axis", -1), shape->rank,
-                   omc_node_text(node, text, sizeof text), &axis));
+  OMC_TRY(omc_need_axis(node, -1, shape->rank, &axis));
   *params = (omc_shape){.rank = shape->rank - axis};
   *stats = *shape;
   for (int32_t i = axis; i < shape->rank; i++) {
@@ -461,13 +459,12 @@ static omc_status batch_grad(omc_grad *g) { return gradient(g, OMC_OP_BatchNormG
 /* Input x of a BatchNorm or its gradient; *channels is the shape of all per-channel values. */
 static omc_status batch_shapes(const omc_node *node, uint32_t x, omc_shape *channels,
                                batch_params *p) {
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT];
-  omc_node_text(node, text, sizeof text);
+  char type[OMC_TYPE_TEXT];
   OMC_TRY(omc_need_float(node, x));
   const omc_shape *shape = &omc_in(node, x)->type.shape;
   if (shape->rank < 2)
-    OMC_FAIL(ESHAPE, "%s: input %s has no channel axis", text,
-             omc_type_text(&omc_in(node, x)->type, type, sizeof type));
+    OMC_NODE_FAIL(node, ESHAPE, "input %s has no channel axis",
+                  omc_type_text(&omc_in(node, x)->type, type, sizeof type));
   *channels = (omc_shape){.rank = 1, .dims = {shape->dims[1]}};
   *p = (batch_params){.batch = shape->dims[0],
                       .channels = shape->dims[1],
@@ -475,8 +472,9 @@ static omc_status batch_shapes(const omc_node *node, uint32_t x, omc_shape *chan
                       .epsilon = omc_attr_float(node, "epsilon", 1e-5),
                       .momentum = omc_attr_float(node, "momentum", 0.1)};
   if (p->batch * p->inner == 1)
-    OMC_FAIL(ESHAPE, "%s: expected more than 1 value per channel when training, got input %s", text,
-             omc_type_text(&omc_in(node, x)->type, type, sizeof type));
+    OMC_NODE_FAIL(node, ESHAPE,
+                  "expected more than 1 value per channel when training, got input %s",
+                  omc_type_text(&omc_in(node, x)->type, type, sizeof type));
   return OMC_OK;
 }
 
@@ -488,16 +486,11 @@ static omc_status batch_infer(omc_node *node) {
   static const char *const names[] = {"gamma", "beta", "running_mean", "running_var"};
   for (uint32_t i = 1; i <= 4; i++) OMC_TRY(need_type(node, i, names[i - 1], x->dtype, &channels));
   for (uint32_t i = 3; i <= 4; i++)
-    if (omc_out(node, i) && !omc_in(node, i)) {
-      char text[OMC_NODE_TEXT];
-      OMC_FAIL(EINVALID, "%s: output %u is the update of %s, which is left out",
-               omc_node_text(node, text, sizeof text), i, names[i - 1]);
-    }
-  if (!omc_out(node, 1) || !omc_out(node, 2)) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(EINVALID, "%s: outputs mean and rstd must be there",
-             omc_node_text(node, text, sizeof text));
-  }
+    if (omc_out(node, i) && !omc_in(node, i))
+      OMC_NODE_FAIL(node, EINVALID, "output %u is the update of %s, which is left out", i,
+                    names[i - 1]);
+  if (!omc_out(node, 1) || !omc_out(node, 2))
+    OMC_NODE_FAIL(node, EINVALID, "outputs mean and rstd must be there");
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, omc_dtype_real(x->dtype), &channels);
   omc_set_type(node, 2, omc_dtype_real(x->dtype), &channels);

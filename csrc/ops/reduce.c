@@ -388,12 +388,11 @@ static omc_status read_axes(const omc_node *node, bool *reduced) {
   const int32_t rank = in_shape(node, 0)->rank;
   int64_t axes[OMC_MAX_RANK];
   int32_t n = 0, axis;
-  char text[OMC_NODE_TEXT];
   if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
   const bool all = n == 0 && !omc_attr_int(node, "noop_with_empty_axes", 0);
   for (int32_t i = 0; i < rank; i++) reduced[i] = all;
   for (int32_t i = 0; i < n; i++) {
-    OMC_TRY(omc_axis(axes[i], rank, omc_node_text(node, text, sizeof text), &axis));
+    OMC_TRY(omc_node_axis(node, axes[i], rank, &axis));
     reduced[axis] = true;
   }
   return OMC_OK;
@@ -424,8 +423,7 @@ static omc_status infer_mean(omc_node *node) {
 /* The largest of nothing does not exist. */
 static omc_status need_elements(const omc_node *node, int32_t axis) {
   if (in_shape(node, 0)->dims[axis] != 0) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: axis %d has no elements", omc_node_text(node, text, sizeof text), axis);
+  OMC_NODE_FAIL(node, ESHAPE, "axis %d has no elements", axis);
 }
 
 static omc_status infer_extreme(omc_node *node) {
@@ -589,10 +587,9 @@ static omc_status cumsum_axis(const omc_node *node, int32_t *out) {
   const int32_t rank = in_shape(node, 0)->rank;
   int64_t axis;
   int32_t n;
-  char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_ints(node, 1, 1, &axis, &n));
-  if (n != 1) OMC_FAIL(ESHAPE, "%s: no axis is given", omc_node_text(node, text, sizeof text));
-  return omc_axis(axis, rank ? rank : 1, omc_node_text(node, text, sizeof text), out);
+  if (n != 1) OMC_NODE_FAIL(node, ESHAPE, "no axis is given");
+  return omc_node_axis(node, axis, rank ? rank : 1, out);
 }
 
 static omc_status infer_cumsum(omc_node *node) {
