@@ -56,10 +56,7 @@ static omc_status differentiate_node(sweep_state *s, const omc_node *node) {
   omc_value **dout = OMC_NEW_ARRAY(arena, omc_value *, n_out + 1);
   omc_value **din = OMC_NEW_ARRAY(arena, omc_value *, n_in + 1);
   bool *needs = OMC_NEW_ARRAY(arena, bool, n_in + 1);
-  if (!dout || !din || !needs) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(ENOMEM, "%s: no memory for its gradient", omc_node_text(node, text, sizeof text));
-  }
+  if (!dout || !din || !needs) OMC_NODE_FAIL(node, ENOMEM, "no memory for its gradient");
   bool given = false;
   for (uint32_t k = 0; k < n_out; k++) {
     dout[k] = is_active(s, node->out[k]) ? s->grads[node->out[k]->id] : NULL;

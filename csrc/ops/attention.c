@@ -42,11 +42,11 @@ static head_strides strides_of(const omc_shape *shape, int64_t head_axis) {
 static double default_scale(const omc_value *q) { return 1 / sqrt((double)q->type.shape.dims[3]); }
 
 static omc_status misfit(const omc_node *node, const char *what, const omc_value *v) {
-  char text[OMC_NODE_TEXT], type[OMC_TYPE_TEXT], q[OMC_TYPE_TEXT];
+  char type[OMC_TYPE_TEXT], q[OMC_TYPE_TEXT];
   const uint32_t first = node->op == OMC_OP_AttentionGrad ? 1 : 0;
-  OMC_FAIL(ESHAPE, "%s: %s %s does not fit queries %s", omc_node_text(node, text, sizeof text),
-           what, omc_type_text(&v->type, type, sizeof type),
-           omc_type_text(&omc_in(node, first)->type, q, sizeof q));
+  OMC_NODE_FAIL(node, ESHAPE, "%s %s does not fit queries %s", what,
+                omc_type_text(&v->type, type, sizeof type),
+                omc_type_text(&omc_in(node, first)->type, q, sizeof q));
 }
 
 /* Reads attributes and shapes. q, k, v are the inputs from `first` on, the mask input `mask`. */
@@ -61,8 +61,7 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   }
   int64_t axes[N_LAYOUTS];
   if (!read_head_axes(node, axes))
-    OMC_FAIL(EINVALID, "%s: head_axes are not four of 1 and 2",
-             omc_node_text(node, text, sizeof text));
+    OMC_NODE_FAIL(node, EINVALID, "head_axes are not four of 1 and 2");
   const omc_shape q_shape = by_heads(&q->type.shape, axes[Q]),
                   k_shape = by_heads(&k->type.shape, axes[K]),
                   v_shape = by_heads(&v->type.shape, axes[V]);
@@ -85,9 +84,7 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
                           .p = omc_attr_float(node, "p", 0),
                           .stream = (uint32_t)omc_attr_int(node, "stream", 0),
                           .causal = omc_attr_int(node, "is_causal", 0) != 0};
-  if (!(p->p >= 0 && p->p <= 1))
-    OMC_FAIL(EINVALID, "%s: p = %g is not within 0..1", omc_node_text(node, text, sizeof text),
-             p->p);
+  if (!(p->p >= 0 && p->p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p = %g is not within 0..1", p->p);
   p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}}, axes[Y]);
   p->y = strides_of(&p->y_shape, axes[Y]);
   if (!m) return OMC_OK;

@@ -4,8 +4,7 @@
 #include "ops/op.h"
 
 static omc_status no_memory(const omc_node *node) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ENOMEM, "%s: no memory for kernel parameters", omc_node_text(node, text, sizeof text));
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
 }
 
 /* The kernel of elementwise programs takes a pointer to the program. */
@@ -24,11 +23,9 @@ omc_status omc_call_prepare(const omc_node *node, const omc_provider *provider, 
   const omc_op *op = omc_op_get(node->op);
   const omc_dtype dtype = omc_node_dtype(node);
   *out = (omc_call){provider->kernel(provider->ctx, node->op, dtype), NULL, 0};
-  if (!out->kernel) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(EUNSUPPORTED, "%s: %s has no kernel for %s", omc_node_text(node, text, sizeof text),
-             provider->name, omc_dtype_get(dtype)->text);
-  }
+  if (!out->kernel)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "%s has no kernel for %s", provider->name,
+                  omc_dtype_get(dtype)->text);
   if (op->ew || node->op == OMC_OP_FusedElementwise)
     return prepare_elementwise(node, arena, threads, out);
   if (op->params) {

@@ -24,9 +24,7 @@ OMC_EW_KERNEL(Cast) {
 static omc_status cast_to(const omc_node *node, omc_dtype *to) {
   const int64_t code = omc_attr_int(node, "to", 0);
   if (omc_dtype_from_onnx(code, to)) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EDTYPE, "%s: there is no dtype with ONNX code %lld",
-           omc_node_text(node, text, sizeof text), (long long)code);
+  OMC_NODE_FAIL(node, EDTYPE, "there is no dtype with ONNX code %lld", (long long)code);
 }
 
 static omc_status cast_imm(const omc_node *node, double *imm) {

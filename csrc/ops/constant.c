@@ -78,19 +78,18 @@ static int64_t range_length(const omc_node *node) {
 }
 
 static omc_status range_infer(omc_node *node) {
-  char text[OMC_NODE_TEXT];
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   for (uint32_t i = 0; i < 3; i++) {
     OMC_TRY(omc_need_const(node, i));
     OMC_TRY(omc_need_dtype(node, i, dtype));
     if (omc_shape_numel(&omc_in(node, i)->type.shape) != 1)
-      OMC_FAIL(ESHAPE, "%s: input %u is not one number", omc_node_text(node, text, sizeof text), i);
+      OMC_NODE_FAIL(node, ESHAPE, "input %u is not one number", i);
   }
   const omc_shape shape = {1, {range_length(node)}};
   if (shape.dims[0] < 0)
-    OMC_FAIL(EINVALID, "%s: no range from %g to %g in steps of %g",
-             omc_node_text(node, text, sizeof text), omc_const_float(omc_in(node, 0), 0),
-             omc_const_float(omc_in(node, 1), 0), omc_const_float(omc_in(node, 2), 0));
+    OMC_NODE_FAIL(node, EINVALID, "no range from %g to %g in steps of %g",
+                  omc_const_float(omc_in(node, 0), 0), omc_const_float(omc_in(node, 1), 0),
+                  omc_const_float(omc_in(node, 2), 0));
   omc_set_type(node, 0, dtype, &shape);
   return OMC_OK;
 }
@@ -120,18 +119,15 @@ typedef struct fill_params {
 } fill_params;
 
 static omc_status fill_infer(omc_node *node) {
-  char text[OMC_NODE_TEXT];
   omc_dtype dtype;
   const int64_t code = omc_attr_int(node, "dtype", omc_dtype_get(OMC_F32)->onnx);
   if (!omc_dtype_from_onnx(code, &dtype))
-    OMC_FAIL(EDTYPE, "%s: dtype %lld is unknown", omc_node_text(node, text, sizeof text),
-             (long long)code);
+    OMC_NODE_FAIL(node, EDTYPE, "dtype %lld is unknown", (long long)code);
   omc_shape shape = {0, {0}};
   OMC_TRY(omc_need_ints(node, 0, OMC_MAX_RANK, shape.dims, &shape.rank));
   for (int32_t d = 0; d < shape.rank; d++) {
     if (shape.dims[d] < 0)
-      OMC_FAIL(ESHAPE, "%s: dim %d is %lld", omc_node_text(node, text, sizeof text), d,
-               (long long)shape.dims[d]);
+      OMC_NODE_FAIL(node, ESHAPE, "dim %d is %lld", d, (long long)shape.dims[d]);
   }
   omc_set_type(node, 0, dtype, &shape);
   return OMC_OK;

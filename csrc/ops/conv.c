@@ -20,19 +20,15 @@ typedef struct {
 /* Attribute `name`, `rank` values a corner (`otherwise` each if absent), as height then width. */
 static omc_status read_pairs(const omc_node *node, const char *name, int32_t rank, uint32_t corners,
                              int64_t least, int64_t otherwise, int64_t neutral, int64_t *out) {
-  char text[OMC_NODE_TEXT];
   uint32_t n;
   const int64_t *values = omc_attr_ints(node, name, &n);
   if (n != 0 && n != corners * (uint32_t)rank)
-    OMC_FAIL(ESHAPE, "%s: %u %s for %d space dims", omc_node_text(node, text, sizeof text), n, name,
-             rank);
+    OMC_NODE_FAIL(node, ESHAPE, "%u %s for %d space dims", n, name, rank);
   for (uint32_t corner = 0; corner < corners; corner++) {
     out[2 * corner] = neutral;
     for (int32_t d = 0; d < rank; d++) {
       const int64_t value = n ? values[corner * (uint32_t)rank + (uint32_t)d] : otherwise;
-      if (value < least)
-        OMC_FAIL(ESHAPE, "%s: %s of %lld", omc_node_text(node, text, sizeof text), name,
-                 (long long)value);
+      if (value < least) OMC_NODE_FAIL(node, ESHAPE, "%s of %lld", name, (long long)value);
       out[2 * corner + (uint32_t)(2 - rank + d)] = value;
     }
   }
@@ -42,13 +38,12 @@ static omc_status read_pairs(const omc_node *node, const char *name, int32_t ran
 /* The form of a convolution of x by w with the node's attributes. */
 static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_shape *w,
                             conv_form *f) {
-  char text[OMC_NODE_TEXT], tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
+  char tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
   const int32_t rank = x->rank - 2;
   if (rank != 1 && rank != 2)
-    OMC_FAIL(EUNSUPPORTED, "%s: convolution over %d space dims",
-             omc_node_text(node, text, sizeof text), rank);
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "convolution over %d space dims", rank);
   if (strcmp(omc_attr_string(node, "auto_pad", "NOTSET"), "NOTSET"))
-    OMC_FAIL(EUNSUPPORTED, "%s: auto_pad", omc_node_text(node, text, sizeof text));
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "auto_pad");
   int64_t strides[2], pads[4], dilations[2];
   OMC_TRY(read_pairs(node, "strides", rank, 1, 1, 1, 1, strides));
   OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, 1, 1, dilations));
@@ -76,9 +71,9 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
     f->oh = spare_h / f->sh + 1, f->ow = spare_w / f->sw + 1;
     if (spare_h >= 0 && spare_w >= 0 && f->kh > 0 && f->kw > 0) return OMC_OK;
   }
-  OMC_FAIL(ESHAPE, "%s: input %s does not fit weight %s in %lld groups",
-           omc_node_text(node, text, sizeof text), omc_shape_text(x, tx, sizeof tx),
-           omc_shape_text(w, tw, sizeof tw), (long long)f->group);
+  OMC_NODE_FAIL(node, ESHAPE, "input %s does not fit weight %s in %lld groups",
+                omc_shape_text(x, tx, sizeof tx), omc_shape_text(w, tw, sizeof tw),
+                (long long)f->group);
 }
 
 static omc_shape output_shape(const conv_form *f, int32_t rank) {
@@ -95,11 +90,10 @@ static omc_status conv_infer(omc_node *node) {
   if (omc_in(node, 2)) {
     OMC_TRY(omc_need_dtype(node, 2, x->dtype));
     OMC_TRY(omc_need_rank(node, 2, 1));
-    char text[OMC_NODE_TEXT];
     const int64_t n = omc_in(node, 2)->type.shape.dims[0];
     if (n != f.o)
-      OMC_FAIL(ESHAPE, "%s: bias has %lld elements for %lld channels",
-               omc_node_text(node, text, sizeof text), (long long)n, (long long)f.o);
+      OMC_NODE_FAIL(node, ESHAPE, "bias has %lld elements for %lld channels", (long long)n,
+                    (long long)f.o);
   }
   const omc_shape out = output_shape(&f, x->shape.rank);
   omc_set_type(node, 0, x->dtype, &out);
@@ -108,19 +102,18 @@ static omc_status conv_infer(omc_node *node) {
 
 /* Both gradients know one shape by their attribute `shape`: x's, or the weight's. */
 static omc_status grad_form(const omc_node *node, bool of_input, omc_shape *out, conv_form *f) {
-  char text[OMC_NODE_TEXT], tdy[OMC_TYPE_TEXT], ty[OMC_TYPE_TEXT];
+  char tdy[OMC_TYPE_TEXT], ty[OMC_TYPE_TEXT];
   uint32_t n;
   const int64_t *dims = omc_attr_ints(node, "shape", &n);
-  if (n > OMC_MAX_RANK)
-    OMC_FAIL(ESHAPE, "%s: shape of %u dims", omc_node_text(node, text, sizeof text), n);
+  if (n > OMC_MAX_RANK) OMC_NODE_FAIL(node, ESHAPE, "shape of %u dims", n);
   *out = (omc_shape){.rank = (int32_t)n};
   memcpy(out->dims, dims, n * sizeof *dims);
   const omc_shape *dy = &omc_in(node, 0)->type.shape, *other = &omc_in(node, 1)->type.shape;
   OMC_TRY(read_form(node, of_input ? out : other, of_input ? other : out, f));
   const omc_shape y = output_shape(f, out->rank);
   if (omc_shape_equal(dy, &y)) return OMC_OK;
-  OMC_FAIL(ESHAPE, "%s: output gradient is %s, not %s", omc_node_text(node, text, sizeof text),
-           omc_shape_text(dy, tdy, sizeof tdy), omc_shape_text(&y, ty, sizeof ty));
+  OMC_NODE_FAIL(node, ESHAPE, "output gradient is %s, not %s", omc_shape_text(dy, tdy, sizeof tdy),
+                omc_shape_text(&y, ty, sizeof ty));
 }
 
 static omc_status infer_grad(omc_node *node, bool of_input) {
@@ -151,8 +144,7 @@ static int64_t images_per_pass(const conv_form *f, const conv_source *s, omc_dty
 static bool sums_directly(int64_t groups, int64_t m) { return groups > 1 && m < 4; }
 
 static omc_status no_memory(const omc_node *node) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ENOMEM, "%s: no memory for kernel parameters", omc_node_text(node, text, sizeof text));
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
 }
 
 /* Whole planes are one row where neither side has gaps between rows. */

@@ -22,10 +22,7 @@ OMC_EW_KERNEL(Dropout) {
 
 static omc_status dropout_imm(const omc_node *node, double *imm) {
   const double p = omc_attr_float(node, "p", 0.5);
-  if (!(p >= 0 && p <= 1)) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(EINVALID, "%s: p is %g, not from 0 to 1", omc_node_text(node, text, sizeof text), p);
-  }
+  if (!(p >= 0 && p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p is %g, not from 0 to 1", p);
   imm[0] = omc_drop_threshold(p);
   imm[1] = p < 1 ? 1 / (1 - p) : 0;
   imm[2] = (double)(uint32_t)omc_attr_int(node, "stream", 0);

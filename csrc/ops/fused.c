@@ -10,9 +10,7 @@ static omc_status infer_fused(omc_node *node) {
   char text[OMC_NODE_TEXT];
   uint32_t n;
   const int64_t *codes = omc_attr_ints(node, "dtypes", &n);
-  if (n != node->n_out)
-    OMC_FAIL(EINVALID, "%s: %u dtypes for %u outputs", omc_node_text(node, text, sizeof text), n,
-             node->n_out);
+  if (n != node->n_out) OMC_NODE_FAIL(node, EINVALID, "%u dtypes for %u outputs", n, node->n_out);
   omc_shape shape = {0, {0}};
   for (uint32_t i = 0; i < node->n_in; i++)
     if (omc_in(node, i))
@@ -21,8 +19,7 @@ static omc_status infer_fused(omc_node *node) {
   for (uint32_t k = 0; k < n; k++) {
     omc_dtype dtype;
     if (!omc_dtype_from_onnx(codes[k], &dtype))
-      OMC_FAIL(EDTYPE, "%s: there is no dtype with ONNX code %lld",
-               omc_node_text(node, text, sizeof text), (long long)codes[k]);
+      OMC_NODE_FAIL(node, EDTYPE, "there is no dtype with ONNX code %lld", (long long)codes[k]);
     omc_set_type(node, k, dtype, &shape);
   }
   return OMC_OK;

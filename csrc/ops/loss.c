@@ -264,23 +264,22 @@ static int32_t class_axis(const omc_shape *logits) { return logits->rank > 1 ? 1
  * *rows is the shape of target. */
 static omc_status check(const omc_node *node, const omc_type *logits, uint32_t target_index,
                         const omc_value *weight, loss_params *p, omc_shape *rows) {
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  omc_node_text(node, text, sizeof text);
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_TRY(omc_need_dtype(node, target_index, OMC_I64));
   const omc_type *target = &omc_in(node, target_index)->type;
   const omc_shape *x = &logits->shape;
-  if (x->rank == 0) OMC_FAIL(ESHAPE, "%s: logits have no class axis", text);
+  if (x->rank == 0) OMC_NODE_FAIL(node, ESHAPE, "logits have no class axis");
   const int32_t axis = class_axis(x);
   *rows = (omc_shape){.rank = 0};
   for (int32_t i = 0; i < x->rank; i++)
     if (i != axis) rows->dims[rows->rank++] = x->dims[i];
   if (!omc_shape_equal(rows, &target->shape))
-    OMC_FAIL(ESHAPE, "%s: target %s does not fit logits %s", text,
-             omc_type_text(target, a, sizeof a), omc_type_text(logits, b, sizeof b));
+    OMC_NODE_FAIL(node, ESHAPE, "target %s does not fit logits %s",
+                  omc_type_text(target, a, sizeof a), omc_type_text(logits, b, sizeof b));
   if (weight && (weight->type.dtype != logits->dtype || weight->type.shape.rank != 1 ||
                  weight->type.shape.dims[0] != x->dims[axis]))
-    OMC_FAIL(ESHAPE, "%s: weight %s does not fit the classes of logits %s", text,
-             omc_type_text(&weight->type, a, sizeof a), omc_type_text(logits, b, sizeof b));
+    OMC_NODE_FAIL(node, ESHAPE, "weight %s does not fit the classes of logits %s",
+                  omc_type_text(&weight->type, a, sizeof a), omc_type_text(logits, b, sizeof b));
 
   *p = (loss_params){.outer = axis ? x->dims[0] : 1,
                      .classes = x->dims[axis],
@@ -288,14 +287,14 @@ static omc_status check(const omc_node *node, const omc_type *logits, uint32_t t
                      .ignore_index = omc_attr_int(node, "ignore_index", -100),
                      .smoothing = omc_attr_float(node, "label_smoothing", 0)};
   if (!(p->smoothing >= 0 && p->smoothing <= 1))
-    OMC_FAIL(EINVALID, "%s: label_smoothing %g is not within 0..1", text, p->smoothing);
+    OMC_NODE_FAIL(node, EINVALID, "label_smoothing %g is not within 0..1", p->smoothing);
   const char *reduction = omc_attr_string(node, "reduction", "mean");
   for (int i = 0; i < 3; i++)
     if (strcmp(reduction, reduction_names[i]) == 0) {
       p->reduction = (loss_reduction)i;
       return OMC_OK;
     }
-  OMC_FAIL(EINVALID, "%s: reduction \"%s\" is not none, mean or sum", text, reduction);
+  OMC_NODE_FAIL(node, EINVALID, "reduction \"%s\" is not none, mean or sum", reduction);
 }
 
 static omc_status forward_check(const omc_node *node, loss_params *p, omc_shape *rows) {
@@ -355,10 +354,9 @@ static omc_status backward_check(const omc_node *node, loss_params *p) {
   for (int i = 0; i < 3; i++) {
     const omc_type *is = &omc_in(node, expected[i].input)->type;
     if (omc_type_equal(is, &expected[i].type)) continue;
-    char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    OMC_FAIL(ESHAPE, "%s: %s is %s, not %s", omc_node_text(node, text, sizeof text),
-             expected[i].name, omc_type_text(is, a, sizeof a),
-             omc_type_text(&expected[i].type, b, sizeof b));
+    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    OMC_NODE_FAIL(node, ESHAPE, "%s is %s, not %s", expected[i].name,
+                  omc_type_text(is, a, sizeof a), omc_type_text(&expected[i].type, b, sizeof b));
   }
   return OMC_OK;
 }

@@ -252,24 +252,19 @@ static omc_status read_list(const omc_node *node, const char *name, int32_t n, i
                             int64_t otherwise, int64_t *out) {
   uint32_t given;
   const int64_t *list = omc_attr_ints(node, name, &given);
-  char text[OMC_NODE_TEXT];
   if (given != 0 && given != (uint32_t)n)
-    OMC_FAIL(ESHAPE, "%s: %s has %u values, not %d", omc_node_text(node, text, sizeof text), name,
-             given, n);
+    OMC_NODE_FAIL(node, ESHAPE, "%s has %u values, not %d", name, given, n);
   for (int32_t i = 0; i < n; i++) {
     out[i] = given ? list[i] : otherwise;
     if (out[i] < least_value || out[i] > INT32_MAX)
-      OMC_FAIL(ESHAPE, "%s: %s has %lld", omc_node_text(node, text, sizeof text), name,
-               (long long)out[i]);
+      OMC_NODE_FAIL(node, ESHAPE, "%s has %lld", name, (long long)out[i]);
   }
   return OMC_OK;
 }
 
 static omc_status need_spatial(const omc_node *node, const omc_shape *x, uint32_t axes) {
   if (axes >= 1 && axes <= 2 && x->rank >= (int32_t)axes) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EUNSUPPORTED, "%s: pooling of rank %d over %u axes",
-           omc_node_text(node, text, sizeof text), x->rank, axes);
+  OMC_NODE_FAIL(node, EUNSUPPORTED, "pooling of rank %d over %u axes", x->rank, axes);
 }
 
 /* Outputs along an axis. With ceil_mode no window starts in the padding at the end. */
@@ -284,7 +279,6 @@ static int64_t windows(const geometry *g, int32_t i, bool ceil_mode) {
 
 static omc_status geometry_of(const omc_node *node, const omc_shape *x, geometry *g) {
   uint32_t axes;
-  char text[OMC_NODE_TEXT];
   omc_attr_ints(node, "kernel_shape", &axes);
   OMC_TRY(need_spatial(node, x, axes));
   int64_t pads[4];
@@ -299,17 +293,16 @@ static omc_status geometry_of(const omc_node *node, const omc_shape *x, geometry
     g->before[from + i] = pads[i];
     g->after[from + i] = pads[n + i];
     if (most(pads[i], pads[n + i]) * 2 > g->kernel[from + i])
-      OMC_FAIL(ESHAPE, "%s: padding %lld is more than half of kernel %lld",
-               omc_node_text(node, text, sizeof text), (long long)most(pads[i], pads[n + i]),
-               (long long)g->kernel[from + i]);
+      OMC_NODE_FAIL(node, ESHAPE, "padding %lld is more than half of kernel %lld",
+                    (long long)most(pads[i], pads[n + i]), (long long)g->kernel[from + i]);
   }
   g->planes = omc_shape_span(x, 0, x->rank - n);
   for (int32_t i = 0; i < 2; i++) {
     g->out[i] = windows(g, i, omc_attr_int(node, "ceil_mode", 0) != 0);
     if (g->out[i] < 1 || (g->in[0] > 0 && g->in[1] > INT32_MAX / g->in[0]))
-      OMC_FAIL(ESHAPE, "%s: a plane of %lld by %lld gives no windows of %lld by %lld",
-               omc_node_text(node, text, sizeof text), (long long)g->in[0], (long long)g->in[1],
-               (long long)g->kernel[0], (long long)g->kernel[1]);
+      OMC_NODE_FAIL(node, ESHAPE, "a plane of %lld by %lld gives no windows of %lld by %lld",
+                    (long long)g->in[0], (long long)g->in[1], (long long)g->kernel[0],
+                    (long long)g->kernel[1]);
   }
   return OMC_OK;
 }
@@ -331,8 +324,7 @@ static omc_status infer_pool(omc_node *node) {
 }
 
 static omc_status no_memory(const omc_node *node) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ENOMEM, "%s: no memory for its windows", omc_node_text(node, text, sizeof text));
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
 }
 
 /* The gradient op has the node's attributes and `shape`, that of its input. */
@@ -351,9 +343,9 @@ static omc_status build_grad(omc_grad *g, omc_op_id op, uint32_t n_in, omc_value
 /* in[0] of a gradient must have the shape of the forward result. */
 static omc_status need_pooled(const omc_node *node, const omc_shape *shape) {
   if (omc_shape_equal(shape, in_shape(node, 0))) return OMC_OK;
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: the gradient is %s, not %s", omc_node_text(node, text, sizeof text),
-           omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s, not %s",
+                omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
 }
 
 static omc_status infer_pool_grad(omc_node *node) {
@@ -395,9 +387,7 @@ static omc_status infer_max_pool_grad(omc_node *node) {
   OMC_TRY(infer_pool_grad(node));
   OMC_TRY(omc_need_dtype(node, 1, OMC_I64));
   if (omc_shape_equal(in_shape(node, 0), in_shape(node, 1))) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: the gradient and the indices differ in shape",
-           omc_node_text(node, text, sizeof text));
+  OMC_NODE_FAIL(node, ESHAPE, "the gradient and the indices differ in shape");
 }
 
 static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, void *params) {
@@ -458,11 +448,9 @@ static omc_status params_average_grad(const omc_node *node, omc_arena *arena, vo
 static omc_status need_no_dilation(const omc_node *node) {
   uint32_t n;
   const int64_t *dilations = omc_attr_ints(node, "dilations", &n);
-  char text[OMC_NODE_TEXT];
   for (uint32_t i = 0; i < n; i++)
     if (dilations[i] != 1)
-      OMC_FAIL(EUNSUPPORTED, "%s: an average with dilation %lld",
-               omc_node_text(node, text, sizeof text), (long long)dilations[i]);
+      OMC_NODE_FAIL(node, EUNSUPPORTED, "an average with dilation %lld", (long long)dilations[i]);
   return OMC_OK;
 }
 

@@ -35,15 +35,12 @@ omc_dtype omc_node_dtype(const omc_node *node) {
 
 omc_status omc_node_check_arity(const omc_node *node) {
   const omc_op *op = omc_op_get(node->op);
-  char text[OMC_NODE_TEXT];
   if (node->n_in < op->min_in || (op->max_in != OMC_VARIADIC && node->n_in > op->max_in))
-    OMC_FAIL(EINVALID, "%s: %u inputs, not %u to %u", omc_node_text(node, text, sizeof text),
-             node->n_in, op->min_in, op->max_in);
+    OMC_NODE_FAIL(node, EINVALID, "%u inputs, not %u to %u", node->n_in, op->min_in, op->max_in);
   for (uint32_t i = 0; i < op->min_in; i++)
     if (!omc_in(node, i) && !(op->optional & 1u << i))
-      OMC_FAIL(EINVALID, "%s: input %u is left out", omc_node_text(node, text, sizeof text), i);
+      OMC_NODE_FAIL(node, EINVALID, "input %u is left out", i);
   if (op->n_out != OMC_VARIADIC && (node->n_out < 1 || node->n_out > op->n_out))
-    OMC_FAIL(EINVALID, "%s: %u outputs, not 1 to %u", omc_node_text(node, text, sizeof text),
-             node->n_out, op->n_out);
+    OMC_NODE_FAIL(node, EINVALID, "%u outputs, not 1 to %u", node->n_out, op->n_out);
   return OMC_OK;
 }

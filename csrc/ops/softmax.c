@@ -175,10 +175,8 @@ OMC_KERNEL(LogSoftmaxGrad) {
 
 /* A 0-d tensor is one slice of one element, as in PyTorch. */
 static omc_status softmax_axis(const omc_node *node, const omc_shape *shape, int32_t *out) {
-  char text[OMC_NODE_TEXT];
   *out = 0;
-  return omc_axis(omc_attr_int(node, "axis", -1), shape->rank > 0 ? shape->rank : 1,
-                  omc_node_text(node, text, sizeof text), out);
+  return omc_need_axis(node, -1, shape->rank > 0 ? shape->rank : 1, out);
 }
 
 static omc_status softmax_infer(omc_node *node) {
@@ -189,11 +187,10 @@ static omc_status softmax_infer(omc_node *node) {
 
 static omc_status softmax_grad_infer(omc_node *node) {
   if (!omc_type_equal(&omc_in(node, 0)->type, &omc_in(node, 1)->type)) {
-    char text[OMC_NODE_TEXT], dy[OMC_TYPE_TEXT], y[OMC_TYPE_TEXT];
-    OMC_FAIL(ESHAPE, "%s: gradient %s does not fit output %s",
-             omc_node_text(node, text, sizeof text),
-             omc_type_text(&omc_in(node, 0)->type, dy, sizeof dy),
-             omc_type_text(&omc_in(node, 1)->type, y, sizeof y));
+    char dy[OMC_TYPE_TEXT], y[OMC_TYPE_TEXT];
+    OMC_NODE_FAIL(node, ESHAPE, "gradient %s does not fit output %s",
+                  omc_type_text(&omc_in(node, 0)->type, dy, sizeof dy),
+                  omc_type_text(&omc_in(node, 1)->type, y, sizeof y));
   }
   return softmax_infer(node);
 }

@@ -40,9 +40,7 @@ OMC_KERNEL_ANY(TorchCallGrad) {
 
 static omc_status need_attr(const omc_attr *types, const omc_node *node) {
   if (types && types->kind == OMC_ATTR_STRINGS && types->n == node->n_out) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EINVALID, "%s: attribute types is not a list of %u types",
-           omc_node_text(node, text, sizeof text), node->n_out);
+  OMC_NODE_FAIL(node, EINVALID, "attribute types is not a list of %u types", node->n_out);
 }
 
 static omc_status grad_infer(omc_node *node) {
@@ -65,8 +63,8 @@ static omc_status torch_grad(omc_grad *g) {
   omc_value *din[OMC_MAX_GRAD_IN];
   char text[OMC_TYPE_TEXT > OMC_NODE_TEXT ? OMC_TYPE_TEXT : OMC_NODE_TEXT];
   if (node->n_in > OMC_MAX_GRAD_IN || node->n_out > 32)
-    OMC_FAIL(EUNSUPPORTED, "%s: gradient of %u inputs and %u outputs, at most %d and 32",
-             omc_node_text(node, text, sizeof text), node->n_in, node->n_out, OMC_MAX_GRAD_IN);
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "gradient of %u inputs and %u outputs, at most %d and 32",
+                  node->n_in, node->n_out, OMC_MAX_GRAD_IN);
   for (uint32_t i = 0; i < node->n_in; i++) {
     static const omc_type none = {OMC_F32, {0, {0}}};
     omc_type_text(g->needs[i] ? &omc_in(node, i)->type : &none, text, sizeof text);

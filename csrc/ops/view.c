@@ -6,9 +6,10 @@
 #ifdef OMC_RECORDS
 
 static omc_status bad_shape(const omc_node *node, const omc_shape *to) {
-  char text[OMC_NODE_TEXT], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_FAIL(ESHAPE, "%s: %s does not fit shape %s", omc_node_text(node, text, sizeof text),
-           omc_type_text(&omc_in(node, 0)->type, a, sizeof a), omc_shape_text(to, b, sizeof b));
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "%s does not fit shape %s",
+                omc_type_text(&omc_in(node, 0)->type, a, sizeof a),
+                omc_shape_text(to, b, sizeof b));
 }
 
 static omc_status set_shape(omc_node *node, const omc_shape *shape) {
@@ -20,15 +21,12 @@ static omc_status set_shape(omc_node *node, const omc_shape *shape) {
 
 /* Marks the axes that constant input i lists, counted in `rank`. */
 static omc_status read_axes(const omc_node *node, uint32_t i, int32_t rank, bool *marked) {
-  char text[OMC_NODE_TEXT];
   int64_t axes[OMC_MAX_RANK];
   int32_t n, axis;
   OMC_TRY(omc_need_ints(node, i, OMC_MAX_RANK, axes, &n));
   for (int32_t k = 0; k < n; k++) {
-    OMC_TRY(omc_axis(axes[k], rank, omc_node_text(node, text, sizeof text), &axis));
-    if (marked[axis])
-      OMC_FAIL(EINVALID, "%s: axis %d is listed twice", omc_node_text(node, text, sizeof text),
-               axis);
+    OMC_TRY(omc_node_axis(node, axes[k], rank, &axis));
+    if (marked[axis]) OMC_NODE_FAIL(node, EINVALID, "axis %d is listed twice", axis);
     marked[axis] = true;
   }
   return OMC_OK;
@@ -57,12 +55,10 @@ static omc_status reshape_infer(omc_node *node) {
 }
 
 static omc_status flatten_infer(omc_node *node) {
-  char text[OMC_NODE_TEXT];
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   int32_t axis = x->rank;
   const int64_t asked = omc_attr_int(node, "axis", 1);
-  if (asked != x->rank)
-    OMC_TRY(omc_axis(asked, x->rank, omc_node_text(node, text, sizeof text), &axis));
+  if (asked != x->rank) OMC_TRY(omc_node_axis(node, asked, x->rank, &axis));
   const omc_shape shape = {2, {omc_shape_span(x, 0, axis), omc_shape_span(x, axis, x->rank)}};
   return set_shape(node, &shape);
 }
@@ -88,11 +84,8 @@ static omc_status unsqueeze_infer(omc_node *node) {
   int32_t n;
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
   shape.rank += n;
-  if (shape.rank > OMC_MAX_RANK) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(EUNSUPPORTED, "%s: rank %d is above %d", omc_node_text(node, text, sizeof text),
-             shape.rank, OMC_MAX_RANK);
-  }
+  if (shape.rank > OMC_MAX_RANK)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "rank %d is above %d", shape.rank, OMC_MAX_RANK);
   OMC_TRY(read_axes(node, 1, shape.rank, added));
   for (int32_t d = 0, from = 0; d < shape.rank; d++) shape.dims[d] = added[d] ? 1 : x->dims[from++];
   return set_shape(node, &shape);

@@ -63,11 +63,7 @@ static bool is_causal_pattern(const omc_value *mask) {
 /* Sets an attribute that the node may have already. */
 static omc_status set_attr(omc_graph *g, omc_node *node, omc_attr value) {
   omc_attr *attr = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
-  if (!attr) {
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(ENOMEM, "%s: no memory for attribute %s", omc_node_text(node, text, sizeof text),
-             value.name);
-  }
+  if (!attr) OMC_NODE_FAIL(node, ENOMEM, "no memory for attribute %s", value.name);
   uint32_t n = 0;
   for (uint32_t i = 0; i < node->n_attr; i++)
     if (strcmp(node->attr[i].name, value.name) != 0) attr[n++] = node->attr[i];

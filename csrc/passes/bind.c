@@ -28,14 +28,10 @@ static omc_status bind_input(omc_value *input, uint32_t i, const omc_type *type)
 
 /* Only Python knows what an ATen op gives. */
 static omc_status infer_host(omc_node *node, const omc_host *host, const omc_allocator *allocator) {
-  char text[OMC_NODE_TEXT];
-  if (!host || !host->infer)
-    OMC_FAIL(EUNSUPPORTED, "%s: nobody to ask for its types",
-             omc_node_text(node, text, sizeof text));
+  if (!host || !host->infer) OMC_NODE_FAIL(node, EUNSUPPORTED, "nobody to ask for its types");
   const size_t n = (size_t)node->n_in + node->n_out + 1;
   omc_type *types = omc_alloc_zero(allocator, n, sizeof *types);
-  if (!types)
-    OMC_FAIL(ENOMEM, "%s: no memory for %zu types", omc_node_text(node, text, sizeof text), n);
+  if (!types) OMC_NODE_FAIL(node, ENOMEM, "no memory for %zu types", n);
   for (uint32_t i = 0; i < node->n_in; i++)
     if (omc_in(node, i)) types[i] = omc_in(node, i)->type;
   omc_type *out = types + node->n_in;

@@ -25,8 +25,7 @@ static omc_status may_fold(const omc_node *node, bool *out) {
 }
 
 static omc_status no_memory(const omc_node *node) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ENOMEM, "%s: no memory for its constant value", omc_node_text(node, text, sizeof text));
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for its constant value");
 }
 
 /* Runs the node's kernel; data[k] is set to output k's elements in the graph's arena. */
