@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/env.h"
+#include "base/int.h"
 #include "base/lock.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/parallel.h"
@@ -36,13 +37,11 @@ static serial_fn serial_for(omc_dtype dtype) {
   return row[isa];
 }
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Bytes of one thread's packed blocks of A and B. */
 static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
-  const size_t kb = (size_t)min64(k, OMC_GEMM_KC);
+  const size_t kb = (size_t)omc_min(k, OMC_GEMM_KC);
   const size_t a = (size_t)omc_gemm_packed_a(m, k);
-  const size_t b = omc_round_up((size_t)min64(n, OMC_GEMM_NC), OMC_GEMM_MAX_NR) * kb;
+  const size_t b = omc_round_up((size_t)omc_min(n, OMC_GEMM_NC), OMC_GEMM_MAX_NR) * kb;
   return omc_round_up((a + b) * omc_dtype_size(dtype), 64);
 }
 
@@ -76,7 +75,7 @@ static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
     const int64_t i0 = omc_cut(g->m, p->rows, u / p->cols),
                   i1 = omc_cut(g->m, p->rows, u / p->cols + 1);
     const int64_t j0 = omc_cut(units, p->cols, u % p->cols) * COLUMN_UNIT;
-    const int64_t j1 = min64(omc_cut(units, p->cols, u % p->cols + 1) * COLUMN_UNIT, g->n);
+    const int64_t j1 = omc_min(omc_cut(units, p->cols, u % p->cols + 1) * COLUMN_UNIT, g->n);
     omc_gemm_args part = *g;
     part.m = i1 - i0;
     part.n = j1 - j0;
@@ -94,8 +93,8 @@ static void choose_grid(const omc_gemm_args *g, int64_t threads, grid *out) {
   const int64_t pack_cost = 16; /* of an element, in multiply-adds */
   const int64_t units = omc_ceil_div(g->n, COLUMN_UNIT);
   int64_t best = INT64_MAX;
-  for (int64_t rows = 1; rows <= min64(threads, g->m); rows++) {
-    const int64_t cols = min64(threads / rows, units);
+  for (int64_t rows = 1; rows <= omc_min(threads, g->m); rows++) {
+    const int64_t cols = omc_min(threads / rows, units);
     const int64_t m = omc_ceil_div(g->m, rows), n = omc_ceil_div(units, cols) * COLUMN_UNIT;
     const int64_t cost = m * n + pack_cost * (m + n);
     if (cost >= best) continue;
@@ -112,7 +111,7 @@ static void gemm_own(omc_dtype dtype, const omc_gemm_args *g, int threads, void 
             .serial = serial_for(dtype),
             .workspace = workspace,
             .thread_bytes = thread_bytes(dtype, g->m, g->n, g->k)};
-  choose_grid(g, min64(threads, work), &p);
+  choose_grid(g, omc_min(threads, work), &p);
   omc_parallel_for(p.rows * p.cols, 1, threads, run_rectangles, &p);
 }
 

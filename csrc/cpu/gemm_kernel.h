@@ -9,6 +9,7 @@
 #define OMC_CPU_GEMM_KERNEL_H
 
 #include "base/alloc.h"
+#include "base/int.h"
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
 
@@ -21,7 +22,6 @@
 
 /* Part i of n cut into `parts` nearly equal parts starts here. */
 static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * i / parts; }
-static inline int64_t omc_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Elements of a packed block of an m x k matrix A. */
 static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {

@@ -46,11 +46,23 @@ OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
 #define OMC_ROW_ADD_(a, b) ((a) + (b))
 #define OMC_ROW_SUM(n, term) OMC_ROW_REDUCE(n, 0, OMC_ROW_ADD_, vsum, term)
 
+/* What max and min start from, and whether a number is NaN. */
 #if OMC_IS_FLOAT
+#define OMC_LOWEST (-(real)INFINITY)
+#define OMC_HIGHEST ((real)INFINITY)
+#define OMC_IS_NAN(x) isnan(x)
+#else
+#define OMC_LOWEST INT64_MIN
+#define OMC_HIGHEST INT64_MAX
+#define OMC_IS_NAN(x) false
+#endif
 
+/* NaN if there is one. */
 OMC_INLINE real row_max(const elem *x, int64_t n) {
-  return OMC_ROW_REDUCE(n, -(real)INFINITY, vmax, vhmax, vld_fill(x + k, left, -(real)INFINITY));
+  return OMC_ROW_REDUCE(n, OMC_LOWEST, vmax, vhmax, vld_fill(x + k, left, OMC_LOWEST));
 }
+
+#if OMC_IS_FLOAT
 
 OMC_INLINE real row_sum(const elem *x, int64_t n) {
   return OMC_ROW_SUM(n, vld_fill(x + k, left, 0));

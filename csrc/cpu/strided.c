@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/int.h"
 #include "cpu/parallel.h"
 
 #define GRAIN_BYTES 32768 /* least work of a thread */
@@ -177,9 +178,6 @@ static void copy_rows(int64_t begin, int64_t end, int thread, void *ctx) {
 
 static int64_t grain(size_t unit_bytes) { return 1 + GRAIN_BYTES / (int64_t)unit_bytes; }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const job *j = ctx;
@@ -187,14 +185,14 @@ static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
   const int32_t last = c->rank - 1, row = last - 1;
   const int64_t rows = c->dims[row], cols = c->dims[last], size = (int64_t)c->size;
   const int64_t high = LINE / size, wide = ACROSS * high;
-  const int64_t down = divide_up(rows, high), across = divide_up(cols, wide);
+  const int64_t down = omc_ceil_div(rows, high), across = omc_ceil_div(cols, wide);
   const tile_fn tile = mover_of(c->size)->tile;
   for (int64_t t = begin; t < end; t++) {
     const walk w = walk_to(c, row, t / (down * across));
     const int64_t i = t % down * high, k = t / down % across * wide;
     tile(j->dst + (w.dst + i * c->dst[row] + k) * size, c->dst[row],
-         j->src + (w.src + i + k * c->src[last]) * size, c->src[last], least(rows - i, high),
-         least(cols - k, wide));
+         j->src + (w.src + i + k * c->src[last]) * size, c->src[last], omc_min(rows - i, high),
+         omc_min(cols - k, wide));
   }
 }
 
@@ -208,7 +206,7 @@ void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int thre
   } else {
     const int64_t rows = c->dims[c->rank - 2], cols = c->dims[c->rank - 1];
     const int64_t high = LINE / (int64_t)c->size;
-    n = n / rows / cols * divide_up(rows, high) * divide_up(cols, ACROSS * high);
+    n = n / rows / cols * omc_ceil_div(rows, high) * omc_ceil_div(cols, ACROSS * high);
     omc_parallel_for(n, grain(LINE * ACROSS * (size_t)high), threads, copy_tiles, &j);
   }
 }

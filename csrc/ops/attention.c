@@ -129,7 +129,7 @@ static omc_status backward_params(const omc_node *node, omc_arena *arena, void *
   attention_params *p = params;
   OMC_TRY(check(node, 1, 6, p));
   const int64_t items = p->batch * p->kv_heads, blocks = p->heads / p->kv_heads * n_blocks(p);
-  const int64_t parts = items > 0 ? (MIN_GRAD_ITEMS + items - 1) / items : 1;
+  const int64_t parts = items > 0 ? omc_ceil_div(MIN_GRAD_ITEMS, items) : 1;
   p->parts = parts < blocks ? parts : blocks > 0 ? blocks : 1;
   return OMC_OK;
 }

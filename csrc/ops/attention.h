@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/dtype.h"
+#include "base/int.h"
 #include "base/shape.h"
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
@@ -32,8 +33,6 @@ typedef struct {
 /* Items of the gradient, at least: heads of keys and values, in parts where these are few. */
 #define MIN_GRAD_ITEMS 8
 
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* The first element of head h of B * heads. */
 static inline int64_t head_at(const head_strides *s, int64_t heads, int64_t h) {
   return h / heads * s->sample + h % heads * s->head;
@@ -41,7 +40,7 @@ static inline int64_t head_at(const head_strides *s, int64_t heads, int64_t h) {
 
 static inline int64_t row_length(const attention_params *p) { return (p->keys + 15) / 16 * 16; }
 static inline int64_t n_blocks(const attention_params *p) {
-  return (p->queries + BLOCK - 1) / BLOCK;
+  return omc_ceil_div(p->queries, BLOCK);
 }
 /* Elements of one part's dk and dv. */
 static inline int64_t part_length(const attention_params *p) {

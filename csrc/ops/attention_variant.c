@@ -39,12 +39,12 @@ typedef struct {
 } query_block;
 
 static query_block block_at(const attention_params *p, int64_t head, int64_t index) {
-  const int64_t first = index * BLOCK, rows = min64(BLOCK, p->queries - first);
+  const int64_t first = index * BLOCK, rows = omc_min(BLOCK, p->queries - first);
   const int64_t group = p->heads / p->kv_heads, kv_head = head / group;
   return (query_block){.head = head,
                        .first = first,
                        .rows = rows,
-                       .cols = p->causal ? min64(p->keys, first + rows) : p->keys,
+                       .cols = p->causal ? omc_min(p->keys, first + rows) : p->keys,
                        .query = head * p->queries + first,
                        .q = head_at(&p->q, p->heads, head) + first * p->q.token,
                        .k = head_at(&p->k, p->kv_heads, kv_head),
@@ -104,7 +104,7 @@ static void make_scores(const attention_job *job, const query_block *b, real *sc
           transposed(job->k + b->k, p->k.token), (omc_matrix){scores, length, 1}, p->scale, 0);
   for (int64_t r = 0; r < b->rows; r++) {
     real *s = scores + r * length;
-    const int64_t i = b->first + r, seen = p->causal ? min64(p->keys, i + 1) : p->keys;
+    const int64_t i = b->first + r, seen = p->causal ? omc_min(p->keys, i + 1) : p->keys;
     if (job->mask) {
       const int64_t *stride = p->mask_strides;
       const int64_t at =

@@ -54,6 +54,19 @@ omc_value *omc_bn(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const 
   return out;
 }
 
+omc_value *omc_bn_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                         const omc_node *like, const omc_shape *shape) {
+  const uint32_t n = like->n_attr;
+  omc_attr *attrs = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, n + 1);
+  if (!attrs) {
+    latch(b, omc_node_fail(like, OMC_ENOMEM, "no memory for the attributes of its gradient"));
+    return NULL;
+  }
+  for (uint32_t i = 0; i < n; i++) attrs[i] = like->attr[i];
+  attrs[n] = omc_ais("shape", shape->dims, (uint32_t)shape->rank);
+  return omc_bn(b, op, n_in, in, n + 1, attrs);
+}
+
 omc_value *omc_b1(omc_builder *b, omc_op_id op, omc_value *x) {
   return omc_bn(b, op, 1, &x, 0, NULL);
 }

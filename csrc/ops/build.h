@@ -30,6 +30,11 @@ omc_value *omc_b3(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_
 omc_value *omc_bn(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
                   uint32_t n_attr, const omc_attr *attr);
 
+/* As omc_bn, with the attributes of `like` and `shape`: a gradient that cannot tell from its inputs
+ * the shape of what it is the gradient of. */
+omc_value *omc_bn_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                         const omc_node *like, const omc_shape *shape);
+
 /* Constants: a 0-d scalar of `like`'s dtype; a 1-d int64 list; n zeros of a type. */
 omc_value *omc_scalar(omc_builder *b, const omc_value *like, double x);
 omc_value *omc_ints(omc_builder *b, const int64_t *dims, int32_t n);

@@ -102,18 +102,11 @@ static omc_status conv_infer(omc_node *node) {
 
 /* Both gradients know one shape by their attribute `shape`: x's, or the weight's. */
 static omc_status grad_form(const omc_node *node, bool of_input, omc_shape *out, conv_form *f) {
-  char tdy[OMC_TYPE_TEXT], ty[OMC_TYPE_TEXT];
-  uint32_t n;
-  const int64_t *dims = omc_attr_ints(node, "shape", &n);
-  if (n > OMC_MAX_RANK) OMC_NODE_FAIL(node, ESHAPE, "shape of %u dims", n);
-  *out = (omc_shape){.rank = (int32_t)n};
-  memcpy(out->dims, dims, n * sizeof *dims);
-  const omc_shape *dy = &omc_in(node, 0)->type.shape, *other = &omc_in(node, 1)->type.shape;
+  OMC_TRY(omc_need_shape(node, out));
+  const omc_shape *other = omc_in_shape(node, 1);
   OMC_TRY(read_form(node, of_input ? out : other, of_input ? other : out, f));
   const omc_shape y = output_shape(f, out->rank);
-  if (omc_shape_equal(dy, &y)) return OMC_OK;
-  OMC_NODE_FAIL(node, ESHAPE, "output gradient is %s, not %s", omc_shape_text(dy, tdy, sizeof tdy),
-                omc_shape_text(&y, ty, sizeof ty));
+  return omc_need_gradient(node, &y);
 }
 
 static omc_status infer_grad(omc_node *node, bool of_input) {
@@ -135,9 +128,9 @@ static omc_status grad_weight_infer(omc_node *node) { return infer_grad(node, fa
 /* Images copied at a time: some megabytes, and columns enough for many threads. */
 static int64_t images_per_pass(const conv_form *f, const conv_source *s, omc_dtype dtype) {
   enum { BYTES = 16 << 20, COLUMNS = 1 << 14 };
-  const int64_t bytes = max64(source_image(s) * (int64_t)omc_dtype_size(dtype), 1);
-  const int64_t by_columns = omc_ceil_div(COLUMNS, max64(f->oh * f->ow, 1));
-  return max64(min64(max64(BYTES / bytes, by_columns), f->n), 1);
+  const int64_t bytes = omc_max(source_image(s) * (int64_t)omc_dtype_size(dtype), 1);
+  const int64_t by_columns = omc_ceil_div(COLUMNS, omc_max(f->oh * f->ow, 1));
+  return omc_max(omc_min(omc_max(BYTES / bytes, by_columns), f->n), 1);
 }
 
 /* Groups of so few rows leave nothing to pack the right side for. */
@@ -163,7 +156,7 @@ static omc_status plan_winograd(const omc_node *node, const conv_form *f, bool o
   const int64_t h = of_input ? f->h : f->oh, w = of_input ? f->w : f->ow;
   const int64_t tiles_h = omc_ceil_div(h, 2), tiles_w = omc_ceil_div(w, 2);
   *out = NULL;
-  if (!fits || min64(f->c, f->o) < LEAST_CHANNELS || f->n * tiles_h * tiles_w < LEAST_TILES)
+  if (!fits || omc_min(f->c, f->o) < LEAST_CHANNELS || f->n * tiles_h * tiles_w < LEAST_TILES)
     return OMC_OK;
   conv_winograd *p = OMC_NEW(arena, conv_winograd);
   if (!p) return no_memory(node);
@@ -235,7 +228,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
                       .n_grids = 1,
                       .grids = grid,
                       .packed = f.o * depth};
-  p->pass = s.in_place ? max64(f.n, 1) : images_per_pass(&f, &s, p->dtype);
+  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
   return plan_winograd(node, &f, false, arena, &p->winograd);
 }
 
@@ -253,12 +246,12 @@ static void shift_range(int64_t n, int64_t pad, int64_t taps, int64_t dilation, 
                         int64_t *before, int64_t *end) {
   *before = 0;
   *end = 1;
-  for (int64_t a = 0; a < min64(stride, n); a++)
+  for (int64_t a = 0; a < omc_min(stride, n); a++)
     for (int64_t i = 0; i < taps; i++) {
       int64_t shift;
       if (!tap_shift(a, pad, i, dilation, stride, &shift)) continue;
-      *before = max64(*before, -shift);
-      *end = max64(*end, shift + omc_ceil_div(n - a, stride));
+      *before = omc_max(*before, -shift);
+      *end = omc_max(*end, shift + omc_ceil_div(n - a, stride));
     }
 }
 
@@ -305,8 +298,8 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
   s.in_place = !direct && !s.top && !s.left && s.rows <= f.oh && s.part <= f.ow;
   s.rows += s.top;
   s.part += s.left;
-  const int64_t grids_h = min64(f.sh, f.h), grids_w = min64(f.sw, f.w);
-  conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, max64(grids_h * grids_w, 1));
+  const int64_t grids_h = omc_min(f.sh, f.h), grids_w = omc_min(f.sw, f.w);
+  conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(grids_h * grids_w, 1));
   if (!grids) return no_memory(node);
   int64_t packed = 0;
   for (int64_t i = 0; i < grids_h * grids_w; i++) {
@@ -328,7 +321,7 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
                       .n_grids = grids_h * grids_w,
                       .grids = grids,
                       .packed = packed};
-  p->pass = s.in_place ? max64(f.n, 1) : images_per_pass(&f, &s, p->dtype);
+  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
   return plan_winograd(node, &f, true, arena, &p->winograd);
 }
 
@@ -338,7 +331,7 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
   conv_form f;
   omc_shape shape;
   OMC_TRY(grad_form(node, false, &shape, &f));
-  const bool direct = sums_directly(f.group, max64(f.o / f.group, f.cg));
+  const bool direct = sums_directly(f.group, omc_max(f.o / f.group, f.cg));
   const int64_t phases = direct ? f.sw : 1, width = (f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1;
   *p = (conv_weight_grad){
       .dtype = omc_in(node, 0)->type.dtype,
@@ -391,23 +384,13 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
 
 /* ---- gradient rule and records ---- */
 
-static omc_value *gradient(omc_grad *g, omc_op_id op, omc_value *other, const omc_shape *shape) {
-  static const char *const lists[] = {"strides", "pads", "dilations"};
-  omc_attr attr[5] = {omc_ais("shape", shape->dims, (uint32_t)shape->rank),
-                      omc_ai("group", omc_attr_int(g->node, "group", 1))};
-  uint32_t n_attr = 2, n;
-  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-    const int64_t *values = omc_attr_ints(g->node, lists[i], &n);
-    if (n) attr[n_attr++] = omc_ais(lists[i], values, n);
-  }
-  omc_value *const in[] = {g->dout[0], other};
-  return omc_bn(&g->b, op, 2, in, n_attr, attr);
-}
-
 static omc_status conv_grad(omc_grad *g) {
   omc_value *x = omc_in(g->node, 0), *w = omc_in(g->node, 1);
-  if (g->needs[0]) g->din[0] = gradient(g, OMC_OP_ConvGradInput, w, &x->type.shape);
-  if (g->needs[1]) g->din[1] = gradient(g, OMC_OP_ConvGradWeight, x, &w->type.shape);
+  omc_value *const dy_w[] = {g->dout[0], w}, *const dy_x[] = {g->dout[0], x};
+  if (g->needs[0])
+    g->din[0] = omc_bn_shaped(&g->b, OMC_OP_ConvGradInput, 2, dy_w, g->node, &x->type.shape);
+  if (g->needs[1])
+    g->din[1] = omc_bn_shaped(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
   if (omc_in(g->node, 2) && g->needs[2]) {
     static const int64_t axes[] = {0, 2, 3};
     g->din[2] = omc_reduce_sum(&g->b, g->dout[0], axes, x->type.shape.rank - 1, false);

@@ -18,6 +18,7 @@
 #ifndef OMC_OPS_CONV_H
 #define OMC_OPS_CONV_H
 
+#include "base/int.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/kernel.h"
 
@@ -81,8 +82,6 @@ typedef struct {
   int64_t columns;    /* kh * kw * c, padded */
 } conv_weight_grad;
 
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t align16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 
 static inline int64_t source_plane(const conv_source *s) {
@@ -103,7 +102,7 @@ static inline int64_t product_source(const conv_product *p) {
 
 /* Or the gradient with taps outermost, the copy of a pass, and for each thread blocks of B, A. */
 static inline int64_t grad_thread(const conv_weight_grad *p) {
-  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + min64(p->m, ROWS)) + 4 * SLACK;
+  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + omc_min(p->m, ROWS)) + 4 * SLACK;
 }
 static inline int64_t grad_source(const conv_weight_grad *p) {
   return align16(p->pass * source_image(&p->source) + SLACK);

@@ -60,7 +60,7 @@ static void direct_grid(const conv_grid *grid, const real *weight, real bias, co
   for (int64_t y = 0; y < grid->rows; y++)
     for (int64_t x = 0; x < grid->cols; x += WIDE * OMC_VL)
       direct_run(weight, source + y * grid->row_step + x, grid,
-                 min64(grid->cols - x, WIDE * OMC_VL), bias, grid->out_col,
+                 omc_min(grid->cols - x, WIDE * OMC_VL), bias, grid->out_col,
                  plane + grid->out_at + y * grid->out_row + x * grid->out_col);
 }
 
@@ -136,7 +136,7 @@ static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) 
         const real *dy = (const real *)args->in[0].data + (image * p->groups * p->m + o) * pixels;
         for (int64_t t0 = 0; t0 < taps; t0 += TAPS) {
           int64_t at[TAPS];
-          const int64_t n = min64(TAPS, taps - t0);
+          const int64_t n = omc_min(TAPS, taps - t0);
           for (int64_t t = t0; t < t0 + n; t++) {
             const int64_t x = t % p->kw * p->dw;
             at[t - t0] = t / p->kw * p->dh * row + x % p->sw * s->part + x / p->sw;

@@ -15,7 +15,7 @@ static void copy_row(const conv_source *s, const real *from, real *to) {
   for (int64_t q = 0; q < s->phases; q++) {
     const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
     const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
-    const int64_t end = min64(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
+    const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
     if (s->phases == 1 && begin < end)
       memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(real));
     else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
@@ -153,7 +153,7 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   locate_columns(job, group, j0, n, from, to);
   const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
   for (int64_t q = 0; q < panels; q++)
-    counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, min64(OMC_NR, n - q * OMC_NR),
+    counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
                                       chunks + q * OMC_NR);
   const real *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
   for (int64_t block = 0; block < blocks; block++) {
@@ -186,9 +186,9 @@ static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t columns = job->images * job->grid->rows * job->grid->cols;
   const int64_t vectors = omc_ceil_div(columns, OMC_VL);
   for (int64_t u = begin; u < end;) {
-    const int64_t v = u % vectors, count = min64(COLS / OMC_VL, min64(vectors - v, end - u));
+    const int64_t v = u % vectors, count = omc_min(COLS / OMC_VL, omc_min(vectors - v, end - u));
     const int64_t group = u / vectors / job->m_parts, part = u / vectors % job->m_parts;
-    product_block(job, group, part, v * OMC_VL, min64(count * OMC_VL, columns - v * OMC_VL),
+    product_block(job, group, part, v * OMC_VL, omc_min(count * OMC_VL, columns - v * OMC_VL),
                   scratch);
     u += count;
   }
@@ -209,7 +209,7 @@ static omc_status convolve(const omc_kernel_args *args) {
   const int64_t blocks = p->groups * omc_ceil_div(columns, COLS);
   const int64_t wanted = omc_ceil_div(PARTS * threads, blocks ? blocks : 1);
   job.m_parts =
-      max64(omc_ceil_div(p->m, ROWS), threads > 1 ? min64(wanted, omc_gemm_panels(p->m)) : 1);
+      omc_max(omc_ceil_div(p->m, ROWS), threads > 1 ? omc_min(wanted, omc_gemm_panels(p->m)) : 1);
   for (int64_t i = 0; i < p->n_grids; i++) {
     job.grid = &p->grids[i];
     omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid->depth), 1, threads,

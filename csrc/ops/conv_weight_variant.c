@@ -24,8 +24,8 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
     const int64_t image = u / s->rows, y = u % s->rows - s->top;
     const real *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
     real *to = job->source + u * s->part * s->channels;
-    const int64_t x0 = y >= 0 && y < s->h ? min64(s->left, s->part) : s->part;
-    const int64_t x1 = y >= 0 && y < s->h ? min64(s->left + s->w, s->part) : s->part;
+    const int64_t x0 = y >= 0 && y < s->h ? omc_min(s->left, s->part) : s->part;
+    const int64_t x1 = y >= 0 && y < s->h ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof(real));
     memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(real));
     if (s->channels >= OMC_VL) {
@@ -48,7 +48,7 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0,
     const int64_t i = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - i;
     for (int64_t k = 0; k < depth;) {
       const int64_t image = (k0 + k) / pixels, pixel = (k0 + k) % pixels;
-      const int64_t n = min64(depth - k, pixels - pixel);
+      const int64_t n = omc_min(depth - k, pixels - pixel);
       const real *dy = (const real *)job->args->in[0].data +
                        ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
       OMC_GEMM_NAME(pack_lines)(dy, pixels, h, n, h, out + k * h);
@@ -82,7 +82,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
     for (int64_t panel = first; panel < last; panel++) {
       int64_t at[OMC_NR];
       conv_chunk chunks[OMC_NR];
-      const int64_t j0 = panel * OMC_NR, width = min64(OMC_NR, columns - j0);
+      const int64_t j0 = panel * OMC_NR, width = omc_min(OMC_NR, columns - j0);
       for (int64_t j = 0; j < width; j++) {
         const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
         at[j] =
@@ -130,9 +130,9 @@ static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
 static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) {
   const int64_t panels = omc_ceil_div(p->kh * p->kw * p->c, OMC_NR);
   const int64_t wanted = omc_ceil_div(threads, p->groups);
-  job->col_parts = max64(min64(wanted, panels), 1);
-  job->row_parts = max64(omc_ceil_div(p->m, ROWS),
-                         min64(omc_ceil_div(wanted, job->col_parts), omc_gemm_panels(p->m)));
+  job->col_parts = omc_max(omc_min(wanted, panels), 1);
+  job->row_parts = omc_max(omc_ceil_div(p->m, ROWS),
+                           omc_min(omc_ceil_div(wanted, job->col_parts), omc_gemm_panels(p->m)));
 }
 
 OMC_KERNEL(ConvGradWeight) {

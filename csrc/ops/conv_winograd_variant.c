@@ -90,12 +90,12 @@ static int64_t cut_runs(const winograd_job *job, int64_t j0, int64_t n, tile_run
   for (int64_t j = 0; j < n; count++) {
     const int64_t x = (j0 + j) % tiles_w, line = (j0 + j) / tiles_w;
     const int64_t y = line % tiles_h, image = line / tiles_h;
-    const int64_t tiles = min64(min64(tiles_w - x, n - j), OMC_VL);
+    const int64_t tiles = omc_min(omc_min(tiles_w - x, n - j), OMC_VL);
     out[count] = (tile_run){.n = tiles,
                             .to = j,
                             .source_at = image * source_image(&p->source) + 2 * y * row + x,
                             .out_at = ((job->first + image) * p->m * p->oh + 2 * y) * p->ow + 2 * x,
-                            .cols = min64(2 * tiles, p->ow - 2 * x),
+                            .cols = omc_min(2 * tiles, p->ow - 2 * x),
                             .lower = 2 * y + 1 < p->oh};
     j += tiles;
   }
@@ -130,7 +130,7 @@ static void store_row(const vreal *even, const vreal *odd, int64_t cols, real *o
     vstr(out + OMC_VL, high);
     return;
   }
-  vstn(out, low, min64(cols, OMC_VL));
+  vstn(out, low, omc_min(cols, OMC_VL));
   if (cols > OMC_VL) vstn(out + OMC_VL, high, cols - OMC_VL);
 }
 
@@ -193,9 +193,9 @@ static void tile_range(int64_t begin, int64_t end, int thread, void *ctx) {
   const winograd_job *job = ctx;
   const conv_winograd *p = job->p;
   real *scratch = job->threads + thread * winograd_thread(p);
-  const int64_t tiles = job->images * winograd_tiles(p), last = min64(end * OMC_NR, tiles);
+  const int64_t tiles = job->images * winograd_tiles(p), last = omc_min(end * OMC_NR, tiles);
   for (int64_t j = begin * OMC_NR; j < last; j += TILES)
-    tile_block(job, j, min64(TILES, last - j), scratch);
+    tile_block(job, j, omc_min(TILES, last - j), scratch);
 }
 
 omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p) {

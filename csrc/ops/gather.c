@@ -1,13 +1,17 @@
-/* Ops that read rows by index, and their gradients, which add rows by index.
+/* Ops that read a table by index, and their gradients, which add by index.
  *
- * Gather, GatherND and Embedding are one thing: x is [outer, dim, inner] and the result
- * [outer, n, inner] has row id of x for each of n ids. GatherElements picks single elements along
+ * Gather, GatherND and Embedding are one thing: the table is [outer, dim, inner] and the result
+ * [outer, n, inner] has row id of it for each of n ids. GatherElements picks single elements along
  * lines of an axis. Gather and GatherElements refuse ids below 0 if their attribute `strict` is 1.
  * Scattering is deterministic and needs no atomics: threads own disjoint parts of the destination,
- * and each adds in the order of the ids. */
+ * and each adds in the order of the ids.
+ *
+ * in[1] are the ids, i64 or i32. A gradient has the gradient of what was picked as in[0], the
+ * op's attributes, and the table's shape as attribute `shape`. */
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "cpu/strided.h"
@@ -37,10 +41,10 @@ typedef struct lines_params {
   int64_t table_step, picked_step;
 } lines_params;
 
-/* Indices of type i64 or i32 into 0 .. dim-1, checked before any is used. */
+/* Indices into 0 .. dim-1, checked before any is used. */
 typedef struct ids {
   const void *data;
-  bool wide;
+  bool wide; /* i64, else i32 */
   int64_t dim;
 } ids;
 
@@ -53,11 +57,12 @@ static inline int64_t id_at(const ids *t, int64_t i) {
   return id < 0 ? id + t->dim : id;
 }
 
-/* Checks n ids; OMC_EINDEX names the first that is outside. */
-omc_status omc_check_ids(const omc_kernel_args *args, const omc_tensor *t, int64_t n, int64_t dim,
-                         bool negative) OMC_MUST_USE;
+/* The n ids of args->in[1], all checked, from -dim (from 0 unless `negative`) to dim-1; OMC_EINDEX
+ * names the first that is outside. */
+omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int64_t dim, bool negative,
+                      ids *out) OMC_MUST_USE;
 
-/* The ids of args->in[1] as rows, checked. For GatherND they are worked out in the workspace. */
+/* Those ids as rows. For GatherND they are worked out in the workspace. */
 omc_status omc_row_ids(const omc_kernel_args *args, ids *out) OMC_MUST_USE;
 
 static inline int64_t n_ids(const rows_params *p) { return p->outer_ids ? p->outer * p->n : p->n; }
@@ -121,7 +126,7 @@ static void scatter_part(int64_t begin, int64_t end, int thread, void *ctx) {
 /* Columns keep threads evenly busy whatever the ids; rows are for rows too short to divide. */
 static void scatter(const omc_kernel_args *args, scatter_job *j) {
   const rows_params *p = j->p;
-  const int64_t threads = args->threads, blocks = (p->inner + OMC_VL - 1) / OMC_VL;
+  const int64_t threads = args->threads, blocks = omc_ceil_div(p->inner, OMC_VL);
   const int64_t work = p->outer * p->n * p->inner;
   int64_t units;
   if (p->outer >= threads)
@@ -181,11 +186,8 @@ static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
 OMC_KERNEL(GatherElementsGrad) {
   const lines_params *p = args->params;
   const omc_type *out = args->out[0].type;
-  lines_job j = {p,
-                 {args->in[1].data, args->in[1].type->dtype == OMC_I64, p->dim},
-                 args->in[0].data,
-                 args->out[0].data};
-  OMC_TRY(omc_check_ids(args, &args->in[1], p->n * p->count, p->dim, p->negative));
+  lines_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
+  OMC_TRY(omc_ids_of(args, p->n * p->count, p->dim, p->negative, &j.at));
   omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(elem), NULL, args->threads);
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
   return OMC_OK;
@@ -202,17 +204,17 @@ OMC_KERNELS(GatherElementsGrad)
 /* ---- ids ---- */
 
 typedef struct check_job {
-  ids t;
+  const ids *t;
   bool negative;
   atomic_bool bad;
 } check_job;
 
 /* The first position from `begin` whose id is outside, or `end`. */
 static int64_t find_bad(const check_job *j, int64_t begin, int64_t end) {
-  const int64_t low = j->negative ? -j->t.dim : 0;
+  const int64_t low = j->negative ? -j->t->dim : 0;
   for (int64_t i = begin; i < end; i++) {
-    const int64_t id = id_raw(&j->t, i);
-    if (id < low || id >= j->t.dim) return i;
+    const int64_t id = id_raw(j->t, i);
+    if (id < low || id >= j->t->dim) return i;
   }
   return end;
 }
@@ -228,27 +230,28 @@ static omc_status bad_id(const omc_kernel_args *args, int64_t id, int64_t positi
            args->node ? args->node : "", (long long)id, (long long)position, (long long)dim);
 }
 
-omc_status omc_check_ids(const omc_kernel_args *args, const omc_tensor *t, int64_t n, int64_t dim,
-                         bool negative) {
-  check_job j = {{t->data, t->type->dtype == OMC_I64, dim}, negative, false};
+omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int64_t dim, bool negative,
+                      ids *out) {
+  const omc_tensor *t = &args->in[1];
+  *out = (ids){t->data, t->type->dtype == OMC_I64, dim};
+  check_job j = {out, negative, false};
   omc_parallel_for(n, GRAIN, args->threads, check_range, &j);
   if (!atomic_load(&j.bad)) return OMC_OK;
   const int64_t i = find_bad(&j, 0, n);
-  return bad_id(args, id_raw(&j.t, i), i, dim);
+  return bad_id(args, id_raw(out, i), i, dim);
 }
 
 omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
   const rows_params *p = args->params;
-  const omc_tensor *t = &args->in[1];
   const int64_t n = n_ids(p);
-  *out = (ids){t->data, t->type->dtype == OMC_I64, p->dim};
-  if (!p->depth) return omc_check_ids(args, t, n, p->dim, p->negative);
+  if (!p->depth) return omc_ids_of(args, n, p->dim, p->negative, out);
+  const ids parts = {args->in[1].data, args->in[1].type->dtype == OMC_I64, 0};
   int64_t *rows = args->workspace;
   for (int64_t i = 0; i < n; i++) {
     rows[i] = 0;
     for (int32_t d = 0; d < p->depth; d++) {
-      const int64_t id = id_raw(out, i * p->depth + d), dim = p->dims[d];
-      if (id < -dim || id >= dim) return bad_id(args, id, i * p->depth + d, dim);
+      const int64_t at = i * p->depth + d, id = id_raw(&parts, at), dim = p->dims[d];
+      if (id < -dim || id >= dim) return bad_id(args, id, at, dim);
       rows[i] = rows[i] * dim + (id < 0 ? id + dim : id);
     }
   }
@@ -315,29 +318,16 @@ static void gather_lines(int64_t begin, int64_t end, int thread, void *ctx) {
 
 OMC_KERNEL_ANY(GatherElements) {
   const lines_params *p = args->params;
-  const omc_tensor *t = &args->in[1];
-  gather_job j = {p,
-                  {t->data, t->type->dtype == OMC_I64, p->dim},
-                  args->in[0].data,
-                  args->out[0].data,
-                  omc_dtype_size(args->in[0].type->dtype)};
-  OMC_TRY(omc_check_ids(args, t, p->n * p->count, p->dim, p->negative));
+  gather_job j = {.params = p,
+                  .src = args->in[0].data,
+                  .dst = args->out[0].data,
+                  .bytes = omc_dtype_size(args->in[0].type->dtype)};
+  OMC_TRY(omc_ids_of(args, p->n * p->count, p->dim, p->negative, &j.at));
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, gather_lines, &j);
   return OMC_OK;
 }
 
-/* ---- rules ---- */
-
-static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
-  return &omc_in(node, i)->type.shape;
-}
-
-static const omc_shape *out_shape(const omc_node *node) { return &node->out[0]->type.shape; }
-
-static omc_status need_ids(const omc_node *node) {
-  const omc_value *v = omc_in(node, 1);
-  return v->type.dtype == OMC_I32 ? OMC_OK : omc_need_dtype(node, 1, OMC_I64);
-}
+/* ---- rules: `table` is the shape of what is gathered from ---- */
 
 /* Copies dims [from, to) of a shape to the end of *out. */
 static omc_status append(const omc_node *node, const omc_shape *shape, int32_t from, int32_t to,
@@ -350,71 +340,23 @@ static omc_status append(const omc_node *node, const omc_shape *shape, int32_t f
   return OMC_OK;
 }
 
-/* in[0] of a gradient must have the shape of the forward result. */
-static omc_status need_picked(const omc_node *node, const omc_shape *shape) {
-  if (omc_shape_equal(shape, in_shape(node, 0))) return OMC_OK;
-  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s, not %s",
-                omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
-}
-
-static bool takes_negative(const omc_node *node) { return omc_attr_int(node, "strict", 0) == 0; }
-
-static void set_out(omc_node *node, const omc_shape *shape) {
-  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, shape);
-}
-
-static size_t rows_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node, (void)threads;
-  const rows_params *p = params;
-  return ids_bytes(p) + (p->by_freq ? (size_t)p->dim * sizeof(int64_t) : 0);
-}
-
-/* Gather: `table` is the shape of what is gathered from. */
-static omc_status gather_shape(const omc_node *node, const omc_shape *table, int32_t axis,
-                               omc_shape *out) {
+/* Rows of `axis`, one for each id. */
+static omc_status rows_shape(const omc_node *node, const omc_shape *table, int32_t axis,
+                             omc_shape *out) {
+  const omc_shape *of_ids = omc_in_shape(node, 1);
   *out = (omc_shape){0};
-  OMC_TRY(need_ids(node));
   OMC_TRY(append(node, table, 0, axis, out));
-  OMC_TRY(append(node, in_shape(node, 1), 0, in_shape(node, 1)->rank, out));
+  OMC_TRY(append(node, of_ids, 0, of_ids->rank, out));
   return append(node, table, axis + 1, table->rank, out);
 }
 
-static omc_status infer_gather(omc_node *node) {
-  omc_shape shape;
+static omc_status gather_shape(const omc_node *node, const omc_shape *table, omc_shape *out) {
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
-  OMC_TRY(gather_shape(node, in_shape(node, 0), axis, &shape));
-  set_out(node, &shape);
-  return OMC_OK;
+  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  return rows_shape(node, table, axis, out);
 }
 
-static omc_status infer_gather_grad(omc_node *node) {
-  const int32_t rank = in_shape(node, 0)->rank, n = in_shape(node, 1)->rank;
-  const int64_t dim = omc_attr_int(node, "dim", -1);
-  omc_shape table = {0}, shape;
-  int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, rank - n + 1, &axis));
-  if (dim < 0) OMC_NODE_FAIL(node, ESHAPE, "dim is %lld", (long long)dim);
-  OMC_TRY(append(node, in_shape(node, 0), 0, axis, &table));
-  OMC_TRY(append(node, &(omc_shape){1, {dim}}, 0, 1, &table));
-  OMC_TRY(append(node, in_shape(node, 0), axis + n, rank, &table));
-  OMC_TRY(gather_shape(node, &table, axis, &shape));
-  OMC_TRY(need_picked(node, &shape));
-  set_out(node, &table);
-  return OMC_OK;
-}
-
-static omc_status grad_gather(omc_grad *g) {
-  const omc_shape *x = in_shape(g->node, 0);
-  int32_t axis;
-  OMC_TRY(omc_need_axis(g->node, 0, x->rank, &axis));
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_ai("axis", axis), omc_ai("dim", x->dims[axis]),
-                            omc_ai("strict", omc_attr_int(g->node, "strict", 0))};
-  g->din[0] = omc_bn(&g->b, OMC_OP_GatherGrad, 2, in, 3, attrs);
-  return g->b.status;
-}
+static bool takes_negative(const omc_node *node) { return omc_attr_int(node, "strict", 0) == 0; }
 
 static omc_status gather_params(const omc_node *node, const omc_shape *table, rows_params *p) {
   int32_t axis;
@@ -422,89 +364,36 @@ static omc_status gather_params(const omc_node *node, const omc_shape *table, ro
   *p = (rows_params){.outer = omc_shape_span(table, 0, axis),
                      .dim = table->dims[axis],
                      .inner = omc_shape_span(table, axis + 1, table->rank),
-                     .n = omc_shape_numel(in_shape(node, 1)),
+                     .n = omc_shape_numel(omc_in_shape(node, 1)),
                      .padding = -1,
                      .negative = takes_negative(node)};
   return OMC_OK;
 }
 
-static omc_status params_gather(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return gather_params(node, in_shape(node, 0), params);
-}
-
-static omc_status params_gather_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return gather_params(node, out_shape(node), params);
-}
-
 /* Embedding: Gather of whole rows, ids from 0, some rows without gradient. */
-static omc_status infer_embedding(omc_node *node) {
-  omc_shape shape;
+static omc_status embedding_shape(const omc_node *node, const omc_shape *table, omc_shape *out) {
   OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(omc_need_rank(node, 0, 2));
-  OMC_TRY(gather_shape(node, in_shape(node, 0), 0, &shape));
-  set_out(node, &shape);
-  return OMC_OK;
+  if (table->rank != 2) OMC_NODE_FAIL(node, ESHAPE, "a table of rank %d, not 2", table->rank);
+  return rows_shape(node, table, 0, out);
 }
 
-static omc_status infer_embedding_grad(omc_node *node) {
-  const omc_shape *dy = in_shape(node, 0);
-  const omc_shape table = {2,
-                           {omc_attr_int(node, "num", -1), dy->rank ? dy->dims[dy->rank - 1] : 0}};
-  char type[OMC_TYPE_TEXT];
-  omc_shape shape;
-  if (table.dims[0] < 0) OMC_NODE_FAIL(node, ESHAPE, "num is %lld", (long long)table.dims[0]);
-  OMC_TRY(gather_shape(node, &table, 0, &shape));
-  OMC_TRY(need_picked(node, &shape));
-  set_out(node, &table);
-  const omc_value *base = omc_in(node, 2);
-  if (base && !omc_type_equal(&base->type, &node->out[0]->type))
-    OMC_NODE_FAIL(node, ESHAPE, "base is %s, unlike the result",
-                  omc_type_text(&base->type, type, sizeof type));
-  return OMC_OK;
-}
-
-static omc_status grad_embedding(omc_grad *g) {
-  const omc_node *node = g->node;
-  omc_value *const in[] = {g->dout[0], omc_in(node, 1)};
-  const omc_attr attrs[] = {
-      omc_ai("num", in_shape(node, 0)->dims[0]),
-      omc_ai("padding_idx", omc_attr_int(node, "padding_idx", -1)),
-      omc_ai("scale_grad_by_freq", omc_attr_int(node, "scale_grad_by_freq", 0))};
-  g->din[0] = omc_bn(&g->b, OMC_OP_EmbeddingGrad, 2, in, 3, attrs);
-  return g->b.status;
-}
-
-static void embedding_params(const omc_node *node, const omc_shape *table, rows_params *p) {
+static omc_status embedding_params(const omc_node *node, const omc_shape *table, rows_params *p) {
   *p = (rows_params){.outer = 1,
                      .dim = table->dims[0],
                      .inner = table->dims[1],
-                     .n = omc_shape_numel(in_shape(node, 1)),
-                     .padding = omc_attr_int(node, "padding_idx", -1)};
-}
-
-static omc_status params_embedding(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  embedding_params(node, in_shape(node, 0), params);
-  return OMC_OK;
-}
-
-static omc_status params_embedding_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  rows_params *p = params;
-  embedding_params(node, out_shape(node), p);
-  p->by_freq = omc_attr_int(node, "scale_grad_by_freq", 0) != 0;
+                     .n = omc_shape_numel(omc_in_shape(node, 1)),
+                     .padding = omc_attr_int(node, "padding_idx", -1),
+                     .by_freq = node->op == OMC_OP_EmbeddingGrad &&
+                                omc_attr_int(node, "scale_grad_by_freq", 0) != 0};
   return OMC_OK;
 }
 
 /* GatherND: the last axis of ids is an index into the `depth` axes after the batch axes. */
 static omc_status gather_nd_params(const omc_node *node, const omc_shape *table, rows_params *p) {
-  const omc_shape *t = in_shape(node, 1);
+  const omc_shape *t = omc_in_shape(node, 1);
   const int64_t batch = omc_attr_int(node, "batch_dims", 0);
   const int64_t depth = t->rank ? t->dims[t->rank - 1] : 0;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_TRY(need_ids(node));
   bool fits = batch >= 0 && batch < t->rank && depth >= 1 && batch + depth <= table->rank;
   for (int32_t i = 0; fits && i < batch; i++) fits = t->dims[i] == table->dims[i];
   if (!fits)
@@ -525,90 +414,33 @@ static omc_status gather_nd_params(const omc_node *node, const omc_shape *table,
 }
 
 static omc_status gather_nd_shape(const omc_node *node, const omc_shape *table, omc_shape *out) {
+  const omc_shape *of_ids = omc_in_shape(node, 1);
   rows_params p;
   OMC_TRY(gather_nd_params(node, table, &p));
   *out = (omc_shape){0};
-  OMC_TRY(append(node, in_shape(node, 1), 0, in_shape(node, 1)->rank - 1, out));
+  OMC_TRY(append(node, of_ids, 0, of_ids->rank - 1, out));
   const int32_t batch = (int32_t)omc_attr_int(node, "batch_dims", 0);
   return append(node, table, batch + p.depth, table->rank, out);
 }
 
-static omc_status infer_gather_nd(omc_node *node) {
-  omc_shape shape;
-  OMC_TRY(gather_nd_shape(node, in_shape(node, 0), &shape));
-  set_out(node, &shape);
-  return OMC_OK;
-}
-
-static omc_status infer_gather_nd_grad(omc_node *node) {
-  omc_shape table, shape;
-  OMC_TRY(omc_need_shape(node, &table));
-  OMC_TRY(gather_nd_shape(node, &table, &shape));
-  OMC_TRY(need_picked(node, &shape));
-  set_out(node, &table);
-  return OMC_OK;
-}
-
-static omc_status grad_gather_nd(omc_grad *g) {
-  const omc_shape *x = in_shape(g->node, 0);
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_ai("batch_dims", omc_attr_int(g->node, "batch_dims", 0)),
-                            omc_ais("shape", x->dims, (uint32_t)x->rank)};
-  g->din[0] = omc_bn(&g->b, OMC_OP_GatherNDGrad, 2, in, 2, attrs);
-  return g->b.status;
-}
-
-static omc_status params_gather_nd(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return gather_nd_params(node, in_shape(node, 0), params);
-}
-
-static omc_status params_gather_nd_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return gather_nd_params(node, out_shape(node), params);
-}
-
-/* GatherElements: ids have x's rank and nowhere, but along the axis, more elements. */
-static omc_status check_elements(const omc_node *node, const omc_shape *table) {
-  const omc_shape *t = in_shape(node, 1);
+/* GatherElements: ids have the table's rank and nowhere, but along the axis, more elements. */
+static omc_status gather_elements_shape(const omc_node *node, const omc_shape *table,
+                                        omc_shape *out) {
   int32_t axis;
-  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_TRY(need_ids(node));
   OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
-  bool fits = t->rank == table->rank;
-  for (int32_t i = 0; fits && i < t->rank; i++) fits = i == axis || t->dims[i] <= table->dims[i];
+  *out = *omc_in_shape(node, 1);
+  bool fits = out->rank == table->rank;
+  for (int32_t i = 0; fits && i < out->rank; i++)
+    fits = i == axis || out->dims[i] <= table->dims[i];
   if (fits) return OMC_OK;
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_NODE_FAIL(node, ESHAPE, "ids %s do not pick from %s along axis %d",
-                omc_shape_text(t, a, sizeof a), omc_shape_text(table, b, sizeof b), axis);
+                omc_shape_text(out, a, sizeof a), omc_shape_text(table, b, sizeof b), axis);
 }
 
-static omc_status infer_gather_elements(omc_node *node) {
-  OMC_TRY(check_elements(node, in_shape(node, 0)));
-  set_out(node, in_shape(node, 1));
-  return OMC_OK;
-}
-
-static omc_status infer_gather_elements_grad(omc_node *node) {
-  omc_shape table;
-  OMC_TRY(omc_need_shape(node, &table));
-  OMC_TRY(check_elements(node, &table));
-  OMC_TRY(need_picked(node, in_shape(node, 1)));
-  set_out(node, &table);
-  return OMC_OK;
-}
-
-static omc_status grad_gather_elements(omc_grad *g) {
-  const omc_shape *x = in_shape(g->node, 0);
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_ai("axis", omc_attr_int(g->node, "axis", 0)),
-                            omc_ais("shape", x->dims, (uint32_t)x->rank),
-                            omc_ai("strict", omc_attr_int(g->node, "strict", 0))};
-  g->din[0] = omc_bn(&g->b, OMC_OP_GatherElementsGrad, 2, in, 3, attrs);
-  return g->b.status;
-}
-
-static omc_status lines_of(const omc_node *node, const omc_shape *table, lines_params *p) {
-  const omc_shape *t = in_shape(node, 1);
+static omc_status gather_elements_params(const omc_node *node, const omc_shape *table,
+                                         lines_params *p) {
+  const omc_shape *t = omc_in_shape(node, 1);
   int64_t table_strides[OMC_MAX_RANK], strides[OMC_MAX_RANK];
   int32_t axis;
   OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
@@ -630,39 +462,87 @@ static omc_status lines_of(const omc_node *node, const omc_shape *table, lines_p
   return OMC_OK;
 }
 
-static omc_status params_gather_elements(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return lines_of(node, in_shape(node, 0), params);
+static omc_status need_ids(const omc_node *node) {
+  return omc_in(node, 1)->type.dtype == OMC_I32 ? OMC_OK : omc_need_dtype(node, 1, OMC_I64);
 }
 
-static omc_status params_gather_elements_grad(const omc_node *node, omc_arena *arena,
-                                              void *params) {
-  (void)arena;
-  return lines_of(node, out_shape(node), params);
+/* The shape of what a node picks from a table of shape `table`. */
+typedef omc_status (*pick_rule)(const omc_node *node, const omc_shape *table, omc_shape *out);
+
+static omc_status infer_pick(omc_node *node, pick_rule rule) {
+  omc_shape shape;
+  OMC_TRY(need_ids(node));
+  OMC_TRY(rule(node, omc_in_shape(node, 0), &shape));
+  omc_set_shape(node, &shape);
+  return OMC_OK;
 }
 
-/* ---- records ---- */
+/* A third input is what the gradient is added to. */
+static omc_status infer_pick_grad(omc_node *node, pick_rule rule) {
+  omc_shape table, shape;
+  OMC_TRY(need_ids(node));
+  OMC_TRY(omc_need_shape(node, &table));
+  OMC_TRY(rule(node, &table, &shape));
+  OMC_TRY(omc_need_gradient(node, &shape));
+  omc_set_shape(node, &table);
+  const omc_value *base = omc_in(node, 2);
+  if (!base || omc_type_equal(&base->type, &node->out[0]->type)) return OMC_OK;
+  char type[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "base is %s, unlike the result",
+                omc_type_text(&base->type, type, sizeof type));
+}
 
-#define GATHER_OP(name_, id, kernel, params_t, ...)               \
-  const omc_op omc_op_##name_ = {.name = #name_,                  \
-                                 .min_in = 2,                     \
-                                 .n_out = 1,                      \
-                                 .infer = infer_##id,             \
-                                 .params_size = sizeof(params_t), \
-                                 .params = params_##id,           \
-                                 .cpu = &omc_kernels_##kernel,    \
-                                 __VA_ARGS__};
-GATHER_OP(Gather, gather, GatherRows, rows_params, .max_in = 2, .grad = grad_gather)
-GATHER_OP(GatherGrad, gather_grad, ScatterRows, rows_params, .max_in = 2)
-GATHER_OP(GatherND, gather_nd, GatherRows, rows_params, .max_in = 2, .grad = grad_gather_nd,
-          .workspace = rows_workspace)
-GATHER_OP(GatherNDGrad, gather_nd_grad, ScatterRows, rows_params, .max_in = 2,
-          .workspace = rows_workspace)
-GATHER_OP(Embedding, embedding, GatherRows, rows_params, .max_in = 2, .grad = grad_embedding)
-GATHER_OP(EmbeddingGrad, embedding_grad, ScatterRows, rows_params, .max_in = 3,
-          .flags = OMC_OP_INPLACE_2, .workspace = rows_workspace)
-GATHER_OP(GatherElements, gather_elements, GatherElements, lines_params, .max_in = 2,
-          .grad = grad_gather_elements)
-GATHER_OP(GatherElementsGrad, gather_elements_grad, GatherElementsGrad, lines_params, .max_in = 2)
+static omc_status grad_pick(omc_grad *g, omc_op_id op) {
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  g->din[0] = omc_bn_shaped(&g->b, op, 2, in, g->node, omc_in_shape(g->node, 0));
+  return g->b.status;
+}
+
+static size_t rows_workspace(const omc_node *node, const void *params, int threads) {
+  (void)node, (void)threads;
+  const rows_params *p = params;
+  return ids_bytes(p) + (p->by_freq ? (size_t)p->dim * sizeof(int64_t) : 0);
+}
+
+/* ---- records: an op that picks, and its gradient ---- */
+
+#define PICK_OPS(name_, id, params_t, pick, scatter, most_in, workspace_)                      \
+  static omc_status infer_##id(omc_node *node) { return infer_pick(node, id##_shape); }        \
+  static omc_status infer_##id##_grad(omc_node *node) {                                        \
+    return infer_pick_grad(node, id##_shape);                                                  \
+  }                                                                                            \
+  static omc_status grad_##id(omc_grad *g) { return grad_pick(g, OMC_OP_##name_##Grad); }      \
+  static omc_status params_##id(const omc_node *node, omc_arena *arena, void *params) {        \
+    (void)arena;                                                                               \
+    return id##_params(node, omc_in_shape(node, 0), params);                                   \
+  }                                                                                            \
+  static omc_status params_##id##_grad(const omc_node *node, omc_arena *arena, void *params) { \
+    (void)arena;                                                                               \
+    return id##_params(node, &node->out[0]->type.shape, params);                               \
+  }                                                                                            \
+  const omc_op omc_op_##name_ = {.name = #name_,                                               \
+                                 .min_in = 2,                                                  \
+                                 .max_in = 2,                                                  \
+                                 .n_out = 1,                                                   \
+                                 .infer = infer_##id,                                          \
+                                 .grad = grad_##id,                                            \
+                                 .params_size = sizeof(params_t),                              \
+                                 .params = params_##id,                                        \
+                                 .workspace = workspace_,                                      \
+                                 .cpu = &omc_kernels_##pick};                                  \
+  const omc_op omc_op_##name_##Grad = {.name = #name_ "Grad",                                  \
+                                       .min_in = 2,                                            \
+                                       .max_in = most_in,                                      \
+                                       .n_out = 1,                                             \
+                                       .flags = most_in > 2 ? OMC_OP_INPLACE_2 : 0,            \
+                                       .infer = infer_##id##_grad,                             \
+                                       .params_size = sizeof(params_t),                        \
+                                       .params = params_##id##_grad,                           \
+                                       .workspace = workspace_,                                \
+                                       .cpu = &omc_kernels_##scatter};
+PICK_OPS(Gather, gather, rows_params, GatherRows, ScatterRows, 2, rows_workspace)
+PICK_OPS(GatherND, gather_nd, rows_params, GatherRows, ScatterRows, 2, rows_workspace)
+PICK_OPS(Embedding, embedding, rows_params, GatherRows, ScatterRows, 3, rows_workspace)
+PICK_OPS(GatherElements, gather_elements, lines_params, GatherElements, GatherElementsGrad, 2, NULL)
 
 #endif

@@ -9,6 +9,10 @@ void omc_set_type(omc_node *node, uint32_t i, omc_dtype dtype, const omc_shape *
   if (v) v->type = (omc_type){dtype, *shape};
 }
 
+void omc_set_shape(omc_node *node, const omc_shape *shape) {
+  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, shape);
+}
+
 omc_status omc_need_const(const omc_node *node, uint32_t i) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
@@ -78,6 +82,14 @@ omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) {
   char type[OMC_TYPE_TEXT];
   OMC_NODE_FAIL(node, ESHAPE, "input %u is %s, not of rank %d", i,
                 omc_type_text(&v->type, type, sizeof type), rank);
+}
+
+omc_status omc_need_gradient(const omc_node *node, const omc_shape *shape) {
+  const omc_shape *dy = omc_in_shape(node, 0);
+  if (omc_shape_equal(shape, dy)) return OMC_OK;
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s, not %s", omc_shape_text(dy, a, sizeof a),
+                omc_shape_text(shape, b, sizeof b));
 }
 
 omc_status omc_infer_same(omc_node *node) {

@@ -12,8 +12,14 @@ omc_status omc_infer_compare(omc_node *node) OMC_MUST_USE;   /* as broadcast; ou
 omc_status omc_infer_test(omc_node *node) OMC_MUST_USE;      /* as compare; inputs float */
 omc_status omc_infer_choice(omc_node *node) OMC_MUST_USE; /* in[0] bool, the others as broadcast */
 
-/* Sets output i (if present) to dtype and shape. */
+/* The shape of input i, which must be there. */
+static inline const omc_shape *omc_in_shape(const omc_node *node, uint32_t i) {
+  return &omc_in(node, i)->type.shape;
+}
+
+/* Sets output i (if present) to dtype and shape; output 0 to the dtype of in[0] and shape. */
 void omc_set_type(omc_node *node, uint32_t i, omc_dtype dtype, const omc_shape *shape);
+void omc_set_shape(omc_node *node, const omc_shape *shape);
 
 /* Fails naming the node unless input i is a constant (its elements shape the output). */
 omc_status omc_need_const(const omc_node *node, uint32_t i) OMC_MUST_USE;
@@ -35,5 +41,8 @@ omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank,
 omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) OMC_MUST_USE;
 omc_status omc_need_float(const omc_node *node, uint32_t i) OMC_MUST_USE;
 omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) OMC_MUST_USE;
+
+/* Fails naming the node unless in[0], the gradient of an output of that shape, has it. */
+omc_status omc_need_gradient(const omc_node *node, const omc_shape *shape) OMC_MUST_USE;
 
 #endif

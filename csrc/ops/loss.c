@@ -4,6 +4,7 @@
  * log p = x - lse, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log p[c].
  * "mean" divides the sum by the w[t] of all rows. Rows whose target is ignore_index do not count.
  * Of the forward only lse is kept. */
+#include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/infer.h"
@@ -55,7 +56,7 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
                     .weight = omc_in_data(args, weight),
                     .hard = (real)(1 - p->smoothing),
                     .soft = (real)(p->smoothing / (double)p->classes),
-                    .groups = (p->inner + COLS - 1) / COLS};
+                    .groups = omc_ceil_div(p->inner, COLS)};
   job->weights = job->weight ? row_sum(job->weight, p->classes) : (real)p->classes;
   for (int64_t i = 0; i < p->outer * p->inner; i++) {
     const int64_t t = job->target[i];

@@ -1,8 +1,8 @@
 /* Ops that move elements. Each is a list of strided copies, and one kernel runs them all. */
 #include <string.h>
 
+#include "base/int.h"
 #include "cpu/kernel.h"
-#include "cpu/parallel.h"
 #include "cpu/strided.h"
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -58,20 +58,12 @@ static omc_strided between(const omc_shape *shape, const omc_shape *src, const o
   return c;
 }
 
-static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
-  return &omc_in(node, i)->type.shape;
-}
-
-static void set_out(omc_node *node, const omc_shape *shape) {
-  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, shape);
-}
-
 /* ---- Transpose ---- */
 
 static omc_status perm_of(const omc_node *node, int32_t *perm) {
   uint32_t n;
   const int64_t *given = omc_attr_ints(node, "perm", &n);
-  const int32_t rank = in_shape(node, 0)->rank;
+  const int32_t rank = omc_in_shape(node, 0)->rank;
   uint32_t seen = 0;
   if (given && (int64_t)n != rank)
     OMC_NODE_FAIL(node, ESHAPE, "perm has %u entries for rank %d", n, rank);
@@ -86,9 +78,9 @@ static omc_status perm_of(const omc_node *node, int32_t *perm) {
 static omc_status infer_transpose(omc_node *node) {
   int32_t perm[OMC_MAX_RANK];
   OMC_TRY(perm_of(node, perm));
-  omc_shape shape = *in_shape(node, 0);
-  for (int32_t i = 0; i < shape.rank; i++) shape.dims[i] = in_shape(node, 0)->dims[perm[i]];
-  set_out(node, &shape);
+  omc_shape shape = *omc_in_shape(node, 0);
+  for (int32_t i = 0; i < shape.rank; i++) shape.dims[i] = omc_in_shape(node, 0)->dims[perm[i]];
+  omc_set_shape(node, &shape);
   return OMC_OK;
 }
 
@@ -96,7 +88,7 @@ static omc_status grad_transpose(omc_grad *g) {
   int32_t perm[OMC_MAX_RANK];
   int64_t inverse[OMC_MAX_RANK];
   OMC_TRY(perm_of(g->node, perm));
-  for (int32_t i = 0; i < in_shape(g->node, 0)->rank; i++) inverse[perm[i]] = i;
+  for (int32_t i = 0; i < omc_in_shape(g->node, 0)->rank; i++) inverse[perm[i]] = i;
   g->din[0] = omc_transpose(&g->b, g->dout[0], inverse);
   return g->b.status;
 }
@@ -108,7 +100,7 @@ static omc_status params_transpose(const omc_node *node, omc_arena *arena, void 
   OMC_TRY(reserve(node, arena, 1, params));
   const omc_shape *out = &node->out[0]->type.shape;
   omc_strided c = between(out, out, out);
-  omc_shape_strides(in_shape(node, 0), strides);
+  omc_shape_strides(omc_in_shape(node, 0), strides);
   for (int32_t i = 0; i < c.rank; i++) c.src[i] = strides[perm[i]];
   push(params, node, 0, 0, &c);
   return OMC_OK;
@@ -123,8 +115,9 @@ static omc_status infer_expand(omc_node *node) {
   for (int32_t i = 0; i < to.rank; i++)
     if (to.dims[i] < 0)
       OMC_NODE_FAIL(node, ESHAPE, "dim %d of the target shape is %lld", i, (long long)to.dims[i]);
-  OMC_TRY(omc_shape_broadcast(in_shape(node, 0), &to, omc_node_text(node, text, sizeof text), &to));
-  set_out(node, &to);
+  OMC_TRY(
+      omc_shape_broadcast(omc_in_shape(node, 0), &to, omc_node_text(node, text, sizeof text), &to));
+  omc_set_shape(node, &to);
   return OMC_OK;
 }
 
@@ -137,7 +130,7 @@ static omc_status params_expand(const omc_node *node, omc_arena *arena, void *pa
   OMC_TRY(reserve(node, arena, 1, params));
   const omc_shape *out = &node->out[0]->type.shape;
   omc_strided c = between(out, out, out);
-  omc_broadcast_strides(in_shape(node, 0), out, c.src);
+  omc_broadcast_strides(omc_in_shape(node, 0), out, c.src);
   push(params, node, 0, 0, &c);
   return OMC_OK;
 }
@@ -145,32 +138,32 @@ static omc_status params_expand(const omc_node *node, omc_arena *arena, void *pa
 /* ---- Concat and Split ---- */
 
 static omc_status infer_concat(omc_node *node) {
-  omc_shape shape = *in_shape(node, 0);
+  omc_shape shape = *omc_in_shape(node, 0);
   int32_t axis;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
   for (uint32_t i = 1; i < node->n_in; i++) {
     OMC_TRY(omc_need_dtype(node, i, omc_in(node, 0)->type.dtype));
     OMC_TRY(omc_need_rank(node, i, shape.rank));
-    const omc_shape *x = in_shape(node, i);
+    const omc_shape *x = omc_in_shape(node, i);
     for (int32_t d = 0; d < shape.rank; d++)
       if (d != axis && x->dims[d] != shape.dims[d])
         OMC_NODE_FAIL(node, ESHAPE, "input %u is %s and input 0 is %s, unequal beside axis %d", i,
                       omc_shape_text(x, a, sizeof a),
-                      omc_shape_text(in_shape(node, 0), b, sizeof b), axis);
+                      omc_shape_text(omc_in_shape(node, 0), b, sizeof b), axis);
     shape.dims[axis] += x->dims[axis];
   }
-  set_out(node, &shape);
+  omc_set_shape(node, &shape);
   return OMC_OK;
 }
 
 static omc_status grad_concat(omc_grad *g) {
   const omc_node *node = g->node;
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
+  OMC_TRY(omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis));
   int64_t *sizes = OMC_NEW_ARRAY(&g->b.graph->arena, int64_t, node->n_in);
   if (!sizes) OMC_NODE_FAIL(node, ENOMEM, "no memory for %u sizes", node->n_in);
-  for (uint32_t i = 0; i < node->n_in; i++) sizes[i] = in_shape(node, i)->dims[axis];
+  for (uint32_t i = 0; i < node->n_in; i++) sizes[i] = omc_in_shape(node, i)->dims[axis];
   omc_value *const in[] = {g->dout[0], omc_ints(&g->b, sizes, (int32_t)node->n_in)};
   const omc_attr attr = omc_ai("axis", axis);
   omc_build(&g->b, OMC_OP_Split, 2, in, 0, 1, &attr, node->n_in, g->din);
@@ -179,11 +172,11 @@ static omc_status grad_concat(omc_grad *g) {
 
 static omc_status params_concat(const omc_node *node, omc_arena *arena, void *params) {
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, in_shape(node, 0)->rank, &axis));
+  OMC_TRY(omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis));
   OMC_TRY(reserve(node, arena, node->n_in, params));
   int64_t at = 0;
   for (uint32_t i = 0; i < node->n_in; i++) {
-    const omc_shape *x = in_shape(node, i);
+    const omc_shape *x = omc_in_shape(node, i);
     omc_strided c = between(x, x, &node->out[0]->type.shape);
     c.dst_offset = at * c.dst[axis];
     at += x->dims[axis];
@@ -193,7 +186,7 @@ static omc_status params_concat(const omc_node *node, omc_arena *arena, void *pa
 }
 
 static omc_status infer_split(omc_node *node) {
-  omc_shape shape = *in_shape(node, 0);
+  omc_shape shape = *omc_in_shape(node, 0);
   int32_t axis;
   OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
   OMC_TRY(omc_need_const(node, 1));
@@ -229,7 +222,7 @@ static omc_status grad_split(omc_grad *g) {
 }
 
 static omc_status params_split(const omc_node *node, omc_arena *arena, void *params) {
-  const omc_shape *x = in_shape(node, 0);
+  const omc_shape *x = omc_in_shape(node, 0);
   int32_t axis;
   OMC_TRY(omc_need_axis(node, 0, x->rank, &axis));
   OMC_TRY(reserve(node, arena, node->n_out, params));
@@ -254,17 +247,13 @@ typedef struct slice {
   int64_t start[OMC_MAX_RANK], step[OMC_MAX_RANK];
 } slice;
 
-static int64_t clamp(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
-
 /* Elements from `start` to before `end` as ONNX bounds them; *start becomes the first index. */
 static int64_t slice_dim(int64_t dim, int64_t *start, int64_t end, int64_t step) {
   const int64_t low = step > 0 ? 0 : -1, high = step > 0 ? dim : dim - 1;
   if (*start < 0) *start += dim;
   if (end < 0) end += dim;
-  *start = clamp(*start, step > 0 ? 0 : low + (dim > 0), high);
-  end = clamp(end, low, high);
+  *start = omc_clamp(*start, step > 0 ? 0 : low + (dim > 0), high);
+  end = omc_clamp(end, low, high);
   if (step > 0) return end > *start ? (end - *start - 1) / step + 1 : 0;
   return end < *start ? (*start - end - 1) / -step + 1 : 0;
 }
@@ -303,8 +292,8 @@ static void take_slice(const slice *s, int64_t *strides, int64_t *offset) {
 
 static omc_status infer_slice(omc_node *node) {
   slice s;
-  OMC_TRY(read_slice(node, in_shape(node, 0), &s));
-  set_out(node, &s.shape);
+  OMC_TRY(read_slice(node, omc_in_shape(node, 0), &s));
+  omc_set_shape(node, &s.shape);
   return OMC_OK;
 }
 
@@ -318,16 +307,16 @@ static omc_status slice_like(omc_grad *g, omc_op_id op, uint32_t n_attr, const o
 }
 
 static omc_status grad_slice(omc_grad *g) {
-  const omc_shape *x = in_shape(g->node, 0);
+  const omc_shape *x = omc_in_shape(g->node, 0);
   const omc_attr attr = omc_ais("shape", x->dims, (uint32_t)x->rank);
   return slice_like(g, OMC_OP_SliceGrad, 1, &attr);
 }
 
 static omc_status params_slice(const omc_node *node, omc_arena *arena, void *params) {
   slice s;
-  OMC_TRY(read_slice(node, in_shape(node, 0), &s));
+  OMC_TRY(read_slice(node, omc_in_shape(node, 0), &s));
   OMC_TRY(reserve(node, arena, 1, params));
-  omc_strided c = between(&s.shape, in_shape(node, 0), &s.shape);
+  omc_strided c = between(&s.shape, omc_in_shape(node, 0), &s.shape);
   take_slice(&s, c.src, &c.src_offset);
   push(params, node, 0, 0, &c);
   return OMC_OK;
@@ -338,13 +327,8 @@ static omc_status infer_slice_grad(omc_node *node) {
   slice s;
   OMC_TRY(omc_need_shape(node, &shape));
   OMC_TRY(read_slice(node, &shape, &s));
-  if (!omc_shape_equal(&s.shape, in_shape(node, 0))) {
-    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s and the slice %s",
-                  omc_shape_text(in_shape(node, 0), a, sizeof a),
-                  omc_shape_text(&s.shape, b, sizeof b));
-  }
-  set_out(node, &shape);
+  OMC_TRY(omc_need_gradient(node, &s.shape));
+  omc_set_shape(node, &shape);
   return OMC_OK;
 }
 
@@ -365,7 +349,7 @@ static omc_status params_slice_grad(const omc_node *node, omc_arena *arena, void
 /* ---- Pad: pads[i] before and pads[rank + i] after axis i ---- */
 
 static omc_status read_pads(const omc_node *node, int64_t *pads) {
-  const int32_t rank = in_shape(node, 0)->rank;
+  const int32_t rank = omc_in_shape(node, 0)->rank;
   int32_t n;
   OMC_TRY(omc_need_ints(node, 1, 2 * OMC_MAX_RANK, pads, &n));
   if (n == 2 * rank) return OMC_OK;
@@ -374,7 +358,7 @@ static omc_status read_pads(const omc_node *node, int64_t *pads) {
 
 static omc_status infer_pad(omc_node *node) {
   const char *mode = omc_attr_string(node, "mode", "constant");
-  omc_shape shape = *in_shape(node, 0);
+  omc_shape shape = *omc_in_shape(node, 0);
   int64_t pads[2 * OMC_MAX_RANK];
   if (strcmp(mode, "constant") != 0) OMC_NODE_FAIL(node, EUNSUPPORTED, "mode \"%s\"", mode);
   OMC_TRY(read_pads(node, pads));
@@ -383,7 +367,7 @@ static omc_status infer_pad(omc_node *node) {
     if (__builtin_add_overflow(*dim, pads[i], dim) ||
         __builtin_add_overflow(*dim, pads[shape.rank + i], dim) || *dim < 0)
       OMC_NODE_FAIL(node, ESHAPE, "axis %d of %lld is padded by %lld and %lld", i,
-                    (long long)in_shape(node, 0)->dims[i], (long long)pads[i],
+                    (long long)omc_in_shape(node, 0)->dims[i], (long long)pads[i],
                     (long long)pads[shape.rank + i]);
   }
   const omc_value *value = omc_in(node, 2);
@@ -392,13 +376,13 @@ static omc_status infer_pad(omc_node *node) {
     if (omc_shape_numel(&value->type.shape) != 1)
       OMC_NODE_FAIL(node, ESHAPE, "the value is not a single element");
   }
-  set_out(node, &shape);
+  omc_set_shape(node, &shape);
   return OMC_OK;
 }
 
 static omc_status grad_pad(omc_grad *g) {
   int64_t pads[2 * OMC_MAX_RANK];
-  const int32_t n = 2 * in_shape(g->node, 0)->rank;
+  const int32_t n = 2 * omc_in_shape(g->node, 0)->rank;
   OMC_TRY(read_pads(g->node, pads));
   for (int32_t i = 0; i < n; i++) pads[i] = -pads[i];
   g->din[0] = omc_b2(&g->b, OMC_OP_Pad, g->dout[0], omc_ints(&g->b, pads, n));
@@ -407,7 +391,7 @@ static omc_status grad_pad(omc_grad *g) {
 
 static omc_status params_pad(const omc_node *node, omc_arena *arena, void *params) {
   move_params *p = params;
-  const omc_shape *x = in_shape(node, 0), *out = &node->out[0]->type.shape;
+  const omc_shape *x = omc_in_shape(node, 0), *out = &node->out[0]->type.shape;
   int64_t pads[2 * OMC_MAX_RANK];
   OMC_TRY(read_pads(node, pads));
   OMC_TRY(reserve(node, arena, 1, p));
@@ -428,7 +412,7 @@ static omc_status params_pad(const omc_node *node, omc_arena *arena, void *param
 /* ---- Tile ---- */
 
 static omc_status infer_tile(omc_node *node) {
-  omc_shape shape = *in_shape(node, 0);
+  omc_shape shape = *omc_in_shape(node, 0);
   int64_t repeats[OMC_MAX_RANK];
   int32_t n;
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, repeats, &n));
@@ -436,12 +420,12 @@ static omc_status infer_tile(omc_node *node) {
   for (int32_t i = 0; i < n; i++)
     if (repeats[i] < 0 || __builtin_mul_overflow(shape.dims[i], repeats[i], &shape.dims[i]))
       OMC_NODE_FAIL(node, ESHAPE, "%lld repeats of axis %d", (long long)repeats[i], i);
-  set_out(node, &shape);
+  omc_set_shape(node, &shape);
   return OMC_OK;
 }
 
 static omc_status grad_tile(omc_grad *g) {
-  const omc_shape *x = in_shape(g->node, 0);
+  const omc_shape *x = omc_in_shape(g->node, 0);
   omc_value *dx = g->dout[0];
   for (int32_t i = 0; i < x->rank && dx; i++) {
     const omc_shape *shape = &dx->type.shape;
@@ -460,7 +444,7 @@ static omc_status grad_tile(omc_grad *g) {
 }
 
 static omc_status params_tile(const omc_node *node, omc_arena *arena, void *params) {
-  const omc_shape *x = in_shape(node, 0), *out = &node->out[0]->type.shape;
+  const omc_shape *x = omc_in_shape(node, 0), *out = &node->out[0]->type.shape;
   int64_t src[OMC_MAX_RANK], dst[OMC_MAX_RANK];
   OMC_TRY(reserve(node, arena, 1, params));
   omc_shape_strides(x, src);
@@ -474,77 +458,6 @@ static omc_status params_tile(const omc_node *node, omc_arena *arena, void *para
     c.dst[2 * i + 1] = dst[i];
   }
   push(params, node, 0, 0, &c);
-  return OMC_OK;
-}
-
-/* ---- Trilu ---- */
-
-#define TRILU_GRAIN 32768 /* bytes */
-
-typedef struct trilu_params {
-  bool upper;
-  int64_t k, rows, cols, matrices;
-} trilu_params;
-
-typedef struct trilu_job {
-  const trilu_params *p;
-  const char *src;
-  char *dst;
-  size_t size;
-} trilu_job;
-
-static void trilu_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const trilu_job *job = ctx;
-  const trilu_params *p = job->p;
-  const size_t row_bytes = (size_t)p->cols * job->size;
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t diagonal = clamp(p->k, -p->rows, p->cols) + r % p->rows;
-    const size_t left = (size_t)clamp(p->upper ? diagonal : diagonal + 1, 0, p->cols) * job->size;
-    const char *src = job->src + (size_t)r * row_bytes;
-    char *dst = job->dst + (size_t)r * row_bytes;
-    const size_t keep = p->upper ? left : 0, zero = p->upper ? 0 : left;
-    const size_t kept = p->upper ? row_bytes - left : left;
-    if (src != dst) memcpy(dst + keep, src + keep, kept);
-    memset(dst + zero, 0, row_bytes - kept);
-  }
-}
-
-OMC_KERNEL_ANY(Trilu) {
-  const trilu_params *p = args->params;
-  const size_t size = omc_dtype_size(args->in[0].type->dtype);
-  const trilu_job job = {p, args->in[0].data, args->out[0].data, size};
-  if (p->cols > 0)
-    omc_parallel_for(p->matrices * p->rows, 1 + TRILU_GRAIN / (p->cols * (int64_t)size),
-                     args->threads, trilu_rows, (void *)&job);
-  return OMC_OK;
-}
-
-static omc_status infer_trilu(omc_node *node) {
-  int64_t k[1];
-  int32_t n = 1;
-  if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, 1, k, &n));
-  if (n != 1 || in_shape(node, 0)->rank < 2)
-    OMC_NODE_FAIL(node, ESHAPE, "needs matrices and one diagonal, got rank %d and %d",
-                  in_shape(node, 0)->rank, n);
-  return omc_infer_same(node);
-}
-
-static omc_status grad_trilu(omc_grad *g) {
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  omc_build(&g->b, OMC_OP_Trilu, 2, in, 1u << 1, g->node->n_attr, g->node->attr, 1, &g->din[0]);
-  return g->b.status;
-}
-
-static omc_status params_trilu(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  const omc_shape *x = in_shape(node, 0);
-  *(trilu_params *)params =
-      (trilu_params){.upper = omc_attr_int(node, "upper", 1) != 0,
-                     .k = omc_in(node, 1) ? omc_const_int(omc_in(node, 1), 0) : 0,
-                     .rows = x->dims[x->rank - 2],
-                     .cols = x->dims[x->rank - 1],
-                     .matrices = omc_shape_span(x, 0, x->rank - 2)};
   return OMC_OK;
 }
 
@@ -568,16 +481,5 @@ MOVE_OP(SliceGrad, 3, 5, 1, slice_grad)
 MOVE_OP(Split, 2, 2, OMC_VARIADIC, split)
 MOVE_OP(Tile, 2, 2, 1, tile)
 MOVE_OP(Transpose, 1, 1, 1, transpose)
-
-const omc_op omc_op_Trilu = {.name = "Trilu",
-                             .min_in = 1,
-                             .max_in = 2,
-                             .n_out = 1,
-                             .flags = OMC_OP_INPLACE_0,
-                             .infer = infer_trilu,
-                             .grad = grad_trilu,
-                             .params_size = sizeof(trilu_params),
-                             .params = params_trilu,
-                             .cpu = &omc_kernels_Trilu};
 
 #endif

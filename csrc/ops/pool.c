@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/infer.h"
@@ -34,9 +35,6 @@ static inline int64_t columns_pitch(const average_params *p) {
   return (int64_t)omc_round_up((size_t)p->in[1], 16);
 }
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
 
@@ -54,8 +52,8 @@ typedef struct pool_job {
 static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int64_t n, int64_t *low,
                    int64_t *high) {
   const int64_t first = pad - offset, last = in - 1 + pad - offset;
-  *low = first > 0 ? (first + stride - 1) / stride : 0;
-  *high = last < 0 ? 0 : least(n, last / stride + 1);
+  *low = first > 0 ? omc_ceil_div(first, stride) : 0;
+  *high = last < 0 ? 0 : omc_min(n, last / stride + 1);
   if (*low > *high) *low = *high;
 }
 
@@ -102,7 +100,7 @@ static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
     const elem *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
     for (int64_t from = 0; from < p->out[1]; from += CHUNK) {
       const int64_t to = r * p->out[1] + from;
-      max_row(p, x, r % p->out[0], from, least(CHUNK, p->out[1] - from), j->y + to,
+      max_row(p, x, r % p->out[0], from, omc_min(CHUNK, p->out[1] - from), j->y + to,
               j->indices ? j->indices + to : NULL);
     }
   }
@@ -213,7 +211,7 @@ OMC_KERNEL(AveragePool) {
   const average_params *p = args->params;
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
-  const int64_t unit = p->in[1] * (1 + p->in[0] / most(p->out[0], 1));
+  const int64_t unit = p->in[1] * (1 + p->in[0] / omc_max(p->out[0], 1));
   omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, average_rows, &j);
   return OMC_OK;
 }
@@ -236,10 +234,6 @@ OMC_KERNELS(MaxPool)
 OMC_KERNELS(MaxPoolGrad)
 OMC_KERNELS(AveragePool)
 OMC_KERNELS(AveragePoolGrad)
-
-static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
-  return &omc_in(node, i)->type.shape;
-}
 
 /* A pooling window by axis; of one axis, the second of two. */
 typedef struct geometry {
@@ -292,9 +286,9 @@ static omc_status geometry_of(const omc_node *node, const omc_shape *x, geometry
     g->in[from + i] = x->dims[x->rank - n + i];
     g->before[from + i] = pads[i];
     g->after[from + i] = pads[n + i];
-    if (most(pads[i], pads[n + i]) * 2 > g->kernel[from + i])
+    if (omc_max(pads[i], pads[n + i]) * 2 > g->kernel[from + i])
       OMC_NODE_FAIL(node, ESHAPE, "padding %lld is more than half of kernel %lld",
-                    (long long)most(pads[i], pads[n + i]), (long long)g->kernel[from + i]);
+                    (long long)omc_max(pads[i], pads[n + i]), (long long)g->kernel[from + i]);
   }
   g->planes = omc_shape_span(x, 0, x->rank - n);
   for (int32_t i = 0; i < 2; i++) {
@@ -316,9 +310,9 @@ static omc_shape pooled_shape(const omc_shape *x, int32_t axes, const int64_t *o
 static omc_status infer_pool(omc_node *node) {
   geometry g;
   OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(geometry_of(node, in_shape(node, 0), &g));
-  const omc_shape shape = pooled_shape(in_shape(node, 0), g.axes, g.out);
-  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &shape);
+  OMC_TRY(geometry_of(node, omc_in_shape(node, 0), &g));
+  const omc_shape shape = pooled_shape(omc_in_shape(node, 0), g.axes, g.out);
+  omc_set_shape(node, &shape);
   omc_set_type(node, 1, OMC_I64, &shape);
   return OMC_OK;
 }
@@ -327,25 +321,9 @@ static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
 }
 
-/* The gradient op has the node's attributes and `shape`, that of its input. */
 static omc_status build_grad(omc_grad *g, omc_op_id op, uint32_t n_in, omc_value *const *in) {
-  const omc_node *node = g->node;
-  const omc_shape *x = in_shape(node, 0);
-  const uint32_t n = node->n_attr;
-  omc_attr *attrs = OMC_NEW_ARRAY(&g->b.graph->arena, omc_attr, n + 1);
-  if (!attrs) return no_memory(node);
-  for (uint32_t i = 0; i < n; i++) attrs[i] = node->attr[i];
-  attrs[n] = omc_ais("shape", x->dims, (uint32_t)x->rank);
-  g->din[0] = omc_bn(&g->b, op, n_in, in, n + 1, attrs);
+  g->din[0] = omc_bn_shaped(&g->b, op, n_in, in, g->node, omc_in_shape(g->node, 0));
   return g->b.status;
-}
-
-/* in[0] of a gradient must have the shape of the forward result. */
-static omc_status need_pooled(const omc_node *node, const omc_shape *shape) {
-  if (omc_shape_equal(shape, in_shape(node, 0))) return OMC_OK;
-  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_NODE_FAIL(node, ESHAPE, "the gradient is %s, not %s",
-                omc_shape_text(in_shape(node, 0), a, sizeof a), omc_shape_text(shape, b, sizeof b));
 }
 
 static omc_status infer_pool_grad(omc_node *node) {
@@ -355,8 +333,8 @@ static omc_status infer_pool_grad(omc_node *node) {
   OMC_TRY(omc_need_shape(node, &x));
   OMC_TRY(geometry_of(node, &x, &g));
   const omc_shape shape = pooled_shape(&x, g.axes, g.out);
-  OMC_TRY(need_pooled(node, &shape));
-  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &x);
+  OMC_TRY(omc_need_gradient(node, &shape));
+  omc_set_shape(node, &x);
   return OMC_OK;
 }
 
@@ -371,7 +349,7 @@ static omc_status grad_max_pool(omc_grad *g) {
 static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   geometry g;
-  OMC_TRY(geometry_of(node, in_shape(node, 0), &g));
+  OMC_TRY(geometry_of(node, omc_in_shape(node, 0), &g));
   max_params *p = params;
   p->planes = g.planes;
   memcpy(p->in, g.in, sizeof p->in);
@@ -386,7 +364,7 @@ static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *
 static omc_status infer_max_pool_grad(omc_node *node) {
   OMC_TRY(infer_pool_grad(node));
   OMC_TRY(omc_need_dtype(node, 1, OMC_I64));
-  if (omc_shape_equal(in_shape(node, 0), in_shape(node, 1))) return OMC_OK;
+  if (omc_shape_equal(omc_in_shape(node, 0), omc_in_shape(node, 1))) return OMC_OK;
   OMC_NODE_FAIL(node, ESHAPE, "the gradient and the indices differ in shape");
 }
 
@@ -428,17 +406,17 @@ static omc_status average_params_of(const omc_node *node, const omc_shape *x, om
     if (!new_tables(arena, p, i, t)) return no_memory(node);
     for (int64_t k = 0; k < g.out[i]; k++) {
       const int64_t start = k * g.stride[i] - g.before[i];
-      const int64_t end = least(start + g.kernel[i], g.in[i] + g.after[i]);
-      t[0][k] = most(start, 0);
-      t[1][k] = least(end, g.in[i]);
-      t[2][k] = most(with_pad ? end - start : t[1][k] - t[0][k], 1);
+      const int64_t end = omc_min(start + g.kernel[i], g.in[i] + g.after[i]);
+      t[0][k] = omc_max(start, 0);
+      t[1][k] = omc_min(end, g.in[i]);
+      t[2][k] = omc_max(with_pad ? end - start : t[1][k] - t[0][k], 1);
     }
   }
   return OMC_OK;
 }
 
 static omc_status params_average(const omc_node *node, omc_arena *arena, void *params) {
-  return average_params_of(node, in_shape(node, 0), arena, params);
+  return average_params_of(node, omc_in_shape(node, 0), arena, params);
 }
 
 static omc_status params_average_grad(const omc_node *node, omc_arena *arena, void *params) {
@@ -485,9 +463,9 @@ static omc_status infer_adaptive(omc_node *node) {
   int64_t out[2];
   int32_t axes;
   OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(adaptive_sizes(node, in_shape(node, 0), &axes, out));
-  const omc_shape shape = pooled_shape(in_shape(node, 0), axes, out);
-  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &shape);
+  OMC_TRY(adaptive_sizes(node, omc_in_shape(node, 0), &axes, out));
+  const omc_shape shape = pooled_shape(omc_in_shape(node, 0), axes, out);
+  omc_set_shape(node, &shape);
   return OMC_OK;
 }
 
@@ -499,8 +477,8 @@ static omc_status infer_adaptive_grad(omc_node *node) {
   OMC_TRY(omc_need_shape(node, &x));
   OMC_TRY(adaptive_sizes(node, &x, &axes, out));
   const omc_shape shape = pooled_shape(&x, axes, out);
-  OMC_TRY(need_pooled(node, &shape));
-  omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &x);
+  OMC_TRY(omc_need_gradient(node, &shape));
+  omc_set_shape(node, &x);
   return OMC_OK;
 }
 
@@ -520,7 +498,7 @@ static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, o
     if (!new_tables(arena, p, i, t)) return no_memory(node);
     for (int64_t k = 0; k < out; k++) {
       t[0][k] = k * in / out;
-      t[1][k] = ((k + 1) * in + out - 1) / out;
+      t[1][k] = omc_ceil_div((k + 1) * in, out);
       t[2][k] = t[1][k] - t[0][k];
     }
   }
@@ -528,7 +506,7 @@ static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, o
 }
 
 static omc_status params_adaptive(const omc_node *node, omc_arena *arena, void *params) {
-  return adaptive_params_of(node, in_shape(node, 0), arena, params);
+  return adaptive_params_of(node, omc_in_shape(node, 0), arena, params);
 }
 
 static omc_status params_adaptive_grad(const omc_node *node, omc_arena *arena, void *params) {

@@ -1,4 +1,4 @@
-/* Reductions over axes, running sums, and the index of the largest.
+/* Reductions over axes.
  *
  * The axes of a reduction collapse into groups, kept and reduced in turn. If the innermost group is
  * reduced, the kernel reduces contiguous rows; if it is kept, it adds up rows, many columns at a
@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/infer.h"
@@ -34,33 +35,12 @@ typedef struct reduce_params {
   int64_t parts, step;      /* part i reduces positions i * step to (i + 1) * step */
 } reduce_params;
 
-/* x is [outer, n, inner]. */
-typedef struct scan_params {
-  int64_t outer, n, inner;
-  bool reverse, exclusive;
-} scan_params;
-
-static inline int64_t blocks(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 #ifdef OMC_VARIANT
 
 #define LEAF (512 * OMC_VL) /* elements of rows reduced in a plain loop */
 #define SHORT 8             /* elements for which no vector is worth it */
 #define LEAF_ROWS 64        /* rows added up in a plain loop */
 #define WIDTH 256           /* columns whose results are kept on the stack */
-
-#if OMC_IS_FLOAT
-#define LOWEST (-(real)INFINITY)
-#define HIGHEST ((real)INFINITY)
-#define IS_NAN(x) isnan(x)
-typedef double wide; /* running sums, as PyTorch's */
-#else
-#define LOWEST INT64_MIN
-#define HIGHEST INT64_MAX
-#define IS_NAN(x) false
-typedef int64_t wide;
-#endif
 
 typedef enum { SUM, PROD, MAX, MIN } verb;
 
@@ -75,11 +55,11 @@ OMC_INLINE real join(verb v, real a, real b) {
   if (v == SUM) return a + b;
   if (v == PROD) return a * b;
   const real best = v == MAX ? (a > b ? a : b) : (a < b ? a : b);
-  return IS_NAN(a) ? a : best;
+  return OMC_IS_NAN(a) ? a : best;
 }
 
 OMC_INLINE real start_of(verb v) {
-  return v == SUM ? 0 : v == PROD ? 1 : v == MAX ? LOWEST : HIGHEST;
+  return v == SUM ? 0 : v == PROD ? 1 : v == MAX ? OMC_LOWEST : OMC_HIGHEST;
 }
 
 #define JOIN(a, b) vjoin(v, a, b)
@@ -166,7 +146,7 @@ static real reduce_elements(const reduce_job *j, const elem *x, int64_t a, int64
   real acc = start_of(j->fns->v);
   int64_t row = p->reduced.n ? a / p->inner : 0;
   for (int64_t k = a - row * p->inner; a < b; row++, k = 0) {
-    const int64_t n = least(p->inner - k, b - a);
+    const int64_t n = omc_min(p->inner - k, b - a);
     acc = join(j->fns->v, acc, j->fns->row(x + offset_of(&p->reduced, row) + k, n));
     a += n;
   }
@@ -213,7 +193,7 @@ static void run_elements(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t u = begin; u < end; u++) {
     const int64_t a = part * p->step;
     const elem *x = j->x + offset_of(&p->kept, o);
-    const real acc = reduce_elements(j, x, a, least(a + p->step, p->total));
+    const real acc = reduce_elements(j, x, a, omc_min(a + p->step, p->total));
     store(j, part, o, &acc, 1);
     if (++o == p->outer) o = 0, part++;
   }
@@ -224,14 +204,14 @@ static void run_columns(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const reduce_job *j = ctx;
   const reduce_params *p = j->p;
-  const int64_t across = blocks(p->inner);
+  const int64_t across = omc_ceil_div(p->inner, BLOCK);
   for (int64_t u = begin, together; u < end; u += together) {
     const int64_t block = u % across, o = u / across % p->outer, part = u / across / p->outer;
     const int64_t k = block * BLOCK, a = part * p->step;
-    together = least(least(across - block, end - u), WIDTH / BLOCK);
-    const int64_t n = least(together * BLOCK, p->inner - k);
+    together = omc_min(omc_min(across - block, end - u), WIDTH / BLOCK);
+    const int64_t n = omc_min(together * BLOCK, p->inner - k);
     real acc[WIDTH];
-    reduce_columns(j, j->x + offset_of(&p->kept, o) + k, n, a, least(a + p->step, p->total), acc);
+    reduce_columns(j, j->x + offset_of(&p->kept, o) + k, n, a, omc_min(a + p->step, p->total), acc);
     store(j, part, o * p->inner + k, acc, n);
   }
 }
@@ -253,8 +233,8 @@ static omc_status reduce(const omc_kernel_args *args, verb v) {
   const reduce_params *p = args->params;
   reduce_job j = {p, &verbs[v], args->in[0].data, args->out[0].data,
                   p->parts > 1 ? args->workspace : NULL};
-  const int64_t across = p->by_rows ? 1 : blocks(p->inner);
-  const int64_t unit = least(p->step, p->total) * (p->by_rows ? 1 : least(p->inner, BLOCK));
+  const int64_t across = p->by_rows ? 1 : omc_ceil_div(p->inner, BLOCK);
+  const int64_t unit = omc_min(p->step, p->total) * (p->by_rows ? 1 : omc_min(p->inner, BLOCK));
   omc_parallel_for(p->parts * p->outer * across, 1 + GRAIN / (unit + 1), args->threads,
                    p->by_rows ? run_elements : run_columns, &j);
   if (j.partial)
@@ -268,101 +248,6 @@ OMC_KERNEL(ReduceProd) { return reduce(args, PROD); }
 OMC_KERNEL(ReduceMax) { return reduce(args, MAX); }
 OMC_KERNEL(ReduceMin) { return reduce(args, MIN); }
 
-/* ---- along one axis ---- */
-
-typedef struct scan_job {
-  const scan_params *p;
-  const elem *x;
-  void *out;
-} scan_job;
-
-typedef struct scan_block {
-  int64_t first;  /* element */
-  int64_t n;      /* columns */
-  int64_t result; /* first result of one per column */
-} scan_block;
-
-/* Unit u of outer * blocks(inner). */
-static scan_block block_at(const scan_params *p, int64_t u) {
-  const int64_t across = blocks(p->inner), o = u / across, k = u % across * BLOCK;
-  return (scan_block){o * p->n * p->inner + k, least(BLOCK, p->inner - k), o * p->inner + k};
-}
-
-/* n running sums of rows `step` apart; always inlined, so that one column stays in a register. */
-OMC_INLINE void cumsum(const scan_params *p, const elem *x, elem *y, int64_t step, int64_t n) {
-  wide sum[BLOCK] = {0};
-  for (int64_t i = 0; i < p->n; i++) {
-    for (int64_t k = 0; k < n; k++) {
-      const wide before = sum[k];
-      sum[k] += (wide)ld(x + i * step + k);
-      st(y + i * step + k, (real)(p->exclusive ? before : sum[k]));
-    }
-  }
-}
-
-static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const scan_job *j = ctx;
-  const scan_params *p = j->p;
-  for (int64_t u = begin; u < end; u++) {
-    const scan_block b = block_at(p, u);
-    const int64_t from = b.first + (p->reverse ? (p->n - 1) * p->inner : 0);
-    const elem *x = j->x + from;
-    elem *y = (elem *)j->out + from;
-    if (p->inner == 1)
-      cumsum(p, x, y, p->reverse ? -1 : 1, 1);
-    else
-      cumsum(p, x, y, p->reverse ? -p->inner : p->inner, b.n);
-  }
-}
-
-/* The first of the largest; NaN is larger than all. */
-static int64_t argmax_row(const elem *x, int64_t n) {
-  const real best = row_MAX(x, n);
-  int64_t i = 0;
-  while (i + 1 < n && ld(x + i) != best && !IS_NAN(ld(x + i))) i++;
-  return i;
-}
-
-static void argmax_columns(const scan_params *p, const elem *x, int64_t columns, int64_t *at) {
-  real best[BLOCK];
-  for (int64_t k = 0; k < columns; k++) best[k] = ld(x + k), at[k] = 0;
-  for (int64_t i = 1; i < p->n; i++) {
-    for (int64_t k = 0; k < columns; k++) {
-      const real v = ld(x + i * p->inner + k);
-      const bool better = v > best[k] || (IS_NAN(v) && !IS_NAN(best[k]));
-      best[k] = better ? v : best[k];
-      at[k] = better ? i : at[k];
-    }
-  }
-}
-
-static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const scan_job *j = ctx;
-  const scan_params *p = j->p;
-  for (int64_t u = begin; u < end; u++) {
-    const scan_block b = block_at(p, u);
-    int64_t *at = (int64_t *)j->out + b.result;
-    if (p->inner == 1)
-      *at = argmax_row(j->x + b.first, p->n);
-    else
-      argmax_columns(p, j->x + b.first, b.n, at);
-  }
-}
-
-static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
-  const scan_params *p = args->params;
-  scan_job j = {p, args->in[0].data, args->out[0].data};
-  const int64_t unit = p->n * least(p->inner, BLOCK);
-  if (p->n > 0)
-    omc_parallel_for(p->outer * blocks(p->inner), 1 + GRAIN / (unit + 1), args->threads, fn, &j);
-  return OMC_OK;
-}
-
-OMC_KERNEL(CumSum) { return scan(args, run_cumsum); }
-OMC_KERNEL(ArgMax) { return scan(args, run_argmax); }
-
 #endif
 
 #ifdef OMC_RECORDS
@@ -371,21 +256,15 @@ OMC_KERNELS_NUM(ReduceSum)
 OMC_KERNELS_NUM(ReduceProd)
 OMC_KERNELS_NUM(ReduceMax)
 OMC_KERNELS_NUM(ReduceMin)
-OMC_KERNELS_NUM(CumSum)
-OMC_KERNELS_NUM(ArgMax)
 
 #define MAX_PARTS 64
 #define PART 32768 /* elements at least in a part of a reduction */
-
-static const omc_shape *in_shape(const omc_node *node, uint32_t i) {
-  return &omc_in(node, i)->type.shape;
-}
 
 /* ---- rules of reductions ---- */
 
 /* The axes of input 1; all if there are none, unless noop_with_empty_axes. */
 static omc_status read_axes(const omc_node *node, bool *reduced) {
-  const int32_t rank = in_shape(node, 0)->rank;
+  const int32_t rank = omc_in_shape(node, 0)->rank;
   int64_t axes[OMC_MAX_RANK];
   int32_t n = 0, axis;
   if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
@@ -400,7 +279,7 @@ static omc_status read_axes(const omc_node *node, bool *reduced) {
 
 /* The shape of the result, reduced axes being 1 or left out. */
 static omc_shape reduced_shape(const omc_node *node, const bool *reduced, bool keepdims) {
-  const omc_shape *x = in_shape(node, 0);
+  const omc_shape *x = omc_in_shape(node, 0);
   omc_shape shape = {0};
   for (int32_t i = 0; i < x->rank; i++)
     if (!reduced[i] || keepdims) shape.dims[shape.rank++] = reduced[i] ? 1 : x->dims[i];
@@ -421,16 +300,12 @@ static omc_status infer_mean(omc_node *node) {
 }
 
 /* The largest of nothing does not exist. */
-static omc_status need_elements(const omc_node *node, int32_t axis) {
-  if (in_shape(node, 0)->dims[axis] != 0) return OMC_OK;
-  OMC_NODE_FAIL(node, ESHAPE, "axis %d has no elements", axis);
-}
-
 static omc_status infer_extreme(omc_node *node) {
   bool reduced[OMC_MAX_RANK];
   OMC_TRY(read_axes(node, reduced));
-  for (int32_t i = 0; i < in_shape(node, 0)->rank; i++)
-    if (reduced[i]) OMC_TRY(need_elements(node, i));
+  for (int32_t i = 0; i < omc_in_shape(node, 0)->rank; i++)
+    if (reduced[i] && omc_in_shape(node, 0)->dims[i] == 0)
+      OMC_NODE_FAIL(node, ESHAPE, "axis %d has no elements", i);
   return infer_reduce(node);
 }
 
@@ -471,12 +346,12 @@ static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *pa
   OMC_TRY(read_axes(node, reduced));
   p->mean = node->op == OMC_OP_ReduceMean;
   p->parts = 1;
-  if (omc_shape_numel(in_shape(node, 0)) == 0) {
+  if (omc_shape_numel(omc_in_shape(node, 0)) == 0) {
     p->by_rows = true; /* all of them empty */
     p->outer = omc_shape_numel(&node->out[0]->type.shape);
     return OMC_OK;
   }
-  const int32_t n = collapse(in_shape(node, 0), reduced, &groups, is_reduced);
+  const int32_t n = collapse(omc_in_shape(node, 0), reduced, &groups, is_reduced);
   for (int32_t i = n - 1; i > 0; i--)
     add_group(is_reduced[i] ? &p->reduced : &p->kept, groups.dims[i], groups.strides[i]);
   p->by_rows = is_reduced[0];
@@ -484,11 +359,11 @@ static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *pa
   p->outer = group_product(&p->kept);
   p->total = group_product(&p->reduced) * (p->by_rows ? p->inner : 1);
   p->count = p->total;
-  const int64_t units = p->outer * (p->by_rows ? 1 : blocks(p->inner)) + 1;
+  const int64_t units = p->outer * (p->by_rows ? 1 : omc_ceil_div(p->inner, BLOCK)) + 1;
   const int64_t work = p->total * (p->by_rows ? 1 : p->inner);
-  const int64_t parts = least(MAX_PARTS / units, work / PART);
+  const int64_t parts = omc_min(MAX_PARTS / units, work / PART);
   p->step = parts > 1 ? (p->total / parts / BLOCK + 1) * BLOCK : p->total;
-  p->parts = (p->total + p->step - 1) / p->step;
+  p->parts = omc_ceil_div(p->total, p->step);
   return OMC_OK;
 }
 
@@ -521,12 +396,12 @@ static omc_status grad_sum(omc_grad *g) {
   reduction r;
   OMC_TRY(reduction_of(g->node, &r));
   omc_value *dy = omc_reshape(&g->b, g->dout[0], &r.kept);
-  g->din[0] = omc_expand(&g->b, dy, in_shape(g->node, 0));
+  g->din[0] = omc_expand(&g->b, dy, omc_in_shape(g->node, 0));
   return g->b.status;
 }
 
 static omc_status grad_mean(omc_grad *g) {
-  const omc_shape *x = in_shape(g->node, 0);
+  const omc_shape *x = omc_in_shape(g->node, 0);
   reduction r;
   OMC_TRY(reduction_of(g->node, &r));
   int64_t count = 1;
@@ -573,71 +448,6 @@ static omc_status grad_prod(omc_grad *g) {
   return b->status;
 }
 
-/* ---- CumSum and ArgMax ---- */
-
-static scan_params scan_of(const omc_node *node, int32_t axis) {
-  const omc_shape *x = in_shape(node, 0);
-  if (x->rank == 0) return (scan_params){.outer = 1, .n = 1, .inner = 1};
-  return (scan_params){.outer = omc_shape_span(x, 0, axis),
-                       .n = x->dims[axis],
-                       .inner = omc_shape_span(x, axis + 1, x->rank)};
-}
-
-static omc_status cumsum_axis(const omc_node *node, int32_t *out) {
-  const int32_t rank = in_shape(node, 0)->rank;
-  int64_t axis;
-  int32_t n;
-  OMC_TRY(omc_need_ints(node, 1, 1, &axis, &n));
-  if (n != 1) OMC_NODE_FAIL(node, ESHAPE, "no axis is given");
-  return omc_node_axis(node, axis, rank ? rank : 1, out);
-}
-
-static omc_status infer_cumsum(omc_node *node) {
-  int32_t axis;
-  OMC_TRY(cumsum_axis(node, &axis));
-  return omc_infer_same(node);
-}
-
-static omc_status grad_cumsum(omc_grad *g) {
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_ai("reverse", !omc_attr_int(g->node, "reverse", 0)),
-                            omc_ai("exclusive", omc_attr_int(g->node, "exclusive", 0))};
-  g->din[0] = omc_bn(&g->b, OMC_OP_CumSum, 2, in, 2, attrs);
-  return g->b.status;
-}
-
-static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  scan_params *p = params;
-  int32_t axis;
-  OMC_TRY(cumsum_axis(node, &axis));
-  *p = scan_of(node, axis);
-  p->reverse = omc_attr_int(node, "reverse", 0) != 0;
-  p->exclusive = omc_attr_int(node, "exclusive", 0) != 0;
-  return OMC_OK;
-}
-
-static omc_status infer_argmax(omc_node *node) {
-  const omc_shape *x = in_shape(node, 0);
-  int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, x->rank ? x->rank : 1, &axis));
-  if (x->rank) OMC_TRY(need_elements(node, axis));
-  bool reduced[OMC_MAX_RANK] = {false};
-  reduced[axis] = true;
-  const omc_shape shape = reduced_shape(node, reduced, omc_attr_int(node, "keepdims", 1) != 0);
-  omc_set_type(node, 0, OMC_I64, &shape);
-  return OMC_OK;
-}
-
-static omc_status params_argmax(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  const int32_t rank = in_shape(node, 0)->rank;
-  int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, rank ? rank : 1, &axis));
-  *(scan_params *)params = scan_of(node, axis);
-  return OMC_OK;
-}
-
 /* ---- records ---- */
 
 #define REDUCE_OP(name_, infer_, grad_, kernel)                        \
@@ -656,25 +466,5 @@ REDUCE_OP(ReduceMean, infer_mean, grad_mean, ReduceSum)
 REDUCE_OP(ReduceMax, infer_extreme, grad_extreme, ReduceMax)
 REDUCE_OP(ReduceMin, infer_extreme, grad_extreme, ReduceMin)
 REDUCE_OP(ReduceProd, infer_reduce, grad_prod, ReduceProd)
-
-const omc_op omc_op_CumSum = {.name = "CumSum",
-                              .min_in = 2,
-                              .max_in = 2,
-                              .n_out = 1,
-                              .flags = OMC_OP_INPLACE_0,
-                              .infer = infer_cumsum,
-                              .grad = grad_cumsum,
-                              .params_size = sizeof(scan_params),
-                              .params = params_cumsum,
-                              .cpu = &omc_kernels_CumSum};
-
-const omc_op omc_op_ArgMax = {.name = "ArgMax",
-                              .min_in = 1,
-                              .max_in = 1,
-                              .n_out = 1,
-                              .infer = infer_argmax,
-                              .params_size = sizeof(scan_params),
-                              .params = params_argmax,
-                              .cpu = &omc_kernels_ArgMax};
 
 #endif

@@ -1,4 +1,5 @@
 /* Softmax and LogSoftmax over any axis, and their gradients. */
+#include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/infer.h"
@@ -153,7 +154,7 @@ static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_f
                      .b = args->n_in > 1 ? args->in[1].data : NULL,
                      .out = args->out[0].data,
                      .p = p,
-                     .groups = (p->inner + COLS - 1) / COLS,
+                     .groups = omc_ceil_div(p->inner, COLS),
                      .slice = p->inner == 1 ? row : cols};
   if (p->n == 0) return OMC_OK;
   const int64_t width = p->inner < COLS ? p->inner : COLS;

@@ -57,7 +57,7 @@ static const char *const kernel_graphs[] = {
     X("[3,4,9]") IDS("[2,2]") Y("GatherND(%x, %i)"),
     X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {padding_idx=1}"),
     X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {scale_grad_by_freq=1}"),
-    X("[5,3,37]") IDS("[5,3]") WANT("z", "f32[11,37]") Y("EmbeddingGrad(%x, %i, %z) {num=11}"),
+    X("[5,3,37]") IDS("[5,3]") WANT("z", "f32[11,37]") Y("EmbeddingGrad(%x, %i, %z) {shape=[11,37]}"),
 
     /* linear algebra */
     X("[67,129]") WANT("z", "f32[129,33]") Y("MatMul(%x, %z)"),

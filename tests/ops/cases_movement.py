@@ -1,4 +1,4 @@
-"""Rows of the movement, view, constant and gather families."""
+"""Rows of the movement, trilu, view, constant and gather families."""
 
 import torch
 from torch import tensor

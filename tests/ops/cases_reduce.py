@@ -1,4 +1,4 @@
-"""Rows of the reduction family."""
+"""Rows of the reduce and scan families."""
 
 import torch
 from torch import tensor

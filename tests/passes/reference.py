@@ -119,8 +119,8 @@ def pad(x: Tensor, pads: Tensor, value: Tensor | None = None) -> Tensor:
     return F.pad(x, pairs, value=0 if value is None else value.item())
 
 
-def embedding_grad(dy: Tensor, ids: Tensor, base: Tensor | None = None, num: int = 0, **_: object) -> Tensor:
-    y = torch.zeros(num, dy.shape[-1], dtype=dy.dtype) if base is None else base
+def embedding_grad(dy: Tensor, ids: Tensor, base: Tensor | None = None, *, shape: list[int], **_: object) -> Tensor:
+    y = torch.zeros(shape, dtype=dy.dtype) if base is None else base
     return y.index_add(0, ids.flatten(), dy.reshape(-1, dy.shape[-1]))
 
 

@@ -1,0 +1,213 @@
+/* Along one axis: running sums, and the index of the largest. */
+#include "base/int.h"
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "ops/infer.h"
+#include "ops/op.h"
+#ifdef OMC_VARIANT
+#include "cpu/rows.h"
+#endif
+
+#define BLOCK 64    /* columns that go together */
+#define GRAIN 16384 /* elements that are worth a thread */
+
+/* x is [outer, n, inner]. */
+typedef struct scan_params {
+  int64_t outer, n, inner;
+  bool reverse, exclusive;
+} scan_params;
+
+#ifdef OMC_VARIANT
+
+#if OMC_IS_FLOAT
+typedef double wide; /* running sums, as PyTorch's */
+#else
+typedef int64_t wide;
+#endif
+
+typedef struct scan_job {
+  const scan_params *p;
+  const elem *x;
+  void *out;
+} scan_job;
+
+typedef struct scan_block {
+  int64_t first;  /* element */
+  int64_t n;      /* columns */
+  int64_t result; /* first result of one per column */
+} scan_block;
+
+/* Unit u: a block of columns of one outer. */
+static scan_block block_at(const scan_params *p, int64_t u) {
+  const int64_t across = omc_ceil_div(p->inner, BLOCK), o = u / across, k = u % across * BLOCK;
+  return (scan_block){o * p->n * p->inner + k, omc_min(BLOCK, p->inner - k), o * p->inner + k};
+}
+
+/* n running sums of rows `step` apart; always inlined, so that one column stays in a register. */
+OMC_INLINE void cumsum(const scan_params *p, const elem *x, elem *y, int64_t step, int64_t n) {
+  wide sum[BLOCK] = {0};
+  for (int64_t i = 0; i < p->n; i++) {
+    for (int64_t k = 0; k < n; k++) {
+      const wide before = sum[k];
+      sum[k] += (wide)ld(x + i * step + k);
+      st(y + i * step + k, (real)(p->exclusive ? before : sum[k]));
+    }
+  }
+}
+
+static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const scan_job *j = ctx;
+  const scan_params *p = j->p;
+  for (int64_t u = begin; u < end; u++) {
+    const scan_block b = block_at(p, u);
+    const int64_t from = b.first + (p->reverse ? (p->n - 1) * p->inner : 0);
+    const elem *x = j->x + from;
+    elem *y = (elem *)j->out + from;
+    if (p->inner == 1)
+      cumsum(p, x, y, p->reverse ? -1 : 1, 1);
+    else
+      cumsum(p, x, y, p->reverse ? -p->inner : p->inner, b.n);
+  }
+}
+
+/* The first of the largest; NaN is larger than all. */
+static int64_t argmax_row(const elem *x, int64_t n) {
+  const real best = row_max(x, n);
+  int64_t i = 0;
+  while (i + 1 < n && ld(x + i) != best && !OMC_IS_NAN(ld(x + i))) i++;
+  return i;
+}
+
+static void argmax_columns(const scan_params *p, const elem *x, int64_t columns, int64_t *at) {
+  real best[BLOCK];
+  for (int64_t k = 0; k < columns; k++) best[k] = ld(x + k), at[k] = 0;
+  for (int64_t i = 1; i < p->n; i++) {
+    for (int64_t k = 0; k < columns; k++) {
+      const real v = ld(x + i * p->inner + k);
+      const bool better = v > best[k] || (OMC_IS_NAN(v) && !OMC_IS_NAN(best[k]));
+      best[k] = better ? v : best[k];
+      at[k] = better ? i : at[k];
+    }
+  }
+}
+
+static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const scan_job *j = ctx;
+  const scan_params *p = j->p;
+  for (int64_t u = begin; u < end; u++) {
+    const scan_block b = block_at(p, u);
+    int64_t *at = (int64_t *)j->out + b.result;
+    if (p->inner == 1)
+      *at = argmax_row(j->x + b.first, p->n);
+    else
+      argmax_columns(p, j->x + b.first, b.n, at);
+  }
+}
+
+static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
+  const scan_params *p = args->params;
+  scan_job j = {p, args->in[0].data, args->out[0].data};
+  const int64_t unit = p->n * omc_min(p->inner, BLOCK);
+  if (p->n > 0)
+    omc_parallel_for(p->outer * omc_ceil_div(p->inner, BLOCK), 1 + GRAIN / (unit + 1),
+                     args->threads, fn, &j);
+  return OMC_OK;
+}
+
+OMC_KERNEL(CumSum) { return scan(args, run_cumsum); }
+OMC_KERNEL(ArgMax) { return scan(args, run_argmax); }
+
+#endif
+
+#ifdef OMC_RECORDS
+
+OMC_KERNELS_NUM(CumSum)
+OMC_KERNELS_NUM(ArgMax)
+
+static scan_params scan_of(const omc_node *node, int32_t axis) {
+  const omc_shape *x = omc_in_shape(node, 0);
+  if (x->rank == 0) return (scan_params){.outer = 1, .n = 1, .inner = 1};
+  return (scan_params){.outer = omc_shape_span(x, 0, axis),
+                       .n = x->dims[axis],
+                       .inner = omc_shape_span(x, axis + 1, x->rank)};
+}
+
+static omc_status cumsum_axis(const omc_node *node, int32_t *out) {
+  const int32_t rank = omc_in_shape(node, 0)->rank;
+  int64_t axis;
+  int32_t n;
+  OMC_TRY(omc_need_ints(node, 1, 1, &axis, &n));
+  if (n != 1) OMC_NODE_FAIL(node, ESHAPE, "no axis is given");
+  return omc_node_axis(node, axis, rank ? rank : 1, out);
+}
+
+static omc_status infer_cumsum(omc_node *node) {
+  int32_t axis;
+  OMC_TRY(cumsum_axis(node, &axis));
+  return omc_infer_same(node);
+}
+
+static omc_status grad_cumsum(omc_grad *g) {
+  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
+  const omc_attr attrs[] = {omc_ai("reverse", !omc_attr_int(g->node, "reverse", 0)),
+                            omc_ai("exclusive", omc_attr_int(g->node, "exclusive", 0))};
+  g->din[0] = omc_bn(&g->b, OMC_OP_CumSum, 2, in, 2, attrs);
+  return g->b.status;
+}
+
+static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  scan_params *p = params;
+  int32_t axis;
+  OMC_TRY(cumsum_axis(node, &axis));
+  *p = scan_of(node, axis);
+  p->reverse = omc_attr_int(node, "reverse", 0) != 0;
+  p->exclusive = omc_attr_int(node, "exclusive", 0) != 0;
+  return OMC_OK;
+}
+
+static omc_status infer_argmax(omc_node *node) {
+  const omc_shape *x = omc_in_shape(node, 0);
+  const bool keepdims = omc_attr_int(node, "keepdims", 1) != 0;
+  omc_shape shape = {0};
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, x->rank ? x->rank : 1, &axis));
+  if (x->rank && x->dims[axis] == 0) OMC_NODE_FAIL(node, ESHAPE, "axis %d has no elements", axis);
+  for (int32_t i = 0; i < x->rank; i++)
+    if (i != axis || keepdims) shape.dims[shape.rank++] = i == axis ? 1 : x->dims[i];
+  omc_set_type(node, 0, OMC_I64, &shape);
+  return OMC_OK;
+}
+
+static omc_status params_argmax(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  const int32_t rank = omc_in_shape(node, 0)->rank;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, rank ? rank : 1, &axis));
+  *(scan_params *)params = scan_of(node, axis);
+  return OMC_OK;
+}
+
+const omc_op omc_op_CumSum = {.name = "CumSum",
+                              .min_in = 2,
+                              .max_in = 2,
+                              .n_out = 1,
+                              .flags = OMC_OP_INPLACE_0,
+                              .infer = infer_cumsum,
+                              .grad = grad_cumsum,
+                              .params_size = sizeof(scan_params),
+                              .params = params_cumsum,
+                              .cpu = &omc_kernels_CumSum};
+
+const omc_op omc_op_ArgMax = {.name = "ArgMax",
+                              .min_in = 1,
+                              .max_in = 1,
+                              .n_out = 1,
+                              .infer = infer_argmax,
+                              .params_size = sizeof(scan_params),
+                              .params = params_argmax,
+                              .cpu = &omc_kernels_ArgMax};
+
+#endif
