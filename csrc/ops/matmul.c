@@ -226,28 +226,19 @@ static omc_status matmul_grad(omc_grad *g) {
   return b->status;
 }
 
-OMC_KERNELS(MatMul)
-const omc_op omc_op_MatMul = {.name = "MatMul",
-                              .min_in = 2,
-                              .max_in = 2,
-                              .n_out = 1,
-                              .infer = matmul_infer,
-                              .grad = matmul_grad,
-                              .params_size = sizeof(matmul_params),
-                              .params = matmul_decode,
-                              .workspace = matmul_workspace,
-                              .cpu = &omc_kernels_MatMul};
-
-OMC_KERNELS(FusedMatMul)
-const omc_op omc_op_FusedMatMul = {.name = "FusedMatMul",
-                                   .min_in = 2,
-                                   .max_in = 3,
-                                   .n_out = 1,
-                                   .infer = matmul_infer,
-                                   .grad = matmul_grad,
-                                   .params_size = sizeof(matmul_params),
-                                   .params = matmul_decode,
-                                   .workspace = matmul_workspace,
-                                   .cpu = &omc_kernels_FusedMatMul};
+#define MATMUL_OP(name_, most_in)                                      \
+  OMC_KERNELS(name_)                                                   \
+  const omc_op omc_op_##name_ = {.name = #name_,                       \
+                                 .min_in = 2,                          \
+                                 .max_in = most_in,                    \
+                                 .n_out = 1,                           \
+                                 .infer = matmul_infer,                \
+                                 .grad = matmul_grad,                  \
+                                 .params_size = sizeof(matmul_params), \
+                                 .params = matmul_decode,              \
+                                 .workspace = matmul_workspace,        \
+                                 .cpu = &omc_kernels_##name_};
+MATMUL_OP(MatMul, 2)
+MATMUL_OP(FusedMatMul, 3)
 
 #endif

@@ -1,5 +1,6 @@
 /* LayerNormalization and BatchNorm (training), and their gradients. With xhat = (x - mean) * rstd,
  * y = xhat * gamma + beta, and mean and rstd are kept for backward. */
+#include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/infer.h"
@@ -23,11 +24,11 @@ typedef struct {
 #define MIN_BLOCK_ROWS 16
 
 static inline int64_t block_rows(const layer_params *p) {
-  const int64_t even = (p->rows + MAX_BLOCKS - 1) / MAX_BLOCKS;
+  const int64_t even = omc_ceil_div(p->rows, MAX_BLOCKS);
   return even > MIN_BLOCK_ROWS ? even : MIN_BLOCK_ROWS;
 }
 static inline int64_t n_blocks(const layer_params *p) {
-  return (p->rows + block_rows(p) - 1) / block_rows(p);
+  return omc_ceil_div(p->rows, block_rows(p));
 }
 
 /* Length of a block's sums: n, and room for a whole vector at the end. */
@@ -157,7 +158,7 @@ OMC_KERNEL(LayerNormGrad) {
                    .sums = args->workspace};
   omc_parallel_for(n_blocks(p), grain(block_rows(p) * p->n), args->threads, layer_backward, &job);
   if (job.dgamma || job.dbeta)
-    omc_parallel_for((p->n + OMC_VL - 1) / OMC_VL, grain(n_blocks(p) * 2 * OMC_VL), args->threads,
+    omc_parallel_for(omc_ceil_div(p->n, OMC_VL), grain(n_blocks(p) * 2 * OMC_VL), args->threads,
                      layer_add_blocks, &job);
   return OMC_OK;
 }
@@ -326,7 +327,7 @@ static void run_channels(const omc_kernel_args *args, batch_job *job, omc_range_
                          omc_range_fn cols) {
   const batch_params *p = job->p;
   if (p->inner == 1)
-    omc_parallel_for((p->channels + COLS - 1) / COLS, grain(p->batch * COLS), args->threads, cols,
+    omc_parallel_for(omc_ceil_div(p->channels, COLS), grain(p->batch * COLS), args->threads, cols,
                      job);
   else
     omc_parallel_for(p->channels, grain(p->batch * p->inner), args->threads, planes, job);
@@ -411,19 +412,24 @@ static omc_status layer_infer(omc_node *node) {
   return OMC_OK;
 }
 
+/* Gradient of either op: `params` is the shape of gamma and beta, `stats` that of mean and rstd. */
+static omc_status grad_infer(omc_node *node, const omc_shape *params, const omc_shape *stats) {
+  const omc_type *x = &omc_in(node, 1)->type;
+  OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
+  OMC_TRY(need_type(node, 2, "gamma", x->dtype, params));
+  OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), stats));
+  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), stats));
+  omc_set_type(node, 0, x->dtype, &x->shape);
+  omc_set_type(node, 1, x->dtype, params);
+  omc_set_type(node, 2, x->dtype, params);
+  return OMC_OK;
+}
+
 static omc_status layer_grad_infer(omc_node *node) {
   omc_shape params, stats;
   layer_params p;
   OMC_TRY(layer_shapes(node, 1, &params, &stats, &p));
-  const omc_type *x = &omc_in(node, 1)->type;
-  OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
-  OMC_TRY(need_type(node, 2, "gamma", x->dtype, &params));
-  OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), &stats));
-  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), &stats));
-  omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, x->dtype, &params);
-  omc_set_type(node, 2, x->dtype, &params);
-  return OMC_OK;
+  return grad_infer(node, &params, &stats);
 }
 
 static omc_status layer_decode(const omc_node *node, omc_arena *arena, void *params) {
@@ -503,15 +509,7 @@ static omc_status batch_grad_infer(omc_node *node) {
   omc_shape channels;
   batch_params p;
   OMC_TRY(batch_shapes(node, 1, &channels, &p));
-  const omc_type *x = &omc_in(node, 1)->type;
-  OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
-  OMC_TRY(need_type(node, 2, "gamma", x->dtype, &channels));
-  OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), &channels));
-  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), &channels));
-  omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, x->dtype, &channels);
-  omc_set_type(node, 2, x->dtype, &channels);
-  return OMC_OK;
+  return grad_infer(node, &channels, &channels);
 }
 
 static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *params) {
@@ -520,53 +518,34 @@ static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *par
   return batch_shapes(node, 0, &channels, params); /* dy and x have one shape */
 }
 
-OMC_KERNELS(LayerNormalization)
-const omc_op omc_op_LayerNormalization = {.name = "LayerNormalization",
-                                          .min_in = 1,
-                                          .max_in = 3,
-                                          .n_out = 3,
-                                          .flags = OMC_OP_INPLACE_0,
-                                          .infer = layer_infer,
-                                          .grad = layer_grad,
-                                          .params_size = sizeof(layer_params),
-                                          .params = layer_decode,
-                                          .cpu = &omc_kernels_LayerNormalization};
-
-OMC_KERNELS(LayerNormGrad)
-const omc_op omc_op_LayerNormGrad = {.name = "LayerNormGrad",
-                                     .min_in = 5,
-                                     .max_in = 5,
-                                     .n_out = 3,
-                                     .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1,
-                                     .optional = 1u << 2,
-                                     .infer = layer_grad_infer,
-                                     .params_size = sizeof(layer_params),
-                                     .params = layer_decode,
-                                     .workspace = layer_grad_workspace,
-                                     .cpu = &omc_kernels_LayerNormGrad};
-
-OMC_KERNELS(BatchNorm)
-const omc_op omc_op_BatchNorm = {.name = "BatchNorm",
-                                 .min_in = 1,
-                                 .max_in = 5,
-                                 .n_out = 5,
-                                 .flags = OMC_OP_INPLACE_0,
-                                 .infer = batch_infer,
-                                 .grad = batch_grad,
-                                 .params_size = sizeof(batch_params),
-                                 .params = batch_decode,
-                                 .cpu = &omc_kernels_BatchNorm};
-
-OMC_KERNELS(BatchNormGrad)
-const omc_op omc_op_BatchNormGrad = {.name = "BatchNormGrad",
-                                     .min_in = 5,
-                                     .max_in = 5,
-                                     .n_out = 3,
-                                     .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1,
-                                     .optional = 1u << 2,
-                                     .infer = batch_grad_infer,
-                                     .params_size = sizeof(batch_params),
-                                     .params = batch_decode,
-                                     .cpu = &omc_kernels_BatchNormGrad};
+#define NORM_OP(name_, id, most_in, outs)                            \
+  OMC_KERNELS(name_)                                                 \
+  const omc_op omc_op_##name_ = {.name = #name_,                     \
+                                 .min_in = 1,                        \
+                                 .max_in = most_in,                  \
+                                 .n_out = outs,                      \
+                                 .flags = OMC_OP_INPLACE_0,          \
+                                 .infer = id##_infer,                \
+                                 .grad = id##_grad,                  \
+                                 .params_size = sizeof(id##_params), \
+                                 .params = id##_decode,              \
+                                 .cpu = &omc_kernels_##name_};
+#define NORM_GRAD_OP(name_, id, workspace_)                                    \
+  OMC_KERNELS(name_)                                                           \
+  const omc_op omc_op_##name_ = {.name = #name_,                               \
+                                 .min_in = 5,                                  \
+                                 .max_in = 5,                                  \
+                                 .n_out = 3,                                   \
+                                 .flags = OMC_OP_INPLACE_0 | OMC_OP_INPLACE_1, \
+                                 .optional = 1u << 2,                          \
+                                 .infer = id##_grad_infer,                     \
+                                 .params_size = sizeof(id##_params),           \
+                                 .params = id##_decode,                        \
+                                 .workspace = workspace_,                      \
+                                 .cpu = &omc_kernels_##name_};
+NORM_OP(LayerNormalization, layer, 3, 3)
+NORM_GRAD_OP(LayerNormGrad, layer, layer_grad_workspace)
+NORM_OP(BatchNorm, batch, 5, 5)
+NORM_GRAD_OP(BatchNormGrad, batch, NULL)
 
 #endif
