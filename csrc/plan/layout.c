@@ -130,7 +130,7 @@ static bool in_arena(const omc_plan *plan, uint32_t v) {
 
 /* Fills one block for each value with memory of its own, then one for each step with scratch
  * memory. Value v belongs to block of[v]. */
-static void gather(const omc_plan *plan, search *s, uint32_t *of) {
+static void fill_blocks(const omc_plan *plan, search *s, uint32_t *of) {
   const size_t alignment = plan->provider->alignment;
   for (uint32_t v = 0; v < plan->graph->n_values; v++) {
     const omc_slot *slot = &plan->slots[v];
@@ -188,7 +188,7 @@ static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t
   return false;
 }
 
-static omc_status run(omc_plan *plan, omc_arena *scratch) {
+omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) {
   const uint32_t most = plan->graph->n_values + plan->n_steps;
   uint32_t *of = OMC_NEW_ARRAY(scratch, uint32_t, plan->graph->n_values);
   size_t *live = OMC_NEW_ARRAY(scratch, size_t, plan->n_steps + 1);
@@ -200,7 +200,7 @@ static omc_status run(omc_plan *plan, omc_arena *scratch) {
   if (!of || !live || !s.blocks || !s.ranks || !s.by_offset || !s.best)
     OMC_FAIL(ENOMEM, "no memory to lay out %u values", plan->graph->n_values);
 
-  gather(plan, &s, of);
+  fill_blocks(plan, &s, of);
   OMC_TRY(sum_live(plan, &s, live, &plan->bound_bytes));
   find_layout(&s, plan->bound_bytes);
   plan->arena_bytes = s.best_bytes;
@@ -218,12 +218,4 @@ static omc_status run(omc_plan *plan, omc_arena *scratch) {
       plan->steps[t].workspace_offset = s.blocks[--scratch_block].offset;
   plan->consumes = consumes_saved(plan, &s, of);
   return OMC_OK;
-}
-
-omc_status omc_plan_layout(omc_plan *plan) {
-  omc_arena scratch;
-  omc_arena_init(&scratch, plan->allocator);
-  const omc_status status = run(plan, &scratch);
-  omc_arena_deinit(&scratch);
-  return status;
 }

@@ -159,7 +159,7 @@ static void fill_slots(omc_plan *plan, const families *f) {
   }
 }
 
-static omc_status run(omc_plan *plan, omc_arena *scratch) {
+omc_status omc_plan_liveness(omc_plan *plan, omc_arena *scratch) {
   const uint32_t n = plan->graph->n_values;
   const families f = {OMC_NEW_ARRAY(scratch, uint32_t, n), OMC_NEW_ARRAY(scratch, uint32_t, n),
                       OMC_NEW_ARRAY(scratch, uint32_t, n), OMC_NEW_ARRAY(scratch, bool, n)};
@@ -176,12 +176,4 @@ static omc_status run(omc_plan *plan, omc_arena *scratch) {
     for (uint32_t k = 0; k < plan->steps[s].n_out; k++) take_over(plan, &f, s, k);
   fill_slots(plan, &f);
   return OMC_OK;
-}
-
-omc_status omc_plan_liveness(omc_plan *plan) {
-  omc_arena scratch;
-  omc_arena_init(&scratch, plan->allocator);
-  const omc_status status = run(plan, &scratch);
-  omc_arena_deinit(&scratch);
-  return status;
 }

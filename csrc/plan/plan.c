@@ -9,10 +9,10 @@ static void destroy(omc_plan *plan) {
   omc_free(plan->allocator, plan, 1, sizeof *plan);
 }
 
-static omc_status build(omc_plan *plan) {
+static omc_status build(omc_plan *plan, omc_arena *scratch) {
   OMC_TRY(omc_plan_steps(plan));
-  OMC_TRY(omc_plan_liveness(plan));
-  OMC_TRY(omc_plan_layout(plan));
+  OMC_TRY(omc_plan_liveness(plan, scratch));
+  OMC_TRY(omc_plan_layout(plan, scratch));
   return omc_plan_check(plan);
 }
 
@@ -30,7 +30,10 @@ omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool 
   plan->threads = provider->threads(provider->ctx);
   omc_arena_init(&plan->memory, allocator);
   atomic_init(&plan->references, 1);
-  const omc_status status = build(plan);
+  omc_arena scratch;
+  omc_arena_init(&scratch, allocator);
+  const omc_status status = build(plan, &scratch);
+  omc_arena_deinit(&scratch);
   if (status != OMC_OK) {
     destroy(plan);
     return status;

@@ -82,11 +82,13 @@ omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
 /* The parts of omc_plan_create in their order. Steps: one for each node that is no view, forward
- * nodes first, with kernel, parameters and scratch size. Liveness: slots but for their offsets,
- * copies, what backward reads. Layout: offsets, arena_bytes, bound_bytes, consumes. */
+ * nodes first, with kernel, parameters and workspace size; whether it needs a seed. Liveness:
+ * slots but for their offsets, copies, what backward reads of the caller's tensors. Layout:
+ * offsets, arena_bytes, bound_bytes, forward_bytes, consumes. `scratch` serves while they work:
+ * nothing of the plan points into it. */
 omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;
-omc_status omc_plan_liveness(omc_plan *plan) OMC_MUST_USE;
-omc_status omc_plan_layout(omc_plan *plan) OMC_MUST_USE;
+omc_status omc_plan_liveness(omc_plan *plan, omc_arena *scratch) OMC_MUST_USE;
+omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) OMC_MUST_USE;
 
 /* Writes the steps and where each of their values is, for OMC_DUMP. */
 void omc_plan_print(const omc_plan *plan, FILE *file);
