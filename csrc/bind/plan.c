@@ -114,10 +114,9 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     if (!t || PyList_SetItem(outputs, (Py_ssize_t)k, t) < 0) goto done;
   }
   if (!outputs) goto done;
-  omc_session *session = ((omc_session_object *)self->session)->session;
   omc_run *run = NULL;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS status = omc_run_forward(session, self->plan, in, out, seed, &run);
+  Py_BEGIN_ALLOW_THREADS status = omc_run_forward(self->plan, in, out, seed, &run);
   Py_END_ALLOW_THREADS if (status != OMC_OK) {
     omc_raise(m, status);
     goto done;

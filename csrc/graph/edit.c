@@ -26,12 +26,6 @@ void omc_replace_uses(omc_value *from, omc_value *to) {
   while (from->uses) omc_set_input(from->uses->node, from->uses->index, to);
 }
 
-static void unlink_node(omc_graph *g, omc_node *node) {
-  *(node->prev ? &node->prev->next : &g->first) = node->next;
-  *(node->next ? &node->next->prev : &g->last) = node->prev;
-  node->prev = node->next = NULL;
-}
-
 void omc_link_node(omc_graph *g, omc_node *node, omc_node *before) {
   node->next = before;
   node->prev = before ? before->prev : g->last;
@@ -42,14 +36,10 @@ void omc_link_node(omc_graph *g, omc_node *node, omc_node *before) {
 omc_node *omc_erase_node(omc_graph *g, omc_node *node) {
   omc_node *next = node->next;
   for (uint32_t i = 0; i < node->n_in; i++) unlink_use(&node->in[i]);
-  unlink_node(g, node);
+  *(node->prev ? &node->prev->next : &g->first) = next;
+  *(next ? &next->prev : &g->last) = node->prev;
+  node->prev = node->next = NULL;
   return next;
-}
-
-void omc_move_node(omc_graph *g, omc_node *node, omc_node *before) {
-  if (node == before) return;
-  unlink_node(g, node);
-  omc_link_node(g, node, before);
 }
 
 static bool is_used(const omc_node *node) {

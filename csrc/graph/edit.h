@@ -17,9 +17,6 @@ omc_node *omc_erase_node(omc_graph *g, omc_node *node);
 /* Puts a node that is in no list in front of `before` (NULL: at the end). */
 void omc_link_node(omc_graph *g, omc_node *node, omc_node *before);
 
-/* Moves a node in front of `before` (NULL: to the end). */
-void omc_move_node(omc_graph *g, omc_node *node, omc_node *before);
-
 /* Erases, in one backward sweep, every node none of whose outputs is used. Returns how many. */
 uint32_t omc_erase_unused(omc_graph *g);
 

@@ -285,12 +285,6 @@ omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator
   return status;
 }
 
-uint32_t omc_use_count(const omc_value *v) {
-  uint32_t n = 0;
-  for (const omc_use *use = v->uses; use; use = use->next) n++;
-  return n;
-}
-
 const omc_attr *omc_attr_find(const omc_node *n, const char *name) {
   for (uint32_t i = 0; i < n->n_attr; i++)
     if (!strcmp(n->attr[i].name, name)) return &n->attr[i];

@@ -104,7 +104,8 @@ omc_status omc_graph_add_const(omc_graph *g, const char *name, const omc_type *t
                                const void *data, omc_value **out) OMC_MUST_USE;
 
 /* Adds the value through which the caller gives the gradient of forward output `index`, of that
- * output's type. It may come before the result is set; its rank is then -1. */
+ * output's type. It may come before the result is set; its rank is then -1. OMC_EINVALID: there is
+ * no such output, or it has a gradient already. */
 omc_status omc_graph_add_grad(omc_graph *g, uint32_t index, omc_value **out) OMC_MUST_USE;
 
 /* What omc_graph_add_node needs. Inputs may be NULL where the op allows it. Attributes and names
@@ -121,10 +122,13 @@ typedef struct omc_node_spec {
 
 omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node **out) OMC_MUST_USE;
 
-/* Names a value (copied). A name is letters, digits and any of "_.:/-". */
+/* Names a value (copied). A name is letters, digits and any of "_.:/-", else OMC_EINVALID; that no
+ * other value has it is for the caller to see to. */
 omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) OMC_MUST_USE;
 
-/* Sets the result: n_outputs forward outputs, then n_grads gradients (0 or n_inputs). */
+/* Sets the result: n_outputs forward outputs, then n_grads gradients (0 or n_inputs, NULL for an
+ * input without). OMC_EINVALID: another number, an output left out, or the gradient of an output
+ * that is not among them has been added. */
 omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
                                 uint32_t n_grads) OMC_MUST_USE;
 
@@ -144,9 +148,6 @@ static inline bool omc_is_const(const omc_value *v) { return v && v->role == OMC
 static inline bool omc_is_backward(const omc_value *v) {
   return v->role == OMC_ROLE_GRAD || (v->producer && v->producer->phase == OMC_BACKWARD);
 }
-
-/* Number of uses, the result node's included. */
-uint32_t omc_use_count(const omc_value *v);
 
 /* Attributes by name, `otherwise` if absent or of another kind; an int also serves as a float.
  * Lists: *n_out is 0 if absent. */

@@ -33,7 +33,7 @@ struct omc_run {
   omc_tensor *operands; /* n_operands */
   void **bases;         /* n_bases: the arena, then the caller's tensors; see omc_exec_base */
   void *host_state;     /* what the host keeps from forward to backward */
-  uint64_t id, seed;
+  uint64_t seed;
   bool consumed;     /* what forward saved is gone */
   _Atomic bool busy; /* backward is under way */
 };

@@ -19,7 +19,7 @@ typedef struct omc_signature {
 typedef struct omc_session_stats {
   uint64_t plans_built, plan_hits, plans_evicted;
   double bind_seconds, simplify_seconds, differentiate_seconds, fuse_seconds,
-      plan_seconds; /* sums */
+      plan_seconds; /* summed over plans built */
   uint32_t plans_cached, runs_live;
 } omc_session_stats;
 
@@ -44,11 +44,12 @@ omc_status omc_session_plan(omc_session *session, const omc_signature *signature
 
 omc_session_stats omc_session_get_stats(omc_session *session);
 
-/* Runs forward. inputs: graph->n_inputs data pointers of dense tensors of the signature's types;
- * outputs: n_outputs pointers to memory for the results. Both are borrowed for the call. If the
- * plan is joint (graph->n_grads > 0) *out is a new run, else NULL (`out` may be NULL then). */
-omc_status omc_run_forward(omc_session *session, omc_plan *plan, void *const *inputs,
-                           void *const *outputs, uint64_t seed, omc_run **out) OMC_MUST_USE;
+/* Runs forward. plan: one that omc_session_plan made. inputs: graph->n_inputs data pointers of
+ * dense tensors of the signature's types; outputs: n_outputs pointers to memory for the results.
+ * Both are borrowed for the call. If the plan is joint (graph->n_grads > 0) *out is a new run,
+ * which the caller owns, else NULL (`out` may be NULL then). Any thread. */
+omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
+                           omc_run **out) OMC_MUST_USE;
 
 /* Runs backward: any number of times, but once only if plan->consumes (then OMC_ECONSUMED).
  * inputs and outputs: as given to forward, needed only where plan->saves_input / saves_output says
@@ -59,11 +60,12 @@ omc_status omc_run_backward(omc_run *run, void *const *inputs, void *const *outp
                             void *const *grads, void *const *results) OMC_MUST_USE;
 
 const omc_plan *omc_run_plan(const omc_run *run);
-uint64_t omc_run_seed(const omc_run *run);
-uint64_t omc_run_id(const omc_run *run); /* unique in the process */
-void omc_run_destroy(omc_run *run);      /* gives the arena back; NULL is accepted */
 
-/* Seconds spent in each of the plan's steps, summed over runs, if OMC_PROFILE is set; else NULL. */
+/* Gives the arena back. NULL is accepted. */
+void omc_run_destroy(omc_run *run);
+
+/* Seconds spent in each of the plan's steps, summed over runs, if OMC_PROFILE is set; else NULL.
+ * Borrowed from the plan; a run under way may be adding to them. */
 const double *omc_plan_profile(const omc_plan *plan);
 
 #endif

@@ -4,8 +4,6 @@
 
 #include "run/exec.h"
 
-static _Atomic uint64_t last_id;
-
 static void free_run(const omc_exec *x, omc_run *run) {
   const omc_allocator *a = omc_session_allocator(x->session);
   omc_free(a, run->operands, x->n_operands, sizeof *run->operands);
@@ -70,7 +68,6 @@ static omc_status start(omc_exec *x, uint64_t seed, omc_run **out) {
   omc_exec_unlock();
   if (!run) OMC_TRY(new_run(x, &run));
 
-  run->id = atomic_fetch_add(&last_id, 1) + 1;
   run->seed = seed;
   run->consumed = false;
   if (plan->arena_bytes > 0) {
@@ -90,13 +87,12 @@ static void set_bases(omc_run *run, omc_place place, void *const *pointers, uint
   for (uint32_t i = 0; i < n; i++) bases[i] = pointers ? pointers[i] : NULL;
 }
 
-omc_status omc_run_forward(omc_session *session, omc_plan *plan, void *const *inputs,
-                           void *const *outputs, uint64_t seed, omc_run **out) {
+omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
+                           omc_run **out) {
   omc_exec *x = plan->attached;
   const omc_graph *g = plan->graph;
   omc_run *run;
   if (out) *out = NULL;
-  if (x->session != session) OMC_FAIL(EINVALID, "the plan belongs to another session");
   if (!out && g->n_grads > 0)
     OMC_FAIL(EINVALID, "a plan with a backward needs a place for its run");
   OMC_TRY(start(x, seed, &run));
@@ -108,7 +104,7 @@ omc_status omc_run_forward(omc_session *session, omc_plan *plan, void *const *in
     return status;
   }
   omc_plan_retain(plan);
-  omc_session_count_runs(session, 1);
+  omc_session_count_runs(x->session, 1);
   *out = run;
   return OMC_OK;
 }
@@ -139,8 +135,6 @@ omc_status omc_run_backward(omc_run *run, void *const *inputs, void *const *outp
 }
 
 const omc_plan *omc_run_plan(const omc_run *run) { return run->exec->plan; }
-uint64_t omc_run_seed(const omc_run *run) { return run->seed; }
-uint64_t omc_run_id(const omc_run *run) { return run->id; }
 
 void omc_run_destroy(omc_run *run) {
   if (!run) return;

@@ -128,17 +128,23 @@ TEST(numbers_of_unnamed_values_avoid_names) {
   omc_graph_destroy(g);
 }
 
+static int n_uses(const omc_value *v) {
+  int n = 0;
+  for (const omc_use *use = v->uses; use; use = use->next) n++;
+  return n;
+}
+
 TEST(replace_uses_reaches_the_result) {
   omc_graph *g = parse(diamond);
   omc_value *a = nth(g, 0), *b = nth(g, 1), *c = nth(g, 2);
-  CHECK_INT(omc_use_count(a), 2);
+  CHECK_INT(n_uses(a), 2);
   omc_replace_uses(c, b);
   omc_replace_uses(a, a);
-  CHECK_INT(omc_use_count(c), 0);
+  CHECK_INT(n_uses(c), 0);
   CHECK(omc_in(g->result, 0) == b);
   CHECK_OK(omc_graph_verify(g, false));
   CHECK_INT(omc_erase_unused(g), 1);
-  CHECK_INT(omc_use_count(a), 1);
+  CHECK_INT(n_uses(a), 1);
   CHECK_OK(omc_graph_verify(g, false));
   check_prints(g,
                "input %x : f32[2,3] grad\n"
@@ -154,26 +160,9 @@ TEST(erase_unused_takes_chains_in_one_sweep) {
   omc_replace_uses(nth(g, 2), g->inputs[0]);
   CHECK_INT(omc_erase_unused(g), 3);
   CHECK(g->first == NULL && g->last == NULL);
-  CHECK_INT(omc_use_count(g->inputs[0]), 1);
+  CHECK_INT(n_uses(g->inputs[0]), 1);
   CHECK_OK(omc_graph_verify(g, false));
   check_prints(g, "input %x : f32[2,3] grad\nreturn %x\n");
-  omc_graph_destroy(g);
-}
-
-TEST(nodes_move_and_stay_linked) {
-  omc_graph *g = parse(
-      "input %x : f32[]\n"
-      "%a = Relu(%x)\n"
-      "%b = Tanh(%x)\n"
-      "return %a, %b\n");
-  omc_node *a = g->first, *b = g->last;
-  omc_move_node(g, b, a);
-  CHECK(g->first == b && g->last == a);
-  CHECK_OK(omc_graph_verify(g, false));
-  omc_move_node(g, b, NULL);
-  CHECK(g->first == a && g->last == b);
-  omc_move_node(g, b, b);
-  CHECK_OK(omc_graph_verify(g, false));
   omc_graph_destroy(g);
 }
 
@@ -198,7 +187,12 @@ TEST(clone_is_its_own_graph) {
 }
 
 /* Each breaks one invariant of the diamond. */
-static void swap_nodes(omc_graph *g) { omc_move_node(g, g->last, g->first); }
+static void swap_nodes(omc_graph *g) {
+  omc_node *last = g->last;
+  g->last = last->prev;
+  g->last->next = NULL;
+  omc_link_node(g, last, g->first);
+}
 static void forget_use(omc_graph *g) { nth(g, 0)->uses = nth(g, 0)->uses->next; }
 static void cross_use(omc_graph *g) { g->last->in[0].value = g->inputs[0]; }
 static void same_name(omc_graph *g) { nth(g, 0)->name = "x"; }

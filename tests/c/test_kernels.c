@@ -225,7 +225,7 @@ static bool give(buffer *b, void **p, const omc_value *v, bool result, uint32_t 
 
 static const omc_value *result_of(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
 
-static bool run_session(omc_session *s, omc_plan *plan, caller *c) {
+static bool run_session(omc_plan *plan, caller *c) {
   const omc_graph *g = plan->graph;
   omc_run *run = NULL;
   bool ok = CHECK(g->n_inputs <= MAX_TENSORS && g->n_outputs <= MAX_TENSORS);
@@ -235,7 +235,7 @@ static bool run_session(omc_session *s, omc_plan *plan, caller *c) {
   for (uint32_t k = 0; ok && k < g->n_outputs; k++)
     ok = give(&c->out[k], &c->pout[k], result_of(g, k), true, 0) &&
          give(&c->dout[k], &c->pdout[k], g->grads ? g->grads[k] : NULL, false, 99 + k);
-  ok = ok && CHECK_OK(omc_run_forward(s, plan, c->pin, c->pout, 7, &run));
+  ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, 7, &run));
   if (ok && run) ok = CHECK_OK(omc_run_backward(run, c->pin, c->pout, c->pdout, c->pdin));
   omc_run_destroy(run);
   return ok;
@@ -253,11 +253,11 @@ static bool end_caller(caller *c) {
   return ok;
 }
 
-static void compare_session(omc_session *s, omc_plan *plan, by_hand *h) {
+static void compare_session(omc_plan *plan, by_hand *h) {
   const omc_graph *g = plan->graph;
   caller c;
   memset(&c, 0, sizeof c);
-  if (run_session(s, plan, &c)) {
+  if (run_session(plan, &c)) {
     for (uint32_t k = 0; k < g->n_outputs + g->n_grads; k++) {
       const omc_value *v = result_of(g, k);
       if (!v) continue;
@@ -275,7 +275,7 @@ static bool ran[OMC_N_OPS];
 /* Runs a plan by hand twice, and in its session if it has one. */
 static void check_plan(omc_session *s, omc_plan *plan) {
   by_hand a = {plan, NULL, 0xFF, plan->threads}, b = {plan, NULL, 0x3F, 1};
-  if (run_by_hand(&a) && run_by_hand(&b) && same(&a, &b) && s) compare_session(s, plan, &a);
+  if (run_by_hand(&a) && run_by_hand(&b) && same(&a, &b) && s) compare_session(plan, &a);
   for (uint32_t i = 0; i < plan->n_steps; i++) ran[plan->steps[i].node->op] = true;
   end_by_hand(&a);
   end_by_hand(&b);

@@ -50,9 +50,9 @@ static void fill(tensors *t, float shift) {
   for (int i = 0; i < 4; i++) t->db[i] = NAN;
 }
 
-static omc_status forward(omc_session *s, omc_plan *plan, tensors *t, omc_run **run) {
+static omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
-  return omc_run_forward(s, plan, in, out, 1, run);
+  return omc_run_forward(plan, in, out, 1, run);
 }
 
 static omc_status backward(omc_run *run, tensors *t) {
@@ -99,10 +99,9 @@ TEST(session_forward_and_backward) {
   fill(&t, 0);
   REQUIRE(s);
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
-  REQUIRE_OK(forward(s, plan, &t, &run));
+  REQUIRE_OK(forward(plan, &t, &run));
   CHECK(outputs_right(&t));
   CHECK(omc_run_plan(run) == plan);
-  CHECK_INT(omc_run_seed(run), 1);
   CHECK_INT(omc_session_get_stats(s).runs_live, 1);
   REQUIRE_OK(backward(run, &t));
   CHECK(gradients_right(&t));
@@ -120,9 +119,9 @@ TEST(session_inference_has_no_run) {
   fill(&t, 0);
   REQUIRE_OK(plan_rows(s, ROWS, false, false, &plan));
   CHECK_INT(plan->n_steps, plan->n_forward);
-  CHECK_OK(forward(s, plan, &t, &run));
+  CHECK_OK(forward(plan, &t, &run));
   CHECK(run == NULL);
-  CHECK_OK(forward(s, plan, &t, NULL));
+  CHECK_OK(forward(plan, &t, NULL));
   CHECK(outputs_right(&t));
   omc_plan_release(plan);
   omc_session_destroy(s);
@@ -136,8 +135,7 @@ TEST(session_runs_are_independent) {
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
   for (int i = 0; i < 12; i++) {
     fill(&t[i], 0.1f * (float)i);
-    CHECK_OK(forward(s, plan, &t[i], &runs[i]));
-    CHECK(i == 0 || omc_run_id(runs[i]) > omc_run_id(runs[i - 1]));
+    CHECK_OK(forward(plan, &t[i], &runs[i]));
   }
   for (int i = 11; i >= 0; i -= 2) omc_run_destroy(runs[i]);
   for (int i = 0; i < 12; i += 2) {
@@ -157,7 +155,7 @@ TEST(session_may_go_before_its_runs) {
   tensors t;
   fill(&t, 0);
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
-  REQUIRE_OK(forward(s, plan, &t, &run));
+  REQUIRE_OK(forward(plan, &t, &run));
   omc_plan_release(plan);
   omc_session_destroy(s);
   CHECK_OK(backward(run, &t));
@@ -173,7 +171,7 @@ TEST(session_backward_again) {
     tensors t;
     fill(&t, 0);
     REQUIRE_OK(plan_rows(s, ROWS, true, retain, &plans[retain]));
-    REQUIRE_OK(forward(s, plans[retain], &t, &run));
+    REQUIRE_OK(forward(plans[retain], &t, &run));
     CHECK_OK(backward(run, &t));
     for (int again = 0; again < 2; again++) {
       fill(&t, 0);
@@ -225,7 +223,7 @@ TEST(session_signatures_differ) {
 }
 
 TEST(session_refuses_bad_calls) {
-  omc_session *s = open_session(model, 4), *other = open_session(model, 4);
+  omc_session *s = open_session(model, 4);
   omc_plan *plan = NULL;
   omc_run *run = NULL;
   tensors t;
@@ -235,22 +233,20 @@ TEST(session_refuses_bad_calls) {
   const omc_signature signature = {wrong, in_grads, out_grads, false};
   CHECK_STATUS(omc_session_plan(s, &signature, &plan), ESHAPE);
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
-  CHECK_STATUS(forward(other, plan, &t, &run), EINVALID);
-  CHECK_STATUS(forward(s, plan, &t, NULL), EINVALID);
+  CHECK_STATUS(forward(plan, &t, NULL), EINVALID);
   void *in[] = {t.x, NULL, t.b}, *out[] = {t.y, t.x_again};
-  CHECK_STATUS(omc_run_forward(s, plan, in, out, 1, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "input 1");
   void *no_copy[] = {t.y, NULL};
   in[1] = t.w;
-  CHECK_STATUS(omc_run_forward(s, plan, in, no_copy, 1, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, no_copy, 1, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "output 1");
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
-  REQUIRE_OK(forward(s, plan, &t, &run));
+  REQUIRE_OK(forward(plan, &t, &run));
   omc_run_destroy(run);
   omc_run_destroy(NULL);
   omc_plan_release(plan);
   omc_session_destroy(s);
-  omc_session_destroy(other);
   omc_session_destroy(NULL);
   CHECK_STATUS(omc_session_create("return", 6, NULL, NULL, NULL, omc_cpu_provider(),
                                   omc_default_allocator(), 0, &s),
@@ -269,7 +265,7 @@ TEST(session_empty_batch) {
   REQUIRE_OK(plan_rows(s, 0, true, false, &plan));
   void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *dout[] = {NULL, NULL};
   void *din[] = {NULL, t.dw, t.db};
-  REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
   CHECK_OK(omc_run_backward(run, in, out, dout, din));
   for (int i = 0; i < 12; i++) CHECK_FLOAT(t.dw[i], 0);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(t.db[i], 0);
@@ -296,11 +292,11 @@ TEST(session_index_error_leaves_it_usable) {
   int64_t ids[3] = {0, 3, 4};
   void *in[] = {w, ids}, *out[] = {y};
   REQUIRE_OK(omc_session_plan(s, &signature, &plan));
-  CHECK_STATUS(omc_run_forward(s, plan, in, out, 1, &run), EINDEX);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, &run), EINDEX);
   CHECK(run == NULL);
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
   ids[2] = 1;
-  REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
   CHECK(close_to(y[2], sin(exp(6))));
   omc_run_destroy(run);
   omc_plan_release(plan);
@@ -365,7 +361,7 @@ TEST(session_host_ops) {
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_cpu_provider(),
                                 omc_default_allocator(), 4, &s));
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, false}, &plan));
-  REQUIRE_OK(omc_run_forward(s, plan, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
   CHECK_INT(states, 1);
   CHECK_OK(omc_run_backward(run, in, out, dout, din));
   for (int i = 0; i < 4; i++)
@@ -373,10 +369,10 @@ TEST(session_host_ops) {
   omc_run_destroy(run);
   CHECK_INT(states, 0);
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, false}, &inference));
-  REQUIRE_OK(omc_run_forward(s, inference, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(inference, in, out, 1, &run));
   CHECK_INT(states, 0);
   fails = true;
-  CHECK_STATUS(omc_run_forward(s, plan, in, out, 1, &run), EHOST);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, &run), EHOST);
   CHECK_INT(states, 0);
   omc_plan_release(plan);
   omc_plan_release(inference);
@@ -393,7 +389,7 @@ static omc_status whole_way(const omc_allocator *allocator) {
   omc_status status = omc_session_create(model, strlen(model), NULL, NULL, NULL, omc_cpu_provider(),
                                          allocator, 4, &s);
   if (status == OMC_OK) status = plan_rows(s, ROWS, true, false, &plan);
-  if (status == OMC_OK) status = forward(s, plan, &t, &run);
+  if (status == OMC_OK) status = forward(plan, &t, &run);
   if (status == OMC_OK) status = backward(run, &t);
   if (status == OMC_OK) CHECK(gradients_right(&t));
   omc_run_destroy(run);
@@ -468,7 +464,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
   omc_status status = omc_session_create(network, strlen(network), NULL, NULL, NULL,
                                          omc_cpu_provider(), allocator, 1, &s);
   if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
-  if (status == OMC_OK) status = omc_run_forward(s, plan, in, out, 1, &run);
+  if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, &run);
   if (status == OMC_OK) status = omc_run_backward(run, in, out, dout, din);
   if (status == OMC_OK) *sum = loss + dw[5] + dtable[7] + dg[3];
   omc_run_destroy(run);
@@ -504,8 +500,7 @@ static void *train(void *session) {
     omc_run *run = NULL;
     tensors t;
     fill(&t, 0.01f * (float)i);
-    right &=
-        plan_rows(s, ROWS, true, i % 2, &plan) == OMC_OK && forward(s, plan, &t, &run) == OMC_OK;
+    right &= plan_rows(s, ROWS, true, i % 2, &plan) == OMC_OK && forward(plan, &t, &run) == OMC_OK;
     if (!right) break;
     right &= outputs_right(&t) && backward(run, &t) == OMC_OK && gradients_right(&t);
     omc_run_destroy(run);
@@ -566,7 +561,7 @@ TEST(session_without_arena_memory) {
                                 omc_default_allocator(), 1, &s));
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
   CHECK(plan->arena_bytes > 0);
-  CHECK_STATUS(forward(s, plan, &t, &run), ENOMEM);
+  CHECK_STATUS(forward(plan, &t, &run), ENOMEM);
   CHECK(run == NULL);
   omc_plan_release(plan);
   omc_session_destroy(s);
