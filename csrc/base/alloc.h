@@ -29,7 +29,7 @@ void omc_free(const omc_allocator *a, void *ptr, size_t count, size_t size);
 bool omc_mul_size(size_t a, size_t b, size_t *out);
 bool omc_add_size(size_t a, size_t b, size_t *out);
 
-/* Smallest multiple of `to` (a power of two) that is not below `n`. */
+/* Smallest multiple of `to` (a power of two) that is not below `n`; n + to must fit in size_t. */
 static inline size_t omc_round_up(size_t n, size_t to) { return (n + to - 1) & ~(to - 1); }
 
 #endif

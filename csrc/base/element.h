@@ -8,8 +8,8 @@
 double omc_element_float(omc_dtype dtype, const void *data, int64_t i);
 int64_t omc_element_int(omc_dtype dtype, const void *data, int64_t i);
 
-/* Writes element i. Floats are rounded to nearest even; integers keep the low bits; a bool is
- * "not zero". */
+/* Writes element i. Floats are rounded to nearest even; an integer keeps its low bits, and a float
+ * becomes one as omc_element_int reads it; a bool is "not zero". */
 void omc_element_set_float(omc_dtype dtype, void *data, int64_t i, double x);
 void omc_element_set_int(omc_dtype dtype, void *data, int64_t i, int64_t x);
 

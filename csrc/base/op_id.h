@@ -12,7 +12,7 @@ typedef enum {
   OMC_N_OPS
 } omc_op_id;
 
-/* The ONNX name, for example "Softmax". */
+/* The name, for example "Softmax"; "return" for OMC_N_OPS, the result node. */
 const char *omc_op_name(omc_op_id op);
 
 /* True if the op is one of ONNX's own domain, false if it is of "ai.ortmodule_c". */

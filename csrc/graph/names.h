@@ -16,7 +16,7 @@ void omc_names_deinit(omc_names *names);
 /* The value of that name (n bytes) or NULL. */
 omc_value *omc_names_find(const omc_names *names, const char *name, size_t n);
 
-/* Enters a named value, borrowed; OMC_EINVALID if its name is taken. */
+/* Enters a named value, borrowed with its name; OMC_EINVALID if that is taken. */
 omc_status omc_names_add(omc_names *names, omc_value *v) OMC_MUST_USE;
 
 /* True for letters, digits and any of "_.:/-"; a name is one or more of them. */

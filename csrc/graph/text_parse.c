@@ -495,6 +495,7 @@ static omc_status parse_lines(parser *p) {
 
 omc_status omc_graph_parse(const omc_allocator *allocator, const char *text, size_t n,
                            omc_find_data find, void *find_ctx, omc_graph **out) {
+  if (n > UINT32_MAX) OMC_FAIL(EPARSE, "a graph of %zu bytes, above %u", n, UINT32_MAX);
   parser p = {.at = text, .end = text + n, .line = 1, .find = find, .find_ctx = find_ctx};
   OMC_TRY(omc_graph_create(allocator, &p.graph));
   omc_names_init(&p.names, allocator);

@@ -178,6 +178,13 @@ TEST(missing_elements_are_reported) {
   CHECK_CONTAINS(omc_status_detail(), "no elements are given for %c");
 }
 
+TEST(texts_too_long_for_32_bit_numbers_are_refused) {
+  omc_graph *g;
+  const size_t n = (size_t)UINT32_MAX + 1;
+  CHECK_STATUS(omc_graph_parse(omc_default_allocator(), "return", n, NULL, NULL, &g), EPARSE);
+  CHECK_CONTAINS(omc_status_detail(), "4294967296 bytes");
+}
+
 static void check_number(double x, omc_dtype dtype, const char *expected) {
   char text[OMC_NUMBER_TEXT];
   double back = -1;
