@@ -177,6 +177,7 @@ omc_status omc_exec_phase(omc_run *run, omc_phase phase) {
                           .run = &run->host_state};
   OMC_TRY(forward ? resolve(run, 0, x->n_forward_relocs)
                   : resolve(run, x->n_forward_relocs, x->n_relocs));
+  if (!forward) run->consumed = plan->consumes;
   const uint32_t begin = forward ? 0 : plan->n_forward,
                  end = forward ? plan->n_forward : plan->n_steps;
   OMC_TRY((x->seconds ? time_steps : run_steps)(&args, run, begin, end));

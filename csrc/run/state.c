@@ -121,7 +121,6 @@ static omc_status run_backward(omc_run *run, void *const *inputs, void *const *o
   set_bases(run, OMC_AT_OUTPUT, outputs, g->n_outputs);
   set_bases(run, OMC_AT_GRAD, grads, g->n_outputs);
   set_bases(run, OMC_AT_RESULT, results, g->n_grads);
-  run->consumed = plan->consumes;
   return omc_exec_phase(run, OMC_BACKWARD);
 }
 

@@ -243,6 +243,12 @@ TEST(session_refuses_bad_calls) {
   CHECK_CONTAINS(omc_status_detail(), "output 1");
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
   REQUIRE_OK(forward(plan, &t, &run));
+  void *results[] = {NULL, t.dw, t.db};
+  CHECK(plan->consumes);
+  CHECK_STATUS(omc_run_backward(run, in, out, (void *[]){NULL, NULL}, results), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "gradient of output 0");
+  CHECK_OK(backward(run, &t));
+  CHECK(gradients_right(&t));
   omc_run_destroy(run);
   omc_run_destroy(NULL);
   omc_plan_release(plan);
