@@ -309,7 +309,7 @@ class _Lowering:
             self._env = outer
 
     def _inner_node(self, node: fx.Node, module: fx.GraphModule, depth: int) -> None:
-        if not isinstance(node.target, OpOverload):
+        if not isinstance(node.target, OpOverload) or isinstance(node.meta.get("val"), _SYMBOLIC):
             self._node(node, module, None)
             return
         if _changed_argument(node.target):
