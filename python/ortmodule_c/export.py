@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
+import os
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -26,6 +29,8 @@ from .guards import Snapshot, Survey, Write
 
 aten = torch.ops.aten
 PATH = "ortmodule_c.path"
+_NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+_TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 @dataclass
@@ -101,7 +106,16 @@ class _Lift(nn.Module):
         self.function = function
 
     def forward(self, tensors: list[Tensor]) -> list[Any]:
-        return self.function(tensors)
+        try:
+            return self.function(tensors)
+        except GuardOnDataDependentSymNode as error:
+            raise NotExportable(f"control flow depends on the values of a tensor at {_user_line(error)}") from error
+
+
+def _user_line(error: Exception) -> str:
+    """File and line of the innermost frame of the module's own code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
 
 
 @contextlib.contextmanager
@@ -117,15 +131,18 @@ def _undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what PyTorch's tracer tells its own developers, in warnings and in a log of errors it raises."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, log.disabled = log.disabled, True
+    """Keeps back what PyTorch's tracer tells its own developers, in warnings and in logs of errors it raises."""
+    logs = [logging.getLogger(name) for name in _TRACER_LOGS]
+    disabled = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*treespec", category=FutureWarning)
             yield
     finally:
-        log.disabled = disabled
+        for log, was in zip(logs, disabled, strict=True):
+            log.disabled = was
 
 
 @contextlib.contextmanager

@@ -531,10 +531,11 @@ def test_wrapping_what_is_no_module() -> None:
 # What cannot become a graph
 
 
-def test_module_that_cannot_be_traced_runs_in_pytorch() -> None:
+def test_module_that_cannot_be_traced_runs_in_pytorch(capfd: pytest.CaptureFixture[str]) -> None:
     eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else -s.l(x), l=nn.Linear(2, 2)))
-    with pytest.warns(UserWarning, match=r"Function runs in PyTorch: torch\.export failed"):
+    with pytest.warns(UserWarning, match=rf"Function runs in PyTorch: .* values of a tensor at {__file__}:\d+"):
         ours(torch.ones(1, 2))
+    assert capfd.readouterr().err == ""
     for value in (1.0, -1.0):
         assert_same_step(eager, ours, torch.full((1, 2), value))
     assert ours.fallback_report()[0].name == "Function"
@@ -616,7 +617,7 @@ def test_fallback_as_error() -> None:
     with pytest.raises(ORTModuleError, match="cdist"):
         ours(torch.randn(3, 4))
     untraceable = ORTModule(Function(lambda s, x: x if x.sum() > 0 else -x), DebugOptions(fallback="error"))
-    with pytest.raises(ORTModuleError, match=r"torch\.export failed"):
+    with pytest.raises(ORTModuleError, match="values of a tensor"):
         untraceable(torch.randn(3))
 
 
