@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .errors import ORTModuleError
+from .errors import NotExportable, ORTModuleError
 from .fallback import Host
 from .lowering import Lowered
 from .process import tracing_lock
@@ -81,9 +81,12 @@ class _Call:
         self.dense = [_dense(t) for t in self.inputs]
 
     def plan_for(self, out_grads: Mask) -> None:
-        """Choose the plan and, at the first time, draw the seed."""
-        with tracing_lock:
-            self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+        """Choose the plan and, at the first time, draw the seed; NotExportable if there can be none."""
+        try:
+            with tracing_lock:
+                self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+        except (NotImplementedError, ValueError) as error:
+            raise NotExportable(str(error)) from error
         self.runner.arena_bytes = max(self.runner.arena_bytes, self.plan.arena_bytes)
         if self.runner.watcher is not None:
             self.runner.watcher(self.plan)

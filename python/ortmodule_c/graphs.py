@@ -131,10 +131,12 @@ class Graphs:
                 self._keep(graph)
         return graph
 
-    def give_up(self, key: Hashable, cause: str) -> None:
-        """Run calls with this key in PyTorch from now on, unless a graph made for their sizes serves them."""
+    def give_up(self, key: Hashable, cause: str, useless: Graph | None) -> None:
+        """Run calls with this key in PyTorch from now on, unless a graph other than `useless` serves them."""
         with tracing_lock:
             self._report.add(type(self._module).__name__, cause)
+            if useless is not None and id(useless) in self._graphs:
+                self._drop(useless)
             self._keep(Graph(key))
 
     def stats(self) -> dict[str, float]:
@@ -151,15 +153,18 @@ class Graphs:
 
     def _keep(self, graph: Graph) -> None:
         if len(self._graphs) >= self._options.max_graphs:
-            _, oldest = self._graphs.popitem(last=False)
-            self._by_key[oldest.key].remove(oldest)
-            if not self._by_key[oldest.key]:
-                del self._by_key[oldest.key]
+            self._drop(next(iter(self._graphs.values())))
         self._graphs[id(graph)] = graph
         same_key = self._by_key.setdefault(graph.key, [])
         same_key.insert(0 if graph.runner is not None else len(same_key), graph)
         while len(self._history) > 4 * self._options.max_graphs:
             self._history.popitem(last=False)
+
+    def _drop(self, graph: Graph) -> None:
+        del self._graphs[id(graph)]
+        self._by_key[graph.key].remove(graph)
+        if not self._by_key[graph.key]:
+            del self._by_key[graph.key]
 
     def _export(
         self, key: Hashable, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey, sizes: Sizes

@@ -144,14 +144,17 @@ class ORTModule(nn.Module):
                     graph = self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
                 except NotExportable as error:
                     cause = str(error)
-        if graph is None:
-            self._ort_report.check(type(module).__name__, cause)
-            result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
-            self._ort_graphs.give_up(key, cause)
-            return result
-        if graph.runner is None:
-            return module(*args, **kwargs)
-        return graph.run([*leaves, *state])
+        if graph is not None:
+            if graph.runner is None:
+                return module(*args, **kwargs)
+            try:
+                return graph.run([*leaves, *state])
+            except NotExportable as error:
+                cause = str(error)
+        self._ort_report.check(type(module).__name__, cause)
+        result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
+        self._ort_graphs.give_up(key, cause, graph)
+        return result
 
     def _ort_path(self, spec: Any, index: int) -> str:
         """Name of a tensor argument, such as ``input_ids`` or ``batch['x']``."""

@@ -541,6 +541,14 @@ def test_module_that_cannot_be_traced_runs_in_pytorch(capfd: pytest.CaptureFixtu
     assert ours.fallback_report()[0].name == "Function"
 
 
+def test_what_the_core_refuses_to_plan_runs_in_pytorch() -> None:
+    eager, ours = pair(nn.LSTM(2, 2, num_layers=9, bidirectional=True))
+    with pytest.warns(UserWarning, match="LSTM runs in PyTorch: .* gradient of 75 inputs"):
+        assert_same_step(eager, ours, torch.randn(2, 3, 2))
+    assert_same_step(eager, ours, torch.randn(2, 3, 2))
+    assert [g.runner for g in graphs(ours)] == [None]
+
+
 def test_hooks_inside_are_honoured() -> None:
     eager, ours = pair(mlp())
     for m in (eager, ours.module):
