@@ -285,6 +285,12 @@ def test_gradients_of_inputs() -> None:
     close(grads[1], grads[0])
 
 
+def test_inputs_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        mask = torch.ones(2, 4)
+    assert_same_step(*pair(Function(lambda s, x, mask: s.l(x) + mask, l=nn.Linear(4, 4))), torch.randn(2, 4), mask)
+
+
 def test_one_tensor_as_two_arguments() -> None:
     eager, ours = pair(linear_of(lambda s, x, y: s.l(x) * y))
     x = torch.randn(2, 4, requires_grad=True)
