@@ -16,10 +16,11 @@ enum {
   OMC_NAME_BACKWARD_HOOKS,
   OMC_NAME_BACKWARD_PRE_HOOKS,
   OMC_NAME_LAST_HOOKS = OMC_NAME_BACKWARD_PRE_HOOKS,
-  OMC_NAME_TRAINING,
   OMC_NAME_PARAMETERS,
   OMC_NAME_BUFFERS,
   OMC_NAME_MODULES,
+  OMC_N_REGISTRIES,
+  OMC_NAME_TRAINING = OMC_N_REGISTRIES,
   OMC_NAME_REQUIRES_GRAD,
   OMC_NAME_WRAPPED,
   OMC_N_NAMES
@@ -108,8 +109,9 @@ PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
  * listed once, and `facts` is `last` itself where nothing else has changed. */
 extern PyType_Spec omc_facts_spec;
 PyObject *omc_survey(PyObject *module, PyObject *args);
-/* unchanged([(dict, key, value)]) -> whether every dict still has an equal value of one type. */
-PyObject *omc_unchanged(PyObject *module, PyObject *entries);
+/* unchanged([(dict, key, value)], [(dict, keys)]) -> whether every dict still has an equal value of
+ * one type, and the same keys in the same order. */
+PyObject *omc_unchanged(PyObject *module, PyObject *args);
 
 /* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */
 int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n);

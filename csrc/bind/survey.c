@@ -309,20 +309,32 @@ static int push_children(walk *w, PyObject *children) {
   return 0;
 }
 
-static int visit_state(walk *w, PyObject *type, PyObject *state) {
-  PyObject *found[OMC_NAME_REQUIRES_GRAD];
+/* Its mode, which is a property of some modules. */
+static int is_training(const walk *w, PyObject *module, PyObject *state) {
+  PyObject *name = w->m->names[OMC_NAME_TRAINING];
+  PyObject *value = PyDict_GetItemWithError(state, name);
+  if (value) return PyObject_IsTrue(value);
+  if (PyErr_Occurred()) return -1;
+  value = PyObject_GetAttr(module, name);
+  const int training = value ? PyObject_IsTrue(value) : -1;
+  Py_XDECREF(value);
+  return training;
+}
+
+static int visit_state(walk *w, PyObject *module, PyObject *state) {
+  PyObject *type = (PyObject *)Py_TYPE(module), *found[OMC_N_REGISTRIES];
   bool hooked = false;
-  for (int i = 0; i < OMC_NAME_REQUIRES_GRAD; i++) {
+  for (int i = 0; i < OMC_N_REGISTRIES; i++) {
     found[i] = PyDict_GetItemWithError(state, w->m->names[i]);
     if (!found[i] && PyErr_Occurred()) return -1;
-    if (!found[i] || (i != OMC_NAME_TRAINING && !PyDict_Check(found[i]))) {
+    if (!found[i] || !PyDict_Check(found[i])) {
       w->opaque = type;
       return note(w, type, -1);
     }
     hooked |= i <= OMC_NAME_LAST_HOOKS && PyDict_Size(found[i]) > 0;
   }
   if (hooked) w->hooked = type;
-  const int training = PyObject_IsTrue(found[OMC_NAME_TRAINING]);
+  const int training = is_training(w, module, state);
   if (training < 0 || note(w, type, hooked << 1 | training) < 0) return -1;
   if (visit_registry(w, 0, found[OMC_NAME_PARAMETERS]) < 0) return -1;
   if (visit_registry(w, 1, found[OMC_NAME_BUFFERS]) < 0) return -1;
@@ -338,7 +350,7 @@ static int visit_module(walk *w, PyObject *module) {
   if (wrapped)
     result = push(w, wrapped);
   else if (!PyErr_Occurred() && number_of(&w->modules, module, &is_new) >= 0)
-    result = is_new ? visit_state(w, (PyObject *)Py_TYPE(module), state) : 0;
+    result = is_new ? visit_state(w, module, state) : 0;
   Py_DECREF(state);
   return result;
 }
@@ -408,14 +420,34 @@ static int is_unchanged(PyObject *entry) {
   return equal;
 }
 
-PyObject *omc_unchanged(PyObject *module, PyObject *entries) {
-  (void)module;
-  if (!PyList_Check(entries))
-    return PyErr_Format(PyExc_TypeError, "entries: expected a list, got %R", Py_TYPE(entries));
-  for (Py_ssize_t i = 0; i < PyList_Size(entries); i++) {
-    const int same = is_unchanged(PyList_GetItem(entries, i));
-    if (same < 0) return NULL;
-    if (!same) Py_RETURN_FALSE;
+/* Whether a dictionary has the same keys in the same order. */
+static int has_keys(PyObject *entry) {
+  if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 2 ||
+      !PyDict_Check(PyTuple_GetItem(entry, 0)) || !PyList_Check(PyTuple_GetItem(entry, 1))) {
+    PyErr_Format(PyExc_TypeError, "expected (dict, list of keys), got %R", entry);
+    return -1;
   }
-  Py_RETURN_TRUE;
+  PyObject *keys = PyTuple_GetItem(entry, 1), *key;
+  Py_ssize_t position = 0, n = 0;
+  while (PyDict_Next(PyTuple_GetItem(entry, 0), &position, &key, NULL))
+    if (n == PyList_Size(keys) || !same_object(key, PyList_GetItem(keys, n++))) return 0;
+  return n == PyList_Size(keys);
+}
+
+/* 1 if every entry passes, 0 if one does not. */
+static int all_pass(PyObject *entries, int (*passes)(PyObject *entry)) {
+  for (Py_ssize_t i = 0; i < PyList_Size(entries); i++) {
+    const int result = passes(PyList_GetItem(entries, i));
+    if (result <= 0) return result;
+  }
+  return 1;
+}
+
+PyObject *omc_unchanged(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *values, *keys;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &values, &PyList_Type, &keys)) return NULL;
+  int result = all_pass(keys, has_keys);
+  if (result > 0) result = all_pass(values, is_unchanged);
+  return result < 0 ? NULL : PyBool_FromLong(result);
 }

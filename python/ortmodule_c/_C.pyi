@@ -82,8 +82,10 @@ def survey(module: Module, last: Facts | None = None) -> tuple[list[Tensor], lis
     Where nothing has changed since `last` was found the facts are `last` itself.
     """
 
-def unchanged(entries: list[tuple[dict[str, object], str, object]]) -> bool:
-    """Whether every dict still has a value under the key that is equal and of the same type."""
+def unchanged(
+    values: list[tuple[dict[str, object], str, object]], keys: list[tuple[dict[str, object], list[str]]]
+) -> bool:
+    """Whether every dict still has an equal value of the same type, and the same keys in the same order."""
 
 def transform(
     text: str,

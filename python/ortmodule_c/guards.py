@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from . import _C
 
@@ -35,6 +36,8 @@ class Survey(NamedTuple):
     @property
     def refusal(self) -> str:
         """Why no graph can stand for the module, or nothing."""
+        if _has_any_global_hook():
+            return "there are hooks on all modules, which a graph does not call"
         if self.facts.opaque is not None:
             return f"a {self.facts.opaque} inside it is not a plain module of Python"
         if self.facts.hooked is not None:
@@ -56,6 +59,7 @@ def ambient() -> tuple[Hashable, ...]:
         torch.is_grad_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
+        bool(_has_any_global_hook()),
         *[(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICE_TYPES],
     )
 
@@ -178,7 +182,9 @@ class Attributes:
         self._constants = {id(t) for t in constants}
         overwritten = {(id(w.module), w.name) for w in writes if not _is_plain(w.before)}
         seen: set[int] = set()
+        self._names: list[tuple[dict[str, Any], list[str]]] = []
         for m in module.modules():
+            self._names.append((m.__dict__, list(m.__dict__)))
             names = [n for n in m.__dict__ if n not in _INTERNAL and (id(m), n) not in overwritten]
             self._add(m.__dict__, names, seen, 0)
 
@@ -201,6 +207,7 @@ class Attributes:
                 self._same.append((state, name, value))
                 if id(value) not in seen:
                     seen.add(id(value))
+                    self._names.append((inner, list(inner)))
                     self._add(inner, [n for n in inner if isinstance(n, str)], seen, depth + 1)
 
     def _add_container(self, state: dict[str, Any], name: str, value: Any) -> None:
@@ -216,8 +223,8 @@ class Attributes:
         """Whether everything still is what it was."""
         missing = _MISSING
         return (
-            _C.unchanged(self._plain)
-            and all(state.get(name, missing) == value for state, name, value in self._nested)
+            _C.unchanged(self._plain, self._names)
+            and all(_same_value(state.get(name, missing), value) for state, name, value in self._nested)
             and all(_item(holder, name) is value for holder, name, value in self._same)
             and all(type(state.get(name, missing)) is cls for state, name, cls in self._types)
             and all(t._version == version for t, version in self._versions)

@@ -220,6 +220,8 @@ class ORTModule(nn.Module):
         return value if asks else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":  # as torch.nn.utils.parametrize does
+            raise ORTModuleError("an ORTModule keeps its class; do this to its .module instead")
         if name.startswith(_OWN) or name in self.__dict__ or "_ort_graphs" not in self.__dict__:
             object.__setattr__(self, name, value)
         else:
@@ -259,7 +261,8 @@ class ORTModule(nn.Module):
         return f"ORTModule({self._ort_module!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._ort_module, self._ort_options)
+        own_hooks = {n: v for n, v in self.__dict__.items() if "_hooks" in n and n not in _SHARED}
+        return type(self), (self._ort_module, self._ort_options), own_hooks
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()

@@ -96,6 +96,33 @@ def test_tensors_that_are_no_buffers() -> None:
     assert not ours.fallback_report()
 
 
+def test_attributes_added_after_the_first_call() -> None:
+    class Growing(nn.Linear):
+        scale: Any = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x) * self.scale
+            return y + self.shift if hasattr(self, "shift") else y
+
+    def replace_forward(m: nn.Module) -> None:
+        m.forward = lambda x: x @ m.weight
+
+    eager, ours = pair(Growing(4, 4))
+    for act in (
+        lambda m: None,
+        lambda m: setattr(m, "scale", 2.0),
+        lambda m: setattr(m, "shift", 3.0),
+        lambda m: setattr(m, "scale", torch.full((4,), 0.5)),
+        lambda m: delattr(m, "shift"),
+        replace_forward,
+    ):
+        for m in (eager, ours):
+            m.zero_grad()
+            act(m)
+        assert_same_step(eager, ours, torch.randn(3, 4))
+    assert not ours.fallback_report()
+
+
 class Counting(nn.Linear):
     calls = 0
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import io
+import pickle
 import weakref
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule_c import ORTModule
-from wrapped import assert_same_step, close, mlp
+from ortmodule_c import ORTModule, ORTModuleError
+from wrapped import assert_same_step, close, mlp, pair
 
 
 class Net(nn.Module):
@@ -145,6 +146,47 @@ def test_hooks_on_the_wrapper_run() -> None:
     ours.register_forward_hook(lambda m, a, out: seen.append("post"))
     ours(torch.randn(2, 6))
     assert seen == ["pre", "post"] and not ours.fallback_report()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_hooks_on_the_wrapper_are_copied(copied: Any) -> None:
+    ours = ORTModule(mlp())
+    ours.register_forward_hook(doubled)
+    x = torch.randn(2, 6)
+    close(copied(ours)(x), ours.module(x) * 2)
+
+
+def doubled(_module: nn.Module, _args: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * 2
+
+
+def test_hooks_on_all_modules_run() -> None:
+    ours = ORTModule(mlp())
+    x = torch.randn(2, 6)
+    ours(x)
+    seen: list[type] = []
+    hook = nn.modules.module.register_module_forward_hook(lambda m, _args, _out: seen.append(type(m)))
+    try:
+        with pytest.warns(UserWarning, match="hooks on all modules"):
+            ours(x)
+    finally:
+        hook.remove()
+    assert seen == [nn.Linear, nn.ReLU, nn.Linear, nn.Sequential, ORTModule]
+    assert ours(x).grad_fn.name() == "_RunBackward"
+
+
+def test_class_of_the_wrapper_stays() -> None:
+    ours = ORTModule(nn.Linear(2, 2))
+    with pytest.raises(ORTModuleError, match=r"\.module"):
+        torch.nn.utils.parametrizations.weight_norm(ours)
+
+
+def test_modules_that_torch_has_compiled() -> None:
+    x = torch.randn(2, 6)
+    assert_same_step(*pair(torch.compile(mlp(), backend="eager")), x)
+    ours = ORTModule(torch.jit.script(mlp()))
+    with pytest.warns(UserWarning, match="RecursiveScriptModule"):
+        close(ours(x), ours.module(x))
 
 
 def test_export_leaves_no_trace() -> None:
