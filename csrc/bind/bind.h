@@ -44,10 +44,13 @@ PyObject *omc_raise(const omc_module *m, omc_status status);
 /* Finds torch's exchange table; raises and returns -1 if this torch has none. */
 int omc_exchange_find(omc_module *m);
 
-/* Reads a torch tensor without owning it: data pointer and type. Raises naming `what` and returns
- * -1 unless it is a dense row-major CPU tensor of a known dtype and rank. */
-int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data,
-                    omc_type *type);
+/* Reads a torch tensor without owning it: data pointer and type. Raises and returns -1 unless it
+ * is a dense row-major CPU tensor of a known dtype and rank. */
+int omc_tensor_read(const omc_module *m, PyObject *tensor, void **data, omc_type *type);
+
+/* Puts a prefix, made as by PyUnicode_FromFormat, before the message of the exception that is set;
+ * returns -1. */
+int omc_error_prefix(const char *format, ...);
 
 /* A torch tensor over `bytes` of memory that `free(ctx, data, bytes)` releases when the last
  * owner drops it, from any thread and without the GIL. On failure the memory is released too,

@@ -36,7 +36,7 @@ static int copy_out(const omc_module *m, PyObject *list, const omc_tensor *out, 
     }
     void *data;
     omc_type type;
-    if (omc_tensor_read(m, item, what, &data, &type) < 0) return -1;
+    if (omc_tensor_read(m, item, &data, &type) < 0) return omc_error_prefix("%s", what);
     if (!omc_type_equal(&type, out[i].type)) {
       char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
       PyErr_Format(PyExc_ValueError, "%s: result %u is %s where the graph has %s", what, i,

@@ -80,14 +80,14 @@ static int read_pointers(const omc_module *m, PyObject *tuple, uint32_t n, omc_v
     out[i] = NULL;
     if (wanted && !wanted[i]) continue;
     const omc_value *v = values[i];
+    const char *name = v->name ? v->name : "unnamed";
     omc_type type;
-    char label[128], a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    PyOS_snprintf(label, sizeof label, "%s %u (%s)", what, i, v->name ? v->name : "unnamed");
-    if (omc_tensor_read(m, PyTuple_GetItem(tuple, (Py_ssize_t)i), label, &out[i], &type) < 0)
-      return -1;
+    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    if (omc_tensor_read(m, PyTuple_GetItem(tuple, (Py_ssize_t)i), &out[i], &type) < 0)
+      return omc_error_prefix("%s %u (%s)", what, i, name);
     if (!omc_type_equal(&type, &v->type)) {
-      PyErr_Format(PyExc_ValueError, "%s is %s where this plan was made for %s", label,
-                   omc_type_text(&type, a, sizeof a), omc_type_text(&v->type, b, sizeof b));
+      PyErr_Format(PyExc_ValueError, "%s %u (%s) is %s where this plan was made for %s", what, i,
+                   name, omc_type_text(&type, a, sizeof a), omc_type_text(&v->type, b, sizeof b));
       return -1;
     }
   }
@@ -116,8 +116,10 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   if (!outputs) goto done;
   omc_run *run = NULL;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS status = omc_run_forward(self->plan, in, out, seed, &run);
-  Py_END_ALLOW_THREADS if (status != OMC_OK) {
+  Py_BEGIN_ALLOW_THREADS
+  status = omc_run_forward(self->plan, in, out, seed, &run);
+  Py_END_ALLOW_THREADS
+  if (status != OMC_OK) {
     omc_raise(m, status);
     goto done;
   }
@@ -180,8 +182,10 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
   }
   if (!results) goto done;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS status = omc_run_backward(run, in, out, dout, din);
-  Py_END_ALLOW_THREADS result = status == OMC_OK ? Py_NewRef(results) : omc_raise(m, status);
+  Py_BEGIN_ALLOW_THREADS
+  status = omc_run_backward(run, in, out, dout, din);
+  Py_END_ALLOW_THREADS
+  result = status == OMC_OK ? Py_NewRef(results) : omc_raise(m, status);
 done:
   PyMem_Free(in);
   PyMem_Free(given);

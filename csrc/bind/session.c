@@ -12,9 +12,12 @@ omc_status omc_constants_find(void *ctx, const char *name, const void **data, si
   }
   omc_type type;
   void *elements;
-  int failed = omc_tensor_read(c->module, tensor, name, &elements, &type);
+  int failed = omc_tensor_read(c->module, tensor, &elements, &type);
   Py_DECREF(tensor); /* the mapping keeps it */
-  if (failed) return omc_fail(OMC_EHOST, "constant '%s'", name);
+  if (failed) {
+    omc_error_prefix("%s", name);
+    return omc_fail(OMC_EHOST, "constant '%s'", name);
+  }
   *data = elements;
   return omc_type_bytes(&type, bytes);
 }
@@ -100,8 +103,8 @@ static omc_type *read_types(const omc_module *m, const omc_graph *template, PyOb
   if (!types) return (omc_type *)PyErr_NoMemory();
   void *data;
   for (uint32_t i = 0; i < n; i++)
-    if (omc_tensor_read(m, PyTuple_GetItem(inputs, (Py_ssize_t)i), template->inputs[i]->name, &data,
-                        &types[i]) < 0) {
+    if (omc_tensor_read(m, PyTuple_GetItem(inputs, (Py_ssize_t)i), &data, &types[i]) < 0) {
+      omc_error_prefix("%s", template->inputs[i]->name);
       PyMem_Free(types);
       return NULL;
     }
@@ -136,10 +139,11 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   omc_signature signature = {types, grads, grads + template->n_inputs, retain != 0};
   omc_plan *plan = NULL;
   omc_status status;
-  Py_BEGIN_ALLOW_THREADS status = omc_session_plan(self->session, &signature, &plan);
-  Py_END_ALLOW_THREADS result = status == OMC_OK
-                                    ? omc_plan_object_new(m, object, plan, in_tuple, out_tuple)
-                                    : omc_raise(m, status);
+  Py_BEGIN_ALLOW_THREADS
+  status = omc_session_plan(self->session, &signature, &plan);
+  Py_END_ALLOW_THREADS
+  result = status == OMC_OK ? omc_plan_object_new(m, object, plan, in_tuple, out_tuple)
+                            : omc_raise(m, status);
 done:
   if (!grads) PyErr_NoMemory();
   PyMem_Free(types);
@@ -156,13 +160,15 @@ static PyObject *session_stats(PyObject *object, PyObject *unused) {
   if (!self->session) return PyDict_New();
   omc_session_stats s;
   /* A thread that builds a plan may hold the session's lock while it waits to call Python. */
-  Py_BEGIN_ALLOW_THREADS s = omc_session_get_stats(self->session);
-  Py_END_ALLOW_THREADS return Py_BuildValue(
-      "{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits", s.plan_hits,
-      "plans_evicted", s.plans_evicted, "bind_seconds", s.bind_seconds, "simplify_seconds",
-      s.simplify_seconds, "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
-      s.fuse_seconds, "plan_seconds", s.plan_seconds, "plans_cached", s.plans_cached, "runs_live",
-      s.runs_live);
+  Py_BEGIN_ALLOW_THREADS
+  s = omc_session_get_stats(self->session);
+  Py_END_ALLOW_THREADS
+  return Py_BuildValue("{sKsKsKsdsdsdsdsdsIsI}", "plans_built", s.plans_built, "plan_hits",
+                       s.plan_hits, "plans_evicted", s.plans_evicted, "bind_seconds",
+                       s.bind_seconds, "simplify_seconds", s.simplify_seconds,
+                       "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
+                       s.fuse_seconds, "plan_seconds", s.plan_seconds, "plans_cached",
+                       s.plans_cached, "runs_live", s.runs_live);
 }
 
 static PyObject *session_count(PyObject *object, void *which) {

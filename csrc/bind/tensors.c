@@ -1,4 +1,6 @@
 /* torch tensors read and made through torch's DLPack exchange table. */
+#include <stdarg.h>
+
 #include "bind/bind.h"
 
 int omc_exchange_find(omc_module *m) {
@@ -40,41 +42,54 @@ static bool is_dense(const DLTensor *t) {
   return dense || expected == 0;
 }
 
-int omc_tensor_read(const omc_module *m, PyObject *tensor, const char *what, void **data,
-                    omc_type *type) {
+int omc_error_prefix(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject *prefix = PyUnicode_FromFormatV(format, args);
+  if (prefix) PyErr_Format(type, "%U: %S", prefix, value);
+  va_end(args);
+  Py_XDECREF(prefix);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+  return -1;
+}
+
+int omc_tensor_read(const omc_module *m, PyObject *tensor, void **data, omc_type *type) {
   int is_tensor = PyObject_IsInstance(tensor, m->torch);
   if (is_tensor <= 0) {
     if (is_tensor == 0)
-      PyErr_Format(PyExc_TypeError, "%s: expected a torch.Tensor, got %R", what,
-                   (PyObject *)Py_TYPE(tensor));
+      PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %R", (PyObject *)Py_TYPE(tensor));
     return -1;
   }
   DLTensor t;
   if (m->exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) return -1;
   if (t.device.device_type != OMC_DL_CPU) {
-    PyErr_Format(PyExc_ValueError, "%s: expected a CPU tensor, got DLPack device type %d", what,
+    PyErr_Format(PyExc_ValueError, "expected a CPU tensor, got DLPack device type %d",
                  (int)t.device.device_type);
     return -1;
   }
   if (t.ndim > OMC_MAX_RANK) {
-    PyErr_Format(PyExc_ValueError, "%s: rank %d is above the largest supported, %d", what,
-                 (int)t.ndim, OMC_MAX_RANK);
+    PyErr_Format(PyExc_ValueError, "rank %d is above the largest supported, %d", (int)t.ndim,
+                 OMC_MAX_RANK);
     return -1;
   }
   if (t.dtype.lanes != 1 || !omc_dtype_from_dlpack(t.dtype.code, t.dtype.bits, &type->dtype)) {
-    PyErr_Format(PyExc_TypeError, "%s: dtype with DLPack code %d of %d bits is not supported", what,
+    PyErr_Format(PyExc_TypeError, "dtype with DLPack code %d of %d bits is not supported",
                  (int)t.dtype.code, (int)t.dtype.bits);
     return -1;
   }
   if (!is_dense(&t)) {
-    PyErr_Format(PyExc_ValueError, "%s: expected a contiguous tensor", what);
+    PyErr_Format(PyExc_ValueError, "expected a contiguous tensor");
     return -1;
   }
   memset(&type->shape, 0, sizeof type->shape);
   type->shape.rank = t.ndim;
   for (int32_t d = 0; d < t.ndim; d++) type->shape.dims[d] = t.shape[d];
   if (!t.data && omc_shape_numel(&type->shape) > 0) {
-    PyErr_Format(PyExc_ValueError, "%s: the tensor has a shape but no memory", what);
+    PyErr_Format(PyExc_ValueError, "the tensor has a shape but no memory");
     return -1;
   }
   *data = t.data ? (char *)t.data + t.byte_offset : NULL;

@@ -59,7 +59,10 @@ PyObject *omc_token_new(const omc_module *m, omc_run *run) {
 omc_token *omc_token_hold(const omc_module *m, PyObject *object) {
   void *data;
   omc_type type;
-  if (omc_tensor_read(m, object, "token", &data, &type) < 0) return NULL;
+  if (omc_tensor_read(m, object, &data, &type) < 0) {
+    omc_error_prefix("token");
+    return NULL;
+  }
   if (type.dtype != OMC_I64 || type.shape.rank != 0) {
     PyErr_SetString(PyExc_TypeError, "token: expected the token of a forward");
     return NULL;

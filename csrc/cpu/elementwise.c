@@ -83,19 +83,15 @@ omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls) {
 /* ---- compiling ---- */
 
 static omc_status refuse(const omc_node *node, const char *why) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EUNSUPPORTED, "%s: %s", omc_node_text(node, text, sizeof text), why);
+  OMC_NODE_FAIL(node, EUNSUPPORTED, "%s", why);
 }
 
 static omc_status malformed(const omc_node *node, const char *attribute) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EINVALID, "%s: malformed attribute %s", omc_node_text(node, text, sizeof text),
-           attribute);
+  OMC_NODE_FAIL(node, EINVALID, "malformed attribute %s", attribute);
 }
 
 static omc_status no_memory(const omc_node *node) {
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(ENOMEM, "%s: no memory for its program", omc_node_text(node, text, sizeof text));
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for its program");
 }
 
 /* Joins axes of the iteration shape along which the input's strides go on evenly. */

@@ -240,8 +240,6 @@ static void run(implementation impl, omc_dtype dtype, const omc_gemm_args *g, in
     gemm_own(dtype, g, threads, workspace);
 }
 
-/* By the least time of a few runs each, alternating. Ours is kept unless clearly slower, so that
- * noise does not change results from process to process. */
 /* A corner of a large product, with the same operand layout, that is soon measured. */
 static omc_gemm_args corner(const omc_gemm_args *g) {
   omc_gemm_args c = *g;
@@ -252,6 +250,8 @@ static omc_gemm_args corner(const omc_gemm_args *g) {
   return c;
 }
 
+/* By the least time of a few runs each, alternating. Ours is kept unless clearly slower, so that
+ * noise does not change results from process to process. */
 static implementation measure(omc_dtype dtype, const omc_gemm_args *whole, int threads,
                               void *workspace) {
   const omc_gemm_args part = corner(whole), *g = &part;

@@ -22,12 +22,9 @@ typedef struct omc_grad {
 
 /* Fails naming the forward node unless it has its first n outputs, those its rule reads. */
 static inline omc_status omc_need_saved(const omc_grad *g, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++) {
-    if (omc_out(g->node, i)) continue;
-    char text[OMC_NODE_TEXT];
-    OMC_FAIL(EINVALID, "%s: its gradient needs output %u, which is left out",
-             omc_node_text(g->node, text, sizeof text), i);
-  }
+  for (uint32_t i = 0; i < n; i++)
+    if (!omc_out(g->node, i))
+      OMC_NODE_FAIL(g->node, EINVALID, "its gradient needs output %u, which is left out", i);
   return OMC_OK;
 }
 

@@ -69,9 +69,7 @@ static omc_status is_tanh_form(const omc_node *node, double *out) {
   const char *form = omc_attr_string(node, "approximate", "none");
   *out = strcmp(form, "tanh") == 0;
   if (*out != 0 || strcmp(form, "none") == 0) return OMC_OK;
-  char text[OMC_NODE_TEXT];
-  OMC_FAIL(EUNSUPPORTED, "%s: approximate is '%s', not 'none' or 'tanh'",
-           omc_node_text(node, text, sizeof text), form);
+  OMC_NODE_FAIL(node, EUNSUPPORTED, "approximate is '%s', not 'none' or 'tanh'", form);
 }
 static omc_value *gelu_gradient(omc_grad *g) {
   omc_value *const in[] = {DY, A};

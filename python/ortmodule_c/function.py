@@ -64,10 +64,6 @@ class Runner:
         return self.out_grads
 
 
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
-
-
 @dataclass(eq=False)
 class _Call:
     """One forward and what repeating it takes."""
@@ -113,14 +109,14 @@ class _Call:
 
     def note_versions(self) -> None:
         """Remember the state of the inputs, for :meth:`again`."""
-        self.versions = [_version(t) for t in self.inputs]
+        self.versions = [0 if t.is_inference() else t._version for t in self.inputs]
 
     def again(self, out_grads: Mask) -> tuple[list[Tensor], Tensor | None]:
         """Repeat the forward for a plan that serves these output gradients; buffers stay."""
         moved = [
             i
             for i, (t, v) in enumerate(zip(self.inputs, self.versions, strict=True))
-            if _version(t) != v and i not in self.runner.updates
+            if i not in self.runner.updates and not t.is_inference() and t._version != v
         ]
         if moved:
             raise RuntimeError(
