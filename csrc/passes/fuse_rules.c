@@ -9,12 +9,13 @@ static omc_value *embedding_grad_base(omc_match *m) {
   return omc_bn(m->b, OMC_OP_EmbeddingGrad, 3, in, node->n_attr, node->attr);
 }
 
-/* The sum over what Expand repeated is a multiple of what it had. */
+/* The sum over what Expand repeated is a multiple of what it had; but a sum of nothing is 0, also
+ * where that is NaN. */
 static omc_value *reduce_sum_expand(omc_match *m) {
   omc_value *x = m->capture[1];
   const int64_t n = omc_shape_numel(&x->type.shape);
   const int64_t repeated = omc_shape_numel(&m->capture[2]->type.shape);
-  if (n == 0 || n != omc_shape_numel(&m->capture[0]->type.shape) ||
+  if (n == 0 || repeated == 0 || n != omc_shape_numel(&m->capture[0]->type.shape) ||
       !omc_dtype_is_float(x->type.dtype))
     return NULL;
   const double times = (double)repeated / (double)n;
