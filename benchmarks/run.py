@@ -113,7 +113,7 @@ def table(model: str, small: bool, rows: list[Figures], flops: float, bandwidth:
     floor = work.floor(flops, bandwidth)
     t = Table(title=f"{work.title}   floor {floor * 1e3:.0f} ms")
     for name in ("", "step, ms", "min", "to eager", "of floor", "loss", "first step, s", "peak, MiB"):
-        t.add_column(name, justify="left" if not name else "right")
+        t.add_column(name, justify="left" if not name else "right", no_wrap=True)
     eager = next((r.median for r in rows if r.arm == "eager"), rows[0].median)
     for r in rows:
         t.add_row(
@@ -151,7 +151,7 @@ def main() -> None:
     p.add_argument("--quick", action="store_true", help="small models")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     flops, bandwidth = gemm_flops(), copy_bandwidth()
     console.print(
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
