@@ -2,9 +2,7 @@
 
 import contextlib
 import logging
-import os
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +23,12 @@ from torch.utils import _pytree as pytree
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable
 from .flatten import Spec, flatten, unflatten
-from .guards import Snapshot, Survey, Write
+from .guards import Snapshot, Survey, Write, held_objects
+from .reads import Reads
+from .stack import users_line
 
 aten = torch.ops.aten
 PATH = "ortmodule_c.path"
-_NOT_THE_USERS = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
@@ -49,6 +48,8 @@ class Captured:
         How the outputs nest: those of the module, then the values of `writes`.
     writes
         Attributes of submodules that the forward sets.
+    reads
+        Attributes it reads.
     calls
         Custom functions in the graph.
     """
@@ -60,6 +61,7 @@ class Captured:
     n_buffers: int
     out_spec: Spec
     writes: list[Write]
+    reads: Reads
     calls: list[PythonCall] = field(default_factory=list)
 
     @property
@@ -109,13 +111,7 @@ class _Lift(nn.Module):
         try:
             return self.function(tensors)
         except GuardOnDataDependentSymNode as error:
-            raise NotExportable(f"control flow depends on the values of a tensor at {_user_line(error)}") from error
-
-
-def _user_line(error: Exception) -> str:
-    """File and line of the innermost frame of the module's own code."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+            raise NotExportable(f"control flow depends on the values of a tensor at {users_line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -218,6 +214,7 @@ def capture(
     out_specs: list[Spec] = []
     written: list[Write] = []
     kept = Snapshot(module)
+    reads = Reads(held_objects(module))
 
     with _no_autocast() as autocast:
 
@@ -249,6 +246,7 @@ def capture(
                 _paths_noted(module),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
+                reads.watch(),
             ):
                 lift = _Lift(function)
                 program = torch.export.export(
@@ -263,7 +261,7 @@ def capture(
     _inline_no_grad(program.graph_module)
     program.graph_module.recompile()
     names = [*paths, *parameters, *buffers]
-    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, calls)
+    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, reads, calls)
 
 
 class _RefuseStrangers(TorchFunctionMode):

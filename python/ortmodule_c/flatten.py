@@ -53,15 +53,31 @@ def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 def leaf_paths(spec: Spec, path: str = "") -> list[str]:
     """Where each tensor lies in the nest, such as ``['labels'][0]``, for messages."""
-    kind, *rest = spec
-    if kind in ("tensor", "size"):
+    if spec[0] in ("tensor", "size"):
         return [path]
-    if kind == "plain":
+    return [p for inner, child in _children(spec, path) for p in leaf_paths(child, inner)]
+
+
+def first_difference(a: Spec, b: Spec, path: str = "") -> str | None:
+    """Where two descriptions first differ, as :func:`leaf_paths` writes it; None if they are equal."""
+    if a == b:
+        return None
+    inside, others = _children(a, path), _children(b, path)
+    if not inside or a[:-1] != b[:-1] or len(inside) != len(others):
+        return path
+    differences = (first_difference(x, y, inner) for (inner, x), (_, y) in zip(inside, others, strict=True))
+    return next(d for d in differences if d is not None)
+
+
+def _children(spec: Spec, path: str) -> list[tuple[str, Spec]]:
+    """What is nested in it, each with where it lies."""
+    kind, *rest = spec
+    if kind in ("tensor", "size", "plain"):
         return []
     *_, names, children = rest
-    keys = names if names is not None else range(len(children))
     form = ".{}" if kind == "object" else "[{!r}]"
-    return [p for k, c in zip(keys, children, strict=True) for p in leaf_paths(c, path + form.format(k))]
+    keys = names if names is not None else range(len(children))
+    return [(path + form.format(k), c) for k, c in zip(keys, children, strict=True)]
 
 
 def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
@@ -149,4 +165,4 @@ _BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "object": _object,
 }
 
-__all__ = ["Spec", "flatten", "leaf_paths", "unflatten"]
+__all__ = ["Spec", "first_difference", "flatten", "leaf_paths", "unflatten"]

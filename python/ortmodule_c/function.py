@@ -1,5 +1,6 @@
 """The one `torch.autograd.Function` through which a whole module runs."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,10 +198,10 @@ class _Run(torch.autograd.Function):
                 runner.retain = True
         if results is None:
             runner.out_grads = mask
-            repeated, fresh = call.again(mask)
+            other = copy.copy(call)  # another thread may be in a backward of this one
+            repeated, fresh = other.again(mask)
             assert fresh is not None
-            results = call.plan.backward(fresh, call.dense, repeated, given)
-            call.plan = plan
+            results = other.plan.backward(fresh, other.dense, repeated, given)
         if ctx.token is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.token = ctx.call = None
         return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]

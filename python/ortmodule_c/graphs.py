@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from . import _C, onnx_io
 from .errors import NeedsStatic, NotExportable
 from .export import Captured, capture, quiet
-from .flatten import Spec, flatten, unflatten
+from .flatten import Spec, first_difference, flatten, unflatten
 from .function import Runner
 from .guards import Attributes, Survey, Write
 from .ingest import ingest
@@ -22,6 +22,7 @@ from .process import tracing_lock
 from .report import FallbackReport
 from .shapes import Fit, Sizes
 
+_MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 _OPS = _C.ops()
 _OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
@@ -96,6 +97,8 @@ class Graphs:
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._history: OrderedDict[Hashable, _History] = OrderedDict()
         self._counting: Counter[tuple[int, str]] = Counter()
+        self._last: tuple[Spec, Hashable] | None = None  # key of the last export
+        self._changes: Counter[str] = Counter()
         self._written: set[str] = set()
         self._export_seconds = 0.0
 
@@ -107,6 +110,25 @@ class Graphs:
                     self._graphs.move_to_end(id(graph))
                 return graph
         return None
+
+    def churn(self, key: tuple[Spec, Hashable], sizes: Sizes) -> str | None:
+        """What keeps changing, if once more a graph has to be made because of it: told once.
+
+        It is the name of an attribute, or where in the arguments a plain value lies.
+        """
+        spec, rest = key
+        last_spec, last_rest = self._last or key
+        self._last = key
+        fitting = [g.attributes for g in self._by_key.get(key, ()) if g.fit is not None and g.fit.accepts(sizes)]
+        what = None
+        if fitting and fitting[0] is not None:
+            what = fitting[0].changed()
+        elif rest == last_rest:
+            what = first_difference(last_spec, spec)
+        if what is None:
+            return None
+        self._changes[what] += 1
+        return what if self._changes[what] == _MANY_CHANGES else None
 
     def make(
         self, key: Hashable, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey, refusal: str
@@ -207,7 +229,8 @@ class Graphs:
             self._writer(ingest(lowered.model, typed=True)[0], text, constants) if self._options.save_onnx else None,
         )
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
-        attributes = Attributes(self._module, captured.writes, constants_read)
+        reads = captured.reads
+        attributes = Attributes(reads.objects, reads.has, captured.writes, constants_read)
         written = [(w.module, w.name) for w in captured.writes]
         return Graph(key, attributes, fit, runner, captured.out_spec, written)
 

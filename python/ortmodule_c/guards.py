@@ -8,7 +8,7 @@ varied for a key (plain attributes of submodules and of their configuration obje
 import copy
 import enum
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,55 +160,69 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def held_objects(module: nn.Module) -> list[Any]:
+    """The submodules, and the configuration objects that are their attributes or attributes of those."""
+    found: dict[int, Any] = {id(m): m for m in module.modules()}
+    layer = list(found.values())
+    for _ in range(_DEPTH):
+        values = {id(v): v for o in layer for v in o.__dict__.values() if _has_attributes(v) and id(v) not in found}
+        found.update(values)
+        layer = list(values.values())
+    return list(found.values())
+
+
+def _has_attributes(value: Any) -> bool:
+    if isinstance(value, (*_PLAIN, Tensor, nn.Module, list, tuple, dict, set, frozenset)) or callable(value):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
+
+
 class Attributes:
     """What the attributes of submodules, and of the configuration objects they hold, have to be.
 
     Parameters
     ----------
-    module
-        The module that was captured.
+    objects
+        The :func:`held_objects` of the module that was captured.
+    read
+        Whether the forward read an attribute of an object: only those count.
     writes
-        What its forward sets. Of what it overwrites only the type is held, unless that is plain.
+        What the forward sets. Of what it overwrites only the type is held, unless that is plain.
     constants
         Tensors the graph holds copies of: they may be neither replaced nor changed.
     """
 
-    def __init__(self, module: nn.Module, writes: list[Write], constants: list[Tensor]) -> None:
+    def __init__(
+        self,
+        objects: Sequence[Any],
+        read: Callable[[Any, str], bool],
+        writes: Sequence[Write],
+        constants: Sequence[Tensor],
+    ) -> None:
         self._plain: list[tuple[dict[str, Any], str, Any]] = []
         self._nested: list[tuple[dict[str, Any], str, Any]] = []
         self._same: list[tuple[Any, Any, Any]] = []
         self._types = [(w.module.__dict__, w.name, type(w.before)) for w in writes if not _is_plain(w.before)]
         self._versions = [(t, t._version) for t in constants if not t.is_inference()]
         self._constants = {id(t) for t in constants}
+        self._names = [(o.__dict__, list(o.__dict__)) for o in objects]
         overwritten = {(id(w.module), w.name) for w in writes if not _is_plain(w.before)}
-        seen: set[int] = set()
-        self._names: list[tuple[dict[str, Any], list[str]]] = []
-        for m in module.modules():
-            self._names.append((m.__dict__, list(m.__dict__)))
-            names = [n for n in m.__dict__ if n not in _INTERNAL and (id(m), n) not in overwritten]
-            self._add(m.__dict__, names, seen, 0)
+        for o in objects:
+            for name, value in o.__dict__.items():
+                internal = isinstance(o, nn.Module) and name in _INTERNAL
+                if isinstance(name, str) and not internal and (id(o), name) not in overwritten and read(o, name):
+                    self._add(o.__dict__, name, value)
 
-    def _add(self, state: dict[str, Any], names: list[str], seen: set[int], depth: int) -> None:
-        for name in names:
-            value = state[name]
-            if isinstance(value, _PLAIN):
-                self._plain.append((state, name, value))
-            elif isinstance(value, Tensor):
-                if id(value) in self._constants:
-                    self._same.append((state, name, value))
-            elif isinstance(value, (list, tuple, dict, set, frozenset)):
-                self._add_container(state, name, value)
-            elif callable(value) and not isinstance(value, nn.Module):
+    def _add(self, state: dict[str, Any], name: str, value: Any) -> None:
+        if isinstance(value, _PLAIN):
+            self._plain.append((state, name, value))
+        elif isinstance(value, Tensor):
+            if id(value) in self._constants:
                 self._same.append((state, name, value))
-            elif depth < _DEPTH and not isinstance(value, nn.Module):
-                inner = getattr(value, "__dict__", None)
-                if not isinstance(inner, dict):
-                    continue
-                self._same.append((state, name, value))
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    self._names.append((inner, list(inner)))
-                    self._add(inner, [n for n in inner if isinstance(n, str)], seen, depth + 1)
+        elif isinstance(value, (list, tuple, dict, set, frozenset)):
+            self._add_container(state, name, value)
+        elif not isinstance(value, nn.Module) and (callable(value) or _has_attributes(value)):
+            self._same.append((state, name, value))
 
     def _add_container(self, state: dict[str, Any], name: str, value: Any) -> None:
         if _is_plain(value):
@@ -218,6 +232,11 @@ class Attributes:
         held = [(value, k, v) for k, v in items if id(v) in self._constants]
         if held:
             self._same += [(state, name, value), *held]
+
+    def changed(self) -> str | None:
+        """The name of a plain attribute that is not what it was."""
+        values = [*self._plain, *self._nested]
+        return next((n for state, n, v in values if not _same_value(state.get(n, _MISSING), v)), None)
 
     def hold(self) -> bool:
         """Whether everything still is what it was."""

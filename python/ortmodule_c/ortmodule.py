@@ -3,7 +3,7 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from . import _C
 from .builder import DTYPES
 from .errors import NotExportable, ORTModuleError
-from .flatten import flatten, leaf_paths
-from .graphs import Graphs, device_refusal, parameter_refusal
-from .guards import ambient, survey, tensor_key
+from .flatten import Spec, flatten, leaf_paths
+from .graphs import Graph, Graphs, device_refusal, parameter_refusal
+from .guards import Survey, ambient, survey, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
@@ -120,33 +120,22 @@ class ORTModule(nn.Module):
         except TypeError as error:
             self._ort_report.add(type(module).__name__, str(error))
             return module(*args, **kwargs)
+        cause = ""
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
             now = survey(module, self._ort_facts)
             self._ort_facts = now.facts
             state = [*now.parameters, *now.buffers]
-            for i, t in enumerate(leaves):
-                if (
-                    type(t) is not Tensor
-                    or t.layout is not torch.strided
-                    or t.dtype not in DTYPES
-                    or t.is_meta
-                    or t.is_nested
-                ):
-                    _check_tensor(t, self._ort_path(spec, i))
-            _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
-            key: Hashable = (spec, tensor_key(leaves), now.facts, ambient())
+            self._ort_check(leaves, spec, state)
+            key = (spec, (tensor_key(leaves), now.facts, ambient()))
             graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
-            cause = ""
             if graph is None:
-                refusal = now.refusal or device_refusal([*leaves, *state]) or parameter_refusal(state)
-                paths = [self._ort_path(spec, i) for i in range(len(leaves))]
                 try:
-                    graph = self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
+                    graph = self._ort_export(key, leaves, now)
                 except NotExportable as error:
                     cause = str(error)
+        if graph is not None and graph.runner is None:
+            return module(*args, **kwargs)
         if graph is not None:
-            if graph.runner is None:
-                return module(*args, **kwargs)
             try:
                 return graph.run([*leaves, *state])
             except NotExportable as error:
@@ -156,9 +145,38 @@ class ORTModule(nn.Module):
         self._ort_graphs.give_up(key, cause, graph)
         return result
 
-    def _ort_path(self, spec: Any, index: int) -> str:
+    def _ort_check(self, leaves: list[Tensor], spec: Spec, state: list[Tensor]) -> None:
+        """Refuse tensors that no graph can take, naming the argument."""
+        for i, t in enumerate(leaves):
+            plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
+            if not plain or t.is_meta or t.is_nested:
+                _check_tensor(t, self._ort_path(spec, i))
+        _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
+
+    def _ort_export(self, key: Any, leaves: list[Tensor], now: Survey) -> Graph:
+        spec, _ = key
+        refusal = now.refusal or device_refusal([*leaves, *now.parameters, *now.buffers])
+        refusal = refusal or parameter_refusal([*now.parameters, *now.buffers])
+        if not refusal:
+            self._ort_tell_churn(key, leaves)
+        paths = [self._ort_path(spec, i) for i in range(len(leaves))]
+        return self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
+
+    def _ort_tell_churn(self, key: Any, leaves: list[Tensor]) -> None:
+        what = self._ort_graphs.churn(key, tuple([t.shape for t in leaves]))
+        if what is not None:
+            named = f"argument {self._ort_argument(what)}" if what.startswith("[") else f"attribute {what}"
+            self._ort_report.tell(
+                f"{type(self._ort_module).__name__} is exported anew each time {named} takes a new value; "
+                "a tensor may change without that"
+            )
+
+    def _ort_path(self, spec: Spec, index: int) -> str:
         """Name of a tensor argument, such as ``input_ids`` or ``batch['x']``."""
-        path = leaf_paths(spec)[index]
+        return self._ort_argument(leaf_paths(spec)[index])
+
+    def _ort_argument(self, path: str) -> str:
+        """An argument's name, given where it lies in (args, kwargs)."""
         group, _, rest = path[1:].partition("]")
         first, _, tail = rest[1:].partition("]")
         if group == "1":

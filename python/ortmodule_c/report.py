@@ -1,14 +1,11 @@
 """What runs in PyTorch instead of here, told once and listed on request."""
 
-import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from .errors import ORTModuleError
 from .options import Fallback
+from .stack import users_level
 
 
 @dataclass(frozen=True)
@@ -48,19 +45,12 @@ class FallbackReport:
         key = (name, cause)
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] == 1:
-            warnings.warn(f"ortmodule_c: {name} runs in PyTorch: {cause}", UserWarning, _users_level())
+            self.tell(f"{name} runs in PyTorch: {cause}")
+
+    def tell(self, what: str) -> None:
+        """Warn at the user's line."""
+        warnings.warn(f"ortmodule_c: {what}", UserWarning, users_level())
 
     def records(self) -> list[FallbackRecord]:
         """All fallbacks so far, in the order they were met."""
         return [FallbackRecord(name, cause, n) for (name, cause), n in self._counts.items()]
-
-
-_LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
-
-
-def _users_level() -> int:
-    """How far up the stack the user's own line is, as `warnings.warn` counts for its caller."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        level, frame = level + 1, frame.f_back
-    return level + 1

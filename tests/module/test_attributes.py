@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ortmodule_c import ORTModule
-from wrapped import assert_same_state, assert_same_step, close, graphs, n_graphs, pair
+from wrapped import Function, assert_same_state, assert_same_step, close, graphs, n_graphs, pair
 
 
 class Auxiliary(nn.Module):
@@ -121,6 +121,65 @@ def test_attributes_added_after_the_first_call() -> None:
             act(m)
         assert_same_step(eager, ours, torch.randn(3, 4))
     assert not ours.fallback_report()
+
+
+def test_attributes_nobody_reads_cost_no_export() -> None:
+    class Config:
+        scale, note = 2.0, "first"
+
+    class Net(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.config, self.step, self.factor = Config(), 0, 1.0
+            self.config.scale, self.config.note = 2.0, "first"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.factor * self.config.scale
+
+    eager, ours = pair(Net())
+
+    def step(**changes: Any) -> int:
+        for m in (eager, ours):
+            m.zero_grad()
+            for name, value in changes.items():
+                setattr(m.config if hasattr(m.config, name) else m, name, value)
+        assert_same_step(eager, ours, torch.randn(3, 4))
+        return n_graphs(ours)
+
+    assert step() == 1
+    assert [step(step=i) for i in range(3)] == [1, 1, 1]
+    assert step(note="second") == 1
+    assert step(factor=0.5) == 2
+    assert step(scale=3.0) == 3
+
+
+def test_a_value_that_is_always_new_is_told_once() -> None:
+    def scaled(s: Any, x: Tensor, *, scale: float, by: list[float]) -> Tensor:
+        return s.l(x) * scale * by[0] * s.factor
+
+    ours = ORTModule(Function(scaled, l=nn.Linear(4, 4), factor=1.0))
+    x = torch.randn(3, 4)
+    with pytest.warns(UserWarning, match="anew") as caught:
+        for i in range(8):
+            ours(x, scale=float(i), by=[1.0])
+        for i in range(8):
+            ours(x, scale=1.0, by=[float(i)])
+        for i in range(8):
+            ours.factor = float(i)
+            ours(x, scale=1.0, by=[1.0])
+        for n in range(2, 10):
+            ours(torch.randn(n, 4), scale=1.0, by=[1.0])
+    named = [str(w.message).split("each time ")[1].split(" takes")[0] for w in caught]
+    assert named == ["argument scale", "argument by[0]", "attribute factor"]
+
+
+def test_a_forward_that_looks_at_all_its_attributes() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x) * vars(s)["scale"], l=nn.Linear(4, 4), scale=2.0))
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    for m in (eager, ours):
+        m.zero_grad()
+        m.scale = 3.0
+    assert_same_step(eager, ours, torch.randn(3, 4))
 
 
 class Counting(nn.Linear):

@@ -168,7 +168,7 @@ def test_a_scripted_submodule_runs_in_pytorch() -> None:
 def test_attributes_hold_until_one_changes() -> None:
     m = nn.Sequential(nn.Dropout(0.5))
     m[0].sizes, m[0].mask, m[0].function = [[1, 2]], torch.ones(2), torch.relu
-    kept = Attributes(m, [], [m[0].mask])
+    kept = Attributes(list(m.modules()), lambda *_: True, [], [m[0].mask])
     assert kept.hold()
     for name, other in (("p", 0.25), ("sizes", [[1, 3]]), ("mask", torch.ones(2)), ("function", torch.tanh)):
         before = getattr(m[0], name)
@@ -183,7 +183,7 @@ def test_attributes_hold_until_one_changes() -> None:
 def test_of_an_attribute_that_the_forward_sets_the_type_is_held() -> None:
     m = nn.Sequential(nn.Dropout(0.5))
     m[0].last = torch.ones(1)
-    kept = Attributes(m, [Write(m[0], "last", m[0].last, torch.ones(2))], [])
+    kept = Attributes(list(m.modules()), lambda *_: True, [Write(m[0], "last", m[0].last, torch.ones(2))], [])
     m[0].last = torch.ones(3)
     assert kept.hold()
     m[0].last = None

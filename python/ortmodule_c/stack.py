@@ -1,0 +1,29 @@
+"""Where on the stack the user's own code is, that is, neither PyTorch nor this package."""
+
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether it runs the user's code."""
+    return not frame.f_code.co_filename.startswith(_LIBRARIES)
+
+
+def users_level() -> int:
+    """How far up the user's own line is, as `warnings.warn` counts for the caller of this."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame):
+        level, frame = level + 1, frame.f_back
+    return level + 1
+
+
+def users_line(error: Exception) -> str:
+    """File and line of the innermost frame of the user's code that an error passed."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
