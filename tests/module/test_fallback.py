@@ -1,0 +1,108 @@
+"""What cannot become a graph runs in PyTorch, loudly, and as little of the module as possible."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from wrapped import Function, assert_same_step, close, graphs, mlp, pair
+
+
+def test_module_that_cannot_be_traced_runs_in_pytorch(capfd: pytest.CaptureFixture[str]) -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else -s.l(x), l=nn.Linear(2, 2)))
+    with pytest.warns(UserWarning, match=rf"Function runs in PyTorch: .* values of a tensor at {__file__}:\d+"):
+        ours(torch.ones(1, 2))
+    assert capfd.readouterr().err == ""
+    for value in (1.0, -1.0):
+        assert_same_step(eager, ours, torch.full((1, 2), value))
+    assert ours.fallback_report()[0].name == "Function"
+
+
+def test_what_the_core_refuses_to_plan_runs_in_pytorch() -> None:
+    eager, ours = pair(nn.LSTM(2, 2, num_layers=9, bidirectional=True))
+    with pytest.warns(UserWarning, match="LSTM runs in PyTorch: .* gradient of 75 inputs"):
+        assert_same_step(eager, ours, torch.randn(2, 3, 2))
+    assert_same_step(eager, ours, torch.randn(2, 3, 2))
+    assert [g.runner for g in graphs(ours)] == [None]
+
+
+def test_hooks_inside_are_honoured() -> None:
+    eager, ours = pair(mlp())
+    for m in (eager, ours.module):
+        m[1].register_forward_hook(lambda _m, _i, out: out * 2)
+    with pytest.warns(UserWarning, match="hooks"):
+        assert_same_step(eager, ours, torch.randn(2, 6))
+
+
+def appends(s: Function, x: torch.Tensor, seen: list[Any]) -> torch.Tensor:
+    seen.append(s.l(x))
+    return s.l(x)
+
+
+def fills(s: Function, x: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+    seen["count"] = seen.get("count", 0) + 1
+    return s.l(x)
+
+
+@pytest.mark.parametrize(("forward", "kind"), [(appends, list), (fills, dict)])
+def test_arguments_that_the_module_fills(forward: Any, kind: type) -> None:
+    eager, ours = pair(Function(forward, l=nn.Linear(2, 2)))
+    a, b, x = kind(), kind(), torch.ones(1, 2)
+    with pytest.warns(UserWarning, match="among its arguments"):
+        ours(x, b)
+    ours(x, b)
+    for _ in range(2):
+        eager(x, a)
+    close(b, a)
+
+
+def test_tensors_from_outside_that_require_grad() -> None:
+    outside = nn.Parameter(torch.ones(2))
+    ours = ORTModule(Function(lambda s, x: s.l(x) * outside * s.hidden[0], l=nn.Linear(2, 2), hidden=[outside]))
+    with pytest.warns(UserWarning, match="neither an argument nor a registered parameter"):
+        ours(torch.ones(1, 2)).sum().backward()
+    assert outside.grad is not None
+
+
+def test_convolution_over_three_dims_runs_in_pytorch() -> None:
+    eager, ours = pair(nn.Conv3d(2, 3, 2))
+    with pytest.warns(UserWarning, match="conv3d.default runs in PyTorch"):
+        assert_same_step(eager, ours, torch.randn(1, 2, 3, 4, 4))
+
+
+def test_op_without_kernel_runs_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: torch.cdist(s.l(x), x) * s.l(x).sum(), l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match=r"aten\.cdist\.default runs in PyTorch") as caught:
+        for _ in range(2):
+            assert_same_step(eager, ours, torch.randn(3, 4))
+    [told] = [w for w in caught if "cdist" in str(w.message)]
+    assert told.filename == assert_same_step.__code__.co_filename  # the line that called the module
+    assert [(r.name, r.count) for r in ours.fallback_report()] == [("aten.cdist.default", 1)]
+
+
+def test_custom_function_keeps_its_own_backward() -> None:
+    class Clipped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+            ctx.scale = scale
+            return x * 2, x > 0
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor, None]:
+            return grad.clamp(-1, 1) * ctx.scale, None
+
+    eager, ours = pair(Function(lambda s, x: Clipped.apply(s.l(x), 5.0), l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match="Clipped"):
+        assert_same_step(eager, ours, torch.randn(3, 4))
+
+
+def test_fallback_as_error() -> None:
+    module = Function(lambda s, x: torch.cdist(s.l(x), x), l=nn.Linear(4, 4))
+    ours = ORTModule(module, DebugOptions(fallback="error"))
+    with pytest.raises(ORTModuleError, match="cdist"):
+        ours(torch.randn(3, 4))
+    untraceable = ORTModule(Function(lambda s, x: x if x.sum() > 0 else -x), DebugOptions(fallback="error"))
+    with pytest.raises(ORTModuleError, match="values of a tensor"):
+        untraceable(torch.randn(3))
