@@ -87,20 +87,21 @@ def fp64(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t.double() if t.is_floating_point() else t for t in inputs)
 
 
-def traces(model: nn.Module, inputs: tuple[Tensor, ...], steps: int) -> Iterator[tuple[str, Trace]]:
+def traces(model: nn.Module, inputs: tuple[Tensor, ...], steps: int, lr: float) -> Iterator[tuple[str, Trace]]:
     """Train copies of `model` one way after the other, eager first."""
-    yield "eager", train(copy.deepcopy(model), inputs, steps)
-    yield "ORTModule", train(ORTModule(copy.deepcopy(model)), inputs, steps)
+    yield "eager", train(copy.deepcopy(model), inputs, steps, lr)
+    yield "ORTModule", train(ORTModule(copy.deepcopy(model)), inputs, steps, lr)
     with torch.backends.mkldnn.flags(enabled=False):
-        other = train(copy.deepcopy(model), inputs, steps)
+        other = train(copy.deepcopy(model), inputs, steps, lr)
     yield "eager, oneDNN off", other
-    yield "eager, fp64", train(copy.deepcopy(model).double(), fp64(inputs), steps)
+    yield "eager, fp64", train(copy.deepcopy(model).double(), fp64(inputs), steps, lr)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     p.add_argument("--steps", type=int, default=10)
+    p.add_argument("--lr", type=float, default=1e-4)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--quick", action="store_true", help="small models")
     a = p.parse_args()
@@ -111,10 +112,10 @@ def main() -> None:
         torch.manual_seed(a.seed)
         model = work.build(0.0).train()
         inputs = work.data(torch.Generator().manual_seed(a.seed + 1))
-        table = Table(title=f"{work.title}, {a.steps} steps, seed {a.seed}: distance from eager")
+        table = Table(title=f"{work.title}, {a.steps} steps, lr {a.lr:g}, seed {a.seed}: distance from eager")
         for column in ("", "loss", "gradients of step one", "of them over 1e-3", "buffers"):
             table.add_column(column, justify="left" if not column else "right")
-        runs = traces(model, inputs, a.steps)
+        runs = traces(model, inputs, a.steps, a.lr)
         _, eager = next(runs)
         for arm, trace in runs:
             distances = gradient_distances(trace, eager)

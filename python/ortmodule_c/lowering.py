@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -351,7 +352,22 @@ class _Lowering:
         dtypes = [f.dtype for f in fakes]
         out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)
         results = [out] if len(dtypes) == 1 else list(out)
+        for result, reached in zip(results, _reached_by_gradients(node, op, len(results)), strict=True):
+            result.grad = result.grad and reached
         return pytree.tree_unflatten(results, out_spec)
+
+
+def _reached_by_gradients(node: fx.Node, op: OpOverload, n: int) -> list[bool]:
+    """Which of the `n` results PyTorch would differentiate, asked of the op itself; all of a custom function's."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
+    operands = [t.detach().requires_grad_(t.is_floating_point()) if isinstance(t, Tensor) else t for t in fakes]
+    modes = [t.fake_mode for t in fakes if isinstance(t, FakeTensor)]
+    if op is custom_function.op() or not modes:
+        return [True] * n
+    with modes[0], torch.enable_grad():
+        args, kwargs = pytree.tree_unflatten(operands, spec)
+        return [t.requires_grad for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
 
 
 def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:

@@ -82,6 +82,12 @@ def test_op_without_kernel_runs_in_pytorch() -> None:
     assert [(r.name, r.count) for r in ours.fallback_report()] == [("aten.cdist.default", 1)]
 
 
+def test_results_without_a_gradient_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: (torch.histc(s.l(x), 5), torch.cdist(s.l(x), x)), l=nn.Linear(4, 4)))
+    histogram, _ = assert_same_step(eager, ours, torch.randn(3, 4))
+    assert not histogram.requires_grad
+
+
 def test_custom_function_keeps_its_own_backward() -> None:
     class Clipped(torch.autograd.Function):
         @staticmethod
