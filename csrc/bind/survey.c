@@ -321,24 +321,37 @@ static int is_training(const walk *w, PyObject *module, PyObject *state) {
   return training;
 }
 
-static int visit_state(walk *w, PyObject *module, PyObject *state) {
-  PyObject *type = (PyObject *)Py_TYPE(module), *found[OMC_N_REGISTRIES];
+/* Notes a module of which `registries` are hooks, parameters, buffers and submodules. */
+static int visit_registries(walk *w, PyObject *module, PyObject *state,
+                            PyObject *const *registries) {
+  PyObject *type = (PyObject *)Py_TYPE(module);
   bool hooked = false;
-  for (int i = 0; i < OMC_N_REGISTRIES; i++) {
-    found[i] = PyDict_GetItemWithError(state, w->m->names[i]);
-    if (!found[i] && PyErr_Occurred()) return -1;
-    if (!found[i] || !PyDict_Check(found[i])) {
-      w->opaque = type;
-      return note(w, type, -1);
-    }
-    hooked |= i <= OMC_NAME_LAST_HOOKS && PyDict_Size(found[i]) > 0;
-  }
+  for (int i = 0; i <= OMC_NAME_LAST_HOOKS; i++) hooked |= PyDict_Size(registries[i]) > 0;
   if (hooked) w->hooked = type;
   const int training = is_training(w, module, state);
   if (training < 0 || note(w, type, hooked << 1 | training) < 0) return -1;
-  if (visit_registry(w, 0, found[OMC_NAME_PARAMETERS]) < 0) return -1;
-  if (visit_registry(w, 1, found[OMC_NAME_BUFFERS]) < 0) return -1;
-  return push_children(w, found[OMC_NAME_MODULES]);
+  if (visit_registry(w, 0, registries[OMC_NAME_PARAMETERS]) < 0) return -1;
+  if (visit_registry(w, 1, registries[OMC_NAME_BUFFERS]) < 0) return -1;
+  return push_children(w, registries[OMC_NAME_MODULES]);
+}
+
+/* Registries are owned meanwhile: a subclass of Tensor may run anything when it is looked at. */
+static int visit_state(walk *w, PyObject *module, PyObject *state) {
+  PyObject *registries[OMC_N_REGISTRIES];
+  int n = 0, result = 0;
+  for (; n < OMC_N_REGISTRIES; n++) {
+    PyObject *found = PyDict_GetItemWithError(state, w->m->names[n]);
+    if (!found || !PyDict_Check(found)) break;
+    registries[n] = Py_NewRef(found);
+  }
+  if (n == OMC_N_REGISTRIES) {
+    result = visit_registries(w, module, state, registries);
+  } else {
+    w->opaque = (PyObject *)Py_TYPE(module);
+    result = PyErr_Occurred() ? -1 : note(w, w->opaque, -1);
+  }
+  while (n > 0) Py_DECREF(registries[--n]);
+  return result;
 }
 
 static int visit_module(walk *w, PyObject *module) {
