@@ -78,7 +78,6 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
     watched = [
         *CSRC.rglob("*.h"),
         *CSRC.rglob("*.def"),
-        *CSRC.rglob("*.inc"),
         *Path("tests/c").glob("*.h"),
         Path("setup.py"),
     ]

@@ -77,7 +77,7 @@ class _History:
 
 
 class Graphs:
-    """Cache of a module's graphs, least recently used first.
+    """Cache of a module's graphs, least recently used first. Finding and making need `tracing_lock`.
 
     Parameters
     ----------
@@ -106,8 +106,7 @@ class Graphs:
         """A graph that serves this call, if there is one."""
         for graph in self._by_key.get(key, ()):
             if graph.serves(sizes):
-                with contextlib.suppress(KeyError):  # another thread may just have dropped it
-                    self._graphs.move_to_end(id(graph))
+                self._graphs.move_to_end(id(graph))
                 return graph
         return None
 
@@ -130,27 +129,19 @@ class Graphs:
         self._changes[what] += 1
         return what if self._changes[what] == _MANY_CHANGES else None
 
-    def make(
-        self, key: Hashable, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey, refusal: str
-    ) -> Graph:
-        """Export a graph for this call; `refusal` is why it must run in PyTorch, or empty.
+    def make(self, key: tuple[Spec, Hashable], leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
+        """Export a graph for this call.
 
         Raises
         ------
         NotExportable
-            If it must run in PyTorch.
+            If the module must run in PyTorch.
         """
-        sizes = tuple([t.shape for t in leaves])
-        with tracing_lock:
-            graph = self.find(key, sizes)
-            if graph is None:
-                if refusal:
-                    raise NotExportable(refusal)
-                begin = time.perf_counter()
-                with quiet():
-                    graph = self._export(key, spec, leaves, paths, survey, sizes)
-                self._export_seconds += time.perf_counter() - begin
-                self._keep(graph)
+        begin = time.perf_counter()
+        with quiet():
+            graph = self._export(key, leaves, paths, survey)
+        self._export_seconds += time.perf_counter() - begin
+        self._keep(graph)
         return graph
 
     def give_up(self, key: Hashable, cause: str, useless: Graph | None) -> None:
@@ -189,8 +180,10 @@ class Graphs:
             del self._by_key[graph.key]
 
     def _export(
-        self, key: Hashable, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey, sizes: Sizes
+        self, key: tuple[Spec, Hashable], leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey
     ) -> Graph:
+        spec, _ = key
+        sizes = tuple([t.shape for t in leaves])
         history = self._history.setdefault(key, _History())
         axes = history.varying(sizes)
         useful = (

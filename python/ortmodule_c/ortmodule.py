@@ -3,7 +3,7 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -124,8 +124,10 @@ class ORTModule(nn.Module):
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
             now = survey(module, self._ort_facts)
             self._ort_facts = now.facts
-            state = [*now.parameters, *now.buffers]
-            self._ort_check(leaves, spec, state)
+            for i, t in enumerate(leaves):
+                plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
+                if not plain or t.is_meta or t.is_nested:
+                    _check_tensor(t, self._ort_path(spec, i))
             key = (spec, (tensor_key(leaves), now.facts, ambient()))
             graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
             if graph is None:
@@ -137,7 +139,7 @@ class ORTModule(nn.Module):
             return module(*args, **kwargs)
         if graph is not None:
             try:
-                return graph.run([*leaves, *state])
+                return graph.run([*leaves, *now.parameters, *now.buffers])
             except NotExportable as error:
                 cause = str(error)
         self._ort_report.check(type(module).__name__, cause)
@@ -145,24 +147,19 @@ class ORTModule(nn.Module):
         self._ort_graphs.give_up(key, cause, graph)
         return result
 
-    def _ort_check(self, leaves: list[Tensor], spec: Spec, state: list[Tensor]) -> None:
-        """Refuse tensors that no graph can take, naming the argument."""
-        for i, t in enumerate(leaves):
-            plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
-            if not plain or t.is_meta or t.is_nested:
-                _check_tensor(t, self._ort_path(spec, i))
-        _check_devices(leaves, lambda i: self._ort_path(spec, i), state)
-
-    def _ort_export(self, key: Any, leaves: list[Tensor], now: Survey) -> Graph:
+    def _ort_export(self, key: tuple[Spec, Hashable], leaves: list[Tensor], now: Survey) -> Graph:
+        """A new graph for this call; NotExportable if there can be none, ValueError if devices are mixed."""
         spec, _ = key
-        refusal = now.refusal or device_refusal([*leaves, *now.parameters, *now.buffers])
-        refusal = refusal or parameter_refusal([*now.parameters, *now.buffers])
-        if not refusal:
-            self._ort_tell_churn(key, leaves)
+        state = [*now.parameters, *now.buffers]
         paths = [self._ort_path(spec, i) for i in range(len(leaves))]
-        return self._ort_graphs.make(key, spec, leaves, paths, now, refusal)
+        _check_devices(leaves, paths, state)
+        refusal = now.refusal or device_refusal([*leaves, *state]) or parameter_refusal(state)
+        if refusal:
+            raise NotExportable(refusal)
+        self._ort_tell_churn(key, leaves)
+        return self._ort_graphs.make(key, leaves, paths, now)
 
-    def _ort_tell_churn(self, key: Any, leaves: list[Tensor]) -> None:
+    def _ort_tell_churn(self, key: tuple[Spec, Hashable], leaves: list[Tensor]) -> None:
         what = self._ort_graphs.churn(key, tuple([t.shape for t in leaves]))
         if what is not None:
             named = f"argument {self._ort_argument(what)}" if what.startswith("[") else f"attribute {what}"
@@ -330,12 +327,12 @@ def _check_tensor(t: Tensor, name: str) -> None:
         raise TypeError(f"{name} has dtype {t.dtype}; expected one of {', '.join(map(str, DTYPES))}")
 
 
-def _check_devices(leaves: list[Tensor], path: Callable[[int], str], state: list[Tensor]) -> None:
+def _check_devices(leaves: list[Tensor], paths: list[str], state: list[Tensor]) -> None:
     """ValueError if tensors are on several devices."""
     device = (state or leaves)[0].device if state or leaves else None
-    for i, t in enumerate(leaves):
+    for t, path in zip(leaves, paths, strict=True):
         if t.device != device:
-            raise ValueError(f"{path(i)} is on {t.device}, the module's tensors are on {device}")
+            raise ValueError(f"{path} is on {t.device}, the module's tensors are on {device}")
     for t in state:
         if t.device != device:
             raise ValueError(f"the module's tensors are on {device} and {t.device}; one device is expected")
