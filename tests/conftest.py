@@ -1,11 +1,13 @@
-"""Shared by all tests: seeds."""
+"""Shared by all tests: seeds, and graphs that are verified after every pass."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+os.environ["OMC_VERIFY"] = "1"  # read when the package is imported
 sys.path[:0] = [str(Path(__file__).parent / "ops")]
 
 

@@ -1,10 +1,11 @@
 /* The module ortmodule_c._C: types, functions, state. */
+#include "base/env.h"
 #include "bind/bind.h"
 #include "cpu/kernel.h"
 #include "cpu/pool.h"
 #include "ops/op.h"
 
-static const char *const isa_names[OMC_N_ISA] = {"base", "avx2", "avx512"};
+static const char *const isa_names[OMC_N_ISA] = {OMC_ISA_NAMES};
 
 /* What a table row says of the op, for tests and documentation. */
 static const struct {
@@ -115,7 +116,9 @@ static PyMethodDef methods[] = {
 
 static int module_exec(PyObject *module) {
   omc_module *m = PyModule_GetState(module);
-  if (omc_exchange_find(m) < 0) return -1;
+  const omc_status status = omc_env_load();
+  if (status != OMC_OK) omc_raise(m, status);
+  if (status != OMC_OK || omc_exchange_find(m) < 0) return -1;
   m->session_type = PyType_FromModuleAndSpec(module, &omc_session_spec, NULL);
   m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
   m->facts_type = PyType_FromModuleAndSpec(module, &omc_facts_spec, NULL);

@@ -270,8 +270,8 @@ static implementation measure(omc_dtype dtype, const omc_gemm_args *whole, int t
 /* A product that adds to C cannot be repeated, so it is never measured and always ours. */
 static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int threads,
                              void *workspace) {
-  const char *forced = omc_env_get()->gemm;
-  const bool own = forced && !strcmp(forced, "own"), torch = forced && !strcmp(forced, "torch");
+  const int forced = omc_env_get()->gemm;
+  const bool own = forced == OMC_GEMM_OWN, torch = forced == OMC_GEMM_TORCH;
   const int64_t from = torch ? 1 : MEASURE_FROM;
   if (own || g->beta != 0 || g->m * g->n * g->k < from || !blas_fits(dtype, g)) return OWN;
   if (torch) return TORCH;

@@ -1,5 +1,4 @@
 #include <stdatomic.h>
-#include <string.h>
 
 #include "base/env.h"
 #include "cpu/kernel.h"
@@ -18,12 +17,8 @@ static omc_isa machine_isa(void) {
 }
 
 static omc_isa best_isa(void) {
-  static const char *const names[OMC_N_ISA] = {"base", "avx2", "avx512"};
-  const omc_isa machine = machine_isa();
-  const char *limit = omc_env_get()->isa;
-  for (int i = 0; limit && i < (int)machine; i++)
-    if (strcmp(limit, names[i]) == 0) return (omc_isa)i;
-  return machine;
+  const int machine = (int)machine_isa(), limit = omc_env_get()->isa;
+  return (omc_isa)(limit < machine ? limit : machine);
 }
 
 static _Atomic int bound = OMC_N_ISA;

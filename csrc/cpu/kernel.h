@@ -18,10 +18,10 @@
 #ifndef OMC_CPU_KERNEL_H
 #define OMC_CPU_KERNEL_H
 
+#include "base/isa.h"
 #include "provider.h"
 
 typedef enum { OMC_CLASS_F32, OMC_CLASS_F64, OMC_CLASS_BF16, OMC_CLASS_I64, OMC_N_CLASS } omc_class;
-typedef enum { OMC_ISA_BASE, OMC_ISA_AVX2, OMC_ISA_AVX512, OMC_N_ISA } omc_isa;
 
 /* One function per compute class and instruction set; NULL: not compiled for it. `any` serves
  * every dtype and wins if set. */

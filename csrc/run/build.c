@@ -82,7 +82,7 @@ static omc_status dump(const building *b, const char *dir, unsigned plan_number,
 static omc_status inspect(const building *b, unsigned plan_number, size_t stage) {
   const omc_env *env = omc_env_get();
   if (env->verify) OMC_TRY(omc_graph_verify(b->plan ? b->plan->graph : b->graph, true));
-  return env->dump ? dump(b, env->dump, plan_number, stage) : OMC_OK;
+  return *env->dump ? dump(b, env->dump, plan_number, stage) : OMC_OK;
 }
 
 static bool wants_backward(const omc_build_inputs *in) {

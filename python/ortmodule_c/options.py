@@ -3,9 +3,10 @@
 import enum
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 logger = logging.getLogger("ortmodule_c")
 
@@ -31,6 +32,14 @@ _PYTHON_LEVELS = {
 }
 
 Fallback = Literal["warn", "error"]
+
+
+def _from_environment(variable: str, allowed: Iterable[str]) -> str | None:
+    """What an environment variable says, or None if it is empty or not set."""
+    value = os.environ.get(variable) or None
+    if value is not None and value not in allowed:
+        raise ValueError(f"environment variable {variable} is {value!r}, expected one of {', '.join(allowed)}")
+    return value
 
 
 @dataclass
@@ -62,15 +71,15 @@ class DebugOptions:
     max_graphs: int = 16
 
     def __post_init__(self) -> None:
-        name = os.environ.get("ORTMODULE_LOG_LEVEL")
-        if name is not None:
-            if name not in LogLevel.__members__:
-                raise ValueError(f"ORTMODULE_LOG_LEVEL is {name!r}, expected one of {', '.join(LogLevel.__members__)}")
-            self.log_level = LogLevel[name]
+        level = _from_environment("ORTMODULE_LOG_LEVEL", LogLevel.__members__)
+        if level is not None:
+            self.log_level = LogLevel[level]
         if not isinstance(self.log_level, LogLevel):
             raise TypeError(f"log_level is a {type(self.log_level).__name__}, expected LogLevel")
-        self.fallback = os.environ.get("ORTMODULE_FALLBACK", self.fallback)  # type: ignore[assignment]
-        if self.fallback not in ("warn", "error"):
+        fallback = _from_environment("ORTMODULE_FALLBACK", get_args(Fallback))
+        if fallback is not None:
+            self.fallback = fallback  # type: ignore[assignment]
+        if self.fallback not in get_args(Fallback):
             raise ValueError(f'fallback is {self.fallback!r}, expected "warn" or "error"')
         if self.max_graphs < 1:
             raise ValueError(f"max_graphs is {self.max_graphs}, expected at least 1")
@@ -83,8 +92,9 @@ class DebugOptions:
             return
         if not self.onnx_prefix:
             raise ValueError("onnx_prefix is empty, save_onnx=True needs a name for the files")
-        if not os.access(self.directory, os.W_OK):
-            raise OSError(f"save_path {str(self.directory)!r} is not a directory that can be written")
+        if not (self.directory.is_dir() and os.access(self.directory, os.W_OK | os.X_OK)):
+            origin = "ORTMODULE_SAVE_ONNX_PATH" if os.environ.get("ORTMODULE_SAVE_ONNX_PATH") else "save_path"
+            raise OSError(f"{origin} is {str(self.directory)!r}, not a directory that can be written")
 
     @property
     def directory(self) -> Path:

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/env.h"
+
 static omc_test *tests;
 static int failures; /* of the test that runs */
 
@@ -82,6 +84,10 @@ void omc_test_memory_init(omc_test_memory *memory) {
 /* Runs every test, or those whose name contains the one argument. */
 int main(int argc, char **argv) {
   int passed = 0, failed = 0;
+  if (omc_env_load() != OMC_OK) {
+    printf("%s\n", omc_status_detail());
+    return 1;
+  }
   for (const omc_test *test = tests; test; test = test->next) {
     if (argc > 1 && !strstr(test->name, argv[1])) continue;
     failures = 0;

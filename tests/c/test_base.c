@@ -1,6 +1,7 @@
 #include "harness.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/arena.h"
@@ -236,4 +237,63 @@ TEST(malformed_types_are_refused) {
   }
 }
 
-TEST(environment_is_read_once) { CHECK(omc_env_get() == omc_env_get()); }
+static omc_status read_env(const char *entry, omc_env *out) {
+  char copy[8192], *entries[] = {copy, NULL};
+  snprintf(copy, sizeof copy, "%s", entry);
+  return omc_env_read(entries, out);
+}
+
+TEST(environment_variables_have_a_default) {
+  static const char *const rows[] = {
+      "HOME=/", "OMC_DUMP=", "OMC_ISA=", "OMC_GEMM=", "OMC=1", "OMC_VERIFY=", "OMC_PROFILE="};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    omc_env env;
+    if (!CHECK_OK(read_env(rows[i], &env))) continue;
+    CHECK_TEXT(env.dump, "");
+    CHECK_INT(env.isa, OMC_N_ISA);
+    CHECK_INT(env.gemm, OMC_GEMM_BEST);
+    CHECK(!env.verify && !env.profile);
+  }
+}
+
+TEST(environment_variables_are_read) {
+  omc_env env;
+  char *const entries[] = {"OMC_DUMP=/",   "OMC_ISA=avx2",  "OMC_GEMM=torch",
+                           "OMC_VERIFY=1", "OMC_PROFILE=0", NULL};
+  REQUIRE_OK(omc_env_read(entries, &env));
+  CHECK_TEXT(env.dump, "/");
+  CHECK_INT(env.isa, OMC_ISA_AVX2);
+  CHECK_INT(env.gemm, OMC_GEMM_TORCH);
+  CHECK_INT(env.verify, 1);
+  CHECK_INT(env.profile, 0);
+}
+
+TEST(environment_variables_without_a_meaning_are_refused) {
+  static const struct {
+    const char *entry, *detail;
+  } rows[] = {
+      {"OMC_ISA=avx1024", "OMC_ISA is 'avx1024', expected one of base, avx2, avx512"},
+      {"OMC_ISA=AVX2", "OMC_ISA is 'AVX2'"},
+      {"OMC_ISA=avx", "OMC_ISA is 'avx'"},
+      {"OMC_GEMM=mkl", "OMC_GEMM is 'mkl', expected one of own, torch"},
+      {"OMC_VERIFY=true", "OMC_VERIFY is 'true', expected one of 0, 1"},
+      {"OMC_PROFILE=2", "OMC_PROFILE is '2', expected one of 0, 1"},
+      {"OMC_PROFILE= 1", "OMC_PROFILE is ' 1'"},
+      {"OMC_DUMP=/nowhere/at all", "OMC_DUMP is '/nowhere/at all', not a directory"},
+      {"OMC_DUMP=/dev/null", "OMC_DUMP is '/dev/null', not a directory"},
+      {"OMC_VERIFFY=1", "OMC_VERIFFY=1 is unknown, there are OMC_DUMP, OMC_ISA, OMC_GEMM"},
+      {"OMC_ISA2=avx2", "OMC_ISA2=avx2 is unknown"},
+      {"OMC_IS=avx2", "OMC_IS=avx2 is unknown"},
+      {"OMC_=", "OMC_= is unknown"},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    omc_env env;
+    CHECK_STATUS(read_env(rows[i].entry, &env), EINVALID);
+    CHECK_CONTAINS(omc_status_detail(), rows[i].detail);
+  }
+  char longest[OMC_ENV_PATH + 16] = "OMC_DUMP=";
+  memset(longest + strlen(longest), '/', OMC_ENV_PATH);
+  omc_env env;
+  CHECK_STATUS(read_env(longest, &env), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "OMC_DUMP has 3900 bytes, at most 3899 are possible");
+}

@@ -1,5 +1,7 @@
 """DebugOptions: what is accepted, and the ONNX files it writes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -24,11 +26,57 @@ def test_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         DebugOptions(fallback="maybe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_graphs"):
         DebugOptions(max_graphs=0)
+
+
+def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "INFO")
-    assert DebugOptions().log_level is LogLevel.INFO
-    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "LOUD")
-    with pytest.raises(ValueError, match="LOUD"):
-        DebugOptions()
+    monkeypatch.setenv("ORTMODULE_FALLBACK", "error")
+    monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path))
+    options = DebugOptions(log_level=LogLevel.ERROR, fallback="warn", save_path="elsewhere")
+    assert (options.log_level, options.fallback, options.directory) == (LogLevel.INFO, "error", tmp_path)
+    for name in ("ORTMODULE_LOG_LEVEL", "ORTMODULE_FALLBACK", "ORTMODULE_SAVE_ONNX_PATH"):
+        monkeypatch.setenv(name, "")
+    options = DebugOptions(log_level=LogLevel.ERROR, fallback="error", save_path="elsewhere")
+    assert (options.log_level, options.fallback, options.directory) == (LogLevel.ERROR, "error", Path("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("ORTMODULE_LOG_LEVEL", "LOUD", "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
+        ("ORTMODULE_LOG_LEVEL", "info", "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
+        ("ORTMODULE_FALLBACK", "errors", "warn, error"),
+        ("ORTMODULE_SAVE_ONNX_PATH", "/nowhere/at/all", "directory"),
+        ("ORTMODULE_SAVE_ONNX_PATH", "/dev/null", "directory"),
+    ],
+)
+def test_environment_values_without_a_meaning_are_refused(
+    name: str, value: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises((ValueError, OSError), match=f"{name} is '{value}'.*{allowed}"):
+        DebugOptions(save_onnx=True, onnx_prefix="net")
+
+
+IMPORTS = """
+import os, sys
+for name, value in [("OMC_ISA", "avx1024"), ("OMC_GEMM", "mkl"), ("OMC_PROFILE", "yes"), ("OMC_VERIFFY", "1"),
+                    ("OMC_DUMP", "/nowhere/at/all"), ("OMC_DUMP", "/" * 5000)]:
+    os.environ[name] = value
+    try:
+        import ortmodule_c
+    except ValueError as e:
+        assert name in str(e) and value[:50] in str(e), e
+    else:
+        raise AssertionError(f"{name}={value} passed")
+    del os.environ[name]
+import ortmodule_c
+"""
+
+
+def test_the_switches_of_the_core_are_checked_when_it_is_imported() -> None:
+    """... each by an exception that says what was set; put right, the import succeeds in the same process."""
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
