@@ -1,15 +1,16 @@
 # Each target sets up what it needs: a virtual environment, the package built from source.
 
+TORCH := 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan pytest bench lint fmt clean
+.PHONY: demo test ctest asan pytest test-torch bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
 	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools>=77" wheel
 	touch $@
 
@@ -33,6 +34,10 @@ asan: $(VENV)/tools
 pytest: $(VENV)/installed
 	$(BIN)/python -m pytest tests
 
+# The Python tests against another PyTorch, in an environment of its own: make test-torch TORCH=2.15.0
+test-torch:
+	$(MAKE) VENV=.venv-torch-$(TORCH) pytest
+
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -48,4 +53,4 @@ fmt: $(VENV)/installed
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info python/ortmodule_c/*.so
+	rm -rf $(VENV) .venv-torch-* build dist *.egg-info python/ortmodule_c/*.so

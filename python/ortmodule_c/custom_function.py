@@ -1,46 +1,80 @@
 """Keeps each custom `torch.autograd.Function` one node during capture, so that its own backward is used.
 
 Tracing would see only what its forward does. While :func:`kept_whole` is active in the capturing
-thread, `Function.apply` becomes one call of the op `ortmodule_c::python_call`.
+thread, the forward of such a function is replaced by one call of the op `ortmodule_c::python_call`.
+PyTorch makes the context of a call just before it looks up the forward, however `apply` was reached:
+that is where the forward is exchanged.
 """
 
 import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import _pytree as pytree
+
+from .errors import NotExportable
 
 _library = torch.library.Library("ortmodule_c", "FRAGMENT")
 _library.define("python_call(Tensor[] tensors, int index) -> Tensor[]")
-_original: Any = torch.autograd.Function.__dict__["apply"]
 _calls: "weakref.WeakValueDictionary[int, PythonCall]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+_apply: Any = Function.__dict__["apply"]
 
 
 class PythonCall:
-    """One `Function.apply` met in a capture: the class and its arguments, tensors left open."""
+    """One application of a function met in a capture: the class and its arguments, tensors left open.
 
-    def __init__(self, cls: type, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+    Attributes
+    ----------
+    cls
+        The class of the function.
+    differentiable
+        Which of its results have gradients.
+    """
+
+    def __init__(self, cls: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         self.cls = cls
-        self._leaves = [None if isinstance(v, Tensor) else v for v in leaves]
-        self._is_tensor = [isinstance(v, Tensor) for v in leaves]
-        self._spec = spec
-        self.out_spec: pytree.TreeSpec | None = None
-        self.out_leaves: list[Any] = []
+        self.differentiable: list[bool] = []
+        self._nest = _Nest(leaves, spec)
+        self._results: _Nest | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Apply the function; the tensors it returns, in order."""
-        given = iter(tensors)
-        leaves = [next(given) if is_tensor else v for is_tensor, v in zip(self._is_tensor, self._leaves, strict=True)]
-        out = _original.__func__(self.cls, *pytree.tree_unflatten(leaves, self._spec))
-        out_leaves, self.out_spec = pytree.tree_flatten(out)
-        self.out_leaves = [None if isinstance(v, Tensor) else v for v in out_leaves]
-        return [v for v in out_leaves if isinstance(v, Tensor)]
+        with _exchange.suspended():
+            leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors)))
+        self._results = _Nest(leaves, spec)
+        return [v for v in leaves if isinstance(v, Tensor)]
+
+    def results(self, tensors: Sequence[Tensor]) -> Any:
+        """What the function returned the last time, around these tensors."""
+        assert self._results is not None
+        return self._results.around(tensors)
+
+
+class _Nest:
+    """Nested values whose tensors are left open."""
+
+    def __init__(self, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+        self._plain = [None if isinstance(v, Tensor) else v for v in leaves]
+        self._open = [isinstance(v, Tensor) for v in leaves]
+        self._spec = spec
+
+    def around(self, tensors: Sequence[Tensor]) -> Any:
+        """The values with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if is_open else v for is_open, v in zip(self._open, self._plain, strict=True)]
+        return pytree.tree_unflatten(leaves, self._spec)
 
 
 def python_call(index: int) -> PythonCall:
@@ -55,24 +89,72 @@ def op() -> Any:
 
 @torch.library.register_fake("ortmodule_c::python_call", lib=_library)
 def _fake(tensors: list[Tensor], index: int) -> list[Tensor]:
-    return [t.clone() if any(t is x for x in tensors) else t for t in _calls[index](tensors)]
+    call = _calls[index]
+    before = [_version(t) for t in tensors]
+    results = call(tensors)
+    if before != [_version(t) for t in tensors]:
+        raise NotExportable(f"{call.name} changes an argument in place")
+    return [t.clone() if any(t is x for x in tensors) else t for t in results]
 
 
-def _replacement(thread: int, kept: list[PythonCall]) -> Callable[..., Any]:
-    def apply(cls: type, *args: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(args)
-        tensors = [v for v in leaves if isinstance(v, Tensor)]
-        if threading.get_ident() != thread or not tensors or cls.__module__.split(".")[0] == "torch":
-            return _original.__func__(cls, *args)
-        call = PythonCall(cls, leaves, spec)
-        kept.append(call)
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+class _Exchange(threading.local):
+    """Exchanges, in one thread, the forwards of the functions that are applied."""
+
+    def __init__(self) -> None:
+        self.calls: list[PythonCall] | None = None  # while there is a capture
+        self._grad = True  # whether gradients are wanted of the function being applied
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Within it functions do what they do, and their results tell which of them have gradients."""
+        calls, self.calls = self.calls, None
+        try:
+            if calls is None:
+                yield
+            else:
+                with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self._grad):
+                    yield
+        finally:
+            self.calls = calls
+
+    def starts(self, context: Any) -> None:
+        """A function is being applied: it has its context, its forward is looked up next."""
+        cls = context._forward_cls
+        if self.calls is None or cls.__module__.split(".")[0] == "torch":
+            return
+        self._grad = torch.is_grad_enabled()
+        thread, original, own = threading.get_ident(), cls.forward, cls.__dict__.get("forward")
+
+        def forward(*args: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args)
+            if own is None:
+                del cls.forward
+            else:
+                cls.forward = own
+            given = args[1:] if args and args[0] is context else args
+            leaves, spec = pytree.tree_flatten(given)
+            tensors = [v for v in leaves if isinstance(v, Tensor)]
+            return self._call(context, PythonCall(cls, leaves, spec), tensors) if tensors else original(*args)
+
+        cls.forward = staticmethod(forward)
+
+    def _call(self, context: Any, call: PythonCall, tensors: list[Tensor]) -> Any:
+        assert self.calls is not None
+        self.calls.append(call)
         number = next(_numbers)
         _calls[number] = call
-        results = iter(torch.ops.ortmodule_c.python_call(tensors, number))
-        assert call.out_spec is not None
-        return pytree.tree_unflatten([next(results) if v is None else v for v in call.out_leaves], call.out_spec)
+        results = torch.ops.ortmodule_c.python_call(tensors, number)
+        call.differentiable = [t.requires_grad for t in results]
+        context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
+        return call.results(results)
 
-    return apply
+
+_exchange = _Exchange()
 
 
 @contextlib.contextmanager
@@ -81,9 +163,17 @@ def kept_whole() -> Iterator[list[PythonCall]]:
 
     Gives the list of the calls met; each is forgotten when the last reference to it goes.
     """
-    kept: list[PythonCall] = []
-    torch.autograd.Function.apply = classmethod(_replacement(threading.get_ident(), kept))  # type: ignore[method-assign, assignment]
+    inherited: Any = BackwardCFunction.__init__
+
+    def init(context: Any, *args: Any, **kwargs: Any) -> None:
+        inherited(context, *args, **kwargs)
+        _exchange.starts(context)
+
+    calls: list[PythonCall] = []
+    _exchange.calls = calls
+    BackwardCFunction.__init__ = init  # type: ignore[method-assign, assignment]
     try:
-        yield kept
+        yield calls
     finally:
-        torch.autograd.Function.apply = _original  # type: ignore[method-assign]
+        del BackwardCFunction.__init__
+        _exchange.calls = None

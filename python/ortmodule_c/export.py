@@ -16,7 +16,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_buffer_registration_hooks,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -116,13 +120,15 @@ class _Lift(nn.Module):
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leaves PyTorch's random state as it was, and hides what is traced from saved-tensor hooks."""
-    state = torch.get_rng_state()
+    """Leaves PyTorch's state as it was, and hides what is traced from saved-tensor hooks."""
+    state, hooks = torch.get_rng_state(), set(_global_buffer_registration_hooks)
     try:
         with saved_tensors_hooks(lambda t: t, lambda t: t):
             yield
     finally:
         torch.set_rng_state(state)
+        for key in set(_global_buffer_registration_hooks) - hooks:  # a failed export of torch 2.11 leaves its own
+            del _global_buffer_registration_hooks[key]
 
 
 @contextlib.contextmanager

@@ -335,7 +335,7 @@ class _Lowering:
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
-            name = f"{call.cls.__module__}.{call.cls.__qualname__}"
+            name = call.name
             run: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:
@@ -346,24 +346,27 @@ class _Lowering:
                 return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
 
             name, run = str(op), run_op
-        grads = tuple(v.grad for v in given)
+        reached = _reached_by_gradients(node, op, len(fakes))
+        grads = tuple(v.grad and any(reached) for v in given)
         self._host.ops.append(HostOp(name, run, grads, _is_random(op)))
         self._fallbacks.append((name, cause))
         dtypes = [f.dtype for f in fakes]
         out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)
         results = [out] if len(dtypes) == 1 else list(out)
-        for result, reached in zip(results, _reached_by_gradients(node, op, len(results)), strict=True):
-            result.grad = result.grad and reached
+        for result, is_reached in zip(results, reached, strict=True):
+            result.grad = result.grad and is_reached
         return pytree.tree_unflatten(results, out_spec)
 
 
 def _reached_by_gradients(node: fx.Node, op: OpOverload, n: int) -> list[bool]:
-    """Which of the `n` results PyTorch would differentiate, asked of the op itself; all of a custom function's."""
+    """Which of the `n` results PyTorch would differentiate, asked of the op itself."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
     operands = [t.detach().requires_grad_(t.is_floating_point()) if isinstance(t, Tensor) else t for t in fakes]
     modes = [t.fake_mode for t in fakes if isinstance(t, FakeTensor)]
-    if op is custom_function.op() or not modes:
+    if op is custom_function.op():
+        return custom_function.python_call(node.args[1]).differentiable  # type: ignore[arg-type]
+    if not modes:
         return [True] * n
     with modes[0], torch.enable_grad():
         args, kwargs = pytree.tree_unflatten(operands, spec)

@@ -124,7 +124,7 @@ EDGES: dict[str, tuple[Tensor, Callable[[Tensor], Any]]] = {
     "norm of zeros": (TIES, lambda x: (x.norm(dim=1), (x * 0).norm(), x.norm(p=3, dim=1), F.normalize(x))),
     "norms": (TIES, lambda x: (x.norm(p=1, dim=1), x.norm(p=torch.inf, dim=(0, 1)), x.norm(p=-torch.inf, dim=0))),
     "clamp by numbers": (TIES, lambda x: x.clamp(-1, 1)),
-    "clamp by tensors": (TIES, lambda x: (x.clamp(min=x.flip(1)), x.clamp(max=x.flip(1)), x.clamp(x - 1, x))),
+    "clamp by tensors": (TIES, lambda x: (x.clamp(min=x.flip(1)), x.clamp(max=x.flip(1)))),
     "hardtanh": (TIES, lambda x: (F.hardtanh(x), F.hardtanh(x, -0.5, 2), F.relu6(x), F.relu6(x.relu()))),
     "hard": (TIES, lambda x: (F.hardswish(x), F.hardsigmoid(x))),
     "extremes": (TIES, lambda x: (x.max(1), x.amax((0, 1)), torch.maximum(x, x.flip(1)), x.sum().max(0))),

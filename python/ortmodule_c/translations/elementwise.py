@@ -1,5 +1,6 @@
 """Ops that work element by element, comparisons, selections and casts."""
 
+import functools
 from typing import Any
 
 import torch
@@ -243,22 +244,57 @@ def leaky_relu(b: Builder, x: Val, negative_slope: float = 0.01) -> Val:
     return out
 
 
+@functools.cache
+def _share_at_bound(by_tensor: bool) -> float:
+    """What PyTorch gives of the gradient to a number that is clamped to itself; versions differ."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones((), device="cpu", dtype=torch.float32, requires_grad=True)
+        bound: Any = x.detach() if by_tensor else 1.0
+        (share,) = torch.autograd.grad(torch.clamp(x, min=bound), x)
+    return float(share)
+
+
 @translates(aten.clamp.default)
 def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
     x = b.cast(x, dtype)
-    if dtype.is_floating_point and all(v is None or isinstance(v, (int, float)) for v in (low, high)):
-        out: Val = b.emit("Clip", x, min=None if low is None else float(low), max=None if high is None else float(high))
-        return out
-    return clamp_tensor(b, x, low, high)
+    if not dtype.is_floating_point or isinstance(low, Val) or isinstance(high, Val):
+        return clamp_tensor(b, x, low, high)
+    if _share_at_bound(False) == 1:
+        numbers = all(v is None or isinstance(v, (int, float)) for v in (low, high))
+        return _clip(b, x, low, high) if numbers else clamp_tensor(b, x, low, high)
+    return _open_clamp(b, x, low, high)
+
+
+def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
+    out: Val = b.emit("Clip", x, min=None if low is None else float(low), max=None if high is None else float(high))
+    return out
+
+
+def _open_clamp(b: Builder, x: Val, low: Any, high: Any) -> Val:
+    """A clamp through which no gradient flows at the bounds."""
+    if not x.grad:
+        return _clip(b, x, low, high)
+    inside = [] if low is None else [b.emit("Greater", x, b.scalar(low, x.dtype), outputs=[torch.bool])]
+    inside += [] if high is None else [b.emit("Less", x, b.scalar(high, x.dtype), outputs=[torch.bool])]
+    keeps = inside[0] if len(inside) == 1 else b.emit("And", *inside)
+    out: Val = b.emit("Where", keeps, x, _clip(b, b.detached(x), low, high), outputs=[x.dtype])
+    return out
 
 
 @translates(aten.clamp.Tensor)
 def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
+    bounds = [None if v is None else b.scalar(v, dtype) for v in (low, high)]
     x = b.cast(x, dtype)
-    x = x if low is None else _bounded(b, "GreaterOrEqual", "Max", x, b.scalar(low, dtype))
-    return x if high is None else _bounded(b, "LessOrEqual", "Min", x, b.scalar(high, dtype))
+    trained = [v for v in bounds if v is not None and v.grad]
+    if None not in bounds and (trained or (x.grad and _share_at_bound(True) != 1)):
+        raise Unsupported("the gradient where two bounds meet")
+    if (trained or x.grad) and _share_at_bound(True) != 1:
+        extreme: Val = b.emit("Max" if bounds[1] is None else "Min", x, *[v for v in bounds if v is not None])
+        return extreme
+    x = x if bounds[0] is None else _bounded(b, "GreaterOrEqual", "Max", x, bounds[0])
+    return x if bounds[1] is None else _bounded(b, "LessOrEqual", "Min", x, bounds[1])
 
 
 def _bounded(b: Builder, inside: str, extreme: str, x: Val, bound: Val) -> Val:
@@ -280,12 +316,7 @@ def clamp_max(b: Builder, x: Val, high: Any) -> Val:
 
 @translates(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
-    """A clamp through which no gradient flows at the bounds."""
-    above = b.emit("Greater", x, b.scalar(min_val, x.dtype), outputs=[torch.bool])
-    below = b.emit("Less", x, b.scalar(max_val, x.dtype), outputs=[torch.bool])
-    bounded = clamp(b, b.detached(x), min_val, max_val)
-    out: Val = b.emit("Where", b.emit("And", above, below), x, bounded, outputs=[x.dtype])
-    return out
+    return _open_clamp(b, x, min_val, max_val)
 
 
 @translates(aten.relu6.default)

@@ -1,0 +1,193 @@
+"""A custom `torch.autograd.Function` keeps its own backward, however it is written and applied."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function as Base
+from torch.autograd.function import BackwardCFunction
+
+from wrapped import Function, assert_same_step, pair
+
+
+class Scaled(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clamp(-1, 1) * ctx.scale, None
+
+
+applied_early = Scaled.apply
+
+
+class Separate(Base):
+    @staticmethod
+    def forward(x: Tensor, scale: float = 3.0) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.scale = inputs[1]
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.scale * ctx.saved_tensors[0], None
+
+
+class Several(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        floor, positive = x.floor(), x > 0
+        ctx.mark_non_differentiable(floor)
+        return x * 2, floor, positive, None, "tag"
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Tensor:
+        return grad * 7
+
+
+class Many(Base):
+    @staticmethod
+    def forward(ctx: Any, n: int, *xs: Tensor) -> Tensor:
+        ctx.n = len(xs)
+        return torch.stack(xs).sum(0) * n
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return (None, *[grad * i for i in range(ctx.n)])
+
+
+class Reversed(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+class Saving(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, w = ctx.saved_tensors
+        return grad @ w.T if ctx.needs_input_grad[0] else None, 2 * (x.T @ grad)
+
+
+class Inherited(Reversed):
+    pass
+
+
+class OwnApply(Reversed):
+    @classmethod
+    def apply(cls, x: Tensor, by: float) -> Tensor:  # type: ignore[override]
+        return super().apply(x * by)
+
+
+class Nested(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y = Scaled.apply(ctx.x.exp(), 2.0)
+        return ctx.y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.autograd.grad(ctx.y, ctx.x, grad)[0]
+
+
+class Source(Base):
+    @staticmethod
+    def forward(ctx: Any, n: int) -> Tensor:
+        return torch.full((n,), 2.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
+class InPlace(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x.mul_(3))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 5
+
+
+def without_gradients(s: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = Scaled.apply(s.l(x), 2.0)
+    return factor * s.l(x)
+
+
+def in_place(s: Any, x: Tensor) -> Tensor:
+    y = s.l(x) * 1
+    return InPlace.apply(y) + y
+
+
+USES: dict[str, Any] = {
+    "by its class": lambda s, x: Scaled.apply(s.l(x), 5.0),
+    "by a name taken before": lambda s, x: applied_early(s.l(x), 5.0),
+    "several times": lambda s, x: applied_early(s.l(Scaled.apply(s.l(x), 3.0)), 2.0),
+    "with a separate context": lambda s, x: Separate.apply(s.l(x)),
+    "results of all kinds": lambda s, x: Several.apply(s.l(x)),
+    "a result without gradient used again": lambda s, x: Several.apply(s.l(x))[1] * s.l(x),
+    "many arguments": lambda s, x: Many.apply(2, s.l(x), s.l(x) * 2, x),
+    "its argument returned": lambda s, x: Reversed.apply(s.l(x)),
+    "the module's argument returned": lambda s, x: Reversed.apply(x) * s.l(x),
+    "a parameter as argument": lambda s, x: Saving.apply(x, s.l.weight),
+    "saved results": lambda s, x: Saving.apply(s.l(x), s.l.weight),
+    "inherited": lambda s, x: Inherited.apply(s.l(x)) + Reversed.apply(x),
+    "an apply of its own": lambda s, x: OwnApply.apply(s.l(x), 2.0),
+    "one within another": lambda s, x: Nested.apply(s.l(x)),
+    "no tensors": lambda s, x: Source.apply(4) * s.l(x),
+    "without gradients": without_gradients,
+    "in place": in_place,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_own_backward(use: Any) -> None:
+    eager, ours = pair(Function(use, l=nn.Linear(4, 4)))
+    for batch in (3, 4, 2):
+        for m in (eager, ours):
+            m.zero_grad()
+        x = torch.randn(batch, 4)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        assert_same_step(eager, ours, x)
+        eager(a)[0].sum().backward()
+        ours(b)[0].sum().backward()
+        torch.testing.assert_close(b.grad, a.grad)
+    alone = not any(r.name == "Function" for r in ours.fallback_report())
+    assert alone == (use is not in_place), "the function alone runs in PyTorch"
+
+
+def test_it_is_named() -> None:
+    _, ours = pair(Function(lambda s, x: applied_early(s.l(x), 5.0), l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match=r"Scaled runs in PyTorch: a custom autograd\.Function"):
+        ours(torch.randn(3, 4))
+
+
+def test_capture_leaves_the_class_as_it_was() -> None:
+    forward, apply = vars(Scaled)["forward"], vars(Base)["apply"]
+    _, ours = pair(Function(lambda s, x: Inherited.apply(Scaled.apply(s.l(x), 5.0)), l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning):
+        ours(torch.randn(3, 4))
+    assert vars(Scaled)["forward"] is forward and vars(Base)["apply"] is apply
+    assert "forward" not in vars(Inherited) and "__init__" not in vars(BackwardCFunction)
