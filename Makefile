@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan pytest test-torch bench lint fmt clean
+.PHONY: demo test ctest asan pytest test-torch sweep coverage bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -37,6 +37,13 @@ pytest: $(VENV)/installed
 # The Python tests against another PyTorch, in an environment of its own: make test-torch TORCH=2.15.0
 test-torch:
 	$(MAKE) VENV=.venv-torch-$(TORCH) pytest
+
+# PyTorch's own samples of its operators and modules, all of them; ARGS='--ops REGEX' for some.
+sweep: $(VENV)/installed
+	$(BIN)/python tests/sweep/sweep.py $(ARGS)
+
+coverage: $(VENV)/installed
+	$(BIN)/python tests/sweep/sweep.py --coverage
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
