@@ -11,8 +11,9 @@ typedef void (*omc_range_fn)(int64_t begin, int64_t end, int thread, void *ctx);
 int omc_cpu_threads(void);
 
 /* Splits 0 .. n-1 into one contiguous range per thread, none shorter than `grain`, on at most
- * `threads` threads, the caller being one; returns when all are done. Denormals are flushed
- * inside. Not for use inside another parallel region: there it runs on the caller alone. */
+ * `threads` threads, the caller being one; returns when all are done. All of them
+ * flush denormals if the caller does (torch.set_flush_denormal). Not for use inside another
+ * parallel region: there it runs on the caller alone. */
 void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, void *ctx);
 
 #endif

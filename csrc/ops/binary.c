@@ -7,7 +7,7 @@ BINARY(Sub, ANY, 0, vsub(a, b), DY, neg(g, DY))
 
 BINARY(Mul, ANY, OMC_OP_COMMUTES, vmul(a, b), mul(g, DY, B), mul(g, DY, A))
 
-BINARY(Div, ANY, 0, vdiv(a, b), over(g, DY, B), neg(g, over(g, mul(g, DY, Y), B)))
+BINARY(Div, ANY, 0, vdiv(a, b), over(g, DY, B), mul(g, neg(g, DY), over(g, Y, B)))
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
@@ -83,3 +83,13 @@ static omc_value *exponent_slope(omc_grad *g) {
 }
 #endif
 BINARY(Pow, FLOAT, 0, power(a, b), mul(g, DY, power_slope(g)), mul(g, DY, exponent_slope(g)))
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+/* From a to b by w, counted from the nearer end. */
+OMC_INLINE vreal lerp(vreal a, vreal b, vreal w) {
+  const vmask near_a = vabs(w) < vset((real)0.5);
+  return vfma(vblend(near_a, w, w - vset(1)), b - a, vblend(near_a, a, b));
+}
+#endif
+TERNARY(Lerp, FLOAT, lerp(a, b, c), mul(g, DY, one_minus(g, C)), mul(g, DY, C),
+        mul(g, DY, omc_b2(&g->b, OMC_OP_Sub, B, A)))

@@ -412,7 +412,8 @@ static omc_status grad_mean(omc_grad *g) {
   return g->b.status;
 }
 
-/* All elements that are the extreme one share the gradient evenly. */
+/* All elements that are the extreme one share the gradient evenly. If the attribute `nan_ties` is
+ * 1, those that are NaN do where the extreme is NaN; else the gradient is NaN there. */
 static omc_status grad_extreme(omc_grad *g) {
   omc_builder *b = &g->b;
   omc_value *x = omc_in(g->node, 0);
@@ -420,7 +421,10 @@ static omc_status grad_extreme(omc_grad *g) {
   OMC_TRY(omc_need_saved(g, 1));
   OMC_TRY(reduction_of(g->node, &r));
   omc_value *y = omc_reshape(b, omc_out(g->node, 0), &r.kept);
-  omc_value *hit = omc_cast(b, omc_b2(b, OMC_OP_Equal, x, y), x->type.dtype);
+  omc_value *is_hit = omc_b2(b, OMC_OP_Equal, x, y);
+  if (omc_attr_int(g->node, "nan_ties", 0))
+    is_hit = omc_b2(b, OMC_OP_Or, is_hit, omc_b1(b, OMC_OP_IsNaN, x));
+  omc_value *hit = omc_cast(b, is_hit, x->type.dtype);
   omc_value *share = omc_b2(b, OMC_OP_Div, omc_reshape(b, g->dout[0], &r.kept),
                             omc_reduce_sum(b, hit, r.axes, r.n, true));
   g->din[0] = omc_b2(b, OMC_OP_Mul, hit, share);

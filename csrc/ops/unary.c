@@ -28,9 +28,17 @@ UNARY(Clip, ANY, clip(a, i0, i1, i2, i3), clip_gradient(g, imm),
 
 UNARY(Cos, FLOAT, vcos(a), neg(g, mul(g, DY, omc_b1(&g->b, OMC_OP_Sin, A))))
 
-UNARY(Elu, FLOAT, vblend(a > vset(0), a, vexpm1(a) * i0),
-      where(g, compare(g, OMC_OP_Greater, Y, 0), DY, mul(g, DY, plus(g, Y, i0))),
-      imm[0] = omc_attr_float(node, "alpha", 1))
+#ifdef OMC_RECORDS
+static omc_value *elu_gradient(omc_grad *g, double alpha, double scale, double inner) {
+  omc_value *const rise = omc_b1(&g->b, OMC_OP_Exp, times(g, A, inner));
+  return where(g, compare(g, OMC_OP_LessOrEqual, A, 0),
+               mul(g, times(g, DY, inner * alpha * scale), rise), times(g, DY, scale));
+}
+#endif
+/* scale * x, and scale * alpha * (exp(input_scale * x) - 1) below 0. */
+UNARY(Elu, FLOAT, vblend(a < vset(0), vexpm1(a *i2) * (i0 * i1), a *i1),
+      elu_gradient(g, i0, i1, i2), imm[0] = omc_attr_float(node, "alpha", 1),
+      imm[1] = omc_attr_float(node, "scale", 1), imm[2] = omc_attr_float(node, "input_scale", 1))
 
 /* The slope is 2 / sqrt(pi) exp(-x^2). */
 UNARY(Erf, FLOAT, verf(a),
@@ -57,7 +65,7 @@ OMC_INLINE vreal gelu_slope(vreal x, bool tanh_form) {
   if (tanh_form) {
     const vreal s = gelu_gate(x);
     const vreal inner = vset(TWO_BETA) * vfma(vset(3 * KAPPA), x * x, vset(1));
-    return vfma(x * inner, s * (vset(1) - s), s);
+    return vfma(x, inner * (s * (vset(1) - s)), s);
   }
   vreal density;
   const vreal below = vnormal(x, &density);
@@ -89,10 +97,9 @@ UNARY(HardSigmoid, FLOAT, vmax(vset(0), vmin(vset(1), vfma(a, i0, i1))),
       imm[0] = omc_attr_float(node, "alpha", 0.2), imm[1] = omc_attr_float(node, "beta", 0.5))
 
 UNARY(HardSwish, FLOAT, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6),
-      where(g, compare(g, OMC_OP_Greater, A, -3),
+      where(g, compare(g, OMC_OP_LessOrEqual, A, -3), zero(g),
             where(g, compare(g, OMC_OP_Less, A, 3), mul(g, DY, plus(g, times(g, A, 1.0 / 3), 0.5)),
-                  DY),
-            zero(g)))
+                  DY)))
 
 UNARY_NO_GRAD(IsNaN, FLOAT_TO_BOOL, vbool(vnan(a)))
 
@@ -103,6 +110,28 @@ UNARY(LeakyRelu, FLOAT, vblend(a > vset(0), a, vmul(a, i0)),
 UNARY(Log, FLOAT, vlog(a), over(g, DY, A))
 
 UNARY(Log1p, FLOAT, vlog1p(a), over(g, DY, plus(g, A, 1)))
+
+#ifdef OMC_RECORDS
+/* z / (1 + z) with z = exp(-|x|), which is what is left of the slope above 0. */
+static omc_value *log_sigmoid_slope(omc_grad *g) {
+  omc_value *const z = omc_b1(&g->b, OMC_OP_Exp, neg(g, omc_b1(&g->b, OMC_OP_Abs, A)));
+  omc_value *const above = over(g, z, plus(g, z, 1));
+  return where(g, compare(g, OMC_OP_Less, A, 0), one_minus(g, above), above);
+}
+#endif
+UNARY(LogSigmoid, FLOAT, vmin(a, vset(0)) - vlog1p(vexp(-vabs(a))),
+      mul(g, DY, log_sigmoid_slope(g)))
+
+#ifdef OMC_RECORDS
+/* With t = tanh(softplus(x)): t + x sigmoid(x) (1 - t^2). */
+static omc_value *mish_slope(omc_grad *g) {
+  omc_value *const softplus = omc_b1(&g->b, OMC_OP_Log1p, omc_b1(&g->b, OMC_OP_Exp, A));
+  omc_value *const t = omc_b1(&g->b, OMC_OP_Tanh, softplus);
+  omc_value *const rise = mul(g, A, omc_b1(&g->b, OMC_OP_Sigmoid, A));
+  return omc_b2(&g->b, OMC_OP_Add, t, mul(g, rise, one_minus(g, mul(g, t, t))));
+}
+#endif
+UNARY(Mish, FLOAT, a *vtanh(vlog1p(vexp(a))), mul(g, DY, mish_slope(g)))
 
 UNARY(Neg, ANY, vneg(a), neg(g, DY))
 
@@ -132,8 +161,17 @@ BINARY_NO_GRAD(SiluGrad, FLOAT, 0, silu_gradient(a, b))
 
 UNARY(Sin, FLOAT, vsin(a), mul(g, DY, omc_b1(&g->b, OMC_OP_Cos, A)))
 
-UNARY(Softplus, FLOAT, vmax(a, vset(0)) + vlog1p(vexp(-vabs(a))),
-      mul(g, DY, omc_b1(&g->b, OMC_OP_Sigmoid, A)))
+#ifdef OMC_RECORDS
+static omc_value *softplus_gradient(omc_grad *g, double beta, double threshold) {
+  omc_value *const scaled = times(g, A, beta), *const z = omc_b1(&g->b, OMC_OP_Exp, scaled);
+  return where(g, compare(g, OMC_OP_Greater, scaled, threshold), DY,
+               over(g, mul(g, DY, z), plus(g, z, 1)));
+}
+#endif
+/* log(1 + exp(beta x)) / beta, and x where beta x is above the threshold. */
+UNARY(Softplus, FLOAT, vblend(a *i0 > i1, a, vlog1p(vexp(a *i0)) / i0),
+      softplus_gradient(g, i0, i1), imm[0] = omc_attr_float(node, "beta", 1),
+      imm[1] = omc_attr_float(node, "threshold", 20))
 
 UNARY(Sqrt, FLOAT, vsqrt(a), over(g, DY, times(g, Y, 2)))
 

@@ -111,6 +111,30 @@ VIEW(Flatten, 1, 1, flatten_infer)
 VIEW(Squeeze, 1, 2, squeeze_infer)
 VIEW(Unsqueeze, 2, 2, unsqueeze_infer)
 
+static omc_status with_gradient_infer(omc_node *node) {
+  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+  const omc_type *x = &omc_in(node, 0)->type, *like = &omc_in(node, 1)->type;
+  if (!omc_type_equal(x, like))
+    OMC_NODE_FAIL(node, ESHAPE, "%s cannot have the gradient of %s", omc_type_text(x, a, sizeof a),
+                  omc_type_text(like, b, sizeof b));
+  return omc_infer_same(node);
+}
+
+static omc_status with_gradient_grad(omc_grad *g) {
+  g->din[1] = g->dout[0];
+  return g->b.status;
+}
+
+/* The elements of in[0], differentiated as if they were in[1]: where PyTorch's formula for a slope
+ * is not that of how the value is computed. Gone once the graph is differentiated. */
+const omc_op omc_op_WithGradientOf = {.name = "WithGradientOf",
+                                      .min_in = 2,
+                                      .max_in = 2,
+                                      .n_out = 1,
+                                      .flags = OMC_OP_VIEW,
+                                      .infer = with_gradient_infer,
+                                      .grad = with_gradient_grad};
+
 /* Its gradient stops: the output is a constant to whatever lies before. */
 const omc_op omc_op_Detach = {.name = "Detach",
                               .min_in = 1,

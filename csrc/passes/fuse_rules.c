@@ -24,6 +24,8 @@ static omc_value *reduce_sum_expand(omc_match *m) {
 }
 
 static const omc_rule rules[] = {
+    {"with_gradient_of", OMC_P_OP(WithGradientOf, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
+     omc_match_identity},
     {"embedding_grad_base", OMC_P_OP(Add, 0, OMC_P_NODE(EmbeddingGrad, 1), OMC_P_ANY(2)),
      embedding_grad_base},
     {"reduce_sum_expand",

@@ -392,6 +392,12 @@ class Builder:
         out.shape = x.shape
         return out
 
+    def with_gradient_of(self, x: Val, like: Val) -> Val:
+        """The elements of `x`, differentiated as if they were those of `like`, which has its shape."""
+        out: Val = self.emit("WithGradientOf", self.detached(x), like)
+        out.shape = x.shape
+        return out
+
     def overwrite(self, x: Val, value: Val) -> None:
         """Say that the op being translated changes its argument `x` to `value`."""
         self.overwritten.append((x, value))

@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "cpu/elementwise.h"
 #include "cpu/parallel.h"
@@ -28,19 +31,34 @@ TEST(parallel_for_works_on_every_item_once) {
       }
 }
 
-static void multiply_small(int64_t begin, int64_t end, int thread, void *ctx) {
+static void halve(int64_t begin, int64_t end, int thread, void *ctx) {
   volatile float *x = ctx;
-  (void)begin, (void)end, (void)thread;
-  x[1] = x[0] * 0.5f;
+  (void)thread;
+  for (int64_t i = begin; i < end; i++) x[i] *= 0.5f;
 }
 
-TEST(denormals_are_flushed_inside_only) {
-  volatile float x[2] = {0x1p-126f, 1};
-  omc_parallel_for(1, 1, 1, multiply_small, (void *)(uintptr_t)x);
-  CHECK_FLOAT(x[1], 0);
-  x[1] = x[0] * 0.5f;
-  CHECK_FLOAT(x[1], 0x1p-127);
+TEST(every_thread_keeps_denormals) {
+  volatile float x[4];
+  for (int i = 0; i < 4; i++) x[i] = 0x1p-126f;
+  omc_parallel_for(4, 1, 4, halve, (void *)(uintptr_t)x);
+  for (int i = 0; i < 4; i++) CHECK_FLOAT(x[i], 0x1p-127);
 }
+
+#if defined(__x86_64__)
+TEST(every_thread_flushes_denormals_if_the_caller_does) {
+  volatile float x[4];
+  const unsigned before = _mm_getcsr();
+  for (int i = 0; i < 4; i++) x[i] = 0x1p-126f;
+  _mm_setcsr(before | 0x8040u);
+  omc_parallel_for(4, 1, 4, halve, (void *)(uintptr_t)x);
+  CHECK_INT(_mm_getcsr() & 0x8040u, 0x8040u);
+  _mm_setcsr(before);
+  for (int i = 0; i < 4; i++) CHECK_FLOAT(x[i], 0);
+  for (int i = 0; i < 4; i++) x[i] = 0x1p-126f;
+  omc_parallel_for(4, 1, 4, halve, (void *)(uintptr_t)x);
+  for (int i = 0; i < 4; i++) CHECK_FLOAT(x[i], 0x1p-127);
+}
+#endif
 
 /* ---- pool ---- */
 

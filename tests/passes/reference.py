@@ -198,6 +198,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Sqrt": torch.sqrt,
     "Squeeze": squeeze,
     "Sub": torch.sub,
+    "WithGradientOf": lambda x, like: x,
     "Tanh": torch.tanh,
     "Tile": lambda x, r: x.tile(r.tolist()),
     "Transpose": lambda x, perm=None: x.permute(perm or tuple(reversed(range(x.dim())))),

@@ -21,6 +21,8 @@ _UNARY = {
     aten.hardswish.default: "HardSwish",
     aten.log.default: "Log",
     aten.log1p.default: "Log1p",
+    aten.log_sigmoid.default: "LogSigmoid",
+    aten.mish.default: "Mish",
     aten.neg.default: "Neg",
     aten.reciprocal.default: "Reciprocal",
     aten.relu.default: "Relu",
@@ -227,10 +229,8 @@ def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
 
 @translates(aten.elu.default)
 def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Val:
-    x = x if input_scale == 1 else b.emit("Mul", x, b.const(input_scale, x.dtype))
-    out: Val = b.emit("Elu", x, alpha=float(alpha * input_scale))
-    scale /= input_scale
-    return out if scale == 1 else b.emit("Mul", out, b.const(scale, x.dtype))
+    out: Val = b.emit("Elu", x, alpha=float(alpha), scale=float(scale), input_scale=float(input_scale))
+    return out
 
 
 @translates(aten.celu.default)
@@ -338,36 +338,22 @@ def masked_fill(b: Builder, x: Val, mask: Val, value: Any) -> Val:
 
 @translates(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, start: Val, end: Val, weight: Any) -> Val:
-    difference = b.emit("Sub", end, start)
-    out: Val = b.emit("Add", start, b.emit("Mul", difference, b.scalar(weight, start.dtype)))
+    out: Val = b.emit("Lerp", start, end, b.scalar(weight, start.dtype))
     return out
 
 
 @translates(aten.addcmul.default)
 def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     dtype = result_dtype(b)
-    out: Val = b.emit(
-        "Add", b.cast(x, dtype), _scaled(b, b.emit("Mul", b.cast(t1, dtype), b.cast(t2, dtype)), value, dtype)
-    )
-    return out
-
-
-@translates(aten.log_sigmoid.default)
-def log_sigmoid(b: Builder, x: Val) -> Val:
-    out: Val = b.emit("Neg", b.emit("Softplus", b.emit("Neg", x)))
+    product = b.emit("Mul", _scaled(b, t1, value, dtype), b.cast(t2, dtype))
+    out: Val = b.emit("Add", b.cast(x, dtype), product)
     return out
 
 
 @translates(aten.softplus.default)
 def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
-    """log(1 + exp(beta x)) / beta, and x where beta x > threshold, which differs little where that is 20."""
-    scaled = x if beta == 1 else b.emit("Mul", x, b.const(beta, x.dtype))
-    out: Val = b.emit("Softplus", scaled)
-    out = out if beta == 1 else b.emit("Div", out, b.const(beta, x.dtype))
-    if threshold == 20:
-        return out
-    linear = b.emit("Greater", scaled, b.const(threshold, x.dtype), outputs=[torch.bool])
-    return b.emit("Where", linear, x, out, outputs=[x.dtype])
+    out: Val = b.emit("Softplus", x, beta=float(beta), threshold=float(threshold))
+    return out
 
 
 # Casts. Devices and layouts are refused before capture, so only the dtype is left.

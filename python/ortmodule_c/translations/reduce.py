@@ -1,23 +1,23 @@
 """Reductions, scans and losses made of them."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..builder import Builder, Val, static
 from ..errors import Unsupported
-from .elementwise import log_sigmoid
 from .registry import aten, axes_of, axis_of, need_float, result_dtype, translates
 
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
 
 
-def reduce(b: Builder, op: str, x: Val, axes: list[int], keepdim: bool) -> Val:
+def reduce(b: Builder, op: str, x: Val, axes: list[int], keepdim: bool, **attributes: Any) -> Val:
     """One reduction; dims counted from the front, none for a scalar."""
     if x.shape is not None and x.rank == 0:
         return x
-    out: Val = b.emit(op, x, b.ints(axes), keepdims=int(keepdim))
+    out: Val = b.emit(op, x, b.ints(axes), keepdims=int(keepdim), **attributes)
     if x.shape is not None:
         out.shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape) if keepdim or i not in axes)
     return out
@@ -40,7 +40,8 @@ def extreme(b: Builder, x: Val, dim: Any = (), keepdim: bool = False) -> Val:
 
 @translates(aten.max.default, aten.min.default)
 def extreme_all(b: Builder, x: Val) -> Val:
-    return reduce(b, "ReduceMax" if b.aten_name == "max" else "ReduceMin", x, axes_of(x, None), False)
+    op = "ReduceMax" if b.aten_name == "max" else "ReduceMin"
+    return reduce(b, op, x, axes_of(x, None), False, nan_ties=1)
 
 
 @translates(aten.max.dim, aten.min.dim)
@@ -110,7 +111,7 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
     if n - correction <= 0:
         raise Unsupported(f"variance of {n} elements with correction {correction}")
     average = reduce(b, "ReduceMean", x, axes, True)
-    centered: Val = b.emit("Sub", x, average)
+    centered: Val = b.emit("Sub", x, b.detached(average))  # deviations from the mean add up to 0
     square: Val = b.emit("Mul", centered, centered)
     square.shape = x.shape
     variance = reduce(b, "ReduceMean", square, axes, True)
@@ -152,7 +153,7 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
     if p == 1:
         return reduce(b, "ReduceSum", size, axes, keepdim)
     if p in (math.inf, -math.inf):
-        return reduce(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keepdim)
+        return reduce(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keepdim, nan_ties=1)
     if p < 1:
         raise Unsupported(f"norm with p {p}")
     power = b.emit("Mul", x, x) if p == 2 else b.emit("Pow", size, b.const(p, x.dtype))
@@ -178,17 +179,24 @@ def var_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, kee
 
 @translates(aten.logsumexp.default)
 def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
-    """top + log(sum(exp(x - top))), an infinite top being subtracted as 0."""
+    """top + log(sum(exp(x - top))), an infinite top being subtracted as 0; its slope is exp(x - result)."""
     axes = axes_of(x, dim)
     if any(isinstance(x.dims[a], int) and x.dims[a] == 0 for a in axes):
         nothing: Val = b.emit("Log", reduce(b, "ReduceSum", x, axes, keepdim))
         return nothing
-    top = reduce(b, "ReduceMax", b.detached(x), axes, True)
+    p = b.detached(x)
+    top = reduce(b, "ReduceMax", p, axes, True)
     infinite = b.emit("Equal", b.emit("Abs", top), b.const(math.inf, x.dtype), outputs=[torch.bool])
     top = b.emit("Where", infinite, b.const(0.0, x.dtype), top, outputs=[x.dtype])
-    term = b.emit("Exp", b.emit("Sub", x, top))
-    term.shape = x.shape
-    out: Val = b.emit("Add", b.emit("Log", reduce(b, "ReduceSum", term, axes, True)), top)
+
+    def sum_exp(v: Val, shift: Val) -> Val:
+        term = b.emit("Exp", b.emit("Sub", v, shift))
+        term.shape = x.shape
+        return reduce(b, "ReduceSum", term, axes, True)
+
+    out: Val = b.emit("Add", b.emit("Log", sum_exp(p, top)), top)
+    if x.grad:
+        out = b.with_gradient_of(out, sum_exp(x, out))
     return out if keepdim or not axes else b.squeeze(out, *axes)
 
 
@@ -236,26 +244,36 @@ def _huber(b: Builder, x: Val, target: Val, reduction: int, delta: float, scale:
     x, target, shape = _loss_operands(b, x, target)
     difference = b.emit("Sub", x, target)
     distance = b.emit("Abs", difference)
-    near = b.emit("Mul", b.emit("Mul", difference, difference), b.const(0.5 * scale, x.dtype))
+    outside = b.emit("GreaterOrEqual", distance, b.const(delta, x.dtype), outputs=[torch.bool])
+    # Its square is not taken where it does not count: an infinite one would make a gradient of 0 NaN.
+    inner = b.emit("Where", outside, b.const(0.0, x.dtype), difference, outputs=[x.dtype])
+    near = b.emit("Mul", b.emit("Mul", inner, inner), b.const(0.5 * scale, x.dtype))
     far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * delta, x.dtype)), b.const(delta * scale, x.dtype))
-    inside = b.emit("Less", distance, b.const(delta, x.dtype), outputs=[torch.bool])
-    return reduce_loss(b, b.emit("Where", inside, near, far, outputs=[x.dtype]), shape, reduction)
+    return reduce_loss(b, b.emit("Where", outside, far, near, outputs=[x.dtype]), shape, reduction)
+
+
+def _differentiated(b: Builder, loss: Val, *slopes: tuple[Val, Callable[[], Val]], weight: Val | None) -> Val:
+    """Elements of a loss with the given slopes in the given operands, all of it times the weight."""
+    terms = [b.emit("Mul", x, b.detached(slope())) for x, slope in slopes if x.grad]
+    if terms:
+        loss = b.with_gradient_of(loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms))
+    return loss if weight is None else b.emit("Mul", loss, b.cast(weight, loss.dtype))
 
 
 @translates(aten.binary_cross_entropy.default)
 def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
     """Its logarithms are at least -100 and the divisor of its slope at least 1e-12."""
-    p, t = b.detached(x), b.detached(target)
-    one = b.const(1.0, x.dtype)
+    p, t, one = b.detached(x), b.detached(target), b.const(1.0, x.dtype)
     log = b.emit("Clip", b.emit("Log", p), min=-100.0)
     log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), min=-100.0)
-    loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", target, one), log_not), b.emit("Mul", target, log))
-    if x.grad:
+    loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), log_not), b.emit("Mul", t, log))
+
+    def slope() -> Val:
         spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), min=1e-12)
-        slope = b.emit("Div", b.emit("Sub", p, t), spread)
-        loss = b.emit("Add", loss, b.emit("Mul", b.emit("Sub", x, p), slope))  # adds 0, and its slope
-    if weight is not None:
-        loss = b.emit("Mul", loss, weight)
+        out: Val = b.emit("Div", b.emit("Sub", p, t), spread)
+        return out
+
+    loss = _differentiated(b, loss, (x, slope), (target, lambda: b.emit("Sub", log_not, log)), weight=weight)
     return reduce_loss(b, loss, x.dims, reduction)
 
 
@@ -265,16 +283,32 @@ def bce_with_logits(
 ) -> Val:
     """-(1 - t) log sigmoid(-x) - w t log sigmoid(x), where log sigmoid(-x) = log sigmoid(x) - x."""
     shape = x.dims if x.rank >= target.rank else target.dims
-    log = log_sigmoid(b, x)
     dtype = need_float(result_dtype(b))
     x, target = b.cast(x, dtype), b.cast(target, dtype)
-    one = b.const(1.0, x.dtype)
+    p, t, one = b.detached(x), b.detached(target), b.const(1.0, dtype)
+    log, not_t = b.emit("LogSigmoid", p), b.emit("Sub", one, t)
     if pos_weight is None:
-        loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", one, target), x), log)
+        loss = b.emit("Sub", b.emit("Mul", not_t, p), log)
     else:
-        rise = b.emit("Mul", b.emit("Sub", b.cast(pos_weight, x.dtype), one), target)
-        loss = b.emit("Mul", b.emit("Sub", one, target), x)
-        loss = b.emit("Sub", loss, b.emit("Mul", log, b.emit("Add", rise, one)))
-    if weight is not None:
-        loss = b.emit("Mul", loss, b.cast(weight, x.dtype))
+        w = b.cast(pos_weight, dtype)
+        rise = b.emit("Add", b.emit("Mul", b.emit("Sub", w, one), t), one)
+        loss = b.emit("Sub", b.emit("Mul", not_t, p), b.emit("Mul", log, rise))
+
+    def slope() -> Val:
+        sigmoid = b.emit("Sigmoid", p)
+        if pos_weight is None:
+            plain: Val = b.emit("Sub", sigmoid, t)
+            return plain
+        hit = b.emit("Mul", w, t)
+        weighted: Val = b.emit("Sub", b.emit("Mul", b.emit("Sub", b.emit("Add", hit, one), t), sigmoid), hit)
+        return weighted
+
+    def target_slope() -> Val:
+        if pos_weight is None:
+            plain: Val = b.emit("Neg", p)
+            return plain
+        weighted: Val = b.emit("Sub", b.emit("LogSigmoid", b.emit("Neg", p)), b.emit("Mul", log, w))
+        return weighted
+
+    loss = _differentiated(b, loss, (x, slope), (target, target_slope), weight=weight)
     return reduce_loss(b, loss, shape, reduction)
