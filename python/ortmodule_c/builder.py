@@ -7,6 +7,8 @@ inputs, which fold to constants once the C core binds the graph to concrete shap
 
 import re
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ OPSET = 20
 OWN_OPSET = 1
 MAX_RANK = 8
 GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
+
+# Ops whose operands are all of one dtype; in all others but TorchCall the floating ones are.
+_UNIFORM = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Concat", "MatMul"}
+_UNIFORM |= {"Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]
@@ -61,12 +67,12 @@ class Val:
     shape
         Its shape, None for values inside a translation.
     grad
-        Whether gradients flow through it.
+        The graph inputs that autograd would reach from it, one bit each; 0 if it does not require grad.
     """
 
     __slots__ = ("_shape", "dtype", "grad", "ir")
 
-    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: bool = False) -> None:
+    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: int = 0) -> None:
         self.ir = value
         self.dtype = dtype
         self.grad = grad
@@ -130,12 +136,12 @@ class Builder:
         self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
         self.streams = 0
         # The ATen node being translated: where it came from, its name, what PyTorch says it returns,
-        # the operand of the log_softmax that made its first argument, and arguments it changes.
+        # and arguments it changes.
         self.source = ""
         self.aten_name = ""
         self.result: Any = None
-        self.log_softmax_operand: Val | None = None
         self.overwritten: list[tuple[Val, Val]] = []
+        self.log_softmax: dict[Val, tuple[Val, int]] = {}  # what was made by one: of which operand, along which axis
         self._names: set[str] = set()
         self._constants: dict[tuple[Any, ...], Val] = {}
         self._symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
@@ -152,7 +158,7 @@ class Builder:
         self._names.add(name)
         return name
 
-    def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: bool) -> Val:
+    def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: int) -> Val:
         dtype_text(dtype)
         value = ir.Value(name=self.name(name), type=ir.TensorType(DTYPES[dtype][1]))
         if shape is not None and len(shape) > MAX_RANK:
@@ -161,7 +167,7 @@ class Builder:
 
     def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
         """Add a graph input; its symbolic dims become known sizes."""
-        val = self._value(name, dtype, shape, grad)
+        val = self._value(name, dtype, shape, grad << len(self.graph.inputs))
         if grad:
             val.ir.metadata_props[GRAD] = "1"
         self.graph.inputs.append(val.ir)
@@ -172,7 +178,7 @@ class Builder:
 
     def tensor(self, data: Tensor, name: str = "const") -> Val:
         """A constant with the elements of a tensor, which is kept and must not change."""
-        val = self._value(name, data.dtype, tuple(data.shape), False)
+        val = self._value(name, data.dtype, tuple(data.shape), 0)
         val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
         self.graph.initializers.add(val.ir)
         return val
@@ -208,9 +214,11 @@ class Builder:
         given = [v for v in inputs if v is not None]
         dtypes = list(outputs) or [given[0].dtype]
         self._check_kernel(op, [v.dtype for v in given], [d for d in dtypes if d is not None])
-        grad = op != "Detach" and any(v.grad for v in given)
+        grad = 0 if op == "Detach" else reduce(or_, [v.grad for v in given], 0)
         stem = f"{self.source.rsplit('/', 1)[-1]}.{op}" if self.source else op
-        results = [None if d is None else self._value(stem, d, None, grad and d.is_floating_point) for d in dtypes]
+        results = [
+            None if d is None else self._value(stem, d, None, grad if d.is_floating_point else 0) for d in dtypes
+        ]
         node = ir.Node(
             OWN_DOMAIN if op in self._own_ops else "",
             op,
@@ -225,6 +233,8 @@ class Builder:
     def _check_kernel(self, op: str, inputs: list[torch.dtype], outputs: list[torch.dtype]) -> None:
         if op == "TorchCall":
             return
+        if len({d for d in inputs if d.is_floating_point}) > 1 or (op in _UNIFORM and len(set(inputs)) > 1):
+            raise Unsupported(f"{op} of {', '.join(map(str, inputs))}")
         floats = [d for d in (*inputs, *outputs) if d.is_floating_point]
         chooses = (floats or inputs or outputs)[0]
         if not self._supports(op, dtype_text(chooses)):

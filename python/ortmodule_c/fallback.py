@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .builder import DTYPES
+from .errors import NotExportable
 
 Type = tuple[str, tuple[int, ...]]
 _BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
@@ -36,11 +37,16 @@ class HostOp:
     random: bool
 
 
+def _type(t: Tensor) -> Type:
+    return DTYPES[t.dtype][0], tuple(t.shape)
+
+
 class Host:
     """The TorchCall nodes of one graph, by their number."""
 
     def __init__(self) -> None:
         self.ops: list[HostOp] = []
+        self._types: dict[tuple[int, tuple[tuple[int, ...], ...]], list[Type]] = {}
 
     @property
     def random(self) -> bool:
@@ -49,10 +55,15 @@ class Host:
 
     def infer(self, index: int, types: list[Type]) -> list[Type]:
         """Output types for input types, found by running on tensors without elements."""
-        with FakeTensorMode(), torch.no_grad():
-            inputs = [torch.empty(shape, dtype=_BY_TEXT[text]) for text, shape in types]
-            results = self.ops[index].run(inputs)
-            return [(DTYPES[t.dtype][0], tuple(t.shape)) for t in results]
+        op = self.ops[index]
+        try:
+            with FakeTensorMode(), torch.no_grad():
+                results = op.run([torch.empty(shape, dtype=_BY_TEXT[text]) for text, shape in types])
+        except Exception as error:
+            raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
+        found = [_type(t) for t in results]
+        self._types[index, tuple([shape for _, shape in types])] = found
+        return found
 
     def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]:
         """Run an op; the second result is what :meth:`backward` needs.
@@ -63,6 +74,10 @@ class Host:
         with torch.set_grad_enabled(any(op.grads)), torch.autocast("cpu", enabled=False):
             own = [t.clone().requires_grad_(grad) for t, grad in zip(inputs, op.grads, strict=True)]
             outputs = op.run(own)
+        expected = self._types[index, tuple([tuple(t.shape) for t in inputs])]
+        for got, promised in zip(map(_type, outputs), expected, strict=True):
+            if got != promised:  # PyTorch's stand-in for the op is not exact
+                raise NotExportable(f"{op.name} gives {got}, traced as {promised}")
         return [t.detach().contiguous() for t in outputs], (own, outputs)
 
     def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:

@@ -1,6 +1,8 @@
 """The one `torch.autograd.Function` through which a whole module runs."""
 
 import copy
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +39,7 @@ class Runner:
         self.results = lowered.results
         self.updates = lowered.updates
         self.differentiable = lowered.differentiable
+        self.reaches = lowered.reaches
         self._ranks = lowered.ranks
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.retain = False
@@ -204,6 +207,12 @@ class _Run(torch.autograd.Function):
             results = other.plan.backward(fresh, other.dense, repeated, given)
         if ctx.token is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.token = ctx.call = None
+        reached = functools.reduce(operator.or_, [r for r, m in zip(runner.reaches, mask, strict=True) if m])
+        for i in [i for i, is_wanted in enumerate(call.in_grads) if is_wanted]:
+            if not reached >> i & 1:
+                results[i] = None
+            elif results[i] is None:  # what led there was found to be 0
+                results[i] = torch.zeros_like(call.inputs[i])
         return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]
 
 

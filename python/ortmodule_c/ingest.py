@@ -49,6 +49,12 @@ def _float(x: float) -> str:
     return repr(float(x))
 
 
+def _quoted(text: str) -> str:
+    """A string as the C core reads it: on one line, in UTF-8."""
+    plain = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
 def _output(value: ir.Value, typed: bool) -> str:
     if not value.name:
         return "_"
@@ -59,7 +65,7 @@ def _node(node: ir.Node, typed: bool) -> str:
     outputs = ", ".join(_output(v, typed) for v in node.outputs)
     inputs = ", ".join("_" if v is None else f"%{v.name}" for v in node.inputs)
     attributes = ", ".join(_attributes(node))
-    name = f' name="{node.name}"' if node.name else ""
+    name = f" name={_quoted(node.name)}" if node.name else ""
     return f"{outputs} = {node.op_type}({inputs}){' {' + attributes + '}' if attributes else ''}{name}"
 
 
@@ -67,7 +73,7 @@ def _attributes(node: ir.Node) -> Iterator[str]:
     for name, attribute in node.attributes.items():
         value = attribute.value
         if isinstance(value, str):
-            yield f'{name}="{value}"'
+            yield f"{name}={_quoted(value)}"
         elif isinstance(value, (list, tuple)):
             yield f"{name}=[{', '.join(_float(v) if isinstance(v, float) else str(v) for v in value)}]"
         else:

@@ -1,7 +1,8 @@
 """From a captured ATen graph to an ONNX graph."""
 
+import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -19,8 +19,10 @@ from .builder import DTYPES, Builder, Val
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
 from .export import PATH, Captured
 from .fallback import Host, HostOp
+from .options import logger
+from .reach import Reach
 from .translations import TABLE
-from .translations.registry import aten
+from .translations.registry import SAME_GRADIENT, aten
 
 _CHECKS = {
     aten._assert_tensor_metadata.default,
@@ -29,8 +31,18 @@ _CHECKS = {
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 }
-_LOG_SOFTMAX = {aten.log_softmax.int, aten._log_softmax.default}
 _WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they would be longer than worthwhile
+# Ops whose schema does not tell that they change running statistics, their arguments 3 and 4, where argument 5 is true.
+_CHANGES_STATISTICS = {
+    aten.batch_norm.default,
+    aten.instance_norm.default,
+    aten.native_batch_norm.default,
+    aten._batch_norm_impl_index.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+}
+# Ops that read an operand's memory and not its elements in their order.
+_READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MAX_EXPANSIONS = 4
 
@@ -49,6 +61,8 @@ class Lowered:
         For each result of the module: ("output", position) or ("input", position).
     differentiable, ranks
         For each graph output, whether a gradient may come back for it, and its number of dims.
+    reaches
+        For each graph output, the graph inputs that autograd reaches from it, one bit each.
     updates
         Inputs to be overwritten after a forward, by position; their values are the last graph outputs.
     fallbacks
@@ -60,6 +74,7 @@ class Lowered:
     results: list[tuple[str, int]]
     differentiable: list[bool]
     ranks: list[int]
+    reaches: list[int]
     updates: list[int]
     fallbacks: list[tuple[str, str]]
 
@@ -72,7 +87,7 @@ def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: fro
     NeedsStatic
         If the graph has symbolic sizes where numbers are needed.
     NotExportable
-        If some node cannot run on either side.
+        If some node cannot run on either side, or if anything goes wrong here.
     """
     try:
         try:
@@ -84,6 +99,11 @@ def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: fro
         raise NotExportable(f"{error} changes a tensor in place in a way that cannot be followed") from error
     except Unsupported as error:
         raise NotExportable(str(error)) from error
+    except (NeedsStatic, NotExportable):
+        raise
+    except Exception as error:
+        logger.debug("the graph cannot be translated", exc_info=True)
+        raise NotExportable(f"the graph cannot be translated: {type(error).__name__}: {error}") from error
 
 
 class _Memory:
@@ -95,7 +115,7 @@ class _Memory:
 
     def add(self, node: fx.Node) -> None:
         val = node.meta.get("val")
-        if isinstance(val, Tensor):
+        if isinstance(val, Tensor) and val.layout is torch.strided:
             self._sharing.setdefault(val.untyped_storage()._cdata, []).append(node)
 
     def same_elements(self, changed: fx.Node, at: fx.Node) -> list[fx.Node]:
@@ -120,6 +140,7 @@ class _Lowering:
         self._captured = captured
         self._b = Builder(supports, own_ops)
         self._host = Host()
+        self._reach = Reach()
         self._fallbacks: list[tuple[str, str]] = []
         self._env: dict[fx.Node, Any] = {}
 
@@ -166,12 +187,19 @@ class _Lowering:
             if known == len(outputs):
                 outputs.append(val)
             places.append(("output", known))
-        differentiable = [v.grad for v in outputs] + [False] * len(final)
+        reaches = [v.grad for v in outputs] + [0] * len(final)
         values = [*outputs, *final.values()]
         self._b.graph.outputs.extend([v.ir for v in values])
         model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
         return Lowered(
-            model, self._host, places, differentiable, [v.rank for v in values], list(final), self._fallbacks
+            model,
+            self._host,
+            places,
+            [reached != 0 for reached in reaches],
+            [v.rank for v in values],
+            reaches,
+            list(final),
+            self._fallbacks,
         )
 
     # One node
@@ -205,11 +233,8 @@ class _Lowering:
         changed = _changed_argument(op)
         if changed:
             op = _functional(op, node)
-        args, kwargs = pytree.tree_map(self._value, (node.args, node.kwargs), is_leaf=lambda v: isinstance(v, fx.Node))
-        self._b.log_softmax_operand = self._operand_of_log_softmax(node)
         self._b.overwritten = []
-        result = self._translate(node, op, args, kwargs)
-        self._env[node] = _typed(self._b, result, node.meta.get("val"))
+        self._env[node] = self._differentiated(node, op, self._translate)
         overwritten = list(self._b.overwritten)
         if changed:
             target = node.args[0]
@@ -218,6 +243,45 @@ class _Lowering:
         for val, new in overwritten:
             target = next(n for n in node.all_input_nodes if self._env[n] is val)
             self._store(target, new, node, memory)
+
+    def _differentiated(self, node: fx.Node, op: OpOverload, translate: Callable[..., Any]) -> Any:
+        """The results of `translate`, through which gradients flow as they do through `op` in PyTorch."""
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        where = [i for i, v in enumerate(leaves) if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), Tensor)]
+        given = [self._value(v) for v in leaves]
+        grads = [given[i].grad for i in where]
+        reached = None
+        if op is custom_function.op():
+            everything = frozenset(range(len(where)))
+            differentiable = custom_function.python_call(leaves[-1]).differentiable
+            reached = [everything if d else frozenset() for d in differentiable]
+        elif any(grads):
+            fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
+            reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
+        anywhere = frozenset[int]().union(*reached) if reached is not None else range(len(where))
+        flows = any(grads[k] for k in anywhere)
+        for k, i in enumerate(where):
+            if flows and k not in anywhere:
+                given[i] = self._b.detached(given[i])
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        expected = node.meta.get("val")
+        result = _typed(self._b, translate(node, op, args, kwargs, flows), expected)
+        if reached is None:
+            return result
+        return self._carrying(
+            result, expected, iter([functools.reduce(operator.or_, [grads[k] for k in ks], 0) for ks in reached])
+        )
+
+    def _carrying(self, result: Any, expected: Any, grads: Iterator[int]) -> Any:
+        """`result`, its values with the given reach of gradients."""
+        if isinstance(expected, Tensor):
+            grad = next(grads, 0)
+            if not isinstance(result, Val) or result.grad == grad:
+                return result
+            return Val(result.ir, result.dtype, result.shape, grad) if grad else self._b.detached(result)
+        if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
+            return type(result)(self._carrying(r, e, grads) for r, e in zip(result, expected, strict=False))
+        return result
 
     def _value(self, arg: Any) -> Any:
         return self._env[arg] if isinstance(arg, fx.Node) else arg
@@ -230,25 +294,20 @@ class _Lowering:
         for node in memory.same_elements(target, at):
             self._env[node] = value
 
-    def _operand_of_log_softmax(self, node: fx.Node) -> Val | None:
-        """x if the node's first argument is log_softmax(x, 1), not cast."""
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or source.target not in _LOG_SOFTMAX:
-            return None
-        operand, dim = source.args[:2]
-        same = operand.meta["val"].dtype == source.meta["val"].dtype  # type: ignore[union-attr]
-        return self._env[operand] if dim in (1, 1 - operand.meta["val"].dim()) and same else None  # type: ignore[index, union-attr]
-
-    def _translate(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _translate(
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], flows: bool
+    ) -> Any:
         mark = self._b.mark()
         try:
-            return self._native(node, op, args, kwargs, 0)
+            return self._native(node, op, args, kwargs, flows)
         except Unsupported as error:
             self._b.rollback(mark)
             self._b.overwritten = []
             return self._torch_call(node, op, args, kwargs, str(error))
 
-    def _native(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+    def _native(
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], flows: bool, depth: int = 0
+    ) -> Any:
         """The op by its translation, else by those of the ops it is composed of."""
         b = self._b
         b.aten_name, b.result = op._schema.name.split("::")[1], node.meta.get("val")
@@ -256,13 +315,16 @@ class _Lowering:
         if translation is not None:
             try:
                 return translation(b, *args, **kwargs)
-            except (TypeError, ValueError, LookupError) as error:  # arguments the translation does not foresee
-                raise Unsupported(f"its translation failed: {error}") from error
+            except (Unsupported, NeedsStatic):
+                raise
+            except Exception as error:  # arguments the translation does not foresee
+                logger.debug("the translation of %s failed", op, exc_info=True)
+                raise Unsupported(f"its translation failed: {type(error).__name__}: {error}") from error
         if depth == _MAX_EXPANSIONS or op.namespace != "aten" or b.aten_name in _WHOLE or _is_random(op):
             raise Unsupported("no translation")
         if not node.all_input_nodes:
             return self._constant(op, args, kwargs)
-        return self._expand(node, op, args, kwargs, depth)
+        return self._expand(node, op, args, kwargs, flows, depth)
 
     def _constant(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Val:
         """What an op without operands gives, such as torch.eye."""
@@ -271,8 +333,16 @@ class _Lowering:
             raise Unsupported("no translation")
         return self._b.tensor(value, op._schema.name.split("::")[1])
 
-    def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
-        """Translate the graph of the ops that `op` is composed of."""
+    def _expand(
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], flows: bool, depth: int
+    ) -> Any:
+        """Translate the graph of the ops that `op` is composed of.
+
+        Where PyTorch differentiates `op` by a formula of its own, gradients would be those of the composition.
+        """
+        composite = _is_composite(op)
+        if flows and not composite and op not in SAME_GRADIENT:
+            raise Unsupported("no translation, and PyTorch differentiates it by a formula of its own")
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
         where = [i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
         fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
@@ -286,12 +356,13 @@ class _Lowering:
             a, k = pytree.tree_unflatten(leaves, spec)
             return op(*a, **k)
 
-        table = {op: decomposition_table[op]} if op in decomposition_table else {}
+        table = {op: decomposition_table[op]} if not composite and op in decomposition_table else {}
         operands = [fakes[i] for i in where]
         try:
             with operands[0].fake_mode, torch.no_grad():
                 inner = make_fx(call, decomposition_table=table)(*operands)
         except Exception as error:
+            logger.debug("%s cannot be expanded", op, exc_info=True)
             raise Unsupported("no translation") from error
         body = [n for n in inner.graph.nodes if n.op == "call_function"]
         if any(n.target is op for n in body):
@@ -315,10 +386,8 @@ class _Lowering:
             return
         if _changed_argument(node.target):
             raise Unsupported("no translation")
-        args, kwargs = pytree.tree_map(self._value, (node.args, node.kwargs))
-        self._b.log_softmax_operand = None
-        result = self._native(node, node.target, args, kwargs, depth)
-        self._env[node] = _typed(self._b, result, node.meta.get("val"))
+        translate = functools.partial(self._native, depth=depth)
+        self._env[node] = self._differentiated(node, node.target, translate)
 
     # What runs in PyTorch
 
@@ -326,17 +395,21 @@ class _Lowering:
         self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cause: str
     ) -> Any:
         fakes, out_spec = pytree.tree_flatten(node.meta["val"])
-        _check_host_results(op, fakes)
+        used = _used_results(node, len(fakes))
+        _check_host_results(op, [fakes[i] for i in used])
+        if op in _READS_MEMORY:
+            raise NotExportable(f"{op} depends on how its operand lies in memory")
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         if any(isinstance(v, _SYMBOLIC) for v in leaves):
             raise NeedsStatic(f"{op} runs in PyTorch")
         given = [v for v in leaves if isinstance(v, Val)]
+        written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
         plain = [None if isinstance(v, Val) else v for v in leaves]
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
             name = call.name
-            run: Callable[[Sequence[Tensor]], list[Tensor]] = call
+            run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:
 
@@ -345,35 +418,42 @@ class _Lowering:
                 a, k = pytree.tree_unflatten([next(rest) if t else p for t, p in zip(is_val, plain, strict=True)], spec)
                 return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
 
-            name, run = str(op), run_op
-        reached = _reached_by_gradients(node, op, len(fakes))
-        grads = tuple(v.grad and any(reached) for v in given)
-        self._host.ops.append(HostOp(name, run, grads, _is_random(op)))
+            name, run_all = str(op), run_op
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            results = run_all(tensors)
+            return [*[results[i] for i in used], *[tensors[i] for i in written]]
+
+        self._host.ops.append(HostOp(name, run, tuple(v.grad != 0 for v in given), _is_random(op)))
         self._fallbacks.append((name, cause))
-        dtypes = [f.dtype for f in fakes]
+        dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]
         out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)
-        results = [out] if len(dtypes) == 1 else list(out)
-        for result, is_reached in zip(results, reached, strict=True):
-            result.grad = result.grad and is_reached
+        made = [out] if len(dtypes) == 1 else list(out)
+        results: list[Val | None] = [None] * len(fakes)
+        for i, result in zip(used, made, strict=False):
+            results[i] = result
+        for i, result in zip(written, made[len(used) :], strict=True):
+            self._b.overwrite(given[i], self._b.detached(result))
         return pytree.tree_unflatten(results, out_spec)
 
 
-def _reached_by_gradients(node: fx.Node, op: OpOverload, n: int) -> list[bool]:
-    """Which of the `n` results PyTorch would differentiate, asked of the op itself."""
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
-    operands = [t.detach().requires_grad_(t.is_floating_point()) if isinstance(t, Tensor) else t for t in fakes]
-    modes = [t.fake_mode for t in fakes if isinstance(t, FakeTensor)]
-    if op is custom_function.op():
-        return custom_function.python_call(node.args[1]).differentiable  # type: ignore[arg-type]
-    if not modes:
-        return [True] * n
-    with modes[0], torch.enable_grad():
-        args, kwargs = pytree.tree_unflatten(operands, spec)
-        return [t.requires_grad for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
+def _is_composite(op: OpOverload) -> bool:
+    """Whether PyTorch differentiates `op` through the ops that it is composed of."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    return has(name, "CompositeImplicitAutograd") and not has(name, "Autograd") and not has(name, "AutogradCPU")
+
+
+def _used_results(node: fx.Node, n: int) -> list[int]:
+    """Which of the `n` results of a node are read; what PyTorch says of the others need not hold."""
+    if not isinstance(node.meta["val"], (list, tuple)) or any(u.target is not operator.getitem for u in node.users):
+        return list(range(n))
+    return sorted({u.args[1] for u in node.users if u.users and isinstance(u.args[1], int)}) or [0]
 
 
 def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:
+    if torch.Tag.dynamic_output_shape in op.tags:
+        raise NotExportable(f"the size of the result of {op} depends on the data")
     for f in fakes:
         if not isinstance(f, Tensor) or f.dtype not in DTYPES or f.layout is not torch.strided:
             raise NotExportable(f"{op} returns what no graph can hold")
@@ -416,8 +496,6 @@ def _functional(op: OpOverload, node: fx.Node) -> OpOverload:
     name = op._schema.name.split("::")[1]
     packet = getattr(aten, name[:-1], None) if name.endswith("_") and op.namespace == "aten" else None
     overload = op._overloadname
-    if name in ("zero_", "fill_"):
-        return aten.zeros_like.default if name == "zero_" else getattr(aten.fill, overload)
     if packet is None or writes != [True] + [False] * (len(writes) - 1) or overload not in packet.overloads():
         raise NeedsFunctional(str(op))
     functional: OpOverload = getattr(packet, overload)

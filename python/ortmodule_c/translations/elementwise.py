@@ -356,6 +356,14 @@ def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
     return out
 
 
+@translates(aten._prelu_kernel.default)
+def prelu(b: Builder, x: Val, weight: Val) -> Val:
+    """x times 1 or the weight: a product's gradients are exact where the factor not chosen is infinite."""
+    positive = b.emit("Greater", x, b.const(0.0, x.dtype), outputs=[torch.bool])
+    out: Val = b.emit("Mul", x, b.emit("Where", positive, b.const(1.0, x.dtype), weight, outputs=[x.dtype]))
+    return out
+
+
 # Casts. Devices and layouts are refused before capture, so only the dtype is left.
 
 

@@ -44,7 +44,7 @@ def one_hot(b: Builder, index: Val, num_classes: int = -1) -> Val:
     return b.cast(b.emit("Equal", b.unsqueeze(checked, index.rank), classes, outputs=[torch.bool]), torch.int64)
 
 
-@translates(aten.index.Tensor)
+@translates(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
     """Advanced indexing by integers: indexed dims go first, GatherND reads, the dims are put in place."""
     given: list[tuple[int, Val]] = [(i, v) for i, v in enumerate(indices) if v is not None]

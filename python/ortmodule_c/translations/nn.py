@@ -8,7 +8,7 @@ import torch
 from ..builder import Builder, Val, same_size, static
 from ..errors import Unsupported
 from .elementwise import add
-from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss
+from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
 from .registry import aten, axis_of, need_float, result_dtype, result_shape, translates
 
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
@@ -24,7 +24,9 @@ def _matmul(b: Builder, x: Val, y: Val) -> Val:
     return out
 
 
-@translates(aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
+@translates(
+    aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.vdot.default
+)
 def matmul(b: Builder, x: Val, y: Val) -> Val:
     return _matmul(b, x, y)
 
@@ -90,7 +92,12 @@ def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
     dtype = need_float(result_dtype(b))
     if x.rank == 0:
         raise Unsupported("softmax of a scalar")
-    out: Val = b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", b.cast(x, dtype), axis=axis_of(x, dim))
+    x, axis = b.cast(x, dtype), axis_of(x, dim)
+    if "log" not in b.aten_name:
+        weights: Val = b.emit("Softmax", x, axis=axis)
+        return weights
+    out: Val = b.emit("LogSoftmax", x, axis=axis)
+    b.log_softmax[out] = x, axis
     return out
 
 
@@ -186,6 +193,13 @@ def rms_norm(
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     out: Val = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
     return out if weight is None else b.emit("Mul", out, weight)
+
+
+@translates(aten._weight_norm.default)
+def weight_norm(b: Builder, v: Val, g: Val, dim: int = 0) -> Val:
+    axes = [a for a in range(v.rank) if dim < 0 or a != dim]
+    out: Val = b.emit("Mul", v, b.emit("Div", g, vector_norm(b, v, 2, axes, dim >= 0)))
+    return out
 
 
 def _per_channel(b: Builder, x: Val, v: Val) -> Val:
@@ -319,6 +333,12 @@ def instance_norm(
 # Classification losses
 
 
+def _classes(b: Builder, target: Val) -> Val:
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise Unsupported(f"labels of dtype {target.dtype}")
+    return b.cast(target, torch.int64)
+
+
 @translates(aten.cross_entropy_loss.default)
 def cross_entropy(
     b: Builder,
@@ -337,7 +357,7 @@ def cross_entropy(
     loss: Val = b.emit(
         "CrossEntropy",
         x,
-        b.cast(target, torch.int64),
+        _classes(b, target),
         weight,
         outputs=[x.dtype, x.dtype, x.dtype],
         reduction=_REDUCTIONS[reduction],
@@ -366,10 +386,12 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
 def nll_loss(
     b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: int = -100
 ) -> Val:
-    if b.aten_name == "nll_loss_nd" and b.log_softmax_operand is not None and x.rank > 1:
-        return cross_entropy(b, b.log_softmax_operand, target, weight, reduction, ignore_index)
+    operand, axis = b.log_softmax.get(x, (x, -1))
+    if b.aten_name == "nll_loss_nd" and axis == 1:
+        return cross_entropy(b, operand, target, weight, reduction, ignore_index)
     if x.rank == 1:
         raise Unsupported("nll_loss of one sample")
+    target = _classes(b, target)
     valid = b.emit("NotEqual", target, b.const(ignore_index, target.dtype), outputs=[torch.bool])
     safe = b.emit("Where", valid, target, b.const(0, target.dtype), outputs=[target.dtype])
     picked = b.emit("GatherElements", x, b.emit("Unsqueeze", safe, b.const([1], torch.int64)), axis=1)

@@ -8,7 +8,7 @@ import torch
 
 from ..builder import Builder, Val, static
 from ..errors import Unsupported
-from .registry import aten, axes_of, axis_of, need_float, result_dtype, translates
+from .registry import aten, axes_of, axis_of, need_float, reduced_axes, result_dtype, translates
 
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
 
@@ -25,17 +25,17 @@ def reduce(b: Builder, op: str, x: Val, axes: list[int], keepdim: bool, **attrib
 
 @translates(aten.sum.default, aten.sum.dim_IntList)
 def sum_(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
-    return reduce(b, "ReduceSum", b.cast(x, result_dtype(b)), axes_of(x, dim), keepdim)
+    return reduce(b, "ReduceSum", b.cast(x, result_dtype(b)), reduced_axes(x, dim), keepdim)
 
 
 @translates(aten.mean.default, aten.mean.dim)
 def mean(b: Builder, x: Val, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
-    return reduce(b, "ReduceMean", b.cast(x, result_dtype(b)), axes_of(x, dim), keepdim)
+    return reduce(b, "ReduceMean", b.cast(x, result_dtype(b)), reduced_axes(x, dim), keepdim)
 
 
 @translates(aten.amax.default, aten.amin.default)
 def extreme(b: Builder, x: Val, dim: Any = (), keepdim: bool = False) -> Val:
-    return reduce(b, "ReduceMax" if b.aten_name == "amax" else "ReduceMin", x, axes_of(x, list(dim)), keepdim)
+    return reduce(b, "ReduceMax" if b.aten_name == "amax" else "ReduceMin", x, reduced_axes(x, dim), keepdim)
 
 
 @translates(aten.max.default, aten.min.default)
@@ -74,8 +74,8 @@ def _arg(b: Builder, x: Val, axis: int, keepdim: bool, largest: bool) -> Val:
 @translates(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
 def truth(b: Builder, x: Val, dim: Any = None, keepdim: bool = False) -> Val:
     op = "ReduceMax" if b.aten_name == "any" else "ReduceMin"
-    flags = b.cast(b.cast(x, torch.bool), torch.int64)
-    return b.cast(reduce(b, op, flags, axes_of(x, dim), keepdim), torch.bool)
+    flags, axes = b.cast(x, torch.bool), axes_of(x, dim)
+    return b.cast(reduce(b, op, b.cast(flags, torch.int64), axes, keepdim), torch.bool) if axes else flags
 
 
 @translates(aten.prod.default, aten.prod.dim_int)
@@ -121,6 +121,8 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
 
 
 def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool) -> tuple[Val, Val]:
+    if isinstance(dim, (list, tuple)) and not dim:
+        raise Unsupported("variance over an empty list of dims")  # whose gradient PyTorch divides by 0
     axes = axes_of(x, dim)
     average, variance = moments(b, x, axes, correction)
     if not keepdim and axes:
@@ -147,7 +149,7 @@ def _root(b: Builder, x: Val, p: float) -> Val:
 @translates(aten.linalg_vector_norm.default)
 def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
     x = b.cast(x, need_float(result_dtype(b)))
-    axes = axes_of(x, dim)
+    axes = reduced_axes(x, dim)
     size = b.emit("Abs", x)
     size.shape = x.shape
     if p == 1:

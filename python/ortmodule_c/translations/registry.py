@@ -17,6 +17,13 @@ from ..errors import Unsupported
 Translation = Callable[..., Any]
 TABLE: dict[OpOverload, Translation] = {}
 aten = torch.ops.aten
+# Ops that PyTorch differentiates by a formula of its own, but whose decomposition only moves elements: the gradients
+# are the same.
+SAME_GRADIENT = {
+    aten.upsample_nearest1d.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_nearest3d.default,
+}
 
 INT64_MAX = 2**63 - 1
 
@@ -38,11 +45,16 @@ def axis_of(x: Val, axis: int) -> int:
 
 
 def axes_of(x: Val, axes: int | list[int] | None) -> list[int]:
-    """Dims counted from the front; all of them for None or an empty list."""
-    if axes is None or (isinstance(axes, (list, tuple)) and not axes):
+    """Dims counted from the front; all of them for None."""
+    if axes is None:
         return list(range(x.rank))
     listed = [axes] if isinstance(axes, int) else list(axes)
     return sorted(axis_of(x, a) for a in listed) if x.rank else []
+
+
+def reduced_axes(x: Val, axes: int | list[int] | None) -> list[int]:
+    """Dims counted from the front for the ops that take an empty list for all of them."""
+    return axes_of(x, None if isinstance(axes, (list, tuple)) and not axes else axes)
 
 
 def result_dtype(b: Builder, which: int | None = None) -> torch.dtype:

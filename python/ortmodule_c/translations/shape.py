@@ -168,7 +168,7 @@ def repeat_interleave(b: Builder, x: Val, repeats: Size, dim: int | None = None,
 
 @translates(aten.flip.default)
 def flip(b: Builder, x: Val, dims: list[int]) -> Val:
-    axes = axes_of(x, dims) if dims else []
+    axes = axes_of(x, dims)
     n = len(axes)
     if not n:
         return x
@@ -293,3 +293,8 @@ def scalar_tensor(b: Builder, value: Any, **_kwargs: Any) -> Val:
 @translates(aten.fill.Scalar, aten.fill.Tensor)
 def fill(b: Builder, x: Val, value: Any) -> Val:
     return b.full(x.dims, value, x.dtype)
+
+
+@translates(aten.zero.default)
+def zero(b: Builder, x: Val) -> Val:
+    return fill(b, x, 0)

@@ -1,0 +1,278 @@
+"""Gradients flow through a graph as through PyTorch: to the same operands, by its formulas, and never raise."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ortmodule_c.lowering import _is_composite
+from ortmodule_c.translations import TABLE
+from wrapped import Function, assert_same_step, pair
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def fallback_is_fine() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*runs in PyTorch")
+        yield
+
+
+def of_linear(function: Callable[[Tensor], Any]) -> Function:
+    return Function(lambda s, x: function(s.l(x)), l=nn.Linear(4, 4))
+
+
+def of_parameter(value: Tensor, function: Callable[[Tensor, Tensor], Any]) -> Function:
+    """A function of a linear layer's output and of a parameter that may be left without a gradient."""
+    return Function(lambda s, x: function(s.l(x), s.p), l=nn.Linear(4, 4), p=nn.Parameter(value))
+
+
+WRITTEN_OVER: dict[str, Callable[[Tensor], Any]] = {
+    "zero_": lambda y: y.zero_(),
+    "fill_": lambda y: y.fill_(2.0),
+    "copy_": lambda y: y.copy_(torch.ones(4)),
+    "all of a slice": lambda y: y.slice_scatter(torch.ones(3, 4)),
+    "through a view": lambda y: (y[:2].zero_(), y)[1],
+    "beside a use": lambda y: (y * 2, y.zero_()),
+}
+
+
+@pytest.mark.parametrize("function", WRITTEN_OVER.values(), ids=WRITTEN_OVER)
+def test_what_is_written_over_gets_a_gradient_of_zeros(function: Callable[[Tensor], Any]) -> None:
+    """And so does what it was made of: an optimizer with momentum or decay tells zeros from none."""
+    assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
+
+
+REACHED: dict[str, Function] = {
+    "quantile, positions": of_parameter(torch.rand(4), torch.quantile),
+    "empty operand of cat": of_parameter(torch.rand(0), lambda y, p: torch.cat([p, y[0]])),
+    "grid of nearest samples": of_parameter(
+        torch.rand(1, 2, 2, 2), lambda y, p: F.grid_sample(y[None, None], p, mode="nearest", align_corners=False)
+    ),
+    "choice by a constant": of_parameter(torch.rand(4), lambda y, p: torch.where(torch.tensor(True), y, p)),
+    "cut off": of_parameter(torch.rand(2, 4), lambda y, p: torch.cat([y, p])[:3]),
+    "rounded": of_parameter(torch.rand(4), lambda y, p: y + p.round() + p.sign()),
+    "compared": of_parameter(torch.rand(4), lambda y, p: y * (p > 0.5)),
+    "only its shape": of_parameter(torch.rand(4), lambda y, p: y + torch.zeros_like(p)),
+    "statistics of layer norm": of_parameter(
+        torch.rand(4), lambda y, p: (torch.native_layer_norm(y, (4,), p, None, 1e-5), torch.var_mean(y))
+    ),
+    "statistics of layer norm, used": of_parameter(
+        torch.rand(4), lambda y, p: torch.native_layer_norm(y * p, (4,), None, None, 1e-5)[1] + y
+    ),
+    "hinge of targets": of_parameter(torch.ones(4), F.hinge_embedding_loss),
+}
+
+
+@pytest.mark.parametrize("module", REACHED.values(), ids=REACHED)
+def test_gradients_reach_what_they_reach_in_pytorch(module: Function) -> None:
+    eager, ours = pair(module)
+    for n in (3, 3, 4, 5):
+        assert_same_step(eager, ours, torch.randn(n, 4))
+
+
+ONE = torch.tensor(1)
+HALF: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "batch norm": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), (2, 3, 5, 5)),
+    "batch norm in eval": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).eval()), (2, 3, 5, 5)),
+    "instance norm": (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), (2, 3, 5, 5)),
+    "weighted cross entropy": (of_linear(lambda y: F.cross_entropy(y, ONE.repeat(3), y.new_ones(4))), (3, 4)),
+    "weighted nll": (of_linear(lambda y: F.nll_loss(y, ONE.repeat(3), y.new_ones(4))), (3, 4)),
+    "weighted bce": (of_linear(lambda y: F.binary_cross_entropy(y.sigmoid(), y.new_ones(3, 4), y.new_ones(4))), (3, 4)),
+}
+
+
+def assert_close_in_half(eager: nn.Module, ours: nn.Module, x: Tensor) -> None:
+    results = []
+    for m in (eager, ours):
+        out = m(x)
+        out.float().sum().backward()
+        results.append([out, *[p.grad for p in m.parameters()], *m.buffers()])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a, rtol=4e-2, atol=4e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("row", HALF.values(), ids=HALF)
+def test_half_precision(row: tuple[nn.Module, tuple[int, ...]], dtype: torch.dtype) -> None:
+    module, shape = row
+    eager, ours = pair(copy.deepcopy(module).to(dtype))
+    for _ in range(2):
+        assert_close_in_half(eager, ours, torch.randn(shape).to(dtype))
+
+
+@pytest.mark.parametrize("row", [HALF["batch norm"], HALF["batch norm in eval"]], ids=["train", "eval"])
+def test_batch_norm_under_autocast(row: tuple[nn.Module, tuple[int, ...]]) -> None:
+    eager, ours = pair(row[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(2):
+            assert_close_in_half(eager, ours, torch.randn(row[1]))
+
+
+SAMPLES = torch.rand(2, 3, 2)
+UNASKED: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "fractional pooling": (
+        Function(
+            lambda s, x: F.fractional_max_pool2d(s.l(x), 2, output_size=2, _random_samples=SAMPLES),
+            l=nn.Conv2d(3, 3, 1),
+        ),
+        (2, 3, 5, 5),
+    ),
+    "nll of one sample": (of_linear(lambda y: F.nll_loss(y[0], ONE, torch.ones(4))), (3, 4)),
+    "pinv with a tolerance": (of_linear(lambda y: torch.linalg.pinv(y, rtol=torch.tensor(0.1))), (3, 4)),
+    "statistics given away": (
+        Function(
+            lambda s, x: torch.native_batch_norm(s.l(x), None, None, s.m, s.v, True, 0.2, 1e-5)[0],
+            l=nn.Conv2d(3, 3, 1),
+            m=nn.Buffer(torch.zeros(3)),
+            v=nn.Buffer(torch.ones(3)),
+        ),
+        (2, 3, 4, 4),
+    ),
+    "margin loss of one sample": (
+        of_linear(lambda y: F.multilabel_margin_loss(y[0], torch.tensor([1, -1, 0, 0]))),
+        (3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", UNASKED.values(), ids=UNASKED)
+def test_operands_that_can_have_no_gradient_are_not_asked_for_one(row: tuple[nn.Module, tuple[int, ...]]) -> None:
+    module, shape = row
+    eager, ours = pair(module)
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.randn(shape))
+
+
+def test_lstm_at_several_lengths() -> None:
+    eager, ours = pair(nn.LSTM(4, 3))
+    for length in (5, 6, 7, 6):
+        assert_same_step(eager, ours, torch.randn(length, 2, 4))
+
+
+def test_a_translation_that_fails_ends_in_pytorch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> None:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setitem(TABLE, aten.relu.default, broken)
+    eager, ours = pair(of_linear(torch.relu))
+    logger = logging.getLogger("ortmodule_c")
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    monkeypatch.setattr(logger, "propagate", True)
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    [record] = ours.fallback_report()
+    assert record.name == "aten.relu.default" and "ZeroDivisionError: by design" in record.cause
+    assert any(r.levelno == logging.DEBUG and r.exc_info and "relu" in r.getMessage() for r in caplog.records)
+
+
+def test_anything_that_goes_wrong_in_a_graph_ends_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortmodule_c.lowering._source", lambda node: 1 / 0)
+    eager, ours = pair(of_linear(torch.relu))
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    assert "division by zero" in ours.fallback_report()[0].cause
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y.t().as_strided((2, 2), (1, 2)),
+        lambda y: y.t().contiguous().as_strided((2, 2), (1, 2), 1),
+        lambda y: torch.as_strided_scatter(y, y[0, :2].detach(), (2,), (1,)),
+    ],
+    ids=["view", "offset", "scatter"],
+)
+def test_ops_that_read_memory_keep_the_module_in_pytorch(function: Callable[[Tensor], Tensor]) -> None:
+    assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
+
+
+def test_what_no_graph_can_hold_keeps_the_module_in_pytorch() -> None:
+    assert_same_step(*pair(of_linear(lambda y: y.to_sparse().to_dense())), torch.randn(3, 4))
+    assert_same_step(*pair(of_linear(lambda y: (y, y.detach()[:0].nonzero()))), torch.randn(3, 4))
+    assert_same_step(*pair(of_linear(lambda y: nn.CrossMapLRN2d(2)(y.view(1, 3, 2, 2)))), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_embedding_bag(mode: str, last: bool) -> None:
+    arguments = [torch.tensor([1, 2, 3, 4]), torch.tensor([0, 2, 4]), torch.rand(4)]
+    for n in (2, 3) if mode == "sum" else (2,):
+        assert_same_step(*pair(nn.EmbeddingBag(6, 3, mode=mode, include_last_offset=last)), *arguments[:n])
+
+
+def test_loss_of_log_probabilities_that_changed_since() -> None:
+    """What log_softmax was taken of may be another tensor by the time of the loss."""
+
+    def forward(y: Tensor) -> Tensor:
+        y = y * 1
+        p = y.log_softmax(1)
+        y.mul_(3)
+        return F.nll_loss(p, torch.tensor([0, 1, 3]))
+
+    assert_same_step(*pair(of_linear(forward)), torch.randn(3, 4))
+
+
+NAME = 'a"b\\c\n\x00\u2028\x1b#é'
+
+
+def test_names_of_submodules_may_be_any_text() -> None:
+    layers = nn.ModuleDict({NAME: nn.Linear(4, 4)})
+    assert_same_step(*pair(Function(lambda s, x: s.layers[NAME](x).relu(), layers=layers)), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y[None].squeeze(()),
+        lambda y: (y.sum([]), y.mean([]), y.amax(()), y.amin([])),
+        lambda y: (y, (y > 0).any([]), (y > 0).all([]), (y > 0).all((0, 1))),
+        lambda y: (torch.linalg.vector_norm(y, dim=[]), y.flip([]), y.permute((1, 0)), torch.sum(y, [], keepdim=True)),
+    ],
+    ids=["squeeze", "reductions", "truth", "others"],
+)
+def test_an_empty_list_of_dims(function: Callable[[Tensor], Any]) -> None:
+    assert_same_step(*pair(of_linear(function)), torch.randn(1, 4))
+
+
+MIXED: dict[str, Callable[[Tensor], Any]] = {
+    "rms norm": lambda y: F.rms_norm(y, (4,), torch.ones(4, dtype=torch.float64)),
+    "bce with logits": lambda y: F.binary_cross_entropy_with_logits(y, torch.ones(3, 4, dtype=torch.float64)),
+    "lerp": lambda y: torch.lerp(y, y.detach(), 0.5).double() + y,
+    "logsumexp of integers": lambda y: y + torch.logsumexp((y.detach() * 3).long(), 1, keepdim=True),
+    "clamp by another dtype": lambda y: y.clamp(min=torch.zeros(4, dtype=torch.float64)),
+    "attention of no features": lambda y: F.scaled_dot_product_attention(
+        y[None, :, :0], y[None, :, :0], y[None, :, :0]
+    ),
+}
+
+
+@pytest.mark.parametrize("function", MIXED.values(), ids=MIXED)
+def test_mixed_dtypes(function: Callable[[Tensor], Any]) -> None:
+    assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])
+def test_labels_of_a_dtype_that_pytorch_refuses(loss: Callable[..., Tensor]) -> None:
+    for m in pair(of_linear(lambda y: loss(y, torch.zeros(3, dtype=torch.int32)))):
+        with pytest.raises(RuntimeError, match="Long"):
+            m(torch.randn(3, 4))
+
+
+def test_composite_ops_are_those_that_pytorch_differentiates_through() -> None:
+    assert all(map(_is_composite, (aten.einsum.default, aten.selu.default, aten.upsample_nearest2d.vec)))
+    assert not any(map(_is_composite, (aten._safe_softmax.default, aten.mish.default, aten.linalg_vector_norm.default)))
+
+
+def test_masked_rows_have_the_gradient_of_pytorch() -> None:
+    mask = torch.tensor([[True], [False], [False]])
+    assert_same_step(
+        *pair(of_linear(lambda y: aten._safe_softmax(y.masked_fill(mask, -torch.inf), 1))), torch.randn(3, 4)
+    )
