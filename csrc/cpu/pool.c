@@ -129,27 +129,36 @@ static void count_used(size_t bytes) {
   if (pool.stats.used_bytes > pool.stats.peak_bytes) pool.stats.peak_bytes = pool.stats.used_bytes;
 }
 
+static omc_status no_memory(size_t bytes) {
+  OMC_FAIL(ENOMEM, "you tried to allocate %zu bytes. Error code 12 (Cannot allocate memory)",
+           bytes);
+}
+
 omc_status omc_pool_alloc(size_t bytes, void **out) {
-  if (bytes > PTRDIFF_MAX / 2) OMC_FAIL(ENOMEM, "no memory for %zu bytes", bytes);
+  if (bytes > PTRDIFF_MAX / 2) return no_memory(bytes);
   size_t size = bytes;
   const size_t class = size_class(&size);
   pool_lock_acquire();
   kept *k = pool.classes[class];
-  if (k) unlink_kept(k, class);
-  count_used(size);
+  if (k) {
+    unlink_kept(k, class);
+    count_used(size);
+  }
   pool_lock_release();
-  void *block = k;
-  if (!block) block = system_alloc(size);
+  if (k) {
+    *out = k;
+    return OMC_OK;
+  }
+  void *block = system_alloc(size);
   if (!block) {
     omc_pool_trim();
     block = system_alloc(size);
   }
-  if (!block) {
-    pool_lock_acquire();
-    pool.stats.used_bytes -= size;
-    pool_lock_release();
-    OMC_FAIL(ENOMEM, "no memory for %zu bytes", bytes);
-  }
+  if (!block) return no_memory(bytes);
+  /* Not before there is memory: the peak says how much the pool keeps. */
+  pool_lock_acquire();
+  count_used(size);
+  pool_lock_release();
   *out = block;
   return OMC_OK;
 }

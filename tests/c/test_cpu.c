@@ -104,6 +104,16 @@ TEST(pool_refuses_what_no_machine_has) {
   void *block;
   CHECK_STATUS(omc_pool_alloc(SIZE_MAX / 2, &block), ENOMEM);
   CHECK_STATUS(omc_pool_alloc((size_t)1 << 56, &block), ENOMEM);
+  CHECK_CONTAINS(omc_status_detail(), "you tried to allocate 72057594037927936 bytes");
+}
+
+TEST(pool_keeps_no_more_for_having_refused) {
+  void *block;
+  const omc_pool_stats before = omc_pool_get_stats();
+  CHECK_STATUS(omc_pool_alloc((size_t)1 << 56, &block), ENOMEM);
+  const omc_pool_stats after = omc_pool_get_stats();
+  CHECK_INT(after.used_bytes, before.used_bytes);
+  CHECK_INT(after.peak_bytes, before.peak_bytes);
 }
 
 /* ---- programs ---- */

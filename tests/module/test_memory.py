@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import subprocess
 import sys
@@ -121,6 +122,65 @@ def test_peak_of_the_process_is_as_predicted() -> None:
     measured, predicted = map(float, out.split())
     assert predicted > 200 * MIB
     assert abs(measured - predicted) <= 0.02 * predicted
+
+
+OUT_OF_MEMORY = """
+import gc, resource, torch
+from torch import nn
+from ortmodule_c import _C, ORTModule
+
+def reduces_batch_size(e):
+    # As accelerate, transformers and Lightning decide it.
+    text = "DefaultCPUAllocator: can't allocate memory"
+    return isinstance(e, RuntimeError) and len(e.args) == 1 and text in e.args[0]
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 1))
+model, batch = ORTModule(net), torch.randn(1 << 18, 16)
+
+def step(n):
+    model.zero_grad()
+    model(batch[:n]).square().mean().backward()
+
+for n in (2, 3, 5):
+    step(n)
+model.zero_grad()
+gc.collect()
+_C.pool_trim()
+used = _C.pool_stats()["used_bytes"]
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (600 << 20), resource.RLIM_INFINITY))
+n, refused = len(batch), []
+while True:
+    try:
+        step(n)
+        break
+    except Exception as e:
+        assert reduces_batch_size(e), repr(e)
+        refused.append(str(e))
+    n //= 2
+assert "you tried to allocate" in refused[0] and len(refused) >= 2, refused
+grads = [p.grad.clone() for p in net.parameters()]
+model.zero_grad()
+for rows in batch[:n].split(512):
+    net(rows).square().sum().div(n).backward()
+for ours, p in zip(grads, net.parameters()):
+    torch.testing.assert_close(ours, p.grad, rtol=1e-3, atol=1e-5)
+model.zero_grad()
+del grads, ours
+gc.collect()
+assert _C.pool_stats()["used_bytes"] == used, (_C.pool_stats(), used)
+assert _C.pool_stats()["peak_bytes"] < 600 << 20, _C.pool_stats()
+print(model.fallback_report())
+"""
+
+
+def test_a_batch_too_large_raises_as_pytorch_does_and_a_smaller_one_trains() -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    out = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert "Sequential" not in out.stdout
 
 
 def test_dropping_everything_gives_everything_back() -> None:
