@@ -67,16 +67,17 @@ static omc_status parse_stage(request *r) {
 static omc_status fold_stage(request *r) { return omc_fold(r->graph); }
 static omc_status simplify_stage(request *r) { return omc_simplify(r->graph); }
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
+static omc_status settle_stage(request *r) { return omc_settle(r->graph); }
 static omc_status fuse_stage(request *r) { return omc_fuse(r->graph); }
 
 static const struct {
   const char *name;
   omc_status (*run)(request *r);
   bool binds; /* the stage needs a typed graph */
-} stages[] = {{"parse", parse_stage, false}, {"bind", bind_stage, false},
-              {"fold", fold_stage, true},    {"simplify", simplify_stage, true},
-              {"cse", cse_stage, true},      {"differentiate", differentiate_stage, true},
-              {"fuse", fuse_stage, true}};
+} stages[] = {{"parse", parse_stage, false},  {"bind", bind_stage, false},
+              {"fold", fold_stage, true},     {"simplify", simplify_stage, true},
+              {"cse", cse_stage, true},       {"differentiate", differentiate_stage, true},
+              {"settle", settle_stage, true}, {"fuse", fuse_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {
   if (strncmp(stage, "rule:", 5) == 0) {

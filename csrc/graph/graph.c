@@ -26,6 +26,7 @@ omc_status omc_graph_create(const omc_allocator *allocator, omc_graph **out) {
   omc_graph *g = omc_alloc_zero(allocator, 1, sizeof *g);
   if (!g) return no_memory();
   omc_arena_init(&g->arena, allocator);
+  omc_arena_init(&g->scratch, allocator);
   g->result = new_node(&g->arena, 0, 0);
   if (!g->result) {
     omc_graph_destroy(g);
@@ -40,6 +41,7 @@ void omc_graph_destroy(omc_graph *g) {
   if (!g) return;
   const omc_allocator *allocator = g->arena.allocator;
   omc_arena_deinit(&g->arena);
+  omc_arena_deinit(&g->scratch);
   omc_free(allocator, g, 1, sizeof *g);
 }
 

@@ -30,6 +30,14 @@ typedef enum {
   OMC_ROLE_CONST  /* `data` holds the elements */
 } omc_role;
 
+/* How to compute again a constant that a pass has computed. */
+typedef struct omc_recipe {
+  omc_node *node;       /* in no list, or linked again */
+  omc_value *const *in; /* its inputs: constants, NULL where left out */
+  uint32_t depth;       /* recipes below one another down to this one */
+  bool linked;
+} omc_recipe;
+
 struct omc_value {
   const char *name; /* unique in the graph; may be NULL for values made by passes */
   omc_type type;    /* rank -1: not inferred yet */
@@ -39,6 +47,8 @@ struct omc_value {
   bool requires_grad; /* INPUT only: the caller may ask for its gradient */
   omc_node *producer; /* NODE only, else NULL */
   const void *data;   /* CONST only, else NULL */
+  omc_recipe *recipe; /* CONST whose data is in the graph's scratch arena, else NULL */
+  bool sets_shape;    /* CONST that a shape rule has read */
   omc_use *uses;      /* first use or NULL */
 };
 
@@ -82,6 +92,8 @@ struct omc_node {
  * joint graph, one gradient for each input that asked for it (NULL value: no gradient). */
 struct omc_graph {
   omc_arena arena;
+  omc_arena scratch;      /* large constants computed by passes; empty once settled */
+  size_t constant_bytes;  /* of constants computed by passes, in `arena` */
   omc_node *first, *last; /* topological order, the result node not among them */
   omc_node *result;
   omc_value **inputs; /* n_inputs of role INPUT, in the caller's order */

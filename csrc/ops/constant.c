@@ -150,9 +150,11 @@ OMC_KERNEL_ANY(ConstantOfShape) {
   const fill_params *p = args->params;
   const omc_type *type = args->out[0].type;
   const size_t size = omc_dtype_size(type->dtype);
+  const size_t bytes = (size_t)omc_shape_numel(&type->shape) * size;
   char *y = args->out[0].data;
-  for (int64_t n = omc_shape_numel(&type->shape); n > 0; n--, y += size)
-    memcpy(y, p->element, size);
+  if (bytes) memcpy(y, p->element, size);
+  for (size_t filled = size; filled < bytes; filled *= 2)
+    memcpy(y + filled, y, filled < bytes - filled ? filled : bytes - filled);
   return OMC_OK;
 }
 

@@ -14,8 +14,9 @@ void omc_set_shape(omc_node *node, const omc_shape *shape) {
 }
 
 omc_status omc_need_const(const omc_node *node, uint32_t i) {
-  const omc_value *v = omc_in(node, i);
+  omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
+  v->sets_shape = true;
   if (omc_is_const(v)) return OMC_OK;
   OMC_NODE_FAIL(node, EUNSUPPORTED, "input %u sets a shape and is not a constant", i);
 }

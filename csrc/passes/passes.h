@@ -9,13 +9,17 @@
 /* Template to bound graph: copies `from`, sets the type of input i to inputs[i] (OMC_ESHAPE or
  * OMC_EDTYPE names the input and both types if it contradicts the template), infers every node,
  * replaces Shape and Size by constants and evaluates every node whose inputs are all constants
- * (random ops, host ops and results above 64 MiB excepted) with the CPU kernels. `from` must
- * outlive *out. `host` may be NULL if the template holds no TorchCall. */
+ * (passes/fold.h has the exceptions) with the CPU kernels. `from` must outlive *out. `host` may be NULL if the template holds no TorchCall. */
 omc_status omc_bind(const omc_graph *from, const omc_type *inputs, const omc_host *host,
                     const omc_allocator *allocator, omc_graph **out) OMC_MUST_USE;
 
 /* Folds constants in a typed graph, as omc_bind does. */
 omc_status omc_fold(omc_graph *g) OMC_MUST_USE;
+
+/* After the last pass that looks at constants: those above 4 KiB, or beyond 1 MiB in all, that
+ * folding has made become the nodes again that compute them, unless a shape rule has read them;
+ * graph->scratch is empty afterwards. */
+omc_status omc_settle(omc_graph *g) OMC_MUST_USE;
 
 /* Rules that make forms canonical and remove identities. */
 omc_status omc_simplify(omc_graph *g) OMC_MUST_USE;

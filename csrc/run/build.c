@@ -21,6 +21,7 @@ static omc_status bind(building *b) {
 static omc_status simplify(building *b) { return omc_simplify(b->graph); }
 static omc_status cse(building *b) { return omc_cse(b->graph); }
 static omc_status fold(building *b) { return omc_fold(b->graph); }
+static omc_status settle(building *b) { return omc_settle(b->graph); }
 static omc_status fuse(building *b) { return omc_fuse(b->graph); }
 
 static omc_status differentiate(building *b) {
@@ -47,6 +48,7 @@ static const struct stage {
     {"differentiate", differentiate, true, offsetof(omc_session_stats, differentiate_seconds)},
     {"simplify-joint", simplify, true, offsetof(omc_session_stats, simplify_seconds)},
     {"cse-joint", cse, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"settle", settle, false, offsetof(omc_session_stats, simplify_seconds)},
     {"fuse", fuse, false, offsetof(omc_session_stats, fuse_seconds)},
     {"plan", plan, false, offsetof(omc_session_stats, plan_seconds)},
 };

@@ -98,7 +98,12 @@ void omc_session_count_runs(omc_session *s, int change) {
 omc_session_stats omc_session_get_stats(omc_session *s) {
   pthread_mutex_lock(&s->lock);
   omc_session_stats stats = s->stats;
-  for (uint32_t i = 0; i < s->n_entries; i++) stats.plans_cached += s->entries[i].plan != NULL;
+  for (uint32_t i = 0; i < s->n_entries; i++) {
+    const omc_plan *plan = s->entries[i].plan;
+    if (!plan) continue;
+    stats.plans_cached++;
+    stats.constant_bytes += plan->graph->constant_bytes;
+  }
   pthread_mutex_unlock(&s->lock);
   stats.runs_live = atomic_load(&s->runs_live);
   return stats;

@@ -19,7 +19,8 @@ typedef struct omc_signature {
 typedef struct omc_session_stats {
   uint64_t plans_built, plan_hits, plans_evicted;
   double bind_seconds, simplify_seconds, differentiate_seconds, fuse_seconds,
-      plan_seconds; /* summed over plans built */
+      plan_seconds;        /* summed over plans built */
+  uint64_t constant_bytes; /* held by the plans cached, beside the constants of the template */
   uint32_t plans_cached, runs_live;
 } omc_session_stats;
 

@@ -196,8 +196,8 @@ class ORTModule(nn.Module):
         dict
             ``graphs`` exported and ``export_seconds`` spent on it; ``plans_built``, ``plan_hits``,
             ``plans_evicted`` and the seconds of each stage of planning, ``bind_seconds`` to
-            ``plan_seconds``; ``plans_cached`` and ``runs_live`` now; ``arena_bytes`` of the
-            largest plan used.
+            ``plan_seconds``; ``plans_cached``, ``runs_live`` and the ``constant_bytes`` that plans hold
+            now; ``arena_bytes`` of the largest plan used.
         """
         return self._ort_graphs.stats()
 

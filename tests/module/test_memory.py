@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from ortmodule_c import _C, ORTModule
 
@@ -65,6 +67,90 @@ def test_memory_is_bounded_over_200_shapes() -> None:
     stats = model.stats()
     assert stats["plans_cached"] <= 2 * 16
     assert stats["plans_built"] >= 2 * len(sizes)
+
+
+class MadeMasks(nn.Module):
+    """Attention whose masks and distances the forward makes itself; one is a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        n = x.shape[1]
+        h = self.linear(x)
+        distance = torch.arange(n)[:, None] - torch.arange(n)[None, :]
+        scores = h @ h.transpose(1, 2) * torch.tril(torch.ones(n, n)) + 0.01 * distance.float()
+        scores = scores.masked_fill(torch.triu(torch.ones(n, n, dtype=torch.bool), 1), -torch.inf)
+        return (scores.softmax(-1) @ h).square().mean(), distance
+
+
+def language_model(name: str) -> nn.Module:
+    size = {"vocab_size": 512, "attn_implementation": "eager"}
+    if name == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, **size))
+    return BertForMaskedLM(
+        BertConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=128, **size)
+    )
+
+
+def loss_of(model: nn.Module, name: str, batch: int, length: int) -> Tensor:
+    if name == "made masks":
+        return model(torch.randn(batch, length, 64))[0]
+    ids = torch.randint(0, 512, (batch, length))
+    mask = {"attention_mask": torch.ones(batch, length, dtype=torch.long)} if name == "bert" else {}
+    return model(input_ids=ids, labels=ids, **mask).loss
+
+
+@pytest.mark.parametrize("name", ["made masks", "gpt2", "bert"])
+def test_what_a_forward_makes_of_sizes_alone_is_not_kept_with_every_plan(name: str) -> None:
+    """... but has its place in the arena, as any other value."""
+    model = ORTModule(MadeMasks() if name == "made masks" else language_model(name))
+    sizes = [(2, 32), (3, 48), *[(1 + i, 512 - 16 * i) for i in range(10)]]
+    for i, (batch, length) in enumerate(sizes):
+        loss_of(model, name, batch, length).backward()
+        model.zero_grad()
+        if i < 3:  # the exports, and the first plan of this size
+            gc.collect()
+            _C.pool_trim()
+            before = resident()
+    gc.collect()
+    _C.pool_trim()
+    stats = model.stats()
+    assert stats["plans_cached"] == len(sizes)
+    assert stats["constant_bytes"] <= len(sizes) * (64 << 10)
+    assert resident() - before <= len(sizes) * MIB
+
+
+@pytest.mark.parametrize("length", [5, 33, 130])
+def test_masks_that_a_forward_makes_are_those_of_pytorch(length: int) -> None:
+    module = MadeMasks()
+    x = torch.randn(2, length, 64)
+    want, distance = module(x)
+    want.backward()
+    grads = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    got, ours = ORTModule(module)(x)
+    got.backward()
+    assert torch.equal(ours, distance)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close([p.grad for p in module.parameters()], grads)
+
+
+def test_a_large_constant_that_sets_a_shape_stays_one() -> None:
+    parts = ", ".join(f"%p{i}" for i in range(600))
+    text = (
+        "input %x : f32[?,2] grad\nconst %n : i64[1] = [600]\n%sizes = ConstantOfShape(%n) {dtype=7, value=2}\n"
+        f"{parts} = Split(%x, %sizes) {{axis=0}}\nreturn %p1, %p599\n"
+    )
+    session = _C.Session(text, {})
+    x = torch.arange(2400.0).view(1200, 2)
+    plan = session.plan([x], [True], [True, True])
+    outputs, token = plan.forward([x], 0)
+    assert torch.equal(outputs[0], x[2:4]) and torch.equal(outputs[1], x[1198:])
+    (grad,) = plan.backward(token, [x], outputs, [torch.ones(2, 2), torch.ones(2, 2)])
+    assert grad.sum() == 8
+    assert session.stats()["constant_bytes"] >= 4800
 
 
 def test_peak_is_as_predicted() -> None:
