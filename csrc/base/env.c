@@ -26,7 +26,7 @@ static const variable variables[] = {
 };
 enum { N_VARIABLES = sizeof variables / sizeof *variables, LIST_BYTES = 128 };
 
-#define DEFAULTS {.isa = OMC_N_ISA, .gemm = OMC_GEMM_BEST}
+#define DEFAULTS {.isa = OMC_N_ISA}
 
 static void append(char *list, const char *word) {
   const size_t used = strlen(list);

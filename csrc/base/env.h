@@ -9,14 +9,14 @@
 #include "base/isa.h"
 #include "base/status.h"
 
-typedef enum { OMC_GEMM_OWN, OMC_GEMM_TORCH, OMC_GEMM_BEST } omc_gemm_choice;
+typedef enum { OMC_GEMM_OWN, OMC_GEMM_TORCH } omc_gemm_choice;
 
 #define OMC_ENV_PATH 3900 /* bytes; leaves room for the name of a file under PATH_MAX */
 
 typedef struct omc_env {
   char dump[OMC_ENV_PATH]; /* OMC_DUMP=DIR: the graph after every stage goes there; "": off */
   int isa;     /* OMC_ISA=base|avx2|avx512: upper bound, an omc_isa; default OMC_N_ISA: none */
-  int gemm;    /* OMC_GEMM=own|torch: use that one, an omc_gemm_choice; default OMC_GEMM_BEST */
+  int gemm;    /* OMC_GEMM=own|torch: whose matrix product, an omc_gemm_choice; default own */
   int verify;  /* OMC_VERIFY=0|1: verify the graph after every stage */
   int profile; /* OMC_PROFILE=0|1: time every step; read back with Plan.profile() */
 } omc_env;

@@ -1,12 +1,7 @@
 #include "cpu/gemm.h"
 
-#include <stdatomic.h>
-#include <string.h>
-#include <time.h>
-
 #include "base/env.h"
 #include "base/int.h"
-#include "base/lock.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/parallel.h"
 #include "cpu/torch_shims.h"
@@ -187,118 +182,10 @@ static void gemm_torch(omc_dtype dtype, const omc_gemm_args *g, int threads) {
   if (g->bias || g->row_bias) omc_parallel_for(g->m, grain, threads, add_bias, &pass);
 }
 
-/* ---- the choice ---- */
-
-typedef struct choice_key {
-  int64_t m, n, k;
-  int32_t dtype, threads, isa, a_by_rows, b_by_rows, has_bias;
-} choice_key;
-
-/* Filled once each, never removed: readers need no lock. */
-typedef struct choice {
-  atomic_int state; /* 0: empty; else 1 + the implementation */
-  choice_key key;
-} choice;
-
-typedef enum { OWN, TORCH } implementation;
-/* Products of fewer multiply-adds than MEASURE_FROM are ours without measuring. */
-enum { N_CHOICES = 1024, REPEATS = 3, MEASURE_FROM = 25000000, MEASURE_UPTO = 200000000 };
-
-static choice choices[N_CHOICES];
-OMC_PROCESS_LOCK(measuring)
-
-static uint64_t hash_key(const choice_key *key) {
-  uint64_t words[sizeof *key / sizeof(uint64_t)], h = 0;
-  memcpy(words, key, sizeof words);
-  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-    h = (h ^ words[i]) * 0x9E3779B97F4A7C15u, h ^= h >> 32;
-  return h;
-}
-
-/* The key's entry, or the empty one it would take; NULL if the table is full. */
-static choice *find_choice(const choice_key *key) {
-  const uint64_t h = hash_key(key);
-  for (uint64_t i = 0; i < N_CHOICES; i++) {
-    choice *c = &choices[(h + i) % N_CHOICES];
-    if (!atomic_load_explicit(&c->state, memory_order_acquire)) return c;
-    if (!memcmp(&c->key, key, sizeof *key)) return c;
-  }
-  return NULL;
-}
-
-static double seconds(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void run(implementation impl, omc_dtype dtype, const omc_gemm_args *g, int threads,
-                void *workspace) {
-  if (impl == TORCH)
+void omc_gemm(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+  if (g->m == 0 || g->n == 0) return;
+  if (omc_env_get()->gemm == OMC_GEMM_TORCH && g->k > 0 && blas_fits(dtype, g))
     gemm_torch(dtype, g, threads);
   else
     gemm_own(dtype, g, threads, workspace);
-}
-
-/* A corner of a large product, with the same operand layout, that is soon measured. */
-static omc_gemm_args corner(const omc_gemm_args *g) {
-  omc_gemm_args c = *g;
-  while (c.m * c.n * c.k > MEASURE_UPTO && (c.m > 256 || c.n > 256)) {
-    int64_t *longer = c.m > c.n ? &c.m : &c.n;
-    *longer = (*longer + 1) / 2;
-  }
-  return c;
-}
-
-/* By the least time of a few runs each, alternating. Ours is kept unless clearly slower, so that
- * noise does not change results from process to process. */
-static implementation measure(omc_dtype dtype, const omc_gemm_args *whole, int threads,
-                              void *workspace) {
-  const omc_gemm_args part = corner(whole), *g = &part;
-  double best[2] = {1e30, 1e30};
-  for (int repeat = 0; repeat < REPEATS; repeat++) {
-    for (implementation impl = OWN; impl <= TORCH; impl++) {
-      const double start = seconds();
-      run(impl, dtype, g, threads, workspace);
-      const double time = seconds() - start;
-      if (time < best[impl]) best[impl] = time;
-    }
-  }
-  return best[TORCH] < 0.95 * best[OWN] ? TORCH : OWN;
-}
-
-/* A product that adds to C cannot be repeated, so it is never measured and always ours. */
-static implementation choose(omc_dtype dtype, const omc_gemm_args *g, int threads,
-                             void *workspace) {
-  const int forced = omc_env_get()->gemm;
-  const bool own = forced == OMC_GEMM_OWN, torch = forced == OMC_GEMM_TORCH;
-  const int64_t from = torch ? 1 : MEASURE_FROM;
-  if (own || g->beta != 0 || g->m * g->n * g->k < from || !blas_fits(dtype, g)) return OWN;
-  if (torch) return TORCH;
-  choice_key key;
-  memset(&key, 0, sizeof key);
-  key.m = g->m, key.n = g->n, key.k = g->k;
-  key.dtype = (int32_t)dtype, key.threads = threads, key.isa = (int32_t)omc_cpu_isa();
-  key.a_by_rows = g->a.cs == 1, key.b_by_rows = g->b.cs == 1;
-  key.has_bias = g->bias || g->row_bias;
-  choice *c = find_choice(&key);
-  if (!c) return OWN;
-  int state = atomic_load_explicit(&c->state, memory_order_acquire);
-  if (!state) {
-    measuring_acquire();
-    c = find_choice(&key);
-    state = c ? atomic_load_explicit(&c->state, memory_order_relaxed) : 1 + OWN;
-    if (!state) {
-      c->key = key;
-      state = 1 + (int)measure(dtype, g, threads, workspace);
-      atomic_store_explicit(&c->state, state, memory_order_release);
-    }
-    measuring_release();
-  }
-  return (implementation)(state - 1);
-}
-
-void omc_gemm(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
-  if (g->m == 0 || g->n == 0) return;
-  run(choose(dtype, g, threads, workspace), dtype, g, threads, workspace);
 }

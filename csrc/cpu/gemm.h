@@ -1,9 +1,9 @@
 /* General matrix product with fused epilogue: C = alpha * A B + beta * C, then + bias.
  *
  * Operands are described by element strides, so a transposed matrix is only another pair of
- * strides. One implementation is our own (packed panels, register-tiled micro-kernels per
- * instruction set); torch's shims are the other; omc_gemm chooses per shape, measured once on
- * the machine it runs on and remembered, or as OMC_GEMM says. */
+ * strides. The implementation is our own (packed panels, register-tiled micro-kernels per
+ * instruction set); its results do not depend on the number of threads, nor on where operands
+ * lie. OMC_GEMM=torch asks for the BLAS that torch carries, of which that cannot be said. */
 #ifndef OMC_CPU_GEMM_H
 #define OMC_CPU_GEMM_H
 

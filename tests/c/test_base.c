@@ -251,7 +251,7 @@ TEST(environment_variables_have_a_default) {
     if (!CHECK_OK(read_env(rows[i], &env))) continue;
     CHECK_TEXT(env.dump, "");
     CHECK_INT(env.isa, OMC_N_ISA);
-    CHECK_INT(env.gemm, OMC_GEMM_BEST);
+    CHECK_INT(env.gemm, OMC_GEMM_OWN);
     CHECK(!env.verify && !env.profile);
   }
 }
