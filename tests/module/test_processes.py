@@ -66,6 +66,7 @@ def test_fork_while_other_threads_run() -> None:
     ours = ORTModule(mlp())
     ours(torch.randn(2, 6))
     ours(torch.randn(3, 6))
+    x = torch.randn(50, 6)  # not in the child: a thread may hold the lock of PyTorch's generator when it is made
     stop = threading.Event()
 
     def run() -> None:
@@ -75,7 +76,7 @@ def test_fork_while_other_threads_run() -> None:
     threads = [threading.Thread(target=run) for _ in range(2)]
     for t in threads:
         t.start()
-    answers = {in_child(lambda: ours(torch.randn(50, 6)).shape) for _ in range(20)}
+    answers = {in_child(lambda: ours(x).shape) for _ in range(20)}
     stop.set()
     for t in threads:
         t.join()
