@@ -6,5 +6,15 @@ from ._C import __version__
 from .errors import NotExportable, ORTModuleError
 from .options import DebugOptions, LogLevel
 from .ortmodule import ORTModule
+from .verify import Verification, verify
 
-__all__ = ["DebugOptions", "LogLevel", "NotExportable", "ORTModule", "ORTModuleError", "__version__"]
+__all__ = [
+    "DebugOptions",
+    "LogLevel",
+    "NotExportable",
+    "ORTModule",
+    "ORTModuleError",
+    "Verification",
+    "__version__",
+    "verify",
+]

@@ -25,10 +25,10 @@ from .shapes import Fit, Sizes
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 _OPS = _C.ops()
-_OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
+OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
 
 
-def _supports(op: str, dtype: str) -> bool:
+def supports(op: str, dtype: str) -> bool:
     """Whether there is such an op and it has a kernel for this dtype."""
     return op in _OPS and _C.supports(op, dtype)
 
@@ -209,7 +209,7 @@ class Graphs:
     def _build(self, key: Hashable, captured: Captured) -> Graph:
         constants_read = list(captured.placeholders()[1].values())
         self._check_writes(captured.writes, constants_read)
-        lowered = lower(captured, _supports, _OWN_OPS)
+        lowered = lower(captured, supports, OWN_OPS)
         for name, cause in lowered.fallbacks:
             self._report.add(name, cause)
         text, constants = ingest(lowered.model)

@@ -1,0 +1,60 @@
+"""How far tensors are apart, and when that is more than rounding."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_ROUNDINGS = {torch.float16: 8, torch.bfloat16: 8}  # in units of the dtype's epsilon
+_OTHER_ROUNDINGS = 64
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """What the order of summation may do to a tensor of this dtype, as part of its largest element."""
+    return _ROUNDINGS.get(dtype, _OTHER_ROUNDINGS) * torch.finfo(dtype).eps
+
+
+def distance(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
+    """Largest distance between finite elements, as part of the largest one of `b`, or of `floor` if that is more."""
+    a, b = a.detach().double(), b.detach().double()
+    finite = a.isfinite() & b.isfinite()
+    if not bool(finite.any()):
+        return 0.0
+    a, b = a[finite], b[finite]
+    scale = max(float(b.abs().max()), floor)
+    off = float((a - b).abs().max())
+    return off / scale if scale else off
+
+
+def mismatches(a: Tensor, b: Tensor) -> int:
+    """How many elements are infinite or NaN in one tensor and something else in the other."""
+    a, b = a.detach().double(), b.detach().double()
+    return int((~((a == b) | (a.isnan() & b.isnan()) | (a.isfinite() & b.isfinite()))).sum())
+
+
+def largest(t: Tensor | None) -> float:
+    """The largest finite absolute value, 0 for none."""
+    if t is None:
+        return 0.0
+    t = t.detach().double().abs()
+    t = t[t.isfinite()]
+    return float(t.max()) if t.numel() else 0.0
+
+
+def backward_from(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs a backward starts from, and a gradient for each.
+
+    They are the loss alone, if the first output is a scalar that requires grad, else all that require it.
+    The gradients are 1 for a scalar, else random numbers that depend on nothing but the shape.
+    """
+    roots = [t for t in outputs if t.requires_grad]
+    if roots and roots[0] is outputs[0] and roots[0].dim() == 0:
+        roots = roots[:1]
+    return roots, [_direction(t) for t in roots]
+
+
+def _direction(output: Tensor) -> Tensor:
+    if output.dim() == 0:
+        return torch.ones_like(output)
+    generator = torch.Generator().manual_seed(output.numel())
+    return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)

@@ -1,0 +1,262 @@
+"""Where the C core and PyTorch part: the first node of a module's graph whose value or gradient is out."""
+
+import contextlib
+import math
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+
+from . import _C
+from .distance import backward_from, distance, mismatches, rounding
+from .errors import NotExportable
+from .export import PATH, Captured, capture
+from .flatten import Spec, leaf_paths
+from .function import Runner
+from .graphs import OWN_OPS, supports
+from .guards import survey
+from .ingest import ingest
+from .lowering import lower
+from .masks import Masks
+
+aten = torch.ops.aten
+
+_JUMP = 16.0  # a node is at fault where its distance is this many times that of what it was made from
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node of a module's graph.
+
+    Attributes
+    ----------
+    what
+        What is out there while all it is made from is right: "the value of N" or "the gradient of N", for a node, a
+        parameter or an input N.
+    submodule
+        Path of the submodule in whose forward it is computed or used; empty for the module itself.
+    op
+        The ATen op that computes or uses it.
+    line
+        The user's line.
+    alone
+        Whether it is out when every node is computed by itself; else only where the optimizer joins it with others.
+    """
+
+    what: str
+    submodule: str
+    op: str
+    line: str
+    alone: bool
+
+    def __str__(self) -> str:
+        where = f"submodule {self.submodule!r}" if self.submodule else "the module itself"
+        joined = "" if self.alone else ", only where it is optimized together with its neighbours"
+        return f"they part at {self.what} ({self.op}) in {where}{joined}" + (f"\n  {self.line}" if self.line else "")
+
+
+def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | None) -> Place | None:
+    """The first node where ours and PyTorch's run of one graph part; None if none does.
+
+    Parameters
+    ----------
+    module
+        The module, called with the nest `spec` around `leaves`.
+    spec, leaves
+        The flattened (args, kwargs).
+    seed
+        Seed of the masks drawn on both sides, None if there are none; PyTorch's random state is such that the
+        core would draw it.
+    """
+    now = survey(module, None)
+    try:
+        captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves))
+        captured.functionalise()
+        probe = _Probe(captured, [*leaves, *now.parameters, *now.buffers], seed)
+        return probe.first_out()
+    except NotExportable:
+        return None
+
+
+class _Probe:
+    """Runs of one graph on both sides, with some of its nodes observed."""
+
+    def __init__(self, captured: Captured, inputs: Sequence[Tensor], seed: int | None) -> None:
+        self._captured = captured
+        self._inputs = inputs
+        self._seed = seed
+        self._state = torch.get_rng_state()
+        self.nodes = _differentiable(captured.program.graph)
+        graph_inputs, _ = captured.placeholders()
+        self.inputs = {
+            n: name for n, name in zip(graph_inputs, captured.names, strict=True) if n.meta["val"].requires_grad
+        }
+
+    def first_out(self) -> Place | None:
+        """All nodes observed at once, then, as that keeps the optimizer from joining them, one by one."""
+        values, gradients = self._distances(self.nodes)
+        for what, found, order, sources in (
+            ("value", values, self.nodes, _operands),
+            ("gradient", gradients, [*self.nodes[::-1], *self.inputs], _users),
+        ):
+            for n in order:
+                before = max((found.get(s.name, 0.0) for s in sources(n)), default=0.0)
+                if found.get(n.name, 0.0) > max(_JUMP * before, _limit(n)):
+                    return self._place(what, n, alone=True)
+        return (
+            self._first_alone("value", self.nodes) or self._first_alone("gradient", self.nodes[::-1]) or self._input()
+        )
+
+    def _first_alone(self, what: str, order: list[fx.Node]) -> Place | None:
+        """By halves: whoever comes after a node that is out is taken to be out too."""
+
+        def out(n: fx.Node) -> bool:
+            return self._distances([n])[what == "gradient"].get(n.name, 0.0) > _limit(n)
+
+        if not order or not out(order[-1]):
+            return None
+        low, high = 0, len(order) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if out(order[middle]) else (middle + 1, high)
+        return self._place(what, order[low], alone=False)
+
+    def _input(self) -> Place | None:
+        """An input whose gradient is out though those of all nodes are right."""
+        _, gradients = self._distances([])
+        wrong = [n for n in self.inputs if gradients.get(n.name, 0.0) > _limit(n)]
+        return self._place("gradient", wrong[0], alone=False) if wrong else None
+
+    def _place(self, what: str, node: fx.Node, alone: bool) -> Place:
+        name = self.inputs.get(node, node.name)
+        at = next(iter(node.users)) if node in self.inputs else node
+        path = (at.meta.get("custom") or {}).get(PATH, "")
+        trace = [line.strip() for line in (at.meta.get("stack_trace") or "").splitlines() if line.strip()]
+        return Place(f"the {what} of {name}", path, str(at.target), "\n  ".join(trace[-2:]), alone)
+
+    def _distances(self, nodes: list[fx.Node]) -> tuple[dict[str, float], dict[str, float]]:
+        """How far values and gradients of these nodes are apart, by name."""
+        observed = _observed(self._captured, nodes)
+        with torch.enable_grad():
+            return tuple(  # type: ignore[return-value]
+                {n: _apart(ours[n], eager[n]) for n in eager.keys() & ours.keys()}
+                for ours, eager in zip(self._ours(observed, nodes), self._eager(observed, nodes), strict=True)
+            )
+
+    def _ours(self, captured: Captured, nodes: list[fx.Node]) -> Any:
+        torch.set_rng_state(self._state)
+        probes, inputs = self._given(nodes)
+        return self._split(nodes, probes, inputs, _runner(captured)([*probes, *inputs]))
+
+    def _eager(self, captured: Captured, nodes: list[fx.Node]) -> Any:
+        torch.set_rng_state(self._state)
+        probes, inputs = self._given(nodes)
+        placeholders, constants = captured.placeholders()
+        given = {**dict(zip(placeholders, [*probes, *inputs], strict=True)), **constants}
+        graph = captured.program.graph_module
+        ordered = [given[n] for n in graph.graph.nodes if n.op == "placeholder"]
+        with Masks(self._seed) if self._seed is not None else contextlib.nullcontext():
+            results = fx.Interpreter(graph).run(*ordered)
+        kinds = [spec.kind for spec in captured.program.graph_signature.output_specs]
+        outputs = [r for r, kind in zip(results, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
+        return self._split(nodes, probes, inputs, outputs)
+
+    def _split(
+        self, nodes: list[fx.Node], probes: list[Tensor], inputs: list[Tensor], results: Sequence[Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Values of the observed nodes, gradients of these and of the inputs, by name."""
+        values = dict(zip([n.name for n in nodes], results, strict=False))
+        roots, directions = backward_from([r for r in results[len(nodes) :] if isinstance(r, Tensor)])
+        names = [n.name for n in (*nodes, *self.inputs)]
+        wanted = [*probes, *[t for t in inputs if t.requires_grad]]
+        if not roots:
+            return values, {}
+        gradients = torch.autograd.grad(roots, wanted, directions, allow_unused=True)
+        return values, {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
+
+    def _given(self, nodes: list[fx.Node]) -> tuple[list[Tensor], list[Tensor]]:
+        """Zeros for the probes, and the graph's inputs."""
+        probes = [torch.zeros(n.meta["val"].shape, dtype=n.meta["val"].dtype, requires_grad=True) for n in nodes]
+        return probes, [t.detach().clone().requires_grad_(t.requires_grad) for t in self._inputs]
+
+
+def _observed(captured: Captured, nodes: list[fx.Node]) -> Captured:
+    """The same graph with the values of `nodes` as its first outputs, and something added to each as its first inputs.
+
+    What is added is 0: its gradient is the node's.
+    """
+    program = captured.program
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    results = graph.graph_copy(program.graph, copied)
+    first = next(iter(graph.nodes))
+    ins = []
+    replaced: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        with graph.inserting_before(first):
+            probe = graph.placeholder(f"probe_{node.name}")
+        val = node.meta["val"]
+        with val.fake_mode, torch.enable_grad():
+            probe.meta["val"] = torch.empty_like(val).requires_grad_()
+        ins.append(InputSpec(InputKind.USER_INPUT, TensorArgument(probe.name), None))
+        inner = copied[node]
+        with graph.inserting_after(inner):
+            outer = graph.call_function(aten.add.Tensor, (inner, probe))
+        outer.meta = dict(inner.meta)
+        for user in [u for u in inner.users if u is not outer]:
+            user.replace_input_with(inner, outer)
+        replaced[inner] = outer
+    graph.output((*replaced.values(), *fx.node.map_arg(results, lambda n: replaced.get(n, n))))  # type: ignore[misc]
+    outs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in replaced.values()]
+    signature = program.graph_signature
+    observed = types.SimpleNamespace(
+        graph=graph,
+        graph_module=fx.GraphModule(program.graph_module, graph),
+        graph_signature=types.SimpleNamespace(
+            input_specs=[*ins, *signature.input_specs], output_specs=[*outs, *signature.output_specs]
+        ),
+        constants=program.constants,
+        range_constraints=program.range_constraints,
+    )
+    names = [f"probe_{n.name}" for n in nodes]
+    return replace(captured, program=observed, names=[*names, *captured.names])  # type: ignore[arg-type]
+
+
+def _runner(captured: Captured) -> Runner:
+    lowered = lower(captured, supports, OWN_OPS)
+    text, constants = ingest(lowered.model)
+    return Runner(_C.Session(text, constants, lowered.host), lowered)
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape or a.dtype != b.dtype or mismatches(a, b):
+        return math.inf
+    return distance(a, b)
+
+
+def _limit(node: fx.Node) -> float:
+    return rounding(node.meta["val"].dtype)
+
+
+def _differentiable(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that a gradient may flow through, in order."""
+    reached: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        val = node.meta.get("val")
+        if not isinstance(val, Tensor) or not val.dtype.is_floating_point or node.target is aten.detach.default:
+            continue
+        if (node.op == "placeholder" and val.requires_grad) or any(n in reached for n in node.all_input_nodes):
+            reached[node] = None
+    return [n for n in reached if n.op == "call_function"]
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    return list(node.users)

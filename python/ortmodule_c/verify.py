@@ -1,0 +1,307 @@
+"""A step in PyTorch and in the C core, side by side."""
+
+import contextlib
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .distance import backward_from, distance, largest, mismatches, rounding
+from .errors import ORTModuleError
+from .flatten import Spec, flatten, leaf_paths, unflatten
+from .guards import Snapshot
+from .locate import Place, locate
+from .masks import Masks
+from .ortmodule import ORTModule
+
+_SLACK = 8.0  # ours may be this many times as far from float64 as PyTorch is
+_NEGLIGIBLE = 1e-3  # a gradient smaller than this part of the largest counts as that part
+
+
+@dataclass(frozen=True)
+class Row:
+    """One output, gradient or buffer.
+
+    Attributes
+    ----------
+    kind, name
+        ``"output"``, ``"gradient"`` or ``"buffer"``, and which.
+    distance
+        Largest distance of ours from PyTorch's, as part of the largest element.
+    ours_from_exact, eager_from_exact
+        The same from PyTorch in float64; None if that could not be had.
+    problem
+        What is wrong with it, or nothing.
+    """
+
+    kind: str
+    name: str
+    distance: float = 0.0
+    ours_from_exact: float | None = None
+    eager_from_exact: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What :func:`verify` found.
+
+    Attributes
+    ----------
+    rows
+        Every output, gradient and buffer.
+    place
+        Where the two sides part, if some row has a problem and the place could be found.
+    notes
+        What could not be compared, and why.
+    """
+
+    rows: list[Row]
+    place: Place | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has a problem."""
+        return not any(row.problem for row in self.rows)
+
+    def __str__(self) -> str:
+        width = max([len(r.name) for r in self.rows] + [4])
+        lines = [f"{'':9} {'name':{width}} {'from eager':>10} {'ours, f64':>10} {'eager, f64':>10}"]
+        for r in self.rows:
+            figures = " ".join(f"{_figure(x):>10}" for x in (r.distance, r.ours_from_exact, r.eager_from_exact))
+            lines.append(f"{r.kind:9} {r.name:{width}} {figures}{'  ' + r.problem if r.problem else ''}")
+        lines += self.notes
+        lines.append("equal within rounding" if self.ok else f"{sum(bool(r.problem) for r in self.rows)} out")
+        if self.place is not None:
+            lines.append(str(self.place))
+        return "\n".join(lines)
+
+
+def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
+    """Run one step in PyTorch and one in the C core, and print how far they are apart.
+
+    The module runs in the state it is in: its mode, its buffers, the ambient autocast, the random
+    state; dropout drops the same elements on both sides. With gradients enabled both sides go
+    backward too, from the first output if that is a scalar that requires grad, else from all of
+    them. Afterwards parameters, gradients, buffers, attributes and random states are as before.
+
+    Distances are the largest of any element, as part of the tensor's largest element. A third run
+    in float64 tells rounding from faults: ours may be no more than 8 times as far from it as
+    PyTorch is.
+
+    Parameters
+    ----------
+    model
+        The module, wrapped or not. A wrapped one runs with the graphs it has.
+    *args, **kwargs
+        What it is called with. Left as they are.
+
+    Returns
+    -------
+    Verification
+        Also printed.
+
+    Raises
+    ------
+    ORTModuleError
+        If arguments or outputs are of a kind that cannot be copied.
+
+    Examples
+    --------
+    >>> from ortmodule_c import verify
+    >>> assert verify(model, x, labels=y).ok
+    """
+    found = compare(model if isinstance(model, ORTModule) else ORTModule(model), args, kwargs)
+    print(found)
+    return found
+
+
+def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verification:
+    """As :func:`verify`, printing nothing."""
+    module = model.module
+    try:
+        leaves, spec = flatten((args, kwargs))
+    except TypeError as error:
+        raise ORTModuleError(f"verify cannot copy the arguments: {error}") from error
+    paths = leaf_paths(spec)
+    notes: list[str] = []
+    with _kept_as_it_is(module):
+        state = torch.get_rng_state()
+        ours, after = _restored_step(model, spec, leaves, paths)
+        eager, exact, seed = _eager_like(module, spec, leaves, paths, (state, after), notes)
+        rows = _rows(ours, eager, exact)
+    place = None
+    if any(row.problem for row in rows):
+        with _kept_as_it_is(module):
+            place = locate(module, spec, leaves, seed)
+    return Verification(rows, place, notes)
+
+
+@dataclass
+class _Arm:
+    """What one run gave: by kind, then by name."""
+
+    tensors: dict[str, dict[str, Tensor | None]]
+    plain: Spec  # the outputs but for their tensors
+
+
+def _step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
+    """One forward on copies of `leaves`, one backward if gradients are enabled."""
+    copies: dict[int, Tensor] = {}
+    for t in leaves:
+        copies.setdefault(id(t), t.detach().clone().requires_grad_(t.requires_grad))
+    args, kwargs = unflatten(spec, iter([copies[id(t)] for t in leaves]))
+    try:
+        outputs, plain = flatten(module(*args, **kwargs))
+    except TypeError as error:
+        raise ORTModuleError(f"verify cannot read the outputs: {error}") from error
+    names = [f"output{p}" for p in leaf_paths(plain)]
+    tensors: dict[str, dict[str, Tensor | None]] = {"output": dict(zip(names, outputs, strict=True)), "gradient": {}}
+    wanted: dict[str, Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if leaf.requires_grad:
+            wanted.setdefault(f"input{path}", copies[id(leaf)])
+    roots, directions = backward_from(outputs)
+    if roots and wanted:
+        found = torch.autograd.grad(roots, list(wanted.values()), directions, allow_unused=True)
+        tensors["gradient"] = dict(zip(wanted, found, strict=True))
+    tensors["buffer"] = {n: b.clone() for n, b in module.named_buffers()}
+    return _Arm(tensors, plain)
+
+
+def _eager_like(
+    module: nn.Module,
+    spec: Spec,
+    leaves: Sequence[Tensor],
+    paths: Sequence[str],
+    states: tuple[Tensor, Tensor],
+    notes: list[str],
+) -> tuple[_Arm, _Arm | None, int | None]:
+    """PyTorch's step, that in float64, and the seed of the masks that both drew (None: none were).
+
+    `states` are PyTorch's random states before and after our step: they tell who drew.
+    """
+    before, after_ours = states
+
+    def masked(seed: int | None) -> contextlib.AbstractContextManager[Any]:
+        torch.set_rng_state(before)
+        return Masks(seed) if seed is not None else contextlib.nullcontext()
+
+    seed = None
+    with masked(seed):
+        eager, after = _restored_step(module, spec, leaves, paths)
+    if not torch.equal(after, after_ours):
+        torch.set_rng_state(before)
+        drawn = int(torch.randint(1, 2**63 - 1, ()))  # as the runner of a graph draws it
+        if torch.equal(torch.get_rng_state(), after_ours):
+            seed = drawn
+            with masked(seed):
+                eager, _ = _restored_step(module, spec, leaves, paths)
+        else:
+            notes.append("random numbers were drawn partly in C and partly in PyTorch: they differ between the sides")
+    exact = None
+    try:
+        with masked(seed):
+            exact = _double_step(module, spec, leaves, paths)
+    except Exception as error:
+        notes.append(f"no run in float64: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    return eager, exact, seed
+
+
+def _restored_step(
+    module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]
+) -> tuple[_Arm, Tensor]:
+    """The step, and PyTorch's random state after it; everything is put back."""
+    with _kept_as_it_is(module):
+        return _step(module, spec, leaves, paths), torch.get_rng_state()
+
+
+def _double_step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
+    """The step of a copy of the module in float64."""
+    wide = [t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in leaves]
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", enabled=False):
+            return _step(copy.deepcopy(module).double(), spec, wide, paths)
+    finally:
+        torch.set_default_dtype(default)
+
+
+@contextlib.contextmanager
+def _kept_as_it_is(module: nn.Module) -> Iterator[None]:
+    """Buffers, attributes and the random states of PyTorch, Python and NumPy are put back at the end."""
+    attributes = Snapshot(module)
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        attributes.restore()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+# Distances
+
+
+def _rows(ours: _Arm, eager: _Arm, exact: _Arm | None) -> list[Row]:
+    rows = []
+    if ours.plain != eager.plain:
+        rows.append(Row("output", "structure", problem="the outputs are nested differently, or plain values differ"))
+    for kind, of_eager in eager.tensors.items():
+        of_ours = ours.tensors[kind]
+        of_exact = {} if exact is None else exact.tensors[kind]
+        floor = _NEGLIGIBLE * max([largest(t) for t in of_eager.values()], default=0.0) if kind == "gradient" else 0.0
+        rows += [Row(kind, n, problem="only here") for n in of_ours if n not in of_eager]
+        for name, want in of_eager.items():
+            if name not in of_ours:
+                rows.append(Row(kind, name, problem="only in PyTorch"))
+            else:
+                rows.append(_row(kind, name, of_ours[name], want, of_exact.get(name), floor))
+    return rows
+
+
+def _row(kind: str, name: str, got: Tensor | None, want: Tensor | None, exact: Tensor | None, floor: float) -> Row:
+    if got is None or want is None:
+        problem = "" if got is want else f"{_kind(got)}, in PyTorch {_kind(want)}"
+        return Row(kind, name, problem=problem)
+    for attribute in ("dtype", "shape", "requires_grad"):
+        a, b = getattr(got, attribute), getattr(want, attribute)
+        if a != b:
+            a, b = (tuple(a), tuple(b)) if attribute == "shape" else (a, b)
+            return Row(kind, name, problem=f"{attribute} {a}, in PyTorch {b}")
+    a, b = got.detach(), want.detach()
+    if not (a.is_floating_point() or a.is_complex()):
+        wrong = int((a != b).sum())
+        return Row(kind, name, float(wrong > 0), problem=f"{wrong} of {a.numel()} elements differ" if wrong else "")
+    odd = mismatches(a, b)
+    if odd:
+        return Row(kind, name, float("inf"), problem=f"{odd} of {a.numel()} elements are not finite on one side only")
+    apart = distance(a, b, floor)
+    limit = rounding(a.dtype)
+    if exact is None or exact.shape != a.shape or mismatches(b, exact):
+        out = apart > _SLACK * limit
+        return Row(kind, name, apart, problem="out" if out else "")
+    ours_off, eager_off = (distance(t, exact, floor) for t in (a, b))
+    out = ours_off > max(_SLACK * eager_off, limit)
+    return Row(kind, name, apart, ours_off, eager_off, "out" if out else "")
+
+
+def _kind(t: Tensor | None) -> str:
+    return "none" if t is None else "a tensor"
+
+
+def _figure(x: float | None) -> str:
+    return "-" if x is None else f"{x:.1e}" if x else "0"
