@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+NEGLIGIBLE = 1e-3  # a gradient smaller than this part of the largest counts as that part: it may be 0 but for rounding
+
 _ROUNDINGS = {torch.float16: 8, torch.bfloat16: 8}  # in units of the dtype's epsilon
 _OTHER_ROUNDINGS = 64
 

@@ -12,8 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
 from . import _C
-from .distance import backward_from, distance, mismatches, rounding
-from .errors import NotExportable
+from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, rounding
 from .export import PATH, Captured, capture
 from .flatten import Spec, leaf_paths
 from .function import Runner
@@ -22,10 +21,13 @@ from .guards import survey
 from .ingest import ingest
 from .lowering import lower
 from .masks import Masks
+from .stack import users_line_in
 
 aten = torch.ops.aten
 
 _JUMP = 16.0  # a node is at fault where its distance is this many times that of what it was made from
+_GROSSNESS = (128.0, 1.0)  # in units of rounding
+_GROSS = 0.1  # as part of the largest element: no rounding, whatever the dtype
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ class Place:
     def __str__(self) -> str:
         where = f"submodule {self.submodule!r}" if self.submodule else "the module itself"
         joined = "" if self.alone else ", only where it is optimized together with its neighbours"
-        return f"they part at {self.what} ({self.op}) in {where}{joined}" + (f"\n  {self.line}" if self.line else "")
+        return f"they part at {self.what} ({self.op}) in {where}, at {self.line}{joined}"
 
 
 def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | None) -> Place | None:
-    """The first node where ours and PyTorch's run of one graph part; None if none does.
+    """The first node where ours and PyTorch's run of one graph part; None if none does: the fault lies in the capture.
 
     Parameters
     ----------
@@ -73,13 +75,9 @@ def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | 
         core would draw it.
     """
     now = survey(module, None)
-    try:
-        captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves))
-        captured.functionalise()
-        probe = _Probe(captured, [*leaves, *now.parameters, *now.buffers], seed)
-        return probe.first_out()
-    except NotExportable:
-        return None
+    captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves))
+    captured.functionalise()
+    return _Probe(captured, [*leaves, *now.parameters, *now.buffers], seed).first_out()
 
 
 class _Probe:
@@ -97,25 +95,36 @@ class _Probe:
         }
 
     def first_out(self) -> Place | None:
-        """All nodes observed at once, then, as that keeps the optimizer from joining them, one by one."""
+        """The gross before the fine: what should be 0 is made of rounding alone."""
+        for grossness in _GROSSNESS:
+            self._grossness = grossness
+            place = self._first_of_all() or self._first_alone("value", self.nodes)
+            place = place or self._first_alone("gradient", self.nodes[::-1]) or self._input()
+            if place is not None:
+                return place
+        return None
+
+    def _is_out(self, n: fx.Node, found: dict[str, float], sources: list[fx.Node] | None = None) -> bool:
+        before = max((found.get(s.name, 0.0) for s in sources or []), default=0.0)
+        limit = min(self._grossness * rounding(n.meta["val"].dtype), _GROSS)
+        return found.get(n.name, 0.0) > max(_JUMP * before, limit)
+
+    def _first_of_all(self) -> Place | None:
+        """Of all nodes observed at once, which keeps the optimizer from joining them."""
         values, gradients = self._distances(self.nodes)
-        for what, found, order, sources in (
-            ("value", values, self.nodes, _operands),
-            ("gradient", gradients, [*self.nodes[::-1], *self.inputs], _users),
-        ):
-            for n in order:
-                before = max((found.get(s.name, 0.0) for s in sources(n)), default=0.0)
-                if found.get(n.name, 0.0) > max(_JUMP * before, _limit(n)):
-                    return self._place(what, n, alone=True)
-        return (
-            self._first_alone("value", self.nodes) or self._first_alone("gradient", self.nodes[::-1]) or self._input()
-        )
+        for n in self.nodes:
+            if self._is_out(n, values, n.all_input_nodes):
+                return self._place("value", n, alone=True)
+        for n in (*self.nodes[::-1], *self.inputs):
+            if self._is_out(n, gradients, list(n.users)):
+                return self._place("gradient", n, alone=True)
+        return None
 
     def _first_alone(self, what: str, order: list[fx.Node]) -> Place | None:
-        """By halves: whoever comes after a node that is out is taken to be out too."""
+        """Of nodes observed one by one, by halves: whoever comes after a node that is out is taken to be out too."""
 
         def out(n: fx.Node) -> bool:
-            return self._distances([n])[what == "gradient"].get(n.name, 0.0) > _limit(n)
+            return self._is_out(n, self._distances([n])[what == "gradient"])
 
         if not order or not out(order[-1]):
             return None
@@ -128,22 +137,22 @@ class _Probe:
     def _input(self) -> Place | None:
         """An input whose gradient is out though those of all nodes are right."""
         _, gradients = self._distances([])
-        wrong = [n for n in self.inputs if gradients.get(n.name, 0.0) > _limit(n)]
-        return self._place("gradient", wrong[0], alone=False) if wrong else None
+        wrong = next((n for n in self.inputs if self._is_out(n, gradients)), None)
+        return None if wrong is None else self._place("gradient", wrong, alone=False)
 
     def _place(self, what: str, node: fx.Node, alone: bool) -> Place:
         name = self.inputs.get(node, node.name)
         at = next(iter(node.users)) if node in self.inputs else node
         path = (at.meta.get("custom") or {}).get(PATH, "")
-        trace = [line.strip() for line in (at.meta.get("stack_trace") or "").splitlines() if line.strip()]
-        return Place(f"the {what} of {name}", path, str(at.target), "\n  ".join(trace[-2:]), alone)
+        line = users_line_in(at.meta.get("stack_trace") or "")
+        return Place(f"the {what} of {name}", path, str(at.target), line, alone)
 
     def _distances(self, nodes: list[fx.Node]) -> tuple[dict[str, float], dict[str, float]]:
         """How far values and gradients of these nodes are apart, by name."""
         observed = _observed(self._captured, nodes)
         with torch.enable_grad():
             return tuple(  # type: ignore[return-value]
-                {n: _apart(ours[n], eager[n]) for n in eager.keys() & ours.keys()}
+                _apart(ours, eager)
                 for ours, eager in zip(self._ours(observed, nodes), self._eager(observed, nodes), strict=True)
             )
 
@@ -232,31 +241,30 @@ def _runner(captured: Captured) -> Runner:
     return Runner(_C.Session(text, constants, lowered.host), lowered)
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
-    if a.shape != b.shape or a.dtype != b.dtype or mismatches(a, b):
-        return math.inf
-    return distance(a, b)
+def _apart(ours: dict[str, Tensor], eager: dict[str, Tensor]) -> dict[str, float]:
+    """The distance of each tensor that both have, by name."""
+    floor = NEGLIGIBLE * max(map(largest, eager.values()), default=0.0)
 
+    def apart(a: Tensor, b: Tensor) -> float:
+        same = a.shape == b.shape and a.dtype == b.dtype and not mismatches(a, b)
+        return distance(a, b, floor) if same else math.inf
 
-def _limit(node: fx.Node) -> float:
-    return rounding(node.meta["val"].dtype)
+    return {n: apart(ours[n], eager[n]) for n in eager.keys() & ours.keys()}
 
 
 def _differentiable(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that a gradient may flow through, in order."""
-    reached: dict[fx.Node, None] = {}
+    """The nodes whose value a gradient may flow through, in order."""
+    reached: set[fx.Node] = set()
+    found = []
     for node in graph.nodes:
         val = node.meta.get("val")
-        if not isinstance(val, Tensor) or not val.dtype.is_floating_point or node.target is aten.detach.default:
+        is_tensor = isinstance(val, Tensor)
+        if (is_tensor and not val.dtype.is_floating_point) or node.target is aten.detach.default:
             continue
-        if (node.op == "placeholder" and val.requires_grad) or any(n in reached for n in node.all_input_nodes):
-            reached[node] = None
-    return [n for n in reached if n.op == "call_function"]
-
-
-def _operands(node: fx.Node) -> list[fx.Node]:
-    return node.all_input_nodes
-
-
-def _users(node: fx.Node) -> list[fx.Node]:
-    return list(node.users)
+        if (node.op == "placeholder" and is_tensor and val.requires_grad) or any(
+            n in reached for n in node.all_input_nodes
+        ):
+            reached.add(node)
+            if is_tensor and node.op == "call_function":
+                found.append(node)
+    return found

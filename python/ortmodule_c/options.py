@@ -61,6 +61,9 @@ class DebugOptions:
         ``ORTMODULE_FALLBACK`` wins.
     max_graphs
         How many exported graphs are kept; the least recently used goes first.
+    verify
+        How many of the first training steps are compared with PyTorch's by :func:`verify`. A step that agrees is
+        logged at INFO; one that does not is warned about, or an error where `fallback` is ``"error"``.
     """
 
     log_level: LogLevel = LogLevel.WARNING
@@ -69,6 +72,7 @@ class DebugOptions:
     save_path: str = ""
     fallback: Fallback = "warn"
     max_graphs: int = 16
+    verify: int = 0
 
     def __post_init__(self) -> None:
         level = _from_environment("ORTMODULE_LOG_LEVEL", LogLevel.__members__)
@@ -83,6 +87,8 @@ class DebugOptions:
             raise ValueError(f'fallback is {self.fallback!r}, expected "warn" or "error"')
         if self.max_graphs < 1:
             raise ValueError(f"max_graphs is {self.max_graphs}, expected at least 1")
+        if self.verify < 0:
+            raise ValueError(f"verify is {self.verify}, expected a number of steps")
         self._check_onnx()
 
     def _check_onnx(self) -> None:

@@ -93,6 +93,7 @@ class ORTModule(nn.Module):
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
         self._ort_facts: _C.Facts | None = None  # of the last call
+        self._ort_to_verify = options.verify  # training steps
         self._ort_graphs = Graphs(module, options, self._ort_report)
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
@@ -111,6 +112,8 @@ class ORTModule(nn.Module):
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self._ort_module
         one_thread_after_fork()
+        if self._ort_to_verify and torch.is_grad_enabled():
+            self._ort_verify(args, kwargs)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise ORTModuleError(
                 "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
@@ -146,6 +149,22 @@ class ORTModule(nn.Module):
         result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
         self._ort_graphs.give_up(key, cause, graph)
         return result
+
+    def _ort_verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare the step that begins with this call with PyTorch's."""
+        from .verify import compare
+
+        left, self._ort_to_verify = self._ort_to_verify - 1, 0  # the step is run through this module
+        try:
+            found = compare(self, args, kwargs)
+        finally:
+            self._ort_to_verify = left
+        if found.ok:
+            logger.info("%s: verified\n%s", type(self._ort_module).__name__, found)
+        else:
+            name = type(self._ort_module).__name__
+            self._ort_report.check(name, f"a step differs from PyTorch's\n{found}")
+            self._ort_report.tell(f"a step of {name} differs from PyTorch's\n{found}")
 
     def _ort_export(self, key: tuple[Spec, Hashable], leaves: list[Tensor], now: Survey) -> Graph:
         """A new graph for this call; NotExportable if there can be none, ValueError if devices are mixed."""

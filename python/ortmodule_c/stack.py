@@ -1,7 +1,9 @@
 """Where on the stack the user's own code is, that is, neither PyTorch nor this package."""
 
+import re
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -25,5 +27,14 @@ def users_level() -> int:
 
 def users_line(error: Exception) -> str:
     """File and line of the innermost frame of the user's code that an error passed."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+    return _innermost((f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__))
+
+
+def users_line_in(trace: str) -> str:
+    """The same of a stack trace in Python's words."""
+    return _innermost(re.findall(r'File "([^"]+)", line (\d+)', trace))
+
+
+def _innermost(frames: Iterable[tuple[str, object]]) -> str:
+    users = [f"{name}:{line}" for name, line in frames if not name.startswith(_LIBRARIES)]
+    return users[-1] if users else "an unknown line"

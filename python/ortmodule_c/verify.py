@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .distance import backward_from, distance, largest, mismatches, rounding
+from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, rounding
 from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards import Snapshot
@@ -20,7 +20,6 @@ from .masks import Masks
 from .ortmodule import ORTModule
 
 _SLACK = 8.0  # ours may be this many times as far from float64 as PyTorch is
-_NEGLIGIBLE = 1e-3  # a gradient smaller than this part of the largest counts as that part
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,13 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         rows = _rows(ours, eager, exact)
     place = None
     if any(row.problem for row in rows):
-        with _kept_as_it_is(module):
-            place = locate(module, spec, leaves, seed)
+        try:
+            with _kept_as_it_is(module):
+                place = locate(module, spec, leaves, seed)
+            if place is None:
+                notes.append("every node of the graph agrees: the graph is not that of the module as it is now")
+        except Exception as error:
+            notes.append(f"where they part could not be found: {_in_words(error)}")
     return Verification(rows, place, notes)
 
 
@@ -210,7 +214,7 @@ def _eager_like(
         with masked(seed):
             exact = _double_step(module, spec, leaves, paths)
     except Exception as error:
-        notes.append(f"no run in float64: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        notes.append(f"no run in float64: {_in_words(error)}")
     return eager, exact, seed
 
 
@@ -263,7 +267,7 @@ def _rows(ours: _Arm, eager: _Arm, exact: _Arm | None) -> list[Row]:
     for kind, of_eager in eager.tensors.items():
         of_ours = ours.tensors[kind]
         of_exact = {} if exact is None else exact.tensors[kind]
-        floor = _NEGLIGIBLE * max([largest(t) for t in of_eager.values()], default=0.0) if kind == "gradient" else 0.0
+        floor = NEGLIGIBLE * max([largest(t) for t in of_eager.values()], default=0.0) if kind == "gradient" else 0.0
         rows += [Row(kind, n, problem="only here") for n in of_ours if n not in of_eager]
         for name, want in of_eager.items():
             if name not in of_ours:
@@ -301,6 +305,10 @@ def _row(kind: str, name: str, got: Tensor | None, want: Tensor | None, exact: T
 
 def _kind(t: Tensor | None) -> str:
     return "none" if t is None else "a tensor"
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _figure(x: float | None) -> str:

@@ -1,0 +1,193 @@
+"""verify() tells rounding from faults, finds the place, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
+from ortmodule_c.builder import Builder, Val
+from ortmodule_c.translations.registry import TABLE, aten
+
+Fault = Callable[[Builder, Val], Any]
+
+
+class Tower(nn.Module):
+    """A step with dropout, batch statistics and two outputs, the first of them a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6, bias=False)  # before batch statistics its gradient would be rounding only
+        self.middle = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.4))
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor, target: Tensor | None = None) -> Any:
+        y = self.last(self.middle(self.first(x)))
+        return y if target is None else (nn.functional.cross_entropy(y, target), y)
+
+
+@pytest.fixture
+def tower() -> Tower:
+    torch.manual_seed(3)
+    return Tower()
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
+    """Translates tanh wrongly."""
+    return lambda wrong: monkeypatch.setitem(TABLE, aten.tanh.default, wrong)
+
+
+def wrong_value(b: Builder, x: Val) -> Any:
+    return b.emit("Sigmoid", x)
+
+
+def wrong_gradient(b: Builder, x: Val) -> Any:
+    return b.emit("Add", b.emit("Tanh", x), b.emit("Sub", x, b.detached(x)))
+
+
+def wrong_when_unobserved(b: Builder, x: Val) -> Any:
+    observed = sum(v.name.startswith("probe") for v in b.graph.inputs)
+    return b.emit("Tanh", x) if observed > 1 else b.emit("Sigmoid", x)
+
+
+def test_a_right_step_is_found_right(tower: Tower, capsys: pytest.CaptureFixture[str]) -> None:
+    found = verify(tower, torch.randn(6, 6), target=torch.randint(5, (6,)))
+    assert found.ok and found.place is None and not found.notes
+    assert str(found) + "\n" == capsys.readouterr().out
+    names = {(r.kind, r.name) for r in found.rows}
+    assert {n for kind, n in names if kind == "gradient"} == dict(tower.named_parameters()).keys()
+    assert {n for kind, n in names if kind == "buffer"} == dict(tower.named_buffers()).keys()
+    assert sum(kind == "output" for kind, _ in names) == 2
+    assert all(0 <= r.eager_from_exact < 1e-5 for r in found.rows if r.eager_from_exact is not None)
+
+
+def test_dropout_drops_the_same_elements_on_both_sides() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = nn.functional.dropout(x, 0.25)
+            return nn.functional.scaled_dot_product_attention(y, x, x, dropout_p=0.3) + nn.functional.dropout(y, 0.5)
+
+    assert verify(Attention(), torch.randn(2, 3, 4, 5, requires_grad=True)).ok
+
+
+def test_random_numbers_of_pytorch_are_alike_too() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout2d(x, 0.3)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert verify(Noise(), torch.randn(2, 3, 4, 4, requires_grad=True)).ok
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_everything_is_left_as_it_was(tower: Tower, wrapped: bool) -> None:
+    tower.calls = 0
+    tower.register_forward_pre_hook(lambda m, args: None)
+    model = ORTModule(tower) if wrapped else tower
+    x, target = torch.randn(6, 6, requires_grad=True), torch.randint(5, (6,))
+    model(x, target)[0].backward()
+    before = {n: t.clone() for n, t in tower.state_dict().items()}
+    grads = {n: p.grad.clone() for n, p in tower.named_parameters() if p.grad is not None}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    verify(model, x, target)
+    for n, t in tower.state_dict().items():
+        assert torch.equal(t, before[n])
+    for n, p in tower.named_parameters():
+        assert p.grad is not None and torch.equal(p.grad, grads[n])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1] and (np.random.get_state()[1] == states[2]).all()
+    assert tower.training
+
+
+def test_inputs_that_require_grad_have_a_row(tower: Tower) -> None:
+    x = torch.randn(6, 6, requires_grad=True)
+    found = verify(tower, x)
+    assert found.ok and any(r.kind == "gradient" and "input" in r.name for r in found.rows)
+    assert x.grad is None
+
+
+def test_without_gradients_outputs_and_buffers_are_compared(tower: Tower) -> None:
+    tower.eval()
+    with torch.no_grad():
+        found = verify(tower, torch.randn(6, 6))
+    assert found.ok and {r.kind for r in found.rows} == {"output", "buffer"}
+
+
+def test_under_autocast(tower: Tower) -> None:
+    tower.eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert verify(tower, torch.randn(6, 6)).ok
+
+
+@pytest.mark.parametrize(
+    "wrong,what,alone",
+    [
+        (wrong_value, "the value of tanh", True),
+        (wrong_gradient, "the gradient of", True),
+        (wrong_when_unobserved, "the value of tanh", False),
+    ],
+)
+def test_a_fault_is_found_and_placed(
+    tower: Tower, fault: Callable[[Fault], None], wrong: Fault, what: str, alone: bool
+) -> None:
+    fault(wrong)
+    found = verify(tower, torch.randn(6, 6))
+    assert not found.ok and found.place is not None
+    assert found.place.what.startswith(what) and found.place.alone is alone
+    if what == "the value of tanh":
+        assert found.place.submodule == "middle.1" and "tanh" in found.place.op
+    assert __file__ in found.place.line
+
+
+class TestFirstSteps:
+    """DebugOptions(verify=N)."""
+
+    @pytest.fixture
+    def compared(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+        module = importlib.import_module("ortmodule_c.verify")
+        found: list[Any] = []
+        original = module.compare
+        monkeypatch.setattr(module, "compare", lambda *a: found.append(original(*a)) or found[-1])
+        yield found
+
+    def test_only_the_first_training_steps_are_compared(self, tower: Tower, compared: list[Any]) -> None:
+        model = ORTModule(tower, DebugOptions(verify=2))
+        with torch.no_grad():
+            model(torch.randn(6, 6))
+        for _ in range(4):
+            model(torch.randn(6, 6)).sum().backward()
+        assert [found.ok for found in compared] == [True, True]
+
+    def test_training_is_the_same_as_without(self, tower: Tower) -> None:
+        x = torch.randn(6, 6)
+        losses = []
+        for steps in (0, 3):
+            torch.manual_seed(0)
+            model = ORTModule(tower, DebugOptions(verify=steps))
+            losses.append([model(x).square().sum().item() for _ in range(4)])
+        assert losses[0] == losses[1]
+
+    def test_a_step_that_is_out_is_warned_about(self, tower: Tower, fault: Callable[[Fault], None]) -> None:
+        fault(wrong_value)
+        with pytest.warns(UserWarning, match="differs from PyTorch's(.|\n)*they part at the value of tanh"):
+            ORTModule(tower, DebugOptions(verify=1))(torch.randn(6, 6))
+
+    def test_or_is_an_error(self, tower: Tower, fault: Callable[[Fault], None]) -> None:
+        fault(wrong_value)
+        with pytest.raises(ORTModuleError, match="they part at the value of tanh"):
+            ORTModule(tower, DebugOptions(verify=1, fallback="error"))(torch.randn(6, 6))
+
+    def test_a_negative_number_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="verify is -1"):
+            DebugOptions(verify=-1)
