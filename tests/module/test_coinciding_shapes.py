@@ -42,7 +42,7 @@ nn nn | torch.einsum('ij,jk,kl->il', x, y, x)
 nnn n n | F.layer_norm(x, x.shape[-1:], y, z)
 nnn nn nn | F.layer_norm(x, x.shape[-2:], y, z)
 nnn n n | (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-05) * y + z
-nnn n n | (x - x.mean(1, keepdim=True)) / torch.sqrt((x - x.mean(1, keepdim=True)).square().mean(1, keepdim=True) + 1e-5) * y + z
+nnn n n | (x - x.mean(1, True)) / torch.sqrt((x - x.mean(1, keepdim=True)).square().mean(1, True) + 1e-5) * y + z
 nnn n n | F.layer_norm(x, x.shape[-1:]) * y[:, None] + z[:, None]
 nnn nnn | F.layer_norm(x, x.shape[-1:]) * y
 nnn n | F.layer_norm(x, x.shape[-1:]) * y[None, :, None]
