@@ -9,6 +9,7 @@
 /* Both arrays are indexed by the ids of forward values. */
 typedef struct sweep_state {
   omc_graph *graph;
+  omc_phase phase;   /* of the backward under way */
   bool *active;      /* float, and depends on an input whose gradient is wanted */
   omc_value **grads; /* sum of the contributions so far; NULL: zero */
 } sweep_state;
@@ -39,12 +40,12 @@ static void accumulate(sweep_state *s, omc_builder *b, const omc_value *v, omc_v
 
 static omc_status seed(sweep_state *s, const bool *out_grads) {
   omc_graph *g = s->graph;
-  omc_builder b = {g, NULL, OMC_BACKWARD, NULL, OMC_OK};
+  omc_builder b = {g, NULL, s->phase, NULL, OMC_OK};
   for (uint32_t k = 0; k < g->n_outputs; k++) {
     const omc_value *v = omc_in(g->result, k);
     if (!out_grads[k] || !is_active(s, v)) continue;
-    omc_value *grad;
-    OMC_TRY(omc_graph_add_grad(g, k, &grad));
+    omc_value *grad = k < g->cap_grads ? g->grads[k] : NULL; /* of an earlier backward */
+    if (!grad) OMC_TRY(omc_graph_add_grad(g, k, &grad));
     accumulate(s, &b, v, grad);
   }
   return b.status;
@@ -64,42 +65,50 @@ static omc_status differentiate_node(sweep_state *s, const omc_node *node) {
   }
   if (!given) return OMC_OK;
   for (uint32_t i = 0; i < n_in; i++) needs[i] = is_active(s, omc_in(node, i));
-  omc_grad g = {{s->graph, NULL, OMC_BACKWARD, node->name, OMC_OK}, node, dout, din, needs};
+  omc_grad g = {{s->graph, NULL, s->phase, node->name, OMC_OK}, node, dout, din, needs};
   OMC_TRY(omc_op_get(node->op)->grad(&g));
   for (uint32_t i = 0; i < n_in; i++)
     if (needs[i] && din[i]) accumulate(s, &g.b, omc_in(node, i), din[i]);
   return g.b.status;
 }
 
-static omc_status set_result(sweep_state *s, const bool *in_grads) {
-  omc_graph *g = s->graph;
-  const uint32_t n = g->n_outputs + g->n_inputs;
-  omc_value **values = OMC_NEW_ARRAY(&g->arena, omc_value *, n + 1);
-  if (!values) OMC_FAIL(ENOMEM, "no memory for a result of %u values", n);
-  for (uint32_t k = 0; k < g->n_outputs; k++) values[k] = omc_in(g->result, k);
-  for (uint32_t i = 0; i < g->n_inputs; i++)
-    if (in_grads[i]) values[g->n_outputs + i] = s->grads[g->inputs[i]->id];
-  return omc_graph_set_result(g, values, g->n_outputs, g->n_inputs);
-}
-
-static omc_status run(sweep_state *s, const bool *out_grads, const bool *in_grads) {
-  omc_graph *g = s->graph;
-  omc_node *last = g->last; /* backward nodes go after it */
-  mark_active(s, in_grads);
+/* One reverse sweep from the last forward node; `results` gets the gradient of each input. */
+static omc_status sweep(sweep_state *s, omc_node *last, const bool *out_grads, const bool *in_grads,
+                        omc_value **results) {
   OMC_TRY(seed(s, out_grads));
   for (omc_node *node = last; node; node = node->prev) OMC_TRY(differentiate_node(s, node));
-  OMC_TRY(set_result(s, in_grads));
+  for (uint32_t i = 0; i < s->graph->n_inputs; i++)
+    if (in_grads[i]) results[i] = s->grads[s->graph->inputs[i]->id];
+  return OMC_OK;
+}
+
+static omc_status run(sweep_state *s, uint32_t n_backwards, const bool *out_grads,
+                      const bool *in_grads) {
+  omc_graph *g = s->graph;
+  omc_node *last = g->last; /* backward nodes go after it */
+  const uint32_t n_out = g->n_outputs, n_in = g->n_inputs, n_values = g->n_values;
+  omc_value **results = OMC_NEW_ARRAY(&g->arena, omc_value *, n_out + n_backwards * n_in + 1);
+  if (!results) OMC_FAIL(ENOMEM, "no memory for the results of %u backwards", n_backwards);
+  for (uint32_t k = 0; k < n_out; k++) results[k] = omc_in(g->result, k);
+  mark_active(s, in_grads);
+  for (uint32_t b = 0; b < n_backwards; b++) {
+    s->phase = OMC_BACKWARD + b;
+    for (uint32_t v = 0; v < n_values; v++) s->grads[v] = NULL;
+    OMC_TRY(sweep(s, last, out_grads + b * n_out, in_grads, results + n_out + b * n_in));
+  }
+  OMC_TRY(omc_graph_set_result(g, results, n_out, n_backwards * n_in));
   omc_erase_unused(g);
   return OMC_OK;
 }
 
-omc_status omc_differentiate(omc_graph *g, const bool *out_grads, const bool *in_grads) {
+omc_status omc_differentiate(omc_graph *g, uint32_t n_backwards, const bool *out_grads,
+                             const bool *in_grads) {
   const omc_allocator *a = g->arena.allocator;
   const size_t n = g->n_values + 1;
-  sweep_state s = {g, omc_alloc_zero(a, n, sizeof *s.active),
+  sweep_state s = {g, OMC_BACKWARD, omc_alloc_zero(a, n, sizeof *s.active),
                    omc_alloc_zero(a, n, sizeof *s.grads)};
   const omc_status status = s.active && s.grads
-                                ? run(&s, out_grads, in_grads)
+                                ? run(&s, n_backwards, out_grads, in_grads)
                                 : omc_fail(OMC_ENOMEM, "no memory to differentiate %zu values", n);
   omc_free(a, s.active, n, sizeof *s.active);
   omc_free(a, s.grads, n, sizeof *s.grads);

@@ -4,15 +4,15 @@
 
 #include "graph/graph.h"
 
-/* Extends `g` (typed, forward only) by its backward nodes.
+/* Extends `g` (typed, forward only) by the nodes of n_backwards backwards.
  *
- * out_grads[k] (g->n_outputs entries) says that the caller will give the gradient of forward
- * output k; in_grads[i] (g->n_inputs entries) that it wants the gradient of input i. Adds the
- * GRAD values, calls the gradient rules in reverse order, sums broadcast gradients back to the
+ * out_grads[b * g->n_outputs + k] says that in backward b the caller will give the gradient of
+ * forward output k; in_grads[i] (g->n_inputs entries) that it wants the gradient of input i. Adds
+ * the GRAD values, calls the gradient rules in reverse order, sums broadcast gradients back to the
  * input's shape, adds up contributions, casts to the input's dtype, and sets the result to the
- * forward outputs followed by n_inputs gradients (NULL: not wanted, or zero because nothing
- * differentiable connects it). Integer and bool values carry no gradient. */
-omc_status omc_differentiate(omc_graph *g, const bool *out_grads,
+ * forward outputs followed by n_inputs gradients of each backward (NULL: not wanted, or zero
+ * because nothing differentiable connects it). Integer and bool values carry no gradient. */
+omc_status omc_differentiate(omc_graph *g, uint32_t n_backwards, const bool *out_grads,
                              const bool *in_grads) OMC_MUST_USE;
 
 #endif

@@ -31,7 +31,7 @@ typedef struct omc_module {
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
   PyObject *names[OMC_N_NAMES];
-  PyObject *session_type, *plan_type, *facts_type;
+  PyObject *session_type, *plan_type, *run_type, *facts_type;
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
 } omc_module;
 
@@ -69,18 +69,6 @@ PyObject *omc_tensor_view(const omc_module *m, void *data, const omc_type *type)
 PyObject *omc_type_to_py(const omc_type *type);
 int omc_type_from_py(PyObject *pair, omc_type *out);
 
-/* token.c. A token is a 0-d int64 tensor that owns a run: when autograd lets go of it the run and
- * its memory are freed. Its element, not its address, names the run, so a copy of it serves too
- * as long as the token itself lives. */
-PyObject *omc_token_new(const omc_module *m, omc_run *run); /* takes over run, also on failure */
-
-/* Finds a token's run and keeps it, even if the tensor is dropped meanwhile, until
- * omc_token_release; NULL with ConsumedError set if it is gone. */
-typedef struct omc_token omc_token;
-omc_token *omc_token_hold(const omc_module *m, PyObject *token);
-omc_run *omc_token_run(const omc_token *token);
-void omc_token_release(omc_token *token);
-
 /* host.c. Callbacks into a Python host object; `ctx` is an omc_host_ctx that must outlive them. */
 typedef struct omc_host_ctx {
   const omc_module *module;
@@ -95,7 +83,7 @@ typedef struct omc_constants {
 } omc_constants;
 omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes);
 
-/* session.c, plan.c, transform.c */
+/* session.c, plan.c, run.c, transform.c */
 typedef struct omc_session_object {
   PyObject_HEAD omc_session *session;
   omc_host_ctx host;
@@ -103,9 +91,15 @@ typedef struct omc_session_object {
 } omc_session_object;
 
 PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
-                              PyObject *in_grads, PyObject *out_grads); /* takes over plan */
+                              PyObject *in_grads,                           /* a tuple */
+                              PyObject *out_grads /* a tuple of tuples */); /* takes over plan */
 extern PyType_Spec omc_session_spec;
+PyObject *omc_run_object_new(const omc_module *m, PyObject *session,
+                             omc_run *run); /* takes over run */
+omc_run *omc_run_object_get(const omc_module *m,
+                            PyObject *object); /* NULL with TypeError: no run */
 extern PyType_Spec omc_plan_spec;
+extern PyType_Spec omc_run_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* survey.c. survey(module, last facts or None) -> (parameters, buffers, facts); each tensor is

@@ -121,15 +121,18 @@ static int module_exec(PyObject *module) {
   if (status != OMC_OK || omc_exchange_find(m) < 0) return -1;
   m->session_type = PyType_FromModuleAndSpec(module, &omc_session_spec, NULL);
   m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
+  m->run_type = PyType_FromModuleAndSpec(module, &omc_run_spec, NULL);
   m->facts_type = PyType_FromModuleAndSpec(module, &omc_facts_spec, NULL);
   m->consumed_error = PyErr_NewExceptionWithDoc(
       "ortmodule_c._C.ConsumedError",
       "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
-  if (!m->session_type || !m->plan_type || !m->facts_type || !m->consumed_error) return -1;
+  if (!m->session_type || !m->plan_type || !m->run_type || !m->facts_type || !m->consumed_error)
+    return -1;
   for (int i = 0; i < OMC_N_NAMES; i++)
     if (!(m->names[i] = PyUnicode_InternFromString(names[i]))) return -1;
   if (PyModule_AddObjectRef(module, "Session", m->session_type) < 0 ||
       PyModule_AddObjectRef(module, "Plan", m->plan_type) < 0 ||
+      PyModule_AddObjectRef(module, "Run", m->run_type) < 0 ||
       PyModule_AddObjectRef(module, "Facts", m->facts_type) < 0 ||
       PyModule_AddObjectRef(module, "ConsumedError", m->consumed_error) < 0 ||
       PyModule_AddStringConstant(module, "__version__", OMC_VERSION) < 0)
@@ -143,6 +146,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(m->parameter);
   Py_VISIT(m->session_type);
   Py_VISIT(m->plan_type);
+  Py_VISIT(m->run_type);
   Py_VISIT(m->facts_type);
   Py_VISIT(m->consumed_error);
   return 0;
@@ -155,6 +159,7 @@ static int module_clear(PyObject *module) {
   for (int i = 0; i < OMC_N_NAMES; i++) Py_CLEAR(m->names[i]);
   Py_CLEAR(m->session_type);
   Py_CLEAR(m->plan_type);
+  Py_CLEAR(m->run_type);
   Py_CLEAR(m->facts_type);
   Py_CLEAR(m->consumed_error);
   return 0;

@@ -5,14 +5,14 @@ typedef struct plan_object {
   PyObject_HEAD omc_plan *plan;
   PyObject *session; /* keeps template, constants and host alive */
   PyObject *in_grads, *out_grads;
-  PyObject *saves_inputs, *saves_outputs;
+  PyObject *reads_inputs, *reads_outputs;
 } plan_object;
 
 /* Positions of the true entries, as a tuple. */
 static PyObject *positions(const bool *flags, uint32_t n) {
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list && i < n; i++) {
-    if (!flags || !flags[i]) continue;
+    if (!flags[i]) continue;
     PyObject *index = PyLong_FromUnsignedLong(i);
     if (!index || PyList_Append(list, index) < 0) Py_CLEAR(list);
     Py_XDECREF(index);
@@ -20,6 +20,20 @@ static PyObject *positions(const bool *flags, uint32_t n) {
   PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
   Py_XDECREF(list);
   return tuple;
+}
+
+/* For each backward the inputs, or else the outputs, that it reads: a tuple of tuples. */
+static PyObject *reads(const omc_plan *plan, bool inputs) {
+  const omc_graph *g = plan->graph;
+  const uint32_t n = omc_n_backwards(g);
+  PyObject *all = PyTuple_New((Py_ssize_t)n);
+  for (uint32_t b = 0; all && b < n; b++) {
+    const omc_part *part = &plan->parts[OMC_BACKWARD + b];
+    PyObject *one = inputs ? positions(part->reads_input, g->n_inputs)
+                           : positions(part->reads_output, g->n_outputs);
+    if (!one || PyTuple_SetItem(all, (Py_ssize_t)b, one) < 0) Py_CLEAR(all);
+  }
+  return all;
 }
 
 PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
@@ -35,9 +49,9 @@ PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *
   self->session = Py_NewRef(session);
   self->in_grads = Py_NewRef(in_grads);
   self->out_grads = Py_NewRef(out_grads);
-  self->saves_inputs = positions(plan->saves_input, plan->graph->n_inputs);
-  self->saves_outputs = positions(plan->saves_output, plan->graph->n_outputs);
-  if (!self->saves_inputs || !self->saves_outputs) {
+  self->reads_inputs = reads(plan, true);
+  self->reads_outputs = reads(plan, false);
+  if (!self->reads_inputs || !self->reads_outputs) {
     Py_DECREF(self);
     return NULL;
   }
@@ -52,8 +66,8 @@ static void plan_dealloc(PyObject *object) {
   Py_XDECREF(self->session);
   Py_XDECREF(self->in_grads);
   Py_XDECREF(self->out_grads);
-  Py_XDECREF(self->saves_inputs);
-  Py_XDECREF(self->saves_outputs);
+  Py_XDECREF(self->reads_inputs);
+  Py_XDECREF(self->reads_outputs);
   freefunc release = PyType_GetSlot(type, Py_tp_free);
   release(object);
   Py_DECREF(type);
@@ -123,8 +137,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     omc_raise(m, status);
     goto done;
   }
-  PyObject *token = run ? omc_token_new(m, run) : Py_NewRef(Py_None);
-  if (token) result = Py_BuildValue("(ON)", outputs, token);
+  PyObject *left = run ? omc_run_object_new(m, self->session, run) : Py_NewRef(Py_None);
+  if (left) result = Py_BuildValue("(ON)", outputs, left);
 done:
   PyMem_Free(in);
   Py_XDECREF(inputs);
@@ -132,69 +146,122 @@ done:
   return result;
 }
 
-static PyObject *plan_backward(PyObject *object, PyObject *args) {
-  plan_object *self = (plan_object *)object;
-  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+/* Number of the backward for just the gradients that are there: -1 with an exception set if the
+ * plan has none such. */
+static Py_ssize_t find_backward(const plan_object *self, PyObject *grads) {
+  const Py_ssize_t n = self->plan->graph->n_outputs;
+  if (PyTuple_Size(grads) != n) {
+    PyErr_Format(PyExc_ValueError, "gradient of output: expected %zd tensors, got %zd", n,
+                 PyTuple_Size(grads));
+    return -1;
+  }
+  for (Py_ssize_t b = 0; b < PyTuple_Size(self->out_grads); b++) {
+    PyObject *mask = PyTuple_GetItem(self->out_grads, b);
+    bool same = true;
+    for (Py_ssize_t k = 0; same && k < n; k++) {
+      const int given = PyObject_IsTrue(PyTuple_GetItem(mask, k));
+      if (given < 0) return -1;
+      same = given == (PyTuple_GetItem(grads, k) != Py_None);
+    }
+    if (same) return b;
+  }
+  PyErr_SetString(PyExc_ValueError, "the plan has no backward for just these gradients of outputs");
+  return -1;
+}
+
+/* The memory of what Run.pack gave; NULL without an exception for None. */
+static int read_packed(const omc_module *m, const omc_plan *plan, PyObject *object, void **out) {
+  omc_type type;
+  *out = NULL;
+  if (object == Py_None) return 0;
+  if (omc_tensor_read(m, object, out, &type) < 0) return omc_error_prefix("packed");
+  if (type.dtype == OMC_U8 && type.shape.rank == 1 &&
+      type.shape.dims[0] == (int64_t)plan->forward_bytes)
+    return 0;
+  char text[OMC_TYPE_TEXT];
+  PyErr_Format(PyExc_ValueError, "packed is %s where this plan saves %zu bytes",
+               omc_type_text(&type, text, sizeof text), plan->forward_bytes);
+  return -1;
+}
+
+/* Reads what backward is given into the pointers of *b and makes the list of its results. */
+static PyObject *read_backward(const omc_module *m, const plan_object *self,
+                               PyObject *const *tuples, omc_backward *b, void **pointers) {
   const omc_plan *plan = self->plan;
   const omc_graph *g = plan->graph;
-  PyObject *owner, *a, *b, *c, *inputs = NULL, *outputs = NULL, *grads = NULL, *results = NULL,
-                               *result = NULL;
-  if (!PyArg_ParseTuple(args, "OOOO", &owner, &a, &b, &c)) return NULL;
-  omc_token *token = omc_token_hold(m, owner);
-  if (!token) return NULL;
-  omc_run *run = omc_token_run(token);
-  if (omc_run_plan(run) != plan) {
-    PyErr_SetString(PyExc_ValueError, "token: it belongs to another plan");
-    omc_token_release(token);
-    return NULL;
-  }
-  const size_t n_in = g->n_inputs, n_out = g->n_outputs;
-  void **in = PyMem_Calloc(2 * (n_in + n_out) + 1, sizeof *in);
+  const uint32_t n_in = g->n_inputs, n_out = g->n_outputs;
+  void **in = pointers, **out = in + n_in, **dout = out + n_out, **din = dout + n_out;
+  const Py_ssize_t number = find_backward(self, tuples[2]);
+  if (number < 0) return NULL;
+  const omc_part *part = &plan->parts[OMC_BACKWARD + number];
+  *b = (omc_backward){(uint32_t)number, b->keep, b->packed, in, out, dout, din};
+
+  omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
   bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
-  if (!in || !given) {
+  PyObject *results = NULL;
+  if (!values || !given) {
     PyErr_NoMemory();
     goto done;
   }
-  void **out = in + n_in, **dout = out + n_out, **din = dout + n_out;
-  if (!(inputs = PySequence_Tuple(a)) || !(outputs = PySequence_Tuple(b)) ||
-      !(grads = PySequence_Tuple(c)))
-    goto done;
-  for (size_t k = 0; k < n_out; k++) given[k] = g->grads && g->grads[k] && g->grads[k]->uses;
-  omc_value **forward_results = PyMem_Calloc(n_out + 1, sizeof *forward_results);
-  if (!forward_results) {
-    PyErr_NoMemory();
-    goto done;
+  for (uint32_t k = 0; k < n_out; k++) {
+    values[k] = result_value(g, k);
+    given[k] = g->grads && g->grads[k] && g->grads[k]->uses &&
+               PyTuple_GetItem(tuples[2], (Py_ssize_t)k) != Py_None;
   }
-  for (uint32_t k = 0; k < n_out; k++) forward_results[k] = result_value(g, k);
-  int failed =
-      read_pointers(m, inputs, g->n_inputs, g->inputs, plan->saves_input, "input", in) < 0 ||
-      read_pointers(m, outputs, g->n_outputs, forward_results, plan->saves_output, "output", out) <
-          0 ||
+  if (read_pointers(m, tuples[0], n_in, g->inputs, part->reads_input, "input", in) < 0 ||
+      read_pointers(m, tuples[1], n_out, values, part->reads_output, "output", out) < 0 ||
       (g->grads &&
-       read_pointers(m, grads, g->n_outputs, g->grads, given, "gradient of output", dout) < 0);
-  PyMem_Free(forward_results);
-  if (failed) goto done;
+       read_pointers(m, tuples[2], n_out, g->grads, given, "gradient of output", dout) < 0))
+    goto done;
   results = PyList_New((Py_ssize_t)n_in);
   for (uint32_t i = 0; results && i < n_in; i++) {
-    const omc_value *v = i < g->n_grads ? result_value(g, g->n_outputs + i) : NULL;
+    const omc_value *v = result_value(g, n_out + (uint32_t)number * n_in + i);
     PyObject *t = v ? omc_tensor_new(m, plan->provider, &v->type, &din[i]) : Py_NewRef(Py_None);
-    if (!t || PyList_SetItem(results, (Py_ssize_t)i, t) < 0) goto done;
+    if (!t || PyList_SetItem(results, (Py_ssize_t)i, t) < 0) Py_CLEAR(results);
   }
-  if (!results) goto done;
-  omc_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = omc_run_backward(run, in, out, dout, din);
-  Py_END_ALLOW_THREADS
-  result = status == OMC_OK ? Py_NewRef(results) : omc_raise(m, status);
 done:
-  PyMem_Free(in);
+  PyMem_Free(values);
   PyMem_Free(given);
-  Py_XDECREF(inputs);
-  Py_XDECREF(outputs);
-  Py_XDECREF(grads);
-  Py_XDECREF(results);
-  omc_token_release(token);
-  return result;
+  return results;
+}
+
+static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"run", "inputs", "outputs", "grads", "keep", "packed", NULL};
+  plan_object *self = (plan_object *)object;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  const omc_graph *g = self->plan->graph;
+  PyObject *left, *lists[3], *packed = Py_None, *tuples[3] = {NULL}, *results = NULL;
+  int keep = 0;
+  void *bytes;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pO", names, &left, &lists[0], &lists[1],
+                                   &lists[2], &keep, &packed))
+    return NULL;
+  omc_run *run = omc_run_object_get(m, left);
+  if (!run) return NULL;
+  if (omc_run_plan(run) != self->plan) {
+    PyErr_SetString(PyExc_ValueError, "run: it belongs to another plan");
+    return NULL;
+  }
+  if (read_packed(m, self->plan, packed, &bytes) < 0) return NULL;
+  void **pointers = PyMem_Calloc(2 * ((size_t)g->n_inputs + g->n_outputs) + 1, sizeof *pointers);
+  if (!pointers) return PyErr_NoMemory();
+  bool ok = true;
+  for (int i = 0; ok && i < 3; i++) ok = (tuples[i] = PySequence_Tuple(lists[i])) != NULL;
+  omc_backward backward = {.keep = keep != 0, .packed = bytes};
+  if (ok) results = read_backward(m, self, tuples, &backward, pointers);
+  if (results) {
+    omc_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = omc_run_backward(run, &backward);
+    Py_END_ALLOW_THREADS
+    if (status != OMC_OK) {
+      Py_CLEAR(results);
+      omc_raise(m, status);
+    }
+  }
+  PyMem_Free(pointers);
+  for (int i = 0; i < 3; i++) Py_XDECREF(tuples[i]);
+  return results;
 }
 
 static PyObject *plan_text(PyObject *object, PyObject *unused) {
@@ -231,8 +298,8 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
     const plan_object *self = (const plan_object *)object; \
     return expr;                                           \
   }
-PLAN_GET(saves_inputs, Py_NewRef(self->saves_inputs))
-PLAN_GET(saves_outputs, Py_NewRef(self->saves_outputs))
+PLAN_GET(reads_inputs, Py_NewRef(self->reads_inputs))
+PLAN_GET(reads_outputs, Py_NewRef(self->reads_outputs))
 PLAN_GET(in_grads, Py_NewRef(self->in_grads))
 PLAN_GET(out_grads, Py_NewRef(self->out_grads))
 PLAN_GET(random, PyBool_FromLong(self->plan->random))
@@ -243,22 +310,22 @@ PLAN_GET(n_steps, PyLong_FromUnsignedLong(self->plan->n_steps))
 PLAN_GET(n_forward, PyLong_FromUnsignedLong(self->plan->n_forward))
 
 static PyGetSetDef plan_getset[] = {
-    {"saves_inputs", get_saves_inputs, NULL, "inputs that backward reads", NULL},
-    {"saves_outputs", get_saves_outputs, NULL, "outputs that backward reads", NULL},
+    {"reads_inputs", get_reads_inputs, NULL, "inputs that each backward reads", NULL},
+    {"reads_outputs", get_reads_outputs, NULL, "outputs that each backward reads", NULL},
     {"in_grads", get_in_grads, NULL, "inputs whose gradient is computed", NULL},
-    {"out_grads", get_out_grads, NULL, "outputs whose gradient is given", NULL},
+    {"out_grads", get_out_grads, NULL, "outputs whose gradient is given, by backward", NULL},
     {"random", get_random, NULL, "whether forward needs a seed", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena of one run", NULL},
     {"bound_bytes", get_bound_bytes, NULL, "most bytes live at any step", NULL},
-    {"forward_bytes", get_forward_bytes, NULL, "arena bytes that backward reads", NULL},
+    {"forward_bytes", get_forward_bytes, NULL, "arena bytes that backwards read", NULL},
     {"n_steps", get_n_steps, NULL, "steps of forward and backward", NULL},
     {"n_forward", get_n_forward, NULL, "steps of forward", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef plan_methods[] = {
-    {"forward", plan_forward, METH_VARARGS, "forward(inputs, seed) -> (outputs, token or None)"},
-    {"backward", plan_backward, METH_VARARGS,
-     "backward(token, inputs, outputs, grads) -> gradients of the inputs"},
+    {"forward", plan_forward, METH_VARARGS, "forward(inputs, seed) -> (outputs, Run or None)"},
+    {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS,
+     "backward(run, inputs, outputs, grads, keep=False, packed=None) -> gradients of the inputs"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
     {"profile", plan_profile, METH_NOARGS, "profile() -> [(phase, op, source name, seconds)]"},
     {NULL, NULL, 0, NULL}};

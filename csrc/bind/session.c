@@ -111,46 +111,74 @@ static omc_type *read_types(const omc_module *m, const omc_graph *template, PyOb
   return types;
 }
 
+/* Fills a signature's flags, in memory that the caller frees: NULL with an exception set. */
+static bool *read_flags(const omc_graph *template, PyObject *in_grads, PyObject *out_grads) {
+  const uint32_t n_in = template->n_inputs, n_out = template->n_outputs;
+  const Py_ssize_t n = PyTuple_Size(out_grads);
+  bool *flags = PyMem_Calloc(n_in + (size_t)n * n_out + 1, sizeof *flags);
+  if (!flags) return (bool *)PyErr_NoMemory();
+  bool ok = omc_bools_from_py(in_grads, "in_grads", flags, n_in) == 0;
+  for (Py_ssize_t b = 0; ok && b < n; b++)
+    ok = omc_bools_from_py(PyTuple_GetItem(out_grads, b), "out_grads",
+                           flags + n_in + (size_t)b * n_out, n_out) == 0;
+  if (ok) return flags;
+  PyMem_Free(flags);
+  return NULL;
+}
+
+/* The arguments from the third on, each as a tuple. */
+static PyObject *read_masks(PyObject *args) {
+  PyObject *rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
+  PyObject *masks = rest ? PyTuple_New(PyTuple_Size(rest)) : NULL;
+  for (Py_ssize_t b = 0; masks && b < PyTuple_Size(rest); b++) {
+    PyObject *mask = PySequence_Tuple(PyTuple_GetItem(rest, b));
+    if (!mask || PyTuple_SetItem(masks, b, mask) < 0) Py_CLEAR(masks);
+  }
+  Py_XDECREF(rest);
+  return masks;
+}
+
 static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"inputs", "in_grads", "out_grads", "retain", NULL};
+  static char *names[] = {"retain", NULL};
   omc_session_object *self = (omc_session_object *)object;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
-  PyObject *inputs, *in_grads, *out_grads, *result = NULL;
   int retain = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|p", names, &inputs, &in_grads, &out_grads,
-                                   &retain))
+  if (PyTuple_Size(args) < 2) {
+    PyErr_SetString(PyExc_TypeError, "plan() needs the inputs and which gradients are wanted");
     return NULL;
+  }
+  PyObject *none = PyTuple_New(0);
+  const bool parsed =
+      none && (!kwargs || PyArg_ParseTupleAndKeywords(none, kwargs, "|p", names, &retain));
+  Py_XDECREF(none);
+  if (!parsed) return NULL;
   if (!self->session) {
     PyErr_SetString(PyExc_RuntimeError, "this Session was not initialised");
     return NULL;
   }
   const omc_graph *template = omc_session_template(self->session);
   omc_type *types = NULL;
-  bool *grads = PyMem_Calloc((size_t)template->n_inputs + template->n_outputs + 1, sizeof *grads);
-  PyObject *tuple = PySequence_Tuple(inputs), *in_tuple = PySequence_Tuple(in_grads),
-           *out_tuple = PySequence_Tuple(out_grads);
-  if (!grads || !tuple || !in_tuple || !out_tuple) goto done;
-  if (omc_bools_from_py(in_tuple, "in_grads", grads, template->n_inputs) < 0) goto done;
-  if (omc_bools_from_py(out_tuple, "out_grads", grads + template->n_inputs, template->n_outputs) <
-      0)
-    goto done;
-  types = read_types(m, template, tuple);
+  bool *flags = NULL;
+  PyObject *result = NULL, *tuple = PySequence_Tuple(PyTuple_GetItem(args, 0)),
+           *in_tuple = PySequence_Tuple(PyTuple_GetItem(args, 1)), *out_tuples = read_masks(args);
+  if (tuple && in_tuple && out_tuples) flags = read_flags(template, in_tuple, out_tuples);
+  if (flags) types = read_types(m, template, tuple);
   if (!types) goto done;
-  omc_signature signature = {types, grads, grads + template->n_inputs, retain != 0};
+  const omc_signature signature = {types, flags, flags + template->n_inputs,
+                                   (uint32_t)PyTuple_Size(out_tuples), retain != 0};
   omc_plan *plan = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
   status = omc_session_plan(self->session, &signature, &plan);
   Py_END_ALLOW_THREADS
-  result = status == OMC_OK ? omc_plan_object_new(m, object, plan, in_tuple, out_tuple)
+  result = status == OMC_OK ? omc_plan_object_new(m, object, plan, in_tuple, out_tuples)
                             : omc_raise(m, status);
 done:
-  if (!grads) PyErr_NoMemory();
   PyMem_Free(types);
-  PyMem_Free(grads);
+  PyMem_Free(flags);
   Py_XDECREF(tuple);
   Py_XDECREF(in_tuple);
-  Py_XDECREF(out_tuple);
+  Py_XDECREF(out_tuples);
   return result;
 }
 
@@ -180,7 +208,7 @@ static PyObject *session_count(PyObject *object, void *which) {
 
 static PyMethodDef session_methods[] = {
     {"plan", (PyCFunction)(void (*)(void))session_plan, METH_VARARGS | METH_KEYWORDS,
-     "plan(inputs, in_grads, out_grads, retain=False) -> Plan for these inputs"},
+     "plan(inputs, in_grads, *out_grads, retain=False) -> Plan for these inputs"},
     {"stats", session_stats, METH_NOARGS, "stats() -> counts and seconds of planning"},
     {NULL, NULL, 0, NULL}};
 

@@ -55,7 +55,7 @@ static omc_status differentiate_stage(request *r) {
   if (status == OMC_OK && r->in_grads != Py_None &&
       omc_bools_from_py(r->in_grads, "in_grads", in, g->n_inputs) < 0)
     status = omc_fail(OMC_EHOST, "in_grads");
-  if (status == OMC_OK) status = omc_differentiate(g, mask, in);
+  if (status == OMC_OK) status = omc_differentiate(g, 1, mask, in);
   omc_free(omc_default_allocator(), mask, n + 1, sizeof *mask);
   return status;
 }

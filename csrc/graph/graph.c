@@ -188,7 +188,7 @@ omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) {
 
 omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
                                 uint32_t n_grads) {
-  if (n_grads && n_grads != g->n_inputs)
+  if (n_grads && (!g->n_inputs || n_grads % g->n_inputs))
     OMC_FAIL(EINVALID, "%u gradients for %u inputs", n_grads, g->n_inputs);
   for (uint32_t i = 0; i < n_outputs; i++)
     if (!values[i]) OMC_FAIL(EINVALID, "output %u of the graph is left out", i);

@@ -75,7 +75,11 @@ typedef struct omc_attr {
   } v;
 } omc_attr;
 
-typedef enum { OMC_FORWARD, OMC_BACKWARD } omc_phase;
+/* When a node runs. A graph has one forward and any number of backwards, each for gradients of
+ * other outputs; phase OMC_BACKWARD + b is that of number b. Backwards read what forward made, and
+ * nothing of each other. */
+typedef uint32_t omc_phase;
+enum { OMC_FORWARD, OMC_BACKWARD };
 
 struct omc_node {
   omc_op_id op; /* OMC_N_OPS marks the result node */
@@ -89,7 +93,7 @@ struct omc_node {
 };
 
 /* The inputs of the result node are the graph's outputs: first the forward outputs, then, in a
- * joint graph, one gradient for each input that asked for it (NULL value: no gradient). */
+ * joint graph, for each backward in turn the gradient of every input (NULL value: no gradient). */
 struct omc_graph {
   omc_arena arena;
   omc_arena scratch;      /* large constants computed by passes; empty once settled */
@@ -100,7 +104,7 @@ struct omc_graph {
   omc_value **grads;  /* n_outputs entries of role GRAD or NULL; joint graphs only */
   uint32_t n_inputs, cap_inputs, cap_grads;
   uint32_t n_outputs; /* forward outputs */
-  uint32_t n_grads;   /* gradients after them in the result node: n_inputs, or 0 */
+  uint32_t n_grads;   /* gradients after them in the result node: n_inputs for each backward */
   uint32_t n_values;  /* ids given out */
 };
 
@@ -138,9 +142,9 @@ omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node 
  * other value has it is for the caller to see to. */
 omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) OMC_MUST_USE;
 
-/* Sets the result: n_outputs forward outputs, then n_grads gradients (0 or n_inputs, NULL for an
- * input without). OMC_EINVALID: another number, an output left out, or the gradient of an output
- * that is not among them has been added. */
+/* Sets the result: n_outputs forward outputs, then n_grads gradients (n_inputs for each backward,
+ * NULL for an input without). OMC_EINVALID: another number, an output left out, or the gradient of
+ * an output that is not among them has been added. */
 omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
                                 uint32_t n_grads) OMC_MUST_USE;
 
@@ -156,9 +160,25 @@ static inline omc_value *omc_out(const omc_node *n, uint32_t i) {
 }
 static inline bool omc_is_const(const omc_value *v) { return v && v->role == OMC_ROLE_CONST; }
 
+static inline uint32_t omc_n_backwards(const omc_graph *g) {
+  return g->n_inputs ? g->n_grads / g->n_inputs : 0;
+}
+
+/* The phase that gives input r of the result node. */
+static inline omc_phase omc_result_phase(const omc_graph *g, uint32_t r) {
+  return r < g->n_outputs ? OMC_FORWARD : OMC_BACKWARD + (r - g->n_outputs) / g->n_inputs;
+}
+
 /* True for gradients given by the caller and outputs of backward nodes. */
 static inline bool omc_is_backward(const omc_value *v) {
-  return v->role == OMC_ROLE_GRAD || (v->producer && v->producer->phase == OMC_BACKWARD);
+  return v->role == OMC_ROLE_GRAD || (v->producer && v->producer->phase != OMC_FORWARD);
+}
+
+/* Whether that phase may read the value: forward reads nothing of a backward, and a backward
+ * nothing of another one. */
+static inline bool omc_may_read(omc_phase phase, const omc_value *v) {
+  if (v->role == OMC_ROLE_GRAD) return phase != OMC_FORWARD;
+  return !v->producer || v->producer->phase == OMC_FORWARD || v->producer->phase == phase;
 }
 
 /* Attributes by name, `otherwise` if absent or of another kind; an int also serves as a float.

@@ -14,9 +14,9 @@
  * kind.
  *
  * Printed graphs also carry types after the outputs (`%3 : f32[8,64] = ...`), `backward:` or
- * `forward:` on a line of its own where the phase changes, `grad %g0 of 0 : f32[]` after the
- * inputs, and `return ... grads %a, _, %b` in joint graphs. The parser reads what the printer
- * writes. */
+ * `forward:` on a line of its own where the phase changes (`backward 1:` for the second backward),
+ * `grad %g0 of 0 : f32[]` after the inputs, and `return ... grads %a, _, %b` in joint graphs, the
+ * gradients of one backward after those of the other. The parser reads what the printer writes. */
 #ifndef OMC_GRAPH_TEXT_H
 #define OMC_GRAPH_TEXT_H
 

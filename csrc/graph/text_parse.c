@@ -397,11 +397,12 @@ static omc_status parse_operands(parser *p, value_list *list) {
   return OMC_OK;
 }
 
-/* Nothing of the forward phase may use a value of the backward phase. */
+/* Nothing of the forward phase may use a value of a backward, nor one backward of another. */
 static omc_status check_phase(const parser *p, const omc_value *v, omc_phase user) {
-  if (v && user == OMC_FORWARD && omc_is_backward(v))
-    PARSE_FAIL(p, "%%%s belongs to backward and is used in forward", v->name);
-  return OMC_OK;
+  if (!v || omc_may_read(user, v)) return OMC_OK;
+  PARSE_FAIL(p, "%%%s belongs to %s and is used in %s", v->name,
+             user == OMC_FORWARD ? "backward" : "another backward",
+             user == OMC_FORWARD ? "forward" : "this one");
 }
 
 static omc_status parse_node(parser *p) {
@@ -453,13 +454,24 @@ static omc_status parse_return(parser *p) {
   if (!at_end_of_line(p) && !span_is(peek_word(p), "grads")) OMC_TRY(parse_operands(p, &values));
   n_outputs = values.n;
   if (accept_word(p, "grads")) OMC_TRY(parse_operands(p, &values));
-  for (uint32_t i = 0; i < n_outputs; i++) OMC_TRY(check_phase(p, values.items[i], OMC_FORWARD));
-  return at_line(p, omc_graph_set_result(p->graph, values.items, n_outputs, values.n - n_outputs));
+  OMC_TRY(
+      at_line(p, omc_graph_set_result(p->graph, values.items, n_outputs, values.n - n_outputs)));
+  for (uint32_t i = 0; i < values.n; i++)
+    OMC_TRY(check_phase(p, values.items[i], omc_result_phase(p->graph, i)));
+  return OMC_OK;
 }
 
 static omc_status parse_phase(parser *p) {
   p->phase = accept_word(p, "backward") ? OMC_BACKWARD : OMC_FORWARD;
   if (p->phase == OMC_FORWARD && !accept_word(p, "forward")) return expected(p, "a statement");
+  if (accept(p, ':')) return OMC_OK;
+  bool is_int;
+  int64_t number;
+  double f;
+  if (p->phase == OMC_FORWARD || at_end_of_line(p)) return expected(p, "':'");
+  OMC_TRY(parse_number(p, &is_int, &number, &f));
+  if (!is_int || number < 1 || number > UINT16_MAX) return expected(p, "the number of a backward");
+  p->phase += (omc_phase)number;
   return expect(p, ':', "':'");
 }
 

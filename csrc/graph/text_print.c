@@ -216,6 +216,12 @@ static void put_result(printer *p) {
   put(p, "\n");
 }
 
+static void put_phase(printer *p, omc_phase phase) {
+  put(p, phase == OMC_FORWARD ? "forward" : "backward");
+  if (phase > OMC_BACKWARD) putf(p, " %u", phase - OMC_BACKWARD);
+  put(p, ":\n");
+}
+
 static void put_graph(printer *p) {
   const omc_graph *g = p->graph;
   put_inputs(p);
@@ -223,7 +229,7 @@ static void put_graph(printer *p) {
   put_consts_of(p, g->result);
   omc_phase phase = OMC_FORWARD;
   for (const omc_node *n = g->first; n; n = n->next) {
-    if (n->phase != phase) put(p, n->phase == OMC_BACKWARD ? "backward:\n" : "forward:\n");
+    if (n->phase != phase) put_phase(p, n->phase);
     phase = n->phase;
     put_node(p, n);
   }

@@ -65,10 +65,9 @@ static omc_status check_inputs(verifier *f, const omc_node *node) {
     }
     VERIFY(f->seen[v->id], node, "input %u, value %u %%%s, is used before it is defined", i, v->id,
            name_of(v));
-    const bool forward =
-        node == f->graph->result ? i < f->graph->n_outputs : node->phase == OMC_FORWARD;
-    VERIFY(!forward || !omc_is_backward(v), node, "forward reads backward value %u %%%s", v->id,
-           name_of(v));
+    const omc_phase phase = node == f->graph->result ? omc_result_phase(f->graph, i) : node->phase;
+    VERIFY(omc_may_read(phase, v), node, "%s reads backward value %u %%%s",
+           phase == OMC_FORWARD ? "forward" : "another backward", v->id, name_of(v));
     f->used[v->id]++;
   }
   return OMC_OK;
@@ -118,7 +117,7 @@ static omc_status check_result(const omc_graph *g) {
   VERIFY(result->op == OMC_N_OPS && result->n_out == 0, result, "no result node");
   VERIFY(result->n_in == g->n_outputs + g->n_grads, result,
          "%u results for %u outputs and %u gradients", result->n_in, g->n_outputs, g->n_grads);
-  VERIFY(g->n_grads == 0 || g->n_grads == g->n_inputs, result, "%u gradients for %u inputs",
+  VERIFY(g->n_grads == omc_n_backwards(g) * g->n_inputs, result, "%u gradients for %u inputs",
          g->n_grads, g->n_inputs);
   for (uint32_t i = 0; i < g->n_outputs; i++)
     VERIFY(omc_in(result, i), result, "output %u is left out", i);

@@ -14,7 +14,9 @@ typedef struct checker {
   uint32_t *held;           /* contents intact in the arena */
   uint32_t n_held;
   uint32_t *in_output; /* by forward output: the content in the caller's tensor */
-  uint32_t *in_result; /* by input: the content in the caller's gradient */
+  uint32_t
+      *in_result; /* by input: the content in the caller's gradient, of the backward under way */
+  uint32_t *next_step; /* by phase */
   uint32_t step;       /* under way */
 } checker;
 
@@ -93,7 +95,6 @@ static omc_status read_graph(checker *c) {
     c->in_output[k] = NOTHING;
     if (g->grads && g->grads[k]) OMC_TRY(add_given(c, g->grads[k], OMC_AT_GRAD));
   }
-  for (uint32_t i = 0; i < g->n_grads; i++) c->in_result[i] = NOTHING;
   for (const omc_node *node = g->first; node; node = node->next) {
     OMC_TRY(add_consts(c, node));
     for (uint32_t k = 0; k < node->n_out; k++)
@@ -109,13 +110,21 @@ static omc_status read_graph(checker *c) {
 /* The steps must be the nodes that are no views, each once; phases may be reordered as wholes. */
 static omc_status check_steps(checker *c) {
   const omc_plan *plan = c->plan;
-  uint32_t next[2] = {0, plan->n_forward};
-  const uint32_t end[2] = {plan->n_forward, plan->n_steps};
+  uint32_t begin = 0;
+  for (omc_phase p = 0; p < plan->n_phases; p++) {
+    c->step = c->next_step[p] = begin;
+    if (plan->parts[p].step != begin || plan->parts[p].end_step < begin)
+      return broken(c, "phases that do not follow each other", NOTHING, NOTHING);
+    begin = plan->parts[p].end_step;
+  }
+  if (begin != plan->n_steps || plan->n_forward != plan->parts[OMC_FORWARD].end_step)
+    return broken(c, "steps without a phase", NOTHING, NOTHING);
   for (const omc_node *node = plan->graph->first; node; node = node->next) {
     if (is_view(node)) continue;
-    c->step = next[node->phase]++;
+    if (node->phase >= plan->n_phases) return broken(c, "unknown phase", NOTHING, NOTHING);
+    c->step = c->next_step[node->phase]++;
     const omc_step *step = &plan->steps[c->step];
-    bool same = c->step < end[node->phase] && step->node == node && step->kernel &&
+    bool same = c->step < plan->parts[node->phase].end_step && step->node == node && step->kernel &&
                 step->n_in == node->n_in && step->n_out == node->n_out;
     for (uint32_t i = 0; same && i < node->n_in + node->n_out; i++) {
       const omc_value *v = i < node->n_in ? omc_in(node, i) : omc_out(node, i - node->n_in);
@@ -123,9 +132,21 @@ static omc_status check_steps(checker *c) {
     }
     if (!same) return broken(c, "step that is not the graph's next node", NOTHING, NOTHING);
   }
-  if (next[OMC_FORWARD] != plan->n_forward || next[OMC_BACKWARD] != plan->n_steps)
-    return broken(c, "nodes without a step", NOTHING, NOTHING);
+  for (omc_phase p = 0; p < plan->n_phases; p++)
+    if (c->next_step[p] != plan->parts[p].end_step)
+      return broken(c, "nodes without a step", NOTHING, NOTHING);
   return OMC_OK;
+}
+
+/* Whether one of the plan's saved spans holds all of the slot. */
+static bool is_saved(const omc_plan *plan, const omc_slot *slot) {
+  bool found = slot->bytes == 0;
+  for (uint32_t i = 0; i < plan->n_saved && !found; i++) {
+    const omc_span *span = &plan->saved[i];
+    found = slot->offset >= span->offset &&
+            inside(slot->offset - span->offset, slot->bytes, span->bytes);
+  }
+  return found;
 }
 
 /* Value v is read at the step under way, in that phase. */
@@ -141,11 +162,17 @@ static omc_status check_read(checker *c, uint32_t v, omc_phase phase, uint32_t s
     return slot->place == OMC_AT_GRAD || slot->place == OMC_AT_RESULT
                ? broken(c, "backward memory read by forward", v, content)
                : OMC_OK;
-  if ((slot->place == OMC_AT_INPUT && !plan->saves_input[slot->index]) ||
-      (slot->place == OMC_AT_OUTPUT && !plan->saves_output[slot->index]))
-    return broken(c, "caller's memory read by backward and not saved", v, content);
-  if (slot->place == OMC_AT_ARENA && slot->begin < plan->n_forward) c->read_back[content] = true;
-  return OMC_OK;
+  if (!omc_may_read(phase, c->values[content]))
+    return broken(c, "made by another backward", v, content);
+  const omc_part *part = &plan->parts[phase];
+  if ((slot->place == OMC_AT_INPUT && !part->reads_input[slot->index]) ||
+      (slot->place == OMC_AT_OUTPUT && !part->reads_output[slot->index]))
+    return broken(c, "caller's memory read by backward and not asked for", v, content);
+  if (slot->place != OMC_AT_ARENA || slot->begin >= plan->n_forward) return OMC_OK;
+  c->read_back[content] = true;
+  return is_saved(plan, &plan->slots[content])
+             ? OMC_OK
+             : broken(c, "read by backward and not among what is saved", v, content);
 }
 
 static bool reads(const omc_step *step, uint32_t v) {
@@ -219,17 +246,23 @@ static omc_status write_arena(checker *c, const omc_step *step, uint32_t k, uint
   return OMC_OK;
 }
 
+/* Input of the result node that is the first of a phase. */
+static uint32_t first_result(const checker *c, omc_phase phase) {
+  const omc_graph *g = c->plan->graph;
+  return phase == OMC_FORWARD ? 0 : g->n_outputs + (phase - OMC_BACKWARD) * g->n_inputs;
+}
+
 static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
   const omc_plan *plan = c->plan;
   const omc_slot *slot = &plan->slots[v];
   const bool output = slot->place == OMC_AT_OUTPUT;
-  const uint32_t n = output ? plan->graph->n_outputs : plan->graph->n_grads;
+  const uint32_t n = output ? plan->graph->n_outputs : plan->graph->n_inputs;
   uint32_t *in = output ? c->in_output : c->in_result;
   if ((!output && slot->place != OMC_AT_RESULT) || slot->alias != v || slot->index >= n ||
-      step->node->phase != (output ? OMC_FORWARD : OMC_BACKWARD))
+      output != (step->node->phase == OMC_FORWARD))
     return broken(c, "written to a place that is not for it", v, v);
   const omc_value *wanted =
-      omc_in(plan->graph->result, slot->index + (output ? 0 : plan->graph->n_outputs));
+      omc_in(plan->graph->result, first_result(c, step->node->phase) + slot->index);
   if (!wanted || plan->slots[wanted->id].bytes != slot->bytes)
     return broken(c, "result of another size", v, wanted ? wanted->id : NOTHING);
   if (in[slot->index] != NOTHING) return broken(c, "result written twice", v, in[slot->index]);
@@ -262,13 +295,13 @@ static omc_status check_step(checker *c) {
 static omc_status check_results(checker *c, omc_phase phase) {
   const omc_plan *plan = c->plan;
   const omc_graph *g = plan->graph;
+  const omc_part *part = &plan->parts[phase];
   const bool forward = phase == OMC_FORWARD;
-  const uint32_t end = forward ? plan->n_forward : plan->n_steps;
-  const uint32_t first = forward ? 0 : g->n_outputs, n = forward ? g->n_outputs : g->n_grads;
+  const uint32_t end = part->end_step, first = first_result(c, phase);
+  const uint32_t n = forward ? g->n_outputs : g->n_grads ? g->n_inputs : 0;
   uint32_t *in = forward ? c->in_output : c->in_result;
   c->step = end;
-  const uint32_t last_copy = forward ? plan->n_forward_copies : plan->n_copies;
-  for (uint32_t i = forward ? 0 : plan->n_forward_copies; i < last_copy; i++) {
+  for (uint32_t i = part->copy; i < part->end_copy; i++) {
     const omc_copy *copy = &plan->copies[i];
     if (copy->to < first || copy->to - first >= n || in[copy->to - first] != NOTHING)
       return broken(c, "copied to a place that is not for it", copy->from, copy->to);
@@ -282,13 +315,21 @@ static omc_status check_results(checker *c, omc_phase phase) {
   return OMC_OK;
 }
 
+/* Backwards are gone through one after the other. None reads what another wrote, so what holds
+ * for the last of them here holds for it right after forward too. */
 static omc_status check_run(checker *c) {
+  size_t saved = 0;
+  for (uint32_t i = 0; i < c->plan->n_saved; i++) saved += c->plan->saved[i].bytes;
+  if (saved != c->plan->forward_bytes)
+    return broken(c, "saved bytes are miscounted", NOTHING, NOTHING);
   OMC_TRY(read_graph(c));
   OMC_TRY(check_steps(c));
-  for (c->step = 0; c->step < c->plan->n_forward; c->step++) OMC_TRY(check_step(c));
-  OMC_TRY(check_results(c, OMC_FORWARD));
-  for (c->step = c->plan->n_forward; c->step < c->plan->n_steps; c->step++) OMC_TRY(check_step(c));
-  OMC_TRY(check_results(c, OMC_BACKWARD));
+  for (omc_phase p = 0; p < c->plan->n_phases; p++) {
+    for (uint32_t i = 0; i < c->plan->graph->n_inputs; i++) c->in_result[i] = NOTHING;
+    for (c->step = c->plan->parts[p].step; c->step < c->plan->parts[p].end_step; c->step++)
+      OMC_TRY(check_step(c));
+    OMC_TRY(check_results(c, p));
+  }
   for (uint32_t v = 0; !c->plan->consumes && v < c->plan->graph->n_values; v++)
     if (c->read_back[v] && !c->intact[v])
       return broken(c, "saved value lost in a plan that may run backward again", v, v);
@@ -308,10 +349,11 @@ omc_status omc_plan_check(const omc_plan *plan) {
                .read_back = OMC_NEW_ARRAY(&scratch, bool, n),
                .held = OMC_NEW_ARRAY(&scratch, uint32_t, n),
                .in_output = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_outputs),
-               .in_result = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_grads)};
+               .in_result = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_inputs),
+               .next_step = OMC_NEW_ARRAY(&scratch, uint32_t, plan->n_phases)};
   omc_status status = OMC_OK;
   if (!c.content || !c.values || !c.written || !c.intact || !c.read_back || !c.held ||
-      !c.in_output || !c.in_result)
+      !c.in_output || !c.in_result || !c.next_step)
     status = omc_fail(OMC_ENOMEM, "no memory to check a plan of %u values", n);
   else
     status = check_run(&c);

@@ -175,9 +175,8 @@ static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t
     if (in_arena(plan, v) && plan->slots[v].begin >= plan->n_forward &&
         s->blocks[of[v]].begin < plan->n_forward)
       return true;
-  for (uint32_t i = 0; i < s->n; i++) {
-    const block *saved = &s->blocks[i];
-    if (saved->begin >= plan->n_forward || saved->end < plan->n_forward) continue;
+  for (uint32_t i = 0; i < plan->n_saved; i++) {
+    const omc_span *saved = &plan->saved[i];
     for (uint32_t j = 0; j < s->n; j++) {
       const block *x = &s->blocks[j];
       if (x->begin >= plan->n_forward && x->offset < saved->offset + saved->bytes &&
@@ -186,6 +185,19 @@ static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t
     }
   }
   return false;
+}
+
+/* Lists the blocks that hold something at the end of forward. */
+static omc_status note_saved(omc_plan *plan, const search *s) {
+  plan->saved = OMC_NEW_ARRAY(&plan->memory, omc_span, s->n);
+  if (!plan->saved) OMC_FAIL(ENOMEM, "no memory to list what a plan saves");
+  for (uint32_t b = 0; b < s->n; b++) {
+    const block *x = &s->blocks[b];
+    if (x->begin >= plan->n_forward || x->end < plan->n_forward) continue;
+    plan->saved[plan->n_saved++] = (omc_span){x->offset, x->bytes};
+    plan->forward_bytes += x->bytes;
+  }
+  return OMC_OK;
 }
 
 omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) {
@@ -205,11 +217,8 @@ omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) {
   find_layout(&s, plan->bound_bytes);
   plan->arena_bytes = s.best_bytes;
 
-  for (uint32_t b = 0; b < s.n; b++) {
-    s.blocks[b].offset = s.best[b];
-    if (s.blocks[b].begin < plan->n_forward && s.blocks[b].end >= plan->n_forward)
-      plan->forward_bytes += s.blocks[b].bytes;
-  }
+  for (uint32_t b = 0; b < s.n; b++) s.blocks[b].offset = s.best[b];
+  OMC_TRY(note_saved(plan, &s));
   for (uint32_t v = 0; v < plan->graph->n_values; v++)
     if (in_arena(plan, v)) plan->slots[v].offset = s.blocks[of[v]].offset;
   uint32_t scratch_block = s.n;

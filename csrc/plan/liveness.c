@@ -72,37 +72,43 @@ static omc_status place_results(omc_plan *plan, const families *f) {
   for (uint32_t r = 0; r < g->result->n_in; r++) {
     const omc_value *v = omc_in(g->result, r);
     if (!v) continue;
-    const bool forward = r < g->n_outputs;
+    const omc_phase phase = omc_result_phase(g, r);
+    omc_part *part = &plan->parts[phase];
     const uint32_t root = f->root[v->id], born = f->born[root];
     omc_slot *slot = &plan->slots[root];
-    if (slot->place == OMC_AT_ARENA && (forward || born >= plan->n_forward)) {
-      slot->place = forward ? OMC_AT_OUTPUT : OMC_AT_RESULT;
-      slot->index = forward ? r : r - g->n_outputs;
+    if (slot->place == OMC_AT_ARENA && born >= part->step && born < part->end_step) {
+      slot->place = phase == OMC_FORWARD ? OMC_AT_OUTPUT : OMC_AT_RESULT;
+      slot->index = phase == OMC_FORWARD ? r : (r - g->n_outputs) % g->n_inputs;
       continue;
     }
+    if (part->end_copy == 0) part->copy = plan->n_copies;
     plan->copies[plan->n_copies++] = (omc_copy){v->id, r};
-    plan->n_forward_copies += forward;
-    const uint32_t end = forward ? plan->n_forward : plan->n_steps;
-    if (end > 0 && f->last[root] < end - 1) f->last[root] = end - 1;
+    part->end_copy = plan->n_copies;
+    if (part->end_step > 0 && f->last[root] < part->end_step - 1)
+      f->last[root] = part->end_step - 1;
   }
   return OMC_OK;
 }
 
-static void mark_saved(omc_plan *plan, const families *f, uint32_t value) {
+static void mark_read(const omc_plan *plan, const families *f, omc_part *part, uint32_t value) {
   const omc_slot *slot = &plan->slots[f->root[value]];
-  if (slot->place == OMC_AT_INPUT) plan->saves_input[slot->index] = true;
-  if (slot->place == OMC_AT_OUTPUT) plan->saves_output[slot->index] = true;
+  if (slot->place == OMC_AT_INPUT) part->reads_input[slot->index] = true;
+  if (slot->place == OMC_AT_OUTPUT) part->reads_output[slot->index] = true;
 }
 
-static omc_status find_saved(omc_plan *plan, const families *f) {
-  plan->saves_input = OMC_NEW_ARRAY(&plan->memory, bool, plan->graph->n_inputs);
-  plan->saves_output = OMC_NEW_ARRAY(&plan->memory, bool, plan->graph->n_outputs);
-  if (!plan->saves_input || !plan->saves_output) return no_memory(plan);
-  for (uint32_t s = plan->n_forward; s < plan->n_steps; s++)
-    for (uint32_t i = 0; i < plan->steps[s].n_in; i++)
-      if (plan->steps[s].values[i] != UINT32_MAX) mark_saved(plan, f, plan->steps[s].values[i]);
-  for (uint32_t c = plan->n_forward_copies; c < plan->n_copies; c++)
-    mark_saved(plan, f, plan->copies[c].from);
+static omc_status find_reads(omc_plan *plan, const families *f) {
+  for (omc_phase p = OMC_BACKWARD; p < plan->n_phases; p++) {
+    omc_part *part = &plan->parts[p];
+    part->reads_input = OMC_NEW_ARRAY(&plan->memory, bool, plan->graph->n_inputs);
+    part->reads_output = OMC_NEW_ARRAY(&plan->memory, bool, plan->graph->n_outputs);
+    if (!part->reads_input || !part->reads_output) return no_memory(plan);
+    for (uint32_t s = part->step; s < part->end_step; s++)
+      for (uint32_t i = 0; i < plan->steps[s].n_in; i++)
+        if (plan->steps[s].values[i] != UINT32_MAX)
+          mark_read(plan, f, part, plan->steps[s].values[i]);
+    for (uint32_t c = part->copy; c < part->end_copy; c++)
+      mark_read(plan, f, part, plan->copies[c].from);
+  }
   return OMC_OK;
 }
 
@@ -169,7 +175,7 @@ omc_status omc_plan_liveness(omc_plan *plan, omc_arena *scratch) {
   OMC_TRY(place_values(plan));
   find_families(plan, &f);
   OMC_TRY(place_results(plan, &f));
-  OMC_TRY(find_saved(plan, &f));
+  OMC_TRY(find_reads(plan, &f));
   for (uint32_t v = 0; plan->retain && v < n; v++)
     if (f.root[v] == v && is_saved(plan, &f, v)) f.last[v] = plan->n_steps - 1;
   for (uint32_t s = 0; s < plan->n_steps; s++)

@@ -1,7 +1,9 @@
 /* The plan: everything decided before the first byte is computed.
  *
  * A plan holds the joint graph, the steps of forward and backward, where each value lives, and
- * the size of one arena that serves both directions of one run. It is immutable once the checker
+ * the size of one arena that serves all phases of one run. Several backwards, for gradients of
+ * different outputs, may share the forward: after it runs one of them or, if the plan retains, any
+ * of them in any order. A plan is immutable once the checker
  * has accepted it, shared by its runs and reference-counted (any thread). */
 #ifndef OMC_PLAN_PLAN_H
 #define OMC_PLAN_PLAN_H
@@ -18,7 +20,7 @@ typedef enum {
   OMC_AT_GRAD,   /* caller's gradient of output number `index` */
   OMC_AT_CONST,  /* `data` of the value */
   OMC_AT_OUTPUT, /* result tensor number `index`, forward */
-  OMC_AT_RESULT, /* gradient of input number `index`, backward */
+  OMC_AT_RESULT, /* gradient of input number `index`, of a backward */
   OMC_AT_ARENA   /* `offset` in the arena */
 } omc_place;
 
@@ -49,31 +51,44 @@ typedef struct omc_copy {
   uint32_t from, to; /* value id; input of the result node */
 } omc_copy;
 
+/* Steps and copies of one phase: from `step` to before `end_step`, `copy` to before `end_copy`; of
+ * a backward, which of the caller's inputs and outputs it reads. */
+typedef struct omc_part {
+  uint32_t step, end_step, copy, end_copy;
+  bool *reads_input, *reads_output; /* graph->n_inputs, graph->n_outputs */
+} omc_part;
+
+typedef struct omc_span {
+  size_t offset, bytes;
+} omc_span;
+
 typedef struct omc_plan {
   const omc_allocator *allocator;
   const omc_provider *provider;
   omc_graph *graph;
   omc_arena memory; /* steps, slots, params */
   omc_step *steps;
-  uint32_t n_forward, n_steps; /* backward steps are n_forward .. n_steps-1 */
+  omc_part *parts;             /* by phase */
+  uint32_t n_phases;           /* forward and the backwards, at least one */
+  uint32_t n_forward, n_steps; /* steps of backwards are n_forward .. n_steps-1 */
   omc_slot *slots;             /* graph->n_values of them */
   omc_copy *copies;
-  uint32_t n_forward_copies, n_copies;
+  uint32_t n_copies;
   size_t arena_bytes;   /* what layout reached */
   size_t bound_bytes;   /* most bytes live at any step: no layout is smaller */
-  size_t forward_bytes; /* arena bytes that hold values read by backward */
-  bool *saves_input;    /* graph->n_inputs: backward reads the caller's tensor */
-  bool *saves_output;   /* graph->n_outputs: backward reads the output tensor */
-  bool random;          /* needs a seed */
-  bool retain;          /* backward leaves what forward saved as it was */
-  bool consumes;        /* backward writes over it: it can run once per forward */
-  int threads;          /* workspaces are sized for that many */
+  size_t forward_bytes; /* arena bytes that hold values read by a backward, */
+  omc_span *saved;      /* and where they are */
+  uint32_t n_saved;
+  bool random;   /* needs a seed */
+  bool retain;   /* backward leaves what forward saved as it was */
+  bool consumes; /* a backward writes over it: one can run, once per forward */
+  int threads;   /* workspaces are sized for that many */
   _Atomic int references;
   void *attached;                 /* what run/ keeps with the plan, */
   void (*detach)(void *attached); /* and how it is freed; NULL: nothing */
 } omc_plan;
 
-/* Makes a plan of a typed joint (or forward only) graph and checks it. With `retain` backward may
+/* Makes a plan of a typed joint (or forward only) graph and checks it. With `retain` backwards may
  * run any number of times after one forward, at the price of memory. Takes over `graph` in either
  * case. The caller owns one reference to *out. */
 omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain,
@@ -81,11 +96,11 @@ omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool 
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
-/* The parts of omc_plan_create in their order. Steps: one for each node that is no view, forward
- * nodes first, with kernel, parameters and workspace size; whether it needs a seed. Liveness:
- * slots but for their offsets, copies, what backward reads of the caller's tensors. Layout:
- * offsets, arena_bytes, bound_bytes, forward_bytes, consumes. `scratch` serves while they work:
- * nothing of the plan points into it. */
+/* The stages of omc_plan_create in their order. Steps: one for each node that is no view, phase by
+ * phase, with kernel, parameters and workspace size; whether it needs a seed. Liveness:
+ * slots but for their offsets, copies, what backwards read of the caller's tensors. Layout:
+ * offsets, arena_bytes, bound_bytes, forward_bytes, saved, consumes. `scratch` serves while they
+ * work: nothing of the plan points into it. */
 omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;
 omc_status omc_plan_liveness(omc_plan *plan, omc_arena *scratch) OMC_MUST_USE;
 omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) OMC_MUST_USE;

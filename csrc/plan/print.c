@@ -45,9 +45,11 @@ static void print_copies(const omc_plan *plan, uint32_t begin, uint32_t end, FIL
 void omc_plan_print(const omc_plan *plan, FILE *file) {
   fprintf(file, "arena %zu bytes, bound %zu, saved for backward %zu\n", plan->arena_bytes,
           plan->bound_bytes, plan->forward_bytes);
-  for (uint32_t s = 0; s < plan->n_forward; s++) print_step(plan, s, file);
-  print_copies(plan, 0, plan->n_forward_copies, file);
-  fputs("backward:\n", file);
-  for (uint32_t s = plan->n_forward; s < plan->n_steps; s++) print_step(plan, s, file);
-  print_copies(plan, plan->n_forward_copies, plan->n_copies, file);
+  for (omc_phase p = 0; p < plan->n_phases; p++) {
+    const omc_part *part = &plan->parts[p];
+    if (p == OMC_BACKWARD) fputs("backward:\n", file);
+    if (p > OMC_BACKWARD) fprintf(file, "backward %u:\n", p - OMC_BACKWARD);
+    for (uint32_t s = part->step; s < part->end_step; s++) print_step(plan, s, file);
+    print_copies(plan, part->copy, part->end_copy, file);
+  }
 }

@@ -42,19 +42,28 @@ static omc_status fill_step(omc_plan *plan, const omc_node *node, omc_step *step
 }
 
 omc_status omc_plan_steps(omc_plan *plan) {
-  uint32_t n[2] = {0, 0};
-  for (const omc_node *node = plan->graph->first; node; node = node->next)
-    if (!is_view(node)) n[node->phase]++;
-  plan->n_forward = n[OMC_FORWARD];
-  plan->n_steps = n[OMC_FORWARD] + n[OMC_BACKWARD];
+  const uint32_t backwards = omc_n_backwards(plan->graph);
+  plan->n_phases = OMC_BACKWARD + (backwards ? backwards : 1);
+  plan->parts = OMC_NEW_ARRAY(&plan->memory, omc_part, plan->n_phases);
+  if (!plan->parts) OMC_FAIL(ENOMEM, "no memory for the %u phases of a plan", plan->n_phases);
+  for (const omc_node *node = plan->graph->first; node; node = node->next) {
+    if (node->phase >= plan->n_phases)
+      OMC_NODE_FAIL(node, EINVALID, "it is in phase %u of %u", node->phase, plan->n_phases);
+    if (!is_view(node)) plan->parts[node->phase].end_step++;
+  }
+  for (omc_phase p = 0; p < plan->n_phases; p++) {
+    plan->parts[p].step = plan->n_steps;
+    plan->n_steps += plan->parts[p].end_step;
+    plan->parts[p].end_step = plan->parts[p].step;
+  }
   plan->steps = OMC_NEW_ARRAY(&plan->memory, omc_step, plan->n_steps);
   if (!plan->steps) OMC_FAIL(ENOMEM, "no memory for the %u steps of a plan", plan->n_steps);
 
-  uint32_t next[2] = {0, plan->n_forward};
   for (const omc_node *node = plan->graph->first; node; node = node->next) {
     if (is_view(node)) continue;
-    OMC_TRY(fill_step(plan, node, &plan->steps[next[node->phase]++]));
+    OMC_TRY(fill_step(plan, node, &plan->steps[plan->parts[node->phase].end_step++]));
     plan->random |= is_random(node);
   }
+  plan->n_forward = plan->parts[OMC_FORWARD].end_step;
   return OMC_OK;
 }

@@ -25,7 +25,8 @@ static omc_status settle(building *b) { return omc_settle(b->graph); }
 static omc_status fuse(building *b) { return omc_fuse(b->graph); }
 
 static omc_status differentiate(building *b) {
-  return omc_differentiate(b->graph, b->in->signature->out_grads, b->in->signature->in_grads);
+  const omc_signature *s = b->in->signature;
+  return omc_differentiate(b->graph, s->n_backwards, s->out_grads, s->in_grads);
 }
 
 static omc_status plan(building *b) {
@@ -88,8 +89,9 @@ static omc_status inspect(const building *b, unsigned plan_number, size_t stage)
 }
 
 static bool wants_backward(const omc_build_inputs *in) {
-  for (uint32_t k = 0; k < in->template->n_outputs; k++)
-    if (in->signature->out_grads[k]) return true;
+  const omc_signature *s = in->signature;
+  for (uint32_t k = 0; k < s->n_backwards * in->template->n_outputs; k++)
+    if (s->out_grads[k]) return true;
   return false;
 }
 

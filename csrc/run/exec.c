@@ -7,7 +7,6 @@ OMC_PROCESS_LOCK(tables)
 void omc_exec_lock(void) { tables_acquire(); }
 void omc_exec_unlock(void) { tables_release(); }
 
-/* Outputs and gradients of inputs follow each other as in the result node. */
 uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index) {
   const uint32_t inputs = plan->graph->n_inputs, outputs = plan->graph->n_outputs;
   const uint32_t first[] = {[OMC_AT_ARENA] = 0,
@@ -36,19 +35,20 @@ static void add_operand(omc_exec *x, uint32_t operand, const omc_value *v) {
         (omc_reloc){operand, omc_exec_base(x->plan, slot->place, slot->index), slot->offset};
 }
 
-static void add_phase(omc_exec *x, uint32_t step, uint32_t end_step, uint32_t copy,
-                      uint32_t end_copy) {
+static void add_phase(omc_exec *x, omc_phase phase) {
   const omc_plan *plan = x->plan;
-  for (; step < end_step; step++) {
+  const omc_part *part = &plan->parts[phase];
+  for (uint32_t step = part->step; step < part->end_step; step++) {
     const omc_node *node = plan->steps[step].node;
     const uint32_t first = x->first_operand[step];
     for (uint32_t i = 0; i < node->n_in; i++) add_operand(x, first + i, omc_in(node, i));
     for (uint32_t k = 0; k < node->n_out; k++)
       add_operand(x, first + node->n_in + k, omc_out(node, k));
   }
-  for (; copy < end_copy; copy++)
+  for (uint32_t copy = part->copy; copy < part->end_copy; copy++)
     add_operand(x, x->first_operand[plan->n_steps] + copy,
                 omc_in(plan->graph->result, plan->copies[copy].to));
+  x->end_reloc[phase] = x->n_relocs;
 }
 
 static omc_status fill(omc_exec *x, omc_plan *plan) {
@@ -60,14 +60,13 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
   x->n_bases = omc_exec_base(plan, OMC_AT_RESULT, plan->graph->n_inputs);
   x->operands = OMC_NEW_ARRAY(&plan->memory, omc_tensor, x->n_operands);
   x->relocs = OMC_NEW_ARRAY(&plan->memory, omc_reloc, x->n_operands);
-  if (!x->operands || !x->relocs) goto no_memory;
+  x->end_reloc = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_phases);
+  if (!x->operands || !x->relocs || !x->end_reloc) goto no_memory;
   if (omc_env_get()->profile) {
     x->seconds = OMC_NEW_ARRAY(&plan->memory, double, plan->n_steps);
     if (!x->seconds) goto no_memory;
   }
-  add_phase(x, 0, plan->n_forward, 0, plan->n_forward_copies);
-  x->n_forward_relocs = x->n_relocs;
-  add_phase(x, plan->n_forward, plan->n_steps, plan->n_forward_copies, plan->n_copies);
+  for (omc_phase p = 0; p < plan->n_phases; p++) add_phase(x, p);
   return OMC_OK;
 no_memory:
   OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
@@ -75,7 +74,7 @@ no_memory:
 
 static void detach(void *attached) {
   omc_exec *x = attached;
-  omc_runs_free(x, x->idle);
+  omc_work_free(x, x->idle);
   omc_session_release(x->session);
 }
 
@@ -95,7 +94,7 @@ const double *omc_plan_profile(const omc_plan *plan) {
   return x ? x->seconds : NULL;
 }
 
-static omc_status missing(const omc_run *run, uint32_t base) {
+static omc_status missing(const omc_plan *plan, uint32_t base) {
   static const struct {
     omc_place place;
     const char *what;
@@ -104,45 +103,61 @@ static omc_status missing(const omc_run *run, uint32_t base) {
                {OMC_AT_GRAD, "gradient of output"},
                {OMC_AT_INPUT, "input"}};
   for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-    const uint32_t first = omc_exec_base(run->exec->plan, kinds[k].place, 0);
+    const uint32_t first = omc_exec_base(plan, kinds[k].place, 0);
     if (base >= first)
       OMC_FAIL(EINVALID, "%s %u is needed and was not given", kinds[k].what, base - first);
   }
   OMC_FAIL(EINTERNAL, "a plan without an arena uses it");
 }
 
-static omc_status resolve(omc_run *run, uint32_t begin, uint32_t end) {
-  for (const omc_reloc *r = run->exec->relocs + begin; r < run->exec->relocs + end; r++) {
-    char *base = run->bases[r->base];
-    if (!base) return missing(run, r->base);
-    run->operands[r->operand].data = base + r->offset;
+static uint32_t first_reloc(const omc_exec *x, omc_phase phase) {
+  return phase == OMC_FORWARD ? 0 : x->end_reloc[phase - 1];
+}
+
+omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) {
+  const uint32_t arena = omc_exec_base(x->plan, OMC_AT_ARENA, 0);
+  for (uint32_t r = first_reloc(x, phase); r < x->end_reloc[phase]; r++) {
+    const uint32_t base = x->relocs[r].base;
+    if (base != arena && !work->bases[base]) return missing(x->plan, base);
   }
   return OMC_OK;
 }
 
-static omc_status run_step(omc_kernel_args *args, omc_run *run, uint32_t s) {
-  const omc_step *step = &run->exec->plan->steps[s];
-  args->in = run->operands + run->exec->first_operand[s];
+static omc_status resolve(const omc_exec *x, omc_work *work, omc_phase phase) {
+  for (uint32_t i = first_reloc(x, phase); i < x->end_reloc[phase]; i++) {
+    const omc_reloc *r = &x->relocs[i];
+    char *base = work->bases[r->base];
+    if (!base) return missing(x->plan, r->base);
+    work->operands[r->operand].data = base + r->offset;
+  }
+  return OMC_OK;
+}
+
+static omc_status run_step(omc_kernel_args *args, const omc_exec *x, const omc_work *work,
+                           uint32_t s) {
+  const omc_step *step = &x->plan->steps[s];
+  args->in = work->operands + x->first_operand[s];
   args->out = args->in + step->n_in;
   args->n_in = step->n_in;
   args->n_out = step->n_out;
   args->params = step->params;
-  args->workspace = step->workspace_bytes ? (char *)run->bases[0] + step->workspace_offset : NULL;
+  args->workspace = step->workspace_bytes ? (char *)work->bases[0] + step->workspace_offset : NULL;
   args->node = step->node->name;
   return step->kernel(args);
 }
 
-static omc_status run_steps(omc_kernel_args *args, omc_run *run, uint32_t begin, uint32_t end) {
-  for (uint32_t s = begin; s < end; s++) OMC_TRY(run_step(args, run, s));
+static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
+                            const omc_part *part) {
+  for (uint32_t s = part->step; s < part->end_step; s++) OMC_TRY(run_step(args, x, work, s));
   return OMC_OK;
 }
 
-static omc_status time_steps(omc_kernel_args *args, omc_run *run, uint32_t begin, uint32_t end) {
-  omc_exec *x = run->exec;
+static omc_status time_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
+                             const omc_part *part) {
   const omc_provider *p = x->plan->provider;
-  for (uint32_t s = begin; s < end; s++) {
+  for (uint32_t s = part->step; s < part->end_step; s++) {
     const double start = p->clock(p->ctx, args->stream);
-    OMC_TRY(run_step(args, run, s));
+    OMC_TRY(run_step(args, x, work, s));
     const double seconds = p->clock(p->ctx, args->stream) - start;
     omc_exec_lock();
     x->seconds[s] += seconds;
@@ -151,36 +166,36 @@ static omc_status time_steps(omc_kernel_args *args, omc_run *run, uint32_t begin
   return OMC_OK;
 }
 
-static omc_status run_copies(const omc_run *run, uint32_t begin, uint32_t end) {
-  const omc_exec *x = run->exec;
+static uint32_t result_base(const omc_plan *plan, uint32_t r) {
+  const uint32_t outputs = plan->graph->n_outputs;
+  if (r < outputs) return omc_exec_base(plan, OMC_AT_OUTPUT, r);
+  return omc_exec_base(plan, OMC_AT_RESULT, (r - outputs) % plan->graph->n_inputs);
+}
+
+static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_part *part) {
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
-  for (uint32_t c = begin; c < end; c++) {
-    const omc_tensor *from = &run->operands[x->first_operand[plan->n_steps] + c];
+  for (uint32_t c = part->copy; c < part->end_copy; c++) {
+    const omc_tensor *from = &work->operands[x->first_operand[plan->n_steps] + c];
     const size_t bytes = plan->slots[plan->copies[c].from].bytes;
     if (bytes == 0) continue;
-    const uint32_t base = omc_exec_base(plan, OMC_AT_OUTPUT, plan->copies[c].to);
-    if (!run->bases[base]) return missing(run, base);
-    OMC_TRY(p->copy(p->ctx, run->bases[base], from->data, bytes, NULL));
+    const uint32_t base = result_base(plan, plan->copies[c].to);
+    if (!work->bases[base]) return missing(plan, base);
+    OMC_TRY(p->copy(p->ctx, work->bases[base], from->data, bytes, NULL));
   }
   return OMC_OK;
 }
 
-omc_status omc_exec_phase(omc_run *run, omc_phase phase) {
-  const omc_exec *x = run->exec;
+omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase) {
+  omc_exec *x = run->exec;
   const omc_plan *plan = x->plan;
-  const bool forward = phase == OMC_FORWARD;
+  const omc_part *part = &plan->parts[phase];
   const int threads = plan->provider->threads(plan->provider->ctx);
   omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
                           .seed = run->seed,
                           .host = omc_session_host(x->session),
                           .run = &run->host_state};
-  OMC_TRY(forward ? resolve(run, 0, x->n_forward_relocs)
-                  : resolve(run, x->n_forward_relocs, x->n_relocs));
-  if (!forward) run->consumed = plan->consumes;
-  const uint32_t begin = forward ? 0 : plan->n_forward,
-                 end = forward ? plan->n_forward : plan->n_steps;
-  OMC_TRY((x->seconds ? time_steps : run_steps)(&args, run, begin, end));
-  return forward ? run_copies(run, 0, plan->n_forward_copies)
-                 : run_copies(run, plan->n_forward_copies, plan->n_copies);
+  OMC_TRY(resolve(x, work, phase));
+  OMC_TRY((x->seconds ? time_steps : run_steps)(&args, x, work, part));
+  return run_copies(x, work, part);
 }

@@ -1,4 +1,4 @@
-/* What run/ keeps with a plan, and the tables of one run of it. */
+/* What run/ keeps with a plan, and the tables of one phase at work. */
 #ifndef OMC_RUN_EXEC_H
 #define OMC_RUN_EXEC_H
 
@@ -10,6 +10,13 @@ typedef struct omc_reloc {
   size_t offset;
 } omc_reloc;
 
+/* Where the operands of a plan are while one of its phases runs. */
+typedef struct omc_work {
+  struct omc_work *next; /* in exec->idle */
+  omc_tensor *operands;  /* n_operands */
+  void **bases;          /* n_bases: the arena, then the caller's tensors; see omc_exec_base */
+} omc_work;
+
 /* Attached to a plan, in its memory. Operands are the inputs and outputs of every step in turn,
  * then the source of every copy. */
 typedef struct omc_exec {
@@ -17,11 +24,12 @@ typedef struct omc_exec {
   omc_session *session;    /* a reference */
   omc_tensor *operands;    /* as every run starts: types, and the data of constants */
   uint32_t *first_operand; /* of each step; of the copies */
-  omc_reloc *relocs;       /* those of forward, then those of backward */
-  uint32_t n_operands, n_bases, n_forward_relocs, n_relocs;
+  omc_reloc *relocs;       /* phase by phase */
+  uint32_t *end_reloc;     /* by phase */
+  uint32_t n_operands, n_bases, n_relocs;
   /* What follows is used under omc_exec_lock. */
   double *seconds; /* by step; NULL unless profiled */
-  omc_run *idle;   /* runs to use again, */
+  omc_work *idle;  /* to be used again, */
   uint32_t n_idle; /* not more than OMC_MAX_IDLE */
 } omc_exec;
 
@@ -29,13 +37,12 @@ typedef struct omc_exec {
 
 struct omc_run {
   omc_exec *exec;
-  omc_run *next;        /* in exec->idle */
-  omc_tensor *operands; /* n_operands */
-  void **bases;         /* n_bases: the arena, then the caller's tensors; see omc_exec_base */
-  void *host_state;     /* what the host keeps from forward to backward */
+  void *arena;      /* NULL: packed, or there is none */
+  void *host_state; /* what the host keeps from forward to backward */
   uint64_t seed;
-  bool consumed;     /* what forward saved is gone */
-  _Atomic bool busy; /* backward is under way */
+  /* Under omc_exec_lock. */
+  uint32_t users; /* backwards under way */
+  bool consumed;  /* what forward saved is gone */
 };
 
 /* Makes the tables for a new plan and attaches them. */
@@ -49,11 +56,14 @@ void omc_exec_unlock(void);
  * gradients of outputs, outputs, gradients of inputs. */
 uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index);
 
-/* Runs the steps and copies of one phase with the run's base pointers. */
-omc_status omc_exec_phase(omc_run *run, omc_phase phase) OMC_MUST_USE;
+/* OMC_EINVALID if a base pointer of the caller that the phase needs is NULL. */
+omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) OMC_MUST_USE;
 
-/* Frees a list of idle runs. */
-void omc_runs_free(const omc_exec *exec, omc_run *runs);
+/* Runs the steps and copies of one phase of a run with the base pointers of `work`. */
+omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase) OMC_MUST_USE;
+
+/* Frees a list of idle work. */
+void omc_work_free(const omc_exec *exec, omc_work *list);
 
 /* What a session gives to its plans and runs; it lives as long as somebody holds a reference. */
 omc_session *omc_session_retain(omc_session *session);

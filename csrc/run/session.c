@@ -11,7 +11,8 @@
 typedef struct entry {
   omc_plan *plan;      /* NULL: free */
   uint64_t hash, used; /* of the signature; when last asked for */
-  bool *grads;         /* wanted of inputs, then given of outputs */
+  bool *grads;         /* wanted of inputs, then given of outputs in each backward */
+  uint32_t n_backwards;
 } entry;
 
 struct omc_session {
@@ -29,8 +30,8 @@ struct omc_session {
   uint64_t now; /* counts lookups */
 };
 
-static size_t n_grads(const omc_session *s) {
-  return (size_t)s->template->n_inputs + s->template->n_outputs;
+static size_t n_grads(const omc_session *s, uint32_t n_backwards) {
+  return s->template->n_inputs + (size_t)n_backwards * s->template->n_outputs;
 }
 
 omc_status omc_session_create(const char *text, size_t n, omc_find_data find, void *find_ctx,
@@ -77,7 +78,7 @@ void omc_session_release(omc_session *s) {
 
 static void clear(omc_session *s, entry *e) {
   omc_plan_release(e->plan);
-  omc_free(s->allocator, e->grads, n_grads(s), sizeof *e->grads);
+  omc_free(s->allocator, e->grads, n_grads(s, e->n_backwards), sizeof *e->grads);
   *e = (entry){0};
 }
 
@@ -116,20 +117,24 @@ static void mix(uint64_t *hash, uint64_t x) {
 
 static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int threads) {
   uint64_t hash = (uint64_t)threads << 1 | g->retain;
+  mix(&hash, g->n_backwards);
   for (uint32_t i = 0; i < s->template->n_inputs; i++) {
     const omc_type *type = &g->inputs[i];
     mix(&hash, (uint64_t)type->dtype << 8 | (uint64_t)type->shape.rank << 1 | g->in_grads[i]);
     for (int32_t d = 0; d < type->shape.rank; d++) mix(&hash, (uint64_t)type->shape.dims[d]);
   }
-  for (uint32_t k = 0; k < s->template->n_outputs; k++) mix(&hash, g->out_grads[k]);
+  for (size_t k = 0; k < (size_t)g->n_backwards * s->template->n_outputs; k++)
+    mix(&hash, g->out_grads[k]);
   return hash;
 }
 
 static bool fits(const omc_session *s, const entry *e, const omc_signature *g, int threads) {
-  const uint32_t n_in = s->template->n_inputs;
-  if (e->plan->retain != g->retain || e->plan->threads != threads) return false;
-  if (memcmp(e->grads, g->in_grads, n_in * sizeof(bool)) != 0 ||
-      memcmp(e->grads + n_in, g->out_grads, s->template->n_outputs * sizeof(bool)) != 0)
+  const size_t n_in = s->template->n_inputs, n_out = n_grads(s, g->n_backwards) - n_in;
+  if (e->plan->retain != g->retain || e->plan->threads != threads ||
+      e->n_backwards != g->n_backwards)
+    return false;
+  if ((n_in && memcmp(e->grads, g->in_grads, n_in * sizeof(bool)) != 0) ||
+      (n_out && memcmp(e->grads + n_in, g->out_grads, n_out * sizeof(bool)) != 0))
     return false;
   for (uint32_t i = 0; i < n_in; i++)
     if (!omc_type_equal(&e->plan->graph->inputs[i]->type, &g->inputs[i])) return false;
@@ -145,27 +150,27 @@ static entry *oldest(omc_session *s) {
 }
 
 static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, omc_plan **out) {
-  const uint32_t n_in = s->template->n_inputs, n_out = s->template->n_outputs;
+  const size_t n_in = s->template->n_inputs, n = n_grads(s, g->n_backwards);
   const omc_build_inputs in = {s->template, g, omc_session_host(s), s->provider, s->allocator};
   omc_status status = OMC_OK;
   omc_plan *plan = NULL;
-  bool *grads = omc_alloc(s->allocator, n_grads(s), sizeof *grads);
+  bool *grads = omc_alloc(s->allocator, n, sizeof *grads);
   if (!grads) OMC_FAIL(ENOMEM, "no memory for the signature of a plan");
   OMC_GOTO(fail, omc_build_plan(&in, &s->stats, &plan));
   OMC_GOTO(fail, omc_exec_attach(plan, s));
   if (n_in) memcpy(grads, g->in_grads, n_in * sizeof *grads);
-  if (n_out) memcpy(grads + n_in, g->out_grads, n_out * sizeof *grads);
+  if (n > n_in) memcpy(grads + n_in, g->out_grads, (n - n_in) * sizeof *grads);
 
   entry *e = oldest(s);
   s->stats.plans_evicted += e->plan != NULL;
   clear(s, e);
-  *e = (entry){plan, hash, s->now, grads};
+  *e = (entry){plan, hash, s->now, grads, g->n_backwards};
   s->stats.plans_built++;
   *out = omc_plan_retain(plan);
   return OMC_OK;
 fail:
   omc_plan_release(plan);
-  omc_free(s->allocator, grads, n_grads(s), sizeof *grads);
+  omc_free(s->allocator, grads, n, sizeof *grads);
   return status;
 }
 

@@ -12,8 +12,9 @@ typedef struct omc_run omc_run;
 typedef struct omc_signature {
   const omc_type *inputs; /* n_inputs */
   const bool *in_grads;   /* n_inputs: gradient wanted */
-  const bool *out_grads;  /* n_outputs: gradient will be given; all false: forward only */
-  bool retain;            /* backward may run more than once per forward; costs memory */
+  const bool *out_grads;  /* n_outputs for each backward: gradient will be given */
+  uint32_t n_backwards;   /* 0, or none that is given a gradient: forward only */
+  bool retain;            /* backwards may run more than once per forward; costs memory */
 } omc_signature;
 
 typedef struct omc_session_stats {
@@ -52,13 +53,28 @@ omc_session_stats omc_session_get_stats(omc_session *session);
 omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
                            omc_run **out) OMC_MUST_USE;
 
-/* Runs backward: any number of times, but once only if plan->consumes (then OMC_ECONSUMED).
- * inputs and outputs: as given to forward, needed only where plan->saves_input / saves_output says
- * so, elsewhere NULL; grads: n_outputs pointers, those of the signature's out_grads; results:
- * n_inputs pointers, NULL where the plan has no gradient. Of two threads that call it for one run
- * at once the second gets OMC_ESTATE. */
-omc_status omc_run_backward(omc_run *run, void *const *inputs, void *const *outputs,
-                            void *const *grads, void *const *results) OMC_MUST_USE;
+/* Copies what backwards read of the arena to `bytes`, plan->forward_bytes of them, and gives the
+ * arena back. To be called at most once, right after forward; each backward then needs the bytes.
+ */
+omc_status omc_run_pack(omc_run *run, void *bytes) OMC_MUST_USE;
+
+/* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers as given to
+ * forward, needed only where plan->parts[OMC_BACKWARD + number] says that it reads them, elsewhere
+ * NULL. All is borrowed for the call. */
+typedef struct omc_backward {
+  uint32_t number;    /* which one, in the order of the signature */
+  bool keep;          /* another backward may follow */
+  const void *packed; /* what omc_run_pack wrote; NULL if the run was not packed */
+  void *const *inputs, *const *outputs;
+  void *const *grads;   /* n_outputs, those of this backward's out_grads */
+  void *const *results; /* n_inputs, NULL where the plan has no gradient */
+} omc_backward;
+
+/* Runs one of the plan's backwards: any of them in any order and any number of times. Only if the
+ * plan consumes what forward saved, one that is not told to keep it is the last: after it
+ * OMC_ECONSUMED. Any thread; where two would work in one arena, or keep what the plan consumes, it
+ * works in a copy. */
+omc_status omc_run_backward(omc_run *run, const omc_backward *backward) OMC_MUST_USE;
 
 const omc_plan *omc_run_plan(const omc_run *run);
 

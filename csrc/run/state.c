@@ -1,106 +1,116 @@
-/* Run states: what one forward leaves for its backward. */
-#include <stdatomic.h>
+/* Run states: what one forward leaves for its backwards. */
 #include <string.h>
 
 #include "run/exec.h"
 
-static void free_run(const omc_exec *x, omc_run *run) {
+static void free_work(const omc_exec *x, omc_work *work) {
   const omc_allocator *a = omc_session_allocator(x->session);
-  omc_free(a, run->operands, x->n_operands, sizeof *run->operands);
-  omc_free(a, run->bases, x->n_bases, sizeof *run->bases);
-  omc_free(a, run, 1, sizeof *run);
+  omc_free(a, work->operands, x->n_operands, sizeof *work->operands);
+  omc_free(a, work->bases, x->n_bases, sizeof *work->bases);
+  omc_free(a, work, 1, sizeof *work);
 }
 
-void omc_runs_free(const omc_exec *exec, omc_run *runs) {
-  while (runs) {
-    omc_run *next = runs->next;
-    free_run(exec, runs);
-    runs = next;
+void omc_work_free(const omc_exec *exec, omc_work *list) {
+  while (list) {
+    omc_work *next = list->next;
+    free_work(exec, list);
+    list = next;
   }
 }
 
-static omc_status new_run(omc_exec *x, omc_run **out) {
+static omc_status new_work(omc_exec *x, omc_work **out) {
   const omc_allocator *a = omc_session_allocator(x->session);
-  omc_run *run = omc_alloc_zero(a, 1, sizeof *run);
-  if (!run) OMC_FAIL(ENOMEM, "no memory for a run");
-  run->exec = x;
-  run->operands = omc_alloc(a, x->n_operands, sizeof *run->operands);
-  run->bases = omc_alloc_zero(a, x->n_bases, sizeof *run->bases);
-  if (!run->operands || !run->bases) {
-    free_run(x, run);
+  omc_work *work = omc_alloc_zero(a, 1, sizeof *work);
+  if (!work) OMC_FAIL(ENOMEM, "no memory for a run");
+  work->operands = omc_alloc(a, x->n_operands, sizeof *work->operands);
+  work->bases = omc_alloc_zero(a, x->n_bases, sizeof *work->bases);
+  if (!work->operands || !work->bases) {
+    free_work(x, work);
     OMC_FAIL(ENOMEM, "no memory for a run with %u operands", x->n_operands);
   }
-  memcpy(run->operands, x->operands, x->n_operands * sizeof *run->operands);
-  *out = run;
+  memcpy(work->operands, x->operands, x->n_operands * sizeof *work->operands);
+  *out = work;
   return OMC_OK;
 }
 
-/* Gives back the arena and what the host kept, and puts the run aside to be used again. */
-static void finish(omc_run *run) {
-  omc_exec *x = run->exec;
-  const omc_provider *p = x->plan->provider;
-  const omc_host *host = omc_session_host(x->session);
-  if (run->host_state) host->drop(host->ctx, run->host_state);
-  run->host_state = NULL;
-  if (run->bases[0]) p->free(p->ctx, run->bases[0], x->plan->arena_bytes);
-  run->bases[0] = NULL;
+static omc_status start_work(omc_exec *x, omc_work **out) {
   omc_exec_lock();
-  const bool keep = x->n_idle < OMC_MAX_IDLE;
-  if (keep) {
-    run->next = x->idle;
-    x->idle = run;
-    x->n_idle++;
-  }
-  omc_exec_unlock();
-  if (!keep) free_run(x, run);
-}
-
-/* A run with an arena of its own. */
-static omc_status start(omc_exec *x, uint64_t seed, omc_run **out) {
-  const omc_plan *plan = x->plan;
-  const omc_provider *p = plan->provider;
-  omc_exec_lock();
-  omc_run *run = x->idle;
-  if (run) {
-    x->idle = run->next;
+  omc_work *work = x->idle;
+  if (work) {
+    x->idle = work->next;
     x->n_idle--;
   }
   omc_exec_unlock();
-  if (!run) OMC_TRY(new_run(x, &run));
-
-  run->seed = seed;
-  run->consumed = false;
-  if (plan->arena_bytes > 0) {
-    const omc_status status = p->alloc(p->ctx, plan->arena_bytes, &run->bases[0]);
-    if (status != OMC_OK) {
-      run->bases[0] = NULL;
-      finish(run);
-      return status;
-    }
-  }
-  *out = run;
+  if (!work) return new_work(x, out);
+  *out = work;
   return OMC_OK;
 }
 
-static void set_bases(omc_run *run, omc_place place, void *const *pointers, uint32_t n) {
-  void **bases = run->bases + omc_exec_base(run->exec->plan, place, 0);
+/* Puts work aside to be used again. */
+static void finish_work(omc_exec *x, omc_work *work) {
+  omc_exec_lock();
+  const bool keep = x->n_idle < OMC_MAX_IDLE;
+  if (keep) {
+    work->next = x->idle;
+    x->idle = work;
+    x->n_idle++;
+  }
+  omc_exec_unlock();
+  if (!keep) free_work(x, work);
+}
+
+static void set_bases(const omc_exec *x, omc_work *work, omc_place place, void *const *pointers,
+                      uint32_t n) {
+  void **bases = work->bases + omc_exec_base(x->plan, place, 0);
   for (uint32_t i = 0; i < n; i++) bases[i] = pointers ? pointers[i] : NULL;
+}
+
+static omc_status new_arena(const omc_plan *plan, void **out) {
+  *out = NULL;
+  if (plan->arena_bytes == 0) return OMC_OK;
+  return plan->provider->alloc(plan->provider->ctx, plan->arena_bytes, out);
+}
+
+static void free_arena(const omc_plan *plan, void *arena) {
+  if (arena) plan->provider->free(plan->provider->ctx, arena, plan->arena_bytes);
+}
+
+/* Frees the run and all it holds but for the plan. */
+static void free_run(omc_run *run) {
+  const omc_exec *x = run->exec;
+  const omc_host *host = omc_session_host(x->session);
+  if (run->host_state) host->drop(host->ctx, run->host_state);
+  free_arena(x->plan, run->arena);
+  omc_free(omc_session_allocator(x->session), run, 1, sizeof *run);
+}
+
+static omc_status run_forward(omc_run *run, void *const *inputs, void *const *outputs) {
+  omc_exec *x = run->exec;
+  const omc_graph *g = x->plan->graph;
+  omc_work *work;
+  OMC_TRY(new_arena(x->plan, &run->arena));
+  OMC_TRY(start_work(x, &work));
+  work->bases[0] = run->arena;
+  set_bases(x, work, OMC_AT_INPUT, inputs, g->n_inputs);
+  set_bases(x, work, OMC_AT_OUTPUT, outputs, g->n_outputs);
+  const omc_status status = omc_exec_phase(run, work, OMC_FORWARD);
+  finish_work(x, work);
+  return status;
 }
 
 omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
                            omc_run **out) {
   omc_exec *x = plan->attached;
-  const omc_graph *g = plan->graph;
-  omc_run *run;
+  const bool joint = plan->graph->n_grads > 0;
   if (out) *out = NULL;
-  if (!out && g->n_grads > 0)
-    OMC_FAIL(EINVALID, "a plan with a backward needs a place for its run");
-  OMC_TRY(start(x, seed, &run));
-  set_bases(run, OMC_AT_INPUT, inputs, g->n_inputs);
-  set_bases(run, OMC_AT_OUTPUT, outputs, g->n_outputs);
-  const omc_status status = omc_exec_phase(run, OMC_FORWARD);
-  if (status != OMC_OK || g->n_grads == 0) {
-    finish(run);
+  if (!out && joint) OMC_FAIL(EINVALID, "a plan with a backward needs a place for its run");
+  omc_run *run = omc_alloc_zero(omc_session_allocator(x->session), 1, sizeof *run);
+  if (!run) OMC_FAIL(ENOMEM, "no memory for a run");
+  run->exec = x;
+  run->seed = seed;
+  const omc_status status = run_forward(run, inputs, outputs);
+  if (status != OMC_OK || !joint) {
+    free_run(run);
     return status;
   }
   omc_plan_retain(plan);
@@ -109,27 +119,93 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
   return OMC_OK;
 }
 
-static omc_status run_backward(omc_run *run, void *const *inputs, void *const *outputs,
-                               void *const *grads, void *const *results) {
+omc_status omc_run_pack(omc_run *run, void *bytes) {
   const omc_plan *plan = run->exec->plan;
-  const omc_graph *g = plan->graph;
-  if (run->consumed)
-    OMC_FAIL(ECONSUMED,
-             "backward ran already and wrote over what forward had saved; a plan made "
-             "with retain keeps it");
-  set_bases(run, OMC_AT_INPUT, inputs, g->n_inputs);
-  set_bases(run, OMC_AT_OUTPUT, outputs, g->n_outputs);
-  set_bases(run, OMC_AT_GRAD, grads, g->n_outputs);
-  set_bases(run, OMC_AT_RESULT, results, g->n_grads);
-  return omc_exec_phase(run, OMC_BACKWARD);
+  const omc_provider *p = plan->provider;
+  char *at = bytes;
+  for (uint32_t i = 0; i < plan->n_saved; at += plan->saved[i++].bytes)
+    OMC_TRY(p->copy(p->ctx, at, (const char *)run->arena + plan->saved[i].offset,
+                    plan->saved[i].bytes, NULL));
+  free_arena(plan, run->arena);
+  run->arena = NULL;
+  return OMC_OK;
 }
 
-omc_status omc_run_backward(omc_run *run, void *const *inputs, void *const *outputs,
-                            void *const *grads, void *const *results) {
-  if (atomic_exchange(&run->busy, true))
-    OMC_FAIL(ESTATE, "another thread is running the backward of the same forward");
-  const omc_status status = run_backward(run, inputs, outputs, grads, results);
-  atomic_store(&run->busy, false);
+/* An arena with what is saved, from packed bytes or from the run's own arena. */
+static omc_status copy_of_arena(const omc_run *run, const void *packed, void **out) {
+  const omc_plan *plan = run->exec->plan;
+  const omc_provider *p = plan->provider;
+  OMC_TRY(new_arena(plan, out));
+  const char *at = packed;
+  omc_status status = OMC_OK;
+  for (uint32_t i = 0; status == OMC_OK && i < plan->n_saved; i++) {
+    const omc_span *span = &plan->saved[i];
+    const char *from = packed ? at : (const char *)run->arena + span->offset;
+    status = p->copy(p->ctx, (char *)*out + span->offset, from, span->bytes, NULL);
+    if (packed) at += span->bytes;
+  }
+  if (status != OMC_OK) free_arena(plan, *out);
+  return status;
+}
+
+/* Backward works in the run's own arena if nobody else does and nobody will miss what it writes
+ * over, else in a copy. */
+static omc_status enter(omc_run *run, const omc_backward *b, bool *in_place) {
+  const omc_plan *plan = run->exec->plan;
+  const bool consumes = plan->consumes;
+  if (!b->packed && !run->arena && plan->n_saved)
+    OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
+  omc_exec_lock();
+  const bool consumed = run->consumed;
+  *in_place = !b->packed && run->arena && run->users == 0 && !(b->keep && consumes);
+  if (!consumed) {
+    run->users++;
+    run->consumed = *in_place && consumes;
+  }
+  omc_exec_unlock();
+  if (consumed)
+    OMC_FAIL(ECONSUMED,
+             "backward ran already and wrote over what forward had saved; it keeps that "
+             "if it is told to, or if the plan retains");
+  return OMC_OK;
+}
+
+static void leave(omc_run *run) {
+  omc_exec_lock();
+  run->users--;
+  omc_exec_unlock();
+}
+
+static omc_status run_backward(omc_run *run, omc_work *work, const omc_backward *b) {
+  const omc_plan *plan = run->exec->plan;
+  const omc_phase phase = OMC_BACKWARD + b->number;
+  bool in_place = false;
+  OMC_TRY(omc_exec_check(run->exec, work, phase));
+  OMC_TRY(enter(run, b, &in_place));
+  void *arena = run->arena;
+  omc_status status = in_place ? OMC_OK : copy_of_arena(run, b->packed, &arena);
+  if (status == OMC_OK) {
+    work->bases[0] = arena;
+    status = omc_exec_phase(run, work, phase);
+    if (!in_place) free_arena(plan, arena);
+  }
+  leave(run);
+  return status;
+}
+
+omc_status omc_run_backward(omc_run *run, const omc_backward *b) {
+  omc_exec *x = run->exec;
+  const omc_graph *g = x->plan->graph;
+  const uint32_t n = omc_n_backwards(g);
+  if (b->number >= n) OMC_FAIL(EINVALID, "backward %u of a plan with %u", b->number, n);
+  omc_work *work;
+  OMC_TRY(start_work(x, &work));
+  set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
+  set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
+  set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
+  set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
+  const omc_status status = run_backward(run, work, b);
+  finish_work(x, work);
   return status;
 }
 
@@ -139,6 +215,6 @@ void omc_run_destroy(omc_run *run) {
   if (!run) return;
   omc_plan *plan = run->exec->plan;
   omc_session_count_runs(run->exec->session, -1);
-  finish(run);
+  free_run(run);
   omc_plan_release(plan);
 }

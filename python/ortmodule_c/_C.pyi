@@ -18,13 +18,19 @@ class Host(Protocol):
     def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]: ...
     def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]: ...
 
+class Run:
+    """What a forward left for backward."""
+
+    def pack(self) -> Tensor:
+        """Move the bytes that backward needs into a tensor, at most once; each backward needs it then."""
+
 class Plan:
     """Everything decided for one signature. Immutable."""
 
-    saves_inputs: tuple[int, ...]
-    saves_outputs: tuple[int, ...]
+    reads_inputs: tuple[tuple[int, ...], ...]  # by backward
+    reads_outputs: tuple[tuple[int, ...], ...]
     in_grads: tuple[bool, ...]
-    out_grads: tuple[bool, ...]
+    out_grads: tuple[tuple[bool, ...], ...]
     random: bool
     arena_bytes: int
     bound_bytes: int
@@ -32,21 +38,27 @@ class Plan:
     n_steps: int
     n_forward: int
 
-    def forward(self, inputs: Sequence[Tensor], seed: int) -> tuple[list[Tensor], Tensor | None]:
+    def forward(self, inputs: Sequence[Tensor], seed: int) -> tuple[list[Tensor], Run | None]:
         """Run forward.
 
-        The second result is a token: a 0-d int64 tensor that owns the state backward needs and
-        lets go of it when it dies. None if the plan has no backward.
+        The second result holds what backward needs and lets go of it when it dies. None if the plan has no
+        backward.
         """
 
     def backward(
         self,
-        token: Tensor,
+        run: Run,
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor | None],
         grads: Sequence[Tensor | None],
+        keep: bool = False,
+        packed: Tensor | None = None,
     ) -> list[Tensor | None]:
-        """Run backward; one gradient per input, None where there is none."""
+        """Run the backward for the given gradients of outputs, None where none is given.
+
+        With `keep` another one may follow. `packed` is what `Run.pack` gave, or a copy of it. The result is
+        one gradient per input, None where there is none.
+        """
 
     def text(self) -> str: ...
     def profile(self) -> list[tuple[str, str, str, float]]:
@@ -59,11 +71,12 @@ class Session:
         self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16
     ) -> None: ...
     def plan(
-        self, inputs: Sequence[Tensor], in_grads: Sequence[bool], out_grads: Sequence[bool], retain: bool = False
+        self, inputs: Sequence[Tensor], in_grads: Sequence[bool], *out_grads: Sequence[bool], retain: bool = False
     ) -> Plan:
         """Look up or build the plan for these inputs (dense CPU tensors).
 
-        With `retain` the state of a forward serves any number of backwards, else one.
+        It has a backward for each of `out_grads`, which say the outputs whose gradient is given. With
+        `retain` the state of a forward serves any number of them, else one.
         """
 
     def stats(self) -> dict[str, float]: ...

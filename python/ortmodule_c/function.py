@@ -3,7 +3,8 @@
 import copy
 import functools
 import operator
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,38 @@ from .lowering import Lowered
 from .process import tracing_lock
 
 Mask = tuple[bool, ...]
+_GONE = torch.empty(0)  # in the place of a tensor that was given away
+
+
+_MOST_BACKWARDS = 4  # that one plan serves
+_LATELY = 16  # backwards that a habit is remembered for
+
+
+class Habits:
+    """Which outputs gradients came back for lately, and whether a graph was kept for another backward."""
+
+    def __init__(self, guess: Sequence[Mask]) -> None:
+        self._guess = tuple(guess[:_MOST_BACKWARDS])
+        self._lock = threading.Lock()
+        self._now = 0
+        self._last: dict[Mask, int] = {}  # when it was met, the latest last
+        self._last_kept = -_LATELY
+
+    def note(self, mask: Mask, kept: bool) -> None:
+        """A backward was asked for."""
+        with self._lock:
+            self._now += 1
+            self._last.pop(mask, None)
+            self._last[mask] = self._now
+            while len(self._last) > _MOST_BACKWARDS or next(iter(self._last.values())) <= self._now - _LATELY:
+                del self._last[next(iter(self._last))]
+            if kept:
+                self._last_kept = self._now
+
+    def expected(self) -> tuple[tuple[Mask, ...], bool]:
+        """The backwards to be ready for, and whether several may follow one forward."""
+        with self._lock:
+            return tuple(sorted(self._last)) or self._guess, self._now - self._last_kept < _LATELY
 
 
 class Runner:
@@ -40,11 +73,11 @@ class Runner:
         self.updates = lowered.updates
         self.differentiable = lowered.differentiable
         self.reaches = lowered.reaches
-        self._ranks = lowered.ranks
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
-        self.retain = False
         self.arena_bytes = 0  # of the largest plan used
-        self.out_grads: Mask | None = None
+        self.habits = Habits(_guesses(lowered.differentiable, lowered.ranks))
+        # With one gradient that can come back, the forward is never repeated.
+        self.may_repeat = sum(lowered.differentiable) > 1
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The module's results for the graph's inputs, connected to autograd."""
@@ -55,40 +88,47 @@ class Runner:
             outputs = _Run.apply(call, *[t for t, g in zip(inputs, in_grads, strict=True) if g])
         else:
             with torch.no_grad():
-                call.plan_for((False,) * len(self.differentiable))
-                outputs, _ = call.forward()
+                call.plan_for(())
+                outputs = call.forward()
         return [inputs[i] if kind == "input" else outputs[i] for kind, i in self.results]
 
-    def expected(self) -> Mask:
-        """Which output gradients backward will probably give: those of last time, else those of the loss alone."""
-        if self.out_grads is None:
-            first = self.differentiable.index(True)
-            only_first = self._ranks[first] == 0
-            self.out_grads = tuple([d and (i == first or not only_first) for i, d in enumerate(self.differentiable)])
-        return self.out_grads
+
+def _guesses(differentiable: Sequence[bool], ranks: Sequence[int]) -> list[Mask]:
+    """The backwards that a first step may have: of each loss, if the first output is one, and of all losses."""
+    n = len(differentiable)
+    losses = [i for i in range(n) if differentiable[i] and ranks[i] == 0]
+    if True not in differentiable or not losses or losses[0] != differentiable.index(True):
+        return [tuple(differentiable)]
+    sets = [[i] for i in losses] + ([losses] if len(losses) > 1 else [])
+    return [tuple([i in of for i in range(n)]) for of in sets]
 
 
 @dataclass(eq=False)
 class _Call:
-    """One forward and what repeating it takes."""
+    """One forward, and what its backwards or repeating it take."""
 
     runner: Runner
     inputs: Sequence[Tensor]
     in_grads: Mask
-    dense: list[Tensor] = field(init=False)
+    dense: list[Tensor] = field(init=False)  # as the graph read them
     plan: _C.Plan = field(init=False)
+    run: _C.Run | None = None
+    outputs: dict[int, Tensor] = field(init=False)  # that backwards read
+    versions: list[int] = field(init=False)  # of the inputs
+    output_versions: dict[int, int] = field(init=False)
     seed: int = 0
     host_state: Tensor | None = None
-    versions: list[int] = field(init=False)
+    stowed: list[int] | None = None  # the inputs that went through saved-tensor hooks, if any are active
+    packed: Tensor | None = None  # what the run holds, back from them
 
     def __post_init__(self) -> None:
         self.dense = [_dense(t) for t in self.inputs]
 
-    def plan_for(self, out_grads: Mask) -> None:
+    def plan_for(self, out_grads: Sequence[Mask], retain: bool = False) -> None:
         """Choose the plan and, at the first time, draw the seed; NotExportable if there can be none."""
         try:
             with tracing_lock:
-                self.plan = self.runner.session.plan(self.dense, self.in_grads, out_grads, self.runner.retain)
+                self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain=retain)
         except (NotImplementedError, ValueError) as error:
             raise NotExportable(str(error)) from error
         self.runner.arena_bytes = max(self.runner.arena_bytes, self.plan.arena_bytes)
@@ -99,66 +139,107 @@ class _Call:
         if self.runner.host.random and self.host_state is None:
             self.host_state = torch.get_rng_state()
 
-    def forward(self) -> tuple[list[Tensor], Tensor | None]:
+    def forward(self) -> list[Tensor]:
         """Run forward and bring the module's buffers up to date; all outputs of the graph."""
-        outputs, token = self.plan.forward(self.dense, self.seed)
-        n = self.runner.n_results
-        kept = set(self.plan.saves_inputs)
-        for i in self.runner.updates:
-            if i in kept:  # backward reads what it was before
-                self.dense[i] = self.dense[i].clone()
-        if self.runner.updates:
-            torch._foreach_copy_([self.inputs[i] for i in self.runner.updates], outputs[n:])
-        return outputs, token
+        runner = self.runner
+        outputs, self.run = self.plan.forward(self.dense, self.seed)
+        self.versions = [_version(t) for t in self.inputs]
+        if runner.updates:
+            read = {i for inputs in self.plan.reads_inputs for i in inputs}
+            for i in runner.updates:
+                if i in read or runner.may_repeat:  # backward, or a repeated forward, reads what it was before
+                    self.dense[i] = self.dense[i].clone()
+            torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
+        # Aliases: the outputs themselves will hold the node that holds this call.
+        self.outputs = {i: outputs[i].detach() for of in self.plan.reads_outputs for i in of}
+        self.output_versions = {i: _version(t) for i, t in self.outputs.items()}
+        return outputs
 
-    def note_versions(self) -> None:
-        """Remember the state of the inputs, for :meth:`again`."""
-        self.versions = [0 if t.is_inference() else t._version for t in self.inputs]
+    def stow(self, ctx: Any, outputs: Sequence[Tensor]) -> None:
+        """Give what backward needs to saved-tensor hooks, which may keep, move or drop it."""
+        assert self.run is not None
+        read = {i for of in self.plan.reads_inputs for i in of}
+        self.stowed = [i for i, t in enumerate(self.inputs) if i in read or not t.is_leaf]
+        updated = set(self.runner.updates)
+        tensors = [(self.dense if i in updated else self.inputs)[i] for i in self.stowed]
+        ctx.save_for_backward(self.run.pack(), *tensors, *[outputs[i] for i in self.outputs])
+        gone = set(self.stowed)
+        self.inputs = [_GONE if i in gone else t for i, t in enumerate(self.inputs)]
+        self.dense = [_GONE if i in gone else t for i, t in enumerate(self.dense)]
+        self.outputs = dict.fromkeys(self.outputs, _GONE)
 
-    def again(self, out_grads: Mask) -> tuple[list[Tensor], Tensor | None]:
-        """Repeat the forward for a plan that serves these output gradients; buffers stay."""
-        moved = [
-            i
-            for i, (t, v) in enumerate(zip(self.inputs, self.versions, strict=True))
-            if i not in self.runner.updates and not t.is_inference() and t._version != v
-        ]
-        if moved:
-            raise RuntimeError(
-                f"backward has to repeat the forward, but its input {moved[0]} of shape "
-                f"{tuple(self.inputs[moved[0]].shape)} has been changed in place since"
-            )
-        self.plan_for(out_grads)
-        if self.host_state is None:
-            return self.plan.forward(self.dense, self.seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self.host_state)
-            return self.plan.forward(self.dense, self.seed)
+    def unstowed(self, packed: Tensor, *saved: Tensor) -> "_Call":
+        """With what the hooks gave back, which they have checked for changes."""
+        assert self.stowed is not None
+        call = copy.copy(self)
+        call.packed, call.inputs, call.dense = packed, list(self.inputs), list(self.dense)
+        call.versions = list(self.versions)
+        for i, t in zip(self.stowed, saved, strict=False):
+            call.inputs[i], call.dense[i], call.versions[i] = t, _dense(t), _version(t)
+        call.outputs = dict(zip(self.outputs, saved[len(self.stowed) :], strict=True))
+        call.output_versions = {i: _version(t) for i, t in call.outputs.items()}
+        return call
+
+    @property
+    def saves(self) -> bool:
+        """Whether backward needs anything of the forward."""
+        return self.plan.forward_bytes > 0 or any(map(any, (self.plan.reads_inputs, self.plan.reads_outputs)))
+
+    def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
+        """Gradients of the graph's inputs, None where there is none."""
+        assert self.run is not None
+        plan = self.plan
+        if mask not in plan.out_grads:
+            self._check(range(len(self.inputs)), ())
+            return self._again(mask, grads)
+        number = plan.out_grads.index(mask)
+        self._check(plan.reads_inputs[number], plan.reads_outputs[number])
+        outputs = [self.outputs.get(i) for i in range(len(grads))]
+        return plan.backward(self.run, self.dense, outputs, grads, keep, self.packed)
+
+    def _check(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
+        """Raise as PyTorch does if what backward reads was changed in place since."""
+        updated = set(self.runner.updates)  # of these a copy is read
+        pairs = [(self.inputs[i], self.versions[i]) for i in inputs if i not in updated]
+        pairs += [(self.outputs[i], self.output_versions[i]) for i in outputs]
+        for t, version in pairs:
+            if _version(t) != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version {version} instead."
+                )
+
+    def _again(self, mask: Mask, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Repeat the forward, from the buffers it began with, for a plan that serves these output gradients."""
+        call = copy.copy(self)
+        call.plan_for([mask])
+        with torch.random.fork_rng(devices=[], enabled=self.host_state is not None):
+            if self.host_state is not None:
+                torch.set_rng_state(self.host_state)
+            outputs, run = call.plan.forward(call.dense, call.seed)
+        assert run is not None
+        return call.plan.backward(run, call.dense, outputs, grads)
 
 
 class _Run(torch.autograd.Function):
-    """Forward and backward of a whole graph."""
+    """Forward and backward of a whole graph.
+
+    What backward needs is held by the call, and let go of as autograd lets go of saved tensors. Only where
+    saved-tensor hooks are active it is saved as tensors.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
         runner = call.runner
-        call.plan_for(runner.expected())
-        outputs, token = call.forward()
-        call.note_versions()
+        call.plan_for(*runner.habits.expected())
+        outputs = call.forward()
+        results = outputs[: runner.n_results]
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            call.stow(ctx, outputs)
+        ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *[o for o, d in zip(outputs[: runner.n_results], runner.differentiable, strict=False) if not d]
-        )
-        saved = [call.inputs[i] if i not in runner.updates else call.dense[i] for i in call.plan.saves_inputs]
-        ctx.save_for_backward(token, *saved, *[outputs[i] for i in call.plan.saves_outputs])
-        # The call lives as long as the token, that is, until autograd lets go of what backward needs;
-        # saved-tensor hooks replace the token, then it lives as long as the node.
-        assert token is not None
-        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        ctx.call = call if hooked else None
-        ctx.token = token if hooked else None
-        if not hooked:
-            token.call = call  # type: ignore[attr-defined]
-        return tuple(outputs[: runner.n_results])
+        ctx.mark_non_differentiable(*[o for o, d in zip(results, runner.differentiable, strict=False) if not d])
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -178,42 +259,34 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[list[Tensor], list[Tensor | None]]:
         """The inputs that want a gradient, and their gradients."""
-        token, *saved = ctx.saved_tensors
-        call: _Call = ctx.call or token.call
-        runner, plan = call.runner, call.plan
+        call: _Call | None = ctx.call
+        saved = ctx.saved_tensors if call is None or call.stowed is not None else ()  # raises where they are freed
+        assert call is not None
+        if call.stowed is not None:
+            call = call.unstowed(*saved)
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
         wanted = [t for t, g in zip(call.inputs, call.in_grads, strict=True) if g]
         given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
-        given += [None] * len(runner.updates)
+        given += [None] * len(call.runner.updates)
         mask = tuple([g is not None for g in given])
-        if not any(mask):
-            return wanted, [None] * len(wanted)
-        inputs: list[Tensor | None] = [None] * len(call.inputs)
-        outputs: list[Tensor | None] = [None] * len(runner.differentiable)
-        for i, t in zip(plan.saves_inputs, saved, strict=False):
-            inputs[i] = _dense(t)
-        for i, t in zip(plan.saves_outputs, saved[len(plan.saves_inputs) :], strict=True):
-            outputs[i] = t
-        results = None
-        if mask == plan.out_grads:
-            try:
-                results = plan.backward(token if ctx.token is None else ctx.token, inputs, outputs, given)
-            except _C.ConsumedError:
-                runner.retain = True
-        if results is None:
-            runner.out_grads = mask
-            other = copy.copy(call)  # another thread may be in a backward of this one
-            repeated, fresh = other.again(mask)
-            assert fresh is not None
-            results = other.plan.backward(fresh, other.dense, repeated, given)
-        if ctx.token is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.token = ctx.call = None
-        reached = functools.reduce(operator.or_, [r for r, m in zip(runner.reaches, mask, strict=True) if m])
-        for i in [i for i, is_wanted in enumerate(call.in_grads) if is_wanted]:
-            if not reached >> i & 1:
-                results[i] = None
-            elif results[i] is None:  # what led there was found to be 0
-                results[i] = torch.zeros_like(call.inputs[i])
+        results: list[Tensor | None] = [None] * len(call.inputs)
+        if any(mask):
+            call.runner.habits.note(mask, keep)
+            results = call.backward(mask, given, keep)
+            _fill(call, mask, results)
+        if not keep and call.saves:
+            ctx.call = None
         return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]
+
+
+def _fill(call: _Call, mask: Mask, results: list[Tensor | None]) -> None:
+    """Give every input that the outputs of `mask` are connected to a gradient, and no other one."""
+    reached = functools.reduce(operator.or_, [r for r, m in zip(call.runner.reaches, mask, strict=True) if m])
+    for i in [i for i, is_wanted in enumerate(call.in_grads) if is_wanted]:
+        if not reached >> i & 1:
+            results[i] = None
+        elif results[i] is None:  # what led there was found to be 0
+            results[i] = torch.zeros_like(call.inputs[i])
 
 
 class _Final(torch.autograd.Function):
@@ -226,6 +299,10 @@ class _Final(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         raise ORTModuleError("ORTModule cannot differentiate its gradients again; use .module for double backward")
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -242,7 +242,7 @@ class Graphs:
         """What writes the ONNX files once a plan is known, once per mode."""
 
         def write(plan: _C.Plan) -> None:
-            mode = "training" if any(plan.out_grads) else "inference"
+            mode = "training" if any(map(any, plan.out_grads)) else "inference"
             if mode in self._written:
                 return
             self._written.add(mode)
@@ -253,7 +253,7 @@ class Graphs:
                     text,
                     "differentiate",
                     types=types,
-                    out_grads=plan.out_grads,
+                    out_grads=plan.out_grads[0],
                     in_grads=plan.in_grads,
                     constants=constants,
                 )

@@ -44,19 +44,19 @@ def session(**options: object) -> _C.Session:
 
 
 def plan_of(s: _C.Session, given: list[Tensor], retain: bool = False) -> _C.Plan:
-    return s.plan(given, [False, True, True], [True, False], retain)
+    return s.plan(given, [False, True, True], [True, False], retain=retain)
 
 
-def backward(plan: _C.Plan, token: Tensor, given: list[Tensor], outputs: list[Tensor]) -> list[Tensor | None]:
-    return plan.backward(token, given, outputs, [torch.ones(given[0].shape[0], 4), None])
+def backward(plan: _C.Plan, state: _C.Run, given: list[Tensor], outputs: list[Tensor]) -> list[Tensor | None]:
+    return plan.backward(state, given, outputs, [torch.ones(given[0].shape[0], 4), None])
 
 
 def check_step(plan: _C.Plan, given: list[Tensor]) -> None:
     x, w, b = given[0], given[1].clone().requires_grad_(), given[2].clone().requires_grad_()
     y = torch.tanh((x @ w + b) * C["c"])
     y.sum().backward()
-    outputs, token = plan.forward(given, 0)
-    grads = backward(plan, token, given, outputs)
+    outputs, state = plan.forward(given, 0)
+    grads = backward(plan, state, given, outputs)
     torch.testing.assert_close(outputs, [y.detach(), x])
     assert grads[0] is None
     torch.testing.assert_close(grads[1:], [w.grad, b.grad])
@@ -102,8 +102,8 @@ def hosted_plan(host: Double) -> _C.Plan:
 
 def hosted_step(plan: _C.Plan) -> Tensor | None:
     given = [torch.arange(4.0)]
-    outputs, token = plan.forward(given, 0)
-    return plan.backward(token, given, outputs, [torch.ones(4)])[0]
+    outputs, state = plan.forward(given, 0)
+    return plan.backward(state, given, outputs, [torch.ones(4)])[0]
 
 
 # ---- what is refused ----
@@ -113,7 +113,7 @@ def test_step() -> None:
     s = session()
     assert (s.n_inputs, s.n_outputs) == (3, 2)
     plan = plan_of(s, inputs())
-    assert (plan.in_grads, plan.out_grads) == ((False, True, True), (True, False))
+    assert (plan.in_grads, plan.out_grads) == ((False, True, True), ((True, False),))
     assert plan.n_steps > 0 and not plan.random and plan.arena_bytes >= plan.bound_bytes
     assert "MatMul" in plan.text() and plan.profile() == []
     check_step(plan, inputs())
@@ -259,90 +259,105 @@ def test_transform_arguments() -> None:
         _C.transform(text, "differentiate", ["f32[7]"], out_grads=[True, True])
 
 
-# ---- tokens ----
+# ---- runs ----
 
 
-def test_token_of_another_plan() -> None:
+def test_run_of_another_plan() -> None:
     s = session()
     few, many = inputs(2), inputs(5)
     a, b = plan_of(s, few), plan_of(s, many)
-    outputs, token = a.forward(few, 0)
-    with pytest.raises(ValueError, match="token: it belongs to another plan"):
-        backward(b, token, many, outputs)
-    assert backward(a, token, few, outputs)[1].shape == (3, 4)
+    outputs, state = a.forward(few, 0)
+    with pytest.raises(ValueError, match="run: it belongs to another plan"):
+        backward(b, state, many, outputs)
+    assert backward(a, state, few, outputs)[1].shape == (3, 4)
 
 
-@pytest.mark.parametrize(
-    ("token", "error"),
-    [
-        (None, TypeError),
-        (torch.tensor(1.0), TypeError),
-        (torch.tensor([1]), TypeError),
-        (torch.tensor(-1), _C.ConsumedError),
-        (torch.tensor(2**62), _C.ConsumedError),
-    ],
-)
-def test_no_token(token: object, error: type[Exception]) -> None:
+def test_no_run() -> None:
     given = inputs()
     plan = plan_of(session(), given)
-    outputs, _kept = plan.forward(given, 0)
-    with pytest.raises(error):
-        backward(plan, token, given, outputs)
+    outputs, _ = plan.forward(given, 0)
+    for wrong in (None, torch.tensor(1), plan):
+        with pytest.raises(TypeError, match="run: expected what forward gave"):
+            backward(plan, wrong, given, outputs)
 
 
-def test_consumed() -> None:
+def test_retained() -> None:
     given = inputs()
-    s = session()
-    plan = plan_of(s, given)
-    outputs, token = plan.forward(given, 0)
-    dead = token.clone()
-    del token
-    with pytest.raises(_C.ConsumedError):
-        backward(plan, dead, given, outputs)
-    assert issubclass(_C.ConsumedError, RuntimeError)
-    keeps = plan_of(s, given, retain=True)
-    outputs, token = keeps.forward(given, 0)
-    first, second = (backward(keeps, token, given, outputs) for _ in range(2))
+    keeps = plan_of(session(), given, retain=True)
+    outputs, state = keeps.forward(given, 0)
+    first, second = (backward(keeps, state, given, outputs) for _ in range(2))
     assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
 
 
 def test_missing_in_backward() -> None:
     given = inputs()
     plan = plan_of(session(), given, retain=True)
-    outputs, token = plan.forward(given, 0)
-    assert 0 in plan.saves_inputs
+    outputs, state = plan.forward(given, 0)
+    assert 0 in plan.reads_inputs[0]
     for bad_inputs, bad_grads, error, message in [
         ([None, *given[1:]], [torch.ones(5, 4), None], TypeError, r"input 0 \(x\)"),
-        (given, [None, None], TypeError, "gradient of output 0"),
+        (given, [None, None], ValueError, "no backward for just these"),
+        (given, [torch.ones(5, 4), torch.ones(5)], ValueError, "no backward for just these"),
         (given, [torch.ones(4, 5), None], ValueError, r"gradient of output 0.*f32\[4,5\].*f32\[5,4\]"),
         (given, [torch.ones(5, 4)], ValueError, "expected 2 tensors, got 1"),
         (given[:1], [torch.ones(5, 4), None], ValueError, "input: expected 3 tensors, got 1"),
     ]:
         with pytest.raises(error, match=message):
-            plan.backward(token, bad_inputs, outputs, bad_grads)
-    only_needed = [t if i in plan.saves_inputs else None for i, t in enumerate(given)]
-    grads = plan.backward(token, only_needed, outputs, [torch.ones(5, 4), None])
+            plan.backward(state, bad_inputs, outputs, bad_grads)
+    only_needed = [t if i in plan.reads_inputs[0] else None for i, t in enumerate(given)]
+    grads = plan.backward(state, only_needed, outputs, [torch.ones(5, 4), None])
     assert grads[1].shape == (3, 4)
 
 
-def test_token_dropped_during_backward() -> None:
-    """A copy of a token serves as long as the token lives, and through the call it was given to."""
-    tokens: list[Tensor] = []
+@pytest.mark.parametrize("retain", [False, True])
+def test_backwards_of_one_forward(retain: bool) -> None:
+    """In any order, as often as wanted, from the run or from packed bytes and copies of them."""
+    x, w = torch.randn(3, 4), torch.randn(3, 4)
+    text = "input %x : f32[3,4] grad\ninput %w : f32[3,4] grad\n%a = Tanh(%x)\n%b = Mul(%a, %w)\n%c = Exp(%b)\n"
+    text += "return %b, %c\n"
+    plan = _C.Session(text, {}).plan([x, w], [True, True], [True, False], [False, True], [True, True], retain=retain)
+    leaves = [t.clone().requires_grad_() for t in (x, w)]
+    b = leaves[0].tanh() * leaves[1]
+    ones = torch.ones(3, 4)
+    for packed in (False, True):
+        outputs, run = plan.forward([x, w], 0)
+        state = run.pack() if packed else None
+        assert state is None or state.nbytes == plan.forward_bytes
+        for which in [(1,), (0, 1), (0,), (1,), (0,)]:
+            expected = torch.autograd.grad(
+                [(b, b.exp())[k] for k in which], leaves, [ones] * len(which), retain_graph=True
+            )
+            douts = [ones if k in which else None for k in (0, 1)]
+            copy = None if state is None else state.clone()
+            grads = plan.backward(run, [x, w], outputs, douts, keep=True, packed=copy)
+            torch.testing.assert_close(grads, list(expected))
+        with pytest.raises(ValueError, match="packed is f32"):
+            plan.backward(run, [x, w], outputs, douts, packed=ones)
+    with pytest.raises(ValueError, match="bytes packed after forward"):
+        plan.backward(run, [x, w], outputs, douts)
 
-    class Dropping(Double):
-        def backward(self, index: int, state: object, grads: list[Tensor | None]) -> object:
-            tokens.clear()
-            return super().backward(index, state, grads)
 
-    plan, given = hosted_plan(Dropping()), [torch.arange(4.0)]
-    outputs, token = plan.forward(given, 0)
-    copy = token.clone()
-    tokens.append(token)
-    del token
-    (grad,) = plan.backward(copy, given, outputs, [torch.ones(4)])
-    torch.testing.assert_close(grad, 2 * given[0].cos() * (2 * given[0].sin()).exp())
-    with pytest.raises(_C.ConsumedError):
-        plan.backward(copy, given, outputs, [torch.ones(4)])
+def test_backwards_of_one_forward_on_several_threads() -> None:
+    given = inputs(64)
+    plan = plan_of(session(), given)
+    outputs, run = plan.forward(given, 0)
+    expected = plan.backward(run, given, outputs, [torch.ones(64, 4), None], keep=True)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                grads = plan.backward(run, given, outputs, [torch.ones(64, 4), None], keep=True)
+                assert torch.equal(grads[1], expected[1]) and torch.equal(grads[2], expected[2])
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
 
 
 # ---- host callbacks ----
@@ -403,7 +418,7 @@ def test_no_host() -> None:
 
 @pytest.mark.parametrize("order", ["sptg", "gtps", "psgt", "tspg", "gspt"])
 def test_freed_in_any_order(order: str) -> None:
-    """session, plan, token, gradients."""
+    """session, plan, state, gradients."""
     before = settle()
     given = inputs()
     objects: dict[str, object] = {"s": session()}
@@ -463,8 +478,8 @@ def test_nothing_is_leaked() -> None:
     def cycle(i: int) -> None:
         mine = given[i % 3]
         plan = plan_of(s, mine, retain=i % 2 == 0)  # often built anew: more signatures than places
-        outputs, token = plan.forward(mine, i)
-        backward(plan, token, mine, outputs)
+        outputs, state = plan.forward(mine, i)
+        backward(plan, state, mine, outputs)
         hosted_step(host)
         with pytest.raises(ValueError, match="tensors"):
             plan.forward(mine[:1], 0)

@@ -97,7 +97,7 @@ CORRUPT(freed_early, "read outside its declared life", {
   slot(plan, "v")->end = 2;
 })
 CORRUPT(born_late, "written outside its declared life", { slot(plan, "a")->begin++; })
-CORRUPT(input_not_saved, "not saved", { plan->saves_input[0] = false; })
+CORRUPT(input_not_saved, "not asked for", { plan->parts[OMC_BACKWARD].reads_input[0] = false; })
 CORRUPT(result_not_given, "result not given", {
   slot(plan, "gx")->place = OMC_AT_ARENA;
   slot(plan, "gx")->offset = omc_round_up(plan->arena_bytes, 64);
@@ -123,7 +123,8 @@ CORRUPT(steps_in_another_order, "not the graph's next node", {
   plan->steps[0] = plan->steps[1];
   plan->steps[1] = first;
 })
-CORRUPT(step_left_out, "not the graph's next node", { plan->n_forward--; })
+CORRUPT(step_left_out, "not the graph's next node",
+        { plan->parts[OMC_BACKWARD].step = plan->n_forward = --plan->parts[OMC_FORWARD].end_step; })
 CORRUPT(workspace_on_input, "written over a value that is live", {
   plan->steps[1].workspace_bytes = 64;
   plan->steps[1].workspace_offset = slot(plan, "a")->offset;

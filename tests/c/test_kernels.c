@@ -236,7 +236,9 @@ static bool run_session(omc_plan *plan, caller *c) {
     ok = give(&c->out[k], &c->pout[k], result_of(g, k), true, 0) &&
          give(&c->dout[k], &c->pdout[k], g->grads ? g->grads[k] : NULL, false, 99 + k);
   ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, 7, &run));
-  if (ok && run) ok = CHECK_OK(omc_run_backward(run, c->pin, c->pout, c->pdout, c->pdin));
+  if (ok && run)
+    ok = CHECK_OK(
+        omc_run_backward(run, &(omc_backward){0, false, NULL, c->pin, c->pout, c->pdout, c->pdin}));
   omc_run_destroy(run);
   return ok;
 }
@@ -305,7 +307,7 @@ static omc_status bind(const char *text, wishes *sig, omc_graph **template, omc_
 /* The kernels of the text's own nodes and of their gradients: nothing is simplified or fused. */
 static void check_raw(const char *text, wishes *sig, omc_graph *bound) {
   omc_plan *plan = NULL;
-  omc_status status = omc_differentiate(bound, sig->out_grads, sig->in_grads);
+  omc_status status = omc_differentiate(bound, 1, sig->out_grads, sig->in_grads);
   if (status == OMC_OK)
     status = omc_plan_create(bound, omc_cpu_provider(), false, omc_default_allocator(), &plan);
   else
@@ -327,7 +329,7 @@ static void check_session(const char *text, const wishes *sig, bool retain) {
   omc_plan *plan = NULL;
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, &provider,
                                 omc_default_allocator(), 1, &s));
-  const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads, retain};
+  const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads, 1, retain};
   if (CHECK_OK(omc_session_plan(s, &signature, &plan))) check_plan(s, plan);
   omc_plan_release(plan);
   omc_session_destroy(s);

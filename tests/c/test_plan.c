@@ -86,7 +86,7 @@ TEST(plan_results_that_are_copied) {
       false);
   REQUIRE(plan);
   CHECK_INT(plan->n_steps, 1);
-  REQUIRE(plan->n_copies == 4 && plan->n_forward_copies == 4);
+  REQUIRE(plan->n_copies == 4 && plan->parts[OMC_FORWARD].end_copy == 4);
   for (uint32_t i = 0; i < 4; i++) CHECK_INT(plan->copies[i].to, i + 1);
   omc_plan_release(plan);
 }
@@ -111,8 +111,9 @@ TEST(plan_joint_saves_and_consumes) {
   REQUIRE(plan);
   CHECK_INT(plan->n_forward, 3);
   CHECK_INT(plan->n_steps, 8);
-  CHECK(plan->saves_input[0] && plan->saves_input[1]);
-  CHECK(!plan->saves_output[0]);
+  const omc_part *backward = &plan->parts[OMC_BACKWARD];
+  CHECK(backward->reads_input[0] && backward->reads_input[1]);
+  CHECK(!backward->reads_output[0]);
   CHECK_INT(plan->forward_bytes, 8 * 32 * 4);
   CHECK(plan->consumes); /* %ga takes over %b */
   CHECK_INT(slot_of(plan, "gx")->place, OMC_AT_RESULT);
@@ -141,7 +142,7 @@ TEST(plan_gradient_of_two_inputs_is_copied) {
       "return %y grads %n, %n\n",
       false);
   REQUIRE(plan);
-  CHECK_INT(plan->n_forward_copies, 0);
+  CHECK_INT(plan->parts[OMC_FORWARD].end_copy, 0);
   REQUIRE(plan->n_copies == 1);
   CHECK_INT(plan->copies[0].to, 2);
   omc_plan_release(plan);
@@ -221,8 +222,8 @@ static omc_value *random_node(omc_builder *b, dice *d, omc_value *x, omc_value *
   }
 }
 
-/* A graph of `n` nodes or so, joint if `joint`. The caller owns it. */
-static omc_graph *random_graph(dice *d, uint32_t n, bool joint) {
+/* A graph of `n` nodes or so with so many backwards. The caller owns it. */
+static omc_graph *random_graph(dice *d, uint32_t n, uint32_t n_backwards) {
   static const omc_type type = {OMC_F32, {2, {SIDE, SIDE}}};
   omc_graph *g = NULL;
   omc_value *values[MOST + 3], *results[4];
@@ -240,15 +241,16 @@ static omc_graph *random_graph(dice *d, uint32_t n, bool joint) {
   for (uint32_t k = 0; k < 4; k++)
     results[k] = k == 0 ? values[n_values - 1] : values[roll(d, n_values)];
   CHECK_OK(omc_graph_set_result(g, results, 4, 0));
-  const bool out_grads[] = {true, roll(d, 2), roll(d, 2), false},
+  const bool out_grads[] = {true,       roll(d, 2), roll(d, 2), false, roll(d, 2), true,
+                            roll(d, 2), false,      false,      false, true,       roll(d, 2)},
              in_grads[] = {true, true, roll(d, 2)};
-  if (joint) CHECK_OK(omc_differentiate(g, out_grads, in_grads));
+  if (n_backwards) CHECK_OK(omc_differentiate(g, n_backwards, out_grads, in_grads));
   return g;
 }
 
 /* The caller's memory. */
 typedef struct tensors {
-  float *inputs[3], *outputs[4], *grads[4], *results[3];
+  float *inputs[3], *outputs[4], *grads[4], *results[3]; /* of one backward */
 } tensors;
 
 static float *new_square(dice *d) {
@@ -304,19 +306,9 @@ static void *at(const omc_plan *plan, const tensors *m, char *arena, const omc_v
   }
 }
 
-static void run_plan(const omc_plan *plan, const tensors *m) {
-  char *arena = malloc(plan->arena_bytes + 1);
-  memset(arena, 0xff, plan->arena_bytes);
-  for (uint32_t s = 0; s <= plan->n_steps; s++) {
-    const bool forward_ends = s == plan->n_forward, ends = s == plan->n_steps;
-    const uint32_t first = forward_ends ? 0 : plan->n_forward_copies;
-    const uint32_t last = ends ? plan->n_copies : forward_ends ? plan->n_forward_copies : first;
-    for (uint32_t c = first; c < last; c++) {
-      const uint32_t to = plan->copies[c].to;
-      memcpy(to < 4 ? m->outputs[to] : m->results[to - 4],
-             at(plan, m, arena, omc_in(plan->graph->result, to)), SIDE * SIDE * sizeof(float));
-    }
-    if (ends) break;
+static void run_phase(const omc_plan *plan, const tensors *m, char *arena, omc_phase phase) {
+  const omc_part *part = &plan->parts[phase];
+  for (uint32_t s = part->step; s < part->end_step; s++) {
     const omc_step *step = &plan->steps[s];
     void *data[16] = {NULL};
     for (uint32_t i = 0; i < step->n_in; i++)
@@ -326,11 +318,16 @@ static void run_plan(const omc_plan *plan, const tensors *m) {
     const omc_call kernel = {step->kernel, step->params, step->workspace_bytes};
     CHECK_OK(call(&kernel, step->node, data, arena + step->workspace_offset));
   }
-  free(arena);
+  for (uint32_t c = part->copy; c < part->end_copy; c++) {
+    const uint32_t to = plan->copies[c].to;
+    memcpy(to < 4 ? m->outputs[to] : m->results[(to - 4) % 3],
+           at(plan, m, arena, omc_in(plan->graph->result, to)), SIDE * SIDE * sizeof(float));
+  }
 }
 
-/* Runs the nodes of a graph with memory of its own for each value. */
-static void run_graph(const omc_graph *g, const tensors *m) {
+/* Runs the nodes of a graph with memory of its own for each value, for the results of forward and
+ * of one backward. */
+static void run_graph(const omc_graph *g, const tensors *m, omc_phase phase) {
   omc_arena scratch;
   omc_arena_init(&scratch, omc_default_allocator());
   void **data = OMC_NEW_ARRAY(&scratch, void *, g->n_values);
@@ -358,9 +355,9 @@ static void run_graph(const omc_graph *g, const tensors *m) {
   }
   for (uint32_t r = 0; r < g->result->n_in; r++) {
     const omc_value *v = omc_in(g->result, r);
-    if (!v) continue;
+    if (!v || (r >= 4 && omc_result_phase(g, r) != phase)) continue;
     const void *from = omc_is_const(v) ? v->data : data[v->id];
-    memcpy(r < 4 ? m->outputs[r] : m->results[r - 4], from, SIDE * SIDE * sizeof(float));
+    memcpy(r < 4 ? m->outputs[r] : m->results[(r - 4) % 3], from, SIDE * SIDE * sizeof(float));
   }
   omc_arena_deinit(&scratch);
 }
@@ -374,28 +371,42 @@ static bool same_results(const tensors *a, const tensors *b) {
   return same;
 }
 
+/* Runs forward and, in any order, as many backwards as the plan allows; all must be right. */
+static void check_runs(const omc_plan *plan, dice *d, uint32_t n_backwards) {
+  char *arena = malloc(plan->arena_bytes + 1);
+  memset(arena, 0xff, plan->arena_bytes);
+  tensors planned, plain;
+  tensors_init(&planned);
+  run_phase(plan, &planned, arena, OMC_FORWARD);
+  for (int i = 0; i < (plan->consumes ? 1 : 5); i++) {
+    const omc_phase phase = OMC_BACKWARD + (n_backwards ? roll(d, n_backwards) : 0);
+    tensors_init(&plain);
+    for (int k = 0; k < 3; k++) memcpy(planned.results[k], plain.results[k], SIDE * SIDE * 4);
+    run_phase(plan, &planned, arena, phase);
+    run_graph(plan->graph, &plain, phase);
+    CHECK(same_results(&planned, &plain));
+    tensors_free(&plain);
+  }
+  tensors_free(&planned);
+  free(arena);
+}
+
 TEST(plan_random_graphs_compute_the_same) {
-  for (uint32_t seed = 0; seed < 300; seed++) {
+  for (uint32_t seed = 0; seed < 400; seed++) {
     dice d = {seed};
     const uint32_t n = 2 + roll(&d, MOST - 2);
-    const bool joint = seed % 3 != 0, retain = seed % 2;
-    omc_graph *g = random_graph(&d, n, joint);
+    const uint32_t n_backwards = seed % 4;
+    const bool retain = seed / 4 % 2;
+    omc_graph *g = random_graph(&d, n, n_backwards);
     REQUIRE(g);
-    tensors planned, plain;
-    tensors_init(&planned);
-    tensors_init(&plain);
-    run_graph(g, &plain);
     omc_plan *plan = NULL;
     if (CHECK_OK(omc_plan_create(g, omc_cpu_provider(), retain, omc_default_allocator(), &plan))) {
-      run_plan(plan, &planned);
-      CHECK(same_results(&planned, &plain));
+      check_runs(plan, &d, n_backwards);
       CHECK(plan->arena_bytes >= plan->bound_bytes);
       CHECK((double)plan->arena_bytes <= 1.1 * (double)plan->bound_bytes);
       CHECK(!retain || !plan->consumes);
     }
     omc_plan_release(plan);
-    tensors_free(&planned);
-    tensors_free(&plain);
   }
 }
 

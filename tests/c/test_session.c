@@ -37,7 +37,7 @@ static omc_status plan_rows(omc_session *s, int64_t rows, bool joint, bool retai
   const omc_type inputs[] = {
       {OMC_F32, {2, {rows, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
   const bool in_grads[] = {false, true, true}, out_grads[] = {joint, false};
-  const omc_signature signature = {inputs, in_grads, out_grads, retain};
+  const omc_signature signature = {inputs, in_grads, out_grads, 1, retain};
   return omc_session_plan(s, &signature, out);
 }
 
@@ -55,10 +55,15 @@ static omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
   return omc_run_forward(plan, in, out, 1, run);
 }
 
+static omc_status backward_of(omc_run *run, void *const *in, void *const *out, void *const *dout,
+                              void *const *din) {
+  return omc_run_backward(run, &(omc_backward){0, false, NULL, in, out, dout, din});
+}
+
 static omc_status backward(omc_run *run, tensors *t) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again}, *dout[] = {t->dy, NULL};
   void *din[] = {NULL, t->dw, t->db};
-  return omc_run_backward(run, in, out, dout, din);
+  return backward_of(run, in, out, dout, din);
 }
 
 static bool close_to(double a, double b) { return fabs(a - b) <= 1e-5 * (1 + fabs(b)); }
@@ -230,7 +235,7 @@ TEST(session_refuses_bad_calls) {
   fill(&t, 0);
   const omc_type wrong[] = {{OMC_F32, {2, {5, 7}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
   const bool in_grads[3] = {false}, out_grads[2] = {false};
-  const omc_signature signature = {wrong, in_grads, out_grads, false};
+  const omc_signature signature = {wrong, in_grads, out_grads, 1, false};
   CHECK_STATUS(omc_session_plan(s, &signature, &plan), ESHAPE);
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
   CHECK_STATUS(forward(plan, &t, NULL), EINVALID);
@@ -245,7 +250,7 @@ TEST(session_refuses_bad_calls) {
   REQUIRE_OK(forward(plan, &t, &run));
   void *results[] = {NULL, t.dw, t.db};
   CHECK(plan->consumes);
-  CHECK_STATUS(omc_run_backward(run, in, out, (void *[]){NULL, NULL}, results), EINVALID);
+  CHECK_STATUS(backward_of(run, in, out, (void *[]){NULL, NULL}, results), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "gradient of output 0");
   CHECK_OK(backward(run, &t));
   CHECK(gradients_right(&t));
@@ -272,7 +277,7 @@ TEST(session_empty_batch) {
   void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *dout[] = {NULL, NULL};
   void *din[] = {NULL, t.dw, t.db};
   REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
-  CHECK_OK(omc_run_backward(run, in, out, dout, din));
+  CHECK_OK(backward_of(run, in, out, dout, din));
   for (int i = 0; i < 12; i++) CHECK_FLOAT(t.dw[i], 0);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(t.db[i], 0);
   omc_run_destroy(run);
@@ -291,7 +296,7 @@ TEST(session_index_error_leaves_it_usable) {
       2);
   const omc_type inputs[] = {{OMC_F32, {2, {4, 2}}}, {OMC_I64, {1, {3}}}};
   const bool in_grads[] = {true, false}, out_grads[] = {true};
-  const omc_signature signature = {inputs, in_grads, out_grads, false};
+  const omc_signature signature = {inputs, in_grads, out_grads, 1, false};
   omc_plan *plan = NULL;
   omc_run *run = NULL;
   float w[8] = {0, 1, 2, 3, 4, 5, 6, 7}, y[6];
@@ -366,15 +371,15 @@ TEST(session_host_ops) {
   void *in[] = {x}, *out[] = {y}, *dout[] = {dy}, *din[] = {dx};
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_cpu_provider(),
                                 omc_default_allocator(), 4, &s));
-  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, false}, &plan));
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false}, &plan));
   REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
   CHECK_INT(states, 1);
-  CHECK_OK(omc_run_backward(run, in, out, dout, din));
+  CHECK_OK(backward_of(run, in, out, dout, din));
   for (int i = 0; i < 4; i++)
     CHECK(close_to(y[i], 2 * sin(x[i])) && close_to(dx[i], 2 * cos(x[i])));
   omc_run_destroy(run);
   CHECK_INT(states, 0);
-  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, false}, &inference));
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, 1, false}, &inference));
   REQUIRE_OK(omc_run_forward(inference, in, out, 1, &run));
   CHECK_INT(states, 0);
   fails = true;
@@ -461,7 +466,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
                             {OMC_I64, {1, {10}}},         {OMC_F32, {4, {8, 3, 3, 3}}},
                             {OMC_F32, {2, {7, 16}}},      {OMC_F32, {1, {16}}}};
   const bool in_grads[] = {false, false, false, true, true, true}, out_grads[] = {true};
-  const omc_signature signature = {types, in_grads, out_grads, false};
+  const omc_signature signature = {types, in_grads, out_grads, 1, false};
   void *in[] = {x, ids, target, w, table, g}, *out[] = {&loss}, *dout[] = {&dloss};
   void *din[] = {NULL, NULL, NULL, dw, dtable, dg};
   omc_session *s = NULL;
@@ -471,7 +476,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
                                          omc_cpu_provider(), allocator, 1, &s);
   if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
   if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, &run);
-  if (status == OMC_OK) status = omc_run_backward(run, in, out, dout, din);
+  if (status == OMC_OK) status = backward_of(run, in, out, dout, din);
   if (status == OMC_OK) *sum = loss + dw[5] + dtable[7] + dg[3];
   omc_run_destroy(run);
   omc_plan_release(plan);

@@ -96,6 +96,22 @@ TEST(joint_graph_prints_as_it_was_written) {
   check_prints(joint, 200, expected);
 }
 
+TEST(backwards_print_as_they_were_written) {
+  static const char text[] =
+      "input %x : f32[2] grad\n"
+      "grad %g of 0 : f32[2]\n"
+      "grad %h of 1 : f32[2]\n"
+      "%y = Tanh(%x)\n"
+      "backward:\n"
+      "%dx = Mul(%g, %y)\n"
+      "backward 1:\n"
+      "%ex = Mul(%h, %y)\n"
+      "backward 2:\n"
+      "%fx = Add(%h, %g)\n"
+      "return %y, %x grads %dx, %ex, %fx\n";
+  check_prints(text, 0, text);
+}
+
 TEST(inline_constants_are_aligned_and_typed) {
   omc_graph *g;
   REQUIRE_OK(parse(omc_default_allocator(),
@@ -126,7 +142,7 @@ TEST(malformed_texts_name_the_line_and_what_was_expected) {
       {"return %x", "%x is not defined"},
       {"return _", "output 0 of the graph is left out"},
       {"return\nreturn", "line 2: expected nothing after return"},
-      {"input %x : f32[]\nreturn %x grads %x, _", "2 gradients for 1 inputs"},
+      {"input %x : f32[]\ninput %y : f32[]\nreturn %x grads %x", "1 gradients for 2 inputs"},
       {"%y = Nope(_)", "no op is named Nope"},
       {"%y = Relu", "expected '('"},
       {"%y = Relu(_", "expected ',' or ')'"},
@@ -158,6 +174,11 @@ TEST(malformed_texts_name_the_line_and_what_was_expected) {
       {"grad %g of 0 : f32[]\n%y = Relu(%g)", "line 2: %g belongs to backward"},
       {"sideways:", "expected a statement, not 'sideways:'"},
       {"backward", "expected ':'"},
+      {"backward 0:", "the number of a backward"},
+      {"grad %g of 0 : f32[]\nbackward:\n%y = Relu(%g)\nbackward 1:\n%z = Relu(%y)",
+       "line 5: %y belongs to another backward"},
+      {"input %x : f32[]\nbackward 1:\n%y = Relu(%x)\nreturn %x grads %y, _",
+       "%y belongs to another backward"},
   };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     omc_graph *g;

@@ -161,11 +161,11 @@ def test_peak_is_as_predicted() -> None:
     gc.collect()
     _C.pool_trim()
     base = _C.pool_stats()["used_bytes"]
-    outputs, token = plan.forward([x], 0)
+    outputs, state = plan.forward([x], 0)
     held = _C.pool_stats()["used_bytes"] - base
     predicted = plan.arena_bytes + outputs[0].numel() * 4
     assert abs(held - predicted) <= 0.02 * predicted
-    grads = plan.backward(token, [x], outputs, [torch.ones_like(x)])
+    grads = plan.backward(state, [x], outputs, [torch.ones_like(x)])
     held = _C.pool_stats()["used_bytes"] - base
     predicted += grads[0].numel() * 4
     assert abs(held - predicted) <= 0.02 * predicted

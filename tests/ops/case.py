@@ -151,8 +151,8 @@ def run_grad(case: Case, douts: Sequence[Tensor | None], seed: int = 0) -> dict[
     free, want = free_inputs(case), wanted(case)
     inputs = [case.inputs[i].contiguous() for i in free]
     plan = session(case).plan(inputs, [i in want for i in free], [d is not None for d in douts])
-    outputs, token = plan.forward(inputs, seed)
-    grads = plan.backward(token, inputs, outputs, douts)
+    outputs, state = plan.forward(inputs, seed)
+    grads = plan.backward(state, inputs, outputs, douts)
     return {i: g for i, g in zip(free, grads, strict=True) if i in want}
 
 

@@ -31,8 +31,8 @@ def drop(x: Tensor, p: float, seed: int = SEED, stream: int = STREAM) -> tuple[T
     """Output, and the gradient of its sum."""
     text = f"input %x : {TEXT[x.dtype]}[{x.numel()}] grad\n%y = Dropout(%x) {{p={p}, stream={stream}}}\nreturn %y\n"
     plan = _C.Session(text, {}).plan([x], [True], [True])
-    outputs, token = plan.forward([x], seed)
-    return outputs[0], plan.backward(token, [x], outputs, [torch.ones_like(x)])[0]
+    outputs, state = plan.forward([x], seed)
+    return outputs[0], plan.backward(state, [x], outputs, [torch.ones_like(x)])[0]
 
 
 @pytest.mark.parametrize("isa", _C.isas())

@@ -39,9 +39,9 @@ def mlp_expected(inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[t
     return [loss.detach(), logits.detach()], list(torch.autograd.grad(loss, [w1, b1, w2]))
 
 
-def backward(plan: _C.Plan, token: torch.Tensor, inputs: list, outputs: list) -> list[torch.Tensor | None]:
-    grads = [torch.ones_like(t) if given else None for t, given in zip(outputs, plan.out_grads, strict=True)]
-    return plan.backward(token, inputs, outputs, grads)
+def backward(plan: _C.Plan, state: _C.Run, inputs: list, outputs: list) -> list[torch.Tensor | None]:
+    grads = [torch.ones_like(t) if given else None for t, given in zip(outputs, plan.out_grads[0], strict=True)]
+    return plan.backward(state, inputs, outputs, grads)
 
 
 def transformer(layers: int, batch: int, seq: int, width: int, heads: int) -> str:
@@ -85,10 +85,10 @@ def test_results_and_gradients(batch: int, retain: bool) -> None:
     session = _C.Session(MLP, {})
     inputs = mlp_inputs(batch)
     plan = session.plan(inputs, GRADS, [True, False], retain=retain)
-    outputs, token = plan.forward(inputs, 0)
+    outputs, state = plan.forward(inputs, 0)
     expected, expected_grads = mlp_expected(inputs)
     torch.testing.assert_close(outputs, expected, equal_nan=True)
-    grads = backward(plan, token, inputs, outputs)
+    grads = backward(plan, state, inputs, outputs)
     assert grads[0] is None and grads[4] is None
     torch.testing.assert_close(grads[1:4], expected_grads)
 
@@ -97,24 +97,25 @@ def test_backward_again_needs_retain() -> None:
     session = _C.Session(MLP, {})
     inputs = mlp_inputs(16)
     plan = session.plan(inputs, GRADS, [True, False], retain=True)
-    outputs, token = plan.forward(inputs, 0)
-    first = backward(plan, token, inputs, outputs)
+    outputs, state = plan.forward(inputs, 0)
+    first = backward(plan, state, inputs, outputs)
     for _ in range(3):
-        torch.testing.assert_close(backward(plan, token, inputs, outputs), first, rtol=0, atol=0)
+        torch.testing.assert_close(backward(plan, state, inputs, outputs), first, rtol=0, atol=0)
     plan = session.plan(inputs, GRADS, [True, False])
-    outputs, token = plan.forward(inputs, 0)
-    backward(plan, token, inputs, outputs)
+    outputs, state = plan.forward(inputs, 0)
+    backward(plan, state, inputs, outputs)
+    assert issubclass(_C.ConsumedError, RuntimeError)
     with pytest.raises(_C.ConsumedError):
-        backward(plan, token, inputs, outputs)
+        backward(plan, state, inputs, outputs)
 
 
-def test_inference_has_no_token_and_less_memory() -> None:
+def test_inference_has_no_state_and_less_memory() -> None:
     session = _C.Session(MLP, {})
     inputs = mlp_inputs(512)
     training = session.plan(inputs, GRADS, [True, False])
     inference = session.plan(inputs, [False] * 5, [False, False])
-    outputs, token = inference.forward(inputs, 0)
-    assert token is None
+    outputs, state = inference.forward(inputs, 0)
+    assert state is None
     torch.testing.assert_close(outputs, mlp_expected(inputs)[0])
     assert inference.arena_bytes < training.arena_bytes
     assert inference.n_steps < training.n_steps
@@ -126,8 +127,8 @@ def test_interleaved_runs_keep_their_own_state() -> None:
     plan = session.plan(batches[0], GRADS, [True, False])
     runs = [plan.forward(inputs, 0) for inputs in batches]
     for n in (2, 0, 3, 1):
-        outputs, token = runs[n]
-        grads = backward(plan, token, batches[n], outputs)
+        outputs, state = runs[n]
+        grads = backward(plan, state, batches[n], outputs)
         torch.testing.assert_close(grads[1:4], mlp_expected(batches[n])[1])
 
 
@@ -151,11 +152,11 @@ def test_run_takes_what_was_predicted_and_gives_it_back() -> None:
     inputs = [torch.randn(d) / 8 for d in shapes_of(text)]
     plan = session.plan(inputs, [True] * len(inputs), [True])
     used = _C.pool_stats()["used_bytes"]
-    outputs, token = plan.forward(inputs, 3)
+    outputs, state = plan.forward(inputs, 3)
     # The pool rounds sizes up to one of eight per power of two; the output comes from it too.
     least = plan.arena_bytes + outputs[0].numel() * 4
     assert least <= _C.pool_stats()["used_bytes"] - used <= least * 9 / 8 + 4096
-    del token, outputs
+    del state, outputs
     assert _C.pool_stats()["used_bytes"] == used
 
 
@@ -189,8 +190,8 @@ from ortmodule_c import _C
 session = _C.Session({MLP!r}, {{}})
 inputs = [torch.randn(2, 64), torch.randn(64, 256), torch.randn(256), torch.randn(256, 10), torch.zeros(2).long()]
 plan = session.plan(inputs, {GRADS}, [True, False])
-outputs, token = plan.forward(inputs, 0)
-plan.backward(token, inputs, outputs, [torch.ones(()), None])
+outputs, state = plan.forward(inputs, 0)
+plan.backward(state, inputs, outputs, [torch.ones(()), None])
 rows = plan.profile()
 assert len(rows) == plan.n_steps and all(row[-1] > 0 for row in rows), rows
 """
