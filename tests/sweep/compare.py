@@ -7,7 +7,7 @@ import math
 import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ortmodule_c import ORTModule
-from samples import Case, copies
+from samples import Case, Sample, copies
 
 # Outcomes that are as they should be ...
 NATIVE, PER_OP, WHOLE, REFUSED = "native", "per op", "whole", "refused"
@@ -68,6 +68,16 @@ def check(case: Case) -> Outcome:
 def _check(case: Case) -> Outcome:
     eager = case.make()
     ours = ORTModule(copy.deepcopy(eager))
+    outcome = _compare(case, eager, ours)
+    if outcome.kind in FAILURES or not isinstance(eager, Sample):
+        return outcome
+    # Once more by the graph that is there now: nothing of the first values may be in it.
+    other = replace(case, tensors=copies(case.tensors, lambda t: t * 0.5 if t.is_floating_point() else t))
+    again = _compare(other, eager, ours)
+    return Outcome(again.kind, f"second call: {again.detail}") if again.kind in FAILURES else outcome
+
+
+def _compare(case: Case, eager: nn.Module, ours: ORTModule) -> Outcome:
     want = _step(eager, copies(case.tensors), 1)
     got = _step(ours, copies(case.tensors), 1)
     report = ours.fallback_report()
