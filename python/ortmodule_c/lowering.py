@@ -19,6 +19,7 @@ from .builder import DTYPES, Builder, Val
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
 from .export import PATH, Captured
 from .fallback import Host, HostOp
+from .in_place import fits, functional, refuse_misfits, written
 from .options import logger
 from .reach import Reach
 from .translations import TABLE
@@ -90,6 +91,7 @@ def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: fro
         If some node cannot run on either side, or if anything goes wrong here.
     """
     try:
+        refuse_misfits(captured.program.graph)
         try:
             return _Lowering(captured, supports, own_ops).run()
         except NeedsFunctional:
@@ -230,9 +232,9 @@ class _Lowering:
 
     def _aten(self, node: fx.Node, op: OpOverload, memory: _Memory | None) -> None:
         self._b.source = _source(node)
-        changed = _changed_argument(op)
+        changed = written(op)
         if changed:
-            op = _functional(op, node)
+            op = _functional(node, op)
         self._b.overwritten = []
         self._env[node] = self._differentiated(node, op, self._translate)
         overwritten = list(self._b.overwritten)
@@ -251,11 +253,7 @@ class _Lowering:
         given = [self._value(v) for v in leaves]
         grads = [given[i].grad for i in where]
         reached = None
-        if op is custom_function.op():
-            everything = frozenset(range(len(where)))
-            differentiable = custom_function.python_call(leaves[-1]).differentiable
-            reached = [everything if d else frozenset() for d in differentiable]
-        elif any(grads):
+        if any(grads) and op is not custom_function.op():
             fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
             reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
         anywhere = frozenset[int]().union(*reached) if reached is not None else range(len(where))
@@ -384,7 +382,7 @@ class _Lowering:
         if not isinstance(node.target, OpOverload) or isinstance(node.meta.get("val"), _SYMBOLIC):
             self._node(node, module, None)
             return
-        if _changed_argument(node.target):
+        if written(node.target):
             raise Unsupported("no translation")
         translate = functools.partial(self._native, depth=depth)
         self._env[node] = self._differentiated(node, node.target, translate)
@@ -408,7 +406,7 @@ class _Lowering:
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
-            name = call.name
+            name = f"{call.cls.__module__}.{call.cls.__qualname__}"
             run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:
@@ -485,20 +483,9 @@ def _is_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def _changed_argument(op: OpOverload) -> bool:
-    """Whether the op changes an argument in place."""
-    return any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
-
-
-def _functional(op: OpOverload, node: fx.Node) -> OpOverload:
+def _functional(node: fx.Node, op: OpOverload) -> OpOverload:
     """The op that returns what `op` writes over its first argument."""
-    writes = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
-    name = op._schema.name.split("::")[1]
-    packet = getattr(aten, name[:-1], None) if name.endswith("_") and op.namespace == "aten" else None
-    overload = op._overloadname
-    if packet is None or writes != [True] + [False] * (len(writes) - 1) or overload not in packet.overloads():
+    found = functional(op)
+    if found is None or written(op) != [op._schema.arguments[0].name] or not fits(node, found):
         raise NeedsFunctional(str(op))
-    functional: OpOverload = getattr(packet, overload)
-    if isinstance(node.args[0], fx.Node) and node.args[0].meta["val"].dtype != node.meta["val"].dtype:
-        raise NeedsFunctional(str(op))
-    return functional
+    return found

@@ -1,0 +1,54 @@
+"""Ops that write over their operands: what they leave there is PyTorch's, and what PyTorch refuses is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wrapped import Function, assert_same_step, pair
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "the functional op has other overloads": lambda y: (y.clone().ldexp_(y), y.abs().pow_(2.5), y.abs().pow_(y)),
+    "the functional op has its arguments in another order": lambda y: (y.abs() + 1).polygamma_(1),
+    "the functional op has another dtype": lambda y: y * y.detach().clone().logical_not_() + y.detach().clone().gt_(0),
+    "broadcast over the operand": lambda y: (
+        y.clone().hypot_(y[0]),
+        y.clone().atan2_(y[:1]),
+        y.clone().clamp_min_(y[0]),
+    ),
+    "into results": lambda y: torch.add(y.detach(), 1, out=torch.empty(4, 4)) + y,
+}
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "a result of another shape": lambda y: y[:, :1].clone().pow_(y),
+    "the shape of empty operands": lambda y: y[:0, :1].clone().atan2_(y[:0]),
+    "another rank": lambda y: y[0, 0].clone().addr_(y[0], y[0]),
+    "a mask that is larger": lambda y: y[0].clone().masked_scatter_(y > 0, y),
+    "fractions over integers": lambda y: y + y.long().logit_(),
+    "results of another dtype": lambda y: (
+        y + torch.aminmax(y.detach(), out=(torch.empty(()), torch.empty(()).double()))[0]
+    ),
+}
+
+
+def after_linear(function: Callable[[Tensor], Any]) -> Function:
+    return Function(lambda s, x: function(s.l(x)), l=nn.Linear(4, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+@pytest.mark.parametrize("row", WRITES.items(), ids=lambda r: r[0])
+def test_what_is_written(row: tuple[str, Any]) -> None:
+    assert_same_step(*pair(after_linear(row[1])), torch.randn(4, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch", "ignore:An output .* was resized")
+@pytest.mark.parametrize("row", REFUSED.items(), ids=lambda r: r[0])
+def test_what_pytorch_refuses_to_write_is_refused(row: tuple[str, Any]) -> None:
+    eager, ours = pair(after_linear(row[1]))
+    x = torch.randn(4, 4)
+    with pytest.raises(RuntimeError) as expected:
+        eager(x)
+    with pytest.raises(RuntimeError) as refused:
+        ours(x)
+    assert str(refused.value) == str(expected.value)
