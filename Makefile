@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan pytest test-torch sweep coverage bench lint fmt clean
+.PHONY: demo test ctest asan pytest fuzz test-torch sweep coverage bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -44,6 +44,9 @@ sweep: $(VENV)/installed
 
 coverage: $(VENV)/installed
 	$(BIN)/python tests/sweep/sweep.py --coverage
+
+fuzz: $(VENV)/installed
+	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
