@@ -107,6 +107,7 @@ class _Exchange(threading.local):
     def __init__(self) -> None:
         self.calls: list[PythonCall] | None = None  # while there is a capture
         self._grad = True  # whether gradients are wanted of the function being applied
+        self._exchanged: tuple[Any, Any] | None = None  # the class whose forward is another now, and its own
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -126,22 +127,30 @@ class _Exchange(threading.local):
         cls = context._forward_cls
         if self.calls is None or cls.__module__.split(".")[0] == "torch":
             return
+        self.put_back()
         self._grad = torch.is_grad_enabled()
-        thread, original, own = threading.get_ident(), cls.forward, cls.__dict__.get("forward")
+        thread, original = threading.get_ident(), cls.forward
 
         def forward(*args: Any) -> Any:
             if threading.get_ident() != thread:
                 return original(*args)
-            if own is None:
-                del cls.forward
-            else:
-                cls.forward = own
+            self.put_back()
             given = args[1:] if args and args[0] is context else args
             leaves, spec = pytree.tree_flatten(given)
             tensors = [v for v in leaves if isinstance(v, Tensor)]
             return self._call(context, PythonCall(cls, leaves, spec), tensors) if tensors else original(*args)
 
+        self._exchanged = cls, cls.__dict__.get("forward")
         cls.forward = staticmethod(forward)
+
+    def put_back(self) -> None:
+        """Give the function being applied its own forward again."""
+        if self._exchanged is not None:
+            (cls, own), self._exchanged = self._exchanged, None
+            if own is None:
+                del cls.forward
+            else:
+                cls.forward = own
 
     def _call(self, context: Any, call: PythonCall, tensors: list[Tensor]) -> Any:
         assert self.calls is not None
@@ -176,4 +185,5 @@ def kept_whole() -> Iterator[list[PythonCall]]:
         yield calls
     finally:
         del BackwardCFunction.__init__
+        _exchange.put_back()
         _exchange.calls = None

@@ -19,3 +19,9 @@ class NeedsStatic(Exception):
 
 class NeedsFunctional(Exception):
     """The captured graph changes memory seen through more than one view; it has to be functionalised first."""
+
+
+def first_lines(error: BaseException) -> str:
+    """As much of an error's message as fits into one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300]

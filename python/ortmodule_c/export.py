@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .custom_function import PythonCall, kept_whole
-from .errors import NotExportable
+from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, unflatten
 from .guards import Snapshot, Survey, Write, held_objects
 from .reads import Reads
@@ -261,7 +261,7 @@ def capture(
         except NotExportable:
             raise
         except Exception as error:
-            raise NotExportable(f"torch.export failed: {type(error).__name__}: {_first_lines(error)}") from error
+            raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
             kept.restore()
     _inline_no_grad(program.graph_module)
@@ -289,11 +289,6 @@ def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]
     leaves, now = flatten(arguments)
     if now != spec or any(a is not b for a, b in zip(leaves, tensors, strict=True)):
         raise NotExportable("the forward changes a list, dict or object among its arguments")
-
-
-def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:300]
 
 
 def _inline_no_grad(module: fx.GraphModule) -> None:

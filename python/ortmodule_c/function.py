@@ -79,16 +79,23 @@ class Runner:
         # With one gradient that can come back, the forward is never repeated.
         self.may_repeat = sum(lowered.differentiable) > 1
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The module's results for the graph's inputs, connected to autograd."""
+    def prepare(self, inputs: Sequence[Tensor]) -> "Call":
+        """A call with the graph's inputs, planned; NotExportable if there can be no plan."""
         grad = torch.is_grad_enabled()
-        in_grads = tuple([grad and t.requires_grad for t in inputs])
-        call = _Call(self, inputs, in_grads)
-        if any(in_grads) and any(self.differentiable):
-            outputs = _Run.apply(call, *[t for t, g in zip(inputs, in_grads, strict=True) if g])
+        call = Call(self, inputs, tuple([grad and t.requires_grad for t in inputs]))
+        if call.trains:
+            call.plan_for(*self.habits.expected())
+        else:
+            call.plan_for(())
+        return call
+
+    def run(self, call: "Call") -> list[Tensor]:
+        """The module's results, connected to autograd."""
+        inputs = call.inputs
+        if call.trains:
+            outputs = _Run.apply(call, *[t for t, g in zip(inputs, call.in_grads, strict=True) if g])
         else:
             with torch.no_grad():
-                call.plan_for(())
                 outputs = call.forward()
         return [inputs[i] if kind == "input" else outputs[i] for kind, i in self.results]
 
@@ -104,7 +111,7 @@ def _guesses(differentiable: Sequence[bool], ranks: Sequence[int]) -> list[Mask]
 
 
 @dataclass(eq=False)
-class _Call:
+class Call:
     """One forward, and what its backwards or repeating it take."""
 
     runner: Runner
@@ -123,6 +130,11 @@ class _Call:
 
     def __post_init__(self) -> None:
         self.dense = [_dense(t) for t in self.inputs]
+
+    @property
+    def trains(self) -> bool:
+        """Whether autograd may come back for gradients."""
+        return any(self.in_grads) and any(self.runner.differentiable)
 
     def plan_for(self, out_grads: Sequence[Mask], retain: bool = False) -> None:
         """Choose the plan and, at the first time, draw the seed; NotExportable if there can be none."""
@@ -168,7 +180,7 @@ class _Call:
         self.dense = [_GONE if i in gone else t for i, t in enumerate(self.dense)]
         self.outputs = dict.fromkeys(self.outputs, _GONE)
 
-    def unstowed(self, packed: Tensor, *saved: Tensor) -> "_Call":
+    def unstowed(self, packed: Tensor, *saved: Tensor) -> "Call":
         """With what the hooks gave back, which they have checked for changes."""
         assert self.stowed is not None
         call = copy.copy(self)
@@ -229,9 +241,8 @@ class _Run(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
         runner = call.runner
-        call.plan_for(*runner.habits.expected())
         outputs = call.forward()
         results = outputs[: runner.n_results]
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
@@ -259,7 +270,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[list[Tensor], list[Tensor | None]]:
         """The inputs that want a gradient, and their gradients."""
-        call: _Call | None = ctx.call
+        call: Call | None = ctx.call
         saved = ctx.saved_tensors if call is None or call.stowed is not None else ()  # raises where they are freed
         assert call is not None
         if call.stowed is not None:
@@ -279,7 +290,7 @@ class _Run(torch.autograd.Function):
         return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]
 
 
-def _fill(call: _Call, mask: Mask, results: list[Tensor | None]) -> None:
+def _fill(call: Call, mask: Mask, results: list[Tensor | None]) -> None:
     """Give every input that the outputs of `mask` are connected to a gradient, and no other one."""
     reached = functools.reduce(operator.or_, [r for r, m in zip(call.runner.reaches, mask, strict=True) if m])
     for i in [i for i, is_wanted in enumerate(call.in_grads) if is_wanted]:

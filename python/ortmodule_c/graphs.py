@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from . import _C, onnx_io
-from .errors import NeedsStatic, NotExportable
+from .arguments import Arguments
+from .errors import NeedsStatic, NotExportable, first_lines
 from .export import Captured, capture, quiet
-from .flatten import Spec, first_difference, flatten, unflatten
-from .function import Runner
+from .flatten import Spec, flatten, unflatten
+from .function import Call, Runner
 from .guards import Attributes, Survey, Write
 from .ingest import ingest
 from .lowering import lower
@@ -21,6 +22,8 @@ from .options import DebugOptions, logger
 from .process import tracing_lock
 from .report import FallbackReport
 from .shapes import Fit, Sizes
+
+Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
 
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
@@ -48,10 +51,9 @@ class Graph:
         """Whether it may be used for inputs of these sizes now."""
         return (self.fit is None or self.fit.accepts(sizes)) and (self.attributes is None or self.attributes.hold())
 
-    def run(self, inputs: Sequence[Tensor]) -> object:
+    def run(self, call: Call) -> object:
         """The module's outputs, once the attributes that its forward sets are set."""
-        assert self.runner is not None
-        outputs, values = unflatten(self.out_spec, iter(self.runner(inputs)))
+        outputs, values = unflatten(self.out_spec, iter(call.runner.run(call)))
         for (module, name), value in zip(self.written, values, strict=True):
             module.__dict__[name] = value
         return outputs
@@ -87,22 +89,25 @@ class Graphs:
         Bounds of the cache and what is written to disk.
     report
         Where fallbacks are told.
+    arguments
+        Names of the module's arguments.
     """
 
-    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport) -> None:
+    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport, arguments: Arguments) -> None:
         self._module = module
         self._options = options
         self._report = report
+        self._arguments = arguments
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._history: OrderedDict[Hashable, _History] = OrderedDict()
         self._counting: Counter[tuple[int, str]] = Counter()
-        self._last: tuple[Spec, Hashable] | None = None  # key of the last export
+        self._last: Key | None = None  # key of the last export
         self._changes: Counter[str] = Counter()
         self._written: set[str] = set()
         self._export_seconds = 0.0
 
-    def find(self, key: Hashable, sizes: Sizes) -> Graph | None:
+    def find(self, key: Key, sizes: Sizes) -> Graph | None:
         """A graph that serves this call, if there is one."""
         for graph in self._by_key.get(key, ()):
             if graph.serves(sizes):
@@ -110,10 +115,10 @@ class Graphs:
                 return graph
         return None
 
-    def churn(self, key: tuple[Spec, Hashable], sizes: Sizes) -> str | None:
+    def churn(self, key: Key, sizes: Sizes) -> str | None:
         """What keeps changing, if once more a graph has to be made because of it: told once.
 
-        It is the name of an attribute, or where in the arguments a plain value lies.
+        It is an attribute, or an argument or what lies in one.
         """
         spec, rest = key
         last_spec, last_rest = self._last or key
@@ -121,15 +126,17 @@ class Graphs:
         fitting = [g.attributes for g in self._by_key.get(key, ()) if g.fit is not None and g.fit.accepts(sizes)]
         what = None
         if fitting and fitting[0] is not None:
-            what = fitting[0].changed()
+            attribute = fitting[0].changed()
+            what = None if attribute is None else f"attribute {attribute}"
         elif rest == last_rest:
-            what = first_difference(last_spec, spec)
+            argument = self._arguments.difference(last_spec, spec)
+            what = None if argument is None else f"argument {argument}"
         if what is None:
             return None
         self._changes[what] += 1
         return what if self._changes[what] == _MANY_CHANGES else None
 
-    def make(self, key: tuple[Spec, Hashable], leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
+    def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
         """Export a graph for this call.
 
         Raises
@@ -144,13 +151,17 @@ class Graphs:
         self._keep(graph)
         return graph
 
-    def give_up(self, key: Hashable, cause: str, useless: Graph | None) -> None:
-        """Run calls with this key in PyTorch from now on, unless a graph other than `useless` serves them."""
+    def give_up(self, key: Key | None, cause: str, useless: Graph | None) -> None:
+        """Run calls with this key in PyTorch from now on, unless a graph other than `useless` serves them.
+
+        Without a key the next call is looked at again.
+        """
         with tracing_lock:
             self._report.add(type(self._module).__name__, cause)
             if useless is not None and id(useless) in self._graphs:
                 self._drop(useless)
-            self._keep(Graph(key))
+            if key is not None:
+                self._keep(Graph(key))
 
     def stats(self) -> dict[str, float]:
         """Sums over the graphs' sessions; see :meth:`ORTModule.stats`."""
@@ -179,9 +190,7 @@ class Graphs:
         if not self._by_key[graph.key]:
             del self._by_key[graph.key]
 
-    def _export(
-        self, key: tuple[Spec, Hashable], leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey
-    ) -> Graph:
+    def _export(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
         history = self._history.setdefault(key, _History())
@@ -197,8 +206,9 @@ class Graphs:
                 graph = self._build(key, capture(self._module, spec, leaves, paths, survey, axes))
                 history.add(sizes)
                 return graph
-            except (NeedsStatic, NotExportable) as error:
-                logger.info("%s: not exported with dynamic sizes: %s", type(self._module).__name__, error)
+            except Exception as error:
+                logger.info("%s: not exported with dynamic sizes: %s", type(self._module).__name__, first_lines(error))
+                logger.debug("", exc_info=error)
         try:
             graph = self._build(key, capture(self._module, spec, leaves, paths, survey, [()] * len(leaves)))
         except NeedsStatic as error:
@@ -206,7 +216,7 @@ class Graphs:
         history.add(sizes)
         return graph
 
-    def _build(self, key: Hashable, captured: Captured) -> Graph:
+    def _build(self, key: Key, captured: Captured) -> Graph:
         constants_read = list(captured.placeholders()[1].values())
         self._check_writes(captured.writes, constants_read)
         lowered = lower(captured, supports, OWN_OPS)

@@ -159,7 +159,8 @@ class _Probe:
     def _ours(self, captured: Captured, nodes: list[fx.Node]) -> Any:
         torch.set_rng_state(self._state)
         probes, inputs = self._given(nodes)
-        return self._split(nodes, probes, inputs, _runner(captured)([*probes, *inputs]))
+        runner = _runner(captured)
+        return self._split(nodes, probes, inputs, runner.run(runner.prepare([*probes, *inputs])))
 
     def _eager(self, captured: Captured, nodes: list[fx.Node]) -> Any:
         torch.set_rng_state(self._state)

@@ -3,7 +3,8 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from . import _C
+from .arguments import Arguments
 from .builder import DTYPES
 from .errors import NotExportable, ORTModuleError
-from .flatten import Spec, flatten, leaf_paths
-from .graphs import Graph, Graphs, device_refusal, parameter_refusal
+from .flatten import flatten
+from .function import Call
+from .graphs import Graph, Graphs, Key, device_refusal, parameter_refusal
 from .guards import Survey, ambient, survey, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
@@ -60,6 +63,15 @@ _SHARED = (
 _OWN = "_ort_"
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """How far a call came before PyTorch had to take it."""
+
+    key: Key | None = None
+    graph: Graph | None = None
+    call: Call | None = None
+
+
 class ORTModule(nn.Module):
     """Runs a module's forward and backward in the C core; otherwise behaves as the module does.
 
@@ -94,7 +106,8 @@ class ORTModule(nn.Module):
         self._ort_report = FallbackReport(options.fallback)
         self._ort_facts: _C.Facts | None = None  # of the last call
         self._ort_to_verify = options.verify  # training steps
-        self._ort_graphs = Graphs(module, options, self._ort_report)
+        self._ort_arguments = Arguments(module)
+        self._ort_graphs = Graphs(module, options, self._ort_report, self._ort_arguments)
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
 
@@ -118,37 +131,38 @@ class ORTModule(nn.Module):
             raise ORTModuleError(
                 "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
             )
+        attempt, cause = _Attempt(), ""
         try:
-            leaves, spec = flatten((args, dict(sorted(kwargs.items())) if len(kwargs) > 1 else kwargs))
-        except TypeError as error:
-            self._ort_report.add(type(module).__name__, str(error))
-            return module(*args, **kwargs)
-        cause = ""
+            self._ort_prepare(attempt, args, kwargs)
+        except Exception as error:  # whatever it is, PyTorch can run the module, or raises by itself
+            cause = self._ort_report.cause(type(module).__name__, error)
+        self._ort_report.warn()
+        if attempt.call is not None:
+            assert attempt.graph is not None
+            return attempt.graph.run(attempt.call)
+        result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
+        if cause:
+            self._ort_graphs.give_up(attempt.key, cause, attempt.graph)
+            self._ort_report.warn()
+        return result
+
+    def _ort_prepare(self, attempt: "_Attempt", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
+        module = self._ort_module
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
             now = survey(module, self._ort_facts)
             self._ort_facts = now.facts
+            leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
             for i, t in enumerate(leaves):
                 plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
                 if not plain or t.is_meta or t.is_nested:
-                    _check_tensor(t, self._ort_path(spec, i))
-            key = (spec, (tensor_key(leaves), now.facts, ambient()))
-            graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
+                    _check_tensor(t, self._ort_arguments.paths(spec)[i])
+            attempt.key = key = (spec, (tensor_key(leaves), now.facts, ambient()))
+            attempt.graph = graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
             if graph is None:
-                try:
-                    graph = self._ort_export(key, leaves, now)
-                except NotExportable as error:
-                    cause = str(error)
-        if graph is not None and graph.runner is None:
-            return module(*args, **kwargs)
-        if graph is not None:
-            try:
-                return graph.run([*leaves, *now.parameters, *now.buffers])
-            except NotExportable as error:
-                cause = str(error)
-        self._ort_report.check(type(module).__name__, cause)
-        result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
-        self._ort_graphs.give_up(key, cause, graph)
-        return result
+                attempt.graph = graph = self._ort_export(key, leaves, now)
+        if graph.runner is not None:
+            attempt.call = graph.runner.prepare([*leaves, *now.parameters, *now.buffers])
 
     def _ort_verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare the step that begins with this call with PyTorch's."""
@@ -166,42 +180,26 @@ class ORTModule(nn.Module):
             self._ort_report.check(name, f"a step differs from PyTorch's\n{found}")
             self._ort_report.tell(f"a step of {name} differs from PyTorch's\n{found}")
 
-    def _ort_export(self, key: tuple[Spec, Hashable], leaves: list[Tensor], now: Survey) -> Graph:
-        """A new graph for this call; NotExportable if there can be none, ValueError if devices are mixed."""
+    def _ort_export(self, key: Key, leaves: list[Tensor], now: Survey) -> Graph:
+        """A new graph for this call; NotExportable if there can be none."""
         spec, _ = key
         state = [*now.parameters, *now.buffers]
-        paths = [self._ort_path(spec, i) for i in range(len(leaves))]
-        _check_devices(leaves, paths, state)
-        refusal = now.refusal or device_refusal([*leaves, *state]) or parameter_refusal(state)
+        paths = self._ort_arguments.paths(spec)
+        refusal = (
+            now.refusal
+            or _mixed_devices(leaves, paths, state)
+            or device_refusal([*leaves, *state])
+            or parameter_refusal(state)
+        )
         if refusal:
             raise NotExportable(refusal)
-        self._ort_tell_churn(key, leaves)
-        return self._ort_graphs.make(key, leaves, paths, now)
-
-    def _ort_tell_churn(self, key: tuple[Spec, Hashable], leaves: list[Tensor]) -> None:
         what = self._ort_graphs.churn(key, tuple([t.shape for t in leaves]))
         if what is not None:
-            named = f"argument {self._ort_argument(what)}" if what.startswith("[") else f"attribute {what}"
             self._ort_report.tell(
-                f"{type(self._ort_module).__name__} is exported anew each time {named} takes a new value; "
+                f"{type(self._ort_module).__name__} is exported anew each time {what} takes a new value; "
                 "a tensor may change without that"
             )
-
-    def _ort_path(self, spec: Spec, index: int) -> str:
-        """Name of a tensor argument, such as ``input_ids`` or ``batch['x']``."""
-        return self._ort_argument(leaf_paths(spec)[index])
-
-    def _ort_argument(self, path: str) -> str:
-        """An argument's name, given where it lies in (args, kwargs)."""
-        group, _, rest = path[1:].partition("]")
-        first, _, tail = rest[1:].partition("]")
-        if group == "1":
-            return first.strip("'") + tail
-        names = list(inspect.signature(self.forward).parameters.values())
-        position = int(first)
-        if position < len(names) and names[position].kind is not inspect.Parameter.VAR_POSITIONAL:
-            return names[position].name + tail
-        return f"args[{position}]{tail}"
+        return self._ort_graphs.make(key, leaves, paths, now)
 
     def fallback_report(self) -> list[FallbackRecord]:
         """What runs in PyTorch instead of the C core, and why."""
@@ -333,25 +331,24 @@ def _forward(wrapper: ORTModule) -> Callable[..., Any]:
 
 
 def _check_tensor(t: Tensor, name: str) -> None:
-    """TypeError, with the argument's name, for a tensor that no graph can take."""
+    """NotExportable, with the argument's name, for a tensor that no graph can take."""
     if type(t) not in (Tensor, nn.Parameter):
-        raise TypeError(f"{name} is a {type(t).__name__}, a subclass of torch.Tensor; expected a plain tensor")
+        raise NotExportable(f"{name} is a {type(t).__name__}, a subclass of torch.Tensor")
     if t.is_nested:
-        raise TypeError(f"{name} is a nested tensor; expected a plain tensor")
+        raise NotExportable(f"{name} is a nested tensor")
     if t.layout is not torch.strided or t.is_quantized:
-        raise TypeError(f"{name} has layout {t.layout} and dtype {t.dtype}; expected a dense tensor")
+        raise NotExportable(f"{name} has layout {t.layout} and dtype {t.dtype}, and is not dense")
     if t.is_meta:
-        raise TypeError(f"{name} is on the meta device and has no elements")
+        raise NotExportable(f"{name} is on the meta device and has no elements")
     if t.dtype not in DTYPES:
-        raise TypeError(f"{name} has dtype {t.dtype}; expected one of {', '.join(map(str, DTYPES))}")
+        raise NotExportable(f"{name} has dtype {t.dtype}, not one of {', '.join(map(str, DTYPES))}")
 
 
-def _check_devices(leaves: list[Tensor], paths: list[str], state: list[Tensor]) -> None:
-    """ValueError if tensors are on several devices."""
+def _mixed_devices(leaves: list[Tensor], paths: list[str], state: list[Tensor]) -> str:
+    """Which tensor is on another device than the rest, or nothing."""
     device = (state or leaves)[0].device if state or leaves else None
     for t, path in zip(leaves, paths, strict=True):
         if t.device != device:
-            raise ValueError(f"{path} is on {t.device}, the module's tensors are on {device}")
-    for t in state:
-        if t.device != device:
-            raise ValueError(f"the module's tensors are on {device} and {t.device}; one device is expected")
+            return f"{path} is on {t.device}, the module's tensors are on {device}"
+    other = next((t.device for t in state if t.device != device), None)
+    return "" if other is None else f"the module's tensors are on {device} and {other}"

@@ -3,8 +3,8 @@
 import warnings
 from dataclasses import dataclass
 
-from .errors import ORTModuleError
-from .options import Fallback
+from .errors import NotExportable, ORTModuleError, first_lines
+from .options import Fallback, logger
 from .stack import users_level
 
 
@@ -28,19 +28,35 @@ class FallbackRecord:
 
 
 class FallbackReport:
-    """Collects fallbacks of one module; warns once about each name and cause."""
+    """Collects fallbacks of one module; tells each name and cause once.
+
+    What is told waits for :meth:`warn`: a warning that is an error must not break into the making of a graph.
+    """
 
     def __init__(self, policy: Fallback) -> None:
         self._policy = policy
         self._counts: dict[tuple[str, str], int] = {}
+        self._untold: list[str] = []
 
-    def check(self, name: str, cause: str) -> None:
+    def cause(self, name: str, error: Exception) -> str:
+        """Why `name` has to run in PyTorch, in a line; ORTModuleError if the policy is ``"error"``."""
+        logger.debug("%s cannot run here", name, exc_info=error)
+        if isinstance(error, ORTModuleError) and not isinstance(error, NotExportable):
+            raise error
+        cause = first_lines(error)
+        if not isinstance(error, NotExportable):
+            cause = f"{type(error).__name__}: {cause}"
+        self.check(name, cause, error)
+        return cause
+
+    def check(self, name: str, cause: str, error: Exception | None = None) -> None:
         """Raise ORTModuleError if the policy is ``"error"``."""
         if self._policy == "error":
-            raise ORTModuleError(f"{name} cannot run in ortmodule_c ({cause}) and falling back to PyTorch is off")
+            message = f"{name} cannot run in ortmodule_c ({cause}) and falling back to PyTorch is off"
+            raise ORTModuleError(message) from error
 
     def add(self, name: str, cause: str) -> None:
-        """Record one fallback, if the policy lets it pass."""
+        """Record one fallback; ORTModuleError if the policy is ``"error"``."""
         self.check(name, cause)
         key = (name, cause)
         self._counts[key] = self._counts.get(key, 0) + 1
@@ -48,8 +64,14 @@ class FallbackReport:
             self.tell(f"{name} runs in PyTorch: {cause}")
 
     def tell(self, what: str) -> None:
-        """Warn at the user's line."""
-        warnings.warn(f"ortmodule_c: {what}", UserWarning, users_level())
+        """Have something told at the next :meth:`warn`."""
+        self._untold.append(f"ortmodule_c: {what}")
+
+    def warn(self) -> None:
+        """Warn at the user's line of what was not told yet."""
+        untold, self._untold = self._untold, []
+        for what in untold:
+            warnings.warn(what, UserWarning, users_level())
 
     def records(self) -> list[FallbackRecord]:
         """All fallbacks so far, in the order they were met."""

@@ -33,14 +33,14 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     from ortmodule_c import function
 
-    original = function._Call.plan_for
+    original = function.Call.plan_for
 
     def plan_for(self: Any, *args: Any) -> None:
         original(self, *args)
         self.plan = Counting(self.plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(function._Call, "plan_for", plan_for)
+        patch.setattr(function.Call, "plan_for", plan_for)
         yield count
 
 

@@ -1,0 +1,84 @@
+"""How a call meets the parameters of a forward: names of its arguments, and one form for the ways to write it."""
+
+import inspect
+import types
+from typing import Any
+
+from torch import nn
+
+from .flatten import Spec, first_difference, leaf_paths
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Arguments:
+    """The arguments that a module is called with.
+
+    Parameters
+    ----------
+    module
+        The module whose forward is called; it may get another one at any time.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._forward: Any = None  # the one that was looked at
+        self._names: list[str] = []
+        self._movable: list[str | None] = []
+        self._rest = "args"
+
+    def normal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call, whichever of its arguments are given by keyword.
+
+        A forward that a decorator wraps gets what was written, since the decorator may look for keywords.
+        """
+        if not kwargs:
+            return args, kwargs
+        self._look()
+        moved: list[Any] = []
+        for name in self._movable[len(args) :]:
+            if name not in kwargs:
+                break
+            moved.append(name)
+        if moved:
+            args = (*args, *[kwargs[n] for n in moved])
+        elif len(kwargs) == 1:
+            return args, kwargs
+        return args, {n: kwargs[n] for n in sorted(kwargs) if n not in moved}
+
+    def paths(self, spec: Spec) -> list[str]:
+        """Where each tensor of a described call lies, such as ``input_ids`` or ``batch['x']``."""
+        return [path for name, child in self._named(spec) for path in leaf_paths(child, name)]
+
+    def difference(self, a: Spec, b: Spec) -> str | None:
+        """Where two described calls first differ; None if it is in which arguments are given at all."""
+        was, now = self._named(a), self._named(b)
+        if [n for n, _ in was] != [n for n, _ in now]:
+            return None
+        found = (first_difference(x, y, name) for (name, x), (_, y) in zip(was, now, strict=True))
+        return next((path for path in found if path is not None), None)
+
+    def _named(self, spec: Spec) -> list[tuple[str, Spec]]:
+        """The arguments of a described call."""
+        self._look()
+        positional, keywords = spec[-1]
+        n = len(self._names)
+        names = [self._names[i] if i < n else f"{self._rest}[{i - n}]" for i in range(len(positional[-1]))]
+        return [*zip(names, positional[-1], strict=True), *zip(keywords[-2], keywords[-1], strict=True)]
+
+    def _look(self) -> None:
+        """Read the signature of the forward, once."""
+        forward = self._module.forward
+        function = getattr(forward, "__func__", forward)
+        if function is self._forward:
+            return
+        try:
+            parameters = list(inspect.signature(forward).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        positional = [p for p in parameters if p.kind in _POSITIONAL]
+        plain = isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__")
+        self._names = [p.name for p in positional]
+        self._movable = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in positional] if plain else []
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        self._forward = function
