@@ -290,18 +290,26 @@ def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     trained = [v for v in bounds if v is not None and v.grad]
     if None not in bounds and (trained or (x.grad and _share_at_bound(True) != 1)):
         raise Unsupported("the gradient where two bounds meet")
-    if (trained or x.grad) and _share_at_bound(True) != 1:
-        extreme: Val = b.emit("Max" if bounds[1] is None else "Min", x, *[v for v in bounds if v is not None])
-        return extreme
-    x = x if bounds[0] is None else _bounded(b, "GreaterOrEqual", "Max", x, bounds[0])
-    return x if bounds[1] is None else _bounded(b, "LessOrEqual", "Min", x, bounds[1])
+    x = x if bounds[0] is None else _bounded(b, "Max", "Greater", x, bounds[0])
+    return x if bounds[1] is None else _bounded(b, "Min", "Less", x, bounds[1])
 
 
-def _bounded(b: Builder, inside: str, extreme: str, x: Val, bound: Val) -> Val:
-    """Max or Min whose gradient at the bound is x's alone."""
-    keeps = b.emit(inside, x, bound, outputs=[torch.bool])
-    out: Val = b.emit("Where", keeps, x, b.emit(extreme, x, bound), outputs=[x.dtype])
-    return out
+def _bounded(b: Builder, op: str, inside: str, x: Val, bound: Val) -> Val:
+    """Max or Min whose gradient goes where the element comes from: nowhere if either is NaN."""
+    out: Val = b.emit(op, x, bound)
+    if not out.grad:
+        return out
+    share = _share_at_bound(True)
+    tie, none = b.emit("Equal", x, bound, outputs=[torch.bool]), b.const(0.0, x.dtype)
+
+    def part(v: Val, other: Val, at_tie: float) -> Val:
+        scaled = v if at_tie == 1 else b.emit("Mul", v, b.const(at_tie, v.dtype))
+        half = b.emit("Where", tie, scaled, none, outputs=[v.dtype]) if at_tie else none
+        takes: Val = b.emit("Where", b.emit(inside, v, other, outputs=[torch.bool]), v, half, outputs=[v.dtype])
+        return takes
+
+    parts = [part(v, w, s) for v, w, s in ((x, bound, share), (bound, x, 1 - share)) if v.grad]
+    return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
 
 
 @translates(aten.clamp_min.default, aten.clamp_min.Tensor)
@@ -316,7 +324,14 @@ def clamp_max(b: Builder, x: Val, high: Any) -> Val:
 
 @translates(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
-    return _open_clamp(b, x, min_val, max_val)
+    """A clamp through which no gradient flows at the bounds, but through NaN."""
+    clipped = _clip(b, b.detached(x), min_val, max_val)
+    if not x.grad:
+        return clipped
+    below = b.emit("LessOrEqual", x, b.scalar(min_val, x.dtype), outputs=[torch.bool])
+    above = b.emit("GreaterOrEqual", x, b.scalar(max_val, x.dtype), outputs=[torch.bool])
+    out: Val = b.emit("Where", b.emit("Or", below, above), clipped, x, outputs=[x.dtype])
+    return out
 
 
 @translates(aten.relu6.default)
