@@ -182,6 +182,14 @@ def layer_norm(
     return out
 
 
+@translates(aten.native_layer_norm.default)
+def native_layer_norm(
+    b: Builder, x: Val, normalized_shape: list[int], weight: Val | None, bias: Val | None, eps: float
+) -> Any:
+    axis = x.rank - len(normalized_shape)
+    return b.emit("LayerNormalization", x, weight, bias, outputs=[x.dtype] * 3, axis=axis, epsilon=float(eps))
+
+
 @translates(aten.rms_norm.default)
 def rms_norm(
     b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None

@@ -163,6 +163,19 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
     return _root(b, reduce(b, "ReduceSum", power, axes, keepdim), p)
 
 
+@translates(aten.norm.ScalarOpt_dim, aten.norm.Scalar)
+def norm(b: Builder, x: Val, p: float | None = 2, dim: Any = None, keepdim: bool = False) -> Val:
+    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+
+
+@translates(aten.dist.default)
+def dist(b: Builder, x: Val, y: Val, p: float = 2) -> Val:
+    dtype = result_dtype(b)
+    difference = b.emit("Sub", b.cast(x, dtype), b.cast(y, dtype))
+    difference.shape = x.dims if x.rank >= y.rank else y.dims  # only its rank is of interest
+    return vector_norm(b, difference, p)
+
+
 @translates(aten.var.default, aten.std.default)
 def var_all(b: Builder, x: Val, unbiased: bool = True) -> Val:
     return var(b, x, None, correction=int(unbiased))

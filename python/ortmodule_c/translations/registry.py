@@ -17,9 +17,22 @@ from ..errors import Unsupported
 Translation = Callable[..., Any]
 TABLE: dict[OpOverload, Translation] = {}
 aten = torch.ops.aten
-# Ops that PyTorch differentiates by a formula of its own, but whose decomposition only moves elements: the gradients
-# are the same.
+# Ops that PyTorch differentiates by a formula of its own, to which their decomposition comes down at every value: they
+# move, choose or scale elements.
 SAME_GRADIENT = {
+    aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact2d.default,
+    aten.channel_shuffle.default,
+    aten.deg2rad.default,
+    aten.diag_embed.default,
+    aten.hardshrink.default,
+    aten.nan_to_num.default,
+    aten.nansum.default,
+    aten.pixel_shuffle.default,
+    aten.pixel_unshuffle.default,
+    aten.rad2deg.default,
+    aten.rot90.default,
+    aten.threshold.default,
     aten.upsample_nearest1d.default,
     aten.upsample_nearest2d.default,
     aten.upsample_nearest3d.default,
