@@ -297,7 +297,10 @@ class _Lowering:
     ) -> Any:
         mark = self._b.mark()
         try:
-            return self._native(node, op, args, kwargs, flows)
+            result = self._native(node, op, args, kwargs, flows)
+            if isinstance(result, (list, tuple)) and any(result[i] is None for i in _used_results(node, len(result))):
+                raise Unsupported("its translation leaves out a result that is read")
+            return result
         except Unsupported as error:
             self._b.rollback(mark)
             self._b.overwritten = []

@@ -377,3 +377,33 @@ WRITTEN: dict[str, tuple[Callable[..., Any], *tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("row", WRITTEN.values(), ids=WRITTEN)
 def test_translations_have_the_gradients_of_pytorch(row: Any) -> None:
     assert_same_at_corners(*row)
+
+
+@pytest.mark.parametrize("label", [-1, 4, -99])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.nll_loss,
+        lambda y, t: F.nll_loss(y.log_softmax(1), t),
+        lambda y, t: F.nll_loss(y, t, torch.ones(4), reduction="none"),
+        F.cross_entropy,
+    ],
+    ids=["nll", "nll of log softmax", "weighted nll", "cross entropy"],
+)
+def test_labels_out_of_range_are_refused(loss: Callable[..., Tensor], label: int) -> None:
+    for m in pair(Function(lambda s, x, t: loss(s.l(x), t), l=nn.Linear(4, 4))):
+        with pytest.raises(IndexError):
+            m(torch.randn(3, 4), torch.tensor([0, label, 3]))
+
+
+def test_indices_along_a_dim_that_wrap() -> None:
+    indices = torch.tensor([[0, -1], [5, 2], [3, -7]])
+    assert_same_step(*pair(of_linear(lambda y: y.take_along_dim(indices, 1))), torch.randn(3, 4))
+
+
+def test_statistics_of_batch_norm_that_are_read() -> None:
+    def forward(s: Function, x: Tensor) -> Any:
+        return torch.ops.aten._native_batch_norm_legit_functional(s.l(x), None, None, s.m, s.v, False, 0.1, 1e-5)[:3]
+
+    members = {"l": nn.Conv2d(3, 3, 1), "m": nn.Buffer(torch.zeros(3)), "v": nn.Buffer(torch.ones(3))}
+    assert_same_step(*pair(Function(forward, **members)), torch.randn(2, 3, 4, 4))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Val, static
+from ..builder import Builder, Val
 from ..errors import Unsupported
 from .registry import aten, axis_of, translates
 
@@ -20,18 +20,6 @@ def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = Fals
     if x.rank == 0:
         raise Unsupported("gather from a scalar")
     out: Val = b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
-    return out
-
-
-@translates(aten.take_along_dim.default)
-def take_along_dim(b: Builder, x: Val, indices: Val, dim: int | None = None) -> Val:
-    if dim is None:
-        raise Unsupported("take_along_dim of a flattened tensor")
-    axis = axis_of(x, dim)
-    sizes = [max(static(s), static(i)) for s, i in zip(x.dims, indices.dims, strict=True)]
-    wide = b.expand(x, [*sizes[:axis], x.dims[axis], *sizes[axis + 1 :]])
-    wide_ids = b.expand(indices, [*sizes[:axis], indices.dims[axis], *sizes[axis + 1 :]])
-    out: Val = b.emit("GatherElements", wide, b.cast(wide_ids, torch.int64), axis=axis)
     return out
 
 

@@ -402,7 +402,7 @@ def nll_loss(
     target = _classes(b, target)
     valid = b.emit("NotEqual", target, b.const(ignore_index, target.dtype), outputs=[torch.bool])
     safe = b.emit("Where", valid, target, b.const(0, target.dtype), outputs=[target.dtype])
-    picked = b.emit("GatherElements", x, b.emit("Unsqueeze", safe, b.const([1], torch.int64)), axis=1)
+    picked = b.emit("GatherElements", x, b.emit("Unsqueeze", safe, b.const([1], torch.int64)), axis=1, strict=1)
     picked = b.emit("Squeeze", picked, b.const([1], torch.int64))
     share = b.cast(valid, x.dtype)
     if weight is not None:
