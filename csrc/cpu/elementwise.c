@@ -1,5 +1,6 @@
 #include "cpu/elementwise.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "cpu/convert.h"
@@ -32,6 +33,7 @@ typedef struct input_plan {
 typedef struct instruction {
   const omc_ew *ew;
   omc_ew_fn fn;    /* NULL: nothing to do */
+  bool divides;    /* args[1] are integers that may not be 0 */
   int32_t args[3]; /* operands; -1: none */
   size_t scratch;  /* where its result goes if not straight to an output */
   double imm[OMC_EW_IMM];
@@ -161,6 +163,7 @@ static int32_t place_results(omc_ew_program *p, const int32_t *last, size_t base
 static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
   instruction *code = &p->code[0];
   code->ew = omc_op_get(node->op)->ew;
+  code->divides = (omc_op_get(node->op)->flags & OMC_OP_DIVIDES) != 0;
   for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
   OMC_TRY(code->ew->imm(node, code->imm));
   p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
@@ -173,6 +176,7 @@ static bool decode_instruction(const char *name, const int64_t *args, const doub
   omc_op_id id;
   if (!omc_op_from_name(name, strlen(name), &id) || !omc_op_get(id)->ew) return false;
   code->ew = omc_op_get(id)->ew;
+  code->divides = (omc_op_get(id)->flags & OMC_OP_DIVIDES) != 0;
   memcpy(code->imm, imm, sizeof code->imm);
   for (int32_t a = 0; a < 3; a++) {
     if ((args[a] >= 0) != (a < omc_op_get(id)->max_in) || args[a] >= known) return false;
@@ -209,6 +213,7 @@ static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
 static omc_status pick_functions(const omc_node *node, omc_class cls, omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     p->code[k].fn = omc_ew_pick(p->code[k].ew, cls);
+    p->code[k].divides &= cls == OMC_CLASS_I64;
     if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
   }
   return OMC_OK;
@@ -309,6 +314,7 @@ typedef struct call {
   const omc_kernel_args *args;
   char *direct[OMC_EW_MAX_INSTRUCTIONS]; /* output memory that takes the result; NULL: scratch */
   bool stored[OMC_EW_MAX_OUTPUTS];       /* copied from scratch at the end of a block */
+  atomic_bool divided_by_zero;
 } call;
 
 /* Where a thread is in an input read run by run. */
@@ -396,8 +402,14 @@ static const void *load_block(const omc_convert *convert, const input_plan *in, 
   return scratch;
 }
 
+static bool has_zero(const int64_t *x, int64_t n) {
+  bool any = false;
+  for (int64_t i = 0; i < n; i++) any |= x[i] == 0;
+  return any;
+}
+
 static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
-  const call *c = ctx;
+  call *c = ctx;
   const omc_ew_program *p = c->program;
   const omc_kernel_args *args = c->args;
   const omc_convert *convert = p->convert;
@@ -425,6 +437,8 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
       omc_ew_block block = {
           .out = to, .imm = code->imm, .n = padded, .index = index, .seed = args->seed};
       for (int a = 0; a < 3 && code->args[a] >= 0; a++) block.in[a] = operands[code->args[a]];
+      if (code->divides && has_zero(block.in[1], n))
+        atomic_store_explicit(&c->divided_by_zero, true, memory_order_relaxed);
       code->fn(&block);
       operands[p->n_in + k] = to;
     }
@@ -455,5 +469,7 @@ omc_status omc_ew_run(const omc_kernel_args *args) {
   }
   const int64_t blocks = (p->numel + OMC_EW_BLOCK - 1) / OMC_EW_BLOCK;
   omc_parallel_for(blocks, GRAIN, args->threads, run_blocks, &c);
+  if (atomic_load(&c.divided_by_zero))
+    OMC_FAIL(EDIVISION, "'%s' divides an integer by 0", args->node ? args->node : "");
   return OMC_OK;
 }

@@ -61,6 +61,9 @@ OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
 OMC_INLINE real row_max(const elem *x, int64_t n) {
   return OMC_ROW_REDUCE(n, OMC_LOWEST, vmax, vhmax, vld_fill(x + k, left, OMC_LOWEST));
 }
+OMC_INLINE real row_min(const elem *x, int64_t n) {
+  return OMC_ROW_REDUCE(n, OMC_HIGHEST, vmin, vhmin, vld_fill(x + k, left, OMC_HIGHEST));
+}
 
 #if OMC_IS_FLOAT
 

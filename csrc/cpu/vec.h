@@ -55,6 +55,7 @@ OMC_INLINE vreal vmax(vreal a, vreal b);            /* NaN in either gives NaN *
 OMC_INLINE vreal vmin(vreal a, vreal b);
 OMC_INLINE real vsum(vreal x); /* lanes added pairwise: the same order everywhere */
 OMC_INLINE real vhmax(vreal x);
+OMC_INLINE real vhmin(vreal x);
 
 OMC_INLINE vreal vldr(const real *p) {
   vreal x;

@@ -175,6 +175,15 @@ OMC_INLINE real vhmax(vreal x) {
   return x[0];
 }
 
+OMC_INLINE real vhmin(vreal x) {
+  for (int w = OMC_VL / 2; w; w /= 2) {
+    vreal upper = x;
+    for (int i = 0; i < w; i++) upper[i] = x[i + w];
+    x = vmin(x, upper);
+  }
+  return x[0];
+}
+
 /* ---- arithmetic ---- */
 
 #if OMC_IS_FLOAT

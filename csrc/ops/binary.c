@@ -7,7 +7,7 @@ BINARY(Sub, ANY, 0, vsub(a, b), DY, neg(g, DY))
 
 BINARY(Mul, ANY, OMC_OP_COMMUTES, vmul(a, b), mul(g, DY, B), mul(g, DY, A))
 
-BINARY(Div, ANY, 0, vdiv(a, b), over(g, DY, B), mul(g, neg(g, DY), over(g, Y, B)))
+BINARY(Div, ANY, OMC_OP_DIVIDES, vdiv(a, b), over(g, DY, B), mul(g, neg(g, DY), over(g, Y, B)))
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
@@ -37,9 +37,9 @@ static inline int64_t floor_divide(int64_t a, int64_t b) {
 }
 #endif
 #endif
-BINARY(Mod, ANY, 0, OMC_LANES2(a, b, modulo), DY,
+BINARY(Mod, ANY, OMC_OP_DIVIDES, OMC_LANES2(a, b, modulo), DY,
        neg(g, mul(g, DY, omc_b2(&g->b, OMC_OP_FloorDiv, A, B))))
-BINARY(FloorDiv, ANY, 0, OMC_LANES2(a, b, floor_divide), zeros(g), zeros(g))
+BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, OMC_LANES2(a, b, floor_divide), zeros(g), zeros(g))
 
 #ifdef OMC_RECORDS
 /* Equal inputs share the gradient; a NaN passes it to both. */

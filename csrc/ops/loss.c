@@ -1,9 +1,11 @@
-/* CrossEntropy of logits [N, C, d...] against class indices [N, d...], and its gradient.
+/* Losses of [N, C, d...] against class indices [N, d...], and their gradients: CrossEntropy of
+ * logits, NegativeLogLikelihoodLoss of log probabilities.
  *
- * With w the class weights (1 if absent), t the target of a row, e the label smoothing and
- * log p = x - lse, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log p[c].
- * "mean" divides the sum by the w[t] of all rows. Rows whose target is ignore_index do not count.
- * Of the forward only lse is kept. */
+ * With w the class weights (1 if absent), t the target of a row, e the label smoothing and log p =
+ * x - top - log_sum, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log
+ * p[c]. "mean" divides the sum by the w[t] of all rows. Rows whose target is ignore_index do not
+ * count. Of the forward only top, the largest of a row, and log_sum are kept: apart, since their
+ * sum would lose what is small beside large logits. */
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
@@ -34,7 +36,8 @@ typedef struct {
   const elem *dloss; /* gradient only */
   elem *dlogits;     /* gradient only; may be logits */
   real *loss;        /* one per row, forward only */
-  real *lse;         /* one per row; NULL: not kept */
+  real *top;         /* one per row; NULL: not kept */
+  real *log_sum;     /* one per row; as top */
   real hard, soft;   /* 1 - e and e/C */
   real weights;      /* sum of w */
   double total;      /* sum of w[t] over rows that count */
@@ -62,8 +65,8 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
     const int64_t t = job->target[i];
     if (t == p->ignore_index) continue;
     if (t < 0 || t >= p->classes)
-      OMC_FAIL(EINDEX, "CrossEntropy '%s': target %lld at position %lld is not one of %lld classes",
-               args->node ? args->node : "", (long long)t, (long long)i, (long long)p->classes);
+      OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
+               (long long)t, args->node ? args->node : "", (long long)i, (long long)p->classes);
     job->total += (double)class_weight(job, t);
   }
   return OMC_OK;
@@ -114,7 +117,7 @@ static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
       dot = OMC_ROW_SUM(n, (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
     else if (job->soft > 0)
       dot = OMC_ROW_SUM(n, vld_fill(x + k, left, top) - vset(top));
-    if (job->lse) job->lse[r] = top + log_sum;
+    if (job->top) job->top[r] = top, job->log_sum[r] = log_sum;
     job->loss[r] = t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
   }
 }
@@ -141,7 +144,7 @@ static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
     for (int64_t j = 0; j < at.cols; j++) {
       const int64_t t = job->target[at.row + j];
       const real log_sum = (real)log((double)sum[j]);
-      if (job->lse) job->lse[at.row + j] = top[j] + log_sum;
+      if (job->top) job->top[at.row + j] = top[j], job->log_sum[at.row + j] = log_sum;
       job->loss[at.row + j] =
           t == job->p->ignore_index
               ? 0
@@ -150,25 +153,28 @@ static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
+/* The losses of all rows, or what they are reduced to; and the total, unless it is NULL. */
+static void store_loss(const loss_job *job, elem *out, real *total) {
+  const loss_params *p = job->p;
+  const int64_t rows = p->outer * p->inner;
+  if (p->reduction == REDUCE_NONE) {
+    for (int64_t r = 0; r < rows; r++) st(out + r, job->loss[r]);
+  } else {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; r++) sum += (double)job->loss[r];
+    st(out, (real)(p->reduction == REDUCE_MEAN ? sum / job->total : sum));
+  }
+  if (total) *total = (real)job->total;
+}
+
 OMC_KERNEL(CrossEntropy) {
   loss_job job;
   OMC_TRY(prepare(args, 0, 1, 2, &job));
   job.loss = args->workspace;
-  job.lse = omc_out_data(args, 1);
+  job.top = omc_out_data(args, 1);
+  job.log_sum = omc_out_data(args, 2);
   run_rows(args, &job, forward_rows, forward_cols);
-
-  const loss_params *p = job.p;
-  const int64_t rows = p->outer * p->inner;
-  elem *out = args->out[0].data;
-  if (p->reduction == REDUCE_NONE) {
-    for (int64_t r = 0; r < rows; r++) st(out + r, job.loss[r]);
-  } else {
-    double sum = 0;
-    for (int64_t r = 0; r < rows; r++) sum += (double)job.loss[r];
-    st(out, (real)(p->reduction == REDUCE_MEAN ? sum / job.total : sum));
-  }
-  real *total = omc_out_data(args, 2);
-  if (total) *total = (real)job.total;
+  store_loss(&job, args->out[0].data, omc_out_data(args, 3));
   return OMC_OK;
 }
 
@@ -196,17 +202,19 @@ static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
     const elem *x = job->logits + r * n, *w = job->weight;
     elem *dx = job->dlogits + r * n;
     const int64_t t = job->target[r];
-    if (t == job->p->ignore_index) {
+    const bool ignored = t == job->p->ignore_index;
+    if (ignored && !isnan(job->log_sum[r])) { /* NaN times 0 is not 0 */
       memset(dx, 0, (size_t)n * sizeof *dx);
       continue;
     }
     const row_scale s = scale_of(job, r);
-    const vreal lse = vset(job->lse[r]), prob = vset(s.prob), soft = vset(s.soft);
+    const vreal top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
+    const vreal prob = vset(s.prob), soft = vset(s.soft);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
       const vreal pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
-      vst_upto(dx + k, vexp(vld_fill(x + k, left, 0) - lse) * prob - pull, left);
+      vst_upto(dx + k, vexp(vld_fill(x + k, left, 0) - top - log_sum) * prob - pull, left);
     }
-    st(dx + t, ld(dx + t) - s.hard);
+    if (!ignored) st(dx + t, ld(dx + t) - s.hard);
   }
 }
 
@@ -217,16 +225,19 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t g = begin; g < end; g++) {
     const loss_group at = group_at(job, g);
     elem *dx = job->dlogits + at.cell;
-    real lse[COLS] = {0}, prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
+    real top[COLS] = {0}, log_sum[COLS] = {0};
+    real prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
     for (int64_t j = 0; j < at.cols; j++) {
       const row_scale s = scale_of(job, at.row + j);
-      lse[j] = job->lse[at.row + j], prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
+      top[j] = job->top[at.row + j], log_sum[j] = job->log_sum[at.row + j];
+      prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
     }
     for (int64_t c = 0; c < n; c++) {
       const vreal w = vset(class_weight(job, c));
       for (int64_t j = 0; j < at.cols; j += OMC_VL) {
         const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0);
-        const vreal d = vexp(x - vldr(lse + j)) * vldr(prob + j) - w * vldr(soft + j);
+        const vreal e = vexp(x - vldr(top + j) - vldr(log_sum + j));
+        const vreal d = e * vldr(prob + j) - w * vldr(soft + j);
         vst_upto(dx + c * step + j, d, at.cols - j);
       }
     }
@@ -239,15 +250,60 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-/* Inputs: dloss, logits, target, lse, total, weight?. */
+/* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
 OMC_KERNEL(CrossEntropyGrad) {
   loss_job job;
-  OMC_TRY(prepare(args, 1, 2, 5, &job));
+  OMC_TRY(prepare(args, 1, 2, 6, &job));
   job.dloss = args->in[0].data;
-  job.lse = args->in[3].data;
-  job.total = (double)*(const real *)args->in[4].data;
+  job.top = args->in[3].data;
+  job.log_sum = args->in[4].data;
+  job.total = (double)*(const real *)args->in[5].data;
   job.dlogits = args->out[0].data;
   run_rows(args, &job, backward_rows, backward_cols);
+  return OMC_OK;
+}
+
+/* Where class c of row r is. */
+static int64_t cell_of(const loss_params *p, int64_t r, int64_t c) {
+  return (r / p->inner * p->classes + c) * p->inner + r % p->inner;
+}
+
+/* Inputs: log probabilities, target, weight?. Outputs: loss, total. */
+OMC_KERNEL(NegativeLogLikelihoodLoss) {
+  loss_job job;
+  OMC_TRY(prepare(args, 0, 1, 2, &job));
+  const loss_params *p = job.p;
+  job.loss = args->workspace;
+  for (int64_t r = 0; r < p->outer * p->inner; r++) {
+    const int64_t t = job.target[r];
+    job.loss[r] =
+        t == p->ignore_index ? 0 : -ld(job.logits + cell_of(p, r, t)) * class_weight(&job, t);
+  }
+  store_loss(&job, args->out[0].data, omc_out_data(args, 1));
+  return OMC_OK;
+}
+
+static void clear_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const loss_job *job = ctx;
+  const int64_t n = job->p->classes * job->p->inner;
+  memset(job->dlogits + begin * n, 0, (size_t)((end - begin) * n) * sizeof *job->dlogits);
+}
+
+/* Inputs: dloss, target, total, weight?. */
+OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
+  loss_job job;
+  OMC_TRY(prepare(args, 0, 1, 3, &job));
+  const loss_params *p = job.p;
+  job.dloss = args->in[0].data;
+  job.total = (double)*(const real *)args->in[2].data;
+  job.dlogits = args->out[0].data;
+  omc_parallel_for(p->outer, 1 + CELLS_PER_TASK / (p->classes * p->inner + 1), args->threads,
+                   clear_rows, &job);
+  for (int64_t r = 0; r < p->outer * p->inner; r++) {
+    const int64_t t = job.target[r];
+    if (t != p->ignore_index) st(job.dlogits + cell_of(p, r, t), -scale_of(&job, r).hard);
+  }
   return OMC_OK;
 }
 
@@ -311,7 +367,8 @@ static omc_status forward_infer(omc_node *node) {
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   omc_set_type(node, 0, dtype, p.reduction == REDUCE_NONE ? &rows : &scalar);
   omc_set_type(node, 1, omc_dtype_real(dtype), &rows);
-  omc_set_type(node, 2, omc_dtype_real(dtype), &scalar);
+  omc_set_type(node, 2, omc_dtype_real(dtype), &rows);
+  omc_set_type(node, 3, omc_dtype_real(dtype), &scalar);
   return OMC_OK;
 }
 
@@ -330,11 +387,11 @@ static size_t forward_workspace(const omc_node *node, const void *params, int th
 
 static omc_status forward_grad(omc_grad *g) {
   const omc_node *node = g->node;
-  OMC_TRY(omc_need_saved(g, 3));
+  OMC_TRY(omc_need_saved(g, 4));
   if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0],       omc_in(node, 0),  omc_in(node, 1),
-                     omc_out(node, 1), omc_out(node, 2), omc_in(node, 2)};
-  omc_build(&g->b, OMC_OP_CrossEntropyGrad, in[5] ? 6 : 5, in, 0, node->n_attr, node->attr, 1,
+  omc_value *in[] = {g->dout[0],       omc_in(node, 0),  omc_in(node, 1), omc_out(node, 1),
+                     omc_out(node, 2), omc_out(node, 3), omc_in(node, 2)};
+  omc_build(&g->b, OMC_OP_CrossEntropyGrad, in[6] ? 7 : 6, in, 0, node->n_attr, node->attr, 1,
             &g->din[0]);
   return g->b.status;
 }
@@ -343,16 +400,17 @@ static omc_status backward_check(const omc_node *node, loss_params *p) {
   OMC_TRY(omc_need_float(node, 1));
   const omc_type *logits = &omc_in(node, 1)->type;
   omc_shape rows;
-  OMC_TRY(check(node, logits, 2, omc_in(node, 5), p, &rows));
+  OMC_TRY(check(node, logits, 2, omc_in(node, 6), p, &rows));
   const omc_shape scalar = {.rank = 0};
   const struct {
     const char *name;
     uint32_t input;
     omc_type type;
   } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == REDUCE_NONE ? rows : scalar}},
-                  {"lse", 3, {omc_dtype_real(logits->dtype), rows}},
-                  {"total", 4, {omc_dtype_real(logits->dtype), scalar}}};
-  for (int i = 0; i < 3; i++) {
+                  {"top", 3, {omc_dtype_real(logits->dtype), rows}},
+                  {"log_sum", 4, {omc_dtype_real(logits->dtype), rows}},
+                  {"total", 5, {omc_dtype_real(logits->dtype), scalar}}};
+  for (int i = 0; i < 4; i++) {
     const omc_type *is = &omc_in(node, expected[i].input)->type;
     if (omc_type_equal(is, &expected[i].type)) continue;
     char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
@@ -378,7 +436,7 @@ OMC_KERNELS(CrossEntropy)
 const omc_op omc_op_CrossEntropy = {.name = "CrossEntropy",
                                     .min_in = 2,
                                     .max_in = 3,
-                                    .n_out = 3,
+                                    .n_out = 4,
                                     .infer = forward_infer,
                                     .grad = forward_grad,
                                     .params_size = sizeof(loss_params),
@@ -388,13 +446,83 @@ const omc_op omc_op_CrossEntropy = {.name = "CrossEntropy",
 
 OMC_KERNELS(CrossEntropyGrad)
 const omc_op omc_op_CrossEntropyGrad = {.name = "CrossEntropyGrad",
-                                        .min_in = 5,
-                                        .max_in = 6,
+                                        .min_in = 6,
+                                        .max_in = 7,
                                         .n_out = 1,
                                         .flags = OMC_OP_INPLACE_1,
                                         .infer = backward_infer,
                                         .params_size = sizeof(loss_params),
                                         .params = backward_params,
                                         .cpu = &omc_kernels_CrossEntropyGrad};
+
+/* ---- of log probabilities ---- */
+
+static omc_status nll_infer(omc_node *node) {
+  loss_params p;
+  omc_shape rows;
+  OMC_TRY(forward_check(node, &p, &rows));
+  const omc_shape scalar = {.rank = 0};
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
+  omc_set_type(node, 0, dtype, p.reduction == REDUCE_NONE ? &rows : &scalar);
+  omc_set_type(node, 1, omc_dtype_real(dtype), &scalar);
+  return OMC_OK;
+}
+
+static omc_status nll_grad(omc_grad *g) {
+  const omc_node *node = g->node;
+  OMC_TRY(omc_need_saved(g, 2));
+  if (!g->dout[0]) return OMC_OK;
+  omc_value *in[] = {g->dout[0], omc_in(node, 1), omc_out(node, 1), omc_in(node, 2)};
+  g->din[0] = omc_bn_shaped(&g->b, OMC_OP_NegativeLogLikelihoodLossGrad, in[3] ? 4 : 3, in, node,
+                            omc_in_shape(node, 0));
+  return g->b.status;
+}
+
+static omc_status nll_grad_check(const omc_node *node, loss_params *p, omc_type *of) {
+  omc_shape rows;
+  OMC_TRY(omc_need_float(node, 0));
+  *of = (omc_type){.dtype = omc_in(node, 0)->type.dtype};
+  OMC_TRY(omc_need_shape(node, &of->shape));
+  OMC_TRY(check(node, of, 1, omc_in(node, 3), p, &rows));
+  const omc_shape scalar = {.rank = 0};
+  return omc_need_gradient(node, p->reduction == REDUCE_NONE ? &rows : &scalar);
+}
+
+static omc_status nll_grad_infer(omc_node *node) {
+  loss_params p;
+  omc_type of;
+  OMC_TRY(nll_grad_check(node, &p, &of));
+  omc_set_type(node, 0, of.dtype, &of.shape);
+  return OMC_OK;
+}
+
+static omc_status nll_grad_params(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_type of;
+  return nll_grad_check(node, params, &of);
+}
+
+OMC_KERNELS(NegativeLogLikelihoodLoss)
+const omc_op omc_op_NegativeLogLikelihoodLoss = {.name = "NegativeLogLikelihoodLoss",
+                                                 .min_in = 2,
+                                                 .max_in = 3,
+                                                 .n_out = 2,
+                                                 .infer = nll_infer,
+                                                 .grad = nll_grad,
+                                                 .params_size = sizeof(loss_params),
+                                                 .params = forward_params,
+                                                 .workspace = forward_workspace,
+                                                 .cpu = &omc_kernels_NegativeLogLikelihoodLoss};
+
+OMC_KERNELS(NegativeLogLikelihoodLossGrad)
+const omc_op omc_op_NegativeLogLikelihoodLossGrad = {
+    .name = "NegativeLogLikelihoodLossGrad",
+    .min_in = 3,
+    .max_in = 4,
+    .n_out = 1,
+    .infer = nll_grad_infer,
+    .params_size = sizeof(loss_params),
+    .params = nll_grad_params,
+    .cpu = &omc_kernels_NegativeLogLikelihoodLossGrad};
 
 #endif

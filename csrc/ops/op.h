@@ -19,7 +19,8 @@ typedef enum {
   OMC_OP_RANDOM = 1 << 5,     /* never folded, never merged */
   OMC_OP_SHAPE_ONLY = 1 << 6, /* reads shapes of its inputs, never their elements */
   OMC_OP_HOST = 1 << 7,       /* runs in Python through the host callbacks */
-  OMC_OP_INPLACE_2 = 1 << 8   /* out[0] may share memory with in[2] */
+  OMC_OP_INPLACE_2 = 1 << 8,  /* out[0] may share memory with in[2] */
+  OMC_OP_DIVIDES = 1 << 9     /* elementwise: fails where in[1] is an integer 0 */
 } omc_op_flags;
 
 #define OMC_VARIADIC 255

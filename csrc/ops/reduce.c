@@ -431,24 +431,46 @@ static omc_status grad_extreme(omc_grad *g) {
   return b->status;
 }
 
-/* The product of the others: where there is one zero, only that element has a gradient. */
+/* For each element the product of the others that it is reduced with. */
+static omc_value *other_products(omc_builder *b, omc_value *x, const reduction *r) {
+  const omc_shape *shape = &x->type.shape;
+  const int32_t kept = shape->rank - r->n;
+  int64_t perm[OMC_MAX_RANK], inverse[OMC_MAX_RANK];
+  omc_shape moved = {.rank = shape->rank}, rows = {.rank = kept + 1};
+  for (int32_t i = 0, k = 0, m = kept; i < shape->rank; i++) perm[r->reduced[i] ? m++ : k++] = i;
+  for (int32_t i = 0; i < shape->rank; i++) {
+    inverse[perm[i]] = i;
+    moved.dims[i] = shape->dims[perm[i]];
+    if (i < kept) rows.dims[i] = moved.dims[i];
+  }
+  rows.dims[kept] = omc_shape_span(&moved, kept, shape->rank);
+  const omc_attr last = omc_ai("axis", kept), own = omc_ai("axis", r->axes[0]);
+  if (r->n == 1) return omc_bn(b, OMC_OP_OtherProducts, 1, &x, 1, &own);
+  omc_value *v = omc_reshape(b, omc_transpose(b, x, perm), &rows);
+  v = omc_bn(b, OMC_OP_OtherProducts, 1, &v, 1, &last);
+  return omc_transpose(b, omc_reshape(b, v, &moved), inverse);
+}
+
+/* As PyTorch: y / x, unless there is a zero anywhere. */
 static omc_status grad_prod(omc_grad *g) {
   omc_builder *b = &g->b;
   omc_value *x = omc_in(g->node, 0);
-  omc_value *zero = omc_scalar(b, x, 0), *one = omc_scalar(b, x, 1);
   reduction r;
+  OMC_TRY(omc_need_saved(g, 1));
   OMC_TRY(reduction_of(g->node, &r));
-  omc_value *is_zero = omc_b2(b, OMC_OP_Equal, x, zero);
-  omc_value *zeros = omc_reduce_sum(b, omc_cast(b, is_zero, x->type.dtype), r.axes, r.n, true);
-  omc_value *safe = omc_b3(b, OMC_OP_Where, is_zero, one, x);
-  omc_value *const in[] = {safe, omc_ints(b, r.axes, r.n)};
-  const omc_attr attrs[] = {omc_ai("keepdims", 1), omc_ai("noop_with_empty_axes", 1)};
-  omc_value *product = omc_bn(b, OMC_OP_ReduceProd, 2, in, 2, attrs);
-  product = omc_b2(b, OMC_OP_Mul, omc_reshape(b, g->dout[0], &r.kept), product);
-  omc_value *at_zero = omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, one), product, zero);
-  omc_value *elsewhere =
-      omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Equal, zeros, zero), product, zero);
-  g->din[0] = omc_b3(b, OMC_OP_Where, is_zero, at_zero, omc_b2(b, OMC_OP_Div, elsewhere, safe));
+  omc_value *dy = omc_reshape(b, g->dout[0], &r.kept);
+  if (r.n == 0 || omc_shape_numel(&x->type.shape) == 0) {
+    g->din[0] = omc_expand(b, dy, &x->type.shape);
+    return b->status;
+  }
+  omc_value *zero = omc_scalar(b, x, 0);
+  omc_value *is_zero = omc_cast(b, omc_b2(b, OMC_OP_Equal, x, zero), x->type.dtype);
+  const omc_attr drop = omc_ai("keepdims", 0);
+  omc_value *any = omc_bn(b, OMC_OP_ReduceMax, 1, &is_zero, 1, &drop);
+  omc_value *quotient = omc_b2(b, OMC_OP_Div, omc_reshape(b, omc_out(g->node, 0), &r.kept), x);
+  omc_value *others = omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Greater, any, zero),
+                             other_products(b, x, &r), quotient);
+  g->din[0] = omc_b2(b, OMC_OP_Mul, dy, others);
   return b->status;
 }
 

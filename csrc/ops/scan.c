@@ -1,4 +1,5 @@
-/* Along one axis: running sums, and the index of the largest. */
+/* Along one axis: running sums, for each element the product of all others, and the index of the
+ * largest or the least. */
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
@@ -71,39 +72,71 @@ static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-/* The first of the largest; NaN is larger than all. */
-static int64_t argmax_row(const elem *x, int64_t n) {
-  const real best = row_max(x, n);
+/* What is before an element times what is behind it. */
+static void run_others(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const scan_job *j = ctx;
+  const scan_params *p = j->p;
+  for (int64_t u = begin; u < end; u++) {
+    const scan_block b = block_at(p, u);
+    for (int64_t k = b.first; k < b.first + b.n; k++) {
+      wide before = 1, behind = 1;
+      for (int64_t i = 0; i < p->n; i++) {
+        st((elem *)j->out + k + i * p->inner, (real)before);
+        before *= (wide)ld(j->x + k + i * p->inner);
+      }
+      for (int64_t i = p->n - 1; i >= 0; i--) {
+        elem *y = (elem *)j->out + k + i * p->inner;
+        st(y, ld(y) * (real)behind);
+        behind *= (wide)ld(j->x + k + i * p->inner);
+      }
+    }
+  }
+}
+
+/* The first of the largest or of the least; NaN is beyond all. */
+OMC_INLINE int64_t arg_row(const elem *x, int64_t n, bool least) {
+  const real best = least ? row_min(x, n) : row_max(x, n);
   int64_t i = 0;
   while (i + 1 < n && ld(x + i) != best && !OMC_IS_NAN(ld(x + i))) i++;
   return i;
 }
 
-static void argmax_columns(const scan_params *p, const elem *x, int64_t columns, int64_t *at) {
+OMC_INLINE void arg_columns(const scan_params *p, const elem *x, int64_t columns, int64_t *at,
+                            bool least) {
   real best[BLOCK];
   for (int64_t k = 0; k < columns; k++) best[k] = ld(x + k), at[k] = 0;
   for (int64_t i = 1; i < p->n; i++) {
     for (int64_t k = 0; k < columns; k++) {
       const real v = ld(x + i * p->inner + k);
-      const bool better = v > best[k] || (OMC_IS_NAN(v) && !OMC_IS_NAN(best[k]));
+      const bool beyond = OMC_IS_NAN(v) || (least ? v < best[k] : v > best[k]);
+      const bool better = beyond && !OMC_IS_NAN(best[k]);
       best[k] = better ? v : best[k];
       at[k] = better ? i : at[k];
     }
   }
 }
 
-static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const scan_job *j = ctx;
+OMC_INLINE void run_arg(int64_t begin, int64_t end, const scan_job *j, bool least) {
   const scan_params *p = j->p;
   for (int64_t u = begin; u < end; u++) {
     const scan_block b = block_at(p, u);
     int64_t *at = (int64_t *)j->out + b.result;
     if (p->inner == 1)
-      *at = argmax_row(j->x + b.first, p->n);
+      *at = arg_row(j->x + b.first, p->n, least);
     else
-      argmax_columns(p, j->x + b.first, b.n, at);
+      arg_columns(p, j->x + b.first, b.n, at, least);
   }
+}
+
+static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  run_arg(begin, end, ctx, false);
+}
+
+static void run_argmin(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  run_arg(begin, end, ctx, true);
 }
 
 static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
@@ -117,14 +150,18 @@ static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
 }
 
 OMC_KERNEL(CumSum) { return scan(args, run_cumsum); }
+OMC_KERNEL(OtherProducts) { return scan(args, run_others); }
 OMC_KERNEL(ArgMax) { return scan(args, run_argmax); }
+OMC_KERNEL(ArgMin) { return scan(args, run_argmin); }
 
 #endif
 
 #ifdef OMC_RECORDS
 
 OMC_KERNELS_NUM(CumSum)
+OMC_KERNELS(OtherProducts)
 OMC_KERNELS_NUM(ArgMax)
+OMC_KERNELS_NUM(ArgMin)
 
 static scan_params scan_of(const omc_node *node, int32_t axis) {
   const omc_shape *x = omc_in_shape(node, 0);
@@ -168,7 +205,7 @@ static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *pa
   return OMC_OK;
 }
 
-static omc_status infer_argmax(omc_node *node) {
+static omc_status infer_arg(omc_node *node) {
   const omc_shape *x = omc_in_shape(node, 0);
   const bool keepdims = omc_attr_int(node, "keepdims", 1) != 0;
   omc_shape shape = {0};
@@ -181,7 +218,7 @@ static omc_status infer_argmax(omc_node *node) {
   return OMC_OK;
 }
 
-static omc_status params_argmax(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_arg(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   const int32_t rank = omc_in_shape(node, 0)->rank;
   int32_t axis;
@@ -201,13 +238,40 @@ const omc_op omc_op_CumSum = {.name = "CumSum",
                               .params = params_cumsum,
                               .cpu = &omc_kernels_CumSum};
 
-const omc_op omc_op_ArgMax = {.name = "ArgMax",
-                              .min_in = 1,
-                              .max_in = 1,
-                              .n_out = 1,
-                              .infer = infer_argmax,
-                              .params_size = sizeof(scan_params),
-                              .params = params_argmax,
-                              .cpu = &omc_kernels_ArgMax};
+static omc_status infer_others(omc_node *node) {
+  int32_t axis;
+  OMC_TRY(omc_infer_float(node));
+  return omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis);
+}
+
+static omc_status params_others(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis));
+  *(scan_params *)params = scan_of(node, axis);
+  return OMC_OK;
+}
+
+const omc_op omc_op_OtherProducts = {.name = "OtherProducts",
+                                     .min_in = 1,
+                                     .max_in = 1,
+                                     .n_out = 1,
+                                     .infer = infer_others,
+                                     .params_size = sizeof(scan_params),
+                                     .params = params_others,
+                                     .cpu = &omc_kernels_OtherProducts};
+
+#define ARG(name_)                                                   \
+  const omc_op omc_op_##name_ = {.name = #name_,                     \
+                                 .min_in = 1,                        \
+                                 .max_in = 1,                        \
+                                 .n_out = 1,                         \
+                                 .infer = infer_arg,                 \
+                                 .params_size = sizeof(scan_params), \
+                                 .params = params_arg,               \
+                                 .cpu = &omc_kernels_##name_};
+
+ARG(ArgMax)
+ARG(ArgMin)
 
 #endif

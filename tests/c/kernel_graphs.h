@@ -30,6 +30,8 @@ static const char *const kernel_graphs[] = {
     IN("n", "i64[5,37]") SHAPE(1, "1") Y("ReduceSum(%n, %s)"),
     X("[5,37]") Y("ArgMax(%x) {axis=-1, keepdims=0}"),
     X("[5,7,3]") Y("ArgMax(%x) {axis=1, keepdims=1}"),
+    X("[5,37]") Y("ArgMin(%x) {axis=-1, keepdims=0}"),
+    X("[5,7,3]") Y("ArgMin(%x) {axis=1, keepdims=1}"),
     X("[5,37]") SHAPE(1, "1") Y("CumSum(%x, %s)"),
     X("[9,5,3]") SHAPE(1, "0") Y("CumSum(%x, %s) {reverse=1, exclusive=1}"),
 
@@ -89,9 +91,13 @@ static const char *const kernel_graphs[] = {
     X("[5,37]") Y("LogSoftmax(%x) {axis=1}"),
     X("[5,7,19]") Y("LogSoftmax(%x) {axis=0}"),
     X("[7,37]") IDS("[7]") WANT("w", "f32[37]")
-        "%y, %o, %q = CrossEntropy(%x, %i, %w) {label_smoothing=0.1}\nreturn %y\n",
+        "%y, %o, %s, %q = CrossEntropy(%x, %i, %w) {label_smoothing=0.1}\nreturn %y\n",
     X("[3,5,7]") IDS("[3,7]")
-        "%y, %o, %q = CrossEntropy(%x, %i) {reduction=\"none\", ignore_index=1}\nreturn %y\n",
+        "%y, %o, %s, %q = CrossEntropy(%x, %i) {reduction=\"none\", ignore_index=1}\nreturn %y\n",
+    X("[7,37]") IDS("[7]") WANT("w", "f32[37]")
+        "%y, %q = NegativeLogLikelihoodLoss(%x, %i, %w)\nreturn %y\n",
+    X("[3,5,7]") IDS("[3,7]")
+        "%y, %q = NegativeLogLikelihoodLoss(%x, %i) {reduction=\"none\", ignore_index=1}\nreturn %y\n",
     X("[7,37]") WANT("g", "f32[37]") WANT("b", "f32[37]")
         "%y, %o, %q = LayerNormalization(%x, %g, %b) {axis=-1, epsilon=1e-5}\nreturn %y\n",
     X("[70,3,5]") "%y, %o, %q = LayerNormalization(%x) {axis=1, epsilon=1e-5}\nreturn %y\n",
@@ -109,7 +115,7 @@ static const char *const kernel_graphs[] = {
     X("[5,37]") WANT("w", "f32[37,19]") WANT("b", "f32[19]") WANT("g", "f32[19]") IDS("[5]")
         "%a = MatMul(%x, %w)\n%c = Add(%a, %b)\n%d = Gelu(%c)\n%e = Dropout(%d) {p=0.1, stream=1}\n"
         "%f = Add(%e, %a)\n%h, %j, %l = LayerNormalization(%f, %g, %b) {axis=-1, epsilon=1e-5}\n"
-        "%y, %o, %q = CrossEntropy(%h, %i)\nreturn %y, %d\n",
+        "%y, %o, %s, %q = CrossEntropy(%h, %i)\nreturn %y, %d\n",
 };
 
 #endif

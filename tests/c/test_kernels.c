@@ -82,7 +82,8 @@ static size_t bytes_of(const omc_type *type) {
   return bytes;
 }
 
-/* Elements the caller gives: small integers, any bool, floats of both signs away from zero. */
+/* Elements the caller gives: small integers but 0, any bool, floats of both signs away from zero.
+ */
 static void fill_tensor(const omc_type *type, void *data, uint32_t salt) {
   const int64_t n = omc_shape_numel(&type->shape);
   uint32_t x = 12345 + salt;
@@ -94,7 +95,7 @@ static void fill_tensor(const omc_type *type, void *data, uint32_t salt) {
     else if (omc_dtype_is_float(type->dtype))
       omc_element_set_float(type->dtype, data, i, x & 1u << 15 ? f : -f);
     else
-      omc_element_set_int(type->dtype, data, i, i % 3);
+      omc_element_set_int(type->dtype, data, i, 1 + i % 2);
   }
 }
 
@@ -372,6 +373,7 @@ static void check_elementwise(const char *dtype, const char *grad) {
   for (int op = 0; op < OMC_N_OPS; op++) {
     const omc_op *record = omc_op_get((omc_op_id)op);
     if (!record->ew || record->max_in > 3) continue;
+    if (record->flags & OMC_OP_DIVIDES && !strcmp(dtype, "bool")) continue; /* false is 0 */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
       const char *wide = shapes[i][0], *row = shapes[i][record->max_in > 1];
       snprintf(text, sizeof text,

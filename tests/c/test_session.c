@@ -451,7 +451,7 @@ static const char *network =
     "%n, %mean, %rstd = LayerNormalization(%s, %g) {axis=-1, epsilon=1e-5}\n"
     "%tt = Transpose(%table) {perm=[1, 0]}\n"
     "%logits = MatMul(%n, %tt)\n"
-    "%loss, %l, %total = CrossEntropy(%logits, %target)\n"
+    "%loss, %top, %l, %total = CrossEntropy(%logits, %target)\n"
     "return %loss\n";
 
 static omc_status train_network(const omc_allocator *allocator, float *sum) {

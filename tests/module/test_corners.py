@@ -137,6 +137,11 @@ def tame(dtype: torch.dtype) -> list[Tensor]:
     return [torch.where(x.isfinite() & (x.abs() > 1e30), 7, x)]
 
 
+def finite(dtype: torch.dtype) -> list[Tensor]:
+    """Tame lists without infinities."""
+    return [x.masked_fill(x.isinf(), 5) for x in tame(dtype)]
+
+
 B, T = 2, 3  # pairs, triples
 ELEMENTWISE = {
     "abs": Row(torch.abs, ulps=0),
@@ -152,9 +157,16 @@ ELEMENTWISE = {
     "clamp crossed": Row(lambda x: x.clamp(1, -1), ulps=0),
     "clamp nan": Row(lambda x: x.clamp(min=NAN), ulps=0),
     "clamp infinite": Row(lambda x: x.clamp(-INF, INF), ulps=0),
+    "clamp tensors": Row(torch.clamp, T, ulps=0),
+    "clamp low tensor": Row(lambda x, y: x.clamp(min=y), B, ulps=0, signed_zeros=False),
+    "clamp high tensor": Row(lambda x, y: x.clamp(max=y), B, ulps=0, signed_zeros=False),
+    "hardtanh": Row(F.hardtanh, ulps=0),
+    "hardtanh wide": Row(lambda x: F.hardtanh(x, -0.5, 2), ulps=0),
+    "relu6": Row(F.relu6, ulps=0),
     "hardswish": Row(F.hardswish),
     "hardsigmoid": Row(F.hardsigmoid, dtypes=FLOATS[:1]),  # PyTorch's 1/6 is of float32 in float64 too
     "hardshrink": Row(F.hardshrink),
+    "softshrink": Row(F.softshrink),
     "tanhshrink": Row(F.tanhshrink, floor=1),
     "softsign": Row(F.softsign),
     "threshold": Row(lambda x: F.threshold(x, 0.5, 2.0)),
@@ -228,9 +240,11 @@ ELEMENTWISE = {
     "lerp": Row(torch.lerp, T, floor=3, signed_zeros=False),
     "lerp by number": Row(lambda x, y: torch.lerp(x, y, 0.3), B, floor=3, signed_zeros=False),
     "addcmul": Row(lambda x, y, z: torch.addcmul(x, y, z, value=2), T, floor=1),
+    "addcdiv": Row(lambda x, y, z: torch.addcdiv(x, y, z, value=2), T, floor=1),
     "hypot": Row(torch.hypot, B),
     "atan2": Row(torch.atan2, B),
     "logaddexp": Row(torch.logaddexp, B, floor=1),
+    "xlogy": Row(torch.xlogy, B),
     "copysign": Row(torch.copysign, B, ulps=0),
     "heaviside": Row(lambda x, y: torch.heaviside(x.detach(), y.detach()) + x, B),
     "glu": Row(lambda x, y: F.glu(torch.stack([x, y]), 0), floor=0.1, values=lambda t: pairs(moderate(t))),
@@ -295,11 +309,21 @@ LISTS = {
     "median": Row(lambda x: x.median(1)),
     "sort": Row(lambda x: x.sort(stable=True, dim=1)),
     "topk": Row(lambda x: x.topk(2, 1).values),
+    "prod": Row(lambda x: x.prod(1)),
     "prod of all": Row(lambda x: (x[:2].prod(), x[3].prod(), x[4].prod())),
+    "prod of columns": Row(lambda x: x.prod(0)),
+    "var": Row(lambda x: x.var(1), ulps=16, values=tame),
+    "var, correction 0": Row(lambda x: x.var(1, correction=0), ulps=16, values=tame),
     "var, correction 4": Row(lambda x: x.var(1, correction=4), ulps=16),
     "var, correction 5": Row(lambda x: x.var(1, correction=5), ulps=16),
     "var of one": Row(lambda x: x[:, :1].var(1)),
     "std of one": Row(lambda x: x[:, :1].std(1)),
+    "std": Row(lambda x: x.std(1), ulps=16, values=tame),
+    "std, correction 0": Row(lambda x: x.std(1, correction=0), ulps=16, values=tame),
+    # PyTorch's mean beside a variance is NaN where it is infinite.
+    "var mean": Row(lambda x: torch.var_mean(x, 1), ulps=16, values=finite),
+    # PyTorch's mean beside a variance is NaN where it is infinite.
+    "std mean": Row(lambda x: torch.std_mean(x, 1), ulps=16, values=finite),
     "norm": Row(lambda x: x.norm(dim=1)),
     **{f"norm {p}": Row(lambda x, p=p: x.norm(p=p, dim=1)) for p in (0.5, 1, 1.5, INF, -INF)},
     "norm 3": Row(lambda x: x.norm(p=3, dim=1), ulps=64),
@@ -314,6 +338,7 @@ LISTS = {
     "log softmax": Row(lambda x: x.log_softmax(1), floor=1),
     "log softmax of columns": Row(lambda x: x.T.log_softmax(0), floor=1),
     "masked softmax": Row(lambda x: x.masked_fill(x > 1, -INF).softmax(1), floor=1),
+    "safe softmax": Row(lambda x: torch.ops.aten._safe_softmax(x, 1), floor=1),
     "cumsum": Row(lambda x: (x.cumsum(1), x.cumsum(0))),
     "cumprod": Row(lambda x: x.cumprod(1), floor=1),
     "diff": Row(lambda x: x.diff(dim=1)),
@@ -334,15 +359,32 @@ LISTS = {
     "batch norm of all": Row(
         lambda x: F.batch_norm(x.T, None, None, training=True), ulps=32, floor=1, signed_zeros=False, values=tame
     ),
+    "cross entropy": Row(lambda x: F.cross_entropy(x, CLASSES, reduction="none"), floor=1),
     "cross entropy mean": Row(lambda x: F.cross_entropy(x[:7], SOME[:7]), floor=1),
+    "cross entropy, smoothing": Row(
+        lambda x: F.cross_entropy(x, SOME, reduction="none", label_smoothing=0.1), ulps=16, floor=1
+    ),
+    "cross entropy, ignored": Row(lambda x: F.cross_entropy(x, SOME, reduction="none"), floor=1),
+    "cross entropy, all ignored": Row(lambda x: F.cross_entropy(x, torch.full((24,), -100)), floor=1),
+    "cross entropy, all ignored, sum": Row(
+        lambda x: F.cross_entropy(x, torch.full((24,), -100), reduction="sum"), floor=1
+    ),
     "cross entropy, no weights": Row(
         lambda x: F.cross_entropy(x[:7], CLASSES[:7], torch.zeros(4, dtype=x.dtype)), floor=1
     ),
+    "cross entropy, some weights": Row(
+        lambda x: F.cross_entropy(x, CLASSES, torch.tensor([0.0, 1, 2, 0], dtype=x.dtype), reduction="none"), floor=1
+    ),
+    "cross entropy, negative index ignored": Row(lambda x: F.cross_entropy(x, SOME // 100, ignore_index=-1), floor=1),
     "cross entropy of probabilities": Row(
         lambda x: F.cross_entropy(x, x.detach().softmax(1).nan_to_num(0.25)), floor=1
     ),
+    "cross entropy of pixels": Row(
+        lambda x: F.cross_entropy(x.reshape(2, 12, 4).mT, CLASSES.reshape(2, 12), reduction="none"), floor=1
+    ),
     "nll": Row(lambda x: F.nll_loss(x, CLASSES, reduction="none")),
     "nll mean": Row(lambda x: F.nll_loss(x[:7], SOME[:7])),
+    "nll, all ignored": Row(lambda x: F.nll_loss(x, torch.full((24,), -100))),
     "nll, no weights": Row(lambda x: F.nll_loss(x[:7], CLASSES[:7], torch.zeros(4, dtype=x.dtype))),
     "nll, weights": Row(lambda x: F.nll_loss(x, SOME, torch.tensor([0.0, 1, 2, 0], dtype=x.dtype), reduction="none")),
     "max pool": Row(lambda x: F.max_pool1d(x[:, None], 2, 1, 1)),
@@ -463,3 +505,116 @@ def test_denormals_are_flushed_where_the_caller_asks_for_it() -> None:
             torch.set_flush_denormal(False)
         assert torch.equal(half.view(torch.int32) == 0, torch.full(x.shape, flush))
         assert positive.all()
+
+
+def _rounded(mode: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, y: torch.div(x, y, rounding_mode=mode)
+
+
+ON_INTEGERS: dict[str, Callable[[Tensor], Any]] = {
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "sign": torch.sign,
+    "square": torch.square,
+    "cube": lambda x: x**3,
+    "relu": torch.relu,
+    "clamp": lambda x: (x.clamp(-2, 5), x.clamp(min=1), x.clamp(max=0)),
+    "numbers": lambda x: (x + 300, x * 3, 5 - x, x * 1000),
+    "reductions": lambda x: (x.sum(), x.prod(), x.amax(), x.amin(), x.any(), x.cumsum(0)),
+    "positions": lambda x: (x.argmax(), x.argmin(), x.max(0), x.min(0)),
+    "scans": lambda x: (x.cumprod(0), x.diff(), x.sort()),
+    "triangles": lambda x: (x[:9].view(3, 3).tril(-1), x[:9].view(3, 3).triu(5)),
+    "floats": lambda x: (x.float(), x.double() / 2, x / 3, x.float().mean()),
+}
+OF_TWO_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    f.__name__: f for f in (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.lt, torch.ge, torch.eq)
+}
+DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{f.__name__: f for f in (torch.floor_divide, torch.remainder, torch.fmod, torch.div)},
+    **{mode: _rounded(mode) for mode in ("floor", "trunc")},
+}
+
+
+def _flat(values: Any) -> list[Tensor]:
+    return [values] if isinstance(values, Tensor) else [t for v in values for t in _flat(v)]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers(dtype: torch.dtype) -> None:
+    x = corners(dtype)
+    a, b = pairs(x)
+    divides = (b != 0) & ~((a == torch.iinfo(dtype).min) & (b == -1))  # the rest is refused or undefined
+    n, d = a[divides], b[divides]
+
+    def forward(_: Any, *xs: Tensor) -> tuple[Tensor, ...]:
+        x, a, b, n, d = xs
+        outputs = [f(x) for f in ON_INTEGERS.values()]
+        outputs += [f(a, b) for f in OF_TWO_INTEGERS.values()] + [f(n, d) for f in DIVISIONS.values()]
+        return tuple(_flat(outputs))
+
+    module = Function(forward)
+    for got, want in zip(ORTModule(module)(x, a, b, n, d), module(x, a, b, n, d), strict=True):
+        assert got.dtype == want.dtype
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod, _rounded("trunc")])
+def test_integers_are_not_divided_by_zero(divide: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    module = Function(lambda _, x, y: divide(x, y))
+    for model in (module, ORTModule(module)):
+        model(torch.ones(3000, dtype=dtype), torch.ones(3000, dtype=dtype))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            model(torch.ones(3000, dtype=dtype), torch.arange(2999, -1, -1).clamp(max=9).to(dtype))
+
+
+@pytest.mark.parametrize("target", [-1, 4])
+@pytest.mark.parametrize("loss", [F.nll_loss, F.cross_entropy])
+def test_a_target_has_to_be_a_class(loss: Callable[..., Tensor], target: int) -> None:
+    module = Function(lambda _, x, t: loss(x, t))
+    x = torch.randn(2, 4, requires_grad=True)
+    for model in (module, ORTModule(module)):
+        model(x, torch.tensor([0, -100])).backward()
+        with pytest.raises(IndexError, match=rf"Target {target} is out of bounds\."):
+            model(x, torch.tensor([0, target]))
+
+
+_attend = F.scaled_dot_product_attention
+ROW_MASKED = torch.tensor([[0.5, -1, 0, 2], [-INF] * 4, [-INF, 1, 0, -0.5], [0, 0, -INF, 0]])
+ATTENTION: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "trained mask with a row of -inf": (
+        lambda q, k, v, m: _attend(q, k, v, m + ROW_MASKED),
+        [(2, 3, 4, 8)] * 3 + [(4, 4)],
+    ),
+    "trained mask of heads": (lambda q, k, v, m: _attend(q, k, v, m + ROW_MASKED), [(2, 3, 4, 8)] * 3 + [(3, 1, 4)]),
+    "trained mask of three dims": (lambda q, k, v, m: _attend(q, k, v, m + ROW_MASKED), [(3, 4, 8)] * 3 + [(3, 4, 4)]),
+    "mask with a row of -inf": (lambda q, k, v: _attend(q, k, v, ROW_MASKED), [(2, 3, 4, 8)] * 3),
+    "bool mask": (lambda q, k, v: _attend(q, k, v, ROW_MASKED > -INF), [(2, 3, 4, 8)] * 3),
+    "nothing attended to": (lambda q, k, v: _attend(q, k, v, ROW_MASKED > INF), [(2, 3, 4, 8)] * 3),
+    "written out": (lambda q, k, v, m: (q @ k.mT + m + ROW_MASKED).softmax(-1) @ v, [(2, 3, 4, 8)] * 3 + [(4, 4)]),
+    "written out, filled": (
+        lambda q, k, v: (q @ k.mT).masked_fill(ROW_MASKED < 0, -INF).softmax(-1) @ v,
+        [(2, 3, 4, 8)] * 3,
+    ),
+    "heads of no elements": (_attend, [(2, 3, 4, 0), (2, 3, 4, 0), (2, 3, 4, 8)]),
+    "values of no elements": (_attend, [(2, 3, 4, 8), (2, 3, 4, 8), (2, 3, 4, 0)]),
+    "no queries": (_attend, [(2, 3, 0, 8), (2, 3, 4, 8), (2, 3, 4, 8)]),
+    "no keys": (_attend, [(2, 3, 4, 8), (2, 3, 0, 8), (2, 3, 0, 8)]),
+    "no samples": (_attend, [(0, 3, 4, 8)] * 3),
+    "one token": (lambda q, k, v: _attend(q, k, v, is_causal=True), [(2, 3, 1, 8)] * 3),
+    "causal, more queries": (
+        lambda q, k, v: _attend(q, k, v, is_causal=True),
+        [(2, 3, 6, 8), (2, 3, 4, 8), (2, 3, 4, 8)],
+    ),
+    "causal, more keys": (lambda q, k, v: _attend(q, k, v, is_causal=True), [(2, 3, 3, 8), (2, 3, 4, 8), (2, 3, 4, 8)]),
+}
+
+
+@pytest.mark.parametrize("row", ATTENTION.items(), ids=lambda r: r[0])
+def test_attention(row: tuple[str, Any]) -> None:
+    _, (attend, shapes) = row
+    xs = [torch.randn(shape) for shape in shapes]
+    module = Function(lambda _, *xs: (attend(*xs),))
+    (want, want_grads), (got, got_grads) = step(module, xs), step(ORTModule(module), xs)
+    for ours, eager in zip(got + got_grads, want + want_grads, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5, equal_nan=True)

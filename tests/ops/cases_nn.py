@@ -15,7 +15,15 @@ def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None, 
         return F.cross_entropy(a, t, w, **attrs)
 
     inputs = [logits, target] + ([weight] if weight is not None else [])
-    return Case("CrossEntropy", inputs, f, attrs, outputs=3, compare=1, grads=[0])
+    return Case("CrossEntropy", inputs, f, attrs, outputs=4, compare=1, grads=[0])
+
+
+def nll(logits: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Case:
+    def f(a: Tensor, t: Tensor, w: Tensor | None = None) -> Tensor:
+        return F.nll_loss(a, t, w, **attrs)
+
+    inputs = [logits, target] + ([weight] if weight is not None else [])
+    return Case("NegativeLogLikelihoodLoss", inputs, f, attrs, outputs=2, compare=1, grads=[0])
 
 
 def layer_norm(a: Tensor, axis: int, gamma: bool = True, beta: bool = True) -> Case:
@@ -83,7 +91,10 @@ CASES = [
     cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs()), cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs(), label_smoothing=0.2),
     cross_entropy(x(3, 5, 4, 2), ids(5, 3, 4, 2)), cross_entropy(x(7, 11), tensor([2, 2, 3, 2, 5, 0, 10]), ignore_index=2),
     cross_entropy(x(4, 5, dtype=F64), tensor([0, 4, -100, 1]), x(5, seed=5, dtype=F64).abs(), label_smoothing=0.1, reduction="none"),
-    cross_entropy(x(2, 3), tensor([-100, -100])),
+    cross_entropy(x(2, 3), tensor([-100, -100])), cross_entropy(x(2, 3) + 1e5, tensor([0, 2])),
+    nll(x(7, 11), ids(11, 7)), nll(x(7, 11), ids(11, 7), reduction="sum"), nll(x(11), tensor(3), reduction="none"),
+    nll(x(7, 11), tensor([1, -100, 3, -100, 5, 0, 10]), x(11, seed=5).abs()), nll(x(3, 5, 4, 2), ids(5, 3, 4, 2)),
+    nll(x(3, 5, 4, 2, dtype=F64), ids(5, 3, 4, 2), reduction="none", ignore_index=2), nll(x(2, 3), tensor([-100, -100])),
     layer_norm(x(5, 7), 1), layer_norm(x(3, 4, 768), 2), layer_norm(x(3, 4, 5), 1), layer_norm(x(6, 130), 1, False, False),
     layer_norm(x(6, 33), 1, True, False), layer_norm(x(70, 33, dtype=F64), 1), layer_norm(x(200, 65), 1),
     batch_norm(x(4, 3, 5, 7)), batch_norm(x(6, 5), 0.3), batch_norm(x(3, 4, 9)), batch_norm(x(4, 3, 2, 2, dtype=F64)), batch_norm(x(2, 17, 8, 8)),

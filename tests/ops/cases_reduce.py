@@ -1,7 +1,7 @@
 """Rows of the reduce and scan families."""
 
 import torch
-from torch import tensor
+from torch import inf, nan, tensor
 
 from case import Case
 from cases_movement import F64, x
@@ -46,6 +46,19 @@ CASES = [
         for s, axis, keep in [((4, 7), 1, 0), ((4, 7), 0, 1), ((2, 3, 5), -1, 0)]
     ],
     Case("ArgMax", [tensor([[1.0, 5.0, 5.0]])], lambda a: tensor([1]), {"axis": 1, "keepdims": 0}),
+    Case("ArgMin", [tensor([[3, -(2**63), 2**63 - 1, -(2**63)]])], lambda a: a.argmin(1), {"axis": 1, "keepdims": 0}),
+    Case("ArgMin", [tensor([[1.0, nan, -inf, nan]])], lambda a: a.argmin(1), {"axis": 1, "keepdims": 0}),
+    Case("ArgMin", [x(70, 5, 130)], lambda a: a.argmin(0), {"axis": 0, "keepdims": 0}),
+    Case("ReduceProd", [x(3, 1, 4, 5), tensor([0, 2])], lambda a, _: a.prod(2).prod(0), {"keepdims": 0}, consts=[1]),
+    Case("ReduceProd", [x(3, 0, 4), tensor([1])], lambda a, _: a.prod(1), {"keepdims": 0}, consts=[1]),
+    Case(
+        "OtherProducts",
+        [tensor([[2.0, 0.0, 3.0], [2.0, 5.0, 7.0], [0.0, 0.0, 1.0]])],
+        lambda a: tensor([[0.0, 6.0, 0.0], [35.0, 14.0, 10.0], [0.0, 0.0, 0.0]]),
+        {"axis": 1},
+        grads=[],
+    ),
+    Case("ArgMin", [x(7, 300)], lambda a: a.argmin(1, True), {"axis": 1}),
     *[
         Case("CumSum", [x(*s, dtype=d), tensor(axis)], lambda a, _, axis=axis: a.cumsum(axis), consts=[1])
         for s, axis, d in [

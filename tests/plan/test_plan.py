@@ -21,7 +21,7 @@ input %target : i64[?]
 %0 = FusedMatMul(%x, %w1, %b1)
 %1 = Gelu(%0) {approximate="none"}
 %2 = MatMul(%1, %w2)
-%3, %4, %5 = CrossEntropy(%2, %target) {reduction="mean"}
+%3, %4, %s, %5 = CrossEntropy(%2, %target) {reduction="mean"}
 return %3, %2
 """
 GRADS = [False, True, True, True, False]

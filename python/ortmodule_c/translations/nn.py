@@ -121,11 +121,9 @@ def attention(
         raise Unsupported("attention with a broadcast batch")
     if rank == 4 and not enable_gqa and not same_size(query.dims[1], key.dims[1]):
         raise Unsupported("attention with broadcast heads")
+    if static(query.dims[-1]) == 0:
+        raise Unsupported("attention of heads without elements")
     scale = 1 / math.sqrt(static(query.dims[-1])) if scale is None else scale
-    if attn_mask is not None and attn_mask.grad:
-        if enable_gqa or is_causal:
-            raise Unsupported("attention with a trained mask and grouped heads or is_causal")
-        return _plain_attention(b, query, key, value, attn_mask, dropout_p, scale)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = b.cast(attn_mask, query.dtype)
     if rank == 3:
@@ -145,16 +143,6 @@ def attention(
         **random,
     )
     return b.squeeze(out, 1) if rank == 3 else out
-
-
-def _plain_attention(b: Builder, query: Val, key: Val, value: Val, mask: Val, p: float, scale: float) -> Val:
-    """Attention as separate nodes: gradients reach the mask."""
-    perm = [*range(key.rank - 2), key.rank - 1, key.rank - 2]
-    scores = b.emit("MatMul", b.emit("Mul", query, b.const(scale, query.dtype)), b.transpose(key, perm))
-    scores = b.emit("Add", scores, b.cast(mask, query.dtype))
-    weights = dropout(b, b.emit("Softmax", scores, axis=query.rank - 1), p, True)
-    out: Val = b.emit("MatMul", weights, value)
-    return out
 
 
 # Normalisation
@@ -367,7 +355,7 @@ def cross_entropy(
         x,
         _classes(b, target),
         weight,
-        outputs=[x.dtype, x.dtype, x.dtype],
+        outputs=[x.dtype] * 4,
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignore_index,
         label_smoothing=float(label_smoothing),
@@ -397,22 +385,16 @@ def nll_loss(
     operand, axis = b.log_softmax.get(x, (x, -1))
     if b.aten_name == "nll_loss_nd" and axis == 1:
         return cross_entropy(b, operand, target, weight, reduction, ignore_index)
-    if x.rank == 1:
-        raise Unsupported("nll_loss of one sample")
-    target = _classes(b, target)
-    valid = b.emit("NotEqual", target, b.const(ignore_index, target.dtype), outputs=[torch.bool])
-    safe = b.emit("Where", valid, target, b.const(0, target.dtype), outputs=[target.dtype])
-    picked = b.emit("GatherElements", x, b.emit("Unsqueeze", safe, b.const([1], torch.int64)), axis=1, strict=1)
-    picked = b.emit("Squeeze", picked, b.const([1], torch.int64))
-    share = b.cast(valid, x.dtype)
-    if weight is not None:
-        share = b.emit("Mul", share, b.emit("Gather", weight, safe, axis=0))
-    zero = b.const(0.0, x.dtype)  # not share * picked: 0 * -inf is no number
-    loss = b.emit("Where", valid, b.emit("Neg", b.emit("Mul", picked, share)), zero, outputs=[x.dtype])
-    if reduction == NONE:
-        return loss
-    total = reduce_loss(b, loss, target.dims, SUM)
-    return total if reduction == SUM else b.emit("Div", total, reduce_loss(b, share, target.dims, SUM))
+    out: Val = b.emit(
+        "NegativeLogLikelihoodLoss",
+        x,
+        _classes(b, target),
+        weight,
+        outputs=[x.dtype] * 2,
+        reduction=_REDUCTIONS[reduction],
+        ignore_index=ignore_index,
+    )[0]
+    return out
 
 
 @translates(aten.glu.default)

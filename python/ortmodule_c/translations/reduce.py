@@ -66,8 +66,8 @@ def argmax(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False) ->
 
 
 def _arg(b: Builder, x: Val, axis: int, keepdim: bool, largest: bool) -> Val:
-    x = x if largest else b.emit("Neg", x)
-    out: Val = b.emit("ArgMax", x, outputs=[torch.int64], axis=axis, keepdims=int(keepdim))
+    op = "ArgMax" if largest else "ArgMin"
+    out: Val = b.emit(op, x, outputs=[torch.int64], axis=axis, keepdims=int(keepdim))
     return out
 
 
@@ -132,8 +132,12 @@ def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool) -> t
 
 @translates(aten.var.correction, aten.std.correction)
 def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Val:
-    _, variance = _spread(b, x, dim, 1 if correction is None else correction, keepdim)
-    return variance if b.aten_name == "var" else _root(b, variance, 2)
+    correction = 1 if correction is None else correction
+    if b.aten_name == "var":
+        return _spread(b, x, dim, correction, keepdim)[1]
+    # As in PyTorch the root is taken before the squares are rounded: they leave the range long before it does.
+    _, variance = _spread(b, b.cast(x, torch.float64), dim, correction, keepdim)
+    return b.cast(_root(b, variance, 2), x.dtype)
 
 
 def _root(b: Builder, x: Val, p: float) -> Val:
