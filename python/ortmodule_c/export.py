@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -49,9 +50,11 @@ class Captured:
     n_user, n_parameters, n_buffers
         How many of them are which.
     out_spec
-        How the outputs nest: those of the module, then the values of `writes`.
+        How the outputs nest: those of the module, then the values of `writes`, then those of `rebound`.
     writes
         Attributes of submodules that the forward sets.
+    rebound
+        Buffers for which it sets other tensors.
     reads
         Attributes it reads.
     calls
@@ -65,6 +68,7 @@ class Captured:
     n_buffers: int
     out_spec: Spec
     writes: list[Write]
+    rebound: list[tuple[nn.Module, str]]
     reads: Reads
     calls: list[PythonCall] = field(default_factory=list)
 
@@ -182,6 +186,34 @@ def _no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
         yield active
 
 
+Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
+
+
+def _registries(module: nn.Module) -> Registries:
+    """Parameters and buffers of every submodule as they are."""
+    return [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
+
+
+def _rebound(module: nn.Module, before: Registries) -> list[tuple[nn.Module, str]]:
+    """The buffers that are other tensors since."""
+    rebound = []
+    for m, parameters, buffers in before:
+        cls = type(m).__name__
+        for name in parameters.keys() & m._parameters.keys():
+            if m._parameters[name] is not parameters[name]:
+                raise NotExportable(f"the forward replaces parameter {name} of {cls}")
+        for name in buffers.keys() & m._buffers.keys():
+            if m._buffers[name] is not buffers[name]:
+                if not isinstance(m._buffers[name], Tensor) or buffers[name] is None:
+                    raise NotExportable(f"the forward sets buffer {name} of {cls} from or to None")
+                rebound.append((m, name))
+    return rebound
+
+
+def _memory_of(t: Tensor) -> tuple[Any, ...]:
+    return t.untyped_storage()._cdata, t.storage_offset(), *map(str, (*t.shape, *t.stride()))
+
+
 def _unique_names(module: nn.Module, survey: Survey) -> tuple[list[str], list[str]]:
     """First name of each parameter and buffer, in the order of the survey."""
     parameters = {id(t): n for n, t in module.named_parameters()}
@@ -219,6 +251,7 @@ def capture(
     n_user, n_parameters = len(leaves), len(parameters)
     out_specs: list[Spec] = []
     written: list[Write] = []
+    rebound: list[tuple[nn.Module, str]] = []
     kept = Snapshot(module)
     reads = Reads(held_objects(module))
 
@@ -228,20 +261,29 @@ def capture(
             user = iter(tensors[:n_user])
             state = dict(zip(parameters, tensors[n_user : n_user + n_parameters], strict=True))
             cloned = {n: t.clone() for n, t in zip(buffers, tensors[n_user + n_parameters :], strict=True)}
+            state.update(cloned)
+            held = {**dict(zip(paths, tensors, strict=False)), **state}
+            lie = {n: _memory_of(t) for n, t in held.items()}
             args, kwargs = unflatten(spec, user)
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                state.update(cloned)
                 stack.enter_context(_RefuseStrangers())
-                result = torch.func.functional_call(module, state, args, kwargs, tie_weights=True)
+                stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
+                registries = _registries(module)
+                result = module(*args, **kwargs)
+                rebound[:] = _rebound(module, registries)
+                values = [m._buffers[name] for m, name in rebound]
+            for name, t in held.items():
+                if _memory_of(t) != lie[name]:
+                    raise NotExportable(f"the forward changes in place how {name} lies in memory")
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
             for name in kept.changed_containers():
                 raise NotExportable(f"the forward changes {name} in place")
             written[:] = kept.writes()
-            out, out_spec = flatten((result, [w.after for w in written]))
+            out, out_spec = flatten((result, [w.after for w in written], values))
             out_specs.append(out_spec)
-            return [*out, *[state[n] for n in buffers]]
+            return [*out, *cloned.values()]
 
         examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
         tensors = [*examples, *survey.parameters, *survey.buffers]
@@ -267,7 +309,7 @@ def capture(
     _inline_no_grad(program.graph_module)
     program.graph_module.recompile()
     names = [*paths, *parameters, *buffers]
-    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, reads, calls)
+    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, rebound, reads, calls)
 
 
 class _RefuseStrangers(TorchFunctionMode):

@@ -46,16 +46,19 @@ class Graph:
     runner: Runner | None = None
     out_spec: Spec = ()
     written: list[tuple[nn.Module, str]] = field(default_factory=list)
+    rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def serves(self, sizes: Sizes) -> bool:
         """Whether it may be used for inputs of these sizes now."""
         return (self.fit is None or self.fit.accepts(sizes)) and (self.attributes is None or self.attributes.hold())
 
     def run(self, call: Call) -> object:
-        """The module's outputs, once the attributes that its forward sets are set."""
-        outputs, values = unflatten(self.out_spec, iter(call.runner.run(call)))
-        for (module, name), value in zip(self.written, values, strict=True):
+        """The module's outputs, once the attributes and buffers that its forward sets are set."""
+        outputs, written, rebound = unflatten(self.out_spec, iter(call.runner.run(call)))
+        for (module, name), value in zip(self.written, written, strict=True):
             module.__dict__[name] = value
+        for (module, name), value in zip(self.rebound, rebound, strict=True):
+            module._buffers[name] = value
         return outputs
 
 
@@ -235,7 +238,7 @@ class Graphs:
         reads = captured.reads
         attributes = Attributes(reads.objects, reads.has, captured.writes, constants_read)
         written = [(w.module, w.name) for w in captured.writes]
-        return Graph(key, attributes, fit, runner, captured.out_spec, written)
+        return Graph(key, attributes, fit, runner, captured.out_spec, written, captured.rebound)
 
     def _check_writes(self, writes: Sequence[Write], read: Sequence[Tensor]) -> None:
         """Refuse attributes that carry something from one forward to the next; buffers may."""
