@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -269,6 +270,7 @@ def capture(
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
                 stack.enter_context(_RefuseStrangers())
+                stack.enter_context(_no_seeding())
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
                 result = module(*args, **kwargs)
@@ -310,6 +312,45 @@ def capture(
     program.graph_module.recompile()
     names = [*paths, *parameters, *buffers]
     return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, rebound, reads, calls)
+
+
+class _Generator:
+    """PyTorch's generator for what is traced: it may be drawn from but not set, which no graph would do."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.default_generator, name)
+
+    def manual_seed(self, seed: int) -> Any:
+        self._refuse()
+        return torch.default_generator.manual_seed(seed)
+
+    def seed(self) -> int:
+        self._refuse()
+        return torch.default_generator.seed()
+
+    def set_state(self, state: Tensor) -> Any:
+        # PyTorch's tracer itself puts back a state that is unchanged, as nothing is drawn while it traces.
+        forked = sys._getframe(2).f_code.co_name == "fork_rng"
+        if forked or not torch.equal(state, torch.default_generator.get_state()):
+            self._refuse()
+        return torch.default_generator.set_state(state)
+
+    def _refuse(self) -> None:
+        if threading.get_ident() == self._thread:
+            raise NotExportable("the forward seeds PyTorch's random numbers or puts back their state")
+
+
+@contextlib.contextmanager
+def _no_seeding() -> Iterator[None]:
+    generator = torch.random.default_generator
+    torch.random.default_generator = _Generator()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = generator
 
 
 class _RefuseStrangers(TorchFunctionMode):

@@ -1,5 +1,6 @@
 """What cannot become a graph runs in PyTorch, loudly, and as little of the module as possible."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -64,6 +65,40 @@ def test_tensors_from_outside_that_require_grad() -> None:
     with pytest.warns(UserWarning, match="neither an argument nor a registered parameter"):
         ours(torch.ones(1, 2)).sum().backward()
     assert outside.grad is not None
+
+
+def seeded(s: Function, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(42)
+    return s.l(x) * torch.bernoulli(torch.full((4,), 0.5))
+
+
+def seeded_apart(s: Function, x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(42)
+        y = s.l(x) * torch.bernoulli(torch.full((4,), 0.5))
+    return y * torch.rand(4)
+
+
+def forked(s: Function, x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        return s.l(x) * torch.rand(4)
+
+
+def state_put_back(s: Function, x: torch.Tensor) -> torch.Tensor:
+    torch.set_rng_state(s.state)
+    return s.l(x) * torch.rand(4)
+
+
+@pytest.mark.parametrize("forward", [seeded, seeded_apart, forked, state_put_back])
+def test_a_forward_that_sets_the_random_state(forward: Any) -> None:
+    torch.manual_seed(7)
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4), state=torch.get_rng_state()))
+    results = []
+    for m in (eager, ours):
+        torch.manual_seed(0)
+        with pytest.warns(UserWarning) if m is ours else contextlib.nullcontext():
+            results.append([m(torch.ones(1, 4)) for _ in range(3)] + [torch.rand(2)])
+    close(results[1], results[0])
 
 
 def test_convolution_over_three_dims_runs_in_pytorch() -> None:
