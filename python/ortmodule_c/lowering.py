@@ -258,6 +258,8 @@ class _Lowering:
             reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
         anywhere = frozenset[int]().union(*reached) if reached is not None else range(len(where))
         flows = any(grads[k] for k in anywhere)
+        if flows and _has_sparse_gradient(op, *pytree.tree_unflatten(given, spec)):
+            raise NotExportable(f"{op} has a sparse gradient")
         for k, i in enumerate(where):
             if flows and k not in anywhere:
                 given[i] = self._b.detached(given[i])
@@ -443,6 +445,11 @@ def _is_composite(op: OpOverload) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
     return has(name, "CompositeImplicitAutograd") and not has(name, "Autograd") and not has(name, "AutogradCPU")
+
+
+def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
+    return named.get("sparse") is True or named.get("sparse_grad") is True
 
 
 def _used_results(node: fx.Node, n: int) -> list[int]:

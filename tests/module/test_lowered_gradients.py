@@ -407,3 +407,24 @@ def test_statistics_of_batch_norm_that_are_read() -> None:
 
     members = {"l": nn.Conv2d(3, 3, 1), "m": nn.Buffer(torch.zeros(3)), "v": nn.Buffer(torch.ones(3))}
     assert_same_step(*pair(Function(forward, **members)), torch.randn(2, 3, 4, 4))
+
+
+SPARSE: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
+    "embedding": (nn.Embedding(6, 3, sparse=True), (torch.tensor([1, 2, 3, 3]),)),
+    "bag": (nn.EmbeddingBag(6, 3, sparse=True), (torch.tensor([1, 2, 3, 3]), torch.tensor([0, 2]))),
+    "gather": (
+        Function(lambda s, i: s.p.gather(0, i, sparse_grad=True), p=nn.Parameter(torch.rand(6))),
+        (torch.tensor([1, 5]),),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", SPARSE.values(), ids=SPARSE)
+def test_sparse_gradients_stay_sparse(row: Any) -> None:
+    module, inputs = row
+    eager, ours = pair(module)
+    for m in (eager, ours):
+        m(*inputs).sum().backward()
+    for p, q in zip(eager.parameters(), ours.parameters(), strict=True):
+        assert q.grad.layout == p.grad.layout == torch.sparse_coo
+        torch.testing.assert_close(q.grad.to_dense(), p.grad.to_dense())

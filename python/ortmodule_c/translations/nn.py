@@ -57,10 +57,8 @@ def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 
 
 @translates(aten.embedding.default)
 def embedding(
-    b: Builder, weight: Val, ids: Val, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    b: Builder, weight: Val, ids: Val, padding_idx: int = -1, scale_grad_by_freq: bool = False, _sparse: bool = False
 ) -> Val:
-    if sparse:
-        raise Unsupported("embedding with sparse gradients")
     out: Val = b.emit(
         "Embedding",
         weight,
