@@ -23,7 +23,7 @@ from .in_place import fits, functional, refuse_misfits, written
 from .options import logger
 from .reach import Reach
 from .translations import TABLE
-from .translations.registry import SAME_GRADIENT, aten
+from .translations.registry import EXACTLY_DECOMPOSED, aten
 
 _CHECKS = {
     aten._assert_tensor_metadata.default,
@@ -265,7 +265,7 @@ class _Lowering:
                 given[i] = self._b.detached(given[i])
         args, kwargs = pytree.tree_unflatten(given, spec)
         expected = node.meta.get("val")
-        result = _typed(self._b, translate(node, op, args, kwargs, flows), expected)
+        result = _typed(self._b, translate(node, op, args, kwargs), expected)
         if reached is None:
             return result
         return self._carrying(
@@ -294,12 +294,10 @@ class _Lowering:
         for node in memory.same_elements(target, at):
             self._env[node] = value
 
-    def _translate(
-        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], flows: bool
-    ) -> Any:
+    def _translate(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         mark = self._b.mark()
         try:
-            result = self._native(node, op, args, kwargs, flows)
+            result = self._native(node, op, args, kwargs)
             if isinstance(result, (list, tuple)) and any(result[i] is None for i in _used_results(node, len(result))):
                 raise Unsupported("its translation leaves out a result that is read")
             return result
@@ -309,7 +307,7 @@ class _Lowering:
             return self._torch_call(node, op, args, kwargs, str(error))
 
     def _native(
-        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], flows: bool, depth: int = 0
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 0
     ) -> Any:
         """The op by its translation, else by those of the ops it is composed of."""
         b = self._b
@@ -327,7 +325,7 @@ class _Lowering:
             raise Unsupported("no translation")
         if not node.all_input_nodes:
             return self._constant(op, args, kwargs)
-        return self._expand(node, op, args, kwargs, flows, depth)
+        return self._expand(node, op, args, kwargs, depth)
 
     def _constant(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Val:
         """What an op without operands gives, such as torch.eye."""
@@ -336,16 +334,15 @@ class _Lowering:
             raise Unsupported("no translation")
         return self._b.tensor(value, op._schema.name.split("::")[1])
 
-    def _expand(
-        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], flows: bool, depth: int
-    ) -> Any:
-        """Translate the graph of the ops that `op` is composed of.
+    def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+        """Translate the graph of the ops that PyTorch composes `op` of.
 
-        Where PyTorch differentiates `op` by a formula of its own, gradients would be those of the composition.
+        An op with a kernel or a derivative of its own is not what its decomposition computes: where values are
+        infinite or equal they part.
         """
         composite = _is_composite(op)
-        if flows and not composite and op not in SAME_GRADIENT:
-            raise Unsupported("no translation, and PyTorch differentiates it by a formula of its own")
+        if not composite and not (op in EXACTLY_DECOMPOSED and op in decomposition_table):
+            raise Unsupported("no translation")
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
         where = [i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
         fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
@@ -359,7 +356,7 @@ class _Lowering:
             a, k = pytree.tree_unflatten(leaves, spec)
             return op(*a, **k)
 
-        table = {op: decomposition_table[op]} if not composite and op in decomposition_table else {}
+        table = {} if composite else {op: decomposition_table[op]}
         operands = [fakes[i] for i in where]
         try:
             with operands[0].fake_mode, torch.no_grad():

@@ -371,6 +371,18 @@ def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
     return out
 
 
+@translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
+def xlogy(b: Builder, x: Any, y: Any) -> Val:
+    dtype = result_dtype(b)
+    x, y = b.scalar(x, dtype), b.scalar(y, dtype)
+    if x.grad or y.grad:
+        raise Unsupported("the gradient of xlogy")
+    zero = b.const(0.0, dtype)
+    nothing = b.emit("And", b.emit("Equal", x, zero, outputs=[torch.bool]), b.emit("Equal", y, y, outputs=[torch.bool]))
+    out: Val = b.emit("Where", nothing, zero, b.emit("Mul", x, b.emit("Log", y)), outputs=[dtype])
+    return out
+
+
 @translates(aten._prelu_kernel.default)
 def prelu(b: Builder, x: Val, weight: Val) -> Val:
     """x times 1 or the weight: a product's gradients are exact where the factor not chosen is infinite."""

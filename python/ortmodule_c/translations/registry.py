@@ -17,15 +17,19 @@ from ..errors import Unsupported
 Translation = Callable[..., Any]
 TABLE: dict[OpOverload, Translation] = {}
 aten = torch.ops.aten
-# Ops that PyTorch differentiates by a formula of its own, to which their decomposition comes down at every value: they
-# move, choose or scale elements.
-SAME_GRADIENT = {
+# Ops with a kernel and a derivative of their own, both of which come down to PyTorch's decomposition at every value:
+# they move, choose, scale or test elements.
+EXACTLY_DECOMPOSED = {
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact2d.default,
     aten.channel_shuffle.default,
+    aten.count_nonzero.dim_IntList,
     aten.deg2rad.default,
     aten.diag_embed.default,
     aten.hardshrink.default,
+    aten.isinf.default,
+    aten.isneginf.default,
+    aten.isposinf.default,
     aten.nan_to_num.default,
     aten.nansum.default,
     aten.pixel_shuffle.default,
