@@ -251,3 +251,25 @@ def test_attention(attend: Callable[[Tensor], Tensor]) -> None:
         return attend(torch.cat([heads, heads[:, :1] * 2], 1))
 
     assert_same_step(*pair(Function(forward, l=nn.Linear(6, 6))), torch.randn(2, 4, 6))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4).eval(),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        nn.GroupNorm(2, 4),
+    ],
+    ids=["batch", "batch in eval", "batch without statistics", "instance", "group"],
+)
+def test_norms_in_functional_form(norm: nn.Module) -> None:
+    """A view changed in place makes PyTorch rewrite the whole graph, norms among the rest."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        y = s.l(x)
+        y[:, 0].mul_(2)
+        return s.norm(y)
+
+    assert_same_step(*pair(Function(forward, l=nn.Conv2d(3, 4, 1), norm=norm)), torch.randn(2, 3, 4, 4))

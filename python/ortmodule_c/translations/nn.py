@@ -278,6 +278,22 @@ def batch_norm_functional(
     return _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
 
 
+@translates(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: Val, var: Val, momentum: float, eps: float
+) -> tuple[Val, None, None]:
+    return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps), None, None
+
+
+@translates(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_statistics(
+    b: Builder, x: Val, weight: Val | None, bias: Val | None, training: bool, momentum: float, eps: float
+) -> Any:
+    if not training:
+        raise Unsupported("batch norm in inference without statistics")
+    return _batch_norm(b, x, weight, bias, None, None, momentum, eps)[0], None, None
+
+
 def _norm_rows(b: Builder, x: Val, groups: int, eps: float) -> Val:
     """Normalise each of so many groups of channels of each sample."""
     flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
