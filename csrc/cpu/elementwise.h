@@ -77,17 +77,18 @@ typedef struct omc_ew {
 #define OMC_EW_INT_ANY(...) __VA_ARGS__
 
 #if defined(__x86_64__)
-#define OMC_EW_F32_(name) \
-  {omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512}
+#define OMC_EW_ISAS_(name, cls) \
+  {omc_ew_##name##_##cls##_base, omc_ew_##name##_##cls##_avx2, omc_ew_##name##_##cls##_avx512}
 #else
-#define OMC_EW_F32_(name) {omc_ew_##name##_f32_base}
+#define OMC_EW_ISAS_(name, cls) {omc_ew_##name##_##cls##_base}
 #endif
 #define OMC_EW_TABLE(name, types, ...)                                                        \
   omc_ew_body omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512, \
-      omc_ew_##name##_f64_base, omc_ew_##name##_i64_base;                                     \
+      omc_ew_##name##_f64_base, omc_ew_##name##_f64_avx2, omc_ew_##name##_f64_avx512,         \
+      omc_ew_##name##_i64_base;                                                               \
   static const omc_ew omc_ew_##name = {                                                       \
-      .fn = {[OMC_CLASS_F32] = OMC_EW_F32_(name),                                             \
-             [OMC_CLASS_F64] = {omc_ew_##name##_f64_base},                                    \
+      .fn = {[OMC_CLASS_F32] = OMC_EW_ISAS_(name, f32),                                       \
+             [OMC_CLASS_F64] = OMC_EW_ISAS_(name, f64),                                       \
              [OMC_CLASS_I64] = {OMC_EW_INT_##types(omc_ew_##name##_i64_base, ) NULL}},        \
       __VA_ARGS__};
 

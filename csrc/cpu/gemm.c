@@ -14,6 +14,8 @@ DECLARE(f64_base)
 #if defined(__x86_64__)
 DECLARE(f32_avx2)
 DECLARE(f32_avx512)
+DECLARE(f64_avx2)
+DECLARE(f64_avx512)
 #endif
 
 static const serial_fn serial_fns[OMC_N_CLASS][OMC_N_ISA] = {
@@ -22,6 +24,8 @@ static const serial_fn serial_fns[OMC_N_CLASS][OMC_N_ISA] = {
 #if defined(__x86_64__)
     [OMC_CLASS_F32][OMC_ISA_AVX2] = omc_gemm_serial_f32_avx2,
     [OMC_CLASS_F32][OMC_ISA_AVX512] = omc_gemm_serial_f32_avx512,
+    [OMC_CLASS_F64][OMC_ISA_AVX2] = omc_gemm_serial_f64_avx2,
+    [OMC_CLASS_F64][OMC_ISA_AVX512] = omc_gemm_serial_f64_avx512,
 #endif
 };
 

@@ -66,43 +66,32 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 /* The formatter never settles on these tables. */
 /* clang-format off */
 #if defined(__x86_64__)
-#define OMC_KERNELS(name)                                                             \
-  OMC_DECLARE_(name, f32_base)                                                        \
-  OMC_DECLARE_(name, f32_avx2)                                                        \
-  OMC_DECLARE_(name, f32_avx512)                                                      \
-  OMC_DECLARE_(name, f64_base)                                                        \
-  static const omc_kernels omc_kernels_##name = {                                     \
-      NULL,                                                                           \
-      {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512}, \
-       {omc_k_##name##_f64_base, NULL, NULL}}};
-#define OMC_KERNELS_NUM(name)                                                             \
-  OMC_DECLARE_(name, f32_base)                                                            \
-  OMC_DECLARE_(name, f32_avx2)                                                            \
-  OMC_DECLARE_(name, f32_avx512)                                                          \
-  OMC_DECLARE_(name, f64_base)                                                            \
-  OMC_DECLARE_(name, i64_base)                                                            \
-  static const omc_kernels omc_kernels_##name = {                                         \
-      NULL,                                                                               \
-      {{omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512},     \
-       {omc_k_##name##_f64_base, NULL, NULL},                                             \
-       {NULL, NULL, NULL},                                                                \
-       {omc_k_##name##_i64_base, NULL, NULL}}};
+#define OMC_DECLARE_FLOAT_(name)    \
+  OMC_DECLARE_(name, f32_base)      \
+  OMC_DECLARE_(name, f32_avx2)      \
+  OMC_DECLARE_(name, f32_avx512)    \
+  OMC_DECLARE_(name, f64_base)      \
+  OMC_DECLARE_(name, f64_avx2)      \
+  OMC_DECLARE_(name, f64_avx512)
+#define OMC_FLOAT_ROWS_(name)                                                       \
+  [OMC_CLASS_F32] = {omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512}, \
+  [OMC_CLASS_F64] = {omc_k_##name##_f64_base, omc_k_##name##_f64_avx2, omc_k_##name##_f64_avx512}
 #else
-#define OMC_KERNELS(name)                         \
-  OMC_DECLARE_(name, f32_base)                    \
-  OMC_DECLARE_(name, f64_base)                    \
-  static const omc_kernels omc_kernels_##name = { \
-      NULL, {{omc_k_##name##_f32_base, NULL, NULL}, {omc_k_##name##_f64_base, NULL, NULL}}};
-#define OMC_KERNELS_NUM(name)                                                            \
-  OMC_DECLARE_(name, f32_base)                                                           \
-  OMC_DECLARE_(name, f64_base)                                                           \
-  OMC_DECLARE_(name, i64_base)                                                           \
-  static const omc_kernels omc_kernels_##name = {NULL,                                   \
-                                                 {{omc_k_##name##_f32_base, NULL, NULL}, \
-                                                  {omc_k_##name##_f64_base, NULL, NULL}, \
-                                                  {NULL, NULL, NULL},                    \
-                                                  {omc_k_##name##_i64_base, NULL, NULL}}};
+#define OMC_DECLARE_FLOAT_(name)    \
+  OMC_DECLARE_(name, f32_base)      \
+  OMC_DECLARE_(name, f64_base)
+#define OMC_FLOAT_ROWS_(name)                         \
+  [OMC_CLASS_F32] = {omc_k_##name##_f32_base},        \
+  [OMC_CLASS_F64] = {omc_k_##name##_f64_base}
 #endif
+#define OMC_KERNELS(name)                         \
+  OMC_DECLARE_FLOAT_(name)                        \
+  static const omc_kernels omc_kernels_##name = {NULL, {OMC_FLOAT_ROWS_(name)}};
+#define OMC_KERNELS_NUM(name)                     \
+  OMC_DECLARE_FLOAT_(name)                        \
+  OMC_DECLARE_(name, i64_base)                    \
+  static const omc_kernels omc_kernels_##name = { \
+      NULL, {OMC_FLOAT_ROWS_(name), [OMC_CLASS_I64] = {omc_k_##name##_i64_base}}};
 /* clang-format on */
 
 /* A kernel that serves every dtype, defined in the records part with OMC_KERNEL_ANY(name). */

@@ -35,7 +35,11 @@ static inline uint32_t omc_drop_threshold(double p) {
 /* The same bits in vectors. One counter per 64-bit lane, of which the low half is a word and the
  * high half is ignored: a product of two words then fills a lane and its halves need no regrouping.
  */
-#define OMC_RNG_LANES (OMC_VL * (int)sizeof(real) / 8)
+#if defined(OMC_CLASS_IS_F64)
+#define OMC_RNG_LANES OMC_VL
+#else
+#define OMC_RNG_LANES (OMC_VL / 2)
+#endif
 #define OMC_RNG_WORDS (4 * OMC_RNG_LANES) /* made at a time */
 
 typedef uint64_t omc_rng_vec __attribute__((vector_size(OMC_RNG_LANES * 8), may_alias));
@@ -44,9 +48,9 @@ OMC_INLINE omc_rng_vec omc_rng_set(uint64_t x) { return x - (omc_rng_vec){0}; }
 
 /* Products of the low halves. */
 OMC_INLINE omc_rng_vec omc_rng_mul(omc_rng_vec a, omc_rng_vec b) {
-#if defined(__AVX512F__) && OMC_VL * __SIZEOF_FLOAT__ == 64
+#if defined(__AVX512F__) && OMC_RNG_LANES == 8
   return (omc_rng_vec)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__) && OMC_VL * __SIZEOF_FLOAT__ == 32
+#elif defined(__AVX2__) && OMC_RNG_LANES == 4
   return (omc_rng_vec)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #elif defined(__x86_64__)
   return (omc_rng_vec)_mm_mul_epu32((__m128i)a, (__m128i)b);

@@ -103,6 +103,13 @@ OMC_INLINE vreal vldn(const elem *p, int64_t n) {
 OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)x);
 }
+#elif defined(OMC_CLASS_IS_F64) && defined(__AVX512F__) && OMC_VL == 8
+OMC_INLINE vreal vldn(const elem *p, int64_t n) {
+  return (vreal)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1u), p);
+}
+OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
+  _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1u), (__m512d)x);
+}
 #else
 OMC_INLINE vreal vldn(const elem *p, int64_t n) {
   elem lanes[OMC_VL];
@@ -122,6 +129,10 @@ OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
 #if defined(OMC_V) && defined(__AVX512DQ__) && OMC_VL * __SIZEOF_FLOAT__ == 64
 OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
   return (vreal)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
+}
+#elif defined(OMC_CLASS_IS_F64) && defined(__AVX512DQ__) && OMC_VL == 8
+OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
+  return (vreal)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)m), (__m512d)b, (__m512d)a);
 }
 #elif defined(OMC_V) && defined(__AVX2__)
 OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) { return (vreal)OMC_V(blendv)(b, a, (vreal)m); }
