@@ -101,6 +101,7 @@ omc_run *omc_run_object_get(const omc_module *m,
 extern PyType_Spec omc_plan_spec;
 extern PyType_Spec omc_run_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *omc_list_rules(PyObject *module, PyObject *unused);
 
 /* survey.c. survey(module, last facts or None) -> (parameters, buffers, facts); each tensor is
  * listed once, and `facts` is `last` itself where nothing else has changed. */

@@ -101,6 +101,7 @@ static PyMethodDef methods[] = {
      "transform(text, stage, types=None, out_grads=None, in_grads=None, constants=None) -> text "
      "after the stage"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
+    {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether the CPU has a kernel"},
     {"survey", omc_survey, METH_VARARGS,
      "survey(module, last=None) -> (parameters, buffers, facts)"},

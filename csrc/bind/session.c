@@ -139,17 +139,17 @@ static PyObject *read_masks(PyObject *args) {
 }
 
 static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"retain", NULL};
+  static char *names[] = {"retain", "plain", NULL};
   omc_session_object *self = (omc_session_object *)object;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
-  int retain = 0;
+  int retain = 0, plain = 0;
   if (PyTuple_Size(args) < 2) {
     PyErr_SetString(PyExc_TypeError, "plan() needs the inputs and which gradients are wanted");
     return NULL;
   }
   PyObject *none = PyTuple_New(0);
   const bool parsed =
-      none && (!kwargs || PyArg_ParseTupleAndKeywords(none, kwargs, "|p", names, &retain));
+      none && (!kwargs || PyArg_ParseTupleAndKeywords(none, kwargs, "|pp", names, &retain, &plain));
   Py_XDECREF(none);
   if (!parsed) return NULL;
   if (!self->session) {
@@ -164,8 +164,9 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   if (tuple && in_tuple && out_tuples) flags = read_flags(template, in_tuple, out_tuples);
   if (flags) types = read_types(m, template, tuple);
   if (!types) goto done;
-  const omc_signature signature = {types, flags, flags + template->n_inputs,
-                                   (uint32_t)PyTuple_Size(out_tuples), retain != 0};
+  const omc_signature signature = {
+      types,       flags,     flags + template->n_inputs, (uint32_t)PyTuple_Size(out_tuples),
+      retain != 0, plain != 0};
   omc_plan *plan = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
@@ -208,7 +209,7 @@ static PyObject *session_count(PyObject *object, void *which) {
 
 static PyMethodDef session_methods[] = {
     {"plan", (PyCFunction)(void (*)(void))session_plan, METH_VARARGS | METH_KEYWORDS,
-     "plan(inputs, in_grads, *out_grads, retain=False) -> Plan for these inputs"},
+     "plan(inputs, in_grads, *out_grads, retain=False, plain=False) -> Plan for these inputs"},
     {"stats", session_stats, METH_NOARGS, "stats() -> counts and seconds of planning"},
     {NULL, NULL, 0, NULL}};
 

@@ -125,3 +125,17 @@ PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
   omc_graph_destroy(r.template);
   return result;
 }
+
+PyObject *omc_list_rules(PyObject *module, PyObject *unused) {
+  static const char *const claims[OMC_N_CLAIMS] = {"exact", "sums", "layer"};
+  (void)module, (void)unused;
+  PyObject *dict = PyDict_New();
+  for (size_t i = 0; i < OMC_N_RULE_SETS; i++)
+    for (uint32_t r = 0; dict && r < omc_rule_sets[i]->n; r++) {
+      const omc_rule *rule = &omc_rule_sets[i]->rules[r];
+      PyObject *claim = PyUnicode_FromString(claims[rule->claim]);
+      if (!claim || PyDict_SetItemString(dict, rule->name, claim) < 0) Py_CLEAR(dict);
+      Py_XDECREF(claim);
+    }
+  return dict;
+}

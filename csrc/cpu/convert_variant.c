@@ -59,13 +59,18 @@ static inline uint16_t float_to_bfloat(float x) {
   return (uint16_t)((x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
+/* What does not fit, NaN too, is the least integer, as of x86-64's own instructions; narrow types
+ * take the low bits of what the instruction that PyTorch's conversion to them compiles to gives. */
 #if OMC_IS_FLOAT
-static inline int64_t to_int(real x) {
-  const real limit = (real)0x1p63;
-  return x >= limit ? INT64_MAX : x < -limit ? INT64_MIN : x != x ? 0 : (int64_t)x;
+static inline int64_t to_int64(real x) {
+  return x >= (real)-0x1p63 && x < (real)0x1p63 ? (int64_t)x : INT64_MIN;
+}
+static inline int32_t to_int32(real x) {
+  return x > (real)-2147483649.0 && x < (real)0x1p31 ? (int32_t)x : INT32_MIN;
 }
 #else
-static inline int64_t to_int(real x) { return x; }
+static inline int64_t to_int64(real x) { return x; }
+static inline int32_t to_int32(real x) { return (int32_t)x; }
 #endif
 
 /* CONVERSION(dtype, storage, element as real, real as element) of `e` and `x`. */
@@ -74,11 +79,11 @@ static inline int64_t to_int(real x) { return x; }
   CONVERSION(F64, double, (real)e, (double)x)                                                \
   CONVERSION(F16, f16, (real)half_to_float(e.bits), ((f16){float_to_half((float)x)}))        \
   CONVERSION(BF16, bf16, (real)bfloat_to_float(e.bits), ((bf16){float_to_bfloat((float)x)})) \
-  CONVERSION(I64, int64_t, (real)e, to_int(x))                                               \
-  CONVERSION(I32, int32_t, (real)e, (int32_t)to_int(x))                                      \
-  CONVERSION(I16, int16_t, (real)e, (int16_t)to_int(x))                                      \
-  CONVERSION(I8, int8_t, (real)e, (int8_t)to_int(x))                                         \
-  CONVERSION(U8, uint8_t, (real)e, (uint8_t)to_int(x))                                       \
+  CONVERSION(I64, int64_t, (real)e, to_int64(x))                                             \
+  CONVERSION(I32, int32_t, (real)e, to_int32(x))                                             \
+  CONVERSION(I16, int16_t, (real)e, (int16_t)to_int32(x))                                    \
+  CONVERSION(I8, int8_t, (real)e, (int8_t)to_int32(x))                                       \
+  CONVERSION(U8, uint8_t, (real)e, (uint8_t)to_int64(x))                                     \
   CONVERSION(BOOL, boolean, (real)(e.is != 0), ((boolean){x != 0}))
 
 #define CONVERSION(name, type, as_real, as_element)                        \

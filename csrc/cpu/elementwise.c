@@ -75,6 +75,11 @@ omc_class omc_ew_class(const omc_node *node) {
   return cls;
 }
 
+static const char *const class_names[OMC_N_CLASS] = {
+    [OMC_CLASS_F32] = "f32", [OMC_CLASS_F64] = "f64", [OMC_CLASS_I64] = "i64"};
+
+const char *omc_ew_class_name(omc_class cls) { return class_names[cls]; }
+
 omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls) {
   omc_ew_fn best = NULL;
   for (int isa = 0; isa <= (int)omc_cpu_isa(); isa++)
@@ -210,6 +215,18 @@ static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
   return OMC_OK;
 }
 
+static omc_status program_class(const omc_node *node, bool fused, omc_class *out) {
+  *out = omc_ew_class(node);
+  if (!fused) return OMC_OK;
+  const char *name = omc_attr_string(node, "class", "");
+  for (int cls = 0; cls < OMC_N_CLASS; cls++) {
+    if (!class_names[cls] || strcmp(class_names[cls], name) != 0) continue;
+    *out = (omc_class)cls;
+    return OMC_OK;
+  }
+  return malformed(node, "class");
+}
+
 static omc_status pick_functions(const omc_node *node, omc_class cls, omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     p->code[k].fn = omc_ew_pick(p->code[k].ew, cls);
@@ -284,7 +301,8 @@ omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program
 
   omc_ew_program *p = OMC_NEW(arena, omc_ew_program);
   if (!p) return no_memory(node);
-  const omc_class cls = omc_ew_class(node);
+  omc_class cls;
+  OMC_TRY(program_class(node, fused, &cls));
   p->convert = omc_convert_pick(cls);
   p->numel = omc_shape_numel(&shape);
   p->n_in = (int32_t)node->n_in, p->n_code = (int32_t)n_code, p->n_out = (int32_t)node->n_out;

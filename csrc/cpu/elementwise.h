@@ -5,13 +5,14 @@
  * any dtype (converted on store: to bool by != 0, to integers by truncation). A single elementwise
  * node is a program of one instruction; FusedElementwise carries its program in attributes:
  *   ops=["Add", "Gelu"]  args=[0, 1, -1,  2, -1, -1]  imm=[4 floats per instruction]  outs=[3]
- *   dtypes=[1]
+ *   dtypes=[1]  class="f32"
  * args: three operands per instruction; 0 .. n_in-1 are the inputs, n_in + k is the result of
  * instruction k, -1 is none. imm: as the op's omc_ew.imm decodes them. outs: the operand, an
- * instruction's result, that each output holds; dtypes: that output's ONNX dtype code. Whoever
- * makes such a node sees to it that every instruction computes in omc_ew_class of the whole node
- * (ops whose inputs and outputs are all bool may join any class) and that the operand of a random
- * op has the iteration shape. */
+ * instruction's result, that each output holds; dtypes: that output's ONNX dtype code. class:
+ * what every instruction computes in, whatever the dtypes of inputs and outputs. Whoever makes such
+ * a node sees to it that it is the omc_ew_class of each of the nodes that became instructions, that
+ * a result which another instruction reads is one that the class holds exactly, and that the
+ * operand of a random op has the iteration shape. */
 #ifndef OMC_CPU_ELEMENTWISE_H
 #define OMC_CPU_ELEMENTWISE_H
 
@@ -98,9 +99,12 @@ omc_class omc_ew_dtype_class(omc_dtype dtype);
 /* The function for a class: best compiled ISA not above omc_cpu_isa(). NULL: none. */
 omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls);
 
-/* The class an elementwise node computes in: f64 if an input or output is f64, else f32 if one is
- * any other float, else i64. */
+/* The class a single elementwise node computes in: f64 if an input or output is f64, else f32 if
+ * one is any other float, else i64. */
 omc_class omc_ew_class(const omc_node *node);
+
+/* The name of a class in a fused node's attribute. */
+const char *omc_ew_class_name(omc_class cls);
 
 /* A decoded program, made at plan time from a node: elementwise or FusedElementwise. */
 typedef struct omc_ew_program omc_ew_program;

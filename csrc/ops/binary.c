@@ -48,20 +48,27 @@ static omc_value *where_not_less(omc_grad *g, omc_value *v, omc_value *w) {
   return where(g, omc_b2(&g->b, OMC_OP_Less, v, w), zero(g), shared);
 }
 #endif
-BINARY(Max, ANY, OMC_OP_COMMUTES, vmax(a, b), where_not_less(g, A, B), where_not_less(g, B, A))
-BINARY(Min, ANY, OMC_OP_COMMUTES, vmin(a, b), where_not_less(g, B, A), where_not_less(g, A, B))
+BINARY(Max, ANY, 0, vmax(a, b), where_not_less(g, A, B), where_not_less(g, B, A))
+BINARY(Min, ANY, 0, vmin(a, b), where_not_less(g, B, A), where_not_less(g, A, B))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
-/* Exponents that are the same for neighbours are mostly small integers. */
-OMC_INLINE vreal power(vreal a, vreal b) {
-  const real common = vall(b == vset(b[0])) ? b[0] : 0;
-  if (common == 2) return a * a;
-  if (common == 3) return a * (a * a);
-  if (common == (real)0.5) return vsqrt(a);
+/* PyTorch has formulas of its own for these exponents where they are given as a number. */
+OMC_INLINE vreal power(vreal a, vreal b, real exponent) {
+  if (exponent == 2) return a * a;
+  if (exponent == 3) return a * a * a;
+  if (exponent == (real)0.5) return vsqrt(a);
+  if (exponent == (real)-0.5) return vset(1) / vsqrt(a);
+  if (exponent == -1) return vset(1) / a;
+  if (exponent == -2) return vset(1) / (a * a);
   return OMC_LANES2(a, b, OMC_R(pow));
 }
 #endif
 #ifdef OMC_RECORDS
+/* The exponent if it is one and the same constant, else 0. */
+static double given_exponent(const omc_node *node) {
+  const omc_value *b = omc_in(node, 1);
+  return omc_is_const(b) && omc_shape_numel(&b->type.shape) == 1 ? omc_const_float(b, 0) : 0;
+}
 /* b a^(b-1) for an exponent that is one and the same constant. */
 static omc_value *const_power_slope(omc_grad *g, double b) {
   if (b == 0) return zero(g);
@@ -82,7 +89,8 @@ static omc_value *exponent_slope(omc_grad *g) {
   return where(g, at_zero, zero(g), mul(g, Y, omc_b1(&g->b, OMC_OP_Log, A)));
 }
 #endif
-BINARY(Pow, FLOAT, 0, power(a, b), mul(g, DY, power_slope(g)), mul(g, DY, exponent_slope(g)))
+BINARY(Pow, FLOAT, 0, power(a, b, (real)blk->imm[0]), mul(g, DY, power_slope(g)),
+       mul(g, DY, exponent_slope(g)), imm[0] = given_exponent(node))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 /* From a to b by w, counted from the nearer end. */

@@ -1,25 +1,12 @@
-/* Canonical forms of arithmetic: neutral elements go, powers become products and roots. */
+/* Canonical forms of arithmetic: neutral elements go. */
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
-static omc_value *square(omc_match *m) {
-  omc_value *x = omc_match_identity(m);
-  return x ? omc_b2(m->b, OMC_OP_Mul, x, x) : NULL;
+/* Captures 2: what is added; 0 would turn -0 to 0. */
+static omc_value *add_zero(omc_match *m) {
+  const double zero = omc_dtype_is_float(m->capture[2]->type.dtype) ? -0.0 : 0.0;
+  return omc_const_all(m->capture[2], zero) ? omc_match_identity(m) : NULL;
 }
-
-static omc_value *cube(omc_match *m) {
-  omc_value *xx = square(m);
-  return xx ? omc_b2(m->b, OMC_OP_Mul, xx, m->capture[1]) : NULL;
-}
-
-static omc_value *as_unary(omc_match *m, omc_op_id op) {
-  omc_value *x = omc_match_identity(m);
-  return x && omc_dtype_is_float(x->type.dtype) ? omc_b1(m->b, op, x) : NULL;
-}
-
-static omc_value *as_sqrt(omc_match *m) { return as_unary(m, OMC_OP_Sqrt); }
-static omc_value *as_rsqrt(omc_match *m) { return as_unary(m, OMC_OP_Rsqrt); }
-static omc_value *as_reciprocal(omc_match *m) { return as_unary(m, OMC_OP_Reciprocal); }
 
 static omc_value *as_sub(omc_match *m) {
   return omc_b2(m->b, OMC_OP_Sub, m->capture[1], m->capture[2]);
@@ -27,10 +14,6 @@ static omc_value *as_sub(omc_match *m) {
 
 static omc_value *as_add(omc_match *m) {
   return omc_b2(m->b, OMC_OP_Add, m->capture[1], m->capture[2]);
-}
-
-static omc_value *as_div(omc_match *m) {
-  return omc_b2(m->b, OMC_OP_Div, m->capture[1], m->capture[2]);
 }
 
 /* Whether every value of `from` is also one of `to`. */
@@ -59,31 +42,21 @@ static omc_value *dropout_nothing(omc_match *m) {
 }
 
 #define X OMC_P_ANY(1)
-#define POWER(value) OMC_P_OP(Pow, 0, X, OMC_P_CONST(value))
 
 static const omc_rule rules[] = {
-    {"add_zero", OMC_P_OP(Add, 0, X, OMC_P_CONST(0)), omc_match_identity},
-    {"sub_zero", OMC_P_OP(Sub, 0, X, OMC_P_CONST(0)), omc_match_identity},
-    {"mul_one", OMC_P_OP(Mul, 0, X, OMC_P_CONST(1)), omc_match_identity},
-    {"div_one", OMC_P_OP(Div, 0, X, OMC_P_CONST(1)), omc_match_identity},
-    {"pow_one", POWER(1), omc_match_identity},
-    {"pow_two", POWER(2), square},
-    {"pow_three", POWER(3), cube},
-    {"pow_half", POWER(0.5), as_sqrt},
-    {"pow_minus_half", POWER(-0.5), as_rsqrt},
-    {"pow_minus_one", POWER(-1), as_reciprocal},
-    {"one_div", OMC_P_OP(Div, 0, OMC_P_CONST(1), X), as_reciprocal},
-    {"reciprocal_sqrt", OMC_P_OP(Reciprocal, 0, OMC_P_OP(Sqrt, 0, X)), as_rsqrt},
-    {"neg_neg", OMC_P_OP(Neg, 0, OMC_P_SHARED(Neg, 0, X)), omc_match_identity},
-    {"not_not", OMC_P_OP(Not, 0, OMC_P_SHARED(Not, 0, X)), omc_match_identity},
-    {"add_neg", OMC_P_OP(Add, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_sub},
-    {"sub_neg", OMC_P_OP(Sub, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_add},
-    {"mul_reciprocal", OMC_P_OP(Mul, 0, X, OMC_P_OP(Reciprocal, 0, OMC_P_ANY(2))), as_div},
-    {"cast_same", OMC_P_OP(Cast, 0, X), omc_match_identity},
-    {"cast_cast", OMC_P_OP(Cast, 0, OMC_P_SHARED(Cast, 2, X)), cast_cast},
-    {"where_constant", OMC_P_OP(Where, 0, OMC_P_CONSTANT(1), OMC_P_ANY(2), OMC_P_ANY(3)),
+    {"add_zero", OMC_EXACT, OMC_P_OP(Add, 0, X, OMC_P_CONSTANT(2)), add_zero},
+    {"sub_zero", OMC_EXACT, OMC_P_OP(Sub, 0, X, OMC_P_CONST(0)), omc_match_identity},
+    {"mul_one", OMC_EXACT, OMC_P_OP(Mul, 0, X, OMC_P_CONST(1)), omc_match_identity},
+    {"div_one", OMC_EXACT, OMC_P_OP(Div, 0, X, OMC_P_CONST(1)), omc_match_identity},
+    {"neg_neg", OMC_EXACT, OMC_P_OP(Neg, 0, OMC_P_SHARED(Neg, 0, X)), omc_match_identity},
+    {"not_not", OMC_EXACT, OMC_P_OP(Not, 0, OMC_P_SHARED(Not, 0, X)), omc_match_identity},
+    {"add_neg", OMC_EXACT, OMC_P_OP(Add, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_sub},
+    {"sub_neg", OMC_EXACT, OMC_P_OP(Sub, 0, X, OMC_P_OP(Neg, 0, OMC_P_ANY(2))), as_add},
+    {"cast_same", OMC_EXACT, OMC_P_OP(Cast, 0, X), omc_match_identity},
+    {"cast_cast", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_SHARED(Cast, 2, X)), cast_cast},
+    {"where_constant", OMC_EXACT, OMC_P_OP(Where, 0, OMC_P_CONSTANT(1), OMC_P_ANY(2), OMC_P_ANY(3)),
      where_constant},
-    {"dropout_nothing", OMC_P_OP(Dropout, 0, X), dropout_nothing},
+    {"dropout_nothing", OMC_EXACT, OMC_P_OP(Dropout, 0, X), dropout_nothing},
 };
 
 const omc_rules omc_arithmetic_rules = {"arithmetic", rules, sizeof rules / sizeof *rules};

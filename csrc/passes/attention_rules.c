@@ -21,7 +21,10 @@ static void read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
 static omc_value *attention_no_mask(omc_match *m) {
   const omc_value *mask = omc_in(m->root, MASK);
   if (!omc_is_const(mask)) return NULL;
-  if (!omc_const_all(mask, mask->type.dtype == OMC_BOOL ? 1 : 0)) return NULL;
+  const bool says_nothing = mask->type.dtype == OMC_BOOL
+                                ? omc_const_all(mask, 1)
+                                : omc_const_all(mask, 0) || omc_const_all(mask, -0.0);
+  if (!says_nothing) return NULL;
   omc_set_input(m->root, MASK, NULL);
   return m->capture[0];
 }
@@ -138,10 +141,11 @@ static omc_value *transpose_attention(omc_match *m) {
 }
 
 static const omc_rule rules[] = {
-    {"attention_no_mask", OMC_P_NODE(Attention, 0), attention_no_mask},
-    {"attention_causal", OMC_P_NODE(Attention, 0), attention_causal},
-    {"attention_transpose", OMC_P_NODE(Attention, 0), attention_transpose},
-    {"transpose_attention", OMC_P_OP(Transpose, 0, OMC_P_NODE(Attention, 1)), transpose_attention},
+    {"attention_no_mask", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_no_mask},
+    {"attention_causal", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_causal},
+    {"attention_transpose", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_transpose},
+    {"transpose_attention", OMC_EXACT, OMC_P_OP(Transpose, 0, OMC_P_NODE(Attention, 1)),
+     transpose_attention},
 };
 
 const omc_rules omc_attention_rules = {"attention", rules, sizeof rules / sizeof *rules};

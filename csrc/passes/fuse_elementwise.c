@@ -72,8 +72,9 @@ static bool may_run_as_early(const clusters *s, uint32_t c, uint32_t with, uint3
   return true;
 }
 
-/* A value that stays inside a program is not rounded to its dtype, so it must hold what the class
- * computes, its own dtype or bool, or come from a Cast, which rounds by itself. */
+/* A value that stays inside a program is not rounded to its dtype, so it must be what the class
+ * computes, of its own dtype or bool, or come from a Cast, which rounds by itself. (An integer that
+ * a float class has cast to is one that this class holds.) */
 static bool passes_unrounded(const omc_value *v, omc_class class) {
   static const omc_dtype own[OMC_N_CLASS] = {[OMC_CLASS_F32] = OMC_F32,
                                              [OMC_CLASS_F64] = OMC_F64,
@@ -220,7 +221,8 @@ static omc_status emit(clusters *s, uint32_t c) {
                            omc_ais("args", p.args, 3 * n),
                            {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = p.imm}},
                            omc_ais("outs", p.outs, p.n_out),
-                           omc_ais("dtypes", p.dtypes, p.n_out)};
+                           omc_ais("dtypes", p.dtypes, p.n_out),
+                           omc_as("class", omc_ew_class_name(omc_ew_class(p.member[0])))};
   omc_node *at = s->node[s->at[c]];
   omc_builder b = {s->graph, at, at->phase, at->name, OMC_OK};
   omc_value *out[OMC_EW_MAX_OUTPUTS];

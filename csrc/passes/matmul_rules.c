@@ -93,11 +93,11 @@ static omc_value *matmul_alpha(omc_match *m) {
 #define PRODUCT_OR_VIEW OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3)))
 
 static const omc_rule rules[] = {
-    {"matmul_transpose", OMC_P_NODE(MatMul, 0), matmul_transpose},
-    {"fused_matmul_transpose", OMC_P_NODE(FusedMatMul, 0), matmul_transpose},
-    {"transpose_matmul", OMC_P_OP(Transpose, 0, PRODUCT), transpose_matmul},
-    {"matmul_bias", OMC_P_OP(Add, 0, PRODUCT_OR_VIEW, OMC_P_ANY(2)), matmul_bias},
-    {"matmul_alpha", OMC_P_OP(Mul, 0, PRODUCT, OMC_P_CONSTANT(2)), matmul_alpha},
+    {"matmul_transpose", OMC_SUMS, OMC_P_NODE(MatMul, 0), matmul_transpose},
+    {"fused_matmul_transpose", OMC_SUMS, OMC_P_NODE(FusedMatMul, 0), matmul_transpose},
+    {"transpose_matmul", OMC_SUMS, OMC_P_OP(Transpose, 0, PRODUCT), transpose_matmul},
+    {"matmul_bias", OMC_SUMS, OMC_P_OP(Add, 0, PRODUCT_OR_VIEW, OMC_P_ANY(2)), matmul_bias},
+    {"matmul_alpha", OMC_SUMS, OMC_P_OP(Mul, 0, PRODUCT, OMC_P_CONSTANT(2)), matmul_alpha},
 };
 
 const omc_rules omc_matmul_rules = {"matmul", rules, sizeof rules / sizeof *rules};

@@ -85,37 +85,27 @@ static omc_value *split_one(omc_match *m) {
   return m->root->n_out == 1 ? omc_in(m->root, 0) : NULL;
 }
 
-/* A reduction over axes of one element. */
-static omc_value *reduce_view(omc_match *m) {
-  const omc_value *x = omc_in(m->root, 0);
-  const int64_t n = omc_shape_numel(&x->type.shape);
-  return n > 0 && n == omc_shape_numel(&m->capture[0]->type.shape) ? to_reshape(m) : NULL;
-}
-
 static const omc_rule rules[] = {
-    {"identity", OMC_P_OP(Identity, 0, OMC_P_ANY(1)), omc_match_identity},
-    {"squeeze", OMC_P_NODE(Squeeze, 0), to_reshape},
-    {"unsqueeze", OMC_P_NODE(Unsqueeze, 0), to_reshape},
-    {"flatten", OMC_P_NODE(Flatten, 0), to_reshape},
-    {"reshape_same", OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
-    {"reshape_reshape",
+    {"identity", OMC_EXACT, OMC_P_OP(Identity, 0, OMC_P_ANY(1)), omc_match_identity},
+    {"squeeze", OMC_EXACT, OMC_P_NODE(Squeeze, 0), to_reshape},
+    {"unsqueeze", OMC_EXACT, OMC_P_NODE(Unsqueeze, 0), to_reshape},
+    {"flatten", OMC_EXACT, OMC_P_NODE(Flatten, 0), to_reshape},
+    {"reshape_same", OMC_EXACT, OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
+     omc_match_identity},
+    {"reshape_reshape", OMC_EXACT,
      OMC_P_OP(Reshape, 0, OMC_P_SHARED(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2)), OMC_P_ANY(3)),
      reshape_reshape},
-    {"transpose_view", OMC_P_NODE(Transpose, 0), transpose_view},
-    {"transpose_transpose", OMC_P_OP(Transpose, 0, OMC_P_SHARED(Transpose, 2, OMC_P_ANY(1))),
-     transpose_transpose},
-    {"expand_same", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
-    {"expand_broadcast", OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), expand_broadcast},
-    {"slice_full", OMC_P_NODE(Slice, 0), slice_full},
-    {"pad_nothing", OMC_P_NODE(Pad, 0), pad_nothing},
-    {"tile_once", OMC_P_OP(Tile, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
-    {"concat_one", OMC_P_NODE(Concat, 0), concat_one},
-    {"split_one", OMC_P_NODE(Split, 0), split_one},
-    {"reduce_sum_view", OMC_P_NODE(ReduceSum, 0), reduce_view},
-    {"reduce_mean_view", OMC_P_NODE(ReduceMean, 0), reduce_view},
-    {"reduce_max_view", OMC_P_NODE(ReduceMax, 0), reduce_view},
-    {"reduce_min_view", OMC_P_NODE(ReduceMin, 0), reduce_view},
-    {"reduce_prod_view", OMC_P_NODE(ReduceProd, 0), reduce_view},
+    {"transpose_view", OMC_EXACT, OMC_P_NODE(Transpose, 0), transpose_view},
+    {"transpose_transpose", OMC_EXACT,
+     OMC_P_OP(Transpose, 0, OMC_P_SHARED(Transpose, 2, OMC_P_ANY(1))), transpose_transpose},
+    {"expand_same", OMC_EXACT, OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
+    {"expand_broadcast", OMC_EXACT, OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
+     expand_broadcast},
+    {"slice_full", OMC_EXACT, OMC_P_NODE(Slice, 0), slice_full},
+    {"pad_nothing", OMC_EXACT, OMC_P_NODE(Pad, 0), pad_nothing},
+    {"tile_once", OMC_EXACT, OMC_P_OP(Tile, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
+    {"concat_one", OMC_EXACT, OMC_P_NODE(Concat, 0), concat_one},
+    {"split_one", OMC_EXACT, OMC_P_NODE(Split, 0), split_one},
 };
 
 const omc_rules omc_movement_rules = {"movement", rules, sizeof rules / sizeof *rules};

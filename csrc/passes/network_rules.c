@@ -8,6 +8,13 @@
 #define ADD(a, b) OMC_P_OP(Add, 0, a, b)
 #define MUL(a, b) OMC_P_OP(Mul, 0, a, b)
 
+/* Whether the layer that the match writes out computes what PyTorch's own would: of the shape of
+ * its input, and not rounded to half precision (nor out of its range) between the steps. */
+static bool is_layer(const omc_match *m) {
+  const omc_type *type = &m->capture[1]->type;
+  return omc_type_equal(type, &m->capture[0]->type) && omc_dtype_real(type->dtype) == type->dtype;
+}
+
 /* ---- activations ---- */
 
 /* 0.5 x tail, however the factors are grouped. */
@@ -15,7 +22,7 @@
   OMC_P_EITHER(MUL(MUL(X, CONST(0.5)), tail), MUL(X, MUL(CONST(0.5), tail)), \
                MUL(CONST(0.5), MUL(X, tail)))
 #define SQRT_2_PI CONST(0.7978845608028654)
-#define X_CUBED MUL(MUL(X, X), X)
+#define X_CUBED OMC_P_EITHER(OMC_P_OP(Pow, 0, X, CONST(3)), MUL(MUL(X, X), X))
 #define TANH_ARGUMENT                                                 \
   OMC_P_EITHER(MUL(SQRT_2_PI, ADD(X, MUL(CONST(0.044715), X_CUBED))), \
                MUL(MUL(X, SQRT_2_PI), ADD(CONST(1), MUL(MUL(X, CONST(0.044715)), X))))
@@ -23,14 +30,13 @@
   OMC_P_EITHER(OMC_P_OP(Div, 0, X, CONST(1.4142135623730951)), MUL(X, CONST(0.7071067811865476)))
 
 static omc_value *gelu(omc_match *m, const char *approximate) {
-  if (!omc_type_equal(&m->capture[1]->type, &m->capture[0]->type)) return NULL;
+  if (!is_layer(m)) return NULL;
   const omc_attr attr = omc_as("approximate", approximate);
   return omc_bn(m->b, OMC_OP_Gelu, 1, &m->capture[1], 1, &attr);
 }
 
 static omc_value *gelu_tanh(omc_match *m) { return gelu(m, "tanh"); }
 static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
-static omc_value *silu(omc_match *m) { return omc_b1(m->b, OMC_OP_Silu, m->capture[1]); }
 
 /* ---- softmax and layer norm ---- */
 
@@ -58,20 +64,13 @@ static int64_t only_axis(uint32_t set) {
 static omc_value *softmax(omc_match *m, omc_op_id op) {
   const uint32_t set = reduced_axes(m->capture[3], m->capture[4]);
   const int64_t axis = only_axis(set);
-  if (axis < 0 || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
+  if (!is_layer(m) || axis < 0 || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
   const omc_attr attr = omc_ai("axis", axis);
   return omc_bn(m->b, op, 1, &m->capture[1], 1, &attr);
 }
 
 static omc_value *softmax_written(omc_match *m) { return softmax(m, OMC_OP_Softmax); }
 static omc_value *log_softmax_written(omc_match *m) { return softmax(m, OMC_OP_LogSoftmax); }
-
-static omc_value *log_softmax(omc_match *m) {
-  const omc_node *node = m->capture[1]->producer;
-  omc_value *x = omc_in(node, 0);
-  const omc_attr attr = omc_ai("axis", omc_attr_int(node, "axis", -1));
-  return omc_bn(m->b, OMC_OP_LogSoftmax, 1, &x, 1, &attr);
-}
 
 #define LESS_MAX(cap) OMC_P_OP(Sub, cap, X, OMC_P_OP(ReduceMax, 3, X, OMC_P_CONSTANT(4)))
 #define SUM(of) OMC_P_OP(ReduceSum, 5, of, OMC_P_CONSTANT(6))
@@ -92,7 +91,7 @@ static omc_value *layer_norm_written(omc_match *m) {
   int32_t axis = rank;
   while (axis > 0 && (set >> (axis - 1) & 1)) axis--;
   const bool trailing = set != 0 && set == (1u << rank) - (1u << axis);
-  if (!trailing || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
+  if (!is_layer(m) || !trailing || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
   if (omc_shape_numel(&m->capture[7]->type.shape) != 1) return NULL;
   return layer_norm(m->b, m->capture[1], NULL, NULL, axis, omc_const_float(m->capture[7], 0));
 }
@@ -107,7 +106,7 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   if (omc_axis(omc_attr_int(node, "axis", -1), shape->rank, "axis", &axis) != OMC_OK) return NULL;
   omc_shape normalized = {shape->rank - axis, {0}};
   memcpy(normalized.dims, shape->dims + axis, sizeof(int64_t) * (size_t)normalized.rank);
-  if (in[place] || in[2] || given->type.dtype != in[0]->type.dtype) return NULL;
+  if (!is_layer(m) || in[place] || in[2] || given->type.dtype != in[0]->type.dtype) return NULL;
   const int32_t extra = given->type.shape.rank - normalized.rank;
   if (extra < 0 || given->type.shape.rank > shape->rank) return NULL;
   for (int32_t i = 0; i < given->type.shape.rank; i++)
@@ -120,25 +119,28 @@ static omc_value *layer_norm_scale(omc_match *m) { return layer_norm_affine(m, 1
 static omc_value *layer_norm_shift(omc_match *m) { return layer_norm_affine(m, 2); }
 
 #define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(4)))
-#define VARIANCE                                                                   \
-  ADD(OMC_P_OP(ReduceMean, 5, MUL(OMC_P_ANY(2), OMC_P_ANY(2)), OMC_P_CONSTANT(6)), \
-      OMC_P_CONSTANT(7))
+#define SQUARED \
+  OMC_P_EITHER(OMC_P_OP(Pow, 0, OMC_P_ANY(2), CONST(2)), MUL(OMC_P_ANY(2), OMC_P_ANY(2)))
+#define VARIANCE ADD(OMC_P_OP(ReduceMean, 5, SQUARED, OMC_P_CONSTANT(6)), OMC_P_CONSTANT(7))
+#define ONE_OVER_STD \
+  OMC_P_EITHER(OMC_P_OP(Rsqrt, 0, VARIANCE), OMC_P_OP(Reciprocal, 0, OMC_P_OP(Sqrt, 0, VARIANCE)))
 
 static const omc_rule rules[] = {
-    {"silu", MUL(X, OMC_P_OP(Sigmoid, 0, X)), silu},
-    {"gelu_tanh", HALF_TIMES(ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))), gelu_tanh},
-    {"gelu_erf", HALF_TIMES(ADD(CONST(1), OMC_P_OP(Erf, 0, ERF_ARGUMENT))), gelu_erf},
-    {"softmax_written", OMC_P_OP(Div, 0, OMC_P_OP(Exp, 2, LESS_MAX(0)), SUM(OMC_P_ANY(2))),
-     softmax_written},
-    {"log_softmax_written",
+    {"gelu_tanh", OMC_LAYER, HALF_TIMES(ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))),
+     gelu_tanh},
+    {"gelu_erf", OMC_LAYER, HALF_TIMES(ADD(CONST(1), OMC_P_OP(Erf, 0, ERF_ARGUMENT))), gelu_erf},
+    {"softmax_written", OMC_LAYER,
+     OMC_P_OP(Div, 0, OMC_P_OP(Exp, 2, LESS_MAX(0)), SUM(OMC_P_ANY(2))), softmax_written},
+    {"log_softmax_written", OMC_LAYER,
      OMC_P_OP(Sub, 0, LESS_MAX(2), OMC_P_OP(Log, 0, SUM(OMC_P_OP(Exp, 0, OMC_P_ANY(2))))),
      log_softmax_written},
-    {"log_softmax", OMC_P_OP(Log, 0, OMC_P_NODE(Softmax, 1)), log_softmax},
-    {"layer_norm_sqrt", OMC_P_OP(Div, 0, CENTERED, OMC_P_OP(Sqrt, 0, VARIANCE)),
+    {"layer_norm_sqrt", OMC_LAYER, OMC_P_OP(Div, 0, CENTERED, OMC_P_OP(Sqrt, 0, VARIANCE)),
      layer_norm_written},
-    {"layer_norm_rsqrt", MUL(CENTERED, OMC_P_OP(Rsqrt, 0, VARIANCE)), layer_norm_written},
-    {"layer_norm_scale", MUL(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_scale},
-    {"layer_norm_shift", ADD(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)), layer_norm_shift},
+    {"layer_norm_rsqrt", OMC_LAYER, MUL(CENTERED, ONE_OVER_STD), layer_norm_written},
+    {"layer_norm_scale", OMC_LAYER, MUL(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)),
+     layer_norm_scale},
+    {"layer_norm_shift", OMC_LAYER, ADD(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)),
+     layer_norm_shift},
 };
 
 const omc_rules omc_network_rules = {"network", rules, sizeof rules / sizeof *rules};

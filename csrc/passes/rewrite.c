@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/element.h"
 #include "graph/edit.h"
 #include "ops/op.h"
 
@@ -36,16 +37,16 @@ static bool next_choice(matcher *m) {
   return false;
 }
 
-static bool close(double a, double x) {
-  return a == x || fabs(a - x) <= 1e-6 * fabs(x) || (isnan(a) && isnan(x));
-}
-
 bool omc_const_all(const omc_value *v, double x) {
   if (!omc_is_const(v)) return false;
+  const omc_dtype dtype = v->type.dtype;
   const int64_t n = omc_shape_numel(&v->type.shape);
-  const size_t size = omc_dtype_size(v->type.dtype);
-  if (n == 0 || !close(omc_const_float(v, 0), x)) return false;
+  const size_t size = omc_dtype_size(dtype);
   const char *bytes = v->data;
+  uint64_t element = 0;
+  omc_element_set_float(dtype, &element, 0, x);
+  if (!omc_dtype_is_float(dtype) && omc_element_float(dtype, &element, 0) != x) return false;
+  if (n == 0 || memcmp(bytes, &element, size) != 0) return false;
   return n == 1 || memcmp(bytes, bytes + size, (size_t)(n - 1) * size) == 0;
 }
 
@@ -195,11 +196,13 @@ omc_status omc_apply_rules(omc_graph *g, const omc_rules *rules, uint32_t *chang
   return OMC_OK;
 }
 
+const omc_rules *const omc_rule_sets[OMC_N_RULE_SETS] = {&omc_movement_rules, &omc_arithmetic_rules,
+                                                         &omc_network_rules,  &omc_attention_rules,
+                                                         &omc_matmul_rules,   &omc_fuse_rules};
+
 const omc_rule *omc_rule_find(const char *name) {
-  const omc_rules *const sets[] = {&omc_movement_rules,  &omc_arithmetic_rules, &omc_network_rules,
-                                   &omc_attention_rules, &omc_matmul_rules,     &omc_fuse_rules};
-  for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
-    for (uint32_t r = 0; r < sets[i]->n; r++)
-      if (strcmp(sets[i]->rules[r].name, name) == 0) return &sets[i]->rules[r];
+  for (size_t i = 0; i < OMC_N_RULE_SETS; i++)
+    for (uint32_t r = 0; r < omc_rule_sets[i]->n; r++)
+      if (strcmp(omc_rule_sets[i]->rules[r].name, name) == 0) return &omc_rule_sets[i]->rules[r];
   return NULL;
 }

@@ -16,7 +16,7 @@ typedef struct omc_pat {
   omc_op_id op;   /* OP */
   int8_t capture; /* 1..OMC_MAX_CAPTURES-1, or 0: not captured */
   bool shared;    /* OP: may have users outside the match (root excepted) */
-  double value;   /* CONST: every element is this within 1e-6 relative; NaN: any constant */
+  double value;   /* CONST: every element is this, as omc_const_all says; NaN: any constant */
   uint8_t n_in;   /* OP: patterns of the first inputs, the node has no more; 0: any inputs */
   const struct omc_pat *const *in; /* EITHER: the alternatives */
 } omc_pat;
@@ -48,8 +48,18 @@ typedef struct omc_match {
  * the graph in place, or NULL for "no" (or for a failure, which the builder has latched). */
 typedef omc_value *(*omc_rewrite)(omc_match *m);
 
+/* What a rule promises of values and gradients, for all inputs; tests/passes holds it to that. */
+typedef enum {
+  OMC_EXACT, /* the same bits, though one NaN may be another */
+  OMC_SUMS,  /* sums in another order */
+  OMC_LAYER, /* another formula for the same layer, as PyTorch's own of that layer: rounding differs
+                by ulps of the largest element, NaN and infinities stand at the same places */
+  OMC_N_CLAIMS
+} omc_claim;
+
 typedef struct omc_rule {
-  const char *name;       /* tests/passes/rules/NAME.txt is its golden text */
+  const char *name; /* tests/passes/rules/NAME.txt is its golden text */
+  omc_claim claim;
   const omc_pat *pattern; /* of kind OP, or alternatives with the same op as root */
   omc_rewrite rewrite;
 } omc_rule;
@@ -73,13 +83,16 @@ extern const omc_rules omc_attention_rules;
 extern const omc_rules omc_matmul_rules;
 extern const omc_rules omc_fuse_rules;
 
+#define OMC_N_RULE_SETS 6
+extern const omc_rules *const omc_rule_sets[OMC_N_RULE_SETS]; /* in the order of application */
+
 /* Lookup of one rule by name over all sets (NULL: none) for tests. */
 const omc_rule *omc_rule_find(const char *name);
 
 /* The rewrite of identities: capture 1 if it has the root's type, else NULL. */
 omc_value *omc_match_identity(omc_match *m);
 
-/* True if a constant's elements are all x within 1e-6 relative. */
+/* True if a constant's elements are all x, rounded to its dtype if that is a float; -0 is not 0. */
 bool omc_const_all(const omc_value *v, double x);
 
 #endif

@@ -39,19 +39,20 @@ static omc_status plan(building *b) {
 static const struct stage {
   const char *name;
   omc_status (*apply)(building *b);
-  bool joint_only;
+  bool joint_only, rewrites;
   size_t seconds; /* field of omc_session_stats */
 } stages[] = {
-    {"bind", bind, false, offsetof(omc_session_stats, bind_seconds)},
-    {"simplify", simplify, false, offsetof(omc_session_stats, simplify_seconds)},
-    {"cse", cse, false, offsetof(omc_session_stats, simplify_seconds)},
-    {"fold", fold, false, offsetof(omc_session_stats, simplify_seconds)},
-    {"differentiate", differentiate, true, offsetof(omc_session_stats, differentiate_seconds)},
-    {"simplify-joint", simplify, true, offsetof(omc_session_stats, simplify_seconds)},
-    {"cse-joint", cse, true, offsetof(omc_session_stats, simplify_seconds)},
-    {"settle", settle, false, offsetof(omc_session_stats, simplify_seconds)},
-    {"fuse", fuse, false, offsetof(omc_session_stats, fuse_seconds)},
-    {"plan", plan, false, offsetof(omc_session_stats, plan_seconds)},
+    {"bind", bind, false, false, offsetof(omc_session_stats, bind_seconds)},
+    {"simplify", simplify, false, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"cse", cse, false, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"fold", fold, false, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"differentiate", differentiate, true, false,
+     offsetof(omc_session_stats, differentiate_seconds)},
+    {"simplify-joint", simplify, true, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"cse-joint", cse, true, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"settle", settle, false, false, offsetof(omc_session_stats, simplify_seconds)},
+    {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},
+    {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
 };
 #define N_STAGES (sizeof stages / sizeof *stages)
 
@@ -103,7 +104,7 @@ omc_status omc_build_plan(const omc_build_inputs *in, omc_session_stats *stats, 
   building b = {in, NULL, NULL};
   omc_status status = OMC_OK;
   for (size_t i = 0; i < N_STAGES; i++) {
-    if (stages[i].joint_only && !joint) continue;
+    if ((stages[i].joint_only && !joint) || (stages[i].rewrites && in->signature->plain)) continue;
     const double start = p->clock(p->ctx, NULL);
     OMC_GOTO(fail, stages[i].apply(&b));
     *(double *)((char *)stats + stages[i].seconds) += p->clock(p->ctx, NULL) - start;

@@ -12,7 +12,8 @@ typedef struct omc_build_inputs {
   const omc_allocator *allocator;
 } omc_build_inputs;
 
-/* Binds, simplifies, differentiates (if an output's gradient will be given), fuses and plans. Adds
+/* Binds, simplifies, differentiates (if an output's gradient will be given), fuses and plans; a
+ * plain signature is bound, differentiated and planned. Adds
  * the seconds of each stage to *stats. OMC_DUMP=DIR writes the graph after every stage to
  * DIR/planMMM-NN-STAGE.txt, MMM counting the plans of the process; OMC_VERIFY=1 verifies it. The
  * caller owns *out. */

@@ -13,6 +13,7 @@ typedef struct entry {
   uint64_t hash, used; /* of the signature; when last asked for */
   bool *grads;         /* wanted of inputs, then given of outputs in each backward */
   uint32_t n_backwards;
+  bool plain; /* as asked for */
 } entry;
 
 struct omc_session {
@@ -116,7 +117,7 @@ static void mix(uint64_t *hash, uint64_t x) {
 }
 
 static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int threads) {
-  uint64_t hash = (uint64_t)threads << 1 | g->retain;
+  uint64_t hash = (uint64_t)threads << 2 | (uint64_t)g->plain << 1 | g->retain;
   mix(&hash, g->n_backwards);
   for (uint32_t i = 0; i < s->template->n_inputs; i++) {
     const omc_type *type = &g->inputs[i];
@@ -131,7 +132,7 @@ static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int
 static bool fits(const omc_session *s, const entry *e, const omc_signature *g, int threads) {
   const size_t n_in = s->template->n_inputs, n_out = n_grads(s, g->n_backwards) - n_in;
   if (e->plan->retain != g->retain || e->plan->threads != threads ||
-      e->n_backwards != g->n_backwards)
+      e->n_backwards != g->n_backwards || e->plain != g->plain)
     return false;
   if ((n_in && memcmp(e->grads, g->in_grads, n_in * sizeof(bool)) != 0) ||
       (n_out && memcmp(e->grads + n_in, g->out_grads, n_out * sizeof(bool)) != 0))
@@ -164,7 +165,7 @@ static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, o
   entry *e = oldest(s);
   s->stats.plans_evicted += e->plan != NULL;
   clear(s, e);
-  *e = (entry){plan, hash, s->now, grads, g->n_backwards};
+  *e = (entry){plan, hash, s->now, grads, g->n_backwards, g->plain};
   s->stats.plans_built++;
   *out = omc_plan_retain(plan);
   return OMC_OK;

@@ -15,6 +15,7 @@ typedef struct omc_signature {
   const bool *out_grads;  /* n_outputs for each backward: gradient will be given */
   uint32_t n_backwards;   /* 0, or none that is given a gradient: forward only */
   bool retain;            /* backwards may run more than once per forward; costs memory */
+  bool plain;             /* no rewrites: the graph as it was written, for comparison */
 } omc_signature;
 
 typedef struct omc_session_stats {

@@ -71,12 +71,18 @@ class Session:
         self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16
     ) -> None: ...
     def plan(
-        self, inputs: Sequence[Tensor], in_grads: Sequence[bool], *out_grads: Sequence[bool], retain: bool = False
+        self,
+        inputs: Sequence[Tensor],
+        in_grads: Sequence[bool],
+        *out_grads: Sequence[bool],
+        retain: bool = False,
+        plain: bool = False,
     ) -> Plan:
         """Look up or build the plan for these inputs (dense CPU tensors).
 
         It has a backward for each of `out_grads`, which say the outputs whose gradient is given. With
-        `retain` the state of a forward serves any number of them, else one.
+        `retain` the state of a forward serves any number of them, else one. A `plain` plan runs the graph
+        as it was written, without any rewrite: what others are compared with.
         """
 
     def stats(self) -> dict[str, float]: ...
@@ -113,6 +119,9 @@ def transform(
     Stages: "parse", "bind" (to ``types``, e.g. ``["f32[2,3]"]``), "fold", "simplify", "cse",
     "differentiate", "fuse", "rule:NAME".
     """
+
+def rules() -> dict[str, str]:
+    """Every rewrite rule and what it claims: "exact", "sums" or "layer", see csrc/passes/rewrite.h."""
 
 def supports(op: str, dtype: str) -> bool:
     """Whether the CPU has a kernel of this op for this dtype, e.g. ``("Softmax", "f32")``."""

@@ -143,9 +143,10 @@ static bool random_program(omc_graph *g, int64_t n, bool row, omc_node **out) {
                             {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * LONGEST, {.fs = imm}},
                             omc_ais("args", args, 3 * LONGEST),
                             omc_ais("outs", outs, N_OUT),
-                            omc_ais("dtypes", dtypes, N_OUT)};
+                            omc_ais("dtypes", dtypes, N_OUT),
+                            omc_as("class", omc_ew_class_name(OMC_CLASS_F32))};
   omc_builder b = {g, NULL, OMC_FORWARD, NULL, OMC_OK};
-  omc_build(&b, OMC_OP_FusedElementwise, N_IN, in, 0, 5, attrs, N_OUT, results);
+  omc_build(&b, OMC_OP_FusedElementwise, N_IN, in, 0, 6, attrs, N_OUT, results);
   *out = g->last;
   return CHECK_OK(b.status);
 }

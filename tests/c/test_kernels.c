@@ -330,7 +330,7 @@ static void check_session(const char *text, const wishes *sig, bool retain) {
   omc_plan *plan = NULL;
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, &provider,
                                 omc_default_allocator(), 1, &s));
-  const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads, 1, retain};
+  const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads, 1, retain, false};
   if (CHECK_OK(omc_session_plan(s, &signature, &plan))) check_plan(s, plan);
   omc_plan_release(plan);
   omc_session_destroy(s);

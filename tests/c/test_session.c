@@ -37,7 +37,7 @@ static omc_status plan_rows(omc_session *s, int64_t rows, bool joint, bool retai
   const omc_type inputs[] = {
       {OMC_F32, {2, {rows, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
   const bool in_grads[] = {false, true, true}, out_grads[] = {joint, false};
-  const omc_signature signature = {inputs, in_grads, out_grads, 1, retain};
+  const omc_signature signature = {inputs, in_grads, out_grads, 1, retain, false};
   return omc_session_plan(s, &signature, out);
 }
 
@@ -235,7 +235,7 @@ TEST(session_refuses_bad_calls) {
   fill(&t, 0);
   const omc_type wrong[] = {{OMC_F32, {2, {5, 7}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
   const bool in_grads[3] = {false}, out_grads[2] = {false};
-  const omc_signature signature = {wrong, in_grads, out_grads, 1, false};
+  const omc_signature signature = {wrong, in_grads, out_grads, 1, false, false};
   CHECK_STATUS(omc_session_plan(s, &signature, &plan), ESHAPE);
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
   CHECK_STATUS(forward(plan, &t, NULL), EINVALID);
@@ -296,7 +296,7 @@ TEST(session_index_error_leaves_it_usable) {
       2);
   const omc_type inputs[] = {{OMC_F32, {2, {4, 2}}}, {OMC_I64, {1, {3}}}};
   const bool in_grads[] = {true, false}, out_grads[] = {true};
-  const omc_signature signature = {inputs, in_grads, out_grads, 1, false};
+  const omc_signature signature = {inputs, in_grads, out_grads, 1, false, false};
   omc_plan *plan = NULL;
   omc_run *run = NULL;
   float w[8] = {0, 1, 2, 3, 4, 5, 6, 7}, y[6];
@@ -371,7 +371,7 @@ TEST(session_host_ops) {
   void *in[] = {x}, *out[] = {y}, *dout[] = {dy}, *din[] = {dx};
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_cpu_provider(),
                                 omc_default_allocator(), 4, &s));
-  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false}, &plan));
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false, false}, &plan));
   REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
   CHECK_INT(states, 1);
   CHECK_OK(backward_of(run, in, out, dout, din));
@@ -379,7 +379,7 @@ TEST(session_host_ops) {
     CHECK(close_to(y[i], 2 * sin(x[i])) && close_to(dx[i], 2 * cos(x[i])));
   omc_run_destroy(run);
   CHECK_INT(states, 0);
-  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, 1, false}, &inference));
+  REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, 1, false, false}, &inference));
   REQUIRE_OK(omc_run_forward(inference, in, out, 1, &run));
   CHECK_INT(states, 0);
   fails = true;
@@ -466,7 +466,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
                             {OMC_I64, {1, {10}}},         {OMC_F32, {4, {8, 3, 3, 3}}},
                             {OMC_F32, {2, {7, 16}}},      {OMC_F32, {1, {16}}}};
   const bool in_grads[] = {false, false, false, true, true, true}, out_grads[] = {true};
-  const omc_signature signature = {types, in_grads, out_grads, 1, false};
+  const omc_signature signature = {types, in_grads, out_grads, 1, false, false};
   void *in[] = {x, ids, target, w, table, g}, *out[] = {&loss}, *dout[] = {&dloss};
   void *din[] = {NULL, NULL, NULL, dw, dtable, dg};
   omc_session *s = NULL;

@@ -72,7 +72,8 @@ def test_integers_keep_their_low_bits(source: torch.dtype, to: torch.dtype) -> N
 
 def fused(ops: str, args: list[int], imm: list[float], outs: list[int], dtypes: list[int]) -> str:
     names = ", ".join(f'"{op}"' for op in ops.split())
-    return f"FusedElementwise(%x0, %x1) {{ops=[{names}], args={args}, imm={imm}, outs={outs}, dtypes={dtypes}}}"
+    program = f"ops=[{names}], args={args}, imm={imm}, outs={outs}, dtypes={dtypes}"
+    return f'FusedElementwise(%x0, %x1) {{{program}, class="f32"}}'
 
 
 def test_a_cast_inside_a_program_rounds() -> None:

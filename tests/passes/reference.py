@@ -135,7 +135,7 @@ def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
 
 
 def fused(
-    *inputs: Tensor, ops: list[str], args: list[int], imm: list[float], outs: list[int], dtypes: list[int]
+    *inputs: Tensor, ops: list[str], args: list[int], imm: list[float], outs: list[int], **_: object
 ) -> list[Tensor]:
     """Only ops without immediates: those of the texts that name the op."""
     assert not any(imm)

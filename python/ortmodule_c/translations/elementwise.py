@@ -184,13 +184,10 @@ def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
     x = b.cast(x, dtype)
     if exponent == 1:
         return x
-    if exponent in (2, 3):
+    if exponent in (2, 3) and not dtype.is_floating_point:
         square: Val = b.emit("Mul", x, x)
         return square if exponent == 2 else b.emit("Mul", square, x)
-    if exponent in (0.5, -0.5, -1) and dtype.is_floating_point:
-        out: Val = b.emit({0.5: "Sqrt", -0.5: "Rsqrt", -1: "Reciprocal"}[exponent], x)
-        return out
-    out = b.emit("Pow", x, b.scalar(exponent, dtype))
+    out: Val = b.emit("Pow", x, b.scalar(exponent, dtype))
     return out
 
 
@@ -203,8 +200,7 @@ def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
 
 @translates(aten.square.default)
 def square(b: Builder, x: Val) -> Val:
-    out: Val = b.emit("Mul", x, x)
-    return out
+    return pow_scalar(b, x, 2)
 
 
 @translates(aten.logical_not.default, aten.bitwise_not.default)
