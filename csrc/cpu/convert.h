@@ -5,8 +5,8 @@
 #include "cpu/kernel.h"
 
 /* n elements to n reals and back; the two do not overlap. Floats stored as integers are cut
- * towards zero (what does not fit: see convert_variant.c); integers keep the low bits; a bool is "not zero";
- * 16-bit floats are rounded to nearest even. */
+ * towards zero (what does not fit: see convert_variant.c); integers keep the low bits; a bool is
+ * "not zero"; 16-bit floats are rounded to nearest even. */
 typedef struct omc_convert {
   void (*load[OMC_N_DTYPE])(const void *elements, void *reals, int64_t n);
   void (*store[OMC_N_DTYPE])(const void *reals, void *elements, int64_t n);

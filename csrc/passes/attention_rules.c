@@ -142,7 +142,7 @@ static omc_value *transpose_attention(omc_match *m) {
 
 static const omc_rule rules[] = {
     {"attention_no_mask", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_no_mask},
-    {"attention_causal", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_causal},
+    {"attention_causal", OMC_FINITE, OMC_P_NODE(Attention, 0), attention_causal},
     {"attention_transpose", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_transpose},
     {"transpose_attention", OMC_EXACT, OMC_P_OP(Transpose, 0, OMC_P_NODE(Attention, 1)),
      transpose_attention},

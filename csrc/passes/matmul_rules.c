@@ -85,7 +85,9 @@ static omc_value *matmul_alpha(omc_match *m) {
   if (!are_matrices(&p) || p.bias || omc_shape_numel(&factor->type.shape) != 1 ||
       !omc_type_equal(&m->capture[1]->type, &m->capture[0]->type))
     return NULL;
-  p.alpha *= omc_const_float(factor, 0);
+  const double alpha = omc_const_float(factor, 0);
+  if (p.alpha != 1 || !isfinite(alpha)) return NULL; /* two factors are not their product */
+  p.alpha = alpha;
   return build_product(m->b, &p);
 }
 

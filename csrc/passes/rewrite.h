@@ -48,12 +48,14 @@ typedef struct omc_match {
  * the graph in place, or NULL for "no" (or for a failure, which the builder has latched). */
 typedef omc_value *(*omc_rewrite)(omc_match *m);
 
-/* What a rule promises of values and gradients, for all inputs; tests/passes holds it to that. */
+/* What a rule promises for any inputs, and tests/passes holds it to; of gradients, sums may be
+ * taken in another order. */
 typedef enum {
-  OMC_EXACT, /* the same bits, though one NaN may be another */
-  OMC_SUMS,  /* sums in another order */
-  OMC_LAYER, /* another formula for the same layer, as PyTorch's own of that layer: rounding differs
-                by ulps of the largest element, NaN and infinities stand at the same places */
+  OMC_EXACT,  /* the same bits, though one NaN may be another */
+  OMC_FINITE, /* the same bits if all inputs are finite: what a mask hides is not looked at */
+  OMC_SUMS,   /* sums in another order */
+  OMC_LAYER, /* another formula for the same layer: rounding differs by ulps of the largest element,
+              * NaN and infinities stand at the same places unless a step overflows */
   OMC_N_CLAIMS
 } omc_claim;
 

@@ -121,7 +121,7 @@ def transform(
     """
 
 def rules() -> dict[str, str]:
-    """Every rewrite rule and what it claims: "exact", "sums" or "layer", see csrc/passes/rewrite.h."""
+    """Every rewrite rule and what it claims: "exact", "finite", "sums" or "layer", see csrc/passes/rewrite.h."""
 
 def supports(op: str, dtype: str) -> bool:
     """Whether the CPU has a kernel of this op for this dtype, e.g. ``("Softmax", "f32")``."""

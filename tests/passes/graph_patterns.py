@@ -1,0 +1,434 @@
+"""For every rewrite rule a generator of graphs around its pattern: forms it rewrites and forms it must not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from graph_draw import DTYPES, FLOATS, LONGEST, NUMBERS, ONNX, REALS, Draw, Shape, Value
+
+Pattern = Callable[[Draw], Value]
+
+
+def any_value(d: Draw, dtypes: tuple[str, ...] = NUMBERS, rank: int | None = None) -> Value:
+    return d.input(d.rng.choice(dtypes), d.shape(rank))
+
+
+def partner(d: Draw, x: Value) -> Value:
+    """Another operand of x's dtype in any form that broadcasts with it, or x itself."""
+    return x if d.chance(0.1) else d.input(x.dtype, d.part(x.shape))
+
+
+# ---- movement ----
+
+
+def squeeze(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 3))
+    ones = [i for i, n in enumerate(x.shape) if n == 1]
+    axes = d.rng.sample(ones, d.rng.randint(0, len(ones)))
+    shape = tuple(n for i, n in enumerate(x.shape) if i not in axes)
+    return d.node("Squeeze", [x, d.ints(*axes)], x.dtype, shape)
+
+
+def unsqueeze(d: Draw) -> Value:
+    x = any_value(d)
+    axis = d.rng.randint(0, len(x.shape))
+    return d.node("Unsqueeze", [x, d.ints(axis)], x.dtype, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+def flatten(d: Draw) -> Value:
+    x = any_value(d)
+    axis = d.rng.randint(0, len(x.shape))
+    return d.node("Flatten", [x], x.dtype, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), f"axis={axis}")
+
+
+def reshape_same(d: Draw) -> Value:
+    x = any_value(d)
+    return d.reshape(x, x.shape if d.chance(0.7) else d.reshaped(x.shape))
+
+
+def reshape_reshape(d: Draw) -> Value:
+    x = any_value(d)
+    y = d.reshape(x, d.reshaped(x.shape))
+    return d.reshape(y, d.reshaped(x.shape))
+
+
+def transpose_view(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 4))
+    return d.transpose(x)
+
+
+def transpose_transpose(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 4))
+    return d.transpose(d.transpose(x))
+
+
+def expand_same(d: Draw) -> Value:
+    x = any_value(d)
+    shape = x.shape if d.chance(0.7) else d.part(x.shape) if d.chance(0.5) else (2, *x.shape)
+    return d.expand(x, shape)
+
+
+def expand_broadcast(d: Draw) -> Value:
+    full = d.shape(d.rng.randint(1, 3))
+    x = d.input(d.rng.choice(REALS), d.part(full))
+    wide = d.expand(x, d.part(full))
+    y = x if d.chance(0.1) else d.input(x.dtype, d.part(full))
+    if d.chance(0.3):
+        c = d.input("bool", d.part(full))
+        return d.ew("Where", c, wide, y) if d.chance(0.5) else d.ew("Where", c, y, wide)
+    op = d.rng.choice(["Add", "Sub", "Mul", "Div", "Max"])
+    out = d.pair(op, wide, y)
+    return d.ew("Add", out, wide) if d.chance(0.2) else out
+
+
+def slice_full(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 3))
+    axis = d.rng.randrange(len(x.shape))
+    n, step = x.shape[axis], d.rng.choice([1, 1, 1, -1, 2])
+    start = d.rng.choice([0, 0, -n, 1]) if step > 0 else -1
+    end = d.rng.choice([n, n + 5, 2**62, n - 1]) if step > 0 else -n - 1
+    size = len(range(n)[slice(start, None if step < 0 else end, step)])
+    ins = [x, *(d.ints(i) for i in (start, end, axis, step))]
+    return d.node("Slice", ins, x.dtype, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+
+
+def pad_nothing(d: Draw) -> Value:
+    x = any_value(d, REALS, rank=d.rng.randint(1, 3))
+    pads = [0 if d.chance(0.9) else 1 for _ in range(2 * len(x.shape))]
+    rank = len(x.shape)
+    return d.node(
+        "Pad", [x, d.ints(*pads)], x.dtype, tuple(n + pads[i] + pads[i + rank] for i, n in enumerate(x.shape))
+    )
+
+
+def tile_once(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 3))
+    repeats = [1 if d.chance(0.8) else d.rng.choice([0, 2]) for _ in x.shape]
+    return d.node("Tile", [x, d.ints(*repeats)], x.dtype, tuple(n * r for n, r in zip(x.shape, repeats, strict=True)))
+
+
+def concat_one(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 3))
+    axis, n = d.rng.randrange(len(x.shape)), d.rng.choice([1, 1, 2])
+    return d.node(
+        "Concat", [x] * n, x.dtype, (*x.shape[:axis], n * x.shape[axis], *x.shape[axis + 1 :]), f"axis={axis}"
+    )
+
+
+def split_one(d: Draw) -> Value:
+    x = any_value(d, rank=d.rng.randint(1, 3))
+    axis = d.rng.randrange(len(x.shape))
+    return d.node("Split", [x, d.ints(x.shape[axis])], x.dtype, x.shape, f"axis={axis}")
+
+
+# ---- arithmetic ----
+
+
+def neutral(op: str, element: float, *others: float, first: bool = False) -> Pattern:
+    """x op constant: the neutral element, its neighbours, its negative, in all broadcast forms."""
+
+    def draw(d: Draw) -> Value:
+        x = any_value(d)
+        c = d.filled(x, d.rng.choice([element, *others]), near=True)
+        y = d.ew(op, c, x) if first and d.chance(0.5) else d.ew(op, x, c)
+        return d.ew("Neg", y) if d.chance(0.3) else y
+
+    return draw
+
+
+def twice(op: str, dtypes: tuple[str, ...]) -> Pattern:
+    return lambda d: d.ew(op, d.ew(op, any_value(d, dtypes)))
+
+
+def with_neg(op: str) -> Pattern:
+    def draw(d: Draw) -> Value:
+        x = any_value(d)
+        y = d.ew("Neg", partner(d, x))
+        return d.pair(op, x, y)
+
+    return draw
+
+
+def cast_same(d: Draw) -> Value:
+    x = any_value(d, tuple(ONNX))
+    return d.cast(x, x.dtype)
+
+
+def cast_cast(d: Draw) -> Value:
+    x = any_value(d, tuple(ONNX))
+    return d.cast(d.cast(x, d.rng.choice(list(ONNX))), d.rng.choice(list(ONNX)))
+
+
+def where_constant(d: Draw) -> Value:
+    x = any_value(d)
+    full = d.shape(d.rng.randint(len(x.shape), 3))
+    full = full[: len(full) - len(x.shape)] + x.shape
+    shape = d.part(full) if math.prod(full) <= LONGEST else ()
+    n, bit = math.prod(shape), d.rng.randint(0, 1)
+    mixed = n > 1 and d.chance(0.2)
+    c = d.const("bool", [1 - bit if mixed and i == n - 1 else bit for i in range(n)], shape)
+    return d.ew("Where", c, x, d.input(x.dtype, d.part(full)))
+
+
+def dropout_nothing(d: Draw) -> Value:
+    x = any_value(d, REALS)
+    return d.ew("Dropout", x, attrs="p=0.0, stream=1")
+
+
+# ---- layers written out ----
+
+
+def times_half(d: Draw, x: Value, tail: Value) -> Value:
+    half = d.filled(Value("", x.dtype, ()), 0.5, near=True)
+    form = d.rng.randrange(3)
+    if form == 0:
+        return d.pair("Mul", d.pair("Mul", x, half), tail)
+    if form == 1:
+        return d.pair("Mul", x, d.pair("Mul", half, tail))
+    return d.pair("Mul", half, d.pair("Mul", x, tail))
+
+
+def scalar(d: Draw, like: Value, x: float) -> Value:
+    return d.const(like.dtype, [x], ())
+
+
+def gelu_tanh(d: Draw) -> Value:
+    x = any_value(d, FLOATS)
+    c, k, one = (scalar(d, x, v) for v in (0.7978845608028654, 0.044715, 1.0))
+    if d.chance(0.5):
+        cube = d.ew("Pow", x, scalar(d, x, 3.0)) if d.chance(0.5) else d.ew("Mul", d.ew("Mul", x, x), x)
+        u = d.pair("Mul", c, d.pair("Add", x, d.pair("Mul", k, cube)))
+    else:
+        u = d.ew("Mul", d.pair("Mul", x, c), d.pair("Add", one, d.pair("Mul", d.pair("Mul", x, k), x)))
+    return times_half(d, x, d.pair("Add", one, d.ew("Tanh", u)))
+
+
+def gelu_erf(d: Draw) -> Value:
+    x = any_value(d, FLOATS)
+    if d.chance(0.5):
+        u = d.ew("Div", x, scalar(d, x, 1.4142135623730951))
+    else:
+        u = d.pair("Mul", x, scalar(d, x, 0.7071067811865476))
+    return times_half(d, x, d.pair("Add", scalar(d, x, 1.0), d.ew("Erf", u)))
+
+
+def softmax_axes(d: Draw, x: Value) -> tuple[list[int], list[int], bool, bool]:
+    """Axes of the maximum and of the sum, and whether they are kept: mostly alike."""
+    axes = [d.rng.randrange(len(x.shape))] if d.chance(0.8) else d.axes(len(x.shape))
+    other = [d.rng.randrange(len(x.shape))] if d.chance(0.15) else axes
+    return axes, other, d.chance(0.9), d.chance(0.9)
+
+
+def nonempty(d: Draw, rank: int) -> Shape:
+    return d.shape(rank, dims=(1, 2, 2, 3, 3))
+
+
+def softmax_written(d: Draw) -> Value:
+    x = d.input(d.rng.choice(REALS), nonempty(d, d.rng.randint(1, 3)))
+    of_max, of_sum, keep_max, keep_sum = softmax_axes(d, x)
+    try:
+        e = d.ew("Exp", d.ew("Sub", x, d.reduce("ReduceMax", x, of_max, keep_max)))
+        return d.ew("Div", e, d.reduce("ReduceSum", e, of_sum, keep_sum))
+    except RuntimeError:  # does not broadcast
+        return x
+
+
+def log_softmax_written(d: Draw) -> Value:
+    x = d.input(d.rng.choice(REALS), nonempty(d, d.rng.randint(1, 3)))
+    of_max, of_sum, keep_max, keep_sum = softmax_axes(d, x)
+    try:
+        z = d.ew("Sub", x, d.reduce("ReduceMax", x, of_max, keep_max))
+        return d.ew("Sub", z, d.ew("Log", d.reduce("ReduceSum", d.ew("Exp", z), of_sum, keep_sum)))
+    except RuntimeError:
+        return x
+
+
+def layer_norm_written(rsqrt: bool) -> Pattern:
+    def draw(d: Draw) -> Value:
+        x = d.input(d.rng.choice(REALS), nonempty(d, d.rng.randint(1, 3)))
+        rank = len(x.shape)
+        axes = list(range(d.rng.randrange(rank), rank)) if d.chance(0.8) else d.axes(rank)
+        other = d.axes(rank) if d.chance(0.1) else axes
+        keep = d.chance(0.9)
+        epsilon = d.rng.choice([1e-5, 1e-5, 1e-12, 0.0, 0.1])
+        d.condition = 4 / math.sqrt(epsilon) if epsilon else math.inf
+        try:
+            c = d.ew("Sub", x, d.reduce("ReduceMean", x, axes, keep))
+            square = d.ew("Mul", c, c) if d.chance(0.5) else d.ew("Pow", c, scalar(d, x, 2.0))
+            eps = d.const(x.dtype, [epsilon], (1,) * d.rng.randint(0, rank + 1))
+            v = d.pair("Add", d.reduce("ReduceMean", square, other, d.chance(0.95)), eps)
+            if not rsqrt:
+                return d.ew("Div", c, d.ew("Sqrt", v))
+            r = d.ew("Rsqrt", v) if d.chance(0.5) else d.ew("Reciprocal", d.ew("Sqrt", v))
+            return d.pair("Mul", c, r)
+        except RuntimeError:
+            return x
+
+    return draw
+
+
+def layer_norm_affine(op: str) -> Pattern:
+    def draw(d: Draw) -> Value:
+        x = d.input(d.rng.choice(REALS), nonempty(d, d.rng.randint(1, 3)))
+        d.condition = 4e3
+        axis = d.rng.randrange(len(x.shape))
+        normalized = x.shape[axis:]
+        gamma = d.input(x.dtype, normalized) if d.chance(0.3) else None
+        y = d.node("LayerNormalization", [x, gamma, None], x.dtype, x.shape, f"axis={axis}, epsilon=1e-5")
+        d.lines[-1] = d.lines[-1].replace(y.name, f"{y.name}, {y.name}.m, {y.name}.r", 1)
+        shape = (1,) * d.rng.randint(0, axis) + normalized if d.chance(0.7) else d.part(x.shape)
+        return d.pair(op, y, d.input(x.dtype, shape))
+
+    return draw
+
+
+# ---- attention ----
+
+
+def attention(d: Draw, masks: tuple[str, ...] = ()) -> Value:
+    batch, heads, size, width = (d.rng.choice((1, 2, 2, 3)) for _ in range(4))
+    keys = size if d.chance(0.8) else d.rng.choice((1, 2, 3))
+    dtype = d.rng.choice(REALS)
+    swaps = [d.chance(0.5) for _ in range(4)]
+    if not d.chance(0.6):
+        swaps[:3] = [False] * 3
+
+    def operand(n: int, swap: bool) -> Value:
+        if not swap:
+            return d.input(dtype, (batch, heads, n, width))
+        return d.transpose(d.input(dtype, (batch, n, heads, width)), (0, 2, 1, 3))
+
+    q, k, v = operand(size, swaps[0]), operand(keys, swaps[1]), operand(keys, swaps[2])
+    ins: list[Value | None] = [q, k, v]
+    if masks:
+        kind = d.rng.choice(["bool", dtype])
+        seen, hidden = (1, 0) if kind == "bool" else (d.rng.choice([0.0, -0.0]), -math.inf)
+        shapes = [(size, keys), (1, 1, size, keys), (batch, heads, size, keys)]
+        shape = d.rng.choice([s for s in shapes if math.prod(s) <= LONGEST])
+        form = d.rng.choice(masks)
+        rows = [[seen if form == "all" or j <= i else hidden for j in range(keys)] for i in range(size)]
+        if form == "other":
+            rows[-1][0] = hidden if keys > 1 else seen
+        elements = [e for row in rows for e in row] * math.prod(shape[:-2])
+        ins.append(d.const(kind, elements, shape))
+    y = d.node("Attention", ins, dtype, (batch, heads, size, width), f"scale={d.rng.choice([0.5, 1.0])}")
+    d.lines[-1] = d.lines[-1].replace(y.name, f"{y.name}, {y.name}.lse", 1)
+    return d.transpose(y, (0, 2, 1, 3)) if swaps[3] else y
+
+
+# ---- products ----
+
+
+def matrices(d: Draw) -> tuple[Value, Value]:
+    """x and y whose product is defined, batched in any way, each maybe through a transposition."""
+    m, k, n = d.shape(3)
+    dtype, batch = d.rng.choice(REALS), d.shape(d.rng.randint(0, 2))
+
+    def operand(rows: int, columns: int) -> Value:
+        lead = d.part(batch)
+        if not d.chance(0.6):
+            return d.input(dtype, (*lead, rows, columns))
+        perm = [*range(len(lead)), len(lead) + 1, len(lead)]
+        return d.transpose(d.input(dtype, (*lead, columns, rows)), perm)
+
+    return operand(m, k), operand(k, n)
+
+
+def product(d: Draw, fused: bool | None = None) -> Value:
+    x, y = matrices(d)
+    lead = tuple(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+    shape = (*lead, x.shape[-2], y.shape[-1])
+    if fused is None:
+        fused = d.chance(0.3)
+    if not fused:
+        return d.node("MatMul", [x, y], x.dtype, shape)
+    return d.node("FusedMatMul", [x, y], x.dtype, shape, f"alpha={d.rng.choice([1.0, 0.5])}")
+
+
+def transposed_product(d: Draw) -> Value:
+    p = product(d)
+    rank = len(p.shape)
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    return d.transpose(p, swap if d.chance(0.8) else None)
+
+
+def product_and_bias(d: Draw) -> Value:
+    p = product(d)
+    if d.chance(0.4):
+        p = d.reshape(p, (*d.reshaped(p.shape[:-1]), p.shape[-1]) if d.chance(0.7) else d.reshaped(p.shape))
+    columns = p.shape[-1:]
+    shape = (1,) * d.rng.randint(0, len(p.shape)) + columns if d.chance(0.7) else d.part(p.shape)
+    return d.pair("Add", p, d.input(p.dtype, shape))
+
+
+def product_times(d: Draw) -> Value:
+    p = product(d)
+    factors = [0.5, 0.125, 3.0, 1.0, 0.0, math.inf, -2.0]
+    return d.pair("Mul", p, d.filled(p, d.rng.choice(factors)))
+
+
+def embedding_grad(d: Draw) -> Value:
+    rows, width = d.rng.choice((1, 2, 3)), d.rng.choice((1, 2, 3))
+    ids = d.rng.randint(0, 4)
+    dtype = d.rng.choice(REALS)
+    at = d.const("i64", [d.rng.randrange(rows) for _ in range(ids)])
+    y = d.node("EmbeddingGrad", [d.input(dtype, (ids, width)), at], dtype, (rows, width), f"shape=[{rows}, {width}]")
+    other = d.input(dtype, (rows, width) if d.chance(0.7) else d.part((rows, width)))
+    return d.pair("Add", y, other)
+
+
+def with_gradient_of(d: Draw) -> Value:
+    x = any_value(d, REALS)
+    return d.node("WithGradientOf", [x, d.input(x.dtype, x.shape)], x.dtype, x.shape)
+
+
+PATTERNS: dict[str, Pattern] = {
+    "identity": lambda d: d.ew("Identity", any_value(d, tuple(DTYPES))),
+    "squeeze": squeeze,
+    "unsqueeze": unsqueeze,
+    "flatten": flatten,
+    "reshape_same": reshape_same,
+    "reshape_reshape": reshape_reshape,
+    "transpose_view": transpose_view,
+    "transpose_transpose": transpose_transpose,
+    "expand_same": expand_same,
+    "expand_broadcast": expand_broadcast,
+    "slice_full": slice_full,
+    "pad_nothing": pad_nothing,
+    "tile_once": tile_once,
+    "concat_one": concat_one,
+    "split_one": split_one,
+    "add_zero": neutral("Add", 0.0, -0.0, -0.0, first=True),
+    "sub_zero": neutral("Sub", 0.0, -0.0, first=True),
+    "mul_one": neutral("Mul", 1.0, -1.0, first=True),
+    "div_one": neutral("Div", 1.0, -1.0, first=True),
+    "neg_neg": twice("Neg", NUMBERS),
+    "not_not": twice("Not", ("bool",)),
+    "add_neg": with_neg("Add"),
+    "sub_neg": with_neg("Sub"),
+    "cast_same": cast_same,
+    "cast_cast": cast_cast,
+    "where_constant": where_constant,
+    "dropout_nothing": dropout_nothing,
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": gelu_erf,
+    "softmax_written": softmax_written,
+    "log_softmax_written": log_softmax_written,
+    "layer_norm_sqrt": layer_norm_written(rsqrt=False),
+    "layer_norm_rsqrt": layer_norm_written(rsqrt=True),
+    "layer_norm_scale": layer_norm_affine("Mul"),
+    "layer_norm_shift": layer_norm_affine("Add"),
+    "attention_no_mask": lambda d: attention(d, ("all", "all", "other")),
+    "attention_causal": lambda d: attention(d, ("all", "causal", "causal", "other")),
+    "attention_transpose": attention,
+    "transpose_attention": attention,
+    "matmul_transpose": lambda d: product(d, fused=False),
+    "fused_matmul_transpose": lambda d: product(d, fused=True),
+    "transpose_matmul": transposed_product,
+    "matmul_bias": product_and_bias,
+    "matmul_alpha": product_times,
+    "embedding_grad_base": embedding_grad,
+    "with_gradient_of": with_gradient_of,
+}
