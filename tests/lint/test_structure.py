@@ -103,6 +103,11 @@ def test_every_op_has_a_test_row() -> None:
     assert not missing
 
 
+def test_every_rewrite_rule_is_held_to_its_claim() -> None:
+    text = (ROOT / "tests/passes/graph_patterns.py").read_text()
+    assert set(re.findall(r'^    "(\w+)": ', text, re.M)) == set(_C.rules())
+
+
 def test_no_op_is_named_outside_its_family() -> None:
     """Only rewrites, and the sweep's accumulation, may name an op."""
     allowed = {"passes", "ops", "base", "autodiff"}

@@ -135,6 +135,13 @@ class Draw:
         """A commutative op, operands in either order."""
         return self.ew(op, x, y) if self.chance(0.5) else self.ew(op, y, x)
 
+    def divisor(self, x: Value) -> Value:
+        """x, mostly without zeros if it is an integer: one divided by 0 ends the run."""
+        if DTYPES[x.dtype].is_floating_point or self.chance(0.02):
+            return x
+        zero, one = self.const(x.dtype, [0], ()), self.const(x.dtype, [1], ())
+        return self.ew("Where", self.ew("Equal", x, zero, dtype="bool"), one, x)
+
     def cast(self, x: Value, to: str) -> Value:
         return self.node("Cast", [x], to, x.shape, f"to={ONNX[to]}")
 

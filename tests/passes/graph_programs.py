@@ -55,10 +55,12 @@ def elementwise(d: Draw) -> list[Value]:
         else:
             op = d.rng.choice(list(BINARY))
             x = like(BINARY[op])
-            values.append(d.ew(op, x, operand(x)))
+            y = operand(x)
+            values.append(d.ew(op, x, d.divisor(y) if op in DIVISIONS else y))
     return d.rng.sample(values, min(len(values), d.rng.randint(1, 3))) + values[-1:]
 
 
+DIVISIONS = ("Div", "FloorDiv", "Mod")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 WIDTHS = ("f32", "f64", "bf16", "i64", "i32")
 
@@ -73,7 +75,8 @@ def islands(d: Draw) -> list[Value]:
         values = [d.cast(v, inner) for v in values]
         for _ in range(d.rng.randint(1, 3)):
             x, y = d.rng.sample(values, 2)
-            values = [*values, d.ew(d.rng.choice(ARITHMETIC), x, y)][-3:]
+            op = d.rng.choice(ARITHMETIC)
+            values = [*values, d.ew(op, x, d.divisor(y) if op in DIVISIONS else y)][-3:]
     return [d.cast(values[-1], outer if d.chance(0.6) else d.rng.choice(NUMBERS))]
 
 
