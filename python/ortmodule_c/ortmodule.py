@@ -139,7 +139,10 @@ class ORTModule(nn.Module):
         self._ort_report.warn()
         if attempt.call is not None:
             assert attempt.graph is not None
-            return attempt.graph.run(attempt.call)
+            try:
+                return attempt.graph.run(attempt.call)
+            except NotExportable as error:  # an op that runs in PyTorch gives what it was not traced to give
+                cause = self._ort_report.cause(type(module).__name__, error)
         result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
         if cause:
             self._ort_graphs.give_up(attempt.key, cause, attempt.graph)

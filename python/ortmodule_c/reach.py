@@ -48,7 +48,8 @@ class Reach:
             try:
                 self._known[key] = _ask(op, leaves, spec, wanted)
             except Exception:
-                logger.debug("PyTorch does not say what %s differentiates", op, exc_info=True)
+                logger.warning("PyTorch does not say what %s differentiates: taken to be all its operands", op)
+                logger.debug("what it says instead", exc_info=True)
                 self._known[key] = None
         return self._known[key]
 
