@@ -11,7 +11,7 @@ static const char *const isa_names[OMC_N_ISA] = {OMC_ISA_NAMES};
 static const struct {
   const char *name, *family;
 } op_rows[OMC_N_OPS] = {
-#define OMC_OP(name, family, domain) {#name, #family},
+#define OMC_OP(name, family, domain, ...) {#name, #family},
 #include "ops.def"
 #undef OMC_OP
 };

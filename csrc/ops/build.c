@@ -19,7 +19,7 @@ static bool given(omc_builder *b, const omc_value *x, const char *what) {
 static omc_status build(omc_builder *b, const omc_node_spec *spec, omc_value **out) {
   omc_node *node;
   OMC_TRY(omc_graph_add_node(b->graph, spec, &node));
-  omc_status status = omc_node_check_arity(node);
+  omc_status status = omc_node_check(node);
   if (status == OMC_OK) status = omc_op_get(node->op)->infer(node);
   if (status != OMC_OK) {
     omc_erase_node(b->graph, node);

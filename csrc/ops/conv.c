@@ -42,8 +42,6 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
   const int32_t rank = x->rank - 2;
   if (rank != 1 && rank != 2)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "convolution over %d space dims", rank);
-  if (strcmp(omc_attr_string(node, "auto_pad", "NOTSET"), "NOTSET"))
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "auto_pad");
   int64_t strides[2], pads[4], dilations[2];
   OMC_TRY(read_pairs(node, "strides", rank, 1, 1, 1, 1, strides));
   OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, 1, 1, dilations));

@@ -36,8 +36,9 @@ typedef struct lines_params {
   int64_t dims[OMC_MAX_RANK];                        /* of ids */
   int64_t table[OMC_MAX_RANK], picked[OMC_MAX_RANK]; /* strides: of x, and of ids and y */
   int64_t n, count;                                  /* ids in a line, lines */
-  int64_t dim;                                       /* elements of x along the axis */
-  bool negative;                                     /* ids below 0 count from the end */
+  int32_t axis;
+  int64_t dim;   /* elements of x along the axis */
+  bool negative; /* ids below 0 count from the end */
   int64_t table_step, picked_step;
 } lines_params;
 
@@ -57,10 +58,16 @@ static inline int64_t id_at(const ids *t, int64_t i) {
   return id < 0 ? id + t->dim : id;
 }
 
-/* The n ids of args->in[1], all checked, from -dim (from 0 unless `negative`) to dim-1; OMC_EINDEX
- * names the first that is outside. */
-omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int64_t dim, bool negative,
-                      ids *out) OMC_MUST_USE;
+/* The n ids of args->in[1], all checked, from -dim (from 0 unless `negative`) to dim-1. `axis` is
+ * what a failure calls the dimension; PyTorch counts those that are indexed alone. `outside`
+ * is the failure that names the first other, OMC_EINDEX or, as PyTorch's gather, OMC_EBOUNDS. */
+omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int32_t axis, int64_t dim,
+                      bool negative, omc_status outside, ids *out) OMC_MUST_USE;
+
+static inline omc_status line_ids_of(const omc_kernel_args *args, const lines_params *p, ids *out) {
+  return omc_ids_of(args, p->n * p->count, p->axis, p->dim, p->negative,
+                    p->negative ? OMC_EINDEX : OMC_EBOUNDS, out);
+}
 
 /* Those ids as rows. For GatherND they are worked out in the workspace. */
 omc_status omc_row_ids(const omc_kernel_args *args, ids *out) OMC_MUST_USE;
@@ -187,7 +194,7 @@ OMC_KERNEL(GatherElementsGrad) {
   const lines_params *p = args->params;
   const omc_type *out = args->out[0].type;
   lines_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
-  OMC_TRY(omc_ids_of(args, p->n * p->count, p->dim, p->negative, &j.at));
+  OMC_TRY(line_ids_of(args, p, &j.at));
   omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(elem), NULL, args->threads);
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
   return OMC_OK;
@@ -225,33 +232,35 @@ static void check_range(int64_t begin, int64_t end, int thread, void *ctx) {
   if (find_bad(j, begin, end) < end) atomic_store_explicit(&j->bad, true, memory_order_relaxed);
 }
 
-static omc_status bad_id(const omc_kernel_args *args, int64_t id, int64_t position, int64_t dim) {
-  OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for %lld rows",
-           args->node ? args->node : "", (long long)id, (long long)position, (long long)dim);
+static omc_status bad_id(const omc_kernel_args *args, omc_status status, int64_t id,
+                         int64_t position, int32_t axis, int64_t dim) {
+  return omc_fail(
+      status, "index %lld is out of bounds for dimension %d with size %lld ('%s', %lld)",
+      (long long)id, axis, (long long)dim, args->node ? args->node : "", (long long)position);
 }
 
-omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int64_t dim, bool negative,
-                      ids *out) {
+omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int32_t axis, int64_t dim,
+                      bool negative, omc_status outside, ids *out) {
   const omc_tensor *t = &args->in[1];
   *out = (ids){t->data, t->type->dtype == OMC_I64, dim};
   check_job j = {out, negative, false};
   omc_parallel_for(n, GRAIN, args->threads, check_range, &j);
   if (!atomic_load(&j.bad)) return OMC_OK;
   const int64_t i = find_bad(&j, 0, n);
-  return bad_id(args, id_raw(out, i), i, dim);
+  return bad_id(args, outside, id_raw(out, i), i, axis, dim);
 }
 
 omc_status omc_row_ids(const omc_kernel_args *args, ids *out) {
   const rows_params *p = args->params;
   const int64_t n = n_ids(p);
-  if (!p->depth) return omc_ids_of(args, n, p->dim, p->negative, out);
+  if (!p->depth) return omc_ids_of(args, n, 0, p->dim, p->negative, OMC_EINDEX, out);
   const ids parts = {args->in[1].data, args->in[1].type->dtype == OMC_I64, 0};
   int64_t *rows = args->workspace;
   for (int64_t i = 0; i < n; i++) {
     rows[i] = 0;
     for (int32_t d = 0; d < p->depth; d++) {
       const int64_t at = i * p->depth + d, id = id_raw(&parts, at), dim = p->dims[d];
-      if (id < -dim || id >= dim) return bad_id(args, id, at, dim);
+      if (id < -dim || id >= dim) return bad_id(args, OMC_EINDEX, id, at, d, dim);
       rows[i] = rows[i] * dim + (id < 0 ? id + dim : id);
     }
   }
@@ -322,7 +331,7 @@ OMC_KERNEL_ANY(GatherElements) {
                   .src = args->in[0].data,
                   .dst = args->out[0].data,
                   .bytes = omc_dtype_size(args->in[0].type->dtype)};
-  OMC_TRY(omc_ids_of(args, p->n * p->count, p->dim, p->negative, &j.at));
+  OMC_TRY(line_ids_of(args, p, &j.at));
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, gather_lines, &j);
   return OMC_OK;
 }
@@ -448,6 +457,7 @@ static omc_status gather_elements_params(const omc_node *node, const omc_shape *
   omc_shape_strides(t, strides);
   *p = (lines_params){.n = t->dims[axis],
                       .count = 1,
+                      .axis = axis,
                       .dim = table->dims[axis],
                       .negative = takes_negative(node),
                       .table_step = table_strides[axis],

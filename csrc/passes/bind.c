@@ -55,7 +55,7 @@ static omc_status check_types(const omc_node *node) {
 static omc_status bind_nodes(omc_graph *g, const omc_host *host) {
   for (omc_node *node = g->first, *next; node; node = next) {
     next = node->next;
-    OMC_TRY(omc_node_check_arity(node));
+    OMC_TRY(omc_node_check(node));
     if (node->op == OMC_OP_TorchCall)
       OMC_TRY(infer_host(node, host, g->arena.allocator));
     else

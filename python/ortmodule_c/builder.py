@@ -187,8 +187,7 @@ class Builder:
         """A small constant: a number or a (nested) list of numbers; equal ones are shared."""
         key = (np.asarray(data).tobytes(), np.shape(data), np.asarray(data).dtype.str, dtype)
         if key not in self._constants:
-            wide = dtype if dtype.is_floating_point or dtype == torch.bool else torch.int64  # integers wrap around
-            self._constants[key] = self.tensor(torch.tensor(data, dtype=wide).to(dtype), "c")
+            self._constants[key] = self.tensor(torch.tensor(data, dtype=dtype), "c")
         return self._constants[key]
 
     # Nodes

@@ -138,7 +138,7 @@ TEST(arity_is_checked) {
     omc_graph *g;
     strcat(strcat(text, rows[i].text), "\nreturn %y\n");
     REQUIRE_OK(omc_graph_parse(omc_default_allocator(), text, strlen(text), NULL, NULL, &g));
-    CHECK_STATUS(omc_node_check_arity(g->first), EINVALID);
+    CHECK_STATUS(omc_node_check(g->first), EINVALID);
     CHECK_TEXT(omc_status_detail(), rows[i].detail);
     omc_graph_destroy(g);
   }

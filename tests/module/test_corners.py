@@ -580,6 +580,33 @@ def test_a_target_has_to_be_a_class(loss: Callable[..., Tensor], target: int) ->
 
 
 _attend = F.scaled_dot_product_attention
+OUTSIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[list[int]], type[Exception], str]] = {
+    "rows": (lambda x, i: x[i], [[0, 4], [-5, 0]], IndexError, "is out of bounds for dimension 0 with size 4"),
+    "columns": (lambda x, i: x[:, i], [[0, 3], [-4, 0]], IndexError, "is out of bounds for dimension 0 with size 3"),
+    "elements": (lambda x, i: x[i, i], [[0, 3]], IndexError, "index 3 is out of bounds for dimension 1 with size 3"),
+    "gather": (
+        lambda x, i: x.gather(1, i[:, None]),
+        [[0, 3], [-1, 0]],
+        RuntimeError,
+        "is out of bounds for dimension 1 with size 3",
+    ),
+    "index_select": (lambda x, i: x.index_select(0, i), [[0, 4], [-1, 0]], IndexError, "index out of range in self"),
+    "embedding": (lambda x, i: F.embedding(i, x), [[0, 4], [-1, 0]], IndexError, "index out of range in self"),
+}
+
+
+@pytest.mark.parametrize("row", OUTSIDE.items(), ids=lambda r: r[0])
+def test_an_index_has_to_be_inside(row: tuple[str, Any]) -> None:
+    _, (read, outside, error, says) = row
+    module = Function(lambda _, x, i: read(x, i))
+    x = torch.randn(4, 3, requires_grad=True)
+    for model in (module, ORTModule(module)):
+        model(x, torch.tensor([0, 2])).sum().backward()
+        for ids in outside:
+            with pytest.raises(error, match=says):
+                model(x, torch.tensor(ids))
+
+
 ROW_MASKED = torch.tensor([[0.5, -1, 0, 2], [-INF] * 4, [-INF, 1, 0, -0.5], [0, 0, -INF, 0]])
 ATTENTION: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "trained mask with a row of -inf": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ def test_forward_equals_torch(case: Case, isa: str) -> None:
     want = expected(case)
     for k, y in enumerate(want[: case.compare]):
         assert_close(got[k], y, f"output {k} on {isa}", case.scale)
+
+
+@pytest.mark.parametrize("case", {c.op: c for c in CASES}.values(), ids=str)
+def test_an_attribute_that_nobody_reads_is_refused(case: Case) -> None:
+    with pytest.raises(NotImplementedError, match="it has no attribute 'auto_padding'"):
+        run(replace(case, attrs={**case.attrs, "auto_padding": "SAME_UPPER"}))
+
+
+@pytest.mark.parametrize("case", {c.op: c for c in CASES if c.attrs}.values(), ids=str)
+def test_an_attribute_of_another_kind_is_refused(case: Case) -> None:
+    name = next(iter(case.attrs))
+    with pytest.raises(ValueError, match=f"attribute '{name}' is "):
+        run(replace(case, attrs={**case.attrs, name: ["a", "b"]}))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
