@@ -409,8 +409,8 @@ class Builder:
         return out
 
     def overwrite(self, x: Val, value: Val) -> None:
-        """Say that the op being translated changes its argument `x` to `value`."""
-        self.overwritten.append((x, value))
+        """Say that the op being translated changes its argument `x`, unseen by autograd, to `value`."""
+        self.overwritten.append((x, self.detached(value)))
 
     def stream(self) -> int:
         """A number no other random node of the graph has."""

@@ -16,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import annotate, preserve_node_meta
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
     _global_buffer_registration_hooks,
@@ -26,15 +27,24 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, unflatten
 from .guards import Snapshot, Survey, Write, held_objects
+from .history import Flow, check_changes, check_functional, inline_regions
 from .reads import Reads
 from .stack import users_line
 
-aten = torch.ops.aten
 PATH = "ortmodule_c.path"
+# Dropouts, and how they call the flag of training.
+_KINDS = ("dropout", "alpha_dropout", "feature_alpha_dropout")
+_DROPOUTS: dict[Any, str] = {
+    **{getattr(torch, n + in_place): "train" for n in (*_KINDS, "feature_dropout") for in_place in ("", "_")},
+    **{getattr(F, n): "training" for n in (*_KINDS, "dropout1d", "dropout2d", "dropout3d")},
+}
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
@@ -60,6 +70,8 @@ class Captured:
         Attributes it reads.
     calls
         Custom functions in the graph.
+    aliases
+        For each of the module's results what it shares memory with.
     """
 
     program: ExportedProgram
@@ -72,6 +84,7 @@ class Captured:
     rebound: list[tuple[nn.Module, str]]
     reads: Reads
     calls: list[PythonCall] = field(default_factory=list)
+    aliases: list[Alias | None] = field(default_factory=list)
 
     @property
     def dynamic(self) -> bool:
@@ -80,6 +93,7 @@ class Captured:
 
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
+        check_functional(Flow(self.program.graph_module))
         self.program = self.program.run_decompositions({})
 
     def placeholders(self) -> tuple[list[fx.Node], dict[fx.Node, Tensor]]:
@@ -288,7 +302,7 @@ def capture(
             return [*out, *cloned.values()]
 
         examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
-        tensors = [*examples, *survey.parameters, *survey.buffers]
+        tensors = _apart([*examples, *survey.parameters, *survey.buffers])
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
         try:
             with (
@@ -308,10 +322,26 @@ def capture(
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
             kept.restore()
-    _inline_no_grad(program.graph_module)
-    program.graph_module.recompile()
+    inline_regions(program.graph_module, torch.is_grad_enabled())
     names = [*paths, *parameters, *buffers]
-    return Captured(program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, rebound, reads, calls)
+    captured = Captured(
+        program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, rebound, reads, calls
+    )
+    flow = Flow(program.graph_module)
+    check_changes(flow)
+    captured.aliases = find_aliases(flow, captured.placeholders()[0], captured.results()[0], len(buffers))
+    return captured
+
+
+def _apart(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, those that share memory with an earlier one copied: a graph serves calls where they do not."""
+    seen: set[int] = set()
+    found = []
+    for t in tensors:
+        shares = t.untyped_storage()._cdata in seen
+        found.append(t.detach().clone().requires_grad_(t.requires_grad) if shares else t)
+        seen.add(t.untyped_storage()._cdata)
+    return found
 
 
 class _Generator:
@@ -357,6 +387,14 @@ class _RefuseStrangers(TorchFunctionMode):
     """Refuses tensors made outside the module that require grad: a graph would give them none."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _DATA:
+            return args[0].detach()
+        if func in _DROPOUTS:
+            given = {**dict(zip(("input", "p", _DROPOUTS[func]), args, strict=False)), **(kwargs or {})}
+            if given["p"] == 0 or (not given[_DROPOUTS[func]] and 0 < given["p"] <= 1):
+                return given["input"]  # as eager does; a trace would have a copy
+        if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
+            raise NotExportable("the forward sets requires_grad of a tensor")
         if getattr(func, "__name__", "") != "__get__":
             for t in pytree.tree_leaves((args, kwargs)):
                 if type(t) in (Tensor, nn.Parameter) and t.requires_grad:
@@ -372,39 +410,3 @@ def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]
     leaves, now = flatten(arguments)
     if now != spec or any(a is not b for a, b in zip(leaves, tensors, strict=True)):
         raise NotExportable("the forward changes a list, dict or object among its arguments")
-
-
-def _inline_no_grad(module: fx.GraphModule) -> None:
-    """Put the body of `with torch.no_grad()` regions in place and stop gradients at what leaves them."""
-    graph = module.graph
-    for node in list(graph.nodes):
-        if node.op != "call_function" or getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":
-            continue
-        enabled, body, *args = node.args
-        inner = getattr(module, body.target)
-        _inline_no_grad(inner)
-        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        mapped: dict[fx.Node, Any] = dict(zip(placeholders, args, strict=True))
-        with graph.inserting_before(node):
-            for n in inner.graph.nodes:
-                if n.op == "get_attr":
-                    name = f"{body.target}_{n.target}"
-                    setattr(module, name, getattr(inner, n.target))
-                    mapped[n] = graph.get_attr(name)
-                elif n.op == "call_function":
-                    mapped[n] = graph.node_copy(n, mapped.__getitem__)
-                elif n.op == "output":
-                    results = [_detached(graph, mapped.get(r, r), enabled) for r in n.args[0]]
-        for user in list(node.users):  # each is operator.getitem
-            user.replace_all_uses_with(results[user.args[1]])
-            graph.erase_node(user)
-        graph.erase_node(node)
-
-
-def _detached(graph: fx.Graph, value: Any, enabled: bool) -> Any:
-    val = value.meta.get("val") if isinstance(value, fx.Node) else None
-    if enabled or not isinstance(val, Tensor) or not val.is_floating_point():
-        return value
-    node = graph.call_function(aten.detach.default, (value,))
-    node.meta = dict(value.meta)
-    return node

@@ -4,6 +4,7 @@ import copy
 import functools
 import operator
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .aliases import Step
 from .errors import NotExportable, ORTModuleError
 from .fallback import Host
 from .lowering import Lowered
@@ -81,6 +83,7 @@ class Runner:
 
     def prepare(self, inputs: Sequence[Tensor]) -> "Call":
         """A call with the graph's inputs, planned; NotExportable if there can be no plan."""
+        self._check_apart(inputs)
         grad = torch.is_grad_enabled()
         call = Call(self, inputs, tuple([grad and t.requires_grad for t in inputs]))
         if call.trains:
@@ -97,7 +100,19 @@ class Runner:
         else:
             with torch.no_grad():
                 outputs = call.forward()
-        return [inputs[i] if kind == "input" else outputs[i] for kind, i in self.results]
+        results = [inputs[i] if source == "input" else outputs[i] for source, i, _ in self.results]
+        return [functools.reduce(_apply, steps, t) for t, (_, _, steps) in zip(results, self.results, strict=True)]
+
+    def _check_apart(self, inputs: Sequence[Tensor]) -> None:
+        """NotExportable if an input that is to be changed shares memory with another, or has elements that do."""
+        if not self.updates:
+            return
+        memories = Counter([t.untyped_storage().data_ptr() for t in inputs])
+        for t in (inputs[i] for i in self.updates):
+            if t.numel() and (memories[t.untyped_storage().data_ptr()] > 1 or _overlaps(t)):
+                raise NotExportable(
+                    f"the forward changes a tensor of shape {tuple(t.shape)} that shares memory with another"
+                )
 
 
 def _guesses(differentiable: Sequence[bool], ranks: Sequence[int]) -> list[Mask]:
@@ -314,6 +329,15 @@ class _Final(torch.autograd.Function):
 
 def _version(t: Tensor) -> int:
     return 0 if t.is_inference() else t._version
+
+
+def _overlaps(t: Tensor) -> bool:
+    """Whether some elements are repeated in memory."""
+    return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _apply(t: Any, step: Step) -> Any:
+    return step(t)
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """From a captured ATen graph to an ONNX graph."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from . import custom_function
+from .aliases import Step
 from .builder import DTYPES, Builder, Val
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
 from .export import PATH, Captured
@@ -59,7 +61,7 @@ class Lowered:
     host
         Its TorchCall nodes.
     results
-        For each result of the module: ("output", position) or ("input", position).
+        For each result of the module: "output" or "input", its position, and what is to be done with it.
     differentiable, ranks
         For each graph output, whether a gradient may come back for it, and its number of dims.
     reaches
@@ -72,7 +74,7 @@ class Lowered:
 
     model: ir.Model
     host: Host
-    results: list[tuple[str, int]]
+    results: list[tuple[str, int, tuple[Step, ...]]]
     differentiable: list[bool]
     ranks: list[int]
     reaches: list[int]
@@ -173,22 +175,21 @@ class _Lowering:
         final.update({i: self._env[mutated[n.name]] for i, n in enumerate(inputs) if n.name in mutated})
         final.update({first_buffer + i: v for i, v in enumerate(buffers) if v is not graph_inputs[first_buffer + i]})
         for i, val in final.items():
-            if graph_inputs[i].grad:
-                raise NotExportable(f"the module changes {self._captured.names[i]}, which requires grad, in place")
-            if val.dtype != graph_inputs[i].dtype:
-                final[i] = self._b.cast(val, graph_inputs[i].dtype)
-        outputs: list[Val] = []
-        places: list[tuple[str, int]] = []
-        position = {id(v): i for i, v in enumerate(graph_inputs) if i not in final}
-        for value in user:
-            val = value if isinstance(value, Val) else self._b.size(value)
-            if id(val) in position:
-                places.append(("input", position[id(val)]))
-                continue
-            known = next((i for i, o in enumerate(outputs) if o is val), len(outputs))
-            if known == len(outputs):
-                outputs.append(val)
-            places.append(("output", known))
+            given, name = graph_inputs[i], self._captured.names[i]
+            if given.grad or val.grad:
+                raise NotExportable(f"the module changes {name} in place, and gradients would reach it")
+        aliases = self._captured.aliases
+        outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
+        outputs = [v if isinstance(v, Val) else self._b.size(v) for v in outputs]
+        position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
+        places: list[tuple[str, int, tuple[Step, ...]]] = [
+            ("output", position[k], ())
+            if alias is None
+            else ("input", alias.position, alias.steps)
+            if alias.source == "input"
+            else ("output", position[alias.position], alias.steps)
+            for k, alias in enumerate(aliases)
+        ]
         reaches = [v.grad for v in outputs] + [0] * len(final)
         values = [*outputs, *final.values()]
         self._b.graph.outputs.extend([v.ir for v in values])

@@ -41,7 +41,12 @@ class Grower:
         self.open = [self.opened() for _ in range(rng.choice([1, 2, 2, 3]))]
         inputs = tuple(self.input(i) for i in range(rng.randint(1, 3)))
         self.program = Program(inputs, steps=tuple(self.step(inputs, sizes) for sizes in self.open))
-        self.scopes = self.run(self.program)
+        try:
+            self.scopes = self.run(self.program)
+        except IndexError:  # an argument is the first row of nothing
+            names = tuple(x.name for x in inputs)
+            self.program = replace(self.program, steps=tuple(replace(s, arguments=names) for s in self.program.steps))
+            self.scopes = self.run(self.program)
         self.n_made = 0
         self.within, n_lines = "", rng.randint(3, 14)
         for _ in range(TRIALS * n_lines):
@@ -82,6 +87,7 @@ class Grower:
             tuple(arguments),
             training=rng.random() < 0.75,
             grad=rng.random() < 0.9,
+            frozen=tuple(name for name in ("x0", "x1", "x2", "p0", "p1") if rng.random() < 0.05),
             update=rng.random() < 0.6,
             zero=rng.random() < 0.8,
         )
@@ -96,12 +102,13 @@ class Grower:
             scope = executed(text)
             module = scope["Program"]().train(step.training)
             made = [
-                eval(x.made("made", 10 * number + i, dict(step.sizes)), scope) for i, x in enumerate(program.inputs)
+                eval(x.made("made", 10 * number + i, dict(step.sizes)), scope)
+                for i, x in enumerate(program.inputs_of(number))
             ]
             leaves = [*[t for t in made if t.requires_grad], *module.parameters()]
             own = {
                 x.name: t * 1 if x.layout == "branch" and x.grad else t
-                for x, t in zip(program.inputs, made, strict=True)
+                for x, t in zip(program.inputs_of(number), made, strict=True)
             }
             with warnings.catch_warnings(), torch.set_grad_enabled(step.grad):
                 warnings.simplefilter("ignore")
@@ -217,12 +224,25 @@ class Grower:
         made = [n for n in names if n.startswith("v")] or names
         results = [*made[-rng.randint(1, 3) :], *rng.choices([*names, *state], k=rng.choice([0, 0, 1, 2]))]
         rng.shuffle(results)
-        steps = tuple(replace(step, acts=self.acts(len(results))) for step in self.program.steps)
+        steps = tuple(
+            replace(step, acts=self.acts(len(results)), arguments=self.with_state(step.arguments))
+            for step in self.program.steps
+        )
         self.program = replace(self.program, results=tuple(results), steps=steps)
+
+    def with_state(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        """The arguments of a step, now and then a parameter or buffer among them."""
+        for i, x in enumerate(self.program.inputs):
+            for t in (*self.program.parameters, *self.program.buffers):
+                if (t.dims, t.dtype) == (x.dims, x.dtype) and self.rng.random() < 0.1:
+                    arguments = (*arguments[:i], f"r.module.{t.name}", *arguments[i + 1 :])
+        return arguments
 
     def acts(self, n: int) -> tuple[str, ...]:
         rng = self.rng
-        acts = []
+        acts = ["again()"] if rng.random() < 0.1 else []
+        if rng.random() < 0.1:
+            acts.append(f"scribble({rng.randrange(n)})")
         some = ", ".join(map(str, sorted(rng.sample(range(n), rng.randint(1, n)))))
         manner = rng.randrange(6)
         if manner < 2:
@@ -262,4 +282,5 @@ def check_size(values: dict[str, Any], leaves: list[Tensor]) -> None:
 
 def grown(seed: int) -> Program:
     """The program of a seed."""
-    return Grower(seed).program
+    with scene.double():
+        return Grower(seed).program

@@ -59,12 +59,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Step:
-    """One call of the module: sizes of open dims, arguments, what is done with the results."""
+    """One call of the module: sizes of open dims, arguments, what needs no gradient in it, what follows the call."""
 
     sizes: tuple[tuple[str, int], ...]
     arguments: tuple[str, ...]
     training: bool = True
     grad: bool = True
+    frozen: tuple[str, ...] = ()
     acts: tuple[str, ...] = ()
     update: bool = False
     zero: bool = True
@@ -113,14 +114,22 @@ class Program:
             ]
         )
 
+    def inputs_of(self, number: int) -> list[Source]:
+        """The inputs as a step makes them."""
+        frozen = self.steps[number].frozen
+        return [replace(x, grad=x.grad and x.name not in frozen) for x in self.inputs]
+
     def step_lines(self, number: int) -> list[str]:
         step = self.steps[number]
         lines = [f"r.module.train({step.training})"]
-        for i, x in enumerate(self.inputs):
+        frozen = [p.name for p in self.parameters if p.name in step.frozen and p.grad]
+        lines += [f"r.module.{name}.requires_grad_(False)" for name in frozen]
+        for i, x in enumerate(self.inputs_of(number)):
             lines.append(f"{x.name} = {x.made('r.input', 10 * number + i, dict(step.sizes))}")
         call = f"r.call({', '.join(step.arguments)})"
         lines += [call] if step.grad else ["with torch.no_grad():", f"    {call}"]
         lines += [f"r.{act}" for act in step.acts]
+        lines += [f"r.module.{name}.requires_grad_()" for name in frozen]
         lines.append(f"r.finish(update={step.update}, zero={step.zero})")
         return lines
 

@@ -52,6 +52,8 @@ def without_result(p: Program, i: int) -> Program:
     """The results less one; what the steps do with it goes too."""
 
     def kept(act: str) -> str | None:
+        if act == "again()":
+            return act
         name, given, tail = re.match(r"(\w+)\(([\d, ]*)(.*)", act).groups()  # type: ignore[union-attr]
         left = [k - (k > i) for k in map(int, re.findall(r"\d+", given)) if k != i]
         joint = ", " if tail.startswith("retain") else ""
@@ -105,7 +107,7 @@ def simpler_steps(step: Step, p: Program) -> Iterator[Step]:
         for other in {*shorter} - {act}:
             yield replace(step, acts=(*step.acts[:i], other, *step.acts[i + 1 :]))
     usual = Step(step.sizes, tuple(x.name for x in p.inputs), acts=step.acts)
-    for field in ("arguments", "training", "grad", "update", "zero"):
+    for field in ("arguments", "training", "grad", "frozen", "update", "zero"):
         if getattr(step, field) != getattr(usual, field):
             yield replace(step, **{field: getattr(usual, field)})
     for k, (name, size) in enumerate(step.sizes):

@@ -1,0 +1,165 @@
+"""Results that share memory with an input or with one another.
+
+A graph gives each result memory of its own. Where eager's caller would see one tensor change with another, a result is
+made after the run instead, by the ops that lead to it from the input or from the other result.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from .errors import NeedsStatic, NotExportable
+from .history import Flow, is_written, storage, written
+
+Step = Callable[[Any], Any]
+_MOST_COMPARED = 1 << 22  # elements of memory within which views are compared one by one
+
+
+@dataclass(frozen=True)
+class Alias:
+    """How a result is made of another tensor.
+
+    Attributes
+    ----------
+    source, position
+        An "input" of the graph or another "result", and which.
+    steps
+        Functions applied one after the other.
+    """
+
+    source: str
+    position: int
+    steps: tuple[Step, ...]
+
+
+def find_aliases(flow: Flow, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int) -> list[Alias | None]:
+    """What each of the module's results is an alias of.
+
+    Parameters
+    ----------
+    inputs
+        User tensors, parameters and buffers.
+    results
+        Those of the module, then the buffers, which it may have changed.
+
+    Raises
+    ------
+    NotExportable
+        If memory is shared in a way that cannot be repeated.
+    NeedsStatic
+        If repeating it takes symbolic sizes.
+    """
+    return _Finder(flow, inputs, results, n_buffers).find()
+
+
+class _Finder:
+    def __init__(self, flow: Flow, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int) -> None:
+        self._flow = flow
+        nodes = [self._itself(r) if isinstance(r, fx.Node) else None for r in results]
+        self._results = nodes[: len(nodes) - n_buffers]
+        first_buffer = len(inputs) - n_buffers
+        finals = nodes[len(nodes) - n_buffers :]
+        self._inputs = {n: i for i, n in enumerate([*inputs[:first_buffer], *finals])}
+        self._changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
+        self._taken = {storage(n) for n in flow.nodes if n.op in ("placeholder", "get_attr")} - {None}
+        self._taken |= {storage(n) for n in finals if n is not None}
+
+    def find(self) -> list[Alias | None]:
+        firsts: dict[fx.Node, int] = {}
+        for k, node in enumerate(self._results):
+            if node is not None:
+                firsts.setdefault(node, k)
+        found = [None if n is None else self._alias(k, n, firsts) for k, n in enumerate(self._results)]
+        own = [n for n, alias in zip(self._results, found, strict=True) if n is not None and alias is None]
+        for i, node in enumerate(own):
+            for other in own[:i]:
+                if storage(node) is not None and storage(node) == storage(other) and not _apart(node, other):
+                    raise NotExportable("results of the forward share memory and neither is a view of the other")
+            if storage(node) in self._taken:
+                raise NotExportable("a result of the forward shares memory with an input or attribute")
+        return found
+
+    def _alias(self, result: int, node: fx.Node, firsts: dict[fx.Node, int]) -> Alias | None:
+        steps: list[Step] = []
+        found = None
+        while True:
+            if node in self._inputs:
+                return Alias("input", self._inputs[node], tuple(reversed(steps)))
+            if firsts.get(node, result) != result:
+                found = Alias("result", firsts[node], tuple(reversed(steps)))
+            base = self._base(node)
+            if base is None:
+                return found
+            steps += reversed([*_steps(self._flow, node)])
+            node = base
+
+    def _itself(self, node: fx.Node) -> fx.Node:
+        """The node that made a tensor, not one that changed it."""
+        node = self._flow.real(node)
+        while is_written(node):
+            node = self._flow.real(node.args[0])  # type: ignore[arg-type]
+        return node
+
+    def _base(self, node: fx.Node) -> fx.Node | None:
+        """What a node is a view of, or would be if the strides were others."""
+        op = _op(self._flow, node)
+        if not isinstance(op.target, OpOverload) or not op.args or not isinstance(op.args[0], fx.Node):
+            return None
+        source = self._flow.real(op.args[0])
+        if storage(node) is None or storage(source) is None:
+            return None
+        if storage(node) != storage(source):
+            may_share = any(r.alias_info is not None for r in op.target._schema.returns)
+            same_dtype = node.meta["val"].dtype == source.meta["val"].dtype
+            if not may_share or not same_dtype or {storage(source), storage(node)} & self._changed:
+                return None
+        return self._itself(source)
+
+
+def _op(flow: Flow, node: fx.Node) -> fx.Node:
+    """The node of which another takes one of several results, or that node itself."""
+    return flow.real(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
+
+
+def _steps(flow: Flow, node: fx.Node) -> Iterator[Step]:
+    op = _op(flow, node)
+    args, kwargs = pytree.tree_map_only(fx.Node, _stand_in, (op.args[1:], op.kwargs))
+    if any(isinstance(v, torch.SymInt) for v in pytree.tree_leaves((args, kwargs))):
+        raise NeedsStatic(f"{op.target} makes a result")
+    target: Any = op.target
+    yield lambda t: target(t, *args, **kwargs)
+    if op is not node:
+        yield operator.itemgetter(node.args[1])
+
+
+def _stand_in(node: fx.Node) -> Any:
+    """An operand of which a view op reads shape and dtype alone."""
+    val = node.meta.get("val")
+    if not isinstance(val, Tensor):
+        return val
+    if any(isinstance(d, torch.SymInt) for d in val.shape):
+        raise NeedsStatic(f"the shape of {node.name} makes a result")
+    return torch.empty((), dtype=val.dtype).expand(val.shape)
+
+
+def _apart(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two views of the same memory have no element in common."""
+    if a.target is b.target is operator.getitem and a.args[0] is b.args[0]:
+        return a.args[1] != b.args[1]
+    geometry = [(t.shape, t.stride(), t.storage_offset()) for t in (a.meta["val"], b.meta["val"])]
+    if any(isinstance(v, torch.SymInt) for v in pytree.tree_leaves(geometry)):
+        raise NeedsStatic("results of the forward share memory")
+    ends = [offset + sum((d - 1) * s for d, s in zip(shape, stride, strict=True)) for shape, stride, offset in geometry]
+    if 0 in (*geometry[0][0], *geometry[1][0]) or ends[0] < geometry[1][2] or ends[1] < geometry[0][2]:
+        return True
+    if max(ends) >= _MOST_COMPARED:
+        return False
+    places = torch.arange(max(ends) + 1)
+    used = [places.as_strided(*g).flatten() for g in geometry]
+    return not torch.isin(*used).any()
