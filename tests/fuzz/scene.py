@@ -47,15 +47,15 @@ class Doubled(torch.autograd.Function):
 
 
 class Swapped(torch.autograd.Function):
-    """(y + 1, x) of (x, y), with one gradient left out."""
+    """(y + 1, x) of (x, y), with gradients of its own."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return y + 1, x.clone()
 
     @staticmethod
-    def backward(_ctx: Any, _dy: Tensor, dx: Tensor) -> tuple[Tensor, None]:
-        return dx * 2, None
+    def backward(_ctx: Any, dy: Tensor, dx: Tensor) -> tuple[Tensor, Tensor]:
+        return dx * 2, dy * 3
 
 
 class Raised(torch.autograd.Function):
@@ -137,11 +137,10 @@ class Recorder:
 
     def backward(self, *which: int, retain: bool = False) -> None:
         """Backward of a sum over some outputs, each element weighted differently."""
-        terms = [weighted(y) for y in (self._outputs[i] for i in which) if _differentiable(y)]
-        if not terms:
-            return
         try:
-            sum(terms).backward(retain_graph=retain)  # type: ignore[union-attr]
+            terms = self._terms(which)
+            if terms:
+                sum(terms).backward(retain_graph=retain)  # type: ignore[union-attr]
         except Exception as error:
             self._raised(f"backward{which}", error)
             raise StopIteration from error
@@ -149,16 +148,21 @@ class Recorder:
 
     def grad(self, *which: int) -> None:
         """torch.autograd.grad of a sum over some outputs, for the inputs alone."""
-        terms = [weighted(y) for y in (self._outputs[i] for i in which) if _differentiable(y)]
-        if not terms or not self._leaves:
-            return
+        found: Sequence[Tensor | None] = ()
         try:
-            found = torch.autograd.grad(sum(terms), self._leaves, retain_graph=True, allow_unused=True)
+            terms = self._terms(which)
+            if terms and self._leaves:
+                found = torch.autograd.grad(sum(terms), self._leaves, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
         except Exception as error:
             self._raised(f"grad{which}", error)
             raise StopIteration from error
         for i, g in enumerate(found):
             self._note(f"grad{which} of input {i}", g)
+
+    def _terms(self, which: Sequence[int]) -> list[Tensor]:
+        """Scalars of those of some outputs that gradients can come back to."""
+        chosen = [self._outputs[i] for i in which]
+        return [weighted(y) for y in chosen if isinstance(y, Tensor) and y.requires_grad]
 
     def scribble(self, i: int) -> None:
         """Change an output in place: inputs, state and other outputs show what shares its memory."""
@@ -209,10 +213,6 @@ class Recorder:
 
     def _raised(self, what: str, error: Exception) -> None:
         self.seen.append((f"exception of {what}", error))
-
-
-def _differentiable(y: Any) -> bool:
-    return isinstance(y, Tensor) and y.requires_grad
 
 
 def weighted(y: Tensor) -> Tensor:
