@@ -209,13 +209,13 @@ def check_changes(flow: Flow) -> None:
         leaves = [n for n in operands if histories[n].hidden and not node.meta.get(_UNGRADED)]
         if leaves:
             raise NotExportable(f"a view of a tensor that requires grad, {leaves[0].name}, was made without gradients")
-        if node.target is aten.detach_.default:
-            raise NotExportable("the forward detaches a tensor in place")
         for changed in map(flow.real, written(node)):
             live = {histories[changed]} if changed in histories else set()
             for n in sharing.get(storage(changed) or 0, ()):
                 if n.op == "placeholder" or last_read.get(n, -1) > position[node]:
                     live.add(histories[n])
+            if node.target is aten.detach_.default and (grad or changed.op == "placeholder"):
+                raise NotExportable("the forward detaches a tensor in place")
             if len(live) > 1 and (grad or any(h.grad for h in live)):
                 raise NotExportable(f"{node.target} changes in place a tensor with an alias of another history")
             for h in live:

@@ -157,6 +157,11 @@ def detached_in_place(s: Any, x: Tensor) -> Tensor:
     return h * x
 
 
+def argument_detached_in_place(s: Any, x: Tensor) -> Tensor:
+    x.detach_()
+    return x * torch.ones(2, 2, requires_grad=False)
+
+
 def own_leaf(s: Any, x: Tensor) -> Tensor:
     return x.detach().requires_grad_() * x
 
@@ -234,6 +239,7 @@ REFUSED = [
     clamped_data,
     alias_of_what_is_changed,
     detached_in_place,
+    argument_detached_in_place,
     own_leaf,
     view_made_without_gradients,
     changed_through_hidden_aliases,
