@@ -140,6 +140,7 @@ static omc_status copy_of_arena(const omc_run *run, const void *packed, void **o
   omc_status status = OMC_OK;
   for (uint32_t i = 0; status == OMC_OK && i < plan->n_saved; i++) {
     const omc_span *span = &plan->saved[i];
+    if (span->bytes == 0) continue;
     const char *from = packed ? at : (const char *)run->arena + span->offset;
     status = p->copy(p->ctx, (char *)*out + span->offset, from, span->bytes, NULL);
     if (packed) at += span->bytes;
@@ -153,7 +154,7 @@ static omc_status copy_of_arena(const omc_run *run, const void *packed, void **o
 static omc_status enter(omc_run *run, const omc_backward *b, bool *in_place) {
   const omc_plan *plan = run->exec->plan;
   const bool consumes = plan->consumes;
-  if (!b->packed && !run->arena && plan->n_saved)
+  if (!b->packed && !run->arena && plan->forward_bytes)
     OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
   omc_exec_lock();
   const bool consumed = run->consumed;

@@ -96,3 +96,10 @@ def test_cache_of_plans_is_bounded() -> None:
         ours(torch.randn(n, 2)).sum().backward()
     assert n_graphs(ours) == 2
     assert all(g.runner.session.stats()["plans_cached"] <= 16 for g in graphs(ours))
+
+
+def test_backward_of_what_has_no_elements() -> None:
+    def forward(s: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x.gather(1, x.argmax(1, keepdim=True)).split(1, -1)[0]
+
+    assert_same_step(*pair(Function(forward)), torch.empty(0, 1, requires_grad=True))
