@@ -38,8 +38,10 @@ class Alias:
     steps: tuple[Step, ...]
 
 
-def find_aliases(flow: Flow, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int) -> list[Alias | None]:
-    """What each of the module's results is an alias of.
+def find_aliases(
+    flow: Flow, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int
+) -> tuple[list[Alias | None], list[fx.Node]]:
+    """What each of the module's results is an alias of, and tensors wanted as results besides, of which some are views.
 
     Parameters
     ----------
@@ -70,20 +72,31 @@ class _Finder:
         self._taken = {storage(n) for n in flow.nodes if n.op in ("placeholder", "get_attr")} - {None}
         self._taken |= {storage(n) for n in finals if n is not None}
 
-    def find(self) -> list[Alias | None]:
-        firsts: dict[fx.Node, int] = {}
-        for k, node in enumerate(self._results):
-            if node is not None:
-                firsts.setdefault(node, k)
-        found = [None if n is None else self._alias(k, n, firsts) for k, n in enumerate(self._results)]
+    def find(self) -> tuple[list[Alias | None], list[fx.Node]]:
+        found = self._aliases(self._results)
+        hidden: list[fx.Node] = []
         own = [n for n, alias in zip(self._results, found, strict=True) if n is not None and alias is None]
         for i, node in enumerate(own):
-            for other in own[:i]:
-                if storage(node) is not None and storage(node) == storage(other) and not _apart(node, other):
-                    raise NotExportable("results of the forward share memory and neither is a view of the other")
             if storage(node) in self._taken:
                 raise NotExportable("a result of the forward shares memory with an input or attribute")
-        return found
+            for other in own[:i]:
+                if storage(node) == storage(other) and not _apart(node, other):
+                    root = self._root(node)
+                    if root is not self._root(other):
+                        raise NotExportable("results of the forward share memory and are no views of one tensor")
+                    hidden += [] if root in hidden else [root]
+        return (self._aliases([*self._results, *hidden])[: len(found)], hidden) if hidden else (found, [])
+
+    def _aliases(self, results: Sequence[fx.Node | None]) -> list[Alias | None]:
+        firsts: dict[fx.Node, int] = {}
+        for k, node in enumerate(results):
+            if node is not None:
+                firsts.setdefault(node, k)
+        return [None if n is None else self._alias(k, n, firsts) for k, n in enumerate(results)]
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        base = self._base(node)
+        return node if base is None else self._root(base)
 
     def _alias(self, result: int, node: fx.Node, firsts: dict[fx.Node, int]) -> Alias | None:
         steps: list[Step] = []

@@ -72,6 +72,8 @@ class Captured:
         Custom functions in the graph.
     aliases
         For each of the module's results what it shares memory with.
+    hidden
+        Nodes that count as further results, of which several results are views.
     """
 
     program: ExportedProgram
@@ -85,6 +87,7 @@ class Captured:
     reads: Reads
     calls: list[PythonCall] = field(default_factory=list)
     aliases: list[Alias | None] = field(default_factory=list)
+    hidden: list[fx.Node] = field(default_factory=list)
 
     @property
     def dynamic(self) -> bool:
@@ -329,7 +332,9 @@ def capture(
     )
     flow = Flow(program.graph_module)
     check_changes(flow)
-    captured.aliases = find_aliases(flow, captured.placeholders()[0], captured.results()[0], len(buffers))
+    captured.aliases, captured.hidden = find_aliases(
+        flow, captured.placeholders()[0], captured.results()[0], len(buffers)
+    )
     return captured
 
 

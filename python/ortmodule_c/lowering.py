@@ -178,7 +178,13 @@ class _Lowering:
             given, name = graph_inputs[i], self._captured.names[i]
             if given.grad or val.grad:
                 raise NotExportable(f"the module changes {name} in place, and gradients would reach it")
-        aliases = self._captured.aliases
+        hidden = self._captured.hidden
+        if any(n not in self._env for n in hidden):
+            raise NotExportable(
+                "results of the forward are views of one tensor in a graph that had to be made functional"
+            )
+        user += [self._env[n] for n in hidden]
+        aliases = [*self._captured.aliases, *[None] * len(hidden)]
         outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
         outputs = [v if isinstance(v, Val) else self._b.size(v) for v in outputs]
         position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
@@ -188,7 +194,7 @@ class _Lowering:
             else ("input", alias.position, alias.steps)
             if alias.source == "input"
             else ("output", position[alias.position], alias.steps)
-            for k, alias in enumerate(aliases)
+            for k, alias in enumerate(self._captured.aliases)
         ]
         reaches = [v.grad for v in outputs] + [0] * len(final)
         values = [*outputs, *final.values()]

@@ -96,6 +96,17 @@ def test_results_that_are_views_of_another_result_share_its_memory() -> None:
     assert_same_step(*pair(Function(forward)), ones(2, 3))
 
 
+def test_results_that_are_views_of_a_tensor_that_is_no_result_share_its_memory() -> None:
+    def forward(s: Any, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = x.tanh()
+        return hidden[:, 0], hidden[1:], x * 2
+
+    column, rest, _ = native(forward)(torch.zeros(2, 3))
+    column.add_(1)
+    assert rest.tolist() == [[1, 0, 0]]
+    assert_same_step(*pair(Function(forward)), ones(2, 3))
+
+
 def test_results_with_the_same_value_but_not_the_same_memory_stay_apart() -> None:
     def forward(s: Any, x: Tensor) -> tuple[Tensor, ...]:
         hidden = x.tanh()
