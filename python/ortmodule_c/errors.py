@@ -25,3 +25,12 @@ def first_lines(error: BaseException) -> str:
     """As much of an error's message as fits into one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:300]
+
+
+def out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error itself or what it was raised from, if that says that memory ran out."""
+    while error is not None and not isinstance(error, MemoryError):
+        if "can't allocate memory" in str(error) and error.__cause__ is None:
+            return error
+        error = error.__cause__
+    return error

@@ -260,7 +260,11 @@ class _Lowering:
         given = [self._value(v) for v in leaves]
         grads = [given[i].grad for i in where]
         reached = None
-        if any(grads) and op is not custom_function.op():
+        if op is custom_function.op():
+            all_of_them = frozenset(range(len(where)))
+            differentiable = custom_function.python_call(leaves[-1]).differentiable
+            reached = [all_of_them if d else frozenset() for d in differentiable]
+        elif any(grads):
             fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
             reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
         anywhere = frozenset[int]().union(*reached) if reached is not None else range(len(where))
@@ -415,7 +419,7 @@ class _Lowering:
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
-            name = f"{call.cls.__module__}.{call.cls.__qualname__}"
+            name = call.name
             run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 
-from .errors import NotExportable, ORTModuleError, first_lines
+from .errors import NotExportable, ORTModuleError, first_lines, out_of_memory
 from .options import Fallback, logger
 from .stack import users_level
 
@@ -39,8 +39,14 @@ class FallbackReport:
         self._untold: list[str] = []
 
     def cause(self, name: str, error: Exception) -> str:
-        """Why `name` has to run in PyTorch, in a line; ORTModuleError if the policy is ``"error"``."""
+        """Why `name` has to run in PyTorch, in a line; ORTModuleError if the policy is ``"error"``.
+
+        Running out of memory is no cause: the caller tries again with less.
+        """
         logger.debug("%s cannot run here", name, exc_info=error)
+        exhausted = out_of_memory(error)
+        if exhausted is not None:
+            raise exhausted
         if isinstance(error, ORTModuleError) and not isinstance(error, NotExportable):
             raise error
         cause = first_lines(error)

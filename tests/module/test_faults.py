@@ -172,6 +172,22 @@ def test_an_exception_that_may_not_end_in_pytorch(error: type[BaseException]) ->
     assert_same_step(pair(ours.module)[1].module, ours, batch(3), 1.0)
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_running_out_of_memory_is_told_and_forgotten(error: Exception) -> None:
+    """Whoever raised the batch size lowers it again; the module does not stay in PyTorch because of that."""
+    eager, ours = pair(module())
+    steps = steps_of(lambda: ORTModule(module())(batch(3), 2.0))
+    for function in ("capture", "lower", "ingest", "Runner.prepare"):
+        [step] = [s for s in steps if s[1] == function and s[2] == "call"]
+        with pytest.raises(type(error), match=str(error)):
+            while_preparing(injecting(step, error), lambda: ours(batch(3), 2.0))
+    assert_same_step(eager, ours, batch(3), 2.0)
+    assert not any(r.name == "Function" for r in ours.fallback_report())
+
+
 def test_the_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     ours = ORTModule(Function(lambda s, x: s.l(x) if x.sum() > 0 else -s.l(x), l=nn.Linear(2, 2)))
     with caplog.at_level("DEBUG", "ortmodule_c"), pytest.warns(UserWarning, match="values of a tensor"):
