@@ -254,6 +254,10 @@ def _share_at_bound(by_tensor: bool) -> float:
 def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
     x = b.cast(x, dtype)
+    if not dtype.is_floating_point and any(
+        isinstance(v, int) and v != int(torch.tensor(v).to(dtype)) for v in (low, high)
+    ):
+        raise Unsupported(f"a bound that {dtype} does not hold")
     if not dtype.is_floating_point or isinstance(low, Val) or isinstance(high, Val):
         return clamp_tensor(b, x, low, high)
     if _share_at_bound(False) == 1:
@@ -286,6 +290,9 @@ def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     trained = [v for v in bounds if v is not None and v.grad]
     if None not in bounds and (trained or (x.grad and _share_at_bound(True) != 1)):
         raise Unsupported("the gradient where two bounds meet")
+    if (trained or x.grad) and _share_at_bound(True) != 1:  # a clamp by one tensor is what maximum or minimum is
+        extreme: Val = b.emit("Max" if bounds[1] is None else "Min", x, *[v for v in bounds if v is not None])
+        return extreme
     x = x if bounds[0] is None else _bounded(b, "Max", "Greater", x, bounds[0])
     return x if bounds[1] is None else _bounded(b, "Min", "Less", x, bounds[1])
 
@@ -295,16 +302,14 @@ def _bounded(b: Builder, op: str, inside: str, x: Val, bound: Val) -> Val:
     out: Val = b.emit(op, x, bound)
     if not out.grad:
         return out
-    share = _share_at_bound(True)
     tie, none = b.emit("Equal", x, bound, outputs=[torch.bool]), b.const(0.0, x.dtype)
 
-    def part(v: Val, other: Val, at_tie: float) -> Val:
-        scaled = v if at_tie == 1 else b.emit("Mul", v, b.const(at_tie, v.dtype))
-        half = b.emit("Where", tie, scaled, none, outputs=[v.dtype]) if at_tie else none
-        takes: Val = b.emit("Where", b.emit(inside, v, other, outputs=[torch.bool]), v, half, outputs=[v.dtype])
+    def part(v: Val, other: Val, at_tie: bool) -> Val:
+        rest = b.emit("Where", tie, v, none, outputs=[v.dtype]) if at_tie else none
+        takes: Val = b.emit("Where", b.emit(inside, v, other, outputs=[torch.bool]), v, rest, outputs=[v.dtype])
         return takes
 
-    parts = [part(v, w, s) for v, w, s in ((x, bound, share), (bound, x, 1 - share)) if v.grad]
+    parts = [part(v, w, at_tie) for v, w, at_tie in ((x, bound, True), (bound, x, False)) if v.grad]
     return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
 
 
