@@ -4,7 +4,7 @@ Every file of ``csrc/`` is compiled once, but for kernels: the families of ``csr
 ``csrc/cpu/*_variant.c`` are also compiled once per row of ``csrc/cpu/variants.def``, with the
 compiler flags of that row's instruction set. ``python setup.py ctest`` builds the C core and
 ``tests/c`` into one program and runs it; ``--sanitize`` adds the address and undefined behaviour
-sanitizers.
+sanitizers, ``--thread`` the thread sanitizer.
 """
 
 import os
@@ -110,16 +110,26 @@ class BuildExt(build_ext):
         self.compiler.link_shared_object(objects, target, libraries=LIBRARIES, build_temp="build/ext")
 
 
+# Build of the C tests -> (compiler flags, which tests, environment). ThreadSanitizer knows nothing of the barriers of
+# libgomp, so it gets one thread per region; the tests start threads of their own.
+CTESTS = {
+    "ctest": (["-O2", "-g"], [], {}),
+    "ctest-sanitize": (["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], [], {}),
+    "ctest-thread": (["-O1", "-g", "-fsanitize=thread"], ["threads_"], {"OMP_NUM_THREADS": "1"}),
+}
+
+
 class CTest(Command):
     description = "build and run the tests of the C core"
     user_options: ClassVar = [
         ("sanitize", None, "with the address and undefined behaviour sanitizers"),
+        ("thread", None, "with the thread sanitizer, those tests that start threads"),
         ("werror", None, "warnings are errors"),
     ]
-    boolean_options: ClassVar = ["sanitize", "werror"]
+    boolean_options: ClassVar = ["sanitize", "thread", "werror"]
 
     def initialize_options(self) -> None:
-        self.sanitize = self.werror = False
+        self.sanitize = self.thread = self.werror = False
 
     def finalize_options(self) -> None: ...
 
@@ -129,22 +139,15 @@ class CTest(Command):
 
         compiler = new_compiler()
         customize_compiler(compiler)
-        flags = (
-            ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-            if self.sanitize
-            else ["-O2", "-g"]
-        )
-        flags += ["-Werror"] if self.werror else []
-        name = "ctest-sanitize" if self.sanitize else "ctest"
-        objects = compile_all(compiler, f"build/{name}", sorted(Path("tests/c").glob("*.c")), [*flags, "-Itests/c"], [])
+        name = "ctest-sanitize" if self.sanitize else "ctest-thread" if self.thread else "ctest"
+        flags, tests, env = CTESTS[name]
+        werror = ["-Werror"] if self.werror else []
+        sources = sorted(Path("tests/c").glob("*.c"))
+        objects = compile_all(compiler, f"build/{name}", sources, [*flags, *werror, "-Itests/c"], [])
         program = Path("build") / name / "run"
-        compiler.link_executable(
-            objects,
-            str(program),
-            libraries=LIBRARIES,
-            extra_postargs=["-fsanitize=address,undefined"] if self.sanitize else [],
-        )
-        raise SystemExit(subprocess.run([str(program)], check=False).returncode)
+        sanitizers = [flag for flag in flags if flag.startswith("-fsanitize=")]
+        compiler.link_executable(objects, str(program), libraries=LIBRARIES, extra_postargs=sanitizers)
+        raise SystemExit(subprocess.run([str(program), *tests], env=os.environ | env, check=False).returncode)
 
 
 setup(

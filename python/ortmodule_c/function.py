@@ -78,6 +78,7 @@ class Runner:
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.arena_bytes = 0  # of the largest plan used
         self.habits = Habits(_guesses(lowered.differentiable, lowered.ranks))
+        self.foreseen = self.habits.expected()
         # With one gradient that can come back, the forward is never repeated.
         self.may_repeat = sum(lowered.differentiable) > 1
 
@@ -87,7 +88,10 @@ class Runner:
         grad = torch.is_grad_enabled()
         call = Call(self, inputs, tuple([grad and t.requires_grad for t in inputs]))
         if call.trains:
-            call.plan_for(*self.habits.expected())
+            # A checkpoint that runs forward again within a backward has to find the tensors of the first time.
+            if not _hooked() or torch._C._current_graph_task_id() < 0:
+                self.foreseen = self.habits.expected()
+            call.plan_for(*self.foreseen)
         else:
             call.plan_for(())
         return call
@@ -260,7 +264,7 @@ class _Run(torch.autograd.Function):
         runner = call.runner
         outputs = call.forward()
         results = outputs[: runner.n_results]
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if _hooked():
             call.stow(ctx, outputs)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -325,6 +329,11 @@ class _Final(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         raise ORTModuleError("ORTModule cannot differentiate its gradients again; use .module for double backward")
+
+
+def _hooked() -> bool:
+    """Whether saved-tensor hooks are active."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _version(t: Tensor) -> int:

@@ -1,7 +1,6 @@
 """What a training script may do with a wrapped module gives what eager gives."""
 
 import copy
-import gc
 import threading
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ortmodule_c import _C, ORTModule
+from ortmodule_c import ORTModule
 from wrapped import Function, assert_same_state, assert_same_step, close, float_sum, mlp, pair
 
 
@@ -321,49 +320,6 @@ def test_no_grad_inside_the_module() -> None:
         return s.l(x) + y
 
     assert_same_step(*pair(linear_of(forward)), torch.randn(2, 4))
-
-
-def test_checkpoint_around_and_inside() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    eager, ours = pair(mlp())
-    x = torch.randn(2, 6)
-    for m in (eager, ours):
-        checkpoint(m, x, use_reentrant=False).sum().backward()
-    assert_same_state(ours, eager)
-    assert_same_step(*pair(linear_of(lambda s, x: checkpoint(s.l, x, use_reentrant=False))), torch.randn(2, 4))
-
-
-def test_saved_tensor_hooks() -> None:
-    eager, ours = pair(mlp())
-    x = torch.randn(2, 6)
-    for m in (eager, ours):
-        with torch.autograd.graph.save_on_cpu():
-            m(x).pow(2).sum().backward()
-    assert_same_state(ours, eager)
-
-
-def test_hooked_state_is_freed_by_backward() -> None:
-    ours = ORTModule(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)))
-    x = torch.randn(512, 64)
-    ours(x).sum().backward()
-    gc.collect()
-    base = _C.pool_stats()["used_bytes"]
-    with torch.autograd.graph.save_on_cpu():
-        out = ours(x)
-    out.sum().backward()
-    assert _C.pool_stats()["used_bytes"] - base == out.nbytes
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_draws_the_same_mask_again(reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    ours = ORTModule(nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)))
-    x = torch.randn(4, 6, requires_grad=True)
-    out = checkpoint(ours, x, use_reentrant=reentrant)
-    out.sum().backward()
-    close(ours[0].weight.grad, ((out != 0).float() * 2).T @ x)
 
 
 def test_hooks_on_parameters() -> None:
