@@ -466,11 +466,15 @@ static omc_status grad_prod(omc_grad *g) {
   omc_value *zero = omc_scalar(b, x, 0);
   omc_value *is_zero = omc_cast(b, omc_b2(b, OMC_OP_Equal, x, zero), x->type.dtype);
   const omc_attr drop = omc_ai("keepdims", 0);
-  omc_value *any = omc_bn(b, OMC_OP_ReduceMax, 1, &is_zero, 1, &drop);
+  omc_value *zeros = omc_bn(b, OMC_OP_ReduceSum, 1, &is_zero, 1, &drop);
   omc_value *quotient = omc_b2(b, OMC_OP_Div, omc_reshape(b, omc_out(g->node, 0), &r.kept), x);
-  omc_value *others = omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Greater, any, zero),
+  omc_value *others = omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Greater, zeros, zero),
                              other_products(b, x, &r), quotient);
   g->din[0] = omc_b2(b, OMC_OP_Mul, dy, others);
+  if (!omc_in(g->node, 1)) { /* of all elements: two zeros silence infinities and NaN */
+    omc_value *many = omc_b2(b, OMC_OP_Greater, zeros, omc_scalar(b, x, 1));
+    g->din[0] = omc_b3(b, OMC_OP_Where, many, zero, g->din[0]);
+  }
   return b->status;
 }
 

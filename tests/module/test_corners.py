@@ -310,7 +310,7 @@ LISTS = {
     "sort": Row(lambda x: x.sort(stable=True, dim=1)),
     "topk": Row(lambda x: x.topk(2, 1).values),
     "prod": Row(lambda x: x.prod(1)),
-    "prod of all": Row(lambda x: (x[:2].prod(), x[3].prod(), x[4].prod())),
+    "prod of all": Row(lambda x: (x.prod(), x[:2].prod(), x[3].prod(), x[4].prod(), (x[0] * 0 + x[3]).prod())),
     "prod of columns": Row(lambda x: x.prod(0)),
     "var": Row(lambda x: x.var(1), ulps=16, values=tame),
     "var, correction 0": Row(lambda x: x.var(1, correction=0), ulps=16, values=tame),

@@ -80,7 +80,11 @@ def truth(b: Builder, x: Val, dim: Any = None, keepdim: bool = False) -> Val:
 
 @translates(aten.prod.default, aten.prod.dim_int)
 def prod(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
-    return reduce(b, "ReduceProd", b.cast(x, result_dtype(b)), axes_of(x, dim), keepdim)
+    x = b.cast(x, result_dtype(b))
+    if dim is None and x.rank:  # without axes the gradient is that of a product of all elements
+        out: Val = b.emit("ReduceProd", x, keepdims=0)
+        return out
+    return reduce(b, "ReduceProd", x, axes_of(x, dim), keepdim)
 
 
 @translates(aten.cumsum.default)
