@@ -89,11 +89,12 @@ UNARY(Gelu, FLOAT, gelu(a, blk->imm[0] != 0), gelu_gradient(g),
 BINARY_NO_GRAD(GeluGrad, FLOAT, 0, gelu_slope(b, blk->imm[0] != 0) * a,
                OMC_TRY(is_tanh_form(node, &imm[0])))
 
+/* PyTorch's slope is a float in float64 too. */
 UNARY(HardSigmoid, FLOAT, vmax(vset(0), vmin(vset(1), vfma(a, i0, i1))),
       where(g,
             omc_b2(&g->b, OMC_OP_And, compare(g, OMC_OP_Greater, Y, 0),
                    compare(g, OMC_OP_Less, Y, 1)),
-            times(g, DY, i0), zero(g)),
+            times(g, DY, (double)(float)i0), zero(g)),
       imm[0] = omc_attr_float(node, "alpha", 0.2), imm[1] = omc_attr_float(node, "beta", 0.5))
 
 UNARY(HardSwish, FLOAT, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6),
