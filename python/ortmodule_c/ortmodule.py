@@ -141,6 +141,8 @@ class ORTModule(nn.Module):
             assert attempt.graph is not None
             try:
                 return attempt.graph.run(attempt.call)
+            except IndexError as error:  # PyTorch raises it by itself, as the class that is its own
+                cause = str(error)
             except NotExportable as error:  # an op that runs in PyTorch gives what it was not traced to give
                 cause = self._ort_report.cause(type(module).__name__, error)
         result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module

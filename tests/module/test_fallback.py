@@ -29,6 +29,21 @@ def test_what_the_core_refuses_to_plan_runs_in_pytorch() -> None:
     assert [g.runner for g in graphs(ours)] == [None]
 
 
+def test_an_op_whose_results_are_not_as_traced_runs_in_pytorch() -> None:
+    """PyTorch's tracer promises statistics in float32 where the op gives them in 16 bit."""
+
+    def normalized(s: Function, x: torch.Tensor) -> Any:
+        return torch._native_batch_norm_legit(x, s.weight, None, s.mean, s.var, True, 0.1, 1e-5)
+
+    eager, ours = pair(Function(normalized, weight=nn.Parameter(torch.ones(3).bfloat16())))
+    for m in (eager, ours.module):
+        for name in ("mean", "var"):
+            m.register_buffer(name, torch.ones(3).bfloat16())
+    with pytest.warns(UserWarning, match="Function runs in PyTorch: .* traced as"):
+        assert_same_step(eager, ours, torch.randn(2, 3, 4).bfloat16())
+    assert_same_step(eager, ours, torch.randn(2, 3, 4).bfloat16())
+
+
 def test_hooks_inside_are_honoured() -> None:
     eager, ours = pair(mlp())
     for m in (eager, ours.module):
