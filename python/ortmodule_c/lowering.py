@@ -145,6 +145,7 @@ class _Lowering:
         self._b = Builder(supports, own_ops)
         self._host = Host()
         self._reach = Reach()
+        self._nowhere = 1 << len(captured.names)  # part of the reach of what requires grad, whether it reaches an input
         self._fallbacks: list[tuple[str, str]] = []
         self._env: dict[fx.Node, Any] = {}
 
@@ -260,13 +261,19 @@ class _Lowering:
         given = [self._value(v) for v in leaves]
         grads = [given[i].grad for i in where]
         reached = None
-        if op is custom_function.op():
+        ask = functools.partial(
+            self._reach,
+            op,
+            pytree.tree_unflatten([v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves], spec),
+            [g != 0 for g in grads],
+        )
+        is_custom = op is custom_function.op()
+        if is_custom:
             all_of_them = frozenset(range(len(where)))
             differentiable = custom_function.python_call(leaves[-1]).differentiable
             reached = [all_of_them if d else frozenset() for d in differentiable]
         elif any(grads):
-            fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
-            reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
+            reached = ask()
         anywhere = frozenset[int]().union(*reached) if reached is not None else range(len(where))
         flows = any(grads[k] for k in anywhere)
         if flows and _has_sparse_gradient(op, *pytree.tree_unflatten(given, spec)):
@@ -276,12 +283,17 @@ class _Lowering:
                 given[i] = self._b.detached(given[i])
         args, kwargs = pytree.tree_unflatten(given, spec)
         expected = node.meta.get("val")
+        n_host = len(self._host.ops)
         result = _typed(self._b, translate(node, op, args, kwargs), expected)
         if reached is None:
             return result
-        return self._carrying(
-            result, expected, iter([functools.reduce(operator.or_, [grads[k] for k in ks], 0) for ks in reached])
-        )
+        in_pytorch = len(self._host.ops) > n_host
+        given_back = (ask(backward=True) or reached) if in_pytorch and not is_custom else reached
+        masks = [
+            functools.reduce(operator.or_, [grads[k] for k in found], self._nowhere if reaches else 0)
+            for reaches, found in zip(reached, given_back, strict=True)
+        ]
+        return self._carrying(result, expected, iter(masks))
 
     def _carrying(self, result: Any, expected: Any, grads: Iterator[int]) -> Any:
         """`result`, its values with the given reach of gradients."""

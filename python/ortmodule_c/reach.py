@@ -23,7 +23,9 @@ class Reach:
     def __init__(self) -> None:
         self._known: dict[Hashable, Reached | None] = {}
 
-    def __call__(self, op: OpOverload, arguments: Any, wanted: Sequence[bool]) -> Reached | None:
+    def __call__(
+        self, op: OpOverload, arguments: Any, wanted: Sequence[bool], backward: bool = False
+    ) -> Reached | None:
         """What autograd reaches from the results of a call.
 
         Parameters
@@ -34,6 +36,8 @@ class Reach:
             Its (args, kwargs); tensors stand for their shapes and dtypes.
         wanted
             For each tensor among the arguments, in their order, whether it requires grad in the module.
+        backward
+            Ask the backward, which reaches an operand and then may find that it has no gradient to give.
 
         Returns
         -------
@@ -43,10 +47,10 @@ class Reach:
         """
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [_number(v) for v in leaves]
-        key = (op, spec, tuple(map(_described, leaves)), tuple(wanted))
+        key = (op, spec, tuple(map(_described, leaves)), tuple(wanted), backward)
         if key not in self._known:
             try:
-                self._known[key] = _ask(op, leaves, spec, wanted)
+                self._known[key] = _ask(op, leaves, spec, wanted, backward)
             except Exception:
                 logger.warning("PyTorch does not say what %s differentiates: taken to be all its operands", op)
                 logger.debug("what it says instead", exc_info=True)
@@ -79,7 +83,7 @@ def _plainly() -> Iterator[None]:
         yield
 
 
-def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Sequence[bool]) -> Reached:
+def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Sequence[bool], backward: bool) -> Reached:
     operands: list[Tensor] = []
     given = list(leaves)
     with _plainly(), FakeTensorMode():
@@ -90,7 +94,7 @@ def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Seque
                 operands.append(t)
         args, kwargs = pytree.tree_unflatten(given, spec)
         results = [t for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
-        origins = [_origins(t) for t in results]
+        origins = [_with_gradients(t, operands) if backward else _origins(t) for t in results]
     return [frozenset(i for i, t in enumerate(operands) if id(t) in found) for found in origins]
 
 
@@ -108,3 +112,12 @@ def _origins(t: Tensor) -> set[int]:
             found.add(id(getattr(function, "variable", None)))
             todo.extend(f for f, _ in function.next_functions)
     return found
+
+
+def _with_gradients(t: Tensor, operands: list[Tensor]) -> set[int]:
+    """Ids of the operands that the backward from `t` has gradients for."""
+    leaves = [o for o in operands if o.requires_grad]
+    if not t.requires_grad or not leaves:
+        return set()
+    found = torch.autograd.grad(t, leaves, torch.empty_like(t), retain_graph=True, allow_unused=True)
+    return {id(o) for o, g in zip(leaves, found, strict=True) if g is not None}

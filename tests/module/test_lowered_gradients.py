@@ -57,6 +57,8 @@ REACHED: dict[str, Function] = {
     "grid of nearest samples": of_parameter(
         torch.rand(1, 2, 2, 2), lambda y, p: F.grid_sample(y[None, None], p, mode="nearest", align_corners=False)
     ),
+    "norm of order 0": of_parameter(torch.rand(4), lambda y, p: (y, torch.linalg.vector_norm(p, 0))),
+    "no reflectors": of_parameter(torch.rand(4, 4), lambda y, p: (y, torch.linalg.householder_product(p, y[0, :0]))),
     "choice by a constant": of_parameter(torch.rand(4), lambda y, p: torch.where(torch.tensor(True), y, p)),
     "cut off": of_parameter(torch.rand(2, 4), lambda y, p: torch.cat([y, p])[:3]),
     "rounded": of_parameter(torch.rand(4), lambda y, p: y + p.round() + p.sign()),
