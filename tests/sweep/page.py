@@ -13,7 +13,7 @@ from compare import NATIVE, PER_OP, WHOLE
 from pool import Result
 from samples import DTYPES, Group
 
-MOST = 5  # samples of an operator and dtype, on the page and in the tests
+MOST = 3  # samples of an operator and dtype, on the page and in the tests
 _PATH = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
 _KINDS = (NATIVE, PER_OP, WHOLE)
 _VERSION = torch.__version__.split("+")[0]
