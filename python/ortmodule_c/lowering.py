@@ -290,7 +290,7 @@ class _Lowering:
         in_pytorch = len(self._host.ops) > n_host
         given_back = (ask(backward=True) or reached) if in_pytorch and not is_custom else reached
         masks = [
-            functools.reduce(operator.or_, [grads[k] for k in found], self._nowhere if reaches else 0)
+            functools.reduce(operator.or_, [grads[k] for k in found], self._nowhere * any(grads[k] for k in reaches))
             for reaches, found in zip(reached, given_back, strict=True)
         ]
         return self._carrying(result, expected, iter(masks))
