@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-NEGLIGIBLE = 1e-3  # a gradient smaller than this part of the largest counts as that part: it may be 0 but for rounding
+NEGLIGIBLE = 1e-3  # what is smaller than this part of the largest of its kind counts as that: it may be rounding alone
 
-_ROUNDINGS = {torch.float16: 8, torch.bfloat16: 8}  # in units of the dtype's epsilon
-_OTHER_ROUNDINGS = 64
+# In units of the dtype's epsilon. Nothing tells rounding from faults in float64 but the size, of which there is plenty.
+_ROUNDINGS = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 64, torch.float64: 2**18}
 
 
 def rounding(dtype: torch.dtype) -> float:
     """What the order of summation may do to a tensor of this dtype, as part of its largest element."""
-    return _ROUNDINGS.get(dtype, _OTHER_ROUNDINGS) * torch.finfo(dtype).eps
+    return _ROUNDINGS[dtype] * torch.finfo(dtype).eps
 
 
 def distance(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
@@ -35,8 +35,8 @@ def mismatches(a: Tensor, b: Tensor) -> int:
 
 
 def largest(t: Tensor | None) -> float:
-    """The largest finite absolute value, 0 for none."""
-    if t is None:
+    """The largest finite absolute value, 0 for none and for integers."""
+    if t is None or not t.is_floating_point():
         return 0.0
     t = t.detach().double().abs()
     t = t[t.isfinite()]

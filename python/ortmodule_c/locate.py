@@ -88,11 +88,15 @@ class _Probe:
         self._inputs = inputs
         self._seed = seed
         self._state = torch.get_rng_state()
-        self.nodes = _differentiable(captured.program.graph)
         graph_inputs, _ = captured.placeholders()
         self.inputs = {
             n: name for n, name in zip(graph_inputs, captured.names, strict=True) if n.meta["val"].requires_grad
         }
+
+        noting = _Noting(captured.program.graph_module)
+        with torch.enable_grad():
+            noting.run(*self._arguments(captured, self._given([])[1]))
+        self.nodes = noting.differentiated
 
     def first_out(self) -> Place | None:
         """The gross before the fine: what should be 0 is made of rounding alone."""
@@ -165,15 +169,18 @@ class _Probe:
     def _eager(self, captured: Captured, nodes: list[fx.Node]) -> Any:
         torch.set_rng_state(self._state)
         probes, inputs = self._given(nodes)
-        placeholders, constants = captured.placeholders()
-        given = {**dict(zip(placeholders, [*probes, *inputs], strict=True)), **constants}
-        graph = captured.program.graph_module
-        ordered = [given[n] for n in graph.graph.nodes if n.op == "placeholder"]
         with Masks(self._seed) if self._seed is not None else contextlib.nullcontext():
-            results = fx.Interpreter(graph).run(*ordered)
+            results = fx.Interpreter(captured.program.graph_module).run(*self._arguments(captured, [*probes, *inputs]))
         kinds = [spec.kind for spec in captured.program.graph_signature.output_specs]
         outputs = [r for r, kind in zip(results, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
         return self._split(nodes, probes, inputs, outputs)
+
+    @staticmethod
+    def _arguments(captured: Captured, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Inputs and constants in the order in which the graph takes them."""
+        placeholders, constants = captured.placeholders()
+        given = {**dict(zip(placeholders, inputs, strict=True)), **constants}
+        return [given[n] for n in captured.program.graph.nodes if n.op == "placeholder"]
 
     def _split(
         self, nodes: list[fx.Node], probes: list[Tensor], inputs: list[Tensor], results: Sequence[Any]
@@ -232,8 +239,13 @@ def _observed(captured: Captured, nodes: list[fx.Node]) -> Captured:
         constants=program.constants,
         range_constraints=program.range_constraints,
     )
-    names = [f"probe_{n.name}" for n in nodes]
-    return replace(captured, program=observed, names=[*names, *captured.names])  # type: ignore[arg-type]
+    return replace(
+        captured,
+        program=observed,  # type: ignore[arg-type]
+        names=[*[f"probe_{n.name}" for n in nodes], *captured.names],
+        aliases=[None] * (len(nodes) + len(captured.aliases)),
+        hidden=[],
+    )
 
 
 def _runner(captured: Captured) -> Runner:
@@ -253,19 +265,16 @@ def _apart(ours: dict[str, Tensor], eager: dict[str, Tensor]) -> dict[str, float
     return {n: apart(ours[n], eager[n]) for n in eager.keys() & ours.keys()}
 
 
-def _differentiable(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes whose value a gradient may flow through, in order."""
-    reached: set[fx.Node] = set()
-    found = []
-    for node in graph.nodes:
-        val = node.meta.get("val")
-        is_tensor = isinstance(val, Tensor)
-        if (is_tensor and not val.dtype.is_floating_point) or node.target is aten.detach.default:
-            continue
-        if (node.op == "placeholder" and is_tensor and val.requires_grad) or any(
-            n in reached for n in node.all_input_nodes
-        ):
-            reached.add(node)
-            if is_tensor and node.op == "call_function":
-                found.append(node)
-    return found
+class _Noting(fx.Interpreter):
+    """Notes the nodes whose values PyTorch differentiates."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.differentiated: list[fx.Node] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run it, and note it if its value requires grad."""
+        value = super().run_node(n)
+        if n.op == "call_function" and isinstance(value, Tensor) and value.requires_grad:
+            self.differentiated.append(n)
+        return value

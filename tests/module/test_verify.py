@@ -150,6 +150,12 @@ def test_a_fault_is_found_and_placed(
     assert __file__ in found.place.line
 
 
+def test_a_module_in_double_is_not_held_to_its_own_rounding() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU6()) for _ in range(8)]
+    assert verify(nn.Sequential(*layers).double(), torch.randn(4, 8, dtype=torch.float64)).ok
+
+
 class TestFirstSteps:
     """DebugOptions(verify=N)."""
 
