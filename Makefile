@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan pytest fuzz test-torch sweep coverage bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest fuzz test-torch sweep coverage bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -23,13 +23,20 @@ $(VENV)/installed: $(VENV)/tools $(SOURCES)
 demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt2.py $(ARGS)
 
-test: lint ctest asan pytest
+test: lint ctest asan tsan fuzz-text pytest
 
 ctest: $(VENV)/tools
 	$(BIN)/python setup.py -q ctest --werror
 
 asan: $(VENV)/tools
 	$(BIN)/python setup.py -q ctest --werror --sanitize
+
+tsan: $(VENV)/tools
+	$(BIN)/python setup.py -q ctest --werror --thread
+
+# Graphs of randomly changed text: ARGS='--seconds 600 --seed 1' for more.
+fuzz-text: $(VENV)/tools
+	$(BIN)/python setup.py -q fuzz $(ARGS)
 
 pytest: $(VENV)/installed
 	$(BIN)/python -m pytest tests
@@ -55,12 +62,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h' 'tests/fuzz/*.c')
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h' 'tests/fuzz/*.c')
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist *.egg-info python/ortmodule_c/*.so

@@ -4,7 +4,8 @@ Every file of ``csrc/`` is compiled once, but for kernels: the families of ``csr
 ``csrc/cpu/*_variant.c`` are also compiled once per row of ``csrc/cpu/variants.def``, with the
 compiler flags of that row's instruction set. ``python setup.py ctest`` builds the C core and
 ``tests/c`` into one program and runs it; ``--sanitize`` adds the address and undefined behaviour
-sanitizers, ``--thread`` the thread sanitizer.
+sanitizers, ``--thread`` the thread sanitizer. ``python setup.py fuzz`` runs the core on randomly
+changed texts.
 """
 
 import os
@@ -119,6 +120,22 @@ CTESTS = {
 }
 
 
+def link_core(name: str, sources: list[Path], werror: bool) -> str:
+    """The path of a program of the C core and `sources`, the first of which has ``main``; `name` is one of CTESTS."""
+    from setuptools._distutils.ccompiler import new_compiler
+    from setuptools._distutils.sysconfig import customize_compiler
+
+    compiler = new_compiler()
+    customize_compiler(compiler)
+    flags, _, _ = CTESTS[name]
+    more = [*(["-Werror"] if werror else []), "-Itests/c"]
+    objects = compile_all(compiler, f"build/{name}", sources, [*flags, *more], [])
+    program = str(Path("build") / name / sources[0].stem)
+    sanitizers = [flag for flag in flags if flag.startswith("-fsanitize=")]
+    compiler.link_executable(objects, program, libraries=LIBRARIES, extra_postargs=sanitizers)
+    return program
+
+
 class CTest(Command):
     description = "build and run the tests of the C core"
     user_options: ClassVar = [
@@ -134,24 +151,34 @@ class CTest(Command):
     def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        from setuptools._distutils.ccompiler import new_compiler
-        from setuptools._distutils.sysconfig import customize_compiler
-
-        compiler = new_compiler()
-        customize_compiler(compiler)
         name = "ctest-sanitize" if self.sanitize else "ctest-thread" if self.thread else "ctest"
-        flags, tests, env = CTESTS[name]
-        werror = ["-Werror"] if self.werror else []
-        sources = sorted(Path("tests/c").glob("*.c"))
-        objects = compile_all(compiler, f"build/{name}", sources, [*flags, *werror, "-Itests/c"], [])
-        program = Path("build") / name / "run"
-        sanitizers = [flag for flag in flags if flag.startswith("-fsanitize=")]
-        compiler.link_executable(objects, str(program), libraries=LIBRARIES, extra_postargs=sanitizers)
-        raise SystemExit(subprocess.run([str(program), *tests], env=os.environ | env, check=False).returncode)
+        _, tests, env = CTESTS[name]
+        sources = sorted(Path("tests/c").glob("*.c"), key=lambda p: p.stem != "runner")
+        program = link_core(name, sources, self.werror)
+        raise SystemExit(subprocess.run([program, *tests], env=os.environ | env, check=False).returncode)
+
+
+class Fuzz(Command):
+    description = "plan graphs of randomly changed text, under the address and undefined behaviour sanitizers"
+    user_options: ClassVar = [
+        ("seconds=", None, "for how long, by default 30"),
+        ("seed=", None, "of the changes, by default 0"),
+    ]
+
+    def initialize_options(self) -> None:
+        self.seconds, self.seed = "30", "0"
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        sources = [Path("tests/fuzz/mutate_text.c"), Path("tests/c/roundtrip.c")]
+        program = link_core("ctest-sanitize", sources, werror=True)  # objects as those of the tests
+        corpus = sorted(map(str, Path("tests/passes").glob("*/*.txt")))
+        raise SystemExit(subprocess.run([program, self.seconds, self.seed, *corpus], check=False).returncode)
 
 
 setup(
     ext_modules=[Extension("ortmodule_c._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildExt, "ctest": CTest},
+    cmdclass={"build_ext": BuildExt, "ctest": CTest, "fuzz": Fuzz},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )
