@@ -186,23 +186,23 @@ static omc_status settle_input(omc_graph *g, omc_node *node, uint32_t i, omc_nod
   return OMC_OK;
 }
 
-/* All nodes of a phase, which follow each other from `node` on, and its results. */
-static omc_status settle_phase(omc_graph *g, omc_phase phase, omc_node **node, bool *changed) {
-  for (; *node && (*node)->phase == phase; *node = (*node)->next)
-    for (uint32_t i = 0; i < (*node)->n_in; i++)
-      OMC_TRY(settle_input(g, *node, i, *node, phase, changed));
-  const uint32_t begin = phase == OMC_FORWARD ? 0 : g->n_outputs;
-  const uint32_t end = phase == OMC_FORWARD ? g->n_outputs : g->result->n_in;
-  for (uint32_t r = begin; r < end; r++)
-    OMC_TRY(settle_input(g, g->result, r, *node, phase, changed));
-  return OMC_OK;
-}
-
+/* What only the backwards read is computed in theirs if there is one, else once in forward. */
 omc_status omc_settle(omc_graph *g) {
   bool changed = false;
   omc_node *node = g->first;
-  OMC_TRY(settle_phase(g, OMC_FORWARD, &node, &changed));
-  OMC_TRY(settle_phase(g, OMC_BACKWARD, &node, &changed));
+  for (; node && node->phase == OMC_FORWARD; node = node->next)
+    for (uint32_t i = 0; i < node->n_in; i++)
+      OMC_TRY(settle_input(g, node, i, node, OMC_FORWARD, &changed));
+  omc_node *const backward = node;
+  for (uint32_t r = 0; r < g->n_outputs; r++)
+    OMC_TRY(settle_input(g, g->result, r, backward, OMC_FORWARD, &changed));
+  const bool one = omc_n_backwards(g) <= 1;
+  const omc_phase phase = one ? OMC_BACKWARD : OMC_FORWARD;
+  for (; node; node = node->next)
+    for (uint32_t i = 0; i < node->n_in; i++)
+      OMC_TRY(settle_input(g, node, i, one ? node : backward, phase, &changed));
+  for (uint32_t r = g->n_outputs; r < g->result->n_in; r++)
+    OMC_TRY(settle_input(g, g->result, r, one ? NULL : backward, phase, &changed));
   omc_arena_deinit(&g->scratch);
   return changed ? omc_simplify(g) : OMC_OK;
 }
