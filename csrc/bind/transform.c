@@ -10,6 +10,7 @@ typedef struct request {
   omc_graph *graph;                       /* replaced by bind */
   omc_graph *template;                    /* what a bound graph borrows from */
   PyObject *types, *in_grads, *out_grads; /* borrowed, Py_None: not given */
+  const omc_host *host;                   /* NULL: no TorchCall can be typed */
 } request;
 
 static omc_status bind_stage(request *r) {
@@ -28,7 +29,8 @@ static omc_status bind_stage(request *r) {
         text ? omc_type_parse(text, (size_t)bytes, &types[i], &used) : omc_fail(OMC_EHOST, "types");
   }
   omc_graph *bound = NULL;
-  if (status == OMC_OK) status = omc_bind(r->graph, types, NULL, omc_default_allocator(), &bound);
+  if (status == OMC_OK)
+    status = omc_bind(r->graph, types, r->host, omc_default_allocator(), &bound);
   if (status == OMC_OK) {
     r->template = r->graph;
     r->graph = bound;
@@ -99,14 +101,18 @@ static omc_status run_stage(request *r, const char *stage) {
 }
 
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"text", "stage", "types", "out_grads", "in_grads", "constants", NULL};
-  request r = {PyModule_GetState(module), NULL, NULL, Py_None, Py_None, Py_None};
+  static char *names[] = {"text",     "stage",     "types", "out_grads",
+                          "in_grads", "constants", "host",  NULL};
+  request r = {PyModule_GetState(module), NULL, NULL, Py_None, Py_None, Py_None, NULL};
   const char *text, *stage;
   Py_ssize_t n;
-  PyObject *constants = Py_None, *result = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#s|OOOO", names, &text, &n, &stage, &r.types,
-                                   &r.out_grads, &r.in_grads, &constants))
+  PyObject *constants = Py_None, *host = Py_None, *result = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#s|OOOOO", names, &text, &n, &stage, &r.types,
+                                   &r.out_grads, &r.in_grads, &constants, &host))
     return NULL;
+  omc_host_ctx ctx = {r.m, host};
+  const omc_host callbacks = omc_host_make(&ctx);
+  if (host != Py_None) r.host = &callbacks;
   omc_constants find = {r.m, constants};
   char *printed = NULL;
   size_t bytes = 0;

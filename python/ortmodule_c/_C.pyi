@@ -113,8 +113,9 @@ def transform(
     out_grads: Sequence[bool] | None = None,
     in_grads: Sequence[bool] | None = None,
     constants: Mapping[str, Tensor] | None = None,
+    host: Host | None = None,
 ) -> str:
-    """Parse, apply one stage and print: for tests and DebugOptions.
+    """Parse, apply one stage and print: for tests and DebugOptions. `host` tells the types of TorchCall nodes.
 
     Stages: "parse", "bind" (to ``types``, e.g. ``["f32[2,3]"]``), "fold", "simplify", "cse",
     "differentiate", "fuse", "rule:NAME".

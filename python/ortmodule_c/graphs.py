@@ -17,7 +17,7 @@ from .flatten import Spec, flatten, unflatten
 from .function import Call, Runner
 from .guards import Attributes, Survey, Write
 from .ingest import ingest
-from .lowering import lower
+from .lowering import Lowered, lower
 from .options import DebugOptions, logger
 from .process import tracing_lock
 from .report import FallbackReport
@@ -232,7 +232,7 @@ class Graphs:
         runner = Runner(
             session,
             lowered,
-            self._writer(ingest(lowered.model, typed=True)[0], text, constants) if self._options.save_onnx else None,
+            self._writer(lowered, text, constants) if self._options.save_onnx else None,
         )
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
         reads = captured.reads
@@ -251,14 +251,11 @@ class Graphs:
             if self._counting[id(w.module), w.name] > _MAX_COUNTED:
                 raise NotExportable(f"the forward sets {w} to a new value each time")
 
-    def _writer(self, exported: str, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
-        """What writes the ONNX files once a plan is known, once per mode."""
+    def _writer(self, lowered: Lowered, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
+        """What writes the ONNX files once a plan is known, once per mode; a failure is told and changes nothing."""
+        exported = ingest(lowered.model, typed=True)[0]
 
-        def write(plan: _C.Plan) -> None:
-            mode = "training" if any(map(any, plan.out_grads)) else "inference"
-            if mode in self._written:
-                return
-            self._written.add(mode)
+        def write(plan: _C.Plan, mode: str) -> None:
             stages = {"exported": exported, "optimized": plan.text()}
             if mode == "training":
                 types = onnx_io.input_types(plan.text())
@@ -269,12 +266,24 @@ class Graphs:
                     out_grads=plan.out_grads[0],
                     in_grads=plan.in_grads,
                     constants=constants,
+                    host=lowered.host,
                 )
             for stage, graph in stages.items():
                 path = self._options.directory / f"{self._options.onnx_prefix}_{stage}_{mode}.onnx"
                 onnx_io.save(graph, constants, path)
 
-        return write
+        def write_once(plan: _C.Plan) -> None:
+            mode = "training" if any(map(any, plan.out_grads)) else "inference"
+            if mode in self._written:
+                return
+            self._written.add(mode)
+            try:
+                write(plan, mode)
+            except Exception as error:
+                logger.debug("no ONNX files", exc_info=True)
+                self._report.tell(f"the {mode} graphs could not be written: {type(error).__name__}: {error}")
+
+        return write_once
 
 
 def device_refusal(tensors: Sequence[Tensor]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from .builder import DTYPES, OPSET, OWN_DOMAIN, OWN_OPSET
@@ -25,7 +25,9 @@ _NUMPY = {
 }
 _TYPE = r"(\w+)\[([^\]]*)\]"
 _NODE = re.compile(r"^(?P<out>.+?) = (?P<op>\w+)\((?P<in>[^)]*)\)(?: \{(?P<attr>.*?)\})?(?: name=\"(?P<name>.*)\")?$")
-_ATTRIBUTE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,\s]+)')
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_ATTRIBUTE = re.compile(rf'(\w+)=({_STRING}|\[(?:{_STRING}|[^\]"])*\]|[^,\s]+)')
+_ELEMENT = re.compile(rf"{_STRING}|[^,\s]+")
 
 
 def input_types(text: str) -> list[str]:
@@ -125,7 +127,10 @@ class _Writer:
             outputs.pop()
         while inputs and not inputs[-1]:
             inputs.pop()
-        self._nodes.append(helper.make_node(op, inputs, outputs, name=found["name"] or "", domain=domain, **attributes))
+        node = helper.make_node(op, inputs, outputs, name=found["name"] or "", domain=domain)
+        for k, v in sorted(attributes.items()):
+            node.attribute.append(helper.make_attribute(k, v, attr_type=None if v != [] else AttributeProto.INTS))
+        self._nodes.append(node)
 
     def _clip_inputs(self, inputs: list[str], attributes: dict[str, Any]) -> list[str]:
         """ONNX has the bounds as inputs."""
@@ -148,7 +153,7 @@ def _attribute(text: str) -> Any:
     if text.startswith('"'):
         return text[1:-1].replace('\\"', '"').replace("\\\\", "\\")
     if text.startswith("["):
-        return [_attribute(v.strip()) for v in text[1:-1].split(",") if v.strip()]
+        return [_attribute(v) for v in _ELEMENT.findall(text[1:-1])]
     return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
 
 

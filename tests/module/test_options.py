@@ -40,6 +40,33 @@ def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (options.log_level, options.fallback, options.directory) == (LogLevel.ERROR, "error", Path("elsewhere"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_with_ops_that_run_in_pytorch_are_written(tmp_path: Path, dtype: torch.dtype) -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sort()[0] * 2
+
+    options = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path))
+    with pytest.warns(UserWarning, match="aten.sort"):
+        ORTModule(Sorted(), options)(torch.randn(3, 4, dtype=dtype, requires_grad=True)).sum().backward()
+    assert {p.name for p in tmp_path.iterdir()} == {
+        f"net_{s}_training.onnx" for s in ("exported", "joint", "optimized")
+    }
+    for path in tmp_path.iterdir():
+        assert any(node.op_type == "TorchCall" for node in onnx.load(path).graph.node)
+
+
+def test_files_that_cannot_be_written_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(onnx_io, "save", fail)
+    ours = ORTModule(mlp(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path)))
+    with pytest.warns(UserWarning, match="could not be written: OSError: no space left on device"):
+        ours(torch.randn(2, 6)).sum().backward()
+    assert ours.stats()["graphs"] == 1 and not ours.fallback_report()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
