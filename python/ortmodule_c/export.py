@@ -32,7 +32,7 @@ from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, unflatten
 from .guards import Snapshot, Survey, Write, held_objects
-from .history import Flow, check_changes, check_functional, inline_regions
+from .history import Flow, check_autocast, check_changes, check_functional, inline_regions
 from .reads import Reads
 from .stack import users_line
 
@@ -97,6 +97,7 @@ class Captured:
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
         check_functional(Flow(self.program.graph_module))
+        check_autocast(self.program.graph_module)
         self.program = self.program.run_decompositions({})
 
     def placeholders(self) -> tuple[list[fx.Node], dict[fx.Node, Tensor]]:

@@ -15,7 +15,8 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from .errors import NotExportable
-from .translations.registry import aten
+from .translations import TABLE
+from .translations.registry import aten, has_kernel, is_composite
 
 _REGION, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 _UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
@@ -261,3 +262,22 @@ def check_functional(flow: Flow) -> None:
 def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     val = node.meta["val"]
     return tuple(val.shape), tuple(val.stride())
+
+
+def check_autocast(program: fx.GraphModule, inside: bool = False) -> None:
+    """Refuse composite ops in a region of autocast that it reaches in their parts only: these are traced outside of it.
+
+    Raises
+    ------
+    NotExportable
+        If there is one.
+    """
+    for node in program.graph.nodes:
+        for part in [getattr(program, n.target) for n in node.all_input_nodes if n.op == "get_attr"]:
+            if isinstance(part, fx.GraphModule):
+                check_autocast(part, inside or getattr(node.target, "__name__", "") == _AUTOCAST)
+        op = node.target
+        if not inside or not isinstance(op, OpOverload) or op in TABLE:
+            continue
+        if is_composite(op) and not has_kernel(op, "AutocastCPU"):
+            raise NotExportable(f"{op} is composed of other ops in a region of autocast")

@@ -25,7 +25,7 @@ from .in_place import fits, functional, refuse_misfits, written
 from .options import logger
 from .reach import Reach
 from .translations import TABLE
-from .translations.registry import EXACTLY_DECOMPOSED, aten
+from .translations.registry import EXACTLY_DECOMPOSED, aten, is_composite
 
 _CHECKS = {
     aten._assert_tensor_metadata.default,
@@ -363,7 +363,7 @@ class _Lowering:
         An op with a kernel or a derivative of its own is not what its decomposition computes: where values are
         infinite or equal they part.
         """
-        composite = _is_composite(op)
+        composite = is_composite(op)
         if not composite and not (op in EXACTLY_DECOMPOSED and op in decomposition_table):
             raise Unsupported("no translation")
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -458,13 +458,6 @@ class _Lowering:
         for i, result in zip(written, made[len(used) :], strict=True):
             self._b.overwrite(given[i], self._b.detached(result))
         return pytree.tree_unflatten(results, out_spec)
-
-
-def _is_composite(op: OpOverload) -> bool:
-    """Whether PyTorch differentiates `op` through the ops that it is composed of."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    return has(name, "CompositeImplicitAutograd") and not has(name, "Autograd") and not has(name, "AutogradCPU")
 
 
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

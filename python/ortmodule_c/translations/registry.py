@@ -56,6 +56,17 @@ def translates(*ops: OpOverload) -> Callable[[Translation], Translation]:
     return add
 
 
+def has_kernel(op: OpOverload, *keys: str) -> bool:
+    """Whether PyTorch has a kernel of `op` for one of these dispatch keys."""
+    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether PyTorch differentiates `op` through the ops that it is composed of."""
+    return has_kernel(op, "CompositeImplicitAutograd") and not has_kernel(op, "Autograd", "AutogradCPU")
+
+
 def axis_of(x: Val, axis: int) -> int:
     """A dim counted from the front."""
     return axis + max(x.rank, 1) if axis < 0 else axis
