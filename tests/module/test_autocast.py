@@ -19,12 +19,12 @@ BODIES: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module]]] = {
     "attention": (lambda m, x: F.scaled_dot_product_attention(m.layer(x), x, x), {"layer": nn.Linear(4, 4)}),
     "multi-head attention": (lambda m, x: m.layer(x, x, x)[0], {"layer": nn.MultiheadAttention(4, 2)}),
     "einsum": (lambda m, x: torch.einsum("bac,dc->bad", x, m.layer.weight), {"layer": nn.Linear(4, 4)}),
-    "einsum, cast back": (lambda m, x: torch.einsum("bac,dc->bad", x, m.layer.weight).float(), {"layer": nn.Linear(4, 4)}),
+    "einsum, wide": (lambda m, x: torch.einsum("bac,dc->bad", x, m.layer.weight).float(), {"layer": nn.Linear(4, 4)}),
     "tensordot": (lambda m, x: torch.tensordot(x, m.layer.weight, 1), {"layer": nn.Linear(4, 4)}),
     "lstm": (lambda m, x: m.layer(x)[0], {"layer": nn.LSTM(4, 4)}),
     "lstm cell": (lambda m, x: m.layer(x[0])[0], {"layer": nn.LSTMCell(4, 4)}),
     "bilinear": (lambda m, x: m.layer(x, x), {"layer": nn.Bilinear(4, 4, 3)}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BODIES)
