@@ -221,7 +221,8 @@ static const char *plan(const char *bytes, size_t n) {
     omc_plan *made;
     for (int joint = 0; joint < 2 && status != OMC_EINTERNAL; joint++) {
       for (uint32_t k = 0; k < g->n_outputs; k++) out_grads[k] = joint;
-      const omc_signature signature = {types, in_grads, out_grads, 1, false};
+      const omc_signature signature = {
+          .inputs = types, .in_grads = in_grads, .out_grads = out_grads, .n_backwards = 1};
       status = omc_session_plan(session, &signature, &made);
       if (status != OMC_OK) continue;
       omc_plan_release(made);
