@@ -21,7 +21,7 @@ OMC_EW_KERNEL(Dropout) {
 #ifdef OMC_RECORDS
 
 static omc_status dropout_imm(const omc_node *node, double *imm) {
-  const double p = omc_attr_float(node, "p", 0.5);
+  const double p = omc_attr_float(node, "p", 0);
   if (!(p >= 0 && p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p is %g, not from 0 to 1", p);
   imm[0] = omc_drop_threshold(p);
   imm[1] = p < 1 ? 1 / (1 - p) : 0;
@@ -30,7 +30,7 @@ static omc_status dropout_imm(const omc_node *node, double *imm) {
 }
 
 static omc_status grad_dropout(omc_grad *g) {
-  const omc_attr attrs[] = {omc_af("p", omc_attr_float(g->node, "p", 0.5)),
+  const omc_attr attrs[] = {omc_af("p", omc_attr_float(g->node, "p", 0)),
                             omc_ai("stream", omc_attr_int(g->node, "stream", 0))};
   g->din[0] = omc_bn(&g->b, OMC_OP_Dropout, 1, &g->dout[0], 2, attrs);
   return g->b.status;

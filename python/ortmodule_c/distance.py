@@ -16,9 +16,15 @@ def rounding(dtype: torch.dtype) -> float:
     return _ROUNDINGS[dtype] * torch.finfo(dtype).eps
 
 
+def _exactly(t: Tensor) -> Tensor:
+    """The elements, in float64."""
+    t = t.detach()
+    return (t if t.layout is torch.strided else t.to_dense()).double()
+
+
 def distance(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
     """Largest distance between finite elements, as part of the largest one of `b`, or of `floor` if that is more."""
-    a, b = a.detach().double(), b.detach().double()
+    a, b = _exactly(a), _exactly(b)
     finite = a.isfinite() & b.isfinite()
     if not bool(finite.any()):
         return 0.0
@@ -30,7 +36,7 @@ def distance(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
 
 def mismatches(a: Tensor, b: Tensor) -> int:
     """How many elements are infinite or NaN in one tensor and something else in the other."""
-    a, b = a.detach().double(), b.detach().double()
+    a, b = _exactly(a), _exactly(b)
     return int((~((a == b) | (a.isnan() & b.isnan()) | (a.isfinite() & b.isfinite()))).sum())
 
 
@@ -38,7 +44,7 @@ def largest(t: Tensor | None) -> float:
     """The largest finite absolute value, 0 for none and for integers."""
     if t is None or not t.is_floating_point():
         return 0.0
-    t = t.detach().double().abs()
+    t = _exactly(t).abs()
     t = t[t.isfinite()]
     return float(t.max()) if t.numel() else 0.0
 

@@ -281,7 +281,7 @@ def _row(kind: str, name: str, got: Tensor | None, want: Tensor | None, exact: T
     if got is None or want is None:
         problem = "" if got is want else f"{_kind(got)}, in PyTorch {_kind(want)}"
         return Row(kind, name, problem=problem)
-    for attribute in ("dtype", "shape", "requires_grad"):
+    for attribute in ("dtype", "layout", "shape", "requires_grad"):
         a, b = getattr(got, attribute), getattr(want, attribute)
         if a != b:
             a, b = (tuple(a), tuple(b)) if attribute == "shape" else (a, b)

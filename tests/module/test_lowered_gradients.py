@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ortmodule_c.lowering import _is_composite
 from ortmodule_c.translations import TABLE
-from ortmodule_c.translations.registry import EXACTLY_DECOMPOSED
+from ortmodule_c.translations.registry import EXACTLY_DECOMPOSED, is_composite
 from wrapped import Function, assert_same_step, pair
 
 aten = torch.ops.aten
@@ -270,8 +269,8 @@ def test_labels_of_a_dtype_that_pytorch_refuses(loss: Callable[..., Tensor]) -> 
 
 
 def test_composite_ops_are_those_that_pytorch_differentiates_through() -> None:
-    assert all(map(_is_composite, (aten.einsum.default, aten.selu.default, aten.upsample_nearest2d.vec)))
-    assert not any(map(_is_composite, (aten._safe_softmax.default, aten.mish.default, aten.linalg_vector_norm.default)))
+    assert all(map(is_composite, (aten.einsum.default, aten.selu.default, aten.upsample_nearest2d.vec)))
+    assert not any(map(is_composite, (aten._safe_softmax.default, aten.mish.default, aten.linalg_vector_norm.default)))
 
 
 def test_masked_rows_have_the_gradient_of_pytorch() -> None:

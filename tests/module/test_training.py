@@ -462,3 +462,18 @@ def test_state_is_freed_with_the_graph() -> None:
         assert session.stats()["runs_live"] == 0
     ours(torch.randn(2, 6))
     assert session.stats()["runs_live"] == 0
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_random_numbers_are_drawn_only_where_pytorch_draws_some(p: float, train: bool) -> None:
+    def forward(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.scaled_dot_product_attention(x, x, x) + nn.functional.dropout(x, p, m.training)
+        return nn.functional.dropout(y, p, m.training)
+
+    states = []
+    for m in pair(Function(forward).train(train)):
+        torch.manual_seed(1)
+        m(torch.ones(2, 3, 4, requires_grad=True)).sum().backward()
+        states.append(torch.equal(torch.get_rng_state(), torch.manual_seed(1).get_state()))
+    assert states[0] == states[1]

@@ -74,7 +74,8 @@ def test_dropout_drops_the_same_elements_on_both_sides() -> None:
     class Attention(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             y = nn.functional.dropout(x, 0.25)
-            return nn.functional.scaled_dot_product_attention(y, x, x, dropout_p=0.3) + nn.functional.dropout(y, 0.5)
+            y = nn.functional.scaled_dot_product_attention(y, x, x, dropout_p=0.3) + nn.functional.dropout(y, 0.5)
+            return nn.functional.dropout(x, 1.0) + nn.functional.dropout(y, 0.2)
 
     assert verify(Attention(), torch.randn(2, 3, 4, 5, requires_grad=True)).ok
 
@@ -114,6 +115,12 @@ def test_inputs_that_require_grad_have_a_row(tower: Tower) -> None:
     found = verify(tower, x)
     assert found.ok and any(r.kind == "gradient" and "input" in r.name for r in found.rows)
     assert x.grad is None
+
+
+def test_sparse_gradients_are_compared() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert verify(nn.Embedding(5, 3, sparse=True), torch.tensor([1, 4, 1])).ok
 
 
 def test_without_gradients_outputs_and_buffers_are_compared(tower: Tower) -> None:

@@ -73,6 +73,8 @@ def embedding(
 def dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
     if not train or p == 0:
         return x
+    if p == 1:  # nothing is drawn
+        return b.emit("Mul", x, b.const(0, x.dtype))
     out: Val = b.emit("Dropout", x, p=float(p), stream=b.stream())
     return out
 
