@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import NotExportable
 
@@ -125,7 +126,11 @@ class _Exchange(threading.local):
     def starts(self, context: Any) -> None:
         """A function is being applied: it has its context, its forward is looked up next."""
         cls = context._forward_cls
-        if self.calls is None or cls.__module__.split(".")[0] == "torch":
+        if self.calls is None:
+            return
+        if cls is CheckpointFunction:
+            raise NotExportable("the forward uses torch.utils.checkpoint with use_reentrant=True")
+        if cls.__module__.split(".")[0] == "torch":
             return
         self.put_back()
         self._grad = torch.is_grad_enabled()

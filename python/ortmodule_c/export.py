@@ -44,6 +44,7 @@ _DROPOUTS: dict[Any, str] = {
     **{getattr(F, n): "training" for n in (*_KINDS, "dropout1d", "dropout2d", "dropout3d")},
 }
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
@@ -390,7 +391,11 @@ def _no_seeding() -> Iterator[None]:
 
 
 class _RefuseStrangers(TorchFunctionMode):
-    """Refuses tensors made outside the module that require grad: a graph would give them none."""
+    """Refuses what a trace would lose: tensors made outside the module that require grad, hooks, inference mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _DATA:
@@ -399,6 +404,10 @@ class _RefuseStrangers(TorchFunctionMode):
             given = {**dict(zip(("input", "p", _DROPOUTS[func]), args, strict=False)), **(kwargs or {})}
             if given["p"] == 0 or (not given[_DROPOUTS[func]] and 0 < given["p"] <= 1):
                 return given["input"]  # as eager does; a trace would have a copy
+        if func in _HOOKS:
+            raise NotExportable("the forward registers a hook on a tensor")
+        if torch.is_inference_mode_enabled() != self._inference:
+            raise NotExportable("the forward enters inference mode")
         if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
             raise NotExportable("the forward sets requires_grad of a tensor")
         if getattr(func, "__name__", "") != "__get__":

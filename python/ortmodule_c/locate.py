@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -149,7 +150,8 @@ class _Probe:
         at = next(iter(node.users)) if node in self.inputs else node
         path = (at.meta.get("custom") or {}).get(PATH, "")
         line = users_line_in(at.meta.get("stack_trace") or "")
-        return Place(f"the {what} of {name}", path, str(at.target), line, alone)
+        op = at.args[0].target if at.target is operator.getitem else at.target  # type: ignore[union-attr]
+        return Place(f"the {what} of {name}", path, str(op), line, alone)
 
     def _distances(self, nodes: list[fx.Node]) -> tuple[dict[str, float], dict[str, float]]:
         """How far values and gradients of these nodes are apart, by name."""

@@ -178,7 +178,9 @@ class ORTModule(nn.Module):
             found = compare(self, args, kwargs)
         finally:
             self._ort_to_verify = left
-        if found.ok:
+        if found.ok is None:
+            self._ort_report.tell(f"a step of {type(self._ort_module).__name__} cannot be compared\n{found}")
+        elif found.ok:
             logger.info("%s: verified\n%s", type(self._ort_module).__name__, found)
         else:
             name = type(self._ort_module).__name__

@@ -36,5 +36,5 @@ def users_line_in(trace: str) -> str:
 
 
 def _innermost(frames: Iterable[tuple[str, object]]) -> str:
-    users = [f"{name}:{line}" for name, line in frames if not name.startswith(_LIBRARIES)]
+    users = [f"{name}:{line}" for name, line in frames if not name.startswith((*_LIBRARIES, "<"))]
     return users[-1] if users else "an unknown line"

@@ -58,16 +58,19 @@ class Verification:
         Where the two sides part, if some row has a problem and the place could be found.
     notes
         What could not be compared, and why.
+    comparable
+        Whether both sides drew the same random numbers, or none; else distances say nothing.
     """
 
     rows: list[Row]
     place: Place | None = None
     notes: list[str] = field(default_factory=list)
+    comparable: bool = True
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing has a problem."""
-        return not any(row.problem for row in self.rows)
+    def ok(self) -> bool | None:
+        """Whether nothing has a problem; None if that cannot be told."""
+        return not any(row.problem for row in self.rows) if self.comparable else None
 
     def __str__(self) -> str:
         width = max([len(r.name) for r in self.rows] + [4])
@@ -76,7 +79,8 @@ class Verification:
             figures = " ".join(f"{_figure(x):>10}" for x in (r.distance, r.ours_from_exact, r.eager_from_exact))
             lines.append(f"{r.kind:9} {r.name:{width}} {figures}{'  ' + r.problem if r.problem else ''}")
         lines += self.notes
-        lines.append("equal within rounding" if self.ok else f"{sum(bool(r.problem) for r in self.rows)} out")
+        out = sum(bool(r.problem) for r in self.rows)
+        lines.append("equal within rounding" if self.ok else f"{out} out" if self.comparable else "not comparable")
         if self.place is not None:
             lines.append(str(self.place))
         return "\n".join(lines)
@@ -133,10 +137,10 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     with _kept_as_it_is(module):
         state = torch.get_rng_state()
         ours, after = _restored_step(model, spec, leaves, paths)
-        eager, exact, seed = _eager_like(module, spec, leaves, paths, (state, after), notes)
+        eager, exact, seed, comparable = _eager_like(module, spec, leaves, paths, (state, after), notes)
         rows = _rows(ours, eager, exact)
     place = None
-    if any(row.problem for row in rows):
+    if comparable and any(row.problem for row in rows):
         try:
             with _kept_as_it_is(module):
                 place = locate(module, spec, leaves, seed)
@@ -144,7 +148,7 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 notes.append("every node of the graph agrees: the graph is not that of the module as it is now")
         except Exception as error:
             notes.append(f"where they part could not be found: {_in_words(error)}")
-    return Verification(rows, place, notes)
+    return Verification(rows, place, notes, comparable)
 
 
 @dataclass
@@ -186,8 +190,8 @@ def _eager_like(
     paths: Sequence[str],
     states: tuple[Tensor, Tensor],
     notes: list[str],
-) -> tuple[_Arm, _Arm | None, int | None]:
-    """PyTorch's step, that in float64, and the seed of the masks that both drew (None: none were).
+) -> tuple[_Arm, _Arm | None, int | None, bool]:
+    """PyTorch's step, that in float64, the seed of the masks that both drew (None: none were), and if all is alike.
 
     `states` are PyTorch's random states before and after our step: they tell who drew.
     """
@@ -203,19 +207,22 @@ def _eager_like(
     if not torch.equal(after, after_ours):
         torch.set_rng_state(before)
         drawn = int(torch.randint(1, 2**63 - 1, ()))  # as the runner of a graph draws it
-        if torch.equal(torch.get_rng_state(), after_ours):
-            seed = drawn
-            with masked(seed):
-                eager, _ = _restored_step(module, spec, leaves, paths)
-        else:
-            notes.append("random numbers were drawn partly in C and partly in PyTorch: they differ between the sides")
+        if not torch.equal(torch.get_rng_state(), after_ours):
+            notes.append("random numbers are drawn partly in C and partly in PyTorch: the sides have different ones")
+            return eager, None, None, False
+        seed = drawn
+        with masked(seed):
+            eager, after = _restored_step(module, spec, leaves, paths)
+    if not torch.equal(after, before):
+        notes.append("no run in float64: PyTorch draws other random numbers there")
+        return eager, None, seed, True
     exact = None
     try:
         with masked(seed):
             exact = _double_step(module, spec, leaves, paths)
     except Exception as error:
         notes.append(f"no run in float64: {_in_words(error)}")
-    return eager, exact, seed
+    return eager, exact, seed, True
 
 
 def _restored_step(

@@ -646,3 +646,12 @@ def test_attention(row: tuple[str, Any]) -> None:
     (want, want_grads), (got, got_grads) = step(module, xs), step(ORTModule(module), xs)
     for ours, eager in zip(got + got_grads, want + want_grads, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_elements_have_no_deviation(dtype: torch.dtype) -> None:
+    """Their mean is one of them, though their sum is rounded."""
+    x = torch.tensor([0.1, 1 / 3, 1e-30, 7.7], dtype=dtype).expand(3, 4).clone().requires_grad_()
+    deviation = ORTModule(Function(lambda _, x: x.std(0)))(x)
+    deviation.sum().backward()
+    assert not deviation.any() and x.grad is not None and not x.grad.any()

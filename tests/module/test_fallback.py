@@ -1,11 +1,13 @@
 """What cannot become a graph runs in PyTorch, loudly, and as little of the module as possible."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_step, close, graphs, mlp, pair
@@ -155,3 +157,27 @@ def test_fallback_as_error() -> None:
     untraceable = ORTModule(Function(lambda s, x: x if x.sum() > 0 else -x), DebugOptions(fallback="error"))
     with pytest.raises(ORTModuleError, match="values of a tensor"):
         untraceable(torch.randn(3))
+
+
+REFUSED: dict[str, Callable[..., Any]] = {
+    "reentrant checkpoint": lambda m, x: checkpoint(lambda r: (r * m.weight).sin(), x, use_reentrant=True),
+    "hook": lambda m, x: _hooked(x * m.weight).sin(),
+    "inference mode": lambda m, x: _inferred(x, m.weight).clone() + m.weight,
+}
+
+
+def _hooked(y: Tensor) -> Tensor:
+    y.register_hook(lambda g: g * 5)
+    return y
+
+
+def _inferred(x: Tensor, weight: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x * weight
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_trace_would_lose_runs_in_pytorch(name: str) -> None:
+    eager, ours = pair(Function(REFUSED[name], weight=nn.Parameter(torch.randn(4))))
+    with pytest.warns(UserWarning, match="runs in PyTorch"):
+        assert_same_step(eager, ours, torch.randn(4, requires_grad=True))

@@ -90,6 +90,17 @@ def test_random_numbers_of_pytorch_are_alike_too() -> None:
         assert verify(Noise(), torch.randn(2, 3, 4, 4, requires_grad=True)).ok
 
 
+def test_random_numbers_of_both_kinds_cannot_be_compared() -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x, 0.5) + torch.randn_like(x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = verify(Both(), torch.randn(5, 6, requires_grad=True))
+    assert found.ok is None and "not comparable" in str(found)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_everything_is_left_as_it_was(tower: Tower, wrapped: bool) -> None:
     tower.calls = 0

@@ -115,6 +115,12 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
     if n - correction <= 0:
         raise Unsupported(f"variance of {n} elements with correction {correction}")
     average = reduce(b, "ReduceMean", x, axes, True)
+    if x.dtype == torch.float64:  # equal elements have no deviation at all; narrower ones are summed in more bits
+        rest = reduce(b, "ReduceMean", b.emit("Sub", x, average), axes, True)
+        lost = b.emit("IsNaN", rest, outputs=[torch.bool])  # among infinities
+        average = b.emit(
+            "Add", average, b.detached(b.emit("Where", lost, b.const(0.0, x.dtype), rest, outputs=[x.dtype]))
+        )
     centered: Val = b.emit("Sub", x, b.detached(average))  # deviations from the mean add up to 0
     square: Val = b.emit("Mul", centered, centered)
     square.shape = x.shape
