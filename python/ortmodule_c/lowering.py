@@ -174,7 +174,9 @@ class _Lowering:
         first_buffer = len(graph_inputs) - n_buffers
         final = {i: self._env[n] for i, n in enumerate(inputs) if self._env[n] is not graph_inputs[i]}
         final.update({i: self._env[mutated[n.name]] for i, n in enumerate(inputs) if n.name in mutated})
-        final.update({first_buffer + i: v for i, v in enumerate(buffers) if v is not graph_inputs[first_buffer + i]})
+        final.update(
+            {first_buffer + i: v for i, v in enumerate(buffers) if v.ir is not graph_inputs[first_buffer + i].ir}
+        )
         for i, val in final.items():
             given, name = graph_inputs[i], self._captured.names[i]
             if given.grad or val.grad:
