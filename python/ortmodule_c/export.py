@@ -231,7 +231,9 @@ def _rebound(module: nn.Module, before: Registries) -> list[tuple[nn.Module, str
 
 
 def _memory_of(t: Tensor) -> tuple[Any, ...]:
-    return t.untyped_storage()._cdata, t.storage_offset(), *map(str, (*t.shape, *t.stride()))
+    """Where a tensor lies, in numbers: a trace may find out that two symbols are one."""
+    places = (t.storage_offset(), *t.shape, *t.stride())
+    return t.untyped_storage()._cdata, *[p.node.hint if isinstance(p, torch.SymInt) else p for p in places]
 
 
 def _unique_names(module: nn.Module, survey: Survey) -> tuple[list[str], list[str]]:

@@ -103,3 +103,10 @@ def test_backward_of_what_has_no_elements() -> None:
         return x.gather(1, x.argmax(1, keepdim=True)).split(1, -1)[0]
 
     assert_same_step(*pair(Function(forward)), torch.empty(0, 1, requires_grad=True))
+
+
+def test_several_tensors_of_one_changing_size_have_one_open_graph() -> None:
+    eager, ours = pair(Function(lambda m, x, y, z: (m.layer(x) * y).sum(1) * z, layer=nn.Linear(6, 6)))
+    for n in (4, 3, 5, 6):
+        assert_same_step(eager, ours, torch.randn(n, 6), torch.randn(n, 6), torch.randn(n))
+    assert n_graphs(ours) == 2
