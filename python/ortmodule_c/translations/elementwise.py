@@ -36,6 +36,8 @@ _UNARY = {
     aten.sqrt.default: "Sqrt",
     aten.tanh.default: "Tanh",
 }
+_HALVES = (torch.float16, torch.bfloat16)
+_WITH_NUMBERS = ("Mul", "Div")  # take a number as it is; others round it to the dtype of the result first
 _ATTRIBUTES: dict[str, dict[str, Any]] = {"HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}}
 
 _BINARY = {
@@ -86,6 +88,23 @@ _LOGICAL = {
 }
 
 
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """What PyTorch computes in: what lies between the parts of an op is not rounded to 16 bits."""
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
+    """x op alpha * y."""
+    dtype = result_dtype(b)
+    scaled = not (isinstance(alpha, (int, float)) and alpha == 1)
+    number = not (isinstance(x, Val) and isinstance(y, Val))
+    inner = _computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
+    left, right = (b.scalar(v, inner if op in _WITH_NUMBERS else dtype) for v in (x, y))
+    if scaled:
+        right = b.emit("Mul", b.cast(right, inner), b.scalar(alpha, inner))
+    return b.cast(b.emit(op, b.cast(left, inner), b.cast(right, inner)), dtype)
+
+
 def _unary(op: str) -> Any:
     def translate(b: Builder, x: Val) -> Val:
         out: Val = b.emit(op, b.cast(x, result_dtype(b)), **_ATTRIBUTES.get(op, {}))
@@ -96,9 +115,7 @@ def _unary(op: str) -> Any:
 
 def _binary(op: str) -> Any:
     def translate(b: Builder, x: Any, y: Any) -> Val:
-        dtype = result_dtype(b)
-        out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype))
-        return out
+        return _arithmetic(b, op, x, y)
 
     return translate
 
@@ -132,40 +149,22 @@ TABLE.update({aten_op: _logical(op, "logical" not in aten_op.name()) for aten_op
 
 @translates(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
-    dtype = result_dtype(b)
-    left, right = b.scalar(x, dtype), _scaled(b, y, alpha, dtype)
-    op = "Or" if dtype == torch.bool else "Add"
-    out: Val = b.emit(op, left, right)
-    return out
+    return _arithmetic(b, "Or" if result_dtype(b) == torch.bool else "Add", x, y, alpha)
 
 
 @translates(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
-    dtype = result_dtype(b)
-    out: Val = b.emit("Sub", b.scalar(x, dtype), _scaled(b, y, alpha, dtype))
-    return out
+    return _arithmetic(b, "Sub", x, y, alpha)
 
 
 @translates(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
-    dtype = result_dtype(b)
-    out: Val = b.emit("Sub", b.scalar(y, dtype), _scaled(b, x, alpha, dtype))
-    return out
-
-
-def _scaled(b: Builder, x: Any, alpha: Any, dtype: torch.dtype) -> Val:
-    value = b.scalar(x, dtype)
-    if isinstance(alpha, (int, float)) and alpha == 1:
-        return value
-    out: Val = b.emit("Mul", value, b.scalar(alpha, dtype))
-    return out
+    return _arithmetic(b, "Sub", y, x, alpha)
 
 
 @translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Any, y: Any) -> Val:
-    dtype = result_dtype(b)
-    out: Val = b.emit("Div", b.scalar(x, dtype), b.scalar(y, dtype))
-    return out
+    return _arithmetic(b, "Div", x, y)
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -354,16 +353,17 @@ def masked_fill(b: Builder, x: Val, mask: Val, value: Any) -> Val:
 
 @translates(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, start: Val, end: Val, weight: Any) -> Val:
-    out: Val = b.emit("Lerp", start, end, b.scalar(weight, start.dtype))
-    return out
+    operands = [b.scalar(v, _computed_in(start.dtype)) for v in (start, end, weight)]
+    return b.cast(b.emit("Lerp", *operands), start.dtype)
 
 
 @translates(aten.addcmul.default)
 def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     dtype = result_dtype(b)
-    product = b.emit("Mul", _scaled(b, t1, value, dtype), b.cast(t2, dtype))
-    out: Val = b.emit("Add", b.cast(x, dtype), product)
-    return out
+    x, t1, t2 = (b.cast(v, _computed_in(dtype)) for v in (x, t1, t2))
+    if value != 1:
+        t1 = b.emit("Mul", t1, b.scalar(value, t1.dtype))
+    return b.cast(b.emit("Add", x, b.emit("Mul", t1, t2)), dtype)
 
 
 @translates(aten.softplus.default)
