@@ -94,7 +94,7 @@ UNARY(HardSigmoid, FLOAT, vmax(vset(0), vmin(vset(1), vfma(a, i0, i1))),
       where(g,
             omc_b2(&g->b, OMC_OP_And, compare(g, OMC_OP_Greater, Y, 0),
                    compare(g, OMC_OP_Less, Y, 1)),
-            times(g, DY, (double)(float)i0), zero(g)),
+            times(g, DY, i0), zero(g)),
       imm[0] = omc_attr_float(node, "alpha", 0.2), imm[1] = omc_attr_float(node, "beta", 0.5))
 
 UNARY(HardSwish, FLOAT, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6),

@@ -17,7 +17,6 @@ _UNARY = {
     aten.exp.default: "Exp",
     aten.expm1.default: "Expm1",
     aten.floor.default: "Floor",
-    aten.hardsigmoid.default: "HardSigmoid",
     aten.hardswish.default: "HardSwish",
     aten.log.default: "Log",
     aten.log1p.default: "Log1p",
@@ -38,7 +37,6 @@ _UNARY = {
 }
 _HALVES = (torch.float16, torch.bfloat16)
 _WITH_NUMBERS = ("Mul", "Div")  # take a number as it is; others round it to the dtype of the result first
-_ATTRIBUTES: dict[str, dict[str, Any]] = {"HardSigmoid": {"alpha": 1 / 6, "beta": 0.5}}
 
 _BINARY = {
     aten.mul.Tensor: "Mul",
@@ -107,7 +105,7 @@ def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
 
 def _unary(op: str) -> Any:
     def translate(b: Builder, x: Val) -> Val:
-        out: Val = b.emit(op, b.cast(x, result_dtype(b)), **_ATTRIBUTES.get(op, {}))
+        out: Val = b.emit(op, b.cast(x, result_dtype(b)))
         return out
 
     return translate
@@ -220,6 +218,20 @@ def isnan(b: Builder, x: Val) -> Val:
 def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
     out: Val = b.emit("Gelu", x, approximate=approximate)
     return out
+
+
+@translates(aten.hardsigmoid.default)
+def hardsigmoid(b: Builder, x: Val) -> Val:
+    """Its slope is 1/6 as float32 has it, between -3 and 3."""
+    out: Val = b.emit("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    if not x.grad:
+        return out
+    low, high = b.scalar(-3.0, x.dtype), b.scalar(3.0, x.dtype)
+    inside = b.emit(
+        "And", b.emit("Greater", x, low, outputs=[torch.bool]), b.emit("Less", x, high, outputs=[torch.bool])
+    )
+    line = b.emit("Mul", x, b.scalar(float(torch.tensor(1 / 6, dtype=torch.float32)), x.dtype))
+    return b.with_gradient_of(out, b.emit("Where", inside, line, b.scalar(0.0, x.dtype), outputs=[x.dtype]))
 
 
 @translates(aten.elu.default)
