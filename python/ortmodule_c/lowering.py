@@ -366,7 +366,8 @@ class _Lowering:
         infinite or equal they part.
         """
         composite = is_composite(op)
-        if not composite and not (op in EXACTLY_DECOMPOSED and op in decomposition_table):
+        exact = op in EXACTLY_DECOMPOSED or _is_of_integers(node)
+        if not composite and not (exact and op in decomposition_table):
             raise Unsupported("no translation")
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
         where = [i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
@@ -465,6 +466,13 @@ class _Lowering:
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
     return named.get("sparse") is True or named.get("sparse_grad") is True
+
+
+def _is_of_integers(node: fx.Node) -> bool:
+    """Whether all tensors a node reads and makes are of integers or bools, on which there is one way to compute."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+    return not any(t.is_floating_point() or t.is_complex() for t in tensors)
 
 
 def _used_results(node: fx.Node, n: int) -> list[int]:
