@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -32,7 +31,7 @@ from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, unflatten
 from .guards import Snapshot, Survey, Write, held_objects
-from .history import Flow, check_autocast, check_changes, check_functional, inline_regions
+from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
 from .reads import Reads
 from .stack import users_line
 
@@ -147,7 +146,7 @@ def _undisturbed() -> Iterator[None]:
     """Leaves PyTorch's state as it was, and hides what is traced from saved-tensor hooks."""
     state, hooks = torch.get_rng_state(), set(_global_buffer_registration_hooks)
     try:
-        with saved_tensors_hooks(lambda t: t, lambda t: t):
+        with unhooked():
             yield
     finally:
         torch.set_rng_state(state)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 from torch._ops import OpOverload
+from torch.autograd.graph import saved_tensors_hooks
 
 from .errors import NotExportable
 from .translations import TABLE
@@ -262,6 +263,14 @@ def check_functional(flow: Flow) -> None:
 def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     val = node.meta["val"]
     return tuple(val.shape), tuple(val.stride())
+
+
+def unhooked() -> saved_tensors_hooks:
+    """Hides what autograd saves from the hooks that are set; within it backwards run on what was saved.
+
+    What is saved is detached: a result that its own function saves would hold itself.
+    """
+    return saved_tensors_hooks(Tensor.detach, lambda t: t)
 
 
 def check_autocast(program: fx.GraphModule, inside: bool = False) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
+from .history import unhooked
 from .options import logger
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -78,7 +78,7 @@ def _plainly() -> Iterator[None]:
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        saved_tensors_hooks(lambda t: t, lambda t: t),
+        unhooked(),
     ):
         yield
 

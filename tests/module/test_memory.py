@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from ortmodule_c import _C, ORTModule
@@ -297,3 +298,21 @@ def test_dropping_everything_gives_everything_back() -> None:
     del model, optimizer, loss
     gc.collect()
     assert _C.pool_stats()["used_bytes"] == base
+
+
+def test_an_export_leaves_nothing_of_the_tracer_behind() -> None:
+    """Results that autograd saves with their own function, as of tanh, must not hold themselves."""
+
+    def modes() -> int:
+        gc.collect()
+        return sum(isinstance(o, FakeTensorMode) for o in gc.get_objects())
+
+    def train() -> None:
+        ours = ORTModule(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Softmax(-1)))
+        ours(torch.randn(4, 8)).sum().backward()
+
+    train()
+    before = modes()
+    for _ in range(5):
+        train()
+    assert modes() == before
