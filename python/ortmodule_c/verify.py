@@ -74,7 +74,10 @@ class Verification:
 
     def __str__(self) -> str:
         width = max([len(r.name) for r in self.rows] + [4])
-        lines = [f"{'':9} {'name':{width}} {'from eager':>10} {'ours, f64':>10} {'eager, f64':>10}"]
+        lines = [
+            "largest distance of an element, as part of the largest element: ours from eager, and both from float64",
+            f"{'':9} {'name':{width}} {'from eager':>10} {'ours, f64':>10} {'eager, f64':>10}",
+        ]
         for r in self.rows:
             figures = " ".join(f"{_figure(x):>10}" for x in (r.distance, r.ours_from_exact, r.eager_from_exact))
             lines.append(f"{r.kind:9} {r.name:{width}} {figures}{'  ' + r.problem if r.problem else ''}")
@@ -90,11 +93,13 @@ def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
     """Run one step in PyTorch and one in the C core, and print how far they are apart.
 
     The module runs in the state it is in: its mode, its buffers, the ambient autocast, the random
-    state; dropout drops the same elements on both sides. With gradients enabled both sides go
+    state; dropout drops the same elements on both sides, unless some random op runs in PyTorch beside those
+    that run in C: then there is no verdict. With gradients enabled both sides go
     backward too, from the first output if that is a scalar that requires grad, else from all of
     them. Afterwards parameters, gradients, buffers, attributes and random states are as before.
 
-    Distances are the largest of any element, as part of the tensor's largest element. A third run
+    Distances are the largest of any element, as part of the tensor's largest element; a gradient or buffer much
+    smaller than the largest of its kind is measured by that. A third run
     in float64 tells rounding from faults: ours may be no more than 8 times as far from it as
     PyTorch is.
 
