@@ -1,6 +1,7 @@
 """Ops that work element by element, comparisons, selections and casts."""
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -264,6 +265,8 @@ def _share_at_bound(by_tensor: bool) -> float:
 @translates(aten.clamp.default)
 def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
+    if any(isinstance(v, float) and math.isnan(v) for v in (low, high)):
+        raise Unsupported("a bound that is NaN, of which versions of PyTorch make different things")
     x = b.cast(x, dtype)
     if not dtype.is_floating_point and any(
         isinstance(v, int) and v != int(torch.tensor(v).to(dtype)) for v in (low, high)
