@@ -166,8 +166,10 @@ def test_an_exception_that_may_not_end_in_pytorch(error: type[BaseException]) ->
         assert_nothing_is_left_behind()
         if raised is not None:
             assert type(raised) is (ORTModuleError if error is Injected else error), step
-            while not isinstance(raised, error):
+            told = str(raised)
+            while raised is not None and not isinstance(raised, error):
                 raised = raised.__cause__
+            assert raised is not None or error.__name__ in told, step  # of a translation that fails the words are kept
     assert not ours.fallback_report()
     assert_same_step(pair(ours.module)[1].module, ours, batch(3), 1.0)
 
