@@ -176,6 +176,9 @@ class ORTModule(nn.Module):
         left, self._ort_to_verify = self._ort_to_verify - 1, 0  # the step is run through this module
         try:
             found = compare(self, args, kwargs)
+        except ORTModuleError as error:
+            self._ort_report.tell(f"a step of {type(self._ort_module).__name__} cannot be compared: {error}")
+            return
         finally:
             self._ort_to_verify = left
         if found.ok is None:

@@ -215,3 +215,13 @@ class TestFirstSteps:
     def test_a_negative_number_is_refused(self) -> None:
         with pytest.raises(ValueError, match="verify is -1"):
             DebugOptions(verify=-1)
+
+    def test_arguments_that_cannot_be_copied_do_not_stop_the_training(self) -> None:
+        class Scaled(nn.Module):
+            def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+                return x * 2
+
+        x = torch.randn(3, requires_grad=True)
+        with pytest.warns(UserWarning, match="cannot be compared: verify cannot copy the arguments"):
+            out = ORTModule(Scaled(), DebugOptions(verify=1))(x, torch.Generator())
+        assert torch.equal(out, x * 2)
