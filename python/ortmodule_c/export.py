@@ -31,7 +31,7 @@ from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, unflatten
 from .guards import Snapshot, Survey, Write, held_objects
-from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
+from .history import Flow, check_autocast, check_changes, check_functional, check_overlaps, inline_regions, unhooked
 from .reads import Reads
 from .stack import users_line
 
@@ -335,6 +335,7 @@ def capture(
     )
     flow = Flow(program.graph_module)
     check_changes(flow)
+    check_overlaps(flow)
     captured.aliases, captured.hidden = find_aliases(
         flow, captured.placeholders()[0], captured.results()[0], len(buffers)
     )

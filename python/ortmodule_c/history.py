@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import SymInt, Tensor, fx
 from torch._ops import OpOverload
 from torch.autograd.graph import saved_tensors_hooks
 
-from .errors import NotExportable
+from .errors import NeedsStatic, NotExportable
 from .translations import TABLE
 from .translations.registry import aten, has_kernel, is_composite
 
@@ -242,6 +243,37 @@ def check_changes(flow: Flow) -> None:
                 of is not None and (of.grad or of.hidden),
             )
         sharing.setdefault(memory or 0, []).append(node)
+
+
+def check_overlaps(flow: Flow) -> None:
+    """Refuse to change elements that are read at the same time through another view.
+
+    PyTorch raises there, or what it gives depends on its order of elements; a graph reads all of them before.
+
+    Raises
+    ------
+    NeedsStatic
+        If it depends on open sizes.
+    """
+    for node in flow.nodes:
+        for changed in map(flow.real, written(node)):
+            for read in flow.operands(node):
+                if storage(read) == storage(changed) and _overlap(changed.meta["val"], read.meta["val"]):
+                    raise NotExportable(f"{node.target} changes in place what it reads through another view")
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two views of one memory have elements in common, but not each the same at the same place."""
+    places = [(*t.shape, *t.stride(), t.storage_offset()) for t in (a, b)]
+    if a.dtype != b.dtype:
+        return True
+    if str(places[0]) == str(places[1]):
+        return False
+    if any(isinstance(n, SymInt) for place in places for n in place):
+        raise NeedsStatic("a tensor is changed in place by a view of it")
+    cells = torch.zeros(a.untyped_storage().nbytes() // a.itemsize, dtype=torch.bool, device="cpu")
+    cells.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(cells.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def check_functional(flow: Flow) -> None:

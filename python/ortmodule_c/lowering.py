@@ -391,7 +391,8 @@ class _Lowering:
             logger.debug("%s cannot be expanded", op, exc_info=True)
             raise Unsupported("no translation") from error
         body = [n for n in inner.graph.nodes if n.op == "call_function"]
-        if any(n.target is op for n in body):
+        by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(_is_of_integers, body))
+        if by_way_of_floats or any(n.target is op for n in body):
             raise Unsupported("no translation")
         given = [
             v for v in pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val)) if isinstance(v, Val)

@@ -525,6 +525,11 @@ ON_INTEGERS: dict[str, Callable[[Tensor], Any]] = {
     "positions": lambda x: (x.argmax(), x.argmin(), x.max(0), x.min(0)),
     "scans": lambda x: (x.cumprod(0), x.diff(), x.sort()),
     "triangles": lambda x: (x[:9].view(3, 3).tril(-1), x[:9].view(3, 3).triu(5)),
+    "spaced by rounded steps": lambda x: (
+        torch.linspace(4.3, x[3], 50, dtype=torch.int64),
+        torch.linspace(x[4], 40.7, 50, dtype=torch.int64),
+        torch.logspace(x[1], 2.9, 9, dtype=torch.int64),
+    ),
     "floats": lambda x: (x.float(), x.double() / 2, x / 3, x.float().mean()),
 }
 OF_TWO_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -19,6 +19,8 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
         y.clone().clamp_min_(y[0]),
     ),
     "into results": lambda y: torch.add(y.detach(), 1, out=torch.empty(4, 4)) + y,
+    "from the column before": lambda y: (y, (z := y.detach().clone())[:, 1:].copy_(z[:, :-1])),
+    "by a column of its own": lambda y: (y, (z := y.detach().clone()).sub_(z[:, :1])),
 }
 REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "a result of another shape": lambda y: y[:, :1].clone().pow_(y),
@@ -26,6 +28,9 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "another rank": lambda y: y[0, 0].clone().addr_(y[0], y[0]),
     "a mask that is larger": lambda y: y[0].clone().masked_scatter_(y > 0, y),
     "fractions over integers": lambda y: y + y.long().logit_(),
+    "from the row before": lambda y: (z := y.clone())[1:].copy_(z[:-1]),
+    "from the transpose": lambda y: (z := y.clone()).add_(z.mT),
+    "by a row of its own": lambda y: (z := y.clone()).mul_(z[0]),
     "results of another dtype": lambda y: (
         y + torch.aminmax(y.detach(), out=(torch.empty(()), torch.empty(()).double()))[0]
     ),
@@ -40,6 +45,19 @@ def after_linear(function: Callable[[Tensor], Any]) -> Function:
 @pytest.mark.parametrize("row", WRITES.items(), ids=lambda r: r[0])
 def test_what_is_written(row: tuple[str, Any]) -> None:
     assert_same_step(*pair(after_linear(row[1])), torch.randn(4, 4))
+
+
+def test_views_with_no_element_in_common_are_written_and_read_natively() -> None:
+    def forward(y: Tensor) -> Tensor:
+        z = y.clone()
+        z[:, :2].add_(z[:, 2:])
+        z[0] = z[1]
+        z[1:] += z[1:]
+        return z
+
+    eager, ours = pair(after_linear(forward))
+    assert_same_step(eager, ours, torch.randn(4, 4))
+    assert not ours.fallback_report()
 
 
 @pytest.mark.filterwarnings("ignore:.*runs in PyTorch", "ignore:An output .* was resized")
