@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from .dtypes import DTYPES
 from .errors import NeedsStatic, Unsupported
 
 OWN_DOMAIN = "ai.ortmodule_c"
@@ -32,20 +33,8 @@ _UNIFORM |= {"Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEq
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]
 
-# torch dtype -> (text, ONNX type).
-DTYPES: dict[torch.dtype, tuple[str, ir.DataType]] = {
-    torch.float32: ("f32", ir.DataType.FLOAT),
-    torch.float64: ("f64", ir.DataType.DOUBLE),
-    torch.float16: ("f16", ir.DataType.FLOAT16),
-    torch.bfloat16: ("bf16", ir.DataType.BFLOAT16),
-    torch.int64: ("i64", ir.DataType.INT64),
-    torch.int32: ("i32", ir.DataType.INT32),
-    torch.int16: ("i16", ir.DataType.INT16),
-    torch.int8: ("i8", ir.DataType.INT8),
-    torch.uint8: ("u8", ir.DataType.UINT8),
-    torch.bool: ("bool", ir.DataType.BOOL),
-}
-TORCH_DTYPES = {onnx: dtype for dtype, (_, onnx) in DTYPES.items()}
+ONNX_TYPES = {dtype: ir.DataType[name] for dtype, (_, name) in DTYPES.items()}
+TORCH_DTYPES = {onnx: dtype for dtype, onnx in ONNX_TYPES.items()}
 
 
 def dtype_text(dtype: torch.dtype) -> str:
@@ -160,7 +149,7 @@ class Builder:
 
     def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: int) -> Val:
         dtype_text(dtype)
-        value = ir.Value(name=self.name(name), type=ir.TensorType(DTYPES[dtype][1]))
+        value = ir.Value(name=self.name(name), type=ir.TensorType(ONNX_TYPES[dtype]))
         if shape is not None and len(shape) > MAX_RANK:
             raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
         return Val(value, dtype, shape, grad)
@@ -332,7 +321,7 @@ class Builder:
         if x.dtype == dtype:
             return x
         dtype_text(dtype)
-        out: Val = self.emit("Cast", x, outputs=[dtype], to=int(DTYPES[dtype][1]))
+        out: Val = self.emit("Cast", x, outputs=[dtype], to=int(ONNX_TYPES[dtype]))
         out.shape = x.shape
         return out
 

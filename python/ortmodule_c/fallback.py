@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .builder import DTYPES
+from .dtypes import DTYPES
 from .errors import NotExportable
 
 Type = tuple[str, tuple[int, ...]]

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from torch import Tensor
 
-from .builder import DTYPES, GRAD, TORCH_DTYPES
+from .builder import GRAD, ONNX_TYPES, TORCH_DTYPES
+from .dtypes import DTYPES
 
 _MOST_ELEMENTS = 16  # of a constant written into the text
-_TEXT = {onnx: text for text, onnx in DTYPES.values()}
+_TEXT = {onnx: DTYPES[dtype][0] for dtype, onnx in ONNX_TYPES.items()}
 
 
 def ingest(model: ir.Model, typed: bool = False) -> tuple[str, dict[str, Tensor]]:

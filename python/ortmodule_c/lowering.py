@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from . import custom_function
 from .aliases import Step
-from .builder import DTYPES, Builder, Val
+from .builder import Builder, Val
+from .dtypes import DTYPES
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
 from .export import PATH, Captured
 from .fallback import Host, HostOp

@@ -10,9 +10,10 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from .builder import DTYPES, OPSET, OWN_DOMAIN, OWN_OPSET
+from .builder import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
+from .dtypes import DTYPES
 
-_CODES = {text: int(code) for text, code in DTYPES.values()}
+_CODES = {DTYPES[dtype][0]: int(code) for dtype, code in ONNX_TYPES.items()}
 _NUMPY = {
     "f32": np.float32,
     "f64": np.float64,

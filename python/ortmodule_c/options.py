@@ -49,7 +49,8 @@ class DebugOptions:
     Parameters
     ----------
     log_level
-        Threshold of the logger ``ortmodule_c``; the environment variable ``ORTMODULE_LOG_LEVEL`` wins.
+        Threshold of the logger ``ortmodule_c``, which all modules share; by default left as it is, at first that of
+        :mod:`logging`. The environment variable ``ORTMODULE_LOG_LEVEL`` wins.
     save_onnx
         Write the exported, the joint and the optimized graph as ONNX files at the first run of each mode.
     onnx_prefix
@@ -66,7 +67,7 @@ class DebugOptions:
         logged at INFO; one that does not is warned about, or an error where `fallback` is ``"error"``.
     """
 
-    log_level: LogLevel = LogLevel.WARNING
+    log_level: LogLevel | None = None
     save_onnx: bool = False
     onnx_prefix: str = ""
     save_path: str = ""
@@ -78,7 +79,7 @@ class DebugOptions:
         level = _from_environment("ORTMODULE_LOG_LEVEL", LogLevel.__members__)
         if level is not None:
             self.log_level = LogLevel[level]
-        if not isinstance(self.log_level, LogLevel):
+        if not isinstance(self.log_level, LogLevel | None):
             raise TypeError(f"log_level is a {type(self.log_level).__name__}, expected LogLevel")
         fallback = _from_environment("ORTMODULE_FALLBACK", get_args(Fallback))
         if fallback is not None:
@@ -108,6 +109,6 @@ class DebugOptions:
         return Path(os.environ.get("ORTMODULE_SAVE_ONNX_PATH") or self.save_path or os.curdir)
 
     @property
-    def python_level(self) -> int:
+    def python_level(self) -> int | None:
         """`log_level` as a level of :mod:`logging`."""
-        return _PYTHON_LEVELS[self.log_level]
+        return None if self.log_level is None else _PYTHON_LEVELS[self.log_level]

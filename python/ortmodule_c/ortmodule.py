@@ -1,11 +1,14 @@
 """ORTModule: a module that trains through the C core."""
 
+from __future__ import annotations
+
 import functools
 import inspect
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +16,17 @@ from torch.autograd import forward_ad
 
 from . import _C
 from .arguments import Arguments
-from .builder import DTYPES
+from .dtypes import DTYPES
 from .errors import NotExportable, ORTModuleError
 from .flatten import flatten
-from .function import Call
-from .graphs import Graph, Graphs, Key, device_refusal, parameter_refusal
 from .guards import Survey, ambient, survey, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
+
+if TYPE_CHECKING:
+    from .function import Call
+    from .graphs import Graph, Graphs, Key
 
 _DELEGATED = (
     "_apply",
@@ -36,10 +41,8 @@ _DELEGATED = (
     "get_parameter",
     "get_submodule",
     "load_state_dict",
-    "modules",
     "named_buffers",
     "named_children",
-    "named_modules",
     "named_parameters",
     "parameters",
     "buffers",
@@ -59,8 +62,9 @@ _SHARED = (
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
+    "_non_persistent_buffers_set",
 )
-_OWN = "_ort_"
+_OWN_PREFIX = "_ort_"
 
 
 @dataclass(slots=True)
@@ -72,8 +76,21 @@ class _Attempt:
     call: Call | None = None
 
 
+class _Forward:
+    """`forward` as any class has it; taken from a wrapper it has the signature of its module's."""
+
+    def __get__(self, wrapper: ORTModule | None, _cls: type | None = None) -> Callable[..., Any]:
+        if wrapper is None:
+            return _forward
+        if torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling():  # Dynamo knows no MethodType
+            return wrapper._ort_module.forward
+        return types.MethodType(wrapper._ort_signed(), wrapper)
+
+
 class ORTModule(nn.Module):
     """Runs a module's forward and backward in the C core; otherwise behaves as the module does.
+
+    It is an instance of the module's class too, as `isinstance` and ``__class__`` tell it; `type` tells it apart.
 
     Parameters
     ----------
@@ -101,27 +118,37 @@ class ORTModule(nn.Module):
         self.__dict__["_ort_module"] = module
         super().__init__()
         options = debug_options if debug_options is not None else DebugOptions()
-        logger.setLevel(options.python_level)
+        if options.python_level is not None:
+            logger.setLevel(options.python_level)
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
         self._ort_facts: _C.Facts | None = None  # of the last call
         self._ort_to_verify = options.verify  # training steps
         self._ort_arguments = Arguments(module)
-        self._ort_graphs = Graphs(module, options, self._ort_report, self._ort_arguments)
+        self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
+        self._ort_ready = True
+
+    @functools.cached_property
+    def _ort_graphs(self) -> Graphs:
+        """Graphs of the module. What makes them takes as long to import as PyTorch does, and is at the first call."""
+        from .graphs import Graphs
+
+        return Graphs(self._ort_module, self._ort_options, self._ort_report, self._ort_arguments)
 
     # The call
 
-    @property
-    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        """The module's forward, with the signature of the user's.
+    forward = _Forward()
 
-        Made at each access: if the wrapper kept it, the two would keep each other.
-        """
-        return _forward(self)
+    def _ort_signed(self) -> Callable[..., Any]:
+        """`_forward` with the signature of the module's forward as it is now."""
+        users = self._ort_module.forward
+        function = getattr(users, "__func__", users)
+        if self._ort_forward[0] is not function:
+            self._ort_forward = function, _with_signature(users)
+        return self._ort_forward[1]
 
-    @torch.compiler.disable
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self._ort_module
         one_thread_after_fork()
@@ -151,7 +178,7 @@ class ORTModule(nn.Module):
             self._ort_report.warn()
         return result
 
-    def _ort_prepare(self, attempt: "_Attempt", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _ort_prepare(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
         module = self._ort_module
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
@@ -192,6 +219,8 @@ class ORTModule(nn.Module):
 
     def _ort_export(self, key: Key, leaves: list[Tensor], now: Survey) -> Graph:
         """A new graph for this call; NotExportable if there can be none."""
+        from .graphs import device_refusal, parameter_refusal
+
         spec, _ = key
         state = [*now.parameters, *now.buffers]
         paths = self._ort_arguments.paths(spec)
@@ -210,6 +239,9 @@ class ORTModule(nn.Module):
                 "a tensor may change without that"
             )
         return self._ort_graphs.make(key, leaves, paths, now)
+
+    def compile(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: this is compiled. ``.module.compile()`` is there for PyTorch's compiler."""
 
     def fallback_report(self) -> list[FallbackRecord]:
         """What runs in PyTorch instead of the C core, and why."""
@@ -235,6 +267,15 @@ class ORTModule(nn.Module):
         """The user's module."""
         return self._ort_module
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the user's module: code that asks `isinstance` treats the wrapper as it treats the module."""
+        module = self.__dict__.get("_ort_module")
+        # Dynamo takes it for the type, and would find the module's forward where ours is.
+        if module is None or sys._getframe(1).f_globals.get("__name__", "").startswith("torch._dynamo"):
+            return type(self)
+        return module.__class__
+
     @property
     def training(self) -> bool:
         """The mode of the user's module."""
@@ -242,38 +283,45 @@ class ORTModule(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        if "_parameters" in self.__dict__:
+        if "_ort_ready" in self.__dict__:
             self._ort_module.training = mode
 
-    def train(self, mode: bool = True) -> "ORTModule":
+    def train(self, mode: bool = True) -> ORTModule:
         """Set the mode of the user's module."""
         self._ort_module.train(mode)
         return self
 
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The user's submodules under their names, with the wrapper in place of the module itself."""
+        for name, module in self._ort_module.named_modules(*args, **kwargs):
+            yield name, self if module is self._ort_module else module
+
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__["_ort_module"]
         value = getattr(module, name)
-        function = getattr(type(module), name, None)
+        function = getattr(module.__class__, name, None)
         if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
             return value
-        # A method that calls self(...) then runs here; one that asks for the class of self needs its own.
+        # A method that calls self(...) then runs here; one that asks for the type of self needs its own.
         code = inspect.unwrap(function).__code__
-        asks = {"type", "__class__"}.intersection((*code.co_names, *code.co_freevars))
+        asks = "type" in (*code.co_names, *code.co_freevars)
         return value if asks else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__":  # as torch.nn.utils.parametrize does
-            raise ORTModuleError("an ORTModule keeps its class; do this to its .module instead")
-        if name.startswith(_OWN) or name in self.__dict__ or "_ort_graphs" not in self.__dict__:
+        bound = isinstance(value, types.MethodType) and value.__self__ is self  # a module does not hold its wrapper
+        if bound or self._ort_owns(name) or "_ort_ready" not in self.__dict__:
             object.__setattr__(self, name, value)
         else:
             setattr(self._ort_module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in self.__dict__:
+        if self._ort_owns(name):
             object.__delattr__(self, name)
         else:
             delattr(self._ort_module, name)
+
+    def _ort_owns(self, name: str) -> bool:
+        return name.startswith(_OWN_PREFIX) or name == "forward" or name in self.__dict__
 
     def __getitem__(self, key: Any) -> Any:
         return self._ort_module[key]
@@ -303,8 +351,8 @@ class ORTModule(nn.Module):
         return f"ORTModule({self._ort_module!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own_hooks = {n: v for n, v in self.__dict__.items() if "_hooks" in n and n not in _SHARED}
-        return type(self), (self._ort_module, self._ort_options), own_hooks
+        state = {n: v for n, v in self.__dict__.items() if n not in _SHARED and not n.startswith(_OWN_PREFIX)}
+        return type(self), (self._ort_module, self._ort_options), state
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
@@ -326,18 +374,42 @@ for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name))
 
 
-def _forward(wrapper: ORTModule) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
-        # The flag of an export is seen by all threads, the mode that traces by its own only.
-        if traced or (torch.compiler.is_exporting() and torch._C._len_torch_dispatch_stack() > 0):
-            return wrapper._ort_module(*args, **kwargs)
-        return wrapper._ort_run(args, kwargs)
+def _is_exported() -> bool:
+    """Whether the module is traced for somebody else's graph, which can hold no call of ours."""
+    # The flag of an export is seen by all threads, the mode that traces by its own only.
+    exported = torch.compiler.is_exporting() and (
+        torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    )
+    return exported or torch.jit.is_tracing()
 
-    original = wrapper._ort_module.forward
-    forward.__doc__ = original.__doc__
-    forward.__wrapped__ = original  # type: ignore[attr-defined]  # for inspect.signature
-    return forward
+
+# As torch.compiler.disable, but that imports Dynamo at once.
+@torch._disable_dynamo
+def _run(wrapper: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return wrapper._ort_run(args, kwargs)
+
+
+def _forward(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+    """Run the module's forward."""
+    return self._ort_module(*args, **kwargs) if _is_exported() else _run(self, args, kwargs)
+
+
+def _with_signature(users: Callable[..., Any]) -> Callable[..., Any]:
+    """:func:`_forward` as a function that has the signature and the words of the user's.
+
+    There is no ``__wrapped__``: who takes wrappers off must stop here.
+    """
+    function = types.FunctionType(_forward.__code__, _forward.__globals__, "forward")
+    function.__doc__ = users.__doc__
+    try:
+        signature = inspect.signature(users)
+    except (TypeError, ValueError):
+        return function
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[this, *signature.parameters.values()]
+    )
+    return function
 
 
 def _check_tensor(t: Tensor, name: str) -> None:

@@ -1,13 +1,14 @@
 """A step in PyTorch and in the C core, side by side."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,9 +16,11 @@ from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, 
 from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards import Snapshot
-from .locate import Place, locate
 from .masks import Masks
 from .ortmodule import ORTModule
+
+if TYPE_CHECKING:
+    from .locate import Place
 
 _SLACK = 8.0  # ours may be this many times as far from float64 as PyTorch is
 
@@ -146,6 +149,8 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         rows = _rows(ours, eager, exact)
     place = None
     if comparable and any(row.problem for row in rows):
+        from .locate import locate
+
         try:
             with _kept_as_it_is(module):
                 place = locate(module, spec, leaves, seed)
@@ -253,6 +258,8 @@ def _double_step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths:
 @contextlib.contextmanager
 def _kept_as_it_is(module: nn.Module) -> Iterator[None]:
     """Buffers, attributes and the random states of PyTorch, Python and NumPy are put back at the end."""
+    import numpy as np
+
     attributes = Snapshot(module)
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()

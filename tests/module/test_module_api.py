@@ -5,6 +5,7 @@ import gc
 import inspect
 import io
 import pickle
+import types
 import weakref
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule_c import ORTModule, ORTModuleError
-from wrapped import assert_same_step, close, mlp, pair
+from ortmodule_c import ORTModule
+from wrapped import assert_same_state, assert_same_step, close, mlp, pair
 
 
 class Net(nn.Module):
@@ -107,7 +108,91 @@ def test_methods_see_the_wrapper() -> None:
 def test_signature() -> None:
     ours = ORTModule(Net())
     assert inspect.signature(ours.forward) == inspect.signature(Net().forward)
+    assert inspect.signature(ours.__class__.forward) == inspect.signature(Net.forward)
+    assert list(inspect.signature(type(ours).forward).parameters) == ["self", "args", "kwargs"]
     assert ours.forward.__doc__ == "Doc of forward."
+    assert inspect.ismethod(ours.forward) and ours.forward == ours.forward and inspect.isfunction(ORTModule.forward)
+    x = torch.randn(2, 4)
+    close(ORTModule.forward(ours, x, double=True), ours.module(x, double=True))
+    ours.module.forward = lambda batch: batch * 3
+    assert list(inspect.signature(ours.forward).parameters) == ["batch"]
+    close(ours(x), x * 3)
+
+
+def test_it_is_of_the_class_of_the_module() -> None:
+    """... as `isinstance` tells, so that libraries save, load and train it as they do its module."""
+    ours = ORTModule(Net())
+    assert isinstance(ours, Net) and isinstance(ours, ORTModule) and isinstance(ours, nn.Module)
+    assert ours.__class__ is Net and type(ours) is ORTModule and ours._get_name() == "Net"
+    assert not isinstance(ours, nn.Linear)
+
+
+def test_its_modules_are_those_of_the_module_and_itself() -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())))
+    assert list(ours.modules()) == [ours, *list(ours.module.modules())[1:]]
+    assert next(ours.modules()) is ours and dict(ours.named_modules(prefix="net"))["net"] is ours
+    assert ours.get_submodule("1.0") is ours.module[1][0]
+
+
+def test_a_forward_that_is_wrapped_and_put_in_its_place() -> None:
+    ours = ORTModule(Net())
+    x = torch.randn(2, 4)
+    inner = ours.forward
+
+    def doubled(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return inner(*args, **kwargs) * 2
+
+    ours.forward = doubled
+    close(ours(x), ours.module(x) * 2)
+    assert "forward" not in ours.module.__dict__ and ours.stats()["graphs"] == 1
+    close(ours.loss(x), ours.module(x).sum() * 2, "a method that calls self sees it")
+    del ours.forward
+    close(ours(x), ours.module(x))
+    with pytest.raises(AttributeError):
+        del ours.forward
+    assert ours.stats()["graphs"] == 1 and not ours.fallback_report()
+
+
+def test_a_forward_that_is_wrapped_as_a_function_of_the_class() -> None:
+    """A method taken apart and bound anew; what was kept of it beside the new one does not reach the module."""
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    ours._original_forward = ours.forward
+    ours.forward = types.MethodType(torch.autocast("cpu", torch.bfloat16)(ours.forward.__func__), ours)
+    with pytest.warns(UserWarning, match="no kernel of MatMul for bf16"):
+        assert ours(x).dtype == torch.bfloat16
+    assert inspect.signature(ours.forward) == inspect.signature(eager.forward)
+    assert not {"forward", "_original_forward"} & set(ours.module.__dict__)
+    ours.forward = types.MethodType(inspect.unwrap(ours.forward.__func__), ours)
+    close(ours(x), eager(x))
+    assert ours.stats()["graphs"] == 2
+
+
+def test_a_wrapped_forward_is_copied() -> None:
+    ours = ORTModule(Net())
+    ours.forward = types.MethodType(doubled_forward, ours)
+    twin = copy.deepcopy(ours)
+    with torch.no_grad():
+        twin.linear.weight.zero_()
+        twin.linear.bias.fill_(1)
+    x = torch.randn(2, 4)
+    close(twin(x), torch.full((2, 4), 2.0))
+    close(ours(x), ours.module(x) * 2)
+
+
+def doubled_forward(self: ORTModule, x: torch.Tensor) -> torch.Tensor:
+    return ORTModule.forward(self, x) * 2
+
+
+def test_a_subclass_may_override_forward() -> None:
+    class Scaled(ORTModule):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x) * 3
+
+    ours = Scaled(Net())
+    x = torch.randn(2, 4)
+    close(ours(x), ours.module(x) * 3)
+    assert ours.stats()["graphs"] == 1
 
 
 def test_modes_and_moves() -> None:
@@ -175,10 +260,14 @@ def test_hooks_on_all_modules_run() -> None:
     assert ours(x).grad_fn.name() == "_RunBackward"
 
 
-def test_class_of_the_wrapper_stays() -> None:
-    ours = ORTModule(nn.Linear(2, 2))
-    with pytest.raises(ORTModuleError, match=r"\.module"):
-        torch.nn.utils.parametrizations.weight_norm(ours)
+def test_parametrizations_are_those_of_the_module() -> None:
+    """They change the class of the module, not the wrapper's."""
+    eager, ours = pair(nn.Linear(2, 2))
+    for module in (eager, ours):
+        torch.nn.utils.parametrizations.weight_norm(module)
+    assert type(ours) is ORTModule and list(ours.state_dict()) == list(eager.state_dict())
+    assert_same_step(eager, ours, torch.randn(3, 2))
+    assert ours.stats()["graphs"] == 1
 
 
 def test_modules_that_torch_has_compiled() -> None:
@@ -247,11 +336,55 @@ def test_dropping_the_wrapper_frees_the_module_at_once() -> None:
         gc.enable()
 
 
-def test_export_and_compile_of_a_wrapper() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_of_a_wrapper_is_that_of_its_module(strict: bool) -> None:
     ours = ORTModule(mlp())
     x = torch.randn(2, 6)
-    close(torch.export.export(ours, (x,)).module()(x), ours(x))
-    close(torch.compile(ours, backend="eager")(x), ours(x))
+    close(torch.export.export(ours, (x,), strict=strict).module()(x), ours(x))
+    close(torch.jit.trace(ours, (x,))(x), ours(x))
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module, call: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.call = call
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.call(self.inner, x * 2))
+
+
+@pytest.mark.parametrize("way", ["itself", "inside", "method", "of the module"])
+def test_torch_compile_runs_the_wrapper_through_the_core(way: str) -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _example: Any) -> Any:
+        seen.extend(str(n.target) for n in graph.graph.nodes)
+        return graph.forward
+
+    eager = mlp()
+    ours = ORTModule(copy.deepcopy(eager))
+    if way == "of the module":
+        ours.compile(backend=backend)
+        assert_same_step(eager, ours, torch.randn(2, 6))
+        assert not seen and ours.module._compiled_call_impl is None
+    elif way == "itself":
+        close(torch.compile(ours, backend=backend)(torch.ones(2, 6)), eager(torch.ones(2, 6)))
+        assert not seen
+    else:
+        call = (lambda m, x: m(x)) if way == "inside" else (lambda m, x: m.forward(x))
+        both = [Outer(eager, call), Outer(ours, call)]
+        both[1].head.load_state_dict(both[0].head.state_dict())
+        x = torch.randn(2, 6)
+        expected, got = both[0](x), torch.compile(both[1], backend=backend)(x)
+        close(got, expected)
+        for loss in (expected, got):
+            loss.sum().backward()
+        assert_same_state(both[1], both[0])
+        assert "relu" not in " ".join(seen), "the wrapped part is not in PyTorch's graphs"
+    assert ours.stats()["graphs"] == 1 and not ours.fallback_report()
 
 
 def test_moving_average() -> None:

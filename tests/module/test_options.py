@@ -1,5 +1,6 @@
 """DebugOptions: what is accepted, and the ONNX files it writes."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,21 @@ def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, "")
     options = DebugOptions(log_level=LogLevel.ERROR, fallback="error", save_path="elsewhere")
     assert (options.log_level, options.fallback, options.directory) == (LogLevel.ERROR, "error", Path("elsewhere"))
+
+
+def test_only_a_level_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORTMODULE_LOG_LEVEL", raising=False)
+    logger = logging.getLogger("ortmodule_c")
+    before = logger.level
+    try:
+        ORTModule(mlp(), DebugOptions(log_level=LogLevel.INFO))
+        ORTModule(mlp())
+        ORTModule(mlp(), DebugOptions(fallback="error"))
+        assert logger.level == logging.INFO
+        ORTModule(mlp(), DebugOptions(log_level=LogLevel.ERROR))
+        assert logger.level == logging.ERROR
+    finally:
+        logger.setLevel(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
