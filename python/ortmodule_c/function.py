@@ -111,9 +111,9 @@ class Runner:
         """NotExportable if an input that is to be changed shares memory with another, or has elements that do."""
         if not self.updates:
             return
-        memories = Counter([t.untyped_storage().data_ptr() for t in inputs])
+        memories = Counter(map(_memory, inputs))
         for t in (inputs[i] for i in self.updates):
-            if t.numel() and (memories[t.untyped_storage().data_ptr()] > 1 or _overlaps(t)):
+            if memories[_memory(t)] > 1 or _overlaps(t):
                 raise NotExportable(
                     f"the forward changes a tensor of shape {tuple(t.shape)} that shares memory with another"
                 )
@@ -338,6 +338,12 @@ def _hooked() -> bool:
 
 def _version(t: Tensor) -> int:
     return 0 if t.is_inference() else t._version
+
+
+def _memory(t: Tensor) -> int:
+    """Where a tensor lies; of one without memory, what changes in place are counted with."""
+    storage = t.untyped_storage()
+    return storage.data_ptr() or storage._cdata
 
 
 def _overlaps(t: Tensor) -> bool:

@@ -117,3 +117,9 @@ def test_no_op_is_named_outside_its_family() -> None:
         named = re.findall(r"OMC_OP_([A-Z][A-Za-z0-9]+)\b", path.read_text())
         ops = [n for n in named if n in _C.ops()]
         assert not ops, f"{path.relative_to(CSRC)} names {ops}"
+
+
+def test_what_the_demo_leaves_behind_is_ignored() -> None:
+    demo = (ROOT / "examples" / "train_gpt2.py").read_text()
+    written = re.findall(r'default=Path\("([^"]+)"\)', demo)
+    assert written and all(f"/{name}" in (ROOT / ".gitignore").read_text().split() for name in written)

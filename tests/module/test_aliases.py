@@ -304,6 +304,17 @@ def test_a_change_of_one_argument_shows_in_another_that_shares_its_memory() -> N
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_change_of_an_alias_without_elements_comes_before_what_is_saved() -> None:
+    def forward(s: Any, x: Tensor, y: Tensor) -> Tensor:
+        y.sub_(1)
+        return F.hardswish(x)
+
+    x = torch.zeros(0, requires_grad=True)
+    ORTModule(Function(forward))(x, x.detach()).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_an_expanded_argument_is_changed_as_in_eager() -> None:
     def forward(s: Any, x: Tensor) -> Tensor:
         x[0] = 1

@@ -196,10 +196,48 @@ def test_ops_that_read_memory_keep_the_module_in_pytorch(function: Callable[[Ten
     assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
 
 
-def test_what_no_graph_can_hold_keeps_the_module_in_pytorch() -> None:
-    assert_same_step(*pair(of_linear(lambda y: y.to_sparse().to_dense())), torch.randn(3, 4))
-    assert_same_step(*pair(of_linear(lambda y: (y, y.detach()[:0].nonzero()))), torch.randn(3, 4))
-    assert_same_step(*pair(of_linear(lambda y: nn.CrossMapLRN2d(2)(y.view(1, 3, 2, 2)))), torch.randn(3, 4))
+UNHELD: dict[str, Callable[[Tensor], Any]] = {
+    "sparse tensors": lambda y: y.to_sparse().to_dense() * 2,
+    "sizes that depend on values": lambda y: (y, y.detach()[:0].nonzero()),
+    "local response norm over maps": lambda y: nn.CrossMapLRN2d(2)(y.view(1, 3, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("function", UNHELD.values(), ids=UNHELD)
+def test_what_no_graph_can_hold_keeps_the_module_in_pytorch(function: Callable[[Tensor], Any]) -> None:
+    assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
+
+
+NEEDING_ELEMENTS: dict[str, Callable[[Tensor], Any]] = {
+    "largest of all": lambda y: y.max(),
+    "median": lambda y: y.median(1).values,
+    "quantile": lambda y: y.quantile(0.3, 1),
+    "pooling": lambda y: F.max_pool2d(y.view(1, 3, 2, 2), 2),
+    "resized": lambda y: F.interpolate(y[None, None], size=(5, 6), mode="bicubic"),
+    "solved": lambda y: torch.linalg.solve(y[:, :3] + 4 * torch.eye(3), y),
+    "determinant": lambda y: torch.linalg.slogdet(y[:, :3] + 4 * torch.eye(3)),
+}
+
+
+@pytest.mark.parametrize("function", NEEDING_ELEMENTS.values(), ids=NEEDING_ELEMENTS)
+def test_ops_that_refuse_empty_operands_have_their_gradients(function: Callable[[Tensor], Any]) -> None:
+    assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_half_precision_are_not_summed_in_half_precision(dtype: torch.dtype) -> None:
+    """Adding 1 to 2048 gives 2048 there."""
+    eager, ours = pair(Function(lambda s, x: x + s.bias, bias=nn.Parameter(torch.zeros(3, dtype=dtype))))
+    for m in (eager, ours):
+        m(torch.zeros(5000, 3, dtype=dtype)).sum(0).sum().backward()
+    assert torch.equal(ours.bias.grad, eager.bias.grad) and ours.bias.grad[0] > 4900
+
+
+def test_a_grid_of_half_precision_takes_the_samples_of_pytorch() -> None:
+    x = torch.arange(64.0).view(1, 1, 8, 8).bfloat16()
+    grid = (torch.rand(1, 30, 30, 2) * 2.2 - 1.1).bfloat16()
+    eager, ours = pair(Function(lambda _, x, g: F.grid_sample(x, g, mode="nearest", align_corners=False)))
+    assert torch.equal(ours(x, grid), eager(x, grid))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -259,6 +297,13 @@ MIXED: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("function", MIXED.values(), ids=MIXED)
 def test_mixed_dtypes(function: Callable[[Tensor], Any]) -> None:
     assert_same_step(*pair(of_linear(function)), torch.randn(3, 4))
+
+
+def test_probabilities_of_another_dtype_than_their_targets_are_refused_as_in_pytorch() -> None:
+    targets = torch.ones(3, 4, dtype=torch.float64)
+    for m in pair(of_linear(lambda y: F.binary_cross_entropy(y.sigmoid(), targets))):
+        with pytest.raises(RuntimeError, match="Found dtype Double but expected Float"):
+            m(torch.randn(3, 4)).backward()
 
 
 @pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])

@@ -48,8 +48,8 @@ def test_forward_equals_torch(case: Case, isa: str) -> None:
 
 @pytest.mark.parametrize("case", {c.op: c for c in CASES}.values(), ids=str)
 def test_an_attribute_that_nobody_reads_is_refused(case: Case) -> None:
-    with pytest.raises(NotImplementedError, match="it has no attribute 'auto_padding'"):
-        run(replace(case, attrs={**case.attrs, "auto_padding": "SAME_UPPER"}))
+    with pytest.raises(NotImplementedError, match="it has no attribute 'auto_pad'"):
+        run(replace(case, attrs={**case.attrs, "auto_pad": "SAME_UPPER"}))
 
 
 @pytest.mark.parametrize("case", {c.op: c for c in CASES if c.attrs}.values(), ids=str)

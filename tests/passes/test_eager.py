@@ -184,6 +184,13 @@ def test_a_sum_over_one_axis_keeps_what_was_repeated_along_another(n: int) -> No
     check(lambda x: x.unsqueeze(1).expand(n, n).sum(0), a, grad=w)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_position_embeddings_are_summed_over_the_batch_where_it_is_as_long_as_the_sequence(length: int) -> None:
+    torch.manual_seed(0)
+    x, positions, w = torch.randn(length, length, 4), torch.randn(length, 4), torch.randn(length, length, 4)
+    check(lambda x, p: x + p, x, positions, grad=w)
+
+
 def test_a_bias_has_its_gradient_where_batch_and_features_coincide() -> None:
     torch.manual_seed(0)
     linear, w = nn.Linear(3, 4), torch.randn(4)
