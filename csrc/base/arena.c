@@ -4,8 +4,9 @@
 #include <string.h>
 
 #define ALIGNMENT 64
-#define FIRST_BLOCK ((size_t)16 << 10)
-#define LARGEST_STEP ((size_t)1 << 20) /* blocks double up to this size */
+#define SMALL_ALIGNMENT 16
+#define LEAST_BLOCK ((size_t)16 << 10)
+#define LARGEST_STEP ((size_t)1 << 20)
 
 struct omc_arena_block {
   omc_arena_block *next;
@@ -35,9 +36,9 @@ static size_t padding(const omc_arena_block *block, size_t align) {
 static omc_arena_block *add_block(omc_arena *arena, size_t bytes) {
   size_t least;
   if (!omc_add_size(bytes, sizeof(omc_arena_block) + ALIGNMENT, &least)) return NULL;
-  size_t size = FIRST_BLOCK;
-  if (arena->blocks && arena->blocks->bytes >= size)
-    size = arena->blocks->bytes < LARGEST_STEP / 2 ? 2 * arena->blocks->bytes : LARGEST_STEP;
+  size_t size = arena->used / 4; /* plans are kept: most of what is not used is a fifth of them */
+  if (size < LEAST_BLOCK) size = LEAST_BLOCK;
+  if (size > LARGEST_STEP) size = LARGEST_STEP;
   if (size < least) size = least;
   omc_arena_block *block = omc_alloc(arena->allocator, 1, size);
   if (!block) return NULL;
@@ -62,7 +63,7 @@ static void *take(omc_arena *arena, size_t bytes, size_t align) {
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size) {
   size_t bytes;
   if (!omc_mul_size(count, size, &bytes)) return NULL;
-  void *ptr = take(arena, bytes, ALIGNMENT);
+  void *ptr = take(arena, bytes, bytes < ALIGNMENT ? SMALL_ALIGNMENT : ALIGNMENT);
   if (ptr) memset(ptr, 0, bytes);
   return ptr;
 }

@@ -18,7 +18,8 @@ void omc_arena_init(omc_arena *arena, const omc_allocator *allocator);
 /* Frees every block; the arena may be used again. */
 void omc_arena_deinit(omc_arena *arena);
 
-/* `count * size` zeroed bytes aligned to 64; NULL on overflow or when there is no memory. */
+/* `count * size` zeroed bytes, aligned to 64 if there are as many, else to 16; NULL on overflow or
+ * when there is no memory. */
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size);
 
 /* Copies `n` bytes of `text` and a terminating zero; NULL when there is no memory. */

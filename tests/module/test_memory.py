@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
@@ -114,6 +115,31 @@ def test_what_a_forward_makes_of_sizes_alone_is_not_kept_with_every_plan(name: s
     stats = model.stats()
     assert stats["plans_cached"] == len(sizes)
     assert stats["constant_bytes"] <= len(sizes) * (64 << 10)
+
+
+class Malloc(ctypes.Structure):
+    """What the C library's allocator says of itself."""
+
+    _fields_ = [
+        *[(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "usmblks", "fsmblks")],
+        *[(name, ctypes.c_size_t) for name in ("allocated", "fordblks", "keepcost")],
+    ]
+
+
+def test_a_plan_of_a_small_model_is_small() -> None:
+    """The tables of a plan for a BERT of two layers, which every size of a batch has of its own."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Malloc
+    model = ORTModule(language_model("bert"))
+    used = []
+    for batch in range(2, 12):
+        loss_of(model, "bert", batch, 32).backward()
+        model.zero_grad()
+        gc.collect()
+        _C.pool_trim()
+        now = libc.mallinfo2()
+        used.append(now.allocated + now.mapped)
+    assert (used[-1] - used[2]) / (len(used) - 3) <= 400 << 10
 
 
 @pytest.mark.parametrize("length", [5, 33, 130])
