@@ -56,7 +56,7 @@ class Val:
     shape
         Its shape, None for values inside a translation.
     grad
-        The graph inputs that autograd would reach from it, one bit each; 0 if it does not require grad.
+        What autograd would go through from it, see :mod:`.ancestry`; 0 if it does not require grad.
     """
 
     __slots__ = ("_shape", "dtype", "grad", "ir")

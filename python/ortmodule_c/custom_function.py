@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import NotExportable
+from .reach import saves
 
 _library = torch.library.Library("ortmodule_c", "FRAGMENT")
 _library.define("python_call(Tensor[] tensors, int index) -> Tensor[]")
@@ -37,11 +38,14 @@ class PythonCall:
         The class of the function.
     differentiable
         Which of its results have gradients.
+    saves
+        Whether it saves tensors for its backward.
     """
 
     def __init__(self, cls: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         self.cls = cls
         self.differentiable: list[bool] = []
+        self.saves = False
         self._nest = _Nest(leaves, spec)
         self._results: _Nest | None = None
 
@@ -55,7 +59,9 @@ class PythonCall:
         with _exchange.suspended():
             leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors)))
         self._results = _Nest(leaves, spec)
-        return [v for v in leaves if isinstance(v, Tensor)]
+        results = [v for v in leaves if isinstance(v, Tensor)]
+        self.saves |= any(saves(t.grad_fn) for t in results)
+        return results
 
     def results(self, tensors: Sequence[Tensor]) -> Any:
         """What the function returned the last time, around these tensors."""

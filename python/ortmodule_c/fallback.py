@@ -1,6 +1,8 @@
 """Runs in PyTorch what has no kernel: the host side of TorchCall nodes."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .ancestry import Operand
 from .dtypes import DTYPES
 from .errors import NotExportable
 
@@ -41,17 +44,34 @@ def _type(t: Tensor) -> Type:
     return DTYPES[t.dtype][0], tuple(t.shape)
 
 
+class _Here(threading.local):
+    """What the backwards of this thread note."""
+
+    def __init__(self) -> None:
+        self.none: set[Operand] = set()
+
+
 class Host:
     """The TorchCall nodes of one graph, by their number."""
 
     def __init__(self) -> None:
         self.ops: list[HostOp] = []
         self._types: dict[tuple[int, tuple[tuple[int, ...], ...]], list[Type]] = {}
+        self._here = _Here()
 
     @property
     def random(self) -> bool:
         """Whether some op draws random numbers from PyTorch's generator."""
         return any(op.random for op in self.ops)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[set[Operand]]:
+        """Gives the operands for which backwards that this thread runs within it find that there is no gradient."""
+        outer, self._here.none = self._here.none, set()
+        try:
+            yield self._here.none
+        finally:
+            self._here.none = outer
 
     def infer(self, index: int, types: list[Type]) -> list[Type]:
         """Output types for input types, found by running on tensors without elements."""
@@ -93,4 +113,5 @@ class Host:
             [o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=True, retain_graph=True
         )
         by_id = {id(t): g for t, g in zip(wanted, found, strict=True)}
+        self._here.none |= {(index, i) for i, t in enumerate(inputs) if by_id.get(id(t)) is None}
         return [None if by_id.get(id(t)) is None else by_id[id(t)].contiguous() for t in inputs]

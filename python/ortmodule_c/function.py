@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import itertools
 import operator
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -74,13 +76,18 @@ class Runner:
         self.results = lowered.results
         self.updates = lowered.updates
         self.differentiable = lowered.differentiable
+        self.ancestry = lowered.ancestry
         self.reaches = lowered.reaches
+        self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
+        self.depends = lowered.depends
+        self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.arena_bytes = 0  # of the largest plan used
         self.habits = Habits(_guesses(lowered.differentiable, lowered.ranks))
         self.foreseen = self.habits.expected()
-        # With one gradient that can come back, the forward is never repeated.
-        self.may_repeat = sum(lowered.differentiable) > 1
+        # What a repeated forward reads; with one gradient that can come back, it is never repeated.
+        repeatable = sum(lowered.differentiable) > 1
+        self.read_again = _either(lowered.depends, lowered.differentiable) if repeatable else 0
 
     def prepare(self, inputs: Sequence[Tensor]) -> "Call":
         """A call with the graph's inputs, planned; NotExportable if there can be no plan."""
@@ -104,8 +111,11 @@ class Runner:
         else:
             with torch.no_grad():
                 outputs = call.forward()
-        results = [inputs[i] if source == "input" else outputs[i] for source, i, _ in self.results]
-        return [functools.reduce(_apply, steps, t) for t, (_, _, steps) in zip(results, self.results, strict=True)]
+        tensors = [inputs[i] if source == "input" else outputs[i] for source, i, _ in self.results]
+        results = [functools.reduce(_apply, steps, t) for t, (_, _, steps) in zip(tensors, self.results, strict=True)]
+        if call.trains:
+            call.watching = [_Watch(results[k], through) for k, through in self.watched if results[k].requires_grad]
+        return results
 
     def _check_apart(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is to be changed shares memory with another, or has elements that do."""
@@ -129,6 +139,29 @@ def _guesses(differentiable: Sequence[bool], ranks: Sequence[int]) -> list[Mask]
     return [tuple([i in of for i in range(n)]) for of in sets]
 
 
+class _Watch:
+    """Sees whether somebody wants the gradient of a result from which autograd goes through that of others.
+
+    All outputs come from one node: what is asked for would be without the part that comes from the other outputs.
+    """
+
+    def __init__(self, result: Tensor, through: int) -> None:
+        self._through = through
+        self._result = weakref.ref(result)  # it holds the node that holds this
+        result.register_hook(lambda grad: grad).remove()
+        self._hooks = result._backward_hooks  # they stay when the result goes
+
+    def check(self, mask: Mask) -> None:
+        """ORTModuleError if a backward for these outputs would not give what is asked for."""
+        result = self._result()
+        asked = self._hooks or (result is not None and result.retains_grad)
+        if asked and any(m and self._through >> i & 1 for i, m in enumerate(mask)):
+            raise ORTModuleError(
+                "ORTModule cannot give the gradient of an output, to a hook or for retain_grad(), where other outputs "
+                "are computed from it; use .module for that"
+            )
+
+
 @dataclass(eq=False)
 class Call:
     """One forward, and what its backwards or repeating it take."""
@@ -146,6 +179,10 @@ class Call:
     host_state: Tensor | None = None
     stowed: list[int] | None = None  # the inputs that went through saved-tensor hooks, if any are active
     packed: Tensor | None = None  # what the run holds, back from them
+    retain: bool = False  # the run serves several backwards
+    begun: bool = False  # there was a backward
+    freed: int = 0  # what saved tensors for backwards that did not retain them
+    watching: list[_Watch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dense = [_dense(t) for t in self.inputs]
@@ -157,6 +194,7 @@ class Call:
 
     def plan_for(self, out_grads: Sequence[Mask], retain: bool = False) -> None:
         """Choose the plan and, at the first time, draw the seed; NotExportable if there can be none."""
+        self.retain = retain
         try:
             with tracing_lock:
                 self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain=retain)
@@ -178,7 +216,7 @@ class Call:
         if runner.updates:
             read = {i for inputs in self.plan.reads_inputs for i in inputs}
             for i in runner.updates:
-                if i in read or runner.may_repeat:  # backward, or a repeated forward, reads what it was before
+                if i in read or runner.read_again >> i & 1:  # of backward or of a repeated forward
                     self.dense[i] = self.dense[i].clone()
             torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
         # Aliases: the outputs themselves will hold the node that holds this call.
@@ -211,17 +249,27 @@ class Call:
         call.output_versions = {i: _version(t) for i, t in call.outputs.items()}
         return call
 
-    @property
-    def saves(self) -> bool:
-        """Whether backward needs anything of the forward."""
-        return self.plan.forward_bytes > 0 or any(map(any, (self.plan.reads_inputs, self.plan.reads_outputs)))
+    def release(self, mask: Mask) -> "Call | None":
+        """Let go of what a backward that did not retain it has read; what serves other backwards, or None."""
+        self.freed |= _either(self.runner.saved, mask)
+        alive = [
+            d and not saved & self.freed for d, saved in zip(self.runner.differentiable, self.runner.saved, strict=True)
+        ]
+        if self.stowed is not None or not any(alive):
+            return None
+        if not self.retain and self.run is not None:  # nobody was seen to come back: the arena is freed
+            if self.plan.forward_bytes:
+                self.run = None
+            else:
+                self.run.pack()
+        return self
 
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         """Gradients of the graph's inputs, None where there is none."""
-        assert self.run is not None
         plan = self.plan
-        if mask not in plan.out_grads:
-            self._check(range(len(self.inputs)), ())
+        if mask not in plan.out_grads or self.run is None:
+            depends = _either(self.runner.depends, mask)
+            self._check([i for i in range(len(self.inputs)) if depends >> i & 1], ())
             return self._again(mask, grads)
         number = plan.out_grads.index(mask)
         self._check(plan.reads_inputs[number], plan.reads_outputs[number])
@@ -289,29 +337,42 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[list[Tensor], list[Tensor | None]]:
         """The inputs that want a gradient, and their gradients."""
-        call: Call | None = ctx.call
-        saved = ctx.saved_tensors if call is None or call.stowed is not None else ()  # raises where they are freed
-        assert call is not None
-        if call.stowed is not None:
-            call = call.unstowed(*saved)
+        held: Call | None = ctx.call
+        given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
+        if held is None or held.stowed is not None or held.freed & _either(held.runner.saved, _given(given)):
+            saved = ctx.saved_tensors  # raises where they are freed
+        assert held is not None
+        call = held if held.stowed is None else held.unstowed(*saved)
+        runner = held.runner
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         wanted = [t for t, g in zip(call.inputs, call.in_grads, strict=True) if g]
-        given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
-        given += [None] * len(call.runner.updates)
-        mask = tuple([g is not None for g in given])
+        given += [None] * len(runner.updates)
+        mask = _given(given)
         results: list[Tensor | None] = [None] * len(call.inputs)
         if any(mask):
-            call.runner.habits.note(mask, keep)
-            results = call.backward(mask, given, keep)
-            _fill(call, mask, results)
-        if not keep and call.saves:
-            ctx.call = None
+            for watch in held.watching:
+                watch.check(mask)
+            runner.habits.note(mask, keep or held.begun)
+            with runner.host.noting() as none:
+                results = call.backward(mask, given, keep)
+            _fill(call, runner.ancestry.inputs(_either(runner.reaches, mask), none), results)
+            held.begun = True
+            if not keep:
+                ctx.call = held.release(mask)
         return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]
 
 
-def _fill(call: Call, mask: Mask, results: list[Tensor | None]) -> None:
-    """Give every input that the outputs of `mask` are connected to a gradient, and no other one."""
-    reached = functools.reduce(operator.or_, [r for r, m in zip(call.runner.reaches, mask, strict=True) if m])
+def _given(grads: Sequence[Tensor | None]) -> Mask:
+    return tuple([g is not None for g in grads])
+
+
+def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:
+    """The bits of the chosen ones together."""
+    return functools.reduce(operator.or_, itertools.compress(bits, chosen), 0)
+
+
+def _fill(call: Call, reached: int, results: list[Tensor | None]) -> None:
+    """Give every input that autograd reaches a gradient, and no other one."""
     for i in [i for i, is_wanted in enumerate(call.in_grads) if is_wanted]:
         if not reached >> i & 1:
             results[i] = None

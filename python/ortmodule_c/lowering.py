@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from . import custom_function
 from .aliases import Step
+from .ancestry import Ancestry
 from .builder import Builder, Val
 from .dtypes import DTYPES
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
@@ -24,7 +25,7 @@ from .export import PATH, Captured
 from .fallback import Host, HostOp
 from .in_place import fits, functional, refuse_misfits, written
 from .options import logger
-from .reach import Reach
+from .reach import Reach, Reached
 from .translations import TABLE
 from .translations.registry import EXACTLY_DECOMPOSED, aten, is_composite
 
@@ -66,7 +67,12 @@ class Lowered:
     differentiable, ranks
         For each graph output, whether a gradient may come back for it, and its number of dims.
     reaches
-        For each graph output, the graph inputs that autograd reaches from it, one bit each.
+        For each graph output, what autograd goes through from it, in bits of `ancestry`.
+    depends
+        For each graph output, the graph inputs that its value is computed from, one bit each.
+    watched
+        For each result of the module, the graph outputs that autograd goes to the inputs from through it: those
+        whose gradients a hook on the result would see. One bit each.
     updates
         Inputs to be overwritten after a forward, by position; their values are the last graph outputs.
     fallbacks
@@ -79,6 +85,9 @@ class Lowered:
     differentiable: list[bool]
     ranks: list[int]
     reaches: list[int]
+    ancestry: Ancestry
+    depends: list[int]
+    watched: list[int]
     updates: list[int]
     fallbacks: list[tuple[str, str]]
 
@@ -146,7 +155,9 @@ class _Lowering:
         self._b = Builder(supports, own_ops)
         self._host = Host()
         self._reach = Reach()
-        self._nowhere = 1 << len(captured.names)  # part of the reach of what requires grad, whether it reaches an input
+        self._ancestry = Ancestry(len(captured.names))
+        self._results: dict[fx.Node, int] = {}  # bits that stand for results of the module
+        self._in_pytorch: dict[fx.Node, int] = {}  # numbers of the ops that run there
         self._fallbacks: list[tuple[str, str]] = []
         self._env: dict[fx.Node, Any] = {}
 
@@ -156,6 +167,8 @@ class _Lowering:
         self._env = dict(zip(inputs, graph_inputs, strict=True))
         for node, tensor in constants.items():
             self._env[node] = self._b.tensor(tensor.detach().clone(), node.name)
+        results, _ = self._captured.results()
+        self._results = {r: self._ancestry.bit() for r in results if isinstance(r, fx.Node) and r.op != "placeholder"}
         module = self._captured.program.graph_module
         memory = _Memory(module.graph)
         for node in module.graph.nodes:
@@ -201,6 +214,10 @@ class _Lowering:
             for k, alias in enumerate(self._captured.aliases)
         ]
         reaches = [v.grad for v in outputs] + [0] * len(final)
+        watched = [
+            self._others_through(r, reaches, i if source == "output" else None)
+            for r, (source, i, _) in zip(results, places, strict=False)
+        ]
         values = [*outputs, *final.values()]
         self._b.graph.outputs.extend([v.ir for v in values])
         model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
@@ -211,9 +228,25 @@ class _Lowering:
             [reached != 0 for reached in reaches],
             [v.rank for v in values],
             reaches,
+            self._ancestry,
+            self._dependences([v.ir for v in values]),
+            watched,
             list(final),
             self._fallbacks,
         )
+
+    def _others_through(self, result: Any, reaches: Sequence[int], own: int | None) -> int:
+        """The outputs, but for its own, whose ancestry has this result of the module in it, one bit each."""
+        bit = self._results.get(result, 0)
+        return sum(1 << i for i, r in enumerate(reaches) if i != own and self._ancestry.whole(r) & bit)
+
+    def _dependences(self, values: Sequence[ir.Value]) -> list[int]:
+        """For each value the graph inputs that it is computed from, one bit each."""
+        known: dict[ir.Value | None, int] = {v: 1 << i for i, v in enumerate(self._b.graph.inputs)}
+        for node in self._b.graph:
+            of = functools.reduce(operator.or_, [known.get(v, 0) for v in node.inputs], 0)
+            known.update(dict.fromkeys(node.outputs, of))
+        return [known.get(v, 0) for v in values]
 
     # One node
 
@@ -231,7 +264,7 @@ class _Lowering:
             self._env[node] = val
         elif node.target is operator.getitem:
             source, i = node.args
-            self._env[node] = self._env[source][i]  # type: ignore[index]
+            self._set(node, self._env[source][i])  # type: ignore[index]
         elif node.target in _CHECKS:
             return
         elif isinstance(node.target, OpOverload):
@@ -247,7 +280,7 @@ class _Lowering:
         if changed:
             op = _functional(node, op)
         self._b.overwritten = []
-        self._env[node] = self._differentiated(node, op, self._translate)
+        self._set(node, self._differentiated(node, op, self._translate))
         overwritten = list(self._b.overwritten)
         if changed:
             target = node.args[0]
@@ -264,20 +297,15 @@ class _Lowering:
         given = [self._value(v) for v in leaves]
         grads = [given[i].grad for i in where]
         reached = None
-        ask = functools.partial(
-            self._reach,
-            op,
-            pytree.tree_unflatten([v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves], spec),
-            [g != 0 for g in grads],
-        )
         is_custom = op is custom_function.op()
         if is_custom:
+            call = custom_function.python_call(leaves[-1])
             all_of_them = frozenset(range(len(where)))
-            differentiable = custom_function.python_call(leaves[-1]).differentiable
-            reached = [all_of_them if d else frozenset() for d in differentiable]
+            reached = [Reached(all_of_them if d else frozenset(), call.saves) for d in call.differentiable]
         elif any(grads):
-            reached = ask()
-        anywhere = frozenset[int]().union(*reached) if reached is not None else range(len(where))
+            fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
+            reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
+        anywhere = frozenset[int]().union(*[r.operands for r in reached]) if reached is not None else range(len(where))
         flows = any(grads[k] for k in anywhere)
         if flows and _has_sparse_gradient(op, *pytree.tree_unflatten(given, spec)):
             raise NotExportable(f"{op} has a sparse gradient")
@@ -286,17 +314,20 @@ class _Lowering:
                 given[i] = self._b.detached(given[i])
         args, kwargs = pytree.tree_unflatten(given, spec)
         expected = node.meta.get("val")
-        n_host = len(self._host.ops)
         result = _typed(self._b, translate(node, op, args, kwargs), expected)
         if reached is None:
             return result
-        in_pytorch = len(self._host.ops) > n_host
-        given_back = (ask(backward=True) or reached) if in_pytorch and not is_custom else reached
-        masks = [
-            functools.reduce(operator.or_, [grads[k] for k in found], self._nowhere * any(grads[k] for k in reaches))
-            for reaches, found in zip(reached, given_back, strict=True)
-        ]
-        return self._carrying(result, expected, iter(masks))
+        number = self._in_pytorch.get(node)
+        if number is not None:
+            grads = [g and self._ancestry.way((number, k), g, is_custom) for k, g in enumerate(grads)]
+        saving = self._ancestry.saving() if any(r.saves for r in reached) else 0
+        return self._carrying(result, expected, iter([self._from(r, grads, saving) for r in reached]))
+
+    def _from(self, reached: Reached, grads: Sequence[int], saving: int) -> int:
+        """The ancestry of a result of an op whose operands have the given ones."""
+        operands = [grads[k] for k in reached.operands if grads[k]]
+        own = self._ancestry.somewhere | saving * reached.saves
+        return functools.reduce(operator.or_, operands, own) if operands else 0
 
     def _carrying(self, result: Any, expected: Any, grads: Iterator[int]) -> Any:
         """`result`, its values with the given reach of gradients."""
@@ -309,6 +340,12 @@ class _Lowering:
             return type(result)(self._carrying(r, e, grads) for r, e in zip(result, expected, strict=False))
         return result
 
+    def _set(self, node: fx.Node, value: Any) -> None:
+        """Let `value` stand for a node from here on."""
+        if node in self._results and isinstance(value, Val) and value.grad:
+            value = Val(value.ir, value.dtype, value.shape, value.grad | self._results[node])
+        self._env[node] = value
+
     def _value(self, arg: Any) -> Any:
         return self._env[arg] if isinstance(arg, fx.Node) else arg
 
@@ -318,7 +355,7 @@ class _Lowering:
             raise NeedsFunctional(str(at.target))
         value.shape = tuple(target.meta["val"].shape)
         for node in memory.same_elements(target, at):
-            self._env[node] = value
+            self._set(node, value)
 
     def _translate(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         mark = self._b.mark()
@@ -452,6 +489,7 @@ class _Lowering:
             results = run_all(tensors)
             return [*[results[i] for i in used], *[tensors[i] for i in written]]
 
+        self._in_pytorch[node] = len(self._host.ops)
         self._host.ops.append(HostOp(name, run, tuple(v.grad != 0 for v in given), _is_random(op)))
         self._fallbacks.append((name, cause))
         dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]

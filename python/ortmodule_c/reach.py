@@ -2,31 +2,46 @@
 
 import contextlib
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from .history import unhooked
 from .options import logger
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-Reached = list[frozenset[int]]  # for each result, the positions of the operands that autograd reaches from it
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What autograd goes through from one result of a call.
+
+    Attributes
+    ----------
+    operands
+        Positions of the operands that it comes to.
+    saves
+        Whether anything on the way saves tensors, which are gone after a backward that does not retain them.
+    """
+
+    operands: frozenset[int]
+    saves: bool
 
 
 class Reach:
     """Remembers the answers: models are made of equal layers."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Reached | None] = {}
+        self._known: dict[Hashable, list[Reached] | None] = {}
 
-    def __call__(
-        self, op: OpOverload, arguments: Any, wanted: Sequence[bool], backward: bool = False
-    ) -> Reached | None:
-        """What autograd reaches from the results of a call.
+    def __call__(self, op: OpOverload, arguments: Any, wanted: Sequence[bool]) -> list[Reached] | None:
+        """What autograd goes through from the results of a call.
 
         Parameters
         ----------
@@ -36,21 +51,18 @@ class Reach:
             Its (args, kwargs); tensors stand for their shapes and dtypes.
         wanted
             For each tensor among the arguments, in their order, whether it requires grad in the module.
-        backward
-            Ask the backward, which reaches an operand and then may find that it has no gradient to give.
 
         Returns
         -------
-        list of frozenset of int or None
-            For each tensor among the results the positions among the tensors of the arguments, or None if the op
-            does not run on tensors without elements.
+        list of Reached or None
+            For each tensor among the results, or None if the op does not run on tensors without elements.
         """
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [_number(v) for v in leaves]
-        key = (op, spec, tuple(map(_described, leaves)), tuple(wanted), backward)
+        key = (op, spec, tuple(map(_described, leaves)), tuple(wanted))
         if key not in self._known:
             try:
-                self._known[key] = _ask(op, leaves, spec, wanted, backward)
+                self._known[key] = _ask(op, leaves, spec, wanted)
             except Exception:
                 logger.warning("PyTorch does not say what %s differentiates: taken to be all its operands", op)
                 logger.debug("what it says instead", exc_info=True)
@@ -83,7 +95,7 @@ def _plainly() -> Iterator[None]:
         yield
 
 
-def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Sequence[bool], backward: bool) -> Reached:
+def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Sequence[bool]) -> list[Reached]:
     operands: list[Tensor] = []
     given = list(leaves)
     with _plainly(), FakeTensorMode():
@@ -94,14 +106,12 @@ def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Seque
                 operands.append(t)
         args, kwargs = pytree.tree_unflatten(given, spec)
         results = [t for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
-        origins = [_with_gradients(t, operands) if backward else _origins(t) for t in results]
-    return [frozenset(i for i, t in enumerate(operands) if id(t) in found) for found in origins]
+        return [_from(t, operands) for t in results]
 
 
-def _origins(t: Tensor) -> set[int]:
-    """Ids of the tensors that autograd computes gradients of from that of `t`."""
+def _from(t: Tensor, operands: Sequence[Tensor]) -> Reached:
     if not t.requires_grad:
-        return set()
+        return Reached(frozenset(), False)
     found = {id(t)}
     seen: set[Any] = set()
     todo: list[Any] = [t.grad_fn]
@@ -111,13 +121,12 @@ def _origins(t: Tensor) -> set[int]:
             seen.add(function)
             found.add(id(getattr(function, "variable", None)))
             todo.extend(f for f, _ in function.next_functions)
-    return found
+    return Reached(frozenset(i for i, o in enumerate(operands) if id(o) in found), any(map(saves, seen)))
 
 
-def _with_gradients(t: Tensor, operands: list[Tensor]) -> set[int]:
-    """Ids of the operands that the backward from `t` has gradients for."""
-    leaves = [o for o in operands if o.requires_grad]
-    if not t.requires_grad or not leaves:
-        return set()
-    found = torch.autograd.grad(t, leaves, torch.empty_like(t), retain_graph=True, allow_unused=True)
-    return {id(o) for o, g in zip(leaves, found, strict=True) if g is not None}
+def saves(function: Any) -> bool:
+    """Whether a node of autograd's saves tensors."""
+    if isinstance(function, BackwardCFunction):
+        return bool(function._raw_saved_tensors)
+    saved = [getattr(function, name) for name in dir(function) if name.startswith("_saved_")]
+    return any(isinstance(t, Tensor) for t in pytree.tree_leaves(saved))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ortmodule_c import _C, ORTModule
+from ortmodule_c.errors import ORTModuleError
 from wrapped import Function, assert_same_state, close, pair
 
 
@@ -178,6 +179,161 @@ def test_backward_again_where_nothing_is_saved() -> None:
         loss = m(torch.randn(5, 4))
         loss.backward()
         loss.backward()
+    assert_same_state(ours, eager)
+
+
+def apart(**more: Any) -> nn.Module:
+    """Two results that share nothing but the argument, which needs no gradient."""
+    return Function(lambda s, x: (s.a(x).tanh(), s.b(x).exp()), a=nn.Linear(4, 4), b=nn.Linear(4, 4), **more)
+
+
+@pytest.mark.parametrize("module", ["scalars", "tensors"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_losses_that_share_nothing_need_no_retained_graph(module: str, order: tuple[int, int]) -> None:
+    """As the two of a GAN do: the first optimizer steps before the second backward."""
+    inner = apart()
+    if module == "scalars":
+        inner.function = lambda s, x: (s.a(x).tanh().mean(), s.b(x).exp().mean())
+    eager, ours = pair(inner)
+    for _ in range(4):
+        x = torch.randn(5, 4)
+        for m in (eager, ours):
+            out = m(x)
+            for which, part in zip(order, [(m.a, m.b)[i] for i in order], strict=True):
+                part.zero_grad()
+                out[which].mean().backward()
+                torch.optim.SGD(part.parameters(), 0.1).step()
+        assert_same_state(ours, eager)
+        for p, q in zip(eager.parameters(), ours.parameters(), strict=True):
+            close(q, p)
+
+
+def test_such_losses_repeat_no_forward_once_they_were_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ORTModule(apart())
+    with count_forwards(monkeypatch) as count:
+        for step in range(6):
+            before = count[0]
+            for out in ours(torch.randn(5, 4)):
+                out.mean().backward()
+            assert step < 2 or count[0] == before + 1
+    assert ours.stats()["runs_live"] == 0
+
+
+def test_the_usual_single_loss_frees_the_arena() -> None:
+    """... whatever else the forward returned; nobody was seen to come back for it."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, ...]:
+        h = s.second(s.first(x).tanh()).tanh()
+        return h.square().mean(), h, s.w + x, s.other(x).exp()
+
+    layers = {name: nn.Linear(4, 4) for name in ("first", "second", "other")}
+    ours = ORTModule(Function(forward, **layers, w=nn.Parameter(torch.ones(4))))
+    for _ in range(3):
+        out = ours(torch.randn(5, 4))
+        assert ours.stats()["runs_live"] == 1
+        out[0].backward()
+        assert ours.stats()["runs_live"] == 0
+
+
+def over(trunk: Callable[..., Any], *heads: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(s: Function, x: Tensor) -> tuple[Any, ...]:
+        h = trunk(s, x)
+        return tuple(head(s, h) for head in heads)
+
+    return forward
+
+
+SHARING: dict[str, tuple[Callable[..., Any], bool]] = {
+    "nothing": (lambda s, x: (s.a(x).tanh(), s.b(x).exp()), False),
+    "a parameter": (lambda s, x: (s.a(x).tanh(), s.a(x).exp()), False),
+    "a sum": (over(lambda s, x: s.w + x, lambda s, h: h.sum(1), lambda s, h: h + 2 * s.b.weight[0]), False),
+    "a product with a number": (
+        over(lambda s, x: 2 * (s.w + x), lambda s, h: h.sum(1), lambda s, h: h + s.b.bias),
+        True,
+    ),
+    "a layer": (over(lambda s, x: s.a(x).tanh(), lambda s, h: h.sum(1), lambda s, h: s.b(h)), True),
+    "a layer, detached": (
+        over(lambda s, x: s.a(x).tanh(), lambda s, h: h.sum(1), lambda s, h: s.b(h.detach())),
+        False,
+    ),
+    "two results of one op": (
+        over(lambda s, x: s.a(x).exp().split(2, 1), lambda s, h: h[0], lambda s, h: h[1] + s.w[:2]),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SHARING)
+def test_a_second_backward_is_refused_where_it_meets_freed_tensors(what: str) -> None:
+    function, refused = SHARING[what]
+    eager, ours = pair(Function(function, a=nn.Linear(4, 4), b=nn.Linear(4, 4), w=nn.Parameter(torch.ones(4))))
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for m in (eager, ours):
+            first, second = m(x)
+            first.sum().backward()
+            if refused:
+                with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+                    second.sum().backward()
+                m.zero_grad()  # a part of it may have run
+            else:
+                second.sum().backward()
+        assert_same_state(ours, eager)
+
+
+def test_several_backwards_in_any_order_are_those_of_eager() -> None:
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, ...]:
+        h = s.a(x)
+        return h.mean(), h.exp().sum(), s.b(x).relu().sum(), (s.w + x).sum(), s.b(h).sum()
+
+    for seed in range(30):
+        dice = random.Random(seed)
+        torch.manual_seed(seed)
+        eager, ours = pair(Function(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), w=nn.Parameter(torch.ones(4))))
+        out = [m(torch.ones(5, 4)) for m in (eager, ours)]
+        for _ in range(6):
+            which, retain = dice.sample(range(5), dice.randint(1, 2)), dice.random() < 0.3
+            raised = []
+            for mine in out:
+                try:
+                    sum(mine[i] for i in which).backward(retain_graph=retain)
+                    raised.append("")
+                except RuntimeError as error:
+                    raised.append(str(error))
+            assert raised[1] == raised[0]
+            if raised[0]:
+                break
+            assert_same_state(ours, eager)
+
+
+def between(s: Function, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = s.trunk(x)
+    return h, h.exp()
+
+
+@pytest.mark.parametrize("ask", ["hook", "hook of a result that is gone", "retain_grad"])
+def test_the_gradient_of_a_result_that_others_are_made_of_is_refused(ask: str) -> None:
+    """All results come from one node, so it would lack what comes from the others."""
+    ours = ORTModule(Function(between, trunk=nn.Linear(4, 8)))
+    first, second = ours(torch.randn(5, 4))
+    if ask == "retain_grad":
+        first.retain_grad()
+    else:
+        first.register_hook(lambda grad: grad)
+    if ask == "hook of a result that is gone":
+        (2 * first).sum().backward(retain_graph=True)
+        del first
+    with pytest.raises(ORTModuleError, match="where other outputs are computed from it"):
+        (second.sum() if ask == "hook of a result that is gone" else second.sum() + first.sum()).backward()
+
+
+def test_a_hook_that_was_removed_asks_for_nothing() -> None:
+    eager, ours = pair(Function(between, trunk=nn.Linear(4, 8)))
+    x = torch.randn(5, 4)
+    for m in (eager, ours):
+        first, second = m(x)
+        first.register_hook(torch.zeros_like).remove()
+        (first.sum() + second.sum()).backward()
     assert_same_state(ours, eager)
 
 

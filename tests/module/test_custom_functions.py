@@ -140,6 +140,40 @@ def in_place(s: Any, x: Tensor) -> Tensor:
     return InPlace.apply(y) + y
 
 
+class Second(Base):
+    """Has a gradient for its first argument alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * 2, None
+
+
+class Shifted(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad + 1
+
+
+class Sometimes(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:
+        (x,) = ctx.saved_tensors
+        return grad * x if x.sum() > 0 else None
+
+
 USES: dict[str, Any] = {
     "by its class": lambda s, x: Scaled.apply(s.l(x), 5.0),
     "by a name taken before": lambda s, x: applied_early(s.l(x), 5.0),
@@ -176,6 +210,30 @@ def test_own_backward(use: Any) -> None:
         torch.testing.assert_close(b.grad, a.grad)
     alone = not any(r.name == "Function" for r in ours.fallback_report())
     assert alone == (use is not in_place), "the function alone runs in PyTorch"
+
+
+NONES: dict[str, Any] = {
+    "at once": lambda s, x: Second.apply(s.l(x), s.other(x)),
+    "behind other ops": lambda s, x: Second.apply(s.l(x), s.other(x).exp().sum(1, keepdim=True)),
+    "beside another way": lambda s, x: Second.apply(s.l(x), s.other(x).exp()) + s.other(x),
+    "beside a way to a part": lambda s, x: Second.apply(s.l(x), s.other(x).exp()) + s.other.bias,
+    "behind a function that gets zeros for it": lambda s, x: Second.apply(s.l(x), Shifted.apply(s.other(x)).exp()),
+    "behind two": lambda s, x: Second.apply(s.l(x), Second.apply(s.other(x), s.l.weight[0])),
+    "by the values": lambda s, x: Sometimes.apply(s.other(x)) + s.l(x),
+    "for an op that runs in PyTorch": lambda s, x: s.l(x) + (s.other(x)).norm(0, dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("use", NONES.values(), ids=NONES)
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_gradient_that_is_none(use: Any) -> None:
+    """... stays none, unless there is another way to what it is of."""
+    eager, ours = pair(Function(use, l=nn.Linear(4, 4), other=nn.Linear(4, 4)))
+    for shift in (4.0, -4.0, 4.0):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.rand(3, 4) + shift)
+    assert not any(r.name == "Function" for r in ours.fallback_report())
 
 
 def test_it_is_named() -> None:
