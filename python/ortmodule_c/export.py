@@ -34,6 +34,7 @@ from .guards import Snapshot, Survey, Write, held_objects
 from .history import Flow, check_autocast, check_changes, check_functional, check_overlaps, inline_regions, unhooked
 from .reads import Reads
 from .stack import users_line
+from .symbols import remembered
 
 PATH = "ortmodule_c.path"
 # Dropouts, and how they call the flag of training.
@@ -317,6 +318,7 @@ def capture(
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
                 reads.watch(),
+                remembered(),
             ):
                 lift = _Lift(function)
                 program = torch.export.export(

@@ -19,9 +19,9 @@ from .guards import Attributes, Survey, Write
 from .ingest import ingest
 from .lowering import Lowered, lower
 from .options import DebugOptions, logger
-from .process import tracing_lock
+from .process import no_collection, tracing_lock
 from .report import FallbackReport
-from .shapes import Fit, Sizes
+from .shapes import Fit, Openings, Sizes
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
 
@@ -48,6 +48,11 @@ class Graph:
     written: list[tuple[nn.Module, str]] = field(default_factory=list)
     rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
 
+    @property
+    def opened(self) -> bool:
+        """Whether it serves other sizes too."""
+        return self.fit is not None and self.fit.dynamic
+
     def serves(self, sizes: Sizes) -> bool:
         """Whether it may be used for inputs of these sizes now."""
         return (self.fit is None or self.fit.accepts(sizes)) and (self.attributes is None or self.attributes.hold())
@@ -60,25 +65,6 @@ class Graph:
         for (module, name), value in zip(self.rebound, rebound, strict=True):
             module._buffers[name] = value
         return outputs
-
-
-@dataclass
-class _History:
-    """What was seen of calls with one key, to decide which axes are made dynamic."""
-
-    sizes: list[Sizes] = field(default_factory=list)
-    tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
-
-    def add(self, sizes: Sizes) -> None:
-        """Note the sizes of a call that a graph was made for."""
-        self.sizes = [*self.sizes[-15:], sizes]
-
-    def varying(self, now: Sizes) -> tuple[tuple[int, ...], ...]:
-        """Axes of each tensor whose size is not always the same."""
-        return tuple(
-            tuple(a for a in range(len(shape)) if any(old[i][a] != shape[a] for old in self.sizes))
-            for i, shape in enumerate(now)
-        )
 
 
 class Graphs:
@@ -103,7 +89,7 @@ class Graphs:
         self._arguments = arguments
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
-        self._history: OrderedDict[Hashable, _History] = OrderedDict()
+        self._openings: OrderedDict[Hashable, Openings] = OrderedDict()
         self._counting: Counter[tuple[int, str]] = Counter()
         self._last: Key | None = None  # key of the last export
         self._changes: Counter[str] = Counter()
@@ -148,7 +134,7 @@ class Graphs:
             If the module must run in PyTorch.
         """
         begin = time.perf_counter()
-        with quiet():
+        with quiet(), no_collection():
             graph = self._export(key, leaves, paths, survey)
         self._export_seconds += time.perf_counter() - begin
         self._keep(graph)
@@ -184,8 +170,8 @@ class Graphs:
         self._graphs[id(graph)] = graph
         same_key = self._by_key.setdefault(graph.key, [])
         same_key.insert(0 if graph.runner is not None else len(same_key), graph)
-        while len(self._history) > 4 * self._options.max_graphs:
-            self._history.popitem(last=False)
+        while len(self._openings) > 4 * self._options.max_graphs:
+            self._openings.popitem(last=False)
 
     def _drop(self, graph: Graph) -> None:
         del self._graphs[id(graph)]
@@ -196,27 +182,24 @@ class Graphs:
     def _export(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
-        history = self._history.setdefault(key, _History())
-        axes = history.varying(sizes)
-        useful = (
-            any(axes)
-            and axes not in history.tried
-            and all(s[a] > 1 for s, varying in zip(sizes, axes, strict=True) for a in varying)
-        )
-        if useful:
-            history.tried.add(axes)
+        openings = self._openings.setdefault(key, Openings())
+        for axes in openings.candidates(sizes):
             try:
                 graph = self._build(key, capture(self._module, spec, leaves, paths, survey, axes))
-                history.add(sizes)
-                return graph
             except Exception as error:
-                logger.info("%s: not exported with dynamic sizes: %s", type(self._module).__name__, first_lines(error))
+                openings.fail(axes)
+                logger.info("%s: not exported with open sizes: %s", type(self._module).__name__, first_lines(error))
                 logger.debug("", exc_info=error)
+                continue
+            if not graph.opened:
+                openings.fail(axes)
+            openings.add(sizes, graph.opened)
+            return graph
         try:
             graph = self._build(key, capture(self._module, spec, leaves, paths, survey, [()] * len(leaves)))
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
-        history.add(sizes)
+        openings.add(sizes, opened=False)
         return graph
 
     def _build(self, key: Key, captured: Captured) -> Graph:

@@ -1,8 +1,11 @@
 """What the threads of a process share, and what a fork leaves of it."""
 
+import contextlib
 import functools
+import gc
 import os
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -13,6 +16,18 @@ _first_process = os.getpid()
 os.register_at_fork(
     before=tracing_lock.acquire, after_in_parent=tracing_lock.release, after_in_child=tracing_lock.release
 )
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Lets Python's garbage wait: a trace allocates so much that all of PyTorch's objects would be walked meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def one_thread_after_fork() -> None:

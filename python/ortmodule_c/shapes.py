@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 Sizes = tuple[torch.Size, ...]
+Axes = tuple[tuple[int, ...], ...]  # of each tensor, those whose size is left open
 _MAX_KNOWN = 256
+_MAX_SEEN = 16
+_MAX_OPEN = 4  # graphs with open sizes for calls that differ in sizes alone; more than that, and each fits little
+_MAX_RANK = 3  # of tensors that hold sequences; above it are images, whose height and width rarely change
 
 
 class Fit:
@@ -18,12 +22,17 @@ class Fit:
     ----------
     examples
         What torch.export knows of each user tensor; sizes may be symbolic.
+
+    Attributes
+    ----------
+    dynamic
+        Whether some size may differ.
     """
 
     def __init__(self, examples: Sequence[Tensor]) -> None:
         self._dims: list[list[Any]] = [[_expr(s) for s in t.shape] for t in examples]
         symbolic: list[Any] = [s for t in examples for s in t.shape if isinstance(s, torch.SymInt)]
-        self.dynamic = bool(symbolic)
+        self.dynamic = any(not isinstance(dim, int) for dims in self._dims for dim in dims)
         env = symbolic[0].node.shape_env if symbolic else None
         self._replacements = dict(env.replacements) if env is not None else {}
         self._ranges = dict(env.var_to_range) if env is not None else {}
@@ -60,6 +69,44 @@ class Fit:
         while any(s in self._replacements for s in guard.free_symbols):
             guard = guard.xreplace(self._replacements)
         return _value(guard, bound) in (True, sympy.true)
+
+
+class Openings:
+    """Which sizes to leave open in the graphs of calls that differ in sizes alone."""
+
+    def __init__(self) -> None:
+        self._seen: list[Sizes] = []
+        self._failed: set[Axes] = set()
+        self._made = 0
+
+    def add(self, sizes: Sizes, opened: bool) -> None:
+        """Note the sizes of a call that a graph was made for, and whether some of them are open in it."""
+        self._seen = [*self._seen[1 - _MAX_SEEN :], sizes]
+        self._made += opened
+
+    def fail(self, axes: Axes) -> None:
+        """Note that no graph has these axes open."""
+        self._failed.add(axes)
+
+    def candidates(self, now: Sizes) -> list[Axes]:
+        """What to leave open for a call of these sizes, in the order to be tried.
+
+        Once one size changes, others are expected to: all that may are opened with it, and those they cannot
+        differ from. A size of 0 or 1 is never open, as it computes something else where it broadcasts.
+        """
+        history = [[tuple(old[i][a] for old in [*self._seen, now]) for a in range(len(s))] for i, s in enumerate(now)]
+        changed = {sizes for tensor in history for sizes in tensor if sizes[-1] > 1 and len(set(sizes)) > 1}
+        if not changed or self._made >= _MAX_OPEN:
+            return []
+        expected = changed.union(*[tensor for tensor in history if len(tensor) <= _MAX_RANK])
+        found = []
+        for opened in (expected, changed):
+            axes = tuple(
+                tuple(a for a, sizes in enumerate(tensor) if sizes in opened and sizes[-1] > 1) for tensor in history
+            )
+            if axes not in found and axes not in self._failed:
+                found.append(axes)
+        return found
 
 
 def _expr(size: Any) -> Any:

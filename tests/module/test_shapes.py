@@ -16,18 +16,91 @@ def net() -> nn.Module:
     )
 
 
-def test_one_dynamic_graph_serves_all_later_sizes() -> None:
-    eager, ours = pair(net())
-    for n in (3, 5, 7, 2, 9):
+def assert_same_steps(module: nn.Module, *calls: tuple[torch.Tensor, ...]) -> ORTModule:
+    """One step for each call, with gradients of its own."""
+    eager, ours = pair(module)
+    for call in calls:
         for m in (eager, ours):
             m.zero_grad()
-        assert_same_step(eager, ours, torch.randn(n, 4, 6))
+        assert_same_step(eager, ours, *call)
+    return ours
+
+
+def n_open(ours: ORTModule) -> int:
+    return sum(g.opened for g in graphs(ours))
+
+
+def test_the_second_size_opens_all() -> None:
+    sizes = [(3, 4), (5, 4), (7, 4), (2, 4), (9, 4), (4, 8), (4, 3), (6, 9)]
+    ours = assert_same_steps(net(), *[(torch.randn(n, length, 6),) for n, length in sizes])
     assert n_graphs(ours) == 2
-    for length in (8, 3):
-        for m in (eager, ours):
-            m.zero_grad()
-        assert_same_step(eager, ours, torch.randn(4, length, 6))
+
+
+def test_a_last_smaller_batch_and_then_other_lengths() -> None:
+    module = Function(
+        lambda m, x, mask: m.head((m.embed(x) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)),
+        embed=nn.Embedding(11, 6),
+        head=nn.Linear(6, 3),
+    )
+    sizes = [(8, 5), (8, 5), (3, 5), (8, 7), (3, 7), (5, 5), (4, 11), (2, 2)]
+    ours = assert_same_steps(module, *[(torch.randint(0, 11, s), torch.ones(s)) for s in sizes])
+    assert n_graphs(ours) == 2
+
+
+def test_lengths_of_encoder_and_decoder_are_two() -> None:
+    module = Function(
+        lambda m, x, y: m.encoder(x).mean(1, keepdim=True) + m.decoder(y),
+        encoder=nn.Embedding(11, 6),
+        decoder=nn.Embedding(11, 6),
+    )
+    sizes = [(4, 5, 3), (4, 6, 3), (4, 5, 9), (3, 2, 5), (5, 7, 7)]
+    calls = [(torch.randint(0, 11, (b, s)), torch.randint(0, 11, (b, t))) for b, s, t in sizes]
+    assert n_graphs(assert_same_steps(module, *calls)) == 2
+
+
+def test_what_moves_with_a_length_is_opened_with_it() -> None:
+    def forward(m: nn.Module, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        h = m.embed(x)
+        return ((h @ h.transpose(1, 2) + mask[:, 0]).softmax(-1) @ h).sum(1)
+
+    sizes = [(4, 5), (3, 5), (3, 7), (2, 9)]
+    calls = [(torch.randint(0, 11, s), torch.randn(s[0], 1, s[1], s[1])) for s in sizes]
+    assert n_graphs(assert_same_steps(Function(forward, embed=nn.Embedding(11, 6)), *calls)) == 2
+
+
+def test_images_of_another_batch_keep_their_height_and_width() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    ours = assert_same_steps(module, *[(torch.randn(n, 2, 7, 7),) for n in (4, 3, 5, 2)])
+    assert n_graphs(ours) == 2
+
+
+def test_sizes_that_coincide_at_first_may_differ_later() -> None:
+    """Batch, length and features are 6 in the call that opens them, and are not taken for one another."""
+    module = Function(lambda m, x: m.a(x) + x.transpose(0, 1).sum() + x.sum(0, keepdim=True), a=nn.Linear(6, 6))
+    sizes = [(5, 6), (6, 6), (4, 6), (6, 3), (2, 5), (7, 4)]
+    ours = assert_same_steps(module, *[(torch.randn(n, length, 6),) for n, length in sizes])
+    assert n_graphs(ours) == 2
+
+
+def test_a_pinned_size_is_found_out_with_the_others() -> None:
+    module = Function(lambda m, x: m.a(x) * sum(range(x.shape[1])), a=nn.Linear(6, 4))
+    ours = assert_same_steps(module, *[(torch.randn(n, 3, 6),) for n in (4, 5, 2, 7)])
+    assert n_graphs(ours) == 2
+    assert n_open(ours) == 1
+
+
+def test_a_graph_for_each_range_of_sizes_that_the_forward_tells_apart() -> None:
+    module = Function(lambda m, x: m.a(x) * 2 if x.shape[0] > 4 else m.a(x), a=nn.Linear(6, 4))
+    ours = assert_same_steps(module, *[(torch.randn(n, 6),) for n in (2, 3, 6, 9, 4, 5, 8)])
     assert n_graphs(ours) == 3
+    assert n_open(ours) == 2
+
+
+def test_a_forward_that_takes_each_size_apart_has_few_n_open() -> None:
+    module = Function(lambda m, x: m.a(x) * len([0 for _ in range(x.shape[0])]), a=nn.Linear(6, 4))
+    ours = assert_same_steps(module, *[(torch.randn(n, 6),) for n in range(2, 12)])
+    assert n_open(ours) == 0
+    assert n_graphs(ours) <= 10
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)], ids=str)
