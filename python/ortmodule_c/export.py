@@ -107,7 +107,8 @@ class Captured:
         given, constants = [], {}
         for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
-                given.append(node)
+                if isinstance(node.meta["val"], Tensor):  # else a size
+                    given.append(node)
             else:
                 assert spec.target is not None
                 constant = self.program.constants[spec.target]
@@ -143,7 +144,7 @@ class _Lift(nn.Module):
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Leaves PyTorch's state as it was, and hides what is traced from saved-tensor hooks."""
     state, hooks = torch.get_rng_state(), set(_global_buffer_registration_hooks)
     try:
@@ -197,7 +198,7 @@ def _paths_noted(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
+def no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
     """Turns ambient autocast off; gives what was on, as (device type, dtype)."""
     active = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
     with contextlib.ExitStack() as stack:
@@ -230,7 +231,7 @@ def _rebound(module: nn.Module, before: Registries) -> list[tuple[nn.Module, str
     return rebound
 
 
-def _memory_of(t: Tensor) -> tuple[Any, ...]:
+def memory_of(t: Tensor) -> tuple[Any, ...]:
     """Where a tensor lies, in numbers: a trace may find out that two symbols are one."""
     places = (t.storage_offset(), *t.shape, *t.stride())
     return t.untyped_storage()._cdata, *[p.node.hint if isinstance(p, torch.SymInt) else p for p in places]
@@ -277,7 +278,7 @@ def capture(
     kept = Snapshot(module)
     reads = Reads(held_objects(module))
 
-    with _no_autocast() as autocast:
+    with no_autocast() as autocast:
 
         def function(tensors: list[Tensor]) -> list[Any]:
             user = iter(tensors[:n_user])
@@ -285,12 +286,12 @@ def capture(
             cloned = {n: t.clone() for n, t in zip(buffers, tensors[n_user + n_parameters :], strict=True)}
             state.update(cloned)
             held = {**dict(zip(paths, tensors, strict=False)), **state}
-            lie = {n: _memory_of(t) for n, t in held.items()}
+            lie = {n: memory_of(t) for n, t in held.items()}
             args, kwargs = unflatten(spec, user)
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                stack.enter_context(_RefuseStrangers())
+                stack.enter_context(RefuseStrangers())
                 stack.enter_context(_no_seeding())
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
@@ -298,7 +299,7 @@ def capture(
                 rebound[:] = _rebound(module, registries)
                 values = [m._buffers[name] for m, name in rebound]
             for name, t in held.items():
-                if _memory_of(t) != lie[name]:
+                if memory_of(t) != lie[name]:
                     raise NotExportable(f"the forward changes in place how {name} lies in memory")
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
             for name in kept.changed_containers():
@@ -309,11 +310,11 @@ def capture(
             return [*out, *cloned.values()]
 
         examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
-        tensors = _apart([*examples, *survey.parameters, *survey.buffers])
+        tensors = apart([*examples, *survey.parameters, *survey.buffers])
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
         try:
             with (
-                _undisturbed(),
+                undisturbed(),
                 _paths_noted(module),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
@@ -344,11 +345,14 @@ def capture(
     return captured
 
 
-def _apart(tensors: list[Tensor]) -> list[Tensor]:
+def apart(tensors: Sequence[Any]) -> list[Any]:
     """The tensors, those that share memory with an earlier one copied: a graph serves calls where they do not."""
     seen: set[int] = set()
     found = []
     for t in tensors:
+        if not isinstance(t, Tensor):
+            found.append(t)
+            continue
         shares = t.untyped_storage()._cdata in seen
         found.append(t.detach().clone().requires_grad_(t.requires_grad) if shares else t)
         seen.add(t.untyped_storage()._cdata)
@@ -394,7 +398,7 @@ def _no_seeding() -> Iterator[None]:
         torch.random.default_generator = generator
 
 
-class _RefuseStrangers(TorchFunctionMode):
+class RefuseStrangers(TorchFunctionMode):
     """Refuses what a trace would lose: tensors made outside the module that require grad, hooks, inference mode."""
 
     def __init__(self) -> None:

@@ -253,14 +253,14 @@ class _Lowering:
     def _node(self, node: fx.Node, module: fx.GraphModule, memory: _Memory | None) -> None:
         if memory is not None:
             memory.add(node)
-        if node.op == "placeholder":
+        if node in self._env:  # an input
             return
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
             self._env[node] = self._b.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
             return
         val = node.meta.get("val")
-        if isinstance(val, (*_SYMBOLIC, int, float)):
+        if isinstance(val, (*_SYMBOLIC, int, float)) or node.op == "placeholder":
             self._env[node] = val
         elif node.target is operator.getitem:
             source, i = node.args

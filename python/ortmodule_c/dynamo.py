@@ -1,0 +1,209 @@
+"""The backend of TorchDynamo: ``torch.compile(model, backend="ortmodule_c")``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from . import _C
+from .builder import DTYPES
+from .errors import NeedsStatic, NotExportable, out_of_memory
+from .export import apart, quiet
+from .flatten import Spec, unflatten
+from .function import Call, Runner
+from .fx_capture import capture_graph
+from .graphs import OWN_OPS, device_refusal, supports
+from .ingest import ingest
+from .lowering import lower
+from .options import DebugOptions, logger
+from .process import one_thread_after_fork, tracing_lock
+from .report import FallbackReport
+from .stack import users_line_in
+
+Key = tuple[Any, ...]
+
+
+def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None, options: Any = None) -> "Compiled":
+    """Compile one of TorchDynamo's graphs for the C core.
+
+    Parameters
+    ----------
+    graph
+        Its placeholders are sizes, parameters, buffers and user tensors.
+    examples
+        The values of the call that is being compiled.
+    mode
+        Not used.
+    options
+        Fields of :class:`DebugOptions`, ``torch.compile(..., options={"fallback": "error"})``.
+
+    Returns
+    -------
+    Compiled
+        Computes what the graph does. What cannot run here it runs in PyTorch, with a warning; where `fallback` is
+        ``"error"`` its call raises ORTModuleError instead.
+    """
+    settings = DebugOptions(**(options or {}))
+    return Compiled(graph, examples, FallbackReport(settings.fallback), settings.max_graphs)
+
+
+@dataclass
+class _Made:
+    """A graph and the places of its inputs among the arguments."""
+
+    runner: Runner
+    inputs: list[int]
+    out_spec: Spec
+
+
+class Compiled:
+    """Takes the place of one of TorchDynamo's graphs.
+
+    Its guards, and those that tracing on its own symbols adds to them, say when it is called. Where the C core needs
+    to know a number that they leave open, there is one graph for each.
+
+    Parameters
+    ----------
+    graph, examples
+        As a backend gets them.
+    report
+        Where is told what runs in PyTorch.
+    max_graphs
+        For how many sets of numbers there are graphs.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int
+    ) -> None:
+        self._graph = graph
+        self._report = report
+        self._max_graphs = max_graphs
+        self._name = _name(graph)
+        self._floats = _floats(graph)
+        self._open: _Made | None = None
+        self._by_numbers: dict[Key, _Made] = {}
+        self._in_pytorch = False
+        self._error: BaseException | None = None  # instead of that
+        try:
+            if self._floats:
+                raise NeedsStatic("a number that is not a size is computed with")
+            self._open = self._make(_stand_ins(examples))
+        except NeedsStatic as error:
+            logger.info("%s: a graph for each size: %s", self._name, error)
+        except Exception as error:
+            if out_of_memory(error) is None:
+                self._give_up(error)
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's results, connected to autograd."""
+        one_thread_after_fork()
+        call: Call | None = None
+        if not self._in_pytorch:
+            try:
+                made = self._open or self._for(args)
+                call = made.runner.prepare([args[i] for i in made.inputs])
+                self._report.warn()
+                return unflatten(made.out_spec, iter(made.runner.run(call)))
+            except IndexError:  # PyTorch raises it by itself, as the class that is its own
+                pass
+            except NotExportable as error:
+                self._give_up(error)
+            except Exception as error:
+                if call is not None:
+                    raise
+                self._give_up(error)
+        self._report.warn()
+        if self._error is not None:
+            raise self._error
+        return self._graph(*args)
+
+    def _make(self, examples: Sequence[Any]) -> _Made:
+        """A graph for what is a number among the examples."""
+        inputs = [i for i, e in enumerate(examples) if isinstance(e, Tensor)]
+        tensors = [examples[i] for i in inputs]
+        refusal = _refusal(examples) or device_refusal(tensors)
+        if refusal:
+            raise NotExportable(refusal)
+        with tracing_lock, quiet():
+            captured = capture_graph(self._graph, examples)
+            lowered = lower(captured, supports, OWN_OPS)
+            for name, cause in lowered.fallbacks:
+                self._report.add(name, cause)
+            text, constants = ingest(lowered.model)
+            runner = Runner(_C.Session(text, constants, lowered.host), lowered)
+        logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
+        return _Made(runner, inputs, captured.out_spec)
+
+    def _for(self, args: Sequence[Any]) -> _Made:
+        """The graph for the numbers of this call."""
+        given = [a.item() if i in self._floats else a for i, a in enumerate(args)]
+        key = tuple([tuple(a.shape) if isinstance(a, Tensor) else (type(a), a) for a in given])
+        with tracing_lock:
+            made = self._by_numbers.get(key)
+            if made is None:
+                if len(self._by_numbers) >= self._max_graphs:
+                    raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes")
+                mode = FakeTensorMode()
+                fakes = [mode.from_tensor(a, static_shapes=True) if isinstance(a, Tensor) else a for a in given]
+                try:
+                    made = self._make(apart(fakes))
+                except NeedsStatic as error:
+                    raise NotExportable(str(error)) from error
+                self._by_numbers[key] = made
+            return made
+
+    def _give_up(self, error: Exception) -> None:
+        """Run in PyTorch from now on."""
+        self._in_pytorch = True
+        try:
+            self._report.add(self._name, self._report.cause(self._name, error))
+        except Exception as raised:
+            self._error = raised
+
+
+def _name(graph: fx.GraphModule) -> str:
+    """What a graph is called: by the first line of the user's that it holds."""
+    traces = [n.meta["stack_trace"] for n in graph.graph.nodes if n.meta.get("stack_trace")]
+    return f"the graph from {users_line_in(traces[0])} on" if traces else "a graph"
+
+
+def _floats(graph: fx.GraphModule) -> set[int]:
+    """Places of the tensors that stand for numbers of Python's."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    return {
+        i
+        for i, n in enumerate(placeholders)
+        if n.users and all(u.op == "call_method" and u.target == "item" for u in n.users)
+    }
+
+
+def _stand_ins(examples: Sequence[Any]) -> list[Any]:
+    """The examples without elements, with the symbols that Dynamo gave their sizes."""
+    context = TracingContext.try_get()
+    mode = context.fake_mode if context is not None and context.fake_mode is not None else FakeTensorMode()
+
+    def stand_in(t: Any) -> Any:
+        if not isinstance(t, Tensor) or isinstance(t, FakeTensor):
+            return t
+        known = context.tensor_to_context.get(t) if context is not None else None
+        if known is None:
+            return mode.from_tensor(t, static_shapes=True)
+        return mode.from_tensor(t, symbolic_context=known, source=known.tensor_source, trace=False)
+
+    return apart([stand_in(t) for t in examples])
+
+
+def _refusal(examples: Sequence[Any]) -> str:
+    """Why no graph can take such inputs, or nothing."""
+    for e in examples:
+        if not isinstance(e, (Tensor, int, float, torch.SymInt)):
+            return f"an input is a {type(e).__name__}"
+        if isinstance(e, Tensor) and (e.layout is not torch.strided or e.is_nested or e.dtype not in DTYPES):
+            return f"an input has layout {e.layout} and dtype {e.dtype}"
+        if isinstance(e, Tensor) and torch._is_functional_tensor(e):
+            return "an input is a functional tensor"
+    return ""
