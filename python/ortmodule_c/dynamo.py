@@ -76,9 +76,7 @@ class Compiled:
         For how many sets of numbers there are graphs.
     """
 
-    def __init__(
-        self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int
-    ) -> None:
+    def __init__(self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int) -> None:
         self._graph = graph
         self._report = report
         self._max_graphs = max_graphs
@@ -120,6 +118,11 @@ class Compiled:
         if self._error is not None:
             raise self._error
         return self._graph(*args)
+
+    def runners(self) -> list[Runner]:
+        """Those of its graphs."""
+        made = [*([self._open] if self._open is not None else []), *self._by_numbers.values()]
+        return [m.runner for m in made]
 
     def _make(self, examples: Sequence[Any]) -> _Made:
         """A graph for what is a number among the examples."""

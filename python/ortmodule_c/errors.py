@@ -9,6 +9,10 @@ class NotExportable(ORTModuleError):
     """The module as a whole cannot become a graph; the message is the cause."""
 
 
+class NotRunnable(NotExportable):
+    """No graph can take such tensors, whoever captures it."""
+
+
 class Unsupported(Exception):
     """One ATen op cannot be expressed with our kernels; it then runs in PyTorch."""
 
@@ -21,8 +25,8 @@ class NeedsFunctional(Exception):
     """The captured graph changes memory seen through more than one view; it has to be functionalised first."""
 
 
-def first_lines(error: BaseException) -> str:
-    """As much of an error's message as fits into one line."""
+def first_lines(error: BaseException | str) -> str:
+    """As much of an error's message, or of another text, as fits into one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:300]
 

@@ -68,7 +68,7 @@ class Captured:
     rebound
         Buffers for which it sets other tensors.
     reads
-        Attributes it reads.
+        Attributes it reads; None if somebody else guards them.
     calls
         Custom functions in the graph.
     aliases
@@ -83,9 +83,9 @@ class Captured:
     n_parameters: int
     n_buffers: int
     out_spec: Spec
-    writes: list[Write]
-    rebound: list[tuple[nn.Module, str]]
-    reads: Reads
+    writes: list[Write] = field(default_factory=list)
+    rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
+    reads: Reads | None = None
     calls: list[PythonCall] = field(default_factory=list)
     aliases: list[Alias | None] = field(default_factory=list)
     hidden: list[fx.Node] = field(default_factory=list)
@@ -291,7 +291,7 @@ def capture(
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                stack.enter_context(RefuseStrangers())
+                stack.enter_context(_RefuseStrangers())
                 stack.enter_context(_no_seeding())
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
@@ -398,7 +398,16 @@ def _no_seeding() -> Iterator[None]:
         torch.random.default_generator = generator
 
 
-class RefuseStrangers(TorchFunctionMode):
+def leaves_alone(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is a dropout that gives back its first argument in eager; a trace would have a copy."""
+    if function not in _DROPOUTS or not args:
+        return False
+    given = {**dict(zip(("input", "p", _DROPOUTS[function]), args, strict=False)), **kwargs}
+    p, training = given.get("p", 0.5), given.get(_DROPOUTS[function], True)
+    return bool(p == 0 or (not training and 0 < p <= 1))
+
+
+class _RefuseStrangers(TorchFunctionMode):
     """Refuses what a trace would lose: tensors made outside the module that require grad, hooks, inference mode."""
 
     def __init__(self) -> None:
@@ -408,10 +417,8 @@ class RefuseStrangers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _DATA:
             return args[0].detach()
-        if func in _DROPOUTS:
-            given = {**dict(zip(("input", "p", _DROPOUTS[func]), args, strict=False)), **(kwargs or {})}
-            if given["p"] == 0 or (not given[_DROPOUTS[func]] and 0 < given["p"] <= 1):
-                return given["input"]  # as eager does; a trace would have a copy
+        if leaves_alone(func, args, kwargs or {}):
+            return args[0]
         if func in _HOOKS:
             raise NotExportable("the forward registers a hook on a tensor")
         if torch.is_inference_mode_enabled() != self._inference:

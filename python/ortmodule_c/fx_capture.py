@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -26,14 +27,26 @@ from torch.utils import _pytree as pytree
 from .aliases import find_aliases
 from .custom_function import kept_whole
 from .errors import NeedsStatic, NotExportable, first_lines
-from .export import PATH, Captured, RefuseStrangers, memory_of, no_autocast, undisturbed
+from .export import PATH, Captured, leaves_alone, memory_of, no_autocast, undisturbed
 from .flatten import Spec, flatten
 from .history import Flow, check_changes, inline_regions
-from .reads import Reads
 
-# Calls that act on PyTorch, not on values: a trace would act on PyTorch's own stand-ins.
-_REFUSED_MODULES = ("torch._C._functorch", "torch._functorch", "torch.autograd.forward_ad", "torch._C._autograd")
-_REFUSED_METHODS = {"backward", "requires_grad_", "register_hook", "retain_grad", "set_"}
+# Where the functions are that a graph may call: they compute. Others act on PyTorch itself, and in a trace would do so
+# once, or hold functions of their own, which a trace would see through.
+_COMPUTE = {
+    "torch",
+    "torch._C._fft",
+    "torch._C._linalg",
+    "torch._C._nn",
+    "torch._C._special",
+    "torch.functional",
+    "torch.nn.functional",
+    "_operator",
+    "builtins",
+    "math",
+}
+_REGIONS = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+_ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
 
 
 class _Traced(fx.Interpreter):
@@ -52,15 +65,21 @@ class _Traced(fx.Interpreter):
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target == "item" and not isinstance(args[0], Tensor):  # a number that Dynamo gives as a tensor
             return args[0]
-        if target in _REFUSED_METHODS:
+        if target in _ACTING_METHODS:
             raise NotExportable(f"the graph calls Tensor.{target}")
         return super().call_method(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        module = getattr(target, "__module__", None) or ""
-        if isinstance(target, torch._ops.HigherOrderOperator) or module.startswith(_REFUSED_MODULES):
+        computes = isinstance(target, (OpOverload, OpOverloadPacket)) or _module(target) in _COMPUTE
+        if target not in _REGIONS and not computes:
             raise NotExportable(f"the graph calls {getattr(target, '__name__', target)}")
-        return super().call_function(target, args, kwargs)
+        return args[0] if leaves_alone(target, args, kwargs) else super().call_function(target, args, kwargs)
+
+
+def _module(function: Any) -> str:
+    return (
+        getattr(function, "__module__", None) or "torch"
+    )  # methods of the class of all functions of PyTorch have none
 
 
 def _path(qualified: str) -> str:
@@ -84,14 +103,19 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                stack.enter_context(RefuseStrangers())
                 out, spec = flatten(_Traced(graph).run(*args))
             out_specs.append(spec)
             return out
 
         grad = torch.is_grad_enabled()
         try:
-            with _mode(examples), undisturbed(), preserve_node_meta(), sdpa_kernel(SDPBackend.MATH), kept_whole() as calls:
+            with (
+                _mode(examples),
+                undisturbed(),
+                preserve_node_meta(),
+                sdpa_kernel(SDPBackend.MATH),
+                kept_whole() as calls,
+            ):
                 traced = make_fx(function, pre_dispatch=True)(*examples)
         except (NotExportable, NeedsStatic):
             raise
@@ -104,7 +128,7 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
             raise NotExportable("the graph changes in place how an input lies in memory")
     program = _program(traced, before)
     inline_regions(program.graph_module, grad)
-    captured = Captured(program, [], 0, 0, 0, out_specs[-1], [], [], Reads([]), calls)
+    captured = Captured(program, [], 0, 0, 0, out_specs[-1], calls=calls)
     inputs, _ = captured.placeholders()
     captured.names = [n.name for n in inputs]
     captured.n_user = len(inputs)
@@ -122,6 +146,7 @@ def _mode(examples: Sequence[Any]) -> Any:
 def _program(traced: fx.GraphModule, examples: Sequence[Any]) -> ExportedProgram:
     """The traced graph in the form that torch.export gives."""
     from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
+
     for node in traced.graph.nodes:
         node.meta.setdefault("nn_module_stack", {})  # which the passes want
     from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass

@@ -38,9 +38,10 @@ def supports(op: str, dtype: str) -> bool:
 
 @dataclass(eq=False)
 class Graph:
-    """One exported graph, or the decision to run in PyTorch (`runner` is None)."""
+    """One exported graph, or where it has no `runner`, the decision to do without, with TorchDynamo's or in PyTorch."""
 
     key: Hashable
+    by_dynamo: bool = False
     attributes: Attributes | None = None
     fit: Fit | None = None
     runner: Runner | None = None
@@ -140,17 +141,16 @@ class Graphs:
         self._keep(graph)
         return graph
 
-    def give_up(self, key: Key | None, cause: str, useless: Graph | None) -> None:
-        """Run calls with this key in PyTorch from now on, unless a graph other than `useless` serves them.
+    def give_up(self, key: Key | None, useless: Graph | None, by_dynamo: bool) -> None:
+        """Run calls with this key otherwise from now on, unless a graph other than `useless` serves them.
 
         Without a key the next call is looked at again.
         """
         with tracing_lock:
-            self._report.add(type(self._module).__name__, cause)
             if useless is not None and id(useless) in self._graphs:
                 self._drop(useless)
             if key is not None:
-                self._keep(Graph(key))
+                self._keep(Graph(key, by_dynamo))
 
     def stats(self) -> dict[str, float]:
         """Sums over the graphs' sessions; see :meth:`ORTModule.stats`."""
@@ -219,9 +219,10 @@ class Graphs:
         )
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
         reads = captured.reads
+        assert reads is not None
         attributes = Attributes(reads.objects, reads.has, captured.writes, constants_read)
         written = [(w.module, w.name) for w in captured.writes]
-        return Graph(key, attributes, fit, runner, captured.out_spec, written, captured.rebound)
+        return Graph(key, False, attributes, fit, runner, captured.out_spec, written, captured.rebound)
 
     def _check_writes(self, writes: Sequence[Write], read: Sequence[Tensor]) -> None:
         """Refuse attributes that carry something from one forward to the next; buffers may."""

@@ -32,6 +32,7 @@ _PYTHON_LEVELS = {
 }
 
 Fallback = Literal["warn", "error"]
+Capture = Literal["auto", "export", "dynamo"]
 
 
 def _from_environment(variable: str, allowed: Iterable[str]) -> str | None:
@@ -60,8 +61,12 @@ class DebugOptions:
     fallback
         ``"warn"`` runs in PyTorch what cannot run here and warns once; ``"error"`` raises instead.
         ``ORTMODULE_FALLBACK`` wins.
+    capture
+        How graphs are made: ``"export"`` traces the whole module or refuses it, ``"dynamo"`` has TorchDynamo make them,
+        ``"auto"`` does so where the first refuses. ``ORTMODULE_CAPTURE`` wins.
     max_graphs
-        How many exported graphs are kept; the least recently used goes first.
+        How many exported graphs are kept, the least recently used goes first; and how many TorchDynamo makes of one
+        function.
     verify
         How many of the first training steps are compared with PyTorch's by :func:`verify`. A step that agrees is
         logged at INFO; one that does not is warned about, or an error where `fallback` is ``"error"``.
@@ -72,6 +77,7 @@ class DebugOptions:
     onnx_prefix: str = ""
     save_path: str = ""
     fallback: Fallback = "warn"
+    capture: Capture = "auto"
     max_graphs: int = 16
     verify: int = 0
 
@@ -81,16 +87,20 @@ class DebugOptions:
             self.log_level = LogLevel[level]
         if not isinstance(self.log_level, LogLevel | None):
             raise TypeError(f"log_level is a {type(self.log_level).__name__}, expected LogLevel")
-        fallback = _from_environment("ORTMODULE_FALLBACK", get_args(Fallback))
-        if fallback is not None:
-            self.fallback = fallback  # type: ignore[assignment]
-        if self.fallback not in get_args(Fallback):
-            raise ValueError(f'fallback is {self.fallback!r}, expected "warn" or "error"')
+        self._choose("fallback", "ORTMODULE_FALLBACK", get_args(Fallback))
+        self._choose("capture", "ORTMODULE_CAPTURE", get_args(Capture))
         if self.max_graphs < 1:
             raise ValueError(f"max_graphs is {self.max_graphs}, expected at least 1")
         if self.verify < 0:
             raise ValueError(f"verify is {self.verify}, expected a number of steps")
         self._check_onnx()
+
+    def _choose(self, name: str, variable: str, allowed: tuple[str, ...]) -> None:
+        """Let an environment variable win, and check what is chosen."""
+        setattr(self, name, _from_environment(variable, allowed) or getattr(self, name))
+        if getattr(self, name) not in allowed:
+            expected = " or ".join([", ".join([f'"{a}"' for a in allowed[:-1]]), f'"{allowed[-1]}"'])
+            raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
 
     def _check_onnx(self) -> None:
         if not isinstance(self.onnx_prefix, str):

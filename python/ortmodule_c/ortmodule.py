@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from . import _C
 from .arguments import Arguments
 from .dtypes import DTYPES
-from .errors import NotExportable, ORTModuleError
+from .errors import NotExportable, NotRunnable, ORTModuleError
 from .flatten import flatten
 from .guards import Survey, ambient, survey, tensor_key
 from .options import DebugOptions, logger
@@ -27,6 +27,7 @@ from .report import FallbackRecord, FallbackReport
 if TYPE_CHECKING:
     from .function import Call
     from .graphs import Graph, Graphs, Key
+    from .second_way import SecondWay
 
 _DELEGATED = (
     "_apply",
@@ -126,6 +127,7 @@ class ORTModule(nn.Module):
         self._ort_to_verify = options.verify  # training steps
         self._ort_arguments = Arguments(module)
         self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
+        self._ort_second: SecondWay | None = None
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
@@ -150,7 +152,6 @@ class ORTModule(nn.Module):
         return self._ort_forward[1]
 
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self._ort_module
         one_thread_after_fork()
         if self._ort_to_verify and torch.is_grad_enabled():
             self._ort_verify(args, kwargs)
@@ -158,25 +159,52 @@ class ORTModule(nn.Module):
             raise ORTModuleError(
                 "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
             )
-        attempt, cause = _Attempt(), ""
+        attempt, failure = _Attempt(), None
         try:
-            self._ort_prepare(attempt, args, kwargs)
+            if self._ort_options.capture != "dynamo":
+                self._ort_prepare(attempt, args, kwargs)
         except Exception as error:  # whatever it is, PyTorch can run the module, or raises by itself
-            cause = self._ort_report.cause(type(module).__name__, error)
+            failure = error
         self._ort_report.warn()
         if attempt.call is not None:
             assert attempt.graph is not None
             try:
                 return attempt.graph.run(attempt.call)
-            except IndexError as error:  # PyTorch raises it by itself, as the class that is its own
-                cause = str(error)
-            except NotExportable as error:  # an op that runs in PyTorch gives what it was not traced to give
-                cause = self._ort_report.cause(type(module).__name__, error)
-        result = module(*args, **kwargs)  # bad input ends here, and says nothing against the module
+            except (IndexError, NotExportable) as error:  # as below, or an op in PyTorch gave what it was not traced to
+                failure = error
+        return self._ort_otherwise(attempt, failure, args, kwargs)
+
+    def _ort_otherwise(
+        self, attempt: _Attempt, failure: Exception | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call that no exported graph serves: it was refused before, or now because of `failure`."""
+        name, report = type(self._ort_module).__name__, self._ort_report
+        cause = "" if failure is None else report.cause(name, failure)
+        if failure is None:
+            by_dynamo = attempt.graph is None or attempt.graph.by_dynamo
+        else:
+            by_dynamo = self._ort_options.capture != "export" and not isinstance(failure, (IndexError, NotRunnable))
+        if not by_dynamo and cause and not isinstance(failure, IndexError):  # which PyTorch raises as its own
+            report.check(name, cause, failure)
+        # Bad input ends here, and says nothing against the module.
+        result = self._ort_second_way(args, kwargs) if by_dynamo else self._ort_module(*args, **kwargs)
         if cause:
-            self._ort_graphs.give_up(attempt.key, cause, attempt.graph)
-            self._ort_report.warn()
+            self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
+            if by_dynamo:
+                logger.info("%s: the graphs are those of TorchDynamo: %s", name, cause)
+            else:
+                report.add(name, cause)
+            report.warn()
         return result
+
+    def _ort_second_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module through TorchDynamo."""
+        if self._ort_second is None:
+            from .second_way import SecondWay  # Dynamo takes seconds to import
+
+            with tracing_lock:
+                self._ort_second = self._ort_second or SecondWay(self._ort_module, self._ort_options, self._ort_report)
+        return self._ort_second(args, kwargs)
 
     def _ort_prepare(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
@@ -224,14 +252,11 @@ class ORTModule(nn.Module):
         spec, _ = key
         state = [*now.parameters, *now.buffers]
         paths = self._ort_arguments.paths(spec)
-        refusal = (
-            now.refusal
-            or _mixed_devices(leaves, paths, state)
-            or device_refusal([*leaves, *state])
-            or parameter_refusal(state)
-        )
+        refusal = _mixed_devices(leaves, paths, state) or device_refusal([*leaves, *state]) or parameter_refusal(state)
         if refusal:
-            raise NotExportable(refusal)
+            raise NotRunnable(refusal)
+        if now.refusal:
+            raise NotExportable(now.refusal)
         what = self._ort_graphs.churn(key, tuple([t.shape for t in leaves]))
         if what is not None:
             self._ort_report.tell(
@@ -258,7 +283,8 @@ class ORTModule(nn.Module):
             ``plan_seconds``; ``plans_cached``, ``runs_live`` and the ``constant_bytes`` that plans hold
             now; ``arena_bytes`` of the largest plan used.
         """
-        return self._ort_graphs.stats()
+        stats = self._ort_graphs.stats()
+        return stats if self._ort_second is None else self._ort_second.add_stats(stats)
 
     # The wrapped module seen through the wrapper
 
@@ -413,17 +439,17 @@ def _with_signature(users: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_tensor(t: Tensor, name: str) -> None:
-    """NotExportable, with the argument's name, for a tensor that no graph can take."""
+    """NotRunnable, with the argument's name, for a tensor that no graph can take."""
     if type(t) not in (Tensor, nn.Parameter):
-        raise NotExportable(f"{name} is a {type(t).__name__}, a subclass of torch.Tensor")
+        raise NotRunnable(f"{name} is a {type(t).__name__}, a subclass of torch.Tensor")
     if t.is_nested:
-        raise NotExportable(f"{name} is a nested tensor")
+        raise NotRunnable(f"{name} is a nested tensor")
     if t.layout is not torch.strided or t.is_quantized:
-        raise NotExportable(f"{name} has layout {t.layout} and dtype {t.dtype}, and is not dense")
+        raise NotRunnable(f"{name} has layout {t.layout} and dtype {t.dtype}, and is not dense")
     if t.is_meta:
-        raise NotExportable(f"{name} is on the meta device and has no elements")
+        raise NotRunnable(f"{name} is on the meta device and has no elements")
     if t.dtype not in DTYPES:
-        raise NotExportable(f"{name} has dtype {t.dtype}, not one of {', '.join(map(str, DTYPES))}")
+        raise NotRunnable(f"{name} has dtype {t.dtype}, not one of {', '.join(map(str, DTYPES))}")
 
 
 def _mixed_devices(leaves: list[Tensor], paths: list[str], state: list[Tensor]) -> str:

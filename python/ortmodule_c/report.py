@@ -15,11 +15,11 @@ class FallbackRecord:
     Attributes
     ----------
     name
-        The ATen op or the class of the module.
+        The ATen op, the class of the module, or the file and line of a statement.
     cause
         Why it cannot run here.
     count
-        How many times it occurs in the graphs exported so far; 1 for a module.
+        How many times it occurs in the graphs made so far; 1 for a module.
     """
 
     name: str
@@ -39,7 +39,7 @@ class FallbackReport:
         self._untold: list[str] = []
 
     def cause(self, name: str, error: Exception) -> str:
-        """Why `name` has to run in PyTorch, in a line; ORTModuleError if the policy is ``"error"``.
+        """Why `name` cannot run here, in a line.
 
         Running out of memory is no cause: the caller tries again with less.
         """
@@ -52,7 +52,6 @@ class FallbackReport:
         cause = first_lines(error)
         if not isinstance(error, NotExportable):
             cause = f"{type(error).__name__}: {cause}"
-        self.check(name, cause, error)
         return cause
 
     def check(self, name: str, cause: str, error: Exception | None = None) -> None:

@@ -27,14 +27,15 @@ def users_level() -> int:
 
 def users_line(error: Exception) -> str:
     """File and line of the innermost frame of the user's code that an error passed."""
-    return _innermost((f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__))
+    return innermost((f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__))
 
 
 def users_line_in(trace: str) -> str:
     """The same of a stack trace in Python's words."""
-    return _innermost(re.findall(r'File "([^"]+)", line (\d+)', trace))
+    return innermost(re.findall(r'File "([^"]+)", line (\d+)', trace))
 
 
-def _innermost(frames: Iterable[tuple[str, object]]) -> str:
+def innermost(frames: Iterable[tuple[str, object]]) -> str:
+    """File and line of the innermost of these frames that is the user's."""
     users = [f"{name}:{line}" for name, line in frames if not name.startswith((*_LIBRARIES, "<"))]
     return users[-1] if users else "an unknown line"

@@ -1,0 +1,148 @@
+"""Runs a module through TorchDynamo: what cannot be traced is broken out, a statement at a time.
+
+Of a module that :mod:`.export` refuses, Dynamo makes several graphs, with Python in between, and guards them.
+"""
+
+import contextlib
+import functools
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo import config
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.utils import graph_break_reasons
+
+from .dynamo import Compiled
+from .errors import first_lines
+from .options import DebugOptions, logger
+from .report import FallbackReport
+from .stack import innermost
+
+_LOGS = (
+    "torch._dynamo.convert_frame",
+    "torch._dynamo.variables.tensor",
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.symbolic_shapes",
+)
+_LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
+_FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
+_heard = threading.local()
+
+
+def _keep_back(record: logging.LogRecord) -> bool:
+    """Hears what Dynamo logs while a second way runs in this thread."""
+    records: list[logging.LogRecord] | None = getattr(_heard, "records", None)
+    if records is None:
+        return True
+    records.append(record)
+    logger.debug("TorchDynamo: %s", record.getMessage(), exc_info=record.exc_info)
+    return False
+
+
+for _name in _LOGS:
+    logging.getLogger(_name).addFilter(_keep_back)
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[list[logging.LogRecord]]:
+    before = getattr(_heard, "records", None)
+    _heard.records = records = list[logging.LogRecord]()
+    try:
+        yield records
+    finally:
+        _heard.records = before
+
+
+class SecondWay:
+    """A module as Dynamo runs it.
+
+    Parameters
+    ----------
+    module
+        The user's module.
+    options
+        How many graphs there may be for one function, and whether PyTorch may run what is broken out.
+    report
+        Where is told what runs in PyTorch.
+    """
+
+    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport) -> None:
+        self._name = type(module).__name__
+        self._report = report
+        self._whole = options.fallback == "error"
+        self._breaks: dict[str, str] = {}  # where, and why
+        self._graphs: weakref.WeakSet[Compiled] = weakref.WeakSet()
+        limits = {"recompile_limit": options.max_graphs, "accumulated_recompile_limit": 64 * options.max_graphs}
+        # What Dynamo cannot compile is left to Python at the place where it is, and hooks that are added are seen.
+        settings = {"suppress_errors": not self._whole, "skip_nnmodule_hook_guards": False}
+        self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
+        # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module.
+        backend = functools.partial(_compile, self._graphs, report, options.max_graphs)
+        self._compiled: Any = torch.compile(module, backend=backend, fullgraph=self._whole)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the module returns, or raises.
+
+        Raises
+        ------
+        ORTModuleError
+            If something has to run in PyTorch and must not.
+        """
+        n_breaks = len(graph_break_reasons)
+        with config.patch(self._settings), _listening() as records:
+            try:
+                result = self._compiled.forward(*args, **kwargs)
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # of a whole graph: nothing was run
+                if self._whole:
+                    self._report.check(self._name, first_lines(error), error)
+                raise
+            finally:
+                for reason in graph_break_reasons[n_breaks:]:
+                    self._note_break(reason)
+        for record in records:
+            self._note_record(record)
+        if not self._graphs and not self._report.records():
+            self._report.add(self._name, "TorchDynamo compiles nothing of it")
+        self._report.warn()
+        return result
+
+    def add_stats(self, stats: dict[str, float]) -> dict[str, float]:
+        """`stats` with what these graphs cost, and how many there are."""
+        sums = {**stats, "graph_breaks": len(self._breaks)}
+        for runner in [r for graph in list(self._graphs) for r in graph.runners()]:
+            sums["graphs"] += 1
+            sums["arena_bytes"] = max(sums["arena_bytes"], runner.arena_bytes)
+            for name, value in runner.session.stats().items():
+                sums[name] = sums.get(name, 0) + value
+        return sums
+
+    def _note_break(self, reason: Any) -> None:
+        """Of one place the first reason tells: others follow from it."""
+        place = innermost((f.filename, f.lineno) for f in reason.user_stack)
+        cause = self._breaks.setdefault(place, f"graph break: {first_lines(reason.reason)}")
+        self._report.add(place, cause)
+
+    def _note_record(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        limit, frame = _LIMIT.search(text), _FRAME.search(text)
+        if limit is not None:
+            n, function, place, why = limit.groups()
+            self._report.add(place, f"{function} needs more than {n} graphs, the last because of {why.strip()}")
+        elif frame is not None and record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
+
+
+def _compile(
+    graphs: "weakref.WeakSet[Compiled]", report: FallbackReport, max_graphs: int, graph: Any, examples: Any
+) -> Compiled:
+    compiled = Compiled(graph, examples, report, max_graphs)
+    graphs.add(compiled)
+    return compiled
