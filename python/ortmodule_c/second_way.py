@@ -104,8 +104,7 @@ class SecondWay:
                     self._report.check(self._name, first_lines(error), error)
                 raise
             finally:
-                for reason in graph_break_reasons[n_breaks:]:
-                    self._note_break(reason)
+                self._note_breaks(graph_break_reasons[n_breaks:])
         for record in records:
             self._note_record(record)
         if not self._graphs and not self._report.records():
@@ -123,11 +122,17 @@ class SecondWay:
                 sums[name] = sums.get(name, 0) + value
         return sums
 
-    def _note_break(self, reason: Any) -> None:
-        """Of one place the first reason tells: others follow from it."""
-        place = innermost((f.filename, f.lineno) for f in reason.user_stack)
-        cause = self._breaks.setdefault(place, f"graph break: {first_lines(reason.reason)}")
-        self._report.add(place, cause)
+    def _note_breaks(self, reasons: list[Any]) -> None:
+        """Where there are several for one place, the longest explains; the others follow from it."""
+        told: dict[str, list[str]] = {}
+        for reason in reasons:
+            place = innermost((f.filename, f.lineno) for f in reason.user_stack)
+            told.setdefault(place, []).append(reason.reason)
+        for place, texts in told.items():
+            why = max(texts, key=len)
+            why = "Data-dependent branching" if why.startswith("generic_jump") else first_lines(why)
+            cause = f"graph break: {why}"
+            self._report.add(place, self._breaks.setdefault(place, cause))
 
     def _note_record(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_step, close, graphs, mlp, pair
 
+pytestmark = pytest.mark.usefixtures("export_only")
+
 
 def test_module_that_cannot_be_traced_runs_in_pytorch(capfd: pytest.CaptureFixture[str]) -> None:
     eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else -s.l(x), l=nn.Linear(2, 2)))

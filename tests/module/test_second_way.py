@@ -1,0 +1,253 @@
+"""A module that torch.export refuses goes through TorchDynamo: one statement is broken out, not the module."""
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Branching(nn.Module):
+    """Two layers, between them a branch that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        if h.sum() > 3:
+            h = h * 2
+        return self.second(h)
+
+
+BRANCH = Branching.forward.__code__.co_firstlineno + 2
+
+
+def test_a_branch_on_values_breaks_out_one_statement() -> None:
+    eager, ours = pair(Branching())
+    with pytest.warns(UserWarning, match=rf"{__file__}:{BRANCH} runs in PyTorch: graph break: Data-dependent"):
+        assert_same_step(eager, ours, torch.ones(2, 4))
+    for n in (2, 3, 5, 7):
+        for sign in (1, -1):
+            assert_same_step(eager, ours, sign * torch.rand(n, 4))
+    assert [r.name for r in ours.fallback_report()] == [f"{__file__}:{BRANCH}"]
+    assert ours.stats()["graphs"] > 0 and ours.stats()["graph_breaks"] == 1
+
+
+def test_training_equals_eager() -> None:
+    eager, ours = pair(Branching())
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (eager, ours)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(6):
+            x = torch.randn(5, 4)
+            for m, optimizer in zip((eager, ours), optimizers, strict=True):
+                optimizer.zero_grad()
+                m(x).square().mean().backward()
+                optimizer.step()
+            assert_same_state(ours, eager)
+
+
+@pytest.mark.parametrize("capture", ["export", "dynamo", "auto"])
+def test_the_way_can_be_chosen(capture: Any) -> None:
+    eager = mlp()
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    assert_same_step(eager, ours, torch.randn(2, 6))
+    assert ours.fallback_report() == []
+    assert ours.stats()["graphs"] == 1
+    assert ("graph_breaks" in ours.stats()) == (capture == "dynamo")
+
+
+def test_what_export_refuses_runs_in_pytorch_if_dynamo_is_not_asked() -> None:
+    eager = Branching()
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="export"))
+    with pytest.warns(UserWarning, match="Branching runs in PyTorch"):
+        assert_same_step(eager, ours, torch.ones(2, 4))
+
+
+def test_a_break_is_an_error_where_fallback_is() -> None:
+    ours = ORTModule(Branching(), DebugOptions(fallback="error"))
+    with pytest.raises(ORTModuleError, match=r"Branching cannot run in ortmodule_c .*Data-dependent"):
+        ours(torch.ones(2, 4))
+
+
+def test_what_runs_in_one_graph_is_no_error() -> None:
+    def held(s: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+        seen.append(x)
+        return s.l(x)
+
+    eager = Function(held, l=nn.Linear(2, 2))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(fallback="error"))
+    seen: list[Tensor] = []
+    given = torch.ones(1, 2)
+    close(ours(given, seen), eager(given, []))
+    assert seen == [given]
+
+
+def test_limits_are_those_of_the_options_and_told() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mode = "0"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * int(self.mode)
+
+    model = Scaled()
+    ours = ORTModule(model, DebugOptions(capture="dynamo", max_graphs=3))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i in range(6):
+            model.mode = str(i)
+            close(ours(torch.ones(2)), torch.full((2,), float(i)))
+    messages = [str(w.message) for w in told if "ortmodule_c" in str(w.message)]
+    assert len(messages) == 1 and "forward needs more than 3 graphs" in messages[0] and "mode" in messages[0]
+    assert ours.stats()["graphs"] == 3
+    assert len(ours.fallback_report()) == 1
+
+
+def test_errors_are_the_users_and_say_nothing_against_the_module() -> None:
+    class Refusing(Branching):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] == 3:
+                raise KeyError("mine")
+            return super().forward(x)
+
+    eager, ours = pair(Refusing())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            with pytest.raises(KeyError, match="mine"):
+                ours(torch.ones(3, 4))
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+                ours(torch.ones(2, 5))
+            assert_same_step(eager, ours, torch.ones(2, 4))
+    assert len(ours.fallback_report()) == 1
+
+
+def test_bad_input_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    ours = ORTModule(Branching())
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        ours(torch.ones(2, 5))
+    assert capfd.readouterr().err == ""
+
+
+def test_side_effects_happen_once_a_call() -> None:
+    seen: list[int] = []
+
+    class Counting(Branching):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(seen))
+            return super().forward(x)
+
+    eager = Counting()
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in range(1, 5):
+            assert_same_step(eager, ours, torch.randn(n, 4))
+            assert len(seen) == 2 * n
+
+
+def test_hooks_of_the_module_run_once() -> None:
+    eager, ours = pair(Branching())
+    calls: list[str] = []
+    for m in (eager, ours.module):
+        m.register_forward_hook(lambda *_: calls.append("outer"))
+        m.first.register_forward_hook(lambda *_: calls.append("inner"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in (2, 2, 3):
+            calls.clear()
+            eager(torch.ones(n, 4))
+            expected = list(calls)
+            calls.clear()
+            ours(torch.ones(n, 4))
+            assert calls == expected
+
+
+def test_hooks_that_are_added_later_run() -> None:
+    eager, ours = pair(Branching())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_same_step(eager, ours, torch.ones(2, 4))
+        for m in (eager, ours.module):
+            m.first.register_forward_hook(lambda _m, _i, out: out * 3)
+        assert_same_step(eager, ours, torch.ones(2, 4))
+
+
+def test_hooks_on_all_modules_run() -> None:
+    eager, ours = pair(mlp())
+    calls: list[nn.Module] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_same_step(eager, ours, torch.ones(2, 6))
+        with torch.nn.modules.module.register_module_forward_hook(lambda m, *_: calls.append(m)):
+            eager(torch.ones(2, 6))
+            expected = [type(m) for m in calls]
+            calls.clear()
+            ours(torch.ones(2, 6))
+    assert [type(m) for m in calls if not isinstance(m, ORTModule)] == expected
+
+
+def test_attributes_that_change_are_seen() -> None:
+    def scaled(s: Function, x: Tensor) -> Tensor:
+        return s.l(x) * s.by if x.sum() > 0 else s.l(x)
+
+    eager, ours = pair(Function(scaled, l=nn.Linear(2, 2), by=2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for by in (2.0, 3.0, 4.0):
+            eager.by = ours.module.by = by
+            assert_same_step(eager, ours, torch.ones(1, 2))
+
+
+def test_train_eval_and_no_grad() -> None:
+    eager, ours = pair(nn.Sequential(Branching(), nn.Dropout(0.5)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours(torch.ones(2, 4))
+        for m in (eager, ours):
+            m.eval()
+        assert_same_step(eager, ours, torch.ones(2, 4))
+        with torch.no_grad():
+            assert not ours(torch.ones(2, 4)).requires_grad
+        with torch.inference_mode():
+            close(ours(torch.ones(2, 4)), eager(torch.ones(2, 4)))
+
+
+def test_nothing_keeps_a_module_that_is_gone() -> None:
+    ours = ORTModule(Branching())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours(torch.ones(2, 4)).sum().backward()
+    gone = weakref.ref(ours.module), weakref.ref(ours)
+    del ours
+    gc.collect()
+    assert [r() for r in gone] == [None, None]
+
+
+def test_what_dynamo_does_not_look_into_is_told() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    ours = ORTModule(nn.Sequential(scripted))
+    with pytest.warns(UserWarning, match="runs in PyTorch"):
+        close(ours(torch.ones(1, 2)), scripted(torch.ones(1, 2)))
