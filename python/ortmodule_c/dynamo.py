@@ -10,7 +10,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _C
-from .builder import DTYPES
+from .dtypes import DTYPES
 from .errors import NeedsStatic, NotExportable, out_of_memory
 from .export import apart, quiet
 from .flatten import Spec, unflatten
@@ -171,7 +171,7 @@ class Compiled:
 def _name(graph: fx.GraphModule) -> str:
     """What a graph is called: by the first line of the user's that it holds."""
     traces = [n.meta["stack_trace"] for n in graph.graph.nodes if n.meta.get("stack_trace")]
-    return f"the graph from {users_line_in(traces[0])} on" if traces else "a graph"
+    return f"the graph from {users_line_in(traces[0])} on" if traces else "the graph"
 
 
 def _floats(graph: fx.GraphModule) -> set[int]:

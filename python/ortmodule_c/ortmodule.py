@@ -191,7 +191,8 @@ class ORTModule(nn.Module):
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
             if by_dynamo:
-                logger.info("%s: the graphs are those of TorchDynamo: %s", name, cause)
+                expected = isinstance(failure, NotExportable)
+                (logger.info if expected else report.tell)(f"{name} goes through TorchDynamo: {cause}")
             else:
                 report.add(name, cause)
             report.warn()
@@ -256,7 +257,8 @@ class ORTModule(nn.Module):
         if refusal:
             raise NotRunnable(refusal)
         if now.refusal:
-            raise NotExportable(now.refusal)
+            opaque = isinstance(self._ort_module, torch.jit.ScriptModule)
+            raise (NotRunnable if opaque else NotExportable)(now.refusal)
         what = self._ort_graphs.churn(key, tuple([t.shape for t in leaves]))
         if what is not None:
             self._ort_report.tell(

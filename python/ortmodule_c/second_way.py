@@ -9,7 +9,9 @@ import logging
 import re
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ _LOGS = (
 )
 _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
+_NOTHING = "TorchDynamo compiles nothing of it"
 _heard = threading.local()
 
 
@@ -79,13 +82,17 @@ class SecondWay:
         self._whole = options.fallback == "error"
         self._breaks: dict[str, str] = {}  # where, and why
         self._graphs: weakref.WeakSet[Compiled] = weakref.WeakSet()
-        limits = {"recompile_limit": options.max_graphs, "accumulated_recompile_limit": 64 * options.max_graphs}
+        # Layers of one class share a function.
+        limit = options.max_graphs * max(Counter(map(type, module.modules())).values())
+        limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
         # What Dynamo cannot compile is left to Python at the place where it is, and hooks that are added are seen.
         settings = {"suppress_errors": not self._whole, "skip_nnmodule_hook_guards": False}
         self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module.
         backend = functools.partial(_compile, self._graphs, report, options.max_graphs)
-        self._compiled: Any = torch.compile(module, backend=backend, fullgraph=self._whole)
+        # Else all that was ever compiled of a class counts.
+        alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+        self._compiled: Any = torch.compile(module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module returns, or raises.
@@ -99,16 +106,19 @@ class SecondWay:
         with config.patch(self._settings), _listening() as records:
             try:
                 result = self._compiled.forward(*args, **kwargs)
-            except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # of a whole graph: nothing was run
-                if self._whole:
-                    self._report.check(self._name, first_lines(error), error)
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
+                self._report.check(self._name, first_lines(error), error)
+                raise
+            except RuntimeError as error:
+                if self._whole and "no compiled frames" in str(error):
+                    self._report.check(self._name, _NOTHING, error)
                 raise
             finally:
                 self._note_breaks(graph_break_reasons[n_breaks:])
         for record in records:
             self._note_record(record)
         if not self._graphs and not self._report.records():
-            self._report.add(self._name, "TorchDynamo compiles nothing of it")
+            self._report.add(self._name, _NOTHING)
         self._report.warn()
         return result
 

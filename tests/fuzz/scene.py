@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 
 PEAK = 1.0  # smaller values are compared as if they were so large: sums of such terms cancel
 TIGHT, LOOSE = 1e-10, 2e-5  # relative to the peak, where all is in float64 and where something is in float32
@@ -274,7 +274,7 @@ def compare(make: Callable[[], nn.Module], scenario: Scenario, tolerance: float)
     with warnings.catch_warnings(), double():
         warnings.simplefilter("ignore")
         module = make()
-        ours = ORTModule(copy.deepcopy(module))
+        ours = ORTModule(copy.deepcopy(module), DebugOptions(capture="export"))
         want = observe(module, scenario)
         got = observe(ours, scenario)
     records = ours.fallback_report()

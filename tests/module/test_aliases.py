@@ -17,7 +17,7 @@ from wrapped import Function, assert_same_step, pair
 
 def native(function: Callable[..., Any], **members: Any) -> ORTModule:
     """A module that may not run in PyTorch."""
-    return ORTModule(Function(function, **members), DebugOptions(fallback="error"))
+    return ORTModule(Function(function, **members), DebugOptions(fallback="error", capture="export"))
 
 
 def ones(*shape: int) -> Tensor:

@@ -221,6 +221,7 @@ class Registering(nn.Linear):
     ("kind", "cause"),
     [(Counting, "calls"), (Recurrent, "state"), (Recording, "seen"), (Registering, "_buffers")],
 )
+@pytest.mark.usefixtures("export_only")
 def test_state_in_attributes_runs_in_pytorch(kind: type[nn.Module], cause: str) -> None:
     eager, ours = pair(kind(4, 4))
     with pytest.warns(UserWarning, match=f"attribute {cause} of"):
@@ -232,6 +233,7 @@ def test_state_in_attributes_runs_in_pytorch(kind: type[nn.Module], cause: str) 
     assert len(ours.fallback_report()) == 1
 
 
+@pytest.mark.usefixtures("export_only")
 def test_lazy_modules() -> None:
     ours = ORTModule(nn.Sequential(nn.LazyLinear(4), nn.ReLU()))
     x = torch.randn(3, 6)

@@ -189,6 +189,7 @@ def reshaped_argument(s: Any, x: Tensor) -> Tensor:
     "forward", [set_data, resized, reshaped, none_and_back, new_parameter, deleted, reshaped_argument]
 )
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.usefixtures("export_only")
 def test_what_no_graph_can_give_back_runs_in_pytorch(forward: Callable[..., Any]) -> None:
     eager, ours = pair(Net(forward))
     for n in (3, 3, 4):

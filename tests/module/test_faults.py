@@ -19,6 +19,8 @@ import ortmodule_c
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_step, graphs, pair
 
+pytestmark = pytest.mark.usefixtures("export_only")
+
 PACKAGE = str(Path(ortmodule_c.__file__).parent)
 # Their steps leave something behind on purpose: an exception may come after it.
 STATEFUL = {"/custom_function.py", "/export.py", "/graphs.py", "/ortmodule.py"}

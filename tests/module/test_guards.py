@@ -157,6 +157,7 @@ def test_survey_names_what_no_graph_can_stand_for() -> None:
     assert "RecursiveScriptModule" in survey(nn.Sequential(torch.jit.script(m))).refusal
 
 
+@pytest.mark.usefixtures("export_only")
 def test_a_scripted_submodule_runs_in_pytorch() -> None:
     m = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 2)))
     x = torch.randn(4, 3)

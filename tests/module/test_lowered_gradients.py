@@ -176,6 +176,7 @@ def test_a_translation_that_fails_ends_in_pytorch(
     assert any(r.levelno == logging.DEBUG and r.exc_info and "relu" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.usefixtures("export_only")
 def test_anything_that_goes_wrong_in_a_graph_ends_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortmodule_c.lowering._source", lambda node: 1 / 0)
     eager, ours = pair(of_linear(torch.relu))
@@ -482,6 +483,7 @@ def test_sparse_gradients_stay_sparse(row: Any) -> None:
         torch.testing.assert_close(q.grad.to_dense(), p.grad.to_dense())
 
 
+@pytest.mark.usefixtures("export_only")
 def test_an_op_that_gives_what_it_was_not_traced_to_give() -> None:
     """PyTorch's stand-ins are not exact: here one has another shape, in the other another dtype."""
 

@@ -245,6 +245,7 @@ def doubled(_module: nn.Module, _args: Any, out: torch.Tensor) -> torch.Tensor:
     return out * 2
 
 
+@pytest.mark.usefixtures("export_only")
 def test_hooks_on_all_modules_run() -> None:
     ours = ORTModule(mlp())
     x = torch.randn(2, 6)

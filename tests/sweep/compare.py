@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 from samples import Case, Sample, copies
 
 # Outcomes that are as they should be ...
@@ -65,8 +66,10 @@ def check(case: Case) -> Outcome:
 
 
 def _check(case: Case) -> Outcome:
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
     eager = case.make()
-    ours = ORTModule(copy.deepcopy(eager))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="export"))  # ORTMODULE_CAPTURE wins
     outcome = _compare(case, eager, ours)
     if outcome.kind in FAILURES or not isinstance(eager, Sample):
         return outcome
@@ -80,7 +83,7 @@ def _compare(case: Case, eager: nn.Module, ours: ORTModule) -> Outcome:
     want = _step(eager, copies(case.tensors), 1)
     got = _step(ours, copies(case.tensors), 1)
     report = ours.fallback_report()
-    whole = any(r.name == type(eager).__name__ for r in report)
+    whole = any(r.name == type(eager).__name__ or r.name.startswith("the graph") or ":" in r.name for r in report)
     kind = WHOLE if whole else PER_OP if report else NATIVE
     cause = "; ".join(f"{r.name}: {r.cause}" for r in report)
     if got.error is not None or want.error is not None:

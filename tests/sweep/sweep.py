@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import warnings
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, metavar="I", help="the I-th sample alone")
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="the K-th of N parts, K from 0")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes")
+    parser.add_argument(
+        "--backend", choices=["export", "dynamo"], default="export", help="who captures: torch.export, or TorchDynamo"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     parser.add_argument(
         "--coverage", action="store_true", help=f"write docs/coverage.md, from {page.MOST} samples each"
@@ -34,6 +38,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.coverage and (options.ops or options.dtype or options.most or options.sample or options.shard != "0/1"):
         parser.error("--coverage speaks of everything")
+    if options.coverage and options.backend != "export":
+        parser.error("--coverage speaks of what torch.export captures")
+    os.environ["ORTMODULE_CAPTURE"] = options.backend  # of the processes that run the samples
     part, parts = map(int, options.shard.split("/"))
     wanted = groups(options.ops, options.dtype or [*DTYPES, ERRORS])[part::parts]
     begin, results = time.monotonic(), []
