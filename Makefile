@@ -17,7 +17,7 @@ $(VENV)/tools: pyproject.toml
 SOURCES := $(shell find csrc -name '*.[ch]' -o -name '*.def') setup.py pyproject.toml
 
 $(VENV)/installed: $(VENV)/tools $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev,examples]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev,examples,clients]"
 	touch $@
 
 demo: $(VENV)/installed

@@ -1,0 +1,85 @@
+"""DistributedDataParallel and fully_shard over processes that talk by gloo."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ortmodule_c import ORTModule
+from side_by_side import assert_ran_in_core, classifier, close, loss_of
+
+Made = tuple[nn.Module, list[ORTModule]]  # the model, and the wrappers in it
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    return fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def parallel(wrapped: bool) -> Made:
+    model = ORTModule(classifier()) if wrapped else classifier()
+    return DistributedDataParallel(model), [model] if wrapped else []
+
+
+def sharded_whole(wrapped: bool) -> Made:
+    model = ORTModule(classifier()) if wrapped else classifier()
+    assert sharded(model) is model and isinstance(model, FSDPModule)
+    return model, [model] if wrapped else []
+
+
+def sharded_around(wrapped: bool) -> Made:
+    model = ORTModule(classifier()) if wrapped else classifier()
+    return sharded(nn.Sequential(model)), [model] if wrapped else []
+
+
+def sharded_by_layer(wrapped: bool) -> Made:
+    model = classifier()
+    for i in (0, 2, 3):
+        layer = model.get_submodule(str(i))
+        model[i] = sharded(ORTModule(layer) if wrapped else layer)
+    return sharded(model), [model[i] for i in (0, 2, 3)] if wrapped else []
+
+
+def train(model: nn.Module, rank: int) -> list[float]:
+    """Four steps on this process's share of the data, the second of accumulated gradients."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(4):
+        g = torch.Generator().manual_seed(10 * step + rank)
+        last = step != 1
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+        else:
+            model.require_backward_grad_sync = last
+        loss = loss_of(model, torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g))
+        loss.backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in state.items()}
+
+
+def process(rank: int, world: int, meeting: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    for way in (parallel, sharded_whole, sharded_around, sharded_by_layer):
+        (plain, _), (ours, wrappers) = way(False), way(True)
+        close(train(ours, rank), train(plain, rank))
+        close(whole(ours.state_dict()), whole(plain.state_dict()))
+        for wrapper in wrappers:
+            assert_ran_in_core(wrapper)
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch is built without gloo")
+@pytest.mark.parametrize("world", [1, 2])
+def test_training(world: int, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(process, (world, str(tmp_path / "meeting")), nprocs=world)
