@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .ancestry import Operand
 from .dtypes import DTYPES
 from .errors import NotExportable
+from .export import quiet
 
 Type = tuple[str, tuple[int, ...]]
 _BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
@@ -77,7 +78,7 @@ class Host:
         """Output types for input types, found by running on tensors without elements."""
         op = self.ops[index]
         try:
-            with FakeTensorMode(), torch.no_grad():
+            with quiet(), FakeTensorMode(), torch.no_grad():
                 results = op.run([torch.empty(shape, dtype=_BY_TEXT[text]) for text, shape in types])
         except Exception as error:
             raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error

@@ -200,7 +200,6 @@ class Call:
                 self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain=retain)
         except (NotImplementedError, ValueError) as error:
             raise NotExportable(str(error)) from error
-        self.runner.arena_bytes = max(self.runner.arena_bytes, self.plan.arena_bytes)
         if self.runner.watcher is not None:
             self.runner.watcher(self.plan)
         if self.plan.random and not self.seed:
@@ -212,6 +211,7 @@ class Call:
         """Run forward and bring the module's buffers up to date; all outputs of the graph."""
         runner = self.runner
         outputs, self.run = self.plan.forward(self.dense, self.seed)
+        runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
         self.versions = [_version(t) for t in self.inputs]
         if runner.updates:
             read = {i for inputs in self.plan.reads_inputs for i in inputs}

@@ -51,7 +51,7 @@ def refuse_misfits(graph: fx.Graph) -> None:
     """
     for node in graph.nodes:
         op = functional(node.target) if isinstance(node.target, OpOverload) and written(node.target) else None
-        if op is None:
+        if op is None or not _is_sized(node):
             continue
         for result, target in zip(_results(node, op), _targets(node), strict=False):
             # Results are cast in place by all ops, into their `out` by some.
@@ -92,6 +92,12 @@ def _stand_in(value: Any) -> Any:
 
 def _number(value: Any) -> Any:
     return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+
+
+def _is_sized(node: fx.Node) -> bool:
+    """Whether the sizes of all operands are known, and do not depend on values."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return None not in [_number(s) for v in values if isinstance(v, Tensor) for s in v.shape]
 
 
 def _targets(node: fx.Node) -> list[Tensor]:

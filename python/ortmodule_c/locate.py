@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 
 from . import _C
 from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, rounding
-from .export import PATH, Captured, capture
+from .export import PATH, Captured, capture, quiet
 from .flatten import Spec, leaf_paths
 from .function import Runner
 from .graphs import OWN_OPS, supports
@@ -251,7 +251,8 @@ def _observed(captured: Captured, nodes: list[fx.Node]) -> Captured:
 
 
 def _runner(captured: Captured) -> Runner:
-    lowered = lower(captured, supports, OWN_OPS)
+    with quiet():
+        lowered = lower(captured, supports, OWN_OPS)
     text, constants = ingest(lowered.model)
     return Runner(_C.Session(text, constants, lowered.host), lowered)
 

@@ -214,8 +214,9 @@ class _Lowering:
             for k, alias in enumerate(self._captured.aliases)
         ]
         reaches = [v.grad for v in outputs] + [0] * len(final)
+        whole = [self._ancestry.whole(r) for r in reaches]
         watched = [
-            self._others_through(r, reaches, i if source == "output" else None)
+            self._others_through(r, whole, i if source == "output" else None)
             for r, (source, i, _) in zip(results, places, strict=False)
         ]
         values = [*outputs, *final.values()]
@@ -235,10 +236,10 @@ class _Lowering:
             self._fallbacks,
         )
 
-    def _others_through(self, result: Any, reaches: Sequence[int], own: int | None) -> int:
+    def _others_through(self, result: Any, whole: Sequence[int], own: int | None) -> int:
         """The outputs, but for its own, whose ancestry has this result of the module in it, one bit each."""
         bit = self._results.get(result, 0)
-        return sum(1 << i for i, r in enumerate(reaches) if i != own and self._ancestry.whole(r) & bit)
+        return sum(1 << i for i, ancestry in enumerate(whole) if i != own and ancestry & bit)
 
     def _dependences(self, values: Sequence[ir.Value]) -> list[int]:
         """For each value the graph inputs that it is computed from, one bit each."""

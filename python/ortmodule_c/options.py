@@ -3,6 +3,7 @@
 import enum
 import logging
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ _PYTHON_LEVELS = {
 
 Fallback = Literal["warn", "error"]
 Capture = Literal["auto", "export", "dynamo"]
+_PREFIX = "ORTMODULE_"
+_VARIABLES = {_PREFIX + name for name in ("LOG_LEVEL", "SAVE_ONNX_PATH", "FALLBACK")}
 
 
 def _from_environment(variable: str, allowed: Iterable[str]) -> str | None:
@@ -82,6 +85,11 @@ class DebugOptions:
     verify: int = 0
 
     def __post_init__(self) -> None:
+        for name in sorted(os.environ):
+            if name.startswith(_PREFIX) and name not in _VARIABLES:  # ONNX Runtime has others
+                warnings.warn(
+                    f"environment variable {name} is unknown, there are {', '.join(sorted(_VARIABLES))}", stacklevel=3
+                )
         level = _from_environment("ORTMODULE_LOG_LEVEL", LogLevel.__members__)
         if level is not None:
             self.log_level = LogLevel[level]

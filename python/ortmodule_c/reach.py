@@ -60,6 +60,8 @@ class Reach:
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [_number(v) for v in leaves]
         key = (op, spec, tuple(map(_described, leaves)), tuple(wanted))
+        if any(None in _geometry(v)[0] for v in leaves if isinstance(v, Tensor)):
+            return None  # of a size that depends on values
         if key not in self._known:
             try:
                 self._known[key] = _ask(op, leaves, spec, wanted)

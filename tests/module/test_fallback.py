@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from ortmodule_c.errors import NotExportable
+from ortmodule_c.fallback import Host, HostOp
 from wrapped import Function, assert_same_step, close, graphs, mlp, pair
 
 pytestmark = pytest.mark.usefixtures("export_only")
@@ -183,3 +185,11 @@ def test_what_a_trace_would_lose_runs_in_pytorch(name: str) -> None:
     eager, ours = pair(Function(REFUSED[name], weight=nn.Parameter(torch.randn(4))))
     with pytest.warns(UserWarning, match="runs in PyTorch"):
         assert_same_step(eager, ours, torch.randn(4, requires_grad=True))
+
+
+def test_types_that_cannot_be_found_are_an_error_and_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    host = Host()
+    host.ops.append(HostOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False), False))
+    with pytest.raises(NotExportable, match="the types of the results of a product cannot be found"):
+        host.infer(0, [("f32", (2, 3)), ("f32", (2, 3))])
+    assert capfd.readouterr().err == ""

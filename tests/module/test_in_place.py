@@ -70,3 +70,19 @@ def test_what_pytorch_refuses_to_write_is_refused(row: tuple[str, Any]) -> None:
     with pytest.raises(RuntimeError) as refused:
         ours(x)
     assert str(refused.value) == str(expected.value)
+
+
+def of_tokens(s: Function, x: Tensor) -> Tensor:
+    out, mask = torch.zeros_like(x), x[:, 0] > 0
+    out[mask] += s.l(x[mask])
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_what_is_written_where_a_mask_is_names_the_size_as_the_cause(caplog: pytest.LogCaptureFixture) -> None:
+    """As experts do that take their tokens."""
+    eager, ours = pair(Function(of_tokens, l=nn.Linear(4, 4)))
+    assert_same_step(eager, ours, torch.randn(5, 4))
+    (record,) = ours.fallback_report()
+    assert record.cause == "the size of the result of aten.index.Tensor depends on the data"
+    assert "does not say" not in caplog.text

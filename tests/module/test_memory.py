@@ -302,6 +302,7 @@ del grads, ours
 gc.collect()
 assert _C.pool_stats()["used_bytes"] == used, (_C.pool_stats(), used)
 assert _C.pool_stats()["peak_bytes"] < 600 << 20, _C.pool_stats()
+assert 0 < model.stats()["arena_bytes"] < 600 << 20, "of runs that there were"
 print(model.fallback_report())
 """
 

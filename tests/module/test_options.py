@@ -164,3 +164,9 @@ return %w, %x
     assert len(model.graph.node[2].input) == 2
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[1].attribute}
     assert attributes == {"alpha": 0.5, "mode": b"a, b", "axes": [1, 2]}
+
+
+def test_a_variable_that_is_none_of_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBAC", "error")
+    with pytest.warns(UserWarning, match=r"ORTMODULE_FALLBAC is unknown, there are ORTMODULE_FALLBACK, ORTMODULE_LOG"):
+        ORTModule(nn.Linear(2, 2))
