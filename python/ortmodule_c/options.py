@@ -35,7 +35,7 @@ _PYTHON_LEVELS = {
 Fallback = Literal["warn", "error"]
 Capture = Literal["auto", "export", "dynamo"]
 _PREFIX = "ORTMODULE_"
-_VARIABLES = {_PREFIX + name for name in ("LOG_LEVEL", "SAVE_ONNX_PATH", "FALLBACK")}
+_VARIABLES = {_PREFIX + name for name in ("LOG_LEVEL", "SAVE_ONNX_PATH", "FALLBACK", "CAPTURE")}
 
 
 def _from_environment(variable: str, allowed: Iterable[str]) -> str | None:

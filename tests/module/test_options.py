@@ -168,5 +168,5 @@ return %w, %x
 
 def test_a_variable_that_is_none_of_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBAC", "error")
-    with pytest.warns(UserWarning, match=r"ORTMODULE_FALLBAC is unknown, there are ORTMODULE_FALLBACK, ORTMODULE_LOG"):
+    with pytest.warns(UserWarning, match=r"ORTMODULE_FALLBAC is unknown, there are ORTMODULE_CAPTURE, "):
         ORTModule(nn.Linear(2, 2))
