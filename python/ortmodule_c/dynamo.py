@@ -1,6 +1,6 @@
 """The backend of TorchDynamo: ``torch.compile(model, backend="ortmodule_c")``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from .lowering import lower
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackReport
+from .segments import draw_alike, split
 from .stack import users_line_in
 
 Key = tuple[Any, ...]
@@ -86,10 +87,17 @@ class Compiled:
         self._by_numbers: dict[Key, _Made] = {}
         self._in_pytorch = False
         self._error: BaseException | None = None  # instead of that
+        self._parts: Callable[..., Any] | None = None
+        self._inner: list[Compiled] = []  # in the parts
+        draw_alike(graph)
         try:
+            stand_ins = _stand_ins(examples)
+            self._parts = split(graph, stand_ins, self._make_part, report)
+            if self._parts is not None:
+                return
             if self._floats:
                 raise NeedsStatic("a number that is not a size is computed with")
-            self._open = self._make(_stand_ins(examples))
+            self._open = self._make(stand_ins)
         except NeedsStatic as error:
             logger.info("%s: a graph for each size: %s", self._name, error)
         except Exception as error:
@@ -99,6 +107,9 @@ class Compiled:
     def __call__(self, *args: Any) -> Any:
         """The graph's results, connected to autograd."""
         one_thread_after_fork()
+        if self._parts is not None:
+            self._report.warn()
+            return self._parts(*args)
         call: Call | None = None
         if not self._in_pytorch:
             try:
@@ -122,7 +133,11 @@ class Compiled:
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
         made = [*([self._open] if self._open is not None else []), *self._by_numbers.values()]
-        return [m.runner for m in made]
+        return [*[m.runner for m in made], *[r for inner in self._inner for r in inner.runners()]]
+
+    def _make_part(self, part: fx.GraphModule, examples: Sequence[Any]) -> "Compiled":
+        self._inner.append(Compiled(part, examples, self._report, self._max_graphs))
+        return self._inner[-1]
 
     def _make(self, examples: Sequence[Any]) -> _Made:
         """A graph for what is a number among the examples."""

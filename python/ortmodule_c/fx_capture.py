@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
@@ -30,6 +31,7 @@ from .errors import NeedsStatic, NotExportable, first_lines
 from .export import PATH, Captured, leaves_alone, memory_of, no_autocast, undisturbed
 from .flatten import Spec, flatten
 from .history import Flow, check_changes, inline_regions
+from .translations.registry import aten
 
 # Where the functions are that a graph may call: they compute. Others act on PyTorch itself, and in a trace would do so
 # once, or hold functions of their own, which a trace would see through.
@@ -45,7 +47,8 @@ _COMPUTE = {
     "builtins",
     "math",
 }
-_REGIONS = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+_REGIONS = (torch._C._set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
 
 
@@ -65,15 +68,19 @@ class _Traced(fx.Interpreter):
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target == "item" and not isinstance(args[0], Tensor):  # a number that Dynamo gives as a tensor
             return args[0]
-        if target in _ACTING_METHODS:
-            raise NotExportable(f"the graph calls Tensor.{target}")
         return super().call_method(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        computes = isinstance(target, (OpOverload, OpOverloadPacket)) or _module(target) in _COMPUTE
-        if target not in _REGIONS and not computes:
-            raise NotExportable(f"the graph calls {getattr(target, '__name__', target)}")
         return args[0] if leaves_alone(target, args, kwargs) else super().call_function(target, args, kwargs)
+
+
+def acts(node: fx.Node) -> str:
+    """What a node calls, if it does something besides computing."""
+    if node.op == "call_method" and node.target in _ACTING_METHODS:
+        return f"Tensor.{node.target}"
+    if node.op != "call_function" or node.target in _REGIONS or isinstance(node.target, (OpOverload, OpOverloadPacket)):
+        return ""
+    return "" if _module(node.target) in _COMPUTE else str(getattr(node.target, "__name__", node.target))
 
 
 def _module(function: Any) -> str:
@@ -95,6 +102,8 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
     NotExportable
         With the cause, if the graph must run in PyTorch.
     """
+    for what in filter(None, map(acts, graph.graph.nodes)):
+        raise NotExportable(f"the graph calls {what}")
     out_specs: list[Spec] = []
     before = [e.detach().requires_grad_(e.requires_grad) if isinstance(e, Tensor) else e for e in examples]
     with no_autocast() as autocast:
@@ -110,7 +119,8 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
         grad = torch.is_grad_enabled()
         try:
             with (
-                _mode(examples),
+                stand_in_mode(examples),
+                enable_python_dispatcher(),
                 undisturbed(),
                 preserve_node_meta(),
                 sdpa_kernel(SDPBackend.MATH),
@@ -138,7 +148,7 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
     return captured
 
 
-def _mode(examples: Sequence[Any]) -> Any:
+def stand_in_mode(examples: Sequence[Any]) -> Any:
     """Makes stand-ins of the tensors that the trace meets."""
     return next((e.fake_mode for e in examples if isinstance(e, FakeTensor)), None) or FakeTensorMode()
 
@@ -147,8 +157,10 @@ def _program(traced: fx.GraphModule, examples: Sequence[Any]) -> ExportedProgram
     """The traced graph in the form that torch.export gives."""
     from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
 
-    for node in traced.graph.nodes:
+    for node in reversed(traced.graph.nodes):
         node.meta.setdefault("nn_module_stack", {})  # which the passes want
+        if node.target is aten.item.default and not node.users:  # of a constant, whose value is in the trace
+            traced.graph.erase_node(node)
     from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
     from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
 

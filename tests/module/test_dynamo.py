@@ -392,14 +392,14 @@ def test_is_kept_or_broken_out(function: Callable[..., Any]) -> None:
 
 
 def test_what_is_refused_is_told_with_file_and_line() -> None:
-    (told,) = assert_same(hooked, x())
-    line = hooked.__code__.co_firstlineno + 1
-    assert f"{__file__}:{line} on runs in PyTorch: the graph calls register_hook" in told
+    (told,) = assert_same(clamped_through_data, x())
+    line = clamped_through_data.__code__.co_firstlineno + 1
+    assert f"{__file__}:{line} on runs in PyTorch: the graph calls _get_data_attr" in told
 
 
 def test_only_the_graph_that_is_refused_runs_in_pytorch() -> None:
     def two_graphs(t: Tensor) -> Tensor:
-        h = hooked(t)
+        h = clamped_through_data(t)
         torch._dynamo.graph_break()
         return h.exp()
 
@@ -459,3 +459,65 @@ def test_double_backward_is_refused() -> None:
     (grad,) = torch.autograd.grad(compiled(lambda t: (t**3).sum())(given), given, create_graph=True)
     with pytest.raises(ORTModuleError, match="differentiate its gradients"):
         grad.sum().backward()
+
+
+# Calls that hold functions of their own
+
+
+def dropped_in_checkpoint(t: Tensor) -> Tensor:
+    return checkpoint(lambda v: F.dropout(v, 0.5) * v, t, use_reentrant=False) * 1
+
+
+def test_a_checkpoint_draws_the_same_numbers_again() -> None:
+    given = torch.ones(64, requires_grad=True)
+    out = compiled(dropped_in_checkpoint)(given)
+    out.sum().backward()
+    close(given.grad, out * 2)  # of v * v / 0.5 where it is kept
+
+
+def test_a_checkpoint_holds_what_eagers_does() -> None:
+    def layers(t: Tensor) -> Tensor:
+        for _ in range(3):
+            t = checkpoint(lambda v: torch.tanh(v) * v.sin() * v.exp(), t, use_reentrant=False)
+        return t
+
+    assert assert_same(layers, x()) == []
+    held: list[list[int]] = [[], []]
+    for function, sizes in zip((layers, compiled(layers)), held, strict=True):
+
+        def pack(t: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(t.numel())
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            function(x())
+    assert held[0] == held[1] == [12, 12, 12]
+
+
+def test_what_is_around_such_calls_runs_in_c() -> None:
+    for function in (hooked, checkpointed):
+        assert assert_same(function, x()) == []
+    (told,) = assert_same(custom_function, x())
+    line = custom_function.__code__.co_firstlineno + 1
+    assert f"autograd_function_apply at {__file__}:{line} runs in PyTorch" in told
+
+
+def test_each_run_of_a_custom_function_has_its_own_backward() -> None:
+    ours = compiled(custom_function)
+    given = [x(), x()]
+    losses = [ours(t).sum() for t in given]
+    for t, loss in zip(given, losses, strict=True):
+        loss.backward()
+        again = t.detach().requires_grad_()
+        custom_function(again).sum().backward()
+        close(t.grad, again.grad)
+
+
+def test_a_call_inside_a_region_takes_its_graph_to_pytorch() -> None:
+    def inside(t: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = Cube.apply(t * 2)
+        return h * t
+
+    (told,) = assert_same(inside, x())
+    assert "autograd_function_apply" in told

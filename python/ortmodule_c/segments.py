@@ -1,0 +1,140 @@
+"""Splits one of TorchDynamo's graphs at calls that no graph of ours can hold, so that what is between them still can.
+
+Such a call holds functions: those of a custom ``autograd.Function``, a hook, the branches of ``torch.cond``. PyTorch
+makes it, on tensors that autograd connects with those before and after it.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch._ops import HigherOrderOperator
+from torch.fx.passes.split_module import split_module
+from torch.utils.checkpoint import checkpoint
+
+from .fx_capture import ENTER_AUTOCAST, EXIT_AUTOCAST, acts, stand_in_mode
+from .report import FallbackReport
+from .stack import users_line_in
+
+Make = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+_HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
+
+
+def checkpointed(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run `body` now, and again in backward; PyTorch's op for it lets the second run draw other random numbers."""
+    own, theirs = tag_activation_checkpoint.divide_kwargs(kwargs)
+    own.setdefault("use_reentrant", False)
+    context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
+    if context is not None:
+        own["context_fn"] = context
+    return checkpoint(body, *args, **own, **theirs)
+
+
+def draw_alike(graph: fx.GraphModule) -> None:
+    """Have checkpoints in the graph, and in those inside it, draw the same random numbers in both runs."""
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            found = [n for n in module.graph.nodes if n.target is tag_activation_checkpoint]
+            for node in found:
+                node.target = checkpointed
+            if found:
+                module.recompile()
+
+
+def split(graph: fx.GraphModule, examples: Sequence[Any], make: Make, report: FallbackReport) -> fx.GraphModule | None:
+    """The graph with callables made by `make` in the place of what is between such calls; None if there are none.
+
+    Parameters
+    ----------
+    graph
+        Left as it is.
+    examples
+        What it is called with, without elements.
+    make
+        Given a graph and what it is called with, a callable that does the same.
+    report
+        Where is told what PyTorch computes.
+    """
+    numbers = _numbers(graph)
+    if numbers is None:
+        return None
+    parts = split_module(graph, None, lambda node: numbers.get(node, 0), keep_original_order=True)  # type: ignore[arg-type]
+    with stand_in_mode(examples), enable_python_dispatcher():
+        _Parts(parts, make, report).run(*_leaves(examples))
+    return parts
+
+
+def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
+    """In which part each node is; None if all are in one, or a region, such as one without gradients, would be cut."""
+    numbers: dict[fx.Node, int] = {}
+    part, last, graded, depth = 0, False, torch.is_grad_enabled(), 0
+    for node in graph.graph.nodes:
+        if node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        taken_from = node.args[0] if node.target is operator.getitem else None
+        apart = _is_apart(node) or (isinstance(taken_from, fx.Node) and _is_apart(taken_from))
+        if node.target is torch._C._set_grad_enabled:
+            graded = node.args[0]
+        depth += (node.target is ENTER_AUTOCAST) - (node.target is EXIT_AUTOCAST)
+        if apart and (depth or graded != torch.is_grad_enabled()):
+            return None
+        if not apart and acts(node):
+            return None
+        part += apart != last
+        last = apart
+        numbers[node] = part
+    return numbers if part else None
+
+
+def _is_apart(node: fx.Node) -> bool:
+    return isinstance(node.target, HigherOrderOperator) or node.target is checkpointed or node.target in _HOOKS
+
+
+def _leaves(examples: Sequence[Any]) -> list[Any]:
+    return [e.detach().requires_grad_(e.requires_grad) if isinstance(e, Tensor) else e for e in examples]
+
+
+class _Parts(fx.Interpreter):
+    """Runs the parts on tensors without elements, and exchanges those that can be graphs of ours."""
+
+    def __init__(self, parts: fx.GraphModule, make: Make, report: FallbackReport) -> None:
+        super().__init__(parts)
+        self._parts, self._make, self._report = parts, make, report
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        part: fx.GraphModule = getattr(self._parts, target)
+        if any(map(_is_apart, part.graph.nodes)):
+            return _Calls(part, self._make, self._report).run(*args)
+        _exchange(self._parts, target, self._make(part, _leaves(args)))
+        return part(*args)
+
+
+class _Calls(fx.Interpreter):
+    """Runs a part that PyTorch runs, and exchanges the bodies of checkpoints in it."""
+
+    def __init__(self, part: fx.GraphModule, make: Make, report: FallbackReport) -> None:
+        super().__init__(part)
+        self._part, self._make, self._report = part, make, report
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.target is not checkpointed:
+            if isinstance(n.target, HigherOrderOperator) and n.target.name() not in _HOOKS:
+                place = users_line_in(n.meta.get("stack_trace") or "")
+                self._report.add(f"{n.target.name()} at {place}", "it holds functions of its own")
+            return super().run_node(n)
+        body, *args = self.fetch_args_kwargs_from_env(n)[0]
+        compiled = self._make(body, _leaves(args))
+        compiled.meta = body.meta  # type: ignore[attr-defined]
+        reference: Any = n.args[0]
+        _exchange(self._part, reference.target, compiled)
+        return body(*args)
+
+
+def _exchange(holder: fx.GraphModule, name: str, function: Callable[..., Any]) -> None:
+    delattr(holder, name)
+    object.__setattr__(holder, name, function)
