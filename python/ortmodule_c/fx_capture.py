@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
+from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
+from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
+from torch._export.verifier import load_verifier
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
@@ -155,20 +159,13 @@ def stand_in_mode(examples: Sequence[Any]) -> Any:
 
 def _program(traced: fx.GraphModule, examples: Sequence[Any]) -> ExportedProgram:
     """The traced graph in the form that torch.export gives."""
-    from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
-
     for node in reversed(traced.graph.nodes):
         node.meta.setdefault("nn_module_stack", {})  # which the passes want
         if node.target is aten.item.default and not node.users:  # of a constant, whose value is in the trace
             traced.graph.erase_node(node)
-    from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
-    from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
-
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     for node, example in zip(placeholders, examples, strict=True):
         node.meta["val"] = example  # a tracer notes no more than shape and dtype
-    from torch._export.verifier import load_verifier
-
     signature: Any = _signature(traced.graph)
     constants = lift_constants_pass(traced, signature, ConstantAttrMap())
     traced, signature = replace_set_grad_with_hop_pass(traced, signature)
