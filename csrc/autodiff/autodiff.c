@@ -65,7 +65,7 @@ static omc_status differentiate_node(sweep_state *s, const omc_node *node) {
   }
   if (!given) return OMC_OK;
   for (uint32_t i = 0; i < n_in; i++) needs[i] = is_active(s, omc_in(node, i));
-  omc_grad g = {{s->graph, NULL, s->phase, node->name, OMC_OK}, node, dout, din, needs};
+  omc_grad g = {{s->graph, NULL, s->phase, node->name, OMC_OK}, node, dout, din, needs, false};
   OMC_TRY(omc_op_get(node->op)->grad(&g));
   for (uint32_t i = 0; i < n_in; i++)
     if (needs[i] && din[i]) accumulate(s, &g.b, omc_in(node, i), din[i]);

@@ -11,8 +11,11 @@ BINARY(Div, ANY, OMC_OP_DIVIDES, vdiv(a, b), over(g, DY, B), mul(g, neg(g, DY), 
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
-/* The remainder has the sign of the divisor. */
+/* The remainder has the sign of the divisor. It is NaN where the quotient overflows, as in
+ * PyTorch's vectors, though not in the few elements that do not fill one. */
 static inline real modulo(real a, real b) {
+  const real overflows = sizeof(real) == 4 ? (real)0x1.000004p127 : (real)0x1.0000000000002p1023;
+  if (OMC_R(fabs)(a * (real)0.5 / b) >= overflows) return (real)NAN;
   const real m = OMC_R(fmod)(a, b);
   return m != 0 && (b < 0) != (m < 0) ? m + b : m;
 }
@@ -52,35 +55,44 @@ BINARY(Max, ANY, 0, vmax(a, b), where_not_less(g, A, B), where_not_less(g, B, A)
 BINARY(Min, ANY, 0, vmin(a, b), where_not_less(g, B, A), where_not_less(g, A, B))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
-/* PyTorch has formulas of its own for these exponents where they are given as a number. */
-OMC_INLINE vreal power(vreal a, vreal b, real exponent) {
+/* a * a, of which a bfloat16 keeps its own bits only. */
+OMC_INLINE vreal square_kept(vreal a, vreal bfloats) {
+  const vreal square = a * a;
+  const vmask bits = (vmask)square;
+  const vreal kept = (vreal)((bits + 0x7fff + ((bits >> 16) & 1)) & ~(ireal)0xffff);
+  return vblend(bfloats != vset(0), kept, square);
+}
+/* PyTorch has formulas of its own for these exponents where they are given as a number, and rounds
+ * a bfloat16 after each step of them. */
+OMC_INLINE vreal power(vreal a, vreal b, real exponent, vreal bfloats) {
   if (exponent == 2) return a * a;
-  if (exponent == 3) return a * a * a;
+  if (exponent == 3) return square_kept(a, bfloats) * a;
   if (exponent == (real)0.5) return vsqrt(a);
   if (exponent == (real)-0.5) return vset(1) / vsqrt(a);
   if (exponent == -1) return vset(1) / a;
-  if (exponent == -2) return vset(1) / (a * a);
+  if (exponent == -2) return vset(1) / square_kept(a, bfloats);
   return OMC_LANES2(a, b, OMC_R(pow));
 }
 #endif
 #ifdef OMC_RECORDS
-/* The exponent if it is one and the same constant, else 0. */
+/* The exponent if it is one and the same constant, else 0; float16 has no formulas of its own. */
 static double given_exponent(const omc_node *node) {
   const omc_value *b = omc_in(node, 1);
-  return omc_is_const(b) && omc_shape_numel(&b->type.shape) == 1 ? omc_const_float(b, 0) : 0;
+  const bool given = omc_is_const(b) && omc_shape_numel(&b->type.shape) == 1;
+  return given && b->type.dtype != OMC_F16 ? omc_const_float(b, 0) : 0;
 }
-/* b a^(b-1) for an exponent that is one and the same constant. */
-static omc_value *const_power_slope(omc_grad *g, double b) {
-  if (b == 0) return zero(g);
-  if (b == 2) return times(g, A, 2);
-  return times(g, omc_b2(&g->b, OMC_OP_Pow, A, omc_scalar(&g->b, A, b - 1)), b);
+/* dy b a^(b-1) for an exponent that is one and the same constant. */
+static omc_value *const_power_gradient(omc_grad *g, double b) {
+  if (b == 0) return zeros(g);
+  if (b == 2) return mul(g, DY, times(g, A, 2));
+  return mul(g, DY, times(g, omc_b2(&g->b, OMC_OP_Pow, A, omc_scalar(&g->b, A, b - 1)), b));
 }
-/* b a^(b-1), and 0 where b is 0 even if a is. */
-static omc_value *power_slope(omc_grad *g) {
+/* dy b a^(b-1), and 0 where b is 0 whatever the others are. */
+static omc_value *power_gradient(omc_grad *g) {
   if (omc_is_const(B) && omc_shape_numel(&B->type.shape) == 1)
-    return const_power_slope(g, omc_const_float(B, 0));
+    return const_power_gradient(g, omc_const_float(B, 0));
   omc_value *const slope = mul(g, B, omc_b2(&g->b, OMC_OP_Pow, A, plus(g, B, -1)));
-  return where(g, compare(g, OMC_OP_Equal, B, 0), zero(g), slope);
+  return where(g, compare(g, OMC_OP_Equal, B, 0), zero(g), mul(g, DY, slope));
 }
 /* y log a, and 0 where a is 0 and stays so when b changes a little. */
 static omc_value *exponent_slope(omc_grad *g) {
@@ -89,8 +101,9 @@ static omc_value *exponent_slope(omc_grad *g) {
   return where(g, at_zero, zero(g), mul(g, Y, omc_b1(&g->b, OMC_OP_Log, A)));
 }
 #endif
-BINARY(Pow, FLOAT, 0, power(a, b, (real)blk->imm[0]), mul(g, DY, power_slope(g)),
-       mul(g, DY, exponent_slope(g)), imm[0] = given_exponent(node))
+BINARY(Pow, FLOAT, 0, power(a, b, (real)blk->imm[0], i1), power_gradient(g),
+       mul(g, DY, exponent_slope(g)), imm[0] = given_exponent(node),
+       imm[1] = omc_in(node, 0)->type.dtype == OMC_BF16)
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 /* From a to b by w, counted from the nearer end. */

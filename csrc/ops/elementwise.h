@@ -8,6 +8,9 @@
  * ...     if the op has attributes, statements that decode them from `node` into imm[0] .. imm[3],
  *         which kernel and gradients see as i0 .. i3
  *
+ * A gradient of several verbs is rounded to the dtype after each of them, as PyTorch rounds what it
+ * writes in several ops; one in AT_ONCE() only at its end, as what PyTorch has a kernel for.
+ *
  * Where kernels are compiled a row is its kernel; where records are compiled, all the rest.
  * Functions that a row calls stand above it under OMC_VARIANT or OMC_RECORDS. */
 #ifndef OMC_OPS_ELEMENTWISE_H
@@ -98,12 +101,26 @@
 
 /* ---- gradient verbs ---- */
 
+/* A value in the dtype that its class computes in, which holds it exactly. */
+static inline omc_value *widened(omc_grad *g, omc_value *v) {
+  return v ? omc_cast(&g->b, v, omc_dtype_real(v->type.dtype)) : NULL;
+}
+static inline omc_value *read_by_rule(omc_grad *g, omc_value *v) {
+  return g->at_once ? widened(g, v) : v;
+}
+/* `v`, made of widened values, rounded to the dtype of the result. */
+static inline omc_value *narrowed(omc_grad *g, omc_value *v) {
+  g->at_once = false;
+  return v ? omc_cast(&g->b, v, g->node->out[0]->type.dtype) : NULL;
+}
+#define AT_ONCE(d) (g->at_once = true, narrowed(g, (d)))
+
 /* The operands, the result and its gradient. */
-#define A omc_in(g->node, 0)
-#define B omc_in(g->node, 1)
-#define C omc_in(g->node, 2)
-#define Y omc_out(g->node, 0)
-#define DY (g->dout[0])
+#define A read_by_rule(g, omc_in(g->node, 0))
+#define B read_by_rule(g, omc_in(g->node, 1))
+#define C read_by_rule(g, omc_in(g->node, 2))
+#define Y read_by_rule(g, omc_out(g->node, 0))
+#define DY read_by_rule(g, g->dout[0])
 
 static inline omc_value *neg(omc_grad *g, omc_value *v) { return omc_b1(&g->b, OMC_OP_Neg, v); }
 static inline omc_value *mul(omc_grad *g, omc_value *v, omc_value *w) {
@@ -112,8 +129,11 @@ static inline omc_value *mul(omc_grad *g, omc_value *v, omc_value *w) {
 static inline omc_value *over(omc_grad *g, omc_value *v, omc_value *w) {
   return omc_b2(&g->b, OMC_OP_Div, v, w);
 }
+/* The number is not rounded to 16 bits. */
 static inline omc_value *times(omc_grad *g, omc_value *v, double by) {
-  return mul(g, v, omc_scalar(&g->b, v, by));
+  omc_value *const wide = widened(g, v);
+  omc_value *const product = wide ? mul(g, wide, omc_scalar(&g->b, wide, by)) : NULL;
+  return product ? omc_cast(&g->b, product, v->type.dtype) : NULL;
 }
 static inline omc_value *plus(omc_grad *g, omc_value *v, double by) {
   return omc_b2(&g->b, OMC_OP_Add, v, omc_scalar(&g->b, v, by));

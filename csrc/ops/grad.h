@@ -18,6 +18,7 @@ typedef struct omc_grad {
   omc_value *const *dout; /* node->n_out gradients of its outputs, NULL: zero */
   omc_value **din;        /* node->n_in gradients to set, all NULL at entry */
   const bool *needs;      /* node->n_in: somebody wants it */
+  bool at_once;           /* inside AT_ONCE() of ops/elementwise.h */
 } omc_grad;
 
 /* Fails naming the forward node unless it has its first n outputs, those its rule reads. */

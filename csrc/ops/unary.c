@@ -31,13 +31,14 @@ UNARY(Cos, FLOAT, vcos(a), neg(g, mul(g, DY, omc_b1(&g->b, OMC_OP_Sin, A))))
 #ifdef OMC_RECORDS
 static omc_value *elu_gradient(omc_grad *g, double alpha, double scale, double inner) {
   omc_value *const rise = omc_b1(&g->b, OMC_OP_Exp, times(g, A, inner));
-  return where(g, compare(g, OMC_OP_LessOrEqual, A, 0),
-               mul(g, times(g, DY, inner * alpha * scale), rise), times(g, DY, scale));
+  return where(g, compare(g, OMC_OP_Greater, A, 0), times(g, DY, scale),
+               mul(g, times(g, times(g, DY, inner), alpha * scale), rise));
 }
 #endif
-/* scale * x, and scale * alpha * (exp(input_scale * x) - 1) below 0. */
+/* scale * x, and scale * alpha * (exp(input_scale * x) - 1) below 0. Its slope at NaN is NaN, as in
+ * PyTorch's vectors, though not in the few elements that do not fill one. */
 UNARY(Elu, FLOAT, vblend(a < vset(0), vexpm1(a *i2) * (i0 * i1), a *i1),
-      elu_gradient(g, i0, i1, i2), imm[0] = omc_attr_float(node, "alpha", 1),
+      AT_ONCE(elu_gradient(g, i0, i1, i2)), imm[0] = omc_attr_float(node, "alpha", 1),
       imm[1] = omc_attr_float(node, "scale", 1), imm[2] = omc_attr_float(node, "input_scale", 1))
 
 /* The slope is 2 / sqrt(pi) exp(-x^2). */
@@ -97,10 +98,11 @@ UNARY(HardSigmoid, FLOAT, vmax(vset(0), vmin(vset(1), vfma(a, i0, i1))),
             times(g, DY, i0), zero(g)),
       imm[0] = omc_attr_float(node, "alpha", 0.2), imm[1] = omc_attr_float(node, "beta", 0.5))
 
+/* The slope at NaN is that of Elu. */
 UNARY(HardSwish, FLOAT, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6),
-      where(g, compare(g, OMC_OP_LessOrEqual, A, -3), zero(g),
-            where(g, compare(g, OMC_OP_Less, A, 3), mul(g, DY, plus(g, times(g, A, 1.0 / 3), 0.5)),
-                  DY)))
+      AT_ONCE(where(g, compare(g, OMC_OP_LessOrEqual, A, -3), zero(g),
+                    where(g, compare(g, OMC_OP_GreaterOrEqual, A, 3), DY,
+                          mul(g, DY, plus(g, over(g, A, omc_scalar(&g->b, A, 3)), 0.5))))))
 
 UNARY_NO_GRAD(IsNaN, FLOAT_TO_BOOL, vbool(vnan(a)))
 
@@ -113,15 +115,16 @@ UNARY(Log, FLOAT, vlog(a), over(g, DY, A))
 UNARY(Log1p, FLOAT, vlog1p(a), over(g, DY, plus(g, A, 1)))
 
 #ifdef OMC_RECORDS
-/* z / (1 + z) with z = exp(-|x|), which is what is left of the slope above 0. */
+/* z / (1 + z) with z = exp(-|x|), which is what is left of the slope above 0. PyTorch keeps z. */
 static omc_value *log_sigmoid_slope(omc_grad *g) {
   omc_value *const z = omc_b1(&g->b, OMC_OP_Exp, neg(g, omc_b1(&g->b, OMC_OP_Abs, A)));
-  omc_value *const above = over(g, z, plus(g, z, 1));
+  omc_value *const kept = z ? widened(g, omc_cast(&g->b, z, g->node->out[0]->type.dtype)) : NULL;
+  omc_value *const above = over(g, kept, plus(g, kept, 1));
   return where(g, compare(g, OMC_OP_Less, A, 0), one_minus(g, above), above);
 }
 #endif
 UNARY(LogSigmoid, FLOAT, vmin(a, vset(0)) - vlog1p(vexp(-vabs(a))),
-      mul(g, DY, log_sigmoid_slope(g)))
+      AT_ONCE(mul(g, DY, log_sigmoid_slope(g))))
 
 #ifdef OMC_RECORDS
 /* With t = tanh(softplus(x)): t + x sigmoid(x) (1 - t^2). */
@@ -132,7 +135,7 @@ static omc_value *mish_slope(omc_grad *g) {
   return omc_b2(&g->b, OMC_OP_Add, t, mul(g, rise, one_minus(g, mul(g, t, t))));
 }
 #endif
-UNARY(Mish, FLOAT, a *vtanh(vlog1p(vexp(a))), mul(g, DY, mish_slope(g)))
+UNARY(Mish, FLOAT, a *vtanh(vlog1p(vexp(a))), AT_ONCE(mul(g, DY, mish_slope(g))))
 
 UNARY(Neg, ANY, vneg(a), neg(g, DY))
 
@@ -145,9 +148,15 @@ BINARY_NO_GRAD(ReluGrad, FLOAT, 0, vblend(b <= vset(0), vset(0), a))
 
 UNARY(Round, FLOAT, vround(a), zeros(g))
 
-UNARY(Rsqrt, FLOAT, vset(1) / vsqrt(a), mul(g, times(g, DY, -0.5), mul(g, Y, mul(g, Y, Y))))
+UNARY(Rsqrt, FLOAT, vset(1) / vsqrt(a),
+      mul(g, times(g, DY, -0.5), omc_b2(&g->b, OMC_OP_Pow, Y, omc_scalar(&g->b, Y, 3))))
 
-UNARY(Sigmoid, FLOAT, vsigmoid(a), mul(g, DY, mul(g, Y, one_minus(g, Y))))
+#ifdef OMC_RECORDS
+static omc_value *sigmoid_gradient(omc_grad *g) { return mul(g, mul(g, DY, one_minus(g, Y)), Y); }
+#endif
+/* Of float16, alone of all dtypes, PyTorch's kernel rounds every step. */
+UNARY(Sigmoid, FLOAT, vsigmoid(a),
+      Y->type.dtype == OMC_F16 ? sigmoid_gradient(g) : AT_ONCE(sigmoid_gradient(g)))
 
 UNARY(Sign, ANY, vbool(a > vset(0)) - vbool(a < vset(0)), zeros(g))
 
@@ -171,9 +180,9 @@ static omc_value *softplus_gradient(omc_grad *g, double beta, double threshold) 
 #endif
 /* log(1 + exp(beta x)) / beta, and x where beta x is above the threshold. */
 UNARY(Softplus, FLOAT, vblend(a *i0 > i1, a, vlog1p(vexp(a *i0)) / i0),
-      softplus_gradient(g, i0, i1), imm[0] = omc_attr_float(node, "beta", 1),
+      AT_ONCE(softplus_gradient(g, i0, i1)), imm[0] = omc_attr_float(node, "beta", 1),
       imm[1] = omc_attr_float(node, "threshold", 20))
 
 UNARY(Sqrt, FLOAT, vsqrt(a), over(g, DY, times(g, Y, 2)))
 
-UNARY(Tanh, FLOAT, vtanh(a), mul(g, DY, one_minus(g, mul(g, Y, Y))))
+UNARY(Tanh, FLOAT, vtanh(a), AT_ONCE(mul(g, DY, one_minus(g, mul(g, Y, Y)))))
