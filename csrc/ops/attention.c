@@ -110,12 +110,11 @@ static omc_status forward_infer(omc_node *node) {
 
 static omc_status backward_infer(omc_node *node) {
   attention_params p;
-  OMC_TRY(check(node, 1, 6, &p));
+  OMC_TRY(check(node, 1, 5, &p));
   const omc_type y = {p.dtype, p.y_shape};
   const omc_type lse = {omc_dtype_real(p.dtype), {3, {p.batch, p.heads, p.queries}}};
   if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
-  if (!omc_type_equal(&omc_in(node, 4)->type, &y)) return misfit(node, "y", omc_in(node, 4));
-  if (!omc_type_equal(&omc_in(node, 5)->type, &lse)) return misfit(node, "lse", omc_in(node, 5));
+  if (!omc_type_equal(&omc_in(node, 4)->type, &lse)) return misfit(node, "lse", omc_in(node, 4));
   for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
 }
@@ -127,7 +126,7 @@ static omc_status forward_params(const omc_node *node, omc_arena *arena, void *p
 static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   attention_params *p = params;
-  OMC_TRY(check(node, 1, 6, p));
+  OMC_TRY(check(node, 1, 5, p));
   const int64_t items = p->batch * p->kv_heads, blocks = p->heads / p->kv_heads * n_blocks(p);
   const int64_t parts = items > 0 ? omc_ceil_div(MIN_GRAD_ITEMS, items) : 1;
   p->parts = parts < blocks ? parts : blocks > 0 ? blocks : 1;
@@ -176,7 +175,6 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   omc_value *q = heads_first(b, omc_in(node, 0), axes[Q]);
   omc_value *k = heads_first(b, omc_in(node, 1), axes[K]);
   omc_value *v = heads_first(b, omc_in(node, 2), axes[V]);
-  omc_value *y = heads_first(b, omc_out(node, 0), axes[Y]);
   omc_value *dy = heads_first(b, g->dout[0], axes[Y]), *lse = omc_out(node, 1);
   if (b->status != OMC_OK) return NULL;
   const int64_t heads = q->type.shape.dims[1], last[] = {-1};
@@ -195,7 +193,7 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   const double p = omc_attr_float(node, "p", 0);
   const omc_attr dropout[] = {omc_af("p", p), omc_ai("stream", omc_attr_int(node, "stream", 0))};
   if (p > 0) dprobs = omc_bn(b, OMC_OP_Dropout, 1, &dprobs, 2, dropout);
-  omc_value *delta = omc_reduce_sum(b, omc_b2(b, OMC_OP_Mul, dy, y), last, 1, true);
+  omc_value *delta = omc_reduce_sum(b, omc_b2(b, OMC_OP_Mul, probs, dprobs), last, 1, true);
   return omc_b2(b, OMC_OP_Mul, probs, omc_b2(b, OMC_OP_Sub, dprobs, delta));
 }
 
@@ -203,10 +201,10 @@ static omc_status forward_grad(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 2));
   if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0],       omc_in(node, 0),  omc_in(node, 1), omc_in(node, 2),
-                     omc_out(node, 0), omc_out(node, 1), omc_in(node, 3)};
-  omc_build(&g->b, OMC_OP_AttentionGrad, in[6] ? 7 : 6, in, 0, node->n_attr, node->attr, 3, g->din);
-  if (in[6] && g->needs[3]) g->din[3] = mask_gradient(g, &g->b);
+  omc_value *in[] = {g->dout[0],      omc_in(node, 0),  omc_in(node, 1),
+                     omc_in(node, 2), omc_out(node, 1), omc_in(node, 3)};
+  omc_build(&g->b, OMC_OP_AttentionGrad, in[5] ? 6 : 5, in, 0, node->n_attr, node->attr, 3, g->din);
+  if (in[5] && g->needs[3]) g->din[3] = mask_gradient(g, &g->b);
   return g->b.status;
 }
 
@@ -225,8 +223,8 @@ const omc_op omc_op_Attention = {.name = "Attention",
 
 OMC_KERNELS(AttentionGrad)
 const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad",
-                                     .min_in = 6,
-                                     .max_in = 7,
+                                     .min_in = 5,
+                                     .max_in = 6,
                                      .n_out = 3,
                                      .flags = OMC_OP_RANDOM,
                                      .infer = backward_infer,

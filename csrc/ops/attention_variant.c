@@ -17,7 +17,7 @@
 
 typedef struct {
   const attention_params *p;
-  const elem *q, *k, *v, *y, *dy;
+  const elem *q, *k, *v, *dy;
   const void *mask; /* NULL: none */
   elem *out, *dq, *dk, *dv;
   elem *sums; /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
@@ -197,22 +197,30 @@ OMC_KERNEL(Attention) {
 }
 
 /* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
- * into gradients of scores, P * (dP - delta) with delta = sum of dy * y. */
+ * into gradients of scores, P * (dP - delta) with delta = sum of P * dP: the same numbers on both
+ * sides, so that a row which attends to one key has no gradient at all. */
 static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                              real *ds, char *scratch) {
-  const int64_t dim = job->p->value_dim, query = b->query + r;
-  const int64_t at = b->y + r * job->p->y.token;
-  const elem *y = job->y + at, *dy = job->dy + at;
-  const vreal delta = vset(OMC_ROW_SUM(dim, vld_fill(y + k, left, 0) * vld_fill(dy + k, left, 0)));
-  const vreal lse = vset(job->lse[query]);
-  const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
+  const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
+  const vreal lse = vset(job->lse[query]), scale = vset(job->keep_scale);
   const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
+  for (int64_t k = b->cols; k < whole; k++) ds[k] = 0;
+  vreal sum = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
     const vreal prob = vexp(vldr(s + k) - lse);
-    const vreal keep =
-        words ? vblend(kept(job, words + k), vset(job->keep_scale), vset(0)) : vset(1);
-    vstr(s + k, prob * keep);
-    vstr(ds + k, prob * (vldr(ds + k) * keep - delta));
+    vreal d = vldr(ds + k);
+    if (words) {
+      d *= vblend(kept(job, words + k), scale, vset(0));
+      vstr(ds + k, d);
+    }
+    vstr(s + k, prob);
+    sum = vfma(prob, d, sum);
+  }
+  const vreal delta = vset(vsum(sum));
+  for (int64_t k = 0; k < whole; k += OMC_VL) {
+    const vreal prob = vldr(s + k);
+    vstr(ds + k, prob * (vldr(ds + k) - delta));
+    if (words) vstr(s + k, prob * vblend(kept(job, words + k), scale, vset(0)));
   }
 }
 
@@ -259,6 +267,14 @@ static void backward_block(const attention_job *job, const query_block *b, const
           1);
 }
 
+/* Whether some row of probabilities is NaN, which those of the keys that it does not see are too.
+ */
+static bool has_nan(const attention_job *job, const query_block *b) {
+  bool found = false;
+  for (int64_t r = 0; r < b->rows; r++) found |= isnan(job->lse[b->query + r]) != 0;
+  return found;
+}
+
 /* Items are parts of heads of keys: every so many-th block of the query heads that share it. */
 static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   const attention_job *job = ctx;
@@ -271,7 +287,8 @@ static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
     clear_rows(&sums.dk, p->keys, p->dim);
     clear_rows(&sums.dv, p->keys, p->value_dim);
     for (int64_t i = item % p->parts; i < group * blocks; i += p->parts) {
-      const query_block b = block_at(p, kv * group + i / blocks, i % blocks);
+      query_block b = block_at(p, kv * group + i / blocks, i % blocks);
+      if (has_nan(job, &b)) b.cols = p->keys;
       backward_block(job, &b, &sums, scratch);
     }
   }
@@ -301,13 +318,13 @@ static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-/* Inputs: dy, q, k, v, y, lse, mask?. */
+/* Inputs: dy, q, k, v, lse, mask?. */
 OMC_KERNEL(AttentionGrad) {
   const attention_params *p = args->params;
   attention_job job = make_job(args, 2);
   job.dy = omc_in_data(args, 0);
   job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
-  job.y = omc_in_data(args, 4), job.lse = args->in[5].data, job.mask = omc_in_data(args, 6);
+  job.lse = args->in[4].data, job.mask = omc_in_data(args, 5);
   job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
   job.sums = (elem *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   omc_parallel_for(p->batch * p->kv_heads * p->parts, 1, args->threads, backward_parts, &job);
