@@ -1,5 +1,6 @@
 /* Losses of [N, C, d...] against class indices [N, d...], and their gradients: CrossEntropy of
- * logits, NegativeLogLikelihoodLoss of log probabilities.
+ * logits, NegativeLogLikelihoodLoss of log probabilities. And UnitInterval, which sees to it that
+ * probabilities are some.
  *
  * With w the class weights (1 if absent), t the target of a row, e the label smoothing and log p =
  * x - top - log_sum, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log
@@ -307,6 +308,23 @@ OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
   return OMC_OK;
 }
 
+/* Its input, whose elements have to be from 0 to 1. */
+OMC_KERNEL(UnitInterval) {
+  const elem *x = omc_in_data(args, 0);
+  elem *y = omc_out_data(args, 0);
+  bool inside = true;
+  const int64_t n = omc_shape_numel(&args->in[0].type->shape);
+  for (int64_t k = 0; k < n; k++) {
+    const real v = ld(x + k);
+    inside &= v >= 0 && v <= 1;
+    y[k] = x[k];
+  }
+  if (!inside)
+    OMC_FAIL(EDOMAIN, "all elements of input should be between 0 and 1 ('%s')",
+             args->node ? args->node : "");
+  return OMC_OK;
+}
+
 #endif
 
 #ifdef OMC_RECORDS
@@ -432,29 +450,6 @@ static omc_status backward_params(const omc_node *node, omc_arena *arena, void *
   return backward_check(node, params);
 }
 
-OMC_KERNELS(CrossEntropy)
-const omc_op omc_op_CrossEntropy = {.name = "CrossEntropy",
-                                    .min_in = 2,
-                                    .max_in = 3,
-                                    .n_out = 4,
-                                    .infer = forward_infer,
-                                    .grad = forward_grad,
-                                    .params_size = sizeof(loss_params),
-                                    .params = forward_params,
-                                    .workspace = forward_workspace,
-                                    .cpu = &omc_kernels_CrossEntropy};
-
-OMC_KERNELS(CrossEntropyGrad)
-const omc_op omc_op_CrossEntropyGrad = {.name = "CrossEntropyGrad",
-                                        .min_in = 6,
-                                        .max_in = 7,
-                                        .n_out = 1,
-                                        .flags = OMC_OP_INPLACE_1,
-                                        .infer = backward_infer,
-                                        .params_size = sizeof(loss_params),
-                                        .params = backward_params,
-                                        .cpu = &omc_kernels_CrossEntropyGrad};
-
 /* ---- of log probabilities ---- */
 
 static omc_status nll_infer(omc_node *node) {
@@ -502,27 +497,34 @@ static omc_status nll_grad_params(const omc_node *node, omc_arena *arena, void *
   return nll_grad_check(node, params, &of);
 }
 
-OMC_KERNELS(NegativeLogLikelihoodLoss)
-const omc_op omc_op_NegativeLogLikelihoodLoss = {.name = "NegativeLogLikelihoodLoss",
-                                                 .min_in = 2,
-                                                 .max_in = 3,
-                                                 .n_out = 2,
-                                                 .infer = nll_infer,
-                                                 .grad = nll_grad,
-                                                 .params_size = sizeof(loss_params),
-                                                 .params = forward_params,
-                                                 .workspace = forward_workspace,
-                                                 .cpu = &omc_kernels_NegativeLogLikelihoodLoss};
+/* ---- records ---- */
 
-OMC_KERNELS(NegativeLogLikelihoodLossGrad)
-const omc_op omc_op_NegativeLogLikelihoodLossGrad = {
-    .name = "NegativeLogLikelihoodLossGrad",
-    .min_in = 3,
-    .max_in = 4,
-    .n_out = 1,
-    .infer = nll_grad_infer,
-    .params_size = sizeof(loss_params),
-    .params = nll_grad_params,
-    .cpu = &omc_kernels_NegativeLogLikelihoodLossGrad};
+#define LOSS(name_, min, max, outputs, infer_, params_, ...)         \
+  OMC_KERNELS(name_)                                                 \
+  const omc_op omc_op_##name_ = {.name = #name_,                     \
+                                 .min_in = min,                      \
+                                 .max_in = max,                      \
+                                 .n_out = outputs,                   \
+                                 .infer = infer_,                    \
+                                 .params_size = sizeof(loss_params), \
+                                 .params = params_,                  \
+                                 .cpu = &omc_kernels_##name_,        \
+                                 __VA_ARGS__};
+
+LOSS(CrossEntropy, 2, 3, 4, forward_infer, forward_params, .grad = forward_grad,
+     .workspace = forward_workspace)
+LOSS(CrossEntropyGrad, 6, 7, 1, backward_infer, backward_params, .flags = OMC_OP_INPLACE_1)
+LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, nll_infer, forward_params, .grad = nll_grad,
+     .workspace = forward_workspace)
+LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, nll_grad_infer, nll_grad_params)
+
+OMC_KERNELS(UnitInterval)
+const omc_op omc_op_UnitInterval = {.name = "UnitInterval",
+                                    .min_in = 1,
+                                    .max_in = 1,
+                                    .n_out = 1,
+                                    .flags = OMC_OP_INPLACE_0,
+                                    .infer = omc_infer_float,
+                                    .cpu = &omc_kernels_UnitInterval};
 
 #endif
