@@ -405,7 +405,8 @@ class _Lowering:
         infinite or equal they part.
         """
         composite = is_composite(op)
-        exact = op in EXACTLY_DECOMPOSED or _is_of_integers(node)
+        of_integers = _is_of_integers(node)
+        exact = op in EXACTLY_DECOMPOSED or of_integers
         if not composite and not (exact and op in decomposition_table):
             raise Unsupported("no translation")
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -433,6 +434,8 @@ class _Lowering:
         by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(_is_of_integers, body))
         if by_way_of_floats or any(n.target is op for n in body):
             raise Unsupported("no translation")
+        if of_integers and not composite and not _has_kernel_for(call, operands):
+            raise Unsupported("PyTorch does not compute it, though its decomposition can be")
         given = [
             v for v in pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val)) if isinstance(v, Val)
         ]
@@ -514,6 +517,18 @@ def _is_of_integers(node: fx.Node) -> bool:
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
     return not any(t.is_floating_point() or t.is_complex() for t in tensors)
+
+
+def _has_kernel_for(call: Callable[..., Any], operands: Sequence[Tensor]) -> bool:
+    """Whether PyTorch computes `call` on such dtypes, of which a decomposition may take more."""
+    ones = [torch.ones(1, dtype=t.dtype).expand(t.shape) for t in operands]
+    try:
+        with torch.no_grad():
+            call(*ones)
+    except Exception:
+        logger.debug("PyTorch refuses what is decomposed", exc_info=True)
+        return False
+    return True
 
 
 def _used_results(node: fx.Node, n: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 
 from ..builder import Builder, Val
 from ..errors import Unsupported
-from .registry import TABLE, aten, promoted, result_dtype, result_shape, translates
+from .registry import HALVES, TABLE, aten, computed_in, need_float, promoted, result_dtype, result_shape, translates
 
 _UNARY = {
     aten.abs.default: "Abs",
@@ -36,8 +36,7 @@ _UNARY = {
     aten.sqrt.default: "Sqrt",
     aten.tanh.default: "Tanh",
 }
-_HALVES = (torch.float16, torch.bfloat16)
-_WITH_NUMBERS = ("Mul", "Div")  # take a number as it is; others round it to the dtype of the result first
+_WITH_NUMBERS = ("Mul", "Div", "FloorDiv")  # take a number as it is; others round it to the dtype of the result first
 
 _BINARY = {
     aten.mul.Tensor: "Mul",
@@ -46,11 +45,6 @@ _BINARY = {
     aten.minimum.default: "Min",
     aten.max.other: "Max",
     aten.min.other: "Min",
-    aten.remainder.Tensor: "Mod",
-    aten.remainder.Scalar: "Mod",
-    aten.remainder.Scalar_Tensor: "Mod",
-    aten.floor_divide.default: "FloorDiv",
-    aten.floor_divide.Scalar: "FloorDiv",
 }
 
 _COMPARE = {
@@ -87,26 +81,32 @@ _LOGICAL = {
 }
 
 
-def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """What PyTorch computes in: what lies between the parts of an op is not rounded to 16 bits."""
-    return torch.float32 if dtype in _HALVES else dtype
-
-
 def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
     """x op alpha * y."""
     dtype = result_dtype(b)
+    if op == "Sub" and any(isinstance(v, Val) and v.dtype == torch.bool for v in (x, y)):
+        raise Unsupported("arithmetic on bools")
     scaled = not (isinstance(alpha, (int, float)) and alpha == 1)
     number = not (isinstance(x, Val) and isinstance(y, Val))
-    inner = _computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
+    inner = computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
     left, right = (b.scalar(v, inner if op in _WITH_NUMBERS else dtype) for v in (x, y))
     if scaled:
-        right = b.emit("Mul", b.cast(right, inner), b.scalar(alpha, inner))
+        right = _times(b, b.cast(right, inner), b.cast(b.scalar(alpha, dtype), inner), b.scalar(alpha, inner))
     return b.cast(b.emit(op, b.cast(left, inner), b.cast(right, inner)), dtype)
+
+
+def _times(b: Builder, x: Val, factor: Val, slope: Val) -> Val:
+    """x times a number which is rounded to 16 bits, though the gradient is multiplied with what it was."""
+    out: Val = b.emit("Mul", x, factor)
+    return out if factor is slope or not x.grad else b.with_gradient_of(out, b.emit("Mul", x, slope))
 
 
 def _unary(op: str) -> Any:
     def translate(b: Builder, x: Val) -> Val:
-        out: Val = b.emit(op, b.cast(x, result_dtype(b)))
+        dtype = result_dtype(b)
+        if dtype == torch.bool and op != "Sign":
+            raise Unsupported("arithmetic on bools")
+        out: Val = b.emit(op, b.cast(x, dtype))
         return out
 
     return translate
@@ -166,14 +166,28 @@ def div(b: Builder, x: Any, y: Any) -> Val:
     return _arithmetic(b, "Div", x, y)
 
 
+@translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(b: Builder, x: Any, y: Any) -> Val:
+    if result_dtype(b) == torch.float16:
+        raise Unsupported("a remainder of float16, each step of which PyTorch rounds")
+    return _arithmetic(b, "Mod", x, y)
+
+
+@translates(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: Builder, x: Any, y: Any) -> Val:
+    if any(isinstance(v, Val) and v.grad for v in (x, y)):
+        raise Unsupported("the gradient of floor_divide")  # PyTorch has none
+    return div_mode(b, x, y, "floor")
+
+
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Val:
     dtype = result_dtype(b)
     if rounding_mode == "trunc" and dtype.is_floating_point:
         raise Unsupported("division of floats rounded to zero")
-    op = "FloorDiv" if rounding_mode == "floor" else "Div"
-    out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype))
-    return out
+    if rounding_mode == "floor" and dtype == torch.float16:
+        raise Unsupported("a floored quotient of float16, each step of which PyTorch rounds")
+    return _arithmetic(b, "FloorDiv" if rounding_mode == "floor" else "Div", x, y)
 
 
 @translates(aten.pow.Tensor_Scalar)
@@ -192,7 +206,12 @@ def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
 @translates(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
     dtype = result_dtype(b)
-    out: Val = b.emit("Pow", b.scalar(x, dtype), b.scalar(exponent, dtype))
+    base, exponent = b.scalar(x, dtype), b.cast(exponent, dtype)
+    out: Val = b.emit("Pow", base, exponent)
+    if dtype in HALVES and exponent.grad and isinstance(x, (int, float)) and 0 < x < math.inf:
+        wide = b.cast(b.detached(out), computed_in(dtype))  # with which the logarithm is multiplied, itself not rounded
+        slope = b.cast(b.emit("Mul", wide, b.const(math.log(x), wide.dtype)), dtype)
+        return b.with_gradient_of(out, b.emit("Mul", exponent, slope))
     return out
 
 
@@ -231,7 +250,8 @@ def hardsigmoid(b: Builder, x: Val) -> Val:
     inside = b.emit(
         "And", b.emit("Greater", x, low, outputs=[torch.bool]), b.emit("Less", x, high, outputs=[torch.bool])
     )
-    line = b.emit("Mul", x, b.scalar(float(torch.tensor(1 / 6, dtype=torch.float32)), x.dtype))
+    slope = b.scalar(float(torch.tensor(1 / 6, dtype=torch.float32)), computed_in(x.dtype))
+    line = b.cast(b.emit("Mul", b.cast(x, slope.dtype), slope), x.dtype)
     return b.with_gradient_of(out, b.emit("Where", inside, line, b.scalar(0.0, x.dtype), outputs=[x.dtype]))
 
 
@@ -243,7 +263,9 @@ def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: flo
 
 @translates(aten.celu.default)
 def celu(b: Builder, x: Val, alpha: float = 1) -> Val:
-    return elu(b, x, alpha, 1, 1 / alpha)
+    """Its slope is that of an alpha which float32 holds."""
+    out, single = elu(b, x, alpha, 1, 1 / alpha), float(torch.tensor(alpha, dtype=torch.float32))
+    return b.with_gradient_of(out, elu(b, x, alpha, 1, 1 / single)) if x.grad and single != alpha else out
 
 
 @translates(aten.leaky_relu.default)
@@ -286,7 +308,7 @@ def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
 
 
 def _open_clamp(b: Builder, x: Val, low: Any, high: Any) -> Val:
-    """A clamp through which no gradient flows at the bounds."""
+    """A clamp through which no gradient flows at the bounds, nor at NaN."""
     if not x.grad:
         return _clip(b, x, low, high)
     inside = [] if low is None else [b.emit("Greater", x, b.scalar(low, x.dtype), outputs=[torch.bool])]
@@ -339,19 +361,50 @@ def clamp_max(b: Builder, x: Val, high: Any) -> Val:
 
 @translates(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
-    """A clamp through which no gradient flows at the bounds, but through NaN."""
-    clipped = _clip(b, b.detached(x), min_val, max_val)
-    if not x.grad:
-        return clipped
-    below = b.emit("LessOrEqual", x, b.scalar(min_val, x.dtype), outputs=[torch.bool])
-    above = b.emit("GreaterOrEqual", x, b.scalar(max_val, x.dtype), outputs=[torch.bool])
-    out: Val = b.emit("Where", b.emit("Or", below, above), clipped, x, outputs=[x.dtype])
-    return out
+    """A gradient flows through NaN in the few elements that do not fill one of PyTorch's vectors, but not in those."""
+    return _open_clamp(b, x, min_val, max_val)
 
 
 @translates(aten.relu6.default)
 def relu6(b: Builder, x: Val) -> Val:
     return hardtanh(b, x, 0, 6)
+
+
+@translates(aten.hardshrink.default)
+def hardshrink(b: Builder, x: Val, lambd: float = 0.5) -> Val:
+    """x outside of -lambd .. lambd; no gradient flows at NaN, as none does in PyTorch's vectors."""
+    low, high, none = (b.scalar(v, need_float(x.dtype)) for v in (-lambd, lambd, 0.0))
+
+    def both(join: str, left: str, right: str) -> Val:
+        bounds = [b.emit(op, x, v, outputs=[torch.bool]) for op, v in ((left, low), (right, high))]
+        met: Val = b.emit(join, *bounds)
+        return met
+
+    out: Val = b.emit("Where", both("And", "GreaterOrEqual", "LessOrEqual"), none, x, outputs=[x.dtype])
+    if not x.grad:
+        return out
+    return b.with_gradient_of(out, b.emit("Where", both("Or", "Less", "Greater"), x, none, outputs=[x.dtype]))
+
+
+@translates(aten.nan_to_num.default)
+def nan_to_num(
+    b: Builder, x: Val, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Val:
+    """Its slope is 1 or 0, and something that it multiplies."""
+    if not x.dtype.is_floating_point:
+        return x
+    most = torch.finfo(x.dtype).max
+    p, out = b.detached(x), x
+    infinite = [b.emit("Equal", p, b.const(v, x.dtype), outputs=[torch.bool]) for v in (math.inf, -math.inf)]
+    tests = [b.emit("IsNaN", p, outputs=[torch.bool]), *infinite]
+    finite = [0.0 if nan is None else nan, most if posinf is None else posinf, -most if neginf is None else neginf]
+    for test, value in zip(tests, finite, strict=True):
+        out = b.emit("Where", test, b.scalar(value, x.dtype), b.detached(out), outputs=[x.dtype])
+    if not x.grad:
+        return out
+    none = b.emit("Or", tests[0], b.emit("Or", *infinite))
+    slope = b.emit("Where", none, b.const(0.0, x.dtype), b.const(1.0, x.dtype), outputs=[x.dtype])
+    return b.with_gradient_of(out, b.emit("Mul", x, slope))
 
 
 @translates(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
@@ -368,17 +421,23 @@ def masked_fill(b: Builder, x: Val, mask: Val, value: Any) -> Val:
 
 @translates(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, start: Val, end: Val, weight: Any) -> Val:
-    operands = [b.scalar(v, _computed_in(start.dtype)) for v in (start, end, weight)]
+    operands = [b.scalar(v, computed_in(start.dtype)) for v in (start, end, weight)]
     return b.cast(b.emit("Lerp", *operands), start.dtype)
 
 
 @translates(aten.addcmul.default)
 def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     dtype = result_dtype(b)
-    x, t1, t2 = (b.cast(v, _computed_in(dtype)) for v in (x, t1, t2))
-    if value != 1:
-        t1 = b.emit("Mul", t1, b.scalar(value, t1.dtype))
-    return b.cast(b.emit("Add", x, b.emit("Mul", t1, t2)), dtype)
+    if dtype == torch.bool:
+        raise Unsupported("arithmetic on bools")
+    x, t1, t2 = (b.cast(v, dtype) for v in (x, t1, t2))
+    base, left, right = (b.cast(b.detached(v), computed_in(dtype)) for v in (x, t1, t2))
+    factor = b.scalar(value, base.dtype)
+    out = b.cast(b.emit("Add", base, b.emit("Mul", b.emit("Mul", left, factor), right)), dtype)
+    if not any(v.grad for v in (x, t1, t2)):
+        return out
+    parts = [b.emit("Mul", v, b.cast(b.emit("Mul", w, factor), dtype)) for v, w in ((t1, right), (t2, left))]
+    return b.with_gradient_of(out, b.emit("Add", x, b.emit("Add", *parts)))
 
 
 @translates(aten.softplus.default)

@@ -11,6 +11,8 @@ from .registry import aten, axis_of, translates
 
 @translates(aten.index_select.default)
 def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
+    if index.dtype not in (torch.int64, torch.int32):
+        raise Unsupported(f"an index of dtype {index.dtype}")
     out: Val = b.emit("Gather", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
     return out
 
@@ -25,8 +27,8 @@ def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = Fals
 
 @translates(aten.one_hot.default)
 def one_hot(b: Builder, index: Val, num_classes: int = -1) -> Val:
-    if num_classes < 0:
-        raise Unsupported("one_hot without num_classes")
+    if num_classes < 0 or index.dtype != torch.int64:
+        raise Unsupported(f"one_hot of {index.dtype} and {num_classes} classes")
     classes = b.tensor(torch.arange(num_classes), "classes")
     checked = b.emit("Gather", classes, index, axis=0, strict=1)
     return b.cast(b.emit("Equal", b.unsqueeze(checked, index.rank), classes, outputs=[torch.bool]), torch.int64)

@@ -9,7 +9,7 @@ from ..builder import Builder, Val, same_size, static
 from ..errors import Unsupported
 from .elementwise import add
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
-from .registry import aten, axis_of, need_float, result_dtype, result_shape, translates
+from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 
@@ -418,8 +418,16 @@ def glu(b: Builder, x: Val, dim: int = -1) -> Val:
     axis = axis_of(x, dim)
     half = static(x.dims[axis]) // 2
     left, right = b.emit("Split", x, b.ints([half, half]), outputs=[x.dtype, x.dtype], axis=axis)
-    out: Val = b.emit("Mul", left, b.emit("Sigmoid", right))
-    return out
+    wide = computed_in(x.dtype)
+    gate = b.emit("Sigmoid", b.cast(b.detached(right), wide))
+    out = b.cast(b.emit("Mul", b.cast(b.detached(left), wide), gate), x.dtype)
+    if not x.grad:
+        return out
+    kept = b.cast(gate, x.dtype)  # by PyTorch, for the gradient
+    gate = b.cast(kept, wide)
+    slope = b.emit("Mul", b.emit("Mul", b.emit("Sub", b.const(1.0, wide), gate), gate), b.cast(b.detached(left), wide))
+    gated = b.cast(b.emit("Mul", b.cast(right, wide), slope), x.dtype)
+    return b.with_gradient_of(out, b.emit("Add", b.emit("Mul", left, kept), gated))
 
 
 @translates(aten.addbmm.default)

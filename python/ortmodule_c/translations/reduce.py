@@ -8,7 +8,7 @@ import torch
 
 from ..builder import Builder, Val, static
 from ..errors import Unsupported
-from .registry import aten, axes_of, axis_of, need_float, reduced_axes, result_dtype, translates
+from .registry import aten, axes_of, axis_of, computed_in, need_float, reduced_axes, result_dtype, translates
 
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
 
@@ -142,6 +142,7 @@ def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool) -> t
 
 @translates(aten.var.correction, aten.std.correction)
 def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Val:
+    need_float(x.dtype)
     correction = 1 if correction is None else correction
     if b.aten_name == "var":
         return _spread(b, x, dim, correction, keepdim)[1]
@@ -243,11 +244,30 @@ def _loss_operands(b: Builder, x: Val, target: Val) -> tuple[Val, Val, Any]:
     return b.cast(x, dtype), b.cast(target, dtype), shape
 
 
+def _differentiated(b: Builder, loss: Val, like: Val, shape: Any, reduction: int) -> Val:
+    """Elements of a loss, reduced, with the gradient of the sum of those of `like`."""
+    if not like.grad:
+        return reduce_loss(b, loss, shape, reduction)
+    if reduction != MEAN:
+        return reduce_loss(b, b.with_gradient_of(loss, like), shape, reduction)
+    return b.with_gradient_of(reduce_loss(b, loss, shape, MEAN), reduce_loss(b, like, shape, SUM))
+
+
+def _share(b: Builder, of: float, x: Val, reduction: int) -> Val:
+    """A number; for a mean divided by the number of elements of x, which PyTorch does before it multiplies."""
+    number = b.const(of, computed_in(x.dtype))
+    if reduction == MEAN:
+        number = b.emit("Div", number, b.cast(b.emit("Size", x, outputs=[torch.int64]), number.dtype))
+    return b.cast(number, x.dtype)
+
+
 @translates(aten.mse_loss.default)
 def mse_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
     x, target, shape = _loss_operands(b, x, target)
     difference = b.emit("Sub", x, target)
-    return reduce_loss(b, b.emit("Mul", difference, difference), shape, reduction)
+    p = b.detached(difference)
+    like = b.emit("Mul", difference, b.emit("Mul", p, _share(b, 2.0, p, reduction)))
+    return _differentiated(b, b.emit("Mul", p, p), like, shape, reduction)
 
 
 @translates(aten.l1_loss.default)
@@ -258,52 +278,85 @@ def l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
 
 @translates(aten.smooth_l1_loss.default)
 def smooth_l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, beta: float = 1.0) -> Val:
+    """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2."""
     if beta == 0:
         return l1_loss(b, x, target, reduction)
-    return _huber(b, x, target, reduction, beta, 1 / beta)
+
+    def near(v: Val, square: Val) -> tuple[Val, Val]:
+        return b.emit("Div", square, b.const(beta, v.dtype)), b.emit("Div", v, b.const(beta, v.dtype))
+
+    return _bent(b, x, target, reduction, beta, 1.0, near, torch.bfloat16)
 
 
 @translates(aten.huber_loss.default)
 def huber_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, delta: float = 1.0) -> Val:
-    return _huber(b, x, target, reduction, delta, 1.0)
+    """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2)."""
+    return _bent(b, x, target, reduction, delta, delta, lambda v, square: (square, v), None)
 
 
-def _huber(b: Builder, x: Val, target: Val, reduction: int, delta: float, scale: float) -> Val:
-    """scale * (d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2))."""
+def _bent(
+    b: Builder,
+    x: Val,
+    target: Val,
+    reduction: int,
+    bend: float,
+    rise: float,
+    near: Callable[[Val, Val], tuple[Val, Val]],
+    widened: torch.dtype | None,
+) -> Val:
+    """rise * (|d| - bend / 2) where |d| is at least `bend`; else what `near` makes of d and d^2 / 2: loss and slope."""
     x, target, shape = _loss_operands(b, x, target)
+    dtype = x.dtype
+    if dtype == torch.float16:
+        raise Unsupported(f"{b.aten_name} of float16")  # each has its own rounding of what lies in between
+    if dtype == widened:
+        x, target = (b.cast(v, computed_in(v.dtype)) for v in (x, target))
     difference = b.emit("Sub", x, target)
-    distance = b.emit("Abs", difference)
-    outside = b.emit("GreaterOrEqual", distance, b.const(delta, x.dtype), outputs=[torch.bool])
-    # Its square is not taken where it does not count: an infinite one would make a gradient of 0 NaN.
-    inner = b.emit("Where", outside, b.const(0.0, x.dtype), difference, outputs=[x.dtype])
-    near = b.emit("Mul", b.emit("Mul", inner, inner), b.const(0.5 * scale, x.dtype))
-    far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * delta, x.dtype)), b.const(delta * scale, x.dtype))
-    return reduce_loss(b, b.emit("Where", outside, far, near, outputs=[x.dtype]), shape, reduction)
+    p = b.detached(difference)
+    distance = b.emit("Abs", p)
+    outside = b.emit("GreaterOrEqual", distance, b.const(bend, x.dtype), outputs=[torch.bool])
+    close, slope = near(p, b.emit("Mul", b.emit("Mul", distance, b.const(0.5, x.dtype)), distance))
+    far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * bend, x.dtype)), b.const(rise, x.dtype))
+    steep = b.emit("Mul", b.emit("Sign", p), b.const(rise, x.dtype))
+    slope = b.emit("Mul", b.emit("Where", outside, steep, slope, outputs=[x.dtype]), _share(b, 1.0, p, reduction))
+    loss = b.emit("Where", outside, far, close, outputs=[x.dtype])
+    like = b.cast(b.emit("Mul", difference, slope), dtype)
+    return _differentiated(b, b.cast(loss, dtype), like, shape, reduction)
 
 
-def _differentiated(b: Builder, loss: Val, *slopes: tuple[Val, Callable[[], Val]], weight: Val | None) -> Val:
-    """Elements of a loss with the given slopes in the given operands, all of it times the weight."""
-    terms = [b.emit("Mul", x, b.detached(slope())) for x, slope in slopes if x.grad]
+def _weighted(
+    b: Builder, loss: Val, weight: Val | None, shape: Any, reduction: int, *parts: tuple[Val, Callable[[Val], Val]]
+) -> Val:
+    """Elements of a loss times the weight, reduced; `parts` make of each weighted operand what has its gradient."""
+
+    def weigh(v: Val) -> Val:
+        return v if weight is None else b.emit("Mul", v, b.cast(weight, v.dtype))
+
+    terms = [like(weigh(x)) for x, like in parts if x.grad]
+    loss = weigh(loss)
     if terms:
         loss = b.with_gradient_of(loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms))
-    return loss if weight is None else b.emit("Mul", loss, b.cast(weight, loss.dtype))
+    return reduce_loss(b, loss, shape, reduction)
 
 
 @translates(aten.binary_cross_entropy.default)
 def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
     """Its logarithms are at least -100 and the divisor of its slope at least 1e-12."""
-    p, t, one = b.detached(x), b.detached(target), b.const(1.0, x.dtype)
+    p, t, one = b.emit("UnitInterval", b.detached(x)), b.detached(target), b.const(1.0, x.dtype)
     log = b.emit("Clip", b.emit("Log", p), min=-100.0)
     log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), min=-100.0)
     loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), log_not), b.emit("Mul", t, log))
 
-    def slope() -> Val:
+    def of_x(v: Val) -> Val:
         spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), min=1e-12)
-        out: Val = b.emit("Div", b.emit("Sub", p, t), spread)
+        out: Val = b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
         return out
 
-    loss = _differentiated(b, loss, (x, slope), (target, lambda: b.emit("Sub", log_not, log)), weight=weight)
-    return reduce_loss(b, loss, x.dims, reduction)
+    def of_target(v: Val) -> Val:
+        out: Val = b.emit("Mul", v, b.emit("Sub", log_not, log))
+        return out
+
+    return _weighted(b, loss, weight, x.dims, reduction, (x, of_x), (target, of_target))
 
 
 @translates(aten.binary_cross_entropy_with_logits.default)
@@ -323,21 +376,22 @@ def bce_with_logits(
         rise = b.emit("Add", b.emit("Mul", b.emit("Sub", w, one), t), one)
         loss = b.emit("Sub", b.emit("Mul", not_t, p), b.emit("Mul", log, rise))
 
-    def slope() -> Val:
-        sigmoid = b.emit("Sigmoid", p)
+    def of_x(v: Val) -> Val:
+        slope = b.emit("Sigmoid", p)
         if pos_weight is None:
-            plain: Val = b.emit("Sub", sigmoid, t)
-            return plain
-        hit = b.emit("Mul", w, t)
-        weighted: Val = b.emit("Sub", b.emit("Mul", b.emit("Sub", b.emit("Add", hit, one), t), sigmoid), hit)
-        return weighted
+            slope = b.emit("Sub", slope, t)
+        else:
+            hit = b.emit("Mul", w, t)
+            slope = b.emit("Sub", b.emit("Mul", b.emit("Sub", b.emit("Add", hit, one), t), slope), hit)
+        out: Val = b.emit("Mul", v, slope)
+        return out
 
-    def target_slope() -> Val:
+    def of_target(v: Val) -> Val:
         if pos_weight is None:
-            plain: Val = b.emit("Neg", p)
-            return plain
-        weighted: Val = b.emit("Sub", b.emit("LogSigmoid", b.emit("Neg", p)), b.emit("Mul", log, w))
-        return weighted
+            slope = b.emit("Neg", p)
+        else:
+            slope = b.emit("Sub", b.emit("LogSigmoid", b.emit("Neg", p)), b.emit("Mul", log, w))
+        out: Val = b.emit("Mul", v, slope)
+        return out
 
-    loss = _differentiated(b, loss, (x, slope), (target, target_slope), weight=weight)
-    return reduce_loss(b, loss, shape, reduction)
+    return _weighted(b, loss, weight, shape, reduction, (x, of_x), (target, of_target))

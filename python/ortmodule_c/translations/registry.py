@@ -26,11 +26,9 @@ EXACTLY_DECOMPOSED = {
     aten.count_nonzero.dim_IntList,
     aten.deg2rad.default,
     aten.diag_embed.default,
-    aten.hardshrink.default,
     aten.isinf.default,
     aten.isneginf.default,
     aten.isposinf.default,
-    aten.nan_to_num.default,
     aten.nansum.default,
     aten.pixel_shuffle.default,
     aten.pixel_unshuffle.default,
@@ -42,6 +40,7 @@ EXACTLY_DECOMPOSED = {
     aten.upsample_nearest3d.default,
 }
 
+HALVES = (torch.float16, torch.bfloat16)
 INT64_MAX = 2**63 - 1
 
 
@@ -110,6 +109,11 @@ def promoted(*operands: Any) -> torch.dtype:
     for other in rest:
         dtype = torch.result_type(first, other)
     return dtype
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """What PyTorch computes in: what lies between the parts of an op is not rounded to 16 bits."""
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def need_float(dtype: torch.dtype) -> torch.dtype:
