@@ -1,0 +1,63 @@
+"""Functions of 16-bit floats, values and gradients to the bit as eager PyTorch rounds them.
+
+What PyTorch has one kernel for is computed in float32 and rounded once; what it composes of several
+ops is rounded after each of them.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from corners import Comparison, Row, few, pairs
+
+HALVES = (torch.float16, torch.bfloat16)
+B = 2  # pairs
+ROUNDED = {
+    "relu6": Row(F.relu6),
+    "hardswish": Row(F.hardswish),
+    "hardsigmoid": Row(F.hardsigmoid),
+    "hardshrink": Row(F.hardshrink),
+    "leaky relu": Row(lambda x: F.leaky_relu(x, 0.1)),
+    "elu": Row(F.elu),
+    "elu, alpha 0.3": Row(lambda x: F.elu(x, 0.3)),
+    "selu": Row(F.selu),
+    "celu": Row(lambda x: F.celu(x, 0.3)),
+    "softplus": Row(F.softplus),
+    "softplus, beta": Row(lambda x: F.softplus(x, beta=2, threshold=3)),
+    "logsigmoid": Row(F.logsigmoid),
+    "sigmoid": Row(torch.sigmoid),
+    "tanh": Row(torch.tanh),
+    "tanhshrink": Row(F.tanhshrink),
+    "silu": Row(F.silu),
+    "mish": Row(F.mish),
+    "glu": Row(lambda x, y: F.glu(torch.cat([x, y]), 0), B),
+    "exp": Row(torch.exp),
+    "log": Row(torch.log),
+    "sin": Row(torch.sin),
+    "cos": Row(torch.cos),
+    "sqrt": Row(torch.sqrt),
+    "rsqrt": Row(torch.rsqrt),
+    "reciprocal": Row(torch.reciprocal),
+    **{f"pow {p}": Row(lambda x, p=p: x**p) for p in (0, 2, 3, 4, -1, -2, 0.5, -0.5, 1.5)},
+    "pow": Row(torch.pow, B),
+    "2 pow": Row(lambda x: torch.pow(2, x)),
+    "remainder": Row(torch.remainder, B),
+    "floor divide": Row(lambda x, y: torch.div(x, y, rounding_mode="floor"), B),
+    "add scaled": Row(lambda x, y: torch.add(x, y, alpha=0.3), B),
+    "addcmul": Row(lambda x, y: torch.addcmul(x, x, y, value=0.3), values=lambda t: pairs(few(t))),
+    "mse": Row(lambda x, y: F.mse_loss(x, y, reduction="none"), B),
+    "smooth l1": Row(lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.3), B),
+    "huber": Row(lambda x, y: F.huber_loss(x, y, reduction="none", delta=0.3), B),
+    "bce with logits": Row(lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"), B),
+}
+ROUNDED = {name: replace(row, ulps=0, dtypes=HALVES) for name, row in ROUNDED.items()}
+
+
+ORDINARY = Comparison(ROUNDED)
+
+
+@pytest.mark.parametrize(("name", "dtype"), ORDINARY.cases(), ids=str)
+def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
+    assert not ORDINARY.differences(name, dtype)

@@ -1,0 +1,118 @@
+"""What eager PyTorch refuses of values, indices and dtypes, refused with the same error."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from corners import INTEGERS
+from ortmodule_c import ORTModule
+from wrapped import Function
+
+
+def _rounded(mode: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, y: torch.div(x, y, rounding_mode=mode)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod, _rounded("trunc")])
+def test_integers_are_not_divided_by_zero(divide: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    module = Function(lambda _, x, y: divide(x, y))
+    for model in (module, ORTModule(module)):
+        model(torch.ones(3000, dtype=dtype), torch.ones(3000, dtype=dtype))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            model(torch.ones(3000, dtype=dtype), torch.arange(2999, -1, -1).clamp(max=9).to(dtype))
+
+
+@pytest.mark.parametrize("target", [-1, 4])
+@pytest.mark.parametrize("loss", [F.nll_loss, F.cross_entropy])
+def test_a_target_has_to_be_a_class(loss: Callable[..., Tensor], target: int) -> None:
+    module = Function(lambda _, x, t: loss(x, t))
+    x = torch.randn(2, 4, requires_grad=True)
+    for model in (module, ORTModule(module)):
+        model(x, torch.tensor([0, -100])).backward()
+        with pytest.raises(IndexError, match=rf"Target {target} is out of bounds\."):
+            model(x, torch.tensor([0, target]))
+
+
+OUTSIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[list[int]], type[Exception], str]] = {
+    "rows": (lambda x, i: x[i], [[0, 4], [-5, 0]], IndexError, "is out of bounds for dimension 0 with size 4"),
+    "columns": (lambda x, i: x[:, i], [[0, 3], [-4, 0]], IndexError, "is out of bounds for dimension 0 with size 3"),
+    "elements": (lambda x, i: x[i, i], [[0, 3]], IndexError, "index 3 is out of bounds for dimension 1 with size 3"),
+    "gather": (
+        lambda x, i: x.gather(1, i[:, None]),
+        [[0, 3], [-1, 0]],
+        RuntimeError,
+        "is out of bounds for dimension 1 with size 3",
+    ),
+    "index_select": (lambda x, i: x.index_select(0, i), [[0, 4], [-1, 0]], IndexError, "index out of range in self"),
+    "embedding": (lambda x, i: F.embedding(i, x), [[0, 4], [-1, 0]], IndexError, "index out of range in self"),
+}
+
+
+@pytest.mark.parametrize("row", OUTSIDE.items(), ids=lambda r: r[0])
+def test_an_index_has_to_be_inside(row: tuple[str, Any]) -> None:
+    _, (read, outside, error, says) = row
+    module = Function(lambda _, x, i: read(x, i))
+    x = torch.randn(4, 3, requires_grad=True)
+    for model in (module, ORTModule(module)):
+        model(x, torch.tensor([0, 2])).sum().backward()
+        for ids in outside:
+            with pytest.raises(error, match=says):
+                model(x, torch.tensor(ids))
+
+
+def test_a_probability_has_to_be_one() -> None:
+    module = Function(lambda _, x, t: F.binary_cross_entropy(x, t))
+    target = torch.tensor([0.0, 1, 0.5])
+    for model in (module, ORTModule(module)):
+        model(torch.tensor([0.0, 1, 0.5], requires_grad=True), target).backward()
+        for outside in (-1e-3, 1.001, float("nan"), float("inf")):
+            with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
+                model(torch.tensor([0.5, outside, 0.5], requires_grad=True), target)
+
+
+BOOL, INT32, INT64 = torch.bool, torch.int32, torch.int64
+DTYPES_REFUSED: dict[str, tuple[Callable[[Tensor], Any], tuple[torch.dtype, ...]]] = {
+    "relu": (torch.relu, (BOOL,)),
+    "abs": (torch.abs, (BOOL,)),
+    "neg": (torch.neg, (BOOL,)),
+    "subtraction": (lambda x: 1 - x, (BOOL,)),
+    "softsign": (F.softsign, (BOOL,)),
+    "tanhshrink": (F.tanhshrink, (BOOL,)),
+    "threshold": (lambda x: F.threshold(x, 0.5, 2.0), (BOOL,)),
+    "hardshrink": (F.hardshrink, (BOOL, INT32, INT64)),
+    "addcmul": (lambda x: torch.addcmul(x, x, x), (BOOL,)),
+    "addcdiv": (lambda x: torch.addcdiv(x, x, x), (BOOL, INT64)),
+    "std": (torch.std, (BOOL, INT32, INT64)),
+    "one_hot": (lambda x: F.one_hot(x, 5), (INT32, torch.uint8)),
+    "index_select": (lambda x: torch.arange(5).index_select(0, x), (BOOL, torch.uint8, torch.int16)),
+    "interpolate": (lambda x: F.interpolate(x.view(1, 1, 4), scale_factor=2), (BOOL, INT32, INT64)),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES_REFUSED)
+def test_a_dtype_without_a_kernel_in_pytorch_is_refused(name: str) -> None:
+    function, dtypes = DTYPES_REFUSED[name]
+    for dtype in dtypes:
+        x = torch.tensor([0, 1, 1, 0]).to(dtype)
+        module = Function(lambda _, x: function(x))
+        with pytest.raises((RuntimeError, NotImplementedError)) as refused:
+            module(x)
+        with pytest.raises(type(refused.value)) as ours:
+            ORTModule(module)(x)
+        assert str(ours.value) == str(refused.value)
+
+
+@pytest.mark.parametrize("divide", [torch.floor_divide, lambda x, y: x // y])
+def test_a_floored_quotient_has_no_gradient(divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+    module = Function(lambda _, x, y: divide(x, y))
+    for model in (module, ORTModule(module)):
+        x = torch.tensor([3.0, -2], requires_grad=True)
+        out = model(x, torch.tensor([2.0, 2]))
+        assert out.tolist() == [1, -1]
+        with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not implemented"):
+            out.sum().backward()
