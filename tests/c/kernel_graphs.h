@@ -98,6 +98,7 @@ static const char *const kernel_graphs[] = {
         "%y, %q = NegativeLogLikelihoodLoss(%x, %i, %w)\nreturn %y\n",
     X("[3,5,7]") IDS("[3,7]")
         "%y, %q = NegativeLogLikelihoodLoss(%x, %i) {reduction=\"none\", ignore_index=1}\nreturn %y\n",
+    X("[5,37]") "%p = Sigmoid(%x)\n%u = UnitInterval(%p)\n%y = Mul(%u, %x)\nreturn %y\n",
     X("[7,37]") WANT("g", "f32[37]") WANT("b", "f32[37]")
         "%y, %o, %q = LayerNormalization(%x, %g, %b) {axis=-1, epsilon=1e-5}\nreturn %y\n",
     X("[70,3,5]") "%y, %o, %q = LayerNormalization(%x) {axis=1, epsilon=1e-5}\nreturn %y\n",

@@ -92,6 +92,7 @@ CASES = [
     cross_entropy(x(3, 5, 4, 2), ids(5, 3, 4, 2)), cross_entropy(x(7, 11), tensor([2, 2, 3, 2, 5, 0, 10]), ignore_index=2),
     cross_entropy(x(4, 5, dtype=F64), tensor([0, 4, -100, 1]), x(5, seed=5, dtype=F64).abs(), label_smoothing=0.1, reduction="none"),
     cross_entropy(x(2, 3), tensor([-100, -100])), cross_entropy(x(2, 3) + 1e5, tensor([0, 2])),
+    Case("UnitInterval", [x(3, 50).sigmoid()], torch.clone, grads=[]),
     nll(x(7, 11), ids(11, 7)), nll(x(7, 11), ids(11, 7), reduction="sum"), nll(x(11), tensor(3), reduction="none"),
     nll(x(7, 11), tensor([1, -100, 3, -100, 5, 0, 10]), x(11, seed=5).abs()), nll(x(3, 5, 4, 2), ids(5, 3, 4, 2)),
     nll(x(3, 5, 4, 2, dtype=F64), ids(5, 3, 4, 2), reduction="none", ignore_index=2), nll(x(2, 3), tensor([-100, -100])),
