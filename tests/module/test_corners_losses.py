@@ -41,7 +41,7 @@ LOSSES = {
     "margin ranking": Row(lambda x, y: F.margin_ranking_loss(x, y, torch.ones_like(x), reduction="none"), B),
     "poisson": Row(lambda x, y: F.poisson_nll_loss(x, y, reduction="none"), B, floor=1),
     "gaussian": Row(
-        lambda x, y: F.gaussian_nll_loss(x, y, x.detach().abs() + 1, reduction="none"), B, floor=1, whole=True
+        lambda x, y: F.gaussian_nll_loss(x, y, x.detach().abs() + 1, reduction="none"), B, floor=1, broken=True
     ),
 }
 CLASSES = torch.tensor([0, 1, 2, 3] * 6)
