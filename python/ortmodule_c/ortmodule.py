@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -330,10 +332,8 @@ class ORTModule(nn.Module):
         function = getattr(module.__class__, name, None)
         if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
             return value
-        # A method that calls self(...) then runs here; one that asks for the type of self needs its own.
-        code = inspect.unwrap(function).__code__
-        asks = "type" in (*code.co_names, *code.co_freevars)
-        return value if asks else types.MethodType(function, self)
+        # A method that calls self(...) then runs here.
+        return value if _looks_into_self(inspect.unwrap(function).__code__) else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         bound = isinstance(value, types.MethodType) and value.__self__ is self  # a module does not hold its wrapper
@@ -400,6 +400,16 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _looks_into_self(code: types.CodeType, this: str = "") -> bool:
+    """Whether a method asks for the type or the dictionary of `self`, which are not the wrapper's to give."""
+    this = this or (code.co_varnames[0] if code.co_argcount else "")
+    names = [i.argval[-1:] if isinstance(i.argval, tuple) else (i.argval,) for i in dis.get_instructions(code)]
+    looks = {(("type",), (this,)), (("vars",), (this,)), ((this,), ("__dict__",))}
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return not looks.isdisjoint(itertools.pairwise(names)) or any(_looks_into_self(c, this) for c in inner)
 
 
 def _is_exported() -> bool:

@@ -35,6 +35,15 @@ class Net(nn.Module):
     def kind(self) -> type:
         return type(self)
 
+    def kinds(self) -> list[type]:
+        return [type(self) for _ in range(2)]
+
+    def fields(self) -> list[bool]:
+        return ["tag" in self.__dict__, "tag" in vars(self)]
+
+    def loss_of(self, batch: Any) -> torch.Tensor:
+        return self(batch if type(batch) is torch.Tensor else batch[0]).sum()
+
     def described(self) -> str:
         return super().extra_repr() + self.tag
 
@@ -98,11 +107,14 @@ def test_attributes() -> None:
 
 def test_methods_see_the_wrapper() -> None:
     ours = ORTModule(Net())
-    assert ours.kind() is Net, "code that asks for its class gets its own"
+    assert ours.kind() is Net and ours.kinds() == [Net, Net], "code that asks for its type gets its own"
+    assert ours.fields() == [True, True], "and so does code that looks into its dictionary"
     assert ours.described() == "net"
     ours.loss(torch.randn(2, 4)).backward()
-    assert len(ours._ort_graphs._graphs) == 1
+    assert ours.stats()["graphs"] == 1
     assert ours.linear.weight.grad is not None
+    ours.loss_of([torch.randn(2, 4)]).backward()
+    assert ours.stats()["plan_hits"] == 1, "the type of something else is another matter"
 
 
 def test_signature() -> None:
