@@ -31,31 +31,22 @@ if TYPE_CHECKING:
     from .graphs import Graph, Graphs, Key
     from .second_way import SecondWay
 
-_DELEGATED = (
-    "_apply",
-    "_load_from_state_dict",
-    "_save_to_state_dict",
-    "add_module",
-    "apply",
-    "children",
-    "extra_repr",
-    "get_buffer",
-    "get_extra_state",
-    "get_parameter",
-    "get_submodule",
-    "load_state_dict",
-    "named_buffers",
-    "named_children",
-    "named_parameters",
-    "parameters",
-    "buffers",
-    "register_buffer",
-    "register_module",
-    "register_parameter",
-    "requires_grad_",
-    "set_extra_state",
-    "state_dict",
-    "zero_grad",
+# What nn.Module defines for one call of one object: the wrapper's own. All else is done to its module.
+_OF_A_CALL = frozenset(
+    (
+        "_call_impl",
+        "_get_backward_hooks",
+        "_get_backward_pre_hooks",
+        "_maybe_warn_non_full_backward_hook",
+        "_slow_forward",
+        "_wrapped_call_impl",
+        "modules",
+        "register_backward_hook",
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    )
 )
 _SHARED = (
     "_parameters",
@@ -316,11 +307,6 @@ class ORTModule(nn.Module):
         if "_ort_ready" in self.__dict__:
             self._ort_module.training = mode
 
-    def train(self, mode: bool = True) -> ORTModule:
-        """Set the mode of the user's module."""
-        self._ort_module.train(mode)
-        return self
-
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """The user's submodules under their names, with the wrapper in place of the module itself."""
         for name, module in self._ort_module.named_modules(*args, **kwargs):
@@ -398,8 +384,10 @@ def _delegate(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _DELEGATED:
-    setattr(ORTModule, _name, _delegate(_name))
+for _name, _value in vars(nn.Module).items():
+    _special = _name.startswith("__") or _name in _OF_A_CALL or _name in vars(ORTModule)
+    if isinstance(_value, types.FunctionType) and not _special:
+        setattr(ORTModule, _name, _delegate(_name))
 
 
 @functools.lru_cache(maxsize=1024)

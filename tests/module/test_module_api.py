@@ -72,6 +72,29 @@ def test_names_and_state() -> None:
     assert "more" in ORTModule(Overriding(2, 2)).state_dict()
 
 
+def test_what_the_class_of_the_module_overrides() -> None:
+    class Watched(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def eval(self) -> "Watched":
+            self.seen.append("eval")
+            return super().eval()
+
+        def to(self, *args: Any, **kwargs: Any) -> "Watched":
+            self.seen.append("to")
+            return super().to(*args, **kwargs)
+
+        def train(self, mode: bool = True) -> "Watched":
+            self.seen.append(f"train({mode})")
+            return super().train(mode)
+
+    ours = ORTModule(Watched())
+    assert ours.eval() is ours and ours.to(torch.float64) is ours and ours.train() is ours
+    assert ours.seen == ["eval", "train(False)", "to", "train(True)"]
+
+
 def test_inside_another_module() -> None:
     class Outer(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
