@@ -198,14 +198,15 @@ OMC_KERNEL(Attention) {
 
 /* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
  * into gradients of scores, P * (dP - delta) with delta = sum of P * dP: the same numbers on both
- * sides, so that a row which attends to one key has no gradient at all. */
+ * sides, so that a row which attends to one key has no gradient at all. They are divided by their
+ * sum, which is not 1 where lse is so large that it is rounded. */
 static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                              real *ds, char *scratch) {
   const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
   const vreal lse = vset(job->lse[query]), scale = vset(job->keep_scale);
   const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
   for (int64_t k = b->cols; k < whole; k++) ds[k] = 0;
-  vreal sum = vset(0);
+  vreal sums = vset(0), products = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
     const vreal prob = vexp(vldr(s + k) - lse);
     vreal d = vldr(ds + k);
@@ -214,13 +215,15 @@ static void softmax_grad_row(const attention_job *job, const query_block *b, int
       vstr(ds + k, d);
     }
     vstr(s + k, prob);
-    sum = vfma(prob, d, sum);
+    sums += prob;
+    products = vfma(prob, d, products);
   }
-  const vreal delta = vset(vsum(sum));
+  const real total = vsum(sums), share = total == 0 ? 0 : 1 / total;
+  const vreal shares = vset(share), delta = vset(vsum(products) * share);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal prob = vldr(s + k);
+    const vreal prob = vldr(s + k) * shares;
     vstr(ds + k, prob * (vldr(ds + k) - delta));
-    if (words) vstr(s + k, prob * vblend(kept(job, words + k), scale, vset(0)));
+    vstr(s + k, words ? prob * vblend(kept(job, words + k), scale, vset(0)) : prob);
   }
 }
 
