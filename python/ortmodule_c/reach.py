@@ -60,8 +60,9 @@ class Reach:
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [_number(v) for v in leaves]
         key = (op, spec, tuple(map(_described, leaves)), tuple(wanted))
-        if any(None in _geometry(v)[0] for v in leaves if isinstance(v, Tensor)):
-            return None  # of a size that depends on values
+        unsized = [v for v in leaves if isinstance(v, Tensor) and None in _geometry(v)[0]]
+        if unsized or torch.Tag.dynamic_output_shape in op.tags:
+            return None  # of sizes that depend on values: no graph will hold them
         if key not in self._known:
             try:
                 self._known[key] = _ask(op, leaves, spec, wanted)
