@@ -31,7 +31,7 @@ from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, unflatten
 from .guards import Snapshot, Survey, Write, held_objects
-from .history import Flow, check_autocast, check_changes, check_functional, check_overlaps, inline_regions, unhooked
+from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
 from .reads import Reads
 from .stack import users_line
 from .symbols import remembered
@@ -337,8 +337,7 @@ def capture(
         program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, rebound, reads, calls
     )
     flow = Flow(program.graph_module)
-    check_changes(flow)
-    check_overlaps(flow)
+    check_changes(program.graph_module, flow)
     captured.aliases, captured.hidden = find_aliases(
         flow, captured.placeholders()[0], captured.results()[0], len(buffers)
     )

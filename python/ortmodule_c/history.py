@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
 from .errors import NeedsStatic, NotExportable
+from .options import logger
 from .translations import TABLE
 from .translations.registry import aten, has_kernel, is_composite
 
@@ -200,7 +203,22 @@ class _History:
     hidden: bool = False
 
 
-def check_changes(flow: Flow) -> None:
+def check_changes(module: fx.GraphModule, flow: Flow) -> None:
+    """Refuse changes in place that a graph cannot follow, or that PyTorch refuses.
+
+    Raises
+    ------
+    NotExportable
+        With the cause.
+    NeedsStatic
+        If it depends on open sizes.
+    """
+    _check_histories(flow)
+    _check_overlaps(flow)
+    _check_saved(module, flow)
+
+
+def _check_histories(flow: Flow) -> None:
     """Refuse what the values of a graph cannot tell about histories: see the head of this file."""
     position = {n: i for i, n in enumerate(flow.nodes)}
     last_read = {n: position[user] for user in flow.nodes for n in flow.operands(user)}
@@ -245,15 +263,10 @@ def check_changes(flow: Flow) -> None:
         sharing.setdefault(memory or 0, []).append(node)
 
 
-def check_overlaps(flow: Flow) -> None:
+def _check_overlaps(flow: Flow) -> None:
     """Refuse to change elements that are read at the same time through another view.
 
     PyTorch raises there, or what it gives depends on its order of elements; a graph reads all of them before.
-
-    Raises
-    ------
-    NeedsStatic
-        If it depends on open sizes.
     """
     for node in flow.nodes:
         for changed in map(flow.real, written(node)):
@@ -274,6 +287,47 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     cells = torch.zeros(a.untyped_storage().nbytes() // a.itemsize, dtype=torch.bool, device="cpu")
     cells.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
     return bool(cells.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+class _AsWritten(fx.Interpreter):
+    """Runs a graph whose regions without gradients were put in place."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        with torch.set_grad_enabled(not n.meta.get(_UNGRADED)):
+            return super().run_node(n)
+
+
+def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
+    """Refuse what has no gradient in PyTorch, as it changes in place what was saved for one.
+
+    PyTorch is asked, on tensors without values; other refusals of it are not of this kind.
+    """
+    given = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    changed = [flow.real(w).meta["val"] for n in flow.nodes for w in written(n) if not n.meta.get(_UNGRADED)]
+    trains = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+    if not (trains and any(map(torch.is_floating_point, changed))):
+        return
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+            leaves = [_like(v) if isinstance(v, Tensor) else _hint(v) for v in given]
+            trained = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+            arguments = [t.view_as(t) if isinstance(t, Tensor) else t for t in leaves]
+            results = [y for y in pytree.tree_leaves(_AsWritten(module).run(*arguments)) if isinstance(y, Tensor)]
+            reached = [y for y in results if y.requires_grad]
+            torch.autograd.grad(reached, trained, [torch.ones_like(y) for y in reached], allow_unused=True)
+    except Exception as error:
+        if "modified by an inplace operation" in str(error):
+            raise NotExportable("the forward changes in place what its gradients need") from error
+        logger.debug("what is saved was not asked", exc_info=True)
+
+
+def _like(t: Tensor) -> Tensor:
+    shape, stride = ([_hint(n) for n in numbers] for numbers in (t.shape, t.stride()))
+    return torch.empty_strided(shape, stride, dtype=t.dtype, requires_grad=t.requires_grad)
+
+
+def _hint(n: Any) -> Any:
+    return n.node.hint if isinstance(n, SymInt) else n
 
 
 def check_functional(flow: Flow) -> None:

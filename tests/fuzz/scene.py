@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,11 +18,16 @@ from ortmodule_c import DebugOptions, ORTModule
 
 PEAK = 1.0  # smaller values are compared as if they were so large: sums of such terms cancel
 TIGHT, LOOSE = 1e-10, 2e-5  # relative to the peak, where all is in float64 and where something is in float32
-# Where eager refuses what its results share memory with, ours need not.
-EAGER_ONLY = (
-    "has been modified by an inplace operation",
+# What PyTorch says of an output that a user wants to change, where it lies in memory as ours need not.
+CHANGE_REFUSED = (
     "Such functions do not allow the output views to be modified inplace",
     "more than one element of the written-to tensor refers to a single memory location",
+)
+# What it says of gradients after such a change, where it saved the output or counts its views; ours may have them, of
+# the output as it was.
+GRADIENT_REFUSED = (
+    "has been modified by an inplace operation",
+    "is a view and its base or another view of its base has been modified inplace",
 )
 
 
@@ -93,15 +100,24 @@ def made(
 class Recorder:
     """Runs a scenario on a module and notes what happened, in order.
 
+    Parameters
+    ----------
+    spared
+        The step from which on outputs are not changed, though the scenario says so.
+
     Attributes
     ----------
     seen
-        (what, value) pairs: snapshots of tensors, or names of exceptions.
+        (what, value) pairs: snapshots of tensors, or exceptions.
+    step
+        The number of the step, from 0.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, spared: float = math.inf) -> None:
         self.module = module
+        self.spared = spared
         self.seen: list[tuple[str, Any]] = []
+        self.step = 0
         self._leaves: list[Tensor] = []
         self._inputs: list[Tensor] = []
         self._outputs: list[Any] = []
@@ -171,8 +187,9 @@ class Recorder:
         if not isinstance(y, Tensor) or y.dtype == torch.bool:
             return
         try:
-            with torch.no_grad():
-                y.add_(1)
+            if self.step < self.spared:
+                with torch.no_grad():
+                    y.add_(1)
         except Exception as error:
             self._raised(f"change of output {i}", error)
         self._note_outputs(f"after a change of output {i}: output")
@@ -201,6 +218,7 @@ class Recorder:
         if zero:
             self.module.zero_grad()
         self._leaves, self._inputs, self._outputs = [], [], []
+        self.step += 1
 
     def _note_outputs(self, what: str) -> None:
         for i, y in enumerate(self._outputs):
@@ -208,12 +226,13 @@ class Recorder:
 
     def _note(self, what: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            self.seen.append((f"{what}: type", (tuple(value.shape), str(value.dtype), value.requires_grad)))
+            kind = (tuple(value.shape), str(value.dtype), value.requires_grad)
+            self.seen.append((f"{what}: type, step {self.step}", kind))
             value = value.detach().clone()
-        self.seen.append((what, value))
+        self.seen.append((f"{what}, step {self.step}", value))
 
     def _raised(self, what: str, error: Exception) -> None:
-        self.seen.append((f"exception of {what}", error))
+        self.seen.append((f"exception of {what}, step {self.step}", error))
 
 
 def weighted(y: Tensor) -> Tensor:
@@ -224,35 +243,64 @@ def weighted(y: Tensor) -> Tensor:
 Scenario = Callable[[Recorder], None]
 
 
-def observe(module: nn.Module, scenario: Scenario) -> list[tuple[str, Any]]:
+Seen = list[tuple[str, Any]]
+
+
+def observe(module: nn.Module, scenario: Scenario, spared: float = math.inf) -> Seen:
     """All that is seen of a module in a scenario."""
-    recorder = Recorder(module)
+    recorder = Recorder(module, spared)
     with contextlib.suppress(StopIteration):
         scenario(recorder)
     return recorder.seen
 
 
-def difference(eager: list[tuple[str, Any]], ours: list[tuple[str, Any]], tolerance: float) -> tuple[str, str] | None:
-    """The first thing that was seen differently: what, and how."""
-    for (what, want), (also, got) in zip(eager, ours, strict=False):
-        if isinstance(want, Exception) and any(text in str(want) for text in EAGER_ONLY):
-            return None
-        if isinstance(want, Exception) or isinstance(got, Exception):
-            if what != also or type(want) is not type(got):
+def difference(eager: Seen, ours: Seen, tolerance: float, unchanged: Callable[[int], Seen]) -> tuple[str, str] | None:
+    """The first thing that was seen differently: what, and how.
+
+    Parameters
+    ----------
+    unchanged
+        What is seen in PyTorch if outputs are not changed from a step on.
+    """
+    for i, ((what, want), (also, got)) in enumerate(zip(eager, ours, strict=False)):
+        if isinstance(want, Exception) and not isinstance(got, Exception):
+            says, step = str(want), int(what.rsplit(" ", 1)[1])
+            if what.startswith("exception of change") and any(text in says for text in CHANGE_REFUSED):
+                return None
+            if what.startswith("exception of call") or not any(text in says for text in GRADIENT_REFUSED):
                 return f"{what} / {also}", f"eager: {_shown(want)}\nours: {_shown(got)}"
-            return None
+            return gradients_differ(unchanged(step), ours, i, tolerance)
         if what != also:
-            return f"{what} / {also}", "not the same things happened"
-        if isinstance(want, Tensor) and isinstance(got, Tensor):
-            if not same_values(want, got, tolerance):
-                return what, f"eager: {want.tolist()}\nours: {got.tolist()}"
-        elif type(want) is not type(got) or want != got:
+            return f"{what} / {also}", f"eager: {_shown(want)}\nours: {_shown(got)}"
+        if different(want, got, tolerance):
             return what, f"eager: {_shown(want)}\nours: {_shown(got)}"
     return None
 
 
+def gradients_differ(eager: Seen, ours: Seen, start: int, tolerance: float) -> tuple[str, str] | None:
+    """How the gradients that ours begins to give at `start` differ from those of PyTorch."""
+    act = ours[start][0].split(":")[0].split(" of ")[0]
+    given = [*itertools.takewhile(lambda seen: seen[0].startswith(act), ours[start:])]
+    before = sum(what == ours[start][0] for what, _ in ours[:start])
+    places = [i for i, (what, _) in enumerate(eager) if what == ours[start][0]]
+    if len(places) <= before:
+        return ours[start][0], "eager: raises, also where no output is changed\nours: does not"
+    for (what, want), (also, got) in zip(eager[places[before] :], given, strict=False):
+        if what != also or different(want, got, tolerance):
+            return f"{what} / {also}", f"eager, no output changed: {_shown(want)}\nours: {_shown(got)}"
+    return None
+
+
+def different(want: Any, got: Any, tolerance: float) -> bool:
+    if isinstance(want, Tensor) and isinstance(got, Tensor):
+        return not same_values(want, got, tolerance)
+    return type(want) is not type(got) or (not isinstance(want, Exception) and want != got)
+
+
 def _shown(value: Any) -> str:
-    return f"{type(value).__name__}: {str(value).splitlines()[:3]}" if isinstance(value, Exception) else repr(value)
+    if isinstance(value, Exception):
+        return f"{type(value).__name__}: {str(value).splitlines()[:3]}"
+    return str(value.tolist()) if isinstance(value, Tensor) else repr(value)
 
 
 def same_values(want: Tensor, got: Tensor, tolerance: float) -> bool:
@@ -275,10 +323,11 @@ def compare(make: Callable[[], nn.Module], scenario: Scenario, tolerance: float)
         warnings.simplefilter("ignore")
         module = make()
         ours = ORTModule(copy.deepcopy(module), DebugOptions(capture="export"))
+        again = copy.deepcopy(module)
         want = observe(module, scenario)
         got = observe(ours, scenario)
+        what, how = difference(want, got, tolerance, lambda step: observe(again, scenario, step)) or ("", "")
     records = ours.fallback_report()
     whole = [record.cause for record in records if record.name == type(module).__name__]
     ran = whole[0] if whole else "per op" if records else "native"
-    what, how = difference(want, got, tolerance) or ("", "")
     return what, how, ran

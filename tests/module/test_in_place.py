@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule
 from wrapped import Function, assert_same_step, pair
@@ -47,6 +48,33 @@ def after_linear(function: Callable[[Tensor], Any]) -> Function:
 @pytest.mark.parametrize("row", WRITES.items(), ids=lambda r: r[0])
 def test_what_is_written(row: tuple[str, Any]) -> None:
     assert_same_step(*pair(after_linear(row[1])), torch.randn(4, 4))
+
+
+NEEDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a result that its own gradient reads": lambda y: y.exp().mul_(2),
+    "an operand of a product": lambda y: ((z := y * 2) * z, z.add_(1))[0],
+    "one element": lambda y: ((z := y.sigmoid())[0].zero_(), z)[1],
+    "an operand of a layer": lambda y: (F.linear(z := y * 1, y), z.tanh_())[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+@pytest.mark.parametrize("function", NEEDED.values(), ids=NEEDED)
+def test_what_gradients_need_may_not_be_changed(function: Callable[[Tensor], Tensor]) -> None:
+    eager, ours = pair(after_linear(function))
+    for _ in range(2):
+        for m in (eager, ours):
+            with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+                m(torch.randn(4, 4)).sum().backward()
+        x = torch.randn(4, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), eager(x))
+
+
+def test_what_no_gradient_needs_is_changed_natively() -> None:
+    eager, ours = pair(after_linear(lambda y: (y.relu_() + 1).mul_(2).clamp_(max=3).sigmoid_()))
+    assert_same_step(eager, ours, torch.randn(4, 4))
+    assert not ours.fallback_report()
 
 
 def test_views_with_no_element_in_common_are_written_and_read_natively() -> None:
