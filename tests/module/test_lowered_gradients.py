@@ -499,3 +499,28 @@ def test_an_op_that_gives_what_it_was_not_traced_to_give() -> None:
             for expected, got in zip(eager(x), ours(x), strict=True):
                 assert got.dtype == expected.dtype and got.shape == expected.shape
         assert "traced as" in ours.fallback_report()[-1].cause
+
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "addmm": (torch.addmm, (3, 5), (3, 2), (2, 5)),
+    "addmv": (torch.addmv, (3,), (3, 2), (2,)),
+    "baddbmm": (torch.baddbmm, (4, 3, 5), (4, 3, 2), (4, 2, 5)),
+    "addbmm": (torch.addbmm, (3, 5), (4, 3, 2), (4, 2, 5)),
+    "addbmm of nothing": (torch.addbmm, (3, 5), (4, 3, 0), (4, 0, 5)),
+}
+
+
+@pytest.mark.parametrize("row", PRODUCTS.values(), ids=PRODUCTS)
+@pytest.mark.parametrize(("beta", "alpha"), [(0, 1), (0.5, 0), (0, 0), (0.5, 2)])
+def test_what_counts_for_nothing_is_read_where_pytorch_reads_it(row: Any, beta: float, alpha: float) -> None:
+    """NaN times 0 is NaN, or left out."""
+    function, *shapes = row
+    bias, x, y = (torch.randn(shape) for shape in shapes)
+    bias = bias if beta else bias.fill_(torch.nan)
+    x = x if alpha else x.fill_(torch.nan)
+    results = []
+    for m in pair(Function(lambda _, *xs: function(*xs, beta=beta, alpha=alpha))):
+        leaves = [t.clone().requires_grad_() for t in (bias, x, y)]
+        out = m(*leaves)
+        results.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    torch.testing.assert_close(*results, equal_nan=True)

@@ -7,7 +7,6 @@ import torch
 
 from ..builder import Builder, Val, same_size, static
 from ..errors import Unsupported
-from .elementwise import add
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
 from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
@@ -43,13 +42,20 @@ def _scaled(b: Builder, x: Val, factor: Any) -> Val:
     return x if isinstance(factor, (int, float)) and factor == 1 else b.emit("Mul", x, b.scalar(factor, x.dtype))
 
 
-@translates(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
-def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
-    product = _scaled(b, _matmul(b, x, y), alpha)
+def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
+    """`beta * bias + alpha * product`, in which a bias that counts for nothing is not read."""
+    if isinstance(alpha, (int, float)) and alpha == 0:
+        raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
+    product = _scaled(b, product, alpha)
     if isinstance(beta, (int, float)) and beta == 0:
         return product
     out: Val = b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
     return out
+
+
+@translates(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
+def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
+    return _added(b, bias, _matmul(b, x, y), beta, alpha)
 
 
 # Embedding and dropout
@@ -434,5 +440,4 @@ def glu(b: Builder, x: Val, dim: int = -1) -> Val:
 def addbmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
     product = _matmul(b, x, y)
     product.shape = (x.dims[0], *result_shape(b))
-    total = _scaled(b, reduce(b, "ReduceSum", product, [0], False), alpha)
-    return add(b, total, _scaled(b, bias, beta))
+    return _added(b, bias, reduce(b, "ReduceSum", product, [0], False), beta, alpha)
