@@ -10,7 +10,7 @@ class NotExportable(ORTModuleError):
 
 
 class NotRunnable(NotExportable):
-    """No graph can take such tensors, whoever captures it."""
+    """No graph can take such tensors, or say no where PyTorch does, whoever captures it."""
 
 
 class Unsupported(Exception):

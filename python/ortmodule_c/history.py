@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from .errors import NeedsStatic, NotExportable
+from .errors import NeedsStatic, NotExportable, NotRunnable
 from .options import logger
 from .translations import TABLE
 from .translations.registry import aten, has_kernel, is_composite
@@ -210,6 +210,8 @@ def check_changes(module: fx.GraphModule, flow: Flow) -> None:
     ------
     NotExportable
         With the cause.
+    NotRunnable
+        If PyTorch refuses it: no graph may take it then.
     NeedsStatic
         If it depends on open sizes.
     """
@@ -272,7 +274,7 @@ def _check_overlaps(flow: Flow) -> None:
         for changed in map(flow.real, written(node)):
             for read in flow.operands(node):
                 if storage(read) == storage(changed) and _overlap(changed.meta["val"], read.meta["val"]):
-                    raise NotExportable(f"{node.target} changes in place what it reads through another view")
+                    raise NotRunnable(f"{node.target} changes in place what it reads through another view")
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
@@ -317,7 +319,7 @@ def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
             torch.autograd.grad(reached, trained, [torch.ones_like(y) for y in reached], allow_unused=True)
     except Exception as error:
         if "modified by an inplace operation" in str(error):
-            raise NotExportable("the forward changes in place what its gradients need") from error
+            raise NotRunnable("the forward changes in place what its gradients need") from error
         logger.debug("what is saved was not asked", exc_info=True)
 
 
