@@ -221,9 +221,10 @@ static void softmax_grad_row(const attention_job *job, const query_block *b, int
   const real total = vsum(sums), share = total == 0 ? 0 : 1 / total;
   const vreal shares = vset(share), delta = vset(vsum(products) * share);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal prob = vldr(s + k) * shares;
+    vreal prob = vldr(s + k) * shares;
     vstr(ds + k, prob * (vldr(ds + k) - delta));
-    vstr(s + k, words ? prob * vblend(kept(job, words + k), scale, vset(0)) : prob);
+    if (words) prob *= vblend(kept(job, words + k), scale, vset(0));
+    vstr(s + k, prob);
   }
 }
 

@@ -147,7 +147,7 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
     captured.names = [n.name for n in inputs]
     captured.n_user = len(inputs)
     flow = Flow(program.graph_module)
-    check_changes(flow)
+    check_changes(program.graph_module, flow)
     captured.aliases, captured.hidden = find_aliases(flow, inputs, captured.results()[0], 0)
     return captured
 
