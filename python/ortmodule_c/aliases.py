@@ -99,18 +99,22 @@ class _Finder:
         return node if base is None else self._root(base)
 
     def _alias(self, result: int, node: fx.Node, firsts: dict[fx.Node, int]) -> Alias | None:
-        steps: list[Step] = []
-        found = None
+        path: list[fx.Node] = []  # from the result towards what it is a view of
+        found: tuple[str, int, int] | None = None
         while True:
             if node in self._inputs:
-                return Alias("input", self._inputs[node], tuple(reversed(steps)))
-            if firsts.get(node, result) != result:
-                found = Alias("result", firsts[node], tuple(reversed(steps)))
-            base = self._base(node)
+                found = "input", self._inputs[node], len(path)
+            elif firsts.get(node, result) != result:
+                found = "result", firsts[node], len(path)
+            base = None if node in self._inputs else self._base(node)
             if base is None:
-                return found
-            steps += reversed([*_steps(self._flow, node)])
+                break
+            path.append(node)
             node = base
+        if found is None:
+            return None
+        source, position, length = found
+        return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in _steps(self._flow, n)))
 
     def _itself(self, node: fx.Node) -> fx.Node:
         """The node that made a tensor, not one that changed it."""

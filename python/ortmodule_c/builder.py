@@ -30,6 +30,13 @@ GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
 _UNIFORM = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Concat", "MatMul"}
 _UNIFORM |= {"Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 
+# What PyTorch computes of sizes, by the names of its and sympy's functions.
+_OF_SIZES = {"Add": "Add", "Mul": "Mul", "FloorDiv": "FloorDiv", "CleanDiv": "FloorDiv"}
+_OF_SIZES |= {"Mod": "Mod", "PythonMod": "Mod", "Max": "Max", "Min": "Min"}
+_OF_REALS = {"Add": "Add", "Mul": "Mul", "FloatTrueDiv": "Div", "IntTrueDiv": "Div", "FloatPow": "Pow"}
+_OF_REALS |= {"Max": "Max", "Min": "Min"}
+_ROUNDED = {"FloorToInt": "Floor", "CeilToInt": "Ceil", "RoundToInt": "Round"}  # from real to integer
+
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]
 
@@ -99,6 +106,11 @@ def static(size: Size) -> int:
             raise NeedsStatic(f"size {expr} has to be known at export")
         return int(expr)
     return int(size)
+
+
+def _number(value: Any) -> Any:
+    """An attribute, which cannot depend on sizes."""
+    return static(value) if isinstance(value, torch.SymInt) else value
 
 
 def same_size(a: Size, b: Size) -> bool:
@@ -212,7 +224,7 @@ class Builder:
             OWN_DOMAIN if op in self._own_ops else "",
             op,
             [v.ir if v is not None else None for v in inputs],
-            [ir.convenience.convert_attribute(k, v) for k, v in attributes.items() if v is not None],
+            [ir.convenience.convert_attribute(k, _number(v)) for k, v in attributes.items() if v is not None],
             outputs=[r.ir if r is not None else ir.Value(name="") for r in results],
             name=self.source or None,
         )
@@ -249,11 +261,27 @@ class Builder:
             return self.const(size, torch.int64)
         return self._expr(size.node.expr)
 
+    def real(self, value: float | Size | torch.SymFloat) -> Val:
+        """A number that may depend on sizes as a float64 scalar."""
+        if isinstance(value, (int, float)):
+            return self.const(float(value), torch.float64)
+        return self._real(value.node.expr)
+
     def _expr(self, expr: sympy.Expr) -> Val:
         if expr.is_Integer:
             return self.const(int(expr), torch.int64)
+        return self._known(expr, self._compute)
+
+    def _real(self, expr: sympy.Expr) -> Val:
+        if expr.is_number:
+            return self.const(float(expr), torch.float64)
+        if expr.is_integer:
+            return self.cast(self._expr(expr), torch.float64)
+        return self._known(expr, self._compute_real)
+
+    def _known(self, expr: sympy.Expr, compute: Callable[[sympy.Expr], Val]) -> Val:
         if expr not in self._sizes:
-            self._sizes[expr] = self._compute(expr)
+            self._sizes[expr] = compute(expr)
             self._sizes[expr].shape = ()
         return self._sizes[expr]
 
@@ -265,21 +293,25 @@ class Builder:
             shape = self.emit("Shape", val, outputs=[torch.int64], start=axis, end=axis + 1)
             return self.emit("Squeeze", shape, self.const([0], torch.int64))
         kind = type(expr).__name__
+        if kind == "TruncToInt":
+            return self.cast(self._real(expr.args[0]), torch.int64)
+        if kind in _ROUNDED:
+            return self.cast(self.emit(_ROUNDED[kind], self._real(expr.args[0])), torch.int64)
         if kind == "Pow" and expr.args[1].is_Integer and expr.args[1] > 0:
             return self._fold("Mul", [self._expr(expr.args[0])] * int(expr.args[1]))
-        ops = {
-            "Add": "Add",
-            "Mul": "Mul",
-            "FloorDiv": "FloorDiv",
-            "CleanDiv": "FloorDiv",
-            "Mod": "Mod",
-            "PythonMod": "Mod",
-            "Max": "Max",
-            "Min": "Min",
-        }
-        if kind not in ops:
+        if kind not in _OF_SIZES:
             raise NeedsStatic(f"size {expr} cannot be computed in the graph")
-        return self._fold(ops[kind], [self._expr(a) for a in expr.args])
+        return self._fold(_OF_SIZES[kind], [self._expr(a) for a in expr.args])
+
+    def _compute_real(self, expr: sympy.Expr) -> Val:
+        kind = type(expr).__name__
+        if kind == "ToFloat":
+            return self._real(expr.args[0])
+        if kind == "OpaqueUnaryFn_sqrt":
+            return self.emit("Sqrt", self._real(expr.args[0]))
+        if kind not in _OF_REALS:
+            raise NeedsStatic(f"{expr} cannot be computed in the graph")
+        return self._fold(_OF_REALS[kind], [self._real(a) for a in expr.args])
 
     def _fold(self, op: str, terms: list[Val]) -> Val:
         total = terms[0]
@@ -312,7 +344,9 @@ class Builder:
             return self.cast(value, dtype)
         if isinstance(value, torch.SymInt):
             return self.cast(self.size(value), dtype)
-        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        if isinstance(value, torch.SymFloat):
+            return self.cast(self.real(value), dtype)
+        if isinstance(value, torch.SymBool):
             raise NeedsStatic(f"{value} has to be known at export")
         return self.const(value, dtype)
 

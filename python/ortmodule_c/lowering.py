@@ -5,20 +5,21 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from . import custom_function
 from .aliases import Step
 from .ancestry import Ancestry
-from .builder import Builder, Val
+from .builder import MAX_RANK, Builder, Val
 from .dtypes import DTYPES
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
 from .export import PATH, Captured
@@ -410,35 +411,37 @@ class _Lowering:
         if not composite and not (exact and op in decomposition_table):
             raise Unsupported("no translation")
         nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
-        where = [i for i, n in enumerate(nodes) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
         fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
-        if not where or any(isinstance(f, _SYMBOLIC) for f in fakes):
-            raise NeedsStatic(f"{op} with symbolic sizes")
+        where = [i for i, f in enumerate(fakes) if isinstance(f, (Tensor, *_SYMBOLIC))]
 
-        def call(*tensors: Tensor) -> Any:
+        def call(*given: Any) -> Any:
             leaves = list(fakes)
-            for i, t in zip(where, tensors, strict=True):
-                leaves[i] = t
+            for i, value in zip(where, given, strict=True):
+                leaves[i] = value
             a, k = pytree.tree_unflatten(leaves, spec)
             return op(*a, **k)
 
         table = {} if composite else {op: decomposition_table[op]}
         operands = [fakes[i] for i in where]
+        mode = next((f.fake_mode for f in operands if isinstance(f, FakeTensor)), None)
+        if mode is None:
+            raise NeedsStatic(f"{op} of sizes alone")
         try:
-            with operands[0].fake_mode, torch.no_grad():
-                inner = make_fx(call, decomposition_table=table)(*operands)
+            with mode, torch.no_grad():
+                inner = make_fx(call, decomposition_table=table, tracing_mode=_tracing_mode(operands))(*operands)
         except Exception as error:
             logger.debug("%s cannot be expanded", op, exc_info=True)
             raise Unsupported("no translation") from error
-        body = [n for n in inner.graph.nodes if n.op == "call_function"]
+        body = [
+            n for n in inner.graph.nodes if n.op == "call_function" and not isinstance(n.meta.get("val"), _SYMBOLIC)
+        ]
         by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(_is_of_integers, body))
         if by_way_of_floats or any(n.target is op for n in body):
             raise Unsupported("no translation")
         if of_integers and not composite and not _has_kernel_for(call, operands):
             raise Unsupported("PyTorch does not compute it, though its decomposition can be")
-        given = [
-            v for v in pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val)) if isinstance(v, Val)
-        ]
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+        given = [leaves[i] for i in where]
         outer = self._env
         self._env = dict(zip([n for n in inner.graph.nodes if n.op == "placeholder"], given, strict=True))
         try:
@@ -469,11 +472,11 @@ class _Lowering:
         if op in _READS_MEMORY:
             raise NotExportable(f"{op} depends on how its operand lies in memory")
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
-        if any(isinstance(v, _SYMBOLIC) for v in leaves):
-            raise NeedsStatic(f"{op} runs in PyTorch")
+        sizes = [v for v in leaves if isinstance(v, _SYMBOLIC)]
         given = [v for v in leaves if isinstance(v, Val)]
         written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
-        plain = [None if isinstance(v, Val) else v for v in leaves]
+        if sizes:
+            given.append(self._carrier(op, sizes))
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
@@ -481,10 +484,18 @@ class _Lowering:
             run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:
+            plain = [None if isinstance(v, (Val, *_SYMBOLIC)) else v for v in leaves]
+            is_size = [isinstance(v, _SYMBOLIC) for v in leaves]
 
             def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
-                rest = iter(tensors)
-                a, k = pytree.tree_unflatten([next(rest) if t else p for t, p in zip(is_val, plain, strict=True)], spec)
+                rest, numbers = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
+                a, k = pytree.tree_unflatten(
+                    [
+                        next(rest) if tensor else next(numbers) if size else value
+                        for tensor, size, value in zip(is_val, is_size, plain, strict=True)
+                    ],
+                    spec,
+                )
                 return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
 
             name, run_all = str(op), run_op
@@ -506,6 +517,13 @@ class _Lowering:
             self._b.overwrite(given[i], self._b.detached(result))
         return pytree.tree_unflatten(results, out_spec)
 
+    def _carrier(self, op: OpOverload, sizes: list[Any]) -> Val:
+        """A tensor without elements whose dims but the first are these sizes."""
+        if len(sizes) >= MAX_RANK or not all(isinstance(s, torch.SymInt) and s.node.expr.is_nonnegative for s in sizes):
+            raise NeedsStatic(f"{op} of {sizes} runs in PyTorch")
+        empty = self._b.tensor(torch.zeros(0, *[1] * len(sizes), dtype=torch.bool), "sizes")
+        return self._b.expand(empty, (0, *sizes))
+
 
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
@@ -519,16 +537,27 @@ def _is_of_integers(node: fx.Node) -> bool:
     return not any(t.is_floating_point() or t.is_complex() for t in tensors)
 
 
-def _has_kernel_for(call: Callable[..., Any], operands: Sequence[Tensor]) -> bool:
+def _has_kernel_for(call: Callable[..., Any], operands: Sequence[Any]) -> bool:
     """Whether PyTorch computes `call` on such dtypes, of which a decomposition may take more."""
-    ones = [torch.ones(1, dtype=t.dtype).expand(t.shape) for t in operands]
     try:
         with torch.no_grad():
-            call(*ones)
+            call(*map(_stand_in, operands))
     except Exception:
         logger.debug("PyTorch refuses what is decomposed", exc_info=True)
         return False
     return True
+
+
+def _tracing_mode(operands: Sequence[Any]) -> Literal["real", "symbolic"]:
+    sizes = [size for v in operands for size in (v.shape if isinstance(v, Tensor) else (v,))]
+    return "symbolic" if any(isinstance(s, _SYMBOLIC) for s in sizes) else "real"
+
+
+def _stand_in(operand: Any) -> Any:
+    """A tensor of ones or a number in place of an operand, of the sizes met while tracing."""
+    if isinstance(operand, Tensor):
+        return torch.ones(1, dtype=operand.dtype).expand([_stand_in(size) for size in operand.shape])
+    return operand.node.hint if isinstance(operand, _SYMBOLIC) else operand
 
 
 def _used_results(node: fx.Node, n: int) -> list[int]:

@@ -1,8 +1,11 @@
 """New sizes need no action: the second set of sizes makes a graph for all, where one can be made."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule
 from wrapped import Function, assert_same_step, graphs, n_graphs, pair
@@ -183,3 +186,42 @@ def test_several_tensors_of_one_changing_size_have_one_open_graph() -> None:
     for n in (4, 3, 5, 6):
         assert_same_step(eager, ours, torch.randn(n, 6), torch.randn(n, 6), torch.randn(n))
     assert n_graphs(ours) == 2
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[:, -2:] = y[:, :2] * 3
+    return y
+
+
+OPEN = {
+    "std": lambda x: x.std(1),
+    "std with a correction": lambda x: x.std((0, 1), correction=1.5),
+    "var_mean": lambda x: torch.var_mean(x, 1, keepdim=True)[0],
+    "roll": lambda x: x.roll((2, -7), (1, 0)),
+    "roll by a size": lambda x: x.roll(x.shape[1] // 2, 1),
+    "glu": lambda x: F.glu(x.repeat(1, 2, 1), 1),
+    "instance_norm": F.instance_norm,
+    "nearest": lambda x: F.interpolate(x, scale_factor=2.0),
+    "linear, aligned": lambda x: F.interpolate(x, scale_factor=1.5, mode="linear", align_corners=True),
+    "linear, to a size": lambda x: F.interpolate(x, size=x.shape[2] + 3, mode="linear"),
+    "select_scatter": lambda x: x.select_scatter(x[:, 0] * 2, 1, -1),
+    "slice_scatter": lambda x: x.slice_scatter(x[:, :2] * 2, 1, -3, -1),
+    "written part": _written,
+    "narrow": lambda x: x.narrow(1, -2, 2),
+    "smoothed": lambda x: F.cross_entropy(x, x.softmax(1), label_smoothing=0.1),
+    "real of sizes": lambda x: x * (x.shape[1] ** 0.5 / (1 + x.shape[0])) + 1 / x.shape[1],
+    "size rounded": lambda x: x[:, : math.floor(x.shape[1] * 0.7)],
+    "a view is the result": lambda x: x.reshape(x.shape[0], -1)[:, x.shape[1] :],
+    "in PyTorch": lambda x: F.interpolate(x, size=x.shape[2] + 3, mode="linear").cumprod(1),
+}
+
+
+@pytest.mark.parametrize("what", OPEN)
+def test_ops_that_reckon_with_sizes_are_open(what: str) -> None:
+    ours = assert_same_steps(
+        Function(lambda m, x: OPEN[what](x * m.weight), weight=nn.Parameter(torch.tensor(0.7))),
+        *[(torch.randn(shape),) for shape in ((4, 5, 6), (3, 6, 5), (3, 7, 8), (5, 4, 4), (6, 6, 6))],
+    )
+    assert n_graphs(ours) == 2
+    assert not [r for r in ours.fallback_report() if what != "in PyTorch" and "upsample" not in r.name]

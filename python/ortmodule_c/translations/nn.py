@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Val, same_size, static
+from ..builder import Builder, Size, Val, same_size, static
 from ..errors import Unsupported
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
 from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
@@ -206,7 +206,7 @@ def weight_norm(b: Builder, v: Val, g: Val, dim: int = 0) -> Val:
 
 def _per_channel(b: Builder, x: Val, v: Val) -> Val:
     """[C] as [C, 1, ...], to broadcast with [N, C, ...]."""
-    return b.reshape(v, (static(x.dims[1]), *[1] * (x.rank - 2))) if x.rank > 2 else v
+    return b.reshape(v, (x.dims[1], *[1] * (x.rank - 2))) if x.rank > 2 else v
 
 
 def _affine(b: Builder, x: Val, out: Val, weight: Val | None, bias: Val | None) -> Val:
@@ -302,7 +302,7 @@ def batch_norm_no_statistics(
     return _batch_norm(b, x, weight, bias, None, None, momentum, eps)[0], None, None
 
 
-def _norm_rows(b: Builder, x: Val, groups: int, eps: float) -> Val:
+def _norm_rows(b: Builder, x: Val, groups: Size, eps: float) -> Val:
     """Normalise each of so many groups of channels of each sample."""
     flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
     out = b.emit("LayerNormalization", flat, None, None, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
@@ -345,7 +345,7 @@ def instance_norm(
             batch = reduce(b, "ReduceMean", now, [0, *axes], False)
             kept = b.emit("Mul", stat, b.const(1 - momentum, stat.dtype))
             b.overwrite(stat, b.emit("Add", kept, b.emit("Mul", batch, b.const(momentum, stat.dtype))))
-    return _affine(b, x, _norm_rows(b, x, static(x.dims[1]), eps), weight, bias)
+    return _affine(b, x, _norm_rows(b, x, x.dims[1], eps), weight, bias)
 
 
 # Classification losses
@@ -391,10 +391,10 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
     target = b.cast(target, x.dtype)
     if smoothing:
         kept = b.emit("Mul", target, b.const(1 - smoothing, x.dtype))
-        target = b.emit("Add", kept, b.const(smoothing / static(x.dims[axis]), x.dtype))
+        target = b.emit("Add", kept, b.scalar(smoothing / x.dims[axis], x.dtype))
     terms: Val = b.emit("Mul", b.emit("LogSoftmax", x, axis=axis), target)
     if weight is not None:
-        terms = b.emit("Mul", terms, b.reshape(weight, (static(x.dims[axis]), *[1] * (x.rank - axis - 1))))
+        terms = b.emit("Mul", terms, b.reshape(weight, (x.dims[axis], *[1] * (x.rank - axis - 1))))
     terms.shape = x.dims
     loss = b.emit("Neg", reduce(b, "ReduceSum", terms, [axis], False))
     return reduce_loss(b, loss, [s for i, s in enumerate(x.dims) if i != axis], reduction)
@@ -422,7 +422,7 @@ def nll_loss(
 @translates(aten.glu.default)
 def glu(b: Builder, x: Val, dim: int = -1) -> Val:
     axis = axis_of(x, dim)
-    half = static(x.dims[axis]) // 2
+    half = x.dims[axis] // 2
     left, right = b.emit("Split", x, b.ints([half, half]), outputs=[x.dtype, x.dtype], axis=axis)
     wide = computed_in(x.dtype)
     gate = b.emit("Sigmoid", b.cast(b.detached(right), wide))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..builder import Builder, Val, static
+from ..builder import Builder, Val
 from ..errors import Unsupported
 from .registry import aten, axes_of, axis_of, computed_in, need_float, reduced_axes, result_dtype, translates
 
@@ -109,10 +109,8 @@ def diff(b: Builder, x: Val, n: int = 1, dim: int = -1, prepend: Val | None = No
 
 def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val, Val]:
     """Mean and variance with the reduced dims kept."""
-    n = 1
-    for a in axes:
-        n *= static(x.dims[a])
-    if n - correction <= 0:
+    n: Any = math.prod(x.dims[a] for a in axes)
+    if n <= math.floor(correction):
         raise Unsupported(f"variance of {n} elements with correction {correction}")
     average = reduce(b, "ReduceMean", x, axes, True)
     if x.dtype == torch.float64:  # equal elements have no deviation at all; narrower ones are summed in more bits
@@ -126,7 +124,7 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
     square.shape = x.shape
     variance = reduce(b, "ReduceMean", square, axes, True)
     if correction:
-        variance = b.emit("Mul", variance, b.const(n / (n - correction), x.dtype))
+        variance = b.emit("Mul", variance, b.scalar(n / (n - correction), x.dtype))
     return average, variance
 
 

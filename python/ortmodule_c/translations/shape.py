@@ -90,9 +90,9 @@ def slice_(b: Builder, x: Val, dim: int = 0, start: Size | None = None, end: Siz
 
 
 @translates(aten.narrow.default)
-def narrow(b: Builder, x: Val, dim: int, start: int, length: Size) -> Val:
+def narrow(b: Builder, x: Val, dim: int, start: Size, length: Size) -> Val:
     if isinstance(start, int) and start < 0:
-        start += static(x.dims[axis_of(x, dim)])
+        start += x.dims[axis_of(x, dim)]
     return b.slice(x, axis_of(x, dim), start, start + length)
 
 
@@ -177,14 +177,16 @@ def flip(b: Builder, x: Val, dims: list[int]) -> Val:
 
 
 @translates(aten.roll.default)
-def roll(b: Builder, x: Val, shifts: list[int], dims: list[int] | tuple[()] = ()) -> Val:
+def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()) -> Val:
     if not dims:
         raise Unsupported("roll of a flattened tensor")
     for shift, dim in zip(shifts, dims, strict=True):
         axis = axis_of(x, dim)
-        size = static(x.dims[axis])
-        cut = -(static(shift) % size) if size else 0
-        if cut:
+        size = x.dims[axis]
+        if isinstance(size, int) and size == 0:
+            continue
+        cut = -shift % size
+        if not (isinstance(cut, int) and cut == 0):
             shape = x.shape
             x = b.emit("Concat", b.slice(x, axis, cut, INT64_MAX), b.slice(x, axis, 0, cut), axis=axis)
             x.shape = shape
@@ -216,33 +218,31 @@ def tri(b: Builder, x: Val, diagonal: int = 0) -> Val:
 @translates(aten.select_scatter.default)
 def select_scatter(b: Builder, x: Val, source: Val, dim: int, index: Size) -> Val:
     axis = axis_of(x, dim)
-    index = static(index)
-    index = index + static(x.dims[axis]) if index < 0 else index
+    index = index + x.dims[axis] if index < 0 else index
     return _replace(b, x, b.unsqueeze(source, axis), axis, index, index + 1)
 
 
 @translates(aten.slice_scatter.default)
 def slice_scatter(
-    b: Builder, x: Val, source: Val, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    b: Builder, x: Val, source: Val, dim: int = 0, start: Size | None = None, _end: Any = None, step: int = 1
 ) -> Val:
     axis = axis_of(x, dim)
     if same_size(source.dims[axis], x.dims[axis]):
         return b.cast(source, x.dtype)
     if step != 1:
         raise Unsupported("slice_scatter with a step")
-    to_the_end = end is None or (isinstance(end, int) and end >= INT64_MAX)
-    if to_the_end and isinstance(start, int) and start >= 0:
-        return _replace(b, x, source, axis, start, None)
-    first, last, _ = slice(start, None if to_the_end else end).indices(static(x.dims[axis]))
-    return _replace(b, x, source, axis, first, max(first, last))
+    first = 0 if start is None else start
+    if first < 0:
+        first = torch.sym_max(0, first + x.dims[axis])
+    return _replace(b, x, source, axis, first, first + source.dims[axis])
 
 
-def _replace(b: Builder, x: Val, source: Val, axis: int, start: int, end: int | None) -> Val:
-    """`x` with [start, end) of one dim taken from `source`; None is the end of the dim."""
+def _replace(b: Builder, x: Val, source: Val, axis: int, start: Size, end: Size) -> Val:
+    """`x` with [start, end) of one dim taken from `source`."""
     parts = [b.cast(source, x.dtype)]
-    if start > 0:
+    if not same_size(start, 0):
         parts.insert(0, b.slice(x, axis, 0, start))
-    if end is not None and not same_size(x.dims[axis], end):
+    if not same_size(x.dims[axis], end):
         parts.append(b.slice(x, axis, end, INT64_MAX))
     out: Val = parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
     return out
