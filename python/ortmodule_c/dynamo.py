@@ -128,7 +128,7 @@ class Compiled:
         self._report.warn()
         if self._error is not None:
             raise self._error
-        return self._graph(*args)
+        return self._graph.forward(*args)
 
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
