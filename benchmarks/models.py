@@ -14,6 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+Data = Callable[[torch.Generator], tuple[Tensor, ...]]
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -27,6 +29,8 @@ class Workload:
         Makes the model; its forward returns the loss.
     data
         Makes the inputs of one step from a generator.
+    sizes
+        The same in other sizes, in the order in which `cold.py` meets them.
     gemm_flops, elementwise_bytes, parameters
         Floor of one step: multiply-adds counted twice, bytes of elementwise traffic at the best
         practical fusion, trained parameters.
@@ -34,7 +38,8 @@ class Workload:
 
     title: str
     build: Callable[[float], nn.Module]
-    data: Callable[[torch.Generator], tuple[Tensor, ...]]
+    data: Data
+    sizes: tuple[Data, ...]
     gemm_flops: float
     elementwise_bytes: float
     parameters: float
@@ -120,7 +125,7 @@ def gpt2(p: float, **sizes: int) -> nn.Module:
     return HuggingFace(GPT2LMHeadModel(config))
 
 
-def ids(batch: int, tokens: int, vocabulary: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+def ids(batch: int, tokens: int, vocabulary: int) -> Data:
     def make(g: torch.Generator) -> tuple[Tensor, ...]:
         x = torch.randint(0, vocabulary, (batch, tokens), generator=g)
         return x, x.clone()
@@ -128,14 +133,14 @@ def ids(batch: int, tokens: int, vocabulary: int) -> Callable[[torch.Generator],
     return make
 
 
-def images(batch: int, size: int, classes: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+def images(batch: int, size: int, classes: int) -> Data:
     def make(g: torch.Generator) -> tuple[Tensor, ...]:
         return torch.randn(batch, 3, size, size, generator=g), torch.randint(0, classes, (batch,), generator=g)
 
     return make
 
 
-def vectors(batch: int, width: int, classes: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+def vectors(batch: int, width: int, classes: int) -> Data:
     def make(g: torch.Generator) -> tuple[Tensor, ...]:
         return torch.randn(batch, width, generator=g), torch.randint(0, classes, (batch,), generator=g)
 
@@ -157,6 +162,7 @@ WORKLOADS = {
         "MLP 1024-4096-4096-1000, B256",
         lambda p: WithLoss(mlp((1024, 4096, 4096, 1000)), nn.CrossEntropyLoss()),
         vectors(256, 1024, 1000),
+        (vectors(200, 1024, 1000), vectors(144, 1024, 1000), vectors(231, 1024, 1000)),
         6 * 256 * 25.07e6,
         0,
         25.07e6,
@@ -165,6 +171,7 @@ WORKLOADS = {
         "ResNet-18, B16 224x224",
         lambda p: WithLoss(resnet18(), nn.CrossEntropyLoss()),
         images(16, 224, 1000),
+        (images(9, 224, 1000), images(12, 224, 1000), images(12, 192, 1000)),
         16 * 10.88e9,
         16 * 99e6,
         11.69e6,
@@ -173,6 +180,7 @@ WORKLOADS = {
         "BERT-base MLM, B8 S128",
         bert,
         ids(8, 128, 30522),
+        (ids(5, 128, 30522), ids(8, 96, 30522), ids(6, 112, 30522)),
         parameters=109.5e6,
         **transformer(8, 128, 12, 768, 30522, False),
     ),
@@ -180,6 +188,7 @@ WORKLOADS = {
         "GPT-2 124M, B1 T1024",
         gpt2,
         ids(1, 1024, 50257),
+        (ids(1, 768, 50257), ids(1, 896, 50257), ids(2, 512, 50257)),
         parameters=124.4e6,
         **transformer(1, 1024, 12, 768, 50257, True),
     ),
@@ -191,6 +200,7 @@ SMALL = {
         "MLP 250-510-130, B100",
         lambda p: WithLoss(mlp((250, 510, 130)), nn.CrossEntropyLoss()),
         vectors(100, 250, 130),
+        (vectors(64, 250, 130), vectors(36, 250, 130), vectors(77, 250, 130)),
         6 * 100 * 194e3,
         0,
         194e3,
@@ -199,6 +209,7 @@ SMALL = {
         "ResNet-18, B4 64x64",
         lambda p: WithLoss(resnet18(100), nn.CrossEntropyLoss()),
         images(4, 64, 100),
+        (images(3, 64, 100), images(5, 64, 100), images(5, 48, 100)),
         4 * 10.88e9 / 12.25,
         4 * 99e6 / 12.25,
         11.2e6,
@@ -209,6 +220,7 @@ SMALL = {
             p, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024, vocab_size=5000
         ),
         ids(3, 97, 5000),
+        (ids(2, 97, 5000), ids(3, 64, 5000), ids(4, 80, 5000)),
         parameters=3.1e6,
         **transformer(3, 97, 2, 256, 5000, False),
     ),
@@ -216,6 +228,7 @@ SMALL = {
         "GPT-2 2x256, B2 T130",
         lambda p: gpt2(p, n_embd=256, n_layer=2, n_head=4, vocab_size=5000, n_positions=256),
         ids(2, 130, 5000),
+        (ids(3, 130, 5000), ids(2, 96, 5000), ids(4, 112, 5000)),
         parameters=2.9e6,
         **transformer(2, 130, 2, 256, 5000, True),
     ),

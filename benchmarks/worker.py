@@ -1,7 +1,8 @@
 """One arm of a benchmark in its own process: reads commands, answers with JSON lines.
 
-``step`` runs one training step and answers with its seconds and loss; ``stats`` answers with peak
-memory over the loaded model and what the arm says of itself.
+``step`` runs one training step and answers with its seconds and loss; ``size K`` gives the next
+steps inputs of the model's K-th other size; ``stats`` answers with peak memory over the loaded
+model and what the arm says of itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def memory(field: str) -> int:
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
-    p.add_argument("--arm", choices=["eager", "tuned", "compile", "ours"], required=True)
+    p.add_argument("--arm", choices=["eager", "tuned", "compile", "ours", "dynamo"], required=True)
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--small", action="store_true")
     a = p.parse_args()
@@ -51,6 +52,8 @@ def main() -> None:
         from ortmodule_c import ORTModule
 
         net = ORTModule(model)
+    elif a.arm == "dynamo":
+        net = torch.compile(model, backend="ortmodule_c")
     reply(ready=True)
     for line in sys.stdin:
         if line.strip() == "step":
@@ -61,6 +64,9 @@ def main() -> None:
             optimizer.zero_grad()
             value = loss.item()
             reply(seconds=time.perf_counter() - begin, loss=value)
+        elif line.startswith("size "):
+            inputs = work.sizes[int(line.split()[1])](generator)
+            reply(shapes=[list(t.shape) for t in inputs])
         elif line.strip() == "stats":
             extra = net.stats() if a.arm == "ours" else {}
             reply(peak=memory("VmHWM") - loaded, extra=extra)
