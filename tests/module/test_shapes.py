@@ -1,6 +1,8 @@
 """New sizes need no action: the second set of sizes makes a graph for all, where one can be made."""
 
+import gc
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -210,6 +212,10 @@ OPEN = {
     "written part": _written,
     "narrow": lambda x: x.narrow(1, -2, 2),
     "smoothed": lambda x: F.cross_entropy(x, x.softmax(1), label_smoothing=0.1),
+    "a size as the label that does not count": lambda x: F.cross_entropy(
+        x[:, :, 0], torch.arange(x.shape[0]) % 2 + x.shape[1] - 1, ignore_index=x.shape[1]
+    ),
+    "counting down in reals": lambda x: x * torch.arange(x.shape[2], 0, -1.0),
     "real of sizes": lambda x: x * (x.shape[1] ** 0.5 / (1 + x.shape[0])) + 1 / x.shape[1],
     "size rounded": lambda x: x[:, : math.floor(x.shape[1] * 0.7)],
     "a view is the result": lambda x: x.reshape(x.shape[0], -1)[:, x.shape[1] :],
@@ -225,3 +231,24 @@ def test_ops_that_reckon_with_sizes_are_open(what: str) -> None:
     )
     assert n_graphs(ours) == 2
     assert not [r for r in ours.fallback_report() if what != "in PyTorch" and "upsample" not in r.name]
+
+
+def test_threads_that_meet_new_sizes_at_once() -> None:
+    eager, ours = pair(net())
+    calls = [torch.randn(n, length, 6) for n, length in ((3, 4), (5, 4), (4, 6), (2, 8), (7, 5), (3, 9))]
+    expected = [eager(x) for x in calls]
+    with ThreadPoolExecutor(3) as pool:
+        for got, want in zip(pool.map(ours, calls), expected, strict=True):
+            torch.testing.assert_close(got, want)
+    assert n_graphs(ours) == 2
+
+
+def test_a_user_who_collects_no_garbage_finds_it_so() -> None:
+    gc.disable()
+    try:
+        ORTModule(nn.Linear(2, 2))(torch.randn(3, 2))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    ORTModule(nn.Linear(2, 2))(torch.randn(3, 2))
+    assert gc.isenabled()

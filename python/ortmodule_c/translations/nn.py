@@ -10,6 +10,7 @@ from ..errors import Unsupported
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
 from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
+_NO_LABEL = -(1 << 62)
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 
 # Linear algebra
@@ -351,10 +352,16 @@ def instance_norm(
 # Classification losses
 
 
-def _classes(b: Builder, target: Val) -> Val:
+def _classes(b: Builder, target: Val, ignore_index: Size) -> tuple[Val, int]:
+    """Labels, and that of elements that do not count, as a number."""
     if target.dtype not in (torch.int64, torch.uint8):
         raise Unsupported(f"labels of dtype {target.dtype}")
-    return b.cast(target, torch.int64)
+    target = b.cast(target, torch.int64)
+    if isinstance(ignore_index, int):
+        return target, ignore_index
+    ignored = b.emit("Equal", target, b.size(ignore_index), outputs=[torch.bool])
+    label = b.const(_NO_LABEL, torch.int64)
+    return b.emit("Where", ignored, label, target, outputs=[torch.int64]), _NO_LABEL
 
 
 @translates(aten.cross_entropy_loss.default)
@@ -364,7 +371,7 @@ def cross_entropy(
     target: Val,
     weight: Val | None = None,
     reduction: int = MEAN,
-    ignore_index: int = -100,
+    ignore_index: Size = -100,
     label_smoothing: float = 0.0,
 ) -> Val:
     if x.rank == target.rank:
@@ -372,14 +379,15 @@ def cross_entropy(
     single = x.rank == 1
     if single:
         x, target = b.unsqueeze(x, 0), b.unsqueeze(target, 0)
+    labels, ignored = _classes(b, target, ignore_index)
     loss: Val = b.emit(
         "CrossEntropy",
         x,
-        _classes(b, target),
+        labels,
         weight,
         outputs=[x.dtype] * 4,
         reduction=_REDUCTIONS[reduction],
-        ignore_index=ignore_index,
+        ignore_index=ignored,
         label_smoothing=float(label_smoothing),
     )[0]
     return b.squeeze(loss, 0) if single and reduction == NONE else loss
@@ -402,19 +410,20 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
 
 @translates(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
 def nll_loss(
-    b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: int = -100
+    b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: Size = -100
 ) -> Val:
     operand, axis = b.log_softmax.get(x, (x, -1))
     if b.aten_name == "nll_loss_nd" and axis == 1:
         return cross_entropy(b, operand, target, weight, reduction, ignore_index)
+    labels, ignored = _classes(b, target, ignore_index)
     out: Val = b.emit(
         "NegativeLogLikelihoodLoss",
         x,
-        _classes(b, target),
+        labels,
         weight,
         outputs=[x.dtype] * 2,
         reduction=_REDUCTIONS[reduction],
-        ignore_index=ignore_index,
+        ignore_index=ignored,
     )[0]
     return out
 

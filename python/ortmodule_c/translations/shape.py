@@ -257,9 +257,10 @@ def arange(b: Builder, *bounds: Any, **_kwargs: Any) -> Val:
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if all(isinstance(v, (int, float)) for v in (start, end, step)):
         return b.tensor(torch.arange(start, end, step, dtype=dtype), "arange")
-    if not all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step)):
+    whole = [int(v) if isinstance(v, float) and v.is_integer() else v for v in (start, end, step)]
+    if not all(isinstance(v, (int, torch.SymInt)) for v in whole):
         raise NeedsStatic("arange of symbolic floats")
-    out = b.emit("Range", *[b.size(v) for v in (start, end, step)], outputs=[torch.int64])
+    out = b.emit("Range", *[b.size(v) for v in whole], outputs=[torch.int64])
     return b.cast(out, dtype)
 
 
