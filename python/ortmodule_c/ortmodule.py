@@ -319,13 +319,15 @@ class ORTModule(nn.Module):
         if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
             return value
         # A method that calls self(...) then runs here.
-        return value if _looks_into_self(inspect.unwrap(function).__code__) else types.MethodType(function, self)
+        code = getattr(inspect.unwrap(function), "__code__", function.__code__)
+        return value if _looks_into_self(code) else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         bound = isinstance(value, types.MethodType) and value.__self__ is self  # a module does not hold its wrapper
-        if bound or self._ort_owns(name) or "_ort_ready" not in self.__dict__:
+        own = bound or self._ort_owns(name) or "_ort_ready" not in self.__dict__
+        if own:
             object.__setattr__(self, name, value)
-        else:
+        if not own or (name in _SHARED and "_ort_ready" in self.__dict__):
             setattr(self._ort_module, name, value)
 
     def __delattr__(self, name: str) -> None:

@@ -128,6 +128,16 @@ def test_attributes() -> None:
     close(ours(x), net(x))
 
 
+def test_registries_are_shared_when_they_are_replaced() -> None:
+    ours = ORTModule(Net())
+    ours._parameters = dict(ours._parameters)
+    ours._modules = dict(ours._modules)
+    ours.linear = nn.Linear(4, 2)
+    ours.register_parameter("more", nn.Parameter(torch.ones(1)))
+    assert "more" in ours._parameters and ours._modules["linear"] is ours.module.linear
+    assert list(ours.state_dict()) == list(ours.module.state_dict())
+
+
 def test_methods_see_the_wrapper() -> None:
     ours = ORTModule(Net())
     assert ours.kind() is Net and ours.kinds() == [Net, Net], "code that asks for its type gets its own"
