@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest fuzz test-torch sweep coverage bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest fuzz fuzz-stale test-torch sweep coverage bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -54,6 +54,10 @@ coverage: $(VENV)/installed
 
 fuzz: $(VENV)/installed
 	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
+
+# Objects that a forward reads, changed between steps: `make fuzz-stale ARGS='--seeds 2000:9000'` for others.
+fuzz-stale: $(VENV)/installed
+	$(BIN)/python tests/fuzz/stale.py $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)

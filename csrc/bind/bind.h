@@ -107,9 +107,15 @@ PyObject *omc_list_rules(PyObject *module, PyObject *unused);
  * listed once, and `facts` is `last` itself where nothing else has changed. */
 extern PyType_Spec omc_facts_spec;
 PyObject *omc_survey(PyObject *module, PyObject *args);
-/* unchanged([(dict, key, value)], [(dict, keys)]) -> whether every dict still has an equal value of
- * one type, and the same keys in the same order. */
-PyObject *omc_unchanged(PyObject *module, PyObject *args);
+
+/* held.c. first_changed([(holder, key, value)], [keys_of(dict)], by_value, missing) -> index of the
+ * first place that holds another value or dict that has other keys, or -1. A value lies in a dict,
+ * is an attribute, or what a call of the holder gives (no key). Numbers, strings, lists, tuples,
+ * dicts and instances of `by_value` classes are compared by value and type, all else by identity.
+ */
+PyObject *omc_first_changed(PyObject *module, PyObject *args);
+/* keys_of(dict) -> (dict, size, position of the last key, last key or None) */
+PyObject *omc_keys_of(PyObject *module, PyObject *dict);
 
 /* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */
 int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n);

@@ -101,10 +101,24 @@ def survey(module: Module, last: Facts | None = None) -> tuple[list[Tensor], lis
     Where nothing has changed since `last` was found the facts are `last` itself.
     """
 
-def unchanged(
-    values: list[tuple[dict[str, object], str, object]], keys: list[tuple[dict[str, object], list[str]]]
-) -> bool:
-    """Whether every dict still has an equal value of the same type, and the same keys in the same order."""
+Keys = tuple[dict[str, object], int, int, object]
+
+def keys_of(of: dict[str, object]) -> Keys:
+    """What `first_changed` knows the keys of a dictionary by."""
+
+def first_changed(
+    places: list[tuple[object, object, object]],
+    keys: list[Keys],
+    by_value: frozenset[type],
+    missing: object,
+) -> int:
+    """Index of the first of `places`, then of `keys`, that is not what it was, or -1.
+
+    A place is a holder, a key and the value there: an item of a dict, an attribute, or what calling
+    the holder gives where the key is None. `missing` stands for no value. Builtin plain values,
+    lists, tuples, dicts and instances of `by_value` are compared by value and type, -0.0 and NaN as
+    they are written; all else by identity.
+    """
 
 def transform(
     text: str,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import NotExportable
@@ -97,15 +98,27 @@ def op() -> Any:
 @torch.library.register_fake("ortmodule_c::python_call", lib=_library)
 def _fake(tensors: list[Tensor], index: int) -> list[Tensor]:
     call = _calls[index]
-    before = [_version(t) for t in tensors]
-    results = call(tensors)
-    if before != [_version(t) for t in tensors]:
-        raise NotExportable(f"{call.name} changes an argument in place")
+    with _RefuseChanges(call.name, tensors):
+        results = call(tensors)
     return [t.clone() if any(t is x for x in tensors) else t for t in results]
 
 
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
+class _RefuseChanges(TorchDispatchMode):
+    """Refuses ops that change one of the tensors in place: a fake kernel sees no versions."""
+
+    def __init__(self, name: str, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._name = name
+        self._memory = {t.untyped_storage()._cdata for t in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[i] if i < len(args) else (kwargs or {}).get(argument.name)
+                written = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+                if any(t.untyped_storage()._cdata in self._memory for t in written):
+                    raise NotExportable(f"{self._name} changes an argument in place")
+        return func(*args, **(kwargs or {}))
 
 
 class _Exchange(threading.local):

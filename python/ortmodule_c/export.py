@@ -29,12 +29,12 @@ from torch.utils import _pytree as pytree
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
-from .flatten import Spec, flatten, unflatten
-from .guards import Snapshot, Survey, Write, held_objects
+from .flatten import Spec, flatten, plain_leaves, unflatten
+from .guards import Snapshot, Survey, Write, are_repeated, layout
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
-from .reads import Reads
 from .stack import users_line
 from .symbols import remembered
+from .watch import Watch
 
 PATH = "ortmodule_c.path"
 # Dropouts, and how they call the flag of training.
@@ -45,6 +45,7 @@ _DROPOUTS: dict[Any, str] = {
 }
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_LAYOUT = (Tensor.is_contiguous, Tensor.stride, Tensor.storage_offset)
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
@@ -58,7 +59,7 @@ class Captured:
     program
         The exported program.
     names
-        Name of each graph input: user tensors, parameters, buffers.
+        Name of each graph input: user tensors, parameters, `outside`, buffers.
     n_user, n_parameters, n_buffers
         How many of them are which.
     out_spec
@@ -67,8 +68,12 @@ class Captured:
         Attributes of submodules that the forward sets.
     rebound
         Buffers for which it sets other tensors.
-    reads
-        Attributes it reads; None if somebody else guards them.
+    watch
+        What it reads besides tensors; None if somebody else guards that.
+    layouts
+        How the user's tensors lay in memory.
+    outside
+        Tensors that it uses besides, which are neither parameters nor buffers.
     calls
         Custom functions in the graph.
     aliases
@@ -85,7 +90,9 @@ class Captured:
     out_spec: Spec
     writes: list[Write] = field(default_factory=list)
     rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
-    reads: Reads | None = None
+    watch: Watch | None = None
+    layouts: list[tuple[int, ...]] = field(default_factory=list)
+    outside: list[Tensor] = field(default_factory=list)
     calls: list[PythonCall] = field(default_factory=list)
     aliases: list[Alias | None] = field(default_factory=list)
     hidden: list[fx.Node] = field(default_factory=list)
@@ -102,9 +109,10 @@ class Captured:
         self.program = self.program.run_decompositions({})
 
     def placeholders(self) -> tuple[list[fx.Node], dict[fx.Node, Tensor]]:
-        """Graph inputs in the order of `names`, and the constants the trace met."""
+        """Graph inputs in the order of `names`, and the constants the trace made."""
         nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         given, constants = [], {}
+        outside: dict[int, fx.Node] = {}
         for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 if isinstance(node.meta["val"], Tensor):  # else a size
@@ -114,7 +122,12 @@ class Captured:
                 constant = self.program.constants[spec.target]
                 if not isinstance(constant, Tensor):
                     raise NotExportable(f"the module uses a {type(constant).__name__} made outside its forward")
-                constants[node] = constant
+                if any(constant is t for t in self.outside):
+                    outside[id(constant)] = node
+                else:
+                    constants[node] = constant
+        first_buffer = len(given) - self.n_buffers
+        given[first_buffer:first_buffer] = [outside[id(t)] for t in self.outside]
         return given, constants
 
     def results(self) -> tuple[list[Any], dict[str, fx.Node]]:
@@ -276,7 +289,7 @@ def capture(
     written: list[Write] = []
     rebound: list[tuple[nn.Module, str]] = []
     kept = Snapshot(module)
-    reads = Reads(held_objects(module))
+    watch = Watch(module, plain_leaves(spec))
 
     with no_autocast() as autocast:
 
@@ -291,20 +304,28 @@ def capture(
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                stack.enter_context(_RefuseStrangers())
+                stack.enter_context(_RefuseStrangers(watch))
                 stack.enter_context(_no_seeding())
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
-                result = module(*args, **kwargs)
+                with watch.active():
+                    result = module(*args, **kwargs)
                 rebound[:] = _rebound(module, registries)
                 values = [m._buffers[name] for m, name in rebound]
             for name, t in held.items():
                 if memory_of(t) != lie[name]:
                     raise NotExportable(f"the forward changes in place how {name} lies in memory")
+            if watch.refusal:
+                raise NotExportable(watch.refusal)
+            if watch.compares_identity and are_repeated(leaves):
+                raise NotExportable("the forward may compare tensors by identity, and one is given twice")
+            changed = watch.changed()
+            if changed:
+                raise NotExportable(f"the forward changes {changed}")
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
             for name in kept.changed_containers():
                 raise NotExportable(f"the forward changes {name} in place")
-            written[:] = kept.writes()
+            written[:] = [*kept.writes(), *watch.writes()]
             out, out_spec = flatten((result, [w.after for w in written], values))
             out_specs.append(out_spec)
             return [*out, *cloned.values()]
@@ -318,7 +339,6 @@ def capture(
                 _paths_noted(module),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
-                reads.watch(),
                 remembered(),
             ):
                 lift = _Lift(function)
@@ -328,13 +348,29 @@ def capture(
         except NotExportable:
             raise
         except Exception as error:
+            if watch.refusal:
+                raise NotExportable(watch.refusal) from error
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
+            watch.restore()
             kept.restore()
     inline_regions(program.graph_module, torch.is_grad_enabled())
-    names = [*paths, *parameters, *buffers]
+    outside = [t for t in program.constants.values() if id(t) in watch.tensors]
+    outside = [*{id(t): t for t in outside}.values()]
+    names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
     captured = Captured(
-        program, names, n_user, n_parameters, len(buffers), out_specs[-1], written, rebound, reads, calls
+        program,
+        names,
+        n_user,
+        n_parameters,
+        len(buffers),
+        out_specs[-1],
+        written,
+        rebound,
+        watch,
+        [layout(t) for t in leaves],
+        outside,
+        calls,
     )
     flow = Flow(program.graph_module)
     check_changes(program.graph_module, flow)
@@ -365,6 +401,8 @@ class _Generator:
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "initial_seed":
+            self._refuse()
         return getattr(torch.default_generator, name)
 
     def manual_seed(self, seed: int) -> Any:
@@ -384,7 +422,9 @@ class _Generator:
 
     def _refuse(self) -> None:
         if threading.get_ident() == self._thread:
-            raise NotExportable("the forward seeds PyTorch's random numbers or puts back their state")
+            raise NotExportable(
+                "the forward seeds PyTorch's random numbers, asks for their seed or puts back their state"
+            )
 
 
 @contextlib.contextmanager
@@ -409,8 +449,10 @@ def leaves_alone(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 class _RefuseStrangers(TorchFunctionMode):
     """Refuses what a trace would lose: tensors made outside the module that require grad, hooks, inference mode."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
         super().__init__()
+        self._watch = watch
+        self._made: dict[int, Tensor] = {}  # from what is held
         self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -418,20 +460,32 @@ class _RefuseStrangers(TorchFunctionMode):
             return args[0].detach()
         if leaves_alone(func, args, kwargs or {}):
             return args[0]
+        self._watch.asks_layout |= func in _LAYOUT
         if func in _HOOKS:
             raise NotExportable("the forward registers a hook on a tensor")
         if torch.is_inference_mode_enabled() != self._inference:
             raise NotExportable("the forward enters inference mode")
         if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
             raise NotExportable("the forward sets requires_grad of a tensor")
-        if getattr(func, "__name__", "") != "__get__":
-            for t in pytree.tree_leaves((args, kwargs)):
-                if type(t) in (Tensor, nn.Parameter) and t.requires_grad:
-                    raise NotExportable(
-                        f"the forward uses a tensor of shape {tuple(t.shape)} that requires grad "
-                        "and is neither an argument nor a registered parameter"
-                    )
-        return func(*args, **(kwargs or {}))
+        outside = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) in (Tensor, nn.Parameter)]
+        for t in outside:
+            if t.requires_grad and getattr(func, "__name__", "") != "__get__":
+                raise NotExportable(
+                    f"the forward uses a tensor of shape {tuple(t.shape)} that requires grad "
+                    "and is neither an argument nor a registered parameter"
+                )
+            if id(t) not in self._watch.tensors and id(t) not in self._made:
+                raise NotExportable(f"it is not known where the forward has a tensor of shape {tuple(t.shape)} from")
+        called = any(map(callable, args))  # it may call the user's code
+        with contextlib.nullcontext() if called else self._watch.frames.paused():
+            result = func(*args, **(kwargs or {}))
+        results = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        made = {id(t): t for t in results if type(t) in (Tensor, nn.Parameter)}
+        if made or not results:
+            for t in outside:
+                self._watch.hold_value(t)
+        self._made.update(made)
+        return result
 
 
 def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]) -> None:

@@ -5,12 +5,13 @@ nest around other tensors. It is the part of a call's signature that is not abou
 """
 
 import enum
-import math
+import pickle
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ _PLAIN = (
     type,
     enum.Enum,
 )
+_NUMBERS = (float, complex, numpy.generic)
 _OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
 
 
@@ -58,6 +60,16 @@ def leaf_paths(spec: Spec, path: str = "") -> list[str]:
     return [p for inner, child in _children(spec, path) for p in leaf_paths(child, inner)]
 
 
+def plain_leaves(spec: Spec) -> list[Any]:
+    """What is no tensor and no container in a described nest, and the classes of its objects."""
+    kind, *rest = spec
+    if kind == "plain":
+        return [rest[-1]]
+    if kind in ("tensor", "size", "packed"):
+        return []
+    return [rest[0], *[leaf for child in rest[-1] for leaf in plain_leaves(child)]]
+
+
 def first_difference(a: Spec, b: Spec, path: str = "") -> str | None:
     """Where two descriptions first differ, as :func:`leaf_paths` writes it; None if they are equal."""
     if a == b:
@@ -72,7 +84,7 @@ def first_difference(a: Spec, b: Spec, path: str = "") -> str | None:
 def _children(spec: Spec, path: str) -> list[tuple[str, Spec]]:
     """What is nested in it, each with where it lies."""
     kind, *rest = spec
-    if kind in ("tensor", "size", "plain"):
+    if kind in ("tensor", "size", "plain", "packed"):
         return []
     *_, names, children = rest
     form = ".{}" if kind == "object" else "[{!r}]"
@@ -87,14 +99,18 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
     if isinstance(value, torch.SymInt):
         leaves.append(value)
         return ("size",)
-    if isinstance(value, float):  # nan must equal itself and -0.0 must differ from 0.0
-        return ("plain", float, value.hex(), None if math.isnan(value) else value)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise TypeError("a number that depends on the elements of a tensor leaves the forward")
+    if isinstance(value, _NUMBERS):  # NaN must equal itself and -0.0 must differ from 0.0
+        return ("packed", type(value), pickle.dumps(value), repr(value))
     if isinstance(value, _PLAIN):
         return ("plain", type(value), value)
     if id(value) in parents:
         raise TypeError(f"an argument of type {type(value).__name__} contains itself")
     parents = (*parents, id(value))
     cls = type(value)
+    if isinstance(value, (list, tuple, dict)) and _has_attributes(value):
+        raise TypeError(f"a {cls.__name__} that has attributes cannot be given to a graph")
     if isinstance(value, (list, tuple)):
         return ("sequence", cls, None, tuple([_describe(v, leaves, parents) for v in value]))
     if isinstance(value, dict):
@@ -112,7 +128,7 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
             None,
             tuple([_describe(v, leaves, parents) for v in (value.start, value.stop, value.step)]),
         )
-    if isinstance(value, (set, frozenset, complex)) or (callable(value) and not isinstance(value, _OPAQUE)):
+    if isinstance(value, (set, frozenset)) or (callable(value) and not isinstance(value, _OPAQUE)):
         return ("plain", cls, frozenset(value) if isinstance(value, set) else value)
     fields = getattr(value, "__dict__", None)
     if fields is None or isinstance(value, _OPAQUE):
@@ -121,9 +137,13 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
     return ("object", cls, names, tuple([_describe(fields[n], leaves, parents) for n in names]))
 
 
+def _has_attributes(container: Any) -> bool:
+    """Whether a container has attributes, other than those of a dataclass that are its items too."""
+    attributes = getattr(container, "__dict__", None)
+    return bool(attributes) and not hasattr(type(container), "__dataclass_fields__")
+
+
 def _plain(spec: Spec, _leaves: Iterator[Any]) -> Any:
-    if spec[1] is float:
-        return float.fromhex(spec[2])
     return set(spec[2]) if spec[1] is set else spec[2]
 
 
@@ -160,9 +180,10 @@ _BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "tensor": lambda _spec, leaves: next(leaves),
     "size": lambda _spec, leaves: int(next(leaves)),
     "plain": _plain,
+    "packed": lambda spec, _leaves: pickle.loads(spec[2]),
     "sequence": _sequence,
     "mapping": _mapping,
     "object": _object,
 }
 
-__all__ = ["Spec", "first_difference", "flatten", "leaf_paths", "unflatten"]
+__all__ = ["Spec", "first_difference", "flatten", "leaf_paths", "plain_leaves", "unflatten"]

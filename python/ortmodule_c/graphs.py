@@ -15,7 +15,7 @@ from .errors import NeedsStatic, NotExportable, first_lines
 from .export import Captured, capture, quiet
 from .flatten import Spec, flatten, unflatten
 from .function import Call, Runner
-from .guards import Attributes, Survey, Write
+from .guards import Held, Survey, Write, are_repeated, layout
 from .ingest import ingest
 from .lowering import Lowered, lower
 from .options import DebugOptions, logger
@@ -38,25 +38,44 @@ def supports(op: str, dtype: str) -> bool:
 
 @dataclass(eq=False)
 class Graph:
-    """One exported graph, or where it has no `runner`, the decision to do without, with TorchDynamo's or in PyTorch."""
+    """One exported graph, or where it has no `runner`, the decision to do without, with TorchDynamo's or in PyTorch.
+
+    Attributes
+    ----------
+    outside
+        Tensors it takes besides those of the call and of the module.
+    layouts
+        How its inputs lay in memory, if the forward asked.
+    apart
+        Whether the forward may have asked if two tensors are one.
+    """
 
     key: Hashable
     by_dynamo: bool = False
-    attributes: Attributes | None = None
+    held: Held | None = None
     fit: Fit | None = None
     runner: Runner | None = None
     out_spec: Spec = ()
     written: list[tuple[nn.Module, str]] = field(default_factory=list)
     rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
+    outside: list[Tensor] = field(default_factory=list)
+
+    layouts: list[tuple[int, ...]] | None = None
+    apart: bool = False
 
     @property
     def opened(self) -> bool:
         """Whether it serves other sizes too."""
         return self.fit is not None and self.fit.dynamic
 
-    def serves(self, sizes: Sizes) -> bool:
-        """Whether it may be used for inputs of these sizes now."""
-        return (self.fit is None or self.fit.accepts(sizes)) and (self.attributes is None or self.attributes.hold())
+    def serves(self, leaves: Sequence[Tensor], sizes: Sizes) -> bool:
+        """Whether it may be used for these inputs now."""
+        return (
+            (self.fit is None or self.fit.accepts(sizes))
+            and (self.layouts is None or self.layouts == [layout(t) for t in leaves])
+            and not (self.apart and are_repeated(leaves))
+            and (self.held is None or self.held.hold())
+        )
 
     def run(self, call: Call) -> object:
         """The module's outputs, once the attributes and buffers that its forward sets are set."""
@@ -97,10 +116,10 @@ class Graphs:
         self._written: set[str] = set()
         self._export_seconds = 0.0
 
-    def find(self, key: Key, sizes: Sizes) -> Graph | None:
+    def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes) -> Graph | None:
         """A graph that serves this call, if there is one."""
         for graph in self._by_key.get(key, ()):
-            if graph.serves(sizes):
+            if graph.serves(leaves, sizes):
                 self._graphs.move_to_end(id(graph))
                 return graph
         return None
@@ -113,11 +132,10 @@ class Graphs:
         spec, rest = key
         last_spec, last_rest = self._last or key
         self._last = key
-        fitting = [g.attributes for g in self._by_key.get(key, ()) if g.fit is not None and g.fit.accepts(sizes)]
+        fitting = [g.held for g in self._by_key.get(key, ()) if g.fit is not None and g.fit.accepts(sizes)]
         what = None
         if fitting and fitting[0] is not None:
-            attribute = fitting[0].changed()
-            what = None if attribute is None else f"attribute {attribute}"
+            what = fitting[0].changed()
         elif rest == last_rest:
             argument = self._arguments.difference(last_spec, spec)
             what = None if argument is None else f"argument {argument}"
@@ -203,8 +221,7 @@ class Graphs:
         return graph
 
     def _build(self, key: Key, captured: Captured) -> Graph:
-        constants_read = list(captured.placeholders()[1].values())
-        self._check_writes(captured.writes, constants_read)
+        self._check_writes(captured.writes, captured.outside)
         lowered = lower(captured, supports, OWN_OPS)
         for name, cause in lowered.fallbacks:
             self._report.add(name, cause)
@@ -218,11 +235,25 @@ class Graphs:
             self._writer(lowered, text, constants) if self._options.save_onnx else None,
         )
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
-        reads = captured.reads
-        assert reads is not None
-        attributes = Attributes(reads.objects, reads.has, captured.writes, constants_read)
+        watch = captured.watch
+        assert watch is not None
+        held = watch.held(captured.writes, captured.outside, [*self._module.parameters(), *self._module.buffers()])
         written = [(w.module, w.name) for w in captured.writes]
-        return Graph(key, False, attributes, fit, runner, captured.out_spec, written, captured.rebound)
+        layouts = captured.layouts if watch.asks_layout else None
+        apart = watch.compares_identity
+        return Graph(
+            key,
+            False,
+            held,
+            fit,
+            runner,
+            captured.out_spec,
+            written,
+            captured.rebound,
+            captured.outside,
+            layouts,
+            apart,
+        )
 
     def _check_writes(self, writes: Sequence[Write], read: Sequence[Tensor]) -> None:
         """Refuse attributes that carry something from one forward to the next; buffers may."""

@@ -5,13 +5,20 @@ varied for a key (plain attributes of submodules and of their configuration obje
 :class:`Attributes` and compared with what is there now.
 """
 
-import copy
+import datetime
+import decimal
 import enum
+import fractions
+import pathlib
+import re
+import types
+import uuid
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -19,11 +26,20 @@ from torch.nn.modules.module import _has_any_global_hook
 from . import _C
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
-_INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
+INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
 _CONTAINERS = (list, dict, set, deque)
-_MISSING = object()
+MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
-_DEPTH = 2  # attributes of attributes: a module's config, and what that nests
+# Classes whose instances never change and are told apart by their values alone.
+BY_VALUE: frozenset[type] = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
+        *(types.MethodType, re.Pattern, datetime.date, datetime.datetime, datetime.timedelta, decimal.Decimal),
+        *(fractions.Fraction, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
+        *numpy.sctypeDict.values(),
+    }
+)
 
 
 class Survey(NamedTuple):
@@ -69,6 +85,21 @@ def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
     return tuple([(t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors])
 
 
+def layout(t: Tensor) -> tuple[int, ...]:
+    """How a tensor lies in memory; nothing where that follows from its shape."""
+    strides, dense = t.stride(), 1
+    for size, stride in zip(reversed(t.shape), reversed(strides), strict=True):
+        if stride != dense:
+            return strides
+        dense *= max(size, 1)
+    return ()
+
+
+def are_repeated(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of them is given twice."""
+    return len({id(t) for t in tensors}) < len(tensors)
+
+
 @dataclass(frozen=True)
 class Write:
     """An attribute that a forward sets.
@@ -78,13 +109,18 @@ class Write:
     module, name
         Whose attribute.
     before, after
-        Its values; `before` is :data:`_MISSING` where there was none.
+        Its values; `before` is :data:`MISSING` where there was none.
     """
 
-    module: nn.Module
+    module: Any
     name: str
     before: Any
     after: Any
+
+    @property
+    def plain(self) -> bool:
+        """Whether what it overwrites is a plain value."""
+        return _is_plain(self.before)
 
     @property
     def counts(self) -> bool:
@@ -107,10 +143,10 @@ class Snapshot:
     def writes(self) -> list[Write]:
         """Attributes that were set to something else since."""
         return [
-            Write(m, n, state.get(n, _MISSING), m.__dict__.get(n, _MISSING))
+            Write(m, n, state.get(n, MISSING), m.__dict__.get(n, MISSING))
             for m, state, _ in self._states
             for n in {**state, **m.__dict__}
-            if n not in _INTERNAL and not _same_value(m.__dict__.get(n, _MISSING), state.get(n, _MISSING))
+            if n not in INTERNAL and not _same_value(m.__dict__.get(n, MISSING), state.get(n, MISSING))
         ]
 
     def changed_containers(self) -> Iterator[str]:
@@ -119,7 +155,7 @@ class Snapshot:
             for n, content in contents.items():
                 now = _content(state[n])
                 # While parameters are swapped for others their registries differ in values only.
-                same = list(now) == list(content) if n in _INTERNAL else _same_elements(now, content)
+                same = list(now) == list(content) if n in INTERNAL else _same_elements(now, content)
                 if not same:
                     yield f"attribute {n} of {type(m).__name__}"
 
@@ -160,98 +196,27 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def held_objects(module: nn.Module) -> list[Any]:
-    """The submodules, and the configuration objects that are their attributes or attributes of those."""
-    found: dict[int, Any] = {id(m): m for m in module.modules()}
-    layer = list(found.values())
-    for _ in range(_DEPTH):
-        values = {id(v): v for o in layer for v in o.__dict__.values() if _has_attributes(v) and id(v) not in found}
-        found.update(values)
-        layer = list(values.values())
-    return list(found.values())
-
-
-def _has_attributes(value: Any) -> bool:
-    if isinstance(value, (*_PLAIN, Tensor, nn.Module, list, tuple, dict, set, frozenset)) or callable(value):
-        return False
-    return isinstance(getattr(value, "__dict__", None), dict)
-
-
-class Attributes:
-    """What the attributes of submodules, and of the configuration objects they hold, have to be.
+class Held:
+    """What was read while a module was captured, and has to be as it was.
 
     Parameters
     ----------
-    objects
-        The :func:`held_objects` of the module that was captured.
-    read
-        Whether the forward read an attribute of an object: only those count.
-    writes
-        What the forward sets. Of what it overwrites only the type is held, unless that is plain.
-    constants
-        Tensors the graph holds copies of: they may be neither replaced nor changed.
+    places
+        A holder, a key, the value there and what to call it: see `_C.first_changed`.
+    keys
+        Dictionaries of which the keys are held.
     """
 
-    def __init__(
-        self,
-        objects: Sequence[Any],
-        read: Callable[[Any, str], bool],
-        writes: Sequence[Write],
-        constants: Sequence[Tensor],
-    ) -> None:
-        self._plain: list[tuple[dict[str, Any], str, Any]] = []
-        self._nested: list[tuple[dict[str, Any], str, Any]] = []
-        self._same: list[tuple[Any, Any, Any]] = []
-        self._types = [(w.module.__dict__, w.name, type(w.before)) for w in writes if not _is_plain(w.before)]
-        self._versions = [(t, t._version) for t in constants if not t.is_inference()]
-        self._constants = {id(t) for t in constants}
-        self._names = [(o.__dict__, list(o.__dict__)) for o in objects]
-        overwritten = {(id(w.module), w.name) for w in writes if not _is_plain(w.before)}
-        for o in objects:
-            for name, value in o.__dict__.items():
-                internal = isinstance(o, nn.Module) and name in _INTERNAL
-                if isinstance(name, str) and not internal and (id(o), name) not in overwritten and read(o, name):
-                    self._add(o.__dict__, name, value)
-
-    def _add(self, state: dict[str, Any], name: str, value: Any) -> None:
-        if isinstance(value, _PLAIN):
-            self._plain.append((state, name, value))
-        elif isinstance(value, Tensor):
-            if id(value) in self._constants:
-                self._same.append((state, name, value))
-        elif isinstance(value, (list, tuple, dict, set, frozenset)):
-            self._add_container(state, name, value)
-        elif not isinstance(value, nn.Module) and (callable(value) or _has_attributes(value)):
-            self._same.append((state, name, value))
-
-    def _add_container(self, state: dict[str, Any], name: str, value: Any) -> None:
-        if _is_plain(value):
-            self._nested.append((state, name, copy.deepcopy(value)))
-            return
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        held = [(value, k, v) for k, v in items if id(v) in self._constants]
-        if held:
-            self._same += [(state, name, value), *held]
+    def __init__(self, places: Sequence[tuple[Any, Any, Any, str]], keys: Sequence[dict[str, Any]]) -> None:
+        self._places = [p[:3] for p in places]
+        self._names = [p[3] for p in places]
+        self._keys = [_C.keys_of(k) for k in keys]
 
     def changed(self) -> str | None:
-        """The name of a plain attribute that is not what it was."""
-        values = [*self._plain, *self._nested]
-        return next((n for state, n, v in values if not _same_value(state.get(n, _MISSING), v)), None)
+        """What is not as it was."""
+        at = _C.first_changed(self._places, self._keys, BY_VALUE, MISSING)
+        return None if at < 0 else [*self._names, *["the names of attributes"] * len(self._keys)][at]
 
     def hold(self) -> bool:
         """Whether everything still is what it was."""
-        missing = _MISSING
-        return (
-            _C.unchanged(self._plain, self._names)
-            and all(_same_value(state.get(name, missing), value) for state, name, value in self._nested)
-            and all(_item(holder, name) is value for holder, name, value in self._same)
-            and all(type(state.get(name, missing)) is cls for state, name, cls in self._types)
-            and all(t._version == version for t, version in self._versions)
-        )
-
-
-def _item(holder: Any, key: Any) -> Any:
-    try:
-        return holder[key]
-    except LookupError:
-        return _MISSING
+        return _C.first_changed(self._places, self._keys, BY_VALUE, MISSING) < 0

@@ -78,7 +78,7 @@ def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | 
     now = survey(module, None)
     captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves))
     captured.functionalise()
-    return _Probe(captured, [*leaves, *now.parameters, *now.buffers], seed).first_out()
+    return _Probe(captured, [*leaves, *now.parameters, *captured.outside, *now.buffers], seed).first_out()
 
 
 class _Probe:

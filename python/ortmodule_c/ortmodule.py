@@ -212,11 +212,11 @@ class ORTModule(nn.Module):
                 if not plain or t.is_meta or t.is_nested:
                     _check_tensor(t, self._ort_arguments.paths(spec)[i])
             attempt.key = key = (spec, (tensor_key(leaves), now.facts, ambient()))
-            attempt.graph = graph = self._ort_graphs.find(key, tuple([t.shape for t in leaves]))
+            attempt.graph = graph = self._ort_graphs.find(key, leaves, tuple([t.shape for t in leaves]))
             if graph is None:
                 attempt.graph = graph = self._ort_export(key, leaves, now)
         if graph.runner is not None:
-            attempt.call = graph.runner.prepare([*leaves, *now.parameters, *now.buffers])
+            attempt.call = graph.runner.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers])
 
     def _ort_verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare the step that begins with this call with PyTorch's."""

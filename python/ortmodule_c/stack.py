@@ -1,5 +1,6 @@
 """Where on the stack the user's own code is, that is, neither PyTorch nor this package."""
 
+import os
 import re
 import sys
 import traceback
@@ -9,12 +10,12 @@ from types import FrameType
 
 import torch
 
-_LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in (__file__, torch.__file__))
 
 
 def is_users(frame: FrameType) -> bool:
     """Whether it runs the user's code."""
-    return not frame.f_code.co_filename.startswith(_LIBRARIES)
+    return not frame.f_code.co_filename.startswith(LIBRARIES)
 
 
 def users_level() -> int:
@@ -37,5 +38,5 @@ def users_line_in(trace: str) -> str:
 
 def innermost(frames: Iterable[tuple[str, object]]) -> str:
     """File and line of the innermost of these frames that is the user's."""
-    users = [f"{name}:{line}" for name, line in frames if not name.startswith((*_LIBRARIES, "<"))]
+    users = [f"{name}:{line}" for name, line in frames if not name.startswith((*LIBRARIES, "<"))]
     return users[-1] if users else "an unknown line"

@@ -170,7 +170,7 @@ def test_a_value_that_is_always_new_is_told_once() -> None:
         for n in range(2, 10):
             ours(torch.randn(n, 4), scale=1.0, by=[1.0])
     named = [str(w.message).split("each time ")[1].split(" takes")[0] for w in caught]
-    assert named == ["argument scale", "argument by[0]", "attribute factor"]
+    assert named == ["argument scale", "argument by[0]", "attribute factor of Function"]
 
 
 def test_a_forward_that_looks_at_all_its_attributes() -> None:

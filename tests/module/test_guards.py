@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
-from ortmodule_c.guards import Attributes, Snapshot, Write, survey
+from ortmodule_c.guards import Snapshot, Write, survey
+from ortmodule_c.watch import Watch
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
 
@@ -166,29 +167,17 @@ def test_a_scripted_submodule_runs_in_pytorch() -> None:
     torch.testing.assert_close(y, m(x))
 
 
-def test_attributes_hold_until_one_changes() -> None:
-    m = nn.Sequential(nn.Dropout(0.5))
-    m[0].sizes, m[0].mask, m[0].function = [[1, 2]], torch.ones(2), torch.relu
-    kept = Attributes(list(m.modules()), lambda *_: True, [], [m[0].mask])
-    assert kept.hold()
-    for name, other in (("p", 0.25), ("sizes", [[1, 3]]), ("mask", torch.ones(2)), ("function", torch.tanh)):
-        before = getattr(m[0], name)
-        setattr(m[0], name, other)
-        assert not kept.hold(), name
-        setattr(m[0], name, before)
-        assert kept.hold()
-    m[0].mask.add_(1)
-    assert not kept.hold()
-
-
 def test_of_an_attribute_that_the_forward_sets_the_type_is_held() -> None:
-    m = nn.Sequential(nn.Dropout(0.5))
-    m[0].last = torch.ones(1)
-    kept = Attributes(list(m.modules()), lambda *_: True, [Write(m[0], "last", m[0].last, torch.ones(2))], [])
-    m[0].last = torch.ones(3)
+    m = Function(lambda s, x: setattr(s, "last", x * s.last.sum()), last=None)
+    m.last = torch.ones(1)
+    watch = Watch(m)
+    with watch.active():
+        m(torch.ones(2))
+    kept = watch.held([Write(m, "last", watch._seen[id(m)].before["last"], m.last)], [], [])
+    m.last = torch.ones(3)
     assert kept.hold()
-    m[0].last = None
-    assert not kept.hold()
+    m.last = None
+    assert kept.changed() == "attribute last of Function"
 
 
 def test_restore_puts_back_what_changed() -> None:
