@@ -1,6 +1,6 @@
 """The backend of TorchDynamo: ``torch.compile(model, backend="ortmodule_c")``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from . import _C
 from .dtypes import DTYPES
@@ -87,7 +88,7 @@ class Compiled:
         self._by_numbers: dict[Key, _Made] = {}
         self._in_pytorch = False
         self._error: BaseException | None = None  # instead of that
-        self._parts: Callable[..., Any] | None = None
+        self._parts: fx.GraphModule | None = None
         self._inner: list[Compiled] = []  # in the parts
         draw_alike(graph)
         try:
@@ -109,7 +110,7 @@ class Compiled:
         one_thread_after_fork()
         if self._parts is not None:
             self._report.warn()
-            return self._parts(*args)
+            return _run(self._parts, args)
         call: Call | None = None
         if not self._in_pytorch:
             try:
@@ -128,7 +129,7 @@ class Compiled:
         self._report.warn()
         if self._error is not None:
             raise self._error
-        return self._graph.forward(*args)
+        return _run(self._graph, args)
 
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
@@ -181,6 +182,12 @@ class Compiled:
             self._report.add(self._name, self._report.cause(self._name, error))
         except Exception as raised:
             self._error = raised
+
+
+def _run(graph: fx.GraphModule, args: Sequence[Any]) -> Any:
+    """Run in PyTorch; called as a module, a graph prints where an error is."""
+    _LazyGraphModule.force_recompile(graph)
+    return graph.forward(*args)
 
 
 def _name(graph: fx.GraphModule) -> str:

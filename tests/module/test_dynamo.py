@@ -445,12 +445,13 @@ def test_errors_are_the_users() -> None:
         compiled(raises)(x())
 
 
-def test_an_index_out_of_range_is_pytorchs_error() -> None:
+def test_an_index_out_of_range_is_pytorchs_error(capfd: pytest.CaptureFixture[str]) -> None:
     table = nn.Embedding(3, 4)
     ours = compiled(table)
     for _ in range(2):
         with pytest.raises(IndexError, match="index out of range"):
             ours(torch.tensor([3]))
+    assert capfd.readouterr().err == ""
     close(ours(torch.tensor([2])), table(torch.tensor([2])))
 
 

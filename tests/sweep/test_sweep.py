@@ -15,6 +15,27 @@ from compare import FAILURES, NATIVE
 from pool import Result, run
 from samples import Group, groups
 
+# Of these TorchDynamo captures some samples: one of each kind of op.
+BY_DYNAMO = (
+    "add",
+    "add (in place)",
+    "cat",
+    "cumsum",
+    "index_put",
+    "masked_fill",
+    "mean",
+    "nn.functional.cross_entropy",
+    "nn.functional.dropout",
+    "nn.functional.embedding",
+    "nn.functional.layer_norm",
+    "nn.functional.scaled_dot_product_attention",
+    "nonzero",
+    "split",
+    "nn.BatchNorm1d (module)",
+    "nn.Linear (module)",
+    "nn.MultiheadAttention (module)",
+)
+
 GROUPS: dict[str, list[Group]] = {}
 for _group in groups():
     GROUPS.setdefault(_group.name, []).append(_group)
@@ -57,3 +78,12 @@ def test_samples(name: str, results: Results, committed: page.Counts) -> None:
     counts = page.counted(found)
     less = [str(g) for g in GROUPS[name] if g in committed and counts[g][NATIVE] < committed[g][NATIVE]]
     assert not less, f"fewer samples run in C than docs/coverage.md says: {less}"
+
+
+def test_samples_by_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_CAPTURE", "dynamo")
+    wanted = [g for n in BY_DYNAMO for g in GROUPS[n] if g.dtype == "float32"]
+    assert len(wanted) == len(BY_DYNAMO)
+    found = [r for r in run(wanted, most=2) if isinstance(r, Result)]
+    assert not [str(r) for r in found if r.outcome.kind in FAILURES]
+    assert sum(r.outcome.kind == NATIVE for r in found) > len(found) / 2
