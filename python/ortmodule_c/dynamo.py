@@ -21,10 +21,11 @@ from .graphs import OWN_OPS, device_refusal, supports
 from .ingest import ingest
 from .lowering import lower
 from .options import DebugOptions, logger
-from .process import one_thread_after_fork, tracing_lock
+from .process import no_collection, one_thread_after_fork, tracing_lock
 from .report import FallbackReport
 from .segments import draw_alike, split
 from .stack import users_line_in
+from .symbols import remembered
 
 Key = tuple[Any, ...]
 
@@ -147,7 +148,7 @@ class Compiled:
         refusal = _refusal(examples) or device_refusal(tensors)
         if refusal:
             raise NotExportable(refusal)
-        with tracing_lock, quiet():
+        with tracing_lock, quiet(), no_collection(), remembered():
             captured = capture_graph(self._graph, examples)
             lowered = lower(captured, supports, OWN_OPS)
             for name, cause in lowered.fallbacks:
