@@ -112,7 +112,8 @@ class Captured:
         """Graph inputs in the order of `names`, and the constants the trace made."""
         nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
         given, constants = [], {}
-        outside: dict[int, fx.Node] = {}
+        outside: dict[Any, fx.Node] = {}
+        known = {memory_of(t) for t in self.outside}  # PyTorch lifts aliases of parameters
         for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 if isinstance(node.meta["val"], Tensor):  # else a size
@@ -122,12 +123,12 @@ class Captured:
                 constant = self.program.constants[spec.target]
                 if not isinstance(constant, Tensor):
                     raise NotExportable(f"the module uses a {type(constant).__name__} made outside its forward")
-                if any(constant is t for t in self.outside):
-                    outside[id(constant)] = node
+                if memory_of(constant) in known:
+                    outside[memory_of(constant)] = node
                 else:
                     constants[node] = constant
         first_buffer = len(given) - self.n_buffers
-        given[first_buffer:first_buffer] = [outside[id(t)] for t in self.outside]
+        given[first_buffer:first_buffer] = [outside[memory_of(t)] for t in self.outside]
         return given, constants
 
     def results(self) -> tuple[list[Any], dict[str, fx.Node]]:
@@ -355,8 +356,8 @@ def capture(
             watch.restore()
             kept.restore()
     inline_regions(program.graph_module, torch.is_grad_enabled())
-    outside = [t for t in program.constants.values() if id(t) in watch.tensors]
-    outside = [*{id(t): t for t in outside}.values()]
+    constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
+    outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
     names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
     captured = Captured(
         program,

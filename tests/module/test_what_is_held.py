@@ -1,0 +1,443 @@
+"""What a forward reads besides its arguments is held or refused: eager's results, or a refusal that names the cause."""
+
+import collections
+import copy
+import dataclasses
+import datetime
+import functools
+import io
+import math
+import os
+import random
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from wrapped import Function, assert_same_step, close, n_graphs
+
+ON_THE_FAST_WAY = DebugOptions(capture="export", fallback="error")
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+
+@dataclasses.dataclass(slots=True)
+class SlotsData:
+    scale: Any = 2.0
+
+
+class Plain:
+    scale: Any = 2.0
+
+    def get(self) -> Any:
+        return self.scale
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return y * self.scale
+
+    @property
+    def doubled(self) -> Any:
+        return 2 * self.scale
+
+
+def with_scale(cls: Any, scale: Any = 2.0) -> Any:
+    made = cls()
+    made.scale = scale
+    return made
+
+
+def deep(scale: Any = 2.0) -> Any:
+    return with_scale(Plain, with_scale(Plain, with_scale(Plain, scale)))
+
+
+SCALE = 2.0
+
+
+def by_global(_s: Any, y: Tensor) -> Tensor:
+    return y * SCALE
+
+
+def set_global(_m: Any) -> None:
+    globals()["SCALE"] = 3.0
+
+
+def scaling(scale: float) -> Callable[[Any, Tensor], Tensor]:
+    return lambda _s, y: y * scale
+
+
+def setting(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda m: setattr(m, name, value)
+
+
+Read = Callable[[Any, Tensor], Tensor]
+# What the forward holds, how it reads that, how that is changed.
+HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
+    "a dataclass with slots, mutated": (
+        SlotsData,
+        lambda s, y: y * s.held.scale,
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "a dataclass with slots, replaced": (
+        SlotsData,
+        lambda s, y: y * s.held.scale,
+        lambda m: setattr(m, "held", SlotsData(3.0)),
+    ),
+    "slots": (lambda: with_scale(Slots), lambda s, y: y * s.held.scale, lambda m: setattr(m.held, "scale", 3.0)),
+    "np.int64": (lambda: np.int64(2), lambda s, y: y * int(s.held), setting("held", np.int64(3))),
+    "np.float32": (lambda: np.float32(2), lambda s, y: y * float(s.held), setting("held", np.float32(3))),
+    "an array": (lambda: np.ones(2), lambda s, y: y * float(s.held.sum()), lambda m: m.held.__setitem__(0, 5.0)),
+    "a slice": (lambda: slice(0, 1), lambda s, y: y[:, s.held], setting("held", slice(1, 3))),
+    "a range": (lambda: range(2), lambda s, y: y * len(s.held), setting("held", range(3))),
+    "a deque": (lambda: collections.deque([2.0]), lambda s, y: y * s.held[0], lambda m: m.held.appendleft(3.0)),
+    "a complex number": (lambda: 2j, lambda s, y: y * s.held.imag, setting("held", 3j)),
+    "a mixed dict": (
+        lambda: {"scale": 2.0, "act": torch.relu},
+        lambda s, y: s.held["act"](y) * s.held["scale"],
+        lambda m: m.held.update(scale=3.0),
+    ),
+    "a list of functions": (
+        lambda: [torch.relu],
+        lambda s, y: s.held[0](y),
+        lambda m: m.held.__setitem__(0, torch.tanh),
+    ),
+    "a list of objects": (
+        lambda: [with_scale(Plain)],
+        lambda s, y: y * s.held[0].scale,
+        lambda m: setattr(m.held[0], "scale", 3.0),
+    ),
+    "nested lists of tensors": (
+        lambda: [[torch.ones(4)]],
+        lambda s, y: y * s.held[0][0],
+        lambda m: m.held[0].__setitem__(0, torch.full((4,), 2.0)),
+    ),
+    "configuration at depth 3": (
+        deep,
+        lambda s, y: y * s.held.scale.scale.scale,
+        lambda m: setattr(m.held.scale.scale, "scale", 3.0),
+    ),
+    "a callable object": (lambda: with_scale(Plain), lambda s, y: s.held(y), lambda m: setattr(m.held, "scale", 3.0)),
+    "a partial": (
+        lambda: functools.partial(torch.mul, other=2.0),
+        lambda s, y: s.held(y),
+        lambda m: m.held.keywords.update(other=3.0),
+    ),
+    "a bound method": (
+        lambda: with_scale(Plain).get,
+        lambda s, y: y * s.held(),
+        lambda m: setattr(m.held.__self__, "scale", 3.0),
+    ),
+    "a property": (lambda: with_scale(Plain), lambda s, y: y * s.held.doubled, lambda m: setattr(m.held, "scale", 3.0)),
+    "a tensor's shape": (lambda: torch.ones(2), lambda s, y: y * s.held.shape[0], setting("held", torch.ones(3))),
+    "a tensor's data": (lambda: torch.ones(4), lambda s, y: y * s.held.data, lambda m: m.held.data.mul_(3)),
+    "a tensor, replaced": (lambda: torch.ones(4), lambda s, y: y * s.held, setting("held", torch.full((4,), 3.0))),
+    "zero and minus zero": (lambda: 0.0, lambda s, y: y * math.copysign(2.0, s.held), setting("held", -0.0)),
+    "a global": (lambda: None, by_global, set_global),
+    "a closure": (
+        lambda: scaling(2.0),
+        lambda s, y: s.held(s, y),
+        lambda m: setattr(m.held.__closure__[0], "cell_contents", 3.0),
+    ),
+    "a module of Python": (
+        lambda: with_scale(lambda: types.ModuleType("settings")),
+        lambda s, y: y * s.held.scale,
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "a computed name": (
+        lambda: with_scale(Plain),
+        lambda s, y: y * getattr(s.held, "".join(["sc", "ale"])),
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+}
+
+
+def both(read: Read, make: Callable[[], Any]) -> tuple[nn.Module, ORTModule]:
+    """For PyTorch and for the fast way; they share nothing."""
+    made = [Function(lambda s, x: read(s, s.l(x)), l=nn.Linear(4, 4), held=make()) for _ in range(2)]
+    made[1].load_state_dict(made[0].state_dict())
+    return made[0], ORTModule(made[1], ON_THE_FAST_WAY)
+
+
+@pytest.mark.parametrize(("make", "read", "change"), HELD.values(), ids=HELD)
+def test_a_change_is_seen(make: Callable[[], Any], read: Read, change: Callable[[Any], None]) -> None:
+    eager, ours = both(read, make)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        assert_same_step(eager, ours, x)
+    assert n_graphs(ours) == 1
+    change(eager)
+    if change is not set_global:
+        change(ours.module)
+    for _ in range(2):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, x)
+
+
+def test_the_values_of_a_tensor_outside_the_module_may_change_without_another_graph() -> None:
+    teacher = nn.Linear(4, 4).requires_grad_(False)
+    eager, ours = both(lambda s, y: y * s.held[0](y.detach()), lambda: [copy.deepcopy(teacher)])
+    for _ in range(3):
+        assert_same_step(eager, ours, torch.randn(3, 4))
+        for m in (eager, ours):
+            m.zero_grad()
+            m.held[0].weight.mul_(0.5)
+            m.held[0].bias.data.add_(1)
+    assert n_graphs(ours) == 1
+
+
+class Scaled(nn.Linear):
+    scale = 2.0
+
+    def factor(self) -> float:
+        return self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor()
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "attribute": lambda cls: setattr(cls, "scale", 3.0),
+    "method": lambda cls: setattr(cls, "factor", lambda self: 4.0),
+    "forward": lambda cls: setattr(cls, "forward", lambda self, x: x @ self.weight),
+    "code of the forward": lambda cls: setattr(cls.forward, "__code__", (lambda self, x: x * 2).__code__),
+    "method of a base": lambda cls: setattr(cls.__mro__[1], "factor", lambda self: 5.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_a_class_is_seen(change: Callable[[Any], None]) -> None:
+    base = type("Base", (Scaled,), {"factor": lambda self: self.scale})
+    cls: Any = type("Net", (base,), {"forward": lambda self, x: nn.Linear.forward(self, x) * self.factor()})
+    ours = ORTModule(nn.Sequential(cls(4, 4)), ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        close(ours(x), ours.module(x))
+    assert n_graphs(ours) == 1
+    change(cls)
+    for _ in range(2):
+        close(ours(x), ours.module(x))
+    assert n_graphs(ours) == 2
+
+
+def test_a_submodule_replaced_by_one_of_its_kind_is_seen() -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.1)), ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    close(ours(x), ours.module(x))
+    ours.module[1] = nn.LeakyReLU(0.5)
+    close(ours(x), ours.module(x))
+
+
+def test_a_callable_argument_is_seen_to_change() -> None:
+    eager, ours = (m := Function(lambda s, x, f: f(s.l(x)), l=nn.Linear(4, 4))), ORTModule(m, ON_THE_FAST_WAY)
+    x, act = torch.randn(3, 4), with_scale(Plain)
+    close(ours(x, act), eager(x, act))
+    act.scale = 3.0
+    close(ours(x, act), eager(x, act))
+
+
+def test_numbers_of_arguments_are_told_apart_by_type_and_sign() -> None:
+    def forward(s: Any, x: Tensor, n: Any) -> Tensor:
+        return s.l(x) * (2.0 if isinstance(n, np.generic) else 3.0) * np.copysign(1.0, complex(n).imag).item()
+
+    eager, ours = (m := Function(forward, l=nn.Linear(4, 4))), ORTModule(m, ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    for n in (1.0, np.float64(1.0), complex(1, -0.0), complex(1, 0.0), float("nan")):
+        close(ours(x, n), eager(x, n))
+
+
+def test_how_an_input_lies_in_memory_is_held_where_the_forward_asks() -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return s.l(x) * (2 if x.is_contiguous() else 3) * x.stride(0)
+
+    eager, ours = (m := Function(forward, l=nn.Linear(4, 4))), ORTModule(m, ON_THE_FAST_WAY)
+    x = torch.randn(4, 4)
+    for given in (x, x.t(), x, x[:, ::2].repeat(1, 2), x.t()):
+        close(ours(given), eager(given))
+    assert n_graphs(ours) == 2
+
+
+def test_tensors_that_are_one_are_refused_where_identity_counts() -> None:
+    ours = ORTModule(Function(lambda s, x, y: s.l(x) * (2 if x is y else 3), l=nn.Linear(4, 4)), ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    close(ours(x, x.clone()), ours.module(x, x.clone()))
+    with pytest.raises(ORTModuleError, match="by identity"):
+        ours(x, x)
+
+
+# What a graph would do once
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.now = [0]
+
+    def step(self) -> int:
+        self.now[0] += 1
+        return self.now[0]
+
+
+SEEN: list[int] = []
+
+
+def append_to_a_global(s: Any, y: Tensor) -> Tensor:
+    SEEN.append(1)
+    return y
+
+
+def appending() -> Callable[[Any, Tensor], Tensor]:
+    seen: list[int] = []
+
+    def forward(_s: Any, y: Tensor) -> Tensor:
+        seen.append(1)
+        return y * len(seen)
+
+    return forward
+
+
+def count(_s: Any, y: Tensor) -> Tensor:
+    global SCALE  # noqa: PLW0603  # as users do
+    SCALE += 1
+    return y
+
+
+def counting() -> Iterator[float]:
+    yield from (1.0, 2.0, 3.0)
+
+
+def kept(s: Any, y: Tensor) -> Tensor:
+    s.kept = y.sum().item()
+    return y
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.add_(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class Filling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, buffer: Tensor) -> Tensor:
+        buffer.add_(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * 2, None
+
+
+def hooked(_s: Any, y: Tensor) -> Tensor:
+    y.register_hook(lambda grad: grad * 10)
+    return y * 2
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
+    "Python's random numbers": (lambda: None, lambda s, y: y * random.random(), "Python's random numbers"),
+    "NumPy's random numbers": (lambda: None, lambda s, y: y * float(np.random.rand()), "NumPy's random numbers"),
+    "random numbers of its own": (lambda: random.Random(0), lambda s, y: y * s.held.random(), "attribute held"),
+    "an iterator": (lambda: iter([2.0, 3.0]), lambda s, y: y * next(s.held), "list_iterator"),
+    "a generator": (counting, lambda s, y: y * next(s.held), "generator"),
+    "a schedule": (Schedule, lambda s, y: y * s.held.step(), "attribute now of Schedule"),
+    "a list of the globals": (lambda: None, append_to_a_global, "global SEEN"),
+    "a list of a closure": (appending, lambda s, y: s.held(s, y), "variable seen of forward"),
+    "a global": (lambda: None, count, "global SCALE"),
+    "print": (lambda: None, lambda s, y: (print("seen"), y)[1], r"print\(\)"),
+    "a file": (lambda: None, lambda s, y: (open(os.devnull).close(), y)[1], r"open\(\)"),
+    "a stream": (io.StringIO, lambda s, y: (s.held.write("seen"), y)[1], "StringIO"),
+    "the time": (lambda: None, lambda s, y: y * (time.time() > 0), r"time\(\)"),
+    "the date": (lambda: None, lambda s, y: y * datetime.datetime.now().year, r"now\(\)"),
+    "all globals": (lambda: None, lambda s, y: y * globals()["SCALE"], r"globals\(\)"),
+    "a number that is kept": (lambda: None, kept, "depends on the elements of a tensor"),
+    "a hook on a tensor": (lambda: None, hooked, "registers a hook"),
+    "a function that changes its argument": (
+        lambda: None,
+        lambda s, y: Dirty.apply(y * 1),
+        "Dirty changes an argument",
+    ),
+    "a function that changes a buffer": (
+        lambda: None,
+        lambda s, y: Filling.apply(y, s.buffer),
+        "Filling changes an argument",
+    ),
+    "the seed": (lambda: None, lambda s, y: y * (torch.initial_seed() % 7), "asks for their seed"),
+}
+
+
+@pytest.mark.parametrize(("make", "read", "cause"), REFUSED.values(), ids=REFUSED)
+def test_what_would_happen_once_is_refused_and_left_as_it_was(
+    make: Callable[[], Any], read: Read, cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eager, ours = both(read, make)
+    for m in (eager, ours.module):
+        m.register_buffer("buffer", torch.ones(4))
+    state = SCALE, list(SEEN), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    with pytest.raises(ORTModuleError, match=cause):
+        ours(torch.randn(3, 4))
+    assert (SCALE, SEEN, random.getstate(), np.random.get_state()[1].tolist()) == state  # type: ignore[union-attr]
+    assert capsys.readouterr().out == ""
+    if eager.held is None:
+        return
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        close(ours.module(x), eager(x))
+        close(ours.module.buffer, eager.buffer)
+
+
+def test_a_state_of_python_that_only_others_change_is_no_reason_to_refuse() -> None:
+    eager, ours = both(lambda s, y: y * 2 if s.training or random.random() < 2 or SEEN else y, lambda: None)
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    random.random()
+    for m in (eager, ours):
+        m.zero_grad()
+    assert_same_step(eager, ours, torch.randn(3, 4))
+    assert n_graphs(ours) == 1
+
+
+def test_an_environment_variable_is_seen_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, ours = both(lambda s, y: y * float(os.environ.get("A_SCALE", "2")), lambda: None)
+    x = torch.randn(3, 4)
+    close(ours(x), eager(x))
+    monkeypatch.setenv("A_SCALE", "3")
+    close(ours(x), eager(x))
+
+
+def test_a_copy_of_a_parameter_a_buffer_or_an_input_is_a_tensor_of_its_own() -> None:
+    m = Function(lambda s, x: (s.l(x), s.l.weight.clone(), s.buffer.clone(), x.clone()), l=nn.Linear(4, 4))
+    m.register_buffer("buffer", torch.ones(4))
+    ours = ORTModule(m, ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    _, *copies = ours(x)
+    before = [t.detach().clone() for t in copies]
+    with torch.no_grad():
+        for t in (m.l.weight, m.buffer, x):
+            t.add_(1)
+    close([t.detach() for t in copies], before)
+
+
+def test_a_profiler_goes_on_after_a_trace() -> None:
+    seen = []
+
+    def profile(frame: Any, event: str, _argument: Any) -> None:
+        seen.append(event)
+
+    sys.setprofile(profile)
+    try:
+        ORTModule(nn.Linear(2, 2), ON_THE_FAST_WAY)(torch.randn(1, 2))
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert seen
