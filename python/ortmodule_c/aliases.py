@@ -4,11 +4,13 @@ A graph gives each result memory of its own. Where eager's caller would see one 
 made after the run instead, by the ops that lead to it from the input or from the other result.
 """
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
@@ -17,7 +19,9 @@ from torch.utils import _pytree as pytree
 from .errors import NeedsStatic, NotExportable
 from .history import Flow, is_written, storage, written
 
-Step = Callable[[Any], Any]
+Inputs = Sequence[Tensor]  # of the graph
+Step = Callable[[Any, Inputs], Any]
+_MOST_KNOWN = 256
 _MOST_COMPARED = 1 << 22  # elements of memory within which views are compared one by one
 
 
@@ -30,7 +34,7 @@ class Alias:
     source, position
         An "input" of the graph or another "result", and which.
     steps
-        Functions applied one after the other.
+        Functions applied one after the other; each gets the graph's inputs too, of whose sizes its arguments may be.
     """
 
     source: str
@@ -66,6 +70,12 @@ class _Finder:
         nodes = [self._itself(r) if isinstance(r, fx.Node) else None for r in results]
         self._results = nodes[: len(nodes) - n_buffers]
         first_buffer = len(inputs) - n_buffers
+        self._sizes = {  # the input and axis that a symbol is the size of
+            size.node.expr: (i, axis)
+            for i, n in enumerate(inputs)
+            for axis, size in enumerate(n.meta["val"].shape)
+            if isinstance(size, torch.SymInt)
+        }
         finals = nodes[len(nodes) - n_buffers :]
         self._inputs = {n: i for i, n in enumerate([*inputs[:first_buffer], *finals])}
         self._changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
@@ -114,7 +124,30 @@ class _Finder:
         if found is None:
             return None
         source, position, length = found
-        return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in _steps(self._flow, n)))
+        return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in self._steps(n)))
+
+    def _steps(self, node: fx.Node) -> Iterator[Step]:
+        op = _op(self._flow, node)
+        arguments = pytree.tree_map_only(fx.Node, lambda n: n.meta.get("val"), (op.args[1:], op.kwargs))
+        leaves, spec = pytree.tree_flatten(arguments)
+        symbols = sorted(set().union(*map(_symbols, leaves)), key=str)
+        if not self._sizes.keys() >= set(symbols):
+            raise NeedsStatic(f"{op.target} makes a result")
+        places = [self._sizes[s] for s in symbols]
+        target: Any = op.target
+
+        @functools.lru_cache(_MOST_KNOWN)
+        def reckon(*sizes: int) -> Any:
+            known = dict(zip(symbols, map(sympy.Integer, sizes), strict=True))
+            return pytree.tree_unflatten([_reckoned(v, known) for v in leaves], spec)
+
+        def step(t: Any, inputs: Inputs) -> Any:
+            args, kwargs = reckon(*[inputs[i].shape[axis] for i, axis in places])
+            return target(t, *args, **kwargs)
+
+        yield step
+        if op is not node:
+            yield lambda parts, _inputs: parts[node.args[1]]
 
     def _itself(self, node: fx.Node) -> fx.Node:
         """The node that made a tensor, not one that changed it."""
@@ -144,25 +177,18 @@ def _op(flow: Flow, node: fx.Node) -> fx.Node:
     return flow.real(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
 
 
-def _steps(flow: Flow, node: fx.Node) -> Iterator[Step]:
-    op = _op(flow, node)
-    args, kwargs = pytree.tree_map_only(fx.Node, _stand_in, (op.args[1:], op.kwargs))
-    if any(isinstance(v, torch.SymInt) for v in pytree.tree_leaves((args, kwargs))):
-        raise NeedsStatic(f"{op.target} makes a result")
-    target: Any = op.target
-    yield lambda t: target(t, *args, **kwargs)
-    if op is not node:
-        yield operator.itemgetter(node.args[1])
+def _symbols(value: Any) -> set[sympy.Symbol]:
+    """Those that an argument depends on."""
+    if isinstance(value, Tensor):
+        return set().union(*map(_symbols, value.shape))
+    return value.node.expr.free_symbols if isinstance(value, torch.SymInt) else set()
 
 
-def _stand_in(node: fx.Node) -> Any:
-    """An operand of which a view op reads shape and dtype alone."""
-    val = node.meta.get("val")
-    if not isinstance(val, Tensor):
-        return val
-    if any(isinstance(d, torch.SymInt) for d in val.shape):
-        raise NeedsStatic(f"the shape of {node.name} makes a result")
-    return torch.empty((), dtype=val.dtype).expand(val.shape)
+def _reckoned(value: Any, known: dict[sympy.Symbol, sympy.Integer]) -> Any:
+    """An argument of a view op for these sizes; of other tensors it reads shape and dtype alone."""
+    if isinstance(value, Tensor):
+        return torch.empty((), dtype=value.dtype).expand([_reckoned(size, known) for size in value.shape])
+    return int(value.node.expr.xreplace(known)) if isinstance(value, torch.SymInt) else value
 
 
 def _apart(a: fx.Node, b: fx.Node) -> bool:

@@ -112,7 +112,7 @@ class Runner:
             with torch.no_grad():
                 outputs = call.forward()
         tensors = [inputs[i] if source == "input" else outputs[i] for source, i, _ in self.results]
-        results = [functools.reduce(_apply, steps, t) for t, (_, _, steps) in zip(tensors, self.results, strict=True)]
+        results = [_aliased(t, steps, inputs) for t, (_, _, steps) in zip(tensors, self.results, strict=True)]
         if call.trains:
             call.watching = [_Watch(results[k], through) for k, through in self.watched if results[k].requires_grad]
         return results
@@ -412,8 +412,10 @@ def _overlaps(t: Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
-def _apply(t: Any, step: Step) -> Any:
-    return step(t)
+def _aliased(t: Any, steps: Sequence[Step], inputs: Sequence[Tensor]) -> Any:
+    for step in steps:
+        t = step(t, inputs)
+    return t
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -233,6 +233,27 @@ def test_ops_that_reckon_with_sizes_are_open(what: str) -> None:
     assert not [r for r in ours.fallback_report() if what != "in PyTorch" and "upsample" not in r.name]
 
 
+def _with_views(h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return h, h.view(h.shape[0], -1), h[:, -1], h[:, h.shape[1] // 2 :]
+
+
+VIEWS = {
+    "of an input": lambda m, x: (m.a(x).sum(), x.view(x.shape[0], -1), x[:, : x.shape[1] // 2]),
+    "of another result": lambda m, x: _with_views(m.a(x)),
+    "like another tensor": lambda m, x: (m.a(x).mean((0, 1)), x.view_as(x.new_empty(x.shape[0], x.shape[1] * 6))),
+}
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_results_that_are_views_by_sizes(what: str) -> None:
+    sizes = ((3, 4), (2, 4), (5, 6), (4, 4), (2, 9))
+    calls = [torch.randn(*s, 6) for s in sizes]
+    ours = assert_same_steps(Function(VIEWS[what], a=nn.Linear(6, 6)), *[(x,) for x in calls])
+    assert n_graphs(ours) == 2
+    if what != "of another result":
+        assert ours(calls[-1])[1].data_ptr() == calls[-1].data_ptr()
+
+
 def test_threads_that_meet_new_sizes_at_once() -> None:
     eager, ours = pair(net())
     calls = [torch.randn(n, length, 6) for n, length in ((3, 4), (5, 4), (4, 6), (2, 8), (7, 5), (3, 9))]
