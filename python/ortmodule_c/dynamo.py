@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo.source import FloatTensorSource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -94,10 +95,11 @@ class Compiled:
         draw_alike(graph)
         try:
             stand_ins = _stand_ins(examples)
-            self._parts = split(graph, stand_ins, self._make_part, report)
+            numbers = {i: e.item() if type(e) is Tensor else e for i, e in enumerate(examples) if i in self._floats}
+            self._parts = split(graph, [numbers.get(i, e) for i, e in enumerate(stand_ins)], self._make_part, report)
             if self._parts is not None:
                 return
-            if self._floats:
+            if self._floats or any(isinstance(e, (int, float)) for e in examples):
                 raise NeedsStatic("a number that is not a size is computed with")
             self._open = self._make(stand_ins)
         except NeedsStatic as error:
@@ -168,7 +170,7 @@ class Compiled:
                 if len(self._by_numbers) >= self._max_graphs:
                     raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes")
                 mode = FakeTensorMode()
-                fakes = [mode.from_tensor(a, static_shapes=True) if isinstance(a, Tensor) else a for a in given]
+                fakes = [mode.from_tensor(_leaf(a), static_shapes=True) if isinstance(a, Tensor) else a for a in given]
                 try:
                     made = self._make(apart(fakes))
                 except NeedsStatic as error:
@@ -198,13 +200,19 @@ def _name(graph: fx.GraphModule) -> str:
 
 
 def _floats(graph: fx.GraphModule) -> set[int]:
-    """Places of the tensors that stand for numbers of Python's."""
+    """Places of the tensors that stand for numbers of Python's: Dynamo says so, or no more than the number is read."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     return {
         i
         for i, n in enumerate(placeholders)
-        if n.users and all(u.op == "call_method" and u.target == "item" for u in n.users)
+        if isinstance(getattr(n, "_dynamo_source", None), FloatTensorSource)
+        or (n.users and all(u.op == "call_method" and u.target == "item" for u in n.users))
     }
+
+
+def _leaf(t: Tensor) -> Tensor:
+    """The same memory; whoever looks at the gradient of a tensor that has a history is warned."""
+    return t.detach().requires_grad_(t.requires_grad)
 
 
 def _stand_ins(examples: Sequence[Any]) -> list[Any]:
@@ -217,7 +225,7 @@ def _stand_ins(examples: Sequence[Any]) -> list[Any]:
             return t
         known = context.tensor_to_context.get(t) if context is not None else None
         if known is None:
-            return mode.from_tensor(t, static_shapes=True)
+            return mode.from_tensor(_leaf(t), static_shapes=True)
         return mode.from_tensor(t, symbolic_context=known, source=known.tensor_source, trace=False)
 
     return apart([stand_in(t) for t in examples])

@@ -31,7 +31,7 @@ from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, first_lines
 from .flatten import Spec, flatten, plain_leaves, unflatten
 from .guards import Snapshot, Survey, Write, are_repeated, layout
-from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
+from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
 from .stack import users_line
 from .symbols import remembered
 from .watch import Watch
@@ -307,6 +307,7 @@ def capture(
                     stack.enter_context(torch.autocast(device, dtype=dtype))
                 stack.enter_context(_RefuseStrangers(watch))
                 stack.enter_context(_no_seeding())
+                stack.enter_context(no_saving_hooks())
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
                 with watch.active():

@@ -5,9 +5,11 @@ of every alias, with one history. So a change is refused where aliases with diff
 one of them has gradients.
 """
 
+import contextlib
 import itertools
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -359,6 +361,23 @@ def unhooked() -> saved_tensors_hooks:
     What is saved is detached: a result that its own function saves would hold itself.
     """
     return saved_tensors_hooks(Tensor.detach, lambda t: t)
+
+
+@contextlib.contextmanager
+def no_saving_hooks() -> Iterator[None]:
+    """Refuses that this thread sets hooks on what autograd saves: a graph would save what it needs without them."""
+    enter, thread = saved_tensors_hooks.__enter__, threading.get_ident()
+
+    def refuse(hooks: saved_tensors_hooks) -> None:
+        if threading.get_ident() == thread:
+            raise NotExportable("the forward sets hooks on saved tensors, as a checkpoint does")
+        enter(hooks)
+
+    saved_tensors_hooks.__enter__ = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
 
 def check_autocast(program: fx.GraphModule, inside: bool = False) -> None:

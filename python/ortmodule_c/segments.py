@@ -99,6 +99,14 @@ def _leaves(examples: Sequence[Any]) -> list[Any]:
     return [e.detach().requires_grad_(e.requires_grad) if isinstance(e, Tensor) else e for e in examples]
 
 
+class _WithNumbers(fx.Interpreter):
+    """Runs a graph that is given numbers where Dynamo gives them as tensors."""
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = target == "item" and not isinstance(args[0], Tensor)
+        return args[0] if number else super().call_method(target, args, kwargs)
+
+
 class _Parts(fx.Interpreter):
     """Runs the parts on tensors without elements, and exchanges those that can be graphs of ours."""
 
@@ -111,10 +119,10 @@ class _Parts(fx.Interpreter):
         if any(map(_is_apart, part.graph.nodes)):
             return _Calls(part, self._make, self._report).run(*args)
         _exchange(self._parts, target, self._make(part, _leaves(args)))
-        return part(*args)
+        return _WithNumbers(part).run(*args)
 
 
-class _Calls(fx.Interpreter):
+class _Calls(_WithNumbers):
     """Runs a part that PyTorch runs, and exchanges the bodies of checkpoints in it."""
 
     def __init__(self, part: fx.GraphModule, make: Make, report: FallbackReport) -> None:
@@ -132,7 +140,7 @@ class _Calls(fx.Interpreter):
         compiled.meta = body.meta  # type: ignore[attr-defined]
         reference: Any = n.args[0]
         _exchange(self._part, reference.target, compiled)
-        return body(*args)
+        return _WithNumbers(body).run(*args)
 
 
 def _exchange(holder: fx.GraphModule, name: str, function: Callable[..., Any]) -> None:

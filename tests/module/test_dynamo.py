@@ -503,6 +503,18 @@ def test_what_is_around_such_calls_runs_in_c() -> None:
     assert f"autograd_function_apply at {__file__}:{line} runs in PyTorch" in told
 
 
+def test_numbers_reach_what_is_around_such_calls() -> None:
+    def scaled(t: Tensor, by: float) -> Tensor:
+        return checkpoint(lambda v: v.sin() * by, t * by, use_reentrant=False) + by
+
+    ours = compiled(scaled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for by in (0.5, 0.25, 3.0):
+            given = x()
+            close(ours(given, by), scaled(given, by))
+
+
 def test_each_run_of_a_custom_function_has_its_own_backward() -> None:
     ours = compiled(custom_function)
     given = [x(), x()]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
@@ -251,3 +252,23 @@ def test_what_dynamo_does_not_look_into_is_told() -> None:
     ours = ORTModule(nn.Sequential(scripted))
     with pytest.warns(UserWarning, match="runs in PyTorch"):
         close(ours(torch.ones(1, 2)), scripted(torch.ones(1, 2)))
+
+
+def test_a_checkpoint_inside_runs_again_in_backward() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = checkpoint(lambda v: torch.tanh(s.l(v)) * v.sin(), x, use_reentrant=False)
+        return x
+
+    eager = Function(forward, l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(fallback="error"))
+    held: list[int] = []
+
+    def pack(t: Tensor) -> Tensor:
+        held.append(t.numel())
+        return t
+
+    assert_same_step(eager, ours, torch.randn(2, 4, requires_grad=True))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        ours(torch.randn(2, 4, requires_grad=True))
+    assert sum(held) <= 3 * (8 + 20)  # inputs and parameters
