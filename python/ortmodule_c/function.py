@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import operator
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ from .aliases import Step
 from .errors import NotExportable, ORTModuleError
 from .fallback import Host
 from .lowering import Lowered
-from .process import tracing_lock
+from .process import noting_lock, tracing_lock
 
 Mask = tuple[bool, ...]
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
@@ -34,14 +33,13 @@ class Habits:
 
     def __init__(self, guess: Sequence[Mask]) -> None:
         self._guess = tuple(guess[:_MOST_BACKWARDS])
-        self._lock = threading.Lock()
         self._now = 0
         self._last: dict[Mask, int] = {}  # when it was met, the latest last
         self._last_kept = -_LATELY
 
     def note(self, mask: Mask, kept: bool) -> None:
         """A backward was asked for."""
-        with self._lock:
+        with noting_lock:
             self._now += 1
             self._last.pop(mask, None)
             self._last[mask] = self._now
@@ -52,7 +50,7 @@ class Habits:
 
     def expected(self) -> tuple[tuple[Mask, ...], bool]:
         """The backwards to be ready for, and whether several may follow one forward."""
-        with self._lock:
+        with noting_lock:
             return tuple(sorted(self._last)) or self._guess, self._now - self._last_kept < _LATELY
 
 

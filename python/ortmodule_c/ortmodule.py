@@ -119,18 +119,23 @@ class ORTModule(nn.Module):
         self._ort_facts: _C.Facts | None = None  # of the last call
         self._ort_to_verify = options.verify  # training steps
         self._ort_arguments = Arguments(module)
+        self._ort_made: Graphs | None = None
         self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
         self._ort_second: SecondWay | None = None
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
 
-    @functools.cached_property
+    @property
     def _ort_graphs(self) -> Graphs:
-        """Graphs of the module. What makes them takes as long to import as PyTorch does, and is at the first call."""
-        from .graphs import Graphs
+        """Graphs of the module. What makes them takes half as long to import as PyTorch, and is at the first call."""
+        if self._ort_made is None:
+            with tracing_lock:  # which a fork waits for, unlike the locks of an import
+                from .graphs import Graphs
 
-        return Graphs(self._ort_module, self._ort_options, self._ort_report, self._ort_arguments)
+                made = Graphs(self._ort_module, self._ort_options, self._ort_report, self._ort_arguments)
+                self._ort_made = self._ort_made or made
+        return self._ort_made
 
     # The call
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import torch
 
 tracing_lock = threading.RLock()  # tracing changes process-wide state; planning locks a session
+noting_lock = threading.Lock()  # of what is noted about calls, in microseconds; may be taken within the other
 _first_process = os.getpid()
 
-# A thread that holds the lock would be missing in the child.
-os.register_at_fork(
-    before=tracing_lock.acquire, after_in_parent=tracing_lock.release, after_in_child=tracing_lock.release
-)
+# A thread that holds a lock would be missing in the child. Before a fork, the one that is registered last comes first.
+for _lock in (noting_lock, tracing_lock):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @contextlib.contextmanager
