@@ -6,6 +6,7 @@ makes it, on tensors that autograd connects with those before and after it.
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,9 +65,28 @@ def split(graph: fx.GraphModule, examples: Sequence[Any], make: Make, report: Fa
     if numbers is None:
         return None
     parts = split_module(graph, None, lambda node: numbers.get(node, 0), keep_original_order=True)  # type: ignore[arg-type]
+    todo: list[_Place] = []
     with stand_in_mode(examples), enable_python_dispatcher():
-        _Parts(parts, make, report).run(*_leaves(examples))
+        _Parts(parts, todo, report).run(*_leaves(examples))
+    for place in todo:
+        place.fill(make)
     return parts
+
+
+@dataclass
+class _Place:
+    """Where a graph is to be exchanged for a callable, and what it is called with there."""
+
+    holder: fx.GraphModule
+    name: str
+    examples: list[Any]
+
+    def fill(self, make: Make) -> None:
+        graph = getattr(self.holder, self.name)
+        function = make(graph, self.examples)
+        function.meta = graph.meta  # type: ignore[attr-defined]
+        delattr(self.holder, self.name)
+        object.__setattr__(self.holder, self.name, function)
 
 
 def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
@@ -108,26 +128,26 @@ class _WithNumbers(fx.Interpreter):
 
 
 class _Parts(fx.Interpreter):
-    """Runs the parts on tensors without elements, and exchanges those that can be graphs of ours."""
+    """Runs the parts on tensors without elements, and finds those that can be graphs of ours."""
 
-    def __init__(self, parts: fx.GraphModule, make: Make, report: FallbackReport) -> None:
+    def __init__(self, parts: fx.GraphModule, todo: list[_Place], report: FallbackReport) -> None:
         super().__init__(parts)
-        self._parts, self._make, self._report = parts, make, report
+        self._parts, self._todo, self._report = parts, todo, report
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         part: fx.GraphModule = getattr(self._parts, target)
         if any(map(_is_apart, part.graph.nodes)):
-            return _Calls(part, self._make, self._report).run(*args)
-        _exchange(self._parts, target, self._make(part, _leaves(args)))
+            return _Calls(part, self._todo, self._report).run(*args)
+        self._todo.append(_Place(self._parts, target, _leaves(args)))
         return _WithNumbers(part).run(*args)
 
 
 class _Calls(_WithNumbers):
-    """Runs a part that PyTorch runs, and exchanges the bodies of checkpoints in it."""
+    """Runs a part that PyTorch runs, and finds the bodies of checkpoints in it."""
 
-    def __init__(self, part: fx.GraphModule, make: Make, report: FallbackReport) -> None:
+    def __init__(self, part: fx.GraphModule, todo: list[_Place], report: FallbackReport) -> None:
         super().__init__(part)
-        self._part, self._make, self._report = part, make, report
+        self._part, self._todo, self._report = part, todo, report
 
     def run_node(self, n: fx.Node) -> Any:
         if n.target is not checkpointed:
@@ -136,13 +156,6 @@ class _Calls(_WithNumbers):
                 self._report.add(f"{n.target.name()} at {place}", "it holds functions of its own")
             return super().run_node(n)
         body, *args = self.fetch_args_kwargs_from_env(n)[0]
-        compiled = self._make(body, _leaves(args))
-        compiled.meta = body.meta  # type: ignore[attr-defined]
         reference: Any = n.args[0]
-        _exchange(self._part, reference.target, compiled)
+        self._todo.append(_Place(self._part, reference.target, _leaves(args)))
         return _WithNumbers(body).run(*args)
-
-
-def _exchange(holder: fx.GraphModule, name: str, function: Callable[..., Any]) -> None:
-    delattr(holder, name)
-    object.__setattr__(holder, name, function)

@@ -515,6 +515,15 @@ def test_numbers_reach_what_is_around_such_calls() -> None:
             close(ours(given, by), scaled(given, by))
 
 
+def test_constants_are_in_the_parts_too() -> None:
+    def masked(t: Tensor) -> Tensor:
+        h = t * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.ones(4).cumsum(0)
+        h = checkpoint(lambda v: v[:, torch.tensor([0, 2])].sin(), h, use_reentrant=False)
+        return h.masked_fill(torch.tensor([True, False]), 7.0)
+
+    assert assert_same(masked, x()) == []
+
+
 def test_each_run_of_a_custom_function_has_its_own_backward() -> None:
     ours = compiled(custom_function)
     given = [x(), x()]
