@@ -127,7 +127,7 @@ class Graphs:
     def churn(self, key: Key, sizes: Sizes) -> str | None:
         """What keeps changing, if once more a graph has to be made because of it: told once.
 
-        It is an attribute, or an argument or what lies in one.
+        It is an attribute, an argument or what lies in one, or a size.
         """
         spec, rest = key
         last_spec, last_rest = self._last or key
@@ -139,10 +139,17 @@ class Graphs:
         elif rest == last_rest:
             argument = self._arguments.difference(last_spec, spec)
             what = None if argument is None else f"argument {argument}"
-        if what is None:
+        dim = self._openings[key].changed(sizes) if key in self._openings else None
+        if what is not None:
+            clause = f"{what} takes a new value; a tensor may change without that"
+        elif dim is not None:
+            tensor, axis = dim
+            what = f"the size of {self._arguments.paths(spec)[tensor]} in dim {axis}"
+            clause = f"{what} changes; the forward compares that size, or takes it apart in Python"
+        else:
             return None
         self._changes[what] += 1
-        return what if self._changes[what] == _MANY_CHANGES else None
+        return clause if self._changes[what] == _MANY_CHANGES else None
 
     def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
         """Export a graph for this call.

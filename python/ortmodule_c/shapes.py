@@ -88,6 +88,11 @@ class Openings:
         """Note that no graph has these axes open."""
         self._failed.add(axes)
 
+    def changed(self, now: Sizes) -> tuple[int, int] | None:
+        """The tensor and the axis whose size is another than in the last call that a graph was made for."""
+        pairs = zip(self._seen[-1], now, strict=True) if self._seen else ()
+        return next(((i, a) for i, (old, new) in enumerate(pairs) for a in range(len(new)) if old[a] != new[a]), None)
+
     def candidates(self, now: Sizes) -> list[Axes]:
         """What to leave open for a call of these sizes, in the order to be tried.
 
