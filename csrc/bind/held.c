@@ -67,6 +67,7 @@ static int same(const comparison *c, PyObject *now, PyObject *was) {
     return PyList_Size(now) == PyList_Size(was) &&
            same_sequence(c, now, was, PyList_GetItem, PyList_Size(was));
   if (PyDict_CheckExact(now)) return same_dict(c, now, was);
+  if (PyAnySet_CheckExact(now)) return PyObject_RichCompareBool(now, was, Py_EQ);
   const int by_value = PySet_Contains(c->by_value, (PyObject *)Py_TYPE(now));
   if (by_value <= 0) return by_value;
   if (PyObject_CheckBuffer(now)) return same_buffer(now, was);

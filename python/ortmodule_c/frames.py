@@ -1,6 +1,7 @@
 """Which code of the user's runs while a module is traced."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,10 +22,15 @@ def is_trusted(filename: str, scope: dict[str, Any]) -> bool:
 
     Code without a file, such as that of a dataclass, is told by its globals.
     """
-    if filename.startswith(LIBRARIES) or filename.startswith("<frozen"):
-        return True
-    if filename.startswith("<"):
+    if filename.startswith("<") and not filename.startswith("<frozen"):
         return is_trusted_module(scope.get("__name__"))
+    return _is_trusted_file(filename)
+
+
+@functools.cache
+def _is_trusted_file(filename: str) -> bool:
+    if filename.startswith((*LIBRARIES, "<frozen")):
+        return True
     if _PACKAGES in filename:
         return any(name in filename for name in _TRUSTED_PACKAGES)
     return filename.startswith(_STANDARD)

@@ -51,6 +51,7 @@ _IMMUTABLE = 1 << 8
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
 )
+_NUMBERS = (int, float, complex, numpy.generic)  # equal to others of another type or sign
 _Memo: Any = functools._lru_cache_wrapper
 _INERT = (
     types.BuiltinFunctionType,
@@ -161,7 +162,7 @@ class Watch:
         self._states.append(("Python's random numbers", random.getstate(), random.getstate, random.setstate))
         self._random(numpy.random.mtrand._rand, "NumPy's random numbers")
         for m in self._modules:
-            self._object(m, type(m).__name__)
+            self._object(m, type(m).__name__).names |= INTERNAL  # compared by the survey
         for value in self._arguments:
             self._freeze(value, "an argument")
 
@@ -183,9 +184,6 @@ class Watch:
         if name in _ALL_AT_ONCE:
             if users:
                 self._whole(seen)
-            return
-        own = id(seen.owner) in self._own
-        if own and name in INTERNAL:
             return
         what = f"attribute {name} of {seen.title}"
         if name in seen.before:
@@ -256,7 +254,7 @@ class Watch:
     def _copy(self, value: Any, cls: Any, what: str) -> Any:
         if isinstance(value, enum.Enum):
             return value
-        if cls in (list, tuple, dict):
+        if cls in (list, tuple, dict) or (cls in (set, frozenset) and not any(isinstance(v, _NUMBERS) for v in value)):
             return self._container(value, cls, what)
         if isinstance(value, Tensor):
             self.tensors[id(value)] = value
@@ -288,8 +286,8 @@ class Watch:
         if cls is dict:
             self._contents.append((value, dict(value), what))
             return {self._freeze(k, what): self._freeze(v, what) for k, v in list(value.items())}
-        if cls is list:
-            self._contents.append((value, list(value), what))
+        if cls in (list, set):
+            self._contents.append((value, cls(value), what))
         return cls([self._freeze(v, what) for v in list(value)])
 
     def hold_value(self, t: Tensor) -> None:
@@ -626,13 +624,22 @@ def _dict_of(cls: Any) -> dict[str, Any]:
     return found
 
 
+def _members(cls: Any) -> list[tuple[str, Any]]:
+    """The slots of a class's instances."""
+    members: dict[str, Any] = {}
+    for c in cls.__mro__:
+        if c.__flags__ & _HEAP and "__slots__" in vars(c):
+            for name, member in vars(c).items():
+                if type(member) is types.MemberDescriptorType:
+                    members.setdefault(name, member)
+    return list(members.items())
+
+
 def _slots(owner: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for cls in type(owner).__mro__:
-        for name, member in vars(cls).items():
-            if type(member) is types.MemberDescriptorType and name != "__weakref__" and cls.__flags__ & _HEAP:
-                with contextlib.suppress(AttributeError):
-                    found.setdefault(name, member.__get__(owner))
+    for name, member in _members(type(owner)):
+        with contextlib.suppress(AttributeError):
+            found[name] = member.__get__(owner)
     return found
 
 
