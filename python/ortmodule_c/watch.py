@@ -129,6 +129,7 @@ class Watch:
         self._places: dict[tuple[int, Any], tuple[Any, Any, Any, Any, str]] = {}
         # What the user's code names of others' modules. PyTorch replaces some of it while it traces.
         self._named_only: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
+        self._memos: list[Any] = []
         self._seen: dict[int, _Seen] = {}
         self._frozen: dict[int, tuple[Any, Any]] = {}
         self._contents: list[tuple[Any, Any, str]] = []
@@ -328,6 +329,10 @@ class Watch:
     def _variable(self, value: Any, what: str) -> None:
         self._hold_content(value, _variable_content, what)
 
+    def _memo(self, value: Any, what: str) -> None:
+        self._memos.append(value)
+        self._freeze(value.__wrapped__, what)
+
     def _descriptor(self, value: Any, what: str) -> None:
         for part in _parts(value):
             self._freeze(part, what)
@@ -525,7 +530,10 @@ class Watch:
     # Afterwards
 
     def changed(self) -> str:
-        """What was changed meanwhile."""
+        """What was changed meanwhile; NotExportable for what a memo gives to anybody who asks it."""
+        for memo in self._memos:
+            if not is_trusted_module(memo.__module__) and not all(map(_is_constant, _remembered(memo))):
+                self._refuse(f"{memo.__qualname__}() remembers objects, which may change")
         for value, before, what in self._contents:
             if not _same_content(value, before):
                 return what
@@ -641,6 +649,25 @@ def _slots(owner: Any) -> dict[str, Any]:
         with contextlib.suppress(AttributeError):
             found[name] = member.__get__(owner)
     return found
+
+
+def _remembered(memo: Any) -> list[Any]:
+    """The results that a memo has by now, and parts of it that never change."""
+    parts = [part for part in gc.get_referents(memo) if part is not memo.__dict__]
+    caches = [part for part in parts if isinstance(part, dict)]
+    if memo.cache_parameters()["maxsize"] is None:
+        return [value for cache in caches for value in cache.values()]
+    links = [c for c in caches if all(type(v).__name__ == "_lru_list_elem" for v in c.values())]
+    keys = {id(key) for cache in links for key in cache}
+    return [part for part in parts if id(part) not in keys and all(part is not c for c in links)]
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_constant, value))
+    return type(value) in BY_VALUE or isinstance(
+        value, (*_INERT, type, enum.Enum, types.FunctionType, types.ModuleType)
+    )
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
@@ -787,10 +814,8 @@ _KINDS: tuple[tuple[Any, Callable[[Watch, Any, str], None]], ...] = (
     (functools.partial, Watch._partial),
     (weakref.ref, Watch._reference),
     (ContextVar, Watch._variable),
-    (
-        (property, staticmethod, classmethod, functools.cached_property, functools.partialmethod, _Memo),
-        Watch._descriptor,
-    ),
+    ((property, staticmethod, classmethod, functools.cached_property, functools.partialmethod), Watch._descriptor),
+    (_Memo, Watch._memo),
     ((random.Random, numpy.random.RandomState, numpy.random.Generator), Watch._random),
     (numpy.ndarray, Watch._array),
     (tuple(itertools.chain(*[k if isinstance(k, tuple) else (k,) for k, _ in _CONTENTS])), Watch._subclass),

@@ -345,6 +345,16 @@ def hooked(_s: Any, y: Tensor) -> Tensor:
     return y * 2
 
 
+@functools.lru_cache
+def remembered() -> Any:
+    return with_scale(Plain)
+
+
+@functools.cache
+def number() -> float:
+    return 2.0
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
     "Python's random numbers": (lambda: None, lambda s, y: y * random.random(), "Python's random numbers"),
     "NumPy's random numbers": (lambda: None, lambda s, y: y * float(np.random.rand()), "NumPy's random numbers"),
@@ -373,6 +383,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
         lambda s, y: Filling.apply(y, s.buffer),
         "Filling changes an argument",
     ),
+    "a memo of objects": (lambda: None, lambda s, y: y * remembered().scale, "remembers objects"),
     "the seed": (lambda: None, lambda s, y: y * (torch.initial_seed() % 7), "asks for their seed"),
 }
 
@@ -426,6 +437,11 @@ def test_a_copy_of_a_parameter_a_buffer_or_an_input_is_a_tensor_of_its_own() -> 
         for t in (m.l.weight, m.buffer, x):
             t.add_(1)
     close([t.detach() for t in copies], before)
+
+
+def test_a_memo_of_numbers_is_as_good_as_a_function() -> None:
+    eager, ours = both(lambda s, y: y * number(), lambda: None)
+    assert_same_step(eager, ours, torch.randn(3, 4))
 
 
 def test_a_profiler_goes_on_after_a_trace() -> None:
