@@ -135,25 +135,31 @@ OMC_INLINE vmask kept(const attention_job *job, const uint32_t *words) {
   return __builtin_convertvector(w >= job->drop_below - (word_vec){0}, vmask);
 }
 
+/* Turns scores into exp(score - max) in place and gives their sum, 0 if all are -inf, and max. */
+static real exp_row(real *s, int64_t whole, real *max) {
+  vreal top = vset(NEG_INF), sum = vset(0);
+  for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
+  *max = vhmax(top);
+  if (*max == NEG_INF) {
+    memset(s, 0, (size_t)whole * sizeof *s);
+    return 0;
+  }
+  for (int64_t k = 0; k < whole; k += OMC_VL) {
+    const vreal e = vexp(vldr(s + k) - vset(*max));
+    vstr(s + k, e);
+    sum += e;
+  }
+  return vsum(sum);
+}
+
 /* Turns row r's scores into exp(score - max); returns what y's row is to be multiplied by. */
 static real softmax_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                         char *scratch) {
   const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL, query = b->query + r;
-  vreal top = vset(NEG_INF), sum = vset(0);
-  for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
-  const real max = vhmax(top);
-  if (max == NEG_INF) {
-    memset(s, 0, (size_t)whole * sizeof *s);
-    if (job->lse) job->lse[query] = (real)INFINITY;
-    return 0;
-  }
-  for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal e = vexp(vldr(s + k) - vset(max));
-    vstr(s + k, e);
-    sum += e;
-  }
-  const real total = vsum(sum);
-  if (job->lse) job->lse[query] = max + (real)log((double)total);
+  real max;
+  const real total = exp_row(s, whole, &max);
+  if (job->lse) job->lse[query] = total == 0 ? (real)INFINITY : max + (real)log((double)total);
+  if (total == 0) return 0;
   if (job->p->p <= 0) return 1 / total;
   const uint32_t *words = drop_words(job, query, b->cols, scratch);
   for (int64_t k = 0; k < whole; k += OMC_VL)
@@ -197,31 +203,31 @@ OMC_KERNEL(Attention) {
 }
 
 /* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
- * into gradients of scores, P * (dP - delta) with delta = sum of P * dP: the same numbers on both
- * sides, so that a row which attends to one key has no gradient at all. They are divided by their
- * sum, which is not 1 where lse is so large that it is rounded. */
+ * into gradients of scores, P * (dP - sum of P * dP). A row that attends to one key has probability
+ * 1 there, and no gradient at all. */
 static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                              real *ds, char *scratch) {
   const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
-  const vreal lse = vset(job->lse[query]), scale = vset(job->keep_scale);
+  const vreal scale = vset(job->keep_scale);
   const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
   for (int64_t k = b->cols; k < whole; k++) ds[k] = 0;
-  vreal sums = vset(0), products = vset(0);
+  real max;
+  const real sum = exp_row(s, whole, &max);
+  const vreal total = vset(sum == 0 ? 1 : sum);
+  vreal products = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal prob = vexp(vldr(s + k) - lse);
+    const vreal prob = vldr(s + k) / total;
     vreal d = vldr(ds + k);
     if (words) {
       d *= vblend(kept(job, words + k), scale, vset(0));
       vstr(ds + k, d);
     }
     vstr(s + k, prob);
-    sums += prob;
     products = vfma(prob, d, products);
   }
-  const real total = vsum(sums), share = total == 0 ? 0 : 1 / total;
-  const vreal shares = vset(share), delta = vset(vsum(products) * share);
+  const vreal delta = vset(vsum(products));
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    vreal prob = vldr(s + k) * shares;
+    vreal prob = vldr(s + k);
     vstr(ds + k, prob * (vldr(ds + k) - delta));
     if (words) prob *= vblend(kept(job, words + k), scale, vset(0));
     vstr(s + k, prob);

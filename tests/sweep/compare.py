@@ -26,7 +26,8 @@ FAILURES = (WRONG, RAISED, DIED)
 
 # Units in the last place of the largest element are nothing at all: PyTorch's own kernels are so far from float64. What
 # is further away may be as many times further from the same computation in float64 as PyTorch's result is, or further
-# from PyTorch's result than that moves when each number that goes in is moved by one unit.
+# from PyTorch's result than that moves when each number that goes in is moved by one unit, or in float64 than PyTorch's
+# own error is, which is that of float32 in smaller units.
 ULPS = {torch.float64: 16, torch.float32: 4, torch.bfloat16: 4, torch.float16: 4}
 FACTOR = 2
 # A sum of numbers around 1 may cancel, which nothing wider than float64 could tell: there a unit of 1 is nothing.
@@ -159,7 +160,7 @@ def _difference(case: Case, want: _Step, got: _Step, native: bool) -> str:
     both = [(n, b, a) for n, b, a in pairs if a is not None and b is not None and (case.defined or "output" not in n)]
     if all(not _distance(b, a, None, []) for _, b, a in both) or (native and _random(case, want)):
         return ""
-    exact, moved = _exact(case), _moved(case)
+    exact, moved = _exact(case), [*_moved(case), *_rounded(case, want)]
     for name, b, a in both:
         told = _distance(b, a, exact.get(name), [m[name] for m in moved if m.get(name) is not None])
         if told:
@@ -192,7 +193,7 @@ def _exact(case: Case) -> dict[str, Tensor | None]:
 
 
 def _moved(case: Case) -> list[dict[str, Tensor | None]]:
-    """PyTorch's results for arguments that are a little different."""
+    """PyTorch's results for arguments and parameters that are a little different."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(t: Tensor) -> Tensor:
@@ -201,8 +202,31 @@ def _moved(case: Case) -> list[dict[str, Tensor | None]]:
         signs = torch.randint(-1, 2, t.shape, generator=generator).to(t.dtype)
         return t + t * signs * torch.finfo(t.dtype).eps
 
-    steps = [_step(case.make(), copies(case.tensors, moved), 1) for _ in range(4)]
+    def step() -> _Step:
+        module = case.make()
+        with torch.no_grad():
+            for p in module.parameters():
+                p.copy_(moved(p))
+        return _step(module, copies(case.tensors, moved), 1)
+
+    steps = [step() for _ in range(4)]
     return [s.tensors for s in steps if s.error is None]
+
+
+def _rounded(case: Case, want: _Step) -> list[dict[str, Tensor | None]]:
+    """PyTorch's results in float64, with errors as it makes them in float32, in units of float64."""
+    low = copies(case.tensors, lambda t: t.float() if t.is_floating_point() else t)
+    high = copies(low, lambda t: t.double() if t.is_floating_point() else t)
+    errors = _step(case.make().float(), low, 1), _step(case.make().float().double(), high, 1)
+    if any(s.error is not None for s in errors):
+        return []
+    unit = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    found: dict[str, Tensor | None] = {}
+    for name, t in want.tensors.items():
+        a, b = (s.tensors.get(name) for s in errors)
+        if t is not None and t.dtype is torch.float64 and a is not None and b is not None and a.shape == b.shape:
+            found[name] = t.detach() + unit * (_numbers(a) - _numbers(b))
+    return [found]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
