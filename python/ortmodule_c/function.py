@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _C
 from .aliases import Step
-from .errors import NotExportable, ORTModuleError
+from .errors import NotExportable, NotRunnable, ORTModuleError
 from .fallback import Host
 from .lowering import Lowered
 from .process import noting_lock, tracing_lock
@@ -25,33 +25,32 @@ _GONE = torch.empty(0)  # in the place of a tensor that was given away
 
 
 _MOST_BACKWARDS = 4  # that one plan serves
-_LATELY = 16  # backwards that a habit is remembered for
 
 
 class Habits:
-    """Which outputs gradients came back for lately, and whether a graph was kept for another backward."""
+    """Which outputs gradients came back for, and whether several backwards ever followed one forward.
+
+    What was met once is expected from then on: a forward that has to be repeated reads parameters as they are then.
+    """
 
     def __init__(self, guess: Sequence[Mask]) -> None:
         self._guess = tuple(guess[:_MOST_BACKWARDS])
-        self._now = 0
-        self._last: dict[Mask, int] = {}  # when it was met, the latest last
-        self._last_kept = -_LATELY
+        self._met: dict[Mask, None] = {}  # the latest last
+        self._several = len(guess) > 1
 
-    def note(self, mask: Mask, kept: bool) -> None:
+    def note(self, mask: Mask, several: bool) -> None:
         """A backward was asked for."""
         with noting_lock:
-            self._now += 1
-            self._last.pop(mask, None)
-            self._last[mask] = self._now
-            while len(self._last) > _MOST_BACKWARDS or next(iter(self._last.values())) <= self._now - _LATELY:
-                del self._last[next(iter(self._last))]
-            if kept:
-                self._last_kept = self._now
+            self._several = several or (self._several and bool(self._met))
+            self._met.pop(mask, None)
+            self._met[mask] = None
+            if len(self._met) > _MOST_BACKWARDS:
+                del self._met[next(iter(self._met))]
 
     def expected(self) -> tuple[tuple[Mask, ...], bool]:
         """The backwards to be ready for, and whether several may follow one forward."""
         with noting_lock:
-            return tuple(sorted(self._last)) or self._guess, self._now - self._last_kept < _LATELY
+            return tuple(sorted(self._met)) or self._guess, self._several
 
 
 class Runner:
@@ -93,6 +92,8 @@ class Runner:
         grad = torch.is_grad_enabled()
         call = Call(self, inputs, tuple([grad and t.requires_grad for t in inputs]))
         if call.trains:
+            if any([t.is_inference() for t in inputs]):  # what of them gradients need, PyTorch knows
+                raise NotRunnable("an inference tensor is given to what trains")
             # A checkpoint that runs forward again within a backward has to find the tensors of the first time.
             if not _hooked() or torch._C._current_graph_task_id() < 0:
                 self.foreseen = self.habits.expected()
@@ -128,13 +129,13 @@ class Runner:
 
 
 def _guesses(differentiable: Sequence[bool], ranks: Sequence[int]) -> list[Mask]:
-    """The backwards that a first step may have: of each loss, if the first output is one, and of all losses."""
+    """The backwards that a first step may have: of each loss and of all, and of all outputs if the first is no loss."""
     n = len(differentiable)
     losses = [i for i in range(n) if differentiable[i] and ranks[i] == 0]
+    sets = [[i] for i in losses[: _MOST_BACKWARDS - 1]] + ([losses] if len(losses) > 1 else [])
     if True not in differentiable or not losses or losses[0] != differentiable.index(True):
-        return [tuple(differentiable)]
-    sets = [[i] for i in losses] + ([losses] if len(losses) > 1 else [])
-    return [tuple([i in of for i in range(n)]) for of in sets]
+        sets = [[i for i in range(n) if differentiable[i]], *sets]
+    return [tuple([i in of for i in range(n)]) for of in sets[:_MOST_BACKWARDS]]
 
 
 class _Watch:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
@@ -60,12 +60,13 @@ class Reach:
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [_number(v) for v in leaves]
         key = (op, spec, tuple(map(_described, leaves)), tuple(wanted))
-        unsized = [v for v in leaves if isinstance(v, Tensor) and None in _geometry(v)[0]]
-        if unsized or torch.Tag.dynamic_output_shape in op.tags:
-            return None  # of sizes that depend on values: no graph will hold them
+        if any(None in _geometry(v)[0] for v in leaves if isinstance(v, Tensor)):
+            return None  # of a size that depends on values
         if key not in self._known:
             try:
                 self._known[key] = _ask(op, leaves, spec, wanted)
+            except DynamicOutputShapeException:
+                self._known[key] = None  # of results whose sizes depend on values: no graph will hold them
             except Exception:
                 logger.warning("PyTorch does not say what %s differentiates: taken to be all its operands", op)
                 logger.debug("what it says instead", exc_info=True)

@@ -97,13 +97,44 @@ def test_the_common_case_has_one_backward() -> None:
     assert masks == ((True, False, False),) and not retain
 
 
-def test_a_habit_is_forgotten() -> None:
+def test_what_was_met_once_is_expected_from_then_on() -> None:
     ours = ORTModule(two_losses())
     retained(ours(torch.randn(5, 4)), 0)
     for _ in range(20):
         ours(torch.randn(5, 4))[0].backward()
     (graph,) = ours._ort_graphs._graphs.values()
-    assert graph.runner.habits.expected() == (((True, False, False),), False)
+    assert graph.runner.habits.expected() == (((False, True, False), (True, False, False)), True)
+
+
+@pytest.mark.parametrize("read", [lambda x, i: x[i], lambda x, i: x[:, i], lambda x, i: x[i, i]], ids=range(3))
+def test_what_is_read_by_index_is_differentiated_once(read: Callable[[Tensor, Tensor], Tensor]) -> None:
+    for m in pair(Function(lambda _, x, i: read(x, i))):
+        out = m(torch.randn(3, 3, requires_grad=True), torch.tensor([0, 2]))
+        out.sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_parameters_that_change_after_the_forward_do_not_change_its_losses(first: int) -> None:
+    """Not at the first step either, and not where no version tells of it."""
+
+    def forward(s: Function, x: Tensor) -> list[Tensor]:
+        h = torch.tanh(s.l(x))
+        outputs = [h, s.head(h).sum(), (s.l.weight * x.sum()).sum()]
+        return outputs[first:] + outputs[:first]
+
+    eager, ours = pair(Function(forward, l=nn.Linear(3, 3), head=nn.Linear(3, 3)))
+    x = torch.randn(5, 3)
+    for step in range(20):
+        for m in (eager, ours):
+            losses = [t for t in m(x) if t.dim() == 0]
+            losses[step % 2].backward(retain_graph=True)
+            m.l.weight.data.mul_(1.5 if step % 2 else 0.5)
+            m.head.weight.data.add_(step % 2 - 0.5)
+            if step in (0, 19):
+                losses[1 - step % 2].sum().backward()
+        assert_same_state(ours, eager)
 
 
 class Normed(nn.Module):

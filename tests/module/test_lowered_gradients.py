@@ -524,3 +524,18 @@ def test_what_counts_for_nothing_is_read_where_pytorch_reads_it(row: Any, beta: 
         out = m(*leaves)
         results.append([out, *torch.autograd.grad(out.sum(), leaves)])
     torch.testing.assert_close(*results, equal_nan=True)
+
+
+def test_one_index_selects_one() -> None:
+    assert_same_step(*pair(Function(lambda _, x, i: x.index_select(1, i))), torch.randn(3, 4), torch.tensor(2))
+
+
+def test_a_certain_probability_has_the_slope_of_pytorch() -> None:
+    """Its divisor is at least 1e-12 in float32, in whatever dtype it is computed."""
+    eager, ours = pair(Function(lambda _, x, t: F.binary_cross_entropy(x, t)))
+    p = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    target = torch.tensor([0.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    a, b = p.clone().requires_grad_(), p.clone().requires_grad_()
+    eager(a, target).backward()
+    ours(b, target).backward()
+    assert torch.equal(a.grad, b.grad)

@@ -13,7 +13,9 @@ from .registry import aten, axis_of, translates
 def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
     if index.dtype not in (torch.int64, torch.int32):
         raise Unsupported(f"an index of dtype {index.dtype}")
-    out: Val = b.emit("Gather", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
+    index = b.cast(index, torch.int64)
+    ids = b.unsqueeze(index, 0) if index.rank == 0 else index  # it selects one, and the dim stays
+    out: Val = b.emit("Gather", x, ids, axis=axis_of(x, dim), strict=1)
     return out
 
 

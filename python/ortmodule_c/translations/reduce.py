@@ -337,16 +337,19 @@ def _weighted(
     return reduce_loss(b, loss, shape, reduction)
 
 
+_LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
+
+
 @translates(aten.binary_cross_entropy.default)
 def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
-    """Its logarithms are at least -100 and the divisor of its slope at least 1e-12."""
+    """Its logarithms are at least -100 and the divisor of its slope at least a float32 1e-12, in any dtype."""
     p, t, one = b.emit("UnitInterval", b.detached(x)), b.detached(target), b.const(1.0, x.dtype)
     log = b.emit("Clip", b.emit("Log", p), min=-100.0)
     log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), min=-100.0)
     loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), log_not), b.emit("Mul", t, log))
 
     def of_x(v: Val) -> Val:
-        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), min=1e-12)
+        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), min=_LEAST_SPREAD)
         out: Val = b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
         return out
 
