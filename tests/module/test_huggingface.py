@@ -146,6 +146,7 @@ def test_mixtures_of_experts_train(model: Callable[[], nn.Module]) -> None:
     assert_same_training(model, of_text, SHAPES[:3])
 
 
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_a_cache_of_the_caller_is_extended() -> None:
     eager, ours = pair(gpt2().eval())
     ids = tokens(2, 5)
