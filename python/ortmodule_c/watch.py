@@ -9,21 +9,15 @@ not followed: of these, what the user's code names is held by identity.
 """
 
 import array
-import collections
 import contextlib
 import copy
-import dis
 import enum
 import functools
-import gc
 import inspect
 import itertools
-import logging
-import pickle
 import random
 import sys
 import types
-import typing
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -34,38 +28,47 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .anatomy import (
+    CONTENTS,
+    HEAP,
+    INERT,
+    NUMBERS,
+    Memo,
+    array_content,
+    compares_identity,
+    dict_of,
+    functions_of,
+    is_constant,
+    is_importing,
+    is_of_python,
+    is_plain_slice,
+    is_users_class,
+    of_cell,
+    parts,
+    refill,
+    remembered,
+    same_content,
+    same_items,
+    same_state,
+    slots,
+    state_of_random,
+    tensor_content,
+    type_in,
+    variable_content,
+)
 from .errors import NotExportable
 from .frames import Frames, is_trusted, is_trusted_module
 from .guards import BY_VALUE, INTERNAL, MISSING, Held, Write, layout
-from .stack import LIBRARIES, is_users
+from .stack import is_users
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _LARGEST = 10_000  # items of containers
 _LARGEST_ARRAY = 1 << 16  # bytes
 _BUILTINS = vars(__import__("builtins"))
-_HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "functools", "torch._ops", "torch._C"})
 _OURS = __name__.split(".")[0]
-_IS = dis.opmap["IS_OP"]
-_IMMUTABLE = 1 << 8
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
-)
-_NUMBERS = (int, float, complex, numpy.generic)  # equal to others of another type or sign
-_Memo: Any = functools._lru_cache_wrapper
-_INERT = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.CodeType,
-    types.GenericAlias,
-    types.UnionType,
-    type(typing.Any),
-    logging.Logger,
 )
 # What functions of C the user's code may call: those of other modules know of a state that is not compared.
 _PURE = frozenset(
@@ -103,7 +106,7 @@ class _Seen:
         except AttributeError:
             self.state = {}
         self.before = dict(self.state)
-        self.slots = _slots(owner)
+        self.slots = slots(owner)
         self.names: set[str] = set()
 
 
@@ -204,7 +207,7 @@ class Watch:
         self._of_classes.add((cls, name))
         for c in cls.__mro__:
             if c in self._classes and name in vars(c):
-                self._hold(_dict_of(c), name, vars(c)[name], f"attribute {name} of class {c.__name__}")
+                self._hold(dict_of(c), name, vars(c)[name], f"attribute {name} of class {c.__name__}")
                 return
 
     # Values
@@ -228,7 +231,7 @@ class Watch:
     def _freeze(self, value: Any, what: str) -> Any:
         """A copy that does not change with the value, whose parts that are held by identity are themselves."""
         cls = type(value)
-        if cls in BY_VALUE or isinstance(value, (*_INERT, type)):
+        if cls in BY_VALUE or isinstance(value, (*INERT, type)):
             return self._inert(value, what)
         known = self._frozen.get(id(value))
         if known is not None:
@@ -248,14 +251,14 @@ class Watch:
         elif isinstance(value, types.MethodType):
             self._freeze(value.__self__, what)
             self._freeze(value.__func__, what)
-        elif isinstance(value, slice) and not _is_plain_slice(value):
+        elif isinstance(value, slice) and not is_plain_slice(value):
             self._refuse(f"{what} is a slice of other things than numbers")
         return value
 
     def _copy(self, value: Any, cls: Any, what: str) -> Any:
         if isinstance(value, enum.Enum):
             return value
-        if cls in (list, tuple, dict) or (cls in (set, frozenset) and not any(isinstance(v, _NUMBERS) for v in value)):
+        if cls in (list, tuple, dict) or (cls in (set, frozenset) and not any(isinstance(v, NUMBERS) for v in value)):
             return self._container(value, cls, what)
         if isinstance(value, Tensor):
             self.tensors[id(value)] = value
@@ -267,13 +270,13 @@ class Watch:
             if isinstance(value, kinds):
                 see(self, value, what)
                 return value
-        if cls.__module__.split(".")[0] == "torch" and not isinstance(value, nn.Module) and not _is_of_python(cls):
+        if cls.__module__.split(".")[0] == "torch" and not isinstance(value, nn.Module) and not is_of_python(cls):
             pass  # an enumeration or a description
         elif cls.__module__ in _OF_NO_INTEREST:
             pass
         elif cls.__module__.split(".")[0] == _OURS:
             self._freeze(getattr(value, "module", None), what)  # a wrapper
-        elif _is_of_python(cls):
+        elif is_of_python(cls):
             self._instance(value, what)
         else:
             self._refuse(f"{what} is or holds a {cls.__module__}.{cls.__qualname__}, which cannot be compared")
@@ -299,22 +302,22 @@ class Watch:
         elif id(t) not in self._looked_at:
             self._looked_at.add(id(t))
             with torch._C.DisableTorchFunction(), _disable_current_modes():
-                self._hold_content(t, _tensor_content, what)
+                self._hold_content(t, tensor_content, what)
 
     def _array(self, value: Any, what: str) -> None:
         if value.nbytes > _LARGEST_ARRAY:
             self._refuse(f"{what} holds an array of {value.nbytes} bytes")
         else:
-            self._hold_content(value, _array_content, what)
+            self._hold_content(value, array_content, what)
 
     def _subclass(self, value: Any, what: str) -> None:
         """An instance of a class like a list, a tuple, a dict or a set."""
-        content = next(c for kind, c in _CONTENTS if isinstance(value, kind))
+        content = next(c for kind, c in CONTENTS if isinstance(value, kind))
         if not isinstance(value, (tuple, frozenset, types.MappingProxyType)):
             raw = next((c for c in (dict, set, array.array, bytearray) if isinstance(value, c)), list)
             self._contents.append((value, copy.copy(value) if raw is array.array else raw(value), what))
         self._hold_content(value, content, what)
-        if type(value).__flags__ & _HEAP and type(value).__module__ != "collections":
+        if type(value).__flags__ & HEAP and type(value).__module__ != "collections":
             self._object(value, type(value).__name__)
 
     def _partial(self, value: Any, what: str) -> None:
@@ -327,18 +330,18 @@ class Watch:
         self._hold(value, None, target, what)
 
     def _variable(self, value: Any, what: str) -> None:
-        self._hold_content(value, _variable_content, what)
+        self._hold_content(value, variable_content, what)
 
     def _memo(self, value: Any, what: str) -> None:
         self._memos.append(value)
         self._freeze(value.__wrapped__, what)
 
     def _descriptor(self, value: Any, what: str) -> None:
-        for part in _parts(value):
+        for part in parts(value):
             self._freeze(part, what)
 
     def _random(self, value: Any, what: str) -> None:
-        get, put = _state_of_random(value)
+        get, put = state_of_random(value)
         self._states.append((what, get(), get, put))
 
     def _namespace(self, value: types.ModuleType, _what: str) -> None:
@@ -387,13 +390,13 @@ class Watch:
 
     def _class(self, cls: Any) -> None:
         for c in cls.__mro__:
-            if c in self._classes or not c.__flags__ & _HEAP:
+            if c in self._classes or not c.__flags__ & HEAP:
                 continue
             self._classes[c] = None
-            if _is_users_class(c):
-                state = _dict_of(c)
+            if is_users_class(c):
+                state = dict_of(c)
                 for name, value in list(vars(c).items()):
-                    for function in _functions_of(value):
+                    for function in functions_of(value):
                         self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
                         self._register(function)
                 self._add_names(state, f"class {c.__name__}")
@@ -433,18 +436,18 @@ class Watch:
                 self._hold(function, part, getattr(function, part), f"{part} of {name}")
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if variable != "__class__":
-                self._hold(cell, "cell_contents", _of_cell(cell), f"variable {variable} of {name}")
+                self._hold(cell, "cell_contents", of_cell(cell), f"variable {variable} of {name}")
 
     def _entered(self, code: types.CodeType, frame: types.FrameType) -> None:
         """Hold what code can read by name, before it runs for the first time."""
-        if _is_importing(frame):
+        if is_importing(frame):
             return
         if code not in self._functions and code not in self._nested and not self._locate(code, frame):
             if code.co_flags & inspect.CO_GENERATOR:  # one of another time, that is closed as garbage
                 return
             self._refuse(f"it is not known where the forward has {code.co_qualname} from")
         self._ran.add(code)
-        self.compares_identity |= _compares_identity(code, () if code in self._nested else code.co_freevars)
+        self.compares_identity |= compares_identity(code, () if code in self._nested else code.co_freevars)
         nested = [code]
         while nested:
             inner = [c for c in nested.pop().co_consts if isinstance(c, types.CodeType)]
@@ -503,7 +506,7 @@ class Watch:
             value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
             if isinstance(value, type):
                 self._class(value)
-        for function in _functions_of(value):
+        for function in functions_of(value):
             self._register(function)
         return code in self._functions or code.co_name == "<module>"
 
@@ -532,13 +535,13 @@ class Watch:
     def changed(self) -> str:
         """What was changed meanwhile; NotExportable for what a memo gives to anybody who asks it."""
         for memo in self._memos:
-            if not is_trusted_module(memo.__module__) and not all(map(_is_constant, _remembered(memo))):
+            if not is_trusted_module(memo.__module__) and not all(map(is_constant, remembered(memo))):
                 self._refuse(f"{memo.__qualname__}() remembers objects, which may change")
         for value, before, what in self._contents:
-            if not _same_content(value, before):
+            if not same_content(value, before):
                 return what
         for seen in self._seen.values():
-            if seen.slots and not _same_items(_slots(seen.owner), seen.slots):
+            if seen.slots and not same_items(slots(seen.owner), seen.slots):
                 return f"an attribute of {seen.title}"
         written = {id(seen.state) for seen in self._seen.values()}
         for holder, key, _, value, what in self._places.values():
@@ -546,10 +549,10 @@ class Watch:
                 continue
             if isinstance(holder, dict) and holder.get(key, MISSING) is not value:
                 return what
-            if isinstance(holder, types.CellType) and _of_cell(holder) is not value:
+            if isinstance(holder, types.CellType) and of_cell(holder) is not value:
                 return what
         for what, before, get, _ in self._states:
-            if not _same_state(get(), before):
+            if not same_state(get(), before):
                 return what
         return ""
 
@@ -566,26 +569,26 @@ class Watch:
     def restore(self) -> None:
         """Put back what was changed meanwhile."""
         for value, before, _ in self._contents:
-            if not _same_content(value, before):
-                _refill(value, before)
+            if not same_content(value, before):
+                refill(value, before)
         for seen in self._seen.values():
-            if id(seen.owner) not in self._own and not _same_items(seen.state, seen.before):
+            if id(seen.owner) not in self._own and not same_items(seen.state, seen.before):
                 seen.state.clear()
                 seen.state.update(seen.before)
             for name, value in seen.slots.items():
                 if object.__getattribute__(seen.owner, name) is not value:
                     object.__setattr__(seen.owner, name, value)
-        classes = {id(_dict_of(c)): c for c in self._classes}
+        classes = {id(dict_of(c)): c for c in self._classes}
         for holder, key, _, value, _ in self._places.values():
             if isinstance(holder, dict) and holder.get(key, MISSING) is not value:
                 if id(holder) in classes:
                     type.__setattr__(classes[id(holder)], key, value)
                 else:
                     holder[key] = value
-            if isinstance(holder, types.CellType) and _of_cell(holder) is not value:
+            if isinstance(holder, types.CellType) and of_cell(holder) is not value:
                 holder.cell_contents = value
         for _, before, get, put in self._states:
-            if not _same_state(get(), before):
+            if not same_state(get(), before):
                 put(before)
 
     def held(self, writes: Sequence[Write], outside: Sequence[Tensor], state: Sequence[Tensor]) -> Held:
@@ -607,7 +610,7 @@ class Watch:
         places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
         for w in writes:
             if not w.plain:
-                places.append((functools.partial(_type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
+                places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
         for t in state if self.asks_layout else ():
             places.append(
                 (functools.partial(layout, t), None, layout(t), f"strides of a tensor of shape {tuple(t.shape)}")
@@ -619,195 +622,10 @@ class Watch:
             children = m._modules
             places += [(children, n, child, f"submodule {n} of {type(m).__name__}") for n, child in children.items()]
         keys = [s.state for s in self._seen.values() if s.names and s.state]
-        keys += [_dict_of(c) for c in self._classes]
+        keys += [dict_of(c) for c in self._classes]
         return Held(places, keys)
 
 
-# What there is
-
-
-def _dict_of(cls: Any) -> dict[str, Any]:
-    """The dictionary of a class itself, not the proxy for it."""
-    found: dict[str, Any] = gc.get_referents(vars(cls))[0]
-    return found
-
-
-def _members(cls: Any) -> list[tuple[str, Any]]:
-    """The slots of a class's instances."""
-    members: dict[str, Any] = {}
-    for c in cls.__mro__:
-        if c.__flags__ & _HEAP and "__slots__" in vars(c):
-            for name, member in vars(c).items():
-                if type(member) is types.MemberDescriptorType:
-                    members.setdefault(name, member)
-    return list(members.items())
-
-
-def _slots(owner: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, member in _members(type(owner)):
-        with contextlib.suppress(AttributeError):
-            found[name] = member.__get__(owner)
-    return found
-
-
-def _remembered(memo: Any) -> list[Any]:
-    """The results that a memo has by now, and parts of it that never change."""
-    parts = [part for part in gc.get_referents(memo) if part is not memo.__dict__]
-    caches = [part for part in parts if isinstance(part, dict)]
-    if memo.cache_parameters()["maxsize"] is None:
-        return [value for cache in caches for value in cache.values()]
-    links = [c for c in caches if all(type(v).__name__ == "_lru_list_elem" for v in c.values())]
-    keys = {id(key) for cache in links for key in cache}
-    return [part for part in parts if id(part) not in keys and all(part is not c for c in links)]
-
-
-def _is_constant(value: Any) -> bool:
-    if isinstance(value, (tuple, frozenset)):
-        return all(map(_is_constant, value))
-    return type(value) in BY_VALUE or isinstance(
-        value, (*_INERT, type, enum.Enum, types.FunctionType, types.ModuleType)
-    )
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    """What a descriptor or a memo was made of."""
-    if isinstance(value, property):
-        return value.fget, value.fset, value.fdel
-    if isinstance(value, (staticmethod, classmethod)):
-        return (value.__func__,)
-    if isinstance(value, (functools.cached_property, functools.partialmethod)):
-        return (value.func,)
-    return (value.__wrapped__,) if isinstance(value, _Memo) else ()
-
-
-def _functions_of(value: Any) -> list[types.FunctionType]:
-    """The functions of the user's that a value of a class's dictionary stands for."""
-    if isinstance(value, types.FunctionType):
-        if not is_trusted(value.__code__.co_filename, value.__globals__):
-            return [value]
-        return [f for cell in value.__closure__ or () for f in _functions_of(_of_cell(cell))]
-    return [f for part in _parts(value) for f in _functions_of(part)]
-
-
-def _is_users_class(cls: Any) -> bool:
-    return bool(cls.__flags__ & _HEAP) and not is_trusted_module(cls.__module__)
-
-
-def _is_of_python(cls: Any) -> bool:
-    """Whether its instances have nothing but attributes: no class of C but `object` is among its bases."""
-    return all(c is object or (c.__flags__ & _HEAP and not c.__flags__ & _IMMUTABLE) for c in cls.__mro__)
-
-
-def _is_importing(frame: types.FrameType) -> bool:
-    """Whether it runs because a module of Python is imported."""
-    at: types.FrameType | None = frame
-    while at is not None and not at.f_code.co_filename.startswith(LIBRARIES[0]):
-        if at.f_code.co_name == "<module>" and not at.f_code.co_filename.startswith("<"):
-            return True
-        at = at.f_back
-    return False
-
-
-def _compares_identity(code: types.CodeType, held: Sequence[str]) -> bool:
-    """Whether it asks if something is another thing, which is no constant and not led to by a global or `held`."""
-    if _IS not in code.co_code[::2]:
-        return False
-    of: dis.Instruction | None = None  # what the right side begins with
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IS_OP":
-            known = of is not None and (
-                of.opname in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
-                or (of.opname == "LOAD_DEREF" and of.argval in held)
-            )
-            if not known:
-                return True
-        elif instruction.opname != "LOAD_ATTR":
-            of = instruction
-    return False
-
-
-def _is_plain_slice(value: slice) -> bool:
-    return all(type(v) in (int, type(None)) for v in (value.start, value.stop, value.step))
-
-
-def _of_cell(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
-
-
-def _type_in(state: dict[str, Any], name: str) -> Any:
-    return type(state.get(name, MISSING))
-
-
-# Contents, as lists and tuples
-
-
-def _array_content(value: Any) -> Any:
-    content = value.tolist() if value.dtype.hasobject else value.tobytes()
-    return value.dtype.str, value.shape, content
-
-
-def _tensor_content(t: Tensor) -> Any:
-    with torch.no_grad():
-        return t.shape, t.dtype, bytes(t.detach().contiguous().view(-1).view(torch.uint8).tolist())
-
-
-def _variable_content(value: ContextVar[Any]) -> Any:
-    return value.get(None)
-
-
-def _set_content(value: Any) -> Any:
-    return {(type(v), repr(v) if isinstance(v, (float, complex)) else v): None for v in value}
-
-
-def _state_of_random(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    if isinstance(value, random.Random):
-        return value.getstate, value.setstate
-    holder = getattr(value, "_bit_generator", None) or value.bit_generator
-
-    def put(state: Any) -> None:
-        holder.state = state
-
-    return lambda: holder.state, put
-
-
-def _same_content(now: Any, before: Any) -> bool:
-    if len(now) != len(before):
-        return False
-    if isinstance(now, dict):
-        return all(k in now and now[k] is v for k, v in before.items())
-    if isinstance(now, (set, frozenset, array.array, bytearray)):
-        return bool(now == before)
-    return all(x is y for x, y in zip(now, before, strict=True))
-
-
-def _refill(value: Any, content: Any) -> None:
-    if isinstance(value, (array.array, bytearray)):
-        value[:] = content
-        return
-    value.clear()
-    (value.update if isinstance(value, (dict, set)) else value.extend)(content)
-
-
-def _same_items(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return len(now) == len(before) and all(n in now and now[n] is v for n, v in before.items())
-
-
-def _same_state(now: Any, before: Any) -> bool:
-    return pickle.dumps(now) == pickle.dumps(before)
-
-
-_CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (dict, lambda v: list(dict.items(v))),
-    (types.MappingProxyType, lambda v: list(v.items())),
-    (list, list.copy),
-    (tuple, lambda v: list(tuple.__iter__(v))),
-    ((set, frozenset), _set_content),
-    ((collections.deque, bytearray, array.array), list),
-)
 _KINDS: tuple[tuple[Any, Callable[[Watch, Any, str], None]], ...] = (
     (types.ModuleType, Watch._namespace),
     (types.SimpleNamespace, Watch._plain_object),
@@ -815,8 +633,8 @@ _KINDS: tuple[tuple[Any, Callable[[Watch, Any, str], None]], ...] = (
     (weakref.ref, Watch._reference),
     (ContextVar, Watch._variable),
     ((property, staticmethod, classmethod, functools.cached_property, functools.partialmethod), Watch._descriptor),
-    (_Memo, Watch._memo),
+    (Memo, Watch._memo),
     ((random.Random, numpy.random.RandomState, numpy.random.Generator), Watch._random),
     (numpy.ndarray, Watch._array),
-    (tuple(itertools.chain(*[k if isinstance(k, tuple) else (k,) for k, _ in _CONTENTS])), Watch._subclass),
+    (tuple(itertools.chain(*[k if isinstance(k, tuple) else (k,) for k, _ in CONTENTS])), Watch._subclass),
 )

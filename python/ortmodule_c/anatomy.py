@@ -1,0 +1,227 @@
+"""What objects of Python are made of: slots, contents, functions; and what became of them."""
+
+import array
+import collections
+import contextlib
+import dis
+import enum
+import functools
+import gc
+import logging
+import pickle
+import random
+import types
+import typing
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from .frames import is_trusted, is_trusted_module
+from .guards import BY_VALUE, MISSING
+from .stack import LIBRARIES
+
+HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
+IMMUTABLE = 1 << 8
+IS = dis.opmap["IS_OP"]
+NUMBERS = (int, float, complex, numpy.generic)  # equal to others of another type or sign
+Memo: Any = functools._lru_cache_wrapper
+INERT = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+    type(typing.Any),
+    logging.Logger,
+)
+
+
+def dict_of(cls: Any) -> dict[str, Any]:
+    """The dictionary of a class itself, not the proxy for it."""
+    found: dict[str, Any] = gc.get_referents(vars(cls))[0]
+    return found
+
+
+def members(cls: Any) -> list[tuple[str, Any]]:
+    """The slots of a class's instances."""
+    members: dict[str, Any] = {}
+    for c in cls.__mro__:
+        if c.__flags__ & HEAP and "__slots__" in vars(c):
+            for name, member in vars(c).items():
+                if type(member) is types.MemberDescriptorType:
+                    members.setdefault(name, member)
+    return list(members.items())
+
+
+def slots(owner: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, member in members(type(owner)):
+        with contextlib.suppress(AttributeError):
+            found[name] = member.__get__(owner)
+    return found
+
+
+def remembered(memo: Any) -> list[Any]:
+    """The results that a memo has by now, and parts of it that never change."""
+    parts = [part for part in gc.get_referents(memo) if part is not memo.__dict__]
+    caches = [part for part in parts if isinstance(part, dict)]
+    if memo.cache_parameters()["maxsize"] is None:
+        return [value for cache in caches for value in cache.values()]
+    links = [c for c in caches if all(type(v).__name__ == "_lru_list_elem" for v in c.values())]
+    keys = {id(key) for cache in links for key in cache}
+    return [part for part in parts if id(part) not in keys and all(part is not c for c in links)]
+
+
+def is_constant(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(is_constant, value))
+    return type(value) in BY_VALUE or isinstance(value, (*INERT, type, enum.Enum, types.FunctionType, types.ModuleType))
+
+
+def parts(value: Any) -> tuple[Any, ...]:
+    """What a descriptor or a memo was made of."""
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    if isinstance(value, (functools.cached_property, functools.partialmethod)):
+        return (value.func,)
+    return (value.__wrapped__,) if isinstance(value, Memo) else ()
+
+
+def functions_of(value: Any) -> list[types.FunctionType]:
+    """The functions of the user's that a value of a class's dictionary stands for."""
+    if isinstance(value, types.FunctionType):
+        if not is_trusted(value.__code__.co_filename, value.__globals__):
+            return [value]
+        return [f for cell in value.__closure__ or () for f in functions_of(of_cell(cell))]
+    return [f for part in parts(value) for f in functions_of(part)]
+
+
+def is_users_class(cls: Any) -> bool:
+    return bool(cls.__flags__ & HEAP) and not is_trusted_module(cls.__module__)
+
+
+def is_of_python(cls: Any) -> bool:
+    """Whether its instances have nothing but attributes: no class of C but `object` is among its bases."""
+    return all(c is object or (c.__flags__ & HEAP and not c.__flags__ & IMMUTABLE) for c in cls.__mro__)
+
+
+def is_importing(frame: types.FrameType) -> bool:
+    """Whether it runs because a module of Python is imported."""
+    at: types.FrameType | None = frame
+    while at is not None and not at.f_code.co_filename.startswith(LIBRARIES[0]):
+        if at.f_code.co_name == "<module>" and not at.f_code.co_filename.startswith("<"):
+            return True
+        at = at.f_back
+    return False
+
+
+def compares_identity(code: types.CodeType, held: Sequence[str]) -> bool:
+    """Whether it asks if something is another thing, which is no constant and not led to by a global or `held`."""
+    if IS not in code.co_code[::2]:
+        return False
+    of: dis.Instruction | None = None  # what the right side begins with
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IS_OP":
+            known = of is not None and (
+                of.opname in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
+                or (of.opname == "LOAD_DEREF" and of.argval in held)
+            )
+            if not known:
+                return True
+        elif instruction.opname != "LOAD_ATTR":
+            of = instruction
+    return False
+
+
+def is_plain_slice(value: slice) -> bool:
+    return all(type(v) in (int, type(None)) for v in (value.start, value.stop, value.step))
+
+
+def of_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def type_in(state: dict[str, Any], name: str) -> Any:
+    return type(state.get(name, MISSING))
+
+
+# Contents, as lists and tuples
+
+
+def array_content(value: Any) -> Any:
+    content = value.tolist() if value.dtype.hasobject else value.tobytes()
+    return value.dtype.str, value.shape, content
+
+
+def tensor_content(t: Tensor) -> Any:
+    with torch.no_grad():
+        return t.shape, t.dtype, bytes(t.detach().contiguous().view(-1).view(torch.uint8).tolist())
+
+
+def variable_content(value: ContextVar[Any]) -> Any:
+    return value.get(None)
+
+
+def set_content(value: Any) -> Any:
+    return {(type(v), repr(v) if isinstance(v, (float, complex)) else v): None for v in value}
+
+
+def state_of_random(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    holder = getattr(value, "_bit_generator", None) or value.bit_generator
+
+    def put(state: Any) -> None:
+        holder.state = state
+
+    return lambda: holder.state, put
+
+
+def same_content(now: Any, before: Any) -> bool:
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict):
+        return all(k in now and now[k] is v for k, v in before.items())
+    if isinstance(now, (set, frozenset, array.array, bytearray)):
+        return bool(now == before)
+    return all(x is y for x, y in zip(now, before, strict=True))
+
+
+def refill(value: Any, content: Any) -> None:
+    if isinstance(value, (array.array, bytearray)):
+        value[:] = content
+        return
+    value.clear()
+    (value.update if isinstance(value, (dict, set)) else value.extend)(content)
+
+
+def same_items(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    return len(now) == len(before) and all(n in now and now[n] is v for n, v in before.items())
+
+
+def same_state(now: Any, before: Any) -> bool:
+    return pickle.dumps(now) == pickle.dumps(before)
+
+
+CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (dict, lambda v: list(dict.items(v))),
+    (types.MappingProxyType, lambda v: list(v.items())),
+    (list, list.copy),
+    (tuple, lambda v: list(tuple.__iter__(v))),
+    ((set, frozenset), set_content),
+    ((collections.deque, bytearray, array.array), list),
+)
