@@ -26,6 +26,7 @@ from .stack import LIBRARIES
 
 HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
 IMMUTABLE = 1 << 8
+_LOOKUPS = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 IS = dis.opmap["IS_OP"]
 NUMBERS = (int, float, complex, numpy.generic)  # equal to others of another type or sign
 Memo: Any = functools._lru_cache_wrapper
@@ -141,6 +142,25 @@ def compares_identity(code: types.CodeType, held: Sequence[str]) -> bool:
                 return True
         elif instruction.opname != "LOAD_ATTR":
             of = instruction
+    return False
+
+
+def computes_names(code: types.CodeType) -> bool:
+    """Whether it may look up attributes by names that are not written in it."""
+    if not _LOOKUPS.intersection(code.co_names):
+        return False
+    instructions = [i for i in dis.get_instructions(code) if i.opname != "PUSH_NULL"]
+    for at, instruction in enumerate(instructions):
+        if instruction.argval in ("vars", "__dict__"):
+            return True
+        if instruction.argval in ("getattr", "hasattr"):
+            end = at + 2  # behind what loads the object
+            while end < len(instructions) and instructions[end].opname == "LOAD_ATTR":
+                end += 1
+            name, then = (*instructions[end : end + 2], instruction, instruction)[:2]
+            written = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
+            if not written or then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "BINARY")):
+                return True
     return False
 
 

@@ -36,6 +36,7 @@ from .anatomy import (
     Memo,
     array_content,
     compares_identity,
+    computes_names,
     dict_of,
     functions_of,
     is_constant,
@@ -454,7 +455,7 @@ class Watch:
             self._nested.update(inner)
             nested += inner
         names = {*code.co_names, *[c for c in code.co_consts if type(c) is str and c.isidentifier()]}
-        state = frame.f_globals
+        state, computed = frame.f_globals, computes_names(code)
         title = f"module {state.get('__name__')}"
         for name in code.co_names:
             if name in state:
@@ -467,6 +468,9 @@ class Watch:
                 value = sys.modules.get(name)
             if isinstance(value, types.ModuleType):
                 self._module(value, names)
+            elif computed and isinstance(value, type):
+                for c in filter(is_users_class, value.__mro__):
+                    self._named(dict_of(c), f"class {c.__name__}", set(vars(c)))
         new = names - self._names
         self._names |= new
         for namespace, of in self._namespaces:

@@ -55,6 +55,10 @@ def with_scale(cls: Any, scale: Any = 2.0) -> Any:
     return made
 
 
+class Settings:
+    scale = 2.0
+
+
 def deep(scale: Any = 2.0) -> Any:
     return with_scale(Plain, with_scale(Plain, with_scale(Plain, scale)))
 
@@ -150,6 +154,11 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda: with_scale(lambda: types.ModuleType("settings")),
         lambda s, y: y * s.held.scale,
         lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "a computed name of a class": (
+        lambda: None,
+        lambda s, y: y * getattr(Settings, "".join(["sc", "ale"])),
+        lambda m: setattr(Settings, "scale", 3.0),
     ),
     "a computed name": (
         lambda: with_scale(Plain),
