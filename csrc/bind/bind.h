@@ -114,7 +114,7 @@ PyObject *omc_survey(PyObject *module, PyObject *args);
  * dicts and instances of `by_value` classes are compared by value and type, all else by identity.
  */
 PyObject *omc_first_changed(PyObject *module, PyObject *args);
-/* keys_of(dict) -> (dict, size, position of the last key, last key or None) */
+/* keys_of(dict) -> (dict, position of the last key, its keys) */
 PyObject *omc_keys_of(PyObject *module, PyObject *dict);
 
 /* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */

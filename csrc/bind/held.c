@@ -102,32 +102,37 @@ static int is_unchanged(const comparison *c, PyObject *place) {
 }
 
 /* A key that is added becomes the last one, at a position behind all others. So keys are what they
- * were if there are as many, and the last is the same at the same position. */
+ * were if there are as many, and the last is the same at the same position. Positions may also move
+ * by themselves, as when a key goes and comes back: then the keys are looked up. */
 PyObject *omc_keys_of(PyObject *module, PyObject *dict) {
   (void)module;
   if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "expected a dict, got %R", dict);
-  PyObject *key, *last = Py_None;
+  PyObject *key;
   Py_ssize_t next = 0, position = 0;
-  for (Py_ssize_t at = 0; PyDict_Next(dict, &next, &key, NULL); at = next) {
-    position = at;
-    last = key;
-  }
-  return Py_BuildValue("OnnO", dict, PyDict_Size(dict), position, last);
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &next, &key, NULL); at = next) position = at;
+  PyObject *keys = PyDict_Keys(dict);
+  return keys ? Py_BuildValue("OnN", dict, position, keys) : NULL;
 }
 
 static int has_keys(const comparison *c, PyObject *entry) {
   (void)c;
-  if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 4) {
+  if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 3) {
     PyErr_Format(PyExc_TypeError, "expected what keys_of gives, got %R", entry);
     return -1;
   }
-  PyObject *dict = PyTuple_GetItem(entry, 0), *last = PyTuple_GetItem(entry, 3), *key = Py_None;
-  const Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GetItem(entry, 1));
-  Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GetItem(entry, 2));
+  PyObject *dict = PyTuple_GetItem(entry, 0), *keys = PyTuple_GetItem(entry, 2), *key = NULL;
+  const Py_ssize_t size = PyList_Size(keys);
+  Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GetItem(entry, 1));
   if (PyErr_Occurred()) return -1;
   if (PyDict_Size(dict) != size) return 0;
-  if (size > 0 && !PyDict_Next(dict, &position, &key, NULL)) return 0;
-  return key == last && (size == 0 || !PyDict_Next(dict, &position, &key, NULL));
+  if (size == 0) return 1;
+  if (PyDict_Next(dict, &position, &key, NULL) && key == PyList_GetItem(keys, size - 1) &&
+      !PyDict_Next(dict, &position, &key, NULL))
+    return 1;
+  int found = 1;
+  for (Py_ssize_t i = 0; found > 0 && i < size; i++)
+    found = PyDict_Contains(dict, PyList_GetItem(keys, i));
+  return found;
 }
 
 /* The first entry that does not pass, -1 if all do, -2 with an exception set. */

@@ -101,7 +101,7 @@ def survey(module: Module, last: Facts | None = None) -> tuple[list[Tensor], lis
     Where nothing has changed since `last` was found the facts are `last` itself.
     """
 
-Keys = tuple[dict[str, object], int, int, object]
+Keys = tuple[dict[str, object], int, list[object]]
 
 def keys_of(of: dict[str, object]) -> Keys:
     """What `first_changed` knows the keys of a dictionary by."""

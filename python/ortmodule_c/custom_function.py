@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import NotExportable
+from .errors import NotExportable, NotRunnable
 from .reach import saves
 
 _library = torch.library.Library("ortmodule_c", "FRAGMENT")
@@ -147,9 +147,7 @@ class _Exchange(threading.local):
         cls = context._forward_cls
         if self.calls is None:
             return
-        if cls is CheckpointFunction:
-            raise NotExportable("the forward uses torch.utils.checkpoint with use_reentrant=True")
-        if cls.__module__.split(".")[0] == "torch":
+        if cls is not CheckpointFunction and cls.__module__.split(".")[0] == "torch":
             return
         self.put_back()
         self._grad = torch.is_grad_enabled()
@@ -159,6 +157,8 @@ class _Exchange(threading.local):
             if threading.get_ident() != thread:
                 return original(*args)
             self.put_back()
+            if cls is CheckpointFunction:
+                _refuse_reentrant(args)
             given = args[1:] if args and args[0] is context else args
             leaves, spec = pytree.tree_flatten(given)
             tensors = [v for v in leaves if isinstance(v, Tensor)]
@@ -185,6 +185,14 @@ class _Exchange(threading.local):
         call.differentiable = [t.requires_grad for t in results]
         context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
         return call.results(results)
+
+
+def _refuse_reentrant(args: Sequence[Any]) -> None:
+    """A reentrant checkpoint is not exported; one whose arguments want no gradient trains nothing inside, unseen by others."""
+    what = "the forward uses torch.utils.checkpoint with use_reentrant=True"
+    if any(isinstance(v, Tensor) and v.requires_grad for v in args):
+        raise NotExportable(what)
+    raise NotRunnable(f"{what} on tensors that require no gradient")
 
 
 _exchange = _Exchange()

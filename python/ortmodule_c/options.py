@@ -97,10 +97,12 @@ class DebugOptions:
             raise TypeError(f"log_level is a {type(self.log_level).__name__}, expected LogLevel")
         self._choose("fallback", "ORTMODULE_FALLBACK", get_args(Fallback))
         self._choose("capture", "ORTMODULE_CAPTURE", get_args(Capture))
-        if self.max_graphs < 1:
-            raise ValueError(f"max_graphs is {self.max_graphs}, expected at least 1")
-        if self.verify < 0:
-            raise ValueError(f"verify is {self.verify}, expected a number of steps")
+        for name, least in (("max_graphs", 1), ("verify", 0)):
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name} is a {type(value).__name__}, expected int")
+            if value < least:
+                raise ValueError(f"{name} is {value}, expected at least {least}")
         self._check_onnx()
 
     def _choose(self, name: str, variable: str, allowed: tuple[str, ...]) -> None:
@@ -111,8 +113,9 @@ class DebugOptions:
             raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
 
     def _check_onnx(self) -> None:
-        if not isinstance(self.onnx_prefix, str):
-            raise TypeError(f"onnx_prefix is a {type(self.onnx_prefix).__name__}, expected str")
+        for name, kind in (("save_onnx", bool), ("onnx_prefix", str), ("save_path", str)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} is a {type(getattr(self, name)).__name__}, expected {kind.__name__}")
         if not self.save_onnx:
             return
         if not self.onnx_prefix:

@@ -112,6 +112,8 @@ class ORTModule(nn.Module):
         self.__dict__["_ort_module"] = module
         super().__init__()
         options = debug_options if debug_options is not None else DebugOptions()
+        if not isinstance(options, DebugOptions):
+            raise TypeError(f"debug_options is a {type(options).__name__}, expected DebugOptions")
         if options.python_level is not None:
             logger.setLevel(options.python_level)
         self._ort_options = options
@@ -278,7 +280,7 @@ class ORTModule(nn.Module):
             ``graphs`` exported and ``export_seconds`` spent on it; ``plans_built``, ``plan_hits``,
             ``plans_evicted`` and the seconds of each stage of planning, ``bind_seconds`` to
             ``plan_seconds``; ``plans_cached``, ``runs_live`` and the ``constant_bytes`` that plans hold
-            now; ``arena_bytes`` of the largest plan used.
+            now; ``arena_bytes`` of the largest plan used. What is of plans is there once a graph is.
         """
         stats = self._ort_graphs.stats()
         return stats if self._ort_second is None else self._ort_second.add_stats(stats)
