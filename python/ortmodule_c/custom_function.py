@@ -188,7 +188,7 @@ class _Exchange(threading.local):
 
 
 def _refuse_reentrant(args: Sequence[Any]) -> None:
-    """A reentrant checkpoint is not exported; one whose arguments want no gradient trains nothing inside, unseen by others."""
+    """A reentrant checkpoint is not exported; nothing inside is trained if its arguments want no gradient."""
     what = "the forward uses torch.utils.checkpoint with use_reentrant=True"
     if any(isinstance(v, Tensor) and v.requires_grad for v in args):
         raise NotExportable(what)

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
-from .errors import NotExportable, first_lines
+from .errors import NotExportable, NotRunnable, first_lines
 from .flatten import Spec, flatten, plain_leaves, unflatten
 from .guards import Snapshot, Survey, Write, are_repeated, layout
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
@@ -307,6 +307,7 @@ def capture(
                     stack.enter_context(torch.autocast(device, dtype=dtype))
                 stack.enter_context(_RefuseStrangers(watch))
                 stack.enter_context(_no_seeding())
+                stack.enter_context(_no_graph_of_gradients())
                 stack.enter_context(no_saving_hooks())
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
@@ -446,6 +447,23 @@ def leaves_alone(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     given = {**dict(zip(("input", "p", _DROPOUTS[function]), args, strict=False)), **kwargs}
     p, training = given.get("p", 0.5), given.get(_DROPOUTS[function], True)
     return bool(p == 0 or (not training and 0 < p <= 1))
+
+
+@contextlib.contextmanager
+def _no_graph_of_gradients() -> Iterator[None]:
+    """Within it a forward does not ask for gradients that are differentiated again: no part of a graph can be."""
+    run, thread = torch.autograd._engine_run_backward, threading.get_ident()
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and args[3]:
+            raise NotRunnable("the forward asks for gradients with create_graph=True")
+        return run(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = refusing
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = run
 
 
 class _RefuseStrangers(TorchFunctionMode):

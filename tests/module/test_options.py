@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -170,3 +171,14 @@ def test_a_variable_that_is_none_of_ours_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ORTMODULE_FALLBAC", "error")
     with pytest.warns(UserWarning, match=r"ORTMODULE_FALLBAC is unknown, there are ORTMODULE_CAPTURE, "):
         ORTModule(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_graphs": "3"}, {"max_graphs": 2.5}, {"verify": True}, {"save_onnx": 1}, {"save_path": 1}]
+)
+def test_a_field_of_another_type_is_named(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=f"{name} is a {type(given[name]).__name__}, expected"):
+        DebugOptions(**given)
+    with pytest.raises(TypeError, match="debug_options is a dict, expected DebugOptions"):
+        ORTModule(mlp(), given)  # type: ignore[arg-type]

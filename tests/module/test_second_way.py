@@ -272,3 +272,30 @@ def test_a_checkpoint_inside_runs_again_in_backward() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         ours(torch.randn(2, 4, requires_grad=True))
     assert sum(held) <= 3 * (8 + 20)  # inputs and parameters
+
+
+class Gradient(nn.Module):
+    """Gives a gradient that is differentiated again, as of a force field."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.l(x).tanh().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def test_a_forward_that_makes_a_graph_of_gradients_runs_in_pytorch() -> None:
+    """No part of it may be a graph of ours, which cannot be differentiated twice."""
+    eager, ours = pair(Gradient())
+    with pytest.warns(UserWarning, match="create_graph=True"):
+        for n in (3, 2):
+            assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
+
+
+def test_a_reentrant_checkpoint_on_tensors_without_gradients_trains_nothing() -> None:
+    eager, ours = pair(Function(lambda s, x: s.after(checkpoint(s.l, x, use_reentrant=True)), l=mlp(), after=nn.ReLU()))
+    with pytest.warns(UserWarning, match="None of the inputs|require no gradient"):
+        outs = [m(torch.randn(3, 6)) for m in (eager, ours)]
+    assert not any(out.requires_grad for out in outs)
