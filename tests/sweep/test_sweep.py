@@ -63,7 +63,8 @@ class Results:
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest) -> Results:
-    return Results([i.callspec.params["name"] for i in request.session.items if i.path == Path(__file__)])
+    items = [i for i in request.session.items if i.path == Path(__file__) and hasattr(i, "callspec")]
+    return Results([i.callspec.params["name"] for i in items])
 
 
 @pytest.fixture(scope="session")
