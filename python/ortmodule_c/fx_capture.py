@@ -53,6 +53,7 @@ _COMPUTE = {
 }
 ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 _REGIONS = (torch._C._set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST)
+_COUNTED = torch._C._log_api_usage_once  # tells who counts the uses of PyTorch's interfaces, and no one does
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
 
 
@@ -82,15 +83,18 @@ def acts(node: fx.Node) -> str:
     """What a node calls, if it does something besides computing."""
     if node.op == "call_method" and node.target in _ACTING_METHODS:
         return f"Tensor.{node.target}"
-    if node.op != "call_function" or node.target in _REGIONS or isinstance(node.target, (OpOverload, OpOverloadPacket)):
+    if (
+        node.op != "call_function"
+        or node.target in (*_REGIONS, _COUNTED)
+        or isinstance(node.target, (OpOverload, OpOverloadPacket))
+    ):
         return ""
     return "" if _module(node.target) in _COMPUTE else str(getattr(node.target, "__name__", node.target))
 
 
 def _module(function: Any) -> str:
-    return (
-        getattr(function, "__module__", None) or "torch"
-    )  # methods of the class of all functions of PyTorch have none
+    # Methods of the class of all functions of PyTorch have none.
+    return getattr(function, "__module__", None) or "torch"
 
 
 def _path(qualified: str) -> str:

@@ -141,7 +141,7 @@ class SecondWay:
         for place, texts in told.items():
             why = max(texts, key=len)
             why = "Data-dependent branching" if why.startswith("generic_jump") else first_lines(why)
-            cause = f"graph break: {why}"
+            cause = f"graph break: {why.replace(' Explanation: ', ': ')}"
             self._report.add(place, self._breaks.setdefault(place, cause))
 
     def _note_record(self, record: logging.LogRecord) -> None:

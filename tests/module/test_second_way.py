@@ -299,3 +299,16 @@ def test_a_reentrant_checkpoint_on_tensors_without_gradients_trains_nothing() ->
     with pytest.warns(UserWarning, match="None of the inputs|require no gradient"):
         outs = [m(torch.randn(3, 6)) for m in (eager, ours)]
     assert not any(out.requires_grad for out in outs)
+
+
+def test_modules_made_in_the_forward_are_in_the_graph() -> None:
+    """PyTorch counts each that is made, which computes nothing."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        return nn.MSELoss()(s.l(x), x) * (2 if x.sum() > 0 else 3)
+
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match="Data-dependent"):
+        assert_same_step(eager, ours, torch.rand(3, 4))
+    (record,) = ours.fallback_report()
+    assert record.cause.startswith("graph break: Data-dependent branching")
