@@ -556,7 +556,7 @@ def _tracing_mode(operands: Sequence[Any]) -> Literal["real", "symbolic"]:
 def _stand_in(operand: Any) -> Any:
     """A tensor of ones or a number in place of an operand, of the sizes met while tracing."""
     if isinstance(operand, Tensor):
-        return torch.ones(1, dtype=operand.dtype).expand([_stand_in(size) for size in operand.shape])
+        return torch.ones((), dtype=operand.dtype).expand([_stand_in(size) for size in operand.shape])
     return operand.node.hint if isinstance(operand, _SYMBOLIC) else operand
 
 

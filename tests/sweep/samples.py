@@ -157,9 +157,11 @@ def copies(tensors: Sequence[Tensor], convert: Callable[[Tensor], Tensor] = lamb
 def _in_place(op: OpInfo) -> Callable[..., Any]:
     """The operator's method that writes over its operand; over a copy of it if that is a leaf that requires grad."""
 
+    method = op.inplace_variant
+
     def function(operand: Any, *args: Any, **kwargs: Any) -> Any:
         written = operand.clone() if operand.requires_grad else operand
-        result = op.inplace_variant(written, *args, **kwargs)
+        result = method(written, *args, **kwargs)
         return result, written
 
     return function
@@ -271,7 +273,11 @@ def _has(name: str, dtype: str) -> bool:
 
 
 # Their random operators set the seed inside of the call, which is no part of what is to be computed.
-common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+def _called(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+common_methods_invocations.wrapper_set_seed = _called
 
 _OPS = {op.full_name: op for op in op_db}
 _IN_PLACE = {f"{op.full_name} (in place)": op for op in op_db if op.inplace_variant is not None}

@@ -343,7 +343,9 @@ _LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
 @translates(aten.binary_cross_entropy.default)
 def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
     """Its logarithms are at least -100 and the divisor of its slope at least a float32 1e-12, in any dtype."""
-    p, t, one = b.emit("UnitInterval", b.detached(x)), b.detached(target), b.const(1.0, x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    p = b.cast(b.emit("UnitInterval", b.cast(b.detached(x), wide)), x.dtype)
+    t, one = b.detached(target), b.const(1.0, x.dtype)
     log = b.emit("Clip", b.emit("Log", p), min=-100.0)
     log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), min=-100.0)
     loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), log_not), b.emit("Mul", t, log))
