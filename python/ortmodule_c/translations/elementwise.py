@@ -431,10 +431,13 @@ def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     if dtype == torch.bool:
         raise Unsupported("arithmetic on bools")
     x, t1, t2 = (b.cast(v, dtype) for v in (x, t1, t2))
-    base, left, right = (b.cast(b.detached(v), computed_in(dtype)) for v in (x, t1, t2))
+    # Gradients of operands that are repeated are sums, which are not taken in 16 bits.
+    summed = dtype in HALVES and not x.shape == t1.shape == t2.shape
+    own = not summed and any(v.grad for v in (x, t1, t2))
+    base, left, right = (b.cast(b.detached(v) if own else v, computed_in(dtype)) for v in (x, t1, t2))
     factor = b.scalar(value, base.dtype)
-    out = b.cast(b.emit("Add", base, b.emit("Mul", b.emit("Mul", left, factor), right)), dtype)
-    if not any(v.grad for v in (x, t1, t2)):
+    out: Val = b.cast(b.emit("Add", base, b.emit("Mul", b.emit("Mul", left, factor), right)), dtype)
+    if not own:
         return out
     parts = [b.emit("Mul", v, b.cast(b.emit("Mul", w, factor), dtype)) for v, w in ((t1, right), (t2, left))]
     return b.with_gradient_of(out, b.emit("Add", x, b.emit("Add", *parts)))
