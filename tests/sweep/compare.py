@@ -30,7 +30,7 @@ FAILURES = (WRONG, RAISED, DIED)
 # own error is, which is that of float32 in smaller units.
 ULPS = {torch.float64: 16, torch.float32: 4, torch.bfloat16: 4, torch.float16: 4}
 FACTOR = 2
-# A sum of numbers around 1 may cancel, which nothing wider than float64 could tell, and 16 bits do by the order of their
+# A sum of numbers around 1 may cancel: nothing wider than float64 could tell, and 16 bits do by the order of their
 # roundings: there a unit of 1 is nothing.
 LEAST = {torch.float64: 1.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 
