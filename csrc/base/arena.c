@@ -60,12 +60,22 @@ static void *take(omc_arena *arena, size_t bytes, size_t align) {
   return ptr;
 }
 
+static void *zeroed(omc_arena *arena, size_t bytes, size_t align) {
+  void *ptr = take(arena, bytes, align);
+  if (ptr) memset(ptr, 0, bytes);
+  return ptr;
+}
+
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size) {
   size_t bytes;
   if (!omc_mul_size(count, size, &bytes)) return NULL;
-  void *ptr = take(arena, bytes, bytes < ALIGNMENT ? SMALL_ALIGNMENT : ALIGNMENT);
-  if (ptr) memset(ptr, 0, bytes);
-  return ptr;
+  return zeroed(arena, bytes, bytes < ALIGNMENT ? SMALL_ALIGNMENT : ALIGNMENT);
+}
+
+void *omc_arena_elements(omc_arena *arena, size_t count, size_t size) {
+  size_t bytes;
+  if (!omc_mul_size(count, size, &bytes)) return NULL;
+  return zeroed(arena, bytes, ALIGNMENT);
 }
 
 char *omc_arena_text(omc_arena *arena, const char *text, size_t n) {

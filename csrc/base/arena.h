@@ -22,6 +22,9 @@ void omc_arena_deinit(omc_arena *arena);
  * when there is no memory. */
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size);
 
+/* The same for the elements of a tensor, always aligned to 64. */
+void *omc_arena_elements(omc_arena *arena, size_t count, size_t size);
+
 /* Copies `n` bytes of `text` and a terminating zero; NULL when there is no memory. */
 char *omc_arena_text(omc_arena *arena, const char *text, size_t n);
 

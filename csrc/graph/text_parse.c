@@ -269,7 +269,7 @@ static omc_status parse_inline(parser *p, span name, const omc_type *type, size_
                                const void **out) {
   if (bytes / omc_dtype_size(type->dtype) > (size_t)(p->end - p->at))
     PARSE_FAIL(p, "%%%.*s has fewer elements than its type says", SPAN(name));
-  void *data = omc_arena_alloc(&p->graph->arena, 1, bytes);
+  void *data = omc_arena_elements(&p->graph->arena, 1, bytes);
   if (!data) return no_memory();
   *out = data;
   return parse_elements(p, type, bytes, data);

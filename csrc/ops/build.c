@@ -85,8 +85,8 @@ omc_value *omc_b3(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_
 static omc_value *new_const(omc_builder *b, const omc_type *type, void **data) {
   if (b->status != OMC_OK) return NULL;
   omc_value *v = NULL;
-  *data = omc_arena_alloc(&b->graph->arena, (size_t)omc_shape_numel(&type->shape),
-                          omc_dtype_size(type->dtype));
+  *data = omc_arena_elements(&b->graph->arena, (size_t)omc_shape_numel(&type->shape),
+                             omc_dtype_size(type->dtype));
   if (!*data)
     latch(b, omc_fail(OMC_ENOMEM, "no memory for a constant"));
   else

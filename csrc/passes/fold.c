@@ -56,7 +56,7 @@ static omc_status evaluate(const omc_node *node, omc_arena *memory, omc_arena *t
   omc_call call;
   OMC_TRY(omc_call_prepare(node, cpu, temporary, 1, &call));
   omc_tensor *in = OMC_NEW_ARRAY(temporary, omc_tensor, node->n_in + node->n_out + 1);
-  void *workspace = omc_arena_alloc(temporary, call.workspace_bytes + 1, 1);
+  void *workspace = omc_arena_elements(temporary, call.workspace_bytes + 1, 1);
   if (!in || !workspace) return no_memory(node);
   omc_tensor *out = in + node->n_in;
   for (uint32_t i = 0; i < node->n_in; i++) {
@@ -68,7 +68,7 @@ static omc_status evaluate(const omc_node *node, omc_arena *memory, omc_arena *t
     if (!node->out[k]) continue;
     size_t bytes;
     OMC_TRY(omc_type_bytes(&node->out[k]->type, &bytes));
-    out[k] = (omc_tensor){omc_arena_alloc(memory, bytes + 1, 1), &node->out[k]->type};
+    out[k] = (omc_tensor){omc_arena_elements(memory, bytes + 1, 1), &node->out[k]->type};
     data[k] = out[k].data;
     if (!data[k]) return no_memory(node);
   }
@@ -167,7 +167,7 @@ static omc_value *compute_again(omc_graph *g, const omc_value *v, omc_node *befo
 static omc_status keep(omc_graph *g, omc_value *v) {
   size_t bytes;
   OMC_TRY(omc_type_bytes(&v->type, &bytes));
-  void *data = omc_arena_alloc(&g->arena, bytes + 1, 1);
+  void *data = omc_arena_elements(&g->arena, bytes + 1, 1);
   if (!data) OMC_FAIL(ENOMEM, "no memory for a constant of %zu bytes", bytes);
   memcpy(data, v->data, bytes);
   g->constant_bytes += bytes;
