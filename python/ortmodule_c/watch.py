@@ -519,8 +519,8 @@ class Watch:
         owner = getattr(function, "__self__", None)
         if isinstance(owner, types.ModuleType):
             module = owner.__name__
-        elif isinstance(owner, type):
-            module = owner.__module__
+        elif isinstance(owner, type):  # of the class that has it, as torch's Function has apply
+            module = next((c for c in owner.__mro__ if function.__name__ in vars(c)), owner).__module__
         elif type(owner).__module__ == "_io":
             self._refuse(f"the forward calls {function.__name__}() of a file")
             return
