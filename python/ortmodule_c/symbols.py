@@ -23,9 +23,11 @@ def remembered() -> Iterator[None]:
     def once(name: str, compute: _Operation) -> _Operation:
         def operation(a: SymNode, b: SymNode) -> SymNode:
             env = a.shape_env
-            if type(b) is not SymNode or env is None or get_proxy_mode() is not None:  # the last is to see it
+            # What older PyTorch finds out about sizes has no version, and what traces operations is to see them.
+            version = getattr(env, "_replacements_version_counter", None)
+            if type(b) is not SymNode or version is None or get_proxy_mode() is not None:
                 return compute(a, b)
-            key = (name, env, env._replacements_version_counter, a._expr, a.pytype, b._expr, b.pytype)
+            key = (name, env, version, a._expr, a.pytype, b._expr, b.pytype)
             found = memo.get(key)
             if found is None:
                 found = memo[key] = compute(a, b)
