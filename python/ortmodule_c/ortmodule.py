@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import inspect
 import itertools
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 from . import _C
 from .arguments import Arguments
@@ -58,6 +61,7 @@ _SHARED = (
     "_load_state_dict_post_hooks",
     "_non_persistent_buffers_set",
 )
+_HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name and name not in _SHARED)
 _OWN_PREFIX = "_ort_"
 
 
@@ -142,6 +146,20 @@ class ORTModule(nn.Module):
     # The call
 
     forward = _Forward()
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the hooks of the wrapper around its forward. Where all modules have hooks, the module runs all."""
+        if not _has_any_global_hook():
+            return super()._call_impl(*args, **kwargs)
+        module = self._ort_module.__dict__
+        before = {name: module[name] for name in _HOOKS}
+        module.update(
+            {name: OrderedDict([*hooks.items(), *self.__dict__[name].items()]) for name, hooks in before.items()}
+        )
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            module.update(before)
 
     def _ort_signed(self) -> Callable[..., Any]:
         """`_forward` with the signature of the module's forward as it is now."""
@@ -317,14 +335,16 @@ class ORTModule(nn.Module):
             yield name, self if module is self._ort_module else module
 
     def __getattr__(self, name: str) -> Any:
-        module = self.__dict__["_ort_module"]
+        module: nn.Module = self.__dict__["_ort_module"]
         value = getattr(module, name)
         function = getattr(module.__class__, name, None)
         if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
             return value
-        # A method that calls self(...) then runs here.
+        # A method that calls self(...) then runs here, unless it would find something of the wrapper for its own.
         code = getattr(inspect.unwrap(function), "__code__", function.__code__)
-        return value if _looks_into_self(code) else types.MethodType(function, self)
+        places = (module.__dict__, module._modules, module._buffers, module._parameters)
+        shadows = any(hasattr(module.__class__, n) or any(n in p for p in places) for n in _ADDED)
+        return value if shadows or _looks_into_self(code) else types.MethodType(function, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         bound = isinstance(value, types.MethodType) and value.__self__ is self  # a module does not hold its wrapper
@@ -377,6 +397,12 @@ class ORTModule(nn.Module):
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
 
+    def __copy__(self) -> ORTModule:
+        _, arguments, state = self.__reduce__()
+        twin = type(self)(copy.copy(arguments[0]), self._ort_options)
+        twin.__dict__.update(state)
+        return twin
+
     def _replicate_for_data_parallel(self) -> Any:
         raise ORTModuleError("torch.nn.DataParallel cannot wrap an ORTModule; use DistributedDataParallel")
 
@@ -389,6 +415,8 @@ def _delegate(name: str) -> Callable[..., Any]:
 
     return method
 
+
+_ADDED = {name for name in vars(ORTModule) if not name.startswith("_")} - vars(nn.Module).keys() - {"training"}
 
 for _name, _value in vars(nn.Module).items():
     _special = _name.startswith("__") or _name in _OF_A_CALL or _name in vars(ORTModule)

@@ -150,6 +150,28 @@ def test_methods_see_the_wrapper() -> None:
     assert ours.stats()["plan_hits"] == 1, "the type of something else is another matter"
 
 
+class Holding(nn.Module):
+    """A module with members that bear the names of the wrapper's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 3)
+        self.register_buffer("stats", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x) * 2
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x) + self.stats
+
+
+def test_methods_find_what_the_module_calls_as_the_wrapper_does() -> None:
+    eager, ours = pair(Holding())
+    x = torch.randn(2, 3)
+    close(ours.encode(x), eager.encode(x))
+    assert_same_step(eager, ours, x)
+
+
 def test_signature() -> None:
     ours = ORTModule(Net())
     assert inspect.signature(ours.forward) == inspect.signature(Net().forward)
@@ -269,6 +291,14 @@ def test_copies(way: str) -> None:
     assert_same_step(copy.deepcopy(twin.module), twin, x)
 
 
+def test_a_shallow_copy_shares_tensors_and_not_attributes() -> None:
+    ours = ORTModule(mlp())
+    twin = copy.copy(ours)
+    twin.scale = 2
+    assert isinstance(twin, ORTModule) and not hasattr(ours, "scale")
+    assert twin.get_parameter("0.weight") is ours.get_parameter("0.weight")
+
+
 def test_hooks_on_the_wrapper_run() -> None:
     ours = ORTModule(mlp())
     seen: list[str] = []
@@ -302,8 +332,22 @@ def test_hooks_on_all_modules_run() -> None:
             ours(x)
     finally:
         hook.remove()
-    assert seen == [nn.Linear, nn.ReLU, nn.Linear, nn.Sequential, ORTModule]
+    assert seen == [nn.Linear, nn.ReLU, nn.Linear, nn.Sequential]
     assert ours(x).grad_fn.name() == "_RunBackward"
+
+
+def test_hooks_on_all_modules_and_on_the_wrapper_run_once() -> None:
+    eager, ours = pair(mlp())
+    x = torch.randn(2, 6)
+    for m in (eager, ours):
+        m.register_forward_pre_hook(lambda m, a: (a[0] + 1,))
+        m.register_forward_hook(doubled)
+    hook = nn.modules.module.register_module_forward_hook(doubled)
+    try:
+        close(ours(x), eager(x))
+    finally:
+        hook.remove()
+    close(ours(x), eager(x))
 
 
 def test_parametrizations_are_those_of_the_module() -> None:
