@@ -3,8 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ALIGNMENT 64
-#define SMALL_ALIGNMENT 16
+#define ALIGNMENT 16
+#define ELEMENTS_ALIGNMENT 64
 #define LEAST_BLOCK ((size_t)16 << 10)
 #define LARGEST_STEP ((size_t)1 << 20)
 
@@ -35,7 +35,7 @@ static size_t padding(const omc_arena_block *block, size_t align) {
 
 static omc_arena_block *add_block(omc_arena *arena, size_t bytes) {
   size_t least;
-  if (!omc_add_size(bytes, sizeof(omc_arena_block) + ALIGNMENT, &least)) return NULL;
+  if (!omc_add_size(bytes, sizeof(omc_arena_block) + ELEMENTS_ALIGNMENT, &least)) return NULL;
   size_t size = arena->used / 4; /* plans are kept: most of what is not used is a fifth of them */
   if (size < LEAST_BLOCK) size = LEAST_BLOCK;
   if (size > LARGEST_STEP) size = LARGEST_STEP;
@@ -60,22 +60,26 @@ static void *take(omc_arena *arena, size_t bytes, size_t align) {
   return ptr;
 }
 
-static void *zeroed(omc_arena *arena, size_t bytes, size_t align) {
+static void *zeroed(omc_arena *arena, size_t count, size_t size, size_t align) {
+  size_t bytes;
+  if (!omc_mul_size(count, size, &bytes)) return NULL;
   void *ptr = take(arena, bytes, align);
   if (ptr) memset(ptr, 0, bytes);
   return ptr;
 }
 
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size) {
-  size_t bytes;
-  if (!omc_mul_size(count, size, &bytes)) return NULL;
-  return zeroed(arena, bytes, bytes < ALIGNMENT ? SMALL_ALIGNMENT : ALIGNMENT);
+  return zeroed(arena, count, size, ALIGNMENT);
 }
 
 void *omc_arena_elements(omc_arena *arena, size_t count, size_t size) {
-  size_t bytes;
-  if (!omc_mul_size(count, size, &bytes)) return NULL;
-  return zeroed(arena, bytes, ALIGNMENT);
+  return zeroed(arena, count, size, ELEMENTS_ALIGNMENT);
+}
+
+bool omc_arena_holds(const omc_arena *arena, const void *ptr) {
+  for (const omc_arena_block *block = arena->blocks; block; block = block->next)
+    if ((uintptr_t)ptr - (uintptr_t)block < block->bytes) return true;
+  return false;
 }
 
 char *omc_arena_text(omc_arena *arena, const char *text, size_t n) {

@@ -18,15 +18,17 @@ void omc_arena_init(omc_arena *arena, const omc_allocator *allocator);
 /* Frees every block; the arena may be used again. */
 void omc_arena_deinit(omc_arena *arena);
 
-/* `count * size` zeroed bytes, aligned to 64 if there are as many, else to 16; NULL on overflow or
- * when there is no memory. */
+/* `count * size` zeroed bytes, aligned to 16; NULL on overflow or when there is no memory. */
 void *omc_arena_alloc(omc_arena *arena, size_t count, size_t size);
 
-/* The same for the elements of a tensor, always aligned to 64. */
+/* The same for the elements of a tensor, aligned to 64. */
 void *omc_arena_elements(omc_arena *arena, size_t count, size_t size);
 
 /* Copies `n` bytes of `text` and a terminating zero; NULL when there is no memory. */
 char *omc_arena_text(omc_arena *arena, const char *text, size_t n);
+
+/* Whether `ptr` points into memory of the arena. */
+bool omc_arena_holds(const omc_arena *arena, const void *ptr);
 
 /* Typed forms: OMC_NEW(arena, omc_node) and OMC_NEW_ARRAY(arena, int64_t, n). */
 #define OMC_NEW(arena, type) ((type *)omc_arena_alloc((arena), 1, sizeof(type)))

@@ -207,15 +207,16 @@ omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t
   return OMC_OK;
 }
 
-/* Copies a value under the same id and enters it in `map`, n_values pointers by id. */
+/* Copies a value under the next id and enters it in `map`, pointers by the ids that are copied. */
 static omc_status clone_value(omc_graph *g, const omc_value *from, omc_value **map) {
   omc_value *v = OMC_NEW(&g->arena, omc_value);
   if (!v) return no_memory();
   *v = *from;
+  v->id = g->n_values++;
   v->uses = NULL;
   v->producer = NULL;
   OMC_TRY(copy_text(&g->arena, from->name, &v->name));
-  map[v->id] = v;
+  map[from->id] = v;
   return OMC_OK;
 }
 
@@ -260,7 +261,6 @@ static omc_status clone_list(omc_graph *g, omc_value *const *from, uint32_t n, o
 }
 
 static omc_status clone_into(const omc_graph *from, omc_graph *g, omc_value **map) {
-  g->n_values = from->n_values;
   g->n_inputs = from->n_inputs;
   OMC_TRY(clone_list(g, from->inputs, from->n_inputs, map, &g->inputs, &g->cap_inputs));
   OMC_TRY(clone_list(g, from->grads, from->cap_grads, map, &g->grads, &g->cap_grads));
@@ -285,6 +285,38 @@ omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator
   else
     omc_graph_destroy(g);
   return status;
+}
+
+/* Copies the constants that lie in the arena of `from`. */
+static omc_status own_constants(omc_graph *g, const omc_graph *from) {
+  for (omc_node *n = g->first;; n = n->next) {
+    const omc_node *reader = n ? n : g->result;
+    for (uint32_t i = 0; i < reader->n_in; i++) {
+      omc_value *v = omc_in(reader, i);
+      if (!omc_is_const(v) || !omc_arena_holds(&from->arena, v->data)) continue;
+      size_t bytes;
+      OMC_TRY(omc_type_bytes(&v->type, &bytes));
+      void *data = omc_arena_elements(&g->arena, bytes + 1, 1);
+      if (!data) return no_memory();
+      memcpy(data, v->data, bytes);
+      v->data = data;
+    }
+    if (!n) return OMC_OK;
+  }
+}
+
+omc_status omc_graph_compact(omc_graph **graph) {
+  omc_graph *from = *graph, *g;
+  OMC_TRY(omc_graph_clone(from, from->arena.allocator, &g));
+  const omc_status status = own_constants(g, from);
+  if (status != OMC_OK) {
+    omc_graph_destroy(g);
+    return status;
+  }
+  g->constant_bytes = from->constant_bytes;
+  omc_graph_destroy(from);
+  *graph = g;
+  return OMC_OK;
 }
 
 const omc_attr *omc_attr_find(const omc_node *n, const char *name) {

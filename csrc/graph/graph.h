@@ -148,9 +148,14 @@ omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) OM
 omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
                                 uint32_t n_grads) OMC_MUST_USE;
 
-/* Copies a graph with its constants borrowed from `from`, which must outlive the copy. */
+/* Copies the nodes of a graph, and of its values those in use, which get new ids. Constants are
+ * borrowed from `from`, which must outlive the copy. */
 omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator,
                            omc_graph **out) OMC_MUST_USE;
+
+/* Exchanges a settled graph for one of the same nodes that holds nothing passes have left behind,
+ * and whose ids are those of the values in use. On an error *graph stays. */
+omc_status omc_graph_compact(omc_graph **graph) OMC_MUST_USE;
 
 static inline omc_value *omc_in(const omc_node *n, uint32_t i) {
   return i < n->n_in ? n->in[i].value : NULL;

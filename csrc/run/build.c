@@ -30,6 +30,7 @@ static omc_status differentiate(building *b) {
 }
 
 static omc_status plan(building *b) {
+  OMC_TRY(omc_graph_compact(&b->graph)); /* plans are kept */
   omc_graph *graph = b->graph;
   b->graph = NULL;
   return omc_plan_create(graph, b->in->provider, b->in->signature->retain, b->in->allocator,

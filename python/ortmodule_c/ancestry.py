@@ -80,6 +80,10 @@ class Ancestry:
         """What saves tensors, of a whole ancestry."""
         return ancestry & self._saving
 
+    def custom(self, ancestry: int) -> int:
+        """The ways through custom functions, of a whole ancestry."""
+        return ancestry & self._materializing
+
     def inputs(self, ancestry: int, none: Collection[Operand]) -> int:
         """The inputs that get a gradient if these operands get none."""
         return self.whole(ancestry, none) & self._inputs

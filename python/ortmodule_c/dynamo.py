@@ -94,8 +94,6 @@ class Compiled:
         self._inner: list[Compiled] = []  # in the parts
         draw_alike(graph)
         try:
-            if not torch.is_inference_mode_enabled() and any(map(_is_inference, examples)):
-                raise NotExportable("an input was made in inference mode")  # PyTorch may refuse to save it
             stand_ins = _stand_ins(examples)
             numbers = {i: e.item() if type(e) is Tensor else e for i, e in enumerate(examples) if i in self._floats}
             self._parts = split(graph, [numbers.get(i, e) for i, e in enumerate(stand_ins)], self._make_part, report)
@@ -210,10 +208,6 @@ def _floats(graph: fx.GraphModule) -> set[int]:
         if isinstance(getattr(n, "_dynamo_source", None), FloatTensorSource)
         or (n.users and all(u.op == "call_method" and u.target == "item" for u in n.users))
     }
-
-
-def _is_inference(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_inference()
 
 
 def _leaf(t: Tensor) -> Tensor:

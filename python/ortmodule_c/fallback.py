@@ -31,14 +31,11 @@ class HostOp:
         Computes the output tensors from the input tensors.
     grads
         Which inputs gradients flow to.
-    random
-        Whether it draws from PyTorch's random generator.
     """
 
     name: str
     run: Callable[[Sequence[Tensor]], list[Tensor]]
     grads: tuple[bool, ...]
-    random: bool
 
 
 def _type(t: Tensor) -> Type:
@@ -59,11 +56,6 @@ class Host:
         self.ops: list[HostOp] = []
         self._types: dict[tuple[int, tuple[tuple[int, ...], ...]], list[Type]] = {}
         self._here = _Here()
-
-    @property
-    def random(self) -> bool:
-        """Whether some op draws random numbers from PyTorch's generator."""
-        return any(op.random for op in self.ops)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[set[Operand]]:

@@ -6,7 +6,7 @@ import itertools
 import operator
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,33 +24,49 @@ Mask = tuple[bool, ...]
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
 
 
-_MOST_BACKWARDS = 4  # that one plan serves
+_MOST_MET = 4  # backwards for several outputs that a plan is made for
+_MOST_DIVIDED = 3  # outputs for each of whose sets there is a backward, where it is no sum
 
 
 class Habits:
-    """Which outputs gradients came back for, and whether several backwards ever followed one forward.
+    """The backwards to be ready for: those of which all others are sums, those that are likely, and those met lately.
 
-    What was met once is expected from then on: a forward that has to be repeated reads parameters as they are then.
+    So none ever needs what forward has not left behind.
+
+    Parameters
+    ----------
+    basis
+        Backwards of which all others are sums.
+    likely
+        Backwards for several outputs that may be the first.
+    leaves
+        Whether PyTorch would let others follow a backward that does not retain its graph.
+
+    Attributes
+    ----------
+    expected
+        The backwards to be ready for, and whether several may follow one forward.
     """
 
-    def __init__(self, guess: Sequence[Mask]) -> None:
-        self._guess = tuple(guess[:_MOST_BACKWARDS])
-        self._met: dict[Mask, None] = {}  # the latest last
-        self._several = len(guess) > 1
+    def __init__(self, basis: Sequence[Mask], likely: Sequence[Mask], leaves: Callable[[Mask], bool]) -> None:
+        self._basis, self._likely = tuple(basis), tuple(likely)
+        self._leaves = leaves
+        self._met: list[Mask] = []  # the latest last
+        self._several = False
+        self.expected = self._expected()
 
     def note(self, mask: Mask, several: bool) -> None:
         """A backward was asked for."""
         with noting_lock:
-            self._several = several or (self._several and bool(self._met))
-            self._met.pop(mask, None)
-            self._met[mask] = None
-            if len(self._met) > _MOST_BACKWARDS:
-                del self._met[next(iter(self._met))]
+            several = self._several or several or self._leaves(mask)
+            if several == self._several and self._met[-1:] == [mask]:
+                return
+            self._several = several
+            self._met = [*[m for m in self._met if m != mask], mask][-_MOST_MET:]
+            self.expected = self._expected()
 
-    def expected(self) -> tuple[tuple[Mask, ...], bool]:
-        """The backwards to be ready for, and whether several may follow one forward."""
-        with noting_lock:
-            return tuple(sorted(self._met)) or self._guess, self._several
+    def _expected(self) -> tuple[tuple[Mask, ...], bool]:
+        return tuple(sorted({*self._basis, *(self._met or self._likely)})), self._several
 
 
 class Runner:
@@ -76,27 +92,29 @@ class Runner:
         self.ancestry = lowered.ancestry
         self.reaches = lowered.reaches
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
-        self.depends = lowered.depends
         self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.arena_bytes = 0  # of the largest plan used
-        self.habits = Habits(_guesses(lowered.differentiable, lowered.ranks))
-        self.foreseen = self.habits.expected()
-        # What a repeated forward reads; with one gradient that can come back, it is never repeated.
-        repeatable = sum(lowered.differentiable) > 1
-        self.read_again = _either(lowered.depends, lowered.differentiable) if repeatable else 0
+        custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
+        # Gradients of a custom function are not those of its parts.
+        self.indivisible = sum(custom) != _either(custom, [True] * len(custom))
+        self.habits = Habits(_basis(lowered.differentiable, self.indivisible), _likely(lowered), self.leaves)
+        self.foreseen = self.habits.expected
 
     def prepare(self, inputs: Sequence[Tensor]) -> "Call":
         """A call with the graph's inputs, planned; NotExportable if there can be no plan."""
-        self._check_apart(inputs)
+        if self.updates:
+            self._check_apart(inputs)
         grad = torch.is_grad_enabled()
         call = Call(self, inputs, tuple([grad and t.requires_grad for t in inputs]))
         if call.trains:
-            if any([t.is_inference() for t in inputs]):  # what of them gradients need, PyTorch knows
-                raise NotRunnable("an inference tensor is given to what trains")
+            try:
+                call.versions = [t._version for t in inputs]
+            except RuntimeError as error:  # what of them gradients need, PyTorch knows
+                raise NotRunnable("an inference tensor is given to what trains") from error
             # A checkpoint that runs forward again within a backward has to find the tensors of the first time.
             if not _hooked() or torch._C._current_graph_task_id() < 0:
-                self.foreseen = self.habits.expected()
+                self.foreseen = self.habits.expected
             call.plan_for(*self.foreseen)
         else:
             call.plan_for(())
@@ -106,20 +124,24 @@ class Runner:
         """The module's results, connected to autograd."""
         inputs = call.inputs
         if call.trains:
-            outputs = _Run.apply(call, *[t for t, g in zip(inputs, call.in_grads, strict=True) if g])
+            outputs = _Run.apply(call, *itertools.compress(inputs, call.in_grads))
         else:
             with torch.no_grad():
                 outputs = call.forward()
-        tensors = [inputs[i] if source == "input" else outputs[i] for source, i, _ in self.results]
-        results = [_aliased(t, steps, inputs) for t, (_, _, steps) in zip(tensors, self.results, strict=True)]
-        if call.trains:
+        results = [
+            _aliased(inputs[i] if source == "input" else outputs[i], steps, inputs) for source, i, steps in self.results
+        ]
+        if call.trains and self.watched:
             call.watching = [_Watch(results[k], through) for k, through in self.watched if results[k].requires_grad]
         return results
 
+    def leaves(self, mask: Mask, freed: int = 0) -> bool:
+        """Whether PyTorch lets a backward follow one for these outputs that frees what it met, with what is `freed`."""
+        freed |= _either(self.saved, mask)
+        return any(d and not saved & freed for d, saved in zip(self.differentiable, self.saved, strict=True))
+
     def _check_apart(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is to be changed shares memory with another, or has elements that do."""
-        if not self.updates:
-            return
         memories = Counter(map(_memory, inputs))
         for t in (inputs[i] for i in self.updates):
             if memories[_memory(t)] > 1 or _overlaps(t):
@@ -128,14 +150,24 @@ class Runner:
                 )
 
 
-def _guesses(differentiable: Sequence[bool], ranks: Sequence[int]) -> list[Mask]:
-    """The backwards that a first step may have: of each loss and of all, and of all outputs if the first is no loss."""
+def _basis(differentiable: Sequence[bool], indivisible: bool) -> list[Mask]:
+    """Backwards of which all others are sums: of each output alone, or of each set of them if there are few."""
     n = len(differentiable)
-    losses = [i for i in range(n) if differentiable[i] and ranks[i] == 0]
-    sets = [[i] for i in losses[: _MOST_BACKWARDS - 1]] + ([losses] if len(losses) > 1 else [])
-    if True not in differentiable or not losses or losses[0] != differentiable.index(True):
-        sets = [[i for i in range(n) if differentiable[i]], *sets]
-    return [tuple([i in of for i in range(n)]) for of in sets[:_MOST_BACKWARDS]]
+    places = [i for i in range(n) if differentiable[i]]
+    most = len(places) if indivisible and len(places) <= _MOST_DIVIDED else 1
+    return [_only(of, n) for k in range(1, most + 1) for of in itertools.combinations(places, k)]
+
+
+def _likely(lowered: Lowered) -> list[Mask]:
+    """Backwards for several outputs that may come first: of all losses, and of all outputs if the first is no loss."""
+    n = len(lowered.differentiable)
+    places = [i for i in range(n) if lowered.differentiable[i]]
+    losses = [i for i in places if lowered.ranks[i] == 0]
+    return [_only(losses, n)] * (len(losses) > 1) + [_only(places, n)] * (losses[:1] != places[:1])
+
+
+def _only(places: Collection[int], n: int) -> Mask:
+    return tuple([i in places for i in range(n)])
 
 
 class _Watch:
@@ -163,11 +195,12 @@ class _Watch:
 
 @dataclass(eq=False)
 class Call:
-    """One forward, and what its backwards or repeating it take."""
+    """One forward, and what its backwards take."""
 
     runner: Runner
     inputs: Sequence[Tensor]
     in_grads: Mask
+    trains: bool = field(init=False)  # autograd may come back for gradients
     dense: list[Tensor] = field(init=False)  # as the graph read them
     plan: _C.Plan = field(init=False)
     run: _C.Run | None = None
@@ -175,25 +208,18 @@ class Call:
     versions: list[int] = field(init=False)  # of the inputs
     output_versions: dict[int, int] = field(init=False)
     seed: int = 0
-    host_state: Tensor | None = None
     stowed: list[int] | None = None  # the inputs that went through saved-tensor hooks, if any are active
     packed: Tensor | None = None  # what the run holds, back from them
-    retain: bool = False  # the run serves several backwards
     begun: bool = False  # there was a backward
     freed: int = 0  # what saved tensors for backwards that did not retain them
     watching: list[_Watch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.trains = True in self.in_grads and True in self.runner.differentiable
         self.dense = [_dense(t) for t in self.inputs]
 
-    @property
-    def trains(self) -> bool:
-        """Whether autograd may come back for gradients."""
-        return any(self.in_grads) and any(self.runner.differentiable)
-
     def plan_for(self, out_grads: Sequence[Mask], retain: bool = False) -> None:
-        """Choose the plan and, at the first time, draw the seed; NotExportable if there can be none."""
-        self.retain = retain
+        """Choose the plan and draw the seed; NotExportable if there can be none."""
         try:
             with tracing_lock:
                 self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain=retain)
@@ -201,26 +227,22 @@ class Call:
             raise NotExportable(str(error)) from error
         if self.runner.watcher is not None:
             self.runner.watcher(self.plan)
-        if self.plan.random and not self.seed:
+        if self.plan.random:
             self.seed = int(torch.randint(1, 2**63 - 1, ()))
-        if self.runner.host.random and self.host_state is None:
-            self.host_state = torch.get_rng_state()
 
     def forward(self) -> list[Tensor]:
         """Run forward and bring the module's buffers up to date; all outputs of the graph."""
         runner = self.runner
         outputs, self.run = self.plan.forward(self.dense, self.seed)
         runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
-        self.versions = [_version(t) for t in self.inputs]
         if runner.updates:
             read = {i for inputs in self.plan.reads_inputs for i in inputs}
-            for i in runner.updates:
-                if i in read or runner.read_again >> i & 1:  # of backward or of a repeated forward
-                    self.dense[i] = self.dense[i].clone()
+            for i in read.intersection(runner.updates):
+                self.dense[i] = self.dense[i].clone()
             torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
         # Aliases: the outputs themselves will hold the node that holds this call.
-        self.outputs = {i: outputs[i].detach() for of in self.plan.reads_outputs for i in of}
-        self.output_versions = {i: _version(t) for i, t in self.outputs.items()}
+        self.outputs = {i: outputs[i].detach() for i in {i for of in self.plan.reads_outputs for i in of}}
+        self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs
 
     def stow(self, ctx: Any, outputs: Sequence[Tensor]) -> None:
@@ -243,60 +265,59 @@ class Call:
         call.packed, call.inputs, call.dense = packed, list(self.inputs), list(self.dense)
         call.versions = list(self.versions)
         for i, t in zip(self.stowed, saved, strict=False):
-            call.inputs[i], call.dense[i], call.versions[i] = t, _dense(t), _version(t)
+            call.inputs[i], call.dense[i], call.versions[i] = t, _dense(t), t._version
         call.outputs = dict(zip(self.outputs, saved[len(self.stowed) :], strict=True))
-        call.output_versions = {i: _version(t) for i, t in call.outputs.items()}
+        call.output_versions = {i: t._version for i, t in call.outputs.items()}
         return call
 
     def release(self, mask: Mask) -> "Call | None":
         """Let go of what a backward that did not retain it has read; what serves other backwards, or None."""
+        more = self.runner.leaves(mask, self.freed) and self.stowed is None
         self.freed |= _either(self.runner.saved, mask)
-        alive = [
-            d and not saved & self.freed for d, saved in zip(self.runner.differentiable, self.runner.saved, strict=True)
-        ]
-        if self.stowed is not None or not any(alive):
-            return None
-        if not self.retain and self.run is not None:  # nobody was seen to come back: the arena is freed
-            if self.plan.forward_bytes:
-                self.run = None
-            else:
-                self.run.pack()
-        return self
+        return self if more else None
 
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
-        """Gradients of the graph's inputs, None where there is none."""
-        plan = self.plan
-        if mask not in plan.out_grads or self.run is None:
-            depends = _either(self.runner.depends, mask)
-            self._check([i for i in range(len(self.inputs)) if depends >> i & 1], ())
-            return self._again(mask, grads)
-        number = plan.out_grads.index(mask)
+        """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none."""
+        runner = self.runner
+        parts = [mask]
+        if mask not in self.plan.out_grads:
+            if runner.indivisible:
+                raise ORTModuleError(
+                    "ORTModule was not prepared to go back from these outputs together through a custom function; "
+                    "call the module again, which now is"
+                )
+            parts = [_only([i], len(mask)) for i, is_given in enumerate(mask) if is_given]
+        total: list[Tensor | None] = [None] * len(self.inputs)
+        for part in parts:
+            given = [g if p else None for g, p in zip(grads, part, strict=True)]
+            with runner.host.noting() as none:
+                results = self._backward(part, given, keep or part is not parts[-1])
+            _fill(self, runner.ancestry.inputs(_either(runner.reaches, part), none), results)
+            total = [*map(_sum, total, results)] if part is not parts[0] else results
+        return total
+
+    def _backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
+        plan, number = self.plan, self.plan.out_grads.index(mask)
+        assert self.run is not None
         self._check(plan.reads_inputs[number], plan.reads_outputs[number])
         outputs = [self.outputs.get(i) for i in range(len(grads))]
         return plan.backward(self.run, self.dense, outputs, grads, keep, self.packed)
 
     def _check(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
         """Raise as PyTorch does if what backward reads was changed in place since."""
-        updated = set(self.runner.updates)  # of these a copy is read
-        pairs = [(self.inputs[i], self.versions[i]) for i in inputs if i not in updated]
-        pairs += [(self.outputs[i], self.output_versions[i]) for i in outputs]
-        for t, version in pairs:
-            if _version(t) != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version {version} instead."
-                )
+        for i in inputs:
+            if self.inputs[i]._version != self.versions[i] and i not in self.runner.updates:  # of these a copy is read
+                raise _changed(self.inputs[i], self.versions[i])
+        for i in outputs:
+            if self.outputs[i]._version != self.output_versions[i]:
+                raise _changed(self.outputs[i], self.output_versions[i])
 
-    def _again(self, mask: Mask, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Repeat the forward, from the buffers it began with, for a plan that serves these output gradients."""
-        call = copy.copy(self)
-        call.plan_for([mask])
-        with torch.random.fork_rng(devices=[], enabled=self.host_state is not None):
-            if self.host_state is not None:
-                torch.set_rng_state(self.host_state)
-            outputs, run = call.plan.forward(call.dense, call.seed)
-        assert run is not None
-        return call.plan.backward(run, call.dense, outputs, grads)
+
+def _changed(t: Tensor, version: int) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{t.type()} {list(t.shape)}] is at version {t._version}; expected version {version} instead."
+    )
 
 
 class _Run(torch.autograd.Function):
@@ -344,7 +365,7 @@ class _Run(torch.autograd.Function):
         call = held if held.stowed is None else held.unstowed(*saved)
         runner = held.runner
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        wanted = [t for t, g in zip(call.inputs, call.in_grads, strict=True) if g]
+        wanted = [*itertools.compress(call.inputs, call.in_grads)]
         given += [None] * len(runner.updates)
         mask = _given(given)
         results: list[Tensor | None] = [None] * len(call.inputs)
@@ -352,13 +373,11 @@ class _Run(torch.autograd.Function):
             for watch in held.watching:
                 watch.check(mask)
             runner.habits.note(mask, keep or held.begun)
-            with runner.host.noting() as none:
-                results = call.backward(mask, given, keep)
-            _fill(call, runner.ancestry.inputs(_either(runner.reaches, mask), none), results)
+            results = call.backward(mask, given, keep or runner.leaves(mask, held.freed))
             held.begun = True
             if not keep:
                 ctx.call = held.release(mask)
-        return wanted, [g for g, is_wanted in zip(results, call.in_grads, strict=True) if is_wanted]
+        return wanted, [*itertools.compress(results, call.in_grads)]
 
 
 def _given(grads: Sequence[Tensor | None]) -> Mask:
@@ -368,6 +387,10 @@ def _given(grads: Sequence[Tensor | None]) -> Mask:
 def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:
     """The bits of the chosen ones together."""
     return functools.reduce(operator.or_, itertools.compress(bits, chosen), 0)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 def _fill(call: Call, reached: int, results: list[Tensor | None]) -> None:
@@ -394,10 +417,6 @@ class _Final(torch.autograd.Function):
 def _hooked() -> bool:
     """Whether saved-tensor hooks are active."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
 
 
 def _memory(t: Tensor) -> int:

@@ -69,8 +69,6 @@ class Lowered:
         For each graph output, whether a gradient may come back for it, and its number of dims.
     reaches
         For each graph output, what autograd goes through from it, in bits of `ancestry`.
-    depends
-        For each graph output, the graph inputs that its value is computed from, one bit each.
     watched
         For each result of the module, the graph outputs that autograd goes to the inputs from through it: those
         whose gradients a hook on the result would see. One bit each.
@@ -87,7 +85,6 @@ class Lowered:
     ranks: list[int]
     reaches: list[int]
     ancestry: Ancestry
-    depends: list[int]
     watched: list[int]
     updates: list[int]
     fallbacks: list[tuple[str, str]]
@@ -231,7 +228,6 @@ class _Lowering:
             [v.rank for v in values],
             reaches,
             self._ancestry,
-            self._dependences([v.ir for v in values]),
             watched,
             list(final),
             self._fallbacks,
@@ -241,14 +237,6 @@ class _Lowering:
         """The outputs, but for its own, whose ancestry has this result of the module in it, one bit each."""
         bit = self._results.get(result, 0)
         return sum(1 << i for i, ancestry in enumerate(whole) if i != own and ancestry & bit)
-
-    def _dependences(self, values: Sequence[ir.Value]) -> list[int]:
-        """For each value the graph inputs that it is computed from, one bit each."""
-        known: dict[ir.Value | None, int] = {v: 1 << i for i, v in enumerate(self._b.graph.inputs)}
-        for node in self._b.graph:
-            of = functools.reduce(operator.or_, [known.get(v, 0) for v in node.inputs], 0)
-            known.update(dict.fromkeys(node.outputs, of))
-        return [known.get(v, 0) for v in values]
 
     # One node
 
@@ -505,7 +493,7 @@ class _Lowering:
             return [*[results[i] for i in used], *[tensors[i] for i in written]]
 
         self._in_pytorch[node] = len(self._host.ops)
-        self._host.ops.append(HostOp(name, run, tuple(v.grad != 0 for v in given), _is_random(op)))
+        self._host.ops.append(HostOp(name, run, tuple(v.grad != 0 for v in given)))
         self._fallbacks.append((name, cause))
         dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]
         out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)

@@ -52,9 +52,11 @@ TEST(arena_is_zeroed_aligned_and_freed) {
   for (size_t n = 0; n < 3000; n += 7) {
     const char *text = omc_arena_text(&arena, "abc", 3);
     REQUIRE(text && !strcmp(text, "abc"));
-    char *bytes = omc_arena_alloc(&arena, n, 1);
-    REQUIRE(bytes);
-    CHECK_INT((uintptr_t)bytes % (n < 64 ? 16 : 64), 0);
+    char *elements = omc_arena_elements(&arena, n, 1), *bytes = omc_arena_alloc(&arena, n, 1);
+    REQUIRE(elements && bytes);
+    CHECK_INT((uintptr_t)elements % 64, 0);
+    CHECK_INT((uintptr_t)bytes % 16, 0);
+    CHECK(omc_arena_holds(&arena, text) && !omc_arena_holds(&arena, &arena));
     for (size_t i = 0; i < n; i++) REQUIRE(bytes[i] == 0);
     memset(bytes, 0xff, n);
   }

@@ -186,6 +186,25 @@ TEST(clone_is_its_own_graph) {
   omc_graph_destroy(g);
 }
 
+TEST(compact_keeps_what_is_in_use) {
+  omc_graph *g = parse(diamond);
+  const void *two = omc_in(g->first->next, 1)->data;
+  omc_replace_uses(nth(g, 2), nth(g, 1));
+  omc_erase_unused(g);
+  CHECK_INT(g->n_values, 5);
+  REQUIRE_OK(omc_graph_compact(&g));
+  CHECK_INT(g->n_values, 4);
+  CHECK_OK(omc_graph_verify(g, false));
+  CHECK(omc_in(g->first->next, 1)->data != two && omc_arena_holds(&g->arena, nth(g, 1)));
+  check_prints(g,
+               "input %x : f32[2,3] grad\n"
+               "const %two : f32[] = [2.0]\n"
+               "%a = Relu(%x)\n"
+               "%b = Mul(%a, %two)\n"
+               "return %b\n");
+  omc_graph_destroy(g);
+}
+
 /* Each breaks one invariant of the diamond. */
 static void swap_nodes(omc_graph *g) {
   omc_node *last = g->last;

@@ -189,7 +189,7 @@ def test_what_a_trace_would_lose_runs_in_pytorch(name: str) -> None:
 
 def test_types_that_cannot_be_found_are_an_error_and_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     host = Host()
-    host.ops.append(HostOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False), False))
+    host.ops.append(HostOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False)))
     with pytest.raises(NotExportable, match="the types of the results of a product cannot be found"):
         host.infer(0, [("f32", (2, 3)), ("f32", (2, 3))])
     assert capfd.readouterr().err == ""

@@ -139,7 +139,7 @@ def test_a_plan_of_a_small_model_is_small() -> None:
         _C.pool_trim()
         now = libc.mallinfo2()
         used.append(now.allocated + now.mapped)
-    assert (used[-1] - used[2]) / (len(used) - 3) <= 450 << 10
+    assert (used[-1] - used[2]) / (len(used) - 3) <= 400 << 10
 
 
 @pytest.mark.parametrize("length", [5, 33, 130])
