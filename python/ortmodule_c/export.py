@@ -32,8 +32,9 @@ from .errors import NotExportable, NotRunnable, first_lines
 from .flatten import Spec, flatten, plain_leaves, unflatten
 from .guards import Snapshot, Survey, Write, are_repeated, layout
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
+from .recurrent import one_step_for_all
 from .stack import users_line
-from .symbols import remembered
+from .symbols import let_go, remembered
 from .watch import Watch
 
 PATH = "ortmodule_c.path"
@@ -221,6 +222,30 @@ def no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
         yield active
 
 
+@contextlib.contextmanager
+def _no_more_than_needed(lines: bool) -> Iterator[None]:
+    """Keeps the tracer from what nobody will read: a stack trace for each node, Python code for each graph.
+
+    Such code is written if a graph is called after all.
+    """
+    write_code, config = fx.GraphModule.recompile, fx.config.do_not_emit_stack_traces
+
+    def write_first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        write_code(module)
+        return module(*args, **kwargs)
+
+    def later(module: fx.GraphModule) -> None:
+        type(module).forward = write_first  # each graph has a class of its own
+
+    fx.GraphModule.recompile = later  # type: ignore[assignment, method-assign]
+    fx.config.do_not_emit_stack_traces = not lines
+    try:
+        yield
+    finally:
+        fx.GraphModule.recompile = write_code  # type: ignore[method-assign]
+        fx.config.do_not_emit_stack_traces = config
+
+
 Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
 
 
@@ -265,6 +290,7 @@ def capture(
     paths: Sequence[str],
     survey: Survey,
     dynamic: Sequence[Sequence[int]],
+    lines: bool = False,
 ) -> Captured:
     """Export `module` called with the nest `spec` around `leaves`.
 
@@ -278,6 +304,8 @@ def capture(
         The module's tensors.
     dynamic
         For each leaf the axes whose size is left symbolic.
+    lines
+        Whether to note which line of the user's each node comes from.
 
     Raises
     ------
@@ -336,13 +364,16 @@ def capture(
         examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
         tensors = apart([*examples, *survey.parameters, *survey.buffers])
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
+        environments: set[Any] = set()
         try:
             with (
                 undisturbed(),
                 _paths_noted(module),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,
-                remembered(),
+                remembered() as environments,
+                _no_more_than_needed(lines),
+                one_step_for_all(),
             ):
                 lift = _Lift(function)
                 program = torch.export.export(
@@ -355,6 +386,7 @@ def capture(
                 raise NotExportable(watch.refusal) from error
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
+            let_go(environments)
             watch.restore()
             kept.restore()
     inline_regions(program.graph_module, torch.is_grad_enabled())

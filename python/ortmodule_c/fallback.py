@@ -14,6 +14,7 @@ from .ancestry import Operand
 from .dtypes import DTYPES
 from .errors import NotExportable
 from .export import quiet
+from .recurrent import one_step_for_all
 
 Type = tuple[str, tuple[int, ...]]
 _BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
@@ -70,7 +71,7 @@ class Host:
         """Output types for input types, found by running on tensors without elements."""
         op = self.ops[index]
         try:
-            with quiet(), FakeTensorMode(), torch.no_grad():
+            with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad():
                 results = op.run([torch.empty(shape, dtype=_BY_TEXT[text]) for text, shape in types])
         except Exception as error:
             raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error

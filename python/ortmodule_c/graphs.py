@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import _C, onnx_io
 from .arguments import Arguments
-from .errors import NeedsStatic, NotExportable, first_lines
+from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of_memory
 from .export import Captured, capture, quiet
 from .flatten import Spec, flatten, unflatten
 from .function import Call, Runner
@@ -26,6 +26,7 @@ from .shapes import Fit, Openings, Sizes
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
 
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
+_LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 _OPS = _C.ops()
 OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
@@ -48,6 +49,12 @@ class Graph:
         How its inputs lay in memory, if the forward asked.
     apart
         Whether the forward may have asked if two tensors are one.
+    counting
+        Attributes that its forward set to other plain values: the owner's id and which it is.
+    fallbacks
+        ATen op and cause of each node that runs in PyTorch.
+    used
+        Number of the last call that it served.
     """
 
     key: Hashable
@@ -62,6 +69,9 @@ class Graph:
 
     layouts: list[tuple[int, ...]] | None = None
     apart: bool = False
+    counting: list[tuple[int, str]] = field(default_factory=list)
+    fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    used: int = 0
 
     @property
     def opened(self) -> bool:
@@ -115,12 +125,15 @@ class Graphs:
         self._changes: Counter[str] = Counter()
         self._written: set[str] = set()
         self._export_seconds = 0.0
+        self._calls = 0
 
     def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes) -> Graph | None:
         """A graph that serves this call, if there is one."""
+        self._calls += 1
         for graph in self._by_key.get(key, ()):
             if graph.serves(leaves, sizes):
                 self._graphs.move_to_end(id(graph))
+                graph.used = self._calls
                 return graph
         return None
 
@@ -159,6 +172,7 @@ class Graphs:
         NotExportable
             If the module must run in PyTorch.
         """
+        self._check_room(key)
         begin = time.perf_counter()
         with quiet(), no_collection():
             graph = self._export(key, leaves, paths, survey)
@@ -189,9 +203,17 @@ class Graphs:
                 sums[name] = sums.get(name, 0) + value
         return sums
 
+    def _check_room(self, key: Key) -> None:
+        """Refuse one more graph of a kind that fills the cache, if all are in use: each would push out the next."""
+        same_key, limit = self._by_key.get(key, ()), self._options.max_graphs
+        if len(same_key) >= limit and all(g.used > self._calls - _LATELY for g in same_key):
+            raise NotRunnable(f"its sizes or attributes change between more than max_graphs={limit} graphs")
+
     def _keep(self, graph: Graph) -> None:
-        if len(self._graphs) >= self._options.max_graphs:
-            self._drop(next(iter(self._graphs.values())))
+        graph.used = self._calls
+        alike = [g for g in self._graphs.values() if (g.runner is None) == (graph.runner is None)]
+        if len(alike) >= self._options.max_graphs:
+            self._drop(alike[0])
         self._graphs[id(graph)] = graph
         same_key = self._by_key.setdefault(graph.key, [])
         same_key.insert(0 if graph.runner is not None else len(same_key), graph)
@@ -208,10 +230,17 @@ class Graphs:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
         openings = self._openings.setdefault(key, Openings())
+        spare: Graph | None = None
         for axes in openings.candidates(sizes):
             try:
                 graph = self._build(key, capture(self._module, spec, leaves, paths, survey, axes))
+                if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
+                    spare = graph
+                    break
+                self._tell(graph)
             except Exception as error:
+                if out_of_memory(error) is not None:
+                    raise
                 openings.fail(axes)
                 logger.info("%s: not exported with open sizes: %s", type(self._module).__name__, first_lines(error))
                 logger.debug("", exc_info=error)
@@ -224,14 +253,24 @@ class Graphs:
             graph = self._build(key, capture(self._module, spec, leaves, paths, survey, [()] * len(leaves)))
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
-        openings.add(sizes, opened=False)
+        if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
+            graph = spare
+        self._tell(graph)
+        openings.add(sizes, graph.opened)
         return graph
+
+    def _tell(self, graph: Graph) -> None:
+        """Report what of a graph runs in PyTorch, and refuse one that would be made anew at each call."""
+        for name, cause in graph.fallbacks:
+            self._report.add(name, cause)
+        self._counting.update(graph.counting)
+        for owner, attribute in graph.counting:
+            if self._counting[owner, attribute] > _MAX_COUNTED:
+                raise NotExportable(f"the forward sets {attribute} to a new value each time")
 
     def _build(self, key: Key, captured: Captured) -> Graph:
         self._check_writes(captured.writes, captured.outside)
         lowered = lower(captured, supports, OWN_OPS)
-        for name, cause in lowered.fallbacks:
-            self._report.add(name, cause)
         text, constants = ingest(lowered.model)
         session = _C.Session(text, constants, lowered.host)
         inputs, _ = captured.placeholders()
@@ -260,18 +299,18 @@ class Graphs:
             captured.outside,
             layouts,
             apart,
+            [(id(w.module), str(w)) for w in captured.writes if w.counts],
+            lowered.fallbacks,
         )
 
-    def _check_writes(self, writes: Sequence[Write], read: Sequence[Tensor]) -> None:
+    @staticmethod
+    def _check_writes(writes: Sequence[Write], read: Sequence[Tensor]) -> None:
         """Refuse attributes that carry something from one forward to the next; buffers may."""
         ids = {id(t) for t in read}
         for w in writes:
             with contextlib.suppress(TypeError):
                 if any(id(t) in ids for t in flatten(w.before)[0]):
                     raise NotExportable(f"the forward reads and sets {w}, which is no buffer")
-            self._counting[id(w.module), w.name] += w.counts
-            if self._counting[id(w.module), w.name] > _MAX_COUNTED:
-                raise NotExportable(f"the forward sets {w} to a new value each time")
 
     def _writer(self, lowered: Lowered, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
         """What writes the ONNX files once a plan is known, once per mode; a failure is told and changes nothing."""

@@ -76,7 +76,7 @@ def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | 
         core would draw it.
     """
     now = survey(module, None)
-    captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves))
+    captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
     captured.functionalise()
     return _Probe(captured, [*leaves, *now.parameters, *captured.outside, *now.buffers], seed).first_out()
 

@@ -72,16 +72,22 @@ class Fit:
 
 
 class Openings:
-    """Which sizes to leave open in the graphs of calls that differ in sizes alone."""
+    """Which sizes to leave open in the graphs of calls that differ in sizes alone.
+
+    Attributes
+    ----------
+    seen
+        Sizes of the last calls that graphs were made for.
+    """
 
     def __init__(self) -> None:
-        self._seen: list[Sizes] = []
+        self.seen: list[Sizes] = []
         self._failed: set[Axes] = set()
         self._made = 0
 
     def add(self, sizes: Sizes, opened: bool) -> None:
         """Note the sizes of a call that a graph was made for, and whether some of them are open in it."""
-        self._seen = [*self._seen[1 - _MAX_SEEN :], sizes]
+        self.seen = [*self.seen[1 - _MAX_SEEN :], sizes]
         self._made += opened
 
     def fail(self, axes: Axes) -> None:
@@ -90,26 +96,26 @@ class Openings:
 
     def changed(self, now: Sizes) -> tuple[int, int] | None:
         """The tensor and the axis whose size is another than in the last call that a graph was made for."""
-        pairs = zip(self._seen[-1], now, strict=True) if self._seen else ()
+        pairs = zip(self.seen[-1], now, strict=True) if self.seen else ()
         return next(((i, a) for i, (old, new) in enumerate(pairs) for a in range(len(new)) if old[a] != new[a]), None)
 
     def candidates(self, now: Sizes) -> list[Axes]:
         """What to leave open for a call of these sizes, in the order to be tried.
 
-        Once one size changes, others are expected to: all that may are opened with it, and those they cannot
-        differ from. A size of 0 or 1 is never open, as it computes something else where it broadcasts.
+        What may change is open from the first call on: batches and lengths, and what they cannot differ from. A
+        size of 0 or 1 is never open, as it computes something else where it broadcasts.
         """
-        history = [[tuple(old[i][a] for old in [*self._seen, now]) for a in range(len(s))] for i, s in enumerate(now)]
+        history = [[tuple(old[i][a] for old in [*self.seen, now]) for a in range(len(s))] for i, s in enumerate(now)]
         changed = {sizes for tensor in history for sizes in tensor if sizes[-1] > 1 and len(set(sizes)) > 1}
-        if not changed or self._made >= _MAX_OPEN:
+        if self._made >= _MAX_OPEN or (self.seen and not changed):
             return []
-        expected = changed.union(*[tensor for tensor in history if len(tensor) <= _MAX_RANK])
+        batches = [tensor[:1] if len(tensor) > _MAX_RANK else tensor for tensor in history]
         found = []
-        for opened in (expected, changed):
+        for opened in (changed.union(*batches), changed):
             axes = tuple(
                 tuple(a for a, sizes in enumerate(tensor) if sizes in opened and sizes[-1] > 1) for tensor in history
             )
-            if axes not in found and axes not in self._failed:
+            if any(axes) and axes not in found and axes not in self._failed:
                 found.append(axes)
         return found
 
