@@ -5,15 +5,12 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, fx
-from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from . import custom_function
@@ -22,13 +19,14 @@ from .ancestry import Ancestry
 from .builder import MAX_RANK, Builder, Val
 from .dtypes import DTYPES
 from .errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
+from .expansion import SYMBOLIC, expanded
 from .export import PATH, Captured
 from .fallback import Host, HostOp
 from .in_place import fits, functional, refuse_misfits, written
 from .options import logger
 from .reach import Reach, Reached
 from .translations import TABLE
-from .translations.registry import EXACTLY_DECOMPOSED, aten, is_composite
+from .translations.registry import aten
 
 _CHECKS = {
     aten._assert_tensor_metadata.default,
@@ -49,7 +47,6 @@ _CHANGES_STATISTICS = {
 }
 # Ops that read an operand's memory and not its elements in their order.
 _READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _MAX_EXPANSIONS = 4
 
 
@@ -250,7 +247,7 @@ class _Lowering:
             self._env[node] = self._b.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
             return
         val = node.meta.get("val")
-        if isinstance(val, (*_SYMBOLIC, int, float)) or node.op == "placeholder":
+        if isinstance(val, (*SYMBOLIC, int, float)) or node.op == "placeholder":
             self._env[node] = val
         elif node.target is operator.getitem:
             source, i = node.args
@@ -388,46 +385,8 @@ class _Lowering:
         return self._b.tensor(value, op._schema.name.split("::")[1])
 
     def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
-        """Translate the graph of the ops that PyTorch composes `op` of.
-
-        An op with a kernel or a derivative of its own is not what its decomposition computes: where values are
-        infinite or equal they part.
-        """
-        composite = is_composite(op)
-        of_integers = _is_of_integers(node)
-        exact = op in EXACTLY_DECOMPOSED or of_integers
-        if not composite and not (exact and op in decomposition_table):
-            raise Unsupported("no translation")
-        nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
-        fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
-        where = [i for i, f in enumerate(fakes) if isinstance(f, (Tensor, *_SYMBOLIC))]
-
-        def call(*given: Any) -> Any:
-            leaves = list(fakes)
-            for i, value in zip(where, given, strict=True):
-                leaves[i] = value
-            a, k = pytree.tree_unflatten(leaves, spec)
-            return op(*a, **k)
-
-        table = {} if composite else {op: decomposition_table[op]}
-        operands = [fakes[i] for i in where]
-        mode = next((f.fake_mode for f in operands if isinstance(f, FakeTensor)), None)
-        if mode is None:
-            raise NeedsStatic(f"{op} of sizes alone")
-        try:
-            with mode, torch.no_grad():
-                inner = make_fx(call, decomposition_table=table, tracing_mode=_tracing_mode(operands))(*operands)
-        except Exception as error:
-            logger.debug("%s cannot be expanded", op, exc_info=True)
-            raise Unsupported("no translation") from error
-        body = [
-            n for n in inner.graph.nodes if n.op == "call_function" and not isinstance(n.meta.get("val"), _SYMBOLIC)
-        ]
-        by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(_is_of_integers, body))
-        if by_way_of_floats or any(n.target is op for n in body):
-            raise Unsupported("no translation")
-        if of_integers and not composite and not _has_kernel_for(call, operands):
-            raise Unsupported("PyTorch does not compute it, though its decomposition can be")
+        """Translate the graph of the ops that PyTorch composes `op` of."""
+        inner, where = expanded(node, op)
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         given = [leaves[i] for i in where]
         outer = self._env
@@ -441,7 +400,7 @@ class _Lowering:
             self._env = outer
 
     def _inner_node(self, node: fx.Node, module: fx.GraphModule, depth: int) -> None:
-        if not isinstance(node.target, OpOverload) or isinstance(node.meta.get("val"), _SYMBOLIC):
+        if not isinstance(node.target, OpOverload) or isinstance(node.meta.get("val"), SYMBOLIC):
             self._node(node, module, None)
             return
         if written(node.target):
@@ -460,7 +419,7 @@ class _Lowering:
         if op in _READS_MEMORY:
             raise NotExportable(f"{op} depends on how its operand lies in memory")
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
-        sizes = [v for v in leaves if isinstance(v, _SYMBOLIC)]
+        sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
         given = [v for v in leaves if isinstance(v, Val)]
         written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
         if sizes:
@@ -472,8 +431,8 @@ class _Lowering:
             run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
             cause = "a custom autograd.Function"
         else:
-            plain = [None if isinstance(v, (Val, *_SYMBOLIC)) else v for v in leaves]
-            is_size = [isinstance(v, _SYMBOLIC) for v in leaves]
+            plain = [None if isinstance(v, (Val, *SYMBOLIC)) else v for v in leaves]
+            is_size = [isinstance(v, SYMBOLIC) for v in leaves]
 
             def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
                 rest, numbers = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
@@ -516,36 +475,6 @@ class _Lowering:
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
     return named.get("sparse") is True or named.get("sparse_grad") is True
-
-
-def _is_of_integers(node: fx.Node) -> bool:
-    """Whether all tensors a node reads and makes are of integers or bools, on which there is one way to compute."""
-    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
-    return not any(t.is_floating_point() or t.is_complex() for t in tensors)
-
-
-def _has_kernel_for(call: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """Whether PyTorch computes `call` on such dtypes, of which a decomposition may take more."""
-    try:
-        with torch.no_grad():
-            call(*map(_stand_in, operands))
-    except Exception:
-        logger.debug("PyTorch refuses what is decomposed", exc_info=True)
-        return False
-    return True
-
-
-def _tracing_mode(operands: Sequence[Any]) -> Literal["real", "symbolic"]:
-    sizes = [size for v in operands for size in (v.shape if isinstance(v, Tensor) else (v,))]
-    return "symbolic" if any(isinstance(s, _SYMBOLIC) for s in sizes) else "real"
-
-
-def _stand_in(operand: Any) -> Any:
-    """A tensor of ones or a number in place of an operand, of the sizes met while tracing."""
-    if isinstance(operand, Tensor):
-        return torch.ones((), dtype=operand.dtype).expand([_stand_in(size) for size in operand.shape])
-    return operand.node.hint if isinstance(operand, _SYMBOLIC) else operand
 
 
 def _used_results(node: fx.Node, n: int) -> list[int]:
