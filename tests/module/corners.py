@@ -9,12 +9,14 @@ Where PyTorch's vectors and the scalar loop over the elements that do not fill o
 where a quotient overflows, its vectors are what is compared with: operands are repeated to fill them.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -196,8 +198,12 @@ def step(
     return list(outputs), list(grads)
 
 
-def _ordinary(_: torch.dtype) -> Sequence[float]:
-    return (0.75, -1.5, 2)
+# Gradients of outputs, in turn: ordinary ones; none, infinite or no number; as large as numbers are.
+UPSTREAM: dict[str, Callable[[torch.dtype], Sequence[float]]] = {
+    "ordinary": lambda _: (0.75, -1.5, 2),
+    "special": lambda _: (0.0, INF, NAN, -0.0, -INF),
+    "largest": lambda t: (torch.finfo(t).max,),
+}
 
 
 def broken(module: ORTModule) -> bool:
@@ -213,18 +219,15 @@ class Comparison:
     rows
         The functions, by their names.
     upstream
-        The gradients of their outputs, in turn, in a dtype.
+        The gradients of their outputs, a key of `UPSTREAM`.
     """
 
-    def __init__(self, rows: dict[str, Row], upstream: Callable[[torch.dtype], Sequence[float]] = _ordinary) -> None:
-        self._rows, self._upstream = rows, upstream
+    def __init__(self, rows: dict[str, Row], upstream: str) -> None:
+        self._rows, self._upstream = rows, UPSTREAM[upstream]
         names = [name for name, row in rows.items() if not row.broken]
         self._batches = [names[i : i + 12] for i in range(0, len(names), 12)]
         self._batches += [[name] for name, row in rows.items() if row.broken]
         self._found: dict[tuple[str, torch.dtype], str] = {}
-
-    def cases(self) -> list[tuple[str, torch.dtype]]:
-        return [(name, dtype) for name, row in self._rows.items() for dtype in row.dtypes]
 
     def differences(self, name: str, dtype: torch.dtype) -> str:
         """What differs of a function; empty if nothing does."""
@@ -268,10 +271,18 @@ class Comparison:
             self._found[name, dtype] = "\n".join(f"{what}: {text}" for what, text in said.items() if text)
 
 
-def special(_: torch.dtype) -> Sequence[float]:
-    """Gradients of outputs that are none, infinite or no number."""
-    return (0.0, INF, NAN, -0.0, -INF)
+def cases(**rows: dict[str, Row]) -> list[Any]:
+    """What tells of each function, in each dtype, what differs, for `parametrize`.
 
-
-def largest(dtype: torch.dtype) -> Sequence[float]:
-    return (torch.finfo(dtype).max,)
+    Parameters
+    ----------
+    **rows
+        By the gradients that come back, keys of `UPSTREAM`, the functions that are compared for them.
+    """
+    return [
+        pytest.param(functools.partial(comparison.differences, name, dtype), id=f"{name}-{dtype}-{upstream}")
+        for upstream, functions in rows.items()
+        for comparison in [Comparison(functions, upstream)]
+        for name, row in functions.items()
+        for dtype in row.dtypes
+    ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from corners import FLOATS, INF, INTEGERS, NAN, Comparison, Row, broken, corners, largest, moderate, pairs, special
+from corners import FLOATS, INF, INTEGERS, NAN, Row, broken, cases, corners, moderate, pairs
 from ortmodule_c import ORTModule
 from wrapped import Function, pair
 
@@ -132,25 +132,9 @@ ELEMENTWISE = {
 }
 
 
-# Where PyTorch has rounded a slope to 0, which an infinity is then multiplied with, that of this row is not 0.
-SLOPE_LOST = "gelu tanh"
-ORDINARY, LARGEST = Comparison(ELEMENTWISE), Comparison(ELEMENTWISE, largest)
-SPECIAL = Comparison({name: row for name, row in ELEMENTWISE.items() if name != SLOPE_LOST}, special)
-
-
-@pytest.mark.parametrize(("name", "dtype"), ORDINARY.cases(), ids=str)
-def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not ORDINARY.differences(name, dtype)
-
-
-@pytest.mark.parametrize(("name", "dtype"), SPECIAL.cases(), ids=str)
-def test_infinite_and_absent_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not SPECIAL.differences(name, dtype)
-
-
-@pytest.mark.parametrize(("name", "dtype"), LARGEST.cases(), ids=str)
-def test_largest_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not LARGEST.differences(name, dtype)
+@pytest.mark.parametrize("differences", cases(ordinary=ELEMENTWISE, special=ELEMENTWISE, largest=ELEMENTWISE))
+def test_values_and_gradients(differences: Callable[[], str]) -> None:
+    assert not differences()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -1,12 +1,13 @@
 """Functions of lists of elements, constant, tied, with infinities and NaN: reductions, scans, layers, indexing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from corners import INF, NAN, Comparison, Row, finite, lists, tame
+from corners import INF, NAN, Row, cases, finite, lists, tame
 from ortmodule_c import ORTModule
 from wrapped import Function
 
@@ -107,12 +108,9 @@ LISTS = {
 LISTS = {name: row if row.values else replace(row, values=lists) for name, row in LISTS.items()}
 
 
-ORDINARY = Comparison(LISTS)
-
-
-@pytest.mark.parametrize(("name", "dtype"), ORDINARY.cases(), ids=str)
-def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not ORDINARY.differences(name, dtype)
+@pytest.mark.parametrize("differences", cases(ordinary=LISTS))
+def test_values_and_gradients(differences: Callable[[], str]) -> None:
+    assert not differences()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,12 +1,13 @@
 """Losses at the corners of their dtype, against eager PyTorch."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from corners import FLOATS, Comparison, Row, largest, lists, moderate, pairs, probabilities, special
+from corners import FLOATS, Row, cases, lists, moderate, pairs, probabilities
 
 B = 2  # pairs
 LOSSES = {
@@ -79,20 +80,6 @@ OF_CLASSES = {
 OF_CLASSES = {name: replace(row, values=lists) for name, row in OF_CLASSES.items()}
 
 
-ORDINARY = Comparison({**LOSSES, **OF_CLASSES})
-SPECIAL, LARGEST = Comparison(LOSSES, special), Comparison(LOSSES, largest)
-
-
-@pytest.mark.parametrize(("name", "dtype"), ORDINARY.cases(), ids=str)
-def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not ORDINARY.differences(name, dtype)
-
-
-@pytest.mark.parametrize(("name", "dtype"), SPECIAL.cases(), ids=str)
-def test_infinite_and_absent_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not SPECIAL.differences(name, dtype)
-
-
-@pytest.mark.parametrize(("name", "dtype"), LARGEST.cases(), ids=str)
-def test_largest_gradients(name: str, dtype: torch.dtype) -> None:
-    assert not LARGEST.differences(name, dtype)
+@pytest.mark.parametrize("differences", cases(ordinary={**LOSSES, **OF_CLASSES}, special=LOSSES, largest=LOSSES))
+def test_values_and_gradients(differences: Callable[[], str]) -> None:
+    assert not differences()
