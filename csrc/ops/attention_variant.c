@@ -78,6 +78,7 @@ static omc_matrix transposed(const elem *x, int64_t stride) {
 
 typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));
 
+/* What is hidden gets -inf added, as in PyTorch: NaN and inf show through. */
 static void mask_row_bool(real *s, const uint8_t *mask, int64_t step, int64_t n) {
   int64_t k = 0;
   if (step == 1)
@@ -85,10 +86,10 @@ static void mask_row_bool(real *s, const uint8_t *mask, int64_t step, int64_t n)
       mask_bytes m;
       memcpy(&m, mask + k, sizeof m);
       const vmask keep = __builtin_convertvector(m, vmask) != 0;
-      vstr(s + k, vblend(keep, vldr(s + k), vset(NEG_INF)));
+      vstr(s + k, vldr(s + k) + vblend(keep, vset(0), vset(NEG_INF)));
     }
   for (; k < n; k++)
-    if (!mask[k * step]) s[k] = NEG_INF;
+    if (!mask[k * step]) s[k] += NEG_INF;
 }
 
 static void mask_row_add(real *s, const elem *mask, int64_t step, int64_t n) {
@@ -135,31 +136,25 @@ OMC_INLINE vmask kept(const attention_job *job, const uint32_t *words) {
   return __builtin_convertvector(w >= job->drop_below - (word_vec){0}, vmask);
 }
 
-/* Turns scores into exp(score - max) in place and gives their sum, 0 if all are -inf, and max. */
-static real exp_row(real *s, int64_t whole, real *max) {
-  vreal top = vset(NEG_INF), sum = vset(0);
-  for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
-  *max = vhmax(top);
-  if (*max == NEG_INF) {
-    memset(s, 0, (size_t)whole * sizeof *s);
-    return 0;
-  }
-  for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal e = vexp(vldr(s + k) - vset(*max));
-    vstr(s + k, e);
-    sum += e;
-  }
-  return vsum(sum);
-}
-
 /* Turns row r's scores into exp(score - max); returns what y's row is to be multiplied by. */
 static real softmax_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                         char *scratch) {
   const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL, query = b->query + r;
-  real max;
-  const real total = exp_row(s, whole, &max);
-  if (job->lse) job->lse[query] = total == 0 ? (real)INFINITY : max + (real)log((double)total);
-  if (total == 0) return 0;
+  vreal top = vset(NEG_INF), sum = vset(0);
+  for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
+  const real max = vhmax(top);
+  if (max == NEG_INF) {
+    memset(s, 0, (size_t)whole * sizeof *s);
+    if (job->lse) job->lse[query] = (real)INFINITY;
+    return 0;
+  }
+  for (int64_t k = 0; k < whole; k += OMC_VL) {
+    const vreal e = vexp(vldr(s + k) - vset(max));
+    vstr(s + k, e);
+    sum += e;
+  }
+  const real total = vsum(sum);
+  if (job->lse) job->lse[query] = max + (real)log((double)total);
   if (job->p->p <= 0) return 1 / total;
   const uint32_t *words = drop_words(job, query, b->cols, scratch);
   for (int64_t k = 0; k < whole; k += OMC_VL)
@@ -203,31 +198,30 @@ OMC_KERNEL(Attention) {
 }
 
 /* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
- * into gradients of scores, P * (dP - sum of P * dP). A row that attends to one key has probability
- * 1 there, and no gradient at all. */
+ * into gradients of scores, P * (dP - sum of P * dP). What lse has rounded away is divided out
+ * again; a row that attends to one key has probability 1 there, and no gradient at all. */
 static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
                              real *ds, char *scratch) {
   const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
-  const vreal scale = vset(job->keep_scale);
+  const vreal scale = vset(job->keep_scale), lse = vset(job->lse[query]);
   const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
   for (int64_t k = b->cols; k < whole; k++) ds[k] = 0;
-  real max;
-  const real sum = exp_row(s, whole, &max);
-  const vreal total = vset(sum == 0 ? 1 : sum);
-  vreal products = vset(0);
+  vreal sums = vset(0), products = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal prob = vldr(s + k) / total;
+    const vreal e = vexp(vldr(s + k) - lse);
     vreal d = vldr(ds + k);
     if (words) {
       d *= vblend(kept(job, words + k), scale, vset(0));
       vstr(ds + k, d);
     }
-    vstr(s + k, prob);
-    products = vfma(prob, d, products);
+    vstr(s + k, e);
+    sums += e;
+    products = vfma(e, d, products);
   }
-  const vreal delta = vset(vsum(products));
+  const real sum = vsum(sums), share = sum == 0 ? 0 : 1 / sum;
+  const vreal shares = vset(share), delta = vset(vsum(products) * share);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    vreal prob = vldr(s + k);
+    vreal prob = vldr(s + k) * shares;
     vstr(ds + k, prob * (vldr(ds + k) - delta));
     if (words) prob *= vblend(kept(job, words + k), scale, vset(0));
     vstr(s + k, prob);

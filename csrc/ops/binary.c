@@ -114,3 +114,6 @@ OMC_INLINE vreal lerp(vreal a, vreal b, vreal w) {
 #endif
 TERNARY(Lerp, FLOAT, lerp(a, b, c), mul(g, DY, one_minus(g, C)), mul(g, DY, C),
         mul(g, DY, omc_b2(&g->b, OMC_OP_Sub, B, A)))
+
+/* a b + c, rounded once where there is FMA, as PyTorch's vectors scale a summand. */
+TERNARY(MulAdd, FLOAT, vfma(a, b, c), mul(g, DY, B), mul(g, DY, A), DY)

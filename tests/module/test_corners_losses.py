@@ -33,6 +33,10 @@ LOSSES = {
         floor=1,
         values=lambda t: [pairs(moderate(t))[0], pairs(moderate(t))[1].nan_to_num(2, 3, -3)],
     ),
+    "bce with logits, mean": Row(F.binary_cross_entropy_with_logits, B, floor=1),
+    "bce with logits, weighted mean": Row(
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, y.detach()), floor=1, values=lambda t: pairs(moderate(t))
+    ),
     "kl": Row(lambda x, y: F.kl_div(x, y, reduction="none"), B, floor=1),
     "kl of logs": Row(lambda x, y: F.kl_div(x, y, reduction="none", log_target=True), B, floor=1),
     "soft margin": Row(

@@ -89,16 +89,19 @@ def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
     scaled = not (isinstance(alpha, (int, float)) and alpha == 1)
     number = not (isinstance(x, Val) and isinstance(y, Val))
     inner = computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
-    left, right = (b.scalar(v, inner if op in _WITH_NUMBERS else dtype) for v in (x, y))
+    left, right = (b.cast(b.scalar(v, inner if op in _WITH_NUMBERS else dtype), inner) for v in (x, y))
+    if scaled and dtype.is_floating_point:
+        return b.cast(_plus_scaled(b, left, right, -alpha if op == "Sub" else alpha, dtype), dtype)
     if scaled:
-        right = _times(b, b.cast(right, inner), b.cast(b.scalar(alpha, dtype), inner), b.scalar(alpha, inner))
-    return b.cast(b.emit(op, b.cast(left, inner), b.cast(right, inner)), dtype)
+        right = b.emit("Mul", right, b.scalar(alpha, inner))
+    return b.cast(b.emit(op, left, right), dtype)
 
 
-def _times(b: Builder, x: Val, factor: Val, slope: Val) -> Val:
-    """x times a number which is rounded to 16 bits, though the gradient is multiplied with what it was."""
-    out: Val = b.emit("Mul", x, factor)
-    return out if factor is slope or not x.grad else b.with_gradient_of(out, b.emit("Mul", x, slope))
+def _plus_scaled(b: Builder, x: Val, y: Val, alpha: Any, dtype: torch.dtype) -> Val:
+    """x + alpha y; a gradient is multiplied with alpha as it was before it was rounded to a `dtype` of 16 bits."""
+    slope = b.scalar(alpha, y.dtype)
+    out: Val = b.emit("MulAdd", y, b.cast(b.scalar(alpha, dtype), y.dtype), x)
+    return b.with_gradient_of(out, b.emit("MulAdd", y, slope, x)) if dtype in HALVES and y.grad else out
 
 
 def _unary(op: str) -> Any:
@@ -200,19 +203,39 @@ def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
         square: Val = b.emit("Mul", x, x)
         return square if exponent == 2 else b.emit("Mul", square, x)
     out: Val = b.emit("Pow", x, b.scalar(exponent, dtype))
-    return out
+    if dtype not in HALVES or not x.grad or exponent == torch.tensor(exponent, dtype=dtype).item():
+        return out
+    # The gradient is multiplied with the exponent as it is, not as 16 bits hold it.
+    rest = b.cast(b.emit("Pow", b.detached(x), b.scalar(exponent - 1, dtype)), computed_in(dtype))
+    slope = b.cast(b.emit("Mul", rest, b.scalar(exponent, rest.dtype)), dtype)
+    return b.with_gradient_of(out, b.emit("Mul", x, slope))
 
 
 @translates(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
     dtype = result_dtype(b)
-    base, exponent = b.scalar(x, dtype), b.cast(exponent, dtype)
+    base = b.scalar(x, dtype)
+    if base.grad and exponent.dtype != dtype:
+        return _pow_mixed(b, base, exponent, dtype)
+    exponent = b.cast(exponent, dtype)
     out: Val = b.emit("Pow", base, exponent)
     if dtype in HALVES and exponent.grad and isinstance(x, (int, float)) and 0 < x < math.inf:
         wide = b.cast(b.detached(out), computed_in(dtype))  # with which the logarithm is multiplied, itself not rounded
         slope = b.cast(b.emit("Mul", wide, b.const(math.log(x), wide.dtype)), dtype)
         return b.with_gradient_of(out, b.emit("Mul", exponent, slope))
     return out
+
+
+def _pow_mixed(b: Builder, base: Val, exponent: Val, dtype: torch.dtype) -> Val:
+    """A power whose exponent less 1, with which the base's gradient is computed, is of the exponent's own dtype."""
+    power, p = b.cast(exponent, dtype), b.detached(base)
+    e, zero = b.detached(power), b.const(0.0, dtype)
+    less = b.cast(b.emit("Sub", b.detached(exponent), b.const(1, exponent.dtype)), dtype)
+    none = b.emit("Equal", e, zero, outputs=[torch.bool])
+    slope = b.emit("Where", none, zero, b.emit("Mul", e, b.emit("Pow", p, less)), outputs=[dtype])
+    like = b.emit("Where", none, zero, b.emit("Mul", base, slope), outputs=[dtype])
+    out = b.emit("Pow", p, power)
+    return b.with_gradient_of(out, b.emit("Add", like, out) if exponent.grad else like)
 
 
 @translates(aten.square.default)
@@ -243,7 +266,9 @@ def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
 @translates(aten.hardsigmoid.default)
 def hardsigmoid(b: Builder, x: Val) -> Val:
     """Its slope is 1/6 as float32 has it, between -3 and 3."""
-    out: Val = b.emit("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    wide = b.cast(b.detached(x), computed_in(x.dtype))
+    gate = b.emit("Clip", b.emit("Add", wide, b.const(3.0, wide.dtype)), min=0.0, max=6.0)
+    out = b.cast(b.emit("Div", gate, b.const(6.0, wide.dtype)), x.dtype)
     if not x.grad:
         return out
     low, high = b.scalar(-3.0, x.dtype), b.scalar(3.0, x.dtype)
@@ -436,7 +461,10 @@ def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     own = not summed and any(v.grad for v in (x, t1, t2))
     base, left, right = (b.cast(b.detached(v) if own else v, computed_in(dtype)) for v in (x, t1, t2))
     factor = b.scalar(value, base.dtype)
-    out: Val = b.cast(b.emit("Add", base, b.emit("Mul", b.emit("Mul", left, factor), right)), dtype)
+    if dtype.is_floating_point:
+        out = b.cast(b.emit("MulAdd", b.emit("Mul", left, factor), right, base), dtype)
+    else:
+        out = b.emit("Add", base, b.emit("Mul", b.emit("Mul", left, factor), right))
     if not own:
         return out
     parts = [b.emit("Mul", v, b.cast(b.emit("Mul", w, factor), dtype)) for v, w in ((t1, right), (t2, left))]

@@ -289,6 +289,8 @@ def smooth_l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, beta:
 @translates(aten.huber_loss.default)
 def huber_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, delta: float = 1.0) -> Val:
     """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2)."""
+    if x.dtype != target.dtype:
+        raise Unsupported("huber_loss of two dtypes, of which PyTorch has no gradient")
     return _bent(b, x, target, reduction, delta, delta, lambda v, square: (square, v), None)
 
 
@@ -325,16 +327,24 @@ def _bent(
 def _weighted(
     b: Builder, loss: Val, weight: Val | None, shape: Any, reduction: int, *parts: tuple[Val, Callable[[Val], Val]]
 ) -> Val:
-    """Elements of a loss times the weight, reduced; `parts` make of each weighted operand what has its gradient."""
+    """Elements of a loss times the weight, reduced; `parts` make of each weighted operand what has its gradient.
+
+    That of a mean is divided by the number of elements at the end.
+    """
 
     def weigh(v: Val) -> Val:
         return v if weight is None else b.emit("Mul", v, b.cast(weight, v.dtype))
 
-    terms = [like(weigh(x)) for x, like in parts if x.grad]
+    def share(v: Val) -> Val:
+        if reduction != MEAN:
+            return v
+        return b.emit("Div", v, b.cast(b.emit("Size", v, outputs=[torch.int64]), v.dtype))
+
+    terms = [like(weigh(share(x))) for x, like in parts if x.grad]
     loss = weigh(loss)
-    if terms:
-        loss = b.with_gradient_of(loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms))
-    return reduce_loss(b, loss, shape, reduction)
+    if not terms:
+        return reduce_loss(b, loss, shape, reduction)
+    return _differentiated(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), shape, reduction)
 
 
 _LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
@@ -369,7 +379,8 @@ def bce_with_logits(
     """-(1 - t) log sigmoid(-x) - w t log sigmoid(x), where log sigmoid(-x) = log sigmoid(x) - x."""
     shape = x.dims if x.rank >= target.rank else target.dims
     dtype = need_float(result_dtype(b))
-    x, target = b.cast(x, dtype), b.cast(target, dtype)
+    if x.dtype != dtype or target.dtype != dtype:
+        raise Unsupported(f"{b.aten_name} of two dtypes, some steps of which PyTorch computes in the narrower one")
     p, t, one = b.detached(x), b.detached(target), b.const(1.0, dtype)
     log, not_t = b.emit("LogSigmoid", p), b.emit("Sub", one, t)
     if pos_weight is None:
