@@ -73,7 +73,11 @@ typedef enum { NORMAL, TANH, NORMAL_OF_HALVES } gelu_form;
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 #define BETA vset((real)0.7978845608028654)
 #define KAPPA ((real)0.044715)
-OMC_INLINE vreal gelu_tanh(vreal x) { return vtanh(BETA * vfma(vset(KAPPA), x * x * x, x)); }
+/* Added to 1 it need be exact there alone. */
+OMC_INLINE vreal gelu_tanh(vreal x) {
+  const vreal u = BETA * vfma(vset(KAPPA), x * x * x, x);
+  return vset(1) - vset(2) / (vexp(u + u) + vset(1));
+}
 OMC_INLINE vreal below_of_halves(vreal x) {
   return vset((real)0.5) * (vset(1) + erf_of_halves(x * vset((real)0.7071067811865476)));
 }

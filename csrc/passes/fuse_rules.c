@@ -10,6 +10,7 @@ static omc_value *embedding_grad_base(omc_match *m) {
 }
 
 static const omc_rule rules[] = {
+    {"detach", OMC_EXACT, OMC_P_OP(Detach, 0, OMC_P_ANY(1)), omc_match_identity},
     {"with_gradient_of", OMC_EXACT, OMC_P_OP(WithGradientOf, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
      omc_match_identity},
     {"embedding_grad_base", OMC_SUMS, OMC_P_OP(Add, 0, OMC_P_NODE(EmbeddingGrad, 1), OMC_P_ANY(2)),

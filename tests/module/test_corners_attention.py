@@ -70,3 +70,50 @@ def test_nan_goes_where_it_goes_in_pytorch(operand: int, backend: SDPBackend, is
     got, got_grads = step(ORTModule(module), xs)
     for ours, eager in zip(got + got_grads, want + want_grads, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+TOKENS = 70  # more than a block of queries
+MASKS: dict[str, dict[str, Any]] = {
+    "no mask": {},
+    "-inf here and there": {"attn_mask": torch.eye(TOKENS).roll(3, 1).mul(-INF).nan_to_num(0, neginf=-INF)},
+    "a row of -inf": {"attn_mask": torch.zeros(TOKENS, TOKENS).index_fill(0, torch.tensor(2), -INF)},
+    "a row of false": {"attn_mask": torch.ones(TOKENS, TOKENS).index_fill(0, torch.tensor(2), 0) > 0},
+    "a column of inf": {"attn_mask": torch.zeros(TOKENS, TOKENS).index_fill(1, torch.tensor(3), INF)},
+    "a NaN": {
+        "attn_mask": torch.zeros(TOKENS, TOKENS).index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(NAN))
+    },
+}
+
+
+def _specials(t: Tensor) -> Tensor:
+    """Where an element is NaN or infinite, and with which sign."""
+    return torch.where(t.isfinite(), 0, t).nan_to_num(2, posinf=1, neginf=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_specials_are_where_one_of_the_ways_of_pytorch_has_them(mask: dict[str, Any], dtype: torch.dtype) -> None:
+    """Its kernel and what it computes in several ops part at them: in each result ours are those of one."""
+    options = {k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in mask.items()}
+    module = Function(lambda _, q, k, v: (_attend(q, k, v, **options),))
+    ours = ORTModule(module)
+    for operand in range(3):
+        for value in (INF, -INF, NAN):
+            xs = [torch.randn(1, 2, TOKENS, 8, dtype=dtype) for _ in range(3)]
+            xs[operand][0, 1, 2, 3] = value
+            ways = []
+            for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+                with sdpa_kernel(backend):
+                    ways.append(step(module, xs))
+            got, got_grads = step(ours, xs)
+            wants = zip(*[[*outputs, *grads] for outputs, grads in ways], strict=True)
+            for t, (math, flash) in zip([*got, *got_grads], wants, strict=True):
+                assert any(torch.equal(_specials(t), _specials(way)) for way in (math, flash)), (operand, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_with_one_key_have_no_gradient(dtype: torch.dtype) -> None:
+    hidden = torch.full((TOKENS, TOKENS), -INF, dtype=dtype).diagonal_scatter(torch.zeros(TOKENS, dtype=dtype))
+    ours = ORTModule(Function(lambda _, q, k, v: (_attend(q * 30, k, v, hidden),)))
+    _, (dq, dk, _) = step(ours, [torch.randn(2, 3, TOKENS, 8, dtype=dtype) for _ in range(3)])
+    assert dq is not None and dk is not None and not dq.any() and not dk.any()

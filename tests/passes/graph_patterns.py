@@ -379,6 +379,11 @@ def embedding_grad(d: Draw) -> Value:
     return d.pair("Add", y, other)
 
 
+def detach(d: Draw) -> Value:
+    x = any_value(d, REALS)
+    return d.node("Detach", [x], x.dtype, x.shape)
+
+
 def with_gradient_of(d: Draw) -> Value:
     x = any_value(d, REALS)
     return d.node("WithGradientOf", [x, d.input(x.dtype, x.shape)], x.dtype, x.shape)
@@ -430,5 +435,6 @@ PATTERNS: dict[str, Pattern] = {
     "matmul_bias": product_and_bias,
     "matmul_alpha": product_times,
     "embedding_grad_base": embedding_grad,
+    "detach": detach,
     "with_gradient_of": with_gradient_of,
 }

@@ -22,7 +22,7 @@ from ortmodule_c import _C
 CLAIMS = _C.rules()
 FEWEST = 15  # rewritten graphs that a rule is tried on
 MOST = 400  # graphs drawn until there are as many
-AFTER_DIFFERENTIATION = {"with_gradient_of", "embedding_grad_base"}
+AFTER_DIFFERENTIATION = {"detach", "with_gradient_of", "embedding_grad_base"}
 # A layer's kernels are within this many ulps of the largest element, see also Draw.condition.
 LAYER_ULPS = 8
 SUM_ULPS = 16  # of sums of a few products of numbers up to 3
