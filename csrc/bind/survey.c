@@ -73,19 +73,24 @@ static int facts_append(facts_object *self, fact f) {
 
 static bool same_object(PyObject *a, PyObject *b) {
   if (a == b || !a || !b) return a == b;
-  return PyUnicode_Check(a) && PyUnicode_Check(b) && PyUnicode_Compare(a, b) == 0;
+  return PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0;
 }
 
 static bool same_fact(fact a, fact b) {
   return a.number == b.number && same_object(a.object, b.object);
 }
 
+/* Names by their text, all else by its address: a class may refuse to be hashed. */
+static Py_hash_t hash_object(PyObject *object) {
+  const bool name = object && PyUnicode_CheckExact(object);
+  return name ? PyObject_Hash(object) : (Py_hash_t)((uintptr_t)object >> 4);
+}
+
 static void set_hash(facts_object *self) {
   uint64_t hash = (uint64_t)self->n;
   for (Py_ssize_t i = 0; i < self->n; i++) {
     const fact f = self->facts[i];
-    const Py_hash_t object = f.object ? PyObject_Hash(f.object) : 0;
-    hash = (hash ^ (uint64_t)object ^ (uint64_t)f.number) * 0x9E3779B97F4A7C15u;
+    hash = (hash ^ (uint64_t)hash_object(f.object) ^ (uint64_t)f.number) * 0x9E3779B97F4A7C15u;
     hash ^= hash >> 32;
   }
   self->hash = (Py_hash_t)(hash >> 1);

@@ -9,6 +9,7 @@ from torch import nn
 from .flatten import Spec, first_difference, leaf_paths
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Arguments:
@@ -25,6 +26,7 @@ class Arguments:
         self._forward: Any = None  # the one that was looked at
         self._names: list[str] = []
         self._movable: list[str | None] = []
+        self._keywords: list[str] = []
         self._rest = "args"
 
     def normal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -44,7 +46,9 @@ class Arguments:
             args = (*args, *[kwargs[n] for n in moved])
         elif len(kwargs) == 1:
             return args, kwargs
-        return args, {n: kwargs[n] for n in sorted(kwargs) if n not in moved}
+        # What `**kwargs` takes keeps its order, which the forward may walk in.
+        named = [n for n in self._keywords if n in kwargs and n not in moved]
+        return args, {n: kwargs[n] for n in dict.fromkeys((*named, *kwargs)) if n not in moved}
 
     def paths(self, spec: Spec) -> list[str]:
         """Where each tensor of a described call lies, such as ``input_ids`` or ``batch['x']``."""
@@ -80,5 +84,6 @@ class Arguments:
         plain = isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__")
         self._names = [p.name for p in positional]
         self._movable = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in positional] if plain else []
+        self._keywords = [p.name for p in parameters if p.kind in _BY_KEYWORD] if plain else []
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
         self._forward = function

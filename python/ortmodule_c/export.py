@@ -161,12 +161,11 @@ class _Lift(nn.Module):
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Leaves PyTorch's state as it was, and hides what is traced from saved-tensor hooks."""
-    state, hooks = torch.get_rng_state(), set(_global_buffer_registration_hooks)
+    hooks = set(_global_buffer_registration_hooks)
     try:
         with unhooked():
             yield
     finally:
-        torch.set_rng_state(state)
         for key in set(_global_buffer_registration_hooks) - hooks:  # a failed export of torch 2.11 leaves its own
             del _global_buffer_registration_hooks[key]
 

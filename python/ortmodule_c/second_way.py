@@ -83,7 +83,7 @@ class SecondWay:
         self._breaks: dict[str, str] = {}  # where, and why
         self._graphs: weakref.WeakSet[Compiled] = weakref.WeakSet()
         # Layers of one class share a function.
-        limit = options.max_graphs * max(Counter(map(type, module.modules())).values())
+        limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
         # What Dynamo cannot compile is left to Python at the place where it is, and hooks that are added are seen.
         settings = {"suppress_errors": not self._whole, "skip_nnmodule_hook_guards": False}

@@ -33,6 +33,13 @@ def keywords(self: Any, x: Tensor, **named: Tensor) -> Tensor:
     return self.l(x) * named["y"] * named["scale"]
 
 
+def walked(self: Any, x: Tensor, **named: Tensor) -> Tensor:
+    y = self.l(x)
+    for t in named.values():
+        y = 2 * y + t
+    return y
+
+
 def one_name_twice(self: Any, x: Tensor, y: Tensor, /, **named: Tensor) -> Tensor:
     return self.l(x) * y * named["x"]
 
@@ -42,7 +49,7 @@ def anything(self: Any, *args: Tensor, **named: Tensor) -> Tensor:
     return self.l(x) * y * scale
 
 
-FORWARDS = [plain, positional_only, keyword_only, rest, keywords, one_name_twice, anything]
+FORWARDS = [plain, positional_only, keyword_only, rest, keywords, walked, one_name_twice, anything]
 NAMES = ("x", "y", "scale")
 
 

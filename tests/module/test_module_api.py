@@ -495,3 +495,21 @@ def test_moving_average() -> None:
     assert list(averages[0].state_dict()) == list(averages[1].state_dict())
     x = torch.randn(4, 6)
     torch.testing.assert_close(averages[1](x), averages[0](x), rtol=1e-3, atol=1e-4)
+
+
+class OfNoHash(type):
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unhashable(nn.Linear, metaclass=OfNoHash):  # type: ignore[misc]
+    """A layer whose class cannot be hashed."""
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_class_that_cannot_be_hashed() -> None:
+    eager = nn.Sequential(Unhashable(4, 4))
+    x = torch.randn(2, 4)
+    close(ORTModule(eager)(x), eager(x))
