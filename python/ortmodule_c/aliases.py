@@ -85,7 +85,11 @@ class _Finder:
     def find(self) -> tuple[list[Alias | None], list[fx.Node]]:
         found = self._aliases(self._results)
         hidden: list[fx.Node] = []
-        own = [n for n, alias in zip(self._results, found, strict=True) if n is not None and alias is None]
+        own = [
+            n
+            for n, alias in zip(self._results, found, strict=True)
+            if n is not None and alias is None and storage(n) is not None
+        ]
         for i, node in enumerate(own):
             if storage(node) in self._taken:
                 raise NotExportable("a result of the forward shares memory with an input or attribute")

@@ -225,8 +225,9 @@ def refill(value: Any, content: Any) -> None:
     if isinstance(value, (array.array, bytearray)):
         value[:] = content
         return
+    put = value.update if isinstance(value, (dict, set)) else value.extend
     value.clear()
-    (value.update if isinstance(value, (dict, set)) else value.extend)(content)
+    put(content)
 
 
 def same_items(now: dict[str, Any], before: dict[str, Any]) -> bool:

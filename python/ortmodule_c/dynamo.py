@@ -1,5 +1,6 @@
 """The backend of TorchDynamo: ``torch.compile(model, backend="ortmodule_c")``."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,17 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from . import _C
+from . import _C, noted
 from .dtypes import DTYPES
 from .errors import NeedsStatic, NotExportable, out_of_memory
-from .export import apart, quiet
+from .export import Captured, apart, quiet
 from .flatten import Spec, unflatten
 from .function import Call, Runner
 from .fx_capture import capture_graph
 from .graphs import OWN_OPS, device_refusal, supports
 from .ingest import ingest
 from .lowering import lower
+from .onnx_io import Files
 from .options import DebugOptions, logger
 from .process import no_collection, one_thread_after_fork, tracing_lock
 from .report import FallbackReport
@@ -43,7 +45,8 @@ def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None,
     mode
         Not used.
     options
-        Fields of :class:`DebugOptions`, ``torch.compile(..., options={"fallback": "error"})``.
+        Fields of :class:`DebugOptions` but `capture` and `verify`, as in
+        ``torch.compile(..., options={"fallback": "error"})``.
 
     Returns
     -------
@@ -51,8 +54,14 @@ def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None,
         Computes what the graph does. What cannot run here it runs in PyTorch, with a warning; where `fallback` is
         ``"error"`` its call raises ORTModuleError instead.
     """
+    meaningless = {"capture", "verify"} & set(options or {})
+    if meaningless:
+        raise ValueError(f"option {meaningless.pop()} is for ORTModule, which sees whole steps")
     settings = DebugOptions(**(options or {}))
-    return Compiled(graph, examples, FallbackReport(settings.fallback), settings.max_graphs)
+    if settings.python_level is not None:
+        logger.setLevel(settings.python_level)
+    report = FallbackReport(settings.fallback)
+    return Compiled(graph, examples, report, settings.max_graphs, Files(settings, report))
 
 
 @dataclass
@@ -62,6 +71,7 @@ class _Made:
     runner: Runner
     inputs: list[int]
     out_spec: Spec
+    n_masks: int  # that it draws
 
 
 class Compiled:
@@ -78,12 +88,17 @@ class Compiled:
         Where is told what runs in PyTorch.
     max_graphs
         For how many sets of numbers there are graphs.
+    files
+        What writes these.
     """
 
-    def __init__(self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int, files: Files
+    ) -> None:
         self._graph = graph
         self._report = report
         self._max_graphs = max_graphs
+        self._files = files
         self._name = _name(graph)
         self._floats = _floats(graph)
         self._open: _Made | None = None
@@ -118,7 +133,10 @@ class Compiled:
         if not self._in_pytorch:
             try:
                 made = self._open or self._for(args)
+                state = torch.get_rng_state() if noted.wanted() else None
                 call = made.runner.prepare([args[i] for i in made.inputs])
+                if state is not None:
+                    noted.note(self._as_noted(made, args, call, state))
                 self._report.warn()
                 return unflatten(made.out_spec, iter(made.runner.run(call)))
             except IndexError:  # PyTorch raises it by itself, as the class that is its own
@@ -140,8 +158,18 @@ class Compiled:
         return [*[m.runner for m in made], *[r for inner in self._inner for r in inner.runners()]]
 
     def _make_part(self, part: fx.GraphModule, examples: Sequence[Any]) -> "Compiled":
-        self._inner.append(Compiled(part, examples, self._report, self._max_graphs))
+        self._inner.append(Compiled(part, examples, self._report, self._max_graphs, self._files))
         return self._inner[-1]
+
+    def _as_noted(self, made: _Made, args: Sequence[Any], call: Call, state: Tensor) -> noted.Run:
+        given = self._with_numbers(args)
+        return noted.Run(
+            [t.detach().clone().requires_grad_(t.requires_grad) for t in call.inputs],
+            state,
+            call.seed,
+            made.n_masks if call.seed else 0,
+            functools.partial(self._capture_again, given),
+        )
 
     def _make(self, examples: Sequence[Any]) -> _Made:
         """A graph for what is a number among the examples."""
@@ -156,23 +184,29 @@ class Compiled:
             for name, cause in lowered.fallbacks:
                 self._report.add(name, cause)
             text, constants = ingest(lowered.model)
-            runner = Runner(_C.Session(text, constants, lowered.host), lowered)
+            writer = self._files.watcher(lowered, text, constants, numbered=True)
+            runner = Runner(_C.Session(text, constants, lowered.host), lowered, writer)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
-        return _Made(runner, inputs, captured.out_spec)
+        return _Made(runner, inputs, captured.out_spec, text.count(" stream="))
+
+    def _capture_again(self, given: Sequence[Any]) -> Captured:
+        with tracing_lock, quiet():
+            return capture_graph(self._graph, _static(given))
+
+    def _with_numbers(self, args: Sequence[Any]) -> list[Any]:
+        return [a.item() if i in self._floats else a for i, a in enumerate(args)]
 
     def _for(self, args: Sequence[Any]) -> _Made:
         """The graph for the numbers of this call."""
-        given = [a.item() if i in self._floats else a for i, a in enumerate(args)]
+        given = self._with_numbers(args)
         key = tuple([tuple(a.shape) if isinstance(a, Tensor) else (type(a), a) for a in given])
         with tracing_lock:
             made = self._by_numbers.get(key)
             if made is None:
                 if len(self._by_numbers) >= self._max_graphs:
                     raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes")
-                mode = FakeTensorMode()
-                fakes = [mode.from_tensor(_leaf(a), static_shapes=True) if isinstance(a, Tensor) else a for a in given]
                 try:
-                    made = self._make(apart(fakes))
+                    made = self._make(_static(given))
                 except NeedsStatic as error:
                     raise NotExportable(str(error)) from error
                 self._by_numbers[key] = made
@@ -213,6 +247,12 @@ def _floats(graph: fx.GraphModule) -> set[int]:
 def _leaf(t: Tensor) -> Tensor:
     """The same memory; whoever looks at the gradient of a tensor that has a history is warned."""
     return t.detach().requires_grad_(t.requires_grad)
+
+
+def _static(args: Sequence[Any]) -> list[Any]:
+    """The arguments without elements, their sizes as they are."""
+    mode = FakeTensorMode()
+    return apart([mode.from_tensor(_leaf(a), static_shapes=True) if isinstance(a, Tensor) else a for a in args])
 
 
 def _stand_ins(examples: Sequence[Any]) -> list[Any]:

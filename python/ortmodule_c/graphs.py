@@ -3,13 +3,13 @@
 import contextlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from . import _C, onnx_io
+from . import _C
 from .arguments import Arguments
 from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of_memory
 from .export import Captured, capture, quiet
@@ -17,7 +17,8 @@ from .flatten import Spec, flatten, unflatten
 from .function import Call, Runner
 from .guards import Held, Survey, Write, are_repeated, layout
 from .ingest import ingest
-from .lowering import Lowered, lower
+from .lowering import lower
+from .onnx_io import Files
 from .options import DebugOptions, logger
 from .process import no_collection, tracing_lock
 from .report import FallbackReport
@@ -123,8 +124,8 @@ class Graphs:
         self._counting: Counter[tuple[int, str]] = Counter()
         self._last: Key | None = None  # key of the last export
         self._changes: Counter[str] = Counter()
-        self._written: set[str] = set()
-        self._export_seconds = 0.0
+        self._files = Files(options, report)
+        self.export_seconds = 0.0
         self._calls = 0
 
     def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes) -> Graph | None:
@@ -176,7 +177,7 @@ class Graphs:
         begin = time.perf_counter()
         with quiet(), no_collection():
             graph = self._export(key, leaves, paths, survey)
-        self._export_seconds += time.perf_counter() - begin
+        self.export_seconds += time.perf_counter() - begin
         self._keep(graph)
         return graph
 
@@ -191,17 +192,9 @@ class Graphs:
             if key is not None:
                 self._keep(Graph(key, by_dynamo))
 
-    def stats(self) -> dict[str, float]:
-        """Sums over the graphs' sessions; see :meth:`ORTModule.stats`."""
-        sums: dict[str, float] = {"graphs": 0, "export_seconds": self._export_seconds, "arena_bytes": 0}
-        for graph in list(self._graphs.values()):
-            if graph.runner is None:
-                continue
-            sums["graphs"] += 1
-            sums["arena_bytes"] = max(sums["arena_bytes"], graph.runner.arena_bytes)
-            for name, value in graph.runner.session.stats().items():
-                sums[name] = sums.get(name, 0) + value
-        return sums
+    def runners(self) -> list[Runner]:
+        """Those of its graphs."""
+        return [graph.runner for graph in list(self._graphs.values()) if graph.runner is not None]
 
     def _check_room(self, key: Key) -> None:
         """Refuse one more graph of a kind that fills the cache, if all are in use: each would push out the next."""
@@ -275,11 +268,7 @@ class Graphs:
         session = _C.Session(text, constants, lowered.host)
         inputs, _ = captured.placeholders()
         fit = Fit([n.meta["val"] for n in inputs[: captured.n_user]])
-        runner = Runner(
-            session,
-            lowered,
-            self._writer(lowered, text, constants) if self._options.save_onnx else None,
-        )
+        runner = Runner(session, lowered, self._files.watcher(lowered, text, constants))
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
         watch = captured.watch
         assert watch is not None
@@ -311,40 +300,6 @@ class Graphs:
             with contextlib.suppress(TypeError):
                 if any(id(t) in ids for t in flatten(w.before)[0]):
                     raise NotExportable(f"the forward reads and sets {w}, which is no buffer")
-
-    def _writer(self, lowered: Lowered, text: str, constants: dict[str, Tensor]) -> Callable[[_C.Plan], None]:
-        """What writes the ONNX files once a plan is known, once per mode; a failure is told and changes nothing."""
-        exported = ingest(lowered.model, typed=True)[0]
-
-        def write(plan: _C.Plan, mode: str) -> None:
-            stages = {"exported": exported, "optimized": plan.text()}
-            if mode == "training":
-                types = onnx_io.input_types(plan.text())
-                stages["joint"] = _C.transform(
-                    text,
-                    "differentiate",
-                    types=types,
-                    out_grads=plan.out_grads[0],
-                    in_grads=plan.in_grads,
-                    constants=constants,
-                    host=lowered.host,
-                )
-            for stage, graph in stages.items():
-                path = self._options.directory / f"{self._options.onnx_prefix}_{stage}_{mode}.onnx"
-                onnx_io.save(graph, constants, path)
-
-        def write_once(plan: _C.Plan) -> None:
-            mode = "training" if any(map(any, plan.out_grads)) else "inference"
-            if mode in self._written:
-                return
-            self._written.add(mode)
-            try:
-                write(plan, mode)
-            except Exception as error:
-                logger.debug("no ONNX files", exc_info=True)
-                self._report.tell(f"the {mode} graphs could not be written: {type(error).__name__}: {error}")
-
-        return write_once
 
 
 def device_refusal(tensors: Sequence[Tensor]) -> str:

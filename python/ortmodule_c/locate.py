@@ -22,6 +22,7 @@ from .guards import survey
 from .ingest import ingest
 from .lowering import lower
 from .masks import Masks
+from .noted import Run
 from .stack import users_line_in
 
 aten = torch.ops.aten
@@ -77,8 +78,22 @@ def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | 
     """
     now = survey(module, None)
     captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
-    captured.functionalise()
+    with quiet():
+        captured.functionalise()
     return _Probe(captured, [*leaves, *now.parameters, *captured.outside, *now.buffers], seed).first_out()
+
+
+def locate_in(runs: Sequence[Run]) -> Place | None:
+    """The same for a module of which TorchDynamo made these graphs, each compared on what our run of it was given."""
+    for run in runs:
+        torch.set_rng_state(run.state)
+        captured = run.capture()
+        with quiet():
+            captured.functionalise()
+        place = _Probe(captured, run.inputs, run.seed or None).first_out()
+        if place is not None:
+            return place
+    return None
 
 
 class _Probe:
@@ -171,7 +186,7 @@ class _Probe:
     def _eager(self, captured: Captured, nodes: list[fx.Node]) -> Any:
         torch.set_rng_state(self._state)
         probes, inputs = self._given(nodes)
-        with Masks(self._seed) if self._seed is not None else contextlib.nullcontext():
+        with Masks([(self._seed, 0)]) if self._seed is not None else contextlib.nullcontext():
             results = fx.Interpreter(captured.program.graph_module).run(*self._arguments(captured, [*probes, *inputs]))
         kinds = [spec.kind for spec in captured.program.graph_signature.output_specs]
         outputs = [r for r, kind in zip(results, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
@@ -179,10 +194,12 @@ class _Probe:
 
     @staticmethod
     def _arguments(captured: Captured, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs and constants in the order in which the graph takes them."""
+        """Inputs, constants and numbers in the order in which the graph takes them."""
         placeholders, constants = captured.placeholders()
         given = {**dict(zip(placeholders, inputs, strict=True)), **constants}
-        return [given[n] for n in captured.program.graph.nodes if n.op == "placeholder"]
+        return [
+            given[n] if n in given else n.meta["val"] for n in captured.program.graph.nodes if n.op == "placeholder"
+        ]
 
     def _split(
         self, nodes: list[fx.Node], probes: list[Tensor], inputs: list[Tensor], results: Sequence[Any]

@@ -13,20 +13,26 @@ aten = torch.ops.aten
 
 
 class Masks(TorchDispatchMode):
-    """Within it, the n-th dropout in PyTorch keeps what the n-th random node of a graph keeps.
+    """Within it, the n-th dropout in PyTorch keeps what the n-th random node of the graphs keeps.
 
     A graph numbers its random nodes in the order in which PyTorch runs them.
 
     Parameters
     ----------
-    seed
-        Seed of the step.
+    seeds
+        Of each graph in the order in which they ran the seed and how many random nodes it has; the last may have more.
+
+    Attributes
+    ----------
+    again
+        Whether dropout ran once more in a backward, as in a checkpoint, for which there are no such numbers.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seeds: Sequence[tuple[int, int]]) -> None:
         super().__init__()
-        self._seed = seed
-        self._drawn = 0
+        self._seeds = list(seeds)
+        self._drawn = 0  # of the first of them
+        self.again = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -40,9 +46,13 @@ class Masks(TorchDispatchMode):
 
     def _kept(self, like: Tensor, p: float) -> Tensor:
         """Which elements stay, as the C core draws it."""
+        self.again = self.again or torch._C._current_graph_task_id() >= 0
+        while len(self._seeds) > 1 and self._drawn >= self._seeds[0][1]:
+            del self._seeds[0]
+            self._drawn = 0
         self._drawn += 1
         text = f"input %x : f32[?]\n%y = Dropout(%x) {{p={float(p)!r}, stream={self._drawn}}}\nreturn %y\n"
         ones = torch.ones(like.numel(), dtype=torch.float32)
         plan = _C.Session(text, {}).plan([ones], [False], [False])
-        (scaled,), _ = plan.forward([ones], self._seed)
+        (scaled,), _ = plan.forward([ones], self._seeds[0][0])
         return (scaled != 0).reshape(like.shape)

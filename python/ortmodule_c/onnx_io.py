@@ -1,7 +1,9 @@
 """Writes graphs in the text form of the C core as ONNX files."""
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,13 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from . import _C
 from .builder import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
 from .dtypes import DTYPES
+from .ingest import ingest
+from .lowering import Lowered
+from .options import DebugOptions, logger
+from .report import FallbackReport
 
 _CODES = {DTYPES[dtype][0]: int(code) for dtype, code in ONNX_TYPES.items()}
 _NUMPY = {
@@ -29,6 +36,67 @@ _NODE = re.compile(r"^(?P<out>.+?) = (?P<op>\w+)\((?P<in>[^)]*)\)(?: \{(?P<attr>
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _ATTRIBUTE = re.compile(rf'(\w+)=({_STRING}|\[(?:{_STRING}|[^\]"])*\]|[^,\s]+)')
 _ELEMENT = re.compile(rf"{_STRING}|[^,\s]+")
+
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))  # by the beginning of the names
+
+
+class Files:
+    """The ONNX files of one module's graphs; where one cannot be written that is told and changes nothing.
+
+    Parameters
+    ----------
+    options
+        Whether there are files, and their place and names.
+    report
+        Where is told what could not be written.
+    """
+
+    def __init__(self, options: DebugOptions, report: FallbackReport) -> None:
+        self._wanted = options.save_onnx
+        self._beginning = str(options.directory / options.onnx_prefix)
+        self._report = report
+        self._written: set[str] = set()
+
+    def watcher(
+        self, lowered: Lowered, text: str, constants: dict[str, Tensor], numbered: bool = False
+    ) -> Callable[[_C.Plan], None] | None:
+        """What writes a graph once a plan of it is known, if it has to be written.
+
+        Of graphs without numbers, which stand for the whole module, the first is written in each mode. One with a
+        number is one of several, and each is; of a graph that has no gradient there is no mode but inference.
+        """
+        if not self._wanted:
+            return None
+        beginning = f"{self._beginning}_{next(_numbers[self._beginning])}" if numbered else self._beginning
+        exported = ingest(lowered.model, typed=True)[0]
+
+        def write(plan: _C.Plan, mode: str) -> None:
+            stages = {"exported": exported, "optimized": plan.text()}
+            if mode == "training":
+                stages["joint"] = _C.transform(
+                    text,
+                    "differentiate",
+                    types=input_types(plan.text()),
+                    out_grads=plan.out_grads[0],
+                    in_grads=plan.in_grads,
+                    constants=constants,
+                    host=lowered.host,
+                )
+            for stage, graph in stages.items():
+                save(graph, constants, Path(f"{beginning}_{stage}_{mode}.onnx"))
+
+        def write_once(plan: _C.Plan) -> None:
+            mode = "training" if any(map(any, plan.out_grads)) else "inference"
+            if f"{beginning}_{mode}" in self._written:
+                return
+            self._written.add(f"{beginning}_{mode}")
+            try:
+                write(plan, mode)
+            except Exception as error:
+                logger.debug("no ONNX files", exc_info=True)
+                self._report.tell(f"the {mode} graphs could not be written: {type(error).__name__}: {error}")
+
+        return write_once
 
 
 def input_types(text: str) -> list[str]:

@@ -28,6 +28,8 @@ from .guards import Survey, ambient, survey, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
+from .stack import users_line
+from .stats import totals
 
 if TYPE_CHECKING:
     from .function import Call
@@ -128,6 +130,7 @@ class ORTModule(nn.Module):
         self._ort_made: Graphs | None = None
         self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
         self._ort_second: SecondWay | None = None
+        self._ort_told = False  # why it is needed
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
@@ -198,6 +201,9 @@ class ORTModule(nn.Module):
         """Run a call that no exported graph serves: it was refused before, or now because of `failure`."""
         name, report = type(self._ort_module).__name__, self._ort_report
         cause = "" if failure is None else report.cause(name, failure)
+        line = "" if failure is None else users_line(failure)
+        if line and line not in cause:
+            cause = f"{cause}, at {line}"
         if failure is None:
             by_dynamo = attempt.graph is None or attempt.graph.by_dynamo
         else:
@@ -210,7 +216,9 @@ class ORTModule(nn.Module):
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
             if by_dynamo:
                 expected = isinstance(failure, NotExportable)
-                (logger.info if expected else report.tell)(f"{name} goes through TorchDynamo: {cause}")
+                tell = logger.info if expected and self._ort_told else report.tell
+                self._ort_told = True
+                tell(f"{name} goes through TorchDynamo, which takes longer to start: {cause}")
             else:
                 report.add(name, cause)
             report.warn()
@@ -295,13 +303,18 @@ class ORTModule(nn.Module):
         Returns
         -------
         dict
-            ``graphs`` exported and ``export_seconds`` spent on it; ``plans_built``, ``plan_hits``,
-            ``plans_evicted`` and the seconds of each stage of planning, ``bind_seconds`` to
-            ``plan_seconds``; ``plans_cached``, ``runs_live`` and the ``constant_bytes`` that plans hold
-            now; ``arena_bytes`` of the largest plan used. What is of plans is there once a graph is.
+            ``graphs`` there are, and ``dynamo_graphs``, those of them that TorchDynamo made; ``graph_breaks`` between
+            these; ``export_seconds`` spent on making graphs; ``plans_built``, ``plan_hits``, ``plans_evicted`` and
+            the seconds of each stage of planning, ``bind_seconds`` to ``plan_seconds``; ``plans_cached``,
+            ``runs_live`` and the ``constant_bytes`` that plans hold now; ``arena_bytes`` of the largest plan used.
         """
-        stats = self._ort_graphs.stats()
-        return stats if self._ort_second is None else self._ort_second.add_stats(stats)
+        first, second = self._ort_made, self._ort_second
+        return totals(
+            [] if first is None else first.runners(),
+            [] if second is None else second.runners(),
+            (0.0 if first is None else first.export_seconds) + (0.0 if second is None else second.seconds),
+            0 if second is None else second.n_breaks,
+        )
 
     # The wrapped module seen through the wrapper
 

@@ -19,20 +19,18 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-from torch._dynamo.utils import graph_break_reasons
+from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
 
 from .dynamo import Compiled
 from .errors import first_lines
+from .function import Runner
+from .onnx_io import Files
 from .options import DebugOptions, logger
 from .report import FallbackReport
 from .stack import innermost
 
-_LOGS = (
-    "torch._dynamo.convert_frame",
-    "torch._dynamo.variables.tensor",
-    "torch._subclasses.fake_tensor",
-    "torch.fx.experimental.symbolic_shapes",
-)
+# Whose loggers say what becomes of what is compiled.
+_COMPILERS = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch._subclasses", "torch.fx")
 _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _NOTHING = "TorchDynamo compiles nothing of it"
@@ -40,17 +38,19 @@ _heard = threading.local()
 
 
 def _keep_back(record: logging.LogRecord) -> bool:
-    """Hears what Dynamo logs while a second way runs in this thread."""
+    """Hears what is logged while a second way runs in this thread; below a warning is only what somebody asked for."""
     records: list[logging.LogRecord] | None = getattr(_heard, "records", None)
-    if records is None:
+    if records is None or record.levelno < logging.WARNING:
         return True
     records.append(record)
     logger.debug("TorchDynamo: %s", record.getMessage(), exc_info=record.exc_info)
     return False
 
 
-for _name in _LOGS:
-    logging.getLogger(_name).addFilter(_keep_back)
+def _hear() -> None:
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(_COMPILERS):
+            logging.getLogger(name).addFilter(_keep_back)
 
 
 @contextlib.contextmanager
@@ -77,19 +77,26 @@ class SecondWay:
     """
 
     def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport) -> None:
+        _hear()
         self._name = type(module).__name__
         self._report = report
         self._whole = options.fallback == "error"
+        self.seconds = 0.0  # spent on making graphs
         self._breaks: dict[str, str] = {}  # where, and why
         self._graphs: weakref.WeakSet[Compiled] = weakref.WeakSet()
         # Layers of one class share a function.
         limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
-        # What Dynamo cannot compile is left to Python at the place where it is, and hooks that are added are seen.
-        settings = {"suppress_errors": not self._whole, "skip_nnmodule_hook_guards": False}
+        # What Dynamo cannot compile is left to Python at the place where it is, hooks that are added are seen, and
+        # random numbers of NumPy are NumPy's.
+        settings = {
+            "suppress_errors": not self._whole,
+            "skip_nnmodule_hook_guards": False,
+            "use_numpy_random_stream": True,
+        }
         self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module.
-        backend = functools.partial(_compile, self._graphs, report, options.max_graphs)
+        backend = functools.partial(_compile, self._graphs, report, options.max_graphs, Files(options, report))
         # Else all that was ever compiled of a class counts.
         alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
         self._compiled: Any = torch.compile(module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
@@ -102,7 +109,7 @@ class SecondWay:
         ORTModuleError
             If something has to run in PyTorch and must not.
         """
-        n_breaks = len(graph_break_reasons)
+        n_breaks, seconds = len(graph_break_reasons), _seconds()
         with config.patch(self._settings), _listening() as records:
             try:
                 result = self._compiled.forward(*args, **kwargs)
@@ -114,6 +121,7 @@ class SecondWay:
                     self._report.check(self._name, _NOTHING, error)
                 raise
             finally:
+                self.seconds += _seconds() - seconds
                 self._note_breaks(graph_break_reasons[n_breaks:])
         for record in records:
             self._note_record(record)
@@ -122,15 +130,14 @@ class SecondWay:
         self._report.warn()
         return result
 
-    def add_stats(self, stats: dict[str, float]) -> dict[str, float]:
-        """`stats` with what these graphs cost, and how many there are."""
-        sums = {**stats, "graph_breaks": len(self._breaks)}
-        for runner in [r for graph in list(self._graphs) for r in graph.runners()]:
-            sums["graphs"] += 1
-            sums["arena_bytes"] = max(sums["arena_bytes"], runner.arena_bytes)
-            for name, value in runner.session.stats().items():
-                sums[name] = sums.get(name, 0) + value
-        return sums
+    @property
+    def n_breaks(self) -> int:
+        """How many statements are broken out."""
+        return len(self._breaks)
+
+    def runners(self) -> list[Runner]:
+        """Those of its graphs."""
+        return [r for graph in list(self._graphs) for r in graph.runners()]
 
     def _note_breaks(self, reasons: list[Any]) -> None:
         """Where there are several for one place, the longest explains; the others follow from it."""
@@ -155,9 +162,19 @@ class SecondWay:
             self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
 
 
+def _seconds() -> float:
+    """That Dynamo, and backends in it, have spent on all that was compiled."""
+    return calculate_time_spent().get("entire_frame_compile", 0.0)
+
+
 def _compile(
-    graphs: "weakref.WeakSet[Compiled]", report: FallbackReport, max_graphs: int, graph: Any, examples: Any
+    graphs: "weakref.WeakSet[Compiled]",
+    report: FallbackReport,
+    max_graphs: int,
+    files: Files,
+    graph: Any,
+    examples: Any,
 ) -> Compiled:
-    compiled = Compiled(graph, examples, report, max_graphs)
+    compiled = Compiled(graph, examples, report, max_graphs, files)
     graphs.add(compiled)
     return compiled

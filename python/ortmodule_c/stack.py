@@ -26,9 +26,14 @@ def users_level() -> int:
     return level + 1
 
 
-def users_line(error: Exception) -> str:
-    """File and line of the innermost frame of the user's code that an error passed."""
-    return innermost((f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__))
+def users_line(error: BaseException) -> str:
+    """File and line of the innermost frame of the user's code that an error, or what it was raised from, passed."""
+    line = ""
+    cause: BaseException | None = error
+    while cause is not None and not line:
+        line = _innermost((f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__))
+        cause = cause.__cause__
+    return line
 
 
 def users_line_in(trace: str) -> str:
@@ -38,5 +43,9 @@ def users_line_in(trace: str) -> str:
 
 def innermost(frames: Iterable[tuple[str, object]]) -> str:
     """File and line of the innermost of these frames that is the user's."""
+    return _innermost(frames) or "an unknown line"
+
+
+def _innermost(frames: Iterable[tuple[str, object]]) -> str:
     users = [f"{name}:{line}" for name, line in frames if not name.startswith((*LIBRARIES, "<"))]
-    return users[-1] if users else "an unknown line"
+    return users[-1] if users else ""

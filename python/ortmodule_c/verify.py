@@ -17,6 +17,7 @@ from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards import Snapshot
 from .masks import Masks
+from .noted import noting
 from .ortmodule import ORTModule
 
 if TYPE_CHECKING:
@@ -144,18 +145,22 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     notes: list[str] = []
     with _kept_as_it_is(module):
         state = torch.get_rng_state()
-        ours, after = _restored_step(model, spec, leaves, paths)
-        eager, exact, seed, comparable = _eager_like(module, spec, leaves, paths, (state, after), notes)
+        with noting() as runs:
+            ours, after = _restored_step(model, spec, leaves, paths)
+        drawn = [run.n_masks for run in runs if run.n_masks] or [0]
+        eager, exact, seeds, comparable = _eager_like(module, spec, leaves, paths, (state, after), drawn, notes)
         rows = _rows(ours, eager, exact)
     place = None
     if comparable and any(row.problem for row in rows):
-        from .locate import locate
+        from .locate import locate, locate_in
 
         try:
             with _kept_as_it_is(module):
-                place = locate(module, spec, leaves, seed)
+                place = locate_in(runs) if runs else locate(module, spec, leaves, seeds[0][0] if seeds else None)
             if place is None:
-                notes.append("every node of the graph agrees: the graph is not that of the module as it is now")
+                notes.append(
+                    "every node of the graphs agrees: they part between graphs, or the graphs are not the module's"
+                )
         except Exception as error:
             notes.append(f"where they part could not be found: {_in_words(error)}")
     return Verification(rows, place, notes, comparable)
@@ -167,6 +172,9 @@ class _Arm:
 
     tensors: dict[str, dict[str, Tensor | None]]
     plain: Spec  # the outputs but for their tensors
+
+
+Seeds = list[tuple[int, int]]  # of each graph that drew masks, and of how many it did
 
 
 def _step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
@@ -199,47 +207,50 @@ def _eager_like(
     leaves: Sequence[Tensor],
     paths: Sequence[str],
     states: tuple[Tensor, Tensor],
+    drawn: Sequence[int],
     notes: list[str],
-) -> tuple[_Arm, _Arm | None, int | None, bool]:
-    """PyTorch's step, that in float64, the seed of the masks that both drew (None: none were), and if all is alike.
+) -> tuple[_Arm, _Arm | None, Seeds, bool]:
+    """PyTorch's step, that in float64, the seeds of the masks that both drew, if any were, and if all is alike.
 
-    `states` are PyTorch's random states before and after our step: they tell who drew.
+    `states` are PyTorch's random states before and after our step: they tell who drew. `drawn` has the number of
+    masks of each graph that draws some.
     """
     before, after_ours = states
-
-    def masked(seed: int | None) -> contextlib.AbstractContextManager[Any]:
-        torch.set_rng_state(before)
-        return Masks(seed) if seed is not None else contextlib.nullcontext()
-
-    seed = None
-    with masked(seed):
-        eager, after = _restored_step(module, spec, leaves, paths)
+    torch.set_rng_state(before)
+    eager, after = _restored_step(module, spec, leaves, paths)
+    seeds: Seeds = []
+    masks: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if not torch.equal(after, after_ours):
         torch.set_rng_state(before)
-        drawn = int(torch.randint(1, 2**63 - 1, ()))  # as the runner of a graph draws it
+        seeds = [(int(torch.randint(1, 2**63 - 1, ())), n) for n in drawn]  # as the runner of a graph draws it
         if not torch.equal(torch.get_rng_state(), after_ours):
             notes.append("random numbers are drawn partly in C and partly in PyTorch: the sides have different ones")
-            return eager, None, None, False
-        seed = drawn
-        with masked(seed):
+            return eager, None, [], False
+        torch.set_rng_state(before)
+        with Masks(seeds) as mode:
             eager, after = _restored_step(module, spec, leaves, paths)
+        if mode.again:
+            notes.append("a checkpoint drops again in backward, where PyTorch cannot be given the masks of its forward")
+            return eager, None, [], False
+        masks = Masks(seeds)
     if not torch.equal(after, before):
         notes.append("no run in float64: PyTorch draws other random numbers there")
-        return eager, None, seed, True
+        return eager, None, seeds, True
     exact = None
     try:
-        with masked(seed):
+        torch.set_rng_state(before)
+        with masks:
             exact = _double_step(module, spec, leaves, paths)
     except Exception as error:
         notes.append(f"no run in float64: {_in_words(error)}")
-    return eager, exact, seed, True
+    return eager, exact, seeds, True
 
 
 def _restored_step(
     module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]
 ) -> tuple[_Arm, Tensor]:
-    """The step, and PyTorch's random state after it; everything is put back."""
-    with _kept_as_it_is(module):
+    """The step, and PyTorch's random state after it; everything of the user's is put back."""
+    with _kept_as_it_is(module.module if isinstance(module, ORTModule) else module):
         return _step(module, spec, leaves, paths), torch.get_rng_state()
 
 

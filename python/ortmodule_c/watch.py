@@ -284,6 +284,8 @@ class Watch:
         return value
 
     def _container(self, value: Any, cls: Any, what: str) -> Any:
+        if value is _BUILTINS:  # Dynamo, where an op of PyTorch calls it, puts them among the user's globals
+            return value
         self._size += len(value)
         if self._size > _LARGEST:
             self._refuse(f"{what} holds more than {_LARGEST} things to compare")

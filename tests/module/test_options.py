@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 from ortmodule_c import DebugOptions, LogLevel, ORTModule, onnx_io
@@ -182,3 +183,35 @@ def test_a_field_of_another_type_is_named(given: dict[str, Any]) -> None:
         DebugOptions(**given)
     with pytest.raises(TypeError, match="debug_options is a dict, expected DebugOptions"):
         ORTModule(mlp(), given)  # type: ignore[arg-type]
+
+
+class Branching(nn.Module):
+    """Two graphs of TorchDynamo, between them a branch that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).relu()
+        return self.second(h * 2) if h.sum() > -1 else self.second(h)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("entrance", ["wrapper", "backend"])
+def test_the_graphs_of_dynamo_are_written_with_numbers(entrance: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    settings = {"save_onnx": True, "onnx_prefix": "net", "save_path": str(tmp_path)}
+    module: Any = Branching()
+    ours = (
+        ORTModule(module, DebugOptions(**settings))
+        if entrance == "wrapper"
+        else torch.compile(module, backend="ortmodule_c", options=settings)
+    )
+    for _ in range(2):
+        ours(torch.rand(2, 6)).sum().backward()
+    names = {p.name for p in tmp_path.iterdir()}
+    stages = ("exported", "joint", "optimized")
+    assert names == {f"net_{number}_{stage}_training.onnx" for number in (1, 2) for stage in stages}
+    for name in names:
+        onnx.checker.check_model(onnx.load(tmp_path / name))

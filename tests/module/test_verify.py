@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
 from ortmodule_c.builder import Builder, Val
@@ -225,3 +227,73 @@ class TestFirstSteps:
         with pytest.warns(UserWarning, match="cannot be compared: verify cannot copy the arguments"):
             out = ORTModule(Scaled(), DebugOptions(verify=1))(x, torch.Generator())
         assert torch.equal(out, x * 2)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+class TestGraphsOfDynamo:
+    """A module of several graphs, with Python in between."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.dropped = nn.Dropout(0.4)
+            self.last = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.3))
+            self.factor = 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.dropped(self.dropped(self.first(x)))
+            return self.last(h if h.sum() > 1e9 else h * 2) * self.factor
+
+    @pytest.fixture
+    def branching(self) -> nn.Module:
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        return self.Branching()
+
+    def test_dropout_is_alike_in_all_of_them(self, branching: nn.Module) -> None:
+        found = verify(branching, torch.randn(6, 6))
+        assert found.ok and not found.notes and all(r.ours_from_exact is not None for r in found.rows)
+
+    def test_the_graphs_stay(self, branching: nn.Module) -> None:
+        model = ORTModule(branching)
+        for _ in range(2):
+            assert verify(model, torch.randn(6, 6)).ok
+        assert model.stats()["graphs"] == 2
+
+    @pytest.mark.parametrize("wrong", [wrong_value, wrong_gradient])
+    def test_a_fault_is_found_and_placed(
+        self, branching: nn.Module, fault: Callable[[Fault], None], wrong: Fault
+    ) -> None:
+        fault(wrong)
+        found = verify(branching, torch.randn(6, 6))
+        assert not found.ok and found.place is not None
+        if wrong is wrong_value:
+            assert found.place.what.startswith("the value of tanh") and found.place.submodule.endswith(".1")
+        assert __file__ in found.place.line
+
+    def test_a_fault_in_a_graph_with_open_sizes_and_numbers(
+        self, branching: nn.Module, fault: Callable[[Fault], None]
+    ) -> None:
+        fault(wrong_value)
+        model = ORTModule(branching)
+        for n in (4, 5):
+            branching.factor = n
+            model(torch.randn(n, 6))
+        branching.factor = 7
+        found = verify(model, torch.randn(7, 6))
+        assert not found.ok and found.place is not None and found.place.what.startswith("the value of tanh")
+
+    def test_a_checkpoint_that_drops_cannot_be_compared(self) -> None:
+        class Checkpointed(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return checkpoint(lambda v: nn.functional.dropout(v, 0.5) * v, x, use_reentrant=False)
+
+        torch._dynamo.reset()
+        found = verify(Checkpointed(), torch.randn(5, 6, requires_grad=True))
+        assert found.ok is None and "a checkpoint drops again" in str(found)
+
+    def test_the_first_steps_are_compared(self, branching: nn.Module, fault: Callable[[Fault], None]) -> None:
+        fault(wrong_value)
+        with pytest.warns(UserWarning, match="differs from PyTorch's(.|\n)*they part at the value of tanh"):
+            ORTModule(branching, DebugOptions(verify=1))(torch.randn(6, 6))

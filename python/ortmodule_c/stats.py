@@ -1,0 +1,42 @@
+"""What compiling has cost and what runs hold, summed over graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .function import Runner
+
+OF_A_SESSION = (
+    "plans_built",
+    "plan_hits",
+    "plans_evicted",
+    "bind_seconds",
+    "simplify_seconds",
+    "differentiate_seconds",
+    "fuse_seconds",
+    "plan_seconds",
+    "constant_bytes",
+    "plans_cached",
+    "runs_live",
+)
+
+
+def totals(
+    exported: Iterable[Runner], by_dynamo: Iterable[Runner], export_seconds: float, graph_breaks: int
+) -> dict[str, float]:
+    """As :meth:`ORTModule.stats` gives them."""
+    first, second = list(exported), list(by_dynamo)
+    sums: dict[str, float] = {
+        "graphs": len(first) + len(second),
+        "dynamo_graphs": len(second),
+        "graph_breaks": graph_breaks,
+        "export_seconds": export_seconds,
+        "arena_bytes": max([r.arena_bytes for r in (*first, *second)], default=0),
+        **dict.fromkeys(OF_A_SESSION, 0),
+    }
+    for runner in (*first, *second):
+        for name, value in runner.session.stats().items():
+            sums[name] += value
+    return sums
