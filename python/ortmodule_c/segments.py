@@ -1,7 +1,8 @@
 """Splits one of TorchDynamo's graphs at calls that no graph of ours can hold, so that what is between them still can.
 
-Such a call holds functions: those of a custom ``autograd.Function``, a hook, the branches of ``torch.cond``. PyTorch
-makes it, on tensors that autograd connects with those before and after it.
+Such a call holds functions, those of a custom ``autograd.Function``, a hook, the branches of ``torch.cond``; or tensors
+of a kind that we have not, such as complex ones. PyTorch makes it, on tensors that autograd connects with those before
+and after it.
 """
 
 import operator
@@ -15,8 +16,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator
 from torch.fx.passes.split_module import split_module
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from .dtypes import DTYPES
 from .fx_capture import ENTER_AUTOCAST, EXIT_AUTOCAST, acts, stand_in_mode
 from .report import FallbackReport
 from .stack import users_line_in
@@ -112,7 +115,21 @@ def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
 
 
 def _is_apart(node: fx.Node) -> bool:
-    return isinstance(node.target, HigherOrderOperator) or node.target is checkpointed or node.target in _HOOKS
+    return bool(_holds_functions(node) or node.target in _HOOKS or _foreign(node))
+
+
+def _holds_functions(node: fx.Node) -> bool:
+    return isinstance(node.target, HigherOrderOperator) or node.target is checkpointed
+
+
+def _foreign(node: fx.Node) -> str:
+    """What a node takes or gives that no graph of ours can hold, or nothing."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return ""
+    for value in tree_leaves([n.meta.get("example_value") for n in (*node.all_input_nodes, node)]):
+        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.dtype not in DTYPES):
+            return f"there are no kernels for layout {value.layout} and dtype {value.dtype}"
+    return ""
 
 
 def _leaves(examples: Sequence[Any]) -> list[Any]:
@@ -151,9 +168,12 @@ class _Calls(_WithNumbers):
 
     def run_node(self, n: fx.Node) -> Any:
         if n.target is not checkpointed:
-            if isinstance(n.target, HigherOrderOperator) and n.target.name() not in _HOOKS:
+            holds = _holds_functions(n) and n.target.name() not in _HOOKS  # type: ignore[union-attr]
+            why = "it holds functions of its own" if holds else _foreign(n)
+            if why and n.target is not operator.getitem:
+                name = n.target.name() if holds else getattr(n.target, "__name__", n.target)  # type: ignore[union-attr]
                 place = users_line_in(n.meta.get("stack_trace") or "")
-                self._report.add(f"{n.target.name()} at {place}", "it holds functions of its own")
+                self._report.add(f"{name} at {place}", why)
             return super().run_node(n)
         body, *args = self.fetch_args_kwargs_from_env(n)[0]
         reference: Any = n.args[0]

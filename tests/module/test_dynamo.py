@@ -100,31 +100,71 @@ def test_training_equals_eager_for_all_sizes(dynamic: bool | None) -> None:
     assert_trains_alike(model, [(4, 6), (6, 6), (3, 6), (8, 6), (4, 6)], dynamic=dynamic, fullgraph=True)
 
 
-def test_an_open_graph_serves_all_sizes() -> None:
-    count = []
+def counted(function: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+    """The function compiled, and a list of the graphs that are made of it."""
+    made: list[Any] = []
 
     def counting(graph: Any, examples: Any) -> Any:
-        count.append(graph)
+        made.append(graph)
         return backend(graph, examples)
 
-    ours = torch.compile(mlp(), backend=counting)
-    for n in (2, 3, 4, 5, 9):
-        ours(torch.randn(n, 6)).sum().backward()
-    assert len(count) == 2
+    return torch.compile(function, backend=counting, **kwargs), made
+
+
+def n_graphs_for(sizes: list[int], **kwargs: Any) -> int:
+    model = mlp()
+    ours, made = counted(model, **kwargs)
+    for n in sizes:
+        given = torch.randn(n, 6)
+        close(ours(given), model(given))
+        ours(given).sum().backward()
+    return len(made)
+
+
+def test_an_open_graph_serves_all_sizes() -> None:
+    assert n_graphs_for([2, 3, 4, 5, 9]) == 2
+
+
+def test_dynamic_true_needs_one_graph() -> None:
+    assert n_graphs_for([2, 3, 4, 5, 9], dynamic=True) == 1
+
+
+def test_dynamic_false_makes_a_graph_for_each_size() -> None:
+    assert n_graphs_for([2, 3, 4, 2, 3], dynamic=False) == 3
 
 
 def test_mark_dynamic() -> None:
     model = mlp()
-    ours = compiled(model)
-    for n in (3, 5):
+    ours, made = counted(model)
+    for n in (3, 5, 7):
         given = torch.randn(n, 6)
         torch._dynamo.mark_dynamic(given, 0)
         close(ours(given), model(given))
+    assert len(made) == 1
+
+
+def broken_twice(t: Tensor) -> Tensor:
+    h = t * 2
+    torch._dynamo.graph_break()
+    h = h.sin()
+    torch._dynamo.graph_break()
+    return h.exp()
+
+
+def test_several_graphs_are_all_in_c() -> None:
+    assert assert_same(broken_twice, x()) == []
+    torch._dynamo.reset()
+    ours, made = counted(broken_twice)
+    ours(x()).sum().backward()
+    assert len(made) == 3
 
 
 def test_explain_counts_graphs() -> None:
     found = torch._dynamo.explain(mlp())(torch.randn(2, 6))
     assert (found.graph_count, found.graph_break_count) == (1, 0)
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(broken_twice)(x())
+    assert (found.graph_count, found.graph_break_count) == (3, 2)
 
 
 def test_options_are_those_of_debug_options() -> None:
@@ -173,7 +213,7 @@ def test_numbers_may_change() -> None:
 
 def test_sizes_that_a_graph_must_know_get_one_each() -> None:
     def tiled(t: Tensor) -> Tensor:
-        return torch.fft.rfft(t.flatten()).abs()
+        return F.pad(t[None], (t.shape[0] - 2, 0, 0, 0), mode="circular")
 
     ours = compiled(tiled, dynamic=True)
     with pytest.warns(UserWarning, match="aten"):

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -73,7 +74,7 @@ def test_the_way_can_be_chosen(capture: Any) -> None:
     assert_same_step(eager, ours, torch.randn(2, 6))
     assert ours.fallback_report() == []
     assert ours.stats()["graphs"] == 1
-    assert ("graph_breaks" in ours.stats()) == (capture == "dynamo")
+    assert ours.stats()["dynamo_graphs"] == (capture == "dynamo")
 
 
 def test_what_export_refuses_runs_in_pytorch_if_dynamo_is_not_asked() -> None:
@@ -312,3 +313,149 @@ def test_modules_made_in_the_forward_are_in_the_graph() -> None:
         assert_same_step(eager, ours, torch.rand(3, 4))
     (record,) = ours.fallback_report()
     assert record.cause.startswith("graph break: Data-dependent branching")
+
+
+# What is told, and what it costs
+
+
+def hooked(s: Function, x: Tensor) -> Tensor:
+    h = s.l(x)
+    h.register_hook(lambda grad: grad * 2)
+    return h.sin()
+
+
+def checkpointed(s: Function, x: Tensor) -> Tensor:
+    return checkpoint(lambda v: torch.tanh(s.l(v)), x, use_reentrant=False) + x
+
+
+def conditional(s: Function, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (s.l(x),)).exp()
+
+
+def prints(s: Function, x: Tensor) -> Tensor:
+    print(end="")
+    return s.l(x)
+
+
+def of_data_dependent_size(s: Function, x: Tensor) -> Tensor:
+    h = s.l(x)
+    return h[h > 0] * 2
+
+
+def transformed(s: Function, x: Tensor) -> Tensor:
+    z = torch.fft.fftn(s.l(x), dim=(0, 1))
+    return s.l((z * 2).real + z.imag.sum())
+
+
+REFUSED = [hooked, checkpointed, conditional, prints, of_data_dependent_size, transformed]
+
+
+@pytest.mark.parametrize("forward", REFUSED)
+def test_why_a_module_goes_through_dynamo_is_told_once(forward: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """... with file and line of what is in the way, and nothing of Dynamo's own besides."""
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in (3, 3, 2):
+            assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
+        for m in (eager, ours):
+            m.eval()
+        assert_same_step(eager, ours, torch.randn(3, 4))
+    messages = [str(w.message) for w in told]
+    (why,) = [m for m in messages if "goes through TorchDynamo" in m]
+    lines = range(forward.__code__.co_firstlineno, forward.__code__.co_firstlineno + 4)
+    places = [f"{__file__}:{line}" for line in lines]
+    assert any(p in text for p in places for text in (why, *[r.name for r in ours.fallback_report()]))
+    assert all(m.startswith("ortmodule_c: ") for m in messages)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_asks_for_dynamo_is_not_told_of_it() -> None:
+    ours = ORTModule(Function(hooked, l=nn.Linear(4, 4)), DebugOptions(capture="dynamo"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(torch.randn(3, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("forward", [checkpointed, conditional])
+def test_what_holds_functions_trains_as_in_pytorch(forward: Any) -> None:
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in (3, 3, 2):
+            for sign in (1, -1):
+                assert_same_step(eager, ours, sign * torch.rand(n, 4))
+    assert any("ortmodule_c" in str(w.message) for w in told)
+    runs_in_pytorch = [r.name.split(" at ")[0] for r in ours.fallback_report()]
+    assert runs_in_pytorch == (["cond"] if forward is conditional else [])
+
+
+def test_only_what_computes_with_complex_numbers_runs_in_pytorch() -> None:
+    ours = ORTModule(Function(transformed, l=nn.Linear(4, 4)))
+    with pytest.warns(UserWarning, match="fft_fftn at .* runs in PyTorch: there are no kernels for .*complex64"):
+        ours(torch.randn(3, 4))
+    assert {r.name.split(" at ")[0] for r in ours.fallback_report()} == {"fft_fftn", "mul", "getattr"}
+    assert ours.stats()["graphs"] == 2
+
+
+def test_a_second_derivative_through_parameters_is_refused() -> None:
+    """As a second step of MAML would take it."""
+    ours = ORTModule(Branching())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loss = ours(torch.ones(2, 4)).square().mean()
+    grads = torch.autograd.grad(loss, list(ours.parameters()), create_graph=True)
+    with pytest.raises(ORTModuleError, match=r"use \.module for double backward"):
+        sum(g.square().sum() for g in grads).backward()
+
+
+def test_stats_have_the_same_names_always() -> None:
+    ours = ORTModule(Branching())
+    before = ours.stats()
+    assert not any(before.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours(torch.ones(2, 4))
+    by_dynamo, by_export = ours.stats(), ORTModule(mlp())
+    by_export(torch.ones(2, 6))
+    assert list(before) == list(by_dynamo) == list(by_export.stats())
+    assert by_dynamo["dynamo_graphs"] == by_dynamo["graphs"] == 2 and by_dynamo["graph_breaks"] == 1
+    assert 0.01 < by_dynamo["export_seconds"] < 60 and by_dynamo["plans_built"] == 2
+
+
+def test_numpy_draws_its_own_random_numbers() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        return s.l(x) * float(np.random.rand(1).item()) + torch.tensor(np.random.uniform(0, 1, 4), dtype=x.dtype)
+
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in (1, 2):
+            outs = []
+            for m in (eager, ours):
+                np.random.seed(seed)
+                torch.manual_seed(seed)
+                outs.append((m(torch.ones(2, 4)), torch.rand(1), np.random.rand()))
+            close(outs[1][0], outs[0][0])
+            assert outs[1][1:] == outs[0][1:]
+
+
+def test_a_graph_of_sizes_alone_is_one() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        torch._dynamo.graph_break()
+        return s.l(x) * batch / length
+
+    eager = Function(forward, l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    with pytest.warns(UserWarning, match="graph_break"):
+        for shape in ((2, 3, 4), (2, 5, 4), (3, 6, 4)):
+            assert_same_step(eager, ours, torch.randn(shape))
+    assert len(ours.fallback_report()) == 1
+
+
+def test_options_that_are_for_the_wrapper_are_refused_by_the_backend() -> None:
+    for name, value in (("verify", 3), ("capture", "dynamo")):
+        compiled = torch.compile(mlp(), backend="ortmodule_c", options={name: value})
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=f"option {name} is for ORTModule"):
+            compiled(torch.randn(2, 6))
