@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest fuzz fuzz-stale test-torch sweep coverage bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest fuzz fuzz-stale test-torch sweep coverage architectures bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -51,6 +51,10 @@ sweep: $(VENV)/installed
 
 coverage: $(VENV)/installed
 	$(BIN)/python tests/sweep/sweep.py --coverage
+
+# Small models of transformers, three steps each, and docs/architectures.md; ARGS="'BERT*'" for some.
+architectures: $(VENV)/installed
+	$(BIN)/python tests/architectures/architectures.py $(ARGS)
 
 fuzz: $(VENV)/installed
 	$(BIN)/python tests/fuzz/fuzz.py $(ARGS)
