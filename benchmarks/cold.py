@@ -15,14 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from models import SMALL, WORKLOADS
+from run import ARMS as ALL_ARMS
 from run import Arm
 
-ARMS = {
-    "eager": "eager",
-    "compile": "torch.compile",
-    "ours": "ORTModule",
-    "dynamo": "torch.compile, our backend",
-}
+ARMS = {arm: title for arm, title in ALL_ARMS.items() if arm != "tuned"}
 
 
 def measure(model: str, arms: list[str], dropout: float, small: bool) -> tuple[list[str], list[list[float]]]:

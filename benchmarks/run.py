@@ -1,4 +1,4 @@
-"""Whole training steps: eager, eager with tuned malloc, torch.compile and ORTModule, in one run.
+"""Whole training steps: eager, eager with tuned malloc, torch.compile, ORTModule, and our backend of torch.compile.
 
 Each arm has its own process; the parent lets them step in turn, so that a change of the machine's
 speed meets all of them alike. Printed per model: median step and its ratio to eager, loss of the
@@ -28,7 +28,13 @@ from models import SMALL, WORKLOADS
 HERE = Path(__file__).parent
 # glibc told never to give memory back, so that eager pays no page faults after its first step.
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
-ARMS = {"eager": "eager", "tuned": "eager, tuned malloc", "compile": "torch.compile", "ours": "ORTModule"}
+ARMS = {
+    "eager": "eager",
+    "tuned": "eager, tuned malloc",
+    "compile": "torch.compile",
+    "ours": "ORTModule",
+    "dynamo": "torch.compile, our backend",
+}
 
 
 @dataclass
