@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import convert_frame
 
 from . import _C
 from .arguments import Arguments
@@ -23,6 +24,9 @@ from .options import DebugOptions, logger
 from .process import no_collection, tracing_lock
 from .report import FallbackReport
 from .shapes import Fit, Openings, Sizes
+
+# Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
+convert_frame.compile_lock = tracing_lock
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
 

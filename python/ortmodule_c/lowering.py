@@ -417,7 +417,10 @@ class _Lowering:
         used = _used_results(node, len(fakes))
         _check_host_results(op, [fakes[i] for i in used])
         if op in _READS_MEMORY:
-            raise NotExportable(f"{op} depends on how its operand lies in memory")
+            order = _order_in_memory(node.args[0].meta["val"])  # type: ignore[union-attr]
+            if order is None or (op is not aten.as_strided.default and order != sorted(order)):
+                raise NotExportable(f"{op} depends on how its operand lies in memory")
+            args = (self._b.transpose(args[0], order), *args[1:])
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
         given = [v for v in leaves if isinstance(v, Val)]
@@ -475,6 +478,16 @@ class _Lowering:
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
     return named.get("sparse") is True or named.get("sparse_grad") is True
+
+
+def _order_in_memory(t: Tensor) -> list[int] | None:
+    """The order of dims in which a tensor is dense and all of its memory, as a tensor is that PyTorch is given."""
+    n_bytes, offset = t.untyped_storage().nbytes(), t.storage_offset()
+    if any(isinstance(v, torch.SymInt) for v in (n_bytes, offset, *t.shape, *t.stride())):
+        raise NeedsStatic("how a tensor lies in memory is asked")
+    order = sorted(range(t.dim()), key=lambda dim: t.stride()[dim], reverse=True)
+    whole = offset == 0 and n_bytes == t.numel() * t.element_size()
+    return order if whole and t.permute(order).is_contiguous() else None
 
 
 def _used_results(node: fx.Node, n: int) -> list[int]:

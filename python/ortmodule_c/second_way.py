@@ -93,6 +93,7 @@ class SecondWay:
             "suppress_errors": not self._whole,
             "skip_nnmodule_hook_guards": False,
             "use_numpy_random_stream": True,
+            "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
         self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module.

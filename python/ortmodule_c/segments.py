@@ -1,8 +1,8 @@
 """Splits one of TorchDynamo's graphs at calls that no graph of ours can hold, so that what is between them still can.
 
 Such a call holds functions, those of a custom ``autograd.Function``, a hook, the branches of ``torch.cond``; or tensors
-of a kind that we have not, such as complex ones. PyTorch makes it, on tensors that autograd connects with those before
-and after it.
+of a kind that we have not, such as complex ones; or it is inside a transform of ``torch.func``. PyTorch makes it, on
+tensors that autograd connects with those before and after it.
 """
 
 import operator
@@ -26,6 +26,9 @@ from .stack import users_line_in
 
 Make = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
+# What begins and ends a transform of functions: a level of it, and a region around that.
+_BEGINS = ("_increment_nesting", "_saved_tensors_hooks_disable")
+_ENDS = ("_decrement_nesting", "_saved_tensors_hooks_enable")
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
 
 
@@ -95,12 +98,14 @@ class _Place:
 def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
     """In which part each node is; None if all are in one, or a region, such as one without gradients, would be cut."""
     numbers: dict[fx.Node, int] = {}
-    part, last, graded, depth = 0, False, torch.is_grad_enabled(), 0
+    part, last, graded, depth, transforms = 0, False, torch.is_grad_enabled(), 0, 0
     for node in graph.graph.nodes:
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
         taken_from = node.args[0] if node.target is operator.getitem else None
-        apart = _is_apart(node) or (isinstance(taken_from, fx.Node) and _is_apart(taken_from))
+        transforms += _begins_transform(node)
+        apart = transforms > 0 or _is_apart(node) or (isinstance(taken_from, fx.Node) and _is_apart(taken_from))
+        transforms -= _called(node).endswith(_ENDS)
         if node.target is torch._C._set_grad_enabled:
             graded = node.args[0]
         depth += (node.target is ENTER_AUTOCAST) - (node.target is EXIT_AUTOCAST)
@@ -115,7 +120,16 @@ def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
 
 
 def _is_apart(node: fx.Node) -> bool:
-    return bool(_holds_functions(node) or node.target in _HOOKS or _foreign(node))
+    begins = _begins_transform(node) or _called(node) == "lazy_load_decompositions"
+    return bool(begins or _holds_functions(node) or node.target in _HOOKS or _foreign(node))
+
+
+def _called(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _begins_transform(node: fx.Node) -> bool:
+    return _called(node).endswith(_BEGINS)
 
 
 def _holds_functions(node: fx.Node) -> bool:
@@ -130,6 +144,17 @@ def _foreign(node: fx.Node) -> str:
         if isinstance(value, Tensor) and (value.layout is not torch.strided or value.dtype not in DTYPES):
             return f"there are no kernels for layout {value.layout} and dtype {value.dtype}"
     return ""
+
+
+def _told(node: fx.Node) -> tuple[str, str]:
+    """What is said of a node that PyTorch runs: its name, and why, or nothing."""
+    if node.target is operator.getitem or node.target in _HOOKS:
+        return "", ""
+    if _called(node).endswith(_BEGINS[0]):
+        return _called(node).removesuffix(_BEGINS[0]).lstrip("_"), "it transforms functions"
+    if isinstance(node.target, HigherOrderOperator) and node.target.name() not in _HOOKS:
+        return node.target.name(), "it holds functions of its own"
+    return _called(node), _foreign(node)
 
 
 def _leaves(examples: Sequence[Any]) -> list[Any]:
@@ -168,12 +193,9 @@ class _Calls(_WithNumbers):
 
     def run_node(self, n: fx.Node) -> Any:
         if n.target is not checkpointed:
-            holds = _holds_functions(n) and n.target.name() not in _HOOKS  # type: ignore[union-attr]
-            why = "it holds functions of its own" if holds else _foreign(n)
-            if why and n.target is not operator.getitem:
-                name = n.target.name() if holds else getattr(n.target, "__name__", n.target)  # type: ignore[union-attr]
-                place = users_line_in(n.meta.get("stack_trace") or "")
-                self._report.add(f"{name} at {place}", why)
+            name, why = _told(n)
+            if why:
+                self._report.add(f"{name} at {users_line_in(n.meta.get('stack_trace') or '')}", why)
             return super().run_node(n)
         body, *args = self.fetch_args_kwargs_from_env(n)[0]
         reference: Any = n.args[0]

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -459,3 +460,63 @@ def test_options_that_are_for_the_wrapper_are_refused_by_the_backend() -> None:
         compiled = torch.compile(mlp(), backend="ortmodule_c", options={name: value})
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=f"option {name} is for ORTModule"):
             compiled(torch.randn(2, 6))
+
+
+def strided(s: Function, x: Tensor) -> Tensor:
+    h = nn.functional.pad(s.l(x), (1, 1)).transpose(0, 1)
+    return h.as_strided((h.shape[1], 3, 4), (6, 1, 1)) * 2
+
+
+def strided_from_the_middle(s: Function, x: Tensor) -> Tensor:
+    return s.l(x)[1:].as_strided((2, 3), (1, 2)) * 2
+
+
+@pytest.mark.parametrize("forward", [strided, strided_from_the_middle])
+def test_memory_is_looked_at_as_in_pytorch(forward: Any) -> None:
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in (3, 3, 5, 4):
+            assert_same_step(eager, ours, torch.randn(n, 4))
+    (record,) = ours.fallback_report()
+    assert (record.name == "aten.as_strided.default") == (forward is strided)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_only_transforms_of_functions_run_in_pytorch(transform: str) -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        h = s.l(x).tanh()
+        if transform == "vmap":
+            h = torch.vmap(lambda row: row * row.sum())(h)
+        else:
+            h = torch.func.grad(lambda v: (v * v * v).sum())(h)
+        return s.l(h)
+
+    eager = Function(forward, l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    with pytest.warns(UserWarning, match=f"{transform} at .* runs in PyTorch: it transforms functions"):
+        for n in (3, 3, 5):
+            assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
+    assert len(ours.fallback_report()) == 1 and ours.stats()["graphs"] == 4
+
+
+def test_threads_trace_and_compile_one_after_the_other() -> None:
+    models = [pair(Branching()) for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def work(i: int) -> None:
+        eager, ours = models[i]
+        try:
+            for k in range(8):
+                assert_same_step(eager, ours, torch.rand(1 + (k + i) % 3, 4))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert errors == []
