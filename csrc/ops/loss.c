@@ -192,7 +192,8 @@ static row_scale scale_of(const loss_job *job, int64_t r) {
   real flow = ld(job->dloss + (p->reduction == REDUCE_NONE ? r : 0));
   if (p->reduction == REDUCE_MEAN) flow /= (real)job->total;
   const real hard = job->hard * class_weight(job, t);
-  return (row_scale){flow * (hard + job->soft * job->weights), flow * job->soft, flow * hard};
+  const real soft = job->soft == 0 ? 0 : flow * job->soft; /* none of an infinite flow either */
+  return (row_scale){flow * (hard + job->soft * job->weights), soft, flow * hard};
 }
 
 static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {

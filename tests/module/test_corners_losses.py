@@ -84,6 +84,8 @@ OF_CLASSES = {
 OF_CLASSES = {name: replace(row, values=lists) for name, row in OF_CLASSES.items()}
 
 
-@pytest.mark.parametrize("differences", cases(ordinary={**LOSSES, **OF_CLASSES}, special=LOSSES, largest=LOSSES))
+@pytest.mark.parametrize(
+    "differences", cases(ordinary={**LOSSES, **OF_CLASSES}, special={**LOSSES, **OF_CLASSES}, largest=LOSSES)
+)
 def test_values_and_gradients(differences: Callable[[], str]) -> None:
     assert not differences()
