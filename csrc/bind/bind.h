@@ -108,14 +108,13 @@ PyObject *omc_list_rules(PyObject *module, PyObject *unused);
 extern PyType_Spec omc_facts_spec;
 PyObject *omc_survey(PyObject *module, PyObject *args);
 
-/* held.c. first_changed([(holder, key, value)], [keys_of(dict)], by_value, missing) -> index of the
- * first place that holds another value or dict that has other keys, or -1. A value lies in a dict,
- * is an attribute, or what a call of the holder gives (no key). Numbers, strings, lists, tuples,
- * dicts and instances of `by_value` classes are compared by value and type, all else by identity.
- */
+/* held.c. first_changed([(owner, dict, keys, values)], [(holder, key, value)], by_value, by_repr,
+ * missing) -> index of the first dict, then place, that is not what it was, or -1. A dict has the
+ * same keys, and is its owner's (if that is not None). At a place a value lies in a dict, is an
+ * attribute, or what a call of the holder gives (no key). Numbers, strings, lists, tuples, dicts
+ * and instances of `by_value` classes are compared by value and type, those of `by_repr` by how
+ * they are written, all else by identity. */
 PyObject *omc_first_changed(PyObject *module, PyObject *args);
-/* keys_of(dict) -> (dict, position of the last key, its keys) */
-PyObject *omc_keys_of(PyObject *module, PyObject *dict);
 
 /* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */
 int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n);

@@ -3,7 +3,8 @@
 
 typedef struct comparison {
   PyObject *by_value; /* frozenset of classes whose equal instances are interchangeable */
-  PyObject *missing;  /* stands for a value that is not there */
+  PyObject *by_repr;  /* of classes whose instances are so if they are written alike */
+  PyObject *missing;  /* stands for a value that is not there, and one that is not compared */
 } comparison;
 
 static int same(const comparison *c, PyObject *now, PyObject *was);
@@ -56,6 +57,14 @@ static int same_number(PyObject *now, PyObject *was) {
   return same_bits(a, b, sizeof a);
 }
 
+static int same_text(PyObject *now, PyObject *was) {
+  PyObject *a = PyObject_Repr(now), *b = a ? PyObject_Repr(was) : NULL;
+  const int result = b ? PyObject_RichCompareBool(a, b, Py_EQ) : -1;
+  Py_XDECREF(a);
+  Py_XDECREF(b);
+  return result;
+}
+
 static int same(const comparison *c, PyObject *now, PyObject *was) {
   if (now == was) return 1;
   if (Py_TYPE(now) != Py_TYPE(was)) return 0;
@@ -67,7 +76,8 @@ static int same(const comparison *c, PyObject *now, PyObject *was) {
     return PyList_Size(now) == PyList_Size(was) &&
            same_sequence(c, now, was, PyList_GetItem, PyList_Size(was));
   if (PyDict_CheckExact(now)) return same_dict(c, now, was);
-  if (PyAnySet_CheckExact(now)) return PyObject_RichCompareBool(now, was, Py_EQ);
+  const int by_repr = PySet_Contains(c->by_repr, (PyObject *)Py_TYPE(now));
+  if (by_repr != 0) return by_repr < 0 ? -1 : same_text(now, was);
   const int by_value = PySet_Contains(c->by_value, (PyObject *)Py_TYPE(now));
   if (by_value <= 0) return by_value;
   if (PyObject_CheckBuffer(now)) return same_buffer(now, was);
@@ -101,38 +111,61 @@ static int is_unchanged(const comparison *c, PyObject *place) {
   return result;
 }
 
-/* A key that is added becomes the last one, at a position behind all others. So keys are what they
- * were if there are as many, and the last is the same at the same position. Positions may also move
- * by themselves, as when a key goes and comes back: then the keys are looked up. */
-PyObject *omc_keys_of(PyObject *module, PyObject *dict) {
-  (void)module;
-  if (!PyDict_Check(dict)) return PyErr_Format(PyExc_TypeError, "expected a dict, got %R", dict);
-  PyObject *key;
-  Py_ssize_t next = 0, position = 0;
-  for (Py_ssize_t at = 0; PyDict_Next(dict, &next, &key, NULL); at = next) position = at;
-  PyObject *keys = PyDict_Keys(dict);
-  return keys ? Py_BuildValue("OnN", dict, position, keys) : NULL;
+/* Whether an object still has the dictionary that it had; nobody's (None) is itself. */
+static bool is_its(PyObject *owner, PyObject *dict) {
+  if (owner == Py_None) return true;
+  PyObject *now = PyObject_GenericGetDict(owner, NULL);
+  if (!now) PyErr_Clear();
+  Py_XDECREF(now);
+  return now == dict;
 }
 
-static int has_keys(const comparison *c, PyObject *entry) {
-  (void)c;
-  if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 3) {
-    PyErr_Format(PyExc_TypeError, "expected what keys_of gives, got %R", entry);
+/* Compared key by key in their order, without a lookup. `missing` stands for what nobody read. */
+static int same_in_order(const comparison *c, PyObject *dict, PyObject *keys, PyObject *values) {
+  PyObject *key, *value;
+  Py_ssize_t next = 0, at = 0;
+  int result = 1;
+  while (result > 0 && PyDict_Next(dict, &next, &key, &value)) {
+    if (at >= PyTuple_Size(keys) || key != PyTuple_GetItem(keys, at)) return 0;
+    PyObject *was = PyTuple_GetItem(values, at++);
+    if (value == was || was == c->missing) continue;
+    Py_INCREF(value);
+    result = same(c, value, was);
+    Py_DECREF(value);
+  }
+  return result > 0 ? at == PyTuple_Size(keys) : result;
+}
+
+/* As above for a dictionary whose keys came in another order. */
+static int same_by_lookup(const comparison *c, PyObject *dict, PyObject *keys, PyObject *values) {
+  const Py_ssize_t n = PyTuple_Size(keys);
+  int result = PyDict_Size(dict) == n;
+  for (Py_ssize_t i = 0; result > 0 && i < n; i++) {
+    PyObject *value = Py_XNewRef(PyDict_GetItemWithError(dict, PyTuple_GetItem(keys, i)));
+    PyObject *was = PyTuple_GetItem(values, i);
+    if (!value)
+      result = PyErr_Occurred() ? -1 : 0;
+    else if (was != c->missing)
+      result = same(c, value, was);
+    Py_XDECREF(value);
+  }
+  return result;
+}
+
+/* Of (owner, dict, keys, values). */
+static int is_unchanged_whole(const comparison *c, PyObject *entry) {
+  if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 4 ||
+      !PyDict_Check(PyTuple_GetItem(entry, 1)) || !PyTuple_Check(PyTuple_GetItem(entry, 2)) ||
+      !PyTuple_Check(PyTuple_GetItem(entry, 3)) ||
+      PyTuple_Size(PyTuple_GetItem(entry, 2)) != PyTuple_Size(PyTuple_GetItem(entry, 3))) {
+    PyErr_Format(PyExc_TypeError, "expected (owner, dict, keys, values), got %R", entry);
     return -1;
   }
-  PyObject *dict = PyTuple_GetItem(entry, 0), *keys = PyTuple_GetItem(entry, 2), *key = NULL;
-  const Py_ssize_t size = PyList_Size(keys);
-  Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GetItem(entry, 1));
-  if (PyErr_Occurred()) return -1;
-  if (PyDict_Size(dict) != size) return 0;
-  if (size == 0) return 1;
-  if (PyDict_Next(dict, &position, &key, NULL) && key == PyList_GetItem(keys, size - 1) &&
-      !PyDict_Next(dict, &position, &key, NULL))
-    return 1;
-  int found = 1;
-  for (Py_ssize_t i = 0; found > 0 && i < size; i++)
-    found = PyDict_Contains(dict, PyList_GetItem(keys, i));
-  return found;
+  PyObject *dict = PyTuple_GetItem(entry, 1);
+  PyObject *keys = PyTuple_GetItem(entry, 2), *values = PyTuple_GetItem(entry, 3);
+  if (!is_its(PyTuple_GetItem(entry, 0), dict)) return 0;
+  const int result = same_in_order(c, dict, keys, values);
+  return result == 0 ? same_by_lookup(c, dict, keys, values) : result;
 }
 
 /* The first entry that does not pass, -1 if all do, -2 with an exception set. */
@@ -149,12 +182,12 @@ static Py_ssize_t first_failing(const comparison *c, PyObject *entries,
 
 PyObject *omc_first_changed(PyObject *module, PyObject *args) {
   (void)module;
-  PyObject *places, *keys;
+  PyObject *dicts, *places;
   comparison c;
-  if (!PyArg_ParseTuple(args, "O!O!O!O", &PyList_Type, &places, &PyList_Type, &keys,
-                        &PyFrozenSet_Type, &c.by_value, &c.missing))
+  if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyList_Type, &dicts, &PyList_Type, &places,
+                        &PyFrozenSet_Type, &c.by_value, &PyFrozenSet_Type, &c.by_repr, &c.missing))
     return NULL;
-  Py_ssize_t at = first_failing(&c, places, is_unchanged);
-  if (at == -1 && (at = first_failing(&c, keys, has_keys)) >= 0) at += PyList_Size(places);
+  Py_ssize_t at = first_failing(&c, dicts, is_unchanged_whole);
+  if (at == -1 && (at = first_failing(&c, places, is_unchanged)) >= 0) at += PyList_Size(dicts);
   return at == -2 ? NULL : PyLong_FromSsize_t(at);
 }

@@ -105,10 +105,9 @@ static PyMethodDef methods[] = {
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether the CPU has a kernel"},
     {"survey", omc_survey, METH_VARARGS,
      "survey(module, last=None) -> (parameters, buffers, facts)"},
-    {"keys_of", omc_keys_of, METH_O, "keys_of(dict) -> what first_changed knows its keys by"},
     {"first_changed", omc_first_changed, METH_VARARGS,
-     "first_changed([(holder, key, value)], [keys_of(dict)], by_value, missing) -> the first entry "
-     "that is not what it was, or -1"},
+     "first_changed([(owner, dict, keys, values)], [(holder, key, value)], by_value, by_repr, "
+     "missing) -> the first entry that is not what it was, or -1"},
     {"isas", list_isas, METH_NOARGS, "isas() -> instruction sets that kernels may use"},
     {"set_isa", set_isa, METH_VARARGS, "set_isa(name or None): bound the instruction set"},
     {"pool_stats", pool_stats, METH_NOARGS, "pool_stats() -> bytes used, peak and cached"},

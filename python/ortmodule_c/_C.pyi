@@ -101,23 +101,21 @@ def survey(module: Module, last: Facts | None = None) -> tuple[list[Tensor], lis
     Where nothing has changed since `last` was found the facts are `last` itself.
     """
 
-Keys = tuple[dict[str, object], int, list[object]]
-
-def keys_of(of: dict[str, object]) -> Keys:
-    """What `first_changed` knows the keys of a dictionary by."""
-
 def first_changed(
+    dicts: list[tuple[object, dict[str, object], tuple[object, ...], tuple[object, ...]]],
     places: list[tuple[object, object, object]],
-    keys: list[Keys],
     by_value: frozenset[type],
+    by_repr: frozenset[type],
     missing: object,
 ) -> int:
-    """Index of the first of `places`, then of `keys`, that is not what it was, or -1.
+    """Index of the first of `dicts`, then of `places`, that is not what it was, or -1.
 
-    A place is a holder, a key and the value there: an item of a dict, an attribute, or what calling
-    the holder gives where the key is None. `missing` stands for no value. Builtin plain values,
-    lists, tuples, dicts and instances of `by_value` are compared by value and type, -0.0 and NaN as
-    they are written; all else by identity.
+    A dict comes with the object that has it, or None, its keys and their values, `missing` for those
+    that do not count. A place is a holder, a key and the value there: an item of a dict, an
+    attribute, or what calling the holder gives where the key is None; `missing` stands for no
+    value. Builtin plain values, lists, tuples, dicts and instances of `by_value` are compared by
+    value and type, -0.0 and NaN as they are written, those of `by_repr` by how they are written;
+    all else by identity.
     """
 
 def transform(

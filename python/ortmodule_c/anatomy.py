@@ -3,20 +3,20 @@
 import array
 import collections
 import contextlib
-import dis
 import enum
 import functools
 import gc
 import logging
 import pickle
 import random
+import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -26,9 +26,6 @@ from .stack import LIBRARIES
 
 HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
 IMMUTABLE = 1 << 8
-_LOOKUPS = frozenset({"getattr", "hasattr", "vars", "__dict__"})
-IS = dis.opmap["IS_OP"]
-NUMBERS = (int, float, complex, numpy.generic)  # equal to others of another type or sign
 Memo: Any = functools._lru_cache_wrapper
 INERT = (
     types.BuiltinFunctionType,
@@ -41,6 +38,7 @@ INERT = (
     types.CodeType,
     types.GenericAlias,
     types.UnionType,
+    re.Pattern,
     type(typing.Any),
     logging.Logger,
 )
@@ -64,11 +62,48 @@ def members(cls: Any) -> list[tuple[str, Any]]:
 
 
 def slots(owner: Any) -> dict[str, Any]:
+    """What is in them; :data:`MISSING` if nothing is."""
     found: dict[str, Any] = {}
     for name, member in members(type(owner)):
+        found[name] = MISSING
         with contextlib.suppress(AttributeError):
             found[name] = member.__get__(owner)
     return found
+
+
+class Seen:
+    """An object whose attributes are watched.
+
+    Attributes
+    ----------
+    owner
+        The object.
+    state
+        Its dictionary, which may be another's; None if it has none.
+    before
+        What was in it.
+    slots
+        What was in its slots.
+    names
+        Attributes that were read.
+    """
+
+    __slots__ = ("before", "names", "owner", "slots", "state", "title")
+
+    def __init__(self, owner: Any, title: str) -> None:
+        self.owner, self.title = owner, title
+        try:
+            self.state: dict[str, Any] | None = object.__getattribute__(owner, "__dict__")
+        except AttributeError:
+            self.state = None
+        self.before = dict(self.state or {})
+        self.slots = slots(owner)
+        self.names: set[str] = set()
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """What is in its dictionary."""
+        return {} if self.state is None else self.state
 
 
 def remembered(memo: Any) -> list[Any]:
@@ -109,7 +144,15 @@ def functions_of(value: Any) -> list[types.FunctionType]:
 
 
 def is_users_class(cls: Any) -> bool:
-    return bool(cls.__flags__ & HEAP) and not is_trusted_module(cls.__module__)
+    """Whether it is no class of C and not found where it says it is from, in a library that is trusted."""
+    if not cls.__flags__ & HEAP:
+        return False
+    found: Any = sys.modules.get(cls.__module__) if is_trusted_module(cls.__module__) else None
+    for name in cls.__qualname__.split("."):
+        if name == "<locals>":
+            return found is None
+        found = getattr(found, name, None)
+    return found is not cls
 
 
 def is_of_python(cls: Any) -> bool:
@@ -124,43 +167,6 @@ def is_importing(frame: types.FrameType) -> bool:
         if at.f_code.co_name == "<module>" and not at.f_code.co_filename.startswith("<"):
             return True
         at = at.f_back
-    return False
-
-
-def compares_identity(code: types.CodeType, held: Sequence[str]) -> bool:
-    """Whether it asks if something is another thing, which is no constant and not led to by a global or `held`."""
-    if IS not in code.co_code[::2]:
-        return False
-    of: dis.Instruction | None = None  # what the right side begins with
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IS_OP":
-            known = of is not None and (
-                of.opname in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
-                or (of.opname == "LOAD_DEREF" and of.argval in held)
-            )
-            if not known:
-                return True
-        elif instruction.opname != "LOAD_ATTR":
-            of = instruction
-    return False
-
-
-def computes_names(code: types.CodeType) -> bool:
-    """Whether it may look up attributes by names that are not written in it."""
-    if not _LOOKUPS.intersection(code.co_names):
-        return False
-    instructions = [i for i in dis.get_instructions(code) if i.opname != "PUSH_NULL"]
-    for at, instruction in enumerate(instructions):
-        if instruction.argval in ("vars", "__dict__"):
-            return True
-        if instruction.argval in ("getattr", "hasattr"):
-            end = at + 2  # behind what loads the object
-            while end < len(instructions) and instructions[end].opname == "LOAD_ATTR":
-                end += 1
-            name, then = (*instructions[end : end + 2], instruction, instruction)[:2]
-            written = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
-            if not written or then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "BINARY")):
-                return True
     return False
 
 
@@ -196,10 +202,6 @@ def variable_content(value: ContextVar[Any]) -> Any:
     return value.get(None)
 
 
-def set_content(value: Any) -> Any:
-    return {(type(v), repr(v) if isinstance(v, (float, complex)) else v): None for v in value}
-
-
 def state_of_random(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     if isinstance(value, random.Random):
         return value.getstate, value.setstate
@@ -215,7 +217,7 @@ def same_content(now: Any, before: Any) -> bool:
     if len(now) != len(before):
         return False
     if isinstance(now, dict):
-        return all(k in now and now[k] is v for k, v in before.items())
+        return all(dict.get(now, k, MISSING) is v for k, v in before.items())
     if isinstance(now, (set, frozenset, array.array, bytearray)):
         return bool(now == before)
     return all(x is y for x, y in zip(now, before, strict=True))
@@ -239,10 +241,11 @@ def same_state(now: Any, before: Any) -> bool:
 
 
 CONTENTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (collections.OrderedDict, lambda v: list(collections.OrderedDict.items(v))),
     (dict, lambda v: list(dict.items(v))),
     (types.MappingProxyType, lambda v: list(v.items())),
     (list, list.copy),
     (tuple, lambda v: list(tuple.__iter__(v))),
-    ((set, frozenset), set_content),
+    ((set, frozenset), list),
     ((collections.deque, bytearray, array.array), list),
 )

@@ -29,11 +29,11 @@ from torch.utils import _pytree as pytree
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, NotRunnable, first_lines
-from .flatten import Spec, flatten, plain_leaves, unflatten
+from .flatten import Spec, flatten, is_nested, plain_leaves, unflatten
 from .guards import Snapshot, Survey, Write, are_repeated, layout
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
 from .recurrent import one_step_for_all
-from .stack import users_line
+from .stack import is_users, users_line
 from .symbols import let_go, remembered
 from .watch import Watch
 
@@ -44,10 +44,25 @@ _DROPOUTS: dict[Any, str] = {
     **{getattr(torch, n + in_place): "train" for n in (*_KINDS, "feature_dropout") for in_place in ("", "_")},
     **{getattr(F, n): "training" for n in (*_KINDS, "dropout1d", "dropout2d", "dropout3d")},
 }
+# What autograd and Python's side know of a tensor, which is not that of the one that stands for it in a trace.
+_UNKNOWN = {
+    getattr(Tensor, name).__get__: name
+    for name in ("grad", "grad_fn", "is_leaf", "_version", "_base", "retains_grad", "output_nr", "_backward_hooks")
+}
+_GRAD: Any = Tensor.grad
+_EFFECTS = {
+    **{
+        hook: "registers a hook on a tensor"
+        for hook in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+    },
+    Tensor.retain_grad: "retains the gradient of a tensor",
+    _GRAD.__set__: "sets the gradient of a tensor",
+    _GRAD.__delete__: "deletes the gradient of a tensor",
+}
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 _LAYOUT = (Tensor.is_contiguous, Tensor.stride, Tensor.storage_offset)
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_LEAVES = frozenset({bool, int, float, str, torch.dtype, torch.device, slice, type(Ellipsis)})
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
@@ -332,10 +347,10 @@ def capture(
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                stack.enter_context(_RefuseStrangers(watch))
-                stack.enter_context(_no_seeding())
-                stack.enter_context(_no_graph_of_gradients())
-                stack.enter_context(no_saving_hooks())
+                strangers = stack.enter_context(_RefuseStrangers(watch))
+                stack.enter_context(_no_seeding(watch))
+                stack.enter_context(_no_graph_of_gradients(watch))
+                stack.enter_context(no_saving_hooks(watch.refuse))
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
                 with watch.active():
@@ -345,22 +360,30 @@ def capture(
             for name, t in held.items():
                 if memory_of(t) != lie[name]:
                     raise NotExportable(f"the forward changes in place how {name} lies in memory")
-            if watch.refusal:
-                raise NotExportable(watch.refusal)
+            if watch.refusal is not None:
+                raise watch.refusal
+            if strangers.caught is not None:
+                raise NotExportable(
+                    f"the forward catches what fails while it is traced: {first_lines(strangers.caught)}"
+                )
             if watch.compares_identity and are_repeated(leaves):
                 raise NotExportable("the forward may compare tensors by identity, and one is given twice")
-            changed = watch.changed()
+            if watch.compares_identity and is_nested(spec):
+                raise NotExportable("the forward may compare what lies in its arguments by identity")
+            _check_attributes(watch, [*leaves, *survey.parameters, *survey.buffers], [*tensors, result])
+            watch.check_results(result, (args, kwargs))
+            written[:] = [*kept.writes(), *watch.writes()]
+            changed = watch.changed(written)
             if changed:
                 raise NotExportable(f"the forward changes {changed}")
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
             for name in kept.changed_containers():
                 raise NotExportable(f"the forward changes {name} in place")
-            written[:] = [*kept.writes(), *watch.writes()]
             out, out_spec = flatten((result, [w.after for w in written], values))
             out_specs.append(out_spec)
             return [*out, *cloned.values()]
 
-        examples = [t.detach().requires_grad_(t.requires_grad) for t in leaves]
+        examples = [_example(t) for t in leaves]
         tensors = apart([*examples, *survey.parameters, *survey.buffers])
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
         environments: set[Any] = set()
@@ -381,8 +404,8 @@ def capture(
         except NotExportable:
             raise
         except Exception as error:
-            if watch.refusal:
-                raise NotExportable(watch.refusal) from error
+            if watch.refusal is not None:
+                raise watch.refusal from error
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
             let_go(environments)
@@ -431,7 +454,8 @@ def apart(tensors: Sequence[Any]) -> list[Any]:
 class _Generator:
     """PyTorch's generator for what is traced: it may be drawn from but not set, which no graph would do."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
@@ -456,15 +480,15 @@ class _Generator:
 
     def _refuse(self) -> None:
         if threading.get_ident() == self._thread:
-            raise NotExportable(
+            self._watch.refuse(
                 "the forward seeds PyTorch's random numbers, asks for their seed or puts back their state"
             )
 
 
 @contextlib.contextmanager
-def _no_seeding() -> Iterator[None]:
+def _no_seeding(watch: Watch) -> Iterator[None]:
     generator = torch.random.default_generator
-    torch.random.default_generator = _Generator()  # type: ignore[assignment]
+    torch.random.default_generator = _Generator(watch)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -481,13 +505,13 @@ def leaves_alone(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _no_graph_of_gradients() -> Iterator[None]:
+def _no_graph_of_gradients(watch: Watch) -> Iterator[None]:
     """Within it a forward does not ask for gradients that are differentiated again: no part of a graph can be."""
     run, thread = torch.autograd._engine_run_backward, threading.get_ident()
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread and args[3]:
-            raise NotRunnable("the forward asks for gradients with create_graph=True")
+            watch.refuse("the forward asks for gradients with create_graph=True", NotRunnable)
         return run(*args, **kwargs)
 
     torch.autograd._engine_run_backward = refusing
@@ -504,6 +528,7 @@ class _RefuseStrangers(TorchFunctionMode):
         super().__init__()
         self._watch = watch
         self._made: dict[int, Tensor] = {}  # from what is held
+        self.caught: Exception | None = None  # that the forward goes on after
         self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -512,31 +537,79 @@ class _RefuseStrangers(TorchFunctionMode):
         if leaves_alone(func, args, kwargs or {}):
             return args[0]
         self._watch.asks_layout |= func in _LAYOUT
-        if func in _HOOKS:
-            raise NotExportable("the forward registers a hook on a tensor")
+        if func in _EFFECTS:
+            self._watch.refuse(f"the forward {_EFFECTS[func]}")
+        if func in _UNKNOWN and is_users(sys._getframe(1)):
+            self._watch.refuse(f"the forward asks for {_UNKNOWN[func]} of a tensor")
         if torch.is_inference_mode_enabled() != self._inference:
-            raise NotExportable("the forward enters inference mode")
+            self._watch.refuse("the forward enters inference mode")
         if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
-            raise NotExportable("the forward sets requires_grad of a tensor")
-        outside = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) in (Tensor, nn.Parameter)]
+            self._watch.refuse("the forward sets requires_grad of a tensor")
+        called = any(map(callable, args))  # it may call the user's code
+        watching = not called and self._watch.frames.pause()
+        try:
+            return self._run(func, args, kwargs or {})
+        except Exception as error:
+            if not isinstance(error, NotExportable):
+                self.caught = error
+            raise
+        finally:
+            if watching:
+                self._watch.frames.resume()
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        outside = [t for t in _tensors((args, kwargs)) if type(t) in (Tensor, nn.Parameter)]
+        name = getattr(func, "__name__", "")
         for t in outside:
-            if t.requires_grad and getattr(func, "__name__", "") != "__get__":
-                raise NotExportable(
+            if t.requires_grad and name != "__get__":
+                self._watch.refuse(
                     f"the forward uses a tensor of shape {tuple(t.shape)} that requires grad "
                     "and is neither an argument nor a registered parameter"
                 )
             if id(t) not in self._watch.tensors and id(t) not in self._made:
-                raise NotExportable(f"it is not known where the forward has a tensor of shape {tuple(t.shape)} from")
-        called = any(map(callable, args))  # it may call the user's code
-        with contextlib.nullcontext() if called else self._watch.frames.paused():
-            result = func(*args, **(kwargs or {}))
-        results = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+                self._watch.refuse(f"it is not known where the forward has a tensor of shape {tuple(t.shape)} from")
+        changes = (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__setitem__"))
+        if outside and id((*args, None)[0]) in {id(t) for t in outside if changes}:
+            self._watch.refuse(f"the forward changes a tensor of shape {tuple(args[0].shape)}, no buffer, in place")
+        result = func(*args, **kwargs)
+        if not outside:
+            return result
+        results = [t for t in _tensors(result) if isinstance(t, Tensor)]
         made = {id(t): t for t in results if type(t) in (Tensor, nn.Parameter)}
         if made or not results:
             for t in outside:
                 self._watch.hold_value(t)
         self._made.update(made)
         return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in a nest; most calls have none but their arguments."""
+    if type(value) in (tuple, list):
+        return [t for v in value for t in _tensors(v)]
+    if type(value) is dict:
+        return [t for v in value.values() for t in _tensors(v)]
+    if isinstance(value, Tensor):
+        return [value]
+    if value is None or type(value) in _LEAVES:
+        return []
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+
+
+def _example(t: Tensor) -> Tensor:
+    """A tensor that stands for an argument."""
+    example = t.detach().requires_grad_(t.requires_grad)
+    return nn.Parameter(example, t.requires_grad) if type(t) is nn.Parameter else example
+
+
+def _check_attributes(watch: Watch, given: Sequence[Tensor], made: Any) -> None:
+    """What Python knows of a tensor is not known of the one that stands for it, and lost if it is set."""
+    for t in [*given, *watch.tensors.values()]:
+        for name in vars(t).keys() & watch.names:
+            raise NotExportable(f"the forward may ask for attribute {name} of a tensor of shape {tuple(t.shape)}")
+    for t in pytree.tree_leaves(made):
+        for name in vars(t).keys() & watch.stored if isinstance(t, Tensor) else ():
+            raise NotExportable(f"the forward sets attribute {name} of a tensor of shape {tuple(t.shape)}")
 
 
 def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]) -> None:

@@ -33,6 +33,7 @@ _PLAIN = (
     enum.Enum,
 )
 _NUMBERS = (float, complex, numpy.generic)
+_OF_PYTHON = 1 << 9  # of a class's flags: made by a `class` statement
 _OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
 
 
@@ -68,6 +69,12 @@ def plain_leaves(spec: Spec) -> list[Any]:
     if kind in ("tensor", "size", "packed"):
         return []
     return [rest[0], *[leaf for child in rest[-1] for leaf in plain_leaves(child)]]
+
+
+def is_nested(spec: Spec) -> bool:
+    """Whether a container or an object is among the arguments of a described call."""
+    _, _, _, (args, kwargs) = spec
+    return any(child[0] in ("sequence", "mapping", "object") for child in [*args[-1], *kwargs[-1]])
 
 
 def first_difference(a: Spec, b: Spec, path: str = "") -> str | None:
@@ -117,7 +124,7 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
         return (
             "mapping",
             cls,
-            getattr(value, "default_factory", None),
+            (getattr(value, "default_factory", None), _exact(value)),
             tuple(value),
             tuple([_describe(v, leaves, parents) for v in value.values()]),
         )
@@ -128,13 +135,34 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
             None,
             tuple([_describe(v, leaves, parents) for v in (value.start, value.stop, value.step)]),
         )
-    if isinstance(value, (set, frozenset)) or (callable(value) and not isinstance(value, _OPAQUE)):
-        return ("plain", cls, frozenset(value) if isinstance(value, set) else value)
+    if isinstance(value, (set, frozenset)):
+        return ("plain", cls, _exact(value), frozenset(value) if isinstance(value, set) else value)
+    if callable(value) and not isinstance(value, _OPAQUE) and _compares_as_itself(cls):
+        return ("plain", cls, value)
     fields = getattr(value, "__dict__", None)
-    if fields is None or isinstance(value, _OPAQUE):
+    if fields is None or isinstance(value, _OPAQUE) or callable(value) or not _has_dict_only(cls):
         raise TypeError(f"objects of type {cls.__module__}.{cls.__qualname__} cannot be given to a graph")
     names = tuple(fields)
     return ("object", cls, names, tuple([_describe(fields[n], leaves, parents) for n in names]))
+
+
+def _exact(values: Any) -> Any:
+    """What tells hashable values apart that are equal; nothing for strings, which most keys are."""
+    if set(map(type, values)) <= {str}:
+        return None
+    exact = [(type(v), repr(v) if isinstance(v, (int, *_NUMBERS)) else None) for v in values]
+    if any(not isinstance(v, (*_PLAIN, *_NUMBERS)) and not _compares_as_itself(type(v)) for v in values):
+        raise TypeError("keys or elements that may be equal without being the same cannot be given to a graph")
+    return frozenset(exact) if isinstance(values, (set, frozenset)) else tuple(exact)
+
+
+def _compares_as_itself(cls: type) -> bool:
+    return cls.__eq__ is object.__eq__ or cls.__module__ in ("builtins", "functools", "types")
+
+
+def _has_dict_only(cls: type) -> bool:
+    """Whether its instances are made of their dictionary alone."""
+    return all(c is object or ("__slots__" not in vars(c) and c.__flags__ & _OF_PYTHON) for c in cls.__mro__)
 
 
 def _has_attributes(container: Any) -> bool:
@@ -144,7 +172,7 @@ def _has_attributes(container: Any) -> bool:
 
 
 def _plain(spec: Spec, _leaves: Iterator[Any]) -> Any:
-    return set(spec[2]) if spec[1] is set else spec[2]
+    return set(spec[-1]) if spec[1] is set else spec[-1]
 
 
 def _sequence(spec: Any, leaves: Iterator[Any]) -> Any:
@@ -158,7 +186,7 @@ def _sequence(spec: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _mapping(spec: Any, leaves: Iterator[Any]) -> Any:
-    _, cls, factory, names, children = spec
+    _, cls, (factory, _), names, children = spec
     items = {n: unflatten(c, leaves) for n, c in zip(names, children, strict=True)}
     if cls is dict:
         return items
@@ -186,4 +214,4 @@ _BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "object": _object,
 }
 
-__all__ = ["Spec", "first_difference", "flatten", "leaf_paths", "plain_leaves", "unflatten"]
+__all__ = ["Spec", "first_difference", "flatten", "is_nested", "leaf_paths", "plain_leaves", "unflatten"]

@@ -10,7 +10,6 @@ import decimal
 import enum
 import fractions
 import pathlib
-import re
 import types
 import uuid
 from collections import deque
@@ -30,14 +29,18 @@ INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
 _CONTAINERS = (list, dict, set, deque)
 MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
-# Classes whose instances never change and are told apart by their values alone.
+# Classes whose instances never change and are told apart by their values alone: by `==`, or by how they are written.
 BY_VALUE: frozenset[type] = frozenset(
     {
-        *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
-        *(types.MethodType, re.Pattern, datetime.date, datetime.datetime, datetime.timedelta, decimal.Decimal),
-        *(fractions.Fraction, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
+        *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, types.MethodType),
         *numpy.sctypeDict.values(),
+    }
+)
+BY_REPR: frozenset[type] = frozenset(
+    {
+        *(range, slice, datetime.date, datetime.datetime, datetime.timedelta, decimal.Decimal, fractions.Fraction),
+        *(pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
     }
 )
 
@@ -76,13 +79,14 @@ def ambient() -> tuple[Hashable, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         bool(_has_any_global_hook()),
+        torch.is_inference_mode_enabled(),
         *[(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICE_TYPES],
     )
 
 
 def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
     """What a graph assumes of the user's tensors, but for their sizes."""
-    return tuple([(t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors])
+    return tuple([(type(t), t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors])
 
 
 def layout(t: Tensor) -> tuple[int, ...]:
@@ -201,22 +205,39 @@ class Held:
 
     Parameters
     ----------
+    dicts
+        Whose (or None), a dictionary, its keys, their values (:data:`MISSING` if they may change), what to call them.
     places
         A holder, a key, the value there and what to call it: see `_C.first_changed`.
-    keys
-        Dictionaries of which the keys are held.
     """
 
-    def __init__(self, places: Sequence[tuple[Any, Any, Any, str]], keys: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
+        places: Sequence[tuple[Any, Any, Any, str]],
+    ) -> None:
+        self._dicts = [d[:4] for d in dicts]
         self._places = [p[:3] for p in places]
-        self._names = [p[3] for p in places]
-        self._keys = [_C.keys_of(k) for k in keys]
+        self._names = [d[4] for d in dicts], [p[3] for p in places]
 
     def changed(self) -> str | None:
         """What is not as it was."""
-        at = _C.first_changed(self._places, self._keys, BY_VALUE, MISSING)
-        return None if at < 0 else [*self._names, *["the names of attributes"] * len(self._keys)][at]
+        at = self._first_changed()
+        if at < 0:
+            return None
+        of_dicts, of_places = self._names
+        if at >= len(of_dicts):
+            return of_places[at - len(of_dicts)]
+        _, state, keys, values = self._dicts[at]
+        for key, value in zip(keys, values, strict=True):
+            place = (state, key, state.get(key, MISSING) if value is MISSING else value)
+            if key not in state or _C.first_changed([], [place], BY_VALUE, BY_REPR, MISSING) == 0:
+                return f"attribute {key} of {of_dicts[at]}"
+        return f"the names of attributes of {of_dicts[at]}"
 
     def hold(self) -> bool:
         """Whether everything still is what it was."""
-        return _C.first_changed(self._places, self._keys, BY_VALUE, MISSING) < 0
+        return self._first_changed() < 0
+
+    def _first_changed(self) -> int:
+        return _C.first_changed(self._dicts, self._places, BY_VALUE, BY_REPR, MISSING)

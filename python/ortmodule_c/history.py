@@ -364,13 +364,13 @@ def unhooked() -> saved_tensors_hooks:
 
 
 @contextlib.contextmanager
-def no_saving_hooks() -> Iterator[None]:
+def no_saving_hooks(refusing: Callable[[str], None]) -> Iterator[None]:
     """Refuses that this thread sets hooks on what autograd saves: a graph would save what it needs without them."""
     enter, thread = saved_tensors_hooks.__enter__, threading.get_ident()
 
     def refuse(hooks: saved_tensors_hooks) -> None:
         if threading.get_ident() == thread:
-            raise NotExportable("the forward sets hooks on saved tensors, as a checkpoint does")
+            refusing("the forward sets hooks on saved tensors, as a checkpoint does")
         enter(hooks)
 
     saved_tensors_hooks.__enter__ = refuse  # type: ignore[method-assign]

@@ -15,28 +15,28 @@ import enum
 import functools
 import inspect
 import itertools
+import os
 import random
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .anatomy import (
     CONTENTS,
     HEAP,
     INERT,
-    NUMBERS,
     Memo,
+    Seen,
     array_content,
-    compares_identity,
-    computes_names,
     dict_of,
     functions_of,
     is_constant,
@@ -57,9 +57,11 @@ from .anatomy import (
     type_in,
     variable_content,
 )
+from .effects import effect, module_of
 from .errors import NotExportable
 from .frames import Frames, is_trusted, is_trusted_module
-from .guards import BY_VALUE, INTERNAL, MISSING, Held, Write, layout
+from .guards import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient, layout
+from .looks import looks
 from .stack import is_users
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
@@ -71,44 +73,12 @@ _OURS = __name__.split(".")[0]
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
 )
-# What functions of C the user's code may call: those of other modules know of a state that is not compared.
-_PURE = frozenset(
-    {
-        *("builtins", "math", "cmath", "operator", "itertools", "functools", "collections", "re"),
-        *("sys", "gc", "copyreg", "weakref", "abc", "warnings", "contextvars", "string"),
-        *("struct", "json", "codecs", "unicodedata", "binascii", "bisect", "heapq", "typing"),
-        *("statistics", "array", "decimal", "pickle", "thread"),
-    }
+# What of PyTorch others exchange, though the user's code does not name it.
+_EXCHANGED = (
+    (vars(F), "torch.nn.functional"),
+    (dict_of(nn.Module), "torch.nn.Module"),
+    (dict_of(Tensor), "torch.Tensor"),
 )
-_EFFECTS = frozenset({"print", "open", "input", "breakpoint", "globals", "__import__"})
-
-
-class _Seen:
-    """An object whose attributes are watched.
-
-    Attributes
-    ----------
-    owner
-        The object.
-    state
-        Its dictionary, which may be another's or empty.
-    before
-        What was in it, and in its slots.
-    names
-        Attributes that were read.
-    """
-
-    __slots__ = ("before", "names", "owner", "slots", "state", "title")
-
-    def __init__(self, owner: Any, title: str) -> None:
-        self.owner, self.title = owner, title
-        try:
-            self.state: dict[str, Any] = object.__getattribute__(owner, "__dict__")
-        except AttributeError:
-            self.state = {}
-        self.before = dict(self.state)
-        self.slots = slots(owner)
-        self.names: set[str] = set()
 
 
 class Watch:
@@ -123,18 +93,20 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = ()) -> None:
-        self.frames = Frames(self._entered, self._called)
-        self.refusal = ""
+        self.frames = Frames(self._entered, self._called, self._acts)
+        self.refusal: NotExportable | None = None
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
         self.compares_identity = False  # of whatever, tensors perhaps
         self.asks_layout = False
+        self.names: set[str] = set()  # that code which ran may look up
+        self.stored: set[str] = set()  # attributes that it may set
         self._looked_at: set[int] = set()
         self._own = {id(m) for m in module.modules()}
         self._places: dict[tuple[int, Any], tuple[Any, Any, Any, Any, str]] = {}
         # What the user's code names of others' modules. PyTorch replaces some of it while it traces.
         self._named_only: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
         self._memos: list[Any] = []
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, Seen] = {}
         self._frozen: dict[int, tuple[Any, Any]] = {}
         self._contents: list[tuple[Any, Any, str]] = []
         self._states: list[tuple[Any, Any, Callable[[], Any], Callable[[Any], Any]]] = []
@@ -142,7 +114,17 @@ class Watch:
         self._watched: dict[Any, Any] = {}
         self._classes: dict[Any, None] = {}
         self._namespaces: list[tuple[dict[str, Any], str]] = []
-        self._names: set[str] = set()
+        self._asked: set[str] = set()
+        self._computes = False
+        self._looked_past: list[type] = []
+        self._by_name: set[int] = set()  # modules of Python that no code which computes names was seen to reach
+        self._dicts: dict[int, tuple[Any, dict[str, Any], dict[str, Any], str]] = {}
+        self._exchanged = [(None, state, tuple(state), tuple(state.values()), what) for state, what in _EXCHANGED]
+        self._children = [
+            (None, m._modules, tuple(m._modules), tuple(m._modules.values()), f"submodules of {type(m).__name__}")
+            for m in module.modules()
+        ]
+        self._generators = {id(getattr(random, "_inst", None))}
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self._owners: dict[types.CodeType, tuple[dict[str, Any], str, Any, str]] = {}
         self._nested: set[types.CodeType] = set()
@@ -156,8 +138,11 @@ class Watch:
         """Within it, what this thread reads is held. NotExportable for what can be neither held nor undone."""
         try:
             self._begin()
+            before = ambient()
             with self.frames.watched():
                 yield
+            if ambient() != before:
+                self.refuse("the forward changes PyTorch's own state")
         finally:
             for cls in self._watched:
                 type.__delattr__(cls, "__getattribute__")
@@ -184,7 +169,7 @@ class Watch:
 
         return read
 
-    def _note(self, seen: _Seen, name: str, users: bool) -> None:
+    def _note(self, seen: Seen, name: str, users: bool) -> None:
         seen.names.add(name)
         if name in _ALL_AT_ONCE:
             if users:
@@ -197,7 +182,7 @@ class Watch:
             self._hold(seen.owner, name, seen.slots[name], what)
         self._of_class(type(seen.owner), name)
 
-    def _whole(self, seen: _Seen) -> None:
+    def _whole(self, seen: Seen) -> None:
         for name in [*seen.before, *seen.slots]:
             if name not in seen.names:
                 self._note(seen, name, False)
@@ -217,22 +202,23 @@ class Watch:
         place = id(holder), key
         if place not in self._places:
             self._places[place] = (holder, key, value, value, what)
-            self._places[place] = (holder, key, self._freeze(value, what), value, what)
+            if value is not MISSING:
+                self._places[place] = (holder, key, self._freeze(value, what), value, what)
 
     def _hold_content(self, value: Any, content: Callable[[Any], Any], what: str) -> None:
         now = content(value)
         holder = functools.partial(content, value)
         self._places[id(holder), None] = (holder, None, self._freeze(now, what), now, what)
 
-    def _refuse(self, cause: str) -> None:
+    def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> NoReturn:
         """At once, before anything is lost; the forward may catch what is raised."""
-        self.refusal = self.refusal or cause
-        raise NotExportable(cause)
+        self.refusal = self.refusal or kind(cause)
+        raise kind(cause)
 
     def _freeze(self, value: Any, what: str) -> Any:
         """A copy that does not change with the value, whose parts that are held by identity are themselves."""
         cls = type(value)
-        if cls in BY_VALUE or isinstance(value, (*INERT, type)):
+        if cls in BY_VALUE or cls in BY_REPR or isinstance(value, (*INERT, type)):
             return self._inert(value, what)
         known = self._frozen.get(id(value))
         if known is not None:
@@ -245,21 +231,22 @@ class Watch:
     def _inert(self, value: Any, what: str) -> Any:
         if isinstance(value, type):
             self._class(value)
-        elif isinstance(value, types.BuiltinFunctionType):
+        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             owner = value.__self__
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-                self._freeze(owner, what)
+                self._hold(value, "__self__", owner, what)
         elif isinstance(value, types.MethodType):
-            self._freeze(value.__self__, what)
+            self._hold(value, "__self__", value.__self__, what)
             self._freeze(value.__func__, what)
         elif isinstance(value, slice) and not is_plain_slice(value):
-            self._refuse(f"{what} is a slice of other things than numbers")
+            self.refuse(f"{what} is a slice of other things than numbers")
         return value
 
     def _copy(self, value: Any, cls: Any, what: str) -> Any:
         if isinstance(value, enum.Enum):
+            self._whole(self._object(value, cls.__name__))
             return value
-        if cls in (list, tuple, dict) or (cls in (set, frozenset) and not any(isinstance(v, NUMBERS) for v in value)):
+        if cls in (list, tuple, dict):
             return self._container(value, cls, what)
         if isinstance(value, Tensor):
             self.tensors[id(value)] = value
@@ -271,16 +258,14 @@ class Watch:
             if isinstance(value, kinds):
                 see(self, value, what)
                 return value
-        if cls.__module__.split(".")[0] == "torch" and not isinstance(value, nn.Module) and not is_of_python(cls):
-            pass  # an enumeration or a description
-        elif cls.__module__ in _OF_NO_INTEREST:
+        if hasattr(cls, "__members__") or cls.__module__ in _OF_NO_INTEREST:  # an enumeration of PyTorch's
             pass
         elif cls.__module__.split(".")[0] == _OURS:
             self._freeze(getattr(value, "module", None), what)  # a wrapper
         elif is_of_python(cls):
             self._instance(value, what)
         else:
-            self._refuse(f"{what} is or holds a {cls.__module__}.{cls.__qualname__}, which cannot be compared")
+            self.refuse(f"{what} is or holds a {cls.__module__}.{cls.__qualname__}, which cannot be compared")
         return value
 
     def _container(self, value: Any, cls: Any, what: str) -> Any:
@@ -288,12 +273,12 @@ class Watch:
             return value
         self._size += len(value)
         if self._size > _LARGEST:
-            self._refuse(f"{what} holds more than {_LARGEST} things to compare")
+            self.refuse(f"{what} holds more than {_LARGEST} things to compare")
             return value
         if cls is dict:
             self._contents.append((value, dict(value), what))
             return {self._freeze(k, what): self._freeze(v, what) for k, v in list(value.items())}
-        if cls in (list, set):
+        if cls is list:
             self._contents.append((value, cls(value), what))
         return cls([self._freeze(v, what) for v in list(value)])
 
@@ -301,7 +286,7 @@ class Watch:
         """Something was made of a tensor's elements, or its form, that is no tensor."""
         what = f"a tensor of shape {tuple(t.shape)}"
         if t.nbytes > _LARGEST_ARRAY:
-            self._refuse(f"the forward looks at the values of {what}")
+            self.refuse(f"the forward looks at the values of {what}")
         elif id(t) not in self._looked_at:
             self._looked_at.add(id(t))
             with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -309,7 +294,7 @@ class Watch:
 
     def _array(self, value: Any, what: str) -> None:
         if value.nbytes > _LARGEST_ARRAY:
-            self._refuse(f"{what} holds an array of {value.nbytes} bytes")
+            self.refuse(f"{what} holds an array of {value.nbytes} bytes")
         else:
             self._hold_content(value, array_content, what)
 
@@ -318,8 +303,10 @@ class Watch:
         content = next(c for kind, c in CONTENTS if isinstance(value, kind))
         if not isinstance(value, (tuple, frozenset, types.MappingProxyType)):
             raw = next((c for c in (dict, set, array.array, bytearray) if isinstance(value, c)), list)
-            self._contents.append((value, copy.copy(value) if raw is array.array else raw(value), what))
+            taken = raw(dict.items(value)) if raw is dict else copy.copy(value) if raw is array.array else raw(value)
+            self._contents.append((value, taken, what))
         self._hold_content(value, content, what)
+        self._hold(value, "__class__", type(value), what)
         if type(value).__flags__ & HEAP and type(value).__module__ != "collections":
             self._object(value, type(value).__name__)
 
@@ -345,6 +332,7 @@ class Watch:
 
     def _random(self, value: Any, what: str) -> None:
         get, put = state_of_random(value)
+        self._generators.add(id(value))
         self._states.append((what, get(), get, put))
 
     def _namespace(self, value: types.ModuleType, _what: str) -> None:
@@ -352,8 +340,9 @@ class Watch:
         if not is_trusted_module(value.__name__):
             self._add_names(value.__dict__, f"module {value.__name__}")
 
-    def _plain_object(self, value: Any, _what: str) -> None:
+    def _plain_object(self, value: Any, what: str) -> None:
         self._object(value, type(value).__name__)
+        self._hold(value, "__class__", type(value), what)
 
     def _instance(self, value: Any, what: str) -> None:
         self._object(value, type(value).__name__)
@@ -365,14 +354,14 @@ class Watch:
                     of.names.add(name)
                     self._hold(of.state, name, of.before[name], f"{name} of {type(m).__name__}")
 
-    def _object(self, value: Any, title: str) -> _Seen:
+    def _object(self, value: Any, title: str) -> Seen:
         known = self._seen.get(id(value))
         if known is not None:
             return known
-        seen = self._seen[id(value)] = _Seen(value, title)
+        seen = self._seen[id(value)] = Seen(value, title)
         cls = type(value)
         self._class(cls)
-        if not self._put_lookup(cls):
+        if not self._put_lookup(cls) or issubclass(cls, tuple(self._looked_past)):
             self._whole(seen)
         return seen
 
@@ -392,26 +381,40 @@ class Watch:
     # Code
 
     def _class(self, cls: Any) -> None:
+        if is_users_class(type(cls)):
+            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}")
         for c in cls.__mro__:
             if c in self._classes or not c.__flags__ & HEAP:
                 continue
             self._classes[c] = None
+            state, title = dict_of(c), f"class {c.__name__}"
+            self._keep(None, state, title)
             if is_users_class(c):
-                state = dict_of(c)
+                self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
                 for name, value in list(vars(c).items()):
                     for function in functions_of(value):
                         self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
                         self._register(function)
-                self._add_names(state, f"class {c.__name__}")
+                self._add_names(state, title)
+
+    def _keep(self, owner: Any, state: dict[str, Any], title: str) -> None:
+        """Hold the keys of a dictionary."""
+        self._dicts.setdefault(id(state), (owner, state, dict(state), title))
 
     def _add_names(self, state: dict[str, Any], title: str) -> None:
         self._namespaces.append((state, title))
-        self._named(state, title, self._names)
+        self._named(state, title, self.names, self._asked)
 
-    def _named(self, state: dict[str, Any], title: str, names: set[str]) -> None:
+    def _named(self, state: dict[str, Any], title: str, names: set[str], asked: set[str]) -> None:
+        if self._computes and id(state) not in self._by_name:
+            names = set(state)
+            self._keep(None, state, title)
         for name in names & state.keys():
             if name not in _DETAILS:
                 self._hold(state, name, state[name], f"attribute {name} of {title}")
+        if id(state) not in self._dicts:
+            for name in asked - state.keys():
+                self._hold(state, name, MISSING, f"attribute {name} of {title}")
 
     def _register(self, function: types.FunctionType) -> bool:
         """Whether a function was unknown; it is found by its code from now on."""
@@ -427,7 +430,8 @@ class Watch:
         trusted = is_trusted(code.co_filename, function.__globals__)
         if code in self._ran or trusted:
             self._hold_function(function, trusted)
-        if function.__dict__ and not is_trusted_module(function.__module__):
+        if not trusted:
+            self._keep(function, function.__dict__, f"function {function.__name__}")
             self._add_names(function.__dict__, f"function {function.__name__}")
 
     def _hold_function(self, function: types.FunctionType, trusted: bool) -> None:
@@ -448,55 +452,79 @@ class Watch:
         if code not in self._functions and code not in self._nested and not self._locate(code, frame):
             if code.co_flags & inspect.CO_GENERATOR:  # one of another time, that is closed as garbage
                 return
-            self._refuse(f"it is not known where the forward has {code.co_qualname} from")
+            self.refuse(f"it is not known where the forward has {code.co_qualname} from")
         self._ran.add(code)
-        self.compares_identity |= compares_identity(code, () if code in self._nested else code.co_freevars)
+        look = looks(code, code in self._nested)
+        if look.hidden:
+            self.refuse(f"{code.co_qualname} looks by {look.hidden} at what is not watched")
+        if look.passes_by:
+            cls = type(frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None)
+            self._looked_past.append(cls)
+            for seen in [s for s in self._seen.values() if isinstance(s.owner, cls)]:
+                self._whole(seen)
+        self.compares_identity |= look.compares_identity
+        self.stored |= look.stored
         nested = [code]
         while nested:
             inner = [c for c in nested.pop().co_consts if isinstance(c, types.CodeType)]
             self._nested.update(inner)
             nested += inner
-        names = {*code.co_names, *[c for c in code.co_consts if type(c) is str and c.isidentifier()]}
-        state, computed = frame.f_globals, computes_names(code)
-        title = f"module {state.get('__name__')}"
+        computes = look.computes_names and not self._computes
+        self._computes |= look.computes_names
         for name in code.co_names:
-            if name in state:
-                value = state[name]
-                self._hold(state, name, value, f"global {name} of {title}")
-            elif name in _BUILTINS:
-                value = _BUILTINS[name]
-                self._named_only[id(_BUILTINS), name] = (_BUILTINS, name, f"builtin {name}")
-            else:
-                value = sys.modules.get(name)
-            if isinstance(value, types.ModuleType):
-                self._module(value, names)
-            elif computed and isinstance(value, type):
-                for c in filter(is_users_class, value.__mro__):
-                    self._named(dict_of(c), f"class {c.__name__}", set(vars(c)))
-        new = names - self._names
-        self._names |= new
-        for namespace, of in self._namespaces:
-            self._named(namespace, of, new)
+            self._global(name, frame.f_globals, look.scope, look.names, look.computes_names)
+        new, asked = look.names - self.names, look.asked - self._asked
+        self.names |= new
+        self._asked |= asked
+        for namespace, of in list(self._namespaces) if new or asked or computes else ():
+            self._named(namespace, of, set(new), set(asked))
         for function in self._functions.get(code, ()):
             self._hold_function(function, False)
         if code in self._owners:
             of_class, name, value, title = self._owners[code]
             self._hold(of_class, name, value, f"attribute {name} of class {title}")
 
-    def _module(self, module: types.ModuleType, names: set[str]) -> None:
+    def _global(
+        self, name: str, state: dict[str, Any], scope: frozenset[str], names: frozenset[str], computes: bool
+    ) -> None:
+        """What a name of code that runs stands for outside of it."""
+        value, what = None, f"global {name} of module {state.get('__name__')}"
+        if name not in scope:
+            value = _imported(name, str(state.get("__package__")))
+        elif name in state:
+            value = state[name]
+            if isinstance(value, types.ModuleType) and not computes:
+                self._by_name.add(id(value.__dict__))
+            self._hold(state, name, value, what)
+        else:
+            self._hold(state, name, MISSING, what)
+            if name in _BUILTINS:
+                self._named_only[id(_BUILTINS), name] = (_BUILTINS, name, f"builtin {name}")
+        if isinstance(value, types.ModuleType):
+            self._module(value, names, computes)
+            if value is os and "getenv" in names:
+                self._hold(vars(os), "environ", os.environ, "environ of module os")
+
+    def _module(self, module: types.ModuleType, names: frozenset[str], computes: bool) -> None:
         """What code names of a module of Python, and of those in it."""
         found, pending = {id(module)}, [module]
         while pending:
             state = pending.pop().__dict__
-            trusted = is_trusted_module(state.get("__name__"))
+            title = str(state.get("__name__"))
+            trusted = is_trusted_module(title)
+            if computes and trusted:
+                self._exchanged.append((None, state, tuple(state), tuple(state.values()), title))
+            elif computes:
+                self._by_name.discard(id(state))
+                self._add_names(state, title)
             for name in names & state.keys():
                 value = state[name]
+                if value is torch.backends or value is sys.modules:
+                    self.refuse(f"the forward looks at {title}.{name}")
                 if isinstance(value, types.ModuleType):
                     pending += [] if id(value) in found else [value]
                     found.add(id(value))
-                elif value is sys.modules:
-                    continue
-                what = f"{name} of module {state.get('__name__')}"
+                what = f"{name} of module {title}"
                 if trusted and callable(value):
                     self._named_only[id(state), name] = (state, name, what)
                 else:
@@ -518,58 +546,71 @@ class Watch:
 
     def _called(self, function: Any) -> None:
         """Refuse a function of C that reads or changes what is not compared."""
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, types.ModuleType):
-            module = owner.__name__
-        elif isinstance(owner, type):  # of the class that has it, as torch's Function has apply
-            module = next((c for c in owner.__mro__ if function.__name__ in vars(c)), owner).__module__
-        elif type(owner).__module__ == "_io":
-            self._refuse(f"the forward calls {function.__name__}() of a file")
-            return
-        elif type(owner).__name__ == "PyCapsule":
-            module = function.__module__
-        else:
-            return
-        if module == "builtins" and function.__name__ in _EFFECTS:
-            self._refuse(f"the forward calls {function.__name__}()")
-        top = module.split(".")[0].lstrip("_")
-        if top not in _PURE and not (top in ("torch", "numpy") and ".random" not in module):
-            self._refuse(f"the forward calls {module}.{function.__name__}()")
+        what = effect(function, self._generators)
+        if what:
+            self.refuse(f"the forward {what}")
+
+    def _acts(self, function: Any) -> None:
+        self.refuse(f"the forward calls {function.__name__}() of {module_of(function)} through Python's library")
 
     # Afterwards
 
-    def changed(self) -> str:
+    def changed(self, writes: Sequence[Write]) -> str:
         """What was changed meanwhile; NotExportable for what a memo gives to anybody who asks it."""
         for memo in self._memos:
             if not is_trusted_module(memo.__module__) and not all(map(is_constant, remembered(memo))):
-                self._refuse(f"{memo.__qualname__}() remembers objects, which may change")
+                self.refuse(f"{memo.__qualname__}() remembers objects, which may change")
         for value, before, what in self._contents:
             if not same_content(value, before):
                 return what
         for seen in self._seen.values():
             if seen.slots and not same_items(slots(seen.owner), seen.slots):
                 return f"an attribute of {seen.title}"
-        written = {id(seen.state) for seen in self._seen.values()}
+        written = {id(seen.state) for seen in self._seen.values() if seen.state is not None}
         for holder, key, _, value, what in self._places.values():
             if id(holder) in written:
                 continue
-            if isinstance(holder, dict) and holder.get(key, MISSING) is not value:
+            if type(holder) is dict and holder.get(key, MISSING) is not value:
                 return what
             if isinstance(holder, types.CellType) and of_cell(holder) is not value:
                 return what
         for what, before, get, _ in self._states:
             if not same_state(get(), before):
                 return what
-        return ""
+        for m in self._modules:
+            if "training" in m.__dict__ and m.__dict__["training"] is not self._seen[id(m)].before["training"]:
+                return f"the mode of {type(m).__name__}"
+        held = Held(*self._held(writes, {(id(w.module.__dict__), w.name) for w in writes}, ()))
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return held.changed() or ""
+
+    def check_results(self, result: Any, arguments: Any) -> None:
+        """Refuse results that are, or hold, an object that was there before: eager gives the object itself."""
+        there = {id(value) for value, _ in self._frozen.values()} | set(self._seen)
+        pending, met = [arguments], set()
+        while pending:
+            value = pending.pop()
+            if _is_nest(value) and id(value) not in there:
+                there.add(id(value))
+                pending += _inside(value)
+        pending = [result]
+        while pending:
+            value = pending.pop()
+            if _is_nest(value):
+                mutable = not isinstance(value, tuple)
+                if mutable and (id(value) in there or id(value) in met):
+                    self.refuse(f"the forward returns a {type(value).__name__} that was there before, or twice")
+                met.add(id(value))
+                pending += _inside(value)
 
     def writes(self) -> list[Write]:
         """Attributes of objects other than the module and its submodules that were set meanwhile."""
         return [
-            Write(seen.owner, name, seen.before.get(name, MISSING), seen.state.get(name, MISSING))
+            Write(seen.owner, name, seen.before.get(name, MISSING), seen.now.get(name, MISSING))
             for seen in self._seen.values()
             if id(seen.owner) not in self._own
-            for name in {**seen.before, **seen.state}
-            if seen.state.get(name, MISSING) is not seen.before.get(name, MISSING)
+            for name in {**seen.before, **seen.now}
+            if seen.now.get(name, MISSING) is not seen.before.get(name, MISSING)
         ]
 
     def restore(self) -> None:
@@ -578,16 +619,27 @@ class Watch:
             if not same_content(value, before):
                 refill(value, before)
         for seen in self._seen.values():
-            if id(seen.owner) not in self._own and not same_items(seen.state, seen.before):
-                seen.state.clear()
-                seen.state.update(seen.before)
+            if id(seen.owner) not in self._own and not same_items(seen.now, seen.before):
+                seen.now.clear()
+                seen.now.update(seen.before)
+            now = slots(seen.owner)
             for name, value in seen.slots.items():
-                if object.__getattribute__(seen.owner, name) is not value:
+                if value is MISSING and now[name] is not MISSING:
+                    object.__delattr__(seen.owner, name)
+                elif now[name] is not value:
                     object.__setattr__(seen.owner, name, value)
         classes = {id(dict_of(c)): c for c in self._classes}
+        for _, state, before, _ in self._dicts.values():
+            for key in [k for k in state if k not in before]:
+                if id(state) in classes:
+                    type.__delattr__(classes[id(state)], key)
+                else:
+                    del state[key]
         for holder, key, _, value, _ in self._places.values():
-            if isinstance(holder, dict) and holder.get(key, MISSING) is not value:
-                if id(holder) in classes:
+            if type(holder) is dict and holder.get(key, MISSING) is not value:
+                if value is MISSING:
+                    holder.pop(key)
+                elif id(holder) in classes:
                     type.__setattr__(classes[id(holder)], key, value)
                 else:
                     holder[key] = value
@@ -609,11 +661,7 @@ class Watch:
         writes
             What the forward sets. Of what it overwrites only the type is held, unless that is plain.
         """
-        overwritten = {(id(w.module.__dict__), w.name) for w in writes if not w.plain}
-        places = [
-            (h, k, frozen, what) for (h, k, frozen, _, what) in self._places.values() if (id(h), k) not in overwritten
-        ]
-        places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
+        places: list[tuple[Any, Any, Any, str]] = []
         for w in writes:
             if not w.plain:
                 places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
@@ -624,12 +672,69 @@ class Watch:
         for t in outside:
             for name in ("shape", "dtype", "device", "requires_grad"):
                 places.append((t, name, getattr(t, name), f"{name} of a tensor of shape {tuple(t.shape)}"))
-        for m in self._modules:
-            children = m._modules
-            places += [(children, n, child, f"submodule {n} of {type(m).__name__}") for n, child in children.items()]
-        keys = [s.state for s in self._seen.values() if s.names and s.state]
-        keys += [dict_of(c) for c in self._classes]
-        return Held(places, keys)
+        held = self._held(writes, {(id(w.module.__dict__), w.name) for w in writes if not w.plain}, places)
+        return Held([*self._exchanged, *held[0]], held[1])
+
+    def _held(
+        self, writes: Sequence[Write], but: set[tuple[int, str]], more: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """All places `but` some, and `more`; dictionaries have what is written into them too."""
+        added: dict[int, dict[str, None]] = {}
+        for w in writes:
+            if w.before is MISSING:
+                added.setdefault(id(w.module.__dict__), {})[w.name] = None
+        dicts: list[Any] = list(self._children)
+        whole = [(s.owner, s.state, s.before, s.title) for s in self._seen.values() if s.state is not None]
+        whole += self._dicts.values()
+        inside = set()
+        for owner, state, before, title in whole:
+            at = id(state)
+            inside.add(at)
+            values = []
+            keys = (*before, *[n for n in added.get(at, ()) if n not in before])
+            for key in keys:
+                known = self._places.get((at, key))
+                values.append(MISSING if known is None or (at, key) in but else known[2])
+            dicts.append((owner, state, keys, tuple(values), title))
+        places = [
+            (h, k, frozen, what)
+            for (h, k, frozen, _, what) in self._places.values()
+            if id(h) not in inside and (id(h), k) not in but
+        ]
+        places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
+        if self.compares_identity:
+            places.append((functools.partial(self._are_themselves, but), None, True, "which objects are one"))
+        return dicts, [*places, *more]
+
+    def _are_themselves(self, but: set[tuple[int, str]]) -> bool:
+        """Whether not equal but the same objects are at all places."""
+        for holder, key, _, value, _ in self._places.values():
+            if key is not None and (id(holder), key) not in but:
+                now = holder.get(key, MISSING) if type(holder) is dict else getattr(holder, key, MISSING)
+                if now is not value:
+                    return False
+        return all(same_content(value, before) for value, before, _ in self._contents)
+
+
+def _imported(name: str, package: str) -> Any:
+    """The module of Python that code in a package may import by a name."""
+    while name not in sys.modules and package:
+        if f"{package}.{name}" in sys.modules:
+            return sys.modules[f"{package}.{name}"]
+        package = package.rpartition(".")[0]
+    return sys.modules.get(name)
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, (list, tuple, dict, set)) or (
+        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum))
+    )
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple, set)) else list(getattr(value, "__dict__", {}).values())
 
 
 _KINDS: tuple[tuple[Any, Callable[[Watch, Any, str], None]], ...] = (

@@ -1,0 +1,99 @@
+"""How code of the user's looks at things, as far as that is written in it."""
+
+import dis
+import functools
+from dataclasses import dataclass
+from types import CodeType
+
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"}
+_BY_NAME = frozenset({"getattr", "hasattr"})
+_WHOLE = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller"})
+_IDENTITY = frozenset({"id", "is_", "is_not"})
+_CONSTANT = ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
+# Ways around the lookups that are watched.
+_HIDDEN = frozenset({"__getattribute__", "getattr_static", "getmembers", "import_module", "__subclasses__"})
+_OF_TORCH = frozenset({"Tensor", "Parameter"})
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What is known of a code object.
+
+    Attributes
+    ----------
+    names
+        All that it can look up by a name that is written in it.
+    scope
+        Those that it looks up in its globals.
+    asked
+        Attributes of which it may ask whether they are there.
+    computes_names
+        Whether it may look up attributes by names that are not written in it.
+    compares_identity
+        Whether it asks if something is another thing, which is no constant and not led to by a global.
+    hidden
+        What it calls to look past all lookups, or nothing.
+    passes_by
+        Whether it looks past the lookup of the object that it is a method of.
+    stored
+        Attributes that it sets.
+    """
+
+    names: frozenset[str]
+    scope: frozenset[str]
+    asked: frozenset[str]
+    computes_names: bool
+    compares_identity: bool
+    hidden: str
+    passes_by: bool
+    stored: frozenset[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def looks(code: CodeType, nested: bool) -> Looks:
+    """Read a code object; variables of a `nested` one are made by other code that runs."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PUSH_NULL", "CACHE")]
+    strings = {c for c in code.co_consts if type(c) is str and c.isidentifier()}
+    named = frozenset(code.co_names)
+    passes_by = named >= {"super", "__getattribute__"}
+    hidden = next(iter(named & _HIDDEN - ({"__getattribute__"} if passes_by else set())), "")
+    if code.co_name == "__getattribute__":  # instances of its class are held whole
+        hidden = ""
+    if "type" in named and named & _OF_TORCH:
+        hidden = hidden or "type"
+    return Looks(
+        named | strings,
+        frozenset(i.argval for i in instructions if i.opname in _GLOBAL),
+        frozenset(strings) if named & _BY_NAME else frozenset(),
+        bool(named & _WHOLE) or _computes_names(instructions, named),
+        bool(named & _IDENTITY) or _compares_identity(instructions, () if nested else code.co_freevars),
+        hidden,
+        passes_by,
+        frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
+    )
+
+
+def _compares_identity(instructions: list[dis.Instruction], held: tuple[str, ...]) -> bool:
+    of: dis.Instruction | None = None  # what the right side begins with
+    for instruction in instructions:
+        if instruction.opname == "IS_OP":
+            if of is None or not (of.opname in _CONSTANT or (of.opname == "LOAD_DEREF" and of.argval in held)):
+                return True
+        elif instruction.opname != "LOAD_ATTR":
+            of = instruction
+    return False
+
+
+def _computes_names(instructions: list[dis.Instruction], named: frozenset[str]) -> bool:
+    if not named & _BY_NAME:
+        return False
+    for at, instruction in enumerate(instructions):
+        if instruction.argval in _BY_NAME:
+            end = at + 2  # behind what loads the object
+            while end < len(instructions) and instructions[end].opname == "LOAD_ATTR":
+                end += 1
+            name, then = (*instructions[end : end + 2], instruction, instruction)[:2]
+            written = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
+            if not written or then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "BINARY")):
+                return True
+    return False
