@@ -68,7 +68,7 @@ _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "
 _LARGEST = 10_000  # items of containers
 _LARGEST_ARRAY = 1 << 16  # bytes
 _BUILTINS = vars(__import__("builtins"))
-_OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "functools", "torch._ops", "torch._C"})
+_OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "functools", "torch._ops"})
 _OURS = __name__.split(".")[0]
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}

@@ -12,6 +12,7 @@ import array
 import collections
 import contextvars
 import dataclasses
+import decimal
 import enum
 import functools
 import math
@@ -63,6 +64,7 @@ def times(value: float, by: float = 1.0) -> float:
     return value * by
 
 
+KEPT = [[1.0]]
 Number = Callable[[int], Any]
 LEAVES: dict[str, tuple[Number, str]] = {
     "int": (lambda n: n, "{}"),
@@ -78,6 +80,10 @@ LEAVES: dict[str, tuple[Number, str]] = {
     "bytes": (lambda n: b"a" * n, "len({})"),
     "slice": (lambda n: slice(0, n % 3 + 1), "x[:, {}].sum()"),
     "range": (range, "sum({})"),
+    "stop": (lambda n: range(0, n, n), "{}.stop"),
+    "decimal": (lambda n: decimal.Decimal("1." + "0" * n), "len(str({}))"),
+    "identity": (lambda n: [KEPT[0], [1.0] if n % 2 else KEPT[0]], "(2.0 if {0}[0] is {0}[1] else 3.0)"),
+    "numbers": (lambda n: {(1,)} if n % 2 else {(1.0,)}, "len(str(next(iter({}))))"),
     "set": (lambda n: {1, n}, "sum({})"),
     "frozen": (lambda n: frozenset({1, n}), "sum({})"),
     "tuple": (lambda n: (n, 1.0), "sum({})"),
@@ -330,6 +336,11 @@ def _keyword_defaults(function: Any, value: Any) -> None:
     function.__kwdefaults__["value"] = value
 
 
+def _reload(holder: Any, value: Any) -> None:
+    vars(holder).clear()
+    vars(holder).update(a=value)
+
+
 Make = Callable[[Any], Any]
 Put = Callable[[Any, Any], None]
 HOLDERS: dict[str, tuple[Make, str, Put | None]] = {
@@ -342,6 +353,12 @@ HOLDERS: dict[str, tuple[Make, str, Put | None]] = {
     "get": (_with(Property, "_a"), "{}.get()", _put("_a")),
     "getitem": (_with(Property, "_a"), "{}[0]", _put("_a")),
     "computed": (_with(Plain), 'getattr({}, "".join(["a"]))', _put()),
+    "computedofmodule": (_python_module, 'getattr({}, "".join(["a"]))', _put()),
+    "computedofclass": (_class, 'getattr({}, "".join(["a"]))', _put_class),
+    "reduced": (_python_module, 'functools.reduce(getattr, ["a"], {})', _put()),
+    "exchanged": (_with(Plain), "{}.a", lambda h, v: setattr(h, "__dict__", {"a": v})),
+    "reloaded": (_with(Plain), "{}.a", _reload),
+    "methodofdict": (lambda v: {"a": v}.get, '{}("a")', lambda h, v: h.__self__.update(a=v)),
     "constant": (_with(Plain), 'getattr({}, "a", 1.0)', _put()),
     "vars": (_with(Plain), 'vars({})["a"]', _put()),
     "state": (_with(Plain), '{}.__dict__["a"]', _put()),
@@ -442,7 +459,13 @@ class Program:
         self.words = f"{self._root} {' '.join(self._path)} {self._leaf}, changed "
         self.words += "in place" if self._in_place else f"at {self._at}"
         self._values = self._build(0)
-        self._scope: dict[str, Any] = {"torch": torch, "nn": nn, "math": math, "__name__": "program"}
+        self._scope: dict[str, Any] = {
+            "torch": torch,
+            "nn": nn,
+            "math": math,
+            "functools": functools,
+            "__name__": "program",
+        }
         expression = ROOTS[self._root][0]
         for name in self._path:
             expression = HOLDERS[name][1].format(expression)

@@ -4,7 +4,10 @@ import collections
 import copy
 import dataclasses
 import datetime
+import decimal
+import enum
 import functools
+import importlib
 import io
 import math
 import os
@@ -12,6 +15,7 @@ import random
 import sys
 import time
 import types
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,6 +68,25 @@ def deep(scale: Any = 2.0) -> Any:
 
 
 SCALE = 2.0
+CONFIGURATION = types.ModuleType("configuration")
+
+
+class Mode(enum.Enum):
+    FAST = [2.0]  # noqa: RUF012  # as users do
+
+
+class Level:
+    pass
+
+
+def with_one_list() -> Any:
+    made = with_scale(Plain, [1.0])
+    made.again = made.scale
+    return made
+
+
+def reloaded(values: dict[str, Any]) -> Callable[[Any], None]:
+    return lambda m: (vars(m.held).clear(), vars(m.held).update(values))  # type: ignore[func-returns-value]
 
 
 def by_global(_s: Any, y: Tensor) -> Tensor:
@@ -159,6 +182,96 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda: None,
         lambda s, y: y * getattr(Settings, "".join(["sc", "ale"])),
         lambda m: setattr(Settings, "scale", 3.0),
+    ),
+    "a computed name of a class in a dict": (
+        lambda: {"settings": Settings},
+        lambda s, y: y * getattr(s.held["settings"], "".join(["sc", "ale"])),
+        lambda m: setattr(Settings, "scale", 5.0),
+    ),
+    "a computed name of a module of Python": (
+        lambda: setattr(CONFIGURATION, "scale", 2.0),
+        lambda s, y: y * functools.reduce(getattr, ["scale"], CONFIGURATION),  # type: ignore[arg-type]
+        lambda m: setattr(CONFIGURATION, "scale", 3.0),
+    ),
+    "an attribute that is not there": (
+        Level,
+        lambda s, y: y * getattr(s.held, "scale", 1.0),
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "a slot that is not set": (
+        Slots,
+        lambda s, y: y * getattr(s.held, "scale", 1.0),
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "an attribute that a module of Python has not": (
+        lambda: types.ModuleType("empty"),
+        lambda s, y: y * getattr(s.held, "scale", 1.0),
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "an attribute that a function has not": (
+        lambda: lambda: None,
+        lambda s, y: y * getattr(s.held, "scale", 1.0),
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
+    "a dictionary that is filled anew": (
+        lambda: with_scale(Level),
+        lambda s, y: y * getattr(s.held, "bias", 1.0),
+        reloaded({"bias": 3.0}),
+    ),
+    "a dictionary that is exchanged": (
+        lambda: with_scale(Level),
+        lambda s, y: y * s.held.scale,
+        lambda m: setattr(m.held, "__dict__", {"scale": 3.0}),
+    ),
+    "which lists are one": (
+        with_one_list,
+        lambda s, y: y * (2 if s.held.scale is s.held.again else 3),
+        lambda m: setattr(m.held, "again", [1.0]),
+    ),
+    "which lists have one id": (
+        with_one_list,
+        lambda s, y: y * (2 if id(s.held.scale) == id(s.held.again) else 3),
+        lambda m: setattr(m.held, "again", [1.0]),
+    ),
+    "the value of an enumeration": (
+        lambda: Mode.FAST,
+        lambda s, y: y * s.held.value[0],
+        lambda m: Mode.FAST.value.__setitem__(0, Mode.FAST.value[0] + 1),
+    ),
+    "a method of a dict": (
+        lambda: {"scale": 2.0}.get,
+        lambda s, y: y * s.held("scale"),
+        lambda m: m.held.__self__.update(scale=3.0),
+    ),
+    "the length of a list": (
+        lambda: [1].__len__,
+        lambda s, y: y * s.held(),
+        lambda m: m.held.__self__.append(3.0),
+    ),
+    "a range of as many numbers": (
+        lambda: range(0, 3, 2),
+        lambda s, y: y * s.held.stop,
+        setting("held", range(0, 4, 2)),
+    ),
+    "a number of as many digits": (
+        lambda: decimal.Decimal("1.0"),
+        lambda s, y: y * len(str(s.held)),
+        setting("held", decimal.Decimal("1.000")),
+    ),
+    "elements of a set that are equal": (
+        lambda: {(1,)},
+        lambda s, y: y * len(str(next(iter(s.held)))),
+        setting("held", {(1.0,)}),
+    ),
+    "the order of a dict": (
+        lambda: collections.OrderedDict(a=2.0, b=3.0),
+        lambda s, y: y * next(iter(s.held.values())),
+        lambda m: m.held.move_to_end("a"),
+    ),
+    "the class of a namespace": (
+        types.SimpleNamespace,
+        lambda s, y: y * (2 if type(s.held) is types.SimpleNamespace else 3),
+        lambda m: setattr(m, "held", type("Other", (types.SimpleNamespace,), {})()),
     ),
     "a computed name": (
         lambda: with_scale(Plain),
@@ -364,6 +477,37 @@ def number() -> float:
     return 2.0
 
 
+def set_new_global(_s: Any, y: Tensor) -> Tensor:
+    global NEW_GLOBAL  # noqa: PLW0603  # as users do
+    NEW_GLOBAL = y.shape[0]
+    return y
+
+
+def counting_calls(_s: Any, y: Tensor) -> Tensor:
+    counting_calls.n = 1  # type: ignore[attr-defined]
+    return y
+
+
+def guessing(_s: Any, y: Tensor) -> Tensor:
+    try:
+        return y * float(y.sum())
+    except Exception:
+        return y
+
+
+def set_dtype(_s: Any, y: Tensor) -> Tensor:
+    torch.set_default_dtype(torch.float64)
+    return y
+
+
+class Rule(type):
+    scale = 2.0
+
+
+class Ruled(metaclass=Rule):
+    pass
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
     "Python's random numbers": (lambda: None, lambda s, y: y * random.random(), "Python's random numbers"),
     "NumPy's random numbers": (lambda: None, lambda s, y: y * float(np.random.rand()), "NumPy's random numbers"),
@@ -393,6 +537,39 @@ REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
         "Filling changes an argument",
     ),
     "a memo of objects": (lambda: None, lambda s, y: y * remembered().scale, "remembers objects"),
+    "a metaclass": (lambda: Ruled, lambda s, y: y * s.held.scale, "Ruled has a metaclass of its own, Rule"),
+    "a module of Python by a string": (
+        lambda: None,
+        lambda s, y: y * (2 if importlib.import_module("math").pi else 3),
+        "import_module",
+    ),
+    "all modules of Python": (lambda: None, lambda s, y: y * (2 if "math" in sys.modules else 3), "sys.modules"),
+    "an attribute past its lookup": (
+        lambda: with_scale(Plain),
+        lambda s, y: y * object.__getattribute__(s.held, "scale"),
+        "__getattribute__",
+    ),
+    "a number that is drawn in Python's library": (lambda: None, lambda s, y: y * uuid.uuid4().int, r"urandom\(\)"),
+    "a file that may be there": (lambda: None, lambda s, y: y * os.path.exists("nowhere"), r"stat\(\)"),
+    "a global that is new": (lambda: None, set_new_global, "global NEW_GLOBAL"),
+    "an attribute of a function": (lambda: None, counting_calls, "function counting_calls"),
+    "a tensor that is no buffer, in place": (
+        lambda: torch.ones(4),
+        lambda s, y: y * s.held.add_(1),
+        r"no buffer, in place",
+    ),
+    "a gradient": (lambda: None, lambda s, y: y * (2 if s.l.weight.grad is None else 3), "asks for grad of a tensor"),
+    "whether a tensor is a leaf": (lambda: None, lambda s, y: y * (2 if y.is_leaf else 3), "asks for is_leaf"),
+    "a failure of the tracer that is caught": (lambda: None, guessing, "catches what fails while it is traced"),
+    "how many threads there are": (lambda: None, lambda s, y: y * torch.get_num_threads(), "get_num_threads"),
+    "PyTorch's own state": (lambda: None, set_dtype, "PyTorch's own state"),
+    "a result that was there before": (lambda: [1.0], lambda s, y: (y, s.held), "returns a list"),  # type: ignore[return-value]
+    "the mode of a submodule": (lambda: None, lambda s, y: (s.l.eval(), y)[1], "the mode of Linear"),
+    "a generator of PyTorch": (
+        torch.Generator,
+        lambda s, y: y * s.held.initial_seed(),
+        "Generator, which cannot be compared",
+    ),
     "the seed": (lambda: None, lambda s, y: y * (torch.initial_seed() % 7), "asks for their seed"),
 }
 
