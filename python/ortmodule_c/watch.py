@@ -388,7 +388,8 @@ class Watch:
                 continue
             self._classes[c] = None
             state, title = dict_of(c), f"class {c.__name__}"
-            self._keep(None, state, title)
+            if is_users_class(c) or issubclass(c, nn.Module):  # a trace exchanges methods of PyTorch's other classes
+                self._keep(None, state, title)
             if is_users_class(c):
                 self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
                 for name, value in list(vars(c).items()):
