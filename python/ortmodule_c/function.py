@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import operator
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+from torch.utils.hooks import unserializable_hook
 
 from . import _C
 from .aliases import Step
@@ -93,6 +96,8 @@ class Runner:
         self.reaches = lowered.reaches
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
         self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
+        # The results that are outputs as they are.
+        self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.arena_bytes = 0  # of the largest plan used
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
@@ -132,7 +137,11 @@ class Runner:
             _aliased(inputs[i] if source == "input" else outputs[i], steps, inputs) for source, i, steps in self.results
         ]
         if call.trains and self.watched:
-            call.watching = [_Watch(results[k], through) for k, through in self.watched if results[k].requires_grad]
+            call.watching = [
+                _Watch(results[k], through, [results[j] for j in self.firsts if through >> self.results[j][1] & 1])
+                for k, through in self.watched
+                if results[k].requires_grad
+            ]
         return results
 
     def leaves(self, mask: Mask, freed: int = 0) -> bool:
@@ -176,21 +185,49 @@ class _Watch:
     All outputs come from one node: what is asked for would be without the part that comes from the other outputs.
     """
 
-    def __init__(self, result: Tensor, through: int) -> None:
+    def __init__(self, result: Tensor, through: int, later: Sequence[Tensor]) -> None:
         self._through = through
         self._result = weakref.ref(result)  # it holds the node that holds this
         result.register_hook(lambda grad: grad).remove()
         self._hooks = result._backward_hooks  # they stay when the result goes
+        for other in later:
+            other.register_hook(_refuse_as_input(self._result))
 
     def check(self, mask: Mask) -> None:
         """ORTModuleError if a backward for these outputs would not give what is asked for."""
         result = self._result()
-        asked = self._hooks or (result is not None and result.retains_grad)
+        hooks = (self._hooks or {}).values()
+        asked = not all(hasattr(h, _OWN) for h in hooks) or (result is not None and result.retains_grad)
         if asked and any(m and self._through >> i & 1 for i, m in enumerate(mask)):
-            raise ORTModuleError(
-                "ORTModule cannot give the gradient of an output, to a hook or for retain_grad(), where other outputs "
-                "are computed from it; use .module for that"
-            )
+            raise ORTModuleError(_BETWEEN_OUTPUTS)
+
+
+_OWN = "_ort_own"  # marks hooks of ours
+_BETWEEN_OUTPUTS = (
+    "ORTModule cannot give the gradient of an output, to a hook, for retain_grad() or torch.autograd.grad, where other "
+    "outputs are computed from it; use .module for that"
+)
+
+
+def _refuse_as_input(result: weakref.ref[Tensor]) -> Callable[[Tensor | None], None]:
+    """A hook for what is computed from a result, which refuses a backward that was called for the result's gradient.
+
+    A hook runs even where no function does, as nothing but that gradient is wanted.
+    """
+
+    @unserializable_hook
+    def hook(grad: Tensor | None) -> None:
+        if grad is None:
+            return
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code is not _engine_run_backward.__code__:
+            frame = frame.f_back
+        _, _, _, asked, *_ = frame.f_locals.get("args", [()] * 4)
+        if any(t is result() for t in asked):
+            raise ORTModuleError(_BETWEEN_OUTPUTS)
+
+    setattr(hook, _OWN, True)
+    return hook
 
 
 @dataclass(eq=False)

@@ -396,6 +396,34 @@ def test_the_gradient_of_a_result_that_others_are_made_of_is_refused(ask: str) -
         (second.sum() if ask == "hook of a result that is gone" else second.sum() + first.sum()).backward()
 
 
+@pytest.mark.parametrize("also", ["nothing else", "a parameter"])
+@pytest.mark.parametrize("call", ["grad", "backward"])
+def test_the_gradient_of_one_result_by_another_is_refused(call: str, also: str) -> None:
+    ours = ORTModule(Function(between, trunk=nn.Linear(4, 8)))
+    first, second = ours(torch.randn(5, 4))
+    inputs = [first, ours.trunk.weight] if also == "a parameter" else [first]
+    with pytest.raises(ORTModuleError, match="where other outputs are computed from it"):
+        if call == "grad":
+            torch.autograd.grad(second.sum(), inputs, allow_unused=True)
+        else:
+            second.sum().backward(inputs=inputs)
+
+
+def test_the_gradient_by_a_result_of_what_comes_after_the_module() -> None:
+    eager, ours = pair(Function(between, trunk=nn.Linear(4, 8)))
+    x = torch.randn(5, 4)
+    found = []
+    for m in (eager, ours):
+        first, second = m(x)
+        loss = first.square().sum() + second.detach().sum()
+        found.append(torch.autograd.grad(loss, [first, second, m.trunk.weight], allow_unused=True, retain_graph=True))
+        found[-1] += torch.autograd.grad(second.square().sum(), [second])
+        second.sum().backward()
+    assert [g is None for g in found[1]] == [g is None for g in found[0]] == [False, True, False, False]
+    close([g for g in found[1] if g is not None], [g for g in found[0] if g is not None])
+    assert_same_state(ours, eager)
+
+
 def test_a_hook_that_was_removed_asks_for_nothing() -> None:
     eager, ours = pair(Function(between, trunk=nn.Linear(4, 8)))
     x = torch.randn(5, 4)
