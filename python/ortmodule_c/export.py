@@ -30,7 +30,7 @@ from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, NotRunnable, first_lines
 from .flatten import Spec, flatten, is_nested, plain_leaves, unflatten
-from .guards import Snapshot, Survey, Write, are_repeated, layout
+from .guards import Snapshot, Survey, Write, are_repeated, layout, looseness
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
 from .recurrent import one_step_for_all
 from .stack import is_users, users_line
@@ -61,6 +61,13 @@ _EFFECTS = {
 }
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _LAYOUT = (Tensor.is_contiguous, Tensor.stride, Tensor.storage_offset)
+# What shares memory with its operand, copies it or is refused, by how that lies in memory.
+_VIEWS_OR_COPIES = frozenset(
+    getattr(space, name)
+    for space in (Tensor, torch)
+    for name in ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
+    if hasattr(space, name)
+)
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _LEAVES = frozenset({bool, int, float, str, torch.dtype, torch.device, slice, type(Ellipsis)})
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -347,7 +354,7 @@ def capture(
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                strangers = stack.enter_context(_RefuseStrangers(watch))
+                strangers = stack.enter_context(_RefuseStrangers(watch, tensors[:n_user]))
                 stack.enter_context(_no_seeding(watch))
                 stack.enter_context(_no_graph_of_gradients(watch))
                 stack.enter_context(no_saving_hooks(watch.refuse))
@@ -425,7 +432,7 @@ def capture(
         written,
         rebound,
         watch,
-        [layout(t) for t in leaves],
+        [(layout if watch.asks_layout else looseness)(t) for t in leaves],
         outside,
         calls,
     )
@@ -524,9 +531,10 @@ def _no_graph_of_gradients(watch: Watch) -> Iterator[None]:
 class _RefuseStrangers(TorchFunctionMode):
     """Refuses what a trace would lose: tensors made outside the module that require grad, hooks, inference mode."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self._watch = watch
+        self._memory = {t.untyped_storage()._cdata for t in arguments}
         self._made: dict[int, Tensor] = {}  # from what is held
         self.caught: Exception | None = None  # that the forward goes on after
         self._inference = torch.is_inference_mode_enabled()
@@ -537,6 +545,8 @@ class _RefuseStrangers(TorchFunctionMode):
         if leaves_alone(func, args, kwargs or {}):
             return args[0]
         self._watch.asks_layout |= func in _LAYOUT
+        if func in _VIEWS_OR_COPIES and args and isinstance(args[0], Tensor):
+            self._watch.asks_looseness |= args[0].untyped_storage()._cdata in self._memory
         if func in _EFFECTS:
             self._watch.refuse(f"the forward {_EFFECTS[func]}")
         if func in _UNKNOWN and is_users(sys._getframe(1)):

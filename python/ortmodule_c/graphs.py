@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of
 from .export import Captured, capture, quiet
 from .flatten import Spec, flatten, unflatten
 from .function import Call, Runner
-from .guards import Held, Survey, Write, are_repeated, layout
+from .guards import Held, Survey, Write, are_repeated, layout, looseness
 from .ingest import ingest
 from .lowering import lower
 from .onnx_io import Files
@@ -50,8 +50,8 @@ class Graph:
     ----------
     outside
         Tensors it takes besides those of the call and of the module.
-    layouts
-        How its inputs lay in memory, if the forward asked.
+    layouts, layout
+        How its inputs lay in memory, if the forward depends on that, and what tells it of one.
     apart
         Whether the forward may have asked if two tensors are one.
     counting
@@ -73,6 +73,7 @@ class Graph:
     outside: list[Tensor] = field(default_factory=list)
 
     layouts: list[tuple[int, ...]] | None = None
+    layout: Callable[[Tensor], tuple[int, ...]] = layout
     apart: bool = False
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
@@ -87,7 +88,7 @@ class Graph:
         """Whether it may be used for these inputs now."""
         return (
             (self.fit is None or self.fit.accepts(sizes))
-            and (self.layouts is None or self.layouts == [layout(t) for t in leaves])
+            and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
             and not (self.apart and are_repeated(leaves))
             and (self.held is None or self.held.hold())
         )
@@ -278,7 +279,7 @@ class Graphs:
         assert watch is not None
         held = watch.held(captured.writes, captured.outside, [*self._module.parameters(), *self._module.buffers()])
         written = [(w.module, w.name) for w in captured.writes]
-        layouts = captured.layouts if watch.asks_layout else None
+        layouts = captured.layouts if watch.asks_layout or watch.asks_looseness else None
         apart = watch.compares_identity
         return Graph(
             key,
@@ -291,6 +292,7 @@ class Graphs:
             captured.rebound,
             captured.outside,
             layouts,
+            layout if watch.asks_layout else looseness,
             apart,
             [(id(w.module), str(w)) for w in captured.writes if w.counts],
             lowered.fallbacks,

@@ -99,6 +99,11 @@ def layout(t: Tensor) -> tuple[int, ...]:
     return ()
 
 
+def looseness(t: Tensor) -> tuple[int, ...]:
+    """How a tensor lies in memory; nothing where an op of PyTorch may take its elements for one row."""
+    return () if t.is_contiguous() else t.stride()
+
+
 def are_repeated(tensors: Sequence[Tensor]) -> bool:
     """Whether one of them is given twice."""
     return len({id(t) for t in tensors}) < len(tensors)

@@ -98,6 +98,7 @@ class Watch:
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
         self.compares_identity = False  # of whatever, tensors perhaps
         self.asks_layout = False
+        self.asks_looseness = False  # of arguments
         self.names: set[str] = set()  # that code which ran may look up
         self.stored: set[str] = set()  # attributes that it may set
         self._looked_at: set[int] = set()

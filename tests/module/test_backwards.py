@@ -639,3 +639,44 @@ def test_random_sequences_of_forwards_and_backwards(seed: int) -> None:
             for m in modules:
                 m.train(training)
         one.compare()
+
+
+CHANGED: dict[str, Callable[[Tensor], Tensor]] = {
+    "log_softmax": lambda x: x.log_softmax(1),
+    "softmax": lambda x: x.softmax(1),
+    "sigmoid": torch.sigmoid,
+    "square root": lambda x: (x * x + 1).sqrt(),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "largest": lambda x: x.max(1)[0],
+    "gelu": nn.functional.gelu,
+    "layer_norm": lambda x: nn.functional.layer_norm(x, (4,)),
+    "max_pool": lambda x: nn.functional.max_pool1d(x[None], 2),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "variance": lambda x: x.var(1),
+    "threshold": lambda x: nn.functional.threshold(x, 0.1, 0.2),
+    "sum": lambda x: x.sum(1),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_where_eager_trains_though_an_argument_has_changed_so_does_ours(what: str) -> None:
+    """Where eager refuses, ours does too, or has the gradient of the forward as it was."""
+    given = torch.randn(3, 4)
+    modules = pair(Function(lambda s, x: (CHANGED[what](x) * s.w, x), w=nn.Parameter(torch.ones(()))))
+    found: list[Tensor | None] = []
+    for m, changes in ((modules[0], False), (modules[0], True), (modules[1], True)):
+        leaf = given.clone().requires_grad_()
+        y, x = m(leaf * 1)
+        if changes:
+            with torch.no_grad():
+                x.mul_(-2)
+        try:
+            y.square().sum().backward()
+            found.append(leaf.grad)
+        except RuntimeError as error:
+            assert changes and "modified by an inplace operation" in str(error)
+            found.append(None)
+    as_it_was, eager, ours = found
+    assert ours is not None or eager is None
+    if ours is not None:
+        close(ours, as_it_was if eager is None else eager)

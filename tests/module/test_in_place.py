@@ -117,3 +117,37 @@ def test_what_is_written_where_a_mask_is_names_the_size_as_the_cause(caplog: pyt
     (record,) = ours.fallback_report()
     assert record.cause == "the size of the result of aten.index.Tensor depends on the data"
     assert "does not say" not in caplog.text
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshape": lambda a: a.reshape(-1),
+    "torch.reshape": lambda a: torch.reshape(a, (2, 6)),
+    "contiguous": Tensor.contiguous,
+    "flatten": Tensor.flatten,
+    "ravel": torch.ravel,
+    "of a view": lambda a: a[1:].flatten(),
+}
+
+
+@pytest.mark.parametrize("first", ["dense", "transposed"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_how_an_argument_lies_decides_whether_a_view_or_a_copy_of_it_is_changed(name: str, first: str) -> None:
+    eager, ours = pair(Function(lambda s, a: (VIEWS[name](a).add_(1) * s.w, a * s.w), w=nn.Parameter(torch.ones(()))))
+    for which in range(4):
+        transposed = (which % 2 == 1) == (first == "dense")
+        given = [torch.ones(3, 4).t() if transposed else torch.ones(4, 3) for _ in range(2)]
+        with torch.no_grad():
+            want, got = eager(given[0]), ours(given[1])
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(given[1], given[0])
+    assert ours.stats()["graphs"] == 2 and not ours.fallback_report()
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (3, 4, 5)])
+def test_a_view_that_an_argument_does_not_have_is_refused_as_in_pytorch(sizes: tuple[int, ...]) -> None:
+    eager, ours = pair(Function(lambda s, a: s.w + a.view(-1).sum(), w=nn.Parameter(torch.ones(()))))
+    for n in sizes:
+        torch.testing.assert_close(ours(torch.ones(n, 4)), eager(torch.ones(n, 4)))
+        for m in (eager, ours):
+            with pytest.raises(RuntimeError, match="view size is not compatible"):
+                m(torch.ones(4, n).t())
