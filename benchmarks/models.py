@@ -233,3 +233,29 @@ SMALL = {
         **transformer(2, 130, 2, 256, 5000, True),
     ),
 }
+
+# As many layers as the models have, but narrow ones: what capturing and compiling cost depends on these alone.
+DEEP = {
+    "mlp": SMALL["mlp"],
+    "resnet18": SMALL["resnet18"],
+    "bert": Workload(
+        "BERT 12x64, B8 S32",
+        lambda p: bert(
+            p, hidden_size=64, num_hidden_layers=12, num_attention_heads=4, intermediate_size=256, vocab_size=500
+        ),
+        ids(8, 32, 500),
+        (ids(5, 32, 500), ids(8, 24, 500), ids(6, 28, 500)),
+        parameters=0.7e6,
+        **transformer(8, 32, 12, 64, 500, False),
+    ),
+    "gpt2": Workload(
+        "GPT-2 12x64, B4 T64",
+        lambda p: gpt2(p, n_embd=64, n_layer=12, n_head=4, vocab_size=500, n_positions=128),
+        ids(4, 64, 500),
+        (ids(3, 64, 500), ids(4, 48, 500), ids(5, 30, 500)),
+        parameters=0.7e6,
+        **transformer(4, 64, 12, 64, 500, True),
+    ),
+}
+
+SCALES = {"full": WORKLOADS, "small": SMALL, "deep": DEEP}

@@ -9,9 +9,11 @@ run's measured GEMM and copy rates allow.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ceilings import copy_bandwidth, gemm_flops
-from models import SMALL, WORKLOADS
+from models import SCALES, WORKLOADS
 
 HERE = Path(__file__).parent
 # glibc told never to give memory back, so that eager pays no page faults after its first step.
@@ -55,19 +57,20 @@ class Figures:
 
 
 class Arm:
-    """A worker process."""
+    """A worker process, in a group of its own with all that it starts."""
 
-    def __init__(self, model: str, arm: str, dropout: float, small: bool) -> None:
+    def __init__(self, model: str, arm: str, dropout: float, scale: str, **variables: str) -> None:
         command = [sys.executable, str(HERE / "worker.py"), "--model", model, "--arm", arm, "--dropout", str(dropout)]
-        env = {**os.environ, **(TUNED if arm == "tuned" else {})}
+        env = {**os.environ, **(TUNED if arm == "tuned" else {}), **variables}
         self.figures = Figures(model, arm)
         self.process = subprocess.Popen(
-            command + (["--small"] if small else []),
+            [*command, "--scale", scale],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=env,
+            start_new_session=True,
         )
         self.read()
 
@@ -90,6 +93,10 @@ class Arm:
         else:
             self.figures.steps.append(answer["seconds"])
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def close(self) -> Figures:
         answer = self.ask("stats")
         self.figures.peak, self.figures.extra = answer["peak"], answer["extra"]
@@ -98,8 +105,8 @@ class Arm:
         return self.figures
 
 
-def measure(model: str, arms: list[str], steps: int, warmup: int, dropout: float, small: bool) -> list[Figures]:
-    workers = [Arm(model, arm, dropout, small) for arm in arms]
+def measure(model: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str) -> list[Figures]:
+    workers = [Arm(model, arm, dropout, scale) for arm in arms]
     try:
         for w in workers:
             w.step(first=True)
@@ -111,11 +118,11 @@ def measure(model: str, arms: list[str], steps: int, warmup: int, dropout: float
         return [w.close() for w in workers]
     finally:
         for w in workers:
-            w.process.kill()
+            w.kill()
 
 
-def table(model: str, small: bool, rows: list[Figures], flops: float, bandwidth: float) -> Table:
-    work = (SMALL if small else WORKLOADS)[model]
+def table(model: str, scale: str, rows: list[Figures], flops: float, bandwidth: float) -> Table:
+    work = SCALES[scale][model]
     floor = work.floor(flops, bandwidth)
     t = Table(title=f"{work.title}   floor {floor * 1e3:.0f} ms")
     for name in ("", "step, ms", "min", "to eager", "of floor", "loss", "first step, s", "peak, MiB"):
@@ -157,6 +164,7 @@ def main() -> None:
     p.add_argument("--quick", action="store_true", help="small models")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
+    scale = "small" if a.quick else "full"
     console = Console(width=None if sys.stdout.isatty() else 110)
     flops, bandwidth = gemm_flops(), copy_bandwidth()
     console.print(
@@ -165,8 +173,8 @@ def main() -> None:
     )
     figures: list[Figures] = []
     for model in a.models:
-        rows = measure(model, a.arms, a.steps, a.warmup, a.dropout, a.quick)
-        console.print(table(model, a.quick, rows, flops, bandwidth))
+        rows = measure(model, a.arms, a.steps, a.warmup, a.dropout, scale)
+        console.print(table(model, scale, rows, flops, bandwidth))
         for r in rows:
             if r.extra:
                 console.print(planning(r.extra))

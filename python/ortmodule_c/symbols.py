@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -113,6 +114,7 @@ def let_go(environments: set[ShapeEnv]) -> None:
     for env in environments:
         if env.tracked_fakes is not None:
             env.tracked_fakes.clear()
+    getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()  # of the last export
     for method in vars(ShapeEnv).values():  # caches of the class
         if hasattr(method, "cache_clear"):
             method.cache_clear()

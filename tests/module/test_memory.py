@@ -336,10 +336,17 @@ def test_an_export_leaves_nothing_of_the_tracer_behind() -> None:
 
     def train() -> None:
         ours = ORTModule(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Softmax(-1)))
-        ours(torch.randn(4, 8)).sum().backward()
+        for n in (4, 5):
+            ours(torch.randn(n, 8)).sum().backward()
 
     train()
     before = modes()
     for _ in range(5):
         train()
     assert modes() == before
+
+
+def test_nothing_of_the_tracer_holds_a_parameter() -> None:
+    module = nn.Linear(3, 3)
+    ORTModule(module)(torch.ones(2, 3)).sum().backward()
+    torch.utils.swap_tensors(module.weight, nn.Parameter(torch.ones(3, 3)))
