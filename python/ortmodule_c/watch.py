@@ -409,8 +409,13 @@ class Watch:
 
     def _named(self, state: dict[str, Any], title: str, names: set[str], asked: set[str]) -> None:
         if self._computes and id(state) not in self._by_name:
-            names = set(state)
             self._keep(None, state, title)
+            for name in set(state) - names - _DETAILS:
+                value = state[name]
+                if functions_of(value):  # known by their code, if they run
+                    self._places.setdefault((id(state), name), (state, name, value, value, f"{name} of {title}"))
+                else:
+                    self._hold(state, name, value, f"attribute {name} of {title}")
         for name in names & state.keys():
             if name not in _DETAILS:
                 self._hold(state, name, state[name], f"attribute {name} of {title}")
