@@ -496,7 +496,7 @@ def guessing(_s: Any, y: Tensor) -> Tensor:
 
 
 def set_dtype(_s: Any, y: Tensor) -> Tensor:
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float64 if torch.get_default_dtype() is torch.float32 else torch.float32)
     return y
 
 
@@ -581,9 +581,13 @@ def test_what_would_happen_once_is_refused_and_left_as_it_was(
     eager, ours = both(read, make)
     for m in (eager, ours.module):
         m.register_buffer("buffer", torch.ones(4))
+    dtype = torch.get_default_dtype()
     state = SCALE, list(SEEN), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
     with pytest.raises(ORTModuleError, match=cause):
-        ours(torch.randn(3, 4))
+        try:
+            ours(torch.randn(3, 4))
+        finally:
+            torch.set_default_dtype(dtype)
     assert (SCALE, SEEN, random.getstate(), np.random.get_state()[1].tolist()) == state  # type: ignore[union-attr]
     assert capsys.readouterr().out == ""
     if eager.held is None:
