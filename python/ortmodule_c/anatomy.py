@@ -170,6 +170,12 @@ def is_importing(frame: types.FrameType) -> bool:
     return False
 
 
+def is_memo(frame: types.FrameType) -> bool:
+    """Whether it runs a method that runs once for equal arguments, as one that warns only once does."""
+    first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+    return isinstance(getattr(type(first), frame.f_code.co_name, None), Memo)
+
+
 def is_plain_slice(value: slice) -> bool:
     return all(type(v) in (int, type(None)) for v in (value.start, value.stop, value.step))
 

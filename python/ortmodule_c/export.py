@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import _symbolic_trace
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn import functional as F
@@ -333,6 +334,8 @@ def capture(
     NotExportable
         With the cause, if PyTorch cannot trace the module.
     """
+    if nn.Module.__call__ is not _symbolic_trace._orig_module_call:
+        raise NotRunnable("the method __call__ of nn.Module is replaced, which a trace goes around")
     parameters, buffers = _unique_names(module, survey)
     n_user, n_parameters = len(leaves), len(parameters)
     out_specs: list[Spec] = []
@@ -354,7 +357,7 @@ def capture(
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
-                strangers = stack.enter_context(_RefuseStrangers(watch, tensors[:n_user]))
+                stack.enter_context(_RefuseStrangers(watch, tensors[:n_user]))
                 stack.enter_context(_no_seeding(watch))
                 stack.enter_context(_no_graph_of_gradients(watch))
                 stack.enter_context(no_saving_hooks(watch.refuse))
@@ -367,25 +370,20 @@ def capture(
             for name, t in held.items():
                 if memory_of(t) != lie[name]:
                     raise NotExportable(f"the forward changes in place how {name} lies in memory")
-            if watch.refusal is not None:
-                raise watch.refusal
-            if strangers.caught is not None:
-                raise NotExportable(
-                    f"the forward catches what fails while it is traced: {first_lines(strangers.caught)}"
-                )
+            watch.check()
             if watch.compares_identity and are_repeated(leaves):
                 raise NotExportable("the forward may compare tensors by identity, and one is given twice")
             if watch.compares_identity and is_nested(spec):
                 raise NotExportable("the forward may compare what lies in its arguments by identity")
             _check_attributes(watch, [*leaves, *survey.parameters, *survey.buffers], [*tensors, result])
-            watch.check_results(result, (args, kwargs))
             written[:] = [*kept.writes(), *watch.writes()]
+            watch.check_results((result, [w.after for w in written]), (args, kwargs))
             changed = watch.changed(written)
             if changed:
                 raise NotExportable(f"the forward changes {changed}")
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
-            for name in kept.changed_containers():
-                raise NotExportable(f"the forward changes {name} in place")
+            for name in kept.changed():
+                raise NotExportable(f"the forward changes {name}")
             out, out_spec = flatten((result, [w.after for w in written], values))
             out_specs.append(out_spec)
             return [*out, *cloned.values()]
@@ -536,7 +534,6 @@ class _RefuseStrangers(TorchFunctionMode):
         self._watch = watch
         self._memory = {t.untyped_storage()._cdata for t in arguments}
         self._made: dict[int, Tensor] = {}  # from what is held
-        self.caught: Exception | None = None  # that the forward goes on after
         self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -559,10 +556,6 @@ class _RefuseStrangers(TorchFunctionMode):
         watching = not called and self._watch.frames.pause()
         try:
             return self._run(func, args, kwargs or {})
-        except Exception as error:
-            if not isinstance(error, NotExportable):
-                self.caught = error
-            raise
         finally:
             if watching:
                 self._watch.frames.resume()

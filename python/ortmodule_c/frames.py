@@ -1,6 +1,8 @@
 """Which code of the user's runs while a module is traced."""
 
 import contextlib
+import dis
+import enum
 import functools
 import os
 import sys
@@ -9,17 +11,17 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from .effects import acts
 from .stack import LIBRARIES
 
 _PACKAGES = os.sep + "site-packages" + os.sep
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _TRUSTED_NAMES = {"ortmodule_c", "torch", "numpy", "sympy", *sys.stdlib_module_names} - {"__main__"}
 _TRUSTED_PACKAGES = tuple(_PACKAGES + name for name in ("numpy" + os.sep, "sympy" + os.sep, "typing_extensions.py"))
-_USERS, _LIBRARYS, _OTHERS = 2, 1, 0
 _OF_NAMEDTUPLE = 4  # globals of what makes a named tuple
 _READING = ("npyio.py", "_npyio_impl.py", "format.py", "torch" + os.sep + "serialization.py")  # as that does
-_TOLD_ONCE = os.sep + "warnings.py"
+# That an attribute is missing is so without a trace, too.
+_READS = ("__getattr__", "module_getattr_wrapper", "read")
+_ENDS = ("RETURN", "YIELD", "SEND")  # what runs last of a frame that is not left by an exception
 
 
 def is_trusted(filename: str, scope: dict[str, Any]) -> bool:
@@ -43,15 +45,17 @@ def _is_trusted_file(filename: str) -> bool:
     return filename.startswith(_STANDARD)
 
 
-@functools.cache
-def _is_standard(filename: str) -> bool:
-    own = filename.startswith((_STANDARD, "<frozen"))
-    return filename.endswith(_READING) or (own and not filename.startswith(LIBRARIES) and _PACKAGES not in filename)
-
-
 def is_trusted_module(name: str | None) -> bool:
     """Whether a module of Python is one of those."""
     return (name or "").split(".")[0] in _TRUSTED_NAMES
+
+
+class _Whose(enum.Enum):
+    """Whose code it is."""
+
+    USERS = enum.auto()
+    PYTORCHS = enum.auto()
+    LIBRARYS = enum.auto()  # Python's own, NumPy's
 
 
 class Frames:
@@ -63,20 +67,22 @@ class Frames:
         Called with each code object, and its frame, before it runs for the first time.
     called
         Called before each call of a function of C by such code, with the function; a method is bound.
-    acts
-        Called if Python's own library calls such a function for that code and it acts.
+    left
+        Called before such code calls other code of Python for the first time, with the frame of that.
+    raised
+        Called when PyTorch raises into such code, with the line that called it.
     """
 
     def __init__(
         self,
         entered: Callable[[CodeType, FrameType], None],
         called: Callable[[Any], None],
-        acts: Callable[[Any], None],
+        left: Callable[[FrameType], None],
+        raised: Callable[[str], None],
     ) -> None:
-        self._entered = entered
-        self._called = called
-        self._acts = acts
-        self._kinds: dict[CodeType, int] = {}
+        self._entered, self._called, self._left, self._raised = entered, called, left, raised
+        self._whose: dict[CodeType, _Whose] = {}
+        self._ways: set[tuple[CodeType, CodeType]] = set()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -105,31 +111,39 @@ class Frames:
         sys.setprofile(self._event)
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call":
-            kind = self._kinds.get(frame.f_code)
-            if kind == _USERS:
-                self._called(argument)
-            elif kind == _LIBRARYS and acts(argument) and self._is_for_users(frame):
-                self._acts(argument)
-        elif event == "call":
-            code = frame.f_code
-            if code not in self._kinds:
-                users = not is_trusted(code.co_filename, frame.f_globals)
-                self._kinds[code] = _USERS if users else _LIBRARYS if _is_standard(code.co_filename) else _OTHERS
-                if users:
-                    self._entered(code, frame)
+        code = frame.f_code
+        if event == "call":
+            whose = self._whose.get(code) or self._meet(code, frame)
+            caller = frame.f_back
+            if whose is not _Whose.USERS and caller is not None and self._is_users(caller):
+                way = caller.f_code, code
+                if way not in self._ways:
+                    self._left(frame)
+                    self._ways.add(way)
+        elif event == "return":
+            if argument is None and self._whose.get(code) is _Whose.PYTORCHS:
+                self._check_return(frame)
+        elif event == "c_call" and self._whose.get(code) is _Whose.USERS:
+            self._called(argument)
 
-    def _is_for_users(self, frame: FrameType) -> bool:
-        """Whether only Python's own library is between a frame and the user's code."""
-        at: FrameType | None = frame
-        while at is not None and self._kinds.get(at.f_code) == _LIBRARYS:
-            if at.f_code.co_filename.endswith(_TOLD_ONCE):
-                return False
-            at = at.f_back
-        return at is not None and self._kinds.get(at.f_code) == _USERS and not _is_remembered(at)
+    def _meet(self, code: CodeType, frame: FrameType) -> _Whose:
+        if not is_trusted(code.co_filename, frame.f_globals):
+            whose = _Whose.USERS
+        else:
+            whose = _Whose.PYTORCHS if code.co_filename.startswith(LIBRARIES) else _Whose.LIBRARYS
+        self._whose[code] = whose
+        if whose is _Whose.USERS:
+            self._entered(code, frame)
+        return whose
 
+    def _is_users(self, frame: FrameType) -> bool:
+        return self._whose.get(frame.f_code) is _Whose.USERS
 
-def _is_remembered(frame: FrameType) -> bool:
-    """Whether it runs a method that is run once for equal arguments."""
-    first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
-    return hasattr(getattr(type(first), frame.f_code.co_name, None), "cache_info")
+    def _check_return(self, frame: FrameType) -> None:
+        code, caller = frame.f_code, frame.f_back
+        while caller is not None and self._whose.get(caller.f_code) is _Whose.LIBRARYS:
+            caller = caller.f_back
+        if caller is None or not self._is_users(caller) or code.co_name in _READS:
+            return
+        if not dis.opname[code.co_code[frame.f_lasti]].startswith(_ENDS):
+            self._raised(f"{caller.f_code.co_filename}:{caller.f_lineno}")

@@ -26,6 +26,7 @@ from . import _C
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
+_SWAPPED = frozenset({"_parameters", "_buffers"})
 _CONTAINERS = (list, dict, set, deque)
 MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
@@ -80,8 +81,28 @@ def ambient() -> tuple[Hashable, ...]:
         torch.get_default_dtype(),
         bool(_has_any_global_hook()),
         torch.is_inference_mode_enabled(),
+        *[(type(mode), str(getattr(mode, "device", ""))) for mode in _modes()],
         *[(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICE_TYPES],
     )
+
+
+def _modes() -> list[Any]:
+    """What is called instead of PyTorch's functions and operators."""
+    functions, operators = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    if not functions and not operators:
+        return []
+    found = [torch._C._get_function_stack_at(i) for i in range(functions)]
+    return found + [torch._C._get_dispatch_stack_at(i) for i in range(operators)]
+
+
+def mode_refusal() -> str:
+    """Why a graph cannot stand for what is computed under the modes that are on, or nothing."""
+    from torch.utils._device import DeviceContext  # not imported with PyTorch
+
+    for mode in _modes():
+        if not isinstance(mode, DeviceContext) or mode.device.type != "cpu":
+            return f"a {type(mode).__name__} is on, which a graph does not call"
+    return ""
 
 
 def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
@@ -158,13 +179,19 @@ class Snapshot:
             if n not in INTERNAL and not _same_value(m.__dict__.get(n, MISSING), state.get(n, MISSING))
         ]
 
-    def changed_containers(self) -> Iterator[str]:
-        """Attributes whose elements were changed in place since, parameters and buffers among them."""
+    def changed(self) -> Iterator[str]:
+        """Attributes whose elements were changed in place since, parameters and buffers among them.
+
+        And those of PyTorch's own that were set, such as `training`.
+        """
         for m, state, contents in self._states:
+            for n in INTERNAL:
+                if m.__dict__.get(n, MISSING) is not state.get(n, MISSING):
+                    yield f"attribute {n} of {type(m).__name__}"
             for n, content in contents.items():
                 now = _content(state[n])
                 # While parameters are swapped for others their registries differ in values only.
-                same = list(now) == list(content) if n in INTERNAL else _same_elements(now, content)
+                same = list(now) == list(content) if n in _SWAPPED else _same_elements(now, content)
                 if not same:
                     yield f"attribute {n} of {type(m).__name__}"
 

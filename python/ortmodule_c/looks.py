@@ -59,7 +59,7 @@ def looks(code: CodeType, nested: bool) -> Looks:
     hidden = next(iter(named & _HIDDEN - ({"__getattribute__"} if passes_by else set())), "")
     if code.co_name == "__getattribute__":  # instances of its class are held whole
         hidden = ""
-    if "type" in named and named & _OF_TORCH:
+    if named & {"type", "__class__"} and named & _OF_TORCH:
         hidden = hidden or "type"
     return Looks(
         named | strings,

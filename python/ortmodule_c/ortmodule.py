@@ -24,7 +24,7 @@ from .arguments import Arguments
 from .dtypes import DTYPES
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .flatten import flatten
-from .guards import Survey, ambient, survey, tensor_key
+from .guards import Survey, ambient, mode_refusal, survey, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
@@ -280,6 +280,7 @@ class ORTModule(nn.Module):
         state = [*now.parameters, *now.buffers]
         paths = self._ort_arguments.paths(spec)
         refusal = _mixed_devices(leaves, paths, state) or device_refusal([*leaves, *state]) or parameter_refusal(state)
+        refusal = refusal or mode_refusal()
         if refusal:
             raise NotRunnable(refusal)
         if now.refusal:

@@ -8,6 +8,7 @@ What is read is followed into containers, functions and further objects. PyTorch
 not followed: of these, what the user's code names is held by identity.
 """
 
+import abc
 import array
 import contextlib
 import copy
@@ -18,6 +19,7 @@ import itertools
 import os
 import random
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +43,7 @@ from .anatomy import (
     functions_of,
     is_constant,
     is_importing,
+    is_memo,
     is_of_python,
     is_plain_slice,
     is_users_class,
@@ -57,11 +60,11 @@ from .anatomy import (
     type_in,
     variable_content,
 )
-from .effects import effect, module_of
-from .errors import NotExportable
+from .errors import NotExportable, NotRunnable
 from .frames import Frames, is_trusted, is_trusted_module
 from .guards import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient, layout
 from .looks import looks
+from .policy import is_missed_by_dynamo, refusal_of_c, refusal_of_python
 from .stack import is_users
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
@@ -70,6 +73,8 @@ _LARGEST_ARRAY = 1 << 16  # bytes
 _BUILTINS = vars(__import__("builtins"))
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "functools", "torch._ops"})
 _OURS = __name__.split(".")[0]
+_SEEN_BY_PYTORCH = frozenset({"requires_grad", "data", "grad"})  # setters that are functions of PyTorch
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
 )
@@ -93,8 +98,9 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = ()) -> None:
-        self.frames = Frames(self._entered, self._called, self._acts)
+        self.frames = Frames(self._entered, self._called, self._left, self._raised)
         self.refusal: NotExportable | None = None
+        self.caught = ""
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
         self.compares_identity = False  # of whatever, tensors perhaps
         self.asks_layout = False
@@ -140,11 +146,14 @@ class Watch:
         try:
             self._begin()
             before = ambient()
+            type.__setattr__(Tensor, "__setattr__", self._set_of_tensors())
             with self.frames.watched():
                 yield
             if ambient() != before:
                 self.refuse("the forward changes PyTorch's own state")
         finally:
+            if "__setattr__" in vars(Tensor):
+                type.__delattr__(Tensor, "__setattr__")
             for cls in self._watched:
                 type.__delattr__(cls, "__getattribute__")
             self._watched.clear()
@@ -169,6 +178,18 @@ class Watch:
             return plain(owner, name)
 
         return read
+
+    def _set_of_tensors(self) -> Callable[[Tensor, str, Any], None]:
+        """A trace has others in their place, on which what is set would be lost."""
+        plain, thread, refuse = object.__setattr__, threading.get_ident(), self.refuse
+
+        def write(owner: Tensor, name: str, value: Any) -> None:
+            ours = threading.get_ident() == thread and is_users(sys._getframe(1))
+            if ours and name not in _SEEN_BY_PYTORCH:
+                refuse(f"the forward sets attribute {name} of a tensor")
+            plain(owner, name, value)
+
+        return write
 
     def _note(self, seen: Seen, name: str, users: bool) -> None:
         seen.names.add(name)
@@ -215,6 +236,13 @@ class Watch:
         """At once, before anything is lost; the forward may catch what is raised."""
         self.refusal = self.refusal or kind(cause)
         raise kind(cause)
+
+    def check(self) -> None:
+        """Raise what the forward may have caught."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.caught:
+            raise NotExportable(self.caught)
 
     def _freeze(self, value: Any, what: str) -> Any:
         """A copy that does not change with the value, whose parts that are held by identity are themselves."""
@@ -532,6 +560,8 @@ class Watch:
                     pending += [] if id(value) in found else [value]
                     found.add(id(value))
                 what = f"{name} of module {title}"
+                if state is vars(numpy.random) and getattr(value, "__self__", None) is not numpy.random.mtrand._rand:
+                    self.refuse(f"the forward uses {what}")
                 if trusted and callable(value):
                     self._named_only[id(state), name] = (state, name, what)
                 else:
@@ -553,12 +583,28 @@ class Watch:
 
     def _called(self, function: Any) -> None:
         """Refuse a function of C that reads or changes what is not compared."""
-        what = effect(function, self._generators)
-        if what:
-            self.refuse(f"the forward {what}")
+        refusal, owner = refusal_of_c(function), getattr(function, "__self__", None)
+        if isinstance(owner, random.Random) and id(owner) not in self._generators:
+            refusal = f"{function.__name__}() of a generator of random numbers"
+        if refusal and not is_importing(sys._getframe(2)):
+            self.refuse(f"the forward calls {refusal}")
 
-    def _acts(self, function: Any) -> None:
-        self.refuse(f"the forward calls {function.__name__}() of {module_of(function)} through Python's library")
+    def _left(self, frame: types.FrameType) -> None:
+        """The same of a function of Python that is not the user's."""
+        scope, code, caller = frame.f_globals, frame.f_code, frame.f_back
+        module, name = scope.get("__name__", ""), code.co_qualname
+        if module == os.__name__ and name == "getenv":
+            self._freeze(os.environ, "the environment")
+        elif module == abc.__name__ and name.endswith("check__"):
+            self._hold(abc.get_cache_token, None, abc.get_cache_token(), "the classes registered as others'")
+        assert caller is not None
+        refusal = refusal_of_python(module, name, caller.f_globals.get("__name__", ""))
+        if refusal and not is_importing(caller) and not is_memo(caller):
+            kind = NotRunnable if is_missed_by_dynamo(module, name) else NotExportable
+            self.refuse(f"the forward calls {refusal}", kind)
+
+    def _raised(self, line: str) -> None:
+        self.caught = self.caught or f"the forward catches what PyTorch raises at {line}, in eager perhaps not"
 
     # Afterwards
 
@@ -734,7 +780,7 @@ def _imported(name: str, package: str) -> Any:
 
 def _is_nest(value: Any) -> bool:
     return isinstance(value, (list, tuple, dict, set)) or (
-        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum))
+        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum, *_SIZES))
     )
 
 

@@ -190,7 +190,7 @@ def test_restore_puts_back_what_changed() -> None:
     m[0].extra, m[0].in_features = 1, 7
     assert {(w.module, w.name, w.after) for w in kept.writes()} == {(m[0], "extra", 1), (m[0], "in_features", 7)}
     m[0].seen.append(2)
-    assert list(kept.changed_containers()) == ["attribute seen of Linear"]
+    assert list(kept.changed()) == ["attribute seen of Linear"]
     kept.restore()
     assert m[0].weight is weight and m[0].in_features == 2 and not hasattr(m[0], "extra") and m[0].seen == [1]
     torch.testing.assert_close(m.state_dict(), before)

@@ -1,21 +1,29 @@
 """What a forward reads besides its arguments is held or refused: eager's results, or a refusal that names the cause."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import datetime
 import decimal
 import enum
 import functools
+import gc
 import importlib
 import io
+import logging
 import math
 import os
+import pathlib
+import pprint
 import random
+import secrets
 import sys
+import threading
 import time
 import types
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +31,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_step, close, n_graphs
@@ -508,6 +518,62 @@ class Ruled(metaclass=Rule):
     pass
 
 
+def caught(make_number: Callable[[Tensor], Any]) -> Read:
+    """A forward that goes on after whatever making a number of a tensor raises."""
+
+    def forward(_s: Any, y: Tensor) -> Tensor:
+        try:
+            return y * make_number(y)
+        except Exception:
+            return y * 7
+
+    return forward
+
+
+def seeded(_s: Any, y: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        torch.manual_seed(3)
+    return y * torch.rand(4)
+
+
+def suppressed_hook(_s: Any, y: Tensor) -> Tensor:
+    with contextlib.suppress(Exception):
+        y.register_hook(lambda grad: grad * 10)
+    return y
+
+
+def inference(_s: Any, y: Tensor) -> Tensor:
+    try:
+        with torch.inference_mode():
+            return y * 2
+    except Exception:
+        return y
+
+
+def doing(act: Callable[[Any, Tensor], Any]) -> Read:
+    """A forward that does something besides."""
+
+    def forward(s: Any, y: Tensor) -> Tensor:
+        act(s, y)
+        return y
+
+    return forward
+
+
+def swap(s: Any, y: Tensor) -> Tensor:
+    s.held[0], s.held[1] = s.held[1], s.held[0]
+    return s.held[0](y)
+
+
+def set_on(owner: Callable[[Any, Tensor], Any]) -> Read:
+    """A forward that sets an attribute of something."""
+    return doing(lambda s, y: setattr(owner(s, y), "seen", 1))
+
+
+LOGGER = logging.getLogger("a_logger")
+CAUGHT = "catches what PyTorch raises"
+SETS = "sets attribute seen of a tensor"
+
 REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
     "Python's random numbers": (lambda: None, lambda s, y: y * random.random(), "Python's random numbers"),
     "NumPy's random numbers": (lambda: None, lambda s, y: y * float(np.random.rand()), "NumPy's random numbers"),
@@ -549,8 +615,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
         lambda s, y: y * object.__getattribute__(s.held, "scale"),
         "__getattribute__",
     ),
-    "a number that is drawn in Python's library": (lambda: None, lambda s, y: y * uuid.uuid4().int, r"urandom\(\)"),
-    "a file that may be there": (lambda: None, lambda s, y: y * os.path.exists("nowhere"), r"stat\(\)"),
+    "a number that is drawn in Python's library": (lambda: None, lambda s, y: y * uuid.uuid4().int, "uuid4"),
+    "a file that may be there": (lambda: None, lambda s, y: y * os.path.exists("nowhere"), "exists"),
     "a global that is new": (lambda: None, set_new_global, "global NEW_GLOBAL"),
     "an attribute of a function": (lambda: None, counting_calls, "function counting_calls"),
     "a tensor that is no buffer, in place": (
@@ -560,9 +626,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
     ),
     "a gradient": (lambda: None, lambda s, y: y * (2 if s.l.weight.grad is None else 3), "asks for grad of a tensor"),
     "whether a tensor is a leaf": (lambda: None, lambda s, y: y * (2 if y.is_leaf else 3), "asks for is_leaf"),
-    "a failure of the tracer that is caught": (lambda: None, guessing, "catches what fails while it is traced"),
+    "a failure of the tracer that is caught": (lambda: None, guessing, CAUGHT),
     "how many threads there are": (lambda: None, lambda s, y: y * torch.get_num_threads(), "get_num_threads"),
-    "PyTorch's own state": (lambda: None, set_dtype, "PyTorch's own state"),
+    "PyTorch's own state": (lambda: None, set_dtype, "set_default_dtype"),
     "a result that was there before": (lambda: [1.0], lambda s, y: (y, s.held), "returns a list"),  # type: ignore[return-value]
     "the mode of a submodule": (lambda: None, lambda s, y: (s.l.eval(), y)[1], "the mode of Linear"),
     "a generator of PyTorch": (
@@ -570,6 +636,82 @@ REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
         lambda s, y: y * s.held.initial_seed(),
         "Generator, which cannot be compared",
     ),
+    "a caught number": (lambda: None, caught(lambda y: float(y.sum())), CAUGHT),
+    "a caught branch": (lambda: None, caught(lambda y: 2 if y.sum() > -100 else 3), CAUGHT),
+    "a caught array": (lambda: None, caught(lambda y: float(y.detach().numpy().sum())), CAUGHT),
+    "a caught pointer": (lambda: None, caught(lambda y: 2 if y.data_ptr() else 3), CAUGHT),
+    "a caught hook": (lambda: None, suppressed_hook, "registers a hook"),
+    "a caught seed": (lambda: None, seeded, "seeds PyTorch's random numbers"),
+    "caught inference mode": (lambda: None, inference, "enters inference mode"),
+    "a file that is read": (
+        lambda: pathlib.Path(os.devnull),
+        lambda s, y: y * len(s.held.read_text()),
+        "Path.read_text",
+    ),
+    "a file that is asked for": (lambda: None, lambda s, y: y * os.path.exists(os.devnull), "exists"),
+    "a saved array": (lambda: None, doing(lambda s, y: np.save(os.devnull, np.ones(1))), "save"),
+    "a saved tensor": (lambda: None, doing(lambda s, y: torch.save(1.0, os.devnull)), "torch.serialization.save"),
+    "a directory": (lambda: None, doing(lambda s, y: os.makedirs(os.curdir, exist_ok=True)), "makedirs"),
+    "a unique number": (lambda: None, lambda s, y: y * (uuid.uuid4().int % 7), "uuid4"),
+    "a secret number": (lambda: None, lambda s, y: y * secrets.randbelow(7), "randbelow"),
+    "a generator that is made": (lambda: None, lambda s, y: y * random.Random().random(), "Random"),
+    "a generator of NumPy that is made": (
+        lambda: None,
+        lambda s, y: y * np.random.default_rng().random(),
+        "default_rng",
+    ),
+    "the level of a log": (lambda: None, lambda s, y: y * (2 if LOGGER.isEnabledFor(20) else 1), "isEnabledFor"),
+    "a log": (lambda: None, doing(lambda s, y: LOGGER.info("seen")), "Logger.info"),
+    "a warning": (lambda: None, doing(lambda s, y: warnings.warn("seen", stacklevel=1)), "warn"),
+    "pprint": (lambda: None, doing(lambda s, y: pprint.pprint("seen")), "pprint"),
+    "the name of a thread": (lambda: None, lambda s, y: y * len(threading.current_thread().name), "current_thread"),
+    "a thread": (lambda: None, doing(lambda s, y: threading.Thread(target=print).start()), "Thread"),
+    "collection of garbage": (lambda: None, doing(lambda s, y: gc.collect()), r"gc.collect\(\)"),
+    "the number of threads": (lambda: None, lambda s, y: y * torch.get_num_threads(), "get_num_threads"),
+    "setting the number of threads": (lambda: None, doing(lambda s, y: torch.set_num_threads(1)), "set_num_threads"),
+    "setting the default dtype": (
+        lambda: None,
+        doing(lambda s, y: torch.set_default_dtype(torch.float32)),
+        "set_default_dtype",
+    ),
+    "the precision of products": (
+        lambda: None,
+        lambda s, y: y * len(torch.get_float32_matmul_precision()),
+        "get_float32_matmul_precision",
+    ),
+    "leaving grad off": (lambda: None, doing(lambda s, y: torch.set_grad_enabled(False)), "PyTorch's own state"),
+    "the mode": (lambda: None, doing(lambda s, y: s.train(not s.training)), "the mode of"),
+    "exchanged submodules": (
+        lambda: nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]),
+        swap,
+        "attribute 0 of submodules of ModuleList",
+    ),
+    "asking for a compiler": (
+        lambda: None,
+        lambda s, y: y * (2 if torch.compiler.is_compiling() else 1),
+        "is_compiling",
+    ),
+    "asking for an export": (
+        lambda: None,
+        lambda s, y: y * (2 if torch.compiler.is_exporting() else 1),
+        "is_exporting",
+    ),
+    "the type of a tensor": (lambda: None, lambda s, y: y * (2 if type(y) is Tensor else 1), "by type"),
+    "the class of a parameter": (
+        lambda: None,
+        lambda s, y: y * (2 if s.l.weight.__class__ == nn.Parameter else 1),
+        "by type",
+    ),
+    "an attribute of a parameter": (lambda: None, set_on(lambda s, y: s.l.weight), SETS),
+    "an attribute of a result": (lambda: None, set_on(lambda s, y: y), SETS),
+    "the gradient of a parameter": (lambda: None, doing(lambda s, y: setattr(s.l.weight, "grad", None)), "grad"),
+    "a gradient that is kept": (lambda: None, doing(lambda s, y: y.retain_grad()), "retains the gradient"),
+    "a generator's seed": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda s, y: y * s.held.initial_seed(),
+        "torch._C.Generator",
+    ),
+    "a list that is given away": (lambda: [1, 2], lambda s, y: (y, s.held), "returns a list that was there"),
     "the seed": (lambda: None, lambda s, y: y * (torch.initial_seed() % 7), "asks for their seed"),
 }
 
@@ -608,12 +750,118 @@ def test_a_state_of_python_that_only_others_change_is_no_reason_to_refuse() -> N
     assert n_graphs(ours) == 1
 
 
+def test_the_name_of_a_type_and_the_type_of_the_module_are_no_reason_to_refuse() -> None:
+    eager, ours = both(lambda self, y: y * len(type(self.l).__name__) * isinstance(self, type(self)), lambda: None)
+    assert_same_step(eager, ours, torch.randn(3, 4))
+
+
+def twice(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*args, **kwargs) * 2
+
+
+def twice_of_layers(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda m, *args, **kwargs: call(m, *args, **kwargs) * (2 if isinstance(m, nn.Linear) else 1)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (nn.functional, "linear", twice(nn.functional.linear)),
+        (nn.Linear, "forward", twice(nn.Linear.forward)),
+        (nn.Module, "__call__", twice_of_layers(nn.Module.__call__)),
+        (Tensor, "a_number", 2.0),
+        (Tensor, "a_method", lambda t: t * 2),
+    ],
+)
+def test_what_is_replaced_in_pytorch_is_seen(
+    owner: Any, name: str, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.l(x)
+        return y.a_method() * y.a_number * Tensor.a_number  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Tensor, "a_number", 1.0, raising=False)
+    monkeypatch.setattr(Tensor, "a_method", lambda t: t * 1, raising=False)
+    eager = Function(forward, l=nn.Linear(4, 4))
+    ours = ORTModule(eager)
+    x = torch.randn(3, 4)
+    before = eager(x)
+    close(ours(x), before)
+    assert n_graphs(ours) == 1
+    monkeypatch.setattr(owner, name, other)
+    assert not torch.equal(eager(x), before)
+    for _ in range(2):
+        close(ours(x), eager(x))
+    monkeypatch.undo()
+    monkeypatch.setattr(Tensor, "a_number", 1.0, raising=False)
+    monkeypatch.setattr(Tensor, "a_method", lambda t: t * 1, raising=False)
+    close(ours(x), before)
+
+
 def test_an_environment_variable_is_seen_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     eager, ours = both(lambda s, y: y * float(os.environ.get("A_SCALE", "2")), lambda: None)
     x = torch.randn(3, 4)
     close(ours(x), eager(x))
     monkeypatch.setenv("A_SCALE", "3")
     close(ours(x), eager(x))
+
+
+def test_a_variable_of_the_environment_that_a_function_asks_for_is_seen_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A_SCALE", "2")
+    eager, ours = both(lambda s, y: y * float(os.getenv("A_SCALE") or 0), lambda: None)
+    x = torch.randn(3, 4)
+    close(ours(x), eager(x))
+    monkeypatch.setenv("A_SCALE", "3")
+    close(ours(x), eager(x))
+
+
+class Doubling(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.ops.aten.addmm.default else result
+
+
+class DoublingFunctions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is nn.functional.linear else result
+
+
+@pytest.mark.parametrize("moment", [torch.inference_mode, Doubling, DoublingFunctions, lambda: torch.device("meta")])
+def test_the_moment_of_a_call_counts(moment: Callable[[], Any]) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        of_default = torch.ones(4)
+        return s.l(x) * (2 if torch.is_inference_mode_enabled() else 3) * (2 if of_default.is_meta else 3)
+
+    eager = Function(forward, l=nn.Linear(4, 4))
+    ours = ORTModule(eager)
+    x = torch.randn(3, 4)
+    for manager in (torch.no_grad, moment, torch.no_grad):
+        with manager():
+            close(ours(x), eager(x))
+
+
+def test_an_object_that_is_given_away_is_the_modules() -> None:
+    ours = ORTModule(Function(lambda s, x: (s.l(x), s.held), l=nn.Linear(4, 4), held=types.SimpleNamespace()))
+    assert ours(torch.randn(3, 4))[1] is ours.module.held
+
+
+def test_a_container_of_the_arguments_that_is_given_back_is_the_callers() -> None:
+    ours = ORTModule(Function(lambda s, x, d: (s.l(x), d), l=nn.Linear(4, 4)))
+    given = {"x": torch.ones(4)}
+    assert ours(torch.randn(3, 4), given)[1] is given
+
+
+def test_a_container_that_is_given_away_twice_is_one() -> None:
+    def forward(s: Any, x: Tensor) -> Any:
+        result = [s.l(x)]
+        return result, result
+
+    ours = ORTModule(Function(forward, l=nn.Linear(4, 4)))
+    first, second = ours(torch.randn(3, 4))
+    assert first is second
 
 
 def test_a_copy_of_a_parameter_a_buffer_or_an_input_is_a_tensor_of_its_own() -> None:
