@@ -163,6 +163,9 @@ class Watch:
         self._random(numpy.random.mtrand._rand, "NumPy's random numbers")
         for m in self._modules:
             self._object(m, type(m).__name__).names |= INTERNAL  # compared by the survey
+        for value in vars(Tensor).values():
+            if isinstance(value, types.FunctionType) and not is_trusted_module(value.__module__):
+                self._register(value)
         for value in self._arguments:
             self._freeze(value, "an argument")
 
@@ -613,6 +616,12 @@ class Watch:
         for memo in self._memos:
             if not is_trusted_module(memo.__module__) and not all(map(is_constant, remembered(memo))):
                 self.refuse(f"{memo.__qualname__}() remembers objects, which may change")
+        for _, state, before, title in self._dicts.values():
+            names = [n for n in {**state, **before} if not n.startswith("__")]
+            if any(
+                state.get(n, MISSING) is not before.get(n, MISSING) for n in names
+            ):  # TorchDynamo does not see what is absent
+                self.refuse(f"the forward changes an attribute of {title}", NotRunnable)
         for value, before, what in self._contents:
             if not same_content(value, before):
                 return what
@@ -683,11 +692,15 @@ class Watch:
                     object.__setattr__(seen.owner, name, value)
         classes = {id(dict_of(c)): c for c in self._classes}
         for _, state, before, _ in self._dicts.values():
-            for key in [k for k in state if k not in before]:
-                if id(state) in classes:
-                    type.__delattr__(classes[id(state)], key)
+            for key in [k for k in {**state, **before} if state.get(k, MISSING) is not before.get(k, MISSING)]:
+                if key.startswith("__"):  # such as lookups
+                    continue
+                if id(state) not in classes:
+                    state.update({key: before[key]}) if key in before else state.pop(key)
+                elif key in before:
+                    type.__setattr__(classes[id(state)], key, before[key])
                 else:
-                    del state[key]
+                    type.__delattr__(classes[id(state)], key)
         for holder, key, _, value, _ in self._places.values():
             if type(holder) is dict and holder.get(key, MISSING) is not value:
                 if value is MISSING:

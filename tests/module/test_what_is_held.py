@@ -843,6 +843,21 @@ def test_the_moment_of_a_call_counts(moment: Callable[[], Any]) -> None:
             close(ours(x), eager(x))
 
 
+def test_counters_of_functions_and_of_pytorchs_classes_count_as_in_eager() -> None:
+    def function(y: Tensor) -> Tensor:
+        function.n = getattr(function, "n", 0) + 1  # type: ignore[attr-defined]
+        nn.Linear.n = getattr(nn.Linear, "n", 0) + 1  # type: ignore[attr-defined]
+        return y
+
+    ours = ORTModule(Function(lambda s, x: function(s.l(x)), l=nn.Linear(4, 4)))
+    try:
+        for _ in range(3):
+            ours(torch.randn(3, 4))
+        assert (function.n, nn.Linear.n) == (3, 3)  # type: ignore[attr-defined]
+    finally:
+        del nn.Linear.n  # type: ignore[attr-defined]
+
+
 def test_an_object_that_is_given_away_is_the_modules() -> None:
     ours = ORTModule(Function(lambda s, x: (s.l(x), s.held), l=nn.Linear(4, 4), held=types.SimpleNamespace()))
     assert ours(torch.randn(3, 4))[1] is ours.module.held
