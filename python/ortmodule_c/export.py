@@ -381,6 +381,7 @@ def capture(
             changed = watch.changed(written)
             if changed:
                 raise NotExportable(f"the forward changes {changed}")
+            written[:] = [w for w in written if not w.remade]
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
             for name in kept.changed():
                 raise NotExportable(f"the forward changes {name}")

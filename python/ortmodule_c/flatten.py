@@ -162,7 +162,7 @@ def _compares_as_itself(cls: type) -> bool:
 
 def _has_dict_only(cls: type) -> bool:
     """Whether its instances are made of their dictionary alone."""
-    return all(c is object or ("__slots__" not in vars(c) and c.__flags__ & _OF_PYTHON) for c in cls.__mro__)
+    return all(c is object or (not vars(c).get("__slots__") and c.__flags__ & _OF_PYTHON) for c in cls.__mro__)
 
 
 def _has_attributes(container: Any) -> bool:

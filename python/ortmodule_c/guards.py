@@ -157,6 +157,11 @@ class Write:
         """Whether a plain value became another one, so that the next forward may do something else."""
         return _is_plain(self.before) and (_is_plain(self.after) or isinstance(self.after, torch.SymInt))
 
+    @property
+    def remade(self) -> bool:
+        """Whether PyTorch sets it whenever the parameters are others, as they are while a module is traced."""
+        return isinstance(self.module, nn.RNNBase) and self.name in ("_flat_weights", "_flat_weight_refs")
+
     def __str__(self) -> str:
         return f"attribute {self.name} of {type(self.module).__name__}"
 

@@ -137,7 +137,8 @@ def assert_same_training(
     ],
 )
 def test_training(model: Callable[[], nn.Module], batch: Callable[[int, int], Any], shapes: list[Any]) -> None:
-    assert not assert_same_training(model, batch, shapes).fallback_report()
+    ours = assert_same_training(model, batch, shapes)
+    assert not ours.fallback_report() and ours.stats()["dynamo_graphs"] == 0
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
