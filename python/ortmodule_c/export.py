@@ -35,7 +35,7 @@ from .guards import Snapshot, Survey, Write, are_repeated, layout, looseness
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
 from .recurrent import one_step_for_all
 from .stack import is_users, users_line
-from .symbols import let_go, remembered
+from .symbols import let_go, numbers_to_the_user, remembered
 from .watch import Watch
 
 PATH = "ortmodule_c.path"
@@ -342,7 +342,7 @@ def capture(
     written: list[Write] = []
     rebound: list[tuple[nn.Module, str]] = []
     kept = Snapshot(module)
-    watch = Watch(module, plain_leaves(spec))
+    watch = Watch(module, plain_leaves(spec), any(dynamic))
 
     with no_autocast() as autocast:
 
@@ -363,7 +363,7 @@ def capture(
                 stack.enter_context(no_saving_hooks(watch.refuse))
                 stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
                 registries = _registries(module)
-                with watch.active():
+                with watch.active(), numbers_to_the_user(watch.refuse):
                     result = module(*args, **kwargs)
                 rebound[:] = _rebound(module, registries)
                 values = [m._buffers[name] for m, name in rebound]

@@ -4,6 +4,7 @@ import contextlib
 import dis
 import enum
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from .stack import LIBRARIES
 
 _PACKAGES = os.sep + "site-packages" + os.sep
 _STANDARD = str(Path(os.__file__).parent) + os.sep
-_TRUSTED_NAMES = {"ortmodule_c", "torch", "numpy", "sympy", *sys.stdlib_module_names} - {"__main__"}
-_TRUSTED_PACKAGES = tuple(_PACKAGES + name for name in ("numpy" + os.sep, "sympy" + os.sep, "typing_extensions.py"))
+_TRUSTED_NAMES = {"ortmodule_c", "torch", "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {"__main__"}
+_TRUSTED_PACKAGES = tuple(
+    _PACKAGES + name for name in (*(f"{n}{os.sep}" for n in ("numpy", "sympy", "mpmath")), "typing_extensions.py")
+)
 _OF_NAMEDTUPLE = 4  # globals of what makes a named tuple
 _READING = ("npyio.py", "_npyio_impl.py", "format.py", "torch" + os.sep + "serialization.py")  # as that does
 # That an attribute is missing is so without a trace, too.
@@ -50,6 +53,15 @@ def is_trusted_module(name: str | None) -> bool:
     return (name or "").split(".")[0] in _TRUSTED_NAMES
 
 
+def is_run_for_user(frame: FrameType | None) -> bool:
+    """Whether code is the user's, or Python's own or NumPy's that the user's calls."""
+    while frame is not None and not frame.f_code.co_filename.startswith(LIBRARIES):
+        if not is_trusted(frame.f_code.co_filename, frame.f_globals):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class _Whose(enum.Enum):
     """Whose code it is."""
 
@@ -71,6 +83,8 @@ class Frames:
         Called before such code calls other code of Python for the first time, with the frame of that.
     raised
         Called when PyTorch raises into such code, with the line that called it.
+    libraries_raise
+        Whether to report so, too, what is raised by Python's library and by functions of C.
     """
 
     def __init__(
@@ -79,8 +93,11 @@ class Frames:
         called: Callable[[Any], None],
         left: Callable[[FrameType], None],
         raised: Callable[[str], None],
+        libraries_raise: bool = False,
     ) -> None:
         self._entered, self._called, self._left, self._raised = entered, called, left, raised
+        self._raising = {_Whose.PYTORCHS, _Whose.LIBRARYS} if libraries_raise else {_Whose.PYTORCHS}
+        self._c_raises = libraries_raise
         self._whose: dict[CodeType, _Whose] = {}
         self._ways: set[tuple[CodeType, CodeType]] = set()
 
@@ -121,8 +138,11 @@ class Frames:
                     self._left(frame)
                     self._ways.add(way)
         elif event == "return":
-            if argument is None and self._whose.get(code) is _Whose.PYTORCHS:
+            if argument is None and self._whose.get(code) in self._raising:
                 self._check_return(frame)
+        elif event == "c_exception":
+            if self._c_raises and self._is_users(frame):
+                self._raised(f"{code.co_filename}:{frame.f_lineno}")
         elif event == "c_call" and self._whose.get(code) is _Whose.USERS:
             self._called(argument)
 
@@ -144,6 +164,8 @@ class Frames:
         while caller is not None and self._whose.get(caller.f_code) is _Whose.LIBRARYS:
             caller = caller.f_back
         if caller is None or not self._is_users(caller) or code.co_name in _READS:
+            return
+        if code.co_flags & inspect.CO_GENERATOR and self._whose[code] is _Whose.LIBRARYS:  # closed before its end
             return
         if not dis.opname[code.co_code[frame.f_lasti]].startswith(_ENDS):
             self._raised(f"{caller.f_code.co_filename}:{caller.f_lineno}")

@@ -13,6 +13,9 @@ _CONSTANT = ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
 # Ways around the lookups that are watched.
 _HIDDEN = frozenset({"__getattribute__", "getattr_static", "getmembers", "import_module", "__subclasses__"})
 _OF_TORCH = frozenset({"Tensor", "Parameter"})
+_SYMBOLS = frozenset({"SymInt", "SymFloat", "SymBool"})
+_OF_SYMBOLS = frozenset({"node", "__dict__"})  # attributes that numbers do not have
+_STRAIGHT = ("LOAD", "FORMAT", "BUILD", "CALL", "PRECALL", "KW_NAMES", "PUSH", "BINARY", "COPY", "SWAP")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Looks:
         Whether it looks past the lookup of the object that it is a method of.
     stored
         Attributes that it sets.
+    tells_symbols
+        Whether it may ask what no symbol can hide: the type of what may be a number, or if a number is another one.
     """
 
     names: frozenset[str]
@@ -47,6 +52,7 @@ class Looks:
     hidden: str
     passes_by: bool
     stored: frozenset[str]
+    tells_symbols: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -70,7 +76,30 @@ def looks(code: CodeType, nested: bool) -> Looks:
         hidden,
         passes_by,
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
+        bool(named & _SYMBOLS or (named & _BY_NAME and strings & _OF_SYMBOLS))
+        or _asks_types(instructions)
+        or _is_number(instructions),
     )
+
+
+def _asks_types(instructions: list[dis.Instruction]) -> bool:
+    """Whether it names `type` but for its own object's, and for what it is about to raise."""
+    for at, instruction in enumerate(instructions):
+        if instruction.opname in _GLOBAL and instruction.argval == "type":
+            then = instructions[at + 1 :]
+            of_self = then[0].opname in ("LOAD_FAST", "LOAD_DEREF") and then[0].argval in ("self", "cls")
+            called = then[1].opname in ("PRECALL", "CALL")
+            end = next(i.opname for i in then if not i.opname.startswith(_STRAIGHT))
+            if not (of_self and called) and end != "RAISE_VARARGS":
+                return True
+    return False
+
+
+def _is_number(instructions: list[dis.Instruction]) -> bool:
+    """Whether it asks if something is, not equals, a number that is written there."""
+    numbers = {at for at, i in enumerate(instructions) if i.opname == "LOAD_CONST" and type(i.argval) in (int, float)}
+    at_is = [at for at, i in enumerate(instructions) if i.opname == "IS_OP"]
+    return any(numbers & {at - 1, at - 2} for at in at_is)
 
 
 def _compares_identity(instructions: list[dis.Instruction], held: tuple[str, ...]) -> bool:

@@ -41,7 +41,7 @@ _OF_C: dict[str, frozenset[str]] = {
     ),
     "abc": frozenset({"get_cache_token"}),
     "posix": frozenset({"fspath"}),
-    "sys": frozenset({"intern", "exc_info", "getsizeof"}),
+    "sys": frozenset({"intern", "exc_info"}),
     "pickle": frozenset({"dumps", "loads"}),
     # Of PyTorch's other functions there, most read or set what its operators go by.
     "torch._C": frozenset(

@@ -1,17 +1,30 @@
-"""Arithmetic on symbolic sizes, remembered while a graph is traced."""
+"""Symbolic sizes while a graph is traced: arithmetic is remembered, and the user's code takes them for numbers."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from .anatomy import dict_of
+from .frames import is_run_for_user
+
 _BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_max")
 _ASKED = ("guard_bool", "guard_or_false", "guard_or_true", "expect_true")
 _Method = Callable[..., Any]
+_NUMBERS: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+# What makes something else of a number: the user's code gets it of the number itself, which is no longer open then.
+_OF_NUMBERS = ("__repr__", "__str__", "__format__", "__sizeof__", "__divmod__", "__rdivmod__", "__invert__")
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "is_integer")
+# What keeps a number for later, where a symbol is not to stay.
+_KEPT = {"__hash__": "has a size as a key", "__reduce_ex__": "copies or pickles a size"}
+_OF_ARRAYS = "__array"
 
 
 class _Memory:
@@ -118,3 +131,89 @@ def let_go(environments: set[ShapeEnv]) -> None:
     for method in vars(ShapeEnv).values():  # caches of the class
         if hasattr(method, "cache_clear"):
             method.cache_clear()
+
+
+def _disguised(symbol: Any, number: type, refuse: Callable[[str], Any]) -> dict[str, Any]:
+    """What to put into a class of symbols for the user's code, which this thread runs."""
+    thread = threading.get_ident()
+
+    def for_user() -> bool:
+        return threading.get_ident() == thread and is_run_for_user(sys._getframe(2))
+
+    def kind(value: Any) -> type:
+        return number if for_user() else type(value)
+
+    def of_number(name: str) -> _Method:
+        plain = getattr(symbol, name, None)
+
+        def method(value: Any, *args: Any) -> Any:
+            if for_user():
+                return getattr(number(value), name)(*args)
+            return NotImplemented if plain is None else plain(value, *args)
+
+        return method
+
+    def compared(plain: _Method) -> _Method:
+        def method(value: Any, *args: Any) -> Any:
+            result = plain(value, *args)
+            return bool(result) if type(result) is torch.SymBool and for_user() else result
+
+        return method
+
+    def kept(plain: _Method, what: str) -> _Method:
+        def method(value: Any, *args: Any) -> Any:
+            if for_user():
+                refuse(f"the forward {what}, which is open")
+            return plain(value, *args)
+
+        return method
+
+    def read(value: Any, name: str) -> Any:
+        if (name.startswith(_OF_ARRAYS) or hasattr(number, name)) and for_user():
+            if name.startswith(_OF_ARRAYS):
+                refuse("the forward gives a size to NumPy, which is open")
+            return getattr(number(value), name)
+        raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}", name=name, obj=value)
+
+    return {
+        **{name: of_number(name) for name in _OF_NUMBERS if hasattr(number, name)},
+        **{name: compared(getattr(symbol, name)) for name in _COMPARISONS if hasattr(symbol, name)},
+        **{name: kept(getattr(symbol, name), what) for name, what in _KEPT.items()},
+        "__class__": property(kind),
+        "__getattr__": read,
+    }
+
+
+@contextlib.contextmanager
+def numbers_to_the_user(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Within it the user's code takes a symbol for the number that it is in eager; PyTorch's sees the symbol.
+
+    Parameters
+    ----------
+    refuse
+        Called, and to raise, if a symbol would outlive the trace or be taken for no number.
+    """
+    before = {symbol: dict(vars(symbol)) for symbol in _NUMBERS}
+    try:
+        for symbol, number in _NUMBERS.items():
+            _change(symbol, _disguised(symbol, number, refuse))
+        yield
+    finally:
+        for symbol, methods in before.items():
+            now = set(vars(symbol))
+            _change(symbol, {n: m for n, m in methods.items() if vars(symbol)[n] is not m}, now - set(methods))
+
+
+def _change(symbol: Any, put: dict[str, Any], take: Iterable[str] = ()) -> None:
+    """Set and delete attributes of a class; `__class__`, which `isinstance` believes, only its dictionary takes."""
+    state = dict_of(symbol)
+    if "__class__" in put:
+        state["__class__"] = put["__class__"]
+    if "__class__" in take:
+        del state["__class__"]
+    for name in take:
+        if name != "__class__":
+            delattr(symbol, name)
+    for name, value in put.items():
+        if name != "__class__":
+            setattr(symbol, name, value)

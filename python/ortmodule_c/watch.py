@@ -95,10 +95,12 @@ class Watch:
         The module that will be traced.
     arguments
         What else its forward is given that is no tensor.
+    sizes_are_open
+        Whether sizes are symbols.
     """
 
-    def __init__(self, module: nn.Module, arguments: Sequence[Any] = ()) -> None:
-        self.frames = Frames(self._entered, self._called, self._left, self._raised)
+    def __init__(self, module: nn.Module, arguments: Sequence[Any] = (), sizes_are_open: bool = False) -> None:
+        self.frames = Frames(self._entered, self._called, self._left, self._raised, sizes_are_open)
         self.refusal: NotExportable | None = None
         self.caught = ""
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
@@ -139,6 +141,7 @@ class Watch:
         self._of_classes: set[tuple[Any, str]] = set()
         self._modules = list(module.modules())
         self._arguments = arguments
+        self._sizes_are_open = sizes_are_open
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -261,6 +264,8 @@ class Watch:
         return frozen
 
     def _inert(self, value: Any, what: str) -> Any:
+        if value is type and self._sizes_are_open:
+            self.refuse(f"{what} is type(), which may be asked of a size, which is open")
         if isinstance(value, type):
             self._class(value)
         elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
@@ -495,6 +500,8 @@ class Watch:
         look = looks(code, code in self._nested)
         if look.hidden:
             self.refuse(f"{code.co_qualname} looks by {look.hidden} at what is not watched")
+        if (look.tells_symbols or look.compares_identity) and self._sizes_are_open:
+            self.refuse(f"{code.co_qualname} may ask for the type of a size, which is open, or what it is")
         if look.passes_by:
             cls = type(frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None)
             self._looked_past.append(cls)
@@ -607,7 +614,7 @@ class Watch:
             self.refuse(f"the forward calls {refusal}", kind)
 
     def _raised(self, line: str) -> None:
-        self.caught = self.caught or f"the forward catches what PyTorch raises at {line}, in eager perhaps not"
+        self.caught = self.caught or f"the forward catches what is raised at {line}, in eager perhaps not"
 
     # Afterwards
 

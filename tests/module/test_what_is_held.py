@@ -571,7 +571,7 @@ def set_on(owner: Callable[[Any, Tensor], Any]) -> Read:
 
 
 LOGGER = logging.getLogger("a_logger")
-CAUGHT = "catches what PyTorch raises"
+CAUGHT = "catches what is raised"
 SETS = "sets attribute seen of a tensor"
 
 REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
