@@ -152,7 +152,11 @@ class ORTModule(nn.Module):
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hooks of the wrapper around its forward. Where all modules have hooks, the module runs all."""
-        if not _has_any_global_hook():
+        hooked = _has_any_global_hook()
+        if hooked:
+            with tracing_lock:  # what another thread traces has such hooks for a while
+                hooked = _has_any_global_hook()
+        if not hooked:
             return super()._call_impl(*args, **kwargs)
         module = self._ort_module.__dict__
         before = {name: module[name] for name in _HOOKS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import fnmatch
+import re
 import sys
 import time
 import warnings
@@ -153,9 +154,9 @@ def _in_words(row: Row) -> str:
 
 
 def _place(text: str) -> str:
-    """Without the folders in which libraries are installed, and as a cell of a table."""
+    """Without the folders in which libraries are installed and where objects lie, and as a cell of a table."""
     root = str(Path(transformers.__file__).parents[1])
-    return text.replace(root + "/", "").replace("|", "\\|")
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text).replace(root + "/", "").replace("|", "\\|")
 
 
 _TEXT = """# Architectures
