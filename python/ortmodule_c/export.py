@@ -71,7 +71,7 @@ _VIEWS_OR_COPIES = frozenset(
 )
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _LEAVES = frozenset({bool, int, float, str, torch.dtype, torch.device, slice, type(Ellipsis)})
-_TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.__trace")
 
 
 @dataclass

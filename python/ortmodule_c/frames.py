@@ -98,6 +98,7 @@ class Frames:
         self._entered, self._called, self._left, self._raised = entered, called, left, raised
         self._raising = {_Whose.PYTORCHS, _Whose.LIBRARYS} if libraries_raise else {_Whose.PYTORCHS}
         self._c_raises = libraries_raise
+        self.followed: dict[CodeType, Callable[[FrameType], None]] = {}  # called each time before such code runs
         self._whose: dict[CodeType, _Whose] = {}
         self._ways: set[tuple[CodeType, CodeType]] = set()
 
@@ -132,6 +133,8 @@ class Frames:
         if event == "call":
             whose = self._whose.get(code) or self._meet(code, frame)
             caller = frame.f_back
+            if whose is _Whose.USERS and code in self.followed:
+                self.followed[code](frame)
             if whose is not _Whose.USERS and caller is not None and self._is_users(caller):
                 way = caller.f_code, code
                 if way not in self._ways:

@@ -42,6 +42,8 @@ class Looks:
         Attributes that it sets.
     tells_symbols
         Whether it may ask what no symbol can hide: the type of what may be a number, or if a number is another one.
+    typed
+        The parameters that it asks for their types.
     """
 
     names: frozenset[str]
@@ -53,6 +55,7 @@ class Looks:
     passes_by: bool
     stored: frozenset[str]
     tells_symbols: bool
+    typed: frozenset[str]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -67,6 +70,7 @@ def looks(code: CodeType, nested: bool) -> Looks:
         hidden = ""
     if named & {"type", "__class__"} and named & _OF_TORCH:
         hidden = hidden or "type"
+    typed, asks_types = _typed(instructions, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     return Looks(
         named | strings,
         frozenset(i.argval for i in instructions if i.opname in _GLOBAL),
@@ -77,22 +81,26 @@ def looks(code: CodeType, nested: bool) -> Looks:
         passes_by,
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
         bool(named & _SYMBOLS or (named & _BY_NAME and strings & _OF_SYMBOLS))
-        or _asks_types(instructions)
+        or asks_types
         or _is_number(instructions),
+        typed,
     )
 
 
-def _asks_types(instructions: list[dis.Instruction]) -> bool:
-    """Whether it names `type` but for its own object's, and for what it is about to raise."""
+def _typed(instructions: list[dis.Instruction], parameters: tuple[str, ...]) -> tuple[frozenset[str], bool]:
+    """The parameters whose type it asks for, and whether it may ask for that of anything else but to raise it."""
+    stored = {i.argval for i in instructions if i.opname.startswith(("STORE_", "DELETE_"))}
+    typed = set()
     for at, instruction in enumerate(instructions):
         if instruction.opname in _GLOBAL and instruction.argval == "type":
             then = instructions[at + 1 :]
-            of_self = then[0].opname in ("LOAD_FAST", "LOAD_DEREF") and then[0].argval in ("self", "cls")
-            called = then[1].opname in ("PRECALL", "CALL")
-            end = next(i.opname for i in then if not i.opname.startswith(_STRAIGHT))
-            if not (of_self and called) and end != "RAISE_VARARGS":
-                return True
-    return False
+            of_parameter = then[0].opname in ("LOAD_FAST", "LOAD_DEREF") and then[0].argval in parameters
+            called = then[1].opname in ("PRECALL", "CALL") and then[1].arg == 1
+            if of_parameter and called and then[0].argval not in stored:
+                typed.add(then[0].argval)
+            elif next(i.opname for i in then if not i.opname.startswith(_STRAIGHT)) != "RAISE_VARARGS":
+                return frozenset(), True
+    return frozenset(typed), False
 
 
 def _is_number(instructions: list[dis.Instruction]) -> bool:

@@ -500,8 +500,11 @@ class Watch:
         look = looks(code, code in self._nested)
         if look.hidden:
             self.refuse(f"{code.co_qualname} looks by {look.hidden} at what is not watched")
-        if (look.tells_symbols or look.compares_identity) and self._sizes_are_open:
-            self.refuse(f"{code.co_qualname} may ask for the type of a size, which is open, or what it is")
+        if self._sizes_are_open:
+            if look.tells_symbols or look.compares_identity:
+                self._refuse_types(code)
+            if look.typed:
+                self.frames.followed[code] = functools.partial(self._check_types, look.typed)
         if look.passes_by:
             cls = type(frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None)
             self._looked_past.append(cls)
@@ -528,6 +531,13 @@ class Watch:
         if code in self._owners:
             of_class, name, value, title = self._owners[code]
             self._hold(of_class, name, value, f"attribute {name} of class {title}")
+
+    def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
+        if any(type(frame.f_locals.get(name)) in _SIZES for name in typed):
+            self._refuse_types(frame.f_code)
+
+    def _refuse_types(self, code: types.CodeType) -> NoReturn:
+        self.refuse(f"{code.co_qualname} may ask for the type of a size, which is open, or what it is")
 
     def _global(
         self, name: str, state: dict[str, Any], scope: frozenset[str], names: frozenset[str], computes: bool
