@@ -35,6 +35,7 @@ INERT = (
     types.ClassMethodDescriptorType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
+    type(vars(collections.namedtuple("_Named", "field"))["field"]),
     types.CodeType,
     types.GenericAlias,
     types.UnionType,

@@ -7,7 +7,7 @@ from types import CodeType
 
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"}
 _BY_NAME = frozenset({"getattr", "hasattr"})
-_WHOLE = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller"})
+_WHOLE = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller"})  # of all, or by what is made of a name
 _IDENTITY = frozenset({"id", "is_", "is_not"})
 _CONSTANT = ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
 # Ways around the lookups that are watched.
@@ -31,7 +31,9 @@ class Looks:
     asked
         Attributes of which it may ask whether they are there.
     computes_names
-        Whether it may look up attributes by names that are not written in it.
+        Whether it may look up attributes, of anything, by names that are not written in it.
+    computes_names_of
+        Attributes of `self`, and of theirs, of which it looks up such names; the empty name for `self`.
     compares_identity
         Whether it asks if something is another thing, which is no constant and not led to by a global.
     hidden
@@ -50,6 +52,7 @@ class Looks:
     scope: frozenset[str]
     asked: frozenset[str]
     computes_names: bool
+    computes_names_of: frozenset[str]
     compares_identity: bool
     hidden: str
     passes_by: bool
@@ -71,11 +74,13 @@ def looks(code: CodeType, nested: bool) -> Looks:
     if named & {"type", "__class__"} and named & _OF_TORCH:
         hidden = hidden or "type"
     typed, asks_types = _typed(instructions, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    objects = _objects_of_computed_names(list(dis.get_instructions(code))) if named & (_BY_NAME | _WHOLE) else set()
     return Looks(
         named | strings,
         frozenset(i.argval for i in instructions if i.opname in _GLOBAL),
         frozenset(strings) if named & _BY_NAME else frozenset(),
-        bool(named & _WHOLE) or _computes_names(instructions, named),
+        None in objects,
+        frozenset(name for name in objects if name is not None),
         bool(named & _IDENTITY) or _compares_identity(instructions, () if nested else code.co_freevars),
         hidden,
         passes_by,
@@ -121,16 +126,42 @@ def _compares_identity(instructions: list[dis.Instruction], held: tuple[str, ...
     return False
 
 
-def _computes_names(instructions: list[dis.Instruction], named: frozenset[str]) -> bool:
-    if not named & _BY_NAME:
-        return False
+def _objects_of_computed_names(instructions: list[dis.Instruction]) -> set[str | None]:
+    """The objects in which names are looked up that are not written there.
+
+    The last name of what is an attribute of `self`, nothing for `self`, None for any other object.
+    """
+    objects: set[str | None] = set()
     for at, instruction in enumerate(instructions):
-        if instruction.argval in _BY_NAME:
-            end = at + 2  # behind what loads the object
-            while end < len(instructions) and instructions[end].opname == "LOAD_ATTR":
-                end += 1
-            name, then = (*instructions[end : end + 2], instruction, instruction)[:2]
-            written = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
-            if not written or then.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "BINARY")):
-                return True
-    return False
+        if instruction.argval == "__dict__":
+            first = at - 1
+            while instructions[first].opname == "LOAD_ATTR":
+                first -= 1
+            objects.add(_last_name(instructions[first:at]))
+        elif instruction.argval in _BY_NAME | _WHOLE and instruction.opname.startswith("LOAD"):
+            given, name = _arguments(instructions[at + 1 :])
+            if [type(i.argval) for i in name if i.opname == "LOAD_CONST"] != [str] or len(name) > 1:
+                objects.add(_last_name(given))
+    return objects
+
+
+def _last_name(expression: list[dis.Instruction]) -> str | None:
+    if not expression or expression[0].opname not in ("LOAD_FAST", "LOAD_DEREF") or expression[0].argval != "self":
+        return None
+    if any(i.opname != "LOAD_ATTR" for i in expression[1:]):
+        return None
+    return expression[-1].argval if len(expression) > 1 else ""
+
+
+def _arguments(instructions: list[dis.Instruction]) -> tuple[list[dis.Instruction], list[dis.Instruction]]:
+    """How a call that follows makes its first argument and its second; nothing of what is not clear."""
+    ends: dict[int, int] = {}  # where the stack is as high as so many arguments for the last time
+    depth = 0
+    for at, i in enumerate(instructions):
+        if i.opname in ("PRECALL", "CALL") and i.arg == depth:
+            return instructions[: ends[1]], instructions[ends[1] : ends.get(2, ends[1])]
+        if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs or depth < 0:
+            break
+        depth += dis.stack_effect(i.opcode, i.arg)
+        ends[depth] = at + 1
+    return [], []

@@ -84,6 +84,8 @@ _EXCHANGED = (
     (dict_of(nn.Module), "torch.nn.Module"),
     (dict_of(Tensor), "torch.Tensor"),
 )
+# What has attributes whose reads are not seen, or may stand for such a thing.
+_WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType, property, functools.cached_property)
 
 
 class Watch:
@@ -125,6 +127,7 @@ class Watch:
         self._namespaces: list[tuple[dict[str, Any], str]] = []
         self._asked: set[str] = set()
         self._computes = False
+        self._computes_of: set[str] = set()
         self._looked_past: list[type] = []
         self._by_name: set[int] = set()  # modules of Python that no code which computes names was seen to reach
         self._dicts: dict[int, tuple[Any, dict[str, Any], dict[str, Any], str]] = {}
@@ -249,6 +252,9 @@ class Watch:
             raise self.refusal
         if self.caught:
             raise NotExportable(self.caught)
+        for _, key, _, value, what in self._places.values():
+            if key in self._computes_of and isinstance(value, _WITHOUT_LOOKUP):
+                raise NotExportable(f"the forward computes names of attributes of {what}")
 
     def _freeze(self, value: Any, what: str) -> Any:
         """A copy that does not change with the value, whose parts that are held by identity are themselves."""
@@ -512,13 +518,15 @@ class Watch:
                 self._whole(seen)
         self.compares_identity |= look.compares_identity
         self.stored |= look.stored
+        self._computes_of |= look.computes_names_of
         nested = [code]
         while nested:
             inner = [c for c in nested.pop().co_consts if isinstance(c, types.CodeType)]
             self._nested.update(inner)
             nested += inner
-        computes = look.computes_names and not self._computes
-        self._computes |= look.computes_names
+        of_self = "" in look.computes_names_of and isinstance(frame.f_locals.get("self"), _WITHOUT_LOOKUP)
+        computes = (look.computes_names or of_self) and not self._computes
+        self._computes |= computes
         for name in code.co_names:
             self._global(name, frame.f_globals, look.scope, look.names, look.computes_names)
         new, asked = look.names - self.names, look.asked - self._asked
