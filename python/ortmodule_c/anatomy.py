@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -161,18 +161,26 @@ def is_of_python(cls: Any) -> bool:
     return all(c is object or (c.__flags__ & HEAP and not c.__flags__ & IMMUTABLE) for c in cls.__mro__)
 
 
-def is_importing(frame: types.FrameType) -> bool:
-    """Whether it runs because a module of Python is imported."""
+def _callers(frame: types.FrameType) -> Iterator[types.FrameType]:
+    """The frame and those around it, as far as the forward."""
     at: types.FrameType | None = frame
     while at is not None and not at.f_code.co_filename.startswith(LIBRARIES[0]):
-        if at.f_code.co_name == "<module>" and not at.f_code.co_filename.startswith("<"):
-            return True
+        yield at
         at = at.f_back
-    return False
 
 
-def is_memo(frame: types.FrameType) -> bool:
-    """Whether it runs a method that runs once for equal arguments, as one that warns only once does."""
+def is_importing(frame: types.FrameType) -> bool:
+    """Whether it runs because a module of Python is imported."""
+    codes = [at.f_code for at in _callers(frame)]
+    return any(c.co_name == "<module>" and not c.co_filename.startswith("<") for c in codes)
+
+
+def is_remembered(frame: types.FrameType) -> bool:
+    """Whether it runs within a method that runs once for equal arguments, as one that warns only once does."""
+    return any(map(_is_memo, _callers(frame)))
+
+
+def _is_memo(frame: types.FrameType) -> bool:
     first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
     return isinstance(getattr(type(first), frame.f_code.co_name, None), Memo)
 

@@ -83,6 +83,8 @@ class Frames:
         Called before such code calls other code of Python for the first time, with the frame of that.
     raised
         Called when PyTorch raises into such code, with the line that called it.
+    returned
+        Called with such code and what it returns.
     libraries_raise
         Whether to report so, too, what is raised by Python's library and by functions of C.
     """
@@ -93,9 +95,11 @@ class Frames:
         called: Callable[[Any], None],
         left: Callable[[FrameType], None],
         raised: Callable[[str], None],
+        returned: Callable[[CodeType, Any], None],
         libraries_raise: bool = False,
     ) -> None:
-        self._entered, self._called, self._left, self._raised = entered, called, left, raised
+        self._entered, self._called, self._left = entered, called, left
+        self._raised, self._returned = raised, returned
         self._raising = {_Whose.PYTORCHS, _Whose.LIBRARYS} if libraries_raise else {_Whose.PYTORCHS}
         self._c_raises = libraries_raise
         self.followed: dict[CodeType, Callable[[FrameType], None]] = {}  # called each time before such code runs
@@ -141,7 +145,9 @@ class Frames:
                     self._left(frame)
                     self._ways.add(way)
         elif event == "return":
-            if argument is None and self._whose.get(code) in self._raising:
+            if self._is_users(frame):
+                self._returned(code, argument)
+            elif argument is None and self._whose.get(code) in self._raising:
                 self._check_return(frame)
         elif event == "c_exception":
             if self._c_raises and self._is_users(frame):

@@ -113,7 +113,7 @@ _OF_TORCH = (
     *("torch._prims_common", "torch._C", "torch.types", "torch.func", "torch._functorch", "torch.return_types"),
     *("torch.ao", "torch.signal", "torch._lowrank", "torch._subclasses", "torch._classes", "torch._linalg_utils"),
     *("torch.utils._python_dispatch", "torch._VF", "torch._torch_docs", "torch._decomp", "torch.torch_version"),
-    *("torch.utils._functools", "torch.utils.weak", "torch.export", "torch._export"),
+    *("torch.utils._functools", "torch.utils.weak", "torch.export", "torch._export", "torch.testing"),
 )
 _TOP_OF_TORCH = frozenset(
     {

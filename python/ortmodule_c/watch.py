@@ -43,9 +43,9 @@ from .anatomy import (
     functions_of,
     is_constant,
     is_importing,
-    is_memo,
     is_of_python,
     is_plain_slice,
+    is_remembered,
     is_users_class,
     of_cell,
     parts,
@@ -84,8 +84,8 @@ _EXCHANGED = (
     (dict_of(nn.Module), "torch.nn.Module"),
     (dict_of(Tensor), "torch.Tensor"),
 )
-# What has attributes whose reads are not seen, or may stand for such a thing.
-_WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType, property, functools.cached_property)
+# What has attributes whose reads are not seen.
+_WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType)
 
 
 class Watch:
@@ -102,7 +102,7 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = (), sizes_are_open: bool = False) -> None:
-        self.frames = Frames(self._entered, self._called, self._left, self._raised, sizes_are_open)
+        self.frames = Frames(self._entered, self._called, self._left, self._raised, self._returned, sizes_are_open)
         self.refusal: NotExportable | None = None
         self.caught = ""
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
@@ -253,7 +253,8 @@ class Watch:
         if self.caught:
             raise NotExportable(self.caught)
         for _, key, _, value, what in self._places.values():
-            if key in self._computes_of and isinstance(value, _WITHOUT_LOOKUP):
+            unseen = isinstance(value, _WITHOUT_LOOKUP) or any(f.__name__ != key for f in functions_of(value))
+            if key in self._computes_of and unseen:
                 raise NotExportable(f"the forward computes names of attributes of {what}")
 
     def _freeze(self, value: Any, what: str) -> Any:
@@ -614,7 +615,8 @@ class Watch:
         refusal, owner = refusal_of_c(function), getattr(function, "__self__", None)
         if isinstance(owner, random.Random) and id(owner) not in self._generators:
             refusal = f"{function.__name__}() of a generator of random numbers"
-        if refusal and not is_importing(sys._getframe(2)):
+        caller = sys._getframe(2)
+        if refusal and not is_importing(caller) and not is_remembered(caller):
             self.refuse(f"the forward calls {refusal}")
 
     def _left(self, frame: types.FrameType) -> None:
@@ -627,9 +629,13 @@ class Watch:
             self._hold(abc.get_cache_token, None, abc.get_cache_token(), "the classes registered as others'")
         assert caller is not None
         refusal = refusal_of_python(module, name, caller.f_globals.get("__name__", ""))
-        if refusal and not is_importing(caller) and not is_memo(caller):
+        if refusal and not is_importing(caller) and not is_remembered(caller):
             kind = NotRunnable if is_missed_by_dynamo(module, name) else NotExportable
             self.refuse(f"the forward calls {refusal}", kind)
+
+    def _returned(self, code: types.CodeType, value: Any) -> None:
+        if code.co_name in self._computes_of and isinstance(value, _WITHOUT_LOOKUP):
+            self.refuse(f"the forward computes names of attributes of what {code.co_qualname} gives")
 
     def _raised(self, line: str) -> None:
         self.caught = self.caught or f"the forward catches what is raised at {line}, in eager perhaps not"

@@ -203,6 +203,11 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda s, y: y * functools.reduce(getattr, ["scale"], CONFIGURATION),  # type: ignore[arg-type]
         lambda m: setattr(CONFIGURATION, "scale", 3.0),
     ),
+    "a computed name of what is looked up": (
+        lambda: with_scale(Level),
+        lambda self, y: y * getattr(self.held, "".join(["sc", "ale"])),
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
     "an attribute that is not there": (
         Level,
         lambda s, y: y * getattr(s.held, "scale", 1.0),
@@ -575,6 +580,11 @@ CAUGHT = "catches what is raised"
 SETS = "sets attribute seen of a tensor"
 
 REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
+    "a computed name of a class that is held": (
+        lambda: Settings,
+        lambda self, y: y * getattr(self.held, "".join(["sc", "ale"])),
+        "computes names of attributes of attribute held",
+    ),
     "Python's random numbers": (lambda: None, lambda s, y: y * random.random(), "Python's random numbers"),
     "NumPy's random numbers": (lambda: None, lambda s, y: y * float(np.random.rand()), "NumPy's random numbers"),
     "random numbers of its own": (lambda: random.Random(0), lambda s, y: y * s.held.random(), "attribute held"),
