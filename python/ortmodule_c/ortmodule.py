@@ -158,15 +158,19 @@ class ORTModule(nn.Module):
                 hooked = _has_any_global_hook()
         if not hooked:
             return super()._call_impl(*args, **kwargs)
-        module = self._ort_module.__dict__
-        before = {name: module[name] for name in _HOOKS}
-        module.update(
-            {name: OrderedDict([*hooks.items(), *self.__dict__[name].items()]) for name, hooks in before.items()}
-        )
-        try:
+        own = {name: self.__dict__[name] for name in _HOOKS if self.__dict__[name]}
+        if not own:
             return self.forward(*args, **kwargs)
-        finally:
-            module.update(before)
+        with tracing_lock:
+            if not _has_any_global_hook():  # they were of a trace
+                return super()._call_impl(*args, **kwargs)
+            module = self._ort_module.__dict__
+            before = {name: module[name] for name in own}
+            module.update({name: OrderedDict([*before[name].items(), *hooks.items()]) for name, hooks in own.items()})
+            try:
+                return self.forward(*args, **kwargs)
+            finally:
+                module.update(before)
 
     def _ort_signed(self) -> Callable[..., Any]:
         """`_forward` with the signature of the module's forward as it is now."""
