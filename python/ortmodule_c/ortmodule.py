@@ -152,17 +152,13 @@ class ORTModule(nn.Module):
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hooks of the wrapper around its forward. Where all modules have hooks, the module runs all."""
-        hooked = _has_any_global_hook()
-        if hooked:
-            with tracing_lock:  # what another thread traces has such hooks for a while
-                hooked = _has_any_global_hook()
-        if not hooked:
+        if not _has_any_global_hook():
             return super()._call_impl(*args, **kwargs)
         own = {name: self.__dict__[name] for name in _HOOKS if self.__dict__[name]}
         if not own:
             return self.forward(*args, **kwargs)
         with tracing_lock:
-            if not _has_any_global_hook():  # they were of a trace
+            if not _has_any_global_hook():  # it was another thread's trace that had them
                 return super()._call_impl(*args, **kwargs)
             module = self._ort_module.__dict__
             before = {name: module[name] for name in own}
