@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heap import allocated
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
@@ -117,19 +117,8 @@ def test_what_a_forward_makes_of_sizes_alone_is_not_kept_with_every_plan(name: s
     assert stats["constant_bytes"] <= len(sizes) * (64 << 10)
 
 
-class Malloc(ctypes.Structure):
-    """What the C library's allocator says of itself."""
-
-    _fields_ = [
-        *[(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "usmblks", "fsmblks")],
-        *[(name, ctypes.c_size_t) for name in ("allocated", "fordblks", "keepcost")],
-    ]
-
-
 def test_a_plan_of_a_small_model_is_small() -> None:
     """The tables of a plan for a BERT of two layers, which every size of a batch has of its own."""
-    libc = ctypes.CDLL(None)
-    libc.mallinfo2.restype = Malloc
     model = ORTModule(language_model("bert"))
     used = []
     for batch in range(2, 12):
@@ -137,8 +126,7 @@ def test_a_plan_of_a_small_model_is_small() -> None:
         model.zero_grad()
         gc.collect()
         _C.pool_trim()
-        now = libc.mallinfo2()
-        used.append(now.allocated + now.mapped)
+        used.append(allocated())
     assert (used[-1] - used[2]) / (len(used) - 3) <= 400 << 10
 
 
