@@ -296,6 +296,9 @@ class _Lowering:
         flows = any(grads[k] for k in anywhere)
         if flows and _has_sparse_gradient(op, *pytree.tree_unflatten(given, spec)):
             raise NotExportable(f"{op} has a sparse gradient")
+        if op is aten.as_strided_scatter.default and grads[0]:
+            # PyTorch's formula for what is written over gives the gradient of the elements that are written.
+            raise NotExportable("it changes what gradients reach in place through as_strided, as fill_diagonal_ does")
         for k, i in enumerate(where):
             if flows and k not in anywhere:
                 given[i] = self._b.detached(given[i])

@@ -151,3 +151,20 @@ def test_a_view_that_an_argument_does_not_have_is_refused_as_in_pytorch(sizes: t
         for m in (eager, ours):
             with pytest.raises(RuntimeError, match="view size is not compatible"):
                 m(torch.ones(4, n).t())
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+@pytest.mark.parametrize(
+    "write", [lambda y: y.fill_diagonal_(0.5), lambda y: y.as_strided((4,), (5,)).zero_()], ids=["diagonal", "strided"]
+)
+def test_what_is_written_over_by_memory_has_no_gradient(write: Callable[[Tensor], Any], capture: Any) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.l(x)
+        write(y)
+        return y * y
+
+    eager, _ = pair(Function(forward, l=nn.Linear(4, 4)))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.randn(4, 4))
