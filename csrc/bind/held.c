@@ -29,9 +29,11 @@ static int same_sequence(const comparison *c, PyObject *now, PyObject *was,
                          PyObject *(*item)(PyObject *, Py_ssize_t), Py_ssize_t n) {
   int result = 1;
   for (Py_ssize_t i = 0; result > 0 && i < n; i++) {
-    PyObject *element = Py_XNewRef(item(now, i)); /* a comparison may run anything */
-    result = element ? same(c, element, item(was, i)) : -1;
-    Py_XDECREF(element);
+    PyObject *a = Py_XNewRef(item(now, i)), *b = Py_XNewRef(item(was, i));
+    if (!a || !b) PyErr_Clear(); /* a comparison may run anything, and what is compared shrink */
+    result = a && b ? same(c, a, b) : 0;
+    Py_XDECREF(a);
+    Py_XDECREF(b);
   }
   return result;
 }
@@ -42,11 +44,16 @@ static int same_dict(const comparison *c, PyObject *now, PyObject *was) {
   int result = PyDict_Size(now) == PyDict_Size(was);
   while (result > 0 && PyDict_Next(was, &at[1], &keys[1], &values[1])) {
     if (!PyDict_Next(now, &at[0], &keys[0], &values[0])) return 0;
-    PyObject *key = Py_NewRef(keys[0]), *value = Py_NewRef(values[0]);
-    result = same(c, key, keys[1]);
-    if (result > 0) result = same(c, value, values[1]);
-    Py_DECREF(key);
-    Py_DECREF(value);
+    for (int i = 0; i < 2; i++) {
+      Py_INCREF(keys[i]);
+      Py_INCREF(values[i]);
+    }
+    result = same(c, keys[0], keys[1]);
+    if (result > 0) result = same(c, values[0], values[1]);
+    for (int i = 0; i < 2; i++) {
+      Py_DECREF(keys[i]);
+      Py_DECREF(values[i]);
+    }
   }
   return result;
 }
@@ -65,16 +72,16 @@ static int same_text(PyObject *now, PyObject *was) {
   return result;
 }
 
-static int same(const comparison *c, PyObject *now, PyObject *was) {
-  if (now == was) return 1;
-  if (Py_TYPE(now) != Py_TYPE(was)) return 0;
+static int same_of_a_class(const comparison *c, PyObject *now, PyObject *was) {
   if (PyFloat_CheckExact(now) || PyComplex_CheckExact(now)) return same_number(now, was);
   if (PyTuple_Check(now))
-    return PyTuple_Size(now) == PyTuple_Size(was) &&
-           same_sequence(c, now, was, PyTuple_GetItem, PyTuple_Size(was));
+    return PyTuple_Size(now) == PyTuple_Size(was)
+               ? same_sequence(c, now, was, PyTuple_GetItem, PyTuple_Size(was))
+               : 0;
   if (PyList_CheckExact(now))
-    return PyList_Size(now) == PyList_Size(was) &&
-           same_sequence(c, now, was, PyList_GetItem, PyList_Size(was));
+    return PyList_Size(now) == PyList_Size(was)
+               ? same_sequence(c, now, was, PyList_GetItem, PyList_Size(was))
+               : 0;
   if (PyDict_CheckExact(now)) return same_dict(c, now, was);
   const int by_repr = PySet_Contains(c->by_repr, (PyObject *)Py_TYPE(now));
   if (by_repr != 0) return by_repr < 0 ? -1 : same_text(now, was);
@@ -82,6 +89,18 @@ static int same(const comparison *c, PyObject *now, PyObject *was) {
   if (by_value <= 0) return by_value;
   if (PyObject_CheckBuffer(now)) return same_buffer(now, was);
   return PyObject_RichCompareBool(now, was, Py_EQ);
+}
+
+static int same(const comparison *c, PyObject *now, PyObject *was) {
+  if (now == was) return 1;
+  if (Py_TYPE(now) != Py_TYPE(was)) return 0;
+  if (Py_EnterRecursiveCall(" while values are compared") != 0) {
+    PyErr_Clear(); /* each contains itself */
+    return 0;
+  }
+  const int result = same_of_a_class(c, now, was);
+  Py_LeaveRecursiveCall();
+  return result;
 }
 
 /* What lies at a place, a new reference: an item of a dict, what a call gives, or an attribute. */

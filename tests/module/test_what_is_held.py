@@ -89,6 +89,12 @@ class Level:
     pass
 
 
+def ring(scale: float) -> dict[str, Any]:
+    made: dict[str, Any] = {"scale": scale}
+    made["itself"] = made
+    return made
+
+
 def with_one_list() -> Any:
     made = with_scale(Plain, [1.0])
     made.again = made.scale
@@ -237,6 +243,11 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda: with_scale(Level),
         lambda s, y: y * s.held.scale,
         lambda m: setattr(m.held, "__dict__", {"scale": 3.0}),
+    ),
+    "a dictionary that contains itself": (
+        lambda: ring(2.0),
+        lambda s, y: y * s.held["itself"]["scale"],
+        lambda m: setattr(m, "held", ring(3.0)),
     ),
     "which lists are one": (
         with_one_list,
