@@ -1,8 +1,8 @@
 """Build of the C extension and of the C tests.
 
-Every file of ``csrc/`` is compiled once, but for kernels: the families of ``csrc/ops.def`` and
-``csrc/cpu/*_variant.c`` are also compiled once per row of ``csrc/cpu/variants.def``, with the
-compiler flags of that row's instruction set. ``python setup.py ctest`` builds the C core and
+Every file of ``csrc/`` is compiled once. Those of ``csrc/cpu/ops`` are also compiled once per row of
+``csrc/cpu/variants.def``, with the compiler flags of that row's instruction set, and so are the
+``*_variant.c`` of ``csrc/cpu``, these for nothing else. ``python setup.py ctest`` builds the C core and
 ``tests/c`` into one program and runs it; ``--sanitize`` adds the address and undefined behaviour
 sanitizers, ``--thread`` the thread sanitizer. ``python setup.py fuzz`` runs the core on randomly
 changed texts.
@@ -55,13 +55,9 @@ def variants() -> list[tuple[str, str]]:
 def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     """All (source, folder of the object, flags)."""
 
-    families = set(re.findall(r"^OMC_OP\(\w+,\s*(\w+)", (ROOT / CSRC / "ops.def").read_text(), re.M))
-
-    def kernels(path: Path) -> bool:
-        return path.stem.endswith("_variant") or (path.parent.name == "ops" and path.stem in families)
-
     core = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "bind")
-    jobs = [(p, "core", ["-DOMC_RECORDS"]) for p in [*core, *extra] if not p.stem.endswith("_variant")]
+    kernels = [p for p in core if p.stem.endswith("_variant") or p.parent == CSRC / "cpu" / "ops"]
+    jobs = [(p, "core", []) for p in [*core, *extra] if not p.stem.endswith("_variant")]
     for cls, isa in variants():
         flags, width = ISAS[isa]
         defines = [
@@ -70,7 +66,7 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
             f"-DOMC_VL={width // CLASS_BYTES[cls]}",
         ]
         # A vector type wider than the baseline has no stable calling convention; verbs are inlined, so none is used.
-        jobs += [(p, f"{cls}_{isa}", [*defines, *flags, "-Wno-psabi"]) for p in core if kernels(p)]
+        jobs += [(p, f"{cls}_{isa}", [*defines, *flags, "-Wno-psabi"]) for p in kernels]
     return jobs
 
 
@@ -88,7 +84,9 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
         source, folder, more = job
         out = Path(build_temp) / folder
         obj = Path(compiler.object_filenames([str(source)], output_dir=str(out))[0])
-        if not obj.exists() or obj.stat().st_mtime < max(source.stat().st_mtime, newest_header):
+        rows = CSRC / "ops" / source.name  # included where kernels are made of them
+        written = max(p.stat().st_mtime for p in (source, rows) if p.exists())
+        if not obj.exists() or obj.stat().st_mtime < max(written, newest_header):
             compiler.compile(
                 [str(source)],
                 output_dir=str(out),

@@ -6,6 +6,9 @@
 #ifndef OMC_PROVIDER_H
 #define OMC_PROVIDER_H
 
+#include <stdbool.h>
+
+#include "base/arena.h"
 #include "base/op_id.h"
 #include "base/shape.h"
 
@@ -37,8 +40,8 @@ typedef struct omc_kernel_args {
   const omc_tensor *in;
   const omc_tensor *out;
   uint32_t n_in, n_out;
-  const void *params;   /* as decoded by the op's params function */
-  void *workspace;      /* as many bytes as its workspace function asked for; 64-byte aligned */
+  const void *params;   /* of its omc_call */
+  void *workspace;      /* as many bytes as that asks for; 64-byte aligned */
   int threads;          /* at most; at least 1 */
   uint64_t seed;        /* of this step, for random ops */
   const char *node;     /* source name for messages */
@@ -49,29 +52,63 @@ typedef struct omc_kernel_args {
 
 typedef omc_status (*omc_kernel)(const omc_kernel_args *args);
 
+/* What it takes to run a node. */
+typedef struct omc_call {
+  omc_kernel kernel;
+  const void *params; /* for omc_kernel_args.params; NULL: the kernel has none */
+  size_t workspace_bytes;
+} omc_call;
+
+struct omc_node; /* graph/graph.h */
+
+typedef struct omc_memory_stats {
+  size_t used_bytes;   /* handed out now, sizes rounded up as the provider does */
+  size_t peak_bytes;   /* the most there has been of it */
+  size_t cached_bytes; /* freed and kept */
+} omc_memory_stats;
+
 typedef struct omc_provider {
   const char *name;
   size_t alignment; /* of every arena slot, bytes, a power of two */
   void *ctx;
+
+  /* Picks the kernel of a typed node, decodes its parameters into `arena`, which lives as long as
+   * they are used, and says how much scratch memory it wants with `threads` threads. Views are not
+   * asked for: whoever runs a graph shares their memory. OMC_EUNSUPPORTED names the node and the
+   * dtype if there is no kernel for it. */
+  omc_status (*prepare)(void *ctx, const struct omc_node *node, int threads, omc_arena *arena,
+                        omc_call *out);
+  /* Whether an elementwise node may become an instruction of a program (ops/program.h). */
+  bool (*fusible)(void *ctx, const struct omc_node *node);
+  /* Whether there are kernels for an op and dtype, as far as can be told without a node. */
+  bool (*supports)(void *ctx, omc_op_id op, omc_dtype dtype);
+
   /* Pooled device memory: freed blocks are kept and handed out again. Any thread. */
   omc_status (*alloc)(void *ctx, size_t bytes, void **out);
   void (*free)(void *ctx, void *ptr, size_t bytes);
+  omc_memory_stats (*memory)(void *ctx);
+  void (*trim)(void *ctx); /* gives back what is cached */
   /* Copies between host and device and within the device; plain memcpy on the CPU. */
   omc_status (*copy_in)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
   omc_status (*copy_out)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
   omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
-  /* The kernel of an op for a dtype; NULL if there is none. */
-  omc_kernel (*kernel)(void *ctx, omc_op_id op, omc_dtype dtype);
+
   int (*threads)(void *ctx); /* threads kernels may use now */
   omc_status (*sync)(void *ctx, void *stream);
   double (*clock)(void *ctx, void *stream); /* seconds, for profiles */
+
+  /* Names of the kernel variants that this machine runs, plainest first; NULL after the last. And a
+   * bound on those that nodes are prepared with from now on (tests), NULL: none; false: there is no
+   * such variant. */
+  const char *(*variant)(void *ctx, uint32_t i);
+  bool (*set_variant)(void *ctx, const char *name);
 } omc_provider;
 
-/* The CPU provider; lives for the process. */
-const omc_provider *omc_cpu_provider(void);
+/* The provider of that name, which lives for the process; NULL: none. */
+const omc_provider *omc_provider_find(const char *name);
 
-/* Kernels of one op by compute class and instruction set; see cpu/kernel.h. */
-typedef struct omc_kernels omc_kernels;
+/* The one that computes in the host's memory: constants are folded with it. */
+const omc_provider *omc_provider_host(void);
 
 #ifdef __cplusplus
 }

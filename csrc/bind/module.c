@@ -1,11 +1,7 @@
 /* The module ortmodule_c._C: types, functions, state. */
 #include "base/env.h"
 #include "bind/bind.h"
-#include "cpu/kernel.h"
-#include "cpu/pool.h"
 #include "ops/op.h"
-
-static const char *const isa_names[OMC_N_ISA] = {OMC_ISA_NAMES};
 
 /* What a table row says of the op, for tests and documentation. */
 static const struct {
@@ -39,16 +35,18 @@ static PyObject *supports(PyObject *module, PyObject *args) {
   if (!omc_op_from_name(name, strlen(name), &op) ||
       !omc_dtype_from_text(text, strlen(text), &dtype))
     return PyErr_Format(PyExc_ValueError, "no op '%s' or no dtype '%s'", name, text);
-  const omc_provider *cpu = omc_cpu_provider();
+  const omc_provider *p = omc_provider_host();
   bool view = (omc_op_get(op)->flags & (OMC_OP_VIEW | OMC_OP_SHAPE_ONLY)) != 0;
-  return PyBool_FromLong(view || cpu->kernel(cpu->ctx, op, dtype) != NULL);
+  return PyBool_FromLong(view || p->supports(p->ctx, op, dtype));
 }
 
 static PyObject *list_isas(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
+  const omc_provider *p = omc_provider_host();
   PyObject *list = PyList_New(0);
-  for (int i = 0; list && i <= (int)omc_cpu_isa(); i++) {
-    PyObject *name = PyUnicode_FromString(isa_names[i]);
+  const char *variant;
+  for (uint32_t i = 0; list && (variant = p->variant(p->ctx, i)); i++) {
+    PyObject *name = PyUnicode_FromString(variant);
     if (!name || PyList_Append(list, name) < 0) Py_CLEAR(list);
     Py_XDECREF(name);
   }
@@ -57,29 +55,26 @@ static PyObject *list_isas(PyObject *module, PyObject *unused) {
 
 static PyObject *set_isa(PyObject *module, PyObject *args) {
   (void)module;
+  const omc_provider *p = omc_provider_host();
   const char *name;
   if (!PyArg_ParseTuple(args, "z", &name)) return NULL;
-  int isa = 0;
-  if (!name)
-    isa = OMC_N_ISA;
-  else
-    while (isa < OMC_N_ISA && strcmp(isa_names[isa], name) != 0) isa++;
-  if (name && isa == OMC_N_ISA)
+  if (!p->set_variant(p->ctx, name))
     return PyErr_Format(PyExc_ValueError, "no instruction set is named '%s'", name);
-  omc_cpu_set_isa((omc_isa)isa);
   Py_RETURN_NONE;
 }
 
 static PyObject *pool_stats(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  omc_pool_stats s = omc_pool_get_stats();
+  const omc_provider *p = omc_provider_host();
+  const omc_memory_stats s = p->memory(p->ctx);
   return Py_BuildValue("{snsnsn}", "used_bytes", (Py_ssize_t)s.used_bytes, "peak_bytes",
                        (Py_ssize_t)s.peak_bytes, "cached_bytes", (Py_ssize_t)s.cached_bytes);
 }
 
 static PyObject *pool_trim(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  omc_pool_trim();
+  const omc_provider *p = omc_provider_host();
+  p->trim(p->ctx);
   Py_RETURN_NONE;
 }
 
@@ -102,7 +97,7 @@ static PyMethodDef methods[] = {
      "after the stage"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
-    {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether the CPU has a kernel"},
+    {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},
     {"survey", omc_survey, METH_VARARGS,
      "survey(module, last=None) -> (parameters, buffers, facts)"},
     {"first_changed", omc_first_changed, METH_VARARGS,

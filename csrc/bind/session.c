@@ -61,7 +61,7 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   omc_host callbacks = omc_host_make(&self->host);
   omc_constants find = {m, self->constants};
   omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find,
-                                         self->host.object ? &callbacks : NULL, omc_cpu_provider(),
+                                         self->host.object ? &callbacks : NULL, omc_provider_host(),
                                          omc_default_allocator(), max_plans, &self->session);
   return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
 }

@@ -70,7 +70,7 @@ static omc_status fold_stage(request *r) { return omc_fold(r->graph); }
 static omc_status simplify_stage(request *r) { return omc_simplify(r->graph); }
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
 static omc_status settle_stage(request *r) { return omc_settle(r->graph); }
-static omc_status fuse_stage(request *r) { return omc_fuse(r->graph); }
+static omc_status fuse_stage(request *r) { return omc_fuse(r->graph, omc_provider_host()); }
 
 static const struct {
   const char *name;

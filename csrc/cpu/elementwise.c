@@ -31,7 +31,7 @@ typedef struct input_plan {
 } input_plan;
 
 typedef struct instruction {
-  const omc_ew *ew;
+  omc_op_id op;
   omc_ew_fn fn;    /* NULL: nothing to do */
   bool divides;    /* args[1] are integers that may not be 0 */
   int32_t args[3]; /* operands; -1: none */
@@ -54,31 +54,6 @@ struct omc_ew_program {
   instruction *code;
   output_plan *out;
 };
-
-/* ---- classes ---- */
-
-omc_class omc_ew_dtype_class(omc_dtype dtype) {
-  if (dtype == OMC_F64) return OMC_CLASS_F64;
-  return omc_dtype_is_float(dtype) ? OMC_CLASS_F32 : OMC_CLASS_I64;
-}
-
-static omc_class wider_class(omc_class a, const omc_value *v) {
-  const omc_class b = v ? omc_ew_dtype_class(v->type.dtype) : OMC_CLASS_I64;
-  if (a == OMC_CLASS_F64 || b == OMC_CLASS_F64) return OMC_CLASS_F64;
-  return a == OMC_CLASS_F32 || b == OMC_CLASS_F32 ? OMC_CLASS_F32 : OMC_CLASS_I64;
-}
-
-omc_class omc_ew_class(const omc_node *node) {
-  omc_class cls = OMC_CLASS_I64;
-  for (uint32_t i = 0; i < node->n_in; i++) cls = wider_class(cls, omc_in(node, i));
-  for (uint32_t k = 0; k < node->n_out; k++) cls = wider_class(cls, omc_out(node, k));
-  return cls;
-}
-
-static const char *const class_names[OMC_N_CLASS] = {
-    [OMC_CLASS_F32] = "f32", [OMC_CLASS_F64] = "f64", [OMC_CLASS_I64] = "i64"};
-
-const char *omc_ew_class_name(omc_class cls) { return class_names[cls]; }
 
 omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls) {
   omc_ew_fn best = NULL;
@@ -167,10 +142,10 @@ static int32_t place_results(omc_ew_program *p, const int32_t *last, size_t base
 
 static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
   instruction *code = &p->code[0];
-  code->ew = omc_op_get(node->op)->ew;
+  code->op = node->op;
   code->divides = (omc_op_get(node->op)->flags & OMC_OP_DIVIDES) != 0;
   for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
-  OMC_TRY(code->ew->imm(node, code->imm));
+  OMC_TRY(omc_op_get(node->op)->imm(node, code->imm));
   p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
   return OMC_OK;
 }
@@ -179,8 +154,8 @@ static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
 static bool decode_instruction(const char *name, const int64_t *args, const double *imm,
                                int32_t known, instruction *code) {
   omc_op_id id;
-  if (!omc_op_from_name(name, strlen(name), &id) || !omc_op_get(id)->ew) return false;
-  code->ew = omc_op_get(id)->ew;
+  if (!omc_op_from_name(name, strlen(name), &id) || !omc_op_get(id)->imm) return false;
+  code->op = id;
   code->divides = (omc_op_get(id)->flags & OMC_OP_DIVIDES) != 0;
   memcpy(code->imm, imm, sizeof code->imm);
   for (int32_t a = 0; a < 3; a++) {
@@ -216,20 +191,13 @@ static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
 }
 
 static omc_status program_class(const omc_node *node, bool fused, omc_class *out) {
-  *out = omc_ew_class(node);
-  if (!fused) return OMC_OK;
-  const char *name = omc_attr_string(node, "class", "");
-  for (int cls = 0; cls < OMC_N_CLASS; cls++) {
-    if (!class_names[cls] || strcmp(class_names[cls], name) != 0) continue;
-    *out = (omc_class)cls;
-    return OMC_OK;
-  }
-  return malformed(node, "class");
+  *out = fused ? omc_ew_fused_class(node) : omc_ew_class(node);
+  return *out == OMC_N_CLASS ? malformed(node, "class") : OMC_OK;
 }
 
 static omc_status pick_functions(const omc_node *node, omc_class cls, omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
-    p->code[k].fn = omc_ew_pick(p->code[k].ew, cls);
+    p->code[k].fn = omc_ew_pick(omc_cpu_op_get(p->code[k].op)->ew, cls);
     p->code[k].divides &= cls == OMC_CLASS_I64;
     if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
   }
@@ -241,7 +209,8 @@ static omc_status pick_functions(const omc_node *node, omc_class cls, omc_ew_pro
 static void drop_conversions(omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     const int32_t result = p->n_in + k, operand = p->code[k].args[0];
-    bool needed = !p->code[k].ew->converts || (operand < p->n_in && p->n_out > 1);
+    bool needed = !(omc_op_get(p->code[k].op)->flags & OMC_OP_CONVERTS) ||
+                  (operand < p->n_in && p->n_out > 1);
     for (int32_t j = k + 1; j < p->n_code; j++)
       for (int a = 0; a < 3; a++) needed |= p->code[j].args[a] == result;
     if (needed) continue;
@@ -288,7 +257,7 @@ static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
 }
 
 omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) {
-  const bool fused = !omc_op_get(node->op)->ew;
+  const bool fused = !omc_op_get(node->op)->imm;
   const omc_attr *ops = omc_attr_find(node, "ops");
   if (fused && (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0))
     return malformed(node, "ops");

@@ -1,34 +1,52 @@
 /* How CPU kernels are written once and compiled for several dtypes and instruction sets.
  *
- * setup.py compiles each csrc/ops/FAMILY.c once with OMC_RECORDS (shape rules, gradient rules,
- * records) and once per row of cpu/variants.def (kernels). In a kernel, `elem` is the storage
- * type, `real` the type computed in, `vreal` a vector of OMC_VL reals; vld and vst convert. A
- * kernel that only moves bytes is written once, in the records part, and serves every dtype.
+ * setup.py compiles each cpu/ops/FAMILY.c once as it is (tables, parameters) and once per row of
+ * cpu/variants.def with OMC_VARIANT (kernels). In a kernel, `elem` is the storage type, `real` the
+ * type computed in, `vreal` a vector of OMC_VL reals; vld and vst convert. A kernel that only moves
+ * bytes is written once, outside of the variants, and serves every dtype.
  *
  *   #ifdef OMC_VARIANT
- *   OMC_KERNEL(Softmax) { const softmax_params *p = args->params; ... return OMC_OK; }
- *   #endif
- *   #ifdef OMC_RECORDS
+ *   OMC_KERNEL(Softmax) { const omc_axis_form *p = args->params; ... return OMC_OK; }
+ *   #else
  *   OMC_KERNELS(Softmax)                       // declares them all, defines the table
- *   const omc_op omc_op_Softmax = {.name = "Softmax", ..., .cpu = &omc_kernels_Softmax};
+ *   OMC_CPU_OP(Softmax, Softmax, OMC_PARAMS(omc_axis_form, decode))
  *   #endif
  *
- * Layout of a family's file: includes and parameter structs; kernels under OMC_VARIANT; rules and
- * records under OMC_RECORDS. Elementwise ops are rows instead, see ops/elementwise.h. */
+ * Elementwise ops are rows instead, see ops/elementwise.h. */
 #ifndef OMC_CPU_KERNEL_H
 #define OMC_CPU_KERNEL_H
 
 #include "base/isa.h"
+#include "graph/graph.h"
+#include "ops/program.h"
 #include "provider.h"
-
-typedef enum { OMC_CLASS_F32, OMC_CLASS_F64, OMC_CLASS_BF16, OMC_CLASS_I64, OMC_N_CLASS } omc_class;
 
 /* One function per compute class and instruction set; NULL: not compiled for it. `any` serves
  * every dtype and wins if set. */
-struct omc_kernels {
+typedef struct omc_kernels {
   omc_kernel any;
   omc_kernel fn[OMC_N_CLASS][OMC_N_ISA];
-};
+} omc_kernels;
+
+typedef struct omc_ew omc_ew; /* block functions, see cpu/elementwise.h */
+
+/* What the CPU knows of an op: each row of ops.def has an omc_cpu_NAME in cpu/ops/FAMILY.c. */
+typedef struct omc_cpu_op {
+  const omc_kernels *kernels; /* NULL for elementwise and view ops */
+  const omc_ew *ew;           /* elementwise ops only */
+
+  /* Decodes attributes and shapes into the kernel's typed parameters, `params_size` zeroed bytes.
+   * NULL with size 0: the kernel has none. Runs once per plan; variable-length parts come from
+   * `arena`, which lives as long as the plan. */
+  size_t params_size;
+  omc_status (*params)(const omc_node *node, omc_arena *arena, void *params);
+
+  /* Bytes of scratch memory the kernel wants with that many threads; NULL: none. */
+  size_t (*workspace)(const omc_node *node, const void *params, int threads);
+} omc_cpu_op;
+
+/* The record of an op id below OMC_N_OPS. */
+const omc_cpu_op *omc_cpu_op_get(omc_op_id id);
 
 /* The best instruction set this machine has, bounded by OMC_ISA; decided once. */
 omc_isa omc_cpu_isa(void);
@@ -94,7 +112,12 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
       NULL, {OMC_FLOAT_ROWS_(name), [OMC_CLASS_I64] = {omc_k_##name##_i64_base}}};
 /* clang-format on */
 
-/* A kernel that serves every dtype, defined in the records part with OMC_KERNEL_ANY(name). */
+/* The omc_cpu_op of an op, with the kernels of that name. */
+#define OMC_PARAMS(type, decode) .params_size = sizeof(type), .params = decode
+#define OMC_CPU_OP(name, kernel, ...) \
+  const omc_cpu_op omc_cpu_##name = {.kernels = &omc_kernels_##kernel, __VA_ARGS__};
+
+/* A kernel that serves every dtype, defined outside of the variants with OMC_KERNEL_ANY(name). */
 #define OMC_KERNEL_ANY(name)                                                    \
   static omc_status omc_k_##name##_any(const omc_kernel_args *);                \
   static const omc_kernels omc_kernels_##name = {omc_k_##name##_any, {{NULL}}}; \

@@ -29,7 +29,7 @@ OMC_PROCESS_LOCK(pool_lock)
 static struct {
   kept *classes[N_CLASSES]; /* the newest first */
   kept *oldest, *newest;
-  omc_pool_stats stats;
+  omc_memory_stats stats;
 } pool;
 
 /* The class of a size and, in *bytes, the size of its blocks. */
@@ -184,9 +184,9 @@ void omc_pool_trim(void) {
   give_back(taken);
 }
 
-omc_pool_stats omc_pool_get_stats(void) {
+omc_memory_stats omc_pool_get_stats(void) {
   pool_lock_acquire();
-  const omc_pool_stats stats = pool.stats;
+  const omc_memory_stats stats = pool.stats;
   pool_lock_release();
   return stats;
 }

@@ -6,17 +6,9 @@
 #ifndef OMC_CPU_POOL_H
 #define OMC_CPU_POOL_H
 
-#include "base/status.h"
-
-#include <stddef.h>
+#include "provider.h"
 
 #define OMC_POOL_ALIGNMENT 64
-
-typedef struct omc_pool_stats {
-  size_t used_bytes;   /* handed out now, sizes rounded up as the pool does */
-  size_t peak_bytes;   /* the most there has been of it */
-  size_t cached_bytes; /* freed and kept */
-} omc_pool_stats;
 
 /* Memory for `bytes` bytes, contents undefined; OMC_ENOMEM says how many were asked for. */
 omc_status omc_pool_alloc(size_t bytes, void **out) OMC_MUST_USE;
@@ -27,6 +19,6 @@ void omc_pool_free(void *ptr, size_t bytes);
 /* Gives every kept block back to the system. */
 void omc_pool_trim(void);
 
-omc_pool_stats omc_pool_get_stats(void);
+omc_memory_stats omc_pool_get_stats(void);
 
 #endif

@@ -6,7 +6,75 @@
 #include "cpu/parallel.h"
 #include "cpu/pool.h"
 #include "ops/op.h"
-#include "provider.h"
+
+#pragma GCC visibility push(hidden)
+#define OMC_OP(name, family, domain, ...) extern const omc_cpu_op omc_cpu_##name;
+#include "ops.def"
+#undef OMC_OP
+#pragma GCC visibility pop
+
+static const omc_cpu_op *const records[OMC_N_OPS] = {
+#define OMC_OP(name, family, domain, ...) &omc_cpu_##name,
+#include "ops.def"
+#undef OMC_OP
+};
+
+const omc_cpu_op *omc_cpu_op_get(omc_op_id id) { return records[id]; }
+
+/* ---- nodes ---- */
+
+static omc_kernel kernel_of(omc_op_id id, omc_dtype dtype) {
+  const omc_cpu_op *op = omc_cpu_op_get(id);
+  if (op->ew) return omc_ew_pick(op->ew, omc_ew_dtype_class(dtype)) ? omc_ew_run : NULL;
+  return op->kernels ? omc_kernels_pick(op->kernels, dtype) : NULL;
+}
+
+static bool cpu_supports(void *ctx, omc_op_id id, omc_dtype dtype) {
+  (void)ctx;
+  return kernel_of(id, dtype) != NULL;
+}
+
+static bool cpu_fusible(void *ctx, const omc_node *node) {
+  (void)ctx;
+  const omc_cpu_op *op = omc_cpu_op_get(node->op);
+  return op->ew && omc_ew_pick(op->ew, omc_ew_class(node));
+}
+
+static omc_status no_memory(const omc_node *node) {
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
+}
+
+/* The kernel of elementwise programs takes a pointer to the program. */
+static omc_status prepare_elementwise(const omc_node *node, omc_arena *arena, int threads,
+                                      omc_call *out) {
+  omc_ew_program **program = OMC_NEW(arena, omc_ew_program *);
+  if (!program) return no_memory(node);
+  OMC_TRY(omc_ew_compile(node, arena, program));
+  out->params = program;
+  out->workspace_bytes = omc_ew_workspace(*program, threads);
+  return OMC_OK;
+}
+
+static omc_status cpu_prepare(void *ctx, const omc_node *node, int threads, omc_arena *arena,
+                              omc_call *out) {
+  (void)ctx;
+  const omc_cpu_op *op = omc_cpu_op_get(node->op);
+  const omc_dtype dtype = omc_node_dtype(node);
+  *out = (omc_call){.kernel = kernel_of(node->op, dtype)};
+  if (!out->kernel)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "cpu has no kernel for %s", omc_dtype_get(dtype)->text);
+  if (out->kernel == omc_ew_run) return prepare_elementwise(node, arena, threads, out);
+  if (op->params) {
+    void *params = omc_arena_alloc(arena, 1, op->params_size);
+    if (!params) return no_memory(node);
+    OMC_TRY(op->params(node, arena, params));
+    out->params = params;
+  }
+  if (op->workspace) out->workspace_bytes = op->workspace(node, out->params, threads);
+  return OMC_OK;
+}
+
+/* ---- memory ---- */
 
 static omc_status cpu_alloc(void *ctx, size_t bytes, void **out) {
   (void)ctx;
@@ -18,18 +86,23 @@ static void cpu_free(void *ctx, void *ptr, size_t bytes) {
   omc_pool_free(ptr, bytes);
 }
 
+static omc_memory_stats cpu_memory(void *ctx) {
+  (void)ctx;
+  return omc_pool_get_stats();
+}
+
+static void cpu_trim(void *ctx) {
+  (void)ctx;
+  omc_pool_trim();
+}
+
 static omc_status cpu_copy(void *ctx, void *dst, const void *src, size_t bytes, void *stream) {
   (void)ctx, (void)stream;
   if (bytes) memmove(dst, src, bytes);
   return OMC_OK;
 }
 
-static omc_kernel cpu_kernel(void *ctx, omc_op_id id, omc_dtype dtype) {
-  (void)ctx;
-  const omc_op *op = omc_op_get(id);
-  if (op->ew) return omc_ew_pick(op->ew, omc_ew_dtype_class(dtype)) ? omc_ew_run : NULL;
-  return op->cpu ? omc_kernels_pick(op->cpu, dtype) : NULL;
-}
+/* ---- the machine ---- */
 
 static int cpu_threads(void *ctx) {
   (void)ctx;
@@ -48,17 +121,40 @@ static double cpu_clock(void *ctx, void *stream) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+static const char *const isa_names[OMC_N_ISA] = {OMC_ISA_NAMES};
+
+static const char *cpu_variant(void *ctx, uint32_t i) {
+  (void)ctx;
+  return i <= (uint32_t)omc_cpu_isa() ? isa_names[i] : NULL;
+}
+
+static bool cpu_set_variant(void *ctx, const char *name) {
+  (void)ctx;
+  int isa = name ? 0 : OMC_N_ISA;
+  while (isa < OMC_N_ISA && strcmp(isa_names[isa], name) != 0) isa++;
+  if (name && isa == OMC_N_ISA) return false;
+  omc_cpu_set_isa((omc_isa)isa);
+  return true;
+}
+
+const omc_provider *omc_cpu_provider(void);
 const omc_provider *omc_cpu_provider(void) {
   static const omc_provider provider = {.name = "cpu",
                                         .alignment = OMC_POOL_ALIGNMENT,
+                                        .prepare = cpu_prepare,
+                                        .fusible = cpu_fusible,
+                                        .supports = cpu_supports,
                                         .alloc = cpu_alloc,
                                         .free = cpu_free,
+                                        .memory = cpu_memory,
+                                        .trim = cpu_trim,
                                         .copy_in = cpu_copy,
                                         .copy_out = cpu_copy,
                                         .copy = cpu_copy,
-                                        .kernel = cpu_kernel,
                                         .threads = cpu_threads,
                                         .sync = cpu_sync,
-                                        .clock = cpu_clock};
+                                        .clock = cpu_clock,
+                                        .variant = cpu_variant,
+                                        .set_variant = cpu_set_variant};
   return &provider;
 }

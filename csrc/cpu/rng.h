@@ -4,6 +4,8 @@
 #define OMC_CPU_RNG_H
 
 #include <stdint.h>
+
+#include "ops/random.h"
 #ifdef OMC_VARIANT
 #include "cpu/vec.h"
 #endif
@@ -21,13 +23,6 @@ static inline void omc_philox(uint64_t seed, uint32_t stream, uint64_t counter, 
     k1 += 0xBB67AE85u;
   }
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
-}
-
-/* Element e of a stream has word e % 4 of counter e / 4. It is kept with probability 1 - p when
- * its word is at least omc_drop_threshold(p). */
-static inline uint32_t omc_drop_threshold(double p) {
-  double t = p * 4294967296.0;
-  return t <= 0 ? 0u : t >= 4294967295.0 ? 4294967295u : (uint32_t)t;
 }
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT

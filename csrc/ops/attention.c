@@ -2,11 +2,9 @@
  * gradient. Attribute head_axes says of q, k, v and y in turn where their heads are: at axis 1, or
  * at axis 2 behind the tokens, as a projection writes them. Gradients are laid out as what they
  * are of. */
-#ifdef OMC_RECORDS
-
 #include <math.h>
 
-#include "ops/attention.h"
+#include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
 
@@ -32,11 +30,11 @@ static omc_shape by_heads(const omc_shape *shape, int64_t head_axis) {
   return s;
 }
 
-static head_strides strides_of(const omc_shape *shape, int64_t head_axis) {
+static omc_head_strides strides_of(const omc_shape *shape, int64_t head_axis) {
   const int64_t inner = shape->dims[2] * shape->dims[3], last = shape->dims[3];
-  return (head_strides){.sample = shape->dims[1] * inner,
-                        .head = head_axis == 1 ? inner : last,
-                        .token = head_axis == 1 ? last : inner};
+  return (omc_head_strides){.sample = shape->dims[1] * inner,
+                            .head = head_axis == 1 ? inner : last,
+                            .token = head_axis == 1 ? last : inner};
 }
 
 static double default_scale(const omc_value *q) { return 1 / sqrt((double)q->type.shape.dims[3]); }
@@ -50,7 +48,8 @@ static omc_status misfit(const omc_node *node, const char *what, const omc_value
 }
 
 /* Reads attributes and shapes. q, k, v are the inputs from `first` on, the mask input `mask`. */
-static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, attention_params *p) {
+static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
+                        omc_attention_form *p) {
   char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_float(node, first));
   const omc_value *q = omc_in(node, first), *k = omc_in(node, first + 1),
@@ -69,21 +68,21 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   if (kd[0] != qd[0] || kd[3] != qd[3] || kd[1] < 1 || qd[1] % kd[1] != 0)
     return misfit(node, "keys", k);
   if (vd[0] != kd[0] || vd[1] != kd[1] || vd[2] != kd[2]) return misfit(node, "values", v);
-  *p = (attention_params){.batch = qd[0],
-                          .heads = qd[1],
-                          .kv_heads = kd[1],
-                          .queries = qd[2],
-                          .keys = kd[2],
-                          .dim = qd[3],
-                          .value_dim = vd[3],
-                          .q = strides_of(&q->type.shape, axes[Q]),
-                          .k = strides_of(&k->type.shape, axes[K]),
-                          .v = strides_of(&v->type.shape, axes[V]),
-                          .dtype = q->type.dtype,
-                          .scale = omc_attr_float(node, "scale", default_scale(q)),
-                          .p = omc_attr_float(node, "p", 0),
-                          .stream = (uint32_t)omc_attr_int(node, "stream", 0),
-                          .causal = omc_attr_int(node, "is_causal", 0) != 0};
+  *p = (omc_attention_form){.batch = qd[0],
+                            .heads = qd[1],
+                            .kv_heads = kd[1],
+                            .queries = qd[2],
+                            .keys = kd[2],
+                            .dim = qd[3],
+                            .value_dim = vd[3],
+                            .q = strides_of(&q->type.shape, axes[Q]),
+                            .k = strides_of(&k->type.shape, axes[K]),
+                            .v = strides_of(&v->type.shape, axes[V]),
+                            .dtype = q->type.dtype,
+                            .scale = omc_attr_float(node, "scale", default_scale(q)),
+                            .p = omc_attr_float(node, "p", 0),
+                            .stream = (uint32_t)omc_attr_int(node, "stream", 0),
+                            .causal = omc_attr_int(node, "is_causal", 0) != 0};
   if (!(p->p >= 0 && p->p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p = %g is not within 0..1", p->p);
   p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}}, axes[Y]);
   p->y = strides_of(&p->y_shape, axes[Y]);
@@ -99,9 +98,14 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask, att
   return OMC_OK;
 }
 
+omc_status omc_attention_form_of(const omc_node *node, omc_attention_form *out) {
+  const bool gradient = node->op == OMC_OP_AttentionGrad;
+  return check(node, gradient ? 1 : 0, gradient ? 5 : 3, out);
+}
+
 static omc_status forward_infer(omc_node *node) {
-  attention_params p;
-  OMC_TRY(check(node, 0, 3, &p));
+  omc_attention_form p;
+  OMC_TRY(omc_attention_form_of(node, &p));
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
   omc_set_type(node, 0, p.dtype, &p.y_shape);
   omc_set_type(node, 1, omc_dtype_real(p.dtype), &lse);
@@ -109,39 +113,14 @@ static omc_status forward_infer(omc_node *node) {
 }
 
 static omc_status backward_infer(omc_node *node) {
-  attention_params p;
-  OMC_TRY(check(node, 1, 5, &p));
+  omc_attention_form p;
+  OMC_TRY(omc_attention_form_of(node, &p));
   const omc_type y = {p.dtype, p.y_shape};
   const omc_type lse = {omc_dtype_real(p.dtype), {3, {p.batch, p.heads, p.queries}}};
   if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
   if (!omc_type_equal(&omc_in(node, 4)->type, &lse)) return misfit(node, "lse", omc_in(node, 4));
   for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
-}
-
-static omc_status forward_params(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return check(node, 0, 3, params);
-}
-static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  attention_params *p = params;
-  OMC_TRY(check(node, 1, 5, p));
-  const int64_t items = p->batch * p->kv_heads, blocks = p->heads / p->kv_heads * n_blocks(p);
-  const int64_t parts = items > 0 ? omc_ceil_div(MIN_GRAD_ITEMS, items) : 1;
-  p->parts = parts < blocks ? parts : blocks > 0 ? blocks : 1;
-  return OMC_OK;
-}
-
-static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
-  return scratch_of(params, 1).total * (size_t)threads;
-}
-static size_t backward_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
-  const attention_params *p = params;
-  const int64_t sums = p->parts > 1 ? p->batch * p->kv_heads * p->parts * part_length(p) : 0;
-  return scratch_of(p, 2).total * (size_t)threads + (size_t)sums * omc_dtype_size(p->dtype);
 }
 
 /* x with its heads at axis 1. */
@@ -208,29 +187,16 @@ static omc_status forward_grad(omc_grad *g) {
   return g->b.status;
 }
 
-OMC_KERNELS(Attention)
 const omc_op omc_op_Attention = {.name = "Attention",
                                  .min_in = 3,
                                  .max_in = 4,
                                  .n_out = 2,
                                  .flags = OMC_OP_RANDOM,
                                  .infer = forward_infer,
-                                 .grad = forward_grad,
-                                 .params_size = sizeof(attention_params),
-                                 .params = forward_params,
-                                 .workspace = forward_workspace,
-                                 .cpu = &omc_kernels_Attention};
-
-OMC_KERNELS(AttentionGrad)
+                                 .grad = forward_grad};
 const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad",
                                      .min_in = 5,
                                      .max_in = 6,
                                      .n_out = 3,
                                      .flags = OMC_OP_RANDOM,
-                                     .infer = backward_infer,
-                                     .params_size = sizeof(attention_params),
-                                     .params = backward_params,
-                                     .workspace = backward_workspace,
-                                     .cpu = &omc_kernels_AttentionGrad};
-
-#endif
+                                     .infer = backward_infer};

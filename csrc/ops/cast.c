@@ -1,25 +1,6 @@
 /* Cast: another dtype for the same numbers. */
-#include "cpu/convert.h"
-#include "cpu/elementwise.h"
 #include "ops/infer.h"
 #include "ops/op.h"
-
-#ifdef OMC_VARIANT
-
-extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
-
-/* Stored as the new dtype and loaded again: inside a program too the numbers are rounded. */
-OMC_EW_KERNEL(Cast) {
-  const omc_convert *convert = &OMC_PASTE3(omc_, convert, OMC_VARIANT);
-  const omc_dtype to = (omc_dtype)blk->imm[0];
-  _Alignas(64) char stored[OMC_EW_BLOCK * sizeof(int64_t)];
-  convert->store[to](blk->in[0], stored, blk->n);
-  convert->load[to](stored, blk->out, blk->n);
-}
-
-#endif
-
-#ifdef OMC_RECORDS
 
 static omc_status cast_to(const omc_node *node, omc_dtype *to) {
   const int64_t code = omc_attr_int(node, "to", 0);
@@ -46,14 +27,11 @@ static omc_status grad_cast(omc_grad *g) {
   return g->b.status;
 }
 
-OMC_EW_TABLE(Cast, ANY, .imm = cast_imm, .converts = true)
 const omc_op omc_op_Cast = {.name = "Cast",
                             .min_in = 1,
                             .max_in = 1,
                             .n_out = 1,
-                            .flags = OMC_OP_POINTWISE,
+                            .flags = OMC_OP_POINTWISE | OMC_OP_CONVERTS,
                             .infer = infer_cast,
                             .grad = grad_cast,
-                            .ew = &omc_ew_Cast};
-
-#endif
+                            .imm = cast_imm};

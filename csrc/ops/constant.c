@@ -1,17 +1,9 @@
 /* Ops whose output follows from shapes and constants alone; binding folds them. */
 #include <math.h>
-#include <string.h>
 
-#include "base/element.h"
-#include "cpu/kernel.h"
+#include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
-
-#ifdef OMC_RECORDS
-
-typedef struct shape_params {
-  int32_t start, end;
-} shape_params;
 
 /* ONNX clamps both ends into the rank. */
 static int32_t clamp_end(int64_t i, int32_t rank) {
@@ -19,42 +11,24 @@ static int32_t clamp_end(int64_t i, int32_t rank) {
   return (int32_t)(i < 0 ? 0 : i > rank ? rank : i);
 }
 
-static shape_params shape_range(const omc_node *node) {
+omc_shape_form omc_shape_form_of(const omc_node *node) {
   const int32_t rank = omc_in(node, 0)->type.shape.rank;
-  shape_params p = {clamp_end(omc_attr_int(node, "start", 0), rank),
-                    clamp_end(omc_attr_int(node, "end", rank), rank)};
+  omc_shape_form p = {clamp_end(omc_attr_int(node, "start", 0), rank),
+                      clamp_end(omc_attr_int(node, "end", rank), rank)};
   if (p.end < p.start) p.end = p.start;
   return p;
 }
 
 static omc_status shape_infer(omc_node *node) {
-  const shape_params p = shape_range(node);
+  const omc_shape_form p = omc_shape_form_of(node);
   const omc_shape shape = {1, {p.end - p.start}};
   omc_set_type(node, 0, OMC_I64, &shape);
-  return OMC_OK;
-}
-
-static omc_status shape_decode(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  *(shape_params *)params = shape_range(node);
-  return OMC_OK;
-}
-
-OMC_KERNEL_ANY(Shape) {
-  const shape_params *p = args->params;
-  int64_t *y = args->out[0].data;
-  for (int32_t d = p->start; d < p->end; d++) y[d - p->start] = args->in[0].type->shape.dims[d];
   return OMC_OK;
 }
 
 static omc_status size_infer(omc_node *node) {
   const omc_shape scalar = {0, {0}};
   omc_set_type(node, 0, OMC_I64, &scalar);
-  return OMC_OK;
-}
-
-OMC_KERNEL_ANY(Size) {
-  *(int64_t *)args->out[0].data = omc_shape_numel(&args->in[0].type->shape);
   return OMC_OK;
 }
 
@@ -94,30 +68,6 @@ static omc_status range_infer(omc_node *node) {
   return OMC_OK;
 }
 
-OMC_KERNEL_ANY(Range) {
-  const omc_tensor *start = &args->in[0], *delta = &args->in[2], *y = &args->out[0];
-  const omc_dtype dtype = y->type->dtype;
-  const int64_t n = y->type->shape.dims[0];
-  if (omc_dtype_is_float(dtype)) {
-    const double from = omc_element_float(dtype, start->data, 0);
-    const double step = omc_element_float(dtype, delta->data, 0);
-    for (int64_t i = 0; i < n; i++)
-      omc_element_set_float(dtype, y->data, i, from + (double)i * step);
-  } else {
-    const int64_t step = omc_element_int(dtype, delta->data, 0);
-    int64_t x = omc_element_int(dtype, start->data, 0);
-    for (int64_t i = 0; i < n; i++) {
-      omc_element_set_int(dtype, y->data, i, x);
-      if (i + 1 < n) x += step;
-    }
-  }
-  return OMC_OK;
-}
-
-typedef struct fill_params {
-  unsigned char element[8];
-} fill_params;
-
 static omc_status fill_infer(omc_node *node) {
   omc_dtype dtype;
   const int64_t code = omc_attr_int(node, "dtype", omc_dtype_get(OMC_F32)->onnx);
@@ -133,60 +83,19 @@ static omc_status fill_infer(omc_node *node) {
   return OMC_OK;
 }
 
-/* The value may be written as an integer or as a float. */
-static omc_status fill_decode(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  fill_params *p = params;
-  const omc_dtype dtype = omc_out(node, 0)->type.dtype;
-  const omc_attr *value = omc_attr_find(node, "value");
-  if (value && value->kind == OMC_ATTR_INT)
-    omc_element_set_int(dtype, p->element, 0, value->v.i);
-  else
-    omc_element_set_float(dtype, p->element, 0, omc_attr_float(node, "value", 0));
-  return OMC_OK;
-}
-
-OMC_KERNEL_ANY(ConstantOfShape) {
-  const fill_params *p = args->params;
-  const omc_type *type = args->out[0].type;
-  const size_t size = omc_dtype_size(type->dtype);
-  const size_t bytes = (size_t)omc_shape_numel(&type->shape) * size;
-  char *y = args->out[0].data;
-  if (bytes) memcpy(y, p->element, size);
-  for (size_t filled = size; filled < bytes; filled *= 2)
-    memcpy(y + filled, y, filled < bytes - filled ? filled : bytes - filled);
-  return OMC_OK;
-}
-
 const omc_op omc_op_Shape = {.name = "Shape",
                              .min_in = 1,
                              .max_in = 1,
                              .n_out = 1,
                              .flags = OMC_OP_SHAPE_ONLY,
-                             .infer = shape_infer,
-                             .params_size = sizeof(shape_params),
-                             .params = shape_decode,
-                             .cpu = &omc_kernels_Shape};
+                             .infer = shape_infer};
 const omc_op omc_op_Size = {.name = "Size",
                             .min_in = 1,
                             .max_in = 1,
                             .n_out = 1,
                             .flags = OMC_OP_SHAPE_ONLY,
-                            .infer = size_infer,
-                            .cpu = &omc_kernels_Size};
-const omc_op omc_op_Range = {.name = "Range",
-                             .min_in = 3,
-                             .max_in = 3,
-                             .n_out = 1,
-                             .infer = range_infer,
-                             .cpu = &omc_kernels_Range};
-const omc_op omc_op_ConstantOfShape = {.name = "ConstantOfShape",
-                                       .min_in = 1,
-                                       .max_in = 1,
-                                       .n_out = 1,
-                                       .infer = fill_infer,
-                                       .params_size = sizeof(fill_params),
-                                       .params = fill_decode,
-                                       .cpu = &omc_kernels_ConstantOfShape};
-
-#endif
+                            .infer = size_infer};
+const omc_op omc_op_Range = {
+    .name = "Range", .min_in = 3, .max_in = 3, .n_out = 1, .infer = range_infer};
+const omc_op omc_op_ConstantOfShape = {
+    .name = "ConstantOfShape", .min_in = 1, .max_in = 1, .n_out = 1, .infer = fill_infer};

@@ -1,21 +1,9 @@
-/* Conv and its gradients: rules, parameters and records. See conv.h for how they are computed. */
-#include <string.h>
-
-#include "ops/conv.h"
+/* Conv and its gradients. */
+#include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
 
-#ifdef OMC_RECORDS
-
 /* ---- geometry ---- */
-
-/* A convolution of two space dims; one is taken as a height of 1. */
-typedef struct {
-  int64_t n, c, h, w;    /* x */
-  int64_t o, cg, kh, kw; /* weight */
-  int64_t oh, ow;        /* y */
-  int64_t sh, sw, top, left, bottom, right, dh, dw, group;
-} conv_form;
 
 /* Attribute `name`, `rank` values a corner (`otherwise` each if absent), as height then width. */
 static omc_status read_pairs(const omc_node *node, const char *name, int32_t rank, uint32_t corners,
@@ -37,7 +25,7 @@ static omc_status read_pairs(const omc_node *node, const char *name, int32_t ran
 
 /* The form of a convolution of x by w with the node's attributes. */
 static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_shape *w,
-                            conv_form *f) {
+                            omc_conv_form *f) {
   char tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
   const int32_t rank = x->rank - 2;
   if (rank != 1 && rank != 2)
@@ -46,19 +34,19 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
   OMC_TRY(read_pairs(node, "strides", rank, 1, 1, 1, 1, strides));
   OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, 1, 1, dilations));
   OMC_TRY(read_pairs(node, "pads", rank, 2, 0, 0, 0, pads));
-  *f = (conv_form){.n = x->dims[0],
-                   .c = x->dims[1],
-                   .h = rank == 2 ? x->dims[2] : 1,
-                   .w = x->dims[rank + 1],
-                   .sh = strides[0],
-                   .sw = strides[1],
-                   .dh = dilations[0],
-                   .dw = dilations[1],
-                   .top = pads[0],
-                   .left = pads[1],
-                   .bottom = pads[2],
-                   .right = pads[3],
-                   .group = omc_attr_int(node, "group", 1)};
+  *f = (omc_conv_form){.n = x->dims[0],
+                       .c = x->dims[1],
+                       .h = rank == 2 ? x->dims[2] : 1,
+                       .w = x->dims[rank + 1],
+                       .sh = strides[0],
+                       .sw = strides[1],
+                       .dh = dilations[0],
+                       .dw = dilations[1],
+                       .top = pads[0],
+                       .left = pads[1],
+                       .bottom = pads[2],
+                       .right = pads[3],
+                       .group = omc_attr_int(node, "group", 1)};
   const bool fits = w->rank == x->rank && f->group >= 1 && w->dims[1] * f->group == f->c &&
                     w->dims[0] % f->group == 0;
   if (fits) {
@@ -74,7 +62,11 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
                 (long long)f->group);
 }
 
-static omc_shape output_shape(const conv_form *f, int32_t rank) {
+omc_status omc_conv_form_of(const omc_node *node, omc_conv_form *out) {
+  return read_form(node, omc_in_shape(node, 0), omc_in_shape(node, 1), out);
+}
+
+static omc_shape output_shape(const omc_conv_form *f, int32_t rank) {
   if (rank == 3) return (omc_shape){3, {f->n, f->o, f->ow}};
   return (omc_shape){4, {f->n, f->o, f->oh, f->ow}};
 }
@@ -83,8 +75,8 @@ static omc_status conv_infer(omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
   const omc_type *x = &omc_in(node, 0)->type;
   OMC_TRY(omc_need_dtype(node, 1, x->dtype));
-  conv_form f;
-  OMC_TRY(read_form(node, &x->shape, &omc_in(node, 1)->type.shape, &f));
+  omc_conv_form f;
+  OMC_TRY(omc_conv_form_of(node, &f));
   if (omc_in(node, 2)) {
     OMC_TRY(omc_need_dtype(node, 2, x->dtype));
     OMC_TRY(omc_need_rank(node, 2, 1));
@@ -99,7 +91,8 @@ static omc_status conv_infer(omc_node *node) {
 }
 
 /* Both gradients know one shape by their attribute `shape`: x's, or the weight's. */
-static omc_status grad_form(const omc_node *node, bool of_input, omc_shape *out, conv_form *f) {
+omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape *out,
+                                 omc_conv_form *f) {
   OMC_TRY(omc_need_shape(node, out));
   const omc_shape *other = omc_in_shape(node, 1);
   OMC_TRY(read_form(node, of_input ? out : other, of_input ? other : out, f));
@@ -111,274 +104,15 @@ static omc_status infer_grad(omc_node *node, bool of_input) {
   OMC_TRY(omc_need_float(node, 0));
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   OMC_TRY(omc_need_dtype(node, 1, dtype));
-  conv_form f;
+  omc_conv_form f;
   omc_shape out;
-  OMC_TRY(grad_form(node, of_input, &out, &f));
+  OMC_TRY(omc_conv_grad_form_of(node, of_input, &out, &f));
   omc_set_type(node, 0, dtype, &out);
   return OMC_OK;
 }
 
 static omc_status grad_input_infer(omc_node *node) { return infer_grad(node, true); }
 static omc_status grad_weight_infer(omc_node *node) { return infer_grad(node, false); }
-
-/* ---- parameters ---- */
-
-/* Images copied at a time: some megabytes, and columns enough for many threads. */
-static int64_t images_per_pass(const conv_form *f, const conv_source *s, omc_dtype dtype) {
-  enum { BYTES = 16 << 20, COLUMNS = 1 << 14 };
-  const int64_t bytes = omc_max(source_image(s) * (int64_t)omc_dtype_size(dtype), 1);
-  const int64_t by_columns = omc_ceil_div(COLUMNS, omc_max(f->oh * f->ow, 1));
-  return omc_max(omc_min(omc_max(BYTES / bytes, by_columns), f->n), 1);
-}
-
-/* Groups of so few rows leave nothing to pack the right side for. */
-static bool sums_directly(int64_t groups, int64_t m) { return groups > 1 && m < 4; }
-
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
-}
-
-/* Whole planes are one row where neither side has gaps between rows. */
-static void join_rows(conv_grid *grid) {
-  if (grid->row_step != grid->cols || grid->out_row != grid->cols * grid->out_col) return;
-  grid->cols *= grid->rows;
-  grid->rows = 1;
-}
-
-/* Sets *out where the form is one of 3 x 3 with steps of 1 that repays its transforms. */
-static omc_status plan_winograd(const omc_node *node, const conv_form *f, bool of_input,
-                                omc_arena *arena, const conv_winograd **out) {
-  enum { LEAST_CHANNELS = 32, LEAST_TILES = 128 };
-  const bool fits = f->kh == 3 && f->kw == 3 && f->sh == 1 && f->sw == 1 && f->dh == 1 &&
-                    f->dw == 1 && f->group == 1 && f->top <= 2 && f->left <= 2;
-  const int64_t h = of_input ? f->h : f->oh, w = of_input ? f->w : f->ow;
-  const int64_t tiles_h = omc_ceil_div(h, 2), tiles_w = omc_ceil_div(w, 2);
-  *out = NULL;
-  if (!fits || omc_min(f->c, f->o) < LEAST_CHANNELS || f->n * tiles_h * tiles_w < LEAST_TILES)
-    return OMC_OK;
-  conv_winograd *p = OMC_NEW(arena, conv_winograd);
-  if (!p) return no_memory(node);
-  *p = (conv_winograd){.images = f->n,
-                       .c = of_input ? f->o : f->c,
-                       .m = of_input ? f->c : f->o,
-                       .oh = h,
-                       .ow = w,
-                       .weight_row = of_input ? 9 : f->c * 9,
-                       .weight_col = of_input ? f->c * 9 : 9,
-                       .flip = of_input,
-                       .source = {.channels = of_input ? f->o : f->c,
-                                  .h = of_input ? f->oh : f->h,
-                                  .w = of_input ? f->ow : f->w,
-                                  .top = of_input ? 2 - f->top : f->top,
-                                  .left = of_input ? 2 - f->left : f->left,
-                                  .rows = 2 * tiles_h + 2,
-                                  .phases = 2,
-                                  .part = tiles_w + 1}};
-  p->pass = images_per_pass(f, &p->source, omc_in(node, 0)->type.dtype);
-  *out = p;
-  return OMC_OK;
-}
-
-static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *params) {
-  conv_product *p = params;
-  conv_form f;
-  OMC_TRY(read_form(node, &omc_in(node, 0)->type.shape, &omc_in(node, 1)->type.shape, &f));
-  const int64_t taps = f.kh * f.kw, depth = f.cg * taps;
-  conv_source s = {.channels = f.c,
-                   .h = f.h,
-                   .w = f.w,
-                   .top = f.top,
-                   .left = f.left,
-                   .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
-                   .phases = f.sw,
-                   .part = omc_ceil_div((f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1, f.sw)};
-  const bool direct = sums_directly(f.group, f.o / f.group);
-  s.in_place = !direct && !f.top && !f.left && !f.bottom && !f.right && f.sw == 1;
-  conv_grid *grid = OMC_NEW(arena, conv_grid);
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth),
-          *source_at = OMC_NEW_ARRAY(arena, int64_t, depth);
-  if (!grid || !weight_at || !source_at) return no_memory(node);
-  const int64_t row = s.in_place ? f.w : s.phases * s.part, plane = source_plane(&s);
-  for (int64_t k = 0; k < depth; k++) {
-    const int64_t y = k % taps / f.kw * f.dh, x = k % f.kw * f.dw;
-    weight_at[k] = k;
-    source_at[k] = k / taps * plane + y * row + x % f.sw * s.part + x / f.sw;
-  }
-  *grid = (conv_grid){.depth = depth,
-                      .weight_at = weight_at,
-                      .source_at = source_at,
-                      .rows = f.oh,
-                      .cols = f.ow,
-                      .row_step = f.sh * row,
-                      .out_row = f.ow,
-                      .out_col = 1};
-  join_rows(grid);
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
-                      .direct = direct,
-                      .images = f.n,
-                      .groups = f.group,
-                      .m = f.o / f.group,
-                      .weight_row = depth,
-                      .weight_group = f.o / f.group * depth,
-                      .source_group = f.cg * plane,
-                      .out_plane = f.oh * f.ow,
-                      .source = s,
-                      .n_grids = 1,
-                      .grids = grid,
-                      .packed = f.o * depth};
-  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
-  return plan_winograd(node, &f, false, arena, &p->winograd);
-}
-
-/* Along one dim, for input positions a, a + stride, ...: tap i meets them if its shift, in output
- * positions, is whole. */
-static bool tap_shift(int64_t a, int64_t pad, int64_t tap, int64_t dilation, int64_t stride,
-                      int64_t *shift) {
-  const int64_t x = a + pad - tap * dilation;
-  *shift = x / stride;
-  return x % stride == 0;
-}
-
-/* Range of output positions that input positions 0..n-1 meet along one dim, 0 among them. */
-static void shift_range(int64_t n, int64_t pad, int64_t taps, int64_t dilation, int64_t stride,
-                        int64_t *before, int64_t *end) {
-  *before = 0;
-  *end = 1;
-  for (int64_t a = 0; a < omc_min(stride, n); a++)
-    for (int64_t i = 0; i < taps; i++) {
-      int64_t shift;
-      if (!tap_shift(a, pad, i, dilation, stride, &shift)) continue;
-      *before = omc_max(*before, -shift);
-      *end = omc_max(*end, shift + omc_ceil_div(n - a, stride));
-    }
-}
-
-/* The grid of input pixels (a, b) modulo the strides. */
-static omc_status grad_grid(const conv_form *f, const conv_source *s, int64_t a, int64_t b,
-                            omc_arena *arena, conv_grid *grid) {
-  const int64_t taps = f->kh * f->kw, og = f->o / f->group, plane = source_plane(s);
-  const int64_t row = s->in_place ? f->ow : s->part;
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, og *taps),
-          *source_at = OMC_NEW_ARRAY(arena, int64_t, og *taps);
-  if (!weight_at || !source_at)
-    OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
-  int64_t depth = 0, y, x;
-  for (int64_t o = 0; o < og; o++)
-    for (int64_t t = 0; t < taps; t++) {
-      if (!tap_shift(a, f->top, t / f->kw, f->dh, f->sh, &y) ||
-          !tap_shift(b, f->left, t % f->kw, f->dw, f->sw, &x))
-        continue;
-      weight_at[depth] = o * f->cg * taps + t;
-      source_at[depth++] = o * plane + (y + s->top) * row + x + s->left;
-    }
-  *grid = (conv_grid){.depth = depth,
-                      .weight_at = weight_at,
-                      .source_at = source_at,
-                      .rows = omc_ceil_div(f->h - a, f->sh),
-                      .cols = omc_ceil_div(f->w - b, f->sw),
-                      .row_step = row,
-                      .out_at = a * f->w + b,
-                      .out_row = f->sh * f->w,
-                      .out_col = f->sw};
-  join_rows(grid);
-  return OMC_OK;
-}
-
-static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void *params) {
-  conv_product *p = params;
-  conv_form f;
-  omc_shape shape;
-  OMC_TRY(grad_form(node, true, &shape, &f));
-  conv_source s = {.channels = f.o, .h = f.oh, .w = f.ow, .phases = 1};
-  shift_range(f.h, f.top, f.kh, f.dh, f.sh, &s.top, &s.rows);
-  shift_range(f.w, f.left, f.kw, f.dw, f.sw, &s.left, &s.part);
-  const bool direct = sums_directly(f.group, f.cg);
-  s.in_place = !direct && !s.top && !s.left && s.rows <= f.oh && s.part <= f.ow;
-  s.rows += s.top;
-  s.part += s.left;
-  const int64_t grids_h = omc_min(f.sh, f.h), grids_w = omc_min(f.sw, f.w);
-  conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(grids_h * grids_w, 1));
-  if (!grids) return no_memory(node);
-  int64_t packed = 0;
-  for (int64_t i = 0; i < grids_h * grids_w; i++) {
-    OMC_TRY(grad_grid(&f, &s, i / grids_w, i % grids_w, arena, &grids[i]));
-    grids[i].packed_at = packed;
-    packed += f.c * grids[i].depth;
-  }
-  const int64_t taps = f.kh * f.kw;
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
-                      .direct = direct,
-                      .images = f.n,
-                      .groups = f.group,
-                      .m = f.cg,
-                      .weight_row = taps,
-                      .weight_group = f.o / f.group * f.cg * taps,
-                      .source_group = f.o / f.group * source_plane(&s),
-                      .out_plane = f.h * f.w,
-                      .source = s,
-                      .n_grids = grids_h * grids_w,
-                      .grids = grids,
-                      .packed = packed};
-  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
-  return plan_winograd(node, &f, true, arena, &p->winograd);
-}
-
-static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  conv_weight_grad *p = params;
-  conv_form f;
-  omc_shape shape;
-  OMC_TRY(grad_form(node, false, &shape, &f));
-  const bool direct = sums_directly(f.group, omc_max(f.o / f.group, f.cg));
-  const int64_t phases = direct ? f.sw : 1, width = (f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1;
-  *p = (conv_weight_grad){
-      .dtype = omc_in(node, 0)->type.dtype,
-      .direct = direct,
-      .images = f.n,
-      .groups = f.group,
-      .m = f.o / f.group,
-      .c = f.cg,
-      .kh = f.kh,
-      .kw = f.kw,
-      .dh = f.dh,
-      .dw = f.dw,
-      .sh = f.sh,
-      .sw = f.sw,
-      .oh = f.oh,
-      .ow = f.ow,
-      .source = {.channels = f.c,
-                 .h = f.h,
-                 .w = f.w,
-                 .top = f.top,
-                 .left = f.left,
-                 .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
-                 .phases = phases,
-                 .part = omc_ceil_div(width, phases)},
-      .columns = omc_ceil_div(f.kh * f.kw * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
-  p->pass = images_per_pass(&f, &p->source, p->dtype);
-  return OMC_OK;
-}
-
-static size_t product_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
-  const conv_product *p = params;
-  const conv_winograd *w = p->winograd;
-  const int64_t elements =
-      p->direct ? threads * direct_thread(&p->source, p->groups)
-      : w       ? align16(16 * w->m * w->c) + align16(w->pass * source_image(&w->source) + SLACK) +
-                      threads * winograd_thread(w)
-                : align16(p->packed) + product_source(p) + threads * product_thread();
-  return (size_t)elements * omc_dtype_size(p->dtype);
-}
-
-static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
-  const conv_weight_grad *p = params;
-  const int64_t elements = p->direct ? threads * direct_thread(&p->source, p->groups)
-                                     : align16(p->groups * p->m * p->columns) + grad_source(p) +
-                                           threads * grad_thread(p);
-  return (size_t)elements * omc_dtype_size(p->dtype);
-}
 
 /* ---- gradient rule and records ---- */
 
@@ -396,38 +130,9 @@ static omc_status conv_grad(omc_grad *g) {
   return g->b.status;
 }
 
-OMC_KERNELS(Conv)
-const omc_op omc_op_Conv = {.name = "Conv",
-                            .min_in = 2,
-                            .max_in = 3,
-                            .n_out = 1,
-                            .infer = conv_infer,
-                            .grad = conv_grad,
-                            .params_size = sizeof(conv_product),
-                            .params = conv_decode,
-                            .workspace = product_workspace,
-                            .cpu = &omc_kernels_Conv};
-
-OMC_KERNELS(ConvGradInput)
-const omc_op omc_op_ConvGradInput = {.name = "ConvGradInput",
-                                     .min_in = 2,
-                                     .max_in = 2,
-                                     .n_out = 1,
-                                     .infer = grad_input_infer,
-                                     .params_size = sizeof(conv_product),
-                                     .params = grad_input_decode,
-                                     .workspace = product_workspace,
-                                     .cpu = &omc_kernels_ConvGradInput};
-
-OMC_KERNELS(ConvGradWeight)
-const omc_op omc_op_ConvGradWeight = {.name = "ConvGradWeight",
-                                      .min_in = 2,
-                                      .max_in = 2,
-                                      .n_out = 1,
-                                      .infer = grad_weight_infer,
-                                      .params_size = sizeof(conv_weight_grad),
-                                      .params = grad_weight_decode,
-                                      .workspace = grad_weight_workspace,
-                                      .cpu = &omc_kernels_ConvGradWeight};
-
-#endif
+const omc_op omc_op_Conv = {
+    .name = "Conv", .min_in = 2, .max_in = 3, .n_out = 1, .infer = conv_infer, .grad = conv_grad};
+const omc_op omc_op_ConvGradInput = {
+    .name = "ConvGradInput", .min_in = 2, .max_in = 2, .n_out = 1, .infer = grad_input_infer};
+const omc_op omc_op_ConvGradWeight = {
+    .name = "ConvGradWeight", .min_in = 2, .max_in = 2, .n_out = 1, .infer = grad_weight_infer};

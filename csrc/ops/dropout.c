@@ -1,24 +1,7 @@
 /* Dropout: its mask is never stored, backward draws it again. */
-#include "cpu/elementwise.h"
-#include "cpu/rng.h"
 #include "ops/infer.h"
 #include "ops/op.h"
-
-#if defined(OMC_VARIANT) && OMC_IS_FLOAT
-
-/* Immediates: threshold, scale, stream. */
-OMC_EW_KERNEL(Dropout) {
-  const uint32_t threshold = (uint32_t)blk->imm[0], stream = (uint32_t)blk->imm[2];
-  const real scale = (real)blk->imm[1], *x = blk->in[0];
-  real *y = blk->out;
-  _Alignas(64) uint32_t words[OMC_EW_BLOCK];
-  omc_philox_words(blk->seed, stream, (uint64_t)blk->index, blk->n, words);
-  for (int64_t k = 0; k < blk->n; k++) y[k] = x[k] * (words[k] >= threshold ? scale : 0);
-}
-
-#endif
-
-#ifdef OMC_RECORDS
+#include "ops/random.h"
 
 static omc_status dropout_imm(const omc_node *node, double *imm) {
   const double p = omc_attr_float(node, "p", 0);
@@ -36,7 +19,6 @@ static omc_status grad_dropout(omc_grad *g) {
   return g->b.status;
 }
 
-OMC_EW_TABLE(Dropout, FLOAT, .imm = dropout_imm)
 const omc_op omc_op_Dropout = {.name = "Dropout",
                                .min_in = 1,
                                .max_in = 1,
@@ -44,6 +26,4 @@ const omc_op omc_op_Dropout = {.name = "Dropout",
                                .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM,
                                .infer = omc_infer_float,
                                .grad = grad_dropout,
-                               .ew = &omc_ew_Dropout};
-
-#endif
+                               .imm = dropout_imm};

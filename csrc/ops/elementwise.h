@@ -2,8 +2,8 @@
  *   UNARY(Tanh, FLOAT, vtanh(a), mul(g, DY, one_minus(g, mul(g, Y, Y))))
  *
  * types   what it takes and gives, see below
- * flags   OMC_OP_COMMUTES or 0
- * kernel  the result for operands a, b, c, in the vector verbs of cpu/vec.h
+ * flags   OMC_OP_COMMUTES, OMC_OP_DIVIDES or 0
+ * kernel  the result for operands a, b, c, in vector verbs, those of cpu/vec.h
  * da, ..  the gradient of each operand, in the gradient verbs below; _NO_GRAD: none flows through
  * ...     if the op has attributes, statements that decode them from `node` into imm[0] .. imm[3],
  *         which kernel and gradients see as i0 .. i3
@@ -11,47 +11,26 @@
  * A gradient of several verbs is rounded to the dtype after each of them, as PyTorch rounds what it
  * writes in several ops; one in AT_ONCE() only at its end, as what PyTorch has a kernel for.
  *
- * Where kernels are compiled a row is its kernel; where records are compiled, all the rest.
- * Functions that a row calls stand above it under OMC_VARIANT or OMC_RECORDS. */
+ * Compiled by itself, a family's file is its records. Compiled for a device it is its kernels: the
+ * device says what a row is (cpu/elementwise_rows.h), defines OMC_ROWS_ARE_KERNELS and includes the
+ * file. Functions that a row calls stand above it under OMC_VARIANT or OMC_RECORDS. */
 #ifndef OMC_OPS_ELEMENTWISE_H
 #define OMC_OPS_ELEMENTWISE_H
 
-#include "cpu/elementwise.h"
 #include "ops/infer.h"
 #include "ops/op.h"
+#include "ops/program.h"
 
-/* What an op takes, broadcast to one shape, and gives: its shape rule, and whether it computes in
- * integers too. */
+/* What an op takes, broadcast to one shape, and gives: its shape rule. */
 #define OMC_INFER_FLOAT omc_infer_float /* one float dtype, and gives it */
-
 #define OMC_INFER_FLOAT_TO_BOOL omc_infer_test
-#define OMC_EW_INT_FLOAT_TO_BOOL OMC_EW_INT_FLOAT
-
 #define OMC_INFER_ANY omc_infer_broadcast /* one dtype, and gives it */
-
 #define OMC_INFER_ANY_TO_BOOL omc_infer_compare
-#define OMC_EW_INT_ANY_TO_BOOL OMC_EW_INT_ANY
-
 #define OMC_INFER_BOOL omc_infer_logic
-#define OMC_EW_INT_BOOL OMC_EW_INT_ANY
-
 #define OMC_INFER_CHOICE omc_infer_choice /* bool, then one dtype, and gives it */
-#define OMC_EW_INT_CHOICE OMC_EW_INT_ANY
 
-#ifdef OMC_VARIANT
-
-#if OMC_IS_FLOAT
-#define OMC_ROW_(types, kernel) kernel
-#else
-#define OMC_ROW_(types, kernel) OMC_EW_INT_##types(kernel)
-#endif
-#define UNARY(name, types, kernel, da, ...) OMC_ROW_(types, OMC_EW1(name, kernel))
-#define UNARY_NO_GRAD(name, types, kernel, ...) OMC_ROW_(types, OMC_EW1(name, kernel))
-#define BINARY(name, types, flags, kernel, da, db, ...) OMC_ROW_(types, OMC_EW2(name, kernel))
-#define BINARY_NO_GRAD(name, types, flags, kernel, ...) OMC_ROW_(types, OMC_EW2(name, kernel))
-#define TERNARY(name, types, kernel, da, db, dc, ...) OMC_ROW_(types, OMC_EW3(name, kernel))
-
-#else
+#ifndef OMC_ROWS_ARE_KERNELS
+#define OMC_RECORDS
 
 #define OMC_ROW_IMM_(name, ...)                                     \
   static omc_status imm_##name(const omc_node *node, double *imm) { \
@@ -70,7 +49,6 @@
     sets return g->b.status;                                         \
   }
 #define OMC_ROW_RECORD_(name_, types, n_in, flags_, grad_)             \
-  OMC_EW_TABLE(name_, types, .imm = imm_##name_)                       \
   const omc_op omc_op_##name_ = {.name = #name_,                       \
                                  .min_in = n_in,                       \
                                  .max_in = n_in,                       \
@@ -78,7 +56,7 @@
                                  .flags = OMC_OP_POINTWISE | (flags_), \
                                  .infer = OMC_INFER_##types,           \
                                  .grad = grad_,                        \
-                                 .ew = &omc_ew_##name_};
+                                 .imm = imm_##name_};
 
 #define UNARY(name, types, kernel, da, ...) \
   OMC_ROW_IMM_(name, __VA_ARGS__)           \

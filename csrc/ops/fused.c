@@ -1,9 +1,39 @@
-/* FusedElementwise: a program of elementwise ops run block by block. */
-#include "cpu/elementwise.h"
+/* FusedElementwise, and the classes that programs compute in. */
+#include <string.h>
+
 #include "ops/infer.h"
 #include "ops/op.h"
+#include "ops/program.h"
 
-#ifdef OMC_RECORDS
+omc_class omc_ew_dtype_class(omc_dtype dtype) {
+  if (dtype == OMC_F64) return OMC_CLASS_F64;
+  return omc_dtype_is_float(dtype) ? OMC_CLASS_F32 : OMC_CLASS_I64;
+}
+
+static omc_class wider_class(omc_class a, const omc_value *v) {
+  const omc_class b = v ? omc_ew_dtype_class(v->type.dtype) : OMC_CLASS_I64;
+  if (a == OMC_CLASS_F64 || b == OMC_CLASS_F64) return OMC_CLASS_F64;
+  return a == OMC_CLASS_F32 || b == OMC_CLASS_F32 ? OMC_CLASS_F32 : OMC_CLASS_I64;
+}
+
+omc_class omc_ew_class(const omc_node *node) {
+  omc_class cls = OMC_CLASS_I64;
+  for (uint32_t i = 0; i < node->n_in; i++) cls = wider_class(cls, omc_in(node, i));
+  for (uint32_t k = 0; k < node->n_out; k++) cls = wider_class(cls, omc_out(node, k));
+  return cls;
+}
+
+static const char *const class_names[OMC_N_CLASS] = {
+    [OMC_CLASS_F32] = "f32", [OMC_CLASS_F64] = "f64", [OMC_CLASS_I64] = "i64"};
+
+const char *omc_ew_class_name(omc_class cls) { return class_names[cls]; }
+
+omc_class omc_ew_fused_class(const omc_node *node) {
+  const char *name = omc_attr_string(node, "class", "");
+  int cls = 0;
+  while (cls < OMC_N_CLASS && (!class_names[cls] || strcmp(class_names[cls], name) != 0)) cls++;
+  return (omc_class)cls;
+}
 
 /* Outputs have the broadcast shape of all inputs and the dtypes that the node lists. */
 static omc_status infer_fused(omc_node *node) {
@@ -25,13 +55,9 @@ static omc_status infer_fused(omc_node *node) {
   return OMC_OK;
 }
 
-static const omc_kernels omc_kernels_FusedElementwise = {omc_ew_run, {{NULL}}};
 const omc_op omc_op_FusedElementwise = {.name = "FusedElementwise",
                                         .min_in = 1,
                                         .max_in = OMC_EW_MAX_INPUTS,
                                         .n_out = OMC_VARIADIC,
                                         .flags = OMC_OP_POINTWISE,
-                                        .infer = infer_fused,
-                                        .cpu = &omc_kernels_FusedElementwise};
-
-#endif
+                                        .infer = infer_fused};

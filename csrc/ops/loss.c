@@ -7,339 +7,20 @@
  * p[c]. "mean" divides the sum by the w[t] of all rows. Rows whose target is ignore_index do not
  * count. Of the forward only top, the largest of a row, and log_sum are kept: apart, since their
  * sum would lose what is small beside large logits. */
-#include "base/int.h"
-#include "cpu/kernel.h"
-#include "cpu/parallel.h"
+#include <string.h>
+
+#include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
 
-typedef enum { REDUCE_NONE, REDUCE_MEAN, REDUCE_SUM } loss_reduction;
-
-/* Logits are [outer, classes, inner]; a row is one (outer, inner). */
-typedef struct {
-  int64_t outer, classes, inner, ignore_index;
-  double smoothing;
-  loss_reduction reduction;
-} loss_params;
-
-#if defined(OMC_VARIANT) && !defined(OMC_CLASS_IS_I64)
-
-#include "cpu/rows.h"
-
-/* Rows worked on together where classes are not the last axis; a multiple of any OMC_VL. */
-#define COLS 64
-#define CELLS_PER_TASK 16384
-
-typedef struct {
-  const loss_params *p;
-  const elem *logits, *weight; /* weight NULL: all 1 */
-  const int64_t *target;
-  const elem *dloss; /* gradient only */
-  elem *dlogits;     /* gradient only; may be logits */
-  real *loss;        /* one per row, forward only */
-  real *top;         /* one per row; NULL: not kept */
-  real *log_sum;     /* one per row; as top */
-  real hard, soft;   /* 1 - e and e/C */
-  real weights;      /* sum of w */
-  double total;      /* sum of w[t] over rows that count */
-  int64_t groups;    /* of COLS rows, for each outer index */
-} loss_job;
-
-static real class_weight(const loss_job *job, int64_t c) {
-  return job->weight ? ld(job->weight + c) : 1;
-}
-
-/* Sets all but what belongs to one direction, given which input is what. Checks every target
- * before any is used. */
-static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t target,
-                          uint32_t weight, loss_job *job) {
-  const loss_params *p = args->params;
-  *job = (loss_job){.p = p,
-                    .logits = omc_in_data(args, logits),
-                    .target = omc_in_data(args, target),
-                    .weight = omc_in_data(args, weight),
-                    .hard = (real)(1 - p->smoothing),
-                    .soft = (real)(p->smoothing / (double)p->classes),
-                    .groups = omc_ceil_div(p->inner, COLS)};
-  job->weights = job->weight ? row_sum(job->weight, p->classes) : (real)p->classes;
-  for (int64_t i = 0; i < p->outer * p->inner; i++) {
-    const int64_t t = job->target[i];
-    if (t == p->ignore_index) continue;
-    if (t < 0 || t >= p->classes)
-      OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, args->node ? args->node : "", (long long)i, (long long)p->classes);
-    job->total += (double)class_weight(job, t);
-  }
-  return OMC_OK;
-}
-
-/* Calls `row` for each row if classes are the last axis, else `cols` for each group of rows. */
-static void run_rows(const omc_kernel_args *args, loss_job *job, omc_range_fn row,
-                     omc_range_fn cols) {
-  const loss_params *p = job->p;
-  const int64_t width = p->inner < COLS ? p->inner : COLS;
-  omc_parallel_for(p->outer * job->groups, 1 + CELLS_PER_TASK / (p->classes * width + 1),
-                   args->threads, p->inner == 1 ? row : cols, job);
-}
-
-/* Where a group of rows starts and how many it has. */
-typedef struct {
-  const elem *x;     /* class 0 of the group's first row */
-  int64_t cell, row; /* offsets of x in the logits and of the first row in [outer, inner] */
-  int64_t cols;
-} loss_group;
-
-static loss_group group_at(const loss_job *job, int64_t g) {
-  const loss_params *p = job->p;
-  const int64_t outer = g / job->groups, col = g % job->groups * COLS;
-  const int64_t cell = outer * p->classes * p->inner + col;
-  return (loss_group){job->logits + cell, cell, outer * p->inner + col,
-                      p->inner - col < COLS ? p->inner - col : COLS};
-}
-
-/* A row's loss from its sums, all of x shifted down by the row's maximum: log of the sum of
- * exponentials, x[t], and the sum of w[c] * x[c]. */
-static real row_loss(const loss_job *job, int64_t t, real log_sum, real x_t, real dot) {
-  const real loss = job->hard * class_weight(job, t) * (log_sum - x_t);
-  return job->soft > 0 ? loss + job->soft * (job->weights * log_sum - dot) : loss;
-}
-
-static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes;
-  for (int64_t r = begin; r < end; r++) {
-    const elem *x = job->logits + r * n, *w = job->weight;
-    const int64_t t = job->target[r];
-    const real top = row_max(x, n);
-    const real log_sum = (real)log((double)row_sum_exp(x, n, top));
-    real dot = 0;
-    if (job->soft > 0 && w)
-      dot = OMC_ROW_SUM(n, (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
-    else if (job->soft > 0)
-      dot = OMC_ROW_SUM(n, vld_fill(x + k, left, top) - vset(top));
-    if (job->top) job->top[r] = top, job->log_sum[r] = log_sum;
-    job->loss[r] = t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
-  }
-}
-
-static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes, step = job->p->inner;
-  for (int64_t g = begin; g < end; g++) {
-    const loss_group at = group_at(job, g);
-    real top[COLS], sum[COLS] = {0}, dot[COLS] = {0};
-    for (int64_t j = 0; j < COLS; j++) top[j] = -(real)INFINITY;
-    for (int64_t c = 0; c < n; c++)
-      for (int64_t j = 0; j < at.cols; j += OMC_VL)
-        vstr(top + j, vmax(vldr(top + j), vld_fill(at.x + c * step + j, at.cols - j, 0)));
-    for (int64_t c = 0; c < n; c++) {
-      const vreal w = vset(class_weight(job, c));
-      for (int64_t j = 0; j < at.cols; j += OMC_VL) {
-        const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0) - vldr(top + j);
-        vstr(sum + j, vldr(sum + j) + vexp(x));
-        if (job->soft > 0) vstr(dot + j, vldr(dot + j) + w * x);
-      }
-    }
-    for (int64_t j = 0; j < at.cols; j++) {
-      const int64_t t = job->target[at.row + j];
-      const real log_sum = (real)log((double)sum[j]);
-      if (job->top) job->top[at.row + j] = top[j], job->log_sum[at.row + j] = log_sum;
-      job->loss[at.row + j] =
-          t == job->p->ignore_index
-              ? 0
-              : row_loss(job, t, log_sum, ld(at.x + t * step + j) - top[j], dot[j]);
-    }
-  }
-}
-
-/* The losses of all rows, or what they are reduced to; and the total, unless it is NULL. */
-static void store_loss(const loss_job *job, elem *out, real *total) {
-  const loss_params *p = job->p;
-  const int64_t rows = p->outer * p->inner;
-  if (p->reduction == REDUCE_NONE) {
-    for (int64_t r = 0; r < rows; r++) st(out + r, job->loss[r]);
-  } else {
-    double sum = 0;
-    for (int64_t r = 0; r < rows; r++) sum += (double)job->loss[r];
-    st(out, (real)(p->reduction == REDUCE_MEAN ? sum / job->total : sum));
-  }
-  if (total) *total = (real)job->total;
-}
-
-OMC_KERNEL(CrossEntropy) {
-  loss_job job;
-  OMC_TRY(prepare(args, 0, 1, 2, &job));
-  job.loss = args->workspace;
-  job.top = omc_out_data(args, 1);
-  job.log_sum = omc_out_data(args, 2);
-  run_rows(args, &job, forward_rows, forward_cols);
-  store_loss(&job, args->out[0].data, omc_out_data(args, 3));
-  return OMC_OK;
-}
-
-/* The gradient of row r's loss, times what flows into it: dx[c] is
- * p[c] * prob - w[c] * soft, less `hard` at the target. All 0 for a row that does not count. */
-typedef struct {
-  real prob, soft, hard;
-} row_scale;
-
-static row_scale scale_of(const loss_job *job, int64_t r) {
-  const loss_params *p = job->p;
-  const int64_t t = job->target[r];
-  if (t == p->ignore_index) return (row_scale){0, 0, 0};
-  real flow = ld(job->dloss + (p->reduction == REDUCE_NONE ? r : 0));
-  if (p->reduction == REDUCE_MEAN) flow /= (real)job->total;
-  const real hard = job->hard * class_weight(job, t);
-  const real soft = job->soft == 0 ? 0 : flow * job->soft; /* none of an infinite flow either */
-  return (row_scale){flow * (hard + job->soft * job->weights), soft, flow * hard};
-}
-
-static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes;
-  for (int64_t r = begin; r < end; r++) {
-    const elem *x = job->logits + r * n, *w = job->weight;
-    elem *dx = job->dlogits + r * n;
-    const int64_t t = job->target[r];
-    const bool ignored = t == job->p->ignore_index;
-    if (ignored && !isnan(job->log_sum[r])) { /* NaN times 0 is not 0 */
-      memset(dx, 0, (size_t)n * sizeof *dx);
-      continue;
-    }
-    const row_scale s = scale_of(job, r);
-    const vreal top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
-    const vreal prob = vset(s.prob), soft = vset(s.soft);
-    for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-      const vreal pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
-      vst_upto(dx + k, vexp(vld_fill(x + k, left, 0) - top - log_sum) * prob - pull, left);
-    }
-    if (!ignored) st(dx + t, ld(dx + t) - s.hard);
-  }
-}
-
-static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes, step = job->p->inner;
-  for (int64_t g = begin; g < end; g++) {
-    const loss_group at = group_at(job, g);
-    elem *dx = job->dlogits + at.cell;
-    real top[COLS] = {0}, log_sum[COLS] = {0};
-    real prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
-    for (int64_t j = 0; j < at.cols; j++) {
-      const row_scale s = scale_of(job, at.row + j);
-      top[j] = job->top[at.row + j], log_sum[j] = job->log_sum[at.row + j];
-      prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
-    }
-    for (int64_t c = 0; c < n; c++) {
-      const vreal w = vset(class_weight(job, c));
-      for (int64_t j = 0; j < at.cols; j += OMC_VL) {
-        const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0);
-        const vreal e = vexp(x - vldr(top + j) - vldr(log_sum + j));
-        const vreal d = e * vldr(prob + j) - w * vldr(soft + j);
-        vst_upto(dx + c * step + j, d, at.cols - j);
-      }
-    }
-    for (int64_t j = 0; j < at.cols; j++) {
-      const int64_t t = job->target[at.row + j];
-      if (t == job->p->ignore_index) continue;
-      elem *cell = dx + t * step + j;
-      st(cell, ld(cell) - hard[j]);
-    }
-  }
-}
-
-/* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
-OMC_KERNEL(CrossEntropyGrad) {
-  loss_job job;
-  OMC_TRY(prepare(args, 1, 2, 6, &job));
-  job.dloss = args->in[0].data;
-  job.top = args->in[3].data;
-  job.log_sum = args->in[4].data;
-  job.total = (double)*(const real *)args->in[5].data;
-  job.dlogits = args->out[0].data;
-  run_rows(args, &job, backward_rows, backward_cols);
-  return OMC_OK;
-}
-
-/* Where class c of row r is. */
-static int64_t cell_of(const loss_params *p, int64_t r, int64_t c) {
-  return (r / p->inner * p->classes + c) * p->inner + r % p->inner;
-}
-
-/* Inputs: log probabilities, target, weight?. Outputs: loss, total. */
-OMC_KERNEL(NegativeLogLikelihoodLoss) {
-  loss_job job;
-  OMC_TRY(prepare(args, 0, 1, 2, &job));
-  const loss_params *p = job.p;
-  job.loss = args->workspace;
-  for (int64_t r = 0; r < p->outer * p->inner; r++) {
-    const int64_t t = job.target[r];
-    job.loss[r] =
-        t == p->ignore_index ? 0 : -ld(job.logits + cell_of(p, r, t)) * class_weight(&job, t);
-  }
-  store_loss(&job, args->out[0].data, omc_out_data(args, 1));
-  return OMC_OK;
-}
-
-static void clear_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes * job->p->inner;
-  memset(job->dlogits + begin * n, 0, (size_t)((end - begin) * n) * sizeof *job->dlogits);
-}
-
-/* Inputs: dloss, target, total, weight?. */
-OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
-  loss_job job;
-  OMC_TRY(prepare(args, 0, 1, 3, &job));
-  const loss_params *p = job.p;
-  job.dloss = args->in[0].data;
-  job.total = (double)*(const real *)args->in[2].data;
-  job.dlogits = args->out[0].data;
-  omc_parallel_for(p->outer, 1 + CELLS_PER_TASK / (p->classes * p->inner + 1), args->threads,
-                   clear_rows, &job);
-  for (int64_t r = 0; r < p->outer * p->inner; r++) {
-    const int64_t t = job.target[r];
-    if (t != p->ignore_index) st(job.dlogits + cell_of(p, r, t), -scale_of(&job, r).hard);
-  }
-  return OMC_OK;
-}
-
-/* Its input, whose elements have to be from 0 to 1. */
-OMC_KERNEL(UnitInterval) {
-  const elem *x = omc_in_data(args, 0);
-  elem *y = omc_out_data(args, 0);
-  bool inside = true;
-  const int64_t n = omc_shape_numel(&args->in[0].type->shape);
-  for (int64_t k = 0; k < n; k++) {
-    const real v = ld(x + k);
-    inside &= v >= 0 && v <= 1;
-    y[k] = x[k];
-  }
-  if (!inside)
-    OMC_FAIL(EDOMAIN, "all elements of input should be between 0 and 1 ('%s')",
-             args->node ? args->node : "");
-  return OMC_OK;
-}
-
-#endif
-
-#ifdef OMC_RECORDS
-
-#include <string.h>
-
-static const char *const reduction_names[] = {"none", "mean", "sum"}; /* by loss_reduction */
+static const char *const reduction_names[] = {"none", "mean", "sum"}; /* by omc_loss_reduction */
 
 static int32_t class_axis(const omc_shape *logits) { return logits->rank > 1 ? 1 : 0; }
 
 /* Reads the attributes and checks that logits, target and weight (NULL: none) go together;
  * *rows is the shape of target. */
 static omc_status check(const omc_node *node, const omc_type *logits, uint32_t target_index,
-                        const omc_value *weight, loss_params *p, omc_shape *rows) {
+                        const omc_value *weight, omc_loss_form *p, omc_shape *rows) {
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_TRY(omc_need_dtype(node, target_index, OMC_I64));
   const omc_type *target = &omc_in(node, target_index)->type;
@@ -357,51 +38,38 @@ static omc_status check(const omc_node *node, const omc_type *logits, uint32_t t
     OMC_NODE_FAIL(node, ESHAPE, "weight %s does not fit the classes of logits %s",
                   omc_type_text(&weight->type, a, sizeof a), omc_type_text(logits, b, sizeof b));
 
-  *p = (loss_params){.outer = axis ? x->dims[0] : 1,
-                     .classes = x->dims[axis],
-                     .inner = omc_shape_span(x, axis + 1, x->rank),
-                     .ignore_index = omc_attr_int(node, "ignore_index", -100),
-                     .smoothing = omc_attr_float(node, "label_smoothing", 0)};
+  *p = (omc_loss_form){.outer = axis ? x->dims[0] : 1,
+                       .classes = x->dims[axis],
+                       .inner = omc_shape_span(x, axis + 1, x->rank),
+                       .ignore_index = omc_attr_int(node, "ignore_index", -100),
+                       .smoothing = omc_attr_float(node, "label_smoothing", 0)};
   if (!(p->smoothing >= 0 && p->smoothing <= 1))
     OMC_NODE_FAIL(node, EINVALID, "label_smoothing %g is not within 0..1", p->smoothing);
   const char *reduction = omc_attr_string(node, "reduction", "mean");
   for (int i = 0; i < 3; i++)
     if (strcmp(reduction, reduction_names[i]) == 0) {
-      p->reduction = (loss_reduction)i;
+      p->reduction = (omc_loss_reduction)i;
       return OMC_OK;
     }
   OMC_NODE_FAIL(node, EINVALID, "reduction \"%s\" is not none, mean or sum", reduction);
 }
 
-static omc_status forward_check(const omc_node *node, loss_params *p, omc_shape *rows) {
+omc_status omc_loss_form_of(const omc_node *node, omc_loss_form *p, omc_shape *rows) {
   OMC_TRY(omc_need_float(node, 0));
   return check(node, &omc_in(node, 0)->type, 1, omc_in(node, 2), p, rows);
 }
 
 static omc_status forward_infer(omc_node *node) {
-  loss_params p;
+  omc_loss_form p;
   omc_shape rows;
-  OMC_TRY(forward_check(node, &p, &rows));
+  OMC_TRY(omc_loss_form_of(node, &p, &rows));
   const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  omc_set_type(node, 0, dtype, p.reduction == REDUCE_NONE ? &rows : &scalar);
+  omc_set_type(node, 0, dtype, p.reduction == OMC_LOSS_NONE ? &rows : &scalar);
   omc_set_type(node, 1, omc_dtype_real(dtype), &rows);
   omc_set_type(node, 2, omc_dtype_real(dtype), &rows);
   omc_set_type(node, 3, omc_dtype_real(dtype), &scalar);
   return OMC_OK;
-}
-
-static omc_status forward_params(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  omc_shape rows;
-  return forward_check(node, params, &rows);
-}
-
-static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
-  (void)threads;
-  const loss_params *p = params;
-  return (size_t)(p->outer * p->inner) *
-         omc_dtype_size(omc_dtype_real(omc_in(node, 0)->type.dtype));
 }
 
 static omc_status forward_grad(omc_grad *g) {
@@ -415,7 +83,7 @@ static omc_status forward_grad(omc_grad *g) {
   return g->b.status;
 }
 
-static omc_status backward_check(const omc_node *node, loss_params *p) {
+omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *p) {
   OMC_TRY(omc_need_float(node, 1));
   const omc_type *logits = &omc_in(node, 1)->type;
   omc_shape rows;
@@ -425,7 +93,7 @@ static omc_status backward_check(const omc_node *node, loss_params *p) {
     const char *name;
     uint32_t input;
     omc_type type;
-  } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == REDUCE_NONE ? rows : scalar}},
+  } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == OMC_LOSS_NONE ? rows : scalar}},
                   {"top", 3, {omc_dtype_real(logits->dtype), rows}},
                   {"log_sum", 4, {omc_dtype_real(logits->dtype), rows}},
                   {"total", 5, {omc_dtype_real(logits->dtype), scalar}}};
@@ -440,26 +108,21 @@ static omc_status backward_check(const omc_node *node, loss_params *p) {
 }
 
 static omc_status backward_infer(omc_node *node) {
-  loss_params p;
-  OMC_TRY(backward_check(node, &p));
+  omc_loss_form p;
+  OMC_TRY(omc_cross_entropy_grad_form_of(node, &p));
   omc_set_type(node, 0, omc_in(node, 1)->type.dtype, &omc_in(node, 1)->type.shape);
   return OMC_OK;
-}
-
-static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  return backward_check(node, params);
 }
 
 /* ---- of log probabilities ---- */
 
 static omc_status nll_infer(omc_node *node) {
-  loss_params p;
+  omc_loss_form p;
   omc_shape rows;
-  OMC_TRY(forward_check(node, &p, &rows));
+  OMC_TRY(omc_loss_form_of(node, &p, &rows));
   const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  omc_set_type(node, 0, dtype, p.reduction == REDUCE_NONE ? &rows : &scalar);
+  omc_set_type(node, 0, dtype, p.reduction == OMC_LOSS_NONE ? &rows : &scalar);
   omc_set_type(node, 1, omc_dtype_real(dtype), &scalar);
   return OMC_OK;
 }
@@ -474,58 +137,35 @@ static omc_status nll_grad(omc_grad *g) {
   return g->b.status;
 }
 
-static omc_status nll_grad_check(const omc_node *node, loss_params *p, omc_type *of) {
+omc_status omc_nll_grad_form_of(const omc_node *node, omc_loss_form *p, omc_type *of) {
   omc_shape rows;
   OMC_TRY(omc_need_float(node, 0));
   *of = (omc_type){.dtype = omc_in(node, 0)->type.dtype};
   OMC_TRY(omc_need_shape(node, &of->shape));
   OMC_TRY(check(node, of, 1, omc_in(node, 3), p, &rows));
   const omc_shape scalar = {.rank = 0};
-  return omc_need_gradient(node, p->reduction == REDUCE_NONE ? &rows : &scalar);
+  return omc_need_gradient(node, p->reduction == OMC_LOSS_NONE ? &rows : &scalar);
 }
 
 static omc_status nll_grad_infer(omc_node *node) {
-  loss_params p;
+  omc_loss_form p;
   omc_type of;
-  OMC_TRY(nll_grad_check(node, &p, &of));
+  OMC_TRY(omc_nll_grad_form_of(node, &p, &of));
   omc_set_type(node, 0, of.dtype, &of.shape);
   return OMC_OK;
 }
 
-static omc_status nll_grad_params(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  omc_type of;
-  return nll_grad_check(node, params, &of);
-}
-
 /* ---- records ---- */
 
-#define LOSS(name_, min, max, outputs, infer_, params_, ...)         \
-  OMC_KERNELS(name_)                                                 \
-  const omc_op omc_op_##name_ = {.name = #name_,                     \
-                                 .min_in = min,                      \
-                                 .max_in = max,                      \
-                                 .n_out = outputs,                   \
-                                 .infer = infer_,                    \
-                                 .params_size = sizeof(loss_params), \
-                                 .params = params_,                  \
-                                 .cpu = &omc_kernels_##name_,        \
+#define LOSS(name_, min, max, outputs, infer_, ...) \
+  const omc_op omc_op_##name_ = {.name = #name_,    \
+                                 .min_in = min,     \
+                                 .max_in = max,     \
+                                 .n_out = outputs,  \
+                                 .infer = infer_,   \
                                  __VA_ARGS__};
-
-LOSS(CrossEntropy, 2, 3, 4, forward_infer, forward_params, .grad = forward_grad,
-     .workspace = forward_workspace)
-LOSS(CrossEntropyGrad, 6, 7, 1, backward_infer, backward_params, .flags = OMC_OP_INPLACE_1)
-LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, nll_infer, forward_params, .grad = nll_grad,
-     .workspace = forward_workspace)
-LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, nll_grad_infer, nll_grad_params)
-
-OMC_KERNELS(UnitInterval)
-const omc_op omc_op_UnitInterval = {.name = "UnitInterval",
-                                    .min_in = 1,
-                                    .max_in = 1,
-                                    .n_out = 1,
-                                    .flags = OMC_OP_INPLACE_0,
-                                    .infer = omc_infer_float,
-                                    .cpu = &omc_kernels_UnitInterval};
-
-#endif
+LOSS(CrossEntropy, 2, 3, 4, forward_infer, .grad = forward_grad)
+LOSS(CrossEntropyGrad, 6, 7, 1, backward_infer, .in_place = 1u << 1)
+LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, nll_infer, .grad = nll_grad)
+LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, nll_grad_infer)
+LOSS(UnitInterval, 1, 1, 1, omc_infer_float, .in_place = 1u << 0)

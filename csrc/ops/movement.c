@@ -1,66 +1,14 @@
-/* Ops that move elements. Each is a list of strided copies, and one kernel runs them all. */
+/* Ops that move elements. */
 #include <string.h>
 
 #include "base/int.h"
-#include "cpu/kernel.h"
-#include "cpu/strided.h"
+#include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
 
-#ifdef OMC_RECORDS
-
-/* Copies of parts of inputs to parts of outputs. */
-typedef struct move {
-  uint32_t from, to; /* input, output */
-  omc_strided part;
-} move;
-
-typedef struct move_params {
-  uint32_t n;
-  move *moves;
-  bool fill;    /* out[0] is filled first, */
-  uint32_t pad; /* with this input if there is one, else with zeros */
-} move_params;
-
-OMC_KERNEL_ANY(Move) {
-  const move_params *p = args->params;
-  if (p->fill) {
-    const omc_type *out = args->out[0].type;
-    omc_strided_fill(args->out[0].data, omc_shape_numel(&out->shape), omc_dtype_size(out->dtype),
-                     p->pad ? omc_in_data(args, p->pad) : NULL, args->threads);
-  }
-  for (uint32_t i = 0; i < p->n; i++) {
-    const move *m = &p->moves[i];
-    omc_strided_copy(&m->part, args->out[m->to].data, args->in[m->from].data, args->threads);
-  }
-  return OMC_OK;
-}
-
-static omc_status reserve(const omc_node *node, omc_arena *arena, uint32_t n, move_params *p) {
-  p->moves = OMC_NEW_ARRAY(arena, move, n);
-  if (p->moves) return OMC_OK;
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for %u moves", n);
-}
-
-static void push(move_params *p, const omc_node *node, uint32_t from, uint32_t to,
-                 const omc_strided *part) {
-  move *m = &p->moves[p->n++];
-  *m = (move){from, to, *part};
-  omc_strided_prepare(&m->part, omc_dtype_size(omc_in(node, 0)->type.dtype));
-}
-
-/* All of `shape`, both sides being dense tensors of the shapes given. */
-static omc_strided between(const omc_shape *shape, const omc_shape *src, const omc_shape *dst) {
-  omc_strided c = {.rank = shape->rank};
-  memcpy(c.dims, shape->dims, (size_t)shape->rank * sizeof c.dims[0]);
-  omc_shape_strides(src, c.src);
-  omc_shape_strides(dst, c.dst);
-  return c;
-}
-
 /* ---- Transpose ---- */
 
-static omc_status perm_of(const omc_node *node, int32_t *perm) {
+omc_status omc_perm_of(const omc_node *node, int32_t *perm) {
   uint32_t n;
   const int64_t *given = omc_attr_ints(node, "perm", &n);
   const int32_t rank = omc_in_shape(node, 0)->rank;
@@ -77,7 +25,7 @@ static omc_status perm_of(const omc_node *node, int32_t *perm) {
 
 static omc_status infer_transpose(omc_node *node) {
   int32_t perm[OMC_MAX_RANK];
-  OMC_TRY(perm_of(node, perm));
+  OMC_TRY(omc_perm_of(node, perm));
   omc_shape shape = *omc_in_shape(node, 0);
   for (int32_t i = 0; i < shape.rank; i++) shape.dims[i] = omc_in_shape(node, 0)->dims[perm[i]];
   omc_set_shape(node, &shape);
@@ -87,23 +35,10 @@ static omc_status infer_transpose(omc_node *node) {
 static omc_status grad_transpose(omc_grad *g) {
   int32_t perm[OMC_MAX_RANK];
   int64_t inverse[OMC_MAX_RANK];
-  OMC_TRY(perm_of(g->node, perm));
+  OMC_TRY(omc_perm_of(g->node, perm));
   for (int32_t i = 0; i < omc_in_shape(g->node, 0)->rank; i++) inverse[perm[i]] = i;
   g->din[0] = omc_transpose(&g->b, g->dout[0], inverse);
   return g->b.status;
-}
-
-static omc_status params_transpose(const omc_node *node, omc_arena *arena, void *params) {
-  int32_t perm[OMC_MAX_RANK];
-  int64_t strides[OMC_MAX_RANK];
-  OMC_TRY(perm_of(node, perm));
-  OMC_TRY(reserve(node, arena, 1, params));
-  const omc_shape *out = &node->out[0]->type.shape;
-  omc_strided c = between(out, out, out);
-  omc_shape_strides(omc_in_shape(node, 0), strides);
-  for (int32_t i = 0; i < c.rank; i++) c.src[i] = strides[perm[i]];
-  push(params, node, 0, 0, &c);
-  return OMC_OK;
 }
 
 /* ---- Expand ---- */
@@ -124,15 +59,6 @@ static omc_status infer_expand(omc_node *node) {
 static omc_status grad_expand(omc_grad *g) {
   g->din[0] = g->dout[0]; /* the sweep sums it back */
   return g->b.status;
-}
-
-static omc_status params_expand(const omc_node *node, omc_arena *arena, void *params) {
-  OMC_TRY(reserve(node, arena, 1, params));
-  const omc_shape *out = &node->out[0]->type.shape;
-  omc_strided c = between(out, out, out);
-  omc_broadcast_strides(omc_in_shape(node, 0), out, c.src);
-  push(params, node, 0, 0, &c);
-  return OMC_OK;
 }
 
 /* ---- Concat and Split ---- */
@@ -168,21 +94,6 @@ static omc_status grad_concat(omc_grad *g) {
   const omc_attr attr = omc_ai("axis", axis);
   omc_build(&g->b, OMC_OP_Split, 2, in, 0, 1, &attr, node->n_in, g->din);
   return g->b.status;
-}
-
-static omc_status params_concat(const omc_node *node, omc_arena *arena, void *params) {
-  int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis));
-  OMC_TRY(reserve(node, arena, node->n_in, params));
-  int64_t at = 0;
-  for (uint32_t i = 0; i < node->n_in; i++) {
-    const omc_shape *x = omc_in_shape(node, i);
-    omc_strided c = between(x, x, &node->out[0]->type.shape);
-    c.dst_offset = at * c.dst[axis];
-    at += x->dims[axis];
-    push(params, node, i, 0, &c);
-  }
-  return OMC_OK;
 }
 
 static omc_status infer_split(omc_node *node) {
@@ -221,31 +132,7 @@ static omc_status grad_split(omc_grad *g) {
   return g->b.status;
 }
 
-static omc_status params_split(const omc_node *node, omc_arena *arena, void *params) {
-  const omc_shape *x = omc_in_shape(node, 0);
-  int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, x->rank, &axis));
-  OMC_TRY(reserve(node, arena, node->n_out, params));
-  int64_t at = 0;
-  for (uint32_t k = 0; k < node->n_out; k++) {
-    const int64_t size = omc_const_int(omc_in(node, 1), k);
-    if (node->out[k]) {
-      const omc_shape *out = &node->out[k]->type.shape;
-      omc_strided c = between(out, x, out);
-      c.src_offset = at * c.src[axis];
-      push(params, node, 0, k, &c);
-    }
-    at += size;
-  }
-  return OMC_OK;
-}
-
 /* ---- Slice and SliceGrad: starts, ends, axes and steps are inputs 1 to 4 ---- */
-
-typedef struct slice {
-  omc_shape shape; /* of the slice */
-  int64_t start[OMC_MAX_RANK], step[OMC_MAX_RANK];
-} slice;
 
 /* Elements from `start` to before `end` as ONNX bounds them; *start becomes the first index. */
 static int64_t slice_dim(int64_t dim, int64_t *start, int64_t end, int64_t step) {
@@ -259,7 +146,7 @@ static int64_t slice_dim(int64_t dim, int64_t *start, int64_t end, int64_t step)
 }
 
 /* The slice that a node's inputs take of a tensor of shape `of`. */
-static omc_status read_slice(const omc_node *node, const omc_shape *of, slice *s) {
+omc_status omc_slice_form_of(const omc_node *node, const omc_shape *of, omc_slice_form *s) {
   int64_t list[4][OMC_MAX_RANK];
   int32_t n[4] = {0};
   for (uint32_t i = 0; i < 4; i++)
@@ -282,17 +169,9 @@ static omc_status read_slice(const omc_node *node, const omc_shape *of, slice *s
   return OMC_OK;
 }
 
-/* Turns the side with these strides, that of the whole tensor, into the slice of it. */
-static void take_slice(const slice *s, int64_t *strides, int64_t *offset) {
-  for (int32_t i = 0; i < s->shape.rank; i++) {
-    *offset += s->start[i] * strides[i];
-    strides[i] *= s->step[i];
-  }
-}
-
 static omc_status infer_slice(omc_node *node) {
-  slice s;
-  OMC_TRY(read_slice(node, omc_in_shape(node, 0), &s));
+  omc_slice_form s;
+  OMC_TRY(omc_slice_form_of(node, omc_in_shape(node, 0), &s));
   omc_set_shape(node, &s.shape);
   return OMC_OK;
 }
@@ -312,21 +191,11 @@ static omc_status grad_slice(omc_grad *g) {
   return slice_like(g, OMC_OP_SliceGrad, 1, &attr);
 }
 
-static omc_status params_slice(const omc_node *node, omc_arena *arena, void *params) {
-  slice s;
-  OMC_TRY(read_slice(node, omc_in_shape(node, 0), &s));
-  OMC_TRY(reserve(node, arena, 1, params));
-  omc_strided c = between(&s.shape, omc_in_shape(node, 0), &s.shape);
-  take_slice(&s, c.src, &c.src_offset);
-  push(params, node, 0, 0, &c);
-  return OMC_OK;
-}
-
 static omc_status infer_slice_grad(omc_node *node) {
   omc_shape shape;
-  slice s;
+  omc_slice_form s;
   OMC_TRY(omc_need_shape(node, &shape));
-  OMC_TRY(read_slice(node, &shape, &s));
+  OMC_TRY(omc_slice_form_of(node, &shape, &s));
   OMC_TRY(omc_need_gradient(node, &s.shape));
   omc_set_shape(node, &shape);
   return OMC_OK;
@@ -334,21 +203,9 @@ static omc_status infer_slice_grad(omc_node *node) {
 
 static omc_status grad_slice_grad(omc_grad *g) { return slice_like(g, OMC_OP_Slice, 0, NULL); }
 
-static omc_status params_slice_grad(const omc_node *node, omc_arena *arena, void *params) {
-  move_params *p = params;
-  slice s;
-  OMC_TRY(read_slice(node, &node->out[0]->type.shape, &s));
-  OMC_TRY(reserve(node, arena, 1, p));
-  p->fill = !omc_shape_equal(&s.shape, &node->out[0]->type.shape);
-  omc_strided c = between(&s.shape, &s.shape, &node->out[0]->type.shape);
-  take_slice(&s, c.dst, &c.dst_offset);
-  push(p, node, 0, 0, &c);
-  return OMC_OK;
-}
-
 /* ---- Pad: pads[i] before and pads[rank + i] after axis i ---- */
 
-static omc_status read_pads(const omc_node *node, int64_t *pads) {
+omc_status omc_pads_of(const omc_node *node, int64_t *pads) {
   const int32_t rank = omc_in_shape(node, 0)->rank;
   int32_t n;
   OMC_TRY(omc_need_ints(node, 1, 2 * OMC_MAX_RANK, pads, &n));
@@ -361,7 +218,7 @@ static omc_status infer_pad(omc_node *node) {
   omc_shape shape = *omc_in_shape(node, 0);
   int64_t pads[2 * OMC_MAX_RANK];
   if (strcmp(mode, "constant") != 0) OMC_NODE_FAIL(node, EUNSUPPORTED, "mode \"%s\"", mode);
-  OMC_TRY(read_pads(node, pads));
+  OMC_TRY(omc_pads_of(node, pads));
   for (int32_t i = 0; i < shape.rank; i++) {
     int64_t *dim = &shape.dims[i];
     if (__builtin_add_overflow(*dim, pads[i], dim) ||
@@ -383,30 +240,10 @@ static omc_status infer_pad(omc_node *node) {
 static omc_status grad_pad(omc_grad *g) {
   int64_t pads[2 * OMC_MAX_RANK];
   const int32_t n = 2 * omc_in_shape(g->node, 0)->rank;
-  OMC_TRY(read_pads(g->node, pads));
+  OMC_TRY(omc_pads_of(g->node, pads));
   for (int32_t i = 0; i < n; i++) pads[i] = -pads[i];
   g->din[0] = omc_b2(&g->b, OMC_OP_Pad, g->dout[0], omc_ints(&g->b, pads, n));
   return g->b.status;
-}
-
-static omc_status params_pad(const omc_node *node, omc_arena *arena, void *params) {
-  move_params *p = params;
-  const omc_shape *x = omc_in_shape(node, 0), *out = &node->out[0]->type.shape;
-  int64_t pads[2 * OMC_MAX_RANK];
-  OMC_TRY(read_pads(node, pads));
-  OMC_TRY(reserve(node, arena, 1, p));
-  omc_strided c = between(x, x, out);
-  for (int32_t i = 0; i < c.rank; i++) {
-    const int64_t before = pads[i], after = pads[c.rank + i];
-    p->fill |= before > 0 || after > 0;
-    c.dims[i] += (before < 0 ? before : 0) + (after < 0 ? after : 0);
-    if (c.dims[i] < 0) c.dims[i] = 0;
-    c.src_offset += before < 0 ? -before * c.src[i] : 0;
-    c.dst_offset += before > 0 ? before * c.dst[i] : 0;
-  }
-  p->pad = 2;
-  push(p, node, 0, 0, &c);
-  return OMC_OK;
 }
 
 /* ---- Tile ---- */
@@ -443,36 +280,15 @@ static omc_status grad_tile(omc_grad *g) {
   return g->b.status;
 }
 
-static omc_status params_tile(const omc_node *node, omc_arena *arena, void *params) {
-  const omc_shape *x = omc_in_shape(node, 0), *out = &node->out[0]->type.shape;
-  int64_t src[OMC_MAX_RANK], dst[OMC_MAX_RANK];
-  OMC_TRY(reserve(node, arena, 1, params));
-  omc_shape_strides(x, src);
-  omc_shape_strides(out, dst);
-  omc_strided c = {.rank = 2 * x->rank};
-  for (int32_t i = 0; i < x->rank; i++) {
-    c.dims[2 * i] = omc_const_int(omc_in(node, 1), i);
-    c.dst[2 * i] = dst[i] * x->dims[i];
-    c.dims[2 * i + 1] = x->dims[i];
-    c.src[2 * i + 1] = src[i];
-    c.dst[2 * i + 1] = dst[i];
-  }
-  push(params, node, 0, 0, &c);
-  return OMC_OK;
-}
-
 /* ---- records ---- */
 
-#define MOVE_OP(name_, min, max, outs, id)                           \
-  const omc_op omc_op_##name_ = {.name = #name_,                     \
-                                 .min_in = min,                      \
-                                 .max_in = max,                      \
-                                 .n_out = outs,                      \
-                                 .infer = infer_##id,                \
-                                 .grad = grad_##id,                  \
-                                 .params_size = sizeof(move_params), \
-                                 .params = params_##id,              \
-                                 .cpu = &omc_kernels_Move};
+#define MOVE_OP(name_, min, max, outs, id)            \
+  const omc_op omc_op_##name_ = {.name = #name_,      \
+                                 .min_in = min,       \
+                                 .max_in = max,       \
+                                 .n_out = outs,       \
+                                 .infer = infer_##id, \
+                                 .grad = grad_##id};
 MOVE_OP(Concat, 1, OMC_VARIADIC, 1, concat)
 MOVE_OP(Expand, 2, 2, 1, expand)
 MOVE_OP(Pad, 2, 3, 1, pad)
@@ -481,5 +297,3 @@ MOVE_OP(SliceGrad, 3, 5, 1, slice_grad)
 MOVE_OP(Split, 2, 2, OMC_VARIADIC, split)
 MOVE_OP(Tile, 2, 2, 1, tile)
 MOVE_OP(Transpose, 1, 1, 1, transpose)
-
-#endif

@@ -1,245 +1,11 @@
 /* Pooling over the last one or two axes; all before them are planes. One axis is a plane of one
- * row. Averages of any kind are tables of windows: where each starts, ends and by what its sum is
- * divided, along each axis. */
-#include <math.h>
+ * row. */
 #include <string.h>
 
 #include "base/int.h"
-#include "cpu/kernel.h"
-#include "cpu/parallel.h"
+#include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
-#ifdef OMC_VARIANT
-#include "cpu/rows.h"
-#endif
-
-#define GRAIN 16384 /* elements that are worth a thread */
-
-typedef struct max_params {
-  int64_t planes, in[2], out[2], kernel[2], stride[2], pad[2], dilation[2];
-} max_params;
-
-typedef struct max_grad_params {
-  int64_t planes, in, out; /* elements of a plane */
-} max_grad_params;
-
-/* Window i of an axis is [start[i], end[i]); an average is divided by size[0][i] * size[1][j], or
- * by `divisor` if that is not 0. */
-typedef struct average_params {
-  int64_t planes, in[2], out[2], divisor;
-  const int64_t *start[2], *end[2], *size[2];
-} average_params;
-
-/* Elements from one thread's row of columns to the next: whole cache lines. */
-static inline int64_t columns_pitch(const average_params *p) {
-  return (int64_t)omc_round_up((size_t)p->in[1], 16);
-}
-
-#ifdef OMC_VARIANT
-#if OMC_IS_FLOAT
-
-#define CHUNK 256 /* outputs of a row that are worked on together */
-
-typedef struct pool_job {
-  const void *params;
-  const elem *x;
-  elem *y;
-  int64_t *indices; /* NULL: not wanted */
-  real *scratch;    /* a row of columns for each thread */
-} pool_job;
-
-/* Outputs [*low, *high) of n whose tap `offset` (from the padded start) is inside the input. */
-static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int64_t n, int64_t *low,
-                   int64_t *high) {
-  const int64_t first = pad - offset, last = in - 1 + pad - offset;
-  *low = first > 0 ? omc_ceil_div(first, stride) : 0;
-  *high = last < 0 ? 0 : omc_min(n, last / stride + 1);
-  if (*low > *high) *low = *high;
-}
-
-/* The outputs [from, from + n) of row `oy` of a plane. As in PyTorch, NaN is larger than all, and
- * of several the last is taken; an empty window would be -inf at its first place. */
-static void max_row(const max_params *p, const elem *x, int64_t oy, int64_t from, int64_t n,
-                    elem *y, int64_t *indices) {
-  real best[CHUNK];
-  ireal at[CHUNK];
-  const int64_t top = oy * p->stride[0] - p->pad[0];
-  const int64_t first = top < 0 ? (-top + p->dilation[0] - 1) / p->dilation[0] : 0;
-  for (int64_t k = 0; k < n; k++) {
-    const int64_t left = (from + k) * p->stride[1] - p->pad[1];
-    const int64_t skip = left < 0 ? (-left + p->dilation[1] - 1) / p->dilation[1] : 0;
-    best[k] = -(real)INFINITY;
-    at[k] = (ireal)((top + first * p->dilation[0]) * p->in[1] + left + skip * p->dilation[1]);
-  }
-  for (int64_t ky = first; ky < p->kernel[0]; ky++) {
-    const int64_t iy = top + ky * p->dilation[0];
-    if (iy >= p->in[0]) break;
-    for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
-      const int64_t left = from * p->stride[1] + kx * p->dilation[1], stride = p->stride[1];
-      const ireal base = (ireal)(iy * p->in[1] + left - p->pad[1]);
-      const elem *row = x + iy * p->in[1];
-      int64_t low, high;
-      inside(left, p->pad[1], stride, p->in[1], n, &low, &high);
-      for (int64_t k = low; k < high; k++) {
-        const real v = ld(row + left - p->pad[1] + k * stride);
-        const bool better = v > best[k] || v != v;
-        best[k] = better ? v : best[k];
-        at[k] = better ? base + (ireal)(k * stride) : at[k];
-      }
-    }
-  }
-  for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
-  for (int64_t k = 0; indices && k < n; k++) indices[k] = at[k];
-}
-
-static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const pool_job *j = ctx;
-  const max_params *p = j->params;
-  for (int64_t r = begin; r < end; r++) {
-    const elem *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
-    for (int64_t from = 0; from < p->out[1]; from += CHUNK) {
-      const int64_t to = r * p->out[1] + from;
-      max_row(p, x, r % p->out[0], from, omc_min(CHUNK, p->out[1] - from), j->y + to,
-              j->indices ? j->indices + to : NULL);
-    }
-  }
-}
-
-OMC_KERNEL(MaxPool) {
-  const max_params *p = args->params;
-  pool_job j = {
-      .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
-  const int64_t unit = p->out[1] * p->kernel[0] * p->kernel[1];
-  omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, max_rows, &j);
-  return OMC_OK;
-}
-
-static void max_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const pool_job *j = ctx;
-  const max_grad_params *p = j->params;
-  for (int64_t plane = begin; plane < end; plane++) {
-    elem *dx = j->y + plane * p->in;
-    const elem *dy = j->x + plane * p->out;
-    const int64_t *at = j->indices + plane * p->out;
-    memset(dx, 0, (size_t)p->in * sizeof *dx);
-    for (int64_t i = 0; i < p->out; i++) st(dx + at[i], ld(dx + at[i]) + ld(dy + i));
-  }
-}
-
-OMC_KERNEL(MaxPoolGrad) {
-  const max_grad_params *p = args->params;
-  int64_t *at = args->in[1].data;
-  for (int64_t i = 0; i < p->planes * p->out; i++)
-    if (at[i] < 0 || at[i] >= p->in)
-      OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for planes of %lld",
-               args->node ? args->node : "", (long long)at[i], (long long)i, (long long)p->in);
-  pool_job j = {.params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = at};
-  omc_parallel_for(p->planes, 1 + GRAIN / (p->in + 1), args->threads, max_grad_planes, &j);
-  return OMC_OK;
-}
-
-/* ---- averages: rows of a window are added up to columns, then columns to results ---- */
-
-static real *columns_of(const pool_job *j, int thread) {
-  const average_params *p = j->params;
-  return j->scratch + thread * columns_pitch(p);
-}
-
-static real divisor_of(const average_params *p, int64_t oy, int64_t ox) {
-  return (real)(p->divisor ? p->divisor : p->size[0][oy] * p->size[1][ox]);
-}
-
-static void add_columns(real *sum, const elem *row, int64_t n) {
-  int64_t k = 0;
-  for (; k + OMC_VL <= n; k += OMC_VL) vstr(sum + k, vldr(sum + k) + vld(row + k));
-  for (; k < n; k++) sum[k] += ld(row + k);
-}
-
-static void add_to_row(elem *row, const real *more, int64_t n) {
-  int64_t k = 0;
-  for (; k + OMC_VL <= n; k += OMC_VL) vst(row + k, vld(row + k) + vldr(more + k));
-  for (; k < n; k++) st(row + k, ld(row + k) + more[k]);
-}
-
-static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  const pool_job *j = ctx;
-  const average_params *p = j->params;
-  real *columns = columns_of(j, thread);
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t oy = r % p->out[0];
-    const elem *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
-    elem *y = j->y + r * p->out[1];
-    if (p->out[1] == 1 && p->end[1][0] - p->start[1][0] == p->in[1]) { /* one block of memory */
-      const int64_t top = p->start[0][oy], rows = p->end[0][oy] - top;
-      st(y, row_sum(x + top * p->in[1], rows * p->in[1]) / divisor_of(p, oy, 0));
-      continue;
-    }
-    memset(columns, 0, (size_t)p->in[1] * sizeof *columns);
-    for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
-      add_columns(columns, x + iy * p->in[1], p->in[1]);
-    for (int64_t ox = 0; ox < p->out[1]; ox++) {
-      real sum = 0;
-      for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) sum += columns[ix];
-      st(y + ox, sum / divisor_of(p, oy, ox));
-    }
-  }
-}
-
-static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  const pool_job *j = ctx;
-  const average_params *p = j->params;
-  real *columns = columns_of(j, thread);
-  for (int64_t plane = begin; plane < end; plane++) {
-    elem *dx = j->y + plane * p->in[0] * p->in[1];
-    const elem *dy = j->x + plane * p->out[0] * p->out[1];
-    memset(dx, 0, (size_t)(p->in[0] * p->in[1]) * sizeof *dx);
-    for (int64_t oy = 0; oy < p->out[0]; oy++, dy += p->out[1]) {
-      memset(columns, 0, (size_t)p->in[1] * sizeof *columns);
-      for (int64_t ox = 0; ox < p->out[1]; ox++) {
-        const real share = ld(dy + ox) / divisor_of(p, oy, ox);
-        for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) columns[ix] += share;
-      }
-      for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
-        add_to_row(dx + iy * p->in[1], columns, p->in[1]);
-    }
-  }
-}
-
-OMC_KERNEL(AveragePool) {
-  const average_params *p = args->params;
-  pool_job j = {
-      .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
-  const int64_t unit = p->in[1] * (1 + p->in[0] / omc_max(p->out[0], 1));
-  omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, average_rows, &j);
-  return OMC_OK;
-}
-
-OMC_KERNEL(AveragePoolGrad) {
-  const average_params *p = args->params;
-  pool_job j = {
-      .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
-  const int64_t unit = p->in[0] * p->in[1];
-  omc_parallel_for(p->planes, 1 + GRAIN / (unit + 1), args->threads, average_grad_planes, &j);
-  return OMC_OK;
-}
-
-#endif
-#endif
-
-#ifdef OMC_RECORDS
-
-OMC_KERNELS(MaxPool)
-OMC_KERNELS(MaxPoolGrad)
-OMC_KERNELS(AveragePool)
-OMC_KERNELS(AveragePoolGrad)
-
-/* A pooling window by axis; of one axis, the second of two. */
-typedef struct geometry {
-  int32_t axes; /* 1 or 2 */
-  int64_t planes, in[2], out[2], kernel[2], stride[2], dilation[2], before[2], after[2];
-} geometry;
 
 /* Reads `n` attribute values into the last n of two; 1, or 0 for pads, if it is absent. */
 static omc_status read_list(const omc_node *node, const char *name, int32_t n, int64_t least_value,
@@ -262,7 +28,7 @@ static omc_status need_spatial(const omc_node *node, const omc_shape *x, uint32_
 }
 
 /* Outputs along an axis. With ceil_mode no window starts in the padding at the end. */
-static int64_t windows(const geometry *g, int32_t i, bool ceil_mode) {
+static int64_t windows(const omc_pool_form *g, int32_t i, bool ceil_mode) {
   const int64_t span =
       g->in[i] + g->before[i] + g->after[i] - g->dilation[i] * (g->kernel[i] - 1) - 1;
   const int64_t up = ceil_mode ? g->stride[i] - 1 : 0;
@@ -271,12 +37,13 @@ static int64_t windows(const geometry *g, int32_t i, bool ceil_mode) {
   return ceil_mode && (n - 1) * g->stride[i] >= g->in[i] + g->before[i] ? n - 1 : n;
 }
 
-static omc_status geometry_of(const omc_node *node, const omc_shape *x, geometry *g) {
+omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
   uint32_t axes;
   omc_attr_ints(node, "kernel_shape", &axes);
   OMC_TRY(need_spatial(node, x, axes));
   int64_t pads[4];
-  *g = (geometry){.axes = (int32_t)axes, .in = {1}, .kernel = {1}, .stride = {1}, .dilation = {1}};
+  *g = (omc_pool_form){
+      .axes = (int32_t)axes, .in = {1}, .kernel = {1}, .stride = {1}, .dilation = {1}};
   const int32_t n = g->axes, from = 2 - n;
   OMC_TRY(read_list(node, "kernel_shape", n, 1, 1, g->kernel + from));
   OMC_TRY(read_list(node, "strides", n, 1, 1, g->stride + from));
@@ -308,17 +75,13 @@ static omc_shape pooled_shape(const omc_shape *x, int32_t axes, const int64_t *o
 }
 
 static omc_status infer_pool(omc_node *node) {
-  geometry g;
+  omc_pool_form g;
   OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(geometry_of(node, omc_in_shape(node, 0), &g));
+  OMC_TRY(omc_pool_form_of(node, omc_in_shape(node, 0), &g));
   const omc_shape shape = pooled_shape(omc_in_shape(node, 0), g.axes, g.out);
   omc_set_shape(node, &shape);
   omc_set_type(node, 1, OMC_I64, &shape);
   return OMC_OK;
-}
-
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
 }
 
 static omc_status build_grad(omc_grad *g, omc_op_id op, uint32_t n_in, omc_value *const *in) {
@@ -327,11 +90,11 @@ static omc_status build_grad(omc_grad *g, omc_op_id op, uint32_t n_in, omc_value
 }
 
 static omc_status infer_pool_grad(omc_node *node) {
-  geometry g;
+  omc_pool_form g;
   omc_shape x;
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_need_shape(node, &x));
-  OMC_TRY(geometry_of(node, &x, &g));
+  OMC_TRY(omc_pool_form_of(node, &x, &g));
   const omc_shape shape = pooled_shape(&x, g.axes, g.out);
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &x);
@@ -346,21 +109,6 @@ static omc_status grad_max_pool(omc_grad *g) {
   return build_grad(g, OMC_OP_MaxPoolGrad, 2, in);
 }
 
-static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  geometry g;
-  OMC_TRY(geometry_of(node, omc_in_shape(node, 0), &g));
-  max_params *p = params;
-  p->planes = g.planes;
-  memcpy(p->in, g.in, sizeof p->in);
-  memcpy(p->out, g.out, sizeof p->out);
-  memcpy(p->kernel, g.kernel, sizeof p->kernel);
-  memcpy(p->stride, g.stride, sizeof p->stride);
-  memcpy(p->pad, g.before, sizeof p->pad);
-  memcpy(p->dilation, g.dilation, sizeof p->dilation);
-  return OMC_OK;
-}
-
 static omc_status infer_max_pool_grad(omc_node *node) {
   OMC_TRY(infer_pool_grad(node));
   OMC_TRY(omc_need_dtype(node, 1, OMC_I64));
@@ -368,60 +116,7 @@ static omc_status infer_max_pool_grad(omc_node *node) {
   OMC_NODE_FAIL(node, ESHAPE, "the gradient and the indices differ in shape");
 }
 
-static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  geometry g;
-  OMC_TRY(geometry_of(node, &node->out[0]->type.shape, &g));
-  *(max_grad_params *)params = (max_grad_params){g.planes, g.in[0] * g.in[1], g.out[0] * g.out[1]};
-  return OMC_OK;
-}
-
 /* ---- averages ---- */
-
-/* Tables for axis i of n windows, to be filled in; false: no memory. */
-static bool new_tables(omc_arena *arena, average_params *p, int32_t i, int64_t **tables) {
-  const int64_t n = p->out[i];
-  tables[0] = OMC_NEW_ARRAY(arena, int64_t, 3 * n + 1);
-  if (!tables[0]) return false;
-  tables[1] = tables[0] + n;
-  tables[2] = tables[1] + n;
-  p->start[i] = tables[0];
-  p->end[i] = tables[1];
-  p->size[i] = tables[2];
-  return true;
-}
-
-/* `x` is the shape of what is pooled. */
-static omc_status average_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
-                                    average_params *p) {
-  const bool with_pad = omc_attr_int(node, "count_include_pad", 0) != 0;
-  geometry g;
-  OMC_TRY(geometry_of(node, x, &g));
-  p->planes = g.planes;
-  p->divisor = omc_attr_int(node, "divisor_override", 0);
-  for (int32_t i = 0; i < 2; i++) {
-    int64_t *t[3];
-    p->in[i] = g.in[i];
-    p->out[i] = g.out[i];
-    if (!new_tables(arena, p, i, t)) return no_memory(node);
-    for (int64_t k = 0; k < g.out[i]; k++) {
-      const int64_t start = k * g.stride[i] - g.before[i];
-      const int64_t end = omc_min(start + g.kernel[i], g.in[i] + g.after[i]);
-      t[0][k] = omc_max(start, 0);
-      t[1][k] = omc_min(end, g.in[i]);
-      t[2][k] = omc_max(with_pad ? end - start : t[1][k] - t[0][k], 1);
-    }
-  }
-  return OMC_OK;
-}
-
-static omc_status params_average(const omc_node *node, omc_arena *arena, void *params) {
-  return average_params_of(node, omc_in_shape(node, 0), arena, params);
-}
-
-static omc_status params_average_grad(const omc_node *node, omc_arena *arena, void *params) {
-  return average_params_of(node, &node->out[0]->type.shape, arena, params);
-}
 
 static omc_status need_no_dilation(const omc_node *node) {
   uint32_t n;
@@ -441,16 +136,10 @@ static omc_status grad_average(omc_grad *g) {
   return build_grad(g, OMC_OP_AveragePoolGrad, 1, g->dout);
 }
 
-static size_t average_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
-  const average_params *p = params;
-  return (size_t)threads * (size_t)columns_pitch(p) * sizeof(double);
-}
-
 /* ---- AdaptiveAvgPool: output_size windows that cover an axis evenly ---- */
 
-static omc_status adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
-                                 int64_t *out) {
+omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
+                              int64_t *out) {
   uint32_t n;
   omc_attr_ints(node, "output_size", &n);
   OMC_TRY(need_spatial(node, x, n));
@@ -463,7 +152,7 @@ static omc_status infer_adaptive(omc_node *node) {
   int64_t out[2];
   int32_t axes;
   OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(adaptive_sizes(node, omc_in_shape(node, 0), &axes, out));
+  OMC_TRY(omc_adaptive_sizes(node, omc_in_shape(node, 0), &axes, out));
   const omc_shape shape = pooled_shape(omc_in_shape(node, 0), axes, out);
   omc_set_shape(node, &shape);
   return OMC_OK;
@@ -475,7 +164,7 @@ static omc_status infer_adaptive_grad(omc_node *node) {
   omc_shape x;
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_need_shape(node, &x));
-  OMC_TRY(adaptive_sizes(node, &x, &axes, out));
+  OMC_TRY(omc_adaptive_sizes(node, &x, &axes, out));
   const omc_shape shape = pooled_shape(&x, axes, out);
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &x);
@@ -486,33 +175,6 @@ static omc_status grad_adaptive(omc_grad *g) {
   return build_grad(g, OMC_OP_AdaptiveAvgPoolGrad, 1, g->dout);
 }
 
-static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
-                                     average_params *p) {
-  int32_t axes;
-  OMC_TRY(adaptive_sizes(node, x, &axes, p->out));
-  p->planes = omc_shape_span(x, 0, x->rank - axes);
-  for (int32_t i = 0; i < 2; i++) {
-    int64_t *t[3];
-    const int64_t in = i < 2 - axes ? 1 : x->dims[x->rank - 2 + i], out = p->out[i];
-    p->in[i] = in;
-    if (!new_tables(arena, p, i, t)) return no_memory(node);
-    for (int64_t k = 0; k < out; k++) {
-      t[0][k] = k * in / out;
-      t[1][k] = omc_ceil_div((k + 1) * in, out);
-      t[2][k] = t[1][k] - t[0][k];
-    }
-  }
-  return OMC_OK;
-}
-
-static omc_status params_adaptive(const omc_node *node, omc_arena *arena, void *params) {
-  return adaptive_params_of(node, omc_in_shape(node, 0), arena, params);
-}
-
-static omc_status params_adaptive_grad(const omc_node *node, omc_arena *arena, void *params) {
-  return adaptive_params_of(node, &node->out[0]->type.shape, arena, params);
-}
-
 /* ---- records ---- */
 
 const omc_op omc_op_MaxPool = {.name = "MaxPool",
@@ -520,34 +182,14 @@ const omc_op omc_op_MaxPool = {.name = "MaxPool",
                                .max_in = 1,
                                .n_out = 2,
                                .infer = infer_pool,
-                               .grad = grad_max_pool,
-                               .params_size = sizeof(max_params),
-                               .params = params_max_pool,
-                               .cpu = &omc_kernels_MaxPool};
+                               .grad = grad_max_pool};
+const omc_op omc_op_MaxPoolGrad = {
+    .name = "MaxPoolGrad", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_max_pool_grad};
 
-const omc_op omc_op_MaxPoolGrad = {.name = "MaxPoolGrad",
-                                   .min_in = 2,
-                                   .max_in = 2,
-                                   .n_out = 1,
-                                   .infer = infer_max_pool_grad,
-                                   .params_size = sizeof(max_grad_params),
-                                   .params = params_max_pool_grad,
-                                   .cpu = &omc_kernels_MaxPoolGrad};
-
-#define AVERAGE_OP(name_, infer_, grad_, params_, kernel)               \
-  const omc_op omc_op_##name_ = {.name = #name_,                        \
-                                 .min_in = 1,                           \
-                                 .max_in = 1,                           \
-                                 .n_out = 1,                            \
-                                 .infer = infer_,                       \
-                                 .grad = grad_,                         \
-                                 .params_size = sizeof(average_params), \
-                                 .params = params_,                     \
-                                 .workspace = average_workspace,        \
-                                 .cpu = &omc_kernels_##kernel};
-AVERAGE_OP(AveragePool, infer_average, grad_average, params_average, AveragePool)
-AVERAGE_OP(AveragePoolGrad, infer_pool_grad, NULL, params_average_grad, AveragePoolGrad)
-AVERAGE_OP(AdaptiveAvgPool, infer_adaptive, grad_adaptive, params_adaptive, AveragePool)
-AVERAGE_OP(AdaptiveAvgPoolGrad, infer_adaptive_grad, NULL, params_adaptive_grad, AveragePoolGrad)
-
-#endif
+#define AVERAGE_OP(name_, infer_, grad_) \
+  const omc_op omc_op_##name_ = {        \
+      .name = #name_, .min_in = 1, .max_in = 1, .n_out = 1, .infer = infer_, .grad = grad_};
+AVERAGE_OP(AveragePool, infer_average, grad_average)
+AVERAGE_OP(AveragePoolGrad, infer_pool_grad, NULL)
+AVERAGE_OP(AdaptiveAvgPool, infer_adaptive, grad_adaptive)
+AVERAGE_OP(AdaptiveAvgPoolGrad, infer_adaptive_grad, NULL)

@@ -3,40 +3,7 @@
  * run. */
 #include <string.h>
 
-#include "cpu/kernel.h"
 #include "ops/op.h"
-
-#ifdef OMC_RECORDS
-
-typedef struct torch_params {
-  int64_t index;
-} torch_params;
-
-static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  ((torch_params *)params)->index = omc_attr_int(node, "index", 0);
-  return OMC_OK;
-}
-
-static omc_status need_host(const omc_kernel_args *args) {
-  if (args->host) return OMC_OK;
-  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no host",
-           args->node ? args->node : "");
-}
-
-OMC_KERNEL_ANY(TorchCall) {
-  const torch_params *p = args->params;
-  OMC_TRY(need_host(args));
-  return args->host->forward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
-                             args->n_out);
-}
-
-OMC_KERNEL_ANY(TorchCallGrad) {
-  const torch_params *p = args->params;
-  OMC_TRY(need_host(args));
-  return args->host->backward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
-                              args->n_out);
-}
 
 static omc_status need_attr(const omc_attr *types, const omc_node *node) {
   if (types && types->kind == OMC_ATTR_STRINGS && types->n == node->n_out) return OMC_OK;
@@ -90,18 +57,10 @@ const omc_op omc_op_TorchCall = {.name = "TorchCall",
                                  .n_out = OMC_VARIADIC,
                                  .flags = OMC_OP_HOST,
                                  .optional = UINT32_MAX,
-                                 .grad = torch_grad,
-                                 .params_size = sizeof(torch_params),
-                                 .params = decode,
-                                 .cpu = &omc_kernels_TorchCall};
+                                 .grad = torch_grad};
 const omc_op omc_op_TorchCallGrad = {.name = "TorchCallGrad",
                                      .max_in = OMC_VARIADIC,
                                      .n_out = OMC_VARIADIC,
                                      .flags = OMC_OP_HOST,
                                      .optional = UINT32_MAX,
-                                     .infer = grad_infer,
-                                     .params_size = sizeof(torch_params),
-                                     .params = decode,
-                                     .cpu = &omc_kernels_TorchCallGrad};
-
-#endif
+                                     .infer = grad_infer};

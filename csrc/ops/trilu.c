@@ -1,55 +1,6 @@
 /* Trilu: keeps the elements of matrices on one side of a diagonal. */
-#include <string.h>
-
-#include "base/int.h"
-#include "cpu/kernel.h"
-#include "cpu/parallel.h"
 #include "ops/infer.h"
 #include "ops/op.h"
-
-#ifdef OMC_RECORDS
-
-#define GRAIN 32768 /* bytes that are worth a thread */
-
-typedef struct trilu_params {
-  bool upper;
-  int64_t k, rows, cols, matrices;
-} trilu_params;
-
-typedef struct trilu_job {
-  const trilu_params *p;
-  const char *src;
-  char *dst;
-  size_t size;
-} trilu_job;
-
-static void trilu_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const trilu_job *job = ctx;
-  const trilu_params *p = job->p;
-  const size_t row_bytes = (size_t)p->cols * job->size;
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t diagonal = omc_clamp(p->k, -p->rows, p->cols) + r % p->rows;
-    const size_t left =
-        (size_t)omc_clamp(p->upper ? diagonal : diagonal + 1, 0, p->cols) * job->size;
-    const char *src = job->src + (size_t)r * row_bytes;
-    char *dst = job->dst + (size_t)r * row_bytes;
-    const size_t keep = p->upper ? left : 0, zero = p->upper ? 0 : left;
-    const size_t kept = p->upper ? row_bytes - left : left;
-    if (src != dst) memcpy(dst + keep, src + keep, kept);
-    memset(dst + zero, 0, row_bytes - kept);
-  }
-}
-
-OMC_KERNEL_ANY(Trilu) {
-  const trilu_params *p = args->params;
-  const size_t size = omc_dtype_size(args->in[0].type->dtype);
-  const trilu_job job = {p, args->in[0].data, args->out[0].data, size};
-  if (p->cols > 0)
-    omc_parallel_for(p->matrices * p->rows, 1 + GRAIN / (p->cols * (int64_t)size), args->threads,
-                     trilu_rows, (void *)&job);
-  return OMC_OK;
-}
 
 static omc_status infer_trilu(omc_node *node) {
   int64_t k[1];
@@ -67,27 +18,10 @@ static omc_status grad_trilu(omc_grad *g) {
   return g->b.status;
 }
 
-static omc_status params_trilu(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  const omc_shape *x = omc_in_shape(node, 0);
-  *(trilu_params *)params =
-      (trilu_params){.upper = omc_attr_int(node, "upper", 1) != 0,
-                     .k = omc_in(node, 1) ? omc_const_int(omc_in(node, 1), 0) : 0,
-                     .rows = x->dims[x->rank - 2],
-                     .cols = x->dims[x->rank - 1],
-                     .matrices = omc_shape_span(x, 0, x->rank - 2)};
-  return OMC_OK;
-}
-
 const omc_op omc_op_Trilu = {.name = "Trilu",
                              .min_in = 1,
                              .max_in = 2,
                              .n_out = 1,
-                             .flags = OMC_OP_INPLACE_0,
+                             .in_place = 1u << 0,
                              .infer = infer_trilu,
-                             .grad = grad_trilu,
-                             .params_size = sizeof(trilu_params),
-                             .params = params_trilu,
-                             .cpu = &omc_kernels_Trilu};
-
-#endif
+                             .grad = grad_trilu};

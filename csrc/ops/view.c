@@ -3,8 +3,6 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-#ifdef OMC_RECORDS
-
 static omc_status bad_shape(const omc_node *node, const omc_shape *to) {
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   OMC_NODE_FAIL(node, ESHAPE, "%s does not fit shape %s",
@@ -142,5 +140,3 @@ const omc_op omc_op_Detach = {.name = "Detach",
                               .n_out = 1,
                               .flags = OMC_OP_VIEW,
                               .infer = omc_infer_same};
-
-#endif

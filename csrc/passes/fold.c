@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "graph/edit.h"
-#include "ops/call.h"
 #include "ops/op.h"
 #include "passes/passes.h"
 
@@ -52,9 +51,9 @@ static omc_status no_memory(const omc_node *node) {
 /* Runs the node's kernel; data[k] is set to output k's elements in `memory`. */
 static omc_status evaluate(const omc_node *node, omc_arena *memory, omc_arena *temporary,
                            const void **data) {
-  const omc_provider *cpu = omc_cpu_provider();
+  const omc_provider *host = omc_provider_host();
   omc_call call;
-  OMC_TRY(omc_call_prepare(node, cpu, temporary, 1, &call));
+  OMC_TRY(host->prepare(host->ctx, node, 1, temporary, &call));
   omc_tensor *in = OMC_NEW_ARRAY(temporary, omc_tensor, node->n_in + node->n_out + 1);
   void *workspace = omc_arena_elements(temporary, call.workspace_bytes + 1, 1);
   if (!in || !workspace) return no_memory(node);

@@ -2,10 +2,10 @@
 
 #include <string.h>
 
-#include "cpu/elementwise.h"
 #include "graph/edit.h"
 #include "ops/build.h"
 #include "ops/op.h"
+#include "ops/program.h"
 
 #define NONE UINT32_MAX
 
@@ -214,7 +214,7 @@ static omc_status emit(clusters *s, uint32_t c) {
     const omc_node *node = p.member[i];
     const omc_op *op = omc_op_get(node->op);
     for (uint32_t k = 0; k < 3; k++) p.args[3 * i + k] = operand(&p, omc_in(node, k));
-    OMC_TRY(op->ew->imm(node, &p.imm[OMC_EW_IMM * i]));
+    OMC_TRY(op->imm(node, &p.imm[OMC_EW_IMM * i]));
   }
   const uint32_t n = p.n_instructions;
   const omc_attr attr[] = {{"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},
@@ -236,7 +236,7 @@ static omc_status emit(clusters *s, uint32_t c) {
 
 /* ---- the pass ---- */
 
-static omc_status init(clusters *s, omc_graph *g, omc_arena *arena) {
+static omc_status init(clusters *s, omc_graph *g, const omc_provider *provider, omc_arena *arena) {
   *s = (clusters){.graph = g, .n_values = g->n_values};
   for (const omc_node *node = g->first; node; node = node->next) s->n++;
   s->node = OMC_NEW_ARRAY(arena, omc_node *, s->n + 1);
@@ -252,7 +252,8 @@ static omc_status init(clusters *s, omc_graph *g, omc_arena *arena) {
   uint32_t i = 0;
   for (omc_node *node = g->first; node; node = node->next, i++) {
     s->node[i] = node;
-    s->fits[i] = omc_op_get(node->op)->ew && node->n_out == 1;
+    s->fits[i] =
+        omc_op_get(node->op)->imm && node->n_out == 1 && provider->fusible(provider->ctx, node);
     for (uint32_t k = 0; k < node->n_out; k++)
       if (node->out[k]) s->of_value[node->out[k]->id] = i;
     s->cluster[i] = s->first[i] = s->at[i] = i;
@@ -262,9 +263,9 @@ static omc_status init(clusters *s, omc_graph *g, omc_arena *arena) {
   return OMC_OK;
 }
 
-static omc_status run(omc_graph *g, omc_arena *arena) {
+static omc_status run(omc_graph *g, const omc_provider *provider, omc_arena *arena) {
   clusters s;
-  OMC_TRY(init(&s, g, arena));
+  OMC_TRY(init(&s, g, provider, arena));
   for (uint32_t i = 0; i < s.n; i++) {
     if (!s.fits[i]) continue;
     merge_with_producers(&s, i);
@@ -275,10 +276,10 @@ static omc_status run(omc_graph *g, omc_arena *arena) {
   return OMC_OK;
 }
 
-omc_status omc_fuse_elementwise(omc_graph *g) {
+omc_status omc_fuse_elementwise(omc_graph *g, const omc_provider *provider) {
   omc_arena arena;
   omc_arena_init(&arena, g->arena.allocator);
-  const omc_status status = run(g, &arena);
+  const omc_status status = run(g, provider, &arena);
   omc_arena_deinit(&arena);
   return status;
 }

@@ -45,7 +45,7 @@ static omc_value *transpose_transpose(omc_match *m) {
 static bool broadcasts_itself(const omc_use *u, const omc_value *x) {
   const omc_node *node = u->node;
   if (node->op == OMC_OP_Attention) return u->index == 3;
-  if (node->op == OMC_N_OPS || !omc_op_get(node->op)->ew || node->n_in < 2) return false;
+  if (node->op == OMC_N_OPS || !omc_op_get(node->op)->imm || node->n_in < 2) return false;
   omc_shape shape = x->type.shape;
   for (uint32_t i = 0; i < node->n_in; i++) {
     const omc_value *v = omc_in(node, i);

@@ -9,8 +9,8 @@
 /* Template to bound graph: copies `from`, sets the type of input i to inputs[i] (OMC_ESHAPE or
  * OMC_EDTYPE names the input and both types if it contradicts the template), infers every node,
  * replaces Shape and Size by constants and evaluates every node whose inputs are all constants
- * (passes/fold.h has the exceptions) with the CPU kernels. `from` must outlive *out. `host` may be
- * NULL if the template holds no TorchCall. */
+ * (passes/fold.h has the exceptions) with omc_provider_host(). `from` must outlive *out. `host` may
+ * be NULL if the template holds no TorchCall. */
 omc_status omc_bind(const omc_graph *from, const omc_type *inputs, const omc_host *host,
                     const omc_allocator *allocator, omc_graph **out) OMC_MUST_USE;
 
@@ -29,7 +29,7 @@ omc_status omc_simplify(omc_graph *g) OMC_MUST_USE;
 omc_status omc_cse(omc_graph *g) OMC_MUST_USE;
 
 /* Applies the fusion rules, then gathers elementwise nodes of one phase, compute class and output
- * shape into FusedElementwise nodes. */
-omc_status omc_fuse(omc_graph *g) OMC_MUST_USE;
+ * shape into FusedElementwise nodes, as far as the provider calls them fusible. */
+omc_status omc_fuse(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
 
 #endif

@@ -191,13 +191,10 @@ static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, ui
     const omc_value *in = c->values[step->values[i]];
     if (omc_shape_numel(&in->type.shape) != omc_shape_numel(&out->type.shape)) return false;
     inputs++;
-    places |= i < 3 ? 1u << i : 0;
+    places |= i < 32 ? 1u << i : 0;
   }
-  const uint32_t flags = step->op->flags;
-  const uint32_t allowed = (flags & OMC_OP_INPLACE_0 ? 1u : 0) |
-                           (flags & OMC_OP_INPLACE_1 ? 2u : 0) |
-                           (flags & OMC_OP_INPLACE_2 ? 4u : 0);
-  return flags & OMC_OP_POINTWISE || (k == 0 && inputs == 1 && places & allowed);
+  return step->op->flags & OMC_OP_POINTWISE ||
+         (k == 0 && inputs == 1 && places & step->op->in_place);
 }
 
 static omc_status check_region(const checker *c, size_t offset, size_t bytes, uint32_t v) {

@@ -127,11 +127,10 @@ static bool read_twice(const omc_step *step, const families *f, uint32_t i) {
 
 /* Whether the op allows output k in the memory of input i. */
 static bool op_allows(const omc_step *step, const families *f, uint32_t i, uint32_t k) {
-  static const uint32_t in_place[] = {OMC_OP_INPLACE_0, OMC_OP_INPLACE_1, OMC_OP_INPLACE_2};
   const omc_value *in = omc_in(step->node, i), *out = omc_out(step->node, k);
   if (omc_shape_numel(&in->type.shape) != omc_shape_numel(&out->type.shape)) return false;
   if (step->op->flags & OMC_OP_POINTWISE) return true;
-  return k == 0 && i < 3 && step->op->flags & in_place[i] && !read_twice(step, f, i);
+  return k == 0 && i < 32 && step->op->in_place >> i & 1 && !read_twice(step, f, i);
 }
 
 /* Lets output k take over the memory of an input that this step is the last to read. */

@@ -1,6 +1,5 @@
 #include <string.h>
 
-#include "ops/call.h"
 #include "plan/plan.h"
 
 static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
@@ -29,7 +28,8 @@ static omc_status fill_step(omc_plan *plan, const omc_node *node, omc_step *step
     values[node->n_in + k] = node->out[k] ? node->out[k]->id : UINT32_MAX;
 
   omc_call call;
-  OMC_TRY(omc_call_prepare(node, plan->provider, &plan->memory, plan->threads, &call));
+  const omc_provider *p = plan->provider;
+  OMC_TRY(p->prepare(p->ctx, node, plan->threads, &plan->memory, &call));
   *step = (omc_step){.kernel = call.kernel,
                      .op = omc_op_get(node->op),
                      .node = node,

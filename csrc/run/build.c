@@ -22,7 +22,7 @@ static omc_status simplify(building *b) { return omc_simplify(b->graph); }
 static omc_status cse(building *b) { return omc_cse(b->graph); }
 static omc_status fold(building *b) { return omc_fold(b->graph); }
 static omc_status settle(building *b) { return omc_settle(b->graph); }
-static omc_status fuse(building *b) { return omc_fuse(b->graph); }
+static omc_status fuse(building *b) { return omc_fuse(b->graph, b->in->provider); }
 
 static omc_status differentiate(building *b) {
   const omc_signature *s = b->in->signature;

@@ -34,7 +34,7 @@ static omc_plan *make(void) {
   if (!CHECK_OK(omc_graph_parse(a, whole, strlen(whole), NULL, NULL, &g))) return NULL;
   for (omc_node *node = g->first; node; node = node->next)
     CHECK_OK(omc_op_get(node->op)->infer(node));
-  CHECK_OK(omc_plan_create(g, omc_cpu_provider(), false, a, &plan));
+  CHECK_OK(omc_plan_create(g, omc_provider_host(), false, a, &plan));
   return plan;
 }
 

@@ -10,7 +10,6 @@
 #include "cpu/parallel.h"
 #include "cpu/pool.h"
 #include "ops/build.h"
-#include "ops/call.h"
 
 /* ---- threads ---- */
 
@@ -79,17 +78,17 @@ TEST(pool_hands_freed_blocks_out_again) {
 
 TEST(pool_counts_and_bounds_what_it_keeps) {
   omc_pool_trim();
-  const omc_pool_stats before = omc_pool_get_stats();
+  const omc_memory_stats before = omc_pool_get_stats();
   CHECK_INT(before.cached_bytes, 0);
   const size_t bytes = (size_t)48 << 20;
   void *blocks[10];
   for (int i = 0; i < 10; i++)
     REQUIRE_OK(omc_pool_alloc(bytes + (size_t)i * (bytes / 8), &blocks[i]));
-  const omc_pool_stats full = omc_pool_get_stats();
+  const omc_memory_stats full = omc_pool_get_stats();
   CHECK(full.used_bytes >= before.used_bytes + 10 * bytes);
   for (int round = 0; round < 2; round++) {
     for (int i = 0; i < 10; i++) omc_pool_free(blocks[i], bytes + (size_t)i * (bytes / 8));
-    const omc_pool_stats kept = omc_pool_get_stats();
+    const omc_memory_stats kept = omc_pool_get_stats();
     CHECK_INT(kept.used_bytes, before.used_bytes);
     CHECK(kept.cached_bytes <= kept.peak_bytes);
     for (int i = 0; i < 10; i++)
@@ -109,9 +108,9 @@ TEST(pool_refuses_what_no_machine_has) {
 
 TEST(pool_keeps_no_more_for_having_refused) {
   void *block;
-  const omc_pool_stats before = omc_pool_get_stats();
+  const omc_memory_stats before = omc_pool_get_stats();
   CHECK_STATUS(omc_pool_alloc((size_t)1 << 56, &block), ENOMEM);
-  const omc_pool_stats after = omc_pool_get_stats();
+  const omc_memory_stats after = omc_pool_get_stats();
   CHECK_INT(after.used_bytes, before.used_bytes);
   CHECK_INT(after.peak_bytes, before.peak_bytes);
 }
@@ -183,7 +182,7 @@ static void check_sharing(int64_t n, bool row) {
   omc_test_memory_init(&memory);
   REQUIRE_OK(omc_graph_create(&memory.allocator, &g));
   REQUIRE(random_program(g, n, row, &node));
-  REQUIRE_OK(omc_call_prepare(node, omc_cpu_provider(), &g->arena, 2, &call));
+  REQUIRE_OK(omc_provider_host()->prepare(NULL, node, 2, &g->arena, &call));
   for (int i = 0; i < N_IN; i++)
     for (int k = 0; k < MOST; k++) inputs[i][k] = (float)(rand() % 16);
   static const int none[N_OUT] = {-1, -1, -1};

@@ -310,7 +310,7 @@ static void check_raw(const char *text, wishes *sig, omc_graph *bound) {
   omc_plan *plan = NULL;
   omc_status status = omc_differentiate(bound, 1, sig->out_grads, sig->in_grads);
   if (status == OMC_OK)
-    status = omc_plan_create(bound, omc_cpu_provider(), false, omc_default_allocator(), &plan);
+    status = omc_plan_create(bound, omc_provider_host(), false, omc_default_allocator(), &plan);
   else
     omc_graph_destroy(bound);
   if (!CHECK_OK(status)) {
@@ -323,7 +323,7 @@ static void check_raw(const char *text, wishes *sig, omc_graph *bound) {
 
 /* The same as a session makes and runs it. */
 static void check_session(const char *text, const wishes *sig, bool retain) {
-  omc_provider provider = *omc_cpu_provider();
+  omc_provider provider = *omc_provider_host();
   provider.alloc = guarded_alloc;
   provider.free = guarded_free;
   omc_session *s = NULL;
@@ -372,7 +372,7 @@ static void check_elementwise(const char *dtype, const char *grad) {
   char text[512];
   for (int op = 0; op < OMC_N_OPS; op++) {
     const omc_op *record = omc_op_get((omc_op_id)op);
-    if (!record->ew || record->max_in > 3) continue;
+    if (!record->imm || record->max_in > 3) continue;
     if (record->flags & OMC_OP_DIVIDES && !strcmp(dtype, "bool")) continue; /* false is 0 */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
       const char *wide = shapes[i][0], *row = shapes[i][record->max_in > 1];
@@ -407,8 +407,7 @@ TEST(kernels_stay_inside_their_tensors) {
 
   for (int op = 0; op < OMC_N_OPS; op++) {
     const omc_op *record = omc_op_get((omc_op_id)op);
-    const bool planned = (record->cpu || record->ew) &&
-                         !(record->flags & (OMC_OP_HOST | OMC_OP_SHAPE_ONLY | OMC_OP_VIEW));
+    const bool planned = !(record->flags & (OMC_OP_HOST | OMC_OP_SHAPE_ONLY | OMC_OP_VIEW));
     const bool folded = op == OMC_OP_Range || op == OMC_OP_ConstantOfShape; /* always */
     if (planned && !folded && !ran[op]) CHECK_TEXT(record->name, "run by some graph");
   }

@@ -6,7 +6,6 @@
 #include "autodiff/autodiff.h"
 #include "graph/text.h"
 #include "ops/build.h"
-#include "ops/call.h"
 #include "passes/passes.h"
 #include "plan/plan.h"
 
@@ -23,7 +22,7 @@ static omc_graph *typed(const char *text) {
 static omc_plan *plan_of(const char *text, bool retain) {
   omc_graph *g = typed(text);
   omc_plan *plan = NULL;
-  if (g) CHECK_OK(omc_plan_create(g, omc_cpu_provider(), retain, omc_default_allocator(), &plan));
+  if (g) CHECK_OK(omc_plan_create(g, omc_provider_host(), retain, omc_default_allocator(), &plan));
   return plan;
 }
 
@@ -349,7 +348,7 @@ static void run_graph(const omc_graph *g, const tensors *m, omc_phase phase) {
       continue;
     }
     omc_call kernel;
-    if (!CHECK_OK(omc_call_prepare(node, omc_cpu_provider(), &scratch, 1, &kernel))) break;
+    if (!CHECK_OK(omc_provider_host()->prepare(NULL, node, 1, &scratch, &kernel))) break;
     CHECK_OK(
         call(&kernel, node, operands, omc_arena_alloc(&scratch, kernel.workspace_bytes + 1, 1)));
   }
@@ -400,7 +399,7 @@ TEST(plan_random_graphs_compute_the_same) {
     omc_graph *g = random_graph(&d, n, n_backwards);
     REQUIRE(g);
     omc_plan *plan = NULL;
-    if (CHECK_OK(omc_plan_create(g, omc_cpu_provider(), retain, omc_default_allocator(), &plan))) {
+    if (CHECK_OK(omc_plan_create(g, omc_provider_host(), retain, omc_default_allocator(), &plan))) {
       check_runs(plan, &d, n_backwards);
       CHECK(plan->arena_bytes >= plan->bound_bytes);
       CHECK((double)plan->arena_bytes <= 1.1 * (double)plan->bound_bytes);
@@ -419,7 +418,7 @@ TEST(plan_failing_allocator) {
     omc_plan *plan = NULL;
     memory.calls = 0;
     memory.fail_at = n;
-    status = omc_plan_create(g, omc_cpu_provider(), false, &memory.allocator, &plan);
+    status = omc_plan_create(g, omc_provider_host(), false, &memory.allocator, &plan);
     CHECK(status == OMC_OK || status == OMC_ENOMEM);
     omc_plan_release(plan);
     CHECK_INT(memory.live_blocks, 0);

@@ -24,7 +24,7 @@ typedef struct tensors {
 
 static omc_session *open_on(const char *text, const omc_allocator *allocator, uint32_t max_plans) {
   omc_session *s = NULL;
-  CHECK_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, omc_cpu_provider(), allocator,
+  CHECK_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, omc_provider_host(), allocator,
                               max_plans, &s));
   return s;
 }
@@ -259,10 +259,10 @@ TEST(session_refuses_bad_calls) {
   omc_plan_release(plan);
   omc_session_destroy(s);
   omc_session_destroy(NULL);
-  CHECK_STATUS(omc_session_create("return", 6, NULL, NULL, NULL, omc_cpu_provider(),
+  CHECK_STATUS(omc_session_create("return", 6, NULL, NULL, NULL, omc_provider_host(),
                                   omc_default_allocator(), 0, &s),
                EINVALID);
-  CHECK_STATUS(omc_session_create("nonsense", 8, NULL, NULL, NULL, omc_cpu_provider(),
+  CHECK_STATUS(omc_session_create("nonsense", 8, NULL, NULL, NULL, omc_provider_host(),
                                   omc_default_allocator(), 1, &s),
                EPARSE);
 }
@@ -369,7 +369,7 @@ TEST(session_host_ops) {
   omc_run *run = NULL;
   float x[4] = {0, 1, 2, 3}, y[4], dy[4] = {1, 1, 1, 1}, dx[4];
   void *in[] = {x}, *out[] = {y}, *dout[] = {dy}, *din[] = {dx};
-  REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_cpu_provider(),
+  REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_provider_host(),
                                 omc_default_allocator(), 4, &s));
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false, false}, &plan));
   REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
@@ -397,8 +397,8 @@ static omc_status whole_way(const omc_allocator *allocator) {
   omc_run *run = NULL;
   tensors t;
   fill(&t, 0);
-  omc_status status = omc_session_create(model, strlen(model), NULL, NULL, NULL, omc_cpu_provider(),
-                                         allocator, 4, &s);
+  omc_status status = omc_session_create(model, strlen(model), NULL, NULL, NULL,
+                                         omc_provider_host(), allocator, 4, &s);
   if (status == OMC_OK) status = plan_rows(s, ROWS, true, false, &plan);
   if (status == OMC_OK) status = forward(plan, &t, &run);
   if (status == OMC_OK) status = backward(run, &t);
@@ -473,7 +473,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
   omc_plan *plan = NULL;
   omc_run *run = NULL;
   omc_status status = omc_session_create(network, strlen(network), NULL, NULL, NULL,
-                                         omc_cpu_provider(), allocator, 1, &s);
+                                         omc_provider_host(), allocator, 1, &s);
   if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
   if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, &run);
   if (status == OMC_OK) status = backward_of(run, in, out, dout, din);
@@ -561,7 +561,7 @@ static omc_status no_block(void *ctx, size_t bytes, void **out) {
 }
 
 TEST(session_without_arena_memory) {
-  omc_provider empty = *omc_cpu_provider();
+  omc_provider empty = *omc_provider_host();
   empty.alloc = no_block;
   omc_session *s = NULL;
   omc_plan *plan = NULL;

@@ -30,7 +30,7 @@ static void fill(tensors *t) {
 }
 
 static omc_status open_session(omc_session **out) {
-  return omc_session_create(model, strlen(model), NULL, NULL, NULL, omc_cpu_provider(),
+  return omc_session_create(model, strlen(model), NULL, NULL, NULL, omc_provider_host(),
                             omc_default_allocator(), 2, out);
 }
 

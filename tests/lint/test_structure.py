@@ -14,19 +14,20 @@ from ortmodule_c import _C
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 
-# Layer -> layers it may include besides itself. Data (ops.def) and contracts may be included from anywhere above
-# base and graph: what a device offers, what an op's record says.
-CONTRACTS = {"provider.h", "ops/op.h"}
+PROVIDERS = re.findall(r"^OMC_PROVIDER\((\w+)\)", (CSRC / "providers.def").read_text(), re.M)
+
+# Layer -> layers it may include besides itself. Data (ops.def) may be included from anywhere, and what a device offers
+# from anywhere above ops.
 MAY_INCLUDE = {
     "base": set(),
     "graph": {"base"},
-    "cpu": {"base", "graph"},
-    "ops": {"base", "graph", "cpu"},
+    "ops": {"base", "graph"},
+    **{provider: {"base", "graph", "ops"} for provider in PROVIDERS},
     "autodiff": {"base", "graph", "ops"},
-    "passes": {"base", "graph", "ops", "cpu"},
+    "passes": {"base", "graph", "ops"},
     "plan": {"base", "graph", "ops"},
     "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
-    "bind": {"base", "graph", "ops", "cpu", "autodiff", "passes", "plan", "run"},
+    "bind": {"base", "graph", "ops", "autodiff", "passes", "plan", "run"},
 }
 SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
 HEADERS = sorted(CSRC.rglob("*.h"))
@@ -41,10 +42,21 @@ def test_includes_point_one_way(path: Path) -> None:
     layer = path.relative_to(CSRC).parts[0]
     for name in includes(path):
         target = Path(name).parts[0]
-        if name in CONTRACTS:
-            assert layer not in ("base", "graph"), f"{layer} knows nothing of {name}"
+        if name == "provider.h":
+            assert layer not in ("base", "graph", "ops"), f"{layer} knows nothing of devices"
         elif "/" in name:
             assert target == layer or target in MAY_INCLUDE[layer], f"{layer} may not include {name}"
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_only_its_own_folder_names_a_provider(provider: str) -> None:
+    """All else knows it by provider.h, of which providers.def lists who there is."""
+    for path in SOURCES:
+        if provider in path.relative_to(CSRC).parts:
+            continue
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        named = re.findall(rf'omc_{provider}_\w+|OMC_{provider.upper()}_\w+|"{provider}[/"]', code)
+        assert not named, f"{path.relative_to(CSRC)} names {named}"
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if "bind" not in p.parts], ids=lambda p: str(p.relative_to(CSRC)))
@@ -112,7 +124,7 @@ def test_no_op_is_named_outside_its_family() -> None:
     """Only rewrites, and the sweep's accumulation, may name an op."""
     allowed = {"passes", "ops", "base", "autodiff"}
     for path in SOURCES:
-        if path.relative_to(CSRC).parts[0] in allowed:
+        if allowed & set(path.relative_to(CSRC).parts):
             continue
         named = re.findall(r"OMC_OP_([A-Z][A-Za-z0-9]+)\b", path.read_text())
         ops = [n for n in named if n in _C.ops()]

@@ -1,8 +1,8 @@
 /* Kernels of Conv and ConvGradInput: a product whose right side is packed from an image. */
 #include <string.h>
 
+#include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#include "ops/conv.h"
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 

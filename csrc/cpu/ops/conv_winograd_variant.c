@@ -3,8 +3,8 @@
  * elementwise products are 16 matrix products: 16 multiplications where the definition has 36. */
 #include <string.h>
 
+#include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#include "ops/conv.h"
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 

@@ -2,8 +2,8 @@
  * whole groups and copies their planes for itself. */
 #include <string.h>
 
+#include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#include "ops/conv.h"
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 

@@ -1,8 +1,8 @@
 /* Kernel of ConvGradWeight: a product over the pixels of all images. */
 #include <string.h>
 
+#include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#include "ops/conv.h"
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 

@@ -8,20 +8,21 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
+#include "cpu/ops/attention.h"
 #include "cpu/parallel.h"
 #include "cpu/rng.h"
 #include "cpu/rows.h"
-#include "ops/attention.h"
 
 #define NEG_INF (-(real)INFINITY)
 
 typedef struct {
-  const attention_params *p;
+  const omc_attention_form *p;
   const elem *q, *k, *v, *dy;
   const void *mask; /* NULL: none */
   elem *out, *dq, *dk, *dv;
-  elem *sums; /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
-  real *lse;  /* forward: may be NULL */
+  int64_t parts; /* gradient */
+  elem *sums;    /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
+  real *lse;     /* forward: may be NULL */
   uint64_t seed;
   uint32_t drop_below; /* a probability is dropped if its random word is below this */
   real keep_scale;     /* 1 / (1 - p); 0 for p = 1 */
@@ -38,7 +39,7 @@ typedef struct {
   int64_t q, k, v, y;  /* first element of its rows and of its keys and values */
 } query_block;
 
-static query_block block_at(const attention_params *p, int64_t head, int64_t index) {
+static query_block block_at(const omc_attention_form *p, int64_t head, int64_t index) {
   const int64_t first = index * BLOCK, rows = omc_min(BLOCK, p->queries - first);
   const int64_t group = p->heads / p->kv_heads, kv_head = head / group;
   return (query_block){.head = head,
@@ -52,8 +53,8 @@ static query_block block_at(const attention_params *p, int64_t head, int64_t ind
                        .y = head_at(&p->y, p->heads, head) + first * p->y.token};
 }
 
-static attention_job make_job(const omc_kernel_args *args, int tables) {
-  const attention_params *p = args->params;
+static attention_job make_job(const omc_kernel_args *args, const omc_attention_form *p,
+                              int tables) {
   return (attention_job){.p = p,
                          .seed = args->seed,
                          .drop_below = omc_drop_threshold(p->p),
@@ -99,7 +100,7 @@ static void mask_row_add(real *s, const elem *mask, int64_t step, int64_t n) {
 /* Scores of a block, masked; columns that a row does not see, up to a whole vector, are -inf. */
 static void make_scores(const attention_job *job, const query_block *b, real *scores,
                         void *workspace) {
-  const attention_params *p = job->p;
+  const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
   product(job, workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
           transposed(job->k + b->k, p->k.token), (omc_matrix){scores, length, 1}, p->scale, 0);
@@ -166,7 +167,7 @@ static real softmax_row(const attention_job *job, const query_block *b, int64_t 
  * costs the more the later it is. */
 static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   const attention_job *job = ctx;
-  const attention_params *p = job->p;
+  const omc_attention_form *p = job->p;
   char *scratch = job->workspace + (size_t)thread * job->scratch.total;
   real *scores = (real *)(void *)(scratch + job->scratch.table[0]);
   real *factor = (real *)(void *)(scratch + job->scratch.rows);
@@ -188,8 +189,8 @@ static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 OMC_KERNEL(Attention) {
-  const attention_params *p = args->params;
-  attention_job job = make_job(args, 1);
+  const omc_attention_form *p = args->params;
+  attention_job job = make_job(args, p, 1);
   job.q = omc_in_data(args, 0), job.k = omc_in_data(args, 1), job.v = omc_in_data(args, 2);
   job.mask = omc_in_data(args, 3);
   job.out = omc_out_data(args, 0), job.lse = omc_out_data(args, 1);
@@ -234,11 +235,11 @@ typedef struct {
 } key_sums;
 
 static key_sums sums_at(const attention_job *job, int64_t kv, int64_t part) {
-  const attention_params *p = job->p;
-  if (p->parts == 1)
+  const omc_attention_form *p = job->p;
+  if (job->parts == 1)
     return (key_sums){by_rows(job->dk + head_at(&p->k, p->kv_heads, kv), p->k.token),
                       by_rows(job->dv + head_at(&p->v, p->kv_heads, kv), p->v.token)};
-  const elem *sums = job->sums + (kv * p->parts + part) * part_length(p);
+  const elem *sums = job->sums + (kv * job->parts + part) * part_length(p);
   return (key_sums){by_rows(sums, p->dim), by_rows(sums + p->keys * p->dim, p->value_dim)};
 }
 
@@ -250,7 +251,7 @@ static void clear_rows(const omc_matrix *m, int64_t rows, int64_t n) {
 /* Adds one block of query rows to dk and dv and writes its rows of dq. */
 static void backward_block(const attention_job *job, const query_block *b, const key_sums *sums,
                            char *scratch) {
-  const attention_params *p = job->p;
+  const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), dim = p->dim, value_dim = p->value_dim;
   real *probs = (real *)(void *)(scratch + job->scratch.table[0]);
   real *grads = (real *)(void *)(scratch + job->scratch.table[1]);
@@ -282,15 +283,15 @@ static bool has_nan(const attention_job *job, const query_block *b) {
 /* Items are parts of heads of keys: every so many-th block of the query heads that share it. */
 static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   const attention_job *job = ctx;
-  const attention_params *p = job->p;
+  const omc_attention_form *p = job->p;
   char *scratch = job->workspace + (size_t)thread * job->scratch.total;
   const int64_t group = p->heads / p->kv_heads, blocks = n_blocks(p);
   for (int64_t item = begin; item < end; item++) {
-    const int64_t kv = item / p->parts;
-    const key_sums sums = sums_at(job, kv, item % p->parts);
+    const int64_t kv = item / job->parts;
+    const key_sums sums = sums_at(job, kv, item % job->parts);
     clear_rows(&sums.dk, p->keys, p->dim);
     clear_rows(&sums.dv, p->keys, p->value_dim);
-    for (int64_t i = item % p->parts; i < group * blocks; i += p->parts) {
+    for (int64_t i = item % job->parts; i < group * blocks; i += job->parts) {
       query_block b = block_at(p, kv * group + i / blocks, i % blocks);
       if (has_nan(job, &b)) b.cols = p->keys;
       backward_block(job, &b, &sums, scratch);
@@ -299,10 +300,11 @@ static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* x = the sum of a row over all parts, `first` being that of the first. */
-static void add_row(const attention_params *p, const elem *first, int64_t n, elem *x) {
+static void add_row(const attention_job *job, const elem *first, int64_t n, elem *x) {
+  const int64_t step = part_length(job->p);
   for (int64_t k = 0; k < n; k++) {
     real sum = 0;
-    for (int64_t part = 0; part < p->parts; part++) sum += ld(first + part * part_length(p) + k);
+    for (int64_t part = 0; part < job->parts; part++) sum += ld(first + part * step + k);
     st(x + k, sum);
   }
 }
@@ -311,28 +313,30 @@ static void add_row(const attention_params *p, const elem *first, int64_t n, ele
 static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const attention_job *job = ctx;
-  const attention_params *p = job->p;
+  const omc_attention_form *p = job->p;
   for (int64_t item = begin; item < end; item++) {
     const int64_t kv = item / p->keys, j = item % p->keys;
     const key_sums first = sums_at(job, kv, 0);
-    add_row(p, (const elem *)first.dk.data + j * p->dim, p->dim,
+    add_row(job, (const elem *)first.dk.data + j * p->dim, p->dim,
             job->dk + head_at(&p->k, p->kv_heads, kv) + j * p->k.token);
-    add_row(p, (const elem *)first.dv.data + j * p->value_dim, p->value_dim,
+    add_row(job, (const elem *)first.dv.data + j * p->value_dim, p->value_dim,
             job->dv + head_at(&p->v, p->kv_heads, kv) + j * p->v.token);
   }
 }
 
 /* Inputs: dy, q, k, v, lse, mask?. */
 OMC_KERNEL(AttentionGrad) {
-  const attention_params *p = args->params;
-  attention_job job = make_job(args, 2);
+  const attention_grad_params *params = args->params;
+  const omc_attention_form *p = &params->form;
+  attention_job job = make_job(args, p, 2);
+  job.parts = params->parts;
   job.dy = omc_in_data(args, 0);
   job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
   job.lse = args->in[4].data, job.mask = omc_in_data(args, 5);
   job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
   job.sums = (elem *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
-  omc_parallel_for(p->batch * p->kv_heads * p->parts, 1, args->threads, backward_parts, &job);
-  if (p->parts > 1)
+  omc_parallel_for(p->batch * p->kv_heads * job.parts, 1, args->threads, backward_parts, &job);
+  if (job.parts > 1)
     omc_parallel_for(p->batch * p->kv_heads * p->keys, BLOCK, args->threads, add_parts, &job);
   return OMC_OK;
 }

@@ -1,30 +1,17 @@
-/* What the record and the kernels of attention share: parameters and scratch memory. */
-#ifndef OMC_OPS_ATTENTION_H
-#define OMC_OPS_ATTENTION_H
+/* What the kernels of attention share: parameters and scratch memory. */
+#ifndef OMC_CPU_OPS_ATTENTION_H
+#define OMC_CPU_OPS_ATTENTION_H
 
 #include "base/alloc.h"
-#include "base/dtype.h"
 #include "base/int.h"
-#include "base/shape.h"
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
+#include "ops/forms.h"
 
 typedef struct {
-  int64_t sample, head, token; /* elements from one to the next */
-} head_strides;
-
-typedef struct {
-  int64_t batch, heads, kv_heads, queries, keys, dim, value_dim; /* B, H, Hkv, T, S, D, Dv */
-  head_strides q, k, v, y;                                       /* also of their gradients */
-  omc_shape y_shape;
+  omc_attention_form form;
   int64_t parts; /* of the query blocks that share a head of keys: their dk and dv are added up */
-  omc_dtype dtype;
-  double scale, p;
-  uint32_t stream;         /* of dropout */
-  bool causal;             /* key j is seen by query i only if j <= i */
-  bool mask_is_bool;       /* true: attend; else added to the scores */
-  int64_t mask_strides[4]; /* elements, of the mask seen as [B,H,T,S] */
-} attention_params;
+} attention_grad_params;
 
 /* Query rows that share one product, and the length of a row of their scores: room for whole
  * vectors of any variant. */
@@ -34,16 +21,16 @@ typedef struct {
 #define MIN_GRAD_ITEMS 8
 
 /* The first element of head h of B * heads. */
-static inline int64_t head_at(const head_strides *s, int64_t heads, int64_t h) {
+static inline int64_t head_at(const omc_head_strides *s, int64_t heads, int64_t h) {
   return h / heads * s->sample + h % heads * s->head;
 }
 
-static inline int64_t row_length(const attention_params *p) { return (p->keys + 15) / 16 * 16; }
-static inline int64_t n_blocks(const attention_params *p) {
+static inline int64_t row_length(const omc_attention_form *p) { return (p->keys + 15) / 16 * 16; }
+static inline int64_t n_blocks(const omc_attention_form *p) {
   return omc_ceil_div(p->queries, BLOCK);
 }
 /* Elements of one part's dk and dv. */
-static inline int64_t part_length(const attention_params *p) {
+static inline int64_t part_length(const omc_attention_form *p) {
   return p->keys * (p->dim + p->value_dim);
 }
 
@@ -53,7 +40,7 @@ typedef struct {
   size_t table[2], words, rows, gemm, total;
 } attention_scratch;
 
-static inline attention_scratch scratch_of(const attention_params *p, int tables) {
+static inline attention_scratch scratch_of(const omc_attention_form *p, int tables) {
   const size_t size = omc_dtype_size(p->dtype), length = (size_t)row_length(p);
   const size_t table = omc_round_up(BLOCK * length * size, 64);
   const size_t scores = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->dim, 1);

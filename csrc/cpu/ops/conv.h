@@ -1,4 +1,4 @@
-/* What the rules of the convolutions (conv.c) decode for their kernels.
+/* What conv.c decodes for the kernels of the convolutions.
  *
  * Conv and the gradient of its input are the same product (conv_product_variant.c). A row is an
  * output channel, a column a pixel of the output grid of any image, and the depth runs over
@@ -15,12 +15,13 @@
  * channels, depthwise above all, have nothing to pack for and are summed directly
  * (conv_direct_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform where
  * they are large enough to repay it (conv_winograd_variant.c). */
-#ifndef OMC_OPS_CONV_H
-#define OMC_OPS_CONV_H
+#ifndef OMC_CPU_OPS_CONV_H
+#define OMC_CPU_OPS_CONV_H
 
 #include "base/int.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/kernel.h"
+#include "ops/forms.h"
 
 /* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
 enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };

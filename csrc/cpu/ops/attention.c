@@ -1,0 +1,40 @@
+/* Parameters and workspaces of Attention and its gradient. */
+#include "cpu/ops/attention.h"
+
+#ifndef OMC_VARIANT
+
+static omc_status forward_params(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return omc_attention_form_of(node, params);
+}
+static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  attention_grad_params *p = params;
+  const omc_attention_form *f = &p->form;
+  OMC_TRY(omc_attention_form_of(node, &p->form));
+  const int64_t items = f->batch * f->kv_heads, blocks = f->heads / f->kv_heads * n_blocks(f);
+  const int64_t parts = items > 0 ? omc_ceil_div(MIN_GRAD_ITEMS, items) : 1;
+  p->parts = parts < blocks ? parts : blocks > 0 ? blocks : 1;
+  return OMC_OK;
+}
+
+static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
+  (void)node;
+  return scratch_of(params, 1).total * (size_t)threads;
+}
+static size_t backward_workspace(const omc_node *node, const void *params, int threads) {
+  (void)node;
+  const attention_grad_params *p = params;
+  const omc_attention_form *f = &p->form;
+  const int64_t sums = p->parts > 1 ? f->batch * f->kv_heads * p->parts * part_length(f) : 0;
+  return scratch_of(f, 2).total * (size_t)threads + (size_t)sums * omc_dtype_size(f->dtype);
+}
+
+OMC_KERNELS(Attention)
+OMC_CPU_OP(Attention, Attention, OMC_PARAMS(omc_attention_form, forward_params),
+           .workspace = forward_workspace)
+OMC_KERNELS(AttentionGrad)
+OMC_CPU_OP(AttentionGrad, AttentionGrad, OMC_PARAMS(attention_grad_params, backward_params),
+           .workspace = backward_workspace)
+
+#endif

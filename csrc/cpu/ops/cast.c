@@ -1,0 +1,22 @@
+/* Cast as a block function. */
+#include "cpu/convert.h"
+#include "cpu/elementwise.h"
+
+#ifdef OMC_VARIANT
+
+extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
+
+/* Stored as the new dtype and loaded again: inside a program too the numbers are rounded. */
+OMC_EW_KERNEL(Cast) {
+  const omc_convert *convert = &OMC_PASTE3(omc_, convert, OMC_VARIANT);
+  const omc_dtype to = (omc_dtype)blk->imm[0];
+  _Alignas(64) char stored[OMC_EW_BLOCK * sizeof(int64_t)];
+  convert->store[to](blk->in[0], stored, blk->n);
+  convert->load[to](stored, blk->out, blk->n);
+}
+
+#else
+
+OMC_EW_TABLE(Cast, ANY)
+
+#endif

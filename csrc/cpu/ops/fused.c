@@ -1,0 +1,9 @@
+/* FusedElementwise: whatever its class, the block interpreter runs it. */
+#include "cpu/elementwise.h"
+
+#ifndef OMC_VARIANT
+
+static const omc_kernels omc_kernels_FusedElementwise = {omc_ew_run, {{NULL}}};
+OMC_CPU_OP(FusedElementwise, FusedElementwise)
+
+#endif

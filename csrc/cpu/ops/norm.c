@@ -1,0 +1,384 @@
+/* LayerNormalization by rows, BatchNorm by channels, and their gradients. */
+#include "base/int.h"
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "ops/forms.h"
+
+/* dgamma and dbeta of LayerNormGrad are sums over rows, first within blocks of rows, then over
+ * blocks in order, so that they do not depend on the number of threads. */
+#define MAX_BLOCKS 64
+#define MIN_BLOCK_ROWS 16
+
+static inline int64_t block_rows(const omc_layer_form *p) {
+  const int64_t even = omc_ceil_div(p->rows, MAX_BLOCKS);
+  return even > MIN_BLOCK_ROWS ? even : MIN_BLOCK_ROWS;
+}
+static inline int64_t n_blocks(const omc_layer_form *p) {
+  return omc_ceil_div(p->rows, block_rows(p));
+}
+
+/* Length of a block's sums: n, and room for a whole vector at the end. */
+static inline int64_t sums_length(const omc_layer_form *p) { return (p->n + 15) / 16 * 16; }
+
+#if defined(OMC_VARIANT) && !defined(OMC_CLASS_IS_I64)
+
+#include "cpu/rows.h"
+
+#define CELLS_PER_TASK 16384
+
+static inline int64_t grain(int64_t cells) { return 1 + CELLS_PER_TASK / (cells + 1); }
+
+typedef struct {
+  const omc_layer_form *p;
+  const elem *x, *gamma, *beta;
+  const elem *dy; /* gradient only, as the next three */
+  elem *dx, *dgamma, *dbeta;
+  real *sums; /* gradient only: [blocks, 2, sums_length], of dgamma and of dbeta */
+  elem *y;
+  real *mean, *rstd; /* NULL: not kept */
+} layer_job;
+
+static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const layer_job *job = ctx;
+  const int64_t n = job->p->n;
+  for (int64_t r = begin; r < end; r++) {
+    const elem *x = job->x + r * n;
+    elem *y = job->y + r * n;
+    const real mean = row_sum(x, n) / (real)n;
+    const real var = OMC_ROW_SUM(n, __extension__({
+                                   const vreal d = vld_fill(x + k, left, mean) - vset(mean);
+                                   d *d;
+                                 })) /
+                     (real)n;
+    const real rstd = (real)(1 / sqrt((double)var + job->p->epsilon));
+    const vreal vmean = vset(mean), vrstd = vset(rstd);
+    for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+      const vreal gamma = job->gamma ? vld_fill(job->gamma + k, left, 0) : vset(1);
+      const vreal beta = job->beta ? vld_fill(job->beta + k, left, 0) : vset(0);
+      vst_upto(y + k, vfma((vld_fill(x + k, left, 0) - vmean) * vrstd, gamma, beta), left);
+    }
+    if (job->mean) job->mean[r] = mean;
+    if (job->rstd) job->rstd[r] = rstd;
+  }
+}
+
+OMC_KERNEL(LayerNormalization) {
+  const omc_layer_form *p = args->params;
+  layer_job job = {.p = p,
+                   .x = omc_in_data(args, 0),
+                   .gamma = omc_in_data(args, 1),
+                   .beta = omc_in_data(args, 2),
+                   .y = omc_out_data(args, 0),
+                   .mean = omc_out_data(args, 1),
+                   .rstd = omc_out_data(args, 2)};
+  omc_parallel_for(p->rows, grain(p->n), args->threads, layer_forward, &job);
+  return OMC_OK;
+}
+
+/* One row of the gradient: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with
+ * g = dy * gamma; its terms of dgamma and dbeta are added to their sums. */
+static void layer_backward_row(const layer_job *job, int64_t r, real *dgamma, real *dbeta) {
+  const int64_t n = job->p->n;
+  const elem *x = job->x + r * n, *dy = job->dy + r * n, *w = job->gamma;
+  elem *dx = job->dx + r * n;
+  const vreal mean = vset(job->mean[r]), rstd = vset(job->rstd[r]);
+  vreal sum_g = vset(0), sum_gx = vset(0);
+  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+    const vreal d = vld_fill(dy + k, left, 0);
+    const vreal xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+    const vreal g = d * (w ? vld_fill(w + k, left, 0) : vset(1));
+    sum_g += g;
+    sum_gx = vfma(g, xhat, sum_gx);
+    vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
+    vstr(dbeta + k, vldr(dbeta + k) + d);
+  }
+  const vreal mean_g = vset(vsum(sum_g) / (real)n), mean_gx = vset(vsum(sum_gx) / (real)n);
+  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+    const vreal xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+    const vreal g = vld_fill(dy + k, left, 0) * (w ? vld_fill(w + k, left, 0) : vset(1));
+    vst_upto(dx + k, rstd * (g - mean_g - xhat * mean_gx), left);
+  }
+}
+
+static void layer_backward(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const layer_job *job = ctx;
+  const int64_t length = sums_length(job->p), rows = block_rows(job->p);
+  for (int64_t block = begin; block < end; block++) {
+    real *dgamma = job->sums + 2 * block * length, *dbeta = dgamma + length;
+    memset(dgamma, 0, (size_t)(2 * length) * sizeof(real));
+    const int64_t last = (block + 1) * rows < job->p->rows ? (block + 1) * rows : job->p->rows;
+    for (int64_t r = block * rows; r < last; r++) layer_backward_row(job, r, dgamma, dbeta);
+  }
+}
+
+/* Adds up the blocks' sums; items are vectors of columns. */
+static void layer_add_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const layer_job *job = ctx;
+  const int64_t length = sums_length(job->p), blocks = n_blocks(job->p);
+  for (int64_t k = begin * OMC_VL; k < end * OMC_VL; k += OMC_VL) {
+    vreal dgamma = vset(0), dbeta = vset(0);
+    for (int64_t block = 0; block < blocks; block++) {
+      dgamma += vldr(job->sums + 2 * block * length + k);
+      dbeta += vldr(job->sums + (2 * block + 1) * length + k);
+    }
+    if (job->dgamma) vst_upto(job->dgamma + k, dgamma, job->p->n - k);
+    if (job->dbeta) vst_upto(job->dbeta + k, dbeta, job->p->n - k);
+  }
+}
+
+/* Inputs: dy, x, gamma?, mean, rstd. */
+OMC_KERNEL(LayerNormGrad) {
+  const omc_layer_form *p = args->params;
+  layer_job job = {.p = p,
+                   .dy = omc_in_data(args, 0),
+                   .x = omc_in_data(args, 1),
+                   .gamma = omc_in_data(args, 2),
+                   .mean = args->in[3].data,
+                   .rstd = args->in[4].data,
+                   .dx = omc_out_data(args, 0),
+                   .dgamma = omc_out_data(args, 1),
+                   .dbeta = omc_out_data(args, 2),
+                   .sums = args->workspace};
+  omc_parallel_for(n_blocks(p), grain(block_rows(p) * p->n), args->threads, layer_backward, &job);
+  if (job.dgamma || job.dbeta)
+    omc_parallel_for(omc_ceil_div(p->n, OMC_VL), grain(n_blocks(p) * 2 * OMC_VL), args->threads,
+                     layer_add_blocks, &job);
+  return OMC_OK;
+}
+
+/* Channels worked on together where each has one element per row of the batch; a multiple of
+ * any OMC_VL. */
+#define COLS 64
+
+typedef struct {
+  const omc_batch_form *p;
+  const elem *x, *gamma, *beta, *running_mean, *running_var;
+  const elem *dy;
+  elem *y, *new_mean, *new_var; /* new_mean and new_var: running statistics, NULL: not kept */
+  elem *dx, *dgamma, *dbeta;
+  real *mean, *rstd;
+} batch_job;
+
+static double count(const omc_batch_form *p) { return (double)(p->batch * p->inner); }
+static real gamma_of(const batch_job *job, int64_t c) {
+  return job->gamma ? ld(job->gamma + c) : 1;
+}
+static real beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
+
+/* A running statistic after a batch, which leaves it as it is if it is empty. */
+static real moved(const omc_batch_form *p, real running, double now) {
+  return count(p) > 0 ? (real)((1 - p->momentum) * (double)running + p->momentum * now) : running;
+}
+
+/* Stores the statistics of channel c, given its mean and the sum of squared differences to it. */
+static void store_statistics(const batch_job *job, int64_t c, double mean, double squares) {
+  const omc_batch_form *p = job->p;
+  const double n = count(p);
+  job->mean[c] = (real)mean;
+  job->rstd[c] = (real)(1 / sqrt(squares / n + p->epsilon));
+  if (job->new_mean) st(job->new_mean + c, moved(p, ld(job->running_mean + c), mean));
+  if (job->new_var) st(job->new_var + c, moved(p, ld(job->running_var + c), squares / (n - 1)));
+}
+
+/* Stores the parameters' gradients of channel c and scales its sums of dy and dy * xhat to what
+ * dx = factor * (dy - *sum_dy - xhat * *sum_dyx) needs. */
+static real store_gradients(const batch_job *job, int64_t c, double *sum_dy, double *sum_dyx) {
+  if (job->dgamma) st(job->dgamma + c, (real)*sum_dyx);
+  if (job->dbeta) st(job->dbeta + c, (real)*sum_dy);
+  *sum_dy /= count(job->p);
+  *sum_dyx /= count(job->p);
+  return gamma_of(job, c) * job->rstd[c];
+}
+
+/* Items are channels of `inner` contiguous elements for each row of the batch. */
+static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const batch_job *job = ctx;
+  const omc_batch_form *p = job->p;
+  const int64_t n = p->inner, step = p->channels * n;
+  for (int64_t c = begin; c < end; c++) {
+    const elem *first = job->x + c * n, *last = first + p->batch * step;
+    double sum = 0, squares = 0;
+    for (const elem *x = first; x < last; x += step) sum += (double)row_sum(x, n);
+    const double mean = sum / count(p);
+    const real m = (real)mean;
+    for (const elem *x = first; x < last; x += step)
+      squares += (double)OMC_ROW_SUM(n, __extension__({
+                                       const vreal d = vld_fill(x + k, left, m) - vset(m);
+                                       d *d;
+                                     }));
+    store_statistics(job, c, mean, squares);
+    const vreal vmean = vset(m), scale = vset(job->rstd[c] * gamma_of(job, c)),
+                shift = vset(beta_of(job, c));
+    for (int64_t b = 0; b < p->batch; b++) {
+      const elem *x = first + b * step;
+      elem *y = job->y + c * n + b * step;
+      for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL)
+        vst_upto(y + k, vfma(vld_fill(x + k, left, 0) - vmean, scale, shift), left);
+    }
+  }
+}
+
+/* Items are groups of COLS channels of one element for each row of the batch. */
+static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const batch_job *job = ctx;
+  const omc_batch_form *p = job->p;
+  const int64_t step = p->channels;
+  for (int64_t c0 = begin * COLS; c0 < end * COLS && c0 < step; c0 += COLS) {
+    const int64_t cols = step - c0 < COLS ? step - c0 : COLS;
+    double mean[COLS] = {0}, squares[COLS] = {0};
+    real center[COLS], scale[COLS], shift[COLS];
+    for (int64_t b = 0; b < p->batch; b++)
+      for (int64_t j = 0; j < cols; j++) mean[j] += (double)ld(job->x + b * step + c0 + j);
+    for (int64_t j = 0; j < cols; j++) mean[j] /= count(p);
+    for (int64_t b = 0; b < p->batch; b++)
+      for (int64_t j = 0; j < cols; j++) {
+        const double d = (double)ld(job->x + b * step + c0 + j) - mean[j];
+        squares[j] += d * d;
+      }
+    for (int64_t j = 0; j < cols; j++) {
+      store_statistics(job, c0 + j, mean[j], squares[j]);
+      center[j] = (real)mean[j];
+      scale[j] = job->rstd[c0 + j] * gamma_of(job, c0 + j);
+      shift[j] = beta_of(job, c0 + j);
+    }
+    for (int64_t b = 0; b < p->batch; b++)
+      for (int64_t j = 0; j < cols; j++) {
+        const int64_t i = b * step + c0 + j;
+        st(job->y + i, (ld(job->x + i) - center[j]) * scale[j] + shift[j]);
+      }
+  }
+}
+
+static void batch_backward_planes(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const batch_job *job = ctx;
+  const omc_batch_form *p = job->p;
+  const int64_t n = p->inner, step = p->channels * n;
+  for (int64_t c = begin; c < end; c++) {
+    const vreal mean = vset(job->mean[c]), rstd = vset(job->rstd[c]);
+    double sum_dy = 0, sum_dyx = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+      const elem *x = job->x + c * n + b * step, *dy = job->dy + c * n + b * step;
+      sum_dy += (double)row_sum(dy, n);
+      sum_dyx += (double)OMC_ROW_SUM(
+          n, vld_fill(dy + k, left, 0) * (vld_fill(x + k, left, 0) - mean) * rstd);
+    }
+    const vreal factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
+    const vreal mean_dy = vset((real)sum_dy), mean_dyx = vset((real)sum_dyx);
+    for (int64_t b = 0; b < p->batch; b++) {
+      const int64_t at = c * n + b * step;
+      for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
+        const vreal xhat = (vld_fill(job->x + k, left, 0) - mean) * rstd;
+        const vreal d = vld_fill(job->dy + k, left, 0) - mean_dy - xhat * mean_dyx;
+        vst_upto(job->dx + k, factor * d, left);
+      }
+    }
+  }
+}
+
+static void batch_backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const batch_job *job = ctx;
+  const omc_batch_form *p = job->p;
+  const int64_t step = p->channels;
+  for (int64_t c0 = begin * COLS; c0 < end * COLS && c0 < step; c0 += COLS) {
+    const int64_t cols = step - c0 < COLS ? step - c0 : COLS;
+    const real *mean = job->mean + c0, *rstd = job->rstd + c0;
+    double sum_dy[COLS] = {0}, sum_dyx[COLS] = {0};
+    real factor[COLS];
+    for (int64_t b = 0; b < p->batch; b++)
+      for (int64_t j = 0; j < cols; j++) {
+        const int64_t i = b * step + c0 + j;
+        const real dy = ld(job->dy + i);
+        sum_dy[j] += (double)dy;
+        sum_dyx[j] += (double)(dy * (ld(job->x + i) - mean[j]) * rstd[j]);
+      }
+    for (int64_t j = 0; j < cols; j++)
+      factor[j] = store_gradients(job, c0 + j, &sum_dy[j], &sum_dyx[j]);
+    for (int64_t b = 0; b < p->batch; b++)
+      for (int64_t j = 0; j < cols; j++) {
+        const int64_t i = b * step + c0 + j;
+        const real xhat = (ld(job->x + i) - mean[j]) * rstd[j];
+        st(job->dx + i, factor[j] * (ld(job->dy + i) - (real)sum_dy[j] - xhat * (real)sum_dyx[j]));
+      }
+  }
+}
+
+static void run_channels(const omc_kernel_args *args, batch_job *job, omc_range_fn planes,
+                         omc_range_fn cols) {
+  const omc_batch_form *p = job->p;
+  if (p->inner == 1)
+    omc_parallel_for(omc_ceil_div(p->channels, COLS), grain(p->batch * COLS), args->threads, cols,
+                     job);
+  else
+    omc_parallel_for(p->channels, grain(p->batch * p->inner), args->threads, planes, job);
+}
+
+OMC_KERNEL(BatchNorm) {
+  batch_job job = {.p = args->params,
+                   .x = omc_in_data(args, 0),
+                   .gamma = omc_in_data(args, 1),
+                   .beta = omc_in_data(args, 2),
+                   .running_mean = omc_in_data(args, 3),
+                   .running_var = omc_in_data(args, 4),
+                   .y = omc_out_data(args, 0),
+                   .mean = omc_out_data(args, 1),
+                   .rstd = omc_out_data(args, 2),
+                   .new_mean = omc_out_data(args, 3),
+                   .new_var = omc_out_data(args, 4)};
+  run_channels(args, &job, batch_forward_planes, batch_forward_cols);
+  return OMC_OK;
+}
+
+/* Inputs: dy, x, gamma?, mean, rstd. */
+OMC_KERNEL(BatchNormGrad) {
+  batch_job job = {.p = args->params,
+                   .dy = omc_in_data(args, 0),
+                   .x = omc_in_data(args, 1),
+                   .gamma = omc_in_data(args, 2),
+                   .mean = args->in[3].data,
+                   .rstd = args->in[4].data,
+                   .dx = omc_out_data(args, 0),
+                   .dgamma = omc_out_data(args, 1),
+                   .dbeta = omc_out_data(args, 2)};
+  run_channels(args, &job, batch_backward_planes, batch_backward_cols);
+  return OMC_OK;
+}
+
+#endif
+
+#ifndef OMC_VARIANT
+
+static omc_status layer_decode(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_shape shape, stats;
+  return omc_layer_form_of(node, 0, &shape, &stats, params); /* dy and x have one shape */
+}
+
+static size_t layer_grad_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const omc_layer_form *p = params;
+  return (size_t)(n_blocks(p) * 2 * sums_length(p)) *
+         omc_dtype_size(omc_dtype_real(omc_in(node, 1)->type.dtype));
+}
+
+static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_shape channels;
+  return omc_batch_form_of(node, 0, &channels, params); /* dy and x have one shape */
+}
+
+#define NORM(name, id, ...) \
+  OMC_KERNELS(name)         \
+  OMC_CPU_OP(name, name, OMC_PARAMS(omc_##id##_form, id##_decode), __VA_ARGS__)
+NORM(LayerNormalization, layer)
+NORM(LayerNormGrad, layer, .workspace = layer_grad_workspace)
+NORM(BatchNorm, batch)
+NORM(BatchNormGrad, batch)
+
+#endif

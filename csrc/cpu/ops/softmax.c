@@ -1,0 +1,185 @@
+/* Softmax and LogSoftmax of a tensor [outer, n, inner] over n, and their gradients. */
+#include "base/int.h"
+#include "cpu/kernel.h"
+#include "cpu/parallel.h"
+#include "ops/forms.h"
+
+#if defined(OMC_VARIANT) && !defined(OMC_CLASS_IS_I64)
+
+#include "cpu/rows.h"
+
+/* Columns that are worked on together where the axis is not the last: their running values stay
+ * in L1 and every load is of whole cache lines. A multiple of any OMC_VL. */
+#define COLS 64
+#define CELLS_PER_TASK 16384
+
+/* One reduction (or COLS of them at most, `n` elements each, `step` apart): `a` and `b` are the
+ * op's inputs, b NULL if it has one. `out` may be an input: every element is read before the
+ * element of the same position is written. */
+typedef void (*slice_fn)(const elem *a, const elem *b, elem *out, const omc_axis_form *p,
+                         int64_t cols);
+
+static void softmax_row(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
+                        int64_t cols) {
+  (void)b, (void)cols;
+  const vreal top = vset(row_max(x, p->n));
+  const real sum = OMC_ROW_SUM(p->n, __extension__({
+                                 const vreal e = vexp(vld_fill(x + k, left, -(real)INFINITY) - top);
+                                 vst_upto(y + k, e, left);
+                                 e;
+                               }));
+  const vreal scale = vset(1 / sum);
+  for (int64_t k = 0; k < p->n; k += OMC_VL)
+    vst_upto(y + k, vld_fill(y + k, p->n - k, 0) * scale, p->n - k);
+}
+
+static void log_softmax_row(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
+                            int64_t cols) {
+  (void)b, (void)cols;
+  const real top = row_max(x, p->n);
+  const vreal vtop = vset(top), log_sum = vlog(vset(row_sum_exp(x, p->n, top)));
+  for (int64_t k = 0; k < p->n; k += OMC_VL)
+    vst_upto(y + k, vld_fill(x + k, p->n - k, 0) - vtop - log_sum, p->n - k);
+}
+
+static void softmax_grad_row(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
+                             int64_t cols) {
+  (void)cols;
+  const vreal dot = vset(OMC_ROW_SUM(p->n, vld_fill(dy + k, left, 0) * vld_fill(y + k, left, 0)));
+  for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
+    vst_upto(dx + k, vld_fill(y + k, left, 0) * (vld_fill(dy + k, left, 0) - dot), left);
+}
+
+static void log_softmax_grad_row(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
+                                 int64_t cols) {
+  (void)cols;
+  const vreal sum = vset(row_sum(dy, p->n));
+  for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
+    vst_upto(dx + k, vld_fill(dy + k, left, 0) - vexp(vld_fill(y + k, left, 0)) * sum, left);
+}
+
+/* Visits the n x cols elements of a slice vector by vector: `i` is the element's offset from the
+ * slice's start, `j` its column, `left` the columns from j on. */
+#define EACH_CELL(p, cols)                                                \
+  for (int64_t row_ = 0; row_ < (p)->n; row_++)                           \
+    for (int64_t j = 0, i = row_ * (p)->inner, left = (cols); j < (cols); \
+         j += OMC_VL, i += OMC_VL, left -= OMC_VL)
+
+static void fill_cols(real *acc, real x) {
+  for (int64_t j = 0; j < COLS; j += OMC_VL) vstr(acc + j, vset(x));
+}
+
+static void max_cols(const elem *x, const omc_axis_form *p, int64_t cols, real *top) {
+  fill_cols(top, -(real)INFINITY);
+  EACH_CELL(p, cols) vstr(top + j, vmax(vldr(top + j), vld_fill(x + i, left, 0)));
+}
+
+static void softmax_cols(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
+                         int64_t cols) {
+  (void)b;
+  real top[COLS], sum[COLS];
+  max_cols(x, p, cols, top);
+  fill_cols(sum, 0);
+  EACH_CELL(p, cols) {
+    const vreal e = vexp(vld_fill(x + i, left, 0) - vldr(top + j));
+    vst_upto(y + i, e, left);
+    vstr(sum + j, vldr(sum + j) + e);
+  }
+  EACH_CELL(p, cols) vst_upto(y + i, vld_fill(y + i, left, 0) / vldr(sum + j), left);
+}
+
+static void log_softmax_cols(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
+                             int64_t cols) {
+  (void)b;
+  real top[COLS], sum[COLS];
+  max_cols(x, p, cols, top);
+  fill_cols(sum, 0);
+  EACH_CELL(p, cols)
+  vstr(sum + j, vldr(sum + j) + vexp(vld_fill(x + i, left, 0) - vldr(top + j)));
+  for (int64_t j = 0; j < COLS; j += OMC_VL) vstr(sum + j, vlog(vldr(sum + j)));
+  EACH_CELL(p, cols)
+  vst_upto(y + i, vld_fill(x + i, left, 0) - vldr(top + j) - vldr(sum + j), left);
+}
+
+static void softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
+                              int64_t cols) {
+  real dot[COLS];
+  fill_cols(dot, 0);
+  EACH_CELL(p, cols)
+  vstr(dot + j, vfma(vld_fill(dy + i, left, 0), vld_fill(y + i, left, 0), vldr(dot + j)));
+  EACH_CELL(p, cols)
+  vst_upto(dx + i, vld_fill(y + i, left, 0) * (vld_fill(dy + i, left, 0) - vldr(dot + j)), left);
+}
+
+static void log_softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
+                                  int64_t cols) {
+  real sum[COLS];
+  fill_cols(sum, 0);
+  EACH_CELL(p, cols) vstr(sum + j, vldr(sum + j) + vld_fill(dy + i, left, 0));
+  EACH_CELL(p, cols) {
+    const vreal exp_y = vexp(vld_fill(y + i, left, 0));
+    vst_upto(dx + i, vld_fill(dy + i, left, 0) - exp_y * vldr(sum + j), left);
+  }
+}
+
+typedef struct {
+  const elem *a, *b;
+  elem *out;
+  const omc_axis_form *p;
+  int64_t groups; /* of columns, for each outer index */
+  slice_fn slice;
+} softmax_job;
+
+static void run_slices(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const softmax_job *job = ctx;
+  const omc_axis_form *p = job->p;
+  for (int64_t g = begin; g < end; g++) {
+    const int64_t col = g % job->groups * COLS;
+    const int64_t at = g / job->groups * p->n * p->inner + col;
+    const int64_t cols = p->inner - col < COLS ? p->inner - col : COLS;
+    job->slice(job->a + at, job->b ? job->b + at : NULL, job->out + at, p, cols);
+  }
+}
+
+static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_fn cols) {
+  const omc_axis_form *p = args->params;
+  softmax_job job = {.a = args->in[0].data,
+                     .b = args->n_in > 1 ? args->in[1].data : NULL,
+                     .out = args->out[0].data,
+                     .p = p,
+                     .groups = omc_ceil_div(p->inner, COLS),
+                     .slice = p->inner == 1 ? row : cols};
+  if (p->n == 0) return OMC_OK;
+  const int64_t width = p->inner < COLS ? p->inner : COLS;
+  omc_parallel_for(p->outer * job.groups, 1 + CELLS_PER_TASK / (p->n * width + 1), args->threads,
+                   run_slices, &job);
+  return OMC_OK;
+}
+
+OMC_KERNEL(Softmax) { return run_softmax(args, softmax_row, softmax_cols); }
+OMC_KERNEL(LogSoftmax) { return run_softmax(args, log_softmax_row, log_softmax_cols); }
+OMC_KERNEL(SoftmaxGrad) { return run_softmax(args, softmax_grad_row, softmax_grad_cols); }
+OMC_KERNEL(LogSoftmaxGrad) {
+  return run_softmax(args, log_softmax_grad_row, log_softmax_grad_cols);
+}
+
+#endif
+
+#ifndef OMC_VARIANT
+
+static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  return omc_softmax_form_of(node, params);
+}
+
+#define SOFTMAX(name) \
+  OMC_KERNELS(name)   \
+  OMC_CPU_OP(name, name, OMC_PARAMS(omc_axis_form, decode))
+
+SOFTMAX(Softmax)
+SOFTMAX(LogSoftmax)
+SOFTMAX(SoftmaxGrad)
+SOFTMAX(LogSoftmaxGrad)
+
+#endif

@@ -1,0 +1,40 @@
+/* Calls of the host for ops that run in PyTorch. */
+#include "cpu/kernel.h"
+#include "graph/graph.h"
+
+#ifndef OMC_VARIANT
+
+typedef struct torch_params {
+  int64_t index;
+} torch_params;
+
+static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  ((torch_params *)params)->index = omc_attr_int(node, "index", 0);
+  return OMC_OK;
+}
+
+static omc_status need_host(const omc_kernel_args *args) {
+  if (args->host) return OMC_OK;
+  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no host",
+           args->node ? args->node : "");
+}
+
+OMC_KERNEL_ANY(TorchCall) {
+  const torch_params *p = args->params;
+  OMC_TRY(need_host(args));
+  return args->host->forward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
+                             args->n_out);
+}
+
+OMC_KERNEL_ANY(TorchCallGrad) {
+  const torch_params *p = args->params;
+  OMC_TRY(need_host(args));
+  return args->host->backward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
+                              args->n_out);
+}
+
+OMC_CPU_OP(TorchCall, TorchCall, OMC_PARAMS(torch_params, decode))
+OMC_CPU_OP(TorchCallGrad, TorchCallGrad, OMC_PARAMS(torch_params, decode))
+
+#endif

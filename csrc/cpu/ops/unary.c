@@ -1,0 +1,3 @@
+#include "cpu/elementwise_rows.h"
+
+#include "ops/unary.c"

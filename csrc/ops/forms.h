@@ -1,0 +1,195 @@
+/* The forms of structural ops: what a node's attributes, types and constant inputs say, read once
+ * for its shape rule, its gradient rule and the kernels of every device.
+ *
+ * Readers want a typed node; they fail with OMC_ESHAPE, OMC_EINVALID or OMC_EUNSUPPORTED naming it.
+ * Sizes and strides are in elements. `x` and `table` are the shape of what is read where that is
+ * no input of the node, as in a gradient. */
+#ifndef OMC_OPS_FORMS_H
+#define OMC_OPS_FORMS_H
+
+#include "graph/graph.h"
+
+/* ---- constant.c ---- */
+
+/* Shape gives the dims [start, end). */
+typedef struct omc_shape_form {
+  int32_t start, end;
+} omc_shape_form;
+
+omc_shape_form omc_shape_form_of(const omc_node *node);
+
+/* ---- softmax.c, scan.c: along one axis ---- */
+
+/* The tensor is [outer, n, inner], n the elements along the axis; one of rank 0 is [1, 1, 1]. */
+typedef struct omc_axis_form {
+  int64_t outer, n, inner;
+} omc_axis_form;
+
+omc_axis_form omc_axis_form_of(const omc_shape *x, int32_t axis);
+omc_status omc_softmax_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
+omc_status omc_cumsum_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
+omc_status omc_others_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
+omc_status omc_arg_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
+
+/* ---- reduce.c ---- */
+
+/* Which axes of in[0] are reduced, OMC_MAX_RANK of them. */
+omc_status omc_reduced_axes(const omc_node *node, bool *out) OMC_MUST_USE;
+
+/* ---- movement.c ---- */
+
+omc_status omc_perm_of(const omc_node *node, int32_t *out) OMC_MUST_USE; /* of a Transpose */
+
+/* Pad: out[i] before and out[rank + i] after axis i; 2 * OMC_MAX_RANK of them. */
+omc_status omc_pads_of(const omc_node *node, int64_t *out) OMC_MUST_USE;
+
+typedef struct omc_slice_form {
+  omc_shape shape; /* of the slice */
+  int64_t start[OMC_MAX_RANK], step[OMC_MAX_RANK];
+} omc_slice_form;
+
+omc_status omc_slice_form_of(const omc_node *node, const omc_shape *x,
+                             omc_slice_form *out) OMC_MUST_USE;
+
+/* ---- matmul.c ---- */
+
+/* The operands as matrices: a vector is a row on the left and a column on the right. */
+typedef struct omc_matmul_form {
+  omc_shape a, b, c; /* c with the dims that vectors add */
+  bool trans_a, trans_b;
+  bool a_vector, b_vector;
+  int64_t m, n, k;
+} omc_matmul_form;
+
+omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *out) OMC_MUST_USE;
+omc_shape omc_batch_dims(const omc_shape *matrix); /* all but the last two */
+
+/* ---- conv.c ---- */
+
+/* A convolution of two space dims; one is taken as a height of 1. */
+typedef struct omc_conv_form {
+  int64_t n, c, h, w;    /* x */
+  int64_t o, cg, kh, kw; /* weight */
+  int64_t oh, ow;        /* y */
+  int64_t sh, sw, top, left, bottom, right, dh, dw, group;
+} omc_conv_form;
+
+omc_status omc_conv_form_of(const omc_node *node, omc_conv_form *out) OMC_MUST_USE;
+
+/* Of a gradient, and the shape of its result. */
+omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape *shape,
+                                 omc_conv_form *out) OMC_MUST_USE;
+
+/* ---- pool.c ---- */
+
+/* A pooling window by axis; of one axis, the second of two. */
+typedef struct omc_pool_form {
+  int32_t axes; /* 1 or 2 */
+  int64_t planes, in[2], out[2], kernel[2], stride[2], dilation[2], before[2], after[2];
+} omc_pool_form;
+
+omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x,
+                            omc_pool_form *out) OMC_MUST_USE;
+
+/* AdaptiveAvgPool: how many windows, as the second of two if there is one axis. */
+omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
+                              int64_t *out) OMC_MUST_USE;
+
+/* ---- norm.c ---- */
+
+/* x is [rows, n], each row normalised. */
+typedef struct omc_layer_form {
+  int64_t rows, n;
+  double epsilon;
+} omc_layer_form;
+
+/* x is [batch, channels, inner], each channel normalised. */
+typedef struct omc_batch_form {
+  int64_t batch, channels, inner;
+  double epsilon, momentum;
+} omc_batch_form;
+
+/* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
+ * `stats` that of mean and rstd. */
+omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
+                             omc_layer_form *out) OMC_MUST_USE;
+
+/* Input x of a BatchNorm or its gradient; *channels is the shape of all per-channel values. */
+omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,
+                             omc_batch_form *out) OMC_MUST_USE;
+
+/* ---- loss.c ---- */
+
+typedef enum { OMC_LOSS_NONE, OMC_LOSS_MEAN, OMC_LOSS_SUM } omc_loss_reduction;
+
+/* Logits are [outer, classes, inner]; a row is one (outer, inner). */
+typedef struct omc_loss_form {
+  int64_t outer, classes, inner, ignore_index;
+  double smoothing;
+  omc_loss_reduction reduction;
+} omc_loss_form;
+
+/* Of a loss, with the shape of its targets; of CrossEntropyGrad; of the gradient of the other, with
+ * the type of what it is the gradient of. */
+omc_status omc_loss_form_of(const omc_node *node, omc_loss_form *out, omc_shape *rows) OMC_MUST_USE;
+omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *out) OMC_MUST_USE;
+omc_status omc_nll_grad_form_of(const omc_node *node, omc_loss_form *out,
+                                omc_type *type) OMC_MUST_USE;
+
+/* ---- attention.c ---- */
+
+typedef struct omc_head_strides {
+  int64_t sample, head, token; /* elements from one to the next */
+} omc_head_strides;
+
+typedef struct omc_attention_form {
+  int64_t batch, heads, kv_heads, queries, keys, dim, value_dim; /* B, H, Hkv, T, S, D, Dv */
+  omc_head_strides q, k, v, y;                                   /* also of their gradients */
+  omc_shape y_shape;
+  omc_dtype dtype;
+  double scale, p;
+  uint32_t stream;         /* of dropout */
+  bool causal;             /* key j is seen by query i only if j <= i */
+  bool mask_is_bool;       /* true: attend; else added to the scores */
+  int64_t mask_strides[4]; /* elements, of the mask seen as [B,H,T,S] */
+} omc_attention_form;
+
+/* Of Attention or AttentionGrad. */
+omc_status omc_attention_form_of(const omc_node *node, omc_attention_form *out) OMC_MUST_USE;
+
+/* ---- gather.c ---- */
+
+/* Gather, GatherND and Embedding: the table is [outer, dim, inner], the result [outer, n, inner].
+ */
+typedef struct omc_rows_form {
+  int64_t outer, dim, inner, n;
+  int64_t outer_ids; /* ids from one outer to the next: 0, all share them, or n */
+  int64_t padding;   /* row without gradient, -1: none */
+  bool by_freq;      /* gradients are divided by how often their row is used */
+  bool negative;     /* ids below 0 count from the end */
+  int32_t depth;     /* GatherND: length of an index into `dims`; 0: ids are rows */
+  int64_t dims[OMC_MAX_RANK];
+} omc_rows_form;
+
+/* GatherElements: elements of two tensors that differ along one axis, line by line. */
+typedef struct omc_lines_form {
+  int32_t rank;                                      /* of the other axes */
+  int64_t dims[OMC_MAX_RANK];                        /* of ids */
+  int64_t table[OMC_MAX_RANK], picked[OMC_MAX_RANK]; /* strides: of x, and of ids and y */
+  int64_t n, count;                                  /* ids in a line, lines */
+  int32_t axis;
+  int64_t dim;   /* elements of x along the axis */
+  bool negative; /* ids below 0 count from the end */
+  int64_t table_step, picked_step;
+} omc_lines_form;
+
+omc_status omc_gather_form_of(const omc_node *node, const omc_shape *table,
+                              omc_rows_form *out) OMC_MUST_USE;
+omc_status omc_embedding_form_of(const omc_node *node, const omc_shape *table,
+                                 omc_rows_form *out) OMC_MUST_USE;
+omc_status omc_gather_nd_form_of(const omc_node *node, const omc_shape *table,
+                                 omc_rows_form *out) OMC_MUST_USE;
+omc_status omc_gather_elements_form_of(const omc_node *node, const omc_shape *table,
+                                       omc_lines_form *out) OMC_MUST_USE;
+
+#endif

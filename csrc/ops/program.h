@@ -1,0 +1,40 @@
+/* Programs of elementwise ops: what one is, on every device.
+ *
+ * A program computes in one class (f32, f64 or i64) over one iteration shape, the broadcast shape
+ * of its inputs. Inputs have any dtype (converted on load); outputs have the iteration shape and
+ * any dtype (converted on store: to bool by != 0, to integers by truncation). A single elementwise
+ * node is a program of one instruction; FusedElementwise carries its program in attributes:
+ *   ops=["Add", "Gelu"]  args=[0, 1, -1,  2, -1, -1]  imm=[4 floats per instruction]  outs=[3]
+ *   dtypes=[1]  class="f32"
+ * args: three operands per instruction; 0 .. n_in-1 are the inputs, n_in + k is the result of
+ * instruction k, -1 is none. imm: as the op's record decodes them. outs: the operand, an
+ * instruction's result, that each output holds; dtypes: that output's ONNX dtype code. class:
+ * what every instruction computes in, whatever the dtypes of inputs and outputs. Whoever makes such
+ * a node sees to it that it is the omc_ew_class of each of the nodes that became instructions, that
+ * a result which another instruction reads is one that the class holds exactly, and that the
+ * operand of a random op has the iteration shape. */
+#ifndef OMC_OPS_PROGRAM_H
+#define OMC_OPS_PROGRAM_H
+
+#include "graph/graph.h"
+
+#define OMC_EW_IMM 4
+#define OMC_EW_MAX_INSTRUCTIONS 48
+#define OMC_EW_MAX_INPUTS 24
+#define OMC_EW_MAX_OUTPUTS 12
+
+typedef enum { OMC_CLASS_F32, OMC_CLASS_F64, OMC_CLASS_BF16, OMC_CLASS_I64, OMC_N_CLASS } omc_class;
+
+/* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
+omc_class omc_ew_dtype_class(omc_dtype dtype);
+
+/* The class a single elementwise node computes in: f64 if an input or output is f64, else f32 if
+ * one is any other float, else i64. */
+omc_class omc_ew_class(const omc_node *node);
+
+/* The name of a class in a fused node's attribute, NULL: it has none; and the class of a fused
+ * node, OMC_N_CLASS if its attribute names none. */
+const char *omc_ew_class_name(omc_class cls);
+omc_class omc_ew_fused_class(const omc_node *node);
+
+#endif
