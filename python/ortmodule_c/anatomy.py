@@ -14,7 +14,6 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -203,18 +202,9 @@ def type_in(state: dict[str, Any], name: str) -> Any:
 # Contents, as lists and tuples
 
 
-def array_content(value: Any) -> Any:
-    content = value.tolist() if value.dtype.hasobject else value.tobytes()
-    return value.dtype.str, value.shape, content
-
-
 def tensor_content(t: Tensor) -> Any:
     with torch.no_grad():
         return t.shape, t.dtype, bytes(t.detach().contiguous().view(-1).view(torch.uint8).tolist())
-
-
-def variable_content(value: ContextVar[Any]) -> Any:
-    return value.get(None)
 
 
 def state_of_random(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:

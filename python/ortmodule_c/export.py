@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ from torch.utils import _pytree as pytree
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .errors import NotExportable, NotRunnable, first_lines
-from .flatten import Spec, flatten, is_nested, plain_leaves, unflatten
-from .guards import Snapshot, Survey, Write, are_repeated, layout, looseness
+from .flatten import Spec, flatten, plain_leaves, unflatten
+from .guards import Snapshot, Survey, Write, layout, looseness
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
 from .recurrent import one_step_for_all
 from .stack import is_users, users_line
@@ -47,9 +48,27 @@ _DROPOUTS: dict[Any, str] = {
 }
 # What autograd and Python's side know of a tensor, which is not that of the one that stands for it in a trace.
 _UNKNOWN = {
-    getattr(Tensor, name).__get__: name
-    for name in ("grad", "grad_fn", "is_leaf", "_version", "_base", "retains_grad", "output_nr", "_backward_hooks")
+    "grad": NotExportable,
+    "grad_fn": NotExportable,
+    "is_leaf": NotExportable,
+    "_version": NotExportable,
+    "retains_grad": NotExportable,
+    "output_nr": NotExportable,
+    "_base": NotRunnable,
+    "_backward_hooks": NotRunnable,
 }
+# What else than a tensor may be asked of one: it is so for all that a graph is for, or cannot be known of a trace.
+_KNOWN = frozenset(
+    {
+        *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "is_same_size"),
+        *("dtype", "element_size", "itemsize", "nbytes", "type", "result_type", "is_floating_point", "is_complex"),
+        *("is_signed", "device", "get_device", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "layout"),
+        *("is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "requires_grad"),
+        *("is_contiguous", "stride", "equal", "allclose", "is_nonzero", "item", "tolist", "numpy", "__array__"),
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "data_ptr"),
+        *("__setitem__", "backward", "__set__", "__delete__"),
+    }
+)
 _GRAD: Any = Tensor.grad
 _EFFECTS = {
     **{
@@ -61,7 +80,7 @@ _EFFECTS = {
     _GRAD.__delete__: "deletes the gradient of a tensor",
 }
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_LAYOUT = (Tensor.is_contiguous, Tensor.stride, Tensor.storage_offset)
+_LAYOUT = (Tensor.is_contiguous, Tensor.stride)
 # What shares memory with its operand, copies it or is refused, by how that lies in memory.
 _VIEWS_OR_COPIES = frozenset(
     getattr(space, name)
@@ -371,10 +390,6 @@ def capture(
                 if memory_of(t) != lie[name]:
                     raise NotExportable(f"the forward changes in place how {name} lies in memory")
             watch.check()
-            if watch.compares_identity and are_repeated(leaves):
-                raise NotExportable("the forward may compare tensors by identity, and one is given twice")
-            if watch.compares_identity and is_nested(spec):
-                raise NotExportable("the forward may compare what lies in its arguments by identity")
             _check_attributes(watch, [*leaves, *survey.parameters, *survey.buffers], [*tensors, result])
             written[:] = [*kept.writes(), *watch.writes()]
             watch.check_results((result, [w.after for w in written]), (args, kwargs))
@@ -547,8 +562,6 @@ class _RefuseStrangers(TorchFunctionMode):
             self._watch.asks_looseness |= args[0].untyped_storage()._cdata in self._memory
         if func in _EFFECTS:
             self._watch.refuse(f"the forward {_EFFECTS[func]}")
-        if func in _UNKNOWN and is_users(sys._getframe(1)):
-            self._watch.refuse(f"the forward asks for {_UNKNOWN[func]} of a tensor")
         if torch.is_inference_mode_enabled() != self._inference:
             self._watch.refuse("the forward enters inference mode")
         if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
@@ -556,10 +569,15 @@ class _RefuseStrangers(TorchFunctionMode):
         called = any(map(callable, args))  # it may call the user's code
         watching = not called and self._watch.frames.pause()
         try:
-            return self._run(func, args, kwargs or {})
+            result = self._run(func, args, kwargs or {})
         finally:
             if watching:
                 self._watch.frames.resume()
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        known = name in _KNOWN or (name not in _UNKNOWN and any(isinstance(t, Tensor) for t in _tensors(result)))
+        if not known and is_users(_caller(sys._getframe(1))):
+            self._watch.refuse(f"the forward asks for {name} of a tensor", _UNKNOWN.get(name, NotExportable))
+        return result
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         outside = [t for t in _tensors((args, kwargs)) if type(t) in (Tensor, nn.Parameter)]
@@ -585,6 +603,13 @@ class _RefuseStrangers(TorchFunctionMode):
                 self._watch.hold_value(t)
         self._made.update(made)
         return result
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """Who calls a function of PyTorch's, which may be one of Python that asks for this first."""
+    if frame.f_code.co_name == "handle_torch_function" and frame.f_back is not None and frame.f_back.f_back is not None:
+        return frame.f_back.f_back
+    return frame
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -71,12 +71,6 @@ def plain_leaves(spec: Spec) -> list[Any]:
     return [rest[0], *[leaf for child in rest[-1] for leaf in plain_leaves(child)]]
 
 
-def is_nested(spec: Spec) -> bool:
-    """Whether a container or an object is among the arguments of a described call."""
-    _, _, _, (args, kwargs) = spec
-    return any(child[0] in ("sequence", "mapping", "object") for child in [*args[-1], *kwargs[-1]])
-
-
 def first_difference(a: Spec, b: Spec, path: str = "") -> str | None:
     """Where two descriptions first differ, as :func:`leaf_paths` writes it; None if they are equal."""
     if a == b:
@@ -214,4 +208,4 @@ _BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "object": _object,
 }
 
-__all__ = ["Spec", "first_difference", "flatten", "is_nested", "leaf_paths", "plain_leaves", "unflatten"]
+__all__ = ["Spec", "first_difference", "flatten", "leaf_paths", "plain_leaves", "unflatten"]

@@ -16,7 +16,7 @@ from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of
 from .export import Captured, capture, quiet
 from .flatten import Spec, flatten, unflatten
 from .function import Call, Runner
-from .guards import Held, Survey, Write, are_repeated, layout, looseness
+from .guards import Held, Survey, Write, layout, looseness
 from .ingest import ingest
 from .lowering import lower
 from .onnx_io import Files
@@ -52,8 +52,6 @@ class Graph:
         Tensors it takes besides those of the call and of the module.
     layouts, layout
         How its inputs lay in memory, if the forward depends on that, and what tells it of one.
-    apart
-        Whether the forward may have asked if two tensors are one.
     counting
         Attributes that its forward set to other plain values: the owner's id and which it is.
     fallbacks
@@ -74,7 +72,6 @@ class Graph:
 
     layouts: list[tuple[int, ...]] | None = None
     layout: Callable[[Tensor], tuple[int, ...]] = layout
-    apart: bool = False
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     used: int = 0
@@ -89,7 +86,6 @@ class Graph:
         return (
             (self.fit is None or self.fit.accepts(sizes))
             and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
-            and not (self.apart and are_repeated(leaves))
             and (self.held is None or self.held.hold())
         )
 
@@ -280,7 +276,6 @@ class Graphs:
         held = watch.held(captured.writes, captured.outside, [*self._module.parameters(), *self._module.buffers()])
         written = [(w.module, w.name) for w in captured.writes]
         layouts = captured.layouts if watch.asks_layout or watch.asks_looseness else None
-        apart = watch.compares_identity
         return Graph(
             key,
             False,
@@ -293,7 +288,6 @@ class Graphs:
             captured.outside,
             layouts,
             layout if watch.asks_layout else looseness,
-            apart,
             [(id(w.module), str(w)) for w in captured.writes if w.counts],
             lowered.fallbacks,
         )

@@ -35,7 +35,7 @@ BY_VALUE: frozenset[type] = frozenset(
     {
         *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, types.MethodType),
-        *numpy.sctypeDict.values(),
+        *{*numpy.sctypeDict.values()} - {numpy.void, numpy.object_},  # which are views, and anything
     }
 )
 BY_REPR: frozenset[type] = frozenset(
@@ -123,11 +123,6 @@ def layout(t: Tensor) -> tuple[int, ...]:
 def looseness(t: Tensor) -> tuple[int, ...]:
     """How a tensor lies in memory; nothing where an op of PyTorch may take its elements for one row."""
     return () if t.is_contiguous() else t.stride()
-
-
-def are_repeated(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of them is given twice."""
-    return len({id(t) for t in tensors}) < len(tensors)
 
 
 @dataclass(frozen=True)

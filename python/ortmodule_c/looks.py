@@ -2,6 +2,7 @@
 
 import dis
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 
@@ -9,9 +10,14 @@ _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_N
 _BY_NAME = frozenset({"getattr", "hasattr"})
 _WHOLE = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller"})  # of all, or by what is made of a name
 _IDENTITY = frozenset({"id", "is_", "is_not"})
-_CONSTANT = ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
 # Ways around the lookups that are watched.
-_HIDDEN = frozenset({"__getattribute__", "getattr_static", "getmembers", "import_module", "__subclasses__"})
+_HIDDEN = frozenset(
+    {
+        *("__getattribute__", "getattr_static", "getmembers", "import_module", "__import__", "__subclasses__"),
+        *("__globals__", "__builtins__", "__closure__", "cell_contents", "__defaults__", "__kwdefaults__"),
+        *("Formatter", "f_globals", "f_locals", "f_builtins", "f_back", "gi_frame"),
+    }
+)
 _OF_TORCH = frozenset({"Tensor", "Parameter"})
 _SYMBOLS = frozenset({"SymInt", "SymFloat", "SymBool"})
 _OF_SYMBOLS = frozenset({"node", "__dict__"})  # attributes that numbers do not have
@@ -34,8 +40,8 @@ class Looks:
         Whether it may look up attributes, of anything, by names that are not written in it.
     computes_names_of
         Attributes of `self`, and of theirs, of which it looks up such names; the empty name for `self`.
-    compares_identity
-        Whether it asks if something is another thing, which is no constant and not led to by a global.
+    compared
+        What it asks other things to be: a variable from outside and names of attributes; nothing for what is no such.
     hidden
         What it calls to look past all lookups, or nothing.
     passes_by
@@ -53,7 +59,7 @@ class Looks:
     asked: frozenset[str]
     computes_names: bool
     computes_names_of: frozenset[str]
-    compares_identity: bool
+    compared: frozenset[tuple[str, ...]]
     hidden: str
     passes_by: bool
     stored: frozenset[str]
@@ -62,8 +68,8 @@ class Looks:
 
 
 @functools.lru_cache(maxsize=4096)
-def looks(code: CodeType, nested: bool) -> Looks:
-    """Read a code object; variables of a `nested` one are made by other code that runs."""
+def looks(code: CodeType) -> Looks:
+    """Read a code object."""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PUSH_NULL", "CACHE")]
     strings = {c for c in code.co_consts if type(c) is str and c.isidentifier()}
     named = frozenset(code.co_names)
@@ -73,6 +79,8 @@ def looks(code: CodeType, nested: bool) -> Looks:
         hidden = ""
     if named & {"type", "__class__"} and named & _OF_TORCH:
         hidden = hidden or "type"
+    if any(i.opname == "MATCH_CLASS" and i.arg for i in instructions):
+        hidden = hidden or "__match_args__"
     typed, asks_types = _typed(instructions, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     objects = _objects_of_computed_names(list(dis.get_instructions(code))) if named & (_BY_NAME | _WHOLE) else set()
     return Looks(
@@ -81,7 +89,7 @@ def looks(code: CodeType, nested: bool) -> Looks:
         frozenset(strings) if named & _BY_NAME else frozenset(),
         None in objects,
         frozenset(name for name in objects if name is not None),
-        bool(named & _IDENTITY) or _compares_identity(instructions, () if nested else code.co_freevars),
+        frozenset({()} if named & _IDENTITY else _compared(instructions)),
         hidden,
         passes_by,
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
@@ -115,15 +123,19 @@ def _is_number(instructions: list[dis.Instruction]) -> bool:
     return any(numbers & {at - 1, at - 2} for at in at_is)
 
 
-def _compares_identity(instructions: list[dis.Instruction], held: tuple[str, ...]) -> bool:
-    of: dis.Instruction | None = None  # what the right side begins with
+def _compared(instructions: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+    """The right sides of `is`, without constants."""
+    chain: tuple[str, ...] | None = ()
     for instruction in instructions:
         if instruction.opname == "IS_OP":
-            if of is None or not (of.opname in _CONSTANT or (of.opname == "LOAD_DEREF" and of.argval in held)):
-                return True
-        elif instruction.opname != "LOAD_ATTR":
-            of = instruction
-    return False
+            if chain is not None:
+                yield chain
+        elif instruction.opname == "LOAD_ATTR":
+            chain = (*chain, instruction.argval) if chain else chain
+        elif instruction.opname == "LOAD_CONST":
+            chain = None
+        else:
+            chain = (instruction.argval,) if instruction.opname in (*_GLOBAL, "LOAD_DEREF") else ()
 
 
 def _objects_of_computed_names(instructions: list[dis.Instruction]) -> set[str | None]:

@@ -12,8 +12,6 @@ import os
 import random
 import re
 import types
-import weakref
-from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -61,7 +59,7 @@ _FILES_OF_NUMPY = frozenset({"fromfile", "tofile", "dump", "set_string_function"
 # Of these objects of C the methods change or read what is in them, which is compared, or nothing.
 _RECEIVERS: tuple[type, ...] = (
     *(str, bytes, bytearray, memoryview, list, tuple, dict, set, frozenset, int, float, complex, range, slice, type),
-    *(BaseException, collections.deque, random.Random, weakref.ref, property, classmethod, staticmethod),
+    *(BaseException, collections.deque, random.Random, property, classmethod, staticmethod),
     *(re.Pattern, re.Match, types.GeneratorType, types.MappingProxyType, types.FunctionType, types.MethodType),
     *(type({}.keys()), type({}.values()), type({}.items()), itertools.count, itertools.chain, object),
 )
@@ -84,6 +82,7 @@ _OF_PYTHON: dict[str, frozenset[str]] = {
     "contextlib": frozenset({"redirect_stdout", "redirect_stderr", "_RedirectStream", "chdir"}),
     "inspect": frozenset({"stack", "trace", "getouterframes", "getinnerframes", "getsource", "getfile", "getmembers"}),
     "abc": frozenset({"ABCMeta.register"}),
+    "string": frozenset({"Formatter"}),
     "posixpath": frozenset({"abspath", "realpath", "expanduser", "expandvars", "ismount", "lexists", "relpath"}),
     "genericpath": frozenset(
         {"exists", "isfile", "isdir", "getsize", "getmtime", "getatime", "getctime", "samefile", "sameopenfile"}
@@ -156,9 +155,7 @@ def refusal_of_c(function: Any) -> str:
 
 def _refusal_of_method(owner: Any, name: str) -> str:
     cls = type(owner)
-    if isinstance(owner, ContextVar):
-        allowed = name == "get"
-    elif isinstance(owner, (numpy.ndarray, numpy.generic)):
+    if isinstance(owner, (numpy.ndarray, numpy.generic)):
         allowed = name not in _FILES_OF_NUMPY
     elif isinstance(owner, torch.Generator):
         allowed = False
@@ -185,6 +182,8 @@ def refusal_of_python(module: str, name: str, caller: str) -> str:
     first = name.split(".", maxsplit=1)[0]
     if name.endswith(".__del__"):
         allowed = True  # of another time
+    elif name == "Tensor.__hash__":
+        allowed = False  # by identity
     elif top == "numpy":
         allowed = ".random" not in module and last in _OF_NUMPY
     elif top == "torch":

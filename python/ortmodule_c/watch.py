@@ -16,14 +16,14 @@ import enum
 import functools
 import inspect
 import itertools
+import operator
 import os
 import random
+import re
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy
@@ -38,7 +38,6 @@ from .anatomy import (
     INERT,
     Memo,
     Seen,
-    array_content,
     dict_of,
     functions_of,
     is_constant,
@@ -58,7 +57,6 @@ from .anatomy import (
     state_of_random,
     tensor_content,
     type_in,
-    variable_content,
 )
 from .errors import NotExportable, NotRunnable
 from .frames import Frames, is_trusted, is_trusted_module
@@ -68,6 +66,7 @@ from .policy import is_missed_by_dynamo, refusal_of_c, refusal_of_python
 from .stack import is_users
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
+_OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _LARGEST = 10_000  # items of containers
 _LARGEST_ARRAY = 1 << 16  # bytes
 _BUILTINS = vars(__import__("builtins"))
@@ -84,6 +83,7 @@ _EXCHANGED = (
     (dict_of(nn.Module), "torch.nn.Module"),
     (dict_of(Tensor), "torch.Tensor"),
 )
+_IDENTITY = (id, operator.is_, operator.is_not)
 # What has attributes whose reads are not seen.
 _WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType)
 
@@ -106,7 +106,6 @@ class Watch:
         self.refusal: NotExportable | None = None
         self.caught = ""
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
-        self.compares_identity = False  # of whatever, tensors perhaps
         self.asks_layout = False
         self.asks_looseness = False  # of arguments
         self.names: set[str] = set()  # that code which ran may look up
@@ -168,7 +167,7 @@ class Watch:
         self._states.append(("Python's random numbers", random.getstate(), random.getstate, random.setstate))
         self._random(numpy.random.mtrand._rand, "NumPy's random numbers")
         for m in self._modules:
-            self._object(m, type(m).__name__).names |= INTERNAL  # compared by the survey
+            self._object(m, type(m).__name__).names |= INTERNAL | _OF_PARAMETERS  # compared by the survey
         for value in vars(Tensor).values():
             if isinstance(value, types.FunctionType) and not is_trusted_module(value.__module__):
                 self._register(value)
@@ -336,12 +335,6 @@ class Watch:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 self._hold_content(t, tensor_content, what)
 
-    def _array(self, value: Any, what: str) -> None:
-        if value.nbytes > _LARGEST_ARRAY:
-            self.refuse(f"{what} holds an array of {value.nbytes} bytes")
-        else:
-            self._hold_content(value, array_content, what)
-
     def _subclass(self, value: Any, what: str) -> None:
         """An instance of a class like a list, a tuple, a dict or a set."""
         content = next(c for kind, c in CONTENTS if isinstance(value, kind))
@@ -358,13 +351,6 @@ class Watch:
         for name in ("func", "args", "keywords"):
             self._hold(value, name, getattr(value, name), what)
         self._freeze(value.__dict__, what)
-
-    def _reference(self, value: Any, what: str) -> None:
-        target = value()
-        self._hold(value, None, target, what)
-
-    def _variable(self, value: Any, what: str) -> None:
-        self._hold_content(value, variable_content, what)
 
     def _memo(self, value: Any, what: str) -> None:
         self._memos.append(value)
@@ -492,6 +478,8 @@ class Watch:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 self._hold(function, part, getattr(function, part), f"{part} of {name}")
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if trusted and isinstance(of_cell(cell), (list, dict, set)):
+                self.refuse(f"{name} keeps what it does in variable {variable}")
             if variable != "__class__":
                 self._hold(cell, "cell_contents", of_cell(cell), f"variable {variable} of {name}")
 
@@ -504,11 +492,14 @@ class Watch:
                 return
             self.refuse(f"it is not known where the forward has {code.co_qualname} from")
         self._ran.add(code)
-        look = looks(code, code in self._nested)
+        look = looks(code)
         if look.hidden:
             self.refuse(f"{code.co_qualname} looks by {look.hidden} at what is not watched")
+        outer = {} if code in self._nested else {v: frame.f_locals.get(v, ()) for v in code.co_freevars}
+        if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
+            self._refuse_identity(code.co_qualname)
         if self._sizes_are_open:
-            if look.tells_symbols or look.compares_identity:
+            if look.tells_symbols:
                 self._refuse_types(code)
             if look.typed:
                 self.frames.followed[code] = functools.partial(self._check_types, look.typed)
@@ -517,7 +508,6 @@ class Watch:
             self._looked_past.append(cls)
             for seen in [s for s in self._seen.values() if isinstance(s.owner, cls)]:
                 self._whole(seen)
-        self.compares_identity |= look.compares_identity
         self.stored |= look.stored
         self._computes_of |= look.computes_names_of
         nested = [code]
@@ -540,6 +530,10 @@ class Watch:
         if code in self._owners:
             of_class, name, value, title = self._owners[code]
             self._hold(of_class, name, value, f"attribute {name} of class {title}")
+
+    def _refuse_identity(self, who: str) -> NoReturn:
+        """TorchDynamo does not see which lists are one."""
+        self.refuse(f"{who} may compare tensors, or what is held by value, by identity", NotRunnable)
 
     def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
         if any(type(frame.f_locals.get(name)) in _SIZES for name in typed):
@@ -613,6 +607,10 @@ class Watch:
     def _called(self, function: Any) -> None:
         """Refuse a function of C that reads or changes what is not compared."""
         refusal, owner = refusal_of_c(function), getattr(function, "__self__", None)
+        if type(owner) is str and function.__name__.startswith("format") and re.search(r"{[^{}]*[.\[]", owner):
+            self.refuse("the forward formats attributes of objects", NotRunnable)
+        if function in _IDENTITY:
+            self._refuse_identity(function.__name__)
         if isinstance(owner, random.Random) and id(owner) not in self._generators:
             refusal = f"{function.__name__}() of a generator of random numbers"
         caller = sys._getframe(2)
@@ -799,18 +797,15 @@ class Watch:
             if id(h) not in inside and (id(h), k) not in but
         ]
         places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
-        if self.compares_identity:
-            places.append((functools.partial(self._are_themselves, but), None, True, "which objects are one"))
         return dicts, [*places, *more]
 
-    def _are_themselves(self, but: set[tuple[int, str]]) -> bool:
-        """Whether not equal but the same objects are at all places."""
-        for holder, key, _, value, _ in self._places.values():
-            if key is not None and (id(holder), key) not in but:
-                now = holder.get(key, MISSING) if type(holder) is dict else getattr(holder, key, MISSING)
-                if now is not value:
-                    return False
-        return all(same_content(value, before) for value, before, _ in self._contents)
+
+def _is_exchangeable(scope: dict[str, Any], chain: tuple[str, ...]) -> bool:
+    """Whether what lies at the end of a chain of names is not known to be held by identity."""
+    value = scope.get(chain[0], ()) if chain else ()
+    for name in chain[1:]:
+        value = inspect.getattr_static(value, name, ())
+    return isinstance(value, (Tensor, list, tuple, dict, set, frozenset))
 
 
 def _imported(name: str, package: str) -> Any:
@@ -838,11 +833,8 @@ _KINDS: tuple[tuple[Any, Callable[[Watch, Any, str], None]], ...] = (
     (types.ModuleType, Watch._namespace),
     (types.SimpleNamespace, Watch._plain_object),
     (functools.partial, Watch._partial),
-    (weakref.ref, Watch._reference),
-    (ContextVar, Watch._variable),
     ((property, staticmethod, classmethod, functools.cached_property, functools.partialmethod), Watch._descriptor),
     (Memo, Watch._memo),
     ((random.Random, numpy.random.RandomState, numpy.random.Generator), Watch._random),
-    (numpy.ndarray, Watch._array),
     (tuple(itertools.chain(*[k if isinstance(k, tuple) else (k,) for k, _ in CONTENTS])), Watch._subclass),
 )

@@ -400,6 +400,14 @@ HOLDERS: dict[str, tuple[Make, str, Put | None]] = {
     "variable": (_variable, "{}.get()", lambda h, v: h.set(v)),
 }
 
+# What the first way refuses to follow, as README says.
+NOT_FOLLOWED = frozenset(
+    {
+        *("identity", "ndarray", "fromnumpy"),
+        *("weak", "variable", "computedofmodule", "computedofclass", "reduced"),
+    }
+)
+
 # Roots: the source of a module around an expression, and where the root lies.
 ROOTS = {
     "attribute": ("self.root", lambda scope, m, v: setattr(m, "root", v)),
@@ -444,6 +452,8 @@ class Program:
         What is run.
     words
         The path and the change, for people.
+    followed
+        Whether the first way has to take it.
     """
 
     def __init__(self, seed: int) -> None:
@@ -458,6 +468,7 @@ class Program:
         self._in_place = self._leaf in IN_PLACE and r.random() < 0.3
         self.words = f"{self._root} {' '.join(self._path)} {self._leaf}, changed "
         self.words += "in place" if self._in_place else f"at {self._at}"
+        self.followed = self._root != "argument" and not NOT_FOLLOWED & {*self._path, self._leaf}
         self._values = self._build(0)
         self._scope: dict[str, Any] = {
             "torch": torch,
