@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
+from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -39,7 +40,7 @@ def expanded(node: fx.Node, op: OpOverload) -> tuple[fx.GraphModule, list[int]]:
     composite = is_composite(op)
     of_integers = _is_of_integers(node)
     exact = op in EXACTLY_DECOMPOSED or of_integers
-    if not composite and not (exact and op in decomposition_table):
+    if (not composite and not (exact and op in decomposition_table)) or _is_taken_apart_by_python(op):
         raise Unsupported("no translation")
     nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
     fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
@@ -70,7 +71,8 @@ def _traced(
     if mode is None:
         raise NeedsStatic(f"{op} of sizes alone")
     try:
-        with mode, torch.no_grad():
+        # Decompositions that Python has for autograd would be taken before PyTorch's own formulas.
+        with mode, torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             return make_fx(call, decomposition_table=table, tracing_mode=_tracing_mode(operands))(*operands)
     except Exception as error:
         logger.debug("%s cannot be expanded", op, exc_info=True)
@@ -93,6 +95,12 @@ def _has_kernel_for(call: Callable[..., Any], operands: Sequence[Any]) -> bool:
         logger.debug("PyTorch refuses what is decomposed", exc_info=True)
         return False
     return True
+
+
+def _is_taken_apart_by_python(op: OpOverload) -> bool:
+    """Whether Python has a decomposition of its own for a composite op, other than that into ops with kernels."""
+    exact = any(op.overloadpacket == e.overloadpacket for e in EXACTLY_DECOMPOSED)
+    return DispatchKey.Autograd in op.py_kernels and not exact
 
 
 def _tracing_mode(operands: Sequence[Any]) -> Literal["real", "symbolic"]:

@@ -145,6 +145,10 @@ UNASKED: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         of_linear(lambda y: F.multilabel_margin_loss(y[0], torch.tensor([1, -1, 0, 0]))),
         (3, 4),
     ),
+    "margin loss of one sample, not reduced": (
+        of_linear(lambda y: F.multilabel_margin_loss(y[0], torch.tensor([1, -1, 0, 0]), reduction="none")),
+        (3, 4),
+    ),
 }
 
 
@@ -336,6 +340,7 @@ IMAGE = CORNERS.view(1, 1, 3, 4)
 DECOMPOSED: dict[Any, tuple[Any, ...]] = {
     aten._upsample_nearest_exact1d.default: (LINE, [18]),
     aten._upsample_nearest_exact2d.default: (IMAGE, [5, 6]),
+    aten._upsample_nearest_exact3d.default: (IMAGE[None], [2, 5, 6]),
     aten.channel_shuffle.default: (CORNERS.view(1, 4, 1, 3), 2),
     aten.count_nonzero.dim_IntList: (CORNERS.view(3, 4), [1]),
     aten.deg2rad.default: (CORNERS,),
@@ -378,6 +383,22 @@ def assert_same_at_corners(function: Callable[..., Tensor], *operands: Tensor) -
 def test_decomposed_ops_are_exact(row: Any) -> None:
     op, (x, *rest) = row
     assert_same_at_corners(lambda y: op(y, *rest), x)
+
+
+RESIZED = {"linear": LINE, "bilinear": IMAGE, "bicubic": IMAGE, "trilinear": IMAGE[None]}
+
+
+@pytest.mark.parametrize("mode", RESIZED)
+def test_what_lies_between_elements_is_what_pytorch_interpolates(mode: str) -> None:
+    """Between an infinity and a number it is infinite."""
+    eager, ours = pair(
+        Function(
+            lambda s, x: F.interpolate(x * s.w, scale_factor=1.5, mode=mode, align_corners=False),
+            w=nn.Parameter(torch.ones(())),
+        )
+    )
+    for x in (RESIZED[mode], RESIZED[mode].flip(-1)):
+        torch.testing.assert_close(ours(x), eager(x), rtol=0, atol=0, equal_nan=True)
 
 
 ROWS = torch.tensor(

@@ -165,7 +165,7 @@ def test_recurrent_layers_have_one_graph_for_all_lengths(kind: str) -> None:
 
 
 def test_what_runs_in_pytorch_for_open_sizes_alone_is_native_until_they_change() -> None:
-    module = Function(lambda m, x: F.interpolate(m.a(x), size=7, mode="linear"), a=nn.Linear(6, 6))
+    module = Function(lambda m, x: F.interpolate(m.a(x), size=7), a=nn.Linear(6, 6))
     ours = ORTModule(module)
     ours(torch.randn(3, 4, 6)).sum().backward()
     assert not ours.fallback_report()

@@ -22,6 +22,7 @@ aten = torch.ops.aten
 EXACTLY_DECOMPOSED = {
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
     aten.channel_shuffle.default,
     aten.count_nonzero.dim_IntList,
     aten.deg2rad.default,
