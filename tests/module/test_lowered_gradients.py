@@ -414,6 +414,33 @@ ROWS = torch.tensor(
         [0.0, -torch.inf, 0.0],
     ]
 )
+SPREAD: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm of 2": lambda x: x.norm(dim=1),
+    "norm of 1.5": lambda x: x.norm(1.5, 1),
+    "norm of 3": lambda x: x.norm(3, 1),
+    "variance": lambda x: x.var(1),
+    "variance of all there are": lambda x: x.var(1, correction=0),
+    "deviation": lambda x: x.std(1),
+    "normalized": F.normalize,
+}
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("what", SPREAD)
+def test_slopes_overflow_and_vanish_where_those_of_pytorch_do(what: str) -> None:
+    """Whatever the gradient is that they are multiplied with: 0 times an infinity is nothing, or is taken for 0."""
+    eager, ours = pair(Function(lambda s, x: SPREAD[what](x * s.w), w=nn.Parameter(torch.ones(()))))
+    rows = torch.cat([ROWS, torch.tensor([[0.0, 0, 0], [-0.0, 0, 1e-40], [LARGEST, LARGEST, 1], [1e20, 1, -1e20]])])
+    for upstream in (1.0, 0.0, torch.nan, torch.inf, LARGEST, -LARGEST):
+        found = []
+        for m in (eager, ours):
+            x = rows.clone().requires_grad_()
+            out = m(x)
+            out.backward(torch.full_like(out, upstream))
+            found.append((out, x.grad))
+        torch.testing.assert_close(found[1], found[0], equal_nan=True, rtol=1e-5, atol=0)
+
+
 ACROSS, DOWN = CORNERS.expand(12, 12), CORNERS[:, None].expand(12, 12)
 WRITTEN: dict[str, tuple[Callable[..., Any], *tuple[Tensor, ...]]] = {
     "clamp by a tensor": (lambda x, y: x.clamp(min=y) + x.clamp(max=y), DOWN, ACROSS),

@@ -340,7 +340,7 @@ def instance_norm(
         return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
     if mean is not None and var is not None:
         axes = list(range(2, x.rank))
-        average, variance = moments(b, b.detached(x), axes, 1)
+        average, variance, _ = moments(b, b.detached(x), axes, 1)
         for stat, now in ((mean, average), (var, variance)):
             now.shape = (*x.dims[:2], *[1] * len(axes))
             batch = reduce(b, "ReduceMean", now, [0, *axes], False)

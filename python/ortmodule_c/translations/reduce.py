@@ -107,11 +107,8 @@ def diff(b: Builder, x: Val, n: int = 1, dim: int = -1, prepend: Val | None = No
     return out
 
 
-def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val, Val]:
-    """Mean and variance with the reduced dims kept."""
-    n: Any = math.prod(x.dims[a] for a in axes)
-    if n <= math.floor(correction):
-        raise Unsupported(f"variance of {n} elements with correction {correction}")
+def _deviations(b: Builder, x: Val, axes: list[int]) -> tuple[Val, Val]:
+    """Mean with the reduced dims kept, and the distances from it."""
     average = reduce(b, "ReduceMean", x, axes, True)
     if x.dtype == torch.float64:  # equal elements have no deviation at all; narrower ones are summed in more bits
         rest = reduce(b, "ReduceMean", b.emit("Sub", x, average), axes, True)
@@ -119,48 +116,69 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
         average = b.emit(
             "Add", average, b.detached(b.emit("Where", lost, b.const(0.0, x.dtype), rest, outputs=[x.dtype]))
         )
-    centered: Val = b.emit("Sub", x, b.detached(average))  # deviations from the mean add up to 0
+    centered: Val = b.emit("Sub", b.detached(x), b.detached(average))
+    centered.shape = x.shape
+    return average, centered
+
+
+def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val, Val, Val]:
+    """Mean and variance with the reduced dims kept, the mean alone with gradients, and the distances from the mean."""
+    n: Any = math.prod(x.dims[a] for a in axes)
+    if n <= math.floor(correction):
+        raise Unsupported(f"variance of {n} elements with correction {correction}")
+    average, centered = _deviations(b, x, axes)
     square: Val = b.emit("Mul", centered, centered)
     square.shape = x.shape
     variance = reduce(b, "ReduceMean", square, axes, True)
     if correction:
         variance = b.emit("Mul", variance, b.scalar(n / (n - correction), x.dtype))
-    return average, variance
+    return average, variance, centered
 
 
-def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool) -> tuple[Val, Val]:
+def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool, root: bool = False) -> tuple[Val, Val]:
+    """Mean, and variance or its root; PyTorch's slope of that is 2 / (n - correction) times the deviations."""
+    need_float(x.dtype)
     if isinstance(dim, (list, tuple)) and not dim:
         raise Unsupported("variance over an empty list of dims")  # whose gradient PyTorch divides by 0
     axes = axes_of(x, dim)
-    average, variance = moments(b, x, axes, correction)
+    average, out, centered = moments(b, x, axes, correction)
+    if root:  # as in PyTorch it is taken before the squares are rounded: they leave the range long before it does
+        out = b.cast(b.emit("Sqrt", moments(b, b.cast(b.detached(x), torch.float64), axes, correction)[1]), x.dtype)
+    if x.grad:
+        n: Any = math.prod(x.dims[a] for a in axes)
+        like = b.emit("Mul", _along(b, x, centered, axes), b.scalar(2.0 / (n - correction), x.dtype))
+        if root:
+            like = _quotient(b, like, b.emit("Mul", out, b.const(2.0, x.dtype)), out)
+        out = b.with_gradient_of(out, like)
     if not keepdim and axes:
-        average, variance = b.squeeze(average, *axes), b.squeeze(variance, *axes)
-    return average, variance
+        average, out = b.squeeze(average, *axes), b.squeeze(out, *axes)
+    return average, out
+
+
+def _along(b: Builder, x: Val, slope: Val, axes: list[int]) -> Val:
+    """What has this slope in x."""
+    product: Val = b.emit("Mul", x, b.detached(slope))
+    product.shape = x.shape
+    return reduce(b, "ReduceSum", product, axes, True)
+
+
+def _quotient(b: Builder, x: Val, y: Val, where: Val) -> Val:
+    """x / y, and neither a value nor a slope where `where` is 0."""
+    zero, one = b.const(0.0, x.dtype), b.const(1.0, x.dtype)
+    is_zero = b.emit("Equal", where, zero, outputs=[torch.bool])
+    quotient = b.emit("Div", x, b.emit("Where", is_zero, one, y, outputs=[x.dtype]))
+    out: Val = b.emit("Where", is_zero, zero, quotient, outputs=[x.dtype])
+    return out
 
 
 @translates(aten.var.correction, aten.std.correction)
 def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Val:
-    need_float(x.dtype)
-    correction = 1 if correction is None else correction
-    if b.aten_name == "var":
-        return _spread(b, x, dim, correction, keepdim)[1]
-    # As in PyTorch the root is taken before the squares are rounded: they leave the range long before it does.
-    _, variance = _spread(b, b.cast(x, torch.float64), dim, correction, keepdim)
-    return b.cast(_root(b, variance, 2), x.dtype)
-
-
-def _root(b: Builder, x: Val, p: float) -> Val:
-    """The p-th root, whose gradient at 0 is 0 as that of a norm or a deviation."""
-    zero, one = b.const(0.0, x.dtype), b.const(1.0, x.dtype)
-    is_zero = b.emit("Equal", x, zero, outputs=[torch.bool])
-    x = b.emit("Where", is_zero, one, x, outputs=[x.dtype])
-    root = b.emit("Sqrt", x) if p == 2 else b.emit("Pow", x, b.const(1 / p, x.dtype))
-    out: Val = b.emit("Where", is_zero, zero, root, outputs=[x.dtype])
-    return out
+    return _spread(b, x, dim, 1 if correction is None else correction, keepdim, b.aten_name == "std")[1]
 
 
 @translates(aten.linalg_vector_norm.default)
 def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    """PyTorch's slope of a norm is 0 where the norm is."""
     x = b.cast(x, need_float(result_dtype(b)))
     axes = reduced_axes(x, dim)
     size = b.emit("Abs", x)
@@ -171,9 +189,25 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
         return reduce(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keepdim, nan_ties=1)
     if p < 1:
         raise Unsupported(f"norm with p {p}")
-    power = b.emit("Mul", x, x) if p == 2 else b.emit("Pow", size, b.const(p, x.dtype))
-    power.shape = x.shape
-    return _root(b, reduce(b, "ReduceSum", power, axes, keepdim), p)
+    value, size = b.detached(x), b.detached(size)
+
+    def power(of: Val, exponent: float) -> Val:
+        out: Val = b.emit("Pow", of, b.const(exponent, x.dtype))
+        out.shape = of.shape
+        return out
+
+    total = reduce(b, "ReduceSum", power(size, p), axes, True)
+    out: Val = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)
+    if x.grad and p == 2:
+        out = b.with_gradient_of(out, _along(b, x, _quotient(b, value, out, out), axes))
+    elif x.grad:
+        slope = (
+            b.emit("Mul", value, power(size, p - 2))
+            if p > 2
+            else b.emit("Mul", b.emit("Sign", value), power(size, p - 1))
+        )
+        out = b.with_gradient_of(out, _quotient(b, _along(b, x, slope, axes), power(out, p - 1), out))
+    return out if keepdim or not axes else b.squeeze(out, *axes)
 
 
 @translates(aten.norm.ScalarOpt_dim, aten.norm.Scalar)
