@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import NotExportable, NotRunnable
-from .reach import saves
+from .reach import among, saved_tensors
 
 _library = torch.library.Library("ortmodule_c", "FRAGMENT")
 _library.define("python_call(Tensor[] tensors, int index) -> Tensor[]")
@@ -41,12 +41,15 @@ class PythonCall:
         Which of its results have gradients.
     saves
         Whether it saves tensors for its backward.
+    saved
+        Positions of the arguments, and after them of the results, that it saves.
     """
 
     def __init__(self, cls: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         self.cls = cls
         self.differentiable: list[bool] = []
         self.saves = False
+        self.saved: frozenset[int] = frozenset()
         self._nest = _Nest(leaves, spec)
         self._results: _Nest | None = None
 
@@ -61,7 +64,9 @@ class PythonCall:
             leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors)))
         self._results = _Nest(leaves, spec)
         results = [v for v in leaves if isinstance(v, Tensor)]
-        self.saves |= any(saves(t.grad_fn) for t in results)
+        saved = [s for t in results if t.grad_fn is not None for s in saved_tensors(t.grad_fn)]
+        self.saves |= bool(saved)
+        self.saved |= among(saved, [*tensors, *results])
         return results
 
     def results(self, tensors: Sequence[Tensor]) -> Any:

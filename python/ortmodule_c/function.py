@@ -95,6 +95,8 @@ class Runner:
         self.ancestry = lowered.ancestry
         self.reaches = lowered.reaches
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
+        self.input_savers, self.output_savers = lowered.input_savers, lowered.output_savers
+        self._unchanging: dict[Mask, tuple[list[int], list[int]]] = {}
         self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
         # The results that are outputs as they are.
         self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
@@ -148,6 +150,17 @@ class Runner:
         """Whether PyTorch lets a backward follow one for these outputs that frees what it met, with what is `freed`."""
         freed |= _either(self.saved, mask)
         return any(d and not saved & freed for d, saved in zip(self.differentiable, self.saved, strict=True))
+
+    def unchanging(self, mask: Mask) -> tuple[list[int], list[int]]:
+        """The inputs and outputs that PyTorch saves for a backward for these outputs."""
+        found = self._unchanging.get(mask)
+        if found is None:
+            met = _either(self.saved, mask)
+            inputs, outputs = (
+                [i for i, s in enumerate(of) if s & met] for of in (self.input_savers, self.output_savers)
+            )
+            found = self._unchanging[mask] = inputs, outputs
+        return found
 
     def _check_apart(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is to be changed shares memory with another, or has elements that do."""
@@ -278,7 +291,8 @@ class Call:
                 self.dense[i] = self.dense[i].clone()
             torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
         # Aliases: the outputs themselves will hold the node that holds this call.
-        self.outputs = {i: outputs[i].detach() for i in {i for of in self.plan.reads_outputs for i in of}}
+        kept = {i for of in self.plan.reads_outputs for i in of} | {i for i, s in enumerate(runner.output_savers) if s}
+        self.outputs = {i: outputs[i].detach() for i in kept}
         self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs
 
@@ -336,12 +350,13 @@ class Call:
     def _backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         plan, number = self.plan, self.plan.out_grads.index(mask)
         assert self.run is not None
-        self._check(plan.reads_inputs[number], plan.reads_outputs[number])
+        inputs, results = self.runner.unchanging(mask)
+        self._check((*plan.reads_inputs[number], *inputs), (*plan.reads_outputs[number], *results))
         outputs = [self.outputs.get(i) for i in range(len(grads))]
         return plan.backward(self.run, self.dense, outputs, grads, keep, self.packed)
 
     def _check(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
-        """Raise as PyTorch does if what backward reads was changed in place since."""
+        """Raise as PyTorch does if any of these was changed in place since."""
         for i in inputs:
             if self.inputs[i]._version != self.versions[i] and i not in self.runner.updates:  # of these a copy is read
                 raise _changed(self.inputs[i], self.versions[i])

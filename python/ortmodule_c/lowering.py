@@ -24,7 +24,7 @@ from .export import PATH, Captured
 from .fallback import Host, HostOp
 from .in_place import fits, functional, refuse_misfits, written
 from .options import logger
-from .reach import Reach, Reached
+from .reach import Reach, Reached, memory
 from .translations import TABLE
 from .translations.registry import aten
 
@@ -66,6 +66,8 @@ class Lowered:
         For each graph output, whether a gradient may come back for it, and its number of dims.
     reaches
         For each graph output, what autograd goes through from it, in bits of `ancestry`.
+    input_savers, output_savers
+        For each graph input, and each graph output, what saves its memory for a backward, in bits of `ancestry`.
     watched
         For each result of the module, the graph outputs that autograd goes to the inputs from through it: those
         whose gradients a hook on the result would see. One bit each.
@@ -82,6 +84,8 @@ class Lowered:
     ranks: list[int]
     reaches: list[int]
     ancestry: Ancestry
+    input_savers: list[int]
+    output_savers: list[int]
     watched: list[int]
     updates: list[int]
     fallbacks: list[tuple[str, str]]
@@ -152,6 +156,7 @@ class _Lowering:
         self._reach = Reach()
         self._ancestry = Ancestry(len(captured.names))
         self._results: dict[fx.Node, int] = {}  # bits that stand for results of the module
+        self._savers: dict[int | None, int] = {}  # by memory, the bits of what saves tensors there
         self._in_pytorch: dict[fx.Node, int] = {}  # numbers of the ops that run there
         self._fallbacks: list[tuple[str, str]] = []
         self._env: dict[fx.Node, Any] = {}
@@ -195,6 +200,7 @@ class _Lowering:
             raise NotExportable(
                 "results of the forward are views of one tensor in a graph that had to be made functional"
             )
+        nodes = [*results[: len(user)], *hidden]
         user += [self._env[n] for n in hidden]
         aliases = [*self._captured.aliases, *[None] * len(hidden)]
         outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
@@ -225,10 +231,15 @@ class _Lowering:
             [v.rank for v in values],
             reaches,
             self._ancestry,
+            [self._saved_by(n) for n in inputs],
+            [self._saved_by(n) for n, alias in zip(nodes, aliases, strict=True) if alias is None] + [0] * len(final),
             watched,
             list(final),
             self._fallbacks,
         )
+
+    def _saved_by(self, value: Any) -> int:
+        return self._savers.get(memory(value.meta.get("val")), 0) if isinstance(value, fx.Node) else 0
 
     def _others_through(self, result: Any, whole: Sequence[int], own: int | None) -> int:
         """The outputs, but for its own, whose ancestry has this result of the module in it, one bit each."""
@@ -288,7 +299,7 @@ class _Lowering:
         if is_custom:
             call = custom_function.python_call(leaves[-1])
             all_of_them = frozenset(range(len(where)))
-            reached = [Reached(all_of_them if d else frozenset(), call.saves) for d in call.differentiable]
+            reached = [Reached(all_of_them if d else frozenset(), call.saves, call.saved) for d in call.differentiable]
         elif any(grads):
             fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
             reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
@@ -311,6 +322,10 @@ class _Lowering:
         if number is not None:
             grads = [g and self._ancestry.way((number, k), g, is_custom) for k, g in enumerate(grads)]
         saving = self._ancestry.saving() if any(r.saves for r in reached) else 0
+        made = [t for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)]
+        tensors = [*[leaves[i].meta["val"] for i in where], *made]
+        for k in frozenset[int]().union(*[r.saved for r in reached]):
+            self._savers[memory(tensors[k])] = self._savers.get(memory(tensors[k]), 0) | saving
         return self._carrying(result, expected, iter([self._from(r, grads, saving) for r in reached]))
 
     def _from(self, reached: Reached, grads: Sequence[int], saving: int) -> int:

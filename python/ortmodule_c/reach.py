@@ -28,10 +28,13 @@ class Reached:
         Positions of the operands that it comes to.
     saves
         Whether anything on the way saves tensors, which are gone after a backward that does not retain them.
+    saved
+        Positions of the operands, and after them of the results, whose memory is saved: they may not change until then.
     """
 
     operands: frozenset[int]
     saves: bool
+    saved: frozenset[int] = frozenset()
 
 
 class Reach:
@@ -110,10 +113,10 @@ def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Seque
                 operands.append(t)
         args, kwargs = pytree.tree_unflatten(given, spec)
         results = [t for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
-        return [_from(t, operands) for t in results]
+        return [_from(t, operands, results) for t in results]
 
 
-def _from(t: Tensor, operands: Sequence[Tensor]) -> Reached:
+def _from(t: Tensor, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Reached:
     if not t.requires_grad:
         return Reached(frozenset(), False)
     found = {id(t)}
@@ -125,12 +128,26 @@ def _from(t: Tensor, operands: Sequence[Tensor]) -> Reached:
             seen.add(function)
             found.add(id(getattr(function, "variable", None)))
             todo.extend(f for f, _ in function.next_functions)
-    return Reached(frozenset(i for i, o in enumerate(operands) if id(o) in found), any(map(saves, seen)))
+    saved = [s for function in seen for s in saved_tensors(function)]
+    return Reached(
+        frozenset(i for i, o in enumerate(operands) if id(o) in found), bool(saved), among(saved, [*operands, *results])
+    )
 
 
-def saves(function: Any) -> bool:
-    """Whether a node of autograd's saves tensors."""
+def saved_tensors(function: Any) -> list[Tensor]:
+    """The tensors that a node of autograd's saves."""
     if isinstance(function, BackwardCFunction):
-        return bool(function._raw_saved_tensors)
+        return [t for t in function.saved_tensors if t is not None]
     saved = [getattr(function, name) for name in dir(function) if name.startswith("_saved_")]
-    return any(isinstance(t, Tensor) for t in pytree.tree_leaves(saved))
+    return [t for t in pytree.tree_leaves(saved) if isinstance(t, Tensor)]
+
+
+def among(saved: Sequence[Tensor], tensors: Sequence[Tensor]) -> frozenset[int]:
+    """Positions of the tensors whose memory some of the saved ones share."""
+    memories = {memory(t) for t in saved} - {None}
+    return frozenset(i for i, t in enumerate(tensors) if memory(t) in memories)
+
+
+def memory(t: Any) -> int | None:
+    """What tensors that share memory have in common; None of what has no memory of its own."""
+    return t.untyped_storage()._cdata if isinstance(t, Tensor) and t.layout is torch.strided else None

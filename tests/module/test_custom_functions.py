@@ -249,3 +249,32 @@ def test_capture_leaves_the_class_as_it_was() -> None:
         ours(torch.randn(3, 4))
     assert vars(Scaled)["forward"] is forward and vars(Base)["apply"] is apply
     assert "forward" not in vars(Inherited) and "__init__" not in vars(BackwardCFunction)
+
+
+class Product(Base):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        [x] = ctx.saved_tensors
+        return grad * 2, grad * x
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_what_it_saves_may_not_change(changed: int) -> None:
+    for m in pair(
+        Function(
+            lambda s, x, y: Product.apply(x * s.w, y).sum() + Product.apply(x, y).sum(), w=nn.Parameter(torch.ones(3))
+        )
+    ):
+        given = torch.randn(3), torch.randn(3)
+        out = m(*given)
+        given[changed].add_(1)
+        if changed == 0:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.backward()
+        else:
+            out.backward()
