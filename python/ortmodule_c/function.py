@@ -290,6 +290,9 @@ class Call:
             for i in read.intersection(runner.updates):
                 self.dense[i] = self.dense[i].clone()
             torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
+            if self.trains:
+                for i in runner.updates:
+                    self.versions[i] = self.inputs[i]._version
         # Aliases: the outputs themselves will hold the node that holds this call.
         kept = {i for of in self.plan.reads_outputs for i in of} | {i for i, s in enumerate(runner.output_savers) if s}
         self.outputs = {i: outputs[i].detach() for i in kept}
@@ -350,15 +353,16 @@ class Call:
     def _backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         plan, number = self.plan, self.plan.out_grads.index(mask)
         assert self.run is not None
-        inputs, results = self.runner.unchanging(mask)
-        self._check((*plan.reads_inputs[number], *inputs), (*plan.reads_outputs[number], *results))
+        saved, saved_results = self.runner.unchanging(mask)
+        self._check(plan.reads_inputs[number], plan.reads_outputs[number], copied=self.runner.updates)
+        self._check(saved, saved_results)
         outputs = [self.outputs.get(i) for i in range(len(grads))]
         return plan.backward(self.run, self.dense, outputs, grads, keep, self.packed)
 
-    def _check(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
-        """Raise as PyTorch does if any of these was changed in place since."""
+    def _check(self, inputs: Iterable[int], outputs: Iterable[int], copied: Sequence[int] = ()) -> None:
+        """Raise as PyTorch does if any of these was changed in place since, but for inputs that a copy is read of."""
         for i in inputs:
-            if self.inputs[i]._version != self.versions[i] and i not in self.runner.updates:  # of these a copy is read
+            if self.inputs[i]._version != self.versions[i] and i not in copied:
                 raise _changed(self.inputs[i], self.versions[i])
         for i in outputs:
             if self.outputs[i]._version != self.output_versions[i]:

@@ -45,6 +45,7 @@ _CHANGES_STATISTICS = {
     aten.cudnn_batch_norm.default,
     aten.miopen_batch_norm.default,
 }
+_STATISTICS = {"running_mean", "running_var"}
 # Ops that read an operand's memory and not its elements in their order.
 _READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
 _MAX_EXPANSIONS = 4
@@ -220,6 +221,9 @@ class _Lowering:
             self._others_through(r, whole, i if source == "output" else None)
             for r, (source, i, _) in zip(results, places, strict=False)
         ]
+        # A buffer is written over in a copy.
+        copies = [None] * first_buffer + list(results[len(results) - n_buffers :])
+        input_savers = [self._saved_by(n) | self._saved_by(copy) for n, copy in zip(inputs, copies, strict=True)]
         values = [*outputs, *final.values()]
         self._b.graph.outputs.extend([v.ir for v in values])
         model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
@@ -231,7 +235,7 @@ class _Lowering:
             [v.rank for v in values],
             reaches,
             self._ancestry,
-            [self._saved_by(n) for n in inputs],
+            input_savers,
             [self._saved_by(n) for n, alias in zip(nodes, aliases, strict=True) if alias is None] + [0] * len(final),
             watched,
             list(final),
@@ -323,10 +327,20 @@ class _Lowering:
             grads = [g and self._ancestry.way((number, k), g, is_custom) for k, g in enumerate(grads)]
         saving = self._ancestry.saving() if any(r.saves for r in reached) else 0
         made = [t for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)]
-        tensors = [*[leaves[i].meta["val"] for i in where], *made]
-        for k in frozenset[int]().union(*[r.saved for r in reached]):
-            self._savers[memory(tensors[k])] = self._savers.get(memory(tensors[k]), 0) | saving
+        self._note_saved(op, node, [*[leaves[i].meta["val"] for i in where], *made], reached, saving)
         return self._carrying(result, expected, iter([self._from(r, grads, saving) for r in reached]))
+
+    def _note_saved(
+        self, op: OpOverload, node: fx.Node, tensors: Sequence[Tensor], reached: Sequence[Reached], saving: int
+    ) -> None:
+        """Remember which of an op's operands and results it saves; kernels write over statistics unseen."""
+        named = zip(op._schema.arguments, node.args, strict=False)
+        statistics = [n for a, n in named if a.name in _STATISTICS and isinstance(n, fx.Node)]
+        unseen = {memory(n.meta["val"]) for n in statistics}
+        for k in frozenset[int]().union(*[r.saved for r in reached]):
+            where = memory(tensors[k])
+            if where not in unseen:
+                self._savers[where] = self._savers.get(where, 0) | saving
 
     def _from(self, reached: Reached, grads: Sequence[int], saving: int) -> int:
         """The ancestry of a result of an op whose operands have the given ones."""

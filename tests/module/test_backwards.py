@@ -695,3 +695,29 @@ def test_a_backward_is_refused_where_an_input_that_pytorch_saves_has_changed_thr
             x[0].mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.backward()
+
+
+def counted(s: Function, x: Tensor) -> Tensor:
+    s.seen += 1
+    return (s.norm(x) * s.seen).sum()
+
+
+@pytest.mark.parametrize("forward", [counted, lambda s, x: (s.norm(x.relu_()) * x).sum()], ids=["buffer", "input"])
+def test_a_backward_is_refused_after_a_second_forward_that_changes_what_pytorch_saved_in_the_first(
+    forward: Callable[..., Tensor],
+) -> None:
+    for m in pair(Function(forward, norm=nn.BatchNorm1d(4), seen=nn.Buffer(torch.zeros(())))):
+        x = torch.randn(3, 4)
+        first, second = m(x), m(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            first.backward()
+        second.backward()
+
+
+def test_statistics_that_a_second_forward_changes_are_none_of_these() -> None:
+    eager, ours = pair(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double())
+    x = torch.randn(5, 4, dtype=torch.float64)
+    for m in (eager, ours):
+        first, second = m(x), m(x * 2)
+        (first.square().sum() + second.exp().sum()).backward()
+    assert_same_state(ours, eager)
