@@ -9,7 +9,7 @@
 #include "bind/dlpack.h"
 #include "run/session.h"
 
-/* What is read from the dictionary of a torch.nn.Module, and of a tensor. */
+/* What is read from the dictionary of a torch.nn.Module (or of our wrapper), and of a tensor. */
 enum {
   OMC_NAME_FORWARD_HOOKS,
   OMC_NAME_FORWARD_PRE_HOOKS,
@@ -21,8 +21,9 @@ enum {
   OMC_NAME_MODULES,
   OMC_N_REGISTRIES,
   OMC_NAME_TRAINING = OMC_N_REGISTRIES,
-  OMC_NAME_REQUIRES_GRAD,
   OMC_NAME_WRAPPED,
+  OMC_N_OF_MODULES,
+  OMC_NAME_REQUIRES_GRAD = OMC_N_OF_MODULES,
   OMC_N_NAMES
 };
 
@@ -31,7 +32,7 @@ typedef struct omc_module {
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
   PyObject *names[OMC_N_NAMES];
-  PyObject *session_type, *plan_type, *run_type, *facts_type;
+  PyObject *session_type, *plan_type, *run_type, *facts_type, *held_type;
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
 } omc_module;
 
@@ -103,18 +104,30 @@ extern PyType_Spec omc_run_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_list_rules(PyObject *module, PyObject *unused);
 
-/* survey.c. survey(module, last facts or None) -> (parameters, buffers, facts); each tensor is
- * listed once, and `facts` is `last` itself where nothing else has changed. */
+/* survey.c. survey(module, last facts or None, a Held or None) -> (parameters, buffers, facts,
+ * number of leading dicts of the Held that were found unchanged on the way); each tensor is listed
+ * once, and `facts` is `last` itself where nothing else has changed. */
 extern PyType_Spec omc_facts_spec;
 PyObject *omc_survey(PyObject *module, PyObject *args);
 
-/* held.c. first_changed([(owner, dict, keys, values)], [(holder, key, value)], by_value, by_repr,
- * missing) -> index of the first dict, then place, that is not what it was, or -1. A dict has the
- * same keys, and is its owner's (if that is not None). At a place a value lies in a dict, is an
- * attribute, or what a call of the holder gives (no key). Numbers, strings, lists, tuples, dicts
- * and instances of `by_value` classes are compared by value and type, those of `by_repr` by how
- * they are written, all else by identity. */
-PyObject *omc_first_changed(PyObject *module, PyObject *args);
+/* same.c. Numbers, strings, lists, tuples, dicts and instances of `by_value` classes are compared
+ * by value and type, those of `by_repr` classes by how they are written, all else by identity. */
+typedef struct omc_comparison {
+  PyObject *by_value, *by_repr; /* frozensets of classes */
+} omc_comparison;
+
+/* Whether two values are interchangeable; -1 with an exception set. Both must be owned meanwhile,
+ * as a comparison may run anything. */
+int omc_same(const omc_comparison *how, PyObject *now, PyObject *was);
+
+/* held.c. The type Held: _C.pyi tells how it is made. */
+extern PyType_Spec omc_held_spec;
+
+/* Compares dict number `at` of a Held: 1 if it is this one of this owner and unchanged, and then
+ * what lies under each OMC_NAME_* of modules is in `found`, new references, or NULL where there is
+ * nothing. Otherwise `found` is empty, and the result 0, or -1 with an exception set. */
+int omc_held_visit(PyObject *held, Py_ssize_t at, PyObject *owner, PyObject *dict,
+                   PyObject *found[OMC_N_OF_MODULES]);
 
 /* Fills n bools from a sequence of truth values; -1 with ValueError naming `what` otherwise. */
 int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t n);

@@ -99,10 +99,7 @@ static PyMethodDef methods[] = {
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},
     {"survey", omc_survey, METH_VARARGS,
-     "survey(module, last=None) -> (parameters, buffers, facts)"},
-    {"first_changed", omc_first_changed, METH_VARARGS,
-     "first_changed([(owner, dict, keys, values)], [(holder, key, value)], by_value, by_repr, "
-     "missing) -> the first entry that is not what it was, or -1"},
+     "survey(module, last=None, held=None) -> (parameters, buffers, facts, checked)"},
     {"isas", list_isas, METH_NOARGS, "isas() -> instruction sets that kernels may use"},
     {"set_isa", set_isa, METH_VARARGS, "set_isa(name or None): bound the instruction set"},
     {"pool_stats", pool_stats, METH_NOARGS, "pool_stats() -> bytes used, peak and cached"},
@@ -118,10 +115,12 @@ static int module_exec(PyObject *module) {
   m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
   m->run_type = PyType_FromModuleAndSpec(module, &omc_run_spec, NULL);
   m->facts_type = PyType_FromModuleAndSpec(module, &omc_facts_spec, NULL);
+  m->held_type = PyType_FromModuleAndSpec(module, &omc_held_spec, NULL);
   m->consumed_error = PyErr_NewExceptionWithDoc(
       "ortmodule_c._C.ConsumedError",
       "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
-  if (!m->session_type || !m->plan_type || !m->run_type || !m->facts_type || !m->consumed_error)
+  if (!m->session_type || !m->plan_type || !m->run_type || !m->facts_type || !m->held_type ||
+      !m->consumed_error)
     return -1;
   for (int i = 0; i < OMC_N_NAMES; i++)
     if (!(m->names[i] = PyUnicode_InternFromString(names[i]))) return -1;
@@ -129,6 +128,7 @@ static int module_exec(PyObject *module) {
       PyModule_AddObjectRef(module, "Plan", m->plan_type) < 0 ||
       PyModule_AddObjectRef(module, "Run", m->run_type) < 0 ||
       PyModule_AddObjectRef(module, "Facts", m->facts_type) < 0 ||
+      PyModule_AddObjectRef(module, "Held", m->held_type) < 0 ||
       PyModule_AddObjectRef(module, "ConsumedError", m->consumed_error) < 0 ||
       PyModule_AddStringConstant(module, "__version__", OMC_VERSION) < 0)
     return -1;
@@ -143,6 +143,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(m->plan_type);
   Py_VISIT(m->run_type);
   Py_VISIT(m->facts_type);
+  Py_VISIT(m->held_type);
   Py_VISIT(m->consumed_error);
   return 0;
 }
@@ -156,6 +157,7 @@ static int module_clear(PyObject *module) {
   Py_CLEAR(m->plan_type);
   Py_CLEAR(m->run_type);
   Py_CLEAR(m->facts_type);
+  Py_CLEAR(m->held_type);
   Py_CLEAR(m->consumed_error);
   return 0;
 }

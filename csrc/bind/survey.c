@@ -184,6 +184,8 @@ typedef struct walk {
   facts_object *last;  /* what was found last time, as long as all is the same; else NULL */
   Py_ssize_t at;       /* facts that were the same */
   facts_object *facts; /* what is found, once something differs */
+  PyObject *held;      /* what modules had, as long as that is the same; else NULL */
+  Py_ssize_t checked;  /* modules that had it */
   numbering modules, tensors, listed[2];
   PyObject *lists[2]; /* parameters, buffers */
   PyObject **pending; /* owned; the next module is the last */
@@ -315,60 +317,59 @@ static int push_children(walk *w, PyObject *children) {
 }
 
 /* Its mode, which is a property of some modules. */
-static int is_training(const walk *w, PyObject *module, PyObject *state) {
-  PyObject *name = w->m->names[OMC_NAME_TRAINING];
-  PyObject *value = PyDict_GetItemWithError(state, name);
-  if (value) return PyObject_IsTrue(value);
-  if (PyErr_Occurred()) return -1;
-  value = PyObject_GetAttr(module, name);
+static int is_training(const walk *w, PyObject *module, PyObject *found) {
+  if (found) return PyObject_IsTrue(found);
+  PyObject *value = PyObject_GetAttr(module, w->m->names[OMC_NAME_TRAINING]);
   const int training = value ? PyObject_IsTrue(value) : -1;
   Py_XDECREF(value);
   return training;
 }
 
-/* Notes a module of which `registries` are hooks, parameters, buffers and submodules. */
-static int visit_registries(walk *w, PyObject *module, PyObject *state,
-                            PyObject *const *registries) {
+/* Notes a module with what lies in its dictionary. */
+static int visit_registries(walk *w, PyObject *module, PyObject *const *found) {
   PyObject *type = (PyObject *)Py_TYPE(module);
   bool hooked = false;
-  for (int i = 0; i <= OMC_NAME_LAST_HOOKS; i++) hooked |= PyDict_Size(registries[i]) > 0;
+  for (int i = 0; i <= OMC_NAME_LAST_HOOKS; i++) hooked |= PyDict_Size(found[i]) > 0;
   if (hooked) w->hooked = type;
-  const int training = is_training(w, module, state);
+  const int training = is_training(w, module, found[OMC_NAME_TRAINING]);
   if (training < 0 || note(w, type, hooked << 1 | training) < 0) return -1;
-  if (visit_registry(w, 0, registries[OMC_NAME_PARAMETERS]) < 0) return -1;
-  if (visit_registry(w, 1, registries[OMC_NAME_BUFFERS]) < 0) return -1;
-  return push_children(w, registries[OMC_NAME_MODULES]);
+  if (visit_registry(w, 0, found[OMC_NAME_PARAMETERS]) < 0) return -1;
+  if (visit_registry(w, 1, found[OMC_NAME_BUFFERS]) < 0) return -1;
+  return push_children(w, found[OMC_NAME_MODULES]);
 }
 
-/* Registries are owned meanwhile: a subclass of Tensor may run anything when it is looked at. */
-static int visit_state(walk *w, PyObject *module, PyObject *state) {
-  PyObject *registries[OMC_N_REGISTRIES];
-  int n = 0, result = 0;
-  for (; n < OMC_N_REGISTRIES; n++) {
-    PyObject *found = PyDict_GetItemWithError(state, w->m->names[n]);
-    if (!found || !PyDict_Check(found)) break;
-    registries[n] = Py_NewRef(found);
+/* A module that is a wrapper is the one in it. */
+static int visit_found(walk *w, PyObject *module, PyObject *const *found) {
+  if (found[OMC_NAME_WRAPPED]) return push(w, found[OMC_NAME_WRAPPED]);
+  int n = 0;
+  while (n < OMC_N_REGISTRIES && found[n] && PyDict_Check(found[n])) n++;
+  if (n == OMC_N_REGISTRIES) return visit_registries(w, module, found);
+  w->opaque = (PyObject *)Py_TYPE(module);
+  return note(w, w->opaque, -1);
+}
+
+/* What lies under OMC_NAME_* of modules, owned, as a subclass of Tensor may run anything when it is
+ * looked at; compared on the way where it is known. */
+static int find(walk *w, PyObject *module, PyObject *state, PyObject **found) {
+  const int known = w->held ? omc_held_visit(w->held, w->checked, module, state, found) : 0;
+  w->checked += known > 0;
+  if (known != 0) return known;
+  w->held = NULL;
+  for (int i = 0; i < OMC_N_OF_MODULES; i++) {
+    found[i] = Py_XNewRef(PyDict_GetItemWithError(state, w->m->names[i]));
+    if (PyErr_Occurred()) return -1;
   }
-  if (n == OMC_N_REGISTRIES) {
-    result = visit_registries(w, module, state, registries);
-  } else {
-    w->opaque = (PyObject *)Py_TYPE(module);
-    result = PyErr_Occurred() ? -1 : note(w, w->opaque, -1);
-  }
-  while (n > 0) Py_DECREF(registries[--n]);
-  return result;
+  return 0;
 }
 
 static int visit_module(walk *w, PyObject *module) {
-  PyObject *state = PyObject_GenericGetDict(module, NULL);
-  if (!state) return -1;
-  PyObject *wrapped = PyDict_GetItemWithError(state, w->m->names[OMC_NAME_WRAPPED]);
-  int result = -1;
   bool is_new = false;
-  if (wrapped)
-    result = push(w, wrapped);
-  else if (!PyErr_Occurred() && number_of(&w->modules, module, &is_new) >= 0)
-    result = is_new ? visit_state(w, module, state) : 0;
+  if (number_of(&w->modules, module, &is_new) < 0) return -1;
+  PyObject *state = is_new ? PyObject_GenericGetDict(module, NULL) : NULL;
+  if (!state) return is_new ? -1 : 0;
+  PyObject *found[OMC_N_OF_MODULES] = {NULL};
+  const int result = find(w, module, state, found) < 0 ? -1 : visit_found(w, module, found);
+  for (int i = 0; i < OMC_N_OF_MODULES; i++) Py_XDECREF(found[i]);
   Py_DECREF(state);
   return result;
 }
@@ -401,13 +402,14 @@ static int walk_all(walk *w, PyObject *module) {
 
 PyObject *omc_survey(PyObject *module, PyObject *args) {
   const omc_module *m = PyModule_GetState(module);
-  PyObject *root, *last = Py_None, *result = NULL;
-  if (!PyArg_ParseTuple(args, "O|O", &root, &last)) return NULL;
+  PyObject *root, *last = Py_None, *held = Py_None, *result = NULL;
+  if (!PyArg_ParseTuple(args, "O|OO", &root, &last, &held)) return NULL;
   walk w = {.m = m};
+  if (Py_TYPE(held) == (PyTypeObject *)m->held_type) w.held = held;
   if (Py_TYPE(last) == (PyTypeObject *)m->facts_type) w.last = (facts_object *)last;
   if (walk_all(&w, root) == 0) {
     PyObject *facts = w.last ? last : (PyObject *)w.facts;
-    result = PyTuple_Pack(3, w.lists[0], w.lists[1], facts);
+    result = Py_BuildValue("(OOOn)", w.lists[0], w.lists[1], facts, w.checked);
   }
   while (w.n_pending > 0) Py_DECREF(w.pending[--w.n_pending]);
   PyMem_Free(w.pending);

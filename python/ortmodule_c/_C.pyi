@@ -95,27 +95,34 @@ class Facts:
     hooked: str | None
     opaque: str | None
 
-def survey(module: Module, last: Facts | None = None) -> tuple[list[Tensor], list[Tensor], Facts]:
-    """Parameters and buffers of a module, each once, and the rest of what a graph assumes of it.
+class Held:
+    """Dictionaries and other places of Python, and what was there.
 
-    Where nothing has changed since `last` was found the facts are `last` itself.
+    A dict comes with the object that has it, or None, its keys and their values, `missing` for those that do not
+    count. A place is a holder, a key and the value there: an item of a dict, an attribute, or what calling the
+    holder gives where the key is None; `missing` stands for no value. Builtin plain values, lists, tuples, dicts and
+    instances of `by_value` are compared by value and type, -0.0 and NaN as they are written, those of `by_repr` by
+    how they are written; all else by identity.
     """
 
-def first_changed(
-    dicts: list[tuple[object, dict[str, object], tuple[object, ...], tuple[object, ...]]],
-    places: list[tuple[object, object, object]],
-    by_value: frozenset[type],
-    by_repr: frozenset[type],
-    missing: object,
-) -> int:
-    """Index of the first of `dicts`, then of `places`, that is not what it was, or -1.
+    def __init__(
+        self,
+        dicts: tuple[tuple[object, dict[str, object], tuple[object, ...], tuple[object, ...]], ...],
+        places: tuple[tuple[object, object, object], ...],
+        by_value: frozenset[type],
+        by_repr: frozenset[type],
+        missing: object,
+    ) -> None: ...
+    def first_changed(self, start: int) -> int:
+        """Index of the first of the dicts, `start` or later, then of the places, that is not what it was, or -1."""
 
-    A dict comes with the object that has it, or None, its keys and their values, `missing` for those
-    that do not count. A place is a holder, a key and the value there: an item of a dict, an
-    attribute, or what calling the holder gives where the key is None; `missing` stands for no
-    value. Builtin plain values, lists, tuples, dicts and instances of `by_value` are compared by
-    value and type, -0.0 and NaN as they are written, those of `by_repr` by how they are written;
-    all else by identity.
+def survey(
+    module: Module, last: Facts | None = None, held: Held | None = None
+) -> tuple[list[Tensor], list[Tensor], Facts, int]:
+    """Parameters and buffers of a module, each once, and the rest of what a graph assumes of it.
+
+    Where nothing has changed since `last` was found the facts are `last` itself. The number is of the first dicts of
+    `held` that were compared on the way and are what they were.
     """
 
 def transform(

@@ -33,6 +33,7 @@ _PLAIN = (
     enum.Enum,
 )
 _NUMBERS = (float, complex, numpy.generic)
+_CONTAINERS = frozenset({list, tuple, dict})
 _OF_PYTHON = 1 << 9  # of a class's flags: made by a `class` statement
 _OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
 
@@ -97,20 +98,21 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
     if isinstance(value, Tensor):
         leaves.append(value)
         return _TENSOR
-    if isinstance(value, torch.SymInt):
-        leaves.append(value)
-        return ("size",)
-    if isinstance(value, (torch.SymFloat, torch.SymBool)):
-        raise TypeError("a number that depends on the elements of a tensor leaves the forward")
-    if isinstance(value, _NUMBERS):  # NaN must equal itself and -0.0 must differ from 0.0
-        return ("packed", type(value), pickle.dumps(value), repr(value))
-    if isinstance(value, _PLAIN):
-        return ("plain", type(value), value)
+    cls = type(value)
+    if cls not in _CONTAINERS:
+        if isinstance(value, torch.SymInt):
+            leaves.append(value)
+            return ("size",)
+        if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            raise TypeError("a number that depends on the elements of a tensor leaves the forward")
+        if isinstance(value, _NUMBERS):  # NaN must equal itself and -0.0 must differ from 0.0
+            return ("packed", cls, pickle.dumps(value), repr(value))
+        if isinstance(value, _PLAIN):
+            return ("plain", cls, value)
     if id(value) in parents:
         raise TypeError(f"an argument of type {type(value).__name__} contains itself")
     parents = (*parents, id(value))
-    cls = type(value)
-    if isinstance(value, (list, tuple, dict)) and _has_attributes(value):
+    if cls not in _CONTAINERS and isinstance(value, (list, tuple, dict)) and _has_attributes(value):
         raise TypeError(f"a {cls.__name__} that has attributes cannot be given to a graph")
     if isinstance(value, (list, tuple)):
         return ("sequence", cls, None, tuple([_describe(v, leaves, parents) for v in value]))

@@ -266,7 +266,7 @@ class Call:
 
     def __post_init__(self) -> None:
         self.trains = True in self.in_grads and True in self.runner.differentiable
-        self.dense = [_dense(t) for t in self.inputs]
+        self.dense = [t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in self.inputs]
 
     def plan_for(self, out_grads: Sequence[Mask], retain: bool = False) -> None:
         """Choose the plan and draw the seed; NotExportable if there can be none."""

@@ -81,12 +81,12 @@ class Graph:
         """Whether it serves other sizes too."""
         return self.fit is not None and self.fit.dynamic
 
-    def serves(self, leaves: Sequence[Tensor], sizes: Sizes) -> bool:
-        """Whether it may be used for these inputs now."""
+    def serves(self, leaves: Sequence[Tensor], sizes: Sizes, checked: int) -> bool:
+        """Whether it may be used for these inputs now; what it holds is `checked` so far."""
         return (
             (self.fit is None or self.fit.accepts(sizes))
             and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
-            and (self.held is None or self.held.hold())
+            and (self.held is None or self.held.hold(checked))
         )
 
     def run(self, call: Call) -> object:
@@ -129,11 +129,11 @@ class Graphs:
         self.export_seconds = 0.0
         self._calls = 0
 
-    def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes) -> Graph | None:
-        """A graph that serves this call, if there is one."""
+    def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes, last: Graph | None, checked: int) -> Graph | None:
+        """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
         self._calls += 1
         for graph in self._by_key.get(key, ()):
-            if graph.serves(leaves, sizes):
+            if graph.serves(leaves, sizes, checked if graph is last else 0):
                 self._graphs.move_to_end(id(graph))
                 graph.used = self._calls
                 return graph

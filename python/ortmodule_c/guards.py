@@ -44,6 +44,7 @@ BY_REPR: frozenset[type] = frozenset(
         *(pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
     }
 )
+_COMPARED = (BY_VALUE, BY_REPR, MISSING)
 
 
 class Survey(NamedTuple):
@@ -52,6 +53,7 @@ class Survey(NamedTuple):
     parameters: list[Tensor]
     buffers: list[Tensor]
     facts: _C.Facts
+    checked: int  # what :meth:`Held.hold` need not compare again
 
     @property
     def refusal(self) -> str:
@@ -65,12 +67,12 @@ class Survey(NamedTuple):
         return ""
 
 
-def survey(module: nn.Module, last: _C.Facts | None = None) -> Survey:
+def survey(module: nn.Module, last: _C.Facts | None = None, held: "Held | None" = None) -> Survey:
     """Walk the module; tied tensors appear once, and the facts tell which names share one.
 
-    Cheapest where all is as it was when `last` was found.
+    Cheapest where all is as it was when `last` was found, and as it is `held`.
     """
-    return Survey(*_C.survey(module, last))
+    return Survey(*_C.survey(module, last, None if held is None else held.exactly))
 
 
 def ambient() -> tuple[Hashable, ...]:
@@ -240,7 +242,7 @@ class Held:
     dicts
         Whose (or None), a dictionary, its keys, their values (:data:`MISSING` if they may change), what to call them.
     places
-        A holder, a key, the value there and what to call it: see `_C.first_changed`.
+        A holder, a key, the value there and what to call it: see `_C.Held`.
     """
 
     def __init__(
@@ -248,28 +250,25 @@ class Held:
         dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
         places: Sequence[tuple[Any, Any, Any, str]],
     ) -> None:
-        self._dicts = [d[:4] for d in dicts]
-        self._places = [p[:3] for p in places]
-        self._names = [d[4] for d in dicts], [p[3] for p in places]
+        # In the order in which a survey meets them.
+        self._dicts = sorted(dicts, key=lambda d: not isinstance(d[0], nn.Module))
+        self._places = places
+        self.exactly = _C.Held(tuple([d[:4] for d in self._dicts]), tuple([p[:3] for p in places]), *_COMPARED)
 
     def changed(self) -> str | None:
         """What is not as it was."""
-        at = self._first_changed()
+        at = self.exactly.first_changed(0)
         if at < 0:
             return None
-        of_dicts, of_places = self._names
-        if at >= len(of_dicts):
-            return of_places[at - len(of_dicts)]
-        _, state, keys, values = self._dicts[at]
+        if at >= len(self._dicts):
+            return self._places[at - len(self._dicts)][-1]
+        _, state, keys, values, name = self._dicts[at]
         for key, value in zip(keys, values, strict=True):
             place = (state, key, state.get(key, MISSING) if value is MISSING else value)
-            if key not in state or _C.first_changed([], [place], BY_VALUE, BY_REPR, MISSING) == 0:
-                return f"attribute {key} of {of_dicts[at]}"
-        return f"the names of attributes of {of_dicts[at]}"
+            if key not in state or _C.Held((), (place,), *_COMPARED).first_changed(0) == 0:
+                return f"attribute {key} of {name}"
+        return f"the names of attributes of {name}"
 
-    def hold(self) -> bool:
-        """Whether everything still is what it was."""
-        return self._first_changed() < 0
-
-    def _first_changed(self) -> int:
-        return _C.first_changed(self._dicts, self._places, BY_VALUE, BY_REPR, MISSING)
+    def hold(self, checked: int = 0) -> bool:
+        """Whether everything still is what it was, but for what a survey has `checked`."""
+        return self.exactly.first_changed(checked) < 0

@@ -125,6 +125,7 @@ class ORTModule(nn.Module):
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
         self._ort_facts: _C.Facts | None = None  # of the last call
+        self._ort_graph: Graph | None = None  # that served it
         self._ort_to_verify = options.verify  # training steps
         self._ort_arguments = Arguments(module)
         self._ort_made: Graphs | None = None
@@ -239,9 +240,9 @@ class ORTModule(nn.Module):
 
     def _ort_prepare(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
-        module = self._ort_module
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
-            now = survey(module, self._ort_facts)
+            last = self._ort_graph
+            now = survey(self._ort_module, self._ort_facts, None if last is None else last.held)
             self._ort_facts = now.facts
             leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
             for i, t in enumerate(leaves):
@@ -249,9 +250,11 @@ class ORTModule(nn.Module):
                 if not plain or t.is_meta or t.is_nested:
                     _check_tensor(t, self._ort_arguments.paths(spec)[i])
             attempt.key = key = (spec, (tensor_key(leaves), now.facts, ambient()))
-            attempt.graph = graph = self._ort_graphs.find(key, leaves, tuple([t.shape for t in leaves]))
+            sizes = tuple([t.shape for t in leaves])
+            attempt.graph = graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
             if graph is None:
                 attempt.graph = graph = self._ort_export(key, leaves, now)
+            self._ort_graph = graph
         if graph.runner is not None:
             attempt.call = graph.runner.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers])
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
-from ortmodule_c.guards import Snapshot, Write, survey
+from ortmodule_c.guards import MISSING, Held, Snapshot, Write, survey
 from ortmodule_c.watch import Watch
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
@@ -146,6 +146,37 @@ def test_facts_are_the_same_object_until_the_module_changes() -> None:
         assert survey(m, changed).facts is changed, name
         undo()
         assert survey(m, changed).facts == first, name
+
+
+def held_of(m: nn.Module, name: str) -> Held:
+    """What a graph holds whose forward read one attribute of every submodule."""
+    states = [(s, s.__dict__, type(s).__name__) for s in m.modules()]
+    values = [tuple([v if n == name else MISSING for n, v in state.items()]) for _, state, _ in states]
+    return Held([(s, state, tuple(state), v, what) for (s, state, what), v in zip(states, values, strict=True)], [])
+
+
+def test_a_survey_compares_what_is_held_of_submodules_as_far_as_nothing_changed() -> None:
+    m = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Dropout(0.5), nn.ReLU()), nn.Dropout(0.5))
+    held = held_of(m, "p")
+    changes = {
+        "a value": (lambda: setattr(m[1][0], "p", 0.25), lambda: setattr(m[1][0], "p", 0.5), 3),
+        "another value that is equal": (lambda: setattr(m[1][0], "p", 1 / 2), lambda: None, 6),
+        "what nobody read": (lambda: setattr(m[1][0], "inplace", True), lambda: setattr(m[1][0], "inplace", False), 6),
+        "a name more": (lambda: setattr(m[1], "p", 1), lambda: delattr(m[1], "p"), 2),
+        "a name less": (lambda: m[0].__dict__.pop("in_features"), lambda: setattr(m[0], "in_features", 3), 1),
+        "the order of names": (lambda: m[0].__dict__.update(training=m[0].__dict__.pop("training")), lambda: None, 1),
+    }
+    for name, (change, undo, checked) in changes.items():
+        facts = survey(m).facts
+        assert survey(m, facts, held).facts == facts, name
+        change()
+        now = survey(m, facts, held)
+        assert now.checked == checked, name
+        assert held.hold(now.checked) == held.hold() == (held.changed() is None), name
+        assert now.facts == survey(m).facts, name
+        assert [*map(id, now.parameters)] == [*map(id, m.parameters())], name
+        undo()
+        assert held.hold(), name
 
 
 def test_survey_names_what_no_graph_can_stand_for() -> None:
