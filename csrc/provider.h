@@ -47,7 +47,7 @@ typedef struct omc_kernel_args {
   const char *node;     /* source name for messages */
   const omc_host *host; /* ops with OMC_OP_HOST only */
   void **run;
-  void *stream; /* device queue; NULL on the CPU */
+  void *queue;
 } omc_kernel_args;
 
 typedef omc_status (*omc_kernel)(const omc_kernel_args *args);
@@ -67,8 +67,16 @@ typedef struct omc_memory_stats {
   size_t cached_bytes; /* freed and kept */
 } omc_memory_stats;
 
+/* A device may work behind the caller's back: what is given to a queue is done in order, some time
+ * later, and what fails then is told by the next `sync` of it. Kernels and copies have read what
+ * they are given of the host's memory when they return, but for omc_call.params. A queue is the
+ * caller's, such as the stream that PyTorch works in; NULL is the device's own, and where there is
+ * one only, as on the CPU, all are that. Any thread may use any queue. */
 typedef struct omc_provider {
   const char *name;
+  struct {
+    int32_t type, id; /* as in DLPack */
+  } device;
   size_t alignment; /* of every arena slot, bytes, a power of two */
   void *ctx;
 
@@ -83,19 +91,26 @@ typedef struct omc_provider {
   /* Whether there are kernels for an op and dtype, as far as can be told without a node. */
   bool (*supports)(void *ctx, omc_op_id op, omc_dtype dtype);
 
-  /* Pooled device memory: freed blocks are kept and handed out again. Any thread. */
-  omc_status (*alloc)(void *ctx, size_t bytes, void **out);
-  void (*free)(void *ctx, void *ptr, size_t bytes);
+  /* Pooled device memory: freed blocks are kept and handed out again, to be used in `queue`. What
+   * was freed is not used by others before `queue` has come to where it was freed. */
+  omc_status (*alloc)(void *ctx, size_t bytes, void *queue, void **out);
+  void (*free)(void *ctx, void *ptr, size_t bytes, void *queue);
   omc_memory_stats (*memory)(void *ctx);
   void (*trim)(void *ctx); /* gives back what is cached */
-  /* Copies between host and device and within the device; plain memcpy on the CPU. */
-  omc_status (*copy_in)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
-  omc_status (*copy_out)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
-  omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *stream);
+  /* Constants: elements in the host's memory, which outlive it, as kernels may read them. */
+  omc_status (*upload)(void *ctx, const void *host, size_t bytes, const void **out);
+  void (*unload)(void *ctx, const void *uploaded, size_t bytes);
+  /* Within the device: copies, and sets bytes to 0. */
+  omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *queue);
+  omc_status (*zero)(void *ctx, void *dst, size_t bytes, void *queue);
 
   int (*threads)(void *ctx); /* threads kernels may use now */
-  omc_status (*sync)(void *ctx, void *stream);
-  double (*clock)(void *ctx, void *stream); /* seconds, for profiles */
+  /* Waits until a queue, or the whole device, is done; the failure of what it did. */
+  omc_status (*sync)(void *ctx, void *queue);
+  omc_status (*sync_all)(void *ctx);
+  /* What is given to `queue` from now on waits for what `other` was given before. */
+  omc_status (*order)(void *ctx, void *queue, void *other);
+  double (*clock)(void *ctx, void *queue); /* seconds, when the queue is done; for profiles */
 
   /* Names of the kernel variants that this machine runs, plainest first; NULL after the last. And a
    * bound on those that nodes are prepared with from now on (tests), NULL: none; false: there is no

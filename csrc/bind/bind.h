@@ -46,25 +46,25 @@ PyObject *omc_raise(const omc_module *m, omc_status status);
 int omc_exchange_find(omc_module *m);
 
 /* Reads a torch tensor without owning it: data pointer and type. Raises and returns -1 unless it
- * is a dense row-major CPU tensor of a known dtype and rank. */
-int omc_tensor_read(const omc_module *m, PyObject *tensor, void **data, omc_type *type);
+ * is a dense row-major tensor on the provider's device, of a known dtype and rank. */
+int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject *tensor,
+                    void **data, omc_type *type);
+
+/* The queue that torch works in now on the provider's device; -1 with an exception set. */
+int omc_current_queue(const omc_module *m, const omc_provider *provider, void **out);
 
 /* Puts a prefix, made as by PyUnicode_FromFormat, before the message of the exception that is set;
  * returns -1. */
 int omc_error_prefix(const char *format, ...);
 
-/* A torch tensor over `bytes` of memory that `free(ctx, data, bytes)` releases when the last
- * owner drops it, from any thread and without the GIL. On failure the memory is released too,
- * an exception is set and NULL returned. */
-PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const omc_type *type,
-                          void (*free)(void *ctx, void *data, size_t bytes), void *ctx);
-
-/* A torch tensor over fresh pooled memory of the provider; *data points to it. */
+/* A torch tensor over fresh pooled memory of the provider, made for `queue` and freed in it by the
+ * last owner, from any thread and without the GIL; *data points to it. */
 PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
-                         void **data);
+                         void *queue, void **data);
 
 /* A torch tensor over memory that its user must not keep beyond the owner's life. */
-PyObject *omc_tensor_view(const omc_module *m, void *data, const omc_type *type);
+PyObject *omc_tensor_view(const omc_module *m, const omc_provider *provider, void *data,
+                          const omc_type *type);
 
 /* "f32", (2, 3) of a type; and the reverse, -1 with an exception set if it is not such a pair. */
 PyObject *omc_type_to_py(const omc_type *type);
@@ -73,11 +73,12 @@ int omc_type_from_py(PyObject *pair, omc_type *out);
 /* host.c. Callbacks into a Python host object; `ctx` is an omc_host_ctx that must outlive them. */
 typedef struct omc_host_ctx {
   const omc_module *module;
-  PyObject *object; /* owned; NULL: no host */
+  const omc_provider *provider; /* of the tensors */
+  PyObject *object;             /* owned; NULL: no host */
 } omc_host_ctx;
 omc_host omc_host_make(omc_host_ctx *ctx);
 
-/* constants given beside a text: a mapping from name to tensor. */
+/* constants given beside a text: a mapping from name to tensor of the host's. */
 typedef struct omc_constants {
   const omc_module *module;
   PyObject *mapping; /* borrowed */

@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #define OMC_DL_MAJOR 1
-#define OMC_DL_CPU 1 /* device type */
 
 typedef struct DLPackVersion {
   uint32_t major, minor;

@@ -7,23 +7,28 @@ static omc_status raised(const char *what, int64_t index) {
   return omc_fail(OMC_EHOST, "%s of PyTorch op number %lld", what, (long long)index);
 }
 
-static PyObject *views(const omc_module *m, const omc_tensor *tensors, uint32_t n) {
+static PyObject *views(const omc_host_ctx *h, const omc_tensor *tensors, uint32_t n) {
   PyObject *list = PyList_New((Py_ssize_t)n);
   for (uint32_t i = 0; list && i < n; i++) {
-    PyObject *t =
-        tensors[i].type ? omc_tensor_view(m, tensors[i].data, tensors[i].type) : Py_NewRef(Py_None);
+    PyObject *t = tensors[i].type
+                      ? omc_tensor_view(h->module, h->provider, tensors[i].data, tensors[i].type)
+                      : Py_NewRef(Py_None);
     if (!t || PyList_SetItem(list, (Py_ssize_t)i, t) < 0) Py_CLEAR(list);
   }
   return list;
 }
 
 /* Copies a list of tensors into slots; None leaves zeros. */
-static int copy_out(const omc_module *m, PyObject *list, const omc_tensor *out, uint32_t n,
+static int copy_out(const omc_host_ctx *h, PyObject *list, const omc_tensor *out, uint32_t n,
                     const char *what) {
   if (!PyList_Check(list) || PyList_Size(list) != (Py_ssize_t)n) {
     PyErr_Format(PyExc_TypeError, "%s: expected a list of %u tensors, got %R", what, n, list);
     return -1;
   }
+  const omc_module *m = h->module;
+  const omc_provider *p = h->provider;
+  void *queue;
+  if (omc_current_queue(m, p, &queue) < 0) return -1;
   for (uint32_t i = 0; i < n; i++) {
     if (!out[i].type) continue;
     size_t bytes;
@@ -31,19 +36,21 @@ static int copy_out(const omc_module *m, PyObject *list, const omc_tensor *out, 
     PyObject *item = PyList_GetItem(list, (Py_ssize_t)i);
     if (status != OMC_OK) return omc_raise(m, status), -1;
     if (item == Py_None) {
-      if (bytes) memset(out[i].data, 0, bytes);
+      if (bytes) status = p->zero(p->ctx, out[i].data, bytes, queue);
+      if (status != OMC_OK) return omc_raise(m, status), -1;
       continue;
     }
     void *data;
     omc_type type;
-    if (omc_tensor_read(m, item, &data, &type) < 0) return omc_error_prefix("%s", what);
+    if (omc_tensor_read(m, p, item, &data, &type) < 0) return omc_error_prefix("%s", what);
     if (!omc_type_equal(&type, out[i].type)) {
       char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
       PyErr_Format(PyExc_ValueError, "%s: result %u is %s where the graph has %s", what, i,
                    omc_type_text(&type, a, sizeof a), omc_type_text(out[i].type, b, sizeof b));
       return -1;
     }
-    if (bytes) memcpy(out[i].data, data, bytes);
+    if (bytes) status = p->copy(p->ctx, out[i].data, data, bytes, queue);
+    if (status != OMC_OK) return omc_raise(m, status), -1;
   }
   return 0;
 }
@@ -74,12 +81,12 @@ static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_t
                                uint32_t n_in, const omc_tensor *out, uint32_t n_out) {
   omc_host_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *inputs = views(h->module, in, n_in), *pair = NULL, *key = PyLong_FromLongLong(index);
+  PyObject *inputs = views(h, in, n_in), *pair = NULL, *key = PyLong_FromLongLong(index);
   bool ok = inputs && key;
   if (ok) pair = PyObject_CallMethod(h->object, "forward", "LO", (long long)index, inputs);
   ok = pair && PyTuple_Check(pair) && PyTuple_Size(pair) == 2;
   if (pair && !ok) PyErr_SetString(PyExc_TypeError, "host.forward: expected (outputs, state)");
-  ok = ok && copy_out(h->module, PyTuple_GetItem(pair, 0), out, n_out, "host.forward") == 0;
+  ok = ok && copy_out(h, PyTuple_GetItem(pair, 0), out, n_out, "host.forward") == 0;
   if (ok && run) {
     if (!*run) *run = PyDict_New();
     ok = *run && PyDict_SetItem(*run, key, PyTuple_GetItem(pair, 1)) == 0;
@@ -95,13 +102,12 @@ static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_
                                 uint32_t n_dout, const omc_tensor *din, uint32_t n_din) {
   omc_host_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *key = PyLong_FromLongLong(index), *grads = views(h->module, dout, n_dout),
-           *result = NULL;
+  PyObject *key = PyLong_FromLongLong(index), *grads = views(h, dout, n_dout), *result = NULL;
   PyObject *state = key && run && *run ? PyDict_GetItemWithError(*run, key) : NULL;
   if (!state && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "no forward state");
   if (state && grads)
     result = PyObject_CallMethod(h->object, "backward", "LOO", (long long)index, state, grads);
-  bool ok = result && copy_out(h->module, result, din, n_din, "host.backward") == 0;
+  bool ok = result && copy_out(h, result, din, n_din, "host.backward") == 0;
   Py_XDECREF(key);
   Py_XDECREF(grads);
   Py_XDECREF(result);

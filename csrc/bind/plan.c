@@ -83,8 +83,9 @@ static int plan_traverse(PyObject *object, visitproc visit, void *arg) {
 
 /* Data pointers of n tensors, each of the type of its value; None (or a position beyond the
  * sequence's use, wanted[i] false) gives NULL. -1 with an exception naming the tensor. */
-static int read_pointers(const omc_module *m, PyObject *tuple, uint32_t n, omc_value *const *values,
-                         const bool *wanted, const char *what, void **out) {
+static int read_pointers(const omc_module *m, const omc_provider *provider, PyObject *tuple,
+                         uint32_t n, omc_value *const *values, const bool *wanted, const char *what,
+                         void **out) {
   if (PyTuple_Size(tuple) != (Py_ssize_t)n) {
     PyErr_Format(PyExc_ValueError, "%s: expected %u tensors, got %zd", what, n,
                  PyTuple_Size(tuple));
@@ -97,7 +98,7 @@ static int read_pointers(const omc_module *m, PyObject *tuple, uint32_t n, omc_v
     const char *name = v->name ? v->name : "unnamed";
     omc_type type;
     char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    if (omc_tensor_read(m, PyTuple_GetItem(tuple, (Py_ssize_t)i), &out[i], &type) < 0)
+    if (omc_tensor_read(m, provider, PyTuple_GetItem(tuple, (Py_ssize_t)i), &out[i], &type) < 0)
       return omc_error_prefix("%s %u (%s)", what, i, name);
     if (!omc_type_equal(&type, &v->type)) {
       PyErr_Format(PyExc_ValueError, "%s %u (%s) is %s where this plan was made for %s", what, i,
@@ -119,19 +120,22 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "OK", &sequence, &seed)) return NULL;
   void **in = PyMem_Calloc((size_t)g->n_inputs + g->n_outputs + 1, sizeof *in);
   if (!in) return PyErr_NoMemory();
-  void **out = in + g->n_inputs;
+  void **out = in + g->n_inputs, *queue;
+  const omc_provider *p = self->plan->provider;
   inputs = PySequence_Tuple(sequence);
-  if (!inputs || read_pointers(m, inputs, g->n_inputs, g->inputs, NULL, "input", in) < 0) goto done;
+  if (!inputs || omc_current_queue(m, p, &queue) < 0 ||
+      read_pointers(m, p, inputs, g->n_inputs, g->inputs, NULL, "input", in) < 0)
+    goto done;
   outputs = PyList_New((Py_ssize_t)g->n_outputs);
   for (uint32_t k = 0; outputs && k < g->n_outputs; k++) {
-    PyObject *t = omc_tensor_new(m, self->plan->provider, &result_value(g, k)->type, &out[k]);
+    PyObject *t = omc_tensor_new(m, p, &result_value(g, k)->type, queue, &out[k]);
     if (!t || PyList_SetItem(outputs, (Py_ssize_t)k, t) < 0) goto done;
   }
   if (!outputs) goto done;
   omc_run *run = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
-  status = omc_run_forward(self->plan, in, out, seed, &run);
+  status = omc_run_forward(self->plan, in, out, seed, queue, &run);
   Py_END_ALLOW_THREADS
   if (status != OMC_OK) {
     omc_raise(m, status);
@@ -174,7 +178,7 @@ static int read_packed(const omc_module *m, const omc_plan *plan, PyObject *obje
   omc_type type;
   *out = NULL;
   if (object == Py_None) return 0;
-  if (omc_tensor_read(m, object, out, &type) < 0) return omc_error_prefix("packed");
+  if (omc_tensor_read(m, plan->provider, object, out, &type) < 0) return omc_error_prefix("packed");
   if (type.dtype == OMC_U8 && type.shape.rank == 1 &&
       type.shape.dims[0] == (int64_t)plan->forward_bytes)
     return 0;
@@ -194,7 +198,7 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
   const Py_ssize_t number = find_backward(self, tuples[2]);
   if (number < 0) return NULL;
   const omc_part *part = &plan->parts[OMC_BACKWARD + number];
-  *b = (omc_backward){(uint32_t)number, b->keep, b->packed, in, out, dout, din};
+  *b = (omc_backward){(uint32_t)number, b->keep, b->queue, b->packed, in, out, dout, din};
 
   omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
   bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
@@ -208,15 +212,18 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
     given[k] = g->grads && g->grads[k] && g->grads[k]->uses &&
                PyTuple_GetItem(tuples[2], (Py_ssize_t)k) != Py_None;
   }
-  if (read_pointers(m, tuples[0], n_in, g->inputs, part->reads_input, "input", in) < 0 ||
-      read_pointers(m, tuples[1], n_out, values, part->reads_output, "output", out) < 0 ||
-      (g->grads &&
-       read_pointers(m, tuples[2], n_out, g->grads, given, "gradient of output", dout) < 0))
+  if (read_pointers(m, plan->provider, tuples[0], n_in, g->inputs, part->reads_input, "input", in) <
+          0 ||
+      read_pointers(m, plan->provider, tuples[1], n_out, values, part->reads_output, "output",
+                    out) < 0 ||
+      (g->grads && read_pointers(m, plan->provider, tuples[2], n_out, g->grads, given,
+                                 "gradient of output", dout) < 0))
     goto done;
   results = PyList_New((Py_ssize_t)n_in);
   for (uint32_t i = 0; results && i < n_in; i++) {
     const omc_value *v = result_value(g, n_out + (uint32_t)number * n_in + i);
-    PyObject *t = v ? omc_tensor_new(m, plan->provider, &v->type, &din[i]) : Py_NewRef(Py_None);
+    PyObject *t =
+        v ? omc_tensor_new(m, plan->provider, &v->type, b->queue, &din[i]) : Py_NewRef(Py_None);
     if (!t || PyList_SetItem(results, (Py_ssize_t)i, t) < 0) Py_CLEAR(results);
   }
 done:
@@ -232,7 +239,7 @@ static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwarg
   const omc_graph *g = self->plan->graph;
   PyObject *left, *lists[3], *packed = Py_None, *tuples[3] = {NULL}, *results = NULL;
   int keep = 0;
-  void *bytes;
+  void *bytes, *queue;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pO", names, &left, &lists[0], &lists[1],
                                    &lists[2], &keep, &packed))
     return NULL;
@@ -242,12 +249,14 @@ static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwarg
     PyErr_SetString(PyExc_ValueError, "run: it belongs to another plan");
     return NULL;
   }
-  if (read_packed(m, self->plan, packed, &bytes) < 0) return NULL;
+  if (read_packed(m, self->plan, packed, &bytes) < 0 ||
+      omc_current_queue(m, self->plan->provider, &queue) < 0)
+    return NULL;
   void **pointers = PyMem_Calloc(2 * ((size_t)g->n_inputs + g->n_outputs) + 1, sizeof *pointers);
   if (!pointers) return PyErr_NoMemory();
   bool ok = true;
   for (int i = 0; ok && i < 3; i++) ok = (tuples[i] = PySequence_Tuple(lists[i])) != NULL;
-  omc_backward backward = {.keep = keep != 0, .packed = bytes};
+  omc_backward backward = {.keep = keep != 0, .queue = queue, .packed = bytes};
   if (ok) results = read_backward(m, self, tuples, &backward, pointers);
   if (results) {
     omc_status status;

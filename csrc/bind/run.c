@@ -50,8 +50,9 @@ static PyObject *run_pack(PyObject *object, PyObject *unused) {
   omc_run *run = ((run_object *)object)->run;
   const omc_plan *plan = omc_run_plan(run);
   const omc_type type = {OMC_U8, {1, {(int64_t)plan->forward_bytes}}};
-  void *bytes;
-  PyObject *tensor = omc_tensor_new(m, plan->provider, &type, &bytes);
+  void *bytes, *queue;
+  if (omc_current_queue(m, plan->provider, &queue) < 0) return NULL;
+  PyObject *tensor = omc_tensor_new(m, plan->provider, &type, queue, &bytes);
   if (!tensor) return NULL;
   const omc_status status = omc_run_pack(run, bytes);
   if (status == OMC_OK) return tensor;

@@ -12,7 +12,7 @@ omc_status omc_constants_find(void *ctx, const char *name, const void **data, si
   }
   omc_type type;
   void *elements;
-  int failed = omc_tensor_read(c->module, tensor, &elements, &type);
+  int failed = omc_tensor_read(c->module, omc_provider_host(), tensor, &elements, &type);
   Py_DECREF(tensor); /* the mapping keeps it */
   if (failed) {
     omc_error_prefix("%s", name);
@@ -38,15 +38,20 @@ int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t 
 }
 
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"text", "constants", "host", "max_plans", NULL};
+  static char *names[] = {"text", "constants", "host", "max_plans", "provider", NULL};
   omc_session_object *self = (omc_session_object *)object;
-  const char *text;
+  const char *text, *name = omc_provider_host()->name;
   Py_ssize_t n;
   PyObject *constants, *host = Py_None;
   unsigned max_plans = 16;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OI", names, &text, &n, &constants, &host,
-                                   &max_plans))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OIs", names, &text, &n, &constants, &host,
+                                   &max_plans, &name))
     return -1;
+  const omc_provider *provider = omc_provider_find(name);
+  if (!provider) {
+    PyErr_Format(PyExc_ValueError, "no provider is named '%s'", name);
+    return -1;
+  }
   if (self->session) {
     PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
     return -1;
@@ -57,11 +62,12 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   self->constants = PyDict_New(); /* a copy, so that later edits of the mapping free nothing */
   if (!self->constants || PyDict_Update(self->constants, constants) < 0) return -1;
   self->host.module = m;
+  self->host.provider = provider;
   if (host != Py_None) self->host.object = Py_NewRef(host);
   omc_host callbacks = omc_host_make(&self->host);
   omc_constants find = {m, self->constants};
   omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find,
-                                         self->host.object ? &callbacks : NULL, omc_provider_host(),
+                                         self->host.object ? &callbacks : NULL, provider,
                                          omc_default_allocator(), max_plans, &self->session);
   return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
 }
@@ -93,7 +99,8 @@ static void session_dealloc(PyObject *object) {
 }
 
 /* Types of the given tensors, each named by its graph input in messages. */
-static omc_type *read_types(const omc_module *m, const omc_graph *template, PyObject *inputs) {
+static omc_type *read_types(const omc_module *m, const omc_provider *provider,
+                            const omc_graph *template, PyObject *inputs) {
   uint32_t n = template->n_inputs;
   if (PyTuple_Size(inputs) != (Py_ssize_t)n) {
     PyErr_Format(PyExc_ValueError, "inputs: expected %u tensors, got %zd", n, PyTuple_Size(inputs));
@@ -103,7 +110,8 @@ static omc_type *read_types(const omc_module *m, const omc_graph *template, PyOb
   if (!types) return (omc_type *)PyErr_NoMemory();
   void *data;
   for (uint32_t i = 0; i < n; i++)
-    if (omc_tensor_read(m, PyTuple_GetItem(inputs, (Py_ssize_t)i), &data, &types[i]) < 0) {
+    if (omc_tensor_read(m, provider, PyTuple_GetItem(inputs, (Py_ssize_t)i), &data, &types[i]) <
+        0) {
       omc_error_prefix("%s", template->inputs[i]->name);
       PyMem_Free(types);
       return NULL;
@@ -162,7 +170,7 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   PyObject *result = NULL, *tuple = PySequence_Tuple(PyTuple_GetItem(args, 0)),
            *in_tuple = PySequence_Tuple(PyTuple_GetItem(args, 1)), *out_tuples = read_masks(args);
   if (tuple && in_tuple && out_tuples) flags = read_flags(template, in_tuple, out_tuples);
-  if (flags) types = read_types(m, template, tuple);
+  if (flags) types = read_types(m, self->host.provider, template, tuple);
   if (!types) goto done;
   const omc_signature signature = {
       types,       flags,     flags + template->n_inputs, (uint32_t)PyTuple_Size(out_tuples),

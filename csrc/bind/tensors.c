@@ -57,7 +57,8 @@ int omc_error_prefix(const char *format, ...) {
   return -1;
 }
 
-int omc_tensor_read(const omc_module *m, PyObject *tensor, void **data, omc_type *type) {
+int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject *tensor,
+                    void **data, omc_type *type) {
   int is_tensor = PyObject_IsInstance(tensor, m->torch);
   if (is_tensor <= 0) {
     if (is_tensor == 0)
@@ -66,9 +67,11 @@ int omc_tensor_read(const omc_module *m, PyObject *tensor, void **data, omc_type
   }
   DLTensor t;
   if (m->exchange->dltensor_from_py_object_no_sync(tensor, &t) != 0) return -1;
-  if (t.device.device_type != OMC_DL_CPU) {
-    PyErr_Format(PyExc_ValueError, "expected a CPU tensor, got DLPack device type %d",
-                 (int)t.device.device_type);
+  if (t.device.device_type != provider->device.type || t.device.device_id != provider->device.id) {
+    PyErr_Format(PyExc_ValueError,
+                 "expected a tensor on %s (DLPack device %d, number %d), got device %d, number %d",
+                 provider->name, (int)provider->device.type, (int)provider->device.id,
+                 (int)t.device.device_type, (int)t.device.device_id);
     return -1;
   }
   if (t.ndim > OMC_MAX_RANK) {
@@ -96,41 +99,50 @@ int omc_tensor_read(const omc_module *m, PyObject *tensor, void **data, omc_type
   return 0;
 }
 
+int omc_current_queue(const omc_module *m, const omc_provider *provider, void **out) {
+  *out = NULL;
+  if (provider == omc_provider_host()) return 0;
+  return m->exchange->current_work_stream(provider->device.type, provider->device.id, out);
+}
+
 /* What a tensor made here owns; the managed tensor is its first member's neighbour. */
 typedef struct owner {
   DLManagedTensorVersioned managed;
   int64_t shape[OMC_MAX_RANK], strides[OMC_MAX_RANK];
-  void (*free)(void *ctx, void *data, size_t bytes);
-  void *ctx, *data;
-  size_t bytes;
+  const omc_provider *provider;
+  void *data, *queue;
+  size_t bytes; /* 0: the memory is somebody else's */
 } owner;
 
 static void owner_delete(DLManagedTensorVersioned *self) {
   owner *o = self->manager_ctx;
-  if (o->free) o->free(o->ctx, o->data, o->bytes);
+  if (o->bytes) o->provider->free(o->provider->ctx, o->data, o->bytes, o->queue);
   omc_free(omc_default_allocator(), o, 1, sizeof *o);
 }
 
-PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const omc_type *type,
-                          void (*release)(void *ctx, void *data, size_t bytes), void *ctx) {
+/* A torch tensor over memory of the provider; `bytes` of it, if not 0, are freed when the last
+ * owner drops the tensor, or right away if that fails. */
+static PyObject *wrap(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                      void *data, size_t bytes, void *queue) {
   owner *o = omc_alloc_zero(omc_default_allocator(), 1, sizeof *o);
   if (!o) {
-    if (release) release(ctx, data, bytes);
+    if (bytes) provider->free(provider->ctx, data, bytes, queue);
     return PyErr_NoMemory();
   }
   const omc_dtype_info *dtype = omc_dtype_get(type->dtype);
   memcpy(o->shape, type->shape.dims, sizeof o->shape);
   omc_shape_strides(&type->shape, o->strides);
-  o->free = release, o->ctx = ctx, o->data = data, o->bytes = bytes;
-  o->managed = (DLManagedTensorVersioned){.version = {OMC_DL_MAJOR, 0},
-                                          .manager_ctx = o,
-                                          .deleter = owner_delete,
-                                          .dl_tensor = {.data = data,
-                                                        .device = {OMC_DL_CPU, 0},
-                                                        .ndim = type->shape.rank,
-                                                        .dtype = {dtype->dl_code, dtype->bits, 1},
-                                                        .shape = o->shape,
-                                                        .strides = o->strides}};
+  o->provider = provider, o->data = data, o->bytes = bytes, o->queue = queue;
+  o->managed = (DLManagedTensorVersioned){
+      .version = {OMC_DL_MAJOR, 0},
+      .manager_ctx = o,
+      .deleter = owner_delete,
+      .dl_tensor = {.data = data,
+                    .device = {provider->device.type, provider->device.id},
+                    .ndim = type->shape.rank,
+                    .dtype = {dtype->dl_code, dtype->bits, 1},
+                    .shape = o->shape,
+                    .strides = o->strides}};
   void *out = NULL;
   if (m->exchange->managed_tensor_to_py_object_no_sync(&o->managed, &out) != 0) {
     owner_delete(&o->managed);
@@ -139,27 +151,19 @@ PyObject *omc_tensor_wrap(const omc_module *m, void *data, size_t bytes, const o
   return out;
 }
 
-static void provider_release(void *ctx, void *data, size_t bytes) {
-  const omc_provider *p = ctx;
-  p->free(p->ctx, data, bytes);
-}
-
 PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
-                         void **data) {
+                         void *queue, void **data) {
   size_t bytes;
   omc_status status = omc_type_bytes(type, &bytes);
   if (status == OMC_OK && bytes == 0) bytes = 1;
-  if (status == OMC_OK) status = provider->alloc(provider->ctx, bytes, data);
+  if (status == OMC_OK) status = provider->alloc(provider->ctx, bytes, queue, data);
   if (status != OMC_OK) return omc_raise(m, status);
-  union {
-    const omc_provider *in;
-    void *out;
-  } unconst = {.in = provider};
-  return omc_tensor_wrap(m, *data, bytes, type, provider_release, unconst.out);
+  return wrap(m, provider, type, *data, bytes, queue);
 }
 
-PyObject *omc_tensor_view(const omc_module *m, void *data, const omc_type *type) {
-  return omc_tensor_wrap(m, data, 0, type, NULL, NULL);
+PyObject *omc_tensor_view(const omc_module *m, const omc_provider *provider, void *data,
+                          const omc_type *type) {
+  return wrap(m, provider, type, data, 0, NULL);
 }
 
 PyObject *omc_type_to_py(const omc_type *type) {

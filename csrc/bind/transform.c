@@ -110,7 +110,7 @@ PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#s|OOOOO", names, &text, &n, &stage, &r.types,
                                    &r.out_grads, &r.in_grads, &constants, &host))
     return NULL;
-  omc_host_ctx ctx = {r.m, host};
+  omc_host_ctx ctx = {r.m, omc_provider_host(), host};
   const omc_host callbacks = omc_host_make(&ctx);
   if (host != Py_None) r.host = &callbacks;
   omc_constants find = {r.m, constants};

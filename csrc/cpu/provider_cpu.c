@@ -76,13 +76,13 @@ static omc_status cpu_prepare(void *ctx, const omc_node *node, int threads, omc_
 
 /* ---- memory ---- */
 
-static omc_status cpu_alloc(void *ctx, size_t bytes, void **out) {
-  (void)ctx;
+static omc_status cpu_alloc(void *ctx, size_t bytes, void *queue, void **out) {
+  (void)ctx, (void)queue;
   return omc_pool_alloc(bytes, out);
 }
 
-static void cpu_free(void *ctx, void *ptr, size_t bytes) {
-  (void)ctx;
+static void cpu_free(void *ctx, void *ptr, size_t bytes, void *queue) {
+  (void)ctx, (void)queue;
   omc_pool_free(ptr, bytes);
 }
 
@@ -96,9 +96,26 @@ static void cpu_trim(void *ctx) {
   omc_pool_trim();
 }
 
-static omc_status cpu_copy(void *ctx, void *dst, const void *src, size_t bytes, void *stream) {
-  (void)ctx, (void)stream;
+/* Constants serve where they are. */
+static omc_status cpu_upload(void *ctx, const void *host, size_t bytes, const void **out) {
+  (void)ctx, (void)bytes;
+  *out = host;
+  return OMC_OK;
+}
+
+static void cpu_unload(void *ctx, const void *uploaded, size_t bytes) {
+  (void)ctx, (void)uploaded, (void)bytes;
+}
+
+static omc_status cpu_copy(void *ctx, void *dst, const void *src, size_t bytes, void *queue) {
+  (void)ctx, (void)queue;
   if (bytes) memmove(dst, src, bytes);
+  return OMC_OK;
+}
+
+static omc_status cpu_zero(void *ctx, void *dst, size_t bytes, void *queue) {
+  (void)ctx, (void)queue;
+  if (bytes) memset(dst, 0, bytes);
   return OMC_OK;
 }
 
@@ -109,13 +126,23 @@ static int cpu_threads(void *ctx) {
   return omc_cpu_threads();
 }
 
-static omc_status cpu_sync(void *ctx, void *stream) {
-  (void)ctx, (void)stream;
+static omc_status cpu_sync(void *ctx, void *queue) {
+  (void)ctx, (void)queue;
   return OMC_OK;
 }
 
-static double cpu_clock(void *ctx, void *stream) {
-  (void)ctx, (void)stream;
+static omc_status cpu_sync_all(void *ctx) {
+  (void)ctx;
+  return OMC_OK;
+}
+
+static omc_status cpu_order(void *ctx, void *queue, void *other) {
+  (void)ctx, (void)queue, (void)other;
+  return OMC_OK;
+}
+
+static double cpu_clock(void *ctx, void *queue) {
+  (void)ctx, (void)queue;
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
@@ -140,6 +167,7 @@ static bool cpu_set_variant(void *ctx, const char *name) {
 const omc_provider *omc_cpu_provider(void);
 const omc_provider *omc_cpu_provider(void) {
   static const omc_provider provider = {.name = "cpu",
+                                        .device = {1, 0},
                                         .alignment = OMC_POOL_ALIGNMENT,
                                         .prepare = cpu_prepare,
                                         .fusible = cpu_fusible,
@@ -148,11 +176,14 @@ const omc_provider *omc_cpu_provider(void) {
                                         .free = cpu_free,
                                         .memory = cpu_memory,
                                         .trim = cpu_trim,
-                                        .copy_in = cpu_copy,
-                                        .copy_out = cpu_copy,
+                                        .upload = cpu_upload,
+                                        .unload = cpu_unload,
                                         .copy = cpu_copy,
+                                        .zero = cpu_zero,
                                         .threads = cpu_threads,
                                         .sync = cpu_sync,
+                                        .sync_all = cpu_sync_all,
+                                        .order = cpu_order,
                                         .clock = cpu_clock,
                                         .variant = cpu_variant,
                                         .set_variant = cpu_set_variant};

@@ -100,7 +100,7 @@ static bool wants_backward(const omc_build_inputs *in) {
 omc_status omc_build_plan(const omc_build_inputs *in, omc_session_stats *stats, omc_plan **out) {
   static _Atomic unsigned plans;
   const unsigned plan_number = atomic_fetch_add(&plans, 1);
-  const omc_provider *p = in->provider;
+  const omc_provider *p = omc_provider_host(); /* planning is the host's work */
   const bool joint = wants_backward(in);
   building b = {in, NULL, NULL};
   omc_status status = OMC_OK;

@@ -17,38 +17,53 @@ uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index) {
   return first[place] + index;
 }
 
-/* The elements of a constant or of a view of one. */
-static const void *const_data(const omc_value *v) {
+/* The elements of a constant, or of a view of one, where kernels find them; each is uploaded once.
+ */
+static omc_status find_constant(omc_exec *x, const omc_value *v, size_t bytes, void **out) {
+  const omc_provider *p = x->plan->provider;
   while (v->role == OMC_ROLE_NODE) v = omc_in(v->producer, 0);
-  return v->data;
+  omc_upload *u = x->uploads;
+  while (u && (u->host != v->data || u->bytes != bytes)) u = u->next;
+  if (!u) {
+    u = OMC_NEW(&x->plan->memory, omc_upload);
+    if (!u) OMC_FAIL(ENOMEM, "no memory for the constants of a plan");
+    OMC_TRY(p->upload(p->ctx, v->data, bytes, &u->device));
+    u->host = v->data, u->bytes = bytes;
+    u->next = x->uploads;
+    x->uploads = u;
+  }
+  *out = (void *)(uintptr_t)u->device;
+  return OMC_OK;
 }
 
 /* Sets what is the same in every run; data of the arena and the caller is found by each run. */
-static void add_operand(omc_exec *x, uint32_t operand, const omc_value *v) {
-  if (!v) return;
+static omc_status add_operand(omc_exec *x, uint32_t operand, const omc_value *v) {
+  if (!v) return OMC_OK;
   const omc_slot *slot = &x->plan->slots[v->id];
   x->operands[operand].type = &v->type;
+  if (slot->bytes == 0) return OMC_OK;
   if (slot->place == OMC_AT_CONST)
-    x->operands[operand].data = (void *)(uintptr_t)const_data(v);
-  else if (slot->bytes > 0)
-    x->relocs[x->n_relocs++] =
-        (omc_reloc){operand, omc_exec_base(x->plan, slot->place, slot->index), slot->offset};
+    return find_constant(x, v, slot->bytes, &x->operands[operand].data);
+  x->relocs[x->n_relocs++] =
+      (omc_reloc){operand, omc_exec_base(x->plan, slot->place, slot->index), slot->offset};
+  return OMC_OK;
 }
 
-static void add_phase(omc_exec *x, omc_phase phase) {
+static omc_status add_phase(omc_exec *x, omc_phase phase) {
   const omc_plan *plan = x->plan;
   const omc_part *part = &plan->parts[phase];
   for (uint32_t step = part->step; step < part->end_step; step++) {
     const omc_node *node = plan->steps[step].node;
     const uint32_t first = x->first_operand[step];
-    for (uint32_t i = 0; i < node->n_in; i++) add_operand(x, first + i, omc_in(node, i));
+    for (uint32_t i = 0; i < node->n_in; i++) OMC_TRY(add_operand(x, first + i, omc_in(node, i)));
     for (uint32_t k = 0; k < node->n_out; k++)
-      add_operand(x, first + node->n_in + k, omc_out(node, k));
+      OMC_TRY(add_operand(x, first + node->n_in + k, omc_out(node, k)));
   }
   for (uint32_t copy = part->copy; copy < part->end_copy; copy++)
-    add_operand(x, x->first_operand[plan->n_steps] + copy,
-                omc_in(plan->graph->result, plan->copies[copy].to));
+    OMC_TRY(add_operand(x, x->first_operand[plan->n_steps] + copy,
+                        omc_in(plan->graph->result, plan->copies[copy].to)));
   x->end_reloc[phase] = x->n_relocs;
+  return OMC_OK;
 }
 
 static omc_status fill(omc_exec *x, omc_plan *plan) {
@@ -66,14 +81,25 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
     x->seconds = OMC_NEW_ARRAY(&plan->memory, double, plan->n_steps);
     if (!x->seconds) goto no_memory;
   }
-  for (omc_phase p = 0; p < plan->n_phases; p++) add_phase(x, p);
+  for (omc_phase p = 0; p < plan->n_phases; p++) OMC_TRY(add_phase(x, p));
   return OMC_OK;
 no_memory:
   OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
 }
 
+static void unload(omc_exec *x) {
+  const omc_provider *p = x->plan->provider;
+  for (omc_upload *u = x->uploads; u; u = u->next) p->unload(p->ctx, u->device, u->bytes);
+}
+
+/* What the device has still to do may read constants and parameters. How it ends was, or will be,
+ * told to those who wait for it. */
 static void detach(void *attached) {
   omc_exec *x = attached;
+  const omc_provider *p = x->plan->provider;
+  const omc_status done = p->sync_all(p->ctx);
+  (void)done;
+  unload(x);
   omc_work_free(x, x->idle);
   omc_session_release(x->session);
 }
@@ -82,7 +108,11 @@ omc_status omc_exec_attach(omc_plan *plan, omc_session *session) {
   omc_exec *x = OMC_NEW(&plan->memory, omc_exec);
   if (!x) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
   x->plan = plan;
-  OMC_TRY(fill(x, plan));
+  const omc_status status = fill(x, plan);
+  if (status != OMC_OK) {
+    unload(x);
+    return status;
+  }
   x->session = omc_session_retain(session);
   plan->attached = x;
   plan->detach = detach;
@@ -156,9 +186,9 @@ static omc_status time_steps(omc_kernel_args *args, omc_exec *x, const omc_work 
                              const omc_part *part) {
   const omc_provider *p = x->plan->provider;
   for (uint32_t s = part->step; s < part->end_step; s++) {
-    const double start = p->clock(p->ctx, args->stream);
+    const double start = p->clock(p->ctx, args->queue);
     OMC_TRY(run_step(args, x, work, s));
-    const double seconds = p->clock(p->ctx, args->stream) - start;
+    const double seconds = p->clock(p->ctx, args->queue) - start;
     omc_exec_lock();
     x->seconds[s] += seconds;
     omc_exec_unlock();
@@ -172,7 +202,8 @@ static uint32_t result_base(const omc_plan *plan, uint32_t r) {
   return omc_exec_base(plan, OMC_AT_RESULT, (r - outputs) % plan->graph->n_inputs);
 }
 
-static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_part *part) {
+static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_part *part,
+                             void *queue) {
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
   for (uint32_t c = part->copy; c < part->end_copy; c++) {
@@ -181,12 +212,12 @@ static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_
     if (bytes == 0) continue;
     const uint32_t base = result_base(plan, plan->copies[c].to);
     if (!work->bases[base]) return missing(plan, base);
-    OMC_TRY(p->copy(p->ctx, work->bases[base], from->data, bytes, NULL));
+    OMC_TRY(p->copy(p->ctx, work->bases[base], from->data, bytes, queue));
   }
   return OMC_OK;
 }
 
-omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase) {
+omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *queue) {
   omc_exec *x = run->exec;
   const omc_plan *plan = x->plan;
   const omc_part *part = &plan->parts[phase];
@@ -194,8 +225,9 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase) {
   omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
                           .seed = run->seed,
                           .host = omc_session_host(x->session),
-                          .run = &run->host_state};
+                          .run = &run->host_state,
+                          .queue = queue};
   OMC_TRY(resolve(x, work, phase));
   OMC_TRY((x->seconds ? time_steps : run_steps)(&args, x, work, part));
-  return run_copies(x, work, part);
+  return run_copies(x, work, part, queue);
 }

@@ -10,6 +10,13 @@ typedef struct omc_reloc {
   size_t offset;
 } omc_reloc;
 
+/* A constant that steps or copies read. */
+typedef struct omc_upload {
+  struct omc_upload *next;
+  const void *host, *device;
+  size_t bytes;
+} omc_upload;
+
 /* Where the operands of a plan are while one of its phases runs. */
 typedef struct omc_work {
   struct omc_work *next; /* in exec->idle */
@@ -27,6 +34,7 @@ typedef struct omc_exec {
   omc_reloc *relocs;       /* phase by phase */
   uint32_t *end_reloc;     /* by phase */
   uint32_t n_operands, n_bases, n_relocs;
+  struct omc_upload *uploads; /* constants, as the provider has them */
   /* What follows is used under omc_exec_lock. */
   double *seconds; /* by step; NULL unless profiled */
   omc_work *idle;  /* to be used again, */
@@ -41,6 +49,7 @@ struct omc_run {
   void *host_state; /* what the host keeps from forward to backward */
   uint64_t seed;
   /* Under omc_exec_lock. */
+  void *queue;    /* of the last phase: the arena is freed in it */
   uint32_t users; /* backwards under way */
   bool consumed;  /* what forward saved is gone */
 };
@@ -60,7 +69,7 @@ uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index);
 omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) OMC_MUST_USE;
 
 /* Runs the steps and copies of one phase of a run with the base pointers of `work`. */
-omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase) OMC_MUST_USE;
+omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *queue) OMC_MUST_USE;
 
 /* Frees a list of idle work. */
 void omc_work_free(const omc_exec *exec, omc_work *list);

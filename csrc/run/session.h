@@ -49,10 +49,11 @@ omc_session_stats omc_session_get_stats(omc_session *session);
 
 /* Runs forward. plan: one that omc_session_plan made. inputs: graph->n_inputs data pointers of
  * dense tensors of the signature's types; outputs: n_outputs pointers to memory for the results.
- * Both are borrowed for the call. If the plan is joint (graph->n_grads > 0) *out is a new run,
- * which the caller owns, else NULL (`out` may be NULL then). Any thread. */
+ * Both are arrays of the host's, borrowed for the call, of memory of the plan's provider. The work
+ * is given to `queue` (provider.h), and is done when that is. If the plan is joint (graph->n_grads
+ * > 0) *out is a new run, which the caller owns, else NULL (`out` may be NULL then). Any thread. */
 omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
-                           omc_run **out) OMC_MUST_USE;
+                           void *queue, omc_run **out) OMC_MUST_USE;
 
 /* Copies what backwards read of the arena to `bytes`, plan->forward_bytes of them, and gives the
  * arena back. To be called at most once, right after forward; each backward then needs the bytes.
@@ -65,6 +66,7 @@ omc_status omc_run_pack(omc_run *run, void *bytes) OMC_MUST_USE;
 typedef struct omc_backward {
   uint32_t number;    /* which one, in the order of the signature */
   bool keep;          /* another backward may follow */
+  void *queue;        /* that the work is given to */
   const void *packed; /* what omc_run_pack wrote; NULL if the run was not packed */
   void *const *inputs, *const *outputs;
   void *const *grads;   /* n_outputs, those of this backward's out_grads */

@@ -65,14 +65,14 @@ static void set_bases(const omc_exec *x, omc_work *work, omc_place place, void *
   for (uint32_t i = 0; i < n; i++) bases[i] = pointers ? pointers[i] : NULL;
 }
 
-static omc_status new_arena(const omc_plan *plan, void **out) {
+static omc_status new_arena(const omc_plan *plan, void *queue, void **out) {
   *out = NULL;
   if (plan->arena_bytes == 0) return OMC_OK;
-  return plan->provider->alloc(plan->provider->ctx, plan->arena_bytes, out);
+  return plan->provider->alloc(plan->provider->ctx, plan->arena_bytes, queue, out);
 }
 
-static void free_arena(const omc_plan *plan, void *arena) {
-  if (arena) plan->provider->free(plan->provider->ctx, arena, plan->arena_bytes);
+static void free_arena(const omc_plan *plan, void *queue, void *arena) {
+  if (arena) plan->provider->free(plan->provider->ctx, arena, plan->arena_bytes, queue);
 }
 
 /* Frees the run and all it holds but for the plan. */
@@ -80,7 +80,7 @@ static void free_run(omc_run *run) {
   const omc_exec *x = run->exec;
   const omc_host *host = omc_session_host(x->session);
   if (run->host_state) host->drop(host->ctx, run->host_state);
-  free_arena(x->plan, run->arena);
+  free_arena(x->plan, run->queue, run->arena);
   omc_free(omc_session_allocator(x->session), run, 1, sizeof *run);
 }
 
@@ -88,18 +88,18 @@ static omc_status run_forward(omc_run *run, void *const *inputs, void *const *ou
   omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
   omc_work *work;
-  OMC_TRY(new_arena(x->plan, &run->arena));
+  OMC_TRY(new_arena(x->plan, run->queue, &run->arena));
   OMC_TRY(start_work(x, &work));
   work->bases[0] = run->arena;
   set_bases(x, work, OMC_AT_INPUT, inputs, g->n_inputs);
   set_bases(x, work, OMC_AT_OUTPUT, outputs, g->n_outputs);
-  const omc_status status = omc_exec_phase(run, work, OMC_FORWARD);
+  const omc_status status = omc_exec_phase(run, work, OMC_FORWARD, run->queue);
   finish_work(x, work);
   return status;
 }
 
 omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
-                           omc_run **out) {
+                           void *queue, omc_run **out) {
   omc_exec *x = plan->attached;
   const bool joint = plan->graph->n_grads > 0;
   if (out) *out = NULL;
@@ -108,6 +108,7 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
   if (!run) OMC_FAIL(ENOMEM, "no memory for a run");
   run->exec = x;
   run->seed = seed;
+  run->queue = queue;
   const omc_status status = run_forward(run, inputs, outputs);
   if (status != OMC_OK || !joint) {
     free_run(run);
@@ -125,28 +126,33 @@ omc_status omc_run_pack(omc_run *run, void *bytes) {
   char *at = bytes;
   for (uint32_t i = 0; i < plan->n_saved; at += plan->saved[i++].bytes)
     OMC_TRY(p->copy(p->ctx, at, (const char *)run->arena + plan->saved[i].offset,
-                    plan->saved[i].bytes, NULL));
-  free_arena(plan, run->arena);
+                    plan->saved[i].bytes, run->queue));
+  free_arena(plan, run->queue, run->arena);
   run->arena = NULL;
   return OMC_OK;
 }
 
 /* An arena with what is saved, from packed bytes or from the run's own arena. */
-static omc_status copy_of_arena(const omc_run *run, const void *packed, void **out) {
+static omc_status copy_of_arena(const omc_run *run, const omc_backward *b, void **out) {
   const omc_plan *plan = run->exec->plan;
   const omc_provider *p = plan->provider;
-  OMC_TRY(new_arena(plan, out));
-  const char *at = packed;
+  OMC_TRY(new_arena(plan, b->queue, out));
+  const char *at = b->packed;
   omc_status status = OMC_OK;
   for (uint32_t i = 0; status == OMC_OK && i < plan->n_saved; i++) {
     const omc_span *span = &plan->saved[i];
     if (span->bytes == 0) continue;
-    const char *from = packed ? at : (const char *)run->arena + span->offset;
-    status = p->copy(p->ctx, (char *)*out + span->offset, from, span->bytes, NULL);
-    if (packed) at += span->bytes;
+    const char *from = b->packed ? at : (const char *)run->arena + span->offset;
+    status = p->copy(p->ctx, (char *)*out + span->offset, from, span->bytes, b->queue);
+    if (b->packed) at += span->bytes;
   }
-  if (status != OMC_OK) free_arena(plan, *out);
+  if (status != OMC_OK) free_arena(plan, b->queue, *out);
   return status;
+}
+
+static omc_status follow(const omc_plan *plan, void *queue, void *other) {
+  const omc_provider *p = plan->provider;
+  return queue == other ? OMC_OK : p->order(p->ctx, queue, other);
 }
 
 /* Backward works in the run's own arena if nobody else does and nobody will miss what it writes
@@ -158,23 +164,28 @@ static omc_status enter(omc_run *run, const omc_backward *b, bool *in_place) {
     OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
   omc_exec_lock();
   const bool consumed = run->consumed;
+  void *const before = run->queue;
   *in_place = !b->packed && run->arena && run->users == 0 && !(b->keep && consumes);
   if (!consumed) {
     run->users++;
     run->consumed = *in_place && consumes;
+    run->queue = b->queue;
   }
   omc_exec_unlock();
   if (consumed)
     OMC_FAIL(ECONSUMED,
              "backward ran already and wrote over what forward had saved; it keeps that "
              "if it is told to, or if the plan retains");
-  return OMC_OK;
+  return follow(plan, b->queue, before);
 }
 
-static void leave(omc_run *run) {
+/* The run's arena is freed in the queue that came last: it waits for this one too. */
+static omc_status leave(omc_run *run, const omc_backward *b) {
   omc_exec_lock();
   run->users--;
+  void *const last = run->queue;
   omc_exec_unlock();
+  return follow(run->exec->plan, last, b->queue);
 }
 
 static omc_status run_backward(omc_run *run, omc_work *work, const omc_backward *b) {
@@ -184,14 +195,14 @@ static omc_status run_backward(omc_run *run, omc_work *work, const omc_backward 
   OMC_TRY(omc_exec_check(run->exec, work, phase));
   OMC_TRY(enter(run, b, &in_place));
   void *arena = run->arena;
-  omc_status status = in_place ? OMC_OK : copy_of_arena(run, b->packed, &arena);
+  omc_status status = in_place ? OMC_OK : copy_of_arena(run, b, &arena);
   if (status == OMC_OK) {
     work->bases[0] = arena;
-    status = omc_exec_phase(run, work, phase);
-    if (!in_place) free_arena(plan, arena);
+    status = omc_exec_phase(run, work, phase, b->queue);
+    if (!in_place) free_arena(plan, b->queue, arena);
   }
-  leave(run);
-  return status;
+  const omc_status left = leave(run, b);
+  return status == OMC_OK ? left : status;
 }
 
 omc_status omc_run_backward(omc_run *run, const omc_backward *b) {

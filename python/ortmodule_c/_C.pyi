@@ -68,7 +68,12 @@ class Session:
     """One template graph and its plans."""
 
     def __init__(
-        self, text: str, constants: Mapping[str, Tensor], host: Host | None = None, max_plans: int = 16
+        self,
+        text: str,
+        constants: Mapping[str, Tensor],
+        host: Host | None = None,
+        max_plans: int = 16,
+        provider: str = "cpu",
     ) -> None: ...
     def plan(
         self,
@@ -78,7 +83,7 @@ class Session:
         retain: bool = False,
         plain: bool = False,
     ) -> Plan:
-        """Look up or build the plan for these inputs (dense CPU tensors).
+        """Look up or build the plan for these inputs, dense tensors on the provider's device.
 
         It has a backward for each of `out_grads`, which say the outputs whose gradient is given. With
         `retain` the state of a forward serves any number of them, else one. A `plain` plan runs the graph

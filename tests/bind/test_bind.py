@@ -242,6 +242,15 @@ def test_unknown_names() -> None:
     assert _C.supports("Exp", "f32") and _C.isas()[0] == "base"
 
 
+def test_a_session_is_opened_on_a_provider() -> None:
+    x = inputs()
+    for provider in (None, "cpu"):
+        s = _C.Session(TEXT, C) if provider is None else _C.Session(TEXT, C, provider=provider)
+        check_step(plan_of(s, x), x)
+    with pytest.raises(ValueError, match="no provider is named 'abacus'"):
+        _C.Session(TEXT, C, provider="abacus")
+
+
 def test_transform_arguments() -> None:
     text = "input %x : f32[?]\n%y = Exp(%x)\nreturn %y\n"
     assert "%x : f32[7]" in _C.transform(text, "bind", ["f32[7]"])

@@ -196,15 +196,15 @@ static bool same(by_hand *a, by_hand *b) {
 
 static buffer arena; /* of the one run */
 
-static omc_status guarded_alloc(void *ctx, size_t bytes, void **out) {
-  (void)ctx;
+static omc_status guarded_alloc(void *ctx, size_t bytes, void *queue, void **out) {
+  (void)ctx, (void)queue;
   if (arena.block || !make(&arena, bytes, 0, 0x3C)) return omc_fail(OMC_ENOMEM, "second arena");
   *out = arena.data;
   return OMC_OK;
 }
 
-static void guarded_free(void *ctx, void *ptr, size_t bytes) {
-  (void)ctx;
+static void guarded_free(void *ctx, void *ptr, size_t bytes, void *queue) {
+  (void)ctx, (void)queue;
   CHECK(ptr == arena.data && bytes == arena.bytes && intact(&arena));
   drop(&arena);
 }
@@ -236,10 +236,10 @@ static bool run_session(omc_plan *plan, caller *c) {
   for (uint32_t k = 0; ok && k < g->n_outputs; k++)
     ok = give(&c->out[k], &c->pout[k], result_of(g, k), true, 0) &&
          give(&c->dout[k], &c->pdout[k], g->grads ? g->grads[k] : NULL, false, 99 + k);
-  ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, 7, &run));
+  ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, 7, NULL, &run));
   if (ok && run)
-    ok = CHECK_OK(
-        omc_run_backward(run, &(omc_backward){0, false, NULL, c->pin, c->pout, c->pdout, c->pdin}));
+    ok = CHECK_OK(omc_run_backward(
+        run, &(omc_backward){0, false, NULL, NULL, c->pin, c->pout, c->pdout, c->pdin}));
   omc_run_destroy(run);
   return ok;
 }

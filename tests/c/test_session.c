@@ -52,12 +52,12 @@ static void fill(tensors *t, float shift) {
 
 static omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
-  return omc_run_forward(plan, in, out, 1, run);
+  return omc_run_forward(plan, in, out, 1, NULL, run);
 }
 
 static omc_status backward_of(omc_run *run, void *const *in, void *const *out, void *const *dout,
                               void *const *din) {
-  return omc_run_backward(run, &(omc_backward){0, false, NULL, in, out, dout, din});
+  return omc_run_backward(run, &(omc_backward){0, false, NULL, NULL, in, out, dout, din});
 }
 
 static omc_status backward(omc_run *run, tensors *t) {
@@ -240,11 +240,11 @@ TEST(session_refuses_bad_calls) {
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
   CHECK_STATUS(forward(plan, &t, NULL), EINVALID);
   void *in[] = {t.x, NULL, t.b}, *out[] = {t.y, t.x_again};
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "input 1");
   void *no_copy[] = {t.y, NULL};
   in[1] = t.w;
-  CHECK_STATUS(omc_run_forward(plan, in, no_copy, 1, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, no_copy, 1, NULL, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "output 1");
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
   REQUIRE_OK(forward(plan, &t, &run));
@@ -276,7 +276,7 @@ TEST(session_empty_batch) {
   REQUIRE_OK(plan_rows(s, 0, true, false, &plan));
   void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *dout[] = {NULL, NULL};
   void *din[] = {NULL, t.dw, t.db};
-  REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
   CHECK_OK(backward_of(run, in, out, dout, din));
   for (int i = 0; i < 12; i++) CHECK_FLOAT(t.dw[i], 0);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(t.db[i], 0);
@@ -303,11 +303,11 @@ TEST(session_index_error_leaves_it_usable) {
   int64_t ids[3] = {0, 3, 4};
   void *in[] = {w, ids}, *out[] = {y};
   REQUIRE_OK(omc_session_plan(s, &signature, &plan));
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, &run), EINDEX);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINDEX);
   CHECK(run == NULL);
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
   ids[2] = 1;
-  REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
   CHECK(close_to(y[2], sin(exp(6))));
   omc_run_destroy(run);
   omc_plan_release(plan);
@@ -372,7 +372,7 @@ TEST(session_host_ops) {
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_provider_host(),
                                 omc_default_allocator(), 4, &s));
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false, false}, &plan));
-  REQUIRE_OK(omc_run_forward(plan, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
   CHECK_INT(states, 1);
   CHECK_OK(backward_of(run, in, out, dout, din));
   for (int i = 0; i < 4; i++)
@@ -380,10 +380,10 @@ TEST(session_host_ops) {
   omc_run_destroy(run);
   CHECK_INT(states, 0);
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, 1, false, false}, &inference));
-  REQUIRE_OK(omc_run_forward(inference, in, out, 1, &run));
+  REQUIRE_OK(omc_run_forward(inference, in, out, 1, NULL, &run));
   CHECK_INT(states, 0);
   fails = true;
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, &run), EHOST);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EHOST);
   CHECK_INT(states, 0);
   omc_plan_release(plan);
   omc_plan_release(inference);
@@ -475,7 +475,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
   omc_status status = omc_session_create(network, strlen(network), NULL, NULL, NULL,
                                          omc_provider_host(), allocator, 1, &s);
   if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
-  if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, &run);
+  if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, NULL, &run);
   if (status == OMC_OK) status = backward_of(run, in, out, dout, din);
   if (status == OMC_OK) *sum = loss + dw[5] + dtable[7] + dg[3];
   omc_run_destroy(run);
@@ -555,8 +555,8 @@ TEST(session_usable_after_failed_plan) {
 }
 
 /* A provider whose pool is empty. */
-static omc_status no_block(void *ctx, size_t bytes, void **out) {
-  (void)ctx, (void)out;
+static omc_status no_block(void *ctx, size_t bytes, void *queue, void **out) {
+  (void)ctx, (void)queue, (void)out;
   return omc_fail(OMC_ENOMEM, "no block of %zu bytes", bytes);
 }
 
