@@ -134,13 +134,15 @@ def parts(value: Any) -> tuple[Any, ...]:
     return (value.__wrapped__,) if isinstance(value, Memo) else ()
 
 
-def functions_of(value: Any) -> list[types.FunctionType]:
-    """The functions of the user's that a value of a class's dictionary stands for."""
+def functions_of(value: Any, inside: tuple[Any, ...] = ()) -> list[types.FunctionType]:
+    """The functions of the user's that a value of a class's dictionary stands for, found `inside` others."""
     if isinstance(value, types.FunctionType):
         if not is_trusted(value.__code__.co_filename, value.__globals__):
             return [value]
-        return [f for cell in value.__closure__ or () for f in functions_of(of_cell(cell))]
-    return [f for part in parts(value) for f in functions_of(part)]
+        if any(value is function for function in inside):  # it calls itself
+            return []
+        return [f for cell in value.__closure__ or () for f in functions_of(of_cell(cell), (*inside, value))]
+    return [f for part in parts(value) for f in functions_of(part, inside)]
 
 
 def is_users_class(cls: Any) -> bool:

@@ -272,3 +272,19 @@ class Held:
     def hold(self, checked: int = 0) -> bool:
         """Whether everything still is what it was, but for what a survey has `checked`."""
         return self.exactly.first_changed(checked) < 0
+
+    def still(self) -> "Held":
+        """What of it holds now: of a dictionary the names that there are, and what is as it was."""
+        if self.hold():
+            return self
+        dicts = []
+        for owner, state, keys, values, name in self._dicts:
+            now = owner.__dict__ if owner is not None else state
+            held = {k: v for k, v in zip(keys, values, strict=True) if v is not MISSING and k in now}
+            kept = [held[k] if k in held and _holds(now, k, held[k]) else MISSING for k in now]
+            dicts.append((owner, now, tuple(now), tuple(kept), name))
+        return Held(dicts, [p for p in self._places if _holds(*p[:3])])
+
+
+def _holds(holder: Any, key: Any, value: Any) -> bool:
+    return _C.Held((), ((holder, key, value),), *_COMPARED).first_changed(0) < 0

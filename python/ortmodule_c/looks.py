@@ -170,7 +170,7 @@ def _arguments(instructions: list[dis.Instruction]) -> tuple[list[dis.Instructio
     ends: dict[int, int] = {}  # where the stack is as high as so many arguments for the last time
     depth = 0
     for at, i in enumerate(instructions):
-        if i.opname in ("PRECALL", "CALL") and i.arg == depth:
+        if i.opname in ("PRECALL", "CALL") and i.arg == depth and 1 in ends:
             return instructions[: ends[1]], instructions[ends[1] : ends.get(2, ends[1])]
         if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs or depth < 0:
             break

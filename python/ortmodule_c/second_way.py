@@ -11,28 +11,37 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from inspect import signature
+from types import CodeType
 from typing import Any
 
 import torch
 import torch._dynamo
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
+from torch._guards import TracingContext
+from torch.utils._pytree import tree_leaves
 
 from .dynamo import Compiled
 from .errors import first_lines
 from .function import Runner
+from .guards import Held
 from .onnx_io import Files
 from .options import DebugOptions, logger
+from .process import tracing_lock
 from .report import FallbackReport
+from .shapes import MAX_RANK
 from .stack import innermost
+from .surroundings import Surroundings
 
 # Whose loggers say what becomes of what is compiled.
 _COMPILERS = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch._subclasses", "torch.fx")
 _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
+_MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
 _heard = threading.local()
 
@@ -61,6 +70,16 @@ def _listening() -> Iterator[list[logging.LogRecord]]:
         yield records
     finally:
         _heard.records = before
+
+
+@dataclass
+class _Version:
+    """What Dynamo has compiled, the code that it has traced for it, and what that may have read of Python."""
+
+    compiled: Any
+    traced: set[CodeType]
+    looked_at: int = 0  # so much of the code
+    held: Held = field(default_factory=lambda: Held([], []))
 
 
 class SecondWay:
@@ -96,11 +115,14 @@ class SecondWay:
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
         self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
+        self._sizes: list[torch.Size] | None = None  # of the first call; none once another had others
+        self._module = module
+        self._versions: list[_Version] = []
+        self._most = min(_MOST_VERSIONS, options.max_graphs)
+        self._in_pytorch = False
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module.
-        backend = functools.partial(_compile, self._graphs, report, options.max_graphs, Files(options, report))
-        # Else all that was ever compiled of a class counts.
-        alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
-        self._compiled: Any = torch.compile(module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
+        made = self._graphs, report, options.max_graphs, Files(options, report)
+        self._backend = lambda traced, *graph: _compile(traced, *made, *graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module returns, or raises.
@@ -110,10 +132,15 @@ class SecondWay:
         ORTModuleError
             If something has to run in PyTorch and must not.
         """
+        version = self._version()
+        if version is None:
+            self._report.warn()
+            return self._module(*args, **kwargs)
+        self._open_sizes(args, kwargs)
         n_breaks, seconds = len(graph_break_reasons), _seconds()
         with config.patch(self._settings), _listening() as records:
             try:
-                result = self._compiled.forward(*args, **kwargs)
+                result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
                 self._report.check(self._name, first_lines(error), error)
                 raise
@@ -124,6 +151,7 @@ class SecondWay:
             finally:
                 self.seconds += _seconds() - seconds
                 self._note_breaks(graph_break_reasons[n_breaks:])
+                self._hold(version)
         for record in records:
             self._note_record(record)
         if not self._graphs and not self._report.records():
@@ -139,6 +167,56 @@ class SecondWay:
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
         return [r for graph in list(self._graphs) for r in graph.runners()]
+
+    def _version(self) -> "_Version | None":
+        """The one that serves now, made if there is none; nothing if PyTorch has to run the module."""
+        if self._in_pytorch:
+            return None
+        for version in self._versions:
+            if version.held.hold():
+                return version
+        if len(self._versions) == self._most:
+            what = self._versions[-1].held.changed()
+            self._give_up(f"{what} takes a new value again and again, which TorchDynamo by itself may not see")
+            return None
+        # Else all that was ever compiled of a class counts, and of the versions before.
+        alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+        traced: set[CodeType] = set()
+        backend = functools.partial(self._backend, traced)
+        compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
+        self._versions.append(_Version(compiled, traced))
+        return self._versions[-1]
+
+    def _hold(self, version: "_Version") -> None:
+        """Hold what a call may have read; what the forward itself changes is left to Dynamo."""
+        if len(version.traced) == version.looked_at:
+            version.held = version.held.still()
+            return
+        try:
+            with tracing_lock:
+                version.looked_at = len(version.traced)
+                version.held = Surroundings(self._module, version.traced).as_they_are()
+        except Exception as error:
+            self._give_up(f"what it reads cannot be compared: {self._report.cause(self._name, error)}")
+
+    def _give_up(self, cause: str) -> None:
+        self._in_pytorch = True
+        self._report.add(self._name, cause)
+
+    def _open_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Ask for open sizes of all arguments, if this call or one before has others than the first.
+
+        Dynamo by itself opens those that have changed, and so makes a graph when the batch changes and one more when
+        the length does. Images keep their height and width, as on the first way.
+        """
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        sizes = [t.shape for t in tensors]
+        if self._sizes is None:
+            self._sizes = sizes
+        if self._sizes != sizes:
+            self._sizes = []
+            for t in tensors:
+                torch._dynamo.maybe_mark_dynamic(t, list(range(t.dim() if t.dim() <= MAX_RANK else 1)))
 
     def _note_breaks(self, reasons: list[Any]) -> None:
         """Where there are several for one place, the longest explains; the others follow from it."""
@@ -169,6 +247,7 @@ def _seconds() -> float:
 
 
 def _compile(
+    traced: set[CodeType],
     graphs: "weakref.WeakSet[Compiled]",
     report: FallbackReport,
     max_graphs: int,
@@ -176,6 +255,7 @@ def _compile(
     graph: Any,
     examples: Any,
 ) -> Compiled:
+    traced.update(TracingContext.get_traced_code() or ())
     compiled = Compiled(graph, examples, report, max_graphs, files)
     graphs.add(compiled)
     return compiled

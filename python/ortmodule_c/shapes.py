@@ -12,7 +12,7 @@ Axes = tuple[tuple[int, ...], ...]  # of each tensor, those whose size is left o
 _MAX_KNOWN = 256
 _MAX_SEEN = 16
 _MAX_OPEN = 4  # graphs with open sizes for calls that differ in sizes alone; more than that, and each fits little
-_MAX_RANK = 3  # of tensors that hold sequences; above it are images, whose height and width rarely change
+MAX_RANK = 3  # of tensors that hold sequences; above it are images, whose height and width rarely change
 
 
 class Fit:
@@ -109,7 +109,7 @@ class Openings:
         changed = {sizes for tensor in history for sizes in tensor if sizes[-1] > 1 and len(set(sizes)) > 1}
         if self._made >= _MAX_OPEN or (self.seen and not changed):
             return []
-        batches = [tensor[:1] if len(tensor) > _MAX_RANK else tensor for tensor in history]
+        batches = [tensor[:1] if len(tensor) > MAX_RANK else tensor for tensor in history]
         found = []
         for opened in (changed.union(*batches), changed):
             axes = tuple(

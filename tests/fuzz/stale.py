@@ -520,12 +520,12 @@ class Program:
             put(self._scope, self.module, self._values[0])
 
 
-def verdict(seed: int) -> tuple[str, str]:
+def verdict(seed: int, capture: Any) -> tuple[str, str]:
     """What differed, or nothing; and where it ran."""
     torch.manual_seed(seed)
     ours, eager = Program(seed), Program(seed)
     eager.module.load_state_dict(ours.module.state_dict())
-    model = ORTModule(ours.module, DebugOptions(capture="export"))
+    model = ORTModule(ours.module, DebugOptions(capture=capture))
     x = torch.arange(6.0).view(2, 3)
     what = ""
     with warnings.catch_warnings():
@@ -548,13 +548,14 @@ def verdict(seed: int) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0:2000")
+    parser.add_argument("--capture", choices=["export", "dynamo", "auto"], default="export")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))
     torch.set_num_threads(1)
     failures, refused = [], []
     for seed in range(first, last):
         try:
-            what, cause = verdict(seed)
+            what, cause = verdict(seed, options.capture)
         except Exception as error:
             what, cause = f"seed {seed}: {Program(seed).words}: {type(error).__name__}: {error}", ""
         if what:

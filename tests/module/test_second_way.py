@@ -5,7 +5,7 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from test_what_is_held import HELD, Read, set_global
 from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
 
 
@@ -121,7 +122,7 @@ def test_limits_are_those_of_the_options_and_told() -> None:
             model.mode = str(i)
             close(ours(torch.ones(2)), torch.full((2,), float(i)))
     messages = [str(w.message) for w in told if "ortmodule_c" in str(w.message)]
-    assert len(messages) == 1 and "forward needs more than 3 graphs" in messages[0] and "mode" in messages[0]
+    assert len(messages) == 1 and "attribute mode of Scaled takes a new value" in messages[0]
     assert ours.stats()["graphs"] == 3
     assert len(ours.fallback_report()) == 1
 
@@ -220,6 +221,56 @@ def test_attributes_that_change_are_seen() -> None:
         for by in (2.0, 3.0, 4.0):
             eager.by = ours.module.by = by
             assert_same_step(eager, ours, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("make", "read", "change"), HELD.values(), ids=HELD)
+def test_a_change_that_dynamo_compares_less_is_seen(
+    make: Callable[[], Any], read: Read, change: Callable[[Any], None]
+) -> None:
+    made = [Function(lambda s, x: read(s, s.l(x)), l=nn.Linear(4, 4), held=make()) for _ in range(2)]
+    made[1].load_state_dict(made[0].state_dict())
+    eager, ours = made[0], ORTModule(made[1], DebugOptions(capture="dynamo"))
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(4):
+            assert_same_step(eager, ours, x)
+            for m in (eager, ours):
+                m.zero_grad()
+            if step == 1:
+                change(eager)
+                if change is not set_global:
+                    change(ours.module)
+
+
+def test_what_the_forward_itself_changes_costs_no_graph() -> None:
+    class Counting(Branching):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.seen = 0, [0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.seen.append(self.calls)
+            return super().forward(x) * self.calls
+
+    eager, ours = pair(Counting())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(8):
+            assert_same_step(eager, ours, torch.ones(2, 4))
+    assert ours.stats()["graphs"] > 0
+    assert not [r for r in ours.fallback_report() if r.name == "Counting"]
+
+
+def test_a_third_size_compiles_nothing() -> None:
+    eager, ours = mlp(), ORTModule(mlp(), DebugOptions(capture="dynamo", fallback="error"))
+    eager.load_state_dict(ours.module.state_dict())
+    sizes, graphs = ((5, 7, 6), (3, 7, 6), (5, 4, 6), (2, 9, 6)), []
+    for size in sizes:
+        assert_same_step(eager, ours, torch.randn(size))
+        graphs.append(ours.stats()["graphs"])
+    assert graphs == [1, 2, 2, 2]
 
 
 def test_train_eval_and_no_grad() -> None:
