@@ -3,7 +3,8 @@
  * A plan is run by hand: each value and each workspace has a buffer of exactly its size, with
  * guard bytes that the address sanitizer also watches, aligned no better than the contract says.
  * Two such runs, with other bytes in fresh memory and other numbers of threads, must agree to the
- * bit with each other and with what the session computes in its one shared arena. */
+ * bit with each other, with what a session computes in its one shared arena, and with what one on
+ * another device does. */
 #include "harness.h"
 
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "autodiff/autodiff.h"
 #include "base/element.h"
 #include "cpu/kernel.h"
+#include "device.h"
 #include "graph/text.h"
 #include "kernel_graphs.h"
 #include "passes/passes.h"
@@ -226,6 +228,26 @@ static bool give(buffer *b, void **p, const omc_value *v, bool result, uint32_t 
 
 static const omc_value *result_of(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
 
+/* Gives every tensor a place on the device, or (`back`) copies it from there and gives that up. */
+static bool move_tensors(caller *c, bool back) {
+  const omc_provider *p = device_provider();
+  buffer *tensors[] = {c->in, c->out, c->dout, c->din};
+  void **places[] = {c->pin, c->pout, c->pdout, c->pdin};
+  for (size_t a = 0; a < sizeof tensors / sizeof *tensors; a++)
+    for (int i = 0; i < MAX_TENSORS; i++) {
+      const buffer *b = &tensors[a][i];
+      if (!b->block) continue;
+      if (back) {
+        device_read(b->data, places[a][i], b->bytes);
+        p->free(p->ctx, places[a][i], b->bytes, NULL);
+      } else {
+        if (!CHECK_OK(p->alloc(p->ctx, b->bytes, NULL, &places[a][i]))) return false;
+        device_write(places[a][i], b->data, b->bytes);
+      }
+    }
+  return true;
+}
+
 static bool run_session(omc_plan *plan, caller *c) {
   const omc_graph *g = plan->graph;
   omc_run *run = NULL;
@@ -236,12 +258,16 @@ static bool run_session(omc_plan *plan, caller *c) {
   for (uint32_t k = 0; ok && k < g->n_outputs; k++)
     ok = give(&c->out[k], &c->pout[k], result_of(g, k), true, 0) &&
          give(&c->dout[k], &c->pdout[k], g->grads ? g->grads[k] : NULL, false, 99 + k);
+  const omc_provider *p = plan->provider;
+  const bool moved = p == device_provider();
+  if (moved) ok = ok && move_tensors(c, false);
   ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, 7, NULL, &run));
   if (ok && run)
     ok = CHECK_OK(omc_run_backward(
         run, &(omc_backward){0, false, NULL, NULL, c->pin, c->pout, c->pdout, c->pdin}));
   omc_run_destroy(run);
-  return ok;
+  ok = CHECK_OK(p->sync(p->ctx, NULL)) && ok;
+  return moved ? move_tensors(c, true) && ok : ok;
 }
 
 static bool end_caller(caller *c) {
@@ -275,10 +301,13 @@ static void compare_session(omc_plan *plan, by_hand *h) {
 
 static bool ran[OMC_N_OPS];
 
-/* Runs a plan by hand twice, and in its session if it has one. */
-static void check_plan(omc_session *s, omc_plan *plan) {
+/* Runs a plan by hand twice, and if it has a session in that and on another device. */
+static void check_plan(omc_session *s, omc_plan *plan, omc_plan *elsewhere) {
   by_hand a = {plan, NULL, 0xFF, plan->threads}, b = {plan, NULL, 0x3F, 1};
-  if (run_by_hand(&a) && run_by_hand(&b) && same(&a, &b) && s) compare_session(plan, &a);
+  if (run_by_hand(&a) && run_by_hand(&b) && same(&a, &b) && s) {
+    compare_session(plan, &a);
+    compare_session(elsewhere, &a);
+  }
   for (uint32_t i = 0; i < plan->n_steps; i++) ran[plan->steps[i].node->op] = true;
   end_by_hand(&a);
   end_by_hand(&b);
@@ -317,7 +346,7 @@ static void check_raw(const char *text, wishes *sig, omc_graph *bound) {
     CHECK_TEXT(text, "");
     return;
   }
-  check_plan(NULL, plan);
+  check_plan(NULL, plan, NULL);
   omc_plan_release(plan);
 }
 
@@ -326,14 +355,20 @@ static void check_session(const char *text, const wishes *sig, bool retain) {
   omc_provider provider = *omc_provider_host();
   provider.alloc = guarded_alloc;
   provider.free = guarded_free;
-  omc_session *s = NULL;
-  omc_plan *plan = NULL;
+  omc_session *s = NULL, *other = NULL;
+  omc_plan *plan = NULL, *elsewhere = NULL;
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, &provider,
                                 omc_default_allocator(), 1, &s));
+  CHECK_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, device_provider(),
+                              omc_default_allocator(), 1, &other));
   const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads, 1, retain, false};
-  if (CHECK_OK(omc_session_plan(s, &signature, &plan))) check_plan(s, plan);
+  if (CHECK_OK(omc_session_plan(s, &signature, &plan)) && other &&
+      CHECK_OK(omc_session_plan(other, &signature, &elsewhere)))
+    check_plan(s, plan, elsewhere);
   omc_plan_release(plan);
+  omc_plan_release(elsewhere);
   omc_session_destroy(s);
+  omc_session_destroy(other);
 }
 
 /* False if the graph does not bind: the op takes other dtypes. */
