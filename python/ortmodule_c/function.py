@@ -103,9 +103,8 @@ class Runner:
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.arena_bytes = 0  # of the largest plan used
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
-        # Gradients of a custom function are not those of its parts.
-        self.indivisible = sum(custom) != _either(custom, [True] * len(custom))
-        self.habits = Habits(_basis(lowered.differentiable, self.indivisible), _likely(lowered), self.leaves)
+        self._apart = _grouped(custom)
+        self.habits = Habits(_basis(lowered.differentiable, self._apart), _likely(lowered), self.leaves)
         self.foreseen = self.habits.expected
 
     def prepare(self, inputs: Sequence[Tensor]) -> "Call":
@@ -151,6 +150,11 @@ class Runner:
         freed |= _either(self.saved, mask)
         return any(d and not saved & freed for d, saved in zip(self.differentiable, self.saved, strict=True))
 
+    def parts(self, mask: Mask) -> list[Mask]:
+        """Backwards of which that for these outputs is the sum."""
+        groups = [[i for i in group if mask[i]] for group in self._apart]
+        return [_only(group, len(mask)) for group in groups if group]
+
     def unchanging(self, mask: Mask) -> tuple[list[int], list[int]]:
         """The inputs and outputs that PyTorch saves for a backward for these outputs."""
         found = self._unchanging.get(mask)
@@ -172,12 +176,27 @@ class Runner:
                 )
 
 
-def _basis(differentiable: Sequence[bool], indivisible: bool) -> list[Mask]:
-    """Backwards of which all others are sums: of each output alone, or of each set of them if there are few."""
-    n = len(differentiable)
-    places = [i for i in range(n) if differentiable[i]]
-    most = len(places) if indivisible and len(places) <= _MOST_DIVIDED else 1
-    return [_only(of, n) for k in range(1, most + 1) for of in itertools.combinations(places, k)]
+def _grouped(custom: Sequence[int]) -> list[list[int]]:
+    """The outputs, together where a custom function is behind several: its backward of a sum is no sum."""
+    groups: list[tuple[int, list[int]]] = []
+    for i, bits in enumerate(custom):
+        met = [g for g in groups if g[0] & bits]
+        groups = [g for g in groups if not g[0] & bits]
+        joined = [k for _, places in met for k in places]
+        groups.append((functools.reduce(operator.or_, [b for b, _ in met], bits), [*joined, i]))
+    return [places for _, places in groups]
+
+
+def _basis(differentiable: Sequence[bool], apart: Sequence[Sequence[int]]) -> list[Mask]:
+    """Backwards of which all others are sums: for each set of outputs of a group, or each alone if they are many."""
+    masks = []
+    for group in apart:
+        places = [i for i in group if differentiable[i]]
+        most = len(places) if len(places) <= _MOST_DIVIDED else 1
+        masks += [
+            _only(of, len(differentiable)) for k in range(1, most + 1) for of in itertools.combinations(places, k)
+        ]
+    return masks
 
 
 def _likely(lowered: Lowered) -> list[Mask]:
@@ -333,14 +352,12 @@ class Call:
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none."""
         runner = self.runner
-        parts = [mask]
-        if mask not in self.plan.out_grads:
-            if runner.indivisible:
-                raise ORTModuleError(
-                    "ORTModule was not prepared to go back from these outputs together through a custom function; "
-                    "call the module again, which now is"
-                )
-            parts = [_only([i], len(mask)) for i, is_given in enumerate(mask) if is_given]
+        parts = [mask] if mask in self.plan.out_grads else runner.parts(mask)
+        if any(part not in self.plan.out_grads for part in parts):
+            raise ORTModuleError(
+                "ORTModule was not prepared to go back from these outputs together through a custom function; "
+                "call the module again, which now is"
+            )
         total: list[Tensor | None] = [None] * len(self.inputs)
         for part in parts:
             given = [g if p else None for g, p in zip(grads, part, strict=True)]

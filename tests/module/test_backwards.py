@@ -198,6 +198,21 @@ def test_a_custom_function_behind_several_outputs_goes_back_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_outputs_beside_those_of_a_custom_function_go_back_with_any_of_them() -> None:
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, ...]:
+        y = s.l(x)
+        h, k = Clipped.apply(y), Clipped.apply(y * 2)
+        return h.sum(), y.sin(), h.exp(), y.cos(), k.exp(), k.sin()
+
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    for which in [(0, 1), (1, 2, 3), (0, 2, 4, 5), (0, 3, 4), (1, 5)]:
+        for m in (eager, ours):
+            out = m(torch.ones(3, 4))
+            sum(out[i].sum() for i in which).backward()
+        assert_same_state(ours, eager)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_many_outputs_of_a_custom_function_are_refused_together_until_they_were_met() -> None:
     def forward(s: Function, x: Tensor) -> tuple[Tensor, ...]:
         h = Clipped.apply(s.l(x))
