@@ -278,6 +278,7 @@ class Call:
     output_versions: dict[int, int] = field(init=False)
     seed: int = 0
     stowed: list[int] | None = None  # the inputs that went through saved-tensor hooks, if any are active
+    stowage: Any = None  # holds what went through them
     packed: Tensor | None = None  # what the run holds, back from them
     begun: bool = False  # there was a backward
     freed: int = 0  # what saved tensors for backwards that did not retain them
@@ -318,22 +319,26 @@ class Call:
         self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs
 
-    def stow(self, ctx: Any, outputs: Sequence[Tensor]) -> None:
+    def stow(self) -> None:
         """Give what backward needs to saved-tensor hooks, which may keep, move or drop it."""
         assert self.run is not None
         read = {i for of in self.plan.reads_inputs for i in of}
         self.stowed = [i for i, t in enumerate(self.inputs) if i in read or not t.is_leaf]
         updated = set(self.runner.updates)
         tensors = [(self.dense if i in updated else self.inputs)[i] for i in self.stowed]
-        ctx.save_for_backward(self.run.pack(), *tensors, *[outputs[i] for i in self.outputs])
+        with torch.enable_grad():
+            self.stowage = _Stow.apply(
+                torch.empty(0, requires_grad=True), self.run.pack(), *tensors, *self.outputs.values()
+            )
         gone = set(self.stowed)
         self.inputs = [_GONE if i in gone else t for i, t in enumerate(self.inputs)]
         self.dense = [_GONE if i in gone else t for i, t in enumerate(self.dense)]
         self.outputs = dict.fromkeys(self.outputs, _GONE)
 
-    def unstowed(self, packed: Tensor, *saved: Tensor) -> "Call":
-        """With what the hooks gave back, which they have checked for changes."""
+    def unstowed(self) -> "Call":
+        """With what the hooks give back."""
         assert self.stowed is not None
+        packed, *saved = self.stowage.grad_fn.saved_tensors
         call = copy.copy(self)
         call.packed, call.inputs, call.dense = packed, list(self.inputs), list(self.dense)
         call.versions = list(self.versions)
@@ -345,7 +350,7 @@ class Call:
 
     def release(self, mask: Mask) -> "Call | None":
         """Let go of what a backward that did not retain it has read; what serves other backwards, or None."""
-        more = self.runner.leaves(mask, self.freed) and self.stowed is None
+        more = self.runner.leaves(mask, self.freed)
         self.freed |= _either(self.runner.saved, mask)
         return self if more else None
 
@@ -397,7 +402,7 @@ class _Run(torch.autograd.Function):
     """Forward and backward of a whole graph.
 
     What backward needs is held by the call, and let go of as autograd lets go of saved tensors. Only where
-    saved-tensor hooks are active it is saved as tensors.
+    saved-tensor hooks are active it goes through them as tensors.
     """
 
     @staticmethod
@@ -406,7 +411,7 @@ class _Run(torch.autograd.Function):
         outputs = call.forward()
         results = outputs[: runner.n_results]
         if _hooked():
-            call.stow(ctx, outputs)
+            call.stow()
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[o for o, d in zip(results, runner.differentiable, strict=False) if not d])
@@ -432,10 +437,10 @@ class _Run(torch.autograd.Function):
         """The inputs that want a gradient, and their gradients."""
         held: Call | None = ctx.call
         given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
-        if held is None or held.stowed is not None or held.freed & _either(held.runner.saved, _given(given)):
-            saved = ctx.saved_tensors  # raises where they are freed
+        if held is None or held.freed & _either(held.runner.saved, _given(given)):
+            _ = ctx.saved_tensors  # raises, as they are freed
         assert held is not None
-        call = held if held.stowed is None else held.unstowed(*saved)
+        call = held if held.stowed is None else held.unstowed()
         runner = held.runner
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         wanted = [*itertools.compress(call.inputs, call.in_grads)]
@@ -473,6 +478,18 @@ def _fill(call: Call, reached: int, results: list[Tensor | None]) -> None:
             results[i] = None
         elif results[i] is None:  # what led there was found to be 0
             results[i] = torch.zeros_like(call.inputs[i])
+
+
+class _Stow(torch.autograd.Function):
+    """Holds tensors as autograd holds what it saves, but until it is dropped.
+
+    What a node saves itself is gone after the first of the backwards through it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return anchor.clone()
 
 
 class _Final(torch.autograd.Function):

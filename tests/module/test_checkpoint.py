@@ -198,6 +198,19 @@ def test_saved_tensor_hooks() -> None:
     assert_same_state(ours, eager)
 
 
+@pytest.mark.parametrize("way", [on_cpu, partial(checkpointed, reentrant=False)], ids=["on cpu", "checkpoint"])
+def test_losses_that_share_nothing_go_back_one_by_one(way: Callable[..., Any]) -> None:
+    eager, ours = pair(Function(lambda s, x: (s.a(x).exp(), s.b(x).tanh()), a=nn.Linear(6, 4), b=nn.Linear(6, 4)))
+    x = torch.randn(5, 6)
+    for m in (eager, ours):
+        first, second = way([m], x)
+        first.sum().backward()
+        second.sum().backward()
+        with pytest.raises(RuntimeError):
+            first.sum().backward()
+    assert_same_state(ours, eager)
+
+
 def test_hooked_state_is_freed_by_backward() -> None:
     ours = ORTModule(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)))
     x = torch.randn(512, 64)
