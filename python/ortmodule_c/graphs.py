@@ -14,9 +14,9 @@ from . import _C
 from .arguments import Arguments
 from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of_memory
 from .export import Captured, capture, quiet
-from .flatten import Spec, flatten, unflatten
+from .flatten import Spec, flatten, plain_leaves, unflatten
 from .function import Call, Runner
-from .guards import Held, Survey, Write, layout, looseness
+from .guards import Held, Survey, Write, by_identity, is_any_forgotten, layout, looseness
 from .ingest import ingest
 from .lowering import lower
 from .onnx_io import Files
@@ -60,7 +60,7 @@ class Graph:
         Number of the last call that it served.
     """
 
-    key: Hashable
+    key: Key
     by_dynamo: bool = False
     held: Held | None = None
     fit: Fit | None = None
@@ -180,6 +180,7 @@ class Graphs:
             graph = self._export(key, leaves, paths, survey)
         self.export_seconds += time.perf_counter() - begin
         self._keep(graph)
+        self._drop_forgotten()
         return graph
 
     def give_up(self, key: Key | None, useless: Graph | None, by_dynamo: bool) -> None:
@@ -213,6 +214,22 @@ class Graphs:
         same_key.insert(0 if graph.runner is not None else len(same_key), graph)
         while len(self._openings) > 4 * self._options.max_graphs:
             self._openings.popitem(last=False)
+
+    def _drop_forgotten(self) -> None:
+        """Drop the graphs that wait for an object to come back which nobody else has any more."""
+        graphs = list(self._graphs.values())
+        changed = [g for g in graphs if g.held is not None and not g.held.hold()]
+        if not changed and not any(by_identity(plain_leaves(g.key[0])) for g in graphs):
+            return
+        ours = Counter(id(v) for g in graphs for v in [*g.outside, *plain_leaves(g.key[0])])
+        for graph in graphs:
+            ours += Counter() if graph.held is None else graph.held.references()
+        for graph in graphs:
+            forgotten = graph in changed and graph.held is not None and graph.held.is_forgotten(ours)
+            if forgotten or is_any_forgotten(by_identity(plain_leaves(graph.key[0])), ours):
+                self._drop(graph)
+                if graph.key not in self._by_key:
+                    self._openings.pop(graph.key, None)
 
     def _drop(self, graph: Graph) -> None:
         del self._graphs[id(graph)]
@@ -276,7 +293,7 @@ class Graphs:
         held = watch.held(captured.writes, captured.outside, [*self._module.parameters(), *self._module.buffers()])
         written = [(w.module, w.name) for w in captured.writes]
         layouts = captured.layouts if watch.asks_layout or watch.asks_looseness else None
-        return Graph(
+        graph = Graph(
             key,
             False,
             held,
@@ -291,6 +308,8 @@ class Graphs:
             [(id(w.module), str(w)) for w in captured.writes if w.counts],
             lowered.fallbacks,
         )
+        vars(watch).clear()  # its parts refer to each other, and would keep what it has seen
+        return graph
 
     @staticmethod
     def _check_writes(writes: Sequence[Write], read: Sequence[Tensor]) -> None:

@@ -9,11 +9,14 @@ import datetime
 import decimal
 import enum
 import fractions
+import gc
+import itertools
 import pathlib
+import sys
 import types
 import uuid
-from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +31,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, e
 INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
 _SWAPPED = frozenset({"_parameters", "_buffers"})
 _CONTAINERS = (list, dict, set, deque)
+_COPIED = (list, tuple, dict)  # where they are held
 MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
 # Classes whose instances never change and are told apart by their values alone: by `==`, or by how they are written.
@@ -45,6 +49,7 @@ BY_REPR: frozenset[type] = frozenset(
     }
 )
 _COMPARED = (BY_VALUE, BY_REPR, MISSING)
+_TOLD_APART = BY_VALUE | BY_REPR | frozenset(_COPIED)  # by more than identity
 
 
 class Survey(NamedTuple):
@@ -234,6 +239,16 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def by_identity(values: Iterable[Any]) -> dict[int, Any]:
+    """Those of the values that are told from others by identity alone, by id."""
+    return {id(v): v for v in values if not (isinstance(v, (tuple, set, frozenset, type)) or type(v) in _TOLD_APART)}
+
+
+def is_any_forgotten(values: dict[int, Any], ours: "Counter[int]") -> bool:
+    """Whether nobody refers to one of these any more, but for `ours` and the dict."""
+    return any(sys.getrefcount(values[i]) - 2 <= ours[i] for i in values)  # those of the dict and of the call
+
+
 class Held:
     """What was read while a module was captured, and has to be as it was.
 
@@ -284,6 +299,32 @@ class Held:
             kept = [held[k] if k in held and _holds(now, k, held[k]) else MISSING for k in now]
             dicts.append((owner, now, tuple(now), tuple(kept), name))
         return Held(dicts, [p for p in self._places if _holds(*p[:3])])
+
+    def references(self) -> "Counter[int]":
+        """How often it refers to each object, by id."""
+        counts, _ = self._look()
+        return counts
+
+    def is_forgotten(self, ours: "Counter[int]") -> bool:
+        """Whether it waits for an object that nobody refers to any more, but for `ours`."""
+        _, values = self._look()
+        suspects = by_identity(values.values())
+        del values
+        return is_any_forgotten(suspects, ours)
+
+    def _look(self) -> "tuple[Counter[int], dict[int, Any]]":
+        """How often it refers to each object, by id; and the values that it holds, and those in copies of its own."""
+        holders = (self.exactly, *self._dicts, *[d[3] for d in self._dicts], *self._places)
+        counts = Counter(map(id, itertools.chain.from_iterable(map(gc.get_referents, holders))))
+        values: dict[int, Any] = {}
+        pending = {id(v): v for v in itertools.chain(*[d[3] for d in self._dicts], [p[2] for p in self._places])}
+        while pending:
+            i, value = pending.popitem()
+            if type(value) in _COPIED and sys.getrefcount(value) - 2 <= counts[i]:  # `value` and the call's
+                counts.update(map(id, gc.get_referents(value)))
+                pending.update({id(v): v for v in gc.get_referents(value) if id(v) not in values})
+            values[i] = value
+        return counts, values
 
 
 def _holds(holder: Any, key: Any, value: Any) -> bool:

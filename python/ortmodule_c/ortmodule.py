@@ -185,12 +185,19 @@ class ORTModule(nn.Module):
             raise ORTModuleError(
                 "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
             )
-        attempt, failure = _Attempt(), None
+        attempt, failure, interrupt = _Attempt(), None, None
         try:
             if self._ort_options.capture != "dynamo":
                 self._ort_prepare(attempt, args, kwargs)
         except Exception as error:  # whatever it is, PyTorch can run the module, or raises by itself
             failure = error
+        except BaseException as error:
+            if attempt.graph is not None:
+                raise
+            interrupt = error
+        if interrupt is not None:  # it undid what the forward, while it was traced, had done before
+            self._ort_module(*args, **kwargs)
+            raise interrupt  # which was not the forward's own
         self._ort_report.warn()
         if attempt.call is not None:
             assert attempt.graph is not None
