@@ -2,7 +2,8 @@
 
 Each arm trains each model in a fresh process, one after the other, and meets three sizes in turn. Printed is
 the first step at each: seconds by the clock / of all processors, compilers that it starts among them. What an
-arm imports when it is first called counts. One that takes too long is ended.
+arm imports when it is first called counts. One that takes too long is ended. Last comes a table in Markdown, in
+seconds of all processors over those of ORTModule's very first step; `--write` puts it into docs/cold.md too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -20,13 +23,25 @@ from models import SCALES, WORKLOADS
 from run import ARMS as ALL_ARMS
 from run import Arm
 
-ARMS = {arm: title for arm, title in ALL_ARMS.items() if arm != "tuned"}
+HERE = Path(__file__).parent
+ARMS = {
+    **{arm: ALL_ARMS[arm] for arm in ("eager", "compile", "ours")},
+    "second": "ORTModule, by TorchDynamo",
+}
+Step = tuple[float, float]  # seconds by the clock, of all processors
 SIZES = ("first size", "second", "third")
+HEAD = """# What the first step of each size costs
+
+Written by `benchmarks/cold.py --write`: {0} threads, torch {1}; models with all layers, but narrow ones. Seconds of all
+processors, compilers included, over those of ORTModule's very first step of the same model. ORTModule by TorchDynamo is
+the second way, for what `torch.export` refuses; these four models take the first.
+
+"""
 
 
-def first_steps(model: str, arm: str, dropout: float, scale: str, limit: float) -> list[str]:
-    """The first step of each size; what was not reached in time is not there."""
-    cells: list[str] = []
+def first_steps(model: str, arm: str, dropout: float, scale: str, limit: float) -> list[Step | str]:
+    """The first step of each size; what was not reached in time is said, or not there."""
+    steps: list[Step | str] = []
     with tempfile.TemporaryDirectory() as cache:
         worker = Arm(model, arm, dropout, scale, TORCHINDUCTOR_CACHE_DIR=cache)
         timer = threading.Timer(limit, worker.kill)
@@ -37,14 +52,32 @@ def first_steps(model: str, arm: str, dropout: float, scale: str, limit: float) 
                     worker.ask(f"size {k - 1}")
                 answer = worker.ask("step")
                 worker.ask("step")
-                cells.append(f"{answer['seconds']:.2f} / {answer['processor']:.2f}")
+                steps.append((answer["seconds"], answer["processor"]))
         except (RuntimeError, BrokenPipeError):
-            cells.append(f"not in {limit:.0f} s" if worker.process.wait() < 0 else "failed")
+            steps.append(f"not in {limit:.0f} s" if worker.process.wait() < 0 else "failed")
         finally:
             timer.cancel()
             worker.kill()
             worker.process.wait()
-    return cells + [""] * (len(SIZES) - len(cells))
+    return steps
+
+
+def cells(steps: list[Step | str], text: Callable[[Step], str]) -> list[str]:
+    """A row of a table."""
+    row = [step if isinstance(step, str) else text(step) for step in steps]
+    return row + [""] * (len(SIZES) - len(row))
+
+
+def markdown(found: dict[str, dict[str, list[Step | str]]], scale: str) -> str:
+    """All in multiples of ORTModule's first step."""
+    lines = ["| model | | " + " | ".join(SIZES) + " |", "|---|---|" + "---:|" * len(SIZES)]
+    for model, arms in found.items():
+        first = arms.get("ours", ["failed"])[0]
+        unit = None if isinstance(first, str) else max(first[1], 0.01)
+        for arm, steps in arms.items():
+            row = cells(steps, lambda step, u=unit: f"{step[1]:.2f} s" if u is None else f"{step[1] / u:.2f}")
+            lines.append(f"| {SCALES[scale][model].title} | {ARMS[arm]} | " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -54,7 +87,9 @@ def main() -> None:
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--scale", choices=SCALES, default="deep", help="deep: all layers, but narrow ones (default)")
     p.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for each model by each arm")
+    p.add_argument("--write", action="store_true", help="the table in Markdown into docs/cold.md")
     a = p.parse_args()
+    found: dict[str, dict[str, list[Step | str]]] = {}
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; seconds / of all processors")
     for model in a.models:
@@ -62,8 +97,14 @@ def main() -> None:
         for name in ("", *SIZES):
             t.add_column(name, justify="left" if not name else "right", no_wrap=True)
         for arm in a.arms:
-            t.add_row(ARMS[arm], *first_steps(model, arm, a.dropout, a.scale, a.limit))
+            steps = first_steps(model, arm, a.dropout, a.scale, a.limit)
+            found.setdefault(model, {})[arm] = steps
+            t.add_row(ARMS[arm], *cells(steps, lambda step: f"{step[0]:.2f} / {step[1]:.2f}"))
         console.print(t)
+    table = markdown(found, a.scale)
+    print(table)
+    if a.write:
+        (HERE.parent / "docs" / "cold.md").write_text(HEAD.format(torch.get_num_threads(), torch.__version__) + table)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def processor_seconds() -> float:
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
-    p.add_argument("--arm", choices=["eager", "tuned", "compile", "ours", "dynamo"], required=True)
+    p.add_argument("--arm", choices=["eager", "tuned", "compile", "ours", "dynamo", "second"], required=True)
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--scale", choices=SCALES, default="full")
     a = p.parse_args()
@@ -66,6 +66,10 @@ def main() -> None:
         from ortmodule_c import ORTModule
 
         net = ORTModule(model)
+    elif a.arm == "second":
+        from ortmodule_c import DebugOptions, ORTModule
+
+        net = ORTModule(model, DebugOptions(capture="dynamo"))
     elif a.arm == "dynamo":
         net = torch.compile(model, backend="ortmodule_c")
     reply(ready=True)

@@ -49,10 +49,10 @@ _DROPOUTS: dict[Any, str] = {
 # What autograd and Python's side know of a tensor, which is not that of the one that stands for it in a trace.
 _UNKNOWN = {
     "grad": NotExportable,
-    "grad_fn": NotExportable,
-    "is_leaf": NotExportable,
+    "grad_fn": NotRunnable,
+    "is_leaf": NotRunnable,
     "_version": NotExportable,
-    "retains_grad": NotExportable,
+    "retains_grad": NotRunnable,
     "output_nr": NotExportable,
     "_base": NotRunnable,
     "_backward_hooks": NotRunnable,

@@ -10,7 +10,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from inspect import signature
 from types import CodeType
@@ -102,7 +102,7 @@ class SecondWay:
         self._whole = options.fallback == "error"
         self.seconds = 0.0  # spent on making graphs
         self._breaks: dict[str, str] = {}  # where, and why
-        self._graphs: weakref.WeakSet[Compiled] = weakref.WeakSet()
+        self._graphs: list[Compiled] = []
         # Layers of one class share a function.
         limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
@@ -120,9 +120,10 @@ class SecondWay:
         self._versions: list[_Version] = []
         self._most = min(_MOST_VERSIONS, options.max_graphs)
         self._in_pytorch = False
-        # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module.
-        made = self._graphs, report, options.max_graphs, Files(options, report)
-        self._backend = lambda traced, *graph: _compile(traced, *made, *graph)
+        # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
+        # the graphs more than weakly.
+        keep, files = weakref.WeakMethod(self._keep), Files(options, report)
+        self._backend = lambda traced, *graph: _compile(traced, keep, report, options.max_graphs, files, *graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module returns, or raises.
@@ -166,7 +167,7 @@ class SecondWay:
 
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
-        return [r for graph in list(self._graphs) for r in graph.runners()]
+        return [r for graph in self._graphs for r in graph.runners()]
 
     def _version(self) -> "_Version | None":
         """The one that serves now, made if there is none; nothing if PyTorch has to run the module."""
@@ -218,6 +219,9 @@ class SecondWay:
             for t in tensors:
                 torch._dynamo.maybe_mark_dynamic(t, list(range(t.dim() if t.dim() <= MAX_RANK else 1)))
 
+    def _keep(self, graph: Compiled) -> None:
+        self._graphs.append(graph)
+
     def _note_breaks(self, reasons: list[Any]) -> None:
         """Where there are several for one place, the longest explains; the others follow from it."""
         told: dict[str, list[str]] = {}
@@ -248,14 +252,22 @@ def _seconds() -> float:
 
 def _compile(
     traced: set[CodeType],
-    graphs: "weakref.WeakSet[Compiled]",
+    keep: "weakref.WeakMethod[Any]",
     report: FallbackReport,
     max_graphs: int,
     files: Files,
     graph: Any,
     examples: Any,
-) -> Compiled:
+) -> Callable[..., Any]:
     traced.update(TracingContext.get_traced_code() or ())
     compiled = Compiled(graph, examples, report, max_graphs, files)
-    graphs.add(compiled)
-    return compiled
+    kept = keep()
+    assert kept is not None  # by the call that this is compiled for
+    kept(compiled)
+    return functools.partial(_run, weakref.ref(compiled))
+
+
+def _run(compiled: "weakref.ref[Compiled]", *args: Any) -> Any:
+    graph = compiled()
+    assert graph is not None  # as above
+    return graph(*args)

@@ -42,8 +42,9 @@ def users_line_in(trace: str) -> str:
 
 
 def innermost(frames: Iterable[tuple[str, object]]) -> str:
-    """File and line of the innermost of these frames that is the user's."""
-    return _innermost(frames) or "an unknown line"
+    """File and line of the innermost of these frames that is the user's, or of all where none is."""
+    known = [(str(name), line) for name, line in frames]
+    return _innermost(known) or next((f"{name}:{line}" for name, line in reversed(known)), "an unknown line")
 
 
 def _innermost(frames: Iterable[tuple[str, object]]) -> str:

@@ -155,7 +155,7 @@ class Watch:
             with self.frames.watched():
                 yield
             if ambient() != before:
-                self.refuse("the forward changes PyTorch's own state")
+                self.refuse("the forward changes PyTorch's own state", NotRunnable)
         finally:
             if "__setattr__" in vars(Tensor):
                 type.__delattr__(Tensor, "__setattr__")
@@ -412,7 +412,7 @@ class Watch:
 
     def _class(self, cls: Any) -> None:
         if is_users_class(type(cls)):
-            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}")
+            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", NotRunnable)
         for c in cls.__mro__:
             if c in self._classes or not c.__flags__ & HEAP:
                 continue
@@ -615,7 +615,9 @@ class Watch:
             refusal = f"{function.__name__}() of a generator of random numbers"
         caller = sys._getframe(2)
         if refusal and not is_importing(caller) and not is_remembered(caller):
-            self.refuse(f"the forward calls {refusal}")
+            self.refuse(
+                f"the forward calls {refusal}", NotRunnable if isinstance(owner, random.Random) else NotExportable
+            )
 
     def _left(self, frame: types.FrameType) -> None:
         """The same of a function of Python that is not the user's."""
@@ -667,6 +669,8 @@ class Watch:
                 return what
         for what, before, get, _ in self._states:
             if not same_state(get(), before):
+                if not what.endswith("random numbers"):  # a generator of the user's, which TorchDynamo draws from once
+                    self.refuse(f"the forward changes {what}", NotRunnable)
                 return what
         for m in self._modules:
             if "training" in m.__dict__ and m.__dict__["training"] is not self._seen[id(m)].before["training"]:

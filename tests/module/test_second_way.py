@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import random
+import re
 import threading
 import warnings
 import weakref
@@ -12,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from ortmodule_c.dynamo import Compiled
 from test_what_is_held import HELD, Read, set_global
 from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
 
@@ -243,6 +247,42 @@ def test_a_change_that_dynamo_compares_less_is_seen(
                     change(ours.module)
 
 
+class Rule(type):
+    scale = 2.0
+
+
+class Ruled(metaclass=Rule):
+    pass
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s, y: y * (2 if y.is_leaf else 3),
+        lambda s, y: y * (2 if y.grad_fn is None else 3),
+        lambda s, y: y * (2 if y.retains_grad else 3),
+        lambda s, y: y * s.generator.random(),
+        lambda s, y: y * Ruled.scale,  # type: ignore[attr-defined]
+        lambda s, y: (torch.set_grad_enabled(False), y * 2)[1],
+    ],
+)
+def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read) -> None:
+    eager, ours = (
+        m := Function(lambda s, x: read(s, s.l(x)), l=nn.Linear(4, 4), generator=random.Random(0)),
+        ORTModule(copy.deepcopy(m)),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            results = []
+            for m in (eager, ours):
+                results.append((m(torch.ones(2, 4)), torch.is_grad_enabled()))
+                torch.set_grad_enabled(True)
+            assert results[0][1] == results[1][1]
+            close(results[1][0], results[0][0])
+    assert ours.stats()["graphs"] == 0
+
+
 def test_what_the_forward_itself_changes_costs_no_graph() -> None:
     class Counting(Branching):
         def __init__(self) -> None:
@@ -296,6 +336,28 @@ def test_nothing_keeps_a_module_that_is_gone() -> None:
     del ours
     gc.collect()
     assert [r() for r in gone] == [None, None]
+
+
+def test_the_graphs_of_a_module_that_is_gone_go_too() -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(o, (fx.GraphModule, FakeTensorMode, Compiled)) for o in gc.get_objects())
+
+    counts = []
+    for _ in range(3):
+        ours = ORTModule(mlp(), DebugOptions(capture="dynamo"))
+        ours(torch.ones(2, 6)).sum().backward()
+        del ours
+        counts.append(alive())
+    assert counts[0] == counts[2]
+
+
+def test_a_break_within_pytorch_is_told_with_its_file_and_line() -> None:
+    ours = ORTModule(nn.BatchNorm1d(3, momentum=None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours(torch.ones(2, 3))
+    assert re.search(r"batchnorm\.py:\d+$", ours.fallback_report()[0].name)
 
 
 def test_what_dynamo_does_not_look_into_is_told() -> None:
