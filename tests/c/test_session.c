@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "device.h"
 #include "graph/text.h"
 #include "run/session.h"
 
@@ -22,10 +23,28 @@ typedef struct tensors {
   float x[ROWS * 3], w[12], b[4], y[ROWS * 4], x_again[ROWS * 3], dy[ROWS * 4], dw[12], db[4];
 } tensors;
 
+/* What sessions are opened on; NULL: the host. */
+static const omc_provider *elsewhere;
+
+static const omc_provider *here(void) { return elsewhere ? elsewhere : omc_provider_host(); }
+
+/* A test of which every word holds on another device too. */
+#define TEST_ANYWHERE(name)                                \
+  static void name(void);                                  \
+  TEST(name##_here) { name(); }                            \
+  TEST(name##_elsewhere) {                                 \
+    const omc_provider *p = elsewhere = device_provider(); \
+    name();                                                \
+    elsewhere = NULL;                                      \
+    CHECK_OK(p->sync_all(p->ctx));                         \
+    CHECK_INT(p->memory(p->ctx).used_bytes, 0);            \
+  }                                                        \
+  static void name(void)
+
 static omc_session *open_on(const char *text, const omc_allocator *allocator, uint32_t max_plans) {
   omc_session *s = NULL;
-  CHECK_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, omc_provider_host(), allocator,
-                              max_plans, &s));
+  CHECK_OK(
+      omc_session_create(text, strlen(text), NULL, NULL, NULL, here(), allocator, max_plans, &s));
   return s;
 }
 
@@ -50,9 +69,31 @@ static void fill(tensors *t, float shift) {
   for (int i = 0; i < 4; i++) t->db[i] = NAN;
 }
 
+/* The tensors where the plan wants them. */
+static omc_status send(tensors *t, tensors **there) {
+  void *at = t;
+  if (elsewhere) {
+    OMC_TRY(elsewhere->alloc(elsewhere->ctx, sizeof *t, NULL, &at));
+    device_write(at, t, sizeof *t);
+  }
+  *there = at;
+  return OMC_OK;
+}
+
+/* Fetches them when all is done; `status` is what came of giving the work. */
+static omc_status fetch(tensors *t, tensors *there, omc_status status) {
+  if (!elsewhere) return status;
+  const omc_status done = elsewhere->sync(elsewhere->ctx, NULL);
+  device_read(t, there, sizeof *t);
+  elsewhere->free(elsewhere->ctx, there, sizeof *t, NULL);
+  return status == OMC_OK ? done : status;
+}
+
 static omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
-  void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
-  return omc_run_forward(plan, in, out, 1, NULL, run);
+  tensors *d;
+  OMC_TRY(send(t, &d));
+  void *in[] = {d->x, d->w, d->b}, *out[] = {d->y, d->x_again};
+  return fetch(t, d, omc_run_forward(plan, in, out, 1, NULL, run));
 }
 
 static omc_status backward_of(omc_run *run, void *const *in, void *const *out, void *const *dout,
@@ -61,9 +102,11 @@ static omc_status backward_of(omc_run *run, void *const *in, void *const *out, v
 }
 
 static omc_status backward(omc_run *run, tensors *t) {
-  void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again}, *dout[] = {t->dy, NULL};
-  void *din[] = {NULL, t->dw, t->db};
-  return backward_of(run, in, out, dout, din);
+  tensors *d;
+  OMC_TRY(send(t, &d));
+  void *in[] = {d->x, d->w, d->b}, *out[] = {d->y, d->x_again}, *dout[] = {d->dy, NULL};
+  void *din[] = {NULL, d->dw, d->db};
+  return fetch(t, d, backward_of(run, in, out, dout, din));
 }
 
 static bool close_to(double a, double b) { return fabs(a - b) <= 1e-5 * (1 + fabs(b)); }
@@ -96,7 +139,7 @@ static bool gradients_right(const tensors *t) {
   return right;
 }
 
-TEST(session_forward_and_backward) {
+TEST_ANYWHERE(session_forward_and_backward) {
   omc_session *s = open_session(model, 4);
   omc_plan *plan = NULL;
   omc_run *run = NULL;
@@ -116,7 +159,7 @@ TEST(session_forward_and_backward) {
   omc_session_destroy(s);
 }
 
-TEST(session_inference_has_no_run) {
+TEST_ANYWHERE(session_inference_has_no_run) {
   omc_session *s = open_session(model, 4);
   omc_plan *plan = NULL;
   omc_run *run = NULL;
@@ -132,7 +175,7 @@ TEST(session_inference_has_no_run) {
   omc_session_destroy(s);
 }
 
-TEST(session_runs_are_independent) {
+TEST_ANYWHERE(session_runs_are_independent) {
   omc_session *s = open_session(model, 4);
   omc_plan *plan = NULL;
   omc_run *runs[12] = {NULL};
@@ -153,7 +196,7 @@ TEST(session_runs_are_independent) {
   omc_session_destroy(s);
 }
 
-TEST(session_may_go_before_its_runs) {
+TEST_ANYWHERE(session_may_go_before_its_runs) {
   omc_session *s = open_session(model, 4);
   omc_plan *plan = NULL;
   omc_run *run = NULL;
@@ -168,7 +211,7 @@ TEST(session_may_go_before_its_runs) {
   omc_run_destroy(run);
 }
 
-TEST(session_backward_again) {
+TEST_ANYWHERE(session_backward_again) {
   omc_session *s = open_session(model, 4);
   omc_plan *plans[2] = {NULL, NULL};
   for (int retain = 0; retain < 2; retain++) {
@@ -195,7 +238,7 @@ TEST(session_backward_again) {
   omc_session_destroy(s);
 }
 
-TEST(session_cache_is_bounded) {
+TEST_ANYWHERE(session_cache_is_bounded) {
   omc_session *s = open_session(model, 2);
   omc_plan *plan = NULL, *first = NULL;
   REQUIRE_OK(plan_rows(s, 1, true, false, &first));
@@ -216,7 +259,7 @@ TEST(session_cache_is_bounded) {
   omc_session_destroy(s);
 }
 
-TEST(session_signatures_differ) {
+TEST_ANYWHERE(session_signatures_differ) {
   omc_session *s = open_session(model, 8);
   omc_plan *plans[3] = {NULL};
   REQUIRE_OK(plan_rows(s, 2, true, false, &plans[0]));
@@ -397,8 +440,8 @@ static omc_status whole_way(const omc_allocator *allocator) {
   omc_run *run = NULL;
   tensors t;
   fill(&t, 0);
-  omc_status status = omc_session_create(model, strlen(model), NULL, NULL, NULL,
-                                         omc_provider_host(), allocator, 4, &s);
+  omc_status status =
+      omc_session_create(model, strlen(model), NULL, NULL, NULL, here(), allocator, 4, &s);
   if (status == OMC_OK) status = plan_rows(s, ROWS, true, false, &plan);
   if (status == OMC_OK) status = forward(plan, &t, &run);
   if (status == OMC_OK) status = backward(run, &t);
@@ -409,7 +452,7 @@ static omc_status whole_way(const omc_allocator *allocator) {
   return status;
 }
 
-TEST(session_failing_allocator) {
+TEST_ANYWHERE(session_failing_allocator) {
   omc_test_memory memory;
   omc_test_memory_init(&memory);
   omc_status status = OMC_ENOMEM;
@@ -520,7 +563,7 @@ static void *train(void *session) {
   return right ? s : NULL;
 }
 
-TEST(session_threads) {
+TEST_ANYWHERE(session_threads) {
   omc_session *s = open_session(model, 1); /* so that plans are evicted under way */
   pthread_t threads[4];
   for (int i = 0; i < 4; i++) REQUIRE(pthread_create(&threads[i], NULL, train, s) == 0);
@@ -534,7 +577,7 @@ TEST(session_threads) {
 }
 
 /* A plan that cannot be built for want of memory does not spoil the session. */
-TEST(session_usable_after_failed_plan) {
+TEST_ANYWHERE(session_usable_after_failed_plan) {
   omc_test_memory memory;
   omc_test_memory_init(&memory);
   omc_session *s = open_on(model, &memory.allocator, 4);
