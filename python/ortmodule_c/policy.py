@@ -206,7 +206,10 @@ def _is_pure_of_torch(module: str, name: str, caller: str) -> bool:
     return any(module == m or module.startswith(m + ".") for m in _OF_TORCH)
 
 
+_MISSED = frozenset({"ABCMeta.register", "set_default_dtype"})
+
+
 def is_missed_by_dynamo(module: str, name: str) -> bool:
     """Whether the graphs of TorchDynamo would be stale too, or see another answer than eager does."""
     first, last = name.split(".", maxsplit=1)[0], name.rsplit(".", maxsplit=1)[-1]
-    return last in _ASKS_FOR_TRACER or (module == "random" and first == "Random") or name == "ABCMeta.register"
+    return last in _ASKS_FOR_TRACER or (module == "random" and first == "Random") or name in _MISSED

@@ -646,7 +646,8 @@ class Watch:
         """What was changed meanwhile; NotExportable for what a memo gives to anybody who asks it."""
         for memo in self._memos:
             if not is_trusted_module(memo.__module__) and not all(map(is_constant, remembered(memo))):
-                self.refuse(f"{memo.__qualname__}() remembers objects, which may change")
+                # TorchDynamo looks through it.
+                self.refuse(f"{memo.__qualname__}() remembers objects, which may change", NotRunnable)
         for _, state, before, title in self._dicts.values():
             names = [n for n in {**state, **before} if not n.startswith("__")]
             if any(

@@ -1,6 +1,7 @@
 """A module that torch.export refuses goes through TorchDynamo: one statement is broken out, not the module."""
 
 import copy
+import functools
 import gc
 import random
 import re
@@ -247,6 +248,11 @@ def test_a_change_that_dynamo_compares_less_is_seen(
                     change(ours.module)
 
 
+@functools.lru_cache
+def counted() -> list[int]:
+    return [*range(100)]
+
+
 class Rule(type):
     scale = 2.0
 
@@ -264,6 +270,8 @@ class Ruled(metaclass=Rule):
         lambda s, y: y * s.generator.random(),
         lambda s, y: y * Ruled.scale,  # type: ignore[attr-defined]
         lambda s, y: (torch.set_grad_enabled(False), y * 2)[1],
+        lambda s, y: (torch.set_default_dtype(torch.get_default_dtype()), y * 2)[1],
+        lambda s, y: y * counted()[0],
     ],
 )
 def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read) -> None:
