@@ -412,7 +412,8 @@ class Watch:
 
     def _class(self, cls: Any) -> None:
         if is_users_class(type(cls)):
-            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", NotRunnable)
+            kind = NotExportable if is_trusted_module(cls.__module__) else NotRunnable
+            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", kind)
         for c in cls.__mro__:
             if c in self._classes or not c.__flags__ & HEAP:
                 continue
