@@ -393,9 +393,7 @@ def capture(
             _check_attributes(watch, [*leaves, *survey.parameters, *survey.buffers], [*tensors, result])
             written[:] = [*kept.writes(), *watch.writes()]
             watch.check_results((result, [w.after for w in written]), (args, kwargs))
-            changed = watch.changed(written)
-            if changed:
-                raise NotExportable(f"the forward changes {changed}")
+            watch.check_unchanged(written)
             written[:] = [w for w in written if not w.remade]
             _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
             for name in kept.changed():

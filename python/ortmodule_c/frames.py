@@ -24,6 +24,7 @@ _OF_NAMEDTUPLE = 4  # globals of what makes a named tuple
 _READING = ("npyio.py", "_npyio_impl.py", "format.py", "torch" + os.sep + "serialization.py")  # as that does
 # That an attribute is missing is so without a trace, too.
 _READS = ("__getattr__", "module_getattr_wrapper", "read")
+_CALLS_ONLY = ("contextlib", "copy", "dataclasses", "functools")  # and keep nothing of others meanwhile
 _ENDS = ("RETURN", "YIELD", "SEND")  # what runs last of a frame that is not left by an exception
 
 
@@ -78,13 +79,13 @@ class Frames:
     entered
         Called with each code object, and its frame, before it runs for the first time.
     called
-        Called before each call of a function of C by such code, with the function; a method is bound.
+        Called before each call of a function of C by such code, with the function (a method is bound) and the frame.
     left
         Called before such code calls other code of Python for the first time, with the frame of that.
     raised
         Called when PyTorch raises into such code, with the line that called it.
-    returned
-        Called with such code and what it returns.
+    ended
+        Called with the function after each such call.
     libraries_raise
         Whether to report so, too, what is raised by Python's library and by functions of C.
     """
@@ -92,17 +93,17 @@ class Frames:
     def __init__(
         self,
         entered: Callable[[CodeType, FrameType], None],
-        called: Callable[[Any], None],
+        called: Callable[[Any, FrameType], None],
+        ended: Callable[[Any], None],
         left: Callable[[FrameType], None],
         raised: Callable[[str], None],
-        returned: Callable[[CodeType, Any], None],
         libraries_raise: bool = False,
     ) -> None:
-        self._entered, self._called, self._left = entered, called, left
-        self._raised, self._returned = raised, returned
+        self._entered, self._called, self._ended = entered, called, ended
+        self._left, self._raised = left, raised
         self._raising = {_Whose.PYTORCHS, _Whose.LIBRARYS} if libraries_raise else {_Whose.PYTORCHS}
         self._c_raises = libraries_raise
-        self.followed: dict[CodeType, Callable[[FrameType], None]] = {}  # called each time before such code runs
+        self._followed: dict[CodeType, list[Callable[[FrameType], None]]] = {}
         self._whose: dict[CodeType, _Whose] = {}
         self._ways: set[tuple[CodeType, CodeType]] = set()
 
@@ -121,6 +122,10 @@ class Frames:
             if in_c:
                 other.enable()
 
+    def follow(self, code: CodeType, called: Callable[[FrameType], None]) -> None:
+        """Call something each time before such code runs."""
+        self._followed.setdefault(code, []).append(called)
+
     def pause(self) -> bool:
         """Report nothing until :meth:`resume`: no code of the user's is called. Whether it was reported until now."""
         watching = sys.getprofile() == self._event
@@ -137,23 +142,23 @@ class Frames:
         if event == "call":
             whose = self._whose.get(code) or self._meet(code, frame)
             caller = frame.f_back
-            if whose is _Whose.USERS and code in self.followed:
-                self.followed[code](frame)
+            for follow in self._followed.get(code, ()) if whose is _Whose.USERS else ():
+                follow(frame)
             if whose is not _Whose.USERS and caller is not None and self._is_users(caller):
                 way = caller.f_code, code
                 if way not in self._ways:
                     self._left(frame)
                     self._ways.add(way)
         elif event == "return":
-            if self._is_users(frame):
-                self._returned(code, argument)
-            elif argument is None and self._whose.get(code) in self._raising:
+            if argument is None and self._whose.get(code) in self._raising:
                 self._check_return(frame)
-        elif event == "c_exception":
-            if self._c_raises and self._is_users(frame):
+        elif self._whose.get(code) is _Whose.USERS:
+            if event == "c_call":
+                self._called(argument, frame)
+                return
+            self._ended(argument)
+            if event == "c_exception" and self._c_raises:
                 self._raised(f"{code.co_filename}:{frame.f_lineno}")
-        elif event == "c_call" and self._whose.get(code) is _Whose.USERS:
-            self._called(argument)
 
     def _meet(self, code: CodeType, frame: FrameType) -> _Whose:
         if not is_trusted(code.co_filename, frame.f_globals):
@@ -164,6 +169,15 @@ class Frames:
         if whose is _Whose.USERS:
             self._entered(code, frame)
         return whose
+
+    def is_within_library(self, frame: FrameType | None) -> bool:
+        """Whether a library of Python or NumPy's, that may be changing something, calls the code of a frame."""
+        while frame is not None and not frame.f_code.co_filename.startswith(LIBRARIES[0]):
+            mine = self._whose.get(frame.f_code) is _Whose.LIBRARYS
+            if mine and frame.f_globals.get("__name__") not in _CALLS_ONLY:
+                return True
+            frame = frame.f_back
+        return False
 
     def _is_users(self, frame: FrameType) -> bool:
         return self._whose.get(frame.f_code) is _Whose.USERS

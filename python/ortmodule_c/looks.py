@@ -2,20 +2,20 @@
 
 import dis
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"}
-_BY_NAME = frozenset({"getattr", "hasattr"})
-_WHOLE = frozenset({"vars", "dir", "__dict__", "attrgetter", "methodcaller"})  # of all, or by what is made of a name
+BY_NAME = frozenset({"getattr", "hasattr"})
 _IDENTITY = frozenset({"id", "is_", "is_not"})
+_LOOKUPS = frozenset({*BY_NAME, "vars", "dir"})
 # Ways around the lookups that are watched.
 _HIDDEN = frozenset(
     {
         *("__getattribute__", "getattr_static", "getmembers", "import_module", "__import__", "__subclasses__"),
         *("__globals__", "__builtins__", "__closure__", "cell_contents", "__defaults__", "__kwdefaults__"),
-        *("Formatter", "f_globals", "f_locals", "f_builtins", "f_back", "gi_frame"),
+        *("attrgetter", "methodcaller", "Formatter", "f_globals", "f_locals", "f_builtins", "f_back", "gi_frame"),
     }
 )
 _OF_TORCH = frozenset({"Tensor", "Parameter"})
@@ -36,10 +36,10 @@ class Looks:
         Those that it looks up in its globals.
     asked
         Attributes of which it may ask whether they are there.
-    computes_names
-        Whether it may look up attributes, of anything, by names that are not written in it.
-    computes_names_of
-        Attributes of `self`, and of theirs, of which it looks up such names; the empty name for `self`.
+    names_are_constant
+        Whether those that it gives to `getattr` and `hasattr` are written in it.
+    whole_self
+        Whether it takes all attributes of `self`.
     compared
         What it asks other things to be: a variable from outside and names of attributes; nothing for what is no such.
     hidden
@@ -57,8 +57,8 @@ class Looks:
     names: frozenset[str]
     scope: frozenset[str]
     asked: frozenset[str]
-    computes_names: bool
-    computes_names_of: frozenset[str]
+    names_are_constant: bool
+    whole_self: bool
     compared: frozenset[tuple[str, ...]]
     hidden: str
     passes_by: bool
@@ -82,20 +82,19 @@ def looks(code: CodeType) -> Looks:
     if any(i.opname == "MATCH_CLASS" and i.arg for i in instructions):
         hidden = hidden or "__match_args__"
     typed, asks_types = _typed(instructions, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    objects = _objects_of_computed_names(list(dis.get_instructions(code))) if named & (_BY_NAME | _WHOLE) else set()
+    hidden = hidden or _given_away(instructions)
+    names = list(map(_second_argument, _after(BY_NAME, dis.get_instructions(code))))
     return Looks(
         named | strings,
         frozenset(i.argval for i in instructions if i.opname in _GLOBAL),
-        frozenset(strings) if named & _BY_NAME else frozenset(),
-        None in objects,
-        frozenset(name for name in objects if name is not None),
+        frozenset(strings) if named & BY_NAME else frozenset(),
+        bool(names) and None not in names,
+        "__dict__" in named,
         frozenset({()} if named & _IDENTITY else _compared(instructions)),
         hidden,
         passes_by,
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
-        bool(named & _SYMBOLS or (named & _BY_NAME and strings & _OF_SYMBOLS))
-        or asks_types
-        or _is_number(instructions),
+        bool(named & _SYMBOLS or (named & BY_NAME and strings & _OF_SYMBOLS)) or asks_types or _is_number(instructions),
         typed,
     )
 
@@ -138,42 +137,36 @@ def _compared(instructions: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
             chain = (instruction.argval,) if instruction.opname in (*_GLOBAL, "LOAD_DEREF") else ()
 
 
-def _objects_of_computed_names(instructions: list[dis.Instruction]) -> set[str | None]:
-    """The objects in which names are looked up that are not written there.
-
-    The last name of what is an attribute of `self`, nothing for `self`, None for any other object.
-    """
-    objects: set[str | None] = set()
-    for at, instruction in enumerate(instructions):
-        if instruction.argval == "__dict__":
-            first = at - 1
-            while instructions[first].opname == "LOAD_ATTR":
-                first -= 1
-            objects.add(_last_name(instructions[first:at]))
-        elif instruction.argval in _BY_NAME | _WHOLE and instruction.opname.startswith("LOAD"):
-            given, name = _arguments(instructions[at + 1 :])
-            if [type(i.argval) for i in name if i.opname == "LOAD_CONST"] != [str] or len(name) > 1:
-                objects.add(_last_name(given))
-    return objects
+def _given_away(instructions: list[dis.Instruction]) -> str:
+    """What looks up names, or gives all, and is not called at once; nothing if there is no such thing."""
+    before = None
+    for i in instructions:
+        if i.opname == "LOAD_GLOBAL" and i.argval in _LOOKUPS and not (i.arg or 0) & 1:
+            return str(i.argval)
+        if i.opname == "LOAD_ATTR" and i.argval == "__dict__" and before != "self":
+            return "__dict__"
+        before = i.argval
+    return ""
 
 
-def _last_name(expression: list[dis.Instruction]) -> str | None:
-    if not expression or expression[0].opname not in ("LOAD_FAST", "LOAD_DEREF") or expression[0].argval != "self":
-        return None
-    if any(i.opname != "LOAD_ATTR" for i in expression[1:]):
-        return None
-    return expression[-1].argval if len(expression) > 1 else ""
+def _after(names: frozenset[str], instructions: Iterable[dis.Instruction]) -> Iterator[list[dis.Instruction]]:
+    """What follows each instruction that loads one of these globals."""
+    found = list(instructions)
+    for at, i in enumerate(found):
+        if i.argval in names and i.opname == "LOAD_GLOBAL":
+            yield found[at + 1 :]
 
 
-def _arguments(instructions: list[dis.Instruction]) -> tuple[list[dis.Instruction], list[dis.Instruction]]:
-    """How a call that follows makes its first argument and its second; nothing of what is not clear."""
+def _second_argument(instructions: list[dis.Instruction]) -> str | None:
+    """The second argument of a call that follows, if that is a text that is written there."""
     ends: dict[int, int] = {}  # where the stack is as high as so many arguments for the last time
     depth = 0
     for at, i in enumerate(instructions):
         if i.opname in ("PRECALL", "CALL") and i.arg == depth and 1 in ends:
-            return instructions[: ends[1]], instructions[ends[1] : ends.get(2, ends[1])]
+            name = instructions[ends[1] : ends.get(2, ends[1])]
+            return name[0].argval if len(name) == 1 and type(name[0].argval) is str else None
         if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs or depth < 0:
             break
         depth += dis.stack_effect(i.opcode, i.arg)
         ends[depth] = at + 1
-    return [], []
+    return None

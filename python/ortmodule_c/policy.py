@@ -198,12 +198,17 @@ def refusal_of_python(module: str, name: str, caller: str) -> str:
 
 def _is_pure_of_torch(module: str, name: str, caller: str) -> bool:
     if name in _ASKS_FOR_TRACER:
-        return caller.split(".", maxsplit=1)[0] in _KNOWS_TRACERS
+        return knows_tracers(caller)
     if name in _OF_THE_MACHINE:
         return True
     if module == "torch":
         return name in _TOP_OF_TORCH or name.startswith("_check")
     return any(module == m or module.startswith(m + ".") for m in _OF_TORCH)
+
+
+def knows_tracers(module: str) -> bool:
+    """Whether a module of Python is of a library that computes the same where it is traced."""
+    return module.split(".", maxsplit=1)[0] in _KNOWS_TRACERS
 
 
 _MISSED = frozenset({"ABCMeta.register", "set_default_dtype"})

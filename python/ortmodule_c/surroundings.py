@@ -83,10 +83,10 @@ class Surroundings(Watch):
                 for function in functions_of(value):
                     self._function(function)
 
-    def _hold(self, holder: Any, key: Any, value: Any, what: str) -> None:
+    def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
         if isinstance(value, Tensor) or (key in INTERNAL and type(holder) is dict):  # which Dynamo follows
             return
         if value is sys.modules:
             return
         with contextlib.suppress(AttributeError):  # of what is broken
-            super()._hold(holder, key, value, what)
+            super()._hold(holder, key, value, what, of_object)

@@ -9,13 +9,11 @@ not followed: of these, what the user's code names is held by identity.
 """
 
 import abc
-import array
+import collections
 import contextlib
-import copy
 import enum
 import functools
 import inspect
-import itertools
 import operator
 import os
 import random
@@ -33,44 +31,35 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .anatomy import (
-    CONTENTS,
     HEAP,
     INERT,
-    Memo,
     Seen,
+    content,
     dict_of,
     functions_of,
-    is_constant,
     is_importing,
     is_of_python,
-    is_plain_slice,
     is_remembered,
     is_users_class,
     of_cell,
     parts,
-    refill,
-    remembered,
-    same_content,
-    same_items,
-    same_state,
-    slots,
-    state_of_random,
     tensor_content,
     type_in,
 )
 from .errors import NotExportable, NotRunnable
 from .frames import Frames, is_trusted, is_trusted_module
 from .guards import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient, layout
-from .looks import looks
-from .policy import is_missed_by_dynamo, refusal_of_c, refusal_of_python
+from .looks import BY_NAME, Looks, looks
+from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 from .stack import is_users
+from .undo import Undo
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _LARGEST = 10_000  # items of containers
-_LARGEST_ARRAY = 1 << 16  # bytes
+_LARGEST_TENSOR = 1 << 16  # bytes
 _BUILTINS = vars(__import__("builtins"))
-_OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "functools", "torch._ops"})
+_OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
 _SEEN_BY_PYTORCH = frozenset({"requires_grad", "data", "grad"})  # setters that are functions of PyTorch
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -83,7 +72,11 @@ _EXCHANGED = (
     (dict_of(nn.Module), "torch.nn.Module"),
     (dict_of(Tensor), "torch.Tensor"),
 )
+_BASES = (dict, collections.OrderedDict, tuple)  # of C, of what is followed
+_GENERIC = [base.__getattribute__ for base in (object, *_BASES)]
 _IDENTITY = (id, operator.is_, operator.is_not)
+_LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
+_PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
 # What has attributes whose reads are not seen.
 _WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType)
 
@@ -102,7 +95,7 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = (), sizes_are_open: bool = False) -> None:
-        self.frames = Frames(self._entered, self._called, self._left, self._raised, self._returned, sizes_are_open)
+        self.frames = Frames(self._entered, self._called, self._ended, self._left, self._raised, sizes_are_open)
         self.refusal: NotExportable | None = None
         self.caught = ""
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
@@ -115,27 +108,21 @@ class Watch:
         self._places: dict[tuple[int, Any], tuple[Any, Any, Any, Any, str]] = {}
         # What the user's code names of others' modules. PyTorch replaces some of it while it traces.
         self._named_only: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
-        self._memos: list[Any] = []
         self._seen: dict[int, Seen] = {}
         self._frozen: dict[int, tuple[Any, Any]] = {}
-        self._contents: list[tuple[Any, Any, str]] = []
-        self._states: list[tuple[Any, Any, Callable[[], Any], Callable[[Any], Any]]] = []
+        self._undo = Undo()
         self._size = 0
         self._watched: dict[Any, Any] = {}
         self._classes: dict[Any, None] = {}
         self._namespaces: list[tuple[dict[str, Any], str]] = []
         self._asked: set[str] = set()
-        self._computes = False
-        self._computes_of: set[str] = set()
-        self._looked_past: list[type] = []
-        self._by_name: set[int] = set()  # modules of Python that no code which computes names was seen to reach
+        self._asking: list[types.FrameType | None] = []  # until a lookup tells for what name
         self._dicts: dict[int, tuple[Any, dict[str, Any], dict[str, Any], str]] = {}
         self._exchanged = [(None, state, tuple(state), tuple(state.values()), what) for state, what in _EXCHANGED]
         self._children = [
             (None, m._modules, tuple(m._modules), tuple(m._modules.values()), f"submodules of {type(m).__name__}")
             for m in module.modules()
         ]
-        self._generators = {id(getattr(random, "_inst", None))}
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self._owners: dict[types.CodeType, tuple[dict[str, Any], str, Any, str]] = {}
         self._nested: set[types.CodeType] = set()
@@ -164,8 +151,8 @@ class Watch:
             self._watched.clear()
 
     def _begin(self) -> None:
-        self._states.append(("Python's random numbers", random.getstate(), random.getstate, random.setstate))
-        self._random(numpy.random.mtrand._rand, "NumPy's random numbers")
+        self._undo.state("Python's random numbers", random.getstate, random.setstate)
+        self._undo.state("NumPy's random numbers", numpy.random.get_state, numpy.random.set_state)
         for m in self._modules:
             self._object(m, type(m).__name__).names |= INTERNAL | _OF_PARAMETERS  # compared by the survey
         for value in vars(Tensor).values():
@@ -177,10 +164,14 @@ class Watch:
     # Reads of instances
 
     def _lookup(self) -> Callable[[Any, str], Any]:
-        seen, plain, note = self._seen, object.__getattribute__, self._note
+        seen, plain, note, asking = self._seen, object.__getattribute__, self._note, self._asking
 
         def read(owner: Any, name: str) -> Any:
             of = seen.get(id(owner))
+            if asking and asking[-1] is sys._getframe(1):
+                asking[-1] = None
+                if of is None:  # made meanwhile
+                    self._of_class(type(owner), name)
             if of is not None and (name not in of.names or name in _ALL_AT_ONCE):
                 note(of, name, name in _ALL_AT_ONCE and is_users(sys._getframe(1)))
             return plain(owner, name)
@@ -207,9 +198,9 @@ class Watch:
             return
         what = f"attribute {name} of {seen.title}"
         if name in seen.before:
-            self._hold(seen.state, name, seen.before[name], what)
+            self._hold(seen.state, name, seen.before[name], what, True)
         elif name in seen.slots:
-            self._hold(seen.owner, name, seen.slots[name], what)
+            self._hold(seen.owner, name, seen.slots[name], what, True)
         self._of_class(type(seen.owner), name)
 
     def _whole(self, seen: Seen) -> None:
@@ -228,9 +219,11 @@ class Watch:
 
     # Values
 
-    def _hold(self, holder: Any, key: Any, value: Any, what: str) -> None:
+    def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
         place = id(holder), key
         if place not in self._places:
+            if not of_object:
+                self._undo.item(holder, key, value, what)
             self._places[place] = (holder, key, value, value, what)
             if value is not MISSING:
                 self._places[place] = (holder, key, self._freeze(value, what), value, what)
@@ -251,155 +244,131 @@ class Watch:
             raise self.refusal
         if self.caught:
             raise NotExportable(self.caught)
-        for _, key, _, value, what in self._places.values():
-            unseen = isinstance(value, _WITHOUT_LOOKUP) or any(f.__name__ != key for f in functions_of(value))
-            if key in self._computes_of and unseen:
-                raise NotExportable(f"the forward computes names of attributes of {what}")
 
     def _freeze(self, value: Any, what: str) -> Any:
         """A copy that does not change with the value, whose parts that are held by identity are themselves."""
-        cls = type(value)
-        if cls in BY_VALUE or cls in BY_REPR or isinstance(value, (*INERT, type)):
-            return self._inert(value, what)
         known = self._frozen.get(id(value))
-        if known is not None:
-            return known[1]
-        self._frozen[id(value)] = value, value
-        frozen = self._copy(value, cls, what)
-        self._frozen[id(value)] = value, frozen
-        return frozen
+        if known is None:
+            self._frozen[id(value)] = value, value
+            hold = _OF_KIND.get(type(value)) or next(h for kinds, h in _OF_FAMILY if isinstance(value, kinds))
+            frozen = hold(self, value, what)
+            known = self._frozen[id(value)] = value, value if frozen is None else frozen
+        return known[1]
 
-    def _inert(self, value: Any, what: str) -> Any:
-        if value is type and self._sizes_are_open:
-            self.refuse(f"{what} is type(), which may be asked of a size, which is open")
-        if isinstance(value, type):
-            self._class(value)
-        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            owner = value.__self__
-            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-                self._hold(value, "__self__", owner, what)
-        elif isinstance(value, types.MethodType):
-            self._hold(value, "__self__", value.__self__, what)
-            self._freeze(value.__func__, what)
-        elif isinstance(value, slice) and not is_plain_slice(value):
+    def _as_it_is(self, _value: Any, _what: str) -> None:
+        """What never changes, or what nobody is taken to change."""
+
+    def _slice(self, value: Any, what: str) -> None:
+        if any(type(v) not in (int, type(None)) for v in (value.start, value.stop, value.step)):
             self.refuse(f"{what} is a slice of other things than numbers")
-        return value
 
-    def _copy(self, value: Any, cls: Any, what: str) -> Any:
-        if isinstance(value, enum.Enum):
-            self._whole(self._object(value, cls.__name__))
-            return value
-        if cls in (list, tuple, dict):
-            return self._container(value, cls, what)
-        if isinstance(value, Tensor):
-            self.tensors[id(value)] = value
-            return value
-        if isinstance(value, types.FunctionType):
-            self._function(value)
-            return value
-        for kinds, see in _KINDS:
-            if isinstance(value, kinds):
-                see(self, value, what)
-                return value
-        if hasattr(cls, "__members__") or cls.__module__ in _OF_NO_INTEREST:  # an enumeration of PyTorch's
-            pass
-        elif cls.__module__.split(".")[0] == _OURS:
-            self._freeze(getattr(value, "module", None), what)  # a wrapper
-        elif is_of_python(cls):
-            self._instance(value, what)
-        else:
-            self.refuse(f"{what} is or holds a {cls.__module__}.{cls.__qualname__}, which cannot be compared")
-        return value
+    def _method_of_c(self, value: Any, what: str) -> None:
+        if value in (*_LOOKUPS, *_IDENTITY):
+            self.refuse(f"{what} is {value.__name__}(), which may be called by another name")
+        if value.__self__ is not None and not isinstance(value.__self__, (types.ModuleType, type)):
+            self._hold(value, "__self__", value.__self__, what)
 
-    def _container(self, value: Any, cls: Any, what: str) -> Any:
+    def _method(self, value: Any, what: str) -> None:
+        self._hold(value, "__self__", value.__self__, what)
+        self._freeze(value.__func__, what)
+
+    def _items(self, value: Any, what: str) -> Any:
+        """Of a list, tuple, dict or set."""
         if value is _BUILTINS:  # Dynamo, where an op of PyTorch calls it, puts them among the user's globals
             return value
         self._size += len(value)
         if self._size > _LARGEST:
             self.refuse(f"{what} holds more than {_LARGEST} things to compare")
             return value
+        cls = type(value)
+        if cls in (list, dict):
+            self._undo.container(value, what)
         if cls is dict:
-            self._contents.append((value, dict(value), what))
             return {self._freeze(k, what): self._freeze(v, what) for k, v in list(value.items())}
-        if cls is list:
-            self._contents.append((value, cls(value), what))
         return cls([self._freeze(v, what) for v in list(value)])
+
+    def _content(self, value: Any, what: str) -> None:
+        """Of a set, whose order counts, and of what is like a dict or a tuple."""
+        if isinstance(value, (dict, set)):
+            self._undo.container(value, what)
+        self._hold_content(value, content, what)
+        self._hold(value, "__class__", type(value), what)
 
     def hold_value(self, t: Tensor) -> None:
         """Something was made of a tensor's elements, or its form, that is no tensor."""
         what = f"a tensor of shape {tuple(t.shape)}"
-        if t.nbytes > _LARGEST_ARRAY:
+        if t.nbytes > _LARGEST_TENSOR:
             self.refuse(f"the forward looks at the values of {what}")
         elif id(t) not in self._looked_at:
             self._looked_at.add(id(t))
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 self._hold_content(t, tensor_content, what)
 
-    def _subclass(self, value: Any, what: str) -> None:
-        """An instance of a class like a list, a tuple, a dict or a set."""
-        content = next(c for kind, c in CONTENTS if isinstance(value, kind))
-        if not isinstance(value, (tuple, frozenset, types.MappingProxyType)):
-            raw = next((c for c in (dict, set, array.array, bytearray) if isinstance(value, c)), list)
-            taken = raw(dict.items(value)) if raw is dict else copy.copy(value) if raw is array.array else raw(value)
-            self._contents.append((value, taken, what))
-        self._hold_content(value, content, what)
-        self._hold(value, "__class__", type(value), what)
-        if type(value).__flags__ & HEAP and type(value).__module__ != "collections":
-            self._object(value, type(value).__name__)
+    def _tensor(self, value: Tensor, _what: str) -> None:
+        self.tensors[id(value)] = value
 
     def _partial(self, value: Any, what: str) -> None:
         for name in ("func", "args", "keywords"):
             self._hold(value, name, getattr(value, name), what)
         self._freeze(value.__dict__, what)
 
-    def _memo(self, value: Any, what: str) -> None:
-        self._memos.append(value)
-        self._freeze(value.__wrapped__, what)
-
     def _descriptor(self, value: Any, what: str) -> None:
         for part in parts(value):
             self._freeze(part, what)
 
-    def _random(self, value: Any, what: str) -> None:
-        get, put = state_of_random(value)
-        self._generators.add(id(value))
-        self._states.append((what, get(), get, put))
+    def _memo(self, value: Any, what: str) -> None:
+        """TorchDynamo calls it each time."""
+        kind = NotExportable if knows_tracers(value.__module__) else NotRunnable
+        self.refuse(f"{what} remembers its results", kind)
+
+    def _member(self, value: enum.Enum, _what: str) -> None:
+        self._whole(self._object(value, type(value).__name__))
 
     def _namespace(self, value: types.ModuleType, _what: str) -> None:
         """A module of Python: held is what code names of it."""
         if not is_trusted_module(value.__name__):
             self._add_names(value.__dict__, f"module {value.__name__}")
 
-    def _plain_object(self, value: Any, what: str) -> None:
-        self._object(value, type(value).__name__)
-        self._hold(value, "__class__", type(value), what)
-
     def _instance(self, value: Any, what: str) -> None:
-        self._object(value, type(value).__name__)
-        self._hold(value, "__class__", type(value), what)
-        if isinstance(value, nn.Module) and id(value) not in self._own:
-            for m in value.modules():
-                of = self._object(m, type(m).__name__)
-                for name in INTERNAL & of.before.keys():
-                    of.names.add(name)
-                    self._hold(of.state, name, of.before[name], f"{name} of {type(m).__name__}")
+        cls = type(value)
+        if hasattr(cls, "__members__") or cls.__module__ in _OF_NO_INTEREST:  # an enumeration of PyTorch's
+            return
+        if cls.__module__.split(".")[0] == _OURS:
+            self._freeze(getattr(value, "module", None), what)  # a wrapper
+            return
+        if not is_of_python(cls, *_BASES):
+            self.refuse(f"{what} is or holds a {cls.__module__}.{cls.__qualname__}, which cannot be compared")
+            return
+        if isinstance(value, (dict, tuple)):
+            self._content(value, what)
+        self._object(value, cls.__name__)
+        self._hold(value, "__class__", cls, what)
+        for m in value.modules() if isinstance(value, nn.Module) and id(value) not in self._own else ():
+            of = self._object(m, type(m).__name__)
+            for name in INTERNAL & of.before.keys():
+                of.names.add(name)
+                self._hold(of.state, name, of.before[name], f"{name} of {type(m).__name__}", True)
 
     def _object(self, value: Any, title: str) -> Seen:
         known = self._seen.get(id(value))
         if known is not None:
             return known
         seen = self._seen[id(value)] = Seen(value, title)
+        if id(value) not in self._own:
+            self._undo.object(seen)
         cls = type(value)
         self._class(cls)
-        if not self._put_lookup(cls) or issubclass(cls, tuple(self._looked_past)):
+        if not self._put_lookup(cls):
             self._whole(seen)
+            self._whole_class(cls)
         return seen
 
     def _put_lookup(self, cls: Any) -> bool:
         """Whether what is read of instances of a class will be seen."""
         if any(c in self._watched for c in cls.__mro__):
             return all("__getattribute__" not in vars(c) or c in self._watched or c is object for c in cls.__mro__)
-        if cls.__getattribute__ is not object.__getattribute__:
+        if cls.__getattribute__ not in _GENERIC:
+            self._answer_for(cls)
             return False
         try:
             type.__setattr__(cls, "__getattribute__", self._lookup())
@@ -408,7 +377,23 @@ class Watch:
         self._watched[cls] = None
         return True
 
+    def _answer_for(self, cls: Any) -> None:
+        """What a lookup of the user's is asked for is held: it is of an object, and class, that is held whole."""
+
+        def answer(frame: types.FrameType) -> None:
+            if self._asking and self._asking[-1] is frame.f_back:
+                self._asking[-1] = None
+                self._whole_class(type(frame.f_locals.get(frame.f_code.co_varnames[0])))
+
+        for function in functions_of(cls.__getattribute__):
+            self.frames.follow(function.__code__, answer)
+
     # Code
+
+    def _type(self, value: Any, what: str) -> None:
+        if value is type and self._sizes_are_open:
+            self.refuse(f"{what} is type(), which may be asked of a size, which is open")
+        self._class(value)
 
     def _class(self, cls: Any) -> None:
         if is_users_class(type(cls)):
@@ -418,6 +403,7 @@ class Watch:
             if c in self._classes or not c.__flags__ & HEAP:
                 continue
             self._classes[c] = None
+            self._undo.of_class(c)
             state, title = dict_of(c), f"class {c.__name__}"
             if is_users_class(c) or issubclass(c, nn.Module):  # a trace exchanges methods of PyTorch's other classes
                 self._keep(None, state, title)
@@ -429,26 +415,31 @@ class Watch:
                         self._register(function)
                 self._add_names(state, title)
 
+    def _whole_class(self, cls: Any) -> None:
+        """Hold all that the user's classes have: plain things by value, whatever else by identity."""
+        self._class(cls)
+        for c in [c for c in cls.__mro__ if is_users_class(c)]:
+            state = dict_of(c)
+            for name in state.keys() - _DETAILS:
+                value, what = state[name], f"attribute {name} of class {c.__name__}"
+                if type(value) in _PLAIN:
+                    self._hold(state, name, value, what)
+                else:
+                    self._places.setdefault((id(state), name), (state, name, value, value, what))
+
     def _keep(self, owner: Any, state: dict[str, Any], title: str) -> None:
         """Hold the keys of a dictionary."""
-        self._dicts.setdefault(id(state), (owner, state, dict(state), title))
+        if id(state) not in self._dicts:
+            self._dicts[id(state)] = (owner, state, dict(state), title)
+            self._undo.namespace(state, title)
 
     def _add_names(self, state: dict[str, Any], title: str) -> None:
         self._namespaces.append((state, title))
         self._named(state, title, self.names, self._asked)
 
     def _named(self, state: dict[str, Any], title: str, names: set[str], asked: set[str]) -> None:
-        if self._computes and id(state) not in self._by_name:
-            self._keep(None, state, title)
-            for name in set(state) - names - _DETAILS:
-                value = state[name]
-                if functions_of(value):  # known by their code, if they run
-                    self._places.setdefault((id(state), name), (state, name, value, value, f"{name} of {title}"))
-                else:
-                    self._hold(state, name, value, f"attribute {name} of {title}")
-        for name in names & state.keys():
-            if name not in _DETAILS:
-                self._hold(state, name, state[name], f"attribute {name} of {title}")
+        for name in names & state.keys() - _DETAILS:
+            self._hold(state, name, state[name], f"attribute {name} of {title}")
         if id(state) not in self._dicts:
             for name in asked - state.keys():
                 self._hold(state, name, MISSING, f"attribute {name} of {title}")
@@ -486,51 +477,68 @@ class Watch:
 
     def _entered(self, code: types.CodeType, frame: types.FrameType) -> None:
         """Hold what code can read by name, before it runs for the first time."""
-        if is_importing(frame):
+        if is_importing(frame) or is_remembered(frame):
             return
-        if code not in self._functions and code not in self._nested and not self._locate(code, frame):
-            if code.co_flags & inspect.CO_GENERATOR:  # one of another time, that is closed as garbage
-                return
-            self.refuse(f"it is not known where the forward has {code.co_qualname} from")
+        self._undo.midst = self.frames.is_within_library(frame.f_back)
+        try:
+            if code in self._functions or code in self._nested or self._locate(code, frame):
+                self._hold_named(code, frame)
+            elif not code.co_flags & inspect.CO_GENERATOR:  # one of another time is closed as garbage
+                self.refuse(f"it is not known where the forward has {code.co_qualname} from")
+        finally:
+            self._undo.midst = False
+
+    def _hold_named(self, code: types.CodeType, frame: types.FrameType) -> None:
         self._ran.add(code)
         look = looks(code)
-        if look.hidden:
-            self.refuse(f"{code.co_qualname} looks by {look.hidden} at what is not watched")
-        outer = {} if code in self._nested else {v: frame.f_locals.get(v, ()) for v in code.co_freevars}
-        if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
-            self._refuse_identity(code.co_qualname)
-        if self._sizes_are_open:
-            if look.tells_symbols:
-                self._refuse_types(code)
-            if look.typed:
-                self.frames.followed[code] = functools.partial(self._check_types, look.typed)
-        if look.passes_by:
-            cls = type(frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None)
-            self._looked_past.append(cls)
-            for seen in [s for s in self._seen.values() if isinstance(s.owner, cls)]:
-                self._whole(seen)
+        self._check(look, code, frame)
         self.stored |= look.stored
-        self._computes_of |= look.computes_names_of
         nested = [code]
         while nested:
             inner = [c for c in nested.pop().co_consts if isinstance(c, types.CodeType)]
             self._nested.update(inner)
             nested += inner
-        of_self = "" in look.computes_names_of and isinstance(frame.f_locals.get("self"), _WITHOUT_LOOKUP)
-        computes = (look.computes_names or of_self) and not self._computes
-        self._computes |= computes
         for name in code.co_names:
-            self._global(name, frame.f_globals, look.scope, look.names, look.computes_names)
+            self._global(name, frame.f_globals, look.scope, look.names)
         new, asked = look.names - self.names, look.asked - self._asked
         self.names |= new
         self._asked |= asked
-        for namespace, of in list(self._namespaces) if new or asked or computes else ():
+        for namespace, of in list(self._namespaces) if new or asked else ():
             self._named(namespace, of, set(new), set(asked))
         for function in self._functions.get(code, ()):
             self._hold_function(function, False)
         if code in self._owners:
             of_class, name, value, title = self._owners[code]
             self._hold(of_class, name, value, f"attribute {name} of class {title}")
+
+    def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
+        """Refuse code that looks in ways which are not watched."""
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        hidden = look.hidden
+        if look.passes_by and (isinstance(first, _WITHOUT_LOOKUP) or self._put_lookup(type(first))):
+            hidden = "__getattribute__"
+        if look.whole_self and isinstance(frame.f_locals.get("self"), _WITHOUT_LOOKUP):
+            hidden = "__dict__"
+        if hidden:
+            self.refuse(f"{code.co_qualname} looks by {hidden} at what is not watched")
+        outer = {} if code in self._nested else {v: frame.f_locals.get(v, ()) for v in code.co_freevars}
+        if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
+            self._refuse_identity(code.co_qualname)
+        if look.names & BY_NAME and not look.names_are_constant:
+            self._see_own(frame)
+            self.frames.follow(code, self._see_own)
+        if self._sizes_are_open:
+            if look.tells_symbols:
+                self._refuse_types(code)
+            if look.typed:
+                self.frames.follow(code, functools.partial(self._check_types, look.typed))
+
+    def _see_own(self, frame: types.FrameType) -> None:
+        """See what is read of the object whose method runs, if it was made meanwhile."""
+        owner = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+        if owner is not None and is_users_class(type(owner)):
+            self._class(type(owner))
+            self._put_lookup(type(owner))
 
     def _refuse_identity(self, who: str) -> NoReturn:
         """TorchDynamo does not see which lists are one."""
@@ -543,39 +551,28 @@ class Watch:
     def _refuse_types(self, code: types.CodeType) -> NoReturn:
         self.refuse(f"{code.co_qualname} may ask for the type of a size, which is open, or what it is")
 
-    def _global(
-        self, name: str, state: dict[str, Any], scope: frozenset[str], names: frozenset[str], computes: bool
-    ) -> None:
+    def _global(self, name: str, state: dict[str, Any], scope: frozenset[str], names: frozenset[str]) -> None:
         """What a name of code that runs stands for outside of it."""
         value, what = None, f"global {name} of module {state.get('__name__')}"
         if name not in scope:
             value = _imported(name, str(state.get("__package__")))
-        elif name in state:
-            value = state[name]
-            if isinstance(value, types.ModuleType) and not computes:
-                self._by_name.add(id(value.__dict__))
-            self._hold(state, name, value, what)
         else:
-            self._hold(state, name, MISSING, what)
-            if name in _BUILTINS:
+            value = state.get(name, MISSING)
+            self._hold(state, name, value, what)
+            if value is MISSING and name in _BUILTINS:
                 self._named_only[id(_BUILTINS), name] = (_BUILTINS, name, f"builtin {name}")
         if isinstance(value, types.ModuleType):
-            self._module(value, names, computes)
+            self._module(value, names)
             if value is os and "getenv" in names:
                 self._hold(vars(os), "environ", os.environ, "environ of module os")
 
-    def _module(self, module: types.ModuleType, names: frozenset[str], computes: bool) -> None:
+    def _module(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What code names of a module of Python, and of those in it."""
         found, pending = {id(module)}, [module]
         while pending:
             state = pending.pop().__dict__
             title = str(state.get("__name__"))
             trusted = is_trusted_module(title)
-            if computes and trusted:
-                self._exchanged.append((None, state, tuple(state), tuple(state.values()), title))
-            elif computes:
-                self._by_name.discard(id(state))
-                self._add_names(state, title)
             for name in names & state.keys():
                 value = state[name]
                 if value is torch.backends or value is sys.modules:
@@ -605,20 +602,26 @@ class Watch:
             self._register(function)
         return code in self._functions or code.co_name == "<module>"
 
-    def _called(self, function: Any) -> None:
+    def _called(self, function: Any, frame: types.FrameType) -> None:
         """Refuse a function of C that reads or changes what is not compared."""
-        refusal, owner = refusal_of_c(function), getattr(function, "__self__", None)
-        if type(owner) is str and function.__name__.startswith("format") and re.search(r"{[^{}]*[.\[]", owner):
-            self.refuse("the forward formats attributes of objects", NotRunnable)
+        owner = getattr(function, "__self__", None)
+        if function in _LOOKUPS:
+            constant = function in (getattr, hasattr) and looks(frame.f_code).names_are_constant
+            self._asking.append(None if constant else frame)
         if function in _IDENTITY:
             self._refuse_identity(function.__name__)
-        if isinstance(owner, random.Random) and id(owner) not in self._generators:
+        if type(owner) is str and function.__name__.startswith("format") and re.search(r"{[^{}]*[.\[]", owner):
+            self.refuse("the forward formats attributes of objects", NotRunnable)
+        refusal = refusal_of_c(function)
+        if isinstance(owner, random.Random) and owner is not getattr(random, "_inst", None):
             refusal = f"{function.__name__}() of a generator of random numbers"
-        caller = sys._getframe(2)
-        if refusal and not is_importing(caller) and not is_remembered(caller):
-            self.refuse(
-                f"the forward calls {refusal}", NotRunnable if isinstance(owner, random.Random) else NotExportable
-            )
+        if refusal and not is_importing(frame) and not is_remembered(frame):
+            kind = NotRunnable if isinstance(owner, random.Random) else NotExportable
+            self.refuse(f"the forward calls {refusal}", kind)
+
+    def _ended(self, function: Any) -> None:
+        if function in _LOOKUPS and self._asking.pop() is not None:
+            self.refuse(f"the forward computes names of attributes, for {function.__name__}(), of what is not watched")
 
     def _left(self, frame: types.FrameType) -> None:
         """The same of a function of Python that is not the user's."""
@@ -634,52 +637,24 @@ class Watch:
             kind = NotRunnable if is_missed_by_dynamo(module, name) else NotExportable
             self.refuse(f"the forward calls {refusal}", kind)
 
-    def _returned(self, code: types.CodeType, value: Any) -> None:
-        if code.co_name in self._computes_of and isinstance(value, _WITHOUT_LOOKUP):
-            self.refuse(f"the forward computes names of attributes of what {code.co_qualname} gives")
-
     def _raised(self, line: str) -> None:
         self.caught = self.caught or f"the forward catches what is raised at {line}, in eager perhaps not"
 
     # Afterwards
 
-    def changed(self, writes: Sequence[Write]) -> str:
-        """What was changed meanwhile; NotExportable for what a memo gives to anybody who asks it."""
-        for memo in self._memos:
-            if not is_trusted_module(memo.__module__) and not all(map(is_constant, remembered(memo))):
-                # TorchDynamo looks through it.
-                self.refuse(f"{memo.__qualname__}() remembers objects, which may change", NotRunnable)
-        for _, state, before, title in self._dicts.values():
-            names = [n for n in {**state, **before} if not n.startswith("__")]
-            if any(
-                state.get(n, MISSING) is not before.get(n, MISSING) for n in names
-            ):  # TorchDynamo does not see what is absent
-                self.refuse(f"the forward changes an attribute of {title}", NotRunnable)
-        for value, before, what in self._contents:
-            if not same_content(value, before):
-                return what
-        for seen in self._seen.values():
-            if seen.slots and not same_items(slots(seen.owner), seen.slots):
-                return f"an attribute of {seen.title}"
-        written = {id(seen.state) for seen in self._seen.values() if seen.state is not None}
-        for holder, key, _, value, what in self._places.values():
-            if id(holder) in written:
-                continue
-            if type(holder) is dict and holder.get(key, MISSING) is not value:
-                return what
-            if isinstance(holder, types.CellType) and of_cell(holder) is not value:
-                return what
-        for what, before, get, _ in self._states:
-            if not same_state(get(), before):
-                if not what.endswith("random numbers"):  # a generator of the user's, which TorchDynamo draws from once
-                    self.refuse(f"the forward changes {what}", NotRunnable)
-                return what
+    def check_unchanged(self, writes: Sequence[Write]) -> None:
+        """Refuse what was changed meanwhile."""
+        changed = self._undo.changed()
+        if changed is not None:
+            self.refuse(f"the forward changes {changed[0]}", changed[1])
         for m in self._modules:
             if "training" in m.__dict__ and m.__dict__["training"] is not self._seen[id(m)].before["training"]:
-                return f"the mode of {type(m).__name__}"
+                self.refuse(f"the forward changes the mode of {type(m).__name__}")
         held = Held(*self._held(writes, {(id(w.module.__dict__), w.name) for w in writes}, ()))
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return held.changed() or ""
+            what = held.changed()
+        if what:
+            self.refuse(f"the forward changes {what}")
 
     def check_results(self, result: Any, arguments: Any) -> None:
         """Refuse results that are, or hold, an object that was there before: eager gives the object itself."""
@@ -712,43 +687,7 @@ class Watch:
 
     def restore(self) -> None:
         """Put back what was changed meanwhile."""
-        for value, before, _ in self._contents:
-            if not same_content(value, before):
-                refill(value, before)
-        for seen in self._seen.values():
-            if id(seen.owner) not in self._own and not same_items(seen.now, seen.before):
-                seen.now.clear()
-                seen.now.update(seen.before)
-            now = slots(seen.owner)
-            for name, value in seen.slots.items():
-                if value is MISSING and now[name] is not MISSING:
-                    object.__delattr__(seen.owner, name)
-                elif now[name] is not value:
-                    object.__setattr__(seen.owner, name, value)
-        classes = {id(dict_of(c)): c for c in self._classes}
-        for _, state, before, _ in self._dicts.values():
-            for key in [k for k in {**state, **before} if state.get(k, MISSING) is not before.get(k, MISSING)]:
-                if key.startswith("__"):  # such as lookups
-                    continue
-                if id(state) not in classes:
-                    state.update({key: before[key]}) if key in before else state.pop(key)
-                elif key in before:
-                    type.__setattr__(classes[id(state)], key, before[key])
-                else:
-                    type.__delattr__(classes[id(state)], key)
-        for holder, key, _, value, _ in self._places.values():
-            if type(holder) is dict and holder.get(key, MISSING) is not value:
-                if value is MISSING:
-                    holder.pop(key)
-                elif id(holder) in classes:
-                    type.__setattr__(classes[id(holder)], key, value)
-                else:
-                    holder[key] = value
-            if isinstance(holder, types.CellType) and of_cell(holder) is not value:
-                holder.cell_contents = value
-        for _, before, get, put in self._states:
-            if not same_state(get(), before):
-                put(before)
+        self._undo.restore()
 
     def held(self, writes: Sequence[Write], outside: Sequence[Tensor], state: Sequence[Tensor]) -> Held:
         """What has to be as it was.
@@ -835,12 +774,26 @@ def _inside(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple, set)) else list(getattr(value, "__dict__", {}).values())
 
 
-_KINDS: tuple[tuple[Any, Callable[[Watch, Any, str], None]], ...] = (
+_Hold = Callable[[Watch, Any, str], Any]
+# How a kind of object is held: as it is, by a copy that is given back, or by what it is made of.
+_OF_KIND: dict[Any, _Hold] = {
+    **dict.fromkeys(BY_VALUE | BY_REPR, Watch._as_it_is),
+    **dict.fromkeys((list, tuple, dict), Watch._items),
+    **dict.fromkeys((set, frozenset, torch.Size, collections.OrderedDict), Watch._content),
+    slice: Watch._slice,
+    types.MethodType: Watch._method,
+    functools.partial: Watch._partial,
+}
+# The same of kinds that have kinds of their own; nothing else is followed.
+_OF_FAMILY: tuple[tuple[Any, _Hold], ...] = (
+    ((types.BuiltinFunctionType, types.MethodWrapperType), Watch._method_of_c),
+    (INERT, Watch._as_it_is),
+    (type, Watch._type),
+    (Tensor, Watch._tensor),
+    (types.FunctionType, lambda watch, value, _what: watch._function(value)),
     (types.ModuleType, Watch._namespace),
-    (types.SimpleNamespace, Watch._plain_object),
-    (functools.partial, Watch._partial),
-    ((property, staticmethod, classmethod, functools.cached_property, functools.partialmethod), Watch._descriptor),
-    (Memo, Watch._memo),
-    ((random.Random, numpy.random.RandomState, numpy.random.Generator), Watch._random),
-    (tuple(itertools.chain(*[k if isinstance(k, tuple) else (k,) for k, _ in CONTENTS])), Watch._subclass),
+    ((property, staticmethod, classmethod), Watch._descriptor),
+    (functools._lru_cache_wrapper, Watch._memo),
+    (enum.Enum, Watch._member),
+    (object, Watch._instance),
 )

@@ -88,7 +88,6 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
     "np.float32": (lambda: np.float32(2), lambda s, y: y * float(s.held), setting("held", np.float32(3))),
     "a slice": (lambda: slice(0, 1), lambda s, y: y[:, s.held], setting("held", slice(1, 3))),
     "a range": (lambda: range(2), lambda s, y: y * len(s.held), setting("held", range(3))),
-    "a deque": (lambda: collections.deque([2.0]), lambda s, y: y * s.held[0], lambda m: m.held.appendleft(3.0)),
     "a complex number": (lambda: 2j, lambda s, y: y * s.held.imag, setting("held", 3j)),
     "a mixed dict": (
         lambda: {"scale": 2.0, "act": torch.relu},
@@ -141,21 +140,6 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda: with_scale(lambda: types.ModuleType("settings")),
         lambda s, y: y * s.held.scale,
         lambda m: setattr(m.held, "scale", 3.0),
-    ),
-    "a computed name of a class": (
-        lambda: None,
-        lambda s, y: y * getattr(Settings, "".join(["sc", "ale"])),
-        lambda m: setattr(Settings, "scale", 3.0),
-    ),
-    "a computed name of a class in a dict": (
-        lambda: {"settings": Settings},
-        lambda s, y: y * getattr(s.held["settings"], "".join(["sc", "ale"])),
-        lambda m: setattr(Settings, "scale", 5.0),
-    ),
-    "a computed name of a module of Python": (
-        lambda: setattr(CONFIGURATION, "scale", 2.0),
-        lambda s, y: y * functools.reduce(getattr, ["scale"], CONFIGURATION),  # type: ignore[arg-type]
-        lambda m: setattr(CONFIGURATION, "scale", 3.0),
     ),
     "a computed name of what is looked up": (
         lambda: with_scale(Level),
@@ -231,11 +215,6 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda: collections.OrderedDict(a=2.0, b=3.0),
         lambda s, y: y * next(iter(s.held.values())),
         lambda m: m.held.move_to_end("a"),
-    ),
-    "the class of a namespace": (
-        types.SimpleNamespace,
-        lambda s, y: y * (2 if type(s.held) is types.SimpleNamespace else 3),
-        lambda m: setattr(m, "held", type("Other", (types.SimpleNamespace,), {})()),
     ),
     "a computed name": (
         lambda: with_scale(Plain),

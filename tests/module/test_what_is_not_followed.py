@@ -1,7 +1,9 @@
 """What the first way does not follow it refuses by name; whoever runs the module then gives eager's results."""
 
+import collections
 import contextvars
 import dataclasses
+import functools
 import gc
 import operator
 import sys
@@ -79,6 +81,11 @@ def one_list() -> list[Any]:
     return [inner, inner]
 
 
+@functools.lru_cache
+def remembered() -> Any:
+    return with_scale(Level, 1.0)
+
+
 NUMBERS = "settings_of", "_a_test"
 Change = Callable[[Any, int], None]
 # What the forward holds, how it reads that, how that is changed to the number of a step, why it is refused.
@@ -94,6 +101,36 @@ NOT_FOLLOWED: dict[str, tuple[Callable[[], Any], Read, Change, str]] = {
         lambda s, y: y * s.held.__globals__["SCALE"],
         lambda m, n: setting_scale(n),
         "__globals__",
+    ),
+    "all that a class has": (
+        lambda: Settings,
+        lambda s, y: y * sum(v for n, v in s.held.__dict__.items() if n.startswith("sc")),
+        lambda m, n: setattr(Settings, "scale", n),
+        "__dict__|computes names",
+    ),
+    "a computed name of a class that is held": (
+        lambda: Settings,
+        lambda s, y: y * getattr(s.held, "".join(["sc", "ale"])),
+        lambda m, n: setattr(Settings, "scale", n),
+        "computes names",
+    ),
+    "a computed name of a class in a dict": (
+        lambda: {"settings": Settings},
+        lambda s, y: y * getattr(s.held["settings"], "".join(["sc", "ale"])),
+        lambda m, n: setattr(Settings, "scale", n),
+        "computes names",
+    ),
+    "a computed name of a module of Python": (
+        lambda: SETTINGS,
+        lambda s, y: y * functools.reduce(getattr, ["scale"], s.held),  # type: ignore[arg-type]
+        lambda m, n: setattr(SETTINGS, "scale", float(n)),
+        "getattr",
+    ),
+    "a computed name by another name": (
+        lambda: getattr,
+        lambda s, y: y * s.held(Settings, "".join(["sc", "ale"])),
+        lambda m, n: setattr(Settings, "scale", n),
+        "by another name",
     ),
     "an attribute that a text names": (
         lambda: Settings,
@@ -143,6 +180,30 @@ NOT_FOLLOWED: dict[str, tuple[Callable[[], Any], Read, Change, str]] = {
         lambda m, n: m.held.__setitem__("scale", float(n)),
         "void",
     ),
+    "a deque": (
+        lambda: collections.deque([2.0]),
+        lambda s, y: y * s.held[0],
+        lambda m, n: m.held.appendleft(float(n)),
+        "deque",
+    ),
+    "a dict that makes up values": (
+        lambda: collections.defaultdict(float, scale=1.0),
+        lambda s, y: y * (s.held["other"] + s.held["scale"]),
+        lambda m, n: m.held.update(scale=float(n)),
+        "defaultdict",
+    ),
+    "the class of a namespace": (
+        types.SimpleNamespace,
+        lambda s, y: y * (2 if type(s.held) is types.SimpleNamespace else 3),
+        lambda m, n: setattr(m, "held", type("Other", (types.SimpleNamespace,), {})()),
+        "SimpleNamespace",
+    ),
+    "a memo of objects": (
+        lambda: None,
+        lambda s, y: y * remembered().scale,
+        lambda m, n: setattr(remembered(), "scale", float(n)),
+        "global remembered of module test_what_is_not_followed remembers its results",
+    ),
     "which lists are one": (
         one_list,
         lambda s, y: y * (2.0 if s.held[0] is s.held[1] else 3.0),
@@ -171,6 +232,7 @@ def test_what_is_not_followed_is_refused_by_name_and_as_in_eager(
     for wrap in (lambda m: m, ORTModule):
         m = Function(lambda s, x: read(s, s.l(x)), l=layer, held=make())
         if "scale" in vars(SETTINGS) or read is not None:
+            remembered().scale = 1.0
             setting_scale(1.0)
             Settings.scale, SETTINGS.scale, Parts.__match_args__ = 1, 1.0, ("first",)  # type: ignore[attr-defined]
         model = wrap(m)  # type: ignore[no-untyped-call]
