@@ -403,8 +403,9 @@ HOLDERS: dict[str, tuple[Make, str, Put | None]] = {
 # What the first way refuses to follow, as README says.
 NOT_FOLLOWED = frozenset(
     {
-        *("identity", "ndarray", "fromnumpy"),
+        *("identity", "ndarray", "fromnumpy", "array", "bytearray", "deque"),
         *("weak", "variable", "computedofmodule", "computedofclass", "reduced"),
+        *("namespace", "default", "ownlist", "ownlistattribute"),
     }
 )
 
