@@ -314,7 +314,9 @@ class Call:
                 for i in runner.updates:
                     self.versions[i] = self.inputs[i]._version
         # Aliases: the outputs themselves will hold the node that holds this call.
-        kept = {i for of in self.plan.reads_outputs for i in of} | {i for i, s in enumerate(runner.output_savers) if s}
+        kept = {i for of in self.plan.reads_outputs for i in of}
+        if self.trains:
+            kept |= {i for i, savers in enumerate(runner.output_savers) if savers}
         self.outputs = {i: outputs[i].detach() for i in kept}
         self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs
