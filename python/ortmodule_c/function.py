@@ -17,10 +17,10 @@ from torch.autograd.graph import _engine_run_backward
 from torch.utils.hooks import unserializable_hook
 
 from . import _C
-from .aliases import Step
+from .capture.aliases import Step
 from .errors import NotExportable, NotRunnable, ORTModuleError
-from .fallback import Host
-from .lowering import Lowered
+from .lowering.fallback import Host
+from .lowering.lower import Lowered
 from .process import noting_lock, tracing_lock
 
 Mask = tuple[bool, ...]

@@ -12,18 +12,18 @@ from torch._dynamo import convert_frame
 
 from . import _C
 from .arguments import Arguments
+from .capture.export import Captured, capture, quiet
+from .capture.shapes import Fit, Openings, Sizes
 from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of_memory
-from .export import Captured, capture, quiet
 from .flatten import Spec, flatten, plain_leaves, unflatten
 from .function import Call, Runner
-from .guards import Held, Survey, Write, by_identity, is_any_forgotten, layout, looseness
-from .ingest import ingest
-from .lowering import lower
+from .guards.held import Held, Survey, Write, by_identity, is_any_forgotten, layout, looseness
+from .lowering.ingest import ingest
+from .lowering.lower import lower
 from .onnx_io import Files
 from .options import DebugOptions, logger
 from .process import no_collection, tracing_lock
 from .report import FallbackReport
-from .shapes import Fit, Openings, Sizes
 
 # Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
 convert_frame.compile_lock = tracing_lock

@@ -13,16 +13,16 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
 from . import _C
+from .capture.export import PATH, Captured, capture, quiet
 from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, rounding
-from .export import PATH, Captured, capture, quiet
+from .dynamo.noted import Run
 from .flatten import Spec, leaf_paths
 from .function import Runner
 from .graphs import OWN_OPS, supports
-from .guards import survey
-from .ingest import ingest
-from .lowering import lower
+from .guards.held import survey
+from .lowering.ingest import ingest
+from .lowering.lower import lower
 from .masks import Masks
-from .noted import Run
 from .stack import users_line_in
 
 aten = torch.ops.aten

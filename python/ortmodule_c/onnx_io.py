@@ -13,10 +13,10 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from . import _C
-from .builder import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
 from .dtypes import DTYPES
-from .ingest import ingest
-from .lowering import Lowered
+from .lowering.builder import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
+from .lowering.ingest import ingest
+from .lowering.lower import Lowered
 from .options import DebugOptions, logger
 from .report import FallbackReport
 

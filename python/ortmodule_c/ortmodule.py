@@ -24,7 +24,7 @@ from .arguments import Arguments
 from .dtypes import DTYPES
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .flatten import flatten
-from .guards import Survey, ambient, mode_refusal, survey, tensor_key
+from .guards.held import Survey, ambient, mode_refusal, survey, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
@@ -32,9 +32,9 @@ from .stack import users_line
 from .stats import totals
 
 if TYPE_CHECKING:
+    from .dynamo.second_way import SecondWay
     from .function import Call
     from .graphs import Graph, Graphs, Key
-    from .second_way import SecondWay
 
 # What nn.Module defines for one call of one object: the wrapper's own. All else is done to its module.
 _OF_A_CALL = frozenset(
@@ -239,7 +239,7 @@ class ORTModule(nn.Module):
     def _ort_second_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module through TorchDynamo."""
         if self._ort_second is None:
-            from .second_way import SecondWay  # Dynamo takes seconds to import
+            from .dynamo.second_way import SecondWay  # Dynamo takes seconds to import
 
             with tracing_lock:
                 self._ort_second = self._ort_second or SecondWay(self._ort_module, self._ort_options, self._ort_report)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, rounding
+from .dynamo.noted import noting
 from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
-from .guards import Snapshot
+from .guards.held import Snapshot
 from .masks import Masks
-from .noted import noting
 from .ortmodule import ORTModule
 
 if TYPE_CHECKING:

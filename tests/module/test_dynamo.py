@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import ORTModuleError
-from ortmodule_c.dynamo import backend
+from ortmodule_c.dynamo.backend import backend
 from ortmodule_c.flatten import flatten
 from wrapped import assert_same_state, close, float_sum, mlp
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from ortmodule_c.errors import NotExportable
-from ortmodule_c.fallback import Host, HostOp
+from ortmodule_c.lowering.fallback import Host, HostOp
 from wrapped import Function, assert_same_step, close, graphs, mlp, pair
 
 pytestmark = pytest.mark.usefixtures("export_only")

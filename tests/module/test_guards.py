@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
-from ortmodule_c.guards import MISSING, Held, Snapshot, Write, survey
-from ortmodule_c.watch import Watch
+from ortmodule_c.guards.held import MISSING, Held, Snapshot, Write, survey
+from ortmodule_c.guards.watch import Watch
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ortmodule_c.translations import TABLE
-from ortmodule_c.translations.registry import EXACTLY_DECOMPOSED, is_composite
+from ortmodule_c.lowering.translations import TABLE
+from ortmodule_c.lowering.translations.registry import EXACTLY_DECOMPOSED, is_composite
 from wrapped import Function, assert_same_step, pair
 
 aten = torch.ops.aten
@@ -185,7 +185,7 @@ def test_a_translation_that_fails_ends_in_pytorch(
 
 @pytest.mark.usefixtures("export_only")
 def test_anything_that_goes_wrong_in_a_graph_ends_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortmodule_c.lowering._source", lambda node: 1 / 0)
+    monkeypatch.setattr("ortmodule_c.lowering.lower._source", lambda node: 1 / 0)
     eager, ours = pair(of_linear(torch.relu))
     assert_same_step(eager, ours, torch.randn(3, 4))
     assert "division by zero" in ours.fallback_report()[0].cause

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
-from ortmodule_c.dynamo import Compiled
+from ortmodule_c.dynamo.backend import Compiled
 from test_what_is_held import HELD, Read, set_global
 from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
-from ortmodule_c.builder import Builder, Val
-from ortmodule_c.translations.registry import TABLE, aten
+from ortmodule_c.lowering.builder import Builder, Val
+from ortmodule_c.lowering.translations.registry import TABLE, aten
 
 Fault = Callable[[Builder, Val], Any]
 

@@ -1,0 +1,227 @@
+"""Keeps each custom `torch.autograd.Function` one node during capture, so that its own backward is used.
+
+Tracing would see only what its forward does. While :func:`kept_whole` is active in the capturing
+thread, the forward of such a function is replaced by one call of the op `ortmodule_c::python_call`.
+PyTorch makes the context of a call just before it looks up the forward, however `apply` was reached:
+that is where the forward is exchanged.
+"""
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, Function
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..errors import NotExportable, NotRunnable
+from .reach import among, saved_tensors
+
+_library = torch.library.Library("ortmodule_c", "FRAGMENT")
+_library.define("python_call(Tensor[] tensors, int index) -> Tensor[]")
+_calls: "weakref.WeakValueDictionary[int, PythonCall]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_apply: Any = Function.__dict__["apply"]
+
+
+class PythonCall:
+    """One application of a function met in a capture: the class and its arguments, tensors left open.
+
+    Attributes
+    ----------
+    cls
+        The class of the function.
+    differentiable
+        Which of its results have gradients.
+    saves
+        Whether it saves tensors for its backward.
+    saved
+        Positions of the arguments, and after them of the results, that it saves.
+    """
+
+    def __init__(self, cls: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+        self.cls = cls
+        self.differentiable: list[bool] = []
+        self.saves = False
+        self.saved: frozenset[int] = frozenset()
+        self._nest = _Nest(leaves, spec)
+        self._results: _Nest | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return f"{self.cls.__module__}.{self.cls.__qualname__}"
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Apply the function; the tensors it returns, in order."""
+        with _exchange.suspended():
+            leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors)))
+        self._results = _Nest(leaves, spec)
+        results = [v for v in leaves if isinstance(v, Tensor)]
+        saved = [s for t in results if t.grad_fn is not None for s in saved_tensors(t.grad_fn)]
+        self.saves |= bool(saved)
+        self.saved |= among(saved, [*tensors, *results])
+        return results
+
+    def results(self, tensors: Sequence[Tensor]) -> Any:
+        """What the function returned the last time, around these tensors."""
+        assert self._results is not None
+        return self._results.around(tensors)
+
+
+class _Nest:
+    """Nested values whose tensors are left open."""
+
+    def __init__(self, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+        self._plain = [None if isinstance(v, Tensor) else v for v in leaves]
+        self._open = [isinstance(v, Tensor) for v in leaves]
+        self._spec = spec
+
+    def around(self, tensors: Sequence[Tensor]) -> Any:
+        """The values with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if is_open else v for is_open, v in zip(self._open, self._plain, strict=True)]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+
+def python_call(index: int) -> PythonCall:
+    """The call that a `python_call` node stands for."""
+    return _calls[index]
+
+
+def op() -> Any:
+    """The op that stands for such calls in a captured graph."""
+    return torch.ops.ortmodule_c.python_call.default
+
+
+@torch.library.register_fake("ortmodule_c::python_call", lib=_library)
+def _fake(tensors: list[Tensor], index: int) -> list[Tensor]:
+    call = _calls[index]
+    with _RefuseChanges(call.name, tensors):
+        results = call(tensors)
+    return [t.clone() if any(t is x for x in tensors) else t for t in results]
+
+
+class _RefuseChanges(TorchDispatchMode):
+    """Refuses ops that change one of the tensors in place: a fake kernel sees no versions."""
+
+    def __init__(self, name: str, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._name = name
+        self._memory = {t.untyped_storage()._cdata for t in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[i] if i < len(args) else (kwargs or {}).get(argument.name)
+                written = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+                if any(t.untyped_storage()._cdata in self._memory for t in written):
+                    # TorchDynamo of torch 2.11 computes other gradients of it, without a word.
+                    raise NotRunnable(f"{self._name} changes an argument in place")
+        return func(*args, **(kwargs or {}))
+
+
+class _Exchange(threading.local):
+    """Exchanges, in one thread, the forwards of the functions that are applied."""
+
+    def __init__(self) -> None:
+        self.calls: list[PythonCall] | None = None  # while there is a capture
+        self._grad = True  # whether gradients are wanted of the function being applied
+        self._exchanged: tuple[Any, Any] | None = None  # the class whose forward is another now, and its own
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Within it functions do what they do, and their results tell which of them have gradients."""
+        calls, self.calls = self.calls, None
+        try:
+            if calls is None:
+                yield
+            else:
+                with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self._grad):
+                    yield
+        finally:
+            self.calls = calls
+
+    def starts(self, context: Any) -> None:
+        """A function is being applied: it has its context, its forward is looked up next."""
+        cls = context._forward_cls
+        if self.calls is None:
+            return
+        if cls is not CheckpointFunction and cls.__module__.split(".")[0] == "torch":
+            return
+        self.put_back()
+        self._grad = torch.is_grad_enabled()
+        thread, original = threading.get_ident(), cls.forward
+
+        def forward(*args: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(*args)
+            self.put_back()
+            if cls is CheckpointFunction:
+                _refuse_reentrant(args)
+            given = args[1:] if args and args[0] is context else args
+            leaves, spec = pytree.tree_flatten(given)
+            tensors = [v for v in leaves if isinstance(v, Tensor)]
+            return self._call(context, PythonCall(cls, leaves, spec), tensors) if tensors else original(*args)
+
+        self._exchanged = cls, cls.__dict__.get("forward")
+        cls.forward = staticmethod(forward)
+
+    def put_back(self) -> None:
+        """Give the function being applied its own forward again."""
+        if self._exchanged is not None:
+            (cls, own), self._exchanged = self._exchanged, None
+            if own is None:
+                del cls.forward
+            else:
+                cls.forward = own
+
+    def _call(self, context: Any, call: PythonCall, tensors: list[Tensor]) -> Any:
+        assert self.calls is not None
+        self.calls.append(call)
+        number = next(_numbers)
+        _calls[number] = call
+        results = torch.ops.ortmodule_c.python_call(tensors, number)
+        call.differentiable = [t.requires_grad for t in results]
+        context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
+        return call.results(results)
+
+
+def _refuse_reentrant(args: Sequence[Any]) -> None:
+    """A reentrant checkpoint is not exported; nothing inside is trained if its arguments want no gradient."""
+    what = "the forward uses torch.utils.checkpoint with use_reentrant=True"
+    if any(isinstance(v, Tensor) and v.requires_grad for v in args):
+        raise NotExportable(what)
+    raise NotRunnable(f"{what} on tensors that require no gradient")
+
+
+_exchange = _Exchange()
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[list[PythonCall]]:
+    """Within it, custom functions applied by this thread are captured as one node each.
+
+    Gives the list of the calls met; each is forgotten when the last reference to it goes.
+    """
+    inherited: Any = BackwardCFunction.__init__
+
+    def init(context: Any, *args: Any, **kwargs: Any) -> None:
+        inherited(context, *args, **kwargs)
+        _exchange.starts(context)
+
+    calls: list[PythonCall] = []
+    _exchange.calls = calls
+    BackwardCFunction.__init__ = init  # type: ignore[method-assign, assignment]
+    try:
+        yield calls
+    finally:
+        del BackwardCFunction.__init__
+        _exchange.put_back()
+        _exchange.calls = None

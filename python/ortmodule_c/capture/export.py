@@ -1,0 +1,646 @@
+"""Captures a module as a graph of ATen ops whose inputs are all its tensors."""
+
+import contextlib
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import _symbolic_trace
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import (
+    _global_buffer_registration_hooks,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ..errors import NotExportable, NotRunnable, first_lines
+from ..flatten import Spec, flatten, plain_leaves, unflatten
+from ..guards.held import Snapshot, Survey, Write, layout, looseness
+from ..guards.watch import Watch
+from ..stack import is_users, users_line
+from .aliases import Alias, find_aliases
+from .custom_function import PythonCall, kept_whole
+from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, no_saving_hooks, unhooked
+from .recurrent import one_step_for_all
+from .symbols import let_go, numbers_to_the_user, remembered
+
+PATH = "ortmodule_c.path"
+# Dropouts, and how they call the flag of training.
+_KINDS = ("dropout", "alpha_dropout", "feature_alpha_dropout")
+_DROPOUTS: dict[Any, str] = {
+    **{getattr(torch, n + in_place): "train" for n in (*_KINDS, "feature_dropout") for in_place in ("", "_")},
+    **{getattr(F, n): "training" for n in (*_KINDS, "dropout1d", "dropout2d", "dropout3d")},
+}
+# What autograd and Python's side know of a tensor, which is not that of the one that stands for it in a trace.
+_UNKNOWN = {
+    "grad": NotExportable,
+    "grad_fn": NotRunnable,
+    "is_leaf": NotRunnable,
+    "_version": NotExportable,
+    "retains_grad": NotRunnable,
+    "output_nr": NotExportable,
+    "_base": NotRunnable,
+    "_backward_hooks": NotRunnable,
+}
+# What else than a tensor may be asked of one: it is so for all that a graph is for, or cannot be known of a trace.
+_KNOWN = frozenset(
+    {
+        *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "is_same_size"),
+        *("dtype", "element_size", "itemsize", "nbytes", "type", "result_type", "is_floating_point", "is_complex"),
+        *("is_signed", "device", "get_device", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "layout"),
+        *("is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "requires_grad"),
+        *("is_contiguous", "stride", "equal", "allclose", "is_nonzero", "item", "tolist", "numpy", "__array__"),
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "data_ptr"),
+        *("__setitem__", "backward", "__set__", "__delete__"),
+    }
+)
+_GRAD: Any = Tensor.grad
+_EFFECTS = {
+    **{
+        hook: "registers a hook on a tensor"
+        for hook in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+    },
+    Tensor.retain_grad: "retains the gradient of a tensor",
+    _GRAD.__set__: "sets the gradient of a tensor",
+    _GRAD.__delete__: "deletes the gradient of a tensor",
+}
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_LAYOUT = (Tensor.is_contiguous, Tensor.stride)
+# What shares memory with its operand, copies it or is refused, by how that lies in memory.
+_VIEWS_OR_COPIES = frozenset(
+    getattr(space, name)
+    for space in (Tensor, torch)
+    for name in ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
+    if hasattr(space, name)
+)
+_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_LEAVES = frozenset({bool, int, float, str, torch.dtype, torch.device, slice, type(Ellipsis)})
+_TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.__trace")
+
+
+@dataclass
+class Captured:
+    """A graph as torch.export gives it, before autograd: ops may be composite and change tensors in place.
+
+    Attributes
+    ----------
+    program
+        The exported program.
+    names
+        Name of each graph input: user tensors, parameters, `outside`, buffers.
+    n_user, n_parameters, n_buffers
+        How many of them are which.
+    out_spec
+        How the outputs nest: those of the module, then the values of `writes`, then those of `rebound`.
+    writes
+        Attributes of submodules that the forward sets.
+    rebound
+        Buffers for which it sets other tensors.
+    watch
+        What it reads besides tensors; None if somebody else guards that.
+    layouts
+        How the user's tensors lay in memory.
+    outside
+        Tensors that it uses besides, which are neither parameters nor buffers.
+    calls
+        Custom functions in the graph.
+    aliases
+        For each of the module's results what it shares memory with.
+    hidden
+        Nodes that count as further results, of which several results are views.
+    """
+
+    program: ExportedProgram
+    names: list[str]
+    n_user: int
+    n_parameters: int
+    n_buffers: int
+    out_spec: Spec
+    writes: list[Write] = field(default_factory=list)
+    rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
+    watch: Watch | None = None
+    layouts: list[tuple[int, ...]] = field(default_factory=list)
+    outside: list[Tensor] = field(default_factory=list)
+    calls: list[PythonCall] = field(default_factory=list)
+    aliases: list[Alias | None] = field(default_factory=list)
+    hidden: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether some size is symbolic."""
+        return bool(self.program.range_constraints)
+
+    def functionalise(self) -> None:
+        """Replace changes in place by new values; composite ops with an entry of their own stay."""
+        check_functional(Flow(self.program.graph_module))
+        check_autocast(self.program.graph_module)
+        self.program = self.program.run_decompositions({})
+
+    def placeholders(self) -> tuple[list[fx.Node], dict[fx.Node, Tensor]]:
+        """Graph inputs in the order of `names`, and the constants the trace made."""
+        nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        given, constants = [], {}
+        outside: dict[Any, fx.Node] = {}
+        known = {memory_of(t) for t in self.outside}  # PyTorch lifts aliases of parameters
+        for node, spec in zip(nodes, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                if isinstance(node.meta["val"], Tensor):  # else a size
+                    given.append(node)
+            else:
+                assert spec.target is not None
+                constant = self.program.constants[spec.target]
+                if not isinstance(constant, Tensor):
+                    raise NotExportable(f"the module uses a {type(constant).__name__} made outside its forward")
+                if memory_of(constant) in known:
+                    outside[memory_of(constant)] = node
+                else:
+                    constants[node] = constant
+        first_buffer = len(given) - self.n_buffers
+        given[first_buffer:first_buffer] = [outside[memory_of(t)] for t in self.outside]
+        return given, constants
+
+    def results(self) -> tuple[list[Any], dict[str, fx.Node]]:
+        """The traced function's results, and inputs changed in place (functional form only) with their last value."""
+        output = next(n for n in reversed(self.program.graph.nodes) if n.op == "output")
+        results, mutated = [], {}
+        for value, spec in zip(output.args[0], self.program.graph_signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                results.append(value)
+            elif spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
+                mutated[spec.target] = value
+        return results, mutated
+
+
+class _Lift(nn.Module):
+    """The module as a function of one list of tensors; the module is not its child."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, tensors: list[Tensor]) -> list[Any]:
+        try:
+            return self.function(tensors)
+        except GuardOnDataDependentSymNode as error:
+            raise NotExportable(f"control flow depends on the values of a tensor at {users_line(error)}") from error
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves PyTorch's state as it was, and hides what is traced from saved-tensor hooks."""
+    hooks = set(_global_buffer_registration_hooks)
+    try:
+        with unhooked():
+            yield
+    finally:
+        for key in set(_global_buffer_registration_hooks) - hooks:  # a failed export of torch 2.11 leaves its own
+            del _global_buffer_registration_hooks[key]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps back what PyTorch's tracer tells its own developers, in warnings and in logs of errors it raises."""
+    logs = [logging.getLogger(name) for name in _TRACER_LOGS]
+    disabled = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*treespec", category=FutureWarning)
+            yield
+    finally:
+        for log, was in zip(logs, disabled, strict=True):
+            log.disabled = was
+
+
+@contextlib.contextmanager
+def _paths_noted(module: nn.Module) -> Iterator[None]:
+    """Notes in each node of the graph, under ``meta["custom"]``, which submodule it comes from."""
+    paths = {id(m): n for n, m in module.named_modules()}
+    thread = threading.get_ident()
+    entered: list[Any] = []
+
+    def enter(m: nn.Module, _args: Any) -> None:
+        if id(m) in paths and threading.get_ident() == thread:
+            entered.append(annotate({PATH: paths[id(m)]}))
+            entered[-1].__enter__()
+
+    def leave(m: nn.Module, _args: Any, _out: Any) -> None:
+        if id(m) in paths and threading.get_ident() == thread:
+            entered.pop().__exit__(None, None, None)
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    try:
+        with preserve_node_meta():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
+    """Turns ambient autocast off; gives what was on, as (device type, dtype)."""
+    active = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    with contextlib.ExitStack() as stack:
+        for device, _ in active:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield active
+
+
+@contextlib.contextmanager
+def _no_more_than_needed(lines: bool) -> Iterator[None]:
+    """Keeps the tracer from what nobody will read: a stack trace for each node, Python code for each graph.
+
+    Such code is written if a graph is called after all.
+    """
+    write_code, config = fx.GraphModule.recompile, fx.config.do_not_emit_stack_traces
+
+    def write_first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        write_code(module)
+        return module(*args, **kwargs)
+
+    def later(module: fx.GraphModule) -> None:
+        type(module).forward = write_first  # each graph has a class of its own
+
+    fx.GraphModule.recompile = later  # type: ignore[assignment, method-assign]
+    fx.config.do_not_emit_stack_traces = not lines
+    try:
+        yield
+    finally:
+        fx.GraphModule.recompile = write_code  # type: ignore[method-assign]
+        fx.config.do_not_emit_stack_traces = config
+
+
+Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
+
+
+def _registries(module: nn.Module) -> Registries:
+    """Parameters and buffers of every submodule as they are."""
+    return [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
+
+
+def _rebound(module: nn.Module, before: Registries) -> list[tuple[nn.Module, str]]:
+    """The buffers that are other tensors since."""
+    rebound = []
+    for m, parameters, buffers in before:
+        cls = type(m).__name__
+        for name in parameters.keys() & m._parameters.keys():
+            if m._parameters[name] is not parameters[name]:
+                raise NotExportable(f"the forward replaces parameter {name} of {cls}")
+        for name in buffers.keys() & m._buffers.keys():
+            if m._buffers[name] is not buffers[name]:
+                if not isinstance(m._buffers[name], Tensor) or buffers[name] is None:
+                    raise NotExportable(f"the forward sets buffer {name} of {cls} from or to None")
+                rebound.append((m, name))
+    return rebound
+
+
+def memory_of(t: Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, in numbers: a trace may find out that two symbols are one."""
+    places = (t.storage_offset(), *t.shape, *t.stride())
+    return t.untyped_storage()._cdata, *[p.node.hint if isinstance(p, torch.SymInt) else p for p in places]
+
+
+def _unique_names(module: nn.Module, survey: Survey) -> tuple[list[str], list[str]]:
+    """First name of each parameter and buffer, in the order of the survey."""
+    parameters = {id(t): n for n, t in module.named_parameters()}
+    buffers = {id(t): n for n, t in module.named_buffers()}
+    return [parameters[id(t)] for t in survey.parameters], [buffers[id(t)] for t in survey.buffers]
+
+
+def capture(
+    module: nn.Module,
+    spec: Spec,
+    leaves: Sequence[Tensor],
+    paths: Sequence[str],
+    survey: Survey,
+    dynamic: Sequence[Sequence[int]],
+    lines: bool = False,
+) -> Captured:
+    """Export `module` called with the nest `spec` around `leaves`.
+
+    Parameters
+    ----------
+    module
+        Left as it was: buffers, gradients, attributes and the random state.
+    spec, leaves, paths
+        The flattened (args, kwargs) and the name of each leaf.
+    survey
+        The module's tensors.
+    dynamic
+        For each leaf the axes whose size is left symbolic.
+    lines
+        Whether to note which line of the user's each node comes from.
+
+    Raises
+    ------
+    NotExportable
+        With the cause, if PyTorch cannot trace the module.
+    """
+    if nn.Module.__call__ is not _symbolic_trace._orig_module_call:
+        raise NotRunnable("the method __call__ of nn.Module is replaced, which a trace goes around")
+    parameters, buffers = _unique_names(module, survey)
+    n_user, n_parameters = len(leaves), len(parameters)
+    out_specs: list[Spec] = []
+    written: list[Write] = []
+    rebound: list[tuple[nn.Module, str]] = []
+    kept = Snapshot(module)
+    watch = Watch(module, plain_leaves(spec), any(dynamic))
+
+    with no_autocast() as autocast:
+
+        def function(tensors: list[Tensor]) -> list[Any]:
+            user = iter(tensors[:n_user])
+            state = dict(zip(parameters, tensors[n_user : n_user + n_parameters], strict=True))
+            cloned = {n: t.clone() for n, t in zip(buffers, tensors[n_user + n_parameters :], strict=True)}
+            state.update(cloned)
+            held = {**dict(zip(paths, tensors, strict=False)), **state}
+            lie = {n: memory_of(t) for n, t in held.items()}
+            args, kwargs = unflatten(spec, user)
+            with contextlib.ExitStack() as stack:
+                for device, dtype in autocast:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+                stack.enter_context(_RefuseStrangers(watch, tensors[:n_user]))
+                stack.enter_context(_no_seeding(watch))
+                stack.enter_context(_no_graph_of_gradients(watch))
+                stack.enter_context(no_saving_hooks(watch.refuse))
+                stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
+                registries = _registries(module)
+                with watch.active(), numbers_to_the_user(watch.refuse):
+                    result = module(*args, **kwargs)
+                rebound[:] = _rebound(module, registries)
+                values = [m._buffers[name] for m, name in rebound]
+            for name, t in held.items():
+                if memory_of(t) != lie[name]:
+                    raise NotExportable(f"the forward changes in place how {name} lies in memory")
+            watch.check()
+            _check_attributes(watch, [*leaves, *survey.parameters, *survey.buffers], [*tensors, result])
+            written[:] = [*kept.writes(), *watch.writes()]
+            watch.check_results((result, [w.after for w in written]), (args, kwargs))
+            watch.check_unchanged(written)
+            written[:] = [w for w in written if not w.remade]
+            _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
+            for name in kept.changed():
+                raise NotExportable(f"the forward changes {name}")
+            out, out_spec = flatten((result, [w.after for w in written], values))
+            out_specs.append(out_spec)
+            return [*out, *cloned.values()]
+
+        examples = [_example(t) for t in leaves]
+        tensors = apart([*examples, *survey.parameters, *survey.buffers])
+        shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
+        environments: set[Any] = set()
+        try:
+            with (
+                undisturbed(),
+                _paths_noted(module),
+                sdpa_kernel(SDPBackend.MATH),
+                kept_whole() as calls,
+                remembered() as environments,
+                _no_more_than_needed(lines),
+                one_step_for_all(),
+            ):
+                lift = _Lift(function)
+                program = torch.export.export(
+                    lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
+                )
+        except NotExportable:
+            raise
+        except Exception as error:
+            if watch.refusal is not None:
+                raise watch.refusal from error
+            raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
+        finally:
+            let_go(environments)
+            watch.restore()
+            kept.restore()
+    inline_regions(program.graph_module, torch.is_grad_enabled())
+    constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
+    outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
+    names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
+    captured = Captured(
+        program,
+        names,
+        n_user,
+        n_parameters,
+        len(buffers),
+        out_specs[-1],
+        written,
+        rebound,
+        watch,
+        [(layout if watch.asks_layout else looseness)(t) for t in leaves],
+        outside,
+        calls,
+    )
+    flow = Flow(program.graph_module)
+    check_changes(program.graph_module, flow)
+    captured.aliases, captured.hidden = find_aliases(
+        flow, captured.placeholders()[0], captured.results()[0], len(buffers)
+    )
+    return captured
+
+
+def apart(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors, those that share memory with an earlier one copied: a graph serves calls where they do not."""
+    seen: set[int] = set()
+    found = []
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            found.append(t)
+            continue
+        shares = t.untyped_storage()._cdata in seen
+        found.append(t.detach().clone().requires_grad_(t.requires_grad) if shares else t)
+        seen.add(t.untyped_storage()._cdata)
+    return found
+
+
+class _Generator:
+    """PyTorch's generator for what is traced: it may be drawn from but not set, which no graph would do."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "initial_seed":
+            self._refuse()
+        return getattr(torch.default_generator, name)
+
+    def manual_seed(self, seed: int) -> Any:
+        self._refuse()
+        return torch.default_generator.manual_seed(seed)
+
+    def seed(self) -> int:
+        self._refuse()
+        return torch.default_generator.seed()
+
+    def set_state(self, state: Tensor) -> Any:
+        # PyTorch's tracer itself puts back a state that is unchanged, as nothing is drawn while it traces.
+        forked = sys._getframe(2).f_code.co_name == "fork_rng"
+        if forked or not torch.equal(state, torch.default_generator.get_state()):
+            self._refuse()
+        return torch.default_generator.set_state(state)
+
+    def _refuse(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._watch.refuse(
+                "the forward seeds PyTorch's random numbers, asks for their seed or puts back their state"
+            )
+
+
+@contextlib.contextmanager
+def _no_seeding(watch: Watch) -> Iterator[None]:
+    generator = torch.random.default_generator
+    torch.random.default_generator = _Generator(watch)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = generator
+
+
+def leaves_alone(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is a dropout that gives back its first argument in eager; a trace would have a copy."""
+    if function not in _DROPOUTS or not args:
+        return False
+    given = {**dict(zip(("input", "p", _DROPOUTS[function]), args, strict=False)), **kwargs}
+    p, training = given.get("p", 0.5), given.get(_DROPOUTS[function], True)
+    return bool(p == 0 or (not training and 0 < p <= 1))
+
+
+@contextlib.contextmanager
+def _no_graph_of_gradients(watch: Watch) -> Iterator[None]:
+    """Within it a forward does not ask for gradients that are differentiated again: no part of a graph can be."""
+    run, thread = torch.autograd._engine_run_backward, threading.get_ident()
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and args[3]:
+            watch.refuse("the forward asks for gradients with create_graph=True", NotRunnable)
+        return run(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = refusing
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = run
+
+
+class _RefuseStrangers(TorchFunctionMode):
+    """Refuses what a trace would lose: tensors made outside the module that require grad, hooks, inference mode."""
+
+    def __init__(self, watch: Watch, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._watch = watch
+        self._memory = {t.untyped_storage()._cdata for t in arguments}
+        self._made: dict[int, Tensor] = {}  # from what is held
+        self._inference = torch.is_inference_mode_enabled()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _DATA:
+            return args[0].detach()
+        if leaves_alone(func, args, kwargs or {}):
+            return args[0]
+        self._watch.asks_layout |= func in _LAYOUT
+        if func in _VIEWS_OR_COPIES and args and isinstance(args[0], Tensor):
+            self._watch.asks_looseness |= args[0].untyped_storage()._cdata in self._memory
+        if func in _EFFECTS:
+            self._watch.refuse(f"the forward {_EFFECTS[func]}")
+        if torch.is_inference_mode_enabled() != self._inference:
+            self._watch.refuse("the forward enters inference mode")
+        if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
+            self._watch.refuse("the forward sets requires_grad of a tensor")
+        called = any(map(callable, args))  # it may call the user's code
+        watching = not called and self._watch.frames.pause()
+        try:
+            result = self._run(func, args, kwargs or {})
+        finally:
+            if watching:
+                self._watch.frames.resume()
+        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        known = name in _KNOWN or (name not in _UNKNOWN and any(isinstance(t, Tensor) for t in _tensors(result)))
+        if not known and is_users(_caller(sys._getframe(1))):
+            self._watch.refuse(f"the forward asks for {name} of a tensor", _UNKNOWN.get(name, NotExportable))
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        outside = [t for t in _tensors((args, kwargs)) if type(t) in (Tensor, nn.Parameter)]
+        name = getattr(func, "__name__", "")
+        for t in outside:
+            if t.requires_grad and name != "__get__":
+                self._watch.refuse(
+                    f"the forward uses a tensor of shape {tuple(t.shape)} that requires grad "
+                    "and is neither an argument nor a registered parameter"
+                )
+            if id(t) not in self._watch.tensors and id(t) not in self._made:
+                self._watch.refuse(f"it is not known where the forward has a tensor of shape {tuple(t.shape)} from")
+        changes = (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__setitem__"))
+        if outside and id((*args, None)[0]) in {id(t) for t in outside if changes}:
+            self._watch.refuse(f"the forward changes a tensor of shape {tuple(args[0].shape)}, no buffer, in place")
+        result = func(*args, **kwargs)
+        if not outside:
+            return result
+        results = [t for t in _tensors(result) if isinstance(t, Tensor)]
+        made = {id(t): t for t in results if type(t) in (Tensor, nn.Parameter)}
+        if made or not results:
+            for t in outside:
+                self._watch.hold_value(t)
+        self._made.update(made)
+        return result
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """Who calls a function of PyTorch's, which may be one of Python that asks for this first."""
+    if frame.f_code.co_name == "handle_torch_function" and frame.f_back is not None and frame.f_back.f_back is not None:
+        return frame.f_back.f_back
+    return frame
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in a nest; most calls have none but their arguments."""
+    if type(value) in (tuple, list):
+        return [t for v in value for t in _tensors(v)]
+    if type(value) is dict:
+        return [t for v in value.values() for t in _tensors(v)]
+    if isinstance(value, Tensor):
+        return [value]
+    if value is None or type(value) in _LEAVES:
+        return []
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+
+
+def _example(t: Tensor) -> Tensor:
+    """A tensor that stands for an argument."""
+    example = t.detach().requires_grad_(t.requires_grad)
+    return nn.Parameter(example, t.requires_grad) if type(t) is nn.Parameter else example
+
+
+def _check_attributes(watch: Watch, given: Sequence[Tensor], made: Any) -> None:
+    """What Python knows of a tensor is not known of the one that stands for it, and lost if it is set."""
+    for t in [*given, *watch.tensors.values()]:
+        for name in vars(t).keys() & watch.names:
+            raise NotExportable(f"the forward may ask for attribute {name} of a tensor of shape {tuple(t.shape)}")
+    for t in pytree.tree_leaves(made):
+        for name in vars(t).keys() & watch.stored if isinstance(t, Tensor) else ():
+            raise NotExportable(f"the forward sets attribute {name} of a tensor of shape {tuple(t.shape)}")
+
+
+def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]) -> None:
+    """A graph gives results; what a forward puts into a dict, list or cache of its caller would be lost."""
+    leaves, now = flatten(arguments)
+    if now != spec or any(a is not b for a, b in zip(leaves, tensors, strict=True)):
+        raise NotExportable("the forward changes a list, dict or object among its arguments")

@@ -1,0 +1,399 @@
+"""What autograd remembers of tensors: regions without gradients, and changes in place that concern several histories.
+
+Aliases made by `detach` share memory but not what autograd remembers. In a graph a change in place becomes a new value
+of every alias, with one history. So a change is refused where aliases with different histories are read after it and
+one of them has gradients.
+"""
+
+import contextlib
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+from ..errors import NeedsStatic, NotExportable, NotRunnable
+from ..lowering.translations import TABLE
+from ..lowering.translations.registry import aten, has_kernel, is_composite
+from ..options import logger
+
+_REGION, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
+_UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
+_IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
+_DETACHES = {aten.detach.default, aten.detach_.default}
+
+
+def _is_made(node: fx.Node) -> bool:
+    """Whether a node reads of its operand no more than the shape."""
+    name = getattr(node.target, "_opname", "")
+    return name.endswith("_like") or name.startswith("new_")
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The operands that a node changes in place."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    found: list[fx.Node] = []
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            found += [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, fx.Node)]
+    return found
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether a node's value is its first operand, changed in place."""
+    return isinstance(node.meta.get("val"), Tensor) and bool(node.args) and written(node) == [node.args[0]]
+
+
+def storage(node: fx.Node) -> int | None:
+    """What tensors that share memory have in common."""
+    val = node.meta.get("val")
+    return val.untyped_storage()._cdata if isinstance(val, Tensor) else None
+
+
+def _called(node: fx.Node, name: str) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == name
+
+
+def _body(module: Any, node: fx.Node) -> fx.GraphModule:
+    reference: Any = node.args[1] if _called(node, _REGION) else node.args[4]
+    body: fx.GraphModule = getattr(module, reference.target)
+    return body
+
+
+# Regions without gradients
+
+
+def inline_regions(module: fx.GraphModule, graded: bool) -> None:
+    """Put the bodies of `with torch.no_grad()` and its like in place; what they read is detached first.
+
+    Parameters
+    ----------
+    module
+        The graph, as torch.export gives it.
+    graded
+        Whether gradients were enabled when the module was called.
+    """
+    for node in list(module.graph.nodes):
+        if _called(node, _AUTOCAST):
+            inline_regions(_body(module, node), graded)
+        elif _called(node, _REGION):
+            results = _Inliner(module, node, graded).region(node, module, lambda value: value)
+            for user in list(node.users):  # each is operator.getitem
+                user.replace_all_uses_with(results[user.args[1]])
+                module.graph.erase_node(user)
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+class _Inliner:
+    """Copies the nodes of one region, and of those nested in it, in front of a node of the outer graph."""
+
+    def __init__(self, module: fx.GraphModule, at: fx.Node, graded: bool) -> None:
+        self._module, self._at, self._graded = module, at, graded
+
+    def region(self, node: fx.Node, holder: Any, given: Callable[[Any], Any]) -> list[Any]:
+        """The values that leave the region `node`, whose body is an attribute of `holder`."""
+        enabled = bool(node.args[0])
+        if enabled and not self._graded:
+            raise NotExportable("the forward enables gradients where its caller has disabled them")
+        inner = _body(holder, node)
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        mapped: dict[fx.Node, Any] = {p: given(a) for p, a in zip(placeholders, node.args[2:], strict=True)}
+        aliases: dict[fx.Node, fx.Node] = {}
+
+        def operand(n: fx.Node) -> Any:
+            return mapped[n] if enabled else self._detached(mapped[n], aliases)
+
+        results: list[Any] = []
+        for n in inner.graph.nodes:
+            if n.op == "output":
+                results = [mapped.get(r, r) for r in n.args[0]]
+            elif n.op == "get_attr":
+                mapped[n] = self._attribute(inner, str(n.target))
+            elif _called(n, _REGION):
+                mapped[n] = self.region(n, inner, mapped.__getitem__)
+            elif n.op == "call_function" and isinstance(mapped.get(n.args[0]), list):  # operator.getitem of a region
+                mapped[n] = mapped[n.args[0]][n.args[1]]
+            elif n.op == "call_function":
+                if _called(n, _AUTOCAST):
+                    inline_regions(_body(inner, n), self._graded)
+                with self._module.graph.inserting_before(self._at):
+                    copy = self._module.graph.node_copy(n, operand)
+                copy.meta[_UNGRADED] = not enabled
+                mapped[n] = mapped[n.args[0]] if is_written(n) else copy
+        return results
+
+    def _attribute(self, inner: fx.GraphModule, name: str) -> fx.Node:
+        own = next(n for k in itertools.count() if not hasattr(self._module, n := f"{self._at.name}_{k}"))
+        setattr(self._module, own, getattr(inner, name))
+        with self._module.graph.inserting_before(self._at):
+            return self._module.graph.get_attr(own)
+
+    def _detached(self, value: Any, aliases: dict[fx.Node, fx.Node]) -> Any:
+        val = value.meta.get("val") if isinstance(value, fx.Node) else None
+        if not isinstance(val, Tensor) or not val.is_floating_point():
+            return value
+        if value not in aliases:
+            with self._module.graph.inserting_before(self._at):
+                alias = self._module.graph.call_function(aten.detach.default, (value,))
+            alias.meta = {**value.meta, "val": val.detach(), _UNGRADED: True, _IMPLIED: True}
+            aliases[value] = alias
+        return aliases[value]
+
+
+# Changes in place
+
+
+class Flow:
+    """The nodes of a graph in the order they run, those in regions of autocast among them."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.nodes: list[fx.Node] = []
+        self._real: dict[fx.Node, fx.Node] = {}
+        self._results: dict[fx.Node, Any] = {}
+        self._walk(module)
+        self.nodes.append(next(n for n in reversed(module.graph.nodes) if n.op == "output"))
+
+    def real(self, node: fx.Node) -> fx.Node:
+        """The node that computes what `node` stands for."""
+        return self._real.get(node, node)
+
+    def operands(self, node: fx.Node) -> list[fx.Node]:
+        """The tensors a node reads; one taken from several results reads what their op read."""
+        found = [self.real(n) for n in node.all_input_nodes]
+        several = node.target is operator.getitem and storage(found[0]) is None
+        return self.operands(found[0]) if several else found
+
+    def _walk(self, module: fx.GraphModule) -> None:
+        for n in module.graph.nodes:
+            if _called(n, _AUTOCAST):
+                body = _body(module, n)
+                placeholders = [p for p in body.graph.nodes if p.op == "placeholder"]
+                self._real |= {p: self.real(a) for p, a in zip(placeholders, n.args[5:], strict=True)}
+                self._walk(body)
+                output = next(o for o in reversed(body.graph.nodes) if o.op == "output")
+                self._results[n] = output.args[0]
+            elif n.op == "call_function" and n.args and n.args[0] in self._results:
+                self._real[n] = self.real(self._results[n.args[0]][n.args[1]])
+            elif n.op != "output" and n not in self._real:
+                self.nodes.append(n)
+
+
+@dataclass(eq=False)
+class _History:
+    """Of a tensor and its views.
+
+    Attributes
+    ----------
+    grad
+        Whether autograd reaches some input from it.
+    hidden
+        Whether it is an alias, without history, of a tensor with gradients that was made where they were disabled.
+    """
+
+    grad: bool
+    hidden: bool = False
+
+
+def check_changes(module: fx.GraphModule, flow: Flow) -> None:
+    """Refuse changes in place that a graph cannot follow, or that PyTorch refuses.
+
+    Raises
+    ------
+    NotExportable
+        With the cause.
+    NotRunnable
+        If PyTorch refuses it: no graph may take it then.
+    NeedsStatic
+        If it depends on open sizes.
+    """
+    _check_histories(flow)
+    _check_overlaps(flow)
+    _check_saved(module, flow)
+
+
+def _check_histories(flow: Flow) -> None:
+    """Refuse what the values of a graph cannot tell about histories: see the head of this file."""
+    position = {n: i for i, n in enumerate(flow.nodes)}
+    last_read = {n: position[user] for user in flow.nodes for n in flow.operands(user)}
+    sharing: dict[int, list[fx.Node]] = {}
+    histories: dict[fx.Node, _History] = {}
+    for node in flow.nodes:
+        operands = [n for n in flow.operands(node) if n in histories]
+        grad = any(histories[n].grad for n in operands)
+        leaves = [n for n in operands if histories[n].hidden and not node.meta.get(_UNGRADED)]
+        if leaves:
+            raise NotExportable(f"a view of a tensor that requires grad, {leaves[0].name}, was made without gradients")
+        for changed in map(flow.real, written(node)):
+            live = {histories[changed]} if changed in histories else set()
+            for n in sharing.get(storage(changed) or 0, ()):
+                if n.op == "placeholder" or last_read.get(n, -1) > position[node]:
+                    live.add(histories[n])
+            if node.target is aten.detach_.default and (grad or changed.op == "placeholder"):
+                raise NotExportable("the forward detaches a tensor in place")
+            if len(live) > 1 and (grad or any(h.grad for h in live)):
+                raise NotExportable(f"{node.target} changes in place a tensor with an alias of another history")
+            for h in live:
+                h.grad |= grad
+            if any(str(stride) == "0" and str(size) != "1" for size, stride in zip(*_layout(changed), strict=True)):
+                raise NotExportable(f"{node.target} changes in place a tensor whose elements share memory")
+        val = node.meta.get("val")
+        if not isinstance(val, Tensor):
+            continue
+        if is_written(node) and str(_layout(node)) != str(_layout(node.args[0])):
+            raise NotExportable(f"{node.target} changes the shape of a tensor in place")
+        memory = storage(node)
+        aliased = [n for n in operands if storage(n) == memory]
+        if node.op == "placeholder":
+            histories[node] = _History(val.requires_grad and val.is_floating_point())
+        elif aliased and node.target not in _DETACHES:
+            histories[node] = histories[aliased[0]]
+        else:
+            of = histories[aliased[0]] if aliased and node.meta.get(_IMPLIED) else None
+            histories[node] = _History(
+                grad and val.is_floating_point() and node.target not in _DETACHES and not _is_made(node),
+                of is not None and (of.grad or of.hidden),
+            )
+        sharing.setdefault(memory or 0, []).append(node)
+
+
+def _check_overlaps(flow: Flow) -> None:
+    """Refuse to change elements that are read at the same time through another view.
+
+    PyTorch raises there, or what it gives depends on its order of elements; a graph reads all of them before.
+    """
+    for node in flow.nodes:
+        for changed in map(flow.real, written(node)):
+            for read in flow.operands(node):
+                if storage(read) == storage(changed) and _overlap(changed.meta["val"], read.meta["val"]):
+                    raise NotRunnable(f"{node.target} changes in place what it reads through another view")
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two views of one memory have elements in common, but not each the same at the same place."""
+    places = [(*t.shape, *t.stride(), t.storage_offset()) for t in (a, b)]
+    if a.dtype != b.dtype:
+        return True
+    if str(places[0]) == str(places[1]):
+        return False
+    if any(isinstance(n, SymInt) for place in places for n in place):
+        raise NeedsStatic("a tensor is changed in place by a view of it")
+    cells = torch.zeros(a.untyped_storage().nbytes() // a.itemsize, dtype=torch.bool, device="cpu")
+    cells.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(cells.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+class _AsWritten(fx.Interpreter):
+    """Runs a graph whose regions without gradients were put in place."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        with torch.set_grad_enabled(not n.meta.get(_UNGRADED)):
+            return super().run_node(n)
+
+
+def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
+    """Refuse what has no gradient in PyTorch, as it changes in place what was saved for one.
+
+    PyTorch is asked, on tensors without values; other refusals of it are not of this kind.
+    """
+    given = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+    changed = [flow.real(w).meta["val"] for n in flow.nodes for w in written(n) if not n.meta.get(_UNGRADED)]
+    trains = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+    if not (trains and any(map(torch.is_floating_point, changed))):
+        return
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+            leaves = [_like(v) if isinstance(v, Tensor) else _hint(v) for v in given]
+            trained = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+            arguments = [t.view_as(t) if isinstance(t, Tensor) else t for t in leaves]
+            results = [y for y in pytree.tree_leaves(_AsWritten(module).run(*arguments)) if isinstance(y, Tensor)]
+            reached = [y for y in results if y.requires_grad]
+            torch.autograd.grad(reached, trained, [torch.ones_like(y) for y in reached], allow_unused=True)
+    except Exception as error:
+        if "modified by an inplace operation" in str(error):
+            raise NotRunnable("the forward changes in place what its gradients need") from error
+        logger.debug("what is saved was not asked", exc_info=True)
+
+
+def _like(t: Tensor) -> Tensor:
+    shape, stride = ([_hint(n) for n in numbers] for numbers in (t.shape, t.stride()))
+    return torch.empty_strided(shape, stride, dtype=t.dtype, requires_grad=t.requires_grad)
+
+
+def _hint(n: Any) -> Any:
+    return n.node.hint if isinstance(n, SymInt) else n
+
+
+def check_functional(flow: Flow) -> None:
+    """Refuse changes in place that PyTorch does not follow when it makes a graph functional.
+
+    It goes by schemas: a tensor returned as it is by an op whose schema tells of no alias is taken for another. And it
+    takes what lies between the windows of `unfold` for zeros.
+    """
+    changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
+    for node in flow.nodes:
+        op = flow.real(node.args[0]).target if node.target is operator.getitem else node.target  # type: ignore[arg-type]
+        told = isinstance(op, OpOverload) and any(r.alias_info is not None for r in op._schema.returns)
+        told = (told and op is not aten.unfold.default) or op is aten.lift_fresh_copy.default
+        memory = storage(node)
+        if not told and memory in changed and any(storage(n) == memory for n in flow.operands(node)):
+            raise NotExportable(f"what {op} makes shares memory with a tensor that is changed in place")
+
+
+def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    val = node.meta["val"]
+    return tuple(val.shape), tuple(val.stride())
+
+
+def unhooked() -> saved_tensors_hooks:
+    """Hides what autograd saves from the hooks that are set; within it backwards run on what was saved.
+
+    What is saved is detached: a result that its own function saves would hold itself.
+    """
+    return saved_tensors_hooks(Tensor.detach, lambda t: t)
+
+
+@contextlib.contextmanager
+def no_saving_hooks(refusing: Callable[[str], None]) -> Iterator[None]:
+    """Refuses that this thread sets hooks on what autograd saves: a graph would save what it needs without them."""
+    enter, thread = saved_tensors_hooks.__enter__, threading.get_ident()
+
+    def refuse(hooks: saved_tensors_hooks) -> None:
+        if threading.get_ident() == thread:
+            refusing("the forward sets hooks on saved tensors, as a checkpoint does")
+        enter(hooks)
+
+    saved_tensors_hooks.__enter__ = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+def check_autocast(program: fx.GraphModule, inside: bool = False) -> None:
+    """Refuse composite ops in a region of autocast that it reaches in their parts only: these are traced outside of it.
+
+    Raises
+    ------
+    NotExportable
+        If there is one.
+    """
+    for node in program.graph.nodes:
+        for part in [getattr(program, n.target) for n in node.all_input_nodes if n.op == "get_attr"]:
+            if isinstance(part, fx.GraphModule):
+                check_autocast(part, inside or getattr(node.target, "__name__", "") == _AUTOCAST)
+        op = node.target
+        if not inside or not isinstance(op, OpOverload) or op in TABLE:
+            continue
+        if is_composite(op) and not has_kernel(op, "AutocastCPU"):
+            raise NotExportable(f"{op} is composed of other ops in a region of autocast")

@@ -1,0 +1,284 @@
+"""The backend of TorchDynamo: ``torch.compile(model, backend="ortmodule_c")``."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.source import FloatTensorSource
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from .. import _C
+from ..capture.export import Captured, apart, quiet
+from ..capture.symbols import remembered
+from ..dtypes import DTYPES
+from ..errors import NeedsStatic, NotExportable, out_of_memory
+from ..flatten import Spec, unflatten
+from ..function import Call, Runner
+from ..graphs import OWN_OPS, device_refusal, supports
+from ..lowering.ingest import ingest
+from ..lowering.lower import lower
+from ..onnx_io import Files
+from ..options import DebugOptions, logger
+from ..process import no_collection, one_thread_after_fork, tracing_lock
+from ..report import FallbackReport
+from ..stack import users_line_in
+from . import noted
+from .fx_capture import capture_graph
+from .segments import draw_alike, split
+
+Key = tuple[Any, ...]
+
+
+def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None, options: Any = None) -> "Compiled":
+    """Compile one of TorchDynamo's graphs for the C core.
+
+    Parameters
+    ----------
+    graph
+        Its placeholders are sizes, parameters, buffers and user tensors.
+    examples
+        The values of the call that is being compiled.
+    mode
+        Not used.
+    options
+        Fields of :class:`DebugOptions` but `capture` and `verify`, as in
+        ``torch.compile(..., options={"fallback": "error"})``.
+
+    Returns
+    -------
+    Compiled
+        Computes what the graph does. What cannot run here it runs in PyTorch, with a warning; where `fallback` is
+        ``"error"`` its call raises ORTModuleError instead.
+    """
+    meaningless = {"capture", "verify"} & set(options or {})
+    if meaningless:
+        raise ValueError(f"option {meaningless.pop()} is for ORTModule, which sees whole steps")
+    settings = DebugOptions(**(options or {}))
+    if settings.python_level is not None:
+        logger.setLevel(settings.python_level)
+    report = FallbackReport(settings.fallback)
+    return Compiled(graph, examples, report, settings.max_graphs, Files(settings, report))
+
+
+@dataclass
+class _Made:
+    """A graph and the places of its inputs among the arguments."""
+
+    runner: Runner
+    inputs: list[int]
+    out_spec: Spec
+    n_masks: int  # that it draws
+
+
+class Compiled:
+    """Takes the place of one of TorchDynamo's graphs.
+
+    Its guards, and those that tracing on its own symbols adds to them, say when it is called. Where the C core needs
+    to know a number that they leave open, there is one graph for each.
+
+    Parameters
+    ----------
+    graph, examples
+        As a backend gets them.
+    report
+        Where is told what runs in PyTorch.
+    max_graphs
+        For how many sets of numbers there are graphs.
+    files
+        What writes these.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, examples: Sequence[Any], report: FallbackReport, max_graphs: int, files: Files
+    ) -> None:
+        self._graph = graph
+        self._report = report
+        self._max_graphs = max_graphs
+        self._files = files
+        self._name = _name(graph)
+        self._floats = _floats(graph)
+        self._open: _Made | None = None
+        self._by_numbers: dict[Key, _Made] = {}
+        self._in_pytorch = False
+        self._error: BaseException | None = None  # instead of that
+        self._parts: fx.GraphModule | None = None
+        self._inner: list[Compiled] = []  # in the parts
+        draw_alike(graph)
+        try:
+            stand_ins = _stand_ins(examples)
+            numbers = {i: e.item() if type(e) is Tensor else e for i, e in enumerate(examples) if i in self._floats}
+            self._parts = split(graph, [numbers.get(i, e) for i, e in enumerate(stand_ins)], self._make_part, report)
+            if self._parts is not None:
+                return
+            if self._floats or any(isinstance(e, (int, float)) for e in examples):
+                raise NeedsStatic("a number that is not a size is computed with")
+            self._open = self._make(stand_ins)
+        except NeedsStatic as error:
+            logger.info("%s: a graph for each size: %s", self._name, error)
+        except Exception as error:
+            if out_of_memory(error) is None:
+                self._give_up(error)
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's results, connected to autograd."""
+        one_thread_after_fork()
+        if self._parts is not None:
+            self._report.warn()
+            return _run(self._parts, args)
+        call: Call | None = None
+        if not self._in_pytorch:
+            try:
+                made = self._open or self._for(args)
+                state = torch.get_rng_state() if noted.wanted() else None
+                call = made.runner.prepare([args[i] for i in made.inputs])
+                if state is not None:
+                    noted.note(self._as_noted(made, args, call, state))
+                self._report.warn()
+                return unflatten(made.out_spec, iter(made.runner.run(call)))
+            except IndexError:  # PyTorch raises it by itself, as the class that is its own
+                pass
+            except NotExportable as error:
+                self._give_up(error)
+            except Exception as error:
+                if call is not None:
+                    raise
+                self._give_up(error)
+        self._report.warn()
+        if self._error is not None:
+            raise self._error
+        return _run(self._graph, args)
+
+    def runners(self) -> list[Runner]:
+        """Those of its graphs."""
+        made = [*([self._open] if self._open is not None else []), *self._by_numbers.values()]
+        return [*[m.runner for m in made], *[r for inner in self._inner for r in inner.runners()]]
+
+    def _make_part(self, part: fx.GraphModule, examples: Sequence[Any]) -> "Compiled":
+        self._inner.append(Compiled(part, examples, self._report, self._max_graphs, self._files))
+        return self._inner[-1]
+
+    def _as_noted(self, made: _Made, args: Sequence[Any], call: Call, state: Tensor) -> noted.Run:
+        given = self._with_numbers(args)
+        return noted.Run(
+            [t.detach().clone().requires_grad_(t.requires_grad) for t in call.inputs],
+            state,
+            call.seed,
+            made.n_masks if call.seed else 0,
+            functools.partial(self._capture_again, given),
+        )
+
+    def _make(self, examples: Sequence[Any]) -> _Made:
+        """A graph for what is a number among the examples."""
+        inputs = [i for i, e in enumerate(examples) if isinstance(e, Tensor)]
+        tensors = [examples[i] for i in inputs]
+        refusal = _refusal(examples) or device_refusal(tensors)
+        if refusal:
+            raise NotExportable(refusal)
+        with tracing_lock, quiet(), no_collection(), remembered():
+            captured = capture_graph(self._graph, examples)
+            lowered = lower(captured, supports, OWN_OPS)
+            for name, cause in lowered.fallbacks:
+                self._report.add(name, cause)
+            text, constants = ingest(lowered.model)
+            writer = self._files.watcher(lowered, text, constants, numbered=True)
+            runner = Runner(_C.Session(text, constants, lowered.host), lowered, writer)
+        logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
+        return _Made(runner, inputs, captured.out_spec, text.count(" stream="))
+
+    def _capture_again(self, given: Sequence[Any]) -> Captured:
+        with tracing_lock, quiet():
+            return capture_graph(self._graph, _static(given))
+
+    def _with_numbers(self, args: Sequence[Any]) -> list[Any]:
+        return [a.item() if i in self._floats else a for i, a in enumerate(args)]
+
+    def _for(self, args: Sequence[Any]) -> _Made:
+        """The graph for the numbers of this call."""
+        given = self._with_numbers(args)
+        key = tuple([tuple(a.shape) if isinstance(a, Tensor) else (type(a), a) for a in given])
+        with tracing_lock:
+            made = self._by_numbers.get(key)
+            if made is None:
+                if len(self._by_numbers) >= self._max_graphs:
+                    raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes")
+                try:
+                    made = self._make(_static(given))
+                except NeedsStatic as error:
+                    raise NotExportable(str(error)) from error
+                self._by_numbers[key] = made
+            return made
+
+    def _give_up(self, error: Exception) -> None:
+        """Run in PyTorch from now on."""
+        self._in_pytorch = True
+        try:
+            self._report.add(self._name, self._report.cause(self._name, error))
+        except Exception as raised:
+            self._error = raised
+
+
+def _run(graph: fx.GraphModule, args: Sequence[Any]) -> Any:
+    """Run in PyTorch; called as a module, a graph prints where an error is."""
+    _LazyGraphModule.force_recompile(graph)
+    return graph.forward(*args)
+
+
+def _name(graph: fx.GraphModule) -> str:
+    """What a graph is called: by the first line of the user's that it holds."""
+    traces = [n.meta["stack_trace"] for n in graph.graph.nodes if n.meta.get("stack_trace")]
+    return f"the graph from {users_line_in(traces[0])} on" if traces else "the graph"
+
+
+def _floats(graph: fx.GraphModule) -> set[int]:
+    """Places of the tensors that stand for numbers of Python's: Dynamo says so, or no more than the number is read."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    return {
+        i
+        for i, n in enumerate(placeholders)
+        if isinstance(getattr(n, "_dynamo_source", None), FloatTensorSource)
+        or (n.users and all(u.op == "call_method" and u.target == "item" for u in n.users))
+    }
+
+
+def _leaf(t: Tensor) -> Tensor:
+    """The same memory; whoever looks at the gradient of a tensor that has a history is warned."""
+    return t.detach().requires_grad_(t.requires_grad)
+
+
+def _static(args: Sequence[Any]) -> list[Any]:
+    """The arguments without elements, their sizes as they are."""
+    mode = FakeTensorMode()
+    return apart([mode.from_tensor(_leaf(a), static_shapes=True) if isinstance(a, Tensor) else a for a in args])
+
+
+def _stand_ins(examples: Sequence[Any]) -> list[Any]:
+    """The examples without elements, with the symbols that Dynamo gave their sizes."""
+    context = TracingContext.try_get()
+    mode = context.fake_mode if context is not None and context.fake_mode is not None else FakeTensorMode()
+
+    def stand_in(t: Any) -> Any:
+        if not isinstance(t, Tensor) or isinstance(t, FakeTensor):
+            return t
+        known = context.tensor_to_context.get(t) if context is not None else None
+        if known is None:
+            return mode.from_tensor(_leaf(t), static_shapes=True)
+        return mode.from_tensor(t, symbolic_context=known, source=known.tensor_source, trace=False)
+
+    return apart([stand_in(t) for t in examples])
+
+
+def _refusal(examples: Sequence[Any]) -> str:
+    """Why no graph can take such inputs, or nothing."""
+    for e in examples:
+        if not isinstance(e, (Tensor, int, float, torch.SymInt)):
+            return f"an input is a {type(e).__name__}"
+        if isinstance(e, Tensor) and (e.layout is not torch.strided or e.is_nested or e.dtype not in DTYPES):
+            return f"an input has layout {e.layout} and dtype {e.dtype}"
+        if isinstance(e, Tensor) and torch._is_functional_tensor(e):
+            return "an input is a functional tensor"
+    return ""

@@ -1,0 +1,279 @@
+"""Runs a module through TorchDynamo: what cannot be traced is broken out, a statement at a time.
+
+Of a module that :mod:`ortmodule_c.capture.export` refuses, Dynamo makes several graphs, with Python in between, and
+guards them.
+"""
+
+import contextlib
+import functools
+import logging
+import re
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from inspect import signature
+from types import CodeType
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch._dynamo import config
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
+from torch._guards import TracingContext
+from torch.utils._pytree import tree_leaves
+
+from ..capture.shapes import MAX_RANK
+from ..errors import first_lines
+from ..function import Runner
+from ..guards.held import Held
+from ..guards.surroundings import Surroundings
+from ..onnx_io import Files
+from ..options import DebugOptions, logger
+from ..process import tracing_lock
+from ..report import FallbackReport
+from ..stack import innermost
+from .backend import Compiled
+
+# Whose loggers say what becomes of what is compiled.
+_COMPILERS = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch._subclasses", "torch.fx")
+_LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
+_FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
+_MOST_VERSIONS = 4  # of what is held; each is compiled anew
+_NOTHING = "TorchDynamo compiles nothing of it"
+_MARK = "_is_torch_compile"  # which PyTorch means for what it returns, and writes into the user's module
+_heard = threading.local()
+
+
+def _keep_back(record: logging.LogRecord) -> bool:
+    """Hears what is logged while a second way runs in this thread; below a warning is only what somebody asked for."""
+    records: list[logging.LogRecord] | None = getattr(_heard, "records", None)
+    if records is None or record.levelno < logging.WARNING:
+        return True
+    records.append(record)
+    logger.debug("TorchDynamo: %s", record.getMessage(), exc_info=record.exc_info)
+    return False
+
+
+def _hear() -> None:
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(_COMPILERS):
+            logging.getLogger(name).addFilter(_keep_back)
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[list[logging.LogRecord]]:
+    before = getattr(_heard, "records", None)
+    _heard.records = records = list[logging.LogRecord]()
+    try:
+        yield records
+    finally:
+        _heard.records = before
+
+
+@dataclass
+class _Version:
+    """What Dynamo has compiled, the code that it has traced for it, and what that may have read of Python."""
+
+    compiled: Any
+    traced: set[CodeType]
+    looked_at: int = 0  # so much of the code
+    held: Held = field(default_factory=lambda: Held([], []))
+
+
+class SecondWay:
+    """A module as Dynamo runs it.
+
+    Parameters
+    ----------
+    module
+        The user's module.
+    options
+        How many graphs there may be for one function, and whether PyTorch may run what is broken out.
+    report
+        Where is told what runs in PyTorch.
+    """
+
+    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport) -> None:
+        _hear()
+        self._name = type(module).__name__
+        self._report = report
+        self._whole = options.fallback == "error"
+        self.seconds = 0.0  # spent on making graphs
+        self._breaks: dict[str, str] = {}  # where, and why
+        self._graphs: list[Compiled] = []
+        # Layers of one class share a function.
+        limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
+        limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
+        # What Dynamo cannot compile is left to Python at the place where it is, hooks that are added are seen, and
+        # random numbers of NumPy are NumPy's.
+        settings = {
+            "suppress_errors": not self._whole,
+            "skip_nnmodule_hook_guards": False,
+            "use_numpy_random_stream": True,
+            "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
+        }
+        self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
+        self._sizes: list[torch.Size] | None = None  # of the first call; none once another had others
+        self._module = module
+        self._versions: list[_Version] = []
+        self._most = min(_MOST_VERSIONS, options.max_graphs)
+        self._in_pytorch = False
+        # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
+        # the graphs more than weakly.
+        keep, files = weakref.WeakMethod(self._keep), Files(options, report)
+        self._backend = lambda traced, *graph: _compile(traced, keep, report, options.max_graphs, files, *graph)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the module returns, or raises.
+
+        Raises
+        ------
+        ORTModuleError
+            If something has to run in PyTorch and must not.
+        """
+        version = self._version()
+        if version is None:
+            self._report.warn()
+            return self._module(*args, **kwargs)
+        self._open_sizes(args, kwargs)
+        n_breaks, seconds = len(graph_break_reasons), _seconds()
+        with config.patch(self._settings), _listening() as records:
+            try:
+                result = version.compiled.forward(*args, **kwargs)
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
+                self._report.check(self._name, first_lines(error), error)
+                raise
+            except RuntimeError as error:
+                if self._whole and "no compiled frames" in str(error):
+                    self._report.check(self._name, _NOTHING, error)
+                raise
+            finally:
+                self.seconds += _seconds() - seconds
+                self._note_breaks(graph_break_reasons[n_breaks:])
+                self._hold(version)
+        for record in records:
+            self._note_record(record)
+        if not self._graphs and not self._report.records():
+            self._report.add(self._name, _NOTHING)
+        self._report.warn()
+        return result
+
+    @property
+    def n_breaks(self) -> int:
+        """How many statements are broken out."""
+        return len(self._breaks)
+
+    def runners(self) -> list[Runner]:
+        """Those of its graphs."""
+        return [r for graph in self._graphs for r in graph.runners()]
+
+    def _version(self) -> "_Version | None":
+        """The one that serves now, made if there is none; nothing if PyTorch has to run the module."""
+        if self._in_pytorch:
+            return None
+        for version in self._versions:
+            if version.held.hold():
+                return version
+        if len(self._versions) == self._most:
+            what = self._versions[-1].held.changed()
+            self._give_up(f"{what} takes a new value again and again, which TorchDynamo by itself may not see")
+            return None
+        # Else all that was ever compiled of a class counts, and of the versions before.
+        alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+        traced: set[CodeType] = set()
+        backend = functools.partial(self._backend, traced)
+        state = self._module.__dict__
+        was_marked = _MARK in state
+        compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
+        if not was_marked:
+            state.pop(_MARK, None)
+        self._versions.append(_Version(compiled, traced))
+        return self._versions[-1]
+
+    def _hold(self, version: "_Version") -> None:
+        """Hold what a call may have read; what the forward itself changes is left to Dynamo."""
+        if len(version.traced) == version.looked_at:
+            version.held = version.held.still()
+            return
+        try:
+            with tracing_lock:
+                version.looked_at = len(version.traced)
+                version.held = Surroundings(self._module, version.traced).as_they_are()
+        except Exception as error:
+            self._give_up(f"what it reads cannot be compared: {self._report.cause(self._name, error)}")
+
+    def _give_up(self, cause: str) -> None:
+        self._in_pytorch = True
+        self._report.add(self._name, cause)
+
+    def _open_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Ask for open sizes of all arguments, if this call or one before has others than the first.
+
+        Dynamo by itself opens those that have changed, and so makes a graph when the batch changes and one more when
+        the length does. Images keep their height and width, as on the first way.
+        """
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        sizes = [t.shape for t in tensors]
+        if self._sizes is None:
+            self._sizes = sizes
+        if self._sizes != sizes:
+            self._sizes = []
+            for t in tensors:
+                torch._dynamo.maybe_mark_dynamic(t, list(range(t.dim() if t.dim() <= MAX_RANK else 1)))
+
+    def _keep(self, graph: Compiled) -> None:
+        self._graphs.append(graph)
+
+    def _note_breaks(self, reasons: list[Any]) -> None:
+        """Where there are several for one place, the longest explains; the others follow from it."""
+        told: dict[str, list[str]] = {}
+        for reason in reasons:
+            place = innermost((f.filename, f.lineno) for f in reason.user_stack)
+            told.setdefault(place, []).append(reason.reason)
+        for place, texts in told.items():
+            why = max(texts, key=len)
+            why = "Data-dependent branching" if why.startswith("generic_jump") else first_lines(why)
+            cause = f"graph break: {why.replace(' Explanation: ', ': ')}"
+            self._report.add(place, self._breaks.setdefault(place, cause))
+
+    def _note_record(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        limit, frame = _LIMIT.search(text), _FRAME.search(text)
+        if limit is not None:
+            n, function, place, why = limit.groups()
+            self._report.add(place, f"{function} needs more than {n} graphs, the last because of {why.strip()}")
+        elif frame is not None and record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
+
+
+def _seconds() -> float:
+    """That Dynamo, and backends in it, have spent on all that was compiled."""
+    return calculate_time_spent().get("entire_frame_compile", 0.0)
+
+
+def _compile(
+    traced: set[CodeType],
+    keep: "weakref.WeakMethod[Any]",
+    report: FallbackReport,
+    max_graphs: int,
+    files: Files,
+    graph: Any,
+    examples: Any,
+) -> Callable[..., Any]:
+    traced.update(TracingContext.get_traced_code() or ())
+    compiled = Compiled(graph, examples, report, max_graphs, files)
+    kept = keep()
+    assert kept is not None  # by the call that this is compiled for
+    kept(compiled)
+    return functools.partial(_run, weakref.ref(compiled))
+
+
+def _run(compiled: "weakref.ref[Compiled]", *args: Any) -> Any:
+    graph = compiled()
+    assert graph is not None  # as above
+    return graph(*args)

@@ -1,0 +1,182 @@
+"""What objects of Python are made of, and whose they are."""
+
+import collections
+import contextlib
+import functools
+import gc
+import logging
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stack import LIBRARIES
+from .frames import is_trusted, is_trusted_module
+from .held import MISSING
+
+HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
+IMMUTABLE = 1 << 8
+INERT = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    type(vars(collections.namedtuple("_Named", "field"))["field"]),
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+    re.Pattern,
+    type(typing.Any),
+    logging.Logger,
+)
+
+
+def dict_of(cls: Any) -> dict[str, Any]:
+    """The dictionary of a class itself, not the proxy for it."""
+    found: dict[str, Any] = gc.get_referents(vars(cls))[0]
+    return found
+
+
+def members(cls: Any) -> list[tuple[str, Any]]:
+    """The slots of a class's instances."""
+    members: dict[str, Any] = {}
+    for c in cls.__mro__:
+        if c.__flags__ & HEAP and "__slots__" in vars(c):
+            for name, member in vars(c).items():
+                if type(member) is types.MemberDescriptorType:
+                    members.setdefault(name, member)
+    return list(members.items())
+
+
+def slots(owner: Any) -> dict[str, Any]:
+    """What is in them; :data:`MISSING` if nothing is."""
+    found: dict[str, Any] = {}
+    for name, member in members(type(owner)):
+        found[name] = MISSING
+        with contextlib.suppress(AttributeError):
+            found[name] = member.__get__(owner)
+    return found
+
+
+class Seen:
+    """An object whose attributes are watched.
+
+    Attributes
+    ----------
+    owner
+        The object.
+    state
+        Its dictionary, which may be another's; None if it has none.
+    before
+        What was in it.
+    slots
+        What was in its slots.
+    names
+        Attributes that were read.
+    """
+
+    __slots__ = ("before", "names", "owner", "slots", "state", "title")
+
+    def __init__(self, owner: Any, title: str) -> None:
+        self.owner, self.title = owner, title
+        try:
+            self.state: dict[str, Any] | None = object.__getattribute__(owner, "__dict__")
+        except AttributeError:
+            self.state = None
+        self.before = dict(self.state or {})
+        self.slots = slots(owner)
+        self.names: set[str] = set()
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """What is in its dictionary."""
+        return {} if self.state is None else self.state
+
+
+def functions_of(value: Any, inside: tuple[Any, ...] = ()) -> list[types.FunctionType]:
+    """The functions of the user's that a value of a class's dictionary stands for, found `inside` others."""
+    if isinstance(value, types.FunctionType):
+        if not is_trusted(value.__code__.co_filename, value.__globals__):
+            return [value]
+        if any(value is function for function in inside):  # it calls itself
+            return []
+        return [f for cell in value.__closure__ or () for f in functions_of(of_cell(cell), (*inside, value))]
+    return [f for part in parts(value) for f in functions_of(part, inside)]
+
+
+def parts(value: Any) -> tuple[Any, ...]:
+    """What a descriptor was made of."""
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    return (value.__func__,) if isinstance(value, (staticmethod, classmethod)) else ()
+
+
+def is_users_class(cls: Any) -> bool:
+    """Whether it is no class of C and not found where it says it is from, in a library that is trusted."""
+    if not cls.__flags__ & HEAP:
+        return False
+    found: Any = sys.modules.get(cls.__module__) if is_trusted_module(cls.__module__) else None
+    for name in cls.__qualname__.split("."):
+        if name == "<locals>":
+            return found is None
+        found = getattr(found, name, None)
+    return found is not cls
+
+
+def is_of_python(cls: Any, *bases: type) -> bool:
+    """Whether its instances have nothing but attributes, and what they have as instances of the bases given."""
+    return all(c in (object, *bases) or (c.__flags__ & HEAP and not c.__flags__ & IMMUTABLE) for c in cls.__mro__)
+
+
+def _callers(frame: types.FrameType) -> Iterator[types.FrameType]:
+    """The frame and those around it, as far as the forward."""
+    at: types.FrameType | None = frame
+    while at is not None and not at.f_code.co_filename.startswith(LIBRARIES[0]):
+        yield at
+        at = at.f_back
+
+
+def is_importing(frame: types.FrameType) -> bool:
+    """Whether it runs because a module of Python is imported."""
+    codes = [at.f_code for at in _callers(frame)]
+    return any(c.co_name == "<module>" and not c.co_filename.startswith("<") for c in codes)
+
+
+def is_remembered(frame: types.FrameType) -> bool:
+    """Whether it runs within a method that runs once for equal arguments, as one that warns only once does."""
+    return any(map(_is_memo, _callers(frame)))
+
+
+def _is_memo(frame: types.FrameType) -> bool:
+    first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+    return isinstance(getattr(type(first), frame.f_code.co_name, None), functools._lru_cache_wrapper)
+
+
+def of_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def type_in(state: dict[str, Any], name: str) -> Any:
+    return type(state.get(name, MISSING))
+
+
+def tensor_content(t: Tensor) -> Any:
+    with torch.no_grad():
+        return t.shape, t.dtype, bytes(t.detach().contiguous().view(-1).view(torch.uint8).tolist())
+
+
+def content(value: Any) -> list[Any]:
+    """What is in a set, or in what is like a dict or a tuple, in order."""
+    if isinstance(value, dict):
+        kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+        return list(kind.items(value))
+    return list(tuple.__iter__(value)) if isinstance(value, tuple) else list(value)

@@ -1,0 +1,331 @@
+"""What a graph assumed of the module and of the moment, compared at every call.
+
+:func:`survey` walks the module once per call and gives its tensors and a hashable key. What is too
+varied for a key (plain attributes of submodules and of their configuration objects) is held by
+:class:`Attributes` and compared with what is there now.
+"""
+
+import datetime
+import decimal
+import enum
+import fractions
+import gc
+import itertools
+import pathlib
+import sys
+import types
+import uuid
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from .. import _C
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
+_SWAPPED = frozenset({"_parameters", "_buffers"})
+_CONTAINERS = (list, dict, set, deque)
+_COPIED = (list, tuple, dict)  # where they are held
+MISSING = object()
+_DEVICE_TYPES = ("cpu", "cuda")
+# Classes whose instances never change and are told apart by their values alone: by `==`, or by how they are written.
+BY_VALUE: frozenset[type] = frozenset(
+    {
+        *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, types.MethodType),
+        *{*numpy.sctypeDict.values()} - {numpy.void, numpy.object_},  # which are views, and anything
+    }
+)
+BY_REPR: frozenset[type] = frozenset(
+    {
+        *(range, slice, datetime.date, datetime.datetime, datetime.timedelta, decimal.Decimal, fractions.Fraction),
+        *(pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
+    }
+)
+_COMPARED = (BY_VALUE, BY_REPR, MISSING)
+_TOLD_APART = BY_VALUE | BY_REPR | frozenset(_COPIED)  # by more than identity
+
+
+class Survey(NamedTuple):
+    """A module's tensors, each once and in order, and what else was found of every submodule."""
+
+    parameters: list[Tensor]
+    buffers: list[Tensor]
+    facts: _C.Facts
+    checked: int  # what :meth:`Held.hold` need not compare again
+
+    @property
+    def refusal(self) -> str:
+        """Why no graph can stand for the module, or nothing."""
+        if _has_any_global_hook():
+            return "there are hooks on all modules, which a graph does not call"
+        if self.facts.opaque is not None:
+            return f"a {self.facts.opaque} inside it is not a plain module of Python"
+        if self.facts.hooked is not None:
+            return f"a {self.facts.hooked} inside it has hooks, which a graph does not call"
+        return ""
+
+
+def survey(module: nn.Module, last: _C.Facts | None = None, held: "Held | None" = None) -> Survey:
+    """Walk the module; tied tensors appear once, and the facts tell which names share one.
+
+    Cheapest where all is as it was when `last` was found, and as it is `held`.
+    """
+    return Survey(*_C.survey(module, last, None if held is None else held.exactly))
+
+
+def ambient() -> tuple[Hashable, ...]:
+    """State of PyTorch outside the module that changes what a module computes."""
+    return (
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+        bool(_has_any_global_hook()),
+        torch.is_inference_mode_enabled(),
+        *[(type(mode), str(getattr(mode, "device", ""))) for mode in _modes()],
+        *[(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICE_TYPES],
+    )
+
+
+def _modes() -> list[Any]:
+    """What is called instead of PyTorch's functions and operators."""
+    functions, operators = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    if not functions and not operators:
+        return []
+    found = [torch._C._get_function_stack_at(i) for i in range(functions)]
+    return found + [torch._C._get_dispatch_stack_at(i) for i in range(operators)]
+
+
+def mode_refusal() -> str:
+    """Why a graph cannot stand for what is computed under the modes that are on, or nothing."""
+    from torch.utils._device import DeviceContext  # not imported with PyTorch
+
+    for mode in _modes():
+        if not isinstance(mode, DeviceContext) or mode.device.type != "cpu":
+            return f"a {type(mode).__name__} is on, which a graph does not call"
+    return ""
+
+
+def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
+    """What a graph assumes of the user's tensors, but for their sizes."""
+    return tuple([(type(t), t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors])
+
+
+def layout(t: Tensor) -> tuple[int, ...]:
+    """How a tensor lies in memory; nothing where that follows from its shape."""
+    strides, dense = t.stride(), 1
+    for size, stride in zip(reversed(t.shape), reversed(strides), strict=True):
+        if stride != dense:
+            return strides
+        dense *= max(size, 1)
+    return ()
+
+
+def looseness(t: Tensor) -> tuple[int, ...]:
+    """How a tensor lies in memory; nothing where an op of PyTorch may take its elements for one row."""
+    return () if t.is_contiguous() else t.stride()
+
+
+@dataclass(frozen=True)
+class Write:
+    """An attribute that a forward sets.
+
+    Attributes
+    ----------
+    module, name
+        Whose attribute.
+    before, after
+        Its values; `before` is :data:`MISSING` where there was none.
+    """
+
+    module: Any
+    name: str
+    before: Any
+    after: Any
+
+    @property
+    def plain(self) -> bool:
+        """Whether what it overwrites is a plain value."""
+        return _is_plain(self.before)
+
+    @property
+    def counts(self) -> bool:
+        """Whether a plain value became another one, so that the next forward may do something else."""
+        return _is_plain(self.before) and (_is_plain(self.after) or isinstance(self.after, torch.SymInt))
+
+    @property
+    def remade(self) -> bool:
+        """Whether PyTorch sets it whenever the parameters are others, as they are while a module is traced."""
+        return isinstance(self.module, nn.RNNBase) and self.name in ("_flat_weights", "_flat_weight_refs")
+
+    def __str__(self) -> str:
+        return f"attribute {self.name} of {type(self.module).__name__}"
+
+
+class Snapshot:
+    """The attributes of every submodule as they were, to see and to undo what a forward does to them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._states: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
+        for m in module.modules():
+            contents = {n: _content(v) for n, v in m.__dict__.items() if isinstance(v, _CONTAINERS)}
+            self._states.append((m, dict(m.__dict__), contents))
+
+    def writes(self) -> list[Write]:
+        """Attributes that were set to something else since."""
+        return [
+            Write(m, n, state.get(n, MISSING), m.__dict__.get(n, MISSING))
+            for m, state, _ in self._states
+            for n in {**state, **m.__dict__}
+            if n not in INTERNAL and not _same_value(m.__dict__.get(n, MISSING), state.get(n, MISSING))
+        ]
+
+    def changed(self) -> Iterator[str]:
+        """Attributes whose elements were changed in place since, parameters and buffers among them.
+
+        And those of PyTorch's own that were set, such as `training`.
+        """
+        for m, state, contents in self._states:
+            for n in INTERNAL:
+                if m.__dict__.get(n, MISSING) is not state.get(n, MISSING):
+                    yield f"attribute {n} of {type(m).__name__}"
+            for n, content in contents.items():
+                now = _content(state[n])
+                # While parameters are swapped for others their registries differ in values only.
+                same = list(now) == list(content) if n in _SWAPPED else _same_elements(now, content)
+                if not same:
+                    yield f"attribute {n} of {type(m).__name__}"
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for m, state, contents in self._states:
+            for n, content in contents.items():
+                if not _same_elements(_content(state[n]), content):
+                    state[n].clear()
+                    (state[n].update if isinstance(state[n], (dict, set)) else state[n].extend)(content)
+            for n in [n for n in m.__dict__ if n not in state]:
+                del m.__dict__[n]
+            m.__dict__.update(state)
+
+
+def _content(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _same_elements(a: Any, b: Any) -> bool:
+    if len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return all(k in b and b[k] is v for k, v in a.items())
+    return all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and _is_plain(a) and bool(a == b))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it consists of plain values only."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(_is_plain(v) for v in value)
+    if isinstance(value, dict):
+        return all(_is_plain(v) for v in value.values())
+    return isinstance(value, _PLAIN)
+
+
+def by_identity(values: Iterable[Any]) -> dict[int, Any]:
+    """Those of the values that are told from others by identity alone, by id."""
+    return {id(v): v for v in values if not (isinstance(v, (tuple, set, frozenset, type)) or type(v) in _TOLD_APART)}
+
+
+def is_any_forgotten(values: dict[int, Any], ours: "Counter[int]") -> bool:
+    """Whether nobody refers to one of these any more, but for `ours` and the dict."""
+    return any(sys.getrefcount(values[i]) - 2 <= ours[i] for i in values)  # those of the dict and of the call
+
+
+class Held:
+    """What was read while a module was captured, and has to be as it was.
+
+    Parameters
+    ----------
+    dicts
+        Whose (or None), a dictionary, its keys, their values (:data:`MISSING` if they may change), what to call them.
+    places
+        A holder, a key, the value there and what to call it: see `_C.Held`.
+    """
+
+    def __init__(
+        self,
+        dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
+        places: Sequence[tuple[Any, Any, Any, str]],
+    ) -> None:
+        # In the order in which a survey meets them.
+        self._dicts = sorted(dicts, key=lambda d: not isinstance(d[0], nn.Module))
+        self._places = places
+        self.exactly = _C.Held(tuple([d[:4] for d in self._dicts]), tuple([p[:3] for p in places]), *_COMPARED)
+
+    def changed(self) -> str | None:
+        """What is not as it was."""
+        at = self.exactly.first_changed(0)
+        if at < 0:
+            return None
+        if at >= len(self._dicts):
+            return self._places[at - len(self._dicts)][-1]
+        _, state, keys, values, name = self._dicts[at]
+        for key, value in zip(keys, values, strict=True):
+            place = (state, key, state.get(key, MISSING) if value is MISSING else value)
+            if key not in state or _C.Held((), (place,), *_COMPARED).first_changed(0) == 0:
+                return f"attribute {key} of {name}"
+        return f"the names of attributes of {name}"
+
+    def hold(self, checked: int = 0) -> bool:
+        """Whether everything still is what it was, but for what a survey has `checked`."""
+        return self.exactly.first_changed(checked) < 0
+
+    def still(self) -> "Held":
+        """What of it holds now: of a dictionary the names that there are, and what is as it was."""
+        if self.hold():
+            return self
+        dicts = []
+        for owner, state, keys, values, name in self._dicts:
+            now = owner.__dict__ if owner is not None else state
+            held = {k: v for k, v in zip(keys, values, strict=True) if v is not MISSING and k in now}
+            kept = [held[k] if k in held and _holds(now, k, held[k]) else MISSING for k in now]
+            dicts.append((owner, now, tuple(now), tuple(kept), name))
+        return Held(dicts, [p for p in self._places if _holds(*p[:3])])
+
+    def references(self) -> "Counter[int]":
+        """How often it refers to each object, by id."""
+        counts, _ = self._look()
+        return counts
+
+    def is_forgotten(self, ours: "Counter[int]") -> bool:
+        """Whether it waits for an object that nobody refers to any more, but for `ours`."""
+        _, values = self._look()
+        suspects = by_identity(values.values())
+        del values
+        return is_any_forgotten(suspects, ours)
+
+    def _look(self) -> "tuple[Counter[int], dict[int, Any]]":
+        """How often it refers to each object, by id; and the values that it holds, and those in copies of its own."""
+        holders = (self.exactly, *self._dicts, *[d[3] for d in self._dicts], *self._places)
+        counts = Counter(map(id, itertools.chain.from_iterable(map(gc.get_referents, holders))))
+        values: dict[int, Any] = {}
+        pending = {id(v): v for v in itertools.chain(*[d[3] for d in self._dicts], [p[2] for p in self._places])}
+        while pending:
+            i, value = pending.popitem()
+            if type(value) in _COPIED and sys.getrefcount(value) - 2 <= counts[i]:  # `value` and the call's
+                counts.update(map(id, gc.get_referents(value)))
+                pending.update({id(v): v for v in gc.get_referents(value) if id(v) not in values})
+            values[i] = value
+        return counts, values
+
+
+def _holds(holder: Any, key: Any, value: Any) -> bool:
+    return _C.Held((), ((holder, key, value),), *_COMPARED).first_changed(0) < 0

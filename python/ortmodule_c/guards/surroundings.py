@@ -1,0 +1,92 @@
+"""What code that TorchDynamo has traced may have read of Python: held, as its own guards compare less.
+
+Dynamo takes -0.0 for 0.0 and True for 1, and misses attributes of functions and of lists, which objects are one, and
+much of what is absent, inherited or patched. It runs no code that could be watched: held is what the code names.
+"""
+
+import contextlib
+import sys
+import types
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import NotExportable
+from .anatomy import Seen, functions_of
+from .held import INTERNAL, Held
+from .watch import Watch
+
+
+class Surroundings(Watch):
+    """All that names in the code lead to from a module on.
+
+    Parameters
+    ----------
+    module
+        What was traced.
+    traced
+        The code that was: no other is looked at.
+    """
+
+    def __init__(self, module: nn.Module, traced: Collection[types.CodeType]) -> None:
+        super().__init__(module)
+        self._traced = traced
+        self._to_enter: dict[types.CodeType, types.FunctionType] = {}
+        for m in module.modules():
+            self._object(m, type(m).__name__)
+            for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
+                self._function(function)
+        while self._to_enter:
+            code, function = self._to_enter.popitem()
+            if code not in self._ran:
+                self._enter(code, function.__globals__)
+
+    def as_they_are(self) -> Held:
+        """What they are now."""
+        return Held(*self._held((), set(), ()))
+
+    def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> Any:
+        """Leave to Dynamo what cannot be held."""
+
+    def _enter(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        frame: Any = types.SimpleNamespace(f_code=code, f_globals=scope, f_locals={}, f_back=None)
+        self._entered(code, frame)
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                self._enter(inner, scope)
+
+    def _function(self, function: types.FunctionType) -> None:
+        super()._function(function)
+        for users in functions_of(function):
+            if users.__code__ in self._traced:
+                self._to_enter.setdefault(users.__code__, users)
+
+    def _put_lookup(self, _cls: Any) -> bool:
+        return True
+
+    def _object(self, value: Any, title: str) -> Seen:
+        known = id(value) in self._seen
+        seen = super()._object(value, title)
+        if not known:
+            for name, of_slot in seen.slots.items():
+                self._hold(value, name, of_slot, f"attribute {name} of {title}")
+            if seen.state is not None:
+                self._add_names(seen.state, title)
+        return seen
+
+    def _class(self, cls: Any) -> None:
+        known = set(self._classes)
+        super()._class(cls)
+        for c in self._classes.keys() - known:
+            for value in list(vars(c).values()):
+                for function in functions_of(value):
+                    self._function(function)
+
+    def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
+        if isinstance(value, Tensor) or (key in INTERNAL and type(holder) is dict):  # which Dynamo follows
+            return
+        if value is sys.modules:
+            return
+        with contextlib.suppress(AttributeError):  # of what is broken
+            super()._hold(holder, key, value, what, of_object)

@@ -1,0 +1,1 @@
+"""From ATen ops to the nodes of the C core."""

@@ -1,0 +1,441 @@
+"""Builds an ONNX graph node by node, checking that each node has a kernel.
+
+A :class:`Val` is a value of that graph together with what translations ask of it. Sizes may be
+symbolic: they are `torch.SymInt` and become int64 scalars computed from the shapes of the graph's
+inputs, which fold to constants once the C core binds the graph to concrete shapes.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import sympy
+import torch
+from torch import Tensor
+
+from ..dtypes import DTYPES
+from ..errors import NeedsStatic, Unsupported
+
+OWN_DOMAIN = "ai.ortmodule_c"
+OPSET = 20
+OWN_OPSET = 1
+MAX_RANK = 8
+GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
+
+# Ops whose operands are all of one dtype; in all others but TorchCall the floating ones are.
+_UNIFORM = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Concat", "MatMul"}
+_UNIFORM |= {"Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+
+# What PyTorch computes of sizes, by the names of its and sympy's functions.
+_OF_SIZES = {"Add": "Add", "Mul": "Mul", "FloorDiv": "FloorDiv", "CleanDiv": "FloorDiv"}
+_OF_SIZES |= {"Mod": "Mod", "PythonMod": "Mod", "Max": "Max", "Min": "Min"}
+_OF_REALS = {"Add": "Add", "Mul": "Mul", "FloatTrueDiv": "Div", "IntTrueDiv": "Div", "FloatPow": "Pow"}
+_OF_REALS |= {"Max": "Max", "Min": "Min"}
+_ROUNDED = {"FloorToInt": "Floor", "CeilToInt": "Ceil", "RoundToInt": "Round"}  # from real to integer
+
+Size = int | torch.SymInt
+Shape = tuple[Size, ...]
+
+ONNX_TYPES = {dtype: ir.DataType[name] for dtype, (_, name) in DTYPES.items()}
+TORCH_DTYPES = {onnx: dtype for dtype, onnx in ONNX_TYPES.items()}
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``"f32"`` for ``torch.float32``; Unsupported if the core has no such dtype."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"dtype {dtype} is not known to the C core")
+    return DTYPES[dtype][0]
+
+
+class Val:
+    """A value of the graph.
+
+    Parameters
+    ----------
+    value
+        The value in the ONNX graph.
+    dtype
+        Its element type.
+    shape
+        Its shape, None for values inside a translation.
+    grad
+        What autograd would go through from it, see :mod:`.ancestry`; 0 if it does not require grad.
+    """
+
+    __slots__ = ("_shape", "dtype", "grad", "ir")
+
+    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: int = 0) -> None:
+        self.ir = value
+        self.dtype = dtype
+        self.grad = grad
+        self.shape = shape
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape as far as the translations know it."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Shape | None) -> None:
+        self._shape = shape
+        if shape is not None and -1 not in shape:
+            self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+
+    @property
+    def dims(self) -> Shape:
+        """The shape, where it must be known."""
+        if self.shape is None:
+            raise Unsupported("a shape is not known")
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.dims)
+
+
+def static(size: Size) -> int:
+    """A size that has to be a number at export."""
+    if isinstance(size, torch.SymInt):
+        expr = size.node.expr
+        if not expr.is_Integer:
+            raise NeedsStatic(f"size {expr} has to be known at export")
+        return int(expr)
+    return int(size)
+
+
+def _number(value: Any) -> Any:
+    """An attribute, which cannot depend on sizes."""
+    return static(value) if isinstance(value, torch.SymInt) else value
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal for every binding of the symbols; adds no guard."""
+    return sympy.sympify(getattr(getattr(a, "node", None), "expr", a)) == sympy.sympify(
+        getattr(getattr(b, "node", None), "expr", b)
+    )
+
+
+class Builder:
+    """Graph under construction.
+
+    Parameters
+    ----------
+    supports
+        ``supports(op, dtype)``: whether there is a kernel.
+    own_ops
+        Names of ops of our own domain.
+    """
+
+    def __init__(self, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
+        self._supports = supports
+        self._own_ops = own_ops
+        self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
+        self.streams = 0
+        # The ATen node being translated: where it came from, its name, what PyTorch says it returns,
+        # and arguments it changes.
+        self.source = ""
+        self.aten_name = ""
+        self.result: Any = None
+        self.overwritten: list[tuple[Val, Val]] = []
+        self.log_softmax: dict[Val, tuple[Val, int]] = {}  # what was made by one: of which operand, along which axis
+        self._names: set[str] = set()
+        self._constants: dict[tuple[Any, ...], Val] = {}
+        self._symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
+        self._sizes: dict[sympy.Expr, Val] = {}
+
+    # Values
+
+    def name(self, wanted: str) -> str:
+        """A unique name of allowed characters."""
+        base = re.sub(r"[^A-Za-z0-9_.:/-]", "_", wanted) or "v"
+        name, n = base, 1
+        while name in self._names:
+            name, n = f"{base}_{n}", n + 1
+        self._names.add(name)
+        return name
+
+    def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: int) -> Val:
+        dtype_text(dtype)
+        value = ir.Value(name=self.name(name), type=ir.TensorType(ONNX_TYPES[dtype]))
+        if shape is not None and len(shape) > MAX_RANK:
+            raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
+        return Val(value, dtype, shape, grad)
+
+    def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
+        """Add a graph input; its symbolic dims become known sizes."""
+        val = self._value(name, dtype, shape, grad << len(self.graph.inputs))
+        if grad:
+            val.ir.metadata_props[GRAD] = "1"
+        self.graph.inputs.append(val.ir)
+        for axis, size in enumerate(shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                self._symbols.setdefault(size.node.expr, (val, axis))
+        return val
+
+    def tensor(self, data: Tensor, name: str = "const") -> Val:
+        """A constant with the elements of a tensor, which is kept and must not change."""
+        val = self._value(name, data.dtype, tuple(data.shape), 0)
+        val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
+        self.graph.initializers.add(val.ir)
+        return val
+
+    def const(self, data: Any, dtype: torch.dtype) -> Val:
+        """A small constant: a number or a (nested) list of numbers; equal ones are shared."""
+        key = (np.asarray(data).tobytes(), np.shape(data), np.asarray(data).dtype.str, dtype)
+        if key not in self._constants:
+            self._constants[key] = self.tensor(torch.tensor(data, dtype=dtype), "c")
+        return self._constants[key]
+
+    # Nodes
+
+    def emit(self, op: str, *inputs: Val | None, outputs: Sequence[torch.dtype | None] = (), **attributes: Any) -> Any:
+        """Add a node.
+
+        Parameters
+        ----------
+        op
+            Op name; our own domain is chosen by the name.
+        inputs
+            Operands, None for one left out.
+        outputs
+            Element type of each output, None for one left out; by default one of the first input's type.
+        attributes
+            Attributes; those that are None are left out.
+
+        Returns
+        -------
+        Val or tuple of Val
+            One output, or as many as `outputs` has entries.
+        """
+        given = [v for v in inputs if v is not None]
+        dtypes = list(outputs) or [given[0].dtype]
+        self._check_kernel(op, [v.dtype for v in given], [d for d in dtypes if d is not None])
+        grad = 0 if op == "Detach" else reduce(or_, [v.grad for v in given], 0)
+        stem = f"{self.source.rsplit('/', 1)[-1]}.{op}" if self.source else op
+        results = [
+            None if d is None else self._value(stem, d, None, grad if d.is_floating_point else 0) for d in dtypes
+        ]
+        node = ir.Node(
+            OWN_DOMAIN if op in self._own_ops else "",
+            op,
+            [v.ir if v is not None else None for v in inputs],
+            [ir.convenience.convert_attribute(k, _number(v)) for k, v in attributes.items() if v is not None],
+            outputs=[r.ir if r is not None else ir.Value(name="") for r in results],
+            name=self.source or None,
+        )
+        self.graph.append(node)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _check_kernel(self, op: str, inputs: list[torch.dtype], outputs: list[torch.dtype]) -> None:
+        if op == "TorchCall":
+            return
+        if len({d for d in inputs if d.is_floating_point}) > 1 or (op in _UNIFORM and len(set(inputs)) > 1):
+            raise Unsupported(f"{op} of {', '.join(map(str, inputs))}")
+        floats = [d for d in (*inputs, *outputs) if d.is_floating_point]
+        chooses = (floats or inputs or outputs)[0]
+        if not self._supports(op, dtype_text(chooses)):
+            raise Unsupported(f"no kernel of {op} for {dtype_text(chooses)}")
+
+    def mark(self) -> int:
+        """A point to which :meth:`rollback` can return."""
+        return len(self.graph)
+
+    def rollback(self, mark: int) -> None:
+        """Take back the nodes added since `mark`."""
+        nodes = list(self.graph)[mark:]
+        for node in reversed(nodes):
+            self.graph.remove(node, safe=True)
+        gone = {id(v) for node in nodes for v in node.outputs}
+        self._sizes = {k: v for k, v in self._sizes.items() if id(v.ir) not in gone}
+
+    # Sizes
+
+    def size(self, size: Size) -> Val:
+        """A size as an int64 scalar."""
+        if isinstance(size, int):
+            return self.const(size, torch.int64)
+        return self._expr(size.node.expr)
+
+    def real(self, value: float | Size | torch.SymFloat) -> Val:
+        """A number that may depend on sizes as a float64 scalar."""
+        if isinstance(value, (int, float)):
+            return self.const(float(value), torch.float64)
+        return self._real(value.node.expr)
+
+    def _expr(self, expr: sympy.Expr) -> Val:
+        if expr.is_Integer:
+            return self.const(int(expr), torch.int64)
+        return self._known(expr, self._compute)
+
+    def _real(self, expr: sympy.Expr) -> Val:
+        if expr.is_number:
+            return self.const(float(expr), torch.float64)
+        if expr.is_integer:
+            return self.cast(self._expr(expr), torch.float64)
+        return self._known(expr, self._compute_real)
+
+    def _known(self, expr: sympy.Expr, compute: Callable[[sympy.Expr], Val]) -> Val:
+        if expr not in self._sizes:
+            self._sizes[expr] = compute(expr)
+            self._sizes[expr].shape = ()
+        return self._sizes[expr]
+
+    def _compute(self, expr: sympy.Expr) -> Val:
+        if expr.is_Symbol:
+            if expr not in self._symbols:
+                raise NeedsStatic(f"size {expr} is not that of an input")
+            val, axis = self._symbols[expr]
+            shape = self.emit("Shape", val, outputs=[torch.int64], start=axis, end=axis + 1)
+            return self.emit("Squeeze", shape, self.const([0], torch.int64))
+        kind = type(expr).__name__
+        if kind == "TruncToInt":
+            return self.cast(self._real(expr.args[0]), torch.int64)
+        if kind in _ROUNDED:
+            return self.cast(self.emit(_ROUNDED[kind], self._real(expr.args[0])), torch.int64)
+        if kind == "Pow" and expr.args[1].is_Integer and expr.args[1] > 0:
+            return self._fold("Mul", [self._expr(expr.args[0])] * int(expr.args[1]))
+        if kind not in _OF_SIZES:
+            raise NeedsStatic(f"size {expr} cannot be computed in the graph")
+        return self._fold(_OF_SIZES[kind], [self._expr(a) for a in expr.args])
+
+    def _compute_real(self, expr: sympy.Expr) -> Val:
+        kind = type(expr).__name__
+        if kind == "ToFloat":
+            return self._real(expr.args[0])
+        if kind == "OpaqueUnaryFn_sqrt":
+            return self.emit("Sqrt", self._real(expr.args[0]))
+        if kind not in _OF_REALS:
+            raise NeedsStatic(f"{expr} cannot be computed in the graph")
+        return self._fold(_OF_REALS[kind], [self._real(a) for a in expr.args])
+
+    def _fold(self, op: str, terms: list[Val]) -> Val:
+        total = terms[0]
+        for term in terms[1:]:
+            total = self.emit(op, total, term)
+        return total
+
+    def ints(self, sizes: Sequence[Size]) -> Val:
+        """Sizes as an int64 vector."""
+        if all(isinstance(s, int) for s in sizes):
+            return self.const(list(sizes), torch.int64) if sizes else self._empty_ints()
+        axis = self.const([0], torch.int64)
+        parts = [
+            self.const([s], torch.int64) if isinstance(s, int) else self.emit("Unsqueeze", self.size(s), axis)
+            for s in sizes
+        ]
+        return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=0)
+
+    def _empty_ints(self) -> Val:
+        key = ("no ints",)
+        if key not in self._constants:
+            self._constants[key] = self.tensor(torch.zeros(0, dtype=torch.int64), "c")
+        return self._constants[key]
+
+    # What most translations need
+
+    def scalar(self, value: Any, dtype: torch.dtype) -> Val:
+        """A number, a symbolic size or a Val as a Val of that dtype."""
+        if isinstance(value, Val):
+            return self.cast(value, dtype)
+        if isinstance(value, torch.SymInt):
+            return self.cast(self.size(value), dtype)
+        if isinstance(value, torch.SymFloat):
+            return self.cast(self.real(value), dtype)
+        if isinstance(value, torch.SymBool):
+            raise NeedsStatic(f"{value} has to be known at export")
+        return self.const(value, dtype)
+
+    def cast(self, x: Val, dtype: torch.dtype) -> Val:
+        """`x` as another dtype; itself if it has it already."""
+        if x.dtype == dtype:
+            return x
+        dtype_text(dtype)
+        out: Val = self.emit("Cast", x, outputs=[dtype], to=int(ONNX_TYPES[dtype]))
+        out.shape = x.shape
+        return out
+
+    def reshape(self, x: Val, shape: Sequence[Size]) -> Val:
+        """`x` with another shape; one symbolic size is left to be inferred."""
+        if x.shape is not None and len(x.shape) == len(shape) and all(map(same_size, x.shape, shape)):
+            return x
+        symbolic = [i for i, s in enumerate(shape) if not isinstance(s, int)]
+        if len(symbolic) == 1 and 0 not in shape:
+            target = self.ints([-1 if i == symbolic[0] else s for i, s in enumerate(shape)])
+        else:
+            target = self.ints(shape)
+        out: Val = self.emit("Reshape", x, target, allowzero=1 if 0 in shape else None)
+        out.shape = tuple(shape)
+        return out
+
+    def unsqueeze(self, x: Val, *axes: int) -> Val:
+        """New dims of one element, at non-negative positions of the result."""
+        out: Val = self.emit("Unsqueeze", x, self.const(list(axes), torch.int64))
+        if x.shape is not None:
+            shape = list(x.shape)
+            for axis in sorted(axes):
+                shape.insert(axis, 1)
+            out.shape = tuple(shape)
+        return out
+
+    def squeeze(self, x: Val, *axes: int) -> Val:
+        """Without the given dims of one element, at non-negative positions."""
+        out: Val = self.emit("Squeeze", x, self.const(list(axes), torch.int64))
+        if x.shape is not None:
+            out.shape = tuple(s for i, s in enumerate(x.shape) if i not in axes)
+        return out
+
+    def transpose(self, x: Val, perm: Sequence[int]) -> Val:
+        """Dims in the order `perm`."""
+        if list(perm) == list(range(len(perm))):
+            return x
+        out: Val = self.emit("Transpose", x, perm=list(perm))
+        if x.shape is not None:
+            out.shape = tuple(x.shape[p] for p in perm)
+        return out
+
+    def expand(self, x: Val, shape: Sequence[Size]) -> Val:
+        """`x` repeated to a shape it broadcasts to."""
+        if x.shape is not None and len(x.shape) == len(shape) and all(map(same_size, x.shape, shape)):
+            return x
+        out: Val = self.emit("Expand", x, self.ints(shape))
+        out.shape = tuple(shape)
+        return out
+
+    def full(self, shape: Sequence[Size], value: Any, dtype: torch.dtype) -> Val:
+        """A tensor of one repeated value."""
+        out = self.expand(self.scalar(value, dtype), shape)
+        out.shape = tuple(shape)
+        return out
+
+    def slice(self, x: Val, axis: int, start: Size, end: Size, step: int = 1) -> Val:
+        """Part of one dim."""
+        out: Val = self.emit("Slice", x, self.ints([start]), self.ints([end]), self.ints([axis]), self.ints([step]))
+        return out
+
+    def detached(self, x: Val) -> Val:
+        """`x` without gradients."""
+        if not x.grad:
+            return x
+        out: Val = self.emit("Detach", x)
+        out.shape = x.shape
+        return out
+
+    def with_gradient_of(self, x: Val, like: Val) -> Val:
+        """The elements of `x`, differentiated as if they were those of `like`, which has its shape."""
+        out: Val = self.emit("WithGradientOf", self.detached(x), like)
+        out.shape = x.shape
+        return out
+
+    def overwrite(self, x: Val, value: Val) -> None:
+        """Say that the op being translated changes its argument `x`, unseen by autograd, to `value`."""
+        self.overwritten.append((x, self.detached(value)))
+
+    def stream(self) -> int:
+        """A number no other random node of the graph has."""
+        self.streams += 1
+        return self.streams

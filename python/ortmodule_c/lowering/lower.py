@@ -1,0 +1,571 @@
+"""From a captured ATen graph to an ONNX graph."""
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from ..capture import custom_function
+from ..capture.aliases import Step
+from ..capture.export import PATH, Captured
+from ..capture.reach import Reach, Reached, memory
+from ..dtypes import DTYPES
+from ..errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
+from ..options import logger
+from .ancestry import Ancestry
+from .builder import MAX_RANK, Builder, Val
+from .expansion import SYMBOLIC, expanded
+from .fallback import Host, HostOp
+from .in_place import fits, functional, refuse_misfits, written
+from .translations import TABLE
+from .translations.registry import aten
+
+_CHECKS = {
+    aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default,
+    aten._assert_async.msg,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+}
+_WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they would be longer than worthwhile
+# Ops whose schema does not tell that they change running statistics, their arguments 3 and 4, where argument 5 is true.
+_CHANGES_STATISTICS = {
+    aten.batch_norm.default,
+    aten.instance_norm.default,
+    aten.native_batch_norm.default,
+    aten._batch_norm_impl_index.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+}
+_STATISTICS = {"running_mean", "running_var"}
+# Ops that read an operand's memory and not its elements in their order.
+_READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
+_MAX_EXPANSIONS = 4
+
+
+@dataclass
+class Lowered:
+    """An ONNX graph with what the caller has to do around it.
+
+    Attributes
+    ----------
+    model
+        Inputs are user tensors, parameters, buffers; outputs are `outputs`, then `updates`.
+    host
+        Its TorchCall nodes.
+    results
+        For each result of the module: "output" or "input", its position, and what is to be done with it.
+    differentiable, ranks
+        For each graph output, whether a gradient may come back for it, and its number of dims.
+    reaches
+        For each graph output, what autograd goes through from it, in bits of `ancestry`.
+    input_savers, output_savers
+        For each graph input, and each graph output, what saves its memory for a backward, in bits of `ancestry`.
+    watched
+        For each result of the module, the graph outputs that autograd goes to the inputs from through it: those
+        whose gradients a hook on the result would see. One bit each.
+    updates
+        Inputs to be overwritten after a forward, by position; their values are the last graph outputs.
+    fallbacks
+        (ATen op, cause) of each node that runs in PyTorch.
+    """
+
+    model: ir.Model
+    host: Host
+    results: list[tuple[str, int, tuple[Step, ...]]]
+    differentiable: list[bool]
+    ranks: list[int]
+    reaches: list[int]
+    ancestry: Ancestry
+    input_savers: list[int]
+    output_savers: list[int]
+    watched: list[int]
+    updates: list[int]
+    fallbacks: list[tuple[str, str]]
+
+
+def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> Lowered:
+    """Translate every node; what has no translation or no kernel becomes a TorchCall.
+
+    Raises
+    ------
+    NeedsStatic
+        If the graph has symbolic sizes where numbers are needed.
+    NotExportable
+        If some node cannot run on either side, or if anything goes wrong here.
+    """
+    try:
+        refuse_misfits(captured.program.graph)
+        try:
+            return _Lowering(captured, supports, own_ops).run()
+        except NeedsFunctional:
+            captured.functionalise()
+        return _Lowering(captured, supports, own_ops).run()
+    except NeedsFunctional as error:
+        raise NotExportable(f"{error} changes a tensor in place in a way that cannot be followed") from error
+    except Unsupported as error:
+        raise NotExportable(str(error)) from error
+    except (NeedsStatic, NotExportable):
+        raise
+    except Exception as error:
+        logger.debug("the graph cannot be translated", exc_info=True)
+        raise NotExportable(f"the graph cannot be translated: {type(error).__name__}: {error}") from error
+
+
+class _Memory:
+    """Which nodes share memory, so that a change of one is seen through the others."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._position = {n: i for i, n in enumerate(graph.nodes)}
+        self._sharing: dict[int, list[fx.Node]] = {}
+
+    def add(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if isinstance(val, Tensor) and val.layout is torch.strided:
+            self._sharing.setdefault(val.untyped_storage()._cdata, []).append(node)
+
+    def same_elements(self, changed: fx.Node, at: fx.Node) -> list[fx.Node]:
+        """The nodes that are the same tensor as `changed`; NeedsFunctional if another view of it is read after `at`."""
+        val = changed.meta["val"]
+        same = []
+        for node in self._sharing.get(val.untyped_storage()._cdata, [changed]):
+            other = node.meta["val"]
+            if _geometry(other) == _geometry(val):
+                same.append(node)
+            elif any(self._position[u] > self._position[at] for u in node.users) or node.op == "placeholder":
+                raise NeedsFunctional(str(at.target))
+        return same
+
+
+def _geometry(t: Tensor) -> tuple[str, ...]:
+    return (str(tuple(t.shape)), str(t.stride()), str(t.storage_offset()), str(t.dtype))
+
+
+class _Lowering:
+    def __init__(self, captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
+        self._captured = captured
+        self._b = Builder(supports, own_ops)
+        self._host = Host()
+        self._reach = Reach()
+        self._ancestry = Ancestry(len(captured.names))
+        self._results: dict[fx.Node, int] = {}  # bits that stand for results of the module
+        self._savers: dict[int | None, int] = {}  # by memory, the bits of what saves tensors there
+        self._in_pytorch: dict[fx.Node, int] = {}  # numbers of the ops that run there
+        self._fallbacks: list[tuple[str, str]] = []
+        self._env: dict[fx.Node, Any] = {}
+
+    def run(self) -> Lowered:
+        inputs, constants = self._captured.placeholders()
+        graph_inputs = [self._add_input(node, name) for node, name in zip(inputs, self._captured.names, strict=True)]
+        self._env = dict(zip(inputs, graph_inputs, strict=True))
+        for node, tensor in constants.items():
+            self._env[node] = self._b.tensor(tensor.detach().clone(), node.name)
+        results, _ = self._captured.results()
+        self._results = {r: self._ancestry.bit() for r in results if isinstance(r, fx.Node) and r.op != "placeholder"}
+        module = self._captured.program.graph_module
+        memory = _Memory(module.graph)
+        for node in module.graph.nodes:
+            if node.op != "output":
+                self._node(node, module, memory)
+        return self._finish(inputs, graph_inputs)
+
+    def _add_input(self, node: fx.Node, name: str) -> Val:
+        val = node.meta["val"]
+        return self._b.input(name, val.dtype, tuple(val.shape), val.requires_grad and val.is_floating_point())
+
+    def _finish(self, inputs: list[fx.Node], graph_inputs: list[Val]) -> Lowered:
+        results, mutated = self._captured.results()
+        values = [self._env[r] if isinstance(r, fx.Node) else r for r in results]
+        n_buffers = self._captured.n_buffers
+        user, buffers = values[: len(values) - n_buffers], values[len(values) - n_buffers :]
+        first_buffer = len(graph_inputs) - n_buffers
+        final = {i: self._env[n] for i, n in enumerate(inputs) if self._env[n] is not graph_inputs[i]}
+        final.update({i: self._env[mutated[n.name]] for i, n in enumerate(inputs) if n.name in mutated})
+        final.update(
+            {first_buffer + i: v for i, v in enumerate(buffers) if v.ir is not graph_inputs[first_buffer + i].ir}
+        )
+        for i, val in final.items():
+            given, name = graph_inputs[i], self._captured.names[i]
+            if given.grad or val.grad:
+                raise NotExportable(f"the module changes {name} in place, and gradients would reach it")
+        hidden = self._captured.hidden
+        if any(n not in self._env for n in hidden):
+            raise NotExportable(
+                "results of the forward are views of one tensor in a graph that had to be made functional"
+            )
+        nodes = [*results[: len(user)], *hidden]
+        user += [self._env[n] for n in hidden]
+        aliases = [*self._captured.aliases, *[None] * len(hidden)]
+        outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
+        outputs = [v if isinstance(v, Val) else self._b.size(v) for v in outputs]
+        position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
+        places: list[tuple[str, int, tuple[Step, ...]]] = [
+            ("output", position[k], ())
+            if alias is None
+            else ("input", alias.position, alias.steps)
+            if alias.source == "input"
+            else ("output", position[alias.position], alias.steps)
+            for k, alias in enumerate(self._captured.aliases)
+        ]
+        reaches = [v.grad for v in outputs] + [0] * len(final)
+        whole = [self._ancestry.whole(r) for r in reaches]
+        watched = [
+            self._others_through(r, whole, i if source == "output" else None)
+            for r, (source, i, _) in zip(results, places, strict=False)
+        ]
+        # A buffer is written over in a copy.
+        copies = [None] * first_buffer + list(results[len(results) - n_buffers :])
+        input_savers = [self._saved_by(n) | self._saved_by(copy) for n, copy in zip(inputs, copies, strict=True)]
+        values = [*outputs, *final.values()]
+        self._b.graph.outputs.extend([v.ir for v in values])
+        model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
+        return Lowered(
+            model,
+            self._host,
+            places,
+            [reached != 0 for reached in reaches],
+            [v.rank for v in values],
+            reaches,
+            self._ancestry,
+            input_savers,
+            [self._saved_by(n) for n, alias in zip(nodes, aliases, strict=True) if alias is None] + [0] * len(final),
+            watched,
+            list(final),
+            self._fallbacks,
+        )
+
+    def _saved_by(self, value: Any) -> int:
+        return self._savers.get(memory(value.meta.get("val")), 0) if isinstance(value, fx.Node) else 0
+
+    def _others_through(self, result: Any, whole: Sequence[int], own: int | None) -> int:
+        """The outputs, but for its own, whose ancestry has this result of the module in it, one bit each."""
+        bit = self._results.get(result, 0)
+        return sum(1 << i for i, ancestry in enumerate(whole) if i != own and ancestry & bit)
+
+    # One node
+
+    def _node(self, node: fx.Node, module: fx.GraphModule, memory: _Memory | None) -> None:
+        if memory is not None:
+            memory.add(node)
+        if node in self._env:  # an input
+            return
+        if node.op == "get_attr":
+            value = getattr(module, str(node.target))
+            self._env[node] = self._b.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
+            return
+        val = node.meta.get("val")
+        if isinstance(val, (*SYMBOLIC, int, float)) or node.op == "placeholder":
+            self._env[node] = val
+        elif node.target is operator.getitem:
+            source, i = node.args
+            self._set(node, self._env[source][i])  # type: ignore[index]
+        elif node.target in _CHECKS:
+            return
+        elif isinstance(node.target, OpOverload):
+            self._aten(node, node.target, memory)
+        elif getattr(node.target, "__name__", "") == "wrap_with_autocast":
+            raise NeedsFunctional(str(node.target))
+        else:
+            raise NotExportable(f"{node.target} has no translation")
+
+    def _aten(self, node: fx.Node, op: OpOverload, memory: _Memory | None) -> None:
+        self._b.source = _source(node)
+        changed = written(op)
+        if changed:
+            op = _functional(node, op)
+        self._b.overwritten = []
+        self._set(node, self._differentiated(node, op, self._translate))
+        overwritten = list(self._b.overwritten)
+        if changed:
+            target = node.args[0]
+            assert isinstance(target, fx.Node)
+            self._store(target, self._env[node], node, memory)
+        for val, new in overwritten:
+            target = next(n for n in node.all_input_nodes if self._env[n] is val)
+            self._store(target, new, node, memory)
+
+    def _differentiated(self, node: fx.Node, op: OpOverload, translate: Callable[..., Any]) -> Any:
+        """The results of `translate`, through which gradients flow as they do through `op` in PyTorch."""
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        where = [i for i, v in enumerate(leaves) if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), Tensor)]
+        given = [self._value(v) for v in leaves]
+        grads = [given[i].grad for i in where]
+        reached = None
+        is_custom = op is custom_function.op()
+        if is_custom:
+            call = custom_function.python_call(leaves[-1])
+            all_of_them = frozenset(range(len(where)))
+            reached = [Reached(all_of_them if d else frozenset(), call.saves, call.saved) for d in call.differentiable]
+        elif any(grads):
+            fakes = [v.meta["val"] if isinstance(v, fx.Node) else v for v in leaves]
+            reached = self._reach(op, pytree.tree_unflatten(fakes, spec), [g != 0 for g in grads])
+        anywhere = frozenset[int]().union(*[r.operands for r in reached]) if reached is not None else range(len(where))
+        flows = any(grads[k] for k in anywhere)
+        if flows and _has_sparse_gradient(op, *pytree.tree_unflatten(given, spec)):
+            raise NotExportable(f"{op} has a sparse gradient")
+        if op is aten.as_strided_scatter.default and grads[0]:
+            # PyTorch's formula for what is written over gives the gradient of the elements that are written.
+            raise NotExportable("it changes what gradients reach in place through as_strided, as fill_diagonal_ does")
+        for k, i in enumerate(where):
+            if flows and k not in anywhere:
+                given[i] = self._b.detached(given[i])
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        expected = node.meta.get("val")
+        result = _typed(self._b, translate(node, op, args, kwargs), expected)
+        if reached is None:
+            return result
+        number = self._in_pytorch.get(node)
+        if number is not None:
+            grads = [g and self._ancestry.way((number, k), g, is_custom) for k, g in enumerate(grads)]
+        saving = self._ancestry.saving() if any(r.saves for r in reached) else 0
+        made = [t for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)]
+        self._note_saved(op, node, [*[leaves[i].meta["val"] for i in where], *made], reached, saving)
+        return self._carrying(result, expected, iter([self._from(r, grads, saving) for r in reached]))
+
+    def _note_saved(
+        self, op: OpOverload, node: fx.Node, tensors: Sequence[Tensor], reached: Sequence[Reached], saving: int
+    ) -> None:
+        """Remember which of an op's operands and results it saves; kernels write over statistics unseen."""
+        named = zip(op._schema.arguments, node.args, strict=False)
+        statistics = [n for a, n in named if a.name in _STATISTICS and isinstance(n, fx.Node)]
+        unseen = {memory(n.meta["val"]) for n in statistics}
+        for k in frozenset[int]().union(*[r.saved for r in reached]):
+            where = memory(tensors[k])
+            if where not in unseen:
+                self._savers[where] = self._savers.get(where, 0) | saving
+
+    def _from(self, reached: Reached, grads: Sequence[int], saving: int) -> int:
+        """The ancestry of a result of an op whose operands have the given ones."""
+        operands = [grads[k] for k in reached.operands if grads[k]]
+        own = self._ancestry.somewhere | saving * reached.saves
+        return functools.reduce(operator.or_, operands, own) if operands else 0
+
+    def _carrying(self, result: Any, expected: Any, grads: Iterator[int]) -> Any:
+        """`result`, its values with the given reach of gradients."""
+        if isinstance(expected, Tensor):
+            grad = next(grads, 0)
+            if not isinstance(result, Val) or result.grad == grad:
+                return result
+            return Val(result.ir, result.dtype, result.shape, grad) if grad else self._b.detached(result)
+        if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
+            return type(result)(self._carrying(r, e, grads) for r, e in zip(result, expected, strict=False))
+        return result
+
+    def _set(self, node: fx.Node, value: Any) -> None:
+        """Let `value` stand for a node from here on."""
+        if node in self._results and isinstance(value, Val) and value.grad:
+            value = Val(value.ir, value.dtype, value.shape, value.grad | self._results[node])
+        self._env[node] = value
+
+    def _value(self, arg: Any) -> Any:
+        return self._env[arg] if isinstance(arg, fx.Node) else arg
+
+    def _store(self, target: fx.Node, value: Val, at: fx.Node, memory: _Memory | None) -> None:
+        """Let `value` stand for a tensor changed in place."""
+        if memory is None:
+            raise NeedsFunctional(str(at.target))
+        value.shape = tuple(target.meta["val"].shape)
+        for node in memory.same_elements(target, at):
+            self._set(node, value)
+
+    def _translate(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        mark = self._b.mark()
+        try:
+            result = self._native(node, op, args, kwargs)
+            if isinstance(result, (list, tuple)) and any(result[i] is None for i in _used_results(node, len(result))):
+                raise Unsupported("its translation leaves out a result that is read")
+            return result
+        except Unsupported as error:
+            self._b.rollback(mark)
+            self._b.overwritten = []
+            return self._torch_call(node, op, args, kwargs, str(error))
+
+    def _native(
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 0
+    ) -> Any:
+        """The op by its translation, else by those of the ops it is composed of."""
+        b = self._b
+        b.aten_name, b.result = op._schema.name.split("::")[1], node.meta.get("val")
+        translation = TABLE.get(op)
+        if translation is not None:
+            try:
+                return translation(b, *args, **kwargs)
+            except (Unsupported, NeedsStatic):
+                raise
+            except Exception as error:  # arguments the translation does not foresee
+                logger.debug("the translation of %s failed", op, exc_info=True)
+                raise Unsupported(f"its translation failed: {type(error).__name__}: {error}") from error
+        if depth == _MAX_EXPANSIONS or op.namespace != "aten" or b.aten_name in _WHOLE or _is_random(op):
+            raise Unsupported("no translation")
+        if not node.all_input_nodes:
+            return self._constant(op, args, kwargs)
+        return self._expand(node, op, args, kwargs, depth)
+
+    def _constant(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Val:
+        """What an op without operands gives, such as torch.eye."""
+        value = op(*args, **kwargs)
+        if not isinstance(value, Tensor) or op._schema.is_mutable:
+            raise Unsupported("no translation")
+        return self._b.tensor(value, op._schema.name.split("::")[1])
+
+    def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+        """Translate the graph of the ops that PyTorch composes `op` of."""
+        inner, where = expanded(node, op)
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+        given = [leaves[i] for i in where]
+        outer = self._env
+        self._env = dict(zip([n for n in inner.graph.nodes if n.op == "placeholder"], given, strict=True))
+        try:
+            for n in inner.graph.nodes:
+                if n.op == "output":
+                    return pytree.tree_map(self._value, n.args[0])
+                self._inner_node(n, inner, depth + 1)
+        finally:
+            self._env = outer
+
+    def _inner_node(self, node: fx.Node, module: fx.GraphModule, depth: int) -> None:
+        if not isinstance(node.target, OpOverload) or isinstance(node.meta.get("val"), SYMBOLIC):
+            self._node(node, module, None)
+            return
+        if written(node.target):
+            raise Unsupported("no translation")
+        translate = functools.partial(self._native, depth=depth)
+        self._env[node] = self._differentiated(node, node.target, translate)
+
+    # What runs in PyTorch
+
+    def _torch_call(
+        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cause: str
+    ) -> Any:
+        fakes, out_spec = pytree.tree_flatten(node.meta["val"])
+        used = _used_results(node, len(fakes))
+        _check_host_results(op, [fakes[i] for i in used])
+        if op in _READS_MEMORY:
+            order = _order_in_memory(node.args[0].meta["val"])  # type: ignore[union-attr]
+            if order is None or (op is not aten.as_strided.default and order != sorted(order)):
+                raise NotExportable(f"{op} depends on how its operand lies in memory")
+            args = (self._b.transpose(args[0], order), *args[1:])
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+        sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
+        given = [v for v in leaves if isinstance(v, Val)]
+        written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
+        if sizes:
+            given.append(self._carrier(op, sizes))
+        is_val = [isinstance(v, Val) for v in leaves]
+        if op is custom_function.op():
+            call = custom_function.python_call(args[1])
+            name = call.name
+            run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
+            cause = "a custom autograd.Function"
+        else:
+            plain = [None if isinstance(v, (Val, *SYMBOLIC)) else v for v in leaves]
+            is_size = [isinstance(v, SYMBOLIC) for v in leaves]
+
+            def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
+                rest, numbers = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
+                a, k = pytree.tree_unflatten(
+                    [
+                        next(rest) if tensor else next(numbers) if size else value
+                        for tensor, size, value in zip(is_val, is_size, plain, strict=True)
+                    ],
+                    spec,
+                )
+                return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
+
+            name, run_all = str(op), run_op
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            results = run_all(tensors)
+            return [*[results[i] for i in used], *[tensors[i] for i in written]]
+
+        self._in_pytorch[node] = len(self._host.ops)
+        self._host.ops.append(HostOp(name, run, tuple(v.grad != 0 for v in given)))
+        self._fallbacks.append((name, cause))
+        dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]
+        out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)
+        made = [out] if len(dtypes) == 1 else list(out)
+        results: list[Val | None] = [None] * len(fakes)
+        for i, result in zip(used, made, strict=False):
+            results[i] = result
+        for i, result in zip(written, made[len(used) :], strict=True):
+            self._b.overwrite(given[i], self._b.detached(result))
+        return pytree.tree_unflatten(results, out_spec)
+
+    def _carrier(self, op: OpOverload, sizes: list[Any]) -> Val:
+        """A tensor without elements whose dims but the first are these sizes."""
+        if len(sizes) >= MAX_RANK or not all(isinstance(s, torch.SymInt) and s.node.expr.is_nonnegative for s in sizes):
+            raise NeedsStatic(f"{op} of {sizes} runs in PyTorch")
+        empty = self._b.tensor(torch.zeros(0, *[1] * len(sizes), dtype=torch.bool), "sizes")
+        return self._b.expand(empty, (0, *sizes))
+
+
+def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
+    return named.get("sparse") is True or named.get("sparse_grad") is True
+
+
+def _order_in_memory(t: Tensor) -> list[int] | None:
+    """The order of dims in which a tensor is dense and all of its memory, as a tensor is that PyTorch is given."""
+    n_bytes, offset = t.untyped_storage().nbytes(), t.storage_offset()
+    if any(isinstance(v, torch.SymInt) for v in (n_bytes, offset, *t.shape, *t.stride())):
+        raise NeedsStatic("how a tensor lies in memory is asked")
+    order = sorted(range(t.dim()), key=lambda dim: t.stride()[dim], reverse=True)
+    whole = offset == 0 and n_bytes == t.numel() * t.element_size()
+    return order if whole and t.permute(order).is_contiguous() else None
+
+
+def _used_results(node: fx.Node, n: int) -> list[int]:
+    """Which of the `n` results of a node are read; what PyTorch says of the others need not hold."""
+    if not isinstance(node.meta["val"], (list, tuple)) or any(u.target is not operator.getitem for u in node.users):
+        return list(range(n))
+    return sorted({u.args[1] for u in node.users if u.users and isinstance(u.args[1], int)}) or [0]
+
+
+def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:
+    if torch.Tag.dynamic_output_shape in op.tags:
+        raise NotExportable(f"the size of the result of {op} depends on the data")
+    for f in fakes:
+        if not isinstance(f, Tensor) or f.dtype not in DTYPES or f.layout is not torch.strided:
+            raise NotExportable(f"{op} returns what no graph can hold")
+        for size in f.shape:
+            if isinstance(size, torch.SymInt) and any(str(s).startswith("u") for s in size.node.expr.free_symbols):
+                raise NotExportable(f"the size of the result of {op} depends on the data")
+
+
+def _typed(b: Builder, result: Any, expected: Any) -> Any:
+    """Give results the shape and dtype that PyTorch says they have."""
+    if isinstance(result, Val) and isinstance(expected, Tensor):
+        if result.dtype != expected.dtype:
+            result = b.cast(result, expected.dtype)
+        if result.shape is None:
+            result.shape = tuple(expected.shape)
+        return result
+    if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return type(result)(_typed(b, r, e) for r, e in zip(result, expected, strict=False))
+    return result
+
+
+def _source(node: fx.Node) -> str:
+    """Path of the submodule and name of the node."""
+    path = (node.meta.get("custom") or {}).get(PATH)
+    return f"{path}/{node.name}" if path else node.name
+
+
+def _is_random(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _functional(node: fx.Node, op: OpOverload) -> OpOverload:
+    """The op that returns what `op` writes over its first argument."""
+    found = functional(op)
+    if found is None or written(op) != [op._schema.arguments[0].name] or not fits(node, found):
+        raise NeedsFunctional(str(op))
+    return found

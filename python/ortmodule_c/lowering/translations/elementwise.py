@@ -1,0 +1,544 @@
+"""Ops that work element by element, comparisons, selections and casts."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from ...errors import Unsupported
+from ..builder import Builder, Val
+from .registry import HALVES, TABLE, aten, computed_in, need_float, promoted, result_dtype, result_shape, translates
+
+_UNARY = {
+    aten.abs.default: "Abs",
+    aten.ceil.default: "Ceil",
+    aten.cos.default: "Cos",
+    aten.erf.default: "Erf",
+    aten.exp.default: "Exp",
+    aten.expm1.default: "Expm1",
+    aten.floor.default: "Floor",
+    aten.hardswish.default: "HardSwish",
+    aten.log.default: "Log",
+    aten.log1p.default: "Log1p",
+    aten.log_sigmoid.default: "LogSigmoid",
+    aten.mish.default: "Mish",
+    aten.neg.default: "Neg",
+    aten.reciprocal.default: "Reciprocal",
+    aten.relu.default: "Relu",
+    aten.round.default: "Round",
+    aten.rsqrt.default: "Rsqrt",
+    aten.sgn.default: "Sign",
+    aten.sigmoid.default: "Sigmoid",
+    aten.sign.default: "Sign",
+    aten.silu.default: "Silu",
+    aten.sin.default: "Sin",
+    aten.sqrt.default: "Sqrt",
+    aten.tanh.default: "Tanh",
+}
+_WITH_NUMBERS = ("Mul", "Div", "FloorDiv")  # take a number as it is; others round it to the dtype of the result first
+
+_BINARY = {
+    aten.mul.Tensor: "Mul",
+    aten.mul.Scalar: "Mul",
+    aten.maximum.default: "Max",
+    aten.minimum.default: "Min",
+    aten.max.other: "Max",
+    aten.min.other: "Min",
+}
+
+_COMPARE = {
+    aten.eq.Scalar: "Equal",
+    aten.eq.Tensor: "Equal",
+    aten.ne.Scalar: "NotEqual",
+    aten.ne.Tensor: "NotEqual",
+    aten.lt.Scalar: "Less",
+    aten.lt.Tensor: "Less",
+    aten.le.Scalar: "LessOrEqual",
+    aten.le.Tensor: "LessOrEqual",
+    aten.gt.Scalar: "Greater",
+    aten.gt.Tensor: "Greater",
+    aten.ge.Scalar: "GreaterOrEqual",
+    aten.ge.Tensor: "GreaterOrEqual",
+}
+
+_LOGICAL = {
+    aten.logical_and.default: "And",
+    aten.logical_or.default: "Or",
+    aten.logical_xor.default: "Xor",
+    aten.bitwise_and.Tensor: "And",
+    aten.bitwise_or.Tensor: "Or",
+    aten.bitwise_xor.Tensor: "Xor",
+    aten.__and__.Tensor: "And",
+    aten.__or__.Tensor: "Or",
+    aten.__xor__.Tensor: "Xor",
+    aten.bitwise_and.Scalar: "And",
+    aten.bitwise_or.Scalar: "Or",
+    aten.bitwise_xor.Scalar: "Xor",
+    aten.__and__.Scalar: "And",
+    aten.__or__.Scalar: "Or",
+    aten.__xor__.Scalar: "Xor",
+}
+
+
+def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
+    """x op alpha * y."""
+    dtype = result_dtype(b)
+    if op == "Sub" and any(isinstance(v, Val) and v.dtype == torch.bool for v in (x, y)):
+        raise Unsupported("arithmetic on bools")
+    scaled = not (isinstance(alpha, (int, float)) and alpha == 1)
+    number = not (isinstance(x, Val) and isinstance(y, Val))
+    inner = computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
+    left, right = (b.cast(b.scalar(v, inner if op in _WITH_NUMBERS else dtype), inner) for v in (x, y))
+    if scaled and dtype.is_floating_point:
+        return b.cast(_plus_scaled(b, left, right, -alpha if op == "Sub" else alpha, dtype), dtype)
+    if scaled:
+        right = b.emit("Mul", right, b.scalar(alpha, inner))
+    return b.cast(b.emit(op, left, right), dtype)
+
+
+def _plus_scaled(b: Builder, x: Val, y: Val, alpha: Any, dtype: torch.dtype) -> Val:
+    """x + alpha y; a gradient is multiplied with alpha as it was before it was rounded to a `dtype` of 16 bits."""
+    slope = b.scalar(alpha, y.dtype)
+    out: Val = b.emit("MulAdd", y, b.cast(b.scalar(alpha, dtype), y.dtype), x)
+    return b.with_gradient_of(out, b.emit("MulAdd", y, slope, x)) if dtype in HALVES and y.grad else out
+
+
+def _unary(op: str) -> Any:
+    def translate(b: Builder, x: Val) -> Val:
+        dtype = result_dtype(b)
+        if dtype == torch.bool and op != "Sign":
+            raise Unsupported("arithmetic on bools")
+        out: Val = b.emit(op, b.cast(x, dtype))
+        return out
+
+    return translate
+
+
+def _binary(op: str) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        return _arithmetic(b, op, x, y)
+
+    return translate
+
+
+def _compare(op: str) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        dtype = promoted(x, y)
+        if dtype == torch.bool and op not in ("Equal", "NotEqual"):
+            dtype = torch.int64
+        out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype), outputs=[torch.bool])
+        return out
+
+    return translate
+
+
+def _logical(op: str, strict: bool) -> Any:
+    def translate(b: Builder, x: Any, y: Any) -> Val:
+        if strict and result_dtype(b) != torch.bool:
+            raise Unsupported(f"bitwise op on {result_dtype(b)}")
+        out: Val = b.emit(op, b.scalar(x, torch.bool), b.scalar(y, torch.bool), outputs=[torch.bool])
+        return out
+
+    return translate
+
+
+TABLE.update({aten_op: _unary(op) for aten_op, op in _UNARY.items()})
+TABLE.update({aten_op: _binary(op) for aten_op, op in _BINARY.items()})
+TABLE.update({aten_op: _compare(op) for aten_op, op in _COMPARE.items()})
+TABLE.update({aten_op: _logical(op, "logical" not in aten_op.name()) for aten_op, op in _LOGICAL.items()})
+
+
+@translates(aten.add.Tensor, aten.add.Scalar)
+def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    return _arithmetic(b, "Or" if result_dtype(b) == torch.bool else "Add", x, y, alpha)
+
+
+@translates(aten.sub.Tensor, aten.sub.Scalar)
+def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    return _arithmetic(b, "Sub", x, y, alpha)
+
+
+@translates(aten.rsub.Scalar, aten.rsub.Tensor)
+def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    return _arithmetic(b, "Sub", y, x, alpha)
+
+
+@translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(b: Builder, x: Any, y: Any) -> Val:
+    return _arithmetic(b, "Div", x, y)
+
+
+@translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(b: Builder, x: Any, y: Any) -> Val:
+    if result_dtype(b) == torch.float16:
+        raise Unsupported("a remainder of float16, each step of which PyTorch rounds")
+    return _arithmetic(b, "Mod", x, y)
+
+
+@translates(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: Builder, x: Any, y: Any) -> Val:
+    if any(isinstance(v, Val) and v.grad for v in (x, y)):
+        raise Unsupported("the gradient of floor_divide")  # PyTorch has none
+    return div_mode(b, x, y, "floor")
+
+
+@translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Val:
+    dtype = result_dtype(b)
+    if rounding_mode == "trunc" and dtype.is_floating_point:
+        raise Unsupported("division of floats rounded to zero")
+    if rounding_mode == "floor" and dtype == torch.float16:
+        raise Unsupported("a floored quotient of float16, each step of which PyTorch rounds")
+    return _arithmetic(b, "FloorDiv" if rounding_mode == "floor" else "Div", x, y)
+
+
+@translates(aten.pow.Tensor_Scalar)
+def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
+    dtype = result_dtype(b)
+    x = b.cast(x, dtype)
+    if exponent == 1:
+        return x
+    if exponent in (2, 3) and not dtype.is_floating_point:
+        square: Val = b.emit("Mul", x, x)
+        return square if exponent == 2 else b.emit("Mul", square, x)
+    out: Val = b.emit("Pow", x, b.scalar(exponent, dtype))
+    if dtype not in HALVES or not x.grad or exponent == torch.tensor(exponent, dtype=dtype).item():
+        return out
+    # The gradient is multiplied with the exponent as it is, not as 16 bits hold it.
+    rest = b.cast(b.emit("Pow", b.detached(x), b.scalar(exponent - 1, dtype)), computed_in(dtype))
+    slope = b.cast(b.emit("Mul", rest, b.scalar(exponent, rest.dtype)), dtype)
+    return b.with_gradient_of(out, b.emit("Mul", x, slope))
+
+
+@translates(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
+    dtype = result_dtype(b)
+    base = b.scalar(x, dtype)
+    if base.grad and exponent.dtype != dtype:
+        return _pow_mixed(b, base, exponent, dtype)
+    exponent = b.cast(exponent, dtype)
+    out: Val = b.emit("Pow", base, exponent)
+    if dtype in HALVES and exponent.grad and isinstance(x, (int, float)) and 0 < x < math.inf:
+        wide = b.cast(b.detached(out), computed_in(dtype))  # with which the logarithm is multiplied, itself not rounded
+        slope = b.cast(b.emit("Mul", wide, b.const(math.log(x), wide.dtype)), dtype)
+        return b.with_gradient_of(out, b.emit("Mul", exponent, slope))
+    return out
+
+
+def _pow_mixed(b: Builder, base: Val, exponent: Val, dtype: torch.dtype) -> Val:
+    """A power whose exponent less 1, with which the base's gradient is computed, is of the exponent's own dtype."""
+    power, p = b.cast(exponent, dtype), b.detached(base)
+    e, zero = b.detached(power), b.const(0.0, dtype)
+    less = b.cast(b.emit("Sub", b.detached(exponent), b.const(1, exponent.dtype)), dtype)
+    none = b.emit("Equal", e, zero, outputs=[torch.bool])
+    slope = b.emit("Where", none, zero, b.emit("Mul", e, b.emit("Pow", p, less)), outputs=[dtype])
+    like = b.emit("Where", none, zero, b.emit("Mul", base, slope), outputs=[dtype])
+    out = b.emit("Pow", p, power)
+    return b.with_gradient_of(out, b.emit("Add", like, out) if exponent.grad else like)
+
+
+@translates(aten.square.default)
+def square(b: Builder, x: Val) -> Val:
+    return pow_scalar(b, x, 2)
+
+
+@translates(aten.logical_not.default, aten.bitwise_not.default)
+def logical_not(b: Builder, x: Val) -> Val:
+    if result_dtype(b) != torch.bool:
+        raise Unsupported(f"bitwise_not on {x.dtype}")
+    out: Val = b.emit("Not", b.cast(x, torch.bool))
+    return out
+
+
+@translates(aten.isnan.default)
+def isnan(b: Builder, x: Val) -> Val:
+    out: Val = b.emit("IsNaN", x, outputs=[torch.bool])
+    return out
+
+
+@translates(aten.gelu.default)
+def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
+    out: Val = b.emit("Gelu", x, approximate=approximate)
+    return out
+
+
+@translates(aten.hardsigmoid.default)
+def hardsigmoid(b: Builder, x: Val) -> Val:
+    """Its slope is 1/6 as float32 has it, between -3 and 3."""
+    wide = b.cast(b.detached(x), computed_in(x.dtype))
+    gate = b.emit("Clip", b.emit("Add", wide, b.const(3.0, wide.dtype)), min=0.0, max=6.0)
+    out = b.cast(b.emit("Div", gate, b.const(6.0, wide.dtype)), x.dtype)
+    if not x.grad:
+        return out
+    low, high = b.scalar(-3.0, x.dtype), b.scalar(3.0, x.dtype)
+    inside = b.emit(
+        "And", b.emit("Greater", x, low, outputs=[torch.bool]), b.emit("Less", x, high, outputs=[torch.bool])
+    )
+    slope = b.scalar(float(torch.tensor(1 / 6, dtype=torch.float32)), computed_in(x.dtype))
+    line = b.cast(b.emit("Mul", b.cast(x, slope.dtype), slope), x.dtype)
+    return b.with_gradient_of(out, b.emit("Where", inside, line, b.scalar(0.0, x.dtype), outputs=[x.dtype]))
+
+
+@translates(aten.elu.default)
+def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Val:
+    out: Val = b.emit("Elu", x, alpha=float(alpha), scale=float(scale), input_scale=float(input_scale))
+    return out
+
+
+@translates(aten.celu.default)
+def celu(b: Builder, x: Val, alpha: float = 1) -> Val:
+    """Its slope is that of an alpha which float32 holds."""
+    out, single = elu(b, x, alpha, 1, 1 / alpha), float(torch.tensor(alpha, dtype=torch.float32))
+    return b.with_gradient_of(out, elu(b, x, alpha, 1, 1 / single)) if x.grad and single != alpha else out
+
+
+@translates(aten.leaky_relu.default)
+def leaky_relu(b: Builder, x: Val, negative_slope: float = 0.01) -> Val:
+    out: Val = b.emit("LeakyRelu", x, alpha=float(negative_slope))
+    return out
+
+
+@functools.cache
+def _share_at_bound(by_tensor: bool) -> float:
+    """What PyTorch gives of the gradient to a number that is clamped to itself; versions differ."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones((), device="cpu", dtype=torch.float32, requires_grad=True)
+        bound: Any = x.detach() if by_tensor else 1.0
+        (share,) = torch.autograd.grad(torch.clamp(x, min=bound), x)
+    return float(share)
+
+
+@translates(aten.clamp.default)
+def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
+    dtype = result_dtype(b)
+    if any(isinstance(v, float) and math.isnan(v) for v in (low, high)):
+        raise Unsupported("a bound that is NaN, of which versions of PyTorch make different things")
+    x = b.cast(x, dtype)
+    if not dtype.is_floating_point and any(
+        isinstance(v, int) and v != int(torch.tensor(v).to(dtype)) for v in (low, high)
+    ):
+        raise Unsupported(f"a bound that {dtype} does not hold")
+    if not dtype.is_floating_point or isinstance(low, Val) or isinstance(high, Val):
+        return clamp_tensor(b, x, low, high)
+    if _share_at_bound(False) == 1:
+        numbers = all(v is None or isinstance(v, (int, float)) for v in (low, high))
+        return _clip(b, x, low, high) if numbers else clamp_tensor(b, x, low, high)
+    return _open_clamp(b, x, low, high)
+
+
+def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
+    out: Val = b.emit("Clip", x, min=None if low is None else float(low), max=None if high is None else float(high))
+    return out
+
+
+def _open_clamp(b: Builder, x: Val, low: Any, high: Any) -> Val:
+    """A clamp through which no gradient flows at the bounds, nor at NaN."""
+    if not x.grad:
+        return _clip(b, x, low, high)
+    inside = [] if low is None else [b.emit("Greater", x, b.scalar(low, x.dtype), outputs=[torch.bool])]
+    inside += [] if high is None else [b.emit("Less", x, b.scalar(high, x.dtype), outputs=[torch.bool])]
+    keeps = inside[0] if len(inside) == 1 else b.emit("And", *inside)
+    out: Val = b.emit("Where", keeps, x, _clip(b, b.detached(x), low, high), outputs=[x.dtype])
+    return out
+
+
+@translates(aten.clamp.Tensor)
+def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
+    dtype = result_dtype(b)
+    bounds = [None if v is None else b.scalar(v, dtype) for v in (low, high)]
+    x = b.cast(x, dtype)
+    trained = [v for v in bounds if v is not None and v.grad]
+    if None not in bounds and (trained or (x.grad and _share_at_bound(True) != 1)):
+        raise Unsupported("the gradient where two bounds meet")
+    if (trained or x.grad) and _share_at_bound(True) != 1:  # a clamp by one tensor is what maximum or minimum is
+        extreme: Val = b.emit("Max" if bounds[1] is None else "Min", x, *[v for v in bounds if v is not None])
+        return extreme
+    x = x if bounds[0] is None else _bounded(b, "Max", "Greater", x, bounds[0])
+    return x if bounds[1] is None else _bounded(b, "Min", "Less", x, bounds[1])
+
+
+def _bounded(b: Builder, op: str, inside: str, x: Val, bound: Val) -> Val:
+    """Max or Min whose gradient goes where the element comes from: nowhere if either is NaN."""
+    out: Val = b.emit(op, x, bound)
+    if not out.grad:
+        return out
+    tie, none = b.emit("Equal", x, bound, outputs=[torch.bool]), b.const(0.0, x.dtype)
+
+    def part(v: Val, other: Val, at_tie: bool) -> Val:
+        rest = b.emit("Where", tie, v, none, outputs=[v.dtype]) if at_tie else none
+        takes: Val = b.emit("Where", b.emit(inside, v, other, outputs=[torch.bool]), v, rest, outputs=[v.dtype])
+        return takes
+
+    parts = [part(v, w, at_tie) for v, w, at_tie in ((x, bound, True), (bound, x, False)) if v.grad]
+    return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
+
+
+@translates(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: Builder, x: Val, low: Any) -> Val:
+    return clamp(b, x, low, None)
+
+
+@translates(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: Builder, x: Val, high: Any) -> Val:
+    return clamp(b, x, None, high)
+
+
+@translates(aten.hardtanh.default)
+def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
+    """A gradient flows through NaN in the few elements that do not fill one of PyTorch's vectors, but not in those."""
+    return _open_clamp(b, x, min_val, max_val)
+
+
+@translates(aten.relu6.default)
+def relu6(b: Builder, x: Val) -> Val:
+    return hardtanh(b, x, 0, 6)
+
+
+@translates(aten.hardshrink.default)
+def hardshrink(b: Builder, x: Val, lambd: float = 0.5) -> Val:
+    """x outside of -lambd .. lambd; no gradient flows at NaN, as none does in PyTorch's vectors."""
+    low, high, none = (b.scalar(v, need_float(x.dtype)) for v in (-lambd, lambd, 0.0))
+
+    def both(join: str, left: str, right: str) -> Val:
+        bounds = [b.emit(op, x, v, outputs=[torch.bool]) for op, v in ((left, low), (right, high))]
+        met: Val = b.emit(join, *bounds)
+        return met
+
+    out: Val = b.emit("Where", both("And", "GreaterOrEqual", "LessOrEqual"), none, x, outputs=[x.dtype])
+    if not x.grad:
+        return out
+    return b.with_gradient_of(out, b.emit("Where", both("Or", "Less", "Greater"), x, none, outputs=[x.dtype]))
+
+
+@translates(aten.nan_to_num.default)
+def nan_to_num(
+    b: Builder, x: Val, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Val:
+    """Its slope is 1 or 0, and something that it multiplies."""
+    if not x.dtype.is_floating_point:
+        return x
+    most = torch.finfo(x.dtype).max
+    p, out = b.detached(x), x
+    infinite = [b.emit("Equal", p, b.const(v, x.dtype), outputs=[torch.bool]) for v in (math.inf, -math.inf)]
+    tests = [b.emit("IsNaN", p, outputs=[torch.bool]), *infinite]
+    finite = [0.0 if nan is None else nan, most if posinf is None else posinf, -most if neginf is None else neginf]
+    for test, value in zip(tests, finite, strict=True):
+        out = b.emit("Where", test, b.scalar(value, x.dtype), b.detached(out), outputs=[x.dtype])
+    if not x.grad:
+        return out
+    none = b.emit("Or", tests[0], b.emit("Or", *infinite))
+    slope = b.emit("Where", none, b.const(0.0, x.dtype), b.const(1.0, x.dtype), outputs=[x.dtype])
+    return b.with_gradient_of(out, b.emit("Mul", x, slope))
+
+
+@translates(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
+def where(b: Builder, condition: Val, x: Any, y: Any) -> Val:
+    dtype = result_dtype(b)
+    out: Val = b.emit("Where", b.cast(condition, torch.bool), b.scalar(x, dtype), b.scalar(y, dtype), outputs=[dtype])
+    return out
+
+
+@translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(b: Builder, x: Val, mask: Val, value: Any) -> Val:
+    return where(b, mask, value, x)
+
+
+@translates(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: Builder, start: Val, end: Val, weight: Any) -> Val:
+    operands = [b.scalar(v, computed_in(start.dtype)) for v in (start, end, weight)]
+    return b.cast(b.emit("Lerp", *operands), start.dtype)
+
+
+@translates(aten.addcmul.default)
+def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
+    dtype = result_dtype(b)
+    if dtype == torch.bool:
+        raise Unsupported("arithmetic on bools")
+    x, t1, t2 = (b.cast(v, dtype) for v in (x, t1, t2))
+    # Gradients of operands that are repeated are sums, which are not taken in 16 bits.
+    summed = dtype in HALVES and not x.shape == t1.shape == t2.shape
+    own = not summed and any(v.grad for v in (x, t1, t2))
+    base, left, right = (b.cast(b.detached(v) if own else v, computed_in(dtype)) for v in (x, t1, t2))
+    factor = b.scalar(value, base.dtype)
+    if dtype.is_floating_point:
+        out = b.cast(b.emit("MulAdd", b.emit("Mul", left, factor), right, base), dtype)
+    else:
+        out = b.emit("Add", base, b.emit("Mul", b.emit("Mul", left, factor), right))
+    if not own:
+        return out
+    parts = [b.emit("Mul", v, b.cast(b.emit("Mul", w, factor), dtype)) for v, w in ((t1, right), (t2, left))]
+    return b.with_gradient_of(out, b.emit("Add", x, b.emit("Add", *parts)))
+
+
+@translates(aten.softplus.default)
+def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
+    out: Val = b.emit("Softplus", x, beta=float(beta), threshold=float(threshold))
+    return out
+
+
+@translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
+def xlogy(b: Builder, x: Any, y: Any) -> Val:
+    dtype = result_dtype(b)
+    x, y = b.scalar(x, dtype), b.scalar(y, dtype)
+    if x.grad or y.grad:
+        raise Unsupported("the gradient of xlogy")
+    zero = b.const(0.0, dtype)
+    nothing = b.emit("And", b.emit("Equal", x, zero, outputs=[torch.bool]), b.emit("Equal", y, y, outputs=[torch.bool]))
+    out: Val = b.emit("Where", nothing, zero, b.emit("Mul", x, b.emit("Log", y)), outputs=[dtype])
+    return out
+
+
+@translates(aten._prelu_kernel.default)
+def prelu(b: Builder, x: Val, weight: Val) -> Val:
+    """x times 1 or the weight: a product's gradients are exact where the factor not chosen is infinite."""
+    positive = b.emit("Greater", x, b.const(0.0, x.dtype), outputs=[torch.bool])
+    out: Val = b.emit("Mul", x, b.emit("Where", positive, b.const(1.0, x.dtype), weight, outputs=[x.dtype]))
+    return out
+
+
+# Casts. Devices and layouts are refused before capture, so only the dtype is left.
+
+
+@translates(aten.to.dtype)
+def to_dtype(b: Builder, x: Val, _dtype: torch.dtype, *_rest: Any, **_kwargs: Any) -> Val:
+    return b.cast(x, result_dtype(b))
+
+
+@translates(
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten._to_copy.default,
+    aten.type_as.default,
+    aten.to.prim_Device,
+    aten._autocast_to_reduced_precision.default,
+    aten._autocast_to_full_precision.default,
+)
+def to_copy(b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
+    return b.cast(x, result_dtype(b))
+
+
+@translates(aten.copy.default)
+def copy(b: Builder, x: Val, source: Val, _non_blocking: bool = False) -> Val:
+    return b.expand(b.cast(source, x.dtype), result_shape(b))
+
+
+@translates(
+    aten.alias.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.positive.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+)
+def same(_b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
+    return x
+
+
+@translates(aten.detach.default)
+def detach(b: Builder, x: Val) -> Val:
+    return b.detached(x)

@@ -1,0 +1,86 @@
+"""Reading by index."""
+
+from typing import Any
+
+import torch
+
+from ...errors import Unsupported
+from ..builder import Builder, Val
+from .registry import aten, axis_of, translates
+
+
+@translates(aten.index_select.default)
+def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
+    if index.dtype not in (torch.int64, torch.int32):
+        raise Unsupported(f"an index of dtype {index.dtype}")
+    index = b.cast(index, torch.int64)
+    ids = b.unsqueeze(index, 0) if index.rank == 0 else index  # it selects one, and the dim stays
+    out: Val = b.emit("Gather", x, ids, axis=axis_of(x, dim), strict=1)
+    return out
+
+
+@translates(aten.gather.default)
+def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = False) -> Val:
+    if x.rank == 0:
+        raise Unsupported("gather from a scalar")
+    out: Val = b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
+    return out
+
+
+@translates(aten.one_hot.default)
+def one_hot(b: Builder, index: Val, num_classes: int = -1) -> Val:
+    if num_classes < 0 or index.dtype != torch.int64:
+        raise Unsupported(f"one_hot of {index.dtype} and {num_classes} classes")
+    classes = b.tensor(torch.arange(num_classes), "classes")
+    checked = b.emit("Gather", classes, index, axis=0, strict=1)
+    return b.cast(b.emit("Equal", b.unsqueeze(checked, index.rank), classes, outputs=[torch.bool]), torch.int64)
+
+
+@translates(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
+    """Advanced indexing by integers: indexed dims go first, GatherND reads, the dims are put in place."""
+    given: list[tuple[int, Val]] = [(i, v) for i, v in enumerate(indices) if v is not None]
+    if any(v.dtype in (torch.bool, torch.uint8) for _, v in given):
+        raise Unsupported("index by a mask")
+    axes = [i for i, _ in given]
+    ids = [b.cast(v, torch.int64) for _, v in given]
+    if len(axes) == 1:
+        out: Val = b.emit("Gather", x, ids[0], axis=axes[0])
+        return out
+    rest = [a for a in range(x.rank) if a not in axes]
+    shape = _broadcast(ids)
+    columns = [b.unsqueeze(b.expand(v, shape), len(shape)) for v in ids]
+    table = b.emit("Concat", *columns, axis=len(shape))
+    out = b.emit("GatherND", b.transpose(x, axes + rest), table)
+    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
+    before = len([a for a in rest if a < axes[0]]) if adjacent else 0
+    k = len(shape)
+    return b.transpose(out, [*range(k, k + before), *range(k), *range(k + before, k + len(rest))])
+
+
+@translates(aten.index_put.default)
+def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumulate: bool = False) -> Val:
+    """Only one number put where a mask of x's own rank says."""
+    mask = indices[0]
+    if (
+        len(indices) != 1
+        or mask is None
+        or mask.dtype != torch.bool
+        or mask.rank != x.rank
+        or values.rank
+        or accumulate
+    ):
+        raise Unsupported("index_put other than of one number by a mask")
+    out: Val = b.emit("Where", mask, b.cast(values, x.dtype), x, outputs=[x.dtype])
+    return out
+
+
+def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
+    """The common shape of several values; a size of 1 gives way."""
+    rank = max(v.rank for v in vals)
+    shape: list[Any] = [1] * rank
+    for v in vals:
+        for i, size in enumerate(v.dims, start=rank - v.rank):
+            if not (isinstance(size, int) and size == 1):
+                shape[i] = size
+    return tuple(shape)

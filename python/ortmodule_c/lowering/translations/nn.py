@@ -1,0 +1,452 @@
+"""Layers: linear algebra, normalisation, dropout, attention, embedding, classification losses."""
+
+import math
+from typing import Any
+
+import torch
+
+from ...errors import Unsupported
+from ..builder import Builder, Size, Val, same_size, static
+from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
+from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
+
+_NO_LABEL = -(1 << 62)
+_REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
+
+# Linear algebra
+
+
+def _matmul(b: Builder, x: Val, y: Val) -> Val:
+    need_float(result_dtype(b))
+    if x.dtype != y.dtype:
+        raise Unsupported(f"product of {x.dtype} and {y.dtype}")
+    out: Val = b.emit("MatMul", x, y)
+    return out
+
+
+@translates(
+    aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.vdot.default
+)
+def matmul(b: Builder, x: Val, y: Val) -> Val:
+    return _matmul(b, x, y)
+
+
+@translates(aten.linear.default)
+def linear(b: Builder, x: Val, weight: Val, bias: Val | None = None) -> Val:
+    if weight.rank != 2:
+        raise Unsupported("linear with a weight that is no matrix")
+    out = _matmul(b, x, b.transpose(weight, [1, 0]))
+    return out if bias is None else b.emit("Add", out, b.cast(bias, out.dtype))
+
+
+def _scaled(b: Builder, x: Val, factor: Any) -> Val:
+    return x if isinstance(factor, (int, float)) and factor == 1 else b.emit("Mul", x, b.scalar(factor, x.dtype))
+
+
+def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
+    """`beta * bias + alpha * product`, in which a bias that counts for nothing is not read."""
+    if isinstance(alpha, (int, float)) and alpha == 0:
+        raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
+    product = _scaled(b, product, alpha)
+    if isinstance(beta, (int, float)) and beta == 0:
+        return product
+    out: Val = b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
+    return out
+
+
+@translates(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
+def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
+    return _added(b, bias, _matmul(b, x, y), beta, alpha)
+
+
+# Embedding and dropout
+
+
+@translates(aten.embedding.default)
+def embedding(
+    b: Builder, weight: Val, ids: Val, padding_idx: int = -1, scale_grad_by_freq: bool = False, _sparse: bool = False
+) -> Val:
+    out: Val = b.emit(
+        "Embedding",
+        weight,
+        b.cast(ids, torch.int64),
+        padding_idx=padding_idx,
+        scale_grad_by_freq=int(scale_grad_by_freq),
+    )
+    return out
+
+
+@translates(aten.dropout.default)
+def dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
+    if not train or p == 0:
+        return x
+    if p == 1:  # nothing is drawn
+        return b.emit("Mul", x, b.const(0, x.dtype))
+    out: Val = b.emit("Dropout", x, p=float(p), stream=b.stream())
+    return out
+
+
+@translates(aten.native_dropout.default)
+def native_dropout(b: Builder, x: Val, p: float, train: bool | None) -> tuple[Val, None]:
+    return dropout(b, x, p, train is not False), None
+
+
+# Softmax and attention
+
+
+@translates(aten.softmax.int, aten._softmax.default, aten.log_softmax.int, aten._log_softmax.default)
+def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
+    dtype = need_float(result_dtype(b))
+    if x.rank == 0:
+        raise Unsupported("softmax of a scalar")
+    x, axis = b.cast(x, dtype), axis_of(x, dim)
+    if "log" not in b.aten_name:
+        weights: Val = b.emit("Softmax", x, axis=axis)
+        return weights
+    out: Val = b.emit("LogSoftmax", x, axis=axis)
+    b.log_softmax[out] = x, axis
+    return out
+
+
+@translates(aten.scaled_dot_product_attention.default)
+def attention(
+    b: Builder,
+    query: Val,
+    key: Val,
+    value: Val,
+    attn_mask: Val | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Val:
+    rank = query.rank
+    if rank not in (3, 4) or key.rank != rank or value.rank != rank:
+        raise Unsupported(f"attention on tensors of rank {rank}")
+    if not same_size(query.dims[0], key.dims[0]) or not same_size(query.dims[0], value.dims[0]):
+        raise Unsupported("attention with a broadcast batch")
+    if rank == 4 and not enable_gqa and not same_size(query.dims[1], key.dims[1]):
+        raise Unsupported("attention with broadcast heads")
+    if static(query.dims[-1]) == 0:
+        raise Unsupported("attention of heads without elements")
+    scale = 1 / math.sqrt(static(query.dims[-1])) if scale is None else scale
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = b.cast(attn_mask, query.dtype)
+    if rank == 3:
+        query, key, value = (b.unsqueeze(t, 1) for t in (query, key, value))
+        if attn_mask is not None and attn_mask.rank == 3:
+            attn_mask = b.unsqueeze(attn_mask, 1)
+    random = {"p": float(dropout_p), "stream": b.stream()} if dropout_p > 0 else {}
+    out, _ = b.emit(
+        "Attention",
+        query,
+        key,
+        value,
+        attn_mask,
+        outputs=[query.dtype, query.dtype],
+        scale=float(scale),
+        is_causal=int(is_causal),
+        **random,
+    )
+    return b.squeeze(out, 1) if rank == 3 else out
+
+
+# Normalisation
+
+
+@translates(aten.layer_norm.default)
+def layer_norm(
+    b: Builder,
+    x: Val,
+    normalized_shape: list[int],
+    weight: Val | None = None,
+    bias: Val | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Val:
+    out: Val = b.emit(
+        "LayerNormalization",
+        x,
+        weight,
+        bias,
+        outputs=[x.dtype] * 3,
+        axis=x.rank - len(normalized_shape),
+        epsilon=float(eps),
+    )[0]
+    return out
+
+
+@translates(aten.native_layer_norm.default)
+def native_layer_norm(
+    b: Builder, x: Val, normalized_shape: list[int], weight: Val | None, bias: Val | None, eps: float
+) -> Any:
+    axis = x.rank - len(normalized_shape)
+    return b.emit("LayerNormalization", x, weight, bias, outputs=[x.dtype] * 3, axis=axis, epsilon=float(eps))
+
+
+@translates(aten.rms_norm.default)
+def rms_norm(
+    b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None
+) -> Val:
+    axes = list(range(x.rank - len(normalized_shape), x.rank))
+    square = b.emit("Mul", x, x)
+    square.shape = x.shape
+    mean_square = reduce(b, "ReduceMean", square, axes, True)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    out: Val = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
+    return out if weight is None else b.emit("Mul", out, weight)
+
+
+@translates(aten._weight_norm.default)
+def weight_norm(b: Builder, v: Val, g: Val, dim: int = 0) -> Val:
+    axes = [a for a in range(v.rank) if dim < 0 or a != dim]
+    out: Val = b.emit("Mul", v, b.emit("Div", g, vector_norm(b, v, 2, axes, dim >= 0)))
+    return out
+
+
+def _per_channel(b: Builder, x: Val, v: Val) -> Val:
+    """[C] as [C, 1, ...], to broadcast with [N, C, ...]."""
+    return b.reshape(v, (x.dims[1], *[1] * (x.rank - 2))) if x.rank > 2 else v
+
+
+def _affine(b: Builder, x: Val, out: Val, weight: Val | None, bias: Val | None) -> Val:
+    if weight is not None:
+        out = b.emit("Mul", out, _per_channel(b, x, weight))
+    if bias is not None:
+        out = b.emit("Add", out, _per_channel(b, x, bias))
+    return out
+
+
+@translates(aten.batch_norm.default)
+def batch_norm(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool = False,
+) -> Val:
+    if not training:
+        assert mean is not None and var is not None
+        factor = b.emit("Rsqrt", b.emit("Add", var, b.const(eps, var.dtype)))
+        factor = factor if weight is None else b.emit("Mul", factor, weight)
+        factor.shape = mean.shape
+        out: Val = b.emit("Mul", b.emit("Sub", x, _per_channel(b, x, mean)), _per_channel(b, x, factor))
+        return out if bias is None else b.emit("Add", out, _per_channel(b, x, bias))
+    out, _, _, new_mean, new_var = _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
+    if mean is not None and var is not None:
+        b.overwrite(mean, new_mean)
+        b.overwrite(var, new_var)
+    return out
+
+
+def _batch_norm(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    momentum: float,
+    eps: float,
+) -> Any:
+    stats = [None if mean is None else mean.dtype, None if var is None else var.dtype]
+    return b.emit(
+        "BatchNorm",
+        x,
+        weight,
+        bias,
+        mean,
+        var,
+        outputs=[x.dtype, x.dtype, x.dtype, *stats],
+        epsilon=float(eps),
+        momentum=float(momentum),
+    )
+
+
+@translates(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val,
+    var: Val,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if not training:
+        out = batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
+        return out, None, None, mean, var
+    return _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
+
+
+@translates(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    b: Builder, x: Val, weight: Val | None, bias: Val | None, mean: Val, var: Val, momentum: float, eps: float
+) -> tuple[Val, None, None]:
+    return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps), None, None
+
+
+@translates(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_statistics(
+    b: Builder, x: Val, weight: Val | None, bias: Val | None, training: bool, momentum: float, eps: float
+) -> Any:
+    if not training:
+        raise Unsupported("batch norm in inference without statistics")
+    return _batch_norm(b, x, weight, bias, None, None, momentum, eps)[0], None, None
+
+
+def _norm_rows(b: Builder, x: Val, groups: Size, eps: float) -> Val:
+    """Normalise each of so many groups of channels of each sample."""
+    flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
+    out = b.emit("LayerNormalization", flat, None, None, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
+    return b.reshape(out, x.dims)
+
+
+@translates(aten.group_norm.default)
+def group_norm(
+    b: Builder,
+    x: Val,
+    num_groups: int,
+    weight: Val | None = None,
+    bias: Val | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Val:
+    return _affine(b, x, _norm_rows(b, x, num_groups, eps), weight, bias)
+
+
+@translates(aten.instance_norm.default)
+def instance_norm(
+    b: Builder,
+    x: Val,
+    weight: Val | None,
+    bias: Val | None,
+    mean: Val | None,
+    var: Val | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool = False,
+) -> Val:
+    if not use_input_stats:
+        return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
+    if mean is not None and var is not None:
+        axes = list(range(2, x.rank))
+        average, variance, _ = moments(b, b.detached(x), axes, 1)
+        for stat, now in ((mean, average), (var, variance)):
+            now.shape = (*x.dims[:2], *[1] * len(axes))
+            batch = reduce(b, "ReduceMean", now, [0, *axes], False)
+            kept = b.emit("Mul", stat, b.const(1 - momentum, stat.dtype))
+            b.overwrite(stat, b.emit("Add", kept, b.emit("Mul", batch, b.const(momentum, stat.dtype))))
+    return _affine(b, x, _norm_rows(b, x, x.dims[1], eps), weight, bias)
+
+
+# Classification losses
+
+
+def _classes(b: Builder, target: Val, ignore_index: Size) -> tuple[Val, int]:
+    """Labels, and that of elements that do not count, as a number."""
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise Unsupported(f"labels of dtype {target.dtype}")
+    target = b.cast(target, torch.int64)
+    if isinstance(ignore_index, int):
+        return target, ignore_index
+    ignored = b.emit("Equal", target, b.size(ignore_index), outputs=[torch.bool])
+    label = b.const(_NO_LABEL, torch.int64)
+    return b.emit("Where", ignored, label, target, outputs=[torch.int64]), _NO_LABEL
+
+
+@translates(aten.cross_entropy_loss.default)
+def cross_entropy(
+    b: Builder,
+    x: Val,
+    target: Val,
+    weight: Val | None = None,
+    reduction: int = MEAN,
+    ignore_index: Size = -100,
+    label_smoothing: float = 0.0,
+) -> Val:
+    if x.rank == target.rank:
+        return _soft_cross_entropy(b, x, target, weight, reduction, label_smoothing)
+    single = x.rank == 1
+    if single:
+        x, target = b.unsqueeze(x, 0), b.unsqueeze(target, 0)
+    labels, ignored = _classes(b, target, ignore_index)
+    loss: Val = b.emit(
+        "CrossEntropy",
+        x,
+        labels,
+        weight,
+        outputs=[x.dtype] * 4,
+        reduction=_REDUCTIONS[reduction],
+        ignore_index=ignored,
+        label_smoothing=float(label_smoothing),
+    )[0]
+    return b.squeeze(loss, 0) if single and reduction == NONE else loss
+
+
+def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, reduction: int, smoothing: float) -> Val:
+    """Targets are probabilities; the mean is over everything but classes."""
+    axis = 0 if x.rank == 1 else 1
+    target = b.cast(target, x.dtype)
+    if smoothing:
+        kept = b.emit("Mul", target, b.const(1 - smoothing, x.dtype))
+        target = b.emit("Add", kept, b.scalar(smoothing / x.dims[axis], x.dtype))
+    terms: Val = b.emit("Mul", b.emit("LogSoftmax", x, axis=axis), target)
+    if weight is not None:
+        terms = b.emit("Mul", terms, b.reshape(weight, (x.dims[axis], *[1] * (x.rank - axis - 1))))
+    terms.shape = x.dims
+    loss = b.emit("Neg", reduce(b, "ReduceSum", terms, [axis], False))
+    return reduce_loss(b, loss, [s for i, s in enumerate(x.dims) if i != axis], reduction)
+
+
+@translates(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
+def nll_loss(
+    b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: Size = -100
+) -> Val:
+    operand, axis = b.log_softmax.get(x, (x, -1))
+    if b.aten_name == "nll_loss_nd" and axis == 1:
+        return cross_entropy(b, operand, target, weight, reduction, ignore_index)
+    labels, ignored = _classes(b, target, ignore_index)
+    out: Val = b.emit(
+        "NegativeLogLikelihoodLoss",
+        x,
+        labels,
+        weight,
+        outputs=[x.dtype] * 2,
+        reduction=_REDUCTIONS[reduction],
+        ignore_index=ignored,
+    )[0]
+    return out
+
+
+@translates(aten.glu.default)
+def glu(b: Builder, x: Val, dim: int = -1) -> Val:
+    axis = axis_of(x, dim)
+    half = x.dims[axis] // 2
+    left, right = b.emit("Split", x, b.ints([half, half]), outputs=[x.dtype, x.dtype], axis=axis)
+    wide = computed_in(x.dtype)
+    gate = b.emit("Sigmoid", b.cast(b.detached(right), wide))
+    out = b.cast(b.emit("Mul", b.cast(b.detached(left), wide), gate), x.dtype)
+    if not x.grad:
+        return out
+    kept = b.cast(gate, x.dtype)  # by PyTorch, for the gradient
+    gate = b.cast(kept, wide)
+    slope = b.emit("Mul", b.emit("Mul", b.emit("Sub", b.const(1.0, wide), gate), gate), b.cast(b.detached(left), wide))
+    gated = b.cast(b.emit("Mul", b.cast(right, wide), slope), x.dtype)
+    return b.with_gradient_of(out, b.emit("Add", b.emit("Mul", left, kept), gated))
+
+
+@translates(aten.addbmm.default)
+def addbmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
+    product = _matmul(b, x, y)
+    product.shape = (x.dims[0], *result_shape(b))
+    return _added(b, bias, reduce(b, "ReduceSum", product, [0], False), beta, alpha)

@@ -1,0 +1,301 @@
+"""Ops that rearrange, cut, join or make tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import NeedsStatic, Unsupported
+from ..builder import Builder, Size, Val, same_size, static
+from .registry import INT64_MAX, aten, axes_of, axis_of, result_dtype, result_shape, translates
+
+
+@translates(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.view_as.default,
+    aten.unflatten.int,
+    aten.reshape_as.default,
+)
+def reshape(b: Builder, x: Val, *_shape: Any, **_kwargs: Any) -> Val:
+    return b.reshape(x, result_shape(b))
+
+
+@translates(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(b: Builder, x: Val, dim: int | list[int] | None = None) -> Val:
+    axes = [a for a in axes_of(x, dim) if isinstance(x.dims[a], int) and x.dims[a] == 1]
+    return b.squeeze(x, *axes) if axes else x
+
+
+@translates(aten.unsqueeze.default)
+def unsqueeze(b: Builder, x: Val, dim: int) -> Val:
+    return b.unsqueeze(x, dim + x.rank + 1 if dim < 0 else dim)
+
+
+@translates(aten.expand.default, aten.expand_as.default, aten.broadcast_to.default)
+def expand(b: Builder, x: Val, *_shape: Any, **_kwargs: Any) -> Val:
+    return b.expand(x, result_shape(b))
+
+
+@translates(aten.permute.default)
+def permute(b: Builder, x: Val, dims: list[int]) -> Val:
+    return b.transpose(x, [axis_of(x, d) for d in dims])
+
+
+@translates(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default)
+def transpose(b: Builder, x: Val, dim0: int, dim1: int) -> Val:
+    if x.rank == 0:
+        return x
+    perm = list(range(x.rank))
+    i, j = axis_of(x, dim0), axis_of(x, dim1)
+    perm[i], perm[j] = perm[j], perm[i]
+    return b.transpose(x, perm)
+
+
+@translates(aten.t.default, aten.numpy_T.default)
+def numpy_t(b: Builder, x: Val) -> Val:
+    return b.transpose(x, list(reversed(range(x.rank))))
+
+
+@translates(aten.mT.default, aten.adjoint.default)
+def matrix_t(b: Builder, x: Val) -> Val:
+    return transpose(b, x, -2, -1)
+
+
+@translates(aten.movedim.int, aten.movedim.intlist)
+def movedim(b: Builder, x: Val, source: int | list[int], destination: int | list[int]) -> Val:
+    sources = [axis_of(x, a) for a in ([source] if isinstance(source, int) else source)]
+    targets = [axis_of(x, a) for a in ([destination] if isinstance(destination, int) else destination)]
+    perm = [-1] * x.rank
+    for s, t in zip(sources, targets, strict=True):
+        perm[t] = s
+    rest = iter([a for a in range(x.rank) if a not in sources])
+    return b.transpose(x, [next(rest) if p < 0 else p for p in perm])
+
+
+@translates(aten.select.int)
+def select(b: Builder, x: Val, dim: int, index: Size) -> Val:
+    out: Val = b.emit("Gather", x, b.size(index), axis=axis_of(x, dim))
+    return out
+
+
+@translates(aten.slice.Tensor)
+def slice_(b: Builder, x: Val, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> Val:
+    axis = axis_of(x, dim)
+    if same_size(x.dims[axis], result_shape(b)[axis]) and step == 1:
+        return x
+    return b.slice(x, axis, 0 if start is None else start, INT64_MAX if end is None else end, step)
+
+
+@translates(aten.narrow.default)
+def narrow(b: Builder, x: Val, dim: int, start: Size, length: Size) -> Val:
+    if isinstance(start, int) and start < 0:
+        start += x.dims[axis_of(x, dim)]
+    return b.slice(x, axis_of(x, dim), start, start + length)
+
+
+def _split(b: Builder, x: Val, sizes: Sequence[Size], axis: int) -> list[Val]:
+    if len(sizes) == 1:
+        return [x]
+    out = b.emit("Split", x, b.ints(sizes), outputs=[x.dtype] * len(sizes), axis=axis)
+    for val, size in zip(out, sizes, strict=True):
+        val.shape = (*x.dims[:axis], size, *x.dims[axis + 1 :])
+    return list(out)
+
+
+@translates(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.split.sizes,
+    aten.chunk.default,
+    aten.tensor_split.sections,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_chunk.default,
+)
+def split(b: Builder, x: Val, _sizes: Any, dim: int = 0) -> list[Val]:
+    axis = axis_of(x, dim)
+    return _split(b, x, [part.shape[axis] for part in b.result], axis)
+
+
+@translates(aten.unbind.int)
+def unbind(b: Builder, x: Val, dim: int = 0) -> list[Val]:
+    axis = axis_of(x, dim)
+    return (
+        [b.squeeze(part, axis) for part in _split(b, x, [1] * static(x.dims[axis]), axis)] if x.dims[axis] != 0 else []
+    )
+
+
+@translates(aten.cat.default, aten.concat.default, aten.concatenate.default)
+def cat(b: Builder, tensors: list[Val], dim: int = 0) -> Val:
+    dtype = result_dtype(b)
+    rank = len(result_shape(b))
+    parts = [b.cast(t, dtype) for t in tensors if t.rank == rank]  # PyTorch lets 1-d empty tensors through
+    if len(parts) == 1:
+        return parts[0]
+    out: Val = b.emit("Concat", *parts, axis=dim + rank if dim < 0 else dim)
+    return out
+
+
+@translates(aten.stack.default)
+def stack(b: Builder, tensors: list[Val], dim: int = 0) -> Val:
+    dtype = result_dtype(b)
+    axis = dim + len(result_shape(b)) if dim < 0 else dim
+    parts = [b.unsqueeze(b.cast(t, dtype), axis) for t in tensors]
+    out: Val = parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
+    return out
+
+
+@translates(aten.repeat.default, aten.tile.default)
+def repeat(b: Builder, x: Val, repeats: list[Size]) -> Val:
+    rank = max(x.rank, len(repeats))
+    x = b.reshape(x, (1,) * (rank - x.rank) + x.dims)
+    times = [1] * (rank - len(repeats)) + list(repeats)
+    out: Val = b.emit("Tile", x, b.ints(times))
+    return out
+
+
+@translates(aten.repeat_interleave.self_int)
+def repeat_interleave(b: Builder, x: Val, repeats: Size, dim: int | None = None, *, output_size: Any = None) -> Val:
+    if dim is None:
+        raise Unsupported("repeat_interleave of a flattened tensor")
+    axis = axis_of(x, dim)
+    wide = b.unsqueeze(x, axis + 1)
+    wide = b.expand(wide, (*x.dims[: axis + 1], repeats, *x.dims[axis + 1 :]))
+    return b.reshape(wide, result_shape(b))
+
+
+@translates(aten.flip.default)
+def flip(b: Builder, x: Val, dims: list[int]) -> Val:
+    axes = axes_of(x, dims)
+    n = len(axes)
+    if not n:
+        return x
+    out: Val = b.emit("Slice", x, b.ints([-1] * n), b.ints([-INT64_MAX - 1] * n), b.ints(axes), b.ints([-1] * n))
+    return out
+
+
+@translates(aten.roll.default)
+def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()) -> Val:
+    if not dims:
+        raise Unsupported("roll of a flattened tensor")
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = axis_of(x, dim)
+        size = x.dims[axis]
+        if isinstance(size, int) and size == 0:
+            continue
+        cut = -shift % size
+        if not (isinstance(cut, int) and cut == 0):
+            shape = x.shape
+            x = b.emit("Concat", b.slice(x, axis, cut, INT64_MAX), b.slice(x, axis, 0, cut), axis=axis)
+            x.shape = shape
+    return x
+
+
+@translates(aten.constant_pad_nd.default)
+def constant_pad(b: Builder, x: Val, pad: list[Size], value: Any = 0) -> Val:
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
+    pads = b.ints([p[0] for p in pairs] + [p[1] for p in pairs])
+    out: Val = b.emit("Pad", x, pads, b.scalar(value, x.dtype), mode="constant")
+    return out
+
+
+@translates(aten.pad.default)
+def pad_(b: Builder, x: Val, pad: list[Size], mode: str = "constant", value: Any = None) -> Val:
+    if mode != "constant":
+        raise Unsupported(f"pad with mode {mode!r}")
+    return constant_pad(b, x, pad, 0 if value is None else value)
+
+
+@translates(aten.triu.default, aten.tril.default)
+def tri(b: Builder, x: Val, diagonal: int = 0) -> Val:
+    out: Val = b.emit("Trilu", x, b.scalar(diagonal, torch.int64), upper=int(b.aten_name == "triu"))
+    return out
+
+
+@translates(aten.select_scatter.default)
+def select_scatter(b: Builder, x: Val, source: Val, dim: int, index: Size) -> Val:
+    axis = axis_of(x, dim)
+    index = index + x.dims[axis] if index < 0 else index
+    return _replace(b, x, b.unsqueeze(source, axis), axis, index, index + 1)
+
+
+@translates(aten.slice_scatter.default)
+def slice_scatter(
+    b: Builder, x: Val, source: Val, dim: int = 0, start: Size | None = None, _end: Any = None, step: int = 1
+) -> Val:
+    axis = axis_of(x, dim)
+    if same_size(source.dims[axis], x.dims[axis]):
+        return b.cast(source, x.dtype)
+    if step != 1:
+        raise Unsupported("slice_scatter with a step")
+    first = 0 if start is None else start
+    if first < 0:
+        first = torch.sym_max(0, first + x.dims[axis])
+    return _replace(b, x, source, axis, first, first + source.dims[axis])
+
+
+def _replace(b: Builder, x: Val, source: Val, axis: int, start: Size, end: Size) -> Val:
+    """`x` with [start, end) of one dim taken from `source`."""
+    parts = [b.cast(source, x.dtype)]
+    if not same_size(start, 0):
+        parts.insert(0, b.slice(x, axis, 0, start))
+    if not same_size(x.dims[axis], end):
+        parts.append(b.slice(x, axis, end, INT64_MAX))
+    out: Val = parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
+    return out
+
+
+# Making tensors
+
+
+@translates(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def arange(b: Builder, *bounds: Any, **_kwargs: Any) -> Val:
+    dtype = result_dtype(b)
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    if all(isinstance(v, (int, float)) for v in (start, end, step)):
+        return b.tensor(torch.arange(start, end, step, dtype=dtype), "arange")
+    whole = [int(v) if isinstance(v, float) and v.is_integer() else v for v in (start, end, step)]
+    if not all(isinstance(v, (int, torch.SymInt)) for v in whole):
+        raise NeedsStatic("arange of symbolic floats")
+    out = b.emit("Range", *[b.size(v) for v in whole], outputs=[torch.int64])
+    return b.cast(out, dtype)
+
+
+@translates(aten.full.default, aten.full_like.default, aten.new_full.default)
+def full(b: Builder, _like: Any, *args: Any, **_kwargs: Any) -> Val:
+    return b.full(result_shape(b), args[-1], result_dtype(b))
+
+
+@translates(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.new_empty.default,
+)
+def zeros(b: Builder, *_args: Any, **_kwargs: Any) -> Val:
+    return b.full(result_shape(b), 0, result_dtype(b))
+
+
+@translates(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(b: Builder, *_args: Any, **_kwargs: Any) -> Val:
+    return b.full(result_shape(b), 1, result_dtype(b))
+
+
+@translates(aten.scalar_tensor.default)
+def scalar_tensor(b: Builder, value: Any, **_kwargs: Any) -> Val:
+    return b.scalar(value, result_dtype(b))
+
+
+@translates(aten.fill.Scalar, aten.fill.Tensor)
+def fill(b: Builder, x: Val, value: Any) -> Val:
+    return b.full(x.dims, value, x.dtype)
+
+
+@translates(aten.zero.default)
+def zero(b: Builder, x: Val) -> Val:
+    return fill(b, x, 0)
