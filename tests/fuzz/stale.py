@@ -405,7 +405,7 @@ NOT_FOLLOWED = frozenset(
     {
         *("identity", "ndarray", "fromnumpy", "array", "bytearray", "deque"),
         *("weak", "variable", "computedofmodule", "computedofclass", "reduced"),
-        *("namespace", "default", "ownlist", "ownlistattribute"),
+        *("namespace", "default", "ownlist", "ownlistattribute", "state"),
     }
 )
 
