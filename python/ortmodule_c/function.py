@@ -102,6 +102,7 @@ class Runner:
         self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.arena_bytes = 0  # of the largest plan used
+        self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
         self._apart = _grouped(custom)
         self.habits = Habits(_basis(lowered.differentiable, self._apart), _likely(lowered), self.leaves)
@@ -109,6 +110,8 @@ class Runner:
 
     def prepare(self, inputs: Sequence[Tensor]) -> "Call":
         """A call with the graph's inputs, planned; NotExportable if there can be no plan."""
+        if self.unprepared > 1:
+            raise NotRunnable("other outputs go back together each time through a custom function")
         if self.updates:
             self._check_apart(inputs)
         grad = torch.is_grad_enabled()
@@ -275,6 +278,7 @@ class Call:
     run: _C.Run | None = None
     outputs: dict[int, Tensor] = field(init=False)  # that backwards read
     versions: list[int] = field(init=False)  # of the inputs
+    copied: set[int] = field(default_factory=set)  # inputs that backwards read a copy of, as PyTorch does
     output_versions: dict[int, int] = field(init=False)
     seed: int = 0
     stowed: list[int] | None = None  # the inputs that went through saved-tensor hooks, if any are active
@@ -305,10 +309,11 @@ class Call:
         runner = self.runner
         outputs, self.run = self.plan.forward(self.dense, self.seed)
         runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
+        read = {i for inputs in self.plan.reads_inputs for i in inputs}
+        self.copied = {i for i in read if i in runner.updates or not runner.input_savers[i]}
+        for i in self.copied:
+            self.dense[i] = self.dense[i].clone()
         if runner.updates:
-            read = {i for inputs in self.plan.reads_inputs for i in inputs}
-            for i in read.intersection(runner.updates):
-                self.dense[i] = self.dense[i].clone()
             torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
             if self.trains:
                 for i in runner.updates:
@@ -326,8 +331,7 @@ class Call:
         assert self.run is not None
         read = {i for of in self.plan.reads_inputs for i in of}
         self.stowed = [i for i, t in enumerate(self.inputs) if i in read or not t.is_leaf]
-        updated = set(self.runner.updates)
-        tensors = [(self.dense if i in updated else self.inputs)[i] for i in self.stowed]
+        tensors = [(self.dense if i in self.copied else self.inputs)[i] for i in self.stowed]
         with torch.enable_grad():
             self.stowage = _Stow.apply(
                 torch.empty(0, requires_grad=True), self.run.pack(), *tensors, *self.outputs.values()
@@ -361,9 +365,10 @@ class Call:
         runner = self.runner
         parts = [mask] if mask in self.plan.out_grads else runner.parts(mask)
         if any(part not in self.plan.out_grads for part in parts):
+            runner.unprepared += 1
             raise ORTModuleError(
                 "ORTModule was not prepared to go back from these outputs together through a custom function; "
-                "call the module again, which now is"
+                "call the module again, which then is, or runs in PyTorch"
             )
         total: list[Tensor | None] = [None] * len(self.inputs)
         for part in parts:
@@ -378,12 +383,12 @@ class Call:
         plan, number = self.plan, self.plan.out_grads.index(mask)
         assert self.run is not None
         saved, saved_results = self.runner.unchanging(mask)
-        self._check(plan.reads_inputs[number], plan.reads_outputs[number], copied=self.runner.updates)
+        self._check(plan.reads_inputs[number], plan.reads_outputs[number], copied=self.copied)
         self._check(saved, saved_results)
         outputs = [self.outputs.get(i) for i in range(len(grads))]
         return plan.backward(self.run, self.dense, outputs, grads, keep, self.packed)
 
-    def _check(self, inputs: Iterable[int], outputs: Iterable[int], copied: Sequence[int] = ()) -> None:
+    def _check(self, inputs: Iterable[int], outputs: Iterable[int], copied: Collection[int] = ()) -> None:
         """Raise as PyTorch does if any of these was changed in place since, but for inputs that a copy is read of."""
         for i in inputs:
             if self.inputs[i]._version != self.versions[i] and i not in copied:

@@ -206,8 +206,8 @@ static const char *plan(const char *bytes, size_t n) {
   omc_type types[MOST];
   bool in_grads[MOST] = {false}, out_grads[MOST] = {false};
   omc_session *session;
-  if (omc_session_create(bytes, n, NULL, NULL, NULL, omc_provider_host(), omc_default_allocator(), 1,
-                         &session) != OMC_OK)
+  if (omc_session_create(bytes, n, NULL, NULL, NULL, omc_provider_host(), omc_default_allocator(),
+                         1, &session) != OMC_OK)
     return NULL;
   const omc_graph *g = omc_session_template(session);
   omc_status status = OMC_OK;

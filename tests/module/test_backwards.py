@@ -736,3 +736,28 @@ def test_statistics_that_a_second_forward_changes_are_none_of_these() -> None:
         first, second = m(x), m(x * 2)
         (first.square().sum() + second.exp().sum()).backward()
     assert_same_state(ours, eager)
+
+
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "clone": Tensor.clone,
+    "of a transpose": lambda t: t.mT.contiguous().mT,
+    "of one": lambda t: torch.cat([t]),
+    "product with one": lambda t: t * 1.0,
+    "to and fro": lambda t: t.double().float(),
+}
+
+
+@pytest.mark.parametrize("unseen", [False, True], ids=["seen", "unseen"])
+@pytest.mark.parametrize("copy_of", COPIES.values(), ids=COPIES)
+def test_a_copy_holds_what_was_there(copy_of: Callable[[Tensor], Tensor], unseen: bool) -> None:
+    """What it was made of may change before backward."""
+    eager, ours = pair(Function(lambda s, x: s.l(x) @ copy_of(s.held).detach(), l=nn.Linear(4, 4)))
+    held = torch.randn(4, 8)
+    x = torch.randn(5, 4)
+    for m in (eager, ours):
+        m.register_buffer("held", held.clone())
+        loss = m(x).pow(2).sum()
+        with torch.no_grad():
+            (m.held.data if unseen else m.held).mul_(0.5)
+        loss.backward()
+    assert_same_state(ours, eager)

@@ -189,6 +189,18 @@ def test_checkpoint_around_and_inside() -> None:
     )
 
 
+def test_hooks_see_the_first_call_as_they_see_the_next() -> None:
+    """Whatever else is asked while the graph is made."""
+    counts = []
+    model = ORTModule(nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)))
+    for _ in range(2):
+        seen: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, seen=seen: seen.append(t) or t, lambda t: t):  # type: ignore[misc]
+            checkpoint(model, torch.randn(5, 4).requires_grad_(), use_reentrant=False).sum().backward()
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+
+
 def test_saved_tensor_hooks() -> None:
     eager, ours = pair(mlp())
     x = torch.randn(2, 6)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ortmodule_c import ORTModule
 from wrapped import Function, assert_same_step, pair
 
 IDS = torch.tensor([[1, 2, 2], [1, 1, 6]])
@@ -273,3 +274,14 @@ def test_norms_in_functional_form(norm: nn.Module) -> None:
         return s.norm(y)
 
     assert_same_step(*pair(Function(forward, l=nn.Conv2d(3, 4, 1), norm=norm)), torch.randn(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [1.5, 3, 6])
+def test_the_slope_of_a_norm_of_one_number_of_half_precision(p: float, dtype: torch.dtype) -> None:
+    """It is that of its absolute value; the root is no power that 16 bits can write."""
+    for number in (-3.5, 0.4, 3.7):
+        x = torch.tensor(number, dtype=dtype, requires_grad=True)
+        ORTModule(Function(lambda s, x: torch.linalg.vector_norm(x, p)))(x).backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, x.detach().sign(), rtol=8 * torch.finfo(dtype).eps, atol=0)

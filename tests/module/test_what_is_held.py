@@ -72,6 +72,12 @@ def scaling(scale: float) -> Callable[[Any, Tensor], Tensor]:
     return lambda _s, y: y * scale
 
 
+def two_attributes() -> Plain:
+    made: Any = Plain()
+    made.a, made.bb = 2.0, 3.0
+    return made
+
+
 HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
     "a dataclass with slots, mutated": (
         SlotsData,
@@ -216,6 +222,16 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda s, y: y * next(iter(s.held.values())),
         lambda m: m.held.move_to_end("a"),
     ),
+    "the unit of a time": (
+        lambda: np.timedelta64(1, "D"),
+        lambda s, y: y * float(s.held / np.timedelta64(1, "h")),
+        setting("held", np.timedelta64(1, "h")),
+    ),
+    "the order of attributes": (
+        two_attributes,
+        lambda s, y: y * len(next(iter(vars(s.held)))),
+        lambda m: setattr(m.held, "a", vars(m.held).pop("a")),
+    ),
     "a computed name": (
         lambda: with_scale(Plain),
         lambda s, y: y * getattr(s.held, "".join(["sc", "ale"])),
@@ -322,3 +338,31 @@ def test_how_an_input_lies_in_memory_is_held_where_the_forward_asks() -> None:
     for given in (x, x.t(), x, x[:, ::2].repeat(1, 2), x.t()):
         close(ours(given), eager(given))
     assert n_graphs(ours) == 2
+
+
+def test_what_arithmetic_of_decimals_depends_on_is_held() -> None:
+    eager, ours = both(lambda s, y: y * float(1 / s.held), lambda: decimal.Decimal(3))
+    for precision in (28, 2):
+        with decimal.localcontext(prec=precision):
+            x = torch.randn(3, 4)
+            close(ours(x), eager(x))
+
+
+def test_a_method_of_what_says_itself_what_is_equal_goes_another_way() -> None:
+    class Alike:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        def __call__(self, _owner: Any) -> float:
+            return self.scale
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Alike)
+
+        __hash__ = object.__hash__
+
+    eager = Function(lambda s, x: s.l(x) * s.held(), l=nn.Linear(4, 4), held=types.MethodType(Alike(2.0), 3))
+    ours, x = ORTModule(eager), torch.randn(3, 4)
+    for scale in (2.0, 5.0):
+        eager.held = types.MethodType(Alike(scale), 3)
+        close(ours(x), eager(x))

@@ -312,7 +312,7 @@ def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
     if not (trains and any(map(torch.is_floating_point, changed))):
         return
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        with unhooked(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
             leaves = [_like(v) if isinstance(v, Tensor) else _hint(v) for v in given]
             trained = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
             arguments = [t.view_as(t) if isinstance(t, Tensor) else t for t in leaves]

@@ -39,13 +39,14 @@ BY_VALUE: frozenset[type] = frozenset(
     {
         *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, types.MethodType),
-        *{*numpy.sctypeDict.values()} - {numpy.void, numpy.object_},  # which are views, and anything
+        # Not views, not anything, and not those whose bytes count units of their own.
+        *{*numpy.sctypeDict.values()} - {numpy.void, numpy.object_, numpy.datetime64, numpy.timedelta64},
     }
 )
 BY_REPR: frozenset[type] = frozenset(
     {
         *(range, slice, datetime.date, datetime.datetime, datetime.timedelta, decimal.Decimal, fractions.Fraction),
-        *(pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID),
+        *(pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID, numpy.datetime64, numpy.timedelta64),
     }
 )
 _COMPARED = (BY_VALUE, BY_REPR, MISSING)

@@ -42,6 +42,8 @@ class Looks:
         Whether it takes all attributes of `self`.
     compared
         What it asks other things to be: a variable from outside and names of attributes; nothing for what is no such.
+    paired
+        The parameters of which it asks whether they are one.
     hidden
         What it calls to look past all lookups, or nothing.
     passes_by
@@ -60,6 +62,7 @@ class Looks:
     names_are_constant: bool
     whole_self: bool
     compared: frozenset[tuple[str, ...]]
+    paired: frozenset[str]
     hidden: str
     passes_by: bool
     stored: frozenset[str]
@@ -81,7 +84,9 @@ def looks(code: CodeType) -> Looks:
         hidden = hidden or "type"
     if any(i.opname == "MATCH_CLASS" and i.arg for i in instructions):
         hidden = hidden or "__match_args__"
-    typed, asks_types = _typed(instructions, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    typed, asks_types = _typed(instructions, parameters)
+    compared, paired = _compared(instructions, parameters)
     hidden = hidden or _given_away(instructions)
     names = list(map(_second_argument, _after(BY_NAME, dis.get_instructions(code))))
     return Looks(
@@ -90,7 +95,8 @@ def looks(code: CodeType) -> Looks:
         frozenset(strings) if named & BY_NAME else frozenset(),
         bool(names) and None not in names,
         "__dict__" in named,
-        frozenset({()} if named & _IDENTITY else _compared(instructions)),
+        frozenset({()}) if named & _IDENTITY else compared,
+        paired,
         hidden,
         passes_by,
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
@@ -122,19 +128,26 @@ def _is_number(instructions: list[dis.Instruction]) -> bool:
     return any(numbers & {at - 1, at - 2} for at in at_is)
 
 
-def _compared(instructions: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
-    """The right sides of `is`, without constants."""
+def _compared(
+    instructions: list[dis.Instruction], parameters: tuple[str, ...]
+) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
+    """The right sides of `is`, without constants; apart from them the parameters that are both sides of one."""
+    compared, paired = set(), set()
     chain: tuple[str, ...] | None = ()
-    for instruction in instructions:
+    for at, instruction in enumerate(instructions):
         if instruction.opname == "IS_OP":
-            if chain is not None:
-                yield chain
+            sides = instructions[at - 2 : at]
+            if all(i.opname == "LOAD_FAST" and i.argval in parameters for i in sides):
+                paired |= {i.argval for i in sides}
+            elif chain is not None:
+                compared.add(chain)
         elif instruction.opname == "LOAD_ATTR":
             chain = (*chain, instruction.argval) if chain else chain
         elif instruction.opname == "LOAD_CONST":
             chain = None
         else:
             chain = (instruction.argval,) if instruction.opname in (*_GLOBAL, "LOAD_DEREF") else ()
+    return frozenset(compared), frozenset(paired)
 
 
 def _given_away(instructions: list[dis.Instruction]) -> str:

@@ -11,6 +11,7 @@ not followed: of these, what the user's code names is held by identity.
 import abc
 import collections
 import contextlib
+import decimal
 import enum
 import functools
 import inspect
@@ -204,6 +205,8 @@ class Watch:
         self._of_class(type(seen.owner), name)
 
     def _whole(self, seen: Seen) -> None:
+        if seen.state is not None:
+            self._hold_content(seen.state, tuple, f"order of attributes of {seen.title}")
         for name in [*seen.before, *seen.slots]:
             if name not in seen.names:
                 self._note(seen, name, False)
@@ -262,6 +265,9 @@ class Watch:
         if any(type(v) not in (int, type(None)) for v in (value.start, value.stop, value.step)):
             self.refuse(f"{what} is a slice of other things than numbers")
 
+    def _decimal(self, _value: Any, _what: str) -> None:
+        self._hold_content(decimal.getcontext, _arithmetic, "the context of decimal")
+
     def _method_of_c(self, value: Any, what: str) -> None:
         if value in (*_LOOKUPS, *_IDENTITY):
             self.refuse(f"{what} is {value.__name__}(), which may be called by another name")
@@ -269,6 +275,8 @@ class Watch:
             self._hold(value, "__self__", value.__self__, what)
 
     def _method(self, value: Any, what: str) -> None:
+        if not isinstance(value.__func__, (types.FunctionType, types.BuiltinFunctionType)):
+            self.refuse(f"{what} is a method of no function")  # whose own idea of what is equal would count
         self._hold(value, "__self__", value.__self__, what)
         self._freeze(value.__func__, what)
 
@@ -524,6 +532,10 @@ class Watch:
         outer = {} if code in self._nested else {v: frame.f_locals.get(v, ()) for v in code.co_freevars}
         if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
             self._refuse_identity(code.co_qualname)
+        if look.paired:
+            given = [frame.f_locals.get(name) for name in look.paired]
+            tensors = all(v is None or isinstance(v, Tensor) for v in given)
+            self._refuse_identity(code.co_qualname, NotExportable if tensors else NotRunnable)
         if look.names & BY_NAME and not look.names_are_constant:
             self._see_own(frame)
             self.frames.follow(code, self._see_own)
@@ -540,9 +552,9 @@ class Watch:
             self._class(type(owner))
             self._put_lookup(type(owner))
 
-    def _refuse_identity(self, who: str) -> NoReturn:
-        """TorchDynamo does not see which lists are one."""
-        self.refuse(f"{who} may compare tensors, or what is held by value, by identity", NotRunnable)
+    def _refuse_identity(self, who: str, kind: type[NotExportable] = NotRunnable) -> NoReturn:
+        """TorchDynamo sees which arguments are one, but not which lists are, nor what was there before."""
+        self.refuse(f"{who} may compare tensors, or what is held by value, by identity", kind)
 
     def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
         if any(type(frame.f_locals.get(name)) in _SIZES for name in typed):
@@ -753,6 +765,11 @@ def _is_exchangeable(scope: dict[str, Any], chain: tuple[str, ...]) -> bool:
     return isinstance(value, (Tensor, list, tuple, dict, set, frozenset))
 
 
+def _arithmetic(context: Callable[[], decimal.Context]) -> Any:
+    now = context()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.clamp
+
+
 def _imported(name: str, package: str) -> Any:
     """The module of Python that code in a package may import by a name."""
     while name not in sys.modules and package:
@@ -781,6 +798,7 @@ _OF_KIND: dict[Any, _Hold] = {
     **dict.fromkeys((list, tuple, dict), Watch._items),
     **dict.fromkeys((set, frozenset, torch.Size, collections.OrderedDict), Watch._content),
     slice: Watch._slice,
+    decimal.Decimal: Watch._decimal,
     types.MethodType: Watch._method,
     functools.partial: Watch._partial,
 }

@@ -192,7 +192,8 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
     value, size = b.detached(x), b.detached(size)
 
     def power(of: Val, exponent: float) -> Val:
-        out: Val = b.emit("Pow", of, b.const(exponent, x.dtype))
+        wide = b.cast(of, torch.promote_types(of.dtype, torch.float32))  # which an exponent such as 1 / 6 needs
+        out: Val = b.cast(b.emit("Pow", wide, b.const(exponent, wide.dtype)), of.dtype)
         out.shape = of.shape
         return out
 
