@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 from ..errors import NotExportable, NotRunnable, first_lines
 from ..flatten import Spec, flatten, plain_leaves, unflatten
 from ..guards.held import Snapshot, Survey, Write, layout, looseness
+from ..guards.policy import ASKED_OF_TENSORS
 from ..guards.watch import Watch
 from ..stack import is_users, users_line
 from .aliases import Alias, find_aliases
@@ -48,14 +49,8 @@ _DROPOUTS: dict[Any, str] = {
 }
 # What autograd and Python's side know of a tensor, which is not that of the one that stands for it in a trace.
 _UNKNOWN = {
-    "grad": NotExportable,
-    "grad_fn": NotRunnable,
-    "is_leaf": NotRunnable,
-    "_version": NotExportable,
-    "retains_grad": NotRunnable,
-    "output_nr": NotExportable,
-    "_base": NotRunnable,
-    "_backward_hooks": NotRunnable,
+    **dict.fromkeys(("grad", "_version", "output_nr"), NotExportable),
+    **dict.fromkeys(ASKED_OF_TENSORS, NotRunnable),
 }
 # What else than a tensor may be asked of one: it is so for all that a graph is for, or cannot be known of a trace.
 _KNOWN = frozenset(

@@ -11,7 +11,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from inspect import signature
 from types import CodeType
@@ -27,9 +27,10 @@ from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
 from ..capture.shapes import MAX_RANK
-from ..errors import first_lines
+from ..errors import NotRunnable, first_lines
 from ..function import Runner
 from ..guards.held import Held
+from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
 from ..onnx_io import Files
 from ..options import DebugOptions, logger
@@ -124,8 +125,8 @@ class SecondWay:
         self._in_pytorch = False
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
         # the graphs more than weakly.
-        keep, files = weakref.WeakMethod(self._keep), Files(options, report)
-        self._backend = lambda traced, *graph: _compile(traced, keep, report, options.max_graphs, files, *graph)
+        way, files = weakref.ref(self), Files(options, report)
+        self._backend = lambda traced, *graph: _compile(traced, way, report, options.max_graphs, files, *graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module returns, or raises.
@@ -225,8 +226,18 @@ class SecondWay:
             for t in tensors:
                 torch._dynamo.maybe_mark_dynamic(t, list(range(t.dim() if t.dim() <= MAX_RANK else 1)))
 
-    def _keep(self, graph: Compiled) -> None:
+    def keep(self, graph: Compiled) -> None:
+        """Hold a graph for as long as this is there."""
         self._graphs.append(graph)
+
+    def judge(self, traced: Collection[CodeType]) -> None:
+        """Raise, before anything runs, if Dynamo has traced what it sees otherwise than eager."""
+        named = next(filter(None, map(named_and_missed, traced)), "")
+        missed = f"the forward asks for {named}" if named else Surroundings(self._module, traced).missed
+        if missed:
+            cause = f"{missed}, which TorchDynamo sees otherwise than eager"
+            self._give_up(cause)
+            raise NotRunnable(cause)
 
     def _note_breaks(self, reasons: list[Any]) -> None:
         """Where there are several for one place, the longest explains; the others follow from it."""
@@ -248,6 +259,8 @@ class SecondWay:
             self._report.add(place, f"{function} needs more than {n} graphs, the last because of {why.strip()}")
         elif frame is not None and record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
+            if isinstance(getattr(error, "inner_exception", None), NotRunnable):  # told where it was raised
+                return
             self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
 
 
@@ -258,18 +271,19 @@ def _seconds() -> float:
 
 def _compile(
     traced: set[CodeType],
-    keep: "weakref.WeakMethod[Any]",
+    way: "weakref.ref[SecondWay]",
     report: FallbackReport,
     max_graphs: int,
     files: Files,
     graph: Any,
     examples: Any,
 ) -> Callable[..., Any]:
+    of = way()
+    assert of is not None  # it is within a call of it
     traced.update(TracingContext.get_traced_code() or ())
+    of.judge(traced)
     compiled = Compiled(graph, examples, report, max_graphs, files)
-    kept = keep()
-    assert kept is not None  # by the call that this is compiled for
-    kept(compiled)
+    of.keep(compiled)
     return functools.partial(_run, weakref.ref(compiled))
 
 

@@ -7,6 +7,7 @@ PyTorch, NumPy and Python's library may call one another.
 """
 
 import collections
+import inspect
 import itertools
 import os
 import random
@@ -17,6 +18,8 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+
+from .frames import is_trusted
 
 _ALL = frozenset({"*"})
 # Modules of C, without a leading underscore, and the functions in them.
@@ -212,9 +215,21 @@ def knows_tracers(module: str) -> bool:
 
 
 _MISSED = frozenset({"ABCMeta.register", "set_default_dtype"})
+# What is asked of tensors that the graphs of TorchDynamo answer otherwise than eager does.
+ASKED_OF_TENSORS = frozenset({"grad_fn", "is_leaf", "retains_grad", "_base", "_backward_hooks"})
 
 
 def is_missed_by_dynamo(module: str, name: str) -> bool:
     """Whether the graphs of TorchDynamo would be stale too, or see another answer than eager does."""
     first, last = name.split(".", maxsplit=1)[0], name.rsplit(".", maxsplit=1)[-1]
     return last in _ASKS_FOR_TRACER or (module == "random" and first == "Random") or name in _MISSED
+
+
+def named_and_missed(code: types.CodeType) -> str:
+    """What a user's code names that TorchDynamo, which has traced it, sees otherwise than eager; or nothing."""
+    named = sorted((ASKED_OF_TENSORS | _ASKS_FOR_TRACER | _MISSED) & {*code.co_names})
+    if not named:
+        return ""
+    module = inspect.getmodule(code)
+    name = "" if module is None else module.__name__
+    return "" if is_trusted(code.co_filename, {"__name__": name}) or knows_tracers(name) else named[0]

@@ -5,6 +5,7 @@ much of what is absent, inherited or patched. It runs no code that could be watc
 """
 
 import contextlib
+import random
 import sys
 import types
 from collections.abc import Collection
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import NotExportable
+from ..errors import NotExportable, NotRunnable
 from .anatomy import Seen, functions_of
 from .held import INTERNAL, Held
 from .watch import Watch
@@ -27,7 +28,14 @@ class Surroundings(Watch):
         What was traced.
     traced
         The code that was: no other is looked at.
+
+    Attributes
+    ----------
+    missed
+        What of it Dynamo sees otherwise than eager, or nothing.
     """
+
+    missed = ""
 
     def __init__(self, module: nn.Module, traced: Collection[types.CodeType]) -> None:
         super().__init__(module)
@@ -37,6 +45,7 @@ class Surroundings(Watch):
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
                 self._function(function)
+                self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
         while self._to_enter:
             code, function = self._to_enter.popitem()
             if code not in self._ran:
@@ -47,7 +56,17 @@ class Surroundings(Watch):
         return Held(*self._held((), set(), ()))
 
     def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> Any:
-        """Leave to Dynamo what cannot be held."""
+        """Leave to Dynamo what cannot be held, unless it would be wrong there."""
+        if kind is NotRunnable:
+            self.missed = self.missed or cause
+
+    def _refuse_identity(self, _who: str, _kind: type[NotExportable] = NotRunnable) -> Any:
+        """Which objects are one is held as long as they lie where they are."""
+
+    def _freeze(self, value: Any, what: str) -> Any:
+        if isinstance(value, random.Random) and value is not getattr(random, "_inst", None):
+            self.refuse(f"{what} is a generator of random numbers", NotRunnable)
+        return super()._freeze(value, what)
 
     def _enter(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         frame: Any = types.SimpleNamespace(f_code=code, f_globals=scope, f_locals={}, f_back=None)
