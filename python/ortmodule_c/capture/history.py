@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
+from torch._C import _autograd
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -312,7 +313,7 @@ def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
     if not (trains and any(map(torch.is_floating_point, changed))):
         return
     try:
-        with unhooked(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        with _without_hooks(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
             leaves = [_like(v) if isinstance(v, Tensor) else _hint(v) for v in given]
             trained = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
             arguments = [t.view_as(t) if isinstance(t, Tensor) else t for t in leaves]
@@ -323,6 +324,20 @@ def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
         if "modified by an inplace operation" in str(error):
             raise NotRunnable("the forward changes in place what its gradients need") from error
         logger.debug("what is saved was not asked", exc_info=True)
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Takes away the hooks on what autograd saves; with any, it does not look whether that was changed."""
+    taken = []
+    while (hooks := _autograd._top_saved_tensors_default_hooks(False)) is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    try:
+        yield
+    finally:
+        for hooks in reversed(taken):
+            _autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def _like(t: Tensor) -> Tensor:

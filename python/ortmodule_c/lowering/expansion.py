@@ -59,7 +59,7 @@ def expanded(node: fx.Node, op: OpOverload) -> tuple[fx.GraphModule, list[int]]:
     by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(_is_of_integers, body))
     if by_way_of_floats or any(n.target is op for n in body):
         raise Unsupported("no translation")
-    if of_integers and not composite and not _has_kernel_for(call, operands):
+    if of_integers and not _has_kernel_for(call, operands):
         raise Unsupported("PyTorch does not compute it, though its decomposition can be")
     return inner, where
 
