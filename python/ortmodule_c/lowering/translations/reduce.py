@@ -138,6 +138,9 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
 def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool, root: bool = False) -> tuple[Val, Val]:
     """Mean, and variance or its root; PyTorch's slope of that is 2 / (n - correction) times the deviations."""
     need_float(x.dtype)
+    if x.dtype in (torch.bfloat16, torch.float16):
+        average, out = _spread(b, b.cast(x, torch.float32), dim, correction, keepdim, root)
+        return b.cast(average, x.dtype), b.cast(out, x.dtype)
     if isinstance(dim, (list, tuple)) and not dim:
         raise Unsupported("variance over an empty list of dims")  # whose gradient PyTorch divides by 0
     axes = axes_of(x, dim)
