@@ -45,7 +45,6 @@ _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
-_MARK = "_is_torch_compile"  # which PyTorch means for what it returns, and writes into the user's module
 _heard = threading.local()
 
 
@@ -188,10 +187,10 @@ class SecondWay:
         traced: set[CodeType] = set()
         backend = functools.partial(self._backend, traced)
         state = self._module.__dict__
-        was_marked = _MARK in state
+        own = {*state}
         compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
-        if not was_marked:
-            state.pop(_MARK, None)
+        for name in state.keys() - own:  # what is meant for that is written into the user's module
+            del state[name]
         self._versions.append(_Version(compiled, traced))
         return self._versions[-1]
 
