@@ -96,6 +96,9 @@ class Runner:
         self.reaches = lowered.reaches
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
         self.input_savers, self.output_savers = lowered.input_savers, lowered.output_savers
+        # Inputs that backwards read a copy of, as PyTorch does not save them or they are written over; saved outputs.
+        self.to_copy = {i for i, s in enumerate(self.input_savers) if not s}.union(self.updates)
+        self.to_keep = {i for i, s in enumerate(self.output_savers) if s}
         self._unchanging: dict[Mask, tuple[list[int], list[int]]] = {}
         self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
         # The results that are outputs as they are.
@@ -309,8 +312,7 @@ class Call:
         runner = self.runner
         outputs, self.run = self.plan.forward(self.dense, self.seed)
         runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
-        read = {i for inputs in self.plan.reads_inputs for i in inputs}
-        self.copied = {i for i in read if i in runner.updates or not runner.input_savers[i]}
+        self.copied = runner.to_copy.intersection(set().union(*self.plan.reads_inputs))
         for i in self.copied:
             self.dense[i] = self.dense[i].clone()
         if runner.updates:
@@ -319,9 +321,7 @@ class Call:
                 for i in runner.updates:
                     self.versions[i] = self.inputs[i]._version
         # Aliases: the outputs themselves will hold the node that holds this call.
-        kept = {i for of in self.plan.reads_outputs for i in of}
-        if self.trains:
-            kept |= {i for i, savers in enumerate(runner.output_savers) if savers}
+        kept = (runner.to_keep if self.trains else set()).union(*self.plan.reads_outputs)
         self.outputs = {i: outputs[i].detach() for i in kept}
         self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs

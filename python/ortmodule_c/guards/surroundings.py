@@ -61,7 +61,7 @@ class Surroundings(Watch):
             self.missed = self.missed or cause
 
     def _refuse_identity(self, _who: str, _kind: type[NotExportable] = NotRunnable) -> Any:
-        """Which objects are one is held as long as they lie where they are."""
+        """Which arguments are one Dynamo compares; the rest is left to what is held."""
 
     def _freeze(self, value: Any, what: str) -> Any:
         if isinstance(value, random.Random) and value is not getattr(random, "_inst", None):
