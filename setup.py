@@ -55,7 +55,7 @@ def variants() -> list[tuple[str, str]]:
 def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     """All (source, folder of the object, flags)."""
 
-    core = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "bind")
+    core = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
     kernels = [p for p in core if p.stem.endswith("_variant") or p.parent == CSRC / "cpu" / "ops"]
     jobs = [(p, "core", []) for p in [*core, *extra] if not p.stem.endswith("_variant")]
     for cls, isa in variants():
@@ -101,10 +101,10 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
 
 class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        bind = sorted((CSRC / "bind").glob("*.c"))
+        binding = sorted((CSRC / "python").glob("*.c"))
         flags = ["-O3", "-g0", "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
         # Not build_temp: an editable install has a new one each time, and objects are to be used again.
-        objects = compile_all(self.compiler, "build/ext", bind, flags, self.compiler.include_dirs)
+        objects = compile_all(self.compiler, "build/ext", binding, flags, self.compiler.include_dirs)
         target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(objects, target, libraries=LIBRARIES, build_temp="build/ext")
 

@@ -144,7 +144,7 @@ def table(model: str, scale: str, rows: list[Figures], flops: float, bandwidth: 
 
 def planning(stats: dict[str, float]) -> str:
     """One line on what came before the first step, per plan built."""
-    stages = ("bind", "simplify", "differentiate", "fuse", "plan")
+    stages = ("specialize", "canonicalize", "differentiate", "fuse", "plan")
     plans = stats["plans_built"] or 1
     each = {s: stats[f"{s}_seconds"] / plans * 1e3 for s in stages}
     parts = ", ".join(f"{s} {ms:.1f}" for s, ms in each.items())

@@ -23,29 +23,29 @@ typedef struct omc_tensor {
   const omc_type *type;
 } omc_tensor;
 
-/* Calls into the user's Python for ops without a kernel; filled in by bind/, NULL elsewhere.
+/* Calls into the user's Python for ops without a kernel; filled in by python/, NULL elsewhere.
  * `index` is the node's attribute of that name, `run` identifies the forward/backward pair. */
-typedef struct omc_host {
+typedef struct omc_callbacks {
   void *ctx;
   omc_status (*infer)(void *ctx, int64_t index, const omc_type *in, uint32_t n_in, omc_type *out,
                       uint32_t n_out);
   omc_status (*forward)(void *ctx, void **run, int64_t index, const omc_tensor *in, uint32_t n_in,
                         const omc_tensor *out, uint32_t n_out);
-  omc_status (*backward)(void *ctx, void **run, int64_t index, const omc_tensor *dout,
-                         uint32_t n_dout, const omc_tensor *din, uint32_t n_din);
+  omc_status (*backward)(void *ctx, void **run, int64_t index, const omc_tensor *grad_out,
+                         uint32_t n_grad_out, const omc_tensor *grad_in, uint32_t n_grad_in);
   void (*drop)(void *ctx, void *run); /* releases what forward put into *run; NULL is accepted */
-} omc_host;
+} omc_callbacks;
 
 typedef struct omc_kernel_args {
   const omc_tensor *in;
   const omc_tensor *out;
   uint32_t n_in, n_out;
-  const void *params;   /* of its omc_call */
-  void *workspace;      /* as many bytes as that asks for; 64-byte aligned */
-  int threads;          /* at most; at least 1 */
-  uint64_t seed;        /* of this step, for random ops */
-  const char *node;     /* source name for messages */
-  const omc_host *host; /* ops with OMC_OP_HOST only */
+  const void *params;             /* of its omc_call */
+  void *workspace;                /* as many bytes as that asks for; 64-byte aligned */
+  int threads;                    /* at most; at least 1 */
+  uint64_t seed;                  /* of this step, for random ops */
+  const char *node;               /* source name for messages */
+  const omc_callbacks *callbacks; /* ops with OMC_OP_CALLBACK only */
   void **run;
   void *queue;
 } omc_kernel_args;

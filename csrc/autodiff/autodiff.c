@@ -35,7 +35,7 @@ static void mark_active(sweep_state *s, const bool *in_grads) {
 static void accumulate(sweep_state *s, omc_builder *b, const omc_value *v, omc_value *grad) {
   grad = omc_sum_to(b, omc_cast(b, grad, v->type.dtype), &v->type.shape);
   omc_value **sum = &s->grads[v->id];
-  *sum = *sum ? omc_b2(b, OMC_OP_Add, *sum, grad) : grad;
+  *sum = *sum ? omc_binary(b, OMC_OP_Add, *sum, grad) : grad;
 }
 
 static omc_status seed(sweep_state *s, const bool *out_grads) {
@@ -54,21 +54,22 @@ static omc_status seed(sweep_state *s, const bool *out_grads) {
 static omc_status differentiate_node(sweep_state *s, const omc_node *node) {
   const uint32_t n_in = node->n_in, n_out = node->n_out;
   omc_arena *arena = &s->graph->arena;
-  omc_value **dout = OMC_NEW_ARRAY(arena, omc_value *, n_out + 1);
-  omc_value **din = OMC_NEW_ARRAY(arena, omc_value *, n_in + 1);
+  omc_value **grad_out = OMC_NEW_ARRAY(arena, omc_value *, n_out + 1);
+  omc_value **grad_in = OMC_NEW_ARRAY(arena, omc_value *, n_in + 1);
   bool *needs = OMC_NEW_ARRAY(arena, bool, n_in + 1);
-  if (!dout || !din || !needs) OMC_NODE_FAIL(node, ENOMEM, "no memory for its gradient");
+  if (!grad_out || !grad_in || !needs) OMC_NODE_FAIL(node, ENOMEM, "no memory for its gradient");
   bool given = false;
   for (uint32_t k = 0; k < n_out; k++) {
-    dout[k] = is_active(s, node->out[k]) ? s->grads[node->out[k]->id] : NULL;
-    given |= dout[k] != NULL;
+    grad_out[k] = is_active(s, node->out[k]) ? s->grads[node->out[k]->id] : NULL;
+    given |= grad_out[k] != NULL;
   }
   if (!given) return OMC_OK;
   for (uint32_t i = 0; i < n_in; i++) needs[i] = is_active(s, omc_in(node, i));
-  omc_grad g = {{s->graph, NULL, s->phase, node->name, OMC_OK}, node, dout, din, needs, false};
+  omc_grad g = {
+      {s->graph, NULL, s->phase, node->name, OMC_OK}, node, grad_out, grad_in, needs, false};
   OMC_TRY(omc_op_get(node->op)->grad(&g));
   for (uint32_t i = 0; i < n_in; i++)
-    if (needs[i] && din[i]) accumulate(s, &g.b, omc_in(node, i), din[i]);
+    if (needs[i] && grad_in[i]) accumulate(s, &g.b, omc_in(node, i), grad_in[i]);
   return g.b.status;
 }
 

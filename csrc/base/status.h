@@ -2,7 +2,7 @@
  *
  * Every fallible function returns `omc_status`, which must be looked at. The function in which a
  * failure starts writes its detail (node, argument, numbers) once with OMC_FAIL; all callers pass
- * the code on with OMC_TRY. The detail is kept per thread and read by bind/ when it raises. */
+ * the code on with OMC_TRY. The detail is kept per thread and read by python/ when it raises. */
 #ifndef OMC_BASE_STATUS_H
 #define OMC_BASE_STATUS_H
 

@@ -62,44 +62,44 @@ static inline uint16_t float_to_bfloat(float x) {
 /* What does not fit, NaN too, is the least integer, as of x86-64's own instructions; narrow types
  * take the low bits of what the instruction that PyTorch's conversion to them compiles to gives. */
 #if OMC_IS_FLOAT
-static inline int64_t to_int64(real x) {
-  return x >= (real)-0x1p63 && x < (real)0x1p63 ? (int64_t)x : INT64_MIN;
+static inline int64_t to_int64(acc_t x) {
+  return x >= (acc_t)-0x1p63 && x < (acc_t)0x1p63 ? (int64_t)x : INT64_MIN;
 }
-static inline int32_t to_int32(real x) {
-  return x > (real)-2147483649.0 && x < (real)0x1p31 ? (int32_t)x : INT32_MIN;
+static inline int32_t to_int32(acc_t x) {
+  return x > (acc_t)-2147483649.0 && x < (acc_t)0x1p31 ? (int32_t)x : INT32_MIN;
 }
 #else
-static inline int64_t to_int64(real x) { return x; }
-static inline int32_t to_int32(real x) { return (int32_t)x; }
+static inline int64_t to_int64(acc_t x) { return x; }
+static inline int32_t to_int32(acc_t x) { return (int32_t)x; }
 #endif
 
 /* CONVERSION(dtype, storage, element as real, real as element) of `e` and `x`. */
-#define CONVERSIONS                                                                          \
-  CONVERSION(F32, float, (real)e, (float)x)                                                  \
-  CONVERSION(F64, double, (real)e, (double)x)                                                \
-  CONVERSION(F16, f16, (real)half_to_float(e.bits), ((f16){float_to_half((float)x)}))        \
-  CONVERSION(BF16, bf16, (real)bfloat_to_float(e.bits), ((bf16){float_to_bfloat((float)x)})) \
-  CONVERSION(I64, int64_t, (real)e, to_int64(x))                                             \
-  CONVERSION(I32, int32_t, (real)e, to_int32(x))                                             \
-  CONVERSION(I16, int16_t, (real)e, (int16_t)to_int32(x))                                    \
-  CONVERSION(I8, int8_t, (real)e, (int8_t)to_int32(x))                                       \
-  CONVERSION(U8, uint8_t, (real)e, (uint8_t)to_int64(x))                                     \
-  CONVERSION(BOOL, boolean, (real)(e.is != 0), ((boolean){x != 0}))
+#define CONVERSIONS                                                                           \
+  CONVERSION(F32, float, (acc_t)e, (float)x)                                                  \
+  CONVERSION(F64, double, (acc_t)e, (double)x)                                                \
+  CONVERSION(F16, f16, (acc_t)half_to_float(e.bits), ((f16){float_to_half((float)x)}))        \
+  CONVERSION(BF16, bf16, (acc_t)bfloat_to_float(e.bits), ((bf16){float_to_bfloat((float)x)})) \
+  CONVERSION(I64, int64_t, (acc_t)e, to_int64(x))                                             \
+  CONVERSION(I32, int32_t, (acc_t)e, to_int32(x))                                             \
+  CONVERSION(I16, int16_t, (acc_t)e, (int16_t)to_int32(x))                                    \
+  CONVERSION(I8, int8_t, (acc_t)e, (int8_t)to_int32(x))                                       \
+  CONVERSION(U8, uint8_t, (acc_t)e, (uint8_t)to_int64(x))                                     \
+  CONVERSION(BOOL, boolean, (acc_t)(e.is != 0), ((boolean){x != 0}))
 
 #define CONVERSION(name, type, as_real, as_element)                        \
   static void load_##name(const void *elements, void *reals, int64_t n) {  \
     const type *restrict from = elements;                                  \
-    real *restrict to = reals;                                             \
+    acc_t *restrict to = reals;                                            \
     for (int64_t i = 0; i < n; i++) {                                      \
       const type e = from[i];                                              \
       to[i] = as_real;                                                     \
     }                                                                      \
   }                                                                        \
   static void store_##name(const void *reals, void *elements, int64_t n) { \
-    const real *restrict from = reals;                                     \
+    const acc_t *restrict from = reals;                                    \
     type *restrict to = elements;                                          \
     for (int64_t i = 0; i < n; i++) {                                      \
-      const real x = from[i];                                              \
+      const acc_t x = from[i];                                             \
       to[i] = as_element;                                                  \
     }                                                                      \
   }
@@ -131,8 +131,8 @@ static void store_halves(const void *reals, void *elements, int64_t n) {
 #endif
 
 static void spread(void *reals, int64_t n) {
-  real *to = reals;
-  const real x = to[0];
+  acc_t *to = reals;
+  const acc_t x = to[0];
   for (int64_t i = 1; i < n; i++) to[i] = x;
 }
 
@@ -151,7 +151,7 @@ const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT) = {
 #undef CONVERSION
         },
     .spread = spread,
-    .size = sizeof(real),
+    .size = sizeof(acc_t),
 #if defined(OMC_CLASS_IS_F64)
     .dtype = OMC_F64,
 #elif defined(OMC_CLASS_IS_I64)

@@ -168,11 +168,11 @@ static bool decode_instruction(const char *name, const int64_t *args, const doub
 static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
   const uint32_t n = (uint32_t)p->n_code;
   uint32_t n_args, n_outs, n_dtypes;
-  const char *const *ops = omc_attr_find(node, "ops")->v.ss;
-  const omc_attr *imm = omc_attr_find(node, "imm");
-  const int64_t *args = omc_attr_ints(node, "args", &n_args);
-  const int64_t *outs = omc_attr_ints(node, "outs", &n_outs);
-  const int64_t *dtypes = omc_attr_ints(node, "dtypes", &n_dtypes);
+  const char *const *ops = omc_node_attr(node, "ops")->v.ss;
+  const omc_attr *imm = omc_node_attr(node, "imm");
+  const int64_t *args = omc_node_ints(node, "args", &n_args);
+  const int64_t *outs = omc_node_ints(node, "outs", &n_outs);
+  const int64_t *dtypes = omc_node_ints(node, "dtypes", &n_dtypes);
   if (n_args != 3 * n) return malformed(node, "args");
   if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n)
     return malformed(node, "imm");
@@ -258,7 +258,7 @@ static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
 
 omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) {
   const bool fused = !omc_op_get(node->op)->imm;
-  const omc_attr *ops = omc_attr_find(node, "ops");
+  const omc_attr *ops = omc_node_attr(node, "ops");
   if (fused && (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0))
     return malformed(node, "ops");
   const uint32_t n_code = fused ? ops->n : 1;

@@ -28,24 +28,24 @@ struct omc_ew {
 
 /* In the variant part OMC_EW_KERNEL(Cast) { ... blk ... } is a block function written out, and
  * OMC_EW1, 2, 3 one whose result is an expression: `a`, `b`, `c` are the operands, `i0`..`i3` the
- * immediates, all vreal. Elsewhere OMC_EW_TABLE(Cast, ANY) is the op's omc_cpu_op; FLOAT instead of
- * ANY: not compiled for integers. Most ops are rows, see cpu/elementwise_rows.h. */
+ * immediates, all vacc_t. Elsewhere OMC_EW_TABLE(Cast, ANY) is the op's omc_cpu_op; FLOAT instead
+ * of ANY: not compiled for integers. Most ops are rows, see cpu/elementwise_rows.h. */
 #ifdef OMC_VARIANT
 #define OMC_EW_NAME_(name) OMC_PASTE3(omc_ew_, name, OMC_VARIANT)
 #define OMC_EW_KERNEL(name)       \
   omc_ew_body OMC_EW_NAME_(name); \
   void OMC_EW_NAME_(name)(const omc_ew_block *blk)
-#define OMC_EW_BODY_(name, loads, expr)                                     \
-  OMC_EW_KERNEL(name) {                                                     \
-    const vreal i0 = vset((real)blk->imm[0]), i1 = vset((real)blk->imm[1]), \
-                i2 = vset((real)blk->imm[2]), i3 = vset((real)blk->imm[3]); \
-    (void)i0, (void)i1, (void)i2, (void)i3;                                 \
-    for (int64_t k = 0; k < blk->n; k += OMC_VL) {                          \
-      loads;                                                                \
-      vstr((real *)blk->out + k, (expr));                                   \
-    }                                                                       \
+#define OMC_EW_BODY_(name, loads, expr)                                        \
+  OMC_EW_KERNEL(name) {                                                        \
+    const vacc_t i0 = vset((acc_t)blk->imm[0]), i1 = vset((acc_t)blk->imm[1]), \
+                 i2 = vset((acc_t)blk->imm[2]), i3 = vset((acc_t)blk->imm[3]); \
+    (void)i0, (void)i1, (void)i2, (void)i3;                                    \
+    for (int64_t k = 0; k < blk->n; k += OMC_VL) {                             \
+      loads;                                                                   \
+      vstr((acc_t *)blk->out + k, (expr));                                     \
+    }                                                                          \
   }
-#define OMC_EW_LD_(x, i) const vreal x = vldr((const real *)blk->in[i] + k)
+#define OMC_EW_LD_(x, i) const vacc_t x = vldr((const acc_t *)blk->in[i] + k)
 #define OMC_EW1(name, expr) OMC_EW_BODY_(name, OMC_EW_LD_(a, 0), expr)
 #define OMC_EW2(name, expr) OMC_EW_BODY_(name, OMC_EW_LD_(a, 0); OMC_EW_LD_(b, 1), expr)
 #define OMC_EW3(name, expr) \

@@ -78,27 +78,27 @@ static inline int64_t omc_gemm_panels(int64_t m) { return omc_ceil_div(m, OMC_MR
 /* One K block of C = alpha * A B + beta * C + bias with both operands packed, or B in place. */
 typedef struct omc_gemm_block {
   int64_t m, n, k;
-  const real *a;      /* packed */
-  const real *b;      /* packed */
-  const real *b_rows; /* whole panels are read here instead if not NULL: row-major B */
-  int64_t b_rs;       /* its row stride */
-  real *c;
+  const acc_t *a;      /* packed */
+  const acc_t *b;      /* packed */
+  const acc_t *b_rows; /* whole panels are read here instead if not NULL: row-major B */
+  int64_t b_rs;        /* its row stride */
+  acc_t *c;
   int64_t c_rs;
-  real alpha, beta;     /* beta 0: C is not read */
-  const real *bias;     /* n or NULL */
-  const real *row_bias; /* m or NULL */
+  acc_t alpha, beta;     /* beta 0: C is not read */
+  const acc_t *bias;     /* n or NULL */
+  const acc_t *row_bias; /* m or NULL */
 } omc_gemm_block;
 
 #define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_VARIANT)
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
-void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out);
-void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out);
+void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, acc_t *out);
+void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, acc_t *out);
 
 /* out[x * width + i] = src[i * stride + x] for `lines` lines i of k elements each. Up to OMC_VL
  * lines whole vectors are written, in rising order: past line and past the end. */
-void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, int64_t k,
-                               int64_t width, real *out);
+void OMC_GEMM_NAME(pack_lines)(const acc_t *src, int64_t stride, int64_t lines, int64_t k,
+                               int64_t width, acc_t *out);
 
 #endif
 

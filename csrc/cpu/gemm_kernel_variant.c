@@ -6,14 +6,14 @@
 
 typedef struct tile {
   int64_t k;
-  const real *a;
-  const real *b;
+  const acc_t *a;
+  const acc_t *b;
   int64_t b_rs;
-  real *c;
+  acc_t *c;
   int64_t c_rs;
-  real alpha, beta;
-  const real *bias;
-  const real *row_bias;
+  acc_t alpha, beta;
+  const acc_t *bias;
+  const acc_t *row_bias;
 } tile;
 
 /* Visits the vectors of a tile: row r, vector v of it. */
@@ -22,19 +22,19 @@ typedef struct tile {
 
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
-  real *const c = t->c;
+  acc_t *const c = t->c;
   const int64_t c_rs = t->c_rs;
-  vreal acc[OMC_MR][OMC_NV];
+  vacc_t acc[OMC_MR][OMC_NV];
   EACH_VECTOR { acc[r][v] = vset(0); }
   OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(c + r * c_rs, 1);
 
-  const real *a = t->a, *b = t->b;
+  const acc_t *a = t->a, *b = t->b;
   const int64_t b_rs = t->b_rs;
   for (int64_t k = t->k; k > 0; k--) {
-    vreal row[OMC_NV];
+    vacc_t row[OMC_NV];
     OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = vldr(b + v * OMC_VL);
     OMC_UNROLL for (int r = 0; r < rows; r++) {
-      const vreal x = vset(a[r]);
+      const vacc_t x = vset(a[r]);
       OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(x, row[v], acc[r][v]);
     }
     a += rows;
@@ -42,13 +42,13 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
   }
 
   if (t->alpha != 1) {
-    const vreal alpha = vset(t->alpha);
+    const vacc_t alpha = vset(t->alpha);
     EACH_VECTOR { acc[r][v] *= alpha; }
   }
   if (t->beta == 1) {
     EACH_VECTOR { acc[r][v] += vldr(c + r * c_rs + v * OMC_VL); }
   } else if (t->beta != 0) {
-    const vreal beta = vset(t->beta);
+    const vacc_t beta = vset(t->beta);
     EACH_VECTOR { acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]); }
   }
   if (t->bias) {
@@ -72,8 +72,8 @@ static const tile_fn tiles[OMC_MR][OMC_NV] = {OMC_GEMM_ROWS(TILE_ROW)};
 
 /* A tile whose n columns do not fill its vectors goes through a local copy of its part of C. */
 static void tile_edge(tile_fn fn, const tile *t, int64_t rows, int64_t n) {
-  real c[OMC_MR * OMC_NR], bias[OMC_NR];
-  const size_t bytes = (size_t)n * sizeof(real);
+  acc_t c[OMC_MR * OMC_NR], bias[OMC_NR];
+  const size_t bytes = (size_t)n * sizeof(acc_t);
   tile local = *t;
   local.c = c;
   local.c_rs = OMC_NR;
@@ -119,9 +119,9 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
 /* ---- packing ---- */
 
 /* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
-OMC_INLINE void transpose(vreal x[OMC_VL]) {
+OMC_INLINE void transpose(vacc_t x[OMC_VL]) {
   OMC_UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
-    vreal y[OMC_VL];
+    vacc_t y[OMC_VL];
     OMC_UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
       y[2 * i] = OMC_ZIP_LOW(x[i], x[i + OMC_VL / 2]);
       y[2 * i + 1] = OMC_ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
@@ -132,9 +132,9 @@ OMC_INLINE void transpose(vreal x[OMC_VL]) {
 
 /* A square of pack_lines: `lines` and n at most OMC_VL. Rows are written whole, in rising order,
  * unless `exact`. */
-static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t n, int64_t width,
-                        bool exact, real *out) {
-  vreal x[OMC_VL];
+static void pack_square(const acc_t *src, int64_t stride, int64_t lines, int64_t n, int64_t width,
+                        bool exact, acc_t *out) {
+  vacc_t x[OMC_VL];
   if (lines == OMC_VL && n == OMC_VL && !exact) {
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = vldr(src + i * stride);
     transpose(x);
@@ -142,7 +142,7 @@ static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t 
     return;
   }
   OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
-    const real *line = src + i * stride;
+    const acc_t *line = src + i * stride;
     x[i] = i >= lines ? vset(0) : n == OMC_VL ? vldr(line) : vldn(line, n);
   }
   transpose(x);
@@ -155,8 +155,8 @@ static void pack_square(const real *src, int64_t stride, int64_t lines, int64_t 
   }
 }
 
-void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, int64_t k,
-                               int64_t width, real *out) {
+void OMC_GEMM_NAME(pack_lines)(const acc_t *src, int64_t stride, int64_t lines, int64_t k,
+                               int64_t width, acc_t *out) {
   for (int64_t k0 = 0; k0 < k; k0 += OMC_VL) {
     const int64_t n = k - k0 < OMC_VL ? k - k0 : OMC_VL;
     for (int64_t i = 0; i < lines; i += OMC_VL) {
@@ -167,17 +167,17 @@ void OMC_GEMM_NAME(pack_lines)(const real *src, int64_t stride, int64_t lines, i
   }
 }
 
-static void pack_strided(const real *src, int64_t line_stride, int64_t k_stride, int64_t lines,
-                         int64_t k, int64_t width, real *out) {
+static void pack_strided(const acc_t *src, int64_t line_stride, int64_t k_stride, int64_t lines,
+                         int64_t k, int64_t width, acc_t *out) {
   for (int64_t x = 0; x < k; x++)
     for (int64_t i = 0; i < lines; i++) out[x * width + i] = src[i * line_stride + x * k_stride];
 }
 
-void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out) {
+void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, acc_t *out) {
   const int64_t panels = omc_gemm_panels(m);
   for (int64_t p = 0; p < panels; p++) {
     const int64_t i = omc_cut(m, panels, p), rows = omc_cut(m, panels, p + 1) - i;
-    const real *src = (const real *)a->data + i * a->rs;
+    const acc_t *src = (const acc_t *)a->data + i * a->rs;
     if (a->cs == 1)
       OMC_GEMM_NAME(pack_lines)(src, a->rs, rows, k, rows, out);
     else
@@ -186,11 +186,11 @@ void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, real *out)
   }
 }
 
-void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, real *out) {
+void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, acc_t *out) {
   for (int64_t j = 0; j < n; j += OMC_NR, out += OMC_NR * k) {
     const int64_t cols = n - j < OMC_NR ? n - j : OMC_NR;
-    const real *src = (const real *)b->data + j * b->cs;
-    if (cols < OMC_NR) memset(out, 0, (size_t)(OMC_NR * k) * sizeof(real));
+    const acc_t *src = (const acc_t *)b->data + j * b->cs;
+    if (cols < OMC_NR) memset(out, 0, (size_t)(OMC_NR * k) * sizeof(acc_t));
     if (b->cs == 1 && cols == OMC_NR) {
       for (int64_t x = 0; x < k; x++)
         OMC_UNROLL for (int64_t v = 0; v < OMC_NR; v += OMC_VL)
@@ -214,20 +214,20 @@ void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
   const int64_t m_blocks = omc_ceil_div(m, OMC_GEMM_MC);
   const int64_t k_blocks = k ? omc_ceil_div(k, OMC_GEMM_KC) : 1;
   const bool in_place = g->b.cs == 1 && m <= PACK_ROWS;
-  real *const packed_a = workspace;
-  real *const packed_b = packed_a + omc_gemm_packed_a(m, k);
+  acc_t *const packed_a = workspace;
+  acc_t *const packed_b = packed_a + omc_gemm_packed_a(m, k);
   for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
     const int64_t nb = n - j < OMC_GEMM_NC ? n - j : OMC_GEMM_NC;
     for (int64_t kb = 0; kb < k_blocks; kb++) {
       const int64_t k0 = omc_cut(k, k_blocks, kb), kn = omc_cut(k, k_blocks, kb + 1) - k0;
       const bool first = kb == 0, last = kb == k_blocks - 1;
-      real *const b0 = (real *)g->b.data + k0 * g->b.rs + j * g->b.cs;
+      acc_t *const b0 = (acc_t *)g->b.data + k0 * g->b.rs + j * g->b.cs;
       const int64_t whole = in_place ? nb - nb % OMC_NR : 0;
       const omc_matrix rest = {b0 + whole * g->b.cs, g->b.rs, g->b.cs};
       OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * kn);
       for (int64_t ib = 0; ib < m_blocks; ib++) {
         const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
-        const omc_matrix a = {(real *)g->a.data + i * g->a.rs + k0 * g->a.cs, g->a.rs, g->a.cs};
+        const omc_matrix a = {(acc_t *)g->a.data + i * g->a.rs + k0 * g->a.cs, g->a.rs, g->a.cs};
         OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
         const omc_gemm_block block = {
             .m = mb,
@@ -237,12 +237,12 @@ void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
             .b = packed_b,
             .b_rows = in_place ? b0 : NULL,
             .b_rs = g->b.rs,
-            .c = (real *)g->c.data + i * g->c.rs + j,
+            .c = (acc_t *)g->c.data + i * g->c.rs + j,
             .c_rs = g->c.rs,
-            .alpha = (real)g->alpha,
-            .beta = first ? (real)g->beta : 1,
-            .bias = last && g->bias ? (const real *)g->bias + j : NULL,
-            .row_bias = last && g->row_bias ? (const real *)g->row_bias + i : NULL};
+            .alpha = (acc_t)g->alpha,
+            .beta = first ? (acc_t)g->beta : 1,
+            .bias = last && g->bias ? (const acc_t *)g->bias + j : NULL,
+            .row_bias = last && g->row_bias ? (const acc_t *)g->row_bias + i : NULL};
         OMC_GEMM_NAME(multiply)(&block);
       }
     }

@@ -1,9 +1,9 @@
 /* How CPU kernels are written once and compiled for several dtypes and instruction sets.
  *
  * setup.py compiles each cpu/ops/FAMILY.c once as it is (tables, parameters) and once per row of
- * cpu/variants.def with OMC_VARIANT (kernels). In a kernel, `elem` is the storage type, `real` the
- * type computed in, `vreal` a vector of OMC_VL reals; vld and vst convert. A kernel that only moves
- * bytes is written once, outside of the variants, and serves every dtype.
+ * cpu/variants.def with OMC_VARIANT (kernels). In a kernel, `storage_t` is the storage type,
+ * `acc_t` the type computed in, `vacc_t` a vector of OMC_VL reals; vld and vst convert. A kernel
+ * that only moves bytes is written once, outside of the variants, and serves every dtype.
  *
  *   #ifdef OMC_VARIANT
  *   OMC_KERNEL(Softmax) { const omc_axis_form *p = args->params; ... return OMC_OK; }

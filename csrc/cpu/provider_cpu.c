@@ -3,8 +3,8 @@
 #include <time.h>
 
 #include "cpu/elementwise.h"
+#include "cpu/memory_pool.h"
 #include "cpu/parallel.h"
-#include "cpu/pool.h"
 #include "ops/op.h"
 
 #pragma GCC visibility push(hidden)

@@ -1,5 +1,5 @@
-/* Philox4x32-10: random bits by counter. (seed, stream, element) determines every bit, whatever
- * the thread count, instruction set or device. Constants from Salmon et al., SC 2011. */
+/* Philox4x32-10: random bits by counter. (seed, subsequence, element) determines every bit,
+ * whatever the thread count, instruction set or device. Constants from Salmon et al., SC 2011. */
 #ifndef OMC_CPU_RNG_H
 #define OMC_CPU_RNG_H
 
@@ -10,8 +10,9 @@
 #include "cpu/vec.h"
 #endif
 
-static inline void omc_philox(uint64_t seed, uint32_t stream, uint64_t counter, uint32_t out[4]) {
-  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = stream, c3 = 0;
+static inline void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t counter,
+                              uint32_t out[4]) {
+  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = subsequence, c3 = 0;
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
   for (int round = 0; round < 10; round++) {
     uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
@@ -60,12 +61,12 @@ typedef struct omc_rng_keys {
 } omc_rng_keys;
 
 /* The words of OMC_RNG_LANES counters from `counter` on. */
-OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t stream, uint64_t counter,
+OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t subsequence, uint64_t counter,
                               uint32_t *out) {
   const omc_rng_vec m0 = omc_rng_set(0xD2511F53u), m1 = omc_rng_set(0xCD9E8D57u);
   const omc_rng_vec low = omc_rng_set(0xffffffffu);
   omc_rng_vec c0 = omc_rng_set(counter) + keys->lane, c1 = c0 >> 32;
-  omc_rng_vec c2 = omc_rng_set(stream), c3 = omc_rng_set(0);
+  omc_rng_vec c2 = omc_rng_set(subsequence), c3 = omc_rng_set(0);
   for (int r = 0; r < 10; r++) {
     const omc_rng_vec p0 = omc_rng_mul(m0, c0), p1 = omc_rng_mul(m1, c2);
     c0 = (p1 >> 32) ^ c1 ^ keys->k0[r];
@@ -88,8 +89,8 @@ OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t stream, uint64_
 #endif
 }
 
-/* The words of elements first .. first + n - 1 of a stream. */
-OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t stream, uint64_t first, int64_t n,
+/* The words of elements first .. first + n - 1 of a subsequence. */
+OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t subsequence, uint64_t first, int64_t n,
                                  uint32_t *out) {
   omc_rng_keys keys;
   for (uint32_t r = 0; r < 10; r++) {
@@ -101,14 +102,14 @@ OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t stream, uint64_t first,
   while (done < n) {
     const uint64_t at = first + (uint64_t)done;
     if (at % 4 == 0 && n - done >= OMC_RNG_WORDS) {
-      omc_rng_block(&keys, stream, at / 4, out + done);
+      omc_rng_block(&keys, subsequence, at / 4, out + done);
       done += OMC_RNG_WORDS;
       continue;
     }
     uint32_t words[OMC_RNG_WORDS];
     const int64_t skip = (int64_t)(at % 4), have = OMC_RNG_WORDS - skip;
     const int64_t take = n - done < have ? n - done : have;
-    omc_rng_block(&keys, stream, at / 4, words);
+    omc_rng_block(&keys, subsequence, at / 4, words);
     memcpy(out + done, words + skip, (size_t)take * sizeof *out);
     done += take;
   }

@@ -8,14 +8,14 @@
 OMC_INLINE vmask vlanes(int64_t n) {
   vmask lane;
   for (int i = 0; i < OMC_VL; i++) lane[i] = i;
-  return lane < (vmask){0} + (ireal)n;
+  return lane < (vmask){0} + (acc_bits_t)n;
 }
 
 /* vld and vst of at most n elements; lanes past them are `fill`. */
-OMC_INLINE vreal vld_fill(const elem *p, int64_t n, real fill) {
+OMC_INLINE vacc_t vld_fill(const storage_t *p, int64_t n, acc_t fill) {
   return n >= OMC_VL ? vld(p) : vblend(vlanes(n), vldn(p, n), vset(fill));
 }
-OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
+OMC_INLINE void vst_upto(storage_t *p, vacc_t x, int64_t n) {
   if (n >= OMC_VL)
     vst(p, x);
   else
@@ -25,31 +25,31 @@ OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
 /* Reduces `n` elements: `term` is a vector made of the elements at `k`, of which `left` remain,
  * and must be neutral in lanes past them, as by the fill of vld_fill. The order depends on n and
  * OMC_VL alone. */
-#define OMC_ROW_REDUCE(n, start, join, finish, term)   \
-  __extension__({                                      \
-    const int64_t n_ = (n);                            \
-    vreal a_ = vset(start), b_ = a_, c_ = a_, d_ = a_; \
-    int64_t k = 0;                                     \
-    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {        \
-      const int64_t left = OMC_VL;                     \
-      a_ = join(a_, term), k += OMC_VL;                \
-      b_ = join(b_, term), k += OMC_VL;                \
-      c_ = join(c_, term), k += OMC_VL;                \
-      d_ = join(d_, term);                             \
-    }                                                  \
-    for (; k < n_; k += OMC_VL) {                      \
-      const int64_t left = n_ - k;                     \
-      a_ = join(a_, term);                             \
-    }                                                  \
-    finish(join(join(a_, b_), join(c_, d_)));          \
+#define OMC_ROW_REDUCE(n, start, join, finish, term)    \
+  __extension__({                                       \
+    const int64_t n_ = (n);                             \
+    vacc_t a_ = vset(start), b_ = a_, c_ = a_, d_ = a_; \
+    int64_t k = 0;                                      \
+    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {         \
+      const int64_t left = OMC_VL;                      \
+      a_ = join(a_, term), k += OMC_VL;                 \
+      b_ = join(b_, term), k += OMC_VL;                 \
+      c_ = join(c_, term), k += OMC_VL;                 \
+      d_ = join(d_, term);                              \
+    }                                                   \
+    for (; k < n_; k += OMC_VL) {                       \
+      const int64_t left = n_ - k;                      \
+      a_ = join(a_, term);                              \
+    }                                                   \
+    finish(join(join(a_, b_), join(c_, d_)));           \
   })
 #define OMC_ROW_ADD_(a, b) ((a) + (b))
 #define OMC_ROW_SUM(n, term) OMC_ROW_REDUCE(n, 0, OMC_ROW_ADD_, vsum, term)
 
 /* What max and min start from, and whether a number is NaN. */
 #if OMC_IS_FLOAT
-#define OMC_LOWEST (-(real)INFINITY)
-#define OMC_HIGHEST ((real)INFINITY)
+#define OMC_LOWEST (-(acc_t)INFINITY)
+#define OMC_HIGHEST ((acc_t)INFINITY)
 #define OMC_IS_NAN(x) isnan(x)
 #else
 #define OMC_LOWEST INT64_MIN
@@ -58,22 +58,22 @@ OMC_INLINE void vst_upto(elem *p, vreal x, int64_t n) {
 #endif
 
 /* NaN if there is one. */
-OMC_INLINE real row_max(const elem *x, int64_t n) {
+OMC_INLINE acc_t row_max(const storage_t *x, int64_t n) {
   return OMC_ROW_REDUCE(n, OMC_LOWEST, vmax, vhmax, vld_fill(x + k, left, OMC_LOWEST));
 }
-OMC_INLINE real row_min(const elem *x, int64_t n) {
+OMC_INLINE acc_t row_min(const storage_t *x, int64_t n) {
   return OMC_ROW_REDUCE(n, OMC_HIGHEST, vmin, vhmin, vld_fill(x + k, left, OMC_HIGHEST));
 }
 
 #if OMC_IS_FLOAT
 
-OMC_INLINE real row_sum(const elem *x, int64_t n) {
+OMC_INLINE acc_t row_sum(const storage_t *x, int64_t n) {
   return OMC_ROW_SUM(n, vld_fill(x + k, left, 0));
 }
 
 /* Sum of exp(x - shift). */
-OMC_INLINE real row_sum_exp(const elem *x, int64_t n, real shift) {
-  return OMC_ROW_SUM(n, vexp(vld_fill(x + k, left, -(real)INFINITY) - vset(shift)));
+OMC_INLINE acc_t row_sum_exp(const storage_t *x, int64_t n, acc_t shift) {
+  return OMC_ROW_SUM(n, vexp(vld_fill(x + k, left, -(acc_t)INFINITY) - vset(shift)));
 }
 
 #endif

@@ -12,16 +12,16 @@
 #include <string.h>
 
 #if defined(OMC_CLASS_IS_F32) || defined(OMC_CLASS_IS_BF16)
-typedef float real;
-typedef int32_t ireal; /* integer of the same width: masks and bit patterns */
+typedef float acc_t;
+typedef int32_t acc_bits_t; /* integer of the same width: masks and bit patterns */
 #define OMC_IS_FLOAT 1
 #elif defined(OMC_CLASS_IS_F64)
-typedef double real;
-typedef int64_t ireal;
+typedef double acc_t;
+typedef int64_t acc_bits_t;
 #define OMC_IS_FLOAT 1
 #elif defined(OMC_CLASS_IS_I64)
-typedef int64_t real;
-typedef int64_t ireal;
+typedef int64_t acc_t;
+typedef int64_t acc_bits_t;
 #define OMC_IS_FLOAT 0
 #else
 #error "setup.py must define the compute class"
@@ -30,64 +30,66 @@ typedef int64_t ireal;
 #if defined(OMC_CLASS_IS_BF16)
 typedef struct {
   uint16_t bits;
-} elem;
+} storage_t;
 #else
-typedef real elem;
+typedef acc_t storage_t;
 #endif
 
-typedef real vreal __attribute__((vector_size(OMC_VL * sizeof(real)), may_alias));
-typedef ireal vmask __attribute__((vector_size(OMC_VL * sizeof(ireal)), may_alias)); /* 0 or -1 */
+typedef acc_t vacc_t __attribute__((vector_size(OMC_VL * sizeof(acc_t)), may_alias));
+typedef acc_bits_t vmask
+    __attribute__((vector_size(OMC_VL * sizeof(acc_bits_t)), may_alias)); /* 0 or -1 */
 
 #define OMC_INLINE static inline __attribute__((always_inline, unused))
 
-OMC_INLINE real ld(const elem *p); /* one element */
-OMC_INLINE void st(elem *p, real x);
-OMC_INLINE vreal vld(const elem *p); /* OMC_VL elements, any alignment */
-OMC_INLINE void vst(elem *p, vreal x);
-OMC_INLINE vreal vset(real x);                   /* x in every lane */
-OMC_INLINE vreal vldn(const elem *p, int64_t n); /* first n lanes, the rest 0 */
-OMC_INLINE void vstn(elem *p, vreal x, int64_t n);
-OMC_INLINE vreal vblend(vmask m, vreal a, vreal b); /* m ? a : b, lane by lane */
-OMC_INLINE vreal vbool(vmask m);                    /* m ? 1 : 0 */
-OMC_INLINE bool vall(vmask m);                      /* true in every lane */
-OMC_INLINE vmask vnan(vreal x);                     /* lanes that are NaN; none of an integer */
-OMC_INLINE vreal vmax(vreal a, vreal b);            /* NaN in either gives NaN */
-OMC_INLINE vreal vmin(vreal a, vreal b);
-OMC_INLINE real vsum(vreal x); /* lanes added pairwise: the same order everywhere */
-OMC_INLINE real vhmax(vreal x);
-OMC_INLINE real vhmin(vreal x);
+OMC_INLINE acc_t ld(const storage_t *p); /* one element */
+OMC_INLINE void st(storage_t *p, acc_t x);
+OMC_INLINE vacc_t vld(const storage_t *p); /* OMC_VL elements, any alignment */
+OMC_INLINE void vst(storage_t *p, vacc_t x);
+OMC_INLINE vacc_t vset(acc_t x);                       /* x in every lane */
+OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n); /* first n lanes, the rest 0 */
+OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n);
+OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b); /* m ? a : b, lane by lane */
+OMC_INLINE vacc_t vbool(vmask m);                      /* m ? 1 : 0 */
+OMC_INLINE bool vall(vmask m);                         /* true in every lane */
+OMC_INLINE vmask vnan(vacc_t x);                       /* lanes that are NaN; none of an integer */
+OMC_INLINE vacc_t vmax(vacc_t a, vacc_t b);            /* NaN in either gives NaN */
+OMC_INLINE vacc_t vmin(vacc_t a, vacc_t b);
+OMC_INLINE acc_t vsum(vacc_t x); /* lanes added pairwise: the same order everywhere */
+OMC_INLINE acc_t vhmax(vacc_t x);
+OMC_INLINE acc_t vhmin(vacc_t x);
 
-OMC_INLINE vreal vldr(const real *p) {
-  vreal x;
+OMC_INLINE vacc_t vldr(const acc_t *p) {
+  vacc_t x;
   memcpy(&x, p, sizeof x);
   return x;
 }
-OMC_INLINE void vstr(real *p, vreal x) { memcpy(p, &x, sizeof x); }
+OMC_INLINE void vstr(acc_t *p, vacc_t x) { memcpy(p, &x, sizeof x); }
 
-OMC_INLINE vreal vadd(vreal a, vreal b); /* these six: integers wrap around */
-OMC_INLINE vreal vsub(vreal a, vreal b);
-OMC_INLINE vreal vmul(vreal a, vreal b);
-OMC_INLINE vreal vdiv(vreal a, vreal b); /* integers: towards 0, and 0 where b is 0 */
-OMC_INLINE vreal vneg(vreal x);
-OMC_INLINE vreal vabs(vreal x);
+OMC_INLINE vacc_t vadd(vacc_t a, vacc_t b); /* these six: integers wrap around */
+OMC_INLINE vacc_t vsub(vacc_t a, vacc_t b);
+OMC_INLINE vacc_t vmul(vacc_t a, vacc_t b);
+OMC_INLINE vacc_t vdiv(vacc_t a, vacc_t b); /* integers: towards 0, and 0 where b is 0 */
+OMC_INLINE vacc_t vneg(vacc_t x);
+OMC_INLINE vacc_t vabs(vacc_t x);
 
 #if OMC_IS_FLOAT
-OMC_INLINE vreal vfma(vreal a, vreal b, vreal c); /* a*b + c, one rounding where there is FMA */
-OMC_INLINE vreal vsqrt(vreal x);
-OMC_INLINE vreal vfloor(vreal x);
-OMC_INLINE vreal vround(vreal x);          /* halves to even */
-OMC_INLINE vreal vsign(vreal x, vreal of); /* |x| with the sign of `of` */
+OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c); /* a*b + c, one rounding where there is FMA */
+OMC_INLINE vacc_t vsqrt(vacc_t x);
+OMC_INLINE vacc_t vfloor(vacc_t x);
+OMC_INLINE vacc_t vround(vacc_t x);           /* halves to even */
+OMC_INLINE vacc_t vsign(vacc_t x, vacc_t of); /* |x| with the sign of `of` */
 /* Within 2 ulp in f32, the C library's in f64. Ends of the range and NaN as the C library's. */
-OMC_INLINE vreal vexp(vreal x);
-OMC_INLINE vreal vexpm1(vreal x);
-OMC_INLINE vreal vlog(vreal x);
-OMC_INLINE vreal vlog1p(vreal x);
-OMC_INLINE vreal vtanh(vreal x);
-OMC_INLINE vreal verf(vreal x);
-OMC_INLINE vreal vnormal(vreal x, vreal *density); /* the normal distribution's, both within 1e-7 */
-OMC_INLINE vreal vsin(vreal x);
-OMC_INLINE vreal vcos(vreal x);
-OMC_INLINE vreal vsigmoid(vreal x); /* 1 / (1 + exp(-x)) */
+OMC_INLINE vacc_t vexp(vacc_t x);
+OMC_INLINE vacc_t vexpm1(vacc_t x);
+OMC_INLINE vacc_t vlog(vacc_t x);
+OMC_INLINE vacc_t vlog1p(vacc_t x);
+OMC_INLINE vacc_t vtanh(vacc_t x);
+OMC_INLINE vacc_t verf(vacc_t x);
+OMC_INLINE vacc_t vnormal(vacc_t x,
+                          vacc_t *density); /* the normal distribution's, both within 1e-7 */
+OMC_INLINE vacc_t vsin(vacc_t x);
+OMC_INLINE vacc_t vcos(vacc_t x);
+OMC_INLINE vacc_t vsigmoid(vacc_t x); /* 1 / (1 + exp(-x)) */
 #endif
 
 #include "cpu/vec_impl.h"

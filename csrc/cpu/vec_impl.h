@@ -40,14 +40,14 @@
 /* A function of one scalar or two lane by lane. */
 #define OMC_LANES(x, fn)                                             \
   __extension__({                                                    \
-    vreal lanes_ = (x);                                              \
+    vacc_t lanes_ = (x);                                             \
     for (int l_ = 0; l_ < OMC_VL; l_++) lanes_[l_] = fn(lanes_[l_]); \
     lanes_;                                                          \
   })
 #define OMC_LANES2(x, y, fn)                                                    \
   __extension__({                                                               \
-    vreal lanes_ = (x);                                                         \
-    const vreal with_ = (y);                                                    \
+    vacc_t lanes_ = (x);                                                        \
+    const vacc_t with_ = (y);                                                   \
     for (int l_ = 0; l_ < OMC_VL; l_++) lanes_[l_] = fn(lanes_[l_], with_[l_]); \
     lanes_;                                                                     \
   })
@@ -58,14 +58,14 @@
 typedef uint16_t omc_half_bits __attribute__((vector_size(OMC_VL * sizeof(uint16_t)), may_alias));
 typedef uint32_t omc_real_bits __attribute__((vector_size(OMC_VL * sizeof(uint32_t)), may_alias));
 
-OMC_INLINE vreal vld(const elem *p) {
+OMC_INLINE vacc_t vld(const storage_t *p) {
   omc_half_bits h;
   memcpy(&h, p, sizeof h);
-  return (vreal)(__builtin_convertvector(h, omc_real_bits) << 16);
+  return (vacc_t)(__builtin_convertvector(h, omc_real_bits) << 16);
 }
 
 /* Halves to even; NaN stays NaN. */
-OMC_INLINE void vst(elem *p, vreal x) {
+OMC_INLINE void vst(storage_t *p, vacc_t x) {
   const omc_real_bits u = (omc_real_bits)x, nan = (omc_real_bits)(x != x);
   const omc_real_bits even = u + 0x7fffu + ((u >> 16) & 1u);
   const omc_half_bits h =
@@ -73,52 +73,52 @@ OMC_INLINE void vst(elem *p, vreal x) {
   memcpy(p, &h, sizeof h);
 }
 
-OMC_INLINE real ld(const elem *p) {
+OMC_INLINE acc_t ld(const storage_t *p) {
   const uint32_t u = (uint32_t)p->bits << 16;
-  real x;
+  acc_t x;
   memcpy(&x, &u, sizeof x);
   return x;
 }
 
-OMC_INLINE void st(elem *p, real x) {
+OMC_INLINE void st(storage_t *p, acc_t x) {
   uint32_t u;
   memcpy(&u, &x, sizeof u);
   u = x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
   p->bits = (uint16_t)(u >> 16);
 }
 #else
-OMC_INLINE vreal vld(const elem *p) { return vldr(p); }
-OMC_INLINE void vst(elem *p, vreal x) { vstr(p, x); }
-OMC_INLINE real ld(const elem *p) { return *p; }
-OMC_INLINE void st(elem *p, real x) { *p = x; }
+OMC_INLINE vacc_t vld(const storage_t *p) { return vldr(p); }
+OMC_INLINE void vst(storage_t *p, vacc_t x) { vstr(p, x); }
+OMC_INLINE acc_t ld(const storage_t *p) { return *p; }
+OMC_INLINE void st(storage_t *p, acc_t x) { *p = x; }
 #endif
 
-OMC_INLINE vreal vset(real x) { return x - (vreal){0}; }
+OMC_INLINE vacc_t vset(acc_t x) { return x - (vacc_t){0}; }
 
 #if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_BF16) && \
     OMC_VL * __SIZEOF_FLOAT__ == 64
-OMC_INLINE vreal vldn(const elem *p, int64_t n) {
-  return (vreal)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
+  return (vacc_t)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
 }
-OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
+OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)x);
 }
 #elif defined(OMC_CLASS_IS_F64) && defined(__AVX512F__) && OMC_VL == 8
-OMC_INLINE vreal vldn(const elem *p, int64_t n) {
-  return (vreal)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1u), p);
+OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
+  return (vacc_t)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1u), p);
 }
-OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
+OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
   _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1u), (__m512d)x);
 }
 #else
-OMC_INLINE vreal vldn(const elem *p, int64_t n) {
-  elem lanes[OMC_VL];
+OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
+  storage_t lanes[OMC_VL];
   memset(lanes, 0, sizeof lanes);
   memcpy(lanes, p, (size_t)n * sizeof *p);
   return vld(lanes);
 }
-OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
-  elem lanes[OMC_VL];
+OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
+  storage_t lanes[OMC_VL];
   vst(lanes, x);
   memcpy(p, lanes, (size_t)n * sizeof *p);
 }
@@ -127,47 +127,49 @@ OMC_INLINE void vstn(elem *p, vreal x, int64_t n) {
 /* ---- choice ---- */
 
 #if defined(OMC_V) && defined(__AVX512DQ__) && OMC_VL * __SIZEOF_FLOAT__ == 64
-OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
-  return (vreal)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
+OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
+  return (vacc_t)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
 }
 #elif defined(OMC_CLASS_IS_F64) && defined(__AVX512DQ__) && OMC_VL == 8
-OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
-  return (vreal)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)m), (__m512d)b, (__m512d)a);
+OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
+  return (vacc_t)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)m), (__m512d)b, (__m512d)a);
 }
 #elif defined(OMC_V) && defined(__AVX2__)
-OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) { return (vreal)OMC_V(blendv)(b, a, (vreal)m); }
+OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
+  return (vacc_t)OMC_V(blendv)(b, a, (vacc_t)m);
+}
 #else
-OMC_INLINE vreal vblend(vmask m, vreal a, vreal b) {
-  return (vreal)(((vmask)a & m) | ((vmask)b & ~m));
+OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
+  return (vacc_t)(((vmask)a & m) | ((vmask)b & ~m));
 }
 #endif
 
-OMC_INLINE vreal vbool(vmask m) { return vblend(m, vset(1), vset(0)); }
+OMC_INLINE vacc_t vbool(vmask m) { return vblend(m, vset(1), vset(0)); }
 
 OMC_INLINE bool vall(vmask m) {
-  ireal all = -1;
+  acc_bits_t all = -1;
   for (int l = 0; l < OMC_VL; l++) all &= m[l];
   return all != 0;
 }
 
 #if OMC_IS_FLOAT
-OMC_INLINE vmask vnan(vreal x) { return x != x; }
+OMC_INLINE vmask vnan(vacc_t x) { return x != x; }
 #else
-OMC_INLINE vmask vnan(vreal x) { return x ^ x; }
+OMC_INLINE vmask vnan(vacc_t x) { return x ^ x; }
 #endif
 
 /* The machine's max and min give their second operand if one is NaN. */
 #if defined(OMC_V)
-OMC_INLINE vreal vmax(vreal a, vreal b) { return vblend(vnan(a), a, (vreal)OMC_V(max)(a, b)); }
-OMC_INLINE vreal vmin(vreal a, vreal b) { return vblend(vnan(a), a, (vreal)OMC_V(min)(a, b)); }
+OMC_INLINE vacc_t vmax(vacc_t a, vacc_t b) { return vblend(vnan(a), a, (vacc_t)OMC_V(max)(a, b)); }
+OMC_INLINE vacc_t vmin(vacc_t a, vacc_t b) { return vblend(vnan(a), a, (vacc_t)OMC_V(min)(a, b)); }
 #else
-OMC_INLINE vreal vmax(vreal a, vreal b) { return vblend((a > b) | vnan(a), a, b); }
-OMC_INLINE vreal vmin(vreal a, vreal b) { return vblend((a < b) | vnan(a), a, b); }
+OMC_INLINE vacc_t vmax(vacc_t a, vacc_t b) { return vblend((a > b) | vnan(a), a, b); }
+OMC_INLINE vacc_t vmin(vacc_t a, vacc_t b) { return vblend((a < b) | vnan(a), a, b); }
 #endif
 
 /* ---- across lanes ---- */
 
-OMC_INLINE real vsum(vreal x) {
+OMC_INLINE acc_t vsum(vacc_t x) {
 #if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_F64) && OMC_VL == 16
   return _mm512_reduce_add_ps((__m512)x);
 #else
@@ -177,18 +179,18 @@ OMC_INLINE real vsum(vreal x) {
 #endif
 }
 
-OMC_INLINE real vhmax(vreal x) {
+OMC_INLINE acc_t vhmax(vacc_t x) {
   for (int w = OMC_VL / 2; w; w /= 2) {
-    vreal upper = x;
+    vacc_t upper = x;
     for (int i = 0; i < w; i++) upper[i] = x[i + w];
     x = vmax(x, upper);
   }
   return x[0];
 }
 
-OMC_INLINE real vhmin(vreal x) {
+OMC_INLINE acc_t vhmin(vacc_t x) {
   for (int w = OMC_VL / 2; w; w /= 2) {
-    vreal upper = x;
+    vacc_t upper = x;
     for (int i = 0; i < w; i++) upper[i] = x[i + w];
     x = vmin(x, upper);
   }
@@ -198,70 +200,70 @@ OMC_INLINE real vhmin(vreal x) {
 /* ---- arithmetic ---- */
 
 #if OMC_IS_FLOAT
-OMC_INLINE vreal vadd(vreal a, vreal b) { return a + b; }
-OMC_INLINE vreal vsub(vreal a, vreal b) { return a - b; }
-OMC_INLINE vreal vmul(vreal a, vreal b) { return a * b; }
-OMC_INLINE vreal vdiv(vreal a, vreal b) { return a / b; }
-OMC_INLINE vreal vneg(vreal x) { return -x; }
-OMC_INLINE vreal vabs(vreal x) { return (vreal)((vmask)x & ~(vmask)vset(-(real)0)); }
+OMC_INLINE vacc_t vadd(vacc_t a, vacc_t b) { return a + b; }
+OMC_INLINE vacc_t vsub(vacc_t a, vacc_t b) { return a - b; }
+OMC_INLINE vacc_t vmul(vacc_t a, vacc_t b) { return a * b; }
+OMC_INLINE vacc_t vdiv(vacc_t a, vacc_t b) { return a / b; }
+OMC_INLINE vacc_t vneg(vacc_t x) { return -x; }
+OMC_INLINE vacc_t vabs(vacc_t x) { return (vacc_t)((vmask)x & ~(vmask)vset(-(acc_t)0)); }
 #else
 typedef uint64_t omc_unsigned __attribute__((vector_size(OMC_VL * sizeof(uint64_t)), may_alias));
-OMC_INLINE vreal vadd(vreal a, vreal b) { return (vreal)((omc_unsigned)a + (omc_unsigned)b); }
-OMC_INLINE vreal vsub(vreal a, vreal b) { return (vreal)((omc_unsigned)a - (omc_unsigned)b); }
-OMC_INLINE vreal vmul(vreal a, vreal b) { return (vreal)((omc_unsigned)a * (omc_unsigned)b); }
-OMC_INLINE vreal vneg(vreal x) { return vsub(vset(0), x); }
-OMC_INLINE vreal vabs(vreal x) { return vblend(x < vset(0), vneg(x), x); }
+OMC_INLINE vacc_t vadd(vacc_t a, vacc_t b) { return (vacc_t)((omc_unsigned)a + (omc_unsigned)b); }
+OMC_INLINE vacc_t vsub(vacc_t a, vacc_t b) { return (vacc_t)((omc_unsigned)a - (omc_unsigned)b); }
+OMC_INLINE vacc_t vmul(vacc_t a, vacc_t b) { return (vacc_t)((omc_unsigned)a * (omc_unsigned)b); }
+OMC_INLINE vacc_t vneg(vacc_t x) { return vsub(vset(0), x); }
+OMC_INLINE vacc_t vabs(vacc_t x) { return vblend(x < vset(0), vneg(x), x); }
 OMC_INLINE int64_t omc_divide(int64_t a, int64_t b) {
   return b == 0 ? 0 : b == -1 && a == INT64_MIN ? a : a / b;
 }
-OMC_INLINE vreal vdiv(vreal a, vreal b) { return OMC_LANES2(a, b, omc_divide); }
+OMC_INLINE vacc_t vdiv(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, omc_divide); }
 #endif
 
 #if OMC_IS_FLOAT
 
 #if defined(OMC_V) && defined(__FMA__)
-OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) { return (vreal)OMC_V(fmadd)(a, b, c); }
+OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) { return (vacc_t)OMC_V(fmadd)(a, b, c); }
 #elif defined(__aarch64__) && defined(OMC_CLASS_IS_F64) && OMC_VL == 2
-OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) {
-  return (vreal)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) {
+  return (vacc_t)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 }
 #elif defined(__aarch64__) && OMC_VL == 4
-OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) {
-  return (vreal)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) {
+  return (vacc_t)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
 #else
-OMC_INLINE vreal vfma(vreal a, vreal b, vreal c) { return a * b + c; }
+OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) { return a * b + c; }
 #endif
 
 #if defined(OMC_V)
-OMC_INLINE vreal vsqrt(vreal x) { return (vreal)OMC_V(sqrt)(x); }
+OMC_INLINE vacc_t vsqrt(vacc_t x) { return (vacc_t)OMC_V(sqrt)(x); }
 #else
-OMC_INLINE vreal vsqrt(vreal x) { return OMC_LANES(x, OMC_R(sqrt)); }
+OMC_INLINE vacc_t vsqrt(vacc_t x) { return OMC_LANES(x, OMC_R(sqrt)); }
 #endif
 
-OMC_INLINE vmask omc_sign_bit(vreal x) { return (vmask)x & (vmask)vset(-(real)0); }
-OMC_INLINE vreal vsign(vreal x, vreal of) { return (vreal)((vmask)vabs(x) | omc_sign_bit(of)); }
+OMC_INLINE vmask omc_sign_bit(vacc_t x) { return (vmask)x & (vmask)vset(-(acc_t)0); }
+OMC_INLINE vacc_t vsign(vacc_t x, vacc_t of) { return (vacc_t)((vmask)vabs(x) | omc_sign_bit(of)); }
 
 /* Adding 2^(fraction bits) rounds to an integer; larger numbers are integers already. */
-OMC_INLINE vreal vround(vreal x) {
-  const real big = sizeof(real) == 4 ? (real)0x1p23 : (real)0x1p52;
-  const vreal rounded = (vabs(x) + vset(big)) - vset(big);
+OMC_INLINE vacc_t vround(vacc_t x) {
+  const acc_t big = sizeof(acc_t) == 4 ? (acc_t)0x1p23 : (acc_t)0x1p52;
+  const vacc_t rounded = (vabs(x) + vset(big)) - vset(big);
   return vblend(vabs(x) < vset(big), vsign(rounded, x), x);
 }
 
 #if defined(OMC_V) && defined(__AVX2__)
-OMC_INLINE vreal vfloor(vreal x) { return (vreal)OMC_V(floor)(x); }
+OMC_INLINE vacc_t vfloor(vacc_t x) { return (vacc_t)OMC_V(floor)(x); }
 #else
-OMC_INLINE vreal vfloor(vreal x) {
-  const vreal r = vround(x);
+OMC_INLINE vacc_t vfloor(vacc_t x) {
+  const vacc_t r = vround(x);
   return vblend(r > x, r - vset(1), r);
 }
 #endif
 
 /* x held to lo .. hi; NaN passes. */
-OMC_INLINE vreal omc_vhold(vreal x, real lo, real hi) {
+OMC_INLINE vacc_t omc_vhold(vacc_t x, acc_t lo, acc_t hi) {
 #if defined(OMC_V)
-  return (vreal)OMC_V(max)(vset(lo), (vreal)OMC_V(min)(vset(hi), x));
+  return (vacc_t)OMC_V(max)(vset(lo), (vacc_t)OMC_V(min)(vset(hi), x));
 #else
   return vblend(x > vset(hi), vset(hi), vblend(x < vset(lo), vset(lo), x));
 #endif
@@ -271,115 +273,115 @@ OMC_INLINE vreal omc_vhold(vreal x, real lo, real hi) {
 
 #if defined(OMC_CLASS_IS_F64)
 
-OMC_INLINE vreal vexp(vreal x) { return OMC_LANES(x, exp); }
-OMC_INLINE vreal vexpm1(vreal x) { return OMC_LANES(x, expm1); }
-OMC_INLINE vreal vlog(vreal x) { return OMC_LANES(x, log); }
-OMC_INLINE vreal vlog1p(vreal x) { return OMC_LANES(x, log1p); }
-OMC_INLINE vreal vtanh(vreal x) { return OMC_LANES(x, tanh); }
-OMC_INLINE vreal verf(vreal x) { return OMC_LANES(x, erf); }
-OMC_INLINE vreal vnormal(vreal x, vreal *density) {
+OMC_INLINE vacc_t vexp(vacc_t x) { return OMC_LANES(x, exp); }
+OMC_INLINE vacc_t vexpm1(vacc_t x) { return OMC_LANES(x, expm1); }
+OMC_INLINE vacc_t vlog(vacc_t x) { return OMC_LANES(x, log); }
+OMC_INLINE vacc_t vlog1p(vacc_t x) { return OMC_LANES(x, log1p); }
+OMC_INLINE vacc_t vtanh(vacc_t x) { return OMC_LANES(x, tanh); }
+OMC_INLINE vacc_t verf(vacc_t x) { return OMC_LANES(x, erf); }
+OMC_INLINE vacc_t vnormal(vacc_t x, vacc_t *density) {
   *density = vset(0.3989422804014327) * vexp(vset(-0.5) * x * x);
   return vset(0.5) * (vset(1) + verf(x * vset(0.7071067811865476)));
 }
-OMC_INLINE vreal vsin(vreal x) { return OMC_LANES(x, sin); }
-OMC_INLINE vreal vcos(vreal x) { return OMC_LANES(x, cos); }
+OMC_INLINE vacc_t vsin(vacc_t x) { return OMC_LANES(x, sin); }
+OMC_INLINE vacc_t vcos(vacc_t x) { return OMC_LANES(x, cos); }
 
 #else
 
 /* c[0] + c[1] x + ... + c[n-1] x^(n-1) */
-#define OMC_POLY(x, ...)                     \
-  omc_poly((x), (const real[]){__VA_ARGS__}, \
-           (int)(sizeof((const real[]){__VA_ARGS__}) / sizeof(real)))
-OMC_INLINE vreal omc_poly(vreal x, const real *c, int n) {
-  vreal y = vset(c[n - 1]);
+#define OMC_POLY(x, ...)                      \
+  omc_poly((x), (const acc_t[]){__VA_ARGS__}, \
+           (int)(sizeof((const acc_t[]){__VA_ARGS__}) / sizeof(acc_t)))
+OMC_INLINE vacc_t omc_poly(vacc_t x, const acc_t *c, int n) {
+  vacc_t y = vset(c[n - 1]);
   for (int i = n - 2; i >= 0; i--) y = vfma(y, x, vset(c[i]));
   return y;
 }
 
 /* x = n ln 2 + r with |r| <= ln(2)/2; returns exp(r) - 1. The part of ln 2 that n is multiplied
  * with first has few enough bits for the product to be exact without FMA. */
-OMC_INLINE vreal omc_exp_reduce(vreal x, vreal *n) {
-  const vreal shift = vset((real)0x1.8p23);
+OMC_INLINE vacc_t omc_exp_reduce(vacc_t x, vacc_t *n) {
+  const vacc_t shift = vset((acc_t)0x1.8p23);
   *n = vfma(x, vset(1.44269504f), shift) - shift;
-  const vreal r = vfma(*n, vset(2.12194440e-4f), vfma(*n, vset(-0.693359375f), x));
-  const vreal p = OMC_POLY(r, 4.999999404e-01f, 1.666651517e-01f, 4.166845605e-02f,
-                           8.369418792e-03f, 1.381314243e-03f);
+  const vacc_t r = vfma(*n, vset(2.12194440e-4f), vfma(*n, vset(-0.693359375f), x));
+  const vacc_t p = OMC_POLY(r, 4.999999404e-01f, 1.666651517e-01f, 4.166845605e-02f,
+                            8.369418792e-03f, 1.381314243e-03f);
   return vfma(r * r, p, r);
 }
 
 /* x * 2^n for integers n from -200 to 200; in two factors, since 2^n may not be a number. */
-OMC_INLINE vreal omc_vscale(vreal x, vreal n) {
+OMC_INLINE vacc_t omc_vscale(vacc_t x, vacc_t n) {
 #if defined(OMC_V) && defined(__AVX512F__) && OMC_VL == 16
-  return (vreal)_mm512_scalef_ps((__m512)x, (__m512)n);
+  return (vacc_t)_mm512_scalef_ps((__m512)x, (__m512)n);
 #else
   const vmask i = __builtin_convertvector(n, vmask), half = i >> 1;
-  return x * (vreal)((half + 127) << 23) * (vreal)((i - half + 127) << 23);
+  return x * (vacc_t)((half + 127) << 23) * (vacc_t)((i - half + 127) << 23);
 #endif
 }
 
-OMC_INLINE vreal vexp(vreal x) {
-  vreal n;
-  const vreal m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
+OMC_INLINE vacc_t vexp(vacc_t x) {
+  vacc_t n;
+  const vacc_t m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
   return omc_vscale(vset(1) + m1, n);
 }
 
-OMC_INLINE vreal vexpm1(vreal x) {
-  vreal n;
-  const vreal m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
-  const vreal scale = omc_vscale(vset(1), n);
+OMC_INLINE vacc_t vexpm1(vacc_t x) {
+  vacc_t n;
+  const vacc_t m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
+  const vacc_t scale = omc_vscale(vset(1), n);
   return vblend(x > vset(64), omc_vscale(vset(1) + m1, n), vfma(scale, m1, scale - vset(1)));
 }
 
 /* x = m 2^e with m from sqrt(1/2) to sqrt(2); log x = e ln 2 + log m. */
-OMC_INLINE vreal vlog(vreal x) {
+OMC_INLINE vacc_t vlog(vacc_t x) {
   const vmask tiny = x < vset(0x1p-126f);
   const vmask bits = (vmask)vblend(tiny, x * vset(0x1p23f), x);
   const vmask e = (bits - 0x3f3504f3) >> 23;
-  const vreal exponent = __builtin_convertvector(e, vreal) - vblend(tiny, vset(23), vset(0));
-  const vreal f = (vreal)(bits - (e << 23)) - vset(1);
-  const vreal p =
+  const vacc_t exponent = __builtin_convertvector(e, vacc_t) - vblend(tiny, vset(23), vset(0));
+  const vacc_t f = (vacc_t)(bits - (e << 23)) - vset(1);
+  const vacc_t p =
       OMC_POLY(f, 3.333333135e-01f, -2.500082254e-01f, 2.000122666e-01f, -1.662335694e-01f,
                1.420176178e-01f, -1.316019446e-01f, 1.276154965e-01f, -7.634429634e-02f);
-  const vreal low = vfma(exponent, vset(-2.12194440e-4f), vfma(f, p, vset(-0.5f)) * (f * f));
-  const vreal y = vfma(exponent, vset(0.693359375f), low + f);
-  const vreal outside = vblend(x < vset(0), vset(NAN), vblend(x == vset(0), vset(-INFINITY), x));
+  const vacc_t low = vfma(exponent, vset(-2.12194440e-4f), vfma(f, p, vset(-0.5f)) * (f * f));
+  const vacc_t y = vfma(exponent, vset(0.693359375f), low + f);
+  const vacc_t outside = vblend(x < vset(0), vset(NAN), vblend(x == vset(0), vset(-INFINITY), x));
   return vblend((x > vset(0)) & (x < vset(INFINITY)), y, outside);
 }
 
 /* What 1 + x rounds away is added to first order. */
-OMC_INLINE vreal vlog1p(vreal x) {
-  const vreal u = vset(1) + x, lost = (x - (u - vset(1))) / u;
+OMC_INLINE vacc_t vlog1p(vacc_t x) {
+  const vacc_t u = vset(1) + x, lost = (x - (u - vset(1))) / u;
   return vblend(vabs(x) < vset(0x1p-25f), x,
                 vblend((u > vset(0)) & (u < vset(INFINITY)), vlog(u) + lost, vlog(u)));
 }
 
-OMC_INLINE vreal vtanh(vreal x) {
-  const vreal s = x * x, t = vabs(x);
-  const vreal p = OMC_POLY(s, -3.333328068e-01f, 1.333144158e-01f, -5.373971164e-02f,
-                           2.063907869e-02f, -5.704978481e-03f);
-  const vreal large = vset(1) - vset(2) / (vexp(t + t) + vset(1));
+OMC_INLINE vacc_t vtanh(vacc_t x) {
+  const vacc_t s = x * x, t = vabs(x);
+  const vacc_t p = OMC_POLY(s, -3.333328068e-01f, 1.333144158e-01f, -5.373971164e-02f,
+                            2.063907869e-02f, -5.704978481e-03f);
+  const vacc_t large = vset(1) - vset(2) / (vexp(t + t) + vset(1));
   return vblend(t < vset(0.625f), vfma(x * s, p, x), vsign(large, x));
 }
 
 /* Below 1 a polynomial; above, 1 - exp(-g) with g = -log(erfc(t)) another one. */
-OMC_INLINE vreal verf(vreal x) {
-  const vreal s = x * x, t = omc_vhold(vabs(x), 0, 4);
-  const vreal p =
+OMC_INLINE vacc_t verf(vacc_t x) {
+  const vacc_t s = x * x, t = omc_vhold(vabs(x), 0, 4);
+  const vacc_t p =
       OMC_POLY(s, 1.283791661e-01f, -3.761262596e-01f, 1.128358543e-01f, -2.685381100e-02f,
                5.188327748e-03f, -8.010192541e-04f, 7.853857824e-05f);
-  const vreal g = OMC_POLY(t, 1.284998953e-01f, 6.357671022e-01f, 1.051976979e-01f,
-                           -2.284890041e-02f, 3.202165477e-03f, -2.124349412e-04f);
-  const vreal large = vset(1) - vexp(-vfma(t, g, t));
+  const vacc_t g = OMC_POLY(t, 1.284998953e-01f, 6.357671022e-01f, 1.051976979e-01f,
+                            -2.284890041e-02f, 3.202165477e-03f, -2.124349412e-04f);
+  const vacc_t large = vset(1) - vexp(-vfma(t, g, t));
   return vblend(t < vset(1), vfma(x, p, x), vsign(large, x));
 }
 
 /* The tail beyond |x| is exp(-x^2/2) times a function that falls slowly: a polynomial in u. */
-OMC_INLINE vreal vnormal(vreal x, vreal *density) {
-  const vreal e = vexp(vset(-0.5f) * x * x), u = vset(1) / vfma(vabs(x), vset(0.25f), vset(1));
-  const vreal p =
+OMC_INLINE vacc_t vnormal(vacc_t x, vacc_t *density) {
+  const vacc_t e = vexp(vset(-0.5f) * x * x), u = vset(1) / vfma(vabs(x), vset(0.25f), vset(1));
+  const vacc_t p =
       OMC_POLY(u, 9.891704470e-02f, 1.111610159e-01f, 2.891002782e-02f, 2.729682624e-01f,
                -2.581298947e-01f, 3.366380036e-01f, -9.046445042e-02f);
-  const vreal tail = e * u * p;
+  const vacc_t tail = e * u * p;
   *density = vset(0.398942280f) * e;
   return vblend(x > vset(0), vset(1) - tail, tail);
 }
@@ -387,38 +389,38 @@ OMC_INLINE vreal vnormal(vreal x, vreal *density) {
 /* x = n pi/2 + r with |r| <= pi/4; returns sin(r) if n + turn is even, else cos(r), with the sign
  * of the quadrant. The first two of the four parts of pi/2 have so few bits that their
  * products with n are exact. */
-OMC_INLINE vreal omc_sine(vreal x, int turn) {
-  const vreal shift = vset((real)0x1.8p23);
-  const vreal n = vfma(x, vset(0.636619772f), shift) - shift;
+OMC_INLINE vacc_t omc_sine(vacc_t x, int turn) {
+  const vacc_t shift = vset((acc_t)0x1.8p23);
+  const vacc_t n = vfma(x, vset(0.636619772f), shift) - shift;
   const vmask quadrant = __builtin_convertvector(n, vmask) + turn;
-  vreal r = vfma(n, vset(-0x1.fb4p-12f), vfma(n, vset(-0x1.92p0f), x));
+  vacc_t r = vfma(n, vset(-0x1.fb4p-12f), vfma(n, vset(-0x1.92p0f), x));
   r = vfma(n, vset(0x1.ee59da0000000p-50f), vfma(n, vset(-0x1.4442d20000000p-24f), r));
-  const vreal s = r * r;
-  const vreal sine = vfma(
+  const vacc_t s = r * r;
+  const vacc_t sine = vfma(
       r * s, OMC_POLY(s, -1.666666716e-01f, 8.333329111e-03f, -1.983915135e-04f, 2.716604286e-06f),
       r);
-  const vreal q = OMC_POLY(s, 4.166664183e-02f, -1.388718490e-03f, 2.441812649e-05f);
-  const vreal cosine = vfma(s * s, q, vfma(s, vset(-0.5f), vset(1)));
-  const vreal y = vblend((quadrant & 1) == 0, sine, cosine);
-  return (vreal)((vmask)y ^ ((quadrant & 2) << 30));
+  const vacc_t q = OMC_POLY(s, 4.166664183e-02f, -1.388718490e-03f, 2.441812649e-05f);
+  const vacc_t cosine = vfma(s * s, q, vfma(s, vset(-0.5f), vset(1)));
+  const vacc_t y = vblend((quadrant & 1) == 0, sine, cosine);
+  return (vacc_t)((vmask)y ^ ((quadrant & 2) << 30));
 }
 
 /* Angles so large that the reduction loses bits are left to the C library, lane by lane: an
  * element's result does not depend on its neighbours. */
-OMC_INLINE vreal vsin(vreal x) {
+OMC_INLINE vacc_t vsin(vacc_t x) {
   const vmask small = vabs(x) <= vset(8192);
-  const vreal y = omc_sine(x, 0);
+  const vacc_t y = omc_sine(x, 0);
   return vall(small) ? y : vblend(small, y, OMC_LANES(x, sinf));
 }
-OMC_INLINE vreal vcos(vreal x) {
+OMC_INLINE vacc_t vcos(vacc_t x) {
   const vmask small = vabs(x) <= vset(8192);
-  const vreal y = omc_sine(x, 1);
+  const vacc_t y = omc_sine(x, 1);
   return vall(small) ? y : vblend(small, y, OMC_LANES(x, cosf));
 }
 
 #endif
 
-OMC_INLINE vreal vsigmoid(vreal x) { return vset(1) / (vset(1) + vexp(-x)); }
+OMC_INLINE vacc_t vsigmoid(vacc_t x) { return vset(1) / (vset(1) + vexp(-x)); }
 
 #endif
 

@@ -319,34 +319,34 @@ omc_status omc_graph_compact(omc_graph **graph) {
   return OMC_OK;
 }
 
-const omc_attr *omc_attr_find(const omc_node *n, const char *name) {
+const omc_attr *omc_node_attr(const omc_node *n, const char *name) {
   for (uint32_t i = 0; i < n->n_attr; i++)
     if (!strcmp(n->attr[i].name, name)) return &n->attr[i];
   return NULL;
 }
 
 static const omc_attr *find_kind(const omc_node *n, const char *name, omc_attr_kind kind) {
-  const omc_attr *a = omc_attr_find(n, name);
+  const omc_attr *a = omc_node_attr(n, name);
   return a && a->kind == kind ? a : NULL;
 }
 
-int64_t omc_attr_int(const omc_node *n, const char *name, int64_t otherwise) {
+int64_t omc_node_int(const omc_node *n, const char *name, int64_t otherwise) {
   const omc_attr *a = find_kind(n, name, OMC_ATTR_INT);
   return a ? a->v.i : otherwise;
 }
 
-double omc_attr_float(const omc_node *n, const char *name, double otherwise) {
-  const omc_attr *a = omc_attr_find(n, name);
+double omc_node_float(const omc_node *n, const char *name, double otherwise) {
+  const omc_attr *a = omc_node_attr(n, name);
   if (a && a->kind == OMC_ATTR_INT) return (double)a->v.i;
   return a && a->kind == OMC_ATTR_FLOAT ? a->v.f : otherwise;
 }
 
-const char *omc_attr_string(const omc_node *n, const char *name, const char *otherwise) {
+const char *omc_node_string(const omc_node *n, const char *name, const char *otherwise) {
   const omc_attr *a = find_kind(n, name, OMC_ATTR_STRING);
   return a ? a->v.s : otherwise;
 }
 
-const int64_t *omc_attr_ints(const omc_node *n, const char *name, uint32_t *n_out) {
+const int64_t *omc_node_ints(const omc_node *n, const char *name, uint32_t *n_out) {
   const omc_attr *a = find_kind(n, name, OMC_ATTR_INTS);
   *n_out = a ? a->n : 0;
   return a ? a->v.is : NULL;

@@ -188,26 +188,26 @@ static inline bool omc_may_read(omc_phase phase, const omc_value *v) {
 
 /* Attributes by name, `otherwise` if absent or of another kind; an int also serves as a float.
  * Lists: *n_out is 0 if absent. */
-const omc_attr *omc_attr_find(const omc_node *n, const char *name);
-int64_t omc_attr_int(const omc_node *n, const char *name, int64_t otherwise);
-double omc_attr_float(const omc_node *n, const char *name, double otherwise);
-const char *omc_attr_string(const omc_node *n, const char *name, const char *otherwise);
-const int64_t *omc_attr_ints(const omc_node *n, const char *name, uint32_t *n_out);
+const omc_attr *omc_node_attr(const omc_node *n, const char *name);
+int64_t omc_node_int(const omc_node *n, const char *name, int64_t otherwise);
+double omc_node_float(const omc_node *n, const char *name, double otherwise);
+const char *omc_node_string(const omc_node *n, const char *name, const char *otherwise);
+const int64_t *omc_node_ints(const omc_node *n, const char *name, uint32_t *n_out);
 
 /* Attribute values for omc_node_spec. */
-static inline omc_attr omc_ai(const char *name, int64_t i) {
+static inline omc_attr omc_attr_int(const char *name, int64_t i) {
   omc_attr a = {name, OMC_ATTR_INT, 1, {.i = i}};
   return a;
 }
-static inline omc_attr omc_af(const char *name, double f) {
+static inline omc_attr omc_attr_float(const char *name, double f) {
   omc_attr a = {name, OMC_ATTR_FLOAT, 1, {.f = f}};
   return a;
 }
-static inline omc_attr omc_as(const char *name, const char *s) {
+static inline omc_attr omc_attr_string(const char *name, const char *s) {
   omc_attr a = {name, OMC_ATTR_STRING, 1, {.s = s}};
   return a;
 }
-static inline omc_attr omc_ais(const char *name, const int64_t *is, uint32_t n) {
+static inline omc_attr omc_attr_ints(const char *name, const int64_t *is, uint32_t n) {
   omc_attr a = {name, OMC_ATTR_INTS, n, {.is = is}};
   return a;
 }

@@ -13,7 +13,7 @@ enum { Q, K, V, Y, N_LAYOUTS };
 /* The axes of heads of q, k, v and y; false: not four of 1 and 2. */
 static bool read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
   uint32_t n;
-  const int64_t *given = omc_attr_ints(node, "head_axes", &n);
+  const int64_t *given = omc_node_ints(node, "head_axes", &n);
   if (n != 0 && n != N_LAYOUTS) return false;
   for (int i = 0; i < N_LAYOUTS; i++) {
     axes[i] = n ? given[i] : 1;
@@ -79,10 +79,10 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
                             .k = strides_of(&k->type.shape, axes[K]),
                             .v = strides_of(&v->type.shape, axes[V]),
                             .dtype = q->type.dtype,
-                            .scale = omc_attr_float(node, "scale", default_scale(q)),
-                            .p = omc_attr_float(node, "p", 0),
-                            .stream = (uint32_t)omc_attr_int(node, "stream", 0),
-                            .causal = omc_attr_int(node, "is_causal", 0) != 0};
+                            .scale = omc_node_float(node, "scale", default_scale(q)),
+                            .p = omc_node_float(node, "p", 0),
+                            .subsequence = (uint32_t)omc_node_int(node, "subsequence", 0),
+                            .causal = omc_node_int(node, "is_causal", 0) != 0};
   if (!(p->p >= 0 && p->p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p = %g is not within 0..1", p->p);
   p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}}, axes[Y]);
   p->y = strides_of(&p->y_shape, axes[Y]);
@@ -103,7 +103,7 @@ omc_status omc_attention_form_of(const omc_node *node, omc_attention_form *out) 
   return check(node, gradient ? 1 : 0, gradient ? 5 : 3, out);
 }
 
-static omc_status forward_infer(omc_node *node) {
+static omc_status infer_forward(omc_node *node) {
   omc_attention_form p;
   OMC_TRY(omc_attention_form_of(node, &p));
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
@@ -112,7 +112,7 @@ static omc_status forward_infer(omc_node *node) {
   return OMC_OK;
 }
 
-static omc_status backward_infer(omc_node *node) {
+static omc_status infer_backward(omc_node *node) {
   omc_attention_form p;
   OMC_TRY(omc_attention_form_of(node, &p));
   const omc_type y = {p.dtype, p.y_shape};
@@ -141,8 +141,8 @@ static omc_value *each_query_head(omc_builder *b, omc_value *x, int64_t heads) {
 
 static omc_value *product_t(omc_builder *b, omc_value *x, omc_value *y, double alpha) {
   omc_value *in[] = {x, y};
-  const omc_attr attr[] = {omc_ai("transB", 1), omc_af("alpha", alpha)};
-  return omc_bn(b, OMC_OP_FusedMatMul, 2, in, 2, attr);
+  const omc_attr attr[] = {omc_attr_int("transB", 1), omc_attr_float("alpha", alpha)};
+  return omc_nary(b, OMC_OP_FusedMatMul, 2, in, 2, attr);
 }
 
 /* The gradient of an added mask is that of the scores, P * (dP - delta). Few models train one, so
@@ -154,36 +154,38 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   omc_value *q = heads_first(b, omc_in(node, 0), axes[Q]);
   omc_value *k = heads_first(b, omc_in(node, 1), axes[K]);
   omc_value *v = heads_first(b, omc_in(node, 2), axes[V]);
-  omc_value *dy = heads_first(b, g->dout[0], axes[Y]), *lse = omc_out(node, 1);
+  omc_value *dy = heads_first(b, g->grad_out[0], axes[Y]), *lse = omc_out(node, 1);
   if (b->status != OMC_OK) return NULL;
   const int64_t heads = q->type.shape.dims[1], last[] = {-1};
-  const double scale = omc_attr_float(node, "scale", default_scale(q));
+  const double scale = omc_node_float(node, "scale", default_scale(q));
   omc_shape column = lse->type.shape;
   column.dims[column.rank++] = 1;
 
   omc_value *scores = product_t(b, q, each_query_head(b, k, heads), scale);
-  scores = omc_b2(b, OMC_OP_Add, scores, omc_in(node, 3));
-  scores = omc_b2(b, OMC_OP_Sub, scores, omc_reshape(b, lse, &column));
-  omc_value *probs = omc_b1(b, OMC_OP_Exp, scores);
-  const omc_attr lower = omc_ai("upper", 0);
-  if (omc_attr_int(node, "is_causal", 0)) probs = omc_bn(b, OMC_OP_Trilu, 1, &probs, 1, &lower);
+  scores = omc_binary(b, OMC_OP_Add, scores, omc_in(node, 3));
+  scores = omc_binary(b, OMC_OP_Sub, scores, omc_reshape(b, lse, &column));
+  omc_value *probs = omc_unary(b, OMC_OP_Exp, scores);
+  const omc_attr lower = omc_attr_int("upper", 0);
+  if (omc_node_int(node, "is_causal", 0)) probs = omc_nary(b, OMC_OP_Trilu, 1, &probs, 1, &lower);
 
   omc_value *dprobs = product_t(b, dy, each_query_head(b, v, heads), 1);
-  const double p = omc_attr_float(node, "p", 0);
-  const omc_attr dropout[] = {omc_af("p", p), omc_ai("stream", omc_attr_int(node, "stream", 0))};
-  if (p > 0) dprobs = omc_bn(b, OMC_OP_Dropout, 1, &dprobs, 2, dropout);
-  omc_value *delta = omc_reduce_sum(b, omc_b2(b, OMC_OP_Mul, probs, dprobs), last, 1, true);
-  return omc_b2(b, OMC_OP_Mul, probs, omc_b2(b, OMC_OP_Sub, dprobs, delta));
+  const double p = omc_node_float(node, "p", 0);
+  const omc_attr dropout[] = {omc_attr_float("p", p),
+                              omc_attr_int("subsequence", omc_node_int(node, "subsequence", 0))};
+  if (p > 0) dprobs = omc_nary(b, OMC_OP_Dropout, 1, &dprobs, 2, dropout);
+  omc_value *delta = omc_reduce_sum(b, omc_binary(b, OMC_OP_Mul, probs, dprobs), last, 1, true);
+  return omc_binary(b, OMC_OP_Mul, probs, omc_binary(b, OMC_OP_Sub, dprobs, delta));
 }
 
 static omc_status forward_grad(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 2));
-  if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0],      omc_in(node, 0),  omc_in(node, 1),
+  if (!g->grad_out[0]) return OMC_OK;
+  omc_value *in[] = {g->grad_out[0],  omc_in(node, 0),  omc_in(node, 1),
                      omc_in(node, 2), omc_out(node, 1), omc_in(node, 3)};
-  omc_build(&g->b, OMC_OP_AttentionGrad, in[5] ? 6 : 5, in, 0, node->n_attr, node->attr, 3, g->din);
-  if (in[5] && g->needs[3]) g->din[3] = mask_gradient(g, &g->b);
+  omc_build(&g->b, OMC_OP_AttentionGrad, in[5] ? 6 : 5, in, 0, node->n_attr, node->attr, 3,
+            g->grad_in);
+  if (in[5] && g->needs[3]) g->grad_in[3] = mask_gradient(g, &g->b);
   return g->b.status;
 }
 
@@ -192,11 +194,11 @@ const omc_op omc_op_Attention = {.name = "Attention",
                                  .max_in = 4,
                                  .n_out = 2,
                                  .flags = OMC_OP_RANDOM,
-                                 .infer = forward_infer,
+                                 .infer = infer_forward,
                                  .grad = forward_grad};
 const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad",
                                      .min_in = 5,
                                      .max_in = 6,
                                      .n_out = 3,
                                      .flags = OMC_OP_RANDOM,
-                                     .infer = backward_infer};
+                                     .infer = infer_backward};

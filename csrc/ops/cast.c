@@ -3,7 +3,7 @@
 #include "ops/op.h"
 
 static omc_status cast_to(const omc_node *node, omc_dtype *to) {
-  const int64_t code = omc_attr_int(node, "to", 0);
+  const int64_t code = omc_node_int(node, "to", 0);
   if (omc_dtype_from_onnx(code, to)) return OMC_OK;
   OMC_NODE_FAIL(node, EDTYPE, "there is no dtype with ONNX code %lld", (long long)code);
 }
@@ -23,7 +23,7 @@ static omc_status infer_cast(omc_node *node) {
 }
 
 static omc_status grad_cast(omc_grad *g) {
-  g->din[0] = omc_cast(&g->b, g->dout[0], omc_in(g->node, 0)->type.dtype);
+  g->grad_in[0] = omc_cast(&g->b, g->grad_out[0], omc_in(g->node, 0)->type.dtype);
   return g->b.status;
 }
 

@@ -13,20 +13,20 @@ static int32_t clamp_end(int64_t i, int32_t rank) {
 
 omc_shape_form omc_shape_form_of(const omc_node *node) {
   const int32_t rank = omc_in(node, 0)->type.shape.rank;
-  omc_shape_form p = {clamp_end(omc_attr_int(node, "start", 0), rank),
-                      clamp_end(omc_attr_int(node, "end", rank), rank)};
+  omc_shape_form p = {clamp_end(omc_node_int(node, "start", 0), rank),
+                      clamp_end(omc_node_int(node, "end", rank), rank)};
   if (p.end < p.start) p.end = p.start;
   return p;
 }
 
-static omc_status shape_infer(omc_node *node) {
+static omc_status infer_shape(omc_node *node) {
   const omc_shape_form p = omc_shape_form_of(node);
   const omc_shape shape = {1, {p.end - p.start}};
   omc_set_type(node, 0, OMC_I64, &shape);
   return OMC_OK;
 }
 
-static omc_status size_infer(omc_node *node) {
+static omc_status infer_size(omc_node *node) {
   const omc_shape scalar = {0, {0}};
   omc_set_type(node, 0, OMC_I64, &scalar);
   return OMC_OK;
@@ -51,7 +51,7 @@ static int64_t range_length(const omc_node *node) {
   return n > INT64_MAX ? -1 : (int64_t)n;
 }
 
-static omc_status range_infer(omc_node *node) {
+static omc_status infer_range(omc_node *node) {
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   for (uint32_t i = 0; i < 3; i++) {
     OMC_TRY(omc_need_const(node, i));
@@ -68,9 +68,9 @@ static omc_status range_infer(omc_node *node) {
   return OMC_OK;
 }
 
-static omc_status fill_infer(omc_node *node) {
+static omc_status infer_fill(omc_node *node) {
   omc_dtype dtype;
-  const int64_t code = omc_attr_int(node, "dtype", omc_dtype_get(OMC_F32)->onnx);
+  const int64_t code = omc_node_int(node, "dtype", omc_dtype_get(OMC_F32)->onnx);
   if (!omc_dtype_from_onnx(code, &dtype))
     OMC_NODE_FAIL(node, EDTYPE, "dtype %lld is unknown", (long long)code);
   omc_shape shape = {0, {0}};
@@ -88,14 +88,14 @@ const omc_op omc_op_Shape = {.name = "Shape",
                              .max_in = 1,
                              .n_out = 1,
                              .flags = OMC_OP_SHAPE_ONLY,
-                             .infer = shape_infer};
+                             .infer = infer_shape};
 const omc_op omc_op_Size = {.name = "Size",
                             .min_in = 1,
                             .max_in = 1,
                             .n_out = 1,
                             .flags = OMC_OP_SHAPE_ONLY,
-                            .infer = size_infer};
+                            .infer = infer_size};
 const omc_op omc_op_Range = {
-    .name = "Range", .min_in = 3, .max_in = 3, .n_out = 1, .infer = range_infer};
+    .name = "Range", .min_in = 3, .max_in = 3, .n_out = 1, .infer = infer_range};
 const omc_op omc_op_ConstantOfShape = {
-    .name = "ConstantOfShape", .min_in = 1, .max_in = 1, .n_out = 1, .infer = fill_infer};
+    .name = "ConstantOfShape", .min_in = 1, .max_in = 1, .n_out = 1, .infer = infer_fill};

@@ -9,7 +9,7 @@
 static omc_status read_pairs(const omc_node *node, const char *name, int32_t rank, uint32_t corners,
                              int64_t least, int64_t otherwise, int64_t neutral, int64_t *out) {
   uint32_t n;
-  const int64_t *values = omc_attr_ints(node, name, &n);
+  const int64_t *values = omc_node_ints(node, name, &n);
   if (n != 0 && n != corners * (uint32_t)rank)
     OMC_NODE_FAIL(node, ESHAPE, "%u %s for %d space dims", n, name, rank);
   for (uint32_t corner = 0; corner < corners; corner++) {
@@ -46,7 +46,7 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
                        .left = pads[1],
                        .bottom = pads[2],
                        .right = pads[3],
-                       .group = omc_attr_int(node, "group", 1)};
+                       .group = omc_node_int(node, "group", 1)};
   const bool fits = w->rank == x->rank && f->group >= 1 && w->dims[1] * f->group == f->c &&
                     w->dims[0] % f->group == 0;
   if (fits) {
@@ -71,7 +71,7 @@ static omc_shape output_shape(const omc_conv_form *f, int32_t rank) {
   return (omc_shape){4, {f->n, f->o, f->oh, f->ow}};
 }
 
-static omc_status conv_infer(omc_node *node) {
+static omc_status infer_conv(omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
   const omc_type *x = &omc_in(node, 0)->type;
   OMC_TRY(omc_need_dtype(node, 1, x->dtype));
@@ -111,28 +111,28 @@ static omc_status infer_grad(omc_node *node, bool of_input) {
   return OMC_OK;
 }
 
-static omc_status grad_input_infer(omc_node *node) { return infer_grad(node, true); }
-static omc_status grad_weight_infer(omc_node *node) { return infer_grad(node, false); }
+static omc_status infer_grad_input(omc_node *node) { return infer_grad(node, true); }
+static omc_status infer_grad_weight(omc_node *node) { return infer_grad(node, false); }
 
 /* ---- gradient rule and records ---- */
 
 static omc_status conv_grad(omc_grad *g) {
   omc_value *x = omc_in(g->node, 0), *w = omc_in(g->node, 1);
-  omc_value *const dy_w[] = {g->dout[0], w}, *const dy_x[] = {g->dout[0], x};
+  omc_value *const dy_w[] = {g->grad_out[0], w}, *const dy_x[] = {g->grad_out[0], x};
   if (g->needs[0])
-    g->din[0] = omc_bn_shaped(&g->b, OMC_OP_ConvGradInput, 2, dy_w, g->node, &x->type.shape);
+    g->grad_in[0] = omc_nary_shaped(&g->b, OMC_OP_ConvGradInput, 2, dy_w, g->node, &x->type.shape);
   if (g->needs[1])
-    g->din[1] = omc_bn_shaped(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
+    g->grad_in[1] = omc_nary_shaped(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
   if (omc_in(g->node, 2) && g->needs[2]) {
     static const int64_t axes[] = {0, 2, 3};
-    g->din[2] = omc_reduce_sum(&g->b, g->dout[0], axes, x->type.shape.rank - 1, false);
+    g->grad_in[2] = omc_reduce_sum(&g->b, g->grad_out[0], axes, x->type.shape.rank - 1, false);
   }
   return g->b.status;
 }
 
 const omc_op omc_op_Conv = {
-    .name = "Conv", .min_in = 2, .max_in = 3, .n_out = 1, .infer = conv_infer, .grad = conv_grad};
+    .name = "Conv", .min_in = 2, .max_in = 3, .n_out = 1, .infer = infer_conv, .grad = conv_grad};
 const omc_op omc_op_ConvGradInput = {
-    .name = "ConvGradInput", .min_in = 2, .max_in = 2, .n_out = 1, .infer = grad_input_infer};
+    .name = "ConvGradInput", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_grad_input};
 const omc_op omc_op_ConvGradWeight = {
-    .name = "ConvGradWeight", .min_in = 2, .max_in = 2, .n_out = 1, .infer = grad_weight_infer};
+    .name = "ConvGradWeight", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_grad_weight};

@@ -39,7 +39,7 @@
     return OMC_OK;                                                  \
   }
 #define OMC_ROW_SET_(i, d) \
-  if (g->needs[i]) g->din[i] = (d);
+  if (g->needs[i]) g->grad_in[i] = (d);
 #define OMC_ROW_GRAD_(name, sets)                                    \
   static omc_status grad_##name(omc_grad *g) {                       \
     double imm[OMC_EW_IMM] = {0};                                    \
@@ -98,14 +98,14 @@ static inline omc_value *narrowed(omc_grad *g, omc_value *v) {
 #define B read_by_rule(g, omc_in(g->node, 1))
 #define C read_by_rule(g, omc_in(g->node, 2))
 #define Y read_by_rule(g, omc_out(g->node, 0))
-#define DY read_by_rule(g, g->dout[0])
+#define DY read_by_rule(g, g->grad_out[0])
 
-static inline omc_value *neg(omc_grad *g, omc_value *v) { return omc_b1(&g->b, OMC_OP_Neg, v); }
+static inline omc_value *neg(omc_grad *g, omc_value *v) { return omc_unary(&g->b, OMC_OP_Neg, v); }
 static inline omc_value *mul(omc_grad *g, omc_value *v, omc_value *w) {
-  return omc_b2(&g->b, OMC_OP_Mul, v, w);
+  return omc_binary(&g->b, OMC_OP_Mul, v, w);
 }
 static inline omc_value *over(omc_grad *g, omc_value *v, omc_value *w) {
-  return omc_b2(&g->b, OMC_OP_Div, v, w);
+  return omc_binary(&g->b, OMC_OP_Div, v, w);
 }
 /* The number is not rounded to 16 bits. */
 static inline omc_value *times(omc_grad *g, omc_value *v, double by) {
@@ -114,16 +114,16 @@ static inline omc_value *times(omc_grad *g, omc_value *v, double by) {
   return product ? omc_cast(&g->b, product, v->type.dtype) : NULL;
 }
 static inline omc_value *plus(omc_grad *g, omc_value *v, double by) {
-  return omc_b2(&g->b, OMC_OP_Add, v, omc_scalar(&g->b, v, by));
+  return omc_binary(&g->b, OMC_OP_Add, v, omc_scalar(&g->b, v, by));
 }
 static inline omc_value *one_minus(omc_grad *g, omc_value *v) {
-  return omc_b2(&g->b, OMC_OP_Sub, omc_scalar(&g->b, v, 1), v);
+  return omc_binary(&g->b, OMC_OP_Sub, omc_scalar(&g->b, v, 1), v);
 }
 static inline omc_value *compare(omc_grad *g, omc_op_id op, omc_value *v, double bound) {
-  return omc_b2(&g->b, op, v, omc_scalar(&g->b, v, bound));
+  return omc_binary(&g->b, op, v, omc_scalar(&g->b, v, bound));
 }
 static inline omc_value *where(omc_grad *g, omc_value *mask, omc_value *v, omc_value *w) {
-  return omc_b3(&g->b, OMC_OP_Where, mask, v, w);
+  return omc_ternary(&g->b, OMC_OP_Where, mask, v, w);
 }
 static inline omc_value *zero(omc_grad *g) { return omc_scalar(&g->b, DY, 0); }
 /* The gradient of a function that is flat between its steps: not the same as none. */

@@ -148,7 +148,7 @@ typedef struct omc_attention_form {
   omc_shape y_shape;
   omc_dtype dtype;
   double scale, p;
-  uint32_t stream;         /* of dropout */
+  uint32_t subsequence;    /* of dropout */
   bool causal;             /* key j is seen by query i only if j <= i */
   bool mask_is_bool;       /* true: attend; else added to the scores */
   int64_t mask_strides[4]; /* elements, of the mask seen as [B,H,T,S] */

@@ -29,7 +29,7 @@ static const char *const class_names[OMC_N_CLASS] = {
 const char *omc_ew_class_name(omc_class cls) { return class_names[cls]; }
 
 omc_class omc_ew_fused_class(const omc_node *node) {
-  const char *name = omc_attr_string(node, "class", "");
+  const char *name = omc_node_string(node, "class", "");
   int cls = 0;
   while (cls < OMC_N_CLASS && (!class_names[cls] || strcmp(class_names[cls], name) != 0)) cls++;
   return (omc_class)cls;
@@ -39,7 +39,7 @@ omc_class omc_ew_fused_class(const omc_node *node) {
 static omc_status infer_fused(omc_node *node) {
   char text[OMC_NODE_TEXT];
   uint32_t n;
-  const int64_t *codes = omc_attr_ints(node, "dtypes", &n);
+  const int64_t *codes = omc_node_ints(node, "dtypes", &n);
   if (n != node->n_out) OMC_NODE_FAIL(node, EINVALID, "%u dtypes for %u outputs", n, node->n_out);
   omc_shape shape = {0, {0}};
   for (uint32_t i = 0; i < node->n_in; i++)

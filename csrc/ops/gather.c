@@ -41,7 +41,7 @@ static omc_status gather_shape(const omc_node *node, const omc_shape *table, omc
   return rows_shape(node, table, axis, out);
 }
 
-static bool takes_negative(const omc_node *node) { return omc_attr_int(node, "strict", 0) == 0; }
+static bool takes_negative(const omc_node *node) { return omc_node_int(node, "strict", 0) == 0; }
 
 omc_status omc_gather_form_of(const omc_node *node, const omc_shape *table, omc_rows_form *p) {
   int32_t axis;
@@ -67,16 +67,16 @@ omc_status omc_embedding_form_of(const omc_node *node, const omc_shape *table, o
                        .dim = table->dims[0],
                        .inner = table->dims[1],
                        .n = omc_shape_numel(omc_in_shape(node, 1)),
-                       .padding = omc_attr_int(node, "padding_idx", -1),
+                       .padding = omc_node_int(node, "padding_idx", -1),
                        .by_freq = node->op == OMC_OP_EmbeddingGrad &&
-                                  omc_attr_int(node, "scale_grad_by_freq", 0) != 0};
+                                  omc_node_int(node, "scale_grad_by_freq", 0) != 0};
   return OMC_OK;
 }
 
 /* GatherND: the last axis of ids is an index into the `depth` axes after the batch axes. */
 omc_status omc_gather_nd_form_of(const omc_node *node, const omc_shape *table, omc_rows_form *p) {
   const omc_shape *t = omc_in_shape(node, 1);
-  const int64_t batch = omc_attr_int(node, "batch_dims", 0);
+  const int64_t batch = omc_node_int(node, "batch_dims", 0);
   const int64_t depth = t->rank ? t->dims[t->rank - 1] : 0;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   bool fits = batch >= 0 && batch < t->rank && depth >= 1 && batch + depth <= table->rank;
@@ -104,7 +104,7 @@ static omc_status gather_nd_shape(const omc_node *node, const omc_shape *table, 
   OMC_TRY(omc_gather_nd_form_of(node, table, &p));
   *out = (omc_shape){0};
   OMC_TRY(append(node, of_ids, 0, of_ids->rank - 1, out));
-  const int32_t batch = (int32_t)omc_attr_int(node, "batch_dims", 0);
+  const int32_t batch = (int32_t)omc_node_int(node, "batch_dims", 0);
   return append(node, table, batch + p.depth, table->rank, out);
 }
 
@@ -179,8 +179,8 @@ static omc_status infer_pick_grad(omc_node *node, pick_rule rule) {
 }
 
 static omc_status grad_pick(omc_grad *g, omc_op_id op) {
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  g->din[0] = omc_bn_shaped(&g->b, op, 2, in, g->node, omc_in_shape(g->node, 0));
+  omc_value *const in[] = {g->grad_out[0], omc_in(g->node, 1)};
+  g->grad_in[0] = omc_nary_shaped(&g->b, op, 2, in, g->node, omc_in_shape(g->node, 0));
   return g->b.status;
 }
 

@@ -1,24 +1,24 @@
 /* What a gradient rule sees.
  *
- * The sweep calls a rule once per forward node that some gradient reaches. The rule sets din[i]
- * for each i with needs[i]; leaving it NULL means zero. din[i] may still have the broadcast shape
- * of the output: the sweep sums it back to the input's shape, adds up contributions and casts.
- * dout[k] is NULL where no gradient reaches output k; at least one is not. The rule must not look
- * at needs to decide correctness, only to save work. */
+ * The sweep calls a rule once per forward node that some gradient reaches. The rule sets grad_in[i]
+ * for each i with needs[i]; leaving it NULL means zero. grad_in[i] may still have the broadcast
+ * shape of the output: the sweep sums it back to the input's shape, adds up contributions and
+ * casts. grad_out[k] is NULL where no gradient reaches output k; at least one is not. The rule must
+ * not look at needs to decide correctness, only to save work. */
 #ifndef OMC_OPS_GRAD_H
 #define OMC_OPS_GRAD_H
 
-#include "ops/build.h"
+#include "ops/builder.h"
 
 #define OMC_MAX_GRAD_IN 64
 
 typedef struct omc_grad {
-  omc_builder b;          /* phase backward, appends */
-  const omc_node *node;   /* the forward node */
-  omc_value *const *dout; /* node->n_out gradients of its outputs, NULL: zero */
-  omc_value **din;        /* node->n_in gradients to set, all NULL at entry */
-  const bool *needs;      /* node->n_in: somebody wants it */
-  bool at_once;           /* inside AT_ONCE() of ops/elementwise.h */
+  omc_builder b;              /* phase backward, appends */
+  const omc_node *node;       /* the forward node */
+  omc_value *const *grad_out; /* node->n_out gradients of its outputs, NULL: zero */
+  omc_value **grad_in;        /* node->n_in gradients to set, all NULL at entry */
+  const bool *needs;          /* node->n_in: somebody wants it */
+  bool at_once;               /* inside AT_ONCE() of ops/elementwise.h */
 } omc_grad;
 
 /* Fails naming the forward node unless it has its first n outputs, those its rule reads. */

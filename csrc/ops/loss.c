@@ -41,11 +41,11 @@ static omc_status check(const omc_node *node, const omc_type *logits, uint32_t t
   *p = (omc_loss_form){.outer = axis ? x->dims[0] : 1,
                        .classes = x->dims[axis],
                        .inner = omc_shape_span(x, axis + 1, x->rank),
-                       .ignore_index = omc_attr_int(node, "ignore_index", -100),
-                       .smoothing = omc_attr_float(node, "label_smoothing", 0)};
+                       .ignore_index = omc_node_int(node, "ignore_index", -100),
+                       .smoothing = omc_node_float(node, "label_smoothing", 0)};
   if (!(p->smoothing >= 0 && p->smoothing <= 1))
     OMC_NODE_FAIL(node, EINVALID, "label_smoothing %g is not within 0..1", p->smoothing);
-  const char *reduction = omc_attr_string(node, "reduction", "mean");
+  const char *reduction = omc_node_string(node, "reduction", "mean");
   for (int i = 0; i < 3; i++)
     if (strcmp(reduction, reduction_names[i]) == 0) {
       p->reduction = (omc_loss_reduction)i;
@@ -59,7 +59,7 @@ omc_status omc_loss_form_of(const omc_node *node, omc_loss_form *p, omc_shape *r
   return check(node, &omc_in(node, 0)->type, 1, omc_in(node, 2), p, rows);
 }
 
-static omc_status forward_infer(omc_node *node) {
+static omc_status infer_forward(omc_node *node) {
   omc_loss_form p;
   omc_shape rows;
   OMC_TRY(omc_loss_form_of(node, &p, &rows));
@@ -75,11 +75,11 @@ static omc_status forward_infer(omc_node *node) {
 static omc_status forward_grad(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 4));
-  if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0],       omc_in(node, 0),  omc_in(node, 1), omc_out(node, 1),
+  if (!g->grad_out[0]) return OMC_OK;
+  omc_value *in[] = {g->grad_out[0],   omc_in(node, 0),  omc_in(node, 1), omc_out(node, 1),
                      omc_out(node, 2), omc_out(node, 3), omc_in(node, 2)};
   omc_build(&g->b, OMC_OP_CrossEntropyGrad, in[6] ? 7 : 6, in, 0, node->n_attr, node->attr, 1,
-            &g->din[0]);
+            &g->grad_in[0]);
   return g->b.status;
 }
 
@@ -107,7 +107,7 @@ omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *p
   return OMC_OK;
 }
 
-static omc_status backward_infer(omc_node *node) {
+static omc_status infer_backward(omc_node *node) {
   omc_loss_form p;
   OMC_TRY(omc_cross_entropy_grad_form_of(node, &p));
   omc_set_type(node, 0, omc_in(node, 1)->type.dtype, &omc_in(node, 1)->type.shape);
@@ -116,7 +116,7 @@ static omc_status backward_infer(omc_node *node) {
 
 /* ---- of log probabilities ---- */
 
-static omc_status nll_infer(omc_node *node) {
+static omc_status infer_nll(omc_node *node) {
   omc_loss_form p;
   omc_shape rows;
   OMC_TRY(omc_loss_form_of(node, &p, &rows));
@@ -130,10 +130,10 @@ static omc_status nll_infer(omc_node *node) {
 static omc_status nll_grad(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 2));
-  if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0], omc_in(node, 1), omc_out(node, 1), omc_in(node, 2)};
-  g->din[0] = omc_bn_shaped(&g->b, OMC_OP_NegativeLogLikelihoodLossGrad, in[3] ? 4 : 3, in, node,
-                            omc_in_shape(node, 0));
+  if (!g->grad_out[0]) return OMC_OK;
+  omc_value *in[] = {g->grad_out[0], omc_in(node, 1), omc_out(node, 1), omc_in(node, 2)};
+  g->grad_in[0] = omc_nary_shaped(&g->b, OMC_OP_NegativeLogLikelihoodLossGrad, in[3] ? 4 : 3, in,
+                                  node, omc_in_shape(node, 0));
   return g->b.status;
 }
 
@@ -147,7 +147,7 @@ omc_status omc_nll_grad_form_of(const omc_node *node, omc_loss_form *p, omc_type
   return omc_need_gradient(node, p->reduction == OMC_LOSS_NONE ? &rows : &scalar);
 }
 
-static omc_status nll_grad_infer(omc_node *node) {
+static omc_status infer_nll_grad(omc_node *node) {
   omc_loss_form p;
   omc_type of;
   OMC_TRY(omc_nll_grad_form_of(node, &p, &of));
@@ -164,8 +164,8 @@ static omc_status nll_grad_infer(omc_node *node) {
                                  .n_out = outputs,  \
                                  .infer = infer_,   \
                                  __VA_ARGS__};
-LOSS(CrossEntropy, 2, 3, 4, forward_infer, .grad = forward_grad)
-LOSS(CrossEntropyGrad, 6, 7, 1, backward_infer, .in_place = 1u << 1)
-LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, nll_infer, .grad = nll_grad)
-LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, nll_grad_infer)
+LOSS(CrossEntropy, 2, 3, 4, infer_forward, .grad = forward_grad)
+LOSS(CrossEntropyGrad, 6, 7, 1, infer_backward, .in_place = 1u << 1)
+LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, infer_nll, .grad = nll_grad)
+LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, infer_nll_grad)
 LOSS(UnitInterval, 1, 1, 1, omc_infer_float, .in_place = 1u << 0)

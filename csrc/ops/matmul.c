@@ -19,8 +19,8 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
       .a = a->shape, .b = b->shape, .a_vector = a->shape.rank == 1, .b_vector = b->shape.rank == 1};
   if (f->a_vector) f->a = (omc_shape){2, {1, a->shape.dims[0]}};
   if (f->b_vector) f->b = (omc_shape){2, {b->shape.dims[0], 1}};
-  f->trans_a = !f->a_vector && omc_attr_int(node, "transA", 0);
-  f->trans_b = !f->b_vector && omc_attr_int(node, "transB", 0);
+  f->trans_a = !f->a_vector && omc_node_int(node, "transA", 0);
+  f->trans_b = !f->b_vector && omc_node_int(node, "transB", 0);
   const int64_t *da = f->a.dims + f->a.rank - 2, *db = f->b.dims + f->b.rank - 2;
   f->m = da[f->trans_a];
   f->k = da[!f->trans_a];
@@ -36,7 +36,7 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
   return OMC_OK;
 }
 
-static omc_status matmul_infer(omc_node *node) {
+static omc_status infer_matmul(omc_node *node) {
   char type[OMC_TYPE_TEXT];
   omc_matmul_form f;
   OMC_TRY(omc_need_float(node, 0));
@@ -61,9 +61,9 @@ static omc_status matmul_infer(omc_node *node) {
 static omc_value *product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,
                           double alpha) {
   omc_value *const in[] = {x, y};
-  const omc_attr attr[] = {omc_ai("transA", trans_x), omc_ai("transB", trans_y),
-                           omc_af("alpha", alpha)};
-  return omc_bn(b, OMC_OP_FusedMatMul, 2, in, 3, attr);
+  const omc_attr attr[] = {omc_attr_int("transA", trans_x), omc_attr_int("transB", trans_y),
+                           omc_attr_float("alpha", alpha)};
+  return omc_nary(b, OMC_OP_FusedMatMul, 2, in, 3, attr);
 }
 
 /* Its matrices stacked into one: [..., r, c] as [... * r, c]. */
@@ -79,14 +79,14 @@ static omc_status matmul_grad(omc_grad *g) {
   omc_matmul_form f;
   OMC_TRY(omc_matmul_form_of(g->node, &f));
   omc_builder *b = &g->b;
-  const double alpha = omc_attr_float(g->node, "alpha", 1.0);
+  const double alpha = omc_node_float(g->node, "alpha", 1.0);
   omc_value *left = omc_reshape(b, omc_in(g->node, 0), &f.a);
   omc_value *right = omc_reshape(b, omc_in(g->node, 1), &f.b);
-  omc_value *dc = omc_reshape(b, g->dout[0], &f.c);
+  omc_value *dc = omc_reshape(b, g->grad_out[0], &f.c);
   if (g->needs[0]) {
     omc_value *da = f.trans_a ? product(b, right, f.trans_b, dc, true, alpha)
                               : product(b, dc, false, right, !f.trans_b, alpha);
-    g->din[0] = f.a_vector ? omc_sum_to(b, da, &omc_in(g->node, 0)->type.shape) : da;
+    g->grad_in[0] = f.a_vector ? omc_sum_to(b, da, &omc_in(g->node, 0)->type.shape) : da;
   }
   if (g->needs[1]) {
     /* One matrix on the right of a batch: a single long product sums over the batch. */
@@ -97,10 +97,10 @@ static omc_status matmul_grad(omc_grad *g) {
                               : product(b, x, !f.trans_a, dy, false, alpha);
     if (db && f.b_vector)
       db = omc_reshape(b, omc_sum_to(b, db, &f.b), &omc_in(g->node, 1)->type.shape);
-    g->din[1] = db;
+    g->grad_in[1] = db;
   }
   if (omc_in(g->node, 2) && g->needs[2])
-    g->din[2] = omc_sum_to(b, dc, &omc_in(g->node, 2)->type.shape);
+    g->grad_in[2] = omc_sum_to(b, dc, &omc_in(g->node, 2)->type.shape);
   return b->status;
 }
 
@@ -109,7 +109,7 @@ static omc_status matmul_grad(omc_grad *g) {
                                  .min_in = 2,           \
                                  .max_in = most_in,     \
                                  .n_out = 1,            \
-                                 .infer = matmul_infer, \
+                                 .infer = infer_matmul, \
                                  .grad = matmul_grad};
 MATMUL_OP(MatMul, 2)
 MATMUL_OP(FusedMatMul, 3)

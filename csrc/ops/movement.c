@@ -10,7 +10,7 @@
 
 omc_status omc_perm_of(const omc_node *node, int32_t *perm) {
   uint32_t n;
-  const int64_t *given = omc_attr_ints(node, "perm", &n);
+  const int64_t *given = omc_node_ints(node, "perm", &n);
   const int32_t rank = omc_in_shape(node, 0)->rank;
   uint32_t seen = 0;
   if (given && (int64_t)n != rank)
@@ -37,7 +37,7 @@ static omc_status grad_transpose(omc_grad *g) {
   int64_t inverse[OMC_MAX_RANK];
   OMC_TRY(omc_perm_of(g->node, perm));
   for (int32_t i = 0; i < omc_in_shape(g->node, 0)->rank; i++) inverse[perm[i]] = i;
-  g->din[0] = omc_transpose(&g->b, g->dout[0], inverse);
+  g->grad_in[0] = omc_transpose(&g->b, g->grad_out[0], inverse);
   return g->b.status;
 }
 
@@ -57,7 +57,7 @@ static omc_status infer_expand(omc_node *node) {
 }
 
 static omc_status grad_expand(omc_grad *g) {
-  g->din[0] = g->dout[0]; /* the sweep sums it back */
+  g->grad_in[0] = g->grad_out[0]; /* the sweep sums it back */
   return g->b.status;
 }
 
@@ -90,9 +90,9 @@ static omc_status grad_concat(omc_grad *g) {
   int64_t *sizes = OMC_NEW_ARRAY(&g->b.graph->arena, int64_t, node->n_in);
   if (!sizes) OMC_NODE_FAIL(node, ENOMEM, "no memory for %u sizes", node->n_in);
   for (uint32_t i = 0; i < node->n_in; i++) sizes[i] = omc_in_shape(node, i)->dims[axis];
-  omc_value *const in[] = {g->dout[0], omc_ints(&g->b, sizes, (int32_t)node->n_in)};
-  const omc_attr attr = omc_ai("axis", axis);
-  omc_build(&g->b, OMC_OP_Split, 2, in, 0, 1, &attr, node->n_in, g->din);
+  omc_value *const in[] = {g->grad_out[0], omc_ints(&g->b, sizes, (int32_t)node->n_in)};
+  const omc_attr attr = omc_attr_int("axis", axis);
+  omc_build(&g->b, OMC_OP_Split, 2, in, 0, 1, &attr, node->n_in, g->grad_in);
   return g->b.status;
 }
 
@@ -125,10 +125,10 @@ static omc_status grad_split(omc_grad *g) {
   OMC_TRY(omc_need_axis(node, 0, zeros.shape.rank, &axis));
   for (uint32_t k = 0; k < node->n_out; k++) {
     zeros.shape.dims[axis] = omc_const_int(omc_in(node, 1), k);
-    parts[k] = g->dout[k] ? g->dout[k] : omc_zeros(&g->b, &zeros);
+    parts[k] = g->grad_out[k] ? g->grad_out[k] : omc_zeros(&g->b, &zeros);
   }
-  const omc_attr attr = omc_ai("axis", axis);
-  g->din[0] = omc_bn(&g->b, OMC_OP_Concat, node->n_out, parts, 1, &attr);
+  const omc_attr attr = omc_attr_int("axis", axis);
+  g->grad_in[0] = omc_nary(&g->b, OMC_OP_Concat, node->n_out, parts, 1, &attr);
   return g->b.status;
 }
 
@@ -179,15 +179,15 @@ static omc_status infer_slice(omc_node *node) {
 /* A slicing node of `dy` with the same starts, ends, axes and steps. */
 static omc_status slice_like(omc_grad *g, omc_op_id op, uint32_t n_attr, const omc_attr *attr) {
   const omc_node *node = g->node;
-  omc_value *const in[] = {g->dout[0], omc_in(node, 1), omc_in(node, 2), omc_in(node, 3),
+  omc_value *const in[] = {g->grad_out[0], omc_in(node, 1), omc_in(node, 2), omc_in(node, 3),
                            omc_in(node, 4)};
-  omc_build(&g->b, op, 5, in, 1u << 3 | 1u << 4, n_attr, attr, 1, &g->din[0]);
+  omc_build(&g->b, op, 5, in, 1u << 3 | 1u << 4, n_attr, attr, 1, &g->grad_in[0]);
   return g->b.status;
 }
 
 static omc_status grad_slice(omc_grad *g) {
   const omc_shape *x = omc_in_shape(g->node, 0);
-  const omc_attr attr = omc_ais("shape", x->dims, (uint32_t)x->rank);
+  const omc_attr attr = omc_attr_ints("shape", x->dims, (uint32_t)x->rank);
   return slice_like(g, OMC_OP_SliceGrad, 1, &attr);
 }
 
@@ -214,7 +214,7 @@ omc_status omc_pads_of(const omc_node *node, int64_t *pads) {
 }
 
 static omc_status infer_pad(omc_node *node) {
-  const char *mode = omc_attr_string(node, "mode", "constant");
+  const char *mode = omc_node_string(node, "mode", "constant");
   omc_shape shape = *omc_in_shape(node, 0);
   int64_t pads[2 * OMC_MAX_RANK];
   if (strcmp(mode, "constant") != 0) OMC_NODE_FAIL(node, EUNSUPPORTED, "mode \"%s\"", mode);
@@ -242,7 +242,7 @@ static omc_status grad_pad(omc_grad *g) {
   const int32_t n = 2 * omc_in_shape(g->node, 0)->rank;
   OMC_TRY(omc_pads_of(g->node, pads));
   for (int32_t i = 0; i < n; i++) pads[i] = -pads[i];
-  g->din[0] = omc_b2(&g->b, OMC_OP_Pad, g->dout[0], omc_ints(&g->b, pads, n));
+  g->grad_in[0] = omc_binary(&g->b, OMC_OP_Pad, g->grad_out[0], omc_ints(&g->b, pads, n));
   return g->b.status;
 }
 
@@ -263,7 +263,7 @@ static omc_status infer_tile(omc_node *node) {
 
 static omc_status grad_tile(omc_grad *g) {
   const omc_shape *x = omc_in_shape(g->node, 0);
-  omc_value *dx = g->dout[0];
+  omc_value *dx = g->grad_out[0];
   for (int32_t i = 0; i < x->rank && dx; i++) {
     const omc_shape *shape = &dx->type.shape;
     const int64_t repeats = omc_const_int(omc_in(g->node, 1), i), one = 1;
@@ -276,7 +276,7 @@ static omc_status grad_tile(omc_grad *g) {
     dx = omc_reduce_sum(&g->b, omc_reshape(&g->b, dx, &split), &one, 1, false);
     dx = omc_reshape(&g->b, dx, &reduced);
   }
-  g->din[0] = dx;
+  g->grad_in[0] = dx;
   return g->b.status;
 }
 

@@ -31,11 +31,11 @@ omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params
   }
   *p = (omc_layer_form){.rows = omc_shape_span(shape, 0, axis),
                         .n = omc_shape_numel(params),
-                        .epsilon = omc_attr_float(node, "epsilon", 1e-5)};
+                        .epsilon = omc_node_float(node, "epsilon", 1e-5)};
   return OMC_OK;
 }
 
-static omc_status layer_infer(omc_node *node) {
+static omc_status infer_layer(omc_node *node) {
   omc_shape params, stats;
   omc_layer_form p;
   OMC_TRY(omc_layer_form_of(node, 0, &params, &stats, &p));
@@ -49,7 +49,7 @@ static omc_status layer_infer(omc_node *node) {
 }
 
 /* Gradient of either op: `params` is the shape of gamma and beta, `stats` that of mean and rstd. */
-static omc_status grad_infer(omc_node *node, const omc_shape *params, const omc_shape *stats) {
+static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_shape *stats) {
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_type(node, 2, "gamma", x->dtype, params));
@@ -61,25 +61,25 @@ static omc_status grad_infer(omc_node *node, const omc_shape *params, const omc_
   return OMC_OK;
 }
 
-static omc_status layer_grad_infer(omc_node *node) {
+static omc_status infer_layer_grad(omc_node *node) {
   omc_shape params, stats;
   omc_layer_form p;
   OMC_TRY(omc_layer_form_of(node, 1, &params, &stats, &p));
-  return grad_infer(node, &params, &stats);
+  return infer_grad(node, &params, &stats);
 }
 
 /* Gradient node of either op: (dy, x, gamma?, mean, rstd) -> dx, dgamma, dbeta. */
 static omc_status gradient(omc_grad *g, omc_op_id op) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 3));
-  if (!g->dout[0]) return OMC_OK;
-  omc_value *in[] = {g->dout[0], omc_in(node, 0), omc_in(node, 1), omc_out(node, 1),
+  if (!g->grad_out[0]) return OMC_OK;
+  omc_value *in[] = {g->grad_out[0], omc_in(node, 0), omc_in(node, 1), omc_out(node, 1),
                      omc_out(node, 2)};
   const uint32_t n_out = omc_in(node, 2) ? 3 : omc_in(node, 1) ? 2 : 1;
   omc_value *out[3] = {NULL, NULL, NULL};
   omc_build(&g->b, op, 5, in, 1u << 2, node->n_attr, node->attr, n_out, out);
   for (uint32_t i = 0; i < n_out; i++)
-    if (omc_in(node, i)) g->din[i] = out[i];
+    if (omc_in(node, i)) g->grad_in[i] = out[i];
   return g->b.status;
 }
 static omc_status layer_grad(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad); }
@@ -98,8 +98,8 @@ omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channe
   *p = (omc_batch_form){.batch = shape->dims[0],
                         .channels = shape->dims[1],
                         .inner = omc_shape_span(shape, 2, shape->rank),
-                        .epsilon = omc_attr_float(node, "epsilon", 1e-5),
-                        .momentum = omc_attr_float(node, "momentum", 0.1)};
+                        .epsilon = omc_node_float(node, "epsilon", 1e-5),
+                        .momentum = omc_node_float(node, "momentum", 0.1)};
   if (p->batch * p->inner == 1)
     OMC_NODE_FAIL(node, ESHAPE,
                   "expected more than 1 value per channel when training, got input %s",
@@ -107,7 +107,7 @@ omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channe
   return OMC_OK;
 }
 
-static omc_status batch_infer(omc_node *node) {
+static omc_status infer_batch(omc_node *node) {
   omc_shape channels;
   omc_batch_form p;
   OMC_TRY(omc_batch_form_of(node, 0, &channels, &p));
@@ -128,11 +128,11 @@ static omc_status batch_infer(omc_node *node) {
   return OMC_OK;
 }
 
-static omc_status batch_grad_infer(omc_node *node) {
+static omc_status infer_batch_grad(omc_node *node) {
   omc_shape channels;
   omc_batch_form p;
   OMC_TRY(omc_batch_form_of(node, 1, &channels, &p));
-  return grad_infer(node, &channels, &channels);
+  return infer_grad(node, &channels, &channels);
 }
 
 #define NORM_OP(name_, id, most_in, outs)             \
@@ -141,7 +141,7 @@ static omc_status batch_grad_infer(omc_node *node) {
                                  .max_in = most_in,   \
                                  .n_out = outs,       \
                                  .in_place = 1u << 0, \
-                                 .infer = id##_infer, \
+                                 .infer = infer_##id, \
                                  .grad = id##_grad};
 #define NORM_GRAD_OP(name_, id)                                 \
   const omc_op omc_op_##name_ = {.name = #name_,                \
@@ -150,7 +150,7 @@ static omc_status batch_grad_infer(omc_node *node) {
                                  .n_out = 3,                    \
                                  .in_place = 1u << 0 | 1u << 1, \
                                  .optional = 1u << 2,           \
-                                 .infer = id##_grad_infer};
+                                 .infer = infer_##id##_grad};
 NORM_OP(LayerNormalization, layer, 3, 3)
 NORM_GRAD_OP(LayerNormGrad, layer)
 NORM_OP(BatchNorm, batch, 5, 5)

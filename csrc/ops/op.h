@@ -15,7 +15,7 @@ typedef enum {
   OMC_OP_POINTWISE = 1 << 2,
   OMC_OP_RANDOM = 1 << 3,     /* never folded, never merged */
   OMC_OP_SHAPE_ONLY = 1 << 4, /* reads shapes of its inputs, never their elements */
-  OMC_OP_HOST = 1 << 5,       /* runs in Python through the host callbacks */
+  OMC_OP_CALLBACK = 1 << 5,   /* runs in Python through callbacks */
   OMC_OP_DIVIDES = 1 << 6,    /* elementwise: fails where in[1] is an integer 0 */
   /* Elementwise: all it does is done again when its result is stored, so that it need not run if
    * nothing else reads that. */

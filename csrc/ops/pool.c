@@ -11,7 +11,7 @@
 static omc_status read_list(const omc_node *node, const char *name, int32_t n, int64_t least_value,
                             int64_t otherwise, int64_t *out) {
   uint32_t given;
-  const int64_t *list = omc_attr_ints(node, name, &given);
+  const int64_t *list = omc_node_ints(node, name, &given);
   if (given != 0 && given != (uint32_t)n)
     OMC_NODE_FAIL(node, ESHAPE, "%s has %u values, not %d", name, given, n);
   for (int32_t i = 0; i < n; i++) {
@@ -39,7 +39,7 @@ static int64_t windows(const omc_pool_form *g, int32_t i, bool ceil_mode) {
 
 omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
   uint32_t axes;
-  omc_attr_ints(node, "kernel_shape", &axes);
+  omc_node_ints(node, "kernel_shape", &axes);
   OMC_TRY(need_spatial(node, x, axes));
   int64_t pads[4];
   *g = (omc_pool_form){
@@ -59,7 +59,7 @@ omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_f
   }
   g->planes = omc_shape_span(x, 0, x->rank - n);
   for (int32_t i = 0; i < 2; i++) {
-    g->out[i] = windows(g, i, omc_attr_int(node, "ceil_mode", 0) != 0);
+    g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode", 0) != 0);
     if (g->out[i] < 1 || (g->in[0] > 0 && g->in[1] > INT32_MAX / g->in[0]))
       OMC_NODE_FAIL(node, ESHAPE, "a plane of %lld by %lld gives no windows of %lld by %lld",
                     (long long)g->in[0], (long long)g->in[1], (long long)g->kernel[0],
@@ -85,7 +85,7 @@ static omc_status infer_pool(omc_node *node) {
 }
 
 static omc_status build_grad(omc_grad *g, omc_op_id op, uint32_t n_in, omc_value *const *in) {
-  g->din[0] = omc_bn_shaped(&g->b, op, n_in, in, g->node, omc_in_shape(g->node, 0));
+  g->grad_in[0] = omc_nary_shaped(&g->b, op, n_in, in, g->node, omc_in_shape(g->node, 0));
   return g->b.status;
 }
 
@@ -105,7 +105,7 @@ static omc_status infer_pool_grad(omc_node *node) {
 
 static omc_status grad_max_pool(omc_grad *g) {
   OMC_TRY(omc_need_saved(g, 2));
-  omc_value *const in[] = {g->dout[0], omc_out(g->node, 1)};
+  omc_value *const in[] = {g->grad_out[0], omc_out(g->node, 1)};
   return build_grad(g, OMC_OP_MaxPoolGrad, 2, in);
 }
 
@@ -120,7 +120,7 @@ static omc_status infer_max_pool_grad(omc_node *node) {
 
 static omc_status need_no_dilation(const omc_node *node) {
   uint32_t n;
-  const int64_t *dilations = omc_attr_ints(node, "dilations", &n);
+  const int64_t *dilations = omc_node_ints(node, "dilations", &n);
   for (uint32_t i = 0; i < n; i++)
     if (dilations[i] != 1)
       OMC_NODE_FAIL(node, EUNSUPPORTED, "an average with dilation %lld", (long long)dilations[i]);
@@ -133,7 +133,7 @@ static omc_status infer_average(omc_node *node) {
 }
 
 static omc_status grad_average(omc_grad *g) {
-  return build_grad(g, OMC_OP_AveragePoolGrad, 1, g->dout);
+  return build_grad(g, OMC_OP_AveragePoolGrad, 1, g->grad_out);
 }
 
 /* ---- AdaptiveAvgPool: output_size windows that cover an axis evenly ---- */
@@ -141,7 +141,7 @@ static omc_status grad_average(omc_grad *g) {
 omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
                               int64_t *out) {
   uint32_t n;
-  omc_attr_ints(node, "output_size", &n);
+  omc_node_ints(node, "output_size", &n);
   OMC_TRY(need_spatial(node, x, n));
   out[0] = 1;
   *axes = (int32_t)n;
@@ -172,7 +172,7 @@ static omc_status infer_adaptive_grad(omc_node *node) {
 }
 
 static omc_status grad_adaptive(omc_grad *g) {
-  return build_grad(g, OMC_OP_AdaptiveAvgPoolGrad, 1, g->dout);
+  return build_grad(g, OMC_OP_AdaptiveAvgPoolGrad, 1, g->grad_out);
 }
 
 /* ---- records ---- */

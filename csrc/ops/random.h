@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Element e of a stream has word e % 4 of counter e / 4 of Philox4x32-10. It is kept with
+/* Element e of a subsequence has word e % 4 of counter e / 4 of Philox4x32-10. It is kept with
  * probability 1 - p when its word is at least omc_drop_threshold(p). */
 static inline uint32_t omc_drop_threshold(double p) {
   double t = p * 4294967296.0;

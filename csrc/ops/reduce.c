@@ -9,7 +9,7 @@ omc_status omc_reduced_axes(const omc_node *node, bool *reduced) {
   int64_t axes[OMC_MAX_RANK];
   int32_t n = 0, axis;
   if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
-  const bool all = n == 0 && !omc_attr_int(node, "noop_with_empty_axes", 0);
+  const bool all = n == 0 && !omc_node_int(node, "noop_with_empty_axes", 0);
   for (int32_t i = 0; i < rank; i++) reduced[i] = all;
   for (int32_t i = 0; i < n; i++) {
     OMC_TRY(omc_node_axis(node, axes[i], rank, &axis));
@@ -30,7 +30,7 @@ static omc_shape reduced_shape(const omc_node *node, const bool *reduced, bool k
 static omc_status infer_reduce(omc_node *node) {
   bool reduced[OMC_MAX_RANK];
   OMC_TRY(omc_reduced_axes(node, reduced));
-  const omc_shape shape = reduced_shape(node, reduced, omc_attr_int(node, "keepdims", 1) != 0);
+  const omc_shape shape = reduced_shape(node, reduced, omc_node_int(node, "keepdims", 1) != 0);
   omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &shape);
   return OMC_OK;
 }
@@ -71,8 +71,8 @@ static omc_status reduction_of(const omc_node *node, reduction *r) {
 static omc_status grad_sum(omc_grad *g) {
   reduction r;
   OMC_TRY(reduction_of(g->node, &r));
-  omc_value *dy = omc_reshape(&g->b, g->dout[0], &r.kept);
-  g->din[0] = omc_expand(&g->b, dy, omc_in_shape(g->node, 0));
+  omc_value *dy = omc_reshape(&g->b, g->grad_out[0], &r.kept);
+  g->grad_in[0] = omc_expand(&g->b, dy, omc_in_shape(g->node, 0));
   return g->b.status;
 }
 
@@ -82,9 +82,9 @@ static omc_status grad_mean(omc_grad *g) {
   OMC_TRY(reduction_of(g->node, &r));
   int64_t count = 1;
   for (int32_t i = 0; i < r.n; i++) count *= x->dims[r.axes[i]];
-  omc_value *dy = omc_reshape(&g->b, g->dout[0], &r.kept);
-  dy = omc_b2(&g->b, OMC_OP_Mul, dy, omc_scalar(&g->b, dy, 1.0 / (double)count));
-  g->din[0] = omc_expand(&g->b, dy, x);
+  omc_value *dy = omc_reshape(&g->b, g->grad_out[0], &r.kept);
+  dy = omc_binary(&g->b, OMC_OP_Mul, dy, omc_scalar(&g->b, dy, 1.0 / (double)count));
+  g->grad_in[0] = omc_expand(&g->b, dy, x);
   return g->b.status;
 }
 
@@ -97,13 +97,13 @@ static omc_status grad_extreme(omc_grad *g) {
   OMC_TRY(omc_need_saved(g, 1));
   OMC_TRY(reduction_of(g->node, &r));
   omc_value *y = omc_reshape(b, omc_out(g->node, 0), &r.kept);
-  omc_value *is_hit = omc_b2(b, OMC_OP_Equal, x, y);
-  if (omc_attr_int(g->node, "nan_ties", 0))
-    is_hit = omc_b2(b, OMC_OP_Or, is_hit, omc_b1(b, OMC_OP_IsNaN, x));
+  omc_value *is_hit = omc_binary(b, OMC_OP_Equal, x, y);
+  if (omc_node_int(g->node, "nan_ties", 0))
+    is_hit = omc_binary(b, OMC_OP_Or, is_hit, omc_unary(b, OMC_OP_IsNaN, x));
   omc_value *hit = omc_cast(b, is_hit, x->type.dtype);
-  omc_value *share = omc_b2(b, OMC_OP_Div, omc_reshape(b, g->dout[0], &r.kept),
-                            omc_reduce_sum(b, hit, r.axes, r.n, true));
-  g->din[0] = omc_b2(b, OMC_OP_Mul, hit, share);
+  omc_value *share = omc_binary(b, OMC_OP_Div, omc_reshape(b, g->grad_out[0], &r.kept),
+                                omc_reduce_sum(b, hit, r.axes, r.n, true));
+  g->grad_in[0] = omc_binary(b, OMC_OP_Mul, hit, share);
   return b->status;
 }
 
@@ -120,10 +120,10 @@ static omc_value *other_products(omc_builder *b, omc_value *x, const reduction *
     if (i < kept) rows.dims[i] = moved.dims[i];
   }
   rows.dims[kept] = omc_shape_span(&moved, kept, shape->rank);
-  const omc_attr last = omc_ai("axis", kept), own = omc_ai("axis", r->axes[0]);
-  if (r->n == 1) return omc_bn(b, OMC_OP_OtherProducts, 1, &x, 1, &own);
+  const omc_attr last = omc_attr_int("axis", kept), own = omc_attr_int("axis", r->axes[0]);
+  if (r->n == 1) return omc_nary(b, OMC_OP_OtherProducts, 1, &x, 1, &own);
   omc_value *v = omc_reshape(b, omc_transpose(b, x, perm), &rows);
-  v = omc_bn(b, OMC_OP_OtherProducts, 1, &v, 1, &last);
+  v = omc_nary(b, OMC_OP_OtherProducts, 1, &v, 1, &last);
   return omc_transpose(b, omc_reshape(b, v, &moved), inverse);
 }
 
@@ -134,22 +134,22 @@ static omc_status grad_prod(omc_grad *g) {
   reduction r;
   OMC_TRY(omc_need_saved(g, 1));
   OMC_TRY(reduction_of(g->node, &r));
-  omc_value *dy = omc_reshape(b, g->dout[0], &r.kept);
+  omc_value *dy = omc_reshape(b, g->grad_out[0], &r.kept);
   if (r.n == 0 || omc_shape_numel(&x->type.shape) == 0) {
-    g->din[0] = omc_expand(b, dy, &x->type.shape);
+    g->grad_in[0] = omc_expand(b, dy, &x->type.shape);
     return b->status;
   }
   omc_value *zero = omc_scalar(b, x, 0);
-  omc_value *is_zero = omc_cast(b, omc_b2(b, OMC_OP_Equal, x, zero), x->type.dtype);
-  const omc_attr drop = omc_ai("keepdims", 0);
-  omc_value *zeros = omc_bn(b, OMC_OP_ReduceSum, 1, &is_zero, 1, &drop);
-  omc_value *quotient = omc_b2(b, OMC_OP_Div, omc_reshape(b, omc_out(g->node, 0), &r.kept), x);
-  omc_value *others = omc_b3(b, OMC_OP_Where, omc_b2(b, OMC_OP_Greater, zeros, zero),
-                             other_products(b, x, &r), quotient);
-  g->din[0] = omc_b2(b, OMC_OP_Mul, dy, others);
+  omc_value *is_zero = omc_cast(b, omc_binary(b, OMC_OP_Equal, x, zero), x->type.dtype);
+  const omc_attr drop = omc_attr_int("keepdims", 0);
+  omc_value *zeros = omc_nary(b, OMC_OP_ReduceSum, 1, &is_zero, 1, &drop);
+  omc_value *quotient = omc_binary(b, OMC_OP_Div, omc_reshape(b, omc_out(g->node, 0), &r.kept), x);
+  omc_value *others = omc_ternary(b, OMC_OP_Where, omc_binary(b, OMC_OP_Greater, zeros, zero),
+                                  other_products(b, x, &r), quotient);
+  g->grad_in[0] = omc_binary(b, OMC_OP_Mul, dy, others);
   if (!omc_in(g->node, 1)) { /* of all elements: two zeros silence infinities and NaN */
-    omc_value *many = omc_b2(b, OMC_OP_Greater, zeros, omc_scalar(b, x, 1));
-    g->din[0] = omc_b3(b, OMC_OP_Where, many, zero, g->din[0]);
+    omc_value *many = omc_binary(b, OMC_OP_Greater, zeros, omc_scalar(b, x, 1));
+    g->grad_in[0] = omc_ternary(b, OMC_OP_Where, many, zero, g->grad_in[0]);
   }
   return b->status;
 }

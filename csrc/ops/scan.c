@@ -27,10 +27,10 @@ static omc_status infer_cumsum(omc_node *node) {
 }
 
 static omc_status grad_cumsum(omc_grad *g) {
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_ai("reverse", !omc_attr_int(g->node, "reverse", 0)),
-                            omc_ai("exclusive", omc_attr_int(g->node, "exclusive", 0))};
-  g->din[0] = omc_bn(&g->b, OMC_OP_CumSum, 2, in, 2, attrs);
+  omc_value *const in[] = {g->grad_out[0], omc_in(g->node, 1)};
+  const omc_attr attrs[] = {omc_attr_int("reverse", !omc_node_int(g->node, "reverse", 0)),
+                            omc_attr_int("exclusive", omc_node_int(g->node, "exclusive", 0))};
+  g->grad_in[0] = omc_nary(&g->b, OMC_OP_CumSum, 2, in, 2, attrs);
   return g->b.status;
 }
 
@@ -76,7 +76,7 @@ omc_status omc_arg_form_of(const omc_node *node, omc_axis_form *out) {
 
 static omc_status infer_arg(omc_node *node) {
   const omc_shape *x = omc_in_shape(node, 0);
-  const bool keepdims = omc_attr_int(node, "keepdims", 1) != 0;
+  const bool keepdims = omc_node_int(node, "keepdims", 1) != 0;
   omc_shape shape = {0};
   int32_t axis;
   OMC_TRY(arg_axis(node, &axis));

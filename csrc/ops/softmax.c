@@ -23,25 +23,25 @@ omc_status omc_softmax_form_of(const omc_node *node, omc_axis_form *out) {
   return OMC_OK;
 }
 
-static omc_status softmax_infer(omc_node *node) {
+static omc_status infer_softmax(omc_node *node) {
   int32_t axis;
   OMC_TRY(omc_infer_float(node));
   return softmax_axis(node, &omc_in(node, 0)->type.shape, &axis);
 }
 
-static omc_status softmax_grad_infer(omc_node *node) {
+static omc_status infer_softmax_grad(omc_node *node) {
   if (!omc_type_equal(&omc_in(node, 0)->type, &omc_in(node, 1)->type)) {
     char dy[OMC_TYPE_TEXT], y[OMC_TYPE_TEXT];
     OMC_NODE_FAIL(node, ESHAPE, "gradient %s does not fit output %s",
                   omc_type_text(&omc_in(node, 0)->type, dy, sizeof dy),
                   omc_type_text(&omc_in(node, 1)->type, y, sizeof y));
   }
-  return softmax_infer(node);
+  return infer_softmax(node);
 }
 
 static omc_status gradient(omc_grad *g, omc_op_id op) {
-  omc_value *in[] = {g->dout[0], omc_out(g->node, 0)};
-  g->din[0] = omc_bn(&g->b, op, 2, in, g->node->n_attr, g->node->attr);
+  omc_value *in[] = {g->grad_out[0], omc_out(g->node, 0)};
+  g->grad_in[0] = omc_nary(&g->b, op, 2, in, g->node->n_attr, g->node->attr);
   return g->b.status;
 }
 static omc_status softmax_grad(omc_grad *g) { return gradient(g, OMC_OP_SoftmaxGrad); }
@@ -56,7 +56,7 @@ static omc_status log_softmax_grad(omc_grad *g) { return gradient(g, OMC_OP_LogS
                                  .infer = infer_,        \
                                  .grad = grad_};
 
-SOFTMAX(Softmax, 1, 1u << 0, softmax_infer, softmax_grad)
-SOFTMAX(LogSoftmax, 1, 1u << 0, softmax_infer, log_softmax_grad)
-SOFTMAX(SoftmaxGrad, 2, 1u << 0 | 1u << 1, softmax_grad_infer, NULL)
-SOFTMAX(LogSoftmaxGrad, 2, 1u << 0 | 1u << 1, softmax_grad_infer, NULL)
+SOFTMAX(Softmax, 1, 1u << 0, infer_softmax, softmax_grad)
+SOFTMAX(LogSoftmax, 1, 1u << 0, infer_softmax, log_softmax_grad)
+SOFTMAX(SoftmaxGrad, 2, 1u << 0 | 1u << 1, infer_softmax_grad, NULL)
+SOFTMAX(LogSoftmaxGrad, 2, 1u << 0 | 1u << 1, infer_softmax_grad, NULL)

@@ -1,6 +1,6 @@
-/* An ATen op without a kernel: it runs in PyTorch through the host callbacks. Its attribute
- * `index` tells the host which op it is; what forward leaves for backward the host keeps with the
- * run. */
+/* An ATen op without a kernel: it runs in PyTorch through the callbacks. Its attribute
+ * `index` tells the callbacks which op it is; what forward leaves for backward the callbacks keeps
+ * with the run. */
 #include <string.h>
 
 #include "ops/op.h"
@@ -10,8 +10,8 @@ static omc_status need_attr(const omc_attr *types, const omc_node *node) {
   OMC_NODE_FAIL(node, EINVALID, "attribute types is not a list of %u types", node->n_out);
 }
 
-static omc_status grad_infer(omc_node *node) {
-  const omc_attr *types = omc_attr_find(node, "types");
+static omc_status infer_grad(omc_node *node) {
+  const omc_attr *types = omc_node_attr(node, "types");
   OMC_TRY(need_attr(types, node));
   for (uint32_t k = 0; k < node->n_out; k++) {
     omc_type type;
@@ -27,7 +27,7 @@ static omc_status torch_grad(omc_grad *g) {
   const omc_node *node = g->node;
   omc_arena *memory = &g->b.graph->arena;
   const char *types[OMC_MAX_GRAD_IN];
-  omc_value *din[OMC_MAX_GRAD_IN];
+  omc_value *grad_in[OMC_MAX_GRAD_IN];
   char text[OMC_TYPE_TEXT > OMC_NODE_TEXT ? OMC_TYPE_TEXT : OMC_NODE_TEXT];
   if (node->n_in > OMC_MAX_GRAD_IN || node->n_out > 32)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "gradient of %u inputs and %u outputs, at most %d and 32",
@@ -38,16 +38,16 @@ static omc_status torch_grad(omc_grad *g) {
     types[i] = omc_arena_text(memory, text, strlen(text));
     if (!types[i]) OMC_FAIL(ENOMEM, "no memory for the types of a gradient");
   }
-  const omc_attr attr[] = {omc_ai("index", omc_attr_int(node, "index", 0)),
+  const omc_attr attr[] = {omc_attr_int("index", omc_node_int(node, "index", 0)),
                            {"types", OMC_ATTR_STRINGS, node->n_in, {.ss = types}}};
-  omc_build(&g->b, OMC_OP_TorchCallGrad, node->n_out, g->dout, UINT32_MAX, 2, attr, node->n_in,
-            din);
+  omc_build(&g->b, OMC_OP_TorchCallGrad, node->n_out, g->grad_out, UINT32_MAX, 2, attr, node->n_in,
+            grad_in);
   OMC_TRY(g->b.status);
   for (uint32_t i = 0; i < node->n_in; i++) {
     if (g->needs[i])
-      g->din[i] = din[i];
+      g->grad_in[i] = grad_in[i];
     else
-      din[i]->producer->out[i] = NULL;
+      grad_in[i]->producer->out[i] = NULL;
   }
   return OMC_OK;
 }
@@ -55,12 +55,12 @@ static omc_status torch_grad(omc_grad *g) {
 const omc_op omc_op_TorchCall = {.name = "TorchCall",
                                  .max_in = OMC_VARIADIC,
                                  .n_out = OMC_VARIADIC,
-                                 .flags = OMC_OP_HOST,
+                                 .flags = OMC_OP_CALLBACK,
                                  .optional = UINT32_MAX,
                                  .grad = torch_grad};
 const omc_op omc_op_TorchCallGrad = {.name = "TorchCallGrad",
                                      .max_in = OMC_VARIADIC,
                                      .n_out = OMC_VARIADIC,
-                                     .flags = OMC_OP_HOST,
+                                     .flags = OMC_OP_CALLBACK,
                                      .optional = UINT32_MAX,
-                                     .infer = grad_infer};
+                                     .infer = infer_grad};

@@ -13,8 +13,8 @@ static omc_status infer_trilu(omc_node *node) {
 }
 
 static omc_status grad_trilu(omc_grad *g) {
-  omc_value *const in[] = {g->dout[0], omc_in(g->node, 1)};
-  omc_build(&g->b, OMC_OP_Trilu, 2, in, 1u << 1, g->node->n_attr, g->node->attr, 1, &g->din[0]);
+  omc_value *const in[] = {g->grad_out[0], omc_in(g->node, 1)};
+  omc_build(&g->b, OMC_OP_Trilu, 2, in, 1u << 1, g->node->n_attr, g->node->attr, 1, &g->grad_in[0]);
   return g->b.status;
 }
 

@@ -30,9 +30,9 @@ static omc_status read_axes(const omc_node *node, uint32_t i, int32_t rank, bool
   return OMC_OK;
 }
 
-static omc_status reshape_infer(omc_node *node) {
+static omc_status infer_reshape(omc_node *node) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
-  const bool copy_zero = omc_attr_int(node, "allowzero", 0) == 0;
+  const bool copy_zero = omc_node_int(node, "allowzero", 0) == 0;
   omc_shape shape = {0, {0}};
   int32_t inferred = -1;
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, shape.dims, &shape.rank));
@@ -52,17 +52,17 @@ static omc_status reshape_infer(omc_node *node) {
   return set_shape(node, &shape);
 }
 
-static omc_status flatten_infer(omc_node *node) {
+static omc_status infer_flatten(omc_node *node) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   int32_t axis = x->rank;
-  const int64_t asked = omc_attr_int(node, "axis", 1);
+  const int64_t asked = omc_node_int(node, "axis", 1);
   if (asked != x->rank) OMC_TRY(omc_node_axis(node, asked, x->rank, &axis));
   const omc_shape shape = {2, {omc_shape_span(x, 0, axis), omc_shape_span(x, axis, x->rank)}};
   return set_shape(node, &shape);
 }
 
 /* Without axes every dim of 1 goes. */
-static omc_status squeeze_infer(omc_node *node) {
+static omc_status infer_squeeze(omc_node *node) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   bool gone[OMC_MAX_RANK] = {false};
   omc_shape shape = {0, {0}};
@@ -74,7 +74,7 @@ static omc_status squeeze_infer(omc_node *node) {
   return set_shape(node, &shape);
 }
 
-static omc_status unsqueeze_infer(omc_node *node) {
+static omc_status infer_unsqueeze(omc_node *node) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   bool added[OMC_MAX_RANK] = {false};
   omc_shape shape = {x->rank, {0}};
@@ -90,7 +90,7 @@ static omc_status unsqueeze_infer(omc_node *node) {
 }
 
 static omc_status view_grad(omc_grad *g) {
-  g->din[0] = omc_reshape(&g->b, g->dout[0], &omc_in(g->node, 0)->type.shape);
+  g->grad_in[0] = omc_reshape(&g->b, g->grad_out[0], &omc_in(g->node, 0)->type.shape);
   return g->b.status;
 }
 
@@ -104,12 +104,12 @@ static omc_status view_grad(omc_grad *g) {
                                  .grad = view_grad};
 
 VIEW(Identity, 1, 1, omc_infer_same)
-VIEW(Reshape, 2, 2, reshape_infer)
-VIEW(Flatten, 1, 1, flatten_infer)
-VIEW(Squeeze, 1, 2, squeeze_infer)
-VIEW(Unsqueeze, 2, 2, unsqueeze_infer)
+VIEW(Reshape, 2, 2, infer_reshape)
+VIEW(Flatten, 1, 1, infer_flatten)
+VIEW(Squeeze, 1, 2, infer_squeeze)
+VIEW(Unsqueeze, 2, 2, infer_unsqueeze)
 
-static omc_status with_gradient_infer(omc_node *node) {
+static omc_status infer_with_gradient(omc_node *node) {
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   const omc_type *x = &omc_in(node, 0)->type, *like = &omc_in(node, 1)->type;
   if (!omc_type_equal(x, like))
@@ -119,7 +119,7 @@ static omc_status with_gradient_infer(omc_node *node) {
 }
 
 static omc_status with_gradient_grad(omc_grad *g) {
-  g->din[1] = g->dout[0];
+  g->grad_in[1] = g->grad_out[0];
   return g->b.status;
 }
 
@@ -130,7 +130,7 @@ const omc_op omc_op_WithGradientOf = {.name = "WithGradientOf",
                                       .max_in = 2,
                                       .n_out = 1,
                                       .flags = OMC_OP_VIEW,
-                                      .infer = with_gradient_infer,
+                                      .infer = infer_with_gradient,
                                       .grad = with_gradient_grad};
 
 /* Its gradient stops: the output is a constant to whatever lies before. */

@@ -9,11 +9,11 @@ static omc_value *add_zero(omc_match *m) {
 }
 
 static omc_value *as_sub(omc_match *m) {
-  return omc_b2(m->b, OMC_OP_Sub, m->capture[1], m->capture[2]);
+  return omc_binary(m->b, OMC_OP_Sub, m->capture[1], m->capture[2]);
 }
 
 static omc_value *as_add(omc_match *m) {
-  return omc_b2(m->b, OMC_OP_Add, m->capture[1], m->capture[2]);
+  return omc_binary(m->b, OMC_OP_Add, m->capture[1], m->capture[2]);
 }
 
 /* Whether every value of `from` is also one of `to`. */
@@ -38,7 +38,7 @@ static omc_value *where_constant(omc_match *m) {
 }
 
 static omc_value *dropout_nothing(omc_match *m) {
-  return omc_attr_float(m->root, "p", 0) == 0 ? m->capture[1] : NULL;
+  return omc_node_float(m->root, "p", 0) == 0 ? m->capture[1] : NULL;
 }
 
 #define X OMC_P_ANY(1)

@@ -12,7 +12,7 @@ enum { Q, K, V, MASK, Y = 3, N_LAYOUTS };
 /* The axes of heads of q, k, v and y; tokens are at the other of 1 and 2. */
 static void read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
   uint32_t n;
-  const int64_t *given = omc_attr_ints(node, "head_axes", &n);
+  const int64_t *given = omc_node_ints(node, "head_axes", &n);
   for (int i = 0; i < N_LAYOUTS; i++) axes[i] = n ? given[i] : 1;
 }
 
@@ -88,7 +88,7 @@ static omc_value *attention_causal(omc_match *m) {
   read_head_axes(m->root, axes);
   if (tokens(omc_in(m->root, Q), axes[Q]) != size || tokens(omc_in(m->root, K), axes[K]) != size)
     return NULL;
-  m->b->status = set_attr(m->b->graph, m->root, omc_ai("is_causal", 1));
+  m->b->status = set_attr(m->b->graph, m->root, omc_attr_int("is_causal", 1));
   omc_set_input(m->root, MASK, NULL);
   return m->capture[0];
 }
@@ -100,7 +100,7 @@ static bool swaps_heads(const omc_node *node) {
   static const int64_t swapped[] = {0, 2, 1, 3};
   if (!node || node->op != OMC_OP_Transpose) return false;
   uint32_t n;
-  const int64_t *perm = omc_attr_ints(node, "perm", &n);
+  const int64_t *perm = omc_node_ints(node, "perm", &n);
   return n == 4 && memcmp(perm, swapped, sizeof swapped) == 0;
 }
 
@@ -114,7 +114,7 @@ static void swap_layouts(omc_builder *b, omc_node *node, uint32_t swap) {
   read_head_axes(node, axes);
   for (int i = 0; i < N_LAYOUTS; i++)
     if (swap >> i & 1) axes[i] = 3 - axes[i];
-  b->status = set_attr(b->graph, node, omc_ais("head_axes", axes, N_LAYOUTS));
+  b->status = set_attr(b->graph, node, omc_attr_ints("head_axes", axes, N_LAYOUTS));
 }
 
 /* Reads q, k and v through their transposes. */

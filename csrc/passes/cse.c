@@ -113,7 +113,7 @@ static bool gives_all_outputs(const omc_node *first, const omc_node *node) {
 }
 
 static void merge_node(omc_graph *g, table *t, omc_node *node) {
-  if (omc_op_get(node->op)->flags & (OMC_OP_RANDOM | OMC_OP_HOST)) return;
+  if (omc_op_get(node->op)->flags & (OMC_OP_RANDOM | OMC_OP_CALLBACK)) return;
   omc_node *first = find_or_add(t, hash_node(node), node, same_node);
   if (first == node || !gives_all_outputs(first, node)) return;
   for (uint32_t k = 0; k < node->n_out; k++)

@@ -31,7 +31,7 @@ static omc_status may_fold(const omc_graph *g, const omc_node *node, bool *out, 
   const uint32_t flags = omc_op_get(node->op)->flags;
   *out = false;
   *bytes = 0;
-  if (flags & (OMC_OP_RANDOM | OMC_OP_HOST)) return OMC_OK;
+  if (flags & (OMC_OP_RANDOM | OMC_OP_CALLBACK)) return OMC_OK;
   for (uint32_t i = 0; i < node->n_in && !(flags & OMC_OP_SHAPE_ONLY); i++)
     if (omc_in(node, i) && !omc_is_const(omc_in(node, i))) return OMC_OK;
   for (uint32_t k = 0; k < node->n_out; k++) {
@@ -203,5 +203,5 @@ omc_status omc_settle(omc_graph *g) {
   for (uint32_t r = g->n_outputs; r < g->result->n_in; r++)
     OMC_TRY(settle_input(g, g->result, r, one ? NULL : backward, phase, &changed));
   omc_arena_deinit(&g->scratch);
-  return changed ? omc_simplify(g) : OMC_OK;
+  return changed ? omc_canonicalize(g) : OMC_OK;
 }

@@ -7,8 +7,8 @@
 #include "graph/graph.h"
 
 /* Replaces a typed node by constants if its inputs are constants or only their shapes matter.
- * Random and host ops are left alone, and so is what is above 64 MiB, or would bring the graph's
- * scratch arena above 256 MiB. The node may be gone afterwards. */
+ * Random ops and callbacks are left alone, and so is what is above 64 MiB, or would bring the
+ * graph's scratch arena above 256 MiB. The node may be gone afterwards. */
 omc_status omc_fold_node(omc_graph *g, omc_node *node) OMC_MUST_USE;
 
 #endif

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "graph/edit.h"
-#include "ops/build.h"
+#include "ops/builder.h"
 #include "ops/op.h"
 #include "ops/program.h"
 
@@ -218,11 +218,11 @@ static omc_status emit(clusters *s, uint32_t c) {
   }
   const uint32_t n = p.n_instructions;
   const omc_attr attr[] = {{"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},
-                           omc_ais("args", p.args, 3 * n),
+                           omc_attr_ints("args", p.args, 3 * n),
                            {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = p.imm}},
-                           omc_ais("outs", p.outs, p.n_out),
-                           omc_ais("dtypes", p.dtypes, p.n_out),
-                           omc_as("class", omc_ew_class_name(omc_ew_class(p.member[0])))};
+                           omc_attr_ints("outs", p.outs, p.n_out),
+                           omc_attr_ints("dtypes", p.dtypes, p.n_out),
+                           omc_attr_string("class", omc_ew_class_name(omc_ew_class(p.member[0])))};
   omc_node *at = s->node[s->at[c]];
   omc_builder b = {s->graph, at, at->phase, at->name, OMC_OK};
   omc_value *out[OMC_EW_MAX_OUTPUTS];

@@ -6,7 +6,7 @@ static omc_value *embedding_grad_base(omc_match *m) {
   const omc_node *node = m->capture[1]->producer;
   if (omc_in(node, 2) || !omc_type_equal(&m->capture[2]->type, &m->capture[0]->type)) return NULL;
   omc_value *in[] = {omc_in(node, 0), omc_in(node, 1), m->capture[2]};
-  return omc_bn(m->b, OMC_OP_EmbeddingGrad, 3, in, node->n_attr, node->attr);
+  return omc_nary(m->b, OMC_OP_EmbeddingGrad, 3, in, node->n_attr, node->attr);
 }
 
 static const omc_rule rules[] = {

@@ -12,16 +12,16 @@ static product read_product(const omc_node *node) {
   return (product){omc_in(node, 0),
                    omc_in(node, 1),
                    omc_in(node, 2),
-                   omc_attr_int(node, "transA", 0) != 0,
-                   omc_attr_int(node, "transB", 0) != 0,
-                   omc_attr_float(node, "alpha", 1)};
+                   omc_node_int(node, "transA", 0) != 0,
+                   omc_node_int(node, "transB", 0) != 0,
+                   omc_node_float(node, "alpha", 1)};
 }
 
 static omc_value *build_product(omc_builder *b, const product *p) {
   omc_value *in[] = {p->x, p->y, p->bias};
-  const omc_attr attr[] = {omc_ai("transA", p->trans_x), omc_ai("transB", p->trans_y),
-                           omc_af("alpha", p->alpha)};
-  return omc_bn(b, OMC_OP_FusedMatMul, p->bias ? 3 : 2, in, 3, attr);
+  const omc_attr attr[] = {omc_attr_int("transA", p->trans_x), omc_attr_int("transB", p->trans_y),
+                           omc_attr_float("alpha", p->alpha)};
+  return omc_nary(b, OMC_OP_FusedMatMul, p->bias ? 3 : 2, in, 3, attr);
 }
 
 static bool are_matrices(const product *p) {
@@ -32,7 +32,7 @@ static bool are_matrices(const product *p) {
 static bool swaps_last(const omc_node *node) {
   const int64_t rank = node->out[0]->type.shape.rank;
   uint32_t n;
-  const int64_t *perm = omc_attr_ints(node, "perm", &n);
+  const int64_t *perm = omc_node_ints(node, "perm", &n);
   if (n == 0) return rank == 2;
   for (int64_t i = 0; i < rank; i++)
     if (perm[i] != (i < rank - 2 ? i : 2 * rank - 3 - i)) return false;

@@ -15,7 +15,7 @@ static omc_value *reshape_reshape(omc_match *m) {
 static void read_perm(const omc_node *node, int64_t *perm) {
   const int32_t rank = node->out[0]->type.shape.rank;
   uint32_t n;
-  const int64_t *attr = omc_attr_ints(node, "perm", &n);
+  const int64_t *attr = omc_node_ints(node, "perm", &n);
   for (int32_t i = 0; i < rank; i++)
     perm[i] = !n ? rank - 1 - i : attr[i] + (attr[i] < 0 ? rank : 0);
 }

@@ -31,8 +31,8 @@ static bool is_layer(const omc_match *m) {
 
 static omc_value *gelu(omc_match *m, const char *approximate) {
   if (!is_layer(m)) return NULL;
-  const omc_attr attr = omc_as("approximate", approximate);
-  return omc_bn(m->b, OMC_OP_Gelu, 1, &m->capture[1], 1, &attr);
+  const omc_attr attr = omc_attr_string("approximate", approximate);
+  return omc_nary(m->b, OMC_OP_Gelu, 1, &m->capture[1], 1, &attr);
 }
 
 static omc_value *gelu_tanh(omc_match *m) { return gelu(m, "tanh"); }
@@ -44,7 +44,7 @@ static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
 static uint32_t reduced_axes(const omc_value *reduced, const omc_value *axes) {
   const omc_node *node = reduced->producer;
   const int32_t rank = omc_in(node, 0)->type.shape.rank;
-  if (omc_attr_int(node, "keepdims", 1) == 0) return 0;
+  if (omc_node_int(node, "keepdims", 1) == 0) return 0;
   uint32_t set = 0;
   for (int64_t i = 0; i < omc_shape_numel(&axes->type.shape); i++) {
     const int64_t axis = omc_const_int(axes, i);
@@ -65,8 +65,8 @@ static omc_value *softmax(omc_match *m, omc_op_id op) {
   const uint32_t set = reduced_axes(m->capture[3], m->capture[4]);
   const int64_t axis = only_axis(set);
   if (!is_layer(m) || axis < 0 || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
-  const omc_attr attr = omc_ai("axis", axis);
-  return omc_bn(m->b, op, 1, &m->capture[1], 1, &attr);
+  const omc_attr attr = omc_attr_int("axis", axis);
+  return omc_nary(m->b, op, 1, &m->capture[1], 1, &attr);
 }
 
 static omc_value *softmax_written(omc_match *m) { return softmax(m, OMC_OP_Softmax); }
@@ -79,7 +79,7 @@ static omc_value *layer_norm(omc_builder *b, omc_value *x, omc_value *gamma, omc
                              int64_t axis, double epsilon) {
   omc_value *in[] = {x, gamma, beta}, *out[3];
   const uint32_t left_out = (gamma ? 0u : 2u) | (beta ? 0u : 4u);
-  const omc_attr attr[] = {omc_ai("axis", axis), omc_af("epsilon", epsilon)};
+  const omc_attr attr[] = {omc_attr_int("axis", axis), omc_attr_float("epsilon", epsilon)};
   omc_build(b, OMC_OP_LayerNormalization, 3, in, left_out, 2, attr, 3, out);
   return b->status == OMC_OK ? out[0] : NULL;
 }
@@ -103,7 +103,7 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   omc_value *in[3] = {omc_in(node, 0), omc_in(node, 1), omc_in(node, 2)};
   const omc_value *given = m->capture[2];
   int32_t axis;
-  if (omc_axis(omc_attr_int(node, "axis", -1), shape->rank, "axis", &axis) != OMC_OK) return NULL;
+  if (omc_axis(omc_node_int(node, "axis", -1), shape->rank, "axis", &axis) != OMC_OK) return NULL;
   omc_shape normalized = {shape->rank - axis, {0}};
   memcpy(normalized.dims, shape->dims + axis, sizeof(int64_t) * (size_t)normalized.rank);
   if (!is_layer(m) || in[place] || in[2] || given->type.dtype != in[0]->type.dtype) return NULL;
@@ -112,7 +112,7 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   for (int32_t i = 0; i < given->type.shape.rank; i++)
     if (given->type.shape.dims[i] != (i < extra ? 1 : normalized.dims[i - extra])) return NULL;
   in[place] = omc_reshape(m->b, m->capture[2], &normalized);
-  return layer_norm(m->b, in[0], in[1], in[2], axis, omc_attr_float(node, "epsilon", 1e-5));
+  return layer_norm(m->b, in[0], in[1], in[2], axis, omc_node_float(node, "epsilon", 1e-5));
 }
 
 static omc_value *layer_norm_scale(omc_match *m) { return layer_norm_affine(m, 1); }

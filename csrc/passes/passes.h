@@ -1,5 +1,5 @@
 /* Passes over a bound graph. Each leaves the graph valid; none depends on another having run,
- * except that all need what omc_bind produces: a typed graph. */
+ * except that all need what omc_specialize produces: a typed graph. */
 #ifndef OMC_PASSES_PASSES_H
 #define OMC_PASSES_PASSES_H
 
@@ -9,12 +9,13 @@
 /* Template to bound graph: copies `from`, sets the type of input i to inputs[i] (OMC_ESHAPE or
  * OMC_EDTYPE names the input and both types if it contradicts the template), infers every node,
  * replaces Shape and Size by constants and evaluates every node whose inputs are all constants
- * (passes/fold.h has the exceptions) with omc_provider_host(). `from` must outlive *out. `host` may
- * be NULL if the template holds no TorchCall. */
-omc_status omc_bind(const omc_graph *from, const omc_type *inputs, const omc_host *host,
-                    const omc_allocator *allocator, omc_graph **out) OMC_MUST_USE;
+ * (passes/fold.h has the exceptions) with omc_provider_host(). `from` must outlive *out.
+ * `callbacks` may be NULL if the template holds no TorchCall. */
+omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
+                          const omc_callbacks *callbacks, const omc_allocator *allocator,
+                          omc_graph **out) OMC_MUST_USE;
 
-/* Folds constants in a typed graph, as omc_bind does. */
+/* Folds constants in a typed graph, as omc_specialize does. */
 omc_status omc_fold(omc_graph *g) OMC_MUST_USE;
 
 /* After the last pass that looks at constants: those above 4 KiB, or beyond 1 MiB in all, that
@@ -23,9 +24,9 @@ omc_status omc_fold(omc_graph *g) OMC_MUST_USE;
 omc_status omc_settle(omc_graph *g) OMC_MUST_USE;
 
 /* Rules that make forms canonical and remove identities. */
-omc_status omc_simplify(omc_graph *g) OMC_MUST_USE;
+omc_status omc_canonicalize(omc_graph *g) OMC_MUST_USE;
 
-/* Merges nodes of the same phase, op, inputs and attributes; never random or host ops. */
+/* Merges nodes of the same phase, op, inputs and attributes; never random or callbacks ops. */
 omc_status omc_cse(omc_graph *g) OMC_MUST_USE;
 
 /* Applies the fusion rules, then gathers elementwise nodes of one phase, compute class and output

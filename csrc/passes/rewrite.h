@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "ops/build.h"
+#include "ops/builder.h"
 
 #define OMC_MAX_CAPTURES 16
 
@@ -21,7 +21,7 @@ typedef struct omc_pat {
   const struct omc_pat *const *in; /* EITHER: the alternatives */
 } omc_pat;
 
-/* Forms for writing patterns as static data; see passes/simplify.c. */
+/* Forms for writing patterns as static data; see passes/canonicalize.c. */
 #define OMC_P_LIST_(...)                                                                        \
   sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), (const omc_pat *const[]) { \
     __VA_ARGS__                                                                                 \

@@ -1,15 +1,15 @@
 /* Where values live and for how long.
  *
- * A family is a value together with its views: it lives as one. The tables below are kept at a
- * family's root, the value that a step, the caller or a constant gives. */
+ * An alias set is a value together with its views: it lives as one. The tables below are kept at a
+ * alias set's root, the value that a step, the caller or a constant gives. */
 #include "plan/plan.h"
 
-typedef struct families {
+typedef struct alias_sets {
   uint32_t *root; /* by value id */
   uint32_t *born; /* by root: the step that writes it; UINT32_MAX: not written by a step */
   uint32_t *last; /* by root: the last step that reads it */
-  bool *given_up; /* by root: another family has taken over its memory */
-} families;
+  bool *given_up; /* by root: another alias set has taken over its memory */
+} alias_sets;
 
 static omc_status no_memory(const omc_plan *plan) {
   OMC_FAIL(ENOMEM, "no memory to plan %u values", plan->graph->n_values);
@@ -40,7 +40,7 @@ static omc_status place_values(omc_plan *plan) {
   return OMC_OK;
 }
 
-static void find_families(omc_plan *plan, const families *f) {
+static void find_alias_sets(omc_plan *plan, const alias_sets *f) {
   for (uint32_t v = 0; v < plan->graph->n_values; v++) {
     plan->slots[v].alias = f->root[v] = v;
     f->born[v] = UINT32_MAX;
@@ -65,7 +65,7 @@ static void find_families(omc_plan *plan, const families *f) {
 
 /* A result is computed right into the caller's memory if a step of its phase makes it and no other
  * result has it already; otherwise it is copied there when its phase ends. */
-static omc_status place_results(omc_plan *plan, const families *f) {
+static omc_status place_results(omc_plan *plan, const alias_sets *f) {
   const omc_graph *g = plan->graph;
   plan->copies = OMC_NEW_ARRAY(&plan->memory, omc_copy, g->result->n_in);
   if (!plan->copies) return no_memory(plan);
@@ -90,13 +90,13 @@ static omc_status place_results(omc_plan *plan, const families *f) {
   return OMC_OK;
 }
 
-static void mark_read(const omc_plan *plan, const families *f, omc_part *part, uint32_t value) {
+static void mark_read(const omc_plan *plan, const alias_sets *f, omc_part *part, uint32_t value) {
   const omc_slot *slot = &plan->slots[f->root[value]];
   if (slot->place == OMC_AT_INPUT) part->reads_input[slot->index] = true;
   if (slot->place == OMC_AT_OUTPUT) part->reads_output[slot->index] = true;
 }
 
-static omc_status find_reads(omc_plan *plan, const families *f) {
+static omc_status find_reads(omc_plan *plan, const alias_sets *f) {
   for (omc_phase p = OMC_BACKWARD; p < plan->n_phases; p++) {
     omc_part *part = &plan->parts[p];
     part->reads_input = OMC_NEW_ARRAY(&plan->memory, bool, plan->graph->n_inputs);
@@ -112,12 +112,12 @@ static omc_status find_reads(omc_plan *plan, const families *f) {
   return OMC_OK;
 }
 
-static bool is_saved(const omc_plan *plan, const families *f, uint32_t root) {
+static bool is_saved(const omc_plan *plan, const alias_sets *f, uint32_t root) {
   return f->born[root] < plan->n_forward && f->last[root] >= plan->n_forward;
 }
 
 /* Whether another input of the step reads the memory of input i. */
-static bool read_twice(const omc_step *step, const families *f, uint32_t i) {
+static bool read_twice(const omc_step *step, const alias_sets *f, uint32_t i) {
   for (uint32_t j = 0; j < step->n_in; j++)
     if (j != i && step->values[j] != UINT32_MAX &&
         f->root[step->values[j]] == f->root[step->values[i]])
@@ -126,7 +126,7 @@ static bool read_twice(const omc_step *step, const families *f, uint32_t i) {
 }
 
 /* Whether the op allows output k in the memory of input i. */
-static bool op_allows(const omc_step *step, const families *f, uint32_t i, uint32_t k) {
+static bool op_allows(const omc_step *step, const alias_sets *f, uint32_t i, uint32_t k) {
   const omc_value *in = omc_in(step->node, i), *out = omc_out(step->node, k);
   if (omc_shape_numel(&in->type.shape) != omc_shape_numel(&out->type.shape)) return false;
   if (step->op->flags & OMC_OP_POINTWISE) return true;
@@ -134,7 +134,7 @@ static bool op_allows(const omc_step *step, const families *f, uint32_t i, uint3
 }
 
 /* Lets output k take over the memory of an input that this step is the last to read. */
-static void take_over(omc_plan *plan, const families *f, uint32_t s, uint32_t k) {
+static void take_over(omc_plan *plan, const alias_sets *f, uint32_t s, uint32_t k) {
   const omc_step *step = &plan->steps[s];
   const uint32_t out = step->values[step->n_in + k];
   if (out == UINT32_MAX || plan->slots[out].place != OMC_AT_ARENA) return;
@@ -145,15 +145,15 @@ static void take_over(omc_plan *plan, const families *f, uint32_t s, uint32_t k)
     if (plan->slots[root].place != OMC_AT_ARENA || f->last[root] != s || f->given_up[root] ||
         plan->slots[root].bytes != plan->slots[out].bytes || !op_allows(step, f, i, k))
       continue;
-    if (plan->retain && is_saved(plan, f, root)) continue;
+    if (plan->retain_graph && is_saved(plan, f, root)) continue;
     plan->slots[out].alias = in;
     f->given_up[root] = true;
     return;
   }
 }
 
-/* Copies place and life of each family's root to its views. */
-static void fill_slots(omc_plan *plan, const families *f) {
+/* Copies place and life of each alias set's root to its views. */
+static void fill_slots(omc_plan *plan, const alias_sets *f) {
   for (uint32_t v = 0; v < plan->graph->n_values; v++) {
     omc_slot *slot = &plan->slots[v];
     const uint32_t root = f->root[v];
@@ -166,16 +166,16 @@ static void fill_slots(omc_plan *plan, const families *f) {
 
 omc_status omc_plan_liveness(omc_plan *plan, omc_arena *scratch) {
   const uint32_t n = plan->graph->n_values;
-  const families f = {OMC_NEW_ARRAY(scratch, uint32_t, n), OMC_NEW_ARRAY(scratch, uint32_t, n),
-                      OMC_NEW_ARRAY(scratch, uint32_t, n), OMC_NEW_ARRAY(scratch, bool, n)};
+  const alias_sets f = {OMC_NEW_ARRAY(scratch, uint32_t, n), OMC_NEW_ARRAY(scratch, uint32_t, n),
+                        OMC_NEW_ARRAY(scratch, uint32_t, n), OMC_NEW_ARRAY(scratch, bool, n)};
   plan->slots = OMC_NEW_ARRAY(&plan->memory, omc_slot, n);
   if (!plan->slots || !f.root || !f.born || !f.last || !f.given_up) return no_memory(plan);
 
   OMC_TRY(place_values(plan));
-  find_families(plan, &f);
+  find_alias_sets(plan, &f);
   OMC_TRY(place_results(plan, &f));
   OMC_TRY(find_reads(plan, &f));
-  for (uint32_t v = 0; plan->retain && v < n; v++)
+  for (uint32_t v = 0; plan->retain_graph && v < n; v++)
     if (f.root[v] == v && is_saved(plan, &f, v)) f.last[v] = plan->n_steps - 1;
   for (uint32_t s = 0; s < plan->n_steps; s++)
     for (uint32_t k = 0; k < plan->steps[s].n_out; k++) take_over(plan, &f, s, k);

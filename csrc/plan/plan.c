@@ -16,7 +16,7 @@ static omc_status build(omc_plan *plan, omc_arena *scratch) {
   return omc_plan_check(plan);
 }
 
-omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain,
+omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain_graph,
                            const omc_allocator *allocator, omc_plan **out) {
   omc_plan *plan = omc_alloc_zero(allocator, 1, sizeof *plan);
   if (!plan) {
@@ -26,7 +26,7 @@ omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool 
   plan->allocator = allocator;
   plan->provider = provider;
   plan->graph = graph;
-  plan->retain = retain;
+  plan->retain_graph = retain_graph;
   plan->threads = provider->threads(provider->ctx);
   omc_arena_init(&plan->memory, allocator);
   atomic_init(&plan->references, 1);

@@ -79,19 +79,19 @@ typedef struct omc_plan {
   size_t forward_bytes; /* arena bytes that hold values read by a backward, */
   omc_span *saved;      /* and where they are */
   uint32_t n_saved;
-  bool random;   /* needs a seed */
-  bool retain;   /* backward leaves what forward saved as it was */
-  bool consumes; /* a backward writes over it: one can run, once per forward */
-  int threads;   /* workspaces are sized for that many */
+  bool random;       /* needs a seed */
+  bool retain_graph; /* backward leaves what forward saved as it was */
+  bool consumes;     /* a backward writes over it: one can run, once per forward */
+  int threads;       /* workspaces are sized for that many */
   _Atomic int references;
   void *attached;                 /* what run/ keeps with the plan, */
   void (*detach)(void *attached); /* and how it is freed; NULL: nothing */
 } omc_plan;
 
-/* Makes a plan of a typed joint (or forward only) graph and checks it. With `retain` backwards may
- * run any number of times after one forward, at the price of memory. Takes over `graph` in either
- * case. The caller owns one reference to *out. */
-omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain,
+/* Makes a plan of a typed joint (or forward only) graph and checks it. With `retain_graph`
+ * backwards may run any number of times after one forward, at the price of memory. Takes over
+ * `graph` in either case. The caller owns one reference to *out. */
+omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool retain_graph,
                            const omc_allocator *allocator, omc_plan **out) OMC_MUST_USE;
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */

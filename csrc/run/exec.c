@@ -224,8 +224,8 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
   const int threads = plan->provider->threads(plan->provider->ctx);
   omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
                           .seed = run->seed,
-                          .host = omc_session_host(x->session),
-                          .run = &run->host_state,
+                          .callbacks = omc_session_callbacks(x->session),
+                          .run = &run->callback_state,
                           .queue = queue};
   OMC_TRY(resolve(x, work, phase));
   OMC_TRY((x->seconds ? time_steps : run_steps)(&args, x, work, part));

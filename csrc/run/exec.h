@@ -45,8 +45,8 @@ typedef struct omc_exec {
 
 struct omc_run {
   omc_exec *exec;
-  void *arena;      /* NULL: packed, or there is none */
-  void *host_state; /* what the host keeps from forward to backward */
+  void *arena;          /* NULL: packed, or there is none */
+  void *callback_state; /* what callbacks keep from forward to backward */
   uint64_t seed;
   /* Under omc_exec_lock. */
   void *queue;    /* of the last phase: the arena is freed in it */
@@ -77,7 +77,7 @@ void omc_work_free(const omc_exec *exec, omc_work *list);
 /* What a session gives to its plans and runs; it lives as long as somebody holds a reference. */
 omc_session *omc_session_retain(omc_session *session);
 void omc_session_release(omc_session *session);
-const omc_host *omc_session_host(const omc_session *session); /* NULL: none */
+const omc_callbacks *omc_session_callbacks(const omc_session *session); /* NULL: none */
 const omc_allocator *omc_session_allocator(const omc_session *session);
 void omc_session_count_runs(omc_session *session, int change);
 

@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "run/build.h"
 #include "run/exec.h"
+#include "run/pipeline.h"
 
 /* A cached plan; the types of its inputs are those of its graph. */
 typedef struct entry {
@@ -20,8 +20,8 @@ struct omc_session {
   const omc_allocator *allocator;
   const omc_provider *provider;
   omc_graph *template;
-  omc_host host;
-  bool has_host;
+  omc_callbacks callbacks;
+  bool has_callbacks;
   _Atomic int references;
   _Atomic uint32_t runs_live;
   pthread_mutex_t lock; /* of what follows */
@@ -36,7 +36,7 @@ static size_t n_grads(const omc_session *s, uint32_t n_backwards) {
 }
 
 omc_status omc_session_create(const char *text, size_t n, omc_find_data find, void *find_ctx,
-                              const omc_host *host, const omc_provider *provider,
+                              const omc_callbacks *callbacks, const omc_provider *provider,
                               const omc_allocator *allocator, uint32_t max_plans,
                               omc_session **out) {
   if (max_plans == 0) OMC_FAIL(EINVALID, "max_plans is 0, at least 1 is needed");
@@ -45,8 +45,8 @@ omc_status omc_session_create(const char *text, size_t n, omc_find_data find, vo
   if (!s) OMC_FAIL(ENOMEM, "no memory for a session");
   s->allocator = allocator;
   s->provider = provider;
-  s->has_host = host != NULL;
-  if (host) s->host = *host;
+  s->has_callbacks = callbacks != NULL;
+  if (callbacks) s->callbacks = *callbacks;
   s->n_entries = max_plans;
   atomic_init(&s->references, 1);
   atomic_init(&s->runs_live, 0);
@@ -90,7 +90,9 @@ void omc_session_destroy(omc_session *s) {
 }
 
 const omc_graph *omc_session_template(const omc_session *s) { return s->template; }
-const omc_host *omc_session_host(const omc_session *s) { return s->has_host ? &s->host : NULL; }
+const omc_callbacks *omc_session_callbacks(const omc_session *s) {
+  return s->has_callbacks ? &s->callbacks : NULL;
+}
 const omc_allocator *omc_session_allocator(const omc_session *s) { return s->allocator; }
 
 void omc_session_count_runs(omc_session *s, int change) {
@@ -117,7 +119,7 @@ static void mix(uint64_t *hash, uint64_t x) {
 }
 
 static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int threads) {
-  uint64_t hash = (uint64_t)threads << 2 | (uint64_t)g->plain << 1 | g->retain;
+  uint64_t hash = (uint64_t)threads << 2 | (uint64_t)g->plain << 1 | g->retain_graph;
   mix(&hash, g->n_backwards);
   for (uint32_t i = 0; i < s->template->n_inputs; i++) {
     const omc_type *type = &g->inputs[i];
@@ -131,7 +133,7 @@ static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int
 
 static bool fits(const omc_session *s, const entry *e, const omc_signature *g, int threads) {
   const size_t n_in = s->template->n_inputs, n_out = n_grads(s, g->n_backwards) - n_in;
-  if (e->plan->retain != g->retain || e->plan->threads != threads ||
+  if (e->plan->retain_graph != g->retain_graph || e->plan->threads != threads ||
       e->n_backwards != g->n_backwards || e->plain != g->plain)
     return false;
   if ((n_in && memcmp(e->grads, g->in_grads, n_in * sizeof(bool)) != 0) ||
@@ -152,7 +154,7 @@ static entry *oldest(omc_session *s) {
 
 static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, omc_plan **out) {
   const size_t n_in = s->template->n_inputs, n = n_grads(s, g->n_backwards);
-  const omc_build_inputs in = {s->template, g, omc_session_host(s), s->provider, s->allocator};
+  const omc_build_inputs in = {s->template, g, omc_session_callbacks(s), s->provider, s->allocator};
   omc_status status = OMC_OK;
   omc_plan *plan = NULL;
   bool *grads = omc_alloc(s->allocator, n, sizeof *grads);

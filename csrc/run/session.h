@@ -14,23 +14,23 @@ typedef struct omc_signature {
   const bool *in_grads;   /* n_inputs: gradient wanted */
   const bool *out_grads;  /* n_outputs for each backward: gradient will be given */
   uint32_t n_backwards;   /* 0, or none that is given a gradient: forward only */
-  bool retain;            /* backwards may run more than once per forward; costs memory */
+  bool retain_graph;      /* backwards may run more than once per forward; costs memory */
   bool plain;             /* no rewrites: the graph as it was written, for comparison */
 } omc_signature;
 
 typedef struct omc_session_stats {
   uint64_t plans_built, plan_hits, plans_evicted;
-  double bind_seconds, simplify_seconds, differentiate_seconds, fuse_seconds,
+  double specialize_seconds, canonicalize_seconds, differentiate_seconds, fuse_seconds,
       plan_seconds;        /* summed over plans built */
   uint64_t constant_bytes; /* held by the plans cached, beside the constants of the template */
   uint32_t plans_cached, runs_live;
 } omc_session_stats;
 
-/* Parses a template (graph/text.h); constants found by `find` must outlive the session. `host`
+/* Parses a template (graph/text.h); constants found by `find` must outlive the session. `callbacks`
  * (copied; may be NULL) serves TorchCall nodes. `max_plans` bounds the cache, at least 1; the
  * least recently used plan goes first. The caller owns *out. */
 omc_status omc_session_create(const char *text, size_t n, omc_find_data find, void *find_ctx,
-                              const omc_host *host, const omc_provider *provider,
+                              const omc_callbacks *callbacks, const omc_provider *provider,
                               const omc_allocator *allocator, uint32_t max_plans,
                               omc_session **out) OMC_MUST_USE;
 
@@ -39,9 +39,10 @@ void omc_session_destroy(omc_session *session);
 
 const omc_graph *omc_session_template(const omc_session *session);
 
-/* The plan for a signature and the provider's present number of threads: from the cache, or bind,
- * simplify, differentiate, fuse and plan. The caller owns one reference to *out. Any thread; plans
- * are built one at a time under a lock, so the caller holds no lock that host->infer takes. */
+/* The plan for a signature and the provider's present number of threads: from the cache, or
+ * specialize, canonicalize, differentiate, fuse and plan. The caller owns one reference to *out.
+ * Any thread; plans are built one at a time under a lock, so the caller holds no lock that
+ * callbacks->infer takes. */
 omc_status omc_session_plan(omc_session *session, const omc_signature *signature,
                             omc_plan **out) OMC_MUST_USE;
 

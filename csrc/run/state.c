@@ -78,8 +78,8 @@ static void free_arena(const omc_plan *plan, void *queue, void *arena) {
 /* Frees the run and all it holds but for the plan. */
 static void free_run(omc_run *run) {
   const omc_exec *x = run->exec;
-  const omc_host *host = omc_session_host(x->session);
-  if (run->host_state) host->drop(host->ctx, run->host_state);
+  const omc_callbacks *callbacks = omc_session_callbacks(x->session);
+  if (run->callback_state) callbacks->drop(callbacks->ctx, run->callback_state);
   free_arena(x->plan, run->queue, run->arena);
   omc_free(omc_session_allocator(x->session), run, 1, sizeof *run);
 }

@@ -11,7 +11,7 @@ __version__: str
 class ConsumedError(RuntimeError):
     """Backward was asked for a state that an earlier backward has used up."""
 
-class Host(Protocol):
+class Callbacks(Protocol):
     """Python side of ops without a kernel. A type is a pair such as ``("f32", (2, 3))``."""
 
     def infer(self, index: int, types: list[tuple[str, tuple[int, ...]]]) -> list[tuple[str, tuple[int, ...]]]: ...
@@ -71,7 +71,7 @@ class Session:
         self,
         text: str,
         constants: Mapping[str, Tensor],
-        host: Host | None = None,
+        callbacks: Callbacks | None = None,
         max_plans: int = 16,
         provider: str = "cpu",
     ) -> None: ...
@@ -80,13 +80,13 @@ class Session:
         inputs: Sequence[Tensor],
         in_grads: Sequence[bool],
         *out_grads: Sequence[bool],
-        retain: bool = False,
+        retain_graph: bool = False,
         plain: bool = False,
     ) -> Plan:
         """Look up or build the plan for these inputs, dense tensors on the provider's device.
 
         It has a backward for each of `out_grads`, which say the outputs whose gradient is given. With
-        `retain` the state of a forward serves any number of them, else one. A `plain` plan runs the graph
+        `retain_graph` the state of a forward serves any number of them, else one. A `plain` plan runs the graph
         as it was written, without any rewrite: what others are compared with.
         """
 
@@ -94,7 +94,7 @@ class Session:
     n_inputs: int
     n_outputs: int
 
-class Facts:
+class Fingerprint:
     """What a walk over a module found, but for its tensors. Hashable, compared by value."""
 
     hooked: str | None
@@ -121,13 +121,13 @@ class Held:
     def first_changed(self, start: int) -> int:
         """Index of the first of the dicts, `start` or later, then of the places, that is not what it was, or -1."""
 
-def survey(
-    module: Module, last: Facts | None = None, held: Held | None = None
-) -> tuple[list[Tensor], list[Tensor], Facts, int]:
+def scan(
+    module: Module, last: Fingerprint | None = None, held: Held | None = None
+) -> tuple[list[Tensor], list[Tensor], Fingerprint, int]:
     """Parameters and buffers of a module, each once, and the rest of what a graph assumes of it.
 
-    Where nothing has changed since `last` was found the facts are `last` itself. The number is of the first dicts of
-    `held` that were compared on the way and are what they were.
+    Where nothing has changed since `last` was found the fingerprint is `last` itself. The number is of the first dicts
+    of `held` that were compared on the way and are what they were.
     """
 
 def transform(
@@ -137,11 +137,11 @@ def transform(
     out_grads: Sequence[bool] | None = None,
     in_grads: Sequence[bool] | None = None,
     constants: Mapping[str, Tensor] | None = None,
-    host: Host | None = None,
+    callbacks: Callbacks | None = None,
 ) -> str:
-    """Parse, apply one stage and print: for tests and DebugOptions. `host` tells the types of TorchCall nodes.
+    """Parse, apply one stage and print: for tests and DebugOptions. `callbacks` tells the types of TorchCall nodes.
 
-    Stages: "parse", "bind" (to ``types``, e.g. ``["f32[2,3]"]``), "fold", "simplify", "cse",
+    Stages: "parse", "specialize" (to ``types``, e.g. ``["f32[2,3]"]``), "fold", "canonicalize", "cse",
     "differentiate", "fuse", "rule:NAME".
     """
 

@@ -19,7 +19,7 @@ from torch.utils.hooks import unserializable_hook
 from . import _C
 from .capture.aliases import Step
 from .errors import NotExportable, NotRunnable, ORTModuleError
-from .lowering.fallback import Host
+from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
 from .process import noting_lock, tracing_lock
 
@@ -88,7 +88,7 @@ class Runner:
     def __init__(self, session: _C.Session, lowered: Lowered, watcher: Callable[[_C.Plan], None] | None = None) -> None:
         self.session = session
         self.watcher = watcher
-        self.host: Host = lowered.host
+        self.callbacks: Callbacks = lowered.callbacks
         self.results = lowered.results
         self.updates = lowered.updates
         self.differentiable = lowered.differentiable
@@ -295,11 +295,11 @@ class Call:
         self.trains = True in self.in_grads and True in self.runner.differentiable
         self.dense = [t if t.is_contiguous() and not t.is_neg() else _dense(t) for t in self.inputs]
 
-    def plan_for(self, out_grads: Sequence[Mask], retain: bool = False) -> None:
+    def plan_for(self, out_grads: Sequence[Mask], retain_graph: bool = False) -> None:
         """Choose the plan and draw the seed; NotExportable if there can be none."""
         try:
             with tracing_lock:
-                self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain=retain)
+                self.plan = self.runner.session.plan(self.dense, self.in_grads, *out_grads, retain_graph=retain_graph)
         except (NotImplementedError, ValueError) as error:
             raise NotExportable(str(error)) from error
         if self.runner.watcher is not None:
@@ -373,7 +373,7 @@ class Call:
         total: list[Tensor | None] = [None] * len(self.inputs)
         for part in parts:
             given = [g if p else None for g, p in zip(grads, part, strict=True)]
-            with runner.host.noting() as none:
+            with runner.callbacks.noting() as none:
                 results = self._backward(part, given, keep or part is not parts[-1])
             _fill(self, runner.ancestry.inputs(_either(runner.reaches, part), none), results)
             total = [*map(_sum, total, results)] if part is not parts[0] else results

@@ -17,9 +17,9 @@ from .capture.shapes import Fit, Openings, Sizes
 from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of_memory
 from .flatten import Spec, flatten, plain_leaves, unflatten
 from .function import Call, Runner
-from .guards.held import Held, Survey, Write, by_identity, is_any_forgotten, layout, looseness
-from .lowering.ingest import ingest
+from .guards.held import Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
 from .lowering.lower import lower
+from .lowering.to_text import to_text
 from .onnx_io import Files
 from .options import DebugOptions, logger
 from .process import no_collection, tracing_lock
@@ -166,7 +166,7 @@ class Graphs:
         self._changes[what] += 1
         return clause if self._changes[what] == _MANY_CHANGES else None
 
-    def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
+    def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
         """Export a graph for this call.
 
         Raises
@@ -177,7 +177,7 @@ class Graphs:
         self._check_room(key)
         begin = time.perf_counter()
         with quiet(), no_collection():
-            graph = self._export(key, leaves, paths, survey)
+            graph = self._export(key, leaves, paths, scan)
         self.export_seconds += time.perf_counter() - begin
         self._keep(graph)
         self._drop_forgotten()
@@ -237,14 +237,14 @@ class Graphs:
         if not self._by_key[graph.key]:
             del self._by_key[graph.key]
 
-    def _export(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], survey: Survey) -> Graph:
+    def _export(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
         openings = self._openings.setdefault(key, Openings())
         spare: Graph | None = None
         for axes in openings.candidates(sizes):
             try:
-                graph = self._build(key, capture(self._module, spec, leaves, paths, survey, axes))
+                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, axes))
                 if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
                     spare = graph
                     break
@@ -261,7 +261,7 @@ class Graphs:
             openings.add(sizes, graph.opened)
             return graph
         try:
-            graph = self._build(key, capture(self._module, spec, leaves, paths, survey, [()] * len(leaves)))
+            graph = self._build(key, capture(self._module, spec, leaves, paths, scan, [()] * len(leaves)))
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
         if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
@@ -282,8 +282,8 @@ class Graphs:
     def _build(self, key: Key, captured: Captured) -> Graph:
         self._check_writes(captured.writes, captured.outside)
         lowered = lower(captured, supports, OWN_OPS)
-        text, constants = ingest(lowered.model)
-        session = _C.Session(text, constants, lowered.host)
+        text, constants = to_text(lowered.model)
+        session = _C.Session(text, constants, lowered.callbacks)
         inputs, _ = captured.placeholders()
         fit = Fit([n.meta["val"] for n in inputs[: captured.n_user]])
         runner = Runner(session, lowered, self._files.watcher(lowered, text, constants))

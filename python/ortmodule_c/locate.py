@@ -19,9 +19,9 @@ from .dynamo.noted import Run
 from .flatten import Spec, leaf_paths
 from .function import Runner
 from .graphs import OWN_OPS, supports
-from .guards.held import survey
-from .lowering.ingest import ingest
+from .guards.held import scan
 from .lowering.lower import lower
+from .lowering.to_text import to_text
 from .masks import Masks
 from .stack import users_line_in
 
@@ -76,7 +76,7 @@ def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | 
         Seed of the masks drawn on both sides, None if there are none; PyTorch's random state is such that the
         core would draw it.
     """
-    now = survey(module, None)
+    now = scan(module, None)
     captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
     with quiet():
         captured.functionalise()
@@ -270,8 +270,8 @@ def _observed(captured: Captured, nodes: list[fx.Node]) -> Captured:
 def _runner(captured: Captured) -> Runner:
     with quiet():
         lowered = lower(captured, supports, OWN_OPS)
-    text, constants = ingest(lowered.model)
-    return Runner(_C.Session(text, constants, lowered.host), lowered)
+    text, constants = to_text(lowered.model)
+    return Runner(_C.Session(text, constants, lowered.callbacks), lowered)
 
 
 def _apart(ours: dict[str, Tensor], eager: dict[str, Tensor]) -> dict[str, float]:

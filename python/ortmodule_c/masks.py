@@ -51,7 +51,7 @@ class Masks(TorchDispatchMode):
             del self._seeds[0]
             self._drawn = 0
         self._drawn += 1
-        text = f"input %x : f32[?]\n%y = Dropout(%x) {{p={float(p)!r}, stream={self._drawn}}}\nreturn %y\n"
+        text = f"input %x : f32[?]\n%y = Dropout(%x) {{p={float(p)!r}, subsequence={self._drawn}}}\nreturn %y\n"
         ones = torch.ones(like.numel(), dtype=torch.float32)
         plan = _C.Session(text, {}).plan([ones], [False], [False])
         (scaled,), _ = plan.forward([ones], self._seeds[0][0])

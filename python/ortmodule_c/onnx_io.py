@@ -15,8 +15,8 @@ from torch import Tensor
 from . import _C
 from .dtypes import DTYPES
 from .lowering.builder import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
-from .lowering.ingest import ingest
 from .lowering.lower import Lowered
+from .lowering.to_text import to_text
 from .options import DebugOptions, logger
 from .report import FallbackReport
 
@@ -68,7 +68,7 @@ class Files:
         if not self._wanted:
             return None
         beginning = f"{self._beginning}_{next(_numbers[self._beginning])}" if numbered else self._beginning
-        exported = ingest(lowered.model, typed=True)[0]
+        exported = to_text(lowered.model, typed=True)[0]
 
         def write(plan: _C.Plan, mode: str) -> None:
             stages = {"exported": exported, "optimized": plan.text()}
@@ -80,7 +80,7 @@ class Files:
                     out_grads=plan.out_grads[0],
                     in_grads=plan.in_grads,
                     constants=constants,
-                    host=lowered.host,
+                    callbacks=lowered.callbacks,
                 )
             for stage, graph in stages.items():
                 save(graph, constants, Path(f"{beginning}_{stage}_{mode}.onnx"))

@@ -24,7 +24,7 @@ from .arguments import Arguments
 from .dtypes import DTYPES
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .flatten import flatten
-from .guards.held import Survey, ambient, mode_refusal, survey, tensor_key
+from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
@@ -124,7 +124,7 @@ class ORTModule(nn.Module):
             logger.setLevel(options.python_level)
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
-        self._ort_facts: _C.Facts | None = None  # of the last call
+        self._ort_fingerprint: _C.Fingerprint | None = None  # of the last call
         self._ort_graph: Graph | None = None  # that served it
         self._ort_to_verify = options.verify  # training steps
         self._ort_arguments = Arguments(module)
@@ -249,14 +249,14 @@ class ORTModule(nn.Module):
         """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
             last = self._ort_graph
-            now = survey(self._ort_module, self._ort_facts, None if last is None else last.held)
-            self._ort_facts = now.facts
+            now = scan(self._ort_module, self._ort_fingerprint, None if last is None else last.held)
+            self._ort_fingerprint = now.fingerprint
             leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
             for i, t in enumerate(leaves):
                 plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
                 if not plain or t.is_meta or t.is_nested:
                     _check_tensor(t, self._ort_arguments.paths(spec)[i])
-            attempt.key = key = (spec, (tensor_key(leaves), now.facts, ambient()))
+            attempt.key = key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
             sizes = tuple([t.shape for t in leaves])
             attempt.graph = graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
             if graph is None:
@@ -286,7 +286,7 @@ class ORTModule(nn.Module):
             self._ort_report.check(name, f"a step differs from PyTorch's\n{found}")
             self._ort_report.tell(f"a step of {name} differs from PyTorch's\n{found}")
 
-    def _ort_export(self, key: Key, leaves: list[Tensor], now: Survey) -> Graph:
+    def _ort_export(self, key: Key, leaves: list[Tensor], now: Scan) -> Graph:
         """A new graph for this call; NotExportable if there can be none."""
         from .graphs import device_refusal, parameter_refusal
 
@@ -320,7 +320,7 @@ class ORTModule(nn.Module):
         dict
             ``graphs`` there are, and ``dynamo_graphs``, those of them that TorchDynamo made; ``graph_breaks`` between
             these; ``export_seconds`` spent on making graphs; ``plans_built``, ``plan_hits``, ``plans_evicted`` and
-            the seconds of each stage of planning, ``bind_seconds`` to ``plan_seconds``; ``plans_cached``,
+            the seconds of each stage of planning, ``specialize_seconds`` to ``plan_seconds``; ``plans_cached``,
             ``runs_live`` and the ``constant_bytes`` that plans hold now; ``arena_bytes`` of the largest plan used.
         """
         first, second = self._ort_made, self._ort_second

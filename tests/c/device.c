@@ -393,7 +393,7 @@ static omc_status device_prepare(void *ctx, const omc_node *node, int threads, o
   device_params *p = OMC_NEW(arena, device_params);
   if (!p) OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
   OMC_TRY(host->prepare(host->ctx, node, threads, arena, &p->call));
-  p->calls_host = omc_op_get(node->op)->flags & OMC_OP_HOST;
+  p->calls_host = omc_op_get(node->op)->flags & OMC_OP_CALLBACK;
   *out = (omc_call){launch, p, p->call.workspace_bytes};
   return OMC_OK;
 }

@@ -16,7 +16,7 @@ static const char *const kernel_graphs[] = {
     X("[3,37]") Y("Cast(%x) {to=11}"),
     X("[3,37]") Y("Cast(%x) {to=10}"),
     X("[3,37]") Y("Cast(%x) {to=7}"),
-    X("[7,41]") Y("Dropout(%x) {p=0.3, stream=5}"),
+    X("[7,41]") Y("Dropout(%x) {p=0.3, subsequence=5}"),
     IN("c", "bool[5,1]") X("[5,37]") WANT("z", "f32[37]") Y("Where(%c, %x, %z)"),
 
     /* reductions */
@@ -71,7 +71,7 @@ static const char *const kernel_graphs[] = {
         Y("FusedMatMul(%x, %z, %b) {transA=1, transB=1, alpha=0.5}"),
     X("[3,15,33]") WANT("z", "f32[3,47,33]") Y("FusedMatMul(%x, %z) {transB=1}"),
     X("[2,3,70,9]") WANT("k", "f32[2,3,71,9]") WANT("v", "f32[2,3,71,5]")
-        "%y, %o = Attention(%x, %k, %v) {scale=0.3, is_causal=1, p=0.25, stream=3}\nreturn %y\n",
+        "%y, %o = Attention(%x, %k, %v) {scale=0.3, is_causal=1, p=0.25, subsequence=3}\nreturn %y\n",
     X("[2,4,7,16]") WANT("k", "f32[2,2,9,16]") WANT("v", "f32[2,2,9,16]") IN("m", "bool[2,1,7,9]")
         "%y, %o = Attention(%x, %k, %v, %m) {scale=0.25}\nreturn %y\n",
     X("[1,2,5,3]") WANT("k", "f32[1,2,67,3]") WANT("v", "f32[1,2,67,3]") IN("m", "f32[67]")
@@ -114,7 +114,7 @@ static const char *const kernel_graphs[] = {
 
     /* many steps that share an arena */
     X("[5,37]") WANT("w", "f32[37,19]") WANT("b", "f32[19]") WANT("g", "f32[19]") IDS("[5]")
-        "%a = MatMul(%x, %w)\n%c = Add(%a, %b)\n%d = Gelu(%c)\n%e = Dropout(%d) {p=0.1, stream=1}\n"
+        "%a = MatMul(%x, %w)\n%c = Add(%a, %b)\n%d = Gelu(%c)\n%e = Dropout(%d) {p=0.1, subsequence=1}\n"
         "%f = Add(%e, %a)\n%h, %j, %l = LayerNormalization(%f, %g, %b) {axis=-1, epsilon=1e-5}\n"
         "%y, %o, %s, %q = CrossEntropy(%h, %i)\nreturn %y, %d\n",
 };

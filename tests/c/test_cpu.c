@@ -7,9 +7,9 @@
 #endif
 
 #include "cpu/elementwise.h"
+#include "cpu/memory_pool.h"
 #include "cpu/parallel.h"
-#include "cpu/pool.h"
-#include "ops/build.h"
+#include "ops/builder.h"
 
 /* ---- threads ---- */
 
@@ -140,10 +140,10 @@ static bool random_program(omc_graph *g, int64_t n, bool row, omc_node **out) {
   for (int i = 0; i < N_OUT; i++) outs[i] = N_IN + rand() % LONGEST;
   const omc_attr attrs[] = {{"ops", OMC_ATTR_STRINGS, LONGEST, {.ss = ops}},
                             {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * LONGEST, {.fs = imm}},
-                            omc_ais("args", args, 3 * LONGEST),
-                            omc_ais("outs", outs, N_OUT),
-                            omc_ais("dtypes", dtypes, N_OUT),
-                            omc_as("class", omc_ew_class_name(OMC_CLASS_F32))};
+                            omc_attr_ints("args", args, 3 * LONGEST),
+                            omc_attr_ints("outs", outs, N_OUT),
+                            omc_attr_ints("dtypes", dtypes, N_OUT),
+                            omc_attr_string("class", omc_ew_class_name(OMC_CLASS_F32))};
   omc_builder b = {g, NULL, OMC_FORWARD, NULL, OMC_OK};
   omc_build(&b, OMC_OP_FusedElementwise, N_IN, in, 0, 6, attrs, N_OUT, results);
   *out = g->last;

@@ -46,10 +46,11 @@ static omc_status forward(omc_plan *plan, tensors *t, void *queue, omc_run **run
 
 static omc_status backward(omc_run *run, tensors *t, void *queue) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
-  void *dout[] = {t->dy, NULL}, *din[] = {NULL, t->dw, t->db};
+  void *grad_out[] = {t->dy, NULL}, *grad_in[] = {NULL, t->dw, t->db};
   return omc_run_backward(
       run,
-      &(omc_backward){.queue = queue, .inputs = in, .outputs = out, .grads = dout, .results = din});
+      &(omc_backward){
+          .queue = queue, .inputs = in, .outputs = out, .grads = grad_out, .results = grad_in});
 }
 
 /* What the CPU makes of it. */

@@ -41,10 +41,10 @@ TEST(graph_built_by_hand_is_valid_and_prints) {
   const int64_t perm[] = {1, 0};
   const double scales[] = {0.5, 2};
   const char *const words[] = {"a", "b\"c"};
-  const omc_attr attrs[] = {omc_ai("axis", -1),
-                            omc_af("alpha", 1),
-                            omc_as("mode", "x\ny"),
-                            omc_ais("perm", perm, 2),
+  const omc_attr attrs[] = {omc_attr_int("axis", -1),
+                            omc_attr_float("alpha", 1),
+                            omc_attr_string("mode", "x\ny"),
+                            omc_attr_ints("perm", perm, 2),
                             {"scales", OMC_ATTR_FLOATS, 2, {.fs = scales}},
                             {"words", OMC_ATTR_STRINGS, 2, {.ss = words}}};
   omc_graph *g;
@@ -86,15 +86,15 @@ TEST(graph_built_by_hand_is_valid_and_prints) {
                "%2 : f32[4] = SoftmaxGrad(%0, _, %1)\n"
                "return %1 grads %2\n");
   uint32_t n;
-  CHECK_INT(omc_attr_int(y, "axis", 7), -1);
-  CHECK_INT(omc_attr_int(y, "alpha", 7), 7);
-  CHECK_FLOAT(omc_attr_float(y, "alpha", 7), 1);
-  CHECK_FLOAT(omc_attr_float(y, "axis", 7), -1);
-  CHECK_FLOAT(omc_attr_float(y, "beta", 7), 7);
-  CHECK_TEXT(omc_attr_string(y, "mode", "z"), "x\ny");
-  CHECK_TEXT(omc_attr_string(y, "none", "z"), "z");
-  CHECK(omc_attr_ints(y, "perm", &n)[1] == 0 && n == 2);
-  CHECK(omc_attr_ints(y, "scales", &n) == NULL && n == 0);
+  CHECK_INT(omc_node_int(y, "axis", 7), -1);
+  CHECK_INT(omc_node_int(y, "alpha", 7), 7);
+  CHECK_FLOAT(omc_node_float(y, "alpha", 7), 1);
+  CHECK_FLOAT(omc_node_float(y, "axis", 7), -1);
+  CHECK_FLOAT(omc_node_float(y, "beta", 7), 7);
+  CHECK_TEXT(omc_node_string(y, "mode", "z"), "x\ny");
+  CHECK_TEXT(omc_node_string(y, "none", "z"), "z");
+  CHECK(omc_node_ints(y, "perm", &n)[1] == 0 && n == 2);
+  CHECK(omc_node_ints(y, "scales", &n) == NULL && n == 0);
   omc_graph_destroy(g);
 }
 

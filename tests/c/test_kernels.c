@@ -212,7 +212,7 @@ static void guarded_free(void *ctx, void *ptr, size_t bytes, void *queue) {
 }
 
 typedef struct caller {
-  buffer in[MAX_TENSORS], out[MAX_TENSORS], dout[MAX_TENSORS], din[MAX_TENSORS];
+  buffer in[MAX_TENSORS], out[MAX_TENSORS], grad_out[MAX_TENSORS], grad_in[MAX_TENSORS];
   void *pin[MAX_TENSORS], *pout[MAX_TENSORS], *pdout[MAX_TENSORS], *pdin[MAX_TENSORS];
 } caller;
 
@@ -231,7 +231,7 @@ static const omc_value *result_of(const omc_graph *g, uint32_t k) { return g->re
 /* Gives every tensor a place on the device, or (`back`) copies it from there and gives that up. */
 static bool move_tensors(caller *c, bool back) {
   const omc_provider *p = device_provider();
-  buffer *tensors[] = {c->in, c->out, c->dout, c->din};
+  buffer *tensors[] = {c->in, c->out, c->grad_out, c->grad_in};
   void **places[] = {c->pin, c->pout, c->pdout, c->pdin};
   for (size_t a = 0; a < sizeof tensors / sizeof *tensors; a++)
     for (int i = 0; i < MAX_TENSORS; i++) {
@@ -254,10 +254,11 @@ static bool run_session(omc_plan *plan, caller *c) {
   bool ok = CHECK(g->n_inputs <= MAX_TENSORS && g->n_outputs <= MAX_TENSORS);
   for (uint32_t i = 0; ok && i < g->n_inputs; i++)
     ok = give(&c->in[i], &c->pin[i], g->inputs[i], false, i) &&
-         give(&c->din[i], &c->pdin[i], g->n_grads ? result_of(g, g->n_outputs + i) : NULL, true, 0);
+         give(&c->grad_in[i], &c->pdin[i], g->n_grads ? result_of(g, g->n_outputs + i) : NULL, true,
+              0);
   for (uint32_t k = 0; ok && k < g->n_outputs; k++)
     ok = give(&c->out[k], &c->pout[k], result_of(g, k), true, 0) &&
-         give(&c->dout[k], &c->pdout[k], g->grads ? g->grads[k] : NULL, false, 99 + k);
+         give(&c->grad_out[k], &c->pdout[k], g->grads ? g->grads[k] : NULL, false, 99 + k);
   const omc_provider *p = plan->provider;
   const bool moved = p == device_provider();
   if (moved) ok = ok && move_tensors(c, false);
@@ -272,7 +273,7 @@ static bool run_session(omc_plan *plan, caller *c) {
 
 static bool end_caller(caller *c) {
   bool ok = true;
-  buffer *all[] = {c->in, c->out, c->dout, c->din};
+  buffer *all[] = {c->in, c->out, c->grad_out, c->grad_in};
   for (size_t a = 0; a < sizeof all / sizeof *all; a++)
     for (int i = 0; i < MAX_TENSORS; i++) {
       if (!all[a][i].block) continue;
@@ -290,7 +291,7 @@ static void compare_session(omc_plan *plan, by_hand *h) {
     for (uint32_t k = 0; k < g->n_outputs + g->n_grads; k++) {
       const omc_value *v = result_of(g, k);
       if (!v) continue;
-      const buffer *found = k < g->n_outputs ? &c.out[k] : &c.din[k - g->n_outputs];
+      const buffer *found = k < g->n_outputs ? &c.out[k] : &c.grad_in[k - g->n_outputs];
       CHECK(memcmp(found->data, buffer_of(h, v)->data, found->bytes) == 0);
     }
   }
@@ -319,7 +320,8 @@ typedef struct wishes {
 } wishes;
 
 /* Every float input marked `grad` wants, and every float output gives, a gradient. */
-static omc_status bind(const char *text, wishes *sig, omc_graph **template, omc_graph **bound) {
+static omc_status specialize(const char *text, wishes *sig, omc_graph **template,
+                             omc_graph **bound) {
   OMC_TRY(omc_graph_parse(omc_default_allocator(), text, strlen(text), NULL, NULL, template));
   const omc_graph *t = *template;
   if (t->n_inputs > MAX_TENSORS || t->n_outputs > MAX_TENSORS)
@@ -328,13 +330,13 @@ static omc_status bind(const char *text, wishes *sig, omc_graph **template, omc_
     sig->types[i] = t->inputs[i]->type;
     sig->in_grads[i] = t->inputs[i]->requires_grad && omc_dtype_is_float(sig->types[i].dtype);
   }
-  OMC_TRY(omc_bind(t, sig->types, NULL, omc_default_allocator(), bound));
+  OMC_TRY(omc_specialize(t, sig->types, NULL, omc_default_allocator(), bound));
   for (uint32_t k = 0; k < t->n_outputs; k++)
     sig->out_grads[k] = omc_dtype_is_float(result_of(*bound, k)->type.dtype);
   return OMC_OK;
 }
 
-/* The kernels of the text's own nodes and of their gradients: nothing is simplified or fused. */
+/* The kernels of the text's own nodes and of their gradients: nothing is rewritten or fused. */
 static void check_raw(const char *text, wishes *sig, omc_graph *bound) {
   omc_plan *plan = NULL;
   omc_status status = omc_differentiate(bound, 1, sig->out_grads, sig->in_grads);
@@ -351,7 +353,7 @@ static void check_raw(const char *text, wishes *sig, omc_graph *bound) {
 }
 
 /* The same as a session makes and runs it. */
-static void check_session(const char *text, const wishes *sig, bool retain) {
+static void check_session(const char *text, const wishes *sig, bool retain_graph) {
   omc_provider provider = *omc_provider_host();
   provider.alloc = guarded_alloc;
   provider.free = guarded_free;
@@ -361,7 +363,8 @@ static void check_session(const char *text, const wishes *sig, bool retain) {
                                 omc_default_allocator(), 1, &s));
   CHECK_OK(omc_session_create(text, strlen(text), NULL, NULL, NULL, device_provider(),
                               omc_default_allocator(), 1, &other));
-  const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads, 1, retain, false};
+  const omc_signature signature = {sig->types, sig->in_grads, sig->out_grads,
+                                   1,          retain_graph,  false};
   if (CHECK_OK(omc_session_plan(s, &signature, &plan)) && other &&
       CHECK_OK(omc_session_plan(other, &signature, &elsewhere)))
     check_plan(s, plan, elsewhere);
@@ -371,11 +374,11 @@ static void check_session(const char *text, const wishes *sig, bool retain) {
   omc_session_destroy(other);
 }
 
-/* False if the graph does not bind: the op takes other dtypes. */
+/* False if the graph does not specialize: the op takes other dtypes. */
 static bool check_text(const char *text) {
   wishes sig;
   omc_graph *template = NULL, *bound = NULL;
-  const omc_status status = bind(text, &sig, &template, &bound);
+  const omc_status status = specialize(text, &sig, &template, &bound);
   if (status == OMC_OK) {
     check_raw(text, &sig, bound);
     check_session(text, &sig, false);
@@ -442,7 +445,7 @@ TEST(kernels_stay_inside_their_tensors) {
 
   for (int op = 0; op < OMC_N_OPS; op++) {
     const omc_op *record = omc_op_get((omc_op_id)op);
-    const bool planned = !(record->flags & (OMC_OP_HOST | OMC_OP_SHAPE_ONLY | OMC_OP_VIEW));
+    const bool planned = !(record->flags & (OMC_OP_CALLBACK | OMC_OP_SHAPE_ONLY | OMC_OP_VIEW));
     const bool folded = op == OMC_OP_Range || op == OMC_OP_ConstantOfShape; /* always */
     if (planned && !folded && !ran[op]) CHECK_TEXT(record->name, "run by some graph");
   }

@@ -37,7 +37,7 @@ TEST(every_op_has_a_record_that_agrees_with_the_list) {
   for (int op = 0; op < OMC_N_OPS; op++) {
     const omc_op *record = omc_op_get((omc_op_id)op);
     CHECK_TEXT(record->name, omc_op_name((omc_op_id)op));
-    CHECK(record->infer != NULL || (record->flags & OMC_OP_HOST));
+    CHECK(record->infer != NULL || (record->flags & OMC_OP_CALLBACK));
     CHECK(record->min_in <= record->max_in && record->n_out > 0);
   }
 }
@@ -61,7 +61,7 @@ TEST(builder_infers_types) {
   check_type(omc_sum_to(&f.b, f.x, &small), "f32[2,1]");
   check_type(omc_sum_to(&f.b, f.x, &scalar), "f32[]");
   check_type(omc_cast(&f.b, f.x, OMC_BF16), "bf16[4,2,3]");
-  check_type(omc_b2(&f.b, OMC_OP_Add, f.x, omc_scalar(&f.b, f.x, 1)), "f32[4,2,3]");
+  check_type(omc_binary(&f.b, OMC_OP_Add, f.x, omc_scalar(&f.b, f.x, 1)), "f32[4,2,3]");
   CHECK_OK(f.b.status);
   CHECK_OK(omc_graph_verify(f.graph, true));
   teardown(&f);
@@ -104,8 +104,8 @@ TEST(builder_latches_its_first_failure) {
   char first[256];
   strncpy(first, omc_status_detail(), sizeof first - 1);
   first[sizeof first - 1] = '\0';
-  CHECK(!omc_b1(&f.b, OMC_OP_Relu, f.x));
-  CHECK(!omc_b2(&f.b, OMC_OP_Add, y, f.x));
+  CHECK(!omc_unary(&f.b, OMC_OP_Relu, f.x));
+  CHECK(!omc_binary(&f.b, OMC_OP_Add, y, f.x));
   CHECK(!omc_scalar(&f.b, y, 1));
   CHECK(!omc_scalar(&f.b, f.x, 1));
   CHECK(!omc_sum_to(&f.b, y, &bad));
@@ -118,7 +118,7 @@ TEST(builder_latches_its_first_failure) {
 TEST(builder_takes_a_missing_input_for_a_failure) {
   fixture f;
   if (!setup(&f)) return;
-  CHECK(!omc_b2(&f.b, OMC_OP_Add, f.x, NULL));
+  CHECK(!omc_binary(&f.b, OMC_OP_Add, f.x, NULL));
   CHECK_STATUS(f.b.status, EINTERNAL);
   CHECK_CONTAINS(omc_status_detail(), "Add for '/here'");
   teardown(&f);

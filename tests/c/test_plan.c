@@ -5,7 +5,7 @@
 
 #include "autodiff/autodiff.h"
 #include "graph/text.h"
-#include "ops/build.h"
+#include "ops/builder.h"
 #include "passes/passes.h"
 #include "plan/plan.h"
 
@@ -19,10 +19,11 @@ static omc_graph *typed(const char *text) {
   return g;
 }
 
-static omc_plan *plan_of(const char *text, bool retain) {
+static omc_plan *plan_of(const char *text, bool retain_graph) {
   omc_graph *g = typed(text);
   omc_plan *plan = NULL;
-  if (g) CHECK_OK(omc_plan_create(g, omc_provider_host(), retain, omc_default_allocator(), &plan));
+  if (g)
+    CHECK_OK(omc_plan_create(g, omc_provider_host(), retain_graph, omc_default_allocator(), &plan));
   return plan;
 }
 
@@ -123,7 +124,7 @@ TEST(plan_joint_saves_and_consumes) {
 TEST(plan_retain_keeps_what_forward_saved) {
   omc_plan *once = plan_of(joint_text, false), *often = plan_of(joint_text, true);
   REQUIRE(once && often);
-  CHECK(often->retain && !often->consumes);
+  CHECK(often->retain_graph && !often->consumes);
   CHECK_INT(slot_of(often, "b")->end, often->n_steps - 1);
   CHECK(often->arena_bytes >= once->arena_bytes);
   omc_plan_release(once);
@@ -202,22 +203,22 @@ static omc_value *random_node(omc_builder *b, dice *d, omc_value *x, omc_value *
   static const int64_t perm[] = {1, 0};
   static const omc_shape flat = {1, {SIDE * SIDE}};
   omc_value *in[] = {square(b, x), square(b, y)};
-  const omc_attr trans = omc_ai("transB", roll(d, 2));
+  const omc_attr trans = omc_attr_int("transB", roll(d, 2));
   switch (roll(d, 7)) {
     case 0:
-      return omc_b2(b, OMC_OP_Add, in[0], in[1]);
+      return omc_binary(b, OMC_OP_Add, in[0], in[1]);
     case 1:
-      return omc_b2(b, OMC_OP_Mul, in[0], in[1]);
+      return omc_binary(b, OMC_OP_Mul, in[0], in[1]);
     case 2:
-      return omc_b1(b, OMC_OP_Relu, x);
+      return omc_unary(b, OMC_OP_Relu, x);
     case 3:
       return omc_reshape(b, x, &flat);
     case 4:
       return omc_transpose(b, in[0], perm);
     case 5:
-      return omc_b1(b, OMC_OP_Sin, x);
+      return omc_unary(b, OMC_OP_Sin, x);
     default:
-      return omc_bn(b, OMC_OP_FusedMatMul, 2, in, 1, &trans);
+      return omc_nary(b, OMC_OP_FusedMatMul, 2, in, 1, &trans);
   }
 }
 
@@ -395,15 +396,16 @@ TEST(plan_random_graphs_compute_the_same) {
     dice d = {seed};
     const uint32_t n = 2 + roll(&d, MOST - 2);
     const uint32_t n_backwards = seed % 4;
-    const bool retain = seed / 4 % 2;
+    const bool retain_graph = seed / 4 % 2;
     omc_graph *g = random_graph(&d, n, n_backwards);
     REQUIRE(g);
     omc_plan *plan = NULL;
-    if (CHECK_OK(omc_plan_create(g, omc_provider_host(), retain, omc_default_allocator(), &plan))) {
+    if (CHECK_OK(omc_plan_create(g, omc_provider_host(), retain_graph, omc_default_allocator(),
+                                 &plan))) {
       check_runs(plan, &d, n_backwards);
       CHECK(plan->arena_bytes >= plan->bound_bytes);
       CHECK((double)plan->arena_bytes <= 1.1 * (double)plan->bound_bytes);
-      CHECK(!retain || !plan->consumes);
+      CHECK(!retain_graph || !plan->consumes);
     }
     omc_plan_release(plan);
   }

@@ -52,11 +52,12 @@ static omc_session *open_session(const char *text, uint32_t max_plans) {
   return open_on(text, omc_default_allocator(), max_plans);
 }
 
-static omc_status plan_rows(omc_session *s, int64_t rows, bool joint, bool retain, omc_plan **out) {
+static omc_status plan_rows(omc_session *s, int64_t rows, bool joint, bool retain_graph,
+                            omc_plan **out) {
   const omc_type inputs[] = {
       {OMC_F32, {2, {rows, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
   const bool in_grads[] = {false, true, true}, out_grads[] = {joint, false};
-  const omc_signature signature = {inputs, in_grads, out_grads, 1, retain, false};
+  const omc_signature signature = {inputs, in_grads, out_grads, 1, retain_graph, false};
   return omc_session_plan(s, &signature, out);
 }
 
@@ -96,17 +97,17 @@ static omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
   return fetch(t, d, omc_run_forward(plan, in, out, 1, NULL, run));
 }
 
-static omc_status backward_of(omc_run *run, void *const *in, void *const *out, void *const *dout,
-                              void *const *din) {
-  return omc_run_backward(run, &(omc_backward){0, false, NULL, NULL, in, out, dout, din});
+static omc_status backward_of(omc_run *run, void *const *in, void *const *out,
+                              void *const *grad_out, void *const *grad_in) {
+  return omc_run_backward(run, &(omc_backward){0, false, NULL, NULL, in, out, grad_out, grad_in});
 }
 
 static omc_status backward(omc_run *run, tensors *t) {
   tensors *d;
   OMC_TRY(send(t, &d));
-  void *in[] = {d->x, d->w, d->b}, *out[] = {d->y, d->x_again}, *dout[] = {d->dy, NULL};
-  void *din[] = {NULL, d->dw, d->db};
-  return fetch(t, d, backward_of(run, in, out, dout, din));
+  void *in[] = {d->x, d->w, d->b}, *out[] = {d->y, d->x_again}, *grad_out[] = {d->dy, NULL};
+  void *grad_in[] = {NULL, d->dw, d->db};
+  return fetch(t, d, backward_of(run, in, out, grad_out, grad_in));
 }
 
 static bool close_to(double a, double b) { return fabs(a - b) <= 1e-5 * (1 + fabs(b)); }
@@ -214,16 +215,16 @@ TEST_ANYWHERE(session_may_go_before_its_runs) {
 TEST_ANYWHERE(session_backward_again) {
   omc_session *s = open_session(model, 4);
   omc_plan *plans[2] = {NULL, NULL};
-  for (int retain = 0; retain < 2; retain++) {
+  for (int retain_graph = 0; retain_graph < 2; retain_graph++) {
     omc_run *run = NULL;
     tensors t;
     fill(&t, 0);
-    REQUIRE_OK(plan_rows(s, ROWS, true, retain, &plans[retain]));
-    REQUIRE_OK(forward(plans[retain], &t, &run));
+    REQUIRE_OK(plan_rows(s, ROWS, true, retain_graph, &plans[retain_graph]));
+    REQUIRE_OK(forward(plans[retain_graph], &t, &run));
     CHECK_OK(backward(run, &t));
     for (int again = 0; again < 2; again++) {
       fill(&t, 0);
-      if (plans[retain]->consumes) {
+      if (plans[retain_graph]->consumes) {
         CHECK_STATUS(backward(run, &t), ECONSUMED);
       } else {
         CHECK_OK(backward(run, &t));
@@ -254,7 +255,7 @@ TEST_ANYWHERE(session_cache_is_bounded) {
   CHECK_INT(stats.plan_hits, 18);
   CHECK_INT(stats.plans_evicted, 17);
   CHECK_INT(stats.plans_cached, 2);
-  CHECK(stats.bind_seconds > 0 && stats.plan_seconds > 0 && stats.differentiate_seconds > 0);
+  CHECK(stats.specialize_seconds > 0 && stats.plan_seconds > 0 && stats.differentiate_seconds > 0);
   omc_plan_release(first);
   omc_session_destroy(s);
 }
@@ -317,10 +318,10 @@ TEST(session_empty_batch) {
   tensors t;
   fill(&t, 0);
   REQUIRE_OK(plan_rows(s, 0, true, false, &plan));
-  void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *dout[] = {NULL, NULL};
-  void *din[] = {NULL, t.dw, t.db};
+  void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *grad_out[] = {NULL, NULL};
+  void *grad_in[] = {NULL, t.dw, t.db};
   REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
-  CHECK_OK(backward_of(run, in, out, dout, din));
+  CHECK_OK(backward_of(run, in, out, grad_out, grad_in));
   for (int i = 0; i < 12; i++) CHECK_FLOAT(t.dw[i], 0);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(t.db[i], 0);
   omc_run_destroy(run);
@@ -357,10 +358,10 @@ TEST(session_index_error_leaves_it_usable) {
   omc_session_destroy(s);
 }
 
-/* A host whose only op doubles its input; it counts the states it has given out. */
+/* Callbacks whose only op doubles its input; they count the states they have given out. */
 static int states;
 
-static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
+static omc_status call_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
                              omc_type *out, uint32_t n_out) {
   (void)ctx;
   CHECK(index == 7 && n_in == 1 && n_out == 1);
@@ -373,25 +374,26 @@ static void scale(const omc_tensor *x, const omc_tensor *y) {
     ((float *)y->data)[i] = 2 * ((const float *)x->data)[i];
 }
 
-static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_tensor *in,
+static omc_status call_forward(void *ctx, void **run, int64_t index, const omc_tensor *in,
                                uint32_t n_in, const omc_tensor *out, uint32_t n_out) {
   const bool *fails = ctx;
   CHECK(index == 7 && n_in == 1 && n_out == 1);
   if (!*run) *run = &states, states++;
-  if (*fails) return omc_fail(OMC_EHOST, "raised");
+  if (*fails) return omc_fail(OMC_ECALLBACK, "raised");
   scale(in, out);
   return OMC_OK;
 }
 
-static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_tensor *dout,
-                                uint32_t n_dout, const omc_tensor *din, uint32_t n_din) {
+static omc_status call_backward(void *ctx, void **run, int64_t index, const omc_tensor *grad_out,
+                                uint32_t n_grad_out, const omc_tensor *grad_in,
+                                uint32_t n_grad_in) {
   (void)ctx;
-  CHECK(*run == &states && index == 7 && n_dout == 1 && n_din == 1);
-  scale(dout, din);
+  CHECK(*run == &states && index == 7 && n_grad_out == 1 && n_grad_in == 1);
+  scale(grad_out, grad_in);
   return OMC_OK;
 }
 
-static void host_drop(void *ctx, void *run) {
+static void call_drop(void *ctx, void *run) {
   (void)ctx;
   CHECK(run == &states);
   states--;
@@ -399,7 +401,7 @@ static void host_drop(void *ctx, void *run) {
 
 TEST(session_host_ops) {
   bool fails = false;
-  const omc_host host = {&fails, host_infer, host_forward, host_backward, host_drop};
+  const omc_callbacks callbacks = {&fails, call_infer, call_forward, call_backward, call_drop};
   const char *text =
       "input %x : f32[4] grad\n"
       "%0 = Sin(%x)\n"
@@ -411,13 +413,13 @@ TEST(session_host_ops) {
   omc_plan *plan = NULL, *inference = NULL;
   omc_run *run = NULL;
   float x[4] = {0, 1, 2, 3}, y[4], dy[4] = {1, 1, 1, 1}, dx[4];
-  void *in[] = {x}, *out[] = {y}, *dout[] = {dy}, *din[] = {dx};
-  REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &host, omc_provider_host(),
+  void *in[] = {x}, *out[] = {y}, *grad_out[] = {dy}, *grad_in[] = {dx};
+  REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &callbacks, omc_provider_host(),
                                 omc_default_allocator(), 4, &s));
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false, false}, &plan));
   REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
   CHECK_INT(states, 1);
-  CHECK_OK(backward_of(run, in, out, dout, din));
+  CHECK_OK(backward_of(run, in, out, grad_out, grad_in));
   for (int i = 0; i < 4; i++)
     CHECK(close_to(y[i], 2 * sin(x[i])) && close_to(dx[i], 2 * cos(x[i])));
   omc_run_destroy(run);
@@ -426,7 +428,7 @@ TEST(session_host_ops) {
   REQUIRE_OK(omc_run_forward(inference, in, out, 1, NULL, &run));
   CHECK_INT(states, 0);
   fails = true;
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EHOST);
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), ECALLBACK);
   CHECK_INT(states, 0);
   omc_plan_release(plan);
   omc_plan_release(inference);
@@ -485,10 +487,10 @@ static const char *network =
     "%e = Embedding(%table, %ids)\n"
     "%qr = Reshape(%e, %q_heads)\n"
     "%q = Transpose(%qr) {perm=[0, 2, 1, 3]}\n"
-    "%a, %lse = Attention(%q, %k, %k) {scale=0.3, p=0.2, stream=1}\n"
+    "%a, %lse = Attention(%q, %k, %k) {scale=0.3, p=0.2, subsequence=1}\n"
     "%at = Transpose(%a) {perm=[0, 2, 1, 3]}\n"
     "%ar = Reshape(%at, %rows)\n"
-    "%d = Dropout(%ar) {p=0.1, stream=2}\n"
+    "%d = Dropout(%ar) {p=0.1, subsequence=2}\n"
     "%er = Reshape(%e, %rows)\n"
     "%s = Add(%d, %er)\n"
     "%n, %mean, %rstd = LayerNormalization(%s, %g) {axis=-1, epsilon=1e-5}\n"
@@ -510,8 +512,8 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
                             {OMC_F32, {2, {7, 16}}},      {OMC_F32, {1, {16}}}};
   const bool in_grads[] = {false, false, false, true, true, true}, out_grads[] = {true};
   const omc_signature signature = {types, in_grads, out_grads, 1, false, false};
-  void *in[] = {x, ids, target, w, table, g}, *out[] = {&loss}, *dout[] = {&dloss};
-  void *din[] = {NULL, NULL, NULL, dw, dtable, dg};
+  void *in[] = {x, ids, target, w, table, g}, *out[] = {&loss}, *grad_out[] = {&dloss};
+  void *grad_in[] = {NULL, NULL, NULL, dw, dtable, dg};
   omc_session *s = NULL;
   omc_plan *plan = NULL;
   omc_run *run = NULL;
@@ -519,7 +521,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
                                          omc_provider_host(), allocator, 1, &s);
   if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
   if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, NULL, &run);
-  if (status == OMC_OK) status = backward_of(run, in, out, dout, din);
+  if (status == OMC_OK) status = backward_of(run, in, out, grad_out, grad_in);
   if (status == OMC_OK) *sum = loss + dw[5] + dtable[7] + dg[3];
   omc_run_destroy(run);
   omc_plan_release(plan);

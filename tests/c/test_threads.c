@@ -35,10 +35,10 @@ static omc_status open_session(omc_session **out) {
 }
 
 /* A plan with one backward for each output. */
-static omc_status plan_rows(omc_session *s, int64_t rows, bool retain, omc_plan **out) {
+static omc_status plan_rows(omc_session *s, int64_t rows, bool retain_graph, omc_plan **out) {
   const omc_type inputs[] = {{OMC_F32, {2, {rows, 4}}}, {OMC_F32, {2, {4, 3}}}};
   const bool in_grads[] = {true, true}, out_grads[] = {true, false, false, true};
-  const omc_signature signature = {inputs, in_grads, out_grads, 2, retain, false};
+  const omc_signature signature = {inputs, in_grads, out_grads, 2, retain_graph, false};
   return omc_session_plan(s, &signature, out);
 }
 
@@ -140,13 +140,13 @@ TEST(threads_share_a_session) {
 }
 
 TEST(threads_share_a_run) {
-  for (int retain = 0; retain < 2; retain++) {
+  for (int retain_graph = 0; retain_graph < 2; retain_graph++) {
     worker w = {.number = 0};
     omc_plan *plan = NULL;
     tensors t;
     fill(&t);
     REQUIRE_OK(open_session(&w.session));
-    REQUIRE_OK(plan_rows(w.session, ROWS, retain, &plan));
+    REQUIRE_OK(plan_rows(w.session, ROWS, retain_graph, &plan));
     REQUIRE_OK(forward(plan, &t, &w.run));
     w.given = &t;
     for (uint32_t b = 0; b < 2; b++) {

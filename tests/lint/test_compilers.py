@@ -53,7 +53,7 @@ def test_clang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A file of kernels is compiled part by part, and not every part uses every inline helper; gcc, which lets those
     # pass, warns about the other functions without a use.
     flags += ["-Wno-unused-function"]
-    sources = [*ROOT.glob("csrc/bind/*.c"), *ROOT.glob("tests/c/*.c"), *ROOT.glob("tests/fuzz/*.c")]
+    sources = [*ROOT.glob("csrc/python/*.c"), *ROOT.glob("tests/c/*.c"), *ROOT.glob("tests/fuzz/*.c")]
     assert complaints(build_rules(monkeypatch, os.uname().machine), "clang", sources, flags) == ""
 
 

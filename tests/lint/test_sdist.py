@@ -49,7 +49,7 @@ def test_the_build_finds_there_what_it_compiles_here(files: dict[str, bytes], tm
         "import setuptools; setuptools.setup = lambda **_: None\n"
         "rules = {'__file__': 'setup.py', '__name__': 'setup'}\n"
         "exec(open('setup.py').read(), rules)\n"
-        "print(sorted(map(str, rules['compile_jobs']([*rules['CSRC'].glob('bind/*.c')]))))"
+        "print(sorted(map(str, rules['compile_jobs']([*rules['CSRC'].glob('python/*.c')]))))"
     )
     here, there = (
         subprocess.run([sys.executable, "-c", script], cwd=at, capture_output=True, text=True, check=True).stdout

@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "passes": {"base", "graph", "ops"},
     "plan": {"base", "graph", "ops"},
     "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
-    "bind": {"base", "graph", "ops", "autodiff", "passes", "plan", "run"},
+    "python": {"base", "graph", "ops", "autodiff", "passes", "plan", "run"},
 }
 SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
 HEADERS = sorted(CSRC.rglob("*.h"))
@@ -59,14 +59,16 @@ def test_only_its_own_folder_names_a_provider(provider: str) -> None:
         assert not named, f"{path.relative_to(CSRC)} names {named}"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "bind" not in p.parts], ids=lambda p: str(p.relative_to(CSRC)))
-def test_only_bind_knows_python(path: Path) -> None:
-    assert not re.search(r"#include [<\"](Python\.h|bind/)", path.read_text())
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if "python" not in p.parts], ids=lambda p: str(p.relative_to(CSRC))
+)
+def test_only_the_binding_knows_python(path: Path) -> None:
+    assert not re.search(r"#include [<\"](Python\.h|python/)", path.read_text())
 
 
 @pytest.mark.parametrize("path", [p for p in HEADERS if p.name != "vec_impl.h"], ids=lambda p: str(p.relative_to(CSRC)))
 def test_header_compiles_alone(path: Path, tmp_path: Path) -> None:
-    if path.parent.name == "bind" and path.name != "dlpack.h":
+    if path.parent.name == "python" and path.name != "dlpack.h":
         pytest.skip("needs Python.h; compiled with the extension")
     source = tmp_path / "alone.c"
     source.write_text(f'#include "{path.relative_to(CSRC)}"\nint unit(void);\nint unit(void) {{ return 0; }}\n')

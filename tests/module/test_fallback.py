@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from ortmodule_c.errors import NotExportable
-from ortmodule_c.lowering.fallback import Host, HostOp
+from ortmodule_c.lowering.fallback import Callbacks, TorchOp
 from wrapped import Function, assert_same_step, close, graphs, mlp, pair
 
 pytestmark = pytest.mark.usefixtures("export_only")
@@ -188,8 +188,8 @@ def test_what_a_trace_would_lose_runs_in_pytorch(name: str) -> None:
 
 
 def test_types_that_cannot_be_found_are_an_error_and_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    host = Host()
-    host.ops.append(HostOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False)))
+    callbacks = Callbacks()
+    callbacks.ops.append(TorchOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False)))
     with pytest.raises(NotExportable, match="the types of the results of a product cannot be found"):
-        host.infer(0, [("f32", (2, 3)), ("f32", (2, 3))])
+        callbacks.infer(0, [("f32", (2, 3)), ("f32", (2, 3))])
     assert capfd.readouterr().err == ""

@@ -184,7 +184,7 @@ def test_running_out_of_memory_is_told_and_forgotten(error: Exception) -> None:
     """Whoever raised the batch size lowers it again; the module does not stay in PyTorch because of that."""
     eager, ours = pair(module())
     steps = steps_of(lambda: ORTModule(module())(batch(3), 2.0))
-    for function in ("capture", "lower", "ingest", "Runner.prepare"):
+    for function in ("capture", "lower", "to_text", "Runner.prepare"):
         [step] = [s for s in steps if s[1] == function and s[2] == "call"]
         with pytest.raises(type(error), match=str(error)):
             while_preparing(injecting(step, error), lambda: ours(batch(3), 2.0))

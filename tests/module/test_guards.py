@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
-from ortmodule_c.guards.held import MISSING, Held, Snapshot, Write, survey
+from ortmodule_c.guards.held import MISSING, Held, Snapshot, Write, scan
 from ortmodule_c.guards.watch import Watch
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
@@ -109,20 +109,20 @@ def test_same_call_uses_the_same_graph() -> None:
 
 def test_survey_counts_a_tied_tensor_once() -> None:
     m = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
-    separate = survey(m)
+    separate = scan(m)
     m[1].weight = m[0].weight
-    tied = survey(m)
+    tied = scan(m)
     assert len(tied.parameters) == len(separate.parameters) - 1
-    assert tied.facts != separate.facts
+    assert tied.fingerprint != separate.fingerprint
     assert [t for t in tied.buffers] == list(m.buffers())
 
 
 def test_facts_are_the_same_object_until_the_module_changes() -> None:
     m = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 2), nn.Dropout()))
-    first = survey(m).facts
-    assert survey(m, first).facts is first
-    assert survey(m).facts == first
-    assert hash(survey(m).facts) == hash(first)
+    first = scan(m).fingerprint
+    assert scan(m, first).fingerprint is first
+    assert scan(m).fingerprint == first
+    assert hash(scan(m).fingerprint) == hash(first)
     changes = {
         "mode of one submodule": (m[2][1].eval, m[2][1].train),
         "mode of the last submodule": (m[2].eval, m[2].train),
@@ -143,11 +143,11 @@ def test_facts_are_the_same_object_until_the_module_changes() -> None:
     }
     for name, (change, undo) in changes.items():
         change()
-        changed = survey(m, first).facts
+        changed = scan(m, first).fingerprint
         assert changed != first, name
-        assert survey(m, changed).facts is changed, name
+        assert scan(m, changed).fingerprint is changed, name
         undo()
-        assert survey(m, changed).facts == first, name
+        assert scan(m, changed).fingerprint == first, name
 
 
 def held_of(m: nn.Module, name: str) -> Held:
@@ -169,13 +169,13 @@ def test_a_survey_compares_what_is_held_of_submodules_as_far_as_nothing_changed(
         "the order of names": (lambda: m[0].__dict__.update(training=m[0].__dict__.pop("training")), lambda: None, 1),
     }
     for name, (change, undo, checked) in changes.items():
-        facts = survey(m).facts
-        assert survey(m, facts, held).facts == facts, name
+        fingerprint = scan(m).fingerprint
+        assert scan(m, fingerprint, held).fingerprint == fingerprint, name
         change()
-        now = survey(m, facts, held)
+        now = scan(m, fingerprint, held)
         assert now.checked == checked, name
         assert held.hold(now.checked) == held.hold() == (held.changed() is None), name
-        assert now.facts == survey(m).facts, name
+        assert now.fingerprint == scan(m).fingerprint, name
         assert [*map(id, now.parameters)] == [*map(id, m.parameters())], name
         undo()
         assert held.hold(), name
@@ -183,12 +183,12 @@ def test_a_survey_compares_what_is_held_of_submodules_as_far_as_nothing_changed(
 
 def test_survey_names_what_no_graph_can_stand_for() -> None:
     m = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    assert survey(m).refusal == ""
+    assert scan(m).refusal == ""
     handle = m[1].register_forward_hook(lambda *_: None)
-    assert "ReLU" in survey(m).refusal
+    assert "ReLU" in scan(m).refusal
     handle.remove()
-    assert survey(m).refusal == ""
-    assert "RecursiveScriptModule" in survey(nn.Sequential(torch.jit.script(m))).refusal
+    assert scan(m).refusal == ""
+    assert "RecursiveScriptModule" in scan(nn.Sequential(torch.jit.script(m))).refusal
 
 
 @pytest.mark.usefixtures("export_only")

@@ -64,7 +64,7 @@ def attention(
 
     inputs = [t.movedim(1, axis) for t, axis in zip((q, k, v), head_axes, strict=False)]
     inputs += [masks[mask]] if mask else []
-    attrs = {"scale": scale, "is_causal": causal, "p": 0.0, "stream": 0, "head_axes": list(head_axes)}
+    attrs = {"scale": scale, "is_causal": causal, "p": 0.0, "subsequence": 0, "head_axes": list(head_axes)}
     return Case(
         "Attention", inputs, f, attrs, outputs=2, compare=1, grads=[0, 1, 2, 3] if mask == "float" else [0, 1, 2]
     )

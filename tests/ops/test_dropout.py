@@ -9,15 +9,15 @@ from torch import Tensor
 from ortmodule_c import _C
 
 TEXT = {torch.float32: "f32", torch.float64: "f64"}
-SEED, STREAM = 0x1234_5678_9ABC_DEF0, 77
+SEED, SUBSEQUENCE = 0x1234_5678_9ABC_DEF0, 77
 
 
-def philox(seed: int, stream: int, n: int) -> Tensor:
+def philox(seed: int, subsequence: int, n: int) -> Tensor:
     """Words of elements 0 .. n-1 as int64: Philox4x32-10, four words per counter."""
     mask = 0xFFFFFFFF
     words: list[int] = []
     for counter in range((n + 3) // 4):
-        c = [counter & mask, counter >> 32, stream, 0]
+        c = [counter & mask, counter >> 32, subsequence, 0]
         k = [seed & mask, seed >> 32]
         for _ in range(10):
             p, q = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -27,9 +27,10 @@ def philox(seed: int, stream: int, n: int) -> Tensor:
     return torch.tensor(words[:n])
 
 
-def drop(x: Tensor, p: float, seed: int = SEED, stream: int = STREAM) -> tuple[Tensor, Tensor]:
+def drop(x: Tensor, p: float, seed: int = SEED, subsequence: int = SUBSEQUENCE) -> tuple[Tensor, Tensor]:
     """Output, and the gradient of its sum."""
-    text = f"input %x : {TEXT[x.dtype]}[{x.numel()}] grad\n%y = Dropout(%x) {{p={p}, stream={stream}}}\nreturn %y\n"
+    node = f"%y = Dropout(%x) {{p={p}, subsequence={subsequence}}}"
+    text = f"input %x : {TEXT[x.dtype]}[{x.numel()}] grad\n{node}\nreturn %y\n"
     plan = _C.Session(text, {}).plan([x], [True], [True])
     outputs, state = plan.forward([x], seed)
     return outputs[0], plan.backward(state, [x], outputs, [torch.ones_like(x)])[0]
@@ -45,7 +46,7 @@ def test_keeps_what_philox_says(n: int, dtype: torch.dtype, isa: str) -> None:
         y, dx = drop(x, 0.1)
     finally:
         _C.set_isa(None)
-    factor = (philox(SEED, STREAM, n) >= int(0.1 * 2**32)).to(dtype) * torch.tensor(1 / 0.9, dtype=dtype)
+    factor = (philox(SEED, SUBSEQUENCE, n) >= int(0.1 * 2**32)).to(dtype) * torch.tensor(1 / 0.9, dtype=dtype)
     assert torch.equal(y, x * factor)
     assert torch.equal(dx, factor)
 
@@ -58,7 +59,7 @@ def test_keeps_one_minus_p_of_the_elements() -> None:
 
 def test_seed_and_stream_give_other_masks() -> None:
     x = torch.ones(1000)
-    masks = [drop(x, 0.5, seed, stream)[0] for seed, stream in ((1, 1), (2, 1), (1, 2), (1 + (1 << 32), 1))]
+    masks = [drop(x, 0.5, seed, subsequence)[0] for seed, subsequence in ((1, 1), (2, 1), (1, 2), (1 + (1 << 32), 1))]
     for i, a in enumerate(masks):
         for b in masks[:i]:
             assert 300 < int((a != b).sum()) < 700

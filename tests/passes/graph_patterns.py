@@ -174,7 +174,7 @@ def where_constant(d: Draw) -> Value:
 
 def dropout_nothing(d: Draw) -> Value:
     x = any_value(d, REALS)
-    return d.ew("Dropout", x, attrs="p=0.0, stream=1")
+    return d.ew("Dropout", x, attrs="p=0.0, subsequence=1")
 
 
 # ---- layers written out ----

@@ -154,7 +154,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Concat": lambda *x, axis: torch.cat(x, axis),
     "Detach": torch.detach,
     "Div": torch.div,
-    "Dropout": lambda x, p, stream: F.dropout(x, p),
+    "Dropout": lambda x, p, subsequence: F.dropout(x, p),
     "EmbeddingGrad": embedding_grad,
     "Equal": torch.eq,
     "Erf": torch.erf,

@@ -59,7 +59,7 @@ def test_rule_rewrites(path: Path, update: bool) -> None:
 
 @pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)
 def test_rule_changes_something(path: Path) -> None:
-    assert _C.transform(section(path, "before"), "bind") != section(path, "after")
+    assert _C.transform(section(path, "before"), "specialize") != section(path, "after")
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)
@@ -67,7 +67,7 @@ def test_rule_leaves_others_alone(path: Path) -> None:
     texts = [text for kind, text in sections(path) if kind == "unchanged"]
     assert texts, "a rule needs a graph that it must not match"
     for text in texts:
-        assert _C.transform(text, f"rule:{path.stem}") == _C.transform(text, "bind")
+        assert _C.transform(text, f"rule:{path.stem}") == _C.transform(text, "specialize")
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)

@@ -115,7 +115,7 @@ def test_rule(rule: str) -> None:
     for seed in range(MOST):
         d = Draw(seed)
         text = d.text(PATTERNS[rule](d))
-        bound = _C.transform(text, "bind")
+        bound = _C.transform(text, "specialize")
         after = _C.transform(text, f"rule:{rule}")
         if after == bound:
             continue
@@ -142,7 +142,7 @@ def test_the_whole_chain_around_a_pattern(rule: str) -> None:
     for seed in range(30):
         d = Draw(1000 + seed)
         text = d.text(PATTERNS[rule](d))
-        bound = _C.transform(text, "bind")
+        bound = _C.transform(text, "specialize")
         ulps, values = held_to(rule, d)
         check(bound, bound, inputs_of(bound, seed, values), ulps, max(SUM_ULPS, ulps), False, False)
         check(
@@ -161,15 +161,15 @@ def test_the_whole_chain_around_a_pattern(rule: str) -> None:
 def test_program(program: str, first: int) -> None:
     for seed in range(first, first + 50):
         d = Draw(seed)
-        text = _C.transform(d.text(*PROGRAMS[program](d)), "bind")
+        text = _C.transform(d.text(*PROGRAMS[program](d)), "specialize")
         check(text, text, inputs_of(text, seed, "most"), 0.0, SUM_ULPS, False, False)
         check(text, text, inputs_of(text, seed, "special"), 0.0, SUM_ULPS, True, False)
 
 
-@pytest.mark.parametrize("stage", ["simplify", "cse", "fuse", "fold"])
+@pytest.mark.parametrize("stage", ["canonicalize", "cse", "fuse", "fold"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_stage(program: str, stage: str) -> None:
     for seed in range(100):
         d = Draw(seed)
-        text = _C.transform(d.text(*PROGRAMS[program](d)), "bind")
+        text = _C.transform(d.text(*PROGRAMS[program](d)), "specialize")
         check(text, _C.transform(text, stage), inputs_of(text, seed, "most"), 0.0, SUM_ULPS, False, True)

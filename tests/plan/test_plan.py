@@ -65,13 +65,13 @@ def transformer(layers: int, batch: int, seq: int, width: int, heads: int) -> st
             f"%{p}t = Transpose(%{p}a) {{perm=[0, 2, 1, 3]}}",
             f"%{p}j = Reshape(%{p}t, %join)",
             f"%{p}o0 = FusedMatMul(%{p}j, %{p}o.w, %{p}o.b)",
-            f"%{p}o1 = Dropout(%{p}o0) {{p=0.1, stream={2 * n}}}",
+            f"%{p}o1 = Dropout(%{p}o0) {{p=0.1, subsequence={2 * n}}}",
             f"%{p}r1 = Add(%{p}o1, %{x})",
             f"%{p}n1, %{p}m1, %{p}s1 = LayerNormalization(%{p}r1, %{p}g1, %{p}b1) {{axis=-1, epsilon=1e-5}}",
             f"%{p}u = FusedMatMul(%{p}n1, %{p}up.w, %{p}up.b)",
             f'%{p}g = Gelu(%{p}u) {{approximate="none"}}',
             f"%{p}d0 = FusedMatMul(%{p}g, %{p}down.w, %{p}down.b)",
-            f"%{p}d1 = Dropout(%{p}d0) {{p=0.1, stream={2 * n + 1}}}",
+            f"%{p}d1 = Dropout(%{p}d0) {{p=0.1, subsequence={2 * n + 1}}}",
             f"%{p}r2 = Add(%{p}d1, %{p}n1)",
             f"%{p}n2, %{p}m2, %{p}s2 = LayerNormalization(%{p}r2, %{p}g2, %{p}b2) {{axis=-1, epsilon=1e-5}}",
         ]
@@ -80,11 +80,11 @@ def transformer(layers: int, batch: int, seq: int, width: int, heads: int) -> st
 
 
 @pytest.mark.parametrize("batch", [1, 7, 32, 0])
-@pytest.mark.parametrize("retain", [False, True])
-def test_results_and_gradients(batch: int, retain: bool) -> None:
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_results_and_gradients(batch: int, retain_graph: bool) -> None:
     session = _C.Session(MLP, {})
     inputs = mlp_inputs(batch)
-    plan = session.plan(inputs, GRADS, [True, False], retain=retain)
+    plan = session.plan(inputs, GRADS, [True, False], retain_graph=retain_graph)
     outputs, state = plan.forward(inputs, 0)
     expected, expected_grads = mlp_expected(inputs)
     torch.testing.assert_close(outputs, expected, equal_nan=True)
@@ -96,7 +96,7 @@ def test_results_and_gradients(batch: int, retain: bool) -> None:
 def test_backward_again_needs_retain() -> None:
     session = _C.Session(MLP, {})
     inputs = mlp_inputs(16)
-    plan = session.plan(inputs, GRADS, [True, False], retain=True)
+    plan = session.plan(inputs, GRADS, [True, False], retain_graph=True)
     outputs, state = plan.forward(inputs, 0)
     first = backward(plan, state, inputs, outputs)
     for _ in range(3):
@@ -165,12 +165,12 @@ def shapes_of(text: str) -> list[list[int]]:
     return [[int(d) for d in line.split("[")[1].split("]")[0].split(",")] for line in lines]
 
 
-@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("retain_graph", [False, True])
 @pytest.mark.parametrize("joint", [False, True])
-def test_layout_reaches_the_bound(joint: bool, retain: bool) -> None:
+def test_layout_reaches_the_bound(joint: bool, retain_graph: bool) -> None:
     text = transformer(12, 8, 128, 768, 12)
     inputs = [torch.empty(d) for d in shapes_of(text)]
-    plan = _C.Session(text, {}).plan(inputs, [joint] * len(inputs), [joint], retain=retain)
+    plan = _C.Session(text, {}).plan(inputs, [joint] * len(inputs), [joint], retain_graph=retain_graph)
     assert plan.bound_bytes <= plan.arena_bytes <= 1.02 * plan.bound_bytes
     assert plan.random
 
@@ -198,5 +198,5 @@ assert len(rows) == plan.n_steps and all(row[-1] > 0 for row in rows), rows
     env = os.environ | {"OMC_DUMP": str(tmp_path), "OMC_PROFILE": "1", "OMC_VERIFY": "1"}
     subprocess.run([sys.executable, "-c", script], env=env, check=True)
     stages = [path.stem.split("-", 2)[2] for path in sorted(tmp_path.iterdir())]
-    assert stages[0] == "bind" and stages[-1] == "plan" and "differentiate" in stages
+    assert stages[0] == "specialize" and stages[-1] == "plan" and "differentiate" in stages
     assert "arena" in sorted(tmp_path.iterdir())[-1].read_text()

@@ -35,7 +35,7 @@ static inline int64_t part_length(const omc_attention_form *p) {
 }
 
 /* One thread's scratch memory, offsets in bytes: `tables` of BLOCK x row_length reals, random
- * words of a row, a real per query row, and the products' own. */
+ * words of a row, a acc_t per query row, and the products' own. */
 typedef struct {
   size_t table[2], words, rows, gemm, total;
 } attention_scratch;

@@ -13,19 +13,19 @@
 #include "cpu/rng.h"
 #include "cpu/rows.h"
 
-#define NEG_INF (-(real)INFINITY)
+#define NEG_INF (-(acc_t)INFINITY)
 
 typedef struct {
   const omc_attention_form *p;
-  const elem *q, *k, *v, *dy;
+  const storage_t *q, *k, *v, *dy;
   const void *mask; /* NULL: none */
-  elem *out, *dq, *dk, *dv;
-  int64_t parts; /* gradient */
-  elem *sums;    /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
-  real *lse;     /* forward: may be NULL */
+  storage_t *out, *dq, *dk, *dv;
+  int64_t parts;   /* gradient */
+  storage_t *sums; /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
+  acc_t *lse;      /* forward: may be NULL */
   uint64_t seed;
   uint32_t drop_below; /* a probability is dropped if its random word is below this */
-  real keep_scale;     /* 1 / (1 - p); 0 for p = 1 */
+  acc_t keep_scale;    /* 1 / (1 - p); 0 for p = 1 */
   attention_scratch scratch;
   char *workspace;
 } attention_job;
@@ -58,7 +58,7 @@ static attention_job make_job(const omc_kernel_args *args, const omc_attention_f
   return (attention_job){.p = p,
                          .seed = args->seed,
                          .drop_below = omc_drop_threshold(p->p),
-                         .keep_scale = p->p < 1 ? (real)(1 / (1 - p->p)) : 0,
+                         .keep_scale = p->p < 1 ? (acc_t)(1 / (1 - p->p)) : 0,
                          .scratch = scratch_of(p, tables),
                          .workspace = args->workspace};
 }
@@ -70,17 +70,17 @@ static void product(const attention_job *job, void *workspace, int64_t m, int64_
       .m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha, .beta = beta};
   if (m > 0 && n > 0) omc_gemm_serial(job->p->dtype, &g, workspace);
 }
-static omc_matrix by_rows(const elem *x, int64_t stride) {
+static omc_matrix by_rows(const storage_t *x, int64_t stride) {
   return (omc_matrix){(void *)(uintptr_t)x, stride, 1};
 }
-static omc_matrix transposed(const elem *x, int64_t stride) {
+static omc_matrix transposed(const storage_t *x, int64_t stride) {
   return (omc_matrix){(void *)(uintptr_t)x, 1, stride};
 }
 
 typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));
 
 /* What is hidden gets -inf added, as in PyTorch: NaN and inf show through. */
-static void mask_row_bool(real *s, const uint8_t *mask, int64_t step, int64_t n) {
+static void mask_row_bool(acc_t *s, const uint8_t *mask, int64_t step, int64_t n) {
   int64_t k = 0;
   if (step == 1)
     for (; k + OMC_VL <= n; k += OMC_VL) {
@@ -93,19 +93,19 @@ static void mask_row_bool(real *s, const uint8_t *mask, int64_t step, int64_t n)
     if (!mask[k * step]) s[k] += NEG_INF;
 }
 
-static void mask_row_add(real *s, const elem *mask, int64_t step, int64_t n) {
+static void mask_row_add(acc_t *s, const storage_t *mask, int64_t step, int64_t n) {
   for (int64_t k = 0; k < n; k++) s[k] += ld(mask + k * step);
 }
 
 /* Scores of a block, masked; columns that a row does not see, up to a whole vector, are -inf. */
-static void make_scores(const attention_job *job, const query_block *b, real *scores,
+static void make_scores(const attention_job *job, const query_block *b, acc_t *scores,
                         void *workspace) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
   product(job, workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
           transposed(job->k + b->k, p->k.token), (omc_matrix){scores, length, 1}, p->scale, 0);
   for (int64_t r = 0; r < b->rows; r++) {
-    real *s = scores + r * length;
+    acc_t *s = scores + r * length;
     const int64_t i = b->first + r, seen = p->causal ? omc_min(p->keys, i + 1) : p->keys;
     if (job->mask) {
       const int64_t *stride = p->mask_strides;
@@ -114,7 +114,7 @@ static void make_scores(const attention_job *job, const query_block *b, real *sc
       if (p->mask_is_bool)
         mask_row_bool(s, (const uint8_t *)job->mask + at, stride[3], seen);
       else
-        mask_row_add(s, (const elem *)job->mask + at, stride[3], seen);
+        mask_row_add(s, (const storage_t *)job->mask + at, stride[3], seen);
     }
     for (int64_t k = seen; k < whole; k++) s[k] = NEG_INF;
   }
@@ -124,7 +124,7 @@ static void make_scores(const attention_job *job, const query_block *b, real *sc
 static const uint32_t *drop_words(const attention_job *job, int64_t query, int64_t n,
                                   char *scratch) {
   uint32_t *words = (uint32_t *)(void *)(scratch + job->scratch.words);
-  omc_philox_words(job->seed, job->p->stream, (uint64_t)(query * job->p->keys), n, words);
+  omc_philox_words(job->seed, job->p->subsequence, (uint64_t)(query * job->p->keys), n, words);
   return words;
 }
 
@@ -138,24 +138,24 @@ OMC_INLINE vmask kept(const attention_job *job, const uint32_t *words) {
 }
 
 /* Turns row r's scores into exp(score - max); returns what y's row is to be multiplied by. */
-static real softmax_row(const attention_job *job, const query_block *b, int64_t r, real *s,
-                        char *scratch) {
+static acc_t softmax_row(const attention_job *job, const query_block *b, int64_t r, acc_t *s,
+                         char *scratch) {
   const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL, query = b->query + r;
-  vreal top = vset(NEG_INF), sum = vset(0);
+  vacc_t top = vset(NEG_INF), sum = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
-  const real max = vhmax(top);
+  const acc_t max = vhmax(top);
   if (max == NEG_INF) {
     memset(s, 0, (size_t)whole * sizeof *s);
-    if (job->lse) job->lse[query] = (real)INFINITY;
+    if (job->lse) job->lse[query] = (acc_t)INFINITY;
     return 0;
   }
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal e = vexp(vldr(s + k) - vset(max));
+    const vacc_t e = vexp(vldr(s + k) - vset(max));
     vstr(s + k, e);
     sum += e;
   }
-  const real total = vsum(sum);
-  if (job->lse) job->lse[query] = max + (real)log((double)total);
+  const acc_t total = vsum(sum);
+  if (job->lse) job->lse[query] = max + (acc_t)log((double)total);
   if (job->p->p <= 0) return 1 / total;
   const uint32_t *words = drop_words(job, query, b->cols, scratch);
   for (int64_t k = 0; k < whole; k += OMC_VL)
@@ -169,13 +169,13 @@ static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   const attention_job *job = ctx;
   const omc_attention_form *p = job->p;
   char *scratch = job->workspace + (size_t)thread * job->scratch.total;
-  real *scores = (real *)(void *)(scratch + job->scratch.table[0]);
-  real *factor = (real *)(void *)(scratch + job->scratch.rows);
+  acc_t *scores = (acc_t *)(void *)(scratch + job->scratch.table[0]);
+  acc_t *factor = (acc_t *)(void *)(scratch + job->scratch.rows);
   const int64_t blocks = n_blocks(p), length = row_length(p);
   for (int64_t item = begin; item < end; item++) {
     const int64_t i = item % blocks;
     const query_block b = block_at(p, item / blocks, i % 2 ? blocks - 1 - i / 2 : i / 2);
-    elem *y = job->out + b.y;
+    storage_t *y = job->out + b.y;
     make_scores(job, &b, scores, scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
@@ -201,16 +201,16 @@ OMC_KERNEL(Attention) {
 /* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
  * into gradients of scores, P * (dP - sum of P * dP). What lse has rounded away is divided out
  * again; a row that attends to one key has probability 1 there, and no gradient at all. */
-static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, real *s,
-                             real *ds, char *scratch) {
+static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, acc_t *s,
+                             acc_t *ds, char *scratch) {
   const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
-  const vreal scale = vset(job->keep_scale), lse = vset(job->lse[query]);
+  const vacc_t scale = vset(job->keep_scale), lse = vset(job->lse[query]);
   const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
   for (int64_t k = b->cols; k < whole; k++) ds[k] = 0;
-  vreal sums = vset(0), products = vset(0);
+  vacc_t sums = vset(0), products = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    const vreal e = vexp(vldr(s + k) - lse);
-    vreal d = vldr(ds + k);
+    const vacc_t e = vexp(vldr(s + k) - lse);
+    vacc_t d = vldr(ds + k);
     if (words) {
       d *= vblend(kept(job, words + k), scale, vset(0));
       vstr(ds + k, d);
@@ -219,10 +219,10 @@ static void softmax_grad_row(const attention_job *job, const query_block *b, int
     sums += e;
     products = vfma(e, d, products);
   }
-  const real sum = vsum(sums), share = sum == 0 ? 0 : 1 / sum;
-  const vreal shares = vset(share), delta = vset(vsum(products) * share);
+  const acc_t sum = vsum(sums), share = sum == 0 ? 0 : 1 / sum;
+  const vacc_t shares = vset(share), delta = vset(vsum(products) * share);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
-    vreal prob = vldr(s + k) * shares;
+    vacc_t prob = vldr(s + k) * shares;
     vstr(ds + k, prob * (vldr(ds + k) - delta));
     if (words) prob *= vblend(kept(job, words + k), scale, vset(0));
     vstr(s + k, prob);
@@ -239,13 +239,13 @@ static key_sums sums_at(const attention_job *job, int64_t kv, int64_t part) {
   if (job->parts == 1)
     return (key_sums){by_rows(job->dk + head_at(&p->k, p->kv_heads, kv), p->k.token),
                       by_rows(job->dv + head_at(&p->v, p->kv_heads, kv), p->v.token)};
-  const elem *sums = job->sums + (kv * job->parts + part) * part_length(p);
+  const storage_t *sums = job->sums + (kv * job->parts + part) * part_length(p);
   return (key_sums){by_rows(sums, p->dim), by_rows(sums + p->keys * p->dim, p->value_dim)};
 }
 
 static void clear_rows(const omc_matrix *m, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; r++)
-    memset((elem *)m->data + r * m->rs, 0, (size_t)n * sizeof(elem));
+    memset((storage_t *)m->data + r * m->rs, 0, (size_t)n * sizeof(storage_t));
 }
 
 /* Adds one block of query rows to dk and dv and writes its rows of dq. */
@@ -253,8 +253,8 @@ static void backward_block(const attention_job *job, const query_block *b, const
                            char *scratch) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), dim = p->dim, value_dim = p->value_dim;
-  real *probs = (real *)(void *)(scratch + job->scratch.table[0]);
-  real *grads = (real *)(void *)(scratch + job->scratch.table[1]);
+  acc_t *probs = (acc_t *)(void *)(scratch + job->scratch.table[0]);
+  acc_t *grads = (acc_t *)(void *)(scratch + job->scratch.table[1]);
   void *workspace = scratch + job->scratch.gemm;
   const omc_matrix q = by_rows(job->q + b->q, p->q.token), dq = by_rows(job->dq + b->q, p->q.token),
                    k = by_rows(job->k + b->k, p->k.token),
@@ -300,10 +300,10 @@ static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* x = the sum of a row over all parts, `first` being that of the first. */
-static void add_row(const attention_job *job, const elem *first, int64_t n, elem *x) {
+static void add_row(const attention_job *job, const storage_t *first, int64_t n, storage_t *x) {
   const int64_t step = part_length(job->p);
   for (int64_t k = 0; k < n; k++) {
-    real sum = 0;
+    acc_t sum = 0;
     for (int64_t part = 0; part < job->parts; part++) sum += ld(first + part * step + k);
     st(x + k, sum);
   }
@@ -317,9 +317,9 @@ static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t item = begin; item < end; item++) {
     const int64_t kv = item / p->keys, j = item % p->keys;
     const key_sums first = sums_at(job, kv, 0);
-    add_row(job, (const elem *)first.dk.data + j * p->dim, p->dim,
+    add_row(job, (const storage_t *)first.dk.data + j * p->dim, p->dim,
             job->dk + head_at(&p->k, p->kv_heads, kv) + j * p->k.token);
-    add_row(job, (const elem *)first.dv.data + j * p->value_dim, p->value_dim,
+    add_row(job, (const storage_t *)first.dv.data + j * p->value_dim, p->value_dim,
             job->dv + head_at(&p->v, p->kv_heads, kv) + j * p->v.token);
   }
 }
@@ -334,7 +334,7 @@ OMC_KERNEL(AttentionGrad) {
   job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
   job.lse = args->in[4].data, job.mask = omc_in_data(args, 5);
   job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
-  job.sums = (elem *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
+  job.sums = (storage_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   omc_parallel_for(p->batch * p->kv_heads * job.parts, 1, args->threads, backward_parts, &job);
   if (job.parts > 1)
     omc_parallel_for(p->batch * p->kv_heads * p->keys, BLOCK, args->threads, add_parts, &job);

@@ -54,11 +54,11 @@ static omc_status fill_decode(const omc_node *node, omc_arena *arena, void *para
   (void)arena;
   fill_params *p = params;
   const omc_dtype dtype = omc_out(node, 0)->type.dtype;
-  const omc_attr *value = omc_attr_find(node, "value");
+  const omc_attr *value = omc_node_attr(node, "value");
   if (value && value->kind == OMC_ATTR_INT)
     omc_element_set_int(dtype, p->element, 0, value->v.i);
   else
-    omc_element_set_float(dtype, p->element, 0, omc_attr_float(node, "value", 0));
+    omc_element_set_float(dtype, p->element, 0, omc_node_float(node, "value", 0));
   return OMC_OK;
 }
 

@@ -124,7 +124,7 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
 #define CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
 
 /* Writes the copy of one plane. */
-void CONV_NAME(copy_plane)(const conv_source *s, const real *plane, real *out);
+void CONV_NAME(copy_plane)(const conv_source *s, const acc_t *plane, acc_t *out);
 
 omc_status CONV_NAME(direct)(const omc_kernel_args *args);
 omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p);
@@ -140,8 +140,8 @@ int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out);
 
 /* Packs row k of a panel from the chunks at source + at[k], for `depth` rows. Vectors are moved
  * whole, past the end of a chunk, of the panel and, unless `exact`, of the source. */
-void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
-                           const conv_chunk *chunks, int64_t count, bool exact, real *out);
+void CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
+                           const conv_chunk *chunks, int64_t count, bool exact, acc_t *out);
 
 #endif
 

@@ -9,15 +9,15 @@
 /* ---- the source ---- */
 
 /* A row of zeros if `from` is NULL. */
-static void copy_row(const conv_source *s, const real *from, real *to) {
-  memset(to, 0, (size_t)(s->phases * s->part) * sizeof(real));
+static void copy_row(const conv_source *s, const acc_t *from, acc_t *to) {
+  memset(to, 0, (size_t)(s->phases * s->part) * sizeof(acc_t));
   if (!from) return;
   for (int64_t q = 0; q < s->phases; q++) {
     const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
     const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
     const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
     if (s->phases == 1 && begin < end)
-      memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(real));
+      memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(acc_t));
     else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
       for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * 2];
     else
@@ -25,7 +25,7 @@ static void copy_row(const conv_source *s, const real *from, real *to) {
   }
 }
 
-void CONV_NAME(copy_plane)(const conv_source *s, const real *plane, real *out) {
+void CONV_NAME(copy_plane)(const conv_source *s, const acc_t *plane, acc_t *out) {
   for (int64_t r = 0; r < s->rows; r++) {
     const int64_t y = r - s->top;
     copy_row(s, y >= 0 && y < s->h ? plane + y * s->w : NULL, out + r * s->phases * s->part);
@@ -43,10 +43,10 @@ int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
 }
 
 /* In rising order: what a vector writes past its chunk the next one overwrites. */
-void CONV_NAME(pack_panel)(const real *source, const int64_t *at, int64_t depth,
-                           const conv_chunk *chunks, int64_t count, bool exact, real *out) {
+void CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
+                           const conv_chunk *chunks, int64_t count, bool exact, acc_t *out) {
   for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
-    const real *from = source + at[k];
+    const acc_t *from = source + at[k];
     for (int64_t i = 0; i < count; i++) {
       const conv_chunk c = chunks[i];
       const bool part = exact && c.n < OMC_VL;
@@ -61,9 +61,9 @@ typedef struct {
   const omc_kernel_args *args;
   const conv_product *p;
   const conv_grid *grid;
-  const real *source; /* of the pass */
-  const real *tensor; /* the source's own elements */
-  real *copy, *packed, *threads;
+  const acc_t *source; /* of the pass */
+  const acc_t *tensor; /* the source's own elements */
+  acc_t *copy, *packed, *threads;
   int64_t first, images; /* of the pass */
   int64_t m_parts;
 } product_job;
@@ -93,9 +93,9 @@ static void pack_weights(int64_t begin, int64_t end, int thread, void *ctx) {
                   m = omc_cut(p->m, job->m_parts, part + 1) - i;
     const int64_t k0 = omc_cut(grid->depth, blocks, block),
                   k1 = omc_cut(grid->depth, blocks, block + 1);
-    const real *weight =
-        (const real *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
-    real *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
+    const acc_t *weight =
+        (const acc_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
+    acc_t *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t r0 = omc_cut(m, panels, panel), r1 = omc_cut(m, panels, panel + 1);
@@ -123,16 +123,16 @@ static void locate_columns(const product_job *job, int64_t group, int64_t j0, in
 }
 
 /* Rows of C to the output, by runs of columns that are `step` apart there. */
-static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
-                          int64_t plane, real *out) {
+static void store_columns(const acc_t *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
+                          int64_t plane, acc_t *out) {
   for (int64_t j = 0; j < n;) {
     const int64_t start = j++;
     while (j < n && to[j] == to[j - 1] + step) j++;
-    const real *run = c + start;
-    real *row = out + to[start];
+    const acc_t *run = c + start;
+    acc_t *row = out + to[start];
     for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
       if (step == 1)
-        memcpy(row, run, (size_t)(j - start) * sizeof(real));
+        memcpy(row, run, (size_t)(j - start) * sizeof(acc_t));
       else
         for (int64_t x = 0; x < j - start; x++) row[x * step] = run[x];
     }
@@ -141,13 +141,13 @@ static void store_columns(const real *c, int64_t m, int64_t n, const int64_t *to
 
 /* One block: rows of part `part` of a group by n <= COLS columns from j0. */
 static void product_block(const product_job *job, int64_t group, int64_t part, int64_t j0,
-                          int64_t n, real *scratch) {
+                          int64_t n, acc_t *scratch) {
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
   const int64_t i = omc_cut(p->m, job->m_parts, part),
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
-  const real *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
-  real *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
+  const acc_t *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
+  acc_t *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
   int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
   conv_chunk chunks[COLS];
   locate_columns(job, group, j0, n, from, to);
@@ -155,7 +155,7 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   for (int64_t q = 0; q < panels; q++)
     counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
                                       chunks + q * OMC_NR);
-  const real *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
+  const acc_t *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t k0 = omc_cut(grid->depth, blocks, block);
     const int64_t depth = omc_cut(grid->depth, blocks, block + 1) - k0;
@@ -176,13 +176,13 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
     OMC_GEMM_NAME(multiply)(&product);
   }
   store_columns(c, m, n, to, grid->out_col, p->out_plane,
-                (real *)job->args->out[0].data + i * p->out_plane);
+                (acc_t *)job->args->out[0].data + i * p->out_plane);
 }
 
 /* Units are vectors of columns within (group, part of m): any cut gives the same result. */
 static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
   const product_job *job = ctx;
-  real *scratch = job->threads + thread * product_thread();
+  acc_t *scratch = job->threads + thread * product_thread();
   const int64_t columns = job->images * job->grid->rows * job->grid->cols;
   const int64_t vectors = omc_ceil_div(columns, OMC_VL);
   for (int64_t u = begin; u < end;) {

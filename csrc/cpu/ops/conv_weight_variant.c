@@ -9,7 +9,7 @@
 typedef struct {
   const omc_kernel_args *args;
   const conv_weight_grad *p;
-  real *source, *sum, *threads;
+  acc_t *source, *sum, *threads;
   int64_t first, images;
   int64_t row_parts, col_parts; /* of a group's gradient */
 } grad_job;
@@ -19,15 +19,15 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
   (void)thread;
   const grad_job *job = ctx;
   const conv_source *s = &job->p->source;
-  const real *x = job->args->in[1].data;
+  const acc_t *x = job->args->in[1].data;
   for (int64_t u = begin; u < end; u++) {
     const int64_t image = u / s->rows, y = u % s->rows - s->top;
-    const real *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
-    real *to = job->source + u * s->part * s->channels;
+    const acc_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
+    acc_t *to = job->source + u * s->part * s->channels;
     const int64_t x0 = y >= 0 && y < s->h ? omc_min(s->left, s->part) : s->part;
     const int64_t x1 = y >= 0 && y < s->h ? omc_min(s->left + s->w, s->part) : s->part;
-    memset(to, 0, (size_t)(x0 * s->channels) * sizeof(real));
-    memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(real));
+    memset(to, 0, (size_t)(x0 * s->channels) * sizeof(acc_t));
+    memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(acc_t));
     if (s->channels >= OMC_VL) {
       OMC_GEMM_NAME(pack_lines)(from + x0 - s->left, s->h * s->w, s->channels, x1 - x0, s->channels,
                                 to + x0 * s->channels);
@@ -41,7 +41,7 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
 
 /* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
 static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth,
-                        real *out) {
+                        acc_t *out) {
   const conv_weight_grad *p = job->p;
   const int64_t pixels = p->oh * p->ow, panels = omc_gemm_panels(m);
   for (int64_t panel = 0; panel < panels; panel++) {
@@ -49,8 +49,8 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0,
     for (int64_t k = 0; k < depth;) {
       const int64_t image = (k0 + k) / pixels, pixel = (k0 + k) % pixels;
       const int64_t n = omc_min(depth - k, pixels - pixel);
-      const real *dy = (const real *)job->args->in[0].data +
-                       ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
+      const acc_t *dy = (const acc_t *)job->args->in[0].data +
+                        ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
       OMC_GEMM_NAME(pack_lines)(dy, pixels, h, n, h, out + k * h);
       k += n;
     }
@@ -59,7 +59,7 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0,
 }
 
 static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int64_t col_part,
-                      real *scratch) {
+                      acc_t *scratch) {
   const conv_weight_grad *p = job->p;
   const conv_source *s = &p->source;
   const int64_t i = omc_cut(p->m, job->row_parts, row_part),
@@ -69,8 +69,8 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
                 last = omc_cut(all_panels, job->col_parts, col_part + 1);
   const int64_t pixels = p->oh * p->ow, depth = job->images * pixels,
                 blocks = omc_ceil_div(depth, OMC_GEMM_KC);
-  real *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
-  real *const sum = job->sum + (group * p->m + i) * p->columns;
+  acc_t *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
+  acc_t *const sum = job->sum + (group * p->m + i) * p->columns;
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t k0 = omc_cut(depth, blocks, block), n = omc_cut(depth, blocks, block + 1) - k0;
     int64_t pixel_at[OMC_GEMM_KC];
@@ -106,7 +106,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
 
 static void grad_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   const grad_job *job = ctx;
-  real *scratch = job->threads + thread * grad_thread(job->p);
+  acc_t *scratch = job->threads + thread * grad_thread(job->p);
   const int64_t parts = job->row_parts * job->col_parts;
   for (int64_t u = begin; u < end; u++)
     grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
@@ -119,8 +119,8 @@ static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
   const conv_weight_grad *p = job->p;
   const int64_t taps = p->kh * p->kw;
   for (int64_t o = begin; o < end; o++) {
-    const real *from = job->sum + o * p->columns;
-    real *to = (real *)job->args->out[0].data + o * p->c * taps;
+    const acc_t *from = job->sum + o * p->columns;
+    acc_t *to = (acc_t *)job->args->out[0].data + o * p->c * taps;
     for (int64_t c = 0; c < p->c; c++)
       for (int64_t t = 0; t < taps; t++) to[c * taps + t] = from[t * p->c + c];
   }
@@ -143,7 +143,7 @@ OMC_KERNEL(ConvGradWeight) {
   job.threads = job.source + grad_source(p);
   if (p->m == 0 || p->c == 0) return OMC_OK;
   if (p->images == 0) {
-    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->kh * p->kw) * sizeof(real));
+    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->kh * p->kw) * sizeof(acc_t));
     return OMC_OK;
   }
   if (p->direct) return CONV_NAME(direct_weight)(args);

@@ -19,26 +19,26 @@ typedef struct {
 typedef struct {
   const omc_kernel_args *args;
   const conv_winograd *p;
-  real *kernels, *source, *threads;
+  acc_t *kernels, *source, *threads;
   int64_t first, images; /* of the pass */
 } winograd_job;
 
 static int64_t depth_blocks(const conv_winograd *p) { return omc_ceil_div(p->c, OMC_GEMM_KC); }
 
 /* G times three elements. */
-#define SPREAD3(a, b, c, out, step)                \
-  do {                                             \
-    const real outer = (a) + (c);                  \
-    (out)[0] = (a);                                \
-    (out)[step] = (real)0.5 * (outer + (b));       \
-    (out)[2 * (step)] = (real)0.5 * (outer - (b)); \
-    (out)[3 * (step)] = (c);                       \
+#define SPREAD3(a, b, c, out, step)                 \
+  do {                                              \
+    const acc_t outer = (a) + (c);                  \
+    (out)[0] = (a);                                 \
+    (out)[step] = (acc_t)0.5 * (outer + (b));       \
+    (out)[2 * (step)] = (acc_t)0.5 * (outer - (b)); \
+    (out)[3 * (step)] = (c);                        \
   } while (0)
 
 /* Kernels of `rows` rows from `weight` on, into [4, 4, OMC_MR]. */
-static void transform_kernels(const conv_winograd *p, const real *weight, int64_t rows,
-                              real out[16][OMC_MR]) {
-  real taps[9][OMC_MR] = {{0}}, half[12][OMC_MR];
+static void transform_kernels(const conv_winograd *p, const acc_t *weight, int64_t rows,
+                              acc_t out[16][OMC_MR]) {
+  acc_t taps[9][OMC_MR] = {{0}}, half[12][OMC_MR];
   for (int64_t r = 0; r < rows; r++)
     for (int t = 0; t < 9; t++) taps[p->flip ? 8 - t : t][r] = weight[r * p->weight_row + t];
   for (int x = 0; x < 3; x++)
@@ -61,13 +61,13 @@ static void pack_kernels(int64_t begin, int64_t end, int thread, void *ctx) {
     int64_t block = 0;
     while (omc_cut(p->c, blocks, block + 1) <= k) block++;
     const int64_t k0 = omc_cut(p->c, blocks, block), depth = omc_cut(p->c, blocks, block + 1) - k0;
-    real *to = job->kernels + p->m * k0 + i * depth + (k - k0) * rows;
-    real spread[16][OMC_MR];
+    acc_t *to = job->kernels + p->m * k0 + i * depth + (k - k0) * rows;
+    acc_t spread[16][OMC_MR];
     transform_kernels(p,
-                      (const real *)job->args->in[1].data + i * p->weight_row + k * p->weight_col,
+                      (const acc_t *)job->args->in[1].data + i * p->weight_row + k * p->weight_col,
                       rows, spread);
     for (int e = 0; e < 16; e++)
-      memcpy(to + e * p->m * p->c, spread[e], (size_t)rows * sizeof(real));
+      memcpy(to + e * p->m * p->c, spread[e], (size_t)rows * sizeof(acc_t));
   }
 }
 
@@ -75,7 +75,7 @@ static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const winograd_job *job = ctx;
   const conv_source *s = &job->p->source;
-  const real *x = job->args->in[0].data;
+  const acc_t *x = job->args->in[0].data;
   for (int64_t i = begin; i < end; i++)
     CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w,
                           job->source + i * source_plane(s));
@@ -112,10 +112,10 @@ static int64_t cut_runs(const winograd_job *job, int64_t j0, int64_t n, tile_run
   } while (0)
 
 /* Vectors of tiles of one channel; whole vectors are written. */
-OMC_INLINE void transform_source(const real *source, int64_t part, int64_t step, real *out) {
-  vreal half[16], spread[16];
+OMC_INLINE void transform_source(const acc_t *source, int64_t part, int64_t step, acc_t *out) {
+  vacc_t half[16], spread[16];
   OMC_UNROLL for (int y = 0; y < 4; y++) {
-    const real *even = source + 2 * y * part, *odd = even + part;
+    const acc_t *even = source + 2 * y * part, *odd = even + part;
     SPREAD4(vldr(even), vldr(odd), vldr(even + 1), vldr(odd + 1), half + 4 * y, 1);
   }
   OMC_UNROLL for (int x = 0; x < 4; x++)
@@ -123,8 +123,8 @@ OMC_INLINE void transform_source(const real *source, int64_t part, int64_t step,
   OMC_UNROLL for (int e = 0; e < 16; e++) vstr(out + e * step, spread[e]);
 }
 
-static void store_row(const vreal *even, const vreal *odd, int64_t cols, real *out) {
-  const vreal low = OMC_ZIP_LOW(*even, *odd), high = OMC_ZIP_HIGH(*even, *odd);
+static void store_row(const vacc_t *even, const vacc_t *odd, int64_t cols, acc_t *out) {
+  const vacc_t low = OMC_ZIP_LOW(*even, *odd), high = OMC_ZIP_HIGH(*even, *odd);
   if (cols == 2 * OMC_VL) {
     vstr(out, low);
     vstr(out + OMC_VL, high);
@@ -135,18 +135,18 @@ static void store_row(const vreal *even, const vreal *odd, int64_t cols, real *o
 }
 
 /* A' on both sides of the products of one channel. */
-OMC_INLINE void transform_products(const real *products, int64_t step, real bias,
-                                   const tile_run *run, int64_t ow, real *out) {
-  vreal half[8], y[4];
+OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bias,
+                                   const tile_run *run, int64_t ow, acc_t *out) {
+  vacc_t half[8], y[4];
   OMC_UNROLL for (int x = 0; x < 4; x++) {
-    const real *p = products + x * step;
-    const vreal a = vldr(p), b = vldr(p + 4 * step), c = vldr(p + 8 * step),
-                d = vldr(p + 12 * step);
+    const acc_t *p = products + x * step;
+    const vacc_t a = vldr(p), b = vldr(p + 4 * step), c = vldr(p + 8 * step),
+                 d = vldr(p + 12 * step);
     half[x] = a + (b + c);
     half[4 + x] = (b - c) - d;
   }
   OMC_UNROLL for (int i = 0; i < 2; i++) {
-    const vreal *h = half + 4 * i;
+    const vacc_t *h = half + 4 * i;
     y[2 * i] = h[0] + (h[1] + h[2]) + vset(bias);
     y[2 * i + 1] = (h[1] - h[2]) - h[3] + vset(bias);
   }
@@ -154,12 +154,12 @@ OMC_INLINE void transform_products(const real *products, int64_t step, real bias
   if (run->lower) store_row(&y[2], &y[3], run->cols, out + ow);
 }
 
-static void tile_block(const winograd_job *job, int64_t j0, int64_t n, real *scratch) {
+static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *scratch) {
   const conv_winograd *p = job->p;
-  const real *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
+  const acc_t *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
   const int64_t pitch = winograd_pitch(), plane = source_plane(&p->source);
   const int64_t in_step = p->c * pitch, out_step = p->m * pitch, blocks = depth_blocks(p);
-  real *const spread = scratch, *const products = spread + 16 * in_step;
+  acc_t *const spread = scratch, *const products = spread + 16 * in_step;
   tile_run runs[TILES];
   const int64_t count = cut_runs(job, j0, n, runs);
   for (int64_t c = 0; c < p->c; c++)
@@ -185,14 +185,14 @@ static void tile_block(const winograd_job *job, int64_t j0, int64_t n, real *scr
     for (int64_t i = 0; i < count; i++)
       transform_products(products + m * pitch + runs[i].to, out_step, bias ? bias[m] : 0, &runs[i],
                          p->ow,
-                         (real *)job->args->out[0].data + m * p->oh * p->ow + runs[i].out_at);
+                         (acc_t *)job->args->out[0].data + m * p->oh * p->ow + runs[i].out_at);
 }
 
 /* Units are OMC_NR tiles, none dependent on another: any cut gives the same result. */
 static void tile_range(int64_t begin, int64_t end, int thread, void *ctx) {
   const winograd_job *job = ctx;
   const conv_winograd *p = job->p;
-  real *scratch = job->threads + thread * winograd_thread(p);
+  acc_t *scratch = job->threads + thread * winograd_thread(p);
   const int64_t tiles = job->images * winograd_tiles(p), last = omc_min(end * OMC_NR, tiles);
   for (int64_t j = begin * OMC_NR; j < last; j += TILES)
     tile_block(job, j, omc_min(TILES, last - j), scratch);

@@ -4,13 +4,13 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-/* Immediates: threshold, scale, stream. */
+/* Immediates: threshold, scale, subsequence. */
 OMC_EW_KERNEL(Dropout) {
-  const uint32_t threshold = (uint32_t)blk->imm[0], stream = (uint32_t)blk->imm[2];
-  const real scale = (real)blk->imm[1], *x = blk->in[0];
-  real *y = blk->out;
+  const uint32_t threshold = (uint32_t)blk->imm[0], subsequence = (uint32_t)blk->imm[2];
+  const acc_t scale = (acc_t)blk->imm[1], *x = blk->in[0];
+  acc_t *y = blk->out;
   _Alignas(64) uint32_t words[OMC_EW_BLOCK];
-  omc_philox_words(blk->seed, stream, (uint64_t)blk->index, blk->n, words);
+  omc_philox_words(blk->seed, subsequence, (uint64_t)blk->index, blk->n, words);
   for (int64_t k = 0; k < blk->n; k++) y[k] = x[k] * (words[k] >= threshold ? scale : 0);
 }
 

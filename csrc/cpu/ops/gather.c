@@ -64,7 +64,7 @@ static inline void line_at(const omc_lines_form *p, int64_t line, int64_t *table
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
 
-OMC_INLINE void add_row(elem *dst, const elem *src, int64_t n, real scale) {
+OMC_INLINE void add_row(storage_t *dst, const storage_t *src, int64_t n, acc_t scale) {
   int64_t k = 0;
   for (; k + OMC_VL <= n; k += OMC_VL) vst(dst + k, vfma(vld(src + k), vset(scale), vld(dst + k)));
   for (; k < n; k++) st(dst + k, ld(dst + k) + ld(src + k) * scale);
@@ -75,8 +75,8 @@ typedef enum { SPLIT_OUTER, SPLIT_ROWS, SPLIT_COLUMNS } split;
 typedef struct scatter_job {
   const omc_rows_form *p;
   ids rows;
-  const elem *src;
-  elem *dst;
+  const storage_t *src;
+  storage_t *dst;
   const int64_t *counts; /* uses of each row, NULL: gradients are not divided */
   split by;
 } scatter_job;
@@ -95,7 +95,7 @@ static void scatter_part(int64_t begin, int64_t end, int thread, void *ctx) {
     for (int64_t i = 0; i < p->n; i++) {
       const int64_t row = id_at(&j->rows, o * p->outer_ids + i);
       if (row < r0 || row >= r1 || row == p->padding) continue;
-      const real scale = j->counts ? (real)1 / (real)j->counts[row] : 1;
+      const acc_t scale = j->counts ? (acc_t)1 / (acc_t)j->counts[row] : 1;
       add_row(j->dst + (o * p->dim + row) * p->inner + c0, j->src + (o * p->n + i) * p->inner + c0,
               c1 - c0, scale);
     }
@@ -125,10 +125,10 @@ OMC_KERNEL(ScatterRows) {
   const void *base = omc_in_data(args, 2);
   const int64_t numel = p->outer * p->dim * p->inner;
   if (!base) {
-    omc_strided_fill(j.dst, numel, sizeof(elem), NULL, args->threads);
+    omc_strided_fill(j.dst, numel, sizeof(storage_t), NULL, args->threads);
   } else if (base != j.dst) {
     omc_strided all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
-    omc_strided_prepare(&all, sizeof(elem));
+    omc_strided_prepare(&all, sizeof(storage_t));
     omc_strided_copy(&all, j.dst, base, args->threads);
   }
   if (p->by_freq) {
@@ -144,8 +144,8 @@ OMC_KERNEL(ScatterRows) {
 typedef struct lines_job {
   const omc_lines_form *p;
   ids at;
-  const elem *src;
-  elem *dst;
+  const storage_t *src;
+  storage_t *dst;
 } lines_job;
 
 static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -156,7 +156,7 @@ static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
     int64_t table, picked;
     line_at(p, line, &table, &picked);
     for (int64_t i = 0; i < p->n; i++, picked += p->picked_step) {
-      elem *d = j->dst + table + id_at(&j->at, picked) * p->table_step;
+      storage_t *d = j->dst + table + id_at(&j->at, picked) * p->table_step;
       st(d, ld(d) + ld(j->src + picked));
     }
   }
@@ -167,7 +167,7 @@ OMC_KERNEL(GatherElementsGrad) {
   const omc_type *out = args->out[0].type;
   lines_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
   OMC_TRY(line_ids_of(args, p, &j.at));
-  omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(elem), NULL, args->threads);
+  omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(storage_t), NULL, args->threads);
   if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
   return OMC_OK;
 }

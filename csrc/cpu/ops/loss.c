@@ -14,20 +14,20 @@
 
 typedef struct {
   const omc_loss_form *p;
-  const elem *logits, *weight; /* weight NULL: all 1 */
+  const storage_t *logits, *weight; /* weight NULL: all 1 */
   const int64_t *target;
-  const elem *dloss; /* gradient only */
-  elem *dlogits;     /* gradient only; may be logits */
-  real *loss;        /* one per row, forward only */
-  real *top;         /* one per row; NULL: not kept */
-  real *log_sum;     /* one per row; as top */
-  real hard, soft;   /* 1 - e and e/C */
-  real weights;      /* sum of w */
-  double total;      /* sum of w[t] over rows that count */
-  int64_t groups;    /* of COLS rows, for each outer index */
+  const storage_t *dloss; /* gradient only */
+  storage_t *dlogits;     /* gradient only; may be logits */
+  acc_t *loss;            /* one per row, forward only */
+  acc_t *top;             /* one per row; NULL: not kept */
+  acc_t *log_sum;         /* one per row; as top */
+  acc_t hard, soft;       /* 1 - e and e/C */
+  acc_t weights;          /* sum of w */
+  double total;           /* sum of w[t] over rows that count */
+  int64_t groups;         /* of COLS rows, for each outer index */
 } loss_job;
 
-static real class_weight(const loss_job *job, int64_t c) {
+static acc_t class_weight(const loss_job *job, int64_t c) {
   return job->weight ? ld(job->weight + c) : 1;
 }
 
@@ -40,10 +40,10 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
                     .logits = omc_in_data(args, logits),
                     .target = omc_in_data(args, target),
                     .weight = omc_in_data(args, weight),
-                    .hard = (real)(1 - p->smoothing),
-                    .soft = (real)(p->smoothing / (double)p->classes),
+                    .hard = (acc_t)(1 - p->smoothing),
+                    .soft = (acc_t)(p->smoothing / (double)p->classes),
                     .groups = omc_ceil_div(p->inner, COLS)};
-  job->weights = job->weight ? row_sum(job->weight, p->classes) : (real)p->classes;
+  job->weights = job->weight ? row_sum(job->weight, p->classes) : (acc_t)p->classes;
   for (int64_t i = 0; i < p->outer * p->inner; i++) {
     const int64_t t = job->target[i];
     if (t == p->ignore_index) continue;
@@ -66,8 +66,8 @@ static void run_rows(const omc_kernel_args *args, loss_job *job, omc_range_fn ro
 
 /* Where a group of rows starts and how many it has. */
 typedef struct {
-  const elem *x;     /* class 0 of the group's first row */
-  int64_t cell, row; /* offsets of x in the logits and of the first row in [outer, inner] */
+  const storage_t *x; /* class 0 of the group's first row */
+  int64_t cell, row;  /* offsets of x in the logits and of the first row in [outer, inner] */
   int64_t cols;
 } loss_group;
 
@@ -81,8 +81,8 @@ static loss_group group_at(const loss_job *job, int64_t g) {
 
 /* A row's loss from its sums, all of x shifted down by the row's maximum: log of the sum of
  * exponentials, x[t], and the sum of w[c] * x[c]. */
-static real row_loss(const loss_job *job, int64_t t, real log_sum, real x_t, real dot) {
-  const real loss = job->hard * class_weight(job, t) * (log_sum - x_t);
+static acc_t row_loss(const loss_job *job, int64_t t, acc_t log_sum, acc_t x_t, acc_t dot) {
+  const acc_t loss = job->hard * class_weight(job, t) * (log_sum - x_t);
   return job->soft > 0 ? loss + job->soft * (job->weights * log_sum - dot) : loss;
 }
 
@@ -91,11 +91,11 @@ static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes;
   for (int64_t r = begin; r < end; r++) {
-    const elem *x = job->logits + r * n, *w = job->weight;
+    const storage_t *x = job->logits + r * n, *w = job->weight;
     const int64_t t = job->target[r];
-    const real top = row_max(x, n);
-    const real log_sum = (real)log((double)row_sum_exp(x, n, top));
-    real dot = 0;
+    const acc_t top = row_max(x, n);
+    const acc_t log_sum = (acc_t)log((double)row_sum_exp(x, n, top));
+    acc_t dot = 0;
     if (job->soft > 0 && w)
       dot = OMC_ROW_SUM(n, (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
     else if (job->soft > 0)
@@ -111,22 +111,22 @@ static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t n = job->p->classes, step = job->p->inner;
   for (int64_t g = begin; g < end; g++) {
     const loss_group at = group_at(job, g);
-    real top[COLS], sum[COLS] = {0}, dot[COLS] = {0};
-    for (int64_t j = 0; j < COLS; j++) top[j] = -(real)INFINITY;
+    acc_t top[COLS], sum[COLS] = {0}, dot[COLS] = {0};
+    for (int64_t j = 0; j < COLS; j++) top[j] = -(acc_t)INFINITY;
     for (int64_t c = 0; c < n; c++)
       for (int64_t j = 0; j < at.cols; j += OMC_VL)
         vstr(top + j, vmax(vldr(top + j), vld_fill(at.x + c * step + j, at.cols - j, 0)));
     for (int64_t c = 0; c < n; c++) {
-      const vreal w = vset(class_weight(job, c));
+      const vacc_t w = vset(class_weight(job, c));
       for (int64_t j = 0; j < at.cols; j += OMC_VL) {
-        const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0) - vldr(top + j);
+        const vacc_t x = vld_fill(at.x + c * step + j, at.cols - j, 0) - vldr(top + j);
         vstr(sum + j, vldr(sum + j) + vexp(x));
         if (job->soft > 0) vstr(dot + j, vldr(dot + j) + w * x);
       }
     }
     for (int64_t j = 0; j < at.cols; j++) {
       const int64_t t = job->target[at.row + j];
-      const real log_sum = (real)log((double)sum[j]);
+      const acc_t log_sum = (acc_t)log((double)sum[j]);
       if (job->top) job->top[at.row + j] = top[j], job->log_sum[at.row + j] = log_sum;
       job->loss[at.row + j] =
           t == job->p->ignore_index
@@ -137,7 +137,7 @@ static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* The losses of all rows, or what they are reduced to; and the total, unless it is NULL. */
-static void store_loss(const loss_job *job, elem *out, real *total) {
+static void store_loss(const loss_job *job, storage_t *out, acc_t *total) {
   const omc_loss_form *p = job->p;
   const int64_t rows = p->outer * p->inner;
   if (p->reduction == OMC_LOSS_NONE) {
@@ -145,9 +145,9 @@ static void store_loss(const loss_job *job, elem *out, real *total) {
   } else {
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += (double)job->loss[r];
-    st(out, (real)(p->reduction == OMC_LOSS_MEAN ? sum / job->total : sum));
+    st(out, (acc_t)(p->reduction == OMC_LOSS_MEAN ? sum / job->total : sum));
   }
-  if (total) *total = (real)job->total;
+  if (total) *total = (acc_t)job->total;
 }
 
 OMC_KERNEL(CrossEntropy) {
@@ -164,17 +164,17 @@ OMC_KERNEL(CrossEntropy) {
 /* The gradient of row r's loss, times what flows into it: dx[c] is
  * p[c] * prob - w[c] * soft, less `hard` at the target. All 0 for a row that does not count. */
 typedef struct {
-  real prob, soft, hard;
+  acc_t prob, soft, hard;
 } row_scale;
 
 static row_scale scale_of(const loss_job *job, int64_t r) {
   const omc_loss_form *p = job->p;
   const int64_t t = job->target[r];
   if (t == p->ignore_index) return (row_scale){0, 0, 0};
-  real flow = ld(job->dloss + (p->reduction == OMC_LOSS_NONE ? r : 0));
-  if (p->reduction == OMC_LOSS_MEAN) flow /= (real)job->total;
-  const real hard = job->hard * class_weight(job, t);
-  const real soft = job->soft == 0 ? 0 : flow * job->soft; /* none of an infinite flow either */
+  acc_t flow = ld(job->dloss + (p->reduction == OMC_LOSS_NONE ? r : 0));
+  if (p->reduction == OMC_LOSS_MEAN) flow /= (acc_t)job->total;
+  const acc_t hard = job->hard * class_weight(job, t);
+  const acc_t soft = job->soft == 0 ? 0 : flow * job->soft; /* none of an infinite flow either */
   return (row_scale){flow * (hard + job->soft * job->weights), soft, flow * hard};
 }
 
@@ -183,8 +183,8 @@ static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes;
   for (int64_t r = begin; r < end; r++) {
-    const elem *x = job->logits + r * n, *w = job->weight;
-    elem *dx = job->dlogits + r * n;
+    const storage_t *x = job->logits + r * n, *w = job->weight;
+    storage_t *dx = job->dlogits + r * n;
     const int64_t t = job->target[r];
     const bool ignored = t == job->p->ignore_index;
     if (ignored && !isnan(job->log_sum[r])) { /* NaN times 0 is not 0 */
@@ -192,10 +192,10 @@ static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
       continue;
     }
     const row_scale s = scale_of(job, r);
-    const vreal top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
-    const vreal prob = vset(s.prob), soft = vset(s.soft);
+    const vacc_t top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
+    const vacc_t prob = vset(s.prob), soft = vset(s.soft);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-      const vreal pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
+      const vacc_t pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
       vst_upto(dx + k, vexp(vld_fill(x + k, left, 0) - top - log_sum) * prob - pull, left);
     }
     if (!ignored) st(dx + t, ld(dx + t) - s.hard);
@@ -208,27 +208,27 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t n = job->p->classes, step = job->p->inner;
   for (int64_t g = begin; g < end; g++) {
     const loss_group at = group_at(job, g);
-    elem *dx = job->dlogits + at.cell;
-    real top[COLS] = {0}, log_sum[COLS] = {0};
-    real prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
+    storage_t *dx = job->dlogits + at.cell;
+    acc_t top[COLS] = {0}, log_sum[COLS] = {0};
+    acc_t prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
     for (int64_t j = 0; j < at.cols; j++) {
       const row_scale s = scale_of(job, at.row + j);
       top[j] = job->top[at.row + j], log_sum[j] = job->log_sum[at.row + j];
       prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
     }
     for (int64_t c = 0; c < n; c++) {
-      const vreal w = vset(class_weight(job, c));
+      const vacc_t w = vset(class_weight(job, c));
       for (int64_t j = 0; j < at.cols; j += OMC_VL) {
-        const vreal x = vld_fill(at.x + c * step + j, at.cols - j, 0);
-        const vreal e = vexp(x - vldr(top + j) - vldr(log_sum + j));
-        const vreal d = e * vldr(prob + j) - w * vldr(soft + j);
+        const vacc_t x = vld_fill(at.x + c * step + j, at.cols - j, 0);
+        const vacc_t e = vexp(x - vldr(top + j) - vldr(log_sum + j));
+        const vacc_t d = e * vldr(prob + j) - w * vldr(soft + j);
         vst_upto(dx + c * step + j, d, at.cols - j);
       }
     }
     for (int64_t j = 0; j < at.cols; j++) {
       const int64_t t = job->target[at.row + j];
       if (t == job->p->ignore_index) continue;
-      elem *cell = dx + t * step + j;
+      storage_t *cell = dx + t * step + j;
       st(cell, ld(cell) - hard[j]);
     }
   }
@@ -241,7 +241,7 @@ OMC_KERNEL(CrossEntropyGrad) {
   job.dloss = args->in[0].data;
   job.top = args->in[3].data;
   job.log_sum = args->in[4].data;
-  job.total = (double)*(const real *)args->in[5].data;
+  job.total = (double)*(const acc_t *)args->in[5].data;
   job.dlogits = args->out[0].data;
   run_rows(args, &job, backward_rows, backward_cols);
   return OMC_OK;
@@ -280,7 +280,7 @@ OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
   OMC_TRY(prepare(args, 0, 1, 3, &job));
   const omc_loss_form *p = job.p;
   job.dloss = args->in[0].data;
-  job.total = (double)*(const real *)args->in[2].data;
+  job.total = (double)*(const acc_t *)args->in[2].data;
   job.dlogits = args->out[0].data;
   omc_parallel_for(p->outer, 1 + CELLS_PER_TASK / (p->classes * p->inner + 1), args->threads,
                    clear_rows, &job);
@@ -293,12 +293,12 @@ OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
 
 /* Its input, whose elements have to be from 0 to 1. */
 OMC_KERNEL(UnitInterval) {
-  const elem *x = omc_in_data(args, 0);
-  elem *y = omc_out_data(args, 0);
+  const storage_t *x = omc_in_data(args, 0);
+  storage_t *y = omc_out_data(args, 0);
   bool inside = true;
   const int64_t n = omc_shape_numel(&args->in[0].type->shape);
   for (int64_t k = 0; k < n; k++) {
-    const real v = ld(x + k);
+    const acc_t v = ld(x + k);
     inside &= v >= 0 && v <= 1;
     y[k] = x[k];
   }

@@ -35,9 +35,9 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
   return (omc_gemm_args){.m = p->m,
                          .n = p->n,
                          .k = p->k,
-                         .a = {(elem *)args->in[0].data + a, p->a_rs, p->a_cs},
-                         .b = {(elem *)args->in[1].data + b, p->b_rs, p->b_cs},
-                         .c = {(elem *)args->out[0].data + index * p->m * p->n, p->n, 1},
+                         .a = {(storage_t *)args->in[0].data + a, p->a_rs, p->a_cs},
+                         .b = {(storage_t *)args->in[1].data + b, p->b_rs, p->b_cs},
+                         .c = {(storage_t *)args->out[0].data + index * p->m * p->n, p->n, 1},
                          .alpha = p->alpha,
                          .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }
@@ -91,7 +91,7 @@ static omc_status matmul_decode(const omc_node *node, omc_arena *arena, void *pa
                        .b_rs = f.trans_b ? 1 : f.n,
                        .b_cs = f.trans_b ? f.k : 1,
                        .dims = omc_batch_dims(&f.c),
-                       .alpha = omc_attr_float(node, "alpha", 1.0)};
+                       .alpha = omc_node_float(node, "alpha", 1.0)};
   const omc_shape batch_a = omc_batch_dims(&f.a), batch_b = omc_batch_dims(&f.b);
   p->batch = omc_shape_numel(&p->dims);
   /* One matrix on the right: the batch only makes the left one taller. */

@@ -30,12 +30,12 @@ static inline int64_t grain(int64_t cells) { return 1 + CELLS_PER_TASK / (cells 
 
 typedef struct {
   const omc_layer_form *p;
-  const elem *x, *gamma, *beta;
-  const elem *dy; /* gradient only, as the next three */
-  elem *dx, *dgamma, *dbeta;
-  real *sums; /* gradient only: [blocks, 2, sums_length], of dgamma and of dbeta */
-  elem *y;
-  real *mean, *rstd; /* NULL: not kept */
+  const storage_t *x, *gamma, *beta;
+  const storage_t *dy; /* gradient only, as the next three */
+  storage_t *dx, *dgamma, *dbeta;
+  acc_t *sums; /* gradient only: [blocks, 2, sums_length], of dgamma and of dbeta */
+  storage_t *y;
+  acc_t *mean, *rstd; /* NULL: not kept */
 } layer_job;
 
 static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -43,19 +43,19 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
   const layer_job *job = ctx;
   const int64_t n = job->p->n;
   for (int64_t r = begin; r < end; r++) {
-    const elem *x = job->x + r * n;
-    elem *y = job->y + r * n;
-    const real mean = row_sum(x, n) / (real)n;
-    const real var = OMC_ROW_SUM(n, __extension__({
-                                   const vreal d = vld_fill(x + k, left, mean) - vset(mean);
-                                   d *d;
-                                 })) /
-                     (real)n;
-    const real rstd = (real)(1 / sqrt((double)var + job->p->epsilon));
-    const vreal vmean = vset(mean), vrstd = vset(rstd);
+    const storage_t *x = job->x + r * n;
+    storage_t *y = job->y + r * n;
+    const acc_t mean = row_sum(x, n) / (acc_t)n;
+    const acc_t var = OMC_ROW_SUM(n, __extension__({
+                                    const vacc_t d = vld_fill(x + k, left, mean) - vset(mean);
+                                    d *d;
+                                  })) /
+                      (acc_t)n;
+    const acc_t rstd = (acc_t)(1 / sqrt((double)var + job->p->epsilon));
+    const vacc_t vmean = vset(mean), vrstd = vset(rstd);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-      const vreal gamma = job->gamma ? vld_fill(job->gamma + k, left, 0) : vset(1);
-      const vreal beta = job->beta ? vld_fill(job->beta + k, left, 0) : vset(0);
+      const vacc_t gamma = job->gamma ? vld_fill(job->gamma + k, left, 0) : vset(1);
+      const vacc_t beta = job->beta ? vld_fill(job->beta + k, left, 0) : vset(0);
       vst_upto(y + k, vfma((vld_fill(x + k, left, 0) - vmean) * vrstd, gamma, beta), left);
     }
     if (job->mean) job->mean[r] = mean;
@@ -78,25 +78,25 @@ OMC_KERNEL(LayerNormalization) {
 
 /* One row of the gradient: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with
  * g = dy * gamma; its terms of dgamma and dbeta are added to their sums. */
-static void layer_backward_row(const layer_job *job, int64_t r, real *dgamma, real *dbeta) {
+static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, acc_t *dbeta) {
   const int64_t n = job->p->n;
-  const elem *x = job->x + r * n, *dy = job->dy + r * n, *w = job->gamma;
-  elem *dx = job->dx + r * n;
-  const vreal mean = vset(job->mean[r]), rstd = vset(job->rstd[r]);
-  vreal sum_g = vset(0), sum_gx = vset(0);
+  const storage_t *x = job->x + r * n, *dy = job->dy + r * n, *w = job->gamma;
+  storage_t *dx = job->dx + r * n;
+  const vacc_t mean = vset(job->mean[r]), rstd = vset(job->rstd[r]);
+  vacc_t sum_g = vset(0), sum_gx = vset(0);
   for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-    const vreal d = vld_fill(dy + k, left, 0);
-    const vreal xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
-    const vreal g = d * (w ? vld_fill(w + k, left, 0) : vset(1));
+    const vacc_t d = vld_fill(dy + k, left, 0);
+    const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+    const vacc_t g = d * (w ? vld_fill(w + k, left, 0) : vset(1));
     sum_g += g;
     sum_gx = vfma(g, xhat, sum_gx);
     vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
     vstr(dbeta + k, vldr(dbeta + k) + d);
   }
-  const vreal mean_g = vset(vsum(sum_g) / (real)n), mean_gx = vset(vsum(sum_gx) / (real)n);
+  const vacc_t mean_g = vset(vsum(sum_g) / (acc_t)n), mean_gx = vset(vsum(sum_gx) / (acc_t)n);
   for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-    const vreal xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
-    const vreal g = vld_fill(dy + k, left, 0) * (w ? vld_fill(w + k, left, 0) : vset(1));
+    const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+    const vacc_t g = vld_fill(dy + k, left, 0) * (w ? vld_fill(w + k, left, 0) : vset(1));
     vst_upto(dx + k, rstd * (g - mean_g - xhat * mean_gx), left);
   }
 }
@@ -106,8 +106,8 @@ static void layer_backward(int64_t begin, int64_t end, int thread, void *ctx) {
   const layer_job *job = ctx;
   const int64_t length = sums_length(job->p), rows = block_rows(job->p);
   for (int64_t block = begin; block < end; block++) {
-    real *dgamma = job->sums + 2 * block * length, *dbeta = dgamma + length;
-    memset(dgamma, 0, (size_t)(2 * length) * sizeof(real));
+    acc_t *dgamma = job->sums + 2 * block * length, *dbeta = dgamma + length;
+    memset(dgamma, 0, (size_t)(2 * length) * sizeof(acc_t));
     const int64_t last = (block + 1) * rows < job->p->rows ? (block + 1) * rows : job->p->rows;
     for (int64_t r = block * rows; r < last; r++) layer_backward_row(job, r, dgamma, dbeta);
   }
@@ -119,7 +119,7 @@ static void layer_add_blocks(int64_t begin, int64_t end, int thread, void *ctx) 
   const layer_job *job = ctx;
   const int64_t length = sums_length(job->p), blocks = n_blocks(job->p);
   for (int64_t k = begin * OMC_VL; k < end * OMC_VL; k += OMC_VL) {
-    vreal dgamma = vset(0), dbeta = vset(0);
+    vacc_t dgamma = vset(0), dbeta = vset(0);
     for (int64_t block = 0; block < blocks; block++) {
       dgamma += vldr(job->sums + 2 * block * length + k);
       dbeta += vldr(job->sums + (2 * block + 1) * length + k);
@@ -155,39 +155,39 @@ OMC_KERNEL(LayerNormGrad) {
 
 typedef struct {
   const omc_batch_form *p;
-  const elem *x, *gamma, *beta, *running_mean, *running_var;
-  const elem *dy;
-  elem *y, *new_mean, *new_var; /* new_mean and new_var: running statistics, NULL: not kept */
-  elem *dx, *dgamma, *dbeta;
-  real *mean, *rstd;
+  const storage_t *x, *gamma, *beta, *running_mean, *running_var;
+  const storage_t *dy;
+  storage_t *y, *new_mean, *new_var; /* new_mean and new_var: running statistics, NULL: not kept */
+  storage_t *dx, *dgamma, *dbeta;
+  acc_t *mean, *rstd;
 } batch_job;
 
 static double count(const omc_batch_form *p) { return (double)(p->batch * p->inner); }
-static real gamma_of(const batch_job *job, int64_t c) {
+static acc_t gamma_of(const batch_job *job, int64_t c) {
   return job->gamma ? ld(job->gamma + c) : 1;
 }
-static real beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
+static acc_t beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
 
 /* A running statistic after a batch, which leaves it as it is if it is empty. */
-static real moved(const omc_batch_form *p, real running, double now) {
-  return count(p) > 0 ? (real)((1 - p->momentum) * (double)running + p->momentum * now) : running;
+static acc_t moved(const omc_batch_form *p, acc_t running, double now) {
+  return count(p) > 0 ? (acc_t)((1 - p->momentum) * (double)running + p->momentum * now) : running;
 }
 
 /* Stores the statistics of channel c, given its mean and the sum of squared differences to it. */
 static void store_statistics(const batch_job *job, int64_t c, double mean, double squares) {
   const omc_batch_form *p = job->p;
   const double n = count(p);
-  job->mean[c] = (real)mean;
-  job->rstd[c] = (real)(1 / sqrt(squares / n + p->epsilon));
+  job->mean[c] = (acc_t)mean;
+  job->rstd[c] = (acc_t)(1 / sqrt(squares / n + p->epsilon));
   if (job->new_mean) st(job->new_mean + c, moved(p, ld(job->running_mean + c), mean));
   if (job->new_var) st(job->new_var + c, moved(p, ld(job->running_var + c), squares / (n - 1)));
 }
 
 /* Stores the parameters' gradients of channel c and scales its sums of dy and dy * xhat to what
  * dx = factor * (dy - *sum_dy - xhat * *sum_dyx) needs. */
-static real store_gradients(const batch_job *job, int64_t c, double *sum_dy, double *sum_dyx) {
-  if (job->dgamma) st(job->dgamma + c, (real)*sum_dyx);
-  if (job->dbeta) st(job->dbeta + c, (real)*sum_dy);
+static acc_t store_gradients(const batch_job *job, int64_t c, double *sum_dy, double *sum_dyx) {
+  if (job->dgamma) st(job->dgamma + c, (acc_t)*sum_dyx);
+  if (job->dbeta) st(job->dbeta + c, (acc_t)*sum_dy);
   *sum_dy /= count(job->p);
   *sum_dyx /= count(job->p);
   return gamma_of(job, c) * job->rstd[c];
@@ -200,22 +200,22 @@ static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *c
   const omc_batch_form *p = job->p;
   const int64_t n = p->inner, step = p->channels * n;
   for (int64_t c = begin; c < end; c++) {
-    const elem *first = job->x + c * n, *last = first + p->batch * step;
+    const storage_t *first = job->x + c * n, *last = first + p->batch * step;
     double sum = 0, squares = 0;
-    for (const elem *x = first; x < last; x += step) sum += (double)row_sum(x, n);
+    for (const storage_t *x = first; x < last; x += step) sum += (double)row_sum(x, n);
     const double mean = sum / count(p);
-    const real m = (real)mean;
-    for (const elem *x = first; x < last; x += step)
+    const acc_t m = (acc_t)mean;
+    for (const storage_t *x = first; x < last; x += step)
       squares += (double)OMC_ROW_SUM(n, __extension__({
-                                       const vreal d = vld_fill(x + k, left, m) - vset(m);
+                                       const vacc_t d = vld_fill(x + k, left, m) - vset(m);
                                        d *d;
                                      }));
     store_statistics(job, c, mean, squares);
-    const vreal vmean = vset(m), scale = vset(job->rstd[c] * gamma_of(job, c)),
-                shift = vset(beta_of(job, c));
+    const vacc_t vmean = vset(m), scale = vset(job->rstd[c] * gamma_of(job, c)),
+                 shift = vset(beta_of(job, c));
     for (int64_t b = 0; b < p->batch; b++) {
-      const elem *x = first + b * step;
-      elem *y = job->y + c * n + b * step;
+      const storage_t *x = first + b * step;
+      storage_t *y = job->y + c * n + b * step;
       for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL)
         vst_upto(y + k, vfma(vld_fill(x + k, left, 0) - vmean, scale, shift), left);
     }
@@ -231,7 +231,7 @@ static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx
   for (int64_t c0 = begin * COLS; c0 < end * COLS && c0 < step; c0 += COLS) {
     const int64_t cols = step - c0 < COLS ? step - c0 : COLS;
     double mean[COLS] = {0}, squares[COLS] = {0};
-    real center[COLS], scale[COLS], shift[COLS];
+    acc_t center[COLS], scale[COLS], shift[COLS];
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) mean[j] += (double)ld(job->x + b * step + c0 + j);
     for (int64_t j = 0; j < cols; j++) mean[j] /= count(p);
@@ -242,7 +242,7 @@ static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx
       }
     for (int64_t j = 0; j < cols; j++) {
       store_statistics(job, c0 + j, mean[j], squares[j]);
-      center[j] = (real)mean[j];
+      center[j] = (acc_t)mean[j];
       scale[j] = job->rstd[c0 + j] * gamma_of(job, c0 + j);
       shift[j] = beta_of(job, c0 + j);
     }
@@ -260,21 +260,21 @@ static void batch_backward_planes(int64_t begin, int64_t end, int thread, void *
   const omc_batch_form *p = job->p;
   const int64_t n = p->inner, step = p->channels * n;
   for (int64_t c = begin; c < end; c++) {
-    const vreal mean = vset(job->mean[c]), rstd = vset(job->rstd[c]);
+    const vacc_t mean = vset(job->mean[c]), rstd = vset(job->rstd[c]);
     double sum_dy = 0, sum_dyx = 0;
     for (int64_t b = 0; b < p->batch; b++) {
-      const elem *x = job->x + c * n + b * step, *dy = job->dy + c * n + b * step;
+      const storage_t *x = job->x + c * n + b * step, *dy = job->dy + c * n + b * step;
       sum_dy += (double)row_sum(dy, n);
       sum_dyx += (double)OMC_ROW_SUM(
           n, vld_fill(dy + k, left, 0) * (vld_fill(x + k, left, 0) - mean) * rstd);
     }
-    const vreal factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
-    const vreal mean_dy = vset((real)sum_dy), mean_dyx = vset((real)sum_dyx);
+    const vacc_t factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
+    const vacc_t mean_dy = vset((acc_t)sum_dy), mean_dyx = vset((acc_t)sum_dyx);
     for (int64_t b = 0; b < p->batch; b++) {
       const int64_t at = c * n + b * step;
       for (int64_t k = at, left = n; left > 0; k += OMC_VL, left -= OMC_VL) {
-        const vreal xhat = (vld_fill(job->x + k, left, 0) - mean) * rstd;
-        const vreal d = vld_fill(job->dy + k, left, 0) - mean_dy - xhat * mean_dyx;
+        const vacc_t xhat = (vld_fill(job->x + k, left, 0) - mean) * rstd;
+        const vacc_t d = vld_fill(job->dy + k, left, 0) - mean_dy - xhat * mean_dyx;
         vst_upto(job->dx + k, factor * d, left);
       }
     }
@@ -288,13 +288,13 @@ static void batch_backward_cols(int64_t begin, int64_t end, int thread, void *ct
   const int64_t step = p->channels;
   for (int64_t c0 = begin * COLS; c0 < end * COLS && c0 < step; c0 += COLS) {
     const int64_t cols = step - c0 < COLS ? step - c0 : COLS;
-    const real *mean = job->mean + c0, *rstd = job->rstd + c0;
+    const acc_t *mean = job->mean + c0, *rstd = job->rstd + c0;
     double sum_dy[COLS] = {0}, sum_dyx[COLS] = {0};
-    real factor[COLS];
+    acc_t factor[COLS];
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) {
         const int64_t i = b * step + c0 + j;
-        const real dy = ld(job->dy + i);
+        const acc_t dy = ld(job->dy + i);
         sum_dy[j] += (double)dy;
         sum_dyx[j] += (double)(dy * (ld(job->x + i) - mean[j]) * rstd[j]);
       }
@@ -303,8 +303,9 @@ static void batch_backward_cols(int64_t begin, int64_t end, int thread, void *ct
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) {
         const int64_t i = b * step + c0 + j;
-        const real xhat = (ld(job->x + i) - mean[j]) * rstd[j];
-        st(job->dx + i, factor[j] * (ld(job->dy + i) - (real)sum_dy[j] - xhat * (real)sum_dyx[j]));
+        const acc_t xhat = (ld(job->x + i) - mean[j]) * rstd[j];
+        st(job->dx + i,
+           factor[j] * (ld(job->dy + i) - (acc_t)sum_dy[j] - xhat * (acc_t)sum_dyx[j]));
       }
   }
 }

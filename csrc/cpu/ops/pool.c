@@ -40,10 +40,10 @@ static inline int64_t columns_pitch(const average_params *p) {
 
 typedef struct pool_job {
   const void *params;
-  const elem *x;
-  elem *y;
+  const storage_t *x;
+  storage_t *y;
   int64_t *indices; /* NULL: not wanted */
-  real *scratch;    /* a row of columns for each thread */
+  acc_t *scratch;   /* a row of columns for each thread */
 } pool_job;
 
 /* Outputs [*low, *high) of n whose tap `offset` (from the padded start) is inside the input. */
@@ -57,32 +57,32 @@ static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int6
 
 /* The outputs [from, from + n) of row `oy` of a plane. As in PyTorch, NaN is larger than all, and
  * of several the last is taken; an empty window would be -inf at its first place. */
-static void max_row(const max_params *p, const elem *x, int64_t oy, int64_t from, int64_t n,
-                    elem *y, int64_t *indices) {
-  real best[CHUNK];
-  ireal at[CHUNK];
+static void max_row(const max_params *p, const storage_t *x, int64_t oy, int64_t from, int64_t n,
+                    storage_t *y, int64_t *indices) {
+  acc_t best[CHUNK];
+  acc_bits_t at[CHUNK];
   const int64_t top = oy * p->stride[0] - p->pad[0];
   const int64_t first = top < 0 ? (-top + p->dilation[0] - 1) / p->dilation[0] : 0;
   for (int64_t k = 0; k < n; k++) {
     const int64_t left = (from + k) * p->stride[1] - p->pad[1];
     const int64_t skip = left < 0 ? (-left + p->dilation[1] - 1) / p->dilation[1] : 0;
-    best[k] = -(real)INFINITY;
-    at[k] = (ireal)((top + first * p->dilation[0]) * p->in[1] + left + skip * p->dilation[1]);
+    best[k] = -(acc_t)INFINITY;
+    at[k] = (acc_bits_t)((top + first * p->dilation[0]) * p->in[1] + left + skip * p->dilation[1]);
   }
   for (int64_t ky = first; ky < p->kernel[0]; ky++) {
     const int64_t iy = top + ky * p->dilation[0];
     if (iy >= p->in[0]) break;
     for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
       const int64_t left = from * p->stride[1] + kx * p->dilation[1], stride = p->stride[1];
-      const ireal base = (ireal)(iy * p->in[1] + left - p->pad[1]);
-      const elem *row = x + iy * p->in[1];
+      const acc_bits_t base = (acc_bits_t)(iy * p->in[1] + left - p->pad[1]);
+      const storage_t *row = x + iy * p->in[1];
       int64_t low, high;
       inside(left, p->pad[1], stride, p->in[1], n, &low, &high);
       for (int64_t k = low; k < high; k++) {
-        const real v = ld(row + left - p->pad[1] + k * stride);
+        const acc_t v = ld(row + left - p->pad[1] + k * stride);
         const bool better = v > best[k] || v != v;
         best[k] = better ? v : best[k];
-        at[k] = better ? base + (ireal)(k * stride) : at[k];
+        at[k] = better ? base + (acc_bits_t)(k * stride) : at[k];
       }
     }
   }
@@ -95,7 +95,7 @@ static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const max_params *p = j->params;
   for (int64_t r = begin; r < end; r++) {
-    const elem *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
+    const storage_t *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
     for (int64_t from = 0; from < p->out[1]; from += CHUNK) {
       const int64_t to = r * p->out[1] + from;
       max_row(p, x, r % p->out[0], from, omc_min(CHUNK, p->out[1] - from), j->y + to,
@@ -118,8 +118,8 @@ static void max_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const max_grad_params *p = j->params;
   for (int64_t plane = begin; plane < end; plane++) {
-    elem *dx = j->y + plane * p->in;
-    const elem *dy = j->x + plane * p->out;
+    storage_t *dx = j->y + plane * p->in;
+    const storage_t *dy = j->x + plane * p->out;
     const int64_t *at = j->indices + plane * p->out;
     memset(dx, 0, (size_t)p->in * sizeof *dx);
     for (int64_t i = 0; i < p->out; i++) st(dx + at[i], ld(dx + at[i]) + ld(dy + i));
@@ -140,22 +140,22 @@ OMC_KERNEL(MaxPoolGrad) {
 
 /* ---- averages: rows of a window are added up to columns, then columns to results ---- */
 
-static real *columns_of(const pool_job *j, int thread) {
+static acc_t *columns_of(const pool_job *j, int thread) {
   const average_params *p = j->params;
   return j->scratch + thread * columns_pitch(p);
 }
 
-static real divisor_of(const average_params *p, int64_t oy, int64_t ox) {
-  return (real)(p->divisor ? p->divisor : p->size[0][oy] * p->size[1][ox]);
+static acc_t divisor_of(const average_params *p, int64_t oy, int64_t ox) {
+  return (acc_t)(p->divisor ? p->divisor : p->size[0][oy] * p->size[1][ox]);
 }
 
-static void add_columns(real *sum, const elem *row, int64_t n) {
+static void add_columns(acc_t *sum, const storage_t *row, int64_t n) {
   int64_t k = 0;
   for (; k + OMC_VL <= n; k += OMC_VL) vstr(sum + k, vldr(sum + k) + vld(row + k));
   for (; k < n; k++) sum[k] += ld(row + k);
 }
 
-static void add_to_row(elem *row, const real *more, int64_t n) {
+static void add_to_row(storage_t *row, const acc_t *more, int64_t n) {
   int64_t k = 0;
   for (; k + OMC_VL <= n; k += OMC_VL) vst(row + k, vld(row + k) + vldr(more + k));
   for (; k < n; k++) st(row + k, ld(row + k) + more[k]);
@@ -164,11 +164,11 @@ static void add_to_row(elem *row, const real *more, int64_t n) {
 static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
-  real *columns = columns_of(j, thread);
+  acc_t *columns = columns_of(j, thread);
   for (int64_t r = begin; r < end; r++) {
     const int64_t oy = r % p->out[0];
-    const elem *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
-    elem *y = j->y + r * p->out[1];
+    const storage_t *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
+    storage_t *y = j->y + r * p->out[1];
     if (p->out[1] == 1 && p->end[1][0] - p->start[1][0] == p->in[1]) { /* one block of memory */
       const int64_t top = p->start[0][oy], rows = p->end[0][oy] - top;
       st(y, row_sum(x + top * p->in[1], rows * p->in[1]) / divisor_of(p, oy, 0));
@@ -178,7 +178,7 @@ static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
     for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
       add_columns(columns, x + iy * p->in[1], p->in[1]);
     for (int64_t ox = 0; ox < p->out[1]; ox++) {
-      real sum = 0;
+      acc_t sum = 0;
       for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) sum += columns[ix];
       st(y + ox, sum / divisor_of(p, oy, ox));
     }
@@ -188,15 +188,15 @@ static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
 static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
-  real *columns = columns_of(j, thread);
+  acc_t *columns = columns_of(j, thread);
   for (int64_t plane = begin; plane < end; plane++) {
-    elem *dx = j->y + plane * p->in[0] * p->in[1];
-    const elem *dy = j->x + plane * p->out[0] * p->out[1];
+    storage_t *dx = j->y + plane * p->in[0] * p->in[1];
+    const storage_t *dy = j->x + plane * p->out[0] * p->out[1];
     memset(dx, 0, (size_t)(p->in[0] * p->in[1]) * sizeof *dx);
     for (int64_t oy = 0; oy < p->out[0]; oy++, dy += p->out[1]) {
       memset(columns, 0, (size_t)p->in[1] * sizeof *columns);
       for (int64_t ox = 0; ox < p->out[1]; ox++) {
-        const real share = ld(dy + ox) / divisor_of(p, oy, ox);
+        const acc_t share = ld(dy + ox) / divisor_of(p, oy, ox);
         for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) columns[ix] += share;
       }
       for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
@@ -276,11 +276,11 @@ static bool new_tables(omc_arena *arena, average_params *p, int32_t i, int64_t *
 /* `x` is the shape of what is pooled. */
 static omc_status average_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
                                     average_params *p) {
-  const bool with_pad = omc_attr_int(node, "count_include_pad", 0) != 0;
+  const bool with_pad = omc_node_int(node, "count_include_pad", 0) != 0;
   omc_pool_form g;
   OMC_TRY(omc_pool_form_of(node, x, &g));
   p->planes = g.planes;
-  p->divisor = omc_attr_int(node, "divisor_override", 0);
+  p->divisor = omc_node_int(node, "divisor_override", 0);
   for (int32_t i = 0; i < 2; i++) {
     int64_t *t[3];
     p->in[i] = g.in[i];

@@ -43,29 +43,29 @@ typedef struct reduce_params {
 
 typedef enum { SUM, PROD, MAX, MIN } verb;
 
-OMC_INLINE vreal vjoin(verb v, vreal a, vreal b) {
+OMC_INLINE vacc_t vjoin(verb v, vacc_t a, vacc_t b) {
   if (v == SUM) return a + b;
   if (v == PROD) return a * b;
   return v == MAX ? vmax(a, b) : vmin(a, b);
 }
 
 /* NaN in either gives NaN. */
-OMC_INLINE real join(verb v, real a, real b) {
+OMC_INLINE acc_t join(verb v, acc_t a, acc_t b) {
   if (v == SUM) return a + b;
   if (v == PROD) return a * b;
-  const real best = v == MAX ? (a > b ? a : b) : (a < b ? a : b);
+  const acc_t best = v == MAX ? (a > b ? a : b) : (a < b ? a : b);
   return OMC_IS_NAN(a) ? a : best;
 }
 
-OMC_INLINE real start_of(verb v) {
+OMC_INLINE acc_t start_of(verb v) {
   return v == SUM ? 0 : v == PROD ? 1 : v == MAX ? OMC_LOWEST : OMC_HIGHEST;
 }
 
 #define JOIN(a, b) vjoin(v, a, b)
 
-OMC_INLINE real reduce_row(verb v, const elem *x, int64_t n) {
-  const real start = start_of(v);
-  real lanes[OMC_VL];
+OMC_INLINE acc_t reduce_row(verb v, const storage_t *x, int64_t n) {
+  const acc_t start = start_of(v);
+  acc_t lanes[OMC_VL];
   if (n <= SHORT) {
     lanes[0] = start;
     for (int64_t k = 0; k < n; k++) lanes[0] = join(v, lanes[0], ld(x + k));
@@ -78,11 +78,11 @@ OMC_INLINE real reduce_row(verb v, const elem *x, int64_t n) {
 }
 
 /* Joins 4 rows of n elements, or one, to acc, which is writable to the end of its last vector. */
-OMC_INLINE void join_rows(verb v, real *acc, const elem *const *x, int rows, int64_t n) {
+OMC_INLINE void join_rows(verb v, acc_t *acc, const storage_t *const *x, int rows, int64_t n) {
   for (int64_t k = 0; k < n; k += OMC_VL) {
     const int64_t left = n - k;
-    const real fill = start_of(v);
-    vreal sum = vld_fill(x[0] + k, left, fill);
+    const acc_t fill = start_of(v);
+    vacc_t sum = vld_fill(x[0] + k, left, fill);
     if (rows == 4)
       sum = JOIN(JOIN(sum, vld_fill(x[1] + k, left, fill)),
                  JOIN(vld_fill(x[2] + k, left, fill), vld_fill(x[3] + k, left, fill)));
@@ -92,17 +92,17 @@ OMC_INLINE void join_rows(verb v, real *acc, const elem *const *x, int rows, int
 
 typedef struct verb_fns {
   verb v;
-  real (*row)(const elem *x, int64_t n);
-  void (*rows)(real *acc, const elem *const *x, int rows, int64_t n);
+  acc_t (*row)(const storage_t *x, int64_t n);
+  void (*rows)(acc_t *acc, const storage_t *const *x, int rows, int64_t n);
 } verb_fns;
 
-#define VERB(V)                                                                 \
-  static real row_##V(const elem *x, int64_t n) { return reduce_row(V, x, n); } \
-  static void rows_##V(real *acc, const elem *const *x, int rows, int64_t n) {  \
-    if (rows == 4)                                                              \
-      join_rows(V, acc, x, 4, n);                                               \
-    else                                                                        \
-      join_rows(V, acc, x, 1, n);                                               \
+#define VERB(V)                                                                       \
+  static acc_t row_##V(const storage_t *x, int64_t n) { return reduce_row(V, x, n); } \
+  static void rows_##V(acc_t *acc, const storage_t *const *x, int rows, int64_t n) {  \
+    if (rows == 4)                                                                    \
+      join_rows(V, acc, x, 4, n);                                                     \
+    else                                                                              \
+      join_rows(V, acc, x, 1, n);                                                     \
   }
 VERB(SUM)
 VERB(PROD)
@@ -117,9 +117,9 @@ static const verb_fns verbs[] = {{SUM, row_SUM, rows_SUM},
 typedef struct reduce_job {
   const reduce_params *p;
   const verb_fns *fns;
-  const elem *x;
-  elem *out;
-  real *partial; /* parts x results; NULL if there is one part */
+  const storage_t *x;
+  storage_t *out;
+  acc_t *partial; /* parts x results; NULL if there is one part */
 } reduce_job;
 
 static int64_t offset_of(const group_list *g, int64_t position) {
@@ -136,13 +136,13 @@ static int64_t halfway(int64_t a, int64_t b, int64_t unit) {
 }
 
 /* One result: elements a .. b-1 of the rows that start at x. */
-static real reduce_elements(const reduce_job *j, const elem *x, int64_t a, int64_t b) {
+static acc_t reduce_elements(const reduce_job *j, const storage_t *x, int64_t a, int64_t b) {
   const reduce_params *p = j->p;
   if (b - a > LEAF) {
     const int64_t middle = halfway(a, b, 4 * BLOCK);
     return join(j->fns->v, reduce_elements(j, x, a, middle), reduce_elements(j, x, middle, b));
   }
-  real acc = start_of(j->fns->v);
+  acc_t acc = start_of(j->fns->v);
   int64_t row = p->reduced.n ? a / p->inner : 0;
   for (int64_t k = a - row * p->inner; a < b; row++, k = 0) {
     const int64_t n = omc_min(p->inner - k, b - a);
@@ -153,11 +153,11 @@ static real reduce_elements(const reduce_job *j, const elem *x, int64_t a, int64
 }
 
 /* n results, at most WIDTH: rows a .. b-1 of columns that start at x. */
-static void reduce_columns(const reduce_job *j, const elem *x, int64_t n, int64_t a, int64_t b,
-                           real *acc) {
+static void reduce_columns(const reduce_job *j, const storage_t *x, int64_t n, int64_t a, int64_t b,
+                           acc_t *acc) {
   const verb v = j->fns->v;
   if (b - a > LEAF_ROWS) {
-    real upper[WIDTH];
+    acc_t upper[WIDTH];
     const int64_t middle = halfway(a, b, 4);
     reduce_columns(j, x, n, a, middle, acc);
     reduce_columns(j, x, n, middle, b, upper);
@@ -166,20 +166,21 @@ static void reduce_columns(const reduce_job *j, const elem *x, int64_t n, int64_
   }
   for (int64_t k = 0; k < n; k++) acc[k] = start_of(v);
   for (int count; a < b; a += count) {
-    const elem *rows[4];
+    const storage_t *rows[4];
     count = b - a < 4 ? 1 : 4;
     for (int r = 0; r < count; r++) rows[r] = x + offset_of(&j->p->reduced, a + r);
     j->fns->rows(acc, rows, count, n);
   }
 }
 
-static void store(const reduce_job *j, int64_t part, int64_t at, const real *acc, int64_t n) {
+static void store(const reduce_job *j, int64_t part, int64_t at, const acc_t *acc, int64_t n) {
   const reduce_params *p = j->p;
   if (j->partial) {
     const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
     memcpy(j->partial + part * results + at, acc, (size_t)n * sizeof *acc);
   } else {
-    for (int64_t k = 0; k < n; k++) st(j->out + at + k, p->mean ? acc[k] / (real)p->count : acc[k]);
+    for (int64_t k = 0; k < n; k++)
+      st(j->out + at + k, p->mean ? acc[k] / (acc_t)p->count : acc[k]);
   }
 }
 
@@ -191,8 +192,8 @@ static void run_elements(int64_t begin, int64_t end, int thread, void *ctx) {
   int64_t part = begin / p->outer, o = begin % p->outer;
   for (int64_t u = begin; u < end; u++) {
     const int64_t a = part * p->step;
-    const elem *x = j->x + offset_of(&p->kept, o);
-    const real acc = reduce_elements(j, x, a, omc_min(a + p->step, p->total));
+    const storage_t *x = j->x + offset_of(&p->kept, o);
+    const acc_t acc = reduce_elements(j, x, a, omc_min(a + p->step, p->total));
     store(j, part, o, &acc, 1);
     if (++o == p->outer) o = 0, part++;
   }
@@ -209,7 +210,7 @@ static void run_columns(int64_t begin, int64_t end, int thread, void *ctx) {
     const int64_t k = block * BLOCK, a = part * p->step;
     together = omc_min(omc_min(across - block, end - u), WIDTH / BLOCK);
     const int64_t n = omc_min(together * BLOCK, p->inner - k);
-    real acc[WIDTH];
+    acc_t acc[WIDTH];
     reduce_columns(j, j->x + offset_of(&p->kept, o) + k, n, a, omc_min(a + p->step, p->total), acc);
     store(j, part, o * p->inner + k, acc, n);
   }
@@ -221,10 +222,10 @@ static void join_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   const reduce_params *p = j->p;
   const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
   for (int64_t i = begin; i < end; i++) {
-    real acc = j->partial[i];
+    acc_t acc = j->partial[i];
     for (int64_t part = 1; part < p->parts; part++)
       acc = join(j->fns->v, acc, j->partial[part * results + i]);
-    st(j->out + i, p->mean ? acc / (real)p->count : acc);
+    st(j->out + i, p->mean ? acc / (acc_t)p->count : acc);
   }
 }
 

@@ -27,7 +27,7 @@ typedef int64_t wide;
 
 typedef struct scan_job {
   const scan_params *p;
-  const elem *x;
+  const storage_t *x;
   void *out;
 } scan_job;
 
@@ -44,13 +44,14 @@ static scan_block block_at(const scan_params *p, int64_t u) {
 }
 
 /* n running sums of rows `step` apart; always inlined, so that one column stays in a register. */
-OMC_INLINE void cumsum(const scan_params *p, const elem *x, elem *y, int64_t step, int64_t n) {
+OMC_INLINE void cumsum(const scan_params *p, const storage_t *x, storage_t *y, int64_t step,
+                       int64_t n) {
   wide sum[BLOCK] = {0};
   for (int64_t i = 0; i < p->n; i++) {
     for (int64_t k = 0; k < n; k++) {
       const wide before = sum[k];
       sum[k] += (wide)ld(x + i * step + k);
-      st(y + i * step + k, (real)(p->exclusive ? before : sum[k]));
+      st(y + i * step + k, (acc_t)(p->exclusive ? before : sum[k]));
     }
   }
 }
@@ -62,8 +63,8 @@ static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t u = begin; u < end; u++) {
     const scan_block b = block_at(p, u);
     const int64_t from = b.first + (p->reverse ? (p->n - 1) * p->inner : 0);
-    const elem *x = j->x + from;
-    elem *y = (elem *)j->out + from;
+    const storage_t *x = j->x + from;
+    storage_t *y = (storage_t *)j->out + from;
     if (p->inner == 1)
       cumsum(p, x, y, p->reverse ? -1 : 1, 1);
     else
@@ -81,12 +82,12 @@ static void run_others(int64_t begin, int64_t end, int thread, void *ctx) {
     for (int64_t k = b.first; k < b.first + b.n; k++) {
       wide before = 1, behind = 1;
       for (int64_t i = 0; i < p->n; i++) {
-        st((elem *)j->out + k + i * p->inner, (real)before);
+        st((storage_t *)j->out + k + i * p->inner, (acc_t)before);
         before *= (wide)ld(j->x + k + i * p->inner);
       }
       for (int64_t i = p->n - 1; i >= 0; i--) {
-        elem *y = (elem *)j->out + k + i * p->inner;
-        st(y, ld(y) * (real)behind);
+        storage_t *y = (storage_t *)j->out + k + i * p->inner;
+        st(y, ld(y) * (acc_t)behind);
         behind *= (wide)ld(j->x + k + i * p->inner);
       }
     }
@@ -94,20 +95,20 @@ static void run_others(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* The first of the largest or of the least; NaN is beyond all. */
-OMC_INLINE int64_t arg_row(const elem *x, int64_t n, bool least) {
-  const real best = least ? row_min(x, n) : row_max(x, n);
+OMC_INLINE int64_t arg_row(const storage_t *x, int64_t n, bool least) {
+  const acc_t best = least ? row_min(x, n) : row_max(x, n);
   int64_t i = 0;
   while (i + 1 < n && ld(x + i) != best && !OMC_IS_NAN(ld(x + i))) i++;
   return i;
 }
 
-OMC_INLINE void arg_columns(const scan_params *p, const elem *x, int64_t columns, int64_t *at,
+OMC_INLINE void arg_columns(const scan_params *p, const storage_t *x, int64_t columns, int64_t *at,
                             bool least) {
-  real best[BLOCK];
+  acc_t best[BLOCK];
   for (int64_t k = 0; k < columns; k++) best[k] = ld(x + k), at[k] = 0;
   for (int64_t i = 1; i < p->n; i++) {
     for (int64_t k = 0; k < columns; k++) {
-      const real v = ld(x + i * p->inner + k);
+      const acc_t v = ld(x + i * p->inner + k);
       const bool beyond = OMC_IS_NAN(v) || (least ? v < best[k] : v > best[k]);
       const bool better = beyond && !OMC_IS_NAN(best[k]);
       best[k] = better ? v : best[k];
@@ -170,8 +171,8 @@ static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *pa
   (void)arena;
   omc_axis_form form;
   OMC_TRY(omc_cumsum_form_of(node, &form));
-  return set_params(&form, omc_attr_int(node, "reverse", 0) != 0,
-                    omc_attr_int(node, "exclusive", 0) != 0, params);
+  return set_params(&form, omc_node_int(node, "reverse", 0) != 0,
+                    omc_node_int(node, "exclusive", 0) != 0, params);
 }
 
 static omc_status params_arg(const omc_node *node, omc_arena *arena, void *params) {

@@ -16,44 +16,45 @@
 /* One reduction (or COLS of them at most, `n` elements each, `step` apart): `a` and `b` are the
  * op's inputs, b NULL if it has one. `out` may be an input: every element is read before the
  * element of the same position is written. */
-typedef void (*slice_fn)(const elem *a, const elem *b, elem *out, const omc_axis_form *p,
-                         int64_t cols);
+typedef void (*slice_fn)(const storage_t *a, const storage_t *b, storage_t *out,
+                         const omc_axis_form *p, int64_t cols);
 
-static void softmax_row(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
-                        int64_t cols) {
+static void softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
+                        const omc_axis_form *p, int64_t cols) {
   (void)b, (void)cols;
-  const vreal top = vset(row_max(x, p->n));
-  const real sum = OMC_ROW_SUM(p->n, __extension__({
-                                 const vreal e = vexp(vld_fill(x + k, left, -(real)INFINITY) - top);
-                                 vst_upto(y + k, e, left);
-                                 e;
-                               }));
-  const vreal scale = vset(1 / sum);
+  const vacc_t top = vset(row_max(x, p->n));
+  const acc_t sum = OMC_ROW_SUM(p->n, __extension__({
+                                  const vacc_t e =
+                                      vexp(vld_fill(x + k, left, -(acc_t)INFINITY) - top);
+                                  vst_upto(y + k, e, left);
+                                  e;
+                                }));
+  const vacc_t scale = vset(1 / sum);
   for (int64_t k = 0; k < p->n; k += OMC_VL)
     vst_upto(y + k, vld_fill(y + k, p->n - k, 0) * scale, p->n - k);
 }
 
-static void log_softmax_row(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
-                            int64_t cols) {
+static void log_softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
+                            const omc_axis_form *p, int64_t cols) {
   (void)b, (void)cols;
-  const real top = row_max(x, p->n);
-  const vreal vtop = vset(top), log_sum = vlog(vset(row_sum_exp(x, p->n, top)));
+  const acc_t top = row_max(x, p->n);
+  const vacc_t vtop = vset(top), log_sum = vlog(vset(row_sum_exp(x, p->n, top)));
   for (int64_t k = 0; k < p->n; k += OMC_VL)
     vst_upto(y + k, vld_fill(x + k, p->n - k, 0) - vtop - log_sum, p->n - k);
 }
 
-static void softmax_grad_row(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
-                             int64_t cols) {
+static void softmax_grad_row(const storage_t *dy, const storage_t *y, storage_t *dx,
+                             const omc_axis_form *p, int64_t cols) {
   (void)cols;
-  const vreal dot = vset(OMC_ROW_SUM(p->n, vld_fill(dy + k, left, 0) * vld_fill(y + k, left, 0)));
+  const vacc_t dot = vset(OMC_ROW_SUM(p->n, vld_fill(dy + k, left, 0) * vld_fill(y + k, left, 0)));
   for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
     vst_upto(dx + k, vld_fill(y + k, left, 0) * (vld_fill(dy + k, left, 0) - dot), left);
 }
 
-static void log_softmax_grad_row(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
-                                 int64_t cols) {
+static void log_softmax_grad_row(const storage_t *dy, const storage_t *y, storage_t *dx,
+                                 const omc_axis_form *p, int64_t cols) {
   (void)cols;
-  const vreal sum = vset(row_sum(dy, p->n));
+  const vacc_t sum = vset(row_sum(dy, p->n));
   for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
     vst_upto(dx + k, vld_fill(dy + k, left, 0) - vexp(vld_fill(y + k, left, 0)) * sum, left);
 }
@@ -65,33 +66,33 @@ static void log_softmax_grad_row(const elem *dy, const elem *y, elem *dx, const 
     for (int64_t j = 0, i = row_ * (p)->inner, left = (cols); j < (cols); \
          j += OMC_VL, i += OMC_VL, left -= OMC_VL)
 
-static void fill_cols(real *acc, real x) {
+static void fill_cols(acc_t *acc, acc_t x) {
   for (int64_t j = 0; j < COLS; j += OMC_VL) vstr(acc + j, vset(x));
 }
 
-static void max_cols(const elem *x, const omc_axis_form *p, int64_t cols, real *top) {
-  fill_cols(top, -(real)INFINITY);
+static void max_cols(const storage_t *x, const omc_axis_form *p, int64_t cols, acc_t *top) {
+  fill_cols(top, -(acc_t)INFINITY);
   EACH_CELL(p, cols) vstr(top + j, vmax(vldr(top + j), vld_fill(x + i, left, 0)));
 }
 
-static void softmax_cols(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
-                         int64_t cols) {
+static void softmax_cols(const storage_t *x, const storage_t *b, storage_t *y,
+                         const omc_axis_form *p, int64_t cols) {
   (void)b;
-  real top[COLS], sum[COLS];
+  acc_t top[COLS], sum[COLS];
   max_cols(x, p, cols, top);
   fill_cols(sum, 0);
   EACH_CELL(p, cols) {
-    const vreal e = vexp(vld_fill(x + i, left, 0) - vldr(top + j));
+    const vacc_t e = vexp(vld_fill(x + i, left, 0) - vldr(top + j));
     vst_upto(y + i, e, left);
     vstr(sum + j, vldr(sum + j) + e);
   }
   EACH_CELL(p, cols) vst_upto(y + i, vld_fill(y + i, left, 0) / vldr(sum + j), left);
 }
 
-static void log_softmax_cols(const elem *x, const elem *b, elem *y, const omc_axis_form *p,
-                             int64_t cols) {
+static void log_softmax_cols(const storage_t *x, const storage_t *b, storage_t *y,
+                             const omc_axis_form *p, int64_t cols) {
   (void)b;
-  real top[COLS], sum[COLS];
+  acc_t top[COLS], sum[COLS];
   max_cols(x, p, cols, top);
   fill_cols(sum, 0);
   EACH_CELL(p, cols)
@@ -101,9 +102,9 @@ static void log_softmax_cols(const elem *x, const elem *b, elem *y, const omc_ax
   vst_upto(y + i, vld_fill(x + i, left, 0) - vldr(top + j) - vldr(sum + j), left);
 }
 
-static void softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
-                              int64_t cols) {
-  real dot[COLS];
+static void softmax_grad_cols(const storage_t *dy, const storage_t *y, storage_t *dx,
+                              const omc_axis_form *p, int64_t cols) {
+  acc_t dot[COLS];
   fill_cols(dot, 0);
   EACH_CELL(p, cols)
   vstr(dot + j, vfma(vld_fill(dy + i, left, 0), vld_fill(y + i, left, 0), vldr(dot + j)));
@@ -111,20 +112,20 @@ static void softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const omc
   vst_upto(dx + i, vld_fill(y + i, left, 0) * (vld_fill(dy + i, left, 0) - vldr(dot + j)), left);
 }
 
-static void log_softmax_grad_cols(const elem *dy, const elem *y, elem *dx, const omc_axis_form *p,
-                                  int64_t cols) {
-  real sum[COLS];
+static void log_softmax_grad_cols(const storage_t *dy, const storage_t *y, storage_t *dx,
+                                  const omc_axis_form *p, int64_t cols) {
+  acc_t sum[COLS];
   fill_cols(sum, 0);
   EACH_CELL(p, cols) vstr(sum + j, vldr(sum + j) + vld_fill(dy + i, left, 0));
   EACH_CELL(p, cols) {
-    const vreal exp_y = vexp(vld_fill(y + i, left, 0));
+    const vacc_t exp_y = vexp(vld_fill(y + i, left, 0));
     vst_upto(dx + i, vld_fill(dy + i, left, 0) - exp_y * vldr(sum + j), left);
   }
 }
 
 typedef struct {
-  const elem *a, *b;
-  elem *out;
+  const storage_t *a, *b;
+  storage_t *out;
   const omc_axis_form *p;
   int64_t groups; /* of columns, for each outer index */
   slice_fn slice;

@@ -1,4 +1,4 @@
-/* Calls of the host for ops that run in PyTorch. */
+/* Callbacks for ops that run in PyTorch. */
 #include "cpu/kernel.h"
 #include "graph/graph.h"
 
@@ -10,28 +10,28 @@ typedef struct torch_params {
 
 static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
-  ((torch_params *)params)->index = omc_attr_int(node, "index", 0);
+  ((torch_params *)params)->index = omc_node_int(node, "index", 0);
   return OMC_OK;
 }
 
 static omc_status need_host(const omc_kernel_args *args) {
-  if (args->host) return OMC_OK;
-  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no host",
+  if (args->callbacks) return OMC_OK;
+  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no callbacks",
            args->node ? args->node : "");
 }
 
 OMC_KERNEL_ANY(TorchCall) {
   const torch_params *p = args->params;
   OMC_TRY(need_host(args));
-  return args->host->forward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
-                             args->n_out);
+  return args->callbacks->forward(args->callbacks->ctx, args->run, p->index, args->in, args->n_in,
+                                  args->out, args->n_out);
 }
 
 OMC_KERNEL_ANY(TorchCallGrad) {
   const torch_params *p = args->params;
   OMC_TRY(need_host(args));
-  return args->host->backward(args->host->ctx, args->run, p->index, args->in, args->n_in, args->out,
-                              args->n_out);
+  return args->callbacks->backward(args->callbacks->ctx, args->run, p->index, args->in, args->n_in,
+                                   args->out, args->n_out);
 }
 
 OMC_CPU_OP(TorchCall, TorchCall, OMC_PARAMS(torch_params, decode))

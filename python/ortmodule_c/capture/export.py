@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import NotExportable, NotRunnable, first_lines
 from ..flatten import Spec, flatten, plain_leaves, unflatten
-from ..guards.held import Snapshot, Survey, Write, layout, looseness
+from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.policy import ASKED_OF_TENSORS
 from ..guards.watch import Watch
 from ..stack import is_users, users_line
@@ -312,11 +312,11 @@ def memory_of(t: Tensor) -> tuple[Any, ...]:
     return t.untyped_storage()._cdata, *[p.node.hint if isinstance(p, torch.SymInt) else p for p in places]
 
 
-def _unique_names(module: nn.Module, survey: Survey) -> tuple[list[str], list[str]]:
-    """First name of each parameter and buffer, in the order of the survey."""
+def _unique_names(module: nn.Module, scan: Scan) -> tuple[list[str], list[str]]:
+    """First name of each parameter and buffer, in the order of the scan."""
     parameters = {id(t): n for n, t in module.named_parameters()}
     buffers = {id(t): n for n, t in module.named_buffers()}
-    return [parameters[id(t)] for t in survey.parameters], [buffers[id(t)] for t in survey.buffers]
+    return [parameters[id(t)] for t in scan.parameters], [buffers[id(t)] for t in scan.buffers]
 
 
 def capture(
@@ -324,7 +324,7 @@ def capture(
     spec: Spec,
     leaves: Sequence[Tensor],
     paths: Sequence[str],
-    survey: Survey,
+    scan: Scan,
     dynamic: Sequence[Sequence[int]],
     lines: bool = False,
 ) -> Captured:
@@ -336,7 +336,7 @@ def capture(
         Left as it was: buffers, gradients, attributes and the random state.
     spec, leaves, paths
         The flattened (args, kwargs) and the name of each leaf.
-    survey
+    scan
         The module's tensors.
     dynamic
         For each leaf the axes whose size is left symbolic.
@@ -350,7 +350,7 @@ def capture(
     """
     if nn.Module.__call__ is not _symbolic_trace._orig_module_call:
         raise NotRunnable("the method __call__ of nn.Module is replaced, which a trace goes around")
-    parameters, buffers = _unique_names(module, survey)
+    parameters, buffers = _unique_names(module, scan)
     n_user, n_parameters = len(leaves), len(parameters)
     out_specs: list[Spec] = []
     written: list[Write] = []
@@ -385,7 +385,7 @@ def capture(
                 if memory_of(t) != lie[name]:
                     raise NotExportable(f"the forward changes in place how {name} lies in memory")
             watch.check()
-            _check_attributes(watch, [*leaves, *survey.parameters, *survey.buffers], [*tensors, result])
+            _check_attributes(watch, [*leaves, *scan.parameters, *scan.buffers], [*tensors, result])
             written[:] = [*kept.writes(), *watch.writes()]
             watch.check_results((result, [w.after for w in written]), (args, kwargs))
             watch.check_unchanged(written)
@@ -398,7 +398,7 @@ def capture(
             return [*out, *cloned.values()]
 
         examples = [_example(t) for t in leaves]
-        tensors = apart([*examples, *survey.parameters, *survey.buffers])
+        tensors = apart([*examples, *scan.parameters, *scan.buffers])
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
         environments: set[Any] = set()
         try:

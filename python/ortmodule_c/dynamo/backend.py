@@ -20,8 +20,8 @@ from ..errors import NeedsStatic, NotExportable, out_of_memory
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
 from ..graphs import OWN_OPS, device_refusal, supports
-from ..lowering.ingest import ingest
 from ..lowering.lower import lower
+from ..lowering.to_text import to_text
 from ..onnx_io import Files
 from ..options import DebugOptions, logger
 from ..process import no_collection, one_thread_after_fork, tracing_lock
@@ -184,11 +184,11 @@ class Compiled:
             lowered = lower(captured, supports, OWN_OPS)
             for name, cause in lowered.fallbacks:
                 self._report.add(name, cause)
-            text, constants = ingest(lowered.model)
+            text, constants = to_text(lowered.model)
             writer = self._files.watcher(lowered, text, constants, numbered=True)
-            runner = Runner(_C.Session(text, constants, lowered.host), lowered, writer)
+            runner = Runner(_C.Session(text, constants, lowered.callbacks), lowered, writer)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
-        return _Made(runner, inputs, captured.out_spec, text.count(" stream="))
+        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="))
 
     def _capture_again(self, given: Sequence[Any]) -> Captured:
         with tracing_lock, quiet():

@@ -1,6 +1,6 @@
 """What a graph assumed of the module and of the moment, compared at every call.
 
-:func:`survey` walks the module once per call and gives its tensors and a hashable key. What is too
+:func:`scan` walks the module once per call and gives its tensors and a hashable key. What is too
 varied for a key (plain attributes of submodules and of their configuration objects) is held by
 :class:`Attributes` and compared with what is there now.
 """
@@ -53,12 +53,12 @@ _COMPARED = (BY_VALUE, BY_REPR, MISSING)
 _TOLD_APART = BY_VALUE | BY_REPR | frozenset(_COPIED)  # by more than identity
 
 
-class Survey(NamedTuple):
+class Scan(NamedTuple):
     """A module's tensors, each once and in order, and what else was found of every submodule."""
 
     parameters: list[Tensor]
     buffers: list[Tensor]
-    facts: _C.Facts
+    fingerprint: _C.Fingerprint
     checked: int  # what :meth:`Held.hold` need not compare again
 
     @property
@@ -66,19 +66,19 @@ class Survey(NamedTuple):
         """Why no graph can stand for the module, or nothing."""
         if _has_any_global_hook():
             return "there are hooks on all modules, which a graph does not call"
-        if self.facts.opaque is not None:
-            return f"a {self.facts.opaque} inside it is not a plain module of Python"
-        if self.facts.hooked is not None:
-            return f"a {self.facts.hooked} inside it has hooks, which a graph does not call"
+        if self.fingerprint.opaque is not None:
+            return f"a {self.fingerprint.opaque} inside it is not a plain module of Python"
+        if self.fingerprint.hooked is not None:
+            return f"a {self.fingerprint.hooked} inside it has hooks, which a graph does not call"
         return ""
 
 
-def survey(module: nn.Module, last: _C.Facts | None = None, held: "Held | None" = None) -> Survey:
-    """Walk the module; tied tensors appear once, and the facts tell which names share one.
+def scan(module: nn.Module, last: _C.Fingerprint | None = None, held: "Held | None" = None) -> Scan:
+    """Walk the module; tied tensors appear once, and the fingerprint tells which names share one.
 
     Cheapest where all is as it was when `last` was found, and as it is `held`.
     """
-    return Survey(*_C.survey(module, last, None if held is None else held.exactly))
+    return Scan(*_C.scan(module, last, None if held is None else held.exactly))
 
 
 def ambient() -> tuple[Hashable, ...]:
@@ -266,7 +266,7 @@ class Held:
         dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
         places: Sequence[tuple[Any, Any, Any, str]],
     ) -> None:
-        # In the order in which a survey meets them.
+        # In the order in which a scan meets them.
         self._dicts = sorted(dicts, key=lambda d: not isinstance(d[0], nn.Module))
         self._places = places
         self.exactly = _C.Held(tuple([d[:4] for d in self._dicts]), tuple([p[:3] for p in places]), *_COMPARED)
@@ -286,7 +286,7 @@ class Held:
         return f"the names of attributes of {name}"
 
     def hold(self, checked: int = 0) -> bool:
-        """Whether everything still is what it was, but for what a survey has `checked`."""
+        """Whether everything still is what it was, but for what a scan has `checked`."""
         return self.exactly.first_changed(checked) < 0
 
     def still(self) -> "Held":

@@ -155,7 +155,7 @@ class Watch:
         self._undo.state("Python's random numbers", random.getstate, random.setstate)
         self._undo.state("NumPy's random numbers", numpy.random.get_state, numpy.random.set_state)
         for m in self._modules:
-            self._object(m, type(m).__name__).names |= INTERNAL | _OF_PARAMETERS  # compared by the survey
+            self._object(m, type(m).__name__).names |= INTERNAL | _OF_PARAMETERS  # compared by the scan
         for value in vars(Tensor).values():
             if isinstance(value, types.FunctionType) and not is_trusted_module(value.__module__):
                 self._register(value)

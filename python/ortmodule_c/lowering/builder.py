@@ -135,7 +135,7 @@ class Builder:
         self._supports = supports
         self._own_ops = own_ops
         self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
-        self.streams = 0
+        self.subsequences = 0
         # The ATen node being translated: where it came from, its name, what PyTorch says it returns,
         # and arguments it changes.
         self.source = ""
@@ -435,7 +435,7 @@ class Builder:
         """Say that the op being translated changes its argument `x`, unseen by autograd, to `value`."""
         self.overwritten.append((x, self.detached(value)))
 
-    def stream(self) -> int:
+    def subsequence(self) -> int:
         """A number no other random node of the graph has."""
-        self.streams += 1
-        return self.streams
+        self.subsequences += 1
+        return self.subsequences

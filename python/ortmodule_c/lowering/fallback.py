@@ -1,4 +1,4 @@
-"""Runs in PyTorch what has no kernel: the host side of TorchCall nodes."""
+"""Runs in PyTorch what has no kernel: what the C core calls for TorchCall nodes."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ _BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class HostOp:
+class TorchOp:
     """One TorchCall node.
 
     Attributes
@@ -50,11 +50,11 @@ class _Here(threading.local):
         self.none: set[Operand] = set()
 
 
-class Host:
+class Callbacks:
     """The TorchCall nodes of one graph, by their number."""
 
     def __init__(self) -> None:
-        self.ops: list[HostOp] = []
+        self.ops: list[TorchOp] = []
         self._types: dict[tuple[int, tuple[tuple[int, ...], ...]], list[Type]] = {}
         self._here = _Here()
 

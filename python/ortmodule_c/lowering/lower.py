@@ -23,7 +23,7 @@ from ..options import logger
 from .ancestry import Ancestry
 from .builder import MAX_RANK, Builder, Val
 from .expansion import SYMBOLIC, expanded
-from .fallback import Host, HostOp
+from .fallback import Callbacks, TorchOp
 from .in_place import fits, functional, refuse_misfits, written
 from .translations import TABLE
 from .translations.registry import aten
@@ -59,7 +59,7 @@ class Lowered:
     ----------
     model
         Inputs are user tensors, parameters, buffers; outputs are `outputs`, then `updates`.
-    host
+    callbacks
         Its TorchCall nodes.
     results
         For each result of the module: "output" or "input", its position, and what is to be done with it.
@@ -79,7 +79,7 @@ class Lowered:
     """
 
     model: ir.Model
-    host: Host
+    callbacks: Callbacks
     results: list[tuple[str, int, tuple[Step, ...]]]
     differentiable: list[bool]
     ranks: list[int]
@@ -153,7 +153,7 @@ class _Lowering:
     def __init__(self, captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
         self._captured = captured
         self._b = Builder(supports, own_ops)
-        self._host = Host()
+        self._callbacks = Callbacks()
         self._reach = Reach()
         self._ancestry = Ancestry(len(captured.names))
         self._results: dict[fx.Node, int] = {}  # bits that stand for results of the module
@@ -229,7 +229,7 @@ class _Lowering:
         model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
         return Lowered(
             model,
-            self._host,
+            self._callbacks,
             places,
             [reached != 0 for reached in reaches],
             [v.rank for v in values],
@@ -486,11 +486,11 @@ class _Lowering:
             results = run_all(tensors)
             return [*[results[i] for i in used], *[tensors[i] for i in written]]
 
-        self._in_pytorch[node] = len(self._host.ops)
-        self._host.ops.append(HostOp(name, run, tuple(v.grad != 0 for v in given)))
+        self._in_pytorch[node] = len(self._callbacks.ops)
+        self._callbacks.ops.append(TorchOp(name, run, tuple(v.grad != 0 for v in given)))
         self._fallbacks.append((name, cause))
         dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]
-        out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._host.ops) - 1)
+        out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._callbacks.ops) - 1)
         made = [out] if len(dtypes) == 1 else list(out)
         results: list[Val | None] = [None] * len(fakes)
         for i, result in zip(used, made, strict=False):

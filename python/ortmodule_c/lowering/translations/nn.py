@@ -82,7 +82,7 @@ def dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
         return x
     if p == 1:  # nothing is drawn
         return b.emit("Mul", x, b.const(0, x.dtype))
-    out: Val = b.emit("Dropout", x, p=float(p), stream=b.stream())
+    out: Val = b.emit("Dropout", x, p=float(p), subsequence=b.subsequence())
     return out
 
 
@@ -137,7 +137,7 @@ def attention(
         query, key, value = (b.unsqueeze(t, 1) for t in (query, key, value))
         if attn_mask is not None and attn_mask.rank == 3:
             attn_mask = b.unsqueeze(attn_mask, 1)
-    random = {"p": float(dropout_p), "stream": b.stream()} if dropout_p > 0 else {}
+    random = {"p": float(dropout_p), "subsequence": b.subsequence()} if dropout_p > 0 else {}
     out, _ = b.emit(
         "Attention",
         query,

@@ -1,4 +1,4 @@
-#include "ops/build.h"
+#include "ops/builder.h"
 
 #include "base/element.h"
 #include "graph/edit.h"
@@ -47,15 +47,15 @@ void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in
   latch(b, build(b, &spec, out));
 }
 
-omc_value *omc_bn(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                  uint32_t n_attr, const omc_attr *attr) {
+omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                    uint32_t n_attr, const omc_attr *attr) {
   omc_value *out;
   omc_build(b, op, n_in, in, 0, n_attr, attr, 1, &out);
   return out;
 }
 
-omc_value *omc_bn_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                         const omc_node *like, const omc_shape *shape) {
+omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                           const omc_node *like, const omc_shape *shape) {
   const uint32_t n = like->n_attr;
   omc_attr *attrs = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, n + 1);
   if (!attrs) {
@@ -63,22 +63,22 @@ omc_value *omc_bn_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value 
     return NULL;
   }
   for (uint32_t i = 0; i < n; i++) attrs[i] = like->attr[i];
-  attrs[n] = omc_ais("shape", shape->dims, (uint32_t)shape->rank);
-  return omc_bn(b, op, n_in, in, n + 1, attrs);
+  attrs[n] = omc_attr_ints("shape", shape->dims, (uint32_t)shape->rank);
+  return omc_nary(b, op, n_in, in, n + 1, attrs);
 }
 
-omc_value *omc_b1(omc_builder *b, omc_op_id op, omc_value *x) {
-  return omc_bn(b, op, 1, &x, 0, NULL);
+omc_value *omc_unary(omc_builder *b, omc_op_id op, omc_value *x) {
+  return omc_nary(b, op, 1, &x, 0, NULL);
 }
 
-omc_value *omc_b2(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y) {
+omc_value *omc_binary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y) {
   omc_value *const in[] = {x, y};
-  return omc_bn(b, op, 2, in, 0, NULL);
+  return omc_nary(b, op, 2, in, 0, NULL);
 }
 
-omc_value *omc_b3(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z) {
+omc_value *omc_ternary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z) {
   omc_value *const in[] = {x, y, z};
-  return omc_bn(b, op, 3, in, 0, NULL);
+  return omc_nary(b, op, 3, in, 0, NULL);
 }
 
 /* A constant whose zeroed elements, *data, the caller fills in. NULL after a failure. */
@@ -121,26 +121,26 @@ omc_value *omc_zeros(omc_builder *b, const omc_type *type) {
 omc_value *omc_reshape(omc_builder *b, omc_value *x, const omc_shape *shape) {
   if (x && omc_shape_equal(&x->type.shape, shape)) return x;
   omc_value *const in[] = {x, omc_ints(b, shape->dims, shape->rank)};
-  const omc_attr allowzero = omc_ai("allowzero", 1);
-  return omc_bn(b, OMC_OP_Reshape, 2, in, 1, &allowzero);
+  const omc_attr allowzero = omc_attr_int("allowzero", 1);
+  return omc_nary(b, OMC_OP_Reshape, 2, in, 1, &allowzero);
 }
 
 omc_value *omc_transpose(omc_builder *b, omc_value *x, const int64_t *perm) {
-  const omc_attr attr = omc_ais("perm", perm, x ? (uint32_t)x->type.shape.rank : 0);
-  return omc_bn(b, OMC_OP_Transpose, 1, &x, 1, &attr);
+  const omc_attr attr = omc_attr_ints("perm", perm, x ? (uint32_t)x->type.shape.rank : 0);
+  return omc_nary(b, OMC_OP_Transpose, 1, &x, 1, &attr);
 }
 
 omc_value *omc_expand(omc_builder *b, omc_value *x, const omc_shape *shape) {
   if (x && omc_shape_equal(&x->type.shape, shape)) return x;
-  return omc_b2(b, OMC_OP_Expand, x, omc_ints(b, shape->dims, shape->rank));
+  return omc_binary(b, OMC_OP_Expand, x, omc_ints(b, shape->dims, shape->rank));
 }
 
 omc_value *omc_reduce_sum(omc_builder *b, omc_value *x, const int64_t *axes, int32_t n,
                           bool keepdims) {
   if (n == 0) return x;
   omc_value *const in[] = {x, omc_ints(b, axes, n)};
-  const omc_attr attr = omc_ai("keepdims", keepdims);
-  return omc_bn(b, OMC_OP_ReduceSum, 2, in, 1, &attr);
+  const omc_attr attr = omc_attr_int("keepdims", keepdims);
+  return omc_nary(b, OMC_OP_ReduceSum, 2, in, 1, &attr);
 }
 
 omc_value *omc_sum_to(omc_builder *b, omc_value *x, const omc_shape *shape) {
@@ -155,6 +155,6 @@ omc_value *omc_sum_to(omc_builder *b, omc_value *x, const omc_shape *shape) {
 
 omc_value *omc_cast(omc_builder *b, omc_value *x, omc_dtype to) {
   if (x && x->type.dtype == to) return x;
-  const omc_attr attr = omc_ai("to", omc_dtype_get(to)->onnx);
-  return omc_bn(b, OMC_OP_Cast, 1, &x, 1, &attr);
+  const omc_attr attr = omc_attr_int("to", omc_dtype_get(to)->onnx);
+  return omc_nary(b, OMC_OP_Cast, 1, &x, 1, &attr);
 }

@@ -1,5 +1,5 @@
 /* The Session type: a template and the plans made of it. */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes) {
   const omc_constants *c = ctx;
@@ -16,7 +16,7 @@ omc_status omc_constants_find(void *ctx, const char *name, const void **data, si
   Py_DECREF(tensor); /* the mapping keeps it */
   if (failed) {
     omc_error_prefix("%s", name);
-    return omc_fail(OMC_EHOST, "constant '%s'", name);
+    return omc_fail(OMC_ECALLBACK, "constant '%s'", name);
   }
   *data = elements;
   return omc_type_bytes(&type, bytes);
@@ -38,13 +38,13 @@ int omc_bools_from_py(PyObject *sequence, const char *what, bool *out, uint32_t 
 }
 
 static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"text", "constants", "host", "max_plans", "provider", NULL};
+  static char *names[] = {"text", "constants", "callbacks", "max_plans", "provider", NULL};
   omc_session_object *self = (omc_session_object *)object;
   const char *text, *name = omc_provider_host()->name;
   Py_ssize_t n;
-  PyObject *constants, *host = Py_None;
+  PyObject *constants, *called = Py_None;
   unsigned max_plans = 16;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OIs", names, &text, &n, &constants, &host,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OIs", names, &text, &n, &constants, &called,
                                    &max_plans, &name))
     return -1;
   const omc_provider *provider = omc_provider_find(name);
@@ -58,16 +58,16 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   }
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   Py_CLEAR(self->constants); /* of an attempt that failed */
-  Py_CLEAR(self->host.object);
+  Py_CLEAR(self->callbacks.object);
   self->constants = PyDict_New(); /* a copy, so that later edits of the mapping free nothing */
   if (!self->constants || PyDict_Update(self->constants, constants) < 0) return -1;
-  self->host.module = m;
-  self->host.provider = provider;
-  if (host != Py_None) self->host.object = Py_NewRef(host);
-  omc_host callbacks = omc_host_make(&self->host);
+  self->callbacks.module = m;
+  self->callbacks.provider = provider;
+  if (called != Py_None) self->callbacks.object = Py_NewRef(called);
+  omc_callbacks callbacks = omc_make_callbacks(&self->callbacks);
   omc_constants find = {m, self->constants};
   omc_status status = omc_session_create(text, (size_t)n, omc_constants_find, &find,
-                                         self->host.object ? &callbacks : NULL, provider,
+                                         self->callbacks.object ? &callbacks : NULL, provider,
                                          omc_default_allocator(), max_plans, &self->session);
   return status == OMC_OK ? 0 : (omc_raise(m, status), -1);
 }
@@ -75,14 +75,14 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 static int session_traverse(PyObject *object, visitproc visit, void *arg) {
   const omc_session_object *self = (const omc_session_object *)object;
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->host.object);
+  Py_VISIT(self->callbacks.object);
   Py_VISIT(self->constants);
   return 0;
 }
 
 /* The constants stay: plans point into their memory. */
 static int session_clear(PyObject *object) {
-  Py_CLEAR(((omc_session_object *)object)->host.object);
+  Py_CLEAR(((omc_session_object *)object)->callbacks.object);
   return 0;
 }
 
@@ -91,7 +91,7 @@ static void session_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   omc_session_destroy(self->session);
-  Py_XDECREF(self->host.object);
+  Py_XDECREF(self->callbacks.object);
   Py_XDECREF(self->constants);
   freefunc release = PyType_GetSlot(type, Py_tp_free);
   release(object);
@@ -147,17 +147,17 @@ static PyObject *read_masks(PyObject *args) {
 }
 
 static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"retain", "plain", NULL};
+  static char *names[] = {"retain_graph", "plain", NULL};
   omc_session_object *self = (omc_session_object *)object;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
-  int retain = 0, plain = 0;
+  int retain_graph = 0, plain = 0;
   if (PyTuple_Size(args) < 2) {
     PyErr_SetString(PyExc_TypeError, "plan() needs the inputs and which gradients are wanted");
     return NULL;
   }
   PyObject *none = PyTuple_New(0);
-  const bool parsed =
-      none && (!kwargs || PyArg_ParseTupleAndKeywords(none, kwargs, "|pp", names, &retain, &plain));
+  const bool parsed = none && (!kwargs || PyArg_ParseTupleAndKeywords(none, kwargs, "|pp", names,
+                                                                      &retain_graph, &plain));
   Py_XDECREF(none);
   if (!parsed) return NULL;
   if (!self->session) {
@@ -170,11 +170,14 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   PyObject *result = NULL, *tuple = PySequence_Tuple(PyTuple_GetItem(args, 0)),
            *in_tuple = PySequence_Tuple(PyTuple_GetItem(args, 1)), *out_tuples = read_masks(args);
   if (tuple && in_tuple && out_tuples) flags = read_flags(template, in_tuple, out_tuples);
-  if (flags) types = read_types(m, self->host.provider, template, tuple);
+  if (flags) types = read_types(m, self->callbacks.provider, template, tuple);
   if (!types) goto done;
-  const omc_signature signature = {
-      types,       flags,     flags + template->n_inputs, (uint32_t)PyTuple_Size(out_tuples),
-      retain != 0, plain != 0};
+  const omc_signature signature = {types,
+                                   flags,
+                                   flags + template->n_inputs,
+                                   (uint32_t)PyTuple_Size(out_tuples),
+                                   retain_graph != 0,
+                                   plain != 0};
   omc_plan *plan = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
@@ -201,8 +204,8 @@ static PyObject *session_stats(PyObject *object, PyObject *unused) {
   s = omc_session_get_stats(self->session);
   Py_END_ALLOW_THREADS
   return Py_BuildValue("{sKsKsKsdsdsdsdsdsKsIsI}", "plans_built", s.plans_built, "plan_hits",
-                       s.plan_hits, "plans_evicted", s.plans_evicted, "bind_seconds",
-                       s.bind_seconds, "simplify_seconds", s.simplify_seconds,
+                       s.plan_hits, "plans_evicted", s.plans_evicted, "specialize_seconds",
+                       s.specialize_seconds, "canonicalize_seconds", s.canonicalize_seconds,
                        "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
                        s.fuse_seconds, "plan_seconds", s.plan_seconds, "constant_bytes",
                        s.constant_bytes, "plans_cached", s.plans_cached, "runs_live", s.runs_live);
@@ -217,7 +220,8 @@ static PyObject *session_count(PyObject *object, void *which) {
 
 static PyMethodDef session_methods[] = {
     {"plan", (PyCFunction)(void (*)(void))session_plan, METH_VARARGS | METH_KEYWORDS,
-     "plan(inputs, in_grads, *out_grads, retain=False, plain=False) -> Plan for these inputs"},
+     "plan(inputs, in_grads, *out_grads, retain_graph=False, plain=False) -> Plan for these "
+     "inputs"},
     {"stats", session_stats, METH_NOARGS, "stats() -> counts and seconds of planning"},
     {NULL, NULL, 0, NULL}};
 

@@ -1,10 +1,10 @@
 /* The Run type: what one forward left for its backwards. It goes back to the pool with the object.
  */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 typedef struct run_object {
   PyObject_HEAD omc_run *run;
-  PyObject *session; /* keeps template, constants and host alive */
+  PyObject *session; /* keeps template, constants and callbacks alive */
 } run_object;
 
 PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *run) {

@@ -1,19 +1,19 @@
 /* transform(): one stage of the pipeline from text to text, for tests and for DebugOptions. */
 #include "autodiff/autodiff.h"
-#include "bind/bind.h"
 #include "graph/verify.h"
 #include "passes/passes.h"
 #include "passes/rewrite.h"
+#include "python/binding.h"
 
 typedef struct request {
   const omc_module *m;
-  omc_graph *graph;                       /* replaced by bind */
+  omc_graph *graph;                       /* replaced by specialize */
   omc_graph *template;                    /* what a bound graph borrows from */
   PyObject *types, *in_grads, *out_grads; /* borrowed, Py_None: not given */
-  const omc_host *host;                   /* NULL: no TorchCall can be typed */
+  const omc_callbacks *callbacks;         /* NULL: no TorchCall can be typed */
 } request;
 
-static omc_status bind_stage(request *r) {
+static omc_status specialize_stage(request *r) {
   uint32_t n = r->graph->n_inputs;
   omc_type *types = omc_alloc_zero(omc_default_allocator(), n + 1, sizeof *types);
   PyObject *list = r->types == Py_None ? PyTuple_New(0) : PySequence_Tuple(r->types);
@@ -25,12 +25,12 @@ static omc_status bind_stage(request *r) {
     Py_ssize_t bytes;
     size_t used;
     const char *text = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(list, (Py_ssize_t)i), &bytes);
-    status =
-        text ? omc_type_parse(text, (size_t)bytes, &types[i], &used) : omc_fail(OMC_EHOST, "types");
+    status = text ? omc_type_parse(text, (size_t)bytes, &types[i], &used)
+                  : omc_fail(OMC_ECALLBACK, "types");
   }
   omc_graph *bound = NULL;
   if (status == OMC_OK)
-    status = omc_bind(r->graph, types, r->host, omc_default_allocator(), &bound);
+    status = omc_specialize(r->graph, types, r->callbacks, omc_default_allocator(), &bound);
   if (status == OMC_OK) {
     r->template = r->graph;
     r->graph = bound;
@@ -53,10 +53,10 @@ static omc_status differentiate_stage(request *r) {
   omc_status status = OMC_OK;
   if (r->out_grads != Py_None &&
       omc_bools_from_py(r->out_grads, "out_grads", mask, g->n_outputs) < 0)
-    status = omc_fail(OMC_EHOST, "out_grads");
+    status = omc_fail(OMC_ECALLBACK, "out_grads");
   if (status == OMC_OK && r->in_grads != Py_None &&
       omc_bools_from_py(r->in_grads, "in_grads", in, g->n_inputs) < 0)
-    status = omc_fail(OMC_EHOST, "in_grads");
+    status = omc_fail(OMC_ECALLBACK, "in_grads");
   if (status == OMC_OK) status = omc_differentiate(g, 1, mask, in);
   omc_free(omc_default_allocator(), mask, n + 1, sizeof *mask);
   return status;
@@ -67,7 +67,7 @@ static omc_status parse_stage(request *r) {
   return OMC_OK;
 }
 static omc_status fold_stage(request *r) { return omc_fold(r->graph); }
-static omc_status simplify_stage(request *r) { return omc_simplify(r->graph); }
+static omc_status canonicalize_stage(request *r) { return omc_canonicalize(r->graph); }
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
 static omc_status settle_stage(request *r) { return omc_settle(r->graph); }
 static omc_status fuse_stage(request *r) { return omc_fuse(r->graph, omc_provider_host()); }
@@ -76,8 +76,8 @@ static const struct {
   const char *name;
   omc_status (*run)(request *r);
   bool binds; /* the stage needs a typed graph */
-} stages[] = {{"parse", parse_stage, false},  {"bind", bind_stage, false},
-              {"fold", fold_stage, true},     {"simplify", simplify_stage, true},
+} stages[] = {{"parse", parse_stage, false},  {"specialize", specialize_stage, false},
+              {"fold", fold_stage, true},     {"canonicalize", canonicalize_stage, true},
               {"cse", cse_stage, true},       {"differentiate", differentiate_stage, true},
               {"settle", settle_stage, true}, {"fuse", fuse_stage, true}};
 
@@ -87,13 +87,13 @@ static omc_status run_stage(request *r, const char *stage) {
     if (!rule) OMC_FAIL(EINVALID, "no rewrite rule is named '%s'", stage + 5);
     const omc_rules one = {rule->name, rule, 1};
     uint32_t changes;
-    OMC_TRY(bind_stage(r));
+    OMC_TRY(specialize_stage(r));
     OMC_TRY(omc_apply_rules(r->graph, &one, &changes));
     return omc_graph_verify(r->graph, true);
   }
   for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
     if (strcmp(stages[i].name, stage) != 0) continue;
-    if (stages[i].binds) OMC_TRY(bind_stage(r));
+    if (stages[i].binds) OMC_TRY(specialize_stage(r));
     OMC_TRY(stages[i].run(r));
     return omc_graph_verify(r->graph, stages[i].binds);
   }
@@ -101,18 +101,18 @@ static omc_status run_stage(request *r, const char *stage) {
 }
 
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"text",     "stage",     "types", "out_grads",
-                          "in_grads", "constants", "host",  NULL};
+  static char *names[] = {"text",     "stage",     "types",     "out_grads",
+                          "in_grads", "constants", "callbacks", NULL};
   request r = {PyModule_GetState(module), NULL, NULL, Py_None, Py_None, Py_None, NULL};
   const char *text, *stage;
   Py_ssize_t n;
-  PyObject *constants = Py_None, *host = Py_None, *result = NULL;
+  PyObject *constants = Py_None, *called = Py_None, *result = NULL;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#s|OOOOO", names, &text, &n, &stage, &r.types,
-                                   &r.out_grads, &r.in_grads, &constants, &host))
+                                   &r.out_grads, &r.in_grads, &constants, &called))
     return NULL;
-  omc_host_ctx ctx = {r.m, omc_provider_host(), host};
-  const omc_host callbacks = omc_host_make(&ctx);
-  if (host != Py_None) r.host = &callbacks;
+  omc_callbacks_ctx ctx = {r.m, omc_provider_host(), called};
+  const omc_callbacks callbacks = omc_make_callbacks(&ctx);
+  if (called != Py_None) r.callbacks = &callbacks;
   omc_constants find = {r.m, constants};
   char *printed = NULL;
   size_t bytes = 0;

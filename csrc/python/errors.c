@@ -1,5 +1,5 @@
 /* Status to Python exception, by the third column of status.def. */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 static const char *const exceptions[OMC_N_STATUS] = {
 #define OMC_STATUS(code, text, exception) exception,

@@ -1,53 +1,53 @@
 /* What a graph assumes of a module, looked at before every call: a walk over the dictionaries of
  * torch.nn.Module that collects its tensors and compares the rest with what the last walk found. */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 /* One thing found: an object (a class or a name), a number, or both. */
-typedef struct fact {
+typedef struct entry {
   PyObject *object; /* owned, or NULL */
   int64_t number;
-} fact;
+} entry;
 
-typedef struct facts_object {
-  PyObject_HEAD fact *facts;
+typedef struct fingerprint_object {
+  PyObject_HEAD entry *entries;
   Py_ssize_t n, capacity;
   Py_hash_t hash;
   PyObject *hooked, *opaque; /* names of classes, or None */
-} facts_object;
+} fingerprint_object;
 
-/* ---- facts ---- */
+/* ---- fingerprint ---- */
 
-static facts_object *facts_new(const omc_module *m) {
-  PyTypeObject *type = (PyTypeObject *)m->facts_type;
+static fingerprint_object *fingerprint_new(const omc_module *m) {
+  PyTypeObject *type = (PyTypeObject *)m->fingerprint_type;
   allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
-  facts_object *self = (facts_object *)alloc(type, 0);
+  fingerprint_object *self = (fingerprint_object *)alloc(type, 0);
   if (!self) return NULL;
   self->hooked = Py_NewRef(Py_None);
   self->opaque = Py_NewRef(Py_None);
   return self;
 }
 
-static int facts_traverse(PyObject *object, visitproc visit, void *arg) {
-  const facts_object *self = (const facts_object *)object;
+static int fingerprint_traverse(PyObject *object, visitproc visit, void *arg) {
+  const fingerprint_object *self = (const fingerprint_object *)object;
   Py_VISIT(Py_TYPE(object));
-  for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->facts[i].object);
+  for (Py_ssize_t i = 0; i < self->n; i++) Py_VISIT(self->entries[i].object);
   return 0;
 }
 
-static int facts_clear(PyObject *object) {
-  facts_object *self = (facts_object *)object;
+static int fingerprint_clear(PyObject *object) {
+  fingerprint_object *self = (fingerprint_object *)object;
   const Py_ssize_t n = self->n;
   self->n = 0;
-  for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(self->facts[i].object);
+  for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(self->entries[i].object);
   return 0;
 }
 
-static void facts_dealloc(PyObject *object) {
-  facts_object *self = (facts_object *)object;
+static void fingerprint_dealloc(PyObject *object) {
+  fingerprint_object *self = (fingerprint_object *)object;
   PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  facts_clear(object);
-  PyMem_Free(self->facts);
+  fingerprint_clear(object);
+  PyMem_Free(self->entries);
   Py_XDECREF(self->hooked);
   Py_XDECREF(self->opaque);
   freefunc release = PyType_GetSlot(type, Py_tp_free);
@@ -55,19 +55,19 @@ static void facts_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static int facts_append(facts_object *self, fact f) {
+static int fingerprint_append(fingerprint_object *self, entry f) {
   if (self->n == self->capacity) {
     const Py_ssize_t capacity = self->capacity ? 2 * self->capacity : 64;
-    fact *grown = PyMem_Realloc(self->facts, (size_t)capacity * sizeof *grown);
+    entry *grown = PyMem_Realloc(self->entries, (size_t)capacity * sizeof *grown);
     if (!grown) {
       PyErr_NoMemory();
       return -1;
     }
-    self->facts = grown;
+    self->entries = grown;
     self->capacity = capacity;
   }
   Py_XINCREF(f.object);
-  self->facts[self->n++] = f;
+  self->entries[self->n++] = f;
   return 0;
 }
 
@@ -76,7 +76,7 @@ static bool same_object(PyObject *a, PyObject *b) {
   return PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0;
 }
 
-static bool same_fact(fact a, fact b) {
+static bool same_entry(entry a, entry b) {
   return a.number == b.number && same_object(a.object, b.object);
 }
 
@@ -86,54 +86,54 @@ static Py_hash_t hash_object(PyObject *object) {
   return name ? PyObject_Hash(object) : (Py_hash_t)((uintptr_t)object >> 4);
 }
 
-static void set_hash(facts_object *self) {
+static void set_hash(fingerprint_object *self) {
   uint64_t hash = (uint64_t)self->n;
   for (Py_ssize_t i = 0; i < self->n; i++) {
-    const fact f = self->facts[i];
+    const entry f = self->entries[i];
     hash = (hash ^ (uint64_t)hash_object(f.object) ^ (uint64_t)f.number) * 0x9E3779B97F4A7C15u;
     hash ^= hash >> 32;
   }
   self->hash = (Py_hash_t)(hash >> 1);
 }
 
-static Py_hash_t facts_hash(PyObject *object) { return ((facts_object *)object)->hash; }
+static Py_hash_t fingerprint_hash(PyObject *object) { return ((fingerprint_object *)object)->hash; }
 
-static PyObject *facts_compare(PyObject *a, PyObject *b, int op) {
+static PyObject *fingerprint_compare(PyObject *a, PyObject *b, int op) {
   if ((op != Py_EQ && op != Py_NE) || Py_TYPE(a) != Py_TYPE(b)) Py_RETURN_NOTIMPLEMENTED;
-  const facts_object *x = (const facts_object *)a, *y = (const facts_object *)b;
+  const fingerprint_object *x = (const fingerprint_object *)a, *y = (const fingerprint_object *)b;
   bool same = x->hash == y->hash && x->n == y->n;
   for (Py_ssize_t i = 0; same && x != y && i < x->n; i++)
-    same = same_fact(x->facts[i], y->facts[i]);
+    same = same_entry(x->entries[i], y->entries[i]);
   return PyBool_FromLong(same == (op == Py_EQ));
 }
 
 static PyObject *get_hooked(PyObject *object, void *unused) {
   (void)unused;
-  return Py_NewRef(((facts_object *)object)->hooked);
+  return Py_NewRef(((fingerprint_object *)object)->hooked);
 }
 static PyObject *get_opaque(PyObject *object, void *unused) {
   (void)unused;
-  return Py_NewRef(((facts_object *)object)->opaque);
+  return Py_NewRef(((fingerprint_object *)object)->opaque);
 }
 
-static PyGetSetDef facts_getset[] = {
+static PyGetSetDef fingerprint_getset[] = {
     {"hooked", get_hooked, NULL, "class of a submodule with hooks, or None", NULL},
     {"opaque", get_opaque, NULL, "class of a submodule that cannot be looked into, or None", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-static PyType_Slot facts_slots[] = {
-    {Py_tp_dealloc, facts_dealloc},
-    {Py_tp_traverse, facts_traverse},
-    {Py_tp_clear, facts_clear},
-    {Py_tp_hash, facts_hash},
-    {Py_tp_richcompare, facts_compare},
-    {Py_tp_getset, facts_getset},
+static PyType_Slot fingerprint_slots[] = {
+    {Py_tp_dealloc, fingerprint_dealloc},
+    {Py_tp_traverse, fingerprint_traverse},
+    {Py_tp_clear, fingerprint_clear},
+    {Py_tp_hash, fingerprint_hash},
+    {Py_tp_richcompare, fingerprint_compare},
+    {Py_tp_getset, fingerprint_getset},
     {Py_tp_doc, "What a walk over a module found, but for its tensors: compared by value."},
     {0, NULL}};
 
-PyType_Spec omc_facts_spec = {
-    "ortmodule_c._C.Facts", sizeof(facts_object), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, facts_slots};
+PyType_Spec omc_fingerprint_spec = {
+    "ortmodule_c._C.Fingerprint", sizeof(fingerprint_object), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, fingerprint_slots};
 
 /* ---- numbers given to objects in the order in which they are met ---- */
 
@@ -181,11 +181,11 @@ static int64_t number_of(numbering *t, const PyObject *object, bool *is_new) {
 
 typedef struct walk {
   const omc_module *m;
-  facts_object *last;  /* what was found last time, as long as all is the same; else NULL */
-  Py_ssize_t at;       /* facts that were the same */
-  facts_object *facts; /* what is found, once something differs */
-  PyObject *held;      /* what modules had, as long as that is the same; else NULL */
-  Py_ssize_t checked;  /* modules that had it */
+  fingerprint_object *last; /* what was found last time, as long as all is the same; else NULL */
+  Py_ssize_t at;            /* fingerprint that were the same */
+  fingerprint_object *fingerprint; /* what is found, once something differs */
+  PyObject *held;                  /* what modules had, as long as that is the same; else NULL */
+  Py_ssize_t checked;              /* modules that had it */
   numbering modules, tensors, listed[2];
   PyObject *lists[2]; /* parameters, buffers */
   PyObject **pending; /* owned; the next module is the last */
@@ -195,24 +195,24 @@ typedef struct walk {
 
 /* Stops comparing and starts to record. */
 static int diverge(walk *w) {
-  w->facts = facts_new(w->m);
-  if (!w->facts) return -1;
+  w->fingerprint = fingerprint_new(w->m);
+  if (!w->fingerprint) return -1;
   for (Py_ssize_t i = 0; i < w->at; i++)
-    if (facts_append(w->facts, w->last->facts[i]) < 0) return -1;
+    if (fingerprint_append(w->fingerprint, w->last->entries[i]) < 0) return -1;
   w->last = NULL;
   return 0;
 }
 
 static int note(walk *w, PyObject *object, int64_t number) {
-  const fact f = {object, number};
+  const entry f = {object, number};
   if (w->last) {
-    if (w->at < w->last->n && same_fact(w->last->facts[w->at], f)) {
+    if (w->at < w->last->n && same_entry(w->last->entries[w->at], f)) {
       w->at++;
       return 0;
     }
     if (diverge(w) < 0) return -1;
   }
-  return facts_append(w->facts, f);
+  return fingerprint_append(w->fingerprint, f);
 }
 
 /* Notes an attribute of a tensor that DLPack cannot describe. */
@@ -385,7 +385,7 @@ static int name_of(PyObject *type, PyObject **out) {
 }
 
 static int walk_all(walk *w, PyObject *module) {
-  if (!w->last && !(w->facts = facts_new(w->m))) return -1;
+  if (!w->last && !(w->fingerprint = fingerprint_new(w->m))) return -1;
   if (!(w->lists[0] = PyList_New(0)) || !(w->lists[1] = PyList_New(0))) return -1;
   if (push(w, module) < 0) return -1;
   while (w->n_pending > 0) {
@@ -396,20 +396,22 @@ static int walk_all(walk *w, PyObject *module) {
   }
   if (w->last && w->at < w->last->n && diverge(w) < 0) return -1;
   if (w->last) return 0;
-  set_hash(w->facts);
-  return name_of(w->hooked, &w->facts->hooked) < 0 ? -1 : name_of(w->opaque, &w->facts->opaque);
+  set_hash(w->fingerprint);
+  return name_of(w->hooked, &w->fingerprint->hooked) < 0
+             ? -1
+             : name_of(w->opaque, &w->fingerprint->opaque);
 }
 
-PyObject *omc_survey(PyObject *module, PyObject *args) {
+PyObject *omc_scan(PyObject *module, PyObject *args) {
   const omc_module *m = PyModule_GetState(module);
   PyObject *root, *last = Py_None, *held = Py_None, *result = NULL;
   if (!PyArg_ParseTuple(args, "O|OO", &root, &last, &held)) return NULL;
   walk w = {.m = m};
   if (Py_TYPE(held) == (PyTypeObject *)m->held_type) w.held = held;
-  if (Py_TYPE(last) == (PyTypeObject *)m->facts_type) w.last = (facts_object *)last;
+  if (Py_TYPE(last) == (PyTypeObject *)m->fingerprint_type) w.last = (fingerprint_object *)last;
   if (walk_all(&w, root) == 0) {
-    PyObject *facts = w.last ? last : (PyObject *)w.facts;
-    result = Py_BuildValue("(OOOn)", w.lists[0], w.lists[1], facts, w.checked);
+    PyObject *fingerprint = w.last ? last : (PyObject *)w.fingerprint;
+    result = Py_BuildValue("(OOOn)", w.lists[0], w.lists[1], fingerprint, w.checked);
   }
   while (w.n_pending > 0) Py_DECREF(w.pending[--w.n_pending]);
   PyMem_Free(w.pending);
@@ -419,6 +421,6 @@ PyObject *omc_survey(PyObject *module, PyObject *args) {
   PyMem_Free(w.listed[1].slots);
   Py_XDECREF(w.lists[0]);
   Py_XDECREF(w.lists[1]);
-  Py_XDECREF((PyObject *)w.facts);
+  Py_XDECREF((PyObject *)w.fingerprint);
   return result;
 }

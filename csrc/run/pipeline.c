@@ -1,4 +1,4 @@
-#include "run/build.h"
+#include "run/pipeline.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,11 +14,11 @@ typedef struct building {
   omc_plan *plan;
 } building;
 
-static omc_status bind(building *b) {
-  return omc_bind(b->in->template, b->in->signature->inputs, b->in->host, b->in->allocator,
-                  &b->graph);
+static omc_status specialize(building *b) {
+  return omc_specialize(b->in->template, b->in->signature->inputs, b->in->callbacks,
+                        b->in->allocator, &b->graph);
 }
-static omc_status simplify(building *b) { return omc_simplify(b->graph); }
+static omc_status canonicalize(building *b) { return omc_canonicalize(b->graph); }
 static omc_status cse(building *b) { return omc_cse(b->graph); }
 static omc_status fold(building *b) { return omc_fold(b->graph); }
 static omc_status settle(building *b) { return omc_settle(b->graph); }
@@ -33,7 +33,7 @@ static omc_status plan(building *b) {
   OMC_TRY(omc_graph_compact(&b->graph)); /* plans are kept */
   omc_graph *graph = b->graph;
   b->graph = NULL;
-  return omc_plan_create(graph, b->in->provider, b->in->signature->retain, b->in->allocator,
+  return omc_plan_create(graph, b->in->provider, b->in->signature->retain_graph, b->in->allocator,
                          &b->plan);
 }
 
@@ -43,15 +43,16 @@ static const struct stage {
   bool joint_only, rewrites;
   size_t seconds; /* field of omc_session_stats */
 } stages[] = {
-    {"bind", bind, false, false, offsetof(omc_session_stats, bind_seconds)},
-    {"simplify", simplify, false, true, offsetof(omc_session_stats, simplify_seconds)},
-    {"cse", cse, false, true, offsetof(omc_session_stats, simplify_seconds)},
-    {"fold", fold, false, true, offsetof(omc_session_stats, simplify_seconds)},
+    {"specialize", specialize, false, false, offsetof(omc_session_stats, specialize_seconds)},
+    {"canonicalize", canonicalize, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"cse", cse, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"fold", fold, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"differentiate", differentiate, true, false,
      offsetof(omc_session_stats, differentiate_seconds)},
-    {"simplify-joint", simplify, true, true, offsetof(omc_session_stats, simplify_seconds)},
-    {"cse-joint", cse, true, true, offsetof(omc_session_stats, simplify_seconds)},
-    {"settle", settle, false, false, offsetof(omc_session_stats, simplify_seconds)},
+    {"canonicalize-joint", canonicalize, true, true,
+     offsetof(omc_session_stats, canonicalize_seconds)},
+    {"cse-joint", cse, true, true, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"settle", settle, false, false, offsetof(omc_session_stats, canonicalize_seconds)},
     {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
 };

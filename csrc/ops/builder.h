@@ -3,8 +3,8 @@
  * The builder latches its first failure: after it every call does nothing and returns NULL, and a
  * NULL input to any call is taken as the result of such a failure. So a rule is written as one
  * expression and ends with `return b->status`. New nodes are type-inferred at once. */
-#ifndef OMC_OPS_BUILD_H
-#define OMC_OPS_BUILD_H
+#ifndef OMC_OPS_BUILDER_H
+#define OMC_OPS_BUILDER_H
 
 #include "graph/graph.h"
 
@@ -22,18 +22,18 @@ void omc_build(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in
                uint32_t n_attr, const omc_attr *attr, uint32_t n_out, omc_value **out);
 
 /* One output, one to three inputs, no attributes. */
-omc_value *omc_b1(omc_builder *b, omc_op_id op, omc_value *x);
-omc_value *omc_b2(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y);
-omc_value *omc_b3(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z);
+omc_value *omc_unary(omc_builder *b, omc_op_id op, omc_value *x);
+omc_value *omc_binary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y);
+omc_value *omc_ternary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z);
 
-/* One output, any inputs and attributes: omc_bn(b, OMC_OP_Gelu, 1, &x, 1, &attr). */
-omc_value *omc_bn(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                  uint32_t n_attr, const omc_attr *attr);
+/* One output, any inputs and attributes: omc_nary(b, OMC_OP_Gelu, 1, &x, 1, &attr). */
+omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                    uint32_t n_attr, const omc_attr *attr);
 
-/* As omc_bn, with the attributes of `like` and `shape`: a gradient that cannot tell from its inputs
- * the shape of what it is the gradient of. */
-omc_value *omc_bn_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                         const omc_node *like, const omc_shape *shape);
+/* As omc_nary, with the attributes of `like` and `shape`: a gradient that cannot tell from its
+ * inputs the shape of what it is the gradient of. */
+omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                           const omc_node *like, const omc_shape *shape);
 
 /* Constants: a 0-d scalar of `like`'s dtype; a 1-d int64 list; n zeros of a type. */
 omc_value *omc_scalar(omc_builder *b, const omc_value *like, double x);

@@ -1,6 +1,6 @@
 /* What a graph was made for besides tensors: dictionaries and other places of Python, and what was
  * there. Laid out in arrays, since it is compared before every call. */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 typedef struct item {
   PyObject *key, *value; /* no value: only the key is held */

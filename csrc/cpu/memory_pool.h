@@ -3,8 +3,8 @@
  * Freed blocks are kept and handed out again, so that a training step faults in no page. Kept
  * bytes never exceed the most bytes that were in use at once, or 16 MiB if that is more; beyond
  * it the blocks that have waited longest go back to the system. Any thread; usable after fork. */
-#ifndef OMC_CPU_POOL_H
-#define OMC_CPU_POOL_H
+#ifndef OMC_CPU_MEMORY_POOL_H
+#define OMC_CPU_MEMORY_POOL_H
 
 #include "provider.h"
 

@@ -1,7 +1,7 @@
 /* The DLPack 1.x binary interface, declared from its specification: structs by value, the
  * exchange table that torch.Tensor carries as `__dlpack_c_exchange_api__`, and nothing else. */
-#ifndef OMC_BIND_DLPACK_H
-#define OMC_BIND_DLPACK_H
+#ifndef OMC_PYTHON_DLPACK_H
+#define OMC_PYTHON_DLPACK_H
 
 #include <assert.h>
 #include <stddef.h>

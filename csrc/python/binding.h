@@ -1,12 +1,12 @@
 /* The Python side of the core: the only folder that includes Python.h and DLPack. */
-#ifndef OMC_BIND_BIND_H
-#define OMC_BIND_BIND_H
+#ifndef OMC_PYTHON_BINDING_H
+#define OMC_PYTHON_BINDING_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <string.h>
 
-#include "bind/dlpack.h"
+#include "python/dlpack.h"
 #include "run/session.h"
 
 /* What is read from the dictionary of a torch.nn.Module (or of our wrapper), and of a tensor. */
@@ -32,12 +32,12 @@ typedef struct omc_module {
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
   PyObject *names[OMC_N_NAMES];
-  PyObject *session_type, *plan_type, *run_type, *facts_type, *held_type;
+  PyObject *session_type, *plan_type, *run_type, *fingerprint_type, *held_type;
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
 } omc_module;
 
 /* errors.c. Raises the exception that belongs to a failure, with its detail; returns NULL. An
- * OMC_EHOST failure has its exception set already. */
+ * OMC_ECALLBACK failure has its exception set already. */
 PyObject *omc_raise(const omc_module *m, omc_status status);
 
 /* tensors.c. All need the GIL. */
@@ -70,13 +70,14 @@ PyObject *omc_tensor_view(const omc_module *m, const omc_provider *provider, voi
 PyObject *omc_type_to_py(const omc_type *type);
 int omc_type_from_py(PyObject *pair, omc_type *out);
 
-/* host.c. Callbacks into a Python host object; `ctx` is an omc_host_ctx that must outlive them. */
-typedef struct omc_host_ctx {
+/* callbacks.c. Callbacks into a Python object of callbacks; `ctx` is an omc_callbacks_ctx that must
+ * outlive them. */
+typedef struct omc_callbacks_ctx {
   const omc_module *module;
   const omc_provider *provider; /* of the tensors */
-  PyObject *object;             /* owned; NULL: no host */
-} omc_host_ctx;
-omc_host omc_host_make(omc_host_ctx *ctx);
+  PyObject *object;             /* owned; NULL: no callbacks */
+} omc_callbacks_ctx;
+omc_callbacks omc_make_callbacks(omc_callbacks_ctx *ctx);
 
 /* constants given beside a text: a mapping from name to tensor of the host's. */
 typedef struct omc_constants {
@@ -88,7 +89,7 @@ omc_status omc_constants_find(void *ctx, const char *name, const void **data, si
 /* session.c, plan.c, run.c, transform.c */
 typedef struct omc_session_object {
   PyObject_HEAD omc_session *session;
-  omc_host_ctx host;
+  omc_callbacks_ctx callbacks;
   PyObject *constants; /* keeps the constants' memory alive */
 } omc_session_object;
 
@@ -105,11 +106,11 @@ extern PyType_Spec omc_run_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_list_rules(PyObject *module, PyObject *unused);
 
-/* survey.c. survey(module, last facts or None, a Held or None) -> (parameters, buffers, facts,
- * number of leading dicts of the Held that were found unchanged on the way); each tensor is listed
- * once, and `facts` is `last` itself where nothing else has changed. */
-extern PyType_Spec omc_facts_spec;
-PyObject *omc_survey(PyObject *module, PyObject *args);
+/* fingerprint.c. scan(module, last fingerprint or None, a Held or None) -> (parameters, buffers,
+ * fingerprint, number of leading dicts of the Held that were found unchanged on the way); each
+ * tensor is listed once, and `fingerprint` is `last` itself where nothing else has changed. */
+extern PyType_Spec omc_fingerprint_spec;
+PyObject *omc_scan(PyObject *module, PyObject *args);
 
 /* same.c. Numbers, strings, lists, tuples, dicts and instances of `by_value` classes are compared
  * by value and type, those of `by_repr` classes by how they are written, all else by identity. */

@@ -1,5 +1,5 @@
 /* Whether two values of Python are interchangeable for a graph that was made for one of them. */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 static int same_bits(const void *a, const void *b, size_t n) { return memcmp(a, b, n) == 0; }
 

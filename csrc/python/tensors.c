@@ -1,7 +1,7 @@
 /* torch tensors read and made through torch's DLPack exchange table. */
 #include <stdarg.h>
 
-#include "bind/bind.h"
+#include "python/binding.h"
 
 int omc_exchange_find(omc_module *m) {
   PyObject *torch = PyImport_ImportModule("torch");

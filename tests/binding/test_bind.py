@@ -25,7 +25,7 @@ const %c : f32[4] = @
 %y = Tanh(%2)
 return %y, %x
 """
-HOSTED = """\
+CALLED = """\
 input %x : f32[4] grad
 %0 = Sin(%x)
 %1 = TorchCall(%0) {index=7}
@@ -43,8 +43,8 @@ def session(**options: object) -> _C.Session:
     return _C.Session(TEXT, C, **options)
 
 
-def plan_of(s: _C.Session, given: list[Tensor], retain: bool = False) -> _C.Plan:
-    return s.plan(given, [False, True, True], [True, False], retain=retain)
+def plan_of(s: _C.Session, given: list[Tensor], retain_graph: bool = False) -> _C.Plan:
+    return s.plan(given, [False, True, True], [True, False], retain_graph=retain_graph)
 
 
 def backward(plan: _C.Plan, state: _C.Run, given: list[Tensor], outputs: list[Tensor]) -> list[Tensor | None]:
@@ -68,7 +68,7 @@ def settle() -> int:
 
 
 class Double:
-    """A host whose op doubles its input; `fault` replaces what one of its methods gives."""
+    """Callbacks whose op doubles its input; `fault` replaces what one of its methods gives."""
 
     def __init__(self, **fault: object) -> None:
         self.fault = fault
@@ -92,11 +92,11 @@ class Double:
         return self.answer("backward", [None if g is None else 2 * g for g in grads])
 
 
-def hosted_plan(host: Double) -> _C.Plan:
-    return _C.Session(HOSTED, {}, host).plan([torch.ones(4)], [True], [True])
+def called_plan(callbacks: Double) -> _C.Plan:
+    return _C.Session(CALLED, {}, callbacks).plan([torch.ones(4)], [True], [True])
 
 
-def hosted_step(plan: _C.Plan) -> Tensor | None:
+def called_step(plan: _C.Plan) -> Tensor | None:
     given = [torch.arange(4.0)]
     outputs, state = plan.forward(given, 0)
     return plan.backward(state, given, outputs, [torch.ones(4)])[0]
@@ -221,7 +221,7 @@ def test_text_cut_short() -> None:
 def test_bad_nodes(node: str, message: str) -> None:
     text = f"input %x : f32[2]\n%y = {node}\nreturn %y\n"
     with pytest.raises(ValueError, match=message):
-        _C.transform(text, "bind")
+        _C.transform(text, "specialize")
 
 
 def test_unknown_names() -> None:
@@ -253,13 +253,13 @@ def test_a_session_is_opened_on_a_provider() -> None:
 
 def test_transform_arguments() -> None:
     text = "input %x : f32[?]\n%y = Exp(%x)\nreturn %y\n"
-    assert "%x : f32[7]" in _C.transform(text, "bind", ["f32[7]"])
+    assert "%x : f32[7]" in _C.transform(text, "specialize", ["f32[7]"])
     with pytest.raises(ValueError, match=r"f32\[7,1\]"):
-        _C.transform(text, "bind", ["f32[7,1]"])
+        _C.transform(text, "specialize", ["f32[7,1]"])
     with pytest.raises(TypeError):
-        _C.transform(text, "bind", [7])
+        _C.transform(text, "specialize", [7])
     with pytest.raises(ValueError, match="q32"):
-        _C.transform(text, "bind", ["q32[7]"])
+        _C.transform(text, "specialize", ["q32[7]"])
     with pytest.raises(ValueError, match="out_grads: expected 1 entries, got 2"):
         _C.transform(text, "differentiate", ["f32[7]"], out_grads=[True, True])
 
@@ -288,7 +288,7 @@ def test_no_run() -> None:
 
 def test_retained() -> None:
     given = inputs()
-    keeps = plan_of(session(), given, retain=True)
+    keeps = plan_of(session(), given, retain_graph=True)
     outputs, state = keeps.forward(given, 0)
     first, second = (backward(keeps, state, given, outputs) for _ in range(2))
     assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
@@ -296,7 +296,7 @@ def test_retained() -> None:
 
 def test_missing_in_backward() -> None:
     given = inputs()
-    plan = plan_of(session(), given, retain=True)
+    plan = plan_of(session(), given, retain_graph=True)
     outputs, state = plan.forward(given, 0)
     assert 0 in plan.reads_inputs[0]
     for bad_inputs, bad_grads, error, message in [
@@ -314,13 +314,15 @@ def test_missing_in_backward() -> None:
     assert grads[1].shape == (3, 4)
 
 
-@pytest.mark.parametrize("retain", [False, True])
-def test_backwards_of_one_forward(retain: bool) -> None:
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_backwards_of_one_forward(retain_graph: bool) -> None:
     """In any order, as often as wanted, from the run or from packed bytes and copies of them."""
     x, w = torch.randn(3, 4), torch.randn(3, 4)
     text = "input %x : f32[3,4] grad\ninput %w : f32[3,4] grad\n%a = Tanh(%x)\n%b = Mul(%a, %w)\n%c = Exp(%b)\n"
     text += "return %b, %c\n"
-    plan = _C.Session(text, {}).plan([x, w], [True, True], [True, False], [False, True], [True, True], retain=retain)
+    plan = _C.Session(text, {}).plan(
+        [x, w], [True, True], [True, False], [False, True], [True, True], retain_graph=retain_graph
+    )
     leaves = [t.clone().requires_grad_() for t in (x, w)]
     b = leaves[0].tanh() * leaves[1]
     ones = torch.ones(3, 4)
@@ -365,12 +367,12 @@ def test_backwards_of_one_forward_on_several_threads() -> None:
     assert not failures
 
 
-# ---- host callbacks ----
+# ---- callbacks ----
 
 
 def test_host() -> None:
     x = torch.arange(4.0)
-    torch.testing.assert_close(hosted_step(hosted_plan(Double())), 2 * x.cos() * (2 * x.sin()).exp())
+    torch.testing.assert_close(called_step(called_plan(Double())), 2 * x.cos() * (2 * x.sin()).exp())
 
 
 @pytest.mark.parametrize(
@@ -399,23 +401,23 @@ def test_host() -> None:
 )
 def test_host_faults(fault: dict[str, object], error: type[BaseException], message: str) -> None:
     """The exception reaches the caller; what was there before it works on."""
-    host = Double(**fault)
-    s = _C.Session(HOSTED, {}, host)
+    callbacks = Double(**fault)
+    s = _C.Session(CALLED, {}, callbacks)
 
     def step() -> Tensor | None:
-        return hosted_step(s.plan([torch.ones(4)], [True], [True]))
+        return called_step(s.plan([torch.ones(4)], [True], [True]))
 
     with pytest.raises(error, match=message):
         step()
-    host.fault = {}
-    torch.testing.assert_close(step(), hosted_step(hosted_plan(Double())))
+    callbacks.fault = {}
+    torch.testing.assert_close(step(), called_step(called_plan(Double())))
     gc.collect()
     assert s.stats()["runs_live"] == 0
 
 
 def test_no_host() -> None:
     with pytest.raises(NotImplementedError, match="TorchCall"):
-        _C.Session(HOSTED, {}).plan([torch.ones(4)], [True], [True])
+        _C.Session(CALLED, {}).plan([torch.ones(4)], [True], [True])
 
 
 # ---- lives ----
@@ -452,11 +454,11 @@ def test_plan_after_its_session() -> None:
 
 
 def test_cycle_through_the_host_is_collected() -> None:
-    host = Double()
-    host.plan = hosted_plan(host)  # type: ignore[attr-defined]
-    hosted_step(host.plan)  # type: ignore[attr-defined]
-    gone = weakref.ref(host)
-    del host
+    callbacks = Double()
+    callbacks.plan = called_plan(callbacks)  # type: ignore[attr-defined]
+    called_step(callbacks.plan)  # type: ignore[attr-defined]
+    gone = weakref.ref(callbacks)
+    del callbacks
     gc.collect()
     assert gone() is None
 
@@ -478,14 +480,14 @@ def test_session_initialised_again() -> None:
 
 def test_nothing_is_leaked() -> None:
     s, given = session(max_plans=2), [inputs(rows) for rows in (256, 257, 258)]
-    host = hosted_plan(Double())
+    callbacks = called_plan(Double())
 
     def cycle(i: int) -> None:
         mine = given[i % 3]
-        plan = plan_of(s, mine, retain=i % 2 == 0)  # often built anew: more signatures than places
+        plan = plan_of(s, mine, retain_graph=i % 2 == 0)  # often built anew: more signatures than places
         outputs, state = plan.forward(mine, i)
         backward(plan, state, mine, outputs)
-        hosted_step(host)
+        called_step(callbacks)
         with pytest.raises(ValueError, match="tensors"):
             plan.forward(mine[:1], 0)
         with pytest.raises(ValueError, match="line"):
@@ -562,7 +564,7 @@ def test_stats_while_a_plan_asks_the_host() -> None:
             assert not seen.wait(0.2)  # lets the other thread run into the lock
             return super().infer(index, types)
 
-    s = _C.Session(HOSTED, {}, Slow())
+    s = _C.Session(CALLED, {}, Slow())
     builder = threading.Thread(target=lambda: s.plan([torch.ones(4)], [True], [True]), daemon=True)
     builder.start()
     assert inside.wait(10)

@@ -1,4 +1,4 @@
-#include "cpu/pool.h"
+#include "cpu/memory_pool.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,13 +1,14 @@
-/* Callbacks into the Python host object, for ops that run in PyTorch. What forward returns for
- * backward is kept in a dict per run: node index to state. */
-#include "bind/bind.h"
+/* Calls of a Python object, for ops that run in PyTorch. What forward returns
+ * for backward is kept in a dict per run: node index to state. */
+#include "python/binding.h"
 
-/* Looks at an exception set by a callback: the executor passes OMC_EHOST on and bind raises it. */
+/* Looks at an exception set by a callback: the executor passes OMC_ECALLBACK on and the binding
+ * raises it. */
 static omc_status raised(const char *what, int64_t index) {
-  return omc_fail(OMC_EHOST, "%s of PyTorch op number %lld", what, (long long)index);
+  return omc_fail(OMC_ECALLBACK, "%s of PyTorch op number %lld", what, (long long)index);
 }
 
-static PyObject *views(const omc_host_ctx *h, const omc_tensor *tensors, uint32_t n) {
+static PyObject *views(const omc_callbacks_ctx *h, const omc_tensor *tensors, uint32_t n) {
   PyObject *list = PyList_New((Py_ssize_t)n);
   for (uint32_t i = 0; list && i < n; i++) {
     PyObject *t = tensors[i].type
@@ -19,7 +20,7 @@ static PyObject *views(const omc_host_ctx *h, const omc_tensor *tensors, uint32_
 }
 
 /* Copies a list of tensors into slots; None leaves zeros. */
-static int copy_out(const omc_host_ctx *h, PyObject *list, const omc_tensor *out, uint32_t n,
+static int copy_out(const omc_callbacks_ctx *h, PyObject *list, const omc_tensor *out, uint32_t n,
                     const char *what) {
   if (!PyList_Check(list) || PyList_Size(list) != (Py_ssize_t)n) {
     PyErr_Format(PyExc_TypeError, "%s: expected a list of %u tensors, got %R", what, n, list);
@@ -55,9 +56,9 @@ static int copy_out(const omc_host_ctx *h, PyObject *list, const omc_tensor *out
   return 0;
 }
 
-static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
+static omc_status infer_host(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
                              omc_type *out, uint32_t n_out) {
-  omc_host_ctx *h = ctx;
+  omc_callbacks_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *types = PyList_New((Py_ssize_t)n_in), *result = NULL;
   bool ok = types != NULL;
@@ -68,7 +69,8 @@ static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint3
   if (ok) result = PyObject_CallMethod(h->object, "infer", "LO", (long long)index, types);
   ok = result && PyList_Check(result) && PyList_Size(result) == (Py_ssize_t)n_out;
   if (result && !ok)
-    PyErr_Format(PyExc_TypeError, "host.infer: expected a list of %u types, got %R", n_out, result);
+    PyErr_Format(PyExc_TypeError, "callbacks.infer: expected a list of %u types, got %R", n_out,
+                 result);
   for (uint32_t i = 0; ok && i < n_out; i++)
     ok = omc_type_from_py(PyList_GetItem(result, (Py_ssize_t)i), &out[i]) == 0;
   Py_XDECREF(types);
@@ -77,16 +79,16 @@ static omc_status host_infer(void *ctx, int64_t index, const omc_type *in, uint3
   return ok ? OMC_OK : raised("shape inference", index);
 }
 
-static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_tensor *in,
+static omc_status call_forward(void *ctx, void **run, int64_t index, const omc_tensor *in,
                                uint32_t n_in, const omc_tensor *out, uint32_t n_out) {
-  omc_host_ctx *h = ctx;
+  omc_callbacks_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *inputs = views(h, in, n_in), *pair = NULL, *key = PyLong_FromLongLong(index);
   bool ok = inputs && key;
   if (ok) pair = PyObject_CallMethod(h->object, "forward", "LO", (long long)index, inputs);
   ok = pair && PyTuple_Check(pair) && PyTuple_Size(pair) == 2;
-  if (pair && !ok) PyErr_SetString(PyExc_TypeError, "host.forward: expected (outputs, state)");
-  ok = ok && copy_out(h, PyTuple_GetItem(pair, 0), out, n_out, "host.forward") == 0;
+  if (pair && !ok) PyErr_SetString(PyExc_TypeError, "callbacks.forward: expected (outputs, state)");
+  ok = ok && copy_out(h, PyTuple_GetItem(pair, 0), out, n_out, "callbacks.forward") == 0;
   if (ok && run) {
     if (!*run) *run = PyDict_New();
     ok = *run && PyDict_SetItem(*run, key, PyTuple_GetItem(pair, 1)) == 0;
@@ -98,16 +100,18 @@ static omc_status host_forward(void *ctx, void **run, int64_t index, const omc_t
   return ok ? OMC_OK : raised("forward", index);
 }
 
-static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_tensor *dout,
-                                uint32_t n_dout, const omc_tensor *din, uint32_t n_din) {
-  omc_host_ctx *h = ctx;
+static omc_status call_backward(void *ctx, void **run, int64_t index, const omc_tensor *grad_out,
+                                uint32_t n_grad_out, const omc_tensor *grad_in,
+                                uint32_t n_grad_in) {
+  omc_callbacks_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *key = PyLong_FromLongLong(index), *grads = views(h, dout, n_dout), *result = NULL;
+  PyObject *key = PyLong_FromLongLong(index), *grads = views(h, grad_out, n_grad_out),
+           *result = NULL;
   PyObject *state = key && run && *run ? PyDict_GetItemWithError(*run, key) : NULL;
   if (!state && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "no forward state");
   if (state && grads)
     result = PyObject_CallMethod(h->object, "backward", "LOO", (long long)index, state, grads);
-  bool ok = result && copy_out(h, result, din, n_din, "host.backward") == 0;
+  bool ok = result && copy_out(h, result, grad_in, n_grad_in, "callbacks.backward") == 0;
   Py_XDECREF(key);
   Py_XDECREF(grads);
   Py_XDECREF(result);
@@ -115,7 +119,7 @@ static omc_status host_backward(void *ctx, void **run, int64_t index, const omc_
   return ok ? OMC_OK : raised("backward", index);
 }
 
-static void host_drop(void *ctx, void *run) {
+static void call_drop(void *ctx, void *run) {
   (void)ctx;
   if (!run || !Py_IsInitialized()) return;
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -123,6 +127,6 @@ static void host_drop(void *ctx, void *run) {
   PyGILState_Release(gil);
 }
 
-omc_host omc_host_make(omc_host_ctx *ctx) {
-  return (omc_host){ctx, host_infer, host_forward, host_backward, host_drop};
+omc_callbacks omc_make_callbacks(omc_callbacks_ctx *ctx) {
+  return (omc_callbacks){ctx, infer_host, call_forward, call_backward, call_drop};
 }

@@ -1,7 +1,7 @@
 /* The module ortmodule_c._C: types, functions, state. */
 #include "base/env.h"
-#include "bind/bind.h"
 #include "ops/op.h"
+#include "python/binding.h"
 
 /* What a table row says of the op, for tests and documentation. */
 static const struct {
@@ -98,8 +98,8 @@ static PyMethodDef methods[] = {
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},
-    {"survey", omc_survey, METH_VARARGS,
-     "survey(module, last=None, held=None) -> (parameters, buffers, facts, checked)"},
+    {"scan", omc_scan, METH_VARARGS,
+     "scan(module, last=None, held=None) -> (parameters, buffers, fingerprint, checked)"},
     {"isas", list_isas, METH_NOARGS, "isas() -> instruction sets that kernels may use"},
     {"set_isa", set_isa, METH_VARARGS, "set_isa(name or None): bound the instruction set"},
     {"pool_stats", pool_stats, METH_NOARGS, "pool_stats() -> bytes used, peak and cached"},
@@ -114,12 +114,12 @@ static int module_exec(PyObject *module) {
   m->session_type = PyType_FromModuleAndSpec(module, &omc_session_spec, NULL);
   m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
   m->run_type = PyType_FromModuleAndSpec(module, &omc_run_spec, NULL);
-  m->facts_type = PyType_FromModuleAndSpec(module, &omc_facts_spec, NULL);
+  m->fingerprint_type = PyType_FromModuleAndSpec(module, &omc_fingerprint_spec, NULL);
   m->held_type = PyType_FromModuleAndSpec(module, &omc_held_spec, NULL);
   m->consumed_error = PyErr_NewExceptionWithDoc(
       "ortmodule_c._C.ConsumedError",
       "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
-  if (!m->session_type || !m->plan_type || !m->run_type || !m->facts_type || !m->held_type ||
+  if (!m->session_type || !m->plan_type || !m->run_type || !m->fingerprint_type || !m->held_type ||
       !m->consumed_error)
     return -1;
   for (int i = 0; i < OMC_N_NAMES; i++)
@@ -127,7 +127,7 @@ static int module_exec(PyObject *module) {
   if (PyModule_AddObjectRef(module, "Session", m->session_type) < 0 ||
       PyModule_AddObjectRef(module, "Plan", m->plan_type) < 0 ||
       PyModule_AddObjectRef(module, "Run", m->run_type) < 0 ||
-      PyModule_AddObjectRef(module, "Facts", m->facts_type) < 0 ||
+      PyModule_AddObjectRef(module, "Fingerprint", m->fingerprint_type) < 0 ||
       PyModule_AddObjectRef(module, "Held", m->held_type) < 0 ||
       PyModule_AddObjectRef(module, "ConsumedError", m->consumed_error) < 0 ||
       PyModule_AddStringConstant(module, "__version__", OMC_VERSION) < 0)
@@ -142,7 +142,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(m->session_type);
   Py_VISIT(m->plan_type);
   Py_VISIT(m->run_type);
-  Py_VISIT(m->facts_type);
+  Py_VISIT(m->fingerprint_type);
   Py_VISIT(m->held_type);
   Py_VISIT(m->consumed_error);
   return 0;
@@ -156,7 +156,7 @@ static int module_clear(PyObject *module) {
   Py_CLEAR(m->session_type);
   Py_CLEAR(m->plan_type);
   Py_CLEAR(m->run_type);
-  Py_CLEAR(m->facts_type);
+  Py_CLEAR(m->fingerprint_type);
   Py_CLEAR(m->held_type);
   Py_CLEAR(m->consumed_error);
   return 0;

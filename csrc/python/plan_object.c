@@ -1,9 +1,9 @@
 /* The Plan type: runs forward and backward for one signature. */
-#include "bind/bind.h"
+#include "python/binding.h"
 
 typedef struct plan_object {
   PyObject_HEAD omc_plan *plan;
-  PyObject *session; /* keeps template, constants and host alive */
+  PyObject *session; /* keeps template, constants and callbacks alive */
   PyObject *in_grads, *out_grads;
   PyObject *reads_inputs, *reads_outputs;
 } plan_object;
@@ -194,11 +194,11 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
   const omc_plan *plan = self->plan;
   const omc_graph *g = plan->graph;
   const uint32_t n_in = g->n_inputs, n_out = g->n_outputs;
-  void **in = pointers, **out = in + n_in, **dout = out + n_out, **din = dout + n_out;
+  void **in = pointers, **out = in + n_in, **grad_out = out + n_out, **grad_in = grad_out + n_out;
   const Py_ssize_t number = find_backward(self, tuples[2]);
   if (number < 0) return NULL;
   const omc_part *part = &plan->parts[OMC_BACKWARD + number];
-  *b = (omc_backward){(uint32_t)number, b->keep, b->queue, b->packed, in, out, dout, din};
+  *b = (omc_backward){(uint32_t)number, b->keep, b->queue, b->packed, in, out, grad_out, grad_in};
 
   omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
   bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
@@ -217,13 +217,13 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
       read_pointers(m, plan->provider, tuples[1], n_out, values, part->reads_output, "output",
                     out) < 0 ||
       (g->grads && read_pointers(m, plan->provider, tuples[2], n_out, g->grads, given,
-                                 "gradient of output", dout) < 0))
+                                 "gradient of output", grad_out) < 0))
     goto done;
   results = PyList_New((Py_ssize_t)n_in);
   for (uint32_t i = 0; results && i < n_in; i++) {
     const omc_value *v = result_value(g, n_out + (uint32_t)number * n_in + i);
     PyObject *t =
-        v ? omc_tensor_new(m, plan->provider, &v->type, b->queue, &din[i]) : Py_NewRef(Py_None);
+        v ? omc_tensor_new(m, plan->provider, &v->type, b->queue, &grad_in[i]) : Py_NewRef(Py_None);
     if (!t || PyList_SetItem(results, (Py_ssize_t)i, t) < 0) Py_CLEAR(results);
   }
 done:

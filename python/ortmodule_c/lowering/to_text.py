@@ -12,7 +12,7 @@ _MOST_ELEMENTS = 16  # of a constant written into the text
 _TEXT = {onnx: DTYPES[dtype][0] for dtype, onnx in ONNX_TYPES.items()}
 
 
-def ingest(model: ir.Model, typed: bool = False) -> tuple[str, dict[str, Tensor]]:
+def to_text(model: ir.Model, typed: bool = False) -> tuple[str, dict[str, Tensor]]:
     """Write the graph of `model` as text (csrc/graph/text.h) and collect its larger constants by name.
 
     `typed` adds the types of nodes' outputs that are known, for other readers than the C core.

@@ -4,7 +4,7 @@
 /* Each set may make room for another; the count only bounds rules that would undo each other. */
 #define MAX_ROUNDS 8
 
-omc_status omc_simplify(omc_graph *g) {
+omc_status omc_canonicalize(omc_graph *g) {
   OMC_TRY(omc_cse(g)); /* patterns that name a value twice want it computed once */
   for (int k = 0; k < MAX_ROUNDS; k++) {
     uint32_t total = 0;

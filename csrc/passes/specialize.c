@@ -14,7 +14,7 @@ static bool admits(const omc_type *template_type, const omc_type *type) {
   return true;
 }
 
-static omc_status bind_input(omc_value *input, uint32_t i, const omc_type *type) {
+static omc_status specialize_input(omc_value *input, uint32_t i, const omc_type *type) {
   if (!admits(&input->type, type)) {
     char want[OMC_TYPE_TEXT], got[OMC_TYPE_TEXT];
     const omc_status code = input->type.dtype != type->dtype ? OMC_EDTYPE : OMC_ESHAPE;
@@ -27,16 +27,18 @@ static omc_status bind_input(omc_value *input, uint32_t i, const omc_type *type)
 }
 
 /* Only Python knows what an ATen op gives. */
-static omc_status infer_host(omc_node *node, const omc_host *host, const omc_allocator *allocator) {
-  if (!host || !host->infer) OMC_NODE_FAIL(node, EUNSUPPORTED, "nobody to ask for its types");
+static omc_status infer_by_callback(omc_node *node, const omc_callbacks *callbacks,
+                                    const omc_allocator *allocator) {
+  if (!callbacks || !callbacks->infer)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "nobody to ask for its types");
   const size_t n = (size_t)node->n_in + node->n_out + 1;
   omc_type *types = omc_alloc_zero(allocator, n, sizeof *types);
   if (!types) OMC_NODE_FAIL(node, ENOMEM, "no memory for %zu types", n);
   for (uint32_t i = 0; i < node->n_in; i++)
     if (omc_in(node, i)) types[i] = omc_in(node, i)->type;
   omc_type *out = types + node->n_in;
-  const omc_status status =
-      host->infer(host->ctx, omc_attr_int(node, "index", 0), types, node->n_in, out, node->n_out);
+  const omc_status status = callbacks->infer(callbacks->ctx, omc_node_int(node, "index", 0), types,
+                                             node->n_in, out, node->n_out);
   for (uint32_t k = 0; k < node->n_out && status == OMC_OK; k++)
     if (node->out[k]) node->out[k]->type = out[k];
   omc_free(allocator, types, n, sizeof *types);
@@ -52,12 +54,12 @@ static omc_status check_types(const omc_node *node) {
 }
 
 /* Shape rules read constant inputs, so each node is folded before the next is inferred. */
-static omc_status bind_nodes(omc_graph *g, const omc_host *host) {
+static omc_status specialize_nodes(omc_graph *g, const omc_callbacks *callbacks) {
   for (omc_node *node = g->first, *next; node; node = next) {
     next = node->next;
     OMC_TRY(omc_node_check(node));
     if (node->op == OMC_OP_TorchCall)
-      OMC_TRY(infer_host(node, host, g->arena.allocator));
+      OMC_TRY(infer_by_callback(node, callbacks, g->arena.allocator));
     else
       OMC_TRY(omc_op_get(node->op)->infer(node));
     OMC_TRY(check_types(node));
@@ -67,14 +69,15 @@ static omc_status bind_nodes(omc_graph *g, const omc_host *host) {
   return OMC_OK;
 }
 
-omc_status omc_bind(const omc_graph *from, const omc_type *inputs, const omc_host *host,
-                    const omc_allocator *allocator, omc_graph **out) {
+omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
+                          const omc_callbacks *callbacks, const omc_allocator *allocator,
+                          omc_graph **out) {
   omc_graph *g;
   OMC_TRY(omc_graph_clone(from, allocator, &g));
   omc_status status = OMC_OK;
   for (uint32_t i = 0; i < g->n_inputs; i++)
-    OMC_GOTO(fail, bind_input(g->inputs[i], i, &inputs[i]));
-  OMC_GOTO(fail, bind_nodes(g, host));
+    OMC_GOTO(fail, specialize_input(g->inputs[i], i, &inputs[i]));
+  OMC_GOTO(fail, specialize_nodes(g, callbacks));
   *out = g;
   return OMC_OK;
 fail:
