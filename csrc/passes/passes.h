@@ -15,6 +15,11 @@ omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
                           const omc_callbacks *callbacks, const omc_allocator *allocator,
                           omc_graph **out) OMC_MUST_USE;
 
+/* The part of it that is one node's: holds it to its op's record and sets the types of its outputs
+ * from those of its inputs. `allocator` is for what is needed meanwhile. */
+omc_status omc_infer_node(omc_node *node, const omc_callbacks *callbacks,
+                          const omc_allocator *allocator) OMC_MUST_USE;
+
 /* Folds constants in a typed graph, as omc_specialize does. */
 omc_status omc_fold(omc_graph *g) OMC_MUST_USE;
 

@@ -53,16 +53,21 @@ static omc_status check_types(const omc_node *node) {
   return OMC_OK;
 }
 
+omc_status omc_infer_node(omc_node *node, const omc_callbacks *callbacks,
+                          const omc_allocator *allocator) {
+  OMC_TRY(omc_node_check(node));
+  if (node->op == OMC_OP_TorchCall)
+    OMC_TRY(infer_by_callback(node, callbacks, allocator));
+  else
+    OMC_TRY(omc_op_get(node->op)->infer(node));
+  return check_types(node);
+}
+
 /* Shape rules read constant inputs, so each node is folded before the next is inferred. */
 static omc_status specialize_nodes(omc_graph *g, const omc_callbacks *callbacks) {
   for (omc_node *node = g->first, *next; node; node = next) {
     next = node->next;
-    OMC_TRY(omc_node_check(node));
-    if (node->op == OMC_OP_TorchCall)
-      OMC_TRY(infer_by_callback(node, callbacks, g->arena.allocator));
-    else
-      OMC_TRY(omc_op_get(node->op)->infer(node));
-    OMC_TRY(check_types(node));
+    OMC_TRY(omc_infer_node(node, callbacks, g->arena.allocator));
     OMC_TRY(omc_fold_node(g, node));
   }
   omc_erase_unused(g);

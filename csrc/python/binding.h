@@ -86,7 +86,7 @@ typedef struct omc_constants {
 } omc_constants;
 omc_status omc_constants_find(void *ctx, const char *name, const void **data, size_t *bytes);
 
-/* session.c, plan.c, run.c, transform.c */
+/* session.c, plan.c, run.c, transform.c, infer.c */
 typedef struct omc_session_object {
   PyObject_HEAD omc_session *session;
   omc_callbacks_ctx callbacks;
@@ -104,6 +104,7 @@ omc_run *omc_run_object_get(const omc_module *m,
 extern PyType_Spec omc_plan_spec;
 extern PyType_Spec omc_run_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *omc_infer_types(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_list_rules(PyObject *module, PyObject *unused);
 
 /* fingerprint.c. scan(module, last fingerprint or None, a Held or None) -> (parameters, buffers,

@@ -95,6 +95,9 @@ static PyMethodDef methods[] = {
     {"transform", (PyCFunction)(void (*)(void))omc_transform, METH_VARARGS | METH_KEYWORDS,
      "transform(text, stage, types=None, out_grads=None, in_grads=None, constants=None) -> text "
      "after the stage"},
+    {"infer", (PyCFunction)(void (*)(void))omc_infer_types, METH_VARARGS | METH_KEYWORDS,
+     "infer(op, types, attributes=None, constants=None, outputs=None, provider='cpu') -> types of "
+     "the outputs"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},

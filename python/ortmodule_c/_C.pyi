@@ -145,6 +145,45 @@ def transform(
     "differentiate", "fuse", "rule:NAME".
     """
 
+def infer(
+    op: str,
+    types: Sequence[tuple[str, tuple[int, ...]] | None],
+    attributes: Mapping[str, float | str | Sequence[float] | Sequence[str]] | None = None,
+    constants: Mapping[int, Tensor] | None = None,
+    outputs: int | None = None,
+    provider: str = "cpu",
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Types that a node would give, by the shape rule and the kernels that sessions on the provider use.
+
+    Sizes are numbers: kernels and shape rules know no others. Who has open ones asks with an example of each, as
+    a session is asked with those of one call: equal where they are known to be equal, and such as may come. Of
+    two answers, for examples that differ in all open sizes, those dims stand fast that agree.
+
+    Parameters
+    ----------
+    op
+        Its name.
+    types
+        Of each input, such as ``("f32", (2, 3))``; None for one left out.
+    attributes
+        Numbers, strings and lists of them.
+    constants
+        Elements of inputs, by their index, where they are known. A shape rule that reads an input needs them.
+    outputs
+        How many there are; by default as many as the op may have, or one if that is any number.
+    provider
+        Whose kernels are asked for.
+
+    Raises
+    ------
+    NotImplementedError
+        There is no such op, or no kernel for this node, or an input that sets a shape is not known.
+    TypeError
+        The dtypes do not fit the op or one another; or an argument of this function is of the wrong type.
+    ValueError
+        The shapes do not fit, or there are too many or too few inputs, or an attribute is wrong.
+    """
+
 def rules() -> dict[str, str]:
     """Every rewrite rule and what it claims: "exact", "finite", "sums" or "layer", see csrc/passes/rewrite.h."""
 
