@@ -1,4 +1,4 @@
-"""Shared by all tests: seeds, and graphs that are verified after every pass."""
+"""Shared by all tests: seeds, graphs that are verified after every pass, mistakes that raise."""
 
 import os
 import sys

@@ -13,6 +13,10 @@ class NotRunnable(NotExportable):
     """No graph can take such tensors, or say no where PyTorch does, whoever captures it."""
 
 
+class Mistake(BaseException):
+    """What ortmodule_c itself did wrong, where that is an error: nothing falls back to PyTorch because of it."""
+
+
 class Unsupported(Exception):
     """One ATen op cannot be expressed with our kernels; it then runs in PyTorch."""
 

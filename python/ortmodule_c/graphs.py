@@ -33,13 +33,6 @@ Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when i
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
-_OPS = _C.ops()
-OWN_OPS = frozenset(name for name, (_, standard, _) in _OPS.items() if not standard)
-
-
-def supports(op: str, dtype: str) -> bool:
-    """Whether there is such an op and it has a kernel for this dtype."""
-    return op in _OPS and _C.supports(op, dtype)
 
 
 @dataclass(eq=False)
@@ -281,7 +274,7 @@ class Graphs:
 
     def _build(self, key: Key, captured: Captured) -> Graph:
         self._check_writes(captured.writes, captured.outside)
-        lowered = lower(captured, supports, OWN_OPS)
+        lowered = lower(captured)
         text, constants = to_text(lowered.model)
         session = _C.Session(text, constants, lowered.callbacks)
         inputs, _ = captured.placeholders()

@@ -18,7 +18,6 @@ from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, 
 from .dynamo.noted import Run
 from .flatten import Spec, leaf_paths
 from .function import Runner
-from .graphs import OWN_OPS, supports
 from .guards.held import scan
 from .lowering.lower import lower
 from .lowering.to_text import to_text
@@ -269,7 +268,7 @@ def _observed(captured: Captured, nodes: list[fx.Node]) -> Captured:
 
 def _runner(captured: Captured) -> Runner:
     with quiet():
-        lowered = lower(captured, supports, OWN_OPS)
+        lowered = lower(captured)
     text, constants = to_text(lowered.model)
     return Runner(_C.Session(text, constants, lowered.callbacks), lowered)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _C
 from .dtypes import DTYPES
-from .lowering.builder import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
+from .lowering.draft import ONNX_TYPES, OPSET, OWN_DOMAIN, OWN_OPSET
 from .lowering.lower import Lowered
 from .lowering.to_text import to_text
 from .options import DebugOptions, logger

@@ -1,11 +1,33 @@
 """What runs in PyTorch instead of here, told once and listed on request."""
 
+import os
 import warnings
 from dataclasses import dataclass
 
-from .errors import NotExportable, ORTModuleError, first_lines, out_of_memory
+from .errors import Mistake, NotExportable, ORTModuleError, first_lines, out_of_memory
 from .options import Fallback, logger
 from .stack import users_level
+
+mistakes_raise = os.environ.get("OMC_VERIFY") == "1"
+
+
+def mistake(what: str, error: Exception) -> str:
+    """The cause of running in PyTorch what failed here without having been refused.
+
+    Raises
+    ------
+    Mistake
+        Instead, where the core verifies its graphs too.
+    MemoryError
+        If memory ran out, which is no mistake.
+    """
+    exhausted = out_of_memory(error)
+    if exhausted is not None:
+        raise exhausted
+    if mistakes_raise:
+        raise Mistake(f"{what}: {type(error).__name__}: {error}") from error
+    logger.debug("a mistake in %s", what, exc_info=error)
+    return f"a mistake of ortmodule_c in {what}: {type(error).__name__}: {first_lines(error)}"
 
 
 @dataclass(frozen=True)

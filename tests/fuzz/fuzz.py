@@ -19,6 +19,8 @@ import torch
 from grow import grown
 from shrink import shrunk
 
+from ortmodule_c.errors import Mistake
+
 SHRINKING = 60.0  # seconds for one failure
 PATIENCE = 300.0  # seconds after which a seed counts as hung
 
@@ -34,7 +36,7 @@ def verdict(seed: int, shrinking: float) -> dict[str, Any]:
             small = shrunk(program, what, shrinking, lambda p: p.check()[0])
             what, how, _ = small.check()
             script = small.script()
-    except Exception:  # of the fuzzer itself
+    except (Exception, Mistake):  # of the fuzzer itself, or of ortmodule_c
         what, how, ran, script = "fuzzer", traceback.format_exc(), "", ""
     return {"seed": seed, "what": what, "how": how, "ran": ran, "script": script, "seconds": time.monotonic() - begin}
 
@@ -128,6 +130,7 @@ def main() -> int:
     parser.add_argument("--causes", action="store_true", help="tell why programs ran wholly in PyTorch")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMC_VERIFY", "1")
     found = []
     if options.log and options.log.exists():
         found = [json.loads(line) for line in options.log.read_text().splitlines()]

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule_c import DebugOptions, ORTModule
+from ortmodule_c.errors import Mistake
 from samples import Case, Sample, copies
 
 # Outcomes that are as they should be ...
@@ -59,7 +60,7 @@ class Outcome:
 class Step:
     """What one forward and backward gave."""
 
-    error: Exception | None = None
+    error: Exception | Mistake | None = None
     stage: str = ""
     spec: Any = None
     plain: list[Any] = field(default_factory=list)
@@ -119,7 +120,7 @@ def step(
             cotangents = [_cotangent(v) for v in reached]
             with within or nullcontext():
                 torch.autograd.backward(reached, cotangents)
-    except Exception as error:
+    except (Exception, Mistake) as error:
         taken.error = error
         return taken
     taken.tensors |= {f"input {i}": t.detach() for i, t in enumerate(tensors)}
@@ -149,7 +150,7 @@ def _compare_errors(want: Step, got: Step) -> Outcome:
     return Outcome(REFUSED)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     at = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if "ortmodule_c" in f.filename), None)
     place = f" ({at.filename.rsplit('/', 1)[-1]}:{at.lineno})" if at is not None else ""
     return f"{type(error).__name__}: {str(error).strip()[:300]}{place}"

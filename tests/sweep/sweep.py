@@ -40,7 +40,9 @@ def main() -> int:
         parser.error("--coverage speaks of everything")
     if options.coverage and options.backend != "export":
         parser.error("--coverage speaks of what torch.export captures")
-    os.environ["ORTMODULE_CAPTURE"] = options.backend  # of the processes that run the samples
+    # Of the processes that run the samples.
+    os.environ["ORTMODULE_CAPTURE"] = options.backend
+    os.environ["OMC_VERIFY"] = "1"
     part, parts = map(int, options.shard.split("/"))
     wanted = groups(options.ops, options.dtype or [*DTYPES, ERRORS])[part::parts]
     begin, results = time.monotonic(), []

@@ -19,7 +19,7 @@ from ..dtypes import DTYPES
 from ..errors import NeedsStatic, NotExportable, out_of_memory
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
-from ..graphs import OWN_OPS, device_refusal, supports
+from ..graphs import device_refusal
 from ..lowering.lower import lower
 from ..lowering.to_text import to_text
 from ..onnx_io import Files
@@ -181,7 +181,7 @@ class Compiled:
             raise NotExportable(refusal)
         with tracing_lock, quiet(), no_collection(), remembered():
             captured = capture_graph(self._graph, examples)
-            lowered = lower(captured, supports, OWN_OPS)
+            lowered = lower(captured)
             for name, cause in lowered.fallbacks:
                 self._report.add(name, cause)
             text, constants = to_text(lowered.model)

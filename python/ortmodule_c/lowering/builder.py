@@ -1,30 +1,25 @@
 """Builds an ONNX graph node by node, checking that each node has a kernel.
 
-A :class:`Val` is a value of that graph together with what translations ask of it. Sizes may be
-symbolic: they are `torch.SymInt` and become int64 scalars computed from the shapes of the graph's
-inputs, which fold to constants once the C core binds the graph to concrete shapes.
+Sizes may be symbolic: they become int64 scalars computed from the shapes of the graph's inputs, which fold to
+constants once the C core binds the graph to concrete shapes.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import sympy
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from ..dtypes import DTYPES
+from .. import _C
 from ..errors import NeedsStatic, Unsupported
+from .draft import ONNX_TYPES, OWN_DOMAIN, Draft, Size, Val, dtype_text, same_size, static
 
-OWN_DOMAIN = "ai.ortmodule_c"
-OPSET = 20
-OWN_OPSET = 1
-MAX_RANK = 8
-GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
+_OPS = _C.ops()
 
 # Ops whose operands are all of one dtype; in all others but TorchCall the floating ones are.
 _UNIFORM = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Concat", "MatMul"}
@@ -37,159 +32,55 @@ _OF_REALS = {"Add": "Add", "Mul": "Mul", "FloatTrueDiv": "Div", "IntTrueDiv": "D
 _OF_REALS |= {"Max": "Max", "Min": "Min"}
 _ROUNDED = {"FloorToInt": "Floor", "CeilToInt": "Ceil", "RoundToInt": "Round"}  # from real to integer
 
-Size = int | torch.SymInt
-Shape = tuple[Size, ...]
-
-ONNX_TYPES = {dtype: ir.DataType[name] for dtype, (_, name) in DTYPES.items()}
-TORCH_DTYPES = {onnx: dtype for dtype, onnx in ONNX_TYPES.items()}
-
-
-def dtype_text(dtype: torch.dtype) -> str:
-    """``"f32"`` for ``torch.float32``; Unsupported if the core has no such dtype."""
-    if dtype not in DTYPES:
-        raise Unsupported(f"dtype {dtype} is not known to the C core")
-    return DTYPES[dtype][0]
-
-
-class Val:
-    """A value of the graph.
-
-    Parameters
-    ----------
-    value
-        The value in the ONNX graph.
-    dtype
-        Its element type.
-    shape
-        Its shape, None for values inside a translation.
-    grad
-        What autograd would go through from it, see :mod:`.ancestry`; 0 if it does not require grad.
-    """
-
-    __slots__ = ("_shape", "dtype", "grad", "ir")
-
-    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: int = 0) -> None:
-        self.ir = value
-        self.dtype = dtype
-        self.grad = grad
-        self.shape = shape
-
-    @property
-    def shape(self) -> Shape | None:
-        """The shape as far as the translations know it."""
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: Shape | None) -> None:
-        self._shape = shape
-        if shape is not None and -1 not in shape:
-            self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
-
-    @property
-    def dims(self) -> Shape:
-        """The shape, where it must be known."""
-        if self.shape is None:
-            raise Unsupported("a shape is not known")
-        return self.shape
-
-    @property
-    def rank(self) -> int:
-        """Number of dims."""
-        return len(self.dims)
-
-
-def static(size: Size) -> int:
-    """A size that has to be a number at export."""
-    if isinstance(size, torch.SymInt):
-        expr = size.node.expr
-        if not expr.is_Integer:
-            raise NeedsStatic(f"size {expr} has to be known at export")
-        return int(expr)
-    return int(size)
-
 
 def _number(value: Any) -> Any:
     """An attribute, which cannot depend on sizes."""
     return static(value) if isinstance(value, torch.SymInt) else value
 
 
-def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal for every binding of the symbols; adds no guard."""
-    return sympy.sympify(getattr(getattr(a, "node", None), "expr", a)) == sympy.sympify(
-        getattr(getattr(b, "node", None), "expr", b)
-    )
-
-
 class Builder:
-    """Graph under construction.
+    """Adds nodes to a draft in the name of one ATen node.
 
     Parameters
     ----------
-    supports
-        ``supports(op, dtype)``: whether there is a kernel.
-    own_ops
-        Names of ops of our own domain.
+    draft
+        The graph under construction.
+    source
+        Where that node comes from: what is added says so too.
+    op
+        Its op; none for what no ATen node stands for.
+    result
+        What PyTorch says that it returns.
+
+    Attributes
+    ----------
+    overwritten
+        Arguments that the node changes, unseen by autograd, and what to.
     """
 
-    def __init__(self, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
-        self._supports = supports
-        self._own_ops = own_ops
-        self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
-        self.subsequences = 0
-        # The ATen node being translated: where it came from, its name, what PyTorch says it returns,
-        # and arguments it changes.
-        self.source = ""
-        self.aten_name = ""
-        self.result: Any = None
+    def __init__(self, draft: Draft, source: str = "", op: OpOverload | None = None, result: Any = None) -> None:
+        self.draft = draft
+        self.source = source
+        self._op = op
+        self.result = result
         self.overwritten: list[tuple[Val, Val]] = []
-        self.log_softmax: dict[Val, tuple[Val, int]] = {}  # what was made by one: of which operand, along which axis
-        self._names: set[str] = set()
-        self._constants: dict[tuple[Any, ...], Val] = {}
-        self._symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
-        self._sizes: dict[sympy.Expr, Val] = {}
 
-    # Values
+    def of_part(self, op: OpOverload, result: Any) -> "Builder":
+        """For a part of its node, which changes what that changes."""
+        part = Builder(self.draft, self.source, op, result)
+        part.overwritten = self.overwritten
+        return part
 
-    def name(self, wanted: str) -> str:
-        """A unique name of allowed characters."""
-        base = re.sub(r"[^A-Za-z0-9_.:/-]", "_", wanted) or "v"
-        name, n = base, 1
-        while name in self._names:
-            name, n = f"{base}_{n}", n + 1
-        self._names.add(name)
-        return name
+    @property
+    def op(self) -> OpOverload:
+        """The op of its node."""
+        assert self._op is not None
+        return self._op
 
-    def _value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: int) -> Val:
-        dtype_text(dtype)
-        value = ir.Value(name=self.name(name), type=ir.TensorType(ONNX_TYPES[dtype]))
-        if shape is not None and len(shape) > MAX_RANK:
-            raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
-        return Val(value, dtype, shape, grad)
-
-    def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
-        """Add a graph input; its symbolic dims become known sizes."""
-        val = self._value(name, dtype, shape, grad << len(self.graph.inputs))
-        if grad:
-            val.ir.metadata_props[GRAD] = "1"
-        self.graph.inputs.append(val.ir)
-        for axis, size in enumerate(shape):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                self._symbols.setdefault(size.node.expr, (val, axis))
-        return val
-
-    def tensor(self, data: Tensor, name: str = "const") -> Val:
-        """A constant with the elements of a tensor, which is kept and must not change."""
-        val = self._value(name, data.dtype, tuple(data.shape), 0)
-        val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
-        self.graph.initializers.add(val.ir)
-        return val
-
-    def const(self, data: Any, dtype: torch.dtype) -> Val:
-        """A small constant: a number or a (nested) list of numbers; equal ones are shared."""
-        key = (np.asarray(data).tobytes(), np.shape(data), np.asarray(data).dtype.str, dtype)
-        if key not in self._constants:
-            self._constants[key] = self.tensor(torch.tensor(data, dtype=dtype), "c")
-        return self._constants[key]
+    @property
+    def aten_name(self) -> str:
+        """The name of the op without its namespace and overload."""
+        return self.op._schema.name.split("::")[1]
 
     # Nodes
 
@@ -218,17 +109,17 @@ class Builder:
         grad = 0 if op == "Detach" else reduce(or_, [v.grad for v in given], 0)
         stem = f"{self.source.rsplit('/', 1)[-1]}.{op}" if self.source else op
         results = [
-            None if d is None else self._value(stem, d, None, grad if d.is_floating_point else 0) for d in dtypes
+            None if d is None else self.draft.value(stem, d, None, grad if d.is_floating_point else 0) for d in dtypes
         ]
         node = ir.Node(
-            OWN_DOMAIN if op in self._own_ops else "",
+            OWN_DOMAIN if op not in _OPS or not _OPS[op][1] else "",
             op,
             [v.ir if v is not None else None for v in inputs],
             [ir.convenience.convert_attribute(k, _number(v)) for k, v in attributes.items() if v is not None],
             outputs=[r.ir if r is not None else ir.Value(name="") for r in results],
             name=self.source or None,
         )
-        self.graph.append(node)
+        self.draft.graph.append(node)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _check_kernel(self, op: str, inputs: list[torch.dtype], outputs: list[torch.dtype]) -> None:
@@ -238,20 +129,8 @@ class Builder:
             raise Unsupported(f"{op} of {', '.join(map(str, inputs))}")
         floats = [d for d in (*inputs, *outputs) if d.is_floating_point]
         chooses = (floats or inputs or outputs)[0]
-        if not self._supports(op, dtype_text(chooses)):
+        if op not in _OPS or not _C.supports(op, dtype_text(chooses)):
             raise Unsupported(f"no kernel of {op} for {dtype_text(chooses)}")
-
-    def mark(self) -> int:
-        """A point to which :meth:`rollback` can return."""
-        return len(self.graph)
-
-    def rollback(self, mark: int) -> None:
-        """Take back the nodes added since `mark`."""
-        nodes = list(self.graph)[mark:]
-        for node in reversed(nodes):
-            self.graph.remove(node, safe=True)
-        gone = {id(v) for node in nodes for v in node.outputs}
-        self._sizes = {k: v for k, v in self._sizes.items() if id(v.ir) not in gone}
 
     # Sizes
 
@@ -280,16 +159,17 @@ class Builder:
         return self._known(expr, self._compute_real)
 
     def _known(self, expr: sympy.Expr, compute: Callable[[sympy.Expr], Val]) -> Val:
-        if expr not in self._sizes:
-            self._sizes[expr] = compute(expr)
-            self._sizes[expr].shape = ()
-        return self._sizes[expr]
+        known = self.draft.sizes
+        if expr not in known:
+            known[expr] = compute(expr)
+            known[expr].shape = ()
+        return known[expr]
 
     def _compute(self, expr: sympy.Expr) -> Val:
         if expr.is_Symbol:
-            if expr not in self._symbols:
+            if expr not in self.draft.symbols:
                 raise NeedsStatic(f"size {expr} is not that of an input")
-            val, axis = self._symbols[expr]
+            val, axis = self.draft.symbols[expr]
             shape = self.emit("Shape", val, outputs=[torch.int64], start=axis, end=axis + 1)
             return self.emit("Squeeze", shape, self.const([0], torch.int64))
         kind = type(expr).__name__
@@ -322,19 +202,13 @@ class Builder:
     def ints(self, sizes: Sequence[Size]) -> Val:
         """Sizes as an int64 vector."""
         if all(isinstance(s, int) for s in sizes):
-            return self.const(list(sizes), torch.int64) if sizes else self._empty_ints()
+            return self.const(list(sizes), torch.int64)
         axis = self.const([0], torch.int64)
         parts = [
             self.const([s], torch.int64) if isinstance(s, int) else self.emit("Unsqueeze", self.size(s), axis)
             for s in sizes
         ]
         return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=0)
-
-    def _empty_ints(self) -> Val:
-        key = ("no ints",)
-        if key not in self._constants:
-            self._constants[key] = self.tensor(torch.zeros(0, dtype=torch.int64), "c")
-        return self._constants[key]
 
     # What most translations need
 
@@ -435,7 +309,16 @@ class Builder:
         """Say that the op being translated changes its argument `x`, unseen by autograd, to `value`."""
         self.overwritten.append((x, self.detached(value)))
 
+    # Of the whole graph
+
+    def tensor(self, data: Tensor, name: str = "const") -> Val:
+        """A constant with the elements of a tensor, which is kept and must not change."""
+        return self.draft.tensor(data, name)
+
+    def const(self, data: Any, dtype: torch.dtype) -> Val:
+        """A small constant: a number or a (nested) list of numbers."""
+        return self.draft.const(data, dtype)
+
     def subsequence(self) -> int:
         """A number no other random node of the graph has."""
-        self.subsequences += 1
-        return self.subsequences
+        return self.draft.subsequence()

@@ -19,9 +19,10 @@ from ..capture.export import PATH, Captured
 from ..capture.reach import Reach, Reached, memory
 from ..dtypes import DTYPES
 from ..errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
-from ..options import logger
+from ..report import mistake
 from .ancestry import Ancestry
-from .builder import MAX_RANK, Builder, Val
+from .builder import Builder
+from .draft import MAX_RANK, Draft, Val
 from .expansion import SYMBOLIC, expanded
 from .fallback import Callbacks, TorchOp
 from .in_place import fits, functional, refuse_misfits, written
@@ -92,7 +93,7 @@ class Lowered:
     fallbacks: list[tuple[str, str]]
 
 
-def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> Lowered:
+def lower(captured: Captured) -> Lowered:
     """Translate every node; what has no translation or no kernel becomes a TorchCall.
 
     Raises
@@ -105,10 +106,10 @@ def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: fro
     try:
         refuse_misfits(captured.program.graph)
         try:
-            return _Lowering(captured, supports, own_ops).run()
+            return _Lowering(captured).run()
         except NeedsFunctional:
             captured.functionalise()
-        return _Lowering(captured, supports, own_ops).run()
+        return _Lowering(captured).run()
     except NeedsFunctional as error:
         raise NotExportable(f"{error} changes a tensor in place in a way that cannot be followed") from error
     except Unsupported as error:
@@ -116,8 +117,7 @@ def lower(captured: Captured, supports: Callable[[str, str], bool], own_ops: fro
     except (NeedsStatic, NotExportable):
         raise
     except Exception as error:
-        logger.debug("the graph cannot be translated", exc_info=True)
-        raise NotExportable(f"the graph cannot be translated: {type(error).__name__}: {error}") from error
+        raise NotExportable(mistake("the lowering of a graph", error)) from error
 
 
 class _Memory:
@@ -150,9 +150,9 @@ def _geometry(t: Tensor) -> tuple[str, ...]:
 
 
 class _Lowering:
-    def __init__(self, captured: Captured, supports: Callable[[str, str], bool], own_ops: frozenset[str]) -> None:
+    def __init__(self, captured: Captured) -> None:
         self._captured = captured
-        self._b = Builder(supports, own_ops)
+        self._draft = Draft()
         self._callbacks = Callbacks()
         self._reach = Reach()
         self._ancestry = Ancestry(len(captured.names))
@@ -167,7 +167,7 @@ class _Lowering:
         graph_inputs = [self._add_input(node, name) for node, name in zip(inputs, self._captured.names, strict=True)]
         self._env = dict(zip(inputs, graph_inputs, strict=True))
         for node, tensor in constants.items():
-            self._env[node] = self._b.tensor(tensor.detach().clone(), node.name)
+            self._env[node] = self._draft.tensor(tensor.detach().clone(), node.name)
         results, _ = self._captured.results()
         self._results = {r: self._ancestry.bit() for r in results if isinstance(r, fx.Node) and r.op != "placeholder"}
         module = self._captured.program.graph_module
@@ -179,7 +179,7 @@ class _Lowering:
 
     def _add_input(self, node: fx.Node, name: str) -> Val:
         val = node.meta["val"]
-        return self._b.input(name, val.dtype, tuple(val.shape), val.requires_grad and val.is_floating_point())
+        return self._draft.input(name, val.dtype, tuple(val.shape), val.requires_grad and val.is_floating_point())
 
     def _finish(self, inputs: list[fx.Node], graph_inputs: list[Val]) -> Lowered:
         results, mutated = self._captured.results()
@@ -205,7 +205,7 @@ class _Lowering:
         user += [self._env[n] for n in hidden]
         aliases = [*self._captured.aliases, *[None] * len(hidden)]
         outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
-        outputs = [v if isinstance(v, Val) else self._b.size(v) for v in outputs]
+        outputs = [v if isinstance(v, Val) else Builder(self._draft).size(v) for v in outputs]
         position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
         places: list[tuple[str, int, tuple[Step, ...]]] = [
             ("output", position[k], ())
@@ -225,8 +225,8 @@ class _Lowering:
         copies = [None] * first_buffer + list(results[len(results) - n_buffers :])
         input_savers = [self._saved_by(n) | self._saved_by(copy) for n, copy in zip(inputs, copies, strict=True)]
         values = [*outputs, *final.values()]
-        self._b.graph.outputs.extend([v.ir for v in values])
-        model = ir.Model(self._b.graph, ir_version=10, producer_name="ortmodule_c")
+        self._draft.graph.outputs.extend([v.ir for v in values])
+        model = ir.Model(self._draft.graph, ir_version=10, producer_name="ortmodule_c")
         return Lowered(
             model,
             self._callbacks,
@@ -259,7 +259,9 @@ class _Lowering:
             return
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
-            self._env[node] = self._b.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
+            self._env[node] = (
+                self._draft.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
+            )
             return
         val = node.meta.get("val")
         if isinstance(val, (*SYMBOLIC, int, float)) or node.op == "placeholder":
@@ -277,23 +279,22 @@ class _Lowering:
             raise NotExportable(f"{node.target} has no translation")
 
     def _aten(self, node: fx.Node, op: OpOverload, memory: _Memory | None) -> None:
-        self._b.source = _source(node)
         changed = written(op)
         if changed:
             op = _functional(node, op)
-        self._b.overwritten = []
-        self._set(node, self._differentiated(node, op, self._translate))
-        overwritten = list(self._b.overwritten)
+        b = Builder(self._draft, _source(node), op, node.meta.get("val"))
+        self._set(node, self._differentiated(b, node, self._translate))
         if changed:
             target = node.args[0]
             assert isinstance(target, fx.Node)
             self._store(target, self._env[node], node, memory)
-        for val, new in overwritten:
+        for val, new in b.overwritten:
             target = next(n for n in node.all_input_nodes if self._env[n] is val)
             self._store(target, new, node, memory)
 
-    def _differentiated(self, node: fx.Node, op: OpOverload, translate: Callable[..., Any]) -> Any:
-        """The results of `translate`, through which gradients flow as they do through `op` in PyTorch."""
+    def _differentiated(self, b: Builder, node: fx.Node, translate: Callable[..., Any]) -> Any:
+        """The results of `translate`, through which gradients flow as they do through the op in PyTorch."""
+        op = b.op
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
         where = [i for i, v in enumerate(leaves) if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), Tensor)]
         given = [self._value(v) for v in leaves]
@@ -316,19 +317,18 @@ class _Lowering:
             raise NotExportable("it changes what gradients reach in place through as_strided, as fill_diagonal_ does")
         for k, i in enumerate(where):
             if flows and k not in anywhere:
-                given[i] = self._b.detached(given[i])
+                given[i] = b.detached(given[i])
         args, kwargs = pytree.tree_unflatten(given, spec)
-        expected = node.meta.get("val")
-        result = _typed(self._b, translate(node, op, args, kwargs), expected)
+        result = _typed(b, translate(b, node, args, kwargs), b.result)
         if reached is None:
             return result
         number = self._in_pytorch.get(node)
         if number is not None:
             grads = [g and self._ancestry.way((number, k), g, is_custom) for k, g in enumerate(grads)]
         saving = self._ancestry.saving() if any(r.saves for r in reached) else 0
-        made = [t for t in pytree.tree_leaves(expected) if isinstance(t, Tensor)]
+        made = [t for t in pytree.tree_leaves(b.result) if isinstance(t, Tensor)]
         self._note_saved(op, node, [*[leaves[i].meta["val"] for i in where], *made], reached, saving)
-        return self._carrying(result, expected, iter([self._from(r, grads, saving) for r in reached]))
+        return _carrying(b, result, b.result, iter([self._from(r, grads, saving) for r in reached]))
 
     def _note_saved(
         self, op: OpOverload, node: fx.Node, tensors: Sequence[Tensor], reached: Sequence[Reached], saving: int
@@ -348,17 +348,6 @@ class _Lowering:
         own = self._ancestry.somewhere | saving * reached.saves
         return functools.reduce(operator.or_, operands, own) if operands else 0
 
-    def _carrying(self, result: Any, expected: Any, grads: Iterator[int]) -> Any:
-        """`result`, its values with the given reach of gradients."""
-        if isinstance(expected, Tensor):
-            grad = next(grads, 0)
-            if not isinstance(result, Val) or result.grad == grad:
-                return result
-            return Val(result.ir, result.dtype, result.shape, grad) if grad else self._b.detached(result)
-        if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
-            return type(result)(self._carrying(r, e, grads) for r, e in zip(result, expected, strict=False))
-        return result
-
     def _set(self, node: fx.Node, value: Any) -> None:
         """Let `value` stand for a node from here on."""
         if node in self._results and isinstance(value, Val) and value.grad:
@@ -376,49 +365,38 @@ class _Lowering:
         for node in memory.same_elements(target, at):
             self._set(node, value)
 
-    def _translate(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        mark = self._b.mark()
+    def _translate(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        mark = self._draft.mark()
         try:
-            result = self._native(node, op, args, kwargs)
+            result = self._native(b, node, args, kwargs)
             if isinstance(result, (list, tuple)) and any(result[i] is None for i in _used_results(node, len(result))):
                 raise Unsupported("its translation leaves out a result that is read")
             return result
         except Unsupported as error:
-            self._b.rollback(mark)
-            self._b.overwritten = []
-            return self._torch_call(node, op, args, kwargs, str(error))
+            self._draft.rollback(mark)
+            b.overwritten.clear()
+            return self._torch_call(b, node, args, kwargs, str(error))
 
-    def _native(
-        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 0
-    ) -> Any:
+    def _native(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 0) -> Any:
         """The op by its translation, else by those of the ops it is composed of."""
-        b = self._b
-        b.aten_name, b.result = op._schema.name.split("::")[1], node.meta.get("val")
+        op = b.op
         translation = TABLE.get(op)
         if translation is not None:
             try:
                 return translation(b, *args, **kwargs)
             except (Unsupported, NeedsStatic):
                 raise
-            except Exception as error:  # arguments the translation does not foresee
-                logger.debug("the translation of %s failed", op, exc_info=True)
-                raise Unsupported(f"its translation failed: {type(error).__name__}: {error}") from error
+            except Exception as error:
+                raise Unsupported(mistake(f"the translation of {op}", error)) from error
         if depth == _MAX_EXPANSIONS or op.namespace != "aten" or b.aten_name in _WHOLE or _is_random(op):
             raise Unsupported("no translation")
         if not node.all_input_nodes:
-            return self._constant(op, args, kwargs)
-        return self._expand(node, op, args, kwargs, depth)
+            return _constant(b, args, kwargs)
+        return self._expand(b, node, args, kwargs, depth)
 
-    def _constant(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Val:
-        """What an op without operands gives, such as torch.eye."""
-        value = op(*args, **kwargs)
-        if not isinstance(value, Tensor) or op._schema.is_mutable:
-            raise Unsupported("no translation")
-        return self._b.tensor(value, op._schema.name.split("::")[1])
-
-    def _expand(self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
-        """Translate the graph of the ops that PyTorch composes `op` of."""
-        inner, where = expanded(node, op)
+    def _expand(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+        """Translate the graph of the ops that PyTorch composes the op of."""
+        inner, where = expanded(node, b.op)
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         given = [leaves[i] for i in where]
         outer = self._env
@@ -427,24 +405,23 @@ class _Lowering:
             for n in inner.graph.nodes:
                 if n.op == "output":
                     return pytree.tree_map(self._value, n.args[0])
-                self._inner_node(n, inner, depth + 1)
+                self._inner_node(b, n, inner, depth + 1)
         finally:
             self._env = outer
 
-    def _inner_node(self, node: fx.Node, module: fx.GraphModule, depth: int) -> None:
+    def _inner_node(self, b: Builder, node: fx.Node, module: fx.GraphModule, depth: int) -> None:
         if not isinstance(node.target, OpOverload) or isinstance(node.meta.get("val"), SYMBOLIC):
             self._node(node, module, None)
             return
         if written(node.target):
             raise Unsupported("no translation")
-        translate = functools.partial(self._native, depth=depth)
-        self._env[node] = self._differentiated(node, node.target, translate)
+        part = b.of_part(node.target, node.meta.get("val"))
+        self._env[node] = self._differentiated(part, node, functools.partial(self._native, depth=depth))
 
     # What runs in PyTorch
 
-    def _torch_call(
-        self, node: fx.Node, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], cause: str
-    ) -> Any:
+    def _torch_call(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], cause: str) -> Any:
+        op = b.op
         fakes, out_spec = pytree.tree_flatten(node.meta["val"])
         used = _used_results(node, len(fakes))
         _check_host_results(op, [fakes[i] for i in used])
@@ -452,13 +429,13 @@ class _Lowering:
             order = _order_in_memory(node.args[0].meta["val"])  # type: ignore[union-attr]
             if order is None or (op is not aten.as_strided.default and order != sorted(order)):
                 raise NotExportable(f"{op} depends on how its operand lies in memory")
-            args = (self._b.transpose(args[0], order), *args[1:])
+            args = (b.transpose(args[0], order), *args[1:])
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
         given = [v for v in leaves if isinstance(v, Val)]
         written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
         if sizes:
-            given.append(self._carrier(op, sizes))
+            given.append(_carrier(b, sizes))
         is_val = [isinstance(v, Val) for v in leaves]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
@@ -490,21 +467,21 @@ class _Lowering:
         self._callbacks.ops.append(TorchOp(name, run, tuple(v.grad != 0 for v in given)))
         self._fallbacks.append((name, cause))
         dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]
-        out = self._b.emit("TorchCall", *given, outputs=dtypes, index=len(self._callbacks.ops) - 1)
+        out = b.emit("TorchCall", *given, outputs=dtypes, index=len(self._callbacks.ops) - 1)
         made = [out] if len(dtypes) == 1 else list(out)
         results: list[Val | None] = [None] * len(fakes)
         for i, result in zip(used, made, strict=False):
             results[i] = result
         for i, result in zip(written, made[len(used) :], strict=True):
-            self._b.overwrite(given[i], self._b.detached(result))
+            b.overwrite(given[i], result)
         return pytree.tree_unflatten(results, out_spec)
 
-    def _carrier(self, op: OpOverload, sizes: list[Any]) -> Val:
-        """A tensor without elements whose dims but the first are these sizes."""
-        if len(sizes) >= MAX_RANK or not all(isinstance(s, torch.SymInt) and s.node.expr.is_nonnegative for s in sizes):
-            raise NeedsStatic(f"{op} of {sizes} runs in PyTorch")
-        empty = self._b.tensor(torch.zeros(0, *[1] * len(sizes), dtype=torch.bool), "sizes")
-        return self._b.expand(empty, (0, *sizes))
+
+def _carrier(b: Builder, sizes: list[Any]) -> Val:
+    """A tensor without elements whose dims but the first are these sizes."""
+    if len(sizes) >= MAX_RANK or not all(isinstance(s, torch.SymInt) and s.node.expr.is_nonnegative for s in sizes):
+        raise NeedsStatic(f"{b.op} of {sizes} runs in PyTorch")
+    return b.expand(b.tensor(torch.zeros(0, *[1] * len(sizes), dtype=torch.bool), "sizes"), (0, *sizes))
 
 
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -550,6 +527,26 @@ def _typed(b: Builder, result: Any, expected: Any) -> Any:
         return result
     if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
         return type(result)(_typed(b, r, e) for r, e in zip(result, expected, strict=False))
+    return result
+
+
+def _constant(b: Builder, args: Sequence[Any], kwargs: dict[str, Any]) -> Val:
+    """What an op without operands gives, such as torch.eye."""
+    value = b.op(*args, **kwargs)
+    if not isinstance(value, Tensor) or b.op._schema.is_mutable:
+        raise Unsupported("no translation")
+    return b.tensor(value, b.aten_name)
+
+
+def _carrying(b: Builder, result: Any, expected: Any, grads: Iterator[int]) -> Any:
+    """`result`, its values with the given reach of gradients."""
+    if isinstance(expected, Tensor):
+        grad = next(grads, 0)
+        if not isinstance(result, Val) or result.grad == grad:
+            return result
+        return Val(result.ir, result.dtype, result.shape, grad) if grad else b.detached(result)
+    if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return type(result)(_carrying(b, r, e, grads) for r, e in zip(result, expected, strict=False))
     return result
 
 

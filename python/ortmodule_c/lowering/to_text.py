@@ -6,7 +6,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from ..dtypes import DTYPES
-from .builder import GRAD, ONNX_TYPES, TORCH_DTYPES
+from .draft import GRAD, ONNX_TYPES, TORCH_DTYPES
 
 _MOST_ELEMENTS = 16  # of a constant written into the text
 _TEXT = {onnx: DTYPES[dtype][0] for dtype, onnx in ONNX_TYPES.items()}

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from ...errors import Unsupported
-from ..builder import Builder, Val
+from ..builder import Builder
+from ..draft import Val
 from .registry import aten, result_shape, translates
 
 Ints = int | Sequence[int]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ...errors import Unsupported
-from ..builder import Builder, Val
+from ..builder import Builder
+from ..draft import Val
 from .registry import HALVES, TABLE, aten, computed_in, need_float, promoted, result_dtype, result_shape, translates
 
 _UNARY = {

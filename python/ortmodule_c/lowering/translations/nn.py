@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from ...errors import Unsupported
-from ..builder import Builder, Size, Val, same_size, static
+from ..builder import Builder
+from ..draft import Size, Val, same_size, static
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
 from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
@@ -100,11 +101,7 @@ def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
     if x.rank == 0:
         raise Unsupported("softmax of a scalar")
     x, axis = b.cast(x, dtype), axis_of(x, dim)
-    if "log" not in b.aten_name:
-        weights: Val = b.emit("Softmax", x, axis=axis)
-        return weights
-    out: Val = b.emit("LogSoftmax", x, axis=axis)
-    b.log_softmax[out] = x, axis
+    out: Val = b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", x, axis=axis)
     return out
 
 
@@ -412,9 +409,6 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
 def nll_loss(
     b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: Size = -100
 ) -> Val:
-    operand, axis = b.log_softmax.get(x, (x, -1))
-    if b.aten_name == "nll_loss_nd" and axis == 1:
-        return cross_entropy(b, operand, target, weight, reduction, ignore_index)
     labels, ignored = _classes(b, target, ignore_index)
     out: Val = b.emit(
         "NegativeLogLikelihoodLoss",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ...errors import Unsupported
-from ..builder import Builder, Val
+from ..builder import Builder
+from ..draft import Val
 from .registry import aten, axes_of, axis_of, computed_in, need_float, reduced_axes, result_dtype, translates
 
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
@@ -246,7 +247,7 @@ def var_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, kee
 @translates(aten.logsumexp.default)
 def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
     """top + log(sum(exp(x - top))), an infinite top being subtracted as 0; its slope is exp(x - result)."""
-    axes = axes_of(x, dim)
+    x, axes = b.cast(x, result_dtype(b)), axes_of(x, dim)
     if any(isinstance(x.dims[a], int) and x.dims[a] == 0 for a in axes):
         nothing: Val = b.emit("Log", reduce(b, "ReduceSum", x, axes, keepdim))
         return nothing

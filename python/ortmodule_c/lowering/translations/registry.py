@@ -1,8 +1,8 @@
 """The table from ATen ops to functions that express them in the graph.
 
-A translation takes the builder and the op's arguments, tensors as :class:`~ortmodule_c.lowering.builder.Val`
-and sizes as int or SymInt, and returns what the op returns. It raises
-:class:`~ortmodule_c.errors.Unsupported` for arguments it does not cover.
+A translation takes a builder, which knows the node that is translated, and the op's arguments, tensors as
+:class:`~ortmodule_c.lowering.draft.Val` and sizes as int or SymInt, and returns what the op returns. It raises
+:class:`~ortmodule_c.errors.Unsupported` for arguments it does not cover; any other error is a mistake.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ import torch
 from torch._ops import OpOverload
 
 from ...errors import Unsupported
-from ..builder import Builder, Shape, Val
+from ..builder import Builder
+from ..draft import Shape, Val
 
 Translation = Callable[..., Any]
 TABLE: dict[OpOverload, Translation] = {}

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from ...errors import NeedsStatic, Unsupported
-from ..builder import Builder, Size, Val, same_size, static
+from ..builder import Builder
+from ..draft import Size, Val, same_size, static
 from .registry import INT64_MAX, aten, axes_of, axis_of, result_dtype, result_shape, translates
 
 

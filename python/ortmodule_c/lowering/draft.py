@@ -1,0 +1,179 @@
+"""The graph under construction: inputs, constants, nodes, names.
+
+A :class:`Val` is a value of that graph together with what translations ask of it. Sizes may be
+symbolic: they are `torch.SymInt`.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import sympy
+import torch
+from torch import Tensor
+
+from ..dtypes import DTYPES
+from ..errors import NeedsStatic, Unsupported
+
+OWN_DOMAIN = "ai.ortmodule_c"
+OPSET = 20
+OWN_OPSET = 1
+MAX_RANK = 8
+GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
+
+Size = int | torch.SymInt
+Shape = tuple[Size, ...]
+
+ONNX_TYPES = {dtype: ir.DataType[name] for dtype, (_, name) in DTYPES.items()}
+TORCH_DTYPES = {onnx: dtype for dtype, onnx in ONNX_TYPES.items()}
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``"f32"`` for ``torch.float32``; Unsupported if the core has no such dtype."""
+    if dtype not in DTYPES:
+        raise Unsupported(f"dtype {dtype} is not known to the C core")
+    return DTYPES[dtype][0]
+
+
+class Val:
+    """A value of the graph.
+
+    Parameters
+    ----------
+    value
+        The value in the ONNX graph.
+    dtype
+        Its element type.
+    shape
+        Its shape, None for values inside a translation.
+    grad
+        What autograd would go through from it, see :mod:`.ancestry`; 0 if it does not require grad.
+    """
+
+    __slots__ = ("_shape", "dtype", "grad", "ir")
+
+    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: int = 0) -> None:
+        self.ir = value
+        self.dtype = dtype
+        self.grad = grad
+        self.shape = shape
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape as far as the translations know it."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Shape | None) -> None:
+        self._shape = shape
+        if shape is not None and -1 not in shape:
+            self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
+
+    @property
+    def dims(self) -> Shape:
+        """The shape, where it must be known."""
+        if self.shape is None:
+            raise Unsupported("a shape is not known")
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.dims)
+
+
+def static(size: Size) -> int:
+    """A size that has to be a number at export."""
+    if isinstance(size, torch.SymInt):
+        expr = size.node.expr
+        if not expr.is_Integer:
+            raise NeedsStatic(f"size {expr} has to be known at export")
+        return int(expr)
+    return int(size)
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal for every binding of the symbols; adds no guard."""
+    return sympy.sympify(getattr(getattr(a, "node", None), "expr", a)) == sympy.sympify(
+        getattr(getattr(b, "node", None), "expr", b)
+    )
+
+
+class Draft:
+    """Graph under construction.
+
+    Attributes
+    ----------
+    symbols
+        Where a symbolic size can be read: an input and one of its axes.
+    sizes
+        What was computed of sizes so far.
+    """
+
+    def __init__(self) -> None:
+        self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
+        self.symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
+        self.sizes: dict[sympy.Expr, Val] = {}
+        self._names: set[str] = set()
+        self._constants: dict[tuple[Any, ...], Val] = {}
+        self._subsequences = 0
+
+    def name(self, wanted: str) -> str:
+        """A unique name of allowed characters."""
+        base = re.sub(r"[^A-Za-z0-9_.:/-]", "_", wanted) or "v"
+        name, n = base, 1
+        while name in self._names:
+            name, n = f"{base}_{n}", n + 1
+        self._names.add(name)
+        return name
+
+    def value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: int) -> Val:
+        """A value without a producer so far."""
+        dtype_text(dtype)
+        value = ir.Value(name=self.name(name), type=ir.TensorType(ONNX_TYPES[dtype]))
+        if shape is not None and len(shape) > MAX_RANK:
+            raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
+        return Val(value, dtype, shape, grad)
+
+    def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
+        """Add a graph input; its symbolic dims become known sizes."""
+        val = self.value(name, dtype, shape, grad << len(self.graph.inputs))
+        if grad:
+            val.ir.metadata_props[GRAD] = "1"
+        self.graph.inputs.append(val.ir)
+        for axis, size in enumerate(shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                self.symbols.setdefault(size.node.expr, (val, axis))
+        return val
+
+    def tensor(self, data: Tensor, name: str = "const") -> Val:
+        """A constant with the elements of a tensor, which is kept and must not change."""
+        val = self.value(name, data.dtype, tuple(data.shape), 0)
+        val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
+        self.graph.initializers.add(val.ir)
+        return val
+
+    def const(self, data: Any, dtype: torch.dtype) -> Val:
+        """A small constant: a number or a (nested) list of numbers; equal ones are shared."""
+        key = (np.asarray(data).tobytes(), np.shape(data), np.asarray(data).dtype.str, dtype)
+        if key not in self._constants:
+            self._constants[key] = self.tensor(torch.tensor(data, dtype=dtype), "c")
+        return self._constants[key]
+
+    def mark(self) -> int:
+        """A point to which :meth:`rollback` can return."""
+        return len(self.graph)
+
+    def rollback(self, mark: int) -> None:
+        """Take back the nodes added since `mark`."""
+        nodes = list(self.graph)[mark:]
+        for node in reversed(nodes):
+            self.graph.remove(node, safe=True)
+        gone = {id(v) for node in nodes for v in node.outputs}
+        self.sizes = {k: v for k, v in self.sizes.items() if id(v.ir) not in gone}
+
+    def subsequence(self) -> int:
+        """A number no other random node of the graph has."""
+        self._subsequences += 1
+        return self._subsequences
