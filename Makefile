@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest fuzz fuzz-stale test-torch sweep coverage architectures bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage architectures bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -41,6 +41,10 @@ fuzz-text: $(VENV)/tools
 pytest: $(VENV)/installed
 	$(BIN)/python -m pytest tests
 
+# What the CPU passes, on the device of tests/c; the tests run a part of it.
+device: $(VENV)/installed
+	$(BIN)/python -m pytest --device tests/ops tests/passes tests/plan tests/module tests/fuzz/test_programs.py $(ARGS)
+
 # The Python tests against another PyTorch, in an environment of its own: make test-torch TORCH=2.15.0
 test-torch:
 	$(MAKE) VENV=.venv-torch-$(TORCH) pytest
@@ -70,12 +74,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h' 'tests/fuzz/*.c')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.[ch]' 'tests/*.[ch]')
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.c' 'csrc/*.h' 'tests/c/*.c' 'tests/c/*.h' 'tests/fuzz/*.c')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.[ch]' 'tests/*.[ch]')
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist *.egg-info python/ortmodule_c/*.so

@@ -101,12 +101,28 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
 
 class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        binding = sorted((CSRC / "python").glob("*.c"))
+        binding = [*sorted((CSRC / "python").glob("*.c")), *map(Path, ext.sources)]
         flags = ["-O3", "-g0", "-DPy_LIMITED_API=0x030B0000", f'-DOMC_VERSION="{VERSION}"']
         # Not build_temp: an editable install has a new one each time, and objects are to be used again.
-        objects = compile_all(self.compiler, "build/ext", binding, flags, self.compiler.include_dirs)
+        include_dirs = [*self.compiler.include_dirs, *ext.include_dirs]
+        objects = compile_all(self.compiler, "build/ext", binding, flags, include_dirs)
         target = self.get_ext_fullpath(ext.name)
-        self.compiler.link_shared_object(objects, target, libraries=LIBRARIES, build_temp="build/ext")
+        self.compiler.link_shared_object(
+            objects, target, libraries=LIBRARIES, extra_postargs=ext.extra_link_args, build_temp="build/ext"
+        )
+
+
+class BuildDevice(BuildExt):
+    description = "build the extension with the device of the tests in it, for them alone, as build/device/_C"
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        sources = ["tests/c/device.c", "tests/device/device_module.c"]
+        wrap = ["-Wl,--wrap=omc_provider_find"]
+        self.extensions = [
+            Extension("device._C", sources, include_dirs=["tests/c"], extra_link_args=wrap, py_limited_api=True)
+        ]
+        self.inplace, self.build_lib = False, "build"
 
 
 # Build of the C tests -> (compiler flags, which tests, environment). ThreadSanitizer knows nothing of the barriers of
@@ -177,6 +193,6 @@ class Fuzz(Command):
 
 setup(
     ext_modules=[Extension("ortmodule_c._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildExt, "ctest": CTest, "fuzz": Fuzz},
+    cmdclass={"build_ext": BuildExt, "build_device": BuildDevice, "ctest": CTest, "fuzz": Fuzz},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -8,7 +8,19 @@ import pytest
 import torch
 
 os.environ["OMC_VERIFY"] = "1"  # read when the package is imported
-sys.path[:0] = [str(Path(__file__).parent / "ops")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "device")]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", action="store_true", help="every session runs on the device of tests/c")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("device"):
+        import on_device
+
+        on_device.build()
+        on_device.install()
 
 
 def pytest_collectstart() -> None:

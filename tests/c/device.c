@@ -341,7 +341,6 @@ static omc_status device_zero(void *ctx, void *dst, size_t bytes, void *given) {
 /* A CPU kernel behind a queue. */
 typedef struct device_params {
   omc_call call;
-  bool calls_host;
 } device_params;
 
 static omc_status run_kernel(job *j) { return j->kernel(&j->args); }
@@ -356,6 +355,15 @@ static bool take_tensors(const omc_tensor *from, uint32_t n, omc_tensor *to) {
     to[i].data = bytes ? seen_by_kernels(from[i].data) : NULL;
   }
   return true;
+}
+
+/* Callbacks are the caller's: they run in its thread, in their turn, and know the device. */
+static omc_status call_back(const omc_kernel_args *args) {
+  const device_params *p = args->params;
+  omc_kernel_args own = *args;
+  own.params = p->call.params;
+  OMC_TRY(device_sync(NULL, args->queue));
+  return p->call.kernel(&own);
 }
 
 static omc_status launch(const omc_kernel_args *args) {
@@ -378,12 +386,7 @@ static omc_status launch(const omc_kernel_args *args) {
   lock();
   device.counts.kernels++;
   unlock();
-  if (!p->calls_host) return give(args->queue, j);
-  /* Callbacks are the caller's: they run in its thread, in their turn. */
-  omc_status status = device_sync(NULL, args->queue);
-  if (status == OMC_OK) status = run_kernel(j);
-  free(j);
-  return status;
+  return give(args->queue, j);
 }
 
 static omc_status device_prepare(void *ctx, const omc_node *node, int threads, omc_arena *arena,
@@ -393,8 +396,8 @@ static omc_status device_prepare(void *ctx, const omc_node *node, int threads, o
   device_params *p = OMC_NEW(arena, device_params);
   if (!p) OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
   OMC_TRY(host->prepare(host->ctx, node, threads, arena, &p->call));
-  p->calls_host = omc_op_get(node->op)->flags & OMC_OP_CALLBACK;
-  *out = (omc_call){launch, p, p->call.workspace_bytes};
+  const bool calls = omc_op_get(node->op)->flags & OMC_OP_CALLBACK;
+  *out = (omc_call){calls ? call_back : launch, p, p->call.workspace_bytes};
   return OMC_OK;
 }
 

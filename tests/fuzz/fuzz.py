@@ -21,6 +21,10 @@ from shrink import shrunk
 
 from ortmodule_c.errors import Mistake
 
+sys.path.append(str(Path(__file__).parents[1] / "device"))
+
+import on_device
+
 SHRINKING = 60.0  # seconds for one failure
 PATIENCE = 300.0  # seconds after which a seed counts as hung
 
@@ -36,13 +40,17 @@ def verdict(seed: int, shrinking: float) -> dict[str, Any]:
             small = shrunk(program, what, shrinking, lambda p: p.check()[0])
             what, how, _ = small.check()
             script = small.script()
+    except on_device.Different as error:
+        what, how, ran, script = "bits of the device", str(error), "", program.script()
     except (Exception, Mistake):  # of the fuzzer itself, or of ortmodule_c
         what, how, ran, script = "fuzzer", traceback.format_exc(), "", ""
     return {"seed": seed, "what": what, "how": how, "ran": ran, "script": script, "seconds": time.monotonic() - begin}
 
 
-def work(pipe: Connection, shrinking: float) -> None:
+def work(pipe: Connection, shrinking: float, device: bool) -> None:
     torch.set_num_threads(1)
+    if device:
+        on_device.install()
     while True:
         seed = pipe.recv()
         if seed is None:
@@ -53,9 +61,10 @@ def work(pipe: Connection, shrinking: float) -> None:
 class Worker:
     """A process that works through seeds; one that dies or hangs costs its seed alone."""
 
-    def __init__(self, shrinking: float) -> None:
+    def __init__(self, shrinking: float, device: bool) -> None:
         self.pipe, other = multiprocessing.Pipe()
-        self.process = multiprocessing.get_context("spawn").Process(target=work, args=(other, shrinking), daemon=True)
+        given = (other, shrinking, device)
+        self.process = multiprocessing.get_context("spawn").Process(target=work, args=given, daemon=True)
         self.process.start()
         other.close()
         self.seed: int | None = None
@@ -83,10 +92,14 @@ class Worker:
         return {"seed": self.seed, "what": how, "how": "", "ran": "", "script": script, "seconds": 0.0}
 
 
-def verdicts(seeds: Iterable[int], processes: int, shrinking: float = SHRINKING) -> Iterable[dict[str, Any]]:
-    """The verdict of each seed, as they come."""
+def verdicts(
+    seeds: Iterable[int], processes: int, shrinking: float = SHRINKING, device: bool = False
+) -> Iterable[dict[str, Any]]:
+    """The verdict of each seed, as they come; of the core on the device of tests/c, if so."""
     todo = collections.deque(seeds)
-    workers = [Worker(shrinking) for _ in range(min(processes, len(todo)))]
+    if device:
+        on_device.build()
+    workers = [Worker(shrinking, device) for _ in range(min(processes, len(todo)))]
     for worker in workers:
         worker.give(todo.popleft())
     while workers:
@@ -97,7 +110,7 @@ def verdicts(seeds: Iterable[int], processes: int, shrinking: float = SHRINKING)
                 continue
             yield found
             if not worker.process.is_alive():
-                workers[i] = Worker(shrinking)
+                workers[i] = Worker(shrinking, device)
             if todo:
                 workers[i].give(todo.popleft())
             else:
@@ -127,6 +140,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--shrinking", type=float, default=SHRINKING, help="seconds for one failure")
     parser.add_argument("--log", type=Path, help="append verdicts to this file, and skip the seeds that are in it")
+    parser.add_argument("--device", action="store_true", help="the core runs on the device of tests/c")
     parser.add_argument("--causes", action="store_true", help="tell why programs ran wholly in PyTorch")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -135,7 +149,7 @@ def main() -> int:
     if options.log and options.log.exists():
         found = [json.loads(line) for line in options.log.read_text().splitlines()]
     seeds = sorted({*range(*map(int, options.seeds.split(":")))} - {v["seed"] for v in found})
-    for v in verdicts(seeds, options.processes, options.shrinking):
+    for v in verdicts(seeds, options.processes, options.shrinking, options.device):
         found.append(v)
         if options.log:
             with options.log.open("a") as log:

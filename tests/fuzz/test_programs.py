@@ -11,9 +11,10 @@ N_SEEDS, BATCH = 300, 25
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, dict[str, Any]]:
+def found(pytestconfig: pytest.Config) -> dict[int, dict[str, Any]]:
     """The verdict of every seed."""
-    return {v["seed"]: v for v in verdicts(range(N_SEEDS), processes=2)}
+    device = pytestconfig.getoption("device")
+    return {v["seed"]: v for v in verdicts(range(N_SEEDS), processes=2, device=device)}
 
 
 @pytest.mark.parametrize("first", range(0, N_SEEDS, BATCH))

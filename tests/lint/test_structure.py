@@ -29,7 +29,7 @@ MAY_INCLUDE = {
     "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
     "python": {"base", "graph", "ops", "autodiff", "passes", "plan", "run"},
 }
-SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h")])
+SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h"), *CSRC.rglob("*.def")])
 HEADERS = sorted(CSRC.rglob("*.h"))
 
 
@@ -52,11 +52,18 @@ def test_includes_point_one_way(path: Path) -> None:
 def test_only_its_own_folder_names_a_provider(provider: str) -> None:
     """All else knows it by provider.h, of which providers.def lists who there is."""
     for path in SOURCES:
-        if provider in path.relative_to(CSRC).parts:
+        if provider in path.relative_to(CSRC).parts or path.name == "providers.def":
             continue
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
         named = re.findall(rf'omc_{provider}_\w+|OMC_{provider.upper()}_\w+|"{provider}[/"]', code)
         assert not named, f"{path.relative_to(CSRC)} names {named}"
+
+
+def test_only_a_provider_starts_threads_and_knows_instructions() -> None:
+    for path in SOURCES:
+        if not set(PROVIDERS) & set(path.relative_to(CSRC).parts):
+            found = re.findall(r"#\s*pragma omp|omp\.h|intrin\.h|pthread_create|__AVX\w*", path.read_text())
+            assert not found, f"{path.relative_to(CSRC)} has {found}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""Sessions on the device of tests/c/device.c, in the place of those on the CPU.
+
+`install` makes every session of the process open on the device. Whoever uses one has tensors of the host's as before:
+they are copied at the session's border, and so are those of calls back to PyTorch. Within it all is on the device,
+where a pointer of the host's is an error, as one of the device's is a fault here. A graph that does not call PyTorch is
+run on the CPU too, and must have the same bits there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortmodule_c import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Different(BaseException):
+    """The device gives other bits than the CPU. No reason to fall back to PyTorch, as an Exception would be."""
+
+
+def build() -> None:
+    """Bring the extension up to date."""
+    subprocess.run([sys.executable, "setup.py", "-q", "build_device"], cwd=ROOT, check=True)
+
+
+def install() -> None:
+    """Let the extension take the place of the product's, and its sessions open on the device."""
+    Session.core, Session.device = loaded()
+    vars(_C).update({name: value for name, value in vars(Session.core).items() if not name.startswith("__")})
+    _C.Session = Session
+
+
+def loaded() -> tuple[ModuleType, ModuleType]:
+    """The core with the device in it, and the module of tensors there."""
+    return _loaded("ortmodule_c._C"), _loaded("device")
+
+
+@functools.cache
+def _loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "build" / "device" / "_C.abi3.so")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def put(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if t is None else Session.device.put(t.detach()) for t in tensors]
+
+
+def get(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if t is None else Session.device.get(t) for t in tensors]
+
+
+class Session:
+    """`_C.Session` on the device."""
+
+    core: Any
+    device: Any
+
+    def __init__(self, text: str, constants: Any, callbacks: Any = None, max_plans: int = 16) -> None:
+        border = None if callbacks is None else Callbacks(callbacks)
+        self._session = self.core.Session(text, constants, border, max_plans, "device")
+        calls = "TorchCall(" in text
+        self._cpu = None if calls else self.core.Session(text, constants, None, max_plans)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def plan(self, inputs: Sequence[Tensor], *masks: Sequence[bool], **how: bool) -> Plan:
+        plan = self._session.plan(put(inputs), *masks, **how)
+        return Plan(plan, None if self._cpu is None else self._cpu.plan(inputs, *masks, **how))
+
+
+class Callbacks:
+    """PyTorch's ops, computed in the host's memory."""
+
+    def __init__(self, callbacks: Any) -> None:
+        self._callbacks = callbacks
+        self.infer = callbacks.infer
+
+    def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor | None], object]:
+        outputs, state = self._callbacks.forward(index, get(inputs))
+        return put(outputs), state
+
+    def backward(self, index: int, state: object, grads: list[Tensor | None]) -> list[Tensor | None]:
+        return put(self._callbacks.backward(index, state, get(grads)))
+
+
+class Plan:
+    """`_C.Plan` on the device, and the CPU's unless it calls PyTorch."""
+
+    def __init__(self, plan: Any, cpu: Any) -> None:
+        self._plan, self._cpu = plan, cpu
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)
+
+    def forward(self, inputs: Sequence[Tensor], seed: int) -> tuple[list[Tensor | None], Run | None]:
+        on_device, left = self._plan.forward(put(inputs), seed)
+        outputs, cpu_left = get(on_device), None
+        if self._cpu is not None:
+            expected, cpu_left = self._cpu.forward(inputs, seed)
+            compare("output", outputs, expected)
+        return outputs, None if left is None else Run(left, cpu_left)
+
+    def backward(
+        self,
+        run: Run,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None],
+        keep: bool = False,
+        packed: Tensor | None = None,
+    ) -> list[Tensor | None]:
+        on_device = self._plan.backward(run.run, put(inputs), put(outputs), put(grads), keep, *put([packed]))
+        results = get(on_device)
+        if self._cpu is not None:
+            cpu_packed = None if packed is None else run.cpu_packed
+            compare("gradient of input", results, self._cpu.backward(run.cpu, inputs, outputs, grads, keep, cpu_packed))
+        return results
+
+
+class Run:
+    """`_C.Run` of both."""
+
+    def __init__(self, run: Any, cpu: Any) -> None:
+        self.run, self.cpu = run, cpu
+        self.cpu_packed: Tensor | None = None
+
+    def pack(self) -> Tensor:
+        self.cpu_packed = None if self.cpu is None else self.cpu.pack()
+        return Session.device.get(self.run.pack())
+
+
+def compare(what: str, found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+    """Different if any bit is."""
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        if (a is None) != (b is None) or (a is not None and not torch.equal(_bits(a), _bits(b))):
+            raise Different(f"{what} {i} on the device:\n{a}\non the CPU:\n{b}")
+
+
+def _bits(t: Any) -> Tensor:
+    return t.reshape(-1).view(torch.uint8)
