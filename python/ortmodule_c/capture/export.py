@@ -258,13 +258,16 @@ def no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
         yield active
 
 
+_NO_TRACES = "do_not_emit_stack_traces"  # not in every version
+
+
 @contextlib.contextmanager
 def _no_more_than_needed(lines: bool) -> Iterator[None]:
     """Keeps the tracer from what nobody will read: a stack trace for each node, Python code for each graph.
 
     Such code is written if a graph is called after all.
     """
-    write_code, config = fx.GraphModule.recompile, fx.config.do_not_emit_stack_traces
+    write_code, traces = fx.GraphModule.recompile, getattr(fx.config, _NO_TRACES, None)
 
     def write_first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         write_code(module)
@@ -274,12 +277,14 @@ def _no_more_than_needed(lines: bool) -> Iterator[None]:
         type(module).forward = write_first  # each graph has a class of its own
 
     fx.GraphModule.recompile = later  # type: ignore[assignment, method-assign]
-    fx.config.do_not_emit_stack_traces = not lines
+    if traces is not None:
+        setattr(fx.config, _NO_TRACES, not lines)
     try:
         yield
     finally:
         fx.GraphModule.recompile = write_code  # type: ignore[method-assign]
-        fx.config.do_not_emit_stack_traces = config
+        if traces is not None:
+            setattr(fx.config, _NO_TRACES, traces)
 
 
 Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
@@ -283,10 +283,10 @@ def _compile(
     of.judge(traced)
     compiled = Compiled(graph, examples, report, max_graphs, files)
     of.keep(compiled)
-    return functools.partial(_run, weakref.ref(compiled))
+    return functools.partial(_run, weakref.ref(compiled), graph)
 
 
-def _run(compiled: "weakref.ref[Compiled]", *args: Any) -> Any:
-    graph = compiled()
-    assert graph is not None  # as above
-    return graph(*args)
+def _run(compiled: "weakref.ref[Compiled]", graph: fx.GraphModule, *args: Any) -> Any:
+    """Once its module is gone others that share the code may still meet the graph, beyond Dynamo's limits."""
+    alive = compiled()
+    return graph(*args) if alive is None else alive(*args)
