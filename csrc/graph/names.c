@@ -63,3 +63,58 @@ bool omc_name_valid(const char *name, size_t n) {
     if (!omc_name_char(name[i])) return false;
   return n > 0;
 }
+
+/* ---- values without a name ---- */
+
+#define UNNUMBERED UINT32_MAX
+
+/* Calls `visit` on every value of the graph in the order of its text; constants once per use. */
+static void each_value(const omc_graph *g, void (*visit)(const omc_value *v, void *ctx),
+                       void *ctx) {
+  for (uint32_t i = 0; i < g->n_inputs; i++) visit(g->inputs[i], ctx);
+  for (uint32_t i = 0; i < g->cap_grads; i++)
+    if (g->grads[i]) visit(g->grads[i], ctx);
+  for (const omc_node *n = g->first;; n = n->next) {
+    const omc_node *node = n ? n : g->result;
+    for (uint32_t i = 0; i < node->n_in; i++)
+      if (omc_is_const(omc_in(node, i))) visit(omc_in(node, i), ctx);
+    for (uint32_t i = 0; i < node->n_out; i++)
+      if (node->out[i]) visit(node->out[i], ctx);
+    if (!n) return;
+  }
+}
+
+typedef struct numbering {
+  const omc_graph *graph;
+  bool *taken; /* n_values: some value is named by that number */
+  uint32_t *number;
+  uint32_t next;
+} numbering;
+
+static void take_number(const omc_value *v, void *ctx) {
+  numbering *c = ctx;
+  uint64_t k = 0;
+  if (!v->name || (v->name[0] == '0' && v->name[1])) return;
+  for (const char *s = v->name; *s; s++) {
+    if (*s < '0' || *s > '9' || k >= c->graph->n_values) return;
+    k = 10 * k + (uint64_t)(*s - '0');
+  }
+  if (k < c->graph->n_values) c->taken[k] = true;
+}
+
+static void give_number(const omc_value *v, void *ctx) {
+  numbering *c = ctx;
+  if (v->name || c->number[v->id] != UNNUMBERED) return;
+  while (c->taken[c->next]) c->next++;
+  c->number[v->id] = c->next++;
+}
+
+omc_status omc_number_values(const omc_graph *g, const omc_allocator *allocator, uint32_t *number) {
+  numbering c = {g, omc_alloc_zero(allocator, g->n_values, sizeof(bool)), number, 0};
+  if (!c.taken) OMC_FAIL(ENOMEM, "no memory to number %u values", g->n_values);
+  for (uint32_t i = 0; i < g->n_values; i++) number[i] = UNNUMBERED;
+  each_value(g, take_number, &c);
+  each_value(g, give_number, &c);
+  omc_free(allocator, c.taken, g->n_values, sizeof(bool));
+  return OMC_OK;
+}

@@ -23,4 +23,10 @@ omc_status omc_names_add(omc_names *names, omc_value *v) OMC_MUST_USE;
 bool omc_name_char(char c);
 bool omc_name_valid(const char *name, size_t n);
 
+/* For values without a name, numbers that stand for them in what is written of the graph, in its
+ * order; no value is named so. number[v->id] is theirs, n_values of them; of no meaning for others.
+ */
+omc_status omc_number_values(const omc_graph *g, const omc_allocator *allocator,
+                             uint32_t *number) OMC_MUST_USE;
+
 #endif

@@ -3,18 +3,18 @@
 #include <string.h>
 
 #include "base/element.h"
+#include "graph/names.h"
 #include "graph/number.h"
 #include "graph/text.h"
 
 #define MOST_ELEMENTS 16 /* of a constant printed in place */
-#define UNNUMBERED UINT32_MAX
 
 typedef struct printer {
   const omc_graph *graph;
   const omc_allocator *allocator;
   char *text;
   size_t used, cap;
-  uint32_t *number; /* by value id: the number that names it, or UNNUMBERED */
+  uint32_t *number; /* by value id, of those without a name */
   bool *printed;    /* by value id: a constant already printed */
   bool no_memory;
 } printer;
@@ -236,68 +236,25 @@ static void put_graph(printer *p) {
   put_result(p);
 }
 
-/* Calls `visit` on every value of the graph in printing order; constants once per use. */
-static void each_value(const omc_graph *g, void (*visit)(const omc_value *v, void *ctx),
-                       void *ctx) {
-  for (uint32_t i = 0; i < g->n_inputs; i++) visit(g->inputs[i], ctx);
-  for (uint32_t i = 0; i < g->cap_grads; i++)
-    if (g->grads[i]) visit(g->grads[i], ctx);
-  for (const omc_node *n = g->first;; n = n->next) {
-    const omc_node *node = n ? n : g->result;
-    for (uint32_t i = 0; i < node->n_in; i++)
-      if (omc_is_const(omc_in(node, i))) visit(omc_in(node, i), ctx);
-    for (uint32_t i = 0; i < node->n_out; i++)
-      if (node->out[i]) visit(node->out[i], ctx);
-    if (!n) return;
-  }
-}
-
-typedef struct numbering {
-  const omc_graph *graph;
-  bool *taken; /* n_values: some value is named by that number */
-  uint32_t *number;
-  uint32_t next;
-} numbering;
-
-static void take_number(const omc_value *v, void *ctx) {
-  numbering *c = ctx;
-  uint64_t k = 0;
-  if (!v->name || (v->name[0] == '0' && v->name[1])) return;
-  for (const char *s = v->name; *s; s++) {
-    if (*s < '0' || *s > '9' || k >= c->graph->n_values) return;
-    k = 10 * k + (uint64_t)(*s - '0');
-  }
-  if (k < c->graph->n_values) c->taken[k] = true;
-}
-
-static void give_number(const omc_value *v, void *ctx) {
-  numbering *c = ctx;
-  if (v->name || c->number[v->id] != UNNUMBERED) return;
-  while (c->taken[c->next]) c->next++;
-  c->number[v->id] = c->next++;
-}
-
 omc_status omc_graph_print(const omc_graph *g, const omc_allocator *allocator, char **out,
                            size_t *bytes) {
   printer p = {.graph = g, .allocator = allocator};
   const uint32_t n = g->n_values;
-  numbering c = {g, omc_alloc_zero(allocator, n, sizeof(bool)), NULL, 0};
+  omc_status status = OMC_OK;
   p.printed = omc_alloc_zero(allocator, n, sizeof(bool));
-  p.number = c.number = omc_alloc(allocator, n, sizeof(uint32_t));
-  p.no_memory = !c.taken || !p.printed || !p.number;
-  if (!p.no_memory) {
-    for (uint32_t i = 0; i < n; i++) p.number[i] = UNNUMBERED;
-    each_value(g, take_number, &c);
-    each_value(g, give_number, &c);
+  p.number = omc_alloc(allocator, n, sizeof(uint32_t));
+  p.no_memory = !p.printed || !p.number;
+  if (!p.no_memory) status = omc_number_values(g, allocator, p.number);
+  if (!p.no_memory && status == OMC_OK) {
     put_graph(&p);
     put_bytes(&p, "", 1);
   }
-  omc_free(allocator, c.taken, n, sizeof(bool));
   omc_free(allocator, p.printed, n, sizeof(bool));
   omc_free(allocator, p.number, n, sizeof(uint32_t));
-  *out = p.no_memory ? NULL : omc_alloc(allocator, 1, p.used);
+  *out = p.no_memory || status != OMC_OK ? NULL : omc_alloc(allocator, 1, p.used);
   if (*out) memcpy(*out, p.text, p.used);
   omc_free(allocator, p.text, 1, p.cap);
+  OMC_TRY(status);
   if (!*out) OMC_FAIL(ENOMEM, "no memory to print the graph");
   *bytes = p.used;
   return OMC_OK;

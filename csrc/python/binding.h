@@ -105,7 +105,12 @@ extern PyType_Spec omc_plan_spec;
 extern PyType_Spec omc_run_spec;
 PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_infer_types(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *omc_describe(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_list_rules(PyObject *module, PyObject *unused);
+
+/* describe.c. A graph as its text, and as plain Python objects: _C.pyi tells which. */
+PyObject *omc_graph_text(const omc_module *m, const omc_graph *g);
+PyObject *omc_graph_description(const omc_module *m, const omc_graph *g);
 
 /* fingerprint.c. scan(module, last fingerprint or None, a Held or None) -> (parameters, buffers,
  * fingerprint, number of leading dicts of the Held that were found unchanged on the way); each

@@ -98,6 +98,8 @@ static PyMethodDef methods[] = {
     {"infer", (PyCFunction)(void (*)(void))omc_infer_types, METH_VARARGS | METH_KEYWORDS,
      "infer(op, types, attributes=None, constants=None, outputs=None, provider='cpu') -> types of "
      "the outputs"},
+    {"describe", (PyCFunction)(void (*)(void))omc_describe, METH_VARARGS | METH_KEYWORDS,
+     "describe(...) -> what transform(...) prints, as plain objects"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},

@@ -273,17 +273,13 @@ static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwarg
   return results;
 }
 
-static PyObject *plan_text(PyObject *object, PyObject *unused) {
-  (void)unused;
-  plan_object *self = (plan_object *)object;
-  char *text;
-  size_t bytes;
-  omc_status status = omc_graph_print(self->plan->graph, omc_default_allocator(), &text, &bytes);
-  if (status != OMC_OK) return omc_raise(PyType_GetModuleState(Py_TYPE(object)), status);
-  PyObject *result = PyUnicode_FromStringAndSize(text, (Py_ssize_t)bytes - 1);
-  omc_free(omc_default_allocator(), text, 1, bytes);
-  return result;
-}
+#define PLAN_SHOW(name, show)                                                                  \
+  static PyObject *plan_##name(PyObject *object, PyObject *unused) {                           \
+    (void)unused;                                                                              \
+    return show(PyType_GetModuleState(Py_TYPE(object)), ((plan_object *)object)->plan->graph); \
+  }
+PLAN_SHOW(text, omc_graph_text)
+PLAN_SHOW(describe, omc_graph_description)
 
 static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   (void)unused;
@@ -336,6 +332,7 @@ static PyMethodDef plan_methods[] = {
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(run, inputs, outputs, grads, keep=False, packed=None) -> gradients of the inputs"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
+    {"describe", plan_describe, METH_NOARGS, "describe() -> the planned graph, as describe()"},
     {"profile", plan_profile, METH_NOARGS, "profile() -> [(phase, op, source name, seconds)]"},
     {NULL, NULL, 0, NULL}};
 

@@ -1,4 +1,5 @@
-/* transform(): one stage of the pipeline from text to text, for tests and for DebugOptions. */
+/* transform() and describe(): a graph given as text after one stage of the pipeline, for tests and
+ * for files. */
 #include "autodiff/autodiff.h"
 #include "graph/verify.h"
 #include "passes/passes.h"
@@ -100,7 +101,9 @@ static omc_status run_stage(request *r, const char *stage) {
   OMC_FAIL(EINVALID, "no stage is named '%s'", stage);
 }
 
-PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
+/* Parses the text, applies the stage, and gives what `show` makes of the graph. */
+static PyObject *after_stage(PyObject *module, PyObject *args, PyObject *kwargs,
+                             PyObject *(*show)(const omc_module *m, const omc_graph *g)) {
   static char *names[] = {"text",     "stage",     "types",     "out_grads",
                           "in_grads", "constants", "callbacks", NULL};
   request r = {PyModule_GetState(module), NULL, NULL, Py_None, Py_None, Py_None, NULL};
@@ -114,22 +117,22 @@ PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
   const omc_callbacks callbacks = omc_make_callbacks(&ctx);
   if (called != Py_None) r.callbacks = &callbacks;
   omc_constants find = {r.m, constants};
-  char *printed = NULL;
-  size_t bytes = 0;
   omc_status status =
       omc_graph_parse(omc_default_allocator(), text, (size_t)n,
                       constants == Py_None ? NULL : omc_constants_find, &find, &r.graph);
   if (status == OMC_OK) status = run_stage(&r, stage);
-  if (status == OMC_OK)
-    status = omc_graph_print(r.graph, omc_default_allocator(), &printed, &bytes);
-  if (status == OMC_OK)
-    result = PyUnicode_FromStringAndSize(printed, (Py_ssize_t)bytes - 1);
-  else
-    omc_raise(r.m, status);
-  omc_free(omc_default_allocator(), printed, 1, bytes);
+  result = status == OMC_OK ? show(r.m, r.graph) : omc_raise(r.m, status);
   omc_graph_destroy(r.graph);
   omc_graph_destroy(r.template);
   return result;
+}
+
+PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs) {
+  return after_stage(module, args, kwargs, omc_graph_text);
+}
+
+PyObject *omc_describe(PyObject *module, PyObject *args, PyObject *kwargs) {
+  return after_stage(module, args, kwargs, omc_graph_description);
 }
 
 PyObject *omc_list_rules(PyObject *module, PyObject *unused) {

@@ -6,6 +6,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import Module
 
+from .onnx.description import Raw
+
 __version__: str
 
 class ConsumedError(RuntimeError):
@@ -61,6 +63,9 @@ class Plan:
         """
 
     def text(self) -> str: ...
+    def describe(self) -> Raw:
+        """The planned graph."""
+
     def profile(self) -> list[tuple[str, str, str, float]]:
         """(phase, op, source name, seconds) of every step, summed over runs (OMC_PROFILE=1)."""
 
@@ -183,6 +188,17 @@ def infer(
     ValueError
         The shapes do not fit, or there are too many or too few inputs, or an attribute is wrong.
     """
+
+def describe(
+    text: str,
+    stage: str,
+    types: Sequence[str] | None = None,
+    out_grads: Sequence[bool] | None = None,
+    in_grads: Sequence[bool] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
+    callbacks: Callbacks | None = None,
+) -> Raw:
+    """As :func:`transform`, but gives plain objects."""
 
 def rules() -> dict[str, str]:
     """Every rewrite rule and what it claims: "exact", "finite", "sums" or "layer", see csrc/passes/rewrite.h."""

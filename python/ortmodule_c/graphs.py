@@ -20,7 +20,7 @@ from .function import Call, Runner
 from .guards.held import Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
 from .lowering.lower import lower
 from .lowering.to_text import to_text
-from .onnx_io import Files
+from .onnx.files import Files
 from .options import DebugOptions, logger
 from .process import no_collection, tracing_lock
 from .report import FallbackReport

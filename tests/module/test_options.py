@@ -12,7 +12,8 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from ortmodule_c import DebugOptions, LogLevel, ORTModule, onnx_io
+from ortmodule_c import DebugOptions, LogLevel, ORTModule
+from ortmodule_c.onnx import files
 from wrapped import mlp
 
 
@@ -78,7 +79,7 @@ def test_files_that_cannot_be_written_change_nothing(tmp_path: Path, monkeypatch
     def fail(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(onnx_io, "save", fail)
+    monkeypatch.setattr(files, "save", fail)
     ours = ORTModule(mlp(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path)))
     with pytest.warns(UserWarning, match="could not be written: OSError: no space left on device"):
         ours(torch.randn(2, 6)).sum().backward()
@@ -149,23 +150,6 @@ def test_saved_graphs(kind: str, tmp_path: Path) -> None:
         assert {o.domain for o in model.opset_import} == {"", "ai.ortmodule_c"}
     joint = onnx.load(tmp_path / "net_joint_training.onnx")
     assert len(joint.graph.output) > len(onnx.load(tmp_path / "net_exported_training.onnx").graph.output)
-
-
-def test_text_becomes_onnx() -> None:
-    text = """input %x : f32[?,2] grad
-const %c : i64[1] = [-1]
-const %big : f32[20] = @
-%y = Reshape(%x, %c) name="a/b"
-%z, _ = MyOp(%y, _) {alpha=0.5, mode="a, b", axes=[1, 2]}
-%w = Clip(%z) {min=0.0}
-return %w, %x
-"""
-    model = onnx_io.to_model(text, {"big": torch.zeros(20)})
-    assert [n.op_type for n in model.graph.node] == ["Reshape", "MyOp", "Clip"]
-    assert [n.domain for n in model.graph.node] == ["", "ai.ortmodule_c", ""]
-    assert len(model.graph.node[2].input) == 2
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[1].attribute}
-    assert attributes == {"alpha": 0.5, "mode": b"a, b", "axes": [1, 2]}
 
 
 def test_a_variable_that_is_none_of_ours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

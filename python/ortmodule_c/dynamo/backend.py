@@ -22,7 +22,7 @@ from ..function import Call, Runner
 from ..graphs import device_refusal
 from ..lowering.lower import lower
 from ..lowering.to_text import to_text
-from ..onnx_io import Files
+from ..onnx.files import Files
 from ..options import DebugOptions, logger
 from ..process import no_collection, one_thread_after_fork, tracing_lock
 from ..report import FallbackReport

@@ -32,7 +32,7 @@ from ..function import Runner
 from ..guards.held import Held
 from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
-from ..onnx_io import Files
+from ..onnx.files import Files
 from ..options import DebugOptions, logger
 from ..process import tracing_lock
 from ..report import FallbackReport

@@ -1,0 +1,1 @@
+"""Between ONNX files and graphs of the C core, in both directions."""

@@ -1,0 +1,231 @@
+"""Writes graphs of the C core as ONNX models."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+
+from .. import _C
+from ..dtypes import DTYPES
+from ..lowering.draft import OPSET, OWN_DOMAIN, OWN_OPSET
+from .description import Attribute, Description, Node, Raw, Type, described
+
+_CODES: dict[str, int] = {text: TensorProto.DataType.Value(name) for text, name in DTYPES.values()}
+_IMPORTS = [helper.make_opsetid("", OPSET), helper.make_opsetid(OWN_DOMAIN, OWN_OPSET)]
+
+# Attributes of the core that ONNX does not know, at the values at which they say nothing.
+_SAY_NOTHING = {
+    ("AveragePool", "divisor_override"): 0,
+    ("Elu", "input_scale"): 1,
+    ("Elu", "scale"): 1,
+    ("Gather", "strict"): 0,
+    ("GatherElements", "strict"): 0,
+    ("ReduceMax", "nan_ties"): 0,
+    ("ReduceMin", "nan_ties"): 0,
+    ("Softplus", "beta"): 1,
+    ("Softplus", "threshold"): 20,
+}
+
+# Ops of our own that ONNX can express: files bring along what they mean, for other readers.
+FUNCTIONS = {
+    "Detach": "(x) => (y) { y = Identity(x) }",
+    "Embedding": "<padding_idx: int = -1, scale_grad_by_freq: int = 0>(table, ids) => (y) { y = Gather(table, ids) }",
+    "Expm1": "(x) => (y) { e = Exp(x) c = Constant<value_float=1.0>() one = CastLike(c, x) y = Sub(e, one) }",
+    "Log1p": "(x) => (y) { c = Constant<value_float=1.0>() one = CastLike(c, x) s = Add(x, one) y = Log(s) }",
+    "LogSigmoid": "(x) => (y) { n = Neg(x) s = Softplus(n) y = Neg(s) }",
+    "MulAdd": "(a, b, c) => (y) { p = Mul(a, b) y = Add(p, c) }",
+    "NotEqual": "(a, b) => (y) { e = Equal(a, b) y = Not(e) }",
+    "Rsqrt": "(x) => (y) { s = Sqrt(x) y = Reciprocal(s) }",
+    "Silu": "(x) => (y) { s = Sigmoid(x) y = Mul(x, s) }",
+}
+
+
+def save(graph: Raw, path: Path) -> None:
+    """Write a graph as an ONNX file."""
+    onnx.save(to_model(graph), str(path))
+
+
+def to_model(graph: Raw) -> onnx.ModelProto:
+    """The ONNX model of a graph, as :func:`_C.describe` gives it.
+
+    A node is in ONNX's own domain if ONNX's checker takes it there and it means the same; all others are in the
+    domain ``ai.ortmodule_c``. Gradients given to a joint graph are inputs after the others, those it gives are outputs
+    after the others.
+    """
+    return _Writer(described(graph)).model()
+
+
+class _Writer:
+    def __init__(self, graph: Description) -> None:
+        self._graph = graph
+        self._used = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *graph.gradients}
+        self._types: dict[str, TypeProto] = {}
+        self._initializers: list[TensorProto] = []
+        self._nodes: list[NodeProto] = []
+
+    def model(self) -> onnx.ModelProto:
+        graph = self._graph
+        inputs = self._given([(name, kind) for name, kind, _ in [*graph.inputs, *graph.grads]])
+        for name, kind, data in graph.constants:
+            self._constant(name, kind, data)
+        values = [info for node in graph.nodes for info in self._node(node)]
+        outputs = self._outputs([*graph.outputs, *[g for g in graph.gradients if g is not None]])
+        names = {o.name for o in outputs}
+        proto = helper.make_graph(
+            self._nodes,
+            "main",
+            inputs,
+            outputs,
+            self._initializers,
+            value_info=[info for info in values if info.name not in names],
+        )
+        ours = {node.op_type for node in self._nodes if node.domain}
+        return helper.make_model(
+            proto,
+            opset_imports=_IMPORTS,
+            functions=[_function(op, body) for op, body in FUNCTIONS.items() if op in ours],
+            ir_version=10,
+            producer_name="ortmodule_c",
+        )
+
+    def _given(self, values: Iterable[tuple[str, Type | None]]) -> list[ValueInfoProto]:
+        infos = []
+        for name, kind in values:
+            if kind is not None:
+                self._types[name] = _type(kind)
+            infos.append(helper.make_value_info(name, self._types.get(name, _UNKNOWN)))
+        return infos
+
+    def _constant(self, name: str, kind: Type, data: bytes) -> None:
+        dtype, dims = kind
+        self._types[name] = _type(kind)
+        self._initializers.append(helper.make_tensor(name, _CODES[dtype], dims, data, raw=True))
+
+    def _outputs(self, names: Iterable[str]) -> list[ValueInfoProto]:
+        """A name is that of one output, and of no input."""
+        taken = {name for name, *_ in [*self._graph.inputs, *self._graph.grads]}
+        infos = []
+        for i, name in enumerate(names):
+            output = name
+            if name in taken:
+                output = f"{name}:{i}"
+                self._nodes.append(helper.make_node("Identity", [name], [output]))
+            taken.add(output)
+            infos.append(helper.make_value_info(output, self._types.get(name, _UNKNOWN)))
+        return infos
+
+    def _node(self, node: Node) -> list[ValueInfoProto]:
+        """Add a node; the types of its outputs."""
+        found = {o[0]: _type(o[1]) for o in node.outputs if o is not None and o[1] is not None}
+        outputs = [o[0] if o is not None and o[0] in self._used else "" for o in node.outputs]
+        written = self._standard(node, outputs, found)
+        if written is None:
+            written = _node(node, node.inputs, outputs, node.attributes, OWN_DOMAIN)
+        self._types.update(found)
+        self._nodes.append(written)
+        return [helper.make_value_info(o, found[o]) for o in written.output if o in found]
+
+    def _standard(self, node: Node, outputs: list[str], types: dict[str, TypeProto]) -> NodeProto | None:
+        """The node in ONNX's terms, if it has any; what ONNX finds of types not known yet goes into `types`."""
+        if not _C.ops()[node.op][1] or self._means_more(node, outputs):
+            return None
+        schema = onnx.defs.get_schema(node.op, OPSET)
+        initializers = len(self._initializers)
+        attributes: Sequence[Attribute] = [a for a in node.attributes if _SAY_NOTHING.get((node.op, a.name)) != a.value]
+        inputs: Sequence[str | None] = node.inputs
+        if node.op == "Clip":
+            inputs, attributes = self._clip(node)
+        elif node.op == "ConstantOfShape":
+            attributes = _filled(attributes)
+        written = _node(node, inputs, outputs, attributes, "")
+        try:
+            known = {v: self._types[v] for v in written.input if v}
+            inferred = onnx.shape_inference.infer_node_outputs(schema, written, known, opset_imports=_IMPORTS[:1])
+        except KeyError:  # a type that is not known
+            inferred = {}
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+            inferred = None
+        if inferred is None or any(o in types and not _agree(types[o], inferred[o]) for o in inferred):
+            del self._initializers[initializers:]
+            return None
+        for name, kind in inferred.items():
+            types.setdefault(name, kind)
+        return written
+
+    def _means_more(self, node: Node, outputs: list[str]) -> bool:
+        """Whether ONNX's op of that name, where it takes these operands, is another function."""
+        if node.op == "Mod":  # of floats, which ONNX gives the sign of the dividend
+            kind = self._types.get(node.inputs[0] or "")
+            return kind is None or kind.tensor_type.elem_type not in _INTEGERS
+        if node.op == "MaxPool":  # indices within a plane
+            return outputs[1:] not in ([], [""])
+        return False
+
+    def _clip(self, node: Node) -> tuple[list[str | None], Sequence[Attribute]]:
+        """ONNX has the bounds as inputs."""
+        inputs = list(node.inputs)
+        kind = self._types.get(node.inputs[0] or "")
+        dtype = TensorProto.FLOAT if kind is None else kind.tensor_type.elem_type
+        bounds = {a.name: a.value for a in node.attributes}
+        for bound in ("min", "max"):
+            inputs.append(None)
+            if bound in bounds:
+                inputs[-1] = name = f"{node.outputs[0] and node.outputs[0][0]}:{bound}"
+                element = np.asarray(bounds[bound]).astype(helper.tensor_dtype_to_np_dtype(dtype))
+                self._initializers.append(onnx.numpy_helper.from_array(element, name))
+                self._types[name] = helper.make_tensor_type_proto(dtype, [])
+        return inputs, []
+
+
+_INTEGERS = {code for dtype, (text, _) in DTYPES.items() for code in [_CODES[text]] if not dtype.is_floating_point}
+_UNKNOWN = helper.make_tensor_type_proto(TensorProto.UNDEFINED, None)
+
+
+def _filled(attributes: Sequence[Attribute]) -> Sequence[Attribute]:
+    """ONNX has the element, with its type, as a tensor."""
+    given = {a.name: a.value for a in attributes}
+    dtype = helper.tensor_dtype_to_np_dtype(given.get("dtype", TensorProto.FLOAT))
+    value = onnx.numpy_helper.from_array(np.asarray([given.get("value", 0)]).astype(dtype))
+    return [Attribute("value", "TENSOR", value)]
+
+
+def _type(kind: Type) -> TypeProto:
+    dtype, dims = kind
+    return helper.make_tensor_type_proto(_CODES[dtype], [None if d < 0 else d for d in dims])
+
+
+def _agree(a: TypeProto, b: TypeProto) -> bool:
+    """Whether two types, some of whose dims may be open, may be that of one value."""
+    t, u = a.tensor_type, b.tensor_type
+    if t.elem_type != u.elem_type or not (t.HasField("shape") and u.HasField("shape")):
+        return t.elem_type == u.elem_type
+    dims = list(zip(t.shape.dim, u.shape.dim, strict=False))
+    return len(t.shape.dim) == len(u.shape.dim) and all(
+        d.dim_value == e.dim_value for d, e in dims if d.HasField("dim_value") and e.HasField("dim_value")
+    )
+
+
+def _node(
+    node: Node, inputs: Sequence[str | None], outputs: Sequence[str], attributes: Sequence[Attribute], domain: str
+) -> NodeProto:
+    proto = NodeProto(op_type=node.op, name=node.name or "", domain=domain)
+    proto.input.extend(_trimmed(inputs))
+    proto.output.extend(_trimmed(outputs) or [""])
+    for name, kind, value in sorted(attributes):
+        code = AttributeProto.AttributeType.Value(kind)
+        proto.attribute.append(helper.make_attribute(name, value, attr_type=code))
+    return proto
+
+
+def _function(op: str, body: str) -> onnx.FunctionProto:
+    return onnx.parser.parse_function(f'<domain: "{OWN_DOMAIN}", opset_import: ["": {OPSET}]> {op} {body}')
+
+
+def _trimmed(names: Sequence[str | None]) -> list[str]:
+    """Without what is left out at the end."""
+    given = [name or "" for name in names]
+    while given and not given[-1]:
+        given.pop()
+    return given
