@@ -94,6 +94,10 @@ class Runner:
         self.differentiable = lowered.differentiable
         self.ancestry = lowered.ancestry
         self.reaches = lowered.reaches
+        reached = self.ancestry.inputs(_either(lowered.reaches, lowered.differentiable), ())
+        self.connected = [
+            bool(reached >> i & 1) for i in range(len(lowered.input_savers))
+        ]  # inputs that autograd may come to
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
         self.input_savers, self.output_savers = lowered.input_savers, lowered.output_savers
         # Inputs that backwards read a copy of, as PyTorch does not save them or they are written over; saved outputs.
@@ -118,7 +122,9 @@ class Runner:
         if self.updates:
             self._check_apart(inputs)
         grad = torch.is_grad_enabled()
-        call = Call(self, inputs, tuple([grad and t.requires_grad for t in inputs]))
+        call = Call(
+            self, inputs, tuple([grad and c and t.requires_grad for t, c in zip(inputs, self.connected, strict=True)])
+        )
         if call.trains:
             try:
                 call.versions = [t._version for t in inputs]

@@ -298,6 +298,32 @@ def test_one_tensor_as_two_arguments() -> None:
     assert_same_step(eager, ours, z, torch.ones(2, 4))
 
 
+def test_an_argument_whose_gradient_is_not_taken_is_apart_from_autograd() -> None:
+    """Nothing runs behind it, nothing there is freed, and its producers get no gradient instead of zeros."""
+    forwards: dict[str, Any] = {
+        "detached": lambda s, x, h: s.l(x + h.detach()),
+        "under no_grad": lambda s, x, h: s.l(x) + without_gradient(h),
+        "compared": lambda s, x, h: s.l(x) * (h > 0),
+        "unused": lambda s, x, h: s.l(x),
+    }
+    for name, forward in forwards.items():
+        for m in pair(linear_of(forward)):
+            h = torch.zeros(2, 4)
+            for _ in range(3):
+                h = m(torch.ones(2, 4), h)
+                h.sum().backward()  # not twice through one graph
+            before = nn.Linear(4, 4)
+            h, met = before(torch.ones(2, 4)), list[Any]()
+            h.register_hook(met.append)
+            m(torch.ones(2, 4), h).sum().backward()
+            assert (met, before.weight.grad) == ([], None), name
+
+
+def without_gradient(h: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return h * 2
+
+
 def test_steps_have_a_gradient_of_zeros() -> None:
     steps = (torch.round, torch.floor, torch.ceil, torch.sign, lambda y: torch.div(y, 0.3, rounding_mode="floor"))
     for step in steps:
