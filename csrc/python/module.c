@@ -1,4 +1,6 @@
 /* The module ortmodule_c._C: types, functions, state. */
+#include <signal.h>
+
 #include "base/env.h"
 #include "ops/op.h"
 #include "python/binding.h"
@@ -78,6 +80,15 @@ static PyObject *pool_trim(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject *restarts(PyObject *module, PyObject *args) {
+  (void)module;
+  int number;
+  struct sigaction action;
+  if (!PyArg_ParseTuple(args, "i", &number)) return NULL;
+  if (sigaction(number, NULL, &action) != 0) return PyErr_SetFromErrno(PyExc_OSError);
+  return PyBool_FromLong((action.sa_flags & SA_RESTART) != 0);
+}
+
 static const char *const names[OMC_N_NAMES] = {
     [OMC_NAME_FORWARD_HOOKS] = "_forward_hooks",
     [OMC_NAME_FORWARD_PRE_HOOKS] = "_forward_pre_hooks",
@@ -109,6 +120,8 @@ static PyMethodDef methods[] = {
     {"set_isa", set_isa, METH_VARARGS, "set_isa(name or None): bound the instruction set"},
     {"pool_stats", pool_stats, METH_NOARGS, "pool_stats() -> bytes used, peak and cached"},
     {"pool_trim", pool_trim, METH_NOARGS, "pool_trim(): give cached memory back to the system"},
+    {"restarts", restarts, METH_VARARGS,
+     "restarts(signal) -> whether calls of the system that it interrupts go on"},
     {NULL, NULL, 0, NULL}};
 
 static int module_exec(PyObject *module) {

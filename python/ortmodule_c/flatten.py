@@ -146,10 +146,14 @@ def _exact(values: Any) -> Any:
     """What tells hashable values apart that are equal; nothing for strings, which most keys are."""
     if set(map(type, values)) <= {str}:
         return None
-    exact = [(type(v), repr(v) if isinstance(v, (int, *_NUMBERS)) else None) for v in values]
+    exact = [(type(v), _exact(v) if isinstance(v, (tuple, frozenset)) else _written(v)) for v in values]
     if any(not isinstance(v, (*_PLAIN, *_NUMBERS)) and not _compares_as_itself(type(v)) for v in values):
         raise TypeError("keys or elements that may be equal without being the same cannot be given to a graph")
     return frozenset(exact) if isinstance(values, (set, frozenset)) else tuple(exact)
+
+
+def _written(value: Any) -> str | None:
+    return repr(value) if isinstance(value, (int, *_NUMBERS)) else None
 
 
 def _compares_as_itself(cls: type) -> bool:

@@ -24,6 +24,7 @@ from .onnx.files import Files
 from .options import DebugOptions, logger
 from .process import no_collection, tracing_lock
 from .report import FallbackReport
+from .signals import waiting
 
 # Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
 convert_frame.compile_lock = tracing_lock
@@ -166,14 +167,17 @@ class Graphs:
         ------
         NotExportable
             If the module must run in PyTorch.
+        Interrupted
+            If the handler of a signal that came meanwhile raised.
         """
         self._check_room(key)
         begin = time.perf_counter()
-        with quiet(), no_collection():
-            graph = self._export(key, leaves, paths, scan)
-        self.export_seconds += time.perf_counter() - begin
-        self._keep(graph)
-        self._drop_forgotten()
+        with waiting():
+            with quiet(), no_collection():
+                graph = self._export(key, leaves, paths, scan)
+            self.export_seconds += time.perf_counter() - begin
+            self._keep(graph)
+            self._drop_forgotten()
         return graph
 
     def give_up(self, key: Key | None, useless: Graph | None, by_dynamo: bool) -> None:

@@ -28,6 +28,7 @@ from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing_lock
 from .report import FallbackRecord, FallbackReport
+from .signals import Interrupted, waiting
 from .stack import users_line
 from .stats import totals
 
@@ -140,7 +141,7 @@ class ORTModule(nn.Module):
     def _ort_graphs(self) -> Graphs:
         """Graphs of the module. What makes them takes half as long to import as PyTorch, and is at the first call."""
         if self._ort_made is None:
-            with tracing_lock:  # which a fork waits for, unlike the locks of an import
+            with tracing_lock, waiting():  # which a fork waits for, unlike the locks of an import
                 from .graphs import Graphs
 
                 made = Graphs(self._ort_module, self._ort_options, self._ort_report, self._ort_arguments)
@@ -195,6 +196,8 @@ class ORTModule(nn.Module):
             if attempt.graph is not None:
                 raise
             interrupt = error
+        if isinstance(interrupt, Interrupted):
+            raise interrupt.error
         if interrupt is not None:  # it undid what the forward, while it was traced, had done before
             self._ort_module(*args, **kwargs)
             raise interrupt  # which was not the forward's own

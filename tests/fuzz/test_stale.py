@@ -6,6 +6,7 @@ import pytest
 from stale import Program, verdict
 
 N_SEEDS, BATCH = 120, 20
+BY_DYNAMO = range(75, 115)  # of seeds
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,11 @@ def test_what_is_followed_needs_no_fallback(found: dict[int, tuple[str, str]]) -
     followed = [seed for seed in found if Program(seed).followed]
     assert len(followed) > 0.4 * N_SEEDS
     assert not [found[seed][1] for seed in followed if found[seed][1]]
+
+
+def test_a_changed_value_is_seen_by_dynamo_too() -> None:
+    failures = [what for seed in BY_DYNAMO if (what := verdict(seed, "dynamo")[0])]
+    assert not failures, "\n".join(failures)
 
 
 def test_programs_of_a_seed_are_alike() -> None:

@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import signal
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from ortmodule_c import ORTModule
 from ortmodule_c.guards.held import MISSING, Held, Snapshot, Write, scan
 from ortmodule_c.guards.watch import Watch
+from ortmodule_c.lowering.lower import lower
 from wrapped import Function, assert_same_step, mlp, n_graphs, pair
 
 
@@ -317,3 +320,40 @@ def test_an_interrupt_of_a_trace_comes_after_the_forward(monkeypatch: pytest.Mon
     assert ours.module.num_batches_tracked == 1
     ours(x)
     assert ours.module.num_batches_tracked == 2 and n_graphs(ours) == 1
+
+
+class Late(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Late, SystemExit])
+def test_what_a_signals_handler_raises_is_no_failure_to_trace(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[bool] = []
+    tracing: list[bool] = []
+
+    def handle(_number: int, _frame: object) -> None:
+        came.append(bool(tracing))
+        raise error
+
+    def lower_late(*args: Any) -> Any:
+        tracing.append(True)
+        signal.raise_signal(signal.SIGALRM)
+        found = lower(*args)
+        tracing.clear()
+        return found
+
+    ours = ORTModule(nn.BatchNorm1d(2))
+    x = torch.randn(3, 2)
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr("ortmodule_c.graphs.lower", lower_late)
+            ours(x)
+        assert came == [False] and signal.getsignal(signal.SIGALRM) is handle
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ours.module.num_batches_tracked == 0
+    ours(x)
+    assert ours.module.num_batches_tracked == 1 and n_graphs(ours) == 1 and not ours.fallback_report()

@@ -3,12 +3,14 @@
 import copy
 import functools
 import gc
+import math
 import random
 import re
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -246,6 +248,46 @@ def test_a_change_that_dynamo_compares_less_is_seen(
                 change(eager)
                 if change is not set_global:
                     change(ours.module)
+
+
+class Numbers(dict[str, float]):
+    by = 2.0
+
+
+def numbers(by: float) -> Numbers:
+    made = Numbers(a=2.0)
+    made.by = by
+    return made
+
+
+# An argument before and after a change, and how it is read.
+GIVEN: dict[str, tuple[Any, Any, Callable[[Any], float]]] = {
+    "the sign of zero": (0.0, -0.0, lambda given: math.copysign(2.0, given)),
+    "the sign of zero of NumPy": (np.float64(0.0), np.float64(-0.0), lambda given: math.copysign(2.0, given)),
+    "a range of as many numbers": (range(0, 3, 2), range(0, 4, 2), lambda given: given.stop),
+    "elements that are equal": ({(1,)}, {(1.0,)}, lambda given: len(str(next(iter(given))))),
+    "attributes of a dict": (numbers(2.0), numbers(3.0), lambda given: given.by),
+    "a bound method": ({"a": 0.0}.get, {"a": -0.0}.get, lambda given: math.copysign(2.0, given("a"))),
+    "an object without a dictionary": (Fraction(1, 2), Fraction(1, 3), lambda given: given.denominator),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "read"), GIVEN.values(), ids=GIVEN)
+def test_a_change_of_an_argument_is_seen(first: Any, then: Any, read: Callable[[Any], float]) -> None:
+    eager = Function(lambda s, x, given: s.l(x) * read(given), l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for given in (first, first, then, first):
+            assert_same_step(eager, ours, x, given)
+
+
+def test_arguments_that_dynamo_compares_may_change_all_the_time() -> None:
+    eager = Function(lambda s, x, by, words: s.l(x) * by * len(words), l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo", fallback="error"))
+    for by in range(2, 12):
+        assert_same_step(eager, ours, torch.randn(3, 4), float(by), ["a"] * (by % 3))
 
 
 @functools.lru_cache

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from ..capture.shapes import MAX_RANK
 from ..errors import NotRunnable, first_lines
 from ..function import Runner
+from ..guards.given import Given, given
 from ..guards.held import Held
 from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
@@ -45,6 +46,7 @@ _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
+_OTHERWISE = ", which TorchDynamo sees otherwise than eager"
 _heard = threading.local()
 
 
@@ -76,8 +78,9 @@ def _listening() -> Iterator[list[logging.LogRecord]]:
 
 @dataclass
 class _Version:
-    """What Dynamo has compiled, the code that it has traced for it, and what that may have read of Python."""
+    """What Dynamo has compiled for some arguments, the code that it has traced, and what that may have read."""
 
+    given: Given
     compiled: Any
     traced: set[CodeType]
     looked_at: int = 0  # so much of the code
@@ -125,7 +128,9 @@ class SecondWay:
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
         # the graphs more than weakly.
         way, files = weakref.ref(self), Files(options, report)
-        self._backend = lambda traced, *graph: _compile(traced, way, report, options.max_graphs, files, *graph)
+        self._backend = lambda what, traced, *graph: _compile(
+            what, traced, way, report, options.max_graphs, files, *graph
+        )
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module returns, or raises.
@@ -135,7 +140,10 @@ class SecondWay:
         ORTModuleError
             If something has to run in PyTorch and must not.
         """
-        version = self._version()
+        what = given(args, kwargs)
+        if what.missed:
+            self._report.add(self._name, f"{what.missed}{_OTHERWISE}")
+        version = None if what.missed else self._version(what)
         if version is None:
             self._report.warn()
             return self._module(*args, **kwargs)
@@ -171,27 +179,27 @@ class SecondWay:
         """Those of its graphs."""
         return [r for graph in self._graphs for r in graph.runners()]
 
-    def _version(self) -> "_Version | None":
-        """The one that serves now, made if there is none; nothing if PyTorch has to run the module."""
+    def _version(self, what: Given) -> "_Version | None":
+        """The one that serves such a call now, made if there is none; nothing if PyTorch has to run the module."""
         if self._in_pytorch:
             return None
         for version in self._versions:
-            if version.held.hold():
+            if version.given.key == what.key and version.held.hold():
                 return version
         if len(self._versions) == self._most:
-            what = self._versions[-1].held.changed()
-            self._give_up(f"{what} takes a new value again and again, which TorchDynamo by itself may not see")
+            changed = self._versions[-1].held.changed() or "an argument"
+            self._give_up(f"{changed} takes a new value again and again, which TorchDynamo by itself may not see")
             return None
         # Else all that was ever compiled of a class counts, and of the versions before.
         alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
         traced: set[CodeType] = set()
-        backend = functools.partial(self._backend, traced)
+        backend = functools.partial(self._backend, what, traced)
         state = self._module.__dict__
         own = {*state}
         compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
         for name in state.keys() - own:  # what is meant for that is written into the user's module
             del state[name]
-        self._versions.append(_Version(compiled, traced))
+        self._versions.append(_Version(what, compiled, traced))
         return self._versions[-1]
 
     def _hold(self, version: "_Version") -> None:
@@ -202,7 +210,7 @@ class SecondWay:
         try:
             with tracing_lock:
                 version.looked_at = len(version.traced)
-                version.held = Surroundings(self._module, version.traced).as_they_are()
+                version.held = Surroundings(self._module, version.given.objects, version.traced).as_they_are()
         except Exception as error:
             self._give_up(f"what it reads cannot be compared: {self._report.cause(self._name, error)}")
 
@@ -229,12 +237,12 @@ class SecondWay:
         """Hold a graph for as long as this is there."""
         self._graphs.append(graph)
 
-    def judge(self, traced: Collection[CodeType]) -> None:
+    def judge(self, what: Given, traced: Collection[CodeType]) -> None:
         """Raise, before anything runs, if Dynamo has traced what it sees otherwise than eager."""
         named = next(filter(None, map(named_and_missed, traced)), "")
-        missed = f"the forward asks for {named}" if named else Surroundings(self._module, traced).missed
+        missed = f"the forward asks for {named}" if named else Surroundings(self._module, what.objects, traced).missed
         if missed:
-            cause = f"{missed}, which TorchDynamo sees otherwise than eager"
+            cause = f"{missed}{_OTHERWISE}"
             self._give_up(cause)
             raise NotRunnable(cause)
 
@@ -269,6 +277,7 @@ def _seconds() -> float:
 
 
 def _compile(
+    what: Given,
     traced: set[CodeType],
     way: "weakref.ref[SecondWay]",
     report: FallbackReport,
@@ -280,7 +289,7 @@ def _compile(
     of = way()
     assert of is not None  # it is within a call of it
     traced.update(TracingContext.get_traced_code() or ())
-    of.judge(traced)
+    of.judge(what, traced)
     compiled = Compiled(graph, examples, report, max_graphs, files)
     of.keep(compiled)
     return functools.partial(_run, weakref.ref(compiled), graph)

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import logging
+import math
 import re
 import sys
 import types
@@ -12,6 +13,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -165,6 +167,13 @@ def of_cell(cell: types.CellType) -> Any:
         return MISSING
 
 
+def has_negative_zero(value: Any) -> bool:
+    """Whether it is a number with a zero that has a sign."""
+    if isinstance(value, (complex, numpy.complexfloating)):
+        return has_negative_zero(value.real) or has_negative_zero(value.imag)
+    return isinstance(value, (float, numpy.floating)) and value == 0 and math.copysign(1, value) < 0
+
+
 def type_in(state: dict[str, Any], name: str) -> Any:
     return type(state.get(name, MISSING))
 
@@ -175,8 +184,9 @@ def tensor_content(t: Tensor) -> Any:
 
 
 def content(value: Any) -> list[Any]:
-    """What is in a set, or in what is like a dict or a tuple, in order."""
+    """What is in a set, or in what is like a dict, a tuple or a list, in order."""
     if isinstance(value, dict):
         kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
         return list(kind.items(value))
-    return list(tuple.__iter__(value)) if isinstance(value, tuple) else list(value)
+    kind = next(k for k in (tuple, list, collections.deque, set, frozenset) if isinstance(value, k))
+    return list(kind.__iter__(value))

@@ -4,28 +4,34 @@ Dynamo takes -0.0 for 0.0 and True for 1, and misses attributes of functions and
 much of what is absent, inherited or patched. It runs no code that could be watched: held is what the code names.
 """
 
+import collections
 import contextlib
+import contextvars
 import random
 import sys
 import types
-from collections.abc import Collection
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import NotExportable, NotRunnable
-from .anatomy import Seen, functions_of
-from .held import INTERNAL, Held
+from .anatomy import Seen, functions_of, has_negative_zero, of_cell
+from .frames import is_trusted_module
+from .held import INTERNAL, MISSING, Held
 from .watch import Watch
 
 
 class Surroundings(Watch):
-    """All that names in the code lead to from a module on.
+    """All that names in the code lead to from a module, and from its arguments, on.
 
     Parameters
     ----------
     module
         What was traced.
+    arguments
+        What of its arguments is told apart by identity.
     traced
         The code that was: no other is looked at.
 
@@ -36,8 +42,12 @@ class Surroundings(Watch):
     """
 
     missed = ""
+    bases = (
+        *Watch.bases,
+        *(list, set, frozenset, collections.deque, collections.defaultdict, types.SimpleNamespace),
+    )
 
-    def __init__(self, module: nn.Module, traced: Collection[types.CodeType]) -> None:
+    def __init__(self, module: nn.Module, arguments: Sequence[Any], traced: Collection[types.CodeType]) -> None:
         super().__init__(module)
         self._traced = traced
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
@@ -46,10 +56,13 @@ class Surroundings(Watch):
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
                 self._function(function)
                 self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
+        for value in arguments:
+            self._freeze(value, "an argument")
         while self._to_enter:
             code, function = self._to_enter.popitem()
             if code not in self._ran:
-                self._enter(code, function.__globals__)
+                closed = dict(zip(code.co_freevars, map(of_cell, function.__closure__ or ()), strict=True))
+                self._enter(code, function.__globals__, closed)
 
     def as_they_are(self) -> Held:
         """What they are now."""
@@ -60,20 +73,25 @@ class Surroundings(Watch):
         if kind is NotRunnable:
             self.missed = self.missed or cause
 
-    def _refuse_identity(self, _who: str, _kind: type[NotExportable] = NotRunnable) -> Any:
-        """Which arguments are one Dynamo compares; the rest is left to what is held."""
-
     def _freeze(self, value: Any, what: str) -> Any:
         if isinstance(value, random.Random) and value is not getattr(random, "_inst", None):
             self.refuse(f"{what} is a generator of random numbers", NotRunnable)
+        if has_negative_zero(value):
+            self.refuse(f"{what} is or holds -0.0", NotRunnable)
         return super()._freeze(value, what)
 
-    def _enter(self, code: types.CodeType, scope: dict[str, Any]) -> None:
-        frame: Any = types.SimpleNamespace(f_code=code, f_globals=scope, f_locals={}, f_back=None)
+    def _refuse_kind(self, value: Any, what: str) -> None:
+        if isinstance(value, contextvars.ContextVar):
+            self._hold_content(value, _now_in, what)
+        elif isinstance(value, weakref.ReferenceType):  # what it leads to is guarded by nobody
+            self.refuse(what, NotRunnable)
+
+    def _enter(self, code: types.CodeType, scope: dict[str, Any], closed: dict[str, Any]) -> None:
+        frame: Any = types.SimpleNamespace(f_code=code, f_globals=scope, f_locals=closed, f_back=None)
         self._entered(code, frame)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
-                self._enter(inner, scope)
+                self._enter(inner, scope, {})
 
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
@@ -90,7 +108,9 @@ class Surroundings(Watch):
         if not known:
             for name, of_slot in seen.slots.items():
                 self._hold(value, name, of_slot, f"attribute {name} of {title}")
-            if seen.state is not None:
+            if is_trusted_module(type(value).__module__) and not isinstance(value, nn.Module):
+                self._whole(seen)  # by code that is not looked at
+            elif seen.state is not None:
                 self._add_names(seen.state, title)
         return seen
 
@@ -109,3 +129,7 @@ class Surroundings(Watch):
             return
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
+
+
+def _now_in(variable: contextvars.ContextVar[Any]) -> list[Any]:
+    return [variable.get(MISSING)]

@@ -75,6 +75,7 @@ _EXCHANGED = (
 )
 _BASES = (dict, collections.OrderedDict, tuple)  # of C, of what is followed
 _GENERIC = [base.__getattribute__ for base in (object, *_BASES)]
+_WITH_CONTENT = (dict, tuple, list, set, frozenset, collections.deque)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
 _PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
@@ -94,6 +95,8 @@ class Watch:
     sizes_are_open
         Whether sizes are symbols.
     """
+
+    bases: tuple[type, ...] = _BASES
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = (), sizes_are_open: bool = False) -> None:
         self.frames = Frames(self._entered, self._called, self._ended, self._left, self._raised, sizes_are_open)
@@ -344,10 +347,10 @@ class Watch:
         if cls.__module__.split(".")[0] == _OURS:
             self._freeze(getattr(value, "module", None), what)  # a wrapper
             return
-        if not is_of_python(cls, *_BASES):
-            self.refuse(f"{what} is or holds a {cls.__module__}.{cls.__qualname__}, which cannot be compared")
+        if not is_of_python(cls, *self.bases):
+            self._refuse_kind(value, f"{what} is or holds a {cls.__module__}.{cls.__qualname__}")
             return
-        if isinstance(value, (dict, tuple)):
+        if isinstance(value, _WITH_CONTENT):
             self._content(value, what)
         self._object(value, cls.__name__)
         self._hold(value, "__class__", cls, what)
@@ -356,6 +359,9 @@ class Watch:
             for name in INTERNAL & of.before.keys():
                 of.names.add(name)
                 self._hold(of.state, name, of.before[name], f"{name} of {type(m).__name__}", True)
+
+    def _refuse_kind(self, _value: Any, what: str) -> None:
+        self.refuse(f"{what}, which cannot be compared")
 
     def _object(self, value: Any, title: str) -> Seen:
         known = self._seen.get(id(value))
