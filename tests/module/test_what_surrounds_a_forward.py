@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -152,6 +152,22 @@ def test_a_copy_of_a_parameter_a_buffer_or_an_input_is_a_tensor_of_its_own() -> 
         for t in (m.l.weight, m.buffer, x):
             t.add_(1)
     close([t.detach() for t in copies], before)
+
+
+def test_a_trace_leaves_pytorchs_classes_as_they_were() -> None:
+    eager = fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    ours = ORTModule(eager, ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    for cls in (fx.GraphModule, nn.Module, Tensor):
+        before = dict(vars(cls))
+        close(ours(x), eager(x))
+        assert dict(vars(cls)) == before
+    output = next(n for n in eager.graph.nodes if n.op == "output")
+    for _ in range(3):
+        with eager.graph.inserting_before(output):
+            output.args = (eager.graph.call_function(torch.mul, (output.args[0], 2.0)),)
+        eager.recompile()
+        close(ours(x), eager(x))
 
 
 def test_a_profiler_goes_on_after_a_trace() -> None:

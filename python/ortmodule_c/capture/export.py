@@ -416,10 +416,13 @@ def capture(
                 _no_more_than_needed(lines),
                 one_step_for_all(),
             ):
-                lift = _Lift(function)
-                program = torch.export.export(
-                    lift, (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
-                )
+                try:
+                    program = torch.export.export(
+                        _Lift(function), (tensors,), dynamic_shapes=(shapes,) if any(dynamic) else None, strict=False
+                    )
+                finally:  # what a class had when it was met may be what those above have put there
+                    watch.restore()
+                    kept.restore()
         except NotExportable:
             raise
         except Exception as error:
@@ -428,8 +431,6 @@ def capture(
             raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
             let_go(environments)
-            watch.restore()
-            kept.restore()
     inline_regions(program.graph_module, torch.is_grad_enabled())
     constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
     outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())

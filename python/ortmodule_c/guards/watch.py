@@ -143,13 +143,14 @@ class Watch:
             self._begin()
             before = ambient()
             type.__setattr__(Tensor, "__setattr__", self._set_of_tensors())
+            type.__setattr__(Tensor, "__getattr__", self._absent_of_tensors())
             with self.frames.watched():
                 yield
             if ambient() != before:
                 self.refuse("the forward changes PyTorch's own state", NotRunnable)
         finally:
-            if "__setattr__" in vars(Tensor):
-                type.__delattr__(Tensor, "__setattr__")
+            for name in {"__setattr__", "__getattr__"} & vars(Tensor).keys():
+                type.__delattr__(Tensor, name)
             for cls in self._watched:
                 type.__delattr__(cls, "__getattribute__")
             self._watched.clear()
@@ -193,6 +194,18 @@ class Watch:
             plain(owner, name, value)
 
         return write
+
+    def _absent_of_tensors(self) -> Callable[[Tensor, str], Any]:
+        """Whether a later tensor has the attribute is not compared."""
+        thread, refuse = threading.get_ident(), self.refuse
+
+        def read(owner: Tensor, name: str) -> Any:
+            ours = threading.get_ident() == thread and is_users(sys._getframe(1))
+            if ours and not name.startswith("__"):
+                refuse(f"the forward asks for attribute {name} of a tensor, which has none")
+            raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
+
+        return read
 
     def _note(self, seen: Seen, name: str, users: bool) -> None:
         seen.names.add(name)
