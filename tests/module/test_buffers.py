@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ortmodule_c import ORTModule
 from wrapped import assert_same_state, assert_same_step, close, pair
 
 
@@ -202,3 +203,17 @@ def test_what_no_graph_can_give_back_runs_in_pytorch(forward: Callable[..., Any]
         got.sum().backward()
         assert_same_state(ours, eager)
     assert any(r.name == "Net" for r in ours.fallback_report())
+
+
+@pytest.mark.parametrize("change", [lambda m, x: m.train()(x + 1), lambda m, _x: m.reset_running_stats()])
+def test_statistics_that_an_evaluation_has_used_are_as_they_were_or_its_backward_raises(
+    change: Callable[[nn.Module, torch.Tensor], object],
+) -> None:
+    ours = ORTModule(nn.BatchNorm1d(4).eval())
+    x = torch.randn(5, 4, requires_grad=True)
+    loss = ours(x).square().sum()
+    ours(x)
+    loss.backward(retain_graph=True)
+    change(ours, x.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -46,7 +46,6 @@ _CHANGES_STATISTICS = {
     aten.cudnn_batch_norm.default,
     aten.miopen_batch_norm.default,
 }
-_STATISTICS = {"running_mean", "running_var"}
 # Ops that read an operand's memory and not its elements in their order.
 _READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
 _MAX_EXPANSIONS = 4
@@ -333,10 +332,9 @@ class _Lowering:
     def _note_saved(
         self, op: OpOverload, node: fx.Node, tensors: Sequence[Tensor], reached: Sequence[Reached], saving: int
     ) -> None:
-        """Remember which of an op's operands and results it saves; kernels write over statistics unseen."""
-        named = zip(op._schema.arguments, node.args, strict=False)
-        statistics = [n for a, n in named if a.name in _STATISTICS and isinstance(n, fx.Node)]
-        unseen = {memory(n.meta["val"]) for n in statistics}
+        """Remember which of an op's operands and results it saves; those that its kernel changes it does not read."""
+        statistics = node.args[3:5] if op in _CHANGES_STATISTICS and node.args[5] else ()
+        unseen = {memory(n.meta["val"]) for n in statistics if isinstance(n, fx.Node)}
         for k in frozenset[int]().union(*[r.saved for r in reached]):
             where = memory(tensors[k])
             if where not in unseen:
