@@ -11,7 +11,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from inspect import signature
 from types import CodeType
@@ -47,6 +47,7 @@ _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
 _OTHERWISE = ", which TorchDynamo sees otherwise than eager"
+_ALONE = "isolate_recompiles" in signature(torch.compile).parameters  # nobody else meets what is compiled
 _heard = threading.local()
 
 
@@ -76,13 +77,13 @@ def _listening() -> Iterator[list[logging.LogRecord]]:
         _heard.records = before
 
 
-@dataclass
+@dataclass(eq=False)
 class _Version:
     """What Dynamo has compiled for some arguments, the code that it has traced, and what that may have read."""
 
     given: Given
-    compiled: Any
-    traced: set[CodeType]
+    compiled: Any = None
+    traced: set[CodeType] = field(default_factory=set)
     looked_at: int = 0  # so much of the code
     held: Held = field(default_factory=lambda: Held([], []))
 
@@ -128,9 +129,7 @@ class SecondWay:
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
         # the graphs more than weakly.
         way, files = weakref.ref(self), Files(options, report)
-        self._backend = lambda what, traced, *graph: _compile(
-            what, traced, way, report, options.max_graphs, files, *graph
-        )
+        self._backend = lambda version, *graph: _compile(way, version, report, options.max_graphs, files, *graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the module returns, or raises.
@@ -191,16 +190,16 @@ class SecondWay:
             self._give_up(f"{changed} takes a new value again and again, which TorchDynamo by itself may not see")
             return None
         # Else all that was ever compiled of a class counts, and of the versions before.
-        alone = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
-        traced: set[CodeType] = set()
-        backend = functools.partial(self._backend, what, traced)
+        alone = {"isolate_recompiles": True} if _ALONE else {}
+        version = _Version(what)
+        backend = functools.partial(self._backend, weakref.ref(version))
         state = self._module.__dict__
         own = {*state}
-        compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
+        version.compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
         for name in state.keys() - own:  # what is meant for that is written into the user's module
             del state[name]
-        self._versions.append(_Version(what, compiled, traced))
-        return self._versions[-1]
+        self._versions.append(version)
+        return version
 
     def _hold(self, version: "_Version") -> None:
         """Hold what a call may have read; what the forward itself changes is left to Dynamo."""
@@ -210,9 +209,12 @@ class SecondWay:
         try:
             with tracing_lock:
                 version.looked_at = len(version.traced)
-                version.held = Surroundings(self._module, version.given.objects, version.traced).as_they_are()
+                version.held = self._surroundings(version).as_they_are()
         except Exception as error:
             self._give_up(f"what it reads cannot be compared: {self._report.cause(self._name, error)}")
+
+    def _surroundings(self, version: "_Version") -> Surroundings:
+        return Surroundings(self._module, version.given.objects, version.traced)
 
     def _give_up(self, cause: str) -> None:
         self._in_pytorch = True
@@ -237,10 +239,10 @@ class SecondWay:
         """Hold a graph for as long as this is there."""
         self._graphs.append(graph)
 
-    def judge(self, what: Given, traced: Collection[CodeType]) -> None:
+    def judge(self, version: "_Version") -> None:
         """Raise, before anything runs, if Dynamo has traced what it sees otherwise than eager."""
-        named = next(filter(None, map(named_and_missed, traced)), "")
-        missed = f"the forward asks for {named}" if named else Surroundings(self._module, what.objects, traced).missed
+        named = next(filter(None, map(named_and_missed, version.traced)), "")
+        missed = f"the forward asks for {named}" if named else self._surroundings(version).missed
         if missed:
             cause = f"{missed}{_OTHERWISE}"
             self._give_up(cause)
@@ -277,25 +279,25 @@ def _seconds() -> float:
 
 
 def _compile(
-    what: Given,
-    traced: set[CodeType],
     way: "weakref.ref[SecondWay]",
+    version: "weakref.ref[_Version]",
     report: FallbackReport,
     max_graphs: int,
     files: Files,
     graph: Any,
     examples: Any,
 ) -> Callable[..., Any]:
-    of = way()
-    assert of is not None  # it is within a call of it
-    traced.update(TracingContext.get_traced_code() or ())
-    of.judge(what, traced)
+    of, serving = way(), version()
+    assert of is not None and serving is not None  # it is within a call of them
+    serving.traced.update(TracingContext.get_traced_code() or ())
+    of.judge(serving)
     compiled = Compiled(graph, examples, report, max_graphs, files)
     of.keep(compiled)
-    return functools.partial(_run, weakref.ref(compiled), graph)
+    return functools.partial(_run, weakref.ref(compiled), None if _ALONE else graph)
 
 
-def _run(compiled: "weakref.ref[Compiled]", graph: fx.GraphModule, *args: Any) -> Any:
+def _run(compiled: "weakref.ref[Compiled]", graph: fx.GraphModule | None, *args: Any) -> Any:
     """Once its module is gone others that share the code may still meet the graph, beyond Dynamo's limits."""
-    alive = compiled()
-    return graph(*args) if alive is None else alive(*args)
+    alive = compiled() or graph
+    assert alive is not None
+    return alive(*args)
