@@ -7,9 +7,8 @@ enum { DOMAIN_ONNX, DOMAIN_OWN };
 static const struct {
   const char *name;
   int domain;
-  const char *attributes;
 } ops[OMC_N_OPS] = {
-#define OMC_OP(name, family, domain, ...) {#name, DOMAIN_##domain, #__VA_ARGS__},
+#define OMC_OP(name, family, domain, ...) {#name, DOMAIN_##domain},
 #include "ops.def"
 #undef OMC_OP
 };
@@ -17,20 +16,6 @@ static const struct {
 const char *omc_op_name(omc_op_id op) { return op < OMC_N_OPS ? ops[op].name : "return"; }
 
 bool omc_op_is_onnx(omc_op_id op) { return op < OMC_N_OPS && ops[op].domain == DOMAIN_ONNX; }
-
-bool omc_op_attribute(omc_op_id op, const char *name, char *kind, size_t size) {
-  const size_t length = strlen(name);
-  for (const char *at = op < OMC_N_OPS ? ops[op].attributes : ""; *at;) {
-    const size_t n = strcspn(at, ","), kind_n = strcspn(at, " ");
-    if (n == kind_n + 1 + length && kind_n < size && !memcmp(at + kind_n + 1, name, length)) {
-      memcpy(kind, at, kind_n);
-      kind[kind_n] = 0;
-      return true;
-    }
-    at += n + strspn(at + n, ", ");
-  }
-  return false;
-}
 
 bool omc_op_from_name(const char *name, size_t n, omc_op_id *out) {
   for (int op = 0; op < OMC_N_OPS; op++)

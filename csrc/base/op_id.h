@@ -18,10 +18,6 @@ const char *omc_op_name(omc_op_id op);
 /* True if the op is one of ONNX's own domain, false if it is of "ai.ortmodule_c". */
 bool omc_op_is_onnx(omc_op_id op);
 
-/* Finds one of the op's attributes and writes its kind, "int", "floats" and so on, into `size`
- * bytes, of which 8 are enough; false: the op has no such attribute. */
-bool omc_op_attribute(omc_op_id op, const char *name, char *kind, size_t size);
-
 /* Finds an op by name (n bytes); false: no such op. */
 bool omc_op_from_name(const char *name, size_t n, omc_op_id *out);
 

@@ -1,5 +1,6 @@
 #include "graph/graph.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "base/element.h"
 #include "graph/edit.h"
 #include "graph/names.h"
+#include "graph/schema.h"
 
 static omc_status no_memory(void) { OMC_FAIL(ENOMEM, "no memory for the graph"); }
 
@@ -163,7 +165,7 @@ static omc_status copy_attrs(omc_arena *arena, const omc_attr *from, uint32_t n,
   return OMC_OK;
 }
 
-/* Links into the list only when everything has been allocated: a failure leaves no half a node. */
+/* Links into the list only when nothing can fail any more: a failure leaves no half a node. */
 omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node **out) {
   omc_node *node = new_node(&g->arena, spec->n_in, spec->n_out);
   if (!node) return no_memory();
@@ -171,6 +173,7 @@ omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node 
   node->phase = spec->phase;
   OMC_TRY(copy_text(&g->arena, spec->name, &node->name));
   OMC_TRY(copy_attrs(&g->arena, spec->attr, spec->n_attr, node));
+  OMC_TRY(omc_schema_check(node));
   for (uint32_t i = 0; i < spec->n_out; i++) {
     OMC_TRY(new_value(g, OMC_ROLE_NODE, i, NULL, &node->out[i]));
     node->out[i]->producer = node;
@@ -325,31 +328,65 @@ const omc_attr *omc_node_attr(const omc_node *n, const char *name) {
   return NULL;
 }
 
-static const omc_attr *find_kind(const omc_node *n, const char *name, omc_attr_kind kind) {
-  const omc_attr *a = omc_node_attr(n, name);
-  return a && a->kind == kind ? a : NULL;
+static const omc_attr_schema *schema_of(const omc_node *n, const char *name, omc_attr_kind kind) {
+  static const omc_attr_schema zero = {.name = ""};
+  const omc_attr_schema *schema = omc_schema_find(n->op, name);
+  assert(schema && schema->kind == kind);
+  (void)kind;
+  return schema ? schema : &zero;
 }
 
-int64_t omc_node_int(const omc_node *n, const char *name, int64_t otherwise) {
-  const omc_attr *a = find_kind(n, name, OMC_ATTR_INT);
-  return a ? a->v.i : otherwise;
+/* As schema_of, of a scalar; *out is the attribute given, NULL where the default stands. */
+static const omc_attr_schema *read_attr(const omc_node *n, const char *name, omc_attr_kind kind,
+                                        const omc_attr **out) {
+  const omc_attr_schema *schema = schema_of(n, name, kind);
+  *out = omc_node_attr(n, name);
+  assert(*out || !(schema->absent || schema->required));
+  return schema;
 }
 
-double omc_node_float(const omc_node *n, const char *name, double otherwise) {
-  const omc_attr *a = omc_node_attr(n, name);
-  if (a && a->kind == OMC_ATTR_INT) return (double)a->v.i;
-  return a && a->kind == OMC_ATTR_FLOAT ? a->v.f : otherwise;
+int64_t omc_node_int(const omc_node *n, const char *name) {
+  const omc_attr *a;
+  const omc_attr_schema *schema = read_attr(n, name, OMC_ATTR_INT, &a);
+  return a ? a->v.i : schema->otherwise.i;
 }
 
-const char *omc_node_string(const omc_node *n, const char *name, const char *otherwise) {
-  const omc_attr *a = find_kind(n, name, OMC_ATTR_STRING);
-  return a ? a->v.s : otherwise;
+omc_dtype omc_node_to_dtype(const omc_node *n, const char *name) {
+  omc_dtype dtype = OMC_F32;
+  const bool found = omc_dtype_from_onnx(omc_node_int(n, name), &dtype);
+  assert(found);
+  (void)found;
+  return dtype;
+}
+
+double omc_node_float(const omc_node *n, const char *name) {
+  const omc_attr *a;
+  const omc_attr_schema *schema = read_attr(n, name, OMC_ATTR_FLOAT, &a);
+  if (!a) return schema->otherwise.f;
+  return a->kind == OMC_ATTR_INT ? (double)a->v.i : a->v.f;
+}
+
+const char *omc_node_string(const omc_node *n, const char *name) {
+  const omc_attr *a;
+  const omc_attr_schema *schema = read_attr(n, name, OMC_ATTR_STRING, &a);
+  return a ? a->v.s : schema->otherwise.s;
 }
 
 const int64_t *omc_node_ints(const omc_node *n, const char *name, uint32_t *n_out) {
-  const omc_attr *a = find_kind(n, name, OMC_ATTR_INTS);
+  schema_of(n, name, OMC_ATTR_INTS);
+  const omc_attr *a = omc_node_attr(n, name);
   *n_out = a ? a->n : 0;
   return a ? a->v.is : NULL;
+}
+
+omc_status omc_node_list(const omc_node *node, const char *name, uint32_t n, int64_t *out) {
+  uint32_t given;
+  const int64_t *list = omc_node_ints(node, name, &given);
+  if (given != 0 && given != n)
+    OMC_NODE_FAIL(node, ESHAPE, "attribute '%s' has %u values, not %u", name, given, n);
+  const int64_t otherwise = schema_of(node, name, OMC_ATTR_INTS)->otherwise.i;
+  for (uint32_t i = 0; i < n; i++) out[i] = given ? list[i] : otherwise;
+  return OMC_OK;
 }
 
 int64_t omc_const_int(const omc_value *v, int64_t i) {

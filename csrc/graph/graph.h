@@ -125,7 +125,8 @@ omc_status omc_graph_add_const(omc_graph *g, const char *name, const omc_type *t
 omc_status omc_graph_add_grad(omc_graph *g, uint32_t index, omc_value **out) OMC_MUST_USE;
 
 /* What omc_graph_add_node needs. Inputs may be NULL where the op allows it. Attributes and names
- * are copied deeply. `before` NULL: appended. Outputs get rank -1 and no name. */
+ * are copied deeply; attributes are held to the op's schema, see graph/schema.h. `before` NULL:
+ * appended. Outputs get rank -1 and no name. */
 typedef struct omc_node_spec {
   omc_op_id op;
   omc_phase phase;
@@ -186,12 +187,22 @@ static inline bool omc_may_read(omc_phase phase, const omc_value *v) {
   return !v->producer || v->producer->phase == OMC_FORWARD || v->producer->phase == phase;
 }
 
-/* Attributes by name, `otherwise` if absent or of another kind; an int also serves as a float.
- * Lists: *n_out is 0 if absent. */
+/* The attribute of that name; NULL: the node does not give it. */
 const omc_attr *omc_node_attr(const omc_node *n, const char *name);
-int64_t omc_node_int(const omc_node *n, const char *name, int64_t otherwise);
-double omc_node_float(const omc_node *n, const char *name, double otherwise);
-const char *omc_node_string(const omc_node *n, const char *name, const char *otherwise);
+
+/* What the node gives, else the default in ops.def; an int also serves as a float. It is a mistake
+ * of the caller, which builds with assertions stop at, to ask for what the schema of the node's op
+ * has not or has as another kind, or where it has no default and the node does not give it. */
+int64_t omc_node_int(const omc_node *n, const char *name);
+double omc_node_float(const omc_node *n, const char *name);
+const char *omc_node_string(const omc_node *n, const char *name);
+omc_dtype omc_node_to_dtype(const omc_node *n, const char *name); /* of its ONNX code */
+
+/* The n integers of a list, or the default for each; OMC_ESHAPE: the node gives another number. */
+omc_status omc_node_list(const omc_node *node, const char *name, uint32_t n,
+                         int64_t *out) OMC_MUST_USE;
+
+/* The list that the node gives, *n_out integers of it, or none. */
 const int64_t *omc_node_ints(const omc_node *n, const char *name, uint32_t *n_out);
 
 /* Attribute values for omc_node_spec. */

@@ -27,7 +27,8 @@
 typedef omc_status (*omc_find_data)(void *ctx, const char *name, const void **data, size_t *bytes);
 
 /* Parses n bytes of text, which may be any bytes, fewer than 4 GiB: numbers of values and nodes are
- * 32 bits wide. OMC_EPARSE names the line and what was expected; a failure of `find` is passed on.
+ * 32 bits wide. OMC_EPARSE names the line and what was expected, OMC_EUNSUPPORTED an attribute
+ * that its op does not have; a failure of `find` is passed on.
  * `find` may be NULL. Elements written out are aligned to 64 bytes. The caller owns *out; nothing
  * of `text` is borrowed. */
 omc_status omc_graph_parse(const omc_allocator *allocator, const char *text, size_t n,

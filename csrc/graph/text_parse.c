@@ -40,10 +40,12 @@ static omc_status expected(const parser *p, const char *what) {
   PARSE_FAIL(p, "expected %s, not '%.*s'", what, SPAN(rest));
 }
 
-/* Puts the line in front of the detail of a failure below the parser, memory's excepted. */
+/* Puts the line in front of the detail of a failure below the parser, memory's excepted. What is
+ * not supported is no mistake of the text's. */
 static omc_status at_line(const parser *p, omc_status status) {
   if (status == OMC_OK || status == OMC_ENOMEM) return status;
-  PARSE_FAIL(p, "%s", omc_status_detail());
+  const omc_status code = status == OMC_EUNSUPPORTED ? status : OMC_EPARSE;
+  return omc_fail(code, "line %u: %s", p->line, omc_status_detail());
 }
 
 /* ---- tokens: each skips the blanks before it ---- */
@@ -431,7 +433,7 @@ static omc_status parse_node(parser *p) {
   spec.n_attr = attrs.n;
   spec.n_out = outs.n;
   omc_node *node;
-  OMC_TRY(omc_graph_add_node(p->graph, &spec, &node));
+  OMC_TRY(at_line(p, omc_graph_add_node(p->graph, &spec, &node)));
   for (uint32_t i = 0; i < outs.n; i++) {
     node->out[i]->type = outs.items[i].type;
     if (outs.items[i].name.n)

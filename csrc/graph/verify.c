@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "graph/names.h"
+#include "graph/schema.h"
 
 /* Checks one graph; `seen` and `used` are by value id. */
 typedef struct verifier {
@@ -134,6 +135,7 @@ static omc_status check_graph(verifier *f) {
   const omc_node *prev = NULL;
   for (const omc_node *n = g->first; n; prev = n, n = n->next) {
     VERIFY(n->prev == prev && n->op < OMC_N_OPS, n, "the list of nodes is broken");
+    OMC_TRY(omc_schema_check(n));
     OMC_TRY(check_inputs(f, n));
     OMC_TRY(check_outputs(f, n));
   }

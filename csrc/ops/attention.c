@@ -8,18 +8,8 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-enum { Q, K, V, Y, N_LAYOUTS };
-
-/* The axes of heads of q, k, v and y; false: not four of 1 and 2. */
-static bool read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
-  uint32_t n;
-  const int64_t *given = omc_node_ints(node, "head_axes", &n);
-  if (n != 0 && n != N_LAYOUTS) return false;
-  for (int i = 0; i < N_LAYOUTS; i++) {
-    axes[i] = n ? given[i] : 1;
-    if (axes[i] != 1 && axes[i] != 2) return false;
-  }
-  return true;
+omc_status omc_head_axes_of(const omc_node *node, int64_t axes[OMC_N_HEADS]) {
+  return omc_node_list(node, "head_axes", OMC_N_HEADS, axes);
 }
 
 /* Axes 1 and 2 of a shape in the order heads, tokens, whichever order they are in. */
@@ -37,7 +27,11 @@ static omc_head_strides strides_of(const omc_shape *shape, int64_t head_axis) {
                             .token = head_axis == 1 ? last : inner};
 }
 
-static double default_scale(const omc_value *q) { return 1 / sqrt((double)q->type.shape.dims[3]); }
+/* Without the attribute one over the root of the elements of a head. */
+static double scale_of(const omc_node *node, const omc_value *q) {
+  if (omc_node_attr(node, "scale")) return omc_node_float(node, "scale");
+  return 1 / sqrt((double)q->type.shape.dims[3]);
+}
 
 static omc_status misfit(const omc_node *node, const char *what, const omc_value *v) {
   char type[OMC_TYPE_TEXT], q[OMC_TYPE_TEXT];
@@ -58,12 +52,11 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
     OMC_TRY(omc_need_rank(node, i, 4));
     OMC_TRY(omc_need_dtype(node, i, q->type.dtype));
   }
-  int64_t axes[N_LAYOUTS];
-  if (!read_head_axes(node, axes))
-    OMC_NODE_FAIL(node, EINVALID, "head_axes are not four of 1 and 2");
-  const omc_shape q_shape = by_heads(&q->type.shape, axes[Q]),
-                  k_shape = by_heads(&k->type.shape, axes[K]),
-                  v_shape = by_heads(&v->type.shape, axes[V]);
+  int64_t axes[OMC_N_HEADS];
+  OMC_TRY(omc_head_axes_of(node, axes));
+  const omc_shape q_shape = by_heads(&q->type.shape, axes[OMC_HEADS_OF_Q]),
+                  k_shape = by_heads(&k->type.shape, axes[OMC_HEADS_OF_K]),
+                  v_shape = by_heads(&v->type.shape, axes[OMC_HEADS_OF_V]);
   const int64_t *qd = q_shape.dims, *kd = k_shape.dims, *vd = v_shape.dims;
   if (kd[0] != qd[0] || kd[3] != qd[3] || kd[1] < 1 || qd[1] % kd[1] != 0)
     return misfit(node, "keys", k);
@@ -75,17 +68,17 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
                             .keys = kd[2],
                             .dim = qd[3],
                             .value_dim = vd[3],
-                            .q = strides_of(&q->type.shape, axes[Q]),
-                            .k = strides_of(&k->type.shape, axes[K]),
-                            .v = strides_of(&v->type.shape, axes[V]),
+                            .q = strides_of(&q->type.shape, axes[OMC_HEADS_OF_Q]),
+                            .k = strides_of(&k->type.shape, axes[OMC_HEADS_OF_K]),
+                            .v = strides_of(&v->type.shape, axes[OMC_HEADS_OF_V]),
                             .dtype = q->type.dtype,
-                            .scale = omc_node_float(node, "scale", default_scale(q)),
-                            .p = omc_node_float(node, "p", 0),
-                            .subsequence = (uint32_t)omc_node_int(node, "subsequence", 0),
-                            .causal = omc_node_int(node, "is_causal", 0) != 0};
-  if (!(p->p >= 0 && p->p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p = %g is not within 0..1", p->p);
-  p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}}, axes[Y]);
-  p->y = strides_of(&p->y_shape, axes[Y]);
+                            .scale = scale_of(node, q),
+                            .p = omc_node_float(node, "p"),
+                            .subsequence = (uint32_t)omc_node_int(node, "subsequence"),
+                            .causal = omc_node_int(node, "is_causal") != 0};
+  p->y_shape = by_heads(&(omc_shape){4, {p->batch, p->heads, p->queries, p->value_dim}},
+                        axes[OMC_HEADS_OF_Y]);
+  p->y = strides_of(&p->y_shape, axes[OMC_HEADS_OF_Y]);
   if (!m) return OMC_OK;
   const omc_shape full = {4, {p->batch, p->heads, p->queries, p->keys}};
   omc_shape both;
@@ -149,15 +142,15 @@ static omc_value *product_t(omc_builder *b, omc_value *x, omc_value *y, double a
  * it is made of plain ops and does hold T x S elements. */
 static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   const omc_node *node = g->node;
-  int64_t axes[N_LAYOUTS] = {0};
-  read_head_axes(node, axes);
-  omc_value *q = heads_first(b, omc_in(node, 0), axes[Q]);
-  omc_value *k = heads_first(b, omc_in(node, 1), axes[K]);
-  omc_value *v = heads_first(b, omc_in(node, 2), axes[V]);
-  omc_value *dy = heads_first(b, g->grad_out[0], axes[Y]), *lse = omc_out(node, 1);
+  int64_t axes[OMC_N_HEADS];
+  if (omc_head_axes_of(node, axes) != OMC_OK) return NULL;
+  omc_value *q = heads_first(b, omc_in(node, 0), axes[OMC_HEADS_OF_Q]);
+  omc_value *k = heads_first(b, omc_in(node, 1), axes[OMC_HEADS_OF_K]);
+  omc_value *v = heads_first(b, omc_in(node, 2), axes[OMC_HEADS_OF_V]);
+  omc_value *dy = heads_first(b, g->grad_out[0], axes[OMC_HEADS_OF_Y]), *lse = omc_out(node, 1);
   if (b->status != OMC_OK) return NULL;
   const int64_t heads = q->type.shape.dims[1], last[] = {-1};
-  const double scale = omc_node_float(node, "scale", default_scale(q));
+  const double scale = scale_of(node, q);
   omc_shape column = lse->type.shape;
   column.dims[column.rank++] = 1;
 
@@ -166,12 +159,12 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   scores = omc_binary(b, OMC_OP_Sub, scores, omc_reshape(b, lse, &column));
   omc_value *probs = omc_unary(b, OMC_OP_Exp, scores);
   const omc_attr lower = omc_attr_int("upper", 0);
-  if (omc_node_int(node, "is_causal", 0)) probs = omc_nary(b, OMC_OP_Trilu, 1, &probs, 1, &lower);
+  if (omc_node_int(node, "is_causal")) probs = omc_nary(b, OMC_OP_Trilu, 1, &probs, 1, &lower);
 
   omc_value *dprobs = product_t(b, dy, each_query_head(b, v, heads), 1);
-  const double p = omc_node_float(node, "p", 0);
+  const double p = omc_node_float(node, "p");
   const omc_attr dropout[] = {omc_attr_float("p", p),
-                              omc_attr_int("subsequence", omc_node_int(node, "subsequence", 0))};
+                              omc_attr_int("subsequence", omc_node_int(node, "subsequence"))};
   if (p > 0) dprobs = omc_nary(b, OMC_OP_Dropout, 1, &dprobs, 2, dropout);
   omc_value *delta = omc_reduce_sum(b, omc_binary(b, OMC_OP_Mul, probs, dprobs), last, 1, true);
   return omc_binary(b, OMC_OP_Mul, probs, omc_binary(b, OMC_OP_Sub, dprobs, delta));

@@ -2,23 +2,13 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-static omc_status cast_to(const omc_node *node, omc_dtype *to) {
-  const int64_t code = omc_node_int(node, "to", 0);
-  if (omc_dtype_from_onnx(code, to)) return OMC_OK;
-  OMC_NODE_FAIL(node, EDTYPE, "there is no dtype with ONNX code %lld", (long long)code);
-}
-
 static omc_status cast_imm(const omc_node *node, double *imm) {
-  omc_dtype to;
-  OMC_TRY(cast_to(node, &to));
-  imm[0] = to;
+  imm[0] = omc_node_to_dtype(node, "to");
   return OMC_OK;
 }
 
 static omc_status infer_cast(omc_node *node) {
-  omc_dtype to;
-  OMC_TRY(cast_to(node, &to));
-  omc_set_type(node, 0, to, &omc_in(node, 0)->type.shape);
+  omc_set_type(node, 0, omc_node_to_dtype(node, "to"), &omc_in(node, 0)->type.shape);
   return OMC_OK;
 }
 

@@ -13,8 +13,8 @@ static int32_t clamp_end(int64_t i, int32_t rank) {
 
 omc_shape_form omc_shape_form_of(const omc_node *node) {
   const int32_t rank = omc_in(node, 0)->type.shape.rank;
-  omc_shape_form p = {clamp_end(omc_node_int(node, "start", 0), rank),
-                      clamp_end(omc_node_int(node, "end", rank), rank)};
+  omc_shape_form p = {clamp_end(omc_node_int(node, "start"), rank),
+                      clamp_end(omc_node_int(node, "end"), rank)};
   if (p.end < p.start) p.end = p.start;
   return p;
 }
@@ -69,17 +69,13 @@ static omc_status infer_range(omc_node *node) {
 }
 
 static omc_status infer_fill(omc_node *node) {
-  omc_dtype dtype;
-  const int64_t code = omc_node_int(node, "dtype", omc_dtype_get(OMC_F32)->onnx);
-  if (!omc_dtype_from_onnx(code, &dtype))
-    OMC_NODE_FAIL(node, EDTYPE, "dtype %lld is unknown", (long long)code);
   omc_shape shape = {0, {0}};
   OMC_TRY(omc_need_ints(node, 0, OMC_MAX_RANK, shape.dims, &shape.rank));
   for (int32_t d = 0; d < shape.rank; d++) {
     if (shape.dims[d] < 0)
       OMC_NODE_FAIL(node, ESHAPE, "dim %d is %lld", d, (long long)shape.dims[d]);
   }
-  omc_set_type(node, 0, dtype, &shape);
+  omc_set_type(node, 0, omc_node_to_dtype(node, "dtype"), &shape);
   return OMC_OK;
 }
 

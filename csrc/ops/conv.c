@@ -5,20 +5,14 @@
 
 /* ---- geometry ---- */
 
-/* Attribute `name`, `rank` values a corner (`otherwise` each if absent), as height then width. */
-static omc_status read_pairs(const omc_node *node, const char *name, int32_t rank, uint32_t corners,
-                             int64_t least, int64_t otherwise, int64_t neutral, int64_t *out) {
-  uint32_t n;
-  const int64_t *values = omc_node_ints(node, name, &n);
-  if (n != 0 && n != corners * (uint32_t)rank)
-    OMC_NODE_FAIL(node, ESHAPE, "%u %s for %d space dims", n, name, rank);
-  for (uint32_t corner = 0; corner < corners; corner++) {
+/* Attribute `name`, `rank` values a corner, as height then width. */
+static omc_status read_pairs(const omc_node *node, const char *name, int32_t rank, int32_t corners,
+                             int64_t neutral, int64_t *out) {
+  int64_t values[4];
+  OMC_TRY(omc_node_list(node, name, (uint32_t)(corners * rank), values));
+  for (int32_t corner = 0; corner < corners; corner++) {
     out[2 * corner] = neutral;
-    for (int32_t d = 0; d < rank; d++) {
-      const int64_t value = n ? values[corner * (uint32_t)rank + (uint32_t)d] : otherwise;
-      if (value < least) OMC_NODE_FAIL(node, ESHAPE, "%s of %lld", name, (long long)value);
-      out[2 * corner + (uint32_t)(2 - rank + d)] = value;
-    }
+    for (int32_t d = 0; d < rank; d++) out[2 * corner + 2 - rank + d] = values[corner * rank + d];
   }
   return OMC_OK;
 }
@@ -31,9 +25,9 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
   if (rank != 1 && rank != 2)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "convolution over %d space dims", rank);
   int64_t strides[2], pads[4], dilations[2];
-  OMC_TRY(read_pairs(node, "strides", rank, 1, 1, 1, 1, strides));
-  OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, 1, 1, dilations));
-  OMC_TRY(read_pairs(node, "pads", rank, 2, 0, 0, 0, pads));
+  OMC_TRY(read_pairs(node, "strides", rank, 1, 1, strides));
+  OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, dilations));
+  OMC_TRY(read_pairs(node, "pads", rank, 2, 0, pads));
   *f = (omc_conv_form){.n = x->dims[0],
                        .c = x->dims[1],
                        .h = rank == 2 ? x->dims[2] : 1,
@@ -46,7 +40,7 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
                        .left = pads[1],
                        .bottom = pads[2],
                        .right = pads[3],
-                       .group = omc_node_int(node, "group", 1)};
+                       .group = omc_node_int(node, "group")};
   const bool fits = w->rank == x->rank && f->group >= 1 && w->dims[1] * f->group == f->c &&
                     w->dims[0] % f->group == 0;
   if (fits) {

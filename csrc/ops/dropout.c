@@ -4,17 +4,16 @@
 #include "ops/random.h"
 
 static omc_status dropout_imm(const omc_node *node, double *imm) {
-  const double p = omc_node_float(node, "p", 0);
-  if (!(p >= 0 && p <= 1)) OMC_NODE_FAIL(node, EINVALID, "p is %g, not from 0 to 1", p);
+  const double p = omc_node_float(node, "p");
   imm[0] = omc_drop_threshold(p);
   imm[1] = p < 1 ? 1 / (1 - p) : 0;
-  imm[2] = (double)(uint32_t)omc_node_int(node, "subsequence", 0);
+  imm[2] = (double)(uint32_t)omc_node_int(node, "subsequence");
   return OMC_OK;
 }
 
 static omc_status grad_dropout(omc_grad *g) {
-  const omc_attr attrs[] = {omc_attr_float("p", omc_node_float(g->node, "p", 0)),
-                            omc_attr_int("subsequence", omc_node_int(g->node, "subsequence", 0))};
+  const omc_attr attrs[] = {omc_attr_float("p", omc_node_float(g->node, "p")),
+                            omc_attr_int("subsequence", omc_node_int(g->node, "subsequence"))};
   g->grad_in[0] = omc_nary(&g->b, OMC_OP_Dropout, 1, &g->grad_out[0], 2, attrs);
   return g->b.status;
 }

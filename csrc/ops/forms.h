@@ -59,6 +59,7 @@ typedef struct omc_matmul_form {
   bool trans_a, trans_b;
   bool a_vector, b_vector;
   int64_t m, n, k;
+  double alpha;
 } omc_matmul_form;
 
 omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *out) OMC_MUST_USE;
@@ -153,6 +154,10 @@ typedef struct omc_attention_form {
   bool mask_is_bool;       /* true: attend; else added to the scores */
   int64_t mask_strides[4]; /* elements, of the mask seen as [B,H,T,S] */
 } omc_attention_form;
+
+/* Where the heads of q, k, v and y are in turn, 1 or 2; tokens are at the other of the two. */
+enum { OMC_HEADS_OF_Q, OMC_HEADS_OF_K, OMC_HEADS_OF_V, OMC_HEADS_OF_Y, OMC_N_HEADS };
+omc_status omc_head_axes_of(const omc_node *node, int64_t axes[OMC_N_HEADS]) OMC_MUST_USE;
 
 /* Of Attention or AttentionGrad. */
 omc_status omc_attention_form_of(const omc_node *node, omc_attention_form *out) OMC_MUST_USE;

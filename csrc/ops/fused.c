@@ -29,7 +29,7 @@ static const char *const class_names[OMC_N_CLASS] = {
 const char *omc_ew_class_name(omc_class cls) { return class_names[cls]; }
 
 omc_class omc_ew_fused_class(const omc_node *node) {
-  const char *name = omc_node_string(node, "class", "");
+  const char *name = omc_node_string(node, "class");
   int cls = 0;
   while (cls < OMC_N_CLASS && (!class_names[cls] || strcmp(class_names[cls], name) != 0)) cls++;
   return (omc_class)cls;

@@ -37,15 +37,15 @@ static omc_status rows_shape(const omc_node *node, const omc_shape *table, int32
 
 static omc_status gather_shape(const omc_node *node, const omc_shape *table, omc_shape *out) {
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  OMC_TRY(omc_need_axis(node, table->rank, &axis));
   return rows_shape(node, table, axis, out);
 }
 
-static bool takes_negative(const omc_node *node) { return omc_node_int(node, "strict", 0) == 0; }
+static bool takes_negative(const omc_node *node) { return omc_node_int(node, "strict") == 0; }
 
 omc_status omc_gather_form_of(const omc_node *node, const omc_shape *table, omc_rows_form *p) {
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  OMC_TRY(omc_need_axis(node, table->rank, &axis));
   *p = (omc_rows_form){.outer = omc_shape_span(table, 0, axis),
                        .dim = table->dims[axis],
                        .inner = omc_shape_span(table, axis + 1, table->rank),
@@ -63,20 +63,20 @@ static omc_status embedding_shape(const omc_node *node, const omc_shape *table, 
 }
 
 omc_status omc_embedding_form_of(const omc_node *node, const omc_shape *table, omc_rows_form *p) {
-  *p = (omc_rows_form){.outer = 1,
-                       .dim = table->dims[0],
-                       .inner = table->dims[1],
-                       .n = omc_shape_numel(omc_in_shape(node, 1)),
-                       .padding = omc_node_int(node, "padding_idx", -1),
-                       .by_freq = node->op == OMC_OP_EmbeddingGrad &&
-                                  omc_node_int(node, "scale_grad_by_freq", 0) != 0};
+  *p = (omc_rows_form){
+      .outer = 1,
+      .dim = table->dims[0],
+      .inner = table->dims[1],
+      .n = omc_shape_numel(omc_in_shape(node, 1)),
+      .padding = omc_node_int(node, "padding_idx"),
+      .by_freq = node->op == OMC_OP_EmbeddingGrad && omc_node_int(node, "scale_grad_by_freq") != 0};
   return OMC_OK;
 }
 
 /* GatherND: the last axis of ids is an index into the `depth` axes after the batch axes. */
 omc_status omc_gather_nd_form_of(const omc_node *node, const omc_shape *table, omc_rows_form *p) {
   const omc_shape *t = omc_in_shape(node, 1);
-  const int64_t batch = omc_node_int(node, "batch_dims", 0);
+  const int64_t batch = omc_node_int(node, "batch_dims");
   const int64_t depth = t->rank ? t->dims[t->rank - 1] : 0;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
   bool fits = batch >= 0 && batch < t->rank && depth >= 1 && batch + depth <= table->rank;
@@ -104,7 +104,7 @@ static omc_status gather_nd_shape(const omc_node *node, const omc_shape *table, 
   OMC_TRY(omc_gather_nd_form_of(node, table, &p));
   *out = (omc_shape){0};
   OMC_TRY(append(node, of_ids, 0, of_ids->rank - 1, out));
-  const int32_t batch = (int32_t)omc_node_int(node, "batch_dims", 0);
+  const int32_t batch = (int32_t)omc_node_int(node, "batch_dims");
   return append(node, table, batch + p.depth, table->rank, out);
 }
 
@@ -112,7 +112,7 @@ static omc_status gather_nd_shape(const omc_node *node, const omc_shape *table, 
 static omc_status gather_elements_shape(const omc_node *node, const omc_shape *table,
                                         omc_shape *out) {
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  OMC_TRY(omc_need_axis(node, table->rank, &axis));
   *out = *omc_in_shape(node, 1);
   bool fits = out->rank == table->rank;
   for (int32_t i = 0; fits && i < out->rank; i++)
@@ -128,7 +128,7 @@ omc_status omc_gather_elements_form_of(const omc_node *node, const omc_shape *ta
   const omc_shape *t = omc_in_shape(node, 1);
   int64_t table_strides[OMC_MAX_RANK], strides[OMC_MAX_RANK];
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, table->rank, &axis));
+  OMC_TRY(omc_need_axis(node, table->rank, &axis));
   omc_shape_strides(table, table_strides);
   omc_shape_strides(t, strides);
   *p = (omc_lines_form){.n = t->dims[axis],

@@ -39,13 +39,9 @@ omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t 
 omc_status omc_need_shape(const omc_node *node, omc_shape *out) {
   uint32_t n;
   const int64_t *dims = omc_node_ints(node, "shape", &n);
-  if (!omc_node_attr(node, "shape") || n > OMC_MAX_RANK)
-    OMC_NODE_FAIL(node, ESHAPE, "shape has %u dims", n);
+  if (n > OMC_MAX_RANK) OMC_NODE_FAIL(node, ESHAPE, "shape has %u dims", n);
   *out = (omc_shape){.rank = (int32_t)n};
-  for (uint32_t i = 0; i < n; i++) {
-    if (dims[i] < 0) OMC_NODE_FAIL(node, ESHAPE, "dim %u of shape is %lld", i, (long long)dims[i]);
-    out->dims[i] = dims[i];
-  }
+  for (uint32_t i = 0; i < n; i++) out->dims[i] = dims[i];
   return OMC_OK;
 }
 
@@ -54,8 +50,8 @@ omc_status omc_node_axis(const omc_node *node, int64_t axis, int32_t rank, int32
   return omc_axis(axis, rank, omc_node_text(node, text, sizeof text), out);
 }
 
-omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank, int32_t *out) {
-  return omc_node_axis(node, omc_node_int(node, "axis", otherwise), rank, out);
+omc_status omc_need_axis(const omc_node *node, int32_t rank, int32_t *out) {
+  return omc_node_axis(node, omc_node_int(node, "axis"), rank, out);
 }
 
 omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) {

@@ -32,10 +32,9 @@ omc_status omc_need_ints(const omc_node *node, uint32_t i, int32_t max, int64_t 
 omc_status omc_node_axis(const omc_node *node, int64_t axis, int32_t rank,
                          int32_t *out) OMC_MUST_USE;
 
-/* Reads the attribute `shape`, or `axis` (absent: `otherwise`) as 0..rank-1. */
+/* Reads the attribute `shape`, or `axis` as 0..rank-1. */
 omc_status omc_need_shape(const omc_node *node, omc_shape *out) OMC_MUST_USE;
-omc_status omc_need_axis(const omc_node *node, int64_t otherwise, int32_t rank,
-                         int32_t *out) OMC_MUST_USE;
+omc_status omc_need_axis(const omc_node *node, int32_t rank, int32_t *out) OMC_MUST_USE;
 
 /* Fails naming the node unless input i has that dtype / is float / has that rank. */
 omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) OMC_MUST_USE;

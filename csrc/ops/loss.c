@@ -41,17 +41,12 @@ static omc_status check(const omc_node *node, const omc_type *logits, uint32_t t
   *p = (omc_loss_form){.outer = axis ? x->dims[0] : 1,
                        .classes = x->dims[axis],
                        .inner = omc_shape_span(x, axis + 1, x->rank),
-                       .ignore_index = omc_node_int(node, "ignore_index", -100),
-                       .smoothing = omc_node_float(node, "label_smoothing", 0)};
-  if (!(p->smoothing >= 0 && p->smoothing <= 1))
-    OMC_NODE_FAIL(node, EINVALID, "label_smoothing %g is not within 0..1", p->smoothing);
-  const char *reduction = omc_node_string(node, "reduction", "mean");
-  for (int i = 0; i < 3; i++)
-    if (strcmp(reduction, reduction_names[i]) == 0) {
-      p->reduction = (omc_loss_reduction)i;
-      return OMC_OK;
-    }
-  OMC_NODE_FAIL(node, EINVALID, "reduction \"%s\" is not none, mean or sum", reduction);
+                       .ignore_index = omc_node_int(node, "ignore_index")};
+  if (node->op == OMC_OP_CrossEntropy || node->op == OMC_OP_CrossEntropyGrad)
+    p->smoothing = omc_node_float(node, "label_smoothing");
+  const char *reduction = omc_node_string(node, "reduction");
+  while (strcmp(reduction, reduction_names[p->reduction]) != 0) p->reduction++;
+  return OMC_OK;
 }
 
 omc_status omc_loss_form_of(const omc_node *node, omc_loss_form *p, omc_shape *rows) {

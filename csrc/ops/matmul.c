@@ -19,8 +19,10 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
       .a = a->shape, .b = b->shape, .a_vector = a->shape.rank == 1, .b_vector = b->shape.rank == 1};
   if (f->a_vector) f->a = (omc_shape){2, {1, a->shape.dims[0]}};
   if (f->b_vector) f->b = (omc_shape){2, {b->shape.dims[0], 1}};
-  f->trans_a = !f->a_vector && omc_node_int(node, "transA", 0);
-  f->trans_b = !f->b_vector && omc_node_int(node, "transB", 0);
+  const bool fused = node->op == OMC_OP_FusedMatMul;
+  f->trans_a = fused && !f->a_vector && omc_node_int(node, "transA");
+  f->trans_b = fused && !f->b_vector && omc_node_int(node, "transB");
+  f->alpha = fused ? omc_node_float(node, "alpha") : 1;
   const int64_t *da = f->a.dims + f->a.rank - 2, *db = f->b.dims + f->b.rank - 2;
   f->m = da[f->trans_a];
   f->k = da[!f->trans_a];
@@ -79,13 +81,12 @@ static omc_status matmul_grad(omc_grad *g) {
   omc_matmul_form f;
   OMC_TRY(omc_matmul_form_of(g->node, &f));
   omc_builder *b = &g->b;
-  const double alpha = omc_node_float(g->node, "alpha", 1.0);
   omc_value *left = omc_reshape(b, omc_in(g->node, 0), &f.a);
   omc_value *right = omc_reshape(b, omc_in(g->node, 1), &f.b);
   omc_value *dc = omc_reshape(b, g->grad_out[0], &f.c);
   if (g->needs[0]) {
-    omc_value *da = f.trans_a ? product(b, right, f.trans_b, dc, true, alpha)
-                              : product(b, dc, false, right, !f.trans_b, alpha);
+    omc_value *da = f.trans_a ? product(b, right, f.trans_b, dc, true, f.alpha)
+                              : product(b, dc, false, right, !f.trans_b, f.alpha);
     g->grad_in[0] = f.a_vector ? omc_sum_to(b, da, &omc_in(g->node, 0)->type.shape) : da;
   }
   if (g->needs[1]) {
@@ -93,8 +94,8 @@ static omc_status matmul_grad(omc_grad *g) {
     const bool stack = f.b.rank == 2 && f.a.rank > 2 && !f.trans_a;
     omc_value *x = stack ? stacked(b, left, &f.a) : left;
     omc_value *dy = stack ? stacked(b, dc, &f.c) : dc;
-    omc_value *db = f.trans_b ? product(b, dy, true, x, f.trans_a, alpha)
-                              : product(b, x, !f.trans_a, dy, false, alpha);
+    omc_value *db = f.trans_b ? product(b, dy, true, x, f.trans_a, f.alpha)
+                              : product(b, x, !f.trans_a, dy, false, f.alpha);
     if (db && f.b_vector)
       db = omc_reshape(b, omc_sum_to(b, db, &f.b), &omc_in(g->node, 1)->type.shape);
     g->grad_in[1] = db;

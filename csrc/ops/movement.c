@@ -67,7 +67,7 @@ static omc_status infer_concat(omc_node *node) {
   omc_shape shape = *omc_in_shape(node, 0);
   int32_t axis;
   char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
+  OMC_TRY(omc_need_axis(node, shape.rank, &axis));
   for (uint32_t i = 1; i < node->n_in; i++) {
     OMC_TRY(omc_need_dtype(node, i, omc_in(node, 0)->type.dtype));
     OMC_TRY(omc_need_rank(node, i, shape.rank));
@@ -86,7 +86,7 @@ static omc_status infer_concat(omc_node *node) {
 static omc_status grad_concat(omc_grad *g) {
   const omc_node *node = g->node;
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis));
+  OMC_TRY(omc_need_axis(node, omc_in_shape(node, 0)->rank, &axis));
   int64_t *sizes = OMC_NEW_ARRAY(&g->b.graph->arena, int64_t, node->n_in);
   if (!sizes) OMC_NODE_FAIL(node, ENOMEM, "no memory for %u sizes", node->n_in);
   for (uint32_t i = 0; i < node->n_in; i++) sizes[i] = omc_in_shape(node, i)->dims[axis];
@@ -99,7 +99,7 @@ static omc_status grad_concat(omc_grad *g) {
 static omc_status infer_split(omc_node *node) {
   omc_shape shape = *omc_in_shape(node, 0);
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, shape.rank, &axis));
+  OMC_TRY(omc_need_axis(node, shape.rank, &axis));
   OMC_TRY(omc_need_const(node, 1));
   const omc_value *sizes = omc_in(node, 1);
   const int64_t n = omc_shape_numel(&sizes->type.shape), dim = shape.dims[axis];
@@ -122,7 +122,7 @@ static omc_status grad_split(omc_grad *g) {
   if (!parts) OMC_NODE_FAIL(node, ENOMEM, "no memory for %u gradients", node->n_out);
   omc_type zeros = omc_in(node, 0)->type;
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, zeros.shape.rank, &axis));
+  OMC_TRY(omc_need_axis(node, zeros.shape.rank, &axis));
   for (uint32_t k = 0; k < node->n_out; k++) {
     zeros.shape.dims[axis] = omc_const_int(omc_in(node, 1), k);
     parts[k] = g->grad_out[k] ? g->grad_out[k] : omc_zeros(&g->b, &zeros);
@@ -214,10 +214,8 @@ omc_status omc_pads_of(const omc_node *node, int64_t *pads) {
 }
 
 static omc_status infer_pad(omc_node *node) {
-  const char *mode = omc_node_string(node, "mode", "constant");
   omc_shape shape = *omc_in_shape(node, 0);
   int64_t pads[2 * OMC_MAX_RANK];
-  if (strcmp(mode, "constant") != 0) OMC_NODE_FAIL(node, EUNSUPPORTED, "mode \"%s\"", mode);
   OMC_TRY(omc_pads_of(node, pads));
   for (int32_t i = 0; i < shape.rank; i++) {
     int64_t *dim = &shape.dims[i];

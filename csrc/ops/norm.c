@@ -22,7 +22,7 @@ omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params
   OMC_TRY(omc_need_float(node, x));
   const omc_shape *shape = &omc_in(node, x)->type.shape;
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, -1, shape->rank, &axis));
+  OMC_TRY(omc_need_axis(node, shape->rank, &axis));
   *params = (omc_shape){.rank = shape->rank - axis};
   *stats = *shape;
   for (int32_t i = axis; i < shape->rank; i++) {
@@ -31,7 +31,7 @@ omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params
   }
   *p = (omc_layer_form){.rows = omc_shape_span(shape, 0, axis),
                         .n = omc_shape_numel(params),
-                        .epsilon = omc_node_float(node, "epsilon", 1e-5)};
+                        .epsilon = omc_node_float(node, "epsilon")};
   return OMC_OK;
 }
 
@@ -98,8 +98,8 @@ omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channe
   *p = (omc_batch_form){.batch = shape->dims[0],
                         .channels = shape->dims[1],
                         .inner = omc_shape_span(shape, 2, shape->rank),
-                        .epsilon = omc_node_float(node, "epsilon", 1e-5),
-                        .momentum = omc_node_float(node, "momentum", 0.1)};
+                        .epsilon = omc_node_float(node, "epsilon"),
+                        .momentum = omc_node_float(node, "momentum")};
   if (p->batch * p->inner == 1)
     OMC_NODE_FAIL(node, ESHAPE,
                   "expected more than 1 value per channel when training, got input %s",

@@ -51,8 +51,8 @@ const omc_op *omc_op_get(omc_op_id id);
  * in[0], else that of out[0]. */
 omc_dtype omc_node_dtype(const omc_node *node);
 
-/* Checks a node against its record: how many inputs and outputs, that none needed is left out, and
- * that it has no attribute which its op would not read. */
+/* Checks a node against its record: how many inputs and outputs, and that none needed is left out.
+ */
 omc_status omc_node_check(const omc_node *node) OMC_MUST_USE;
 
 #endif

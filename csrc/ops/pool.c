@@ -7,21 +7,6 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-/* Reads `n` attribute values into the last n of two; 1, or 0 for pads, if it is absent. */
-static omc_status read_list(const omc_node *node, const char *name, int32_t n, int64_t least_value,
-                            int64_t otherwise, int64_t *out) {
-  uint32_t given;
-  const int64_t *list = omc_node_ints(node, name, &given);
-  if (given != 0 && given != (uint32_t)n)
-    OMC_NODE_FAIL(node, ESHAPE, "%s has %u values, not %d", name, given, n);
-  for (int32_t i = 0; i < n; i++) {
-    out[i] = given ? list[i] : otherwise;
-    if (out[i] < least_value || out[i] > INT32_MAX)
-      OMC_NODE_FAIL(node, ESHAPE, "%s has %lld", name, (long long)out[i]);
-  }
-  return OMC_OK;
-}
-
 static omc_status need_spatial(const omc_node *node, const omc_shape *x, uint32_t axes) {
   if (axes >= 1 && axes <= 2 && x->rank >= (int32_t)axes) return OMC_OK;
   OMC_NODE_FAIL(node, EUNSUPPORTED, "pooling of rank %d over %u axes", x->rank, axes);
@@ -45,10 +30,10 @@ omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_f
   *g = (omc_pool_form){
       .axes = (int32_t)axes, .in = {1}, .kernel = {1}, .stride = {1}, .dilation = {1}};
   const int32_t n = g->axes, from = 2 - n;
-  OMC_TRY(read_list(node, "kernel_shape", n, 1, 1, g->kernel + from));
-  OMC_TRY(read_list(node, "strides", n, 1, 1, g->stride + from));
-  OMC_TRY(read_list(node, "dilations", n, 1, 1, g->dilation + from));
-  OMC_TRY(read_list(node, "pads", 2 * n, 0, 0, pads));
+  OMC_TRY(omc_node_list(node, "kernel_shape", axes, g->kernel + from));
+  OMC_TRY(omc_node_list(node, "strides", axes, g->stride + from));
+  OMC_TRY(omc_node_list(node, "dilations", axes, g->dilation + from));
+  OMC_TRY(omc_node_list(node, "pads", 2 * axes, pads));
   for (int32_t i = 0; i < n; i++) {
     g->in[from + i] = x->dims[x->rank - n + i];
     g->before[from + i] = pads[i];
@@ -59,7 +44,7 @@ omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_f
   }
   g->planes = omc_shape_span(x, 0, x->rank - n);
   for (int32_t i = 0; i < 2; i++) {
-    g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode", 0) != 0);
+    g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode") != 0);
     if (g->out[i] < 1 || (g->in[0] > 0 && g->in[1] > INT32_MAX / g->in[0]))
       OMC_NODE_FAIL(node, ESHAPE, "a plane of %lld by %lld gives no windows of %lld by %lld",
                     (long long)g->in[0], (long long)g->in[1], (long long)g->kernel[0],
@@ -145,7 +130,7 @@ omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t 
   OMC_TRY(need_spatial(node, x, n));
   out[0] = 1;
   *axes = (int32_t)n;
-  return read_list(node, "output_size", *axes, 0, 1, out + 2 - *axes);
+  return omc_node_list(node, "output_size", n, out + 2 - *axes);
 }
 
 static omc_status infer_adaptive(omc_node *node) {

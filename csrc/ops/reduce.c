@@ -9,7 +9,7 @@ omc_status omc_reduced_axes(const omc_node *node, bool *reduced) {
   int64_t axes[OMC_MAX_RANK];
   int32_t n = 0, axis;
   if (omc_in(node, 1)) OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, axes, &n));
-  const bool all = n == 0 && !omc_node_int(node, "noop_with_empty_axes", 0);
+  const bool all = n == 0 && !omc_node_int(node, "noop_with_empty_axes");
   for (int32_t i = 0; i < rank; i++) reduced[i] = all;
   for (int32_t i = 0; i < n; i++) {
     OMC_TRY(omc_node_axis(node, axes[i], rank, &axis));
@@ -30,7 +30,7 @@ static omc_shape reduced_shape(const omc_node *node, const bool *reduced, bool k
 static omc_status infer_reduce(omc_node *node) {
   bool reduced[OMC_MAX_RANK];
   OMC_TRY(omc_reduced_axes(node, reduced));
-  const omc_shape shape = reduced_shape(node, reduced, omc_node_int(node, "keepdims", 1) != 0);
+  const omc_shape shape = reduced_shape(node, reduced, omc_node_int(node, "keepdims") != 0);
   omc_set_type(node, 0, omc_in(node, 0)->type.dtype, &shape);
   return OMC_OK;
 }
@@ -98,7 +98,7 @@ static omc_status grad_extreme(omc_grad *g) {
   OMC_TRY(reduction_of(g->node, &r));
   omc_value *y = omc_reshape(b, omc_out(g->node, 0), &r.kept);
   omc_value *is_hit = omc_binary(b, OMC_OP_Equal, x, y);
-  if (omc_node_int(g->node, "nan_ties", 0))
+  if (omc_node_int(g->node, "nan_ties"))
     is_hit = omc_binary(b, OMC_OP_Or, is_hit, omc_unary(b, OMC_OP_IsNaN, x));
   omc_value *hit = omc_cast(b, is_hit, x->type.dtype);
   omc_value *share = omc_binary(b, OMC_OP_Div, omc_reshape(b, g->grad_out[0], &r.kept),

@@ -1,7 +1,5 @@
 #include "ops/op.h"
 
-#include <string.h>
-
 #pragma GCC visibility push(hidden)
 #define OMC_OP(name, family, domain, ...) extern const omc_op omc_op_##name;
 #include "ops.def"
@@ -35,19 +33,6 @@ omc_dtype omc_node_dtype(const omc_node *node) {
   return v ? v->type.dtype : OMC_F32;
 }
 
-static omc_status check_attribute(const omc_node *node, const omc_attr *attr) {
-  static const char *const kinds[] = {"int", "float", "string", "ints", "floats", "strings"};
-  char wanted[8];
-  if (!omc_op_attribute(node->op, attr->name, wanted, sizeof wanted))
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "it has no attribute '%s'", attr->name);
-  const bool widens = attr->kind == OMC_ATTR_INT && !strcmp(wanted, "float");
-  const bool empty = attr->kind == OMC_ATTR_INTS && attr->n == 0; /* a list of any kind */
-  if (strcmp(kinds[attr->kind], wanted) && !widens && !empty)
-    OMC_NODE_FAIL(node, EINVALID, "attribute '%s' is %s, not %s", attr->name, kinds[attr->kind],
-                  wanted);
-  return OMC_OK;
-}
-
 omc_status omc_node_check(const omc_node *node) {
   const omc_op *op = omc_op_get(node->op);
   if (node->n_in < op->min_in || (op->max_in != OMC_VARIADIC && node->n_in > op->max_in))
@@ -57,6 +42,5 @@ omc_status omc_node_check(const omc_node *node) {
       OMC_NODE_FAIL(node, EINVALID, "input %u is left out", i);
   if (op->n_out != OMC_VARIADIC && (node->n_out < 1 || node->n_out > op->n_out))
     OMC_NODE_FAIL(node, EINVALID, "%u outputs, not 1 to %u", node->n_out, op->n_out);
-  for (uint32_t i = 0; i < node->n_attr; i++) OMC_TRY(check_attribute(node, &node->attr[i]));
   return OMC_OK;
 }

@@ -28,8 +28,8 @@ static omc_status infer_cumsum(omc_node *node) {
 
 static omc_status grad_cumsum(omc_grad *g) {
   omc_value *const in[] = {g->grad_out[0], omc_in(g->node, 1)};
-  const omc_attr attrs[] = {omc_attr_int("reverse", !omc_node_int(g->node, "reverse", 0)),
-                            omc_attr_int("exclusive", omc_node_int(g->node, "exclusive", 0))};
+  const omc_attr attrs[] = {omc_attr_int("reverse", !omc_node_int(g->node, "reverse")),
+                            omc_attr_int("exclusive", omc_node_int(g->node, "exclusive"))};
   g->grad_in[0] = omc_nary(&g->b, OMC_OP_CumSum, 2, in, 2, attrs);
   return g->b.status;
 }
@@ -43,7 +43,7 @@ const omc_op omc_op_CumSum = {.name = "CumSum",
                               .grad = grad_cumsum};
 
 static omc_status others_axis(const omc_node *node, int32_t *out) {
-  return omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, out);
+  return omc_need_axis(node, omc_in_shape(node, 0)->rank, out);
 }
 
 omc_status omc_others_form_of(const omc_node *node, omc_axis_form *out) {
@@ -64,7 +64,7 @@ const omc_op omc_op_OtherProducts = {
 
 static omc_status arg_axis(const omc_node *node, int32_t *out) {
   const int32_t rank = omc_in_shape(node, 0)->rank;
-  return omc_need_axis(node, 0, rank ? rank : 1, out);
+  return omc_need_axis(node, rank ? rank : 1, out);
 }
 
 omc_status omc_arg_form_of(const omc_node *node, omc_axis_form *out) {
@@ -76,7 +76,7 @@ omc_status omc_arg_form_of(const omc_node *node, omc_axis_form *out) {
 
 static omc_status infer_arg(omc_node *node) {
   const omc_shape *x = omc_in_shape(node, 0);
-  const bool keepdims = omc_node_int(node, "keepdims", 1) != 0;
+  const bool keepdims = omc_node_int(node, "keepdims") != 0;
   omc_shape shape = {0};
   int32_t axis;
   OMC_TRY(arg_axis(node, &axis));

@@ -6,7 +6,7 @@
 /* A 0-d tensor is one slice of one element, as in PyTorch. */
 static omc_status softmax_axis(const omc_node *node, const omc_shape *shape, int32_t *out) {
   *out = 0;
-  return omc_need_axis(node, -1, shape->rank > 0 ? shape->rank : 1, out);
+  return omc_need_axis(node, shape->rank > 0 ? shape->rank : 1, out);
 }
 
 omc_axis_form omc_axis_form_of(const omc_shape *x, int32_t axis) {

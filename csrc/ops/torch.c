@@ -38,7 +38,7 @@ static omc_status torch_grad(omc_grad *g) {
     types[i] = omc_arena_text(memory, text, strlen(text));
     if (!types[i]) OMC_FAIL(ENOMEM, "no memory for the types of a gradient");
   }
-  const omc_attr attr[] = {omc_attr_int("index", omc_node_int(node, "index", 0)),
+  const omc_attr attr[] = {omc_attr_int("index", omc_node_int(node, "index")),
                            {"types", OMC_ATTR_STRINGS, node->n_in, {.ss = types}}};
   omc_build(&g->b, OMC_OP_TorchCallGrad, node->n_out, g->grad_out, UINT32_MAX, 2, attr, node->n_in,
             grad_in);

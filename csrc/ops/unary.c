@@ -23,8 +23,9 @@ static omc_value *clip_gradient(omc_grad *g, const double *imm) {
 #endif
 /* Bounds and whether there are any: an integer's bounds may not be infinite. */
 UNARY(Clip, ANY, clip(a, i0, i1, i2, i3), clip_gradient(g, imm),
-      imm[0] = omc_node_float(node, "min", 0), imm[1] = omc_node_float(node, "max", 0),
-      imm[2] = omc_node_attr(node, "min") != NULL, imm[3] = omc_node_attr(node, "max") != NULL)
+      imm[2] = omc_node_attr(node, "min") != NULL, imm[3] = omc_node_attr(node, "max") != NULL,
+      imm[0] = imm[2] != 0 ? omc_node_float(node, "min") : 0,
+      imm[1] = imm[3] != 0 ? omc_node_float(node, "max") : 0)
 
 UNARY(Cos, FLOAT, vcos(a), neg(g, mul(g, DY, omc_unary(&g->b, OMC_OP_Sin, A))))
 
@@ -38,8 +39,8 @@ static omc_value *elu_gradient(omc_grad *g, double alpha, double scale, double i
 /* scale * x, and scale * alpha * (exp(input_scale * x) - 1) below 0. Its slope at NaN is NaN, as in
  * PyTorch's vectors, though not in the few elements that do not fill one. */
 UNARY(Elu, FLOAT, vblend(a < vset(0), vexpm1(a *i2) * (i0 * i1), a *i1),
-      AT_ONCE(elu_gradient(g, i0, i1, i2)), imm[0] = omc_node_float(node, "alpha", 1),
-      imm[1] = omc_node_float(node, "scale", 1), imm[2] = omc_node_float(node, "input_scale", 1))
+      AT_ONCE(elu_gradient(g, i0, i1, i2)), imm[0] = omc_node_float(node, "alpha"),
+      imm[1] = omc_node_float(node, "scale"), imm[2] = omc_node_float(node, "input_scale"))
 
 /* PyTorch's vectors of 16-bit numbers have an erf of their own, Abramowitz and Stegun's 7.1.26,
  * which is within 1.5e-7: in float16 that can be seen, and there is nothing left of denormals. */
@@ -98,22 +99,18 @@ OMC_INLINE vacc_t gelu_slope(vacc_t x, gelu_form form) {
 }
 #endif
 #ifdef OMC_RECORDS
-static omc_status read_form(const omc_node *node, double *out) {
-  const char *form = omc_node_string(node, "approximate", "none");
-  const bool tanh_form = strcmp(form, "tanh") == 0;
-  *out = tanh_form ? TANH : is_half(omc_in(node, 0)) ? NORMAL_OF_HALVES : NORMAL;
-  if (tanh_form || strcmp(form, "none") == 0) return OMC_OK;
-  OMC_NODE_FAIL(node, EUNSUPPORTED, "approximate is '%s', not 'none' or 'tanh'", form);
+static gelu_form read_form(const omc_node *node) {
+  if (strcmp(omc_node_string(node, "approximate"), "tanh") == 0) return TANH;
+  return is_half(omc_in(node, 0)) ? NORMAL_OF_HALVES : NORMAL;
 }
 static omc_value *gelu_gradient(omc_grad *g) {
   omc_value *const in[] = {DY, A};
   return omc_nary(&g->b, OMC_OP_GeluGrad, 2, in, g->node->n_attr, g->node->attr);
 }
 #endif
-UNARY(Gelu, FLOAT, gelu(a, (gelu_form)blk->imm[0]), gelu_gradient(g),
-      OMC_TRY(read_form(node, &imm[0])))
+UNARY(Gelu, FLOAT, gelu(a, (gelu_form)blk->imm[0]), gelu_gradient(g), imm[0] = read_form(node))
 BINARY_NO_GRAD(GeluGrad, FLOAT, 0, gelu_slope(b, (gelu_form)blk->imm[0]) * a,
-               OMC_TRY(read_form(node, &imm[0])))
+               imm[0] = read_form(node))
 
 /* The slope at NaN is that of Elu. */
 UNARY(HardSwish, FLOAT, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6),
@@ -125,7 +122,7 @@ UNARY_NO_GRAD(IsNaN, FLOAT_TO_BOOL, vbool(vnan(a)))
 
 UNARY(LeakyRelu, FLOAT, vblend(a > vset(0), a, vmul(a, i0)),
       where(g, compare(g, OMC_OP_Greater, A, 0), DY, times(g, DY, i0)),
-      imm[0] = omc_node_float(node, "alpha", 0.01))
+      imm[0] = omc_node_float(node, "alpha"))
 
 UNARY(Log, FLOAT, vlog(a), over(g, DY, A))
 
@@ -197,8 +194,8 @@ static omc_value *softplus_gradient(omc_grad *g, double beta, double threshold) 
 #endif
 /* log(1 + exp(beta x)) / beta, and x where beta x is above the threshold. */
 UNARY(Softplus, FLOAT, vblend(a *i0 > i1, a, vlog1p(vexp(a *i0)) / i0),
-      AT_ONCE(softplus_gradient(g, i0, i1)), imm[0] = omc_node_float(node, "beta", 1),
-      imm[1] = omc_node_float(node, "threshold", 20))
+      AT_ONCE(softplus_gradient(g, i0, i1)), imm[0] = omc_node_float(node, "beta"),
+      imm[1] = omc_node_float(node, "threshold"))
 
 UNARY(Sqrt, FLOAT, vsqrt(a), over(g, DY, times(g, Y, 2)))
 

@@ -32,7 +32,7 @@ static omc_status read_axes(const omc_node *node, uint32_t i, int32_t rank, bool
 
 static omc_status infer_reshape(omc_node *node) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
-  const bool copy_zero = omc_node_int(node, "allowzero", 0) == 0;
+  const bool copy_zero = omc_node_int(node, "allowzero") == 0;
   omc_shape shape = {0, {0}};
   int32_t inferred = -1;
   OMC_TRY(omc_need_ints(node, 1, OMC_MAX_RANK, shape.dims, &shape.rank));
@@ -55,7 +55,7 @@ static omc_status infer_reshape(omc_node *node) {
 static omc_status infer_flatten(omc_node *node) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   int32_t axis = x->rank;
-  const int64_t asked = omc_node_int(node, "axis", 1);
+  const int64_t asked = omc_node_int(node, "axis");
   if (asked != x->rank) OMC_TRY(omc_node_axis(node, asked, x->rank, &axis));
   const omc_shape shape = {2, {omc_shape_span(x, 0, axis), omc_shape_span(x, axis, x->rank)}};
   return set_shape(node, &shape);

@@ -38,7 +38,7 @@ static omc_value *where_constant(omc_match *m) {
 }
 
 static omc_value *dropout_nothing(omc_match *m) {
-  return omc_node_float(m->root, "p", 0) == 0 ? m->capture[1] : NULL;
+  return omc_node_float(m->root, "p") == 0 ? m->capture[1] : NULL;
 }
 
 #define X OMC_P_ANY(1)

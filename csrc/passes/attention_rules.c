@@ -3,18 +3,11 @@
 #include <string.h>
 
 #include "graph/edit.h"
+#include "ops/forms.h"
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
-/* Places of an Attention node's inputs, and of its output in attribute head_axes. */
-enum { Q, K, V, MASK, Y = 3, N_LAYOUTS };
-
-/* The axes of heads of q, k, v and y; tokens are at the other of 1 and 2. */
-static void read_head_axes(const omc_node *node, int64_t axes[N_LAYOUTS]) {
-  uint32_t n;
-  const int64_t *given = omc_node_ints(node, "head_axes", &n);
-  for (int i = 0; i < N_LAYOUTS; i++) axes[i] = n ? given[i] : 1;
-}
+enum { MASK = 3 }; /* an input of an Attention node */
 
 /* ---- masks ---- */
 
@@ -84,9 +77,10 @@ static omc_value *attention_causal(omc_match *m) {
   const omc_value *mask = omc_in(m->root, MASK);
   if (!omc_is_const(mask) || !is_causal_pattern(mask)) return NULL;
   const int64_t size = mask->type.shape.dims[mask->type.shape.rank - 1];
-  int64_t axes[N_LAYOUTS];
-  read_head_axes(m->root, axes);
-  if (tokens(omc_in(m->root, Q), axes[Q]) != size || tokens(omc_in(m->root, K), axes[K]) != size)
+  int64_t axes[OMC_N_HEADS];
+  m->b->status = omc_head_axes_of(m->root, axes);
+  if (m->b->status != OMC_OK || tokens(omc_in(m->root, 0), axes[OMC_HEADS_OF_Q]) != size ||
+      tokens(omc_in(m->root, 1), axes[OMC_HEADS_OF_K]) != size)
     return NULL;
   m->b->status = set_attr(m->b->graph, m->root, omc_attr_int("is_causal", 1));
   omc_set_input(m->root, MASK, NULL);
@@ -106,21 +100,22 @@ static bool swaps_heads(const omc_node *node) {
 
 /* Swaps the axes of heads and tokens of those of q, k, v and y whose bit is set in `swap`. */
 static void swap_layouts(omc_builder *b, omc_node *node, uint32_t swap) {
-  int64_t *axes = OMC_NEW_ARRAY(&b->graph->arena, int64_t, N_LAYOUTS);
+  int64_t *axes = OMC_NEW_ARRAY(&b->graph->arena, int64_t, OMC_N_HEADS);
   if (!axes) {
     b->status = omc_fail(OMC_ENOMEM, "no memory for attribute head_axes");
     return;
   }
-  read_head_axes(node, axes);
-  for (int i = 0; i < N_LAYOUTS; i++)
+  b->status = omc_head_axes_of(node, axes);
+  for (int i = 0; i < OMC_N_HEADS && b->status == OMC_OK; i++)
     if (swap >> i & 1) axes[i] = 3 - axes[i];
-  b->status = set_attr(b->graph, node, omc_attr_ints("head_axes", axes, N_LAYOUTS));
+  if (b->status == OMC_OK)
+    b->status = set_attr(b->graph, node, omc_attr_ints("head_axes", axes, OMC_N_HEADS));
 }
 
 /* Reads q, k and v through their transposes. */
 static omc_value *attention_transpose(omc_match *m) {
   uint32_t swap = 0;
-  for (uint32_t i = Q; i <= V; i++) {
+  for (uint32_t i = OMC_HEADS_OF_Q; i <= OMC_HEADS_OF_V; i++) {
     const omc_node *transpose = omc_in(m->root, i)->producer;
     if (!swaps_heads(transpose)) continue;
     omc_set_input(m->root, i, omc_in(transpose, 0));
@@ -135,7 +130,7 @@ static omc_value *attention_transpose(omc_match *m) {
 static omc_value *transpose_attention(omc_match *m) {
   omc_node *node = m->capture[1]->producer;
   if (!swaps_heads(m->root)) return NULL;
-  swap_layouts(m->b, node, 1u << Y);
+  swap_layouts(m->b, node, 1u << OMC_HEADS_OF_Y);
   if (m->b->status == OMC_OK) m->b->status = omc_op_get(node->op)->infer(node);
   return m->capture[1];
 }

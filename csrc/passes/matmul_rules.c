@@ -9,12 +9,12 @@ typedef struct product {
 } product;
 
 static product read_product(const omc_node *node) {
-  return (product){omc_in(node, 0),
-                   omc_in(node, 1),
-                   omc_in(node, 2),
-                   omc_node_int(node, "transA", 0) != 0,
-                   omc_node_int(node, "transB", 0) != 0,
-                   omc_node_float(node, "alpha", 1)};
+  product p = {.x = omc_in(node, 0), .y = omc_in(node, 1), .bias = omc_in(node, 2), .alpha = 1};
+  if (node->op == OMC_OP_MatMul) return p;
+  p.trans_x = omc_node_int(node, "transA") != 0;
+  p.trans_y = omc_node_int(node, "transB") != 0;
+  p.alpha = omc_node_float(node, "alpha");
+  return p;
 }
 
 static omc_value *build_product(omc_builder *b, const product *p) {

@@ -44,7 +44,7 @@ static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
 static uint32_t reduced_axes(const omc_value *reduced, const omc_value *axes) {
   const omc_node *node = reduced->producer;
   const int32_t rank = omc_in(node, 0)->type.shape.rank;
-  if (omc_node_int(node, "keepdims", 1) == 0) return 0;
+  if (omc_node_int(node, "keepdims") == 0) return 0;
   uint32_t set = 0;
   for (int64_t i = 0; i < omc_shape_numel(&axes->type.shape); i++) {
     const int64_t axis = omc_const_int(axes, i);
@@ -103,7 +103,7 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   omc_value *in[3] = {omc_in(node, 0), omc_in(node, 1), omc_in(node, 2)};
   const omc_value *given = m->capture[2];
   int32_t axis;
-  if (omc_axis(omc_node_int(node, "axis", -1), shape->rank, "axis", &axis) != OMC_OK) return NULL;
+  if (omc_axis(omc_node_int(node, "axis"), shape->rank, "axis", &axis) != OMC_OK) return NULL;
   omc_shape normalized = {shape->rank - axis, {0}};
   memcpy(normalized.dims, shape->dims + axis, sizeof(int64_t) * (size_t)normalized.rank);
   if (!is_layer(m) || in[place] || in[2] || given->type.dtype != in[0]->type.dtype) return NULL;
@@ -112,7 +112,7 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   for (int32_t i = 0; i < given->type.shape.rank; i++)
     if (given->type.shape.dims[i] != (i < extra ? 1 : normalized.dims[i - extra])) return NULL;
   in[place] = omc_reshape(m->b, m->capture[2], &normalized);
-  return layer_norm(m->b, in[0], in[1], in[2], axis, omc_node_float(node, "epsilon", 1e-5));
+  return layer_norm(m->b, in[0], in[1], in[2], axis, omc_node_float(node, "epsilon"));
 }
 
 static omc_value *layer_norm_scale(omc_match *m) { return layer_norm_affine(m, 1); }

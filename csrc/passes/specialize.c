@@ -37,7 +37,7 @@ static omc_status infer_by_callback(omc_node *node, const omc_callbacks *callbac
   for (uint32_t i = 0; i < node->n_in; i++)
     if (omc_in(node, i)) types[i] = omc_in(node, i)->type;
   omc_type *out = types + node->n_in;
-  const omc_status status = callbacks->infer(callbacks->ctx, omc_node_int(node, "index", 0), types,
+  const omc_status status = callbacks->infer(callbacks->ctx, omc_node_int(node, "index"), types,
                                              node->n_in, out, node->n_out);
   for (uint32_t k = 0; k < node->n_out && status == OMC_OK; k++)
     if (node->out[k]) node->out[k]->type = out[k];

@@ -7,7 +7,7 @@ static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags &
 /* A random op draws only where its probability `p` is above 0. A fused node is random if an op
  * inside it is. */
 static bool is_random(const omc_node *node) {
-  if (omc_op_get(node->op)->flags & OMC_OP_RANDOM) return omc_node_float(node, "p", 0) > 0;
+  if (omc_op_get(node->op)->flags & OMC_OP_RANDOM) return omc_node_float(node, "p") > 0;
   const omc_attr *ops = omc_node_attr(node, "ops");
   if (!ops || ops->kind != OMC_ATTR_STRINGS) return false;
   for (uint32_t i = 0; i < ops->n; i++) {

@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include "base/env.h"
+#include "graph/schema.h"
 #include "ops/op.h"
 #include "python/binding.h"
 
@@ -23,6 +24,41 @@ static PyObject *list_ops(PyObject *module, PyObject *unused) {
         Py_BuildValue("(sNN)", op_rows[i].family, PyBool_FromLong(omc_op_is_onnx((omc_op_id)i)),
                       PyBool_FromLong(op->grad != NULL));
     if (!row || PyDict_SetItemString(dict, op_rows[i].name, row) < 0) Py_CLEAR(dict);
+    Py_XDECREF(row);
+  }
+  return dict;
+}
+
+static PyObject *default_of(const omc_attr_schema *schema) {
+  if (schema->required || schema->absent) return Py_NewRef(Py_None);
+  switch (schema->kind) {
+    case OMC_ATTR_INT:
+    case OMC_ATTR_INTS:
+      return PyLong_FromLongLong(schema->otherwise.i);
+    case OMC_ATTR_FLOAT:
+    case OMC_ATTR_FLOATS:
+      return PyFloat_FromDouble(schema->otherwise.f);
+    default:
+      return PyUnicode_FromString(schema->otherwise.s);
+  }
+}
+
+static PyObject *list_attributes(PyObject *module, PyObject *args) {
+  (void)module;
+  const char *name;
+  omc_op_id op;
+  if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+  if (!omc_op_from_name(name, strlen(name), &op))
+    return PyErr_Format(PyExc_ValueError, "no op is named '%s'", name);
+  uint32_t n;
+  const omc_attr_schema *list = omc_schema_of(op, &n);
+  PyObject *dict = PyDict_New();
+  for (uint32_t i = 0; dict && i < n; i++) {
+    PyObject *otherwise = default_of(&list[i]);
+    PyObject *row = otherwise ? Py_BuildValue("(sNN)", omc_attr_kind_name(list[i].kind), otherwise,
+                                              PyBool_FromLong(list[i].required))
+                              : NULL;
+    if (!row || PyDict_SetItemString(dict, list[i].name, row) < 0) Py_CLEAR(dict);
     Py_XDECREF(row);
   }
   return dict;
@@ -112,6 +148,8 @@ static PyMethodDef methods[] = {
     {"describe", (PyCFunction)(void (*)(void))omc_describe, METH_VARARGS | METH_KEYWORDS,
      "describe(...) -> what transform(...) prints, as plain objects"},
     {"ops", list_ops, METH_NOARGS, "ops() -> {name: (family, is ONNX's own, has a gradient rule)}"},
+    {"attributes", list_attributes, METH_VARARGS,
+     "attributes(op) -> {name: (kind, default or None, whether it is required)}"},
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
     {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},
     {"scan", omc_scan, METH_VARARGS,

@@ -209,6 +209,9 @@ def supports(op: str, dtype: str) -> bool:
 def ops() -> dict[str, tuple[str, bool, bool]]:
     """Every op: family, whether it is ONNX's own, whether it has a gradient rule."""
 
+def attributes(op: str) -> dict[str, tuple[str, float | str | None, bool]]:
+    """Attributes of an op: kind, default and whether one is required. A list's default is that of its elements."""
+
 def isas() -> list[str]:
     """Instruction sets this machine can run, e.g. ``["base", "avx2"]``."""
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph/edit.h"
+#include "graph/schema.h"
 #include "graph/text.h"
 #include "graph/verify.h"
 
@@ -38,21 +39,19 @@ static omc_value *nth(const omc_graph *g, int n) {
 
 TEST(graph_built_by_hand_is_valid_and_prints) {
   const omc_type type = {OMC_F32, {1, {4}}};
-  const int64_t perm[] = {1, 0};
-  const double scales[] = {0.5, 2};
-  const char *const words[] = {"a", "b\"c"};
-  const omc_attr attrs[] = {omc_attr_int("axis", -1),
-                            omc_attr_float("alpha", 1),
-                            omc_attr_string("mode", "x\ny"),
-                            omc_attr_ints("perm", perm, 2),
-                            {"scales", OMC_ATTR_FLOATS, 2, {.fs = scales}},
-                            {"words", OMC_ATTR_STRINGS, 2, {.ss = words}}};
+  const int64_t args[] = {0, -1, -1}, outs[] = {1}, dtypes[] = {1};
+  const double imm[] = {0.5, 2};
+  const char *const ops[] = {"a", "b\"c"};
+  const omc_attr attrs[] = {
+      {"ops", OMC_ATTR_STRINGS, 2, {.ss = ops}}, omc_attr_ints("args", args, 3),
+      {"imm", OMC_ATTR_FLOATS, 2, {.fs = imm}},  omc_attr_ints("outs", outs, 1),
+      omc_attr_ints("dtypes", dtypes, 1),        omc_attr_string("class", "f32")};
   omc_graph *g;
   omc_value *x, *dy;
   omc_node *y, *dx;
   REQUIRE_OK(omc_graph_create(omc_default_allocator(), &g));
   CHECK_OK(omc_graph_add_input(g, "x", &type, true, &x));
-  const omc_node_spec forward = {.op = OMC_OP_Softmax,
+  const omc_node_spec forward = {.op = OMC_OP_FusedElementwise,
                                  .name = "/h",
                                  .n_in = 1,
                                  .n_out = 1,
@@ -80,21 +79,96 @@ TEST(graph_built_by_hand_is_valid_and_prints) {
   check_prints(g,
                "input %x : f32[4] grad\n"
                "grad %0 of 0 : f32[4]\n"
-               "%1 : f32[4] = Softmax(%x) {axis=-1, alpha=1.0, mode=\"x\\ny\", perm=[1, 0], "
-               "scales=[0.5, 2.0], words=[\"a\", \"b\\\"c\"]} name=\"/h\"\n"
+               "%1 : f32[4] = FusedElementwise(%x) {ops=[\"a\", \"b\\\"c\"], args=[0, -1, -1], "
+               "imm=[0.5, 2.0], outs=[1], dtypes=[1], class=\"f32\"} name=\"/h\"\n"
                "backward:\n"
                "%2 : f32[4] = SoftmaxGrad(%0, _, %1)\n"
                "return %1 grads %2\n");
+  omc_graph_destroy(g);
+}
+
+TEST(attributes_are_what_the_node_gives_or_the_default) {
+  omc_graph *g = parse(
+      "input %x : f32[1,1,4,4]\n"
+      "%a = Elu(%x) {alpha=2, scale=0.5}\n"
+      "%b = Softmax(%a) {axis=1}\n"
+      "%c = Softmax(%b)\n"
+      "%d = Gelu(%c) {approximate=\"tanh\"}\n"
+      "%e = Gelu(%d)\n"
+      "%f = Cast(%e) {to=11}\n"
+      "%g = Conv(%f, %f) {strides=[2, 3], pads=[]}\n"
+      "%h = Transpose(%g)\n"
+      "return %h\n");
+  const omc_node *node[8];
+  for (int i = 0; i < 8; i++) node[i] = nth(g, i)->producer;
+  int64_t list[4];
   uint32_t n;
-  CHECK_INT(omc_node_int(y, "axis", 7), -1);
-  CHECK_INT(omc_node_int(y, "alpha", 7), 7);
-  CHECK_FLOAT(omc_node_float(y, "alpha", 7), 1);
-  CHECK_FLOAT(omc_node_float(y, "axis", 7), -1);
-  CHECK_FLOAT(omc_node_float(y, "beta", 7), 7);
-  CHECK_TEXT(omc_node_string(y, "mode", "z"), "x\ny");
-  CHECK_TEXT(omc_node_string(y, "none", "z"), "z");
-  CHECK(omc_node_ints(y, "perm", &n)[1] == 0 && n == 2);
-  CHECK(omc_node_ints(y, "scales", &n) == NULL && n == 0);
+  CHECK_FLOAT(omc_node_float(node[0], "alpha"), 2);
+  CHECK_FLOAT(omc_node_float(node[0], "scale"), 0.5);
+  CHECK_FLOAT(omc_node_float(node[0], "input_scale"), 1);
+  CHECK_INT(omc_node_int(node[1], "axis"), 1);
+  CHECK_INT(omc_node_int(node[2], "axis"), -1);
+  CHECK_TEXT(omc_node_string(node[3], "approximate"), "tanh");
+  CHECK_TEXT(omc_node_string(node[4], "approximate"), "none");
+  CHECK_INT(omc_node_to_dtype(node[5], "to"), OMC_F64);
+  CHECK_OK(omc_node_list(node[6], "strides", 2, list));
+  CHECK(list[0] == 2 && list[1] == 3);
+  CHECK_OK(omc_node_list(node[6], "dilations", 2, list));
+  CHECK(list[0] == 1 && list[1] == 1);
+  CHECK_OK(omc_node_list(node[6], "pads", 4, list));
+  CHECK(list[0] == 0 && list[3] == 0);
+  CHECK_STATUS(omc_node_list(node[6], "strides", 3, list), ESHAPE);
+  CHECK_CONTAINS(omc_status_detail(), "attribute 'strides' has 2 values, not 3");
+  CHECK(omc_node_ints(node[6], "strides", &n)[1] == 3 && n == 2);
+  CHECK(!omc_node_ints(node[7], "perm", &n) && n == 0);
+  CHECK(omc_node_attr(node[7], "perm") == NULL && omc_node_attr(node[0], "alpha")->v.i == 2);
+  omc_graph_destroy(g);
+}
+
+TEST(defaults_are_allowed_and_names_are_one_each) {
+  for (int op = 0; op < OMC_N_OPS; op++) {
+    uint32_t n;
+    const omc_attr_schema *list = omc_schema_of((omc_op_id)op, &n);
+    for (uint32_t i = 0; i < n; i++) {
+      const omc_attr_schema *s = &list[i];
+      CHECK(omc_schema_find((omc_op_id)op, s->name) == s);
+      if (s->required || s->absent) continue;
+      omc_attr a = {.name = s->name, .kind = s->kind, .n = 1};
+      if (s->kind == OMC_ATTR_INT) a.v.i = s->otherwise.i;
+      if (s->kind == OMC_ATTR_INTS) a.v.is = &s->otherwise.i;
+      if (s->kind == OMC_ATTR_FLOAT) a.v.f = s->otherwise.f;
+      if (s->kind == OMC_ATTR_STRING) a.v.s = s->otherwise.s;
+      const omc_node node = {.op = (omc_op_id)op, .n_attr = 1, .attr = &a};
+      const omc_status status = omc_schema_check(&node);
+      if (status != OMC_OK) CHECK_CONTAINS(omc_status_detail(), "is missing"); /* another one */
+    }
+  }
+}
+
+TEST(verifier_holds_attributes_to_the_schema) {
+  omc_graph *g = parse("input %x : f32[2]\n%y = Softmax(%x) {axis=0} name=\"h\"\nreturn %y\n");
+  const omc_attr renamed = omc_attr_int("axs", 0), retyped = omc_attr_float("axis", 0);
+  omc_node *node = nth(g, 0)->producer;
+  CHECK_OK(omc_graph_verify(g, false));
+  node->attr = &renamed;
+  CHECK_STATUS(omc_graph_verify(g, false), EUNSUPPORTED);
+  CHECK_TEXT(omc_status_detail(), "Softmax 'h': it has no attribute 'axs', which is 0");
+  node->attr = &retyped;
+  CHECK_STATUS(omc_graph_verify(g, false), EINVALID);
+  omc_graph_destroy(g);
+}
+
+TEST(a_refused_node_leaves_the_graph_as_it_was) {
+  omc_graph *g = parse(diamond);
+  const omc_attr wrong = omc_attr_int("to", 99);
+  omc_value *x = g->inputs[0];
+  omc_node *node;
+  const omc_node_spec spec = {
+      .op = OMC_OP_Cast, .n_in = 1, .n_out = 1, .n_attr = 1, .in = &x, .attr = &wrong};
+  CHECK_STATUS(omc_graph_add_node(g, &spec, &node), EUNSUPPORTED);
+  CHECK_TEXT(omc_status_detail(), "Cast: attribute 'to' is 99, not the ONNX code of a dtype");
+  CHECK_OK(omc_graph_verify(g, false));
+  check_prints(g, diamond);
   omc_graph_destroy(g);
 }
 

@@ -2,6 +2,7 @@
 
 #include <locale.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,11 +20,12 @@ static const char joint[] =
     "const %none : f16[0,3] = []\n"
     "const %half : bf16[3] = [0.1, -inf, nan]\n"
     "%2 = Where(%mask, %half, %none)\n"
-    "%3 : f32[8,64] = Softmax(%2) {axis=-1, scale=0.125, mode=\"tanh\", perm=[0, 2, 1], e=[]} "
-    "name=\"/h.0/\\\"attn\\\"\\\\\\n\"\n"
-    "%4, _, %5 : f64[] = LayerNormalization(%3, %w, _, %shape, %ids)\n"
+    "%3 : f32[8,64] = Softmax(%2) {axis=-1} name=\"/h.0/\\\"attn\\\"\\\\\\n\"\n"
+    "%4, _, %5 : f64[] = LayerNormalization(%3, %w, _, %shape, %ids) {epsilon=0.125}\n"
     "backward:\n"
-    "%6 = SoftmaxGrad(%g0, %3) {lr=[1e-05, 2.5], names=[\"a\", \"\"]}\n"
+    "%6 = FusedElementwise(%g0, %3) {ops=[\"a\\\"\\\\\\n\", \"\"], args=[0, -2, 1], imm=[1e-05, "
+    "2.5], "
+    "outs=[], dtypes=[1], class=\"f32\"}\n"
     "forward:\n"
     "%7 = Relu(%5)\n"
     "backward:\n"
@@ -72,12 +74,14 @@ TEST(text_prints_as_it_was_written) {
       "\n"
       "# const\r\n"
       "const %k : f32[3] = [1,2.50,-1e3]\n"
-      "%y=Add(%x,%k){a=1,b=-.5}name=\"n\"\n"
+      "%z=Add(%x,%k)\n"
+      "%y=Elu(%x){alpha=1,scale=-.5}name=\"n\"\n"
       "return %y",
       0,
       "input %x : f32[2,?] grad\n"
       "const %k : f32[3] = [1.0, 2.5, -1000.0]\n"
-      "%y = Add(%x, %k) {a=1, b=-0.5} name=\"n\"\n"
+      "%z = Add(%x, %k)\n"
+      "%y = Elu(%x) {alpha=1, scale=-0.5} name=\"n\"\n"
       "return %y\n");
 }
 
@@ -186,6 +190,52 @@ TEST(malformed_texts_name_the_line_and_what_was_expected) {
       CHECK_CONTAINS(omc_status_detail(), rows[i].detail);
     else
       CHECK_TEXT(rows[i].text, "refused");
+  }
+}
+
+TEST(attributes_that_the_op_does_not_have_are_refused) {
+  static const struct {
+    const char *node;
+    omc_status status;
+    const char *detail;
+  } rows[] = {
+      {"Softmax(%x) {axs=1}", OMC_EUNSUPPORTED,
+       "Softmax 'h': it has no attribute 'axs', which is 1"},
+      {"Relu(%x) {a=\"b\"}", OMC_EUNSUPPORTED, "it has no attribute 'a', which is \"b\""},
+      {"Relu(%x) {a=[1.5, 2.5]}", OMC_EUNSUPPORTED, "it has no attribute 'a', which is [1.5, ...]"},
+      {"Relu(%x) {a=[]}", OMC_EUNSUPPORTED, "it has no attribute 'a', which is []"},
+      {"Softmax(%x) {axis=1.5}", OMC_EPARSE, "attribute 'axis' is 1.5, of kind float, not int"},
+      {"Softmax(%x) {axis=\"1\"}", OMC_EPARSE,
+       "attribute 'axis' is \"1\", of kind string, not int"},
+      {"Softmax(%x) {axis=[1]}", OMC_EPARSE, "attribute 'axis' is [1], of kind ints, not int"},
+      {"Softmax(%x) {axis=[]}", OMC_EPARSE, "attribute 'axis' is [], of kind ints, not int"},
+      {"Elu(%x) {alpha=\"1\"}", OMC_EPARSE,
+       "attribute 'alpha' is \"1\", of kind string, not float"},
+      {"Gelu(%x) {approximate=1}", OMC_EPARSE, "'approximate' is 1, of kind int, not string"},
+      {"Transpose(%x) {perm=1}", OMC_EPARSE, "attribute 'perm' is 1, of kind int, not ints"},
+      {"Transpose(%x) {perm=[\"a\"]}", OMC_EPARSE, "'perm' is [\"a\"], of kind strings, not ints"},
+      {"Gelu(%x) {approximate=\"erf\"}", OMC_EUNSUPPORTED,
+       "attribute 'approximate' is \"erf\", not \"none\" or \"tanh\""},
+      {"ReduceSum(%x) {keepdims=2}", OMC_EPARSE, "attribute 'keepdims' is 2, not from 0 to 1"},
+      {"Dropout(%x) {p=-0.5}", OMC_EPARSE, "attribute 'p' is -0.5, not from 0 to 1"},
+      {"Dropout(%x) {p=2}", OMC_EPARSE, "attribute 'p' is 2, not from 0 to 1"},
+      {"Dropout(%x) {p=nan}", OMC_EPARSE, "attribute 'p' is nan, not from 0 to 1"},
+      {"Conv(%x, %x) {strides=[1, 0]}", OMC_EPARSE,
+       "attribute 'strides' is 0, not from 1 to 2147483647"},
+      {"SliceGrad(%x) {shape=[2, -1]}", OMC_EPARSE, "attribute 'shape' is -1, not at least 0"},
+      {"Cast(%x) {to=99}", OMC_EUNSUPPORTED, "'to' is 99, not the ONNX code of a dtype"},
+      {"Cast(%x)", OMC_EPARSE, "attribute 'to' is missing"},
+      {"MaxPool(%x) {strides=[1]}", OMC_EPARSE, "attribute 'kernel_shape' is missing"},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    char text[256];
+    omc_graph *g;
+    snprintf(text, sizeof text, "input %%x : f32[2]\n%%y = %s name=\"h\"\nreturn %%y\n",
+             rows[i].node);
+    CHECK_INT(parse(omc_default_allocator(), text, 8, &g), rows[i].status);
+    CHECK_CONTAINS(omc_status_detail(), "line 2: ");
+    CHECK_CONTAINS(omc_status_detail(), "'h'");
+    CHECK_CONTAINS(omc_status_detail(), rows[i].detail);
   }
 }
 

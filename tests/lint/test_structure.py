@@ -124,6 +124,19 @@ def test_every_op_has_a_test_row() -> None:
     assert not missing
 
 
+def test_attributes_that_are_read_are_those_of_an_op() -> None:
+    """That it is one of the node's own op, builds with assertions see to."""
+    of_kind: dict[str, set[str]] = {}
+    for op in _C.ops():
+        for name, (kind, _, _) in _C.attributes(op).items():
+            of_kind.setdefault(kind, set()).add(name)
+    kinds = {"int": "int", "float": "float", "string": "string", "ints": "ints", "list": "ints", "to_dtype": "int"}
+    for path in SOURCES:
+        reads = re.findall(r'omc_node_(\w+)\([^,()]+,\s*"(\w+)"', path.read_text())
+        wrong = [(getter, name) for getter, name in reads if getter != "attr" and name not in of_kind[kinds[getter]]]
+        assert not wrong, f"{path.relative_to(CSRC)} reads {wrong}"
+
+
 def test_every_rewrite_rule_is_held_to_its_claim() -> None:
     text = (ROOT / "tests/passes/graph_patterns.py").read_text()
     assert set(re.findall(r'^    "(\w+)": ', text, re.M)) == set(_C.rules())

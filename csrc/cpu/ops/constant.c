@@ -58,7 +58,7 @@ static omc_status fill_decode(const omc_node *node, omc_arena *arena, void *para
   if (value && value->kind == OMC_ATTR_INT)
     omc_element_set_int(dtype, p->element, 0, value->v.i);
   else
-    omc_element_set_float(dtype, p->element, 0, omc_node_float(node, "value", 0));
+    omc_element_set_float(dtype, p->element, 0, omc_node_float(node, "value"));
   return OMC_OK;
 }
 

@@ -91,7 +91,7 @@ static omc_status matmul_decode(const omc_node *node, omc_arena *arena, void *pa
                        .b_rs = f.trans_b ? 1 : f.n,
                        .b_cs = f.trans_b ? f.k : 1,
                        .dims = omc_batch_dims(&f.c),
-                       .alpha = omc_node_float(node, "alpha", 1.0)};
+                       .alpha = f.alpha};
   const omc_shape batch_a = omc_batch_dims(&f.a), batch_b = omc_batch_dims(&f.b);
   p->batch = omc_shape_numel(&p->dims);
   /* One matrix on the right: the batch only makes the left one taller. */

@@ -81,7 +81,7 @@ static omc_status params_expand(const omc_node *node, omc_arena *arena, void *pa
 
 static omc_status params_concat(const omc_node *node, omc_arena *arena, void *params) {
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, omc_in_shape(node, 0)->rank, &axis));
+  OMC_TRY(omc_need_axis(node, omc_in_shape(node, 0)->rank, &axis));
   OMC_TRY(reserve(node, arena, node->n_in, params));
   int64_t at = 0;
   for (uint32_t i = 0; i < node->n_in; i++) {
@@ -97,7 +97,7 @@ static omc_status params_concat(const omc_node *node, omc_arena *arena, void *pa
 static omc_status params_split(const omc_node *node, omc_arena *arena, void *params) {
   const omc_shape *x = omc_in_shape(node, 0);
   int32_t axis;
-  OMC_TRY(omc_need_axis(node, 0, x->rank, &axis));
+  OMC_TRY(omc_need_axis(node, x->rank, &axis));
   OMC_TRY(reserve(node, arena, node->n_out, params));
   int64_t at = 0;
   for (uint32_t k = 0; k < node->n_out; k++) {

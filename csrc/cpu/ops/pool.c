@@ -276,11 +276,11 @@ static bool new_tables(omc_arena *arena, average_params *p, int32_t i, int64_t *
 /* `x` is the shape of what is pooled. */
 static omc_status average_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
                                     average_params *p) {
-  const bool with_pad = omc_node_int(node, "count_include_pad", 0) != 0;
+  const bool with_pad = omc_node_int(node, "count_include_pad") != 0;
   omc_pool_form g;
   OMC_TRY(omc_pool_form_of(node, x, &g));
   p->planes = g.planes;
-  p->divisor = omc_node_int(node, "divisor_override", 0);
+  p->divisor = omc_node_int(node, "divisor_override");
   for (int32_t i = 0; i < 2; i++) {
     int64_t *t[3];
     p->in[i] = g.in[i];

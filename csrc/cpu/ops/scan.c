@@ -171,8 +171,8 @@ static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *pa
   (void)arena;
   omc_axis_form form;
   OMC_TRY(omc_cumsum_form_of(node, &form));
-  return set_params(&form, omc_node_int(node, "reverse", 0) != 0,
-                    omc_node_int(node, "exclusive", 0) != 0, params);
+  return set_params(&form, omc_node_int(node, "reverse") != 0, omc_node_int(node, "exclusive") != 0,
+                    params);
 }
 
 static omc_status params_arg(const omc_node *node, omc_arena *arena, void *params) {

@@ -10,7 +10,7 @@ typedef struct torch_params {
 
 static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
-  ((torch_params *)params)->index = omc_node_int(node, "index", 0);
+  ((torch_params *)params)->index = omc_node_int(node, "index");
   return OMC_OK;
 }
 

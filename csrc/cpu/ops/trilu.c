@@ -54,7 +54,7 @@ static omc_status params_trilu(const omc_node *node, omc_arena *arena, void *par
   (void)arena;
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   *(trilu_params *)params =
-      (trilu_params){.upper = omc_node_int(node, "upper", 1) != 0,
+      (trilu_params){.upper = omc_node_int(node, "upper") != 0,
                      .k = omc_in(node, 1) ? omc_const_int(omc_in(node, 1), 0) : 0,
                      .rows = x->dims[x->rank - 2],
                      .cols = x->dims[x->rank - 1],
