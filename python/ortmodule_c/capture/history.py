@@ -8,7 +8,6 @@ one of them has gradients.
 import contextlib
 import itertools
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from torch import SymInt, Tensor, fx
 from torch._C import _autograd
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from ..errors import NeedsStatic, NotExportable, NotRunnable
@@ -313,7 +311,7 @@ def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
     if not (trains and any(map(torch.is_floating_point, changed))):
         return
     try:
-        with _without_hooks(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        with unhooked(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
             leaves = [_like(v) if isinstance(v, Tensor) else _hint(v) for v in given]
             trained = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
             arguments = [t.view_as(t) if isinstance(t, Tensor) else t for t in leaves]
@@ -327,7 +325,7 @@ def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
 
 
 @contextlib.contextmanager
-def _without_hooks() -> Iterator[None]:
+def unhooked() -> Iterator[None]:
     """Takes away the hooks on what autograd saves; with any, it does not look whether that was changed."""
     taken = []
     while (hooks := _autograd._top_saved_tensors_default_hooks(False)) is not None:
@@ -368,31 +366,6 @@ def check_functional(flow: Flow) -> None:
 def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     val = node.meta["val"]
     return tuple(val.shape), tuple(val.stride())
-
-
-def unhooked() -> saved_tensors_hooks:
-    """Hides what autograd saves from the hooks that are set; within it backwards run on what was saved.
-
-    What is saved is detached: a result that its own function saves would hold itself.
-    """
-    return saved_tensors_hooks(Tensor.detach, lambda t: t)
-
-
-@contextlib.contextmanager
-def no_saving_hooks(refusing: Callable[[str], None]) -> Iterator[None]:
-    """Refuses that this thread sets hooks on what autograd saves: a graph would save what it needs without them."""
-    enter, thread = saved_tensors_hooks.__enter__, threading.get_ident()
-
-    def refuse(hooks: saved_tensors_hooks) -> None:
-        if threading.get_ident() == thread:
-            refusing("the forward sets hooks on saved tensors, as a checkpoint does")
-        enter(hooks)
-
-    saved_tensors_hooks.__enter__ = refuse  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
 
 def check_autocast(program: fx.GraphModule, inside: bool = False) -> None:

@@ -31,8 +31,9 @@ from torch.utils import _pytree as pytree
 
 from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
-from ..capture.export import PATH, Captured, leaves_alone, memory_of, no_autocast, undisturbed
+from ..capture.export import PATH, Captured, memory_of, no_autocast, undisturbed
 from ..capture.history import Flow, check_changes, inline_regions
+from ..capture.refusals import leaves_alone
 from ..errors import NeedsStatic, NotExportable, first_lines
 from ..flatten import Spec, flatten
 from ..lowering.translations.registry import aten

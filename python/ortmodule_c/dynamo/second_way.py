@@ -35,7 +35,6 @@ from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
-from ..process import tracing_lock
 from ..report import FallbackReport
 from ..stack import innermost
 from .backend import Compiled
@@ -84,7 +83,6 @@ class _Version:
     given: Given
     compiled: Any = None
     traced: set[CodeType] = field(default_factory=set)
-    looked_at: int = 0  # so much of the code
     held: Held = field(default_factory=lambda: Held([], []))
 
 
@@ -161,7 +159,7 @@ class SecondWay:
             finally:
                 self.seconds += _seconds() - seconds
                 self._note_breaks(graph_break_reasons[n_breaks:])
-                self._hold(version)
+                version.held = version.held.still()  # what the forward itself changes is left to Dynamo
         for record in records:
             self._note_record(record)
         if not self._graphs and not self._report.records():
@@ -201,21 +199,6 @@ class SecondWay:
         self._versions.append(version)
         return version
 
-    def _hold(self, version: "_Version") -> None:
-        """Hold what a call may have read; what the forward itself changes is left to Dynamo."""
-        if len(version.traced) == version.looked_at:
-            version.held = version.held.still()
-            return
-        try:
-            with tracing_lock:
-                version.looked_at = len(version.traced)
-                version.held = self._surroundings(version).as_they_are()
-        except Exception as error:
-            self._give_up(f"what it reads cannot be compared: {self._report.cause(self._name, error)}")
-
-    def _surroundings(self, version: "_Version") -> Surroundings:
-        return Surroundings(self._module, version.given.objects, version.traced)
-
     def _give_up(self, cause: str) -> None:
         self._in_pytorch = True
         self._report.add(self._name, cause)
@@ -240,11 +223,19 @@ class SecondWay:
         self._graphs.append(graph)
 
     def judge(self, version: "_Version") -> None:
-        """Raise, before anything runs, if Dynamo has traced what it sees otherwise than eager."""
+        """Hold what the code that Dynamo has traced may read.
+
+        Raise, before anything runs, if that cannot be held, or if Dynamo sees something otherwise than eager.
+        """
         named = next(filter(None, map(named_and_missed, version.traced)), "")
-        missed = f"the forward asks for {named}" if named else self._surroundings(version).missed
-        if missed:
-            cause = f"{missed}{_OTHERWISE}"
+        cause = f"the forward asks for {named}{_OTHERWISE}" if named else ""
+        try:
+            around = Surroundings(self._module, version.given.objects, version.traced)
+            version.held = around.as_they_are()
+            cause = cause or (f"{around.missed}{_OTHERWISE}" if around.missed else "")
+        except Exception as error:
+            cause = f"what it reads cannot be compared: {self._report.cause(self._name, error)}"
+        if cause:
             self._give_up(cause)
             raise NotRunnable(cause)
 

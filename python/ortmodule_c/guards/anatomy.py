@@ -167,6 +167,15 @@ def of_cell(cell: types.CellType) -> Any:
         return MISSING
 
 
+def imported(name: str, package: str) -> Any:
+    """The module of Python that code in a package may import by a name."""
+    while name not in sys.modules and package:
+        if f"{package}.{name}" in sys.modules:
+            return sys.modules[f"{package}.{name}"]
+        package = package.rpartition(".")[0]
+    return sys.modules.get(name)
+
+
 def has_negative_zero(value: Any) -> bool:
     """Whether it is a number with a zero that has a sign."""
     if isinstance(value, (complex, numpy.complexfloating)):

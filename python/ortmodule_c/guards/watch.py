@@ -11,7 +11,6 @@ not followed: of these, what the user's code names is held by identity.
 import abc
 import collections
 import contextlib
-import decimal
 import enum
 import functools
 import inspect
@@ -20,7 +19,6 @@ import os
 import random
 import re
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -28,7 +26,6 @@ from typing import Any, NoReturn
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable, NotRunnable
@@ -37,41 +34,29 @@ from .anatomy import (
     HEAP,
     INERT,
     Seen,
-    content,
     dict_of,
     functions_of,
+    imported,
     is_importing,
     is_of_python,
     is_remembered,
     is_users_class,
     of_cell,
-    parts,
-    tensor_content,
-    type_in,
 )
 from .frames import Frames, is_trusted, is_trusted_module
-from .held import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient, layout
+from .held import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient
 from .looks import BY_NAME, Looks, looks
+from .places import Places
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
-from .undo import Undo
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
-_LARGEST = 10_000  # items of containers
-_LARGEST_TENSOR = 1 << 16  # bytes
 _BUILTINS = vars(__import__("builtins"))
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
-_SEEN_BY_PYTORCH = frozenset({"requires_grad", "data", "grad"})  # setters that are functions of PyTorch
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
-)
-# What of PyTorch others exchange, though the user's code does not name it.
-_EXCHANGED = (
-    (vars(F), "torch.nn.functional"),
-    (dict_of(nn.Module), "torch.nn.Module"),
-    (dict_of(Tensor), "torch.Tensor"),
 )
 _BASES = (dict, collections.OrderedDict, tuple)  # of C, of what is followed
 _GENERIC = [base.__getattribute__ for base in (object, *_BASES)]
@@ -83,7 +68,7 @@ _PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
 _WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType)
 
 
-class Watch:
+class Watch(Places):
     """What is read while it is active.
 
     Parameters
@@ -99,34 +84,17 @@ class Watch:
     bases: tuple[type, ...] = _BASES
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = (), sizes_are_open: bool = False) -> None:
+        super().__init__(module)
         self.frames = Frames(self._entered, self._called, self._ended, self._left, self._raised, sizes_are_open)
         self.refusal: NotExportable | None = None
         self.caught = ""
-        self.tensors: dict[int, Tensor] = {}  # met at places that are held
-        self.asks_layout = False
-        self.asks_looseness = False  # of arguments
         self.names: set[str] = set()  # that code which ran may look up
         self.stored: set[str] = set()  # attributes that it may set
-        self._looked_at: set[int] = set()
-        self._own = {id(m) for m in module.modules()}
-        self._places: dict[tuple[int, Any], tuple[Any, Any, Any, Any, str]] = {}
-        # What the user's code names of others' modules. PyTorch replaces some of it while it traces.
-        self._named_only: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
-        self._seen: dict[int, Seen] = {}
-        self._frozen: dict[int, tuple[Any, Any]] = {}
-        self._undo = Undo()
-        self._size = 0
         self._watched: dict[Any, Any] = {}
         self._classes: dict[Any, None] = {}
         self._namespaces: list[tuple[dict[str, Any], str]] = []
         self._asked: set[str] = set()
         self._asking: list[types.FrameType | None] = []  # until a lookup tells for what name
-        self._dicts: dict[int, tuple[Any, dict[str, Any], dict[str, Any], str]] = {}
-        self._exchanged = [(None, state, tuple(state), tuple(state.values()), what) for state, what in _EXCHANGED]
-        self._children = [
-            (None, m._modules, tuple(m._modules), tuple(m._modules.values()), f"submodules of {type(m).__name__}")
-            for m in module.modules()
-        ]
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self._owners: dict[types.CodeType, tuple[dict[str, Any], str, Any, str]] = {}
         self._nested: set[types.CodeType] = set()
@@ -142,15 +110,11 @@ class Watch:
         try:
             self._begin()
             before = ambient()
-            type.__setattr__(Tensor, "__setattr__", self._set_of_tensors())
-            type.__setattr__(Tensor, "__getattr__", self._absent_of_tensors())
             with self.frames.watched():
                 yield
             if ambient() != before:
                 self.refuse("the forward changes PyTorch's own state", NotRunnable)
         finally:
-            for name in {"__setattr__", "__getattr__"} & vars(Tensor).keys():
-                type.__delattr__(Tensor, name)
             for cls in self._watched:
                 type.__delattr__(cls, "__getattribute__")
             self._watched.clear()
@@ -183,30 +147,6 @@ class Watch:
 
         return read
 
-    def _set_of_tensors(self) -> Callable[[Tensor, str, Any], None]:
-        """A trace has others in their place, on which what is set would be lost."""
-        plain, thread, refuse = object.__setattr__, threading.get_ident(), self.refuse
-
-        def write(owner: Tensor, name: str, value: Any) -> None:
-            ours = threading.get_ident() == thread and is_users(sys._getframe(1))
-            if ours and name not in _SEEN_BY_PYTORCH:
-                refuse(f"the forward sets attribute {name} of a tensor")
-            plain(owner, name, value)
-
-        return write
-
-    def _absent_of_tensors(self) -> Callable[[Tensor, str], Any]:
-        """Whether a later tensor has the attribute is not compared."""
-        thread, refuse = threading.get_ident(), self.refuse
-
-        def read(owner: Tensor, name: str) -> Any:
-            ours = threading.get_ident() == thread and is_users(sys._getframe(1))
-            if ours and not name.startswith("__"):
-                refuse(f"the forward asks for attribute {name} of a tensor, which has none")
-            raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
-
-        return read
-
     def _note(self, seen: Seen, name: str, users: bool) -> None:
         seen.names.add(name)
         if name in _ALL_AT_ONCE:
@@ -236,21 +176,7 @@ class Watch:
                 self._hold(dict_of(c), name, vars(c)[name], f"attribute {name} of class {c.__name__}")
                 return
 
-    # Values
-
-    def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
-        place = id(holder), key
-        if place not in self._places:
-            if not of_object:
-                self._undo.item(holder, key, value, what)
-            self._places[place] = (holder, key, value, value, what)
-            if value is not MISSING:
-                self._places[place] = (holder, key, self._freeze(value, what), value, what)
-
-    def _hold_content(self, value: Any, content: Callable[[Any], Any], what: str) -> None:
-        now = content(value)
-        holder = functools.partial(content, value)
-        self._places[id(holder), None] = (holder, None, self._freeze(now, what), now, what)
+    # What is met
 
     def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> NoReturn:
         """At once, before anything is lost; the forward may catch what is raised."""
@@ -264,81 +190,15 @@ class Watch:
         if self.caught:
             raise NotExportable(self.caught)
 
-    def _freeze(self, value: Any, what: str) -> Any:
-        """A copy that does not change with the value, whose parts that are held by identity are themselves."""
-        known = self._frozen.get(id(value))
-        if known is None:
-            self._frozen[id(value)] = value, value
-            hold = _OF_KIND.get(type(value)) or next(h for kinds, h in _OF_FAMILY if isinstance(value, kinds))
-            frozen = hold(self, value, what)
-            known = self._frozen[id(value)] = value, value if frozen is None else frozen
-        return known[1]
-
-    def _as_it_is(self, _value: Any, _what: str) -> None:
-        """What never changes, or what nobody is taken to change."""
-
-    def _slice(self, value: Any, what: str) -> None:
-        if any(type(v) not in (int, type(None)) for v in (value.start, value.stop, value.step)):
-            self.refuse(f"{what} is a slice of other things than numbers")
-
-    def _decimal(self, _value: Any, _what: str) -> None:
-        self._hold_content(decimal.getcontext, _arithmetic, "the context of decimal")
+    def _follow(self, value: Any, what: str) -> None:
+        hold = next(h for kinds, h in _OF_FAMILY if isinstance(value, kinds))
+        hold(self, value, what)
 
     def _method_of_c(self, value: Any, what: str) -> None:
         if value in (*_LOOKUPS, *_IDENTITY):
             self.refuse(f"{what} is {value.__name__}(), which may be called by another name")
         if value.__self__ is not None and not isinstance(value.__self__, (types.ModuleType, type)):
             self._hold(value, "__self__", value.__self__, what)
-
-    def _method(self, value: Any, what: str) -> None:
-        if not isinstance(value.__func__, (types.FunctionType, types.BuiltinFunctionType)):
-            self.refuse(f"{what} is a method of no function")  # whose own idea of what is equal would count
-        self._hold(value, "__self__", value.__self__, what)
-        self._freeze(value.__func__, what)
-
-    def _items(self, value: Any, what: str) -> Any:
-        """Of a list, tuple, dict or set."""
-        if value is _BUILTINS:  # Dynamo, where an op of PyTorch calls it, puts them among the user's globals
-            return value
-        self._size += len(value)
-        if self._size > _LARGEST:
-            self.refuse(f"{what} holds more than {_LARGEST} things to compare")
-            return value
-        cls = type(value)
-        if cls in (list, dict):
-            self._undo.container(value, what)
-        if cls is dict:
-            return {self._freeze(k, what): self._freeze(v, what) for k, v in list(value.items())}
-        return cls([self._freeze(v, what) for v in list(value)])
-
-    def _content(self, value: Any, what: str) -> None:
-        """Of a set, whose order counts, and of what is like a dict or a tuple."""
-        if isinstance(value, (dict, set)):
-            self._undo.container(value, what)
-        self._hold_content(value, content, what)
-        self._hold(value, "__class__", type(value), what)
-
-    def hold_value(self, t: Tensor) -> None:
-        """Something was made of a tensor's elements, or its form, that is no tensor."""
-        what = f"a tensor of shape {tuple(t.shape)}"
-        if t.nbytes > _LARGEST_TENSOR:
-            self.refuse(f"the forward looks at the values of {what}")
-        elif id(t) not in self._looked_at:
-            self._looked_at.add(id(t))
-            with torch._C.DisableTorchFunction(), _disable_current_modes():
-                self._hold_content(t, tensor_content, what)
-
-    def _tensor(self, value: Tensor, _what: str) -> None:
-        self.tensors[id(value)] = value
-
-    def _partial(self, value: Any, what: str) -> None:
-        for name in ("func", "args", "keywords"):
-            self._hold(value, name, getattr(value, name), what)
-        self._freeze(value.__dict__, what)
-
-    def _descriptor(self, value: Any, what: str) -> None:
-        for part in parts(value):
-            self._freeze(part, what)
 
     def _memo(self, value: Any, what: str) -> None:
         """TorchDynamo calls it each time."""
@@ -453,12 +313,6 @@ class Watch:
                     self._hold(state, name, value, what)
                 else:
                     self._places.setdefault((id(state), name), (state, name, value, value, what))
-
-    def _keep(self, owner: Any, state: dict[str, Any], title: str) -> None:
-        """Hold the keys of a dictionary."""
-        if id(state) not in self._dicts:
-            self._dicts[id(state)] = (owner, state, dict(state), title)
-            self._undo.namespace(state, title)
 
     def _add_names(self, state: dict[str, Any], title: str) -> None:
         self._namespaces.append((state, title))
@@ -586,7 +440,7 @@ class Watch:
         """What a name of code that runs stands for outside of it."""
         value, what = None, f"global {name} of module {state.get('__name__')}"
         if name not in scope:
-            value = _imported(name, str(state.get("__package__")))
+            value = imported(name, str(state.get("__package__")))
         else:
             value = state.get(name, MISSING)
             self._hold(state, name, value, what)
@@ -687,93 +541,9 @@ class Watch:
         if what:
             self.refuse(f"the forward changes {what}")
 
-    def check_results(self, result: Any, arguments: Any) -> None:
-        """Refuse results that are, or hold, an object that was there before: eager gives the object itself."""
-        there = {id(value) for value, _ in self._frozen.values()} | set(self._seen)
-        pending, met = [arguments], set()
-        while pending:
-            value = pending.pop()
-            if _is_nest(value) and id(value) not in there:
-                there.add(id(value))
-                pending += _inside(value)
-        pending = [result]
-        while pending:
-            value = pending.pop()
-            if _is_nest(value):
-                mutable = not isinstance(value, tuple)
-                if mutable and (id(value) in there or id(value) in met):
-                    self.refuse(f"the forward returns a {type(value).__name__} that was there before, or twice")
-                met.add(id(value))
-                pending += _inside(value)
-
-    def writes(self) -> list[Write]:
-        """Attributes of objects other than the module and its submodules that were set meanwhile."""
-        return [
-            Write(seen.owner, name, seen.before.get(name, MISSING), seen.now.get(name, MISSING))
-            for seen in self._seen.values()
-            if id(seen.owner) not in self._own
-            for name in {**seen.before, **seen.now}
-            if seen.now.get(name, MISSING) is not seen.before.get(name, MISSING)
-        ]
-
     def restore(self) -> None:
         """Put back what was changed meanwhile."""
         self._undo.restore()
-
-    def held(self, writes: Sequence[Write], outside: Sequence[Tensor], state: Sequence[Tensor]) -> Held:
-        """What has to be as it was.
-
-        Parameters
-        ----------
-        outside
-            Tensors that become inputs of the graph: they may get other values.
-        state
-            Parameters and buffers.
-        writes
-            What the forward sets. Of what it overwrites only the type is held, unless that is plain.
-        """
-        places: list[tuple[Any, Any, Any, str]] = []
-        for w in writes:
-            if not w.plain:
-                places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
-        for t in state if self.asks_layout else ():
-            places.append(
-                (functools.partial(layout, t), None, layout(t), f"strides of a tensor of shape {tuple(t.shape)}")
-            )
-        for t in outside:
-            for name in ("shape", "dtype", "device", "requires_grad"):
-                places.append((t, name, getattr(t, name), f"{name} of a tensor of shape {tuple(t.shape)}"))
-        held = self._held(writes, {(id(w.module.__dict__), w.name) for w in writes if not w.plain}, places)
-        return Held([*self._exchanged, *held[0]], held[1])
-
-    def _held(
-        self, writes: Sequence[Write], but: set[tuple[int, str]], more: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """All places `but` some, and `more`; dictionaries have what is written into them too."""
-        added: dict[int, dict[str, None]] = {}
-        for w in writes:
-            if w.before is MISSING:
-                added.setdefault(id(w.module.__dict__), {})[w.name] = None
-        dicts: list[Any] = list(self._children)
-        whole = [(s.owner, s.state, s.before, s.title) for s in self._seen.values() if s.state is not None]
-        whole += self._dicts.values()
-        inside = set()
-        for owner, state, before, title in whole:
-            at = id(state)
-            inside.add(at)
-            values = []
-            keys = (*before, *[n for n in added.get(at, ()) if n not in before])
-            for key in keys:
-                known = self._places.get((at, key))
-                values.append(MISSING if known is None or (at, key) in but else known[2])
-            dicts.append((owner, state, keys, tuple(values), title))
-        places = [
-            (h, k, frozen, what)
-            for (h, k, frozen, _, what) in self._places.values()
-            if id(h) not in inside and (id(h), k) not in but
-        ]
-        places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
-        return dicts, [*places, *more]
 
 
 def _is_exchangeable(scope: dict[str, Any], chain: tuple[str, ...]) -> bool:
@@ -784,44 +554,8 @@ def _is_exchangeable(scope: dict[str, Any], chain: tuple[str, ...]) -> bool:
     return isinstance(value, (Tensor, list, tuple, dict, set, frozenset))
 
 
-def _arithmetic(context: Callable[[], decimal.Context]) -> Any:
-    now = context()
-    return now.prec, now.rounding, now.Emin, now.Emax, now.clamp
-
-
-def _imported(name: str, package: str) -> Any:
-    """The module of Python that code in a package may import by a name."""
-    while name not in sys.modules and package:
-        if f"{package}.{name}" in sys.modules:
-            return sys.modules[f"{package}.{name}"]
-        package = package.rpartition(".")[0]
-    return sys.modules.get(name)
-
-
-def _is_nest(value: Any) -> bool:
-    return isinstance(value, (list, tuple, dict, set)) or (
-        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum, *_SIZES))
-    )
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple, set)) else list(getattr(value, "__dict__", {}).values())
-
-
 _Hold = Callable[[Watch, Any, str], Any]
-# How a kind of object is held: as it is, by a copy that is given back, or by what it is made of.
-_OF_KIND: dict[Any, _Hold] = {
-    **dict.fromkeys(BY_VALUE | BY_REPR, Watch._as_it_is),
-    **dict.fromkeys((list, tuple, dict), Watch._items),
-    **dict.fromkeys((set, frozenset, torch.Size, collections.OrderedDict), Watch._content),
-    slice: Watch._slice,
-    decimal.Decimal: Watch._decimal,
-    types.MethodType: Watch._method,
-    functools.partial: Watch._partial,
-}
-# The same of kinds that have kinds of their own; nothing else is followed.
+# How kinds of objects that have kinds of their own are held; nothing else is followed.
 _OF_FAMILY: tuple[tuple[Any, _Hold], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType), Watch._method_of_c),
     (INERT, Watch._as_it_is),

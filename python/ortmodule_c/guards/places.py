@@ -1,0 +1,272 @@
+"""What is held of Python: places and what was there, by value or identity."""
+
+import collections
+import decimal
+import enum
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import NotExportable
+from .anatomy import Seen, content, dict_of, is_of_python, parts, tensor_content, type_in
+from .held import BY_REPR, BY_VALUE, MISSING, Held, Write, layout
+from .undo import Undo
+
+_LARGEST = 10_000  # items of containers
+_LARGEST_TENSOR = 1 << 16  # bytes
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_BUILTINS = vars(__import__("builtins"))
+# What of PyTorch others exchange, though the user's code does not name it.
+_EXCHANGED = (
+    (vars(F), "torch.nn.functional"),
+    (dict_of(nn.Module), "torch.nn.Module"),
+    (dict_of(Tensor), "torch.Tensor"),
+)
+
+
+class Places:
+    """Places of Python and copies of what lies there, found from a module on.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.asks_layout = False
+        self.asks_looseness = False  # of arguments
+        self.tensors: dict[int, Tensor] = {}  # met at places that are held
+        self._looked_at: set[int] = set()
+        self._own = {id(m) for m in module.modules()}
+        self._places: dict[tuple[int, Any], tuple[Any, Any, Any, Any, str]] = {}
+        # What the user's code names of others' modules. PyTorch replaces some of it while it traces.
+        self._named_only: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
+        self._seen: dict[int, Seen] = {}
+        self._frozen: dict[int, tuple[Any, Any]] = {}
+        self._undo = Undo()
+        self._size = 0
+        self._dicts: dict[int, tuple[Any, dict[str, Any], dict[str, Any], str]] = {}
+        self._exchanged = [(None, state, tuple(state), tuple(state.values()), what) for state, what in _EXCHANGED]
+        self._children = [
+            (None, m._modules, tuple(m._modules), tuple(m._modules.values()), f"submodules of {type(m).__name__}")
+            for m in module.modules()
+        ]
+
+    def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> Any:
+        """What to do about what cannot be held."""
+        raise kind(cause)
+
+    def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
+        place = id(holder), key
+        if place not in self._places:
+            if not of_object:
+                self._undo.item(holder, key, value, what)
+            self._places[place] = (holder, key, value, value, what)
+            if value is not MISSING:
+                self._places[place] = (holder, key, self._freeze(value, what), value, what)
+
+    def _hold_content(self, value: Any, content: Callable[[Any], Any], what: str) -> None:
+        now = content(value)
+        holder = functools.partial(content, value)
+        self._places[id(holder), None] = (holder, None, self._freeze(now, what), now, what)
+
+    def _freeze(self, value: Any, what: str) -> Any:
+        """A copy that does not change with the value, whose parts that are held by identity are themselves."""
+        known = self._frozen.get(id(value))
+        if known is None:
+            self._frozen[id(value)] = value, value
+            hold = _OF_KIND.get(type(value))
+            frozen = self._follow(value, what) if hold is None else hold(self, value, what)
+            known = self._frozen[id(value)] = value, value if frozen is None else frozen
+        return known[1]
+
+    def _follow(self, value: Any, what: str) -> Any:
+        """Hold what leads to other things."""
+        raise NotImplementedError
+
+    def _as_it_is(self, _value: Any, _what: str) -> None:
+        """What never changes, or what nobody is taken to change."""
+
+    def _slice(self, value: Any, what: str) -> None:
+        if any(type(v) not in (int, type(None)) for v in (value.start, value.stop, value.step)):
+            self.refuse(f"{what} is a slice of other things than numbers")
+
+    def _decimal(self, _value: Any, _what: str) -> None:
+        self._hold_content(decimal.getcontext, _arithmetic, "the context of decimal")
+
+    def _method(self, value: Any, what: str) -> None:
+        if not isinstance(value.__func__, (types.FunctionType, types.BuiltinFunctionType)):
+            self.refuse(f"{what} is a method of no function")  # whose own idea of what is equal would count
+        self._hold(value, "__self__", value.__self__, what)
+        self._freeze(value.__func__, what)
+
+    def _items(self, value: Any, what: str) -> Any:
+        """Of a list, tuple, dict or set."""
+        if value is _BUILTINS:  # Dynamo, where an op of PyTorch calls it, puts them among the user's globals
+            return value
+        self._size += len(value)
+        if self._size > _LARGEST:
+            self.refuse(f"{what} holds more than {_LARGEST} things to compare")
+            return value
+        cls = type(value)
+        if cls in (list, dict):
+            self._undo.container(value, what)
+        if cls is dict:
+            return {self._freeze(k, what): self._freeze(v, what) for k, v in list(value.items())}
+        return cls([self._freeze(v, what) for v in list(value)])
+
+    def _content(self, value: Any, what: str) -> None:
+        """Of a set, whose order counts, and of what is like a dict or a tuple."""
+        if isinstance(value, (dict, set)):
+            self._undo.container(value, what)
+        self._hold_content(value, content, what)
+        self._hold(value, "__class__", type(value), what)
+
+    def hold_value(self, t: Tensor) -> None:
+        """Something was made of a tensor's elements, or its form, that is no tensor."""
+        what = f"a tensor of shape {tuple(t.shape)}"
+        if t.nbytes > _LARGEST_TENSOR:
+            self.refuse(f"the forward looks at the values of {what}")
+        elif id(t) not in self._looked_at:
+            self._looked_at.add(id(t))
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                self._hold_content(t, tensor_content, what)
+
+    def _tensor(self, value: Tensor, _what: str) -> None:
+        self.tensors[id(value)] = value
+
+    def _partial(self, value: Any, what: str) -> None:
+        for name in ("func", "args", "keywords"):
+            self._hold(value, name, getattr(value, name), what)
+        self._freeze(value.__dict__, what)
+
+    def _descriptor(self, value: Any, what: str) -> None:
+        for part in parts(value):
+            self._freeze(part, what)
+
+    def _keep(self, owner: Any, state: dict[str, Any], title: str) -> None:
+        """Hold the keys of a dictionary."""
+        if id(state) not in self._dicts:
+            self._dicts[id(state)] = (owner, state, dict(state), title)
+            self._undo.namespace(state, title)
+
+    def check_results(self, result: Any, arguments: Any) -> None:
+        """Refuse results that are, or hold, an object that was there before: eager gives the object itself."""
+        there = {id(value) for value, _ in self._frozen.values()} | set(self._seen)
+        pending, met = [arguments], set()
+        while pending:
+            value = pending.pop()
+            if _is_nest(value) and id(value) not in there:
+                there.add(id(value))
+                pending += _inside(value)
+        pending = [result]
+        while pending:
+            value = pending.pop()
+            if _is_nest(value):
+                mutable = not isinstance(value, tuple)
+                if mutable and (id(value) in there or id(value) in met):
+                    self.refuse(f"the forward returns a {type(value).__name__} that was there before, or twice")
+                met.add(id(value))
+                pending += _inside(value)
+
+    def writes(self) -> list[Write]:
+        """Attributes of objects other than the module and its submodules that were set meanwhile."""
+        return [
+            Write(seen.owner, name, seen.before.get(name, MISSING), seen.now.get(name, MISSING))
+            for seen in self._seen.values()
+            if id(seen.owner) not in self._own
+            for name in {**seen.before, **seen.now}
+            if seen.now.get(name, MISSING) is not seen.before.get(name, MISSING)
+        ]
+
+    def held(self, writes: Sequence[Write], outside: Sequence[Tensor], state: Sequence[Tensor]) -> Held:
+        """What has to be as it was.
+
+        Parameters
+        ----------
+        outside
+            Tensors that become inputs of the graph: they may get other values.
+        state
+            Parameters and buffers.
+        writes
+            What the forward sets. Of what it overwrites only the type is held, unless that is plain.
+        """
+        places: list[tuple[Any, Any, Any, str]] = []
+        for w in writes:
+            if not w.plain:
+                places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
+        for t in state if self.asks_layout else ():
+            places.append(
+                (functools.partial(layout, t), None, layout(t), f"strides of a tensor of shape {tuple(t.shape)}")
+            )
+        for t in outside:
+            for name in ("shape", "dtype", "device", "requires_grad"):
+                places.append((t, name, getattr(t, name), f"{name} of a tensor of shape {tuple(t.shape)}"))
+        held = self._held(writes, {(id(w.module.__dict__), w.name) for w in writes if not w.plain}, places)
+        return Held([*self._exchanged, *held[0]], held[1])
+
+    def _held(
+        self, writes: Sequence[Write], but: set[tuple[int, str]], more: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """All places `but` some, and `more`; dictionaries have what is written into them too."""
+        added: dict[int, dict[str, None]] = {}
+        for w in writes:
+            if w.before is MISSING:
+                added.setdefault(id(w.module.__dict__), {})[w.name] = None
+        dicts: list[Any] = list(self._children)
+        whole = [(s.owner, s.state, s.before, s.title) for s in self._seen.values() if s.state is not None]
+        whole += self._dicts.values()
+        inside = set()
+        for owner, state, before, title in whole:
+            at = id(state)
+            inside.add(at)
+            values = []
+            keys = (*before, *[n for n in added.get(at, ()) if n not in before])
+            for key in keys:
+                known = self._places.get((at, key))
+                values.append(MISSING if known is None or (at, key) in but else known[2])
+            dicts.append((owner, state, keys, tuple(values), title))
+        places = [
+            (h, k, frozen, what)
+            for (h, k, frozen, _, what) in self._places.values()
+            if id(h) not in inside and (id(h), k) not in but
+        ]
+        places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
+        return dicts, [*places, *more]
+
+
+def _arithmetic(context: Callable[[], decimal.Context]) -> Any:
+    now = context()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.clamp
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, (list, tuple, dict, set)) or (
+        is_of_python(type(value)) and not isinstance(value, (type, types.FunctionType, enum.Enum, *_SIZES))
+    )
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple, set)) else list(getattr(value, "__dict__", {}).values())
+
+
+_Hold = Callable[[Places, Any, str], Any]
+# How a kind of object is held: as it is, by a copy that is given back, or by what it is made of.
+_OF_KIND: dict[Any, _Hold] = {
+    **dict.fromkeys(BY_VALUE | BY_REPR, Places._as_it_is),
+    **dict.fromkeys((list, tuple, dict), Places._items),
+    **dict.fromkeys((set, frozenset, torch.Size, collections.OrderedDict), Places._content),
+    slice: Places._slice,
+    decimal.Decimal: Places._decimal,
+    types.MethodType: Places._method,
+    functools.partial: Places._partial,
+}
