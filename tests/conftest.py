@@ -23,6 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
         on_device.install()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("device"):
+        items[:] = [item for item in items if item.get_closest_marker("host") is None]
+
+
 def pytest_collectstart() -> None:
     torch.manual_seed(0)  # for the modules that a file of tests makes when it is imported
 

@@ -5,16 +5,26 @@
 
 /* ---- geometry ---- */
 
-/* Attribute `name`, `rank` values a corner, as height then width. */
-static omc_status read_pairs(const omc_node *node, const char *name, int32_t rank, int32_t corners,
-                             int64_t neutral, int64_t *out) {
-  int64_t values[4];
-  OMC_TRY(omc_node_list(node, name, (uint32_t)(corners * rank), values));
-  for (int32_t corner = 0; corner < corners; corner++) {
-    out[2 * corner] = neutral;
-    for (int32_t d = 0; d < rank; d++) out[2 * corner + 2 - rank + d] = values[corner * rank + d];
+/* Attribute `name`, a value for each of the last `rank` axes, `neutral` where there is none such.
+ * Pads have a second list, `after`. */
+static omc_status read_axes(const omc_node *node, const char *name, int32_t rank, int64_t neutral,
+                            int64_t *out, int64_t *after) {
+  int64_t values[2 * OMC_CONV_AXES];
+  OMC_TRY(omc_node_list(node, name, (uint32_t)(after ? 2 * rank : rank), values));
+  for (int32_t a = 0; a < OMC_CONV_AXES; a++) {
+    const int32_t d = a + rank - OMC_CONV_AXES;
+    out[a] = d >= 0 ? values[d] : neutral;
+    if (after) after[a] = d >= 0 ? values[d + rank] : neutral;
   }
   return OMC_OK;
+}
+
+/* Space dims of a tensor. */
+static void read_dims(const omc_shape *shape, int64_t *out) {
+  for (int32_t a = 0; a < OMC_CONV_AXES; a++) {
+    const int32_t d = a + shape->rank - OMC_CONV_AXES;
+    out[a] = d >= 2 ? shape->dims[d] : 1;
+  }
 }
 
 /* The form of a convolution of x by w with the node's attributes. */
@@ -22,35 +32,25 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
                             omc_conv_form *f) {
   char tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
   const int32_t rank = x->rank - 2;
-  if (rank != 1 && rank != 2)
+  if (rank < 1 || rank > OMC_CONV_AXES)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "convolution over %d space dims", rank);
-  int64_t strides[2], pads[4], dilations[2];
-  OMC_TRY(read_pairs(node, "strides", rank, 1, 1, strides));
-  OMC_TRY(read_pairs(node, "dilations", rank, 1, 1, dilations));
-  OMC_TRY(read_pairs(node, "pads", rank, 2, 0, pads));
-  *f = (omc_conv_form){.n = x->dims[0],
-                       .c = x->dims[1],
-                       .h = rank == 2 ? x->dims[2] : 1,
-                       .w = x->dims[rank + 1],
-                       .sh = strides[0],
-                       .sw = strides[1],
-                       .dh = dilations[0],
-                       .dw = dilations[1],
-                       .top = pads[0],
-                       .left = pads[1],
-                       .bottom = pads[2],
-                       .right = pads[3],
-                       .group = omc_node_int(node, "group")};
-  const bool fits = w->rank == x->rank && f->group >= 1 && w->dims[1] * f->group == f->c &&
-                    w->dims[0] % f->group == 0;
+  *f = (omc_conv_form){.n = x->dims[0], .c = x->dims[1], .group = omc_node_int(node, "group")};
+  OMC_TRY(read_axes(node, "strides", rank, 1, f->stride, NULL));
+  OMC_TRY(read_axes(node, "dilations", rank, 1, f->dilation, NULL));
+  OMC_TRY(read_axes(node, "pads", rank, 0, f->before, f->after));
+  read_dims(x, f->in);
+  bool fits = w->rank == x->rank && w->dims[1] * f->group == f->c && w->dims[0] % f->group == 0;
   if (fits) {
-    f->o = w->dims[0], f->cg = w->dims[1], f->kh = rank == 2 ? w->dims[2] : 1,
-    f->kw = w->dims[rank + 1];
-    const int64_t spare_h = f->h + f->top + f->bottom - f->dh * (f->kh - 1) - 1;
-    const int64_t spare_w = f->w + f->left + f->right - f->dw * (f->kw - 1) - 1;
-    f->oh = spare_h / f->sh + 1, f->ow = spare_w / f->sw + 1;
-    if (spare_h >= 0 && spare_w >= 0 && f->kh > 0 && f->kw > 0) return OMC_OK;
+    f->o = w->dims[0], f->cg = w->dims[1];
+    read_dims(w, f->kernel);
   }
+  for (int a = 0; fits && a < OMC_CONV_AXES; a++) {
+    const int64_t spare =
+        f->in[a] + f->before[a] + f->after[a] - f->dilation[a] * (f->kernel[a] - 1) - 1;
+    f->out[a] = spare / f->stride[a] + 1;
+    fits = spare >= 0 && f->kernel[a] > 0;
+  }
+  if (fits) return OMC_OK;
   OMC_NODE_FAIL(node, ESHAPE, "input %s does not fit weight %s in %lld groups",
                 omc_shape_text(x, tx, sizeof tx), omc_shape_text(w, tw, sizeof tw),
                 (long long)f->group);
@@ -61,8 +61,9 @@ omc_status omc_conv_form_of(const omc_node *node, omc_conv_form *out) {
 }
 
 static omc_shape output_shape(const omc_conv_form *f, int32_t rank) {
-  if (rank == 3) return (omc_shape){3, {f->n, f->o, f->ow}};
-  return (omc_shape){4, {f->n, f->o, f->oh, f->ow}};
+  omc_shape y = {rank, {f->n, f->o}};
+  for (int32_t d = 2; d < rank; d++) y.dims[d] = f->out[d + OMC_CONV_AXES - rank];
+  return y;
 }
 
 static omc_status infer_conv(omc_node *node) {
@@ -118,7 +119,7 @@ static omc_status conv_grad(omc_grad *g) {
   if (g->needs[1])
     g->grad_in[1] = omc_nary_shaped(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
   if (omc_in(g->node, 2) && g->needs[2]) {
-    static const int64_t axes[] = {0, 2, 3};
+    static const int64_t axes[] = {0, 2, 3, 4};
     g->grad_in[2] = omc_reduce_sum(&g->b, g->grad_out[0], axes, x->type.shape.rank - 1, false);
   }
   return g->b.status;

@@ -67,12 +67,16 @@ omc_shape omc_batch_dims(const omc_shape *matrix); /* all but the last two */
 
 /* ---- conv.c ---- */
 
-/* A convolution of two space dims; one is taken as a height of 1. */
+/* A convolution of at most three space dims, the last of them last; those that are not there have a
+ * size of 1. */
+enum { OMC_CONV_AXES = 3 };
 typedef struct omc_conv_form {
-  int64_t n, c, h, w;    /* x */
-  int64_t o, cg, kh, kw; /* weight */
-  int64_t oh, ow;        /* y */
-  int64_t sh, sw, top, left, bottom, right, dh, dw, group;
+  int64_t n, c, in[OMC_CONV_AXES];      /* x */
+  int64_t o, cg, kernel[OMC_CONV_AXES]; /* weight */
+  int64_t out[OMC_CONV_AXES];           /* y */
+  int64_t stride[OMC_CONV_AXES], dilation[OMC_CONV_AXES];
+  int64_t before[OMC_CONV_AXES], after[OMC_CONV_AXES]; /* padding of x */
+  int64_t group;
 } omc_conv_form;
 
 omc_status omc_conv_form_of(const omc_node *node, omc_conv_form *out) OMC_MUST_USE;

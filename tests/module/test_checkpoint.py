@@ -117,6 +117,7 @@ def between(way: Callable[[list[nn.Module], Tensor], Tensor]) -> int:
     return held
 
 
+@pytest.mark.host
 def test_a_checkpoint_holds_the_inputs_of_its_blocks_alone() -> None:
     without = between(plain)
     activation = ROWS * WIDTH * 4
@@ -125,6 +126,7 @@ def test_a_checkpoint_holds_the_inputs_of_its_blocks_alone() -> None:
         assert between(partial(checkpointed, reentrant=reentrant)) <= BLOCKS * activation
 
 
+@pytest.mark.host
 def test_what_hooks_take_away_is_not_kept() -> None:
     activation = ROWS * WIDTH * 4
 

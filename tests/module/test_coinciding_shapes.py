@@ -77,6 +77,8 @@ nnnn nn11 n | F.conv2d(x, y, z)
 nnnn nnnn n | F.conv2d(x, y, z, padding=1)
 nn44 n133 n | F.conv2d(x, y, z, padding=1, groups=x.shape[1])
 nn7 nn3 n | F.conv1d(x, y, z, padding=2, dilation=2, stride=2)
+nnnnn nn111 n | F.conv3d(x, y, z)
+nnnnn nnnnn n | F.conv3d(x, y, z, padding=1)
 nnnn nn11 n | F.conv2d(x, y, z).sum((2, 3))
 nnnn nn11 n | F.conv2d(x, y) + z
 nnnn nn11 n | F.conv2d(x, y) + z[:, None, None]

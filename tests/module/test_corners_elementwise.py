@@ -151,6 +151,7 @@ def test_denormals_are_kept(dtype: torch.dtype) -> None:
     assert torch.equal(dx, x * 0.5)
 
 
+@pytest.mark.host
 def test_denormals_are_flushed_where_the_caller_asks_for_it() -> None:
     ours = ORTModule(Function(lambda _, x: (x * 0.5, x > 0)))
     x = torch.full((70000,), torch.finfo(torch.float32).tiny)

@@ -122,12 +122,6 @@ def test_a_forward_that_sets_the_random_state(forward: Any) -> None:
     close(results[1], results[0])
 
 
-def test_convolution_over_three_dims_runs_in_pytorch() -> None:
-    eager, ours = pair(nn.Conv3d(2, 3, 2))
-    with pytest.warns(UserWarning, match="conv3d.default runs in PyTorch"):
-        assert_same_step(eager, ours, torch.randn(1, 2, 3, 4, 4))
-
-
 def test_op_without_kernel_runs_in_pytorch() -> None:
     eager, ours = pair(Function(lambda s, x: torch.cdist(s.l(x), x) * s.l(x).sum(), l=nn.Linear(4, 4)))
     with pytest.warns(UserWarning, match=r"aten\.cdist\.default runs in PyTorch") as caught:

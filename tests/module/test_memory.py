@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 from ortmodule_c import _C, ORTModule
 
+pytestmark = pytest.mark.host
 MIB = 1 << 20
 
 

@@ -32,6 +32,7 @@ def in_child(function: Any) -> str:
         return answer.read()
 
 
+@pytest.mark.host
 def test_after_fork() -> None:
     """A child has no threads but its own: it runs on that one, training, sizes and graphs new to it included.
 
@@ -62,6 +63,7 @@ def test_after_fork() -> None:
     step(300)
 
 
+@pytest.mark.host
 def test_fork_while_other_threads_run() -> None:
     ours = ORTModule(mlp())
     ours(torch.randn(2, 6))
@@ -95,6 +97,7 @@ class Predictions(torch.utils.data.Dataset[torch.Tensor]):
         return self.model(self.x[i : i + 1])
 
 
+@pytest.mark.host
 def test_workers_of_a_data_loader() -> None:
     eager, ours = pair(mlp())
     x = torch.randn(4, 6)

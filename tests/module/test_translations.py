@@ -152,6 +152,8 @@ def after_conv(layer: nn.Module) -> Callable[[], nn.Module]:
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv": (lambda: nn.Conv2d(4, 8, 3, 2, 1, groups=2, bias=False), (2, 4, 8, 8)),
     "conv 1d same": (lambda: nn.Conv1d(3, 8, 4, padding="same"), (2, 3, 9)),
+    "conv 3d": (lambda: nn.Conv3d(4, 6, (2, 3, 1), (1, 2, 1), (1, 0, 2), (2, 1, 1), groups=2), (2, 4, 4, 5, 6)),
+    "conv 3d same": (lambda: nn.Conv3d(2, 3, (2, 3, 4), padding="same", dilation=(1, 2, 1)), (2, 2, 4, 5, 6)),
     "max pool": (after_conv(nn.MaxPool2d(3, 2, 1, ceil_mode=True)), (2, 3, 9, 9)),
     "max pool 1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.MaxPool1d(2)), (2, 3, 9)),
     "average pool": (
@@ -226,6 +228,7 @@ def test_layers(row: tuple[str, Any]) -> None:
 
 def test_convolution_without_a_batch() -> None:
     assert_same_step(*pair(nn.Conv2d(3, 4, 3, dilation=2)), torch.randn(3, 9, 9))
+    assert_same_step(*pair(nn.Conv3d(3, 4, 2)), torch.randn(3, 4, 5, 6))
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True, "padding_idx": 1}], ids=str)

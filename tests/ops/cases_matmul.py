@@ -27,7 +27,7 @@ def fused(a: Tensor, b: Tensor, bias: Tensor | None, ta: int, tb: int, alpha: fl
 
 def conv(a: Tensor, w: Tensor, bias: bool, stride: list[int], pad: list[int], dilation: list[int], group: int) -> Case:
     def f(t: Tensor, k: Tensor, b: Tensor | None = None) -> Tensor:
-        return (F.conv2d if t.dim() == 4 else F.conv1d)(t, k, b, stride, pad, dilation, group)
+        return (F.conv1d, F.conv2d, F.conv3d)[t.dim() - 3](t, k, b, stride, pad, dilation, group)
 
     inputs = [a, w] + ([x(w.shape[0], dtype=a.dtype, seed=9)] if bias else [])
     attrs = {"strides": stride, "pads": pad * 2, "dilations": dilation, "group": group}
@@ -90,6 +90,13 @@ CASES = [
     conv(x(2, 5, 8, 8), x(5, 1, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 5),
     conv(x(2, 3, 17), x(4, 3, 5, seed=1), True, [2], [2], [1], 1),
     conv(x(1, 2, 6, 5, dtype=F64), x(3, 2, 3, 2, dtype=F64, seed=1), True, [2, 1], [1, 0], [1, 1], 1),
+    conv(x(2, 3, 5, 6, 7), x(4, 3, 3, 3, 3, seed=1), True, [1, 1, 1], [1, 1, 1], [1, 1, 1], 1),
+    conv(x(2, 4, 5, 7, 6), x(6, 2, 2, 3, 1, seed=1), False, [2, 1, 3], [1, 0, 2], [2, 3, 1], 2),
+    conv(x(3, 4, 3, 4, 5), x(8, 4, 1, 1, 1, seed=1), False, [1, 1, 1], [0, 0, 0], [1, 1, 1], 1),
+    conv(x(2, 3, 4, 5, 6), x(2, 3, 2, 1, 3, seed=1), True, [1, 2, 1], [0, 0, 0], [1, 1, 1], 1),
+    conv(x(2, 5, 4, 4, 4), x(5, 1, 2, 2, 2, seed=1), True, [1, 1, 2], [1, 0, 1], [1, 2, 1], 5),
+    conv(x(1, 2, 3, 4, 3, dtype=F64), x(3, 2, 2, 3, 2, dtype=F64, seed=1), True, [2, 1, 1], [1, 2, 1], [1, 2, 1], 1),
+    conv(x(0, 2, 3, 4, 3), x(3, 2, 2, 2, 2, seed=1), True, [1, 1, 1], [0, 0, 0], [1, 1, 1], 1),
     # Large enough for Winograd's transforms: odd sizes, uneven padding, channels in more than one block.
     conv(x(2, 32, 17, 19), x(35, 32, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
     conv(x(3, 33, 14, 16), x(40, 33, 3, 3, seed=1), False, [1, 1], [2, 0], [1, 1], 1),

@@ -9,7 +9,7 @@
 static int64_t images_per_pass(const omc_conv_form *f, const conv_source *s, omc_dtype dtype) {
   enum { BYTES = 16 << 20, COLUMNS = 1 << 14 };
   const int64_t bytes = omc_max(source_image(s) * (int64_t)omc_dtype_size(dtype), 1);
-  const int64_t by_columns = omc_ceil_div(COLUMNS, omc_max(f->oh * f->ow, 1));
+  const int64_t by_columns = omc_ceil_div(COLUMNS, omc_max(f->out[0] * f->out[1] * f->out[2], 1));
   return omc_max(omc_min(omc_max(BYTES / bytes, by_columns), f->n), 1);
 }
 
@@ -20,9 +20,48 @@ static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
 }
 
+/* Where row (i, j) of n[0] x n[1] is that has step[0] slices and step[1] rows between it and the
+ * next, a slice being `pitch` rows and a row `row` elements. NULL: no memory. */
+static int64_t *place_rows(const int64_t *n, const int64_t *step, int64_t pitch, int64_t row,
+                           int64_t first, omc_arena *arena) {
+  int64_t *at = OMC_NEW_ARRAY(arena, int64_t, omc_max(n[0] * n[1], 1));
+  for (int64_t r = 0; at && r < n[0] * n[1]; r++)
+    at[r] = first + (r / n[1] * step[0] * pitch + r % n[1] * step[1]) * row;
+  return at;
+}
+
+/* The rows of a copy of planes with dims `in`: span[a] along each axis but the last, from before[a]
+ * ahead of the plane on. */
+static omc_status choose_rows(conv_source *s, const int64_t *in, const int64_t *before,
+                              const int64_t *span, omc_arena *arena) {
+  int64_t *from = OMC_NEW_ARRAY(arena, int64_t, omc_max(span[0] * span[1], 1));
+  if (!from) OMC_FAIL(ENOMEM, "no memory for the rows of a convolution");
+  s->h = in[0] * in[1], s->w = in[2];
+  s->rows = span[0] * span[1];
+  s->row_from = from;
+  for (int64_t r = 0; r < s->rows; r++) {
+    const int64_t z = r / span[1] - before[0], y = r % span[1] - before[1];
+    from[r] = z >= 0 && z < in[0] && y >= 0 && y < in[1] ? z * in[1] + y : -1;
+  }
+  return OMC_OK;
+}
+
+/* How much of x a window's taps meet along each axis, all windows together. */
+static void window_spans(const omc_conv_form *f, int64_t *span) {
+  for (int a = 0; a < OMC_CONV_AXES; a++)
+    span[a] = (f->out[a] - 1) * f->stride[a] + (f->kernel[a] - 1) * f->dilation[a] + 1;
+}
+
+static int64_t n_taps(const omc_conv_form *f) { return f->kernel[0] * f->kernel[1] * f->kernel[2]; }
+
+static const int64_t one_by_one[] = {1, 1};
+
 /* Whole planes are one row where neither side has gaps between rows. */
 static void join_rows(conv_grid *grid) {
-  if (grid->row_step != grid->cols || grid->out_row != grid->cols * grid->out_col) return;
+  for (int64_t r = 1; r < grid->rows; r++)
+    if (grid->row_at[r] - grid->row_at[0] != r * grid->cols ||
+        grid->out_at[r] - grid->out_at[0] != r * grid->cols * grid->out_col)
+      return;
   grid->cols *= grid->rows;
   grid->rows = 1;
 }
@@ -31,31 +70,32 @@ static void join_rows(conv_grid *grid) {
 static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bool of_input,
                                 omc_arena *arena, const conv_winograd **out) {
   enum { LEAST_CHANNELS = 32, LEAST_TILES = 128 };
-  const bool fits = f->kh == 3 && f->kw == 3 && f->sh == 1 && f->sw == 1 && f->dh == 1 &&
-                    f->dw == 1 && f->group == 1 && f->top <= 2 && f->left <= 2;
-  const int64_t h = of_input ? f->h : f->oh, w = of_input ? f->w : f->ow;
-  const int64_t tiles_h = omc_ceil_div(h, 2), tiles_w = omc_ceil_div(w, 2);
+  bool fits = f->in[0] == 1 && f->out[0] == 1 && f->kernel[0] == 1 && f->before[0] == 0;
+  for (int a = 1; a < OMC_CONV_AXES; a++)
+    fits &= f->kernel[a] == 3 && f->stride[a] == 1 && f->dilation[a] == 1 && f->before[a] <= 2;
+  const int64_t *to = of_input ? f->in : f->out;
+  const int64_t tiles_h = omc_ceil_div(to[1], 2), tiles_w = omc_ceil_div(to[2], 2);
   *out = NULL;
-  if (!fits || omc_min(f->c, f->o) < LEAST_CHANNELS || f->n * tiles_h * tiles_w < LEAST_TILES)
+  if (!fits || f->group != 1 || omc_min(f->c, f->o) < LEAST_CHANNELS ||
+      f->n * tiles_h * tiles_w < LEAST_TILES)
     return OMC_OK;
   conv_winograd *p = OMC_NEW(arena, conv_winograd);
   if (!p) return no_memory(node);
+  const int64_t top = of_input ? 2 - f->before[1] : f->before[1];
   *p = (conv_winograd){.images = f->n,
                        .c = of_input ? f->o : f->c,
                        .m = of_input ? f->c : f->o,
-                       .oh = h,
-                       .ow = w,
+                       .oh = to[1],
+                       .ow = to[2],
                        .weight_row = of_input ? 9 : f->c * 9,
                        .weight_col = of_input ? f->c * 9 : 9,
                        .flip = of_input,
                        .source = {.channels = of_input ? f->o : f->c,
-                                  .h = of_input ? f->oh : f->h,
-                                  .w = of_input ? f->ow : f->w,
-                                  .top = of_input ? 2 - f->top : f->top,
-                                  .left = of_input ? 2 - f->left : f->left,
-                                  .rows = 2 * tiles_h + 2,
+                                  .left = of_input ? 2 - f->before[2] : f->before[2],
                                   .phases = 2,
                                   .part = tiles_w + 1}};
+  OMC_TRY(choose_rows(&p->source, of_input ? f->out : f->in, (int64_t[]){0, top},
+                      (int64_t[]){1, 2 * tiles_h + 2}, arena));
   p->pass = images_per_pass(f, &p->source, omc_in(node, 0)->type.dtype);
   *out = p;
   return OMC_OK;
@@ -65,35 +105,36 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
   conv_product *p = params;
   omc_conv_form f;
   OMC_TRY(omc_conv_form_of(node, &f));
-  const int64_t taps = f.kh * f.kw, depth = f.cg * taps;
-  conv_source s = {.channels = f.c,
-                   .h = f.h,
-                   .w = f.w,
-                   .top = f.top,
-                   .left = f.left,
-                   .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
-                   .phases = f.sw,
-                   .part = omc_ceil_div((f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1, f.sw)};
+  const int64_t taps = n_taps(&f), depth = f.cg * taps, kw = f.kernel[2], sw = f.stride[2];
+  int64_t span[OMC_CONV_AXES], unpadded = true;
+  window_spans(&f, span);
+  for (int a = 0; a < OMC_CONV_AXES; a++) unpadded &= !f.before[a] && !f.after[a];
+  conv_source s = {
+      .channels = f.c, .left = f.before[2], .phases = sw, .part = omc_ceil_div(span[2], sw)};
+  OMC_TRY(choose_rows(&s, f.in, f.before, span, arena));
   const bool direct = sums_directly(f.group, f.o / f.group);
-  s.in_place = !direct && !f.top && !f.left && !f.bottom && !f.right && f.sw == 1;
+  s.in_place = !direct && unpadded && sw == 1;
+  const int64_t row = s.in_place ? s.w : s.phases * s.part, plane = source_plane(&s);
+  const int64_t pitch = s.in_place ? f.in[1] : span[1];
   conv_grid *grid = OMC_NEW(arena, conv_grid);
   int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth),
           *source_at = OMC_NEW_ARRAY(arena, int64_t, depth);
-  if (!grid || !weight_at || !source_at) return no_memory(node);
-  const int64_t row = s.in_place ? f.w : s.phases * s.part, plane = source_plane(&s);
+  const int64_t *tap_at = place_rows(f.kernel, f.dilation, pitch, row, 0, arena);
+  if (!grid || !weight_at || !source_at || !tap_at) return no_memory(node);
   for (int64_t k = 0; k < depth; k++) {
-    const int64_t y = k % taps / f.kw * f.dh, x = k % f.kw * f.dw;
+    const int64_t x = k % kw * f.dilation[2];
     weight_at[k] = k;
-    source_at[k] = k / taps * plane + y * row + x % f.sw * s.part + x / f.sw;
+    source_at[k] = k / taps * plane + tap_at[k % taps / kw] + x % sw * s.part + x / sw;
   }
   *grid = (conv_grid){.depth = depth,
                       .weight_at = weight_at,
                       .source_at = source_at,
-                      .rows = f.oh,
-                      .cols = f.ow,
-                      .row_step = f.sh * row,
-                      .out_row = f.ow,
+                      .rows = f.out[0] * f.out[1],
+                      .cols = f.out[2],
+                      .row_at = place_rows(f.out, f.stride, pitch, row, 0, arena),
+                      .out_at = place_rows(f.out, one_by_one, f.out[1], f.out[2], 0, arena),
                       .out_col = 1};
+  if (!grid->row_at || !grid->out_at) return no_memory(node);
   join_rows(grid);
   *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
                       .direct = direct,
@@ -103,7 +144,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
                       .weight_row = depth,
                       .weight_group = f.o / f.group * depth,
                       .source_group = f.cg * plane,
-                      .out_plane = f.oh * f.ow,
+                      .out_plane = f.out[0] * f.out[1] * f.out[2],
                       .source = s,
                       .n_grids = 1,
                       .grids = grid,
@@ -135,33 +176,39 @@ static void shift_range(int64_t n, int64_t pad, int64_t taps, int64_t dilation, 
     }
 }
 
-/* The grid of input pixels (a, b) modulo the strides. */
-static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, int64_t a, int64_t b,
-                            omc_arena *arena, conv_grid *grid) {
-  const int64_t taps = f->kh * f->kw, og = f->o / f->group, plane = source_plane(s);
-  const int64_t row = s->in_place ? f->ow : s->part;
+/* The grid of input pixels `at` modulo the strides. The copied source begins before[a] ahead of the
+ * gradient and has `pitch` rows a slice. */
+static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const int64_t *at,
+                            const int64_t *before, int64_t pitch, omc_arena *arena,
+                            conv_grid *grid) {
+  const int64_t taps = n_taps(f), og = f->o / f->group, plane = source_plane(s);
+  const int64_t row = s->in_place ? s->w : s->part, kh = f->kernel[1], kw = f->kernel[2];
   int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, og *taps),
-          *source_at = OMC_NEW_ARRAY(arena, int64_t, og *taps);
-  if (!weight_at || !source_at)
+          *source_at = OMC_NEW_ARRAY(arena, int64_t, og *taps), n[OMC_CONV_AXES];
+  for (int a = 0; a < OMC_CONV_AXES; a++) n[a] = omc_ceil_div(f->in[a] - at[a], f->stride[a]);
+  const int64_t first = (at[0] * f->in[1] + at[1]) * f->in[2] + at[2];
+  *grid = (conv_grid){.weight_at = weight_at,
+                      .source_at = source_at,
+                      .rows = n[0] * n[1],
+                      .cols = n[2],
+                      .row_at = place_rows(n, one_by_one, pitch, row, 0, arena),
+                      .out_at = place_rows(n, f->stride, f->in[1], f->in[2], first, arena),
+                      .out_col = f->stride[2]};
+  if (!weight_at || !source_at || !grid->row_at || !grid->out_at)
     OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
-  int64_t depth = 0, y, x;
   for (int64_t o = 0; o < og; o++)
     for (int64_t t = 0; t < taps; t++) {
-      if (!tap_shift(a, f->top, t / f->kw, f->dh, f->sh, &y) ||
-          !tap_shift(b, f->left, t % f->kw, f->dw, f->sw, &x))
-        continue;
-      weight_at[depth] = o * f->cg * taps + t;
-      source_at[depth++] = o * plane + (y + s->top) * row + x + s->left;
+      const int64_t tap[] = {t / kw / kh, t / kw % kh, t % kw};
+      int64_t shift[OMC_CONV_AXES];
+      bool met = true;
+      for (int a = 0; a < OMC_CONV_AXES; a++)
+        met &= tap_shift(at[a], f->before[a], tap[a], f->dilation[a], f->stride[a], &shift[a]);
+      if (!met) continue;
+      weight_at[grid->depth] = o * f->cg * taps + t;
+      source_at[grid->depth++] = o * plane +
+                                 ((shift[0] + before[0]) * pitch + shift[1] + before[1]) * row +
+                                 shift[2] + s->left;
     }
-  *grid = (conv_grid){.depth = depth,
-                      .weight_at = weight_at,
-                      .source_at = source_at,
-                      .rows = omc_ceil_div(f->h - a, f->sh),
-                      .cols = omc_ceil_div(f->w - b, f->sw),
-                      .row_step = row,
-                      .out_at = a * f->w + b,
-                      .out_row = f->sh * f->w,
-                      .out_col = f->sw};
   join_rows(grid);
   return OMC_OK;
 }
@@ -171,23 +218,34 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
   omc_conv_form f;
   omc_shape shape;
   OMC_TRY(omc_conv_grad_form_of(node, true, &shape, &f));
-  conv_source s = {.channels = f.o, .h = f.oh, .w = f.ow, .phases = 1};
-  shift_range(f.h, f.top, f.kh, f.dh, f.sh, &s.top, &s.rows);
-  shift_range(f.w, f.left, f.kw, f.dw, f.sw, &s.left, &s.part);
+  int64_t before[OMC_CONV_AXES], span[OMC_CONV_AXES], grids_by[OMC_CONV_AXES];
   const bool direct = sums_directly(f.group, f.cg);
-  s.in_place = !direct && !s.top && !s.left && s.rows <= f.oh && s.part <= f.ow;
-  s.rows += s.top;
-  s.part += s.left;
-  const int64_t grids_h = omc_min(f.sh, f.h), grids_w = omc_min(f.sw, f.w);
-  conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(grids_h * grids_w, 1));
+  bool inside = true;
+  for (int a = 0; a < OMC_CONV_AXES; a++) {
+    int64_t end;
+    shift_range(f.in[a], f.before[a], f.kernel[a], f.dilation[a], f.stride[a], &before[a], &end);
+    inside &= !before[a] && end <= f.out[a];
+    span[a] = before[a] + end;
+    grids_by[a] = omc_min(f.stride[a], f.in[a]);
+  }
+  conv_source s = {.channels = f.o,
+                   .left = before[2],
+                   .phases = 1,
+                   .part = span[2],
+                   .in_place = !direct && inside};
+  OMC_TRY(choose_rows(&s, f.out, before, span, arena));
+  const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
+  conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
   if (!grids) return no_memory(node);
   int64_t packed = 0;
-  for (int64_t i = 0; i < grids_h * grids_w; i++) {
-    OMC_TRY(grad_grid(&f, &s, i / grids_w, i % grids_w, arena, &grids[i]));
+  for (int64_t i = 0; i < n_grids; i++) {
+    const int64_t at[] = {i / grids_by[2] / grids_by[1], i / grids_by[2] % grids_by[1],
+                          i % grids_by[2]};
+    OMC_TRY(grad_grid(&f, &s, at, before, s.in_place ? f.out[1] : span[1], arena, &grids[i]));
     grids[i].packed_at = packed;
     packed += f.c * grids[i].depth;
   }
-  const int64_t taps = f.kh * f.kw;
+  const int64_t taps = n_taps(&f);
   *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
                       .direct = direct,
                       .images = f.n,
@@ -196,9 +254,9 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
                       .weight_row = taps,
                       .weight_group = f.o / f.group * f.cg * taps,
                       .source_group = f.o / f.group * source_plane(&s),
-                      .out_plane = f.h * f.w,
+                      .out_plane = f.in[0] * f.in[1] * f.in[2],
                       .source = s,
-                      .n_grids = grids_h * grids_w,
+                      .n_grids = n_grids,
                       .grids = grids,
                       .packed = packed};
   p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
@@ -206,13 +264,14 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
 }
 
 static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
   conv_weight_grad *p = params;
   omc_conv_form f;
   omc_shape shape;
   OMC_TRY(omc_conv_grad_form_of(node, false, &shape, &f));
   const bool direct = sums_directly(f.group, omc_max(f.o / f.group, f.cg));
-  const int64_t phases = direct ? f.sw : 1, width = (f.ow - 1) * f.sw + (f.kw - 1) * f.dw + 1;
+  const int64_t phases = direct ? f.stride[2] : 1;
+  int64_t span[OMC_CONV_AXES];
+  window_spans(&f, span);
   *p = (conv_weight_grad){
       .dtype = omc_in(node, 0)->type.dtype,
       .direct = direct,
@@ -220,23 +279,21 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
       .groups = f.group,
       .m = f.o / f.group,
       .c = f.cg,
-      .kh = f.kh,
-      .kw = f.kw,
-      .dh = f.dh,
-      .dw = f.dw,
-      .sh = f.sh,
-      .sw = f.sw,
-      .oh = f.oh,
-      .ow = f.ow,
+      .taps = n_taps(&f),
+      .kw = f.kernel[2],
+      .dw = f.dilation[2],
+      .sw = f.stride[2],
+      .rows = f.out[0] * f.out[1],
+      .cols = f.out[2],
+      .row_at = place_rows(f.out, f.stride, span[1], 1, 0, arena),
+      .tap_at = place_rows(f.kernel, f.dilation, span[1], 1, 0, arena),
       .source = {.channels = f.c,
-                 .h = f.h,
-                 .w = f.w,
-                 .top = f.top,
-                 .left = f.left,
-                 .rows = (f.oh - 1) * f.sh + (f.kh - 1) * f.dh + 1,
+                 .left = f.before[2],
                  .phases = phases,
-                 .part = omc_ceil_div(width, phases)},
-      .columns = omc_ceil_div(f.kh * f.kw * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
+                 .part = omc_ceil_div(span[2], phases)},
+      .columns = omc_ceil_div(n_taps(&f) * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
+  if (!p->row_at || !p->tap_at) return no_memory(node);
+  OMC_TRY(choose_rows(&p->source, f.in, f.before, span, arena));
   p->pass = images_per_pass(&f, &p->source, p->dtype);
   return OMC_OK;
 }

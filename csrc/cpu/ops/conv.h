@@ -4,8 +4,9 @@
  * output channel, a column a pixel of the output grid of any image, and the depth runs over
  * (channel, tap); element (k, j) of the right side is source[column_at(j) + source_at[k]] in a
  * copy of the source with its padding written out, columns of one residue modulo the stride side
- * by side. Conv is one grid. The input's gradient is one grid per residue of an input pixel
- * modulo the strides, each with the taps that meet it, so that nothing is added up in memory.
+ * by side. Of the space dims all but the last are rows, which tables find. Conv is one grid. The
+ * input's gradient is one grid per residue of an input pixel modulo the strides, each with the taps
+ * that meet it, so that nothing is added up in memory.
  *
  * In the gradient of the weight (conv_weight_variant.c) a row is an output channel, a column
  * (tap, channel), and the depth runs over pixels of all images; the source is copied with
@@ -26,24 +27,25 @@
 /* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
 enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
 
-/* A copy of the planes of a tensor [images, channels, h, w]: `rows` rows from `top` above the
- * plane, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
+/* A copy of the planes of a tensor [images, channels, h, w], whose space dims but the last are one:
+ * `rows` rows, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
  * counted from `left` before the plane. */
 typedef struct {
   int64_t channels, h, w;
-  int64_t top, left, rows, phases, part;
-  bool in_place; /* the tensor itself will do */
+  int64_t rows, left, phases, part;
+  const int64_t *row_from; /* rows: which of the h this is, or -1: zeros */
+  bool in_place;           /* the tensor itself will do */
 } conv_source;
 
 /* One grid of output pixels. */
 typedef struct {
   int64_t depth;
-  const int64_t *weight_at;         /* depth: from the start of a row of weights */
-  const int64_t *source_at;         /* depth: from where the column is */
-  int64_t rows, cols;               /* of the grid */
-  int64_t row_step;                 /* of the source, from one row of the grid to the next */
-  int64_t out_at, out_row, out_col; /* position and steps of the grid in an output plane */
-  int64_t packed_at;                /* of the packed weights */
+  const int64_t *weight_at;       /* depth: from the start of a row of weights */
+  const int64_t *source_at;       /* depth: from where the column is */
+  int64_t rows, cols;             /* of the grid */
+  const int64_t *row_at, *out_at; /* rows: of a row in a plane of the source, of the output */
+  int64_t out_col;                /* from one column to the next in the output */
+  int64_t packed_at;              /* of the packed weights */
 } conv_grid;
 
 /* A convolution of 3 x 3 with steps of 1 by conv_winograd_variant.c. The source is copied with
@@ -77,10 +79,11 @@ typedef struct {
   bool direct;
   int64_t images, pass, groups;
   int64_t m, c; /* output and input channels of a group */
-  int64_t kh, kw, dh, dw, sh, sw;
-  int64_t oh, ow;
+  int64_t taps, kw, dw, sw;
+  int64_t rows, cols;             /* of an output plane */
+  const int64_t *row_at, *tap_at; /* rows, taps / kw: rows of the source */
   conv_source source; /* direct: as for Conv; else phases 1, stored [rows, part, channels] */
-  int64_t columns;    /* kh * kw * c, padded */
+  int64_t columns;    /* taps * c, padded */
 } conv_weight_grad;
 
 static inline int64_t align16(int64_t n) { return (n + 15) & ~(int64_t)15; }

@@ -59,9 +59,8 @@ static void direct_grid(const conv_grid *grid, const acc_t *weight, acc_t bias, 
                         acc_t *plane) {
   for (int64_t y = 0; y < grid->rows; y++)
     for (int64_t x = 0; x < grid->cols; x += WIDE * OMC_VL)
-      direct_run(weight, source + y * grid->row_step + x, grid,
-                 omc_min(grid->cols - x, WIDE * OMC_VL), bias, grid->out_col,
-                 plane + grid->out_at + y * grid->out_row + x * grid->out_col);
+      direct_run(weight, source + grid->row_at[y] + x, grid, omc_min(grid->cols - x, WIDE * OMC_VL),
+                 bias, grid->out_col, plane + grid->out_at[y] + x * grid->out_col);
 }
 
 static void direct_groups(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -97,24 +96,24 @@ enum { TAPS = 5 /* summed at once; divides the taps of kernels of 5, and nearly 
 /* Adds to out[0..n-1] the dot products of dy with the source seen from n <= TAPS taps. */
 static void direct_taps(const conv_weight_grad *p, const acc_t *dy, const acc_t *source,
                         const int64_t *at, int64_t n, acc_t *out) {
-  const int64_t row = p->sh * p->source.phases * p->source.part;
+  const int64_t row = p->source.phases * p->source.part;
   const acc_t *from[TAPS];
   vacc_t sum[TAPS];
   OMC_UNROLL for (int t = 0; t < TAPS; t++) {
     from[t] = source + at[t < n ? t : 0];
     sum[t] = vset(0);
   }
-  for (int64_t y = 0; y < p->oh; y++) {
+  for (int64_t y = 0; y < p->rows; y++) {
+    const int64_t y_at = p->row_at[y] * row;
     int64_t x = 0;
-    for (; x + OMC_VL <= p->ow; x += OMC_VL) {
-      const vacc_t d = vldr(dy + y * p->ow + x);
-      OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] =
-          vfma(d, vldr(from[t] + y * row + x), sum[t]);
+    for (; x + OMC_VL <= p->cols; x += OMC_VL) {
+      const vacc_t d = vldr(dy + y * p->cols + x);
+      OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] = vfma(d, vldr(from[t] + y_at + x), sum[t]);
     }
-    if (x == p->ow) continue;
-    const vacc_t d = vldn(dy + y * p->ow + x, p->ow - x);
+    if (x == p->cols) continue;
+    const vacc_t d = vldn(dy + y * p->cols + x, p->cols - x);
     OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] =
-        vfma(d, vldn(from[t] + y * row + x, p->ow - x), sum[t]);
+        vfma(d, vldn(from[t] + y_at + x, p->cols - x), sum[t]);
   }
   for (int64_t t = 0; t < n; t++) out[t] += vsum(sum[t]);
 }
@@ -124,7 +123,7 @@ static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) 
   const omc_kernel_args *args = job->args;
   const conv_weight_grad *p = job->params;
   const conv_source *s = &p->source;
-  const int64_t taps = p->kh * p->kw, row = s->phases * s->part, pixels = p->oh * p->ow;
+  const int64_t taps = p->taps, row = s->phases * s->part, pixels = p->rows * p->cols;
   acc_t *source = (acc_t *)args->workspace + thread * direct_thread(s, p->groups);
   for (int64_t group = begin; group < end; group++) {
     acc_t *out = (acc_t *)args->out[0].data + group * p->m * p->c * taps;
@@ -139,7 +138,7 @@ static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) 
           const int64_t n = omc_min(TAPS, taps - t0);
           for (int64_t t = t0; t < t0 + n; t++) {
             const int64_t x = t % p->kw * p->dw;
-            at[t - t0] = t / p->kw * p->dh * row + x % p->sw * s->part + x / p->sw;
+            at[t - t0] = p->tap_at[t / p->kw] * row + x % p->sw * s->part + x / p->sw;
           }
           direct_taps(p, dy, source + c * source_plane(s), at, n, out + i * taps + t0);
         }

@@ -27,8 +27,8 @@ static void copy_row(const conv_source *s, const acc_t *from, acc_t *to) {
 
 void CONV_NAME(copy_plane)(const conv_source *s, const acc_t *plane, acc_t *out) {
   for (int64_t r = 0; r < s->rows; r++) {
-    const int64_t y = r - s->top;
-    copy_row(s, y >= 0 && y < s->h ? plane + y * s->w : NULL, out + r * s->phases * s->part);
+    const int64_t y = s->row_from[r];
+    copy_row(s, y >= 0 ? plane + y * s->w : NULL, out + r * s->phases * s->part);
   }
 }
 
@@ -114,9 +114,9 @@ static void locate_columns(const product_job *job, int64_t group, int64_t j0, in
   const int64_t pixels = grid->rows * grid->cols;
   int64_t image = j0 / pixels, y = j0 % pixels / grid->cols, x = j0 % grid->cols;
   for (int64_t j = 0; j < n; j++) {
-    from[j] = image * source_image(&p->source) + group * p->source_group + y * grid->row_step + x;
-    to[j] = (job->first + image) * out_image + group * p->m * p->out_plane + grid->out_at +
-            y * grid->out_row + x * grid->out_col;
+    from[j] = image * source_image(&p->source) + group * p->source_group + grid->row_at[y] + x;
+    to[j] = (job->first + image) * out_image + group * p->m * p->out_plane + grid->out_at[y] +
+            x * grid->out_col;
     if (++x == grid->cols) x = 0, y++;
     if (y == grid->rows) y = 0, image++;
   }

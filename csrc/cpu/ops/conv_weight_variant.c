@@ -21,11 +21,11 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
   const conv_source *s = &job->p->source;
   const acc_t *x = job->args->in[1].data;
   for (int64_t u = begin; u < end; u++) {
-    const int64_t image = u / s->rows, y = u % s->rows - s->top;
+    const int64_t image = u / s->rows, y = s->row_from[u % s->rows];
     const acc_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
     acc_t *to = job->source + u * s->part * s->channels;
-    const int64_t x0 = y >= 0 && y < s->h ? omc_min(s->left, s->part) : s->part;
-    const int64_t x1 = y >= 0 && y < s->h ? omc_min(s->left + s->w, s->part) : s->part;
+    const int64_t x0 = y >= 0 ? omc_min(s->left, s->part) : s->part;
+    const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof(acc_t));
     memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(acc_t));
     if (s->channels >= OMC_VL) {
@@ -43,7 +43,7 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
 static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth,
                         acc_t *out) {
   const conv_weight_grad *p = job->p;
-  const int64_t pixels = p->oh * p->ow, panels = omc_gemm_panels(m);
+  const int64_t pixels = p->rows * p->cols, panels = omc_gemm_panels(m);
   for (int64_t panel = 0; panel < panels; panel++) {
     const int64_t i = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - i;
     for (int64_t k = 0; k < depth;) {
@@ -64,10 +64,10 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   const conv_source *s = &p->source;
   const int64_t i = omc_cut(p->m, job->row_parts, row_part),
                 m = omc_cut(p->m, job->row_parts, row_part + 1) - i;
-  const int64_t columns = p->kh * p->kw * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
+  const int64_t columns = p->taps * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
   const int64_t first = omc_cut(all_panels, job->col_parts, col_part),
                 last = omc_cut(all_panels, job->col_parts, col_part + 1);
-  const int64_t pixels = p->oh * p->ow, depth = job->images * pixels,
+  const int64_t pixels = p->rows * p->cols, depth = job->images * pixels,
                 blocks = omc_ceil_div(depth, OMC_GEMM_KC);
   acc_t *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
   acc_t *const sum = job->sum + (group * p->m + i) * p->columns;
@@ -75,8 +75,9 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
     const int64_t k0 = omc_cut(depth, blocks, block), n = omc_cut(depth, blocks, block + 1) - k0;
     int64_t pixel_at[OMC_GEMM_KC];
     for (int64_t k = 0; k < n; k++) {
-      const int64_t image = (k0 + k) / pixels, y = (k0 + k) % pixels / p->ow, x = (k0 + k) % p->ow;
-      pixel_at[k] = ((image * s->rows + y * p->sh) * s->part + x * p->sw) * s->channels;
+      const int64_t image = (k0 + k) / pixels, y = (k0 + k) % pixels / p->cols,
+                    x = (k0 + k) % p->cols;
+      pixel_at[k] = ((image * s->rows + p->row_at[y]) * s->part + x * p->sw) * s->channels;
     }
     pack_pixels(job, group * p->m + i, m, k0, n, a);
     for (int64_t panel = first; panel < last; panel++) {
@@ -85,8 +86,8 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
       const int64_t j0 = panel * OMC_NR, width = omc_min(OMC_NR, columns - j0);
       for (int64_t j = 0; j < width; j++) {
         const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
-        at[j] =
-            (tap / p->kw * p->dh * s->part + tap % p->kw * p->dw) * s->channels + group * p->c + c;
+        at[j] = (p->tap_at[tap / p->kw] * s->part + tap % p->kw * p->dw) * s->channels +
+                group * p->c + c;
       }
       const int64_t count = CONV_NAME(cut_chunks)(at, width, chunks);
       CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
@@ -112,12 +113,12 @@ static void grad_parts(int64_t begin, int64_t end, int thread, void *ctx) {
     grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
 }
 
-/* Sums are [.., kh * kw, c], the gradient is [.., c, kh * kw]. */
+/* Sums are [.., taps, c], the gradient is [.., c, taps]. */
 static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const grad_job *job = ctx;
   const conv_weight_grad *p = job->p;
-  const int64_t taps = p->kh * p->kw;
+  const int64_t taps = p->taps;
   for (int64_t o = begin; o < end; o++) {
     const acc_t *from = job->sum + o * p->columns;
     acc_t *to = (acc_t *)job->args->out[0].data + o * p->c * taps;
@@ -128,7 +129,7 @@ static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
 
 /* Cuts a group's gradient so that all threads have work; columns first, they cost least. */
 static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) {
-  const int64_t panels = omc_ceil_div(p->kh * p->kw * p->c, OMC_NR);
+  const int64_t panels = omc_ceil_div(p->taps * p->c, OMC_NR);
   const int64_t wanted = omc_ceil_div(threads, p->groups);
   job->col_parts = omc_max(omc_min(wanted, panels), 1);
   job->row_parts = omc_max(omc_ceil_div(p->m, ROWS),
@@ -143,7 +144,7 @@ OMC_KERNEL(ConvGradWeight) {
   job.threads = job.source + grad_source(p);
   if (p->m == 0 || p->c == 0) return OMC_OK;
   if (p->images == 0) {
-    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->kh * p->kw) * sizeof(acc_t));
+    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->taps) * sizeof(acc_t));
     return OMC_OK;
   }
   if (p->direct) return CONV_NAME(direct_weight)(args);

@@ -23,8 +23,6 @@ def _conv(
     b: Builder, x: Val, weight: Val, bias: Val | None, stride: Ints, pads: list[int], dilation: Ints, groups: int
 ) -> Val:
     n = weight.rank - 2
-    if n > 2:
-        raise Unsupported(f"convolution over {n} dims")
     batched = x.rank == weight.rank
     x = x if batched else b.unsqueeze(x, 0)
     out: Val = b.emit(
