@@ -2,6 +2,7 @@
 
 #include "base/element.h"
 #include "graph/edit.h"
+#include "graph/schema.h"
 #include "ops/op.h"
 
 static void latch(omc_builder *b, omc_status status) {
@@ -54,17 +55,28 @@ omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *cons
   return out;
 }
 
-omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                           const omc_node *like, const omc_shape *shape) {
-  const uint32_t n = like->n_attr;
-  omc_attr *attrs = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, n + 1);
+static omc_value *build_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                             const omc_node *like, const omc_shape *shape) {
+  uint32_t n = 0;
+  omc_attr *attrs = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, like->n_attr + 1);
   if (!attrs) {
     latch(b, omc_node_fail(like, OMC_ENOMEM, "no memory for the attributes of its gradient"));
     return NULL;
   }
-  for (uint32_t i = 0; i < n; i++) attrs[i] = like->attr[i];
-  attrs[n] = omc_attr_ints("shape", shape->dims, (uint32_t)shape->rank);
-  return omc_nary(b, op, n_in, in, n + 1, attrs);
+  for (uint32_t i = 0; i < like->n_attr; i++)
+    if (omc_schema_find(op, like->attr[i].name)) attrs[n++] = like->attr[i];
+  if (shape) attrs[n++] = omc_attr_ints("shape", shape->dims, (uint32_t)shape->rank);
+  return omc_nary(b, op, n_in, in, n, attrs);
+}
+
+omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                         const omc_node *like) {
+  return build_like(b, op, n_in, in, like, NULL);
+}
+
+omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                           const omc_node *like, const omc_shape *shape) {
+  return build_like(b, op, n_in, in, like, shape);
 }
 
 omc_value *omc_unary(omc_builder *b, omc_op_id op, omc_value *x) {

@@ -30,8 +30,12 @@ omc_value *omc_ternary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y,
 omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
                     uint32_t n_attr, const omc_attr *attr);
 
-/* As omc_nary, with the attributes of `like` and `shape`: a gradient that cannot tell from its
- * inputs the shape of what it is the gradient of. */
+/* As omc_nary, with those attributes of `like` that the op has. */
+omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                         const omc_node *like);
+
+/* As omc_nary_like, with `shape`: a gradient that cannot tell from its inputs the shape of what it
+ * is the gradient of. */
 omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
                            const omc_node *like, const omc_shape *shape);
 

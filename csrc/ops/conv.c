@@ -1,4 +1,4 @@
-/* Conv and its gradients. */
+/* Conv, its gradients, and ConvTranspose, which is one of them. */
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -27,17 +27,21 @@ static void read_dims(const omc_shape *shape, int64_t *out) {
   }
 }
 
+static omc_status read_windows(const omc_node *node, int32_t rank, omc_conv_form *f) {
+  if (rank < 1 || rank > OMC_CONV_AXES)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "convolution over %d space dims", rank);
+  *f = (omc_conv_form){.group = omc_node_int(node, "group")};
+  OMC_TRY(read_axes(node, "strides", rank, 1, f->stride, NULL));
+  OMC_TRY(read_axes(node, "dilations", rank, 1, f->dilation, NULL));
+  return read_axes(node, "pads", rank, 0, f->before, f->after);
+}
+
 /* The form of a convolution of x by w with the node's attributes. */
 static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_shape *w,
                             omc_conv_form *f) {
   char tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
-  const int32_t rank = x->rank - 2;
-  if (rank < 1 || rank > OMC_CONV_AXES)
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "convolution over %d space dims", rank);
-  *f = (omc_conv_form){.n = x->dims[0], .c = x->dims[1], .group = omc_node_int(node, "group")};
-  OMC_TRY(read_axes(node, "strides", rank, 1, f->stride, NULL));
-  OMC_TRY(read_axes(node, "dilations", rank, 1, f->dilation, NULL));
-  OMC_TRY(read_axes(node, "pads", rank, 0, f->before, f->after));
+  OMC_TRY(read_windows(node, x->rank - 2, f));
+  f->n = x->dims[0], f->c = x->dims[1];
   read_dims(x, f->in);
   bool fits = w->rank == x->rank && w->dims[1] * f->group == f->c && w->dims[0] % f->group == 0;
   if (fits) {
@@ -66,22 +70,62 @@ static omc_shape output_shape(const omc_conv_form *f, int32_t rank) {
   return y;
 }
 
+omc_status omc_conv_transpose_form_of(const omc_node *node, omc_shape *shape, omc_conv_form *f) {
+  const omc_shape *x = omc_in_shape(node, 0), *w = omc_in_shape(node, 1);
+  int64_t extra[OMC_CONV_AXES], dims[OMC_CONV_AXES];
+  const int32_t rank = x->rank - 2;
+  OMC_TRY(read_windows(node, rank, f));
+  OMC_TRY(read_axes(node, "output_padding", rank, 0, extra, NULL));
+  if (w->rank != x->rank || w->dims[0] != x->dims[1])
+    OMC_NODE_FAIL(node, ESHAPE, "a weight of rank %d for %lld channels of rank %d", w->rank,
+                  (long long)x->dims[1], x->rank);
+  read_dims(x, dims);
+  read_dims(w, f->kernel);
+  *shape = (omc_shape){x->rank, {x->dims[0], w->dims[1] * f->group}};
+  for (int a = OMC_CONV_AXES - rank; a < OMC_CONV_AXES; a++) {
+    /* Rows past the last window, which its gradient would be asked for. */
+    if (extra[a] >= f->stride[a])
+      OMC_NODE_FAIL(node, EUNSUPPORTED, "output_padding of %lld for a stride of %lld",
+                    (long long)extra[a], (long long)f->stride[a]);
+    const int64_t span = (f->kernel[a] - 1) * f->dilation[a] + 1 - f->before[a] - f->after[a];
+    const int64_t dim = (dims[a] - 1) * f->stride[a] + span + extra[a];
+    if (dim < 1) OMC_NODE_FAIL(node, ESHAPE, "a result of size %lld", (long long)dim);
+    shape->dims[a + x->rank - OMC_CONV_AXES] = dim;
+  }
+  return read_form(node, shape, w, f);
+}
+
+static omc_status need_bias(const omc_node *node, int64_t channels) {
+  if (!omc_in(node, 2)) return OMC_OK;
+  OMC_TRY(omc_need_dtype(node, 2, omc_in(node, 0)->type.dtype));
+  OMC_TRY(omc_need_rank(node, 2, 1));
+  const int64_t n = omc_in(node, 2)->type.shape.dims[0];
+  if (n == channels) return OMC_OK;
+  OMC_NODE_FAIL(node, ESHAPE, "bias has %lld elements for %lld channels", (long long)n,
+                (long long)channels);
+}
+
 static omc_status infer_conv(omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
   const omc_type *x = &omc_in(node, 0)->type;
   OMC_TRY(omc_need_dtype(node, 1, x->dtype));
   omc_conv_form f;
   OMC_TRY(omc_conv_form_of(node, &f));
-  if (omc_in(node, 2)) {
-    OMC_TRY(omc_need_dtype(node, 2, x->dtype));
-    OMC_TRY(omc_need_rank(node, 2, 1));
-    const int64_t n = omc_in(node, 2)->type.shape.dims[0];
-    if (n != f.o)
-      OMC_NODE_FAIL(node, ESHAPE, "bias has %lld elements for %lld channels", (long long)n,
-                    (long long)f.o);
-  }
+  OMC_TRY(need_bias(node, f.o));
   const omc_shape out = output_shape(&f, x->shape.rank);
   omc_set_type(node, 0, x->dtype, &out);
+  return OMC_OK;
+}
+
+static omc_status infer_transpose(omc_node *node) {
+  OMC_TRY(omc_need_float(node, 0));
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
+  OMC_TRY(omc_need_dtype(node, 1, dtype));
+  omc_conv_form f;
+  omc_shape out;
+  OMC_TRY(omc_conv_transpose_form_of(node, &out, &f));
+  OMC_TRY(need_bias(node, f.c));
+  omc_set_type(node, 0, dtype, &out);
   return OMC_OK;
 }
 
@@ -111,6 +155,13 @@ static omc_status infer_grad_weight(omc_node *node) { return infer_grad(node, fa
 
 /* ---- gradient rule and records ---- */
 
+static void sum_to_bias(omc_grad *g) {
+  static const int64_t axes[] = {0, 2, 3, 4};
+  omc_value *dy = g->grad_out[0];
+  if (omc_in(g->node, 2) && g->needs[2])
+    g->grad_in[2] = omc_reduce_sum(&g->b, dy, axes, dy->type.shape.rank - 1, false);
+}
+
 static omc_status conv_grad(omc_grad *g) {
   omc_value *x = omc_in(g->node, 0), *w = omc_in(g->node, 1);
   omc_value *const dy_w[] = {g->grad_out[0], w}, *const dy_x[] = {g->grad_out[0], x};
@@ -118,15 +169,28 @@ static omc_status conv_grad(omc_grad *g) {
     g->grad_in[0] = omc_nary_shaped(&g->b, OMC_OP_ConvGradInput, 2, dy_w, g->node, &x->type.shape);
   if (g->needs[1])
     g->grad_in[1] = omc_nary_shaped(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
-  if (omc_in(g->node, 2) && g->needs[2]) {
-    static const int64_t axes[] = {0, 2, 3, 4};
-    g->grad_in[2] = omc_reduce_sum(&g->b, g->grad_out[0], axes, x->type.shape.rank - 1, false);
-  }
+  sum_to_bias(g);
+  return g->b.status;
+}
+
+static omc_status transpose_grad(omc_grad *g) {
+  omc_value *x = omc_in(g->node, 0), *w = omc_in(g->node, 1);
+  omc_value *const dy_w[] = {g->grad_out[0], w}, *const x_dy[] = {x, g->grad_out[0]};
+  if (g->needs[0]) g->grad_in[0] = omc_nary_like(&g->b, OMC_OP_Conv, 2, dy_w, g->node);
+  if (g->needs[1])
+    g->grad_in[1] = omc_nary_shaped(&g->b, OMC_OP_ConvGradWeight, 2, x_dy, g->node, &w->type.shape);
+  sum_to_bias(g);
   return g->b.status;
 }
 
 const omc_op omc_op_Conv = {
     .name = "Conv", .min_in = 2, .max_in = 3, .n_out = 1, .infer = infer_conv, .grad = conv_grad};
+const omc_op omc_op_ConvTranspose = {.name = "ConvTranspose",
+                                     .min_in = 2,
+                                     .max_in = 3,
+                                     .n_out = 1,
+                                     .infer = infer_transpose,
+                                     .grad = transpose_grad};
 const omc_op omc_op_ConvGradInput = {
     .name = "ConvGradInput", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_grad_input};
 const omc_op omc_op_ConvGradWeight = {

@@ -81,6 +81,11 @@ typedef struct omc_conv_form {
 
 omc_status omc_conv_form_of(const omc_node *node, omc_conv_form *out) OMC_MUST_USE;
 
+/* Of ConvTranspose, as of the gradient that it is: its input is the y, its result the x, of which
+ * *shape is the shape. */
+omc_status omc_conv_transpose_form_of(const omc_node *node, omc_shape *shape,
+                                      omc_conv_form *out) OMC_MUST_USE;
+
 /* Of a gradient, and the shape of its result. */
 omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape *shape,
                                  omc_conv_form *out) OMC_MUST_USE;

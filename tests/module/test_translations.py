@@ -154,6 +154,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv 1d same": (lambda: nn.Conv1d(3, 8, 4, padding="same"), (2, 3, 9)),
     "conv 3d": (lambda: nn.Conv3d(4, 6, (2, 3, 1), (1, 2, 1), (1, 0, 2), (2, 1, 1), groups=2), (2, 4, 4, 5, 6)),
     "conv 3d same": (lambda: nn.Conv3d(2, 3, (2, 3, 4), padding="same", dilation=(1, 2, 1)), (2, 2, 4, 5, 6)),
+    "conv transposed": (lambda: nn.ConvTranspose2d(4, 6, (4, 3), 2, 1, (0, 1), groups=2), (2, 4, 5, 6)),
+    "conv transposed, depthwise": (lambda: nn.ConvTranspose2d(3, 3, 3, 2, 1, 1, groups=3, bias=False), (2, 3, 5, 6)),
+    "conv transposed 1d": (lambda: nn.ConvTranspose1d(3, 8, 4, 3, dilation=2, output_padding=2), (2, 3, 5)),
+    "conv transposed 3d": (lambda: nn.ConvTranspose3d(3, 2, (2, 3, 1), 2, (1, 0, 0), 1), (2, 3, 3, 4, 2)),
     "max pool": (after_conv(nn.MaxPool2d(3, 2, 1, ceil_mode=True)), (2, 3, 9, 9)),
     "max pool 1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.MaxPool1d(2)), (2, 3, 9)),
     "average pool": (
@@ -229,6 +233,16 @@ def test_layers(row: tuple[str, Any]) -> None:
 def test_convolution_without_a_batch() -> None:
     assert_same_step(*pair(nn.Conv2d(3, 4, 3, dilation=2)), torch.randn(3, 9, 9))
     assert_same_step(*pair(nn.Conv3d(3, 4, 2)), torch.randn(3, 4, 5, 6))
+    assert_same_step(*pair(nn.ConvTranspose2d(3, 4, 3, 2)), torch.randn(3, 5, 6))
+
+
+def test_a_transposed_convolution_of_an_output_size() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x, output_size=(11, 12)), l=nn.ConvTranspose2d(3, 4, 3, 2, 1)))
+    assert_same_step(eager, ours, torch.randn(2, 3, 6, 6))
+
+
+def test_a_transposed_convolution_of_no_images() -> None:
+    assert_same_step(*pair(nn.ConvTranspose2d(3, 4, 3, 2)), torch.randn(0, 3, 5, 6))
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True, "padding_idx": 1}], ids=str)

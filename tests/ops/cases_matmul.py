@@ -70,6 +70,25 @@ def attention(
     )
 
 
+def conv_transpose(
+    a: Tensor,
+    w: Tensor,
+    bias: bool,
+    stride: list[int],
+    pad: list[int],
+    dilation: list[int],
+    group: int,
+    extra: list[int],
+) -> Case:
+    def f(t: Tensor, k: Tensor, b: Tensor | None = None) -> Tensor:
+        back = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[t.dim() - 3]
+        return back(t, k, b, stride, pad, extra, group, dilation)
+
+    inputs = [a, w] + ([x(w.shape[1] * group, dtype=a.dtype, seed=9)] if bias else [])
+    attrs = {"strides": stride, "pads": pad * 2, "dilations": dilation, "group": group, "output_padding": extra}
+    return Case("ConvTranspose", inputs, f, attrs, scale=4)  # sums of C·kh·kw terms, in another order
+
+
 CASES = [
     *[Case("MatMul", [x(*a), x(*b, seed=1)], torch.matmul, scale=2) for a, b in MATMUL],  # K terms a sum
     *[Case("MatMul", [x(*a, dtype=F64), x(*b, dtype=F64, seed=1)], torch.matmul) for a, b in MATMUL[:8]],
@@ -97,6 +116,17 @@ CASES = [
     conv(x(2, 5, 4, 4, 4), x(5, 1, 2, 2, 2, seed=1), True, [1, 1, 2], [1, 0, 1], [1, 2, 1], 5),
     conv(x(1, 2, 3, 4, 3, dtype=F64), x(3, 2, 2, 3, 2, dtype=F64, seed=1), True, [2, 1, 1], [1, 2, 1], [1, 2, 1], 1),
     conv(x(0, 2, 3, 4, 3), x(3, 2, 2, 2, 2, seed=1), True, [1, 1, 1], [0, 0, 0], [1, 1, 1], 1),
+    conv_transpose(x(2, 5, 6, 7), x(5, 4, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1, [0, 0]),
+    conv_transpose(x(2, 6, 5, 4), x(6, 4, 4, 4, seed=1), True, [2, 2], [1, 1], [1, 1], 1, [0, 0]),
+    conv_transpose(x(3, 4, 5, 6), x(4, 3, 3, 2, seed=1), True, [2, 3], [1, 0], [2, 1], 2, [1, 2]),
+    conv_transpose(x(2, 5, 8, 8), x(5, 1, 3, 3, seed=1), True, [2, 2], [1, 1], [1, 1], 5, [1, 1]),
+    conv_transpose(x(3, 8, 7, 7), x(8, 16, 1, 1, seed=1), False, [1, 1], [0, 0], [1, 1], 1, [0, 0]),
+    conv_transpose(x(2, 33, 15, 17), x(33, 36, 3, 3, seed=1), True, [1, 1], [1, 0], [1, 1], 1, [0, 0]),
+    conv_transpose(x(2, 3, 9), x(3, 4, 5, seed=1), True, [3], [2], [1], 1, [2]),
+    conv_transpose(x(2, 4, 3, 4, 3), x(4, 3, 2, 3, 2, seed=1), True, [2, 1, 3], [1, 0, 1], [1, 2, 1], 2, [1, 0, 2]),
+    conv_transpose(x(1, 2, 3, 4, dtype=F64), x(2, 3, 3, 2, dtype=F64, seed=1), True, [2, 1], [1, 0], [1, 1], 1, [1, 0]),
+    conv_transpose(x(1, 2, 2, 3, 2, dtype=F64), x(2, 2, 2, 1, 2, dtype=F64, seed=1), False, [1, 2, 1], [0, 0, 1], [1, 1, 1], 1, [0, 1, 0]),
+    conv_transpose(x(0, 3, 4, 5), x(3, 4, 2, 2, seed=1), True, [2, 2], [0, 0], [1, 1], 1, [1, 0]),
     # Large enough for Winograd's transforms: odd sizes, uneven padding, channels in more than one block.
     conv(x(2, 32, 17, 19), x(35, 32, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
     conv(x(3, 33, 14, 16), x(40, 33, 3, 3, seed=1), False, [1, 1], [2, 0], [1, 1], 1),

@@ -213,27 +213,26 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
   return OMC_OK;
 }
 
-static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void *params) {
-  conv_product *p = params;
-  omc_conv_form f;
-  omc_shape shape;
-  OMC_TRY(omc_conv_grad_form_of(node, true, &shape, &f));
+/* The gradient of a convolution's input. */
+static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, omc_arena *arena,
+                                  conv_product *p) {
   int64_t before[OMC_CONV_AXES], span[OMC_CONV_AXES], grids_by[OMC_CONV_AXES];
-  const bool direct = sums_directly(f.group, f.cg);
+  const bool direct = sums_directly(f->group, f->cg);
   bool inside = true;
   for (int a = 0; a < OMC_CONV_AXES; a++) {
     int64_t end;
-    shift_range(f.in[a], f.before[a], f.kernel[a], f.dilation[a], f.stride[a], &before[a], &end);
-    inside &= !before[a] && end <= f.out[a];
+    shift_range(f->in[a], f->before[a], f->kernel[a], f->dilation[a], f->stride[a], &before[a],
+                &end);
+    inside &= !before[a] && end <= f->out[a];
     span[a] = before[a] + end;
-    grids_by[a] = omc_min(f.stride[a], f.in[a]);
+    grids_by[a] = omc_min(f->stride[a], f->in[a]);
   }
-  conv_source s = {.channels = f.o,
+  conv_source s = {.channels = f->o,
                    .left = before[2],
                    .phases = 1,
                    .part = span[2],
                    .in_place = !direct && inside};
-  OMC_TRY(choose_rows(&s, f.out, before, span, arena));
+  OMC_TRY(choose_rows(&s, f->out, before, span, arena));
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
   if (!grids) return no_memory(node);
@@ -241,26 +240,40 @@ static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void
   for (int64_t i = 0; i < n_grids; i++) {
     const int64_t at[] = {i / grids_by[2] / grids_by[1], i / grids_by[2] % grids_by[1],
                           i % grids_by[2]};
-    OMC_TRY(grad_grid(&f, &s, at, before, s.in_place ? f.out[1] : span[1], arena, &grids[i]));
+    OMC_TRY(grad_grid(f, &s, at, before, s.in_place ? f->out[1] : span[1], arena, &grids[i]));
     grids[i].packed_at = packed;
-    packed += f.c * grids[i].depth;
+    packed += f->c * grids[i].depth;
   }
-  const int64_t taps = n_taps(&f);
+  const int64_t taps = n_taps(f);
   *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
                       .direct = direct,
-                      .images = f.n,
-                      .groups = f.group,
-                      .m = f.cg,
+                      .images = f->n,
+                      .groups = f->group,
+                      .m = f->cg,
                       .weight_row = taps,
-                      .weight_group = f.o / f.group * f.cg * taps,
-                      .source_group = f.o / f.group * source_plane(&s),
-                      .out_plane = f.in[0] * f.in[1] * f.in[2],
+                      .weight_group = f->o / f->group * f->cg * taps,
+                      .source_group = f->o / f->group * source_plane(&s),
+                      .out_plane = f->in[0] * f->in[1] * f->in[2],
                       .source = s,
                       .n_grids = n_grids,
                       .grids = grids,
                       .packed = packed};
-  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
-  return plan_winograd(node, &f, true, arena, &p->winograd);
+  p->pass = s.in_place ? omc_max(f->n, 1) : images_per_pass(f, &s, p->dtype);
+  return plan_winograd(node, f, true, arena, &p->winograd);
+}
+
+static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void *params) {
+  omc_conv_form f;
+  omc_shape shape;
+  OMC_TRY(omc_conv_grad_form_of(node, true, &shape, &f));
+  return decode_gradient(node, &f, arena, params);
+}
+
+static omc_status transpose_decode(const omc_node *node, omc_arena *arena, void *params) {
+  omc_conv_form f;
+  omc_shape shape;
+  OMC_TRY(omc_conv_transpose_form_of(node, &shape, &f));
+  return decode_gradient(node, &f, arena, params);
 }
 
 static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, void *params) {
@@ -323,6 +336,7 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
   OMC_KERNELS(name)                              \
   OMC_CPU_OP(name, name, OMC_PARAMS(params_t, decode), .workspace = workspace_)
 CONV(Conv, conv_product, conv_decode, product_workspace)
+CONV(ConvTranspose, conv_product, transpose_decode, product_workspace)
 CONV(ConvGradInput, conv_product, grad_input_decode, product_workspace)
 CONV(ConvGradWeight, conv_weight_grad, grad_weight_decode, grad_weight_workspace)
 

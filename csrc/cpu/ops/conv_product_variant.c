@@ -1,4 +1,5 @@
-/* Kernels of Conv and ConvGradInput: a product whose right side is packed from an image. */
+/* Kernels of Conv, ConvTranspose and ConvGradInput: a product whose right side is packed from an
+ * image. */
 #include <string.h>
 
 #include "cpu/ops/conv.h"
@@ -233,6 +234,7 @@ static omc_status convolve(const omc_kernel_args *args) {
 }
 
 OMC_KERNEL(Conv) { return convolve(args); }
+OMC_KERNEL(ConvTranspose) { return convolve(args); }
 OMC_KERNEL(ConvGradInput) { return convolve(args); }
 
 #endif

@@ -20,14 +20,22 @@ def _spread(value: Ints, n: int) -> list[int]:
 
 
 def _conv(
-    b: Builder, x: Val, weight: Val, bias: Val | None, stride: Ints, pads: list[int], dilation: Ints, groups: int
+    b: Builder,
+    x: Val,
+    weight: Val,
+    bias: Val | None,
+    stride: Ints,
+    pads: list[int],
+    dilation: Ints,
+    groups: int,
+    op: str = "Conv",
+    **more: Any,
 ) -> Val:
     n = weight.rank - 2
     batched = x.rank == weight.rank
     x = x if batched else b.unsqueeze(x, 0)
-    out: Val = b.emit(
-        "Conv", x, weight, bias, strides=_spread(stride, n), pads=pads, dilations=_spread(dilation, n), group=groups
-    )
+    windows: dict[str, Any] = {"strides": _spread(stride, n), "pads": pads, "dilations": _spread(dilation, n)}
+    out: Val = b.emit(op, x, weight, bias, **windows, group=groups, **more)
     return out if batched else b.squeeze(out, 0)
 
 
@@ -66,6 +74,23 @@ def conv_padding(
     return _conv(b, x, weight, bias, stride, begin + end, dilation, groups)
 
 
+@translates(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
+    b: Builder,
+    x: Val,
+    weight: Val,
+    bias: Val | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Val:
+    n = weight.rank - 2
+    pads, extra = _spread(padding, n) * 2, _spread(output_padding, n)
+    return _conv(b, x, weight, bias, stride, pads, dilation, groups, "ConvTranspose", output_padding=extra)
+
+
 @translates(aten.convolution.default)
 def convolution(
     b: Builder,
@@ -80,7 +105,7 @@ def convolution(
     groups: int,
 ) -> Val:
     if transposed:
-        raise Unsupported("transposed convolution")
+        return conv_transpose(b, x, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv(b, x, weight, bias, stride, padding, dilation, groups)
 
 
