@@ -467,9 +467,8 @@ def _looks_into_self(code: types.CodeType, this: str = "") -> bool:
 
 def _is_exported() -> bool:
     """Whether the module is traced for somebody else's graph, which can hold no call of ours."""
-    # The flag of an export is seen by all threads, the mode that traces by its own only. It is read itself, because to
-    # Dynamo is_exporting() is always true in torch 2.11.
-    exported = torch.compiler._is_exporting_flag and (
+    # The flag of an export is seen by all threads, the mode that traces by its own only.
+    exported = torch.compiler.is_exporting() and (
         torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
     )
     return exported or torch.jit.is_tracing()

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.torch_version import TorchVersion
 
 from ortmodule_c import DebugOptions, ORTModule
 from wrapped import Function, assert_same_step, graphs, n_graphs, pair
@@ -286,13 +285,8 @@ OPEN = {
 }
 
 
-PINNED_BY_2_11 = {"smoothed"}
-
-
 @pytest.mark.parametrize("what", OPEN)
 def test_ops_that_reckon_with_sizes_are_open(what: str) -> None:
-    if what in PINNED_BY_2_11 and TorchVersion(torch.__version__) < (2, 12):
-        pytest.skip("PyTorch 2.11 takes its sizes for numbers")
     ours = assert_same_steps(
         Function(lambda m, x: OPEN[what](x * m.weight), weight=nn.Parameter(torch.tensor(0.7))),
         *[(torch.randn(shape),) for shape in ((4, 5, 6), (3, 6, 5), (3, 7, 8), (5, 4, 4), (6, 6, 6))],

@@ -122,7 +122,7 @@ class _RefuseChanges(TorchDispatchMode):
                 value = args[i] if i < len(args) else (kwargs or {}).get(argument.name)
                 written = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
                 if any(t.untyped_storage()._cdata in self._memory for t in written):
-                    # TorchDynamo of torch 2.11 computes other gradients of it, without a word.
+                    # TorchDynamo computes other gradients of it, without a word.
                     raise NotRunnable(f"{self._name} changes an argument in place")
         return func(*args, **(kwargs or {}))
 

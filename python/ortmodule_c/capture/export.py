@@ -17,7 +17,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
-    _global_buffer_registration_hooks,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
@@ -147,18 +146,6 @@ class _Lift(nn.Module):
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leaves PyTorch's state as it was, and hides what is traced from saved-tensor hooks."""
-    hooks = set(_global_buffer_registration_hooks)
-    try:
-        with unhooked():
-            yield
-    finally:
-        for key in set(_global_buffer_registration_hooks) - hooks:  # a failed export of torch 2.11 leaves its own
-            del _global_buffer_registration_hooks[key]
-
-
-@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keeps back what PyTorch's tracer tells its own developers, in warnings and in logs of errors it raises."""
     logs = [logging.getLogger(name) for name in _TRACER_LOGS]
@@ -209,16 +196,13 @@ def no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
         yield active
 
 
-_NO_TRACES = "do_not_emit_stack_traces"  # not in every version
-
-
 @contextlib.contextmanager
 def _no_more_than_needed(lines: bool) -> Iterator[None]:
     """Keeps the tracer from what nobody will read: a stack trace for each node, Python code for each graph.
 
     Such code is written if a graph is called after all.
     """
-    write_code, traces = fx.GraphModule.recompile, getattr(fx.config, _NO_TRACES, None)
+    write_code, config = fx.GraphModule.recompile, fx.config.do_not_emit_stack_traces
 
     def write_first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         write_code(module)
@@ -228,14 +212,12 @@ def _no_more_than_needed(lines: bool) -> Iterator[None]:
         type(module).forward = write_first  # each graph has a class of its own
 
     fx.GraphModule.recompile = later  # type: ignore[assignment, method-assign]
-    if traces is not None:
-        setattr(fx.config, _NO_TRACES, not lines)
+    fx.config.do_not_emit_stack_traces = not lines
     try:
         yield
     finally:
         fx.GraphModule.recompile = write_code  # type: ignore[method-assign]
-        if traces is not None:
-            setattr(fx.config, _NO_TRACES, traces)
+        fx.config.do_not_emit_stack_traces = config
 
 
 Registries = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
@@ -356,7 +338,7 @@ def capture(
         environments: set[Any] = set()
         try:
             with (
-                undisturbed(),
+                unhooked(),
                 _paths_noted(module),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,

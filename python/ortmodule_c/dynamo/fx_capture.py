@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 
 from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
-from ..capture.export import PATH, Captured, memory_of, no_autocast, undisturbed
-from ..capture.history import Flow, check_changes, inline_regions
+from ..capture.export import PATH, Captured, memory_of, no_autocast
+from ..capture.history import Flow, check_changes, inline_regions, unhooked
 from ..capture.refusals import leaves_alone
 from ..errors import NeedsStatic, NotExportable, first_lines
 from ..flatten import Spec, flatten
@@ -130,7 +130,7 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
             with (
                 stand_in_mode(examples),
                 enable_python_dispatcher(),
-                undisturbed(),
+                unhooked(),
                 preserve_node_meta(),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,

@@ -13,13 +13,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from inspect import signature
 from types import CodeType
 from typing import Any
 
 import torch
 import torch._dynamo
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._dynamo import config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
@@ -46,7 +45,6 @@ _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
 _OTHERWISE = ", which TorchDynamo sees otherwise than eager"
-_ALONE = "isolate_recompiles" in signature(torch.compile).parameters  # nobody else meets what is compiled
 _heard = threading.local()
 
 
@@ -118,7 +116,7 @@ class SecondWay:
             "use_numpy_random_stream": True,
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
-        self._settings = {k: v for k, v in {**limits, **settings}.items() if hasattr(config, k)}
+        self._settings = limits | settings
         self._sizes: list[torch.Size] | None = None  # of the first call; none once another had others
         self._module = module
         self._versions: list[_Version] = []
@@ -188,7 +186,7 @@ class SecondWay:
             self._give_up(f"{changed} takes a new value again and again, which TorchDynamo by itself may not see")
             return None
         # Else all that was ever compiled of a class counts, and of the versions before.
-        alone = {"isolate_recompiles": True} if _ALONE else {}
+        alone = {"isolate_recompiles": True}
         version = _Version(what)
         backend = functools.partial(self._backend, weakref.ref(version))
         state = self._module.__dict__
@@ -284,11 +282,10 @@ def _compile(
     of.judge(serving)
     compiled = Compiled(graph, examples, report, max_graphs, files)
     of.keep(compiled)
-    return functools.partial(_run, weakref.ref(compiled), None if _ALONE else graph)
+    return functools.partial(_run, weakref.ref(compiled))
 
 
-def _run(compiled: "weakref.ref[Compiled]", graph: fx.GraphModule | None, *args: Any) -> Any:
-    """Once its module is gone others that share the code may still meet the graph, beyond Dynamo's limits."""
-    alive = compiled() or graph
-    assert alive is not None
-    return alive(*args)
+def _run(compiled: "weakref.ref[Compiled]", *args: Any) -> Any:
+    graph = compiled()
+    assert graph is not None  # as above
+    return graph(*args)

@@ -46,10 +46,12 @@ class Surroundings(Watch):
         *Watch.bases,
         *(list, set, frozenset, collections.deque, collections.defaultdict, types.SimpleNamespace),
     )
+    _ORDER = frozenset({"vars", "dir", "__dict__"})  # give attributes in their order
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any], traced: Collection[types.CodeType]) -> None:
         super().__init__(module)
         self._traced = traced
+        self._by_order = any(not self._ORDER.isdisjoint(code.co_names) for code in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         for m in module.modules():
             self._object(m, type(m).__name__)
@@ -112,6 +114,8 @@ class Surroundings(Watch):
                 self._whole(seen)  # by code that is not looked at
             elif seen.state is not None:
                 self._add_names(seen.state, title)
+                if self._by_order:
+                    self._hold_content(seen.state, tuple, f"order of attributes of {title}")
         return seen
 
     def _class(self, cls: Any) -> None:
