@@ -6,6 +6,7 @@ import gc
 import math
 import random
 import re
+import signal
 import threading
 import warnings
 import weakref
@@ -415,6 +416,31 @@ def test_the_graphs_of_a_module_that_is_gone_go_too() -> None:
         del ours
         counts.append(alive())
     assert counts[0] == counts[2]
+
+
+def test_what_a_signals_handler_raises_is_no_failure_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Exception):
+        pass
+
+    def handle(_number: int, _frame: object) -> None:
+        raise Late
+
+    def compiled_late(*args: Any) -> Compiled:
+        signal.raise_signal(signal.SIGALRM)
+        return Compiled(*args)
+
+    eager = mlp()
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Late):
+            patch.setattr("ortmodule_c.dynamo.second_way.Compiled", compiled_late)
+            ours(torch.ones(2, 6))
+        assert signal.getsignal(signal.SIGALRM) is handle
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert_same_step(eager, ours, torch.ones(2, 6))
+    assert not ours.fallback_report()
 
 
 def test_a_break_within_pytorch_is_told_with_its_file_and_line() -> None:

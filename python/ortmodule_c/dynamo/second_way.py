@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo import config
+from torch._dynamo import config, convert_frame
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
 from torch._guards import TracingContext
@@ -34,7 +34,9 @@ from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
+from ..process import tracing_lock
 from ..report import FallbackReport
+from ..signals import Interrupted, waiting
 from ..stack import innermost
 from .backend import Compiled
 
@@ -62,6 +64,29 @@ def _hear() -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(_COMPILERS):
             logging.getLogger(name).addFilter(_keep_back)
+
+
+class _CompileLock:
+    """Dynamo's lock: signals wait while something is compiled for a second way, whose errors are not raised."""
+
+    def __init__(self) -> None:
+        self._entered: list[contextlib.ExitStack] = []  # by the thread that has the lock
+
+    def __enter__(self) -> None:
+        stack = contextlib.ExitStack()
+        stack.enter_context(tracing_lock)
+        if getattr(_heard, "records", None) is not None:
+            stack.enter_context(waiting())
+        self._entered.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._entered.pop().__exit__(*error)
+        except Interrupted as interrupt:
+            raise interrupt.error from None
+
+
+convert_frame.compile_lock = _CompileLock()  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
