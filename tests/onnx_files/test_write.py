@@ -90,17 +90,18 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, object]:
 def test_every_kind_of_attribute_arrives_as_it_is() -> None:
     (node,) = model_of(
         "input %x : f32[?]\n"
-        r'%y : f32[?] = FusedElementwise(%x) {ops=["a, b]", "q\"\\\n}"], args=[], imm=[-0.0, 1e-9, inf], '
-        'outs=[1, -2], class="é"}'
+        r'%y : f32[?] = FusedElementwise(%x) {ops=["a, b]", "q\"\\\n}", "é"], args=[], imm=[-0.0, 1e-9, inf], '
+        'outs=[1, -2], dtypes=[1], class="f32"}'
         ' name="h.0 = {\\"x\\"}"\n'
         "return %y\n"
     ).graph.node
     assert attributes_of(node) == {
-        "ops": [b"a, b]", b'q"\\\n}'],
+        "ops": [b"a, b]", b'q"\\\n}', "é".encode()],
         "args": [],
         "imm": pytest.approx([0.0, 1e-9, float("inf")]),
         "outs": [1, -2],
-        "class": "é".encode(),
+        "dtypes": [1],
+        "class": b"f32",
     }
     (empty,) = [a for a in node.attribute if a.name == "args"]
     assert empty.type == AttributeProto.INTS
