@@ -205,8 +205,38 @@ omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t
   for (uint32_t i = 0; i < g->result->n_in; i++) omc_set_input(g->result, i, NULL);
   for (uint32_t i = 0; i < result->n_in; i++) omc_set_input(result, i, values[i]);
   g->result = result;
+  if (n_outputs != g->n_outputs) g->over = NULL;
   g->n_outputs = n_outputs;
   g->n_grads = n_grads;
+  return OMC_OK;
+}
+
+omc_status omc_graph_write_over(omc_graph *g, uint32_t output, omc_value *input) {
+  if (output >= g->n_outputs)
+    OMC_FAIL(EINVALID, "output %u of a graph with %u outputs", output, g->n_outputs);
+  if (!input || input->role != OMC_ROLE_INPUT)
+    OMC_FAIL(EINVALID, "output %u is written over what is no input", output);
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (k != output && omc_over(g, k) == input)
+      OMC_FAIL(EINVALID, "outputs %u and %u are written over one input", k, output);
+  if (!g->over) g->over = OMC_NEW_ARRAY(&g->arena, omc_value *, g->n_outputs);
+  if (!g->over) return no_memory();
+  g->over[output] = input;
+  return OMC_OK;
+}
+
+omc_status omc_graph_check_over(const omc_graph *g) {
+  for (uint32_t k = 0; k < g->n_outputs; k++) {
+    const omc_value *input = omc_over(g, k);
+    if (!input) continue;
+    const omc_type *to = &input->type, *from = &omc_in(g->result, k)->type;
+    if (omc_type_equal(to, from)) continue;
+    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    return omc_fail(to->dtype == from->dtype ? OMC_ESHAPE : OMC_EDTYPE,
+                    "output %u, %s, is written over input %u '%s', %s", k,
+                    omc_type_text(from, a, sizeof a), input->index, input->name ? input->name : "",
+                    omc_type_text(to, b, sizeof b));
+  }
   return OMC_OK;
 }
 
@@ -273,7 +303,10 @@ static omc_status clone_into(const omc_graph *from, omc_graph *g, omc_value **ma
   g->result->op = OMC_N_OPS;
   g->n_outputs = from->n_outputs;
   g->n_grads = from->n_grads;
-  return clone_inputs(g, from->result, g->result, map);
+  OMC_TRY(clone_inputs(g, from->result, g->result, map));
+  for (uint32_t k = 0; k < from->n_outputs; k++)
+    if (omc_over(from, k)) OMC_TRY(omc_graph_write_over(g, k, map[omc_over(from, k)->id]));
+  return OMC_OK;
 }
 
 omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator, omc_graph **out) {

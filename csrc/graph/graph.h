@@ -102,6 +102,8 @@ struct omc_graph {
   omc_node *result;
   omc_value **inputs; /* n_inputs of role INPUT, in the caller's order */
   omc_value **grads;  /* n_outputs entries of role GRAD or NULL; joint graphs only */
+  omc_value **over;   /* n_outputs entries: the input that an output is written over, or NULL;
+                         itself NULL: none is */
   uint32_t n_inputs, cap_inputs, cap_grads;
   uint32_t n_outputs; /* forward outputs */
   uint32_t n_grads;   /* gradients after them in the result node: n_inputs for each backward */
@@ -145,9 +147,20 @@ omc_status omc_graph_name_value(omc_graph *g, omc_value *v, const char *name) OM
 
 /* Sets the result: n_outputs forward outputs, then n_grads gradients (n_inputs for each backward,
  * NULL for an input without). OMC_EINVALID: another number, an output left out, or the gradient of
- * an output that is not among them has been added. */
+ * an output that is not among them has been added. As many outputs as before are written over the
+ * same inputs as before, else none is. */
 omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t n_outputs,
                                 uint32_t n_grads) OMC_MUST_USE;
+
+/* Declares that once forward is done the caller's memory of `input` holds output number `output`.
+ * All that reads `input`, backwards and other outputs included, reads what it was before.
+ * OMC_EINVALID: there is no such output, `input` is none, or another output is written over it.
+ * That both have one type is for the caller to see to: see omc_graph_check_over. */
+omc_status omc_graph_write_over(omc_graph *g, uint32_t output, omc_value *input) OMC_MUST_USE;
+
+/* OMC_EDTYPE or OMC_ESHAPE, with both types, if an output of a typed graph is not of the type of
+ * the input that it is written over. */
+omc_status omc_graph_check_over(const omc_graph *g) OMC_MUST_USE;
 
 /* Copies the nodes of a graph, and of its values those in use, which get new ids. Constants are
  * borrowed from `from`, which must outlive the copy. */
@@ -168,6 +181,11 @@ static inline bool omc_is_const(const omc_value *v) { return v && v->role == OMC
 
 static inline uint32_t omc_n_backwards(const omc_graph *g) {
   return g->n_inputs ? g->n_grads / g->n_inputs : 0;
+}
+
+/* The input that forward output k is written over; NULL: none. */
+static inline omc_value *omc_over(const omc_graph *g, uint32_t k) {
+  return g->over && k < g->n_outputs ? g->over[k] : NULL;
 }
 
 /* The phase that gives input r of the result node. */

@@ -6,7 +6,7 @@
  *   const  %mask : bool[1024,1024] = @      # elements supplied beside the text, by name
  *   %3 = Softmax(%2) {axis=-1, scale=0.125, mode="tanh", perm=[0, 2, 1]} name="/h.0/attn"
  *   %4, _, %5 = LayerNormalization(%3, %w, _)
- *   return %4, %5
+ *   return %4, %6 over %w                   # %w becomes %6 when forward is done
  *
  * One statement a line; `#` starts a comment; `_` stands for an input or output left out. Names
  * are letters, digits and any of "_.:/-", so a blank ends them. A float has a point, an exponent,

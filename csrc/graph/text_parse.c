@@ -399,6 +399,18 @@ static omc_status parse_operands(parser *p, value_list *list) {
   return OMC_OK;
 }
 
+/* `over` gets for each of them the value after that word, or NULL. */
+static omc_status parse_results(parser *p, value_list *list, value_list *over) {
+  do {
+    omc_value *v, *input = NULL;
+    OMC_TRY(parse_operand(p, &v));
+    if (accept_word(p, "over")) OMC_TRY(parse_operand(p, &input));
+    OMC_TRY(APPEND(p, list, &v));
+    OMC_TRY(APPEND(p, over, &input));
+  } while (accept(p, ','));
+  return OMC_OK;
+}
+
 /* Nothing of the forward phase may use a value of a backward, nor one backward of another. */
 static omc_status check_phase(const parser *p, const omc_value *v, omc_phase user) {
   if (!v || omc_may_read(user, v)) return OMC_OK;
@@ -450,14 +462,17 @@ static bool at_end_of_line(parser *p) {
 }
 
 static omc_status parse_return(parser *p) {
-  value_list values = {0};
+  value_list values = {0}, over = {0};
   uint32_t n_outputs;
   skip_blanks(p);
-  if (!at_end_of_line(p) && !span_is(peek_word(p), "grads")) OMC_TRY(parse_operands(p, &values));
+  if (!at_end_of_line(p) && !span_is(peek_word(p), "grads"))
+    OMC_TRY(parse_results(p, &values, &over));
   n_outputs = values.n;
   if (accept_word(p, "grads")) OMC_TRY(parse_operands(p, &values));
   OMC_TRY(
       at_line(p, omc_graph_set_result(p->graph, values.items, n_outputs, values.n - n_outputs)));
+  for (uint32_t k = 0; k < over.n; k++)
+    if (over.items[k]) OMC_TRY(at_line(p, omc_graph_write_over(p->graph, k, over.items[k])));
   for (uint32_t i = 0; i < values.n; i++)
     OMC_TRY(check_phase(p, values.items[i], omc_result_phase(p->graph, i)));
   return OMC_OK;

@@ -208,7 +208,13 @@ static void put_node(printer *p, const omc_node *node) {
 static void put_result(printer *p) {
   const omc_graph *g = p->graph;
   put(p, g->n_outputs ? "return " : "return");
-  put_values(p, g->result, 0, g->n_outputs);
+  for (uint32_t k = 0; k < g->n_outputs; k++) {
+    if (k) put(p, ", ");
+    put_value(p, omc_in(g->result, k));
+    if (!omc_over(g, k)) continue;
+    put(p, " over ");
+    put_value(p, g->over[k]);
+  }
   if (g->n_grads) {
     put(p, " grads ");
     put_values(p, g->result, g->n_outputs, g->result->n_in);

@@ -113,7 +113,8 @@ static omc_status check_all_uses(verifier *f) {
   return check_uses_of(f, g->result);
 }
 
-static omc_status check_result(const omc_graph *g) {
+static omc_status check_result(const verifier *f) {
+  const omc_graph *g = f->graph;
   const omc_node *result = g->result;
   VERIFY(result->op == OMC_N_OPS && result->n_out == 0, result, "no result node");
   VERIFY(result->n_in == g->n_outputs + g->n_grads, result,
@@ -122,12 +123,19 @@ static omc_status check_result(const omc_graph *g) {
          g->n_grads, g->n_inputs);
   for (uint32_t i = 0; i < g->n_outputs; i++)
     VERIFY(omc_in(result, i), result, "output %u is left out", i);
-  return OMC_OK;
+  for (uint32_t i = 0; i < g->n_outputs; i++) {
+    const omc_value *input = omc_over(g, i);
+    VERIFY(!input || (input->index < g->n_inputs && g->inputs[input->index] == input), result,
+           "output %u is written over what is no input", i);
+    for (uint32_t k = 0; input && k < i; k++)
+      VERIFY(omc_over(g, k) != input, result, "outputs %u and %u are written over one input", k, i);
+  }
+  return f->typed ? omc_graph_check_over(g) : OMC_OK;
 }
 
 static omc_status check_graph(verifier *f) {
   const omc_graph *g = f->graph;
-  OMC_TRY(check_result(g));
+  OMC_TRY(check_result(f));
   for (uint32_t i = 0; i < g->n_inputs; i++)
     OMC_TRY(check_listed(f, g->inputs[i], OMC_ROLE_INPUT, i));
   for (uint32_t i = 0; i < g->cap_grads; i++)

@@ -196,12 +196,14 @@ static omc_status grad_pick(omc_grad *g, omc_op_id op) {
                                  .min_in = 2,                                             \
                                  .max_in = 2,                                             \
                                  .n_out = 1,                                              \
+                                 .flags = OMC_OP_FAILS,                                   \
                                  .infer = infer_##id,                                     \
                                  .grad = grad_##id};                                      \
   const omc_op omc_op_##name_##Grad = {.name = #name_ "Grad",                             \
                                        .min_in = 2,                                       \
                                        .max_in = 2 + base,                                \
                                        .n_out = 1,                                        \
+                                       .flags = OMC_OP_FAILS,                             \
                                        .in_place = base ? 1u << 2 : 0,                    \
                                        .infer = infer_##id##_grad};
 PICK_OPS(Gather, gather, 0)

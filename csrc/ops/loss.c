@@ -152,12 +152,13 @@ static omc_status infer_nll_grad(omc_node *node) {
 
 /* ---- records ---- */
 
-#define LOSS(name_, min, max, outputs, infer_, ...) \
-  const omc_op omc_op_##name_ = {.name = #name_,    \
-                                 .min_in = min,     \
-                                 .max_in = max,     \
-                                 .n_out = outputs,  \
-                                 .infer = infer_,   \
+#define LOSS(name_, min, max, outputs, infer_, ...)     \
+  const omc_op omc_op_##name_ = {.name = #name_,        \
+                                 .min_in = min,         \
+                                 .max_in = max,         \
+                                 .n_out = outputs,      \
+                                 .flags = OMC_OP_FAILS, \
+                                 .infer = infer_,       \
                                  __VA_ARGS__};
 LOSS(CrossEntropy, 2, 3, 4, infer_forward, .grad = forward_grad)
 LOSS(CrossEntropyGrad, 6, 7, 1, infer_backward, .in_place = 1u << 1)

@@ -135,12 +135,13 @@ static omc_status infer_batch_grad(omc_node *node) {
   return infer_grad(node, &channels, &channels);
 }
 
-#define NORM_OP(name_, id, most_in, outs)             \
+#define NORM_OP(name_, id, most_in, outs, updates_)   \
   const omc_op omc_op_##name_ = {.name = #name_,      \
                                  .min_in = 1,         \
                                  .max_in = most_in,   \
                                  .n_out = outs,       \
                                  .in_place = 1u << 0, \
+                                 .updates = updates_, \
                                  .infer = infer_##id, \
                                  .grad = id##_grad};
 #define NORM_GRAD_OP(name_, id)                                 \
@@ -151,7 +152,7 @@ static omc_status infer_batch_grad(omc_node *node) {
                                  .in_place = 1u << 0 | 1u << 1, \
                                  .optional = 1u << 2,           \
                                  .infer = infer_##id##_grad};
-NORM_OP(LayerNormalization, layer, 3, 3)
+NORM_OP(LayerNormalization, layer, 3, 3, 0)
 NORM_GRAD_OP(LayerNormGrad, layer)
-NORM_OP(BatchNorm, batch, 5, 5)
+NORM_OP(BatchNorm, batch, 5, 5, 1u << 3 | 1u << 4)
 NORM_GRAD_OP(BatchNormGrad, batch)

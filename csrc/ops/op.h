@@ -19,7 +19,8 @@ typedef enum {
   OMC_OP_DIVIDES = 1 << 6,    /* elementwise: fails where in[1] is an integer 0 */
   /* Elementwise: all it does is done again when its result is stored, so that it need not run if
    * nothing else reads that. */
-  OMC_OP_CONVERTS = 1 << 7
+  OMC_OP_CONVERTS = 1 << 7,
+  OMC_OP_FAILS = 1 << 8 /* may fail by what its inputs hold; callbacks and divisions may anyway */
 } omc_op_flags;
 
 #define OMC_VARIADIC 255
@@ -30,6 +31,7 @@ typedef struct omc_op {
   uint8_t n_out;          /* most outputs; OMC_VARIADIC: as many as the node has */
   uint32_t flags;
   uint32_t in_place; /* bit i: out[0] may share memory with in[i] */
+  uint32_t updates;  /* bit i: out[i] is in[i] brought up to date, and may share its memory */
   uint32_t optional; /* bit i: input i may be left out though below min_in */
 
   /* Sets the type of every output from input types, attributes and constant inputs. Inputs are
@@ -50,6 +52,10 @@ const omc_op *omc_op_get(omc_op_id id);
 /* The dtype that chooses a node's kernel: its first float input or output, else that of
  * in[0], else that of out[0]. */
 omc_dtype omc_node_dtype(const omc_node *node);
+
+/* The flags of a node's op and, if it is a fused one, of the ops in it; whatever may fail has
+ * OMC_OP_FAILS. */
+uint32_t omc_node_flags(const omc_node *node);
 
 /* Checks a node against its record: how many inputs and outputs, and that none needed is left out.
  */

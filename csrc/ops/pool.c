@@ -168,8 +168,12 @@ const omc_op omc_op_MaxPool = {.name = "MaxPool",
                                .n_out = 2,
                                .infer = infer_pool,
                                .grad = grad_max_pool};
-const omc_op omc_op_MaxPoolGrad = {
-    .name = "MaxPoolGrad", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_max_pool_grad};
+const omc_op omc_op_MaxPoolGrad = {.name = "MaxPoolGrad",
+                                   .min_in = 2,
+                                   .max_in = 2,
+                                   .n_out = 1,
+                                   .flags = OMC_OP_FAILS,
+                                   .infer = infer_max_pool_grad};
 
 #define AVERAGE_OP(name_, infer_, grad_) \
   const omc_op omc_op_##name_ = {        \

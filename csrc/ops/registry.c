@@ -33,6 +33,16 @@ omc_dtype omc_node_dtype(const omc_node *node) {
   return v ? v->type.dtype : OMC_F32;
 }
 
+uint32_t omc_node_flags(const omc_node *node) {
+  uint32_t flags = omc_op_get(node->op)->flags;
+  const omc_attr *ops = omc_node_attr(node, "ops");
+  for (uint32_t i = 0; ops && ops->kind == OMC_ATTR_STRINGS && i < ops->n; i++) {
+    omc_op_id op;
+    if (omc_op_from_name(ops->v.ss[i], strlen(ops->v.ss[i]), &op)) flags |= omc_op_get(op)->flags;
+  }
+  return flags & (OMC_OP_CALLBACK | OMC_OP_DIVIDES) ? flags | OMC_OP_FAILS : flags;
+}
+
 omc_status omc_node_check(const omc_node *node) {
   const omc_op *op = omc_op_get(node->op);
   if (node->n_in < op->min_in || (op->max_in != OMC_VARIADIC && node->n_in > op->max_in))

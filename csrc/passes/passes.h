@@ -38,4 +38,9 @@ omc_status omc_cse(omc_graph *g) OMC_MUST_USE;
  * shape into FusedElementwise nodes, as far as the provider calls them fusible. */
 omc_status omc_fuse(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
 
+/* Where an output is written over an input that backwards or other outputs read, these read a copy
+ * made at the start of forward. Nothing may come after it that would merge the copy with what it is
+ * of. */
+omc_status omc_save_overwritten(omc_graph *g) OMC_MUST_USE;
+
 #endif

@@ -83,6 +83,7 @@ omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
   for (uint32_t i = 0; i < g->n_inputs; i++)
     OMC_GOTO(fail, specialize_input(g->inputs[i], i, &inputs[i]));
   OMC_GOTO(fail, specialize_nodes(g, callbacks));
+  OMC_GOTO(fail, omc_graph_check_over(g));
   *out = g;
   return OMC_OK;
 fail:

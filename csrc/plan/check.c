@@ -11,6 +11,7 @@ typedef struct checker {
   const omc_value **values; /* by value id; NULL: not in the graph */
   bool *written, *intact;   /* by content */
   bool *read_back;          /* by content: forward gave it and backward reads it */
+  bool *overwritten;        /* by input: an output is written over it */
   uint32_t *held;           /* contents intact in the arena */
   uint32_t n_held;
   uint32_t *in_output; /* by forward output: the content in the caller's tensor */
@@ -91,6 +92,8 @@ static omc_status read_graph(checker *c) {
   const omc_graph *g = c->plan->graph;
   for (uint32_t v = 0; v < g->n_values; v++) c->content[v] = v;
   for (uint32_t i = 0; i < g->n_inputs; i++) OMC_TRY(add_given(c, g->inputs[i], OMC_AT_INPUT));
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (omc_over(g, k)) c->overwritten[omc_over(g, k)->index] = true;
   for (uint32_t k = 0; k < g->n_outputs; k++) {
     c->in_output[k] = NOTHING;
     if (g->grads && g->grads[k]) OMC_TRY(add_given(c, g->grads[k], OMC_AT_GRAD));
@@ -164,6 +167,8 @@ static omc_status check_read(checker *c, uint32_t v, omc_phase phase, uint32_t s
                : OMC_OK;
   if (!omc_may_read(phase, c->values[content]))
     return broken(c, "made by another backward", v, content);
+  if (slot->place == OMC_AT_INPUT && c->overwritten[slot->index])
+    return broken(c, "read by backward where the next forward writes", v, content);
   const omc_part *part = &plan->parts[phase];
   if ((slot->place == OMC_AT_INPUT && !part->reads_input[slot->index]) ||
       (slot->place == OMC_AT_OUTPUT && !part->reads_output[slot->index]))
@@ -194,7 +199,8 @@ static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, ui
     places |= i < 32 ? 1u << i : 0;
   }
   return step->op->flags & OMC_OP_POINTWISE ||
-         (k == 0 && inputs == 1 && places & step->op->in_place);
+         (inputs == 1 && ((k == 0 && places & step->op->in_place) ||
+                          (k < 32 && places == 1u << k && places & step->op->updates)));
 }
 
 static omc_status check_region(const checker *c, size_t offset, size_t bytes, uint32_t v) {
@@ -249,6 +255,41 @@ static uint32_t first_result(const checker *c, omc_phase phase) {
   return phase == OMC_FORWARD ? 0 : g->n_outputs + (phase - OMC_BACKWARD) * g->n_inputs;
 }
 
+/* Output k, of content v, is now where the input is that it is declared to be written over: what
+ * the caller gave is lost. */
+static omc_status write_over(checker *c, uint32_t k, uint32_t v) {
+  const uint32_t input = c->plan->graph->over[k]->id;
+  if (!c->intact[input]) return broken(c, "input written over twice", v, input);
+  c->intact[input] = false;
+  c->in_output[k] = v;
+  return OMC_OK;
+}
+
+/* Output k of the step goes right into the memory of one of the graph's inputs. The input must be
+ * declared to become just this, and no step from here on may fail: after a forward that fails the
+ * caller has what was given. */
+static omc_status write_input(checker *c, const omc_step *step, uint32_t k, uint32_t v) {
+  const omc_plan *plan = c->plan;
+  const omc_graph *g = plan->graph;
+  const omc_slot *slot = &plan->slots[v];
+  uint32_t output = 0;
+  while (output < g->n_outputs &&
+         (!omc_over(g, output) || omc_over(g, output)->index != slot->index))
+    output++;
+  if (output == g->n_outputs || c->content[omc_in(g->result, output)->id] != v ||
+      step->node->phase != OMC_FORWARD || slot->alias != v)
+    return broken(c, "written over an input that is not to become this", v, v);
+  const uint32_t input = g->over[output]->id;
+  for (uint32_t i = 0; i < step->n_in; i++)
+    if (step->values[i] != UINT32_MAX && c->content[step->values[i]] == input &&
+        !may_overwrite(c, step, k, input))
+      return broken(c, "op does not work in place", v, input);
+  for (uint32_t s = c->step; s < plan->n_forward; s++)
+    if (omc_node_flags(plan->steps[s].node) & OMC_OP_FAILS)
+      return broken(c, "written over an input by a forward that may fail yet", v, input);
+  return write_over(c, output, v);
+}
+
 static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
   const omc_plan *plan = c->plan;
   const omc_slot *slot = &plan->slots[v];
@@ -263,6 +304,8 @@ static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
   if (!wanted || plan->slots[wanted->id].bytes != slot->bytes)
     return broken(c, "result of another size", v, wanted ? wanted->id : NOTHING);
   if (in[slot->index] != NOTHING) return broken(c, "result written twice", v, in[slot->index]);
+  if (output && omc_over(plan->graph, slot->index))
+    return broken(c, "result that has its place in an input", v, v);
   in[slot->index] = v;
   return OMC_OK;
 }
@@ -282,7 +325,12 @@ static omc_status check_step(checker *c) {
     const omc_slot *slot = &c->plan->slots[v];
     if (slot->begin != c->step || slot->end < c->step)
       return broken(c, "written outside its declared life", v, v);
-    OMC_TRY(slot->place == OMC_AT_ARENA ? write_arena(c, step, k, v) : write_caller(c, step, v));
+    if (slot->place == OMC_AT_ARENA)
+      OMC_TRY(write_arena(c, step, k, v));
+    else if (slot->place == OMC_AT_INPUT)
+      OMC_TRY(write_input(c, step, k, v));
+    else
+      OMC_TRY(write_caller(c, step, v));
     c->written[v] = c->intact[v] = true;
   }
   return OMC_OK;
@@ -303,10 +351,15 @@ static omc_status check_results(checker *c, omc_phase phase) {
     if (copy->to < first || copy->to - first >= n || in[copy->to - first] != NOTHING)
       return broken(c, "copied to a place that is not for it", copy->from, copy->to);
     OMC_TRY(check_read(c, copy->from, phase, end ? end - 1 : 0));
-    in[copy->to - first] = c->content[copy->from];
+    if (forward && omc_over(g, copy->to))
+      OMC_TRY(write_over(c, copy->to, c->content[copy->from]));
+    else
+      in[copy->to - first] = c->content[copy->from];
   }
   for (uint32_t k = 0; k < n; k++) {
     const omc_value *v = omc_in(g->result, first + k);
+    const omc_value *over = forward ? omc_over(g, k) : NULL;
+    if (over && c->content[v->id] == over->id && c->intact[over->id]) continue; /* as it was */
     if (v && in[k] != c->content[v->id]) return broken(c, "result not given", v->id, in[k]);
   }
   return OMC_OK;
@@ -344,13 +397,14 @@ omc_status omc_plan_check(const omc_plan *plan) {
                .written = OMC_NEW_ARRAY(&scratch, bool, n),
                .intact = OMC_NEW_ARRAY(&scratch, bool, n),
                .read_back = OMC_NEW_ARRAY(&scratch, bool, n),
+               .overwritten = OMC_NEW_ARRAY(&scratch, bool, g->n_inputs),
                .held = OMC_NEW_ARRAY(&scratch, uint32_t, n),
                .in_output = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_outputs),
                .in_result = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_inputs),
                .next_step = OMC_NEW_ARRAY(&scratch, uint32_t, plan->n_phases)};
   omc_status status = OMC_OK;
-  if (!c.content || !c.values || !c.written || !c.intact || !c.read_back || !c.held ||
-      !c.in_output || !c.in_result || !c.next_step)
+  if (!c.content || !c.values || !c.written || !c.intact || !c.read_back || !c.overwritten ||
+      !c.held || !c.in_output || !c.in_result || !c.next_step)
     status = omc_fail(OMC_ENOMEM, "no memory to check a plan of %u values", n);
   else
     status = check_run(&c);

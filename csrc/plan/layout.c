@@ -119,61 +119,25 @@ static void find_layout(search *s, size_t bound) {
     follow(s, bound, orders[o], afford < most_tries ? afford : most_tries);
 }
 
-static uint32_t root_of(const omc_plan *plan, uint32_t v) {
-  while (plan->slots[v].alias != v) v = plan->slots[v].alias;
-  return v;
-}
-
 static bool in_arena(const omc_plan *plan, uint32_t v) {
   return plan->slots[v].place == OMC_AT_ARENA;
 }
 
-/* Fills one block for each value with memory of its own, then one for each step with scratch
- * memory. Value v belongs to block of[v]. */
-static void fill_blocks(const omc_plan *plan, search *s, uint32_t *of) {
-  const size_t alignment = plan->provider->alignment;
-  for (uint32_t v = 0; v < plan->graph->n_values; v++) {
-    const omc_slot *slot = &plan->slots[v];
-    if (!in_arena(plan, v) || slot->alias != v) continue;
-    of[v] = s->n;
-    s->blocks[s->n++] = (block){slot->begin, slot->end, omc_round_up(slot->bytes, alignment), 0};
-  }
-  for (uint32_t v = 0; v < plan->graph->n_values; v++) {
-    if (!in_arena(plan, v)) continue;
-    of[v] = of[root_of(plan, v)];
-    block *b = &s->blocks[of[v]];
-    if (plan->slots[v].begin < b->begin) b->begin = plan->slots[v].begin;
-    if (plan->slots[v].end > b->end) b->end = plan->slots[v].end;
-  }
-  for (uint32_t t = 0; t < plan->n_steps; t++)
-    if (plan->steps[t].workspace_bytes)
-      s->blocks[s->n++] = (block){t, t, omc_round_up(plan->steps[t].workspace_bytes, alignment), 0};
-}
-
-/* Sums the bytes live at each step; *bound is the most. */
-static omc_status sum_live(const omc_plan *plan, const search *s, size_t *live, size_t *bound) {
-  size_t total = 0;
-  for (uint32_t b = 0; b < s->n; b++)
-    if (!omc_add_size(total, s->blocks[b].bytes, &total))
-      OMC_FAIL(ENOMEM, "the values of a plan are larger than memory can be");
-  /* Differences from step to step wrap around, their sums do not. */
-  for (uint32_t b = 0; b < s->n; b++) {
-    live[s->blocks[b].begin] += s->blocks[b].bytes;
-    live[s->blocks[b].end + 1] -= s->blocks[b].bytes;
-  }
-  *bound = 0;
-  for (uint32_t t = 0; t < plan->n_steps; t++) {
-    if (t > 0) live[t] += live[t - 1];
-    if (live[t] > *bound) *bound = live[t];
-  }
-  return OMC_OK;
+/* One block for each live range, then one for each step with scratch memory. */
+static void fill_blocks(const omc_liveness *l, size_t alignment, const size_t *workspace,
+                        search *s) {
+  for (uint32_t r = 0; r < l->n_ranges; r++)
+    s->blocks[s->n++] = (block){l->ranges[r].begin, l->ranges[r].end,
+                                omc_round_up(l->ranges[r].bytes, alignment), 0};
+  for (uint32_t t = 0; t < l->n_steps; t++)
+    if (workspace[t]) s->blocks[s->n++] = (block){t, t, omc_round_up(workspace[t], alignment), 0};
 }
 
 /* Whether a value or scratch memory of backward lies over a value that forward saved. */
-static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t *of) {
+static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t *range_of) {
   for (uint32_t v = 0; v < plan->graph->n_values; v++)
     if (in_arena(plan, v) && plan->slots[v].begin >= plan->n_forward &&
-        s->blocks[of[v]].begin < plan->n_forward)
+        s->blocks[range_of[v]].begin < plan->n_forward)
       return true;
   for (uint32_t i = 0; i < plan->n_saved; i++) {
     const omc_span *saved = &plan->saved[i];
@@ -200,31 +164,32 @@ static omc_status note_saved(omc_plan *plan, const search *s) {
   return OMC_OK;
 }
 
-omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) {
-  const uint32_t most = plan->graph->n_values + plan->n_steps;
-  uint32_t *of = OMC_NEW_ARRAY(scratch, uint32_t, plan->graph->n_values);
-  size_t *live = OMC_NEW_ARRAY(scratch, size_t, plan->n_steps + 1);
+omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scratch) {
+  const size_t alignment = plan->provider->alignment;
+  const uint32_t most = l->n_ranges + l->n_steps;
+  size_t *live = OMC_NEW_ARRAY(scratch, size_t, l->n_steps + 1);
+  size_t *workspace = OMC_NEW_ARRAY(scratch, size_t, l->n_steps);
   search s = {.live = live,
               .blocks = OMC_NEW_ARRAY(scratch, block, most),
               .ranks = OMC_NEW_ARRAY(scratch, rank, most),
               .by_offset = OMC_NEW_ARRAY(scratch, uint32_t, most),
               .best = OMC_NEW_ARRAY(scratch, size_t, most)};
-  if (!of || !live || !s.blocks || !s.ranks || !s.by_offset || !s.best)
+  if (!live || !workspace || !s.blocks || !s.ranks || !s.by_offset || !s.best)
     OMC_FAIL(ENOMEM, "no memory to lay out %u values", plan->graph->n_values);
 
-  fill_blocks(plan, &s, of);
-  OMC_TRY(sum_live(plan, &s, live, &plan->bound_bytes));
+  for (uint32_t t = 0; t < l->n_steps; t++) workspace[t] = plan->steps[t].workspace_bytes;
+  OMC_TRY(omc_live_peak(l, alignment, workspace, live, &plan->bound_bytes));
+  fill_blocks(l, alignment, workspace, &s);
   find_layout(&s, plan->bound_bytes);
   plan->arena_bytes = s.best_bytes;
 
   for (uint32_t b = 0; b < s.n; b++) s.blocks[b].offset = s.best[b];
   OMC_TRY(note_saved(plan, &s));
   for (uint32_t v = 0; v < plan->graph->n_values; v++)
-    if (in_arena(plan, v)) plan->slots[v].offset = s.blocks[of[v]].offset;
-  uint32_t scratch_block = s.n;
-  for (uint32_t t = plan->n_steps; t-- > 0;)
-    if (plan->steps[t].workspace_bytes)
-      plan->steps[t].workspace_offset = s.blocks[--scratch_block].offset;
-  plan->consumes = consumes_saved(plan, &s, of);
+    if (in_arena(plan, v)) plan->slots[v].offset = s.blocks[l->range_of[v]].offset;
+  uint32_t scratch_block = l->n_ranges;
+  for (uint32_t t = 0; t < l->n_steps; t++)
+    if (workspace[t]) plan->steps[t].workspace_offset = s.blocks[scratch_block++].offset;
+  plan->consumes = consumes_saved(plan, &s, l->range_of);
   return OMC_OK;
 }

@@ -10,9 +10,17 @@ static void destroy(omc_plan *plan) {
 }
 
 static omc_status build(omc_plan *plan, omc_arena *scratch) {
-  OMC_TRY(omc_plan_steps(plan));
-  OMC_TRY(omc_plan_liveness(plan, scratch));
-  OMC_TRY(omc_plan_layout(plan, scratch));
+  omc_liveness l;
+  OMC_TRY(omc_live_ranges(plan->graph, plan->retain_graph, &plan->memory, scratch, &l));
+  plan->slots = l.slots;
+  plan->parts = l.parts;
+  plan->copies = l.copies;
+  plan->n_copies = l.n_copies;
+  plan->n_phases = l.n_phases;
+  plan->n_forward = l.n_forward;
+  plan->n_steps = l.n_steps;
+  OMC_TRY(omc_plan_steps(plan, &l));
+  OMC_TRY(omc_plan_layout(plan, &l, scratch));
   return omc_plan_check(plan);
 }
 

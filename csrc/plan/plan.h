@@ -12,28 +12,8 @@
 
 #include "graph/graph.h"
 #include "ops/op.h"
+#include "plan/liveness.h"
 #include "provider.h"
-
-typedef enum {
-  OMC_AT_NONE,   /* never materialised */
-  OMC_AT_INPUT,  /* caller's tensor number `index` */
-  OMC_AT_GRAD,   /* caller's gradient of output number `index` */
-  OMC_AT_CONST,  /* `data` of the value */
-  OMC_AT_OUTPUT, /* result tensor number `index`, forward */
-  OMC_AT_RESULT, /* gradient of input number `index`, of a backward */
-  OMC_AT_ARENA   /* `offset` in the arena */
-} omc_place;
-
-/* Where a value lives and for how long. Steps are numbered through, forward first; a value is
- * live from the start of step `begin` to the end of step `end`. An alias has the place and offset
- * of the value it shares memory with. */
-typedef struct omc_slot {
-  omc_place place;
-  uint32_t index;
-  size_t offset, bytes;
-  uint32_t begin, end;
-  uint32_t alias; /* id of the step's or view's input whose memory it shares, or its own id */
-} omc_slot;
 
 typedef struct omc_step {
   omc_kernel kernel;
@@ -44,19 +24,6 @@ typedef struct omc_step {
   const uint32_t *values; /* n_in + n_out value ids; UINT32_MAX: left out */
   size_t workspace_offset, workspace_bytes;
 } omc_step;
-
-/* Forward outputs and gradients that are no step's own output: a result that is an input, a
- * constant, or a second name of another result is copied after the last step of its phase. */
-typedef struct omc_copy {
-  uint32_t from, to; /* value id; input of the result node */
-} omc_copy;
-
-/* Steps and copies of one phase: from `step` to before `end_step`, `copy` to before `end_copy`; of
- * a backward, which of the caller's inputs and outputs it reads. */
-typedef struct omc_part {
-  uint32_t step, end_step, copy, end_copy;
-  bool *reads_input, *reads_output; /* graph->n_inputs, graph->n_outputs */
-} omc_part;
 
 typedef struct omc_span {
   size_t offset, bytes;
@@ -96,14 +63,12 @@ omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool 
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
-/* The stages of omc_plan_create in their order. Steps: one for each node that is no view, phase by
- * phase, with kernel, parameters and workspace size; whether it needs a seed. Liveness:
- * slots but for their offsets, copies, what backwards read of the caller's tensors. Layout:
- * offsets, arena_bytes, bound_bytes, forward_bytes, saved, consumes. `scratch` serves while they
- * work: nothing of the plan points into it. */
-omc_status omc_plan_steps(omc_plan *plan) OMC_MUST_USE;
-omc_status omc_plan_liveness(omc_plan *plan, omc_arena *scratch) OMC_MUST_USE;
-omc_status omc_plan_layout(omc_plan *plan, omc_arena *scratch) OMC_MUST_USE;
+/* The stages of omc_plan_create after omc_live_ranges, of which the plan has slots, copies and
+ * parts already. Steps: kernel, parameters and workspace size of each; whether it needs a seed.
+ * Layout: offsets, arena_bytes, bound_bytes, forward_bytes, saved, consumes. `scratch` serves while
+ * it works: nothing of the plan points into it. */
+omc_status omc_plan_steps(omc_plan *plan, const omc_liveness *l) OMC_MUST_USE;
+omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scratch) OMC_MUST_USE;
 
 /* Writes the steps and where each of their values is, for OMC_DUMP. */
 void omc_plan_print(const omc_plan *plan, FILE *file);

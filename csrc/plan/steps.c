@@ -1,22 +1,9 @@
-#include <string.h>
-
 #include "plan/plan.h"
 
-static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
-
-/* A random op draws only where its probability `p` is above 0. A fused node is random if an op
- * inside it is. */
+/* A random op draws only where its probability `p` is above 0; one in a fused node does. */
 static bool is_random(const omc_node *node) {
   if (omc_op_get(node->op)->flags & OMC_OP_RANDOM) return omc_node_float(node, "p") > 0;
-  const omc_attr *ops = omc_node_attr(node, "ops");
-  if (!ops || ops->kind != OMC_ATTR_STRINGS) return false;
-  for (uint32_t i = 0; i < ops->n; i++) {
-    omc_op_id op;
-    if (omc_op_from_name(ops->v.ss[i], strlen(ops->v.ss[i]), &op) &&
-        omc_op_get(op)->flags & OMC_OP_RANDOM)
-      return true;
-  }
-  return false;
+  return omc_node_flags(node) & OMC_OP_RANDOM;
 }
 
 static omc_status fill_step(omc_plan *plan, const omc_node *node, omc_step *step) {
@@ -41,29 +28,12 @@ static omc_status fill_step(omc_plan *plan, const omc_node *node, omc_step *step
   return OMC_OK;
 }
 
-omc_status omc_plan_steps(omc_plan *plan) {
-  const uint32_t backwards = omc_n_backwards(plan->graph);
-  plan->n_phases = OMC_BACKWARD + (backwards ? backwards : 1);
-  plan->parts = OMC_NEW_ARRAY(&plan->memory, omc_part, plan->n_phases);
-  if (!plan->parts) OMC_FAIL(ENOMEM, "no memory for the %u phases of a plan", plan->n_phases);
-  for (const omc_node *node = plan->graph->first; node; node = node->next) {
-    if (node->phase >= plan->n_phases)
-      OMC_NODE_FAIL(node, EINVALID, "it is in phase %u of %u", node->phase, plan->n_phases);
-    if (!is_view(node)) plan->parts[node->phase].end_step++;
-  }
-  for (omc_phase p = 0; p < plan->n_phases; p++) {
-    plan->parts[p].step = plan->n_steps;
-    plan->n_steps += plan->parts[p].end_step;
-    plan->parts[p].end_step = plan->parts[p].step;
-  }
+omc_status omc_plan_steps(omc_plan *plan, const omc_liveness *l) {
   plan->steps = OMC_NEW_ARRAY(&plan->memory, omc_step, plan->n_steps);
   if (!plan->steps) OMC_FAIL(ENOMEM, "no memory for the %u steps of a plan", plan->n_steps);
-
-  for (const omc_node *node = plan->graph->first; node; node = node->next) {
-    if (is_view(node)) continue;
-    OMC_TRY(fill_step(plan, node, &plan->steps[plan->parts[node->phase].end_step++]));
-    plan->random |= is_random(node);
+  for (uint32_t s = 0; s < plan->n_steps; s++) {
+    OMC_TRY(fill_step(plan, l->nodes[s], &plan->steps[s]));
+    plan->random |= is_random(l->nodes[s]);
   }
-  plan->n_forward = plan->parts[OMC_FORWARD].end_step;
   return OMC_OK;
 }

@@ -151,6 +151,14 @@ static PyObject *nodes_of(const describer *d) {
   return list;
 }
 
+/* For each output the input that it is written over. */
+static PyObject *over_of(const describer *d) {
+  PyObject *list = PyList_New(0);
+  for (uint32_t k = 0; list && k < d->graph->n_outputs; k++)
+    if (!append(list, name_of(d, omc_over(d->graph, k)))) Py_CLEAR(list);
+  return list;
+}
+
 PyObject *omc_graph_description(const omc_module *m, const omc_graph *g) {
   const omc_allocator *allocator = omc_default_allocator();
   const uint32_t n = g->n_values;
@@ -161,8 +169,8 @@ PyObject *omc_graph_description(const omc_module *m, const omc_graph *g) {
   PyObject *result = NULL;
   if (status == OMC_OK)
     result =
-        Py_BuildValue("(NNNNNN)", inputs_of(&d), grads_of(&d), constants_of(&d), nodes_of(&d),
-                      names_of(&d, g->result->in, g->n_outputs),
+        Py_BuildValue("(NNNNNNN)", inputs_of(&d), grads_of(&d), constants_of(&d), nodes_of(&d),
+                      names_of(&d, g->result->in, g->n_outputs), over_of(&d),
                       names_of(&d, g->result->in + g->n_outputs, g->result->n_in - g->n_outputs));
   else
     omc_raise(m, status);

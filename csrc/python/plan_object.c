@@ -128,7 +128,9 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     goto done;
   outputs = PyList_New((Py_ssize_t)g->n_outputs);
   for (uint32_t k = 0; outputs && k < g->n_outputs; k++) {
-    PyObject *t = omc_tensor_new(m, p, &result_value(g, k)->type, queue, &out[k]);
+    const omc_value *over = omc_over(g, k);
+    PyObject *t = over ? Py_NewRef(PyTuple_GetItem(inputs, over->index))
+                       : omc_tensor_new(m, p, &result_value(g, k)->type, queue, &out[k]);
     if (!t || PyList_SetItem(outputs, (Py_ssize_t)k, t) < 0) goto done;
   }
   if (!outputs) goto done;
@@ -328,7 +330,9 @@ static PyGetSetDef plan_getset[] = {
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef plan_methods[] = {
-    {"forward", plan_forward, METH_VARARGS, "forward(inputs, seed) -> (outputs, Run or None)"},
+    {"forward", plan_forward, METH_VARARGS,
+     "forward(inputs, seed) -> (outputs, Run or None); an output that is written over an input is "
+     "it"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(run, inputs, outputs, grads, keep=False, packed=None) -> gradients of the inputs"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},

@@ -71,6 +71,7 @@ static omc_status fold_stage(request *r) { return omc_fold(r->graph); }
 static omc_status canonicalize_stage(request *r) { return omc_canonicalize(r->graph); }
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
 static omc_status settle_stage(request *r) { return omc_settle(r->graph); }
+static omc_status save_stage(request *r) { return omc_save_overwritten(r->graph); }
 static omc_status fuse_stage(request *r) { return omc_fuse(r->graph, omc_provider_host()); }
 
 static const struct {
@@ -80,7 +81,8 @@ static const struct {
 } stages[] = {{"parse", parse_stage, false},  {"specialize", specialize_stage, false},
               {"fold", fold_stage, true},     {"canonicalize", canonicalize_stage, true},
               {"cse", cse_stage, true},       {"differentiate", differentiate_stage, true},
-              {"settle", settle_stage, true}, {"fuse", fuse_stage, true}};
+              {"settle", settle_stage, true}, {"fuse", fuse_stage, true},
+              {"save", save_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {
   if (strncmp(stage, "rule:", 5) == 0) {

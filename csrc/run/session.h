@@ -50,9 +50,12 @@ omc_session_stats omc_session_get_stats(omc_session *session);
 
 /* Runs forward. plan: one that omc_session_plan made. inputs: graph->n_inputs data pointers of
  * dense tensors of the signature's types; outputs: n_outputs pointers to memory for the results.
- * Both are arrays of the host's, borrowed for the call, of memory of the plan's provider. The work
- * is given to `queue` (provider.h), and is done when that is. If the plan is joint (graph->n_grads
- * > 0) *out is a new run, which the caller owns, else NULL (`out` may be NULL then). Any thread. */
+ * Both are arrays of the host's, borrowed for the call, of memory of the plan's provider. An output
+ * that is written over an input has its place in that, which may share memory with no other tensor
+ * given (OMC_EINVALID), and is written once nothing can fail any more; outputs[k] is not looked at.
+ * The work is given to `queue` (provider.h), and is done when that is. If the plan is joint
+ * (graph->n_grads > 0) *out is a new run, which the caller owns, else NULL (`out` may be NULL
+ * then). Any thread. */
 omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
                            void *queue, omc_run **out) OMC_MUST_USE;
 

@@ -84,15 +84,43 @@ static void free_run(omc_run *run) {
   omc_free(omc_session_allocator(x->session), run, 1, sizeof *run);
 }
 
+static bool share(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+  const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
+  return a_bytes && b_bytes && (p < q ? q - p < a_bytes : p - q < b_bytes);
+}
+
+/* Whether what forward writes over `input` would change another tensor that it is given. */
+static omc_status check_apart(const omc_plan *plan, const omc_value *input, void *const *inputs,
+                              void *const *outputs) {
+  const omc_graph *g = plan->graph;
+  const char *const at = inputs[input->index];
+  const size_t bytes = plan->slots[input->id].bytes;
+  for (uint32_t i = 0; i < g->n_inputs; i++)
+    if (i != input->index && share(at, bytes, inputs[i], plan->slots[g->inputs[i]->id].bytes))
+      OMC_FAIL(EINVALID, "input %u is written over and shares memory with input %u", input->index,
+               i);
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (!omc_over(g, k) &&
+        share(at, bytes, outputs[k], plan->slots[omc_in(g->result, k)->id].bytes))
+      OMC_FAIL(EINVALID, "input %u is written over and shares memory with output %u", input->index,
+               k);
+  return OMC_OK;
+}
+
 static omc_status run_forward(omc_run *run, void *const *inputs, void *const *outputs) {
   omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
   omc_work *work;
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (omc_over(g, k)) OMC_TRY(check_apart(x->plan, omc_over(g, k), inputs, outputs));
   OMC_TRY(new_arena(x->plan, run->queue, &run->arena));
   OMC_TRY(start_work(x, &work));
   work->bases[0] = run->arena;
   set_bases(x, work, OMC_AT_INPUT, inputs, g->n_inputs);
   set_bases(x, work, OMC_AT_OUTPUT, outputs, g->n_outputs);
+  for (uint32_t k = 0; k < g->n_outputs; k++)
+    if (omc_over(g, k))
+      work->bases[omc_exec_base(x->plan, OMC_AT_OUTPUT, k)] = inputs[omc_over(g, k)->index];
   const omc_status status = omc_exec_phase(run, work, OMC_FORWARD, run->queue);
   finish_work(x, work);
   return status;

@@ -100,8 +100,8 @@ class Runner:
         ]  # inputs that autograd may come to
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
         self.input_savers, self.output_savers = lowered.input_savers, lowered.output_savers
-        # Inputs that backwards read a copy of, as PyTorch does not save them or they are written over; saved outputs.
-        self.to_copy = {i for i, s in enumerate(self.input_savers) if not s}.union(self.updates)
+        # Inputs that backwards read a copy of, as PyTorch does not save them; saved outputs.
+        self.to_copy = {i for i, s in enumerate(self.input_savers) if not s}
         self.to_keep = {i for i, s in enumerate(self.output_savers) if s}
         self._unchanging: dict[Mask, tuple[list[int], list[int]]] = {}
         self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
@@ -120,7 +120,7 @@ class Runner:
         if self.unprepared > 1:
             raise NotRunnable("other outputs go back together each time through a custom function")
         if self.updates:
-            self._check_apart(inputs)
+            self._check_writable(inputs)
         grad = torch.is_grad_enabled()
         call = Call(
             self, inputs, tuple([grad and c and t.requires_grad for t, c in zip(inputs, self.connected, strict=True)])
@@ -178,10 +178,13 @@ class Runner:
             found = self._unchanging[mask] = inputs, outputs
         return found
 
-    def _check_apart(self, inputs: Sequence[Tensor]) -> None:
-        """NotExportable if an input that is to be changed shares memory with another, or has elements that do."""
+    def _check_writable(self, inputs: Sequence[Tensor]) -> None:
+        """NotExportable if an input that is written over shares memory with another, has elements that do, or may not."""
         memories = Counter(map(_memory, inputs))
+        inferring = torch.is_inference_mode_enabled()
         for t in (inputs[i] for i in self.updates):
+            if t.is_inference() and not inferring:
+                raise NotRunnable("the forward changes an inference tensor outside of inference mode")
             if memories[_memory(t)] > 1 or _overlaps(t):
                 raise NotExportable(
                     f"the forward changes a tensor of shape {tuple(t.shape)} that shares memory with another"
@@ -314,23 +317,30 @@ class Call:
             self.seed = int(torch.randint(1, 2**63 - 1, ()))
 
     def forward(self) -> list[Tensor]:
-        """Run forward and bring the module's buffers up to date; all outputs of the graph."""
+        """Run forward, which brings the module's buffers up to date; all outputs of the graph."""
         runner = self.runner
         outputs, self.run = self.plan.forward(self.dense, self.seed)
+        self._note_updates()
         runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
         self.copied = runner.to_copy.intersection(set().union(*self.plan.reads_inputs))
         for i in self.copied:
             self.dense[i] = self.dense[i].clone()
-        if runner.updates:
-            torch._foreach_copy_([self.inputs[i] for i in runner.updates], outputs[runner.n_results :])
-            if self.trains:
-                for i in runner.updates:
-                    self.versions[i] = self.inputs[i]._version
         # Aliases: the outputs themselves will hold the node that holds this call.
         kept = (runner.to_keep if self.trains else set()).union(*self.plan.reads_outputs)
         self.outputs = {i: outputs[i].detach() for i in kept}
         self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs
+
+    def _note_updates(self) -> None:
+        """Let autograd know of what was written over."""
+        for i in self.runner.updates:
+            given, dense = self.inputs[i], self.dense[i]
+            if dense is given:
+                torch.autograd.graph.increment_version(given)
+            else:
+                given.copy_(dense)
+            if self.trains:
+                self.versions[i] = given._version
 
     def stow(self) -> None:
         """Give what backward needs to saved-tensor hooks, which may keep, move or drop it."""

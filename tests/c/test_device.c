@@ -193,6 +193,42 @@ TEST(device_backward_in_another_queue_waits_for_forward) {
   end(&c);
 }
 
+/* Two forwards given to a queue that does nothing yet: the second reads what the first writes. */
+TEST(device_writes_over_inputs_in_the_order_of_the_queue) {
+  static const char *const text =
+      "input %x : f32[4]\ninput %m : f32[4]\n%y = Exp(%m)\n%n = Add(%m, %x)\n"
+      "return %y, %n over %m\n";
+  const omc_provider *p = device_provider();
+  const omc_type types[] = {{OMC_F32, {1, {4}}}, {OMC_F32, {1, {4}}}};
+  const bool no[] = {false, false};
+  const float start[] = {1, 2, 3, 4};
+  float now[4];
+  char *t;
+  omc_session *s = NULL;
+  omc_plan *plan = NULL;
+  REQUIRE_OK(p->alloc(p->ctx, 192, NULL, (void **)&t));
+  device_write(t, start, sizeof start);
+  device_write(t + 64, start, sizeof start);
+  CHECK_OK(
+      omc_session_create(text, strlen(text), NULL, NULL, NULL, p, omc_default_allocator(), 1, &s));
+  if (s && CHECK_OK(omc_session_plan(s, &(omc_signature){types, no, no, 0, false, false}, &plan))) {
+    void *in[] = {t, t + 64}, *out[] = {t + 128, NULL};
+    const device_counts before = device_counted();
+    device_pause(NULL);
+    CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, NULL));
+    CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, NULL));
+    device_resume(NULL);
+    CHECK_OK(p->sync(p->ctx, NULL));
+    device_read(now, t + 64, sizeof now);
+    for (int i = 0; i < 4; i++) CHECK_FLOAT(now[i], 3 * start[i]);
+    CHECK_INT(device_counted().copies_within, before.copies_within);
+  }
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  p->free(p->ctx, t, 192, NULL);
+  CHECK_OK(p->sync(p->ctx, NULL));
+}
+
 TEST(device_failures_are_told_when_waited_for) {
   static const char *const text =
       "input %x : f32[3,2]\ninput %i : i64[2]\n%y = Gather(%x, %i)\nreturn %y\n";

@@ -180,6 +180,129 @@ TEST(plan_shared_input_is_not_taken_over) {
   omc_plan_release(plan);
 }
 
+/* ---- outputs that are written over inputs ---- */
+
+static const omc_slot *slot_of_over(const char *text, const char *name, uint32_t n_copies) {
+  static omc_slot slot;
+  omc_plan *plan = plan_of(text, false);
+  if (!plan) return &slot;
+  slot = *slot_of(plan, name);
+  CHECK_INT(plan->n_copies, n_copies);
+  omc_plan_release(plan);
+  return &slot;
+}
+
+TEST(plan_update_is_computed_where_its_input_is) {
+  const omc_slot *slot = slot_of_over(
+      "input %x : f32[4,3]\n"
+      "input %mean : f32[3]\n"
+      "input %var : f32[3]\n"
+      "%y, %m, %r, %new_mean, %new_var = BatchNorm(%x, _, _, %mean, %var)\n"
+      "%z = Exp(%y)\n"
+      "return %z, %new_mean over %mean, %new_var over %var\n",
+      "new_var", 0);
+  CHECK_INT(slot->place, OMC_AT_INPUT);
+  CHECK_INT(slot->index, 2);
+}
+
+TEST(plan_update_waits_for_those_that_read_its_input) {
+  const omc_slot *slot = slot_of_over(
+      "input %old : f32[4]\n"
+      "%new = Exp(%old)\n"
+      "%y = Mul(%old, %new)\n"
+      "return %y, %new over %old\n",
+      "new", 1);
+  CHECK_INT(slot->place, OMC_AT_ARENA);
+}
+
+TEST(plan_update_waits_for_steps_that_may_fail) {
+  const omc_slot *slot = slot_of_over(
+      "input %old : f32[4]\n"
+      "input %ids : i64[2]\n"
+      "%new = Exp(%old)\n"
+      "%other = Exp(%new)\n"
+      "%y = Gather(%other, %ids)\n"
+      "return %y, %new over %old\n",
+      "new", 1);
+  CHECK_INT(slot->place, OMC_AT_ARENA);
+}
+
+TEST(plan_update_that_backward_reads_is_kept_apart) {
+  const omc_slot *slot = slot_of_over(
+      "input %x : f32[4] grad\n"
+      "input %old : f32[4]\n"
+      "grad %g of 0 : f32[4]\n"
+      "%new = Exp(%old)\n"
+      "%y = Mul(%x, %new)\n"
+      "backward:\n"
+      "%gx = Mul(%g, %new)\n"
+      "return %y, %new over %old grads %gx, _\n",
+      "new", 1);
+  CHECK_INT(slot->place, OMC_AT_ARENA);
+}
+
+TEST(plan_update_to_what_it_was_is_nothing) {
+  slot_of_over(
+      "input %old : f32[4]\n"
+      "%y = Exp(%old)\n"
+      "%same = Identity(%old)\n"
+      "return %y, %same over %old\n",
+      "y", 0);
+}
+
+/* ---- live ranges before there is a plan ---- */
+
+static size_t peak_of(const char *text, omc_liveness *l, omc_arena *arena) {
+  omc_graph *g = typed(text);
+  size_t live[16], peak = 0;
+  if (!g) return 0;
+  if (CHECK_OK(omc_live_ranges(g, false, arena, arena, l)) && CHECK(l->n_steps < 16))
+    CHECK_OK(omc_live_peak(l, 64, NULL, live, &peak));
+  omc_graph_destroy(g);
+  return peak;
+}
+
+TEST(live_ranges_tell_what_a_change_would_cost) {
+  static const char head[] =
+      "input %x : f32[64,64]\n"
+      "%a = Exp(%x)\n"
+      "%t = Transpose(%a) {perm=[1, 0]}\n"
+      "%p = MatMul(%t, %t)\n";
+  char kept[512], again[512];
+  strcat(strcpy(kept, head), "%y = Add(%p, %t)\nreturn %y\n");
+  strcat(strcpy(again, head), "%u = Transpose(%a) {perm=[1, 0]}\n%y = Add(%p, %u)\nreturn %y\n");
+  omc_arena arena;
+  omc_liveness l;
+  omc_arena_init(&arena, omc_default_allocator());
+  CHECK_INT(peak_of(kept, &l, &arena), 2 * 64 * 64 * 4);
+  CHECK_INT(l.n_steps, 4);
+  CHECK_INT(l.n_ranges, 3); /* a, t and p; y is the caller's */
+  CHECK_INT(l.ranges[1].begin, 1);
+  CHECK_INT(l.ranges[1].end, 3);
+  CHECK_INT(peak_of(again, &l, &arena), 3 * 64 * 64 * 4);
+  omc_arena_deinit(&arena);
+}
+
+TEST(live_peak_counts_scratch_memory) {
+  omc_arena arena;
+  omc_liveness l;
+  size_t live[4], peak, workspace[] = {0, 100, 0};
+  omc_arena_init(&arena, omc_default_allocator());
+  CHECK_INT(peak_of("input %x : f32[16]\n"
+                    "%a = Exp(%x)\n"
+                    "%b = Relu(%a)\n"
+                    "%y = Exp(%b)\n"
+                    "return %y\n",
+                    &l, &arena),
+            64);
+  CHECK_OK(omc_live_peak(&l, 64, workspace, live, &peak));
+  CHECK_INT(peak, 64 + 128);
+  CHECK_INT(live[0], 64);
+  workspace[1] = SIZE_MAX - 128;
+  CHECK_STATUS(omc_live_peak(&l, 64, workspace, live, &peak), ENOMEM);
+  omc_arena_deinit(&arena);
+}
+
 /* Random graphs. */
 
 typedef struct dice {

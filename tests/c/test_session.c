@@ -311,6 +311,98 @@ TEST(session_refuses_bad_calls) {
                EPARSE);
 }
 
+/* y = x * m as it was, with the gradient of x; m becomes m / 2 + x. */
+static const char *updating =
+    "input %x : f32[4] grad\n"
+    "input %m : f32[4]\n"
+    "input %ids : i64[4]\n"
+    "const %half : f32[] = [0.5]\n"
+    "%y = Mul(%x, %m)\n"
+    "%h = Mul(%m, %half)\n"
+    "%new = Add(%h, %x)\n"
+    "%p = Gather(%y, %ids)\n"
+    "return %p, %new over %m\n";
+
+typedef struct updated {
+  float x[4], m[4], y[4], dy[4], dx[4];
+  int64_t ids[4];
+} updated;
+
+static omc_status plan_updating(omc_session *s, omc_plan **out) {
+  const omc_type inputs[] = {{OMC_F32, {1, {4}}}, {OMC_F32, {1, {4}}}, {OMC_I64, {1, {4}}}};
+  const bool in_grads[] = {true, false, false}, out_grads[] = {true, false};
+  return omc_session_plan(s, &(omc_signature){inputs, in_grads, out_grads, 1, false, false}, out);
+}
+
+TEST(session_writes_over_inputs) {
+  omc_session *s = open_session(updating, 1);
+  omc_plan *plan = NULL;
+  omc_run *runs[2] = {NULL, NULL};
+  updated t = {{1, 2, 3, 4}, {2, 4, 6, 8}, {0}, {1, 1, 1, 1}, {0}, {0, 1, 2, 3}};
+  void *in[] = {t.x, t.m, t.ids}, *out[] = {t.y, NULL}, *grads[] = {t.dy, NULL};
+  void *results[] = {t.dx, NULL, NULL};
+  REQUIRE_OK(plan_updating(s, &plan));
+  CHECK(!plan->parts[OMC_BACKWARD].reads_input[1]);
+  for (int i = 0; i < 2; i++) {
+    REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &runs[i]));
+    CHECK_FLOAT(t.y[1], 8);
+    CHECK_FLOAT(t.m[1], 4); /* 4 / 2 + 2 */
+    t.m[2] = 100;           /* each backward has what its own forward read */
+  }
+  REQUIRE_OK(backward_of(runs[0], in, out, grads, results));
+  CHECK_FLOAT(t.dx[2], 6);
+  REQUIRE_OK(backward_of(runs[1], in, out, grads, results));
+  CHECK_FLOAT(t.dx[2], 100);
+  for (int i = 0; i < 2; i++) omc_run_destroy(runs[i]);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_that_fails_has_written_over_nothing) {
+  omc_session *s = open_session(updating, 1);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  updated t = {{1, 2, 3, 4}, {2, 4, 6, 8}, {0}, {0}, {0}, {0, 1, 2, 9}};
+  void *in[] = {t.x, t.m, t.ids}, *out[] = {t.y, NULL};
+  REQUIRE_OK(plan_updating(s, &plan));
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINDEX);
+  for (int i = 0; i < 4; i++) CHECK_FLOAT(t.m[i], 2 * (i + 1));
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_refuses_to_write_over_what_others_share) {
+  omc_session *s = open_session(updating, 1);
+  omc_plan *plan = NULL;
+  omc_run *run = NULL;
+  float x[12] = {0}, y[4];
+  int64_t ids[4] = {0, 1, 2, 3};
+  void *in[] = {x, x + 3, ids}, *out[] = {y, NULL};
+  REQUIRE_OK(plan_updating(s, &plan));
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "input 1 is written over and shares memory with input 0");
+  in[1] = x + 4, out[0] = x + 6;
+  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINVALID);
+  CHECK_CONTAINS(omc_status_detail(), "output 0");
+  out[0] = x + 8;
+  CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
+  omc_run_destroy(run);
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+}
+
+TEST(session_refuses_an_update_of_another_type) {
+  omc_session *s =
+      open_session("input %x : f32[?]\ninput %m : f32[4]\n%y = Exp(%x)\nreturn %y over %m\n", 1);
+  const omc_type inputs[] = {{OMC_F32, {1, {5}}}, {OMC_F32, {1, {4}}}};
+  const bool no[] = {false, false};
+  omc_plan *plan = NULL;
+  CHECK_STATUS(omc_session_plan(s, &(omc_signature){inputs, no, no, 0, false, false}, &plan),
+               ESHAPE);
+  CHECK_CONTAINS(omc_status_detail(), "output 0, f32[5], is written over input 1 'm', f32[4]");
+  omc_session_destroy(s);
+}
+
 TEST(session_empty_batch) {
   omc_session *s = open_session(model, 4);
   omc_plan *plan = NULL;

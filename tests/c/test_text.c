@@ -37,6 +37,7 @@ static const char *const valid[] = {
     "input %x : f32[]\nreturn %x\n",
     "return\n",
     "const %a : u8[2] = [0, 255]\nreturn %a, %a\n",
+    "input %x : f32[2]\ninput %z : f32[2]\n%y = Relu(%x)\nreturn %y, %y over %x, %x over %z\n",
     "input %x : f64[2]\ngrad %g of 0 : f64[2]\n%y, _ = Split(%x) {axis=0}\nreturn %y grads %g\n",
 };
 
@@ -145,6 +146,12 @@ TEST(malformed_texts_name_the_line_and_what_was_expected) {
       {"input %x : f32[]\ninput %x : f32[]", "line 2: %x is defined twice"},
       {"return %x", "%x is not defined"},
       {"return _", "output 0 of the graph is left out"},
+      {"input %x : f32[]\n%y = Relu(%x)\nreturn %y over %y",
+       "output 0 is written over what is no input"},
+      {"input %x : f32[]\n%y = Relu(%x)\nreturn %y over %x, %y over %x",
+       "outputs 0 and 1 are written over one input"},
+      {"input %x : f32[]\nreturn %x over", "expected '%' and a name"},
+      {"input %x : f32[]\nreturn %x grads %x over %x", "the end of the line"},
       {"return\nreturn", "line 2: expected nothing after return"},
       {"input %x : f32[]\ninput %y : f32[]\nreturn %x grads %x", "1 gradients for 2 inputs"},
       {"%y = Nope(_)", "no op is named Nope"},

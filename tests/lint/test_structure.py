@@ -24,8 +24,8 @@ MAY_INCLUDE = {
     "ops": {"base", "graph"},
     **{provider: {"base", "graph", "ops"} for provider in PROVIDERS},
     "autodiff": {"base", "graph", "ops"},
-    "passes": {"base", "graph", "ops"},
     "plan": {"base", "graph", "ops"},
+    "passes": {"base", "graph", "ops", "plan"},
     "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
     "python": {"base", "graph", "ops", "autodiff", "passes", "plan", "run"},
 }

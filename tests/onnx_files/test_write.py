@@ -197,3 +197,13 @@ def test_types_and_open_dims_are_written() -> None:
     (x,) = model.graph.input
     assert x.type.tensor_type.elem_type == TensorProto.BFLOAT16
     assert [d.dim_value for d in x.type.tensor_type.shape.dim] == [0, 2]
+
+
+def test_an_output_names_the_input_that_it_is_written_over() -> None:
+    text = "input %x : f32[2]\ninput %old : f32[2]\n%y = Add(%x, %old)\nreturn %y, %y over %old, %x over %x\n"
+    model = to_model(_C.describe(text, "parse"))
+    assert [[(p.key, p.value) for p in o.metadata_props] for o in model.graph.output] == [
+        [],
+        [("ortmodule_c.over", "old")],
+        [("ortmodule_c.over", "x")],
+    ]

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from .. import _C
 from ..errors import NeedsStatic, Unsupported
-from .draft import ONNX_TYPES, OWN_DOMAIN, Draft, Size, Val, dtype_text, same_size, static
+from .draft import ONNX_TYPES, OVER, OWN_DOMAIN, Draft, Size, Val, dtype_text, same_size, static
 
 _OPS = _C.ops()
 
@@ -308,6 +308,16 @@ class Builder:
     def overwrite(self, x: Val, value: Val) -> None:
         """Say that the op being translated changes its argument `x`, unseen by autograd, to `value`."""
         self.overwritten.append((x, self.detached(value)))
+
+    def output_over(self, value: Val, given: Val) -> None:
+        """Add an output that is written over the input `given`."""
+        own = value.ir
+        if own.producer() is None or own in self.draft.graph.outputs:  # what marks it is the value's
+            own = self.emit("Identity", value).ir
+            own.shape = value.ir.shape
+        assert given.ir.name is not None
+        own.metadata_props[OVER] = given.ir.name
+        self.draft.graph.outputs.append(own)
 
     # Of the whole graph
 

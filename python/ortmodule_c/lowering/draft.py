@@ -21,6 +21,7 @@ OPSET = 20
 OWN_OPSET = 1
 MAX_RANK = 8
 GRAD = "ortmodule_c.grad"  # metadata of inputs whose gradient may be asked for
+OVER = "ortmodule_c.over"  # of outputs that are written over an input: its name
 
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]

@@ -73,7 +73,7 @@ class Lowered:
         For each result of the module, the graph outputs that autograd goes to the inputs from through it: those
         whose gradients a hook on the result would see. One bit each.
     updates
-        Inputs to be overwritten after a forward, by position; their values are the last graph outputs.
+        Inputs that a forward writes over, by position; their values are the last graph outputs.
     fallbacks
         (ATen op, cause) of each node that runs in PyTorch.
     """
@@ -223,15 +223,16 @@ class _Lowering:
         # A buffer is written over in a copy.
         copies = [None] * first_buffer + list(results[len(results) - n_buffers :])
         input_savers = [self._saved_by(n) | self._saved_by(copy) for n, copy in zip(inputs, copies, strict=True)]
-        values = [*outputs, *final.values()]
-        self._draft.graph.outputs.extend([v.ir for v in values])
+        self._draft.graph.outputs.extend([v.ir for v in outputs])
+        for i, val in final.items():
+            Builder(self._draft).output_over(val, graph_inputs[i])
         model = ir.Model(self._draft.graph, ir_version=10, producer_name="ortmodule_c")
         return Lowered(
             model,
             self._callbacks,
             places,
             [reached != 0 for reached in reaches],
-            [v.rank for v in values],
+            [v.rank for v in [*outputs, *final.values()]],
             reaches,
             self._ancestry,
             input_savers,

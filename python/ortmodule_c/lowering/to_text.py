@@ -6,7 +6,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from ..dtypes import DTYPES
-from .draft import GRAD, ONNX_TYPES, TORCH_DTYPES
+from .draft import GRAD, ONNX_TYPES, OVER, TORCH_DTYPES
 
 _MOST_ELEMENTS = 16  # of a constant written into the text
 _TEXT = {onnx: DTYPES[dtype][0] for dtype, onnx in ONNX_TYPES.items()}
@@ -25,8 +25,13 @@ def to_text(model: ir.Model, typed: bool = False) -> tuple[str, dict[str, Tensor
         if id(value) in used:
             lines.append(_constant(value, constants))
     lines.extend(_node(node, typed) for node in graph)
-    lines.append("return " + ", ".join(f"%{v.name}" for v in graph.outputs))
+    lines.append("return " + ", ".join(_result(v) for v in graph.outputs))
     return "\n".join(lines) + "\n", constants
+
+
+def _result(value: ir.Value) -> str:
+    over = value.metadata_props.get(OVER)
+    return f"%{value.name} over %{over}" if over else f"%{value.name}"
 
 
 def _type(value: ir.Value) -> str:

@@ -22,6 +22,7 @@ Raw = tuple[
     ],
     list[str],
     list[str | None],
+    list[str | None],
 ]
 
 
@@ -71,8 +72,10 @@ class Description(NamedTuple):
         Name, type, the elements in row-major order.
     nodes
         In the order in which they run.
-    outputs, gradients
-        Names of the results. Of gradients there is one for each input, for each backward, None for one without.
+    outputs, over
+        Names of the results, and for each the input that it is written over, None for the others.
+    gradients
+        Names. Of gradients there is one for each input, for each backward, None for one without.
     """
 
     inputs: list[tuple[str, Type | None, bool]]
@@ -80,17 +83,18 @@ class Description(NamedTuple):
     constants: list[tuple[str, Type, bytes]]
     nodes: list[Node]
     outputs: list[str]
+    over: list[str | None]
     gradients: list[str | None]
 
 
 def described(raw: Raw) -> Description:
     """With names for what :func:`_C.describe` gives."""
-    inputs, grads, constants, nodes, outputs, gradients = raw
+    inputs, grads, constants, nodes, outputs, over, gradients = raw
     named = [
         Node(op, name, phase, taken, given, [Attribute(*a) for a in said])
         for op, name, phase, taken, given, said in nodes
     ]
-    return Description(inputs, grads, constants, named, outputs, gradients)
+    return Description(inputs, grads, constants, named, outputs, over, gradients)
 
 
 def type_text(kind: Type) -> str:

@@ -9,7 +9,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, TypeProto, ValueInfoPro
 
 from .. import _C
 from ..dtypes import DTYPES
-from ..lowering.draft import OPSET, OWN_DOMAIN, OWN_OPSET
+from ..lowering.draft import OPSET, OVER, OWN_DOMAIN, OWN_OPSET
 from .description import Attribute, Description, Node, Raw, Type, described
 
 _CODES: dict[str, int] = {text: TensorProto.DataType.Value(name) for text, name in DTYPES.values()}
@@ -114,6 +114,9 @@ class _Writer:
                 self._nodes.append(helper.make_node("Identity", [name], [output]))
             taken.add(output)
             infos.append(helper.make_value_info(output, self._types.get(name, _UNKNOWN)))
+        for info, over in zip(infos, self._graph.over, strict=False):
+            if over is not None:
+                info.metadata_props.add(key=OVER, value=over)
         return infos
 
     def _node(self, node: Node) -> list[ValueInfoProto]:
