@@ -1,8 +1,7 @@
 /* What a device must offer, and what a kernel is given. Valid C11 and C++17.
  *
  * A kernel sees its arguments only: tensors, decoded parameters, scratch memory. It allocates
- * nothing, locks nothing, reads no environment, and may run on several threads of its own by
- * cpu/parallel.h. */
+ * nothing, locks nothing, reads no environment, and may use as many threads as it is given. */
 #ifndef OMC_PROVIDER_H
 #define OMC_PROVIDER_H
 
@@ -85,7 +84,7 @@ typedef struct omc_provider {
    * asked for: whoever runs a graph shares their memory. OMC_EUNSUPPORTED names the node and the
    * dtype if there is no kernel for it. */
   omc_status (*prepare)(void *ctx, const struct omc_node *node, int threads, omc_arena *arena,
-                        omc_call *out);
+                        omc_call *out) OMC_MUST_USE;
   /* Whether an elementwise node may become an instruction of a program (ops/program.h). */
   bool (*fusible)(void *ctx, const struct omc_node *node);
   /* Whether there are kernels for an op and dtype, as far as can be told without a node. */
@@ -93,23 +92,23 @@ typedef struct omc_provider {
 
   /* Pooled device memory: freed blocks are kept and handed out again, to be used in `queue`. What
    * was freed is not used by others before `queue` has come to where it was freed. */
-  omc_status (*alloc)(void *ctx, size_t bytes, void *queue, void **out);
+  omc_status (*alloc)(void *ctx, size_t bytes, void *queue, void **out) OMC_MUST_USE;
   void (*free)(void *ctx, void *ptr, size_t bytes, void *queue);
   omc_memory_stats (*memory)(void *ctx);
   void (*trim)(void *ctx); /* gives back what is cached */
   /* Constants: elements in the host's memory, which outlive it, as kernels may read them. */
-  omc_status (*upload)(void *ctx, const void *host, size_t bytes, const void **out);
+  omc_status (*upload)(void *ctx, const void *host, size_t bytes, const void **out) OMC_MUST_USE;
   void (*unload)(void *ctx, const void *uploaded, size_t bytes);
   /* Within the device: copies, and sets bytes to 0. */
-  omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *queue);
-  omc_status (*zero)(void *ctx, void *dst, size_t bytes, void *queue);
+  omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *queue) OMC_MUST_USE;
+  omc_status (*zero)(void *ctx, void *dst, size_t bytes, void *queue) OMC_MUST_USE;
 
   int (*threads)(void *ctx); /* threads kernels may use now */
   /* Waits until a queue, or the whole device, is done; the failure of what it did. */
-  omc_status (*sync)(void *ctx, void *queue);
-  omc_status (*sync_all)(void *ctx);
+  omc_status (*sync)(void *ctx, void *queue) OMC_MUST_USE;
+  omc_status (*sync_all)(void *ctx) OMC_MUST_USE;
   /* What is given to `queue` from now on waits for what `other` was given before. */
-  omc_status (*order)(void *ctx, void *queue, void *other);
+  omc_status (*order)(void *ctx, void *queue, void *other) OMC_MUST_USE;
   double (*clock)(void *ctx, void *queue); /* seconds, when the queue is done; for profiles */
 
   /* Names of the kernel variants that this machine runs, plainest first; NULL after the last. And a

@@ -323,33 +323,30 @@ omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator
   return status;
 }
 
-/* Copies the constants that lie in the arena of `from`. */
-static omc_status own_constants(omc_graph *g, const omc_graph *from) {
+/* Keeps the constants that lie in the arena of `from`. */
+static omc_status keep_constants(const omc_graph *g, const omc_graph *from, omc_keep_elements keep,
+                                 void *ctx) {
   for (omc_node *n = g->first;; n = n->next) {
     const omc_node *reader = n ? n : g->result;
     for (uint32_t i = 0; i < reader->n_in; i++) {
       omc_value *v = omc_in(reader, i);
-      if (!omc_is_const(v) || !omc_arena_holds(&from->arena, v->data)) continue;
       size_t bytes;
+      if (!omc_is_const(v) || !omc_arena_holds(&from->arena, v->data)) continue;
       OMC_TRY(omc_type_bytes(&v->type, &bytes));
-      void *data = omc_arena_elements(&g->arena, bytes + 1, 1);
-      if (!data) return no_memory();
-      memcpy(data, v->data, bytes);
-      v->data = data;
+      OMC_TRY(keep(ctx, v->data, bytes, &v->data));
     }
     if (!n) return OMC_OK;
   }
 }
 
-omc_status omc_graph_compact(omc_graph **graph) {
+omc_status omc_graph_compact(omc_graph **graph, omc_keep_elements keep, void *ctx) {
   omc_graph *from = *graph, *g;
   OMC_TRY(omc_graph_clone(from, from->arena.allocator, &g));
-  const omc_status status = own_constants(g, from);
+  const omc_status status = keep_constants(g, from, keep, ctx);
   if (status != OMC_OK) {
     omc_graph_destroy(g);
     return status;
   }
-  g->constant_bytes = from->constant_bytes;
   omc_graph_destroy(from);
   *graph = g;
   return OMC_OK;

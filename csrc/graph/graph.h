@@ -167,9 +167,14 @@ omc_status omc_graph_check_over(const omc_graph *g) OMC_MUST_USE;
 omc_status omc_graph_clone(const omc_graph *from, const omc_allocator *allocator,
                            omc_graph **out) OMC_MUST_USE;
 
+/* Gives elements equal to these in memory that outlives the graph. */
+typedef omc_status (*omc_keep_elements)(void *ctx, const void *elements, size_t bytes,
+                                        const void **out);
+
 /* Exchanges a settled graph for one of the same nodes that holds nothing passes have left behind,
- * and whose ids are those of the values in use. On an error *graph stays. */
-omc_status omc_graph_compact(omc_graph **graph) OMC_MUST_USE;
+ * and whose ids are those of the values in use. The elements of constants that lie in its arena are
+ * given to `keep`. On an error *graph stays. */
+omc_status omc_graph_compact(omc_graph **graph, omc_keep_elements keep, void *ctx) OMC_MUST_USE;
 
 static inline omc_value *omc_in(const omc_node *n, uint32_t i) {
   return i < n->n_in ? n->in[i].value : NULL;

@@ -182,16 +182,40 @@ static omc_status forward_grad(omc_grad *g) {
   return g->b.status;
 }
 
+/* Pairs of a query and a key that it sees. */
+static double pairs(const omc_attention_form *p) {
+  const double t = (double)p->queries, s = (double)p->keys, least = t < s ? t : s;
+  const double of_head = p->causal ? least * (least + 1) / 2 + (t - least) * s : t * s;
+  return (double)(p->batch * p->heads) * of_head;
+}
+
+/* The products: for each pair, of the query with the key and of the weight with the value. Backward
+ * does the first again and takes those of four gradients. */
+static omc_status forward_cost(const omc_node *node, omc_cost *cost) {
+  omc_attention_form p;
+  OMC_TRY(omc_attention_form_of(node, &p));
+  cost->flops = pairs(&p) * (double)(2 * p.dim + 2 * p.value_dim);
+  return OMC_OK;
+}
+static omc_status backward_cost(const omc_node *node, omc_cost *cost) {
+  omc_attention_form p;
+  OMC_TRY(omc_attention_form_of(node, &p));
+  cost->flops = pairs(&p) * (double)(6 * p.dim + 4 * p.value_dim);
+  return OMC_OK;
+}
+
 const omc_op omc_op_Attention = {.name = "Attention",
                                  .min_in = 3,
                                  .max_in = 4,
                                  .n_out = 2,
                                  .flags = OMC_OP_RANDOM,
                                  .infer = infer_forward,
-                                 .grad = forward_grad};
+                                 .grad = forward_grad,
+                                 .cost = forward_cost};
 const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad",
                                      .min_in = 5,
                                      .max_in = 6,
                                      .n_out = 3,
                                      .flags = OMC_OP_RANDOM,
-                                     .infer = infer_backward};
+                                     .infer = infer_backward,
+                                     .cost = backward_cost};

@@ -183,15 +183,56 @@ static omc_status transpose_grad(omc_grad *g) {
   return g->b.status;
 }
 
-const omc_op omc_op_Conv = {
-    .name = "Conv", .min_in = 2, .max_in = 3, .n_out = 1, .infer = infer_conv, .grad = conv_grad};
+/* Each element of y, or of its gradient, meets one filter: a product and a sum for each weight. In
+ * a transposed convolution x stands for the gradient. */
+static double products(const omc_value *y, const omc_value *weight) {
+  const double filters = (double)weight->type.shape.dims[0];
+  const double all = (double)omc_shape_numel(&weight->type.shape);
+  return filters > 0 ? 2 * (double)omc_shape_numel(&y->type.shape) * (all / filters) : 0;
+}
+static omc_status conv_cost(const omc_node *node, omc_cost *cost) {
+  const omc_value *y = node->out[0];
+  const double bias = omc_in(node, 2) ? (double)omc_shape_numel(&y->type.shape) : 0;
+  cost->flops = products(y, omc_in(node, 1)) + bias;
+  return OMC_OK;
+}
+static omc_status input_grad_cost(const omc_node *node, omc_cost *cost) {
+  cost->flops = products(omc_in(node, 0), omc_in(node, 1));
+  return OMC_OK;
+}
+static omc_status transpose_cost(const omc_node *node, omc_cost *cost) {
+  const double bias = omc_in(node, 2) ? (double)omc_shape_numel(&node->out[0]->type.shape) : 0;
+  cost->flops = products(omc_in(node, 0), omc_in(node, 1)) + bias;
+  return OMC_OK;
+}
+static omc_status weight_grad_cost(const omc_node *node, omc_cost *cost) {
+  cost->flops = products(omc_in(node, 0), node->out[0]);
+  return OMC_OK;
+}
+
+const omc_op omc_op_Conv = {.name = "Conv",
+                            .min_in = 2,
+                            .max_in = 3,
+                            .n_out = 1,
+                            .infer = infer_conv,
+                            .grad = conv_grad,
+                            .cost = conv_cost};
 const omc_op omc_op_ConvTranspose = {.name = "ConvTranspose",
                                      .min_in = 2,
                                      .max_in = 3,
                                      .n_out = 1,
                                      .infer = infer_transpose,
-                                     .grad = transpose_grad};
-const omc_op omc_op_ConvGradInput = {
-    .name = "ConvGradInput", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_grad_input};
-const omc_op omc_op_ConvGradWeight = {
-    .name = "ConvGradWeight", .min_in = 2, .max_in = 2, .n_out = 1, .infer = infer_grad_weight};
+                                     .grad = transpose_grad,
+                                     .cost = transpose_cost};
+const omc_op omc_op_ConvGradInput = {.name = "ConvGradInput",
+                                     .min_in = 2,
+                                     .max_in = 2,
+                                     .n_out = 1,
+                                     .infer = infer_grad_input,
+                                     .cost = input_grad_cost};
+const omc_op omc_op_ConvGradWeight = {.name = "ConvGradWeight",
+                                      .min_in = 2,
+                                      .max_in = 2,
+                                      .n_out = 1,
+                                      .infer = infer_grad_weight,
+                                      .cost = weight_grad_cost};

@@ -55,9 +55,16 @@ static omc_status infer_fused(omc_node *node) {
   return OMC_OK;
 }
 
+static omc_status fused_cost(const omc_node *node, omc_cost *cost) {
+  const omc_attr *ops = omc_node_attr(node, "ops");
+  cost->flops *= ops ? ops->n : 0;
+  return OMC_OK;
+}
+
 const omc_op omc_op_FusedElementwise = {.name = "FusedElementwise",
                                         .min_in = 1,
                                         .max_in = OMC_EW_MAX_INPUTS,
                                         .n_out = OMC_VARIADIC,
                                         .flags = OMC_OP_POINTWISE,
-                                        .infer = infer_fused};
+                                        .infer = infer_fused,
+                                        .cost = fused_cost};

@@ -198,6 +198,7 @@ static omc_status grad_pick(omc_grad *g, omc_op_id op) {
                                  .n_out = 1,                                              \
                                  .flags = OMC_OP_FAILS,                                   \
                                  .infer = infer_##id,                                     \
+                                 .cost = omc_cost_moved,                                  \
                                  .grad = grad_##id};                                      \
   const omc_op omc_op_##name_##Grad = {.name = #name_ "Grad",                             \
                                        .min_in = 2,                                       \

@@ -105,12 +105,21 @@ static omc_status matmul_grad(omc_grad *g) {
   return b->status;
 }
 
+static omc_status matmul_cost(const omc_node *node, omc_cost *cost) {
+  omc_matmul_form f;
+  OMC_TRY(omc_matmul_form_of(node, &f));
+  const double results = (double)omc_shape_numel(&f.c);
+  cost->flops = 2 * results * (double)f.k + (omc_in(node, 2) ? results : 0);
+  return OMC_OK;
+}
+
 #define MATMUL_OP(name_, most_in)                       \
   const omc_op omc_op_##name_ = {.name = #name_,        \
                                  .min_in = 2,           \
                                  .max_in = most_in,     \
                                  .n_out = 1,            \
                                  .infer = infer_matmul, \
+                                 .cost = matmul_cost,   \
                                  .grad = matmul_grad};
 MATMUL_OP(MatMul, 2)
 MATMUL_OP(FusedMatMul, 3)

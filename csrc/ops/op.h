@@ -25,6 +25,12 @@ typedef enum {
 
 #define OMC_VARIADIC 255
 
+/* What computing a node takes, before anything is known of a device. */
+typedef struct omc_cost {
+  double flops; /* on elements of any dtype; a multiplication and an addition are two */
+  double bytes; /* read of inputs and written to outputs, each once */
+} omc_cost;
+
 typedef struct omc_op {
   const char *name;
   uint8_t min_in, max_in; /* OMC_VARIADIC: any number */
@@ -44,6 +50,10 @@ typedef struct omc_op {
   /* Elementwise ops: decodes attributes into the OMC_EW_IMM zeroed immediates that an instruction
    * of a program has on every device, see ops/program.h. NULL: the op is none. */
   omc_status (*imm)(const omc_node *node, double *imm);
+
+  /* Corrects a cost that is one operation for each element of the largest operand, and the bytes
+   * of all. NULL: it is right. */
+  omc_status (*cost)(const omc_node *node, omc_cost *cost);
 } omc_op;
 
 /* The record of an op id below OMC_N_OPS. */
@@ -56,6 +66,12 @@ omc_dtype omc_node_dtype(const omc_node *node);
 /* The flags of a node's op and, if it is a fused one, of the ops in it; whatever may fail has
  * OMC_OP_FAILS. */
 uint32_t omc_node_flags(const omc_node *node);
+
+/* The cost of a typed node. A view costs nothing; what runs in Python, as far as is known. */
+omc_status omc_node_cost(const omc_node *node, omc_cost *out) OMC_MUST_USE;
+
+/* A rule for cost: elements are moved, and no others read than those that are written. */
+omc_status omc_cost_moved(const omc_node *node, omc_cost *cost) OMC_MUST_USE;
 
 /* Checks a node against its record: how many inputs and outputs, and that none needed is left out.
  */

@@ -1,5 +1,7 @@
 #include "ops/op.h"
 
+#include <string.h>
+
 #pragma GCC visibility push(hidden)
 #define OMC_OP(name, family, domain, ...) extern const omc_op omc_op_##name;
 #include "ops.def"

@@ -17,8 +17,9 @@ typedef struct checker {
   uint32_t *in_output; /* by forward output: the content in the caller's tensor */
   uint32_t
       *in_result; /* by input: the content in the caller's gradient, of the backward under way */
-  uint32_t *next_step; /* by phase */
-  uint32_t step;       /* under way */
+  uint32_t *next_step;   /* by phase */
+  uint32_t after_faults; /* no step of forward from this one on may fail */
+  uint32_t step;         /* under way */
 } checker;
 
 #define NOTHING UINT32_MAX
@@ -284,9 +285,8 @@ static omc_status write_input(checker *c, const omc_step *step, uint32_t k, uint
     if (step->values[i] != UINT32_MAX && c->content[step->values[i]] == input &&
         !may_overwrite(c, step, k, input))
       return broken(c, "op does not work in place", v, input);
-  for (uint32_t s = c->step; s < plan->n_forward; s++)
-    if (omc_node_flags(plan->steps[s].node) & OMC_OP_FAILS)
-      return broken(c, "written over an input by a forward that may fail yet", v, input);
+  if (c->step < c->after_faults)
+    return broken(c, "written over an input by a forward that may fail yet", v, input);
   return write_over(c, output, v);
 }
 
@@ -374,6 +374,8 @@ static omc_status check_run(checker *c) {
     return broken(c, "saved bytes are miscounted", NOTHING, NOTHING);
   OMC_TRY(read_graph(c));
   OMC_TRY(check_steps(c));
+  for (uint32_t s = 0; s < c->plan->n_forward; s++)
+    if (omc_node_flags(c->plan->steps[s].node) & OMC_OP_FAILS) c->after_faults = s + 1;
   for (omc_phase p = 0; p < c->plan->n_phases; p++) {
     for (uint32_t i = 0; i < c->plan->graph->n_inputs; i++) c->in_result[i] = NOTHING;
     for (c->step = c->plan->parts[p].step; c->step < c->plan->parts[p].end_step; c->step++)

@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 
 static void destroy(omc_plan *plan) {
-  if (plan->detach) plan->detach(plan->attached);
+  if (plan->detach && plan->detach(plan->attached) != OMC_OK) return;
   omc_arena_deinit(&plan->memory);
   omc_graph_destroy(plan->graph);
   omc_free(plan->allocator, plan, 1, sizeof *plan);

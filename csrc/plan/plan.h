@@ -51,8 +51,10 @@ typedef struct omc_plan {
   bool consumes;     /* a backward writes over it: one can run, once per forward */
   int threads;       /* workspaces are sized for that many */
   _Atomic int references;
-  void *attached;                 /* what run/ keeps with the plan, */
-  void (*detach)(void *attached); /* and how it is freed; NULL: nothing */
+  /* What run/ keeps with the plan, and how it is freed; NULL: nothing. If that fails a device may
+   * still read what belongs to the plan, which is then left to it. */
+  void *attached;
+  omc_status (*detach)(void *attached) OMC_MUST_USE;
 } omc_plan;
 
 /* Makes a plan of a typed joint (or forward only) graph and checks it. With `retain_graph`

@@ -31,6 +31,9 @@ static void print_step(const omc_plan *plan, uint32_t s, FILE *file) {
   for (uint32_t k = 0; k < step->n_out; k++) print_value(plan, omc_out(step->node, k), file);
   if (step->workspace_bytes)
     fprintf(file, " scratch %zu@arena+%zu", step->workspace_bytes, step->workspace_offset);
+  omc_cost cost;
+  if (omc_node_cost(step->node, &cost) == OMC_OK)
+    fprintf(file, " flops %.0f moves %.0f", cost.flops, cost.bytes);
   fputc('\n', file);
 }
 

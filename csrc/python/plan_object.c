@@ -290,9 +290,11 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   PyObject *list = PyList_New(0);
   for (uint32_t s = 0; list && seconds && s < plan->n_steps; s++) {
     const omc_step *step = &plan->steps[s];
-    PyObject *row =
-        Py_BuildValue("(sssd)", s < plan->n_forward ? "forward" : "backward", step->op->name,
-                      step->node->name ? step->node->name : "", seconds[s]);
+    omc_cost cost;
+    const bool known = omc_node_cost(step->node, &cost) == OMC_OK;
+    PyObject *row = Py_BuildValue("(sssddd)", s < plan->n_forward ? "forward" : "backward",
+                                  step->op->name, step->node->name ? step->node->name : "",
+                                  seconds[s], known ? cost.flops : 0.0, known ? cost.bytes : 0.0);
     if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
     Py_XDECREF(row);
   }
@@ -337,7 +339,8 @@ static PyMethodDef plan_methods[] = {
      "backward(run, inputs, outputs, grads, keep=False, packed=None) -> gradients of the inputs"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
     {"describe", plan_describe, METH_NOARGS, "describe() -> the planned graph, as describe()"},
-    {"profile", plan_profile, METH_NOARGS, "profile() -> [(phase, op, source name, seconds)]"},
+    {"profile", plan_profile, METH_NOARGS,
+     "profile() -> [(phase, op, source name, seconds, flops, bytes moved)]"},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot plan_slots[] = {

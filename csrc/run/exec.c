@@ -17,23 +17,10 @@ uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index) {
   return first[place] + index;
 }
 
-/* The elements of a constant, or of a view of one, where kernels find them; each is uploaded once.
- */
-static omc_status find_constant(omc_exec *x, const omc_value *v, size_t bytes, void **out) {
-  const omc_provider *p = x->plan->provider;
+/* The elements of a constant, or of a view of one, where kernels find them. */
+static omc_status find_constant(const omc_exec *x, const omc_value *v, size_t bytes, void **out) {
   while (v->role == OMC_ROLE_NODE) v = omc_in(v->producer, 0);
-  omc_upload *u = x->uploads;
-  while (u && (u->host != v->data || u->bytes != bytes)) u = u->next;
-  if (!u) {
-    u = OMC_NEW(&x->plan->memory, omc_upload);
-    if (!u) OMC_FAIL(ENOMEM, "no memory for the constants of a plan");
-    OMC_TRY(p->upload(p->ctx, v->data, bytes, &u->device));
-    u->host = v->data, u->bytes = bytes;
-    u->next = x->uploads;
-    x->uploads = u;
-  }
-  *out = (void *)(uintptr_t)u->device;
-  return OMC_OK;
+  return omc_constants_upload(&x->shared->constants, v->data, bytes, out);
 }
 
 /* Sets what is the same in every run; data of the arena and the caller is found by each run. */
@@ -87,33 +74,26 @@ no_memory:
   OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
 }
 
-static void unload(omc_exec *x) {
-  const omc_provider *p = x->plan->provider;
-  for (omc_upload *u = x->uploads; u; u = u->next) p->unload(p->ctx, u->device, u->bytes);
-}
-
-/* What the device has still to do may read constants and parameters. How it ends was, or will be,
- * told to those who wait for it. */
-static void detach(void *attached) {
+/* What the device has still to do may read constants and parameters. */
+static omc_status detach(void *attached) {
   omc_exec *x = attached;
   const omc_provider *p = x->plan->provider;
-  const omc_status done = p->sync_all(p->ctx);
-  (void)done;
-  unload(x);
+  OMC_TRY(p->sync_all(p->ctx));
   omc_work_free(x, x->idle);
-  omc_session_release(x->session);
+  omc_constants_drop(&x->constants);
+  omc_shared_release(x->shared);
+  return OMC_OK;
 }
 
-omc_status omc_exec_attach(omc_plan *plan, omc_session *session) {
+omc_status omc_exec_attach(omc_plan *plan, omc_shared *shared,
+                           const omc_constants_taken *constants) {
   omc_exec *x = OMC_NEW(&plan->memory, omc_exec);
   if (!x) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
   x->plan = plan;
-  const omc_status status = fill(x, plan);
-  if (status != OMC_OK) {
-    unload(x);
-    return status;
-  }
-  x->session = omc_session_retain(session);
+  x->shared = shared;
+  OMC_TRY(fill(x, plan));
+  omc_shared_retain(shared);
+  x->constants = *constants;
   plan->attached = x;
   plan->detach = detach;
   return OMC_OK;
@@ -224,7 +204,7 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
   const int threads = plan->provider->threads(plan->provider->ctx);
   omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
                           .seed = run->seed,
-                          .callbacks = omc_session_callbacks(x->session),
+                          .callbacks = omc_shared_callbacks(x->shared),
                           .run = &run->callback_state,
                           .queue = queue};
   OMC_TRY(resolve(x, work, phase));

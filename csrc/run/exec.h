@@ -1,21 +1,15 @@
-/* What run/ keeps with a plan, and the tables of one phase at work. */
+/* What runs of a plan share: tables made once, and those of a phase at work. */
 #ifndef OMC_RUN_EXEC_H
 #define OMC_RUN_EXEC_H
 
-#include "run/session.h"
+#include "run/run.h"
+#include "run/shared.h"
 
 /* Operand `operand` lies `offset` bytes behind base pointer `base`. */
 typedef struct omc_reloc {
   uint32_t operand, base;
   size_t offset;
 } omc_reloc;
-
-/* A constant that steps or copies read. */
-typedef struct omc_upload {
-  struct omc_upload *next;
-  const void *host, *device;
-  size_t bytes;
-} omc_upload;
 
 /* Where the operands of a plan are while one of its phases runs. */
 typedef struct omc_work {
@@ -28,13 +22,13 @@ typedef struct omc_work {
  * then the source of every copy. */
 typedef struct omc_exec {
   omc_plan *plan;
-  omc_session *session;    /* a reference */
+  omc_shared *shared;      /* a reference */
   omc_tensor *operands;    /* as every run starts: types, and the data of constants */
   uint32_t *first_operand; /* of each step; of the copies */
   omc_reloc *relocs;       /* phase by phase */
   uint32_t *end_reloc;     /* by phase */
   uint32_t n_operands, n_bases, n_relocs;
-  struct omc_upload *uploads; /* constants, as the provider has them */
+  omc_constants_taken constants; /* that the graph's values lie in */
   /* What follows is used under omc_exec_lock. */
   double *seconds; /* by step; NULL unless profiled */
   omc_work *idle;  /* to be used again, */
@@ -54,8 +48,10 @@ struct omc_run {
   bool consumed;  /* what forward saved is gone */
 };
 
-/* Makes the tables for a new plan and attaches them. */
-omc_status omc_exec_attach(omc_plan *plan, omc_session *session) OMC_MUST_USE;
+/* Makes the tables for a new plan and attaches them. Unless it fails it takes over what was taken
+ * for the plan. */
+omc_status omc_exec_attach(omc_plan *plan, omc_shared *shared,
+                           const omc_constants_taken *constants) OMC_MUST_USE;
 
 /* One lock for the tables of all plans, held for a few instructions. */
 void omc_exec_lock(void);
@@ -73,12 +69,5 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
 
 /* Frees a list of idle work. */
 void omc_work_free(const omc_exec *exec, omc_work *list);
-
-/* What a session gives to its plans and runs; it lives as long as somebody holds a reference. */
-omc_session *omc_session_retain(omc_session *session);
-void omc_session_release(omc_session *session);
-const omc_callbacks *omc_session_callbacks(const omc_session *session); /* NULL: none */
-const omc_allocator *omc_session_allocator(const omc_session *session);
-void omc_session_count_runs(omc_session *session, int change);
 
 #endif

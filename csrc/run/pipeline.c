@@ -9,33 +9,39 @@
 #include "passes/passes.h"
 
 typedef struct building {
-  const omc_build_inputs *in;
+  omc_shared *shared;
+  const omc_signature *signature;
+  omc_constants_taken *constants;
   omc_graph *graph; /* NULL before the first stage, and once the plan has it */
   omc_plan *plan;
 } building;
 
 static omc_status specialize(building *b) {
-  return omc_specialize(b->in->template, b->in->signature->inputs, b->in->callbacks,
-                        b->in->allocator, &b->graph);
+  return omc_specialize(b->shared->template, b->signature->inputs, omc_shared_callbacks(b->shared),
+                        b->shared->allocator, &b->graph);
 }
 static omc_status canonicalize(building *b) { return omc_canonicalize(b->graph); }
 static omc_status cse(building *b) { return omc_cse(b->graph); }
 static omc_status fold(building *b) { return omc_fold(b->graph); }
 static omc_status settle(building *b) { return omc_settle(b->graph); }
 static omc_status save(building *b) { return omc_save_overwritten(b->graph); }
-static omc_status fuse(building *b) { return omc_fuse(b->graph, b->in->provider); }
+static omc_status fuse(building *b) { return omc_fuse(b->graph, b->shared->provider); }
 
 static omc_status differentiate(building *b) {
-  const omc_signature *s = b->in->signature;
+  const omc_signature *s = b->signature;
   return omc_differentiate(b->graph, s->n_backwards, s->out_grads, s->in_grads);
 }
 
+static omc_status keep(void *ctx, const void *elements, size_t bytes, const void **out) {
+  return omc_constants_take(ctx, elements, bytes, out);
+}
+
 static omc_status plan(building *b) {
-  OMC_TRY(omc_graph_compact(&b->graph)); /* plans are kept */
+  OMC_TRY(omc_graph_compact(&b->graph, keep, b->constants)); /* plans are kept */
   omc_graph *graph = b->graph;
   b->graph = NULL;
-  return omc_plan_create(graph, b->in->provider, b->in->signature->retain_graph, b->in->allocator,
-                         &b->plan);
+  return omc_plan_create(graph, b->shared->provider, b->signature->retain_graph,
+                         b->shared->allocator, &b->plan);
 }
 
 static const struct stage {
@@ -68,9 +74,9 @@ static omc_status write_stage(const building *b, FILE *file) {
     omc_plan_print(b->plan, file);
     return OMC_OK;
   }
-  OMC_TRY(omc_graph_print(b->graph, b->in->allocator, &text, &bytes));
+  OMC_TRY(omc_graph_print(b->graph, b->shared->allocator, &text, &bytes));
   fputs(text, file);
-  omc_free(b->in->allocator, text, 1, bytes);
+  omc_free(b->shared->allocator, text, 1, bytes);
   return OMC_OK;
 }
 
@@ -93,22 +99,23 @@ static omc_status inspect(const building *b, unsigned plan_number, size_t stage)
   return *env->dump ? dump(b, env->dump, plan_number, stage) : OMC_OK;
 }
 
-static bool wants_backward(const omc_build_inputs *in) {
-  const omc_signature *s = in->signature;
-  for (uint32_t k = 0; k < s->n_backwards * in->template->n_outputs; k++)
+static bool wants_backward(const omc_graph *template, const omc_signature *s) {
+  for (uint32_t k = 0; k < s->n_backwards * template->n_outputs; k++)
     if (s->out_grads[k]) return true;
   return false;
 }
 
-omc_status omc_build_plan(const omc_build_inputs *in, omc_session_stats *stats, omc_plan **out) {
+omc_status omc_build_plan(omc_shared *shared, const omc_signature *signature,
+                          omc_constants_taken *constants, omc_session_stats *stats,
+                          omc_plan **out) {
   static _Atomic unsigned plans;
   const unsigned plan_number = atomic_fetch_add(&plans, 1);
   const omc_provider *p = omc_provider_host(); /* planning is the host's work */
-  const bool joint = wants_backward(in);
-  building b = {in, NULL, NULL};
+  const bool joint = wants_backward(shared->template, signature);
+  building b = {shared, signature, constants, NULL, NULL};
   omc_status status = OMC_OK;
   for (size_t i = 0; i < N_STAGES; i++) {
-    if ((stages[i].joint_only && !joint) || (stages[i].rewrites && in->signature->plain)) continue;
+    if ((stages[i].joint_only && !joint) || (stages[i].rewrites && signature->plain)) continue;
     const double start = p->clock(p->ctx, NULL);
     OMC_GOTO(fail, stages[i].apply(&b));
     *(double *)((char *)stats + stages[i].seconds) += p->clock(p->ctx, NULL) - start;

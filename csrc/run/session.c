@@ -17,13 +17,7 @@ typedef struct entry {
 } entry;
 
 struct omc_session {
-  const omc_allocator *allocator;
-  const omc_provider *provider;
-  omc_graph *template;
-  omc_callbacks callbacks;
-  bool has_callbacks;
-  _Atomic int references;
-  _Atomic uint32_t runs_live;
+  omc_shared *shared;
   pthread_mutex_t lock; /* of what follows */
   omc_session_stats stats;
   entry *entries;
@@ -32,7 +26,8 @@ struct omc_session {
 };
 
 static size_t n_grads(const omc_session *s, uint32_t n_backwards) {
-  return s->template->n_inputs + (size_t)n_backwards * s->template->n_outputs;
+  const omc_graph *template = s->shared->template;
+  return template->n_inputs + (size_t)n_backwards * template->n_outputs;
 }
 
 omc_status omc_session_create(const char *text, size_t n, omc_find_data find, void *find_ctx,
@@ -40,76 +35,50 @@ omc_status omc_session_create(const char *text, size_t n, omc_find_data find, vo
                               const omc_allocator *allocator, uint32_t max_plans,
                               omc_session **out) {
   if (max_plans == 0) OMC_FAIL(EINVALID, "max_plans is 0, at least 1 is needed");
-  omc_status status = OMC_ENOMEM;
+  omc_graph *template;
+  omc_shared *shared;
+  OMC_TRY(omc_graph_parse(allocator, text, n, find, find_ctx, &template));
+  OMC_TRY(omc_shared_create(template, callbacks, provider, allocator, &shared));
   omc_session *s = omc_alloc_zero(allocator, 1, sizeof *s);
-  if (!s) OMC_FAIL(ENOMEM, "no memory for a session");
-  s->allocator = allocator;
-  s->provider = provider;
-  s->has_callbacks = callbacks != NULL;
-  if (callbacks) s->callbacks = *callbacks;
+  entry *entries = omc_alloc_zero(allocator, max_plans, sizeof *entries);
+  if (!s || !entries || pthread_mutex_init(&s->lock, NULL) != 0) {
+    omc_free(allocator, entries, max_plans, sizeof *entries);
+    omc_free(allocator, s, 1, sizeof *s);
+    omc_shared_release(shared);
+    OMC_FAIL(ENOMEM, "no memory for a session of %u plans", max_plans);
+  }
+  s->shared = shared;
+  s->entries = entries;
   s->n_entries = max_plans;
-  atomic_init(&s->references, 1);
-  atomic_init(&s->runs_live, 0);
-  s->entries = omc_alloc_zero(allocator, max_plans, sizeof *s->entries);
-  if (!s->entries) OMC_GOTO(fail, omc_fail(OMC_ENOMEM, "no memory for %u plans", max_plans));
-  OMC_GOTO(fail, omc_graph_parse(allocator, text, n, find, find_ctx, &s->template));
-  if (pthread_mutex_init(&s->lock, NULL) != 0)
-    OMC_GOTO(fail, omc_fail(OMC_ENOMEM, "no lock for a session"));
   *out = s;
   return OMC_OK;
-fail:
-  omc_graph_destroy(s->template);
-  omc_free(allocator, s->entries, max_plans, sizeof *s->entries);
-  omc_free(allocator, s, 1, sizeof *s);
-  return status;
-}
-
-omc_session *omc_session_retain(omc_session *s) {
-  atomic_fetch_add_explicit(&s->references, 1, memory_order_relaxed);
-  return s;
-}
-
-void omc_session_release(omc_session *s) {
-  if (atomic_fetch_sub_explicit(&s->references, 1, memory_order_acq_rel) != 1) return;
-  pthread_mutex_destroy(&s->lock);
-  omc_graph_destroy(s->template);
-  omc_free(s->allocator, s->entries, s->n_entries, sizeof *s->entries);
-  omc_free(s->allocator, s, 1, sizeof *s);
 }
 
 static void clear(omc_session *s, entry *e) {
   omc_plan_release(e->plan);
-  omc_free(s->allocator, e->grads, n_grads(s, e->n_backwards), sizeof *e->grads);
+  omc_free(s->shared->allocator, e->grads, n_grads(s, e->n_backwards), sizeof *e->grads);
   *e = (entry){0};
 }
 
 void omc_session_destroy(omc_session *s) {
   if (!s) return;
+  const omc_allocator *allocator = s->shared->allocator;
   for (uint32_t i = 0; i < s->n_entries; i++) clear(s, &s->entries[i]);
-  omc_session_release(s);
+  pthread_mutex_destroy(&s->lock);
+  omc_free(allocator, s->entries, s->n_entries, sizeof *s->entries);
+  omc_shared_release(s->shared);
+  omc_free(allocator, s, 1, sizeof *s);
 }
 
-const omc_graph *omc_session_template(const omc_session *s) { return s->template; }
-const omc_callbacks *omc_session_callbacks(const omc_session *s) {
-  return s->has_callbacks ? &s->callbacks : NULL;
-}
-const omc_allocator *omc_session_allocator(const omc_session *s) { return s->allocator; }
-
-void omc_session_count_runs(omc_session *s, int change) {
-  atomic_fetch_add(&s->runs_live, (uint32_t)change);
-}
+const omc_graph *omc_session_template(const omc_session *s) { return s->shared->template; }
 
 omc_session_stats omc_session_get_stats(omc_session *s) {
   pthread_mutex_lock(&s->lock);
   omc_session_stats stats = s->stats;
-  for (uint32_t i = 0; i < s->n_entries; i++) {
-    const omc_plan *plan = s->entries[i].plan;
-    if (!plan) continue;
-    stats.plans_cached++;
-    stats.constant_bytes += plan->graph->constant_bytes;
-  }
+  for (uint32_t i = 0; i < s->n_entries; i++) stats.plans_cached += s->entries[i].plan != NULL;
   pthread_mutex_unlock(&s->lock);
-  stats.runs_live = atomic_load(&s->runs_live);
+  stats.constant_bytes = omc_constants_bytes(&s->shared->constants);
+  stats.runs_live = atomic_load(&s->shared->runs_live);
   return stats;
 }
 
@@ -121,18 +90,18 @@ static void mix(uint64_t *hash, uint64_t x) {
 static uint64_t hash_signature(const omc_session *s, const omc_signature *g, int threads) {
   uint64_t hash = (uint64_t)threads << 2 | (uint64_t)g->plain << 1 | g->retain_graph;
   mix(&hash, g->n_backwards);
-  for (uint32_t i = 0; i < s->template->n_inputs; i++) {
+  for (uint32_t i = 0; i < s->shared->template->n_inputs; i++) {
     const omc_type *type = &g->inputs[i];
     mix(&hash, (uint64_t)type->dtype << 8 | (uint64_t)type->shape.rank << 1 | g->in_grads[i]);
     for (int32_t d = 0; d < type->shape.rank; d++) mix(&hash, (uint64_t)type->shape.dims[d]);
   }
-  for (size_t k = 0; k < (size_t)g->n_backwards * s->template->n_outputs; k++)
+  for (size_t k = 0; k < (size_t)g->n_backwards * s->shared->template->n_outputs; k++)
     mix(&hash, g->out_grads[k]);
   return hash;
 }
 
 static bool fits(const omc_session *s, const entry *e, const omc_signature *g, int threads) {
-  const size_t n_in = s->template->n_inputs, n_out = n_grads(s, g->n_backwards) - n_in;
+  const size_t n_in = s->shared->template->n_inputs, n_out = n_grads(s, g->n_backwards) - n_in;
   if (e->plan->retain_graph != g->retain_graph || e->plan->threads != threads ||
       e->n_backwards != g->n_backwards || e->plain != g->plain)
     return false;
@@ -152,33 +121,51 @@ static entry *oldest(omc_session *s) {
   return e;
 }
 
+static void evict(omc_session *s, entry *e) {
+  s->stats.plans_evicted += e->plan != NULL;
+  clear(s, e);
+}
+
+/* Evicts plans other than the one of now until the constants of those cached are not too many. */
+static void bound_constants(omc_session *s) {
+  while (omc_constants_bytes(&s->shared->constants) > OMC_MOST_CONSTANT_BYTES) {
+    entry *first = NULL;
+    for (entry *e = s->entries; e < s->entries + s->n_entries; e++)
+      if (e->plan && e->used != s->now && (!first || e->used < first->used)) first = e;
+    if (!first) return;
+    evict(s, first);
+  }
+}
+
 static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, omc_plan **out) {
-  const size_t n_in = s->template->n_inputs, n = n_grads(s, g->n_backwards);
-  const omc_build_inputs in = {s->template, g, omc_session_callbacks(s), s->provider, s->allocator};
+  omc_shared *shared = s->shared;
+  const size_t n_in = shared->template->n_inputs, n = n_grads(s, g->n_backwards);
+  omc_constants_taken constants = {.from = &shared->constants};
   omc_status status = OMC_OK;
   omc_plan *plan = NULL;
-  bool *grads = omc_alloc(s->allocator, n, sizeof *grads);
+  bool *grads = omc_alloc(shared->allocator, n, sizeof *grads);
   if (!grads) OMC_FAIL(ENOMEM, "no memory for the signature of a plan");
-  OMC_GOTO(fail, omc_build_plan(&in, &s->stats, &plan));
-  OMC_GOTO(fail, omc_exec_attach(plan, s));
+  OMC_GOTO(fail, omc_build_plan(shared, g, &constants, &s->stats, &plan));
+  OMC_GOTO(fail, omc_exec_attach(plan, shared, &constants));
   if (n_in) memcpy(grads, g->in_grads, n_in * sizeof *grads);
   if (n > n_in) memcpy(grads + n_in, g->out_grads, (n - n_in) * sizeof *grads);
 
   entry *e = oldest(s);
-  s->stats.plans_evicted += e->plan != NULL;
-  clear(s, e);
+  evict(s, e);
   *e = (entry){plan, hash, s->now, grads, g->n_backwards, g->plain};
   s->stats.plans_built++;
+  bound_constants(s);
   *out = omc_plan_retain(plan);
   return OMC_OK;
 fail:
   omc_plan_release(plan);
-  omc_free(s->allocator, grads, n, sizeof *grads);
+  omc_constants_drop(&constants);
+  omc_free(shared->allocator, grads, n, sizeof *grads);
   return status;
 }
 
 static omc_status find_or_build(omc_session *s, const omc_signature *g, omc_plan **out) {
-  const int threads = s->provider->threads(s->provider->ctx);
+  const int threads = s->shared->provider->threads(s->shared->provider->ctx);
   const uint64_t hash = hash_signature(s, g, threads);
   s->now++;
   for (uint32_t i = 0; i < s->n_entries; i++) {

@@ -179,7 +179,7 @@ class Runner:
         return found
 
     def _check_writable(self, inputs: Sequence[Tensor]) -> None:
-        """NotExportable if an input that is written over shares memory with another, has elements that do, or may not."""
+        """NotExportable if an input that is written over may not be, or shares memory with another or in itself."""
         memories = Counter(map(_memory, inputs))
         inferring = torch.is_inference_mode_enabled()
         for t in (inputs[i] for i in self.updates):

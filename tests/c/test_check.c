@@ -181,6 +181,18 @@ CORRUPT_OVER(an_input_not_written_over, "result not given", {
   plan->arena_bytes = slot(plan, "new")->offset + slot(plan, "new")->bytes;
 })
 
+CORRUPT_OVER(an_input_written_over_before_a_failure, "may fail yet", {
+  const omc_step gather = plan->steps[0];
+  omc_node *rows = plan->graph->first, *y = rows->next, *new = y->next;
+  /* The graph itself in another order, and the steps with it. */
+  plan->graph->first = y, y->prev = NULL;
+  rows->next = new->next, new->next->prev = rows;
+  new->next = rows, rows->prev = new;
+  plan->steps[0] = plan->steps[1], plan->steps[1] = plan->steps[2], plan->steps[2] = gather;
+  slot(plan, "y")->begin = 0;
+  slot(plan, "new")->begin = 1;
+})
+
 /* What the planner has no way to do right the checker refuses. */
 static void refused(const char *from, const char *why) {
   omc_plan *plan = NULL;

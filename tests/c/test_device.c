@@ -141,6 +141,24 @@ TEST(device_steps_copy_nothing_from_or_to_the_host) {
   end(&c);
 }
 
+TEST(device_has_each_constant_once_for_all_plans) {
+  scene c;
+  const uint64_t before = device_counted().uploads;
+  if (begin(&c, true)) {
+    const uint64_t one = device_counted().uploads;
+    const bool in_grads[] = {false, true, true}, out_grads[] = {false, false};
+    const omc_type inputs[] = {{OMC_F32, {2, {2, 3}}}, {OMC_F32, {2, {3, 4}}}, {OMC_F32, {1, {4}}}};
+    omc_plan *plan = NULL;
+    CHECK(one > before);
+    CHECK_OK(omc_session_plan(c.s, &(omc_signature){inputs, in_grads, out_grads, 1, false, false},
+                              &plan));
+    CHECK(plan != c.plan);
+    CHECK_INT(device_counted().uploads, one);
+    omc_plan_release(plan);
+  }
+  end(&c);
+}
+
 TEST(device_runs_wait_for_nothing) {
   scene c;
   if (begin(&c, true)) {

@@ -161,3 +161,59 @@ TEST(rules_name_the_node_and_the_input) {
   check_type(node->out[0], "f32[2]");
   omc_graph_destroy(g);
 }
+
+/* ---- cost ---- */
+
+/* Of the node that gives %y, the last one. */
+static void check_cost(const char *text, double flops, double bytes) {
+  omc_graph *g = NULL;
+  omc_cost cost = {-1, -1};
+  REQUIRE_OK(omc_graph_parse(omc_default_allocator(), text, strlen(text), NULL, NULL, &g));
+  for (omc_node *node = g->first; node; node = node->next)
+    CHECK_OK(omc_op_get(node->op)->infer(node));
+  CHECK_OK(omc_node_cost(g->last, &cost));
+  CHECK_FLOAT(cost.flops, flops);
+  CHECK_FLOAT(cost.bytes, bytes);
+  omc_graph_destroy(g);
+}
+
+TEST(cost_of_products_is_exact) {
+  check_cost("input %a : f32[5,2,3]\ninput %b : f32[3,7]\n%y = MatMul(%a, %b)\nreturn %y\n",
+             2 * 10 * 3 * 7, 4 * (30 + 21 + 70));
+  check_cost(
+      "input %a : f64[2,3]\ninput %b : f64[7,3]\ninput %c : f64[7]\n"
+      "%y = FusedMatMul(%a, %b, %c) {transB=1}\nreturn %y\n",
+      2 * 2 * 3 * 7 + 2 * 7, 8 * (6 + 21 + 7 + 14));
+  check_cost(
+      "input %x : f32[2,6,9,9]\ninput %w : f32[8,3,3,3]\n"
+      "%y = Conv(%x, %w) {strides=[2, 2], pads=[1, 1, 1, 1], group=2}\nreturn %y\n",
+      2.0 * (2 * 8 * 5 * 5) * (3 * 3 * 3), 4 * (972 + 216 + 400));
+  check_cost(
+      "input %dy : f32[2,8,5,5]\ninput %x : f32[2,6,9,9]\n"
+      "%y = ConvGradWeight(%dy, %x) "
+      "{strides=[2, 2], pads=[1, 1, 1, 1], group=2, shape=[8, 3, 3, 3]}\nreturn %y\n",
+      2.0 * (2 * 8 * 5 * 5) * (3 * 3 * 3), 4 * (972 + 216 + 400));
+}
+
+TEST(cost_of_attention_counts_the_pairs_that_meet) {
+  static const char *const head =
+      "input %q : f32[2,4,5,8]\ninput %k : f32[2,2,6,8]\ninput %v : f32[2,2,6,3]\n";
+  const double moved = 4 * (2 * 4 * 5 * 8 + 2 * 2 * 6 * 8 + 2 * 2 * 6 * 3 + 2 * 4 * 5 * 3 + 40);
+  char text[512];
+  strcat(strcpy(text, head), "%y, %l = Attention(%q, %k, %v)\nreturn %y\n");
+  check_cost(text, 2 * 4 * (5 * 6) * 2.0 * (8 + 3), moved);
+  strcat(strcpy(text, head), "%y, %l = Attention(%q, %k, %v) {is_causal=1}\nreturn %y\n");
+  check_cost(text, 2 * 4 * (1 + 2 + 3 + 4 + 5) * 2.0 * (8 + 3), moved);
+}
+
+TEST(cost_of_other_nodes_follows_from_their_types) {
+  check_cost("input %a : f32[4,1]\ninput %b : f32[5]\n%y = Add(%a, %b)\nreturn %y\n", 20,
+             4 * (4 + 5 + 20));
+  check_cost(
+      "input %a : f32[6,5]\nconst %one : i64[1] = [1]\n%y = ReduceSum(%a, %one)\nreturn %y\n", 30,
+      4 * (30 + 6) + 8);
+  check_cost("input %a : bf16[6,5]\n%y = Transpose(%a) {perm=[1, 0]}\nreturn %y\n", 0, 2 * 60);
+  check_cost("input %t : f32[1000,4]\ninput %i : i64[3]\n%y = Gather(%t, %i)\nreturn %y\n", 0,
+             2 * 48);
+  check_cost("input %a : f32[6,5]\n%y = Identity(%a)\nreturn %y\n", 0, 0);
+}

@@ -298,7 +298,7 @@ TEST(live_peak_counts_scratch_memory) {
   CHECK_OK(omc_live_peak(&l, 64, workspace, live, &peak));
   CHECK_INT(peak, 64 + 128);
   CHECK_INT(live[0], 64);
-  workspace[1] = SIZE_MAX - 128;
+  workspace[1] = SIZE_MAX - 64;
   CHECK_STATUS(omc_live_peak(&l, 64, workspace, live, &peak), ENOMEM);
   omc_arena_deinit(&arena);
 }
@@ -364,10 +364,14 @@ static omc_graph *random_graph(dice *d, uint32_t n, uint32_t n_backwards) {
   for (uint32_t k = 0; k < 4; k++)
     results[k] = k == 0 ? values[n_values - 1] : values[roll(d, n_values)];
   CHECK_OK(omc_graph_set_result(g, results, 4, 0));
+  for (uint32_t k = 1; k < 4; k++) /* some outputs are written over inputs */
+    if (roll(d, 2) && omc_type_equal(&results[k]->type, &type))
+      CHECK_OK(omc_graph_write_over(g, k, g->inputs[k - 1]));
   const bool out_grads[] = {true,       roll(d, 2), roll(d, 2), false, roll(d, 2), true,
                             roll(d, 2), false,      false,      false, true,       roll(d, 2)},
              in_grads[] = {true, true, roll(d, 2)};
   if (n_backwards) CHECK_OK(omc_differentiate(g, n_backwards, out_grads, in_grads));
+  CHECK_OK(omc_save_overwritten(g));
   return g;
 }
 
@@ -443,7 +447,10 @@ static void run_phase(const omc_plan *plan, const tensors *m, char *arena, omc_p
   }
   for (uint32_t c = part->copy; c < part->end_copy; c++) {
     const uint32_t to = plan->copies[c].to;
-    memcpy(to < 4 ? m->outputs[to] : m->results[(to - 4) % 3],
+    const omc_value *over = omc_over(plan->graph, to);
+    memcpy(over     ? m->inputs[over->index]
+           : to < 4 ? m->outputs[to]
+                    : m->results[(to - 4) % 3],
            at(plan, m, arena, omc_in(plan->graph->result, to)), SIDE * SIDE * sizeof(float));
   }
 }
@@ -494,6 +501,18 @@ static bool same_results(const tensors *a, const tensors *b) {
   return same;
 }
 
+/* Takes the outputs that were written over inputs from there, and spoils these as the next forward
+ * would. */
+static void take_written(const omc_plan *plan, const tensors *m) {
+  for (uint32_t k = 0; k < 4; k++) {
+    const omc_value *over = omc_over(plan->graph, k);
+    if (over) memcpy(m->outputs[k], m->inputs[over->index], SIDE * SIDE * sizeof(float));
+  }
+  for (uint32_t k = 0; k < 4; k++)
+    if (omc_over(plan->graph, k))
+      memset(m->inputs[omc_over(plan->graph, k)->index], 0xff, SIDE * SIDE * sizeof(float));
+}
+
 /* Runs forward and, in any order, as many backwards as the plan allows; all must be right. */
 static void check_runs(const omc_plan *plan, dice *d, uint32_t n_backwards) {
   char *arena = malloc(plan->arena_bytes + 1);
@@ -501,6 +520,7 @@ static void check_runs(const omc_plan *plan, dice *d, uint32_t n_backwards) {
   tensors planned, plain;
   tensors_init(&planned);
   run_phase(plan, &planned, arena, OMC_FORWARD);
+  take_written(plan, &planned);
   for (int i = 0; i < (plan->consumes ? 1 : 5); i++) {
     const omc_phase phase = OMC_BACKWARD + (n_backwards ? roll(d, n_backwards) : 0);
     tensors_init(&plain);

@@ -714,3 +714,74 @@ TEST(session_without_arena_memory) {
   omc_plan_release(plan);
   omc_session_destroy(s);
 }
+
+/* ---- constants ---- */
+
+/* y = x + (0, 1, 2, ... 99) + size of x: one constant that all plans have, one of each plan's. */
+static const char *shifted =
+    "input %x : i64[?,1]\n"
+    "const %zero : i64[] = [0]\n"
+    "const %one : i64[] = [1]\n"
+    "const %n : i64[] = [100]\n"
+    "%r = Range(%zero, %n, %one)\n"
+    "%s = Size(%x)\n"
+    "%rs = Mul(%r, %s)\n"
+    "%a = Add(%x, %r)\n"
+    "%b = Add(%x, %rs)\n"
+    "return %a, %b\n";
+
+static omc_status plan_shifted(omc_session *s, int64_t rows, omc_plan **out) {
+  const omc_type inputs[] = {{OMC_I64, {2, {rows, 1}}}};
+  const bool no[] = {false, false};
+  return omc_session_plan(s, &(omc_signature){inputs, no, no, 0, false, false}, out);
+}
+
+TEST_ANYWHERE(session_holds_equal_constants_once) {
+  omc_session *s = open_session(shifted, 4);
+  omc_plan *plans[3] = {NULL};
+  REQUIRE(s);
+  for (int i = 0; i < 3; i++) {
+    CHECK_OK(plan_shifted(s, 2 + i, &plans[i]));
+    CHECK_INT(omc_session_get_stats(s).constant_bytes, (size_t)(2 + i) * 800);
+  }
+  for (int i = 0; i < 3; i++) omc_plan_release(plans[i]);
+  CHECK_INT(omc_session_get_stats(s).constant_bytes, 4 * 800); /* they are cached */
+  omc_session_destroy(s);
+}
+
+TEST_ANYWHERE(session_forgets_constants_with_their_plans) {
+  omc_session *s = open_session(shifted, 1);
+  omc_plan *plan = NULL;
+  for (int i = 2; i < 9; i++) {
+    REQUIRE_OK(plan_shifted(s, i, &plan));
+    omc_plan_release(plan);
+    CHECK_INT(omc_session_get_stats(s).constant_bytes, 2 * 800);
+  }
+  omc_session_destroy(s);
+}
+
+/* A device that does not answer when it is waited for. */
+static omc_status no_answer(void *ctx) {
+  (void)ctx;
+  return omc_fail(OMC_EINTERNAL, "no answer");
+}
+
+static int n_unloaded;
+static void count_unloaded(void *ctx, const void *uploaded, size_t bytes) {
+  (void)ctx, (void)uploaded, (void)bytes;
+  n_unloaded++;
+}
+
+TEST(plan_is_left_to_a_device_that_does_not_answer) {
+  static omc_plan *plan; /* so that it can still be reached */
+  omc_provider silent = *omc_provider_host();
+  silent.sync_all = no_answer;
+  silent.unload = count_unloaded;
+  omc_session *s = NULL;
+  REQUIRE_OK(omc_session_create(shifted, strlen(shifted), NULL, NULL, NULL, &silent,
+                                omc_default_allocator(), 1, &s));
+  REQUIRE_OK(plan_shifted(s, 2, &plan));
+  omc_plan_release(plan);
+  omc_session_destroy(s);
+  CHECK_INT(n_unloaded, 0);
+}

@@ -183,6 +183,46 @@ def test_cache_is_bounded() -> None:
     assert (stats["plans_built"], stats["plans_cached"], stats["plans_evicted"], stats["plan_hits"]) == (8, 3, 5, 2)
 
 
+def constants(n: int) -> str:
+    """`n` constants of 4000 bytes that all plans have, and as many that depend on the number of rows."""
+    lines = ["input %x : i64[?,1]", *(f"const %{k} : i64[] = [{v}]" for k, v in (("from", 0), ("to", 500), ("by", 1)))]
+    lines += [f"const %c{i} : i64[] = [{i + 2}]" for i in range(n)]
+    lines += ["%r = Range(%from, %to, %by)", "%size = Size(%x)", "%of_rows = Mul(%r, %size)"]
+    for i in range(n):
+        lines += [f"%a{i} = Mul(%r, %c{i})", f"%b{i} = Mul(%of_rows, %c{i})"]
+        lines += [f"%y{i} = Add(%x, %a{i})", f"%z{i} = Sub(%x, %b{i})"]
+    return "\n".join([*lines, "return " + ", ".join(f"%{o}{i}" for o in "yz" for i in range(n))])
+
+
+def plan_of_rows(session: _C.Session, rows: int) -> _C.Plan:
+    return session.plan([torch.zeros(rows, 1, dtype=torch.int64)], [False])
+
+
+def test_constants_that_plans_have_in_common_are_held_once() -> None:
+    session = _C.Session(constants(3), {})
+    for rows in (1001, 1009, 1013):
+        plan_of_rows(session, rows)
+    assert session.stats()["constant_bytes"] == (3 + 3 * 3) * 4000
+    again = _C.Session(constants(3), {})
+    x = torch.arange(7).view(7, 1)
+    plan_of_rows(again, 1001)
+    outputs, _ = plan_of_rows(again, 7).forward([x], 0)
+    for i in range(3):
+        assert torch.equal(outputs[i], x + torch.arange(500) * (i + 2))
+        assert torch.equal(outputs[3 + i], x - torch.arange(500) * (i + 2) * 7)
+
+
+def test_constants_of_all_plans_are_bounded() -> None:
+    session = _C.Session(constants(120), {}, None, 64)
+    for rows in range(1001, 1051):
+        plan = plan_of_rows(session, rows)
+        assert session.stats()["constant_bytes"] <= 16 << 20
+    stats = session.stats()
+    assert stats["plans_evicted"] > 0 and 16 <= stats["plans_cached"] < 50
+    assert plan_of_rows(session, 1050).text() == plan.text()
+    assert session.stats()["plan_hits"] == 1
+
+
 def test_dump_and_profile(tmp_path: Path) -> None:
     script = f"""
 import torch
@@ -193,7 +233,8 @@ plan = session.plan(inputs, {GRADS}, [True, False])
 outputs, state = plan.forward(inputs, 0)
 plan.backward(state, inputs, outputs, [torch.ones(()), None])
 rows = plan.profile()
-assert len(rows) == plan.n_steps and all(row[-1] > 0 for row in rows), rows
+assert len(rows) == plan.n_steps and all(row[3] > 0 and row[5] > 0 for row in rows), rows
+assert ("forward", "FusedMatMul", 2 * 2 * 64 * 256 + 2 * 256) in [(row[0], row[1], row[4]) for row in rows], rows
 """
     env = os.environ | {"OMC_DUMP": str(tmp_path), "OMC_PROFILE": "1", "OMC_VERIFY": "1"}
     subprocess.run([sys.executable, "-c", script], env=env, check=True)

@@ -1,10 +1,11 @@
-/* Run states: what one forward leaves for its backwards. */
+/* What one forward leaves for its backwards. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "run/exec.h"
 
 static void free_work(const omc_exec *x, omc_work *work) {
-  const omc_allocator *a = omc_session_allocator(x->session);
+  const omc_allocator *a = x->shared->allocator;
   omc_free(a, work->operands, x->n_operands, sizeof *work->operands);
   omc_free(a, work->bases, x->n_bases, sizeof *work->bases);
   omc_free(a, work, 1, sizeof *work);
@@ -19,7 +20,7 @@ void omc_work_free(const omc_exec *exec, omc_work *list) {
 }
 
 static omc_status new_work(omc_exec *x, omc_work **out) {
-  const omc_allocator *a = omc_session_allocator(x->session);
+  const omc_allocator *a = x->shared->allocator;
   omc_work *work = omc_alloc_zero(a, 1, sizeof *work);
   if (!work) OMC_FAIL(ENOMEM, "no memory for a run");
   work->operands = omc_alloc(a, x->n_operands, sizeof *work->operands);
@@ -78,10 +79,10 @@ static void free_arena(const omc_plan *plan, void *queue, void *arena) {
 /* Frees the run and all it holds but for the plan. */
 static void free_run(omc_run *run) {
   const omc_exec *x = run->exec;
-  const omc_callbacks *callbacks = omc_session_callbacks(x->session);
+  const omc_callbacks *callbacks = omc_shared_callbacks(x->shared);
   if (run->callback_state) callbacks->drop(callbacks->ctx, run->callback_state);
   free_arena(x->plan, run->queue, run->arena);
-  omc_free(omc_session_allocator(x->session), run, 1, sizeof *run);
+  omc_free(x->shared->allocator, run, 1, sizeof *run);
 }
 
 static bool share(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
@@ -132,7 +133,7 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
   const bool joint = plan->graph->n_grads > 0;
   if (out) *out = NULL;
   if (!out && joint) OMC_FAIL(EINVALID, "a plan with a backward needs a place for its run");
-  omc_run *run = omc_alloc_zero(omc_session_allocator(x->session), 1, sizeof *run);
+  omc_run *run = omc_alloc_zero(x->shared->allocator, 1, sizeof *run);
   if (!run) OMC_FAIL(ENOMEM, "no memory for a run");
   run->exec = x;
   run->seed = seed;
@@ -143,7 +144,7 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
     return status;
   }
   omc_plan_retain(plan);
-  omc_session_count_runs(x->session, 1);
+  atomic_fetch_add(&x->shared->runs_live, 1);
   *out = run;
   return OMC_OK;
 }
@@ -254,7 +255,7 @@ const omc_plan *omc_run_plan(const omc_run *run) { return run->exec->plan; }
 void omc_run_destroy(omc_run *run) {
   if (!run) return;
   omc_plan *plan = run->exec->plan;
-  omc_session_count_runs(run->exec->session, -1);
+  atomic_fetch_sub(&run->exec->shared->runs_live, 1);
   free_run(run);
   omc_plan_release(plan);
 }
