@@ -7,7 +7,7 @@ import pytest
 from onnx import defs
 
 from ortmodule_c import _C
-from ortmodule_c.lowering.builder import OPSET
+from ortmodule_c.lowering.draft import OPSET
 
 STANDARD = sorted(op for op, (_, standard, _) in _C.ops().items() if standard)
 
