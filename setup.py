@@ -1,7 +1,7 @@
 """Build of the C extension and of the C tests.
 
 Every file of ``csrc/`` is compiled once. Those of ``csrc/cpu/ops`` are also compiled once per row of
-``csrc/cpu/variants.def``, with the compiler flags of that row's instruction set, and so are the
+``csrc/cpu/variants.def`` and instruction set, with its compiler flags, and so are the
 ``*_variant.c`` of ``csrc/cpu``, these for nothing else. ``python setup.py ctest`` builds the C core and
 ``tests/c`` into one program and runs it; ``--sanitize`` adds the address and undefined behaviour
 sanitizers, ``--thread`` the thread sanitizer. ``python setup.py fuzz`` runs the core on randomly
@@ -42,14 +42,28 @@ ISAS = {
         64,
     ),
 }
-CLASS_BYTES = {"f32": 4, "f64": 8, "bf16": 4, "i64": 8}
 LIBRARIES = ["m", "dl", "pthread", "gomp"]
 
 
-def variants() -> list[tuple[str, str]]:
-    rows = re.findall(r"^OMC_VARIANT_ROW\((\w+),\s*(\w+)\)", (ROOT / CSRC / "cpu/variants.def").read_text(), re.M)
+def variants() -> list[tuple[str, list[str]]]:
+    """The name of each kernel variant and its compiler flags; see the file for the columns of a row."""
+    rows = re.findall(r"^  ROW\(" + r"(\w+), " * 5, (ROOT / CSRC / "cpu/variants.def").read_text(), re.M)
     x86 = platform.machine() in ("x86_64", "AMD64")
-    return [(cls, isa) for cls, isa in rows if x86 or isa == "base"]
+    made = []
+    for name, dtype, compute, kind, isas in rows:
+        for isa in ISAS if x86 and isas == "all" else ["base"]:
+            flags, width = ISAS[isa]
+            defines = [
+                f"-DOMC_VARIANT={name}_{isa}",
+                f"-DOMC_STORAGE=OMC_{dtype}",
+                f"-DOMC_STORAGE_IS_{dtype}",
+                f"-DOMC_COMPUTE_{compute.upper()}",
+                f"-DOMC_KIND={kind}",
+                f"-DOMC_VL={8 * width // int(compute[1:])}",
+            ]
+            # A vector type wider than the baseline has no stable calling convention; verbs are inlined: none is used.
+            made.append((f"{name}_{isa}", [*defines, *flags, "-Wno-psabi"]))
+    return made
 
 
 def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
@@ -58,15 +72,8 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     core = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
     kernels = [p for p in core if p.stem.endswith("_variant") or p.parent == CSRC / "cpu" / "ops"]
     jobs = [(p, "core", []) for p in [*core, *extra] if not p.stem.endswith("_variant")]
-    for cls, isa in variants():
-        flags, width = ISAS[isa]
-        defines = [
-            f"-DOMC_VARIANT={cls}_{isa}",
-            f"-DOMC_CLASS_IS_{cls.upper()}",
-            f"-DOMC_VL={width // CLASS_BYTES[cls]}",
-        ]
-        # A vector type wider than the baseline has no stable calling convention; verbs are inlined, so none is used.
-        jobs += [(p, f"{cls}_{isa}", [*defines, *flags, "-Wno-psabi"]) for p in kernels]
+    for name, flags in variants():
+        jobs += [(p, name, flags) for p in kernels]
     return jobs
 
 

@@ -1,4 +1,4 @@
-/* Conversion between stored elements of any dtype and the reals of a compute class. */
+/* Conversion between stored elements of any dtype and the reals that are computed in. */
 #ifndef OMC_CPU_CONVERT_H
 #define OMC_CPU_CONVERT_H
 
@@ -15,7 +15,7 @@ typedef struct omc_convert {
   omc_dtype dtype;                        /* whose elements are reals as they are */
 } omc_convert;
 
-/* For a class on this machine; NULL if the class is not compiled. */
-const omc_convert *omc_convert_pick(omc_class cls);
+/* For a type that is computed in, on this machine; NULL: it is none. */
+const omc_convert *omc_convert_pick(omc_dtype compute);
 
 #endif

@@ -1,4 +1,7 @@
 #include "cpu/convert.h"
+#include "cpu/half.h"
+
+#if OMC_STORES_ACC
 
 typedef struct {
   uint16_t bits;
@@ -9,55 +12,6 @@ typedef struct {
 typedef struct {
   uint8_t is;
 } boolean;
-
-static inline uint32_t float_bits(float x) {
-  uint32_t u;
-  memcpy(&u, &x, sizeof u);
-  return u;
-}
-
-static inline float bits_float(uint32_t u) {
-  float x;
-  memcpy(&x, &u, sizeof x);
-  return x;
-}
-
-/* The smallest halves are made by multiplying: as bit patterns they would be denormal floats. */
-static inline float half_to_float(uint16_t h) {
-#if defined(__F16C__)
-  return _cvtsh_ss(h);
-#else
-  const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, rest = h & 1023u;
-  const float least = (float)rest * 0x1p-24f;
-  const uint32_t magnitude = exponent == 0    ? float_bits(least)
-                             : exponent == 31 ? 0x7f800000u | rest << 13
-                                              : (exponent + 112) << 23 | rest << 13;
-  return bits_float(sign | magnitude);
-#endif
-}
-
-static inline uint16_t float_to_half(float x) {
-#if defined(__F16C__)
-  return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-#else
-  const uint32_t u = float_bits(x) & 0x7fffffffu, sign = float_bits(x) >> 16 & 0x8000u;
-  const float steps = bits_float(u) * 0x1p24f + 0x1p23f; /* rounds to units of the least half */
-  const uint32_t least = float_bits(steps) - float_bits(0x1p23f);
-  const uint32_t normal = (u + 0xfffu + (u >> 13 & 1u) - 0x38000000u) >> 13;
-  const uint32_t magnitude = u > 0x7f800000u    ? 0x7e00u
-                             : u >= 0x47800000u ? 0x7c00u
-                             : u < 0x38800000u  ? least
-                                                : normal;
-  return (uint16_t)(sign | magnitude);
-#endif
-}
-
-static inline float bfloat_to_float(uint16_t b) { return bits_float((uint32_t)b << 16); }
-
-static inline uint16_t float_to_bfloat(float x) {
-  const uint32_t u = float_bits(x);
-  return (uint16_t)((x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
 
 /* What does not fit, NaN too, is the least integer, as of x86-64's own instructions; narrow types
  * take the low bits of what the instruction that PyTorch's conversion to them compiles to gives. */
@@ -74,16 +28,17 @@ static inline int32_t to_int32(acc_t x) { return (int32_t)x; }
 #endif
 
 /* CONVERSION(dtype, storage, element as real, real as element) of `e` and `x`. */
-#define CONVERSIONS                                                                           \
-  CONVERSION(F32, float, (acc_t)e, (float)x)                                                  \
-  CONVERSION(F64, double, (acc_t)e, (double)x)                                                \
-  CONVERSION(F16, f16, (acc_t)half_to_float(e.bits), ((f16){float_to_half((float)x)}))        \
-  CONVERSION(BF16, bf16, (acc_t)bfloat_to_float(e.bits), ((bf16){float_to_bfloat((float)x)})) \
-  CONVERSION(I64, int64_t, (acc_t)e, to_int64(x))                                             \
-  CONVERSION(I32, int32_t, (acc_t)e, to_int32(x))                                             \
-  CONVERSION(I16, int16_t, (acc_t)e, (int16_t)to_int32(x))                                    \
-  CONVERSION(I8, int8_t, (acc_t)e, (int8_t)to_int32(x))                                       \
-  CONVERSION(U8, uint8_t, (acc_t)e, (uint8_t)to_int64(x))                                     \
+#define CONVERSIONS                                                                            \
+  CONVERSION(F32, float, (acc_t)e, (float)x)                                                   \
+  CONVERSION(F64, double, (acc_t)e, (double)x)                                                 \
+  CONVERSION(F16, f16, (acc_t)omc_half_to_float(e.bits), ((f16){omc_float_to_half((float)x)})) \
+  CONVERSION(BF16, bf16, (acc_t)omc_bfloat_to_float(e.bits),                                   \
+             ((bf16){omc_float_to_bfloat((float)x)}))                                          \
+  CONVERSION(I64, int64_t, (acc_t)e, to_int64(x))                                              \
+  CONVERSION(I32, int32_t, (acc_t)e, to_int32(x))                                              \
+  CONVERSION(I16, int16_t, (acc_t)e, (int16_t)to_int32(x))                                     \
+  CONVERSION(I8, int8_t, (acc_t)e, (int8_t)to_int32(x))                                        \
+  CONVERSION(U8, uint8_t, (acc_t)e, (uint8_t)to_int64(x))                                      \
   CONVERSION(BOOL, boolean, (acc_t)(e.is != 0), ((boolean){x != 0}))
 
 #define CONVERSION(name, type, as_real, as_element)                        \
@@ -106,7 +61,7 @@ static inline int32_t to_int32(acc_t x) { return (int32_t)x; }
 CONVERSIONS
 #undef CONVERSION
 
-#if defined(__F16C__) && !defined(OMC_CLASS_IS_F64) && !defined(OMC_CLASS_IS_I64)
+#if defined(__F16C__) && !defined(OMC_COMPUTE_F64) && OMC_IS_FLOAT
 /* Eight at a time: compilers convert halves one by one. */
 static void load_halves(const void *elements, void *reals, int64_t n) {
   const f16 *from = elements;
@@ -152,11 +107,7 @@ const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT) = {
         },
     .spread = spread,
     .size = sizeof(acc_t),
-#if defined(OMC_CLASS_IS_F64)
-    .dtype = OMC_F64,
-#elif defined(OMC_CLASS_IS_I64)
-    .dtype = OMC_I64,
-#else
-    .dtype = OMC_F32,
-#endif
+    .dtype = OMC_STORAGE,
 };
+
+#endif

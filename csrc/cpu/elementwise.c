@@ -55,10 +55,10 @@ struct omc_ew_program {
   output_plan *out;
 };
 
-omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls) {
+omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_dtype compute) {
   omc_ew_fn best = NULL;
   for (int isa = 0; isa <= (int)omc_cpu_isa(); isa++)
-    if (ew->fn[cls][isa]) best = ew->fn[cls][isa];
+    if (ew->fn[compute][isa]) best = ew->fn[compute][isa];
   return best;
 }
 
@@ -190,15 +190,15 @@ static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
   return OMC_OK;
 }
 
-static omc_status program_class(const omc_node *node, bool fused, omc_class *out) {
+static omc_status program_class(const omc_node *node, bool fused, omc_dtype *out) {
   *out = fused ? omc_ew_fused_class(node) : omc_ew_class(node);
-  return *out == OMC_N_CLASS ? malformed(node, "class") : OMC_OK;
+  return *out == OMC_N_DTYPE ? malformed(node, "class") : OMC_OK;
 }
 
-static omc_status pick_functions(const omc_node *node, omc_class cls, omc_ew_program *p) {
+static omc_status pick_functions(const omc_node *node, omc_dtype cls, omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     p->code[k].fn = omc_ew_pick(omc_cpu_op_get(p->code[k].op)->ew, cls);
-    p->code[k].divides &= cls == OMC_CLASS_I64;
+    p->code[k].divides &= cls == OMC_I64;
     if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
   }
   return OMC_OK;
@@ -270,7 +270,7 @@ omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program
 
   omc_ew_program *p = OMC_NEW(arena, omc_ew_program);
   if (!p) return no_memory(node);
-  omc_class cls;
+  omc_dtype cls;
   OMC_TRY(program_class(node, fused, &cls));
   p->convert = omc_convert_pick(cls);
   p->numel = omc_shape_numel(&shape);

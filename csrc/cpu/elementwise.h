@@ -21,9 +21,9 @@ typedef struct omc_ew_block {
 typedef void omc_ew_body(const omc_ew_block *blk);
 typedef omc_ew_body *omc_ew_fn;
 
-/* The block functions of an op; NULL: not compiled for it. */
+/* The block functions of an op, by what they compute in; NULL: not compiled for it. */
 struct omc_ew {
-  omc_ew_fn fn[OMC_N_CLASS][OMC_N_ISA];
+  omc_ew_fn fn[OMC_N_DTYPE][OMC_N_ISA];
 };
 
 /* In the variant part OMC_EW_KERNEL(Cast) { ... blk ... } is a block function written out, and
@@ -52,28 +52,19 @@ struct omc_ew {
   OMC_EW_BODY_(name, OMC_EW_LD_(a, 0); OMC_EW_LD_(b, 1); OMC_EW_LD_(c, 2), expr)
 #endif
 
-/* OMC_EW_INT_TYPES(x): x if ops of these types compute in integers, else nothing. */
-#define OMC_EW_INT_FLOAT(...)
-#define OMC_EW_INT_ANY(...) __VA_ARGS__
+/* The variants of ops of these types. */
+#define OMC_EW_ROWS_FLOAT computed_floats
+#define OMC_EW_ROWS_ANY computed
 
-#if defined(__x86_64__)
-#define OMC_EW_ISAS_(name, cls) \
-  {omc_ew_##name##_##cls##_base, omc_ew_##name##_##cls##_avx2, omc_ew_##name##_##cls##_avx512}
-#else
-#define OMC_EW_ISAS_(name, cls) {omc_ew_##name##_##cls##_base}
-#endif
-#define OMC_EW_TABLE(name, types)                                                             \
-  omc_ew_body omc_ew_##name##_f32_base, omc_ew_##name##_f32_avx2, omc_ew_##name##_f32_avx512, \
-      omc_ew_##name##_f64_base, omc_ew_##name##_f64_avx2, omc_ew_##name##_f64_avx512,         \
-      omc_ew_##name##_i64_base;                                                               \
-  static const omc_ew omc_ew_##name = {                                                       \
-      .fn = {[OMC_CLASS_F32] = OMC_EW_ISAS_(name, f32),                                       \
-             [OMC_CLASS_F64] = OMC_EW_ISAS_(name, f64),                                       \
-             [OMC_CLASS_I64] = {OMC_EW_INT_##types(omc_ew_##name##_i64_base, ) NULL}}};       \
+#define OMC_EW_DECLARE_(name) omc_ew_body name;
+#define OMC_EW_TABLE(name, types)                                          \
+  OMC_VARIANT_DECLARE(OMC_EW_ROWS_##types, OMC_EW_DECLARE_, omc_ew_##name) \
+  static const omc_ew omc_ew_##name = {                                    \
+      .fn = {OMC_VARIANT_TABLE(OMC_EW_ROWS_##types, omc_ew_##name)}};      \
   const omc_cpu_op omc_cpu_##name = {.ew = &omc_ew_##name};
 
-/* The function for a class: best compiled ISA not above omc_cpu_isa(). NULL: none. */
-omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_class cls);
+/* The function that computes in a dtype: best compiled ISA not above omc_cpu_isa(). NULL: none. */
+omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_dtype compute);
 
 /* A decoded program, made at plan time from a node: elementwise or FusedElementwise. */
 typedef struct omc_ew_program omc_ew_program;

@@ -8,29 +8,14 @@
 
 typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
 
-#define DECLARE(variant) void omc_gemm_serial_##variant(const omc_gemm_args *, void *);
-DECLARE(f32_base)
-DECLARE(f64_base)
-#if defined(__x86_64__)
-DECLARE(f32_avx2)
-DECLARE(f32_avx512)
-DECLARE(f64_avx2)
-DECLARE(f64_avx512)
-#endif
+#define DECLARE(name) void name(const omc_gemm_args *, void *);
+OMC_VARIANT_DECLARE(computed_floats, DECLARE, omc_gemm_serial)
 
-static const serial_fn serial_fns[OMC_N_CLASS][OMC_N_ISA] = {
-    [OMC_CLASS_F32][OMC_ISA_BASE] = omc_gemm_serial_f32_base,
-    [OMC_CLASS_F64][OMC_ISA_BASE] = omc_gemm_serial_f64_base,
-#if defined(__x86_64__)
-    [OMC_CLASS_F32][OMC_ISA_AVX2] = omc_gemm_serial_f32_avx2,
-    [OMC_CLASS_F32][OMC_ISA_AVX512] = omc_gemm_serial_f32_avx512,
-    [OMC_CLASS_F64][OMC_ISA_AVX2] = omc_gemm_serial_f64_avx2,
-    [OMC_CLASS_F64][OMC_ISA_AVX512] = omc_gemm_serial_f64_avx512,
-#endif
-};
+static const serial_fn serial_fns[OMC_N_DTYPE][OMC_N_ISA] = {
+    OMC_VARIANT_TABLE(computed_floats, omc_gemm_serial)};
 
 static serial_fn serial_for(omc_dtype dtype) {
-  const serial_fn *row = serial_fns[dtype == OMC_F64 ? OMC_CLASS_F64 : OMC_CLASS_F32];
+  const serial_fn *row = serial_fns[dtype];
   int isa = (int)omc_cpu_isa();
   while (!row[isa]) isa--;
   return row[isa];

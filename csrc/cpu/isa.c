@@ -36,27 +36,9 @@ omc_isa omc_cpu_isa(void) {
 
 void omc_cpu_set_isa(omc_isa isa) { atomic_store_explicit(&bound, (int)isa, memory_order_relaxed); }
 
-static omc_class dtype_class(omc_dtype dtype) {
-  switch (dtype) {
-    case OMC_F32:
-      return OMC_CLASS_F32;
-    case OMC_F64:
-      return OMC_CLASS_F64;
-    case OMC_BF16:
-      return OMC_CLASS_BF16;
-    case OMC_I64:
-      return OMC_CLASS_I64;
-    default:
-      return OMC_N_CLASS;
-  }
-}
-
 omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype) {
-  if (k->any) return k->any;
-  const omc_class class = dtype_class(dtype);
-  if (class == OMC_N_CLASS) return NULL;
-  omc_kernel best = NULL;
-  for (int isa = 0; isa <= (int)omc_cpu_isa(); isa++)
-    if (k->fn[class][isa]) best = k->fn[class][isa];
+  omc_kernel best = k->any;
+  for (int isa = 0; !k->any && isa <= (int)omc_cpu_isa(); isa++)
+    if (k->fn[dtype][isa]) best = k->fn[dtype][isa];
   return best;
 }

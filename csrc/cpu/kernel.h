@@ -17,15 +17,16 @@
 #define OMC_CPU_KERNEL_H
 
 #include "base/isa.h"
+#include "cpu/variants.def"
 #include "graph/graph.h"
 #include "ops/program.h"
 #include "provider.h"
 
-/* One function per compute class and instruction set; NULL: not compiled for it. `any` serves
- * every dtype and wins if set. */
+/* One function per dtype stored and instruction set; NULL: not compiled for it. `any` serves every
+ * dtype and wins if set. */
 typedef struct omc_kernels {
   omc_kernel any;
-  omc_kernel fn[OMC_N_CLASS][OMC_N_ISA];
+  omc_kernel fn[OMC_N_DTYPE][OMC_N_ISA];
 } omc_kernels;
 
 typedef struct omc_ew omc_ew; /* block functions, see cpu/elementwise.h */
@@ -54,8 +55,8 @@ omc_isa omc_cpu_isa(void);
 /* Lowers the bound for kernels picked from now on (tests); OMC_N_ISA: back to the best. */
 void omc_cpu_set_isa(omc_isa isa);
 
-/* The function for a dtype on this machine: best compiled ISA not above omc_cpu_isa(). NULL if
- * the class is not compiled or the dtype has no class. */
+/* The function for a dtype on this machine: best compiled ISA not above omc_cpu_isa(). NULL: none.
+ */
 omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype);
 
 /* Elements of an input or output; NULL if it is left out. */
@@ -78,39 +79,13 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 #include "cpu/vec.h"
 #endif
 
-#define OMC_DECLARE_(name, variant) omc_status omc_k_##name##_##variant(const omc_kernel_args *);
-
-/* Kernels for float dtypes; OMC_KERNELS_NUM also for the integer class. */
-/* The formatter never settles on these tables. */
-/* clang-format off */
-#if defined(__x86_64__)
-#define OMC_DECLARE_FLOAT_(name)    \
-  OMC_DECLARE_(name, f32_base)      \
-  OMC_DECLARE_(name, f32_avx2)      \
-  OMC_DECLARE_(name, f32_avx512)    \
-  OMC_DECLARE_(name, f64_base)      \
-  OMC_DECLARE_(name, f64_avx2)      \
-  OMC_DECLARE_(name, f64_avx512)
-#define OMC_FLOAT_ROWS_(name)                                                       \
-  [OMC_CLASS_F32] = {omc_k_##name##_f32_base, omc_k_##name##_f32_avx2, omc_k_##name##_f32_avx512}, \
-  [OMC_CLASS_F64] = {omc_k_##name##_f64_base, omc_k_##name##_f64_avx2, omc_k_##name##_f64_avx512}
-#else
-#define OMC_DECLARE_FLOAT_(name)    \
-  OMC_DECLARE_(name, f32_base)      \
-  OMC_DECLARE_(name, f64_base)
-#define OMC_FLOAT_ROWS_(name)                         \
-  [OMC_CLASS_F32] = {omc_k_##name##_f32_base},        \
-  [OMC_CLASS_F64] = {omc_k_##name##_f64_base}
-#endif
-#define OMC_KERNELS(name)                         \
-  OMC_DECLARE_FLOAT_(name)                        \
-  static const omc_kernels omc_kernels_##name = {NULL, {OMC_FLOAT_ROWS_(name)}};
-#define OMC_KERNELS_NUM(name)                     \
-  OMC_DECLARE_FLOAT_(name)                        \
-  OMC_DECLARE_(name, i64_base)                    \
-  static const omc_kernels omc_kernels_##name = { \
-      NULL, {OMC_FLOAT_ROWS_(name), [OMC_CLASS_I64] = {omc_k_##name##_i64_base}}};
-/* clang-format on */
+/* Kernels for dtypes that floats are stored in; OMC_KERNELS_NUM also for the integer that is. */
+#define OMC_DECLARE_KERNEL_(name) omc_status name(const omc_kernel_args *);
+#define OMC_KERNELS_(which, name)                               \
+  OMC_VARIANT_DECLARE(which, OMC_DECLARE_KERNEL_, omc_k_##name) \
+  static const omc_kernels omc_kernels_##name = {.fn = {OMC_VARIANT_TABLE(which, omc_k_##name)}};
+#define OMC_KERNELS(name) OMC_KERNELS_(floats, name)
+#define OMC_KERNELS_NUM(name) OMC_KERNELS_(all, name)
 
 /* The omc_cpu_op of an op, with the kernels of that name. */
 #define OMC_PARAMS(type, decode) .params_size = sizeof(type), .params = decode
@@ -118,9 +93,9 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
   const omc_cpu_op omc_cpu_##name = {.kernels = &omc_kernels_##kernel, __VA_ARGS__};
 
 /* A kernel that serves every dtype, defined outside of the variants with OMC_KERNEL_ANY(name). */
-#define OMC_KERNEL_ANY(name)                                                    \
-  static omc_status omc_k_##name##_any(const omc_kernel_args *);                \
-  static const omc_kernels omc_kernels_##name = {omc_k_##name##_any, {{NULL}}}; \
+#define OMC_KERNEL_ANY(name)                                                 \
+  static omc_status omc_k_##name##_any(const omc_kernel_args *);             \
+  static const omc_kernels omc_kernels_##name = {.any = omc_k_##name##_any}; \
   static omc_status omc_k_##name##_any(const omc_kernel_args *args)
 
 #endif

@@ -31,7 +31,7 @@ static inline void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t coun
 /* The same bits in vectors. One counter per 64-bit lane, of which the low half is a word and the
  * high half is ignored: a product of two words then fills a lane and its halves need no regrouping.
  */
-#if defined(OMC_CLASS_IS_F64)
+#if defined(OMC_COMPUTE_F64)
 #define OMC_RNG_LANES OMC_VL
 #else
 #define OMC_RNG_LANES (OMC_VL / 2)

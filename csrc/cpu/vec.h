@@ -1,8 +1,9 @@
 /* Types and vector verbs of the variant being compiled: one body for every instruction set.
  *
- * setup.py defines OMC_VARIANT (for example f32_avx2), one of OMC_CLASS_IS_F32, _F64, _BF16,
- * _I64, and OMC_VL, the lanes of a vector. The compiler's generic vectors do the rest; verbs are
- * static inline, so each variant has its own. Multiply-add contraction is off: vfma is explicit. */
+ * setup.py defines, of its row in cpu/variants.def, OMC_VARIANT (for example bf16_avx2),
+ * OMC_STORAGE (OMC_BF16), OMC_STORAGE_IS_BF16, OMC_COMPUTE_F32, OMC_KIND (HALF), and OMC_VL, the
+ * lanes of a vector. The compiler's generic vectors do the rest; verbs are static inline, so each
+ * variant has its own. Multiply-add contraction is off: vfma is explicit. */
 #ifndef OMC_CPU_VEC_H
 #define OMC_CPU_VEC_H
 
@@ -11,27 +12,30 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(OMC_CLASS_IS_F32) || defined(OMC_CLASS_IS_BF16)
+#if defined(OMC_COMPUTE_F32)
 typedef float acc_t;
 typedef int32_t acc_bits_t; /* integer of the same width: masks and bit patterns */
 #define OMC_IS_FLOAT 1
-#elif defined(OMC_CLASS_IS_F64)
+#elif defined(OMC_COMPUTE_F64)
 typedef double acc_t;
 typedef int64_t acc_bits_t;
 #define OMC_IS_FLOAT 1
-#elif defined(OMC_CLASS_IS_I64)
+#elif defined(OMC_COMPUTE_I64)
 typedef int64_t acc_t;
 typedef int64_t acc_bits_t;
 #define OMC_IS_FLOAT 0
 #else
-#error "setup.py must define the compute class"
+#error "setup.py must define what is computed in"
 #endif
 
-#if defined(OMC_CLASS_IS_BF16)
+/* Whether elements are stored as they are computed in. */
+#if defined(OMC_STORAGE_IS_BF16) || defined(OMC_STORAGE_IS_F16)
+#define OMC_STORES_ACC 0
 typedef struct {
   uint16_t bits;
 } storage_t;
 #else
+#define OMC_STORES_ACC 1
 typedef acc_t storage_t;
 #endif
 

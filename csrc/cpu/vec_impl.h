@@ -11,14 +11,18 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(OMC_CLASS_IS_F64)
+#if !OMC_STORES_ACC
+#include "cpu/half.h"
+#endif
+
+#if defined(OMC_COMPUTE_F64)
 #define OMC_R(name) name
 #else
 #define OMC_R(name) name##f
 #endif
 
 #if defined(__x86_64__) && OMC_IS_FLOAT
-#if defined(OMC_CLASS_IS_F64)
+#if defined(OMC_COMPUTE_F64)
 #if OMC_VL == 8
 #define OMC_V(verb) _mm512_##verb##_pd
 #elif OMC_VL == 4
@@ -54,56 +58,92 @@
 
 /* ---- loads and stores ---- */
 
-#if defined(OMC_CLASS_IS_BF16)
-typedef uint16_t omc_half_bits __attribute__((vector_size(OMC_VL * sizeof(uint16_t)), may_alias));
-typedef uint32_t omc_real_bits __attribute__((vector_size(OMC_VL * sizeof(uint32_t)), may_alias));
+OMC_INLINE vacc_t vset(acc_t x) { return x - (vacc_t){0}; }
 
-OMC_INLINE vacc_t vld(const storage_t *p) {
-  omc_half_bits h;
-  memcpy(&h, p, sizeof h);
-  return (vacc_t)(__builtin_convertvector(h, omc_real_bits) << 16);
-}
-
-/* Halves to even; NaN stays NaN. */
-OMC_INLINE void vst(storage_t *p, vacc_t x) {
-  const omc_real_bits u = (omc_real_bits)x, nan = (omc_real_bits)(x != x);
-  const omc_real_bits even = u + 0x7fffu + ((u >> 16) & 1u);
-  const omc_half_bits h =
-      __builtin_convertvector(((even & ~nan) | ((u | 0x400000u) & nan)) >> 16, omc_half_bits);
-  memcpy(p, &h, sizeof h);
-}
-
-OMC_INLINE acc_t ld(const storage_t *p) {
-  const uint32_t u = (uint32_t)p->bits << 16;
-  acc_t x;
-  memcpy(&x, &u, sizeof x);
-  return x;
-}
-
-OMC_INLINE void st(storage_t *p, acc_t x) {
-  uint32_t u;
-  memcpy(&u, &x, sizeof u);
-  u = x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
-  p->bits = (uint16_t)(u >> 16);
-}
-#else
+#if OMC_STORES_ACC
 OMC_INLINE vacc_t vld(const storage_t *p) { return vldr(p); }
 OMC_INLINE void vst(storage_t *p, vacc_t x) { vstr(p, x); }
 OMC_INLINE acc_t ld(const storage_t *p) { return *p; }
 OMC_INLINE void st(storage_t *p, acc_t x) { *p = x; }
+#else
+typedef uint16_t omc_half_bits __attribute__((vector_size(OMC_VL * sizeof(uint16_t)), may_alias));
+typedef uint32_t omc_acc_bits __attribute__((vector_size(OMC_VL * sizeof(uint32_t)), may_alias));
+
+/* `a` where a lane of `m` is set, else `b`. */
+OMC_INLINE omc_acc_bits omc_vpick(vmask m, omc_acc_bits a, omc_acc_bits b) {
+  return (a & (omc_acc_bits)m) | (b & ~(omc_acc_bits)m);
+}
 #endif
 
-OMC_INLINE vacc_t vset(acc_t x) { return x - (vacc_t){0}; }
+#if defined(OMC_STORAGE_IS_BF16)
+OMC_INLINE acc_t ld(const storage_t *p) { return omc_bfloat_to_float(p->bits); }
+OMC_INLINE void st(storage_t *p, acc_t x) { p->bits = omc_float_to_bfloat(x); }
 
-#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_BF16) && \
-    OMC_VL * __SIZEOF_FLOAT__ == 64
+OMC_INLINE vacc_t vld(const storage_t *p) {
+  omc_half_bits h;
+  memcpy(&h, p, sizeof h);
+  return (vacc_t)(__builtin_convertvector(h, omc_acc_bits) << 16);
+}
+
+OMC_INLINE void vst(storage_t *p, vacc_t x) {
+  const omc_acc_bits u = (omc_acc_bits)x, even = u + 0x7fffu + ((u >> 16) & 1u);
+  const omc_half_bits h =
+      __builtin_convertvector(omc_vpick(x != x, u | 0x400000u, even) >> 16, omc_half_bits);
+  memcpy(p, &h, sizeof h);
+}
+#elif defined(OMC_STORAGE_IS_F16)
+OMC_INLINE acc_t ld(const storage_t *p) { return omc_half_to_float(p->bits); }
+OMC_INLINE void st(storage_t *p, acc_t x) { p->bits = omc_float_to_half(x); }
+
+#if defined(__AVX512F__) && OMC_VL == 16
+OMC_INLINE vacc_t vld(const storage_t *p) {
+  return (vacc_t)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+OMC_INLINE void vst(storage_t *p, vacc_t x) {
+  _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__) && OMC_VL == 8
+OMC_INLINE vacc_t vld(const storage_t *p) {
+  return (vacc_t)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+OMC_INLINE void vst(storage_t *p, vacc_t x) {
+  _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+/* As omc_half_to_float and omc_float_to_half. */
+OMC_INLINE vacc_t vld(const storage_t *p) {
+  omc_half_bits h;
+  memcpy(&h, p, sizeof h);
+  const omc_acc_bits u = __builtin_convertvector(h, omc_acc_bits), m = u & 0x7fffu;
+  const vacc_t least = __builtin_convertvector((vmask)m, vacc_t) * vset(0x1p-24f);
+  const omc_acc_bits normal = (m << 13) + (112u << 23);
+  const omc_acc_bits most = omc_vpick((vmask)(m >= 0x7c00u), normal + (112u << 23), normal);
+  return (vacc_t)(omc_vpick((vmask)(m < 0x400u), (omc_acc_bits)least, most) | (u & 0x8000u) << 16);
+}
+
+OMC_INLINE void vst(storage_t *p, vacc_t x) {
+  const omc_acc_bits bits = (omc_acc_bits)x, u = bits & 0x7fffffffu;
+  const vacc_t steps = (vacc_t)u * vset(0x1p24f) + vset(0x1p23f);
+  const omc_acc_bits least = (omc_acc_bits)steps - (omc_acc_bits)vset(0x1p23f);
+  const omc_acc_bits normal = (u + 0xfffu + (u >> 13 & 1u) - 0x38000000u) >> 13;
+  const omc_acc_bits infinite =
+      omc_vpick((vmask)(u > 0x7f800000u), 0x7e00u - (omc_acc_bits){0}, 0x7c00u - (omc_acc_bits){0});
+  const omc_acc_bits most = omc_vpick((vmask)(u >= 0x47800000u), infinite, normal);
+  const omc_half_bits h = __builtin_convertvector(
+      omc_vpick((vmask)(u < 0x38800000u), least, most) | (bits >> 16 & 0x8000u), omc_half_bits);
+  memcpy(p, &h, sizeof h);
+}
+#endif
+#endif
+
+#if defined(OMC_V) && defined(__AVX512F__) && OMC_STORES_ACC && OMC_VL * __SIZEOF_FLOAT__ == 64
 OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
   return (vacc_t)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
 }
 OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)x);
 }
-#elif defined(OMC_CLASS_IS_F64) && defined(__AVX512F__) && OMC_VL == 8
+#elif defined(OMC_COMPUTE_F64) && defined(__AVX512F__) && OMC_VL == 8
 OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
   return (vacc_t)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1u), p);
 }
@@ -130,7 +170,7 @@ OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
 OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
   return (vacc_t)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
 }
-#elif defined(OMC_CLASS_IS_F64) && defined(__AVX512DQ__) && OMC_VL == 8
+#elif defined(OMC_COMPUTE_F64) && defined(__AVX512DQ__) && OMC_VL == 8
 OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
   return (vacc_t)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)m), (__m512d)b, (__m512d)a);
 }
@@ -170,7 +210,7 @@ OMC_INLINE vacc_t vmin(vacc_t a, vacc_t b) { return vblend((a < b) | vnan(a), a,
 /* ---- across lanes ---- */
 
 OMC_INLINE acc_t vsum(vacc_t x) {
-#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_CLASS_IS_F64) && OMC_VL == 16
+#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_COMPUTE_F64) && OMC_VL == 16
   return _mm512_reduce_add_ps((__m512)x);
 #else
   for (int w = OMC_VL / 2; w; w /= 2)
@@ -223,7 +263,7 @@ OMC_INLINE vacc_t vdiv(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, omc_divide)
 
 #if defined(OMC_V) && defined(__FMA__)
 OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) { return (vacc_t)OMC_V(fmadd)(a, b, c); }
-#elif defined(__aarch64__) && defined(OMC_CLASS_IS_F64) && OMC_VL == 2
+#elif defined(__aarch64__) && defined(OMC_COMPUTE_F64) && OMC_VL == 2
 OMC_INLINE vacc_t vfma(vacc_t a, vacc_t b, vacc_t c) {
   return (vacc_t)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 }
@@ -271,7 +311,7 @@ OMC_INLINE vacc_t omc_vhold(vacc_t x, acc_t lo, acc_t hi) {
 
 /* ---- functions ---- */
 
-#if defined(OMC_CLASS_IS_F64)
+#if defined(OMC_COMPUTE_F64)
 
 OMC_INLINE vacc_t vexp(vacc_t x) { return OMC_LANES(x, exp); }
 OMC_INLINE vacc_t vexpm1(vacc_t x) { return OMC_LANES(x, expm1); }

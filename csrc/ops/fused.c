@@ -5,34 +5,28 @@
 #include "ops/op.h"
 #include "ops/program.h"
 
-omc_class omc_ew_dtype_class(omc_dtype dtype) {
-  if (dtype == OMC_F64) return OMC_CLASS_F64;
-  return omc_dtype_is_float(dtype) ? OMC_CLASS_F32 : OMC_CLASS_I64;
+omc_dtype omc_ew_dtype_class(omc_dtype dtype) {
+  return omc_dtype_is_float(dtype) ? omc_dtype_real(dtype) : OMC_I64;
 }
 
-static omc_class wider_class(omc_class a, const omc_value *v) {
-  const omc_class b = v ? omc_ew_dtype_class(v->type.dtype) : OMC_CLASS_I64;
-  if (a == OMC_CLASS_F64 || b == OMC_CLASS_F64) return OMC_CLASS_F64;
-  return a == OMC_CLASS_F32 || b == OMC_CLASS_F32 ? OMC_CLASS_F32 : OMC_CLASS_I64;
+static omc_dtype wider_class(omc_dtype a, const omc_value *v) {
+  const omc_dtype b = v ? omc_ew_dtype_class(v->type.dtype) : OMC_I64;
+  if (a == OMC_F64 || b == OMC_F64) return OMC_F64;
+  return a == OMC_F32 || b == OMC_F32 ? OMC_F32 : OMC_I64;
 }
 
-omc_class omc_ew_class(const omc_node *node) {
-  omc_class cls = OMC_CLASS_I64;
+omc_dtype omc_ew_class(const omc_node *node) {
+  omc_dtype cls = OMC_I64;
   for (uint32_t i = 0; i < node->n_in; i++) cls = wider_class(cls, omc_in(node, i));
   for (uint32_t k = 0; k < node->n_out; k++) cls = wider_class(cls, omc_out(node, k));
   return cls;
 }
 
-static const char *const class_names[OMC_N_CLASS] = {
-    [OMC_CLASS_F32] = "f32", [OMC_CLASS_F64] = "f64", [OMC_CLASS_I64] = "i64"};
-
-const char *omc_ew_class_name(omc_class cls) { return class_names[cls]; }
-
-omc_class omc_ew_fused_class(const omc_node *node) {
+omc_dtype omc_ew_fused_class(const omc_node *node) {
   const char *name = omc_node_string(node, "class");
-  int cls = 0;
-  while (cls < OMC_N_CLASS && (!class_names[cls] || strcmp(class_names[cls], name) != 0)) cls++;
-  return (omc_class)cls;
+  omc_dtype cls;
+  const bool is = omc_dtype_from_text(name, strlen(name), &cls) && omc_ew_dtype_class(cls) == cls;
+  return is ? cls : OMC_N_DTYPE;
 }
 
 /* Outputs have the broadcast shape of all inputs and the dtypes that the node lists. */

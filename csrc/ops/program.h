@@ -1,6 +1,6 @@
 /* Programs of elementwise ops: what one is, on every device.
  *
- * A program computes in one class (f32, f64 or i64) over one iteration shape, the broadcast shape
+ * A program computes in one class, the dtype f32, f64 or i64, over one iteration shape, the broadcast shape
  * of its inputs. Inputs have any dtype (converted on load); outputs have the iteration shape and
  * any dtype (converted on store: to bool by != 0, to integers by truncation). A single elementwise
  * node is a program of one instruction; FusedElementwise carries its program in attributes:
@@ -23,18 +23,14 @@
 #define OMC_EW_MAX_INPUTS 24
 #define OMC_EW_MAX_OUTPUTS 12
 
-typedef enum { OMC_CLASS_F32, OMC_CLASS_F64, OMC_CLASS_BF16, OMC_CLASS_I64, OMC_N_CLASS } omc_class;
-
 /* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
-omc_class omc_ew_dtype_class(omc_dtype dtype);
+omc_dtype omc_ew_dtype_class(omc_dtype dtype);
 
 /* The class a single elementwise node computes in: f64 if an input or output is f64, else f32 if
  * one is any other float, else i64. */
-omc_class omc_ew_class(const omc_node *node);
+omc_dtype omc_ew_class(const omc_node *node);
 
-/* The name of a class in a fused node's attribute, NULL: it has none; and the class of a fused
- * node, OMC_N_CLASS if its attribute names none. */
-const char *omc_ew_class_name(omc_class cls);
-omc_class omc_ew_fused_class(const omc_node *node);
+/* The class of a fused node, OMC_N_DTYPE if its attribute names none. */
+omc_dtype omc_ew_fused_class(const omc_node *node);
 
 #endif

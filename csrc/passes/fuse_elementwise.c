@@ -75,12 +75,8 @@ static bool may_run_as_early(const clusters *s, uint32_t c, uint32_t with, uint3
 /* A value that stays inside a program is not rounded to its dtype, so it must be what the class
  * computes, of its own dtype or bool, or come from a Cast, which rounds by itself. (An integer that
  * a float class has cast to is one that this class holds.) */
-static bool passes_unrounded(const omc_value *v, omc_class class) {
-  static const omc_dtype own[OMC_N_CLASS] = {[OMC_CLASS_F32] = OMC_F32,
-                                             [OMC_CLASS_F64] = OMC_F64,
-                                             [OMC_CLASS_BF16] = OMC_F32,
-                                             [OMC_CLASS_I64] = OMC_I64};
-  return v->type.dtype == own[class] || v->type.dtype == OMC_BOOL || v->producer->op == OMC_OP_Cast;
+static bool passes_unrounded(const omc_value *v, omc_dtype class) {
+  return v->type.dtype == class || v->type.dtype == OMC_BOOL || v->producer->op == OMC_OP_Cast;
 }
 
 /* Distinct values that clusters a and b read from outside, and how many of theirs others read;
@@ -217,12 +213,13 @@ static omc_status emit(clusters *s, uint32_t c) {
     OMC_TRY(op->imm(node, &p.imm[OMC_EW_IMM * i]));
   }
   const uint32_t n = p.n_instructions;
-  const omc_attr attr[] = {{"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},
-                           omc_attr_ints("args", p.args, 3 * n),
-                           {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = p.imm}},
-                           omc_attr_ints("outs", p.outs, p.n_out),
-                           omc_attr_ints("dtypes", p.dtypes, p.n_out),
-                           omc_attr_string("class", omc_ew_class_name(omc_ew_class(p.member[0])))};
+  const omc_attr attr[] = {
+      {"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},
+      omc_attr_ints("args", p.args, 3 * n),
+      {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = p.imm}},
+      omc_attr_ints("outs", p.outs, p.n_out),
+      omc_attr_ints("dtypes", p.dtypes, p.n_out),
+      omc_attr_string("class", omc_dtype_get(omc_ew_class(p.member[0]))->text)};
   omc_node *at = s->node[s->at[c]];
   omc_builder b = {s->graph, at, at->phase, at->name, OMC_OK};
   omc_value *out[OMC_EW_MAX_OUTPUTS];

@@ -143,7 +143,7 @@ static bool random_program(omc_graph *g, int64_t n, bool row, omc_node **out) {
                             omc_attr_ints("args", args, 3 * LONGEST),
                             omc_attr_ints("outs", outs, N_OUT),
                             omc_attr_ints("dtypes", dtypes, N_OUT),
-                            omc_attr_string("class", omc_ew_class_name(OMC_CLASS_F32))};
+                            omc_attr_string("class", "f32")};
   omc_builder b = {g, NULL, OMC_FORWARD, NULL, OMC_OK};
   omc_build(&b, OMC_OP_FusedElementwise, N_IN, in, 0, 6, attrs, N_OUT, results);
   *out = g->last;

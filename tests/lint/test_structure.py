@@ -79,7 +79,7 @@ def test_header_compiles_alone(path: Path, tmp_path: Path) -> None:
         pytest.skip("needs Python.h; compiled with the extension")
     source = tmp_path / "alone.c"
     source.write_text(f'#include "{path.relative_to(CSRC)}"\nint unit(void);\nint unit(void) {{ return 0; }}\n')
-    flags = ["-DOMC_VARIANT=f32_base", "-DOMC_CLASS_IS_F32", "-DOMC_VL=4", "-fopenmp", "-D_GNU_SOURCE", f"-I{CSRC}"]
+    flags = ["-DOMC_VARIANT=f32_base", "-DOMC_STORAGE=OMC_F32", "-DOMC_COMPUTE_F32", "-DOMC_KIND=FLOAT", "-DOMC_VL=4", "-fopenmp", "-D_GNU_SOURCE", f"-I{CSRC}"]
     subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", *flags, "-fsyntax-only", source], check=True)
 
 

@@ -3,7 +3,7 @@
 
 #ifndef OMC_VARIANT
 
-static const omc_kernels omc_kernels_FusedElementwise = {omc_ew_run, {{NULL}}};
+static const omc_kernels omc_kernels_FusedElementwise = {.any = omc_ew_run};
 OMC_CPU_OP(FusedElementwise, FusedElementwise)
 
 #endif

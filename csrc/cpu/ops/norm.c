@@ -20,7 +20,7 @@ static inline int64_t n_blocks(const omc_layer_form *p) {
 /* Length of a block's sums: n, and room for a whole vector at the end. */
 static inline int64_t sums_length(const omc_layer_form *p) { return (p->n + 15) / 16 * 16; }
 
-#if defined(OMC_VARIANT) && !defined(OMC_CLASS_IS_I64)
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 #include "cpu/rows.h"
 

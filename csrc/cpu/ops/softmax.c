@@ -4,7 +4,7 @@
 #include "cpu/parallel.h"
 #include "ops/forms.h"
 
-#if defined(OMC_VARIANT) && !defined(OMC_CLASS_IS_I64)
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 #include "cpu/rows.h"
 
