@@ -55,6 +55,7 @@ def variants() -> list[tuple[str, list[str]]]:
             flags, width = ISAS[isa]
             defines = [
                 f"-DOMC_VARIANT={name}_{isa}",
+                f"-DOMC_COMPUTE_VARIANT={compute}_{isa}",
                 f"-DOMC_STORAGE=OMC_{dtype}",
                 f"-DOMC_STORAGE_IS_{dtype}",
                 f"-DOMC_COMPUTE_{compute.upper()}",

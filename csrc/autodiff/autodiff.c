@@ -11,7 +11,7 @@ typedef struct sweep_state {
   omc_graph *graph;
   omc_phase phase;   /* of the backward under way */
   bool *active;      /* float, and depends on an input whose gradient is wanted */
-  omc_value **grads; /* sum of the contributions so far; NULL: zero */
+  omc_value **grads; /* sum of the contributions so far, see accumulate; NULL: zero */
 } sweep_state;
 
 static bool is_active(const sweep_state *s, const omc_value *v) { return v && s->active[v->id]; }
@@ -31,11 +31,21 @@ static void mark_active(sweep_state *s, const bool *in_grads) {
   }
 }
 
-/* Adds a contribution to the gradient of `v`, brought to v's type. */
+/* Adds a contribution to the gradient of `v`, brought to v's shape. Of a 16-bit float the sum is
+ * kept as it is computed: it is rounded once, when it is read, where eager PyTorch rounds after
+ * every addition. */
 static void accumulate(sweep_state *s, omc_builder *b, const omc_value *v, omc_value *grad) {
-  grad = omc_sum_to(b, omc_cast(b, grad, v->type.dtype), &v->type.shape);
+  const omc_dtype wide = omc_dtype_real(v->type.dtype);
+  if (grad->type.dtype != wide) grad = omc_cast(b, grad, v->type.dtype);
+  grad = omc_sum_to(b, grad, &v->type.shape);
   omc_value **sum = &s->grads[v->id];
-  *sum = *sum ? omc_binary(b, OMC_OP_Add, *sum, grad) : grad;
+  *sum = *sum ? omc_binary(b, OMC_OP_Add, omc_cast(b, *sum, wide), omc_cast(b, grad, wide)) : grad;
+}
+
+/* The gradient of `v`, of its type, once all contributions have been added; NULL: zero. */
+static omc_value *gradient_of(const sweep_state *s, omc_builder *b, const omc_value *v) {
+  omc_value *sum = s->grads[v->id];
+  return sum ? omc_cast(b, sum, v->type.dtype) : NULL;
 }
 
 static omc_status seed(sweep_state *s, const bool *out_grads) {
@@ -58,15 +68,15 @@ static omc_status differentiate_node(sweep_state *s, const omc_node *node) {
   omc_value **grad_in = OMC_NEW_ARRAY(arena, omc_value *, n_in + 1);
   bool *needs = OMC_NEW_ARRAY(arena, bool, n_in + 1);
   if (!grad_out || !grad_in || !needs) OMC_NODE_FAIL(node, ENOMEM, "no memory for its gradient");
-  bool given = false;
-  for (uint32_t k = 0; k < n_out; k++) {
-    grad_out[k] = is_active(s, node->out[k]) ? s->grads[node->out[k]->id] : NULL;
-    given |= grad_out[k] != NULL;
-  }
-  if (!given) return OMC_OK;
-  for (uint32_t i = 0; i < n_in; i++) needs[i] = is_active(s, omc_in(node, i));
   omc_grad g = {
       {s->graph, NULL, s->phase, node->name, OMC_OK}, node, grad_out, grad_in, needs, false};
+  bool given = false;
+  for (uint32_t k = 0; k < n_out; k++) {
+    grad_out[k] = is_active(s, node->out[k]) ? gradient_of(s, &g.b, node->out[k]) : NULL;
+    given |= grad_out[k] != NULL;
+  }
+  if (!given) return g.b.status;
+  for (uint32_t i = 0; i < n_in; i++) needs[i] = is_active(s, omc_in(node, i));
   OMC_TRY(omc_op_get(node->op)->grad(&g));
   for (uint32_t i = 0; i < n_in; i++)
     if (needs[i] && grad_in[i]) accumulate(s, &g.b, omc_in(node, i), grad_in[i]);
@@ -78,9 +88,10 @@ static omc_status sweep(sweep_state *s, omc_node *last, const bool *out_grads, c
                         omc_value **results) {
   OMC_TRY(seed(s, out_grads));
   for (omc_node *node = last; node; node = node->prev) OMC_TRY(differentiate_node(s, node));
+  omc_builder b = {s->graph, NULL, s->phase, NULL, OMC_OK};
   for (uint32_t i = 0; i < s->graph->n_inputs; i++)
-    if (in_grads[i]) results[i] = s->grads[s->graph->inputs[i]->id];
-  return OMC_OK;
+    if (in_grads[i]) results[i] = gradient_of(s, &b, s->graph->inputs[i]);
+  return b.status;
 }
 
 static omc_status run(sweep_state *s, uint32_t n_backwards, const bool *out_grads,

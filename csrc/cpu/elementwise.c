@@ -7,7 +7,6 @@
 #include "cpu/parallel.h"
 #include "ops/op.h"
 
-#define GRAIN 32          /* blocks: what is worth a thread */
 #define LONGEST_TILE 4096 /* reals: a shorter period is laid out once per thread */
 #define NEVER INT32_MAX
 
@@ -111,8 +110,7 @@ static int64_t plan_input(input_plan *in, const omc_type *type, const omc_shape 
   in->period = in->dims[in->rank - 1];
   const bool periodic = in->rank == 2 && in->strides[1] == 1 && in->strides[0] == 0;
   in->kind = periodic && in->period <= LONGEST_TILE && numel >= 4 * in->period ? TILE : RUNS;
-  return in->kind == TILE ? (int64_t)omc_round_up((size_t)in->period, 16) + OMC_EW_BLOCK
-                          : OMC_EW_BLOCK;
+  return in->kind == TILE ? omc_whole_vectors(in->period) + OMC_EW_BLOCK : OMC_EW_BLOCK;
 }
 
 /* Notes which instruction reads each operand last; outputs are read at the end. */
@@ -367,7 +365,7 @@ static void load_constant(const omc_convert *convert, const input_plan *in, cons
   }
 }
 
-/* The n reals of a block from element `index` on. Block functions are given a multiple of 16, so
+/* The n reals of a block from element `index` on. Block functions are given whole vectors, so
  * a last block that is none may not be read where it lies. */
 static const void *load_block(const omc_convert *convert, const input_plan *in, cursor *c,
                               const char *data, char *scratch, int64_t index, int64_t n,
@@ -411,7 +409,7 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t b = begin; b < end; b++) {
     const int64_t index = b * OMC_EW_BLOCK;
     const int64_t n = p->numel - index < OMC_EW_BLOCK ? p->numel - index : OMC_EW_BLOCK;
-    const int64_t padded = (n + 15) & ~(int64_t)15;
+    const int64_t padded = omc_whole_vectors(n);
     const bool whole = n == padded;
     for (int32_t i = 0; i < p->n_in; i++)
       operands[i] = load_block(convert, &p->in[i], &cursors[i], args->in[i].data,
@@ -455,7 +453,8 @@ omc_status omc_ew_run(const omc_kernel_args *args) {
     if (!c.stored[i]) c.direct[p->out[i].operand - p->n_in] = args->out[i].data;
   }
   const int64_t blocks = (p->numel + OMC_EW_BLOCK - 1) / OMC_EW_BLOCK;
-  omc_parallel_for(blocks, GRAIN, args->threads, run_blocks, &c);
+  omc_parallel_for(blocks, omc_grain(OMC_GRAIN_ELEMENTS, OMC_EW_BLOCK), args->threads, run_blocks,
+                   &c);
   if (atomic_load(&c.divided_by_zero))
     OMC_FAIL(EDIVISION, "'%s' divides an integer by 0", args->node ? args->node : "");
   return OMC_OK;

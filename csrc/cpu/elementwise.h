@@ -13,7 +13,7 @@ typedef struct omc_ew_block {
   void *out;         /* n reals */
   const void *in[3]; /* n reals each, NULL: none */
   const double *imm; /* OMC_EW_IMM of them */
-  int64_t n;         /* a multiple of 16, at most OMC_EW_BLOCK; out may equal an input */
+  int64_t n;         /* whole vectors, at most OMC_EW_BLOCK; out may equal an input */
   int64_t index;     /* row-major position of the first element in the iteration shape */
   uint64_t seed;     /* of the step */
 } omc_ew_block;

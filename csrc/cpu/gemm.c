@@ -21,39 +21,50 @@ static serial_fn serial_for(omc_dtype dtype) {
   return row[isa];
 }
 
-/* Bytes of one thread's packed blocks of A and B. */
+/* Bytes of one thread's packed blocks, and of what it converts. */
 static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
-  const size_t kb = (size_t)omc_min(k, OMC_GEMM_KC);
-  const size_t a = (size_t)omc_gemm_packed_a(m, k);
-  const size_t b = omc_round_up((size_t)omc_min(n, OMC_GEMM_NC), OMC_GEMM_MAX_NR) * kb;
-  return omc_round_up((a + b) * omc_dtype_size(dtype), 64);
+  const omc_gemm_wide wide = omc_gemm_wide_of(m, n, k);
+  const int64_t packed = omc_gemm_packed_a(m, k) + omc_gemm_packed_b(n, k);
+  const int64_t converted = wide.a + wide.b + wide.sums + wide.bias + wide.row_bias;
+  return omc_round_up((size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, converted), 64);
 }
 
 size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads) {
   return thread_bytes(dtype, m, n, k) * (size_t)threads;
 }
 
-void omc_gemm_serial(omc_dtype dtype, const omc_gemm_args *g, void *workspace) {
-  serial_for(dtype)(g, workspace);
+static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_real(g->c.dtype); }
+
+/* The operand that is converted, if there is one. */
+static omc_dtype narrowest(const omc_gemm_args *g) {
+  const omc_dtype a = g->a.dtype, b = g->b.dtype, c = g->c.dtype, wide = computed_in(g);
+  return a != wide ? a : b != wide ? b : c;
+}
+
+void omc_gemm_serial(const omc_gemm_args *g, void *workspace) {
+  serial_for(computed_in(g))(g, workspace);
 }
 
 /* ---- own, on several threads: C is cut into a grid of rectangles ---- */
 
 typedef struct grid {
   const omc_gemm_args *g;
-  omc_dtype dtype;
   serial_fn serial;
   int64_t rows, cols; /* of the grid */
   char *workspace;
   size_t thread_bytes;
 } grid;
 
-enum { COLUMN_UNIT = 16, THREAD_GRAIN = 1 << 17 /* multiply-adds that repay waking a thread */ };
+enum { COLUMN_UNIT = OMC_MAX_VL };
+
+static void *element(const omc_matrix *x, int64_t row, int64_t col) {
+  return (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
+}
 
 static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
   const grid *p = ctx;
   const omc_gemm_args *g = p->g;
-  const int64_t size = (int64_t)omc_dtype_size(p->dtype);
+  const int64_t size = (int64_t)omc_dtype_size(g->c.dtype);
   const int64_t units = omc_ceil_div(g->n, COLUMN_UNIT);
   for (int64_t u = begin; u < end; u++) {
     const int64_t i0 = omc_cut(g->m, p->rows, u / p->cols),
@@ -63,9 +74,9 @@ static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
     omc_gemm_args part = *g;
     part.m = i1 - i0;
     part.n = j1 - j0;
-    part.a.data = (char *)g->a.data + i0 * g->a.rs * size;
-    part.b.data = (char *)g->b.data + j0 * g->b.cs * size;
-    part.c.data = (char *)g->c.data + (i0 * g->c.rs + j0) * size;
+    part.a.data = element(&g->a, i0, 0);
+    part.b.data = element(&g->b, 0, j0);
+    part.c.data = element(&g->c, i0, j0);
     if (g->bias) part.bias = (const char *)g->bias + j0 * size;
     if (g->row_bias) part.row_bias = (const char *)g->row_bias + i0 * size;
     p->serial(&part, p->workspace + (size_t)thread * p->thread_bytes);
@@ -88,13 +99,12 @@ static void choose_grid(const omc_gemm_args *g, int64_t threads, grid *out) {
   }
 }
 
-static void gemm_own(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
-  const int64_t work = g->m * g->n * (g->k ? g->k : 1) / THREAD_GRAIN + 1;
+static void gemm_own(const omc_gemm_args *g, int threads, void *workspace) {
+  const int64_t work = g->m * g->n * (g->k ? g->k : 1) / OMC_GRAIN_PRODUCTS + 1;
   grid p = {.g = g,
-            .dtype = dtype,
-            .serial = serial_for(dtype),
+            .serial = serial_for(computed_in(g)),
             .workspace = workspace,
-            .thread_bytes = thread_bytes(dtype, g->m, g->n, g->k)};
+            .thread_bytes = thread_bytes(narrowest(g), g->m, g->n, g->k)};
   choose_grid(g, omc_min(threads, work), &p);
   omc_parallel_for(p.rows * p.cols, 1, threads, run_rectangles, &p);
 }
@@ -116,18 +126,15 @@ static bool blas_describe(const omc_matrix *x, int64_t rows, int64_t cols, blas_
   return true;
 }
 
-static bool blas_fits(omc_dtype dtype, const omc_gemm_args *g) {
+static bool blas_fits(const omc_gemm_args *g) {
   const omc_torch_shims *torch = omc_torch_shims_get();
+  const omc_dtype dtype = computed_in(g);
   blas_operand a, b, c;
-  return (dtype == OMC_F64 ? torch->dgemm != NULL : torch->sgemm != NULL) &&
+  return narrowest(g) == dtype &&
+         (dtype == OMC_F64 ? torch->dgemm != NULL : torch->sgemm != NULL) &&
          blas_describe(&g->a, g->m, g->k, &a) && blas_describe(&g->b, g->k, g->n, &b) &&
          blas_describe(&g->c, g->m, g->n, &c) && c.trans == 'N';
 }
-
-typedef struct bias_pass {
-  const omc_gemm_args *g;
-  omc_dtype dtype;
-} bias_pass;
 
 #define ADD_BIAS(type)                                                 \
   for (int64_t i = begin; i < end; i++) {                              \
@@ -142,22 +149,21 @@ typedef struct bias_pass {
 
 static void add_bias(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
-  const bias_pass *p = ctx;
-  const omc_gemm_args *g = p->g;
-  if (p->dtype == OMC_F64) {
+  const omc_gemm_args *g = ctx;
+  if (g->c.dtype == OMC_F64) {
     ADD_BIAS(double)
   } else {
     ADD_BIAS(float)
   }
 }
 
-static void gemm_torch(omc_dtype dtype, const omc_gemm_args *g, int threads) {
+static void gemm_torch(const omc_gemm_args *g, int threads) {
   const omc_torch_shims *torch = omc_torch_shims_get();
   blas_operand a, b;
   if (!blas_describe(&g->a, g->m, g->k, &a) || !blas_describe(&g->b, g->k, g->n, &b)) return;
   const int32_t m = (int32_t)g->m, n = (int32_t)g->n, k = (int32_t)g->k, ldc = (int32_t)g->c.rs;
   const int before = torch->set_num_threads_local ? torch->set_num_threads_local(threads) : 0;
-  if (dtype == OMC_F64) {
+  if (g->c.dtype == OMC_F64) {
     torch->dgemm(&b.trans, &a.trans, &n, &m, &k, &g->alpha, g->b.data, &b.ld, g->a.data, &a.ld,
                  &g->beta, g->c.data, &ldc);
   } else {
@@ -166,15 +172,15 @@ static void gemm_torch(omc_dtype dtype, const omc_gemm_args *g, int threads) {
                  g->c.data, &ldc);
   }
   if (torch->set_num_threads_local) torch->set_num_threads_local(before);
-  bias_pass pass = {g, dtype};
-  const int64_t grain = THREAD_GRAIN / g->n + 1;
-  if (g->bias || g->row_bias) omc_parallel_for(g->m, grain, threads, add_bias, &pass);
+  if (g->bias || g->row_bias)
+    omc_parallel_for(g->m, omc_grain(OMC_GRAIN_ELEMENTS, g->n), threads, add_bias,
+                     (void *)(uintptr_t)g);
 }
 
-void omc_gemm(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace) {
+void omc_gemm(const omc_gemm_args *g, int threads, void *workspace) {
   if (g->m == 0 || g->n == 0) return;
-  if (omc_env_get()->gemm == OMC_GEMM_TORCH && g->k > 0 && blas_fits(dtype, g))
-    gemm_torch(dtype, g, threads);
+  if (omc_env_get()->gemm == OMC_GEMM_TORCH && g->k > 0 && blas_fits(g))
+    gemm_torch(g, threads);
   else
-    gemm_own(dtype, g, threads, workspace);
+    gemm_own(g, threads, workspace);
 }

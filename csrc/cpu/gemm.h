@@ -15,23 +15,26 @@
 typedef struct omc_matrix {
   void *data;
   int64_t rs, cs; /* strides in elements from row to row and from column to column */
+  omc_dtype dtype;
 } omc_matrix;
 
 typedef struct omc_gemm_args {
   int64_t m, n, k;      /* C is m x n */
   omc_matrix a, b, c;   /* c.cs must be 1 */
   double alpha, beta;   /* beta 0: C is not read */
-  const void *bias;     /* n elements added to every row, or NULL */
-  const void *row_bias; /* m elements, one added to each row, or NULL */
+  const void *bias;     /* n elements of C's dtype added to every row, or NULL */
+  const void *row_bias; /* m elements of C's dtype, one added to each row, or NULL */
 } omc_gemm_args;
 
-/* Scratch bytes for problems up to m x n x k on that many threads. */
+/* Scratch bytes for problems up to m x n x k on that many threads whose operands are of that dtype
+ * or of the one that it is computed in. */
 size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads);
 
-/* f32 or f64 (dtype), all operands of that dtype. Does not fail. */
-void omc_gemm(omc_dtype dtype, const omc_gemm_args *g, int threads, void *workspace);
+/* Floats, each of its own dtype, all computed in the same one (f32 for 16 bits), in which every
+ * element of C is summed up and then rounded once. Does not fail. */
+void omc_gemm(const omc_gemm_args *g, int threads, void *workspace);
 
 /* On the calling thread alone, for use inside a parallel region. */
-void omc_gemm_serial(omc_dtype dtype, const omc_gemm_args *g, void *workspace);
+void omc_gemm_serial(const omc_gemm_args *g, void *workspace);
 
 #endif

@@ -17,8 +17,9 @@
 #define OMC_GEMM_MC 336
 #define OMC_GEMM_KC 384
 #define OMC_GEMM_NC 1024
-#define OMC_GEMM_MAX_NR 32 /* of any variant */
-#define OMC_GEMM_SLACK 16  /* elements that packing may write past the last */
+#define OMC_GEMM_SUMS 672                /* rows of C that are summed up apart, if it is narrower */
+#define OMC_GEMM_MAX_NR (2 * OMC_MAX_VL) /* of any variant */
+#define OMC_GEMM_SLACK OMC_MAX_VL        /* elements that packing may write past the last */
 
 /* Part i of n cut into `parts` nearly equal parts starts here. */
 static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * i / parts; }
@@ -26,7 +27,29 @@ static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * 
 /* Elements of a packed block of an m x k matrix A. */
 static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {
   const int64_t mb = m < OMC_GEMM_MC ? m : OMC_GEMM_MC, kb = k < OMC_GEMM_KC ? k : OMC_GEMM_KC;
-  return (int64_t)omc_round_up((size_t)(mb * kb + OMC_GEMM_SLACK), 16);
+  return omc_whole_vectors(mb * kb + OMC_GEMM_SLACK);
+}
+
+/* Elements of a packed block of a k x n matrix B. */
+static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
+  const int64_t nb = omc_min(n, OMC_GEMM_NC), kb = omc_min(k, OMC_GEMM_KC);
+  return omc_ceil_div(nb, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * kb;
+}
+
+/* Elements of what is converted, should operands be stored narrower than they are computed in:
+ * blocks of A and B, sums of C, and both biases. */
+typedef struct omc_gemm_wide {
+  int64_t a, b, sums, bias, row_bias;
+} omc_gemm_wide;
+
+static inline omc_gemm_wide omc_gemm_wide_of(int64_t m, int64_t n, int64_t k) {
+  const int64_t nb = omc_min(n, OMC_GEMM_NC), kb = omc_min(k, OMC_GEMM_KC);
+  const int64_t mb = omc_min(m, OMC_GEMM_SUMS);
+  return (omc_gemm_wide){.a = omc_whole_vectors(omc_min(m, OMC_GEMM_MC) * kb),
+                         .b = omc_whole_vectors(kb * nb),
+                         .sums = omc_whole_vectors(mb * nb),
+                         .bias = omc_whole_vectors(nb),
+                         .row_bias = omc_whole_vectors(mb)};
 }
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
@@ -89,11 +112,10 @@ typedef struct omc_gemm_block {
   const acc_t *row_bias; /* m or NULL */
 } omc_gemm_block;
 
-#define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_VARIANT)
+/* Those of the type computed in serve whatever is stored. */
+#define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_COMPUTE_VARIANT)
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
-void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, acc_t *out);
-void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, acc_t *out);
 
 /* out[x * width + i] = src[i * stride + x] for `lines` lines i of k elements each. Up to OMC_VL
  * lines whole vectors are written, in rising order: past line and past the end. */

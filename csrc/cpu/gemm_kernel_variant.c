@@ -1,6 +1,7 @@
+#include "cpu/convert.h"
 #include "cpu/gemm_kernel.h"
 
-#if OMC_IS_FLOAT
+#if OMC_IS_FLOAT && OMC_STORES_ACC
 
 /* ---- micro-kernels ---- */
 
@@ -173,7 +174,7 @@ static void pack_strided(const acc_t *src, int64_t line_stride, int64_t k_stride
     for (int64_t i = 0; i < lines; i++) out[x * width + i] = src[i * line_stride + x * k_stride];
 }
 
-void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, acc_t *out) {
+static void pack_a(const omc_matrix *a, int64_t m, int64_t k, acc_t *out) {
   const int64_t panels = omc_gemm_panels(m);
   for (int64_t p = 0; p < panels; p++) {
     const int64_t i = omc_cut(m, panels, p), rows = omc_cut(m, panels, p + 1) - i;
@@ -186,7 +187,7 @@ void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, acc_t *out
   }
 }
 
-void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, acc_t *out) {
+static void pack_b(const omc_matrix *b, int64_t k, int64_t n, acc_t *out) {
   for (int64_t j = 0; j < n; j += OMC_NR, out += OMC_NR * k) {
     const int64_t cols = n - j < OMC_NR ? n - j : OMC_NR;
     const acc_t *src = (const acc_t *)b->data + j * b->cs;
@@ -203,49 +204,115 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, acc_t *out
   }
 }
 
+/* ---- operands that are stored in another dtype ---- */
+
+extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
+static const omc_convert *const convert = &OMC_PASTE3(omc_, convert, OMC_VARIANT);
+
+static omc_matrix block_of(const omc_matrix *x, int64_t row, int64_t col) {
+  char *data = x->data;
+  data += (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
+  return (omc_matrix){data, x->rs, x->cs, x->dtype};
+}
+
+/* A matrix as acc_t: itself, or a dense copy in `out` that is contiguous in the same direction. */
+static omc_matrix widened(const omc_matrix *x, int64_t rows, int64_t cols, acc_t *out) {
+  if (x->dtype == OMC_ACC) return *x;
+  const bool by_cols = x->rs == 1 && x->cs != 1, by_rows = x->cs == 1;
+  const int64_t lines = by_cols ? cols : rows, n = by_cols ? rows : cols;
+  for (int64_t i = 0; i < lines; i++) {
+    const omc_matrix line = by_cols ? block_of(x, 0, i) : block_of(x, i, 0);
+    if (by_cols || by_rows)
+      convert->load[x->dtype](line.data, out + i * n, n);
+    else
+      for (int64_t j = 0; j < n; j++)
+        convert->load[x->dtype](block_of(&line, 0, j).data, out + i * n + j, 1);
+  }
+  return by_cols ? (omc_matrix){out, 1, rows, OMC_ACC} : (omc_matrix){out, cols, 1, OMC_ACC};
+}
+
+static const acc_t *widened_bias(const void *bias, omc_dtype dtype, int64_t at, int64_t n,
+                                 acc_t *out) {
+  if (!bias) return NULL;
+  const omc_matrix all = {(void *)(uintptr_t)bias, n, 1, dtype}, part = block_of(&all, 0, at);
+  return widened(&part, 1, n, out).data;
+}
+
+static void narrow(const acc_t *sums, int64_t rows, int64_t cols, const omc_matrix *out) {
+  for (int64_t i = 0; i < rows; i++)
+    convert->store[out->dtype](sums + i * cols, block_of(out, i, 0).data, cols);
+}
+
 /* ---- a whole product on one thread ---- */
 
 /* Packing B pays off from this many rows on, if its rows are contiguous. */
 #define PACK_ROWS (4 * OMC_MR)
 
-void OMC_GEMM_NAME(serial)(const omc_gemm_args *, void *);
-void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
+/* All columns of some rows; where C is narrower than its sums, at most OMC_GEMM_SUMS of them. */
+static void multiply_rows(const omc_gemm_args *g, void *workspace) {
   const int64_t m = g->m, n = g->n, k = g->k;
   const int64_t m_blocks = omc_ceil_div(m, OMC_GEMM_MC);
   const int64_t k_blocks = k ? omc_ceil_div(k, OMC_GEMM_KC) : 1;
-  const bool in_place = g->b.cs == 1 && m <= PACK_ROWS;
+  const bool in_place = g->b.cs == 1 && m <= PACK_ROWS, narrows = g->c.dtype != OMC_ACC;
+  const omc_gemm_wide wide = omc_gemm_wide_of(m, n, k);
   acc_t *const packed_a = workspace;
   acc_t *const packed_b = packed_a + omc_gemm_packed_a(m, k);
+  acc_t *const wide_a = packed_b + omc_gemm_packed_b(n, k), *const wide_b = wide_a + wide.a;
+  acc_t *const sums = wide_b + wide.b, *const wide_bias = sums + wide.sums;
+  acc_t *const wide_row_bias = wide_bias + wide.bias;
+  const acc_t *const row_bias = widened_bias(g->row_bias, g->c.dtype, 0, m, wide_row_bias);
   for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
     const int64_t nb = n - j < OMC_GEMM_NC ? n - j : OMC_GEMM_NC;
+    const omc_matrix out = block_of(&g->c, 0, j);
+    const omc_matrix c = !narrows       ? out
+                         : g->beta != 0 ? widened(&out, m, nb, sums)
+                                        : (omc_matrix){sums, nb, 1, OMC_ACC};
+    const acc_t *const bias = widened_bias(g->bias, g->c.dtype, j, nb, wide_bias);
     for (int64_t kb = 0; kb < k_blocks; kb++) {
       const int64_t k0 = omc_cut(k, k_blocks, kb), kn = omc_cut(k, k_blocks, kb + 1) - k0;
       const bool first = kb == 0, last = kb == k_blocks - 1;
-      acc_t *const b0 = (acc_t *)g->b.data + k0 * g->b.rs + j * g->b.cs;
+      const omc_matrix stored_b = block_of(&g->b, k0, j), b = widened(&stored_b, kn, nb, wide_b);
       const int64_t whole = in_place ? nb - nb % OMC_NR : 0;
-      const omc_matrix rest = {b0 + whole * g->b.cs, g->b.rs, g->b.cs};
-      OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * kn);
+      const omc_matrix rest = block_of(&b, 0, whole);
+      pack_b(&rest, kn, nb - whole, packed_b + whole * kn);
       for (int64_t ib = 0; ib < m_blocks; ib++) {
         const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
-        const omc_matrix a = {(acc_t *)g->a.data + i * g->a.rs + k0 * g->a.cs, g->a.rs, g->a.cs};
-        OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
-        const omc_gemm_block block = {
-            .m = mb,
-            .n = nb,
-            .k = kn,
-            .a = packed_a,
-            .b = packed_b,
-            .b_rows = in_place ? b0 : NULL,
-            .b_rs = g->b.rs,
-            .c = (acc_t *)g->c.data + i * g->c.rs + j,
-            .c_rs = g->c.rs,
-            .alpha = (acc_t)g->alpha,
-            .beta = first ? (acc_t)g->beta : 1,
-            .bias = last && g->bias ? (const acc_t *)g->bias + j : NULL,
-            .row_bias = last && g->row_bias ? (const acc_t *)g->row_bias + i : NULL};
+        const omc_matrix stored_a = block_of(&g->a, i, k0), a = widened(&stored_a, mb, kn, wide_a);
+        pack_a(&a, mb, kn, packed_a);
+        const omc_gemm_block block = {.m = mb,
+                                      .n = nb,
+                                      .k = kn,
+                                      .a = packed_a,
+                                      .b = packed_b,
+                                      .b_rows = in_place ? b.data : NULL,
+                                      .b_rs = b.rs,
+                                      .c = (acc_t *)c.data + i * c.rs,
+                                      .c_rs = c.rs,
+                                      .alpha = (acc_t)g->alpha,
+                                      .beta = first ? (acc_t)g->beta : 1,
+                                      .bias = last ? bias : NULL,
+                                      .row_bias = last && row_bias ? row_bias + i : NULL};
         OMC_GEMM_NAME(multiply)(&block);
       }
     }
+    if (narrows) narrow(sums, m, nb, &out);
+  }
+}
+
+void OMC_GEMM_NAME(serial)(const omc_gemm_args *, void *);
+void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
+  if (g->c.dtype == OMC_ACC) {
+    multiply_rows(g, workspace);
+    return;
+  }
+  omc_gemm_args part = *g;
+  for (int64_t i = 0; i < g->m; i += OMC_GEMM_SUMS) {
+    part.m = omc_min(g->m - i, OMC_GEMM_SUMS);
+    part.a = block_of(&g->a, i, 0);
+    part.c = block_of(&g->c, i, 0);
+    if (g->row_bias)
+      part.row_bias = (const char *)g->row_bias + i * (int64_t)omc_dtype_size(g->c.dtype);
+    multiply_rows(&part, workspace);
   }
 }
 

@@ -59,6 +59,24 @@ void omc_cpu_set_isa(omc_isa isa);
  */
 omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype);
 
+/* Lanes of the widest vector of any variant: rows that vectors run over have room for that many. */
+#define OMC_MAX_VL 16
+
+static inline int64_t omc_whole_vectors(int64_t n) {
+  return (n + OMC_MAX_VL - 1) / OMC_MAX_VL * OMC_MAX_VL;
+}
+
+/* Bytes of an element of scratch memory of the kernels of a dtype: their acc_t. */
+static inline size_t omc_acc_size(omc_dtype dtype) {
+  return omc_dtype_size(omc_ew_dtype_class(dtype));
+}
+
+/* Bytes for n sums that are not kept where they are stored in the end, see sums_of in cpu/rows.h.
+ */
+static inline size_t omc_sums_bytes(omc_dtype dtype, int64_t n) {
+  return omc_ew_dtype_class(dtype) == dtype ? 0 : (size_t)n * omc_acc_size(dtype);
+}
+
 /* Elements of an input or output; NULL if it is left out. */
 static inline const void *omc_in_data(const omc_kernel_args *args, uint32_t i) {
   return i < args->n_in && args->in[i].type ? args->in[i].data : NULL;

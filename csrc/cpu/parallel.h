@@ -16,4 +16,14 @@ int omc_cpu_threads(void);
  * parallel region: there it runs on the caller alone. */
 void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, void *ctx);
 
+/* What repays waking a thread. */
+enum {
+  OMC_GRAIN_ELEMENTS = 1 << 14, /* computed with */
+  OMC_GRAIN_BYTES = 1 << 15,    /* copied */
+  OMC_GRAIN_PRODUCTS = 1 << 17  /* multiplied and added */
+};
+
+/* The grain of items that are `unit` elements, bytes or products each. */
+static inline int64_t omc_grain(int64_t worth, int64_t unit) { return 1 + worth / (unit + 1); }
+
 #endif

@@ -22,6 +22,38 @@ OMC_INLINE void vst_upto(storage_t *p, vacc_t x, int64_t n) {
     vstn(p, x, n);
 }
 
+/* The same of an array of acc_t; lanes past them are 0. */
+OMC_INLINE vacc_t vldr_upto(const acc_t *p, int64_t n) {
+  return n >= OMC_VL ? vldr(p) : vldrn(p, n);
+}
+OMC_INLINE void vstr_upto(acc_t *p, vacc_t x, int64_t n) {
+  if (n >= OMC_VL)
+    vstr(p, x);
+  else
+    vstrn(p, x, n);
+}
+
+/* n elements as acc_t, and back. */
+OMC_INLINE void load_row(const storage_t *from, acc_t *to, int64_t n) {
+  int64_t k = 0;
+  for (; k + OMC_VL <= n; k += OMC_VL) vstr(to + k, vld(from + k));
+  for (; k < n; k++) to[k] = ld(from + k);
+}
+OMC_INLINE void store_row(const acc_t *from, storage_t *to, int64_t n) {
+  int64_t k = 0;
+  for (; k + OMC_VL <= n; k += OMC_VL) vst(to + k, vldr(from + k));
+  for (; k < n; k++) st(to + k, from[k]);
+}
+
+/* Where sums are kept until they are complete: in `out` itself if that stores what they are
+ * computed in, else in `scratch`, and then stored. Memory for it: omc_sums_bytes. */
+OMC_INLINE acc_t *sums_of(storage_t *out, acc_t *scratch) {
+  return OMC_STORES_ACC ? (acc_t *)(void *)out : scratch;
+}
+OMC_INLINE void store_sums(const acc_t *sums, storage_t *out, int64_t n) {
+  if (!OMC_STORES_ACC) store_row(sums, out, n);
+}
+
 /* Reduces `n` elements: `term` is a vector made of the elements at `k`, of which `left` remain,
  * and must be neutral in lanes past them, as by the fill of vld_fill. The order depends on n and
  * OMC_VL alone. */

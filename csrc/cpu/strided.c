@@ -5,9 +5,8 @@
 #include "base/int.h"
 #include "cpu/parallel.h"
 
-#define GRAIN_BYTES 32768 /* least work of a thread */
-#define LINE 64           /* bytes of a cache line: a side of a transposed tile */
-#define ACROSS 4          /* of them make the other side */
+#define LINE 64  /* bytes of a cache line: a side of a transposed tile */
+#define ACROSS 4 /* of them make the other side */
 
 /* ---- copies of rows and tiles, by element size ---- */
 
@@ -176,8 +175,6 @@ static void copy_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static int64_t grain(size_t unit_bytes) { return 1 + GRAIN_BYTES / (int64_t)unit_bytes; }
-
 static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const job *j = ctx;
@@ -202,12 +199,12 @@ void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int thre
   for (int32_t i = 0; i < c->rank; i++) n *= c->dims[i];
   if (n == 0) return;
   if (c->row) {
-    omc_parallel_for(n, grain(c->size), threads, copy_rows, &j);
+    omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, (int64_t)c->size), threads, copy_rows, &j);
   } else {
     const int64_t rows = c->dims[c->rank - 2], cols = c->dims[c->rank - 1];
     const int64_t high = LINE / (int64_t)c->size;
     n = n / rows / cols * omc_ceil_div(rows, high) * omc_ceil_div(cols, ACROSS * high);
-    omc_parallel_for(n, grain(LINE * ACROSS * (size_t)high), threads, copy_tiles, &j);
+    omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, LINE * ACROSS * high), threads, copy_tiles, &j);
   }
 }
 

@@ -1,6 +1,7 @@
 /* Types and vector verbs of the variant being compiled: one body for every instruction set.
  *
- * setup.py defines, of its row in cpu/variants.def, OMC_VARIANT (for example bf16_avx2),
+ * setup.py defines, of its row in cpu/variants.def, OMC_VARIANT (for example bf16_avx2), of what
+ * it computes in OMC_COMPUTE_VARIANT (f32_avx2),
  * OMC_STORAGE (OMC_BF16), OMC_STORAGE_IS_BF16, OMC_COMPUTE_F32, OMC_KIND (HALF), and OMC_VL, the
  * lanes of a vector. The compiler's generic vectors do the rest; verbs are static inline, so each
  * variant has its own. Multiply-add contraction is off: vfma is explicit. */
@@ -14,14 +15,17 @@
 
 #if defined(OMC_COMPUTE_F32)
 typedef float acc_t;
+#define OMC_ACC OMC_F32     /* its dtype */
 typedef int32_t acc_bits_t; /* integer of the same width: masks and bit patterns */
 #define OMC_IS_FLOAT 1
 #elif defined(OMC_COMPUTE_F64)
 typedef double acc_t;
+#define OMC_ACC OMC_F64
 typedef int64_t acc_bits_t;
 #define OMC_IS_FLOAT 1
 #elif defined(OMC_COMPUTE_I64)
 typedef int64_t acc_t;
+#define OMC_ACC OMC_I64
 typedef int64_t acc_bits_t;
 #define OMC_IS_FLOAT 0
 #else
@@ -62,6 +66,9 @@ OMC_INLINE acc_t vsum(vacc_t x); /* lanes added pairwise: the same order everywh
 OMC_INLINE acc_t vhmax(vacc_t x);
 OMC_INLINE acc_t vhmin(vacc_t x);
 
+/* The same of an array of acc_t. */
+OMC_INLINE vacc_t vldrn(const acc_t *p, int64_t n);
+OMC_INLINE void vstrn(acc_t *p, vacc_t x, int64_t n);
 OMC_INLINE vacc_t vldr(const acc_t *p) {
   vacc_t x;
   memcpy(&x, p, sizeof x);

@@ -136,20 +136,32 @@ OMC_INLINE void vst(storage_t *p, vacc_t x) {
 #endif
 #endif
 
-#if defined(OMC_V) && defined(__AVX512F__) && OMC_STORES_ACC && OMC_VL * __SIZEOF_FLOAT__ == 64
-OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
+#if defined(OMC_COMPUTE_F32) && defined(__AVX512F__) && OMC_VL == 16
+OMC_INLINE vacc_t vldrn(const acc_t *p, int64_t n) {
   return (vacc_t)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
 }
-OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
+OMC_INLINE void vstrn(acc_t *p, vacc_t x, int64_t n) {
   _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)x);
 }
 #elif defined(OMC_COMPUTE_F64) && defined(__AVX512F__) && OMC_VL == 8
-OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
+OMC_INLINE vacc_t vldrn(const acc_t *p, int64_t n) {
   return (vacc_t)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1u), p);
 }
-OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
+OMC_INLINE void vstrn(acc_t *p, vacc_t x, int64_t n) {
   _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1u), (__m512d)x);
 }
+#else
+OMC_INLINE vacc_t vldrn(const acc_t *p, int64_t n) {
+  vacc_t x = vset(0);
+  memcpy(&x, p, (size_t)n * sizeof *p);
+  return x;
+}
+OMC_INLINE void vstrn(acc_t *p, vacc_t x, int64_t n) { memcpy(p, &x, (size_t)n * sizeof *p); }
+#endif
+
+#if OMC_STORES_ACC
+OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) { return vldrn(p, n); }
+OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) { vstrn(p, x, n); }
 #else
 OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
   storage_t lanes[OMC_VL];

@@ -144,10 +144,13 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   const omc_node *node = g->node;
   int64_t axes[OMC_N_HEADS];
   if (omc_head_axes_of(node, axes) != OMC_OK) return NULL;
-  omc_value *q = heads_first(b, omc_in(node, 0), axes[OMC_HEADS_OF_Q]);
-  omc_value *k = heads_first(b, omc_in(node, 1), axes[OMC_HEADS_OF_K]);
-  omc_value *v = heads_first(b, omc_in(node, 2), axes[OMC_HEADS_OF_V]);
-  omc_value *dy = heads_first(b, g->grad_out[0], axes[OMC_HEADS_OF_Y]), *lse = omc_out(node, 1);
+  omc_value *lse = omc_out(node, 1);
+  const omc_dtype wide = lse->type.dtype;
+  omc_value *q = heads_first(b, omc_cast(b, omc_in(node, 0), wide), axes[OMC_HEADS_OF_Q]);
+  omc_value *k = heads_first(b, omc_cast(b, omc_in(node, 1), wide), axes[OMC_HEADS_OF_K]);
+  omc_value *v = heads_first(b, omc_cast(b, omc_in(node, 2), wide), axes[OMC_HEADS_OF_V]);
+  omc_value *dy = heads_first(b, omc_cast(b, g->grad_out[0], wide), axes[OMC_HEADS_OF_Y]);
+  omc_value *mask = omc_cast(b, omc_in(node, 3), wide);
   if (b->status != OMC_OK) return NULL;
   const int64_t heads = q->type.shape.dims[1], last[] = {-1};
   const double scale = scale_of(node, q);
@@ -155,7 +158,7 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   column.dims[column.rank++] = 1;
 
   omc_value *scores = product_t(b, q, each_query_head(b, k, heads), scale);
-  scores = omc_binary(b, OMC_OP_Add, scores, omc_in(node, 3));
+  scores = omc_binary(b, OMC_OP_Add, scores, mask);
   scores = omc_binary(b, OMC_OP_Sub, scores, omc_reshape(b, lse, &column));
   omc_value *probs = omc_unary(b, OMC_OP_Exp, scores);
   const omc_attr lower = omc_attr_int("upper", 0);

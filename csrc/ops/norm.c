@@ -15,6 +15,14 @@ static omc_status need_type(const omc_node *node, uint32_t i, const char *what, 
                 omc_type_text(&expected, not, sizeof not));
 }
 
+/* A parameter or running statistic: of x's dtype, or of the one that is computed in. */
+static omc_status need_param(const omc_node *node, uint32_t i, const char *what, omc_dtype x,
+                             const omc_shape *shape) {
+  const omc_value *v = omc_in(node, i);
+  const bool wide = v && v->type.dtype == omc_dtype_real(x);
+  return need_type(node, i, what, wide ? omc_dtype_real(x) : x, shape);
+}
+
 /* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
  * `stats` that of mean and rstd. */
 omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
@@ -40,24 +48,25 @@ static omc_status infer_layer(omc_node *node) {
   omc_layer_form p;
   OMC_TRY(omc_layer_form_of(node, 0, &params, &stats, &p));
   const omc_type *x = &omc_in(node, 0)->type;
-  OMC_TRY(need_type(node, 1, "gamma", x->dtype, &params));
-  OMC_TRY(need_type(node, 2, "beta", x->dtype, &params));
+  OMC_TRY(need_param(node, 1, "gamma", x->dtype, &params));
+  OMC_TRY(need_param(node, 2, "beta", x->dtype, &params));
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, omc_dtype_real(x->dtype), &stats);
   omc_set_type(node, 2, omc_dtype_real(x->dtype), &stats);
   return OMC_OK;
 }
 
-/* Gradient of either op: `params` is the shape of gamma and beta, `stats` that of mean and rstd. */
+/* Gradient of either op: `params` is the shape of gamma and beta, `stats` that of mean and rstd.
+ * The parameters' gradients are sums, and come as they are computed. */
 static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_shape *stats) {
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
-  OMC_TRY(need_type(node, 2, "gamma", x->dtype, params));
+  OMC_TRY(need_param(node, 2, "gamma", x->dtype, params));
   OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), stats));
   OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), stats));
   omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, x->dtype, params);
-  omc_set_type(node, 2, x->dtype, params);
+  omc_set_type(node, 1, omc_dtype_real(x->dtype), params);
+  omc_set_type(node, 2, omc_dtype_real(x->dtype), params);
   return OMC_OK;
 }
 
@@ -113,7 +122,7 @@ static omc_status infer_batch(omc_node *node) {
   OMC_TRY(omc_batch_form_of(node, 0, &channels, &p));
   const omc_type *x = &omc_in(node, 0)->type;
   static const char *const names[] = {"gamma", "beta", "running_mean", "running_var"};
-  for (uint32_t i = 1; i <= 4; i++) OMC_TRY(need_type(node, i, names[i - 1], x->dtype, &channels));
+  for (uint32_t i = 1; i <= 4; i++) OMC_TRY(need_param(node, i, names[i - 1], x->dtype, &channels));
   for (uint32_t i = 3; i <= 4; i++)
     if (omc_out(node, i) && !omc_in(node, i))
       OMC_NODE_FAIL(node, EINVALID, "output %u is the update of %s, which is left out", i,
@@ -123,8 +132,8 @@ static omc_status infer_batch(omc_node *node) {
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, omc_dtype_real(x->dtype), &channels);
   omc_set_type(node, 2, omc_dtype_real(x->dtype), &channels);
-  omc_set_type(node, 3, x->dtype, &channels);
-  omc_set_type(node, 4, x->dtype, &channels);
+  for (uint32_t i = 3; i <= 4; i++)
+    if (omc_in(node, i)) omc_set_type(node, i, omc_in(node, i)->type.dtype, &channels);
   return OMC_OK;
 }
 

@@ -26,8 +26,8 @@ static size_t backward_workspace(const omc_node *node, const void *params, int t
   (void)node;
   const attention_grad_params *p = params;
   const omc_attention_form *f = &p->form;
-  const int64_t sums = p->parts > 1 ? f->batch * f->kv_heads * p->parts * part_length(f) : 0;
-  return scratch_of(f, 2).total * (size_t)threads + (size_t)sums * omc_dtype_size(f->dtype);
+  const int64_t sums = sums_apart(p) ? f->batch * f->kv_heads * p->parts * part_length(f) : 0;
+  return scratch_of(f, 2).total * (size_t)threads + (size_t)sums * omc_acc_size(f->dtype);
 }
 
 OMC_KERNELS(Attention)

@@ -13,6 +13,11 @@ typedef struct {
   int64_t parts; /* of the query blocks that share a head of keys: their dk and dv are added up */
 } attention_grad_params;
 
+/* Whether dk and dv are added up elsewhere than where they are stored. */
+static inline bool sums_apart(const attention_grad_params *p) {
+  return p->parts > 1 || omc_dtype_real(p->form.dtype) != p->form.dtype;
+}
+
 /* Query rows that share one product, and the length of a row of their scores: room for whole
  * vectors of any variant. */
 #define BLOCK 64
@@ -25,7 +30,7 @@ static inline int64_t head_at(const omc_head_strides *s, int64_t heads, int64_t 
   return h / heads * s->sample + h % heads * s->head;
 }
 
-static inline int64_t row_length(const omc_attention_form *p) { return (p->keys + 15) / 16 * 16; }
+static inline int64_t row_length(const omc_attention_form *p) { return omc_whole_vectors(p->keys); }
 static inline int64_t n_blocks(const omc_attention_form *p) {
   return omc_ceil_div(p->queries, BLOCK);
 }
@@ -34,14 +39,14 @@ static inline int64_t part_length(const omc_attention_form *p) {
   return p->keys * (p->dim + p->value_dim);
 }
 
-/* One thread's scratch memory, offsets in bytes: `tables` of BLOCK x row_length reals, random
- * words of a row, a acc_t per query row, and the products' own. */
+/* One thread's scratch memory, offsets in bytes: `tables` of BLOCK x row_length acc_t, random words
+ * of a row, an acc_t per query row, sums of BLOCK rows of y, and the products' own. */
 typedef struct {
-  size_t table[2], words, rows, gemm, total;
+  size_t table[2], words, rows, y, gemm, total;
 } attention_scratch;
 
 static inline attention_scratch scratch_of(const omc_attention_form *p, int tables) {
-  const size_t size = omc_dtype_size(p->dtype), length = (size_t)row_length(p);
+  const size_t size = omc_acc_size(p->dtype), length = (size_t)row_length(p);
   const size_t table = omc_round_up(BLOCK * length * size, 64);
   const size_t scores = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->dim, 1);
   const size_t values = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->value_dim, 1);
@@ -57,7 +62,8 @@ static inline attention_scratch scratch_of(const omc_attention_form *p, int tabl
   attention_scratch s = {.table = {0, table}};
   s.words = table * (size_t)tables;
   s.rows = s.words + (p->p > 0 ? omc_round_up(length * sizeof(uint32_t), 64) : 0);
-  s.gemm = s.rows + BLOCK * sizeof(double);
+  s.y = s.rows + BLOCK * size;
+  s.gemm = s.y + omc_round_up(omc_sums_bytes(p->dtype, BLOCK * p->value_dim), 64);
   s.total = omc_round_up(s.gemm + gemm, 64);
   return s;
 }

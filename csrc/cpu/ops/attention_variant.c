@@ -20,9 +20,9 @@ typedef struct {
   const storage_t *q, *k, *v, *dy;
   const void *mask; /* NULL: none */
   storage_t *out, *dq, *dk, *dv;
-  int64_t parts;   /* gradient */
-  storage_t *sums; /* gradient in parts: [B * Hkv, parts, part_length], dk and then dv */
-  acc_t *lse;      /* forward: may be NULL */
+  int64_t parts; /* gradient */
+  acc_t *sums;   /* gradient: [B * Hkv, parts, part_length], dk and then dv; NULL: not apart */
+  acc_t *lse;    /* forward: may be NULL */
   uint64_t seed;
   uint32_t drop_below; /* a probability is dropped if its random word is below this */
   acc_t keep_scale;    /* 1 / (1 - p); 0 for p = 1 */
@@ -64,17 +64,21 @@ static attention_job make_job(const omc_kernel_args *args, const omc_attention_f
 }
 
 /* c[m,n] = alpha * a[m,k] b[k,n] + beta * c; operands by address and strides. */
-static void product(const attention_job *job, void *workspace, int64_t m, int64_t n, int64_t k,
-                    omc_matrix a, omc_matrix b, omc_matrix c, double alpha, double beta) {
+static void product(void *workspace, int64_t m, int64_t n, int64_t k, omc_matrix a, omc_matrix b,
+                    omc_matrix c, double alpha, double beta) {
   const omc_gemm_args g = {
       .m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha, .beta = beta};
-  if (m > 0 && n > 0) omc_gemm_serial(job->p->dtype, &g, workspace);
+  if (m > 0 && n > 0) omc_gemm_serial(&g, workspace);
 }
 static omc_matrix by_rows(const storage_t *x, int64_t stride) {
-  return (omc_matrix){(void *)(uintptr_t)x, stride, 1};
+  return (omc_matrix){(void *)(uintptr_t)x, stride, 1, OMC_STORAGE};
 }
 static omc_matrix transposed(const storage_t *x, int64_t stride) {
-  return (omc_matrix){(void *)(uintptr_t)x, 1, stride};
+  return (omc_matrix){(void *)(uintptr_t)x, 1, stride, OMC_STORAGE};
+}
+static omc_matrix computed(acc_t *x, int64_t stride) { return (omc_matrix){x, stride, 1, OMC_ACC}; }
+static omc_matrix computed_transposed(acc_t *x, int64_t stride) {
+  return (omc_matrix){x, 1, stride, OMC_ACC};
 }
 
 typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));
@@ -102,8 +106,8 @@ static void make_scores(const attention_job *job, const query_block *b, acc_t *s
                         void *workspace) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
-  product(job, workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
-          transposed(job->k + b->k, p->k.token), (omc_matrix){scores, length, 1}, p->scale, 0);
+  product(workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
+          transposed(job->k + b->k, p->k.token), computed(scores, length), p->scale, 0);
   for (int64_t r = 0; r < b->rows; r++) {
     acc_t *s = scores + r * length;
     const int64_t i = b->first + r, seen = p->causal ? omc_min(p->keys, i + 1) : p->keys;
@@ -179,12 +183,13 @@ static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
     make_scores(job, &b, scores, scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
-    product(job, scratch + job->scratch.gemm, b.rows, p->value_dim, b.cols,
-            (omc_matrix){scores, length, 1}, by_rows(job->v + b.v, p->v.token),
-            by_rows(y, p->y.token), 1, 0);
+    const int64_t step = OMC_STORES_ACC ? p->y.token : p->value_dim;
+    acc_t *sums = sums_of(y, (acc_t *)(void *)(scratch + job->scratch.y));
+    product(scratch + job->scratch.gemm, b.rows, p->value_dim, b.cols, computed(scores, length),
+            by_rows(job->v + b.v, p->v.token), computed(sums, step), 1, 0);
     for (int64_t r = 0; r < b.rows; r++)
       for (int64_t k = 0; k < p->value_dim; k++)
-        st(y + r * p->y.token + k, ld(y + r * p->y.token + k) * factor[r]);
+        st(y + r * p->y.token + k, sums[r * step + k] * factor[r]);
   }
 }
 
@@ -236,16 +241,16 @@ typedef struct {
 
 static key_sums sums_at(const attention_job *job, int64_t kv, int64_t part) {
   const omc_attention_form *p = job->p;
-  if (job->parts == 1)
+  if (!job->sums)
     return (key_sums){by_rows(job->dk + head_at(&p->k, p->kv_heads, kv), p->k.token),
                       by_rows(job->dv + head_at(&p->v, p->kv_heads, kv), p->v.token)};
-  const storage_t *sums = job->sums + (kv * job->parts + part) * part_length(p);
-  return (key_sums){by_rows(sums, p->dim), by_rows(sums + p->keys * p->dim, p->value_dim)};
+  acc_t *sums = job->sums + (kv * job->parts + part) * part_length(p);
+  return (key_sums){computed(sums, p->dim), computed(sums + p->keys * p->dim, p->value_dim)};
 }
 
 static void clear_rows(const omc_matrix *m, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; r++)
-    memset((storage_t *)m->data + r * m->rs, 0, (size_t)n * sizeof(storage_t));
+    memset((acc_t *)m->data + r * m->rs, 0, (size_t)n * sizeof(acc_t));
 }
 
 /* Adds one block of query rows to dk and dv and writes its rows of dq. */
@@ -261,15 +266,14 @@ static void backward_block(const attention_job *job, const query_block *b, const
                    v_t = transposed(job->v + b->v, p->v.token),
                    dy = by_rows(job->dy + b->y, p->y.token);
   make_scores(job, b, probs, workspace);
-  product(job, workspace, b->rows, b->cols, value_dim, dy, v_t, (omc_matrix){grads, length, 1}, 1,
-          0);
+  product(workspace, b->rows, b->cols, value_dim, dy, v_t, computed(grads, length), 1, 0);
   for (int64_t r = 0; r < b->rows; r++)
     softmax_grad_row(job, b, r, probs + r * length, grads + r * length, scratch);
-  product(job, workspace, b->cols, value_dim, b->rows, transposed(probs, length), dy, sums->dv, 1,
-          1);
-  product(job, workspace, b->rows, dim, b->cols, by_rows(grads, length), k, dq, p->scale, 0);
-  product(job, workspace, b->cols, dim, b->rows, transposed(grads, length), q, sums->dk, p->scale,
-          1);
+  product(workspace, b->cols, value_dim, b->rows, computed_transposed(probs, length), dy, sums->dv,
+          1, 1);
+  product(workspace, b->rows, dim, b->cols, computed(grads, length), k, dq, p->scale, 0);
+  product(workspace, b->cols, dim, b->rows, computed_transposed(grads, length), q, sums->dk,
+          p->scale, 1);
 }
 
 /* Whether some row of probabilities is NaN, which those of the keys that it does not see are too.
@@ -300,11 +304,11 @@ static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* x = the sum of a row over all parts, `first` being that of the first. */
-static void add_row(const attention_job *job, const storage_t *first, int64_t n, storage_t *x) {
+static void add_row(const attention_job *job, const acc_t *first, int64_t n, storage_t *x) {
   const int64_t step = part_length(job->p);
   for (int64_t k = 0; k < n; k++) {
     acc_t sum = 0;
-    for (int64_t part = 0; part < job->parts; part++) sum += ld(first + part * step + k);
+    for (int64_t part = 0; part < job->parts; part++) sum += first[part * step + k];
     st(x + k, sum);
   }
 }
@@ -317,9 +321,9 @@ static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t item = begin; item < end; item++) {
     const int64_t kv = item / p->keys, j = item % p->keys;
     const key_sums first = sums_at(job, kv, 0);
-    add_row(job, (const storage_t *)first.dk.data + j * p->dim, p->dim,
+    add_row(job, (const acc_t *)first.dk.data + j * p->dim, p->dim,
             job->dk + head_at(&p->k, p->kv_heads, kv) + j * p->k.token);
-    add_row(job, (const storage_t *)first.dv.data + j * p->value_dim, p->value_dim,
+    add_row(job, (const acc_t *)first.dv.data + j * p->value_dim, p->value_dim,
             job->dv + head_at(&p->v, p->kv_heads, kv) + j * p->v.token);
   }
 }
@@ -334,9 +338,10 @@ OMC_KERNEL(AttentionGrad) {
   job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
   job.lse = args->in[4].data, job.mask = omc_in_data(args, 5);
   job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
-  job.sums = (storage_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
+  if (sums_apart(params))
+    job.sums = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   omc_parallel_for(p->batch * p->kv_heads * job.parts, 1, args->threads, backward_parts, &job);
-  if (job.parts > 1)
+  if (job.sums)
     omc_parallel_for(p->batch * p->kv_heads * p->keys, BLOCK, args->threads, add_parts, &job);
   return OMC_OK;
 }

@@ -3,6 +3,7 @@
 #include "cpu/elementwise.h"
 
 #ifdef OMC_VARIANT
+#if OMC_STORES_ACC
 
 extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
 
@@ -15,6 +16,7 @@ OMC_EW_KERNEL(Cast) {
   convert->load[to](stored, blk->out, blk->n);
 }
 
+#endif
 #else
 
 OMC_EW_TABLE(Cast, ANY)

@@ -5,10 +5,16 @@
 
 #ifndef OMC_VARIANT
 
+static omc_dtype stored(const omc_node *node) { return omc_in(node, 0)->type.dtype; }
+
+static bool stores_acc(const omc_node *node) {
+  return omc_dtype_real(stored(node)) == stored(node);
+}
+
 /* Images copied at a time: some megabytes, and columns enough for many threads. */
-static int64_t images_per_pass(const omc_conv_form *f, const conv_source *s, omc_dtype dtype) {
+static int64_t images_per_pass(const omc_node *node, const omc_conv_form *f, const conv_source *s) {
   enum { BYTES = 16 << 20, COLUMNS = 1 << 14 };
-  const int64_t bytes = omc_max(source_image(s) * (int64_t)omc_dtype_size(dtype), 1);
+  const int64_t bytes = omc_max(source_image(s) * (int64_t)omc_acc_size(stored(node)), 1);
   const int64_t by_columns = omc_ceil_div(COLUMNS, omc_max(f->out[0] * f->out[1] * f->out[2], 1));
   return omc_max(omc_min(omc_max(BYTES / bytes, by_columns), f->n), 1);
 }
@@ -96,7 +102,7 @@ static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bo
                                   .part = tiles_w + 1}};
   OMC_TRY(choose_rows(&p->source, of_input ? f->out : f->in, (int64_t[]){0, top},
                       (int64_t[]){1, 2 * tiles_h + 2}, arena));
-  p->pass = images_per_pass(f, &p->source, omc_in(node, 0)->type.dtype);
+  p->pass = images_per_pass(node, f, &p->source);
   *out = p;
   return OMC_OK;
 }
@@ -113,7 +119,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
       .channels = f.c, .left = f.before[2], .phases = sw, .part = omc_ceil_div(span[2], sw)};
   OMC_TRY(choose_rows(&s, f.in, f.before, span, arena));
   const bool direct = sums_directly(f.group, f.o / f.group);
-  s.in_place = !direct && unpadded && sw == 1;
+  s.in_place = stores_acc(node) && !direct && unpadded && sw == 1;
   const int64_t row = s.in_place ? s.w : s.phases * s.part, plane = source_plane(&s);
   const int64_t pitch = s.in_place ? f.in[1] : span[1];
   conv_grid *grid = OMC_NEW(arena, conv_grid);
@@ -136,8 +142,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
                       .out_col = 1};
   if (!grid->row_at || !grid->out_at) return no_memory(node);
   join_rows(grid);
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
-                      .direct = direct,
+  *p = (conv_product){.direct = direct,
                       .images = f.n,
                       .groups = f.group,
                       .m = f.o / f.group,
@@ -149,7 +154,7 @@ static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *para
                       .n_grids = 1,
                       .grids = grid,
                       .packed = f.o * depth};
-  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(&f, &s, p->dtype);
+  p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(node, &f, &s);
   return plan_winograd(node, &f, false, arena, &p->winograd);
 }
 
@@ -231,7 +236,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                    .left = before[2],
                    .phases = 1,
                    .part = span[2],
-                   .in_place = !direct && inside};
+                   .in_place = stores_acc(node) && !direct && inside};
   OMC_TRY(choose_rows(&s, f->out, before, span, arena));
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
@@ -245,8 +250,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
     packed += f->c * grids[i].depth;
   }
   const int64_t taps = n_taps(f);
-  *p = (conv_product){.dtype = omc_in(node, 0)->type.dtype,
-                      .direct = direct,
+  *p = (conv_product){.direct = direct,
                       .images = f->n,
                       .groups = f->group,
                       .m = f->cg,
@@ -258,7 +262,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                       .n_grids = n_grids,
                       .grids = grids,
                       .packed = packed};
-  p->pass = s.in_place ? omc_max(f->n, 1) : images_per_pass(f, &s, p->dtype);
+  p->pass = s.in_place ? omc_max(f->n, 1) : images_per_pass(node, f, &s);
   return plan_winograd(node, f, true, arena, &p->winograd);
 }
 
@@ -286,7 +290,6 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
   int64_t span[OMC_CONV_AXES];
   window_spans(&f, span);
   *p = (conv_weight_grad){
-      .dtype = omc_in(node, 0)->type.dtype,
       .direct = direct,
       .images = f.n,
       .groups = f.group,
@@ -307,29 +310,29 @@ static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, voi
       .columns = omc_ceil_div(n_taps(&f) * f.cg, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR};
   if (!p->row_at || !p->tap_at) return no_memory(node);
   OMC_TRY(choose_rows(&p->source, f.in, f.before, span, arena));
-  p->pass = images_per_pass(&f, &p->source, p->dtype);
+  p->pass = images_per_pass(node, &f, &p->source);
   return OMC_OK;
 }
 
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
   const conv_product *p = params;
   const conv_winograd *w = p->winograd;
   const int64_t elements =
       p->direct ? threads * direct_thread(&p->source, p->groups)
-      : w       ? align16(16 * w->m * w->c) + align16(w->pass * source_image(&w->source) + SLACK) +
+      : w       ? omc_whole_vectors(16 * w->m * w->c) +
+                      omc_whole_vectors(w->pass * source_image(&w->source) + SLACK) +
                       threads * winograd_thread(w)
-                : align16(p->packed) + product_source(p) + threads * product_thread();
-  return (size_t)elements * omc_dtype_size(p->dtype);
+                : omc_whole_vectors(p->packed) + product_source(p) + threads * product_thread();
+  return (size_t)elements * omc_acc_size(stored(node));
 }
 
 static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
   const conv_weight_grad *p = params;
   const int64_t elements = p->direct ? threads * direct_thread(&p->source, p->groups)
-                                     : align16(p->groups * p->m * p->columns) + grad_source(p) +
-                                           threads * grad_thread(p);
-  return (size_t)elements * omc_dtype_size(p->dtype);
+                                     : omc_whole_vectors(p->groups * p->m * p->columns) +
+                                           grad_source(p) + threads * grad_thread(p);
+  const int64_t sums = p->direct ? threads * direct_gradient(p) : 0;
+  return (size_t)elements * omc_acc_size(stored(node)) + omc_sums_bytes(stored(node), sums);
 }
 
 #define CONV(name, params_t, decode, workspace_) \

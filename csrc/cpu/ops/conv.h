@@ -34,7 +34,7 @@ typedef struct {
   int64_t channels, h, w;
   int64_t rows, left, phases, part;
   const int64_t *row_from; /* rows: which of the h this is, or -1: zeros */
-  bool in_place;           /* the tensor itself will do */
+  bool in_place;           /* the tensor itself will do, as it stores what is computed in */
 } conv_source;
 
 /* One grid of output pixels. */
@@ -60,7 +60,6 @@ typedef struct {
 } conv_winograd;
 
 typedef struct {
-  omc_dtype dtype;
   bool direct;
   const conv_winograd *winograd; /* NULL: not so */
   int64_t images, pass;          /* all, and as many as are copied at a time */
@@ -75,7 +74,6 @@ typedef struct {
 } conv_product;
 
 typedef struct {
-  omc_dtype dtype;
   bool direct;
   int64_t images, pass, groups;
   int64_t m, c; /* output and input channels of a group */
@@ -86,22 +84,24 @@ typedef struct {
   int64_t columns;    /* taps * c, padded */
 } conv_weight_grad;
 
-static inline int64_t align16(int64_t n) { return (n + 15) & ~(int64_t)15; }
-
 static inline int64_t source_plane(const conv_source *s) {
   return s->in_place ? s->h * s->w : s->rows * s->phases * s->part;
 }
 static inline int64_t source_image(const conv_source *s) { return s->channels * source_plane(s); }
 
-/* Elements of the parts of a workspace. Direct: a group's copied planes for each thread. */
+/* Parts of a workspace, in elements of what is computed in. Direct: a group's copied planes for
+ * each thread. */
 static inline int64_t direct_thread(const conv_source *s, int64_t groups) {
-  return align16(source_image(s) / groups + SLACK);
+  return omc_whole_vectors(source_image(s) / groups + SLACK);
 }
+
+/* And the gradient of a group's weights. */
+static inline int64_t direct_gradient(const conv_weight_grad *p) { return p->m * p->c * p->taps; }
 
 /* Else the packed weights, the copy of a pass, and for each thread a block of B and one of C. */
 static inline int64_t product_thread(void) { return OMC_GEMM_KC * COLS + 2 * SLACK + ROWS * COLS; }
 static inline int64_t product_source(const conv_product *p) {
-  return p->source.in_place ? 0 : align16(p->pass * source_image(&p->source) + SLACK);
+  return p->source.in_place ? 0 : omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
 }
 
 /* Or the gradient with taps outermost, the copy of a pass, and for each thread blocks of B, A. */
@@ -109,7 +109,7 @@ static inline int64_t grad_thread(const conv_weight_grad *p) {
   return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + omc_min(p->m, ROWS)) + 4 * SLACK;
 }
 static inline int64_t grad_source(const conv_weight_grad *p) {
-  return align16(p->pass * source_image(&p->source) + SLACK);
+  return omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
 }
 
 /* Or the transformed kernels, the copy of a pass, and for each thread transforms of TILES tiles. */
@@ -127,7 +127,7 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
 #define CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
 
 /* Writes the copy of one plane. */
-void CONV_NAME(copy_plane)(const conv_source *s, const acc_t *plane, acc_t *out);
+void CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out);
 
 omc_status CONV_NAME(direct)(const omc_kernel_args *args);
 omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p);

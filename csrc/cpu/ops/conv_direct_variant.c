@@ -4,6 +4,9 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
+#ifdef OMC_VARIANT
+#include "cpu/rows.h"
+#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -13,10 +16,10 @@ typedef struct {
 } direct_job;
 
 /* Copies the planes of a group of an image, and zeros what a vector may read past them. */
-static void copy_group(const conv_source *s, const acc_t *tensor, int64_t image, int64_t group,
+static void copy_group(const conv_source *s, const storage_t *tensor, int64_t image, int64_t group,
                        int64_t groups, acc_t *out) {
   const int64_t channels = s->channels / groups, plane = source_plane(s);
-  const acc_t *from = tensor + (image * s->channels + group * channels) * s->h * s->w;
+  const storage_t *from = tensor + (image * s->channels + group * channels) * s->h * s->w;
   for (int64_t c = 0; c < channels; c++)
     CONV_NAME(copy_plane)(s, from + c * s->h * s->w, out + c * plane);
   memset(out + channels * plane, 0, SLACK * sizeof(acc_t));
@@ -27,14 +30,14 @@ static void copy_group(const conv_source *s, const acc_t *tensor, int64_t image,
 enum { WIDE = 4 /* vectors summed at once: independent chains hide the latency of FMA */ };
 
 /* `n` elements of a row of the output, at most WIDE vectors, `step` apart. */
-static void direct_run(const acc_t *weight, const acc_t *source, const conv_grid *grid, int64_t n,
-                       acc_t bias, int64_t step, acc_t *out) {
+static void direct_run(const storage_t *weight, const acc_t *source, const conv_grid *grid,
+                       int64_t n, acc_t bias, int64_t step, storage_t *out) {
   vacc_t sum[WIDE];
   const int64_t vectors = omc_ceil_div(n, OMC_VL);
   OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vset(bias);
   if (vectors == WIDE) {
     for (int64_t k = 0; k < grid->depth; k++) {
-      const vacc_t w = vset(weight[grid->weight_at[k]]);
+      const vacc_t w = vset(ld(weight + grid->weight_at[k]));
       const acc_t *x = source + grid->source_at[k];
       OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vfma(w, vldr(x + v * OMC_VL), sum[v]);
     }
@@ -42,21 +45,21 @@ static void direct_run(const acc_t *weight, const acc_t *source, const conv_grid
     for (int64_t v = 0; v < vectors; v++) {
       vacc_t one = vset(bias);
       for (int64_t k = 0; k < grid->depth; k++)
-        one = vfma(vset(weight[grid->weight_at[k]]), vldr(source + grid->source_at[k] + v * OMC_VL),
-                   one);
+        one = vfma(vset(ld(weight + grid->weight_at[k])),
+                   vldr(source + grid->source_at[k] + v * OMC_VL), one);
       sum[v] = one;
     }
   }
   acc_t lanes[WIDE * OMC_VL];
   OMC_UNROLL for (int v = 0; v < WIDE; v++) vstr(lanes + v * OMC_VL, sum[v]);
   if (step == 1)
-    memcpy(out, lanes, (size_t)n * sizeof(acc_t));
+    store_row(lanes, out, n);
   else
-    for (int64_t j = 0; j < n; j++) out[j * step] = lanes[j];
+    for (int64_t j = 0; j < n; j++) st(out + j * step, lanes[j]);
 }
 
-static void direct_grid(const conv_grid *grid, const acc_t *weight, acc_t bias, const acc_t *source,
-                        acc_t *plane) {
+static void direct_grid(const conv_grid *grid, const storage_t *weight, acc_t bias,
+                        const acc_t *source, storage_t *plane) {
   for (int64_t y = 0; y < grid->rows; y++)
     for (int64_t x = 0; x < grid->cols; x += WIDE * OMC_VL)
       direct_run(weight, source + grid->row_at[y] + x, grid, omc_min(grid->cols - x, WIDE * OMC_VL),
@@ -67,17 +70,17 @@ static void direct_groups(int64_t begin, int64_t end, int thread, void *ctx) {
   const direct_job *job = ctx;
   const omc_kernel_args *args = job->args;
   const conv_product *p = job->params;
-  const acc_t *bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL;
+  const storage_t *bias = omc_in_data(args, 2);
   acc_t *source = (acc_t *)args->workspace + thread * direct_thread(&p->source, p->groups);
   for (int64_t u = begin; u < end; u++) {
     const int64_t group = u % p->groups;
     copy_group(&p->source, args->in[0].data, u / p->groups, group, p->groups, source);
     for (int64_t i = 0; i < p->m; i++) {
-      const acc_t *weight =
-          (const acc_t *)args->in[1].data + group * p->weight_group + i * p->weight_row;
-      acc_t *plane = (acc_t *)args->out[0].data + (u * p->m + i) * p->out_plane;
+      const storage_t *weight =
+          (const storage_t *)args->in[1].data + group * p->weight_group + i * p->weight_row;
+      storage_t *plane = (storage_t *)args->out[0].data + (u * p->m + i) * p->out_plane;
       for (int64_t g = 0; g < p->n_grids; g++)
-        direct_grid(&p->grids[g], weight, bias ? bias[group * p->m + i] : 0, source, plane);
+        direct_grid(&p->grids[g], weight, bias ? ld(bias + group * p->m + i) : 0, source, plane);
     }
   }
 }
@@ -94,7 +97,7 @@ omc_status CONV_NAME(direct)(const omc_kernel_args *args) {
 enum { TAPS = 5 /* summed at once; divides the taps of kernels of 5, and nearly of 3 and 7 */ };
 
 /* Adds to out[0..n-1] the dot products of dy with the source seen from n <= TAPS taps. */
-static void direct_taps(const conv_weight_grad *p, const acc_t *dy, const acc_t *source,
+static void direct_taps(const conv_weight_grad *p, const storage_t *dy, const acc_t *source,
                         const int64_t *at, int64_t n, acc_t *out) {
   const int64_t row = p->source.phases * p->source.part;
   const acc_t *from[TAPS];
@@ -107,13 +110,13 @@ static void direct_taps(const conv_weight_grad *p, const acc_t *dy, const acc_t 
     const int64_t y_at = p->row_at[y] * row;
     int64_t x = 0;
     for (; x + OMC_VL <= p->cols; x += OMC_VL) {
-      const vacc_t d = vldr(dy + y * p->cols + x);
+      const vacc_t d = vld(dy + y * p->cols + x);
       OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] = vfma(d, vldr(from[t] + y_at + x), sum[t]);
     }
     if (x == p->cols) continue;
     const vacc_t d = vldn(dy + y * p->cols + x, p->cols - x);
     OMC_UNROLL for (int t = 0; t < TAPS; t++) sum[t] =
-        vfma(d, vldn(from[t] + y_at + x, p->cols - x), sum[t]);
+        vfma(d, vldrn(from[t] + y_at + x, p->cols - x), sum[t]);
   }
   for (int64_t t = 0; t < n; t++) out[t] += vsum(sum[t]);
 }
@@ -125,14 +128,18 @@ static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) 
   const conv_source *s = &p->source;
   const int64_t taps = p->taps, row = s->phases * s->part, pixels = p->rows * p->cols;
   acc_t *source = (acc_t *)args->workspace + thread * direct_thread(s, p->groups);
+  acc_t *sums = (acc_t *)args->workspace + args->threads * direct_thread(s, p->groups) +
+                thread * direct_gradient(p);
   for (int64_t group = begin; group < end; group++) {
-    acc_t *out = (acc_t *)args->out[0].data + group * p->m * p->c * taps;
-    memset(out, 0, (size_t)(p->m * p->c * taps) * sizeof(acc_t));
+    storage_t *stored = (storage_t *)args->out[0].data + group * direct_gradient(p);
+    acc_t *out = sums_of(stored, sums);
+    memset(out, 0, (size_t)direct_gradient(p) * sizeof(acc_t));
     for (int64_t image = 0; image < p->images; image++) {
       copy_group(s, args->in[1].data, image, group, p->groups, source);
       for (int64_t i = 0; i < p->m * p->c; i++) {
         const int64_t o = group * p->m + i / p->c, c = i % p->c;
-        const acc_t *dy = (const acc_t *)args->in[0].data + (image * p->groups * p->m + o) * pixels;
+        const storage_t *dy =
+            (const storage_t *)args->in[0].data + (image * p->groups * p->m + o) * pixels;
         for (int64_t t0 = 0; t0 < taps; t0 += TAPS) {
           int64_t at[TAPS];
           const int64_t n = omc_min(TAPS, taps - t0);
@@ -144,6 +151,7 @@ static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) 
         }
       }
     }
+    store_sums(out, stored, direct_gradient(p));
   }
 }
 

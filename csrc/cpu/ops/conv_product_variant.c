@@ -4,13 +4,16 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
+#ifdef OMC_VARIANT
+#include "cpu/rows.h"
+#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 /* ---- the source ---- */
 
 /* A row of zeros if `from` is NULL. */
-static void copy_row(const conv_source *s, const acc_t *from, acc_t *to) {
+static void copy_row(const conv_source *s, const storage_t *from, acc_t *to) {
   memset(to, 0, (size_t)(s->phases * s->part) * sizeof(acc_t));
   if (!from) return;
   for (int64_t q = 0; q < s->phases; q++) {
@@ -18,15 +21,15 @@ static void copy_row(const conv_source *s, const acc_t *from, acc_t *to) {
     const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
     const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
     if (s->phases == 1 && begin < end)
-      memcpy(to + begin, from + x0 + begin, (size_t)(end - begin) * sizeof(acc_t));
+      load_row(from + x0 + begin, to + begin, end - begin);
     else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * 2];
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = ld(from + x0 + t * 2);
     else
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = from[x0 + t * s->phases];
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = ld(from + x0 + t * s->phases);
   }
 }
 
-void CONV_NAME(copy_plane)(const conv_source *s, const acc_t *plane, acc_t *out) {
+void CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out) {
   for (int64_t r = 0; r < s->rows; r++) {
     const int64_t y = s->row_from[r];
     copy_row(s, y >= 0 ? plane + y * s->w : NULL, out + r * s->phases * s->part);
@@ -51,7 +54,7 @@ void CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth
     for (int64_t i = 0; i < count; i++) {
       const conv_chunk c = chunks[i];
       const bool part = exact && c.n < OMC_VL;
-      vstr(out + c.to, part ? vldn(from + c.from, c.n) : vldr(from + c.from));
+      vstr(out + c.to, part ? vldrn(from + c.from, c.n) : vldr(from + c.from));
     }
   }
 }
@@ -62,8 +65,8 @@ typedef struct {
   const omc_kernel_args *args;
   const conv_product *p;
   const conv_grid *grid;
-  const acc_t *source; /* of the pass */
-  const acc_t *tensor; /* the source's own elements */
+  const acc_t *source;     /* of the pass */
+  const storage_t *tensor; /* the source's own elements */
   acc_t *copy, *packed, *threads;
   int64_t first, images; /* of the pass */
   int64_t m_parts;
@@ -94,14 +97,15 @@ static void pack_weights(int64_t begin, int64_t end, int thread, void *ctx) {
                   m = omc_cut(p->m, job->m_parts, part + 1) - i;
     const int64_t k0 = omc_cut(grid->depth, blocks, block),
                   k1 = omc_cut(grid->depth, blocks, block + 1);
-    const acc_t *weight =
-        (const acc_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
+    const storage_t *weight =
+        (const storage_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
     acc_t *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t r0 = omc_cut(m, panels, panel), r1 = omc_cut(m, panels, panel + 1);
       for (int64_t k = k0; k < k1; k++)
-        for (int64_t r = r0; r < r1; r++) *to++ = weight[r * p->weight_row + grid->weight_at[k]];
+        for (int64_t r = r0; r < r1; r++)
+          *to++ = ld(weight + r * p->weight_row + grid->weight_at[k]);
     }
   }
 }
@@ -125,17 +129,17 @@ static void locate_columns(const product_job *job, int64_t group, int64_t j0, in
 
 /* Rows of C to the output, by runs of columns that are `step` apart there. */
 static void store_columns(const acc_t *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
-                          int64_t plane, acc_t *out) {
+                          int64_t plane, storage_t *out) {
   for (int64_t j = 0; j < n;) {
     const int64_t start = j++;
     while (j < n && to[j] == to[j - 1] + step) j++;
     const acc_t *run = c + start;
-    acc_t *row = out + to[start];
+    storage_t *row = out + to[start];
     for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
       if (step == 1)
-        memcpy(row, run, (size_t)(j - start) * sizeof(acc_t));
+        store_row(run, row, j - start);
       else
-        for (int64_t x = 0; x < j - start; x++) row[x * step] = run[x];
+        for (int64_t x = 0; x < j - start; x++) st(row + x * step, run[x]);
     }
   }
 }
@@ -147,11 +151,13 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   const conv_grid *grid = job->grid;
   const int64_t i = omc_cut(p->m, job->m_parts, part),
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
-  const acc_t *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
+  const storage_t *bias = omc_in_data(job->args, 2);
   acc_t *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
+  acc_t row_bias[ROWS];
   int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
   conv_chunk chunks[COLS];
   locate_columns(job, group, j0, n, from, to);
+  if (bias) load_row(bias + group * p->m + i, row_bias, m);
   const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
   for (int64_t q = 0; q < panels; q++)
     counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
@@ -163,21 +169,20 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
     for (int64_t q = 0; q < panels; q++)
       CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
                             counts[q], p->source.in_place, b + q * OMC_NR * depth);
-    const omc_gemm_block product = {
-        .m = m,
-        .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
-        .k = depth,
-        .a = weights + m * k0,
-        .b = b,
-        .c = c,
-        .c_rs = COLS,
-        .alpha = 1,
-        .beta = block > 0,
-        .row_bias = bias && block == blocks - 1 ? bias + group * p->m + i : NULL};
+    const omc_gemm_block product = {.m = m,
+                                    .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
+                                    .k = depth,
+                                    .a = weights + m * k0,
+                                    .b = b,
+                                    .c = c,
+                                    .c_rs = COLS,
+                                    .alpha = 1,
+                                    .beta = block > 0,
+                                    .row_bias = bias && block == blocks - 1 ? row_bias : NULL};
     OMC_GEMM_NAME(multiply)(&product);
   }
   store_columns(c, m, n, to, grid->out_col, p->out_plane,
-                (acc_t *)job->args->out[0].data + i * p->out_plane);
+                (storage_t *)job->args->out[0].data + i * p->out_plane);
 }
 
 /* Units are vectors of columns within (group, part of m): any cut gives the same result. */
@@ -203,7 +208,7 @@ static omc_status convolve(const omc_kernel_args *args) {
   if (p->direct) return CONV_NAME(direct)(args);
   if (p->winograd) return CONV_NAME(winograd)(args, p->winograd);
   product_job job = {.args = args, .p = p, .tensor = args->in[0].data, .packed = args->workspace};
-  job.copy = job.packed + align16(p->packed);
+  job.copy = job.packed + omc_whole_vectors(p->packed);
   job.threads = job.copy + product_source(p);
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
@@ -221,7 +226,7 @@ static omc_status convolve(const omc_kernel_args *args) {
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
     job.source = job.copy;
     if (p->source.in_place)
-      job.source = job.tensor;
+      job.source = (const acc_t *)(const void *)job.tensor;
     else
       omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
     for (int64_t i = 0; i < p->n_grids; i++) {

@@ -3,6 +3,9 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
+#ifdef OMC_VARIANT
+#include "cpu/rows.h"
+#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -19,24 +22,36 @@ static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx
   (void)thread;
   const grad_job *job = ctx;
   const conv_source *s = &job->p->source;
-  const acc_t *x = job->args->in[1].data;
+  const storage_t *x = job->args->in[1].data;
   for (int64_t u = begin; u < end; u++) {
     const int64_t image = u / s->rows, y = s->row_from[u % s->rows];
-    const acc_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
+    const storage_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
     acc_t *to = job->source + u * s->part * s->channels;
     const int64_t x0 = y >= 0 ? omc_min(s->left, s->part) : s->part;
     const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof(acc_t));
     memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(acc_t));
-    if (s->channels >= OMC_VL) {
-      OMC_GEMM_NAME(pack_lines)(from + x0 - s->left, s->h * s->w, s->channels, x1 - x0, s->channels,
-                                to + x0 * s->channels);
+    if (OMC_STORES_ACC && s->channels >= OMC_VL) {
+      OMC_GEMM_NAME(pack_lines)((const acc_t *)(const void *)from + x0 - s->left, s->h * s->w,
+                                s->channels, x1 - x0, s->channels, to + x0 * s->channels);
       continue;
     }
     for (int64_t t = x0; t < x1; t++)
       for (int64_t c = 0; c < s->channels; c++)
-        to[t * s->channels + c] = from[c * s->h * s->w + t - s->left];
+        to[t * s->channels + c] = ld(from + c * s->h * s->w + t - s->left);
   }
+}
+
+/* pack_lines of elements, for at most OMC_MR lines and OMC_GEMM_KC of each. */
+static void pack_stored(const storage_t *src, int64_t stride, int64_t lines, int64_t k,
+                        acc_t *out) {
+  if (OMC_STORES_ACC) {
+    OMC_GEMM_NAME(pack_lines)((const acc_t *)(const void *)src, stride, lines, k, lines, out);
+    return;
+  }
+  acc_t wide[OMC_MR * OMC_GEMM_KC];
+  for (int64_t i = 0; i < lines; i++) load_row(src + i * stride, wide + i * k, k);
+  OMC_GEMM_NAME(pack_lines)(wide, k, lines, k, lines, out);
 }
 
 /* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
@@ -49,9 +64,9 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0,
     for (int64_t k = 0; k < depth;) {
       const int64_t image = (k0 + k) / pixels, pixel = (k0 + k) % pixels;
       const int64_t n = omc_min(depth - k, pixels - pixel);
-      const acc_t *dy = (const acc_t *)job->args->in[0].data +
-                        ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
-      OMC_GEMM_NAME(pack_lines)(dy, pixels, h, n, h, out + k * h);
+      const storage_t *dy = (const storage_t *)job->args->in[0].data +
+                            ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
+      pack_stored(dy, pixels, h, n, out + k * h);
       k += n;
     }
     out += h * depth;
@@ -121,9 +136,9 @@ static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t taps = p->taps;
   for (int64_t o = begin; o < end; o++) {
     const acc_t *from = job->sum + o * p->columns;
-    acc_t *to = (acc_t *)job->args->out[0].data + o * p->c * taps;
+    storage_t *to = (storage_t *)job->args->out[0].data + o * p->c * taps;
     for (int64_t c = 0; c < p->c; c++)
-      for (int64_t t = 0; t < taps; t++) to[c * taps + t] = from[t * p->c + c];
+      for (int64_t t = 0; t < taps; t++) st(to + c * taps + t, from[t * p->c + c]);
   }
 }
 
@@ -140,11 +155,11 @@ OMC_KERNEL(ConvGradWeight) {
   const conv_weight_grad *p = args->params;
   const int64_t outputs = p->groups * p->m;
   grad_job job = {.args = args, .p = p, .sum = args->workspace};
-  job.source = job.sum + align16(outputs * p->columns);
+  job.source = job.sum + omc_whole_vectors(outputs * p->columns);
   job.threads = job.source + grad_source(p);
   if (p->m == 0 || p->c == 0) return OMC_OK;
   if (p->images == 0) {
-    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->taps) * sizeof(acc_t));
+    memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->taps) * sizeof(storage_t));
     return OMC_OK;
   }
   if (p->direct) return CONV_NAME(direct_weight)(args);

@@ -5,6 +5,9 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
+#ifdef OMC_VARIANT
+#include "cpu/rows.h"
+#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -36,11 +39,11 @@ static int64_t depth_blocks(const conv_winograd *p) { return omc_ceil_div(p->c, 
   } while (0)
 
 /* Kernels of `rows` rows from `weight` on, into [4, 4, OMC_MR]. */
-static void transform_kernels(const conv_winograd *p, const acc_t *weight, int64_t rows,
+static void transform_kernels(const conv_winograd *p, const storage_t *weight, int64_t rows,
                               acc_t out[16][OMC_MR]) {
   acc_t taps[9][OMC_MR] = {{0}}, half[12][OMC_MR];
   for (int64_t r = 0; r < rows; r++)
-    for (int t = 0; t < 9; t++) taps[p->flip ? 8 - t : t][r] = weight[r * p->weight_row + t];
+    for (int t = 0; t < 9; t++) taps[p->flip ? 8 - t : t][r] = ld(weight + r * p->weight_row + t);
   for (int x = 0; x < 3; x++)
     for (int r = 0; r < OMC_MR; r++)
       SPREAD3(taps[x][r], taps[3 + x][r], taps[6 + x][r], &half[x][r], 3 * OMC_MR);
@@ -63,9 +66,9 @@ static void pack_kernels(int64_t begin, int64_t end, int thread, void *ctx) {
     const int64_t k0 = omc_cut(p->c, blocks, block), depth = omc_cut(p->c, blocks, block + 1) - k0;
     acc_t *to = job->kernels + p->m * k0 + i * depth + (k - k0) * rows;
     acc_t spread[16][OMC_MR];
-    transform_kernels(p,
-                      (const acc_t *)job->args->in[1].data + i * p->weight_row + k * p->weight_col,
-                      rows, spread);
+    transform_kernels(
+        p, (const storage_t *)job->args->in[1].data + i * p->weight_row + k * p->weight_col, rows,
+        spread);
     for (int e = 0; e < 16; e++)
       memcpy(to + e * p->m * p->c, spread[e], (size_t)rows * sizeof(acc_t));
   }
@@ -75,7 +78,7 @@ static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const winograd_job *job = ctx;
   const conv_source *s = &job->p->source;
-  const acc_t *x = job->args->in[0].data;
+  const storage_t *x = job->args->in[0].data;
   for (int64_t i = begin; i < end; i++)
     CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w,
                           job->source + i * source_plane(s));
@@ -123,20 +126,20 @@ OMC_INLINE void transform_source(const acc_t *source, int64_t part, int64_t step
   OMC_UNROLL for (int e = 0; e < 16; e++) vstr(out + e * step, spread[e]);
 }
 
-static void store_row(const vacc_t *even, const vacc_t *odd, int64_t cols, acc_t *out) {
+static void store_outputs(const vacc_t *even, const vacc_t *odd, int64_t cols, storage_t *out) {
   const vacc_t low = OMC_ZIP_LOW(*even, *odd), high = OMC_ZIP_HIGH(*even, *odd);
   if (cols == 2 * OMC_VL) {
-    vstr(out, low);
-    vstr(out + OMC_VL, high);
+    vst(out, low);
+    vst(out + OMC_VL, high);
     return;
   }
-  vstn(out, low, omc_min(cols, OMC_VL));
+  vst_upto(out, low, cols);
   if (cols > OMC_VL) vstn(out + OMC_VL, high, cols - OMC_VL);
 }
 
 /* A' on both sides of the products of one channel. */
 OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bias,
-                                   const tile_run *run, int64_t ow, acc_t *out) {
+                                   const tile_run *run, int64_t ow, storage_t *out) {
   vacc_t half[8], y[4];
   OMC_UNROLL for (int x = 0; x < 4; x++) {
     const acc_t *p = products + x * step;
@@ -150,13 +153,13 @@ OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bi
     y[2 * i] = h[0] + (h[1] + h[2]) + vset(bias);
     y[2 * i + 1] = (h[1] - h[2]) - h[3] + vset(bias);
   }
-  store_row(&y[0], &y[1], run->cols, out);
-  if (run->lower) store_row(&y[2], &y[3], run->cols, out + ow);
+  store_outputs(&y[0], &y[1], run->cols, out);
+  if (run->lower) store_outputs(&y[2], &y[3], run->cols, out + ow);
 }
 
 static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *scratch) {
   const conv_winograd *p = job->p;
-  const acc_t *bias = job->args->n_in > 2 && job->args->in[2].type ? job->args->in[2].data : NULL;
+  const storage_t *bias = omc_in_data(job->args, 2);
   const int64_t pitch = winograd_pitch(), plane = source_plane(&p->source);
   const int64_t in_step = p->c * pitch, out_step = p->m * pitch, blocks = depth_blocks(p);
   acc_t *const spread = scratch, *const products = spread + 16 * in_step;
@@ -183,9 +186,9 @@ static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *sc
     }
   for (int64_t m = 0; m < p->m; m++)
     for (int64_t i = 0; i < count; i++)
-      transform_products(products + m * pitch + runs[i].to, out_step, bias ? bias[m] : 0, &runs[i],
-                         p->ow,
-                         (acc_t *)job->args->out[0].data + m * p->oh * p->ow + runs[i].out_at);
+      transform_products(products + m * pitch + runs[i].to, out_step, bias ? ld(bias + m) : 0,
+                         &runs[i], p->ow,
+                         (storage_t *)job->args->out[0].data + m * p->oh * p->ow + runs[i].out_at);
 }
 
 /* Units are OMC_NR tiles, none dependent on another: any cut gives the same result. */
@@ -200,8 +203,8 @@ static void tile_range(int64_t begin, int64_t end, int thread, void *ctx) {
 
 omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p) {
   winograd_job job = {.args = args, .p = p, .kernels = args->workspace};
-  job.source = job.kernels + align16(16 * p->m * p->c);
-  job.threads = job.source + align16(p->pass * source_image(&p->source) + SLACK);
+  job.source = job.kernels + omc_whole_vectors(16 * p->m * p->c);
+  job.threads = job.source + omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
   omc_parallel_for(omc_gemm_panels(p->m) * p->c, 1, args->threads, pack_kernels, &job);
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   for (int64_t pass = 0; pass < passes; pass++) {

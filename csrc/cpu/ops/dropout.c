@@ -2,7 +2,7 @@
 #include "cpu/elementwise.h"
 #include "cpu/rng.h"
 
-#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT && OMC_STORES_ACC
 
 /* Immediates: threshold, scale, subsequence. */
 OMC_EW_KERNEL(Dropout) {

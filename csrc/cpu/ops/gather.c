@@ -8,8 +8,9 @@
 #include "cpu/parallel.h"
 #include "cpu/strided.h"
 #include "ops/forms.h"
-
-#define GRAIN 16384 /* elements that are worth a thread */
+#if defined(OMC_VARIANT)
+#include "cpu/rows.h"
+#endif
 
 /* Indices into 0 .. dim-1, checked before any is used. */
 typedef struct ids {
@@ -50,6 +51,11 @@ static inline size_t ids_bytes(const omc_rows_form *p) {
   return p->depth ? omc_round_up((size_t)n_ids(p) * sizeof(int64_t), 64) : 0;
 }
 
+/* Rows of the table that ids name: those of one outer index if all have the same ids. */
+static inline int64_t n_rows(const omc_rows_form *p) {
+  return p->outer_ids ? p->outer * p->dim : p->dim;
+}
+
 /* Where line number `line` starts. */
 static inline void line_at(const omc_lines_form *p, int64_t line, int64_t *table, int64_t *picked) {
   *table = *picked = 0;
@@ -64,13 +70,9 @@ static inline void line_at(const omc_lines_form *p, int64_t line, int64_t *table
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
 
-OMC_INLINE void add_row(storage_t *dst, const storage_t *src, int64_t n, acc_t scale) {
-  int64_t k = 0;
-  for (; k + OMC_VL <= n; k += OMC_VL) vst(dst + k, vfma(vld(src + k), vset(scale), vld(dst + k)));
-  for (; k < n; k++) st(dst + k, ld(dst + k) + ld(src + k) * scale);
-}
+enum { CHUNK = 256 /* columns added up at a time */ };
 
-typedef enum { SPLIT_OUTER, SPLIT_ROWS, SPLIT_COLUMNS } split;
+typedef enum { SPLIT_OUTER, SPLIT_IDS, SPLIT_COLUMNS } split;
 
 typedef struct scatter_job {
   const omc_rows_form *p;
@@ -78,31 +80,67 @@ typedef struct scatter_job {
   const storage_t *src;
   storage_t *dst;
   const int64_t *counts; /* uses of each row, NULL: gradients are not divided */
+  const int64_t *first;  /* of each row: the first id that names it */
+  const int64_t *next;   /* of each id: the next one that names the same row; -1: none */
   split by;
 } scatter_job;
+
+/* Adds up, in order, what was picked from a row from id i on: columns c0 .. c1-1. */
+static void add_picked(const scatter_job *j, int64_t o, int64_t i, int64_t row, int64_t c0,
+                       int64_t c1) {
+  const omc_rows_form *p = j->p;
+  const acc_t scale = j->counts ? (acc_t)1 / (acc_t)j->counts[row] : 1;
+  storage_t *dst = j->dst + (o * p->dim + row) * p->inner;
+  const storage_t *src = j->src + o * p->n * p->inner;
+  const int64_t *next = j->next + o * p->outer_ids;
+  acc_t scratch[CHUNK];
+  for (int64_t c = c0; c < c1; c += CHUNK) {
+    const int64_t n = omc_min(c1 - c, CHUNK);
+    acc_t *sum = sums_of(dst + c, scratch);
+    if (!OMC_STORES_ACC) load_row(dst + c, sum, n);
+    for (int64_t at = i; at >= 0; at = next[at]) {
+      const storage_t *x = src + at * p->inner + c;
+      int64_t k = 0;
+      for (; k + OMC_VL <= n; k += OMC_VL)
+        vstr(sum + k, vfma(vld(x + k), vset(scale), vldr(sum + k)));
+      for (; k < n; k++) sum[k] += ld(x + k) * scale;
+    }
+    store_sums(sum, dst + c, n);
+  }
+}
 
 /* What [begin, end) of the axis split by leaves of the destination is this call's. */
 static void scatter_part(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const scatter_job *j = ctx;
   const omc_rows_form *p = j->p;
-  const bool by_outer = j->by == SPLIT_OUTER, by_rows = j->by == SPLIT_ROWS;
+  const bool by_outer = j->by == SPLIT_OUTER, by_ids = j->by == SPLIT_IDS;
   const int64_t o0 = by_outer ? begin : 0, o1 = by_outer ? end : p->outer;
-  const int64_t r0 = by_rows ? begin : 0, r1 = by_rows ? end : p->dim;
+  const int64_t i0 = by_ids ? begin : 0, i1 = by_ids ? end : p->n;
   const int64_t c0 = j->by == SPLIT_COLUMNS ? begin * OMC_VL : 0;
-  const int64_t c1 = j->by == SPLIT_COLUMNS && end * OMC_VL < p->inner ? end * OMC_VL : p->inner;
+  const int64_t c1 = j->by == SPLIT_COLUMNS ? omc_min(end * OMC_VL, p->inner) : p->inner;
   for (int64_t o = o0; o < o1; o++) {
-    for (int64_t i = 0; i < p->n; i++) {
+    const int64_t *first = j->first + (p->outer_ids ? o * p->dim : 0);
+    for (int64_t i = i0; i < i1; i++) {
       const int64_t row = id_at(&j->rows, o * p->outer_ids + i);
-      if (row < r0 || row >= r1 || row == p->padding) continue;
-      const acc_t scale = j->counts ? (acc_t)1 / (acc_t)j->counts[row] : 1;
-      add_row(j->dst + (o * p->dim + row) * p->inner + c0, j->src + (o * p->n + i) * p->inner + c0,
-              c1 - c0, scale);
+      if (first[row] == i && row != p->padding) add_picked(j, o, i, row, c0, c1);
     }
   }
 }
 
-/* Columns keep threads evenly busy whatever the ids; rows are for rows too short to divide. */
+/* Chains the ids that name the same row. */
+static void link_ids(const omc_rows_form *p, const ids *rows, int64_t *first, int64_t *next) {
+  for (int64_t r = 0; r < n_rows(p); r++) first[r] = -1;
+  for (int64_t o = 0; o < (p->outer_ids ? p->outer : 1); o++) {
+    for (int64_t i = p->n - 1; i >= 0; i--) {
+      const int64_t at = o * p->n + i, row = o * p->dim + id_at(rows, at);
+      next[at] = first[row];
+      first[row] = i;
+    }
+  }
+}
+
+/* Columns keep threads evenly busy whatever the ids. */
 static void scatter(const omc_kernel_args *args, scatter_job *j) {
   const omc_rows_form *p = j->p;
   const int64_t threads = args->threads, blocks = omc_ceil_div(p->inner, OMC_VL);
@@ -113,8 +151,10 @@ static void scatter(const omc_kernel_args *args, scatter_job *j) {
   else if (blocks >= 2 * threads)
     j->by = SPLIT_COLUMNS, units = blocks;
   else
-    j->by = SPLIT_ROWS, units = p->dim;
-  if (work > 0) omc_parallel_for(units, 1 + units * GRAIN / work, args->threads, scatter_part, j);
+    j->by = SPLIT_IDS, units = p->n;
+  if (work > 0)
+    omc_parallel_for(units, omc_grain(OMC_GRAIN_ELEMENTS, work / units), args->threads,
+                     scatter_part, j);
 }
 
 /* GatherGrad, GatherNDGrad and EmbeddingGrad: in[0] is dy, in[2] what the result is added to. */
@@ -131,8 +171,11 @@ OMC_KERNEL(ScatterRows) {
     omc_strided_prepare(&all, sizeof(storage_t));
     omc_strided_copy(&all, j.dst, base, args->threads);
   }
+  int64_t *const first = (int64_t *)(void *)((char *)args->workspace + ids_bytes(p));
+  int64_t *const next = first + n_rows(p), *const counts = next + n_ids(p);
+  link_ids(p, &j.rows, first, next);
+  j.first = first, j.next = next;
   if (p->by_freq) {
-    int64_t *counts = (int64_t *)((char *)args->workspace + ids_bytes(p));
     memset(counts, 0, (size_t)p->dim * sizeof *counts);
     for (int64_t i = 0; i < n_ids(p); i++) counts[id_at(&j.rows, i)]++;
     j.counts = counts;
@@ -146,18 +189,26 @@ typedef struct lines_job {
   ids at;
   const storage_t *src;
   storage_t *dst;
+  acc_t *scratch; /* a sum for each position along the axis, for each thread */
 } lines_job;
 
 static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
   const lines_job *j = ctx;
   const omc_lines_form *p = j->p;
+  const int64_t step = OMC_STORES_ACC ? p->table_step : 1;
   for (int64_t line = begin; line < end; line++) {
     int64_t table, picked;
     line_at(p, line, &table, &picked);
-    for (int64_t i = 0; i < p->n; i++, picked += p->picked_step) {
-      storage_t *d = j->dst + table + id_at(&j->at, picked) * p->table_step;
-      st(d, ld(d) + ld(j->src + picked));
+    storage_t *dst = j->dst + table;
+    acc_t *sums = sums_of(dst, j->scratch + thread * p->dim);
+    for (int64_t i = 0; i < p->n; i++) sums[id_at(&j->at, picked + i * p->picked_step) * step] = 0;
+    for (int64_t i = 0; i < p->n; i++) {
+      const int64_t at = picked + i * p->picked_step;
+      sums[id_at(&j->at, at) * step] += ld(j->src + at);
+    }
+    for (int64_t i = 0; i < p->n && !OMC_STORES_ACC; i++) {
+      const int64_t id = id_at(&j->at, picked + i * p->picked_step);
+      st(dst + id * p->table_step, sums[id]);
     }
   }
 }
@@ -165,10 +216,13 @@ static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
 OMC_KERNEL(GatherElementsGrad) {
   const omc_lines_form *p = args->params;
   const omc_type *out = args->out[0].type;
-  lines_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
+  lines_job j = {
+      .p = p, .src = args->in[0].data, .dst = args->out[0].data, .scratch = args->workspace};
   OMC_TRY(line_ids_of(args, p, &j.at));
   omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(storage_t), NULL, args->threads);
-  if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, scatter_lines, &j);
+  if (p->n > 0)
+    omc_parallel_for(p->count, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, scatter_lines,
+                     &j);
   return OMC_OK;
 }
 
@@ -216,7 +270,7 @@ omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int32_t axis, int6
   const omc_tensor *t = &args->in[1];
   *out = (ids){t->data, t->type->dtype == OMC_I64, dim};
   check_job j = {out, negative, false};
-  omc_parallel_for(n, GRAIN, args->threads, check_range, &j);
+  omc_parallel_for(n, omc_grain(OMC_GRAIN_ELEMENTS, 1), args->threads, check_range, &j);
   if (!atomic_load(&j.bad)) return OMC_OK;
   const int64_t i = find_bad(&j, 0, n);
   return bad_id(args, outside, id_raw(out, i), i, axis, dim);
@@ -279,7 +333,8 @@ OMC_KERNEL_ANY(GatherRows) {
                   .bytes = (size_t)p->inner * omc_dtype_size(args->in[0].type->dtype)};
   OMC_TRY(omc_row_ids(args, &j.at));
   if (p->inner > 0)
-    omc_parallel_for(p->outer * p->n, 1 + GRAIN / p->inner, args->threads, gather_rows, &j);
+    omc_parallel_for(p->outer * p->n, omc_grain(OMC_GRAIN_ELEMENTS, p->inner), args->threads,
+                     gather_rows, &j);
   return OMC_OK;
 }
 
@@ -304,18 +359,31 @@ OMC_KERNEL_ANY(GatherElements) {
                   .dst = args->out[0].data,
                   .bytes = omc_dtype_size(args->in[0].type->dtype)};
   OMC_TRY(line_ids_of(args, p, &j.at));
-  if (p->n > 0) omc_parallel_for(p->count, 1 + GRAIN / p->n, args->threads, gather_lines, &j);
+  if (p->n > 0)
+    omc_parallel_for(p->count, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, gather_lines,
+                     &j);
   return OMC_OK;
 }
 
-static size_t rows_workspace(const omc_node *node, const void *params, int threads) {
+static size_t gather_workspace(const omc_node *node, const void *params, int threads) {
+  (void)node, (void)threads;
+  return ids_bytes(params);
+}
+
+static size_t scatter_workspace(const omc_node *node, const void *params, int threads) {
   (void)node, (void)threads;
   const omc_rows_form *p = params;
-  return ids_bytes(p) + (p->by_freq ? (size_t)p->dim * sizeof(int64_t) : 0);
+  const int64_t links = n_rows(p) + n_ids(p) + (p->by_freq ? p->dim : 0);
+  return ids_bytes(p) + (size_t)links * sizeof(int64_t);
+}
+
+static size_t lines_workspace(const omc_node *node, const void *params, int threads) {
+  const omc_lines_form *p = params;
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, p->dim * threads);
 }
 
 /* An op that picks, and its gradient. */
-#define PICK(name, id, form, pick, scatter, ...)                                               \
+#define PICK(name, id, form, pick, scatter, workspace_, grad_workspace)                        \
   static omc_status params_##id(const omc_node *node, omc_arena *arena, void *params) {        \
     (void)arena;                                                                               \
     return omc_##id##_form_of(node, &omc_in(node, 0)->type.shape, params);                     \
@@ -324,13 +392,14 @@ static size_t rows_workspace(const omc_node *node, const void *params, int threa
     (void)arena;                                                                               \
     return omc_##id##_form_of(node, &omc_out(node, 0)->type.shape, params);                    \
   }                                                                                            \
-  OMC_CPU_OP(name, pick, OMC_PARAMS(form, params_##id), __VA_ARGS__)                           \
-  OMC_CPU_OP(name##Grad, scatter, OMC_PARAMS(form, params_##id##_grad), __VA_ARGS__)
+  OMC_CPU_OP(name, pick, OMC_PARAMS(form, params_##id), .workspace = workspace_)               \
+  OMC_CPU_OP(name##Grad, scatter, OMC_PARAMS(form, params_##id##_grad), .workspace = grad_workspace)
 #define PICK_ROWS(name, id) \
-  PICK(name, id, omc_rows_form, GatherRows, ScatterRows, .workspace = rows_workspace)
+  PICK(name, id, omc_rows_form, GatherRows, ScatterRows, gather_workspace, scatter_workspace)
 PICK_ROWS(Gather, gather)
 PICK_ROWS(GatherND, gather_nd)
 PICK_ROWS(Embedding, embedding)
-PICK(GatherElements, gather_elements, omc_lines_form, GatherElements, GatherElementsGrad)
+PICK(GatherElements, gather_elements, omc_lines_form, GatherElements, GatherElementsGrad, NULL,
+     lines_workspace)
 
 #endif

@@ -10,7 +10,6 @@
 
 /* Rows worked on together where classes are not the last axis; a multiple of any OMC_VL. */
 #define COLS 64
-#define CELLS_PER_TASK 16384
 
 typedef struct {
   const omc_loss_form *p;
@@ -60,7 +59,7 @@ static void run_rows(const omc_kernel_args *args, loss_job *job, omc_range_fn ro
                      omc_range_fn cols) {
   const omc_loss_form *p = job->p;
   const int64_t width = p->inner < COLS ? p->inner : COLS;
-  omc_parallel_for(p->outer * job->groups, 1 + CELLS_PER_TASK / (p->classes * width + 1),
+  omc_parallel_for(p->outer * job->groups, omc_grain(OMC_GRAIN_ELEMENTS, p->classes * width),
                    args->threads, p->inner == 1 ? row : cols, job);
 }
 
@@ -178,6 +177,11 @@ static row_scale scale_of(const loss_job *job, int64_t r) {
   return (row_scale){flow * (hard + job->soft * job->weights), soft, flow * hard};
 }
 
+/* The gradient of logits x but for what the target is pulled by. */
+OMC_INLINE vacc_t slope_of(vacc_t x, vacc_t top, vacc_t log_sum, vacc_t prob, vacc_t pull) {
+  return vexp(x - top - log_sum) * prob - pull;
+}
+
 static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const loss_job *job = ctx;
@@ -194,11 +198,14 @@ static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
     const row_scale s = scale_of(job, r);
     const vacc_t top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
     const vacc_t prob = vset(s.prob), soft = vset(s.soft);
+    const vacc_t x_t = vset(ignored ? 0 : ld(x + t)); /* before dx is written over it */
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
       const vacc_t pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
-      vst_upto(dx + k, vexp(vld_fill(x + k, left, 0) - top - log_sum) * prob - pull, left);
+      vst_upto(dx + k, slope_of(vld_fill(x + k, left, 0), top, log_sum, prob, pull), left);
     }
-    if (!ignored) st(dx + t, ld(dx + t) - s.hard);
+    if (ignored) continue;
+    const vacc_t pull = soft * vset(class_weight(job, t));
+    st(dx + t, slope_of(x_t, top, log_sum, prob, pull)[0] - s.hard);
   }
 }
 
@@ -210,26 +217,30 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
     const loss_group at = group_at(job, g);
     storage_t *dx = job->dlogits + at.cell;
     acc_t top[COLS] = {0}, log_sum[COLS] = {0};
-    acc_t prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0};
+    acc_t prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0}, x_t[COLS] = {0}, w_t[COLS] = {0};
     for (int64_t j = 0; j < at.cols; j++) {
       const row_scale s = scale_of(job, at.row + j);
       top[j] = job->top[at.row + j], log_sum[j] = job->log_sum[at.row + j];
       prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
+      const int64_t t = job->target[at.row + j];
+      if (t == job->p->ignore_index) continue;
+      x_t[j] = ld(at.x + t * step + j), w_t[j] = class_weight(job, t);
     }
     for (int64_t c = 0; c < n; c++) {
       const vacc_t w = vset(class_weight(job, c));
       for (int64_t j = 0; j < at.cols; j += OMC_VL) {
         const vacc_t x = vld_fill(at.x + c * step + j, at.cols - j, 0);
-        const vacc_t e = vexp(x - vldr(top + j) - vldr(log_sum + j));
-        const vacc_t d = e * vldr(prob + j) - w * vldr(soft + j);
+        const vacc_t d =
+            slope_of(x, vldr(top + j), vldr(log_sum + j), vldr(prob + j), w * vldr(soft + j));
         vst_upto(dx + c * step + j, d, at.cols - j);
       }
     }
+    for (int64_t j = 0; j < COLS; j += OMC_VL)
+      vstr(x_t + j, slope_of(vldr(x_t + j), vldr(top + j), vldr(log_sum + j), vldr(prob + j),
+                             vldr(w_t + j) * vldr(soft + j)));
     for (int64_t j = 0; j < at.cols; j++) {
       const int64_t t = job->target[at.row + j];
-      if (t == job->p->ignore_index) continue;
-      storage_t *cell = dx + t * step + j;
-      st(cell, ld(cell) - hard[j]);
+      if (t != job->p->ignore_index) st(dx + t * step + j, x_t[j] - hard[j]);
     }
   }
 }
@@ -282,7 +293,7 @@ OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
   job.dloss = args->in[0].data;
   job.total = (double)*(const acc_t *)args->in[2].data;
   job.dlogits = args->out[0].data;
-  omc_parallel_for(p->outer, 1 + CELLS_PER_TASK / (p->classes * p->inner + 1), args->threads,
+  omc_parallel_for(p->outer, omc_grain(OMC_GRAIN_ELEMENTS, p->classes * p->inner), args->threads,
                    clear_rows, &job);
   for (int64_t r = 0; r < p->outer * p->inner; r++) {
     const int64_t t = job.target[r];
@@ -321,8 +332,7 @@ static omc_status forward_params(const omc_node *node, omc_arena *arena, void *p
 static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const omc_loss_form *p = params;
-  return (size_t)(p->outer * p->inner) *
-         omc_dtype_size(omc_dtype_real(omc_in(node, 0)->type.dtype));
+  return (size_t)(p->outer * p->inner) * omc_acc_size(omc_in(node, 0)->type.dtype);
 }
 
 static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {

@@ -7,7 +7,6 @@
 /* `batch` products of [m, k] by [k, n]. The batch dims of C are a mixed-radix number whose digits
  * step through a and b by the strides below, 0 where an operand is repeated. */
 typedef struct {
-  omc_dtype dtype;
   int64_t m, n, k, batch;
   int64_t a_rs, a_cs, b_rs, b_cs;
   omc_shape dims; /* of the batch */
@@ -32,14 +31,15 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
     a += digit * p->a_strides[d];
     b += digit * p->b_strides[d];
   }
-  return (omc_gemm_args){.m = p->m,
-                         .n = p->n,
-                         .k = p->k,
-                         .a = {(storage_t *)args->in[0].data + a, p->a_rs, p->a_cs},
-                         .b = {(storage_t *)args->in[1].data + b, p->b_rs, p->b_cs},
-                         .c = {(storage_t *)args->out[0].data + index * p->m * p->n, p->n, 1},
-                         .alpha = p->alpha,
-                         .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
+  return (omc_gemm_args){
+      .m = p->m,
+      .n = p->n,
+      .k = p->k,
+      .a = {(storage_t *)args->in[0].data + a, p->a_rs, p->a_cs, OMC_STORAGE},
+      .b = {(storage_t *)args->in[1].data + b, p->b_rs, p->b_cs, OMC_STORAGE},
+      .c = {(storage_t *)args->out[0].data + index * p->m * p->n, p->n, 1, OMC_STORAGE},
+      .alpha = p->alpha,
+      .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }
 
 static void products(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -47,26 +47,26 @@ static void products(int64_t begin, int64_t end, int thread, void *ctx) {
   char *workspace = (char *)job->args->workspace + (size_t)thread * job->thread_bytes;
   for (int64_t i = begin; i < end; i++) {
     const omc_gemm_args g = one_product(job->args, job->p, i);
-    omc_gemm_serial(job->p->dtype, &g, workspace);
+    omc_gemm_serial(&g, workspace);
   }
 }
 
 /* Few products on all threads in turn, many on a thread each. */
 static omc_status matmul(const omc_kernel_args *args) {
-  enum { GRAIN = 1 << 17 /* multiply-adds for a thread */, ROUNDS = 4 };
+  enum { ROUNDS = 4 };
   const matmul_params *p = args->params;
   if (p->m == 0 || p->n == 0) return OMC_OK;
   const int64_t work = p->m * p->n * (p->k ? p->k : 1);
   const bool uneven = p->batch % args->threads && p->batch < ROUNDS * args->threads;
-  if (p->batch == 1 || (uneven && work >= GRAIN * args->threads)) {
+  if (p->batch == 1 || (uneven && work >= OMC_GRAIN_PRODUCTS * args->threads)) {
     for (int64_t i = 0; i < p->batch; i++) {
       const omc_gemm_args g = one_product(args, p, i);
-      omc_gemm(p->dtype, &g, args->threads, args->workspace);
+      omc_gemm(&g, args->threads, args->workspace);
     }
     return OMC_OK;
   }
-  matmul_job job = {args, p, omc_gemm_workspace(p->dtype, p->m, p->n, p->k, 1)};
-  omc_parallel_for(p->batch, GRAIN / work + 1, args->threads, products, &job);
+  matmul_job job = {args, p, omc_gemm_workspace(OMC_STORAGE, p->m, p->n, p->k, 1)};
+  omc_parallel_for(p->batch, omc_grain(OMC_GRAIN_PRODUCTS, work), args->threads, products, &job);
   return OMC_OK;
 }
 
@@ -82,8 +82,7 @@ static omc_status matmul_decode(const omc_node *node, omc_arena *arena, void *pa
   matmul_params *p = params;
   omc_matmul_form f;
   OMC_TRY(omc_matmul_form_of(node, &f));
-  *p = (matmul_params){.dtype = omc_in(node, 0)->type.dtype,
-                       .m = f.m,
+  *p = (matmul_params){.m = f.m,
                        .n = f.n,
                        .k = f.k,
                        .a_rs = f.trans_a ? 1 : f.k,
@@ -111,9 +110,8 @@ static omc_status matmul_decode(const omc_node *node, omc_arena *arena, void *pa
 }
 
 static size_t matmul_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
   const matmul_params *p = params;
-  return omc_gemm_workspace(p->dtype, p->m, p->n, p->k, threads);
+  return omc_gemm_workspace(omc_in(node, 0)->type.dtype, p->m, p->n, p->k, threads);
 }
 
 #define MATMUL(name) \

@@ -18,22 +18,38 @@ static inline int64_t n_blocks(const omc_layer_form *p) {
 }
 
 /* Length of a block's sums: n, and room for a whole vector at the end. */
-static inline int64_t sums_length(const omc_layer_form *p) { return (p->n + 15) / 16 * 16; }
+static inline int64_t sums_length(const omc_layer_form *p) { return omc_whole_vectors(p->n); }
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 #include "cpu/rows.h"
 
-#define CELLS_PER_TASK 16384
+static inline int64_t grain(int64_t cells) { return omc_grain(OMC_GRAIN_ELEMENTS, cells); }
 
-static inline int64_t grain(int64_t cells) { return 1 + CELLS_PER_TASK / (cells + 1); }
+/* A parameter or running statistic is stored as x is, or as what is computed in. */
+static bool stores_acc(const omc_tensor *t) {
+  return omc_dtype_size(t->type->dtype) == sizeof(acc_t);
+}
+
+/* The n elements of input i as acc_t, by way of *scratch, of which they take what they need; NULL
+ * if it is left out. */
+static const acc_t *parameter(const omc_kernel_args *args, uint32_t i, int64_t n, acc_t **scratch) {
+  const void *data = omc_in_data(args, i);
+  if (!data || stores_acc(&args->in[i])) return data;
+  acc_t *const to = *scratch;
+  *scratch += n;
+  load_row(data, to, n);
+  return to;
+}
 
 typedef struct {
   const omc_layer_form *p;
-  const storage_t *x, *gamma, *beta;
-  const storage_t *dy; /* gradient only, as the next three */
-  storage_t *dx, *dgamma, *dbeta;
-  acc_t *sums; /* gradient only: [blocks, 2, sums_length], of dgamma and of dbeta */
+  const storage_t *x;
+  const acc_t *gamma, *beta;
+  const storage_t *dy; /* gradient only, as the next four */
+  storage_t *dx;
+  acc_t *dgamma, *dbeta;
+  acc_t *sums; /* [blocks, 2, sums_length], of dgamma and of dbeta */
   storage_t *y;
   acc_t *mean, *rstd; /* NULL: not kept */
 } layer_job;
@@ -54,8 +70,8 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
     const acc_t rstd = (acc_t)(1 / sqrt((double)var + job->p->epsilon));
     const vacc_t vmean = vset(mean), vrstd = vset(rstd);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-      const vacc_t gamma = job->gamma ? vld_fill(job->gamma + k, left, 0) : vset(1);
-      const vacc_t beta = job->beta ? vld_fill(job->beta + k, left, 0) : vset(0);
+      const vacc_t gamma = job->gamma ? vldr_upto(job->gamma + k, left) : vset(1);
+      const vacc_t beta = job->beta ? vldr_upto(job->beta + k, left) : vset(0);
       vst_upto(y + k, vfma((vld_fill(x + k, left, 0) - vmean) * vrstd, gamma, beta), left);
     }
     if (job->mean) job->mean[r] = mean;
@@ -65,10 +81,11 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
 
 OMC_KERNEL(LayerNormalization) {
   const omc_layer_form *p = args->params;
+  acc_t *scratch = args->workspace;
   layer_job job = {.p = p,
                    .x = omc_in_data(args, 0),
-                   .gamma = omc_in_data(args, 1),
-                   .beta = omc_in_data(args, 2),
+                   .gamma = parameter(args, 1, p->n, &scratch),
+                   .beta = parameter(args, 2, p->n, &scratch),
                    .y = omc_out_data(args, 0),
                    .mean = omc_out_data(args, 1),
                    .rstd = omc_out_data(args, 2)};
@@ -80,14 +97,15 @@ OMC_KERNEL(LayerNormalization) {
  * g = dy * gamma; its terms of dgamma and dbeta are added to their sums. */
 static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, acc_t *dbeta) {
   const int64_t n = job->p->n;
-  const storage_t *x = job->x + r * n, *dy = job->dy + r * n, *w = job->gamma;
+  const storage_t *x = job->x + r * n, *dy = job->dy + r * n;
+  const acc_t *w = job->gamma;
   storage_t *dx = job->dx + r * n;
   const vacc_t mean = vset(job->mean[r]), rstd = vset(job->rstd[r]);
   vacc_t sum_g = vset(0), sum_gx = vset(0);
   for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
     const vacc_t d = vld_fill(dy + k, left, 0);
     const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
-    const vacc_t g = d * (w ? vld_fill(w + k, left, 0) : vset(1));
+    const vacc_t g = d * (w ? vldr_upto(w + k, left) : vset(1));
     sum_g += g;
     sum_gx = vfma(g, xhat, sum_gx);
     vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
@@ -96,7 +114,7 @@ static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, a
   const vacc_t mean_g = vset(vsum(sum_g) / (acc_t)n), mean_gx = vset(vsum(sum_gx) / (acc_t)n);
   for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
     const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
-    const vacc_t g = vld_fill(dy + k, left, 0) * (w ? vld_fill(w + k, left, 0) : vset(1));
+    const vacc_t g = vld_fill(dy + k, left, 0) * (w ? vldr_upto(w + k, left) : vset(1));
     vst_upto(dx + k, rstd * (g - mean_g - xhat * mean_gx), left);
   }
 }
@@ -124,18 +142,19 @@ static void layer_add_blocks(int64_t begin, int64_t end, int thread, void *ctx) 
       dgamma += vldr(job->sums + 2 * block * length + k);
       dbeta += vldr(job->sums + (2 * block + 1) * length + k);
     }
-    if (job->dgamma) vst_upto(job->dgamma + k, dgamma, job->p->n - k);
-    if (job->dbeta) vst_upto(job->dbeta + k, dbeta, job->p->n - k);
+    if (job->dgamma) vstr_upto(job->dgamma + k, dgamma, job->p->n - k);
+    if (job->dbeta) vstr_upto(job->dbeta + k, dbeta, job->p->n - k);
   }
 }
 
 /* Inputs: dy, x, gamma?, mean, rstd. */
 OMC_KERNEL(LayerNormGrad) {
   const omc_layer_form *p = args->params;
+  acc_t *scratch = (acc_t *)args->workspace + n_blocks(p) * 2 * sums_length(p);
   layer_job job = {.p = p,
                    .dy = omc_in_data(args, 0),
                    .x = omc_in_data(args, 1),
-                   .gamma = omc_in_data(args, 2),
+                   .gamma = parameter(args, 2, p->n, &scratch),
                    .mean = args->in[3].data,
                    .rstd = args->in[4].data,
                    .dx = omc_out_data(args, 0),
@@ -155,22 +174,31 @@ OMC_KERNEL(LayerNormGrad) {
 
 typedef struct {
   const omc_batch_form *p;
-  const storage_t *x, *gamma, *beta, *running_mean, *running_var;
-  const storage_t *dy;
-  storage_t *y, *new_mean, *new_var; /* new_mean and new_var: running statistics, NULL: not kept */
-  storage_t *dx, *dgamma, *dbeta;
-  acc_t *mean, *rstd;
+  const omc_kernel_args *args;
+  const storage_t *x, *dy;
+  const acc_t *gamma, *beta, *running_mean, *running_var;
+  storage_t *y, *dx;
+  acc_t *mean, *rstd, *dgamma, *dbeta;
 } batch_job;
 
 static double count(const omc_batch_form *p) { return (double)(p->batch * p->inner); }
-static acc_t gamma_of(const batch_job *job, int64_t c) {
-  return job->gamma ? ld(job->gamma + c) : 1;
-}
-static acc_t beta_of(const batch_job *job, int64_t c) { return job->beta ? ld(job->beta + c) : 0; }
+static acc_t gamma_of(const batch_job *job, int64_t c) { return job->gamma ? job->gamma[c] : 1; }
+static acc_t beta_of(const batch_job *job, int64_t c) { return job->beta ? job->beta[c] : 0; }
 
-/* A running statistic after a batch, which leaves it as it is if it is empty. */
-static acc_t moved(const omc_batch_form *p, acc_t running, double now) {
-  return count(p) > 0 ? (acc_t)((1 - p->momentum) * (double)running + p->momentum * now) : running;
+/* Stores element c of output i, a running statistic after a batch, which leaves it as it is if it
+ * is empty. Nothing if it is not kept. */
+static void move_running(const batch_job *job, uint32_t i, int64_t c, const acc_t *running,
+                         double now) {
+  const omc_batch_form *p = job->p;
+  void *out = omc_out_data(job->args, i);
+  if (!out) return;
+  const acc_t moved = count(p) > 0
+                          ? (acc_t)((1 - p->momentum) * (double)running[c] + p->momentum * now)
+                          : running[c];
+  if (stores_acc(&job->args->out[i]))
+    ((acc_t *)out)[c] = moved;
+  else
+    st((storage_t *)out + c, moved);
 }
 
 /* Stores the statistics of channel c, given its mean and the sum of squared differences to it. */
@@ -179,15 +207,15 @@ static void store_statistics(const batch_job *job, int64_t c, double mean, doubl
   const double n = count(p);
   job->mean[c] = (acc_t)mean;
   job->rstd[c] = (acc_t)(1 / sqrt(squares / n + p->epsilon));
-  if (job->new_mean) st(job->new_mean + c, moved(p, ld(job->running_mean + c), mean));
-  if (job->new_var) st(job->new_var + c, moved(p, ld(job->running_var + c), squares / (n - 1)));
+  move_running(job, 3, c, job->running_mean, mean);
+  move_running(job, 4, c, job->running_var, squares / (n - 1));
 }
 
 /* Stores the parameters' gradients of channel c and scales its sums of dy and dy * xhat to what
  * dx = factor * (dy - *sum_dy - xhat * *sum_dyx) needs. */
 static acc_t store_gradients(const batch_job *job, int64_t c, double *sum_dy, double *sum_dyx) {
-  if (job->dgamma) st(job->dgamma + c, (acc_t)*sum_dyx);
-  if (job->dbeta) st(job->dbeta + c, (acc_t)*sum_dy);
+  if (job->dgamma) job->dgamma[c] = (acc_t)*sum_dyx;
+  if (job->dbeta) job->dbeta[c] = (acc_t)*sum_dy;
   *sum_dy /= count(job->p);
   *sum_dyx /= count(job->p);
   return gamma_of(job, c) * job->rstd[c];
@@ -321,27 +349,31 @@ static void run_channels(const omc_kernel_args *args, batch_job *job, omc_range_
 }
 
 OMC_KERNEL(BatchNorm) {
-  batch_job job = {.p = args->params,
+  const omc_batch_form *p = args->params;
+  acc_t *scratch = args->workspace;
+  batch_job job = {.p = p,
+                   .args = args,
                    .x = omc_in_data(args, 0),
-                   .gamma = omc_in_data(args, 1),
-                   .beta = omc_in_data(args, 2),
-                   .running_mean = omc_in_data(args, 3),
-                   .running_var = omc_in_data(args, 4),
+                   .gamma = parameter(args, 1, p->channels, &scratch),
+                   .beta = parameter(args, 2, p->channels, &scratch),
+                   .running_mean = parameter(args, 3, p->channels, &scratch),
+                   .running_var = parameter(args, 4, p->channels, &scratch),
                    .y = omc_out_data(args, 0),
                    .mean = omc_out_data(args, 1),
-                   .rstd = omc_out_data(args, 2),
-                   .new_mean = omc_out_data(args, 3),
-                   .new_var = omc_out_data(args, 4)};
+                   .rstd = omc_out_data(args, 2)};
   run_channels(args, &job, batch_forward_planes, batch_forward_cols);
   return OMC_OK;
 }
 
 /* Inputs: dy, x, gamma?, mean, rstd. */
 OMC_KERNEL(BatchNormGrad) {
-  batch_job job = {.p = args->params,
+  const omc_batch_form *p = args->params;
+  acc_t *scratch = args->workspace;
+  batch_job job = {.p = p,
+                   .args = args,
                    .dy = omc_in_data(args, 0),
                    .x = omc_in_data(args, 1),
-                   .gamma = omc_in_data(args, 2),
+                   .gamma = parameter(args, 2, p->channels, &scratch),
                    .mean = args->in[3].data,
                    .rstd = args->in[4].data,
                    .dx = omc_out_data(args, 0),
@@ -361,11 +393,28 @@ static omc_status layer_decode(const omc_node *node, omc_arena *arena, void *par
   return omc_layer_form_of(node, 0, &shape, &stats, params); /* dy and x have one shape */
 }
 
+/* Room for as many parameters of n elements, should they be stored as a half is. */
+static size_t parameters(const omc_node *node, int64_t n, int64_t how_many) {
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, how_many * n);
+}
+
+static size_t layer_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const omc_layer_form *p = params;
+  return parameters(node, p->n, 2);
+}
+
 static size_t layer_grad_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const omc_layer_form *p = params;
-  return (size_t)(n_blocks(p) * 2 * sums_length(p)) *
-         omc_dtype_size(omc_dtype_real(omc_in(node, 1)->type.dtype));
+  return (size_t)(n_blocks(p) * 2 * sums_length(p)) * omc_acc_size(omc_in(node, 0)->type.dtype) +
+         parameters(node, p->n, 1);
+}
+
+static size_t batch_workspace(const omc_node *node, const void *params, int threads) {
+  (void)threads;
+  const omc_batch_form *p = params;
+  return parameters(node, p->channels, 4);
 }
 
 static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *params) {
@@ -374,12 +423,12 @@ static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *par
   return omc_batch_form_of(node, 0, &channels, params); /* dy and x have one shape */
 }
 
-#define NORM(name, id, ...) \
-  OMC_KERNELS(name)         \
-  OMC_CPU_OP(name, name, OMC_PARAMS(omc_##id##_form, id##_decode), __VA_ARGS__)
-NORM(LayerNormalization, layer)
-NORM(LayerNormGrad, layer, .workspace = layer_grad_workspace)
-NORM(BatchNorm, batch)
-NORM(BatchNormGrad, batch)
+#define NORM(name, id, workspace_) \
+  OMC_KERNELS(name)                \
+  OMC_CPU_OP(name, name, OMC_PARAMS(omc_##id##_form, id##_decode), .workspace = workspace_)
+NORM(LayerNormalization, layer, layer_workspace)
+NORM(LayerNormGrad, layer, layer_grad_workspace)
+NORM(BatchNorm, batch, batch_workspace)
+NORM(BatchNormGrad, batch, batch_workspace)
 
 #endif

@@ -11,8 +11,6 @@
 #include "cpu/rows.h"
 #endif
 
-#define GRAIN 16384 /* elements that are worth a thread */
-
 typedef struct max_params {
   int64_t planes, in[2], out[2], kernel[2], stride[2], pad[2], dilation[2];
 } max_params;
@@ -29,9 +27,7 @@ typedef struct average_params {
 } average_params;
 
 /* Elements from one thread's row of columns to the next: whole cache lines. */
-static inline int64_t columns_pitch(const average_params *p) {
-  return (int64_t)omc_round_up((size_t)p->in[1], 16);
-}
+static inline int64_t columns_pitch(const average_params *p) { return omc_whole_vectors(p->in[1]); }
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
@@ -43,7 +39,8 @@ typedef struct pool_job {
   const storage_t *x;
   storage_t *y;
   int64_t *indices; /* NULL: not wanted */
-  acc_t *scratch;   /* a row of columns for each thread */
+  acc_t *scratch;   /* for each thread a row of columns, and then the sums of a plane */
+  int threads;      /* gradient of averages */
 } pool_job;
 
 /* Outputs [*low, *high) of n whose tap `offset` (from the padded start) is inside the input. */
@@ -109,20 +106,22 @@ OMC_KERNEL(MaxPool) {
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
   const int64_t unit = p->out[1] * p->kernel[0] * p->kernel[1];
-  omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, max_rows, &j);
+  omc_parallel_for(p->planes * p->out[0], omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
+                   max_rows, &j);
   return OMC_OK;
 }
 
 static void max_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
   const pool_job *j = ctx;
   const max_grad_params *p = j->params;
   for (int64_t plane = begin; plane < end; plane++) {
     storage_t *dx = j->y + plane * p->in;
     const storage_t *dy = j->x + plane * p->out;
     const int64_t *at = j->indices + plane * p->out;
-    memset(dx, 0, (size_t)p->in * sizeof *dx);
-    for (int64_t i = 0; i < p->out; i++) st(dx + at[i], ld(dx + at[i]) + ld(dy + i));
+    acc_t *sums = sums_of(dx, j->scratch + thread * p->in);
+    memset(sums, 0, (size_t)p->in * sizeof *sums);
+    for (int64_t i = 0; i < p->out; i++) sums[at[i]] += ld(dy + i);
+    store_sums(sums, dx, p->in);
   }
 }
 
@@ -133,8 +132,13 @@ OMC_KERNEL(MaxPoolGrad) {
     if (at[i] < 0 || at[i] >= p->in)
       OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for planes of %lld",
                args->node ? args->node : "", (long long)at[i], (long long)i, (long long)p->in);
-  pool_job j = {.params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = at};
-  omc_parallel_for(p->planes, 1 + GRAIN / (p->in + 1), args->threads, max_grad_planes, &j);
+  pool_job j = {.params = p,
+                .x = args->in[0].data,
+                .y = args->out[0].data,
+                .indices = at,
+                .scratch = args->workspace};
+  omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, p->in), args->threads, max_grad_planes,
+                   &j);
   return OMC_OK;
 }
 
@@ -155,10 +159,10 @@ static void add_columns(acc_t *sum, const storage_t *row, int64_t n) {
   for (; k < n; k++) sum[k] += ld(row + k);
 }
 
-static void add_to_row(storage_t *row, const acc_t *more, int64_t n) {
+static void add_to_row(acc_t *row, const acc_t *more, int64_t n) {
   int64_t k = 0;
-  for (; k + OMC_VL <= n; k += OMC_VL) vst(row + k, vld(row + k) + vldr(more + k));
-  for (; k < n; k++) st(row + k, ld(row + k) + more[k]);
+  for (; k + OMC_VL <= n; k += OMC_VL) vstr(row + k, vldr(row + k) + vldr(more + k));
+  for (; k < n; k++) row[k] += more[k];
 }
 
 static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -188,11 +192,13 @@ static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
 static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
+  const int64_t size = p->in[0] * p->in[1];
   acc_t *columns = columns_of(j, thread);
   for (int64_t plane = begin; plane < end; plane++) {
-    storage_t *dx = j->y + plane * p->in[0] * p->in[1];
+    storage_t *dx = j->y + plane * size;
     const storage_t *dy = j->x + plane * p->out[0] * p->out[1];
-    memset(dx, 0, (size_t)(p->in[0] * p->in[1]) * sizeof *dx);
+    acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + thread * size);
+    memset(sums, 0, (size_t)size * sizeof *sums);
     for (int64_t oy = 0; oy < p->out[0]; oy++, dy += p->out[1]) {
       memset(columns, 0, (size_t)p->in[1] * sizeof *columns);
       for (int64_t ox = 0; ox < p->out[1]; ox++) {
@@ -200,8 +206,9 @@ static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ct
         for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) columns[ix] += share;
       }
       for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
-        add_to_row(dx + iy * p->in[1], columns, p->in[1]);
+        add_to_row(sums + iy * p->in[1], columns, p->in[1]);
     }
+    store_sums(sums, dx, size);
   }
 }
 
@@ -210,16 +217,21 @@ OMC_KERNEL(AveragePool) {
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
   const int64_t unit = p->in[1] * (1 + p->in[0] / omc_max(p->out[0], 1));
-  omc_parallel_for(p->planes * p->out[0], 1 + GRAIN / (unit + 1), args->threads, average_rows, &j);
+  omc_parallel_for(p->planes * p->out[0], omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
+                   average_rows, &j);
   return OMC_OK;
 }
 
 OMC_KERNEL(AveragePoolGrad) {
   const average_params *p = args->params;
-  pool_job j = {
-      .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
+  pool_job j = {.params = p,
+                .x = args->in[0].data,
+                .y = args->out[0].data,
+                .scratch = args->workspace,
+                .threads = args->threads};
   const int64_t unit = p->in[0] * p->in[1];
-  omc_parallel_for(p->planes, 1 + GRAIN / (unit + 1), args->threads, average_grad_planes, &j);
+  omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
+                   average_grad_planes, &j);
   return OMC_OK;
 }
 
@@ -306,9 +318,19 @@ static omc_status params_average_grad(const omc_node *node, omc_arena *arena, vo
 }
 
 static size_t average_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
   const average_params *p = params;
-  return (size_t)threads * (size_t)columns_pitch(p) * sizeof(double);
+  return (size_t)(threads * columns_pitch(p)) * omc_acc_size(omc_in(node, 0)->type.dtype);
+}
+
+static size_t average_grad_workspace(const omc_node *node, const void *params, int threads) {
+  const average_params *p = params;
+  return average_workspace(node, params, threads) +
+         omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->in[0] * p->in[1]);
+}
+
+static size_t max_grad_workspace(const omc_node *node, const void *params, int threads) {
+  const max_grad_params *p = params;
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->in);
 }
 
 static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
@@ -339,13 +361,15 @@ static omc_status params_adaptive_grad(const omc_node *node, omc_arena *arena, v
 }
 
 OMC_CPU_OP(MaxPool, MaxPool, OMC_PARAMS(max_params, params_max_pool))
-OMC_CPU_OP(MaxPoolGrad, MaxPoolGrad, OMC_PARAMS(max_grad_params, params_max_pool_grad))
+OMC_CPU_OP(MaxPoolGrad, MaxPoolGrad, OMC_PARAMS(max_grad_params, params_max_pool_grad),
+           .workspace = max_grad_workspace)
 
-#define AVERAGE(name, kernel, params_) \
-  OMC_CPU_OP(name, kernel, OMC_PARAMS(average_params, params_), .workspace = average_workspace)
-AVERAGE(AveragePool, AveragePool, params_average)
-AVERAGE(AveragePoolGrad, AveragePoolGrad, params_average_grad)
-AVERAGE(AdaptiveAvgPool, AveragePool, params_adaptive)
-AVERAGE(AdaptiveAvgPoolGrad, AveragePoolGrad, params_adaptive_grad)
+#define AVERAGE(name, params_)                                                        \
+  OMC_CPU_OP(name, AveragePool, OMC_PARAMS(average_params, params_),                  \
+             .workspace = average_workspace)                                          \
+  OMC_CPU_OP(name##Grad, AveragePoolGrad, OMC_PARAMS(average_params, params_##_grad), \
+             .workspace = average_grad_workspace)
+AVERAGE(AveragePool, params_average)
+AVERAGE(AdaptiveAvgPool, params_adaptive)
 
 #endif

@@ -15,8 +15,7 @@
 #include "cpu/rows.h"
 #endif
 
-#define BLOCK 64    /* columns that go together */
-#define GRAIN 16384 /* elements that are worth a thread */
+#define BLOCK 64 /* columns that go together */
 
 typedef struct group_list {
   int32_t n;
@@ -235,11 +234,11 @@ static omc_status reduce(const omc_kernel_args *args, verb v) {
                   p->parts > 1 ? args->workspace : NULL};
   const int64_t across = p->by_rows ? 1 : omc_ceil_div(p->inner, BLOCK);
   const int64_t unit = omc_min(p->step, p->total) * (p->by_rows ? 1 : omc_min(p->inner, BLOCK));
-  omc_parallel_for(p->parts * p->outer * across, 1 + GRAIN / (unit + 1), args->threads,
+  omc_parallel_for(p->parts * p->outer * across, omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
                    p->by_rows ? run_elements : run_columns, &j);
   if (j.partial)
-    omc_parallel_for(p->outer * (p->by_rows ? 1 : p->inner), GRAIN / p->parts, args->threads,
-                     join_parts, &j);
+    omc_parallel_for(p->outer * (p->by_rows ? 1 : p->inner),
+                     omc_grain(OMC_GRAIN_ELEMENTS, p->parts), args->threads, join_parts, &j);
   return OMC_OK;
 }
 
@@ -320,7 +319,8 @@ static size_t reduce_workspace(const omc_node *node, const void *params, int thr
   (void)threads;
   const reduce_params *p = params;
   if (p->parts == 1) return 0;
-  return (size_t)p->parts * (size_t)omc_shape_numel(&node->out[0]->type.shape) * sizeof(double);
+  return (size_t)(p->parts * omc_shape_numel(&node->out[0]->type.shape)) *
+         omc_acc_size(omc_in(node, 0)->type.dtype);
 }
 
 #define REDUCE(name, kernel) \

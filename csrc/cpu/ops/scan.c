@@ -8,8 +8,7 @@
 #include "cpu/rows.h"
 #endif
 
-#define BLOCK 64    /* columns that go together */
-#define GRAIN 16384 /* elements that are worth a thread */
+#define BLOCK 64 /* columns that go together */
 
 /* x is [outer, n, inner]. */
 typedef struct scan_params {
@@ -29,6 +28,7 @@ typedef struct scan_job {
   const scan_params *p;
   const storage_t *x;
   void *out;
+  acc_t *scratch; /* OtherProducts: a column of products for each thread */
 } scan_job;
 
 typedef struct scan_block {
@@ -74,20 +74,21 @@ static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
 
 /* What is before an element times what is behind it. */
 static void run_others(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
   const scan_job *j = ctx;
   const scan_params *p = j->p;
   for (int64_t u = begin; u < end; u++) {
     const scan_block b = block_at(p, u);
     for (int64_t k = b.first; k < b.first + b.n; k++) {
+      storage_t *y = (storage_t *)j->out + k;
+      acc_t *products = sums_of(y, j->scratch + thread * p->n);
+      const int64_t step = OMC_STORES_ACC ? p->inner : 1;
       wide before = 1, behind = 1;
       for (int64_t i = 0; i < p->n; i++) {
-        st((storage_t *)j->out + k + i * p->inner, (acc_t)before);
+        products[i * step] = (acc_t)before;
         before *= (wide)ld(j->x + k + i * p->inner);
       }
       for (int64_t i = p->n - 1; i >= 0; i--) {
-        storage_t *y = (storage_t *)j->out + k + i * p->inner;
-        st(y, ld(y) * (acc_t)behind);
+        st(y + i * p->inner, products[i * step] * (acc_t)behind);
         behind *= (wide)ld(j->x + k + i * p->inner);
       }
     }
@@ -141,10 +142,10 @@ static void run_argmin(int64_t begin, int64_t end, int thread, void *ctx) {
 
 static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
   const scan_params *p = args->params;
-  scan_job j = {p, args->in[0].data, args->out[0].data};
+  scan_job j = {p, args->in[0].data, args->out[0].data, args->workspace};
   const int64_t unit = p->n * omc_min(p->inner, BLOCK);
   if (p->n > 0)
-    omc_parallel_for(p->outer * omc_ceil_div(p->inner, BLOCK), 1 + GRAIN / (unit + 1),
+    omc_parallel_for(p->outer * omc_ceil_div(p->inner, BLOCK), omc_grain(OMC_GRAIN_ELEMENTS, unit),
                      args->threads, fn, &j);
   return OMC_OK;
 }
@@ -189,8 +190,14 @@ static omc_status params_others(const omc_node *node, omc_arena *arena, void *pa
   return set_params(&form, false, false, params);
 }
 
+static size_t others_workspace(const omc_node *node, const void *params, int threads) {
+  const scan_params *p = params;
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->n);
+}
+
 OMC_CPU_OP(CumSum, CumSum, OMC_PARAMS(scan_params, params_cumsum))
-OMC_CPU_OP(OtherProducts, OtherProducts, OMC_PARAMS(scan_params, params_others))
+OMC_CPU_OP(OtherProducts, OtherProducts, OMC_PARAMS(scan_params, params_others),
+           .workspace = others_workspace)
 OMC_CPU_OP(ArgMax, ArgMax, OMC_PARAMS(scan_params, params_arg))
 OMC_CPU_OP(ArgMin, ArgMin, OMC_PARAMS(scan_params, params_arg))
 

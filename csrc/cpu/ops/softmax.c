@@ -11,13 +11,20 @@
 /* Columns that are worked on together where the axis is not the last: their running values stay
  * in L1 and every load is of whole cache lines. A multiple of any OMC_VL. */
 #define COLS 64
-#define CELLS_PER_TASK 16384
 
 /* One reduction (or COLS of them at most, `n` elements each, `step` apart): `a` and `b` are the
  * op's inputs, b NULL if it has one. `out` may be an input: every element is read before the
  * element of the same position is written. */
 typedef void (*slice_fn)(const storage_t *a, const storage_t *b, storage_t *out,
                          const omc_axis_form *p, int64_t cols);
+
+/* exp(x - top) once it has been summed: kept in y, or if that would round it, made again. */
+OMC_INLINE void keep(storage_t *y, vacc_t e, int64_t left) {
+  if (OMC_STORES_ACC) vst_upto(y, e, left);
+}
+OMC_INLINE vacc_t kept(const storage_t *x, const storage_t *y, int64_t left, vacc_t top) {
+  return OMC_STORES_ACC ? vld_fill(y, left, 0) : vexp(vld_fill(x, left, 0) - top);
+}
 
 static void softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
                         const omc_axis_form *p, int64_t cols) {
@@ -26,12 +33,12 @@ static void softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
   const acc_t sum = OMC_ROW_SUM(p->n, __extension__({
                                   const vacc_t e =
                                       vexp(vld_fill(x + k, left, -(acc_t)INFINITY) - top);
-                                  vst_upto(y + k, e, left);
+                                  keep(y + k, e, left);
                                   e;
                                 }));
   const vacc_t scale = vset(1 / sum);
-  for (int64_t k = 0; k < p->n; k += OMC_VL)
-    vst_upto(y + k, vld_fill(y + k, p->n - k, 0) * scale, p->n - k);
+  for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
+    vst_upto(y + k, kept(x + k, y + k, left, top) * scale, left);
 }
 
 static void log_softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
@@ -83,10 +90,11 @@ static void softmax_cols(const storage_t *x, const storage_t *b, storage_t *y,
   fill_cols(sum, 0);
   EACH_CELL(p, cols) {
     const vacc_t e = vexp(vld_fill(x + i, left, 0) - vldr(top + j));
-    vst_upto(y + i, e, left);
+    keep(y + i, e, left);
     vstr(sum + j, vldr(sum + j) + e);
   }
-  EACH_CELL(p, cols) vst_upto(y + i, vld_fill(y + i, left, 0) / vldr(sum + j), left);
+  EACH_CELL(p, cols)
+  vst_upto(y + i, kept(x + i, y + i, left, vldr(top + j)) / vldr(sum + j), left);
 }
 
 static void log_softmax_cols(const storage_t *x, const storage_t *b, storage_t *y,
@@ -153,8 +161,8 @@ static omc_status run_softmax(const omc_kernel_args *args, slice_fn row, slice_f
                      .slice = p->inner == 1 ? row : cols};
   if (p->n == 0) return OMC_OK;
   const int64_t width = p->inner < COLS ? p->inner : COLS;
-  omc_parallel_for(p->outer * job.groups, 1 + CELLS_PER_TASK / (p->n * width + 1), args->threads,
-                   run_slices, &job);
+  omc_parallel_for(p->outer * job.groups, omc_grain(OMC_GRAIN_ELEMENTS, p->n * width),
+                   args->threads, run_slices, &job);
   return OMC_OK;
 }
 

@@ -8,8 +8,6 @@
 
 #ifndef OMC_VARIANT
 
-#define GRAIN 32768 /* bytes that are worth a thread */
-
 typedef struct trilu_params {
   bool upper;
   int64_t k, rows, cols, matrices;
@@ -45,8 +43,8 @@ OMC_KERNEL_ANY(Trilu) {
   const size_t size = omc_dtype_size(args->in[0].type->dtype);
   const trilu_job job = {p, args->in[0].data, args->out[0].data, size};
   if (p->cols > 0)
-    omc_parallel_for(p->matrices * p->rows, 1 + GRAIN / (p->cols * (int64_t)size), args->threads,
-                     trilu_rows, (void *)&job);
+    omc_parallel_for(p->matrices * p->rows, omc_grain(OMC_GRAIN_BYTES, p->cols * (int64_t)size),
+                     args->threads, trilu_rows, (void *)&job);
   return OMC_OK;
 }
 

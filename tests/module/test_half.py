@@ -1,0 +1,149 @@
+"""Modules whose parameters and inputs are stored in 16 bits, natively: what they compute is that of float32.
+
+Each is held against float32 of the very same numbers. It may be as far from it as the type's own steps, or as twice
+what eager PyTorch is in that type.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import test_translations as catalogue
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ortmodule_c import ORTModule
+from ortmodule_c.flatten import flatten
+from wrapped import Function
+
+HALVES = [torch.bfloat16, torch.float16]
+STEPS = 4  # of the type at the largest number of a tensor
+Made = tuple[Callable[[], nn.Module], tuple[int, ...]]
+
+
+def on_rows(function: Callable[[Tensor], Any]) -> Made:
+    return lambda: catalogue.projected(function), (4, 6)
+
+
+def with_loss(loss: Callable[..., Any]) -> Made:
+    return lambda: Function(lambda s, x: loss(s.l(x), x, "mean"), l=nn.Linear(6, 6)), (4, 6)
+
+
+def with_activation(activation: nn.Module) -> Made:
+    return lambda: nn.Sequential(nn.Linear(6, 6), activation), (4, 6)
+
+
+def attention(**options: Any) -> Made:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        q, k, v = s.l(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+    return lambda: Function(forward, l=nn.Linear(16, 48)), (2, 70, 16)
+
+
+def images(*layers: nn.Module) -> Made:
+    return lambda: nn.Sequential(*layers), (2, 3, 9, 9)
+
+
+FUNCTIONS = {**catalogue.ELEMENTWISE, **catalogue.REDUCTIONS, **catalogue.SHAPES}
+MODULES: dict[str, Made] = {
+    **{name: on_rows(function) for name, function in FUNCTIONS.items()},
+    **{f"{name}, mean": with_loss(loss) for name, loss in catalogue.LOSSES.items()},
+    **{repr(activation): with_activation(activation) for activation in catalogue.ACTIVATIONS},
+    **catalogue.LAYERS,
+    "matrix of many blocks": (lambda: nn.Linear(900, 1100), (70, 900)),
+    "convolution by its transform": (lambda: nn.Conv2d(32, 33, 3, padding=1), (2, 32, 17, 17)),
+    "depthwise convolution": (lambda: nn.Conv2d(6, 6, 5, padding=2, groups=6), (2, 6, 12, 12)),
+    "pointwise convolution": (lambda: nn.Conv2d(20, 40, 1), (2, 20, 7, 7)),
+    "overlapping windows": images(nn.Conv2d(3, 4, 3), nn.MaxPool2d(3, 1), nn.AvgPool2d(3, 1)),
+    "attention": attention(),
+    "causal attention": attention(is_causal=True),
+    "softmax of columns": on_rows(lambda y: (y.softmax(0), y.log_softmax(0))),
+    "gradients of many uses": on_rows(lambda y: sum(torch.sin(y * k) for k in range(1, 9))),
+    "embedding": (lambda: Function(lambda s, x: s.e(IDS) + x.mean(), e=nn.Embedding(7, 20)), (1,)),
+    "gather": on_rows(lambda y: (y.gather(1, torch.zeros(4, 300, dtype=torch.int64)), y[[0] * 300])),
+}
+IDS = torch.arange(400).remainder(3)
+
+# float32 affine parameters with activations of 16 bits, as autocast and mixed training have them
+MIXED: dict[str, Made] = {
+    "layer norm": (lambda: nn.LayerNorm(8), (3, 8)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3, 3)),
+    "batch norm": (lambda: nn.BatchNorm2d(4), (2, 4, 3, 3)),
+    "batch norm in eval": (lambda: nn.BatchNorm2d(4).eval(), (2, 4, 3, 3)),
+}
+
+
+def step(module: nn.Module, x: Tensor) -> list[Tensor | None]:
+    """Outputs that are floats, the gradients of parameters and of x, buffers that are floats."""
+    x = x.clone().requires_grad_()
+    outputs = [y for y in flatten(module(x))[0] if isinstance(y, Tensor) and y.is_floating_point()]
+    sum((y.double() * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum() for y in outputs).backward()
+    buffers = [b.detach() for b in module.buffers() if b.is_floating_point()]
+    return [*(y.detach() for y in outputs), *(p.grad for p in module.parameters()), x.grad, *buffers]
+
+
+def assert_as_exact(ours: list[Tensor | None], eager: list[Tensor | None], truth: list[Tensor | None]) -> None:
+    """Types as of eager; numbers as near to the truth as those of eager, or as the type can tell."""
+    for i, (got, other, want) in enumerate(zip(ours, eager, truth, strict=True)):
+        assert (got is None) == (other is None), i
+        if got is None or other is None or want is None:
+            continue
+        assert got.dtype == other.dtype, i
+        got, other, want = got.double(), other.double(), want.to(got.dtype).double()
+        finite = other.isfinite() & want.isfinite()
+        assert bool(got[finite].isfinite().all()), i
+        eps = torch.finfo(ours[i].dtype).eps  # type: ignore[union-attr]
+        peak = float(want[finite].abs().max()) if finite.any() else 0.0
+        allowed = STEPS * eps * max(peak, eps) + 2 * (other - want)[finite].abs().max() if finite.any() else 0.0
+        off = (got - want)[finite].abs()
+        assert bool((off <= allowed).all()), f"{i}: {float(off.max())} from float32, {float(allowed)} allowed"
+
+
+@pytest.fixture(autouse=True)
+def fallbacks_are_errors() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ORTMODULE_C_FALLBACK", "error")
+        yield
+
+
+def in_type(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """The catalogue's own tensors in a type."""
+    for name in ("WEIGHTS", "BIAS"):
+        monkeypatch.setattr(catalogue, name, getattr(catalogue, name).to(dtype))
+    return nullcontext()
+
+
+def compared(make: Callable[[], nn.Module], x: Tensor, monkeypatch: pytest.MonkeyPatch, params: torch.dtype) -> None:
+    torch.manual_seed(1)
+    eager = make().to(params)
+    ours, exact = ORTModule(copy.deepcopy(eager)), copy.deepcopy(eager).float()
+    with in_type(monkeypatch, torch.float32):
+        truth = step(exact, x.float())
+    with in_type(monkeypatch, params):
+        expected, got = step(eager, x), step(ours, x)
+    assert not ours.fallback_report()
+    assert_as_exact(got, expected, truth)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_in_16_bits_is_as_exact_as_its_type(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    compared(make, torch.randn(shape).to(dtype), monkeypatch, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_parameters_of_a_norm_may_be_wider_than_its_input(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, shape = MIXED[name]
+    torch.manual_seed(0)
+    compared(make, torch.randn(shape).to(dtype), monkeypatch, torch.float32)
