@@ -24,6 +24,7 @@ _OPS = _C.ops()
 # Ops whose operands are all of one dtype; in all others but TorchCall the floating ones are.
 _UNIFORM = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Concat", "MatMul"}
 _UNIFORM |= {"Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+_WIDE_PARAMETERS = {"LayerNormalization", "BatchNorm"}  # may be float32 though the input is not
 
 # What PyTorch computes of sizes, by the names of its and sympy's functions.
 _OF_SIZES = {"Add": "Add", "Mul": "Mul", "FloorDiv": "FloorDiv", "CleanDiv": "FloorDiv"}
@@ -125,7 +126,8 @@ class Builder:
     def _check_kernel(self, op: str, inputs: list[torch.dtype], outputs: list[torch.dtype]) -> None:
         if op == "TorchCall":
             return
-        if len({d for d in inputs if d.is_floating_point}) > 1 or (op in _UNIFORM and len(set(inputs)) > 1):
+        mixed = len({d for d in inputs if d.is_floating_point}) > 1 and op not in _WIDE_PARAMETERS
+        if mixed or (op in _UNIFORM and len(set(inputs)) > 1):
             raise Unsupported(f"{op} of {', '.join(map(str, inputs))}")
         floats = [d for d in (*inputs, *outputs) if d.is_floating_point]
         chooses = (floats or inputs or outputs)[0]

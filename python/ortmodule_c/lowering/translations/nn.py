@@ -141,7 +141,7 @@ def attention(
         key,
         value,
         attn_mask,
-        outputs=[query.dtype, query.dtype],
+        outputs=[query.dtype, computed_in(query.dtype)],
         scale=float(scale),
         is_causal=int(is_causal),
         **random,
@@ -167,7 +167,7 @@ def layer_norm(
         x,
         weight,
         bias,
-        outputs=[x.dtype] * 3,
+        outputs=[x.dtype, None, None],
         axis=x.rank - len(normalized_shape),
         epsilon=float(eps),
     )[0]
@@ -178,21 +178,24 @@ def layer_norm(
 def native_layer_norm(
     b: Builder, x: Val, normalized_shape: list[int], weight: Val | None, bias: Val | None, eps: float
 ) -> Any:
-    axis = x.rank - len(normalized_shape)
-    return b.emit("LayerNormalization", x, weight, bias, outputs=[x.dtype] * 3, axis=axis, epsilon=float(eps))
+    dtypes, axis = [x.dtype, *[computed_in(x.dtype)] * 2], x.rank - len(normalized_shape)
+    out = b.emit("LayerNormalization", x, weight, bias, outputs=dtypes, axis=axis, epsilon=float(eps))
+    return tuple(b.cast(v, result_dtype(b, i)) for i, v in enumerate(out))
 
 
 @translates(aten.rms_norm.default)
 def rms_norm(
     b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None
 ) -> Val:
-    axes = list(range(x.rank - len(normalized_shape), x.rank))
+    dtype, axes = result_dtype(b), list(range(x.rank - len(normalized_shape), x.rank))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    x = b.cast(x, computed_in(x.dtype))
     square = b.emit("Mul", x, x)
     square.shape = x.shape
     mean_square = reduce(b, "ReduceMean", square, axes, True)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
     out: Val = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
-    return out if weight is None else b.emit("Mul", out, weight)
+    out.shape = x.shape
+    return b.cast(out if weight is None else b.emit("Mul", out, b.cast(weight, x.dtype)), dtype)
 
 
 @translates(aten._weight_norm.default)
@@ -208,11 +211,13 @@ def _per_channel(b: Builder, x: Val, v: Val) -> Val:
 
 
 def _affine(b: Builder, x: Val, out: Val, weight: Val | None, bias: Val | None) -> Val:
+    """`out`, what x is computed to, times `weight` plus `bias`, in x's dtype."""
     if weight is not None:
-        out = b.emit("Mul", out, _per_channel(b, x, weight))
+        out = b.emit("Mul", out, _per_channel(b, x, b.cast(weight, out.dtype)))
     if bias is not None:
-        out = b.emit("Add", out, _per_channel(b, x, bias))
-    return out
+        out = b.emit("Add", out, _per_channel(b, x, b.cast(bias, out.dtype)))
+    out.shape = x.shape
+    return b.cast(out, x.dtype)
 
 
 @translates(aten.batch_norm.default)
@@ -230,11 +235,14 @@ def batch_norm(
 ) -> Val:
     if not training:
         assert mean is not None and var is not None
-        factor = b.emit("Rsqrt", b.emit("Add", var, b.const(eps, var.dtype)))
-        factor = factor if weight is None else b.emit("Mul", factor, weight)
+        dtype, wide = x.dtype, computed_in(x.dtype)
+        x, mean, var = b.cast(x, wide), b.cast(mean, wide), b.cast(var, wide)
+        factor = b.emit("Rsqrt", b.emit("Add", var, b.const(eps, wide)))
+        factor = factor if weight is None else b.emit("Mul", factor, b.cast(weight, wide))
         factor.shape = mean.shape
         out: Val = b.emit("Mul", b.emit("Sub", x, _per_channel(b, x, mean)), _per_channel(b, x, factor))
-        return out if bias is None else b.emit("Add", out, _per_channel(b, x, bias))
+        out = out if bias is None else b.emit("Add", out, _per_channel(b, x, b.cast(bias, wide)))
+        return b.cast(out, dtype)
     out, _, _, new_mean, new_var = _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
     if mean is not None and var is not None:
         b.overwrite(mean, new_mean)
@@ -260,7 +268,7 @@ def _batch_norm(
         bias,
         mean,
         var,
-        outputs=[x.dtype, x.dtype, x.dtype, *stats],
+        outputs=[x.dtype, computed_in(x.dtype), computed_in(x.dtype), *stats],
         epsilon=float(eps),
         momentum=float(momentum),
     )
@@ -301,9 +309,10 @@ def batch_norm_no_statistics(
 
 
 def _norm_rows(b: Builder, x: Val, groups: Size, eps: float) -> Val:
-    """Normalise each of so many groups of channels of each sample."""
+    """Each of so many groups of channels of each sample normalised, as it is computed."""
+    x = b.cast(x, computed_in(x.dtype))
     flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
-    out = b.emit("LayerNormalization", flat, None, None, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
+    out = b.emit("LayerNormalization", flat, outputs=[x.dtype], axis=2, epsilon=float(eps))
     return b.reshape(out, x.dims)
 
 
@@ -337,7 +346,7 @@ def instance_norm(
         return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
     if mean is not None and var is not None:
         axes = list(range(2, x.rank))
-        average, variance, _ = moments(b, b.detached(x), axes, 1)
+        average, variance, _ = moments(b, b.cast(b.detached(x), mean.dtype), axes, 1)
         for stat, now in ((mean, average), (var, variance)):
             now.shape = (*x.dims[:2], *[1] * len(axes))
             batch = reduce(b, "ReduceMean", now, [0, *axes], False)
@@ -382,7 +391,7 @@ def cross_entropy(
         x,
         labels,
         weight,
-        outputs=[x.dtype] * 4,
+        outputs=[x.dtype, None, None, None],
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignored,
         label_smoothing=float(label_smoothing),
@@ -415,7 +424,7 @@ def nll_loss(
         x,
         labels,
         weight,
-        outputs=[x.dtype] * 2,
+        outputs=[x.dtype, None],
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignored,
     )[0]
