@@ -1,6 +1,6 @@
 /* Programs of elementwise ops: what one is, on every device.
  *
- * A program computes in one class, the dtype f32, f64 or i64, over one iteration shape, the broadcast shape
+ * A program computes in one class, f32, f64 or i64, over one iteration shape, the broadcast shape
  * of its inputs. Inputs have any dtype (converted on load); outputs have the iteration shape and
  * any dtype (converted on store: to bool by != 0, to integers by truncation). A single elementwise
  * node is a program of one instruction; FusedElementwise carries its program in attributes:

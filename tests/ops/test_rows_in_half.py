@@ -1,4 +1,4 @@
-"""Every row of the op tables with its floats stored in 16 bits: the function of the same numbers in float32, rounded."""
+"""Every row of the op tables with its floats stored in 16 bits: as of the same numbers in float32, rounded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def assert_rounded(got: Tensor, want: Tensor, dtype: torch.dtype, what: str, sca
     assert torch.equal(got[~finite].nan_to_num(nan=7.0), want[~finite].nan_to_num(nan=7.0)), what
     peak = float(want[finite].abs().max()) if finite.any() else 0.0
     off = (got - want)[finite].abs()
-    assert bool((off <= scale * STEPS * torch.finfo(dtype).eps * max(peak, 2**-14)).all()), f"{what}: {float(off.max())}"
+    assert bool((off <= scale * STEPS * torch.finfo(dtype).eps * max(peak, 2**-14)).all()), (
+        f"{what}: {float(off.max())}"
+    )
 
 
 @pytest.mark.parametrize("isa", _C.isas())

@@ -167,7 +167,7 @@ def layer_norm(
         x,
         weight,
         bias,
-        outputs=[x.dtype, None, None],
+        outputs=[x.dtype, *[computed_in(x.dtype)] * 2],
         axis=x.rank - len(normalized_shape),
         epsilon=float(eps),
     )[0]
@@ -312,7 +312,7 @@ def _norm_rows(b: Builder, x: Val, groups: Size, eps: float) -> Val:
     """Each of so many groups of channels of each sample normalised, as it is computed."""
     x = b.cast(x, computed_in(x.dtype))
     flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
-    out = b.emit("LayerNormalization", flat, outputs=[x.dtype], axis=2, epsilon=float(eps))
+    out = b.emit("LayerNormalization", flat, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
     return b.reshape(out, x.dims)
 
 
@@ -391,7 +391,7 @@ def cross_entropy(
         x,
         labels,
         weight,
-        outputs=[x.dtype, None, None, None],
+        outputs=[x.dtype, *[computed_in(x.dtype)] * 3],
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignored,
         label_smoothing=float(label_smoothing),
@@ -424,7 +424,7 @@ def nll_loss(
         x,
         labels,
         weight,
-        outputs=[x.dtype, None],
+        outputs=[x.dtype, computed_in(x.dtype)],
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignored,
     )[0]
