@@ -63,9 +63,5 @@ def assert_ran_in_core(model: nn.Module, *, ops_in_pytorch: Sequence[str] = ()) 
     assert {r.name for r in model.fallback_report()} <= set(ops_in_pytorch), model.fallback_report()
 
 
-# The C core has no kernels of these for bf16; one by one they run in PyTorch.
-BF16_OPS = tuple(f"aten.{op}.default" for op in ("linear", "addmm", "layer_norm", "scaled_dot_product_attention"))
-
-
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)

@@ -9,7 +9,7 @@ from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
-from .registry import aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
+from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
 _NO_LABEL = -(1 << 62)
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
@@ -289,6 +289,8 @@ def batch_norm_functional(
     if not training:
         out = batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
         return out, None, None, mean, var
+    if x.dtype in HALVES and (weight is None or weight.dtype == x.dtype):
+        raise Unsupported("batch norm whose statistics PyTorch keeps in 16 bits")  # its tracer takes them for wider
     return _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
 
 
