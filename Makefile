@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage architectures bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -55,6 +55,10 @@ sweep: $(VENV)/installed
 
 coverage: $(VENV)/installed
 	$(BIN)/python tests/sweep/sweep.py --coverage
+
+# ONNX's own tests on ortmodule_c.backend, and docs/onnx-nodes.md.
+onnx-nodes: $(VENV)/installed
+	$(BIN)/python tests/onnx_files/nodes.py --coverage
 
 # Small models of transformers, three steps each, and docs/architectures.md; ARGS="'BERT*'" for some.
 architectures: $(VENV)/installed

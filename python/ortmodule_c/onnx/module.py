@@ -1,0 +1,253 @@
+"""ONNX files as modules that can be trained."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from torch import Tensor, nn
+
+from .. import _C
+from ..errors import NotExportable
+from ..function import Runner
+from ..lowering.ancestry import Ancestry
+from ..lowering.draft import Val
+from ..lowering.fallback import Callbacks
+from ..lowering.lower import Lowered
+from ..lowering.to_text import to_text
+from ..process import one_thread_after_fork, tracing_lock
+from .importer import KNOWN, Importer, find, named, schema_of, tensor_of
+from .rules import TABLE
+
+_MAX_GRAPHS = 16
+_MOST_ELEMENTS = 64  # of an input that a graph may have to know the values of
+
+# Inputs that are no weights though they are floats.
+_STATISTICS = {"BatchNormalization": (3, 4)}
+_NUMBERS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Range": (0, 1, 2), "Resize": (1, 2)}
+
+
+class OnnxModule(nn.Module):
+    """A module made of an ONNX model; see :func:`ortmodule_c.onnx.load`.
+
+    Inputs are given by position or by name. It starts in the mode that the model was written in: in training if any of
+    its nodes is. `train()` and `eval()` then say what Dropout and BatchNormalization do; in training those nodes do
+    that the model has in training, or if it has none, all.
+
+    Attributes
+    ----------
+    input_names, output_names
+        As the model has them.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        super().__init__()
+        self._model = model
+        self._opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        graph = model.graph
+        stored = {t.name: t for t in graph.initializer}
+        if graph.sparse_initializer:
+            raise NotExportable("the model has sparse initializers")
+        _check(graph.node, self._opsets, {(f.domain, f.name) for f in model.functions})
+        for kind, values in (("input", graph.input), ("output", graph.output)):
+            for value in values:
+                _check_type(kind, value)
+        self.input_names = [i.name for i in graph.input if i.name not in stored]
+        self.output_names = [o.name for o in graph.output]
+        self._declared = {i.name: i.type for i in graph.input}
+        weights, statistics = _roles(graph)
+        self._places: dict[str, tuple[nn.Module, str]] = {}  # where the tensors are
+        self._constants: dict[str, Tensor] = {}
+        for name, proto in stored.items():
+            tensor = tensor_of(proto)
+            if name in statistics:
+                self._add(name, tensor, is_buffer=True)
+            elif name in weights and tensor.is_floating_point() and tensor.dim():
+                self._add(name, nn.Parameter(tensor))
+            else:
+                self._constants[name] = tensor
+        self._has_training = any(_is_training(node, graph, stored) for node in graph.node)
+        self._graphs: OrderedDict[Hashable, Runner] = OrderedDict()
+        self._pins = False  # small inputs are part of the graph, which cannot do without their values
+        self.train(self._has_training)
+
+    def _add(self, name: str, tensor: Tensor, is_buffer: bool = False) -> None:
+        """Keep a tensor under its name; where that cannot be, what is wrong with it is replaced by ``_``."""
+        owner: nn.Module = self
+        *path, leaf = [part or "_" for part in name.split(".")]
+        for part in path:
+            scope = part
+            while hasattr(owner, scope) and not isinstance(getattr(owner, scope), _Scope):
+                scope += "_"
+            if not hasattr(owner, scope):
+                owner.add_module(scope, _Scope())
+            owner = getattr(owner, scope)
+        while hasattr(owner, leaf):
+            leaf += "_"
+        if is_buffer:
+            owner.register_buffer(leaf, tensor)
+        else:
+            owner.register_parameter(leaf, tensor)  # type: ignore[arg-type]
+        self._places[name] = owner, leaf
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The model's outputs: a tensor, or a tuple of them."""
+        one_thread_after_fork()
+        given = self._given(args, kwargs)
+        stored = {name: getattr(owner, leaf) for name, (owner, leaf) in self._places.items()}
+        with tracing_lock:
+            runner, inputs = self._graph(given, stored)
+        results = runner.run(runner.prepare(inputs))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without graphs: a copy makes its own."""
+        return {**self.__dict__, "_graphs": OrderedDict()}
+
+    def _given(self, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if len(args) > len(self.input_names):
+            raise TypeError(f"{len(args)} inputs are given, the model has {len(self.input_names)}: {self.input_names}")
+        given = dict(zip(self.input_names, args, strict=False))
+        for name, t in kwargs.items():
+            if name not in self.input_names or name in given:
+                raise TypeError(f"input {name!r} is {'given twice' if name in given else 'none of the model'}")
+            given[name] = t
+        missing = [name for name in self.input_names if name not in given]
+        if missing:
+            raise TypeError(f"inputs {missing} are not given")
+        for name in self.input_names:
+            if not isinstance(given[name], Tensor):
+                raise TypeError(f"input {name!r} is a {type(given[name]).__name__}, not a tensor")
+            self._check_shape(name, given[name])
+        return {name: given[name] for name in self.input_names}
+
+    def _check_shape(self, name: str, t: Tensor) -> None:
+        kind = self._declared[name].tensor_type
+        if not kind.HasField("shape"):
+            return
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+        if len(dims) != t.dim() or any(d is not None and d != n for d, n in zip(dims, t.shape, strict=False)):
+            wanted = "[" + ", ".join("?" if d is None else str(d) for d in dims) + "]"
+            raise ValueError(f"input {name!r} has shape {list(t.shape)}, the model takes {wanted}")
+
+    def _graph(self, given: dict[str, Tensor], stored: dict[str, Tensor]) -> tuple[Runner, list[Tensor]]:
+        """A graph for such inputs, and what it is given."""
+        try:
+            return self._made(given, stored)
+        except NotExportable:
+            if self._pins or not any(map(_can_be_known, given.values())):
+                raise
+        self._pins = True
+        try:
+            return self._made(given, stored)
+        except NotExportable:
+            self._pins = False
+            raise
+
+    def _made(self, given: dict[str, Tensor], stored: dict[str, Tensor]) -> tuple[Runner, list[Tensor]]:
+        pinned = {k: t.detach() for k, t in given.items() if self._pins and _can_be_known(t)}
+        tensors = {k: t for k, t in {**given, **stored}.items() if k not in pinned}
+        key = (
+            self.training,
+            tuple([(k, tuple(t.shape), t.dtype, t.requires_grad) for k, t in tensors.items()]),
+            tuple([(k, t.dtype, tuple(t.shape), repr(t.tolist())) for k, t in pinned.items()]),
+        )
+        runner = self._graphs.get(key)
+        if runner is None:
+            runner = self._import(tensors, pinned)
+            if len(self._graphs) >= _MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = runner
+        self._graphs.move_to_end(key)
+        return runner, list(tensors.values())
+
+    def _import(self, tensors: dict[str, Tensor], pinned: dict[str, Tensor]) -> Runner:
+        trains = (lambda asked: asked and self.training) if self._has_training else (lambda _: self.training)
+        made = Importer(TABLE, self._model.functions, trains)
+        inputs = {name: made.draft.input(name, t.dtype, tuple(t.shape), t.requires_grad) for name, t in tensors.items()}
+        env = dict(inputs)
+        env |= {name: made.tensor(t.clone()) for name, t in {**self._constants, **pinned}.items()}
+        made.nodes(self._model.graph.node, env, self._opsets)
+        outputs = [env[name] for name in self.output_names]
+        return _runner(made, list(inputs.values()), outputs)
+
+
+class _Scope(nn.Module):
+    """Holds the tensors whose names begin alike."""
+
+
+def _runner(made: Importer, inputs: list[Val], outputs: list[Val]) -> Runner:
+    graph = made.draft.graph
+    updates = {i: made.updates[v] for i, v in enumerate(inputs) if v in made.updates}
+    values = [*outputs, *updates.values()]
+    graph.outputs.extend([v.ir for v in values])
+    ancestry = Ancestry(len(inputs))
+    saving = ancestry.saving()
+    reaches = [v.grad and v.grad | saving for v in outputs] + [0] * len(updates)
+    lowered = Lowered(
+        ir.Model(graph, ir_version=10, producer_name="ortmodule_c"),
+        Callbacks(),
+        [("output", i, ()) for i in range(len(outputs))],
+        [r != 0 for r in reaches],
+        [v.rank for v in values],
+        reaches,
+        ancestry,
+        [saving] * len(inputs),
+        [0] * len(values),
+        [0] * len(outputs),
+        list(updates),
+        [],
+    )
+    text, constants = to_text(lowered.model)
+    return Runner(_C.Session(text, constants), lowered)
+
+
+def _can_be_known(t: Tensor) -> bool:
+    """Whether a graph may be made for its values."""
+    return not t.requires_grad and t.numel() <= _MOST_ELEMENTS and (not t.is_floating_point() or t.numel() <= 1)
+
+
+def _roles(graph: GraphProto) -> tuple[set[str], set[str]]:
+    """Names of what is used as weights, and of running statistics."""
+    uses: set[tuple[str, bool]] = set()
+    statistics: set[str] = set()
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if i in _STATISTICS.get(node.op_type, ()):
+                statistics.add(name)
+            else:
+                uses.add((name, i not in _NUMBERS.get(node.op_type, ())))
+    return {name for name, weight in uses if weight}, statistics - {name for name, weight in uses if weight}
+
+
+def _is_training(node: NodeProto, graph: GraphProto, stored: Mapping[str, Any]) -> bool:
+    if node.op_type == "BatchNormalization":
+        return any(a.name == "training_mode" and a.i for a in node.attribute)
+    if node.op_type != "Dropout" or len(node.input) < 3 or not node.input[2]:
+        return False
+    name = node.input[2]
+    given = [stored[name]] if name in stored else []
+    given += [a.t for n in graph.node if name in n.output and n.op_type == "Constant" for a in n.attribute]
+    return bool(given and tensor_of(given[0])) or not given
+
+
+def _check_type(kind: str, value: ValueInfoProto) -> None:
+    """NotExportable if a value cannot be a tensor of the core; nothing may be known of it."""
+    form = value.type.WhichOneof("value") or "tensor_type"
+    if form != "tensor_type":
+        raise NotExportable(f"{kind} {value.name!r} is a {form.removesuffix('_type')}, not a tensor")
+    dtype = value.type.tensor_type.elem_type
+    if dtype not in KNOWN and dtype != TensorProto.UNDEFINED:
+        raise NotExportable(
+            f"{kind} {value.name!r} is of dtype {TensorProto.DataType.Name(dtype)}, unknown to the C core"
+        )
+
+
+def _check(nodes: Sequence[NodeProto], opsets: Mapping[str, int], own: set[tuple[str, str]]) -> None:
+    """NotExportable if some node has no translation."""
+    for node in nodes:
+        schema: Any = schema_of(node, opsets)
+        defined = schema is not None and (schema.has_function or schema.has_context_dependent_function)
+        if find(TABLE, node, opsets)[0] is None and (node.domain, node.op_type) not in own and not defined:
+            raise NotExportable(f"{named(node, opsets)}: there is no translation")

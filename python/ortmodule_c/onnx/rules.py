@@ -1,0 +1,485 @@
+"""What becomes of each op of ONNX: a table by domain, op and the version from which a row holds.
+
+An op without a row is taken as ONNX itself defines it, if it does so by other ops.
+"""
+
+import math
+from functools import reduce
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import Unsupported
+from ..lowering.draft import ONNX_TYPES, OWN_DOMAIN, Val
+from .importer import Given, Importer, Results, Rule, tensor_of, torch_dtype
+
+# Attributes that the core does not know, at the values at which they say nothing.
+_SAY_NOTHING: dict[str, Any] = {
+    "auto_pad": "NOTSET",
+    "fmod": 0,
+    "saturate": 1,
+    "select_last_index": 0,
+    "stash_type": 1,
+    "storage_order": 0,
+    "round_mode": "up",
+    "kernel_shape": None,  # of a convolution, which the weight tells
+}
+
+
+def same(t: Importer, node: Given, *inputs: Val | None) -> Results:
+    """The core has the op, as ONNX has it."""
+    return _emit(t, node.op, node, *inputs)
+
+
+def _emit(t: Importer, op: str, node: Given, *inputs: Val | None, **more: Any) -> Any:
+    said = {
+        k: v
+        for k, v in (node.attributes | more).items()
+        if k not in _SAY_NOTHING or (_SAY_NOTHING[k] != v and not (k == "kernel_shape" and op == "Conv"))
+    }
+    return t.emit(op, *inputs, outputs=node.outputs, **said)
+
+
+def _attribute_as_input(name: str, op: str | None = None) -> Rule:
+    """An attribute, a list of integers, that later became the second input."""
+
+    def rule(t: Importer, node: Given, x: Val, *_: Val) -> Results:
+        said = dict(node.attributes)
+        value = said.pop(name, None)
+        given = None if value is None else t.const(value)
+        return t.emit(op or node.op, x, given, **said)
+
+    return rule
+
+
+def _with_default_axes(t: Importer, node: Given, x: Val, axes: Val | None = None) -> Results:
+    if axes is None and node.op == "Squeeze":
+        axes = t.const([i for i, d in enumerate(x.dims) if d == 1])
+    return t.emit(node.op, x, axes)
+
+
+def _squeeze_1(t: Importer, node: Given, x: Val) -> Results:
+    axes = node.attributes.get("axes")
+    return _with_default_axes(t, node, x, None if axes is None else t.const(axes))
+
+
+def _folded(t: Importer, node: Given, first: Val, *others: Val) -> Results:
+    """Of any number of operands."""
+    op = {"Sum": "Add", "Mean": "Add"}.get(node.op, node.op)
+    total = reduce(lambda a, b: t.emit(op, a, b), others, first)
+    if node.op == "Mean":
+        total = t.emit("Div", total, t.like(total, len(others) + 1))
+    return total if others else t.emit("Identity", first)
+
+
+def _shape(t: Importer, node: Given, x: Val) -> Results:
+    start, end = node.attributes.get("start", 0), node.attributes.get("end")
+    return t.const([int(d) for d in x.dims][slice(start, end)])
+
+
+def _size(t: Importer, node: Given, x: Val) -> Results:
+    return t.const(math.prod(int(d) for d in x.dims))
+
+
+def _constant(t: Importer, node: Given) -> Results:
+    ((name, value),) = node.attributes.items()
+    if name == "value":
+        return t.tensor(tensor_of(value))
+    dtypes = {"value_float": torch.float32, "value_floats": torch.float32}
+    dtypes |= {"value_int": torch.int64, "value_ints": torch.int64}
+    if name not in dtypes:
+        raise Unsupported(f"{name} is not known to the C core")
+    return t.const(value, dtypes[name])
+
+
+def _constant_of_shape(t: Importer, node: Given, shape: Val) -> Results:
+    value = node.attributes.get("value")
+    element = torch.zeros(1) if value is None else tensor_of(value)
+    return t.tensor(element.reshape(()).expand(t.known(shape, "the shape").tolist()).clone())
+
+
+def _cast(t: Importer, node: Given, x: Val) -> Results:
+    return _cast_to(t, x, torch_dtype(node.attributes["to"]))
+
+
+def _cast_like(t: Importer, node: Given, x: Val, like: Val) -> Results:
+    return _cast_to(t, x, like.dtype)
+
+
+def _cast_to(t: Importer, x: Val, dtype: torch.dtype) -> Val:
+    return x if x.dtype == dtype else t.emit("Cast", x, to=int(ONNX_TYPES[dtype]))
+
+
+def _pow(t: Importer, node: Given, x: Val, exponent: Val) -> Results:
+    return t.emit("Pow", x, _cast_to(t, exponent, x.dtype))
+
+
+def _mod(t: Importer, node: Given, a: Val, b: Val) -> Results:
+    if a.dtype.is_floating_point or node.attributes.get("fmod"):
+        raise Unsupported("there is no remainder with the sign of the dividend")
+    return t.emit("Mod", a, b)
+
+
+def _softplus(t: Importer, node: Given, x: Val) -> Results:
+    return t.emit("Softplus", x, threshold=36.0)
+
+
+def _clip_6(t: Importer, node: Given, x: Val) -> Results:
+    most = torch.finfo(torch.float32).max
+    bounds = {k: v for k, v in node.attributes.items() if abs(v) < most}
+    return t.emit("Clip" if bounds else "Identity", x, **bounds)
+
+
+def _clip(t: Importer, node: Given, x: Val, low: Val | None = None, high: Val | None = None) -> Results:
+    bounds = {"min": low, "max": high}
+    given = {k: v for k, v in bounds.items() if v is not None}
+    if all(t.is_known(v) for v in given.values()):
+        numbers: dict[str, Any] = {k: float(t.known(v, k)) for k, v in given.items()}
+        return t.emit("Clip" if given else "Identity", x, **numbers)
+    x = x if low is None else t.emit("Max", x, low)
+    return x if high is None else t.emit("Min", x, high)
+
+
+def _is_inf(t: Importer, node: Given, x: Val) -> Results:
+    wanted = [math.inf] * node.attributes["detect_positive"] + [-math.inf] * node.attributes["detect_negative"]
+    hits = [t.emit("Equal", x, t.like(x, number)) for number in wanted]
+    return reduce(lambda a, b: t.emit("Or", a, b), hits) if hits else t.emit("And", *[t.emit("IsNaN", x)] * 2)
+
+
+def _hard_sigmoid(t: Importer, node: Given, x: Val) -> Results:
+    scaled = t.emit("Mul", x, t.like(x, node.attributes["alpha"]))
+    return t.emit("Clip", t.emit("Add", scaled, t.like(x, node.attributes["beta"])), min=0.0, max=1.0)
+
+
+def _selu(t: Importer, node: Given, x: Val) -> Results:
+    return t.emit("Elu", x, alpha=node.attributes["alpha"], scale=node.attributes["gamma"])
+
+
+def _softsign(t: Importer, node: Given, x: Val) -> Results:
+    return t.emit("Div", x, t.emit("Add", t.emit("Abs", x), t.like(x, 1)))
+
+
+def _prelu(t: Importer, node: Given, x: Val, slope: Val) -> Results:
+    return t.emit("Where", t.emit("Less", x, t.like(x, 0)), t.emit("Mul", x, slope), x)
+
+
+def _tan(t: Importer, node: Given, x: Val) -> Results:
+    return t.emit("Div", t.emit("Sin", x), t.emit("Cos", x))
+
+
+def _hyperbolic(t: Importer, node: Given, x: Val) -> Results:
+    up, down = t.emit("Expm1", x), t.emit("Expm1", t.emit("Neg", x))
+    both = t.emit("Sub", up, down) if node.op == "Sinh" else t.emit("Add", t.emit("Add", up, down), t.like(x, 2))
+    return t.emit("Mul", both, t.like(x, 0.5))
+
+
+# Reductions
+
+
+def _reduced(t: Importer, node: Given, x: Val, axes: Val | None) -> Results:
+    """Some are of functions of the elements, some give a function of the result."""
+    keep, noop = node.attributes.get("keepdims", 1), node.attributes.get("noop_with_empty_axes", 0)
+
+    def over(op: str, v: Val, keepdims: int = keep) -> Val:
+        return t.emit(op, v, axes, keepdims=keepdims, noop_with_empty_axes=noop)
+
+    if node.op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
+        return over(node.op, x)
+    if node.op == "ReduceL1":
+        return over("ReduceSum", t.emit("Abs", x))
+    if node.op == "ReduceLogSum":
+        return t.emit("Log", over("ReduceSum", x))
+    if node.op == "ReduceLogSumExp":
+        highest = over("ReduceMax", x, 1)
+        finite = t.emit("Less", t.emit("Abs", highest), t.like(x, math.inf))
+        highest = t.emit("Detach", t.emit("Where", finite, highest, t.like(x, 0)))
+        total = t.emit("Log", over("ReduceSum", t.emit("Exp", t.emit("Sub", x, highest))))
+        return t.emit("Add", total, t.emit("Reshape", highest, t.const([int(d) for d in total.dims])))
+    squares = over("ReduceSum", t.emit("Mul", x, x))
+    return squares if node.op == "ReduceSumSquare" else t.emit("Sqrt", squares)
+
+
+def _reduce(t: Importer, node: Given, x: Val, axes: Val | None = None) -> Results:
+    return _reduced(t, node, x, axes)
+
+
+def _reduce_1(t: Importer, node: Given, x: Val) -> Results:
+    axes = node.attributes.get("axes")
+    return _reduced(t, node, x, None if axes is None else t.const(axes))
+
+
+def _global_pool(t: Importer, node: Given, x: Val) -> Results:
+    op = "ReduceMean" if node.op == "GlobalAveragePool" else "ReduceMax"
+    return t.emit(op, x, t.const(list(range(2, x.rank))), keepdims=1)
+
+
+def _arg(t: Importer, node: Given, x: Val) -> Results:
+    return same(t, node, x)
+
+
+def _flattened(t: Importer, node: Given, x: Val) -> Results:
+    """Before version 13 all dims from the axis on are one."""
+    rows = t.emit("Flatten", x, axis=node.attributes["axis"])
+    given = Given(node.op, node.since, {"axis": 1}, 1)
+    out: Any = _hardmax(t, given, rows) if node.op == "Hardmax" else t.emit(node.op, rows, axis=1)
+    return t.emit("Reshape", out, t.const([int(d) for d in x.dims]))
+
+
+def _hardmax(t: Importer, node: Given, x: Val) -> Results:
+    axis = node.attributes["axis"] % x.rank
+    first = t.emit("ArgMax", x, axis=axis, keepdims=1)
+    return _cast_to(t, t.emit("Equal", first, _positions(t, int(x.dims[axis]), axis, x.rank)), x.dtype)
+
+
+def _positions(t: Importer, n: int, axis: int, rank: int, dtype: torch.dtype = torch.int64) -> Val:
+    return t.tensor(torch.arange(n).to(dtype).reshape([n if i == axis else 1 for i in range(rank)]))
+
+
+def _one_hot(t: Importer, node: Given, ids: Val, depth: Val, values: Val) -> Results:
+    n, rank = int(t.known(depth, "the depth").item()), ids.rank + 1
+    axis = node.attributes["axis"] % rank
+    ids = _cast_to(t, ids, torch.int64)
+    wrapped = t.emit("Where", t.emit("Less", ids, t.const(0)), t.emit("Add", ids, t.const(n)), ids)
+    hits = t.emit("Equal", t.emit("Unsqueeze", wrapped, t.const([axis])), _positions(t, n, axis, rank))
+    off, on = (t.emit("Gather", values, t.const(i), axis=0) for i in (0, 1))
+    return t.emit("Where", hits, on, off)
+
+
+# Movement
+
+
+def _slice_1(t: Importer, node: Given, x: Val) -> Results:
+    lists = [node.attributes[k] for k in ("starts", "ends")]
+    axes = node.attributes.get("axes") or list(range(len(lists[0])))
+    return t.emit("Slice", x, *[t.const(v) for v in (*lists, axes)])
+
+
+def _split(t: Importer, node: Given, x: Val, sizes: Val | None = None) -> Results:
+    axis = node.attributes.get("axis", 0) % x.rank
+    given = node.attributes.get("split")
+    if sizes is None:
+        n = node.attributes.get("num_outputs", node.outputs)
+        each = -(-int(x.dims[axis]) // n)
+        sizes = t.const(given or [*[each] * (n - 1), int(x.dims[axis]) - each * (n - 1)])
+    out = t.emit("Split", x, sizes, outputs=t.known(sizes, "the sizes").numel(), axis=axis)
+    return out
+
+
+def _pad_2(t: Importer, node: Given, x: Val) -> Results:
+    pads = t.const(node.attributes["pads"])
+    return t.emit("Pad", x, pads, t.like(x, node.attributes["value"]), mode=node.attributes["mode"])
+
+
+def _pad(t: Importer, node: Given, x: Val, pads: Val, value: Val | None = None, axes: Val | None = None) -> Results:
+    if axes is not None:
+        given = t.known(pads, "the padding").tolist()
+        chosen = [a % x.rank for a in t.known(axes, "the axes").tolist()]
+        full = [0] * (2 * x.rank)
+        for i, axis in enumerate(chosen):
+            full[axis], full[x.rank + axis] = given[i], given[len(chosen) + i]
+        pads = t.const(full)
+    return t.emit("Pad", x, pads, value, mode=node.attributes["mode"])
+
+
+def _gather(t: Importer, node: Given, x: Val, ids: Val) -> Results:
+    return t.emit(node.op, x, ids, **node.attributes)
+
+
+def _blocks(t: Importer, node: Given, x: Val) -> Results:
+    """DepthToSpace and SpaceToDepth."""
+    n, c, h, w = (int(d) for d in x.dims)
+    b, last = node.attributes["blocksize"], node.attributes.get("mode", "DCR") == "DCR"
+    if node.op == "SpaceToDepth":
+        perm = [0, 3, 5, 1, 2, 4] if last else [0, 1, 3, 5, 2, 4]
+        shape, out = [n, c, h // b, b, w // b, b], [n, c * b * b, h // b, w // b]
+    else:
+        shape = [n, b, b, c // b**2, h, w] if last else [n, c // b**2, b, b, h, w]
+        perm, out = [0, 3, 4, 1, 5, 2] if last else [0, 1, 4, 2, 5, 3], [n, c // b**2, h * b, w * b]
+    moved = t.emit("Transpose", t.emit("Reshape", x, t.const(shape)), perm=perm)
+    return t.emit("Reshape", moved, t.const(out))
+
+
+def _transpose(t: Importer, node: Given, x: Val) -> Results:
+    return t.emit("Transpose", x, perm=node.attributes.get("perm", list(range(x.rank))[::-1]))
+
+
+def _eye_like(t: Importer, node: Given, x: Val) -> Results:
+    rows, columns = (int(d) for d in x.dims)
+    dtype = torch_dtype(node.attributes["dtype"]) if "dtype" in node.attributes else x.dtype
+    k = node.attributes["k"]
+    return t.tensor(torch.ones(rows, columns).triu(k).tril(k).to(dtype))
+
+
+# Linear algebra and networks
+
+
+def _gemm(t: Importer, node: Given, a: Val, b: Val, c: Val | None = None) -> Results:
+    said = node.attributes
+    turned = [t.emit("Transpose", v, perm=[1, 0]) if said[k] else v for v, k in ((a, "transA"), (b, "transB"))]
+    out: Val = t.emit("MatMul", *turned)
+    if said["alpha"] != 1:
+        out = t.emit("Mul", out, t.like(out, said["alpha"]))
+    if c is None or said["beta"] == 0:
+        return out
+    return t.emit("Add", out, c if said["beta"] == 1 else t.emit("Mul", c, t.like(c, said["beta"])))
+
+
+def _window(t: Importer, node: Given, x: Val, *others: Val) -> Results:
+    """A convolution or pooling; what the padding is to be follows from the sizes."""
+    said = dict(node.attributes)
+    auto = said.pop("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        kernel = said.get("kernel_shape") or [int(d) for d in others[0].dims[2:]]
+        ones = [1] * len(kernel)
+        strides, dilations = said.get("strides") or ones, said.get("dilations") or ones
+        total = [
+            max((-(-int(d) // s) - 1) * s + (k - 1) * dilation + 1 - int(d), 0)
+            for d, k, s, dilation in zip(x.dims[2:], kernel, strides, dilations, strict=True)
+        ]
+        less, more = [p // 2 for p in total], [p - p // 2 for p in total]
+        said["pads"] = [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
+    if node.op == "Conv":
+        said.pop("kernel_shape", None)
+        return t.emit("Conv", x, *others, **said)
+    if node.op == "MaxPool" and node.outputs > 1:
+        return _max_pool_with_indices(t, x, said)
+    said.pop("storage_order", None)
+    return t.emit(node.op, x, **said)
+
+
+def _max_pool_with_indices(t: Importer, x: Val, said: dict[str, Any]) -> Results:
+    """ONNX counts through the whole tensor, the core within a plane."""
+    if said.pop("storage_order", 0):
+        raise Unsupported("storage_order=1")
+    y, within = t.emit("MaxPool", x, outputs=2, **said)
+    plane = math.prod(int(d) for d in x.dims[2:])
+    firsts = torch.arange(int(x.dims[0]) * int(x.dims[1])) * plane
+    first = t.tensor(firsts.reshape([int(d) for d in x.dims[:2]] + [1] * (x.rank - 2)))
+    return y, t.emit("Add", within, first)
+
+
+def _by_channel(t: Importer, v: Val, rank: int) -> Val:
+    return t.emit("Reshape", v, t.const([-1] + [1] * (rank - 2)))
+
+
+def _batch_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val, mean: Val, var: Val) -> tuple[Val | None, ...]:
+    epsilon, momentum = node.attributes["epsilon"], node.attributes["momentum"]
+    if not t.trains(bool(node.attributes.get("training_mode", 0))):
+        rate = t.emit("Rsqrt", t.emit("Add", var, t.like(var, epsilon)))
+        rate, centre = (_by_channel(t, _cast_to(t, v, x.dtype), x.rank) for v in (rate, mean))
+        scaled = t.emit("Mul", t.emit("Mul", t.emit("Sub", x, centre), rate), _by_channel(t, scale, x.rank))
+        return (t.emit("Add", scaled, _by_channel(t, bias, x.rank)),)
+    y, batch_mean, rate = t.emit("BatchNorm", x, scale, bias, outputs=3, epsilon=epsilon, momentum=1 - momentum)
+    # ONNX's running variance is not that of a sample: it is that of the elements.
+    batch_var = t.emit("Sub", t.emit("Reciprocal", t.emit("Mul", rate, rate)), t.like(rate, epsilon))
+    running = []
+    for old, new in ((mean, batch_mean), (var, batch_var)):
+        share = t.emit("Mul", t.emit("Detach", _cast_to(t, new, old.dtype)), t.like(old, 1 - momentum))
+        running.append(t.emit("Add", t.emit("Mul", old, t.like(old, momentum)), share))
+        t.updates[old] = running[-1]
+    return (y, *running)
+
+
+def _instance_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val) -> Results:
+    axes = t.const(list(range(2, x.rank)))
+    centred = t.emit("Sub", x, t.emit("ReduceMean", x, axes, keepdims=1))
+    var = t.emit("ReduceMean", t.emit("Mul", centred, centred), axes, keepdims=1)
+    rate = t.emit("Rsqrt", t.emit("Add", var, t.like(x, node.attributes["epsilon"])))
+    scaled = t.emit("Mul", t.emit("Mul", centred, rate), _by_channel(t, scale, x.rank))
+    return t.emit("Add", scaled, _by_channel(t, bias, x.rank))
+
+
+def _dropout(t: Importer, node: Given, x: Val, ratio: Val | None = None, training: Val | None = None) -> Results:
+    if "ratio" in node.attributes:  # before version 12, and training is not the node's business
+        p, asked = node.attributes["ratio"], False
+    else:
+        p = 0.5 if ratio is None else float(t.known(ratio, "the ratio"))
+        asked = training is not None and bool(t.known(training, "training_mode"))
+    if not t.trains(asked) or p == 0:
+        return t.emit("Identity", x), t.tensor(torch.ones([int(d) for d in x.dims], dtype=torch.bool))
+    if node.outputs > 1:  # the mask is what is left of ones
+        ones = t.tensor(torch.ones([int(d) for d in x.dims], dtype=x.dtype))
+        kept = t.emit("Dropout", ones, p=p, subsequence=t.draft.subsequence())
+        return t.emit("Mul", x, kept), _cast_to(t, kept, torch.bool)
+    return t.emit("Dropout", x, p=p, subsequence=t.draft.subsequence())
+
+
+def _layer_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val | None = None) -> Results:
+    said = {k: node.attributes[k] for k in ("axis", "epsilon")}
+    return t.emit("LayerNormalization", x, scale, bias, outputs=node.outputs, **said)
+
+
+def _nll(t: Importer, node: Given, x: Val, target: Val, weight: Val | None = None) -> Results:
+    said = {k: v for k, v in node.attributes.items() if v is not None}
+    said.setdefault("ignore_index", -(2**31))  # no class, as none is given
+    return t.emit(node.op, x, target, weight, **said)
+
+
+def _own(op: str) -> Rule:
+    def rule(t: Importer, node: Given, *inputs: Val | None) -> Results:
+        return t.emit(op, *inputs, outputs=node.outputs, **node.attributes)
+
+    return rule
+
+
+def _rows(first: int, rule: Rule, *ops: str) -> dict[tuple[str, str], dict[int, Rule]]:
+    return {("", op): {first: rule} for op in ops}
+
+
+_REDUCTIONS = [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")]
+_REDUCTIONS += ["ReduceSumSquare"]
+_SINCE_18 = [op for op in _REDUCTIONS if op != "ReduceSum"]
+
+TABLE: dict[tuple[str, str], dict[int, Rule]] = {
+    **_rows(1, same, "And", "ArgMax", "ArgMin", "Concat", "Cos", "Identity", "IsNaN", "MatMul", "Not", "Or", "Sin"),
+    **_rows(1, same, "Flatten", "GatherElements", "GatherND", "CumSum", "Range", "Trilu", "Where", "Xor"),
+    **_rows(6, same, "Abs", "Ceil", "Elu", "Exp", "Floor", "LeakyRelu", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid"),
+    **_rows(6, same, "Sqrt", "Tanh", "Tile"),
+    **_rows(7, same, "Add", "Sub", "Mul", "Div", "Equal", "Greater", "Less"),
+    **_rows(8, same, "Erf", "Expand", "Gelu", "GreaterOrEqual", "HardSwish", "LessOrEqual", "Mish", "Round", "Sign"),
+    **_rows(1, _cast_like, "CastLike"),
+    **_rows(1, _constant, "Constant"),
+    **_rows(1, _constant_of_shape, "ConstantOfShape"),
+    **_rows(1, _eye_like, "EyeLike"),
+    **_rows(1, _gather, "Gather"),
+    **_rows(1, _global_pool, "GlobalAveragePool", "GlobalMaxPool"),
+    **_rows(1, _hyperbolic, "Cosh", "Sinh"),
+    **_rows(1, _is_inf, "IsInf"),
+    **_rows(1, _layer_norm, "LayerNormalization"),
+    **_rows(1, _mod, "Mod"),
+    **_rows(1, _nll, "NegativeLogLikelihoodLoss"),
+    **_rows(1, _one_hot, "OneHot"),
+    **_rows(1, _blocks, "DepthToSpace", "SpaceToDepth"),
+    **_rows(1, _shape, "Shape"),
+    **_rows(1, _size, "Size"),
+    **_rows(1, _softplus, "Softplus"),
+    **_rows(1, _softsign, "Softsign"),
+    **_rows(1, _split, "Split"),
+    **_rows(1, _tan, "Tan"),
+    **_rows(1, _transpose, "Transpose"),
+    **_rows(1, _window, "AveragePool", "Conv", "MaxPool"),
+    **_rows(6, _cast, "Cast"),
+    **_rows(6, _hard_sigmoid, "HardSigmoid"),
+    **_rows(6, _instance_norm, "InstanceNormalization"),
+    **_rows(6, _selu, "Selu"),
+    **_rows(6, _folded, "Sum", "Mean", "Max", "Min"),
+    **_rows(7, _batch_norm, "BatchNormalization"),
+    **_rows(7, _dropout, "Dropout"),
+    **_rows(7, _gemm, "Gemm"),
+    **_rows(7, _pow, "Pow"),
+    **_rows(7, _prelu, "PRelu"),
+    **{("", op): {1: _reduce_1, 18: _reduce} for op in _SINCE_18},
+    ("", "ReduceSum"): {1: _reduce_1, 13: _reduce},
+    ("", "Clip"): {6: _clip_6, 11: _clip},
+    ("", "Pad"): {2: _pad_2, 11: _pad},
+    ("", "Reshape"): {1: _attribute_as_input("shape"), 5: same},
+    ("", "Slice"): {1: _slice_1, 10: same},
+    ("", "Squeeze"): {1: _squeeze_1, 13: _with_default_axes},
+    ("", "Unsqueeze"): {1: _attribute_as_input("axes"), 13: _with_default_axes},
+    ("", "Softmax"): {1: _flattened, 13: same},
+    ("", "LogSoftmax"): {1: _flattened, 13: same},
+    ("", "Hardmax"): {1: _flattened, 13: _hardmax},
+    # Ours, as files of ours have them: also ops of ONNX's names where ONNX does not know what they say.
+    **{(OWN_DOMAIN, op): {1: _own(op)} for op in _C.ops() if not op.startswith("TorchCall")},
+}
