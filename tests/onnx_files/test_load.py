@@ -344,6 +344,24 @@ def test_the_backend_runs_nodes_and_models() -> None:
         ortmodule_c.backend.prepare(model("n (float[2] x) => (float[2] y) { y = Neg(x) }", {}), "CUDA")
 
 
+def test_every_loss_and_norm_of_onnx_has_its_gradient() -> None:
+    body = """net (float[4, 3] x, int64[4] t) => (float loss) {
+        n = LayerNormalization(x, scale)
+        loss = SoftmaxCrossEntropyLoss<ignore_index = 1>(n, t, weight)
+    }"""
+    weights = {"scale": torch.ones(3), "weight": torch.tensor([0.5, 1.0, 2.0])}
+    module = ortmodule_c.onnx.load(model(body, weights))
+    module.weight.requires_grad_(False)
+    x, t = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 2])
+    scale = torch.ones(3, requires_grad=True)
+    normed = nn.functional.layer_norm(x, (3,), scale)
+    expected = nn.functional.cross_entropy(normed, t, weights["weight"], ignore_index=1)
+    loss = module(x, t)
+    torch.testing.assert_close(loss, expected)
+    ours = torch.autograd.grad(loss, [x, module.scale])
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, [x, scale]))
+
+
 def test_halves_are_loaded_to_the_bit() -> None:
     for dtype, code in ((torch.bfloat16, TensorProto.BFLOAT16), (torch.float16, TensorProto.FLOAT16)):
         w = torch.randn(3).to(dtype)
