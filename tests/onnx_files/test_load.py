@@ -344,6 +344,24 @@ def test_the_backend_runs_nodes_and_models() -> None:
         ortmodule_c.backend.prepare(model("n (float[2] x) => (float[2] y) { y = Neg(x) }", {}), "CUDA")
 
 
+def test_a_graph_has_the_values_of_those_inputs_in_it_that_it_cannot_do_without() -> None:
+    body = "net (float[N, 6] x, int64[K] shape, int64[N] ids) => (y, z) { y = Reshape(x, shape) z = Gather(x, ids) }"
+    module = ortmodule_c.onnx.load(model(body, {}))
+    x = torch.randn(4, 6, requires_grad=True)
+    for shape in ([-1, 12], [24], [2, 2, -1]):
+        for ids in ([0, 1, 2, 3], [3, 3, 0, 0]):
+            y, z = module(x, torch.tensor(shape), torch.tensor(ids))
+            assert torch.equal(y, x.reshape(shape)) and torch.equal(z, x[ids])
+    assert module._pinned == {"shape"}
+    with pytest.raises(NotExportable, match="Reshape"):
+        module(x, torch.tensor([5]), torch.tensor(ids))
+
+
+def test_an_opset_of_the_future_is_refused() -> None:
+    with pytest.raises(NotExportable, match="written for opset 999"):
+        ortmodule_c.onnx.load(model("net (float[2] x) => (float[2] y) { y = Neg(x) }", {}, 999))
+
+
 def test_every_loss_and_norm_of_onnx_has_its_gradient() -> None:
     body = """net (float[4, 3] x, int64[4] t) => (float loss) {
         n = LayerNormalization(x, scale)

@@ -1,9 +1,11 @@
 """ONNX files as modules that can be trained."""
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from torch import Tensor, nn
@@ -45,6 +47,9 @@ class OnnxModule(nn.Module):
         super().__init__()
         self._model = model
         self._opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        newest = onnx.defs.onnx_opset_version()
+        if self._opsets.get("", 0) > newest:
+            raise NotExportable(f"the model is written for opset {self._opsets['']}, onnx knows those up to {newest}")
         graph = model.graph
         stored = {t.name: t for t in graph.initializer}
         if graph.sparse_initializer:
@@ -69,7 +74,7 @@ class OnnxModule(nn.Module):
                 self._constants[name] = tensor
         self._has_training = any(_is_training(node, graph, stored) for node in graph.node)
         self._graphs: OrderedDict[Hashable, Runner] = OrderedDict()
-        self._pins = False  # small inputs are part of the graph, which cannot do without their values
+        self._pinned: frozenset[str] = frozenset()  # small inputs whose values graphs cannot do without
         self.train(self._has_training)
 
     def _add(self, name: str, tensor: Tensor, is_buffer: bool = False) -> None:
@@ -132,21 +137,26 @@ class OnnxModule(nn.Module):
             raise ValueError(f"input {name!r} has shape {list(t.shape)}, the model takes {wanted}")
 
     def _graph(self, given: dict[str, Tensor], stored: dict[str, Tensor]) -> tuple[Runner, list[Tensor]]:
-        """A graph for such inputs, and what it is given."""
+        """A graph for such inputs, and what it is given: all but inputs whose values it cannot do without."""
         try:
-            return self._made(given, stored)
+            return self._made(given, stored, self._pinned)
         except NotExportable:
-            if self._pins or not any(map(_can_be_known, given.values())):
+            small = {name for name, t in given.items() if _can_be_known(t)} - self._pinned
+            if not small:
                 raise
-        self._pins = True
-        try:
-            return self._made(given, stored)
-        except NotExportable:
-            self._pins = False
-            raise
+        pinned = self._pinned | small
+        made = self._made(given, stored, pinned)
+        for name in sorted(small):
+            with contextlib.suppress(NotExportable):
+                made = self._made(given, stored, pinned - {name})
+                pinned -= {name}
+        self._pinned = pinned
+        return made
 
-    def _made(self, given: dict[str, Tensor], stored: dict[str, Tensor]) -> tuple[Runner, list[Tensor]]:
-        pinned = {k: t.detach() for k, t in given.items() if self._pins and _can_be_known(t)}
+    def _made(
+        self, given: dict[str, Tensor], stored: dict[str, Tensor], names: frozenset[str]
+    ) -> tuple[Runner, list[Tensor]]:
+        pinned = {k: t.detach() for k, t in given.items() if k in names and _can_be_known(t)}
         tensors = {k: t for k, t in {**given, **stored}.items() if k not in pinned}
         key = (
             self.training,

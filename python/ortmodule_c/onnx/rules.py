@@ -396,12 +396,13 @@ def _dropout(t: Importer, node: Given, x: Val, ratio: Val | None = None, trainin
     else:
         p = 0.5 if ratio is None else float(t.known(ratio, "the ratio"))
         asked = training is not None and bool(t.known(training, "training_mode"))
+    mask = x.dtype if node.since < 10 else torch.bool
     if not t.trains(asked) or p == 0:
-        return t.emit("Identity", x), t.tensor(torch.ones([int(d) for d in x.dims], dtype=torch.bool))
+        return t.emit("Identity", x), t.tensor(torch.ones([int(d) for d in x.dims], dtype=mask))
     if node.outputs > 1:  # the mask is what is left of ones
         ones = t.tensor(torch.ones([int(d) for d in x.dims], dtype=x.dtype))
         kept = t.emit("Dropout", ones, p=p, subsequence=t.draft.subsequence())
-        return t.emit("Mul", x, kept), _cast_to(t, kept, torch.bool)
+        return t.emit("Mul", x, kept), _cast_to(t, _cast_to(t, kept, torch.bool), mask)
     return t.emit("Dropout", x, p=p, subsequence=t.draft.subsequence())
 
 
