@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from onnx import ModelProto
 from onnx.backend.test import BackendTest
@@ -113,9 +114,9 @@ def page(result: _Result) -> Iterator[str]:
     total, of = (sum(column) for column in zip(*rows.values(), strict=True))
     yield "# ONNX's own tests"
     yield ""
-    yield "Written by `make onnx-nodes`; a test holds the figures to growing. Tests of single nodes and small models"
-    yield "that come with `onnx`, run by its `BackendTest` on `ortmodule_c.backend`. What does not pass is refused by"
-    yield "an error that names the node, or is listed here:"
+    yield f"Written by `make onnx-nodes` with onnx {onnx.__version__}; a test holds the figures to growing. Tests of"
+    yield "single nodes and small models that come with `onnx`, run by its `BackendTest` on `ortmodule_c.backend`. What does"
+    yield "not pass is refused by an error that names the node, or is listed here:"
     yield ""
     for beginning, reason in OTHERWISE.items():
         yield f"- `{beginning}*`: {reason}."

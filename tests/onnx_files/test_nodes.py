@@ -21,5 +21,8 @@ def test_what_is_refused_is_refused_by_name(result: nodes._Result) -> None:
 
 
 def test_as_many_pass_as_the_page_says(result: nodes._Result) -> None:
+    """Of those that the installed `onnx` brings along: an older one has fewer, a newer one others besides."""
     now = nodes.table(result)
-    assert not {op: (n, now.get(op)) for op, (n, _) in nodes.read().items() if now.get(op, (0, 0))[0] < n}
+    for op, (passing, of) in nodes.read().items():
+        passing_now, of_now = now.get(op, (0, 0))
+        assert passing_now >= passing or (of_now < of and of_now - passing_now <= of - passing), op

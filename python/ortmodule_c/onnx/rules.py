@@ -41,14 +41,11 @@ def _emit(t: Importer, op: str, node: Given, *inputs: Val | None, **more: Any) -
     return t.emit(op, *inputs, outputs=node.outputs, **said)
 
 
-def _attribute_as_input(name: str, op: str | None = None) -> Rule:
+def _attribute_as_input(name: str) -> Rule:
     """An attribute, a list of integers, that later became the second input."""
 
     def rule(t: Importer, node: Given, x: Val, *_: Val) -> Results:
-        said = dict(node.attributes)
-        value = said.pop(name, None)
-        given = None if value is None else t.const(value)
-        return t.emit(op or node.op, x, given, **said)
+        return t.emit(node.op, x, t.const(node.attributes[name]))
 
     return rule
 
@@ -212,10 +209,6 @@ def _reduce_1(t: Importer, node: Given, x: Val) -> Results:
 def _global_pool(t: Importer, node: Given, x: Val) -> Results:
     op = "ReduceMean" if node.op == "GlobalAveragePool" else "ReduceMax"
     return t.emit(op, x, t.const(list(range(2, x.rank))), keepdims=1)
-
-
-def _arg(t: Importer, node: Given, x: Val) -> Results:
-    return same(t, node, x)
 
 
 def _flattened(t: Importer, node: Given, x: Val) -> Results:
