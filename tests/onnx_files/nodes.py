@@ -115,8 +115,8 @@ def page(result: _Result) -> Iterator[str]:
     yield "# ONNX's own tests"
     yield ""
     yield f"Written by `make onnx-nodes` with onnx {onnx.__version__}; a test holds the figures to growing. Tests of"
-    yield "single nodes and small models that come with `onnx`, run by its `BackendTest` on `ortmodule_c.backend`. What does"
-    yield "not pass is refused by an error that names the node, or is listed here:"
+    yield "single nodes and small models that come with `onnx`, run by its `BackendTest` on `ortmodule_c.backend`. What"
+    yield "does not pass is refused by an error that names the node, or is listed here:"
     yield ""
     for beginning, reason in OTHERWISE.items():
         yield f"- `{beginning}*`: {reason}."

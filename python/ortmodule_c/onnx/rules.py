@@ -341,6 +341,27 @@ def _window(t: Importer, node: Given, x: Val, *others: Val) -> Results:
     return t.emit(node.op, x, **said)
 
 
+def _conv_transpose(t: Importer, node: Given, x: Val, weight: Val, bias: Val | None = None) -> Results:
+    """What the padding is to be follows from the size that the result is to have, if that is said."""
+    said = {k: v for k, v in node.attributes.items() if k != "kernel_shape"}
+    auto, wanted = said.pop("auto_pad", "NOTSET"), said.pop("output_shape", None)
+    sizes, kernel = [int(d) for d in x.dims[2:]], [int(d) for d in weight.dims[2:]]
+    strides, dilations = (said.get(k) or [1] * len(kernel) for k in ("strides", "dilations"))
+    if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [d * s for d, s in zip(sizes, strides, strict=True)]
+    if wanted is not None:
+        more = said.get("output_padding") or [0] * len(kernel)
+        total = [
+            s * (d - 1) + p + (k - 1) * dilation + 1 - w
+            for d, s, p, k, dilation, w in zip(
+                sizes, strides, more, kernel, dilations, wanted[-len(kernel) :], strict=True
+            )
+        ]
+        less, rest = [p // 2 for p in total], [p - p // 2 for p in total]
+        said["pads"] = [*less, *rest] if auto == "SAME_UPPER" else [*rest, *less]
+    return t.emit("ConvTranspose", x, weight, bias, **said)
+
+
 def _max_pool_with_indices(t: Importer, x: Val, said: dict[str, Any]) -> Results:
     """ONNX counts through the whole tensor, the core within a plane."""
     if said.pop("storage_order", 0):
@@ -433,6 +454,7 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(7, same, "Add", "Sub", "Mul", "Div", "Equal", "Greater", "Less"),
     **_rows(8, same, "Erf", "Expand", "Gelu", "GreaterOrEqual", "HardSwish", "LessOrEqual", "Mish", "Round", "Sign"),
     **_rows(1, _cast_like, "CastLike"),
+    **_rows(1, _conv_transpose, "ConvTranspose"),
     **_rows(1, _constant, "Constant"),
     **_rows(1, _constant_of_shape, "ConstantOfShape"),
     **_rows(1, _eye_like, "EyeLike"),
