@@ -14,6 +14,7 @@ from .. import _C
 from ..errors import NotExportable
 from ..function import Runner
 from ..lowering.ancestry import Ancestry
+from ..lowering.builder import Builder
 from ..lowering.draft import Val
 from ..lowering.fallback import Callbacks
 from ..lowering.lower import Lowered
@@ -191,7 +192,9 @@ def _runner(made: Importer, inputs: list[Val], outputs: list[Val]) -> Runner:
     graph = made.draft.graph
     updates = {i: made.updates[v] for i, v in enumerate(inputs) if v in made.updates}
     values = [*outputs, *updates.values()]
-    graph.outputs.extend([v.ir for v in values])
+    graph.outputs.extend([v.ir for v in outputs])
+    for i, val in updates.items():
+        Builder(made.draft).output_over(val, inputs[i])
     ancestry = Ancestry(len(inputs))
     saving = ancestry.saving()
     reaches = [v.grad and v.grad | saving for v in outputs] + [0] * len(updates)
