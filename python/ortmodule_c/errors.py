@@ -25,6 +25,10 @@ class NeedsStatic(Exception):
     """A graph with symbolic dims cannot express this module; it is exported once per shape instead."""
 
 
+class NotInitialized(Exception):
+    """Parameters have no shape yet: a call in PyTorch gives them one."""
+
+
 class NeedsFunctional(Exception):
     """The captured graph changes memory seen through more than one view; it has to be functionalised first."""
 

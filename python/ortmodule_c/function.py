@@ -263,6 +263,7 @@ def _refuse_as_input(result: weakref.ref[Tensor]) -> Callable[[Tensor | None], N
     """
 
     @unserializable_hook
+    @torch._disable_dynamo
     def hook(grad: Tensor | None) -> None:
         if grad is None:
             return
@@ -441,6 +442,7 @@ class _Run(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @torch._disable_dynamo  # which would trace what autograd calls within a forward that asks for gradients
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         functorch = torch._C._functorch
         if torch._C._are_functorch_transforms_active() or any(
@@ -523,6 +525,7 @@ class _Final(torch.autograd.Function):
         return tensors[n_origins:]
 
     @staticmethod
+    @torch._disable_dynamo
     def backward(_ctx: Any, *_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         raise ORTModuleError("ORTModule cannot differentiate its gradients again; use .module for double backward")
 

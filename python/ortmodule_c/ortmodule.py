@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parameter import is_lazy
 
 from . import _C
 from .arguments import Arguments
 from .dtypes import DTYPES
-from .errors import NotExportable, NotRunnable, ORTModuleError
+from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError
 from .flatten import flatten
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
@@ -180,7 +181,7 @@ class ORTModule(nn.Module):
 
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         one_thread_after_fork()
-        if self._ort_to_verify and torch.is_grad_enabled():
+        if self._ort_to_verify and torch.is_grad_enabled() and not awaits_initialization(self._ort_module):
             self._ort_verify(args, kwargs)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise ORTModuleError(
@@ -190,6 +191,10 @@ class ORTModule(nn.Module):
         try:
             if self._ort_options.capture != "dynamo":
                 self._ort_prepare(attempt, args, kwargs)
+            elif self._ort_second is None:
+                self._ort_check_initialized()
+        except NotInitialized:
+            return self._ort_initialize(args, kwargs)
         except Exception as error:  # whatever it is, PyTorch can run the module, or raises by itself
             failure = error
         except BaseException as error:
@@ -209,6 +214,20 @@ class ORTModule(nn.Module):
             except (IndexError, NotExportable) as error:  # as below, or an op in PyTorch gave what it was not traced to
                 failure = error
         return self._ort_otherwise(attempt, failure, args, kwargs)
+
+    def _ort_check_initialized(self) -> None:
+        if awaits_initialization(self._ort_module):
+            raise NotInitialized
+
+    def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run in PyTorch the call that gives parameters their shapes, and draws them between the forward's own draws."""
+        name = type(self._ort_module).__name__
+        result = self._ort_module(*args, **kwargs)
+        if awaits_initialization(self._ort_module):
+            self._ort_report.add(name, "its forward leaves parameters without a shape")
+            self._ort_report.warn()
+        logger.info("%s: PyTorch ran the call that gave parameters their shapes", name)
+        return result
 
     def _ort_otherwise(
         self, attempt: _Attempt, failure: Exception | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -294,6 +313,7 @@ class ORTModule(nn.Module):
         from .graphs import device_refusal, parameter_refusal
 
         spec, _ = key
+        self._ort_check_initialized()
         state = [*now.parameters, *now.buffers]
         paths = self._ort_arguments.paths(spec)
         refusal = _mixed_devices(leaves, paths, state) or device_refusal([*leaves, *state]) or parameter_refusal(state)
@@ -501,6 +521,11 @@ def _with_signature(users: Callable[..., Any]) -> Callable[..., Any]:
         parameters=[this, *signature.parameters.values()]
     )
     return function
+
+
+def awaits_initialization(module: nn.Module) -> bool:
+    """Whether parameters or buffers have no shape yet, as those of lazy modules before their first call."""
+    return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
 
 
 def _check_tensor(t: Tensor, name: str) -> None:

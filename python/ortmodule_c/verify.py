@@ -18,7 +18,7 @@ from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards.held import Snapshot
 from .masks import Masks
-from .ortmodule import ORTModule
+from .ortmodule import ORTModule, awaits_initialization
 
 if TYPE_CHECKING:
     from .locate import Place
@@ -122,7 +122,7 @@ def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
     Raises
     ------
     ORTModuleError
-        If arguments or outputs are of a kind that cannot be copied.
+        If arguments or outputs are of a kind that cannot be copied, or parameters have no shape yet.
 
     Examples
     --------
@@ -137,6 +137,8 @@ def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
 def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verification:
     """As :func:`verify`, printing nothing."""
     module = model.module
+    if awaits_initialization(module):
+        raise ORTModuleError("verify cannot copy parameters that have no shape yet: call the module once before")
     try:
         leaves, spec = flatten((args, kwargs))
     except TypeError as error:

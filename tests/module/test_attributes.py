@@ -1,12 +1,13 @@
 """Attributes that a forward reads or sets: what eager leaves in them is there, and no stale value is used."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
 from wrapped import Function, assert_same_state, assert_same_step, close, graphs, n_graphs, pair
 
 
@@ -233,11 +234,33 @@ def test_state_in_attributes_runs_in_pytorch(kind: type[nn.Module], cause: str) 
     assert len(ours.fallback_report()) == 1
 
 
-@pytest.mark.usefixtures("export_only")
-def test_lazy_modules() -> None:
-    ours = ORTModule(nn.Sequential(nn.LazyLinear(4), nn.ReLU()))
-    x = torch.randn(3, 6)
-    with pytest.warns(UserWarning, match="hooks"):
-        ours(x)
-    close(ours(x), ours.module(x))
-    assert next(graphs(ours)).runner is None and list(graphs(ours))[-1].runner is not None
+@pytest.mark.parametrize("capture", ["export", "dynamo", "auto"])
+def test_parameters_without_a_shape_are_drawn_where_eager_draws_them(capture: Any) -> None:
+    def trained(wrap: Callable[[nn.Module], nn.Module]) -> tuple[nn.Module, Tensor]:
+        torch.manual_seed(1)
+        model = wrap(nn.Sequential(nn.LazyLinear(3), nn.Dropout(0.5), nn.LazyBatchNorm1d(), nn.LazyLinear(2)))
+        model(torch.ones(4, 6)).sum().backward()
+        return model, torch.rand(2)
+
+    eager, expected = trained(lambda m: m)
+    ours, drawn = trained(lambda m: ORTModule(m, DebugOptions(capture=capture, fallback="error", verify=1)))
+    assert torch.equal(drawn, expected), "what is drawn next"
+    assert_same_state(ours, eager)
+    assert ours.eval()(torch.ones(4, 6)).shape == (4, 2)
+    assert ours.stats()["graphs"] == 1 and ours.fallback_report() == []
+
+
+def test_a_lazy_part_that_is_never_called_is_told() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x), l=nn.Linear(2, 2), unused=nn.LazyLinear(3)))
+    x = torch.ones(1, 2)
+    with pytest.warns(UserWarning, match="Function runs in PyTorch: its forward leaves parameters without a shape"):
+        close(ours(x), eager(x))
+    close(ours(x), eager(x))
+
+
+def test_verify_wants_parameters_with_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.LazyLinear(3)
+    with pytest.raises(ORTModuleError, match="call the module once before"):
+        verify(model, torch.ones(2, 4))
+    model(torch.ones(2, 4))
+    assert verify(model, torch.ones(2, 4)).ok
