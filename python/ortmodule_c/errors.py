@@ -9,6 +9,10 @@ class NotExportable(ORTModuleError):
     """The module as a whole cannot become a graph; the message is the cause."""
 
 
+class NodeRefused(NotExportable):
+    """No graph can hold one of its nodes, of which it is not known what line of the user's made it."""
+
+
 class NotRunnable(NotExportable):
     """No graph can take such tensors, or say no where PyTorch does, whoever captures it."""
 

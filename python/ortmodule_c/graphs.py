@@ -14,7 +14,7 @@ from . import _C
 from .arguments import Arguments
 from .capture.export import Captured, capture, quiet
 from .capture.shapes import Fit, Openings, Sizes
-from .errors import NeedsStatic, NotExportable, NotRunnable, first_lines, out_of_memory
+from .errors import NeedsStatic, NodeRefused, NotExportable, NotRunnable, first_lines, out_of_memory
 from .flatten import Spec, flatten, plain_leaves, unflatten
 from .function import Call, Runner
 from .guards.held import Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
@@ -49,7 +49,7 @@ class Graph:
     counting
         Attributes that its forward set to other plain values: the owner's id and which it is.
     fallbacks
-        ATen op and cause of each node that runs in PyTorch.
+        ATen op and cause of each node that runs in PyTorch; nothing once they are told.
     used
         Number of the last call that it served.
     """
@@ -69,6 +69,12 @@ class Graph:
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     used: int = 0
+    told: bool = False  # of its fallbacks
+
+    def untold(self) -> list[tuple[str, str]]:
+        """The fallbacks, the first time."""
+        told, self.told = self.told, True
+        return [] if told else self.fallbacks
 
     @property
     def opened(self) -> bool:
@@ -245,7 +251,7 @@ class Graphs:
                 if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
                     spare = graph
                     break
-                self._tell(graph)
+                self._check(graph)
             except Exception as error:
                 if out_of_memory(error) is not None:
                     raise
@@ -257,20 +263,24 @@ class Graphs:
                 openings.fail(axes)
             openings.add(sizes, graph.opened)
             return graph
+        known: list[tuple[int, ...]] = [()] * len(leaves)
         try:
-            graph = self._build(key, capture(self._module, spec, leaves, paths, scan, [()] * len(leaves)))
+            try:
+                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known))
+            except NodeRefused:  # once more, to say where
+                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, lines=True))
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
         if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
             graph = spare
-        self._tell(graph)
+        self._check(graph)
         openings.add(sizes, graph.opened)
         return graph
 
-    def _tell(self, graph: Graph) -> None:
-        """Report what of a graph runs in PyTorch, and refuse one that would be made anew at each call."""
+    def _check(self, graph: Graph) -> None:
+        """Refuse a graph of which something must not run in PyTorch, and one that would be made anew at each call."""
         for name, cause in graph.fallbacks:
-            self._report.add(name, cause)
+            self._report.check(name, cause)
         self._counting.update(graph.counting)
         for owner, attribute in graph.counting:
             if self._counting[owner, attribute] > _MAX_COUNTED:
@@ -328,5 +338,7 @@ def parameter_refusal(tensors: Sequence[Tensor]) -> str:
     """Why these parameters and buffers cannot be given to a graph, or nothing."""
     for t in tensors:
         if type(t) not in (Tensor, nn.Parameter, nn.Buffer) or t.layout is not torch.strided:
-            return f"a parameter or buffer is a {type(t).__name__} with layout {t.layout}"
+            hint = "; shard the wrapper as one group, as in fully_shard(ORTModule(module))"
+            sharded = type(t).__name__ == "DTensor"
+            return f"a parameter or buffer is a {type(t).__name__} with layout {t.layout}{hint if sharded else ''}"
     return ""

@@ -60,7 +60,8 @@ class DebugOptions:
     onnx_prefix
         First part of the names of these files; required with ``save_onnx``.
     save_path
-        Directory for these files, by default the current one; ``ORTMODULE_SAVE_ONNX_PATH`` wins.
+        Directory for these files, made if it is not there, by default the current one; ``ORTMODULE_SAVE_ONNX_PATH``
+        wins.
     fallback
         ``"warn"`` runs in PyTorch what cannot run here and warns once; ``"error"`` raises instead.
         ``ORTMODULE_FALLBACK`` wins.
@@ -120,8 +121,12 @@ class DebugOptions:
             return
         if not self.onnx_prefix:
             raise ValueError("onnx_prefix is empty, save_onnx=True needs a name for the files")
-        if not (self.directory.is_dir() and os.access(self.directory, os.W_OK | os.X_OK)):
-            origin = "ORTMODULE_SAVE_ONNX_PATH" if os.environ.get("ORTMODULE_SAVE_ONNX_PATH") else "save_path"
+        origin = "ORTMODULE_SAVE_ONNX_PATH" if os.environ.get("ORTMODULE_SAVE_ONNX_PATH") else "save_path"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"{origin} is {str(self.directory)!r}, which cannot be made: {error.strerror}") from error
+        if not os.access(self.directory, os.W_OK | os.X_OK):
             raise OSError(f"{origin} is {str(self.directory)!r}, not a directory that can be written")
 
     @property

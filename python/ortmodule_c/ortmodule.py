@@ -134,6 +134,7 @@ class ORTModule(nn.Module):
         self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
         self._ort_second: SecondWay | None = None
         self._ort_told = False  # why it is needed
+        self._ort_whole = ""  # why PyTorch runs the module, as told last
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
@@ -192,7 +193,7 @@ class ORTModule(nn.Module):
             if self._ort_options.capture != "dynamo":
                 self._ort_prepare(attempt, args, kwargs)
             elif self._ort_second is None:
-                self._ort_check_initialized()
+                self._ort_check_module()
         except NotInitialized:
             return self._ort_initialize(args, kwargs)
         except Exception as error:  # whatever it is, PyTorch can run the module, or raises by itself
@@ -206,21 +207,32 @@ class ORTModule(nn.Module):
         if interrupt is not None:  # it undid what the forward, while it was traced, had done before
             self._ort_module(*args, **kwargs)
             raise interrupt  # which was not the forward's own
-        self._ort_report.warn()
         if attempt.call is not None:
             assert attempt.graph is not None
             try:
-                return attempt.graph.run(attempt.call)
+                result = attempt.graph.run(attempt.call)
             except (IndexError, NotExportable) as error:  # as below, or an op in PyTorch gave what it was not traced to
                 failure = error
+            else:  # a call that raises is not told of
+                self._ort_report.add_all(attempt.graph.untold())
+                return result
         return self._ort_otherwise(attempt, failure, args, kwargs)
 
-    def _ort_check_initialized(self) -> None:
+    def _ort_check_module(self) -> None:
+        """Raise if it has to run in PyTorch: this call, or all."""
         if awaits_initialization(self._ort_module):
             raise NotInitialized
+        for name, part in self._ort_module.named_modules():
+            if type(part) is ORTModule:
+                raise NotRunnable(f"its part {name} is an ORTModule by itself; wrap the outer module alone")
+            if isinstance(part, nn.parallel.DistributedDataParallel):
+                raise NotRunnable(
+                    "DistributedDataParallel exchanges gradients inside it; wrap what that wraps, as in "
+                    "DistributedDataParallel(ORTModule(module))"
+                )
 
     def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run in PyTorch the call that gives parameters their shapes, and draws them between the forward's own draws."""
+        """Run in PyTorch the call that gives parameters their shapes and draws them, in the order of eager's draws."""
         name = type(self._ort_module).__name__
         result = self._ort_module(*args, **kwargs)
         if awaits_initialization(self._ort_module):
@@ -245,27 +257,34 @@ class ORTModule(nn.Module):
         if not by_dynamo and cause and not isinstance(failure, IndexError):  # which PyTorch raises as its own
             report.check(name, cause, failure)
         # Bad input ends here, and says nothing against the module.
-        result = self._ort_second_way(args, kwargs) if by_dynamo else self._ort_module(*args, **kwargs)
+        if by_dynamo:
+            with report.waiting():  # until it is said why
+                result, whole = self._ort_second_way()(args, kwargs)
+        else:
+            result, whole = self._ort_module(*args, **kwargs), cause
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
-            if by_dynamo:
-                expected = isinstance(failure, NotExportable)
-                tell = logger.info if expected and self._ort_told else report.tell
-                self._ort_told = True
-                tell(f"{name} goes through TorchDynamo, which takes longer to start: {cause}")
-            else:
-                report.add(name, cause)
-            report.warn()
+        if whole and (cause or whole != self._ort_whole):
+            self._ort_whole = whole
+            report.add(name, f"{cause}; {whole}" if by_dynamo and cause else whole)
+        elif whole:
+            logger.info("%s runs in PyTorch: %s", name, whole)
+        elif cause and isinstance(failure, NotExportable) and self._ort_told:
+            logger.info("%s goes through TorchDynamo: %s", name, cause)
+        elif cause:
+            self._ort_told = True
+            report.tell(f"{name} goes through TorchDynamo, which takes longer to start: {cause}", first=True)
+        report.warn()
         return result
 
-    def _ort_second_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the module through TorchDynamo."""
+    def _ort_second_way(self) -> SecondWay:
+        """The module through TorchDynamo."""
         if self._ort_second is None:
             from .dynamo.second_way import SecondWay  # Dynamo takes seconds to import
 
             with tracing_lock:
                 self._ort_second = self._ort_second or SecondWay(self._ort_module, self._ort_options, self._ort_report)
-        return self._ort_second(args, kwargs)
+        return self._ort_second
 
     def _ort_prepare(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
@@ -313,7 +332,7 @@ class ORTModule(nn.Module):
         from .graphs import device_refusal, parameter_refusal
 
         spec, _ = key
-        self._ort_check_initialized()
+        self._ort_check_module()
         state = [*now.parameters, *now.buffers]
         paths = self._ort_arguments.paths(spec)
         refusal = _mixed_devices(leaves, paths, state) or device_refusal([*leaves, *state]) or parameter_refusal(state)

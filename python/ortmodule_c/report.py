@@ -1,7 +1,9 @@
 """What runs in PyTorch instead of here, told once and listed on request."""
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .errors import Mistake, NotExportable, ORTModuleError, first_lines, out_of_memory
@@ -59,6 +61,7 @@ class FallbackReport:
         self._policy = policy
         self._counts: dict[tuple[str, str], int] = {}
         self._untold: list[str] = []
+        self._waiting = 0
 
     def cause(self, name: str, error: Exception) -> str:
         """Why `name` cannot run here, in a line.
@@ -90,12 +93,29 @@ class FallbackReport:
         if self._counts[key] == 1:
             self.tell(f"{name} runs in PyTorch: {cause}")
 
-    def tell(self, what: str) -> None:
-        """Have something told at the next :meth:`warn`."""
-        self._untold.append(f"ortmodule_c: {what}")
+    def add_all(self, found: Iterable[tuple[str, str]]) -> None:
+        """Record fallbacks, and warn of those that are new."""
+        for name, cause in found:
+            self.add(name, cause)
+        self.warn()
+
+    def tell(self, what: str, first: bool = False) -> None:
+        """Have something told at the next :meth:`warn`, perhaps before all else."""
+        self._untold.insert(0 if first else len(self._untold), f"ortmodule_c: {what}")
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it nothing is told, so that a reason may come before what follows from it."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     def warn(self) -> None:
         """Warn at the user's line of what was not told yet."""
+        if self._waiting or not self._untold:
+            return
         untold, self._untold = self._untold, []
         for what in untold:
             warnings.warn(what, UserWarning, users_level())

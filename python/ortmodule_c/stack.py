@@ -10,6 +10,7 @@ from types import FrameType
 
 import torch
 
+_LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in (__file__, torch.__file__))
 
 
@@ -34,6 +35,12 @@ def users_line(error: BaseException) -> str:
         line = _innermost((f.filename, f.lineno) for f in traceback.extract_tb(cause.__traceback__))
         cause = cause.__cause__
     return line
+
+
+def forwards_line(error: BaseException) -> str:
+    """The same, or of PyTorch's layers where those of the user call nothing else."""
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    return users_line(error) or innermost([f for f in frames if f[0].startswith(_LAYERS)])
 
 
 def users_line_in(trace: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
-from wrapped import Function, assert_same_state, assert_same_step, close, graphs, n_graphs, pair
+from wrapped import Function, assert_same_state, assert_same_step, close, n_graphs, pair
 
 
 class Auxiliary(nn.Module):

@@ -173,6 +173,15 @@ def test_options_are_those_of_debug_options() -> None:
         ours(x())
 
 
+@pytest.mark.parametrize(
+    ("name", "why"), [("fallbacks", "unknown, there are .*fallback, max_graphs"), ("verify", "for ORTModule")]
+)
+def test_options_that_there_are_not_are_named(name: str, why: str) -> None:
+    ours = compiled(mlp(), options={name: 1})
+    with pytest.raises(Exception, match=f"option {name} is {why}"):
+        ours(torch.randn(2, 6))
+
+
 def test_gradients_are_those_that_the_call_asks_for() -> None:
     model = mlp()
     ours = compiled(model)

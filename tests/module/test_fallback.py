@@ -1,6 +1,7 @@
 """What cannot become a graph runs in PyTorch, loudly, and as little of the module as possible."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,30 @@ def test_results_without_a_gradient_in_pytorch() -> None:
     eager, ours = pair(Function(lambda s, x: (torch.histc(s.l(x), 5), torch.cdist(s.l(x), x)), l=nn.Linear(4, 4)))
     histogram, _ = assert_same_step(eager, ours, torch.randn(3, 4))
     assert not histogram.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (lambda s, x: s.l(x)[torch.where(x > 0)], "result of aten.where.default depends on the data"),
+        (lambda s, x: s.l(x)[x > 0], "aten.index.Tensor depends on the data"),
+        (lambda s, x: torch.fft.rfft(s.l(x)).abs(), "aten.fft_rfft.default returns what no graph can hold"),
+    ],
+)
+@pytest.mark.parametrize("fallback", ["warn", "error"])
+def test_where_in_the_forward_what_no_graph_holds_is(forward: Any, why: str, fallback: Any) -> None:
+    ours = ORTModule(Function(forward, l=nn.Linear(2, 2)), DebugOptions(fallback=fallback))
+    expected: Any = pytest.warns(UserWarning) if fallback == "warn" else pytest.raises(ORTModuleError)
+    with expected as told:
+        ours(torch.ones(2, 2))
+    text = str(told.value) if fallback == "error" else " ".join(str(w.message) for w in told)
+    assert re.search(rf"{re.escape(why)}, at \S+/wrapped\.py:\d+", text)
+
+
+def test_where_in_a_layer_of_pytorchs_the_branch_is() -> None:
+    ours = ORTModule(nn.Sequential(nn.BatchNorm1d(2, momentum=None)))
+    with pytest.warns(UserWarning, match=r"values of a tensor at .*batchnorm\.py:\d+"):
+        ours(torch.rand(3, 2))
 
 
 def test_fallback_as_error() -> None:

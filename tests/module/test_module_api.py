@@ -6,6 +6,7 @@ import inspect
 import io
 import pickle
 import types
+import warnings
 import weakref
 from typing import Any
 
@@ -13,8 +14,22 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 from wrapped import assert_same_state, assert_same_step, close, mlp, pair
+
+
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
+def test_a_wrapper_inside_a_wrapper_is_told_once_and_runs_by_itself(capture: Any) -> None:
+    inner = nn.Linear(4, 4)
+    eager = nn.Sequential(copy.deepcopy(inner), nn.Tanh())
+    ours = ORTModule(nn.Sequential(ORTModule(inner), nn.Tanh()), DebugOptions(capture=capture))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert_same_step(eager, ours, torch.randn(3, 4))
+    (message,) = [str(w.message) for w in told]
+    assert "its part 0 is an ORTModule by itself; wrap the outer module alone" in message
+    assert ours.module[0].stats()["graphs"] == 1
 
 
 class Net(nn.Module):

@@ -24,12 +24,18 @@ def test_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         DebugOptions(save_onnx=True)
     with pytest.raises(TypeError, match="onnx_prefix"):
         DebugOptions(onnx_prefix=3)  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="save_path"):
-        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "missing"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"save_path is .* cannot be made"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "file" / "inside"))
     with pytest.raises(ValueError, match="fallback"):
         DebugOptions(fallback="maybe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_graphs"):
         DebugOptions(max_graphs=0)
+
+
+def test_the_directory_for_files_is_made(tmp_path: Path) -> None:
+    DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "new" / "graphs"))
+    assert (tmp_path / "new" / "graphs").is_dir()
 
 
 def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +98,8 @@ def test_files_that_cannot_be_written_change_nothing(tmp_path: Path, monkeypatch
         ("ORTMODULE_LOG_LEVEL", "LOUD", "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
         ("ORTMODULE_LOG_LEVEL", "info", "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
         ("ORTMODULE_FALLBACK", "errors", "warn, error"),
-        ("ORTMODULE_SAVE_ONNX_PATH", "/nowhere/at/all", "directory"),
-        ("ORTMODULE_SAVE_ONNX_PATH", "/dev/null", "directory"),
+        ("ORTMODULE_SAVE_ONNX_PATH", "/dev/null/at/all", "cannot be made: Not a directory"),
+        ("ORTMODULE_SAVE_ONNX_PATH", "/dev/null", "cannot be made"),
     ],
 )
 def test_environment_values_without_a_meaning_are_refused(

@@ -96,8 +96,43 @@ def test_what_export_refuses_runs_in_pytorch_if_dynamo_is_not_asked() -> None:
 
 def test_a_break_is_an_error_where_fallback_is() -> None:
     ours = ORTModule(Branching(), DebugOptions(fallback="error"))
-    with pytest.raises(ORTModuleError, match=r"Branching cannot run in ortmodule_c .*Data-dependent"):
+    place = rf"{__file__}:{BRANCH}"
+    with pytest.raises(ORTModuleError, match=rf"Branching cannot run in ortmodule_c .*Data-dependent.* {place}"):
         ours(torch.ones(2, 4))
+
+
+class Dropping(nn.Module):
+    """Leaves out layers by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if torch.rand([]) > 0.5:
+                x = layer(x)
+        return x
+
+
+def test_a_break_in_a_loop_is_told_with_what_helps() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ORTModule(Dropping())(torch.ones(2, 4))
+    (message,) = [str(w.message) for w in told]
+    line = Dropping.forward.__code__.co_firstlineno + 2
+    assert re.match(
+        rf"ortmodule_c: Dropping runs in PyTorch: .* {__file__}:{line}; .*a submodule for the loop", message
+    )
+
+
+def test_the_reason_is_told_before_what_follows_from_it() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ORTModule(Branching())(torch.ones(2, 4))
+    first, second = [str(w.message) for w in told]
+    assert "goes through TorchDynamo" in first and "graph break: Data-dependent" in second
+    assert "Explanation:" not in second
 
 
 def test_what_runs_in_one_graph_is_no_error() -> None:
@@ -492,12 +527,51 @@ class Gradient(nn.Module):
         return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
-def test_a_forward_that_makes_a_graph_of_gradients_runs_in_pytorch() -> None:
-    """No part of it may be a graph of ours, which cannot be differentiated twice."""
-    eager, ours = pair(Gradient())
-    with pytest.warns(UserWarning, match="create_graph=True"):
+def gradient_of(y: Tensor, x: Tensor, **how: bool) -> Tensor:
+    return torch.autograd.grad(y, x, **how)[0]
+
+
+class Force(Gradient):
+    """The same for an argument that does not ask for one, by a function of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        energy = self.l(x).tanh().sum()
+        if energy > 0:  # breaks the graph: what gradients are asked of has run before that is met
+            energy = energy * 2
+        return self.gradient(energy, x)
+
+    def gradient(self, energy: Tensor, x: Tensor) -> Tensor:
+        return gradient_of(energy, x, create_graph=self.training)
+
+
+@pytest.mark.parametrize("kind", [Gradient, Force])
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
+def test_a_forward_that_makes_a_graph_of_gradients_runs_in_pytorch(kind: type[nn.Module], capture: Any) -> None:
+    """No part of it may be a graph of ours, which cannot be differentiated twice; one warning says so."""
+    eager = kind()
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for n in (3, 2):
             assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
+    (message,) = [str(w.message) for w in told]
+    assert message.startswith(f"ortmodule_c: {kind.__name__} runs in PyTorch") and "create_graph" in message
+
+
+def test_dynamo_does_not_trace_the_backward_that_a_forward_asks_for() -> None:
+    def slope(s: Function, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return s.l(gradient_of(s.l(x).tanh().sum(), x))
+
+    eager, ours = pair(Function(slope, l=nn.Linear(4, 4)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in (3, 2):
+            assert_same_step(eager, ours, torch.randn(n, 4))
+    assert all(str(w.message).startswith("ortmodule_c: ") for w in told)
+    assert {r.name.split(":")[0] for r in ours.fallback_report()} == {__file__}
+    assert ours.stats()["dynamo_graphs"] > 0
 
 
 def test_a_reentrant_checkpoint_on_tensors_without_gradients_trains_nothing() -> None:

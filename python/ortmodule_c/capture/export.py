@@ -26,7 +26,7 @@ from ..errors import NotExportable, NotRunnable, first_lines
 from ..flatten import Spec, flatten, plain_leaves, unflatten
 from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
-from ..stack import users_line
+from ..stack import forwards_line
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
@@ -142,7 +142,7 @@ class _Lift(nn.Module):
         try:
             return self.function(tensors)
         except GuardOnDataDependentSymNode as error:
-            raise NotExportable(f"control flow depends on the values of a tensor at {users_line(error)}") from error
+            raise NotExportable(f"control flow depends on the values of a tensor at {forwards_line(error)}") from error
 
 
 @contextlib.contextmanager

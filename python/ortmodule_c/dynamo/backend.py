@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from .fx_capture import capture_graph
 from .segments import draw_alike, split
 
 Key = tuple[Any, ...]
+_OF_ORTMODULE = ("capture", "verify")
+_OPTIONS = [field.name for field in fields(DebugOptions) if field.name not in _OF_ORTMODULE]
 
 
 def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None, options: Any = None) -> "Compiled":
@@ -55,10 +57,13 @@ def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None,
         Computes what the graph does. What cannot run here it runs in PyTorch, with a warning; where `fallback` is
         ``"error"`` its call raises ORTModuleError instead.
     """
-    meaningless = {"capture", "verify"} & set(options or {})
-    if meaningless:
-        raise ValueError(f"option {meaningless.pop()} is for ORTModule, which sees whole steps")
-    settings = DebugOptions(**(options or {}))
+    options = options or {}
+    for name in options:
+        if name in _OF_ORTMODULE:
+            raise ValueError(f"option {name} is for ORTModule, which sees whole steps")
+        if name not in _OPTIONS:
+            raise ValueError(f"option {name} is unknown, there are {', '.join(_OPTIONS)}")
+    settings = DebugOptions(**options)
     if settings.python_level is not None:
         logger.setLevel(settings.python_level)
     report = FallbackReport(settings.fallback)
@@ -73,6 +78,7 @@ class _Made:
     inputs: list[int]
     out_spec: Spec
     n_masks: int  # that it draws
+    untold: list[tuple[str, str]]  # what of it runs in PyTorch
 
 
 class Compiled:
@@ -138,8 +144,10 @@ class Compiled:
                 call = made.runner.prepare([args[i] for i in made.inputs])
                 if state is not None:
                     noted.note(self._as_noted(made, args, call, state))
-                self._report.warn()
-                return unflatten(made.out_spec, iter(made.runner.run(call)))
+                result = unflatten(made.out_spec, iter(made.runner.run(call)))
+                untold, made.untold = made.untold, []
+                self._report.add_all(untold)  # a call that raises is not told of
+                return result
             except IndexError:  # PyTorch raises it by itself, as the class that is its own
                 pass
             except NotExportable as error:
@@ -183,12 +191,12 @@ class Compiled:
             captured = capture_graph(self._graph, examples)
             lowered = lower(captured)
             for name, cause in lowered.fallbacks:
-                self._report.add(name, cause)
+                self._report.check(name, cause)
             text, constants = to_text(lowered.model)
             writer = self._files.watcher(lowered, text, constants, numbered=True)
             runner = Runner(_C.Session(text, constants, lowered.callbacks), lowered, writer)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
-        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="))
+        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="), lowered.fallbacks)
 
     def _capture_again(self, given: Sequence[Any]) -> Captured:
         with tracing_lock, quiet():

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo import config, convert_frame
+from torch._dynamo import config, convert_frame, utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-from torch._dynamo.utils import calculate_time_spent, graph_break_reasons
+from torch._dynamo.utils import calculate_time_spent, counters, graph_break_reasons
 from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
@@ -39,6 +39,7 @@ from ..report import FallbackReport
 from ..signals import Interrupted, waiting
 from ..stack import innermost
 from .backend import Compiled
+from .gradients import asks_to_differentiate_gradients
 
 # Whose loggers say what becomes of what is compiled.
 _COMPILERS = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch._subclasses", "torch.fx")
@@ -46,8 +47,11 @@ _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
+_LOOP = re.compile(r"graph break in loop.*frame skipped: \S+ \((.*?) line (\d+)\)", re.DOTALL)
+_IN_LOOP = "a graph break in a loop leaves the function to Python; a submodule for the loop's body would be compiled"
 _OTHERWISE = ", which TorchDynamo sees otherwise than eager"
 _heard = threading.local()
+_dynamos_warn_once = utils.warn_once
 
 
 def _keep_back(record: logging.LogRecord) -> bool:
@@ -60,7 +64,16 @@ def _keep_back(record: logging.LogRecord) -> bool:
     return False
 
 
+def _warn_once(msg: str, stacklevel: int = 1) -> None:
+    """What Dynamo warns of besides a graph break, in words for those who develop it."""
+    if getattr(_heard, "records", None) is not None and "file an issue" in msg:
+        logger.debug("TorchDynamo: %s", msg)
+    else:
+        _dynamos_warn_once(msg, stacklevel + 1)
+
+
 def _hear() -> None:
+    utils.warn_once = _warn_once
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(_COMPILERS):
             logging.getLogger(name).addFilter(_keep_back)
@@ -146,14 +159,14 @@ class SecondWay:
         self._module = module
         self._versions: list[_Version] = []
         self._most = min(_MOST_VERSIONS, options.max_graphs)
-        self._in_pytorch = False
+        self._cause = asks_to_differentiate_gradients(module)  # why PyTorch runs the module from now on
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
         # the graphs more than weakly.
         way, files = weakref.ref(self), Files(options, report)
         self._backend = lambda version, *graph: _compile(way, version, report, options.max_graphs, files, *graph)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module returns, or raises.
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
+        """What the module returns, or raises; and why PyTorch ran it as a whole, if it did.
 
         Raises
         ------
@@ -161,19 +174,18 @@ class SecondWay:
             If something has to run in PyTorch and must not.
         """
         what = given(args, kwargs)
-        if what.missed:
-            self._report.add(self._name, f"{what.missed}{_OTHERWISE}")
         version = None if what.missed else self._version(what)
         if version is None:
-            self._report.warn()
-            return self._module(*args, **kwargs)
+            cause = f"{what.missed}{_OTHERWISE}" if what.missed else self._cause
+            self._report.check(self._name, cause)
+            return self._module(*args, **kwargs), cause
         self._open_sizes(args, kwargs)
-        n_breaks, seconds = len(graph_break_reasons), _seconds()
+        n_breaks, seconds, loops = len(graph_break_reasons), _seconds(), _loops()
         with config.patch(self._settings), _listening() as records:
             try:
                 result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
-                self._report.check(self._name, first_lines(error), error)
+                self._report.check(self._name, _in_words(error), error)
                 raise
             except RuntimeError as error:
                 if self._whole and "no compiled frames" in str(error):
@@ -181,14 +193,19 @@ class SecondWay:
                 raise
             finally:
                 self.seconds += _seconds() - seconds
-                self._note_breaks(graph_break_reasons[n_breaks:])
+                if not self._cause:
+                    self._note_breaks(graph_break_reasons[n_breaks:])
                 version.held = version.held.still()  # what the forward itself changes is left to Dynamo
+        if self._cause:
+            return result, self._cause
         for record in records:
             self._note_record(record)
+        left = _loops() - loops
         if not self._graphs and not self._report.records():
-            self._report.add(self._name, _NOTHING)
-        self._report.warn()
-        return result
+            return result, f"{_NOTHING}: {_IN_LOOP}" if left else _NOTHING
+        for place in sorted(left):
+            self._report.add(place, _IN_LOOP)
+        return result, ""
 
     @property
     def n_breaks(self) -> int:
@@ -201,7 +218,7 @@ class SecondWay:
 
     def _version(self, what: Given) -> "_Version | None":
         """The one that serves such a call now, made if there is none; nothing if PyTorch has to run the module."""
-        if self._in_pytorch:
+        if self._cause:
             return None
         for version in self._versions:
             if version.given.key == what.key and version.held.hold():
@@ -223,8 +240,8 @@ class SecondWay:
         return version
 
     def _give_up(self, cause: str) -> None:
-        self._in_pytorch = True
-        self._report.add(self._name, cause)
+        self._cause = cause
+        self._report.check(self._name, cause)
 
     def _open_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Ask for open sizes of all arguments, if this call or one before has others than the first.
@@ -269,9 +286,7 @@ class SecondWay:
             place = innermost((f.filename, f.lineno) for f in reason.user_stack)
             told.setdefault(place, []).append(reason.reason)
         for place, texts in told.items():
-            why = max(texts, key=len)
-            why = "Data-dependent branching" if why.startswith("generic_jump") else first_lines(why)
-            cause = f"graph break: {why.replace(' Explanation: ', ': ')}"
+            cause = f"graph break: {_in_words(max(texts, key=len))}"
             self._report.add(place, self._breaks.setdefault(place, cause))
 
     def _note_record(self, record: logging.LogRecord) -> None:
@@ -285,6 +300,21 @@ class SecondWay:
             if isinstance(getattr(error, "inner_exception", None), NotRunnable):  # told where it was raised
                 return
             self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
+
+
+def _loops() -> set[str]:
+    """File and line of the functions that Dynamo has left to Python because of a break in a loop."""
+    found = map(_LOOP.search, counters["unimplemented"])
+    return {":".join(match.groups()) for match in found if match is not None}
+
+
+def _in_words(why: BaseException | str) -> str:
+    """A reason of Dynamo's in a line, with the user's line if it knows that."""
+    text = str(why)
+    text = "Data-dependent branching" if text.startswith("generic_jump") else first_lines(text)
+    text = text.replace(" Explanation: ", ": ")
+    stack = getattr(why, "real_stack", None)
+    return f"{text}, at {innermost((f.filename, f.lineno) for f in stack)}" if stack else text
 
 
 def _seconds() -> float:

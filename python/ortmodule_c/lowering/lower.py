@@ -18,8 +18,9 @@ from ..capture.aliases import Step
 from ..capture.export import PATH, Captured
 from ..capture.reach import Reach, Reached, memory
 from ..dtypes import DTYPES
-from ..errors import NeedsFunctional, NeedsStatic, NotExportable, Unsupported
+from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
 from ..report import mistake
+from ..stack import users_line_in
 from .ancestry import Ancestry
 from .builder import Builder
 from .draft import MAX_RANK, Draft, Val
@@ -173,7 +174,10 @@ class _Lowering:
         memory = _Memory(module.graph)
         for node in module.graph.nodes:
             if node.op != "output":
-                self._node(node, module, memory)
+                try:
+                    self._node(node, module, memory)
+                except NotExportable as error:
+                    raise _placed(error, node) from error
         return self._finish(inputs, graph_inputs)
 
     def _add_input(self, node: fx.Node, name: str) -> Val:
@@ -503,6 +507,12 @@ def _used_results(node: fx.Node, n: int) -> list[int]:
     if not isinstance(node.meta["val"], (list, tuple)) or any(u.target is not operator.getitem for u in node.users):
         return list(range(n))
     return sorted({u.args[1] for u in node.users if u.users and isinstance(u.args[1], int)}) or [0]
+
+
+def _placed(error: NotExportable, node: fx.Node) -> NotExportable:
+    """A refusal of a node, with the user's line that made it where that is known."""
+    trace = node.meta.get("stack_trace")
+    return type(error)(f"{error}, at {users_line_in(trace)}") if trace else NodeRefused(str(error))
 
 
 def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:
