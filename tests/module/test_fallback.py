@@ -133,6 +133,18 @@ def test_op_without_kernel_runs_in_pytorch() -> None:
     assert [(r.name, r.count) for r in ours.fallback_report()] == [("aten.cdist.default", 1)]
 
 
+def test_an_op_whose_results_nest_runs_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: torch.histogramdd(s.l(x).detach(), [2, 3]), l=nn.Linear(2, 2)))
+    with pytest.warns(UserWarning, match=r"aten\.histogramdd\.default runs in PyTorch: no translation"):
+        assert_same_step(eager, ours, torch.randn(5, 2))
+
+
+def test_what_pytorch_does_not_make_functional_runs_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x).exp().add(1).polygamma_(0), l=nn.Linear(2, 2)))
+    with pytest.warns(UserWarning, match="Function runs in PyTorch: it cannot be made functional: .*polygamma_"):
+        assert_same_step(eager, ours, torch.randn(5, 2))
+
+
 def test_clamp_between_tensors() -> None:
     """Who gets the gradient where bounds meet depends on the version of PyTorch."""
     corners = torch.tensor([-1.0, 0.0, 1.0])

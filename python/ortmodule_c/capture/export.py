@@ -94,7 +94,10 @@ class Captured:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
         check_functional(Flow(self.program.graph_module))
         check_autocast(self.program.graph_module)
-        self.program = self.program.run_decompositions({})
+        try:
+            self.program = self.program.run_decompositions({})
+        except Exception as error:
+            raise NotExportable(f"it cannot be made functional: {first_lines(error)}") from error
 
     def placeholders(self) -> tuple[list[fx.Node], dict[fx.Node, Tensor]]:
         """Graph inputs in the order of `names`, and the constants the trace made."""

@@ -504,7 +504,9 @@ def _order_in_memory(t: Tensor) -> list[int] | None:
 
 def _used_results(node: fx.Node, n: int) -> list[int]:
     """Which of the `n` results of a node are read; what PyTorch says of the others need not hold."""
-    if not isinstance(node.meta["val"], (list, tuple)) or any(u.target is not operator.getitem for u in node.users):
+    values = node.meta["val"]
+    is_flat = isinstance(values, (list, tuple)) and not any(isinstance(v, (list, tuple)) for v in values)
+    if not is_flat or any(u.target is not operator.getitem for u in node.users):
         return list(range(n))
     return sorted({u.args[1] for u in node.users if u.users and isinstance(u.args[1], int)}) or [0]
 
