@@ -156,10 +156,17 @@ class Draft:
         return val
 
     def const(self, data: Any, dtype: torch.dtype) -> Val:
-        """A small constant: a number or a (nested) list of numbers; equal ones are shared."""
+        """A small constant: a number or a (nested) list of numbers; equal ones are shared.
+
+        Unsupported if it has no such element: what PyTorch makes of that depends on the op.
+        """
         key = (np.asarray(data).tobytes(), np.shape(data), np.asarray(data).dtype.str, dtype)
         if key not in self._constants:
-            self._constants[key] = self.tensor(torch.tensor(data, dtype=dtype), "c")
+            try:
+                elements = torch.tensor(data, dtype=dtype)
+            except (RuntimeError, OverflowError) as error:
+                raise Unsupported(f"{data} is not within the range of {dtype}") from error
+            self._constants[key] = self.tensor(elements, "c")
         return self._constants[key]
 
     def mark(self) -> int:
