@@ -209,13 +209,11 @@ class ORTModule(nn.Module):
             raise interrupt  # which was not the forward's own
         if attempt.call is not None:
             assert attempt.graph is not None
+            self._ort_report.add_all(attempt.graph.untold())  # which may raise: before anything has changed
             try:
-                result = attempt.graph.run(attempt.call)
+                return attempt.graph.run(attempt.call)
             except (IndexError, NotExportable) as error:  # as below, or an op in PyTorch gave what it was not traced to
                 failure = error
-            else:  # a call that raises is not told of
-                self._ort_report.add_all(attempt.graph.untold())
-                return result
         return self._ort_otherwise(attempt, failure, args, kwargs)
 
     def _ort_check_module(self) -> None:

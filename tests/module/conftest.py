@@ -1,9 +1,13 @@
-"""Puts the shared helpers on the path."""
+"""Puts the shared helpers on the path; under what the tests run."""
 
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ortmodule_c import report
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -12,3 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 def export_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.export refuses runs in PyTorch: TorchDynamo is not asked."""
     monkeypatch.setenv("ORTMODULE_CAPTURE", "export")
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The policy outside of tests."""
+    monkeypatch.setattr(report, "mistakes_raise", False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*runs in PyTorch")
+        yield

@@ -19,7 +19,7 @@ import ortmodule_c
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from wrapped import Function, assert_same_step, graphs, pair
 
-pytestmark = pytest.mark.usefixtures("export_only")
+pytestmark = pytest.mark.usefixtures("export_only", "users")
 
 PACKAGE = str(Path(ortmodule_c.__file__).parent)
 # Their steps leave something behind on purpose: an exception may come after it.

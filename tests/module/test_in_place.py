@@ -115,7 +115,7 @@ def test_what_is_written_where_a_mask_is_names_the_size_as_the_cause(caplog: pyt
     ours = ORTModule(copy.deepcopy(module), DebugOptions(capture="export"))
     assert_same_step(module, ours, torch.randn(5, 4))
     (record,) = ours.fallback_report()
-    assert record.cause == "the size of the result of aten.index.Tensor depends on the data"
+    assert record.cause.startswith("the size of the result of aten.index.Tensor depends on the data, at ")
     assert "does not say" not in caplog.text
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch._dynamo
 from torch import nn
 from torch._ops import OpOverload
 
-from ortmodule_c import ORTModule, report
+from ortmodule_c import ORTModule
 from ortmodule_c.errors import Mistake, Unsupported
 from ortmodule_c.lowering.builder import Builder, Val
 from ortmodule_c.lowering.translations import TABLE
@@ -31,15 +30,6 @@ def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     torch._dynamo.reset()
     yield request.param
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The policy outside of tests."""
-    monkeypatch.setattr(report, "mistakes_raise", False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*runs in PyTorch")
-        yield
 
 
 @pytest.fixture

@@ -288,12 +288,6 @@ def hooked(t: Tensor) -> Tensor:
     return t
 
 
-def named(t: Tensor) -> Tensor:
-    t = t.clone()
-    t.scale = 2.0  # type: ignore[attr-defined]
-    return t
-
-
 ROW = torch.ones(5)
 # What is asked of a tensor, and two tensors of which the answers differ.
 FACTS: dict[str, tuple[Callable[[Tensor], Any], Tensor, Tensor]] = {
@@ -304,7 +298,6 @@ FACTS: dict[str, tuple[Callable[[Tensor], Any], Tensor, Tensor]] = {
     "whether others share it": (lambda t: t.is_shared(), ROW, torch.ones(5).share_memory_()),
     "whether it may be changed": (lambda t: t.is_inference(), ROW, inferred(ROW)),
     "whether it has hooks": (lambda t: t._backward_hooks is None, ROW.clone().requires_grad_(), hooked(ROW)),
-    "an attribute that it has not": (lambda t: getattr(t, "scale", 1.0), ROW.clone(), named(ROW)),
 }
 
 

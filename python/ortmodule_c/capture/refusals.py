@@ -169,29 +169,20 @@ def _no_saving_hooks(watch: Watch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_attributes(watch: Watch) -> Iterator[None]:
-    """Within it a forward neither sets attributes of tensors, which stand-ins would have, nor asks for missing ones."""
+    """Within it a forward sets no attributes of tensors, which stand-ins would have."""
     plain, thread = object.__setattr__, threading.get_ident()
 
-    def is_forwards() -> bool:
-        return threading.get_ident() == thread and is_users(sys._getframe(2))
-
     def write(owner: Tensor, name: str, value: Any) -> None:
-        if name not in _SEEN_BY_PYTORCH and is_forwards():
+        ours = threading.get_ident() == thread and is_users(sys._getframe(1))
+        if ours and name not in _SEEN_BY_PYTORCH:
             watch.refuse(f"the forward sets attribute {name} of a tensor")
         plain(owner, name, value)
 
-    def read(owner: Tensor, name: str) -> Any:
-        if name in watch.names and is_forwards():  # whether another tensor has it is not compared
-            watch.refuse(f"the forward asks for attribute {name} of a tensor, which has none")
-        raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)
-
     type.__setattr__(Tensor, "__setattr__", write)
-    type.__setattr__(Tensor, "__getattr__", read)
     try:
         yield
     finally:
         type.__delattr__(Tensor, "__setattr__")
-        type.__delattr__(Tensor, "__getattr__")
 
 
 class _RefuseStrangers(TorchFunctionMode):
