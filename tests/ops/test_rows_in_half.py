@@ -71,6 +71,7 @@ def test_forward_and_gradient_are_those_of_float32(name: str, dtype: torch.dtype
     for i, want in expected_grad(exact, wide).items() if grads else ():
         got, x = grads[i], case.inputs[i]
         zeros = torch.zeros_like(x)
-        assert_rounded(
-            zeros if got is None else got, zeros if want is None else want, dtype, f"gradient of input {i}", case.scale
-        )
+        pair = [zeros if t is None else t for t in (got, want)]
+        if case.op == "Exp":  # which is made of the output: where that is infinite in 16 bits, so is the gradient
+            pair = [t.where(outputs[0].isfinite(), 0) for t in pair]
+        assert_rounded(*pair, dtype, f"gradient of input {i}", case.scale)

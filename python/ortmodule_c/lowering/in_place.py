@@ -103,7 +103,7 @@ def _is_sized(node: fx.Node) -> bool:
 def _targets(node: fx.Node) -> list[Tensor]:
     given = _arguments(node)
     assert isinstance(node.target, OpOverload)
-    return [given[name] for name in written(node.target)]
+    return [t for name in written(node.target) for t in pytree.tree_leaves(given[name])]
 
 
 def _results(node: fx.Node, op: OpOverload) -> list[Tensor]:
