@@ -181,6 +181,11 @@ class Runner:
     def _check_writable(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is written over may not be, or shares memory with another or in itself."""
         memories = Counter(map(_memory, inputs))
+        spans = sorted(
+            {m: m + t.untyped_storage().nbytes() for m, t in zip(map(_memory, inputs), inputs, strict=True)}.items()
+        )
+        if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):  # as of two views of an array
+            raise NotExportable("the forward changes tensors, and some that are given to it share memory")
         inferring = torch.is_inference_mode_enabled()
         for t in (inputs[i] for i in self.updates):
             if t.is_inference() and not inferring:
@@ -542,8 +547,13 @@ def _memory(t: Tensor) -> int:
 
 
 def _overlaps(t: Tensor) -> bool:
-    """Whether some elements are repeated in memory."""
-    return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True))
+    """Whether some elements may be repeated in memory."""
+    extent = 1
+    for stride, size in sorted((d, n) for n, d in zip(t.shape, t.stride(), strict=True) if n > 1):
+        if stride < extent:
+            return True
+        extent += (size - 1) * stride
+    return False
 
 
 def _aliased(t: Any, steps: Sequence[Step], inputs: Sequence[Tensor]) -> Any:

@@ -10,6 +10,7 @@ import signal
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -304,6 +305,7 @@ GIVEN: dict[str, tuple[Any, Any, Callable[[Any], float]]] = {
     "elements that are equal": ({(1,)}, {(1.0,)}, lambda given: len(str(next(iter(given))))),
     "attributes of a dict": (numbers(2.0), numbers(3.0), lambda given: given.by),
     "a bound method": ({"a": 0.0}.get, {"a": -0.0}.get, lambda given: math.copysign(2.0, given("a"))),
+    "the length that a deque is kept to": (deque([2.0]), deque([2.0], maxlen=3), lambda given: given.maxlen or 1),
     "an object without a dictionary": (Fraction(1, 2), Fraction(1, 3), lambda given: given.denominator),
 }
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -197,8 +198,24 @@ def the_same(m: Any) -> None:
     m.b = m.c
 
 
+def in_one_array(m: Any) -> None:
+    array = np.arange(24, dtype=np.float32)
+    m.b, m.c = torch.from_numpy(array[:8]).view(2, 4), torch.from_numpy(array[6:10])
+
+
+def in_one_array_by_steps(m: Any) -> None:
+    array = np.arange(24, dtype=np.float32)
+    m.b, m.c = torch.from_numpy(array[0:16:2]).view(2, 4), torch.from_numpy(array[4:12:2])
+
+
+def unfolded(m: Any) -> None:
+    m.b = torch.arange(5.0).unfold(0, 4, 1)
+
+
 LAID_OUT = {f.__name__: f for f in (every_second, transposed, without_elements)}
-SHARED = {f.__name__: f for f in (apart_in_one_memory, overlapping, the_same)}
+SHARED = {
+    f.__name__: f for f in (apart_in_one_memory, overlapping, the_same, in_one_array, in_one_array_by_steps, unfolded)
+}
 
 
 def both(s: Any, x: Tensor) -> Tensor:

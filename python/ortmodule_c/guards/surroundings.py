@@ -78,6 +78,8 @@ class Surroundings(Watch):
     def _freeze(self, value: Any, what: str) -> Any:
         if isinstance(value, random.Random) and value is not getattr(random, "_inst", None):
             self.refuse(f"{what} is a generator of random numbers", NotRunnable)
+        if isinstance(value, collections.deque) and value.maxlen is not None:
+            self.refuse(f"{what} is a deque of bounded length", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
         return super()._freeze(value, what)
