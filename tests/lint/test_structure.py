@@ -158,3 +158,8 @@ def test_what_the_demo_leaves_behind_is_ignored() -> None:
     demo = (ROOT / "examples" / "train_gpt2.py").read_text()
     written = re.findall(r'default=Path\("([^"]+)"\)', demo)
     assert written and all(f"/{name}" in (ROOT / ".gitignore").read_text().split() for name in written)
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    names = sorted(p.name for p in (ROOT / "tests").rglob("test_*.py"))
+    assert names == sorted(set(names))
