@@ -94,10 +94,9 @@ class Runner:
         self.differentiable = lowered.differentiable
         self.ancestry = lowered.ancestry
         self.reaches = lowered.reaches
+        # Whether autograd may come to each input.
         reached = self.ancestry.inputs(_either(lowered.reaches, lowered.differentiable), ())
-        self.connected = [
-            bool(reached >> i & 1) for i in range(len(lowered.input_savers))
-        ]  # inputs that autograd may come to
+        self.connected = [bool(reached >> i & 1) for i in range(len(lowered.input_savers))]
         self.saved = [self.ancestry.saved(self.ancestry.whole(r)) for r in lowered.reaches]
         self.input_savers, self.output_savers = lowered.input_savers, lowered.output_savers
         # Inputs that backwards read a copy of, as PyTorch does not save them; saved outputs.
@@ -122,9 +121,8 @@ class Runner:
         if self.updates:
             self._check_writable(inputs)
         grad = torch.is_grad_enabled()
-        call = Call(
-            self, inputs, tuple([grad and c and t.requires_grad for t, c in zip(inputs, self.connected, strict=True)])
-        )
+        in_grads = tuple([grad and c and t.requires_grad for t, c in zip(inputs, self.connected, strict=True)])
+        call = Call(self, inputs, in_grads)
         if call.trains:
             try:
                 call.versions = [t._version for t in inputs]
@@ -181,10 +179,8 @@ class Runner:
     def _check_writable(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is written over may not be, or shares memory with another or in itself."""
         memories = Counter(map(_memory, inputs))
-        spans = sorted(
-            {m: m + t.untyped_storage().nbytes() for m, t in zip(map(_memory, inputs), inputs, strict=True)}.items()
-        )
-        if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):  # as of two views of an array
+        spans = sorted({_memory(t): t.untyped_storage().nbytes() for t in inputs}.items())
+        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):  # as of two views of an array
             raise NotExportable("the forward changes tensors, and some that are given to it share memory")
         inferring = torch.is_inference_mode_enabled()
         for t in (inputs[i] for i in self.updates):

@@ -49,7 +49,7 @@ class Graph:
     counting
         Attributes that its forward set to other plain values: the owner's id and which it is.
     fallbacks
-        ATen op and cause of each node that runs in PyTorch; nothing once they are told.
+        ATen op and cause of each node that runs in PyTorch.
     used
         Number of the last call that it served.
     """
@@ -69,12 +69,6 @@ class Graph:
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     used: int = 0
-    told: bool = False  # of its fallbacks
-
-    def untold(self) -> list[tuple[str, str]]:
-        """The fallbacks, the first time."""
-        told, self.told = self.told, True
-        return [] if told else self.fallbacks
 
     @property
     def opened(self) -> bool:
@@ -251,7 +245,7 @@ class Graphs:
                 if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
                     spare = graph
                     break
-                self._check(graph)
+                self._tell(graph)
             except Exception as error:
                 if out_of_memory(error) is not None:
                     raise
@@ -273,14 +267,14 @@ class Graphs:
             raise NotExportable(str(error)) from error
         if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
             graph = spare
-        self._check(graph)
+        self._tell(graph)
         openings.add(sizes, graph.opened)
         return graph
 
-    def _check(self, graph: Graph) -> None:
-        """Refuse a graph of which something must not run in PyTorch, and one that would be made anew at each call."""
+    def _tell(self, graph: Graph) -> None:
+        """Report what of a graph runs in PyTorch, and refuse one that would be made anew at each call."""
         for name, cause in graph.fallbacks:
-            self._report.check(name, cause)
+            self._report.add(name, cause)
         self._counting.update(graph.counting)
         for owner, attribute in graph.counting:
             if self._counting[owner, attribute] > _MAX_COUNTED:

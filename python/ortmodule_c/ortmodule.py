@@ -207,9 +207,9 @@ class ORTModule(nn.Module):
         if interrupt is not None:  # it undid what the forward, while it was traced, had done before
             self._ort_module(*args, **kwargs)
             raise interrupt  # which was not the forward's own
+        self._ort_report.warn()  # which may raise: before anything has changed
         if attempt.call is not None:
             assert attempt.graph is not None
-            self._ort_report.add_all(attempt.graph.untold())  # which may raise: before anything has changed
             try:
                 return attempt.graph.run(attempt.call)
             except (IndexError, NotExportable) as error:  # as below, or an op in PyTorch gave what it was not traced to

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .errors import Mistake, NotExportable, ORTModuleError, first_lines, out_of_memory
@@ -92,12 +92,6 @@ class FallbackReport:
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._counts[key] == 1:
             self.tell(f"{name} runs in PyTorch: {cause}")
-
-    def add_all(self, found: Iterable[tuple[str, str]]) -> None:
-        """Record fallbacks, and warn of those that are new."""
-        for name, cause in found:
-            self.add(name, cause)
-        self.warn()
 
     def tell(self, what: str, first: bool = False) -> None:
         """Have something told at the next :meth:`warn`, perhaps before all else."""

@@ -78,7 +78,6 @@ class _Made:
     inputs: list[int]
     out_spec: Spec
     n_masks: int  # that it draws
-    untold: list[tuple[str, str]]  # what of it runs in PyTorch
 
 
 class Compiled:
@@ -144,10 +143,8 @@ class Compiled:
                 call = made.runner.prepare([args[i] for i in made.inputs])
                 if state is not None:
                     noted.note(self._as_noted(made, args, call, state))
-                result = unflatten(made.out_spec, iter(made.runner.run(call)))
-                untold, made.untold = made.untold, []
-                self._report.add_all(untold)  # a call that raises is not told of
-                return result
+                self._report.warn()
+                return unflatten(made.out_spec, iter(made.runner.run(call)))
             except IndexError:  # PyTorch raises it by itself, as the class that is its own
                 pass
             except NotExportable as error:
@@ -191,12 +188,12 @@ class Compiled:
             captured = capture_graph(self._graph, examples)
             lowered = lower(captured)
             for name, cause in lowered.fallbacks:
-                self._report.check(name, cause)
+                self._report.add(name, cause)
             text, constants = to_text(lowered.model)
             writer = self._files.watcher(lowered, text, constants, numbered=True)
             runner = Runner(_C.Session(text, constants, lowered.callbacks), lowered, writer)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
-        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="), lowered.fallbacks)
+        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="))
 
     def _capture_again(self, given: Sequence[Any]) -> Captured:
         with tracing_lock, quiet():

@@ -180,7 +180,7 @@ class SecondWay:
             self._report.check(self._name, cause)
             return self._module(*args, **kwargs), cause
         self._open_sizes(args, kwargs)
-        n_breaks, seconds, loops = len(graph_break_reasons), _seconds(), _loops()
+        n_breaks, seconds, met = len(graph_break_reasons), _seconds(), counters["unimplemented"].copy()
         with config.patch(self._settings), _listening() as records:
             try:
                 result = version.compiled.forward(*args, **kwargs)
@@ -200,10 +200,10 @@ class SecondWay:
             return result, self._cause
         for record in records:
             self._note_record(record)
-        left = _loops() - loops
+        loops = _loops(counters["unimplemented"] - met)
         if not self._graphs and not self._report.records():
-            return result, f"{_NOTHING}: {_IN_LOOP}" if left else _NOTHING
-        for place in sorted(left):
+            return result, f"{_NOTHING}: {_IN_LOOP}" if loops else _NOTHING
+        for place in sorted(loops):
             self._report.add(place, _IN_LOOP)
         return result, ""
 
@@ -302,9 +302,9 @@ class SecondWay:
             self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
 
 
-def _loops() -> set[str]:
+def _loops(met: Counter[str]) -> set[str]:
     """File and line of the functions that Dynamo has left to Python because of a break in a loop."""
-    found = map(_LOOP.search, counters["unimplemented"])
+    found = map(_LOOP.search, met)
     return {":".join(match.groups()) for match in found if match is not None}
 
 
