@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch._dynamo
 
 from ortmodule_c import report
 
@@ -16,6 +17,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 def export_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.export refuses runs in PyTorch: TorchDynamo is not asked."""
     monkeypatch.setenv("ORTMODULE_CAPTURE", "export")
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """TorchDynamo has compiled nothing, and keeps nothing afterwards."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

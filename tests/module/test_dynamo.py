@@ -3,7 +3,7 @@
 import copy
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +18,7 @@ from ortmodule_c.dynamo.backend import backend
 from ortmodule_c.flatten import flatten
 from wrapped import assert_same_state, close, float_sum, mlp
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(model: Any, **kwargs: Any) -> Any:

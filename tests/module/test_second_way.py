@@ -1,18 +1,12 @@
 """A module that torch.export refuses goes through TorchDynamo: one statement is broken out, not the module."""
 
 import copy
-import functools
 import gc
-import math
-import random
-import re
+import inspect
 import signal
 import threading
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,42 +19,20 @@ from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from ortmodule_c.dynamo.backend import Compiled
-from test_what_is_held import HELD, Read, set_global
-from wrapped import Function, assert_same_state, assert_same_step, close, mlp, pair
+from wrapped import Branching, Function, assert_same_state, assert_same_step, close, mlp, pair
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-class Branching(nn.Module):
-    """Two layers, between them a branch that depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).relu()
-        if h.sum() > 3:
-            h = h * 2
-        return self.second(h)
-
-
-BRANCH = Branching.forward.__code__.co_firstlineno + 2
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+BRANCH = f"{inspect.getfile(Branching)}:{Branching.forward.__code__.co_firstlineno + 2}"
 
 
 def test_a_branch_on_values_breaks_out_one_statement() -> None:
     eager, ours = pair(Branching())
-    with pytest.warns(UserWarning, match=rf"{__file__}:{BRANCH} runs in PyTorch: graph break: Data-dependent"):
+    with pytest.warns(UserWarning, match=rf"{BRANCH} runs in PyTorch: graph break: Data-dependent"):
         assert_same_step(eager, ours, torch.ones(2, 4))
     for n in (2, 3, 5, 7):
         for sign in (1, -1):
             assert_same_step(eager, ours, sign * torch.rand(n, 4))
-    assert [r.name for r in ours.fallback_report()] == [f"{__file__}:{BRANCH}"]
+    assert [r.name for r in ours.fallback_report()] == [BRANCH]
     assert ours.stats()["graphs"] > 0 and ours.stats()["graph_breaks"] == 1
 
 
@@ -97,43 +69,8 @@ def test_what_export_refuses_runs_in_pytorch_if_dynamo_is_not_asked() -> None:
 
 def test_a_break_is_an_error_where_fallback_is() -> None:
     ours = ORTModule(Branching(), DebugOptions(fallback="error"))
-    place = rf"{__file__}:{BRANCH}"
-    with pytest.raises(ORTModuleError, match=rf"Branching cannot run in ortmodule_c .*Data-dependent.* {place}"):
+    with pytest.raises(ORTModuleError, match=rf"Branching cannot run in ortmodule_c .*Data-dependent.* {BRANCH}"):
         ours(torch.ones(2, 4))
-
-
-class Dropping(nn.Module):
-    """Leaves out layers by chance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            if torch.rand([]) > 0.5:
-                x = layer(x)
-        return x
-
-
-def test_a_break_in_a_loop_is_told_with_what_helps() -> None:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        ORTModule(Dropping())(torch.ones(2, 4))
-    (message,) = [str(w.message) for w in told]
-    line = Dropping.forward.__code__.co_firstlineno + 2
-    assert re.match(
-        rf"ortmodule_c: Dropping runs in PyTorch: .* {__file__}:{line}; .*a submodule for the loop", message
-    )
-
-
-def test_the_reason_is_told_before_what_follows_from_it() -> None:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        ORTModule(Branching())(torch.ones(2, 4))
-    first, second = [str(w.message) for w in told]
-    assert "goes through TorchDynamo" in first and "graph break: Data-dependent" in second
-    assert "Explanation:" not in second
 
 
 def test_what_runs_in_one_graph_is_no_error() -> None:
@@ -255,137 +192,6 @@ def test_hooks_on_all_modules_run() -> None:
     assert [type(m) for m in calls if not isinstance(m, ORTModule)] == expected
 
 
-def test_attributes_that_change_are_seen() -> None:
-    def scaled(s: Function, x: Tensor) -> Tensor:
-        return s.l(x) * s.by if x.sum() > 0 else s.l(x)
-
-    eager, ours = pair(Function(scaled, l=nn.Linear(2, 2), by=2.0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for by in (2.0, 3.0, 4.0):
-            eager.by = ours.module.by = by
-            assert_same_step(eager, ours, torch.ones(1, 2))
-
-
-@pytest.mark.parametrize(("make", "read", "change"), HELD.values(), ids=HELD)
-def test_a_change_that_dynamo_compares_less_is_seen(
-    make: Callable[[], Any], read: Read, change: Callable[[Any], None]
-) -> None:
-    made = [Function(lambda s, x: read(s, s.l(x)), l=nn.Linear(4, 4), held=make()) for _ in range(2)]
-    made[1].load_state_dict(made[0].state_dict())
-    eager, ours = made[0], ORTModule(made[1], DebugOptions(capture="dynamo"))
-    x = torch.randn(3, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(4):
-            assert_same_step(eager, ours, x)
-            for m in (eager, ours):
-                m.zero_grad()
-            if step == 1:
-                change(eager)
-                if change is not set_global:
-                    change(ours.module)
-
-
-class Numbers(dict[str, float]):
-    by = 2.0
-
-
-def numbers(by: float) -> Numbers:
-    made = Numbers(a=2.0)
-    made.by = by
-    return made
-
-
-# An argument before and after a change, and how it is read.
-GIVEN: dict[str, tuple[Any, Any, Callable[[Any], float]]] = {
-    "the sign of zero": (0.0, -0.0, lambda given: math.copysign(2.0, given)),
-    "the sign of zero of NumPy": (np.float64(0.0), np.float64(-0.0), lambda given: math.copysign(2.0, given)),
-    "a range of as many numbers": (range(0, 3, 2), range(0, 4, 2), lambda given: given.stop),
-    "elements that are equal": ({(1,)}, {(1.0,)}, lambda given: len(str(next(iter(given))))),
-    "attributes of a dict": (numbers(2.0), numbers(3.0), lambda given: given.by),
-    "a bound method": ({"a": 0.0}.get, {"a": -0.0}.get, lambda given: math.copysign(2.0, given("a"))),
-    "the length that a deque is kept to": (deque([2.0]), deque([2.0], maxlen=3), lambda given: given.maxlen or 1),
-    "an object without a dictionary": (Fraction(1, 2), Fraction(1, 3), lambda given: given.denominator),
-}
-
-
-@pytest.mark.parametrize(("first", "then", "read"), GIVEN.values(), ids=GIVEN)
-def test_a_change_of_an_argument_is_seen(first: Any, then: Any, read: Callable[[Any], float]) -> None:
-    eager = Function(lambda s, x, given: s.l(x) * read(given), l=nn.Linear(4, 4))
-    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
-    x = torch.randn(3, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for given in (first, first, then, first):
-            assert_same_step(eager, ours, x, given)
-
-
-def test_arguments_that_dynamo_compares_may_change_all_the_time() -> None:
-    eager = Function(lambda s, x, by, words: s.l(x) * by * len(words), l=nn.Linear(4, 4))
-    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo", fallback="error"))
-    for by in range(2, 12):
-        assert_same_step(eager, ours, torch.randn(3, 4), float(by), ["a"] * (by % 3))
-
-
-@functools.lru_cache
-def counted() -> list[int]:
-    return [*range(100)]
-
-
-class Rule(type):
-    scale = 2.0
-
-
-class Ruled(metaclass=Rule):
-    pass
-
-
-SEEN_OTHERWISE: dict[str, Read] = {
-    "whether it is a leaf": lambda s, y: y * (2 if y.is_leaf else 3),
-    "its node": lambda s, y: y * (2 if y.grad_fn is None else 3),
-    "whether it keeps its gradient": lambda s, y: y * (2 if y.retains_grad else 3),
-    "a generator": lambda s, y: y * s.generator.random(),
-    "a metaclass": lambda s, y: y * Ruled.scale,  # type: ignore[attr-defined]
-    "the default dtype": lambda s, y: (torch.set_default_dtype(torch.get_default_dtype()), y * 2)[1],
-    "a memo": lambda s, y: y * counted()[0],
-    "a tracer": lambda s, y: y * (2 if torch.compiler.is_compiling() else 3),
-}
-SEEN_AT_ONCE: dict[str, Read] = {
-    "whether gradients are on": lambda s, y: (torch.set_grad_enabled(False), y * 2)[1],
-}
-
-
-@pytest.mark.parametrize(
-    ("read", "branches"),
-    [
-        *[pytest.param(r, False, id=n) for n, r in {**SEEN_OTHERWISE, **SEEN_AT_ONCE}.items()],
-        *[pytest.param(r, True, id=f"{n}, after a branch") for n, r in SEEN_OTHERWISE.items()],
-    ],
-)
-def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read, branches: bool) -> None:
-    def forward(s: Any, x: Tensor) -> Any:
-        y = s.l(x)
-        if branches and y.sum() > 1e9:
-            return y
-        return read(s, y)
-
-    eager, ours = (
-        m := Function(forward, l=nn.Linear(4, 4), generator=random.Random(0)),
-        ORTModule(copy.deepcopy(m)),
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(2):
-            results = []
-            for m in (eager, ours):
-                results.append((m(torch.ones(2, 4)), torch.is_grad_enabled()))
-                torch.set_grad_enabled(True)
-            assert results[0][1] == results[1][1]
-            close(results[1][0], results[0][0])
-    assert branches or ours.stats()["graphs"] == 0
-
-
 def test_what_the_forward_itself_changes_costs_no_graph() -> None:
     class Counting(Branching):
         def __init__(self) -> None:
@@ -478,23 +284,6 @@ def test_what_a_signals_handler_raises_is_no_failure_to_compile(monkeypatch: pyt
         signal.signal(signal.SIGALRM, before)
     assert_same_step(eager, ours, torch.ones(2, 6))
     assert not ours.fallback_report()
-
-
-def test_a_break_within_pytorch_is_told_with_its_file_and_line() -> None:
-    ours = ORTModule(nn.BatchNorm1d(3, momentum=None))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ours(torch.ones(2, 3))
-    assert re.search(r"batchnorm\.py:\d+$", ours.fallback_report()[0].name)
-
-
-def test_what_dynamo_does_not_look_into_is_told() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
-    ours = ORTModule(nn.Sequential(scripted))
-    with pytest.warns(UserWarning, match="runs in PyTorch"):
-        close(ours(torch.ones(1, 2)), scripted(torch.ones(1, 2)))
 
 
 def test_a_checkpoint_inside_runs_again_in_backward() -> None:
@@ -594,89 +383,6 @@ def test_modules_made_in_the_forward_are_in_the_graph() -> None:
         assert_same_step(eager, ours, torch.rand(3, 4))
     (record,) = ours.fallback_report()
     assert record.cause.startswith("graph break: Data-dependent branching")
-
-
-# What is told, and what it costs
-
-
-def hooked(s: Function, x: Tensor) -> Tensor:
-    h = s.l(x)
-    h.register_hook(lambda grad: grad * 2)
-    return h.sin()
-
-
-def checkpointed(s: Function, x: Tensor) -> Tensor:
-    return checkpoint(lambda v: torch.tanh(s.l(v)), x, use_reentrant=False) + x
-
-
-def conditional(s: Function, x: Tensor) -> Tensor:
-    return torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (s.l(x),)).exp()
-
-
-def prints(s: Function, x: Tensor) -> Tensor:
-    print(end="")
-    return s.l(x)
-
-
-def of_data_dependent_size(s: Function, x: Tensor) -> Tensor:
-    h = s.l(x)
-    return h[h > 0] * 2
-
-
-def transformed(s: Function, x: Tensor) -> Tensor:
-    z = torch.fft.fftn(s.l(x), dim=(0, 1))
-    return s.l((z * 2).real + z.imag.sum())
-
-
-REFUSED = [hooked, checkpointed, conditional, prints, of_data_dependent_size, transformed]
-
-
-@pytest.mark.parametrize("forward", REFUSED)
-def test_why_a_module_goes_through_dynamo_is_told_once(forward: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """... with file and line of what is in the way, and nothing of Dynamo's own besides."""
-    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for n in (3, 3, 2):
-            assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
-        for m in (eager, ours):
-            m.eval()
-        assert_same_step(eager, ours, torch.randn(3, 4))
-    messages = [str(w.message) for w in told]
-    (why,) = [m for m in messages if "goes through TorchDynamo" in m]
-    lines = range(forward.__code__.co_firstlineno, forward.__code__.co_firstlineno + 4)
-    places = [f"{__file__}:{line}" for line in lines]
-    assert any(p in text for p in places for text in (why, *[r.name for r in ours.fallback_report()]))
-    assert all(m.startswith("ortmodule_c: ") for m in messages)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_who_asks_for_dynamo_is_not_told_of_it() -> None:
-    ours = ORTModule(Function(hooked, l=nn.Linear(4, 4)), DebugOptions(capture="dynamo"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ours(torch.randn(3, 4)).sum().backward()
-
-
-@pytest.mark.parametrize("forward", [checkpointed, conditional])
-def test_what_holds_functions_trains_as_in_pytorch(forward: Any) -> None:
-    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for n in (3, 3, 2):
-            for sign in (1, -1):
-                assert_same_step(eager, ours, sign * torch.rand(n, 4))
-    assert any("ortmodule_c" in str(w.message) for w in told)
-    runs_in_pytorch = [r.name.split(" at ")[0] for r in ours.fallback_report()]
-    assert runs_in_pytorch == (["cond"] if forward is conditional else [])
-
-
-def test_only_what_computes_with_complex_numbers_runs_in_pytorch() -> None:
-    ours = ORTModule(Function(transformed, l=nn.Linear(4, 4)))
-    with pytest.warns(UserWarning, match="fft_fftn at .* runs in PyTorch: there are no kernels for .*complex64"):
-        ours(torch.randn(3, 4))
-    assert {r.name.split(" at ")[0] for r in ours.fallback_report()} == {"fft_fftn", "mul", "getattr"}
-    assert ours.stats()["graphs"] == 2
 
 
 def test_a_second_derivative_through_parameters_is_refused() -> None:

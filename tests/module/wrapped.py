@@ -72,6 +72,20 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+class Branching(nn.Module):
+    """Two layers, between them a branch that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        if h.sum() > 3:
+            h = h * 2
+        return self.second(h)
+
+
 def graphs(model: ORTModule) -> Iterator[Any]:
     """Graphs exported so far."""
     return iter(model._ort_graphs._graphs.values())

@@ -1,0 +1,153 @@
+"""What a module that goes through TorchDynamo reads of Python is held as on the first way."""
+
+import copy
+import functools
+import math
+import random
+import warnings
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortmodule_c import DebugOptions, ORTModule
+from test_what_is_held import HELD, Read, set_global
+from wrapped import Function, assert_same_step, close, pair
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def test_attributes_that_change_are_seen() -> None:
+    def scaled(s: Function, x: Tensor) -> Tensor:
+        return s.l(x) * s.by if x.sum() > 0 else s.l(x)
+
+    eager, ours = pair(Function(scaled, l=nn.Linear(2, 2), by=2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for by in (2.0, 3.0, 4.0):
+            eager.by = ours.module.by = by
+            assert_same_step(eager, ours, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("make", "read", "change"), HELD.values(), ids=HELD)
+def test_a_change_that_dynamo_compares_less_is_seen(
+    make: Callable[[], Any], read: Read, change: Callable[[Any], None]
+) -> None:
+    made = [Function(lambda s, x: read(s, s.l(x)), l=nn.Linear(4, 4), held=make()) for _ in range(2)]
+    made[1].load_state_dict(made[0].state_dict())
+    eager, ours = made[0], ORTModule(made[1], DebugOptions(capture="dynamo"))
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(4):
+            assert_same_step(eager, ours, x)
+            for m in (eager, ours):
+                m.zero_grad()
+            if step == 1:
+                change(eager)
+                if change is not set_global:
+                    change(ours.module)
+
+
+class Numbers(dict[str, float]):
+    by = 2.0
+
+
+def numbers(by: float) -> Numbers:
+    made = Numbers(a=2.0)
+    made.by = by
+    return made
+
+
+# An argument before and after a change, and how it is read.
+GIVEN: dict[str, tuple[Any, Any, Callable[[Any], float]]] = {
+    "the sign of zero": (0.0, -0.0, lambda given: math.copysign(2.0, given)),
+    "the sign of zero of NumPy": (np.float64(0.0), np.float64(-0.0), lambda given: math.copysign(2.0, given)),
+    "a range of as many numbers": (range(0, 3, 2), range(0, 4, 2), lambda given: given.stop),
+    "elements that are equal": ({(1,)}, {(1.0,)}, lambda given: len(str(next(iter(given))))),
+    "attributes of a dict": (numbers(2.0), numbers(3.0), lambda given: given.by),
+    "a bound method": ({"a": 0.0}.get, {"a": -0.0}.get, lambda given: math.copysign(2.0, given("a"))),
+    "the length that a deque is kept to": (deque([2.0]), deque([2.0], maxlen=3), lambda given: given.maxlen or 1),
+    "an object without a dictionary": (Fraction(1, 2), Fraction(1, 3), lambda given: given.denominator),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "read"), GIVEN.values(), ids=GIVEN)
+def test_a_change_of_an_argument_is_seen(first: Any, then: Any, read: Callable[[Any], float]) -> None:
+    eager = Function(lambda s, x, given: s.l(x) * read(given), l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for given in (first, first, then, first):
+            assert_same_step(eager, ours, x, given)
+
+
+def test_arguments_that_dynamo_compares_may_change_all_the_time() -> None:
+    eager = Function(lambda s, x, by, words: s.l(x) * by * len(words), l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo", fallback="error"))
+    for by in range(2, 12):
+        assert_same_step(eager, ours, torch.randn(3, 4), float(by), ["a"] * (by % 3))
+
+
+@functools.lru_cache
+def counted() -> list[int]:
+    return [*range(100)]
+
+
+class Rule(type):
+    scale = 2.0
+
+
+class Ruled(metaclass=Rule):
+    pass
+
+
+SEEN_OTHERWISE: dict[str, Read] = {
+    "whether it is a leaf": lambda s, y: y * (2 if y.is_leaf else 3),
+    "its node": lambda s, y: y * (2 if y.grad_fn is None else 3),
+    "whether it keeps its gradient": lambda s, y: y * (2 if y.retains_grad else 3),
+    "a generator": lambda s, y: y * s.generator.random(),
+    "a metaclass": lambda s, y: y * Ruled.scale,  # type: ignore[attr-defined]
+    "the default dtype": lambda s, y: (torch.set_default_dtype(torch.get_default_dtype()), y * 2)[1],
+    "a memo": lambda s, y: y * counted()[0],
+    "a tracer": lambda s, y: y * (2 if torch.compiler.is_compiling() else 3),
+}
+SEEN_AT_ONCE: dict[str, Read] = {
+    "whether gradients are on": lambda s, y: (torch.set_grad_enabled(False), y * 2)[1],
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "branches"),
+    [
+        *[pytest.param(r, False, id=n) for n, r in {**SEEN_OTHERWISE, **SEEN_AT_ONCE}.items()],
+        *[pytest.param(r, True, id=f"{n}, after a branch") for n, r in SEEN_OTHERWISE.items()],
+    ],
+)
+def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read, branches: bool) -> None:
+    def forward(s: Any, x: Tensor) -> Any:
+        y = s.l(x)
+        if branches and y.sum() > 1e9:
+            return y
+        return read(s, y)
+
+    eager, ours = (
+        m := Function(forward, l=nn.Linear(4, 4), generator=random.Random(0)),
+        ORTModule(copy.deepcopy(m)),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            results = []
+            for m in (eager, ours):
+                results.append((m(torch.ones(2, 4)), torch.is_grad_enabled()))
+                torch.set_grad_enabled(True)
+            assert results[0][1] == results[1][1]
+            close(results[1][0], results[0][0])
+    assert branches or ours.stats()["graphs"] == 0
