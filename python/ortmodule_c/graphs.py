@@ -46,6 +46,8 @@ class Graph:
         Tensors it takes besides those of the call and of the module.
     layouts, layout
         How its inputs lay in memory, if the forward depends on that, and what tells it of one.
+    openings
+        Of the graphs for calls that differ in sizes alone.
     counting
         Attributes that its forward set to other plain values: the owner's id and which it is.
     fallbacks
@@ -66,6 +68,7 @@ class Graph:
 
     layouts: list[tuple[int, ...]] | None = None
     layout: Callable[[Tensor], tuple[int, ...]] = layout
+    openings: Openings = field(default_factory=Openings)
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     used: int = 0
@@ -115,7 +118,6 @@ class Graphs:
         self._arguments = arguments
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
-        self._openings: OrderedDict[Hashable, Openings] = OrderedDict()
         self._counting: Counter[tuple[int, str]] = Counter()
         self._last: Key | None = None  # key of the last export
         self._changes: Counter[str] = Counter()
@@ -133,33 +135,6 @@ class Graphs:
                 return graph
         return None
 
-    def churn(self, key: Key, sizes: Sizes) -> str | None:
-        """What keeps changing, if once more a graph has to be made because of it: told once.
-
-        It is an attribute, an argument or what lies in one, or a size.
-        """
-        spec, rest = key
-        last_spec, last_rest = self._last or key
-        self._last = key
-        fitting = [g.held for g in self._by_key.get(key, ()) if g.fit is not None and g.fit.accepts(sizes)]
-        what = None
-        if fitting and fitting[0] is not None:
-            what = fitting[0].changed()
-        elif rest == last_rest:
-            argument = self._arguments.difference(last_spec, spec)
-            what = None if argument is None else f"argument {argument}"
-        dim = self._openings[key].changed(sizes) if key in self._openings else None
-        if what is not None:
-            clause = f"{what} takes a new value; a tensor may change without that"
-        elif dim is not None:
-            tensor, axis = dim
-            what = f"the size of {self._arguments.paths(spec)[tensor]} in dim {axis}"
-            clause = f"{what} changes; the forward compares that size, or takes it apart in Python"
-        else:
-            return None
-        self._changes[what] += 1
-        return clause if self._changes[what] == _MANY_CHANGES else None
-
     def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
         """Export a graph for this call.
 
@@ -170,11 +145,13 @@ class Graphs:
         Interrupted
             If the handler of a signal that came meanwhile raised.
         """
-        self._check_room(key)
+        openings = self._openings(key)
+        self._check_churn(key, tuple([t.shape for t in leaves]), paths, openings)
         begin = time.perf_counter()
         with waiting():
             with quiet(), no_collection():
-                graph = self._export(key, leaves, paths, scan)
+                graph = self._export(key, leaves, paths, scan, openings)
+            graph.openings = openings
             self.export_seconds += time.perf_counter() - begin
             self._keep(graph)
             self._drop_forgotten()
@@ -195,11 +172,41 @@ class Graphs:
         """Those of its graphs."""
         return [graph.runner for graph in list(self._graphs.values()) if graph.runner is not None]
 
-    def _check_room(self, key: Key) -> None:
-        """Refuse one more graph of a kind that fills the cache, if all are in use: each would push out the next."""
+    def _openings(self, key: Key) -> Openings:
+        """Of the graphs, if there are any, that were made where all that they read was as it is."""
+        return next((g.openings for g in self._by_key.get(key, ()) if g.held is not None and g.held.hold()), Openings())
+
+    def _check_churn(self, key: Key, sizes: Sizes, paths: Sequence[str], openings: Openings) -> None:
+        """Tell, once, what it is that graphs are made because of again and again.
+
+        Refuse one more graph of a kind that fills the cache, if all are in use: each would push out the next.
+        """
+        when = self._difference(key, sizes, paths, openings)
+        self._last = key
+        self._changes[when] += 1
+        if when and self._changes[when] == _MANY_CHANGES:
+            self._report.tell(f"{type(self._module).__name__} is exported anew each time {when}")
         same_key, limit = self._by_key.get(key, ()), self._options.max_graphs
         if len(same_key) >= limit and all(g.used > self._calls - _LATELY for g in same_key):
-            raise NotRunnable(f"its sizes or attributes change between more than max_graphs={limit} graphs")
+            often = f" each time {when}" if when else ""
+            raise NotRunnable(f"more than max_graphs={limit} graphs would be needed, one more{often}")
+
+    def _difference(self, key: Key, sizes: Sizes, paths: Sequence[str], openings: Openings) -> str:
+        """What happened that no graph serves this call, if others were made for calls like it."""
+        (spec, rest), (last_spec, last_rest) = key, self._last or key
+        made = [(g.held, g.fit) for g in self._by_key.get(key, ()) if g.held is not None and g.fit is not None]
+        fits = [fit.accepts(sizes) for held, fit in made if held.hold()]
+        dim, what = openings.changed(sizes), None
+        if any(fits):
+            return "an argument lies otherwise in memory"
+        if dim is not None:
+            return f"the size of {paths[dim[0]]} in dim {dim[1]} changes; {openings.why}"
+        if made and not fits:
+            what = made[0][0].changed()
+        elif not made and rest == last_rest:
+            difference = self._arguments.difference(last_spec, spec)
+            what = None if difference is None else f"argument {difference}"
+        return f"{what} takes a new value; a tensor may change without that" if what else ""
 
     def _keep(self, graph: Graph) -> None:
         graph.used = self._calls
@@ -209,8 +216,6 @@ class Graphs:
         self._graphs[id(graph)] = graph
         same_key = self._by_key.setdefault(graph.key, [])
         same_key.insert(0 if graph.runner is not None else len(same_key), graph)
-        while len(self._openings) > 4 * self._options.max_graphs:
-            self._openings.popitem(last=False)
 
     def _drop_forgotten(self) -> None:
         """Drop the graphs that wait for an object to come back which nobody else has any more."""
@@ -225,8 +230,6 @@ class Graphs:
             forgotten = graph in changed and graph.held is not None and graph.held.is_forgotten(ours)
             if forgotten or is_any_forgotten(by_identity(plain_leaves(graph.key[0])), ours):
                 self._drop(graph)
-                if graph.key not in self._by_key:
-                    self._openings.pop(graph.key, None)
 
     def _drop(self, graph: Graph) -> None:
         del self._graphs[id(graph)]
@@ -234,10 +237,11 @@ class Graphs:
         if not self._by_key[graph.key]:
             del self._by_key[graph.key]
 
-    def _export(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
+    def _export(
+        self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan, openings: Openings
+    ) -> Graph:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
-        openings = self._openings.setdefault(key, Openings())
         spare: Graph | None = None
         for axes in openings.candidates(sizes):
             try:
@@ -249,8 +253,9 @@ class Graphs:
             except Exception as error:
                 if out_of_memory(error) is not None:
                     raise
-                openings.fail(axes)
-                logger.info("%s: not exported with open sizes: %s", type(self._module).__name__, first_lines(error))
+                cause = first_lines(error)
+                openings.fail(axes, f"it cannot be left open: {cause}")
+                logger.info("%s: not exported with open sizes: %s", type(self._module).__name__, cause)
                 logger.debug("", exc_info=error)
                 continue
             if not graph.opened:
@@ -296,18 +301,17 @@ class Graphs:
         layouts = captured.layouts if watch.asks_layout or watch.asks_looseness else None
         graph = Graph(
             key,
-            False,
-            held,
-            fit,
-            runner,
-            captured.out_spec,
-            written,
-            captured.rebound,
-            captured.outside,
-            layouts,
-            layout if watch.asks_layout else looseness,
-            [(id(w.module), str(w)) for w in captured.writes if w.counts],
-            lowered.fallbacks,
+            held=held,
+            fit=fit,
+            runner=runner,
+            out_spec=captured.out_spec,
+            written=written,
+            rebound=captured.rebound,
+            outside=captured.outside,
+            layouts=layouts,
+            layout=layout if watch.asks_layout else looseness,
+            counting=[(id(w.module), str(w)) for w in captured.writes if w.counts],
+            fallbacks=lowered.fallbacks,
         )
         vars(watch).clear()  # its parts refer to each other, and would keep what it has seen
         return graph

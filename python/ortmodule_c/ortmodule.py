@@ -340,9 +340,6 @@ class ORTModule(nn.Module):
         if now.refusal:
             opaque = isinstance(self._ort_module, torch.jit.ScriptModule)
             raise (NotRunnable if opaque else NotExportable)(now.refusal)
-        what = self._ort_graphs.churn(key, tuple([t.shape for t in leaves]))
-        if what is not None:
-            self._ort_report.tell(f"{type(self._ort_module).__name__} is exported anew each time {what}")
         return self._ort_graphs.make(key, leaves, paths, now)
 
     def compile(self, *_args: Any, **_kwargs: Any) -> None:

@@ -1,5 +1,6 @@
 """Hugging Face models as their configs make them: train mode, caches returned, a new batch shape at every step."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,13 @@ def bert() -> nn.Module:
         **SMALL, num_attention_heads=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     return transformers.BertForMaskedLM(config)
+
+
+def bert_for_classes() -> nn.Module:
+    config = transformers.BertConfig(
+        **SMALL, num_attention_heads=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3
+    )
+    return transformers.BertForSequenceClassification(config)
 
 
 def llama() -> nn.Module:
@@ -92,6 +100,10 @@ def of_pairs(batch: int, length: int) -> dict[str, Tensor]:
     return {**of_text(batch, length), "token_type_ids": types}
 
 
+def of_classes(batch: int, length: int) -> dict[str, Tensor]:
+    return {**of_text(batch, length), "labels": torch.arange(batch) % 3}
+
+
 def of_images(batch: int, _length: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(batch, 3, 16, 16), "labels": torch.randint(5, (batch,))}
 
@@ -139,6 +151,15 @@ def assert_same_training(
 def test_training(model: Callable[[], nn.Module], batch: Callable[[int, int], Any], shapes: list[Any]) -> None:
     ours = assert_same_training(model, batch, shapes)
     assert not ours.fallback_report() and ours.stats()["dynamo_graphs"] == 0
+
+
+def test_classifiers_have_one_graph_for_all_sizes_once_the_first_call_has_told_the_kind_of_problem() -> None:
+    sizes = [(4, 11), (4, 10), (3, 9), (5, 8), (6, 7), (7, 12), (2, 5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = assert_same_training(bert_for_classes, of_classes, sizes)
+    assert ours.config.problem_type == "single_label_classification"
+    assert ours.stats()["graphs"] == 2 and ours.stats()["dynamo_graphs"] == 0
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")

@@ -9,6 +9,7 @@ import numbers
 import operator
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,11 +120,55 @@ def test_a_forward_that_takes_each_size_apart_has_no_open_graph_and_says_so() ->
     assert n_graphs(ours) <= 10
 
 
+def test_why_a_size_is_not_open_is_said_where_it_is_asked_for_its_type() -> None:
+    module = Function(lambda m, x: m.a(x) * len(type(x.shape[0]).__name__), a=nn.Linear(6, 4))
+    with pytest.warns(
+        UserWarning, match=r"in dim 0 changes; it cannot be left open: .* may ask for the type of a size"
+    ):
+        assert_same_steps(module, *[(torch.randn(n, 6),) for n in range(2, 8)])
+
+
+def _kind_of(n: int) -> str:
+    return type(n).__name__
+
+
+def _with_a_memo(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    if m.memo is None:
+        m.memo = _kind_of(x.shape[0])
+    return m.a(x) * len(m.memo)
+
+
+def test_sizes_that_only_the_first_call_asks_for_are_open_from_the_second_on() -> None:
+    module = Function(_with_a_memo, a=nn.Linear(6, 4), memo=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = assert_same_steps(
+            module, *[(torch.randn(n, k, 6),) for n, k in ((4, 5), (3, 7), (6, 2), (5, 5), (2, 9))]
+        )
+    assert n_graphs(ours) == 2
+    ours.memo = None
+    ours(torch.randn(3, 5, 6))
+    assert ours.memo == "int"
+
+
+def test_each_value_of_an_attribute_has_one_graph_for_all_sizes() -> None:
+    eager, ours = pair(Function(lambda m, x: m.a(x) * m.scale, a=nn.Linear(6, 4), scale=0.0))
+    for scale in range(6):
+        for n in (4, 3, 7):
+            for m in (eager, ours):
+                m.zero_grad()
+                m.scale = float(scale)
+            assert_same_step(eager, ours, torch.randn(n, 6))
+    assert n_graphs(ours) == 6
+
+
 def test_more_sizes_than_graphs_end_in_pytorch_and_not_in_an_export_per_call() -> None:
     module = Function(lambda m, x: m.a(x) * len([0 for _ in range(x.shape[0])]), a=nn.Linear(6, 4))
     eager, ours = module, ORTModule(copy.deepcopy(module), DebugOptions(max_graphs=3))
     sizes = [2, 3, 4, 5, 6] * 4
-    with pytest.warns(UserWarning, match="more than max_graphs=3 graphs"):
+    with pytest.warns(
+        UserWarning, match="more than max_graphs=3 graphs .* each time the size of .* in dim 0 changes; the"
+    ):
         for n in sizes:
             for m in (eager, ours):
                 m.zero_grad()

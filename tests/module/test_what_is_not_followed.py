@@ -70,6 +70,11 @@ def by_match(s: Any, y: Tensor) -> Tensor:
     return y
 
 
+def by_variable(s: Any, y: Tensor) -> Tensor:
+    name = "".join(["sc", "ale"])
+    return y * getattr(s.held, name)
+
+
 def array_with_scale() -> Any:
     made: Any = np.ones(3).view(Array)
     made.scale = 1.0
@@ -111,6 +116,12 @@ NOT_FOLLOWED: dict[str, tuple[Callable[[], Any], Read, Change, str]] = {
     "a computed name of a class that is held": (
         lambda: Settings,
         lambda s, y: y * getattr(s.held, "".join(["sc", "ale"])),
+        lambda m, n: setattr(Settings, "scale", n),
+        "computes names",
+    ),
+    "a computed name of a class that is kept": (
+        lambda: Settings,
+        by_variable,
         lambda m, n: setattr(Settings, "scale", n),
         "computes names",
     ),

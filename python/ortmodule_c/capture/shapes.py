@@ -12,6 +12,7 @@ Axes = tuple[tuple[int, ...], ...]  # of each tensor, those whose size is left o
 _MAX_KNOWN = 256
 _MAX_SEEN = 16
 _MAX_OPEN = 4  # graphs with open sizes for calls that differ in sizes alone; more than that, and each fits little
+_PINNED = "the forward compares it, or takes it apart in Python"
 MAX_RANK = 3  # of tensors that hold sequences; above it are images, whose height and width rarely change
 
 
@@ -78,10 +79,13 @@ class Openings:
     ----------
     seen
         Sizes of the last calls that graphs were made for.
+    why
+        Why sizes could not be left open, as found last.
     """
 
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
+        self.why = _PINNED
         self._failed: set[Axes] = set()
         self._made = 0
 
@@ -90,9 +94,10 @@ class Openings:
         self.seen = [*self.seen[1 - _MAX_SEEN :], sizes]
         self._made += opened
 
-    def fail(self, axes: Axes) -> None:
+    def fail(self, axes: Axes, why: str = _PINNED) -> None:
         """Note that no graph has these axes open."""
         self._failed.add(axes)
+        self.why = why
 
     def changed(self, now: Sizes) -> tuple[int, int] | None:
         """The tensor and the axis whose size is another than in the last call that a graph was made for."""

@@ -2,12 +2,13 @@
 
 import dis
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"}
 BY_NAME = frozenset({"getattr", "hasattr"})
+_CHECKS = frozenset({"isinstance", "issubclass"})
 _IDENTITY = frozenset({"id", "is_", "is_not"})
 _LOOKUPS = frozenset({*BY_NAME, "vars", "dir"})
 # Ways around the lookups that are watched.
@@ -85,10 +86,12 @@ def looks(code: CodeType) -> Looks:
     if any(i.opname == "MATCH_CLASS" and i.arg for i in instructions):
         hidden = hidden or "__match_args__"
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    typed, asks_types = _typed(instructions, parameters)
+    everything = list(dis.get_instructions(code))
+    kinds = [i for second in map(_second_argument, _after(_CHECKS, everything)) for i in second]
+    typed, asks_types = _typed(instructions, parameters, {i.offset for i in kinds})
     compared, paired = _compared(instructions, parameters)
     hidden = hidden or _given_away(instructions)
-    names = list(map(_second_argument, _after(BY_NAME, dis.get_instructions(code))))
+    names = [_text(second) for second in map(_second_argument, _after(BY_NAME, everything))]
     return Looks(
         named | strings,
         frozenset(i.argval for i in instructions if i.opname in _GLOBAL),
@@ -105,12 +108,17 @@ def looks(code: CodeType) -> Looks:
     )
 
 
-def _typed(instructions: list[dis.Instruction], parameters: tuple[str, ...]) -> tuple[frozenset[str], bool]:
-    """The parameters whose type it asks for, and whether it may ask for that of anything else but to raise it."""
+def _typed(
+    instructions: list[dis.Instruction], parameters: tuple[str, ...], kinds: set[int]
+) -> tuple[frozenset[str], bool]:
+    """The parameters whose type it asks for, and whether it may ask for that of anything else but to raise it.
+
+    At the offsets `kinds` it asks only whether something is a type, which no number is.
+    """
     stored = {i.argval for i in instructions if i.opname.startswith(("STORE_", "DELETE_"))}
     typed = set()
     for at, instruction in enumerate(instructions):
-        if instruction.opname in _GLOBAL and instruction.argval == "type":
+        if instruction.opname in _GLOBAL and instruction.argval == "type" and instruction.offset not in kinds:
             then = instructions[at + 1 :]
             of_parameter = then[0].opname in ("LOAD_FAST", "LOAD_DEREF") and then[0].argval in parameters
             called = then[1].opname in ("PRECALL", "CALL") and then[1].arg == 1
@@ -162,24 +170,28 @@ def _given_away(instructions: list[dis.Instruction]) -> str:
     return ""
 
 
-def _after(names: frozenset[str], instructions: Iterable[dis.Instruction]) -> Iterator[list[dis.Instruction]]:
+def _after(names: frozenset[str], instructions: list[dis.Instruction]) -> Iterator[list[dis.Instruction]]:
     """What follows each instruction that loads one of these globals."""
-    found = list(instructions)
-    for at, i in enumerate(found):
+    for at, i in enumerate(instructions):
         if i.argval in names and i.opname == "LOAD_GLOBAL":
-            yield found[at + 1 :]
+            yield instructions[at + 1 :]
 
 
-def _second_argument(instructions: list[dis.Instruction]) -> str | None:
-    """The second argument of a call that follows, if that is a text that is written there."""
+def _second_argument(instructions: list[dis.Instruction]) -> list[dis.Instruction]:
+    """What makes the second argument of a call that follows, if that can be told."""
     ends: dict[int, int] = {}  # where the stack is as high as so many arguments for the last time
     depth = 0
     for at, i in enumerate(instructions):
         if i.opname in ("PRECALL", "CALL") and i.arg == depth and 1 in ends:
-            name = instructions[ends[1] : ends.get(2, ends[1])]
-            return name[0].argval if len(name) == 1 and type(name[0].argval) is str else None
+            return instructions[ends[1] : ends.get(2, ends[1])]
         if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs or depth < 0:
             break
         depth += dis.stack_effect(i.opcode, i.arg)
         ends[depth] = at + 1
-    return None
+    return []
+
+
+def _text(instructions: list[dis.Instruction]) -> str | None:
+    """The text that they load, if it is written there."""
+    found = [i.argval for i in instructions if i.opname == "LOAD_CONST" and type(i.argval) is str]
+    return found[0] if len(instructions) == len(found) == 1 else None
