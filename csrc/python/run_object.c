@@ -54,7 +54,7 @@ static PyObject *run_pack(PyObject *object, PyObject *unused) {
   if (omc_current_queue(m, plan->provider, &queue) < 0) return NULL;
   PyObject *tensor = omc_tensor_new(m, plan->provider, &type, queue, &bytes);
   if (!tensor) return NULL;
-  const omc_status status = omc_run_pack(run, bytes);
+  const omc_status status = omc_run_pack(run, bytes, queue);
   if (status == OMC_OK) return tensor;
   Py_DECREF(tensor);
   return omc_raise(m, status);

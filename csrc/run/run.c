@@ -149,18 +149,6 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
   return OMC_OK;
 }
 
-omc_status omc_run_pack(omc_run *run, void *bytes) {
-  const omc_plan *plan = run->exec->plan;
-  const omc_provider *p = plan->provider;
-  char *at = bytes;
-  for (uint32_t i = 0; i < plan->n_saved; at += plan->saved[i++].bytes)
-    OMC_TRY(p->copy(p->ctx, at, (const char *)run->arena + plan->saved[i].offset,
-                    plan->saved[i].bytes, run->queue));
-  free_arena(plan, run->queue, run->arena);
-  run->arena = NULL;
-  return OMC_OK;
-}
-
 /* An arena with what is saved, from packed bytes or from the run's own arena. */
 static omc_status copy_of_arena(const omc_run *run, const omc_backward *b, void **out) {
   const omc_plan *plan = run->exec->plan;
@@ -182,6 +170,21 @@ static omc_status copy_of_arena(const omc_run *run, const omc_backward *b, void 
 static omc_status follow(const omc_plan *plan, void *queue, void *other) {
   const omc_provider *p = plan->provider;
   return queue == other ? OMC_OK : p->order(p->ctx, queue, other);
+}
+
+omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) {
+  const omc_plan *plan = run->exec->plan;
+  const omc_provider *p = plan->provider;
+  char *at = bytes;
+  if (!run->arena && plan->forward_bytes) OMC_FAIL(EINVALID, "a run is packed once");
+  OMC_TRY(follow(plan, queue, run->queue));
+  run->queue = queue;
+  for (uint32_t i = 0; i < plan->n_saved; at += plan->saved[i++].bytes)
+    OMC_TRY(p->copy(p->ctx, at, (const char *)run->arena + plan->saved[i].offset,
+                    plan->saved[i].bytes, queue));
+  free_arena(plan, queue, run->arena);
+  run->arena = NULL;
+  return OMC_OK;
 }
 
 /* Backward works in the run's own arena if nobody else does and nobody will miss what it writes

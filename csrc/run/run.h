@@ -18,9 +18,9 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
                            void *queue, omc_run **out) OMC_MUST_USE;
 
 /* Copies what backwards read of the arena to `bytes`, plan->forward_bytes of them, and gives the
- * arena back. To be called at most once, right after forward; each backward then needs the bytes.
- */
-omc_status omc_run_pack(omc_run *run, void *bytes) OMC_MUST_USE;
+ * arena back, both in `queue`, which waits for forward's. To be called once, before any backward
+ * (OMC_EINVALID where there is nothing left to copy); each backward then needs the bytes. */
+omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) OMC_MUST_USE;
 
 /* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers as given to
  * forward, needed only where plan->parts[OMC_BACKWARD + number] says that it reads them, elsewhere

@@ -44,13 +44,15 @@ static omc_status forward(omc_plan *plan, tensors *t, void *queue, omc_run **run
   return omc_run_forward(plan, in, out, 1, queue, run);
 }
 
-static omc_status backward(omc_run *run, tensors *t, void *queue) {
+static omc_status backward(omc_run *run, tensors *t, const void *packed, void *queue) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
   void *grad_out[] = {t->dy, NULL}, *grad_in[] = {NULL, t->dw, t->db};
-  return omc_run_backward(
-      run,
-      &(omc_backward){
-          .queue = queue, .inputs = in, .outputs = out, .grads = grad_out, .results = grad_in});
+  return omc_run_backward(run, &(omc_backward){.queue = queue,
+                                               .packed = packed,
+                                               .inputs = in,
+                                               .outputs = out,
+                                               .grads = grad_out,
+                                               .results = grad_in});
 }
 
 /* What the CPU makes of it. */
@@ -60,7 +62,7 @@ static bool expected(tensors *t) {
   omc_run *run = NULL;
   fill(t);
   const bool ok = CHECK_OK(open_on(omc_provider_host(), true, &s, &plan)) &&
-                  CHECK_OK(forward(plan, t, NULL, &run)) && CHECK_OK(backward(run, t, NULL));
+                  CHECK_OK(forward(plan, t, NULL, &run)) && CHECK_OK(backward(run, t, NULL, NULL));
   omc_run_destroy(run);
   omc_plan_release(plan);
   omc_session_destroy(s);
@@ -119,7 +121,7 @@ TEST(device_memory_traps_the_host) {
 TEST(device_makes_the_bits_of_the_cpu) {
   scene c;
   if (begin(&c, true) && CHECK_OK(forward(c.plan, c.t, NULL, &c.run)) &&
-      CHECK_OK(backward(c.run, c.t, NULL)) && CHECK_OK(c.p->sync(c.p->ctx, NULL)))
+      CHECK_OK(backward(c.run, c.t, NULL, NULL)) && CHECK_OK(c.p->sync(c.p->ctx, NULL)))
     check_results(&c);
   end(&c);
 }
@@ -131,7 +133,7 @@ TEST(device_steps_copy_nothing_from_or_to_the_host) {
     const device_counts planned = device_counted();
     CHECK(planned.uploads > before.uploads); /* constants come with the plan */
     CHECK_OK(forward(c.plan, c.t, NULL, &c.run));
-    CHECK_OK(backward(c.run, c.t, NULL));
+    CHECK_OK(backward(c.run, c.t, NULL, NULL));
     const device_counts after = device_counted();
     CHECK_INT(after.from_and_to_host, planned.from_and_to_host);
     CHECK_INT(after.uploads, planned.uploads);
@@ -165,7 +167,7 @@ TEST(device_runs_wait_for_nothing) {
     tensors now;
     device_pause(NULL);
     CHECK_OK(forward(c.plan, c.t, NULL, &c.run));
-    CHECK_OK(backward(c.run, c.t, NULL));
+    CHECK_OK(backward(c.run, c.t, NULL, NULL));
     omc_run_destroy(c.run); /* its memory is given back when the queue gets there */
     c.run = NULL;
     device_read(&now, c.t, sizeof now);
@@ -203,10 +205,41 @@ TEST(device_backward_in_another_queue_waits_for_forward) {
   if (begin(&c, true) && CHECK(other != NULL)) {
     device_pause(NULL);
     CHECK_OK(forward(c.plan, c.t, NULL, &c.run));
-    CHECK_OK(backward(c.run, c.t, other));
+    CHECK_OK(backward(c.run, c.t, NULL, other));
     device_resume(NULL);
     CHECK_OK(c.p->sync(c.p->ctx, other));
     check_results(&c);
+  }
+  end(&c);
+}
+
+/* Its queue has been done and the other not: nothing is there yet. */
+TEST(device_runs_are_packed_in_the_queue_that_is_given) {
+  scene c;
+  static void *other;
+  void *packed = NULL;
+  if (!other) other = device_queue();
+  if (begin(&c, true) && CHECK(other != NULL)) {
+    const size_t bytes = c.plan->forward_bytes;
+    const char untouched[4] = {1, 2, 3, 4};
+    char start[sizeof untouched];
+    CHECK(bytes >= sizeof untouched);
+    REQUIRE_OK(c.p->alloc(c.p->ctx, bytes, NULL, &packed));
+    device_write(packed, untouched, sizeof untouched);
+    device_pause(NULL);
+    device_pause(other);
+    CHECK_OK(forward(c.plan, c.t, NULL, &c.run));
+    CHECK_OK(omc_run_pack(c.run, packed, other));
+    CHECK_STATUS(omc_run_pack(c.run, packed, other), EINVALID);
+    CHECK_OK(backward(c.run, c.t, packed, other));
+    device_resume(NULL);
+    CHECK_OK(c.p->sync(c.p->ctx, NULL));
+    device_read(start, packed, sizeof start);
+    CHECK(memcmp(start, untouched, sizeof start) == 0);
+    device_resume(other);
+    CHECK_OK(c.p->sync(c.p->ctx, other));
+    check_results(&c);
+    c.p->free(c.p->ctx, packed, bytes, other);
   }
   end(&c);
 }
