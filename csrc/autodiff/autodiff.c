@@ -35,7 +35,7 @@ static void mark_active(sweep_state *s, const bool *in_grads) {
  * kept as it is computed: it is rounded once, when it is read, where eager PyTorch rounds after
  * every addition. */
 static void accumulate(sweep_state *s, omc_builder *b, const omc_value *v, omc_value *grad) {
-  const omc_dtype wide = omc_dtype_real(v->type.dtype);
+  const omc_dtype wide = omc_dtype_acc(v->type.dtype);
   if (grad->type.dtype != wide) grad = omc_cast(b, grad, v->type.dtype);
   grad = omc_sum_to(b, grad, &v->type.shape);
   omc_value **sum = &s->grads[v->id];

@@ -32,8 +32,10 @@ static inline bool omc_dtype_is_float(omc_dtype d) {
   return omc_dtype_get(d)->kind == OMC_KIND_FLOAT;
 }
 
-/* What kernels of a float dtype compute in, and keep statistics for backward in. */
-static inline omc_dtype omc_dtype_real(omc_dtype d) { return d == OMC_F64 ? OMC_F64 : OMC_F32; }
+/* What numbers of a dtype are computed in, and statistics of them kept for backward. */
+static inline omc_dtype omc_dtype_acc(omc_dtype d) {
+  return !omc_dtype_is_float(d) ? OMC_I64 : d == OMC_F64 ? OMC_F64 : OMC_F32;
+}
 
 /* These find a dtype by its text (n bytes), ONNX code or DLPack code and bits; false: no such. */
 bool omc_dtype_from_text(const char *text, size_t n, omc_dtype *out);

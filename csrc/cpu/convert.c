@@ -7,7 +7,6 @@ const omc_convert *omc_convert_pick(omc_dtype compute) {
   static const omc_convert *const table[OMC_N_DTYPE][OMC_N_ISA] = {
       OMC_VARIANT_TABLE(computed, omc_convert)};
   const omc_convert *best = NULL;
-  for (int isa = 0; isa <= (int)omc_cpu_isa(); isa++)
-    if (table[compute][isa]) best = table[compute][isa];
+  OMC_PICK_ISA(best, table[compute])
   return best;
 }

@@ -15,10 +15,9 @@ static const serial_fn serial_fns[OMC_N_DTYPE][OMC_N_ISA] = {
     OMC_VARIANT_TABLE(computed_floats, omc_gemm_serial)};
 
 static serial_fn serial_for(omc_dtype dtype) {
-  const serial_fn *row = serial_fns[dtype];
-  int isa = (int)omc_cpu_isa();
-  while (!row[isa]) isa--;
-  return row[isa];
+  serial_fn best = NULL;
+  OMC_PICK_ISA(best, serial_fns[dtype])
+  return best;
 }
 
 /* Bytes of one thread's packed blocks, and of what it converts. */
@@ -33,7 +32,7 @@ size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int 
   return thread_bytes(dtype, m, n, k) * (size_t)threads;
 }
 
-static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_real(g->c.dtype); }
+static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
 
 /* The operand that is converted, if there is one. */
 static omc_dtype narrowest(const omc_gemm_args *g) {
@@ -136,26 +135,19 @@ static bool blas_fits(const omc_gemm_args *g) {
          blas_describe(&g->c, g->m, g->n, &c) && c.trans == 'N';
 }
 
-#define ADD_BIAS(type)                                                 \
-  for (int64_t i = begin; i < end; i++) {                              \
-    type *c = (type *)g->c.data + i * g->c.rs;                         \
-    const type *bias = g->bias;                                        \
-    const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0; \
-    if (bias)                                                          \
-      for (int64_t j = 0; j < g->n; j++) c[j] += bias[j] + row;        \
-    else                                                               \
-      for (int64_t j = 0; j < g->n; j++) c[j] += row;                  \
+#define ADD_BIAS(type)                                                             \
+  static void add_bias_##type(int64_t begin, int64_t end, int thread, void *ctx) { \
+    (void)thread;                                                                  \
+    const omc_gemm_args *g = ctx;                                                  \
+    for (int64_t i = begin; i < end; i++) {                                        \
+      type *c = (type *)g->c.data + i * g->c.rs;                                   \
+      const type *bias = g->bias;                                                  \
+      const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0;           \
+      for (int64_t j = 0; j < g->n; j++) c[j] += bias ? bias[j] + row : row;       \
+    }                                                                              \
   }
-
-static void add_bias(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  const omc_gemm_args *g = ctx;
-  if (g->c.dtype == OMC_F64) {
-    ADD_BIAS(double)
-  } else {
-    ADD_BIAS(float)
-  }
-}
+ADD_BIAS(double)
+ADD_BIAS(float)
 
 static void gemm_torch(const omc_gemm_args *g, int threads) {
   const omc_torch_shims *torch = omc_torch_shims_get();
@@ -173,7 +165,8 @@ static void gemm_torch(const omc_gemm_args *g, int threads) {
   }
   if (torch->set_num_threads_local) torch->set_num_threads_local(before);
   if (g->bias || g->row_bias)
-    omc_parallel_for(g->m, omc_grain(OMC_GRAIN_ELEMENTS, g->n), threads, add_bias,
+    omc_parallel_for(g->m, omc_grain(OMC_GRAIN_ELEMENTS, g->n), threads,
+                     g->c.dtype == OMC_F64 ? add_bias_double : add_bias_float,
                      (void *)(uintptr_t)g);
 }
 

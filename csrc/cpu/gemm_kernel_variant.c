@@ -17,8 +17,8 @@ typedef struct tile {
   const acc_t *row_bias;
 } tile;
 
-/* Visits the vectors of a tile: row r, vector v of it. */
-#define EACH_VECTOR \
+/* Visits the vectors of a tile: vector v of row r, which the caller names. */
+#define EACH_VECTOR(r, v) \
   OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
 
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
@@ -26,7 +26,7 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
   acc_t *const c = t->c;
   const int64_t c_rs = t->c_rs;
   vacc_t acc[OMC_MR][OMC_NV];
-  EACH_VECTOR { acc[r][v] = vset(0); }
+  EACH_VECTOR(r, v) { acc[r][v] = vset(0); }
   OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(c + r * c_rs, 1);
 
   const acc_t *a = t->a, *b = t->b;
@@ -44,21 +44,21 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
 
   if (t->alpha != 1) {
     const vacc_t alpha = vset(t->alpha);
-    EACH_VECTOR { acc[r][v] *= alpha; }
+    EACH_VECTOR(r, v) { acc[r][v] *= alpha; }
   }
   if (t->beta == 1) {
-    EACH_VECTOR { acc[r][v] += vldr(c + r * c_rs + v * OMC_VL); }
+    EACH_VECTOR(r, v) { acc[r][v] += vldr(c + r * c_rs + v * OMC_VL); }
   } else if (t->beta != 0) {
     const vacc_t beta = vset(t->beta);
-    EACH_VECTOR { acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]); }
+    EACH_VECTOR(r, v) { acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]); }
   }
   if (t->bias) {
-    EACH_VECTOR { acc[r][v] += vldr(t->bias + v * OMC_VL); }
+    EACH_VECTOR(r, v) { acc[r][v] += vldr(t->bias + v * OMC_VL); }
   }
   if (t->row_bias) {
-    EACH_VECTOR { acc[r][v] += vset(t->row_bias[r]); }
+    EACH_VECTOR(r, v) { acc[r][v] += vset(t->row_bias[r]); }
   }
-  EACH_VECTOR { vstr(c + r * c_rs + v * OMC_VL, acc[r][v]); }
+  EACH_VECTOR(r, v) { vstr(c + r * c_rs + v * OMC_VL, acc[r][v]); }
 }
 
 typedef void (*tile_fn)(const tile *t);

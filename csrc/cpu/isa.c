@@ -38,7 +38,6 @@ void omc_cpu_set_isa(omc_isa isa) { atomic_store_explicit(&bound, (int)isa, memo
 
 omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype) {
   omc_kernel best = k->any;
-  for (int isa = 0; !k->any && isa <= (int)omc_cpu_isa(); isa++)
-    if (k->fn[dtype][isa]) best = k->fn[dtype][isa];
+  if (!best) OMC_PICK_ISA(best, k->fn[dtype])
   return best;
 }

@@ -2,11 +2,11 @@
  *
  * setup.py compiles each cpu/ops/FAMILY.c once as it is (tables, parameters) and once per row of
  * cpu/variants.def with OMC_VARIANT (kernels). In a kernel, `storage_t` is the storage type,
- * `acc_t` the type computed in, `vacc_t` a vector of OMC_VL reals; vld and vst convert. A kernel
+ * `acc_t` the type computed in, `vacc_t` a vector of OMC_VL of them; vld and vst convert. A kernel
  * that only moves bytes is written once, outside of the variants, and serves every dtype.
  *
  *   #ifdef OMC_VARIANT
- *   OMC_KERNEL(Softmax) { const omc_axis_form *p = args->params; ... return OMC_OK; }
+ *   OMC_KERNEL(Softmax, args) { const omc_axis_form *p = args->params; ... return OMC_OK; }
  *   #else
  *   OMC_KERNELS(Softmax)                       // declares them all, defines the table
  *   OMC_CPU_OP(Softmax, Softmax, OMC_PARAMS(omc_axis_form, decode))
@@ -19,7 +19,6 @@
 #include "base/isa.h"
 #include "cpu/variants.def"
 #include "graph/graph.h"
-#include "ops/program.h"
 #include "provider.h"
 
 /* One function per dtype stored and instruction set; NULL: not compiled for it. `any` serves every
@@ -29,7 +28,7 @@ typedef struct omc_kernels {
   omc_kernel fn[OMC_N_DTYPE][OMC_N_ISA];
 } omc_kernels;
 
-typedef struct omc_ew omc_ew; /* block functions, see cpu/elementwise.h */
+typedef struct omc_ew omc_ew; /* block functions, see cpu/ops/block.h */
 
 /* What the CPU knows of an op: each row of ops.def has an omc_cpu_NAME in cpu/ops/FAMILY.c. */
 typedef struct omc_cpu_op {
@@ -55,6 +54,14 @@ omc_isa omc_cpu_isa(void);
 /* Lowers the bound for kernels picked from now on (tests); OMC_N_ISA: back to the best. */
 void omc_cpu_set_isa(omc_isa isa);
 
+/* Sets `best` to the entry of the best instruction set not above omc_cpu_isa() that `row`, of a
+ * table
+ * [..][OMC_N_ISA], has one for. */
+#define OMC_PICK_ISA(best, row)                            \
+  for (int isa_ = 0; isa_ <= (int)omc_cpu_isa(); isa_++) { \
+    if ((row)[isa_]) best = (row)[isa_];                   \
+  }
+
 /* The function for a dtype on this machine: best compiled ISA not above omc_cpu_isa(). NULL: none.
  */
 omc_kernel omc_kernels_pick(const omc_kernels *k, omc_dtype dtype);
@@ -66,15 +73,17 @@ static inline int64_t omc_whole_vectors(int64_t n) {
   return (n + OMC_MAX_VL - 1) / OMC_MAX_VL * OMC_MAX_VL;
 }
 
+/* Columns worked on together where the axis that is gone along is not the last: what runs along it
+ * stays in L1, and loads are of whole cache lines. A multiple of any OMC_VL. */
+enum { OMC_COLUMNS = 64 };
+
 /* Bytes of an element of scratch memory of the kernels of a dtype: their acc_t. */
-static inline size_t omc_acc_size(omc_dtype dtype) {
-  return omc_dtype_size(omc_ew_dtype_class(dtype));
-}
+static inline size_t omc_acc_size(omc_dtype dtype) { return omc_dtype_size(omc_dtype_acc(dtype)); }
 
 /* Bytes for n sums that are not kept where they are stored in the end, see sums_of in cpu/rows.h.
  */
 static inline size_t omc_sums_bytes(omc_dtype dtype, int64_t n) {
-  return omc_ew_dtype_class(dtype) == dtype ? 0 : (size_t)n * omc_acc_size(dtype);
+  return omc_dtype_acc(dtype) == dtype ? 0 : (size_t)n * omc_acc_size(dtype);
 }
 
 /* Elements of an input or output; NULL if it is left out. */
@@ -85,13 +94,13 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
   return i < args->n_out && args->out[i].type ? args->out[i].data : NULL;
 }
 
-/* Names: OMC_KERNEL(Softmax) in variant f32_avx2 defines omc_k_Softmax_f32_avx2. */
+/* Names: OMC_KERNEL(Softmax, args) in variant f32_avx2 defines omc_k_Softmax_f32_avx2. */
 #define OMC_PASTE3_(a, b, c) a##b##_##c
 #define OMC_PASTE3(a, b, c) OMC_PASTE3_(a, b, c)
 #define OMC_VARIANT_NAME(name) OMC_PASTE3(omc_k_, name, OMC_VARIANT)
 
 #ifdef OMC_VARIANT
-#define OMC_KERNEL(name)                                      \
+#define OMC_KERNEL(name, args)                                \
   omc_status OMC_VARIANT_NAME(name)(const omc_kernel_args *); \
   omc_status OMC_VARIANT_NAME(name)(const omc_kernel_args *args)
 #include "cpu/vec.h"
@@ -110,8 +119,9 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 #define OMC_CPU_OP(name, kernel, ...) \
   const omc_cpu_op omc_cpu_##name = {.kernels = &omc_kernels_##kernel, __VA_ARGS__};
 
-/* A kernel that serves every dtype, defined outside of the variants with OMC_KERNEL_ANY(name). */
-#define OMC_KERNEL_ANY(name)                                                 \
+/* A kernel that serves every dtype, defined outside of the variants with OMC_KERNEL_ANY(name,
+ * args). */
+#define OMC_KERNEL_ANY(name, args)                                           \
   static omc_status omc_k_##name##_any(const omc_kernel_args *);             \
   static const omc_kernels omc_kernels_##name = {.any = omc_k_##name##_any}; \
   static omc_status omc_k_##name##_any(const omc_kernel_args *args)

@@ -2,8 +2,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "cpu/elementwise.h"
 #include "cpu/memory_pool.h"
+#include "cpu/ops/block.h"
 #include "cpu/parallel.h"
 #include "ops/op.h"
 
@@ -25,7 +25,7 @@ const omc_cpu_op *omc_cpu_op_get(omc_op_id id) { return records[id]; }
 
 static omc_kernel kernel_of(omc_op_id id, omc_dtype dtype) {
   const omc_cpu_op *op = omc_cpu_op_get(id);
-  if (op->ew) return omc_ew_pick(op->ew, omc_ew_dtype_class(dtype)) ? omc_ew_run : NULL;
+  if (op->ew) return omc_ew_pick(op->ew, omc_dtype_acc(dtype)) ? omc_ew_run : NULL;
   return op->kernels ? omc_kernels_pick(op->kernels, dtype) : NULL;
 }
 

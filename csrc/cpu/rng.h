@@ -5,7 +5,6 @@
 
 #include <stdint.h>
 
-#include "ops/random.h"
 #ifdef OMC_VARIANT
 #include "cpu/vec.h"
 #endif

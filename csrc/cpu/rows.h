@@ -55,28 +55,27 @@ OMC_INLINE void store_sums(const acc_t *sums, storage_t *out, int64_t n) {
 }
 
 /* Reduces `n` elements: `term` is a vector made of the elements at `k`, of which `left` remain,
- * and must be neutral in lanes past them, as by the fill of vld_fill. The order depends on n and
- * OMC_VL alone. */
-#define OMC_ROW_REDUCE(n, start, join, finish, term)    \
-  __extension__({                                       \
-    const int64_t n_ = (n);                             \
-    vacc_t a_ = vset(start), b_ = a_, c_ = a_, d_ = a_; \
-    int64_t k = 0;                                      \
-    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {         \
-      const int64_t left = OMC_VL;                      \
-      a_ = join(a_, term), k += OMC_VL;                 \
-      b_ = join(b_, term), k += OMC_VL;                 \
-      c_ = join(c_, term), k += OMC_VL;                 \
-      d_ = join(d_, term);                              \
-    }                                                   \
-    for (; k < n_; k += OMC_VL) {                       \
-      const int64_t left = n_ - k;                      \
-      a_ = join(a_, term);                              \
-    }                                                   \
-    finish(join(join(a_, b_), join(c_, d_)));           \
+ * names that the caller gives, and must be neutral in lanes past them, as by the fill of vld_fill.
+ * The order depends on n and OMC_VL alone. */
+#define OMC_ROW_REDUCE(k, left, n, start, join, finish, term) \
+  __extension__({                                             \
+    const int64_t n_ = (n);                                   \
+    vacc_t a_ = vset(start), b_ = a_, c_ = a_, d_ = a_;       \
+    int64_t k = 0;                                            \
+    for (; k + 4 * OMC_VL <= n_; k += OMC_VL) {               \
+      const int64_t left = OMC_VL;                            \
+      a_ = join(a_, term), k += OMC_VL;                       \
+      b_ = join(b_, term), k += OMC_VL;                       \
+      c_ = join(c_, term), k += OMC_VL;                       \
+      d_ = join(d_, term);                                    \
+    }                                                         \
+    for (; k < n_; k += OMC_VL) {                             \
+      const int64_t left = n_ - k;                            \
+      a_ = join(a_, term);                                    \
+    }                                                         \
+    finish(join(join(a_, b_), join(c_, d_)));                 \
   })
-#define OMC_ROW_ADD_(a, b) ((a) + (b))
-#define OMC_ROW_SUM(n, term) OMC_ROW_REDUCE(n, 0, OMC_ROW_ADD_, vsum, term)
+#define OMC_ROW_SUM(k, left, n, term) OMC_ROW_REDUCE(k, left, n, 0, vadd, vsum, term)
 
 /* What max and min start from, and whether a number is NaN. */
 #if OMC_IS_FLOAT
@@ -91,21 +90,21 @@ OMC_INLINE void store_sums(const acc_t *sums, storage_t *out, int64_t n) {
 
 /* NaN if there is one. */
 OMC_INLINE acc_t row_max(const storage_t *x, int64_t n) {
-  return OMC_ROW_REDUCE(n, OMC_LOWEST, vmax, vhmax, vld_fill(x + k, left, OMC_LOWEST));
+  return OMC_ROW_REDUCE(k, left, n, OMC_LOWEST, vmax, vhmax, vld_fill(x + k, left, OMC_LOWEST));
 }
 OMC_INLINE acc_t row_min(const storage_t *x, int64_t n) {
-  return OMC_ROW_REDUCE(n, OMC_HIGHEST, vmin, vhmin, vld_fill(x + k, left, OMC_HIGHEST));
+  return OMC_ROW_REDUCE(k, left, n, OMC_HIGHEST, vmin, vhmin, vld_fill(x + k, left, OMC_HIGHEST));
 }
 
 #if OMC_IS_FLOAT
 
 OMC_INLINE acc_t row_sum(const storage_t *x, int64_t n) {
-  return OMC_ROW_SUM(n, vld_fill(x + k, left, 0));
+  return OMC_ROW_SUM(k, left, n, vld_fill(x + k, left, 0));
 }
 
 /* Sum of exp(x - shift). */
 OMC_INLINE acc_t row_sum_exp(const storage_t *x, int64_t n, acc_t shift) {
-  return OMC_ROW_SUM(n, vexp(vld_fill(x + k, left, -(acc_t)INFINITY) - vset(shift)));
+  return OMC_ROW_SUM(k, left, n, vexp(vld_fill(x + k, left, -(acc_t)INFINITY) - vset(shift)));
 }
 
 #endif

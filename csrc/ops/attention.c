@@ -101,7 +101,7 @@ static omc_status infer_forward(omc_node *node) {
   OMC_TRY(omc_attention_form_of(node, &p));
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
   omc_set_type(node, 0, p.dtype, &p.y_shape);
-  omc_set_type(node, 1, omc_dtype_real(p.dtype), &lse);
+  omc_set_type(node, 1, omc_dtype_acc(p.dtype), &lse);
   return OMC_OK;
 }
 
@@ -109,7 +109,7 @@ static omc_status infer_backward(omc_node *node) {
   omc_attention_form p;
   OMC_TRY(omc_attention_form_of(node, &p));
   const omc_type y = {p.dtype, p.y_shape};
-  const omc_type lse = {omc_dtype_real(p.dtype), {3, {p.batch, p.heads, p.queries}}};
+  const omc_type lse = {omc_dtype_acc(p.dtype), {3, {p.batch, p.heads, p.queries}}};
   if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
   if (!omc_type_equal(&omc_in(node, 4)->type, &lse)) return misfit(node, "lse", omc_in(node, 4));
   for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);

@@ -1,13 +1,15 @@
 /* Arithmetic of two inputs, with broadcasting. */
 #include "ops/elementwise.h"
 
-BINARY(Add, ANY, OMC_OP_COMMUTES, vadd(a, b), DY, DY)
+BINARY(Add, ANY, OMC_OP_COMMUTES, a, b, vadd(a, b), g, dy(g), dy(g))
 
-BINARY(Sub, ANY, 0, vsub(a, b), DY, neg(g, DY))
+BINARY(Sub, ANY, 0, a, b, vsub(a, b), g, dy(g), neg(g, dy(g)))
 
-BINARY(Mul, ANY, OMC_OP_COMMUTES, vmul(a, b), mul(g, DY, B), mul(g, DY, A))
+BINARY(Mul, ANY, OMC_OP_COMMUTES, a, b, vmul(a, b), g, mul(g, dy(g), in(g, 1)),
+       mul(g, dy(g), in(g, 0)))
 
-BINARY(Div, ANY, OMC_OP_DIVIDES, vdiv(a, b), over(g, DY, B), mul(g, neg(g, DY), over(g, Y, B)))
+BINARY(Div, ANY, OMC_OP_DIVIDES, a, b, vdiv(a, b), g, over(g, dy(g), in(g, 1)),
+       mul(g, neg(g, dy(g)), over(g, out(g), in(g, 1))))
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
@@ -41,19 +43,22 @@ static inline int64_t floor_divide(int64_t a, int64_t b) {
 }
 #endif
 #endif
-BINARY(Mod, ANY, OMC_OP_DIVIDES, OMC_LANES2(a, b, modulo), DY,
-       neg(g, mul(g, DY, omc_binary(&g->b, OMC_OP_FloorDiv, A, B))))
-BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, OMC_LANES2(a, b, floor_divide), zeros(g), zeros(g))
+BINARY(Mod, ANY, OMC_OP_DIVIDES, a, b, OMC_LANES2(a, b, modulo), g, dy(g),
+       neg(g, mul(g, dy(g), omc_binary(&g->b, OMC_OP_FloorDiv, in(g, 0), in(g, 1)))))
+BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, a, b, OMC_LANES2(a, b, floor_divide), g, zeros(g), zeros(g))
 
 #ifdef OMC_RECORDS
 /* Equal inputs share the gradient; a NaN passes it to both. */
 static omc_value *where_not_less(omc_grad *g, omc_value *v, omc_value *w) {
-  omc_value *const shared = where(g, omc_binary(&g->b, OMC_OP_Equal, v, w), times(g, DY, 0.5), DY);
+  omc_value *const shared =
+      where(g, omc_binary(&g->b, OMC_OP_Equal, v, w), times(g, dy(g), 0.5), dy(g));
   return where(g, omc_binary(&g->b, OMC_OP_Less, v, w), zero(g), shared);
 }
 #endif
-BINARY(Max, ANY, 0, vmax(a, b), where_not_less(g, A, B), where_not_less(g, B, A))
-BINARY(Min, ANY, 0, vmin(a, b), where_not_less(g, B, A), where_not_less(g, A, B))
+BINARY(Max, ANY, 0, a, b, vmax(a, b), g, where_not_less(g, in(g, 0), in(g, 1)),
+       where_not_less(g, in(g, 1), in(g, 0)))
+BINARY(Min, ANY, 0, a, b, vmin(a, b), g, where_not_less(g, in(g, 1), in(g, 0)),
+       where_not_less(g, in(g, 0), in(g, 1)))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 /* a * a, of which a bfloat16 keeps its own bits only. */
@@ -85,26 +90,29 @@ static double given_exponent(const omc_node *node) {
 /* dy b a^(b-1) for an exponent that is one and the same constant. */
 static omc_value *const_power_gradient(omc_grad *g, double b) {
   if (b == 0) return zeros(g);
-  if (b == 2) return mul(g, DY, times(g, A, 2));
-  return mul(g, DY, times(g, omc_binary(&g->b, OMC_OP_Pow, A, omc_scalar(&g->b, A, b - 1)), b));
+  if (b == 2) return mul(g, dy(g), times(g, in(g, 0), 2));
+  return mul(
+      g, dy(g),
+      times(g, omc_binary(&g->b, OMC_OP_Pow, in(g, 0), omc_scalar(&g->b, in(g, 0), b - 1)), b));
 }
 /* dy b a^(b-1), and 0 where b is 0 whatever the others are. */
 static omc_value *power_gradient(omc_grad *g) {
-  if (omc_is_const(B) && omc_shape_numel(&B->type.shape) == 1)
-    return const_power_gradient(g, omc_const_float(B, 0));
-  omc_value *const slope = mul(g, B, omc_binary(&g->b, OMC_OP_Pow, A, plus(g, B, -1)));
-  return where(g, compare(g, OMC_OP_Equal, B, 0), zero(g), mul(g, DY, slope));
+  if (omc_is_const(in(g, 1)) && omc_shape_numel(&in(g, 1)->type.shape) == 1)
+    return const_power_gradient(g, omc_const_float(in(g, 1), 0));
+  omc_value *const slope =
+      mul(g, in(g, 1), omc_binary(&g->b, OMC_OP_Pow, in(g, 0), plus(g, in(g, 1), -1)));
+  return where(g, compare(g, OMC_OP_Equal, in(g, 1), 0), zero(g), mul(g, dy(g), slope));
 }
 /* y log a, and 0 where a is 0 and stays so when b changes a little. */
 static omc_value *exponent_slope(omc_grad *g) {
-  omc_value *const at_zero = omc_binary(&g->b, OMC_OP_And, compare(g, OMC_OP_Equal, A, 0),
-                                        compare(g, OMC_OP_GreaterOrEqual, B, 0));
-  return where(g, at_zero, zero(g), mul(g, Y, omc_unary(&g->b, OMC_OP_Log, A)));
+  omc_value *const at_zero = omc_binary(&g->b, OMC_OP_And, compare(g, OMC_OP_Equal, in(g, 0), 0),
+                                        compare(g, OMC_OP_GreaterOrEqual, in(g, 1), 0));
+  return where(g, at_zero, zero(g), mul(g, out(g), omc_unary(&g->b, OMC_OP_Log, in(g, 0))));
 }
 #endif
-BINARY(Pow, FLOAT, 0, power(a, b, (acc_t)blk->imm[0], i1), power_gradient(g),
-       mul(g, DY, exponent_slope(g)), imm[0] = given_exponent(node),
-       imm[1] = omc_in(node, 0)->type.dtype == OMC_BF16)
+BINARY_WITH(Pow, FLOAT, 0, i, a, b, power(a, b, i[0][0], i[1]), g, power_gradient(g),
+            mul(g, dy(g), exponent_slope(g)), node, given_exponent(node),
+            omc_in(node, 0)->type.dtype == OMC_BF16)
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 /* From a to b by w, counted from the nearer end. */
@@ -113,8 +121,9 @@ OMC_INLINE vacc_t lerp(vacc_t a, vacc_t b, vacc_t w) {
   return vfma(vblend(near_a, w, w - vset(1)), b - a, vblend(near_a, a, b));
 }
 #endif
-TERNARY(Lerp, FLOAT, lerp(a, b, c), mul(g, DY, one_minus(g, C)), mul(g, DY, C),
-        mul(g, DY, omc_binary(&g->b, OMC_OP_Sub, B, A)))
+TERNARY(Lerp, FLOAT, a, b, c, lerp(a, b, c), g, mul(g, dy(g), one_minus(g, in(g, 2))),
+        mul(g, dy(g), in(g, 2)), mul(g, dy(g), omc_binary(&g->b, OMC_OP_Sub, in(g, 1), in(g, 0))))
 
 /* a b + c, rounded once where there is FMA, as PyTorch's vectors scale a summand. */
-TERNARY(MulAdd, FLOAT, vfma(a, b, c), mul(g, DY, B), mul(g, DY, A), DY)
+TERNARY(MulAdd, FLOAT, a, b, c, vfma(a, b, c), g, mul(g, dy(g), in(g, 1)), mul(g, dy(g), in(g, 0)),
+        dy(g))

@@ -1,21 +1,28 @@
 /* An elementwise op is one row in its family's file, kernel and gradient side by side:
- *   UNARY(Tanh, FLOAT, vtanh(a), mul(g, DY, one_minus(g, mul(g, Y, Y))))
+ *   UNARY(Tanh, FLOAT, a, vtanh(a), g, mul(g, dy(g), one_minus(g, mul(g, out(g), out(g)))))
  *
  * types   what it takes and gives, see below
  * flags   OMC_OP_COMMUTES, OMC_OP_DIVIDES or 0
- * kernel  the result for operands a, b, c, in vector verbs, those of cpu/vec.h
- * da, ..  the gradient of each operand, in the gradient verbs below; _NO_GRAD: none flows through
- * ...     if the op has attributes, statements that decode them from `node` into imm[0] .. imm[3],
- *         which kernel and gradients see as i0 .. i3
+ * kernel  the result for the operands that are named before it, in vector verbs, those of cpu/vec.h
+ * da, ..  the gradient of each operand, in the gradient verbs below, which are given the rule that
+ *         is named before them; _NO_GRAD: none flows through
+ *
+ * A row _WITH numbers names first how its kernel and its gradients see them (in a kernel each is a
+ * vector of itself), and then the node and the numbers made of it, OMC_EW_IMM at most:
+ *   UNARY_WITH(LeakyRelu, FLOAT, i, a, vblend(a > vset(0), a, a * i[0]), g,
+ *              where(g, compare(g, OMC_OP_Greater, in(g, 0), 0), dy(g), times(g, dy(g), i[0])),
+ *              node, omc_node_float(node, "alpha"))
  *
  * A gradient of several verbs is rounded to the dtype after each of them, as PyTorch rounds what it
  * writes in several ops; one in AT_ONCE() only at its end, as what PyTorch has a kernel for.
  *
  * Compiled by itself, a family's file is its records. Compiled for a device it is its kernels: the
- * device says what a row is (cpu/elementwise_rows.h), defines OMC_ROWS_ARE_KERNELS and includes the
- * file. Functions that a row calls stand above it under OMC_VARIANT or OMC_RECORDS. */
+ * device says what a row is (cpu/ops/block.h), defines OMC_ROWS_ARE_KERNELS and includes the file.
+ * Functions that a row calls stand above it under OMC_VARIANT or OMC_RECORDS. */
 #ifndef OMC_OPS_ELEMENTWISE_H
 #define OMC_OPS_ELEMENTWISE_H
+
+#include <string.h>
 
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -32,21 +39,20 @@
 #ifndef OMC_ROWS_ARE_KERNELS
 #define OMC_RECORDS
 
-#define OMC_ROW_IMM_(name, ...)                                     \
-  static omc_status imm_##name(const omc_node *node, double *imm) { \
-    (void)node, (void)imm;                                          \
-    __VA_ARGS__;                                                    \
-    return OMC_OK;                                                  \
+#define OMC_ROW_NUMBERS_(name, node, ...)                            \
+  static omc_status imm_##name(const omc_node *node, double *imm_) { \
+    const double numbers_[OMC_EW_IMM] = {__VA_ARGS__};               \
+    (void)node;                                                      \
+    memcpy(imm_, numbers_, sizeof numbers_);                         \
+    return OMC_OK;                                                   \
   }
-#define OMC_ROW_SET_(i, d) \
-  if (g->needs[i]) g->grad_in[i] = (d);
-#define OMC_ROW_GRAD_(name, sets)                                    \
-  static omc_status grad_##name(omc_grad *g) {                       \
-    double imm[OMC_EW_IMM] = {0};                                    \
-    OMC_TRY(imm_##name(g->node, imm));                               \
-    const double i0 = imm[0], i1 = imm[1], i2 = imm[2], i3 = imm[3]; \
-    (void)i0, (void)i1, (void)i2, (void)i3;                          \
-    sets return g->b.status;                                         \
+#define OMC_ROW_SET_(g, operand, d) \
+  if (g->needs[operand]) g->grad_in[operand] = (d);
+#define OMC_ROW_GRAD_(name, i, g, sets)        \
+  static omc_status grad_##name(omc_grad *g) { \
+    double i[OMC_EW_IMM] = {0};                \
+    OMC_TRY(imm_##name(g->node, i));           \
+    sets return g->b.status;                   \
   }
 #define OMC_ROW_RECORD_(name_, types, n_in, flags_, grad_)             \
   const omc_op omc_op_##name_ = {.name = #name_,                       \
@@ -58,30 +64,30 @@
                                  .grad = grad_,                        \
                                  .imm = imm_##name_};
 
-#define UNARY(name, types, kernel, da, ...) \
-  OMC_ROW_IMM_(name, __VA_ARGS__)           \
-  OMC_ROW_GRAD_(name, OMC_ROW_SET_(0, da))  \
+#define UNARY_WITH(name, types, i, a, kernel, g, da, node, ...) \
+  OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                     \
+  OMC_ROW_GRAD_(name, i, g, OMC_ROW_SET_(g, 0, da))             \
   OMC_ROW_RECORD_(name, types, 1, 0, grad_##name)
-#define UNARY_NO_GRAD(name, types, kernel, ...) \
-  OMC_ROW_IMM_(name, __VA_ARGS__)               \
+#define UNARY_NO_GRAD(name, types, a, kernel) \
+  OMC_ROW_NUMBERS_(name, node_, 0)            \
   OMC_ROW_RECORD_(name, types, 1, 0, NULL)
-#define BINARY(name, types, flags, kernel, da, db, ...)        \
-  OMC_ROW_IMM_(name, __VA_ARGS__)                              \
-  OMC_ROW_GRAD_(name, OMC_ROW_SET_(0, da) OMC_ROW_SET_(1, db)) \
+#define BINARY_WITH(name, types, flags, i, a, b, kernel, g, da, db, node, ...) \
+  OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                                    \
+  OMC_ROW_GRAD_(name, i, g, OMC_ROW_SET_(g, 0, da) OMC_ROW_SET_(g, 1, db))     \
   OMC_ROW_RECORD_(name, types, 2, flags, grad_##name)
-#define BINARY_NO_GRAD(name, types, flags, kernel, ...) \
-  OMC_ROW_IMM_(name, __VA_ARGS__)                       \
+#define BINARY_NO_GRAD_WITH(name, types, flags, i, a, b, kernel, node, ...) \
+  OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                                 \
   OMC_ROW_RECORD_(name, types, 2, flags, NULL)
-#define TERNARY(name, types, kernel, da, db, dc, ...)                              \
-  OMC_ROW_IMM_(name, __VA_ARGS__)                                                  \
-  OMC_ROW_GRAD_(name, OMC_ROW_SET_(0, da) OMC_ROW_SET_(1, db) OMC_ROW_SET_(2, dc)) \
+#define TERNARY(name, types, a, b, c, kernel, g, da, db, dc)                                       \
+  OMC_ROW_NUMBERS_(name, node_, 0)                                                                 \
+  OMC_ROW_GRAD_(name, i_, g, OMC_ROW_SET_(g, 0, da) OMC_ROW_SET_(g, 1, db) OMC_ROW_SET_(g, 2, dc)) \
   OMC_ROW_RECORD_(name, types, 3, 0, grad_##name)
 
 /* ---- gradient verbs ---- */
 
 /* A value in the dtype that its class computes in, which holds it exactly. */
 static inline omc_value *widened(omc_grad *g, omc_value *v) {
-  return v ? omc_cast(&g->b, v, omc_dtype_real(v->type.dtype)) : NULL;
+  return v ? omc_cast(&g->b, v, omc_dtype_acc(v->type.dtype)) : NULL;
 }
 static inline omc_value *read_by_rule(omc_grad *g, omc_value *v) {
   return g->at_once ? widened(g, v) : v;
@@ -91,14 +97,12 @@ static inline omc_value *narrowed(omc_grad *g, omc_value *v) {
   g->at_once = false;
   return v ? omc_cast(&g->b, v, g->node->out[0]->type.dtype) : NULL;
 }
-#define AT_ONCE(d) (g->at_once = true, narrowed(g, (d)))
+#define AT_ONCE(g, d) ((g)->at_once = true, narrowed((g), (d)))
 
 /* The operands, the result and its gradient. */
-#define A read_by_rule(g, omc_in(g->node, 0))
-#define B read_by_rule(g, omc_in(g->node, 1))
-#define C read_by_rule(g, omc_in(g->node, 2))
-#define Y read_by_rule(g, omc_out(g->node, 0))
-#define DY read_by_rule(g, g->grad_out[0])
+static inline omc_value *in(omc_grad *g, uint32_t i) { return read_by_rule(g, omc_in(g->node, i)); }
+static inline omc_value *out(omc_grad *g) { return read_by_rule(g, omc_out(g->node, 0)); }
+static inline omc_value *dy(omc_grad *g) { return read_by_rule(g, g->grad_out[0]); }
 
 static inline omc_value *neg(omc_grad *g, omc_value *v) { return omc_unary(&g->b, OMC_OP_Neg, v); }
 static inline omc_value *mul(omc_grad *g, omc_value *v, omc_value *w) {
@@ -125,10 +129,17 @@ static inline omc_value *compare(omc_grad *g, omc_op_id op, omc_value *v, double
 static inline omc_value *where(omc_grad *g, omc_value *mask, omc_value *v, omc_value *w) {
   return omc_ternary(&g->b, OMC_OP_Where, mask, v, w);
 }
-static inline omc_value *zero(omc_grad *g) { return omc_scalar(&g->b, DY, 0); }
+static inline omc_value *zero(omc_grad *g) { return omc_scalar(&g->b, dy(g), 0); }
 /* The gradient of a function that is flat between its steps: not the same as none. */
-static inline omc_value *zeros(omc_grad *g) { return omc_zeros(&g->b, &DY->type); }
+static inline omc_value *zeros(omc_grad *g) { return omc_zeros(&g->b, &dy(g)->type); }
 
 #endif
+
+/* Rows without numbers. */
+#define UNARY(name, types, a, kernel, g, da) UNARY_WITH(name, types, i_, a, kernel, g, da, node_, 0)
+#define BINARY(name, types, flags, a, b, kernel, g, da, db) \
+  BINARY_WITH(name, types, flags, i_, a, b, kernel, g, da, db, node_, 0)
+#define BINARY_NO_GRAD(name, types, flags, a, b, kernel) \
+  BINARY_NO_GRAD_WITH(name, types, flags, i_, a, b, kernel, node_, 0)
 
 #endif

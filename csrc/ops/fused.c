@@ -5,12 +5,8 @@
 #include "ops/op.h"
 #include "ops/program.h"
 
-omc_dtype omc_ew_dtype_class(omc_dtype dtype) {
-  return omc_dtype_is_float(dtype) ? omc_dtype_real(dtype) : OMC_I64;
-}
-
 static omc_dtype wider_class(omc_dtype a, const omc_value *v) {
-  const omc_dtype b = v ? omc_ew_dtype_class(v->type.dtype) : OMC_I64;
+  const omc_dtype b = v ? omc_dtype_acc(v->type.dtype) : OMC_I64;
   if (a == OMC_F64 || b == OMC_F64) return OMC_F64;
   return a == OMC_F32 || b == OMC_F32 ? OMC_F32 : OMC_I64;
 }
@@ -25,7 +21,7 @@ omc_dtype omc_ew_class(const omc_node *node) {
 omc_dtype omc_ew_fused_class(const omc_node *node) {
   const char *name = omc_node_string(node, "class");
   omc_dtype cls;
-  const bool is = omc_dtype_from_text(name, strlen(name), &cls) && omc_ew_dtype_class(cls) == cls;
+  const bool is = omc_dtype_from_text(name, strlen(name), &cls) && omc_dtype_acc(cls) == cls;
   return is ? cls : OMC_N_DTYPE;
 }
 

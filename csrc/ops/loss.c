@@ -61,9 +61,9 @@ static omc_status infer_forward(omc_node *node) {
   const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   omc_set_type(node, 0, dtype, p.reduction == OMC_LOSS_NONE ? &rows : &scalar);
-  omc_set_type(node, 1, omc_dtype_real(dtype), &rows);
-  omc_set_type(node, 2, omc_dtype_real(dtype), &rows);
-  omc_set_type(node, 3, omc_dtype_real(dtype), &scalar);
+  omc_set_type(node, 1, omc_dtype_acc(dtype), &rows);
+  omc_set_type(node, 2, omc_dtype_acc(dtype), &rows);
+  omc_set_type(node, 3, omc_dtype_acc(dtype), &scalar);
   return OMC_OK;
 }
 
@@ -89,9 +89,9 @@ omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *p
     uint32_t input;
     omc_type type;
   } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == OMC_LOSS_NONE ? rows : scalar}},
-                  {"top", 3, {omc_dtype_real(logits->dtype), rows}},
-                  {"log_sum", 4, {omc_dtype_real(logits->dtype), rows}},
-                  {"total", 5, {omc_dtype_real(logits->dtype), scalar}}};
+                  {"top", 3, {omc_dtype_acc(logits->dtype), rows}},
+                  {"log_sum", 4, {omc_dtype_acc(logits->dtype), rows}},
+                  {"total", 5, {omc_dtype_acc(logits->dtype), scalar}}};
   for (int i = 0; i < 4; i++) {
     const omc_type *is = &omc_in(node, expected[i].input)->type;
     if (omc_type_equal(is, &expected[i].type)) continue;
@@ -118,7 +118,7 @@ static omc_status infer_nll(omc_node *node) {
   const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   omc_set_type(node, 0, dtype, p.reduction == OMC_LOSS_NONE ? &rows : &scalar);
-  omc_set_type(node, 1, omc_dtype_real(dtype), &scalar);
+  omc_set_type(node, 1, omc_dtype_acc(dtype), &scalar);
   return OMC_OK;
 }
 

@@ -19,8 +19,8 @@ static omc_status need_type(const omc_node *node, uint32_t i, const char *what, 
 static omc_status need_param(const omc_node *node, uint32_t i, const char *what, omc_dtype x,
                              const omc_shape *shape) {
   const omc_value *v = omc_in(node, i);
-  const bool wide = v && v->type.dtype == omc_dtype_real(x);
-  return need_type(node, i, what, wide ? omc_dtype_real(x) : x, shape);
+  const bool wide = v && v->type.dtype == omc_dtype_acc(x);
+  return need_type(node, i, what, wide ? omc_dtype_acc(x) : x, shape);
 }
 
 /* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
@@ -51,8 +51,8 @@ static omc_status infer_layer(omc_node *node) {
   OMC_TRY(need_param(node, 1, "gamma", x->dtype, &params));
   OMC_TRY(need_param(node, 2, "beta", x->dtype, &params));
   omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, omc_dtype_real(x->dtype), &stats);
-  omc_set_type(node, 2, omc_dtype_real(x->dtype), &stats);
+  omc_set_type(node, 1, omc_dtype_acc(x->dtype), &stats);
+  omc_set_type(node, 2, omc_dtype_acc(x->dtype), &stats);
   return OMC_OK;
 }
 
@@ -62,11 +62,11 @@ static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_param(node, 2, "gamma", x->dtype, params));
-  OMC_TRY(need_type(node, 3, "mean", omc_dtype_real(x->dtype), stats));
-  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_real(x->dtype), stats));
+  OMC_TRY(need_type(node, 3, "mean", omc_dtype_acc(x->dtype), stats));
+  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_acc(x->dtype), stats));
   omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, omc_dtype_real(x->dtype), params);
-  omc_set_type(node, 2, omc_dtype_real(x->dtype), params);
+  omc_set_type(node, 1, omc_dtype_acc(x->dtype), params);
+  omc_set_type(node, 2, omc_dtype_acc(x->dtype), params);
   return OMC_OK;
 }
 
@@ -130,8 +130,8 @@ static omc_status infer_batch(omc_node *node) {
   if (!omc_out(node, 1) || !omc_out(node, 2))
     OMC_NODE_FAIL(node, EINVALID, "outputs mean and rstd must be there");
   omc_set_type(node, 0, x->dtype, &x->shape);
-  omc_set_type(node, 1, omc_dtype_real(x->dtype), &channels);
-  omc_set_type(node, 2, omc_dtype_real(x->dtype), &channels);
+  omc_set_type(node, 1, omc_dtype_acc(x->dtype), &channels);
+  omc_set_type(node, 2, omc_dtype_acc(x->dtype), &channels);
   for (uint32_t i = 3; i <= 4; i++)
     if (omc_in(node, i)) omc_set_type(node, i, omc_in(node, i)->type.dtype, &channels);
   return OMC_OK;

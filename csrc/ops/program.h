@@ -23,11 +23,8 @@
 #define OMC_EW_MAX_INPUTS 24
 #define OMC_EW_MAX_OUTPUTS 12
 
-/* The class that serves a dtype: f64, f32 for the other floats, i64 for integers and bool. */
-omc_dtype omc_ew_dtype_class(omc_dtype dtype);
-
-/* The class a single elementwise node computes in: f64 if an input or output is f64, else f32 if
- * one is any other float, else i64. */
+/* The class a single elementwise node computes in: the widest omc_dtype_acc of its inputs and
+ * outputs, of i64, f32 and f64. */
 omc_dtype omc_ew_class(const omc_node *node);
 
 /* The class of a fused node, OMC_N_DTYPE if its attribute names none. */

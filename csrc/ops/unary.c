@@ -3,9 +3,9 @@
 
 #include "ops/elementwise.h"
 
-UNARY(Abs, ANY, vabs(a), mul(g, DY, omc_unary(&g->b, OMC_OP_Sign, A)))
+UNARY(Abs, ANY, a, vabs(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sign, in(g, 0))))
 
-UNARY(Ceil, FLOAT, -vfloor(-a), zeros(g))
+UNARY(Ceil, FLOAT, a, -vfloor(-a), g, zeros(g))
 
 #ifdef OMC_VARIANT
 OMC_INLINE vacc_t clip(vacc_t x, vacc_t low, vacc_t high, vacc_t has_low, vacc_t has_high) {
@@ -14,33 +14,35 @@ OMC_INLINE vacc_t clip(vacc_t x, vacc_t low, vacc_t high, vacc_t has_low, vacc_t
 }
 #endif
 #ifdef OMC_RECORDS
+static double clip_bound(const omc_node *node, const char *name) {
+  return omc_node_attr(node, name) ? omc_node_float(node, name) : 0;
+}
 static omc_value *clip_gradient(omc_grad *g, const double *imm) {
-  omc_value *da = DY;
-  if (imm[2] != 0) da = where(g, compare(g, OMC_OP_GreaterOrEqual, A, imm[0]), da, zero(g));
-  if (imm[3] != 0) da = where(g, compare(g, OMC_OP_LessOrEqual, A, imm[1]), da, zero(g));
+  omc_value *da = dy(g);
+  if (imm[2] != 0) da = where(g, compare(g, OMC_OP_GreaterOrEqual, in(g, 0), imm[0]), da, zero(g));
+  if (imm[3] != 0) da = where(g, compare(g, OMC_OP_LessOrEqual, in(g, 0), imm[1]), da, zero(g));
   return da;
 }
 #endif
 /* Bounds and whether there are any: an integer's bounds may not be infinite. */
-UNARY(Clip, ANY, clip(a, i0, i1, i2, i3), clip_gradient(g, imm),
-      imm[2] = omc_node_attr(node, "min") != NULL, imm[3] = omc_node_attr(node, "max") != NULL,
-      imm[0] = imm[2] != 0 ? omc_node_float(node, "min") : 0,
-      imm[1] = imm[3] != 0 ? omc_node_float(node, "max") : 0)
+UNARY_WITH(Clip, ANY, i, a, clip(a, i[0], i[1], i[2], i[3]), g, clip_gradient(g, i), node,
+           clip_bound(node, "min"), clip_bound(node, "max"), omc_node_attr(node, "min") != NULL,
+           omc_node_attr(node, "max") != NULL)
 
-UNARY(Cos, FLOAT, vcos(a), neg(g, mul(g, DY, omc_unary(&g->b, OMC_OP_Sin, A))))
+UNARY(Cos, FLOAT, a, vcos(a), g, neg(g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sin, in(g, 0)))))
 
 #ifdef OMC_RECORDS
 static omc_value *elu_gradient(omc_grad *g, double alpha, double scale, double inner) {
-  omc_value *const rise = omc_unary(&g->b, OMC_OP_Exp, times(g, A, inner));
-  return where(g, compare(g, OMC_OP_Greater, A, 0), times(g, DY, scale),
-               mul(g, times(g, times(g, DY, inner), alpha * scale), rise));
+  omc_value *const rise = omc_unary(&g->b, OMC_OP_Exp, times(g, in(g, 0), inner));
+  return where(g, compare(g, OMC_OP_Greater, in(g, 0), 0), times(g, dy(g), scale),
+               mul(g, times(g, times(g, dy(g), inner), alpha * scale), rise));
 }
 #endif
 /* scale * x, and scale * alpha * (exp(input_scale * x) - 1) below 0. Its slope at NaN is NaN, as in
  * PyTorch's vectors, though not in the few elements that do not fill one. */
-UNARY(Elu, FLOAT, vblend(a < vset(0), vexpm1(a *i2) * (i0 * i1), a *i1),
-      AT_ONCE(elu_gradient(g, i0, i1, i2)), imm[0] = omc_node_float(node, "alpha"),
-      imm[1] = omc_node_float(node, "scale"), imm[2] = omc_node_float(node, "input_scale"))
+UNARY_WITH(Elu, FLOAT, i, a, vblend(a < vset(0), vexpm1(a *i[2]) * (i[0] * i[1]), a *i[1]), g,
+           AT_ONCE(g, elu_gradient(g, i[0], i[1], i[2])), node, omc_node_float(node, "alpha"),
+           omc_node_float(node, "scale"), omc_node_float(node, "input_scale"))
 
 /* PyTorch's vectors of 16-bit numbers have an erf of their own, Abramowitz and Stegun's 7.1.26,
  * which is within 1.5e-7: in float16 that can be seen, and there is nothing left of denormals. */
@@ -58,15 +60,17 @@ OMC_INLINE vacc_t erf_of_halves(vacc_t x) {
 static bool is_half(const omc_value *v) { return omc_dtype_size(v->type.dtype) == 2; }
 #endif
 /* The slope is 2 / sqrt(pi) exp(-x^2). */
-UNARY(Erf, FLOAT, blk->imm[0] != 0 ? erf_of_halves(a) : verf(a),
-      mul(g, DY, times(g, omc_unary(&g->b, OMC_OP_Exp, neg(g, mul(g, A, A))), 1.1283791670955126)),
-      imm[0] = is_half(omc_in(node, 0)))
+UNARY_WITH(Erf, FLOAT, i, a, i[0][0] != 0 ? erf_of_halves(a) : verf(a), g,
+           mul(g, dy(g),
+               times(g, omc_unary(&g->b, OMC_OP_Exp, neg(g, mul(g, in(g, 0), in(g, 0)))),
+                     1.1283791670955126)),
+           node, is_half(omc_in(node, 0)))
 
-UNARY(Exp, FLOAT, vexp(a), mul(g, DY, Y))
+UNARY(Exp, FLOAT, a, vexp(a), g, mul(g, dy(g), out(g)))
 
-UNARY(Expm1, FLOAT, vexpm1(a), mul(g, DY, plus(g, Y, 1)))
+UNARY(Expm1, FLOAT, a, vexpm1(a), g, mul(g, dy(g), plus(g, out(g), 1)))
 
-UNARY(Floor, FLOAT, vfloor(a), zeros(g))
+UNARY(Floor, FLOAT, a, vfloor(a), g, zeros(g))
 
 /* Of the normal distribution, or of what it is taken for. The tanh form is 0 and flat where tanh
  * rounds to -1, as PyTorch's is. */
@@ -104,75 +108,83 @@ static gelu_form read_form(const omc_node *node) {
   return is_half(omc_in(node, 0)) ? NORMAL_OF_HALVES : NORMAL;
 }
 static omc_value *gelu_gradient(omc_grad *g) {
-  omc_value *const in[] = {DY, A};
-  return omc_nary(&g->b, OMC_OP_GeluGrad, 2, in, g->node->n_attr, g->node->attr);
+  omc_value *const operands[] = {dy(g), in(g, 0)};
+  return omc_nary(&g->b, OMC_OP_GeluGrad, 2, operands, g->node->n_attr, g->node->attr);
 }
 #endif
-UNARY(Gelu, FLOAT, gelu(a, (gelu_form)blk->imm[0]), gelu_gradient(g), imm[0] = read_form(node))
-BINARY_NO_GRAD(GeluGrad, FLOAT, 0, gelu_slope(b, (gelu_form)blk->imm[0]) * a,
-               imm[0] = read_form(node))
+UNARY_WITH(Gelu, FLOAT, i, a, gelu(a, (gelu_form)i[0][0]), g, gelu_gradient(g), node,
+           read_form(node))
+BINARY_NO_GRAD_WITH(GeluGrad, FLOAT, 0, i, a, b, gelu_slope(b, (gelu_form)i[0][0]) * a, node,
+                    read_form(node))
 
 /* The slope at NaN is that of Elu. */
-UNARY(HardSwish, FLOAT, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6),
-      AT_ONCE(where(g, compare(g, OMC_OP_LessOrEqual, A, -3), zero(g),
-                    where(g, compare(g, OMC_OP_GreaterOrEqual, A, 3), DY,
-                          mul(g, DY, plus(g, over(g, A, omc_scalar(&g->b, A, 3)), 0.5))))))
+UNARY(HardSwish, FLOAT, a, vmax(vset(0), vmin(vset(6), a + vset(3))) * a / vset(6), g,
+      AT_ONCE(g,
+              where(g, compare(g, OMC_OP_LessOrEqual, in(g, 0), -3), zero(g),
+                    where(g, compare(g, OMC_OP_GreaterOrEqual, in(g, 0), 3), dy(g),
+                          mul(g, dy(g),
+                              plus(g, over(g, in(g, 0), omc_scalar(&g->b, in(g, 0), 3)), 0.5))))))
 
-UNARY_NO_GRAD(IsNaN, FLOAT_TO_BOOL, vbool(vnan(a)))
+UNARY_NO_GRAD(IsNaN, FLOAT_TO_BOOL, a, vbool(vnan(a)))
 
-UNARY(LeakyRelu, FLOAT, vblend(a > vset(0), a, vmul(a, i0)),
-      where(g, compare(g, OMC_OP_Greater, A, 0), DY, times(g, DY, i0)),
-      imm[0] = omc_node_float(node, "alpha"))
+UNARY_WITH(LeakyRelu, FLOAT, i, a, vblend(a > vset(0), a, vmul(a, i[0])), g,
+           where(g, compare(g, OMC_OP_Greater, in(g, 0), 0), dy(g), times(g, dy(g), i[0])), node,
+           omc_node_float(node, "alpha"))
 
-UNARY(Log, FLOAT, vlog(a), over(g, DY, A))
+UNARY(Log, FLOAT, a, vlog(a), g, over(g, dy(g), in(g, 0)))
 
-UNARY(Log1p, FLOAT, vlog1p(a), over(g, DY, plus(g, A, 1)))
+UNARY(Log1p, FLOAT, a, vlog1p(a), g, over(g, dy(g), plus(g, in(g, 0), 1)))
 
 #ifdef OMC_RECORDS
 /* z / (1 + z) with z = exp(-|x|), which is what is left of the slope above 0. PyTorch keeps z. */
 static omc_value *log_sigmoid_slope(omc_grad *g) {
-  omc_value *const z = omc_unary(&g->b, OMC_OP_Exp, neg(g, omc_unary(&g->b, OMC_OP_Abs, A)));
+  omc_value *const z = omc_unary(&g->b, OMC_OP_Exp, neg(g, omc_unary(&g->b, OMC_OP_Abs, in(g, 0))));
   omc_value *const kept = z ? widened(g, omc_cast(&g->b, z, g->node->out[0]->type.dtype)) : NULL;
   omc_value *const above = over(g, kept, plus(g, kept, 1));
-  return where(g, compare(g, OMC_OP_Less, A, 0), one_minus(g, above), above);
+  return where(g, compare(g, OMC_OP_Less, in(g, 0), 0), one_minus(g, above), above);
 }
 #endif
-UNARY(LogSigmoid, FLOAT, vmin(a, vset(0)) - vlog1p(vexp(-vabs(a))),
-      AT_ONCE(mul(g, DY, log_sigmoid_slope(g))))
+UNARY(LogSigmoid, FLOAT, a, vmin(a, vset(0)) - vlog1p(vexp(-vabs(a))), g,
+      AT_ONCE(g, mul(g, dy(g), log_sigmoid_slope(g))))
 
 #ifdef OMC_RECORDS
 /* With t = tanh(softplus(x)): t + x sigmoid(x) (1 - t^2). */
 static omc_value *mish_slope(omc_grad *g) {
-  omc_value *const softplus = omc_unary(&g->b, OMC_OP_Log1p, omc_unary(&g->b, OMC_OP_Exp, A));
+  omc_value *const softplus =
+      omc_unary(&g->b, OMC_OP_Log1p, omc_unary(&g->b, OMC_OP_Exp, in(g, 0)));
   omc_value *const t = omc_unary(&g->b, OMC_OP_Tanh, softplus);
-  omc_value *const rise = mul(g, A, omc_unary(&g->b, OMC_OP_Sigmoid, A));
+  omc_value *const rise = mul(g, in(g, 0), omc_unary(&g->b, OMC_OP_Sigmoid, in(g, 0)));
   return omc_binary(&g->b, OMC_OP_Add, t, mul(g, rise, one_minus(g, mul(g, t, t))));
 }
 #endif
-UNARY(Mish, FLOAT, a *vtanh(vlog1p(vexp(a))), AT_ONCE(mul(g, DY, mish_slope(g))))
+UNARY(Mish, FLOAT, a, a *vtanh(vlog1p(vexp(a))), g, AT_ONCE(g, mul(g, dy(g), mish_slope(g))))
 
-UNARY(Neg, ANY, vneg(a), neg(g, DY))
+UNARY(Neg, ANY, a, vneg(a), g, neg(g, dy(g)))
 
-UNARY_NO_GRAD(Not, BOOL, vbool(a == vset(0)))
+UNARY_NO_GRAD(Not, BOOL, a, vbool(a == vset(0)))
 
-UNARY(Reciprocal, FLOAT, vset(1) / a, neg(g, mul(g, DY, mul(g, Y, Y))))
+UNARY(Reciprocal, FLOAT, a, vset(1) / a, g, neg(g, mul(g, dy(g), mul(g, out(g), out(g)))))
 
-UNARY(Relu, ANY, vblend(a < vset(0), vset(0), a), omc_binary(&g->b, OMC_OP_ReluGrad, DY, Y))
-BINARY_NO_GRAD(ReluGrad, FLOAT, 0, vblend(b <= vset(0), vset(0), a))
+UNARY(Relu, ANY, a, vblend(a < vset(0), vset(0), a), g,
+      omc_binary(&g->b, OMC_OP_ReluGrad, dy(g), out(g)))
+BINARY_NO_GRAD(ReluGrad, FLOAT, 0, a, b, vblend(b <= vset(0), vset(0), a))
 
-UNARY(Round, FLOAT, vround(a), zeros(g))
+UNARY(Round, FLOAT, a, vround(a), g, zeros(g))
 
-UNARY(Rsqrt, FLOAT, vset(1) / vsqrt(a),
-      mul(g, times(g, DY, -0.5), omc_binary(&g->b, OMC_OP_Pow, Y, omc_scalar(&g->b, Y, 3))))
+UNARY(Rsqrt, FLOAT, a, vset(1) / vsqrt(a), g,
+      mul(g, times(g, dy(g), -0.5),
+          omc_binary(&g->b, OMC_OP_Pow, out(g), omc_scalar(&g->b, out(g), 3))))
 
 #ifdef OMC_RECORDS
-static omc_value *sigmoid_gradient(omc_grad *g) { return mul(g, mul(g, DY, one_minus(g, Y)), Y); }
+static omc_value *sigmoid_gradient(omc_grad *g) {
+  return mul(g, mul(g, dy(g), one_minus(g, out(g))), out(g));
+}
 #endif
 /* Of float16, alone of all dtypes, PyTorch's kernel rounds every step. */
-UNARY(Sigmoid, FLOAT, vsigmoid(a),
-      Y->type.dtype == OMC_F16 ? sigmoid_gradient(g) : AT_ONCE(sigmoid_gradient(g)))
+UNARY(Sigmoid, FLOAT, a, vsigmoid(a), g,
+      out(g)->type.dtype == OMC_F16 ? sigmoid_gradient(g) : AT_ONCE(g, sigmoid_gradient(g)))
 
-UNARY(Sign, ANY, vbool(a > vset(0)) - vbool(a < vset(0)), zeros(g))
+UNARY(Sign, ANY, a, vbool(a > vset(0)) - vbool(a < vset(0)), g, zeros(g))
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 OMC_INLINE vacc_t silu_gradient(vacc_t dy, vacc_t x) {
@@ -180,23 +192,25 @@ OMC_INLINE vacc_t silu_gradient(vacc_t dy, vacc_t x) {
   return dy * s * (vset(1) + x * (vset(1) - s));
 }
 #endif
-UNARY(Silu, FLOAT, a / (vset(1) + vexp(-a)), omc_binary(&g->b, OMC_OP_SiluGrad, DY, A))
-BINARY_NO_GRAD(SiluGrad, FLOAT, 0, silu_gradient(a, b))
+UNARY(Silu, FLOAT, a, a / (vset(1) + vexp(-a)), g,
+      omc_binary(&g->b, OMC_OP_SiluGrad, dy(g), in(g, 0)))
+BINARY_NO_GRAD(SiluGrad, FLOAT, 0, a, b, silu_gradient(a, b))
 
-UNARY(Sin, FLOAT, vsin(a), mul(g, DY, omc_unary(&g->b, OMC_OP_Cos, A)))
+UNARY(Sin, FLOAT, a, vsin(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Cos, in(g, 0))))
 
 #ifdef OMC_RECORDS
 static omc_value *softplus_gradient(omc_grad *g, double beta, double threshold) {
-  omc_value *const scaled = times(g, A, beta), *const z = omc_unary(&g->b, OMC_OP_Exp, scaled);
-  return where(g, compare(g, OMC_OP_Greater, scaled, threshold), DY,
-               over(g, mul(g, DY, z), plus(g, z, 1)));
+  omc_value *const scaled = times(g, in(g, 0), beta), *const z =
+                                                          omc_unary(&g->b, OMC_OP_Exp, scaled);
+  return where(g, compare(g, OMC_OP_Greater, scaled, threshold), dy(g),
+               over(g, mul(g, dy(g), z), plus(g, z, 1)));
 }
 #endif
 /* log(1 + exp(beta x)) / beta, and x where beta x is above the threshold. */
-UNARY(Softplus, FLOAT, vblend(a *i0 > i1, a, vlog1p(vexp(a *i0)) / i0),
-      AT_ONCE(softplus_gradient(g, i0, i1)), imm[0] = omc_node_float(node, "beta"),
-      imm[1] = omc_node_float(node, "threshold"))
+UNARY_WITH(Softplus, FLOAT, i, a, vblend(a *i[0] > i[1], a, vlog1p(vexp(a *i[0])) / i[0]), g,
+           AT_ONCE(g, softplus_gradient(g, i[0], i[1])), node, omc_node_float(node, "beta"),
+           omc_node_float(node, "threshold"))
 
-UNARY(Sqrt, FLOAT, vsqrt(a), over(g, DY, times(g, Y, 2)))
+UNARY(Sqrt, FLOAT, a, vsqrt(a), g, over(g, dy(g), times(g, out(g), 2)))
 
-UNARY(Tanh, FLOAT, vtanh(a), AT_ONCE(mul(g, DY, one_minus(g, mul(g, Y, Y)))))
+UNARY(Tanh, FLOAT, a, vtanh(a), g, AT_ONCE(g, mul(g, dy(g), one_minus(g, mul(g, out(g), out(g))))))

@@ -12,7 +12,7 @@
  * its input, and not rounded to half precision (nor out of its range) between the steps. */
 static bool is_layer(const omc_match *m) {
   const omc_type *type = &m->capture[1]->type;
-  return omc_type_equal(type, &m->capture[0]->type) && omc_dtype_real(type->dtype) == type->dtype;
+  return omc_type_equal(type, &m->capture[0]->type) && omc_dtype_acc(type->dtype) == type->dtype;
 }
 
 /* ---- activations ---- */

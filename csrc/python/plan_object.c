@@ -301,22 +301,22 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   return list;
 }
 
-#define PLAN_GET(name, expr)                               \
+#define PLAN_GET(name, self, expr)                         \
   static PyObject *get_##name(PyObject *object, void *u) { \
     (void)u;                                               \
     const plan_object *self = (const plan_object *)object; \
     return expr;                                           \
   }
-PLAN_GET(reads_inputs, Py_NewRef(self->reads_inputs))
-PLAN_GET(reads_outputs, Py_NewRef(self->reads_outputs))
-PLAN_GET(in_grads, Py_NewRef(self->in_grads))
-PLAN_GET(out_grads, Py_NewRef(self->out_grads))
-PLAN_GET(random, PyBool_FromLong(self->plan->random))
-PLAN_GET(arena_bytes, PyLong_FromSize_t(self->plan->arena_bytes))
-PLAN_GET(bound_bytes, PyLong_FromSize_t(self->plan->bound_bytes))
-PLAN_GET(forward_bytes, PyLong_FromSize_t(self->plan->forward_bytes))
-PLAN_GET(n_steps, PyLong_FromUnsignedLong(self->plan->n_steps))
-PLAN_GET(n_forward, PyLong_FromUnsignedLong(self->plan->n_forward))
+PLAN_GET(reads_inputs, self, Py_NewRef(self->reads_inputs))
+PLAN_GET(reads_outputs, self, Py_NewRef(self->reads_outputs))
+PLAN_GET(in_grads, self, Py_NewRef(self->in_grads))
+PLAN_GET(out_grads, self, Py_NewRef(self->out_grads))
+PLAN_GET(random, self, PyBool_FromLong(self->plan->random))
+PLAN_GET(arena_bytes, self, PyLong_FromSize_t(self->plan->arena_bytes))
+PLAN_GET(bound_bytes, self, PyLong_FromSize_t(self->plan->bound_bytes))
+PLAN_GET(forward_bytes, self, PyLong_FromSize_t(self->plan->forward_bytes))
+PLAN_GET(n_steps, self, PyLong_FromUnsignedLong(self->plan->n_steps))
+PLAN_GET(n_forward, self, PyLong_FromUnsignedLong(self->plan->n_forward))
 
 static PyGetSetDef plan_getset[] = {
     {"reads_inputs", get_reads_inputs, NULL, "inputs that each backward reads", NULL},

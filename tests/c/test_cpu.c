@@ -6,8 +6,8 @@
 #include <immintrin.h>
 #endif
 
-#include "cpu/elementwise.h"
 #include "cpu/memory_pool.h"
+#include "cpu/ops/block.h"
 #include "cpu/parallel.h"
 #include "ops/builder.h"
 

@@ -17,12 +17,13 @@ CSRC = ROOT / "csrc"
 PROVIDERS = re.findall(r"^OMC_PROVIDER\((\w+)\)", (CSRC / "providers.def").read_text(), re.M)
 
 # Layer -> layers it may include besides itself. Data (ops.def) may be included from anywhere, and what a device offers
-# from anywhere above ops.
+# from anywhere above ops. A device's machinery knows no op; its ops, on top of it, and its table of functions do.
 MAY_INCLUDE = {
     "base": set(),
     "graph": {"base"},
     "ops": {"base", "graph"},
-    **{provider: {"base", "graph", "ops"} for provider in PROVIDERS},
+    **{provider: {"base", "graph"} for provider in PROVIDERS},
+    **{f"{provider}/ops": {"base", "graph", "ops", provider} for provider in PROVIDERS},
     "autodiff": {"base", "graph", "ops"},
     "plan": {"base", "graph", "ops"},
     "passes": {"base", "graph", "ops", "plan"},
@@ -37,15 +38,47 @@ def includes(path: Path) -> list[str]:
     return re.findall(r'^#include "([^"]+)"', path.read_text(), re.M)
 
 
+def layer_of(path: Path) -> str:
+    """Of a file below csrc; what ties a provider's ops to the rest of it belongs to these."""
+    top = path.parts[0]
+    of_ops = top in PROVIDERS and (path.parts[1] == "ops" or path.name == f"provider_{top}.c")
+    return f"{top}/ops" if of_ops else top
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if p.parent != CSRC], ids=lambda p: str(p.relative_to(CSRC)))
 def test_includes_point_one_way(path: Path) -> None:
-    layer = path.relative_to(CSRC).parts[0]
+    layer = layer_of(path.relative_to(CSRC))
     for name in includes(path):
-        target = Path(name).parts[0]
+        target = layer_of(Path(name))
         if name == "provider.h":
             assert layer not in ("base", "graph", "ops"), f"{layer} knows nothing of devices"
         elif "/" in name:
             assert target == layer or target in MAY_INCLUDE[layer], f"{layer} may not include {name}"
+
+
+def macros(path: Path) -> list[tuple[str, list[str], str]]:
+    """Name, parameters and body of each."""
+    text = path.read_text().replace("\\\n", " ")
+    found = re.findall(r"^\s*#\s*define (\w+)(?:\(([^)]*)\))?(.*)$", text, re.M)
+    return [(name, [p.strip() for p in parameters.split(",")], body) for name, parameters, body in found]
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=lambda p: str(p.relative_to(CSRC)))
+def test_macros_of_headers_have_names_that_nobody_else_has(path: Path) -> None:
+    rows = r"(UNARY|BINARY|TERNARY)(_NO_GRAD)?(_WITH)?|AT_ONCE"
+    names = {name for name, _, _ in macros(path)} - {"PY_SSIZE_T_CLEAN"}
+    assert not [name for name in names if not re.fullmatch(rf"OMC_\w+|{rows}", name)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(CSRC)))
+def test_what_macros_declare_is_named_by_who_uses_them(path: Path) -> None:
+    """Or out of reach, behind a name that ends in _."""
+    declared = r"(?:\w+_t|int|char|double|float|omc_\w+|vacc_t|vmask)(?: const| \*const)? \**(\w+)(?: =|\[| in )"
+    for name, parameters, body in macros(path):
+        if body.lstrip().startswith("static "):
+            continue  # a function made of names and types
+        injected = {n for n in re.findall(declared, body) if not n.endswith("_")} - {*parameters, "const"}
+        assert not injected, f"{name} declares {injected}"
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -163,3 +196,13 @@ def test_what_the_demo_leaves_behind_is_ignored() -> None:
 def test_files_of_tests_have_names_of_their_own() -> None:
     names = sorted(p.name for p in (ROOT / "tests").rglob("test_*.py"))
     assert names == sorted(set(names))
+
+
+def test_files_of_one_name_are_of_one_family() -> None:
+    """A family has a file of its name in ops, and another in each provider's ops; all else has a name of its own."""
+    others = [p for p in SOURCES if p.suffix != ".def" and layer_of(p.relative_to(CSRC)).split("/")[-1] != "ops"]
+    names = [p.name for p in others]
+    assert sorted(names) == sorted(set(names))
+    for provider in PROVIDERS:
+        own = {p.stem for p in (CSRC / provider / "ops").glob("*.[ch]")}
+        assert not own & {p.stem for p in others}

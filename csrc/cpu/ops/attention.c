@@ -13,7 +13,7 @@ static omc_status backward_params(const omc_node *node, omc_arena *arena, void *
   const omc_attention_form *f = &p->form;
   OMC_TRY(omc_attention_form_of(node, &p->form));
   const int64_t items = f->batch * f->kv_heads, blocks = f->heads / f->kv_heads * n_blocks(f);
-  const int64_t parts = items > 0 ? omc_ceil_div(MIN_GRAD_ITEMS, items) : 1;
+  const int64_t parts = items > 0 ? omc_ceil_div(OMC_LEAST_GRAD_ITEMS, items) : 1;
   p->parts = parts < blocks ? parts : blocks > 0 ? blocks : 1;
   return OMC_OK;
 }

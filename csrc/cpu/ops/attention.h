@@ -15,15 +15,15 @@ typedef struct {
 
 /* Whether dk and dv are added up elsewhere than where they are stored. */
 static inline bool sums_apart(const attention_grad_params *p) {
-  return p->parts > 1 || omc_dtype_real(p->form.dtype) != p->form.dtype;
+  return p->parts > 1 || omc_dtype_acc(p->form.dtype) != p->form.dtype;
 }
 
 /* Query rows that share one product, and the length of a row of their scores: room for whole
  * vectors of any variant. */
-#define BLOCK 64
+enum { OMC_QUERY_BLOCK = 64 };
 
 /* Items of the gradient, at least: heads of keys and values, in parts where these are few. */
-#define MIN_GRAD_ITEMS 8
+enum { OMC_LEAST_GRAD_ITEMS = 8 };
 
 /* The first element of head h of B * heads. */
 static inline int64_t head_at(const omc_head_strides *s, int64_t heads, int64_t h) {
@@ -32,28 +32,29 @@ static inline int64_t head_at(const omc_head_strides *s, int64_t heads, int64_t 
 
 static inline int64_t row_length(const omc_attention_form *p) { return omc_whole_vectors(p->keys); }
 static inline int64_t n_blocks(const omc_attention_form *p) {
-  return omc_ceil_div(p->queries, BLOCK);
+  return omc_ceil_div(p->queries, OMC_QUERY_BLOCK);
 }
 /* Elements of one part's dk and dv. */
 static inline int64_t part_length(const omc_attention_form *p) {
   return p->keys * (p->dim + p->value_dim);
 }
 
-/* One thread's scratch memory, offsets in bytes: `tables` of BLOCK x row_length acc_t, random words
- * of a row, an acc_t per query row, sums of BLOCK rows of y, and the products' own. */
+/* One thread's scratch memory, offsets in bytes: `tables` of OMC_QUERY_BLOCK x row_length acc_t,
+ * random words of a row, an acc_t per query row, sums of OMC_QUERY_BLOCK rows of y, and the
+ * products' own. */
 typedef struct {
   size_t table[2], words, rows, y, gemm, total;
 } attention_scratch;
 
 static inline attention_scratch scratch_of(const omc_attention_form *p, int tables) {
   const size_t size = omc_acc_size(p->dtype), length = (size_t)row_length(p);
-  const size_t table = omc_round_up(BLOCK * length * size, 64);
-  const size_t scores = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->dim, 1);
-  const size_t values = omc_gemm_workspace(p->dtype, BLOCK, p->keys, p->value_dim, 1);
-  const size_t out = omc_gemm_workspace(p->dtype, BLOCK, p->value_dim, p->keys, 1);
-  const size_t dq = omc_gemm_workspace(p->dtype, BLOCK, p->dim, p->keys, 1);
-  const size_t dk = omc_gemm_workspace(p->dtype, p->keys, p->dim, BLOCK, 1);
-  const size_t dv = omc_gemm_workspace(p->dtype, p->keys, p->value_dim, BLOCK, 1);
+  const size_t table = omc_round_up(OMC_QUERY_BLOCK * length * size, 64);
+  const size_t scores = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->keys, p->dim, 1);
+  const size_t values = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->keys, p->value_dim, 1);
+  const size_t out = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->value_dim, p->keys, 1);
+  const size_t dq = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->dim, p->keys, 1);
+  const size_t dk = omc_gemm_workspace(p->dtype, p->keys, p->dim, OMC_QUERY_BLOCK, 1);
+  const size_t dv = omc_gemm_workspace(p->dtype, p->keys, p->value_dim, OMC_QUERY_BLOCK, 1);
   const size_t forward[] = {scores, out}, backward[] = {scores, values, dq, dk, dv};
   size_t gemm = 0;
   const size_t *all = tables == 1 ? forward : backward;
@@ -62,8 +63,8 @@ static inline attention_scratch scratch_of(const omc_attention_form *p, int tabl
   attention_scratch s = {.table = {0, table}};
   s.words = table * (size_t)tables;
   s.rows = s.words + (p->p > 0 ? omc_round_up(length * sizeof(uint32_t), 64) : 0);
-  s.y = s.rows + BLOCK * size;
-  s.gemm = s.y + omc_round_up(omc_sums_bytes(p->dtype, BLOCK * p->value_dim), 64);
+  s.y = s.rows + OMC_QUERY_BLOCK * size;
+  s.gemm = s.y + omc_round_up(omc_sums_bytes(p->dtype, OMC_QUERY_BLOCK * p->value_dim), 64);
   s.total = omc_round_up(s.gemm + gemm, 64);
   return s;
 }

@@ -12,6 +12,7 @@
 #include "cpu/parallel.h"
 #include "cpu/rng.h"
 #include "cpu/rows.h"
+#include "ops/random.h"
 
 #define NEG_INF (-(acc_t)INFINITY)
 
@@ -40,7 +41,8 @@ typedef struct {
 } query_block;
 
 static query_block block_at(const omc_attention_form *p, int64_t head, int64_t index) {
-  const int64_t first = index * BLOCK, rows = omc_min(BLOCK, p->queries - first);
+  const int64_t first = index * OMC_QUERY_BLOCK,
+                rows = omc_min(OMC_QUERY_BLOCK, p->queries - first);
   const int64_t group = p->heads / p->kv_heads, kv_head = head / group;
   return (query_block){.head = head,
                        .first = first,
@@ -193,7 +195,7 @@ static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL(Attention) {
+OMC_KERNEL(Attention, args) {
   const omc_attention_form *p = args->params;
   attention_job job = make_job(args, p, 1);
   job.q = omc_in_data(args, 0), job.k = omc_in_data(args, 1), job.v = omc_in_data(args, 2);
@@ -329,7 +331,7 @@ static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* Inputs: dy, q, k, v, lse, mask?. */
-OMC_KERNEL(AttentionGrad) {
+OMC_KERNEL(AttentionGrad, args) {
   const attention_grad_params *params = args->params;
   const omc_attention_form *p = &params->form;
   attention_job job = make_job(args, p, 2);
@@ -342,7 +344,8 @@ OMC_KERNEL(AttentionGrad) {
     job.sums = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   omc_parallel_for(p->batch * p->kv_heads * job.parts, 1, args->threads, backward_parts, &job);
   if (job.sums)
-    omc_parallel_for(p->batch * p->kv_heads * p->keys, BLOCK, args->threads, add_parts, &job);
+    omc_parallel_for(p->batch * p->kv_heads * p->keys, OMC_QUERY_BLOCK, args->threads, add_parts,
+                     &job);
   return OMC_OK;
 }
 

@@ -1,3 +1,3 @@
-#include "cpu/elementwise_rows.h"
+#include "cpu/ops/block.h"
 
 #include "ops/compare.c"

@@ -13,19 +13,19 @@ static omc_status shape_decode(const omc_node *node, omc_arena *arena, void *par
   return OMC_OK;
 }
 
-OMC_KERNEL_ANY(Shape) {
+OMC_KERNEL_ANY(Shape, args) {
   const omc_shape_form *p = args->params;
   int64_t *y = args->out[0].data;
   for (int32_t d = p->start; d < p->end; d++) y[d - p->start] = args->in[0].type->shape.dims[d];
   return OMC_OK;
 }
 
-OMC_KERNEL_ANY(Size) {
+OMC_KERNEL_ANY(Size, args) {
   *(int64_t *)args->out[0].data = omc_shape_numel(&args->in[0].type->shape);
   return OMC_OK;
 }
 
-OMC_KERNEL_ANY(Range) {
+OMC_KERNEL_ANY(Range, args) {
   const omc_tensor *start = &args->in[0], *delta = &args->in[2], *y = &args->out[0];
   const omc_dtype dtype = y->type->dtype;
   const int64_t n = y->type->shape.dims[0];
@@ -62,7 +62,7 @@ static omc_status fill_decode(const omc_node *node, omc_arena *arena, void *para
   return OMC_OK;
 }
 
-OMC_KERNEL_ANY(ConstantOfShape) {
+OMC_KERNEL_ANY(ConstantOfShape, args) {
   const fill_params *p = args->params;
   const omc_type *type = args->out[0].type;
   const size_t size = omc_dtype_size(type->dtype);

@@ -7,9 +7,7 @@
 
 static omc_dtype stored(const omc_node *node) { return omc_in(node, 0)->type.dtype; }
 
-static bool stores_acc(const omc_node *node) {
-  return omc_dtype_real(stored(node)) == stored(node);
-}
+static bool stores_acc(const omc_node *node) { return omc_dtype_acc(stored(node)) == stored(node); }
 
 /* Images copied at a time: some megabytes, and columns enough for many threads. */
 static int64_t images_per_pass(const omc_node *node, const omc_conv_form *f, const conv_source *s) {

@@ -124,14 +124,14 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-#define CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
+#define OMC_CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
 
 /* Writes the copy of one plane. */
-void CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out);
+void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out);
 
-omc_status CONV_NAME(direct)(const omc_kernel_args *args);
-omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p);
-omc_status CONV_NAME(direct_weight)(const omc_kernel_args *args);
+omc_status OMC_CONV_NAME(direct)(const omc_kernel_args *args);
+omc_status OMC_CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p);
+omc_status OMC_CONV_NAME(direct_weight)(const omc_kernel_args *args);
 
 /* Columns next to each other in a panel and in memory, at most a vector of them. */
 typedef struct {
@@ -139,12 +139,12 @@ typedef struct {
 } conv_chunk;
 
 /* Cuts the n columns of a panel, column j lying at at[j], into chunks; returns how many. */
-int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out);
+int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out);
 
 /* Packs row k of a panel from the chunks at source + at[k], for `depth` rows. Vectors are moved
  * whole, past the end of a chunk, of the panel and, unless `exact`, of the source. */
-void CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
-                           const conv_chunk *chunks, int64_t count, bool exact, acc_t *out);
+void OMC_CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
+                               const conv_chunk *chunks, int64_t count, bool exact, acc_t *out);
 
 #endif
 

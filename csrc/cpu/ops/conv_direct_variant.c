@@ -21,7 +21,7 @@ static void copy_group(const conv_source *s, const storage_t *tensor, int64_t im
   const int64_t channels = s->channels / groups, plane = source_plane(s);
   const storage_t *from = tensor + (image * s->channels + group * channels) * s->h * s->w;
   for (int64_t c = 0; c < channels; c++)
-    CONV_NAME(copy_plane)(s, from + c * s->h * s->w, out + c * plane);
+    OMC_CONV_NAME(copy_plane)(s, from + c * s->h * s->w, out + c * plane);
   memset(out + channels * plane, 0, SLACK * sizeof(acc_t));
 }
 
@@ -85,7 +85,7 @@ static void direct_groups(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-omc_status CONV_NAME(direct)(const omc_kernel_args *args) {
+omc_status OMC_CONV_NAME(direct)(const omc_kernel_args *args) {
   const conv_product *p = args->params;
   direct_job job = {args, p};
   omc_parallel_for(p->images * p->groups, 1, args->threads, direct_groups, &job);
@@ -155,7 +155,7 @@ static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) 
   }
 }
 
-omc_status CONV_NAME(direct_weight)(const omc_kernel_args *args) {
+omc_status OMC_CONV_NAME(direct_weight)(const omc_kernel_args *args) {
   const conv_weight_grad *p = args->params;
   direct_job job = {args, p};
   omc_parallel_for(p->groups, 1, args->threads, direct_gradients, &job);

@@ -29,14 +29,14 @@ static void copy_row(const conv_source *s, const storage_t *from, acc_t *to) {
   }
 }
 
-void CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out) {
+void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out) {
   for (int64_t r = 0; r < s->rows; r++) {
     const int64_t y = s->row_from[r];
     copy_row(s, y >= 0 ? plane + y * s->w : NULL, out + r * s->phases * s->part);
   }
 }
 
-int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
+int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
   int64_t count = 0;
   for (int64_t j = 0; j < n; count++) {
     const int64_t start = j++;
@@ -47,8 +47,8 @@ int64_t CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
 }
 
 /* In rising order: what a vector writes past its chunk the next one overwrites. */
-void CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
-                           const conv_chunk *chunks, int64_t count, bool exact, acc_t *out) {
+void OMC_CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
+                               const conv_chunk *chunks, int64_t count, bool exact, acc_t *out) {
   for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
     const acc_t *from = source + at[k];
     for (int64_t i = 0; i < count; i++) {
@@ -77,8 +77,8 @@ static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const product_job *job = ctx;
   const conv_source *s = &job->p->source;
   for (int64_t i = begin; i < end; i++)
-    CONV_NAME(copy_plane)(s, job->tensor + (job->first * s->channels + i) * s->h * s->w,
-                          job->copy + i * source_plane(s));
+    OMC_CONV_NAME(copy_plane)(s, job->tensor + (job->first * s->channels + i) * s->h * s->w,
+                              job->copy + i * source_plane(s));
 }
 
 static int64_t depth_blocks(int64_t depth) { return depth ? omc_ceil_div(depth, OMC_GEMM_KC) : 1; }
@@ -160,15 +160,15 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   if (bias) load_row(bias + group * p->m + i, row_bias, m);
   const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
   for (int64_t q = 0; q < panels; q++)
-    counts[q] = CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
-                                      chunks + q * OMC_NR);
+    counts[q] = OMC_CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
+                                          chunks + q * OMC_NR);
   const acc_t *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t k0 = omc_cut(grid->depth, blocks, block);
     const int64_t depth = omc_cut(grid->depth, blocks, block + 1) - k0;
     for (int64_t q = 0; q < panels; q++)
-      CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
-                            counts[q], p->source.in_place, b + q * OMC_NR * depth);
+      OMC_CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
+                                counts[q], p->source.in_place, b + q * OMC_NR * depth);
     const omc_gemm_block product = {.m = m,
                                     .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
                                     .k = depth,
@@ -205,8 +205,8 @@ static omc_status convolve(const omc_kernel_args *args) {
   const conv_product *p = args->params;
   const int threads = args->threads;
   if (p->images == 0 || p->m == 0) return OMC_OK;
-  if (p->direct) return CONV_NAME(direct)(args);
-  if (p->winograd) return CONV_NAME(winograd)(args, p->winograd);
+  if (p->direct) return OMC_CONV_NAME(direct)(args);
+  if (p->winograd) return OMC_CONV_NAME(winograd)(args, p->winograd);
   product_job job = {.args = args, .p = p, .tensor = args->in[0].data, .packed = args->workspace};
   job.copy = job.packed + omc_whole_vectors(p->packed);
   job.threads = job.copy + product_source(p);
@@ -238,8 +238,8 @@ static omc_status convolve(const omc_kernel_args *args) {
   return OMC_OK;
 }
 
-OMC_KERNEL(Conv) { return convolve(args); }
-OMC_KERNEL(ConvTranspose) { return convolve(args); }
-OMC_KERNEL(ConvGradInput) { return convolve(args); }
+OMC_KERNEL(Conv, args) { return convolve(args); }
+OMC_KERNEL(ConvTranspose, args) { return convolve(args); }
+OMC_KERNEL(ConvGradInput, args) { return convolve(args); }
 
 #endif

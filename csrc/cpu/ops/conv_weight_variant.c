@@ -104,8 +104,8 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
         at[j] = (p->tap_at[tap / p->kw] * s->part + tap % p->kw * p->dw) * s->channels +
                 group * p->c + c;
       }
-      const int64_t count = CONV_NAME(cut_chunks)(at, width, chunks);
-      CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
+      const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, chunks);
+      OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
       const omc_gemm_block product = {.m = m,
                                       .n = omc_ceil_div(width, OMC_VL) * OMC_VL,
                                       .k = n,
@@ -151,7 +151,7 @@ static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) 
                            omc_min(omc_ceil_div(wanted, job->col_parts), omc_gemm_panels(p->m)));
 }
 
-OMC_KERNEL(ConvGradWeight) {
+OMC_KERNEL(ConvGradWeight, args) {
   const conv_weight_grad *p = args->params;
   const int64_t outputs = p->groups * p->m;
   grad_job job = {.args = args, .p = p, .sum = args->workspace};
@@ -162,7 +162,7 @@ OMC_KERNEL(ConvGradWeight) {
     memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->taps) * sizeof(storage_t));
     return OMC_OK;
   }
-  if (p->direct) return CONV_NAME(direct_weight)(args);
+  if (p->direct) return OMC_CONV_NAME(direct_weight)(args);
   choose_parts(p, args->threads, &job);
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   for (int64_t pass = 0; pass < passes; pass++) {

@@ -29,13 +29,13 @@ typedef struct {
 static int64_t depth_blocks(const conv_winograd *p) { return omc_ceil_div(p->c, OMC_GEMM_KC); }
 
 /* G times three elements. */
-#define SPREAD3(a, b, c, out, step)                 \
-  do {                                              \
-    const acc_t outer = (a) + (c);                  \
-    (out)[0] = (a);                                 \
-    (out)[step] = (acc_t)0.5 * (outer + (b));       \
-    (out)[2 * (step)] = (acc_t)0.5 * (outer - (b)); \
-    (out)[3 * (step)] = (c);                        \
+#define SPREAD3(a, b, c, out, step)                  \
+  do {                                               \
+    const acc_t outer_ = (a) + (c);                  \
+    (out)[0] = (a);                                  \
+    (out)[step] = (acc_t)0.5 * (outer_ + (b));       \
+    (out)[2 * (step)] = (acc_t)0.5 * (outer_ - (b)); \
+    (out)[3 * (step)] = (c);                         \
   } while (0)
 
 /* Kernels of `rows` rows from `weight` on, into [4, 4, OMC_MR]. */
@@ -80,8 +80,8 @@ static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const conv_source *s = &job->p->source;
   const storage_t *x = job->args->in[0].data;
   for (int64_t i = begin; i < end; i++)
-    CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w,
-                          job->source + i * source_plane(s));
+    OMC_CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w,
+                              job->source + i * source_plane(s));
 }
 
 /* Cuts tiles j0 .. j0+n-1 of the pass into runs; returns how many. */
@@ -201,7 +201,7 @@ static void tile_range(int64_t begin, int64_t end, int thread, void *ctx) {
     tile_block(job, j, omc_min(TILES, last - j), scratch);
 }
 
-omc_status CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p) {
+omc_status OMC_CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p) {
   winograd_job job = {.args = args, .p = p, .kernels = args->workspace};
   job.source = job.kernels + omc_whole_vectors(16 * p->m * p->c);
   job.threads = job.source + omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);

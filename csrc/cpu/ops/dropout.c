@@ -1,11 +1,11 @@
 /* Dropout as a block function. */
-#include "cpu/elementwise.h"
+#include "cpu/ops/block.h"
 #include "cpu/rng.h"
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT && OMC_STORES_ACC
 
 /* Immediates: threshold, scale, subsequence. */
-OMC_EW_KERNEL(Dropout) {
+OMC_EW_KERNEL(Dropout, blk) {
   const uint32_t threshold = (uint32_t)blk->imm[0], subsequence = (uint32_t)blk->imm[2];
   const acc_t scale = (acc_t)blk->imm[1], *x = blk->in[0];
   acc_t *y = blk->out;

@@ -158,7 +158,7 @@ static void scatter(const omc_kernel_args *args, scatter_job *j) {
 }
 
 /* GatherGrad, GatherNDGrad and EmbeddingGrad: in[0] is dy, in[2] what the result is added to. */
-OMC_KERNEL(ScatterRows) {
+OMC_KERNEL(ScatterRows, args) {
   const omc_rows_form *p = args->params;
   scatter_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
   OMC_TRY(omc_row_ids(args, &j.rows));
@@ -213,7 +213,7 @@ static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL(GatherElementsGrad) {
+OMC_KERNEL(GatherElementsGrad, args) {
   const omc_lines_form *p = args->params;
   const omc_type *out = args->out[0].type;
   lines_job j = {
@@ -325,7 +325,7 @@ static void gather_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL_ANY(GatherRows) {
+OMC_KERNEL_ANY(GatherRows, args) {
   const omc_rows_form *p = args->params;
   gather_job j = {.params = p,
                   .src = args->in[0].data,
@@ -352,7 +352,7 @@ static void gather_lines(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL_ANY(GatherElements) {
+OMC_KERNEL_ANY(GatherElements, args) {
   const omc_lines_form *p = args->params;
   gather_job j = {.params = p,
                   .src = args->in[0].data,

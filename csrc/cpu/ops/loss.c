@@ -8,9 +8,6 @@
 
 #include "cpu/rows.h"
 
-/* Rows worked on together where classes are not the last axis; a multiple of any OMC_VL. */
-#define COLS 64
-
 typedef struct {
   const omc_loss_form *p;
   const storage_t *logits, *weight; /* weight NULL: all 1 */
@@ -23,7 +20,7 @@ typedef struct {
   acc_t hard, soft;       /* 1 - e and e/C */
   acc_t weights;          /* sum of w */
   double total;           /* sum of w[t] over rows that count */
-  int64_t groups;         /* of COLS rows, for each outer index */
+  int64_t groups;         /* of OMC_COLUMNS rows, for each outer index */
 } loss_job;
 
 static acc_t class_weight(const loss_job *job, int64_t c) {
@@ -41,7 +38,7 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
                     .weight = omc_in_data(args, weight),
                     .hard = (acc_t)(1 - p->smoothing),
                     .soft = (acc_t)(p->smoothing / (double)p->classes),
-                    .groups = omc_ceil_div(p->inner, COLS)};
+                    .groups = omc_ceil_div(p->inner, OMC_COLUMNS)};
   job->weights = job->weight ? row_sum(job->weight, p->classes) : (acc_t)p->classes;
   for (int64_t i = 0; i < p->outer * p->inner; i++) {
     const int64_t t = job->target[i];
@@ -58,7 +55,7 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
 static void run_rows(const omc_kernel_args *args, loss_job *job, omc_range_fn row,
                      omc_range_fn cols) {
   const omc_loss_form *p = job->p;
-  const int64_t width = p->inner < COLS ? p->inner : COLS;
+  const int64_t width = p->inner < OMC_COLUMNS ? p->inner : OMC_COLUMNS;
   omc_parallel_for(p->outer * job->groups, omc_grain(OMC_GRAIN_ELEMENTS, p->classes * width),
                    args->threads, p->inner == 1 ? row : cols, job);
 }
@@ -72,10 +69,10 @@ typedef struct {
 
 static loss_group group_at(const loss_job *job, int64_t g) {
   const omc_loss_form *p = job->p;
-  const int64_t outer = g / job->groups, col = g % job->groups * COLS;
+  const int64_t outer = g / job->groups, col = g % job->groups * OMC_COLUMNS;
   const int64_t cell = outer * p->classes * p->inner + col;
   return (loss_group){job->logits + cell, cell, outer * p->inner + col,
-                      p->inner - col < COLS ? p->inner - col : COLS};
+                      p->inner - col < OMC_COLUMNS ? p->inner - col : OMC_COLUMNS};
 }
 
 /* A row's loss from its sums, all of x shifted down by the row's maximum: log of the sum of
@@ -96,9 +93,10 @@ static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
     const acc_t log_sum = (acc_t)log((double)row_sum_exp(x, n, top));
     acc_t dot = 0;
     if (job->soft > 0 && w)
-      dot = OMC_ROW_SUM(n, (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
+      dot = OMC_ROW_SUM(k, left, n,
+                        (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
     else if (job->soft > 0)
-      dot = OMC_ROW_SUM(n, vld_fill(x + k, left, top) - vset(top));
+      dot = OMC_ROW_SUM(k, left, n, vld_fill(x + k, left, top) - vset(top));
     if (job->top) job->top[r] = top, job->log_sum[r] = log_sum;
     job->loss[r] = t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
   }
@@ -110,8 +108,8 @@ static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t n = job->p->classes, step = job->p->inner;
   for (int64_t g = begin; g < end; g++) {
     const loss_group at = group_at(job, g);
-    acc_t top[COLS], sum[COLS] = {0}, dot[COLS] = {0};
-    for (int64_t j = 0; j < COLS; j++) top[j] = -(acc_t)INFINITY;
+    acc_t top[OMC_COLUMNS], sum[OMC_COLUMNS] = {0}, dot[OMC_COLUMNS] = {0};
+    for (int64_t j = 0; j < OMC_COLUMNS; j++) top[j] = -(acc_t)INFINITY;
     for (int64_t c = 0; c < n; c++)
       for (int64_t j = 0; j < at.cols; j += OMC_VL)
         vstr(top + j, vmax(vldr(top + j), vld_fill(at.x + c * step + j, at.cols - j, 0)));
@@ -149,7 +147,7 @@ static void store_loss(const loss_job *job, storage_t *out, acc_t *total) {
   if (total) *total = (acc_t)job->total;
 }
 
-OMC_KERNEL(CrossEntropy) {
+OMC_KERNEL(CrossEntropy, args) {
   loss_job job;
   OMC_TRY(prepare(args, 0, 1, 2, &job));
   job.loss = args->workspace;
@@ -216,8 +214,9 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   for (int64_t g = begin; g < end; g++) {
     const loss_group at = group_at(job, g);
     storage_t *dx = job->dlogits + at.cell;
-    acc_t top[COLS] = {0}, log_sum[COLS] = {0};
-    acc_t prob[COLS] = {0}, soft[COLS] = {0}, hard[COLS] = {0}, x_t[COLS] = {0}, w_t[COLS] = {0};
+    acc_t top[OMC_COLUMNS] = {0}, log_sum[OMC_COLUMNS] = {0};
+    acc_t prob[OMC_COLUMNS] = {0}, soft[OMC_COLUMNS] = {0}, hard[OMC_COLUMNS] = {0},
+          x_t[OMC_COLUMNS] = {0}, w_t[OMC_COLUMNS] = {0};
     for (int64_t j = 0; j < at.cols; j++) {
       const row_scale s = scale_of(job, at.row + j);
       top[j] = job->top[at.row + j], log_sum[j] = job->log_sum[at.row + j];
@@ -235,7 +234,7 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
         vst_upto(dx + c * step + j, d, at.cols - j);
       }
     }
-    for (int64_t j = 0; j < COLS; j += OMC_VL)
+    for (int64_t j = 0; j < OMC_COLUMNS; j += OMC_VL)
       vstr(x_t + j, slope_of(vldr(x_t + j), vldr(top + j), vldr(log_sum + j), vldr(prob + j),
                              vldr(w_t + j) * vldr(soft + j)));
     for (int64_t j = 0; j < at.cols; j++) {
@@ -246,7 +245,7 @@ static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
-OMC_KERNEL(CrossEntropyGrad) {
+OMC_KERNEL(CrossEntropyGrad, args) {
   loss_job job;
   OMC_TRY(prepare(args, 1, 2, 6, &job));
   job.dloss = args->in[0].data;
@@ -264,7 +263,7 @@ static int64_t cell_of(const omc_loss_form *p, int64_t r, int64_t c) {
 }
 
 /* Inputs: log probabilities, target, weight?. Outputs: loss, total. */
-OMC_KERNEL(NegativeLogLikelihoodLoss) {
+OMC_KERNEL(NegativeLogLikelihoodLoss, args) {
   loss_job job;
   OMC_TRY(prepare(args, 0, 1, 2, &job));
   const omc_loss_form *p = job.p;
@@ -286,7 +285,7 @@ static void clear_rows(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* Inputs: dloss, target, total, weight?. */
-OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
+OMC_KERNEL(NegativeLogLikelihoodLossGrad, args) {
   loss_job job;
   OMC_TRY(prepare(args, 0, 1, 3, &job));
   const omc_loss_form *p = job.p;
@@ -303,7 +302,7 @@ OMC_KERNEL(NegativeLogLikelihoodLossGrad) {
 }
 
 /* Its input, whose elements have to be from 0 to 1. */
-OMC_KERNEL(UnitInterval) {
+OMC_KERNEL(UnitInterval, args) {
   const storage_t *x = omc_in_data(args, 0);
   storage_t *y = omc_out_data(args, 0);
   bool inside = true;

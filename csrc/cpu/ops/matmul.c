@@ -70,8 +70,8 @@ static omc_status matmul(const omc_kernel_args *args) {
   return OMC_OK;
 }
 
-OMC_KERNEL(MatMul) { return matmul(args); }
-OMC_KERNEL(FusedMatMul) { return matmul(args); }
+OMC_KERNEL(MatMul, args) { return matmul(args); }
+OMC_KERNEL(FusedMatMul, args) { return matmul(args); }
 
 #endif
 

@@ -21,7 +21,7 @@ typedef struct move_params {
   uint32_t pad; /* with this input if there is one, else with zeros */
 } move_params;
 
-OMC_KERNEL_ANY(Move) {
+OMC_KERNEL_ANY(Move, args) {
   const move_params *p = args->params;
   if (p->fill) {
     const omc_type *out = args->out[0].type;

@@ -24,7 +24,7 @@ static inline int64_t sums_length(const omc_layer_form *p) { return omc_whole_ve
 
 #include "cpu/rows.h"
 
-static inline int64_t grain(int64_t cells) { return omc_grain(OMC_GRAIN_ELEMENTS, cells); }
+OMC_INLINE vacc_t square(vacc_t x) { return x * x; }
 
 /* A parameter or running statistic is stored as x is, or as what is computed in. */
 static bool stores_acc(const omc_tensor *t) {
@@ -62,11 +62,8 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
     const storage_t *x = job->x + r * n;
     storage_t *y = job->y + r * n;
     const acc_t mean = row_sum(x, n) / (acc_t)n;
-    const acc_t var = OMC_ROW_SUM(n, __extension__({
-                                    const vacc_t d = vld_fill(x + k, left, mean) - vset(mean);
-                                    d *d;
-                                  })) /
-                      (acc_t)n;
+    const acc_t var =
+        OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, mean) - vset(mean))) / (acc_t)n;
     const acc_t rstd = (acc_t)(1 / sqrt((double)var + job->p->epsilon));
     const vacc_t vmean = vset(mean), vrstd = vset(rstd);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
@@ -79,7 +76,7 @@ static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL(LayerNormalization) {
+OMC_KERNEL(LayerNormalization, args) {
   const omc_layer_form *p = args->params;
   acc_t *scratch = args->workspace;
   layer_job job = {.p = p,
@@ -89,7 +86,8 @@ OMC_KERNEL(LayerNormalization) {
                    .y = omc_out_data(args, 0),
                    .mean = omc_out_data(args, 1),
                    .rstd = omc_out_data(args, 2)};
-  omc_parallel_for(p->rows, grain(p->n), args->threads, layer_forward, &job);
+  omc_parallel_for(p->rows, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, layer_forward,
+                   &job);
   return OMC_OK;
 }
 
@@ -148,7 +146,7 @@ static void layer_add_blocks(int64_t begin, int64_t end, int thread, void *ctx) 
 }
 
 /* Inputs: dy, x, gamma?, mean, rstd. */
-OMC_KERNEL(LayerNormGrad) {
+OMC_KERNEL(LayerNormGrad, args) {
   const omc_layer_form *p = args->params;
   acc_t *scratch = (acc_t *)args->workspace + n_blocks(p) * 2 * sums_length(p);
   layer_job job = {.p = p,
@@ -161,16 +159,14 @@ OMC_KERNEL(LayerNormGrad) {
                    .dgamma = omc_out_data(args, 1),
                    .dbeta = omc_out_data(args, 2),
                    .sums = args->workspace};
-  omc_parallel_for(n_blocks(p), grain(block_rows(p) * p->n), args->threads, layer_backward, &job);
+  omc_parallel_for(n_blocks(p), omc_grain(OMC_GRAIN_ELEMENTS, block_rows(p) * p->n), args->threads,
+                   layer_backward, &job);
   if (job.dgamma || job.dbeta)
-    omc_parallel_for(omc_ceil_div(p->n, OMC_VL), grain(n_blocks(p) * 2 * OMC_VL), args->threads,
+    omc_parallel_for(omc_ceil_div(p->n, OMC_VL),
+                     omc_grain(OMC_GRAIN_ELEMENTS, n_blocks(p) * 2 * OMC_VL), args->threads,
                      layer_add_blocks, &job);
   return OMC_OK;
 }
-
-/* Channels worked on together where each has one element per row of the batch; a multiple of
- * any OMC_VL. */
-#define COLS 64
 
 typedef struct {
   const omc_batch_form *p;
@@ -234,10 +230,7 @@ static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *c
     const double mean = sum / count(p);
     const acc_t m = (acc_t)mean;
     for (const storage_t *x = first; x < last; x += step)
-      squares += (double)OMC_ROW_SUM(n, __extension__({
-                                       const vacc_t d = vld_fill(x + k, left, m) - vset(m);
-                                       d *d;
-                                     }));
+      squares += (double)OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, m) - vset(m)));
     store_statistics(job, c, mean, squares);
     const vacc_t vmean = vset(m), scale = vset(job->rstd[c] * gamma_of(job, c)),
                  shift = vset(beta_of(job, c));
@@ -250,16 +243,16 @@ static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *c
   }
 }
 
-/* Items are groups of COLS channels of one element for each row of the batch. */
+/* Items are groups of OMC_COLUMNS channels of one element for each row of the batch. */
 static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const batch_job *job = ctx;
   const omc_batch_form *p = job->p;
   const int64_t step = p->channels;
-  for (int64_t c0 = begin * COLS; c0 < end * COLS && c0 < step; c0 += COLS) {
-    const int64_t cols = step - c0 < COLS ? step - c0 : COLS;
-    double mean[COLS] = {0}, squares[COLS] = {0};
-    acc_t center[COLS], scale[COLS], shift[COLS];
+  for (int64_t c0 = begin * OMC_COLUMNS; c0 < end * OMC_COLUMNS && c0 < step; c0 += OMC_COLUMNS) {
+    const int64_t cols = step - c0 < OMC_COLUMNS ? step - c0 : OMC_COLUMNS;
+    double mean[OMC_COLUMNS] = {0}, squares[OMC_COLUMNS] = {0};
+    acc_t center[OMC_COLUMNS], scale[OMC_COLUMNS], shift[OMC_COLUMNS];
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) mean[j] += (double)ld(job->x + b * step + c0 + j);
     for (int64_t j = 0; j < cols; j++) mean[j] /= count(p);
@@ -294,7 +287,7 @@ static void batch_backward_planes(int64_t begin, int64_t end, int thread, void *
       const storage_t *x = job->x + c * n + b * step, *dy = job->dy + c * n + b * step;
       sum_dy += (double)row_sum(dy, n);
       sum_dyx += (double)OMC_ROW_SUM(
-          n, vld_fill(dy + k, left, 0) * (vld_fill(x + k, left, 0) - mean) * rstd);
+          k, left, n, vld_fill(dy + k, left, 0) * (vld_fill(x + k, left, 0) - mean) * rstd);
     }
     const vacc_t factor = vset(store_gradients(job, c, &sum_dy, &sum_dyx));
     const vacc_t mean_dy = vset((acc_t)sum_dy), mean_dyx = vset((acc_t)sum_dyx);
@@ -314,11 +307,11 @@ static void batch_backward_cols(int64_t begin, int64_t end, int thread, void *ct
   const batch_job *job = ctx;
   const omc_batch_form *p = job->p;
   const int64_t step = p->channels;
-  for (int64_t c0 = begin * COLS; c0 < end * COLS && c0 < step; c0 += COLS) {
-    const int64_t cols = step - c0 < COLS ? step - c0 : COLS;
+  for (int64_t c0 = begin * OMC_COLUMNS; c0 < end * OMC_COLUMNS && c0 < step; c0 += OMC_COLUMNS) {
+    const int64_t cols = step - c0 < OMC_COLUMNS ? step - c0 : OMC_COLUMNS;
     const acc_t *mean = job->mean + c0, *rstd = job->rstd + c0;
-    double sum_dy[COLS] = {0}, sum_dyx[COLS] = {0};
-    acc_t factor[COLS];
+    double sum_dy[OMC_COLUMNS] = {0}, sum_dyx[OMC_COLUMNS] = {0};
+    acc_t factor[OMC_COLUMNS];
     for (int64_t b = 0; b < p->batch; b++)
       for (int64_t j = 0; j < cols; j++) {
         const int64_t i = b * step + c0 + j;
@@ -342,13 +335,15 @@ static void run_channels(const omc_kernel_args *args, batch_job *job, omc_range_
                          omc_range_fn cols) {
   const omc_batch_form *p = job->p;
   if (p->inner == 1)
-    omc_parallel_for(omc_ceil_div(p->channels, COLS), grain(p->batch * COLS), args->threads, cols,
+    omc_parallel_for(omc_ceil_div(p->channels, OMC_COLUMNS),
+                     omc_grain(OMC_GRAIN_ELEMENTS, p->batch * OMC_COLUMNS), args->threads, cols,
                      job);
   else
-    omc_parallel_for(p->channels, grain(p->batch * p->inner), args->threads, planes, job);
+    omc_parallel_for(p->channels, omc_grain(OMC_GRAIN_ELEMENTS, p->batch * p->inner), args->threads,
+                     planes, job);
 }
 
-OMC_KERNEL(BatchNorm) {
+OMC_KERNEL(BatchNorm, args) {
   const omc_batch_form *p = args->params;
   acc_t *scratch = args->workspace;
   batch_job job = {.p = p,
@@ -366,7 +361,7 @@ OMC_KERNEL(BatchNorm) {
 }
 
 /* Inputs: dy, x, gamma?, mean, rstd. */
-OMC_KERNEL(BatchNormGrad) {
+OMC_KERNEL(BatchNormGrad, args) {
   const omc_batch_form *p = args->params;
   acc_t *scratch = args->workspace;
   batch_job job = {.p = p,

@@ -101,7 +101,7 @@ static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL(MaxPool) {
+OMC_KERNEL(MaxPool, args) {
   const max_params *p = args->params;
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
@@ -125,7 +125,7 @@ static void max_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL(MaxPoolGrad) {
+OMC_KERNEL(MaxPoolGrad, args) {
   const max_grad_params *p = args->params;
   int64_t *at = args->in[1].data;
   for (int64_t i = 0; i < p->planes * p->out; i++)
@@ -212,7 +212,7 @@ static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ct
   }
 }
 
-OMC_KERNEL(AveragePool) {
+OMC_KERNEL(AveragePool, args) {
   const average_params *p = args->params;
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
@@ -222,7 +222,7 @@ OMC_KERNEL(AveragePool) {
   return OMC_OK;
 }
 
-OMC_KERNEL(AveragePoolGrad) {
+OMC_KERNEL(AveragePoolGrad, args) {
   const average_params *p = args->params;
   pool_job j = {.params = p,
                 .x = args->in[0].data,

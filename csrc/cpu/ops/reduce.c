@@ -15,8 +15,6 @@
 #include "cpu/rows.h"
 #endif
 
-#define BLOCK 64 /* columns that go together */
-
 typedef struct group_list {
   int32_t n;
   int64_t dims[OMC_MAX_RANK], strides[OMC_MAX_RANK];
@@ -70,7 +68,7 @@ OMC_INLINE acc_t reduce_row(verb v, const storage_t *x, int64_t n) {
     for (int64_t k = 0; k < n; k++) lanes[0] = join(v, lanes[0], ld(x + k));
     return lanes[0];
   }
-  vstr(lanes, OMC_ROW_REDUCE(n, start, JOIN, , vld_fill(x + k, left, start)));
+  vstr(lanes, OMC_ROW_REDUCE(k, left, n, start, JOIN, , vld_fill(x + k, left, start)));
   _Pragma("GCC unroll 4") for (int w = OMC_VL / 2; w > 0; w /= 2) for (int i = 0; i < w; i++)
       lanes[i] = join(v, lanes[i], lanes[i + w]);
   return lanes[0];
@@ -138,7 +136,7 @@ static int64_t halfway(int64_t a, int64_t b, int64_t unit) {
 static acc_t reduce_elements(const reduce_job *j, const storage_t *x, int64_t a, int64_t b) {
   const reduce_params *p = j->p;
   if (b - a > LEAF) {
-    const int64_t middle = halfway(a, b, 4 * BLOCK);
+    const int64_t middle = halfway(a, b, 4 * OMC_COLUMNS);
     return join(j->fns->v, reduce_elements(j, x, a, middle), reduce_elements(j, x, middle, b));
   }
   acc_t acc = start_of(j->fns->v);
@@ -203,12 +201,12 @@ static void run_columns(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const reduce_job *j = ctx;
   const reduce_params *p = j->p;
-  const int64_t across = omc_ceil_div(p->inner, BLOCK);
+  const int64_t across = omc_ceil_div(p->inner, OMC_COLUMNS);
   for (int64_t u = begin, together; u < end; u += together) {
     const int64_t block = u % across, o = u / across % p->outer, part = u / across / p->outer;
-    const int64_t k = block * BLOCK, a = part * p->step;
-    together = omc_min(omc_min(across - block, end - u), WIDTH / BLOCK);
-    const int64_t n = omc_min(together * BLOCK, p->inner - k);
+    const int64_t k = block * OMC_COLUMNS, a = part * p->step;
+    together = omc_min(omc_min(across - block, end - u), WIDTH / OMC_COLUMNS);
+    const int64_t n = omc_min(together * OMC_COLUMNS, p->inner - k);
     acc_t acc[WIDTH];
     reduce_columns(j, j->x + offset_of(&p->kept, o) + k, n, a, omc_min(a + p->step, p->total), acc);
     store(j, part, o * p->inner + k, acc, n);
@@ -232,8 +230,9 @@ static omc_status reduce(const omc_kernel_args *args, verb v) {
   const reduce_params *p = args->params;
   reduce_job j = {p, &verbs[v], args->in[0].data, args->out[0].data,
                   p->parts > 1 ? args->workspace : NULL};
-  const int64_t across = p->by_rows ? 1 : omc_ceil_div(p->inner, BLOCK);
-  const int64_t unit = omc_min(p->step, p->total) * (p->by_rows ? 1 : omc_min(p->inner, BLOCK));
+  const int64_t across = p->by_rows ? 1 : omc_ceil_div(p->inner, OMC_COLUMNS);
+  const int64_t unit =
+      omc_min(p->step, p->total) * (p->by_rows ? 1 : omc_min(p->inner, OMC_COLUMNS));
   omc_parallel_for(p->parts * p->outer * across, omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
                    p->by_rows ? run_elements : run_columns, &j);
   if (j.partial)
@@ -242,10 +241,10 @@ static omc_status reduce(const omc_kernel_args *args, verb v) {
   return OMC_OK;
 }
 
-OMC_KERNEL(ReduceSum) { return reduce(args, SUM); }
-OMC_KERNEL(ReduceProd) { return reduce(args, PROD); }
-OMC_KERNEL(ReduceMax) { return reduce(args, MAX); }
-OMC_KERNEL(ReduceMin) { return reduce(args, MIN); }
+OMC_KERNEL(ReduceSum, args) { return reduce(args, SUM); }
+OMC_KERNEL(ReduceProd, args) { return reduce(args, PROD); }
+OMC_KERNEL(ReduceMax, args) { return reduce(args, MAX); }
+OMC_KERNEL(ReduceMin, args) { return reduce(args, MIN); }
 
 #else
 
@@ -307,10 +306,10 @@ static omc_status params_reduce(const omc_node *node, omc_arena *arena, void *pa
   p->outer = group_product(&p->kept);
   p->total = group_product(&p->reduced) * (p->by_rows ? p->inner : 1);
   p->count = p->total;
-  const int64_t units = p->outer * (p->by_rows ? 1 : omc_ceil_div(p->inner, BLOCK)) + 1;
+  const int64_t units = p->outer * (p->by_rows ? 1 : omc_ceil_div(p->inner, OMC_COLUMNS)) + 1;
   const int64_t work = p->total * (p->by_rows ? 1 : p->inner);
   const int64_t parts = omc_min(MAX_PARTS / units, work / PART);
-  p->step = parts > 1 ? (p->total / parts / BLOCK + 1) * BLOCK : p->total;
+  p->step = parts > 1 ? (p->total / parts / OMC_COLUMNS + 1) * OMC_COLUMNS : p->total;
   p->parts = omc_ceil_div(p->total, p->step);
   return OMC_OK;
 }

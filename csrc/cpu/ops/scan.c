@@ -8,8 +8,6 @@
 #include "cpu/rows.h"
 #endif
 
-#define BLOCK 64 /* columns that go together */
-
 /* x is [outer, n, inner]. */
 typedef struct scan_params {
   int64_t outer, n, inner;
@@ -39,14 +37,16 @@ typedef struct scan_block {
 
 /* Unit u: a block of columns of one outer. */
 static scan_block block_at(const scan_params *p, int64_t u) {
-  const int64_t across = omc_ceil_div(p->inner, BLOCK), o = u / across, k = u % across * BLOCK;
-  return (scan_block){o * p->n * p->inner + k, omc_min(BLOCK, p->inner - k), o * p->inner + k};
+  const int64_t across = omc_ceil_div(p->inner, OMC_COLUMNS), o = u / across,
+                k = u % across * OMC_COLUMNS;
+  return (scan_block){o * p->n * p->inner + k, omc_min(OMC_COLUMNS, p->inner - k),
+                      o * p->inner + k};
 }
 
 /* n running sums of rows `step` apart; always inlined, so that one column stays in a register. */
 OMC_INLINE void cumsum(const scan_params *p, const storage_t *x, storage_t *y, int64_t step,
                        int64_t n) {
-  wide sum[BLOCK] = {0};
+  wide sum[OMC_COLUMNS] = {0};
   for (int64_t i = 0; i < p->n; i++) {
     for (int64_t k = 0; k < n; k++) {
       const wide before = sum[k];
@@ -105,7 +105,7 @@ OMC_INLINE int64_t arg_row(const storage_t *x, int64_t n, bool least) {
 
 OMC_INLINE void arg_columns(const scan_params *p, const storage_t *x, int64_t columns, int64_t *at,
                             bool least) {
-  acc_t best[BLOCK];
+  acc_t best[OMC_COLUMNS];
   for (int64_t k = 0; k < columns; k++) best[k] = ld(x + k), at[k] = 0;
   for (int64_t i = 1; i < p->n; i++) {
     for (int64_t k = 0; k < columns; k++) {
@@ -143,17 +143,17 @@ static void run_argmin(int64_t begin, int64_t end, int thread, void *ctx) {
 static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
   const scan_params *p = args->params;
   scan_job j = {p, args->in[0].data, args->out[0].data, args->workspace};
-  const int64_t unit = p->n * omc_min(p->inner, BLOCK);
+  const int64_t unit = p->n * omc_min(p->inner, OMC_COLUMNS);
   if (p->n > 0)
-    omc_parallel_for(p->outer * omc_ceil_div(p->inner, BLOCK), omc_grain(OMC_GRAIN_ELEMENTS, unit),
-                     args->threads, fn, &j);
+    omc_parallel_for(p->outer * omc_ceil_div(p->inner, OMC_COLUMNS),
+                     omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads, fn, &j);
   return OMC_OK;
 }
 
-OMC_KERNEL(CumSum) { return scan(args, run_cumsum); }
-OMC_KERNEL(OtherProducts) { return scan(args, run_others); }
-OMC_KERNEL(ArgMax) { return scan(args, run_argmax); }
-OMC_KERNEL(ArgMin) { return scan(args, run_argmin); }
+OMC_KERNEL(CumSum, args) { return scan(args, run_cumsum); }
+OMC_KERNEL(OtherProducts, args) { return scan(args, run_others); }
+OMC_KERNEL(ArgMax, args) { return scan(args, run_argmax); }
+OMC_KERNEL(ArgMin, args) { return scan(args, run_argmin); }
 
 #else
 

@@ -20,14 +20,14 @@ static omc_status need_host(const omc_kernel_args *args) {
            args->node ? args->node : "");
 }
 
-OMC_KERNEL_ANY(TorchCall) {
+OMC_KERNEL_ANY(TorchCall, args) {
   const torch_params *p = args->params;
   OMC_TRY(need_host(args));
   return args->callbacks->forward(args->callbacks->ctx, args->run, p->index, args->in, args->n_in,
                                   args->out, args->n_out);
 }
 
-OMC_KERNEL_ANY(TorchCallGrad) {
+OMC_KERNEL_ANY(TorchCallGrad, args) {
   const torch_params *p = args->params;
   OMC_TRY(need_host(args));
   return args->callbacks->backward(args->callbacks->ctx, args->run, p->index, args->in, args->n_in,

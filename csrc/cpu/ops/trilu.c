@@ -38,7 +38,7 @@ static void trilu_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-OMC_KERNEL_ANY(Trilu) {
+OMC_KERNEL_ANY(Trilu, args) {
   const trilu_params *p = args->params;
   const size_t size = omc_dtype_size(args->in[0].type->dtype);
   const trilu_job job = {p, args->in[0].data, args->out[0].data, size};
