@@ -92,16 +92,20 @@ omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape 
 
 /* ---- pool.c ---- */
 
-/* A pooling window by axis; of one axis, the second of two. */
+/* A pooling window by axis, those that are pooled last; axes before them are of one element, in a
+ * window of one. */
+enum { OMC_POOL_AXES = 3 };
 typedef struct omc_pool_form {
-  int32_t axes; /* 1 or 2 */
-  int64_t planes, in[2], out[2], kernel[2], stride[2], dilation[2], before[2], after[2];
+  int32_t axes; /* 1 to OMC_POOL_AXES */
+  int64_t planes;
+  int64_t in[OMC_POOL_AXES], out[OMC_POOL_AXES], kernel[OMC_POOL_AXES], stride[OMC_POOL_AXES];
+  int64_t dilation[OMC_POOL_AXES], before[OMC_POOL_AXES], after[OMC_POOL_AXES];
 } omc_pool_form;
 
 omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x,
                             omc_pool_form *out) OMC_MUST_USE;
 
-/* AdaptiveAvgPool: how many windows, as the second of two if there is one axis. */
+/* AdaptiveAvgPool: how many windows along each of OMC_POOL_AXES, as in a pool's form. */
 omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
                               int64_t *out) OMC_MUST_USE;
 

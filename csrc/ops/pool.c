@@ -1,5 +1,4 @@
-/* Pooling over the last one or two axes; all before them are planes. One axis is a plane of one
- * row. */
+/* Pooling over the last axes, up to OMC_POOL_AXES of them; all before them are planes. */
 #include <string.h>
 
 #include "base/int.h"
@@ -8,7 +7,7 @@
 #include "ops/op.h"
 
 static omc_status need_spatial(const omc_node *node, const omc_shape *x, uint32_t axes) {
-  if (axes >= 1 && axes <= 2 && x->rank >= (int32_t)axes) return OMC_OK;
+  if (axes >= 1 && axes <= OMC_POOL_AXES && x->rank >= (int32_t)axes) return OMC_OK;
   OMC_NODE_FAIL(node, EUNSUPPORTED, "pooling of rank %d over %u axes", x->rank, axes);
 }
 
@@ -22,14 +21,25 @@ static int64_t windows(const omc_pool_form *g, int32_t i, bool ceil_mode) {
   return ceil_mode && (n - 1) * g->stride[i] >= g->in[i] + g->before[i] ? n - 1 : n;
 }
 
+static omc_status no_windows(const omc_node *node, const omc_shape *x, const omc_pool_form *g) {
+  char of[OMC_TYPE_TEXT], window[OMC_TYPE_TEXT];
+  omc_shape kernel = {.rank = g->axes};
+  for (int32_t i = 0; i < g->axes; i++) kernel.dims[i] = g->kernel[OMC_POOL_AXES - g->axes + i];
+  OMC_NODE_FAIL(node, ESHAPE, "%s gives no windows of %s", omc_shape_text(x, of, sizeof of),
+                omc_shape_text(&kernel, window, sizeof window));
+}
+
 omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
   uint32_t axes;
   omc_node_ints(node, "kernel_shape", &axes);
   OMC_TRY(need_spatial(node, x, axes));
-  int64_t pads[4];
-  *g = (omc_pool_form){
-      .axes = (int32_t)axes, .in = {1}, .kernel = {1}, .stride = {1}, .dilation = {1}};
-  const int32_t n = g->axes, from = 2 - n;
+  int64_t pads[2 * OMC_POOL_AXES];
+  *g = (omc_pool_form){.axes = (int32_t)axes,
+                       .in = {1, 1, 1},
+                       .kernel = {1, 1, 1},
+                       .stride = {1, 1, 1},
+                       .dilation = {1, 1, 1}};
+  const int32_t n = g->axes, from = OMC_POOL_AXES - n;
   OMC_TRY(omc_node_list(node, "kernel_shape", axes, g->kernel + from));
   OMC_TRY(omc_node_list(node, "strides", axes, g->stride + from));
   OMC_TRY(omc_node_list(node, "dilations", axes, g->dilation + from));
@@ -43,19 +53,17 @@ omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_f
                     (long long)omc_max(pads[i], pads[n + i]), (long long)g->kernel[from + i]);
   }
   g->planes = omc_shape_span(x, 0, x->rank - n);
-  for (int32_t i = 0; i < 2; i++) {
+  if (omc_shape_span(x, x->rank - n, x->rank) > INT32_MAX) return no_windows(node, x, g);
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode") != 0);
-    if (g->out[i] < 1 || (g->in[0] > 0 && g->in[1] > INT32_MAX / g->in[0]))
-      OMC_NODE_FAIL(node, ESHAPE, "a plane of %lld by %lld gives no windows of %lld by %lld",
-                    (long long)g->in[0], (long long)g->in[1], (long long)g->kernel[0],
-                    (long long)g->kernel[1]);
+    if (g->out[i] < 1) return no_windows(node, x, g);
   }
   return OMC_OK;
 }
 
 static omc_shape pooled_shape(const omc_shape *x, int32_t axes, const int64_t *out) {
   omc_shape shape = *x;
-  for (int32_t i = 0; i < axes; i++) shape.dims[x->rank - axes + i] = out[2 - axes + i];
+  for (int32_t i = 0; i < axes; i++) shape.dims[x->rank - axes + i] = out[OMC_POOL_AXES - axes + i];
   return shape;
 }
 
@@ -128,13 +136,13 @@ omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t 
   uint32_t n;
   omc_node_ints(node, "output_size", &n);
   OMC_TRY(need_spatial(node, x, n));
-  out[0] = 1;
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) out[i] = 1;
   *axes = (int32_t)n;
-  return omc_node_list(node, "output_size", n, out + 2 - *axes);
+  return omc_node_list(node, "output_size", n, out + OMC_POOL_AXES - *axes);
 }
 
 static omc_status infer_adaptive(omc_node *node) {
-  int64_t out[2];
+  int64_t out[OMC_POOL_AXES];
   int32_t axes;
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_adaptive_sizes(node, omc_in_shape(node, 0), &axes, out));
@@ -144,7 +152,7 @@ static omc_status infer_adaptive(omc_node *node) {
 }
 
 static omc_status infer_adaptive_grad(omc_node *node) {
-  int64_t out[2];
+  int64_t out[OMC_POOL_AXES];
   int32_t axes;
   omc_shape x;
   OMC_TRY(omc_need_float(node, 0));

@@ -63,17 +63,26 @@ def max_pool(
     a: Tensor, kernel: list[int], stride: list[int], pad: list[int], dilation: list[int], ceil: int = 0
 ) -> Case:
     def f(t: Tensor) -> tuple[Tensor, Tensor]:
-        return F.max_pool2d(t, kernel, stride, pad, dilation, bool(ceil), return_indices=True)
+        pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
+        return pool(t, kernel, stride, pad, dilation, bool(ceil), return_indices=True)
 
     attrs = {"kernel_shape": kernel, "strides": stride, "pads": pad * 2, "dilations": dilation, "ceil_mode": ceil}
     return Case("MaxPool", [a], f, attrs, outputs=2)
+
+
+def adaptive_pool(a: Tensor, size: list[int]) -> Case:
+    pool = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[len(size)]
+    return Case("AdaptiveAvgPool", [a], lambda t: pool(t, size), {"output_size": size})
 
 
 def average_pool(
     a: Tensor, kernel: list[int], stride: list[int], pad: list[int], ceil: int, include: int, divisor: int
 ) -> Case:
     def f(t: Tensor) -> Tensor:
-        return F.avg_pool2d(t, kernel, stride, pad, bool(ceil), bool(include), divisor or None)
+        if len(kernel) == 1:
+            return F.avg_pool1d(t, kernel, stride, pad, bool(ceil), bool(include))
+        pool = F.avg_pool2d if len(kernel) == 2 else F.avg_pool3d
+        return pool(t, kernel, stride, pad, bool(ceil), bool(include), divisor or None)
 
     attrs = {"kernel_shape": kernel, "strides": stride, "pads": pad * 2, "ceil_mode": ceil, "count_include_pad": include,
              "divisor_override": divisor}  # fmt: skip
@@ -103,6 +112,10 @@ CASES = [
     max_pool(x(2, 2, 7, 10), [2, 3], [2, 1], [1, 1], [1, 2], 1), max_pool(x(2, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], [1, 1], 1),
     average_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], 0, 1, 0), average_pool(x(2, 3, 9, 11), [3, 2], [2, 2], [1, 1], 1, 0, 0),
     average_pool(x(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], 0, 1, 3), average_pool(x(1, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], 1, 1, 0),
-    *[Case("AdaptiveAvgPool", [x(*s, dtype=d)], lambda a, o=o: F.adaptive_avg_pool2d(a, o), {"output_size": o})
-      for s, o, d in [((2, 3, 7, 9), [1, 1], torch.float32), ((2, 3, 7, 9), [3, 4], torch.float32), ((1, 2, 5, 5), [2, 3], F64)]],
+    adaptive_pool(x(2, 3, 7, 9), [1, 1]), adaptive_pool(x(2, 3, 7, 9), [3, 4]), adaptive_pool(x(1, 2, 5, 5, dtype=F64), [2, 3]),
+    max_pool(x(2, 3, 11), [3], [2], [1], [2], 1), max_pool(x(2, 2, 5, 6, 7), [2, 3, 3], [2, 1, 2], [1, 1, 0], [1, 2, 1]),
+    max_pool(x(3, 5, 4, 300), [3, 2, 3], [1, 2, 1], [1, 1, 1], [2, 1, 2], 1), max_pool(x(1, 2, 4, 4, 4, dtype=F64), [4, 4, 4], [1, 1, 1], [2, 2, 2], [1, 1, 1]),
+    average_pool(x(2, 3, 11), [3], [2], [1], 1, 1, 0), average_pool(x(2, 2, 5, 6, 7), [2, 3, 3], [2, 1, 2], [1, 1, 0], 0, 0, 0),
+    average_pool(x(2, 5, 4, 6, dtype=F64), [3, 2, 2], [2, 2, 3], [1, 1, 1], 1, 1, 0), average_pool(x(2, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], 0, 1, 3),
+    adaptive_pool(x(2, 3, 9), [4]), adaptive_pool(x(2, 5, 7, 6), [1, 1, 1]), adaptive_pool(x(2, 3, 5, 7, 6), [2, 3, 4]), adaptive_pool(x(1, 4, 4, 3, dtype=F64), [3, 1, 1]),
 ]  # fmt: skip

@@ -12,22 +12,26 @@
 #endif
 
 typedef struct max_params {
-  int64_t planes, in[2], out[2], kernel[2], stride[2], pad[2], dilation[2];
+  int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES], kernel[OMC_POOL_AXES];
+  int64_t stride[OMC_POOL_AXES], pad[OMC_POOL_AXES], dilation[OMC_POOL_AXES];
 } max_params;
 
 typedef struct max_grad_params {
   int64_t planes, in, out; /* elements of a plane */
 } max_grad_params;
 
-/* Window i of an axis is [start[i], end[i]); an average is divided by size[0][i] * size[1][j], or
- * by `divisor` if that is not 0. */
+/* Window i of an axis is [start[i], end[i]); an average is divided by the product of its sizes
+ * along all axes, or by `divisor` if that is not 0. */
 typedef struct average_params {
-  int64_t planes, in[2], out[2], divisor;
-  const int64_t *start[2], *end[2], *size[2];
+  int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES], divisor;
+  const int64_t *start[OMC_POOL_AXES], *end[OMC_POOL_AXES], *size[OMC_POOL_AXES];
 } average_params;
 
+/* Elements of all axes. */
+static inline int64_t product_of(const int64_t *dims) { return dims[0] * dims[1] * dims[2]; }
+
 /* Elements from one thread's row of columns to the next: whole cache lines. */
-static inline int64_t columns_pitch(const average_params *p) { return omc_whole_vectors(p->in[1]); }
+static inline int64_t columns_pitch(const average_params *p) { return omc_whole_vectors(p->in[2]); }
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
@@ -52,31 +56,42 @@ static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int6
   if (*low > *high) *low = *high;
 }
 
-/* The outputs [from, from + n) of row `oy` of a plane. As in PyTorch, NaN is larger than all, and
- * of several the last is taken; an empty window would be -inf at its first place. */
-static void max_row(const max_params *p, const storage_t *x, int64_t oy, int64_t from, int64_t n,
-                    storage_t *y, int64_t *indices) {
+/* The first tap of a window, at `start` of the input or in the padding before it, that is inside.
+ */
+static int64_t first_inside(int64_t start, int64_t dilation) {
+  return start < 0 ? omc_ceil_div(-start, dilation) : 0;
+}
+
+/* The outputs [from, from + n) of row (oz, oy) of a plane. As in PyTorch, NaN is larger than all,
+ * and of several the last is taken; an empty window would be -inf at its first place. */
+static void max_row(const max_params *p, const storage_t *x, int64_t oz, int64_t oy, int64_t from,
+                    int64_t n, storage_t *y, int64_t *indices) {
   acc_t best[CHUNK];
   acc_bits_t at[CHUNK];
-  const int64_t top = oy * p->stride[0] - p->pad[0];
-  const int64_t first = top < 0 ? (-top + p->dilation[0] - 1) / p->dilation[0] : 0;
+  const int64_t front = oz * p->stride[0] - p->pad[0], top = oy * p->stride[1] - p->pad[1];
+  const int64_t stride = p->stride[2], pad = p->pad[2];
+  const int64_t z = first_inside(front, p->dilation[0]), first = first_inside(top, p->dilation[1]);
+  const int64_t corner =
+      ((front + z * p->dilation[0]) * p->in[1] + top + first * p->dilation[1]) * p->in[2];
   for (int64_t k = 0; k < n; k++) {
-    const int64_t left = (from + k) * p->stride[1] - p->pad[1];
-    const int64_t skip = left < 0 ? (-left + p->dilation[1] - 1) / p->dilation[1] : 0;
+    const int64_t left = (from + k) * stride - pad;
     best[k] = -(acc_t)INFINITY;
-    at[k] = (acc_bits_t)((top + first * p->dilation[0]) * p->in[1] + left + skip * p->dilation[1]);
+    at[k] = (acc_bits_t)(corner + left + first_inside(left, p->dilation[2]) * p->dilation[2]);
   }
-  for (int64_t ky = first; ky < p->kernel[0]; ky++) {
-    const int64_t iy = top + ky * p->dilation[0];
-    if (iy >= p->in[0]) break;
-    for (int64_t kx = 0; kx < p->kernel[1]; kx++) {
-      const int64_t left = from * p->stride[1] + kx * p->dilation[1], stride = p->stride[1];
-      const acc_bits_t base = (acc_bits_t)(iy * p->in[1] + left - p->pad[1]);
-      const storage_t *row = x + iy * p->in[1];
+  for (int64_t tap = z * p->kernel[1]; tap < p->kernel[0] * p->kernel[1]; tap++) {
+    const int64_t iz = front + tap / p->kernel[1] * p->dilation[0];
+    const int64_t iy = top + tap % p->kernel[1] * p->dilation[1];
+    if (iz >= p->in[0]) break;
+    if (iy < 0 || iy >= p->in[1]) continue;
+    const int64_t start = (iz * p->in[1] + iy) * p->in[2];
+    for (int64_t kx = 0; kx < p->kernel[2]; kx++) {
+      const int64_t left = from * stride + kx * p->dilation[2];
+      const acc_bits_t base = (acc_bits_t)(start + left - pad);
+      const storage_t *row = x + start;
       int64_t low, high;
-      inside(left, p->pad[1], stride, p->in[1], n, &low, &high);
+      inside(left, pad, stride, p->in[2], n, &low, &high);
       for (int64_t k = low; k < high; k++) {
-        const acc_t v = ld(row + left - p->pad[1] + k * stride);
+        const acc_t v = ld(row + left - pad + k * stride);
         const bool better = v > best[k] || v != v;
         best[k] = better ? v : best[k];
         at[k] = better ? base + (acc_bits_t)(k * stride) : at[k];
@@ -91,12 +106,13 @@ static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const pool_job *j = ctx;
   const max_params *p = j->params;
+  const int64_t rows = p->out[0] * p->out[1];
   for (int64_t r = begin; r < end; r++) {
-    const storage_t *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
-    for (int64_t from = 0; from < p->out[1]; from += CHUNK) {
-      const int64_t to = r * p->out[1] + from;
-      max_row(p, x, r % p->out[0], from, omc_min(CHUNK, p->out[1] - from), j->y + to,
-              j->indices ? j->indices + to : NULL);
+    const storage_t *x = j->x + r / rows * product_of(p->in);
+    for (int64_t from = 0; from < p->out[2]; from += CHUNK) {
+      const int64_t to = r * p->out[2] + from;
+      max_row(p, x, r % rows / p->out[1], r % p->out[1], from, omc_min(CHUNK, p->out[2] - from),
+              j->y + to, j->indices ? j->indices + to : NULL);
     }
   }
 }
@@ -105,9 +121,9 @@ OMC_KERNEL(MaxPool, args) {
   const max_params *p = args->params;
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
-  const int64_t unit = p->out[1] * p->kernel[0] * p->kernel[1];
-  omc_parallel_for(p->planes * p->out[0], omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
-                   max_rows, &j);
+  const int64_t unit = p->out[2] * product_of(p->kernel);
+  omc_parallel_for(p->planes * p->out[0] * p->out[1], omc_grain(OMC_GRAIN_ELEMENTS, unit),
+                   args->threads, max_rows, &j);
   return OMC_OK;
 }
 
@@ -149,8 +165,8 @@ static acc_t *columns_of(const pool_job *j, int thread) {
   return j->scratch + thread * columns_pitch(p);
 }
 
-static acc_t divisor_of(const average_params *p, int64_t oy, int64_t ox) {
-  return (acc_t)(p->divisor ? p->divisor : p->size[0][oy] * p->size[1][ox]);
+static acc_t divisor_of(const average_params *p, int64_t oz, int64_t oy, int64_t ox) {
+  return (acc_t)(p->divisor ? p->divisor : p->size[0][oz] * p->size[1][oy] * p->size[2][ox]);
 }
 
 static void add_columns(acc_t *sum, const storage_t *row, int64_t n) {
@@ -168,46 +184,58 @@ static void add_to_row(acc_t *row, const acc_t *more, int64_t n) {
 static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
+  const int64_t n = p->in[2], rows = p->out[0] * p->out[1];
   acc_t *columns = columns_of(j, thread);
   for (int64_t r = begin; r < end; r++) {
-    const int64_t oy = r % p->out[0];
-    const storage_t *x = j->x + r / p->out[0] * p->in[0] * p->in[1];
-    storage_t *y = j->y + r * p->out[1];
-    if (p->out[1] == 1 && p->end[1][0] - p->start[1][0] == p->in[1]) { /* one block of memory */
-      const int64_t top = p->start[0][oy], rows = p->end[0][oy] - top;
-      st(y, row_sum(x + top * p->in[1], rows * p->in[1]) / divisor_of(p, oy, 0));
+    const int64_t oz = r % rows / p->out[1], oy = r % p->out[1];
+    const storage_t *x = j->x + r / rows * product_of(p->in);
+    storage_t *y = j->y + r * p->out[2];
+    const int64_t top = p->start[1][oy], bottom = p->end[1][oy];
+    if (p->out[2] == 1 && p->end[2][0] - p->start[2][0] == n) { /* blocks of memory */
+      acc_t sum = 0;
+      for (int64_t iz = p->start[0][oz]; iz < p->end[0][oz]; iz++)
+        sum += row_sum(x + (iz * p->in[1] + top) * n, (bottom - top) * n);
+      st(y, sum / divisor_of(p, oz, oy, 0));
       continue;
     }
-    memset(columns, 0, (size_t)p->in[1] * sizeof *columns);
-    for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
-      add_columns(columns, x + iy * p->in[1], p->in[1]);
-    for (int64_t ox = 0; ox < p->out[1]; ox++) {
+    memset(columns, 0, (size_t)n * sizeof *columns);
+    for (int64_t iz = p->start[0][oz]; iz < p->end[0][oz]; iz++)
+      for (int64_t iy = top; iy < bottom; iy++)
+        add_columns(columns, x + (iz * p->in[1] + iy) * n, n);
+    for (int64_t ox = 0; ox < p->out[2]; ox++) {
       acc_t sum = 0;
-      for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) sum += columns[ix];
-      st(y + ox, sum / divisor_of(p, oy, ox));
+      for (int64_t ix = p->start[2][ox]; ix < p->end[2][ox]; ix++) sum += columns[ix];
+      st(y + ox, sum / divisor_of(p, oz, oy, ox));
     }
   }
+}
+
+/* Adds row (oz, oy) of a gradient, shared out along the row, to the rows of its windows. */
+static void spread_row(const average_params *p, const storage_t *dy, int64_t oz, int64_t oy,
+                       acc_t *columns, acc_t *sums) {
+  const int64_t n = p->in[2];
+  memset(columns, 0, (size_t)n * sizeof *columns);
+  for (int64_t ox = 0; ox < p->out[2]; ox++) {
+    const acc_t share = ld(dy + ox) / divisor_of(p, oz, oy, ox);
+    for (int64_t ix = p->start[2][ox]; ix < p->end[2][ox]; ix++) columns[ix] += share;
+  }
+  for (int64_t iz = p->start[0][oz]; iz < p->end[0][oz]; iz++)
+    for (int64_t iy = p->start[1][oy]; iy < p->end[1][oy]; iy++)
+      add_to_row(sums + (iz * p->in[1] + iy) * n, columns, n);
 }
 
 static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
-  const int64_t size = p->in[0] * p->in[1];
+  const int64_t size = product_of(p->in), rows = p->out[0] * p->out[1];
   acc_t *columns = columns_of(j, thread);
   for (int64_t plane = begin; plane < end; plane++) {
     storage_t *dx = j->y + plane * size;
-    const storage_t *dy = j->x + plane * p->out[0] * p->out[1];
+    const storage_t *dy = j->x + plane * product_of(p->out);
     acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + thread * size);
     memset(sums, 0, (size_t)size * sizeof *sums);
-    for (int64_t oy = 0; oy < p->out[0]; oy++, dy += p->out[1]) {
-      memset(columns, 0, (size_t)p->in[1] * sizeof *columns);
-      for (int64_t ox = 0; ox < p->out[1]; ox++) {
-        const acc_t share = ld(dy + ox) / divisor_of(p, oy, ox);
-        for (int64_t ix = p->start[1][ox]; ix < p->end[1][ox]; ix++) columns[ix] += share;
-      }
-      for (int64_t iy = p->start[0][oy]; iy < p->end[0][oy]; iy++)
-        add_to_row(sums + iy * p->in[1], columns, p->in[1]);
-    }
+    for (int64_t r = 0; r < rows; r++)
+      spread_row(p, dy + r * p->out[2], r / p->out[1], r % p->out[1], columns, sums);
     store_sums(sums, dx, size);
   }
 }
@@ -216,8 +244,9 @@ OMC_KERNEL(AveragePool, args) {
   const average_params *p = args->params;
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .scratch = args->workspace};
-  const int64_t unit = p->in[1] * (1 + p->in[0] / omc_max(p->out[0], 1));
-  omc_parallel_for(p->planes * p->out[0], omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
+  const int64_t rows = p->out[0] * p->out[1];
+  const int64_t unit = p->in[2] * (1 + p->in[0] * p->in[1] / omc_max(rows, 1));
+  omc_parallel_for(p->planes * rows, omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
                    average_rows, &j);
   return OMC_OK;
 }
@@ -229,8 +258,7 @@ OMC_KERNEL(AveragePoolGrad, args) {
                 .y = args->out[0].data,
                 .scratch = args->workspace,
                 .threads = args->threads};
-  const int64_t unit = p->in[0] * p->in[1];
-  omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
+  omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, product_of(p->in)), args->threads,
                    average_grad_planes, &j);
   return OMC_OK;
 }
@@ -264,7 +292,7 @@ static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, v
   (void)arena;
   omc_pool_form g;
   OMC_TRY(omc_pool_form_of(node, &node->out[0]->type.shape, &g));
-  *(max_grad_params *)params = (max_grad_params){g.planes, g.in[0] * g.in[1], g.out[0] * g.out[1]};
+  *(max_grad_params *)params = (max_grad_params){g.planes, product_of(g.in), product_of(g.out)};
   return OMC_OK;
 }
 
@@ -293,7 +321,7 @@ static omc_status average_params_of(const omc_node *node, const omc_shape *x, om
   OMC_TRY(omc_pool_form_of(node, x, &g));
   p->planes = g.planes;
   p->divisor = omc_node_int(node, "divisor_override");
-  for (int32_t i = 0; i < 2; i++) {
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     int64_t *t[3];
     p->in[i] = g.in[i];
     p->out[i] = g.out[i];
@@ -325,7 +353,7 @@ static size_t average_workspace(const omc_node *node, const void *params, int th
 static size_t average_grad_workspace(const omc_node *node, const void *params, int threads) {
   const average_params *p = params;
   return average_workspace(node, params, threads) +
-         omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->in[0] * p->in[1]);
+         omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * product_of(p->in));
 }
 
 static size_t max_grad_workspace(const omc_node *node, const void *params, int threads) {
@@ -338,9 +366,10 @@ static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, o
   int32_t axes;
   OMC_TRY(omc_adaptive_sizes(node, x, &axes, p->out));
   p->planes = omc_shape_span(x, 0, x->rank - axes);
-  for (int32_t i = 0; i < 2; i++) {
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     int64_t *t[3];
-    const int64_t in = i < 2 - axes ? 1 : x->dims[x->rank - 2 + i], out = p->out[i];
+    const int64_t in = i < OMC_POOL_AXES - axes ? 1 : x->dims[x->rank - OMC_POOL_AXES + i];
+    const int64_t out = p->out[i];
     p->in[i] = in;
     if (!new_tables(arena, p, i, t)) return no_memory(node);
     for (int64_t k = 0; k < out; k++) {
