@@ -119,6 +119,8 @@ nn n | x * y * torch.sigmoid(x * y)
 nn nn nn nn | F.silu(x @ y) * (x @ z) @ w
 nnnn | F.avg_pool2d(x, 3, 1, 1) + F.adaptive_avg_pool2d(x, 1)
 nnnn | F.max_pool2d(x, 3, 1, 1)
+nnnnn | F.avg_pool3d(x, 1, 2) + F.adaptive_avg_pool3d(x, 1)
+nnnnn | F.max_pool3d(x, 3, 1, 1)
 nn n | F.normalize(x, dim=0) * y + F.normalize(x, dim=1)
 nn n | F.glu(torch.cat([x, x * y], -1))
 nnn n | F.prelu(x, y)

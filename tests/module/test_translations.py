@@ -160,6 +160,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv transposed 3d": (lambda: nn.ConvTranspose3d(3, 2, (2, 3, 1), 2, (1, 0, 0), 1), (2, 3, 3, 4, 2)),
     "max pool": (after_conv(nn.MaxPool2d(3, 2, 1, ceil_mode=True)), (2, 3, 9, 9)),
     "max pool 1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.MaxPool1d(2)), (2, 3, 9)),
+    "max pool 3d": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.MaxPool3d((2, 3, 1), (1, 2, 1), (1, 1, 0), (2, 1, 1))),
+        (2, 2, 4, 5, 6),
+    ),
+    "max pool 3d without a batch": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.Flatten(0, 1), nn.MaxPool3d(2)),
+        (2, 2, 4, 5, 6),
+    ),
     "average pool": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
         (2, 3, 9, 9),
@@ -168,6 +176,21 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2, divisor_override=3)),
         (2, 3, 9, 9),
     ),
+    "average pool 1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.AvgPool1d(3, 2, 1, ceil_mode=True)), (2, 3, 9)),
+    "average pool 3d": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.AvgPool3d((3, 2, 2), 2, 1, count_include_pad=False)),
+        (2, 2, 4, 5, 6),
+    ),
+    "average pool 3d, divisor": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.Flatten(0, 1), nn.AvgPool3d(2, divisor_override=3)),
+        (2, 2, 4, 5, 6),
+    ),
+    "adaptive pool 1d": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.AdaptiveAvgPool1d(4)), (2, 3, 9)),
+    "adaptive pool 3d": (
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.AdaptiveAvgPool3d((2, None, 4))),
+        (2, 2, 3, 5, 6),
+    ),
+    "global pool 3d": (lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.AdaptiveAvgPool3d(1)), (2, 2, 3, 5, 6)),
     "adaptive pool": (after_conv(nn.AdaptiveAvgPool2d((2, 3))), (2, 3, 9, 9)),
     "batch norm": (lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2)), (4, 5)),
     "batch norm, momentum": (lambda: nn.BatchNorm2d(3, momentum=0.3), (2, 3, 4, 4)),

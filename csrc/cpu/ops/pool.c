@@ -14,6 +14,7 @@
 typedef struct max_params {
   int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES], kernel[OMC_POOL_AXES];
   int64_t stride[OMC_POOL_AXES], pad[OMC_POOL_AXES], dilation[OMC_POOL_AXES];
+  const int64_t *low, *high; /* by tap of a row: it is inside for the outputs [low, high) */
 } max_params;
 
 typedef struct max_grad_params {
@@ -47,57 +48,68 @@ typedef struct pool_job {
   int threads;      /* gradient of averages */
 } pool_job;
 
-/* Outputs [*low, *high) of n whose tap `offset` (from the padded start) is inside the input. */
-static void inside(int64_t offset, int64_t pad, int64_t stride, int64_t in, int64_t n, int64_t *low,
-                   int64_t *high) {
-  const int64_t first = pad - offset, last = in - 1 + pad - offset;
-  *low = first > 0 ? omc_ceil_div(first, stride) : 0;
-  *high = last < 0 ? 0 : omc_min(n, last / stride + 1);
-  if (*low > *high) *low = *high;
-}
-
 /* The first tap of a window, at `start` of the input or in the padding before it, that is inside.
  */
 static int64_t first_inside(int64_t start, int64_t dilation) {
   return start < 0 ? omc_ceil_div(-start, dilation) : 0;
 }
 
-/* The outputs [from, from + n) of row (oz, oy) of a plane. As in PyTorch, NaN is larger than all,
- * and of several the last is taken; an empty window would be -inf at its first place. */
-static void max_row(const max_params *p, const storage_t *x, int64_t oz, int64_t oy, int64_t from,
-                    int64_t n, storage_t *y, int64_t *indices) {
-  acc_t best[CHUNK];
-  acc_bits_t at[CHUNK];
-  const int64_t front = oz * p->stride[0] - p->pad[0], top = oy * p->stride[1] - p->pad[1];
+/* A row of outputs: row `y` of layer `z` of a plane. */
+typedef struct out_row {
+  int64_t plane, z, y;
+} out_row;
+
+static inline out_row out_row_of(const int64_t *out, int64_t r) {
+  return (out_row){r / out[1] / out[0], r / out[1] % out[0], r % out[1]};
+}
+
+static inline void next_row(const int64_t *out, out_row *row) {
+  if (++row->y < out[1]) return;
+  row->y = 0;
+  if (++row->z < out[0]) return;
+  row->z = 0;
+  row->plane++;
+}
+
+/* Takes what is better of one row of a window: of `x`, which is at `start` of its plane, for the
+ * outputs [from, from + n). */
+OMC_INLINE void take_better(const max_params *p, const storage_t *x, int64_t start, int64_t from,
+                            int64_t n, acc_t *best, acc_bits_t *at) {
   const int64_t stride = p->stride[2], pad = p->pad[2];
-  const int64_t z = first_inside(front, p->dilation[0]), first = first_inside(top, p->dilation[1]);
-  const int64_t corner =
-      ((front + z * p->dilation[0]) * p->in[1] + top + first * p->dilation[1]) * p->in[2];
-  for (int64_t k = 0; k < n; k++) {
-    const int64_t left = (from + k) * stride - pad;
-    best[k] = -(acc_t)INFINITY;
-    at[k] = (acc_bits_t)(corner + left + first_inside(left, p->dilation[2]) * p->dilation[2]);
-  }
-  for (int64_t tap = z * p->kernel[1]; tap < p->kernel[0] * p->kernel[1]; tap++) {
-    const int64_t iz = front + tap / p->kernel[1] * p->dilation[0];
-    const int64_t iy = top + tap % p->kernel[1] * p->dilation[1];
-    if (iz >= p->in[0]) break;
-    if (iy < 0 || iy >= p->in[1]) continue;
-    const int64_t start = (iz * p->in[1] + iy) * p->in[2];
-    for (int64_t kx = 0; kx < p->kernel[2]; kx++) {
-      const int64_t left = from * stride + kx * p->dilation[2];
-      const acc_bits_t base = (acc_bits_t)(start + left - pad);
-      const storage_t *row = x + start;
-      int64_t low, high;
-      inside(left, pad, stride, p->in[2], n, &low, &high);
-      for (int64_t k = low; k < high; k++) {
-        const acc_t v = ld(row + left - pad + k * stride);
-        const bool better = v > best[k] || v != v;
-        best[k] = better ? v : best[k];
-        at[k] = better ? base + (acc_bits_t)(k * stride) : at[k];
-      }
+  for (int64_t kx = 0; kx < p->kernel[2]; kx++) {
+    const int64_t left = from * stride + kx * p->dilation[2];
+    const acc_bits_t base = (acc_bits_t)(start + left - pad);
+    const int64_t low = omc_clamp(p->low[kx] - from, 0, n);
+    const int64_t high = omc_clamp(p->high[kx] - from, low, n);
+    for (int64_t k = low; k < high; k++) {
+      const acc_t v = ld(x + left - pad + k * stride);
+      const bool better = v > best[k] || v != v;
+      best[k] = better ? v : best[k];
+      at[k] = better ? base + (acc_bits_t)(k * stride) : at[k];
     }
   }
+}
+
+/* The outputs [from, from + n) of a row of the plane `x`. As in PyTorch, NaN is larger than all,
+ * and of several the last is taken; an empty window would be -inf at its first place. */
+static void max_row(const max_params *p, const storage_t *x, out_row row, int64_t from, int64_t n,
+                    storage_t *y, int64_t *indices) {
+  acc_t best[CHUNK];
+  acc_bits_t at[CHUNK];
+  const int64_t *step = p->dilation;
+  const int64_t front = row.z * p->stride[0] - p->pad[0], top = row.y * p->stride[1] - p->pad[1];
+  const int64_t z = first_inside(front, step[0]), first = first_inside(top, step[1]);
+  const int64_t corner = ((front + z * step[0]) * p->in[1] + top + first * step[1]) * p->in[2];
+  for (int64_t k = 0; k < n; k++) {
+    const int64_t left = (from + k) * p->stride[2] - p->pad[2];
+    best[k] = -(acc_t)INFINITY;
+    at[k] = (acc_bits_t)(corner + left + first_inside(left, step[2]) * step[2]);
+  }
+  for (int64_t kz = z; kz < p->kernel[0] && front + kz * step[0] < p->in[0]; kz++)
+    for (int64_t ky = first; ky < p->kernel[1] && top + ky * step[1] < p->in[1]; ky++) {
+      const int64_t start = ((front + kz * step[0]) * p->in[1] + top + ky * step[1]) * p->in[2];
+      take_better(p, x + start, start, from, n, best, at);
+    }
   for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
   for (int64_t k = 0; indices && k < n; k++) indices[k] = at[k];
 }
@@ -106,15 +118,14 @@ static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   (void)thread;
   const pool_job *j = ctx;
   const max_params *p = j->params;
-  const int64_t rows = p->out[0] * p->out[1];
-  for (int64_t r = begin; r < end; r++) {
-    const storage_t *x = j->x + r / rows * product_of(p->in);
+  const int64_t size = product_of(p->in);
+  out_row row = out_row_of(p->out, begin);
+  for (int64_t r = begin; r < end; r++, next_row(p->out, &row))
     for (int64_t from = 0; from < p->out[2]; from += CHUNK) {
       const int64_t to = r * p->out[2] + from;
-      max_row(p, x, r % rows / p->out[1], r % p->out[1], from, omc_min(CHUNK, p->out[2] - from),
-              j->y + to, j->indices ? j->indices + to : NULL);
+      max_row(p, j->x + row.plane * size, row, from, omc_min(CHUNK, p->out[2] - from), j->y + to,
+              j->indices ? j->indices + to : NULL);
     }
-  }
 }
 
 OMC_KERNEL(MaxPool, args) {
@@ -165,8 +176,21 @@ static acc_t *columns_of(const pool_job *j, int thread) {
   return j->scratch + thread * columns_pitch(p);
 }
 
-static acc_t divisor_of(const average_params *p, int64_t oz, int64_t oy, int64_t ox) {
-  return (acc_t)(p->divisor ? p->divisor : p->size[0][oz] * p->size[1][oy] * p->size[2][ox]);
+/* What the windows of a row of outputs have in common: where they lie, and what of a divisor. */
+typedef struct row_windows {
+  int64_t front, back, top, bottom, size;
+} row_windows;
+
+static inline row_windows windows_of(const average_params *p, out_row row) {
+  return (row_windows){.front = p->start[0][row.z],
+                       .back = p->end[0][row.z],
+                       .top = p->start[1][row.y],
+                       .bottom = p->end[1][row.y],
+                       .size = p->size[0][row.z] * p->size[1][row.y]};
+}
+
+static inline acc_t divisor_of(const average_params *p, row_windows w, int64_t ox) {
+  return (acc_t)(p->divisor ? p->divisor : w.size * p->size[2][ox]);
 }
 
 static void add_columns(acc_t *sum, const storage_t *row, int64_t n) {
@@ -184,58 +208,59 @@ static void add_to_row(acc_t *row, const acc_t *more, int64_t n) {
 static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
-  const int64_t n = p->in[2], rows = p->out[0] * p->out[1];
+  const int64_t n = p->in[2], size = product_of(p->in);
+  const bool in_blocks = p->out[2] == 1 && p->end[2][0] - p->start[2][0] == n;
   acc_t *columns = columns_of(j, thread);
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t oz = r % rows / p->out[1], oy = r % p->out[1];
-    const storage_t *x = j->x + r / rows * product_of(p->in);
+  out_row row = out_row_of(p->out, begin);
+  for (int64_t r = begin; r < end; r++, next_row(p->out, &row)) {
+    const storage_t *x = j->x + row.plane * size;
     storage_t *y = j->y + r * p->out[2];
-    const int64_t top = p->start[1][oy], bottom = p->end[1][oy];
-    if (p->out[2] == 1 && p->end[2][0] - p->start[2][0] == n) { /* blocks of memory */
+    const row_windows w = windows_of(p, row);
+    if (in_blocks) { /* the rows of a window are one after the other */
       acc_t sum = 0;
-      for (int64_t iz = p->start[0][oz]; iz < p->end[0][oz]; iz++)
-        sum += row_sum(x + (iz * p->in[1] + top) * n, (bottom - top) * n);
-      st(y, sum / divisor_of(p, oz, oy, 0));
+      for (int64_t iz = w.front; iz < w.back; iz++)
+        sum += row_sum(x + (iz * p->in[1] + w.top) * n, (w.bottom - w.top) * n);
+      st(y, sum / divisor_of(p, w, 0));
       continue;
     }
     memset(columns, 0, (size_t)n * sizeof *columns);
-    for (int64_t iz = p->start[0][oz]; iz < p->end[0][oz]; iz++)
-      for (int64_t iy = top; iy < bottom; iy++)
+    for (int64_t iz = w.front; iz < w.back; iz++)
+      for (int64_t iy = w.top; iy < w.bottom; iy++)
         add_columns(columns, x + (iz * p->in[1] + iy) * n, n);
     for (int64_t ox = 0; ox < p->out[2]; ox++) {
       acc_t sum = 0;
       for (int64_t ix = p->start[2][ox]; ix < p->end[2][ox]; ix++) sum += columns[ix];
-      st(y + ox, sum / divisor_of(p, oz, oy, ox));
+      st(y + ox, sum / divisor_of(p, w, ox));
     }
   }
 }
 
-/* Adds row (oz, oy) of a gradient, shared out along the row, to the rows of its windows. */
-static void spread_row(const average_params *p, const storage_t *dy, int64_t oz, int64_t oy,
-                       acc_t *columns, acc_t *sums) {
+/* Adds a row of a gradient, shared out along the row, to the rows of its windows. */
+OMC_INLINE void spread_row(const average_params *p, const storage_t *dy, row_windows w,
+                           acc_t *columns, acc_t *sums) {
   const int64_t n = p->in[2];
   memset(columns, 0, (size_t)n * sizeof *columns);
   for (int64_t ox = 0; ox < p->out[2]; ox++) {
-    const acc_t share = ld(dy + ox) / divisor_of(p, oz, oy, ox);
+    const acc_t share = ld(dy + ox) / divisor_of(p, w, ox);
     for (int64_t ix = p->start[2][ox]; ix < p->end[2][ox]; ix++) columns[ix] += share;
   }
-  for (int64_t iz = p->start[0][oz]; iz < p->end[0][oz]; iz++)
-    for (int64_t iy = p->start[1][oy]; iy < p->end[1][oy]; iy++)
+  for (int64_t iz = w.front; iz < w.back; iz++)
+    for (int64_t iy = w.top; iy < w.bottom; iy++)
       add_to_row(sums + (iz * p->in[1] + iy) * n, columns, n);
 }
 
 static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
-  const int64_t size = product_of(p->in), rows = p->out[0] * p->out[1];
+  const int64_t size = product_of(p->in);
   acc_t *columns = columns_of(j, thread);
   for (int64_t plane = begin; plane < end; plane++) {
     storage_t *dx = j->y + plane * size;
     const storage_t *dy = j->x + plane * product_of(p->out);
     acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + thread * size);
     memset(sums, 0, (size_t)size * sizeof *sums);
-    for (int64_t r = 0; r < rows; r++)
-      spread_row(p, dy + r * p->out[2], r / p->out[1], r % p->out[1], columns, sums);
+    for (out_row row = {0}; row.plane == 0; next_row(p->out, &row), dy += p->out[2])
+      spread_row(p, dy, windows_of(p, row), columns, sums);
     store_sums(sums, dx, size);
   }
 }
@@ -273,8 +298,26 @@ OMC_KERNELS(MaxPoolGrad)
 OMC_KERNELS(AveragePool)
 OMC_KERNELS(AveragePoolGrad)
 
+static omc_status no_memory(const omc_node *node) {
+  OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
+}
+
+/* Fills in where the taps of a row are inside; false: no memory. */
+static bool new_taps(omc_arena *arena, max_params *p) {
+  int64_t *low = OMC_NEW_ARRAY(arena, int64_t, 2 * p->kernel[2]);
+  if (!low) return false;
+  int64_t *high = low + p->kernel[2];
+  for (int64_t k = 0; k < p->kernel[2]; k++) {
+    const int64_t first = p->pad[2] - k * p->dilation[2], last = first + p->in[2] - 1;
+    low[k] = first > 0 ? omc_ceil_div(first, p->stride[2]) : 0;
+    high[k] = last < 0 ? 0 : last / p->stride[2] + 1;
+  }
+  p->low = low;
+  p->high = high;
+  return true;
+}
+
 static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
   omc_pool_form g;
   OMC_TRY(omc_pool_form_of(node, &omc_in(node, 0)->type.shape, &g));
   max_params *p = params;
@@ -285,7 +328,7 @@ static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *
   memcpy(p->stride, g.stride, sizeof p->stride);
   memcpy(p->pad, g.before, sizeof p->pad);
   memcpy(p->dilation, g.dilation, sizeof p->dilation);
-  return OMC_OK;
+  return new_taps(arena, p) ? OMC_OK : no_memory(node);
 }
 
 static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, void *params) {
@@ -294,10 +337,6 @@ static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, v
   OMC_TRY(omc_pool_form_of(node, &node->out[0]->type.shape, &g));
   *(max_grad_params *)params = (max_grad_params){g.planes, product_of(g.in), product_of(g.out)};
   return OMC_OK;
-}
-
-static omc_status no_memory(const omc_node *node) {
-  OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
 }
 
 /* Tables for axis i of n windows, to be filled in; false: no memory. */

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val
 from .registry import aten, result_shape, translates
@@ -109,69 +108,46 @@ def convolution(
     return conv(b, x, weight, bias, stride, padding, dilation, groups)
 
 
-def _pool(b: Builder, op: str, x: Val, spatial: int, outputs: list[Any], **attributes: Any) -> list[Val]:
-    """A 2-d pooling op; one spatial dim becomes two, a missing batch dim becomes one of size 1."""
-    if spatial > 2:
-        raise Unsupported(f"{op} over {spatial} dims")
-    extra = []
-    if x.rank == spatial + 1:
-        extra.append(0)
-        x = b.unsqueeze(x, 0)
-    if spatial == 1:
-        extra.append(2)
-        x = b.unsqueeze(x, 2)
-    results = b.emit(op, x, outputs=outputs, **attributes)
-    listed = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
-    return [b.squeeze(r, *extra) for r in listed] if extra else listed
+def _axes(b: Builder) -> int:
+    """How many axes its op pools over: as many as its kernel or its result is given numbers for."""
+    n: int = b.op._schema.arguments[1].N  # type: ignore[attr-defined]
+    return n
 
 
-def _window(kernel: Ints, stride: Ints, padding: Ints, n: int) -> tuple[list[int], list[int], list[int]]:
-    """Kernel, strides and pads, with an untouched first spatial dim for 1-d pooling."""
-    kernel = _spread(kernel, n)
-    stride = kernel if not isinstance(stride, int) and not stride else _spread(stride, n)
-    padding = _spread(padding, n)
-    if n == 1:
-        kernel, stride, padding = [1, *kernel], [1, *stride], [0, *padding]
-    return kernel, stride, padding * 2
+def _window(b: Builder, kernel: Ints, stride: Ints, padding: Ints) -> dict[str, Any]:
+    """The attributes that poolings have in common."""
+    n = _axes(b)
+    stride = kernel if not isinstance(stride, int) and not stride else stride
+    return {"kernel_shape": _spread(kernel, n), "strides": _spread(stride, n), "pads": _spread(padding, n) * 2}
 
 
-def _max_pool(
+@translates(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def max_pool_indices(
     b: Builder,
     x: Val,
-    n: int,
-    kernel: Ints,
+    kernel_size: Ints,
     stride: Ints = (),
     padding: Ints = 0,
     dilation: Ints = 1,
     ceil_mode: bool = False,
-) -> list[Val]:
-    size, strides, pads = _window(kernel, stride, padding, n)
-    dilations = _spread(dilation, n)
-    return _pool(
-        b,
+) -> Any:
+    return b.emit(
         "MaxPool",
         x,
-        n,
-        [x.dtype, torch.int64],
-        kernel_shape=size,
-        strides=strides,
-        pads=pads,
-        dilations=[1, *dilations] if n == 1 else dilations,
+        outputs=[x.dtype, torch.int64],
+        **_window(b, kernel_size, stride, padding),
+        dilations=_spread(dilation, _axes(b)),
         ceil_mode=int(ceil_mode),
     )
 
 
-@translates(aten.max_pool1d.default, aten.max_pool2d.default)
+@translates(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 def max_pool(b: Builder, x: Val, *args: Any, **kwargs: Any) -> Val:
-    return _max_pool(b, x, 1 if "1d" in b.aten_name else 2, *args, **kwargs)[0]
+    out: Val = max_pool_indices(b, x, *args, **kwargs)[0]
+    return out
 
 
-@translates(aten.max_pool2d_with_indices.default)
-def max_pool_indices(b: Builder, x: Val, *args: Any, **kwargs: Any) -> Any:
-    return _max_pool(b, x, 2, *args, **kwargs)
-
-
-@translates(aten.avg_pool1d.default, aten.avg_pool2d.default)
+@translates(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 def avg_pool(
     b: Builder,
     x: Val,
@@ -182,25 +158,24 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Val:
-    n = 1 if "1d" in b.aten_name else 2
-    size, strides, pads = _window(kernel_size, stride, padding, n)
-    return _pool(
-        b,
+    out: Val = b.emit(
         "AveragePool",
         x,
-        n,
-        [x.dtype],
-        kernel_shape=size,
-        strides=strides,
-        pads=pads,
+        **_window(b, kernel_size, stride, padding),
         ceil_mode=int(ceil_mode),
         count_include_pad=int(count_include_pad),
-        divisor_override=divisor_override or 0,
-    )[0]
+        divisor_override=divisor_override,
+    )
+    return out
 
 
-@translates(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)
+@translates(
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten._adaptive_avg_pool3d.default,
+)
 def adaptive_avg_pool(b: Builder, x: Val, _output_size: Any) -> Val:
-    n = 1 if "1d" in b.aten_name else 2
-    size = [int(s) for s in result_shape(b)[-n:]]
-    return _pool(b, "AdaptiveAvgPool", x, n, [x.dtype], output_size=[1, *size] if n == 1 else size)[0]
+    out: Val = b.emit("AdaptiveAvgPool", x, output_size=[int(s) for s in result_shape(b)[-_axes(b) :]])
+    return out
