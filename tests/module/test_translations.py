@@ -253,6 +253,11 @@ def test_layers(row: tuple[str, Any]) -> None:
         assert_same_step(eager, ours, torch.randn(shape[0] + grown, *shape[1:]))
 
 
+def test_integers_are_pooled_by_the_ops_that_pooling_is_composed_of() -> None:
+    module = Function(lambda s, x: (s.l(x), F.max_pool3d((x[:, None, None] * 9).long(), (1, 2, 3))), l=nn.Linear(6, 6))
+    assert_same_step(*pair(module), torch.randn(2, 4, 6))
+
+
 def test_convolution_without_a_batch() -> None:
     assert_same_step(*pair(nn.Conv2d(3, 4, 3, dilation=2)), torch.randn(3, 9, 9))
     assert_same_step(*pair(nn.Conv3d(3, 4, 2)), torch.randn(3, 4, 5, 6))

@@ -38,7 +38,7 @@ def expanded(node: fx.Node, op: OpOverload) -> tuple[fx.GraphModule, list[int]]:
         If the op has symbolic sizes and no tensor.
     """
     composite = is_composite(op)
-    of_integers = _is_of_integers(node)
+    of_integers = is_of_integers(node)
     exact = op in EXACTLY_DECOMPOSED or of_integers
     if (not composite and not (exact and op in decomposition_table)) or _is_taken_apart_by_python(op):
         raise Unsupported("no translation")
@@ -56,7 +56,7 @@ def expanded(node: fx.Node, op: OpOverload) -> tuple[fx.GraphModule, list[int]]:
     operands = [fakes[i] for i in where]
     inner = _traced(call, operands, op, {} if composite else {op: decomposition_table[op]})
     body = [n for n in inner.graph.nodes if n.op == "call_function" and not isinstance(n.meta.get("val"), SYMBOLIC)]
-    by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(_is_of_integers, body))
+    by_way_of_floats = not composite and op not in EXACTLY_DECOMPOSED and not all(map(is_of_integers, body))
     if by_way_of_floats or any(n.target is op for n in body):
         raise Unsupported("no translation")
     if of_integers and not _has_kernel_for(call, operands):
@@ -79,7 +79,7 @@ def _traced(
         raise Unsupported("no translation") from error
 
 
-def _is_of_integers(node: fx.Node) -> bool:
+def is_of_integers(node: fx.Node) -> bool:
     """Whether all tensors a node reads and makes are of integers or bools, on which there is one way to compute."""
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]

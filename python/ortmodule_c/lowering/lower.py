@@ -24,7 +24,7 @@ from ..stack import users_line_in
 from .ancestry import Ancestry
 from .builder import Builder
 from .draft import MAX_RANK, Draft, Val
-from .expansion import SYMBOLIC, expanded
+from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
 from .in_place import fits, functional, refuse_misfits, written
 from .translations import TABLE
@@ -384,13 +384,27 @@ class _Lowering:
         """The op by its translation, else by those of the ops it is composed of."""
         op = b.op
         translation = TABLE.get(op)
-        if translation is not None:
-            try:
-                return translation(b, *args, **kwargs)
-            except (Unsupported, NeedsStatic):
+        if translation is None:
+            return self._composed(b, node, args, kwargs, depth)
+        mark = self._draft.mark()
+        try:
+            return translation(b, *args, **kwargs)
+        except Unsupported as refusal:
+            if not is_of_integers(node):
                 raise
-            except Exception as error:
-                raise Unsupported(mistake(f"the translation of {op}", error)) from error
+            self._draft.rollback(mark)
+            try:
+                return self._composed(b, node, args, kwargs, depth)
+            except Unsupported:
+                raise refusal from None
+        except NeedsStatic:
+            raise
+        except Exception as error:
+            raise Unsupported(mistake(f"the translation of {op}", error)) from error
+
+    def _composed(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], depth: int) -> Any:
+        """The op by those that PyTorch composes it of."""
+        op = b.op
         if depth == _MAX_EXPANSIONS or op.namespace != "aten" or b.aten_name in _WHOLE or _is_random(op):
             raise Unsupported("no translation")
         if not node.all_input_nodes:
