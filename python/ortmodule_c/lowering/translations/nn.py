@@ -17,47 +17,58 @@ _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 # Linear algebra
 
 
-def _matmul(b: Builder, x: Val, y: Val) -> Val:
+def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bool = False) -> Val:
+    """x y + bias; of y transposed. A bias other than one number for each column is added apart."""
     need_float(result_dtype(b))
     if x.dtype != y.dtype:
         raise Unsupported(f"product of {x.dtype} and {y.dtype}")
-    out: Val = b.emit("MatMul", x, y)
-    return out
+    bias = None if bias is None else b.cast(bias, x.dtype)
+    fits = bias is not None and y.rank == 2 and bias.rank == 1 and same_size(bias.dims[0], y.dims[not transposed])
+    if fits or transposed:
+        out: Val = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
+    else:
+        out = b.emit("MatMul", x, y)
+    return out if fits or bias is None else b.emit("Add", out, bias)
 
 
 @translates(
     aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.vdot.default
 )
 def matmul(b: Builder, x: Val, y: Val) -> Val:
-    return _matmul(b, x, y)
+    return _product(b, x, y)
 
 
 @translates(aten.linear.default)
 def linear(b: Builder, x: Val, weight: Val, bias: Val | None = None) -> Val:
     if weight.rank != 2:
         raise Unsupported("linear with a weight that is no matrix")
-    out = _matmul(b, x, b.transpose(weight, [1, 0]))
-    return out if bias is None else b.emit("Add", out, b.cast(bias, out.dtype))
+    return _product(b, x, weight, bias, transposed=True)
+
+
+def _is(number: Any, value: float) -> bool:
+    return isinstance(number, (int, float)) and number == value
 
 
 def _scaled(b: Builder, x: Val, factor: Any) -> Val:
-    return x if isinstance(factor, (int, float)) and factor == 1 else b.emit("Mul", x, b.scalar(factor, x.dtype))
-
-
-def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
-    """`beta * bias + alpha * product`, in which a bias that counts for nothing is not read."""
-    if isinstance(alpha, (int, float)) and alpha == 0:
-        raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
-    product = _scaled(b, product, alpha)
-    if isinstance(beta, (int, float)) and beta == 0:
-        return product
-    out: Val = b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
-    return out
+    return x if _is(factor, 1) else b.emit("Mul", x, b.scalar(factor, x.dtype))
 
 
 @translates(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
-    return _added(b, bias, _matmul(b, x, y), beta, alpha)
+    if _is(alpha, 1) and _is(beta, 1):
+        return _product(b, x, y, bias)
+    return _added(b, bias, _product(b, x, y), beta, alpha)
+
+
+def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
+    """`beta * bias + alpha * product`, in which a bias that counts for nothing is not read."""
+    if _is(alpha, 0):
+        raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
+    product = _scaled(b, product, alpha)
+    if _is(beta, 0):
+        return product
+    out: Val = b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
+    return out
 
 
 # Embedding and dropout
@@ -452,6 +463,6 @@ def glu(b: Builder, x: Val, dim: int = -1) -> Val:
 
 @translates(aten.addbmm.default)
 def addbmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
-    product = _matmul(b, x, y)
+    product = _product(b, x, y)
     product.shape = (x.dims[0], *result_shape(b))
     return _added(b, bias, reduce(b, "ReduceSum", product, [0], False), beta, alpha)
