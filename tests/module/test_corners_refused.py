@@ -90,6 +90,8 @@ DTYPES_REFUSED: dict[str, tuple[Callable[[Tensor], Any], tuple[torch.dtype, ...]
     "std": (torch.std, (BOOL, INT32, INT64)),
     "one_hot": (lambda x: F.one_hot(x, 5), (INT32, torch.uint8)),
     "index_select": (lambda x: torch.arange(5).index_select(0, x), (BOOL, torch.uint8, torch.int16)),
+    "average pool 3d": (lambda x: F.avg_pool3d(x.view(1, 4, 1, 1), 1), (torch.float16, torch.bfloat16)),
+    "max pool 3d": (lambda x: F.max_pool3d(x.view(1, 4, 1, 1), 1), (BOOL,)),
     "interpolate": (lambda x: F.interpolate(x.view(1, 1, 4), scale_factor=2), (BOOL, INT32, INT64)),
 }
 

@@ -50,12 +50,13 @@ def images(*layers: nn.Module) -> Made:
     return lambda: nn.Sequential(*layers), (2, 3, 9, 9)
 
 
+UNKNOWN = {"average pool 3d", "average pool 3d, divisor"}  # PyTorch does not compute them
 FUNCTIONS = {**catalogue.ELEMENTWISE, **catalogue.REDUCTIONS, **catalogue.SHAPES}
 MODULES: dict[str, Made] = {
     **{name: on_rows(function) for name, function in FUNCTIONS.items()},
     **{f"{name}, mean": with_loss(loss) for name, loss in catalogue.LOSSES.items()},
     **{repr(activation): with_activation(activation) for activation in catalogue.ACTIVATIONS},
-    **catalogue.LAYERS,
+    **{name: layer for name, layer in catalogue.LAYERS.items() if name not in UNKNOWN},
     "matrix of many blocks": (lambda: nn.Linear(900, 1100), (70, 900)),
     "convolution by its transform": (lambda: nn.Conv2d(32, 33, 3, padding=1), (2, 32, 17, 17)),
     "depthwise convolution": (lambda: nn.Conv2d(6, 6, 5, padding=2, groups=6), (2, 6, 12, 12)),

@@ -111,6 +111,24 @@ def test_every_kind_of_attribute_arrives_as_it_is() -> None:
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
 
 
+@pytest.mark.parametrize("turned", ["transA=0", "transA=1", "transB=1", "transA=1, transB=1"])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((3, 3), (3, 3)), ((2, 3, 3), (3, 3)), ((2, 1, 3, 3), (2, 3, 3)), ((3,), (3, 3)), ((3, 3), (3,))],
+    ids=str,
+)
+def test_a_product_is_what_onnx_composes_it_of(a: tuple[int, ...], b: tuple[int, ...], turned: str) -> None:
+    x, y, bias = torch.randn(a), torch.randn(b), torch.randn(3)
+    biased = len(b) > 1
+    text = "".join(f"input %{name} : f32[{','.join('?' * t.dim())}]\n" for name, t in (("x", x), ("y", y), ("c", bias)))
+    text += f"%z = FusedMatMul(%x, %y{', %c' if biased else ''}) {{{turned}}}\nreturn %z\n"
+    model = model_of(text)
+    assert not {n.domain for n in model.graph.node} - {""}
+    (got,) = ReferenceEvaluator(model).run(None, {"x": x.numpy(), "y": y.numpy(), "c": bias.numpy()})
+    x, y = (x.mT if "transA=1" in turned and x.dim() > 1 else x), (y.mT if "transB=1" in turned and y.dim() > 1 else y)
+    np.testing.assert_allclose(got, (x @ y + (bias if biased else 0)).numpy(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [0, 3, 40])
 def test_constants_are_written_to_the_bit(dtype: torch.dtype, n: int) -> None:

@@ -70,7 +70,7 @@ class _Writer:
         inputs = self._given([(name, kind) for name, kind, _ in [*graph.inputs, *graph.grads]])
         for name, kind, data in graph.constants:
             self._constant(name, kind, data)
-        values = [info for node in graph.nodes for info in self._node(node)]
+        values = [info for node in graph.nodes for part in self._parts(node) for info in self._node(part)]
         outputs = self._outputs([*graph.outputs, *[g for g in graph.gradients if g is not None]])
         names = {o.name for o in outputs}
         proto = helper.make_graph(
@@ -118,6 +118,37 @@ class _Writer:
             if over is not None:
                 info.metadata_props.add(key=OVER, value=over)
         return infos
+
+    def _parts(self, node: Node) -> list[Node]:
+        """What ONNX composes a product of that has transposed operands and a bias; any other node as it is."""
+        given = {a.name: a.value for a in node.attributes}
+        turned = [bool(given.get(name)) for name in ("transA", "transB")]
+        ranks = [self._rank(v) for v in node.inputs[:2]]
+        is_open = any(turn and rank is None for turn, rank in zip(turned, ranks, strict=False))
+        if node.op != "FusedMatMul" or given.get("alpha", 1) != 1 or is_open or node.outputs[0] is None:
+            return [node]
+        parts = []
+
+        def add(op: str, inputs: list[str | None], name: str, kind: Type | None, *said: Attribute) -> str:
+            self._used.add(name)
+            parts.append(Node(op, node.name, node.phase, inputs, [(name, kind)], said))
+            return name
+
+        result, kind = node.outputs[0]
+        *operands, bias = [*node.inputs, None][:3]
+        for i, rank in enumerate(ranks):
+            if turned[i] and rank is not None and rank > 1:
+                perm = Attribute("perm", "INTS", [*range(rank - 2), rank - 1, rank - 2])
+                operands[i] = add("Transpose", [operands[i]], f"{result}:{i}", None, perm)
+        product = add("MatMul", operands, result if bias is None else f"{result}:product", kind)
+        if bias is not None:
+            add("Add", [product, bias], result, kind)
+        return parts
+
+    def _rank(self, value: str | None) -> int | None:
+        """How many dims a value has, if that is known."""
+        kind = self._types.get(value or "")
+        return len(kind.tensor_type.shape.dim) if kind is not None and kind.tensor_type.HasField("shape") else None
 
     def _node(self, node: Node) -> list[ValueInfoProto]:
         """Add a node; the types of its outputs."""

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val
-from .registry import aten, result_shape, translates
+from .registry import HALVES, aten, result_shape, translates
 
 Ints = int | Sequence[int]
 
@@ -158,6 +159,8 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Val:
+    if x.dtype in HALVES and _axes(b) == 3:
+        raise Unsupported(f"{b.aten_name} of {x.dtype}, which PyTorch refuses")
     out: Val = b.emit(
         "AveragePool",
         x,
