@@ -13,6 +13,9 @@
  *              where(g, compare(g, OMC_OP_Greater, in(g, 0), 0), dy(g), times(g, dy(g), i[0])),
  *              node, omc_node_float(node, "alpha"))
  *
+ * Of an OPTIONAL row all operands but the first may be left out; a kernel is given the first
+ * instead.
+ *
  * A gradient of several verbs is rounded to the dtype after each of them, as PyTorch rounds what it
  * writes in several ops; one in AT_ONCE() only at its end, as what PyTorch has a kernel for.
  *
@@ -54,9 +57,9 @@
     OMC_TRY(imm_##name(g->node, i));           \
     sets return g->b.status;                   \
   }
-#define OMC_ROW_RECORD_(name_, types, n_in, flags_, grad_)             \
+#define OMC_ROW_RECORD_(name_, types, least_in, n_in, flags_, grad_)   \
   const omc_op omc_op_##name_ = {.name = #name_,                       \
-                                 .min_in = n_in,                       \
+                                 .min_in = least_in,                   \
                                  .max_in = n_in,                       \
                                  .n_out = 1,                           \
                                  .flags = OMC_OP_POINTWISE | (flags_), \
@@ -67,21 +70,25 @@
 #define UNARY_WITH(name, types, i, a, kernel, g, da, node, ...) \
   OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                     \
   OMC_ROW_GRAD_(name, i, g, OMC_ROW_SET_(g, 0, da))             \
-  OMC_ROW_RECORD_(name, types, 1, 0, grad_##name)
+  OMC_ROW_RECORD_(name, types, 1, 1, 0, grad_##name)
 #define UNARY_NO_GRAD(name, types, a, kernel) \
   OMC_ROW_NUMBERS_(name, node_, 0)            \
-  OMC_ROW_RECORD_(name, types, 1, 0, NULL)
+  OMC_ROW_RECORD_(name, types, 1, 1, 0, NULL)
 #define BINARY_WITH(name, types, flags, i, a, b, kernel, g, da, db, node, ...) \
   OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                                    \
   OMC_ROW_GRAD_(name, i, g, OMC_ROW_SET_(g, 0, da) OMC_ROW_SET_(g, 1, db))     \
-  OMC_ROW_RECORD_(name, types, 2, flags, grad_##name)
+  OMC_ROW_RECORD_(name, types, 2, 2, flags, grad_##name)
 #define BINARY_NO_GRAD_WITH(name, types, flags, i, a, b, kernel, node, ...) \
   OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                                 \
-  OMC_ROW_RECORD_(name, types, 2, flags, NULL)
+  OMC_ROW_RECORD_(name, types, 2, 2, flags, NULL)
 #define TERNARY(name, types, a, b, c, kernel, g, da, db, dc)                                       \
   OMC_ROW_NUMBERS_(name, node_, 0)                                                                 \
   OMC_ROW_GRAD_(name, i_, g, OMC_ROW_SET_(g, 0, da) OMC_ROW_SET_(g, 1, db) OMC_ROW_SET_(g, 2, dc)) \
-  OMC_ROW_RECORD_(name, types, 3, 0, grad_##name)
+  OMC_ROW_RECORD_(name, types, 3, 3, 0, grad_##name)
+#define TERNARY_OPTIONAL_WITH(name, types, i, a, b, c, kernel, g, da, db, dc, node, ...)          \
+  OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                                                       \
+  OMC_ROW_GRAD_(name, i, g, OMC_ROW_SET_(g, 0, da) OMC_ROW_SET_(g, 1, db) OMC_ROW_SET_(g, 2, dc)) \
+  OMC_ROW_RECORD_(name, types, 1, 3, 0, grad_##name)
 
 /* ---- gradient verbs ---- */
 

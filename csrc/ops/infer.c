@@ -1,5 +1,7 @@
 #include "ops/infer.h"
 
+#include "ops/op.h"
+
 static omc_status input_missing(const omc_node *node, uint32_t i) {
   OMC_NODE_FAIL(node, EINVALID, "input %u is left out", i);
 }
@@ -96,7 +98,7 @@ omc_status omc_infer_same(omc_node *node) {
   return OMC_OK;
 }
 
-/* The common dtype of the inputs from `first` on, and the broadcast shape of all. */
+/* The common dtype of the inputs from `first` on, and the broadcast shape of all that are there. */
 static omc_status broadcast_inputs(const omc_node *node, uint32_t first, omc_type *out) {
   char text[OMC_NODE_TEXT];
   const omc_value *v = omc_in(node, 0);
@@ -104,6 +106,7 @@ static omc_status broadcast_inputs(const omc_node *node, uint32_t first, omc_typ
   *out = v->type;
   for (uint32_t i = 1; i < node->n_in; i++) {
     v = omc_in(node, i);
+    if (!v && i >= omc_op_get(node->op)->min_in) continue;
     if (v && i == first) out->dtype = v->type.dtype;
     OMC_TRY(omc_need_dtype(node, i, out->dtype));
     OMC_TRY(omc_shape_broadcast(&out->shape, &v->type.shape, omc_node_text(node, text, sizeof text),

@@ -14,20 +14,31 @@ OMC_INLINE vacc_t clip(vacc_t x, vacc_t low, vacc_t high, vacc_t has_low, vacc_t
 }
 #endif
 #ifdef OMC_RECORDS
-static double clip_bound(const omc_node *node, const char *name) {
-  return omc_node_attr(node, name) ? omc_node_float(node, name) : 0;
+static omc_value *clip_gradient(omc_grad *g) {
+  omc_value *dx = dy(g);
+  for (uint32_t i = 1; i < 3; i++) {
+    const omc_op_id inside = i == 1 ? OMC_OP_GreaterOrEqual : OMC_OP_LessOrEqual;
+    if (in(g, i)) dx = where(g, omc_binary(&g->b, inside, in(g, 0), in(g, i)), dx, zero(g));
+  }
+  return dx;
 }
-static omc_value *clip_gradient(omc_grad *g, const double *imm) {
-  omc_value *da = dy(g);
-  if (imm[2] != 0) da = where(g, compare(g, OMC_OP_GreaterOrEqual, in(g, 0), imm[0]), da, zero(g));
-  if (imm[3] != 0) da = where(g, compare(g, OMC_OP_LessOrEqual, in(g, 0), imm[1]), da, zero(g));
-  return da;
+/* Where the bounds are crossed, all that comes out is the upper one. */
+static omc_value *clip_low_gradient(omc_grad *g) {
+  omc_value *const below = omc_binary(&g->b, OMC_OP_Less, in(g, 0), in(g, 1));
+  omc_value *const dlow = where(g, below, dy(g), zero(g));
+  if (!in(g, 2)) return dlow;
+  return where(g, omc_binary(&g->b, OMC_OP_Less, in(g, 1), in(g, 2)), dlow, zero(g));
+}
+static omc_value *clip_high_gradient(omc_grad *g) {
+  omc_value *const above = omc_binary(&g->b, OMC_OP_Greater, in(g, 0), in(g, 2));
+  omc_value *const dhigh = where(g, above, dy(g), zero(g));
+  if (!in(g, 1)) return dhigh;
+  return where(g, omc_binary(&g->b, OMC_OP_Less, in(g, 2), in(g, 1)), dy(g), dhigh);
 }
 #endif
-/* Bounds and whether there are any: an integer's bounds may not be infinite. */
-UNARY_WITH(Clip, ANY, i, a, clip(a, i[0], i[1], i[2], i[3]), g, clip_gradient(g, i), node,
-           clip_bound(node, "min"), clip_bound(node, "max"), omc_node_attr(node, "min") != NULL,
-           omc_node_attr(node, "max") != NULL)
+TERNARY_OPTIONAL_WITH(Clip, ANY, i, a, b, c, clip(a, b, c, i[0], i[1]), g, clip_gradient(g),
+                      clip_low_gradient(g), clip_high_gradient(g), node, omc_in(node, 1) != NULL,
+                      omc_in(node, 2) != NULL)
 
 UNARY(Cos, FLOAT, a, vcos(a), g, neg(g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sin, in(g, 0)))))
 

@@ -65,7 +65,7 @@ def macros(path: Path) -> list[tuple[str, list[str], str]]:
 
 @pytest.mark.parametrize("path", HEADERS, ids=lambda p: str(p.relative_to(CSRC)))
 def test_macros_of_headers_have_names_that_nobody_else_has(path: Path) -> None:
-    rows = r"(UNARY|BINARY|TERNARY)(_NO_GRAD)?(_WITH)?|AT_ONCE"
+    rows = r"(UNARY|BINARY|TERNARY)(_NO_GRAD|_OPTIONAL)?(_WITH)?|AT_ONCE"
     names = {name for name, _, _ in macros(path)} - {"PY_SSIZE_T_CLEAN"}
     assert not [name for name in names if not re.fullmatch(rf"OMC_\w+|{rows}", name)]
 

@@ -144,8 +144,8 @@ def test_constants_are_written_to_the_bit(dtype: torch.dtype, n: int) -> None:
 
 def test_bounds_and_elements_are_tensors_of_their_dtype() -> None:
     model = model_of(
-        "input %x : i64[?,2]\n%s = Shape(%x)\n%o = ConstantOfShape(%s) {value=2.0, dtype=7}\n"
-        "%y = Clip(%x) {max=3.0}\nreturn %y, %o\n"
+        "input %x : i64[?,2]\nconst %m : i64[] = [3]\n%s = Shape(%x)\n"
+        "%o = ConstantOfShape(%s) {value=2.0, dtype=7}\n%y = Clip(%x, _, %m)\nreturn %y, %o\n"
     )
     _, fill, clip = model.graph.node
     assert list(clip.input[:2]) == ["x", ""]

@@ -32,12 +32,19 @@ def floats(
     return rows + ([Case(op, [EDGES], f, attrs, grads=[])] if edges else [])
 
 
+def clips(low: float | None, high: float | None) -> list[Case]:
+    """Between scalars, given in the graph or with its inputs."""
+    rows = []
+    for t in (x(5, 7), x(3, 4, 33, seed=1), x(70000, seed=2), x(), x(0, 3), x(6, 5, dtype=F64)):
+        bounds = [None if v is None else tensor(v, dtype=t.dtype) for v in (low, high)]
+        given = [i for i, v in enumerate(bounds, 1) if v is not None]
+        rows += [Case("Clip", [t, *bounds], torch.clamp, consts=consts) for consts in ([], given)]
+    return rows
+
+
 CASES = [
     *floats("Abs", torch.abs),
     *floats("Ceil", torch.ceil),
-    *floats("Clip", lambda t: t.clamp(-0.5, 0.75), min=-0.5, max=0.75),
-    *floats("Clip", lambda t: t.clamp(min=0.25), min=0.25),
-    *floats("Clip", lambda t: t.clamp(max=0.25), max=0.25),
     *floats("Cos", torch.cos),
     *floats("Elu", F.elu, alpha=1.0),
     *floats("Elu", lambda t: F.elu(t, 0.5), alpha=0.5),
@@ -79,8 +86,9 @@ CASES = [
     Case("Neg", [INTS], torch.neg),
     Case("Sign", [INTS], torch.sign),
     Case("Relu", [INTS], torch.relu),
-    Case("Clip", [INTS], lambda t: t.clamp(-5, 6), {"min": -5.0, "max": 6.0}),
-    Case("Clip", [tensor([2**62 + 1, -(2**62) - 1])], lambda t: t.clamp(min=0), {"min": 0.0}),
+    *[row for bounds in ((-0.5, 0.75), (0.25, None), (None, 0.25), (0.5, -0.5)) for row in clips(*bounds)],
+    Case("Clip", [INTS, tensor(-5), tensor(6)], torch.clamp, consts=[1, 2]),
+    Case("Clip", [tensor([2**62 + 1, -(2**62) - 1]), tensor(-(2**62))], torch.clamp, consts=[1]),
     Case("Not", [x(3, 41, dtype=BOOL)], torch.logical_not),
     Case("GeluGrad", [x(5, 7), x(5, 7, seed=1)], torch.ops.aten.gelu_backward, grads=[]),
     Case("SiluGrad", [x(5, 7), x(5, 7, seed=1)], torch.ops.aten.silu_backward, grads=[]),

@@ -127,9 +127,10 @@ class Draw:
         self.lines.append(f"{v.name} = {op}({operands})" + (f" {{{attrs}}}" if attrs else ""))
         return v
 
-    def ew(self, op: str, *ins: Value, attrs: str = "", dtype: str | None = None) -> Value:
-        shape = tuple(torch.broadcast_shapes(*(v.shape for v in ins)))
-        return self.node(op, ins, dtype or ins[-1].dtype, shape, attrs)
+    def ew(self, op: str, *ins: Value | None, attrs: str = "", dtype: str | None = None) -> Value:
+        given = [v for v in ins if v is not None]
+        shape = tuple(torch.broadcast_shapes(*(v.shape for v in given)))
+        return self.node(op, ins, dtype or given[-1].dtype, shape, attrs)
 
     def pair(self, op: str, x: Value, y: Value) -> Value:
         """A commutative op, operands in either order."""

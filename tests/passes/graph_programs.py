@@ -40,7 +40,7 @@ def elementwise(d: Draw) -> list[Value]:
         return d.rng.choice(same)
 
     for _ in range(d.rng.randint(2, 16)):
-        kind = d.rng.randrange(6)
+        kind = d.rng.randrange(7)
         if kind == 0:
             op = d.rng.choice(list(UNARY))
             values.append(d.ew(op, like(UNARY[op])))
@@ -52,6 +52,9 @@ def elementwise(d: Draw) -> list[Value]:
             values.append(d.ew("Where", like(("bool",)), x, operand(x)))
         elif kind == 3:
             values.append(d.cast(like(ALL), d.rng.choice(ALL)))
+        elif kind == 4:
+            x = like(NUMBERS)
+            values.append(d.ew("Clip", x, *[None if d.chance(0.3) else operand(x) for _ in range(2)], dtype=x.dtype))
         else:
             op = d.rng.choice(list(BINARY))
             x = like(BINARY[op])

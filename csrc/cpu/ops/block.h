@@ -12,11 +12,12 @@
 
 typedef struct omc_ew_block {
   void *out;         /* n acc_t */
-  const void *in[3]; /* n acc_t each, NULL: none */
+  const void *in[3]; /* n acc_t each; those that are none, the first */
   const double *imm; /* OMC_EW_IMM of them */
   int64_t n;         /* whole vectors, at most OMC_EW_BLOCK; out may equal an input */
   int64_t index;     /* row-major position of the first element in the iteration shape */
   uint64_t seed;     /* of the step */
+  bool spread;       /* in[1] and in[2] are the same number again and again, or none */
 } omc_ew_block;
 
 typedef void omc_ew_body(const omc_ew_block *blk);
@@ -35,17 +36,40 @@ struct omc_ew {
 #define OMC_EW_KERNEL(name, blk)  \
   omc_ew_body OMC_EW_NAME_(name); \
   void OMC_EW_NAME_(name)(const omc_ew_block *blk)
-#define OMC_EW_LOOP_(name, i, loads, expr)                                                   \
+/* Pointers are taken out of the block first: for all the compiler knows, a store might change them.
+ */
+#define OMC_EW_ROW_(name, i, loops)                                                          \
   OMC_EW_KERNEL(name, block_) {                                                              \
     const vacc_t i[OMC_EW_IMM] = {vset((acc_t)block_->imm[0]), vset((acc_t)block_->imm[1]),  \
                                   vset((acc_t)block_->imm[2]), vset((acc_t)block_->imm[3])}; \
+    const acc_t *const in_[] = {block_->in[0], block_->in[1], block_->in[2]};                \
+    acc_t *const out_ = block_->out;                                                         \
+    const int64_t n_ = block_->n;                                                            \
     (void)i;                                                                                 \
-    for (int64_t k_ = 0; k_ < block_->n; k_ += OMC_VL) {                                     \
-      loads;                                                                                 \
-      vstr((acc_t *)block_->out + k_, (expr));                                               \
-    }                                                                                        \
+    loops                                                                                    \
   }
-#define OMC_EW_LOAD_(x, operand) const vacc_t x = vldr((const acc_t *)block_->in[operand] + k_)
+#define OMC_EW_LOOP_(loads, expr)               \
+  for (int64_t k_ = 0; k_ < n_; k_ += OMC_VL) { \
+    loads;                                      \
+    vstr(out_ + k_, (expr));                    \
+  }
+#define OMC_EW_LOAD_(x, operand, at) const vacc_t x = vldr(in_[operand] + (at))
+#define OMC_EW_LOAD1_(a) OMC_EW_LOAD_(a, 0, k_)
+#define OMC_EW_LOAD2_(a, b) \
+  OMC_EW_LOAD1_(a);         \
+  OMC_EW_LOAD_(b, 1, k_)
+#define OMC_EW_LOAD3_(a, b, c) \
+  OMC_EW_LOAD2_(a, b);         \
+  OMC_EW_LOAD_(c, 2, k_)
+/* Operands that may be left out are mostly numbers, which are loaded once. */
+#define OMC_EW_LOOP_OPTIONAL_(a, b, c, expr)   \
+  if (block_->spread) {                        \
+    OMC_EW_LOAD_(b, 1, 0);                     \
+    OMC_EW_LOAD_(c, 2, 0);                     \
+    OMC_EW_LOOP_(OMC_EW_LOAD1_(a), expr)       \
+  } else {                                     \
+    OMC_EW_LOOP_(OMC_EW_LOAD3_(a, b, c), expr) \
+  }
 
 /* The variants of ops of these types. */
 #define OMC_EW_ROWS_FLOAT computed_floats
@@ -67,20 +91,23 @@ struct omc_ew {
 #define OMC_ROW_PICKED_(which, kind, ...) OMC_ROWS_##which##_##kind(__VA_ARGS__)
 
 #ifdef OMC_VARIANT
-#define OMC_ROW_(name, types, i, loads, kernel) \
-  OMC_ROW_OF_KIND_(OMC_EW_ROWS_##types, OMC_KIND, OMC_EW_LOOP_(name, i, loads, kernel))
+#define OMC_ROW_(name, types, i, loops) \
+  OMC_ROW_OF_KIND_(OMC_EW_ROWS_##types, OMC_KIND, OMC_EW_ROW_(name, i, loops))
 #else
-#define OMC_ROW_(name, types, i, loads, kernel) OMC_EW_TABLE(name, types)
+#define OMC_ROW_(name, types, i, loops) OMC_EW_TABLE(name, types)
 #endif
 #define UNARY_WITH(name, types, i, a, kernel, g, da, node, ...) \
-  OMC_ROW_(name, types, i, OMC_EW_LOAD_(a, 0), kernel)
-#define UNARY_NO_GRAD(name, types, a, kernel) OMC_ROW_(name, types, i_, OMC_EW_LOAD_(a, 0), kernel)
+  OMC_ROW_(name, types, i, OMC_EW_LOOP_(OMC_EW_LOAD1_(a), kernel))
+#define UNARY_NO_GRAD(name, types, a, kernel) \
+  OMC_ROW_(name, types, i_, OMC_EW_LOOP_(OMC_EW_LOAD1_(a), kernel))
 #define BINARY_WITH(name, types, flags, i, a, b, kernel, g, da, db, node, ...) \
-  OMC_ROW_(name, types, i, OMC_EW_LOAD_(a, 0); OMC_EW_LOAD_(b, 1), kernel)
+  OMC_ROW_(name, types, i, OMC_EW_LOOP_(OMC_EW_LOAD2_(a, b), kernel))
 #define BINARY_NO_GRAD_WITH(name, types, flags, i, a, b, kernel, node, ...) \
-  OMC_ROW_(name, types, i, OMC_EW_LOAD_(a, 0); OMC_EW_LOAD_(b, 1), kernel)
+  OMC_ROW_(name, types, i, OMC_EW_LOOP_(OMC_EW_LOAD2_(a, b), kernel))
 #define TERNARY(name, types, a, b, c, kernel, g, da, db, dc) \
-  OMC_ROW_(name, types, i_, OMC_EW_LOAD_(a, 0); OMC_EW_LOAD_(b, 1); OMC_EW_LOAD_(c, 2), kernel)
+  OMC_ROW_(name, types, i_, OMC_EW_LOOP_(OMC_EW_LOAD3_(a, b, c), kernel))
+#define TERNARY_OPTIONAL_WITH(name, types, i, a, b, c, kernel, g, da, db, dc, node, ...) \
+  OMC_ROW_(name, types, i, OMC_EW_LOOP_OPTIONAL_(a, b, c, kernel))
 
 /* The function that computes in a dtype: best compiled ISA not above omc_cpu_isa(). NULL: none. */
 omc_ew_fn omc_ew_pick(const omc_ew *ew, omc_dtype compute);

@@ -17,9 +17,10 @@
 typedef enum {
   DIRECT, /* dense and of the class's dtype: read where it lies */
   DENSE,  /* as many elements as the iteration shape: converted */
-  SCALAR, /* one element: spread once per thread */
   TILE,   /* repeats with a short period: laid out once per thread, one block longer */
-  RUNS    /* anything else: run by run along the last axis */
+  RUNS,   /* anything else but those below: run by run along the last axis */
+  SCALAR, /* one element: spread once per thread, and from there on the same in every block */
+  ABSENT  /* left out: nothing reads it */
 } access_kind;
 
 typedef struct input_plan {
@@ -36,7 +37,8 @@ typedef struct instruction {
   omc_op_id op;
   omc_ew_fn fn;    /* NULL: nothing to do */
   bool divides;    /* args[1] are integers that may not be 0 */
-  int32_t args[3]; /* operands; -1: none */
+  bool spread;     /* all operands but the first are one number each, or left out */
+  int32_t args[3]; /* operands; those that are none: -1, and once placed the first */
   size_t scratch;  /* where its result goes if not straight to an output */
   double imm[OMC_EW_IMM];
 } instruction;
@@ -144,13 +146,13 @@ static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
   instruction *code = &p->code[0];
   code->op = node->op;
   code->divides = (omc_op_get(node->op)->flags & OMC_OP_DIVIDES) != 0;
-  for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in ? a : -1;
+  for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in && omc_in(node, (uint32_t)a) ? a : -1;
   OMC_TRY(omc_op_get(node->op)->imm(node, code->imm));
   p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
   return OMC_OK;
 }
 
-/* Instruction k of a fused node: as many operands as the op has inputs, all known before it. */
+/* Instruction k of a fused node: the operands that the op has as inputs, all known before it. */
 static bool decode_instruction(const char *name, const int64_t *args, const double *imm,
                                int32_t known, instruction *code) {
   omc_op_id id;
@@ -159,7 +161,8 @@ static bool decode_instruction(const char *name, const int64_t *args, const doub
   code->divides = (omc_op_get(id)->flags & OMC_OP_DIVIDES) != 0;
   memcpy(code->imm, imm, sizeof code->imm);
   for (int32_t a = 0; a < 3; a++) {
-    if ((args[a] >= 0) != (a < omc_op_get(id)->max_in) || args[a] >= known) return false;
+    const bool needed = a < omc_op_get(id)->min_in, taken = a < omc_op_get(id)->max_in;
+    if ((args[a] < 0 && needed) || (args[a] >= 0 && !taken) || args[a] >= known) return false;
     code->args[a] = args[a] < 0 ? -1 : (int32_t)args[a];
   }
   return true;
@@ -230,15 +233,25 @@ static void claim_outputs(omc_ew_program *p) {
   }
 }
 
+static bool is_spread(const omc_ew_program *p, int32_t operand) {
+  return operand < 0 || (operand < p->n_in && p->in[operand].kind == SCALAR);
+}
+
 /* Lays out a thread's scratch: a block or tile for each input, then blocks for results. */
 static void place(const omc_node *node, const omc_shape *shape, omc_ew_program *p) {
   int32_t last[OMC_EW_MAX_INPUTS + OMC_EW_MAX_INSTRUCTIONS];
   size_t used = 0;
   for (int32_t i = 0; i < p->n_in; i++) {
+    const omc_value *v = omc_in(node, (uint32_t)i);
+    p->in[i].kind = ABSENT;
     p->in[i].scratch = used;
-    const int64_t numbers =
-        plan_input(&p->in[i], &omc_in(node, (uint32_t)i)->type, shape, p->convert);
-    used += (size_t)numbers * p->convert->size;
+    if (v) used += (size_t)plan_input(&p->in[i], &v->type, shape, p->convert) * p->convert->size;
+  }
+  for (int32_t k = 0; k < p->n_code; k++) {
+    int32_t *operands = p->code[k].args;
+    p->code[k].spread = is_spread(p, operands[1]) && is_spread(p, operands[2]);
+    for (int a = 1; a < 3; a++)
+      if (operands[a] < 0) operands[a] = operands[0];
   }
   find_last_uses(p, last);
   const size_t block = OMC_EW_BLOCK * p->convert->size;
@@ -249,7 +262,9 @@ static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
   char text[OMC_NODE_TEXT];
   *out = (omc_shape){0, {0}};
   for (uint32_t i = 0; i < node->n_in; i++) {
-    if (!omc_in(node, i)) return refuse(node, "an input is left out");
+    if (!omc_in(node, i) && i < omc_op_get(node->op)->min_in)
+      return refuse(node, "an input is left out");
+    if (!omc_in(node, i)) continue;
     OMC_TRY(omc_shape_broadcast(out, &omc_in(node, i)->type.shape,
                                 omc_node_text(node, text, sizeof text), out));
   }
@@ -373,8 +388,6 @@ static const void *load_block(const omc_convert *convert, const input_plan *in, 
                               const char *data, char *scratch, int64_t index, int64_t n,
                               bool whole) {
   switch (in->kind) {
-    case SCALAR:
-      return scratch;
     case TILE:
       return scratch + (size_t)(index % in->period) * convert->size;
     case RUNS:
@@ -384,6 +397,9 @@ static const void *load_block(const omc_convert *convert, const input_plan *in, 
       break;
     case DENSE:
       break;
+    case SCALAR:
+    case ABSENT:
+      return scratch;
   }
   convert->load[in->dtype](data + (size_t)index * omc_dtype_size(in->dtype), scratch, n);
   return scratch;
@@ -404,6 +420,7 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   cursor cursors[OMC_EW_MAX_INPUTS];
   const void *operands[OMC_EW_MAX_INPUTS + OMC_EW_MAX_INSTRUCTIONS];
   for (int32_t i = 0; i < p->n_in; i++) {
+    operands[i] = scratch + p->in[i].scratch;
     load_constant(convert, &p->in[i], args->in[i].data, scratch + p->in[i].scratch);
     if (p->in[i].kind == RUNS) cursor_seek(&cursors[i], &p->in[i], begin * OMC_EW_BLOCK);
   }
@@ -414,16 +431,21 @@ static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
     const int64_t padded = omc_whole_vectors(n);
     const bool whole = n == padded;
     for (int32_t i = 0; i < p->n_in; i++)
-      operands[i] = load_block(convert, &p->in[i], &cursors[i], args->in[i].data,
-                               scratch + p->in[i].scratch, index, n, whole);
+      if (p->in[i].kind < SCALAR)
+        operands[i] = load_block(convert, &p->in[i], &cursors[i], args->in[i].data,
+                                 scratch + p->in[i].scratch, index, n, whole);
     for (int32_t k = 0; k < p->n_code; k++) {
       const instruction *code = &p->code[k];
       if (!code->fn) continue;
       char *to = whole && c->direct[k] ? c->direct[k] + (size_t)index * convert->size
                                        : scratch + code->scratch;
-      omc_ew_block block = {
-          .out = to, .imm = code->imm, .n = padded, .index = index, .seed = args->seed};
-      for (int a = 0; a < 3 && code->args[a] >= 0; a++) block.in[a] = operands[code->args[a]];
+      omc_ew_block block = {.out = to,
+                            .imm = code->imm,
+                            .n = padded,
+                            .index = index,
+                            .seed = args->seed,
+                            .spread = code->spread};
+      for (int a = 0; a < 3; a++) block.in[a] = operands[code->args[a]];
       if (code->divides && has_zero(block.in[1], n))
         atomic_store_explicit(&c->divided_by_zero, true, memory_order_relaxed);
       code->fn(&block);

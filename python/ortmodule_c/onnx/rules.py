@@ -124,18 +124,12 @@ def _softplus(t: Importer, node: Given, x: Val) -> Results:
 
 def _clip_6(t: Importer, node: Given, x: Val) -> Results:
     most = torch.finfo(torch.float32).max
-    bounds = {k: v for k, v in node.attributes.items() if abs(v) < most}
-    return t.emit("Clip" if bounds else "Identity", x, **bounds)
+    low, high = (t.like(x, v) if abs(v := node.attributes[k]) < most else None for k in ("min", "max"))
+    return _clip(t, node, x, low, high)
 
 
 def _clip(t: Importer, node: Given, x: Val, low: Val | None = None, high: Val | None = None) -> Results:
-    bounds = {"min": low, "max": high}
-    given = {k: v for k, v in bounds.items() if v is not None}
-    if all(t.is_known(v) for v in given.values()):
-        numbers: dict[str, Any] = {k: float(t.known(v, k)) for k, v in given.items()}
-        return t.emit("Clip" if given else "Identity", x, **numbers)
-    x = x if low is None else t.emit("Max", x, low)
-    return x if high is None else t.emit("Min", x, high)
+    return t.emit("Identity", x) if low is None and high is None else t.emit("Clip", x, low, high)
 
 
 def _is_inf(t: Importer, node: Given, x: Val) -> Results:
@@ -146,7 +140,8 @@ def _is_inf(t: Importer, node: Given, x: Val) -> Results:
 
 def _hard_sigmoid(t: Importer, node: Given, x: Val) -> Results:
     scaled = t.emit("Mul", x, t.like(x, node.attributes["alpha"]))
-    return t.emit("Clip", t.emit("Add", scaled, t.like(x, node.attributes["beta"])), min=0.0, max=1.0)
+    line = t.emit("Add", scaled, t.like(x, node.attributes["beta"]))
+    return t.emit("Clip", line, t.like(x, 0.0), t.like(x, 1.0))
 
 
 def _selu(t: Importer, node: Given, x: Val) -> Results:

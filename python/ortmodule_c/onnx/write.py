@@ -169,9 +169,7 @@ class _Writer:
         initializers = len(self._initializers)
         attributes: Sequence[Attribute] = [a for a in node.attributes if _SAY_NOTHING.get((node.op, a.name)) != a.value]
         inputs: Sequence[str | None] = node.inputs
-        if node.op == "Clip":
-            inputs, attributes = self._clip(node)
-        elif node.op == "ConstantOfShape":
+        if node.op == "ConstantOfShape":
             attributes = _filled(attributes)
         written = _node(node, inputs, outputs, attributes, "")
         try:
@@ -196,21 +194,6 @@ class _Writer:
         if node.op == "MaxPool":  # indices within a plane
             return outputs[1:] not in ([], [""])
         return False
-
-    def _clip(self, node: Node) -> tuple[list[str | None], Sequence[Attribute]]:
-        """ONNX has the bounds as inputs."""
-        inputs = list(node.inputs)
-        kind = self._types.get(node.inputs[0] or "")
-        dtype = TensorProto.FLOAT if kind is None else kind.tensor_type.elem_type
-        bounds = {a.name: a.value for a in node.attributes}
-        for bound in ("min", "max"):
-            inputs.append(None)
-            if bound in bounds:
-                inputs[-1] = name = f"{node.outputs[0] and node.outputs[0][0]}:{bound}"
-                element = np.asarray(bounds[bound]).astype(helper.tensor_dtype_to_np_dtype(dtype))
-                self._initializers.append(onnx.numpy_helper.from_array(element, name))
-                self._types[name] = helper.make_tensor_type_proto(dtype, [])
-        return inputs, []
 
 
 _INTEGERS = {code for dtype, (text, _) in DTYPES.items() for code in [_CODES[text]] if not dtype.is_floating_point}

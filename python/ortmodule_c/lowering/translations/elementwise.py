@@ -268,8 +268,9 @@ def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
 def hardsigmoid(b: Builder, x: Val) -> Val:
     """Its slope is 1/6 as float32 has it, between -3 and 3."""
     wide = b.cast(b.detached(x), computed_in(x.dtype))
-    gate = b.emit("Clip", b.emit("Add", wide, b.const(3.0, wide.dtype)), min=0.0, max=6.0)
-    out = b.cast(b.emit("Div", gate, b.const(6.0, wide.dtype)), x.dtype)
+    six = b.const(6.0, wide.dtype)
+    gate = b.emit("Clip", b.emit("Add", wide, b.const(3.0, wide.dtype)), b.const(0.0, wide.dtype), six)
+    out = b.cast(b.emit("Div", gate, six), x.dtype)
     if not x.grad:
         return out
     low, high = b.scalar(-3.0, x.dtype), b.scalar(3.0, x.dtype)
@@ -329,7 +330,7 @@ def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
 
 
 def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
-    out: Val = b.emit("Clip", x, min=None if low is None else float(low), max=None if high is None else float(high))
+    out: Val = b.emit("Clip", x, *[None if v is None else b.const(float(v), x.dtype) for v in (low, high)])
     return out
 
 

@@ -395,12 +395,13 @@ def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: i
     wide = torch.promote_types(x.dtype, torch.float32)
     p = b.cast(b.emit("UnitInterval", b.cast(b.detached(x), wide)), x.dtype)
     t, one = b.detached(target), b.const(1.0, x.dtype)
-    log = b.emit("Clip", b.emit("Log", p), min=-100.0)
-    log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), min=-100.0)
+    least = b.const(-100.0, x.dtype)
+    log = b.emit("Clip", b.emit("Log", p), least)
+    log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), least)
     loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), log_not), b.emit("Mul", t, log))
 
     def of_x(v: Val) -> Val:
-        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), min=_LEAST_SPREAD)
+        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), b.const(_LEAST_SPREAD, x.dtype))
         out: Val = b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
         return out
 
