@@ -21,7 +21,10 @@ static int same_sequence(const omc_comparison *c, PyObject *now, PyObject *was,
                          PyObject *(*item)(PyObject *, Py_ssize_t), Py_ssize_t n) {
   int result = 1;
   for (Py_ssize_t i = 0; result > 0 && i < n; i++) {
-    PyObject *a = Py_XNewRef(item(now, i)), *b = Py_XNewRef(item(was, i));
+    PyObject *a = item(now, i), *b = item(was, i);
+    if (a && a == b) continue;
+    Py_XINCREF(a);
+    Py_XINCREF(b);
     if (!a || !b) PyErr_Clear(); /* a comparison may run anything, and what is compared shrink */
     result = a && b ? omc_same(c, a, b) : 0;
     Py_XDECREF(a);
@@ -36,6 +39,7 @@ static int same_dict(const omc_comparison *c, PyObject *now, PyObject *was) {
   int result = PyDict_Size(now) == PyDict_Size(was);
   while (result > 0 && PyDict_Next(was, &at[1], &keys[1], &values[1])) {
     if (!PyDict_Next(now, &at[0], &keys[0], &values[0])) return 0;
+    if (keys[0] == keys[1] && values[0] == values[1]) continue;
     for (int i = 0; i < 2; i++) {
       Py_INCREF(keys[i]);
       Py_INCREF(values[i]);

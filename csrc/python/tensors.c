@@ -59,7 +59,9 @@ int omc_error_prefix(const char *format, ...) {
 
 int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject *tensor,
                     void **data, omc_type *type) {
-  int is_tensor = PyObject_IsInstance(tensor, m->torch);
+  PyObject *class = (PyObject *)Py_TYPE(tensor); /* the metaclass of Tensor is slow to ask */
+  const bool plain = class == m->parameter || class == m->torch;
+  const int is_tensor = plain ? 1 : PyObject_IsInstance(tensor, m->torch);
   if (is_tensor <= 0) {
     if (is_tensor == 0)
       PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %R", (PyObject *)Py_TYPE(tensor));

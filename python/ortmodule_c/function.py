@@ -114,15 +114,18 @@ class Runner:
         self.habits = Habits(_basis(lowered.differentiable, self._apart), _likely(lowered), self.leaves)
         self.foreseen = self.habits.expected
 
-    def prepare(self, inputs: Sequence[Tensor]) -> "Call":
+    def wanted(self, inputs: Sequence[Tensor]) -> Mask:
+        """The inputs whose gradients autograd may come for."""
+        grad = torch.is_grad_enabled()
+        return tuple([grad and c and t.requires_grad for t, c in zip(inputs, self.connected, strict=True)])
+
+    def prepare(self, inputs: Sequence[Tensor], in_grads: Mask | None = None) -> "Call":
         """A call with the graph's inputs, planned; NotExportable if there can be no plan."""
         if self.unprepared > 1:
             raise NotRunnable("other outputs go back together each time through a custom function")
         if self.updates:
             self._check_writable(inputs)
-        grad = torch.is_grad_enabled()
-        in_grads = tuple([grad and c and t.requires_grad for t, c in zip(inputs, self.connected, strict=True)])
-        call = Call(self, inputs, in_grads)
+        call = Call(self, inputs, self.wanted(inputs) if in_grads is None else in_grads)
         if call.trains:
             try:
                 call.versions = [t._version for t in inputs]
@@ -239,44 +242,43 @@ class _Watch:
         result.register_hook(lambda grad: grad).remove()
         self._hooks = result._backward_hooks  # they stay when the result goes
         for other in later:
-            other.register_hook(_refuse_as_input(self._result))
+            other.register_hook(_RefuseAsInput(self._result))
 
     def check(self, mask: Mask) -> None:
         """ORTModuleError if a backward for these outputs would not give what is asked for."""
         result = self._result()
         hooks = (self._hooks or {}).values()
-        asked = not all(hasattr(h, _OWN) for h in hooks) or (result is not None and result.retains_grad)
+        asked = not all(isinstance(h, _RefuseAsInput) for h in hooks) or (result is not None and result.retains_grad)
         if asked and any(m and self._through >> i & 1 for i, m in enumerate(mask)):
             raise ORTModuleError(_BETWEEN_OUTPUTS)
 
 
-_OWN = "_ort_own"  # marks hooks of ours
 _BETWEEN_OUTPUTS = (
     "ORTModule cannot give the gradient of an output, to a hook, for retain_grad() or torch.autograd.grad, where other "
     "outputs are computed from it; use .module for that"
 )
 
 
-def _refuse_as_input(result: weakref.ref[Tensor]) -> Callable[[Tensor | None], None]:
+@unserializable_hook
+class _RefuseAsInput:
     """A hook for what is computed from a result, which refuses a backward that was called for the result's gradient.
 
     A hook runs even where no function does, as nothing but that gradient is wanted.
     """
 
-    @unserializable_hook
+    def __init__(self, result: weakref.ref[Tensor]) -> None:
+        self._result = result
+
     @torch._disable_dynamo
-    def hook(grad: Tensor | None) -> None:
+    def __call__(self, grad: Tensor | None) -> None:
         if grad is None:
             return
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code is not _engine_run_backward.__code__:
             frame = frame.f_back
         _, _, _, asked, *_ = frame.f_locals.get("args", [()] * 4)
-        if any(t is result() for t in asked):
+        if any(t is self._result() for t in asked):
             raise ORTModuleError(_BETWEEN_OUTPUTS)
-
-    setattr(hook, _OWN, True)
-    return hook
 
 
 @dataclass(eq=False)

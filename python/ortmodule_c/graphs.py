@@ -46,6 +46,8 @@ class Graph:
         Tensors it takes besides those of the call and of the module.
     layouts, layout
         How its inputs lay in memory, if the forward depends on that, and what tells it of one.
+    in_grads
+        The inputs whose gradients autograd may come for, once it has served a call.
     openings
         Of the graphs for calls that differ in sizes alone.
     counting
@@ -68,6 +70,7 @@ class Graph:
 
     layouts: list[tuple[int, ...]] | None = None
     layout: Callable[[Tensor], tuple[int, ...]] = layout
+    in_grads: tuple[bool, ...] | None = None
     openings: Openings = field(default_factory=Openings)
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
@@ -85,6 +88,13 @@ class Graph:
             and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
             and (self.held is None or self.held.hold(checked))
         )
+
+    def prepare(self, inputs: Sequence[Tensor]) -> Call:
+        """A call with its inputs, planned; NotExportable if there can be no plan."""
+        assert self.runner is not None
+        if self.in_grads is None:  # of all calls that it serves
+            self.in_grads = self.runner.wanted(inputs)
+        return self.runner.prepare(inputs, self.in_grads)
 
     def run(self, call: Call) -> object:
         """The module's outputs, once the attributes and buffers that its forward sets are set."""

@@ -302,7 +302,7 @@ class ORTModule(nn.Module):
                 attempt.graph = graph = self._ort_export(key, leaves, now)
             self._ort_graph = graph
         if graph.runner is not None:
-            attempt.call = graph.runner.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers])
+            attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers])
 
     def _ort_verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare the step that begins with this call with PyTorch's."""

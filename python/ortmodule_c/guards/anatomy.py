@@ -194,6 +194,8 @@ def tensor_content(t: Tensor) -> Any:
 
 def content(value: Any) -> list[Any]:
     """What is in a set, or in what is like a dict, a tuple or a list, in order."""
+    if type(value) in (set, frozenset):
+        return list(value)
     if isinstance(value, dict):
         kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
         return list(kind.items(value))

@@ -4,6 +4,7 @@ import collections
 import decimal
 import enum
 import functools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,7 +121,10 @@ class Places:
             self._undo.container(value, what)
         if cls is dict:
             return {self._freeze(k, what): self._freeze(v, what) for k, v in list(value.items())}
-        return cls([self._freeze(v, what) for v in list(value)])
+        copy = [self._freeze(v, what) for v in list(value)]
+        if cls is tuple and all(map(operator.is_, copy, value)):  # which then cannot change
+            return value
+        return cls(copy)
 
     def _content(self, value: Any, what: str) -> None:
         """Of a set, whose order counts, and of what is like a dict or a tuple."""
