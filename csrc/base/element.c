@@ -32,20 +32,38 @@ static double unpack16(uint16_t bits, int fraction, int exponent) {
   return bits & 0x8000 ? -x : x;
 }
 
-double omc_element_float(omc_dtype dtype, const void *data, int64_t i) {
-  switch (dtype) {
-    case OMC_F32:
-      return ((const float *)data)[i];
-    case OMC_F64:
-      return ((const double *)data)[i];
-    case OMC_F16:
-      return unpack16(((const uint16_t *)data)[i], F16_FORMAT);
-    case OMC_BF16:
-      return unpack16(((const uint16_t *)data)[i], BF16_FORMAT);
-    default:
-      return (double)omc_element_int(dtype, data, i);
-  }
-}
+/* What is special to a dtype: NAME(dtype, storage, e, number of element e, x, element of number x),
+ * numbers of floats being double, all others int64. */
+#define ELEMENTS(FLOATS, INTS)                                                   \
+  FLOATS(F32, float, e, (double)e, x, (float)x)                                  \
+  FLOATS(F64, double, e, e, x, x)                                                \
+  FLOATS(F16, uint16_t, e, unpack16(e, F16_FORMAT), x, pack16(x, F16_FORMAT))    \
+  FLOATS(BF16, uint16_t, e, unpack16(e, BF16_FORMAT), x, pack16(x, BF16_FORMAT)) \
+  INTS(I64, int64_t, e, e, x, x)                                                 \
+  INTS(I32, int32_t, e, e, x, (int32_t)x)                                        \
+  INTS(I16, int16_t, e, e, x, (int16_t)x)                                        \
+  INTS(I8, int8_t, e, e, x, (int8_t)x)                                           \
+  INTS(U8, uint8_t, e, e, x, (uint8_t)x)                                         \
+  INTS(BOOL, uint8_t, e, e != 0, x, x != 0)
+
+#define FUNCTIONS(name, type, e, number, x, element, wide) \
+  static wide get_##name(const void *data_, int64_t i_) {  \
+    const type e = ((const type *)data_)[i_];              \
+    return number;                                         \
+  }                                                        \
+  static void set_##name(void *data_, int64_t i_, wide x) { ((type *)data_)[i_] = element; }
+#define FLOAT_FUNCTIONS(...) FUNCTIONS(__VA_ARGS__, double)
+#define INT_FUNCTIONS(...) FUNCTIONS(__VA_ARGS__, int64_t)
+ELEMENTS(FLOAT_FUNCTIONS, INT_FUNCTIONS)
+
+#define FLOAT_ROW(name, ...) [OMC_##name] = {.get = get_##name, .set = set_##name},
+#define INT_ROW(name, ...) [OMC_##name] = {.get_int = get_##name, .set_int = set_##name},
+static const struct {
+  double (*get)(const void *data, int64_t i); /* floats only, as the next */
+  void (*set)(void *data, int64_t i, double x);
+  int64_t (*get_int)(const void *data, int64_t i); /* the others */
+  void (*set_int)(void *data, int64_t i, int64_t x);
+} rows[OMC_N_DTYPE] = {ELEMENTS(FLOAT_ROW, INT_ROW)};
 
 static int64_t cut(double x) {
   if (isnan(x)) return 0;
@@ -53,68 +71,24 @@ static int64_t cut(double x) {
   return x < -0x1p63 ? INT64_MIN : (int64_t)x;
 }
 
+double omc_element_float(omc_dtype dtype, const void *data, int64_t i) {
+  return rows[dtype].get ? rows[dtype].get(data, i) : (double)rows[dtype].get_int(data, i);
+}
+
 int64_t omc_element_int(omc_dtype dtype, const void *data, int64_t i) {
-  switch (dtype) {
-    case OMC_I64:
-      return ((const int64_t *)data)[i];
-    case OMC_I32:
-      return ((const int32_t *)data)[i];
-    case OMC_I16:
-      return ((const int16_t *)data)[i];
-    case OMC_I8:
-      return ((const int8_t *)data)[i];
-    case OMC_U8:
-      return ((const uint8_t *)data)[i];
-    case OMC_BOOL:
-      return ((const uint8_t *)data)[i] != 0;
-    default:
-      return cut(omc_element_float(dtype, data, i));
-  }
+  return rows[dtype].get ? cut(rows[dtype].get(data, i)) : rows[dtype].get_int(data, i);
 }
 
 void omc_element_set_float(omc_dtype dtype, void *data, int64_t i, double x) {
-  switch (dtype) {
-    case OMC_F32:
-      ((float *)data)[i] = (float)x;
-      break;
-    case OMC_F64:
-      ((double *)data)[i] = x;
-      break;
-    case OMC_F16:
-      ((uint16_t *)data)[i] = pack16(x, F16_FORMAT);
-      break;
-    case OMC_BF16:
-      ((uint16_t *)data)[i] = pack16(x, BF16_FORMAT);
-      break;
-    case OMC_BOOL:
-      ((uint8_t *)data)[i] = x != 0;
-      break;
-    default:
-      omc_element_set_int(dtype, data, i, cut(x));
-  }
+  if (rows[dtype].set)
+    rows[dtype].set(data, i, x);
+  else
+    rows[dtype].set_int(data, i, dtype == OMC_BOOL ? x != 0 : cut(x));
 }
 
 void omc_element_set_int(omc_dtype dtype, void *data, int64_t i, int64_t x) {
-  switch (dtype) {
-    case OMC_I64:
-      ((int64_t *)data)[i] = x;
-      break;
-    case OMC_I32:
-      ((int32_t *)data)[i] = (int32_t)x;
-      break;
-    case OMC_I16:
-      ((int16_t *)data)[i] = (int16_t)x;
-      break;
-    case OMC_I8:
-      ((int8_t *)data)[i] = (int8_t)x;
-      break;
-    case OMC_U8:
-      ((uint8_t *)data)[i] = (uint8_t)x;
-      break;
-    case OMC_BOOL:
-      ((uint8_t *)data)[i] = x != 0;
-      break;
-    default:
-      omc_element_set_float(dtype, data, i, (double)x);
-  }
+  if (rows[dtype].set)
+    rows[dtype].set(data, i, (double)x);
+  else
+    rows[dtype].set_int(data, i, x);
 }

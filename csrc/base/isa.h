@@ -2,9 +2,15 @@
 #ifndef OMC_BASE_ISA_H
 #define OMC_BASE_ISA_H
 
-typedef enum { OMC_ISA_BASE, OMC_ISA_AVX2, OMC_ISA_AVX512, OMC_N_ISA } omc_isa;
+/* The list: ISA(name by which users know it, NAME, ...) for each. setup.py has the flags of each.
+ */
+#define OMC_ISAS(ISA, ...) \
+  ISA(base, BASE, __VA_ARGS__) ISA(avx2, AVX2, __VA_ARGS__) ISA(avx512, AVX512, __VA_ARGS__)
 
-/* The names by which users know them, in that order. */
-#define OMC_ISA_NAMES "base", "avx2", "avx512"
+#define OMC_ISA_ID_(name, NAME, ...) OMC_ISA_##NAME,
+typedef enum { OMC_ISAS(OMC_ISA_ID_, ) OMC_N_ISA } omc_isa;
+
+#define OMC_ISA_TEXT_(name, NAME, ...) #name,
+#define OMC_ISA_NAMES OMC_ISAS(OMC_ISA_TEXT_, )
 
 #endif

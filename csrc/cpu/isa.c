@@ -3,10 +3,21 @@
 #include "base/env.h"
 #include "cpu/kernel.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* Not all compilers know it by name; where a virtual machine hides it, it may be missing. */
+static bool has_f16c(void) {
+  unsigned a, b, c = 0, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static omc_isa machine_isa(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return OMC_ISA_BASE;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
+    return OMC_ISA_BASE;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return OMC_ISA_AVX512;
