@@ -208,7 +208,15 @@ static omc_status enter(omc_run *run, const omc_backward *b, bool *in_place) {
     OMC_FAIL(ECONSUMED,
              "backward ran already and wrote over what forward had saved; it keeps that "
              "if it is told to, or if the plan retains");
-  return follow(plan, b->queue, before);
+  const omc_status status = follow(plan, b->queue, before);
+  if (status != OMC_OK) { /* nothing was given to the queue: the run is as it was */
+    omc_exec_lock();
+    run->users--;
+    run->consumed = false;
+    if (run->queue == b->queue) run->queue = before;
+    omc_exec_unlock();
+  }
+  return status;
 }
 
 /* The run's arena is freed in the queue that came last: it waits for this one too. */

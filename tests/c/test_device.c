@@ -213,6 +213,39 @@ TEST(device_backward_in_another_queue_waits_for_forward) {
   end(&c);
 }
 
+static bool order_fails;
+static omc_status order_or_fail(void *ctx, void *queue, void *other) {
+  if (order_fails) OMC_FAIL(EINTERNAL, "the queues are in no order");
+  return device_provider()->order(ctx, queue, other);
+}
+
+/* The next one works in the run's own arena, as if it were the first. */
+TEST(device_backward_that_could_not_begin_leaves_the_run_as_it_was) {
+  scene c;
+  static omc_provider p;
+  static void *other;
+  p = *device_provider();
+  p.order = order_or_fail;
+  if (!other) other = device_queue();
+  if (begin(&c, true) && CHECK(other != NULL)) {
+    omc_plan_release(c.plan);
+    omc_session_destroy(c.s);
+    c.plan = NULL, c.s = NULL;
+    if (CHECK_OK(open_on(&p, true, &c.s, &c.plan)) &&
+        CHECK_OK(forward(c.plan, c.t, NULL, &c.run))) {
+      const uint64_t copies = device_counted().copies_within;
+      order_fails = true;
+      CHECK_STATUS(backward(c.run, c.t, NULL, other), EINTERNAL);
+      order_fails = false;
+      CHECK_OK(backward(c.run, c.t, NULL, NULL));
+      CHECK_OK(c.p->sync(c.p->ctx, NULL));
+      CHECK_INT(device_counted().copies_within, copies);
+      check_results(&c);
+    }
+  }
+  end(&c);
+}
+
 /* Its queue has been done and the other not: nothing is there yet. */
 TEST(device_runs_are_packed_in_the_queue_that_is_given) {
   scene c;
