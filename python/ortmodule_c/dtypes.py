@@ -15,3 +15,4 @@ DTYPES: dict[torch.dtype, tuple[str, str]] = {
     torch.uint8: ("u8", "UINT8"),
     torch.bool: ("bool", "BOOL"),
 }
+BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}

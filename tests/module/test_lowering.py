@@ -72,3 +72,9 @@ def test_pooling_over_one_dim_is_one_node(
     eager, ours = pair(Function(lambda s, x: function(s, s.l(x)), l=nn.Linear(8, 8)))
     assert_same_step(eager, ours, torch.randn(shape))
     assert given == [["FusedMatMul", op]]
+
+
+def test_the_core_says_why_an_op_runs_in_pytorch() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x).sum().index_select(0, torch.tensor([0])), l=nn.Linear(2, 2)))
+    with pytest.warns(UserWarning, match=r"index_select\.default runs in PyTorch: .*Gather: axis 0 is out of range"):
+        assert_same_step(eager, ours, torch.randn(3, 2))

@@ -75,6 +75,17 @@ def test_in_a_test_a_mistake_of_the_lowering_is_an_error(capture: str, monkeypat
         ORTModule(relu_of_linear())(torch.randn(3, 4))
 
 
+@pytest.mark.parametrize(
+    "wrong", [lambda b, x: b.unsqueeze(x, 0), lambda b, x: b.transpose(x, [1, 0])], ids=["rank", "order"]
+)
+def test_a_translation_with_results_of_other_sizes_than_pytorch_is_mistaken(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TABLE, aten.relu.default, wrong)
+    with pytest.raises(Mistake, match=r"aten\.relu\.default"):
+        ORTModule(relu_of_linear())(torch.randn(3, 4))
+
+
 @pytest.mark.usefixtures("users")
 def test_for_users_the_op_of_a_mistaken_translation_runs_in_pytorch(
     capture: str, monkeypatch: pytest.MonkeyPatch, debug_log: pytest.LogCaptureFixture

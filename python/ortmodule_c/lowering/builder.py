@@ -1,4 +1,4 @@
-"""Builds an ONNX graph node by node, checking that each node has a kernel.
+"""Builds an ONNX graph node by node, asking the C core what each node gives.
 
 Sizes may be symbolic: they become int64 scalars computed from the shapes of the graph's inputs, which fold to
 constants once the C core binds the graph to concrete shapes.
@@ -16,15 +16,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from .. import _C
-from ..errors import NeedsStatic, Unsupported
-from .draft import ONNX_TYPES, OVER, OWN_DOMAIN, Draft, Size, Val, dtype_text, same_size, static
+from ..dtypes import BY_TEXT
+from ..errors import NeedsStatic, Unsupported, first_lines
+from .draft import ONNX_TYPES, OVER, OWN_DOMAIN, Draft, Size, Type, Val, dtype_text, example, same_size, static
 
 _OPS = _C.ops()
-
-# Ops whose operands are all of one dtype; in all others but TorchCall the floating ones are.
-_UNIFORM = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Concat", "MatMul"}
-_UNIFORM |= {"Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
-_WIDE_PARAMETERS = {"LayerNormalization", "BatchNorm"}  # may be float32 though the input is not
 
 # What PyTorch computes of sizes, by the names of its and sympy's functions.
 _OF_SIZES = {"Add": "Add", "Mul": "Mul", "FloorDiv": "FloorDiv", "CleanDiv": "FloorDiv"}
@@ -34,8 +30,10 @@ _OF_REALS |= {"Max": "Max", "Min": "Min"}
 _ROUNDED = {"FloorToInt": "Floor", "CeilToInt": "Ceil", "RoundToInt": "Round"}  # from real to integer
 
 
-def _number(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """An attribute, which cannot depend on sizes."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
     return static(value) if isinstance(value, torch.SymInt) else value
 
 
@@ -85,8 +83,12 @@ class Builder:
 
     # Nodes
 
-    def emit(self, op: str, *inputs: Val | None, outputs: Sequence[torch.dtype | None] = (), **attributes: Any) -> Any:
-        """Add a node.
+    def emit(self, op: str, *inputs: Val | None, outputs: int | None = None, **attributes: Any) -> Val:
+        """Add a node, as :meth:`emit_all` does, and give its first output."""
+        return self.emit_all(op, *inputs, outputs=outputs, **attributes)[0]
+
+    def emit_all(self, op: str, *inputs: Val | None, outputs: int | None = None, **attributes: Any) -> list[Val]:
+        """Add a node, of which the C core says what it gives.
 
         Parameters
         ----------
@@ -95,44 +97,44 @@ class Builder:
         inputs
             Operands, None for one left out.
         outputs
-            Element type of each output, None for one left out; by default one of the first input's type.
+            How many there are; by default all that the op has.
         attributes
             Attributes; those that are None are left out.
 
-        Returns
-        -------
-        Val or tuple of Val
-            One output, or as many as `outputs` has entries.
+        Raises
+        ------
+        Unsupported
+            If the core refuses it; the message is the core's.
         """
-        given = [v for v in inputs if v is not None]
-        dtypes = list(outputs) or [given[0].dtype]
-        self._check_kernel(op, [v.dtype for v in given], [d for d in dtypes if d is not None])
-        grad = 0 if op == "Detach" else reduce(or_, [v.grad for v in given], 0)
+        plain = {k: _plain(v) for k, v in attributes.items() if v is not None}
+        types = [None if v is None else v.type for v in inputs]
+        elements = {i: v.elements for i, v in enumerate(inputs) if v is not None and v.elements is not None}
+        try:
+            results = _C.infer(op, types, plain, elements, outputs)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise Unsupported(first_lines(error)) from error
+        return self._node(op, inputs, results, plain)
+
+    def call_torch(self, index: int, inputs: Sequence[Val], types: Sequence[Type]) -> list[Val]:
+        """Add the node that runs op number `index` in PyTorch, and gives values of these types."""
+        return self._node("TorchCall", inputs, types, {"index": index})
+
+    def _node(
+        self, op: str, inputs: Sequence[Val | None], types: Sequence[Type], attributes: dict[str, Any]
+    ) -> list[Val]:
+        grad = 0 if op == "Detach" else reduce(or_, [v.grad for v in inputs if v is not None], 0)
         stem = f"{self.source.rsplit('/', 1)[-1]}.{op}" if self.source else op
-        results = [
-            None if d is None else self.draft.value(stem, d, None, grad if d.is_floating_point else 0) for d in dtypes
-        ]
+        results = [self.draft.value(stem, BY_TEXT[dtype], shape, None if shape else (), grad) for dtype, shape in types]
         node = ir.Node(
-            OWN_DOMAIN if op not in _OPS or not _OPS[op][1] else "",
+            "" if _OPS[op][1] else OWN_DOMAIN,
             op,
             [v.ir if v is not None else None for v in inputs],
-            [ir.convenience.convert_attribute(k, _number(v)) for k, v in attributes.items() if v is not None],
-            outputs=[r.ir if r is not None else ir.Value(name="") for r in results],
+            [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()],
+            outputs=[r.ir for r in results],
             name=self.source or None,
         )
         self.draft.graph.append(node)
-        return results[0] if len(results) == 1 else tuple(results)
-
-    def _check_kernel(self, op: str, inputs: list[torch.dtype], outputs: list[torch.dtype]) -> None:
-        if op == "TorchCall":
-            return
-        mixed = len({d for d in inputs if d.is_floating_point}) > 1 and op not in _WIDE_PARAMETERS
-        if mixed or (op in _UNIFORM and len(set(inputs)) > 1):
-            raise Unsupported(f"{op} of {', '.join(map(str, inputs))}")
-        floats = [d for d in (*inputs, *outputs) if d.is_floating_point]
-        chooses = (floats or inputs or outputs)[0]
-        if op not in _OPS or not _C.supports(op, dtype_text(chooses)):
-            raise Unsupported(f"no kernel of {op} for {dtype_text(chooses)}")
+        return results
 
     # Sizes
 
@@ -140,7 +142,9 @@ class Builder:
         """A size as an int64 scalar."""
         if isinstance(size, int):
             return self.const(size, torch.int64)
-        return self._expr(size.node.expr)
+        val = self._expr(size.node.expr)
+        val.elements = torch.tensor(example(size))
+        return val
 
     def real(self, value: float | Size | torch.SymFloat) -> Val:
         """A number that may depend on sizes as a float64 scalar."""
@@ -164,7 +168,6 @@ class Builder:
         known = self.draft.sizes
         if expr not in known:
             known[expr] = compute(expr)
-            known[expr].shape = ()
         return known[expr]
 
     def _compute(self, expr: sympy.Expr) -> Val:
@@ -172,7 +175,7 @@ class Builder:
             if expr not in self.draft.symbols:
                 raise NeedsStatic(f"size {expr} is not that of an input")
             val, axis = self.draft.symbols[expr]
-            shape = self.emit("Shape", val, outputs=[torch.int64], start=axis, end=axis + 1)
+            shape = self.emit("Shape", val, start=axis, end=axis + 1)
             return self.emit("Squeeze", shape, self.const([0], torch.int64))
         kind = type(expr).__name__
         if kind == "TruncToInt":
@@ -210,7 +213,9 @@ class Builder:
             self.const([s], torch.int64) if isinstance(s, int) else self.emit("Unsqueeze", self.size(s), axis)
             for s in sizes
         ]
-        return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=0)
+        val = parts[0] if len(parts) == 1 else self.emit("Concat", *parts, axis=0)
+        val.elements = torch.tensor([example(s) for s in sizes])
+        return val
 
     # What most translations need
 
@@ -231,7 +236,7 @@ class Builder:
         if x.dtype == dtype:
             return x
         dtype_text(dtype)
-        out: Val = self.emit("Cast", x, outputs=[dtype], to=int(ONNX_TYPES[dtype]))
+        out = self.emit("Cast", x, to=int(ONNX_TYPES[dtype]))
         out.shape = x.shape
         return out
 
@@ -244,13 +249,13 @@ class Builder:
             target = self.ints([-1 if i == symbolic[0] else s for i, s in enumerate(shape)])
         else:
             target = self.ints(shape)
-        out: Val = self.emit("Reshape", x, target, allowzero=1 if 0 in shape else None)
+        out = self.emit("Reshape", x, target, allowzero=1 if 0 in shape else None)
         out.shape = tuple(shape)
         return out
 
     def unsqueeze(self, x: Val, *axes: int) -> Val:
         """New dims of one element, at non-negative positions of the result."""
-        out: Val = self.emit("Unsqueeze", x, self.const(list(axes), torch.int64))
+        out = self.emit("Unsqueeze", x, self.const(list(axes), torch.int64))
         if x.shape is not None:
             shape = list(x.shape)
             for axis in sorted(axes):
@@ -260,7 +265,7 @@ class Builder:
 
     def squeeze(self, x: Val, *axes: int) -> Val:
         """Without the given dims of one element, at non-negative positions."""
-        out: Val = self.emit("Squeeze", x, self.const(list(axes), torch.int64))
+        out = self.emit("Squeeze", x, self.const(list(axes), torch.int64))
         if x.shape is not None:
             out.shape = tuple(s for i, s in enumerate(x.shape) if i not in axes)
         return out
@@ -269,7 +274,7 @@ class Builder:
         """Dims in the order `perm`."""
         if list(perm) == list(range(len(perm))):
             return x
-        out: Val = self.emit("Transpose", x, perm=list(perm))
+        out = self.emit("Transpose", x, perm=list(perm))
         if x.shape is not None:
             out.shape = tuple(x.shape[p] for p in perm)
         return out
@@ -278,7 +283,7 @@ class Builder:
         """`x` repeated to a shape it broadcasts to."""
         if x.shape is not None and len(x.shape) == len(shape) and all(map(same_size, x.shape, shape)):
             return x
-        out: Val = self.emit("Expand", x, self.ints(shape))
+        out = self.emit("Expand", x, self.ints(shape))
         out.shape = tuple(shape)
         return out
 
@@ -290,20 +295,19 @@ class Builder:
 
     def slice(self, x: Val, axis: int, start: Size, end: Size, step: int = 1) -> Val:
         """Part of one dim."""
-        out: Val = self.emit("Slice", x, self.ints([start]), self.ints([end]), self.ints([axis]), self.ints([step]))
-        return out
+        return self.emit("Slice", x, self.ints([start]), self.ints([end]), self.ints([axis]), self.ints([step]))
 
     def detached(self, x: Val) -> Val:
         """`x` without gradients."""
         if not x.grad:
             return x
-        out: Val = self.emit("Detach", x)
+        out = self.emit("Detach", x)
         out.shape = x.shape
         return out
 
     def with_gradient_of(self, x: Val, like: Val) -> Val:
         """The elements of `x`, differentiated as if they were those of `like`, which has its shape."""
-        out: Val = self.emit("WithGradientOf", self.detached(x), like)
+        out = self.emit("WithGradientOf", self.detached(x), like)
         out.shape = x.shape
         return out
 

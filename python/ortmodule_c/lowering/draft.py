@@ -25,6 +25,7 @@ OVER = "ortmodule_c.over"  # of outputs that are written over an input: its name
 
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]
+Type = tuple[str, tuple[int, ...]]  # as the C core has it
 
 ONNX_TYPES = {dtype: ir.DataType[name] for dtype, (_, name) in DTYPES.items()}
 TORCH_DTYPES = {onnx: dtype for dtype, onnx in ONNX_TYPES.items()}
@@ -46,42 +47,63 @@ class Val:
         The value in the ONNX graph.
     dtype
         Its element type.
+    example
+        Its shape in the call that is exported for, which the C core has found or PyTorch has told.
     shape
-        Its shape, None for values inside a translation.
+        Its shape in any call, where PyTorch or a translation has told; else None.
     grad
         What autograd would go through from it, see :mod:`.ancestry`; 0 if it does not require grad.
+
+    Attributes
+    ----------
+    elements
+        Those of integers in the call that is exported for, where they are known.
     """
 
-    __slots__ = ("_shape", "dtype", "grad", "ir")
+    __slots__ = ("_shape", "dtype", "elements", "example", "grad", "ir")
 
-    def __init__(self, value: ir.Value, dtype: torch.dtype, shape: Shape | None = None, grad: int = 0) -> None:
+    def __init__(
+        self, value: ir.Value, dtype: torch.dtype, example: tuple[int, ...], shape: Shape | None = None, grad: int = 0
+    ) -> None:
         self.ir = value
         self.dtype = dtype
+        self.example = example
+        self.elements: Tensor | None = None
         self.grad = grad
         self.shape = shape
 
     @property
     def shape(self) -> Shape | None:
-        """The shape as far as the translations know it."""
+        """The shape in any call, if it is known."""
         return self._shape
 
     @shape.setter
     def shape(self, shape: Shape | None) -> None:
         self._shape = shape
-        if shape is not None and -1 not in shape:
+        if shape is not None:
             self.ir.shape = ir.Shape([d if isinstance(d, int) else str(d.node.expr) for d in shape])
 
     @property
     def dims(self) -> Shape:
         """The shape, where it must be known."""
-        if self.shape is None:
-            raise Unsupported("a shape is not known")
+        assert self.shape is not None, f"the sizes of {self.ir.name} are not known"
         return self.shape
 
     @property
     def rank(self) -> int:
         """Number of dims."""
-        return len(self.dims)
+        return len(self.example)
+
+    @property
+    def type(self) -> Type:
+        """As the C core is asked about it."""
+        return dtype_text(self.dtype), self.example
+
+    def with_grad(self, grad: int) -> "Val":
+        """The same value, from which autograd would go elsewhere."""
+        val = Val(self.ir, self.dtype, self.example, self.shape, grad)
+        val.elements = self.elements
+        return val
 
 
 def static(size: Size) -> int:
@@ -92,6 +114,29 @@ def static(size: Size) -> int:
             raise NeedsStatic(f"size {expr} has to be known at export")
         return int(expr)
     return int(size)
+
+
+def example(size: Size) -> int:
+    """A size in the call that is exported for."""
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    if hint is None:
+        raise NeedsStatic(f"size {size} depends on values")
+    return int(hint)
+
+
+def type_of(t: Tensor) -> Type:
+    """What PyTorch says of a tensor, in the call that is exported for."""
+    return dtype_text(t.dtype), tuple(map(example, t.shape))
+
+
+def check_sizes(result: Any, expected: Any) -> None:
+    """Assert that the results of a translation have the sizes that PyTorch says."""
+    if isinstance(result, Val) and isinstance(expected, Tensor):
+        _, sizes = type_of(expected)
+        assert result.example == sizes, f"it gives sizes {result.example}, and PyTorch {sizes}"
+    elif isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
+        for r, e in zip(result, expected, strict=True):
+            check_sizes(r, e)
 
 
 def same_size(a: Size, b: Size) -> bool:
@@ -129,17 +174,19 @@ class Draft:
         self._names.add(name)
         return name
 
-    def value(self, name: str, dtype: torch.dtype, shape: Shape | None, grad: int) -> Val:
+    def value(
+        self, name: str, dtype: torch.dtype, example: tuple[int, ...], shape: Shape | None = None, grad: int = 0
+    ) -> Val:
         """A value without a producer so far."""
         dtype_text(dtype)
         value = ir.Value(name=self.name(name), type=ir.TensorType(ONNX_TYPES[dtype]))
-        if shape is not None and len(shape) > MAX_RANK:
-            raise Unsupported(f"rank {len(shape)} is above {MAX_RANK}")
-        return Val(value, dtype, shape, grad)
+        if len(example) > MAX_RANK:
+            raise Unsupported(f"rank {len(example)} is above {MAX_RANK}")
+        return Val(value, dtype, example, shape, grad if dtype.is_floating_point else 0)
 
     def input(self, name: str, dtype: torch.dtype, shape: Shape, grad: bool) -> Val:
         """Add a graph input; its symbolic dims become known sizes."""
-        val = self.value(name, dtype, shape, grad << len(self.graph.inputs))
+        val = self.value(name, dtype, tuple(map(example, shape)), shape, grad << len(self.graph.inputs))
         if grad:
             val.ir.metadata_props[GRAD] = "1"
         self.graph.inputs.append(val.ir)
@@ -150,8 +197,10 @@ class Draft:
 
     def tensor(self, data: Tensor, name: str = "const") -> Val:
         """A constant with the elements of a tensor, which is kept and must not change."""
-        val = self.value(name, data.dtype, tuple(data.shape), 0)
-        val.ir.const_value = ir.tensor_adapters.TorchTensor(data.detach().contiguous(), name=val.ir.name)
+        val = self.value(name, data.dtype, tuple(data.shape), tuple(data.shape))
+        data = data.detach().contiguous()
+        val.ir.const_value = ir.tensor_adapters.TorchTensor(data, name=val.ir.name)
+        val.elements = data if data.dtype == torch.int64 and data.dim() <= 1 else None
         self.graph.initializers.add(val.ir)
         return val
 

@@ -12,12 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..capture.export import quiet
 from ..capture.recurrent import one_step_for_all
-from ..dtypes import DTYPES
+from ..dtypes import BY_TEXT, DTYPES
 from ..errors import NotExportable
 from .ancestry import Operand
 
 Type = tuple[str, tuple[int, ...]]
-_BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Callbacks:
         op = self.ops[index]
         try:
             with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad():
-                results = op.run([torch.empty(shape, dtype=_BY_TEXT[text]) for text, shape in types])
+                results = op.run([torch.empty(shape, dtype=BY_TEXT[text]) for text, shape in types])
         except Exception as error:
             raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
         found = [_type(t) for t in results]

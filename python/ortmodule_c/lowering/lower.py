@@ -23,7 +23,7 @@ from ..report import mistake
 from ..stack import users_line_in
 from .ancestry import Ancestry
 from .builder import Builder
-from .draft import MAX_RANK, Draft, Val
+from .draft import MAX_RANK, Draft, Val, check_sizes, type_of
 from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
 from .in_place import fits, functional, refuse_misfits, written
@@ -354,7 +354,7 @@ class _Lowering:
     def _set(self, node: fx.Node, value: Any) -> None:
         """Let `value` stand for a node from here on."""
         if node in self._results and isinstance(value, Val) and value.grad:
-            value = Val(value.ir, value.dtype, value.shape, value.grad | self._results[node])
+            value = value.with_grad(value.grad | self._results[node])
         self._env[node] = value
 
     def _value(self, arg: Any) -> Any:
@@ -388,7 +388,9 @@ class _Lowering:
             return self._composed(b, node, args, kwargs, depth)
         mark = self._draft.mark()
         try:
-            return translation(b, *args, **kwargs)
+            result = translation(b, *args, **kwargs)
+            check_sizes(result, b.result)
+            return result
         except Unsupported as refusal:
             if not is_of_integers(node):
                 raise
@@ -483,9 +485,8 @@ class _Lowering:
         self._in_pytorch[node] = len(self._callbacks.ops)
         self._callbacks.ops.append(TorchOp(name, run, tuple(v.grad != 0 for v in given)))
         self._fallbacks.append((name, cause))
-        dtypes = [*[fakes[i].dtype for i in used], *[given[i].dtype for i in written]]
-        out = b.emit("TorchCall", *given, outputs=dtypes, index=len(self._callbacks.ops) - 1)
-        made = [out] if len(dtypes) == 1 else list(out)
+        types = [*[type_of(fakes[i]) for i in used], *[given[i].type for i in written]]
+        made = b.call_torch(len(self._callbacks.ops) - 1, given, types)
         results: list[Val | None] = [None] * len(fakes)
         for i, result in zip(used, made, strict=False):
             results[i] = result
@@ -569,7 +570,7 @@ def _carrying(b: Builder, result: Any, expected: Any, grads: Iterator[int]) -> A
         grad = next(grads, 0)
         if not isinstance(result, Val) or result.grad == grad:
             return result
-        return Val(result.ir, result.dtype, result.shape, grad) if grad else b.detached(result)
+        return result.with_grad(grad) if grad else b.detached(result)
     if isinstance(result, (list, tuple)) and isinstance(expected, (list, tuple)):
         return type(result)(_carrying(b, r, e, grads) for r, e in zip(result, expected, strict=False))
     return result

@@ -13,7 +13,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 from torch import Tensor
 
 from .. import _C
-from ..dtypes import DTYPES
+from ..dtypes import BY_TEXT, DTYPES
 from ..errors import NotExportable, Unsupported
 from ..lowering.draft import OWN_DOMAIN, Draft, Val, dtype_text
 from ..lowering.to_text import to_text
@@ -21,7 +21,6 @@ from ..lowering.to_text import to_text
 _OPS = _C.ops()
 # By ONNX's code.
 KNOWN = {TensorProto.DataType.Value(name): dtype for dtype, (_, name) in DTYPES.items()}
-_BY_TEXT = {text: dtype for dtype, (text, _) in DTYPES.items()}
 
 # Outputs that a gradient rule reads, and nobody else may.
 _FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 2}
@@ -128,12 +127,7 @@ class Importer:
         if all(v in self._known for v in given) and "Dropout" not in op:
             return self._computed(op, inputs, said, outputs)
         grad = 0 if op == "Detach" else reduce(or_, [v.grad for v in given], 0)
-        results = [
-            self.draft.value(
-                self._source or op, _BY_TEXT[text], shape, grad if text[0] in "fb" and text != "bool" else 0
-            )
-            for text, shape in found
-        ]
+        results = [self.draft.value(self._source or op, BY_TEXT[text], shape, shape, grad) for text, shape in found]
         self._append(self.draft, op, inputs, results, said)
         return results[0] if outputs == 1 else tuple(results[:outputs])
 
@@ -153,7 +147,7 @@ class Importer:
     def _computed(self, op: str, inputs: Sequence[Val | None], said: dict[str, Any], outputs: int) -> Any:
         draft = Draft()
         given = [None if v is None else draft.tensor(self._known[v]) for v in inputs]
-        results = [draft.value("y", torch.float32, None, 0) for _ in range(outputs)]
+        results = [draft.value("y", torch.float32, ()) for _ in range(outputs)]
         self._append(draft, op, given, results, said)
         draft.graph.outputs.extend([v.ir for v in results])
         text, constants = to_text(ir.Model(draft.graph, ir_version=10))

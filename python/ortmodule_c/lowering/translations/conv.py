@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val
@@ -35,7 +33,7 @@ def _conv(
     batched = x.rank == weight.rank
     x = x if batched else b.unsqueeze(x, 0)
     windows: dict[str, Any] = {"strides": _spread(stride, n), "pads": pads, "dilations": _spread(dilation, n)}
-    out: Val = b.emit(op, x, weight, bias, **windows, group=groups, **more)
+    out = b.emit(op, x, weight, bias, **windows, group=groups, **more)
     return out if batched else b.squeeze(out, 0)
 
 
@@ -131,11 +129,10 @@ def max_pool_indices(
     padding: Ints = 0,
     dilation: Ints = 1,
     ceil_mode: bool = False,
-) -> Any:
-    return b.emit(
+) -> list[Val]:
+    return b.emit_all(
         "MaxPool",
         x,
-        outputs=[x.dtype, torch.int64],
         **_window(b, kernel_size, stride, padding),
         dilations=_spread(dilation, _axes(b)),
         ceil_mode=int(ceil_mode),
@@ -144,8 +141,7 @@ def max_pool_indices(
 
 @translates(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 def max_pool(b: Builder, x: Val, *args: Any, **kwargs: Any) -> Val:
-    out: Val = max_pool_indices(b, x, *args, **kwargs)[0]
-    return out
+    return max_pool_indices(b, x, *args, **kwargs)[0]
 
 
 @translates(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
@@ -161,7 +157,7 @@ def avg_pool(
 ) -> Val:
     if x.dtype in HALVES and _axes(b) == 3:
         raise Unsupported(f"{b.aten_name} of {x.dtype}, which PyTorch refuses")
-    out: Val = b.emit(
+    return b.emit(
         "AveragePool",
         x,
         **_window(b, kernel_size, stride, padding),
@@ -169,7 +165,6 @@ def avg_pool(
         count_include_pad=int(count_include_pad),
         divisor_override=divisor_override,
     )
-    return out
 
 
 @translates(
@@ -180,5 +175,4 @@ def avg_pool(
     aten._adaptive_avg_pool3d.default,
 )
 def adaptive_avg_pool(b: Builder, x: Val, _output_size: Any) -> Val:
-    out: Val = b.emit("AdaptiveAvgPool", x, output_size=[int(s) for s in result_shape(b)[-_axes(b) :]])
-    return out
+    return b.emit("AdaptiveAvgPool", x, output_size=result_shape(b)[-_axes(b) :])

@@ -101,7 +101,7 @@ def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
 def _plus_scaled(b: Builder, x: Val, y: Val, alpha: Any, dtype: torch.dtype) -> Val:
     """x + alpha y; a gradient is multiplied with alpha as it was before it was rounded to a `dtype` of 16 bits."""
     slope = b.scalar(alpha, y.dtype)
-    out: Val = b.emit("MulAdd", y, b.cast(b.scalar(alpha, dtype), y.dtype), x)
+    out = b.emit("MulAdd", y, b.cast(b.scalar(alpha, dtype), y.dtype), x)
     return b.with_gradient_of(out, b.emit("MulAdd", y, slope, x)) if dtype in HALVES and y.grad else out
 
 
@@ -110,8 +110,7 @@ def _unary(op: str) -> Any:
         dtype = result_dtype(b)
         if dtype == torch.bool and op != "Sign":
             raise Unsupported("arithmetic on bools")
-        out: Val = b.emit(op, b.cast(x, dtype))
-        return out
+        return b.emit(op, b.cast(x, dtype))
 
     return translate
 
@@ -128,8 +127,7 @@ def _compare(op: str) -> Any:
         dtype = promoted(x, y)
         if dtype == torch.bool and op not in ("Equal", "NotEqual"):
             dtype = torch.int64
-        out: Val = b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype), outputs=[torch.bool])
-        return out
+        return b.emit(op, b.scalar(x, dtype), b.scalar(y, dtype))
 
     return translate
 
@@ -138,8 +136,7 @@ def _logical(op: str, strict: bool) -> Any:
     def translate(b: Builder, x: Any, y: Any) -> Val:
         if strict and result_dtype(b) != torch.bool:
             raise Unsupported(f"bitwise op on {result_dtype(b)}")
-        out: Val = b.emit(op, b.scalar(x, torch.bool), b.scalar(y, torch.bool), outputs=[torch.bool])
-        return out
+        return b.emit(op, b.scalar(x, torch.bool), b.scalar(y, torch.bool))
 
     return translate
 
@@ -201,9 +198,9 @@ def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
     if exponent == 1:
         return x
     if exponent in (2, 3) and not dtype.is_floating_point:
-        square: Val = b.emit("Mul", x, x)
+        square = b.emit("Mul", x, x)
         return square if exponent == 2 else b.emit("Mul", square, x)
-    out: Val = b.emit("Pow", x, b.scalar(exponent, dtype))
+    out = b.emit("Pow", x, b.scalar(exponent, dtype))
     if dtype not in HALVES or not x.grad or exponent == torch.tensor(exponent, dtype=dtype).item():
         return out
     # The gradient is multiplied with the exponent as it is, not as 16 bits hold it.
@@ -219,7 +216,7 @@ def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
     if base.grad and exponent.dtype != dtype:
         return _pow_mixed(b, base, exponent, dtype)
     exponent = b.cast(exponent, dtype)
-    out: Val = b.emit("Pow", base, exponent)
+    out = b.emit("Pow", base, exponent)
     if dtype in HALVES and exponent.grad and isinstance(x, (int, float)) and 0 < x < math.inf:
         wide = b.cast(b.detached(out), computed_in(dtype))  # with which the logarithm is multiplied, itself not rounded
         slope = b.cast(b.emit("Mul", wide, b.const(math.log(x), wide.dtype)), dtype)
@@ -232,9 +229,9 @@ def _pow_mixed(b: Builder, base: Val, exponent: Val, dtype: torch.dtype) -> Val:
     power, p = b.cast(exponent, dtype), b.detached(base)
     e, zero = b.detached(power), b.const(0.0, dtype)
     less = b.cast(b.emit("Sub", b.detached(exponent), b.const(1, exponent.dtype)), dtype)
-    none = b.emit("Equal", e, zero, outputs=[torch.bool])
-    slope = b.emit("Where", none, zero, b.emit("Mul", e, b.emit("Pow", p, less)), outputs=[dtype])
-    like = b.emit("Where", none, zero, b.emit("Mul", base, slope), outputs=[dtype])
+    none = b.emit("Equal", e, zero)
+    slope = b.emit("Where", none, zero, b.emit("Mul", e, b.emit("Pow", p, less)))
+    like = b.emit("Where", none, zero, b.emit("Mul", base, slope))
     out = b.emit("Pow", p, power)
     return b.with_gradient_of(out, b.emit("Add", like, out) if exponent.grad else like)
 
@@ -248,20 +245,17 @@ def square(b: Builder, x: Val) -> Val:
 def logical_not(b: Builder, x: Val) -> Val:
     if result_dtype(b) != torch.bool:
         raise Unsupported(f"bitwise_not on {x.dtype}")
-    out: Val = b.emit("Not", b.cast(x, torch.bool))
-    return out
+    return b.emit("Not", b.cast(x, torch.bool))
 
 
 @translates(aten.isnan.default)
 def isnan(b: Builder, x: Val) -> Val:
-    out: Val = b.emit("IsNaN", x, outputs=[torch.bool])
-    return out
+    return b.emit("IsNaN", x)
 
 
 @translates(aten.gelu.default)
 def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
-    out: Val = b.emit("Gelu", x, approximate=approximate)
-    return out
+    return b.emit("Gelu", x, approximate=approximate)
 
 
 @translates(aten.hardsigmoid.default)
@@ -274,18 +268,15 @@ def hardsigmoid(b: Builder, x: Val) -> Val:
     if not x.grad:
         return out
     low, high = b.scalar(-3.0, x.dtype), b.scalar(3.0, x.dtype)
-    inside = b.emit(
-        "And", b.emit("Greater", x, low, outputs=[torch.bool]), b.emit("Less", x, high, outputs=[torch.bool])
-    )
+    inside = b.emit("And", b.emit("Greater", x, low), b.emit("Less", x, high))
     slope = b.scalar(float(torch.tensor(1 / 6, dtype=torch.float32)), computed_in(x.dtype))
     line = b.cast(b.emit("Mul", b.cast(x, slope.dtype), slope), x.dtype)
-    return b.with_gradient_of(out, b.emit("Where", inside, line, b.scalar(0.0, x.dtype), outputs=[x.dtype]))
+    return b.with_gradient_of(out, b.emit("Where", inside, line, b.scalar(0.0, x.dtype)))
 
 
 @translates(aten.elu.default)
 def elu(b: Builder, x: Val, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Val:
-    out: Val = b.emit("Elu", x, alpha=float(alpha), scale=float(scale), input_scale=float(input_scale))
-    return out
+    return b.emit("Elu", x, alpha=float(alpha), scale=float(scale), input_scale=float(input_scale))
 
 
 @translates(aten.celu.default)
@@ -297,8 +288,7 @@ def celu(b: Builder, x: Val, alpha: float = 1) -> Val:
 
 @translates(aten.leaky_relu.default)
 def leaky_relu(b: Builder, x: Val, negative_slope: float = 0.01) -> Val:
-    out: Val = b.emit("LeakyRelu", x, alpha=float(negative_slope))
-    return out
+    return b.emit("LeakyRelu", x, alpha=float(negative_slope))
 
 
 @functools.cache
@@ -330,19 +320,17 @@ def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
 
 
 def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
-    out: Val = b.emit("Clip", x, *[None if v is None else b.const(float(v), x.dtype) for v in (low, high)])
-    return out
+    return b.emit("Clip", x, *[None if v is None else b.const(float(v), x.dtype) for v in (low, high)])
 
 
 def _open_clamp(b: Builder, x: Val, low: Any, high: Any) -> Val:
     """A clamp through which no gradient flows at the bounds, nor at NaN."""
     if not x.grad:
         return _clip(b, x, low, high)
-    inside = [] if low is None else [b.emit("Greater", x, b.scalar(low, x.dtype), outputs=[torch.bool])]
-    inside += [] if high is None else [b.emit("Less", x, b.scalar(high, x.dtype), outputs=[torch.bool])]
+    inside = [] if low is None else [b.emit("Greater", x, b.scalar(low, x.dtype))]
+    inside += [] if high is None else [b.emit("Less", x, b.scalar(high, x.dtype))]
     keeps = inside[0] if len(inside) == 1 else b.emit("And", *inside)
-    out: Val = b.emit("Where", keeps, x, _clip(b, b.detached(x), low, high), outputs=[x.dtype])
-    return out
+    return b.emit("Where", keeps, x, _clip(b, b.detached(x), low, high))
 
 
 @translates(aten.clamp.Tensor)
@@ -354,23 +342,21 @@ def clamp_tensor(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     if None not in bounds and (trained or (x.grad and _share_at_bound(True) != 1)):
         raise Unsupported("the gradient where two bounds meet")
     if (trained or x.grad) and _share_at_bound(True) != 1:  # a clamp by one tensor is what maximum or minimum is
-        extreme: Val = b.emit("Max" if bounds[1] is None else "Min", x, *[v for v in bounds if v is not None])
-        return extreme
+        return b.emit("Max" if bounds[1] is None else "Min", x, *[v for v in bounds if v is not None])
     x = x if bounds[0] is None else _bounded(b, "Max", "Greater", x, bounds[0])
     return x if bounds[1] is None else _bounded(b, "Min", "Less", x, bounds[1])
 
 
 def _bounded(b: Builder, op: str, inside: str, x: Val, bound: Val) -> Val:
     """Max or Min whose gradient goes where the element comes from: nowhere if either is NaN."""
-    out: Val = b.emit(op, x, bound)
+    out = b.emit(op, x, bound)
     if not out.grad:
         return out
-    tie, none = b.emit("Equal", x, bound, outputs=[torch.bool]), b.const(0.0, x.dtype)
+    tie, none = b.emit("Equal", x, bound), b.const(0.0, x.dtype)
 
     def part(v: Val, other: Val, at_tie: bool) -> Val:
-        rest = b.emit("Where", tie, v, none, outputs=[v.dtype]) if at_tie else none
-        takes: Val = b.emit("Where", b.emit(inside, v, other, outputs=[torch.bool]), v, rest, outputs=[v.dtype])
-        return takes
+        rest = b.emit("Where", tie, v, none) if at_tie else none
+        return b.emit("Where", b.emit(inside, v, other), v, rest)
 
     parts = [part(v, w, at_tie) for v, w, at_tie in ((x, bound, True), (bound, x, False)) if v.grad]
     return b.with_gradient_of(out, parts[0] if len(parts) == 1 else b.emit("Add", *parts))
@@ -403,14 +389,13 @@ def hardshrink(b: Builder, x: Val, lambd: float = 0.5) -> Val:
     low, high, none = (b.scalar(v, need_float(x.dtype)) for v in (-lambd, lambd, 0.0))
 
     def both(join: str, left: str, right: str) -> Val:
-        bounds = [b.emit(op, x, v, outputs=[torch.bool]) for op, v in ((left, low), (right, high))]
-        met: Val = b.emit(join, *bounds)
-        return met
+        bounds = [b.emit(op, x, v) for op, v in ((left, low), (right, high))]
+        return b.emit(join, *bounds)
 
-    out: Val = b.emit("Where", both("And", "GreaterOrEqual", "LessOrEqual"), none, x, outputs=[x.dtype])
+    out = b.emit("Where", both("And", "GreaterOrEqual", "LessOrEqual"), none, x)
     if not x.grad:
         return out
-    return b.with_gradient_of(out, b.emit("Where", both("Or", "Less", "Greater"), x, none, outputs=[x.dtype]))
+    return b.with_gradient_of(out, b.emit("Where", both("Or", "Less", "Greater"), x, none))
 
 
 @translates(aten.nan_to_num.default)
@@ -422,23 +407,22 @@ def nan_to_num(
         return x
     most = torch.finfo(x.dtype).max
     p, out = b.detached(x), x
-    infinite = [b.emit("Equal", p, b.const(v, x.dtype), outputs=[torch.bool]) for v in (math.inf, -math.inf)]
-    tests = [b.emit("IsNaN", p, outputs=[torch.bool]), *infinite]
+    infinite = [b.emit("Equal", p, b.const(v, x.dtype)) for v in (math.inf, -math.inf)]
+    tests = [b.emit("IsNaN", p), *infinite]
     finite = [0.0 if nan is None else nan, most if posinf is None else posinf, -most if neginf is None else neginf]
     for test, value in zip(tests, finite, strict=True):
-        out = b.emit("Where", test, b.scalar(value, x.dtype), b.detached(out), outputs=[x.dtype])
+        out = b.emit("Where", test, b.scalar(value, x.dtype), b.detached(out))
     if not x.grad:
         return out
     none = b.emit("Or", tests[0], b.emit("Or", *infinite))
-    slope = b.emit("Where", none, b.const(0.0, x.dtype), b.const(1.0, x.dtype), outputs=[x.dtype])
+    slope = b.emit("Where", none, b.const(0.0, x.dtype), b.const(1.0, x.dtype))
     return b.with_gradient_of(out, b.emit("Mul", x, slope))
 
 
 @translates(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
 def where(b: Builder, condition: Val, x: Any, y: Any) -> Val:
     dtype = result_dtype(b)
-    out: Val = b.emit("Where", b.cast(condition, torch.bool), b.scalar(x, dtype), b.scalar(y, dtype), outputs=[dtype])
-    return out
+    return b.emit("Where", b.cast(condition, torch.bool), b.scalar(x, dtype), b.scalar(y, dtype))
 
 
 @translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -475,8 +459,7 @@ def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
 
 @translates(aten.softplus.default)
 def softplus(b: Builder, x: Val, beta: float = 1, threshold: float = 20) -> Val:
-    out: Val = b.emit("Softplus", x, beta=float(beta), threshold=float(threshold))
-    return out
+    return b.emit("Softplus", x, beta=float(beta), threshold=float(threshold))
 
 
 @translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self)
@@ -486,17 +469,15 @@ def xlogy(b: Builder, x: Any, y: Any) -> Val:
     if x.grad or y.grad:
         raise Unsupported("the gradient of xlogy")
     zero = b.const(0.0, dtype)
-    nothing = b.emit("And", b.emit("Equal", x, zero, outputs=[torch.bool]), b.emit("Equal", y, y, outputs=[torch.bool]))
-    out: Val = b.emit("Where", nothing, zero, b.emit("Mul", x, b.emit("Log", y)), outputs=[dtype])
-    return out
+    nothing = b.emit("And", b.emit("Equal", x, zero), b.emit("Equal", y, y))
+    return b.emit("Where", nothing, zero, b.emit("Mul", x, b.emit("Log", y)))
 
 
 @translates(aten._prelu_kernel.default)
 def prelu(b: Builder, x: Val, weight: Val) -> Val:
     """x times 1 or the weight: a product's gradients are exact where the factor not chosen is infinite."""
-    positive = b.emit("Greater", x, b.const(0.0, x.dtype), outputs=[torch.bool])
-    out: Val = b.emit("Mul", x, b.emit("Where", positive, b.const(1.0, x.dtype), weight, outputs=[x.dtype]))
-    return out
+    positive = b.emit("Greater", x, b.const(0.0, x.dtype))
+    return b.emit("Mul", x, b.emit("Where", positive, b.const(1.0, x.dtype), weight))
 
 
 # Casts. Devices and layouts are refused before capture, so only the dtype is left.

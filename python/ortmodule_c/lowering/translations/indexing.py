@@ -16,16 +16,14 @@ def index_select(b: Builder, x: Val, dim: int, index: Val) -> Val:
         raise Unsupported(f"an index of dtype {index.dtype}")
     index = b.cast(index, torch.int64)
     ids = b.unsqueeze(index, 0) if index.rank == 0 else index  # it selects one, and the dim stays
-    out: Val = b.emit("Gather", x, ids, axis=axis_of(x, dim), strict=1)
-    return out
+    return b.emit("Gather", x, ids, axis=axis_of(x, dim), strict=1)
 
 
 @translates(aten.gather.default)
 def gather(b: Builder, x: Val, dim: int, index: Val, *, sparse_grad: bool = False) -> Val:
     if x.rank == 0:
         raise Unsupported("gather from a scalar")
-    out: Val = b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
-    return out
+    return b.emit("GatherElements", x, b.cast(index, torch.int64), axis=axis_of(x, dim), strict=1)
 
 
 @translates(aten.one_hot.default)
@@ -34,7 +32,7 @@ def one_hot(b: Builder, index: Val, num_classes: int = -1) -> Val:
         raise Unsupported(f"one_hot of {index.dtype} and {num_classes} classes")
     classes = b.tensor(torch.arange(num_classes), "classes")
     checked = b.emit("Gather", classes, index, axis=0, strict=1)
-    return b.cast(b.emit("Equal", b.unsqueeze(checked, index.rank), classes, outputs=[torch.bool]), torch.int64)
+    return b.cast(b.emit("Equal", b.unsqueeze(checked, index.rank), classes), torch.int64)
 
 
 @translates(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -46,8 +44,7 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
     axes = [i for i, _ in given]
     ids = [b.cast(v, torch.int64) for _, v in given]
     if len(axes) == 1:
-        out: Val = b.emit("Gather", x, ids[0], axis=axes[0])
-        return out
+        return b.emit("Gather", x, ids[0], axis=axes[0])
     rest = [a for a in range(x.rank) if a not in axes]
     shape = _broadcast(ids)
     columns = [b.unsqueeze(b.expand(v, shape), len(shape)) for v in ids]
@@ -72,8 +69,7 @@ def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumu
         or accumulate
     ):
         raise Unsupported("index_put other than of one number by a mask")
-    out: Val = b.emit("Where", mask, b.cast(values, x.dtype), x, outputs=[x.dtype])
-    return out
+    return b.emit("Where", mask, b.cast(values, x.dtype), x)
 
 
 def _broadcast(vals: list[Val]) -> tuple[Any, ...]:

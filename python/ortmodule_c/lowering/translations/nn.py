@@ -9,7 +9,7 @@ from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
-from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
+from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, translates
 
 _NO_LABEL = -(1 << 62)
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
@@ -19,13 +19,10 @@ _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 
 def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bool = False) -> Val:
     """x y + bias; of y transposed. A bias other than one number for each column is added apart."""
-    need_float(result_dtype(b))
-    if x.dtype != y.dtype:
-        raise Unsupported(f"product of {x.dtype} and {y.dtype}")
     bias = None if bias is None else b.cast(bias, x.dtype)
     fits = bias is not None and y.rank == 2 and bias.rank == 1 and same_size(bias.dims[0], y.dims[not transposed])
     if fits or transposed:
-        out: Val = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
+        out = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
     else:
         out = b.emit("MatMul", x, y)
     return out if fits or bias is None else b.emit("Add", out, bias)
@@ -67,8 +64,7 @@ def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
     product = _scaled(b, product, alpha)
     if _is(beta, 0):
         return product
-    out: Val = b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
-    return out
+    return b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
 
 
 # Embedding and dropout
@@ -78,14 +74,13 @@ def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
 def embedding(
     b: Builder, weight: Val, ids: Val, padding_idx: int = -1, scale_grad_by_freq: bool = False, _sparse: bool = False
 ) -> Val:
-    out: Val = b.emit(
+    return b.emit(
         "Embedding",
         weight,
         b.cast(ids, torch.int64),
         padding_idx=padding_idx,
         scale_grad_by_freq=int(scale_grad_by_freq),
     )
-    return out
 
 
 @translates(aten.dropout.default)
@@ -94,8 +89,7 @@ def dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
         return x
     if p == 1:  # nothing is drawn
         return b.emit("Mul", x, b.const(0, x.dtype))
-    out: Val = b.emit("Dropout", x, p=float(p), subsequence=b.subsequence())
-    return out
+    return b.emit("Dropout", x, p=float(p), subsequence=b.subsequence())
 
 
 @translates(aten.native_dropout.default)
@@ -112,8 +106,7 @@ def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
     if x.rank == 0:
         raise Unsupported("softmax of a scalar")
     x, axis = b.cast(x, dtype), axis_of(x, dim)
-    out: Val = b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", x, axis=axis)
-    return out
+    return b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", x, axis=axis)
 
 
 @translates(aten.scaled_dot_product_attention.default)
@@ -145,17 +138,16 @@ def attention(
         query, key, value = (b.unsqueeze(t, 1) for t in (query, key, value))
         if attn_mask is not None and attn_mask.rank == 3:
             attn_mask = b.unsqueeze(attn_mask, 1)
-    random = {"p": float(dropout_p), "subsequence": b.subsequence()} if dropout_p > 0 else {}
-    out, _ = b.emit(
+    out = b.emit(
         "Attention",
         query,
         key,
         value,
         attn_mask,
-        outputs=[query.dtype, computed_in(query.dtype)],
         scale=float(scale),
         is_causal=int(is_causal),
-        **random,
+        p=float(dropout_p) if dropout_p > 0 else None,
+        subsequence=b.subsequence() if dropout_p > 0 else None,
     )
     return b.squeeze(out, 1) if rank == 3 else out
 
@@ -173,24 +165,22 @@ def layer_norm(
     eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> Val:
-    out: Val = b.emit(
+    return b.emit(
         "LayerNormalization",
         x,
         weight,
         bias,
-        outputs=[x.dtype, *[computed_in(x.dtype)] * 2],
         axis=x.rank - len(normalized_shape),
         epsilon=float(eps),
-    )[0]
-    return out
+    )
 
 
 @translates(aten.native_layer_norm.default)
 def native_layer_norm(
     b: Builder, x: Val, normalized_shape: list[int], weight: Val | None, bias: Val | None, eps: float
 ) -> Any:
-    dtypes, axis = [x.dtype, *[computed_in(x.dtype)] * 2], x.rank - len(normalized_shape)
-    out = b.emit("LayerNormalization", x, weight, bias, outputs=dtypes, axis=axis, epsilon=float(eps))
+    axis = x.rank - len(normalized_shape)
+    out = b.emit_all("LayerNormalization", x, weight, bias, axis=axis, epsilon=float(eps))
     return tuple(b.cast(v, result_dtype(b, i)) for i, v in enumerate(out))
 
 
@@ -201,19 +191,15 @@ def rms_norm(
     dtype, axes = result_dtype(b), list(range(x.rank - len(normalized_shape), x.rank))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     x = b.cast(x, computed_in(x.dtype))
-    square = b.emit("Mul", x, x)
-    square.shape = x.shape
-    mean_square = reduce(b, "ReduceMean", square, axes, True)
-    out: Val = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
-    out.shape = x.shape
+    mean_square = reduce(b, "ReduceMean", b.emit("Mul", x, x), axes, True)
+    out = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
     return b.cast(out if weight is None else b.emit("Mul", out, b.cast(weight, x.dtype)), dtype)
 
 
 @translates(aten._weight_norm.default)
 def weight_norm(b: Builder, v: Val, g: Val, dim: int = 0) -> Val:
     axes = [a for a in range(v.rank) if dim < 0 or a != dim]
-    out: Val = b.emit("Mul", v, b.emit("Div", g, vector_norm(b, v, 2, axes, dim >= 0)))
-    return out
+    return b.emit("Mul", v, b.emit("Div", g, vector_norm(b, v, 2, axes, dim >= 0)))
 
 
 def _per_channel(b: Builder, x: Val, v: Val) -> Val:
@@ -250,14 +236,13 @@ def batch_norm(
         x, mean, var = b.cast(x, wide), b.cast(mean, wide), b.cast(var, wide)
         factor = b.emit("Rsqrt", b.emit("Add", var, b.const(eps, wide)))
         factor = factor if weight is None else b.emit("Mul", factor, b.cast(weight, wide))
-        factor.shape = mean.shape
-        out: Val = b.emit("Mul", b.emit("Sub", x, _per_channel(b, x, mean)), _per_channel(b, x, factor))
+        out = b.emit("Mul", b.emit("Sub", x, _per_channel(b, x, mean)), _per_channel(b, x, factor))
         out = out if bias is None else b.emit("Add", out, _per_channel(b, x, b.cast(bias, wide)))
         return b.cast(out, dtype)
-    out, _, _, new_mean, new_var = _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
-    if mean is not None and var is not None:
-        b.overwrite(mean, new_mean)
-        b.overwrite(var, new_var)
+    out, _, _, *updated = _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
+    for stat, new in zip((mean, var), updated, strict=False):
+        if stat is not None:
+            b.overwrite(stat, new)
     return out
 
 
@@ -271,15 +256,14 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    stats = [None if mean is None else mean.dtype, None if var is None else var.dtype]
-    return b.emit(
+    return b.emit_all(
         "BatchNorm",
         x,
         weight,
         bias,
         mean,
         var,
-        outputs=[x.dtype, computed_in(x.dtype), computed_in(x.dtype), *stats],
+        outputs=3 if mean is None else 5,
         epsilon=float(eps),
         momentum=float(momentum),
     )
@@ -325,7 +309,7 @@ def _norm_rows(b: Builder, x: Val, groups: Size, eps: float) -> Val:
     """Each of so many groups of channels of each sample normalised, as it is computed."""
     x = b.cast(x, computed_in(x.dtype))
     flat = b.reshape(x, (x.dims[0], groups, math.prod(x.dims[1:]) // groups))
-    out = b.emit("LayerNormalization", flat, outputs=[x.dtype] * 3, axis=2, epsilon=float(eps))[0]
+    out = b.emit("LayerNormalization", flat, axis=2, epsilon=float(eps))
     return b.reshape(out, x.dims)
 
 
@@ -361,7 +345,6 @@ def instance_norm(
         axes = list(range(2, x.rank))
         average, variance, _ = moments(b, b.cast(b.detached(x), mean.dtype), axes, 1)
         for stat, now in ((mean, average), (var, variance)):
-            now.shape = (*x.dims[:2], *[1] * len(axes))
             batch = reduce(b, "ReduceMean", now, [0, *axes], False)
             kept = b.emit("Mul", stat, b.const(1 - momentum, stat.dtype))
             b.overwrite(stat, b.emit("Add", kept, b.emit("Mul", batch, b.const(momentum, stat.dtype))))
@@ -378,9 +361,9 @@ def _classes(b: Builder, target: Val, ignore_index: Size) -> tuple[Val, int]:
     target = b.cast(target, torch.int64)
     if isinstance(ignore_index, int):
         return target, ignore_index
-    ignored = b.emit("Equal", target, b.size(ignore_index), outputs=[torch.bool])
+    ignored = b.emit("Equal", target, b.size(ignore_index))
     label = b.const(_NO_LABEL, torch.int64)
-    return b.emit("Where", ignored, label, target, outputs=[torch.int64]), _NO_LABEL
+    return b.emit("Where", ignored, label, target), _NO_LABEL
 
 
 @translates(aten.cross_entropy_loss.default)
@@ -399,16 +382,15 @@ def cross_entropy(
     if single:
         x, target = b.unsqueeze(x, 0), b.unsqueeze(target, 0)
     labels, ignored = _classes(b, target, ignore_index)
-    loss: Val = b.emit(
+    loss = b.emit(
         "CrossEntropy",
         x,
         labels,
         weight,
-        outputs=[x.dtype, *[computed_in(x.dtype)] * 3],
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignored,
         label_smoothing=float(label_smoothing),
-    )[0]
+    )
     return b.squeeze(loss, 0) if single and reduction == NONE else loss
 
 
@@ -419,12 +401,11 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
     if smoothing:
         kept = b.emit("Mul", target, b.const(1 - smoothing, x.dtype))
         target = b.emit("Add", kept, b.scalar(smoothing / x.dims[axis], x.dtype))
-    terms: Val = b.emit("Mul", b.emit("LogSoftmax", x, axis=axis), target)
+    terms = b.emit("Mul", b.emit("LogSoftmax", x, axis=axis), target)
     if weight is not None:
         terms = b.emit("Mul", terms, b.reshape(weight, (x.dims[axis], *[1] * (x.rank - axis - 1))))
-    terms.shape = x.dims
     loss = b.emit("Neg", reduce(b, "ReduceSum", terms, [axis], False))
-    return reduce_loss(b, loss, [s for i, s in enumerate(x.dims) if i != axis], reduction)
+    return reduce_loss(b, loss, reduction)
 
 
 @translates(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
@@ -432,23 +413,21 @@ def nll_loss(
     b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: Size = -100
 ) -> Val:
     labels, ignored = _classes(b, target, ignore_index)
-    out: Val = b.emit(
+    return b.emit(
         "NegativeLogLikelihoodLoss",
         x,
         labels,
         weight,
-        outputs=[x.dtype, computed_in(x.dtype)],
         reduction=_REDUCTIONS[reduction],
         ignore_index=ignored,
-    )[0]
-    return out
+    )
 
 
 @translates(aten.glu.default)
 def glu(b: Builder, x: Val, dim: int = -1) -> Val:
     axis = axis_of(x, dim)
     half = x.dims[axis] // 2
-    left, right = b.emit("Split", x, b.ints([half, half]), outputs=[x.dtype, x.dtype], axis=axis)
+    left, right = b.emit_all("Split", x, b.ints([half, half]), outputs=2, axis=axis)
     wide = computed_in(x.dtype)
     gate = b.emit("Sigmoid", b.cast(b.detached(right), wide))
     out = b.cast(b.emit("Mul", b.cast(b.detached(left), wide), gate), x.dtype)
@@ -463,6 +442,4 @@ def glu(b: Builder, x: Val, dim: int = -1) -> Val:
 
 @translates(aten.addbmm.default)
 def addbmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 1) -> Val:
-    product = _product(b, x, y)
-    product.shape = (x.dims[0], *result_shape(b))
-    return _added(b, bias, reduce(b, "ReduceSum", product, [0], False), beta, alpha)
+    return _added(b, bias, reduce(b, "ReduceSum", _product(b, x, y), [0], False), beta, alpha)

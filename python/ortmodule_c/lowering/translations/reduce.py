@@ -16,12 +16,7 @@ NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
 
 def reduce(b: Builder, op: str, x: Val, axes: list[int], keepdim: bool, **attributes: Any) -> Val:
     """One reduction; dims counted from the front, none for a scalar."""
-    if x.shape is not None and x.rank == 0:
-        return x
-    out: Val = b.emit(op, x, b.ints(axes), keepdims=int(keepdim), **attributes)
-    if x.shape is not None:
-        out.shape = tuple(1 if i in axes else s for i, s in enumerate(x.shape) if keepdim or i not in axes)
-    return out
+    return b.emit(op, x, b.ints(axes), keepdims=int(keepdim), **attributes) if x.rank else x
 
 
 @translates(aten.sum.default, aten.sum.dim_IntList)
@@ -51,7 +46,7 @@ def extreme_dim(b: Builder, x: Val, dim: int, keepdim: bool = False) -> tuple[Va
         return x, b.const(0, torch.int64)
     axis = axis_of(x, dim)
     index = _arg(b, x, axis, True, b.aten_name == "max")
-    value: Val = b.emit("GatherElements", x, index, axis=axis)  # the gradient goes to the chosen element only
+    value = b.emit("GatherElements", x, index, axis=axis)  # the gradient goes to the chosen element only
     return (value, index) if keepdim else (b.squeeze(value, axis), b.squeeze(index, axis))
 
 
@@ -60,16 +55,13 @@ def argmax(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False) ->
     if dim is None:
         if keepdim:
             raise Unsupported("argmax of a flattened tensor with keepdim")
-        x, dim = b.reshape(x, (-1,)), 0
-        x.shape = None
-        return _arg(b, x, 0, False, b.aten_name == "argmax")
+        return _arg(b, b.reshape(x, (math.prod(x.dims),)), 0, False, b.aten_name == "argmax")
     return _arg(b, x, axis_of(x, dim), keepdim, b.aten_name == "argmax")
 
 
 def _arg(b: Builder, x: Val, axis: int, keepdim: bool, largest: bool) -> Val:
     op = "ArgMax" if largest else "ArgMin"
-    out: Val = b.emit(op, x, outputs=[torch.int64], axis=axis, keepdims=int(keepdim))
-    return out
+    return b.emit(op, x, axis=axis, keepdims=int(keepdim))
 
 
 @translates(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
@@ -83,8 +75,7 @@ def truth(b: Builder, x: Val, dim: Any = None, keepdim: bool = False) -> Val:
 def prod(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
     x = b.cast(x, result_dtype(b))
     if dim is None and x.rank:  # without axes the gradient is that of a product of all elements
-        out: Val = b.emit("ReduceProd", x, keepdims=0)
-        return out
+        return b.emit("ReduceProd", x, keepdims=0)
     return reduce(b, "ReduceProd", x, axes_of(x, dim), keepdim)
 
 
@@ -92,8 +83,7 @@ def prod(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False, *, d
 def cumsum(b: Builder, x: Val, dim: int, *, dtype: Any = None) -> Val:
     if x.rank == 0:
         return b.cast(x, result_dtype(b))
-    out: Val = b.emit("CumSum", b.cast(x, result_dtype(b)), b.const(axis_of(x, dim), torch.int64))
-    return out
+    return b.emit("CumSum", b.cast(x, result_dtype(b)), b.const(axis_of(x, dim), torch.int64))
 
 
 @translates(aten.diff.default)
@@ -104,8 +94,7 @@ def diff(b: Builder, x: Val, n: int = 1, dim: int = -1, prepend: Val | None = No
     parts = [p for p in (prepend, x, append) if p is not None]
     if len(parts) > 1:
         x = b.emit("Concat", *parts, axis=axis)
-    out: Val = b.emit("Sub", b.slice(x, axis, 1, 2**63 - 1), b.slice(x, axis, 0, -1))
-    return out
+    return b.emit("Sub", b.slice(x, axis, 1, 2**63 - 1), b.slice(x, axis, 0, -1))
 
 
 def _deviations(b: Builder, x: Val, axes: list[int]) -> tuple[Val, Val]:
@@ -113,13 +102,9 @@ def _deviations(b: Builder, x: Val, axes: list[int]) -> tuple[Val, Val]:
     average = reduce(b, "ReduceMean", x, axes, True)
     if x.dtype == torch.float64:  # equal elements have no deviation at all; narrower ones are summed in more bits
         rest = reduce(b, "ReduceMean", b.emit("Sub", x, average), axes, True)
-        lost = b.emit("IsNaN", rest, outputs=[torch.bool])  # among infinities
-        average = b.emit(
-            "Add", average, b.detached(b.emit("Where", lost, b.const(0.0, x.dtype), rest, outputs=[x.dtype]))
-        )
-    centered: Val = b.emit("Sub", b.detached(x), b.detached(average))
-    centered.shape = x.shape
-    return average, centered
+        lost = b.emit("IsNaN", rest)  # among infinities
+        average = b.emit("Add", average, b.detached(b.emit("Where", lost, b.const(0.0, x.dtype), rest)))
+    return average, b.emit("Sub", b.detached(x), b.detached(average))
 
 
 def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val, Val, Val]:
@@ -128,9 +113,7 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
     if n <= math.floor(correction):
         raise Unsupported(f"variance of {n} elements with correction {correction}")
     average, centered = _deviations(b, x, axes)
-    square: Val = b.emit("Mul", centered, centered)
-    square.shape = x.shape
-    variance = reduce(b, "ReduceMean", square, axes, True)
+    variance = reduce(b, "ReduceMean", b.emit("Mul", centered, centered), axes, True)
     if correction:
         variance = b.emit("Mul", variance, b.scalar(n / (n - correction), x.dtype))
     return average, variance, centered
@@ -161,18 +144,15 @@ def _spread(b: Builder, x: Val, dim: Any, correction: float, keepdim: bool, root
 
 def _along(b: Builder, x: Val, slope: Val, axes: list[int]) -> Val:
     """What has this slope in x."""
-    product: Val = b.emit("Mul", x, b.detached(slope))
-    product.shape = x.shape
-    return reduce(b, "ReduceSum", product, axes, True)
+    return reduce(b, "ReduceSum", b.emit("Mul", x, b.detached(slope)), axes, True)
 
 
 def _quotient(b: Builder, x: Val, y: Val, where: Val) -> Val:
     """x / y, and neither a value nor a slope where `where` is 0."""
     zero, one = b.const(0.0, x.dtype), b.const(1.0, x.dtype)
-    is_zero = b.emit("Equal", where, zero, outputs=[torch.bool])
-    quotient = b.emit("Div", x, b.emit("Where", is_zero, one, y, outputs=[x.dtype]))
-    out: Val = b.emit("Where", is_zero, zero, quotient, outputs=[x.dtype])
-    return out
+    is_zero = b.emit("Equal", where, zero)
+    quotient = b.emit("Div", x, b.emit("Where", is_zero, one, y))
+    return b.emit("Where", is_zero, zero, quotient)
 
 
 @translates(aten.var.correction, aten.std.correction)
@@ -186,7 +166,6 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
     x = b.cast(x, need_float(result_dtype(b)))
     axes = reduced_axes(x, dim)
     size = b.emit("Abs", x)
-    size.shape = x.shape
     if p == 1:
         return reduce(b, "ReduceSum", size, axes, keepdim)
     if p in (math.inf, -math.inf):
@@ -197,12 +176,10 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
 
     def power(of: Val, exponent: float) -> Val:
         wide = b.cast(of, torch.promote_types(of.dtype, torch.float32))  # which an exponent such as 1 / 6 needs
-        out: Val = b.cast(b.emit("Pow", wide, b.const(exponent, wide.dtype)), of.dtype)
-        out.shape = of.shape
-        return out
+        return b.cast(b.emit("Pow", wide, b.const(exponent, wide.dtype)), of.dtype)
 
     total = reduce(b, "ReduceSum", power(size, p), axes, True)
-    out: Val = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)
+    out = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)
     if x.grad and p == 2:
         out = b.with_gradient_of(out, _along(b, x, _quotient(b, value, out, out), axes))
     elif x.grad:
@@ -223,9 +200,7 @@ def norm(b: Builder, x: Val, p: float | None = 2, dim: Any = None, keepdim: bool
 @translates(aten.dist.default)
 def dist(b: Builder, x: Val, y: Val, p: float = 2) -> Val:
     dtype = result_dtype(b)
-    difference = b.emit("Sub", b.cast(x, dtype), b.cast(y, dtype))
-    difference.shape = x.dims if x.rank >= y.rank else y.dims  # only its rank is of interest
-    return vector_norm(b, difference, p)
+    return vector_norm(b, b.emit("Sub", b.cast(x, dtype), b.cast(y, dtype)), p)
 
 
 @translates(aten.var.default, aten.std.default)
@@ -249,68 +224,63 @@ def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
     """top + log(sum(exp(x - top))), an infinite top being subtracted as 0; its slope is exp(x - result)."""
     x, axes = b.cast(x, result_dtype(b)), axes_of(x, dim)
     if any(isinstance(x.dims[a], int) and x.dims[a] == 0 for a in axes):
-        nothing: Val = b.emit("Log", reduce(b, "ReduceSum", x, axes, keepdim))
-        return nothing
+        return b.emit("Log", reduce(b, "ReduceSum", x, axes, keepdim))
     p = b.detached(x)
     top = reduce(b, "ReduceMax", p, axes, True)
-    infinite = b.emit("Equal", b.emit("Abs", top), b.const(math.inf, x.dtype), outputs=[torch.bool])
-    top = b.emit("Where", infinite, b.const(0.0, x.dtype), top, outputs=[x.dtype])
+    infinite = b.emit("Equal", b.emit("Abs", top), b.const(math.inf, x.dtype))
+    top = b.emit("Where", infinite, b.const(0.0, x.dtype), top)
 
     def sum_exp(v: Val, shift: Val) -> Val:
-        term = b.emit("Exp", b.emit("Sub", v, shift))
-        term.shape = x.shape
-        return reduce(b, "ReduceSum", term, axes, True)
+        return reduce(b, "ReduceSum", b.emit("Exp", b.emit("Sub", v, shift)), axes, True)
 
-    out: Val = b.emit("Add", b.emit("Log", sum_exp(p, top)), top)
+    out = b.emit("Add", b.emit("Log", sum_exp(p, top)), top)
     if x.grad:
         out = b.with_gradient_of(out, sum_exp(x, out))
     return out if keepdim or not axes else b.squeeze(out, *axes)
 
 
-def reduce_loss(b: Builder, loss: Val, shape: Any, reduction: int) -> Val:
-    """Apply `reduction` to the elements of a loss of that shape."""
+def reduce_loss(b: Builder, loss: Val, reduction: int) -> Val:
+    """Apply `reduction` to the elements of a loss."""
     if reduction == NONE:
         return loss
-    loss.shape = tuple(shape)
     return reduce(b, "ReduceMean" if reduction == MEAN else "ReduceSum", loss, axes_of(loss, None), False)
 
 
-def _loss_operands(b: Builder, x: Val, target: Val) -> tuple[Val, Val, Any]:
+def _loss_operands(b: Builder, x: Val, target: Val) -> tuple[Val, Val]:
     dtype = need_float(result_dtype(b))
-    shape = x.dims if x.rank >= target.rank else target.dims  # only its rank is of interest
-    return b.cast(x, dtype), b.cast(target, dtype), shape
+    return b.cast(x, dtype), b.cast(target, dtype)
 
 
-def _differentiated(b: Builder, loss: Val, like: Val, shape: Any, reduction: int) -> Val:
+def _differentiated(b: Builder, loss: Val, like: Val, reduction: int) -> Val:
     """Elements of a loss, reduced, with the gradient of the sum of those of `like`."""
     if not like.grad:
-        return reduce_loss(b, loss, shape, reduction)
+        return reduce_loss(b, loss, reduction)
     if reduction != MEAN:
-        return reduce_loss(b, b.with_gradient_of(loss, like), shape, reduction)
-    return b.with_gradient_of(reduce_loss(b, loss, shape, MEAN), reduce_loss(b, like, shape, SUM))
+        return reduce_loss(b, b.with_gradient_of(loss, like), reduction)
+    return b.with_gradient_of(reduce_loss(b, loss, MEAN), reduce_loss(b, like, SUM))
 
 
 def _share(b: Builder, of: float, x: Val, reduction: int) -> Val:
     """A number; for a mean divided by the number of elements of x, which PyTorch does before it multiplies."""
     number = b.const(of, computed_in(x.dtype))
     if reduction == MEAN:
-        number = b.emit("Div", number, b.cast(b.emit("Size", x, outputs=[torch.int64]), number.dtype))
+        number = b.emit("Div", number, b.cast(b.emit("Size", x), number.dtype))
     return b.cast(number, x.dtype)
 
 
 @translates(aten.mse_loss.default)
 def mse_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
-    x, target, shape = _loss_operands(b, x, target)
+    x, target = _loss_operands(b, x, target)
     difference = b.emit("Sub", x, target)
     p = b.detached(difference)
     like = b.emit("Mul", difference, b.emit("Mul", p, _share(b, 2.0, p, reduction)))
-    return _differentiated(b, b.emit("Mul", p, p), like, shape, reduction)
+    return _differentiated(b, b.emit("Mul", p, p), like, reduction)
 
 
 @translates(aten.l1_loss.default)
 def l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
-    x, target, shape = _loss_operands(b, x, target)
-    return reduce_loss(b, b.emit("Abs", b.emit("Sub", x, target)), shape, reduction)
+    x, target = _loss_operands(b, x, target)
+    return reduce_loss(b, b.emit("Abs", b.emit("Sub", x, target)), reduction)
 
 
 @translates(aten.smooth_l1_loss.default)
@@ -344,7 +314,7 @@ def _bent(
     widened: torch.dtype | None,
 ) -> Val:
     """rise * (|d| - bend / 2) where |d| is at least `bend`; else what `near` makes of d and d^2 / 2: loss and slope."""
-    x, target, shape = _loss_operands(b, x, target)
+    x, target = _loss_operands(b, x, target)
     dtype = x.dtype
     if dtype == torch.float16:
         raise Unsupported(f"{b.aten_name} of float16")  # each has its own rounding of what lies in between
@@ -353,18 +323,18 @@ def _bent(
     difference = b.emit("Sub", x, target)
     p = b.detached(difference)
     distance = b.emit("Abs", p)
-    outside = b.emit("GreaterOrEqual", distance, b.const(bend, x.dtype), outputs=[torch.bool])
+    outside = b.emit("GreaterOrEqual", distance, b.const(bend, x.dtype))
     close, slope = near(p, b.emit("Mul", b.emit("Mul", distance, b.const(0.5, x.dtype)), distance))
     far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * bend, x.dtype)), b.const(rise, x.dtype))
     steep = b.emit("Mul", b.emit("Sign", p), b.const(rise, x.dtype))
-    slope = b.emit("Mul", b.emit("Where", outside, steep, slope, outputs=[x.dtype]), _share(b, 1.0, p, reduction))
-    loss = b.emit("Where", outside, far, close, outputs=[x.dtype])
+    slope = b.emit("Mul", b.emit("Where", outside, steep, slope), _share(b, 1.0, p, reduction))
+    loss = b.emit("Where", outside, far, close)
     like = b.cast(b.emit("Mul", difference, slope), dtype)
-    return _differentiated(b, b.cast(loss, dtype), like, shape, reduction)
+    return _differentiated(b, b.cast(loss, dtype), like, reduction)
 
 
 def _weighted(
-    b: Builder, loss: Val, weight: Val | None, shape: Any, reduction: int, *parts: tuple[Val, Callable[[Val], Val]]
+    b: Builder, loss: Val, weight: Val | None, reduction: int, *parts: tuple[Val, Callable[[Val], Val]]
 ) -> Val:
     """Elements of a loss times the weight, reduced; `parts` make of each weighted operand what has its gradient.
 
@@ -377,13 +347,13 @@ def _weighted(
     def share(v: Val) -> Val:
         if reduction != MEAN:
             return v
-        return b.emit("Div", v, b.cast(b.emit("Size", v, outputs=[torch.int64]), v.dtype))
+        return b.emit("Div", v, b.cast(b.emit("Size", v), v.dtype))
 
     terms = [like(weigh(share(x))) for x, like in parts if x.grad]
     loss = weigh(loss)
     if not terms:
-        return reduce_loss(b, loss, shape, reduction)
-    return _differentiated(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), shape, reduction)
+        return reduce_loss(b, loss, reduction)
+    return _differentiated(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), reduction)
 
 
 _LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
@@ -402,14 +372,12 @@ def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: i
 
     def of_x(v: Val) -> Val:
         spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), b.const(_LEAST_SPREAD, x.dtype))
-        out: Val = b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
-        return out
+        return b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
 
     def of_target(v: Val) -> Val:
-        out: Val = b.emit("Mul", v, b.emit("Sub", log_not, log))
-        return out
+        return b.emit("Mul", v, b.emit("Sub", log_not, log))
 
-    return _weighted(b, loss, weight, x.dims, reduction, (x, of_x), (target, of_target))
+    return _weighted(b, loss, weight, reduction, (x, of_x), (target, of_target))
 
 
 @translates(aten.binary_cross_entropy_with_logits.default)
@@ -417,7 +385,6 @@ def bce_with_logits(
     b: Builder, x: Val, target: Val, weight: Val | None = None, pos_weight: Val | None = None, reduction: int = MEAN
 ) -> Val:
     """-(1 - t) log sigmoid(-x) - w t log sigmoid(x), where log sigmoid(-x) = log sigmoid(x) - x."""
-    shape = x.dims if x.rank >= target.rank else target.dims
     dtype = need_float(result_dtype(b))
     if x.dtype != dtype or target.dtype != dtype:
         raise Unsupported(f"{b.aten_name} of two dtypes, some steps of which PyTorch computes in the narrower one")
@@ -437,15 +404,13 @@ def bce_with_logits(
         else:
             hit = b.emit("Mul", w, t)
             slope = b.emit("Sub", b.emit("Mul", b.emit("Sub", b.emit("Add", hit, one), t), slope), hit)
-        out: Val = b.emit("Mul", v, slope)
-        return out
+        return b.emit("Mul", v, slope)
 
     def of_target(v: Val) -> Val:
         if pos_weight is None:
             slope = b.emit("Neg", p)
         else:
             slope = b.emit("Sub", b.emit("LogSigmoid", b.emit("Neg", p)), b.emit("Mul", log, w))
-        out: Val = b.emit("Mul", v, slope)
-        return out
+        return b.emit("Mul", v, slope)
 
-    return _weighted(b, loss, weight, shape, reduction, (x, of_x), (target, of_target))
+    return _weighted(b, loss, weight, reduction, (x, of_x), (target, of_target))

@@ -78,8 +78,7 @@ def movedim(b: Builder, x: Val, source: int | list[int], destination: int | list
 
 @translates(aten.select.int)
 def select(b: Builder, x: Val, dim: int, index: Size) -> Val:
-    out: Val = b.emit("Gather", x, b.size(index), axis=axis_of(x, dim))
-    return out
+    return b.emit("Gather", x, b.size(index), axis=axis_of(x, dim))
 
 
 @translates(aten.slice.Tensor)
@@ -100,10 +99,7 @@ def narrow(b: Builder, x: Val, dim: int, start: Size, length: Size) -> Val:
 def _split(b: Builder, x: Val, sizes: Sequence[Size], axis: int) -> list[Val]:
     if len(sizes) == 1:
         return [x]
-    out = b.emit("Split", x, b.ints(sizes), outputs=[x.dtype] * len(sizes), axis=axis)
-    for val, size in zip(out, sizes, strict=True):
-        val.shape = (*x.dims[:axis], size, *x.dims[axis + 1 :])
-    return list(out)
+    return b.emit_all("Split", x, b.ints(sizes), outputs=len(sizes), axis=axis)
 
 
 @translates(
@@ -135,8 +131,7 @@ def cat(b: Builder, tensors: list[Val], dim: int = 0) -> Val:
     parts = [b.cast(t, dtype) for t in tensors if t.rank == rank]  # PyTorch lets 1-d empty tensors through
     if len(parts) == 1:
         return parts[0]
-    out: Val = b.emit("Concat", *parts, axis=dim + rank if dim < 0 else dim)
-    return out
+    return b.emit("Concat", *parts, axis=dim + rank if dim < 0 else dim)
 
 
 @translates(aten.stack.default)
@@ -144,8 +139,7 @@ def stack(b: Builder, tensors: list[Val], dim: int = 0) -> Val:
     dtype = result_dtype(b)
     axis = dim + len(result_shape(b)) if dim < 0 else dim
     parts = [b.unsqueeze(b.cast(t, dtype), axis) for t in tensors]
-    out: Val = parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
-    return out
+    return parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
 
 
 @translates(aten.repeat.default, aten.tile.default)
@@ -153,8 +147,7 @@ def repeat(b: Builder, x: Val, repeats: list[Size]) -> Val:
     rank = max(x.rank, len(repeats))
     x = b.reshape(x, (1,) * (rank - x.rank) + x.dims)
     times = [1] * (rank - len(repeats)) + list(repeats)
-    out: Val = b.emit("Tile", x, b.ints(times))
-    return out
+    return b.emit("Tile", x, b.ints(times))
 
 
 @translates(aten.repeat_interleave.self_int)
@@ -173,24 +166,22 @@ def flip(b: Builder, x: Val, dims: list[int]) -> Val:
     n = len(axes)
     if not n:
         return x
-    out: Val = b.emit("Slice", x, b.ints([-1] * n), b.ints([-INT64_MAX - 1] * n), b.ints(axes), b.ints([-1] * n))
-    return out
+    return b.emit("Slice", x, b.ints([-1] * n), b.ints([-INT64_MAX - 1] * n), b.ints(axes), b.ints([-1] * n))
 
 
 @translates(aten.roll.default)
 def roll(b: Builder, x: Val, shifts: list[Any], dims: list[int] | tuple[()] = ()) -> Val:
     if not dims:
         raise Unsupported("roll of a flattened tensor")
+    sizes = x.dims
     for shift, dim in zip(shifts, dims, strict=True):
         axis = axis_of(x, dim)
-        size = x.dims[axis]
+        size = sizes[axis]
         if isinstance(size, int) and size == 0:
             continue
         cut = -shift % size
         if not (isinstance(cut, int) and cut == 0):
-            shape = x.shape
             x = b.emit("Concat", b.slice(x, axis, cut, INT64_MAX), b.slice(x, axis, 0, cut), axis=axis)
-            x.shape = shape
     return x
 
 
@@ -199,8 +190,7 @@ def constant_pad(b: Builder, x: Val, pad: list[Size], value: Any = 0) -> Val:
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
     pads = b.ints([p[0] for p in pairs] + [p[1] for p in pairs])
-    out: Val = b.emit("Pad", x, pads, b.scalar(value, x.dtype), mode="constant")
-    return out
+    return b.emit("Pad", x, pads, b.scalar(value, x.dtype), mode="constant")
 
 
 @translates(aten.pad.default)
@@ -212,8 +202,7 @@ def pad_(b: Builder, x: Val, pad: list[Size], mode: str = "constant", value: Any
 
 @translates(aten.triu.default, aten.tril.default)
 def tri(b: Builder, x: Val, diagonal: int = 0) -> Val:
-    out: Val = b.emit("Trilu", x, b.scalar(diagonal, torch.int64), upper=int(b.aten_name == "triu"))
-    return out
+    return b.emit("Trilu", x, b.scalar(diagonal, torch.int64), upper=int(b.aten_name == "triu"))
 
 
 @translates(aten.select_scatter.default)
@@ -245,8 +234,7 @@ def _replace(b: Builder, x: Val, source: Val, axis: int, start: Size, end: Size)
         parts.insert(0, b.slice(x, axis, 0, start))
     if not same_size(x.dims[axis], end):
         parts.append(b.slice(x, axis, end, INT64_MAX))
-    out: Val = parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
-    return out
+    return parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
 
 
 # Making tensors
@@ -261,7 +249,7 @@ def arange(b: Builder, *bounds: Any, **_kwargs: Any) -> Val:
     whole = [int(v) if isinstance(v, float) and v.is_integer() else v for v in (start, end, step)]
     if not all(isinstance(v, (int, torch.SymInt)) for v in whole):
         raise NeedsStatic("arange of symbolic floats")
-    out = b.emit("Range", *[b.size(v) for v in whole], outputs=[torch.int64])
+    out = b.emit("Range", *[b.size(v) for v in whole])
     return b.cast(out, dtype)
 
 
