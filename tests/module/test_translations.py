@@ -287,9 +287,39 @@ def test_embedding(options: dict[str, Any]) -> None:
         lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=BIAS),
         lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=(q @ q.mT).tanh()),
         lambda q: F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True),
+        lambda q: F.scaled_dot_product_attention(q, q[:, :2], q[:, :1], enable_gqa=True, is_causal=True),
+        lambda q: F.scaled_dot_product_attention(q[:, :1], q, q[:, :1]),
+        lambda q: F.scaled_dot_product_attention(q, q[:1], q[1:], is_causal=True),
+        lambda q: F.scaled_dot_product_attention(q[:1], q, q, attn_mask=MASK),
         lambda q: F.scaled_dot_product_attention(q[0], q[1], q[0]),
+        lambda q: F.scaled_dot_product_attention(q[0], q[1, :1], q[0], attn_mask=(q[1] @ q[0].mT).tanh()),
+        lambda q: F.scaled_dot_product_attention(q[0], q[1, :2], q[0, :2], enable_gqa=True),
+        lambda q: F.scaled_dot_product_attention(q[0, 0], q[1, 0], q[0, 1], attn_mask=BIAS),
+        lambda q: F.scaled_dot_product_attention(q[:, None], q[None], q[None] * 2, is_causal=True),
+        lambda q: F.scaled_dot_product_attention(q[None], q[None], q[None], attn_mask=(q @ q.mT).tanh()),
+        lambda q: F.scaled_dot_product_attention(q[:, None], q[:, None], q[:, None], attn_mask=(q @ q.mT)[:, None, :1]),
+        lambda q: F.scaled_dot_product_attention(q[None], q[None], q[None], attn_mask=(q @ q.mT)[None, :1]),
     ],
-    ids=["plain", "causal", "bool mask", "float mask", "trained mask", "grouped", "three dims"],
+    ids=[
+        "plain",
+        "causal",
+        "bool mask",
+        "float mask",
+        "trained mask",
+        "grouped",
+        "groups of keys, one head of values",
+        "one head of queries and values",
+        "keys and values of one sample",
+        "queries of one sample",
+        "three dims",
+        "three dims, one head of keys, trained mask",
+        "three dims, grouped",
+        "two dims",
+        "five dims, broadcast",
+        "five dims, mask of four",
+        "five dims, mask of five",
+        "five dims, one mask",
+    ],
 )
 def test_attention(attend: Callable[[Tensor], Tensor]) -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
@@ -297,6 +327,18 @@ def test_attention(attend: Callable[[Tensor], Tensor]) -> None:
         return attend(torch.cat([heads, heads[:, :1] * 2], 1))
 
     assert_same_step(*pair(Function(forward, l=nn.Linear(6, 6))), torch.randn(2, 4, 6))
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4, 5])
+def test_attention_of_open_sizes(dims: int) -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        y = s.l(x)
+        q = y[(None,) * (dims - 3)] if dims > 2 else y[:, 0]
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    eager, ours = pair(Function(forward, l=nn.Linear(6, 6)))
+    for batch, length in ((2, 4), (3, 4), (3, 5), (1, 1)):
+        assert_same_step(eager, ours, torch.randn(batch, length, 6))
 
 
 @pytest.mark.parametrize(

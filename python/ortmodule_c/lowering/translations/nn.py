@@ -1,6 +1,7 @@
 """Layers: linear algebra, normalisation, dropout, attention, embedding, classification losses."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
 from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
-from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, translates
+from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
 _NO_LABEL = -(1 << 62)
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
@@ -109,6 +110,20 @@ def softmax(b: Builder, x: Val, dim: int, *_dtype: Any, **_kwargs: Any) -> Val:
     return b.emit("LogSoftmax" if "log" in b.aten_name else "Softmax", x, axis=axis)
 
 
+def _common(*sizes: Size) -> Size:
+    """What sizes are broadcast to."""
+    wide = [size for size in sizes if not same_size(size, 1)]
+    if not all(same_size(size, wide[0]) for size in wide):
+        raise Unsupported(f"attention over dims of {sizes}")
+    return wide[0] if wide else 1
+
+
+def _heads(b: Builder, x: Val, batch: Sequence[Size], heads: Size) -> Val:
+    """`x` as [batch, heads, ...], with all dims before the heads in one and ones for those it lacks."""
+    x = b.expand(x, (*batch, *([heads] if x.rank > 2 else []), *x.dims[-2:]))
+    return b.reshape(x, (math.prod(batch), heads, *x.dims[-2:]))
+
+
 @translates(aten.scaled_dot_product_attention.default)
 def attention(
     b: Builder,
@@ -122,34 +137,36 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Val:
+    """Batch and heads are broadcast; heads of keys and values that are fewer each serve a group of the queries'."""
     rank = query.rank
-    if rank not in (3, 4) or key.rank != rank or value.rank != rank:
-        raise Unsupported(f"attention on tensors of rank {rank}")
-    if not same_size(query.dims[0], key.dims[0]) or not same_size(query.dims[0], value.dims[0]):
-        raise Unsupported("attention with a broadcast batch")
-    if rank == 4 and not enable_gqa and not same_size(query.dims[1], key.dims[1]):
-        raise Unsupported("attention with broadcast heads")
+    if rank < 2 or key.rank != rank or value.rank != rank:
+        raise Unsupported("attention on tensors of several ranks")
     if static(query.dims[-1]) == 0:
         raise Unsupported("attention of heads without elements")
     scale = 1 / math.sqrt(static(query.dims[-1])) if scale is None else scale
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        attn_mask = b.cast(attn_mask, query.dtype)
-    if rank == 3:
-        query, key, value = (b.unsqueeze(t, 1) for t in (query, key, value))
-        if attn_mask is not None and attn_mask.rank == 3:
-            attn_mask = b.unsqueeze(attn_mask, 1)
+    batch = [_common(*dims) for dims in zip(*(t.dims[:-3] for t in (query, key, value)), strict=True)]
+    heads, *others = (t.dims[-3] if rank > 2 else 1 for t in (query, key, value))
+    shared = _common(*others)
+    if attn_mask is not None:
+        if attn_mask.dtype != torch.bool:
+            attn_mask = b.cast(attn_mask, query.dtype)
+        if rank > 4 and attn_mask.rank > 3:
+            if all(same_size(size, 1) for size in attn_mask.dims[:-3]):
+                attn_mask = b.reshape(attn_mask, attn_mask.dims[-3:])
+            else:
+                attn_mask = _heads(b, attn_mask, batch, attn_mask.dims[-3])
     out = b.emit(
         "Attention",
-        query,
-        key,
-        value,
+        _heads(b, query, batch, heads if enable_gqa else _common(heads, shared)),
+        _heads(b, key, batch, shared),
+        _heads(b, value, batch, shared),
         attn_mask,
         scale=float(scale),
         is_causal=int(is_causal),
         p=float(dropout_p) if dropout_p > 0 else None,
         subsequence=b.subsequence() if dropout_p > 0 else None,
     )
-    return b.squeeze(out, 1) if rank == 3 else out
+    return out if rank == 4 else b.reshape(out, result_shape(b))
 
 
 # Normalisation
@@ -213,7 +230,6 @@ def _affine(b: Builder, x: Val, out: Val, weight: Val | None, bias: Val | None) 
         out = b.emit("Mul", out, _per_channel(b, x, b.cast(weight, out.dtype)))
     if bias is not None:
         out = b.emit("Add", out, _per_channel(b, x, b.cast(bias, out.dtype)))
-    out.shape = x.shape
     return b.cast(out, x.dtype)
 
 
