@@ -87,8 +87,6 @@ typedef struct omc_provider {
                         omc_call *out) OMC_MUST_USE;
   /* Whether an elementwise node may become an instruction of a program (ops/program.h). */
   bool (*fusible)(void *ctx, const struct omc_node *node);
-  /* Whether there are kernels for an op and dtype, as far as can be told without a node. */
-  bool (*supports)(void *ctx, omc_op_id op, omc_dtype dtype);
 
   /* Pooled device memory: freed blocks are kept and handed out again, to be used in `queue`. What
    * was freed is not used by others before `queue` has come to where it was freed. */

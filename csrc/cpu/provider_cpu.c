@@ -29,11 +29,6 @@ static omc_kernel kernel_of(omc_op_id id, omc_dtype dtype) {
   return op->kernels ? omc_kernels_pick(op->kernels, dtype) : NULL;
 }
 
-static bool cpu_supports(void *ctx, omc_op_id id, omc_dtype dtype) {
-  (void)ctx;
-  return kernel_of(id, dtype) != NULL;
-}
-
 static bool cpu_fusible(void *ctx, const omc_node *node) {
   (void)ctx;
   const omc_cpu_op *op = omc_cpu_op_get(node->op);
@@ -171,7 +166,6 @@ const omc_provider *omc_cpu_provider(void) {
                                         .alignment = OMC_POOL_ALIGNMENT,
                                         .prepare = cpu_prepare,
                                         .fusible = cpu_fusible,
-                                        .supports = cpu_supports,
                                         .alloc = cpu_alloc,
                                         .free = cpu_free,
                                         .memory = cpu_memory,

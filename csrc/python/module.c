@@ -64,20 +64,6 @@ static PyObject *list_attributes(PyObject *module, PyObject *args) {
   return dict;
 }
 
-static PyObject *supports(PyObject *module, PyObject *args) {
-  (void)module;
-  const char *name, *text;
-  if (!PyArg_ParseTuple(args, "ss", &name, &text)) return NULL;
-  omc_op_id op;
-  omc_dtype dtype;
-  if (!omc_op_from_name(name, strlen(name), &op) ||
-      !omc_dtype_from_text(text, strlen(text), &dtype))
-    return PyErr_Format(PyExc_ValueError, "no op '%s' or no dtype '%s'", name, text);
-  const omc_provider *p = omc_provider_host();
-  bool view = (omc_op_get(op)->flags & (OMC_OP_VIEW | OMC_OP_SHAPE_ONLY)) != 0;
-  return PyBool_FromLong(view || p->supports(p->ctx, op, dtype));
-}
-
 static PyObject *list_isas(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   const omc_provider *p = omc_provider_host();
@@ -151,7 +137,6 @@ static PyMethodDef methods[] = {
     {"attributes", list_attributes, METH_VARARGS,
      "attributes(op) -> {name: (kind, default or None, whether it is required)}"},
     {"rules", omc_list_rules, METH_NOARGS, "rules() -> {name: what the rule claims}"},
-    {"supports", supports, METH_VARARGS, "supports(op, dtype) -> whether there are kernels"},
     {"scan", omc_scan, METH_VARARGS,
      "scan(module, last=None, held=None) -> (parameters, buffers, fingerprint, checked)"},
     {"isas", list_isas, METH_NOARGS, "isas() -> instruction sets that kernels may use"},

@@ -203,9 +203,6 @@ def describe(
 def rules() -> dict[str, str]:
     """Every rewrite rule and what it claims: "exact", "finite", "sums" or "layer", see csrc/passes/rewrite.h."""
 
-def supports(op: str, dtype: str) -> bool:
-    """Whether the CPU has a kernel of this op for this dtype, e.g. ``("Softmax", "f32")``."""
-
 def ops() -> dict[str, tuple[str, bool, bool]]:
     """Every op: family, whether it is ONNX's own, whether it has a gradient rule."""
 

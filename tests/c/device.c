@@ -435,7 +435,6 @@ static void fill_table(void) {
                             .alignment = ALIGNMENT,
                             .prepare = device_prepare,
                             .fusible = host->fusible,
-                            .supports = host->supports,
                             .alloc = device_alloc,
                             .free = device_free,
                             .memory = device_memory,
