@@ -1,5 +1,6 @@
 """What eager PyTorch refuses of values, indices and dtypes, refused with the same error."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,36 @@ def test_a_floored_quotient_has_no_gradient(divide: Callable[[Tensor, Tensor], T
         assert out.tolist() == [1, -1]
         with pytest.raises(RuntimeError, match="derivative for aten::floor_divide is not implemented"):
             out.sum().backward()
+
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "linear": (lambda bias, x, y: F.linear(x, y, bias), (2,), (4, 2), (1, 2)),
+    "linear of three dims": (lambda bias, x, y: F.linear(x, y, bias), (1, 2), (4, 1, 2), (1, 2)),
+    "linear of no rows": (lambda bias, x, y: F.linear(x, y, bias), (2,), (0, 2), (1, 2)),
+    "addmm": (torch.addmm, (2,), (2, 2), (2, 1)),
+    "addmm of three dims": (torch.addmm, (5, 2, 1), (2, 2), (2, 1)),
+    "addmm that reads no bias": (lambda bias, x, y: torch.addmm(bias, x, y, beta=0), (2,), (1, 5), (5, 1)),
+    "addmv": (torch.addmv, (5,), (1, 2), (2,)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_bias_may_not_widen_a_product(name: str) -> None:
+    add, *shapes = PRODUCTS[name]
+    _refuses_alike(Function(lambda _, *given: add(*given)), *map(torch.ones, shapes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_a_bias_is_of_the_dtype_of_the_product(dtype: torch.dtype) -> None:
+    bias = torch.ones(3, dtype=dtype)
+    _refuses_alike(Function(lambda _, *given: F.linear(*given)), torch.ones(4, 2), torch.ones(3, 2), bias)
+    _refuses_alike(Function(lambda _, *given: torch.addmm(*given, alpha=2)), bias, torch.ones(4, 2), torch.ones(2, 3))
+
+
+def _refuses_alike(module: Function, *given: Tensor) -> None:
+    with pytest.raises(RuntimeError) as eager:
+        module(*given)
+    with warnings.catch_warnings(), pytest.raises(RuntimeError) as ours:
+        warnings.simplefilter("ignore")
+        ORTModule(module)(*given)
+    assert str(ours.value) == str(eager.value)

@@ -20,13 +20,23 @@ _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 
 def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bool = False) -> Val:
     """x y + bias; of y transposed. A bias other than one number for each column is added apart."""
-    bias = None if bias is None else b.cast(bias, x.dtype)
     fits = bias is not None and y.rank == 2 and bias.rank == 1 and same_size(bias.dims[0], y.dims[not transposed])
     if fits or transposed:
         out = b.emit("FusedMatMul", x, y, bias if fits else None, transB=1 if transposed else None)
     else:
         out = b.emit("MatMul", x, y)
-    return out if fits or bias is None else b.emit("Add", out, bias)
+    return out if fits or bias is None else b.emit("Add", out, _bias(bias, out))
+
+
+def _bias(bias: Val, product: Val) -> Val:
+    """What is added to a product and, as PyTorch has it, may not make it wider."""
+    sizes = bias.example
+    fits = len(sizes) <= product.rank and all(
+        n in (1, m) for n, m in zip(reversed(sizes), reversed(product.example), strict=False)
+    )
+    if not fits or bias.dtype != product.dtype:
+        raise Unsupported(f"a bias of {bias.dtype} and {list(sizes)} for {product.dtype} and {list(product.example)}")
+    return bias
 
 
 @translates(
@@ -59,13 +69,11 @@ def addmm(b: Builder, bias: Val, x: Val, y: Val, *, beta: Any = 1, alpha: Any = 
 
 
 def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
-    """`beta * bias + alpha * product`, in which a bias that counts for nothing is not read."""
+    """`beta * bias + alpha * product`, in which the elements of a bias that counts for nothing are not read."""
     if _is(alpha, 0):
         raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
-    product = _scaled(b, product, alpha)
-    if _is(beta, 0):
-        return product
-    return b.emit("Add", product, _scaled(b, b.cast(bias, product.dtype), beta))
+    bias, product = _bias(bias, product), _scaled(b, product, alpha)
+    return product if _is(beta, 0) else b.emit("Add", product, _scaled(b, bias, beta))
 
 
 # Embedding and dropout
