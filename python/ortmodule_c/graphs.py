@@ -209,7 +209,7 @@ class Graphs:
         dim, what = openings.changed(sizes), None
         if any(fits):
             return "an argument lies otherwise in memory"
-        if dim is not None:
+        if dim is not None and openings.why:
             return f"the size of {paths[dim[0]]} in dim {dim[1]} changes; {openings.why}"
         if made and not fits:
             what = made[0][0].changed()

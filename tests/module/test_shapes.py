@@ -120,6 +120,17 @@ def test_a_forward_that_takes_each_size_apart_has_no_open_graph_and_says_so() ->
     assert n_graphs(ours) <= 10
 
 
+def test_graphs_for_sizes_of_one_and_for_ranks_are_no_export_each_time() -> None:
+    eager, ours = pair(Function(lambda m, x: m.a(x), a=nn.Linear(6, 4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(16):
+            for m in (eager, ours):
+                m.zero_grad()
+            n, k = step % 5 + 1, step % 4 + 1
+            assert_same_step(eager, ours, torch.randn(*((n, 6) if step % 2 else (n, k, 6))))
+
+
 def test_why_a_size_is_not_open_is_said_where_it_is_asked_for_its_type() -> None:
     module = Function(lambda m, x: m.a(x) * len(type(x.shape[0]).__name__), a=nn.Linear(6, 4))
     with pytest.warns(

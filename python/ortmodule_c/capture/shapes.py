@@ -80,12 +80,12 @@ class Openings:
     seen
         Sizes of the last calls that graphs were made for.
     why
-        Why sizes could not be left open, as found last.
+        Why sizes could not be left open, as found last; empty if all that were asked for could.
     """
 
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
-        self.why = _PINNED
+        self.why = ""
         self._failed: set[Axes] = set()
         self._made = 0
 
