@@ -60,18 +60,16 @@ omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
   if (v->type.dtype == dtype) return OMC_OK;
-  char type[OMC_TYPE_TEXT];
-  OMC_NODE_FAIL(node, EDTYPE, "input %u is %s, not %s", i,
-                omc_type_text(&v->type, type, sizeof type), omc_dtype_get(dtype)->text);
+  OMC_NODE_FAIL(node, EDTYPE, "input %u is %s, not %s", i, omc_dtype_get(v->type.dtype)->text,
+                omc_dtype_get(dtype)->text);
 }
 
 omc_status omc_need_float(const omc_node *node, uint32_t i) {
   const omc_value *v = omc_in(node, i);
   if (!v) return input_missing(node, i);
   if (omc_dtype_is_float(v->type.dtype)) return OMC_OK;
-  char type[OMC_TYPE_TEXT];
   OMC_NODE_FAIL(node, EDTYPE, "input %u is %s, not floating point", i,
-                omc_type_text(&v->type, type, sizeof type));
+                omc_dtype_get(v->type.dtype)->text);
 }
 
 omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) {

@@ -84,9 +84,9 @@ def test_how_many_outputs() -> None:
     [
         ("Nonsense", [f32(2)], {}, NotImplementedError, "no op is named 'Nonsense'"),
         ("ReduceSum", [("bool", (2,))], {}, NotImplementedError, "ReduceSum: cpu has no kernel for bool"),
-        ("Exp", [i64(2)], {}, TypeError, r"Exp: input 0 is i64\[2\], not floating point"),
-        ("Add", [f32(2), ("f64", (2,))], {}, TypeError, r"Add: input 1 is f64\[2\], not f32"),
-        ("Where", [f32(2), f32(2), f32(2)], {}, TypeError, r"Where: input 0 is f32\[2\], not bool"),
+        ("Exp", [i64(2)], {}, TypeError, "Exp: input 0 is i64, not floating point"),
+        ("Add", [f32(2), ("f64", (2,))], {}, TypeError, "Add: input 1 is f64, not f32"),
+        ("Where", [f32(2), f32(2), f32(2)], {}, TypeError, "Where: input 0 is f32, not bool"),
         ("Add", [f32(2), f32(3)], {}, ValueError, r"Add.*\[2\].*\[3\]"),
         ("MatMul", [f32(2, 3), f32(4, 2)], {}, ValueError, r"MatMul.*\[2,3\].*\[4,2\]"),
         ("Softmax", [f32(2, 3)], {"axis": 2}, ValueError, "Softmax.*2"),

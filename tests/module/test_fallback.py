@@ -224,3 +224,11 @@ def test_types_that_cannot_be_found_are_an_error_and_no_traceback(capfd: pytest.
     with pytest.raises(NotExportable, match="the types of the results of a product cannot be found"):
         callbacks.infer(0, [("f32", (2, 3)), ("f32", (2, 3))])
     assert capfd.readouterr().err == ""
+
+
+def test_an_op_that_is_refused_for_its_dtype_is_told_of_once_for_all_sizes() -> None:
+    ours = ORTModule(Function(lambda s, x, y: s.l(x) * ((y @ y.T) @ y).sum(), l=nn.Linear(3, 2)))
+    with pytest.warns(UserWarning, match="matmul.default runs in PyTorch: .*i64, not floating point") as told:
+        for n in (2, 4, 5):
+            ours(torch.ones(n, 3), torch.ones(n, n + 1, dtype=torch.int64))
+    assert len(told) == len(ours.fallback_report()) == 1

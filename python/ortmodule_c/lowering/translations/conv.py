@@ -175,4 +175,6 @@ def avg_pool(
     aten._adaptive_avg_pool3d.default,
 )
 def adaptive_avg_pool(b: Builder, x: Val, _output_size: Any) -> Val:
+    if 0 in x.example[-_axes(b) - 1 :]:
+        raise Unsupported(f"{b.aten_name} of nothing, which PyTorch refuses, in some cases in backward")
     return b.emit("AdaptiveAvgPool", x, output_size=result_shape(b)[-_axes(b) :])
