@@ -1,6 +1,6 @@
 /* Losses of [N, C, d...] against class indices [N, d...], and their gradients: CrossEntropy of
  * logits, NegativeLogLikelihoodLoss of log probabilities. And UnitInterval, which sees to it that
- * probabilities are some.
+ * probabilities, and what they are compared with, are some.
  *
  * With w the class weights (1 if absent), t the target of a row, e the label smoothing and log p =
  * x - top - log_sum, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log

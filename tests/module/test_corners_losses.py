@@ -26,6 +26,13 @@ LOSSES = {
         signed_zeros=False,
         dtypes=FLOATS[:1],
     ),
+    "bce, of the target": Row(
+        lambda x, y: F.binary_cross_entropy(x.detach(), y, reduction="none"),
+        B,
+        values=lambda t: pairs(probabilities(t)[0]),
+        signed_zeros=False,
+        dtypes=FLOATS[:1],
+    ),
     "bce with logits": Row(lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"), B, floor=1),
     "bce with logits, weights": Row(
         lambda x, y: F.binary_cross_entropy_with_logits(x, y, y.detach(), pos_weight=y.detach(), reduction="none"),

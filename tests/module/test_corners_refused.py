@@ -74,6 +74,8 @@ def test_a_probability_has_to_be_one() -> None:
         for outside in (-1e-3, 1.001, float("nan"), float("inf")):
             with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
                 model(torch.tensor([0.5, outside, 0.5], requires_grad=True), target)
+            with pytest.raises(RuntimeError, match="all elements of target should be between 0 and 1"):
+                model(torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.5, outside, 0.5]))
 
 
 BOOL, INT32, INT64 = torch.bool, torch.int32, torch.int64

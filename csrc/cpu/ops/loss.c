@@ -1,4 +1,6 @@
 /* Losses row by row, or for many rows at a time where classes are not the last axis. */
+#include <string.h>
+
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
@@ -313,8 +315,8 @@ OMC_KERNEL(UnitInterval, args) {
     y[k] = x[k];
   }
   if (!inside)
-    OMC_FAIL(EDOMAIN, "all elements of input should be between 0 and 1 ('%s')",
-             args->node ? args->node : "");
+    OMC_FAIL(EDOMAIN, "all elements of %s should be between 0 and 1 ('%s')",
+             *(const bool *)args->params ? "target" : "input", args->node ? args->node : "");
   return OMC_OK;
 }
 
@@ -345,6 +347,12 @@ static omc_status nll_grad_params(const omc_node *node, omc_arena *arena, void *
   return omc_nll_grad_form_of(node, params, &of);
 }
 
+static omc_status unit_params(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  *(bool *)params = strcmp(omc_node_string(node, "of"), "target") == 0;
+  return OMC_OK;
+}
+
 #define LOSS(name, params_, ...) \
   OMC_KERNELS(name)              \
   OMC_CPU_OP(name, name, OMC_PARAMS(omc_loss_form, params_), __VA_ARGS__)
@@ -353,6 +361,6 @@ LOSS(CrossEntropyGrad, backward_params)
 LOSS(NegativeLogLikelihoodLoss, forward_params, .workspace = forward_workspace)
 LOSS(NegativeLogLikelihoodLossGrad, nll_grad_params)
 OMC_KERNELS(UnitInterval)
-OMC_CPU_OP(UnitInterval, UnitInterval)
+OMC_CPU_OP(UnitInterval, UnitInterval, OMC_PARAMS(bool, unit_params))
 
 #endif

@@ -363,12 +363,15 @@ _LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
 def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
     """Its logarithms are at least -100 and the divisor of its slope at least a float32 1e-12, in any dtype."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    p = b.cast(b.emit("UnitInterval", b.cast(b.detached(x), wide)), x.dtype)
-    t, one = b.detached(target), b.const(1.0, x.dtype)
+
+    def within(v: Val, of: str) -> Val:
+        return b.cast(b.emit("UnitInterval", b.cast(b.detached(v), wide), of=of), v.dtype)
+
+    p, t, one = within(x, "input"), within(target, "target"), b.const(1.0, x.dtype)
     least = b.const(-100.0, x.dtype)
-    log = b.emit("Clip", b.emit("Log", p), least)
-    log_not = b.emit("Clip", b.emit("Log1p", b.emit("Neg", p)), least)
-    loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), log_not), b.emit("Mul", t, log))
+    log, log_not = b.emit("Log", p), b.emit("Log1p", b.emit("Neg", p))
+    of_one, of_none = b.emit("Clip", log, least), b.emit("Clip", log_not, least)
+    loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), of_none), b.emit("Mul", t, of_one))
 
     def of_x(v: Val) -> Val:
         spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), b.const(_LEAST_SPREAD, x.dtype))
