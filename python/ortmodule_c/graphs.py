@@ -194,6 +194,8 @@ class Graphs:
         when = self._difference(key, sizes, paths, openings)
         self._last = key
         self._changes[when] += 1
+        if when:
+            logger.info("%s is exported once more: %s", type(self._module).__name__, when)
         if when and self._changes[when] == _MANY_CHANGES:
             self._report.tell(f"{type(self._module).__name__} is exported anew each time {when}")
         same_key, limit = self._by_key.get(key, ()), self._options.max_graphs

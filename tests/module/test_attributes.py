@@ -174,6 +174,15 @@ def test_a_value_that_is_always_new_is_told_once() -> None:
     assert named == ["argument scale", "argument by[0]", "attribute factor of Function"]
 
 
+def test_why_a_module_is_exported_once_more_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    ours = ORTModule(Function(lambda s, x: s.l(x) * s.by, l=nn.Linear(4, 4), by=2.0))
+    with caplog.at_level("INFO", "ortmodule_c"):
+        for by in (2.0, 3.0):
+            ours.by = by
+            ours(torch.ones(2, 4))
+    assert "exported once more: attribute by of Function takes a new value" in caplog.text
+
+
 def test_a_forward_that_looks_at_all_its_attributes() -> None:
     eager, ours = pair(Function(lambda s, x: s.l(x) * vars(s)["scale"], l=nn.Linear(4, 4), scale=2.0))
     assert_same_step(eager, ours, torch.randn(3, 4))
