@@ -261,7 +261,7 @@ def gelu(b: Builder, x: Val, *, approximate: str = "none") -> Val:
 @translates(aten.hardsigmoid.default)
 def hardsigmoid(b: Builder, x: Val) -> Val:
     """Its slope is 1/6 as float32 has it, between -3 and 3."""
-    wide = b.cast(b.detached(x), computed_in(x.dtype))
+    wide = b.cast(b.detached(x), computed_in(need_float(x.dtype)))
     six = b.const(6.0, wide.dtype)
     gate = b.emit("Clip", b.emit("Add", wide, b.const(3.0, wide.dtype)), b.const(0.0, wide.dtype), six)
     out = b.cast(b.emit("Div", gate, six), x.dtype)
@@ -301,15 +301,20 @@ def _share_at_bound(by_tensor: bool) -> float:
     return float(share)
 
 
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    """Whether a number is not too large for a dtype."""
+    if dtype.is_floating_point:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    return not isinstance(number, int) or number == int(torch.tensor(number).to(dtype))
+
+
 @translates(aten.clamp.default)
 def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
     if any(isinstance(v, float) and math.isnan(v) for v in (low, high)):
         raise Unsupported("a bound that is NaN, of which versions of PyTorch make different things")
     x = b.cast(x, dtype)
-    if not dtype.is_floating_point and any(
-        isinstance(v, int) and v != int(torch.tensor(v).to(dtype)) for v in (low, high)
-    ):
+    if not all(_holds(dtype, v) for v in (low, high) if isinstance(v, (int, float))):
         raise Unsupported(f"a bound that {dtype} does not hold")
     if not dtype.is_floating_point or isinstance(low, Val) or isinstance(high, Val):
         return clamp_tensor(b, x, low, high)
