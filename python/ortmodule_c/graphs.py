@@ -198,8 +198,9 @@ class Graphs:
             logger.info("%s is exported once more: %s", type(self._module).__name__, when)
         if when and self._changes[when] == _MANY_CHANGES:
             self._report.tell(f"{type(self._module).__name__} is exported anew each time {when}")
-        same_key, limit = self._by_key.get(key, ()), self._options.max_graphs
-        if len(same_key) >= limit and all(g.used > self._calls - _LATELY for g in same_key):
+        limit = self._options.max_graphs
+        alike = [g for g in self._graphs.values() if g.runner is not None and g.key[1] == key[1]]
+        if len(alike) >= limit and all(g.used > self._calls - _LATELY for g in alike):
             often = f" each time {when}" if when else ""
             raise NotRunnable(f"more than max_graphs={limit} graphs would be needed, one more{often}")
 

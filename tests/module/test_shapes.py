@@ -527,3 +527,16 @@ def test_symbols_are_as_they_were_after_an_export() -> None:
     before = [dict(vars(s)) for s in (torch.SymInt, torch.SymFloat, torch.SymBool)]
     assert_same_steps(net(), (torch.randn(3, 4, 6),), (torch.randn(5, 4, 6),))
     assert [dict(vars(s)) for s in (torch.SymInt, torch.SymFloat, torch.SymBool)] == before
+
+
+def test_a_number_that_changes_at_each_call_ends_in_pytorch_and_not_in_an_export_per_call() -> None:
+    eager = Function(lambda m, x, by: m.a(x) * by, a=nn.Linear(6, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(max_graphs=3))
+    with pytest.warns(
+        UserWarning, match=r"more than max_graphs=3 graphs .* each time argument args\[1\] takes a new value"
+    ):
+        for step in range(8):
+            for m in (eager, ours):
+                m.zero_grad()
+            assert_same_step(eager, ours, torch.randn(2, 6), 1 / (step + 2))
+    assert ours.stats()["graphs"] == 3
