@@ -532,9 +532,7 @@ def test_symbols_are_as_they_were_after_an_export() -> None:
 def test_a_number_that_changes_at_each_call_ends_in_pytorch_and_not_in_an_export_per_call() -> None:
     eager = Function(lambda m, x, by: m.a(x) * by, a=nn.Linear(6, 4))
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(max_graphs=3))
-    with pytest.warns(
-        UserWarning, match=r"more than max_graphs=3 graphs .* argument args\[1\] takes a new value"
-    ):
+    with pytest.warns(UserWarning, match=r"more than max_graphs=3 graphs .* argument args\[1\] takes a new value"):
         for step in range(8):
             for m in (eager, ours):
                 m.zero_grad()
