@@ -15,8 +15,7 @@ from ..capture.recurrent import one_step_for_all
 from ..dtypes import BY_TEXT, DTYPES
 from ..errors import NotExportable
 from .ancestry import Operand
-
-Type = tuple[str, tuple[int, ...]]
+from .draft import Type
 
 
 @dataclass(frozen=True)
