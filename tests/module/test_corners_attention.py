@@ -54,6 +54,20 @@ def test_attention(row: tuple[str, Any]) -> None:
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("batch", "mask"),
+    [((1, 1, 1), (2, 1, 1, 4, 5)), ((1, 2), (3, 1, 1, 5)), ((2, 3), (1, 2, 3, 4, 5)), ((2,), (2, 2, 4, 5))],
+    ids=str,
+)
+def test_a_mask_wider_than_the_scores_is_refused(batch: tuple[int, ...], mask: tuple[int, ...]) -> None:
+    """Also where the values are as wide as the mask: PyTorch adds it to the scores in place."""
+    xs = torch.randn(*batch, 4, 8), torch.randn(*batch, 5, 8), torch.randn(*[3 if n == 1 else n for n in batch], 5, 8)
+    module = Function(lambda _, *xs: _attend(*xs))
+    for m in (module, ORTModule(module)):
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            m(*xs, torch.randn(mask))
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
     ("operand", "backend"),

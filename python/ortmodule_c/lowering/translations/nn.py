@@ -30,13 +30,17 @@ def _product(b: Builder, x: Val, y: Val, bias: Val | None = None, transposed: bo
 
 def _bias(bias: Val, product: Val) -> Val:
     """What is added to a product and, as PyTorch has it, may not make it wider."""
-    sizes = bias.example
-    fits = len(sizes) <= product.rank and all(
-        n in (1, m) for n, m in zip(reversed(sizes), reversed(product.example), strict=False)
-    )
-    if not fits or bias.dtype != product.dtype:
-        raise Unsupported(f"a bias of {bias.dtype} and {list(sizes)} for {product.dtype} and {list(product.example)}")
+    if _widens(bias, product.example) or bias.dtype != product.dtype:
+        sizes, wanted = list(bias.example), list(product.example)
+        raise Unsupported(f"a bias of {bias.dtype} and {sizes} for {product.dtype} and {wanted}")
     return bias
+
+
+def _widens(x: Val, sizes: Sequence[int]) -> bool:
+    """Whether `x` cannot be added in place to what has these sizes."""
+    return x.rank > len(sizes) or any(
+        n not in (1, m) for n, m in zip(reversed(x.example), reversed(sizes), strict=False)
+    )
 
 
 @translates(
@@ -153,9 +157,13 @@ def attention(
         raise Unsupported("attention of heads without elements")
     scale = 1 / math.sqrt(static(query.dims[-1])) if scale is None else scale
     batch = [_common(*dims) for dims in zip(*(t.dims[:-3] for t in (query, key, value)), strict=True)]
-    heads, *others = (t.dims[-3] if rank > 2 else 1 for t in (query, key, value))
-    shared = _common(*others)
+    heads, *fewer = (t.dims[-3] if rank > 2 else 1 for t in (query, key, value))
+    shared = _common(*fewer)
     if attn_mask is not None:
+        rows, keys = query.example, key.example
+        others = (*keys[:-3], rows[-3]) if enable_gqa else keys[:-2]
+        if _widens(attn_mask, (*torch.broadcast_shapes(rows[:-2], others), rows[-2], keys[-2])):
+            raise Unsupported(f"attention with a mask of {list(attn_mask.example)}, wider than its scores")
         if attn_mask.dtype != torch.bool:
             attn_mask = b.cast(attn_mask, query.dtype)
         if rank > 4 and attn_mask.rank > 3:
