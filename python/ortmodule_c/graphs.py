@@ -22,12 +22,12 @@ from .lowering.lower import lower
 from .lowering.to_text import to_text
 from .onnx.files import Files
 from .options import DebugOptions, logger
-from .process import no_collection, tracing_lock
+from .process import no_collection, tracing, tracing_lock
 from .report import FallbackReport
 from .signals import waiting
 
 # Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
-convert_frame.compile_lock = tracing_lock
+convert_frame.compile_lock = tracing  # type: ignore[assignment]
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
 
@@ -98,6 +98,12 @@ class Graph:
 
     def run(self, call: Call) -> object:
         """The module's outputs, once the attributes and buffers that its forward sets are set."""
+        if self.fallbacks or self.written or self.rebound:
+            with tracing.running():
+                return self._run(call)
+        return self._run(call)
+
+    def _run(self, call: Call) -> object:
         outputs, written, rebound = unflatten(self.out_spec, iter(call.runner.run(call)))
         for (module, name), value in zip(self.written, written, strict=True):
             module.__dict__[name] = value
@@ -107,7 +113,7 @@ class Graph:
 
 
 class Graphs:
-    """Cache of a module's graphs, least recently used first. Finding and making need `tracing_lock`.
+    """Cache of a module's graphs, least recently used first. Finding needs `tracing_lock`, making :data:`tracing`.
 
     Parameters
     ----------

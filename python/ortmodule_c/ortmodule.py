@@ -27,7 +27,7 @@ from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError
 from .flatten import flatten
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
-from .process import one_thread_after_fork, tracing_lock
+from .process import one_thread_after_fork, tracing, tracing_lock
 from .report import FallbackRecord, FallbackReport
 from .signals import Interrupted, waiting
 from .stack import users_line
@@ -161,7 +161,7 @@ class ORTModule(nn.Module):
         own = {name: self.__dict__[name] for name in _HOOKS if self.__dict__[name]}
         if not own:
             return self.forward(*args, **kwargs)
-        with tracing_lock:
+        with tracing:
             if not _has_any_global_hook():  # it was another thread's trace that had them
                 return super()._call_impl(*args, **kwargs)
             module = self._ort_module.__dict__
@@ -205,7 +205,8 @@ class ORTModule(nn.Module):
         if isinstance(interrupt, Interrupted):
             raise interrupt.error
         if interrupt is not None:  # it undid what the forward, while it was traced, had done before
-            self._ort_module(*args, **kwargs)
+            with tracing.running():
+                self._ort_module(*args, **kwargs)
             raise interrupt  # which was not the forward's own
         self._ort_report.warn()  # which may raise: before anything has changed
         if attempt.call is not None:
@@ -232,7 +233,8 @@ class ORTModule(nn.Module):
     def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run in PyTorch the call that gives parameters their shapes and draws them, in the order of eager's draws."""
         name = type(self._ort_module).__name__
-        result = self._ort_module(*args, **kwargs)
+        with tracing.running():
+            result = self._ort_module(*args, **kwargs)
         if awaits_initialization(self._ort_module):
             self._ort_report.add(name, "its forward leaves parameters without a shape")
             self._ort_report.warn()
@@ -256,10 +258,11 @@ class ORTModule(nn.Module):
             report.check(name, cause, failure)
         # Bad input ends here, and says nothing against the module.
         if by_dynamo:
-            with report.waiting():  # until it is said why
+            with report.waiting(), tracing.running():  # until it is said why
                 result, whole = self._ort_second_way()(args, kwargs)
         else:
-            result, whole = self._ort_module(*args, **kwargs), cause
+            with tracing.running():
+                result, whole = self._ort_module(*args, **kwargs), cause
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
         if whole and (cause or whole != self._ort_whole):
@@ -287,22 +290,35 @@ class ORTModule(nn.Module):
     def _ort_prepare(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All that comes before the first number is computed: find or make the graph, and its plan for this call."""
         with tracing_lock:  # a module that another thread traces holds stand-ins for its parameters
-            last = self._ort_graph
-            now = scan(self._ort_module, self._ort_fingerprint, None if last is None else last.held)
-            self._ort_fingerprint = now.fingerprint
-            leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
-            for i, t in enumerate(leaves):
-                plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
-                if not plain or t.is_meta or t.is_nested:
-                    _check_tensor(t, self._ort_arguments.paths(spec)[i])
-            attempt.key = key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
-            sizes = tuple([t.shape for t in leaves])
-            attempt.graph = graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
-            if graph is None:
-                attempt.graph = graph = self._ort_export(key, leaves, now)
-            self._ort_graph = graph
+            now, leaves = self._ort_find(attempt, args, kwargs)
+        if attempt.graph is None:
+            with tracing as alone:
+                now, leaves = self._ort_find(attempt, args, kwargs)  # others may have come before
+                if attempt.graph is None:
+                    if not alone:
+                        raise NotRunnable("another thread runs a module, which may not see a trace, and does not end")
+                    assert attempt.key is not None
+                    attempt.graph = self._ort_graph = self._ort_export(attempt.key, leaves, now)
+        graph = attempt.graph
         if graph.runner is not None:
             attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers])
+
+    def _ort_find(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scan, list[Tensor]]:
+        """Look for a graph for this call; the module as it is now, and the call's tensors."""
+        last = self._ort_graph
+        now = scan(self._ort_module, self._ort_fingerprint, None if last is None else last.held)
+        self._ort_fingerprint = now.fingerprint
+        leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
+        for i, t in enumerate(leaves):
+            plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
+            if not plain or t.is_meta or t.is_nested:
+                _check_tensor(t, self._ort_arguments.paths(spec)[i])
+        attempt.key = key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
+        sizes = tuple([t.shape for t in leaves])
+        attempt.graph = graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
+        if graph is not None:
+            self._ort_graph = graph
+        return now, leaves
 
     def _ort_verify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare the step that begins with this call with PyTorch's."""

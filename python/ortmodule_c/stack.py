@@ -1,4 +1,4 @@
-"""Where on the stack the user's own code is, that is, neither PyTorch nor this package."""
+"""Where on the stack the user's own code is, that is, neither PyTorch, this package nor Python's library."""
 
 import os
 import re
@@ -12,6 +12,8 @@ import torch
 
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 LIBRARIES = tuple(str(Path(f).parent) + os.sep for f in (__file__, torch.__file__))
+PACKAGES = os.sep + "site-packages" + os.sep
+STANDARD = str(Path(os.__file__).parent) + os.sep
 
 
 def is_users(frame: FrameType) -> bool:
@@ -49,11 +51,17 @@ def users_line_in(trace: str) -> str:
 
 
 def innermost(frames: Iterable[tuple[str, object]]) -> str:
-    """File and line of the innermost of these frames that is the user's, or of all where none is."""
+    """File and line of the innermost of these frames that is the user's, or PyTorch's where none is."""
     known = [(str(name), line) for name, line in frames]
-    return _innermost(known) or next((f"{name}:{line}" for name, line in reversed(known)), "an unknown line")
+    pytorchs = [f"{name}:{line}" for name, line in known if name.startswith(LIBRARIES[1])]
+    return _innermost(known) or (pytorchs or ["an unknown line"])[-1]
 
 
 def _innermost(frames: Iterable[tuple[str, object]]) -> str:
-    users = [f"{name}:{line}" for name, line in frames if not name.startswith((*LIBRARIES, "<"))]
+    users = [f"{name}:{line}" for name, line in frames if not _is_librarys(name)]
     return users[-1] if users else ""
+
+
+def _is_librarys(filename: str) -> bool:
+    standard = filename.startswith(STANDARD) and PACKAGES not in filename
+    return standard or filename.startswith((*LIBRARIES, "<"))

@@ -24,7 +24,7 @@ from ..lowering.lower import lower
 from ..lowering.to_text import to_text
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
-from ..process import no_collection, one_thread_after_fork, tracing_lock
+from ..process import no_collection, one_thread_after_fork, tracing
 from ..report import FallbackReport
 from ..stack import users_line_in
 from . import noted
@@ -184,7 +184,7 @@ class Compiled:
         refusal = _refusal(examples) or device_refusal(tensors)
         if refusal:
             raise NotExportable(refusal)
-        with tracing_lock, quiet(), no_collection(), remembered():
+        with tracing, quiet(), no_collection(), remembered():
             captured = capture_graph(self._graph, examples)
             lowered = lower(captured)
             for name, cause in lowered.fallbacks:
@@ -196,7 +196,7 @@ class Compiled:
         return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="))
 
     def _capture_again(self, given: Sequence[Any]) -> Captured:
-        with tracing_lock, quiet():
+        with tracing, quiet():
             return capture_graph(self._graph, _static(given))
 
     def _with_numbers(self, args: Sequence[Any]) -> list[Any]:
@@ -206,8 +206,11 @@ class Compiled:
         """The graph for the numbers of this call."""
         given = self._with_numbers(args)
         key = tuple([tuple(a.shape) if isinstance(a, Tensor) else (type(a), a) for a in given])
-        with tracing_lock:
-            made = self._by_numbers.get(key)
+        made = self._by_numbers.get(key)
+        if made is not None:
+            return made
+        with tracing:
+            made = self._by_numbers.get(key)  # another thread may have come before
             if made is None:
                 if len(self._by_numbers) >= self._max_graphs:
                     raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes")

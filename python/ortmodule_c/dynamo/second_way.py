@@ -34,7 +34,7 @@ from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
-from ..process import tracing_lock
+from ..process import tracing
 from ..report import FallbackReport
 from ..signals import Interrupted, waiting
 from ..stack import innermost
@@ -56,17 +56,17 @@ _dynamos_warn_once = utils.warn_once
 
 def _keep_back(record: logging.LogRecord) -> bool:
     """Hears what is logged while a second way runs in this thread; below a warning is only what somebody asked for."""
-    records: list[logging.LogRecord] | None = getattr(_heard, "records", None)
-    if records is None or record.levelno < logging.WARNING:
+    heard: _Heard | None = getattr(_heard, "heard", None)
+    if heard is None or record.levelno < logging.WARNING:
         return True
-    records.append(record)
+    heard.records.append(record)
     logger.debug("TorchDynamo: %s", record.getMessage(), exc_info=record.exc_info)
     return False
 
 
 def _warn_once(msg: str, stacklevel: int = 1) -> None:
     """What Dynamo warns of besides a graph break, in words for those who develop it."""
-    if getattr(_heard, "records", None) is not None and "file an issue" in msg:
+    if getattr(_heard, "heard", None) is not None and "file an issue" in msg:
         logger.debug("TorchDynamo: %s", msg)
     else:
         _dynamos_warn_once(msg, stacklevel + 1)
@@ -80,15 +80,21 @@ def _hear() -> None:
 
 
 class _CompileLock:
-    """Dynamo's lock: signals wait while something is compiled for a second way, whose errors are not raised."""
+    """Dynamo's lock: signals wait while something is compiled for a second way, whose errors are not raised.
+
+    What Dynamo counts, for all threads together, is that second way's meanwhile.
+    """
 
     def __init__(self) -> None:
         self._entered: list[contextlib.ExitStack] = []  # by the thread that has the lock
 
     def __enter__(self) -> None:
         stack = contextlib.ExitStack()
-        stack.enter_context(tracing_lock)
-        if getattr(_heard, "records", None) is not None:
+        stack.enter_context(tracing)
+        heard: _Heard | None = getattr(_heard, "heard", None)
+        if heard is not None:
+            if not self._entered:
+                stack.enter_context(heard.counting())
             stack.enter_context(waiting())
         self._entered.append(stack)
 
@@ -102,14 +108,34 @@ class _CompileLock:
 convert_frame.compile_lock = _CompileLock()  # type: ignore[assignment]
 
 
+@dataclass
+class _Heard:
+    """What Dynamo says during one run: in its log, of breaks, of what else it met, and how long it compiled."""
+
+    records: list[logging.LogRecord] = field(default_factory=list)
+    breaks: list[Any] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        n_breaks, seconds, met = len(graph_break_reasons), _seconds(), counters["unimplemented"].copy()
+        try:
+            yield
+        finally:
+            self.breaks += graph_break_reasons[n_breaks:]
+            self.seconds += _seconds() - seconds
+            self.met += counters["unimplemented"] - met
+
+
 @contextlib.contextmanager
-def _listening() -> Iterator[list[logging.LogRecord]]:
-    before = getattr(_heard, "records", None)
-    _heard.records = records = list[logging.LogRecord]()
+def _listening() -> Iterator[_Heard]:
+    before = getattr(_heard, "heard", None)
+    _heard.heard = heard = _Heard()
     try:
-        yield records
+        yield heard
     finally:
-        _heard.records = before
+        _heard.heard = before
 
 
 @dataclass(eq=False)
@@ -180,8 +206,7 @@ class SecondWay:
             self._report.check(self._name, cause)
             return self._module(*args, **kwargs), cause
         self._open_sizes(args, kwargs)
-        n_breaks, seconds, met = len(graph_break_reasons), _seconds(), counters["unimplemented"].copy()
-        with config.patch(self._settings), _listening() as records:
+        with config.patch(self._settings), _listening() as heard:
             try:
                 result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
@@ -192,15 +217,15 @@ class SecondWay:
                     self._report.check(self._name, _NOTHING, error)
                 raise
             finally:
-                self.seconds += _seconds() - seconds
+                self.seconds += heard.seconds
                 if not self._cause:
-                    self._note_breaks(graph_break_reasons[n_breaks:])
+                    self._note_breaks(heard.breaks)
                 version.held = version.held.still()  # what the forward itself changes is left to Dynamo
         if self._cause:
             return result, self._cause
-        for record in records:
+        for record in heard.records:
             self._note_record(record)
-        loops = _loops(counters["unimplemented"] - met)
+        loops = _loops(heard.met)
         if not self._graphs and not self._report.records():
             return result, f"{_NOTHING}: {_IN_LOOP}" if loops else _NOTHING
         for place in sorted(loops):

@@ -8,17 +8,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from ..stack import LIBRARIES
+from ..stack import LIBRARIES, PACKAGES, STANDARD
 
-_PACKAGES = os.sep + "site-packages" + os.sep
-_STANDARD = str(Path(os.__file__).parent) + os.sep
 _TRUSTED_NAMES = {"ortmodule_c", "torch", "numpy", "sympy", "mpmath", *sys.stdlib_module_names} - {"__main__"}
 _TRUSTED_PACKAGES = tuple(
-    _PACKAGES + name for name in (*(f"{n}{os.sep}" for n in ("numpy", "sympy", "mpmath")), "typing_extensions.py")
+    PACKAGES + name for name in (*(f"{n}{os.sep}" for n in ("numpy", "sympy", "mpmath")), "typing_extensions.py")
 )
 _OF_NAMEDTUPLE = 4  # globals of what makes a named tuple
 _READING = ("npyio.py", "_npyio_impl.py", "format.py", "torch" + os.sep + "serialization.py")  # as that does
@@ -44,9 +41,9 @@ def is_trusted(filename: str, scope: dict[str, Any]) -> bool:
 def _is_trusted_file(filename: str) -> bool:
     if filename.startswith((*LIBRARIES, "<frozen")):
         return True
-    if _PACKAGES in filename:
+    if PACKAGES in filename:
         return any(name in filename for name in _TRUSTED_PACKAGES)
-    return filename.startswith(_STANDARD)
+    return filename.startswith(STANDARD)
 
 
 def is_trusted_module(name: str | None) -> bool:

@@ -1,0 +1,267 @@
+"""Threads that run modules, one of which is traced: none sees a trace of another, and none waits for ever."""
+
+import os
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function as Differentiable
+
+from ortmodule_c import ORTModule, process
+from ortmodule_c.process import tracing
+from wrapped import Branching, Function, close, pair
+
+LONG = 60.0  # seconds after which something hangs
+
+
+def together(*functions: Callable[[], object]) -> None:
+    """Each in a thread of its own, from one moment on; what they raise is raised."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(len(functions))
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            start.wait(LONG)
+            function()
+        except BaseException as error:  # raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(LONG)
+        assert not t.is_alive(), "it hangs"
+    if failures:
+        raise failures[0]
+
+
+class InPyTorchInTraining(nn.Module):
+    """In training it does what no graph does: it looks for a while at what its weight is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+        self.seen: list[type] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(20 if self.training else 0):
+            self.seen.append(type(self.l.weight))
+            time.sleep(0.005)
+        return self.l(x).exp()
+
+
+def shapes() -> Iterator[tuple[int, ...]]:
+    """Of different ranks: each needs a trace."""
+    for n in range(6):
+        yield (*[2] * n, 3, 4)
+
+
+@pytest.mark.usefixtures("export_only")
+@pytest.mark.filterwarnings("ignore")
+def test_what_pytorch_runs_does_not_see_the_stand_ins_of_a_trace() -> None:
+    module = InPyTorchInTraining()
+    in_pytorch, traced = ORTModule(module), ORTModule(Function(lambda s, x: s.l(x) * 2, l=module.l))
+    done = threading.Event()
+
+    def trace() -> None:
+        for shape in shapes():
+            traced(torch.ones(shape))
+        done.set()
+
+    def run() -> None:
+        while not done.is_set():
+            in_pytorch(torch.ones(2, 4))
+
+    together(run, run, trace)
+    assert {*module.seen} == {nn.Parameter}
+    assert not traced.fallback_report()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_dynamo_compiles_is_not_the_trace_of_another_thread() -> None:
+    """What is told names lines of the user's alone."""
+    eager, branching = pair(Branching())
+    module, exported = pair(nn.Linear(4, 2))
+
+    def run() -> None:
+        for shape in shapes():
+            x = torch.ones(shape)
+            close(branching(x), eager(x))
+
+    def trace() -> None:
+        for shape in shapes():
+            close(exported(torch.ones(shape)), module(torch.ones(shape)))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        together(run, run, trace)
+    ours = re.escape(str(Path(process.__file__).parent)), re.escape(str(Path(os.__file__).parent)) + "/[a-z]+/?[^/]*$"
+    assert told and not [w for w in told if re.search("|".join(ours), str(w.message))]
+    assert {r.name.partition(":")[0] for r in branching.fallback_report()} == {Branching.forward.__code__.co_filename}
+    assert not exported.fallback_report()
+
+
+class Inside(nn.Module):
+    """Its part is a wrapper, so that PyTorch runs it and a graph its part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ORTModule(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 2
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_modules_that_run_in_pytorch_and_trace_a_part_do_not_wait_for_each_other() -> None:
+    wrappers = [ORTModule(Inside()) for _ in range(2)]
+    shared = ORTModule(Inside())
+
+    def run(wrapper: ORTModule) -> None:
+        for shape in shapes():
+            x = torch.randn(shape)
+            for m in (wrapper, shared):
+                close(m(x), 2 * nn.functional.linear(x, *m.inner.parameters()))
+
+    together(*[lambda w=w: run(w) for w in wrappers])
+    assert all(not m.inner.fallback_report() for m in (*wrappers, shared))
+
+
+def test_a_trace_waits_for_what_runs_and_what_runs_next_waits_for_it() -> None:
+    order: list[str] = []
+    runs, wants = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with tracing.running():
+            runs.set()
+            wants.wait(LONG)
+            with tracing.running():  # one inside of it waits for nobody
+                order.append("run")
+
+    def trace() -> None:
+        runs.wait(LONG)
+        wants.set()
+        with tracing as alone, tracing:
+            assert alone
+            order.append("trace")
+
+    def next_one() -> None:
+        wants.wait(LONG)
+        while not tracing._paused and not order:
+            pass
+        with tracing.running():
+            order.append("next")
+
+    together(first, trace, next_one)
+    assert order == ["run", "trace", "next"]
+
+
+def test_who_runs_and_wants_to_trace_lets_others_trace() -> None:
+    both = threading.Barrier(2)
+    tracers: list[int] = []
+
+    def run_and_trace() -> None:
+        with tracing.running():
+            both.wait(LONG)
+            with tracing as alone:
+                tracers.append(threading.get_ident())
+                with tracing.running():
+                    assert alone and tracing._tracer == threading.get_ident()
+            with tracing.running():
+                assert threading.get_ident() in tracing._running
+
+    together(run_and_trace, run_and_trace)
+    assert len(tracers) == 2 and not (tracing._running or tracing._paused or tracing._tracer)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c.*Waiting")
+def test_a_trace_does_not_wait_for_ever_for_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that leaves its part to another thread: PyTorch runs the part, which is told."""
+    monkeypatch.setattr(process, "_PATIENCE", 0.1)
+
+    class Waiting(Inside):
+        def forward(self, x: Tensor) -> Tensor:
+            results: list[Tensor] = []
+            other = threading.Thread(target=lambda: results.append(self.inner(x)), daemon=True)
+            other.start()
+            other.join(LONG)
+            return results[0]
+
+    ours = ORTModule(Waiting())
+    with pytest.warns(UserWarning, match="Linear runs in PyTorch: another thread runs a module"):
+        close(ours(torch.ones(2, 4)), ours.inner.module(torch.ones(2, 4)))
+
+
+def test_a_handler_that_runs_a_module_while_its_thread_waits_to_trace() -> None:
+    handled, ours = ORTModule(nn.Linear(4, 2)), ORTModule(nn.Linear(4, 3))
+    runs, came = threading.Event(), threading.Event()
+
+    def handler(*_: object) -> None:
+        came.set()
+        handled(torch.ones(2, 4))
+
+    def run() -> None:
+        with tracing.running():
+            runs.set()
+            while not tracing._paused:
+                pass
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            came.wait(LONG)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        runs.wait(LONG)
+        ours(torch.ones(2, 4))
+        thread.join(LONG)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came.is_set() and not thread.is_alive() and not (ours.fallback_report() or handled.fallback_report())
+
+
+def test_a_backward_runs_while_another_thread_waits_to_trace() -> None:
+    class Tracing(Differentiable):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            return grad * 2 + 0 * traced(grad)
+
+    traced, ours = ORTModule(nn.Linear(4, 4)), ORTModule(nn.Linear(4, 4))
+    together(
+        *[lambda s=s: Tracing.apply(torch.ones(s, requires_grad=True)).sum().backward() for s in shapes()],
+        *[lambda s=s: ours(torch.ones(s)).sum().backward() for s in shapes()],
+    )
+    assert not traced.fallback_report() and not ours.fallback_report()
+
+
+@pytest.mark.host
+def test_a_child_of_a_process_whose_threads_run_modules_traces() -> None:
+    ours, stop, runs = ORTModule(nn.Linear(4, 2)), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with tracing.running():
+            runs.set()
+            stop.wait(LONG)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    runs.wait(LONG)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if ours(torch.ones(2, 4)).shape == (2, 2) and not ours.fallback_report() else 1)
+    stop.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
