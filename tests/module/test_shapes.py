@@ -62,6 +62,12 @@ def test_a_last_smaller_batch_and_then_other_lengths() -> None:
     assert n_graphs(ours) == 1
 
 
+def test_beside_a_size_of_one_the_others_are_open() -> None:
+    sizes = [(4, 11), (3, 10), (1, 11), (1, 8), (1, 9), (5, 1), (3, 1), (1, 1), (2, 7)]
+    ours = assert_same_steps(net(), *[(torch.randn(n, length, 6),) for n, length in sizes])
+    assert n_graphs(ours) == 4  # of neither, of one, of the other, and of both
+
+
 def test_lengths_of_encoder_and_decoder_are_two() -> None:
     module = Function(
         lambda m, x, y: m.encoder(x).mean(1, keepdim=True) + m.decoder(y),

@@ -108,10 +108,10 @@ class Openings:
         """What to leave open for a call of these sizes, in the order to be tried.
 
         What may change is open from the first call on: batches and lengths, and what they cannot differ from. A
-        size of 0 or 1 is never open, as it computes something else where it broadcasts.
+        size of 0 or 1 is never open, as it computes something else where it broadcasts; the others stay open beside it.
         """
         history = [[tuple(old[i][a] for old in [*self.seen, now]) for a in range(len(s))] for i, s in enumerate(now)]
-        changed = {sizes for tensor in history for sizes in tensor if sizes[-1] > 1 and len(set(sizes)) > 1}
+        changed = {sizes for tensor in history for sizes in tensor if len(set(sizes)) > 1}
         if self._made >= _MAX_OPEN or (self.seen and not changed):
             return []
         batches = [tensor[:1] if len(tensor) > MAX_RANK else tensor for tensor in history]
