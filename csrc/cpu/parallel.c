@@ -1,12 +1,19 @@
 #include "cpu/parallel.h"
 
-#include <omp.h>
 #include <pthread.h>
 #include <stdbool.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+/* libgomp, by its own names: compilers other than gcc bring along another OpenMP runtime, which
+ * knows nothing of torch's threads. */
+int omp_get_max_threads(void);
+int omp_get_num_threads(void);
+int omp_get_thread_num(void);
+int omp_in_parallel(void);
+void GOMP_parallel(void (*fn)(void *), void *ctx, unsigned threads, unsigned flags);
 
 /* The OpenMP runtime does not start threads again in a child made by fork. */
 static bool forked;
@@ -37,32 +44,36 @@ static float_control get_float_control(void) { return 0; }
 static void set_float_control(float_control to) { (void)to; }
 #endif
 
-/* As on the caller, whose control was `caller`. */
-static void run_range(int64_t begin, int64_t end, int thread, float_control caller, omc_range_fn fn,
-                      void *ctx) {
+typedef struct {
+  int64_t n;
+  omc_range_fn fn;
+  void *ctx;
+  float_control control; /* the caller's */
+} team_job;
+
+/* The part of one thread of a team. */
+static void run_part(void *ctx) {
+  const team_job *job = ctx;
+  const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+  const int64_t each = job->n / team, more = job->n % team;
+  const int64_t begin = me * each + (me < more ? me : more);
+  const int64_t end = begin + each + (me < more ? 1 : 0);
+  if (begin == end) return;
   const float_control before = get_float_control();
-  const float_control wanted = (before & ~(float_control)FLUSH) | (caller & FLUSH);
+  const float_control wanted = (before & ~(float_control)FLUSH) | (job->control & FLUSH);
   if (wanted != before) set_float_control(wanted);
-  fn(begin, end, thread, ctx);
+  job->fn(begin, end, (int)me, job->ctx);
   if (wanted != before) set_float_control(before);
 }
 
 void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, void *ctx) {
   if (n <= 0) return;
   const int64_t most = grain > 1 ? (n < grain ? 1 : n / grain) : n;
-  int count = most < threads ? (int)most : threads;
-  if (count > 1 && (forked || omp_in_parallel())) count = 1;
-  if (count <= 1) {
+  const int64_t count = most < threads ? most : threads;
+  if (count <= 1 || forked || omp_in_parallel()) {
     fn(0, n, 0, ctx);
     return;
   }
-  const float_control caller = get_float_control();
-#pragma omp parallel num_threads(count)
-  {
-    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-    const int64_t each = n / team, more = n % team;
-    const int64_t begin = me * each + (me < more ? me : more);
-    const int64_t end = begin + each + (me < more ? 1 : 0);
-    if (begin < end) run_range(begin, end, (int)me, caller, fn, ctx);
-  }
+  team_job job = {n, fn, ctx, get_float_control()};
+  GOMP_parallel(run_part, &job, (unsigned)count, 0);
 }
