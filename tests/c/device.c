@@ -9,8 +9,8 @@
 
 #include "ops/op.h"
 
-enum { ALIGNMENT = 256, N_QUEUES = 4, MAX_BLOCKS = 4096, POISON = 0xFF };
-#define BYTES ((size_t)1 << 28)
+enum { ALIGNMENT = 256, N_QUEUES = 4, MAX_BLOCKS = 1 << 14, POISON = 0xFF };
+#define BYTES ((size_t)1 << 32)
 
 typedef struct block {
   size_t offset, bytes;

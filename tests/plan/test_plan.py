@@ -146,6 +146,7 @@ def test_index_error_leaves_no_memory_behind() -> None:
     torch.testing.assert_close(outputs, mlp_expected(inputs)[0])
 
 
+@pytest.mark.host
 def test_run_takes_what_was_predicted_and_gives_it_back() -> None:
     text = transformer(2, 4, 64, 128, 4)
     session = _C.Session(text, {})
