@@ -53,7 +53,6 @@ omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_f
                     (long long)omc_max(pads[i], pads[n + i]), (long long)g->kernel[from + i]);
   }
   g->planes = omc_shape_span(x, 0, x->rank - n);
-  if (omc_shape_span(x, x->rank - n, x->rank) > INT32_MAX) return no_windows(node, x, g);
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode") != 0);
     if (g->out[i] < 1) return no_windows(node, x, g);

@@ -79,6 +79,12 @@ def test_how_many_outputs() -> None:
             _C.infer("Exp", x, outputs=n)
 
 
+@pytest.mark.parametrize(("op", "dtype"), [("AveragePool", "f32"), ("MaxPool", "f64")])
+def test_planes_of_more_elements_than_32_bits_count(op: str, dtype: str) -> None:
+    types = [(dtype, (1, 1 << 31))]
+    assert _C.infer(op, types, {"kernel_shape": [2], "strides": [1 << 20]}, outputs=1) == [(dtype, (1, 1 << 11))]
+
+
 @pytest.mark.parametrize(
     ("op", "types", "attributes", "error", "message"),
     [
@@ -103,6 +109,7 @@ def test_how_many_outputs() -> None:
         ("Conv", [f32(1, 2, 5), f32(3, 2, 2)], {"auto_pad": "SAME"}, NotImplementedError, "no attribute 'auto_pad'"),
         ("Gelu", [f32(2)], {"approximate": "erf"}, NotImplementedError, '\'approximate\' is "erf", not "none" or'),
         ("Cast", [f32(2)], {}, ValueError, "Cast: attribute 'to' is missing"),
+        ("MaxPool", [f32(1, 1 << 31)], {"kernel_shape": [2]}, NotImplementedError, "a plane of 2147483648 elements"),
         ("TorchCall", [f32(2)], {"index": 0}, NotImplementedError, "nobody to ask"),
         ("Exp", [f32(*[2**20] * 4)], {}, ValueError, "f32"),
     ],

@@ -1,5 +1,4 @@
-/* Pooling. Averages of any kind are tables of windows: where each starts, ends and by what its sum
- * is divided, along each axis. */
+/* Pooling. Averages of any kind are tables of windows along each axis. */
 #include <math.h>
 #include <string.h>
 
@@ -21,11 +20,16 @@ typedef struct max_grad_params {
   int64_t planes, in, out; /* elements of a plane */
 } max_grad_params;
 
-/* Window i of an axis is [start[i], end[i]); an average is divided by the product of its sizes
- * along all axes, or by `divisor` if that is not 0. */
+/* [start, end) of an axis. An average is divided by the product of its sizes along all axes. */
+typedef struct window {
+  int64_t start, end, size;
+} window;
+
 typedef struct average_params {
-  int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES], divisor;
-  const int64_t *start[OMC_POOL_AXES], *end[OMC_POOL_AXES], *size[OMC_POOL_AXES];
+  int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES];
+  int64_t divisor;                      /* instead of the sizes, if not 0 */
+  const window *windows[OMC_POOL_AXES]; /* `out` of them */
+  bool of_rows;                         /* whole rows, which lie one after the other */
 } average_params;
 
 /* Elements of all axes. */
@@ -176,21 +180,17 @@ static acc_t *columns_of(const pool_job *j, int thread) {
   return j->scratch + thread * columns_pitch(p);
 }
 
-/* What the windows of a row of outputs have in common: where they lie, and what of a divisor. */
+/* What the windows of a row of outputs have in common. */
 typedef struct row_windows {
-  int64_t front, back, top, bottom, size;
+  window z, y;
 } row_windows;
 
 static inline row_windows windows_of(const average_params *p, out_row row) {
-  return (row_windows){.front = p->start[0][row.z],
-                       .back = p->end[0][row.z],
-                       .top = p->start[1][row.y],
-                       .bottom = p->end[1][row.y],
-                       .size = p->size[0][row.z] * p->size[1][row.y]};
+  return (row_windows){p->windows[0][row.z], p->windows[1][row.y]};
 }
 
-static inline acc_t divisor_of(const average_params *p, row_windows w, int64_t ox) {
-  return (acc_t)(p->divisor ? p->divisor : w.size * p->size[2][ox]);
+static inline acc_t divisor_of(const average_params *p, const row_windows *w, window x) {
+  return (acc_t)(p->divisor ? p->divisor : w->z.size * w->y.size * x.size);
 }
 
 static void add_columns(acc_t *sum, const storage_t *row, int64_t n) {
@@ -205,32 +205,51 @@ static void add_to_row(acc_t *row, const acc_t *more, int64_t n) {
   for (; k < n; k++) row[k] += more[k];
 }
 
+static void add_to_all(acc_t *row, acc_t more, int64_t n) {
+  int64_t k = 0;
+  for (; k + OMC_VL <= n; k += OMC_VL) vstr(row + k, vldr(row + k) + vset(more));
+  for (; k < n; k++) row[k] += more;
+}
+
+/* Averages of whole rows, by window: each of all planes in turn. */
+static void average_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
+  (void)thread;
+  const pool_job *j = ctx;
+  const average_params *p = j->params;
+  const int64_t n = p->in[2], layer = p->in[1] * n, size = p->in[0] * layer;
+  const int64_t rows = p->out[0] * p->out[1];
+  for (int64_t first = begin; first < omc_min(begin + rows, end); first++) {
+    const out_row row = out_row_of(p->out, first);
+    const row_windows w = windows_of(p, row);
+    const int64_t length = (w.y.end - w.y.start) * n;
+    const acc_t divisor = divisor_of(p, &w, p->windows[2][0]);
+    const storage_t *x = j->x + row.plane * size + w.y.start * n;
+    for (int64_t r = first; r < end; r += rows, x += size) {
+      acc_t sum = 0;
+      for (int64_t z = w.z.start; z < w.z.end; z++) sum += row_sum(x + z * layer, length);
+      st(j->y + r, sum / divisor);
+    }
+  }
+}
+
 static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
   const int64_t n = p->in[2], size = product_of(p->in);
-  const bool in_blocks = p->out[2] == 1 && p->end[2][0] - p->start[2][0] == n;
   acc_t *columns = columns_of(j, thread);
   out_row row = out_row_of(p->out, begin);
   for (int64_t r = begin; r < end; r++, next_row(p->out, &row)) {
-    const storage_t *x = j->x + row.plane * size;
-    storage_t *y = j->y + r * p->out[2];
     const row_windows w = windows_of(p, row);
-    if (in_blocks) { /* the rows of a window are one after the other */
-      acc_t sum = 0;
-      for (int64_t iz = w.front; iz < w.back; iz++)
-        sum += row_sum(x + (iz * p->in[1] + w.top) * n, (w.bottom - w.top) * n);
-      st(y, sum / divisor_of(p, w, 0));
-      continue;
-    }
+    const storage_t *x = j->x + row.plane * size;
     memset(columns, 0, (size_t)n * sizeof *columns);
-    for (int64_t iz = w.front; iz < w.back; iz++)
-      for (int64_t iy = w.top; iy < w.bottom; iy++)
+    for (int64_t iz = w.z.start; iz < w.z.end; iz++)
+      for (int64_t iy = w.y.start; iy < w.y.end; iy++)
         add_columns(columns, x + (iz * p->in[1] + iy) * n, n);
     for (int64_t ox = 0; ox < p->out[2]; ox++) {
+      const window of = p->windows[2][ox];
       acc_t sum = 0;
-      for (int64_t ix = p->start[2][ox]; ix < p->end[2][ox]; ix++) sum += columns[ix];
-      st(y + ox, sum / divisor_of(p, w, ox));
+      for (int64_t ix = of.start; ix < of.end; ix++) sum += columns[ix];
+      st(j->y + r * p->out[2] + ox, sum / divisor_of(p, &w, of));
     }
   }
 }
@@ -241,12 +260,22 @@ OMC_INLINE void spread_row(const average_params *p, const storage_t *dy, row_win
   const int64_t n = p->in[2];
   memset(columns, 0, (size_t)n * sizeof *columns);
   for (int64_t ox = 0; ox < p->out[2]; ox++) {
-    const acc_t share = ld(dy + ox) / divisor_of(p, w, ox);
-    for (int64_t ix = p->start[2][ox]; ix < p->end[2][ox]; ix++) columns[ix] += share;
+    const window of = p->windows[2][ox];
+    const acc_t share = ld(dy + ox) / divisor_of(p, &w, of);
+    for (int64_t ix = of.start; ix < of.end; ix++) columns[ix] += share;
   }
-  for (int64_t iz = w.front; iz < w.back; iz++)
-    for (int64_t iy = w.top; iy < w.bottom; iy++)
+  for (int64_t iz = w.z.start; iz < w.z.end; iz++)
+    for (int64_t iy = w.y.start; iy < w.y.end; iy++)
       add_to_row(sums + (iz * p->in[1] + iy) * n, columns, n);
+}
+
+/* The same of windows that are whole rows. */
+OMC_INLINE void spread_block(const average_params *p, const storage_t *dy, row_windows w,
+                             acc_t *sums) {
+  const int64_t n = p->in[2];
+  const acc_t share = ld(dy) / divisor_of(p, &w, p->windows[2][0]);
+  for (int64_t iz = w.z.start; iz < w.z.end; iz++)
+    add_to_all(sums + (iz * p->in[1] + w.y.start) * n, share, (w.y.end - w.y.start) * n);
 }
 
 static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
@@ -260,7 +289,10 @@ static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ct
     acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + thread * size);
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (out_row row = {0}; row.plane == 0; next_row(p->out, &row), dy += p->out[2])
-      spread_row(p, dy, windows_of(p, row), columns, sums);
+      if (p->of_rows)
+        spread_block(p, dy, windows_of(p, row), sums);
+      else
+        spread_row(p, dy, windows_of(p, row), columns, sums);
     store_sums(sums, dx, size);
   }
 }
@@ -272,7 +304,7 @@ OMC_KERNEL(AveragePool, args) {
   const int64_t rows = p->out[0] * p->out[1];
   const int64_t unit = p->in[2] * (1 + p->in[0] * p->in[1] / omc_max(rows, 1));
   omc_parallel_for(p->planes * rows, omc_grain(OMC_GRAIN_ELEMENTS, unit), args->threads,
-                   average_rows, &j);
+                   p->of_rows ? average_blocks : average_rows, &j);
   return OMC_OK;
 }
 
@@ -328,6 +360,9 @@ static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *
   memcpy(p->stride, g.stride, sizeof p->stride);
   memcpy(p->pad, g.before, sizeof p->pad);
   memcpy(p->dilation, g.dilation, sizeof p->dilation);
+  if (product_of(p->in) > INT32_MAX && omc_acc_size(omc_in(node, 0)->type.dtype) == sizeof(int32_t))
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "a plane of %lld elements: 32 bits count their places",
+                  (long long)product_of(p->in));
   return new_taps(arena, p) ? OMC_OK : no_memory(node);
 }
 
@@ -339,17 +374,13 @@ static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, v
   return OMC_OK;
 }
 
-/* Tables for axis i of n windows, to be filled in; false: no memory. */
-static bool new_tables(omc_arena *arena, average_params *p, int32_t i, int64_t **tables) {
-  const int64_t n = p->out[i];
-  tables[0] = OMC_NEW_ARRAY(arena, int64_t, 3 * n + 1);
-  if (!tables[0]) return false;
-  tables[1] = tables[0] + n;
-  tables[2] = tables[1] + n;
-  p->start[i] = tables[0];
-  p->end[i] = tables[1];
-  p->size[i] = tables[2];
-  return true;
+static omc_status new_windows(const omc_node *node, omc_arena *arena, int64_t n, window **out) {
+  *out = OMC_NEW_ARRAY(arena, window, n);
+  return *out ? OMC_OK : no_memory(node);
+}
+
+static bool are_rows(const average_params *p) {
+  return p->out[2] == 1 && p->windows[2][0].end - p->windows[2][0].start == p->in[2];
 }
 
 /* `x` is the shape of what is pooled. */
@@ -361,18 +392,19 @@ static omc_status average_params_of(const omc_node *node, const omc_shape *x, om
   p->planes = g.planes;
   p->divisor = omc_node_int(node, "divisor_override");
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
-    int64_t *t[3];
-    p->in[i] = g.in[i];
-    p->out[i] = g.out[i];
-    if (!new_tables(arena, p, i, t)) return no_memory(node);
+    window *w;
+    OMC_TRY(new_windows(node, arena, g.out[i], &w));
     for (int64_t k = 0; k < g.out[i]; k++) {
       const int64_t start = k * g.stride[i] - g.before[i];
       const int64_t end = omc_min(start + g.kernel[i], g.in[i] + g.after[i]);
-      t[0][k] = omc_max(start, 0);
-      t[1][k] = omc_min(end, g.in[i]);
-      t[2][k] = omc_max(with_pad ? end - start : t[1][k] - t[0][k], 1);
+      w[k] = (window){.start = omc_max(start, 0), .end = omc_min(end, g.in[i])};
+      w[k].size = omc_max(with_pad ? end - start : w[k].end - w[k].start, 1);
     }
+    p->in[i] = g.in[i];
+    p->out[i] = g.out[i];
+    p->windows[i] = w;
   }
+  p->of_rows = are_rows(p);
   return OMC_OK;
 }
 
@@ -406,17 +438,18 @@ static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, o
   OMC_TRY(omc_adaptive_sizes(node, x, &axes, p->out));
   p->planes = omc_shape_span(x, 0, x->rank - axes);
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
-    int64_t *t[3];
     const int64_t in = i < OMC_POOL_AXES - axes ? 1 : x->dims[x->rank - OMC_POOL_AXES + i];
     const int64_t out = p->out[i];
-    p->in[i] = in;
-    if (!new_tables(arena, p, i, t)) return no_memory(node);
+    window *w;
+    OMC_TRY(new_windows(node, arena, out, &w));
     for (int64_t k = 0; k < out; k++) {
-      t[0][k] = k * in / out;
-      t[1][k] = omc_ceil_div((k + 1) * in, out);
-      t[2][k] = t[1][k] - t[0][k];
+      w[k] = (window){.start = k * in / out, .end = omc_ceil_div((k + 1) * in, out)};
+      w[k].size = w[k].end - w[k].start;
     }
+    p->in[i] = in;
+    p->windows[i] = w;
   }
+  p->of_rows = are_rows(p);
   return OMC_OK;
 }
 
