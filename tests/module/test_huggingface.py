@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,3 +188,16 @@ def test_generation() -> None:
     settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     ids = tokens(2, 5)
     assert torch.equal(ours.generate(ids, **settings), eager.generate(ids, **settings))
+
+
+@pytest.mark.parametrize("make", [gpt2, bert])
+def test_saving_a_checkpoint_is_no_new_graph(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """It writes into the config what no forward reads."""
+    ours = ORTModule(make())
+    ids = tokens(2, 8)
+    for _ in range(2):
+        ours(input_ids=ids, labels=ids).loss.backward()
+        ours.save_pretrained(tmp_path)
+        ours.config.task_specific_params = {"a": 1}
+    ours(input_ids=ids, labels=ids)
+    assert ours.stats()["graphs"] == 1

@@ -5,10 +5,12 @@ varied for a key (plain attributes of submodules and of their configuration obje
 :class:`Attributes` and compared with what is there now.
 """
 
+import copy
 import datetime
 import decimal
 import enum
 import fractions
+import functools
 import gc
 import itertools
 import pathlib
@@ -259,17 +261,25 @@ class Held:
         Whose (or None), a dictionary, its keys, their values (:data:`MISSING` if they may change), what to call them.
     places
         A holder, a key, the value there and what to call it: see `_C.Held`.
+    answers
+        Objects whose attributes the user's own code looks up, and all that was asked of each, as places: where these
+        are as they were, its dictionary may be another.
     """
 
     def __init__(
         self,
         dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
         places: Sequence[tuple[Any, Any, Any, str]],
+        answers: Sequence[tuple[Any, tuple[tuple[Any, Any, Any], ...]]] = (),
     ) -> None:
         # In the order in which a scan meets them.
         self._dicts = sorted(dicts, key=lambda d: not isinstance(d[0], nn.Module))
-        self._places = places
-        self.exactly = _C.Held(tuple([d[:4] for d in self._dicts]), tuple([p[:3] for p in places]), *_COMPARED)
+        self._places = list(places)
+        self._answers = answers
+        self.exactly = self._exactly()
+
+    def _exactly(self) -> _C.Held:
+        return _C.Held(tuple([d[:4] for d in self._dicts]), tuple([p[:3] for p in self._places]), *_COMPARED)
 
     def changed(self) -> str | None:
         """What is not as it was."""
@@ -287,7 +297,35 @@ class Held:
 
     def hold(self, checked: int = 0) -> bool:
         """Whether everything still is what it was, but for what a scan has `checked`."""
-        return self.exactly.first_changed(checked) < 0
+        at = self.exactly.first_changed(checked)
+        while 0 <= at < len(self._dicts) and self._takes(at):
+            at = self.exactly.first_changed(at)
+        return at < 0
+
+    def _takes(self, at: int) -> bool:
+        """Hold a dictionary as it is now, if that changes nothing of what was asked for."""
+        owner, state, keys, values, name = self._dicts[at]
+        asked = next((places for of, places in self._answers if of is owner), None)
+        if asked is None or object.__getattribute__(owner, "__dict__") is not state:
+            return False
+        try:
+            if not all(_holds(*answer) for answer in asked):
+                return False
+        except Exception:  # of the user's code that looks up
+            return False
+        was = dict(zip(keys, values, strict=True))
+        held = {}
+        for key, value in state.items():
+            same = key in was and (was[key] is MISSING or _holds(state, key, was[key]))
+            held[key] = was[key] if same else copy.deepcopy(value) if _is_plain(value) else None
+            if held[key] is not MISSING and not _holds(state, key, held[key]):
+                return False
+        self._dicts[at] = (owner, state, tuple(held), tuple(held.values()), name)
+        for i, (holder, key, _, what) in enumerate(self._places):
+            if isinstance(holder, functools.partial) and holder.func is tuple and holder.args[0] is state:
+                self._places[i] = (holder, key, tuple(state), what)
+        self.exactly = self._exactly()
+        return True
 
     def still(self) -> "Held":
         """What of it holds now: of a dictionary the names that there are, and what is as it was."""
@@ -316,6 +354,8 @@ class Held:
     def _look(self) -> "tuple[Counter[int], dict[int, Any]]":
         """How often it refers to each object, by id; and the values that it holds, and those in copies of its own."""
         holders = (self.exactly, *self._dicts, *[d[3] for d in self._dicts], *self._places)
+        holders += (*self._answers, *[places for _, places in self._answers])
+        holders += (*itertools.chain(*[places for _, places in self._answers]),)
         counts = Counter(map(id, itertools.chain.from_iterable(map(gc.get_referents, holders))))
         values: dict[int, Any] = {}
         pending = {id(v): v for v in itertools.chain(*[d[3] for d in self._dicts], [p[2] for p in self._places])}

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable
-from .anatomy import Seen, content, dict_of, is_of_python, parts, tensor_content, type_in
+from .anatomy import Seen, content, dict_of, is_of_python, made_of, parts, tensor_content, type_in
 from .held import BY_REPR, BY_VALUE, MISSING, Held, Write, layout
 from .undo import Undo
 
@@ -43,6 +43,7 @@ class Places:
     def __init__(self, module: nn.Module) -> None:
         self.asks_layout = False
         self.asks_looseness = False  # of arguments
+        self.sees_answers = True  # nothing goes past the lookups of users
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
         self._looked_at: set[int] = set()
         self._own = {id(m) for m in module.modules()}
@@ -214,7 +215,33 @@ class Places:
             for name in ("shape", "dtype", "device", "requires_grad"):
                 places.append((t, name, getattr(t, name), f"{name} of a tensor of shape {tuple(t.shape)}"))
         held = self._held(writes, {(id(w.module.__dict__), w.name) for w in writes if not w.plain}, places)
-        return Held([*self._exchanged, *held[0]], held[1])
+        return Held([*self._exchanged, *held[0]], held[1], self._answers())
+
+    def _answers(self) -> list[tuple[Any, tuple[tuple[Any, Any, Any], ...]]]:
+        """Objects whose dictionaries may change, and what the user's lookup gave of each, as places."""
+        found = []
+        for seen in self._seen.values() if self.sees_answers else ():
+            places = [self._answer_place(seen.owner, name, value) for name, value in (seen.answers or {}).items()]
+            if seen.answers and None not in places:
+                found.append((seen.owner, tuple([p for p in places if p is not None])))
+        return found
+
+    def _answer_place(self, owner: Any, name: str, value: Any) -> tuple[Any, Any, Any] | None:
+        """Where an answer lies, and what is there; nothing for what cannot be compared."""
+        known = self._frozen_of(value)
+        if known is not None:
+            return owner, name, known[0]
+        if not is_of_python(type(value)) or not hasattr(value, "__dict__"):
+            return None
+        # Made for the answer, perhaps: what it is made of tells it from others.
+        parts = {n: self._frozen_of(v) for n, v in vars(value).items()}
+        made = {n: part[0] for n, part in parts.items() if part is not None}
+        return (functools.partial(made_of, owner, name), None, (type(value), made)) if len(made) == len(parts) else None
+
+    def _frozen_of(self, value: Any) -> tuple[Any] | None:
+        """What stands for a value that is held, or never changes."""
+        known, frozen = self._frozen.get(id(value), (MISSING, value))
+        return (frozen,) if known is value or value is MISSING or type(value) in BY_VALUE | BY_REPR else None
 
     def _held(
         self, writes: Sequence[Write], but: set[tuple[int, str]], more: Sequence[Any]

@@ -91,6 +91,7 @@ class Watch(Places):
         self.names: set[str] = set()  # that code which ran may look up
         self.stored: set[str] = set()  # attributes that it may set
         self._watched: dict[Any, Any] = {}
+        self._answering: dict[Any, Any] = {}  # classes with a lookup of the user's, which is in their own dictionary
         self._classes: dict[Any, None] = {}
         self._namespaces: list[tuple[dict[str, Any], str]] = []
         self._asked: set[str] = set()
@@ -115,9 +116,13 @@ class Watch(Places):
             if ambient() != before:
                 self.refuse("the forward changes PyTorch's own state", NotRunnable)
         finally:
-            for cls in self._watched:
-                type.__delattr__(cls, "__getattribute__")
+            for cls, own in [*dict.fromkeys(self._watched, MISSING).items(), *self._answering.items()]:
+                if own is MISSING:
+                    type.__delattr__(cls, "__getattribute__")
+                else:
+                    type.__setattr__(cls, "__getattribute__", own)
             self._watched.clear()
+            self._answering.clear()
 
     def _begin(self) -> None:
         self._undo.state("Python's random numbers", random.getstate, random.setstate)
@@ -248,6 +253,7 @@ class Watch(Places):
         if not self._put_lookup(cls):
             self._whole(seen)
             self._whole_class(cls)
+            seen.answers = {} if self._put_answers(cls) else None
         return seen
 
     def _put_lookup(self, cls: Any) -> bool:
@@ -255,7 +261,6 @@ class Watch(Places):
         if any(c in self._watched for c in cls.__mro__):
             return all("__getattribute__" not in vars(c) or c in self._watched or c is object for c in cls.__mro__)
         if cls.__getattribute__ not in _GENERIC:
-            self._answer_for(cls)
             return False
         try:
             type.__setattr__(cls, "__getattribute__", self._lookup())
@@ -264,16 +269,48 @@ class Watch(Places):
         self._watched[cls] = None
         return True
 
-    def _answer_for(self, cls: Any) -> None:
-        """What a lookup of the user's is asked for is held: it is of an object, and class, that is held whole."""
+    def _put_answers(self, cls: Any) -> bool:
+        """Whether it will be seen what a lookup of the user's is asked for, and answers.
 
-        def answer(frame: types.FrameType) -> None:
-            if self._asking and self._asking[-1] is frame.f_back:
-                self._asking[-1] = None
-                self._whole_class(type(frame.f_locals.get(frame.f_code.co_varnames[0])))
+        What it reads for that is not: objects of such a class, and the class, are held whole, until the answers are
+        compared.
+        """
+        if cls in self._answering:
+            return True
+        own = vars(cls).get("__getattribute__", MISSING)
+        try:
+            type.__setattr__(cls, "__getattribute__", self._answer(cls.__getattribute__))
+        except TypeError:  # a class of C
+            return False
+        self._answering[cls] = own
+        return True
 
-        for function in functions_of(cls.__getattribute__):
-            self.frames.follow(function.__code__, answer)
+    def _answer(self, users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        seen, asking = self._seen, self._asking
+
+        def read(owner: Any, name: str) -> Any:
+            of = seen.get(id(owner))
+            if asking and asking[-1] is sys._getframe(1):
+                asking[-1] = None
+                if of is None:  # made meanwhile
+                    self._whole_class(type(owner))
+            value, answers = MISSING, {} if of is None or of.answers is None else of.answers
+            try:
+                value = users(owner, name)
+            except AttributeError:
+                raise
+            except BaseException:
+                answers = {}
+                if of is not None:
+                    of.answers = None
+                raise
+            finally:
+                answers.setdefault(name, value)
+                if of is not None and name in _ALL_AT_ONCE:
+                    of.answers = None
+            return value
+
+        return read
 
     # Code
 
@@ -398,6 +435,8 @@ class Watch(Places):
         hidden = look.hidden
         if look.passes_by and (isinstance(first, _WITHOUT_LOOKUP) or self._put_lookup(type(first))):
             hidden = "__getattribute__"
+        elif look.passes_by and code.co_name != "__getattribute__":
+            self.sees_answers = False
         if look.whole_self and isinstance(frame.f_locals.get("self"), _WITHOUT_LOOKUP):
             hidden = "__dict__"
         if hidden:
