@@ -26,6 +26,7 @@ from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
 from ..capture.shapes import MAX_RANK
+from ..capture.symbols import let_go, remembered
 from ..errors import NotRunnable, first_lines
 from ..function import Runner
 from ..guards.given import Given, given
@@ -49,6 +50,8 @@ _MOST_VERSIONS = 4  # of what is held; each is compiled anew
 _NOTHING = "TorchDynamo compiles nothing of it"
 _LOOP = re.compile(r"graph break in loop.*frame skipped: \S+ \((.*?) line (\d+)\)", re.DOTALL)
 _IN_LOOP = "a graph break in a loop leaves the function to Python; a submodule for the loop's body would be compiled"
+# What Dynamo says where it ends a graph early, because of a break that it has found further on.
+_IN_WORDS = {"step_unsupported": "a graph ends here, before what TorchDynamo cannot trace in what is called next"}
 _OTHERWISE = ", which TorchDynamo sees otherwise than eager"
 _heard = threading.local()
 _dynamos_warn_once = utils.warn_once
@@ -95,6 +98,7 @@ class _CompileLock:
         if heard is not None:
             if not self._entered:
                 stack.enter_context(heard.counting())
+                stack.callback(let_go, stack.enter_context(remembered()))
             stack.enter_context(waiting())
         self._entered.append(stack)
 
@@ -181,7 +185,6 @@ class SecondWay:
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
         self._settings = limits | settings
-        self._sizes: list[torch.Size] | None = None  # of the first call; none once another had others
         self._module = module
         self._versions: list[_Version] = []
         self._most = min(_MOST_VERSIONS, options.max_graphs)
@@ -205,7 +208,7 @@ class SecondWay:
             cause = f"{what.missed}{_OTHERWISE}" if what.missed else self._cause
             self._report.check(self._name, cause)
             return self._module(*args, **kwargs), cause
-        self._open_sizes(args, kwargs)
+        _open_sizes(args, kwargs)
         with config.patch(self._settings), _listening() as heard:
             try:
                 result = version.compiled.forward(*args, **kwargs)
@@ -268,21 +271,6 @@ class SecondWay:
         self._cause = cause
         self._report.check(self._name, cause)
 
-    def _open_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Ask for open sizes of all arguments, if this call or one before has others than the first.
-
-        Dynamo by itself opens those that have changed, and so makes a graph when the batch changes and one more when
-        the length does. Images keep their height and width, as on the first way.
-        """
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        sizes = [t.shape for t in tensors]
-        if self._sizes is None:
-            self._sizes = sizes
-        if self._sizes != sizes:
-            self._sizes = []
-            for t in tensors:
-                torch._dynamo.maybe_mark_dynamic(t, list(range(t.dim() if t.dim() <= MAX_RANK else 1)))
-
     def keep(self, graph: Compiled) -> None:
         """Hold a graph for as long as this is there."""
         self._graphs.append(graph)
@@ -327,6 +315,16 @@ class SecondWay:
             self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
 
 
+def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Ask for open sizes of all arguments; images keep their height and width, as on the first way.
+
+    Dynamo by itself opens those that have changed: it compiles once more when the batch does, and when the length does.
+    """
+    for t in tree_leaves((args, kwargs)):
+        if isinstance(t, Tensor):
+            torch._dynamo.maybe_mark_dynamic(t, list(range(t.dim() if t.dim() <= MAX_RANK else 1)))
+
+
 def _loops(met: Counter[str]) -> set[str]:
     """File and line of the functions that Dynamo has left to Python because of a break in a loop."""
     found = map(_LOOP.search, met)
@@ -337,7 +335,7 @@ def _in_words(why: BaseException | str) -> str:
     """A reason of Dynamo's in a line, with the user's line if it knows that."""
     text = str(why)
     text = "Data-dependent branching" if text.startswith("generic_jump") else first_lines(text)
-    text = text.replace(" Explanation: ", ": ")
+    text = _IN_WORDS.get(text, text.replace(" Explanation: ", ": "))
     stack = getattr(why, "real_stack", None)
     return f"{text}, at {innermost((f.filename, f.lineno) for f in stack)}" if stack else text
 

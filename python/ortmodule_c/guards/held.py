@@ -69,9 +69,9 @@ class Scan(NamedTuple):
         if _has_any_global_hook():
             return "there are hooks on all modules, which a graph does not call"
         if self.fingerprint.opaque is not None:
-            return f"a {self.fingerprint.opaque} inside it is not a plain module of Python"
+            return f"its {self.fingerprint.opaque} is not a plain module of Python"
         if self.fingerprint.hooked is not None:
-            return f"a {self.fingerprint.hooked} inside it has hooks, which a graph does not call"
+            return f"its {self.fingerprint.hooked} has hooks, which a graph does not call"
         return ""
 
 
@@ -111,7 +111,7 @@ def mode_refusal() -> str:
 
     for mode in _modes():
         if not isinstance(mode, DeviceContext) or mode.device.type != "cpu":
-            return f"a {type(mode).__name__} is on, which a graph does not call"
+            return f"mode {type(mode).__name__} is on, which a graph does not call"
     return ""
 
 
