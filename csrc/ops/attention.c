@@ -108,10 +108,9 @@ static omc_status infer_forward(omc_node *node) {
 static omc_status infer_backward(omc_node *node) {
   omc_attention_form p;
   OMC_TRY(omc_attention_form_of(node, &p));
-  const omc_type y = {p.dtype, p.y_shape};
-  const omc_type lse = {omc_dtype_acc(p.dtype), {3, {p.batch, p.heads, p.queries}}};
-  if (!omc_type_equal(&omc_in(node, 0)->type, &y)) return misfit(node, "dy", omc_in(node, 0));
-  if (!omc_type_equal(&omc_in(node, 4)->type, &lse)) return misfit(node, "lse", omc_in(node, 4));
+  const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
+  OMC_TRY(omc_need_type(node, 0, "dy", p.dtype, &p.y_shape));
+  OMC_TRY(omc_need_type(node, 4, "lse", omc_dtype_acc(p.dtype), &lse));
   for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
 }
@@ -207,18 +206,7 @@ static omc_status backward_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-const omc_op omc_op_Attention = {.name = "Attention",
-                                 .min_in = 3,
-                                 .max_in = 4,
-                                 .n_out = 2,
-                                 .flags = OMC_OP_RANDOM,
-                                 .infer = infer_forward,
-                                 .grad = forward_grad,
-                                 .cost = forward_cost};
-const omc_op omc_op_AttentionGrad = {.name = "AttentionGrad",
-                                     .min_in = 5,
-                                     .max_in = 6,
-                                     .n_out = 3,
-                                     .flags = OMC_OP_RANDOM,
-                                     .infer = infer_backward,
-                                     .cost = backward_cost};
+OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .infer = infer_forward, .grad = forward_grad,
+           .cost = forward_cost)
+OMC_RECORD(AttentionGrad, 5, 6, 3, .flags = OMC_OP_RANDOM, .infer = infer_backward,
+           .cost = backward_cost)

@@ -17,11 +17,5 @@ static omc_status grad_cast(omc_grad *g) {
   return g->b.status;
 }
 
-const omc_op omc_op_Cast = {.name = "Cast",
-                            .min_in = 1,
-                            .max_in = 1,
-                            .n_out = 1,
-                            .flags = OMC_OP_POINTWISE | OMC_OP_CONVERTS,
-                            .infer = infer_cast,
-                            .grad = grad_cast,
-                            .imm = cast_imm};
+OMC_RECORD(Cast, 1, 1, 1, .flags = OMC_OP_POINTWISE | OMC_OP_CONVERTS, .infer = infer_cast,
+           .grad = grad_cast, .imm = cast_imm)

@@ -79,19 +79,7 @@ static omc_status infer_fill(omc_node *node) {
   return OMC_OK;
 }
 
-const omc_op omc_op_Shape = {.name = "Shape",
-                             .min_in = 1,
-                             .max_in = 1,
-                             .n_out = 1,
-                             .flags = OMC_OP_SHAPE_ONLY,
-                             .infer = infer_shape};
-const omc_op omc_op_Size = {.name = "Size",
-                            .min_in = 1,
-                            .max_in = 1,
-                            .n_out = 1,
-                            .flags = OMC_OP_SHAPE_ONLY,
-                            .infer = infer_size};
-const omc_op omc_op_Range = {
-    .name = "Range", .min_in = 3, .max_in = 3, .n_out = 1, .infer = infer_range};
-const omc_op omc_op_ConstantOfShape = {
-    .name = "ConstantOfShape", .min_in = 1, .max_in = 1, .n_out = 1, .infer = infer_fill};
+OMC_RECORD(Shape, 1, 1, 1, .flags = OMC_OP_SHAPE_ONLY, .infer = infer_shape)
+OMC_RECORD(Size, 1, 1, 1, .flags = OMC_OP_SHAPE_ONLY, .infer = infer_size)
+OMC_RECORD(Range, 3, 3, 1, .infer = infer_range)
+OMC_RECORD(ConstantOfShape, 1, 1, 1, .infer = infer_fill)

@@ -210,29 +210,8 @@ static omc_status weight_grad_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-const omc_op omc_op_Conv = {.name = "Conv",
-                            .min_in = 2,
-                            .max_in = 3,
-                            .n_out = 1,
-                            .infer = infer_conv,
-                            .grad = conv_grad,
-                            .cost = conv_cost};
-const omc_op omc_op_ConvTranspose = {.name = "ConvTranspose",
-                                     .min_in = 2,
-                                     .max_in = 3,
-                                     .n_out = 1,
-                                     .infer = infer_transpose,
-                                     .grad = transpose_grad,
-                                     .cost = transpose_cost};
-const omc_op omc_op_ConvGradInput = {.name = "ConvGradInput",
-                                     .min_in = 2,
-                                     .max_in = 2,
-                                     .n_out = 1,
-                                     .infer = infer_grad_input,
-                                     .cost = input_grad_cost};
-const omc_op omc_op_ConvGradWeight = {.name = "ConvGradWeight",
-                                      .min_in = 2,
-                                      .max_in = 2,
-                                      .n_out = 1,
-                                      .infer = infer_grad_weight,
-                                      .cost = weight_grad_cost};
+OMC_RECORD(Conv, 2, 3, 1, .infer = infer_conv, .grad = conv_grad, .cost = conv_cost)
+OMC_RECORD(ConvTranspose, 2, 3, 1, .infer = infer_transpose, .grad = transpose_grad,
+           .cost = transpose_cost)
+OMC_RECORD(ConvGradInput, 2, 2, 1, .infer = infer_grad_input, .cost = input_grad_cost)
+OMC_RECORD(ConvGradWeight, 2, 2, 1, .infer = infer_grad_weight, .cost = weight_grad_cost)

@@ -18,11 +18,5 @@ static omc_status grad_dropout(omc_grad *g) {
   return g->b.status;
 }
 
-const omc_op omc_op_Dropout = {.name = "Dropout",
-                               .min_in = 1,
-                               .max_in = 1,
-                               .n_out = 1,
-                               .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM,
-                               .infer = omc_infer_float,
-                               .grad = grad_dropout,
-                               .imm = dropout_imm};
+OMC_RECORD(Dropout, 1, 1, 1, .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM, .infer = omc_infer_float,
+           .grad = grad_dropout, .imm = dropout_imm)

@@ -57,15 +57,9 @@
     OMC_TRY(imm_##name(g->node, i));           \
     sets return g->b.status;                   \
   }
-#define OMC_ROW_RECORD_(name_, types, least_in, n_in, flags_, grad_)   \
-  const omc_op omc_op_##name_ = {.name = #name_,                       \
-                                 .min_in = least_in,                   \
-                                 .max_in = n_in,                       \
-                                 .n_out = 1,                           \
-                                 .flags = OMC_OP_POINTWISE | (flags_), \
-                                 .infer = OMC_INFER_##types,           \
-                                 .grad = grad_,                        \
-                                 .imm = imm_##name_};
+#define OMC_ROW_RECORD_(name, types, least_in, n_in, flags_, grad_)         \
+  OMC_RECORD(name, least_in, n_in, 1, .flags = OMC_OP_POINTWISE | (flags_), \
+             .infer = OMC_INFER_##types, .grad = grad_, .imm = imm_##name)
 
 #define UNARY_WITH(name, types, i, a, kernel, g, da, node, ...) \
   OMC_ROW_NUMBERS_(name, node, __VA_ARGS__)                     \

@@ -18,18 +18,16 @@ typedef struct omc_shape_form {
 
 omc_shape_form omc_shape_form_of(const omc_node *node);
 
-/* ---- softmax.c, scan.c: along one axis ---- */
+/* ---- scan.c: along one axis ---- */
 
 /* The tensor is [outer, n, inner], n the elements along the axis; one of rank 0 is [1, 1, 1]. */
 typedef struct omc_axis_form {
   int64_t outer, n, inner;
 } omc_axis_form;
 
-omc_axis_form omc_axis_form_of(const omc_shape *x, int32_t axis);
-omc_status omc_softmax_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
+/* The axis is an attribute; that of CumSum an input. */
+omc_status omc_axis_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
 omc_status omc_cumsum_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
-omc_status omc_others_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
-omc_status omc_arg_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
 
 /* ---- reduce.c ---- */
 
@@ -92,22 +90,30 @@ omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape 
 
 /* ---- pool.c ---- */
 
-/* A pooling window by axis, those that are pooled last; axes before them are of one element, in a
- * window of one. */
+/* Pooling by axis, those that are pooled last; axes before them are of one element, in a window of
+ * one. */
 enum { OMC_POOL_AXES = 3 };
 typedef struct omc_pool_form {
   int32_t axes; /* 1 to OMC_POOL_AXES */
   int64_t planes;
-  int64_t in[OMC_POOL_AXES], out[OMC_POOL_AXES], kernel[OMC_POOL_AXES], stride[OMC_POOL_AXES];
-  int64_t dilation[OMC_POOL_AXES], before[OMC_POOL_AXES], after[OMC_POOL_AXES];
+  int64_t in[OMC_POOL_AXES], out[OMC_POOL_AXES];
+  bool adaptive; /* windows cover an axis evenly, and what follows is not known */
+  int64_t kernel[OMC_POOL_AXES], stride[OMC_POOL_AXES], dilation[OMC_POOL_AXES];
+  int64_t before[OMC_POOL_AXES], after[OMC_POOL_AXES];
+  bool with_pad;   /* averages: padding counts */
+  int64_t divisor; /* averages: instead of sizes, if not 0 */
 } omc_pool_form;
 
 omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x,
                             omc_pool_form *out) OMC_MUST_USE;
 
-/* AdaptiveAvgPool: how many windows along each of OMC_POOL_AXES, as in a pool's form. */
-omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
-                              int64_t *out) OMC_MUST_USE;
+/* [start, end) of an axis. An average is divided by the product of its sizes along all axes. */
+typedef struct omc_pool_window {
+  int64_t start, end, size;
+} omc_pool_window;
+
+/* Window k of an axis of an average. */
+omc_pool_window omc_pool_window_at(const omc_pool_form *form, int32_t axis, int64_t k);
 
 /* ---- norm.c ---- */
 

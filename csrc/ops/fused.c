@@ -51,10 +51,5 @@ static omc_status fused_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-const omc_op omc_op_FusedElementwise = {.name = "FusedElementwise",
-                                        .min_in = 1,
-                                        .max_in = OMC_EW_MAX_INPUTS,
-                                        .n_out = OMC_VARIADIC,
-                                        .flags = OMC_OP_POINTWISE,
-                                        .infer = infer_fused,
-                                        .cost = fused_cost};
+OMC_RECORD(FusedElementwise, 1, OMC_EW_MAX_INPUTS, OMC_VARIADIC, .flags = OMC_OP_POINTWISE,
+           .infer = infer_fused, .cost = fused_cost)

@@ -186,27 +186,16 @@ static omc_status grad_pick(omc_grad *g, omc_op_id op) {
 
 /* ---- records: an op that picks, and its gradient ---- */
 
-#define PICK_OPS(name_, id, base)                                                         \
-  static omc_status infer_##id(omc_node *node) { return infer_pick(node, id##_shape); }   \
-  static omc_status infer_##id##_grad(omc_node *node) {                                   \
-    return infer_pick_grad(node, id##_shape);                                             \
-  }                                                                                       \
-  static omc_status grad_##id(omc_grad *g) { return grad_pick(g, OMC_OP_##name_##Grad); } \
-  const omc_op omc_op_##name_ = {.name = #name_,                                          \
-                                 .min_in = 2,                                             \
-                                 .max_in = 2,                                             \
-                                 .n_out = 1,                                              \
-                                 .flags = OMC_OP_FAILS,                                   \
-                                 .infer = infer_##id,                                     \
-                                 .cost = omc_cost_moved,                                  \
-                                 .grad = grad_##id};                                      \
-  const omc_op omc_op_##name_##Grad = {.name = #name_ "Grad",                             \
-                                       .min_in = 2,                                       \
-                                       .max_in = 2 + base,                                \
-                                       .n_out = 1,                                        \
-                                       .flags = OMC_OP_FAILS,                             \
-                                       .in_place = base ? 1u << 2 : 0,                    \
-                                       .infer = infer_##id##_grad};
+#define PICK_OPS(name, id, base)                                                                \
+  static omc_status infer_##id(omc_node *node) { return infer_pick(node, id##_shape); }         \
+  static omc_status infer_##id##_grad(omc_node *node) {                                         \
+    return infer_pick_grad(node, id##_shape);                                                   \
+  }                                                                                             \
+  static omc_status grad_##id(omc_grad *g) { return grad_pick(g, OMC_OP_##name##Grad); }        \
+  OMC_RECORD(name, 2, 2, 1, .flags = OMC_OP_FAILS, .infer = infer_##id, .cost = omc_cost_moved, \
+             .grad = grad_##id)                                                                 \
+  OMC_RECORD(name##Grad, 2, 2 + base, 1, .flags = OMC_OP_FAILS, .in_place = base ? 1u << 2 : 0, \
+             .infer = infer_##id##_grad)
 PICK_OPS(Gather, gather, 0)
 PICK_OPS(GatherND, gather_nd, 0)
 PICK_OPS(Embedding, embedding, 1)

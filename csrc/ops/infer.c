@@ -81,6 +81,16 @@ omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) {
                 omc_type_text(&v->type, type, sizeof type), rank);
 }
 
+omc_status omc_need_type(const omc_node *node, uint32_t i, const char *what, omc_dtype dtype,
+                         const omc_shape *shape) {
+  const omc_value *v = omc_in(node, i);
+  const omc_type expected = {dtype, *shape};
+  if (!v || omc_type_equal(&v->type, &expected)) return OMC_OK;
+  char is[OMC_TYPE_TEXT], not[OMC_TYPE_TEXT];
+  OMC_NODE_FAIL(node, ESHAPE, "%s is %s, not %s", what, omc_type_text(&v->type, is, sizeof is),
+                omc_type_text(&expected, not, sizeof not));
+}
+
 omc_status omc_need_gradient(const omc_node *node, const omc_shape *shape) {
   const omc_shape *dy = omc_in_shape(node, 0);
   if (omc_shape_equal(shape, dy)) return OMC_OK;

@@ -84,22 +84,12 @@ omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *p
   omc_shape rows;
   OMC_TRY(check(node, logits, 2, omc_in(node, 6), p, &rows));
   const omc_shape scalar = {.rank = 0};
-  const struct {
-    const char *name;
-    uint32_t input;
-    omc_type type;
-  } expected[] = {{"dloss", 0, {logits->dtype, p->reduction == OMC_LOSS_NONE ? rows : scalar}},
-                  {"top", 3, {omc_dtype_acc(logits->dtype), rows}},
-                  {"log_sum", 4, {omc_dtype_acc(logits->dtype), rows}},
-                  {"total", 5, {omc_dtype_acc(logits->dtype), scalar}}};
-  for (int i = 0; i < 4; i++) {
-    const omc_type *is = &omc_in(node, expected[i].input)->type;
-    if (omc_type_equal(is, &expected[i].type)) continue;
-    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    OMC_NODE_FAIL(node, ESHAPE, "%s is %s, not %s", expected[i].name,
-                  omc_type_text(is, a, sizeof a), omc_type_text(&expected[i].type, b, sizeof b));
-  }
-  return OMC_OK;
+  const omc_dtype wide = omc_dtype_acc(logits->dtype);
+  OMC_TRY(omc_need_type(node, 0, "dloss", logits->dtype,
+                        p->reduction == OMC_LOSS_NONE ? &rows : &scalar));
+  OMC_TRY(omc_need_type(node, 3, "top", wide, &rows));
+  OMC_TRY(omc_need_type(node, 4, "log_sum", wide, &rows));
+  return omc_need_type(node, 5, "total", wide, &scalar);
 }
 
 static omc_status infer_backward(omc_node *node) {
@@ -152,16 +142,10 @@ static omc_status infer_nll_grad(omc_node *node) {
 
 /* ---- records ---- */
 
-#define LOSS(name_, min, max, outputs, infer_, ...)     \
-  const omc_op omc_op_##name_ = {.name = #name_,        \
-                                 .min_in = min,         \
-                                 .max_in = max,         \
-                                 .n_out = outputs,      \
-                                 .flags = OMC_OP_FAILS, \
-                                 .infer = infer_,       \
-                                 __VA_ARGS__};
-LOSS(CrossEntropy, 2, 3, 4, infer_forward, .grad = forward_grad)
-LOSS(CrossEntropyGrad, 6, 7, 1, infer_backward, .in_place = 1u << 1)
-LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, infer_nll, .grad = nll_grad)
-LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, infer_nll_grad)
-LOSS(UnitInterval, 1, 1, 1, omc_infer_float, .in_place = 1u << 0)
+#define LOSS(name, min, max, outputs, ...) \
+  OMC_RECORD(name, min, max, outputs, .flags = OMC_OP_FAILS, __VA_ARGS__)
+LOSS(CrossEntropy, 2, 3, 4, .infer = infer_forward, .grad = forward_grad)
+LOSS(CrossEntropyGrad, 6, 7, 1, .infer = infer_backward, .in_place = 1u << 1)
+LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, .infer = infer_nll, .grad = nll_grad)
+LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, .infer = infer_nll_grad)
+LOSS(UnitInterval, 1, 1, 1, .infer = omc_infer_float, .in_place = 1u << 0)

@@ -113,13 +113,5 @@ static omc_status matmul_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-#define MATMUL_OP(name_, most_in)                       \
-  const omc_op omc_op_##name_ = {.name = #name_,        \
-                                 .min_in = 2,           \
-                                 .max_in = most_in,     \
-                                 .n_out = 1,            \
-                                 .infer = infer_matmul, \
-                                 .cost = matmul_cost,   \
-                                 .grad = matmul_grad};
-MATMUL_OP(MatMul, 2)
-MATMUL_OP(FusedMatMul, 3)
+OMC_RECORD(MatMul, 2, 2, 1, .infer = infer_matmul, .cost = matmul_cost, .grad = matmul_grad)
+OMC_RECORD(FusedMatMul, 2, 3, 1, .infer = infer_matmul, .cost = matmul_cost, .grad = matmul_grad)

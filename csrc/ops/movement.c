@@ -280,14 +280,8 @@ static omc_status grad_tile(omc_grad *g) {
 
 /* ---- records ---- */
 
-#define MOVE_OP(name_, min, max, outs, id)               \
-  const omc_op omc_op_##name_ = {.name = #name_,         \
-                                 .cost = omc_cost_moved, \
-                                 .min_in = min,          \
-                                 .max_in = max,          \
-                                 .n_out = outs,          \
-                                 .infer = infer_##id,    \
-                                 .grad = grad_##id};
+#define MOVE_OP(name, min, max, outs, id) \
+  OMC_RECORD(name, min, max, outs, .cost = omc_cost_moved, .infer = infer_##id, .grad = grad_##id)
 MOVE_OP(Concat, 1, OMC_VARIADIC, 1, concat)
 MOVE_OP(Expand, 2, 2, 1, expand)
 MOVE_OP(Pad, 2, 3, 1, pad)

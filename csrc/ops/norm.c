@@ -4,23 +4,12 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-/* Fails unless input i, if it is there, has that type; `what` is its name. */
-static omc_status need_type(const omc_node *node, uint32_t i, const char *what, omc_dtype dtype,
-                            const omc_shape *shape) {
-  const omc_value *v = omc_in(node, i);
-  const omc_type expected = {dtype, *shape};
-  if (!v || omc_type_equal(&v->type, &expected)) return OMC_OK;
-  char is[OMC_TYPE_TEXT], not[OMC_TYPE_TEXT];
-  OMC_NODE_FAIL(node, ESHAPE, "%s is %s, not %s", what, omc_type_text(&v->type, is, sizeof is),
-                omc_type_text(&expected, not, sizeof not));
-}
-
 /* A parameter or running statistic: of x's dtype, or of the one that is computed in. */
 static omc_status need_param(const omc_node *node, uint32_t i, const char *what, omc_dtype x,
                              const omc_shape *shape) {
   const omc_value *v = omc_in(node, i);
   const bool wide = v && v->type.dtype == omc_dtype_acc(x);
-  return need_type(node, i, what, wide ? omc_dtype_acc(x) : x, shape);
+  return omc_need_type(node, i, what, wide ? omc_dtype_acc(x) : x, shape);
 }
 
 /* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
@@ -60,10 +49,10 @@ static omc_status infer_layer(omc_node *node) {
  * The parameters' gradients are sums, and come as they are computed. */
 static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_shape *stats) {
   const omc_type *x = &omc_in(node, 1)->type;
-  OMC_TRY(need_type(node, 0, "dy", x->dtype, &x->shape));
+  OMC_TRY(omc_need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_param(node, 2, "gamma", x->dtype, params));
-  OMC_TRY(need_type(node, 3, "mean", omc_dtype_acc(x->dtype), stats));
-  OMC_TRY(need_type(node, 4, "rstd", omc_dtype_acc(x->dtype), stats));
+  OMC_TRY(omc_need_type(node, 3, "mean", omc_dtype_acc(x->dtype), stats));
+  OMC_TRY(omc_need_type(node, 4, "rstd", omc_dtype_acc(x->dtype), stats));
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, omc_dtype_acc(x->dtype), params);
   omc_set_type(node, 2, omc_dtype_acc(x->dtype), params);
@@ -144,24 +133,12 @@ static omc_status infer_batch_grad(omc_node *node) {
   return infer_grad(node, &channels, &channels);
 }
 
-#define NORM_OP(name_, id, most_in, outs, updates_)   \
-  const omc_op omc_op_##name_ = {.name = #name_,      \
-                                 .min_in = 1,         \
-                                 .max_in = most_in,   \
-                                 .n_out = outs,       \
-                                 .in_place = 1u << 0, \
-                                 .updates = updates_, \
-                                 .infer = infer_##id, \
-                                 .grad = id##_grad};
-#define NORM_GRAD_OP(name_, id)                                 \
-  const omc_op omc_op_##name_ = {.name = #name_,                \
-                                 .min_in = 5,                   \
-                                 .max_in = 5,                   \
-                                 .n_out = 3,                    \
-                                 .in_place = 1u << 0 | 1u << 1, \
-                                 .optional = 1u << 2,           \
-                                 .infer = infer_##id##_grad};
-NORM_OP(LayerNormalization, layer, 3, 3, 0)
-NORM_GRAD_OP(LayerNormGrad, layer)
-NORM_OP(BatchNorm, batch, 5, 5, 1u << 3 | 1u << 4)
-NORM_GRAD_OP(BatchNormGrad, batch)
+OMC_RECORD(LayerNormalization, 1, 3, 3, .in_place = 1u << 0, .infer = infer_layer,
+           .grad = layer_grad)
+OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4,
+           .infer = infer_batch, .grad = batch_grad)
+
+#define NORM_GRAD(name, infer_) \
+  OMC_RECORD(name, 5, 5, 3, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, .infer = infer_)
+NORM_GRAD(LayerNormGrad, infer_layer_grad)
+NORM_GRAD(BatchNormGrad, infer_batch_grad)

@@ -32,7 +32,6 @@ typedef struct omc_cost {
 } omc_cost;
 
 typedef struct omc_op {
-  const char *name;
   uint8_t min_in, max_in; /* OMC_VARIADIC: any number */
   uint8_t n_out;          /* most outputs; OMC_VARIADIC: as many as the node has */
   uint32_t flags;
@@ -55,6 +54,11 @@ typedef struct omc_op {
    * of all. NULL: it is right. */
   omc_status (*cost)(const omc_node *node, omc_cost *cost);
 } omc_op;
+
+/* A record: fewest and most inputs, most outputs, and whatever else is not 0. */
+#define OMC_RECORD(name, least_in, most_in, most_out, ...) \
+  const omc_op omc_op_##name = {                           \
+      .min_in = least_in, .max_in = most_in, .n_out = most_out, __VA_ARGS__};
 
 /* The record of an op id below OMC_N_OPS. */
 const omc_op *omc_op_get(omc_op_id id);

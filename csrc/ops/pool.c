@@ -6,11 +6,6 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-static omc_status need_spatial(const omc_node *node, const omc_shape *x, uint32_t axes) {
-  if (axes >= 1 && axes <= OMC_POOL_AXES && x->rank >= (int32_t)axes) return OMC_OK;
-  OMC_NODE_FAIL(node, EUNSUPPORTED, "pooling of rank %d over %u axes", x->rank, axes);
-}
-
 /* Outputs along an axis. With ceil_mode no window starts in the padding at the end. */
 static int64_t windows(const omc_pool_form *g, int32_t i, bool ceil_mode) {
   const int64_t span =
@@ -29,30 +24,26 @@ static omc_status no_windows(const omc_node *node, const omc_shape *x, const omc
                 omc_shape_text(&kernel, window, sizeof window));
 }
 
-omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
-  uint32_t axes;
-  omc_node_ints(node, "kernel_shape", &axes);
-  OMC_TRY(need_spatial(node, x, axes));
-  int64_t pads[2 * OMC_POOL_AXES];
-  *g = (omc_pool_form){.axes = (int32_t)axes,
-                       .in = {1, 1, 1},
-                       .kernel = {1, 1, 1},
-                       .stride = {1, 1, 1},
-                       .dilation = {1, 1, 1}};
+static omc_status read_windows(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
   const int32_t n = g->axes, from = OMC_POOL_AXES - n;
+  const uint32_t axes = (uint32_t)n;
+  int64_t pads[2 * OMC_POOL_AXES];
+  for (int32_t i = 0; i < from; i++) g->kernel[i] = g->stride[i] = g->dilation[i] = 1;
   OMC_TRY(omc_node_list(node, "kernel_shape", axes, g->kernel + from));
   OMC_TRY(omc_node_list(node, "strides", axes, g->stride + from));
   OMC_TRY(omc_node_list(node, "dilations", axes, g->dilation + from));
   OMC_TRY(omc_node_list(node, "pads", 2 * axes, pads));
   for (int32_t i = 0; i < n; i++) {
-    g->in[from + i] = x->dims[x->rank - n + i];
     g->before[from + i] = pads[i];
     g->after[from + i] = pads[n + i];
     if (omc_max(pads[i], pads[n + i]) * 2 > g->kernel[from + i])
       OMC_NODE_FAIL(node, ESHAPE, "padding %lld is more than half of kernel %lld",
                     (long long)omc_max(pads[i], pads[n + i]), (long long)g->kernel[from + i]);
   }
-  g->planes = omc_shape_span(x, 0, x->rank - n);
+  if (node->op == OMC_OP_AveragePool || node->op == OMC_OP_AveragePoolGrad) {
+    g->with_pad = omc_node_int(node, "count_include_pad") != 0;
+    g->divisor = omc_node_int(node, "divisor_override");
+  }
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode") != 0);
     if (g->out[i] < 1) return no_windows(node, x, g);
@@ -60,9 +51,36 @@ omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_f
   return OMC_OK;
 }
 
-static omc_shape pooled_shape(const omc_shape *x, int32_t axes, const int64_t *out) {
+omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
+  const bool adaptive =
+      node->op == OMC_OP_AdaptiveAvgPool || node->op == OMC_OP_AdaptiveAvgPoolGrad;
+  const char *const sizes = adaptive ? "output_size" : "kernel_shape";
+  uint32_t axes;
+  omc_node_ints(node, sizes, &axes);
+  if (axes < 1 || axes > OMC_POOL_AXES || x->rank < (int32_t)axes)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "pooling of rank %d over %u axes", x->rank, axes);
+  *g = (omc_pool_form){
+      .axes = (int32_t)axes, .adaptive = adaptive, .in = {1, 1, 1}, .out = {1, 1, 1}};
+  const int32_t from = OMC_POOL_AXES - g->axes, first = x->rank - g->axes;
+  for (int32_t i = 0; i < g->axes; i++) g->in[from + i] = x->dims[first + i];
+  g->planes = omc_shape_span(x, 0, first);
+  return adaptive ? omc_node_list(node, sizes, axes, g->out + from) : read_windows(node, x, g);
+}
+
+omc_pool_window omc_pool_window_at(const omc_pool_form *g, int32_t axis, int64_t k) {
+  const int64_t in = g->in[axis], out = g->out[axis];
+  const int64_t start = g->adaptive ? k * in / out : k * g->stride[axis] - g->before[axis];
+  const int64_t end = g->adaptive ? omc_ceil_div((k + 1) * in, out)
+                                  : omc_min(start + g->kernel[axis], in + g->after[axis]);
+  omc_pool_window w = {.start = omc_max(start, 0), .end = omc_min(end, in)};
+  w.size = omc_max(g->with_pad ? end - start : w.end - w.start, 1);
+  return w;
+}
+
+static omc_shape pooled_shape(const omc_shape *x, const omc_pool_form *g) {
   omc_shape shape = *x;
-  for (int32_t i = 0; i < axes; i++) shape.dims[x->rank - axes + i] = out[OMC_POOL_AXES - axes + i];
+  for (int32_t i = 0; i < g->axes; i++)
+    shape.dims[x->rank - g->axes + i] = g->out[OMC_POOL_AXES - g->axes + i];
   return shape;
 }
 
@@ -70,7 +88,7 @@ static omc_status infer_pool(omc_node *node) {
   omc_pool_form g;
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_pool_form_of(node, omc_in_shape(node, 0), &g));
-  const omc_shape shape = pooled_shape(omc_in_shape(node, 0), g.axes, g.out);
+  const omc_shape shape = pooled_shape(omc_in_shape(node, 0), &g);
   omc_set_shape(node, &shape);
   omc_set_type(node, 1, OMC_I64, &shape);
   return OMC_OK;
@@ -87,7 +105,7 @@ static omc_status infer_pool_grad(omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_need_shape(node, &x));
   OMC_TRY(omc_pool_form_of(node, &x, &g));
-  const omc_shape shape = pooled_shape(&x, g.axes, g.out);
+  const omc_shape shape = pooled_shape(&x, &g);
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &x);
   return OMC_OK;
@@ -128,64 +146,15 @@ static omc_status grad_average(omc_grad *g) {
   return build_grad(g, OMC_OP_AveragePoolGrad, 1, g->grad_out);
 }
 
-/* ---- AdaptiveAvgPool: output_size windows that cover an axis evenly ---- */
-
-omc_status omc_adaptive_sizes(const omc_node *node, const omc_shape *x, int32_t *axes,
-                              int64_t *out) {
-  uint32_t n;
-  omc_node_ints(node, "output_size", &n);
-  OMC_TRY(need_spatial(node, x, n));
-  for (int32_t i = 0; i < OMC_POOL_AXES; i++) out[i] = 1;
-  *axes = (int32_t)n;
-  return omc_node_list(node, "output_size", n, out + OMC_POOL_AXES - *axes);
-}
-
-static omc_status infer_adaptive(omc_node *node) {
-  int64_t out[OMC_POOL_AXES];
-  int32_t axes;
-  OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(omc_adaptive_sizes(node, omc_in_shape(node, 0), &axes, out));
-  const omc_shape shape = pooled_shape(omc_in_shape(node, 0), axes, out);
-  omc_set_shape(node, &shape);
-  return OMC_OK;
-}
-
-static omc_status infer_adaptive_grad(omc_node *node) {
-  int64_t out[OMC_POOL_AXES];
-  int32_t axes;
-  omc_shape x;
-  OMC_TRY(omc_need_float(node, 0));
-  OMC_TRY(omc_need_shape(node, &x));
-  OMC_TRY(omc_adaptive_sizes(node, &x, &axes, out));
-  const omc_shape shape = pooled_shape(&x, axes, out);
-  OMC_TRY(omc_need_gradient(node, &shape));
-  omc_set_shape(node, &x);
-  return OMC_OK;
-}
-
 static omc_status grad_adaptive(omc_grad *g) {
   return build_grad(g, OMC_OP_AdaptiveAvgPoolGrad, 1, g->grad_out);
 }
 
 /* ---- records ---- */
 
-const omc_op omc_op_MaxPool = {.name = "MaxPool",
-                               .min_in = 1,
-                               .max_in = 1,
-                               .n_out = 2,
-                               .infer = infer_pool,
-                               .grad = grad_max_pool};
-const omc_op omc_op_MaxPoolGrad = {.name = "MaxPoolGrad",
-                                   .min_in = 2,
-                                   .max_in = 2,
-                                   .n_out = 1,
-                                   .flags = OMC_OP_FAILS,
-                                   .infer = infer_max_pool_grad};
-
-#define AVERAGE_OP(name_, infer_, grad_) \
-  const omc_op omc_op_##name_ = {        \
-      .name = #name_, .min_in = 1, .max_in = 1, .n_out = 1, .infer = infer_, .grad = grad_};
-AVERAGE_OP(AveragePool, infer_average, grad_average)
-AVERAGE_OP(AveragePoolGrad, infer_pool_grad, NULL)
-AVERAGE_OP(AdaptiveAvgPool, infer_adaptive, grad_adaptive)
-AVERAGE_OP(AdaptiveAvgPoolGrad, infer_adaptive_grad, NULL)
+OMC_RECORD(MaxPool, 1, 1, 2, .infer = infer_pool, .grad = grad_max_pool)
+OMC_RECORD(MaxPoolGrad, 2, 2, 1, .flags = OMC_OP_FAILS, .infer = infer_max_pool_grad)
+OMC_RECORD(AveragePool, 1, 1, 1, .infer = infer_average, .grad = grad_average)
+OMC_RECORD(AveragePoolGrad, 1, 1, 1, .infer = infer_pool_grad)
+OMC_RECORD(AdaptiveAvgPool, 1, 1, 1, .infer = infer_pool, .grad = grad_adaptive)
+OMC_RECORD(AdaptiveAvgPoolGrad, 1, 1, 1, .infer = infer_pool_grad)

@@ -156,11 +156,8 @@ static omc_status grad_prod(omc_grad *g) {
 
 /* ---- records ---- */
 
-#define REDUCE_OP(name_, infer_, grad_) \
-  const omc_op omc_op_##name_ = {       \
-      .name = #name_, .min_in = 1, .max_in = 2, .n_out = 1, .infer = infer_, .grad = grad_};
-REDUCE_OP(ReduceSum, infer_reduce, grad_sum)
-REDUCE_OP(ReduceMean, infer_mean, grad_mean)
-REDUCE_OP(ReduceMax, infer_extreme, grad_extreme)
-REDUCE_OP(ReduceMin, infer_extreme, grad_extreme)
-REDUCE_OP(ReduceProd, infer_reduce, grad_prod)
+OMC_RECORD(ReduceSum, 1, 2, 1, .infer = infer_reduce, .grad = grad_sum)
+OMC_RECORD(ReduceMean, 1, 2, 1, .infer = infer_mean, .grad = grad_mean)
+OMC_RECORD(ReduceMax, 1, 2, 1, .infer = infer_extreme, .grad = grad_extreme)
+OMC_RECORD(ReduceMin, 1, 2, 1, .infer = infer_extreme, .grad = grad_extreme)
+OMC_RECORD(ReduceProd, 1, 2, 1, .infer = infer_reduce, .grad = grad_prod)

@@ -4,25 +4,39 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-static omc_status cumsum_axis(const omc_node *node, int32_t *out) {
+static omc_axis_form along(const omc_shape *x, int32_t axis) {
+  if (x->rank == 0) return (omc_axis_form){.outer = 1, .n = 1, .inner = 1};
+  return (omc_axis_form){.outer = omc_shape_span(x, 0, axis),
+                         .n = x->dims[axis],
+                         .inner = omc_shape_span(x, axis + 1, x->rank)};
+}
+
+/* As in PyTorch, a 0-d tensor has one axis. */
+static int32_t axes_of(const omc_node *node) {
   const int32_t rank = omc_in_shape(node, 0)->rank;
-  int64_t axis;
-  int32_t n;
-  OMC_TRY(omc_need_ints(node, 1, 1, &axis, &n));
-  if (n != 1) OMC_NODE_FAIL(node, ESHAPE, "no axis is given");
-  return omc_node_axis(node, axis, rank ? rank : 1, out);
+  return rank ? rank : 1;
+}
+
+omc_status omc_axis_form_of(const omc_node *node, omc_axis_form *out) {
+  int32_t axis;
+  OMC_TRY(omc_need_axis(node, axes_of(node), &axis));
+  *out = along(omc_in_shape(node, 0), axis);
+  return OMC_OK;
 }
 
 omc_status omc_cumsum_form_of(const omc_node *node, omc_axis_form *out) {
-  int32_t axis;
-  OMC_TRY(cumsum_axis(node, &axis));
-  *out = omc_axis_form_of(omc_in_shape(node, 0), axis);
+  int64_t given;
+  int32_t n, axis;
+  OMC_TRY(omc_need_ints(node, 1, 1, &given, &n));
+  if (n != 1) OMC_NODE_FAIL(node, ESHAPE, "no axis is given");
+  OMC_TRY(omc_node_axis(node, given, axes_of(node), &axis));
+  *out = along(omc_in_shape(node, 0), axis);
   return OMC_OK;
 }
 
 static omc_status infer_cumsum(omc_node *node) {
-  int32_t axis;
-  OMC_TRY(cumsum_axis(node, &axis));
+  omc_axis_form form;
+  OMC_TRY(omc_cumsum_form_of(node, &form));
   return omc_infer_same(node);
 }
 
@@ -34,44 +48,10 @@ static omc_status grad_cumsum(omc_grad *g) {
   return g->b.status;
 }
 
-const omc_op omc_op_CumSum = {.name = "CumSum",
-                              .min_in = 2,
-                              .max_in = 2,
-                              .n_out = 1,
-                              .in_place = 1u << 0,
-                              .infer = infer_cumsum,
-                              .grad = grad_cumsum};
-
-static omc_status others_axis(const omc_node *node, int32_t *out) {
-  return omc_need_axis(node, omc_in_shape(node, 0)->rank, out);
-}
-
-omc_status omc_others_form_of(const omc_node *node, omc_axis_form *out) {
-  int32_t axis;
-  OMC_TRY(others_axis(node, &axis));
-  *out = omc_axis_form_of(omc_in_shape(node, 0), axis);
-  return OMC_OK;
-}
-
 static omc_status infer_others(omc_node *node) {
-  int32_t axis;
+  omc_axis_form form;
   OMC_TRY(omc_infer_float(node));
-  return others_axis(node, &axis);
-}
-
-const omc_op omc_op_OtherProducts = {
-    .name = "OtherProducts", .min_in = 1, .max_in = 1, .n_out = 1, .infer = infer_others};
-
-static omc_status arg_axis(const omc_node *node, int32_t *out) {
-  const int32_t rank = omc_in_shape(node, 0)->rank;
-  return omc_need_axis(node, rank ? rank : 1, out);
-}
-
-omc_status omc_arg_form_of(const omc_node *node, omc_axis_form *out) {
-  int32_t axis;
-  OMC_TRY(arg_axis(node, &axis));
-  *out = omc_axis_form_of(omc_in_shape(node, 0), axis);
-  return OMC_OK;
+  return omc_axis_form_of(node, &form);
 }
 
 static omc_status infer_arg(omc_node *node) {
@@ -79,7 +59,7 @@ static omc_status infer_arg(omc_node *node) {
   const bool keepdims = omc_node_int(node, "keepdims") != 0;
   omc_shape shape = {0};
   int32_t axis;
-  OMC_TRY(arg_axis(node, &axis));
+  OMC_TRY(omc_need_axis(node, axes_of(node), &axis));
   if (x->rank && x->dims[axis] == 0) OMC_NODE_FAIL(node, ESHAPE, "axis %d has no elements", axis);
   for (int32_t i = 0; i < x->rank; i++)
     if (i != axis || keepdims) shape.dims[shape.rank++] = i == axis ? 1 : x->dims[i];
@@ -87,9 +67,7 @@ static omc_status infer_arg(omc_node *node) {
   return OMC_OK;
 }
 
-#define ARG(name_)                \
-  const omc_op omc_op_##name_ = { \
-      .name = #name_, .min_in = 1, .max_in = 1, .n_out = 1, .infer = infer_arg};
-
-ARG(ArgMax)
-ARG(ArgMin)
+OMC_RECORD(CumSum, 2, 2, 1, .in_place = 1u << 0, .infer = infer_cumsum, .grad = grad_cumsum)
+OMC_RECORD(OtherProducts, 1, 1, 1, .infer = infer_others)
+OMC_RECORD(ArgMax, 1, 1, 1, .infer = infer_arg)
+OMC_RECORD(ArgMin, 1, 1, 1, .infer = infer_arg)

@@ -52,15 +52,7 @@ static omc_status torch_grad(omc_grad *g) {
   return OMC_OK;
 }
 
-const omc_op omc_op_TorchCall = {.name = "TorchCall",
-                                 .max_in = OMC_VARIADIC,
-                                 .n_out = OMC_VARIADIC,
-                                 .flags = OMC_OP_CALLBACK,
-                                 .optional = UINT32_MAX,
-                                 .grad = torch_grad};
-const omc_op omc_op_TorchCallGrad = {.name = "TorchCallGrad",
-                                     .max_in = OMC_VARIADIC,
-                                     .n_out = OMC_VARIADIC,
-                                     .flags = OMC_OP_CALLBACK,
-                                     .optional = UINT32_MAX,
-                                     .infer = infer_grad};
+OMC_RECORD(TorchCall, 0, OMC_VARIADIC, OMC_VARIADIC, .flags = OMC_OP_CALLBACK,
+           .optional = UINT32_MAX, .grad = torch_grad)
+OMC_RECORD(TorchCallGrad, 0, OMC_VARIADIC, OMC_VARIADIC, .flags = OMC_OP_CALLBACK,
+           .optional = UINT32_MAX, .infer = infer_grad)

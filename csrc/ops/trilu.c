@@ -18,10 +18,4 @@ static omc_status grad_trilu(omc_grad *g) {
   return g->b.status;
 }
 
-const omc_op omc_op_Trilu = {.name = "Trilu",
-                             .min_in = 1,
-                             .max_in = 2,
-                             .n_out = 1,
-                             .in_place = 1u << 0,
-                             .infer = infer_trilu,
-                             .grad = grad_trilu};
+OMC_RECORD(Trilu, 1, 2, 1, .in_place = 1u << 0, .infer = infer_trilu, .grad = grad_trilu)

@@ -94,15 +94,8 @@ static omc_status view_grad(omc_grad *g) {
   return g->b.status;
 }
 
-#define VIEW(name_, least, most, infer_)               \
-  const omc_op omc_op_##name_ = {.name = #name_,       \
-                                 .min_in = least,      \
-                                 .max_in = most,       \
-                                 .n_out = 1,           \
-                                 .flags = OMC_OP_VIEW, \
-                                 .infer = infer_,      \
-                                 .grad = view_grad};
-
+#define VIEW(name, least, most, infer_) \
+  OMC_RECORD(name, least, most, 1, .flags = OMC_OP_VIEW, .infer = infer_, .grad = view_grad)
 VIEW(Identity, 1, 1, omc_infer_same)
 VIEW(Reshape, 2, 2, infer_reshape)
 VIEW(Flatten, 1, 1, infer_flatten)
@@ -125,18 +118,8 @@ static omc_status with_gradient_grad(omc_grad *g) {
 
 /* The elements of in[0], differentiated as if they were in[1]: where PyTorch's formula for a slope
  * is not that of how the value is computed. Gone once the graph is differentiated. */
-const omc_op omc_op_WithGradientOf = {.name = "WithGradientOf",
-                                      .min_in = 2,
-                                      .max_in = 2,
-                                      .n_out = 1,
-                                      .flags = OMC_OP_VIEW,
-                                      .infer = infer_with_gradient,
-                                      .grad = with_gradient_grad};
+OMC_RECORD(WithGradientOf, 2, 2, 1, .flags = OMC_OP_VIEW, .infer = infer_with_gradient,
+           .grad = with_gradient_grad)
 
 /* Its gradient stops: the output is a constant to whatever lies before. */
-const omc_op omc_op_Detach = {.name = "Detach",
-                              .min_in = 1,
-                              .max_in = 1,
-                              .n_out = 1,
-                              .flags = OMC_OP_VIEW,
-                              .infer = omc_infer_same};
+OMC_RECORD(Detach, 1, 1, 1, .flags = OMC_OP_VIEW, .infer = omc_infer_same)

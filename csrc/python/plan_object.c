@@ -292,9 +292,10 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
     const omc_step *step = &plan->steps[s];
     omc_cost cost;
     const bool known = omc_node_cost(step->node, &cost) == OMC_OK;
-    PyObject *row = Py_BuildValue("(sssddd)", s < plan->n_forward ? "forward" : "backward",
-                                  step->op->name, step->node->name ? step->node->name : "",
-                                  seconds[s], known ? cost.flops : 0.0, known ? cost.bytes : 0.0);
+    PyObject *row =
+        Py_BuildValue("(sssddd)", s < plan->n_forward ? "forward" : "backward",
+                      omc_op_name(step->node->op), step->node->name ? step->node->name : "",
+                      seconds[s], known ? cost.flops : 0.0, known ? cost.bytes : 0.0);
     if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
     Py_XDECREF(row);
   }

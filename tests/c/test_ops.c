@@ -33,10 +33,9 @@ static void check_type(const omc_value *v, const char *expected) {
   CHECK_TEXT(omc_type_text(&v->type, text, sizeof text), expected);
 }
 
-TEST(every_op_has_a_record_that_agrees_with_the_list) {
+TEST(every_op_has_a_whole_record) {
   for (int op = 0; op < OMC_N_OPS; op++) {
     const omc_op *record = omc_op_get((omc_op_id)op);
-    CHECK_TEXT(record->name, omc_op_name((omc_op_id)op));
     CHECK(record->infer != NULL || (record->flags & OMC_OP_CALLBACK));
     CHECK(record->min_in <= record->max_in && record->n_out > 0);
   }

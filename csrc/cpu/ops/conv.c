@@ -333,12 +333,15 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
   return (size_t)elements * omc_acc_size(stored(node)) + omc_sums_bytes(stored(node), sums);
 }
 
-#define CONV(name, params_t, decode, workspace_) \
-  OMC_KERNELS(name)                              \
-  OMC_CPU_OP(name, name, OMC_PARAMS(params_t, decode), .workspace = workspace_)
-CONV(Conv, conv_product, conv_decode, product_workspace)
-CONV(ConvTranspose, conv_product, transpose_decode, product_workspace)
-CONV(ConvGradInput, conv_product, grad_input_decode, product_workspace)
-CONV(ConvGradWeight, conv_weight_grad, grad_weight_decode, grad_weight_workspace)
+OMC_KERNELS(Conv)
+OMC_KERNELS(ConvGradWeight)
+
+#define CONV(name, decode) \
+  OMC_CPU_OP(name, Conv, OMC_PARAMS(conv_product, decode), .workspace = product_workspace)
+CONV(Conv, conv_decode)
+CONV(ConvTranspose, transpose_decode)
+CONV(ConvGradInput, grad_input_decode)
+OMC_CPU_OP(ConvGradWeight, ConvGradWeight, OMC_PARAMS(conv_weight_grad, grad_weight_decode),
+           .workspace = grad_weight_workspace)
 
 #endif

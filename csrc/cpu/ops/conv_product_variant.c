@@ -200,7 +200,7 @@ static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static omc_status convolve(const omc_kernel_args *args) {
+OMC_KERNEL(Conv, args) {
   enum { PARTS = 4 /* blocks a thread should get at least, for balance */ };
   const conv_product *p = args->params;
   const int threads = args->threads;
@@ -237,9 +237,5 @@ static omc_status convolve(const omc_kernel_args *args) {
   }
   return OMC_OK;
 }
-
-OMC_KERNEL(Conv, args) { return convolve(args); }
-OMC_KERNEL(ConvTranspose, args) { return convolve(args); }
-OMC_KERNEL(ConvGradInput, args) { return convolve(args); }
 
 #endif

@@ -52,7 +52,7 @@ static void products(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* Few products on all threads in turn, many on a thread each. */
-static omc_status matmul(const omc_kernel_args *args) {
+OMC_KERNEL(MatMul, args) {
   enum { ROUNDS = 4 };
   const matmul_params *p = args->params;
   if (p->m == 0 || p->n == 0) return OMC_OK;
@@ -69,9 +69,6 @@ static omc_status matmul(const omc_kernel_args *args) {
   omc_parallel_for(p->batch, omc_grain(OMC_GRAIN_PRODUCTS, work), args->threads, products, &job);
   return OMC_OK;
 }
-
-OMC_KERNEL(MatMul, args) { return matmul(args); }
-OMC_KERNEL(FusedMatMul, args) { return matmul(args); }
 
 #endif
 
@@ -114,9 +111,10 @@ static size_t matmul_workspace(const omc_node *node, const void *params, int thr
   return omc_gemm_workspace(omc_in(node, 0)->type.dtype, p->m, p->n, p->k, threads);
 }
 
+OMC_KERNELS(MatMul)
+
 #define MATMUL(name) \
-  OMC_KERNELS(name)  \
-  OMC_CPU_OP(name, name, OMC_PARAMS(matmul_params, matmul_decode), .workspace = matmul_workspace)
+  OMC_CPU_OP(name, MatMul, OMC_PARAMS(matmul_params, matmul_decode), .workspace = matmul_workspace)
 MATMUL(MatMul)
 MATMUL(FusedMatMul)
 

@@ -20,16 +20,11 @@ typedef struct max_grad_params {
   int64_t planes, in, out; /* elements of a plane */
 } max_grad_params;
 
-/* [start, end) of an axis. An average is divided by the product of its sizes along all axes. */
-typedef struct window {
-  int64_t start, end, size;
-} window;
-
 typedef struct average_params {
   int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES];
-  int64_t divisor;                      /* instead of the sizes, if not 0 */
-  const window *windows[OMC_POOL_AXES]; /* `out` of them */
-  bool of_rows;                         /* whole rows, which lie one after the other */
+  int64_t divisor;                               /* instead of the sizes, if not 0 */
+  const omc_pool_window *windows[OMC_POOL_AXES]; /* `out` of them */
+  bool of_rows;                                  /* whole rows, which lie one after the other */
 } average_params;
 
 /* Elements of all axes. */
@@ -182,14 +177,14 @@ static acc_t *columns_of(const pool_job *j, int thread) {
 
 /* What the windows of a row of outputs have in common. */
 typedef struct row_windows {
-  window z, y;
+  omc_pool_window z, y;
 } row_windows;
 
 static inline row_windows windows_of(const average_params *p, out_row row) {
   return (row_windows){p->windows[0][row.z], p->windows[1][row.y]};
 }
 
-static inline acc_t divisor_of(const average_params *p, const row_windows *w, window x) {
+static inline acc_t divisor_of(const average_params *p, const row_windows *w, omc_pool_window x) {
   return (acc_t)(p->divisor ? p->divisor : w->z.size * w->y.size * x.size);
 }
 
@@ -246,7 +241,7 @@ static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
       for (int64_t iy = w.y.start; iy < w.y.end; iy++)
         add_columns(columns, x + (iz * p->in[1] + iy) * n, n);
     for (int64_t ox = 0; ox < p->out[2]; ox++) {
-      const window of = p->windows[2][ox];
+      const omc_pool_window of = p->windows[2][ox];
       acc_t sum = 0;
       for (int64_t ix = of.start; ix < of.end; ix++) sum += columns[ix];
       st(j->y + r * p->out[2] + ox, sum / divisor_of(p, &w, of));
@@ -260,7 +255,7 @@ OMC_INLINE void spread_row(const average_params *p, const storage_t *dy, row_win
   const int64_t n = p->in[2];
   memset(columns, 0, (size_t)n * sizeof *columns);
   for (int64_t ox = 0; ox < p->out[2]; ox++) {
-    const window of = p->windows[2][ox];
+    const omc_pool_window of = p->windows[2][ox];
     const acc_t share = ld(dy + ox) / divisor_of(p, &w, of);
     for (int64_t ix = of.start; ix < of.end; ix++) columns[ix] += share;
   }
@@ -374,37 +369,22 @@ static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, v
   return OMC_OK;
 }
 
-static omc_status new_windows(const omc_node *node, omc_arena *arena, int64_t n, window **out) {
-  *out = OMC_NEW_ARRAY(arena, window, n);
-  return *out ? OMC_OK : no_memory(node);
-}
-
-static bool are_rows(const average_params *p) {
-  return p->out[2] == 1 && p->windows[2][0].end - p->windows[2][0].start == p->in[2];
-}
-
 /* `x` is the shape of what is pooled. */
 static omc_status average_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
                                     average_params *p) {
-  const bool with_pad = omc_node_int(node, "count_include_pad") != 0;
   omc_pool_form g;
   OMC_TRY(omc_pool_form_of(node, x, &g));
   p->planes = g.planes;
-  p->divisor = omc_node_int(node, "divisor_override");
+  p->divisor = g.divisor;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
-    window *w;
-    OMC_TRY(new_windows(node, arena, g.out[i], &w));
-    for (int64_t k = 0; k < g.out[i]; k++) {
-      const int64_t start = k * g.stride[i] - g.before[i];
-      const int64_t end = omc_min(start + g.kernel[i], g.in[i] + g.after[i]);
-      w[k] = (window){.start = omc_max(start, 0), .end = omc_min(end, g.in[i])};
-      w[k].size = omc_max(with_pad ? end - start : w[k].end - w[k].start, 1);
-    }
+    omc_pool_window *w = OMC_NEW_ARRAY(arena, omc_pool_window, g.out[i]);
+    if (!w) return no_memory(node);
+    for (int64_t k = 0; k < g.out[i]; k++) w[k] = omc_pool_window_at(&g, i, k);
     p->in[i] = g.in[i];
     p->out[i] = g.out[i];
     p->windows[i] = w;
   }
-  p->of_rows = are_rows(p);
+  p->of_rows = p->out[2] == 1 && p->windows[2]->end - p->windows[2]->start == p->in[2];
   return OMC_OK;
 }
 
@@ -413,7 +393,7 @@ static omc_status params_average(const omc_node *node, omc_arena *arena, void *p
 }
 
 static omc_status params_average_grad(const omc_node *node, omc_arena *arena, void *params) {
-  return average_params_of(node, &node->out[0]->type.shape, arena, params);
+  return average_params_of(node, &omc_out(node, 0)->type.shape, arena, params);
 }
 
 static size_t average_workspace(const omc_node *node, const void *params, int threads) {
@@ -432,45 +412,16 @@ static size_t max_grad_workspace(const omc_node *node, const void *params, int t
   return omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->in);
 }
 
-static omc_status adaptive_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
-                                     average_params *p) {
-  int32_t axes;
-  OMC_TRY(omc_adaptive_sizes(node, x, &axes, p->out));
-  p->planes = omc_shape_span(x, 0, x->rank - axes);
-  for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
-    const int64_t in = i < OMC_POOL_AXES - axes ? 1 : x->dims[x->rank - OMC_POOL_AXES + i];
-    const int64_t out = p->out[i];
-    window *w;
-    OMC_TRY(new_windows(node, arena, out, &w));
-    for (int64_t k = 0; k < out; k++) {
-      w[k] = (window){.start = k * in / out, .end = omc_ceil_div((k + 1) * in, out)};
-      w[k].size = w[k].end - w[k].start;
-    }
-    p->in[i] = in;
-    p->windows[i] = w;
-  }
-  p->of_rows = are_rows(p);
-  return OMC_OK;
-}
-
-static omc_status params_adaptive(const omc_node *node, omc_arena *arena, void *params) {
-  return adaptive_params_of(node, &omc_in(node, 0)->type.shape, arena, params);
-}
-
-static omc_status params_adaptive_grad(const omc_node *node, omc_arena *arena, void *params) {
-  return adaptive_params_of(node, &node->out[0]->type.shape, arena, params);
-}
-
 OMC_CPU_OP(MaxPool, MaxPool, OMC_PARAMS(max_params, params_max_pool))
 OMC_CPU_OP(MaxPoolGrad, MaxPoolGrad, OMC_PARAMS(max_grad_params, params_max_pool_grad),
            .workspace = max_grad_workspace)
 
-#define AVERAGE(name, params_)                                                        \
-  OMC_CPU_OP(name, AveragePool, OMC_PARAMS(average_params, params_),                  \
-             .workspace = average_workspace)                                          \
-  OMC_CPU_OP(name##Grad, AveragePoolGrad, OMC_PARAMS(average_params, params_##_grad), \
+#define AVERAGE(name)                                                                      \
+  OMC_CPU_OP(name, AveragePool, OMC_PARAMS(average_params, params_average),                \
+             .workspace = average_workspace)                                               \
+  OMC_CPU_OP(name##Grad, AveragePoolGrad, OMC_PARAMS(average_params, params_average_grad), \
              .workspace = average_grad_workspace)
-AVERAGE(AveragePool, params_average)
-AVERAGE(AdaptiveAvgPool, params_adaptive)
+AVERAGE(AveragePool)
+AVERAGE(AdaptiveAvgPool)
 
 #endif

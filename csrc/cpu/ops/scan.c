@@ -162,32 +162,21 @@ OMC_KERNELS(OtherProducts)
 OMC_KERNELS_NUM(ArgMax)
 OMC_KERNELS_NUM(ArgMin)
 
-static omc_status set_params(const omc_axis_form *form, bool reverse, bool exclusive,
-                             scan_params *p) {
-  *p = (scan_params){form->outer, form->n, form->inner, reverse, exclusive};
+static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *params) {
+  (void)arena;
+  omc_axis_form f;
+  OMC_TRY(omc_cumsum_form_of(node, &f));
+  *(scan_params *)params = (scan_params){f.outer, f.n, f.inner, omc_node_int(node, "reverse") != 0,
+                                         omc_node_int(node, "exclusive") != 0};
   return OMC_OK;
 }
 
-static omc_status params_cumsum(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_scan(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
-  omc_axis_form form;
-  OMC_TRY(omc_cumsum_form_of(node, &form));
-  return set_params(&form, omc_node_int(node, "reverse") != 0, omc_node_int(node, "exclusive") != 0,
-                    params);
-}
-
-static omc_status params_arg(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  omc_axis_form form;
-  OMC_TRY(omc_arg_form_of(node, &form));
-  return set_params(&form, false, false, params);
-}
-
-static omc_status params_others(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  omc_axis_form form;
-  OMC_TRY(omc_others_form_of(node, &form));
-  return set_params(&form, false, false, params);
+  omc_axis_form f;
+  OMC_TRY(omc_axis_form_of(node, &f));
+  *(scan_params *)params = (scan_params){.outer = f.outer, .n = f.n, .inner = f.inner};
+  return OMC_OK;
 }
 
 static size_t others_workspace(const omc_node *node, const void *params, int threads) {
@@ -196,9 +185,9 @@ static size_t others_workspace(const omc_node *node, const void *params, int thr
 }
 
 OMC_CPU_OP(CumSum, CumSum, OMC_PARAMS(scan_params, params_cumsum))
-OMC_CPU_OP(OtherProducts, OtherProducts, OMC_PARAMS(scan_params, params_others),
+OMC_CPU_OP(OtherProducts, OtherProducts, OMC_PARAMS(scan_params, params_scan),
            .workspace = others_workspace)
-OMC_CPU_OP(ArgMax, ArgMax, OMC_PARAMS(scan_params, params_arg))
-OMC_CPU_OP(ArgMin, ArgMin, OMC_PARAMS(scan_params, params_arg))
+OMC_CPU_OP(ArgMax, ArgMax, OMC_PARAMS(scan_params, params_scan))
+OMC_CPU_OP(ArgMin, ArgMin, OMC_PARAMS(scan_params, params_scan))
 
 #endif

@@ -171,7 +171,7 @@ OMC_KERNEL(LogSoftmaxGrad, args) {
 
 static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
-  return omc_softmax_form_of(node, params);
+  return omc_axis_form_of(node, params);
 }
 
 #define SOFTMAX(name) \
