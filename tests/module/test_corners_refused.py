@@ -1,12 +1,13 @@
 """What eager PyTorch refuses of values, indices and dtypes, refused with the same error."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from corners import INTEGERS
@@ -161,6 +162,20 @@ def test_a_bias_is_of_the_dtype_of_the_product(dtype: torch.dtype) -> None:
 )
 def test_nothing_is_not_pooled(pool: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     _refuses_alike(Function(lambda _, x: pool(x, 2)), torch.ones(shape, requires_grad=True))
+
+
+@pytest.mark.parametrize("pool", [F.max_pool3d, functools.partial(F.max_pool3d, return_indices=True)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_one_sample_of_max_pool3d_is_refused_by_its_strides(pool: Callable[..., Tensor]) -> None:
+    module = Function(lambda s, x: pool(x * s.w, 2)[0], w=nn.Parameter(torch.ones(())))
+    x = torch.randn(2, 4, 4, 4)
+    strided = x.to(memory_format=torch.channels_last)
+    _refuses_alike(module, strided)
+    model = ORTModule(module)
+    for _ in range(2):
+        torch.testing.assert_close(model(x), module(x), rtol=0, atol=0)
+        with pytest.raises(RuntimeError, match="Unsupported memory format"):
+            model(strided)
 
 
 def _refuses_alike(module: Function, *given: Tensor) -> None:

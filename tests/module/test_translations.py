@@ -164,10 +164,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.MaxPool3d((2, 3, 1), (1, 2, 1), (1, 1, 0), (2, 1, 1))),
         (2, 2, 4, 5, 6),
     ),
-    "max pool 3d without a batch": (
-        lambda: nn.Sequential(nn.Conv3d(2, 3, 1), nn.Flatten(0, 1), nn.MaxPool3d(2)),
-        (2, 2, 4, 5, 6),
-    ),
     "average pool": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
         (2, 3, 9, 9),

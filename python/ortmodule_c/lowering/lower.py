@@ -49,6 +49,8 @@ _CHANGES_STATISTICS = {
 }
 # Ops that read an operand's memory and not its elements in their order.
 _READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
+# Ops that refuse one sample, of four dims, that lies in memory as many of an image's channels do.
+_READS_STRIDES = {aten.max_pool3d.default, aten.max_pool3d_with_indices.default}
 _MAX_EXPANSIONS = 4
 
 
@@ -449,6 +451,8 @@ class _Lowering:
             if order is None or (op is not aten.as_strided.default and order != sorted(order)):
                 raise NotExportable(f"{op} depends on how its operand lies in memory")
             args = (b.transpose(args[0], order), *args[1:])
+        if op in _READS_STRIDES and args[0].rank == 4:
+            raise NotExportable(f"{op} depends on how its operand lies in memory")
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
         given = [v for v in leaves if isinstance(v, Val)]
