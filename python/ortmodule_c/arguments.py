@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .flatten import Spec, first_difference, leaf_paths
+from .flatten import Spec, first_difference, leaf_paths, numbers
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -53,6 +53,10 @@ class Arguments:
     def paths(self, spec: Spec) -> list[str]:
         """Where each tensor of a described call lies, such as ``input_ids`` or ``batch['x']``."""
         return [path for name, child in self._named(spec) for path in leaf_paths(child, name)]
+
+    def numbers(self, spec: Spec) -> list[str]:
+        """Where each number of a described call lies."""
+        return [f"argument {path}" for name, child in self._named(spec) for path, _ in numbers(child, name)]
 
     def difference(self, a: Spec, b: Spec) -> str | None:
         """Where two described calls first differ; None if it is in which arguments are given at all."""

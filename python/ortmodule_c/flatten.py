@@ -36,6 +36,20 @@ _NUMBERS = (float, complex, numpy.generic)
 _CONTAINERS = frozenset({list, tuple, dict})
 _OF_PYTHON = 1 << 9  # of a class's flags: made by a `class` statement
 _OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
+_LEAVES = ("tensor", "size", "real")
+_OPENED = {"plain": int, "packed": float}  # numbers that a graph may leave open
+
+
+class Given:
+    """What stands for a number of Python's in a trace, so that a graph may take another one.
+
+    Attributes
+    ----------
+    kind
+        How it is described.
+    """
+
+    kind: str
 
 
 def flatten(value: Any) -> tuple[list[Tensor], Spec]:
@@ -57,9 +71,31 @@ def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 def leaf_paths(spec: Spec, path: str = "") -> list[str]:
     """Where each tensor lies in the nest, such as ``['labels'][0]``, for messages."""
-    if spec[0] in ("tensor", "size"):
+    if spec[0] in _LEAVES:
         return [path]
     return [p for inner, child in _children(spec, path) for p in leaf_paths(child, inner)]
+
+
+def numbers(spec: Spec, path: str = "") -> list[tuple[str, Any]]:
+    """Where the numbers lie in the nest, and which they are."""
+    if spec[1:2] == (_OPENED.get(spec[0]),):
+        return [(path, pickle.loads(spec[2]) if spec[0] == "packed" else spec[2])]
+    children = _children(spec, path) if spec[0] != "sequence" or spec[1] not in (slice, range) else []
+    return [n for inner, child in children for n in numbers(child, inner)]
+
+
+def with_numbers(spec: Spec, values: Iterator[Any]) -> Spec:
+    """The description with its numbers left open where the next value is ``...``, or another object in their place.
+
+    None leaves one as it is.
+    """
+    kind, *rest = spec
+    if spec[1:2] == (_OPENED.get(kind),) or kind == "number":
+        value = next(values)
+        return spec if value is None else ("number", rest[0]) if value is ... else ("plain", type(value), value)
+    if kind not in ("sequence", "mapping", "object") or rest[0] in (slice, range):
+        return spec
+    return (*spec[:-1], tuple([with_numbers(child, values) for child in rest[-1]]))
 
 
 def plain_leaves(spec: Spec) -> list[Any]:
@@ -67,7 +103,7 @@ def plain_leaves(spec: Spec) -> list[Any]:
     kind, *rest = spec
     if kind == "plain":
         return [rest[-1]]
-    if kind in ("tensor", "size", "packed"):
+    if kind in (*_LEAVES, "packed", "number"):
         return []
     return [rest[0], *[leaf for child in rest[-1] for leaf in plain_leaves(child)]]
 
@@ -86,7 +122,7 @@ def first_difference(a: Spec, b: Spec, path: str = "") -> str | None:
 def _children(spec: Spec, path: str) -> list[tuple[str, Spec]]:
     """What is nested in it, each with where it lies."""
     kind, *rest = spec
-    if kind in ("tensor", "size", "plain", "packed"):
+    if kind in (*_LEAVES, "plain", "packed", "number"):
         return []
     *_, names, children = rest
     form = ".{}" if kind == "object" else "[{!r}]"
@@ -100,6 +136,9 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
         return _TENSOR
     cls = type(value)
     if cls not in _CONTAINERS:
+        if isinstance(value, Given):
+            leaves.append(value)
+            return (value.kind,)
         if isinstance(value, torch.SymInt):
             leaves.append(value)
             return ("size",)
@@ -207,6 +246,7 @@ def _object(spec: Any, leaves: Iterator[Any]) -> Any:
 _BUILD: dict[str, Callable[[Any, Iterator[Any]], Any]] = {
     "tensor": lambda _spec, leaves: next(leaves),
     "size": lambda _spec, leaves: int(next(leaves)),
+    "real": lambda _spec, leaves: float(next(leaves)),
     "plain": _plain,
     "packed": lambda spec, _leaves: pickle.loads(spec[2]),
     "sequence": _sequence,

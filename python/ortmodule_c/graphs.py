@@ -13,9 +13,11 @@ from torch._dynamo import convert_frame
 from . import _C
 from .arguments import Arguments
 from .capture.export import Captured, capture, quiet
+from .capture.numbers import Inputs, Numbers
 from .capture.shapes import Fit, Openings, Sizes
+from .changing import Attribute, Changing, Key, bare, opened, standing_in
 from .errors import NeedsStatic, NodeRefused, NotExportable, NotRunnable, first_lines, out_of_memory
-from .flatten import Spec, flatten, plain_leaves, unflatten
+from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
 from .guards.held import Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
 from .lowering.lower import lower
@@ -29,10 +31,9 @@ from .signals import waiting
 # Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
 convert_frame.compile_lock = tracing  # type: ignore[assignment]
 
-Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
-
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it
+_MOST_FALLBACKS = 1 << 30
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 
 
@@ -54,6 +55,8 @@ class Graph:
         Attributes that its forward set to other plain values: the owner's id and which it is.
     fallbacks
         ATen op and cause of each node that runs in PyTorch.
+    numbers, attributes
+        Its last inputs, computed of the numbers in a call and of those in these attributes.
     used
         Number of the last call that it served.
     """
@@ -74,6 +77,8 @@ class Graph:
     openings: Openings = field(default_factory=Openings)
     counting: list[tuple[int, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    numbers: Inputs | None = None
+    attributes: Sequence[Attribute] = ()
     used: int = 0
 
     @property
@@ -81,13 +86,20 @@ class Graph:
         """Whether it serves other sizes too."""
         return self.fit is not None and self.fit.dynamic
 
-    def serves(self, leaves: Sequence[Tensor], sizes: Sizes, checked: int) -> bool:
-        """Whether it may be used for these inputs now; what it holds is `checked` so far."""
+    def serves(self, spec: Spec, leaves: Sequence[Tensor], sizes: Sizes, checked: int) -> bool:
+        """Whether it may be used for such a call of these inputs now; what it holds is `checked` so far."""
         return (
             (self.fit is None or self.fit.accepts(sizes))
             and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
             and (self.held is None or self.held.hold(checked))
+            and self.computed(spec) is not None
         )
+
+    def computed(self, spec: Spec) -> list[Tensor] | None:
+        """The inputs that are computed of numbers, those of a described call among them; None if it is not for them."""
+        if self.numbers is None:
+            return []
+        return self.numbers.of([*[v for _, v in numbers(spec)], *[a.state.get(a.name) for a in self.attributes]])
 
     def prepare(self, inputs: Sequence[Tensor]) -> Call:
         """A call with its inputs, planned; NotExportable if there can be no plan."""
@@ -135,6 +147,9 @@ class Graphs:
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._counting: Counter[tuple[int, str]] = Counter()
+        self._changing: dict[Key, Changing] = {}  # by what the calls have in common
+        self._attributes: dict[tuple[int, str], Attribute] = {}  # numbers that change
+        self._needed: set[tuple[int, str]] = set()  # of these
         self._last: Key | None = None  # key of the last export
         self._changes: Counter[str] = Counter()
         self._files = Files(options, report)
@@ -144,11 +159,13 @@ class Graphs:
     def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes, last: Graph | None, checked: int) -> Graph | None:
         """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
         self._calls += 1
-        for graph in self._by_key.get(key, ()):
-            if graph.serves(leaves, sizes, checked if graph is last else 0):
-                self._graphs.move_to_end(id(graph))
-                graph.used = self._calls
-                return graph
+        changing = self._changing.get(bare(key)) if self._changing else None
+        for keyed in (key, *[opened(key, places) for places in (changing.open if changing is not None else ())]):
+            for graph in self._by_key.get(keyed, ()):
+                if graph.serves(key[0], leaves, sizes, checked if graph is last else 0):
+                    self._graphs.move_to_end(id(graph))
+                    graph.used = self._calls
+                    return graph
         return None
 
     def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
@@ -161,17 +178,61 @@ class Graphs:
         Interrupted
             If the handler of a signal that came meanwhile raised.
         """
-        openings = self._openings(key)
-        self._check_churn(key, tuple([t.shape for t in leaves]), paths, openings)
         begin = time.perf_counter()
         with waiting():
             with quiet(), no_collection():
-                graph = self._export(key, leaves, paths, scan, openings)
-            graph.openings = openings
+                graph = self._with_open_numbers(key, leaves, paths, scan)
+                if graph is None:
+                    openings = self._openings(key)
+                    self._check_churn(key, tuple([t.shape for t in leaves]), paths, openings)
+                    graph = self._export(key, leaves, paths, scan, openings)
             self.export_seconds += time.perf_counter() - begin
             self._keep(graph)
             self._drop_forgotten()
         return graph
+
+    def _with_open_numbers(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph | None:
+        """Export a graph that leaves open the numbers that change from call to call, if there are any and it can."""
+        changing = self._changing.setdefault(bare(key), Changing())
+        self._note_attributes(key)
+        values = [v for _, v in numbers(key[0])]
+        changing.see(values)
+        while True:
+            places = changing.changed()
+            attributes = [a for at, a in self._attributes.items() if at not in self._needed and a.is_number()]
+            if not places and not attributes:
+                return None
+            given = [*[v if i in places else None for i, v in enumerate(values)], *[a.now for a in attributes]]
+            names = [*self._arguments.numbers(key[0]), *map(str, attributes)]
+            to_open, open_key = Numbers(given, names), opened(key, places)
+            try:
+                self._check_limit(key, "")
+                with standing_in(attributes, to_open.symbols[len(values) :]):
+                    graph = self._export(open_key, leaves, paths, scan, self._openings(open_key), to_open)
+                if len(graph.fallbacks) > min((len(g.fallbacks) for g in self._alike(key)), default=_MOST_FALLBACKS):
+                    raise NeedsStatic("an op would run in PyTorch because of an open number")
+            except Exception as error:
+                if out_of_memory(error) is not None:
+                    raise
+                logger.info("%s: not exported with open numbers: %s", type(self._module).__name__, first_lines(error))
+                logger.debug("", exc_info=error)
+                needed = to_open.needed or {i for i, v in enumerate(given) if v is not None}
+                changing.needed |= needed
+                self._needed |= {a.place for i, a in enumerate(attributes, len(values)) if i in needed}
+                continue
+            graph.attributes = attributes
+            changing.note(places)
+            return graph
+
+    def _note_attributes(self, key: Key) -> None:
+        """Note the attributes that are numbers and were others when a graph was made, where nothing else was."""
+        common = bare(key)
+        for held in [g.held for g in self._graphs.values() if g.held is not None and bare(g.key) == common]:
+            self._attributes |= {a.place: a for a in held.changed_numbers() or ()}
+
+    def _alike(self, key: Key) -> list[Graph]:
+        """The graphs for calls that are alike but for what they are given that is no tensor."""
+        return [g for g in self._graphs.values() if g.runner is not None and g.key[1] == key[1]]
 
     def give_up(self, key: Key | None, useless: Graph | None, by_dynamo: bool) -> None:
         """Run calls with this key otherwise from now on, unless a graph other than `useless` serves them.
@@ -182,6 +243,11 @@ class Graphs:
             if useless is not None and id(useless) in self._graphs:
                 self._drop(useless)
             if key is not None:
+                changing = self._changing.get(bare(key))
+                if changing is not None and changing.refused():  # whatever its numbers are
+                    places = changing.changed(needed=True)
+                    changing.note(places)
+                    key = opened(key, places)
                 self._keep(Graph(key, by_dynamo))
 
     def runners(self) -> list[Runner]:
@@ -189,8 +255,16 @@ class Graphs:
         return [graph.runner for graph in list(self._graphs.values()) if graph.runner is not None]
 
     def _openings(self, key: Key) -> Openings:
-        """Of the graphs, if there are any, that were made where all that they read was as it is."""
-        return next((g.openings for g in self._by_key.get(key, ()) if g.held is not None and g.held.hold()), Openings())
+        """Of the graphs, if there are any, that were made where all that they read was as it is.
+
+        New ones inherit what is known of the sizes of calls that differ in numbers alone.
+        """
+        found = next((g.openings for g in self._by_key.get(key, ()) if g.held is not None and g.held.hold()), None)
+        if found is not None:
+            return found
+        common = bare(key)
+        alike = next((g for g in reversed(self._graphs.values()) if g.held is not None and bare(g.key) == common), None)
+        return Openings() if alike is None else alike.openings.inherited()
 
     def _check_churn(self, key: Key, sizes: Sizes, paths: Sequence[str], openings: Openings) -> None:
         """Tell, once, what it is that graphs are made because of again and again.
@@ -204,8 +278,10 @@ class Graphs:
             logger.info("%s is exported once more: %s", type(self._module).__name__, when)
         if when and self._changes[when] == _MANY_CHANGES:
             self._report.tell(f"{type(self._module).__name__} is exported anew each time {when}")
-        limit = self._options.max_graphs
-        alike = [g for g in self._graphs.values() if g.runner is not None and g.key[1] == key[1]]
+        self._check_limit(key, when)
+
+    def _check_limit(self, key: Key, when: str) -> None:
+        limit, alike = self._options.max_graphs, self._alike(key)
         if len(alike) >= limit and all(g.used > self._calls - _LATELY for g in alike):
             often = f" each time {when}" if when else ""
             raise NotRunnable(f"more than max_graphs={limit} graphs would be needed, one more{often}")
@@ -257,20 +333,39 @@ class Graphs:
             del self._by_key[graph.key]
 
     def _export(
-        self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan, openings: Openings
+        self,
+        key: Key,
+        leaves: Sequence[Tensor],
+        paths: Sequence[str],
+        scan: Scan,
+        openings: Openings,
+        to_open: Numbers | None = None,
+    ) -> Graph:
+        graph = self._export_for(key, leaves, paths, scan, openings, to_open)
+        graph.openings = openings
+        return graph
+
+    def _export_for(
+        self,
+        key: Key,
+        leaves: Sequence[Tensor],
+        paths: Sequence[str],
+        scan: Scan,
+        openings: Openings,
+        to_open: Numbers | None,
     ) -> Graph:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
         spare: Graph | None = None
         for axes in openings.candidates(sizes):
             try:
-                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, axes))
+                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, axes, to_open))
                 if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
                     spare = graph
                     break
                 self._tell(graph)
             except Exception as error:
-                if out_of_memory(error) is not None:
+                if out_of_memory(error) is not None or (to_open is not None and to_open.needed):
                     raise
                 cause = first_lines(error)
                 openings.fail(axes, f"it cannot be left open: {cause}")
@@ -284,9 +379,9 @@ class Graphs:
         known: list[tuple[int, ...]] = [()] * len(leaves)
         try:
             try:
-                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known))
+                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, to_open))
             except NodeRefused:  # once more, to say where
-                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, lines=True))
+                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, to_open, lines=True))
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
         if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
@@ -331,6 +426,7 @@ class Graphs:
             layout=layout if watch.asks_layout else looseness,
             counting=[(id(w.module), str(w)) for w in captured.writes if w.counts],
             fallbacks=lowered.fallbacks,
+            numbers=lowered.numbers,
         )
         vars(watch).clear()  # its parts refer to each other, and would keep what it has seen
         return graph

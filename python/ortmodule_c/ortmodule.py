@@ -301,7 +301,11 @@ class ORTModule(nn.Module):
                     attempt.graph = self._ort_graph = self._ort_export(attempt.key, leaves, now)
         graph = attempt.graph
         if graph.runner is not None:
-            attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers])
+            assert attempt.key is not None
+            computed = graph.computed(attempt.key[0])
+            if computed is None:
+                raise NotRunnable("another thread changes a number meanwhile")
+            attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers, *computed])
 
     def _ort_find(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scan, list[Tensor]]:
         """Look for a graph for this call; the module as it is now, and the call's tensors."""

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import NotExportable, NotRunnable
+from .numbers import is_number
 from .reach import among, saved_tensors
 
 _library = torch.library.Library("ortmodule_c", "FRAGMENT")
@@ -167,6 +168,8 @@ class _Exchange(threading.local):
                 _refuse_reentrant(args)
             given = args[1:] if args and args[0] is context else args
             leaves, spec = pytree.tree_flatten(given)
+            for number in filter(is_number, leaves):
+                number.node.ask()  # it runs in PyTorch
             tensors = [v for v in leaves if isinstance(v, Tensor)]
             return self._call(context, PythonCall(cls, leaves, spec), tensors) if tensors else original(*args)
 

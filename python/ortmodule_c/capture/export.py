@@ -22,14 +22,15 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils.stateless import _reparametrize_module
 
-from ..errors import NotExportable, NotRunnable, first_lines
-from ..flatten import Spec, flatten, plain_leaves, unflatten
+from ..errors import NeedsStatic, NotExportable, NotRunnable, first_lines
+from ..flatten import Spec, flatten, plain_leaves, unflatten, with_numbers
 from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
 from ..stack import forwards_line
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
+from .numbers import Numbers, marked
 from .recurrent import one_step_for_all
 from .refusals import check_attributes, nothing_lost
 from .symbols import let_go, numbers_to_the_user, remembered
@@ -68,6 +69,8 @@ class Captured:
         For each of the module's results what it shares memory with.
     hidden
         Nodes that count as further results, of which several results are views.
+    numbers
+        Those of Python's that are open.
     """
 
     program: ExportedProgram
@@ -84,6 +87,7 @@ class Captured:
     calls: list[PythonCall] = field(default_factory=list)
     aliases: list[Alias | None] = field(default_factory=list)
     hidden: list[fx.Node] = field(default_factory=list)
+    numbers: Numbers | None = None
 
     @property
     def dynamic(self) -> bool:
@@ -92,6 +96,8 @@ class Captured:
 
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
+        if self.numbers is not None:
+            raise NeedsStatic("PyTorch takes open numbers for constants where it makes a graph functional")
         check_functional(Flow(self.program.graph_module))
         check_autocast(self.program.graph_module)
         try:
@@ -267,6 +273,7 @@ def capture(
     paths: Sequence[str],
     scan: Scan,
     dynamic: Sequence[Sequence[int]],
+    numbers: Numbers | None = None,
     lines: bool = False,
 ) -> Captured:
     """Export `module` called with the nest `spec` around `leaves`.
@@ -281,6 +288,8 @@ def capture(
         The module's tensors.
     dynamic
         For each leaf the axes whose size is left symbolic.
+    numbers
+        What is left open in the nest, if anything.
     lines
         Whether to note which line of the user's each node comes from.
 
@@ -297,7 +306,8 @@ def capture(
     written: list[Write] = []
     rebound: list[tuple[nn.Module, str]] = []
     kept = Snapshot(module)
-    watch = Watch(module, plain_leaves(spec), any(dynamic))
+    watch = Watch(module, plain_leaves(spec), any(dynamic) or numbers is not None)
+    filled = spec if numbers is None else with_numbers(spec, iter(numbers.symbols))
 
     with no_autocast() as autocast:
 
@@ -308,7 +318,8 @@ def capture(
             state.update(cloned)
             held = {**dict(zip(paths, tensors, strict=False)), **state}
             lie = {n: memory_of(t) for n, t in held.items()}
-            args, kwargs = unflatten(spec, user)
+            args, kwargs = unflatten(filled, user)
+            before = flatten((args, kwargs))
             with contextlib.ExitStack() as stack:
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
@@ -328,12 +339,12 @@ def capture(
             watch.check_results((result, [w.after for w in written]), (args, kwargs))
             watch.check_unchanged(written)
             written[:] = [w for w in written if not w.remade]
-            _check_arguments_unchanged((args, kwargs), spec, tensors[:n_user])
+            _check_arguments_unchanged((args, kwargs), *before)
             for name in kept.changed():
                 raise NotExportable(f"the forward changes {name}")
             out, out_spec = flatten((result, [w.after for w in written], values))
             out_specs.append(out_spec)
-            return [*out, *cloned.values()]
+            return [*map(marked, out), *cloned.values()]
 
         examples = [_example(t) for t in leaves]
         tensors = apart([*examples, *scan.parameters, *scan.buffers])
@@ -381,6 +392,7 @@ def capture(
         [(layout if watch.asks_layout else looseness)(t) for t in leaves],
         outside,
         calls,
+        numbers=numbers,
     )
     flow = Flow(program.graph_module)
     check_changes(program.graph_module, flow)
@@ -410,8 +422,8 @@ def _example(t: Tensor) -> Tensor:
     return nn.Parameter(example, t.requires_grad) if type(t) is nn.Parameter else example
 
 
-def _check_arguments_unchanged(arguments: Any, spec: Spec, tensors: list[Tensor]) -> None:
+def _check_arguments_unchanged(arguments: Any, before: list[Tensor], spec: Spec) -> None:
     """A graph gives results; what a forward puts into a dict, list or cache of its caller would be lost."""
     leaves, now = flatten(arguments)
-    if now != spec or any(a is not b for a, b in zip(leaves, tensors, strict=True)):
+    if now != spec or any(a is not b for a, b in zip(leaves, before, strict=True)):
         raise NotExportable("the forward changes a list, dict or object among its arguments")

@@ -86,8 +86,15 @@ class Openings:
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
         self.why = ""
+        self._before: list[Sizes] = []
         self._failed: set[Axes] = set()
         self._made = 0
+
+    def inherited(self) -> "Openings":
+        """For the graphs of calls that differ from these in numbers of Python's too."""
+        other = Openings()
+        other._before, other._failed = [*self._before, *self.seen][-_MAX_SEEN:], {*self._failed}
+        return other
 
     def add(self, sizes: Sizes, opened: bool) -> None:
         """Note the sizes of a call that a graph was made for, and whether some of them are open in it."""
@@ -110,9 +117,10 @@ class Openings:
         What may change is open from the first call on: batches and lengths, and what they cannot differ from. A
         size of 0 or 1 is never open, as it computes something else where it broadcasts; the others stay open beside it.
         """
-        history = [[tuple(old[i][a] for old in [*self.seen, now]) for a in range(len(s))] for i, s in enumerate(now)]
+        sizes = [*self._before, *self.seen, now]
+        history = [[tuple(old[i][a] for old in sizes) for a in range(len(s))] for i, s in enumerate(now)]
         changed = {sizes for tensor in history for sizes in tensor if len(set(sizes)) > 1}
-        if self._made >= _MAX_OPEN or (self.seen and not changed):
+        if self._made >= _MAX_OPEN:
             return []
         batches = [tensor[:1] if len(tensor) > MAX_RANK else tensor for tensor in history]
         found = []

@@ -1,7 +1,8 @@
 """The backend of TorchDynamo: ``torch.compile(model, backend="ortmodule_c")``."""
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from .. import _C
 from ..capture.export import Captured, apart, quiet
+from ..capture.numbers import Inputs, Numbers
 from ..capture.symbols import remembered
 from ..dtypes import DTYPES
 from ..errors import NeedsStatic, NotExportable, out_of_memory
@@ -78,13 +80,20 @@ class _Made:
     inputs: list[int]
     out_spec: Spec
     n_masks: int  # that it draws
+    numbers: Inputs | None  # its last inputs, computed of these arguments:
+    open: tuple[int, ...]
+
+    def given(self, args: Sequence[Any]) -> list[Any] | None:
+        """What it takes of these arguments; None if it is not for them."""
+        numbers = self.numbers.of([_number(args[i]) for i in self.open]) if self.numbers is not None else []
+        return None if numbers is None else [*[args[i] for i in self.inputs], *numbers]
 
 
 class Compiled:
     """Takes the place of one of TorchDynamo's graphs.
 
-    Its guards, and those that tracing on its own symbols adds to them, say when it is called. Where the C core needs
-    to know a number that they leave open, there is one graph for each.
+    Its guards, and those that tracing on its own symbols adds to them, say when it is called. Numbers that are
+    computed with are inputs. Where the C core needs to know one that they leave open, there is one graph for each.
 
     Parameters
     ----------
@@ -108,7 +117,8 @@ class Compiled:
         self._name = _name(graph)
         self._floats = _floats(graph)
         self._open: _Made | None = None
-        self._by_numbers: dict[Key, _Made] = {}
+        self._by_numbers: dict[Key, list[_Made]] = {}
+        self._to_open: list[tuple[int, ...]] = []  # numbers, in the order to be tried
         self._in_pytorch = False
         self._error: BaseException | None = None  # instead of that
         self._parts: fx.GraphModule | None = None
@@ -116,13 +126,13 @@ class Compiled:
         draw_alike(graph)
         try:
             stand_ins = _stand_ins(examples)
+            self._to_open = _to_open(stand_ins, self._floats)
             numbers = {i: e.item() if type(e) is Tensor else e for i, e in enumerate(examples) if i in self._floats}
             self._parts = split(graph, [numbers.get(i, e) for i, e in enumerate(stand_ins)], self._make_part, report)
             if self._parts is not None:
                 return
-            if self._floats or any(isinstance(e, (int, float)) for e in examples):
-                raise NeedsStatic("a number that is not a size is computed with")
-            self._open = self._make(stand_ins)
+            known = {i for i, e in enumerate(examples) if i in self._floats or isinstance(e, (int, float))}
+            self._open = self._opened(stand_ins, examples, known)
         except NeedsStatic as error:
             logger.info("%s: a graph for each size: %s", self._name, error)
         except Exception as error:
@@ -138,9 +148,9 @@ class Compiled:
         call: Call | None = None
         if not self._in_pytorch:
             try:
-                made = self._open or self._for(args)
+                made, given = self._for(args)
                 state = torch.get_rng_state() if noted.wanted() else None
-                call = made.runner.prepare([args[i] for i in made.inputs])
+                call = made.runner.prepare(given)
                 if state is not None:
                     noted.note(self._as_noted(made, args, call, state))
                 self._report.warn()
@@ -160,7 +170,7 @@ class Compiled:
 
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
-        made = [*([self._open] if self._open is not None else []), *self._by_numbers.values()]
+        made = [*([self._open] if self._open is not None else []), *itertools.chain(*self._by_numbers.values())]
         return [*[m.runner for m in made], *[r for inner in self._inner for r in inner.runners()]]
 
     def _make_part(self, part: fx.GraphModule, examples: Sequence[Any]) -> "Compiled":
@@ -170,15 +180,33 @@ class Compiled:
     def _as_noted(self, made: _Made, args: Sequence[Any], call: Call, state: Tensor) -> noted.Run:
         given = self._with_numbers(args)
         return noted.Run(
-            [t.detach().clone().requires_grad_(t.requires_grad) for t in call.inputs],
+            [t.detach().clone().requires_grad_(t.requires_grad) for t in call.inputs[: len(made.inputs)]],
             state,
             call.seed,
             made.n_masks if call.seed else 0,
             functools.partial(self._capture_again, given),
         )
 
-    def _make(self, examples: Sequence[Any]) -> _Made:
-        """A graph for what is a number among the examples."""
+    def _opened(self, stand_ins: Sequence[Any], values: Sequence[Any], must: Collection[int] = ()) -> _Made:
+        """A graph that leaves as many numbers open as can be, and those that it must; NeedsStatic if there is none."""
+        while True:
+            if not {*self._to_open[0]}.issuperset(must):
+                raise NeedsStatic("a number that is not a size is computed with")
+            try:
+                return self._make(stand_ins, values, self._to_open[0])
+            except NeedsStatic as error:
+                if len(self._to_open) == 1:
+                    raise
+                logger.info("%s: not made with open numbers: %s", self._name, error)
+                self._to_open = self._to_open[1:]
+
+    def _make(self, stand_ins: Sequence[Any], values: Sequence[Any], to_open: tuple[int, ...]) -> _Made:
+        """A graph for what is a number among the stand-ins, but for those that are left open."""
+        names = [n.name for n in self._graph.graph.nodes if n.op == "placeholder"]
+        numbers = Numbers([_number(values[i]) for i in to_open], [names[i] for i in to_open]) if to_open else None
+        examples = list(stand_ins)
+        for i, symbol in zip(to_open, numbers.symbols if numbers is not None else (), strict=True):
+            examples[i] = symbol
         inputs = [i for i, e in enumerate(examples) if isinstance(e, Tensor)]
         tensors = [examples[i] for i in inputs]
         refusal = _refusal(examples) or device_refusal(tensors)
@@ -186,6 +214,7 @@ class Compiled:
             raise NotExportable(refusal)
         with tracing, quiet(), no_collection(), remembered():
             captured = capture_graph(self._graph, examples)
+            captured.numbers = numbers
             lowered = lower(captured)
             for name, cause in lowered.fallbacks:
                 self._report.add(name, cause)
@@ -193,33 +222,48 @@ class Compiled:
             writer = self._files.watcher(lowered, text, constants, numbered=True)
             runner = Runner(_C.Session(text, constants, lowered.callbacks), lowered, writer)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
-        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="))
+        return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="), lowered.numbers, to_open)
 
     def _capture_again(self, given: Sequence[Any]) -> Captured:
         with tracing, quiet():
             return capture_graph(self._graph, _static(given))
 
     def _with_numbers(self, args: Sequence[Any]) -> list[Any]:
-        return [a.item() if i in self._floats else a for i, a in enumerate(args)]
+        return [_number(a) if i in self._floats else a for i, a in enumerate(args)]
 
-    def _for(self, args: Sequence[Any]) -> _Made:
-        """The graph for the numbers of this call."""
-        given = self._with_numbers(args)
-        key = tuple([tuple(a.shape) if isinstance(a, Tensor) else (type(a), a) for a in given])
-        made = self._by_numbers.get(key)
-        if made is not None:
-            return made
+    def _for(self, args: Sequence[Any]) -> tuple[_Made, list[Any]]:
+        """The graph for the sizes and numbers of this call, and what it takes."""
+        found = self._find(args)
+        if found is not None:
+            return found
         with tracing:
-            made = self._by_numbers.get(key)  # another thread may have come before
-            if made is None:
-                if len(self._by_numbers) >= self._max_graphs:
-                    raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes")
-                try:
-                    made = self._make(_static(given))
-                except NeedsStatic as error:
-                    raise NotExportable(str(error)) from error
-                self._by_numbers[key] = made
-            return made
+            found = self._find(args)  # another thread may have come before
+            if found is not None:
+                return found
+            if sum(map(len, self._by_numbers.values())) >= self._max_graphs:
+                raise NotExportable(f"it would need a graph for each of more than {self._max_graphs} sizes or numbers")
+            numbers = self._with_numbers(args)
+            try:
+                made = self._opened(_static(numbers), args)
+            except NeedsStatic as error:
+                raise NotExportable(str(error)) from error
+            self._by_numbers.setdefault(self._key(numbers), []).append(made)
+            given = made.given(args)
+            assert given is not None
+            return made, given
+
+    def _find(self, args: Sequence[Any]) -> tuple[_Made, list[Any]] | None:
+        """The same, if there is one."""
+        made = [self._open] if self._open is not None else []
+        if not made or self._by_numbers:
+            made = [*made, *self._by_numbers.get(self._key(self._with_numbers(args)), ())]
+        found = ((m, m.given(args)) for m in made)
+        return next(((m, given) for m, given in found if given is not None), None)
+
+    def _key(self, given: Sequence[Any]) -> Key:
+        """What a graph is for, but for the numbers that are left open."""
+        known = [a for i, a in enumerate(given) if i not in self._to_open[0]]
+        return tuple([tuple(a.shape) if isinstance(a, Tensor) else (type(a), repr(a)) for a in known])
 
     def _give_up(self, error: Exception) -> None:
         """Run in PyTorch from now on."""
@@ -253,6 +297,23 @@ def _floats(graph: fx.GraphModule) -> set[int]:
     }
 
 
+def _number(value: Any) -> Any:
+    """The number that an argument is, in a tensor or as a symbol."""
+    if isinstance(value, Tensor):
+        return value.item()
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
+def _to_open(examples: Sequence[Any], floats: set[int]) -> list[tuple[int, ...]]:
+    """Which numbers to leave open: all, those that are no integers, or none."""
+    sizes: list[Any] = [s for e in examples if isinstance(e, Tensor) for s in e.shape if isinstance(s, torch.SymInt)]
+    symbols = set[Any]().union(*[s.node.expr.free_symbols for s in sizes])
+    others = [(i, e.node.expr) for i, e in enumerate(examples) if isinstance(e, torch.SymInt)]
+    real = [i for i, e in enumerate(examples) if i in floats or type(e) is float]
+    whole = [i for i, expr in others if not expr.free_symbols & symbols]
+    return [*dict.fromkeys([tuple(sorted([*real, *whole])), tuple(real), ()])]
+
+
 def _leaf(t: Tensor) -> Tensor:
     """The same memory; whoever looks at the gradient of a tensor that has a history is warned."""
     return t.detach().requires_grad_(t.requires_grad)
@@ -283,7 +344,7 @@ def _stand_ins(examples: Sequence[Any]) -> list[Any]:
 def _refusal(examples: Sequence[Any]) -> str:
     """Why no graph can take such inputs, or nothing."""
     for e in examples:
-        if not isinstance(e, (Tensor, int, float, torch.SymInt)):
+        if not isinstance(e, (Tensor, int, float, torch.SymInt, torch.SymFloat)):
             return f"an input is a {type(e).__name__}"
         if isinstance(e, Tensor) and (e.layout is not torch.strided or e.is_nested or e.dtype not in DTYPES):
             return f"an input has layout {e.layout} and dtype {e.dtype}"

@@ -33,6 +33,7 @@ from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
 from ..capture.export import PATH, Captured, memory_of, no_autocast
 from ..capture.history import Flow, check_changes, inline_regions, unhooked
+from ..capture.numbers import marked
 from ..capture.refusals import leaves_alone
 from ..errors import NeedsStatic, NotExportable, first_lines
 from ..flatten import Spec, flatten
@@ -123,7 +124,7 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
                 out, spec = flatten(_Traced(graph).run(*args))
             out_specs.append(spec)
-            return out
+            return [*map(marked, out)]
 
         grad = torch.is_grad_enabled()
         try:

@@ -252,6 +252,32 @@ def is_any_forgotten(values: dict[int, Any], ours: "Counter[int]") -> bool:
     return any(sys.getrefcount(values[i]) - 2 <= ours[i] for i in values)  # those of the dict and of the call
 
 
+@dataclass(frozen=True)
+class Attribute:
+    """Where a number lies: in a dictionary of attributes, that of the object `title`."""
+
+    state: dict[str, Any]
+    name: str
+    title: str
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What tells it from others."""
+        return id(self.state), self.name
+
+    @property
+    def now(self) -> Any:
+        """What lies there."""
+        return self.state.get(self.name)
+
+    def is_number(self) -> bool:
+        """Whether that is a number."""
+        return type(self.now) in (int, float)
+
+    def __str__(self) -> str:
+        return f"attribute {self.name} of {self.title}"
+
+
 class Held:
     """What was read while a module was captured, and has to be as it was.
 
@@ -294,6 +320,17 @@ class Held:
             if key not in state or _C.Held((), (place,), *_COMPARED).first_changed(0) == 0:
                 return f"attribute {key} of {name}"
         return f"the names of attributes of {name}"
+
+    def changed_numbers(self) -> "list[Attribute] | None":
+        """The attributes that are other numbers than they were, if nothing else is not as it was."""
+        found = []
+        for _, state, keys, values, name in self._dicts:
+            for key, value in zip(keys, values, strict=True):
+                if value is not MISSING and not _holds(state, key, value):
+                    if type(value) not in (int, float) or type(state.get(key)) is not type(value):
+                        return None
+                    found.append(Attribute(state, key, name))
+        return found if all(_holds(*p[:3]) for p in self._places) else None
 
     def hold(self, checked: int = 0) -> bool:
         """Whether everything still is what it was, but for what a scan has `checked`."""

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable
+from ..flatten import Given
 from .anatomy import Seen, content, dict_of, is_of_python, made_of, parts, tensor_content, type_in
 from .held import BY_REPR, BY_VALUE, MISSING, Held, Write, layout
 from .undo import Undo
@@ -67,7 +68,7 @@ class Places:
 
     def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
         place = id(holder), key
-        if place not in self._places:
+        if place not in self._places and not isinstance(value, Given):
             if not of_object:
                 self._undo.item(holder, key, value, what)
             self._places[place] = (holder, key, value, value, what)
@@ -205,7 +206,7 @@ class Places:
         """
         places: list[tuple[Any, Any, Any, str]] = []
         for w in writes:
-            if not w.plain:
+            if not w.plain and not isinstance(w.before, Given):
                 places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
         for t in state if self.asks_layout else ():
             places.append(

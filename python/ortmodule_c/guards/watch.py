@@ -469,7 +469,7 @@ class Watch(Places):
         self.refuse(f"{who} may compare tensors, or what is held by value, by identity", kind)
 
     def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
-        if any(type(frame.f_locals.get(name)) in _SIZES for name in typed):
+        if any(issubclass(type(frame.f_locals.get(name)), _SIZES) for name in typed):
             self._refuse_types(frame.f_code)
 
     def _refuse_types(self, code: types.CodeType) -> NoReturn:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from .. import _C
+from ..capture.numbers import is_number, term_within
 from ..dtypes import BY_TEXT
 from ..errors import NeedsStatic, Unsupported, first_lines
 from .draft import ONNX_TYPES, OVER, OWN_DOMAIN, Draft, Size, Type, Val, dtype_text, example, same_size, static
@@ -34,6 +35,8 @@ def _plain(value: Any) -> Any:
     """An attribute, which cannot depend on sizes."""
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
+    if isinstance(value, torch.SymFloat):
+        return float(value)
     return static(value) if isinstance(value, torch.SymInt) else value
 
 
@@ -223,6 +226,8 @@ class Builder:
         """A number, a symbolic size or a Val as a Val of that dtype."""
         if isinstance(value, Val):
             return self.cast(value, dtype)
+        if is_number(value):
+            return self.cast(self.draft.number(term_within(value, dtype)), dtype)
         if isinstance(value, torch.SymInt):
             return self.cast(self.size(value), dtype)
         if isinstance(value, torch.SymFloat):

@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from ..capture.numbers import Term
 from ..dtypes import DTYPES
 from ..errors import NeedsStatic, Unsupported
 
@@ -155,12 +156,15 @@ class Draft:
         Where a symbolic size can be read: an input and one of its axes.
     sizes
         What was computed of sizes so far.
+    numbers
+        What it is given of numbers of Python's.
     """
 
     def __init__(self) -> None:
         self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
         self.symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
         self.sizes: dict[sympy.Expr, Val] = {}
+        self.numbers: dict[Term, Val] = {}
         self._names: set[str] = set()
         self._constants: dict[tuple[Any, ...], Val] = {}
         self._subsequences = 0
@@ -194,6 +198,13 @@ class Draft:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 self.symbols.setdefault(size.node.expr, (val, axis))
         return val
+
+    def number(self, term: Term) -> Val:
+        """What Python computes of numbers, an input after all others."""
+        if term not in self.numbers:
+            dtype = torch.float64 if type(term.value) is float else torch.int64
+            self.numbers[term] = self.input("number", dtype, (), False)
+        return self.numbers[term]
 
     def tensor(self, data: Tensor, name: str = "const") -> Val:
         """A constant with the elements of a tensor, which is kept and must not change."""

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from ..capture.numbers import is_number, unmarked
 from ..errors import NeedsStatic, Unsupported
 from ..options import logger
 from .translations.registry import EXACTLY_DECOMPOSED, is_composite
@@ -43,8 +44,8 @@ def expanded(node: fx.Node, op: OpOverload) -> tuple[fx.GraphModule, list[int]]:
     if (not composite and not (exact and op in decomposition_table)) or _is_taken_apart_by_python(op):
         raise Unsupported("no translation")
     nodes, spec = pytree.tree_flatten((node.args, node.kwargs))
-    fakes = [n.meta["val"] if isinstance(n, fx.Node) else n for n in nodes]
-    where = [i for i, f in enumerate(fakes) if isinstance(f, (Tensor, *SYMBOLIC))]
+    fakes = [n.meta["val"] if isinstance(n, fx.Node) else unmarked(n) for n in nodes]
+    where = [i for i, f in enumerate(fakes) if isinstance(f, (Tensor, *SYMBOLIC)) and not is_number(f)]
 
     def call(*given: Any) -> Any:
         leaves = list(fakes)

@@ -11,11 +11,13 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..capture import custom_function
 from ..capture.aliases import Step
 from ..capture.export import PATH, Captured
+from ..capture.numbers import Inputs, is_number, unmarked
 from ..capture.reach import Reach, Reached, memory
 from ..dtypes import DTYPES
 from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
@@ -79,6 +81,8 @@ class Lowered:
         Inputs that a forward writes over, by position; their values are the last graph outputs.
     fallbacks
         (ATen op, cause) of each node that runs in PyTorch.
+    numbers
+        The graph's last inputs, computed of numbers of Python's, if any are open.
     """
 
     model: ir.Model
@@ -93,6 +97,7 @@ class Lowered:
     watched: list[int]
     updates: list[int]
     fallbacks: list[tuple[str, str]]
+    numbers: Inputs | None = None
 
 
 def lower(captured: Captured) -> Lowered:
@@ -188,7 +193,7 @@ class _Lowering:
 
     def _finish(self, inputs: list[fx.Node], graph_inputs: list[Val]) -> Lowered:
         results, mutated = self._captured.results()
-        values = [self._env[r] if isinstance(r, fx.Node) else r for r in results]
+        values = [self._value(r) for r in results]
         n_buffers = self._captured.n_buffers
         user, buffers = values[: len(values) - n_buffers], values[len(values) - n_buffers :]
         first_buffer = len(graph_inputs) - n_buffers
@@ -210,7 +215,7 @@ class _Lowering:
         user += [self._env[n] for n in hidden]
         aliases = [*self._captured.aliases, *[None] * len(hidden)]
         outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
-        outputs = [v if isinstance(v, Val) else Builder(self._draft).size(v) for v in outputs]
+        outputs = [self._number_out(v) if not isinstance(v, Val) else v for v in outputs]
         position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
         places: list[tuple[str, int, tuple[Step, ...]]] = [
             ("output", position[k], ())
@@ -229,6 +234,7 @@ class _Lowering:
         # A buffer is written over in a copy.
         copies = [None] * first_buffer + list(results[len(results) - n_buffers :])
         input_savers = [self._saved_by(n) | self._saved_by(copy) for n, copy in zip(inputs, copies, strict=True)]
+        input_savers += [0] * len(self._draft.numbers)
         self._draft.graph.outputs.extend([v.ir for v in outputs])
         for i, val in final.items():
             Builder(self._draft).output_over(val, graph_inputs[i])
@@ -246,7 +252,13 @@ class _Lowering:
             watched,
             list(final),
             self._fallbacks,
+            None if self._captured.numbers is None else self._captured.numbers.inputs([*self._draft.numbers]),
         )
+
+    def _number_out(self, value: Any) -> Val:
+        """A size or a number as an output."""
+        b = Builder(self._draft)
+        return b.emit("Identity", self._draft.number(value.node.term)) if is_number(value) else b.size(value)
 
     def _saved_by(self, value: Any) -> int:
         return self._savers.get(memory(value.meta.get("val")), 0) if isinstance(value, fx.Node) else 0
@@ -301,6 +313,7 @@ class _Lowering:
     def _differentiated(self, b: Builder, node: fx.Node, translate: Callable[..., Any]) -> Any:
         """The results of `translate`, through which gradients flow as they do through the op in PyTorch."""
         op = b.op
+        _check_numbers(node, op)
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
         where = [i for i, v in enumerate(leaves) if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), Tensor)]
         given = [self._value(v) for v in leaves]
@@ -360,7 +373,7 @@ class _Lowering:
         self._env[node] = value
 
     def _value(self, arg: Any) -> Any:
-        return self._env[arg] if isinstance(arg, fx.Node) else arg
+        return self._env[arg] if isinstance(arg, fx.Node) else unmarked(arg)
 
     def _store(self, target: fx.Node, value: Val, at: fx.Node, memory: _Memory | None) -> None:
         """Let `value` stand for a tensor changed in place."""
@@ -454,6 +467,8 @@ class _Lowering:
         if op in _READS_STRIDES and args[0].rank == 4:
             raise NotExportable(f"{op} depends on how its operand lies in memory")
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+        numbers = {i: v.node.term.value for i, v in enumerate(leaves) if is_number(v)}
+        leaves = [self._draft.number(v.node.term) if is_number(v) else v for v in leaves]
         sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
         given = [v for v in leaves if isinstance(v, Val)]
         written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
@@ -470,14 +485,14 @@ class _Lowering:
             is_size = [isinstance(v, SYMBOLIC) for v in leaves]
 
             def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
-                rest, numbers = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
-                a, k = pytree.tree_unflatten(
-                    [
-                        next(rest) if tensor else next(numbers) if size else value
-                        for tensor, size, value in zip(is_val, is_size, plain, strict=True)
-                    ],
-                    spec,
-                )
+                rest, shape = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
+                values: list[Any] = [
+                    next(rest) if tensor else next(shape) if size else value
+                    for tensor, size, value in zip(is_val, is_size, plain, strict=True)
+                ]
+                for i, traced in numbers.items():
+                    values[i] = traced if isinstance(values[i], FakeTensor) else values[i].item()
+                a, k = pytree.tree_unflatten(values, spec)
                 return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
 
             name, run_all = str(op), run_op
@@ -497,6 +512,19 @@ class _Lowering:
         for i, result in zip(written, made[len(used) :], strict=True):
             b.overwrite(given[i], result)
         return pytree.tree_unflatten(results, out_spec)
+
+
+def _check_numbers(node: fx.Node, op: OpOverload) -> None:
+    """A number that is open is one to compute with, and no size, axis or index, nor does a size follow from it."""
+    given = [*zip([a.name for a in op._schema.arguments], node.args, strict=False), *node.kwargs.items()]
+    fixed = {a.name for a in op._schema.arguments if "int" in str(a.type) or "float" in str(a.type)}
+    for v in pytree.tree_leaves([value for name, value in given if name in fixed]):
+        if is_number(unmarked(v)):
+            unmarked(v).node.ask()
+    for t in pytree.tree_leaves(node.meta.get("val")):
+        sizes: list[Any] = [s for s in (t.shape if isinstance(t, Tensor) else ()) if is_number(s)]
+        for size in sizes:
+            size.node.ask()
 
 
 def _carrier(b: Builder, sizes: list[Any]) -> Val:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...capture.numbers import is_number
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val
@@ -197,16 +198,21 @@ def pow_scalar(b: Builder, x: Val, exponent: Any) -> Val:
     x = b.cast(x, dtype)
     if exponent == 1:
         return x
-    if exponent in (2, 3) and not dtype.is_floating_point:
+    if not dtype.is_floating_point and exponent in (2, 3):
         square = b.emit("Mul", x, x)
         return square if exponent == 2 else b.emit("Mul", square, x)
     out = b.emit("Pow", x, b.scalar(exponent, dtype))
-    if dtype not in HALVES or not x.grad or exponent == torch.tensor(exponent, dtype=dtype).item():
+    if dtype not in HALVES or not x.grad or (not is_number(exponent) and _is_held(dtype, exponent)):
         return out
     # The gradient is multiplied with the exponent as it is, not as 16 bits hold it.
     rest = b.cast(b.emit("Pow", b.detached(x), b.scalar(exponent - 1, dtype)), computed_in(dtype))
     slope = b.cast(b.emit("Mul", rest, b.scalar(exponent, rest.dtype)), dtype)
     return b.with_gradient_of(out, b.emit("Mul", x, slope))
+
+
+def _is_held(dtype: torch.dtype, number: float) -> bool:
+    """Whether a dtype has a number as it is."""
+    return bool(number == torch.tensor(number, dtype=dtype).item())
 
 
 @translates(aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -217,7 +223,7 @@ def pow_tensor(b: Builder, x: Any, exponent: Val) -> Val:
         return _pow_mixed(b, base, exponent, dtype)
     exponent = b.cast(exponent, dtype)
     out = b.emit("Pow", base, exponent)
-    if dtype in HALVES and exponent.grad and isinstance(x, (int, float)) and 0 < x < math.inf:
+    if dtype in HALVES and exponent.grad and (isinstance(x, (int, float)) or is_number(x)) and 0 < x < math.inf:
         wide = b.cast(b.detached(out), computed_in(dtype))  # with which the logarithm is multiplied, itself not rounded
         slope = b.cast(b.emit("Mul", wide, b.const(math.log(x), wide.dtype)), dtype)
         return b.with_gradient_of(out, b.emit("Mul", exponent, slope))
@@ -288,6 +294,8 @@ def celu(b: Builder, x: Val, alpha: float = 1) -> Val:
 
 @translates(aten.leaky_relu.default)
 def leaky_relu(b: Builder, x: Val, negative_slope: float = 0.01) -> Val:
+    if is_number(negative_slope):
+        return prelu(b, x, b.scalar(negative_slope, need_float(x.dtype)))
     return b.emit("LeakyRelu", x, alpha=float(negative_slope))
 
 
@@ -311,7 +319,7 @@ def _holds(dtype: torch.dtype, number: float) -> bool:
 @translates(aten.clamp.default)
 def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     dtype = result_dtype(b)
-    if any(isinstance(v, float) and math.isnan(v) for v in (low, high)):
+    if not all(v is None or isinstance(v, Val) or v <= math.inf for v in (low, high)):
         raise Unsupported("a bound that is NaN, of which versions of PyTorch make different things")
     x = b.cast(x, dtype)
     if not all(_holds(dtype, v) for v in (low, high) if isinstance(v, (int, float))):
@@ -319,7 +327,7 @@ def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     if not dtype.is_floating_point or isinstance(low, Val) or isinstance(high, Val):
         return clamp_tensor(b, x, low, high)
     if _share_at_bound(False) == 1:
-        numbers = all(v is None or isinstance(v, (int, float)) for v in (low, high))
+        numbers = not any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in (low, high))
         return _clip(b, x, low, high) if numbers else clamp_tensor(b, x, low, high)
     return _open_clamp(b, x, low, high)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...capture.numbers import is_number
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
@@ -58,7 +59,7 @@ def linear(b: Builder, x: Val, weight: Val, bias: Val | None = None) -> Val:
 
 
 def _is(number: Any, value: float) -> bool:
-    return isinstance(number, (int, float)) and number == value
+    return (isinstance(number, (int, float)) or is_number(number)) and bool(number == value)
 
 
 def _scaled(b: Builder, x: Val, factor: Any) -> Val:

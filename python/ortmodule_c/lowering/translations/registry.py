@@ -104,7 +104,7 @@ def promoted(*operands: Any) -> torch.dtype:
     def stand_in(x: Any) -> Any:
         if isinstance(x, Val):
             return torch.empty((1,) * min(x.rank, 1), dtype=x.dtype, device="meta")
-        return 1 if isinstance(x, torch.SymInt) else x
+        return 1 if isinstance(x, torch.SymInt) else 1.0 if isinstance(x, torch.SymFloat) else x
 
     first, *rest = map(stand_in, operands)
     dtype = first.dtype if isinstance(first, torch.Tensor) else torch.result_type(first, first)

@@ -1,0 +1,253 @@
+"""Numbers of Python's that change from call to call are inputs of one graph, and computed as eager computes them."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ortmodule_c import DebugOptions, ORTModule
+from wrapped import Function, assert_same_step, n_graphs, pair
+
+ANNEALED = [1 / (step + 2) for step in range(8)]
+COUNTED = [step + 2 for step in range(8)]
+ODD = [0.5, 0.3, -2.5, 1.0, 0.0, -0.0, math.inf, -math.inf, math.nan, 1e-42, 3e38, 2.0]
+ODD_WHOLE = [2, 3, -1, 0, 1, 2**53 + 1, 2**63 - 1, -7]
+
+Op = Callable[[Tensor, Any], Tensor]
+
+OPS: dict[str, Op] = {
+    "times": lambda x, n: x * n,
+    "plus": lambda x, n: x + n,
+    "minus": lambda x, n: x - n,
+    "less it": lambda x, n: n - x,
+    "divided": lambda x, n: x / n,
+    "divides": lambda x, n: n / (x + 5),
+    "power": lambda x, n: (x * x + 1) ** n,
+    "base": lambda x, n: abs(n) ** x,
+    "remainder": lambda x, n: x % n,
+    "alpha": lambda x, n: torch.add(x.sin(), x, alpha=n),
+    "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "addmm": lambda x, n: torch.addmm(x[:, :3], x, x.T, beta=n, alpha=n + 1),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "full": lambda x, n: x + torch.full((3, 4), n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "masked fill": lambda x, n: x.masked_fill(x > 0, n),
+    "compared": lambda x, n: x * (x > n) + x * (x == n),
+    "lerp": lambda x, n: torch.lerp(x, x.cos(), n),
+    "leaky": F.leaky_relu,
+    "in place": lambda x, n: x.sin().mul_(n).sub_(x, alpha=n),
+    "softmax": lambda x, n: torch.softmax(x / (n + 1), -1),
+    "without a kernel": lambda x, n: torch.addcdiv(x, x, x + 5, value=n),
+    "computed with": lambda x, n: x * (n * 0.1 * 3 + 1 / (n + 0.25) - abs(n) // 0.3),
+    "rounded": lambda x, n: x * round(n, 1),
+}
+OUTSIDE_OF_GRAPHS = pytest.mark.filterwarnings("ignore:ortmodule_c.*runs in PyTorch")
+
+
+def batch(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.linspace(-1.7, 1.9, 12, dtype=torch.float64).view(3, 4).to(dtype).requires_grad_()
+
+
+def steps(function: Callable[..., Any], x: Tensor, number: Any) -> list[Any]:
+    """The result and the gradient, or what was raised."""
+    try:
+        y = function(x, number)
+        return [y, *torch.autograd.grad(y.sum(), x)]
+    except (RuntimeError, ArithmeticError, ValueError) as error:
+        return [type(error)]
+
+
+def assert_as_eager(op: Op, ours: Callable[..., Any], numbers: Sequence[Any], dtype: torch.dtype) -> None:
+    for number in numbers:
+        expected, got = steps(op, batch(dtype), number), steps(ours, batch(dtype), number)
+        message = f"{number}: {got} instead of {expected}"
+        if isinstance(expected[0], Tensor):
+            torch.testing.assert_close(got, expected, equal_nan=True, msg=message)
+        else:
+            assert got == expected, message
+
+
+@OUTSIDE_OF_GRAPHS
+@pytest.mark.parametrize("numbers", [ANNEALED, COUNTED], ids=["real", "whole"])
+@pytest.mark.parametrize("op", OPS)
+def test_a_second_value_opens_the_number_for_all(op: str, numbers: list[Any]) -> None:
+    ours = ORTModule(Function(lambda _, x, n: OPS[op](x, n)))
+    assert_as_eager(OPS[op], ours, numbers, torch.float32)
+    assert n_graphs(ours) == 2 and ours.stats()["dynamo_graphs"] == 0
+
+
+@OUTSIDE_OF_GRAPHS
+@pytest.mark.parametrize("numbers", [ODD, ODD_WHOLE], ids=["real", "whole"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", ["times", "plus", "less it", "divided", "where", "compared", "softmax"])
+def test_zeros_infinities_and_what_no_float_holds(op: str, dtype: torch.dtype, numbers: list[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_as_eager(OPS[op], ORTModule(Function(lambda _, x, n: OPS[op](x, n))), numbers, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16, torch.float64])
+@pytest.mark.parametrize("numbers", [[2.5, 0.5, 3.0], [2, 3, 7]], ids=["real", "whole"])
+def test_a_number_does_not_change_a_dtype_more_than_in_eager(dtype: torch.dtype, numbers: list[Any]) -> None:
+    def both(_: Any, x: Tensor, n: Any) -> tuple[Tensor, Tensor]:
+        return x * n, x + n
+
+    eager, ours = pair(Function(both))
+    for number in numbers:
+        x = torch.tensor([0, 1, 1, 0]).to(dtype)
+        for y, expected in zip(ours(x, number), eager(x, number), strict=True):
+            torch.testing.assert_close(y, expected)
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 2)
+        self.beta = 0.7
+
+    def forward(self, x: Tensor, beta: float | None = None) -> Tensor:
+        return self.l(x).square().mean() * (self.beta if beta is None else beta)
+
+
+@pytest.mark.parametrize("how", ["argument", "keyword", "attribute"])
+def test_an_annealed_weight_trains_in_c(how: str) -> None:
+    eager, ours = pair(Annealed())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(60):
+            beta = 1 / (step + 2)
+            for m in (eager, ours):
+                m.zero_grad()
+                if how == "attribute":
+                    m.beta = beta
+            x = torch.randn(3 + step % 2, 4)
+            args, kwargs = ((beta,) if how == "argument" else ()), ({"beta": beta} if how == "keyword" else {})
+            assert_same_step(eager, ours, x, *args, **kwargs)
+            assert ours.module.beta == eager.beta
+    assert n_graphs(ours) == 2
+
+
+def test_an_attribute_of_an_object_and_an_argument_change_together() -> None:
+    class Schedule:
+        tau = 1.0
+
+    def softened(s: Any, x: Tensor, by: float) -> Tensor:
+        return torch.softmax(s.l(x) / s.schedule.tau, -1) * by
+
+    eager, ours = pair(Function(softened, l=nn.Linear(4, 2), schedule=Schedule()))
+    for step in range(8):
+        for m in (eager, ours):
+            m.zero_grad()
+            m.schedule.tau = 1 / (step + 1)
+        assert_same_step(eager, ours, torch.randn(3, 4), step / 10)
+    assert n_graphs(ours) <= 4
+
+
+def test_a_counter_of_the_forward_itself_counts() -> None:
+    def counting(s: Any, x: Tensor) -> Tensor:
+        s.calls += 1
+        return s.l(x) * s.calls
+
+    eager, ours = pair(Function(counting, l=nn.Linear(4, 2), calls=0))
+    for _ in range(8):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(3, 4))
+        assert ours.calls == eager.calls and type(ours.calls) is int
+    assert n_graphs(ours) == 2
+
+
+def test_what_a_forward_asks_of_a_number_is_asked_again() -> None:
+    eager, ours = pair(Function(lambda s, x, n: s.l(x) * n if n > 0.3 else s.l(x) + n, l=nn.Linear(4, 2)))
+    for number in (0.9, 0.1, 0.8, 0.2, 0.3, -math.inf, 0.4, 0.31, 0.29):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.ones(3, 4), number)
+    assert n_graphs(ours) == 3
+
+
+ASKED: dict[str, Callable[[Any], float]] = {
+    "text": lambda n: float(f"{n:.1f}"),
+    "a float": float,
+    "an int": int,
+    "a function of C": math.exp,
+    "a key": lambda n: {1.0: 2.0}.get(n, 3.0),
+    "a count": lambda n: float(len([0] * int(n))),
+    "its type": lambda n: 2.0 if type(n) is float else 3.0,
+    "its kind": lambda n: 2.0 if isinstance(n, float) else 3.0,
+    "its truth": lambda n: 2.0 if n else 3.0,
+    "none": lambda n: 2.0 if n is None else n,
+    "whole": lambda n: 2.0 if n.is_integer() else 3.0,
+    "the larger": lambda n: max(n, 1.5),
+    "the smaller": lambda n: min(1.5, n),
+    "their sum": lambda n: sum([n, n]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("asked", ASKED)
+def test_whatever_a_forward_makes_of_a_number_it_is_the_one_of_the_call(asked: str) -> None:
+    eager, ours = pair(Function(lambda s, x, n: s.l(x) * ASKED[asked](n), l=nn.Linear(4, 2)))
+    for number in (1.0, 2.5, 1.5, -0.0, 0.0, 3.0, 1.25):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.ones(3, 4), number)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_whole_number_that_is_a_size_or_an_index_stays_one() -> None:
+    def taken(s: Any, x: Tensor, n: int) -> Tensor:
+        return s.l(x)[:, :n].sum() * n + x.view(n, -1)[n - 1].sum() + torch.arange(n).sum()
+
+    eager, ours = pair(Function(taken, l=nn.Linear(4, 4)))
+    for number in (1, 2, 3, 4, 2):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(3, 4), number)
+
+
+def test_numbers_that_are_results_or_kept_are_numbers() -> None:
+    def kept(s: Any, x: Tensor, n: float) -> tuple[Tensor, float, list[float]]:
+        s.last = n * 2
+        return s.l(x) * n, n, [n * 3, 4.0]
+
+    eager, ours = pair(Function(kept, l=nn.Linear(4, 2), last=None))
+    for number in ANNEALED:
+        _, got, many = ours(torch.ones(3, 4), number)
+        assert (got, many, ours.last) == (*eager(torch.ones(3, 4), number)[1:], number * 2)
+        assert type(got) is float and type(ours.last) is float
+
+
+def test_a_number_that_has_to_be_known_ends_in_pytorch_and_not_in_an_export_per_call() -> None:
+    eager = Function(lambda m, x, by: m.a(x) * float(str(by)), a=nn.Linear(6, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(max_graphs=3))
+    with pytest.warns(UserWarning, match=r"more than max_graphs=3 graphs .* argument args\[1\] takes a new value"):
+        for step in range(8):
+            for m in (eager, ours):
+                m.zero_grad()
+            assert_same_step(eager, ours, torch.randn(2, 6), 1 / (step + 2))
+    assert ours.stats()["graphs"] == 3
+
+
+@pytest.mark.parametrize("numbers", [ANNEALED * 3, COUNTED * 3], ids=["real", "whole"])
+@pytest.mark.parametrize("op", ["times", "plus", "divides", "power", "alpha", "clamp", "computed with"])
+def test_the_backend_takes_numbers_that_change_as_inputs(op: str, numbers: list[Any]) -> None:
+    from ortmodule_c.dynamo.backend import Compiled, backend
+
+    made: list[Compiled] = []
+
+    def noting(*given: Any) -> Compiled:
+        made.append(backend(*given))
+        return made[-1]
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_as_eager(OPS[op], torch.compile(OPS[op], backend=noting), numbers, torch.float32)
+    assert [len(m.runners()) for m in made] == [1] * len(made) and len(made) <= 3
