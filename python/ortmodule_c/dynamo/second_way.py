@@ -43,7 +43,14 @@ from .backend import Compiled
 from .gradients import asks_to_differentiate_gradients
 
 # Whose loggers say what becomes of what is compiled.
-_COMPILERS = ("torch._dynamo", "torch._functorch", "torch._higher_order_ops", "torch._subclasses", "torch.fx")
+_COMPILERS = (
+    "torch._dynamo",
+    "torch._functorch",
+    "torch._guards",
+    "torch._higher_order_ops",
+    "torch._subclasses",
+    "torch.fx",
+)
 _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew

@@ -60,7 +60,8 @@ def translates(*ops: OpOverload) -> Callable[[Translation], Translation]:
 def has_kernel(op: OpOverload, *keys: str) -> bool:
     """Whether PyTorch has a kernel of `op` for one of these dispatch keys."""
     name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+    known = torch._C._dispatch_has_kernel(name)  # else of TorchScript alone
+    return known and any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
 def is_composite(op: OpOverload) -> bool:
