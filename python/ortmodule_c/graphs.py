@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,7 +33,6 @@ convert_frame.compile_lock = tracing  # type: ignore[assignment]
 
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it
-_MOST_FALLBACKS = 1 << 30
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 
 
@@ -150,6 +149,7 @@ class Graphs:
         self._changing: dict[Key, Changing] = {}  # by what the calls have in common
         self._attributes: dict[tuple[int, str], Attribute] = {}  # numbers that change
         self._needed: set[tuple[int, str]] = set()  # of these
+        self._are_open = False  # numbers in calls, in some graph
         self._last: Key | None = None  # key of the last export
         self._changes: Counter[str] = Counter()
         self._files = Files(options, report)
@@ -159,14 +159,20 @@ class Graphs:
     def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes, last: Graph | None, checked: int) -> Graph | None:
         """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
         self._calls += 1
-        changing = self._changing.get(bare(key)) if self._changing else None
-        for keyed in (key, *[opened(key, places) for places in (changing.open if changing is not None else ())]):
+        for keyed in self._keys(key):
             for graph in self._by_key.get(keyed, ()):
                 if graph.serves(key[0], leaves, sizes, checked if graph is last else 0):
                     self._graphs.move_to_end(id(graph))
                     graph.used = self._calls
                     return graph
         return None
+
+    def _keys(self, key: Key) -> Iterator[Key]:
+        """Those of graphs that may serve a call: its own, and with numbers left open."""
+        yield key
+        changing = self._changing.get(bare(key)) if self._are_open else None
+        for places in changing.open if changing is not None else ():
+            yield opened(key, places)
 
     def make(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph:
         """Export a graph for this call.
@@ -202,15 +208,13 @@ class Graphs:
             attributes = [a for at, a in self._attributes.items() if at not in self._needed and a.is_number()]
             if not places and not attributes:
                 return None
+            self._check_limit(key, "")
             given = [*[v if i in places else None for i, v in enumerate(values)], *[a.now for a in attributes]]
             names = [*self._arguments.numbers(key[0]), *map(str, attributes)]
             to_open, open_key = Numbers(given, names), opened(key, places)
             try:
-                self._check_limit(key, "")
                 with standing_in(attributes, to_open.symbols[len(values) :]):
                     graph = self._export(open_key, leaves, paths, scan, self._openings(open_key), to_open)
-                if len(graph.fallbacks) > min((len(g.fallbacks) for g in self._alike(key)), default=_MOST_FALLBACKS):
-                    raise NeedsStatic("an op would run in PyTorch because of an open number")
             except Exception as error:
                 if out_of_memory(error) is not None:
                     raise
@@ -221,8 +225,12 @@ class Graphs:
                 self._needed |= {a.place for i, a in enumerate(attributes, len(values)) if i in needed}
                 continue
             graph.attributes = attributes
-            changing.note(places)
+            self._note(changing, places)
             return graph
+
+    def _note(self, changing: Changing, places: frozenset[int]) -> None:
+        changing.note(places)
+        self._are_open = self._are_open or bool(places)
 
     def _note_attributes(self, key: Key) -> None:
         """Note the attributes that are numbers and were others when a graph was made, where nothing else was."""
@@ -246,7 +254,7 @@ class Graphs:
                 changing = self._changing.get(bare(key))
                 if changing is not None and changing.refused():  # whatever its numbers are
                     places = changing.changed(needed=True)
-                    changing.note(places)
+                    self._note(changing, places)
                     key = opened(key, places)
                 self._keep(Graph(key, by_dynamo))
 
@@ -360,6 +368,7 @@ class Graphs:
         for axes in openings.candidates(sizes):
             try:
                 graph = self._build(key, capture(self._module, spec, leaves, paths, scan, axes, to_open))
+                self._check_fallbacks(key, graph, to_open)
                 if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
                     spare = graph
                     break
@@ -382,6 +391,7 @@ class Graphs:
                 graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, to_open))
             except NodeRefused:  # once more, to say where
                 graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, to_open, lines=True))
+            self._check_fallbacks(key, graph, to_open)
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
         if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
@@ -389,6 +399,12 @@ class Graphs:
         self._tell(graph)
         openings.add(sizes, graph.opened)
         return graph
+
+    def _check_fallbacks(self, key: Key, graph: Graph, to_open: Numbers | None) -> None:
+        """Refuse to leave numbers open where an op would run in PyTorch because of that."""
+        n = len(graph.fallbacks)
+        if to_open is not None and n > min((len(g.fallbacks) for g in self._alike(key)), default=n):
+            to_open.refuse("an op would run in PyTorch because of it")
 
     def _tell(self, graph: Graph) -> None:
         """Report what of a graph runs in PyTorch, and refuse one that would be made anew at each call."""

@@ -75,6 +75,7 @@ class _Attempt:
 
     key: Key | None = None
     graph: Graph | None = None
+    computed: list[Tensor] | None = None  # what the graph is given of numbers
     call: Call | None = None
 
 
@@ -299,13 +300,11 @@ class ORTModule(nn.Module):
                         raise NotRunnable("another thread runs a module, which may not see a trace, and does not end")
                     assert attempt.key is not None
                     attempt.graph = self._ort_graph = self._ort_export(attempt.key, leaves, now)
+                    attempt.computed = attempt.graph.computed(attempt.key[0])
         graph = attempt.graph
         if graph.runner is not None:
-            assert attempt.key is not None
-            computed = graph.computed(attempt.key[0])
-            if computed is None:
-                raise NotRunnable("another thread changes a number meanwhile")
-            attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers, *computed])
+            assert attempt.computed is not None  # as it serves the call
+            attempt.call = graph.prepare([*leaves, *now.parameters, *graph.outside, *now.buffers, *attempt.computed])
 
     def _ort_find(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Scan, list[Tensor]]:
         """Look for a graph for this call; the module as it is now, and the call's tensors."""
@@ -319,7 +318,9 @@ class ORTModule(nn.Module):
                 _check_tensor(t, self._ort_arguments.paths(spec)[i])
         attempt.key = key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
         sizes = tuple([t.shape for t in leaves])
-        attempt.graph = graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
+        graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
+        attempt.computed = None if graph is None else graph.computed(spec)
+        attempt.graph = None if attempt.computed is None else graph  # another thread may change numbers meanwhile
         if graph is not None:
             self._ort_graph = graph
         return now, leaves

@@ -141,6 +141,11 @@ class Numbers:
         """What a term is computed of."""
         return " and ".join(self._names[i] for i in sorted(term.given()))
 
+    def refuse(self, cause: str) -> None:
+        """Raise, as none of them can be open."""
+        self.needed |= {i for i, kind in enumerate(self._kinds) if kind is not None}
+        raise NeedsStatic(f"a number cannot be open: {cause}")
+
     def check(self) -> None:
         """Raise what the forward may have caught."""
         if self.needed:

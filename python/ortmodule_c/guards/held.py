@@ -324,13 +324,17 @@ class Held:
     def changed_numbers(self) -> "list[Attribute] | None":
         """The attributes that are other numbers than they were, if nothing else is not as it was."""
         found = []
-        for _, state, keys, values, name in self._dicts:
+        for entry in self._dicts:
+            if _C.Held((entry[:4],), (), *_COMPARED).first_changed(0) < 0:
+                continue
+            _, state, keys, values, name = entry
             for key, value in zip(keys, values, strict=True):
                 if value is not MISSING and not _holds(state, key, value):
                     if type(value) not in (int, float) or type(state.get(key)) is not type(value):
                         return None
                     found.append(Attribute(state, key, name))
-        return found if all(_holds(*p[:3]) for p in self._places) else None
+        places = tuple([p[:3] for p in self._places]) if found else ()
+        return found if _C.Held((), places, *_COMPARED).first_changed(0) < 0 else None
 
     def hold(self, checked: int = 0) -> bool:
         """Whether everything still is what it was, but for what a scan has `checked`."""
