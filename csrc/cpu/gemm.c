@@ -60,12 +60,12 @@ static void *element(const omc_matrix *x, int64_t row, int64_t col) {
   return (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
 }
 
-static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
+static void run_rectangles(omc_range range, void *ctx) {
   const grid *p = ctx;
   const omc_gemm_args *g = p->g;
   const int64_t size = (int64_t)omc_dtype_size(g->c.dtype);
   const int64_t units = omc_ceil_div(g->n, COLUMN_UNIT);
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t i0 = omc_cut(g->m, p->rows, u / p->cols),
                   i1 = omc_cut(g->m, p->rows, u / p->cols + 1);
     const int64_t j0 = omc_cut(units, p->cols, u % p->cols) * COLUMN_UNIT;
@@ -78,7 +78,7 @@ static void run_rectangles(int64_t begin, int64_t end, int thread, void *ctx) {
     part.c.data = element(&g->c, i0, j0);
     if (g->bias) part.bias = (const char *)g->bias + j0 * size;
     if (g->row_bias) part.row_bias = (const char *)g->row_bias + i0 * size;
-    p->serial(&part, p->workspace + (size_t)thread * p->thread_bytes);
+    p->serial(&part, p->workspace + (size_t)range.thread * p->thread_bytes);
   }
 }
 
@@ -135,16 +135,15 @@ static bool blas_fits(const omc_gemm_args *g) {
          blas_describe(&g->c, g->m, g->n, &c) && c.trans == 'N';
 }
 
-#define ADD_BIAS(type)                                                             \
-  static void add_bias_##type(int64_t begin, int64_t end, int thread, void *ctx) { \
-    (void)thread;                                                                  \
-    const omc_gemm_args *g = ctx;                                                  \
-    for (int64_t i = begin; i < end; i++) {                                        \
-      type *c = (type *)g->c.data + i * g->c.rs;                                   \
-      const type *bias = g->bias;                                                  \
-      const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0;           \
-      for (int64_t j = 0; j < g->n; j++) c[j] += bias ? bias[j] + row : row;       \
-    }                                                                              \
+#define ADD_BIAS(type)                                                       \
+  static void add_bias_##type(omc_range range, void *ctx) {                  \
+    const omc_gemm_args *g = ctx;                                            \
+    for (int64_t i = range.begin; i < range.end; i++) {                      \
+      type *c = (type *)g->c.data + i * g->c.rs;                             \
+      const type *bias = g->bias;                                            \
+      const type row = g->row_bias ? ((const type *)g->row_bias)[i] : 0;     \
+      for (int64_t j = 0; j < g->n; j++) c[j] += bias ? bias[j] + row : row; \
+    }                                                                        \
   }
 ADD_BIAS(double)
 ADD_BIAS(float)

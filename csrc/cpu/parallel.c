@@ -62,7 +62,7 @@ static void run_part(void *ctx) {
   const float_control before = get_float_control();
   const float_control wanted = (before & ~(float_control)FLUSH) | (job->control & FLUSH);
   if (wanted != before) set_float_control(wanted);
-  job->fn(begin, end, (int)me, job->ctx);
+  job->fn((omc_range){begin, end, (int)me}, job->ctx);
   if (wanted != before) set_float_control(before);
 }
 
@@ -71,7 +71,7 @@ void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, vo
   const int64_t most = grain > 1 ? (n < grain ? 1 : n / grain) : n;
   const int64_t count = most < threads ? most : threads;
   if (count <= 1 || forked || omp_in_parallel()) {
-    fn(0, n, 0, ctx);
+    fn((omc_range){0, n, 0}, ctx);
     return;
   }
   team_job job = {n, fn, ctx, get_float_control()};

@@ -4,8 +4,12 @@
 
 #include <stdint.h>
 
-/* Works on items begin .. end-1 as thread number `thread`. */
-typedef void (*omc_range_fn)(int64_t begin, int64_t end, int thread, void *ctx);
+/* Items begin .. end-1, and the number of the thread that works on them. */
+typedef struct omc_range {
+  int64_t begin, end;
+  int thread;
+} omc_range;
+typedef void (*omc_range_fn)(omc_range range, void *ctx);
 
 /* Threads torch allows now (torch.set_num_threads); 1 in a child made by fork. */
 int omc_cpu_threads(void);

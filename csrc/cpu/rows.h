@@ -2,6 +2,7 @@
 #ifndef OMC_CPU_ROWS_H
 #define OMC_CPU_ROWS_H
 
+#ifdef OMC_VARIANT
 #include "cpu/vec.h"
 
 /* The first n lanes. */
@@ -107,5 +108,6 @@ OMC_INLINE acc_t row_sum_exp(const storage_t *x, int64_t n, acc_t shift) {
   return OMC_ROW_SUM(k, left, n, vexp(vld_fill(x + k, left, -(acc_t)INFINITY) - vset(shift)));
 }
 
+#endif
 #endif
 #endif

@@ -160,23 +160,21 @@ static void walk_next(walk *w, const omc_strided *c) {
 }
 
 /* Elements begin .. end-1, row by row; the first and the last row may be partial. */
-static void copy_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void copy_rows(omc_range range, void *ctx) {
   const job *j = ctx;
   const omc_strided *c = j->copy;
   const int32_t last = c->rank - 1;
   const int64_t n = c->dims[last], ss = c->src[last], ds = c->dst[last], size = (int64_t)c->size;
-  walk w = walk_to(c, last, begin / n);
-  for (int64_t p = begin, k = begin % n; p < end; k = 0) {
-    const int64_t left = end - p, len = n - k < left ? n - k : left;
+  walk w = walk_to(c, last, range.begin / n);
+  for (int64_t p = range.begin, k = range.begin % n; p < range.end; k = 0) {
+    const int64_t left = range.end - p, len = n - k < left ? n - k : left;
     c->row(j->dst + (w.dst + k * ds) * size, ds, j->src + (w.src + k * ss) * size, ss, len);
     walk_next(&w, c);
     p += len;
   }
 }
 
-static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void copy_tiles(omc_range range, void *ctx) {
   const job *j = ctx;
   const omc_strided *c = j->copy;
   const int32_t last = c->rank - 1, row = last - 1;
@@ -184,7 +182,7 @@ static void copy_tiles(int64_t begin, int64_t end, int thread, void *ctx) {
   const int64_t high = LINE / size, wide = ACROSS * high;
   const int64_t down = omc_ceil_div(rows, high), across = omc_ceil_div(cols, wide);
   const tile_fn tile = mover_of(c->size)->tile;
-  for (int64_t t = begin; t < end; t++) {
+  for (int64_t t = range.begin; t < range.end; t++) {
     const walk w = walk_to(c, row, t / (down * across));
     const int64_t i = t % down * high, k = t / down % across * wide;
     tile(j->dst + (w.dst + i * c->dst[row] + k) * size, c->dst[row],

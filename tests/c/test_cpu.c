@@ -13,10 +13,9 @@
 
 /* ---- threads ---- */
 
-static void count_items(int64_t begin, int64_t end, int thread, void *ctx) {
+static void count_items(omc_range range, void *ctx) {
   int *counts = ctx;
-  (void)thread;
-  for (int64_t i = begin; i < end; i++) counts[i]++;
+  for (int64_t i = range.begin; i < range.end; i++) counts[i]++;
 }
 
 TEST(parallel_for_works_on_every_item_once) {
@@ -30,10 +29,9 @@ TEST(parallel_for_works_on_every_item_once) {
       }
 }
 
-static void halve(int64_t begin, int64_t end, int thread, void *ctx) {
+static void halve(omc_range range, void *ctx) {
   volatile float *x = ctx;
-  (void)thread;
-  for (int64_t i = begin; i < end; i++) x[i] *= 0.5f;
+  for (int64_t i = range.begin; i < range.end; i++) x[i] *= 0.5f;
 }
 
 TEST(every_thread_keeps_denormals) {

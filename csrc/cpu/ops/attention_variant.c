@@ -171,14 +171,14 @@ static acc_t softmax_row(const attention_job *job, const query_block *b, int64_t
 
 /* Items are blocks of query rows. Those of a head are taken from both ends, for a causal block
  * costs the more the later it is. */
-static void forward_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
+static void forward_blocks(omc_range range, void *ctx) {
   const attention_job *job = ctx;
   const omc_attention_form *p = job->p;
-  char *scratch = job->workspace + (size_t)thread * job->scratch.total;
+  char *scratch = job->workspace + (size_t)range.thread * job->scratch.total;
   acc_t *scores = (acc_t *)(void *)(scratch + job->scratch.table[0]);
   acc_t *factor = (acc_t *)(void *)(scratch + job->scratch.rows);
   const int64_t blocks = n_blocks(p), length = row_length(p);
-  for (int64_t item = begin; item < end; item++) {
+  for (int64_t item = range.begin; item < range.end; item++) {
     const int64_t i = item % blocks;
     const query_block b = block_at(p, item / blocks, i % 2 ? blocks - 1 - i / 2 : i / 2);
     storage_t *y = job->out + b.y;
@@ -287,12 +287,12 @@ static bool has_nan(const attention_job *job, const query_block *b) {
 }
 
 /* Items are parts of heads of keys: every so many-th block of the query heads that share it. */
-static void backward_parts(int64_t begin, int64_t end, int thread, void *ctx) {
+static void backward_parts(omc_range range, void *ctx) {
   const attention_job *job = ctx;
   const omc_attention_form *p = job->p;
-  char *scratch = job->workspace + (size_t)thread * job->scratch.total;
+  char *scratch = job->workspace + (size_t)range.thread * job->scratch.total;
   const int64_t group = p->heads / p->kv_heads, blocks = n_blocks(p);
-  for (int64_t item = begin; item < end; item++) {
+  for (int64_t item = range.begin; item < range.end; item++) {
     const int64_t kv = item / job->parts;
     const key_sums sums = sums_at(job, kv, item % job->parts);
     clear_rows(&sums.dk, p->keys, p->dim);
@@ -316,11 +316,10 @@ static void add_row(const attention_job *job, const acc_t *first, int64_t n, sto
 }
 
 /* Items are keys. */
-static void add_parts(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void add_parts(omc_range range, void *ctx) {
   const attention_job *job = ctx;
   const omc_attention_form *p = job->p;
-  for (int64_t item = begin; item < end; item++) {
+  for (int64_t item = range.begin; item < range.end; item++) {
     const int64_t kv = item / p->keys, j = item % p->keys;
     const key_sums first = sums_at(job, kv, 0);
     add_row(job, (const acc_t *)first.dk.data + j * p->dim, p->dim,

@@ -4,9 +4,7 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -66,13 +64,13 @@ static void direct_grid(const conv_grid *grid, const storage_t *weight, acc_t bi
                  bias, grid->out_col, plane + grid->out_at[y] + x * grid->out_col);
 }
 
-static void direct_groups(int64_t begin, int64_t end, int thread, void *ctx) {
+static void direct_groups(omc_range range, void *ctx) {
   const direct_job *job = ctx;
   const omc_kernel_args *args = job->args;
   const conv_product *p = job->params;
   const storage_t *bias = omc_in_data(args, 2);
-  acc_t *source = (acc_t *)args->workspace + thread * direct_thread(&p->source, p->groups);
-  for (int64_t u = begin; u < end; u++) {
+  acc_t *source = (acc_t *)args->workspace + range.thread * direct_thread(&p->source, p->groups);
+  for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u % p->groups;
     copy_group(&p->source, args->in[0].data, u / p->groups, group, p->groups, source);
     for (int64_t i = 0; i < p->m; i++) {
@@ -121,16 +119,16 @@ static void direct_taps(const conv_weight_grad *p, const storage_t *dy, const ac
   for (int64_t t = 0; t < n; t++) out[t] += vsum(sum[t]);
 }
 
-static void direct_gradients(int64_t begin, int64_t end, int thread, void *ctx) {
+static void direct_gradients(omc_range range, void *ctx) {
   const direct_job *job = ctx;
   const omc_kernel_args *args = job->args;
   const conv_weight_grad *p = job->params;
   const conv_source *s = &p->source;
   const int64_t taps = p->taps, row = s->phases * s->part, pixels = p->rows * p->cols;
-  acc_t *source = (acc_t *)args->workspace + thread * direct_thread(s, p->groups);
+  acc_t *source = (acc_t *)args->workspace + range.thread * direct_thread(s, p->groups);
   acc_t *sums = (acc_t *)args->workspace + args->threads * direct_thread(s, p->groups) +
-                thread * direct_gradient(p);
-  for (int64_t group = begin; group < end; group++) {
+                range.thread * direct_gradient(p);
+  for (int64_t group = range.begin; group < range.end; group++) {
     storage_t *stored = (storage_t *)args->out[0].data + group * direct_gradient(p);
     acc_t *out = sums_of(stored, sums);
     memset(out, 0, (size_t)direct_gradient(p) * sizeof(acc_t));

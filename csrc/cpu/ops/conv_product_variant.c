@@ -4,9 +4,7 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -72,11 +70,10 @@ typedef struct {
   int64_t m_parts;
 } product_job;
 
-static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void copy_planes(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_source *s = &job->p->source;
-  for (int64_t i = begin; i < end; i++)
+  for (int64_t i = range.begin; i < range.end; i++)
     OMC_CONV_NAME(copy_plane)(s, job->tensor + (job->first * s->channels + i) * s->h * s->w,
                               job->copy + i * source_plane(s));
 }
@@ -84,13 +81,12 @@ static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
 static int64_t depth_blocks(int64_t depth) { return depth ? omc_ceil_div(depth, OMC_GEMM_KC) : 1; }
 
 /* Packs the weights of one grid by (group, part of m, block of depth). */
-static void pack_weights(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void pack_weights(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
   const int64_t blocks = depth_blocks(grid->depth);
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts,
                   block = u % blocks;
     const int64_t i = omc_cut(p->m, job->m_parts, part),
@@ -186,13 +182,14 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
 }
 
 /* Units are vectors of columns within (group, part of m): any cut gives the same result. */
-static void product_range(int64_t begin, int64_t end, int thread, void *ctx) {
+static void product_range(omc_range range, void *ctx) {
   const product_job *job = ctx;
-  acc_t *scratch = job->threads + thread * product_thread();
+  acc_t *scratch = job->threads + range.thread * product_thread();
   const int64_t columns = job->images * job->grid->rows * job->grid->cols;
   const int64_t vectors = omc_ceil_div(columns, OMC_VL);
-  for (int64_t u = begin; u < end;) {
-    const int64_t v = u % vectors, count = omc_min(COLS / OMC_VL, omc_min(vectors - v, end - u));
+  for (int64_t u = range.begin; u < range.end;) {
+    const int64_t v = u % vectors,
+                  count = omc_min(COLS / OMC_VL, omc_min(vectors - v, range.end - u));
     const int64_t group = u / vectors / job->m_parts, part = u / vectors % job->m_parts;
     product_block(job, group, part, v * OMC_VL, omc_min(count * OMC_VL, columns - v * OMC_VL),
                   scratch);

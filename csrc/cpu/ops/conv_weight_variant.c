@@ -3,9 +3,7 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -18,12 +16,11 @@ typedef struct {
 } grad_job;
 
 /* Copies rows of the padded source with channels innermost. */
-static void copy_channels_last(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void copy_channels_last(omc_range range, void *ctx) {
   const grad_job *job = ctx;
   const conv_source *s = &job->p->source;
   const storage_t *x = job->args->in[1].data;
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t image = u / s->rows, y = s->row_from[u % s->rows];
     const storage_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
     acc_t *to = job->source + u * s->part * s->channels;
@@ -120,21 +117,20 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   }
 }
 
-static void grad_parts(int64_t begin, int64_t end, int thread, void *ctx) {
+static void grad_parts(omc_range range, void *ctx) {
   const grad_job *job = ctx;
-  acc_t *scratch = job->threads + thread * grad_thread(job->p);
+  acc_t *scratch = job->threads + range.thread * grad_thread(job->p);
   const int64_t parts = job->row_parts * job->col_parts;
-  for (int64_t u = begin; u < end; u++)
+  for (int64_t u = range.begin; u < range.end; u++)
     grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
 }
 
 /* Sums are [.., taps, c], the gradient is [.., c, taps]. */
-static void write_gradient(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void write_gradient(omc_range range, void *ctx) {
   const grad_job *job = ctx;
   const conv_weight_grad *p = job->p;
   const int64_t taps = p->taps;
-  for (int64_t o = begin; o < end; o++) {
+  for (int64_t o = range.begin; o < range.end; o++) {
     const acc_t *from = job->sum + o * p->columns;
     storage_t *to = (storage_t *)job->args->out[0].data + o * p->c * taps;
     for (int64_t c = 0; c < p->c; c++)

@@ -5,9 +5,7 @@
 
 #include "cpu/ops/conv.h"
 #include "cpu/parallel.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
@@ -53,12 +51,11 @@ static void transform_kernels(const conv_winograd *p, const storage_t *weight, i
 }
 
 /* Items are (panel of rows, channel). Packs 16 matrices of m x c by blocks of depth. */
-static void pack_kernels(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void pack_kernels(omc_range range, void *ctx) {
   const winograd_job *job = ctx;
   const conv_winograd *p = job->p;
   const int64_t panels = omc_gemm_panels(p->m), blocks = depth_blocks(p);
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t i = omc_cut(p->m, panels, u / p->c),
                   rows = omc_cut(p->m, panels, u / p->c + 1) - i, k = u % p->c;
     int64_t block = 0;
@@ -74,12 +71,11 @@ static void pack_kernels(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static void copy_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void copy_planes(omc_range range, void *ctx) {
   const winograd_job *job = ctx;
   const conv_source *s = &job->p->source;
   const storage_t *x = job->args->in[0].data;
-  for (int64_t i = begin; i < end; i++)
+  for (int64_t i = range.begin; i < range.end; i++)
     OMC_CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w,
                               job->source + i * source_plane(s));
 }
@@ -192,12 +188,12 @@ static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *sc
 }
 
 /* Units are OMC_NR tiles, none dependent on another: any cut gives the same result. */
-static void tile_range(int64_t begin, int64_t end, int thread, void *ctx) {
+static void tile_range(omc_range range, void *ctx) {
   const winograd_job *job = ctx;
   const conv_winograd *p = job->p;
-  acc_t *scratch = job->threads + thread * winograd_thread(p);
-  const int64_t tiles = job->images * winograd_tiles(p), last = omc_min(end * OMC_NR, tiles);
-  for (int64_t j = begin * OMC_NR; j < last; j += TILES)
+  acc_t *scratch = job->threads + range.thread * winograd_thread(p);
+  const int64_t tiles = job->images * winograd_tiles(p), last = omc_min(range.end * OMC_NR, tiles);
+  for (int64_t j = range.begin * OMC_NR; j < last; j += TILES)
     tile_block(job, j, omc_min(TILES, last - j), scratch);
 }
 

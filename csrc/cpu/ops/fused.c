@@ -411,21 +411,21 @@ static bool has_zero(const int64_t *x, int64_t n) {
   return any;
 }
 
-static void run_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
+static void run_blocks(omc_range range, void *ctx) {
   call *c = ctx;
   const omc_ew_program *p = c->program;
   const omc_kernel_args *args = c->args;
   const omc_convert *convert = p->convert;
-  char *scratch = (char *)args->workspace + (size_t)thread * p->scratch_bytes;
+  char *scratch = (char *)args->workspace + (size_t)range.thread * p->scratch_bytes;
   cursor cursors[OMC_EW_MAX_INPUTS];
   const void *operands[OMC_EW_MAX_INPUTS + OMC_EW_MAX_INSTRUCTIONS];
   for (int32_t i = 0; i < p->n_in; i++) {
     operands[i] = scratch + p->in[i].scratch;
     load_constant(convert, &p->in[i], args->in[i].data, scratch + p->in[i].scratch);
-    if (p->in[i].kind == RUNS) cursor_seek(&cursors[i], &p->in[i], begin * OMC_EW_BLOCK);
+    if (p->in[i].kind == RUNS) cursor_seek(&cursors[i], &p->in[i], range.begin * OMC_EW_BLOCK);
   }
 
-  for (int64_t b = begin; b < end; b++) {
+  for (int64_t b = range.begin; b < range.end; b++) {
     const int64_t index = b * OMC_EW_BLOCK;
     const int64_t n = p->numel - index < OMC_EW_BLOCK ? p->numel - index : OMC_EW_BLOCK;
     const int64_t padded = omc_whole_vectors(n);

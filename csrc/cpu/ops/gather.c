@@ -6,11 +6,9 @@
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
+#include "cpu/rows.h"
 #include "cpu/strided.h"
 #include "ops/forms.h"
-#if defined(OMC_VARIANT)
-#include "cpu/rows.h"
-#endif
 
 /* Indices into 0 .. dim-1, checked before any is used. */
 typedef struct ids {
@@ -110,15 +108,14 @@ static void add_picked(const scatter_job *j, int64_t o, int64_t i, int64_t row, 
 }
 
 /* What [begin, end) of the axis split by leaves of the destination is this call's. */
-static void scatter_part(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void scatter_part(omc_range range, void *ctx) {
   const scatter_job *j = ctx;
   const omc_rows_form *p = j->p;
   const bool by_outer = j->by == SPLIT_OUTER, by_ids = j->by == SPLIT_IDS;
-  const int64_t o0 = by_outer ? begin : 0, o1 = by_outer ? end : p->outer;
-  const int64_t i0 = by_ids ? begin : 0, i1 = by_ids ? end : p->n;
-  const int64_t c0 = j->by == SPLIT_COLUMNS ? begin * OMC_VL : 0;
-  const int64_t c1 = j->by == SPLIT_COLUMNS ? omc_min(end * OMC_VL, p->inner) : p->inner;
+  const int64_t o0 = by_outer ? range.begin : 0, o1 = by_outer ? range.end : p->outer;
+  const int64_t i0 = by_ids ? range.begin : 0, i1 = by_ids ? range.end : p->n;
+  const int64_t c0 = j->by == SPLIT_COLUMNS ? range.begin * OMC_VL : 0;
+  const int64_t c1 = j->by == SPLIT_COLUMNS ? omc_min(range.end * OMC_VL, p->inner) : p->inner;
   for (int64_t o = o0; o < o1; o++) {
     const int64_t *first = j->first + (p->outer_ids ? o * p->dim : 0);
     for (int64_t i = i0; i < i1; i++) {
@@ -192,15 +189,15 @@ typedef struct lines_job {
   acc_t *scratch; /* a sum for each position along the axis, for each thread */
 } lines_job;
 
-static void scatter_lines(int64_t begin, int64_t end, int thread, void *ctx) {
+static void scatter_lines(omc_range range, void *ctx) {
   const lines_job *j = ctx;
   const omc_lines_form *p = j->p;
   const int64_t step = OMC_STORES_ACC ? p->table_step : 1;
-  for (int64_t line = begin; line < end; line++) {
+  for (int64_t line = range.begin; line < range.end; line++) {
     int64_t table, picked;
     line_at(p, line, &table, &picked);
     storage_t *dst = j->dst + table;
-    acc_t *sums = sums_of(dst, j->scratch + thread * p->dim);
+    acc_t *sums = sums_of(dst, j->scratch + range.thread * p->dim);
     for (int64_t i = 0; i < p->n; i++) sums[id_at(&j->at, picked + i * p->picked_step) * step] = 0;
     for (int64_t i = 0; i < p->n; i++) {
       const int64_t at = picked + i * p->picked_step;
@@ -252,10 +249,10 @@ static int64_t find_bad(const check_job *j, int64_t begin, int64_t end) {
   return end;
 }
 
-static void check_range(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void check_range(omc_range range, void *ctx) {
   check_job *j = ctx;
-  if (find_bad(j, begin, end) < end) atomic_store_explicit(&j->bad, true, memory_order_relaxed);
+  if (find_bad(j, range.begin, range.end) < range.end)
+    atomic_store_explicit(&j->bad, true, memory_order_relaxed);
 }
 
 static omc_status bad_id(const omc_kernel_args *args, omc_status status, int64_t id,
@@ -313,12 +310,11 @@ typedef struct gather_job {
   size_t bytes; /* of a row or an element */
 } gather_job;
 
-static void gather_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void gather_rows(omc_range range, void *ctx) {
   const gather_job *j = ctx;
   const omc_rows_form *p = j->params;
-  int64_t o = begin / p->n, i = begin % p->n;
-  for (int64_t r = begin; r < end; r++) {
+  int64_t o = range.begin / p->n, i = range.begin % p->n;
+  for (int64_t r = range.begin; r < range.end; r++) {
     const int64_t row = o * p->dim + id_at(&j->at, o * p->outer_ids + i);
     copy_bytes(j->dst + (size_t)r * j->bytes, j->src + (size_t)row * j->bytes, j->bytes);
     if (++i == p->n) i = 0, o++;
@@ -338,11 +334,10 @@ OMC_KERNEL_ANY(GatherRows, args) {
   return OMC_OK;
 }
 
-static void gather_lines(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void gather_lines(omc_range range, void *ctx) {
   const gather_job *j = ctx;
   const omc_lines_form *p = j->params;
-  for (int64_t line = begin; line < end; line++) {
+  for (int64_t line = range.begin; line < range.end; line++) {
     int64_t table, picked;
     line_at(p, line, &table, &picked);
     for (int64_t i = 0; i < p->n; i++, picked += p->picked_step) {

@@ -84,11 +84,10 @@ static acc_t row_loss(const loss_job *job, int64_t t, acc_t log_sum, acc_t x_t, 
   return job->soft > 0 ? loss + job->soft * (job->weights * log_sum - dot) : loss;
 }
 
-static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void forward_rows(omc_range range, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes;
-  for (int64_t r = begin; r < end; r++) {
+  for (int64_t r = range.begin; r < range.end; r++) {
     const storage_t *x = job->logits + r * n, *w = job->weight;
     const int64_t t = job->target[r];
     const acc_t top = row_max(x, n);
@@ -104,11 +103,10 @@ static void forward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static void forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void forward_cols(omc_range range, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes, step = job->p->inner;
-  for (int64_t g = begin; g < end; g++) {
+  for (int64_t g = range.begin; g < range.end; g++) {
     const loss_group at = group_at(job, g);
     acc_t top[OMC_COLUMNS], sum[OMC_COLUMNS] = {0}, dot[OMC_COLUMNS] = {0};
     for (int64_t j = 0; j < OMC_COLUMNS; j++) top[j] = -(acc_t)INFINITY;
@@ -182,11 +180,10 @@ OMC_INLINE vacc_t slope_of(vacc_t x, vacc_t top, vacc_t log_sum, vacc_t prob, va
   return vexp(x - top - log_sum) * prob - pull;
 }
 
-static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void backward_rows(omc_range range, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes;
-  for (int64_t r = begin; r < end; r++) {
+  for (int64_t r = range.begin; r < range.end; r++) {
     const storage_t *x = job->logits + r * n, *w = job->weight;
     storage_t *dx = job->dlogits + r * n;
     const int64_t t = job->target[r];
@@ -209,11 +206,10 @@ static void backward_rows(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static void backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void backward_cols(omc_range range, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes, step = job->p->inner;
-  for (int64_t g = begin; g < end; g++) {
+  for (int64_t g = range.begin; g < range.end; g++) {
     const loss_group at = group_at(job, g);
     storage_t *dx = job->dlogits + at.cell;
     acc_t top[OMC_COLUMNS] = {0}, log_sum[OMC_COLUMNS] = {0};
@@ -279,11 +275,11 @@ OMC_KERNEL(NegativeLogLikelihoodLoss, args) {
   return OMC_OK;
 }
 
-static void clear_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void clear_rows(omc_range range, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes * job->p->inner;
-  memset(job->dlogits + begin * n, 0, (size_t)((end - begin) * n) * sizeof *job->dlogits);
+  memset(job->dlogits + range.begin * n, 0,
+         (size_t)((range.end - range.begin) * n) * sizeof *job->dlogits);
 }
 
 /* Inputs: dloss, target, total, weight?. */

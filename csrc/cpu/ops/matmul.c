@@ -42,10 +42,10 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
       .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }
 
-static void products(int64_t begin, int64_t end, int thread, void *ctx) {
+static void products(omc_range range, void *ctx) {
   const matmul_job *job = ctx;
-  char *workspace = (char *)job->args->workspace + (size_t)thread * job->thread_bytes;
-  for (int64_t i = begin; i < end; i++) {
+  char *workspace = (char *)job->args->workspace + (size_t)range.thread * job->thread_bytes;
+  for (int64_t i = range.begin; i < range.end; i++) {
     const omc_gemm_args g = one_product(job->args, job->p, i);
     omc_gemm_serial(&g, workspace);
   }

@@ -54,11 +54,10 @@ typedef struct {
   acc_t *mean, *rstd; /* NULL: not kept */
 } layer_job;
 
-static void layer_forward(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void layer_forward(omc_range range, void *ctx) {
   const layer_job *job = ctx;
   const int64_t n = job->p->n;
-  for (int64_t r = begin; r < end; r++) {
+  for (int64_t r = range.begin; r < range.end; r++) {
     const storage_t *x = job->x + r * n;
     storage_t *y = job->y + r * n;
     const acc_t mean = row_sum(x, n) / (acc_t)n;
@@ -117,11 +116,10 @@ static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, a
   }
 }
 
-static void layer_backward(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void layer_backward(omc_range range, void *ctx) {
   const layer_job *job = ctx;
   const int64_t length = sums_length(job->p), rows = block_rows(job->p);
-  for (int64_t block = begin; block < end; block++) {
+  for (int64_t block = range.begin; block < range.end; block++) {
     acc_t *dgamma = job->sums + 2 * block * length, *dbeta = dgamma + length;
     memset(dgamma, 0, (size_t)(2 * length) * sizeof(acc_t));
     const int64_t last = (block + 1) * rows < job->p->rows ? (block + 1) * rows : job->p->rows;
@@ -130,11 +128,10 @@ static void layer_backward(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* Adds up the blocks' sums; items are vectors of columns. */
-static void layer_add_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void layer_add_blocks(omc_range range, void *ctx) {
   const layer_job *job = ctx;
   const int64_t length = sums_length(job->p), blocks = n_blocks(job->p);
-  for (int64_t k = begin * OMC_VL; k < end * OMC_VL; k += OMC_VL) {
+  for (int64_t k = range.begin * OMC_VL; k < range.end * OMC_VL; k += OMC_VL) {
     vacc_t dgamma = vset(0), dbeta = vset(0);
     for (int64_t block = 0; block < blocks; block++) {
       dgamma += vldr(job->sums + 2 * block * length + k);
@@ -218,12 +215,11 @@ static acc_t store_gradients(const batch_job *job, int64_t c, double *sum_dy, do
 }
 
 /* Items are channels of `inner` contiguous elements for each row of the batch. */
-static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void batch_forward_planes(omc_range range, void *ctx) {
   const batch_job *job = ctx;
   const omc_batch_form *p = job->p;
   const int64_t n = p->inner, step = p->channels * n;
-  for (int64_t c = begin; c < end; c++) {
+  for (int64_t c = range.begin; c < range.end; c++) {
     const storage_t *first = job->x + c * n, *last = first + p->batch * step;
     double sum = 0, squares = 0;
     for (const storage_t *x = first; x < last; x += step) sum += (double)row_sum(x, n);
@@ -244,12 +240,12 @@ static void batch_forward_planes(int64_t begin, int64_t end, int thread, void *c
 }
 
 /* Items are groups of OMC_COLUMNS channels of one element for each row of the batch. */
-static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void batch_forward_cols(omc_range range, void *ctx) {
   const batch_job *job = ctx;
   const omc_batch_form *p = job->p;
   const int64_t step = p->channels;
-  for (int64_t c0 = begin * OMC_COLUMNS; c0 < end * OMC_COLUMNS && c0 < step; c0 += OMC_COLUMNS) {
+  for (int64_t c0 = range.begin * OMC_COLUMNS; c0 < range.end * OMC_COLUMNS && c0 < step;
+       c0 += OMC_COLUMNS) {
     const int64_t cols = step - c0 < OMC_COLUMNS ? step - c0 : OMC_COLUMNS;
     double mean[OMC_COLUMNS] = {0}, squares[OMC_COLUMNS] = {0};
     acc_t center[OMC_COLUMNS], scale[OMC_COLUMNS], shift[OMC_COLUMNS];
@@ -275,12 +271,11 @@ static void batch_forward_cols(int64_t begin, int64_t end, int thread, void *ctx
   }
 }
 
-static void batch_backward_planes(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void batch_backward_planes(omc_range range, void *ctx) {
   const batch_job *job = ctx;
   const omc_batch_form *p = job->p;
   const int64_t n = p->inner, step = p->channels * n;
-  for (int64_t c = begin; c < end; c++) {
+  for (int64_t c = range.begin; c < range.end; c++) {
     const vacc_t mean = vset(job->mean[c]), rstd = vset(job->rstd[c]);
     double sum_dy = 0, sum_dyx = 0;
     for (int64_t b = 0; b < p->batch; b++) {
@@ -302,12 +297,12 @@ static void batch_backward_planes(int64_t begin, int64_t end, int thread, void *
   }
 }
 
-static void batch_backward_cols(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void batch_backward_cols(omc_range range, void *ctx) {
   const batch_job *job = ctx;
   const omc_batch_form *p = job->p;
   const int64_t step = p->channels;
-  for (int64_t c0 = begin * OMC_COLUMNS; c0 < end * OMC_COLUMNS && c0 < step; c0 += OMC_COLUMNS) {
+  for (int64_t c0 = range.begin * OMC_COLUMNS; c0 < range.end * OMC_COLUMNS && c0 < step;
+       c0 += OMC_COLUMNS) {
     const int64_t cols = step - c0 < OMC_COLUMNS ? step - c0 : OMC_COLUMNS;
     const acc_t *mean = job->mean + c0, *rstd = job->rstd + c0;
     double sum_dy[OMC_COLUMNS] = {0}, sum_dyx[OMC_COLUMNS] = {0};

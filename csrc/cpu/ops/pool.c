@@ -5,10 +5,8 @@
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
-#include "ops/forms.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
+#include "ops/forms.h"
 
 typedef struct max_params {
   int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES], kernel[OMC_POOL_AXES];
@@ -113,13 +111,12 @@ static void max_row(const max_params *p, const storage_t *x, out_row row, int64_
   for (int64_t k = 0; indices && k < n; k++) indices[k] = at[k];
 }
 
-static void max_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void max_rows(omc_range range, void *ctx) {
   const pool_job *j = ctx;
   const max_params *p = j->params;
   const int64_t size = product_of(p->in);
-  out_row row = out_row_of(p->out, begin);
-  for (int64_t r = begin; r < end; r++, next_row(p->out, &row))
+  out_row row = out_row_of(p->out, range.begin);
+  for (int64_t r = range.begin; r < range.end; r++, next_row(p->out, &row))
     for (int64_t from = 0; from < p->out[2]; from += CHUNK) {
       const int64_t to = r * p->out[2] + from;
       max_row(p, j->x + row.plane * size, row, from, omc_min(CHUNK, p->out[2] - from), j->y + to,
@@ -137,14 +134,14 @@ OMC_KERNEL(MaxPool, args) {
   return OMC_OK;
 }
 
-static void max_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
+static void max_grad_planes(omc_range range, void *ctx) {
   const pool_job *j = ctx;
   const max_grad_params *p = j->params;
-  for (int64_t plane = begin; plane < end; plane++) {
+  for (int64_t plane = range.begin; plane < range.end; plane++) {
     storage_t *dx = j->y + plane * p->in;
     const storage_t *dy = j->x + plane * p->out;
     const int64_t *at = j->indices + plane * p->out;
-    acc_t *sums = sums_of(dx, j->scratch + thread * p->in);
+    acc_t *sums = sums_of(dx, j->scratch + range.thread * p->in);
     memset(sums, 0, (size_t)p->in * sizeof *sums);
     for (int64_t i = 0; i < p->out; i++) sums[at[i]] += ld(dy + i);
     store_sums(sums, dx, p->in);
@@ -207,19 +204,18 @@ static void add_to_all(acc_t *row, acc_t more, int64_t n) {
 }
 
 /* Averages of whole rows, by window: each of all planes in turn. */
-static void average_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void average_blocks(omc_range range, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
   const int64_t n = p->in[2], layer = p->in[1] * n, size = p->in[0] * layer;
   const int64_t rows = p->out[0] * p->out[1];
-  for (int64_t first = begin; first < omc_min(begin + rows, end); first++) {
+  for (int64_t first = range.begin; first < omc_min(range.begin + rows, range.end); first++) {
     const out_row row = out_row_of(p->out, first);
     const row_windows w = windows_of(p, row);
     const int64_t length = (w.y.end - w.y.start) * n;
     const acc_t divisor = divisor_of(p, &w, p->windows[2][0]);
     const storage_t *x = j->x + row.plane * size + w.y.start * n;
-    for (int64_t r = first; r < end; r += rows, x += size) {
+    for (int64_t r = first; r < range.end; r += rows, x += size) {
       acc_t sum = 0;
       for (int64_t z = w.z.start; z < w.z.end; z++) sum += row_sum(x + z * layer, length);
       st(j->y + r, sum / divisor);
@@ -227,13 +223,13 @@ static void average_blocks(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static void average_rows(int64_t begin, int64_t end, int thread, void *ctx) {
+static void average_rows(omc_range range, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
   const int64_t n = p->in[2], size = product_of(p->in);
-  acc_t *columns = columns_of(j, thread);
-  out_row row = out_row_of(p->out, begin);
-  for (int64_t r = begin; r < end; r++, next_row(p->out, &row)) {
+  acc_t *columns = columns_of(j, range.thread);
+  out_row row = out_row_of(p->out, range.begin);
+  for (int64_t r = range.begin; r < range.end; r++, next_row(p->out, &row)) {
     const row_windows w = windows_of(p, row);
     const storage_t *x = j->x + row.plane * size;
     memset(columns, 0, (size_t)n * sizeof *columns);
@@ -273,15 +269,15 @@ OMC_INLINE void spread_block(const average_params *p, const storage_t *dy, row_w
     add_to_all(sums + (iz * p->in[1] + w.y.start) * n, share, (w.y.end - w.y.start) * n);
 }
 
-static void average_grad_planes(int64_t begin, int64_t end, int thread, void *ctx) {
+static void average_grad_planes(omc_range range, void *ctx) {
   const pool_job *j = ctx;
   const average_params *p = j->params;
   const int64_t size = product_of(p->in);
-  acc_t *columns = columns_of(j, thread);
-  for (int64_t plane = begin; plane < end; plane++) {
+  acc_t *columns = columns_of(j, range.thread);
+  for (int64_t plane = range.begin; plane < range.end; plane++) {
     storage_t *dx = j->y + plane * size;
     const storage_t *dy = j->x + plane * product_of(p->out);
-    acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + thread * size);
+    acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + range.thread * size);
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (out_row row = {0}; row.plane == 0; next_row(p->out, &row), dy += p->out[2])
       if (p->of_rows)

@@ -10,10 +10,8 @@
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
-#include "ops/forms.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
+#include "ops/forms.h"
 
 typedef struct group_list {
   int32_t n;
@@ -182,12 +180,11 @@ static void store(const reduce_job *j, int64_t part, int64_t at, const acc_t *ac
 }
 
 /* Units are results by part. */
-static void run_elements(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void run_elements(omc_range range, void *ctx) {
   const reduce_job *j = ctx;
   const reduce_params *p = j->p;
-  int64_t part = begin / p->outer, o = begin % p->outer;
-  for (int64_t u = begin; u < end; u++) {
+  int64_t part = range.begin / p->outer, o = range.begin % p->outer;
+  for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t a = part * p->step;
     const storage_t *x = j->x + offset_of(&p->kept, o);
     const acc_t acc = reduce_elements(j, x, a, omc_min(a + p->step, p->total));
@@ -197,15 +194,14 @@ static void run_elements(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* Units are blocks of columns by kept position by part. */
-static void run_columns(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void run_columns(omc_range range, void *ctx) {
   const reduce_job *j = ctx;
   const reduce_params *p = j->p;
   const int64_t across = omc_ceil_div(p->inner, OMC_COLUMNS);
-  for (int64_t u = begin, together; u < end; u += together) {
+  for (int64_t u = range.begin, together; u < range.end; u += together) {
     const int64_t block = u % across, o = u / across % p->outer, part = u / across / p->outer;
     const int64_t k = block * OMC_COLUMNS, a = part * p->step;
-    together = omc_min(omc_min(across - block, end - u), WIDTH / OMC_COLUMNS);
+    together = omc_min(omc_min(across - block, range.end - u), WIDTH / OMC_COLUMNS);
     const int64_t n = omc_min(together * OMC_COLUMNS, p->inner - k);
     acc_t acc[WIDTH];
     reduce_columns(j, j->x + offset_of(&p->kept, o) + k, n, a, omc_min(a + p->step, p->total), acc);
@@ -213,12 +209,11 @@ static void run_columns(int64_t begin, int64_t end, int thread, void *ctx) {
   }
 }
 
-static void join_parts(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void join_parts(omc_range range, void *ctx) {
   const reduce_job *j = ctx;
   const reduce_params *p = j->p;
   const int64_t results = p->outer * (p->by_rows ? 1 : p->inner);
-  for (int64_t i = begin; i < end; i++) {
+  for (int64_t i = range.begin; i < range.end; i++) {
     acc_t acc = j->partial[i];
     for (int64_t part = 1; part < p->parts; part++)
       acc = join(j->fns->v, acc, j->partial[part * results + i]);

@@ -3,10 +3,8 @@
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
-#include "ops/forms.h"
-#ifdef OMC_VARIANT
 #include "cpu/rows.h"
-#endif
+#include "ops/forms.h"
 
 /* x is [outer, n, inner]. */
 typedef struct scan_params {
@@ -56,11 +54,10 @@ OMC_INLINE void cumsum(const scan_params *p, const storage_t *x, storage_t *y, i
   }
 }
 
-static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void run_cumsum(omc_range range, void *ctx) {
   const scan_job *j = ctx;
   const scan_params *p = j->p;
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const scan_block b = block_at(p, u);
     const int64_t from = b.first + (p->reverse ? (p->n - 1) * p->inner : 0);
     const storage_t *x = j->x + from;
@@ -73,14 +70,14 @@ static void run_cumsum(int64_t begin, int64_t end, int thread, void *ctx) {
 }
 
 /* What is before an element times what is behind it. */
-static void run_others(int64_t begin, int64_t end, int thread, void *ctx) {
+static void run_others(omc_range range, void *ctx) {
   const scan_job *j = ctx;
   const scan_params *p = j->p;
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const scan_block b = block_at(p, u);
     for (int64_t k = b.first; k < b.first + b.n; k++) {
       storage_t *y = (storage_t *)j->out + k;
-      acc_t *products = sums_of(y, j->scratch + thread * p->n);
+      acc_t *products = sums_of(y, j->scratch + range.thread * p->n);
       const int64_t step = OMC_STORES_ACC ? p->inner : 1;
       wide before = 1, behind = 1;
       for (int64_t i = 0; i < p->n; i++) {
@@ -118,9 +115,9 @@ OMC_INLINE void arg_columns(const scan_params *p, const storage_t *x, int64_t co
   }
 }
 
-OMC_INLINE void run_arg(int64_t begin, int64_t end, const scan_job *j, bool least) {
+OMC_INLINE void run_arg(omc_range range, const scan_job *j, bool least) {
   const scan_params *p = j->p;
-  for (int64_t u = begin; u < end; u++) {
+  for (int64_t u = range.begin; u < range.end; u++) {
     const scan_block b = block_at(p, u);
     int64_t *at = (int64_t *)j->out + b.result;
     if (p->inner == 1)
@@ -130,15 +127,9 @@ OMC_INLINE void run_arg(int64_t begin, int64_t end, const scan_job *j, bool leas
   }
 }
 
-static void run_argmax(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  run_arg(begin, end, ctx, false);
-}
+static void run_argmax(omc_range range, void *ctx) { run_arg(range, ctx, false); }
 
-static void run_argmin(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
-  run_arg(begin, end, ctx, true);
-}
+static void run_argmin(omc_range range, void *ctx) { run_arg(range, ctx, true); }
 
 static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
   const scan_params *p = args->params;

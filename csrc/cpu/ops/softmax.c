@@ -131,11 +131,10 @@ typedef struct {
   slice_fn slice;
 } softmax_job;
 
-static void run_slices(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void run_slices(omc_range range, void *ctx) {
   const softmax_job *job = ctx;
   const omc_axis_form *p = job->p;
-  for (int64_t g = begin; g < end; g++) {
+  for (int64_t g = range.begin; g < range.end; g++) {
     const int64_t col = g % job->groups * OMC_COLUMNS;
     const int64_t at = g / job->groups * p->n * p->inner + col;
     const int64_t cols = p->inner - col < OMC_COLUMNS ? p->inner - col : OMC_COLUMNS;

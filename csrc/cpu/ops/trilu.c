@@ -20,12 +20,11 @@ typedef struct trilu_job {
   size_t size;
 } trilu_job;
 
-static void trilu_rows(int64_t begin, int64_t end, int thread, void *ctx) {
-  (void)thread;
+static void trilu_rows(omc_range range, void *ctx) {
   const trilu_job *job = ctx;
   const trilu_params *p = job->p;
   const size_t row_bytes = (size_t)p->cols * job->size;
-  for (int64_t r = begin; r < end; r++) {
+  for (int64_t r = range.begin; r < range.end; r++) {
     const int64_t diagonal = omc_clamp(p->k, -p->rows, p->cols) + r % p->rows;
     const size_t left =
         (size_t)omc_clamp(p->upper ? diagonal : diagonal + 1, 0, p->cols) * job->size;
