@@ -171,6 +171,8 @@ def test_one_sample_of_max_pool3d_is_refused_by_its_strides(pool: Callable[..., 
     x = torch.randn(2, 4, 4, 4)
     strided = x.to(memory_format=torch.channels_last)
     _refuses_alike(module, strided)
+    integers = Function(lambda s, x: pool(x, 2)[0] * s.w, w=nn.Parameter(torch.ones(())))
+    _refuses_alike(integers, strided.long())
     model = ORTModule(module)
     for _ in range(2):
         torch.testing.assert_close(model(x), module(x), rtol=0, atol=0)

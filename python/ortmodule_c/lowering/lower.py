@@ -300,6 +300,8 @@ class _Lowering:
         changed = written(op)
         if changed:
             op = _functional(node, op)
+        if op in _READS_STRIDES and node.args[0].meta["val"].dim() == 4:  # type: ignore[union-attr]
+            raise NotExportable(f"{op} depends on how its operand lies in memory")
         b = Builder(self._draft, _source(node), op, node.meta.get("val"))
         self._set(node, self._differentiated(b, node, self._translate))
         if changed:
@@ -464,8 +466,6 @@ class _Lowering:
             if order is None or (op is not aten.as_strided.default and order != sorted(order)):
                 raise NotExportable(f"{op} depends on how its operand lies in memory")
             args = (b.transpose(args[0], order), *args[1:])
-        if op in _READS_STRIDES and args[0].rank == 4:
-            raise NotExportable(f"{op} depends on how its operand lies in memory")
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
         numbers = {i: v.node.term.value for i, v in enumerate(leaves) if is_number(v)}
         leaves = [self._draft.number(v.node.term) if is_number(v) else v for v in leaves]

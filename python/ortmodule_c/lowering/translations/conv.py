@@ -130,8 +130,6 @@ def max_pool_indices(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> list[Val]:
-    if x.rank == 4 and _axes(b) == 3:
-        raise Unsupported(f"{b.aten_name} of one sample, which PyTorch refuses if it lies in memory in some ways")
     return b.emit_all(
         "MaxPool",
         x,
