@@ -4,8 +4,10 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -149,6 +151,29 @@ def test_an_attribute_of_an_object_and_an_argument_change_together() -> None:
     assert n_graphs(ours) <= 4
 
 
+REGIONS: dict[str, Callable[[], Any]] = {
+    "without gradients": torch.no_grad,
+    "with them": torch.enable_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_numbers_reach_regions(region: str) -> None:
+    def within(s: Any, x: Tensor, n: float) -> Tensor:
+        with REGIONS[region]():
+            y = (x @ x.T) * n + s.by
+        return s.l(x) * y.float().sum() * n
+
+    eager, ours = pair(Function(within, l=nn.Linear(4, 2), by=1.0))
+    for number in ANNEALED:
+        for m in (eager, ours):
+            m.zero_grad()
+            m.by = number * 3
+        assert_same_step(eager, ours, batch().detach(), number)
+    assert n_graphs(ours) == 2
+
+
 def test_a_counter_of_the_forward_itself_counts() -> None:
     def counting(s: Any, x: Tensor) -> Tensor:
         s.calls += 1
@@ -160,6 +185,39 @@ def test_a_counter_of_the_forward_itself_counts() -> None:
             m.zero_grad()
         assert_same_step(eager, ours, torch.randn(3, 4))
         assert ours.calls == eager.calls and type(ours.calls) is int
+    assert n_graphs(ours) == 2
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return -ctx.by * grad, None
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c.*a custom autograd.Function")
+@pytest.mark.parametrize("numbers", [ANNEALED, COUNTED], ids=["real", "whole"])
+def test_a_custom_function_gets_the_number_of_the_call(numbers: list[Any]) -> None:
+    eager, ours = pair(Function(lambda s, x, by: Reversed.apply(s.l(x), by * 2).sin(), l=nn.Linear(4, 2)))
+    for number in numbers:
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(3, 4), number)
+    assert n_graphs(ours) == 2
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor, lambda n: torch.tensor(n, dtype=torch.float64)])
+@pytest.mark.parametrize("numbers", [ANNEALED, COUNTED], ids=["real", "whole"])
+def test_a_tensor_made_of_a_number_is_of_the_one_of_the_call(make: Callable[[Any], Tensor], numbers: list[Any]) -> None:
+    eager, ours = pair(Function(lambda s, x, by: s.l(x) * make(by) + make(by), l=nn.Linear(4, 2)))
+    for number in numbers:
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(3, 4), number)
     assert n_graphs(ours) == 2
 
 
@@ -187,6 +245,11 @@ ASKED: dict[str, Callable[[Any], float]] = {
     "the larger": lambda n: max(n, 1.5),
     "the smaller": lambda n: min(1.5, n),
     "their sum": lambda n: sum([n, n]),
+    "times one of NumPy's": lambda n: float(np.float32(0.1) * n),
+    "one of NumPy's": lambda n: 2.0 if np.float64(1.5) == n else n * np.float64(0.1),
+    "a fraction": lambda n: 2.0 if n == Fraction(3, 2) else 3.0,
+    "a text": lambda n: 2.0 if n == "1.5" else 3.0,
+    "a complex number": lambda n: abs(n * 1j),
 }
 
 

@@ -32,12 +32,14 @@ _apply: Any = Function.__dict__["apply"]
 
 
 class PythonCall:
-    """One application of a function met in a capture: the class and its arguments, tensors left open.
+    """One application of a function met in a capture: the class and its arguments, tensors and open numbers left open.
 
     Attributes
     ----------
     cls
         The class of the function.
+    numbers
+        What stands for the numbers among the arguments that are open.
     differentiable
         Which of its results have gradients.
     saves
@@ -48,6 +50,7 @@ class PythonCall:
 
     def __init__(self, cls: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         self.cls = cls
+        self.numbers = [v for v in leaves if is_number(v)]
         self.differentiable: list[bool] = []
         self.saves = False
         self.saved: frozenset[int] = frozenset()
@@ -59,10 +62,15 @@ class PythonCall:
         """The name of the class."""
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Apply the function; the tensors it returns, in order."""
+    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> list[Tensor]:
+        """Apply the function; the tensors it returns, in order. The numbers are those of the capture if not given."""
+        if numbers is None:
+            numbers = [v.node.term.value for v in self.numbers]
         with _exchange.suspended():
-            leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors)))
+            leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors, numbers)))
+        if not all(isinstance(v, Tensor) for v in leaves):
+            for number in self.numbers:
+                number.node.ask()  # as what is no tensor may follow from it
         self._results = _Nest(leaves, spec)
         results = [v for v in leaves if isinstance(v, Tensor)]
         saved = [s for t in results if t.grad_fn is not None for s in saved_tensors(t.grad_fn)]
@@ -77,17 +85,20 @@ class PythonCall:
 
 
 class _Nest:
-    """Nested values whose tensors are left open."""
+    """Nested values whose tensors and open numbers are left open."""
 
     def __init__(self, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         self._plain = [None if isinstance(v, Tensor) else v for v in leaves]
         self._open = [isinstance(v, Tensor) for v in leaves]
         self._spec = spec
 
-    def around(self, tensors: Sequence[Tensor]) -> Any:
-        """The values with these tensors."""
-        rest = iter(tensors)
-        leaves = [next(rest) if is_open else v for is_open, v in zip(self._open, self._plain, strict=True)]
+    def around(self, tensors: Sequence[Tensor], numbers: Sequence[Any] = ()) -> Any:
+        """The values with these tensors and numbers."""
+        rest, others = iter(tensors), iter(numbers)
+        leaves = [
+            next(rest) if is_open else next(others) if is_number(v) else v
+            for is_open, v in zip(self._open, self._plain, strict=True)
+        ]
         return pytree.tree_unflatten(leaves, self._spec)
 
 
@@ -168,8 +179,6 @@ class _Exchange(threading.local):
                 _refuse_reentrant(args)
             given = args[1:] if args and args[0] is context else args
             leaves, spec = pytree.tree_flatten(given)
-            for number in filter(is_number, leaves):
-                number.node.ask()  # it runs in PyTorch
             tensors = [v for v in leaves if isinstance(v, Tensor)]
             return self._call(context, PythonCall(cls, leaves, spec), tensors) if tensors else original(*args)
 

@@ -240,7 +240,7 @@ _TRACER = "torch.fx.experimental.proxy_tensor"
 
 
 def operand(value: Any) -> Any:
-    """A term or a plain number for what is computed with; NotImplemented for what is neither."""
+    """A term or a plain number for what is computed with; NotImplemented for what numbers leave to the other."""
     if isinstance(value, Given):
         return value.node.term  # type: ignore[attr-defined]
     node = value if isinstance(value, SymNode) else getattr(value, "node", None)
@@ -248,18 +248,18 @@ def operand(value: Any) -> Any:
         return node.term
     if type(value) in (int, float, bool):
         return value
-    if isinstance(node, SymNode):
-        return node.constant if node.constant is not None else _OPEN
-    return NotImplemented
+    if isinstance(node, SymNode) and node.constant is not None:
+        return node.constant
+    return NotImplemented if isinstance(value, (Tensor, str, type(None))) else _OTHER
 
 
-_OPEN = object()  # a size that is open
+_OTHER = object()  # a size that is open, or a number with an arithmetic of its own
 
 
 def _of_node(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Number, *others: Any) -> Any:
         operands = [operand(v) for v in others]
-        if _OPEN in operands:
+        if _OTHER in operands:
             self.numbers.need(self.term)
         return Number(self.numbers, self.numbers.compute(function, [self.term, *operands]), self.numbers._env)
 
@@ -282,7 +282,7 @@ def _of_user(function: Callable[..., Any], reflected: bool = False) -> Callable[
         operands = [operand(v) for v in others]
         if NotImplemented in operands:
             return NotImplemented
-        if _OPEN in operands:
+        if _OTHER in operands:
             numbers.need(term)
         result = numbers.compute(function, [*operands, term] if reflected else [term, *operands])
         return numbers.ask(result) if type(result.value) is bool else numbers.symbol(result)
@@ -311,6 +311,7 @@ _OPERATORS: dict[str, Any] = {
     **{f"__r{name.rstrip('_')}__": _of_user(f, True) for name, f in _BINARY.items()},
     **{f"__{name}__": _of_user(f) for name, f in _UNARY.items()},
     **{f"__{name}__": _needed for name in ("float", "int", "index", "complex", "divmod", "rdivmod", "invert", "hash")},
+    "__array_ufunc__": None,  # NumPy's numbers leave the operation to it
     "__bool__": _of_user(bool),
     "__sym_max__": _one_of(max),
     "__sym_min__": _one_of(min),
@@ -374,3 +375,15 @@ def _within(dtype: torch.dtype) -> Callable[[Any], bool]:
         return lambda v: v in (0, 1)
     info: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return lambda v: info.min <= v <= info.max or not math.isfinite(v)
+
+
+def tensor_of_number(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    """What ``torch.tensor`` makes of an open number, which by itself it would take for a constant; None of all else."""
+    if function not in (torch.tensor, torch.as_tensor) or len(args) != 1 or not kwargs.keys() <= {"dtype", "device"}:
+        return None
+    (value,) = args
+    if not is_number(value):
+        return None
+    dtype = kwargs.get("dtype")
+    default = torch.int64 if isinstance(value, torch.SymInt) else torch.get_default_dtype()
+    return torch.scalar_tensor(value, dtype=default if dtype is None else dtype, device=kwargs.get("device"))

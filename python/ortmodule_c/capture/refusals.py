@@ -18,6 +18,7 @@ from ..errors import NotExportable, NotRunnable
 from ..guards.policy import ASKED_OF_TENSORS
 from ..guards.watch import Watch
 from ..stack import is_users
+from .numbers import tensor_of_number
 
 # Dropouts, and how they call the flag of training.
 _KINDS = ("dropout", "alpha_dropout", "feature_alpha_dropout")
@@ -200,6 +201,9 @@ class _RefuseStrangers(TorchFunctionMode):
             return args[0].detach()
         if leaves_alone(func, args, kwargs or {}):
             return args[0]
+        made = tensor_of_number(func, args, kwargs or {})
+        if made is not None:
+            return made
         self._watch.asks_layout |= func in _LAYOUT
         if func in _VIEWS_OR_COPIES and args and isinstance(args[0], Tensor):
             self._watch.asks_looseness |= args[0].untyped_storage()._cdata in self._memory

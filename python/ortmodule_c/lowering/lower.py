@@ -475,10 +475,12 @@ class _Lowering:
         if sizes:
             given.append(_carrier(b, sizes))
         is_val = [isinstance(v, Val) for v in leaves]
+        run_all: Callable[[Sequence[Tensor]], list[Tensor]]
         if op is custom_function.op():
             call = custom_function.python_call(args[1])
             name = call.name
-            run_all: Callable[[Sequence[Tensor]], list[Tensor]] = call
+            given += [self._draft.number(v.node.term) for v in call.numbers]
+            run_all = functools.partial(_apply, call, len(given) - len(call.numbers))
             cause = "a custom autograd.Function"
         else:
             plain = [None if isinstance(v, (Val, *SYMBOLIC)) else v for v in leaves]
@@ -512,6 +514,12 @@ class _Lowering:
         for i, result in zip(written, made[len(used) :], strict=True):
             b.overwrite(given[i], result)
         return pytree.tree_unflatten(results, out_spec)
+
+
+def _apply(call: custom_function.PythonCall, n: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Apply a custom function to `n` tensors, and the numbers in those behind them."""
+    numbers = None if any(isinstance(t, FakeTensor) for t in tensors) else [t.item() for t in tensors[n:]]
+    return call(tensors[:n], numbers)
 
 
 def _check_numbers(node: fx.Node, op: OpOverload) -> None:
