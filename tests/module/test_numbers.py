@@ -174,6 +174,21 @@ def test_numbers_reach_regions(region: str) -> None:
     assert n_graphs(ours) == 2
 
 
+def test_numbers_reach_what_is_changed_through_views() -> None:
+    def changed(s: Any, x: Tensor, n: float) -> Tensor:
+        y = s.l(x).clone()
+        y[0, 1] = n
+        y[1:] *= n
+        return y
+
+    eager, ours = pair(Function(changed, l=nn.Linear(4, 2)))
+    for number in ANNEALED:
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.randn(3, 4), number)
+    assert n_graphs(ours) == 2
+
+
 def test_a_counter_of_the_forward_itself_counts() -> None:
     def counting(s: Any, x: Tensor) -> Tensor:
         s.calls += 1

@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils.stateless import _reparametrize_module
 
-from ..errors import NeedsStatic, NotExportable, NotRunnable, first_lines
+from ..errors import NotExportable, NotRunnable, first_lines
 from ..flatten import Spec, flatten, plain_leaves, unflatten, with_numbers
 from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
@@ -30,7 +30,7 @@ from ..stack import forwards_line
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
-from .numbers import Numbers, marked
+from .numbers import Numbers, marked, to_nodes
 from .recurrent import one_step_for_all
 from .refusals import check_attributes, nothing_lost
 from .symbols import let_go, numbers_to_the_user, remembered
@@ -96,10 +96,10 @@ class Captured:
 
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
-        if self.numbers is not None:
-            raise NeedsStatic("PyTorch takes open numbers for constants where it makes a graph functional")
         check_functional(Flow(self.program.graph_module))
         check_autocast(self.program.graph_module)
+        if self.numbers is not None:
+            to_nodes(self.program.graph_module)
         try:
             self.program = self.program.run_decompositions({})
         except Exception as error:

@@ -12,12 +12,13 @@ import itertools
 import math
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -349,6 +350,37 @@ def marked(value: Any) -> Any:
 def unmarked(value: Any) -> Any:
     """The symbol for an argument in the graph of a trace that is one."""
     return value.symbol if isinstance(value, (_RealMark, _WholeMark)) else value
+
+
+def symbol(number: int) -> Any:
+    """What stands for a number, while a graph that has it as a node is run by PyTorch to be traced again."""
+    return _as_nodes[number]
+
+
+_as_nodes: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def to_nodes(module: fx.GraphModule) -> None:
+    """Give a graph, and those in it, a node for each number among the arguments: run again, it keeps the symbols."""
+    for inner in [m for m in module.modules() if isinstance(m, fx.GraphModule)]:
+        for node in list(inner.graph.nodes):
+            with inner.graph.inserting_before(node):
+                node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _to_node(inner.graph))
+        inner.recompile()
+
+
+def _to_node(graph: fx.Graph) -> Callable[[Any], Any]:
+    def node(value: Any) -> Any:
+        stands = unmarked(value)
+        if stands is value:
+            return value
+        number = next(_serial)
+        _as_nodes[number] = stands
+        made = graph.call_function(symbol, (number,))
+        made.meta["val"] = stands
+        return made
+
+    return node
 
 
 def is_number(value: Any) -> bool:
