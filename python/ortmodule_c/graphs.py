@@ -1,6 +1,7 @@
 """Exported graphs of one module: when one is made, when it may be used, how many are kept."""
 
 import contextlib
+import copy
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -189,9 +190,15 @@ class Graphs:
             with quiet(), no_collection():
                 graph = self._with_open_numbers(key, leaves, paths, scan)
                 if graph is None:
-                    openings = self._openings(key)
-                    self._check_churn(key, tuple([t.shape for t in leaves]), paths, openings)
-                    graph = self._export(key, leaves, paths, scan, openings)
+                    openings, sizes = self._openings(key), tuple([t.shape for t in leaves])
+                    last, changes, known = self._last, self._changes.copy(), copy.deepcopy(openings)
+                    self._check_churn(key, sizes, paths, openings)
+                    try:
+                        graph = self._export(key, leaves, paths, scan, openings)
+                    except BaseException:  # perhaps the call is a mistake, which says nothing of others
+                        self._last, self._changes = last, changes
+                        vars(openings).update(vars(known))
+                        raise
             self.export_seconds += time.perf_counter() - begin
             self._keep(graph)
             self._drop_forgotten()

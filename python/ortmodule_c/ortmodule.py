@@ -25,6 +25,7 @@ from .arguments import Arguments
 from .dtypes import DTYPES
 from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError
 from .flatten import flatten
+from .guards.given import holds_array
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing, tracing_lock
@@ -76,6 +77,7 @@ class _Attempt:
     key: Key | None = None
     graph: Graph | None = None
     computed: list[Tensor] | None = None  # what the graph is given of numbers
+    made: bool = False  # the graph
     call: Call | None = None
 
 
@@ -135,7 +137,7 @@ class ORTModule(nn.Module):
         self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
         self._ort_second: SecondWay | None = None
         self._ort_told = False  # why it is needed
-        self._ort_whole = ""  # why PyTorch runs the module, as told last
+        self._ort_whole = "", ""  # why PyTorch runs the module, as told last, and why the first way does not
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
@@ -209,14 +211,47 @@ class ORTModule(nn.Module):
             with tracing.running():
                 self._ort_module(*args, **kwargs)
             raise interrupt  # which was not the forward's own
-        self._ort_report.warn()  # which may raise: before anything has changed
-        if attempt.call is not None:
-            assert attempt.graph is not None
-            try:
-                return attempt.graph.run(attempt.call)
-            except (IndexError, NotExportable) as error:  # as below, or an op in PyTorch gave what it was not traced to
-                failure = error
-        return self._ort_otherwise(attempt, failure, args, kwargs)
+        if attempt.call is not None and self._ort_report.raises():  # before anything has changed
+            self._ort_try_in_pytorch(attempt, args, kwargs)
+            self._ort_report.warn()
+        refused: ORTModuleError | None = None
+        try:
+            if attempt.call is not None:
+                assert attempt.graph is not None
+                try:
+                    result = attempt.graph.run(attempt.call)
+                except Exception as error:  # as above, or an op in PyTorch gave what it was not traced to
+                    failure = error
+                else:
+                    self._ort_report.warn()
+                    return result
+            return self._ort_otherwise(attempt, failure, args, kwargs)
+        except ORTModuleError as error:
+            refused = error
+        except BaseException:
+            self._ort_forget(attempt)
+            raise
+        self._ort_forget(attempt)
+        if self._ort_options.fallback == "error":
+            self._ort_try_in_pytorch(attempt, args, kwargs)
+        raise refused
+
+    def _ort_forget(self, attempt: _Attempt) -> None:
+        """Leave nothing behind of a call that ends in an error."""
+        self._ort_report.forget()
+        if attempt.made:
+            self._ort_graphs.give_up(None, attempt.graph, False)
+
+    def _ort_try_in_pytorch(self, attempt: _Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise what PyTorch raises of such a call, if it does: the user's own mistakes are told as it tells them."""
+        from .verify import kept_as_it_is
+
+        try:
+            with kept_as_it_is(self._ort_module), tracing.running():
+                self._ort_module(*args, **kwargs)
+        except BaseException:
+            self._ort_forget(attempt)
+            raise
 
     def _ort_check_module(self) -> None:
         """Raise if it has to run in PyTorch: this call, or all."""
@@ -254,9 +289,12 @@ class ORTModule(nn.Module):
         if failure is None:
             by_dynamo = attempt.graph is None or attempt.graph.by_dynamo
         else:
-            by_dynamo = self._ort_options.capture != "export" and not isinstance(failure, (IndexError, NotRunnable))
-        if not by_dynamo and cause and not isinstance(failure, IndexError):  # which PyTorch raises as its own
-            report.check(name, cause, failure)
+            # PyTorch raises it as its own.
+            ran = attempt.call is not None and not isinstance(failure, NotExportable)
+            ran = ran or isinstance(failure, IndexError)
+            by_dynamo = self._ort_options.capture != "export" and not (ran or isinstance(failure, NotRunnable))
+            if not (by_dynamo or ran):
+                report.check(name, cause, failure)
         # Bad input ends here, and says nothing against the module.
         if by_dynamo:
             with report.waiting(), tracing.running():  # until it is said why
@@ -266,8 +304,8 @@ class ORTModule(nn.Module):
                 result, whole = self._ort_module(*args, **kwargs), cause
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
-        if whole and (cause or whole != self._ort_whole):
-            self._ort_whole = whole
+        if whole and (cause or self._ort_whole[1], whole) != self._ort_whole:
+            self._ort_whole = cause, whole
             report.add(name, f"{cause}; {whole}" if by_dynamo and cause else whole)
         elif whole:
             logger.info("%s runs in PyTorch: %s", name, whole)
@@ -301,6 +339,7 @@ class ORTModule(nn.Module):
                     assert attempt.key is not None
                     attempt.graph = self._ort_graph = self._ort_export(attempt.key, leaves, now)
                     attempt.computed = attempt.graph.computed(attempt.key[0])
+                    attempt.made = True
         graph = attempt.graph
         if graph.runner is not None:
             assert attempt.computed is not None  # as it serves the call
@@ -311,7 +350,13 @@ class ORTModule(nn.Module):
         last = self._ort_graph
         now = scan(self._ort_module, self._ort_fingerprint, None if last is None else last.held)
         self._ort_fingerprint = now.fingerprint
-        leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
+        try:
+            leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
+        except TypeError as error:
+            if holds_array((args, kwargs)):
+                cause = "an argument is an array of NumPy; torch.from_numpy makes a tensor of it"
+                raise NotRunnable(cause) from error
+            raise
         for i, t in enumerate(leaves):
             plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
             if not plain or t.is_meta or t.is_nested:

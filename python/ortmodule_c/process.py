@@ -35,16 +35,13 @@ class _Tracing:
         me = threading.get_ident()
         with self._changed:
             self._paused.setdefault(me, []).append(self._running.pop(me, 0))
-            self._changed.notify_all()
-            try:
+        try:
+            with self._changed:
+                self._changed.notify_all()
                 while not self._changed.wait_for(lambda: self._is_free(me), _PATIENCE) and self._tracer is not None:
                     pass  # a trace takes the time that it takes
-            except BaseException:
-                self._resume(me)
-                raise
-            alone = self._is_free(me)
-            self._tracer = me
-        try:
+                alone = self._is_free(me)
+                self._tracer = me
             tracing_lock.acquire()
         except BaseException:
             self._end(me)
@@ -80,19 +77,16 @@ class _Tracing:
 
     def _end(self, me: int) -> None:
         with self._changed:
-            self._resume(me)
-
-    def _resume(self, me: int) -> None:
-        ran = self._paused[me].pop()
-        if not self._paused[me]:
-            del self._paused[me]
-            self._tracer = None if self._tracer == me else self._tracer
-        self._changed.notify_all()
-        if ran:
-            try:
-                self._changed.wait_for(lambda: self._tracer in (None, me))
-            finally:
-                self._running[me] = ran
+            ran = self._paused[me].pop()
+            if not self._paused[me]:
+                del self._paused[me]
+                self._tracer = None if self._tracer == me else self._tracer
+            self._changed.notify_all()
+            if ran:
+                try:
+                    self._changed.wait_for(lambda: self._tracer in (None, me))
+                finally:
+                    self._running[me] = ran
 
     def before_fork(self) -> None:
         self._changed.acquire()

@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import Mistake, NotExportable, ORTModuleError, first_lines, out_of_memory
 from .options import Fallback, logger
-from .stack import users_level
+from .stack import users_frame, users_level
 
 mistakes_raise = os.environ.get("OMC_VERIFY") == "1"
 
@@ -54,13 +56,15 @@ class FallbackRecord:
 class FallbackReport:
     """Collects fallbacks of one module; tells each name and cause once.
 
-    What is told waits for :meth:`warn`: a warning that is an error must not break into the making of a graph.
+    What is told waits for :meth:`warn`: a warning that is an error must not break into the making of a graph, and of a
+    call that ends in an error of PyTorch's nothing is told.
     """
 
     def __init__(self, policy: Fallback) -> None:
         self._policy = policy
         self._counts: dict[tuple[str, str], int] = {}
-        self._untold: list[str] = []
+        # What a thread has added since it was warned: a key, perhaps, and what to tell, perhaps.
+        self._new: dict[int, list[tuple[tuple[str, str] | None, str]]] = {}
         self._waiting = 0
 
     def cause(self, name: str, error: Exception) -> str:
@@ -90,12 +94,15 @@ class FallbackReport:
         self.check(name, cause)
         key = (name, cause)
         self._counts[key] = self._counts.get(key, 0) + 1
-        if self._counts[key] == 1:
-            self.tell(f"{name} runs in PyTorch: {cause}")
+        self._news.append((key, f"ortmodule_c: {name} runs in PyTorch: {cause}" if self._counts[key] == 1 else ""))
 
     def tell(self, what: str, first: bool = False) -> None:
         """Have something told at the next :meth:`warn`, perhaps before all else."""
-        self._untold.insert(0 if first else len(self._untold), f"ortmodule_c: {what}")
+        self._news.insert(0 if first else len(self._news), (None, f"ortmodule_c: {what}"))
+
+    @property
+    def _news(self) -> list[tuple[tuple[str, str] | None, str]]:
+        return self._new.setdefault(threading.get_ident(), [])
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -108,12 +115,45 @@ class FallbackReport:
 
     def warn(self) -> None:
         """Warn at the user's line of what was not told yet."""
-        if self._waiting or not self._untold:
+        if self._waiting or not self._new:
             return
-        untold, self._untold = self._untold, []
-        for what in untold:
-            warnings.warn(what, UserWarning, users_level())
+        for _, what in self._new.pop(threading.get_ident(), ()):
+            if what:
+                warnings.warn(what, UserWarning, users_level())
+
+    def raises(self) -> bool:
+        """Whether :meth:`warn` would raise: warnings are errors."""
+        if self._waiting or not self._new:
+            return False
+        return any(what and _is_error(what) for _, what in self._new.get(threading.get_ident(), ()))
+
+    def forget(self) -> None:
+        """Take back what was added since: the call for which it was so ends in an error that PyTorch has, too."""
+        for key, _ in self._new.pop(threading.get_ident(), ()):
+            if key is not None:
+                self._counts[key] -= 1
+                if not self._counts[key]:
+                    del self._counts[key]
 
     def records(self) -> list[FallbackRecord]:
         """All fallbacks so far, in the order they were met."""
         return [FallbackRecord(name, cause, n) for (name, cause), n in self._counts.items()]
+
+
+def _is_error(what: str) -> bool:
+    """Whether a warning at the user's line is raised, by the first filter for it."""
+    frame = users_frame()
+    places = str(frame.f_globals.get("__name__", "")), frame.f_lineno
+
+    def is_for(pattern: Any, text: str) -> bool:
+        return pattern is None or bool(pattern == text if isinstance(pattern, str) else pattern.match(text))
+
+    for action, message, category, module, line in warnings.filters:
+        if (
+            is_for(message, what)
+            and issubclass(UserWarning, category)
+            and is_for(module, places[0])
+            and line in (0, places[1])
+        ):
+            return action == "error"
+    return False

@@ -23,10 +23,18 @@ def is_users(frame: FrameType) -> bool:
 
 def users_level() -> int:
     """How far up the user's own line is, as `warnings.warn` counts for the caller of this."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame):
+    level, frame, users = 1, sys._getframe(1), users_frame()
+    while frame is not users and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
-    return level + 1
+    return level
+
+
+def users_frame() -> FrameType:
+    """The innermost frame that runs the user's code, or the outermost one."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame):
+        frame = frame.f_back
+    return frame
 
 
 def users_line(error: BaseException) -> str:

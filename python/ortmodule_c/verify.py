@@ -145,7 +145,7 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise ORTModuleError(f"verify cannot copy the arguments: {error}") from error
     paths = leaf_paths(spec)
     notes: list[str] = []
-    with _kept_as_it_is(module):
+    with kept_as_it_is(module):
         state = torch.get_rng_state()
         with noting() as runs:
             ours, after = _restored_step(model, spec, leaves, paths)
@@ -157,7 +157,7 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         from .locate import locate, locate_in
 
         try:
-            with _kept_as_it_is(module):
+            with kept_as_it_is(module):
                 place = locate_in(runs) if runs else locate(module, spec, leaves, seeds[0][0] if seeds else None)
             if place is None:
                 notes.append(
@@ -252,7 +252,7 @@ def _restored_step(
     module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]
 ) -> tuple[_Arm, Tensor]:
     """The step, and PyTorch's random state after it; everything of the user's is put back."""
-    with _kept_as_it_is(module.module if isinstance(module, ORTModule) else module):
+    with kept_as_it_is(module.module if isinstance(module, ORTModule) else module):
         return _step(module, spec, leaves, paths), torch.get_rng_state()
 
 
@@ -269,7 +269,7 @@ def _double_step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths:
 
 
 @contextlib.contextmanager
-def _kept_as_it_is(module: nn.Module) -> Iterator[None]:
+def kept_as_it_is(module: nn.Module) -> Iterator[None]:
     """Buffers, attributes and the random states of PyTorch, Python and NumPy are put back at the end."""
     import numpy as np
 

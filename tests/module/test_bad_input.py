@@ -1,17 +1,19 @@
 """Bad input gives an exception that says what is wrong with which argument, and the next good call works."""
 
+import copy
 import gc
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from ortmodule_c import ORTModule, ORTModuleError
-from wrapped import Function, assert_same_state, assert_same_step, close, graphs, mlp, pair
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from wrapped import Branching, Function, assert_same_state, assert_same_step, close, graphs, mlp, pair
 
 
 def embedding() -> nn.Module:
@@ -119,9 +121,9 @@ def test_wrong_shape_or_dtype_gives_the_error_of_eager() -> None:
         warnings.simplefilter("error")
         with pytest.raises(RuntimeError, match="2x5 and 6x8"):
             ours(torch.randn(2, 5))
+        with pytest.raises(RuntimeError, match="dtype"):
+            ours(torch.randn(2, 6, dtype=torch.float64))
     assert not ours.fallback_report()
-    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="dtype"):
-        ours(torch.randn(2, 6, dtype=torch.float64))
     for m in (eager, ours):
         m.zero_grad()
     for n in (2, 3, 4):
@@ -129,6 +131,109 @@ def test_wrong_shape_or_dtype_gives_the_error_of_eager() -> None:
             m.zero_grad()
         assert_same_step(eager, ours, torch.randn(n, 6))
     assert all(g.runner is not None for g in graphs(ours)), "bad input says nothing against the module"
+
+
+class Asserting(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.ndim == 2, "need 2d"
+        return super().forward(x)
+
+
+def wrong_calls() -> dict[str, tuple[nn.Module, Any]]:
+    """A module and arguments that it cannot take; all take a float32 tensor of two rows of 6."""
+    return {
+        "shape": (mlp(), (torch.ones(2, 5),)),
+        "rank": (Asserting(6, 3), (torch.ones(2, 2, 6),)),
+        "dtype": (mlp(), (torch.ones(2, 6).double(),)),
+        "integers": (mlp(), (torch.ones(2, 6).long(),)),
+        "none": (mlp(), (None,)),
+        "nothing": (mlp(), ()),
+        "more": (mlp(), (torch.ones(2, 6), 1)),
+        "list": (mlp(), ([1.0] * 6,)),
+        "array": (mlp(), (numpy.ones((2, 6), "float32"),)),
+        "meta": (mlp(), (torch.ones(2, 6, device="meta"),)),
+        "index": (nn.Sequential(nn.Embedding(3, 4)), (torch.tensor([3]),)),
+        "branching": (Branching(), (torch.ones(2, 5),)),
+    }
+
+
+@pytest.mark.usefixtures("fresh_dynamo", "users")
+@pytest.mark.parametrize("fallback", ["warn", "error"])
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("which", wrong_calls())
+def test_a_wrong_call_raises_what_eager_raises_and_leaves_nothing_behind(which: str, warm: bool, fallback: Any) -> None:
+    eager, bad = wrong_calls()[which]
+    good = {"index": torch.tensor([1]), "branching": torch.ones(2, 4)}.get(which, torch.ones(2, 6))
+    breaks = which == "branching"
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(fallback="warn" if breaks else fallback))
+    if warm:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if breaks else "error")
+            close(ours(good), eager(good))
+    told, made = ours.fallback_report(), ours.stats()["graphs"]
+    with pytest.raises(Exception) as expected:
+        eager(*bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(type(expected.value)) as raised:
+                ours(*bad)
+            assert str(raised.value) == str(expected.value) and type(raised.value) is type(expected.value)
+            assert raised.value.__cause__ is None and raised.value.__context__ is None
+    assert ours.fallback_report() == told and ours.stats()["graphs"] == made
+    if breaks and not warm:  # is told when it counts
+        with pytest.warns(UserWarning, match="graph break"):
+            close(ours(good), eager(good))
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            close(ours(good), eager(good))
+
+
+def test_what_only_pytorch_could_run_is_an_error_and_leaves_the_module_as_it_was() -> None:
+    """Falling back is off: whether the call is a mistake is tried in PyTorch."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.calls = nn.BatchNorm1d(6), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return torch.histc(self.norm(x)) + torch.rand(100)
+
+    ours = ORTModule(Counting(), DebugOptions(fallback="error"))
+    before, state = copy.deepcopy(ours.state_dict()), torch.get_rng_state()
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ORTModuleError, match="falling back to PyTorch is off"):
+        ours(x)
+    close(dict(ours.state_dict()), dict(before))
+    assert torch.equal(torch.get_rng_state(), state) and ours.calls == 0 and not ours.fallback_report()
+
+
+def test_a_warning_that_is_an_error_comes_before_anything_has_changed() -> None:
+    ours = ORTModule(nn.Sequential(nn.BatchNorm1d(6), Function(lambda s, x: torch.cdist(x, x))))
+    before, x = copy.deepcopy(ours.state_dict()), torch.randn(4, 6)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cdist")
+        with pytest.raises(UserWarning, match="cdist"):
+            ours(x)
+    close(dict(ours.state_dict()), dict(before))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(x)  # it was told
+    assert ours.fallback_report()
+
+
+def test_arrays_are_left_to_pytorch_and_told_once() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(torch.from_numpy(x)), l=nn.Linear(6, 2)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in (2, 3, 3):
+            x = numpy.random.default_rng(n).standard_normal((n, 6)).astype("float32")
+            close(ours(x), eager(x))
+    assert len(told) == 1 and "array of NumPy" in str(told[0].message)
+    assert [r.count for r in ours.fallback_report()] == [1] and not ours.stats()["graphs"]
 
 
 def test_an_error_the_module_raises_for_some_sizes() -> None:

@@ -1,6 +1,7 @@
 """Objects whose class looks up attributes by itself: what a forward asked of them counts, and what that depends on."""
 
 import copy
+import copyreg
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -171,3 +172,15 @@ def test_an_answer_that_is_another_error_is_no_answer() -> None:
             return y
 
     assert steps(read, Fails, lambda c: setattr(c, "unread", 5)) == 2
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+def test_copies_and_annotations_are_no_change_of_a_class() -> None:
+    """Python puts into it what it has found out for them."""
+    changes: list[Change] = [copy.deepcopy, lambda c: type(c).__annotations__, lambda _: copyreg._slotnames(Tensor)]
+    assert steps(lambda s, y: y * s.held.scale, Plain, *changes) == 1
+    assert steps(lambda s, y: y * s.held.scale, Plain, *changes, lambda c: setattr(c, "scale", 3.0)) == 2

@@ -157,6 +157,7 @@ class _Version:
     compiled: Any = None
     traced: set[CodeType] = field(default_factory=set)
     held: Held = field(default_factory=lambda: Held([], []))
+    served: bool = False
 
 
 class SecondWay:
@@ -215,6 +216,7 @@ class SecondWay:
             cause = f"{what.missed}{_OTHERWISE}" if what.missed else self._cause
             self._report.check(self._name, cause)
             return self._module(*args, **kwargs), cause
+        n_graphs, n_records = len(self._graphs), len(self._report.records())
         _open_sizes(args, kwargs)
         with config.patch(self._settings), _listening() as heard:
             try:
@@ -222,15 +224,20 @@ class SecondWay:
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
                 self._report.check(self._name, _in_words(error), error)
                 raise
-            except RuntimeError as error:
-                if self._whole and "no compiled frames" in str(error):
+            except BaseException as error:
+                if self._whole and isinstance(error, RuntimeError) and "no compiled frames" in str(error):
                     self._report.check(self._name, _NOTHING, error)
+                # What was compiled for it, and would not be told again, is not there for others.
+                if heard.breaks or not version.served or len(self._report.records()) > n_records:
+                    self._versions = [v for v in self._versions if v is not version]
+                    del self._graphs[n_graphs:]
                 raise
             finally:
                 self.seconds += heard.seconds
-                if not self._cause:
-                    self._note_breaks(heard.breaks)
                 version.held = version.held.still()  # what the forward itself changes is left to Dynamo
+        version.served = True
+        if not self._cause:
+            self._note_breaks(heard.breaks)
         if self._cause:
             return result, self._cause
         for record in heard.records:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy
+from torch.utils._pytree import tree_leaves
 
 from ..flatten import Spec, flatten, plain_leaves
 from .anatomy import has_negative_zero
@@ -39,6 +40,9 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
     objects: list[Any] = []
     missed = ""
     for value in (*args, *kwargs.values()):
+        if holds_array(value):  # which for it is a tensor
+            missed = "an argument is an array of NumPy"
+            continue
         try:
             _, spec = flatten(value)
         except TypeError:  # nothing describes it
@@ -51,6 +55,11 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         if any(part[0] == "packed" and has_negative_zero(pickle.loads(part[2])) for part in parts):
             missed = "an argument is -0.0"
     return Given(tuple(key), objects, missed)
+
+
+def holds_array(arguments: Any) -> bool:
+    """Whether an array of NumPy is among them."""
+    return any(isinstance(leaf, numpy.ndarray) for leaf in tree_leaves(arguments))
 
 
 def _told_apart(spec: Spec) -> Iterator[Spec]:

@@ -36,6 +36,8 @@ _CONTAINERS = (list, dict, set, deque)
 _COPIED = (list, tuple, dict)  # where they are held
 MISSING = object()
 _DEVICE_TYPES = ("cpu", "cuda")
+# What Python puts into a class when somebody copies an instance, or asks for annotations that there are none of.
+_MADE_LATER = frozenset({"__slotnames__", "__annotations__", "__annotations_cache__"})
 # Classes whose instances never change and are told apart by their values alone: by `==`, or by how they are written.
 BY_VALUE: frozenset[type] = frozenset(
     {
@@ -346,27 +348,38 @@ class Held:
     def _takes(self, at: int) -> bool:
         """Hold a dictionary as it is now, if that changes nothing of what was asked for."""
         owner, state, keys, values, name = self._dicts[at]
-        asked = next((places for of, places in self._answers if of is owner), None)
-        if asked is None or object.__getattribute__(owner, "__dict__") is not state:
-            return False
-        try:
-            if not all(_holds(*answer) for answer in asked):
-                return False
-        except Exception:  # of the user's code that looks up
-            return False
         was = dict(zip(keys, values, strict=True))
+        may_change = self._answers_as_it_did(owner, state)
         held = {}
         for key, value in state.items():
-            same = key in was and (was[key] is MISSING or _holds(state, key, was[key]))
-            held[key] = was[key] if same else copy.deepcopy(value) if _is_plain(value) else None
+            if key in was and (was[key] is MISSING or _holds(state, key, was[key])):
+                held[key] = was[key]
+            elif key in _MADE_LATER and key not in was:
+                held[key] = MISSING
+            elif may_change and _is_plain(value):
+                held[key] = copy.deepcopy(value)
+            else:
+                return False
             if held[key] is not MISSING and not _holds(state, key, held[key]):
                 return False
+        if not (may_change or was.keys() <= held.keys()):
+            return False
         self._dicts[at] = (owner, state, tuple(held), tuple(held.values()), name)
         for i, (holder, key, _, what) in enumerate(self._places):
             if isinstance(holder, functools.partial) and holder.func is tuple and holder.args[0] is state:
                 self._places[i] = (holder, key, tuple(state), what)
         self.exactly = self._exactly()
         return True
+
+    def _answers_as_it_did(self, owner: Any, state: dict[str, Any]) -> bool:
+        """Whether all that was asked of an object whose class looks up by itself is as it was."""
+        asked = next((places for of, places in self._answers if of is owner), None)
+        if asked is None or object.__getattribute__(owner, "__dict__") is not state:
+            return False
+        try:
+            return all(_holds(*place) for place in asked)
+        except Exception:  # of the user's code
+            return False
 
     def still(self) -> "Held":
         """What of it holds now: of a dictionary the names that there are, and what is as it was."""
