@@ -189,3 +189,45 @@ def _refuses_alike(module: Function, *given: Tensor) -> None:
             model(*given).sum().backward()
         said.append(str(error.value))
     assert said[1] == said[0]
+
+
+NUMBERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "full": lambda x, n: x * torch.full((4,), n, dtype=x.dtype),
+    "fill_": lambda x, n: x * torch.zeros_like(x).fill_(n),
+    "alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "product": lambda x, n: x * n,
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("how", ["constant", "argument"])
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, -1e39), (torch.float16, -1e9)], ids=str)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_has_to_be_one_of_the_dtype(name: str, dtype: torch.dtype, number: float, how: str) -> None:
+    function, x = NUMBERS[name], torch.randn(3, 4).to(dtype)
+
+    def results(model: nn.Module) -> list[Any]:
+        found: list[Any] = []
+        for n in (2.0, 3.0, number, 4.0):
+            try:
+                found.append(model(x, n))
+            except RuntimeError as error:
+                found.append(str(error))
+        return found
+
+    module = Function(lambda _, x, n: function(x, number if how == "constant" else n))
+    for want, got in zip(results(module), results(ORTModule(module)), strict=True):
+        assert want == got if isinstance(want, str) else torch.equal(want, got)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("subtract", [lambda x: True - x, lambda x: x - False, lambda x: torch.sub(x, x, alpha=True)])
+def test_a_bool_is_not_subtracted(subtract: Callable[[Tensor], Tensor]) -> None:
+    module = Function(lambda _, x: subtract(x))
+    for model in (module, ORTModule(module)):
+        with pytest.raises(RuntimeError, match=r"bool|Boolean"):
+            model(torch.randn(3, 4))

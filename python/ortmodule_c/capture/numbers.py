@@ -401,6 +401,14 @@ def term_within(number: Any, dtype: torch.dtype) -> Term:
     return term
 
 
+def is_within(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a number, open or not, is within a dtype's range: if it is open, the same has to hold in all calls."""
+    if is_number(value):
+        numbers = value.node.numbers
+        return bool(numbers.ask(numbers.compute(_within(dtype), [value.node.term])))
+    return _within(dtype)(value)
+
+
 @functools.cache
 def _within(dtype: torch.dtype) -> Callable[[Any], bool]:
     if dtype == torch.bool:

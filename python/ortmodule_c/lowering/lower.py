@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ..capture import custom_function
 from ..capture.aliases import Step
 from ..capture.export import PATH, Captured
-from ..capture.numbers import Inputs, is_number, unmarked
+from ..capture.numbers import Inputs, is_number, is_within, unmarked
 from ..capture.reach import Reach, Reached, memory
 from ..dtypes import DTYPES
 from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
@@ -403,6 +403,7 @@ class _Lowering:
         translation = TABLE.get(op)
         if translation is None:
             return self._composed(b, node, args, kwargs, depth)
+        _check_scalars(b, args, kwargs)
         mark = self._draft.mark()
         try:
             result = translation(b, *args, **kwargs)
@@ -533,6 +534,23 @@ def _check_numbers(node: fx.Node, op: OpOverload) -> None:
         sizes: list[Any] = [s for s in (t.shape if isinstance(t, Tensor) else ()) if is_number(s)]
         for size in sizes:
             size.node.ask()
+
+
+def _check_scalars(b: Builder, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Leave to PyTorch, which may refuse it, a number that is no number of the dtype computed in."""
+    schema = b.op._schema.arguments
+    named = {**dict(zip([a.name for a in schema], args, strict=False)), **kwargs}
+    dtypes = {v.dtype for v in [*named.values(), *pytree.tree_leaves(b.result)] if isinstance(v, (Val, Tensor))}
+    for a in schema:
+        value = named.get(a.name)
+        if "number" not in str(a.type) and "float" not in str(a.type):
+            continue
+        if type(value) is bool and torch.bool not in dtypes:
+            raise Unsupported(f"{a.name}={value}, a bool in the place of a number")
+        if type(value) in (int, float) or is_number(value):
+            for dtype in dtypes:
+                if dtype.is_floating_point and not is_within(value, dtype):
+                    raise Unsupported(f"{a.name}={value}, which {dtype} does not hold")
 
 
 def _carrier(b: Builder, sizes: list[Any]) -> Val:

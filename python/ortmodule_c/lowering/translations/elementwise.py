@@ -155,12 +155,14 @@ def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
 
 @translates(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
+    if isinstance(x, bool) or isinstance(y, bool):
+        raise Unsupported("a bool in a subtraction")
     return _arithmetic(b, "Sub", x, y, alpha)
 
 
 @translates(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
-    return _arithmetic(b, "Sub", y, x, alpha)
+    return sub(b, y, x, alpha)
 
 
 @translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
