@@ -231,3 +231,11 @@ def test_a_bool_is_not_subtracted(subtract: Callable[[Tensor], Tensor]) -> None:
     for model in (module, ORTModule(module)):
         with pytest.raises(RuntimeError, match=r"bool|Boolean"):
             model(torch.randn(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("add", [torch.add, torch.sub, torch.rsub])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_integers_are_not_scaled_by_a_float(add: Callable[..., Tensor], dtype: torch.dtype, alpha: float) -> None:
+    _refuses_alike(Function(lambda _, x: add(x, x, alpha=alpha)), torch.ones(4, dtype=dtype))

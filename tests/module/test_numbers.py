@@ -49,6 +49,41 @@ OPS: dict[str, Op] = {
     "computed with": lambda x, n: x * (n * 0.1 * 3 + 1 / (n + 0.25) - abs(n) // 0.3),
     "rounded": lambda x, n: x * round(n, 1),
 }
+# Where PyTorch has the number before, or between, the tensors.
+WEIGHTS = torch.tensor([0.5, 1.5, 2.0, 1.0])
+LABELS = torch.tensor([0, 3, 1])
+BEFORE: dict[str, Op] = {
+    "xlogy": lambda x, n: torch.xlogy(n, x.abs()),
+    "xlogy, after": torch.xlogy,
+    "xlog1py": lambda x, n: torch.special.xlog1py(n, x.abs()),
+    "power": lambda x, n: torch.pow(n, x),
+    "power of floats": lambda x, n: torch.float_power(n, x),
+    "remainder": lambda x, n: torch.remainder(n, x),
+    "less": lambda x, n: torch.rsub(x, n, alpha=n),
+    "where": lambda x, n: torch.where(x > 0, n, x),
+    "where else": lambda x, n: torch.where(x > 0, x, n),
+    "zeta": lambda x, n: x * torch.special.zeta(n, x.detach().abs() + 2),
+    "polynomial": lambda x, n: x * torch.special.chebyshev_polynomial_t(n, x.detach().abs().round()),
+    "hermite": lambda x, n: x * torch.special.hermite_polynomial_h(n, x.detach().abs().round()),
+    "bucket": lambda x, n: x * torch.bucketize(n, x.detach().flatten()),
+    "place": lambda x, n: x * torch.searchsorted(x.detach().flatten(), n),
+    "among": lambda x, n: x * torch.isin(n, WEIGHTS * 2),
+    "line": lambda x, n: x + torch.linspace(n, x.detach().sum(), 4),
+    "margin": lambda x, n: F.multi_margin_loss(x, LABELS, margin=n, weight=WEIGHTS),
+    "hardtanh": lambda x, n: F.hardtanh(x, -n, n),
+    "threshold": lambda x, n: F.threshold(x, n - 2, n),
+    "softplus": lambda x, n: F.softplus(x, n, n),
+    "elu": F.elu,
+    "celu": F.celu,
+    "softshrink": lambda x, n: F.softshrink(x, n / 4),
+    "norm": torch.linalg.vector_norm,
+    "distance": lambda x, n: torch.dist(x, x.sin(), n),
+    "renorm": lambda x, n: torch.renorm(x, n, 0, n),
+    "addr": lambda x, n: torch.addr(x, x[:, 0], x[0], beta=n, alpha=n + 1),
+    "addbmm": lambda x, n: torch.addbmm(x, x.view(1, 3, 4), torch.ones(1, 4, 4), beta=n, alpha=n + 1),
+    "addcdiv of two": lambda x, n: torch.addcdiv(WEIGHTS, x, x + 5, value=n),
+    "xlogy of two": lambda x, n: torch.xlogy(n, x.abs()) * torch.xlogy(x, x.detach().abs() * n),
+}
 OUTSIDE_OF_GRAPHS = pytest.mark.filterwarnings("ignore:ortmodule_c.*runs in PyTorch")
 
 
@@ -82,6 +117,13 @@ def test_a_second_value_opens_the_number_for_all(op: str, numbers: list[Any]) ->
     ours = ORTModule(Function(lambda _, x, n: OPS[op](x, n)))
     assert_as_eager(OPS[op], ours, numbers, torch.float32)
     assert n_graphs(ours) == 2 and ours.stats()["dynamo_graphs"] == 0
+
+
+@OUTSIDE_OF_GRAPHS
+@pytest.mark.parametrize("numbers", [[1.5, 2.5, 2.0, 0.25, 3.0], [1, 3, 2, 4]], ids=["real", "whole"])
+@pytest.mark.parametrize("op", BEFORE)
+def test_gradients_reach_the_tensors_behind_an_open_number(op: str, numbers: list[Any]) -> None:
+    assert_as_eager(BEFORE[op], ORTModule(Function(lambda _, x, n: BEFORE[op](x, n))), numbers, torch.float32)
 
 
 @OUTSIDE_OF_GRAPHS

@@ -468,11 +468,11 @@ class _Lowering:
                 raise NotExportable(f"{op} depends on how its operand lies in memory")
             args = (b.transpose(args[0], order), *args[1:])
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
-        numbers = {i: v.node.term.value for i, v in enumerate(leaves) if is_number(v)}
-        leaves = [self._draft.number(v.node.term) if is_number(v) else v for v in leaves]
-        sizes = [v for v in leaves if isinstance(v, SYMBOLIC)]
-        given = [v for v in leaves if isinstance(v, Val)]
+        numbers = {i: v.node.term for i, v in enumerate(leaves) if is_number(v)}
+        sizes = [v for i, v in enumerate(leaves) if isinstance(v, SYMBOLIC) and i not in numbers]
+        given = [v for v in leaves if isinstance(v, Val)]  # first, so that gradients find them where the node has them
         written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
+        given += [self._draft.number(term) for term in numbers.values()]
         if sizes:
             given.append(_carrier(b, sizes))
         is_val = [isinstance(v, Val) for v in leaves]
@@ -485,7 +485,7 @@ class _Lowering:
             cause = "a custom autograd.Function"
         else:
             plain = [None if isinstance(v, (Val, *SYMBOLIC)) else v for v in leaves]
-            is_size = [isinstance(v, SYMBOLIC) for v in leaves]
+            is_size = [isinstance(v, SYMBOLIC) and i not in numbers for i, v in enumerate(leaves)]
 
             def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
                 rest, shape = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
@@ -493,8 +493,8 @@ class _Lowering:
                     next(rest) if tensor else next(shape) if size else value
                     for tensor, size, value in zip(is_val, is_size, plain, strict=True)
                 ]
-                for i, traced in numbers.items():
-                    values[i] = traced if isinstance(values[i], FakeTensor) else values[i].item()
+                for (i, term), number in zip(numbers.items(), rest, strict=False):  # sizes may follow
+                    values[i] = term.value if isinstance(number, FakeTensor) else number.item()
                 a, k = pytree.tree_unflatten(values, spec)
                 return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
 

@@ -89,6 +89,8 @@ def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
     if op == "Sub" and any(isinstance(v, Val) and v.dtype == torch.bool for v in (x, y)):
         raise Unsupported("arithmetic on bools")
     scaled = not (isinstance(alpha, (int, float)) and alpha == 1)
+    if not dtype.is_floating_point and isinstance(alpha, (float, torch.SymFloat)):
+        raise Unsupported("integers scaled by a float")
     number = not (isinstance(x, Val) and isinstance(y, Val))
     inner = computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
     left, right = (b.cast(b.scalar(v, inner if op in _WITH_NUMBERS else dtype), inner) for v in (x, y))
@@ -174,6 +176,8 @@ def div(b: Builder, x: Any, y: Any) -> Val:
 def remainder(b: Builder, x: Any, y: Any) -> Val:
     if result_dtype(b) == torch.float16:
         raise Unsupported("a remainder of float16, each step of which PyTorch rounds")
+    if not isinstance(x, Val) and y.grad:
+        raise Unsupported("the gradient of what a number is divided by")  # PyTorch has none
     return _arithmetic(b, "Mod", x, y)
 
 
