@@ -111,8 +111,7 @@ class Graph:
     def run(self, call: Call) -> object:
         """The module's outputs, once the attributes and buffers that its forward sets are set."""
         if self.fallbacks or self.written or self.rebound:
-            with tracing.running():
-                return self._run(call)
+            return tracing.run(self._run, call)
         return self._run(call)
 
     def _run(self, call: Call) -> object:

@@ -208,8 +208,7 @@ class ORTModule(nn.Module):
         if isinstance(interrupt, Interrupted):
             raise interrupt.error
         if interrupt is not None:  # it undid what the forward, while it was traced, had done before
-            with tracing.running():
-                self._ort_module(*args, **kwargs)
+            tracing.run(self._ort_module, *args, **kwargs)
             raise interrupt  # which was not the forward's own
         if attempt.call is not None and self._ort_report.raises():  # before anything has changed
             self._ort_try_in_pytorch(attempt, args, kwargs)
@@ -247,8 +246,8 @@ class ORTModule(nn.Module):
         from .verify import kept_as_it_is
 
         try:
-            with kept_as_it_is(self._ort_module), tracing.running():
-                self._ort_module(*args, **kwargs)
+            with kept_as_it_is(self._ort_module):
+                tracing.run(self._ort_module, *args, **kwargs)
         except BaseException:
             self._ort_forget(attempt)
             raise
@@ -269,8 +268,7 @@ class ORTModule(nn.Module):
     def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run in PyTorch the call that gives parameters their shapes and draws them, in the order of eager's draws."""
         name = type(self._ort_module).__name__
-        with tracing.running():
-            result = self._ort_module(*args, **kwargs)
+        result = tracing.run(self._ort_module, *args, **kwargs)
         if awaits_initialization(self._ort_module):
             self._ort_report.add(name, "its forward leaves parameters without a shape")
             self._ort_report.warn()
@@ -297,11 +295,10 @@ class ORTModule(nn.Module):
                 report.check(name, cause, failure)
         # Bad input ends here, and says nothing against the module.
         if by_dynamo:
-            with report.waiting(), tracing.running():  # until it is said why
-                result, whole = self._ort_second_way()(args, kwargs)
+            with report.waiting():  # until it is said why
+                result, whole = tracing.run(self._ort_second_way(), args, kwargs)
         else:
-            with tracing.running():
-                result, whole = self._ort_module(*args, **kwargs), cause
+            result, whole = tracing.run(self._ort_module, *args, **kwargs), cause
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
         if whole and (cause or self._ort_whole[1], whole) != self._ort_whole:
@@ -335,6 +332,7 @@ class ORTModule(nn.Module):
                 now, leaves = self._ort_find(attempt, args, kwargs)  # others may have come before
                 if attempt.graph is None:
                     if not alone:
+                        attempt.key = None  # the next call may be alone
                         raise NotRunnable("another thread runs a module, which may not see a trace, and does not end")
                     assert attempt.key is not None
                     attempt.graph = self._ort_graph = self._ort_export(attempt.key, leaves, now)

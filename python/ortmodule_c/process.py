@@ -4,111 +4,104 @@ import contextlib
 import functools
 import gc
 import os
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
 tracing_lock = threading.RLock()  # graphs are found in an instant, or made: see `tracing`; planning locks a session
 noting_lock = threading.Lock()  # of what is noted about calls, in microseconds; may be taken within the other
 _first_process = os.getpid()
-_PATIENCE = 30.0  # seconds that who wants to trace waits for other threads to end what they run
+# Seconds that who wants to trace waits for other threads to end what they run; and once it has waited in vain.
+_PATIENCE, _IMPATIENCE = 2.0, 0.02
+_PAUSE = 0.001  # seconds between two looks at what they do
 
 
 class _Tracing:
-    """A lock for who traces; no thread runs a module in Python meanwhile, whose parameters and classes are exchanged.
+    """Who traces is alone: no other thread runs a module in Python, whose parameters and classes are then exchanged.
 
-    Others may hold it shared, to run modules (:meth:`running`). A thread that runs one and wants to trace counts as not
-    running until it has traced: two such do not wait for each other. Nobody holds `tracing_lock` who waits for this.
-    Who runs a module may itself wait for the thread that wants to trace, which nobody can see; that one waits for no
-    longer than `_PATIENCE`, and is told.
+    It has `tracing_lock`, which whoever begins to run a module (:meth:`run`) waits for. What runs already is read off
+    the stacks of the other threads: nothing is counted, which an exception of a signal could leave behind. A thread
+    that runs a module and wants to trace does not count as one that runs: two such do not wait for each other. Who runs
+    may itself wait for the thread that wants to trace, which nobody can see: so that one waits for `_PATIENCE` at most.
+
+    What autograd calls in a backward, such as a checkpoint that runs forward again, is not waited for.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # held for microseconds; what handlers of signals run may come within
-        self._running: dict[int, int] = {}  # thread: how many modules, one inside of the other
-        self._paused: dict[int, list[int]] = {}  # thread that traces or wants to: what it ran, each time
-        self._tracer: int | None = None
+        self._patience = _PATIENCE
+        self._wanted = False  # somebody may wait: a hint, looked into by who begins to run
 
     def __enter__(self) -> bool:
         """Whether nobody else runs a module."""
-        me = threading.get_ident()
-        with self._changed:
-            self._paused.setdefault(me, []).append(self._running.pop(me, 0))
+        waited = 0.0  # for runs; a trace takes the time that it takes
+        while not self._locked_alone():
+            if waited > self._patience:
+                self._patience = _IMPATIENCE
+                tracing_lock.acquire()
+                return False
+            self._wanted = True
+            time.sleep(_PAUSE)
+            waited += _PAUSE
+        self._patience = _PATIENCE
+        return True
+
+    __exit__ = tracing_lock.__exit__  # of C: no signal comes between the end and the release
+
+    def _locked_alone(self) -> bool:
+        """Take the lock, unless others run; while this thread has it none begins to."""
+        alone = tracing_lock._is_owned()  # type: ignore[attr-defined]
+        tracing_lock.acquire()
         try:
-            with self._changed:
-                self._changed.notify_all()
-                while not self._changed.wait_for(lambda: self._is_free(me), _PATIENCE) and self._tracer is not None:
-                    pass  # a trace takes the time that it takes
-                alone = self._is_free(me)
-                self._tracer = me
-            tracing_lock.acquire()
+            if alone or not _is_any_other(_RUNS):
+                return True
         except BaseException:
-            self._end(me)
+            tracing_lock.release()
             raise
-        return alone
-
-    def __exit__(self, *_error: object) -> None:
         tracing_lock.release()
-        self._end(threading.get_ident())
+        return False
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within it no other thread traces, unless this one wants to."""
-        me = threading.get_ident()
-        with self._changed:
-            if me not in self._running:  # else others may wait for it
-                self._changed.wait_for(lambda: self._tracer == me or self._nobody_wants(me))
-            self._running[me] = self._running.get(me, 0) + 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running[me] -= 1
-                if not self._running[me]:
-                    del self._running[me]
-                    self._changed.notify_all()
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call what runs a module: while it does, no other thread traces, unless this one wants to."""
+        if self._wanted and _doing(sys._getframe(1)) is not _RUNS:
+            self._make_way()
+        with tracing_lock:
+            pass
+        return function(*args, **kwargs)
 
-    def _is_free(self, me: int) -> bool:
-        return self._tracer == me or (self._tracer is None and not self._running)
+    def _make_way(self) -> None:
+        """Wait until nobody wants to trace: runs of several threads may leave no moment without any."""
+        end = time.monotonic() + self._patience
+        while time.monotonic() < end:
+            if not _is_any_other(_WANTS):
+                self._wanted = False
+                return
+            time.sleep(_PAUSE)
 
-    def _nobody_wants(self, me: int) -> bool:
-        return self._tracer is None and self._paused.keys() <= {me}
 
-    def _end(self, me: int) -> None:
-        with self._changed:
-            ran = self._paused[me].pop()
-            if not self._paused[me]:
-                del self._paused[me]
-                self._tracer = None if self._tracer == me else self._tracer
-            self._changed.notify_all()
-            if ran:
-                try:
-                    self._changed.wait_for(lambda: self._tracer in (None, me))
-                finally:
-                    self._running[me] = ran
+_WANTS, _RUNS, _WAITS = _Tracing.__enter__.__code__, _Tracing.run.__code__, _Tracing._make_way.__code__
 
-    def before_fork(self) -> None:
-        self._changed.acquire()
 
-    def after_in_parent(self) -> None:
-        self._changed.release()
+def _doing(frame: FrameType | None) -> CodeType | None:
+    """Whether a thread with this stack wants to trace, or runs a module, or waits to do so."""
+    while frame is not None and frame.f_code not in (_WANTS, _RUNS, _WAITS):
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
 
-    def after_in_child(self) -> None:
-        """Only this thread is there."""
-        me = threading.get_ident()
-        self._running = {t: n for t, n in self._running.items() if t == me}
-        self._paused = {t: n for t, n in self._paused.items() if t == me}
-        self._tracer = me if self._tracer == me else None
-        self._changed.release()
+
+def _is_any_other(what: CodeType) -> bool:
+    """Whether another thread does this."""
+    me = threading.get_ident()
+    return any(_doing(frame) is what for thread, frame in sys._current_frames().items() if thread != me)
 
 
 tracing = _Tracing()
 
 # A thread that holds a lock would be missing in the child. Before a fork, the one that is registered last comes first.
-os.register_at_fork(
-    before=tracing.before_fork, after_in_parent=tracing.after_in_parent, after_in_child=tracing.after_in_child
-)
 for _lock in (noting_lock, tracing_lock):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 

@@ -26,7 +26,7 @@ PACKAGE = str(Path(ortmodule_c.__file__).parent)
 # Their steps leave something behind on purpose: an exception may come after it.
 STATEFUL = {"/custom_function.py", "/export.py", "/graphs.py", "/ortmodule.py"}
 # Nothing puts back what these put back.
-CLEANS_UP = {"Snapshot.restore", "_Exchange.put_back", "_Tracing.__exit__", "_Tracing._end"}
+CLEANS_UP = {"Snapshot.restore", "_Exchange.put_back"}
 
 Step = tuple[str, str, str]  # file, qualified name, "call" or "return"
 

@@ -140,11 +140,11 @@ def test_a_trace_waits_for_what_runs_and_what_runs_next_waits_for_it() -> None:
     runs, wants = threading.Event(), threading.Event()
 
     def first() -> None:
-        with tracing.running():
-            runs.set()
-            wants.wait(LONG)
-            with tracing.running():  # one inside of it waits for nobody
-                order.append("run")
+        runs.set()
+        wants.wait(LONG)
+        while not tracing._wanted:
+            pass
+        tracing.run(order.append, "run")  # one inside of the other waits for nobody
 
     def trace() -> None:
         runs.wait(LONG)
@@ -155,12 +155,11 @@ def test_a_trace_waits_for_what_runs_and_what_runs_next_waits_for_it() -> None:
 
     def next_one() -> None:
         wants.wait(LONG)
-        while not tracing._paused and not order:
+        while not tracing._wanted and not order:
             pass
-        with tracing.running():
-            order.append("next")
+        tracing.run(order.append, "next")
 
-    together(first, trace, next_one)
+    together(lambda: tracing.run(first), trace, next_one)
     assert order == ["run", "trace", "next"]
 
 
@@ -169,23 +168,21 @@ def test_who_runs_and_wants_to_trace_lets_others_trace() -> None:
     tracers: list[int] = []
 
     def run_and_trace() -> None:
-        with tracing.running():
-            both.wait(LONG)
-            with tracing as alone:
-                tracers.append(threading.get_ident())
-                with tracing.running():
-                    assert alone and tracing._tracer == threading.get_ident()
-            with tracing.running():
-                assert threading.get_ident() in tracing._running
+        both.wait(LONG)
+        with tracing as alone:
+            assert alone
+            tracing.run(tracers.append, threading.get_ident())
+            assert tracers[-1] == threading.get_ident()
 
-    together(run_and_trace, run_and_trace)
-    assert len(tracers) == 2 and not (tracing._running or tracing._paused or tracing._tracer)
+    together(*[lambda: tracing.run(run_and_trace)] * 2)
+    assert len({*tracers}) == 2
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c.*Waiting")
 def test_a_trace_does_not_wait_for_ever_for_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that leaves its part to another thread: PyTorch runs the part, which is told."""
     monkeypatch.setattr(process, "_PATIENCE", 0.1)
+    monkeypatch.setattr(tracing, "_patience", 0.1)
 
     class Waiting(Inside):
         def forward(self, x: Tensor) -> Tensor:
@@ -198,6 +195,37 @@ def test_a_trace_does_not_wait_for_ever_for_who_waits_for_it(monkeypatch: pytest
     ours = ORTModule(Waiting())
     with pytest.warns(UserWarning, match="Linear runs in PyTorch: another thread runs a module"):
         close(ours(torch.ones(2, 4)), ours.inner.module(torch.ones(2, 4)))
+    begin = time.monotonic()
+    for n in range(20):
+        ours(torch.ones(*[1] * (n % 3), 2, 4))
+    assert time.monotonic() - begin < 20 * LONG / 100  # it is known by then
+    ours.inner(torch.ones(2, 4))
+    assert ours.inner.stats()["graphs"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_what_a_handler_of_a_signal_raises_leaves_nothing_locked() -> None:
+    class Late(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Late
+
+    ours = ORTModule(Function(lambda s, x: s.l(x) + torch.randn_like(x), l=nn.Linear(4, 4)))
+    ours(torch.ones(2, 4))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for n in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + n % 40))
+                for _ in range(100):
+                    ours(torch.ones(2, 4))
+            except Late:
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    together(lambda: ORTModule(nn.Linear(4, 4))(torch.ones(3, 4)))
 
 
 def test_a_handler_that_runs_a_module_while_its_thread_waits_to_trace() -> None:
@@ -209,16 +237,15 @@ def test_a_handler_that_runs_a_module_while_its_thread_waits_to_trace() -> None:
         handled(torch.ones(2, 4))
 
     def run() -> None:
-        with tracing.running():
-            runs.set()
-            while not tracing._paused:
-                pass
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            came.wait(LONG)
+        runs.set()
+        while not tracing._wanted:
+            pass
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        came.wait(LONG)
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        thread = threading.Thread(target=run, daemon=True)
+        thread = threading.Thread(target=lambda: tracing.run(run), daemon=True)
         thread.start()
         runs.wait(LONG)
         ours(torch.ones(2, 4))
@@ -251,11 +278,10 @@ def test_a_child_of_a_process_whose_threads_run_modules_traces() -> None:
     ours, stop, runs = ORTModule(nn.Linear(4, 2)), threading.Event(), threading.Event()
 
     def run() -> None:
-        with tracing.running():
-            runs.set()
-            stop.wait(LONG)
+        runs.set()
+        stop.wait(LONG)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: tracing.run(run), daemon=True)
     thread.start()
     runs.wait(LONG)
     child = os.fork()
