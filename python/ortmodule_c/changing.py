@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from .flatten import Spec, with_numbers
+from .flatten import Given, Spec, with_numbers
 from .guards.held import Attribute
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
@@ -63,7 +63,7 @@ class Changing:
 
 @contextlib.contextmanager
 def standing_in(attributes: Sequence[Attribute], symbols: Sequence[Any]) -> Iterator[None]:
-    """Within it symbols are in the place of the numbers in these attributes."""
+    """Within it symbols are in the place of the numbers in these attributes, but for what others set meanwhile."""
     before = [a.now for a in attributes]
     try:
         for a, symbol in zip(attributes, symbols, strict=True):
@@ -71,4 +71,5 @@ def standing_in(attributes: Sequence[Attribute], symbols: Sequence[Any]) -> Iter
         yield
     finally:
         for a, value in zip(attributes, before, strict=True):
-            a.state[a.name] = value
+            if isinstance(a.now, Given):
+                a.state[a.name] = value

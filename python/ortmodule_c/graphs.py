@@ -101,6 +101,15 @@ class Graph:
             return []
         return self.numbers.of([*[v for _, v in numbers(spec)], *[a.state.get(a.name) for a in self.attributes]])
 
+    def read_of(self, attributes: Sequence[Attribute], before: int) -> list[Attribute]:
+        """The attributes behind so many numbers of calls; one of an object that it did not read is as it was then."""
+        assert self.numbers is not None and self.held is not None
+        read, near = self.numbers.read(), self.held.dictionaries()
+        return [
+            a if i in read or id(a.state) in near else Attribute({a.name: a.now}, a.name, a.title)
+            for i, a in enumerate(attributes, before)
+        ]
+
     def prepare(self, inputs: Sequence[Tensor]) -> Call:
         """A call with its inputs, planned; NotExportable if there can be no plan."""
         assert self.runner is not None
@@ -201,6 +210,7 @@ class Graphs:
             self.export_seconds += time.perf_counter() - begin
             self._keep(graph)
             self._drop_forgotten()
+            self._forget_numbers()
         return graph
 
     def _with_open_numbers(self, key: Key, leaves: Sequence[Tensor], paths: Sequence[str], scan: Scan) -> Graph | None:
@@ -230,7 +240,7 @@ class Graphs:
                 changing.needed |= needed
                 self._needed |= {a.place for i, a in enumerate(attributes, len(values)) if i in needed}
                 continue
-            graph.attributes = attributes
+            graph.attributes = graph.read_of(attributes, len(values))
             self._note(changing, places)
             return graph
 
@@ -256,13 +266,14 @@ class Graphs:
         with tracing_lock:
             if useless is not None and id(useless) in self._graphs:
                 self._drop(useless)
-            if key is not None:
+            if key is not None:  # whose graph remembers what is known of its numbers
                 changing = self._changing.get(bare(key))
                 if changing is not None and changing.refused():  # whatever its numbers are
                     places = changing.changed(needed=True)
                     self._note(changing, places)
                     key = opened(key, places)
                 self._keep(Graph(key, by_dynamo))
+            self._forget_numbers()
 
     def runners(self) -> list[Runner]:
         """Those of its graphs."""
@@ -333,6 +344,8 @@ class Graphs:
         if not changed and not any(by_identity(plain_leaves(g.key[0])) for g in graphs):
             return
         ours = Counter(id(v) for g in graphs for v in [*g.outside, *plain_leaves(g.key[0])])
+        attributes = {id(a): a for a in [*self._attributes.values(), *[a for g in graphs for a in g.attributes]]}
+        ours.update(id(a.state) for a in attributes.values())
         for graph in graphs:
             ours += Counter() if graph.held is None else graph.held.references()
         for graph in graphs:
@@ -345,6 +358,16 @@ class Graphs:
         self._by_key[graph.key].remove(graph)
         if not self._by_key[graph.key]:
             del self._by_key[graph.key]
+
+    def _forget_numbers(self) -> None:
+        """Forget of numbers what no graph has to do with any more: it would keep the objects that they came with."""
+        graphs = self._graphs.values()
+        common = {bare(g.key) for g in graphs}
+        self._changing = {key: c for key, c in self._changing.items() if key in common}
+        read = {place for g in graphs if g.held is not None for place in g.held.dictionaries()}
+        read |= {id(a.state) for g in graphs for a in g.attributes}
+        self._attributes = {at: a for at, a in self._attributes.items() if at[0] in read}
+        self._needed &= self._attributes.keys()
 
     def _export(
         self,

@@ -1,8 +1,10 @@
 """Numbers of Python's that change from call to call are inputs of one graph, and computed as eager computes them."""
 
 import copy
+import gc
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule
+from ortmodule_c.capture.numbers import Numbers
+from ortmodule_c.changing import standing_in
+from ortmodule_c.guards.held import Attribute
 from wrapped import Function, assert_same_step, n_graphs, pair
 
 ANNEALED = [1 / (step + 2) for step in range(8)]
@@ -371,3 +376,65 @@ def test_the_backend_takes_numbers_that_change_as_inputs(op: str, numbers: list[
         warnings.simplefilter("error")
         assert_as_eager(OPS[op], torch.compile(OPS[op], backend=noting), numbers, torch.float32)
     assert [len(m.runners()) for m in made] == [1] * len(made) and len(made) <= 3
+
+
+class Opaque:
+    tau = 1.0
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return y * self.tau
+
+
+class Bare:
+    __slots__ = ("__weakref__",)
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return y
+
+
+GIVEN: dict[str, Callable[[float], Any]] = {
+    "a function": lambda value: lambda y: y * value,
+    "an object": lambda value: Opaque(),
+    "an object without attributes": lambda value: Bare(),
+}
+
+
+@OUTSIDE_OF_GRAPHS
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_is_known_of_numbers_keeps_no_object_that_came_with_them(what: str) -> None:
+    ours = ORTModule(Function(lambda s, x, f, by: s.l(x) * by if f is not None else x, l=nn.Linear(4, 4)))
+    gone = []
+    for step in range(12):
+        given = GIVEN[what](step)
+        gone.append(weakref.ref(given))
+        ours(torch.ones(2, 4), given, 1 / (1 + step % 3))
+        del given
+    gc.collect()
+    assert sum(alive() is not None for alive in gone) <= 1
+
+
+@OUTSIDE_OF_GRAPHS
+def test_numbers_in_attributes_of_replaced_objects_are_forgotten_with_these() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x) * s.schedule.tau, l=nn.Linear(4, 4), schedule=Opaque()))
+    gone = []
+    for step in range(12):
+        for m in (eager, ours):
+            m.zero_grad()
+            if step % 3 == 0:
+                m.schedule = Opaque()
+                m.schedule.kept = Bare()
+            m.schedule.tau = 1 / (step + 1)
+        gone.append(weakref.ref(ours.module.schedule.kept))
+        assert_same_step(eager, ours, torch.ones(2, 4))
+    gc.collect()
+    assert len({id(alive()) for alive in gone if alive() is not None}) == 1
+
+
+def test_what_somebody_sets_while_a_symbol_stands_for_a_number_stays() -> None:
+    state: dict[str, Any] = {"set": 1.0, "read": 2.0, "computed": 3.0, "deleted": 4.0}
+    attributes = [Attribute(state, name, "it") for name in state]
+    with standing_in(attributes, Numbers([*state.values()], [*state]).symbols):
+        state["set"] = 5.0
+        state["computed"] = state["computed"] + 1
+        del state["deleted"]
+    assert state == {"set": 5.0, "read": 2.0, "computed": 3.0}

@@ -179,6 +179,10 @@ class Inputs:
         self._asked = asked
         self._kinds = kinds
 
+    def read(self) -> set[int]:
+        """Positions of the numbers that they are computed of, and of those that were asked something."""
+        return set().union(*[term.given() for term in (*self._terms, *self._asked)])
+
     def of(self, given: Sequence[Any]) -> list[Tensor] | None:
         """The inputs for these numbers, scalars of 64 bits; None if the graph is not for them."""
         known: dict[Term, Any] = {}

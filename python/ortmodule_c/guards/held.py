@@ -338,6 +338,10 @@ class Held:
         places = tuple([p[:3] for p in self._places]) if found else ()
         return found if _C.Held((), places, *_COMPARED).first_changed(0) < 0 else None
 
+    def dictionaries(self) -> set[int]:
+        """Ids of those of attributes."""
+        return {id(state) for _, state, *_ in self._dicts}
+
     def hold(self, checked: int = 0) -> bool:
         """Whether everything still is what it was, but for what a scan has `checked`."""
         at = self.exactly.first_changed(checked)
