@@ -211,6 +211,35 @@ class Whole:
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, "a" if name == "alias" else name)
 
+    def get(self) -> Any:
+        return LOOK_UP(self, "a")
+
+
+LOOK_UP = object.__getattribute__
+
+
+class Delegating:
+    """Looks up in another what it has not."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = LOOK_UP(self, "__dict__")
+        parents = LOOK_UP(own["parent"], "__dict__") if "parent" in own else {}
+        return parents[name] if name in parents and name not in own else LOOK_UP(self, name)
+
+
+class Given(Slots):
+    """Keeps `a`, and has a dictionary."""
+
+
+class Answering:
+    """Makes what it is asked for of what it has."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return _with(Given)(LOOK_UP(self, "_a")) if name == "given" else LOOK_UP(self, name)
+
 
 class OwnDict(dict):
     """A dictionary with attributes."""
@@ -368,6 +397,13 @@ HOLDERS: dict[str, tuple[Make, str, Put | None]] = {
         lambda h, v: h.values.update(a=v),
     ),
     "whole": (_with(Whole), "{}.alias", _put()),
+    "wholeby": (_with(Whole), "({0}.get, {0}.get())[1]", _put()),
+    "delegating": (
+        lambda v: Delegating(parent=Delegating(a=v, b=1)),
+        "({0}.parent.b, {0}.a)[1]",
+        lambda h, v: _put()(h.parent, v),
+    ),
+    "answering": (_with(Answering, "_a"), "{}.given.a", _put("_a")),
     "inner": (_with(Inner), "{}.a", setattr_a),
     "list": (lambda v: ["x", v, doubled], "{}[1]", _item(1)),
     "tuple": (lambda v: ("x", v), "{}[1]", None),

@@ -82,7 +82,7 @@ class Seen:
     names
         Attributes that were read.
     answers
-        What a lookup of the user's own gave for each name, if all that was read of the object is among that.
+        The names that a lookup of the user's own was asked for, if all that was read of the object is by these.
     """
 
     __slots__ = ("answers", "before", "names", "owner", "slots", "state", "title")
@@ -96,7 +96,7 @@ class Seen:
         self.before = dict(self.state or {})
         self.slots = slots(owner)
         self.names: set[str] = set()
-        self.answers: dict[str, Any] | None = None
+        self.answers: set[str] | None = None
 
     @property
     def now(self) -> dict[str, Any]:
@@ -188,12 +188,6 @@ def has_negative_zero(value: Any) -> bool:
 
 def type_in(state: dict[str, Any], name: str) -> Any:
     return type(state.get(name, MISSING))
-
-
-def made_of(owner: Any, name: str) -> tuple[type, dict[str, Any]]:
-    """The kind of an object that another has, and its attributes."""
-    value = getattr(owner, name)
-    return type(value), vars(value)
 
 
 def tensor_content(t: Tensor) -> Any:

@@ -290,15 +290,15 @@ class Held:
     places
         A holder, a key, the value there and what to call it: see `_C.Held`.
     answers
-        Objects whose attributes the user's own code looks up, and all that was asked of each, as places: where these
-        are as they were, its dictionary may be another.
+        Objects whose attributes the user's own code looks up, and all names by which it did: where what these stand
+        for is as it was, its dictionary may be another.
     """
 
     def __init__(
         self,
         dicts: Sequence[tuple[Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...], str]],
         places: Sequence[tuple[Any, Any, Any, str]],
-        answers: Sequence[tuple[Any, tuple[tuple[Any, Any, Any], ...]]] = (),
+        answers: Sequence[tuple[Any, frozenset[str]]] = (),
     ) -> None:
         # In the order in which a scan meets them.
         self._dicts = sorted(dicts, key=lambda d: not isinstance(d[0], nn.Module))
@@ -353,7 +353,7 @@ class Held:
         """Hold a dictionary as it is now, if that changes nothing of what was asked for."""
         owner, state, keys, values, name = self._dicts[at]
         was = dict(zip(keys, values, strict=True))
-        may_change = self._answers_as_it_did(owner, state)
+        may_change = self._answers_as_it_did(owner, state, was)
         held = {}
         for key, value in state.items():
             if key in was and (was[key] is MISSING or _holds(state, key, was[key])):
@@ -375,15 +375,14 @@ class Held:
         self.exactly = self._exactly()
         return True
 
-    def _answers_as_it_did(self, owner: Any, state: dict[str, Any]) -> bool:
+    def _answers_as_it_did(self, owner: Any, state: dict[str, Any], was: dict[str, Any]) -> bool:
         """Whether all that was asked of an object whose class looks up by itself is as it was."""
-        asked = next((places for of, places in self._answers if of is owner), None)
-        if asked is None or object.__getattribute__(owner, "__dict__") is not state:
+        names = next((names for of, names in self._answers if of is owner), None)
+        if names is None or object.__getattribute__(owner, "__dict__") is not state:
             return False
-        try:
-            return all(_holds(*place) for place in asked)
-        except Exception:  # of the user's code
-            return False
+        return all((n in was) == (n in state) for n in names) and all(
+            was[n] is MISSING or _holds(state, n, was[n]) for n in names & was.keys()
+        )
 
     def still(self) -> "Held":
         """What of it holds now: of a dictionary the names that there are, and what is as it was."""
@@ -412,8 +411,7 @@ class Held:
     def _look(self) -> "tuple[Counter[int], dict[int, Any]]":
         """How often it refers to each object, by id; and the values that it holds, and those in copies of its own."""
         holders = (self.exactly, *self._dicts, *[d[3] for d in self._dicts], *self._places)
-        holders += (*self._answers, *[places for _, places in self._answers])
-        holders += (*itertools.chain(*[places for _, places in self._answers]),)
+        holders += (*self._answers,)
         counts = Counter(map(id, itertools.chain.from_iterable(map(gc.get_referents, holders))))
         values: dict[int, Any] = {}
         pending = {id(v): v for v in itertools.chain(*[d[3] for d in self._dicts], [p[2] for p in self._places])}

@@ -2,9 +2,12 @@
 
 import dis
 import functools
+import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"}
 BY_NAME = frozenset({"getattr", "hasattr"})
@@ -19,9 +22,25 @@ _HIDDEN = frozenset(
         *("attrgetter", "methodcaller", "Formatter", "f_globals", "f_locals", "f_builtins", "f_back", "gi_frame"),
     }
 )
+# Ways around a lookup of the user's own.
+_RAW = frozenset({"__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__get__"})
 _OF_TORCH = frozenset({"Tensor", "Parameter"})
 _SYMBOLS = frozenset({"SymInt", "SymFloat", "SymBool"})
 _OF_SYMBOLS = frozenset({"node", "__dict__"})  # attributes that numbers do not have
+_ABSENT = ("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")
+# What a lookup may consist of that only picks a name: a letter for each.
+_LETTERS: dict[Any, str] = {
+    **{("LOAD_GLOBAL", "super"): "S", ("LOAD_GLOBAL", "object"): "O", ("LOAD_DEREF", "__class__"): "D"},
+    **{(f"LOAD_{kind}", "__getattribute__"): "G" for kind in ("METHOD", "ATTR", "SUPER_ATTR", "SUPER_METHOD")},
+    **{("CALL", n): str(n) for n in range(3)},
+    **{"BINARY_SUBSCR": "i", "CONTAINS_OP": "e", "COMPARE_OP": "q", "RETURN_VALUE": "r"},
+    **{("LOAD_METHOD", "get"): "g", ("LOAD_ATTR", "get"): "g", **dict.fromkeys(_ABSENT, "n")},
+    **{f"POP_JUMP_{way}IF_{truth}": "j" for way in ("", "FORWARD_") for truth in ("TRUE", "FALSE")},
+}
+_SILENT = frozenset({"CACHE", "PUSH_NULL", "PRECALL", "RESUME", "COPY_FREE_VARS", "NOP", "TO_BOOL"})
+_TAKES_MORE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_LOOK_UP = "(?:S0G|SDsG|OGs)"
+_PICKS = re.compile("(?:kcqj|kdej|[kc]=|dki=|r)*")
 _STRAIGHT = ("LOAD", "FORMAT", "BUILD", "CALL", "PRECALL", "KW_NAMES", "PUSH", "BINARY", "COPY", "SWAP")
 
 
@@ -49,6 +68,8 @@ class Looks:
         What it calls to look past all lookups, or nothing.
     passes_by
         Whether it looks past the lookup of the object that it is a method of.
+    raw
+        Whether it may look past a lookup of the user's own.
     stored
         Attributes that it sets.
     tells_symbols
@@ -66,6 +87,7 @@ class Looks:
     paired: frozenset[str]
     hidden: str
     passes_by: bool
+    raw: bool
     stored: frozenset[str]
     tells_symbols: bool
     typed: frozenset[str]
@@ -77,6 +99,7 @@ def looks(code: CodeType) -> Looks:
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("PUSH_NULL", "CACHE")]
     strings = {c for c in code.co_consts if type(c) is str and c.isidentifier()}
     named = frozenset(code.co_names)
+    loaded = [(i.opname, i.argval) for i in instructions]
     passes_by = named >= {"super", "__getattribute__"}
     hidden = next(iter(named & _HIDDEN - ({"__getattribute__"} if passes_by else set())), "")
     if code.co_name == "__getattribute__":  # instances of its class are held whole
@@ -102,10 +125,63 @@ def looks(code: CodeType) -> Looks:
         paired,
         hidden,
         passes_by,
+        bool(_RAW & (named | strings) or "__dict__" in strings or ("LOAD_SUPER_ATTR", "__dict__") in loaded),
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
         bool(named & _SYMBOLS or (named & BY_NAME and strings & _OF_SYMBOLS)) or asks_types or _is_number(instructions),
         typed,
     )
+
+
+@dataclass(frozen=True)
+class Picks:
+    """What a lookup of the user's picks a name by, to look that up in its object.
+
+    Attributes
+    ----------
+    tables
+        Attributes of the object that are taken to be dictionaries of names by names.
+    names
+        Those that are written in it.
+    absent
+        What is not in the dictionary of the object, or None: what it does else is not known.
+    """
+
+    tables: frozenset[str]
+    names: frozenset[str]
+    absent: frozenset[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def picked(code: CodeType) -> Picks | None:
+    """Read a lookup of the user's that changes nothing, and reads nothing but its object itself."""
+    plain = code.co_name == "__getattribute__" and code.co_argcount == len(("self", "name"))
+    if not plain or code.co_kwonlyargcount or code.co_flags & _TAKES_MORE or code.co_exceptiontable:
+        return None
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _SILENT]
+    owner, absent = code.co_varnames[0], set()
+    text = "".join(_letter(i, owner) for i in instructions)
+    if found := re.match(f"{_LOOK_UP}(c)[12]g(c)1(=)(k)n", text):
+        whole, name, stored, asked = [instructions[found.start(n)].argval for n in range(1, 5)]
+        if whole == "__dict__" and stored == asked:
+            absent = {name}
+            end = instructions[found.end() - 1].argval
+            instructions = [i for i in instructions[found.end() :] if i.offset >= end]
+            text = "".join(_letter(i, owner) for i in instructions)
+    tables = {instructions[found.end() - 2].argval for found in re.finditer(f"{_LOOK_UP}c[12]", text)}
+    text = re.sub(f"{_LOOK_UP}c[12]", "d", text)
+    text = re.sub(f"{_LOOK_UP}(?:k|dki)[12]r", "r", text)
+    names = {i.argval for i in instructions if i.opname == "LOAD_CONST"}
+    return Picks(frozenset(tables), frozenset(names), frozenset(absent)) if _PICKS.fullmatch(text) else None
+
+
+def _letter(i: dis.Instruction, owner: str) -> str:
+    if i.opname.startswith("LOAD_FAST"):
+        return "s" if i.argval == owner else "k" if type(i.argval) is str else "?"
+    if i.opname == "LOAD_CONST":
+        return "c" if type(i.argval) is str else "?"
+    if i.opname == "STORE_FAST":
+        return "?" if i.argval == owner else "="
+    return _LETTERS.get((i.opname, i.argval), _LETTERS.get(i.opname, "?"))
 
 
 def _typed(

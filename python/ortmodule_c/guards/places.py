@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable
 from ..flatten import Given
-from .anatomy import Seen, content, dict_of, is_of_python, made_of, parts, tensor_content, type_in
+from .anatomy import Seen, content, dict_of, is_of_python, parts, tensor_content, type_in
 from .held import BY_REPR, BY_VALUE, MISSING, Held, Write, layout
+from .looks import picked
 from .undo import Undo
 
 _LARGEST = 10_000  # items of containers
@@ -218,31 +219,31 @@ class Places:
         held = self._held(writes, {(id(w.module.__dict__), w.name) for w in writes if not w.plain}, places)
         return Held([*self._exchanged, *held[0]], held[1], self._answers())
 
-    def _answers(self) -> list[tuple[Any, tuple[tuple[Any, Any, Any], ...]]]:
-        """Objects whose dictionaries may change, and what the user's lookup gave of each, as places."""
-        found = []
-        for seen in self._seen.values() if self.sees_answers else ():
-            places = [self._answer_place(seen.owner, name, value) for name, value in (seen.answers or {}).items()]
-            if seen.answers and None not in places:
-                found.append((seen.owner, tuple([p for p in places if p is not None])))
-        return found
+    def _answers(self) -> list[tuple[Any, frozenset[str]]]:
+        """Objects whose dictionaries may change, but for some names."""
+        asked = [(s.owner, self._looked_up(s)) for s in self._seen.values() if self.sees_answers and s.answers]
+        return [(owner, names) for owner, names in asked if names is not None]
 
-    def _answer_place(self, owner: Any, name: str, value: Any) -> tuple[Any, Any, Any] | None:
-        """Where an answer lies, and what is there; nothing for what cannot be compared."""
-        known = self._frozen_of(value)
-        if known is not None:
-            return owner, name, known[0]
-        if not is_of_python(type(value)) or not hasattr(value, "__dict__"):
-            return None
-        # Made for the answer, perhaps: what it is made of tells it from others.
-        parts = {n: self._frozen_of(v) for n, v in vars(value).items()}
-        made = {n: part[0] for n, part in parts.items() if part is not None}
-        return (functools.partial(made_of, owner, name), None, (type(value), made)) if len(made) == len(parts) else None
-
-    def _frozen_of(self, value: Any) -> tuple[Any] | None:
-        """What stands for a value that is held, or never changes."""
-        known, frozen = self._frozen.get(id(value), (MISSING, value))
-        return (frozen,) if known is value or value is MISSING or type(value) in BY_VALUE | BY_REPR else None
+    def _looked_up(self, seen: Seen) -> frozenset[str] | None:
+        """The names by which its class may have looked, if these can be told."""
+        classes = [vars(c) for c in type(seen.owner).__mro__]
+        names = set(seen.answers or ())
+        for function in [c["__getattribute__"] for c in classes[:-1] if "__getattribute__" in c]:
+            found = picked(function.__code__) if isinstance(function, types.FunctionType) else None
+            if found is None or {"super", "object"} & function.__globals__.keys():
+                return None
+            names |= found.names | found.absent
+            if any(seen.before.get(name) is not None for name in found.absent) or not _has_dict(classes):
+                return None
+            for table in found.tables:
+                of_class: Any = next((c[table] for c in classes if table in c), {})
+                value = seen.before.get(table, of_class)
+                if type(of_class) is not dict or type(value) is not dict or table not in {*seen.before}.union(*classes):
+                    return None
+                if any(type(v) is not str for v in (*value, *value.values())):
+                    return None
+                names.update(value.values())
+        return frozenset(names)
 
     def _held(
         self, writes: Sequence[Write], but: set[tuple[int, str]], more: Sequence[Any]
@@ -277,6 +278,11 @@ class Places:
 def _arithmetic(context: Callable[[], decimal.Context]) -> Any:
     now = context()
     return now.prec, now.rounding, now.Emin, now.Emax, now.clamp
+
+
+def _has_dict(classes: Sequence[Any]) -> bool:
+    """Whether nothing in dictionaries of classes stands for that of their objects, but the dictionary itself."""
+    return all(isinstance(c.get("__dict__"), (types.GetSetDescriptorType, types.NoneType)) for c in classes)
 
 
 def _is_nest(value: Any) -> bool:

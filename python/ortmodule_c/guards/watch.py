@@ -11,6 +11,7 @@ not followed: of these, what the user's code names is held by identity.
 import abc
 import collections
 import contextlib
+import dataclasses
 import enum
 import functools
 import inspect
@@ -42,10 +43,11 @@ from .anatomy import (
     is_remembered,
     is_users_class,
     of_cell,
+    parts,
 )
 from .frames import Frames, is_trusted, is_trusted_module
 from .held import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient
-from .looks import BY_NAME, Looks, looks
+from .looks import BY_NAME, Looks, looks, picked
 from .places import Places
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 
@@ -64,8 +66,18 @@ _WITH_CONTENT = (dict, tuple, list, set, frozenset, collections.deque)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
 _PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
+# May give what an object has past the lookup of its class.
+_OF_C = (
+    *(types.WrapperDescriptorType, types.MethodWrapperType, types.MethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+)
+# What of a class is seen when it is used.
+_OF_PYTHON = (
+    *(types.FunctionType, types.NoneType, type, set, frozenset),
+    type(vars(dataclasses.make_dataclass("_Made", ()))["__dataclass_params__"]),
+)
 # What has attributes whose reads are not seen.
-_WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType)
+_WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType, super)
 
 
 class Watch(Places):
@@ -199,10 +211,14 @@ class Watch(Places):
         hold = next(h for kinds, h in _OF_FAMILY if isinstance(value, kinds))
         hold(self, value, what)
 
+    def _descriptor_of_c(self, _value: Any, _what: str) -> None:
+        self.sees_answers = False
+
     def _method_of_c(self, value: Any, what: str) -> None:
         if value in (*_LOOKUPS, *_IDENTITY):
             self.refuse(f"{what} is {value.__name__}(), which may be called by another name")
         if value.__self__ is not None and not isinstance(value.__self__, (types.ModuleType, type)):
+            self.sees_answers = False
             self._hold(value, "__self__", value.__self__, what)
 
     def _memo(self, value: Any, what: str) -> None:
@@ -253,7 +269,7 @@ class Watch(Places):
         if not self._put_lookup(cls):
             self._whole(seen)
             self._whole_class(cls)
-            seen.answers = {} if self._put_answers(cls) else None
+            seen.answers = set() if self._put_answers(cls) and not seen.slots else None
         return seen
 
     def _put_lookup(self, cls: Any) -> bool:
@@ -272,20 +288,29 @@ class Watch(Places):
     def _put_answers(self, cls: Any) -> bool:
         """Whether it will be seen what a lookup of the user's is asked for, and answers.
 
-        What it reads for that is not: objects of such a class, and the class, are held whole, until the answers are
-        compared.
+        What it reads for that is not: objects of such a class, and the class, are held whole, but for names that were
+        not looked up.
         """
         if cls in self._answering:
             return True
         own = vars(cls).get("__getattribute__", MISSING)
+        read = self._answer(cls.__getattribute__)
+        for function in [f for f in functions_of(cls.__getattribute__) if f.__code__ is not read.__code__]:
+            self.frames.follow(function.__code__, functools.partial(self._check_asker, read.__code__))
         try:
-            type.__setattr__(cls, "__getattribute__", self._answer(cls.__getattribute__))
+            type.__setattr__(cls, "__getattribute__", read)
         except TypeError:  # a class of C
             return False
         self._answering[cls] = own
         return True
 
-    def _answer(self, users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def _check_asker(self, read: types.CodeType, frame: types.FrameType) -> None:
+        """See a lookup that is called by other means than looking something up."""
+        asker = frame.f_back
+        if asker is None or not (asker.f_code is read or picked(asker.f_code)):
+            self.sees_answers = False
+
+    def _answer(self, users: Callable[[Any, str], Any]) -> types.FunctionType:
         seen, asking = self._seen, self._asking
 
         def read(owner: Any, name: str) -> Any:
@@ -294,23 +319,13 @@ class Watch(Places):
                 asking[-1] = None
                 if of is None:  # made meanwhile
                     self._whole_class(type(owner))
-            value, answers = MISSING, {} if of is None or of.answers is None else of.answers
-            try:
-                value = users(owner, name)
-            except AttributeError:
-                raise
-            except BaseException:
-                answers = {}
-                if of is not None:
+            if of is not None and of.answers is not None:
+                of.answers.add(name)
+                if type(name) is not str or name in _ALL_AT_ONCE:
                     of.answers = None
-                raise
-            finally:
-                answers.setdefault(name, value)
-                if of is not None and name in _ALL_AT_ONCE:
-                    of.answers = None
-            return value
+            return users(owner, name)
 
-        return read
+        return read  # type: ignore[return-value]
 
     # Code
 
@@ -349,6 +364,7 @@ class Watch(Places):
                 if type(value) in _PLAIN:
                     self._hold(state, name, value, what)
                 else:
+                    self.sees_answers &= all(isinstance(v, _OF_PYTHON) for v in parts(value) or (value,))
                     self._places.setdefault((id(state), name), (state, name, value, value, what))
 
     def _add_names(self, state: dict[str, Any], title: str) -> None:
@@ -435,7 +451,7 @@ class Watch(Places):
         hidden = look.hidden
         if look.passes_by and (isinstance(first, _WITHOUT_LOOKUP) or self._put_lookup(type(first))):
             hidden = "__getattribute__"
-        elif look.passes_by and code.co_name != "__getattribute__":
+        if look.raw and picked(code) is None:
             self.sees_answers = False
         if look.whole_self and isinstance(frame.f_locals.get("self"), _WITHOUT_LOOKUP):
             hidden = "__dict__"
@@ -597,6 +613,7 @@ _Hold = Callable[[Watch, Any, str], Any]
 # How kinds of objects that have kinds of their own are held; nothing else is followed.
 _OF_FAMILY: tuple[tuple[Any, _Hold], ...] = (
     ((types.BuiltinFunctionType, types.MethodWrapperType), Watch._method_of_c),
+    (_OF_C, Watch._descriptor_of_c),
     (INERT, Watch._as_it_is),
     (type, Watch._type),
     (Tensor, Watch._tensor),
