@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -438,3 +439,21 @@ def test_what_somebody_sets_while_a_symbol_stands_for_a_number_stays() -> None:
         state["computed"] = state["computed"] + 1
         del state["deleted"]
     assert state == {"set": 5.0, "read": 2.0, "computed": 3.0}
+
+
+def test_another_thread_that_looks_while_a_number_is_open_gets_the_number() -> None:
+    got: list[Any] = []
+    numbers = Numbers([2.5, 2, 3.5], ["real", "whole", "unseen"])
+
+    def asked(n: Any) -> tuple[Any, ...]:
+        return f"{n:.3f}", float(n), int(n), n + 1, -n, n > 1, divmod(n, 2)
+
+    def look() -> None:
+        got.extend(asked(stands) for stands in numbers.symbols[:2])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert got == [asked(2.5), asked(2)]
+    assert {type(v) for row in got for v in row} == {str, float, int, bool, tuple}
+    assert numbers.needed == {0, 1}

@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -106,6 +107,7 @@ class Numbers:
     """
 
     def __init__(self, given: Sequence[Any], names: Sequence[str]) -> None:
+        self._thread = threading.get_ident()
         self._names = names
         self._kinds = tuple([None if v is None else type(v) for v in given])
         self._env = ShapeEnv()
@@ -115,8 +117,18 @@ class Numbers:
 
     def symbol(self, term: Term) -> Any:
         """What stands for a term in Python."""
-        kind = _KINDS.get(type(term.value))
+        kind = None if self.elsewhere(term) else _KINDS.get(type(term.value))
         return term.value if kind is None else kind(Number(self, term, self._env))
+
+    def elsewhere(self, term: Term) -> bool:
+        """Whether it is another thread than the one that traces which is here: it gets numbers, which are then known.
+
+        What it sets of them in the module is not the forward's doing, though it cannot be told from that.
+        """
+        if threading.get_ident() == self._thread:
+            return False
+        self.needed |= term.given()
+        return True
 
     def compute(self, function: Callable[..., Any], operands: Sequence[Any]) -> Term:
         """What Python computes of terms and plain numbers."""
@@ -128,6 +140,8 @@ class Numbers:
 
     def ask(self, term: Term) -> Any:
         """Its value, which has to be the same in all calls."""
+        if self.elsewhere(term):
+            return term.value
         if type(term.value) is not bool:
             self.need(term)
         self._asked[term] = None
@@ -307,15 +321,33 @@ def _one_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return chosen
 
 
-def _needed(self: Any, *_args: Any) -> Any:
-    return self.node.numbers.need(self.node.term)
+def _needed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        numbers, term = self.node.numbers, self.node.term
+        return function(term.value, *others) if numbers.elsewhere(term) else numbers.need(term)
+
+    return method
+
+
+def _formatted(self: Any, how: str) -> str:
+    numbers, term = self.node.numbers, self.node.term
+    if numbers.elsewhere(term):
+        return format(term.value, how)
+    return numbers.need(term) if how else str(self)
+
+
+_NEEDED: dict[str, Callable[..., Any]] = {
+    **{"float": float, "int": int, "index": operator.index, "complex": complex, "divmod": divmod, "hash": hash},
+    **{"rdivmod": lambda v, other: divmod(other, v), "invert": operator.invert},
+}
 
 
 _OPERATORS: dict[str, Any] = {
     **{f"__{name.rstrip('_')}__": _of_user(f) for name, f in (_BINARY | _COMPARE).items()},
     **{f"__r{name.rstrip('_')}__": _of_user(f, True) for name, f in _BINARY.items()},
     **{f"__{name}__": _of_user(f) for name, f in _UNARY.items()},
-    **{f"__{name}__": _needed for name in ("float", "int", "index", "complex", "divmod", "rdivmod", "invert", "hash")},
+    **{f"__{name}__": _needed(f) for name, f in _NEEDED.items()},
+    "__format__": _formatted,
     "__array_ufunc__": None,  # NumPy's numbers leave the operation to it
     "__bool__": _of_user(bool),
     "__sym_max__": _one_of(max),
