@@ -6,7 +6,19 @@ class ORTModuleError(RuntimeError):
 
 
 class NotExportable(ORTModuleError):
-    """The module as a whole cannot become a graph; the message is the cause."""
+    """The module as a whole cannot become a graph; the message is the cause.
+
+    Attributes
+    ----------
+    of_forward
+        Whether it is for what the forward does besides computing, which would be done by trying it, too.
+    """
+
+    of_forward = False
+
+
+class ForwardRaised(NotExportable):
+    """What the forward calls raised while it was traced: in PyTorch it may do so too."""
 
 
 class NodeRefused(NotExportable):

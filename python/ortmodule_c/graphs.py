@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from .capture.export import Captured, capture, quiet
 from .capture.numbers import Inputs, Numbers
 from .capture.shapes import Fit, Openings, Sizes
 from .changing import Attribute, Changing, Key, bare, opened, standing_in
-from .errors import NeedsStatic, NodeRefused, NotExportable, NotRunnable, first_lines, out_of_memory
+from .errors import ForwardRaised, NeedsStatic, NodeRefused, NotExportable, NotRunnable, first_lines, out_of_memory
 from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
 from .guards.held import Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
@@ -396,7 +397,7 @@ class Graphs:
         spare: Graph | None = None
         for axes in openings.candidates(sizes):
             try:
-                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, axes, to_open))
+                graph = self._build(key, self._capture(spec, leaves, paths, scan, axes, to_open))
                 self._check_fallbacks(key, graph, to_open)
                 if graph.fallbacks and not openings.seen:  # that may be for the open sizes, which nobody needs so far
                     spare = graph
@@ -417,9 +418,9 @@ class Graphs:
         known: list[tuple[int, ...]] = [()] * len(leaves)
         try:
             try:
-                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, to_open))
+                graph = self._build(key, self._capture(spec, leaves, paths, scan, known, to_open))
             except NodeRefused:  # once more, to say where
-                graph = self._build(key, capture(self._module, spec, leaves, paths, scan, known, to_open, lines=True))
+                graph = self._build(key, self._capture(spec, leaves, paths, scan, known, to_open, lines=True))
             self._check_fallbacks(key, graph, to_open)
         except NeedsStatic as error:
             raise NotExportable(str(error)) from error
@@ -434,6 +435,13 @@ class Graphs:
         n = len(graph.fallbacks)
         if to_open is not None and n > min((len(g.fallbacks) for g in self._alike(key)), default=n):
             to_open.refuse("an op would run in PyTorch because of it")
+
+    def _capture(self, *args: Any, **kwargs: Any) -> Captured:
+        try:
+            return capture(self._module, *args, **kwargs)
+        except NotExportable as error:
+            error.of_forward = not isinstance(error, ForwardRaised)
+            raise
 
     def _tell(self, graph: Graph) -> None:
         """Report what of a graph runs in PyTorch, and refuse one that would be made anew at each call."""

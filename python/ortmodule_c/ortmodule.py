@@ -231,7 +231,7 @@ class ORTModule(nn.Module):
             self._ort_forget(attempt)
             raise
         self._ort_forget(attempt)
-        if self._ort_options.fallback == "error":
+        if self._ort_options.fallback == "error" and not (isinstance(failure, NotExportable) and failure.of_forward):
             self._ort_try_in_pytorch(attempt, args, kwargs)
         raise refused
 

@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import operator
+import os
 import pickle
 import sys
 import warnings
@@ -66,6 +67,14 @@ def test_beside_a_size_of_one_the_others_are_open() -> None:
     sizes = [(4, 11), (3, 10), (1, 11), (1, 8), (1, 9), (5, 1), (3, 1), (1, 1), (2, 7)]
     ours = assert_same_steps(net(), *[(torch.randn(n, length, 6),) for n, length in sizes])
     assert n_graphs(ours) == 4  # of neither, of one, of the other, and of both
+
+
+def test_what_python_raises_and_catches_by_itself_depends_on_no_size() -> None:
+    def forward(m: Function, x: torch.Tensor) -> torch.Tensor:
+        return m.a(x) * (2.0 if os.environ.get("A_NAME_THAT_IS_NOT_SET", "0") == "1" else 1.0)
+
+    ours = assert_same_steps(Function(forward, a=nn.Linear(6, 4)), *[(torch.randn(n, 6),) for n in (3, 5, 2)])
+    assert n_graphs(ours) == 1
 
 
 def test_lengths_of_encoder_and_decoder_are_two() -> None:

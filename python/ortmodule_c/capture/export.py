@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils.stateless import _reparametrize_module
 
-from ..errors import NotExportable, NotRunnable, first_lines
+from ..errors import ForwardRaised, NotExportable, NotRunnable, first_lines
 from ..flatten import Spec, flatten, plain_leaves, unflatten, with_numbers
 from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
@@ -372,7 +372,7 @@ def capture(
         except Exception as error:
             if watch.refusal is not None:
                 raise watch.refusal from error
-            raise NotExportable(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
+            raise ForwardRaised(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
             let_go(environments)
     inline_regions(program.graph_module, torch.is_grad_enabled())

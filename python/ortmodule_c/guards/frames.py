@@ -181,7 +181,8 @@ class Frames:
 
     def _check_return(self, frame: FrameType) -> None:
         code, caller = frame.f_code, frame.f_back
-        while caller is not None and self._whose.get(caller.f_code) is _Whose.LIBRARYS:
+        # Where libraries are reported, what leaves theirs is seen there; they may catch it, as a mapping's get() does.
+        while not self._c_raises and caller is not None and self._whose.get(caller.f_code) is _Whose.LIBRARYS:
             caller = caller.f_back
         if caller is None or not self._is_users(caller) or code.co_name in _READS:
             return
