@@ -137,7 +137,7 @@ class ORTModule(nn.Module):
         self._ort_forward: tuple[Any, Callable[..., Any]] = (None, _forward)
         self._ort_second: SecondWay | None = None
         self._ort_told = False  # why it is needed
-        self._ort_whole = "", ""  # why PyTorch runs the module, as told last, and why the first way does not
+        self._ort_whole = "", ""  # why the first way does not take the module, and why PyTorch runs it, as told last
         for registry in _SHARED:
             self.__dict__[registry] = getattr(module, registry)
         self._ort_ready = True
@@ -301,7 +301,7 @@ class ORTModule(nn.Module):
             result, whole = tracing.run(self._ort_module, *args, **kwargs), cause
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
-        if whole and (cause or self._ort_whole[1], whole) != self._ort_whole:
+        if whole and (cause or self._ort_whole[0], whole) != self._ort_whole:
             self._ort_whole = cause, whole
             report.add(name, f"{cause}; {whole}" if by_dynamo and cause else whole)
         elif whole:
