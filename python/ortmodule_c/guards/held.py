@@ -344,14 +344,16 @@ class Held:
 
     def hold(self, checked: int = 0) -> bool:
         """Whether everything still is what it was, but for what a scan has `checked`."""
-        at = self.exactly.first_changed(checked)
-        while 0 <= at < len(self._dicts) and self._takes(at):
-            at = self.exactly.first_changed(at)
+        at, last = self.exactly.first_changed(checked), -1
+        while last < at < len(self._dicts) and self._takes(at):
+            at, last = self.exactly.first_changed(at), at
         return at < 0
 
     def _takes(self, at: int) -> bool:
         """Hold a dictionary as it is now, if that changes nothing of what was asked for."""
         owner, state, keys, values, name = self._dicts[at]
+        if owner is not None and object.__getattribute__(owner, "__dict__") is not state:
+            return False
         was = dict(zip(keys, values, strict=True))
         may_change = self._answers_as_it_did(owner, state, was)
         held = {}
@@ -378,7 +380,7 @@ class Held:
     def _answers_as_it_did(self, owner: Any, state: dict[str, Any], was: dict[str, Any]) -> bool:
         """Whether all that was asked of an object whose class looks up by itself is as it was."""
         names = next((names for of, names in self._answers if of is owner), None)
-        if names is None or object.__getattribute__(owner, "__dict__") is not state:
+        if names is None:
             return False
         return all((n in was) == (n in state) for n in names) and all(
             was[n] is MISSING or _holds(state, n, was[n]) for n in names & was.keys()
