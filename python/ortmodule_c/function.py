@@ -292,6 +292,7 @@ class Call:
     dense: list[Tensor] = field(init=False)  # as the graph read them
     plan: _C.Plan = field(init=False)
     run: _C.Run | None = None
+    forwarded: bool = False  # forward has run; what is raised later is not the graph's
     outputs: dict[int, Tensor] = field(init=False)  # that backwards read
     versions: list[int] = field(init=False)  # of the inputs
     copied: set[int] = field(default_factory=set)  # inputs that backwards read a copy of, as PyTorch does
@@ -324,6 +325,7 @@ class Call:
         """Run forward, which brings the module's buffers up to date; all outputs of the graph."""
         runner = self.runner
         outputs, self.run = self.plan.forward(self.dense, self.seed)
+        self.forwarded = True
         self._note_updates()
         runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
         self.copied = runner.to_copy.intersection(set().union(*self.plan.reads_inputs))

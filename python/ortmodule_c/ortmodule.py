@@ -220,6 +220,8 @@ class ORTModule(nn.Module):
                 try:
                     result = attempt.graph.run(attempt.call)
                 except Exception as error:  # as above, or an op in PyTorch gave what it was not traced to
+                    if attempt.call.forwarded:
+                        raise
                     failure = error
                 else:
                     self._ort_report.warn()

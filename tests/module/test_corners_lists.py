@@ -86,7 +86,9 @@ LISTS = {
     "max pool": Row(lambda x: F.max_pool1d(x[:, None], 2, 1, 1)),
     "max pool 2d": Row(lambda x: F.max_pool2d(x[None], 3, 2, 1)),
     "max pool, indices": Row(lambda x: F.max_pool2d(x[None], 3, 2, 1, return_indices=True)),
-    "max pool 3d, indices": Row(lambda x: F.max_pool3d(x[None, None], (1, 3, 2), 1, (0, 1, 1), return_indices=True)),
+    "max pool 3d, indices": Row(
+        lambda x: F.max_pool3d(x[None, None, None], (1, 3, 2), 1, (0, 1, 1), return_indices=True)
+    ),
     "average pool": Row(lambda x: F.avg_pool1d(x[:, None], 2, 1, 1)),
     "average pool 2d": Row(lambda x: F.avg_pool2d(x[None], 3, 2, 1, count_include_pad=False), floor=1, values=tame),
     "average pool 3d": Row(lambda x: F.avg_pool3d(x[None, None], (1, 2, 2), 1, (0, 1, 1)), floor=1, values=tame),
