@@ -545,7 +545,7 @@ def _check_scalars(b: Builder, args: Sequence[Any], kwargs: dict[str, Any]) -> N
         value = named.get(a.name)
         if "number" not in str(a.type) and "float" not in str(a.type):
             continue
-        if type(value) is bool and torch.bool not in dtypes:
+        if type(value) is bool and a.name in ("alpha", "beta") and torch.bool not in dtypes:
             raise Unsupported(f"{a.name}={value}, a bool in the place of a number")
         if type(value) in (int, float) or is_number(value):
             for dtype in dtypes:
