@@ -339,7 +339,7 @@ def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
 
 
 def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
-    return b.emit("Clip", x, *[None if v is None else b.const(float(v), x.dtype) for v in (low, high)])
+    return b.emit("Clip", x, *[None if v is None else b.scalar(v, x.dtype) for v in (low, high)])
 
 
 def _open_clamp(b: Builder, x: Val, low: Any, high: Any) -> Val:
