@@ -485,7 +485,7 @@ def test_only_transforms_of_functions_run_in_pytorch(transform: str) -> None:
     assert len(ours.fallback_report()) == 1 and ours.stats()["graphs"] == 2
 
 
-@pytest.mark.filterwarnings("ignore:ortmodule_c: aten.gradient")
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_what_is_composed_of_an_op_of_torchscript_alone_is_as_in_eager() -> None:
     eager = Function(lambda _, x, a, b: torch.gradient(x, spacing=[a, b], dim=(0, 1), edge_order=2))
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
