@@ -17,11 +17,11 @@ from .arguments import Arguments
 from .capture.export import Captured, capture, quiet
 from .capture.numbers import Inputs, Numbers
 from .capture.shapes import Fit, Openings, Sizes
-from .changing import Attribute, Changing, Key, bare, opened, standing_in
+from .changing import Changing, Key, bare, opened, standing_in
 from .errors import ForwardRaised, NeedsStatic, NodeRefused, NotExportable, NotRunnable, first_lines, out_of_memory
 from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
-from .guards.held import Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
+from .guards.held import Attribute, Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
 from .lowering.lower import lower
 from .lowering.to_text import to_text
 from .onnx.files import Files
@@ -379,19 +379,6 @@ class Graphs:
         openings: Openings,
         to_open: Numbers | None = None,
     ) -> Graph:
-        graph = self._export_for(key, leaves, paths, scan, openings, to_open)
-        graph.openings = openings
-        return graph
-
-    def _export_for(
-        self,
-        key: Key,
-        leaves: Sequence[Tensor],
-        paths: Sequence[str],
-        scan: Scan,
-        openings: Openings,
-        to_open: Numbers | None,
-    ) -> Graph:
         spec, _ = key
         sizes = tuple([t.shape for t in leaves])
         spare: Graph | None = None
@@ -414,6 +401,7 @@ class Graphs:
             if not graph.opened:
                 openings.fail(axes)
             openings.add(sizes, graph.opened)
+            graph.openings = openings
             return graph
         known: list[tuple[int, ...]] = [()] * len(leaves)
         try:
@@ -428,6 +416,7 @@ class Graphs:
             graph = spare
         self._tell(graph)
         openings.add(sizes, graph.opened)
+        graph.openings = openings
         return graph
 
     def _check_fallbacks(self, key: Key, graph: Graph, to_open: Numbers | None) -> None:

@@ -432,7 +432,7 @@ def term_within(number: Any, dtype: torch.dtype) -> Term:
     numbers, term = number.node.numbers, number.node.term
     if type(term.value) is float and not dtype.is_floating_point:
         numbers.need(term)
-    if dtype not in _DTYPES.values() and not numbers.ask(numbers.compute(_within(dtype), [term])):
+    if dtype not in _DTYPES.values() and not is_within(number, dtype):
         numbers.need(term)
     return term
 
