@@ -11,7 +11,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..capture import custom_function
@@ -19,16 +18,16 @@ from ..capture.aliases import Step
 from ..capture.export import PATH, Captured
 from ..capture.numbers import Inputs, is_number, is_within, unmarked
 from ..capture.reach import Reach, Reached, memory
-from ..dtypes import DTYPES
 from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
 from ..report import mistake
 from ..stack import users_line_in
 from .ancestry import Ancestry
 from .builder import Builder
-from .draft import MAX_RANK, Draft, Val, check_sizes, type_of
+from .draft import Draft, Val, check_sizes
 from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
 from .in_place import fits, functional, refuse_misfits, written
+from .torch_call import CHANGES_STATISTICS, torch_call, used_results
 from .translations import TABLE
 from .translations.registry import aten
 
@@ -40,17 +39,6 @@ _CHECKS = {
     aten.sym_constrain_range_for_size.default,
 }
 _WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they would be longer than worthwhile
-# Ops whose schema does not tell that they change running statistics, their arguments 3 and 4, where argument 5 is true.
-_CHANGES_STATISTICS = {
-    aten.batch_norm.default,
-    aten.instance_norm.default,
-    aten.native_batch_norm.default,
-    aten._batch_norm_impl_index.default,
-    aten.cudnn_batch_norm.default,
-    aten.miopen_batch_norm.default,
-}
-# Ops that read an operand's memory and not its elements in their order.
-_READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
 # Ops that refuse one sample, of four dims, that lies in memory as many of an image's channels do.
 _READS_STRIDES = {aten.max_pool3d.default, aten.max_pool3d_with_indices.default}
 _MAX_EXPANSIONS = 4
@@ -355,7 +343,7 @@ class _Lowering:
         self, op: OpOverload, node: fx.Node, tensors: Sequence[Tensor], reached: Sequence[Reached], saving: int
     ) -> None:
         """Remember which of an op's operands and results it saves; those that its kernel changes it does not read."""
-        statistics = node.args[3:5] if op in _CHANGES_STATISTICS and node.args[5] else ()
+        statistics = node.args[3:5] if op in CHANGES_STATISTICS and node.args[5] else ()
         unseen = {memory(n.meta["val"]) for n in statistics if isinstance(n, fx.Node)}
         for k in frozenset[int]().union(*[r.saved for r in reached]):
             where = memory(tensors[k])
@@ -389,7 +377,7 @@ class _Lowering:
         mark = self._draft.mark()
         try:
             result = self._native(b, node, args, kwargs)
-            if isinstance(result, (list, tuple)) and any(result[i] is None for i in _used_results(node, len(result))):
+            if isinstance(result, (list, tuple)) and any(result[i] is None for i in used_results(node, len(result))):
                 raise Unsupported("its translation leaves out a result that is read")
             return result
         except Unsupported as error:
@@ -455,72 +443,13 @@ class _Lowering:
         part = b.of_part(node.target, node.meta.get("val"))
         self._env[node] = self._differentiated(part, node, functools.partial(self._native, depth=depth))
 
-    # What runs in PyTorch
-
     def _torch_call(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], cause: str) -> Any:
-        op = b.op
-        fakes, out_spec = pytree.tree_flatten(node.meta["val"])
-        used = _used_results(node, len(fakes))
-        _check_host_results(op, [fakes[i] for i in used])
-        if op in _READS_MEMORY:
-            order = _order_in_memory(node.args[0].meta["val"])  # type: ignore[union-attr]
-            if order is None or (op is not aten.as_strided.default and order != sorted(order)):
-                raise NotExportable(f"{op} depends on how its operand lies in memory")
-            args = (b.transpose(args[0], order), *args[1:])
-        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
-        numbers = {i: v.node.term for i, v in enumerate(leaves) if is_number(v)}
-        sizes = [v for i, v in enumerate(leaves) if isinstance(v, SYMBOLIC) and i not in numbers]
-        given = [v for v in leaves if isinstance(v, Val)]  # first, so that gradients find them where the node has them
-        written = [i for i, v in enumerate(given) if op in _CHANGES_STATISTICS and args[5] and v in args[3:5]]
-        given += [self._draft.number(term) for term in numbers.values()]
-        if sizes:
-            given.append(_carrier(b, sizes))
-        is_val = [isinstance(v, Val) for v in leaves]
-        run_all: Callable[[Sequence[Tensor]], list[Tensor]]
-        if op is custom_function.op():
-            call = custom_function.python_call(args[1])
-            name = call.name
-            given += [self._draft.number(v.node.term) for v in call.numbers]
-            run_all = functools.partial(_apply, call, len(given) - len(call.numbers))
-            cause = "a custom autograd.Function"
-        else:
-            plain = [None if isinstance(v, (Val, *SYMBOLIC)) else v for v in leaves]
-            is_size = [isinstance(v, SYMBOLIC) and i not in numbers for i, v in enumerate(leaves)]
-
-            def run_op(tensors: Sequence[Tensor]) -> list[Tensor]:
-                rest, shape = iter(tensors), iter(tensors[-1].shape[1:] if sizes else ())
-                values: list[Any] = [
-                    next(rest) if tensor else next(shape) if size else value
-                    for tensor, size, value in zip(is_val, is_size, plain, strict=True)
-                ]
-                for (i, term), number in zip(numbers.items(), rest, strict=False):  # sizes may follow
-                    values[i] = term.value if isinstance(number, FakeTensor) else number.item()
-                a, k = pytree.tree_unflatten(values, spec)
-                return [t for t in pytree.tree_leaves(op(*a, **k)) if isinstance(t, Tensor)]
-
-            name, run_all = str(op), run_op
-
-        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-            results = run_all(tensors)
-            return [*[results[i] for i in used], *[tensors[i] for i in written]]
-
-        self._in_pytorch[node] = len(self._callbacks.ops)
-        self._callbacks.ops.append(TorchOp(name, run, tuple(v.grad != 0 for v in given)))
-        self._fallbacks.append((name, cause))
-        types = [*[type_of(fakes[i]) for i in used], *[given[i].type for i in written]]
-        made = b.call_torch(len(self._callbacks.ops) - 1, given, types)
-        results: list[Val | None] = [None] * len(fakes)
-        for i, result in zip(used, made, strict=False):
-            results[i] = result
-        for i, result in zip(written, made[len(used) :], strict=True):
-            b.overwrite(given[i], result)
-        return pytree.tree_unflatten(results, out_spec)
-
-
-def _apply(call: custom_function.PythonCall, n: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Apply a custom function to `n` tensors, and the numbers in those behind them."""
-    numbers = None if any(isinstance(t, FakeTensor) for t in tensors) else [t.item() for t in tensors[n:]]
-    return call(tensors[:n], numbers)
+        call = torch_call(b, node, args, kwargs)
+        index = len(self._callbacks.ops)
+        self._in_pytorch[node] = index
+        self._callbacks.ops.append(TorchOp(call.name, call.run, tuple(v.grad != 0 for v in call.given)))
+        self._fallbacks.append((call.name, cause if b.op is not custom_function.op() else "a custom autograd.Function"))
+        return call.results(b, b.call_torch(index, call.given, call.types))
 
 
 def _check_numbers(node: fx.Node, op: OpOverload) -> None:
@@ -553,52 +482,15 @@ def _check_scalars(b: Builder, args: Sequence[Any], kwargs: dict[str, Any]) -> N
                     raise Unsupported(f"{a.name}={value}, which {dtype} does not hold")
 
 
-def _carrier(b: Builder, sizes: list[Any]) -> Val:
-    """A tensor without elements whose dims but the first are these sizes."""
-    if len(sizes) >= MAX_RANK or not all(isinstance(s, torch.SymInt) and s.node.expr.is_nonnegative for s in sizes):
-        raise NeedsStatic(f"{b.op} of {sizes} runs in PyTorch")
-    return b.expand(b.tensor(torch.zeros(0, *[1] * len(sizes), dtype=torch.bool), "sizes"), (0, *sizes))
-
-
 def _has_sparse_gradient(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     named = {**dict(zip([a.name for a in op._schema.arguments], args, strict=False)), **kwargs}
     return named.get("sparse") is True or named.get("sparse_grad") is True
-
-
-def _order_in_memory(t: Tensor) -> list[int] | None:
-    """The order of dims in which a tensor is dense and all of its memory, as a tensor is that PyTorch is given."""
-    n_bytes, offset = t.untyped_storage().nbytes(), t.storage_offset()
-    if any(isinstance(v, torch.SymInt) for v in (n_bytes, offset, *t.shape, *t.stride())):
-        raise NeedsStatic("how a tensor lies in memory is asked")
-    order = sorted(range(t.dim()), key=lambda dim: t.stride()[dim], reverse=True)
-    whole = offset == 0 and n_bytes == t.numel() * t.element_size()
-    return order if whole and t.permute(order).is_contiguous() else None
-
-
-def _used_results(node: fx.Node, n: int) -> list[int]:
-    """Which of the `n` results of a node are read; what PyTorch says of the others need not hold."""
-    values = node.meta["val"]
-    is_flat = isinstance(values, (list, tuple)) and not any(isinstance(v, (list, tuple)) for v in values)
-    if not is_flat or any(u.target is not operator.getitem for u in node.users):
-        return list(range(n))
-    return sorted({u.args[1] for u in node.users if u.users and isinstance(u.args[1], int)}) or [0]
 
 
 def _placed(error: NotExportable, node: fx.Node) -> NotExportable:
     """A refusal of a node, with the user's line that made it where that is known."""
     trace = node.meta.get("stack_trace")
     return type(error)(f"{error}, at {users_line_in(trace)}") if trace else NodeRefused(str(error))
-
-
-def _check_host_results(op: OpOverload, fakes: list[Any]) -> None:
-    if torch.Tag.dynamic_output_shape in op.tags:
-        raise NotExportable(f"the size of the result of {op} depends on the data")
-    for f in fakes:
-        if not isinstance(f, Tensor) or f.dtype not in DTYPES or f.layout is not torch.strided:
-            raise NotExportable(f"{op} returns what no graph can hold")
-        for size in f.shape:
-            if isinstance(size, torch.SymInt) and any(str(s).startswith("u") for s in size.node.expr.free_symbols):
-                raise NotExportable(f"the size of the result of {op} depends on the data")
 
 
 def _typed(b: Builder, result: Any, expected: Any) -> Any:

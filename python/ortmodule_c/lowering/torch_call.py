@@ -1,0 +1,196 @@
+"""A node that PyTorch runs: the values it is given, the function that calls the op on them, and what becomes of it."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from ..capture import custom_function
+from ..capture.numbers import Term, is_number
+from ..dtypes import DTYPES
+from ..errors import NeedsStatic, NotExportable
+from .builder import Builder
+from .draft import MAX_RANK, Type, Val, type_of
+from .expansion import SYMBOLIC
+from .translations.registry import aten
+
+# Ops whose schema does not tell that they change running statistics, their arguments 3 and 4, where argument 5 is true.
+CHANGES_STATISTICS = {
+    aten.batch_norm.default,
+    aten.instance_norm.default,
+    aten.native_batch_norm.default,
+    aten._batch_norm_impl_index.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+}
+# Ops that read an operand's memory and not its elements in their order.
+_READS_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default, aten.as_strided_copy.default}
+
+Run = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+@dataclass
+class TorchCall:
+    """One call of an op by PyTorch.
+
+    Attributes
+    ----------
+    name
+        The op, or the custom function.
+    run
+        Computes the results that are read, then the operands that are written over, from the tensors given.
+    given
+        The operands, first as the node has them, so that gradients find them there; then what carries numbers and
+        sizes.
+    types
+        What `run` gives.
+    used
+        Which results of the node are read.
+    written
+        Which operands the op writes over.
+    spec
+        The structure of the node's results.
+    """
+
+    name: str
+    run: Run
+    given: list[Val]
+    types: list[Type]
+    used: list[int]
+    written: list[int]
+    spec: pytree.TreeSpec
+
+    def results(self, b: Builder, made: Sequence[Val]) -> Any:
+        """The results of the node, None where they are not read, of the values that `run` has become."""
+        found: list[Val | None] = [None] * self.spec.num_leaves
+        for i, value in zip(self.used, made, strict=False):
+            found[i] = value
+        for i, value in zip(self.written, made[len(self.used) :], strict=True):
+            b.overwrite(self.given[i], value)
+        return pytree.tree_unflatten(found, self.spec)
+
+
+def torch_call(b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> TorchCall:
+    """The call of a node's op on values.
+
+    Raises
+    ------
+    NeedsStatic
+        If sizes are open that it cannot be given.
+    NotExportable
+        If its results or operands are such as no graph holds.
+    """
+    op = b.op
+    fakes, out_spec = pytree.tree_flatten(node.meta["val"])
+    used = used_results(node, len(fakes))
+    _check_results(op, [fakes[i] for i in used])
+    if op in _READS_MEMORY:
+        order = _order_in_memory(node.args[0].meta["val"])  # type: ignore[union-attr]
+        if order is None or (op is not aten.as_strided.default and order != sorted(order)):
+            raise NotExportable(f"{op} depends on how its operand lies in memory")
+        args = (b.transpose(args[0], order), *args[1:])
+    leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Val))
+    operands = [v for v in leaves if isinstance(v, Val)]
+    written = [i for i, v in enumerate(operands) if op in CHANGES_STATISTICS and args[5] and v in args[3:5]]
+    if op is custom_function.op():
+        name, extra, run = _of_function(b, custom_function.python_call(args[1]), len(operands))
+    else:
+        name, (extra, run) = str(op), _of_op(b, leaves, spec)
+    types = [*[type_of(fakes[i]) for i in used], *[operands[i].type for i in written]]
+    return TorchCall(name, _chosen(run, used, written), [*operands, *extra], types, used, written, out_spec)
+
+
+def _chosen(run: Run, used: list[int], written: list[int]) -> Run:
+    def chosen(tensors: Sequence[Tensor]) -> list[Tensor]:
+        results = run(tensors)
+        return [*[results[i] for i in used], *[tensors[i] for i in written]]
+
+    return chosen
+
+
+def _of_function(b: Builder, call: custom_function.PythonCall, n: int) -> tuple[str, list[Val], Run]:
+    """The name of a custom function, what carries its numbers, and the application to `n` tensors before those."""
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        numbers = None if any(isinstance(t, FakeTensor) for t in tensors) else [t.item() for t in tensors[n:]]
+        return call(tensors[:n], numbers)
+
+    return call.name, [b.draft.number(v.node.term) for v in call.numbers], run
+
+
+def _of_op(b: Builder, leaves: Sequence[Any], spec: pytree.TreeSpec) -> tuple[list[Val], Run]:
+    """What carries the numbers and sizes among the arguments of an op, and the call of the op behind its operands."""
+    op = b.op
+    terms = [v.node.term for v in leaves if is_number(v)]
+    sizes = [v for v in leaves if isinstance(v, SYMBOLIC) and not is_number(v)]
+    n_behind = len(terms) + bool(sizes)
+    kinds = [_kind(v) for v in leaves]
+    plain = [None if kind else v for v, kind in zip(leaves, kinds, strict=True)]
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        n = len(tensors) - n_behind
+        given: dict[str, Iterator[Any]] = {
+            "operand": iter(tensors[:n]),
+            "number": map(_number, tensors[n:], terms),
+            "size": iter(tensors[-1].shape[1:] if n_behind > len(terms) else ()),
+        }
+        values = [next(given[kind]) if kind else v for v, kind in zip(plain, kinds, strict=True)]
+        args, kwargs = pytree.tree_unflatten(values, spec)
+        return [t for t in pytree.tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
+
+    carriers = [b.draft.number(term) for term in terms]
+    return [*carriers, *([_carrier(b, sizes)] if sizes else [])], run
+
+
+def _kind(leaf: Any) -> str:
+    """Where an argument is found in a call; nowhere if it is the same in all."""
+    if is_number(leaf):
+        return "number"
+    return "operand" if isinstance(leaf, Val) else "size" if isinstance(leaf, SYMBOLIC) else ""
+
+
+def _number(t: Tensor, term: Term) -> Any:
+    return term.value if isinstance(t, FakeTensor) else t.item()
+
+
+def _carrier(b: Builder, sizes: list[Any]) -> Val:
+    """A tensor without elements whose dims but the first are these sizes."""
+    if len(sizes) >= MAX_RANK or not all(isinstance(s, torch.SymInt) and s.node.expr.is_nonnegative for s in sizes):
+        raise NeedsStatic(f"{b.op} of {sizes} runs in PyTorch")
+    return b.expand(b.tensor(torch.zeros(0, *[1] * len(sizes), dtype=torch.bool), "sizes"), (0, *sizes))
+
+
+def _order_in_memory(t: Tensor) -> list[int] | None:
+    """The order of dims in which a tensor is dense and all of its memory, as a tensor is that PyTorch is given."""
+    n_bytes, offset = t.untyped_storage().nbytes(), t.storage_offset()
+    if any(isinstance(v, torch.SymInt) for v in (n_bytes, offset, *t.shape, *t.stride())):
+        raise NeedsStatic("how a tensor lies in memory is asked")
+    order = sorted(range(t.dim()), key=lambda dim: t.stride()[dim], reverse=True)
+    whole = offset == 0 and n_bytes == t.numel() * t.element_size()
+    return order if whole and t.permute(order).is_contiguous() else None
+
+
+def used_results(node: fx.Node, n: int) -> list[int]:
+    """Which of the `n` results of a node are read; what PyTorch says of the others need not hold."""
+    values = node.meta["val"]
+    is_flat = isinstance(values, (list, tuple)) and not any(isinstance(v, (list, tuple)) for v in values)
+    if not is_flat or any(u.target is not operator.getitem for u in node.users):
+        return list(range(n))
+    return sorted({u.args[1] for u in node.users if u.users and isinstance(u.args[1], int)}) or [0]
+
+
+def _check_results(op: OpOverload, fakes: list[Any]) -> None:
+    if torch.Tag.dynamic_output_shape in op.tags:
+        raise NotExportable(f"the size of the result of {op} depends on the data")
+    for f in fakes:
+        if not isinstance(f, Tensor) or f.dtype not in DTYPES or f.layout is not torch.strided:
+            raise NotExportable(f"{op} returns what no graph can hold")
+        for size in f.shape:
+            if isinstance(size, torch.SymInt) and any(str(s).startswith("u") for s in size.node.expr.free_symbols):
+                raise NotExportable(f"the size of the result of {op} depends on the data")
