@@ -249,13 +249,18 @@ static int add_place(held_object *self, PyObject *entry) {
   return 0;
 }
 
-/* Keys of dictionaries of modules are interned, as the names are. */
+static int is_named(PyObject *key, PyObject *name) {
+  if (key == name) return 1;
+  return PyUnicode_Check(key) &&
+         PyUnicode_Compare(key, name) == 0; /* one that was unpickled is not interned */
+}
+
 static int note_names(held_object *self, const omc_module *m) {
   self->names = PyMem_Malloc((size_t)self->n_items + 1);
   if (!self->names) return PyErr_NoMemory(), -1;
   for (Py_ssize_t i = 0; i < self->n_items; i++) {
     uint8_t name = 0;
-    while (name < OMC_N_OF_MODULES && self->items[i].key != m->names[name]) name++;
+    while (name < OMC_N_OF_MODULES && !is_named(self->items[i].key, m->names[name])) name++;
     self->names[i] = name;
   }
   return 0;
