@@ -309,8 +309,8 @@ class Graphs:
     def _check_limit(self, key: Key, when: str) -> None:
         limit, alike = self._options.max_graphs, self._alike(key)
         if len(alike) >= limit and all(g.used > self._calls - _LATELY for g in alike):
-            often = f" each time {when}" if when else ""
-            raise NotRunnable(f"more than max_graphs={limit} graphs would be needed, one more{often}")
+            often = f", one more each time {when}" if when else ""
+            raise NotRunnable(f"more than max_graphs={limit} graphs would be needed{often}")
 
     def _difference(self, key: Key, sizes: Sizes, paths: Sequence[str], openings: Openings) -> str:
         """What happened that no graph serves this call, if others were made for calls like it."""

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,43 @@ def test_the_first_call_opens_all() -> None:
     sizes = [(3, 4), (5, 4), (7, 4), (2, 4), (9, 4), (4, 8), (4, 3), (6, 9)]
     ours = assert_same_steps(net(), *[(torch.randn(n, length, 6),) for n, length in sizes])
     assert n_graphs(ours) == 1
+
+
+SLICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "without the first batch": lambda t: t[1:],
+    "without the last of each length": lambda t: t[:, :-1],
+    "each second of features": lambda t: torch.cat([t, t], -1)[..., ::2],
+    "some of wider features": lambda t: torch.cat([t, t], -1)[..., :6],
+    "in all dims": lambda t: torch.cat([t, t], -1)[1:, 1:-1, 2:8],
+    "of the transposed": lambda t: t.transpose(0, 1).contiguous()[:, :-1].transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("way", ["auto", "dynamo"])
+@pytest.mark.parametrize("cut", SLICES.values(), ids=SLICES)
+def test_an_argument_that_is_a_slice_is_of_any_size(cut: Callable[[torch.Tensor], torch.Tensor], way: Any) -> None:
+    module = Function(lambda s, x: s.b(s.a(x).relu() + x.flatten(0, 1).mean(0)), a=nn.Linear(6, 6), b=nn.Linear(6, 3))
+    eager = copy.deepcopy(module)
+    ours = ORTModule(module, DebugOptions(capture=way))
+    for n, length in ((3, 4), (5, 4), (5, 9), (4, 4), (3, 7), (6, 6)):
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, cut(torch.randn(n, length, 6)))
+    assert ours.stats()["graphs"] <= (1 if way == "auto" else 2)
+
+
+def test_crops_of_images_of_several_sizes_have_one_graph() -> None:
+    images = [torch.randn(4, 3, 10 + n, 9 + n) for n in range(4)]
+    ours = assert_same_steps(nn.Conv2d(3, 2, 3), *[(t[:, :, n : n + 8, 1:9],) for n, t in enumerate(images)])
+    assert n_graphs(ours) == 1
+
+
+def test_a_result_shares_memory_with_a_slice_where_it_does_in_pytorch() -> None:
+    ours = ORTModule(Function(lambda s, x: (x.reshape(-1, x.shape[-1]), s.a(x)), a=nn.Linear(4, 4)))
+    for n in (3, 5):
+        t = torch.randn(n, 6, 8)
+        for x in (t[..., :4], t[:, 1:, :4], t[:, 1:-1, :4], t[1:, :, 4:], t[:1, 1:, :4], t.transpose(0, 1)[..., :4]):
+            assert (ours(x)[0].data_ptr() == x.data_ptr()) == (x.reshape(-1, 4).data_ptr() == x.data_ptr())
 
 
 def test_a_last_smaller_batch_and_then_other_lengths() -> None:

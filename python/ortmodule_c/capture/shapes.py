@@ -38,6 +38,9 @@ class Fit:
         self._replacements = dict(env.replacements) if env is not None else {}
         self._ranges = dict(env.var_to_range) if env is not None else {}
         self._guards = [g.expr for g in env.guards] if env is not None else []
+        self._of_memory = _symbols([n for t in examples for n in (*t.stride(), t.storage_offset())]) - _symbols(
+            symbolic
+        )
         self._known: dict[Sizes, bool] = {}
 
     def accepts(self, sizes: Sizes) -> bool:
@@ -66,9 +69,11 @@ class Fit:
         return all(self._holds(g, bound) for g in self._guards)
 
     def _holds(self, guard: Any, bound: dict[sympy.Symbol, int]) -> bool:
-        """A guard that cannot be decided does not hold."""
+        """A guard that cannot be decided does not hold; how tensors lie in memory is not asked here."""
         while any(s in self._replacements for s in guard.free_symbols):
             guard = guard.xreplace(self._replacements)
+        if not self._of_memory.isdisjoint(guard.free_symbols):
+            return True
         return _value(guard, bound) in (True, sympy.true)
 
 
@@ -138,6 +143,10 @@ def _expr(size: Any) -> Any:
         return int(size)
     expr = size.node.expr
     return int(expr) if expr.is_Integer else expr
+
+
+def _symbols(numbers: Sequence[Any]) -> set[Any]:
+    return set().union(*[n.node.expr.free_symbols for n in numbers if isinstance(n, torch.SymInt)])
 
 
 def _value(expr: Any, bound: dict[sympy.Symbol, int]) -> Any:

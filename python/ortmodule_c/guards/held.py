@@ -133,8 +133,12 @@ def layout(t: Tensor) -> tuple[int, ...]:
 
 
 def looseness(t: Tensor) -> tuple[int, ...]:
-    """How a tensor lies in memory; nothing where an op of PyTorch may take its elements for one row."""
-    return () if t.is_contiguous() else t.stride()
+    """Which neighbouring dims an op of PyTorch may take for one, and if the last is dense; nothing if all are."""
+    if t.is_contiguous():
+        return ()
+    dims = [(size, stride) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1]
+    merged = [outer == size * inner for (_, outer), (size, inner) in itertools.pairwise(dims)]
+    return (*merged, dims[-1][1] == 1)
 
 
 @dataclass(frozen=True)
