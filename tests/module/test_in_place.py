@@ -168,3 +168,28 @@ def test_what_is_written_over_by_memory_has_no_gradient(write: Callable[[Tensor]
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
     for _ in range(2):
         assert_same_step(eager, ours, torch.randn(4, 4))
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "what is left out has a default": lambda t: t.bernoulli_(),
+    "what is given is the default": lambda t: t.bernoulli_(0.5),
+    "a number": lambda t: t.bernoulli_(0.3),
+    "a tensor": lambda t: t.bernoulli_(torch.full_like(t, 0.3)),
+    "normal": lambda t: t.normal_(std=2),
+    "uniform": lambda t: t.uniform_(-1, 2),
+    "exponential": lambda t: t.exponential_(2.0),
+    "geometric": lambda t: t.geometric_(0.4),
+    "integers": lambda t: t.random_(5),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_what_is_drawn_in_place_is_one_op_in_pytorch(draw: Callable[[Tensor], Tensor]) -> None:
+    eager, ours = pair(Function(lambda s, x: x + s.l(x) * draw(x.new_ones(x.shape[0], 1)), l=nn.Linear(8, 8)))
+    for n in (5, 4):
+        x, results = torch.randn(n, 8), []
+        for m in (eager, ours):
+            torch.manual_seed(n)
+            results.append(m(x))
+        torch.testing.assert_close(*results)
+    assert len(ours.fallback_report()) == 1 and not ours.stats()["dynamo_graphs"]

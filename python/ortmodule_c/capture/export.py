@@ -31,6 +31,7 @@ from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
 from .numbers import Numbers, marked, to_nodes
+from .python_functions import as_python_has_them
 from .recurrent import one_step_for_all
 from .refusals import check_attributes, nothing_lost
 from .symbols import let_go, numbers_to_the_user, remembered
@@ -353,6 +354,7 @@ def capture(
         try:
             with (
                 unhooked(),
+                as_python_has_them(),
                 _paths_noted(module),
                 sdpa_kernel(SDPBackend.MATH),
                 kept_whole() as calls,

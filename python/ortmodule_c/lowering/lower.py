@@ -541,4 +541,8 @@ def _functional(node: fx.Node, op: OpOverload) -> OpOverload:
     found = functional(op)
     if found is None or written(op) != [op._schema.arguments[0].name] or not fits(node, found):
         raise NeedsFunctional(str(op))
+    optional = {a.name for a in found._schema.arguments if a.has_default_value()}
+    for a in op._schema.arguments[len(node.args) :]:
+        if a.has_default_value() and a.name not in optional and a.name not in node.kwargs:
+            node.update_kwarg(a.name, a.default_value)
     return found

@@ -286,6 +286,8 @@ def l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
 @translates(aten.smooth_l1_loss.default)
 def smooth_l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, beta: float = 1.0) -> Val:
     """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2."""
+    if beta < 0:
+        raise Unsupported(f"beta={beta}, which PyTorch refuses")
     if beta == 0:
         return l1_loss(b, x, target, reduction)
 
