@@ -42,7 +42,7 @@ omc_node *omc_erase_node(omc_graph *g, omc_node *node) {
   return next;
 }
 
-static bool is_used(const omc_node *node) {
+bool omc_is_used(const omc_node *node) {
   for (uint32_t i = 0; i < node->n_out; i++)
     if (node->out[i] && node->out[i]->uses) return true;
   return false;
@@ -52,7 +52,7 @@ uint32_t omc_erase_unused(omc_graph *g) {
   uint32_t n = 0;
   for (omc_node *node = g->last, *prev; node; node = prev) {
     prev = node->prev;
-    if (is_used(node)) continue;
+    if (omc_is_used(node)) continue;
     omc_erase_node(g, node);
     n++;
   }

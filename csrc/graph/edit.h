@@ -17,6 +17,9 @@ omc_node *omc_erase_node(omc_graph *g, omc_node *node);
 /* Puts a node that is in no list in front of `before` (NULL: at the end). */
 void omc_link_node(omc_graph *g, omc_node *node, omc_node *before);
 
+/* Whether anybody uses an output of the node. */
+bool omc_is_used(const omc_node *node);
+
 /* Erases, in one backward sweep, every node none of whose outputs is used. Returns how many. */
 uint32_t omc_erase_unused(omc_graph *g);
 

@@ -24,17 +24,22 @@ static omc_node *new_node(omc_arena *arena, uint32_t n_in, uint32_t n_out) {
   return node;
 }
 
+static omc_node *new_result(omc_arena *arena, uint32_t n_in) {
+  omc_node *result = new_node(arena, n_in, 0);
+  if (result) result->op = OMC_N_OPS;
+  return result;
+}
+
 omc_status omc_graph_create(const omc_allocator *allocator, omc_graph **out) {
   omc_graph *g = omc_alloc_zero(allocator, 1, sizeof *g);
   if (!g) return no_memory();
   omc_arena_init(&g->arena, allocator);
   omc_arena_init(&g->scratch, allocator);
-  g->result = new_node(&g->arena, 0, 0);
+  g->result = new_result(&g->arena, 0);
   if (!g->result) {
     omc_graph_destroy(g);
     return no_memory();
   }
-  g->result->op = OMC_N_OPS;
   *out = g;
   return OMC_OK;
 }
@@ -156,23 +161,25 @@ static omc_status copy_attr(omc_arena *arena, const omc_attr *from, omc_attr *to
   return OMC_OK;
 }
 
-static omc_status copy_attrs(omc_arena *arena, const omc_attr *from, uint32_t n, omc_node *node) {
-  omc_attr *attrs = OMC_NEW_ARRAY(arena, omc_attr, n);
-  if (!attrs) return no_memory();
-  for (uint32_t i = 0; i < n; i++) OMC_TRY(copy_attr(arena, &from[i], &attrs[i]));
+/* A node as the spec says, but for its inputs and outputs, of which it has as many. */
+static omc_status make_node(omc_arena *arena, const omc_node_spec *spec, omc_node **out) {
+  omc_node *node = new_node(arena, spec->n_in, spec->n_out);
+  omc_attr *attrs = OMC_NEW_ARRAY(arena, omc_attr, spec->n_attr);
+  if (!node || !attrs) return no_memory();
+  node->op = spec->op;
+  node->phase = spec->phase;
+  OMC_TRY(copy_text(arena, spec->name, &node->name));
+  for (uint32_t i = 0; i < spec->n_attr; i++) OMC_TRY(copy_attr(arena, &spec->attr[i], &attrs[i]));
   node->attr = attrs;
-  node->n_attr = n;
+  node->n_attr = spec->n_attr;
+  *out = node;
   return OMC_OK;
 }
 
 /* Links into the list only when nothing can fail any more: a failure leaves no half a node. */
 omc_status omc_graph_add_node(omc_graph *g, const omc_node_spec *spec, omc_node **out) {
-  omc_node *node = new_node(&g->arena, spec->n_in, spec->n_out);
-  if (!node) return no_memory();
-  node->op = spec->op;
-  node->phase = spec->phase;
-  OMC_TRY(copy_text(&g->arena, spec->name, &node->name));
-  OMC_TRY(copy_attrs(&g->arena, spec->attr, spec->n_attr, node));
+  omc_node *node;
+  OMC_TRY(make_node(&g->arena, spec, &node));
   OMC_TRY(omc_schema_check(node));
   for (uint32_t i = 0; i < spec->n_out; i++) {
     OMC_TRY(new_value(g, OMC_ROLE_NODE, i, NULL, &node->out[i]));
@@ -199,9 +206,8 @@ omc_status omc_graph_set_result(omc_graph *g, omc_value *const *values, uint32_t
     if (g->grads[i])
       OMC_FAIL(EINVALID, "gradient of output %u of a graph with %u outputs", i, n_outputs);
   if (g->grads) OMC_TRY(reserve(&g->arena, &g->grads, g->cap_grads, &g->cap_grads, n_outputs));
-  omc_node *result = new_node(&g->arena, n_outputs + n_grads, 0);
+  omc_node *result = new_result(&g->arena, n_outputs + n_grads);
   if (!result) return no_memory();
-  result->op = OMC_N_OPS;
   for (uint32_t i = 0; i < g->result->n_in; i++) omc_set_input(g->result, i, NULL);
   for (uint32_t i = 0; i < result->n_in; i++) omc_set_input(result, i, values[i]);
   g->result = result;
@@ -264,12 +270,10 @@ static omc_status clone_inputs(omc_graph *g, const omc_node *from, omc_node *to,
 }
 
 static omc_status clone_node(omc_graph *g, const omc_node *from, omc_value **map) {
-  omc_node *node = new_node(&g->arena, from->n_in, from->n_out);
-  if (!node) return no_memory();
-  node->op = from->op;
-  node->phase = from->phase;
-  OMC_TRY(copy_text(&g->arena, from->name, &node->name));
-  OMC_TRY(copy_attrs(&g->arena, from->attr, from->n_attr, node));
+  const omc_node_spec spec = {from->op,     from->phase, from->name, from->n_in, from->n_out,
+                              from->n_attr, NULL,        from->attr, NULL};
+  omc_node *node;
+  OMC_TRY(make_node(&g->arena, &spec, &node));
   OMC_TRY(clone_inputs(g, from, node, map));
   for (uint32_t i = 0; i < from->n_out; i++) {
     if (!from->out[i]) continue;
@@ -298,9 +302,8 @@ static omc_status clone_into(const omc_graph *from, omc_graph *g, omc_value **ma
   OMC_TRY(clone_list(g, from->inputs, from->n_inputs, map, &g->inputs, &g->cap_inputs));
   OMC_TRY(clone_list(g, from->grads, from->cap_grads, map, &g->grads, &g->cap_grads));
   for (const omc_node *n = from->first; n; n = n->next) OMC_TRY(clone_node(g, n, map));
-  g->result = new_node(&g->arena, from->result->n_in, 0);
+  g->result = new_result(&g->arena, from->result->n_in);
   if (!g->result) return no_memory();
-  g->result->op = OMC_N_OPS;
   g->n_outputs = from->n_outputs;
   g->n_grads = from->n_grads;
   OMC_TRY(clone_inputs(g, from->result, g->result, map));
@@ -416,6 +419,35 @@ omc_status omc_node_list(const omc_node *node, const char *name, uint32_t n, int
     OMC_NODE_FAIL(node, ESHAPE, "attribute '%s' has %u values, not %u", name, given, n);
   const int64_t otherwise = schema_of(node, name, OMC_ATTR_INTS)->otherwise.i;
   for (uint32_t i = 0; i < n; i++) out[i] = given ? list[i] : otherwise;
+  return OMC_OK;
+}
+
+omc_attr omc_attr_element(const omc_attr *a, uint32_t i) {
+  if (!omc_attr_is_list(a)) return *a;
+  omc_attr one = {.name = a->name, .kind = (omc_attr_kind)(a->kind - OMC_ATTR_INTS), .n = 1};
+  if (one.kind == OMC_ATTR_INT) one.v.i = a->v.is[i];
+  if (one.kind == OMC_ATTR_FLOAT) one.v.f = a->v.fs[i];
+  if (one.kind == OMC_ATTR_STRING) one.v.s = a->v.ss[i];
+  return one;
+}
+
+omc_status omc_attr_list(omc_arena *arena, const omc_attr *items, uint32_t n, omc_attr *list) {
+  const omc_attr_kind kind = n ? items[0].kind : OMC_ATTR_INT;
+  void *memory = omc_arena_alloc(arena, n, sizeof items->v);
+  int64_t *const is = memory;
+  double *const fs = memory;
+  const char **const ss = memory;
+  if (!memory) return no_memory();
+  for (uint32_t i = 0; i < n; i++) {
+    if (items[i].kind != kind) OMC_FAIL(EDTYPE, "a list that mixes kinds");
+    if (kind == OMC_ATTR_INT) is[i] = items[i].v.i;
+    if (kind == OMC_ATTR_FLOAT) fs[i] = items[i].v.f;
+    if (kind == OMC_ATTR_STRING) ss[i] = items[i].v.s;
+  }
+  const omc_attr lists[] = {[OMC_ATTR_INT] = {list->name, OMC_ATTR_INTS, n, {.is = is}},
+                            [OMC_ATTR_FLOAT] = {list->name, OMC_ATTR_FLOATS, n, {.fs = fs}},
+                            [OMC_ATTR_STRING] = {list->name, OMC_ATTR_STRINGS, n, {.ss = ss}}};
+  *list = lists[kind];
   return OMC_OK;
 }
 

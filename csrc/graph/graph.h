@@ -52,6 +52,7 @@ struct omc_value {
   omc_use *uses;      /* first use or NULL */
 };
 
+/* Scalars, then the lists of each of them. */
 typedef enum {
   OMC_ATTR_INT,
   OMC_ATTR_FLOAT,
@@ -64,7 +65,7 @@ typedef enum {
 typedef struct omc_attr {
   const char *name;
   omc_attr_kind kind;
-  uint32_t n; /* elements of the list kinds */
+  uint32_t n; /* elements; 1 of a scalar */
   union {
     int64_t i;
     double f;
@@ -245,6 +246,16 @@ static inline omc_attr omc_attr_ints(const char *name, const int64_t *is, uint32
   omc_attr a = {name, OMC_ATTR_INTS, n, {.is = is}};
   return a;
 }
+
+static inline bool omc_attr_is_list(const omc_attr *a) { return a->kind >= OMC_ATTR_INTS; }
+
+/* Element i of a list, or of a scalar itself, as a scalar; strings are borrowed. */
+omc_attr omc_attr_element(const omc_attr *a, uint32_t i);
+
+/* The list of n scalars, of the name that *list has, in memory of the arena; of none, one of ints.
+ * OMC_EDTYPE: they are not all of one kind. */
+omc_status omc_attr_list(omc_arena *arena, const omc_attr *items, uint32_t n,
+                         omc_attr *list) OMC_MUST_USE;
 
 /* Reads element i of an integer or bool constant as int64, and of any constant as double. */
 int64_t omc_const_int(const omc_value *v, int64_t i);

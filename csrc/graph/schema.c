@@ -60,21 +60,8 @@ static const char *const kinds[] = {[OMC_ATTR_INT] = "int",       [OMC_ATTR_FLOA
 
 const char *omc_attr_kind_name(omc_attr_kind kind) { return kinds[kind]; }
 
-static omc_attr_kind element_kind(omc_attr_kind kind) {
-  return kind >= OMC_ATTR_INTS ? (omc_attr_kind)(kind - OMC_ATTR_INTS) : kind;
-}
-
-/* Element i of a list, or an attribute that is none, as one of its elements' kind. */
-static omc_attr element(const omc_attr *a, uint32_t i) {
-  omc_attr one = {.name = a->name, .kind = element_kind(a->kind), .n = 1, .v = a->v};
-  if (a->kind == OMC_ATTR_INTS) one.v.i = a->v.is[i];
-  if (a->kind == OMC_ATTR_FLOATS) one.v.f = a->v.fs[i];
-  if (a->kind == OMC_ATTR_STRINGS) one.v.s = a->v.ss[i];
-  return one;
-}
-
 static const char *element_text(const omc_attr *a, uint32_t i, char *buf) {
-  const omc_attr one = element(a, i);
+  const omc_attr one = omc_attr_element(a, i);
   if (one.kind == OMC_ATTR_INT) snprintf(buf, VALUE_TEXT, "%lld", (long long)one.v.i);
   if (one.kind == OMC_ATTR_FLOAT) snprintf(buf, VALUE_TEXT, "%g", one.v.f);
   if (one.kind == OMC_ATTR_STRING) snprintf(buf, VALUE_TEXT, "\"%.60s\"", one.v.s);
@@ -84,7 +71,7 @@ static const char *element_text(const omc_attr *a, uint32_t i, char *buf) {
 /* The whole, or how a list begins. */
 static const char *value_text(const omc_attr *a, char *buf) {
   char first[VALUE_TEXT];
-  if (element_kind(a->kind) == a->kind) return element_text(a, 0, buf);
+  if (!omc_attr_is_list(a)) return element_text(a, 0, buf);
   if (a->n == 0)
     snprintf(buf, VALUE_TEXT, "[]");
   else
@@ -95,7 +82,7 @@ static const char *value_text(const omc_attr *a, char *buf) {
 static omc_status check_range(const omc_node *node, const omc_attr *a, uint32_t i,
                               const omc_attr_schema *schema) {
   char text[VALUE_TEXT];
-  const omc_attr one = element(a, i);
+  const omc_attr one = omc_attr_element(a, i);
   const double value = one.kind == OMC_ATTR_INT ? (double)one.v.i : one.v.f;
   if (value >= schema->low && value <= schema->high) return OMC_OK;
   if (isinf(schema->high))
@@ -108,7 +95,7 @@ static omc_status check_range(const omc_node *node, const omc_attr *a, uint32_t 
 static omc_status check_choice(const omc_node *node, const omc_attr *a, uint32_t i,
                                const omc_attr_schema *schema) {
   char text[VALUE_TEXT], all[CHOICES_TEXT] = "";
-  const char *value = element(a, i).v.s;
+  const char *value = omc_attr_element(a, i).v.s;
   for (const char *const *choice = schema->choices; *choice; choice++) {
     if (!strcmp(*choice, value)) return OMC_OK;
     const size_t used = strlen(all);
@@ -123,9 +110,9 @@ static omc_status check_value(const omc_node *node, const omc_attr *a, uint32_t 
   omc_dtype dtype;
   if (schema->ranged) OMC_TRY(check_range(node, a, i, schema));
   if (schema->choices) OMC_TRY(check_choice(node, a, i, schema));
-  if (schema->is_dtype && !omc_dtype_from_onnx(element(a, i).v.i, &dtype))
+  if (schema->is_dtype && !omc_dtype_from_onnx(omc_attr_element(a, i).v.i, &dtype))
     OMC_NODE_FAIL(node, EUNSUPPORTED, "attribute '%s' is %lld, not the ONNX code of a dtype",
-                  a->name, (long long)element(a, i).v.i);
+                  a->name, (long long)omc_attr_element(a, i).v.i);
   return OMC_OK;
 }
 
@@ -140,8 +127,7 @@ static omc_status check_attr(const omc_node *node, const omc_attr *a) {
   if (a->kind != schema->kind && !widens && !empty)
     OMC_NODE_FAIL(node, EINVALID, "attribute '%s' is %s, of kind %s, not %s", a->name,
                   value_text(a, text), kinds[a->kind], kinds[schema->kind]);
-  const uint32_t n = schema->kind >= OMC_ATTR_INTS ? a->n : 1;
-  for (uint32_t i = 0; i < n; i++) OMC_TRY(check_value(node, a, i, schema));
+  for (uint32_t i = 0; i < a->n; i++) OMC_TRY(check_value(node, a, i, schema));
   return OMC_OK;
 }
 

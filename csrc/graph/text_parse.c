@@ -126,24 +126,29 @@ static omc_status parse_type(parser *p, omc_type *out) {
 
 static bool is_number_char(char c) { return is_word_char(c) || c == '+' || c == '-' || c == '.'; }
 
-/* A number: an integer if *is_int comes back true, else a float. */
-static omc_status parse_number(parser *p, bool *is_int, int64_t *i, double *f) {
+typedef struct number {
+  bool is_int;
+  int64_t i; /* if it is one */
+  double f;
+} number;
+
+static omc_status parse_number(parser *p, number *out) {
   skip_blanks(p);
   span s = {p->at, 0};
   while (p->at + s.n < p->end && is_number_char(p->at[s.n])) s.n++;
   const size_t sign = s.n && *s.text == '-';
   bool fits = true;
   size_t k = sign;
-  for (*i = 0; k < s.n && s.text[k] >= '0' && s.text[k] <= '9'; k++) {
+  for (out->i = 0; k < s.n && s.text[k] >= '0' && s.text[k] <= '9'; k++) {
     const int digit = s.text[k] - '0';
-    fits = fits && !__builtin_mul_overflow(*i, 10, i) &&
-           !__builtin_add_overflow(*i, sign ? -digit : digit, i);
+    fits = fits && !__builtin_mul_overflow(out->i, 10, &out->i) &&
+           !__builtin_add_overflow(out->i, sign ? -digit : digit, &out->i);
   }
-  *is_int = k == s.n && s.n > sign;
-  if (*is_int && !fits) PARSE_FAIL(p, "%.*s does not fit in 64 bits", SPAN(s));
-  if (*is_int)
-    *f = (double)*i;
-  else if (!omc_number_read(s.text, s.n, f))
+  out->is_int = k == s.n && s.n > sign;
+  if (out->is_int && !fits) PARSE_FAIL(p, "%.*s does not fit in 64 bits", SPAN(s));
+  if (out->is_int)
+    out->f = (double)out->i;
+  else if (!omc_number_read(s.text, s.n, &out->f))
     return expected(p, "a number");
   p->at += s.n;
   return OMC_OK;
@@ -229,19 +234,17 @@ static omc_status parse_input(parser *p) {
 /* There are no more outputs than bytes of text, which bounds the list of gradients. */
 static omc_status parse_grad(parser *p) {
   span name;
-  bool is_int;
-  int64_t index;
-  double f;
+  number index;
   omc_value *v;
   OMC_TRY(parse_name(p, &name));
   if (!accept_word(p, "of")) return expected(p, "'of' and the number of an output");
-  OMC_TRY(parse_number(p, &is_int, &index, &f));
-  if (!is_int || index < 0 || index >= p->end - p->line_start || index >= UINT32_MAX)
+  OMC_TRY(parse_number(p, &index));
+  if (!index.is_int || index.i < 0 || index.i >= p->end - p->line_start || index.i >= UINT32_MAX)
     return expected(p, "the number of an output");
   OMC_TRY(expect(p, ':', "':' and a type"));
   omc_type type;
   OMC_TRY(parse_type(p, &type));
-  OMC_TRY(at_line(p, omc_graph_add_grad(p->graph, (uint32_t)index, &v)));
+  OMC_TRY(at_line(p, omc_graph_add_grad(p->graph, (uint32_t)index.i, &v)));
   v->type = type;
   return define(p, v, name);
 }
@@ -251,16 +254,14 @@ static omc_status parse_elements(parser *p, const omc_type *type, size_t bytes, 
   const size_t n = bytes / omc_dtype_size(type->dtype);
   const bool is_float = omc_dtype_is_float(type->dtype);
   for (size_t k = 0; k < n; k++) {
-    bool is_int;
-    int64_t i;
-    double f;
+    number x;
     if (k) OMC_TRY(expect(p, ',', "',' and another element"));
-    OMC_TRY(parse_number(p, &is_int, &i, &f));
+    OMC_TRY(parse_number(p, &x));
     if (is_float)
-      omc_element_set_float(type->dtype, data, (int64_t)k, f);
+      omc_element_set_float(type->dtype, data, (int64_t)k, x.f);
     else
-      omc_element_set_int(type->dtype, data, (int64_t)k, i);
-    if (!is_float && (!is_int || omc_element_int(type->dtype, data, (int64_t)k) != i))
+      omc_element_set_int(type->dtype, data, (int64_t)k, x.i);
+    if (!is_float && (!x.is_int || omc_element_int(type->dtype, data, (int64_t)k) != x.i))
       PARSE_FAIL(p, "element %zu is no %s", k, omc_dtype_get(type->dtype)->text);
   }
   return expect(p, ']', "']' after the last element");
@@ -314,43 +315,25 @@ static omc_status parse_scalar_attr(parser *p, omc_attr *a) {
     a->kind = OMC_ATTR_STRING;
     return parse_string(p, &a->v.s);
   }
-  bool is_int;
-  int64_t i;
-  double f;
-  OMC_TRY(parse_number(p, &is_int, &i, &f));
-  a->kind = is_int ? OMC_ATTR_INT : OMC_ATTR_FLOAT;
-  if (is_int)
-    a->v.i = i;
+  number x;
+  OMC_TRY(parse_number(p, &x));
+  a->kind = x.is_int ? OMC_ATTR_INT : OMC_ATTR_FLOAT;
+  if (x.is_int)
+    a->v.i = x.i;
   else
-    a->v.f = f;
+    a->v.f = x.f;
   return OMC_OK;
 }
 
-/* The elements of a list, all of the kind of the first; `[]` is a list of ints. */
 static omc_status parse_list_attr(parser *p, omc_attr *a) {
-  LIST(int64_t) is = {0};
-  LIST(double) fs = {0};
-  LIST(const char *) ss = {0};
-  omc_attr_kind kind = OMC_ATTR_INT;
-  for (bool first = true; !accept(p, ']'); first = false) {
-    omc_attr item = {0};
-    if (!first) OMC_TRY(expect(p, ',', "',' or ']'"));
+  attr_list items = {0};
+  while (!accept(p, ']')) {
+    omc_attr item = {.n = 1};
+    if (items.n) OMC_TRY(expect(p, ',', "',' or ']'"));
     OMC_TRY(parse_scalar_attr(p, &item));
-    if (first) kind = item.kind;
-    if (item.kind != kind) PARSE_FAIL(p, "the list %s mixes kinds", a->name);
-    if (kind == OMC_ATTR_INT)
-      OMC_TRY(APPEND(p, &is, &item.v.i));
-    else if (kind == OMC_ATTR_FLOAT)
-      OMC_TRY(APPEND(p, &fs, &item.v.f));
-    else
-      OMC_TRY(APPEND(p, &ss, &item.v.s));
+    OMC_TRY(APPEND(p, &items, &item));
   }
-  const omc_attr lists[] = {
-      [OMC_ATTR_INT] = {a->name, OMC_ATTR_INTS, is.n, {.is = is.items}},
-      [OMC_ATTR_FLOAT] = {a->name, OMC_ATTR_FLOATS, fs.n, {.fs = fs.items}},
-      [OMC_ATTR_STRING] = {a->name, OMC_ATTR_STRINGS, ss.n, {.ss = ss.items}}};
-  *a = lists[kind];
-  return OMC_OK;
+  return at_line(p, omc_attr_list(&p->scratch, items.items, items.n, a));
 }
 
 static omc_status parse_attrs(parser *p, attr_list *attrs) {
@@ -482,13 +465,12 @@ static omc_status parse_phase(parser *p) {
   p->phase = accept_word(p, "backward") ? OMC_BACKWARD : OMC_FORWARD;
   if (p->phase == OMC_FORWARD && !accept_word(p, "forward")) return expected(p, "a statement");
   if (accept(p, ':')) return OMC_OK;
-  bool is_int;
-  int64_t number;
-  double f;
+  number nth;
   if (p->phase == OMC_FORWARD || at_end_of_line(p)) return expected(p, "':'");
-  OMC_TRY(parse_number(p, &is_int, &number, &f));
-  if (!is_int || number < 1 || number > UINT16_MAX) return expected(p, "the number of a backward");
-  p->phase += (omc_phase)number;
+  OMC_TRY(parse_number(p, &nth));
+  if (!nth.is_int || nth.i < 1 || nth.i > UINT16_MAX)
+    return expected(p, "the number of a backward");
+  p->phase += (omc_phase)nth.i;
   return expect(p, ':', "':'");
 }
 

@@ -74,34 +74,15 @@ static void put_float(printer *p, double x, omc_dtype dtype) {
 }
 
 static void put_attr_value(printer *p, const omc_attr *a) {
-  static const bool is_list[] = {
-      [OMC_ATTR_INTS] = true, [OMC_ATTR_FLOATS] = true, [OMC_ATTR_STRINGS] = true};
-  const bool list = is_list[a->kind];
-  if (list) put(p, "[");
-  for (uint32_t i = 0; i < (list ? a->n : 1); i++) {
+  if (omc_attr_is_list(a)) put(p, "[");
+  for (uint32_t i = 0; i < a->n; i++) {
+    const omc_attr one = omc_attr_element(a, i);
     if (i) put(p, ", ");
-    switch (a->kind) {
-      case OMC_ATTR_INT:
-        putf(p, "%lld", (long long)a->v.i);
-        break;
-      case OMC_ATTR_FLOAT:
-        put_float(p, a->v.f, OMC_F64);
-        break;
-      case OMC_ATTR_STRING:
-        put_string(p, a->v.s);
-        break;
-      case OMC_ATTR_INTS:
-        putf(p, "%lld", (long long)a->v.is[i]);
-        break;
-      case OMC_ATTR_FLOATS:
-        put_float(p, a->v.fs[i], OMC_F64);
-        break;
-      case OMC_ATTR_STRINGS:
-        put_string(p, a->v.ss[i]);
-        break;
-    }
+    if (one.kind == OMC_ATTR_INT) putf(p, "%lld", (long long)one.v.i);
+    if (one.kind == OMC_ATTR_FLOAT) put_float(p, one.v.f, OMC_F64);
+    if (one.kind == OMC_ATTR_STRING) put_string(p, one.v.s);
   }
-  if (list) put(p, "]");
+  if (omc_attr_is_list(a)) put(p, "]");
 }
 
 static void put_value(printer *p, const omc_value *v) {

@@ -160,7 +160,7 @@ TEST(malformed_texts_name_the_line_and_what_was_expected) {
       {"%y = Relu(_) {a}", "expected '=' after the name of an attribute"},
       {"%y = Relu(_) {a=}", "expected a number"},
       {"%y = Relu(_) {a=1, a=2}", "attribute a is given twice"},
-      {"%y = Relu(_) {a=[1, 2.0]}", "the list a mixes kinds"},
+      {"%y = Relu(_) {a=[1, 2.0]}", "a list that mixes kinds"},
       {"%y = Relu(_) {a=99999999999999999999}", "does not fit in 64 bits"},
       {"%y = Relu(_) {a=0x10}", "expected a number"},
       {"%y = Relu(_) {a=-}", "expected a number"},
