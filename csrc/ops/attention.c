@@ -131,12 +131,6 @@ static omc_value *each_query_head(omc_builder *b, omc_value *x, int64_t heads) {
   return omc_reshape(b, omc_expand(b, omc_reshape(b, x, &one), &each), &all);
 }
 
-static omc_value *product_t(omc_builder *b, omc_value *x, omc_value *y, double alpha) {
-  omc_value *in[] = {x, y};
-  const omc_attr attr[] = {omc_attr_int("transB", 1), omc_attr_float("alpha", alpha)};
-  return omc_nary(b, OMC_OP_FusedMatMul, 2, in, 2, attr);
-}
-
 /* The gradient of an added mask is that of the scores, P * (dP - delta). Few models train one, so
  * it is made of plain ops and does hold T x S elements. */
 static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
@@ -156,14 +150,14 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   omc_shape column = lse->type.shape;
   column.dims[column.rank++] = 1;
 
-  omc_value *scores = product_t(b, q, each_query_head(b, k, heads), scale);
+  omc_value *scores = omc_product(b, q, false, each_query_head(b, k, heads), true, scale, NULL);
   scores = omc_binary(b, OMC_OP_Add, scores, mask);
   scores = omc_binary(b, OMC_OP_Sub, scores, omc_reshape(b, lse, &column));
   omc_value *probs = omc_unary(b, OMC_OP_Exp, scores);
   const omc_attr lower = omc_attr_int("upper", 0);
   if (omc_node_int(node, "is_causal")) probs = omc_nary(b, OMC_OP_Trilu, 1, &probs, 1, &lower);
 
-  omc_value *dprobs = product_t(b, dy, each_query_head(b, v, heads), 1);
+  omc_value *dprobs = omc_product(b, dy, false, each_query_head(b, v, heads), true, 1, NULL);
   const double p = omc_node_float(node, "p");
   const omc_attr dropout[] = {omc_attr_float("p", p),
                               omc_attr_int("subsequence", omc_node_int(node, "subsequence"))};
@@ -172,7 +166,7 @@ static omc_value *mask_gradient(const omc_grad *g, omc_builder *b) {
   return omc_binary(b, OMC_OP_Mul, probs, omc_binary(b, OMC_OP_Sub, dprobs, delta));
 }
 
-static omc_status forward_grad(omc_grad *g) {
+static omc_status grad_attention(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 2));
   if (!g->grad_out[0]) return OMC_OK;
@@ -206,7 +200,7 @@ static omc_status backward_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .infer = infer_forward, .grad = forward_grad,
-           .cost = forward_cost)
+OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .infer = infer_forward,
+           .grad = grad_attention, .cost = forward_cost)
 OMC_RECORD(AttentionGrad, 5, 6, 3, .flags = OMC_OP_RANDOM, .infer = infer_backward,
            .cost = backward_cost)

@@ -55,8 +55,8 @@ omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *cons
   return out;
 }
 
-static omc_value *build_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                             const omc_node *like, const omc_shape *shape) {
+omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
+                         const omc_node *like, const omc_shape *shape) {
   uint32_t n = 0;
   omc_attr *attrs = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, like->n_attr + 1);
   if (!attrs) {
@@ -67,16 +67,6 @@ static omc_value *build_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_va
     if (omc_schema_find(op, like->attr[i].name)) attrs[n++] = like->attr[i];
   if (shape) attrs[n++] = omc_attr_ints("shape", shape->dims, (uint32_t)shape->rank);
   return omc_nary(b, op, n_in, in, n, attrs);
-}
-
-omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                         const omc_node *like) {
-  return build_like(b, op, n_in, in, like, NULL);
-}
-
-omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                           const omc_node *like, const omc_shape *shape) {
-  return build_like(b, op, n_in, in, like, shape);
 }
 
 omc_value *omc_unary(omc_builder *b, omc_op_id op, omc_value *x) {
@@ -91,6 +81,14 @@ omc_value *omc_binary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y) 
 omc_value *omc_ternary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z) {
   omc_value *const in[] = {x, y, z};
   return omc_nary(b, op, 3, in, 0, NULL);
+}
+
+omc_value *omc_product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,
+                       double alpha, omc_value *bias) {
+  omc_value *const in[] = {x, y, bias};
+  const omc_attr attr[] = {omc_attr_int("transA", trans_x), omc_attr_int("transB", trans_y),
+                           omc_attr_float("alpha", alpha)};
+  return omc_nary(b, OMC_OP_FusedMatMul, bias ? 3 : 2, in, 3, attr);
 }
 
 /* A constant whose zeroed elements, *data, the caller fills in. NULL after a failure. */

@@ -30,14 +30,15 @@ omc_value *omc_ternary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y,
 omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
                     uint32_t n_attr, const omc_attr *attr);
 
-/* As omc_nary, with those attributes of `like` that the op has. */
+/* As omc_nary, with those attributes of `like` that the op has, and `shape` unless it is NULL: a
+ * gradient that cannot tell from its inputs the shape of what it is the gradient of. */
 omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                         const omc_node *like);
+                         const omc_node *like, const omc_shape *shape);
 
-/* As omc_nary_like, with `shape`: a gradient that cannot tell from its inputs the shape of what it
- * is the gradient of. */
-omc_value *omc_nary_shaped(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
-                           const omc_node *like, const omc_shape *shape);
+/* A FusedMatMul: alpha x y, each transposed first if it says so, plus the bias unless it is NULL.
+ */
+omc_value *omc_product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,
+                       double alpha, omc_value *bias);
 
 /* Constants: a 0-d scalar of `like`'s dtype; a 1-d int64 list; n zeros of a type. */
 omc_value *omc_scalar(omc_builder *b, const omc_value *like, double x);

@@ -2,7 +2,7 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-static omc_status cast_imm(const omc_node *node, double *imm) {
+static omc_status imm_cast(const omc_node *node, double *imm) {
   imm[0] = omc_node_to_dtype(node, "to");
   return OMC_OK;
 }
@@ -18,4 +18,4 @@ static omc_status grad_cast(omc_grad *g) {
 }
 
 OMC_RECORD(Cast, 1, 1, 1, .flags = OMC_OP_POINTWISE | OMC_OP_CONVERTS, .infer = infer_cast,
-           .grad = grad_cast, .imm = cast_imm)
+           .grad = grad_cast, .imm = imm_cast)

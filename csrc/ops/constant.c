@@ -1,14 +1,14 @@
 /* Ops whose output follows from shapes and constants alone; binding folds them. */
 #include <math.h>
 
+#include "base/int.h"
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
 
 /* ONNX clamps both ends into the rank. */
 static int32_t clamp_end(int64_t i, int32_t rank) {
-  if (i < 0) i += rank;
-  return (int32_t)(i < 0 ? 0 : i > rank ? rank : i);
+  return (int32_t)omc_clamp(i < 0 ? i + rank : i, 0, rank);
 }
 
 omc_shape_form omc_shape_form_of(const omc_node *node) {
@@ -71,10 +71,9 @@ static omc_status infer_range(omc_node *node) {
 static omc_status infer_fill(omc_node *node) {
   omc_shape shape = {0, {0}};
   OMC_TRY(omc_need_ints(node, 0, OMC_MAX_RANK, shape.dims, &shape.rank));
-  for (int32_t d = 0; d < shape.rank; d++) {
+  for (int32_t d = 0; d < shape.rank; d++)
     if (shape.dims[d] < 0)
       OMC_NODE_FAIL(node, ESHAPE, "dim %d is %lld", d, (long long)shape.dims[d]);
-  }
   omc_set_type(node, 0, omc_node_to_dtype(node, "dtype"), &shape);
   return OMC_OK;
 }

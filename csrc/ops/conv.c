@@ -95,37 +95,33 @@ omc_status omc_conv_transpose_form_of(const omc_node *node, omc_shape *shape, om
   return read_form(node, shape, w, f);
 }
 
+/* Both factors are of one float dtype, and so is the bias, one for each channel of the result. */
+static omc_status need_factors(const omc_node *node) {
+  OMC_TRY(omc_need_float(node, 0));
+  return omc_need_dtype(node, 1, omc_in(node, 0)->type.dtype);
+}
 static omc_status need_bias(const omc_node *node, int64_t channels) {
-  if (!omc_in(node, 2)) return OMC_OK;
-  OMC_TRY(omc_need_dtype(node, 2, omc_in(node, 0)->type.dtype));
-  OMC_TRY(omc_need_rank(node, 2, 1));
-  const int64_t n = omc_in(node, 2)->type.shape.dims[0];
-  if (n == channels) return OMC_OK;
-  OMC_NODE_FAIL(node, ESHAPE, "bias has %lld elements for %lld channels", (long long)n,
-                (long long)channels);
+  const omc_shape shape = {1, {channels}};
+  return omc_need_type(node, 2, "bias", omc_in(node, 0)->type.dtype, &shape);
 }
 
 static omc_status infer_conv(omc_node *node) {
-  OMC_TRY(omc_need_float(node, 0));
-  const omc_type *x = &omc_in(node, 0)->type;
-  OMC_TRY(omc_need_dtype(node, 1, x->dtype));
   omc_conv_form f;
+  OMC_TRY(need_factors(node));
   OMC_TRY(omc_conv_form_of(node, &f));
   OMC_TRY(need_bias(node, f.o));
-  const omc_shape out = output_shape(&f, x->shape.rank);
-  omc_set_type(node, 0, x->dtype, &out);
+  const omc_shape out = output_shape(&f, omc_in_shape(node, 0)->rank);
+  omc_set_shape(node, &out);
   return OMC_OK;
 }
 
 static omc_status infer_transpose(omc_node *node) {
-  OMC_TRY(omc_need_float(node, 0));
-  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  OMC_TRY(omc_need_dtype(node, 1, dtype));
   omc_conv_form f;
   omc_shape out;
+  OMC_TRY(need_factors(node));
   OMC_TRY(omc_conv_transpose_form_of(node, &out, &f));
   OMC_TRY(need_bias(node, f.c));
-  omc_set_type(node, 0, dtype, &out);
+  omc_set_shape(node, &out);
   return OMC_OK;
 }
 
@@ -140,13 +136,11 @@ omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape 
 }
 
 static omc_status infer_grad(omc_node *node, bool of_input) {
-  OMC_TRY(omc_need_float(node, 0));
-  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  OMC_TRY(omc_need_dtype(node, 1, dtype));
   omc_conv_form f;
   omc_shape out;
+  OMC_TRY(need_factors(node));
   OMC_TRY(omc_conv_grad_form_of(node, of_input, &out, &f));
-  omc_set_type(node, 0, dtype, &out);
+  omc_set_shape(node, &out);
   return OMC_OK;
 }
 
@@ -162,56 +156,50 @@ static void sum_to_bias(omc_grad *g) {
     g->grad_in[2] = omc_reduce_sum(&g->b, dy, axes, dy->type.shape.rank - 1, false);
 }
 
-static omc_status conv_grad(omc_grad *g) {
+static omc_status grad_conv(omc_grad *g) {
   omc_value *x = omc_in(g->node, 0), *w = omc_in(g->node, 1);
   omc_value *const dy_w[] = {g->grad_out[0], w}, *const dy_x[] = {g->grad_out[0], x};
   if (g->needs[0])
-    g->grad_in[0] = omc_nary_shaped(&g->b, OMC_OP_ConvGradInput, 2, dy_w, g->node, &x->type.shape);
+    g->grad_in[0] = omc_nary_like(&g->b, OMC_OP_ConvGradInput, 2, dy_w, g->node, &x->type.shape);
   if (g->needs[1])
-    g->grad_in[1] = omc_nary_shaped(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
+    g->grad_in[1] = omc_nary_like(&g->b, OMC_OP_ConvGradWeight, 2, dy_x, g->node, &w->type.shape);
   sum_to_bias(g);
   return g->b.status;
 }
 
-static omc_status transpose_grad(omc_grad *g) {
+static omc_status grad_transpose(omc_grad *g) {
   omc_value *x = omc_in(g->node, 0), *w = omc_in(g->node, 1);
   omc_value *const dy_w[] = {g->grad_out[0], w}, *const x_dy[] = {x, g->grad_out[0]};
-  if (g->needs[0]) g->grad_in[0] = omc_nary_like(&g->b, OMC_OP_Conv, 2, dy_w, g->node);
+  if (g->needs[0]) g->grad_in[0] = omc_nary_like(&g->b, OMC_OP_Conv, 2, dy_w, g->node, NULL);
   if (g->needs[1])
-    g->grad_in[1] = omc_nary_shaped(&g->b, OMC_OP_ConvGradWeight, 2, x_dy, g->node, &w->type.shape);
+    g->grad_in[1] = omc_nary_like(&g->b, OMC_OP_ConvGradWeight, 2, x_dy, g->node, &w->type.shape);
   sum_to_bias(g);
   return g->b.status;
 }
 
-/* Each element of y, or of its gradient, meets one filter: a product and a sum for each weight. In
- * a transposed convolution x stands for the gradient. */
-static double products(const omc_value *y, const omc_value *weight) {
+/* Each element of y, or of its gradient, meets one filter: a product and a sum for each weight. And
+ * a sum for each element of the result if there is a bias. */
+static omc_status cost_of(const omc_node *node, const omc_value *y, const omc_value *weight,
+                          omc_cost *cost) {
   const double filters = (double)weight->type.shape.dims[0];
   const double all = (double)omc_shape_numel(&weight->type.shape);
-  return filters > 0 ? 2 * (double)omc_shape_numel(&y->type.shape) * (all / filters) : 0;
+  cost->flops = filters > 0 ? 2 * (double)omc_shape_numel(&y->type.shape) * (all / filters) : 0;
+  if (omc_in(node, 2)) cost->flops += (double)omc_shape_numel(&node->out[0]->type.shape);
+  return OMC_OK;
 }
 static omc_status conv_cost(const omc_node *node, omc_cost *cost) {
-  const omc_value *y = node->out[0];
-  const double bias = omc_in(node, 2) ? (double)omc_shape_numel(&y->type.shape) : 0;
-  cost->flops = products(y, omc_in(node, 1)) + bias;
-  return OMC_OK;
+  return cost_of(node, node->out[0], omc_in(node, 1), cost);
 }
+/* In a transposed convolution x stands for the gradient. */
 static omc_status input_grad_cost(const omc_node *node, omc_cost *cost) {
-  cost->flops = products(omc_in(node, 0), omc_in(node, 1));
-  return OMC_OK;
-}
-static omc_status transpose_cost(const omc_node *node, omc_cost *cost) {
-  const double bias = omc_in(node, 2) ? (double)omc_shape_numel(&node->out[0]->type.shape) : 0;
-  cost->flops = products(omc_in(node, 0), omc_in(node, 1)) + bias;
-  return OMC_OK;
+  return cost_of(node, omc_in(node, 0), omc_in(node, 1), cost);
 }
 static omc_status weight_grad_cost(const omc_node *node, omc_cost *cost) {
-  cost->flops = products(omc_in(node, 0), node->out[0]);
-  return OMC_OK;
+  return cost_of(node, omc_in(node, 0), node->out[0], cost);
 }
 
-OMC_RECORD(Conv, 2, 3, 1, .infer = infer_conv, .grad = conv_grad, .cost = conv_cost)
-OMC_RECORD(ConvTranspose, 2, 3, 1, .infer = infer_transpose, .grad = transpose_grad,
-           .cost = transpose_cost)
+OMC_RECORD(Conv, 2, 3, 1, .infer = infer_conv, .grad = grad_conv, .cost = conv_cost)
+OMC_RECORD(ConvTranspose, 2, 3, 1, .infer = infer_transpose, .grad = grad_transpose,
+           .cost = input_grad_cost)
 OMC_RECORD(ConvGradInput, 2, 2, 1, .infer = infer_grad_input, .cost = input_grad_cost)
 OMC_RECORD(ConvGradWeight, 2, 2, 1, .infer = infer_grad_weight, .cost = weight_grad_cost)

@@ -3,7 +3,7 @@
 #include "ops/op.h"
 #include "ops/random.h"
 
-static omc_status dropout_imm(const omc_node *node, double *imm) {
+static omc_status imm_dropout(const omc_node *node, double *imm) {
   const double p = omc_node_float(node, "p");
   imm[0] = omc_drop_threshold(p);
   imm[1] = p < 1 ? 1 / (1 - p) : 0;
@@ -12,11 +12,9 @@ static omc_status dropout_imm(const omc_node *node, double *imm) {
 }
 
 static omc_status grad_dropout(omc_grad *g) {
-  const omc_attr attrs[] = {omc_attr_float("p", omc_node_float(g->node, "p")),
-                            omc_attr_int("subsequence", omc_node_int(g->node, "subsequence"))};
-  g->grad_in[0] = omc_nary(&g->b, OMC_OP_Dropout, 1, &g->grad_out[0], 2, attrs);
+  g->grad_in[0] = omc_nary(&g->b, OMC_OP_Dropout, 1, g->grad_out, g->node->n_attr, g->node->attr);
   return g->b.status;
 }
 
 OMC_RECORD(Dropout, 1, 1, 1, .flags = OMC_OP_POINTWISE | OMC_OP_RANDOM, .infer = omc_infer_float,
-           .grad = grad_dropout, .imm = dropout_imm)
+           .grad = grad_dropout, .imm = imm_dropout)

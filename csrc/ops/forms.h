@@ -29,6 +29,9 @@ typedef struct omc_axis_form {
 omc_status omc_axis_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
 omc_status omc_cumsum_form_of(const omc_node *node, omc_axis_form *out) OMC_MUST_USE;
 
+/* A shape rule: a float tensor along an axis of it, and gives its type. */
+omc_status omc_infer_along(omc_node *node) OMC_MUST_USE;
+
 /* ---- reduce.c ---- */
 
 /* Which axes of in[0] are reduced, OMC_MAX_RANK of them. */

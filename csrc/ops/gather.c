@@ -171,16 +171,12 @@ static omc_status infer_pick_grad(omc_node *node, pick_rule rule) {
   OMC_TRY(rule(node, &table, &shape));
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &table);
-  const omc_value *base = omc_in(node, 2);
-  if (!base || omc_type_equal(&base->type, &node->out[0]->type)) return OMC_OK;
-  char type[OMC_TYPE_TEXT];
-  OMC_NODE_FAIL(node, ESHAPE, "base is %s, unlike the result",
-                omc_type_text(&base->type, type, sizeof type));
+  return omc_need_type(node, 2, "base", omc_in(node, 0)->type.dtype, &table);
 }
 
 static omc_status grad_pick(omc_grad *g, omc_op_id op) {
   omc_value *const in[] = {g->grad_out[0], omc_in(g->node, 1)};
-  g->grad_in[0] = omc_nary_shaped(&g->b, op, 2, in, g->node, omc_in_shape(g->node, 0));
+  g->grad_in[0] = omc_nary_like(&g->b, op, 2, in, g->node, omc_in_shape(g->node, 0));
   return g->b.status;
 }
 

@@ -87,8 +87,9 @@ omc_status omc_need_type(const omc_node *node, uint32_t i, const char *what, omc
   const omc_type expected = {dtype, *shape};
   if (!v || omc_type_equal(&v->type, &expected)) return OMC_OK;
   char is[OMC_TYPE_TEXT], not[OMC_TYPE_TEXT];
-  OMC_NODE_FAIL(node, ESHAPE, "%s is %s, not %s", what, omc_type_text(&v->type, is, sizeof is),
-                omc_type_text(&expected, not, sizeof not));
+  return omc_node_fail(node, v->type.dtype == dtype ? OMC_ESHAPE : OMC_EDTYPE, "%s is %s, not %s",
+                       what, omc_type_text(&v->type, is, sizeof is),
+                       omc_type_text(&expected, not, sizeof not));
 }
 
 omc_status omc_need_gradient(const omc_node *node, const omc_shape *shape) {

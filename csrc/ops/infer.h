@@ -41,7 +41,9 @@ omc_status omc_need_dtype(const omc_node *node, uint32_t i, omc_dtype dtype) OMC
 omc_status omc_need_float(const omc_node *node, uint32_t i) OMC_MUST_USE;
 omc_status omc_need_rank(const omc_node *node, uint32_t i, int32_t rank) OMC_MUST_USE;
 
-/* Fails naming the node unless input i, called `what`, is left out or of that type. */
+/* Fails naming the node (EDTYPE, ESHAPE) unless input i, called `what`, is left out or of that
+ * type.
+ */
 omc_status omc_need_type(const omc_node *node, uint32_t i, const char *what, omc_dtype dtype,
                          const omc_shape *shape) OMC_MUST_USE;
 

@@ -17,27 +17,18 @@ static const char *const reduction_names[] = {"none", "mean", "sum"}; /* by omc_
 
 static int32_t class_axis(const omc_shape *logits) { return logits->rank > 1 ? 1 : 0; }
 
-/* Reads the attributes and checks that logits, target and weight (NULL: none) go together;
+/* Reads the attributes and checks that logits, target and weight, if there is one, go together;
  * *rows is the shape of target. */
-static omc_status check(const omc_node *node, const omc_type *logits, uint32_t target_index,
-                        const omc_value *weight, omc_loss_form *p, omc_shape *rows) {
-  char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-  OMC_TRY(omc_need_dtype(node, target_index, OMC_I64));
-  const omc_type *target = &omc_in(node, target_index)->type;
+static omc_status check(const omc_node *node, const omc_type *logits, uint32_t target,
+                        uint32_t weight, omc_loss_form *p, omc_shape *rows) {
   const omc_shape *x = &logits->shape;
   if (x->rank == 0) OMC_NODE_FAIL(node, ESHAPE, "logits have no class axis");
   const int32_t axis = class_axis(x);
   *rows = (omc_shape){.rank = 0};
   for (int32_t i = 0; i < x->rank; i++)
     if (i != axis) rows->dims[rows->rank++] = x->dims[i];
-  if (!omc_shape_equal(rows, &target->shape))
-    OMC_NODE_FAIL(node, ESHAPE, "target %s does not fit logits %s",
-                  omc_type_text(target, a, sizeof a), omc_type_text(logits, b, sizeof b));
-  if (weight && (weight->type.dtype != logits->dtype || weight->type.shape.rank != 1 ||
-                 weight->type.shape.dims[0] != x->dims[axis]))
-    OMC_NODE_FAIL(node, ESHAPE, "weight %s does not fit the classes of logits %s",
-                  omc_type_text(&weight->type, a, sizeof a), omc_type_text(logits, b, sizeof b));
-
+  OMC_TRY(omc_need_type(node, target, "target", OMC_I64, rows));
+  OMC_TRY(omc_need_type(node, weight, "weight", logits->dtype, &(omc_shape){1, {x->dims[axis]}}));
   *p = (omc_loss_form){.outer = axis ? x->dims[0] : 1,
                        .classes = x->dims[axis],
                        .inner = omc_shape_span(x, axis + 1, x->rank),
@@ -49,25 +40,30 @@ static omc_status check(const omc_node *node, const omc_type *logits, uint32_t t
   return OMC_OK;
 }
 
+static const omc_shape scalar = {.rank = 0};
+
+static const omc_shape *result_shape(const omc_loss_form *p, const omc_shape *rows) {
+  return p->reduction == OMC_LOSS_NONE ? rows : &scalar;
+}
+
 omc_status omc_loss_form_of(const omc_node *node, omc_loss_form *p, omc_shape *rows) {
   OMC_TRY(omc_need_float(node, 0));
-  return check(node, &omc_in(node, 0)->type, 1, omc_in(node, 2), p, rows);
+  return check(node, &omc_in(node, 0)->type, 1, 2, p, rows);
 }
 
 static omc_status infer_forward(omc_node *node) {
   omc_loss_form p;
   omc_shape rows;
   OMC_TRY(omc_loss_form_of(node, &p, &rows));
-  const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  omc_set_type(node, 0, dtype, p.reduction == OMC_LOSS_NONE ? &rows : &scalar);
+  omc_set_type(node, 0, dtype, result_shape(&p, &rows));
   omc_set_type(node, 1, omc_dtype_acc(dtype), &rows);
   omc_set_type(node, 2, omc_dtype_acc(dtype), &rows);
   omc_set_type(node, 3, omc_dtype_acc(dtype), &scalar);
   return OMC_OK;
 }
 
-static omc_status forward_grad(omc_grad *g) {
+static omc_status grad_cross_entropy(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 4));
   if (!g->grad_out[0]) return OMC_OK;
@@ -82,11 +78,9 @@ omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *p
   OMC_TRY(omc_need_float(node, 1));
   const omc_type *logits = &omc_in(node, 1)->type;
   omc_shape rows;
-  OMC_TRY(check(node, logits, 2, omc_in(node, 6), p, &rows));
-  const omc_shape scalar = {.rank = 0};
+  OMC_TRY(check(node, logits, 2, 6, p, &rows));
   const omc_dtype wide = omc_dtype_acc(logits->dtype);
-  OMC_TRY(omc_need_type(node, 0, "dloss", logits->dtype,
-                        p->reduction == OMC_LOSS_NONE ? &rows : &scalar));
+  OMC_TRY(omc_need_type(node, 0, "dloss", logits->dtype, result_shape(p, &rows)));
   OMC_TRY(omc_need_type(node, 3, "top", wide, &rows));
   OMC_TRY(omc_need_type(node, 4, "log_sum", wide, &rows));
   return omc_need_type(node, 5, "total", wide, &scalar);
@@ -105,20 +99,19 @@ static omc_status infer_nll(omc_node *node) {
   omc_loss_form p;
   omc_shape rows;
   OMC_TRY(omc_loss_form_of(node, &p, &rows));
-  const omc_shape scalar = {.rank = 0};
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  omc_set_type(node, 0, dtype, p.reduction == OMC_LOSS_NONE ? &rows : &scalar);
+  omc_set_type(node, 0, dtype, result_shape(&p, &rows));
   omc_set_type(node, 1, omc_dtype_acc(dtype), &scalar);
   return OMC_OK;
 }
 
-static omc_status nll_grad(omc_grad *g) {
+static omc_status grad_nll(omc_grad *g) {
   const omc_node *node = g->node;
   OMC_TRY(omc_need_saved(g, 2));
   if (!g->grad_out[0]) return OMC_OK;
   omc_value *in[] = {g->grad_out[0], omc_in(node, 1), omc_out(node, 1), omc_in(node, 2)};
-  g->grad_in[0] = omc_nary_shaped(&g->b, OMC_OP_NegativeLogLikelihoodLossGrad, in[3] ? 4 : 3, in,
-                                  node, omc_in_shape(node, 0));
+  g->grad_in[0] = omc_nary_like(&g->b, OMC_OP_NegativeLogLikelihoodLossGrad, in[3] ? 4 : 3, in,
+                                node, omc_in_shape(node, 0));
   return g->b.status;
 }
 
@@ -127,9 +120,8 @@ omc_status omc_nll_grad_form_of(const omc_node *node, omc_loss_form *p, omc_type
   OMC_TRY(omc_need_float(node, 0));
   *of = (omc_type){.dtype = omc_in(node, 0)->type.dtype};
   OMC_TRY(omc_need_shape(node, &of->shape));
-  OMC_TRY(check(node, of, 1, omc_in(node, 3), p, &rows));
-  const omc_shape scalar = {.rank = 0};
-  return omc_need_gradient(node, p->reduction == OMC_LOSS_NONE ? &rows : &scalar);
+  OMC_TRY(check(node, of, 1, 3, p, &rows));
+  return omc_need_gradient(node, result_shape(p, &rows));
 }
 
 static omc_status infer_nll_grad(omc_node *node) {
@@ -144,8 +136,8 @@ static omc_status infer_nll_grad(omc_node *node) {
 
 #define LOSS(name, min, max, outputs, ...) \
   OMC_RECORD(name, min, max, outputs, .flags = OMC_OP_FAILS, __VA_ARGS__)
-LOSS(CrossEntropy, 2, 3, 4, .infer = infer_forward, .grad = forward_grad)
+LOSS(CrossEntropy, 2, 3, 4, .infer = infer_forward, .grad = grad_cross_entropy)
 LOSS(CrossEntropyGrad, 6, 7, 1, .infer = infer_backward, .in_place = 1u << 1)
-LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, .infer = infer_nll, .grad = nll_grad)
+LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, .infer = infer_nll, .grad = grad_nll)
 LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, .infer = infer_nll_grad)
 LOSS(UnitInterval, 1, 1, 1, .infer = omc_infer_float, .in_place = 1u << 0)

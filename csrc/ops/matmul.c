@@ -39,33 +39,17 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
 }
 
 static omc_status infer_matmul(omc_node *node) {
-  char type[OMC_TYPE_TEXT];
   omc_matmul_form f;
   OMC_TRY(omc_need_float(node, 0));
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   OMC_TRY(omc_need_dtype(node, 1, dtype));
   OMC_TRY(omc_matmul_form_of(node, &f));
-  if (omc_in(node, 2)) {
-    OMC_TRY(omc_need_dtype(node, 2, dtype));
-    OMC_TRY(omc_need_rank(node, 2, 1));
-    const omc_type *bias = &omc_in(node, 2)->type;
-    if (bias->shape.dims[0] != f.n)
-      OMC_NODE_FAIL(node, ESHAPE, "bias is %s for %lld columns",
-                    omc_type_text(bias, type, sizeof type), (long long)f.n);
-  }
+  OMC_TRY(omc_need_type(node, 2, "bias", dtype, &(omc_shape){1, {f.n}}));
   omc_shape out = omc_batch_dims(&f.c);
   if (!f.a_vector) out.dims[out.rank++] = f.m;
   if (!f.b_vector) out.dims[out.rank++] = f.n;
   omc_set_type(node, 0, dtype, &out);
   return OMC_OK;
-}
-
-static omc_value *product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,
-                          double alpha) {
-  omc_value *const in[] = {x, y};
-  const omc_attr attr[] = {omc_attr_int("transA", trans_x), omc_attr_int("transB", trans_y),
-                           omc_attr_float("alpha", alpha)};
-  return omc_nary(b, OMC_OP_FusedMatMul, 2, in, 3, attr);
 }
 
 /* Its matrices stacked into one: [..., r, c] as [... * r, c]. */
@@ -77,7 +61,7 @@ static omc_value *stacked(omc_builder *b, omc_value *x, const omc_shape *shape) 
 
 /* With A and B as multiplied and dC given: dA = dC B', dB = A' dC, each transposed if its operand
  * was, by the flags of the product alone. */
-static omc_status matmul_grad(omc_grad *g) {
+static omc_status grad_matmul(omc_grad *g) {
   omc_matmul_form f;
   OMC_TRY(omc_matmul_form_of(g->node, &f));
   omc_builder *b = &g->b;
@@ -85,8 +69,8 @@ static omc_status matmul_grad(omc_grad *g) {
   omc_value *right = omc_reshape(b, omc_in(g->node, 1), &f.b);
   omc_value *dc = omc_reshape(b, g->grad_out[0], &f.c);
   if (g->needs[0]) {
-    omc_value *da = f.trans_a ? product(b, right, f.trans_b, dc, true, f.alpha)
-                              : product(b, dc, false, right, !f.trans_b, f.alpha);
+    omc_value *da = f.trans_a ? omc_product(b, right, f.trans_b, dc, true, f.alpha, NULL)
+                              : omc_product(b, dc, false, right, !f.trans_b, f.alpha, NULL);
     g->grad_in[0] = f.a_vector ? omc_sum_to(b, da, &omc_in(g->node, 0)->type.shape) : da;
   }
   if (g->needs[1]) {
@@ -94,8 +78,8 @@ static omc_status matmul_grad(omc_grad *g) {
     const bool stack = f.b.rank == 2 && f.a.rank > 2 && !f.trans_a;
     omc_value *x = stack ? stacked(b, left, &f.a) : left;
     omc_value *dy = stack ? stacked(b, dc, &f.c) : dc;
-    omc_value *db = f.trans_b ? product(b, dy, true, x, f.trans_a, f.alpha)
-                              : product(b, x, !f.trans_a, dy, false, f.alpha);
+    omc_value *db = f.trans_b ? omc_product(b, dy, true, x, f.trans_a, f.alpha, NULL)
+                              : omc_product(b, x, !f.trans_a, dy, false, f.alpha, NULL);
     if (db && f.b_vector)
       db = omc_reshape(b, omc_sum_to(b, db, &f.b), &omc_in(g->node, 1)->type.shape);
     g->grad_in[1] = db;
@@ -113,5 +97,5 @@ static omc_status matmul_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-OMC_RECORD(MatMul, 2, 2, 1, .infer = infer_matmul, .cost = matmul_cost, .grad = matmul_grad)
-OMC_RECORD(FusedMatMul, 2, 3, 1, .infer = infer_matmul, .cost = matmul_cost, .grad = matmul_grad)
+OMC_RECORD(MatMul, 2, 2, 1, .infer = infer_matmul, .cost = matmul_cost, .grad = grad_matmul)
+OMC_RECORD(FusedMatMul, 2, 3, 1, .infer = infer_matmul, .cost = matmul_cost, .grad = grad_matmul)

@@ -12,8 +12,6 @@ static omc_status need_param(const omc_node *node, uint32_t i, const char *what,
   return omc_need_type(node, i, what, wide ? omc_dtype_acc(x) : x, shape);
 }
 
-/* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
- * `stats` that of mean and rstd. */
 omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
                              omc_layer_form *p) {
   OMC_TRY(omc_need_float(node, x));
@@ -80,10 +78,9 @@ static omc_status gradient(omc_grad *g, omc_op_id op) {
     if (omc_in(node, i)) g->grad_in[i] = out[i];
   return g->b.status;
 }
-static omc_status layer_grad(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad); }
-static omc_status batch_grad(omc_grad *g) { return gradient(g, OMC_OP_BatchNormGrad); }
+static omc_status grad_layer(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad); }
+static omc_status grad_batch(omc_grad *g) { return gradient(g, OMC_OP_BatchNormGrad); }
 
-/* Input x of a BatchNorm or its gradient; *channels is the shape of all per-channel values. */
 omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,
                              omc_batch_form *p) {
   char type[OMC_TYPE_TEXT];
@@ -134,9 +131,9 @@ static omc_status infer_batch_grad(omc_node *node) {
 }
 
 OMC_RECORD(LayerNormalization, 1, 3, 3, .in_place = 1u << 0, .infer = infer_layer,
-           .grad = layer_grad)
+           .grad = grad_layer)
 OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4,
-           .infer = infer_batch, .grad = batch_grad)
+           .infer = infer_batch, .grad = grad_batch)
 
 #define NORM_GRAD(name, infer_) \
   OMC_RECORD(name, 5, 5, 3, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, .infer = infer_)

@@ -95,7 +95,7 @@ static omc_status infer_pool(omc_node *node) {
 }
 
 static omc_status build_grad(omc_grad *g, omc_op_id op, uint32_t n_in, omc_value *const *in) {
-  g->grad_in[0] = omc_nary_shaped(&g->b, op, n_in, in, g->node, omc_in_shape(g->node, 0));
+  g->grad_in[0] = omc_nary_like(&g->b, op, n_in, in, g->node, omc_in_shape(g->node, 0));
   return g->b.status;
 }
 
@@ -121,9 +121,7 @@ static omc_status grad_max_pool(omc_grad *g) {
 
 static omc_status infer_max_pool_grad(omc_node *node) {
   OMC_TRY(infer_pool_grad(node));
-  OMC_TRY(omc_need_dtype(node, 1, OMC_I64));
-  if (omc_shape_equal(omc_in_shape(node, 0), omc_in_shape(node, 1))) return OMC_OK;
-  OMC_NODE_FAIL(node, ESHAPE, "the gradient and the indices differ in shape");
+  return omc_need_type(node, 1, "indices", OMC_I64, omc_in_shape(node, 0));
 }
 
 /* ---- averages ---- */

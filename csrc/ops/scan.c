@@ -48,7 +48,7 @@ static omc_status grad_cumsum(omc_grad *g) {
   return g->b.status;
 }
 
-static omc_status infer_others(omc_node *node) {
+omc_status omc_infer_along(omc_node *node) {
   omc_axis_form form;
   OMC_TRY(omc_infer_float(node));
   return omc_axis_form_of(node, &form);
@@ -68,6 +68,6 @@ static omc_status infer_arg(omc_node *node) {
 }
 
 OMC_RECORD(CumSum, 2, 2, 1, .in_place = 1u << 0, .infer = infer_cumsum, .grad = grad_cumsum)
-OMC_RECORD(OtherProducts, 1, 1, 1, .infer = infer_others)
+OMC_RECORD(OtherProducts, 1, 1, 1, .infer = omc_infer_along)
 OMC_RECORD(ArgMax, 1, 1, 1, .infer = infer_arg)
 OMC_RECORD(ArgMin, 1, 1, 1, .infer = infer_arg)

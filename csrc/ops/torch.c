@@ -1,6 +1,6 @@
 /* An ATen op without a kernel: it runs in PyTorch through the callbacks. Its attribute
- * `index` tells the callbacks which op it is; what forward leaves for backward the callbacks keeps
- * with the run. */
+ * `index` tells the callbacks which op it is; what forward leaves for backward they keep with the
+ * run. */
 #include <string.h>
 
 #include "ops/op.h"
@@ -23,7 +23,7 @@ static omc_status infer_grad(omc_node *node) {
 }
 
 /* The gradient has one output per input of the op; those that nobody needs are left out. */
-static omc_status torch_grad(omc_grad *g) {
+static omc_status grad_torch(omc_grad *g) {
   const omc_node *node = g->node;
   omc_arena *memory = &g->b.graph->arena;
   const char *types[OMC_MAX_GRAD_IN];
@@ -53,6 +53,6 @@ static omc_status torch_grad(omc_grad *g) {
 }
 
 OMC_RECORD(TorchCall, 0, OMC_VARIADIC, OMC_VARIADIC, .flags = OMC_OP_CALLBACK,
-           .optional = UINT32_MAX, .grad = torch_grad)
+           .optional = UINT32_MAX, .grad = grad_torch)
 OMC_RECORD(TorchCallGrad, 0, OMC_VARIADIC, OMC_VARIADIC, .flags = OMC_OP_CALLBACK,
            .optional = UINT32_MAX, .infer = infer_grad)

@@ -89,13 +89,13 @@ static omc_status infer_unsqueeze(omc_node *node) {
   return set_shape(node, &shape);
 }
 
-static omc_status view_grad(omc_grad *g) {
+static omc_status grad_view(omc_grad *g) {
   g->grad_in[0] = omc_reshape(&g->b, g->grad_out[0], &omc_in(g->node, 0)->type.shape);
   return g->b.status;
 }
 
 #define VIEW(name, least, most, infer_) \
-  OMC_RECORD(name, least, most, 1, .flags = OMC_OP_VIEW, .infer = infer_, .grad = view_grad)
+  OMC_RECORD(name, least, most, 1, .flags = OMC_OP_VIEW, .infer = infer_, .grad = grad_view)
 VIEW(Identity, 1, 1, omc_infer_same)
 VIEW(Reshape, 2, 2, infer_reshape)
 VIEW(Flatten, 1, 1, infer_flatten)
@@ -111,7 +111,7 @@ static omc_status infer_with_gradient(omc_node *node) {
   return omc_infer_same(node);
 }
 
-static omc_status with_gradient_grad(omc_grad *g) {
+static omc_status grad_with_gradient(omc_grad *g) {
   g->grad_in[1] = g->grad_out[0];
   return g->b.status;
 }
@@ -119,7 +119,7 @@ static omc_status with_gradient_grad(omc_grad *g) {
 /* The elements of in[0], differentiated as if they were in[1]: where PyTorch's formula for a slope
  * is not that of how the value is computed. Gone once the graph is differentiated. */
 OMC_RECORD(WithGradientOf, 2, 2, 1, .flags = OMC_OP_VIEW, .infer = infer_with_gradient,
-           .grad = with_gradient_grad)
+           .grad = grad_with_gradient)
 
 /* Its gradient stops: the output is a constant to whatever lies before. */
 OMC_RECORD(Detach, 1, 1, 1, .flags = OMC_OP_VIEW, .infer = omc_infer_same)
