@@ -27,14 +27,36 @@ enum {
   OMC_N_NAMES
 };
 
+enum {
+  OMC_TYPE_SESSION,
+  OMC_TYPE_PLAN,
+  OMC_TYPE_RUN,
+  OMC_TYPE_FINGERPRINT,
+  OMC_TYPE_HELD,
+  OMC_N_TYPES
+};
+
 typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
   PyObject *names[OMC_N_NAMES];
-  PyObject *session_type, *plan_type, *run_type, *fingerprint_type, *held_type;
+  PyObject *types[OMC_N_TYPES];
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
 } omc_module;
+
+/* objects.c. What all types and functions of the module are written with. */
+
+/* A zeroed object of a type of the module; NULL with an exception set. */
+void *omc_object_new(PyObject *type);
+
+/* The end of a dealloc: frees an object that holds nothing any more. */
+void omc_object_free(PyObject *object);
+
+/* Takes over `item`, a new reference, into the list, or under a name into the dict. Where there is
+ * no item, or no room, *container becomes NULL with the exception set, and stays so. */
+void omc_append(PyObject **list, PyObject *item);
+void omc_enter(PyObject **dict, const char *name, PyObject *item);
 
 /* errors.c. Raises the exception that belongs to a failure, with its detail; returns NULL. An
  * OMC_ECALLBACK failure has its exception set already. */

@@ -9,13 +9,11 @@ static omc_status raised(const char *what, int64_t index) {
 }
 
 static PyObject *views(const omc_callbacks_ctx *h, const omc_tensor *tensors, uint32_t n) {
-  PyObject *list = PyList_New((Py_ssize_t)n);
-  for (uint32_t i = 0; list && i < n; i++) {
-    PyObject *t = tensors[i].type
-                      ? omc_tensor_view(h->module, h->provider, tensors[i].data, tensors[i].type)
-                      : Py_NewRef(Py_None);
-    if (!t || PyList_SetItem(list, (Py_ssize_t)i, t) < 0) Py_CLEAR(list);
-  }
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list && i < n; i++)
+    omc_append(&list, tensors[i].type ? omc_tensor_view(h->module, h->provider, tensors[i].data,
+                                                        tensors[i].type)
+                                      : Py_NewRef(Py_None));
   return list;
 }
 
@@ -56,18 +54,14 @@ static int copy_out(const omc_callbacks_ctx *h, PyObject *list, const omc_tensor
   return 0;
 }
 
-static omc_status infer_host(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
+static omc_status call_infer(void *ctx, int64_t index, const omc_type *in, uint32_t n_in,
                              omc_type *out, uint32_t n_out) {
   omc_callbacks_ctx *h = ctx;
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *types = PyList_New((Py_ssize_t)n_in), *result = NULL;
-  bool ok = types != NULL;
-  for (uint32_t i = 0; ok && i < n_in; i++) {
-    PyObject *pair = omc_type_to_py(&in[i]);
-    ok = pair && PyList_SetItem(types, (Py_ssize_t)i, pair) == 0;
-  }
-  if (ok) result = PyObject_CallMethod(h->object, "infer", "LO", (long long)index, types);
-  ok = result && PyList_Check(result) && PyList_Size(result) == (Py_ssize_t)n_out;
+  PyObject *types = PyList_New(0), *result = NULL;
+  for (uint32_t i = 0; types && i < n_in; i++) omc_append(&types, omc_type_to_py(&in[i]));
+  if (types) result = PyObject_CallMethod(h->object, "infer", "LO", (long long)index, types);
+  bool ok = result && PyList_Check(result) && PyList_Size(result) == (Py_ssize_t)n_out;
   if (result && !ok)
     PyErr_Format(PyExc_TypeError, "callbacks.infer: expected a list of %u types, got %R", n_out,
                  result);
@@ -128,5 +122,5 @@ static void call_drop(void *ctx, void *run) {
 }
 
 omc_callbacks omc_make_callbacks(omc_callbacks_ctx *ctx) {
-  return (omc_callbacks){ctx, infer_host, call_forward, call_backward, call_drop};
+  return (omc_callbacks){ctx, call_infer, call_forward, call_backward, call_drop};
 }

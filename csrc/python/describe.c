@@ -1,5 +1,6 @@
 /* A graph as its text and as plain Python objects, of which files are written. */
 #include "graph/names.h"
+#include "graph/schema.h"
 #include "graph/text.h"
 #include "python/binding.h"
 
@@ -35,17 +36,9 @@ static PyObject *type_of(const omc_value *v) {
   return v->type.shape.rank < 0 ? Py_NewRef(Py_None) : omc_type_to_py(&v->type);
 }
 
-/* Appends to a list what is given, a new reference or NULL; false with an exception set. */
-static bool append(PyObject *list, PyObject *item) {
-  const bool done = list && item && PyList_Append(list, item) == 0;
-  Py_XDECREF(item);
-  return done;
-}
-
 static PyObject *names_of(const describer *d, const omc_use *uses, uint32_t n) {
   PyObject *list = PyList_New(0);
-  for (uint32_t i = 0; list && i < n; i++)
-    if (!append(list, name_of(d, uses[i].value))) Py_CLEAR(list);
+  for (uint32_t i = 0; list && i < n; i++) omc_append(&list, name_of(d, uses[i].value));
   return list;
 }
 
@@ -53,9 +46,8 @@ static PyObject *inputs_of(const describer *d) {
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list && i < d->graph->n_inputs; i++) {
     const omc_value *v = d->graph->inputs[i];
-    if (!append(list, Py_BuildValue("(NNN)", name_of(d, v), type_of(v),
-                                    PyBool_FromLong(v->requires_grad))))
-      Py_CLEAR(list);
+    omc_append(&list, Py_BuildValue("(NNN)", name_of(d, v), type_of(v),
+                                    PyBool_FromLong(v->requires_grad)));
   }
   return list;
 }
@@ -64,74 +56,49 @@ static PyObject *grads_of(const describer *d) {
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list && i < d->graph->cap_grads; i++) {
     const omc_value *v = d->graph->grads[i];
-    if (v && !append(list, Py_BuildValue("(NNI)", name_of(d, v), type_of(v), i))) Py_CLEAR(list);
+    if (v) omc_append(&list, Py_BuildValue("(NNI)", name_of(d, v), type_of(v), i));
   }
   return list;
 }
 
-static bool append_constants(const describer *d, const omc_node *node, PyObject *list) {
-  for (uint32_t i = 0; i < node->n_in; i++) {
+static void append_constants(const describer *d, const omc_node *node, PyObject **list) {
+  for (uint32_t i = 0; *list && i < node->n_in; i++) {
     const omc_value *v = omc_in(node, i);
     size_t bytes;
     if (!omc_is_const(v) || d->met[v->id]) continue;
     d->met[v->id] = true;
     if (omc_type_bytes(&v->type, &bytes) != OMC_OK) bytes = 0;
-    if (!append(list, Py_BuildValue("(NNN)", name_of(d, v), type_of(v),
-                                    PyBytes_FromStringAndSize(v->data, (Py_ssize_t)bytes))))
-      return false;
+    omc_append(list, Py_BuildValue("(NNN)", name_of(d, v), type_of(v),
+                                   PyBytes_FromStringAndSize(v->data, (Py_ssize_t)bytes)));
   }
-  return true;
 }
 
 static PyObject *constants_of(const describer *d) {
   PyObject *list = PyList_New(0);
-  for (const omc_node *n = d->graph->first; list && n; n = n->next)
-    if (!append_constants(d, n, list)) Py_CLEAR(list);
-  if (list && !append_constants(d, d->graph->result, list)) Py_CLEAR(list);
+  for (const omc_node *n = d->graph->first; list && n; n = n->next) append_constants(d, n, &list);
+  append_constants(d, d->graph->result, &list);
   return list;
 }
 
 static PyObject *element_of(const omc_attr *a, uint32_t i) {
-  switch (a->kind) {
-    case OMC_ATTR_INT:
-      return PyLong_FromLongLong(a->v.i);
-    case OMC_ATTR_FLOAT:
-      return PyFloat_FromDouble(a->v.f);
-    case OMC_ATTR_STRING:
-      return string_or_none(a->v.s);
-    case OMC_ATTR_INTS:
-      return PyLong_FromLongLong(a->v.is[i]);
-    case OMC_ATTR_FLOATS:
-      return PyFloat_FromDouble(a->v.fs[i]);
-    case OMC_ATTR_STRINGS:
-      return string_or_none(a->v.ss[i]);
-  }
-  return Py_NewRef(Py_None);
+  const omc_attr one = omc_attr_element(a, i);
+  if (one.kind == OMC_ATTR_STRING) return string_or_none(one.v.s);
+  return one.kind == OMC_ATTR_INT ? PyLong_FromLongLong(one.v.i) : PyFloat_FromDouble(one.v.f);
 }
 
-/* By the names that ONNX has for them. */
-static const struct {
-  const char *name;
-  bool list;
-} kinds[] = {[OMC_ATTR_INT] = {"INT", false},       [OMC_ATTR_FLOAT] = {"FLOAT", false},
-             [OMC_ATTR_STRING] = {"STRING", false}, [OMC_ATTR_INTS] = {"INTS", true},
-             [OMC_ATTR_FLOATS] = {"FLOATS", true},  [OMC_ATTR_STRINGS] = {"STRINGS", true}};
-
 static PyObject *attribute_of(const omc_attr *a) {
-  if (!kinds[a->kind].list)
-    return Py_BuildValue("(ssN)", a->name, kinds[a->kind].name, element_of(a, 0));
+  const char *kind = omc_attr_kind_name(a->kind);
+  if (!omc_attr_is_list(a)) return Py_BuildValue("(ssN)", a->name, kind, element_of(a, 0));
   PyObject *list = PyList_New(0);
-  for (uint32_t i = 0; list && i < a->n; i++)
-    if (!append(list, element_of(a, i))) Py_CLEAR(list);
-  return Py_BuildValue("(ssN)", a->name, kinds[a->kind].name, list);
+  for (uint32_t i = 0; list && i < a->n; i++) omc_append(&list, element_of(a, i));
+  return Py_BuildValue("(ssN)", a->name, kind, list);
 }
 
 static PyObject *outputs_of(const describer *d, const omc_node *node) {
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list && i < node->n_out; i++) {
     const omc_value *v = node->out[i];
-    if (!append(list, v ? Py_BuildValue("(NN)", name_of(d, v), type_of(v)) : Py_NewRef(Py_None)))
-      Py_CLEAR(list);
+    omc_append(&list, v ? Py_BuildValue("(NN)", name_of(d, v), type_of(v)) : Py_NewRef(Py_None));
   }
   return list;
 }
@@ -139,7 +106,7 @@ static PyObject *outputs_of(const describer *d, const omc_node *node) {
 static PyObject *node_of(const describer *d, const omc_node *node) {
   PyObject *attributes = PyList_New(0);
   for (uint32_t i = 0; attributes && i < node->n_attr; i++)
-    if (!append(attributes, attribute_of(&node->attr[i]))) Py_CLEAR(attributes);
+    omc_append(&attributes, attribute_of(&node->attr[i]));
   return Py_BuildValue("(sNINNN)", omc_op_name(node->op), string_or_none(node->name), node->phase,
                        names_of(d, node->in, node->n_in), outputs_of(d, node), attributes);
 }
@@ -147,7 +114,7 @@ static PyObject *node_of(const describer *d, const omc_node *node) {
 static PyObject *nodes_of(const describer *d) {
   PyObject *list = PyList_New(0);
   for (const omc_node *n = d->graph->first; list && n; n = n->next)
-    if (!append(list, node_of(d, n))) Py_CLEAR(list);
+    omc_append(&list, node_of(d, n));
   return list;
 }
 
@@ -155,7 +122,7 @@ static PyObject *nodes_of(const describer *d) {
 static PyObject *over_of(const describer *d) {
   PyObject *list = PyList_New(0);
   for (uint32_t k = 0; list && k < d->graph->n_outputs; k++)
-    if (!append(list, name_of(d, omc_over(d->graph, k)))) Py_CLEAR(list);
+    omc_append(&list, name_of(d, omc_over(d->graph, k)));
   return list;
 }
 

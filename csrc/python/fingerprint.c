@@ -18,9 +18,7 @@ typedef struct fingerprint_object {
 /* ---- fingerprint ---- */
 
 static fingerprint_object *fingerprint_new(const omc_module *m) {
-  PyTypeObject *type = (PyTypeObject *)m->fingerprint_type;
-  allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
-  fingerprint_object *self = (fingerprint_object *)alloc(type, 0);
+  fingerprint_object *self = omc_object_new(m->types[OMC_TYPE_FINGERPRINT]);
   if (!self) return NULL;
   self->hooked = Py_NewRef(Py_None);
   self->opaque = Py_NewRef(Py_None);
@@ -44,25 +42,19 @@ static int fingerprint_clear(PyObject *object) {
 
 static void fingerprint_dealloc(PyObject *object) {
   fingerprint_object *self = (fingerprint_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   fingerprint_clear(object);
   PyMem_Free(self->entries);
   Py_XDECREF(self->hooked);
   Py_XDECREF(self->opaque);
-  freefunc release = PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  omc_object_free(object);
 }
 
 static int fingerprint_append(fingerprint_object *self, entry f) {
   if (self->n == self->capacity) {
     const Py_ssize_t capacity = self->capacity ? 2 * self->capacity : 64;
     entry *grown = PyMem_Realloc(self->entries, (size_t)capacity * sizeof *grown);
-    if (!grown) {
-      PyErr_NoMemory();
-      return -1;
-    }
+    if (!grown) return PyErr_NoMemory(), -1;
     self->entries = grown;
     self->capacity = capacity;
   }
@@ -154,10 +146,7 @@ static size_t slot_of(const numbering *t, const PyObject *object) {
 static int grow(numbering *t) {
   numbering larger = {.capacity = t->capacity ? 4 * t->capacity : 256, .n = t->n};
   larger.slots = PyMem_Calloc(larger.capacity, sizeof *larger.slots);
-  if (!larger.slots) {
-    PyErr_NoMemory();
-    return -1;
-  }
+  if (!larger.slots) return PyErr_NoMemory(), -1;
   for (size_t i = 0; i < t->capacity; i++)
     if (t->slots[i].object) larger.slots[slot_of(&larger, t->slots[i].object)] = t->slots[i];
   PyMem_Free(t->slots);
@@ -288,10 +277,7 @@ static int push(walk *w, PyObject *module) {
   if (w->n_pending == w->max_pending) {
     const size_t larger = w->max_pending ? 2 * w->max_pending : 64;
     PyObject **grown = PyMem_Realloc(w->pending, larger * sizeof *grown);
-    if (!grown) {
-      PyErr_NoMemory();
-      return -1;
-    }
+    if (!grown) return PyErr_NoMemory(), -1;
     w->pending = grown;
     w->max_pending = larger;
   }
@@ -407,8 +393,9 @@ PyObject *omc_scan(PyObject *module, PyObject *args) {
   PyObject *root, *last = Py_None, *held = Py_None, *result = NULL;
   if (!PyArg_ParseTuple(args, "O|OO", &root, &last, &held)) return NULL;
   walk w = {.m = m};
-  if (Py_TYPE(held) == (PyTypeObject *)m->held_type) w.held = held;
-  if (Py_TYPE(last) == (PyTypeObject *)m->fingerprint_type) w.last = (fingerprint_object *)last;
+  if (Py_TYPE(held) == (PyTypeObject *)m->types[OMC_TYPE_HELD]) w.held = held;
+  if (Py_TYPE(last) == (PyTypeObject *)m->types[OMC_TYPE_FINGERPRINT])
+    w.last = (fingerprint_object *)last;
   if (walk_all(&w, root) == 0) {
     PyObject *fingerprint = w.last ? last : (PyObject *)w.fingerprint;
     result = Py_BuildValue("(OOOn)", w.lists[0], w.lists[1], fingerprint, w.checked);

@@ -180,7 +180,6 @@ static int held_clear(PyObject *object) {
 
 static void held_dealloc(PyObject *object) {
   held_object *self = (held_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   held_clear(object);
   Py_XDECREF(self->how.by_value);
@@ -190,9 +189,7 @@ static void held_dealloc(PyObject *object) {
   PyMem_Free(self->names);
   PyMem_Free(self->dicts);
   PyMem_Free(self->places);
-  freefunc release = PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  omc_object_free(object);
 }
 
 /* A new reference, or NULL for what stands for nothing. */
@@ -287,8 +284,7 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
   if (!PyArg_ParseTuple(args, "O!O!O!O!O:Held", &PyTuple_Type, &dicts, &PyTuple_Type, &places,
                         &PyFrozenSet_Type, &by_value, &PyFrozenSet_Type, &by_repr, &missing))
     return NULL;
-  allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
-  held_object *self = (held_object *)alloc(type, 0);
+  held_object *self = omc_object_new((PyObject *)type);
   if (!self) return NULL;
   self->how = (omc_comparison){Py_NewRef(by_value), Py_NewRef(by_repr)};
   self->missing = Py_NewRef(missing);

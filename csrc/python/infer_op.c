@@ -16,11 +16,6 @@ typedef struct question {
   PyObject *attributes; /* list of (name, value) */
 } question;
 
-static int no_memory(void) {
-  PyErr_NoMemory();
-  return -1;
-}
-
 /* ---- from Python ---- */
 
 /* A string without zeros, borrowed from the object. */
@@ -50,39 +45,22 @@ static int read_scalar(PyObject *value, omc_attr *a) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* As in a text, a list has elements of one kind, and an empty one is of ints. */
 static int read_list(question *q, PyObject *list, omc_attr *a) {
   const Py_ssize_t n = PyList_Check(list) ? PyList_Size(list) : PyTuple_Size(list);
-  void *memory = omc_arena_alloc(&q->scratch, (size_t)n + 1, sizeof(int64_t));
-  int64_t *const is = memory;
-  double *const fs = memory;
-  const char **const ss = memory;
-  if (!memory) return no_memory();
-  omc_attr_kind kind = OMC_ATTR_INT;
+  omc_attr *items = OMC_NEW_ARRAY(&q->scratch, omc_attr, n);
+  if (!items) return PyErr_NoMemory(), -1;
   for (Py_ssize_t i = 0; i < n; i++) {
-    omc_attr item = {.kind = OMC_ATTR_INT};
     PyObject *object = PyList_Check(list) ? PyList_GetItem(list, i) : PyTuple_GetItem(list, i);
-    if (!object || read_scalar(object, &item) < 0) return -1;
-    if (i == 0) kind = item.kind;
-    if (item.kind != kind) {
-      PyErr_SetString(PyExc_TypeError, "a list that mixes kinds");
-      return -1;
-    }
-    if (kind == OMC_ATTR_INT) is[i] = item.v.i;
-    if (kind == OMC_ATTR_FLOAT) fs[i] = item.v.f;
-    if (kind == OMC_ATTR_STRING) ss[i] = item.v.s;
+    if (!object || read_scalar(object, &items[i]) < 0) return -1;
   }
-  const omc_attr lists[] = {[OMC_ATTR_INT] = {NULL, OMC_ATTR_INTS, (uint32_t)n, {.is = is}},
-                            [OMC_ATTR_FLOAT] = {NULL, OMC_ATTR_FLOATS, (uint32_t)n, {.fs = fs}},
-                            [OMC_ATTR_STRING] = {NULL, OMC_ATTR_STRINGS, (uint32_t)n, {.ss = ss}}};
-  *a = lists[kind];
-  return 0;
+  const omc_status status = omc_attr_list(&q->scratch, items, (uint32_t)n, a);
+  return status == OMC_OK ? 0 : (omc_raise(q->m, status), -1);
 }
 
 static int read_attributes(question *q) {
   const Py_ssize_t n = PyList_Size(q->attributes);
   omc_attr *attrs = OMC_NEW_ARRAY(&q->scratch, omc_attr, (size_t)n + 1);
-  if (!attrs) return no_memory();
+  if (!attrs) return PyErr_NoMemory(), -1;
   q->spec.attr = attrs;
   for (Py_ssize_t i = 0; i < n; i++) {
     PyObject *name, *value;
@@ -132,7 +110,7 @@ static int read_input(question *q, Py_ssize_t i, omc_value **out) {
 static int read_inputs(question *q) {
   const Py_ssize_t n = PyTuple_Size(q->types);
   omc_value **in = OMC_NEW_ARRAY(&q->scratch, omc_value *, (size_t)n + 1);
-  if (!in) return no_memory();
+  if (!in) return PyErr_NoMemory(), -1;
   q->spec.in = in;
   q->spec.n_in = (uint32_t)n;
   for (Py_ssize_t i = 0; i < n; i++)
@@ -171,11 +149,9 @@ static PyObject *answer(question *q) {
   omc_node *node;
   const omc_status status = ask(q, &node);
   if (status != OMC_OK) return omc_raise(q->m, status);
-  PyObject *list = PyList_New((Py_ssize_t)node->n_out);
-  for (uint32_t k = 0; list && k < node->n_out; k++) {
-    PyObject *pair = omc_type_to_py(&node->out[k]->type);
-    if (!pair || PyList_SetItem(list, (Py_ssize_t)k, pair) < 0) Py_CLEAR(list);
-  }
+  PyObject *list = PyList_New(0);
+  for (uint32_t k = 0; list && k < node->n_out; k++)
+    omc_append(&list, omc_type_to_py(&node->out[k]->type));
   return list;
 }
 

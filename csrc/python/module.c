@@ -6,26 +6,20 @@
 #include "ops/op.h"
 #include "python/binding.h"
 
-/* What a table row says of the op, for tests and documentation. */
-static const struct {
-  const char *name, *family;
-} op_rows[OMC_N_OPS] = {
-#define OMC_OP(name, family, domain, ...) {#name, #family},
+static const char *const families[OMC_N_OPS] = {
+#define OMC_OP(name, family, domain, ...) #family,
 #include "ops.def"
 #undef OMC_OP
 };
 
+/* What a table row says of the op, for tests and documentation. */
 static PyObject *list_ops(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   PyObject *dict = PyDict_New();
-  for (int i = 0; dict && i < OMC_N_OPS; i++) {
-    const omc_op *op = omc_op_get((omc_op_id)i);
-    PyObject *row =
-        Py_BuildValue("(sNN)", op_rows[i].family, PyBool_FromLong(omc_op_is_onnx((omc_op_id)i)),
-                      PyBool_FromLong(op->grad != NULL));
-    if (!row || PyDict_SetItemString(dict, op_rows[i].name, row) < 0) Py_CLEAR(dict);
-    Py_XDECREF(row);
-  }
+  for (omc_op_id op = 0; dict && op < OMC_N_OPS; op++)
+    omc_enter(&dict, omc_op_name(op),
+              Py_BuildValue("(sNN)", families[op], PyBool_FromLong(omc_op_is_onnx(op)),
+                            PyBool_FromLong(omc_op_get(op)->grad != NULL)));
   return dict;
 }
 
@@ -53,14 +47,10 @@ static PyObject *list_attributes(PyObject *module, PyObject *args) {
   uint32_t n;
   const omc_attr_schema *list = omc_schema_of(op, &n);
   PyObject *dict = PyDict_New();
-  for (uint32_t i = 0; dict && i < n; i++) {
-    PyObject *otherwise = default_of(&list[i]);
-    PyObject *row = otherwise ? Py_BuildValue("(sNN)", omc_attr_kind_name(list[i].kind), otherwise,
-                                              PyBool_FromLong(list[i].required))
-                              : NULL;
-    if (!row || PyDict_SetItemString(dict, list[i].name, row) < 0) Py_CLEAR(dict);
-    Py_XDECREF(row);
-  }
+  for (uint32_t i = 0; dict && i < n; i++)
+    omc_enter(&dict, list[i].name,
+              Py_BuildValue("(sNN)", omc_attr_kind_name(list[i].kind), default_of(&list[i]),
+                            PyBool_FromLong(list[i].required)));
   return dict;
 }
 
@@ -69,11 +59,8 @@ static PyObject *list_isas(PyObject *module, PyObject *unused) {
   const omc_provider *p = omc_provider_host();
   PyObject *list = PyList_New(0);
   const char *variant;
-  for (uint32_t i = 0; list && (variant = p->variant(p->ctx, i)); i++) {
-    PyObject *name = PyUnicode_FromString(variant);
-    if (!name || PyList_Append(list, name) < 0) Py_CLEAR(list);
-    Py_XDECREF(name);
-  }
+  for (uint32_t i = 0; list && (variant = p->variant(p->ctx, i)); i++)
+    omc_append(&list, PyUnicode_FromString(variant));
   return list;
 }
 
@@ -124,6 +111,12 @@ static const char *const names[OMC_N_NAMES] = {
     [OMC_NAME_WRAPPED] = "_ort_module",
 };
 
+static PyType_Spec *const specs[OMC_N_TYPES] = {
+    [OMC_TYPE_SESSION] = &omc_session_spec, [OMC_TYPE_PLAN] = &omc_plan_spec,
+    [OMC_TYPE_RUN] = &omc_run_spec,         [OMC_TYPE_FINGERPRINT] = &omc_fingerprint_spec,
+    [OMC_TYPE_HELD] = &omc_held_spec,
+};
+
 static PyMethodDef methods[] = {
     {"transform", (PyCFunction)(void (*)(void))omc_transform, METH_VARARGS | METH_KEYWORDS,
      "transform(text, stage, types=None, out_grads=None, in_grads=None, constants=None) -> text "
@@ -152,39 +145,25 @@ static int module_exec(PyObject *module) {
   const omc_status status = omc_env_load();
   if (status != OMC_OK) omc_raise(m, status);
   if (status != OMC_OK || omc_exchange_find(m) < 0) return -1;
-  m->session_type = PyType_FromModuleAndSpec(module, &omc_session_spec, NULL);
-  m->plan_type = PyType_FromModuleAndSpec(module, &omc_plan_spec, NULL);
-  m->run_type = PyType_FromModuleAndSpec(module, &omc_run_spec, NULL);
-  m->fingerprint_type = PyType_FromModuleAndSpec(module, &omc_fingerprint_spec, NULL);
-  m->held_type = PyType_FromModuleAndSpec(module, &omc_held_spec, NULL);
+  for (int i = 0; i < OMC_N_TYPES; i++) {
+    m->types[i] = PyType_FromModuleAndSpec(module, specs[i], NULL);
+    if (!m->types[i] || PyModule_AddType(module, (PyTypeObject *)m->types[i]) < 0) return -1;
+  }
+  for (int i = 0; i < OMC_N_NAMES; i++)
+    if (!(m->names[i] = PyUnicode_InternFromString(names[i]))) return -1;
   m->consumed_error = PyErr_NewExceptionWithDoc(
       "ortmodule_c._C.ConsumedError",
       "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
-  if (!m->session_type || !m->plan_type || !m->run_type || !m->fingerprint_type || !m->held_type ||
-      !m->consumed_error)
+  if (!m->consumed_error || PyModule_AddType(module, (PyTypeObject *)m->consumed_error) < 0)
     return -1;
-  for (int i = 0; i < OMC_N_NAMES; i++)
-    if (!(m->names[i] = PyUnicode_InternFromString(names[i]))) return -1;
-  if (PyModule_AddObjectRef(module, "Session", m->session_type) < 0 ||
-      PyModule_AddObjectRef(module, "Plan", m->plan_type) < 0 ||
-      PyModule_AddObjectRef(module, "Run", m->run_type) < 0 ||
-      PyModule_AddObjectRef(module, "Fingerprint", m->fingerprint_type) < 0 ||
-      PyModule_AddObjectRef(module, "Held", m->held_type) < 0 ||
-      PyModule_AddObjectRef(module, "ConsumedError", m->consumed_error) < 0 ||
-      PyModule_AddStringConstant(module, "__version__", OMC_VERSION) < 0)
-    return -1;
-  return 0;
+  return PyModule_AddStringConstant(module, "__version__", OMC_VERSION);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   omc_module *m = PyModule_GetState(module);
   Py_VISIT(m->torch);
   Py_VISIT(m->parameter);
-  Py_VISIT(m->session_type);
-  Py_VISIT(m->plan_type);
-  Py_VISIT(m->run_type);
-  Py_VISIT(m->fingerprint_type);
-  Py_VISIT(m->held_type);
+  for (int i = 0; i < OMC_N_TYPES; i++) Py_VISIT(m->types[i]);
   Py_VISIT(m->consumed_error);
   return 0;
 }
@@ -194,11 +173,7 @@ static int module_clear(PyObject *module) {
   Py_CLEAR(m->torch);
   Py_CLEAR(m->parameter);
   for (int i = 0; i < OMC_N_NAMES; i++) Py_CLEAR(m->names[i]);
-  Py_CLEAR(m->session_type);
-  Py_CLEAR(m->plan_type);
-  Py_CLEAR(m->run_type);
-  Py_CLEAR(m->fingerprint_type);
-  Py_CLEAR(m->held_type);
+  for (int i = 0; i < OMC_N_TYPES; i++) Py_CLEAR(m->types[i]);
   Py_CLEAR(m->consumed_error);
   return 0;
 }

@@ -11,12 +11,8 @@ typedef struct plan_object {
 /* Positions of the true entries, as a tuple. */
 static PyObject *positions(const bool *flags, uint32_t n) {
   PyObject *list = PyList_New(0);
-  for (uint32_t i = 0; list && i < n; i++) {
-    if (!flags[i]) continue;
-    PyObject *index = PyLong_FromUnsignedLong(i);
-    if (!index || PyList_Append(list, index) < 0) Py_CLEAR(list);
-    Py_XDECREF(index);
-  }
+  for (uint32_t i = 0; list && i < n; i++)
+    if (flags[i]) omc_append(&list, PyLong_FromUnsignedLong(i));
   PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
   Py_XDECREF(list);
   return tuple;
@@ -38,9 +34,7 @@ static PyObject *reads(const omc_plan *plan, bool inputs) {
 
 PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
                               PyObject *in_grads, PyObject *out_grads) {
-  PyTypeObject *type = (PyTypeObject *)m->plan_type;
-  allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
-  plan_object *self = (plan_object *)alloc(type, 0);
+  plan_object *self = omc_object_new(m->types[OMC_TYPE_PLAN]);
   if (!self) {
     omc_plan_release(plan);
     return NULL;
@@ -60,7 +54,6 @@ PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *
 
 static void plan_dealloc(PyObject *object) {
   plan_object *self = (plan_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   omc_plan_release(self->plan);
   Py_XDECREF(self->session);
@@ -68,9 +61,7 @@ static void plan_dealloc(PyObject *object) {
   Py_XDECREF(self->out_grads);
   Py_XDECREF(self->reads_inputs);
   Py_XDECREF(self->reads_outputs);
-  freefunc release = PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  omc_object_free(object);
 }
 
 /* A cycle through a plan leads through its session, which breaks it. */
@@ -126,12 +117,11 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   if (!inputs || omc_current_queue(m, p, &queue) < 0 ||
       read_pointers(m, p, inputs, g->n_inputs, g->inputs, NULL, "input", in) < 0)
     goto done;
-  outputs = PyList_New((Py_ssize_t)g->n_outputs);
+  outputs = PyList_New(0);
   for (uint32_t k = 0; outputs && k < g->n_outputs; k++) {
     const omc_value *over = omc_over(g, k);
-    PyObject *t = over ? Py_NewRef(PyTuple_GetItem(inputs, over->index))
-                       : omc_tensor_new(m, p, &result_value(g, k)->type, queue, &out[k]);
-    if (!t || PyList_SetItem(outputs, (Py_ssize_t)k, t) < 0) goto done;
+    omc_append(&outputs, over ? Py_NewRef(PyTuple_GetItem(inputs, over->index))
+                              : omc_tensor_new(m, p, &result_value(g, k)->type, queue, &out[k]));
   }
   if (!outputs) goto done;
   omc_run *run = NULL;
@@ -221,12 +211,11 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
       (g->grads && read_pointers(m, plan->provider, tuples[2], n_out, g->grads, given,
                                  "gradient of output", grad_out) < 0))
     goto done;
-  results = PyList_New((Py_ssize_t)n_in);
+  results = PyList_New(0);
   for (uint32_t i = 0; results && i < n_in; i++) {
     const omc_value *v = result_value(g, n_out + (uint32_t)number * n_in + i);
-    PyObject *t =
-        v ? omc_tensor_new(m, plan->provider, &v->type, b->queue, &grad_in[i]) : Py_NewRef(Py_None);
-    if (!t || PyList_SetItem(results, (Py_ssize_t)i, t) < 0) Py_CLEAR(results);
+    omc_append(&results, v ? omc_tensor_new(m, plan->provider, &v->type, b->queue, &grad_in[i])
+                           : Py_NewRef(Py_None));
   }
 done:
   PyMem_Free(values);
@@ -292,12 +281,10 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
     const omc_step *step = &plan->steps[s];
     omc_cost cost;
     const bool known = omc_node_cost(step->node, &cost) == OMC_OK;
-    PyObject *row =
-        Py_BuildValue("(sssddd)", s < plan->n_forward ? "forward" : "backward",
-                      omc_op_name(step->node->op), step->node->name ? step->node->name : "",
-                      seconds[s], known ? cost.flops : 0.0, known ? cost.bytes : 0.0);
-    if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
-    Py_XDECREF(row);
+    omc_append(&list,
+               Py_BuildValue("(sssddd)", s < plan->n_forward ? "forward" : "backward",
+                             omc_op_name(step->node->op), step->node->name ? step->node->name : "",
+                             seconds[s], known ? cost.flops : 0.0, known ? cost.bytes : 0.0));
   }
   return list;
 }

@@ -8,9 +8,7 @@ typedef struct run_object {
 } run_object;
 
 PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *run) {
-  PyTypeObject *type = (PyTypeObject *)m->run_type;
-  allocfunc alloc = PyType_GetSlot(type, Py_tp_alloc);
-  run_object *self = (run_object *)alloc(type, 0);
+  run_object *self = omc_object_new(m->types[OMC_TYPE_RUN]);
   if (!self) {
     omc_run_destroy(run);
     return NULL;
@@ -21,7 +19,8 @@ PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *ru
 }
 
 omc_run *omc_run_object_get(const omc_module *m, PyObject *object) {
-  if (PyObject_TypeCheck(object, (PyTypeObject *)m->run_type)) return ((run_object *)object)->run;
+  if (PyObject_TypeCheck(object, (PyTypeObject *)m->types[OMC_TYPE_RUN]))
+    return ((run_object *)object)->run;
   PyErr_Format(PyExc_TypeError, "run: expected what forward gave, got %R",
                (PyObject *)Py_TYPE(object));
   return NULL;
@@ -29,13 +28,10 @@ omc_run *omc_run_object_get(const omc_module *m, PyObject *object) {
 
 static void run_dealloc(PyObject *object) {
   run_object *self = (run_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   omc_run_destroy(self->run);
   Py_XDECREF(self->session);
-  freefunc release = PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  omc_object_free(object);
 }
 
 static int run_traverse(PyObject *object, visitproc visit, void *arg) {

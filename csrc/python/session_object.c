@@ -88,14 +88,11 @@ static int session_clear(PyObject *object) {
 
 static void session_dealloc(PyObject *object) {
   omc_session_object *self = (omc_session_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   omc_session_destroy(self->session);
   Py_XDECREF(self->callbacks.object);
   Py_XDECREF(self->constants);
-  freefunc release = PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  omc_object_free(object);
 }
 
 /* Types of the given tensors, each named by its graph input in messages. */

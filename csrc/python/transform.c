@@ -144,9 +144,7 @@ PyObject *omc_list_rules(PyObject *module, PyObject *unused) {
   for (size_t i = 0; i < OMC_N_RULE_SETS; i++)
     for (uint32_t r = 0; dict && r < omc_rule_sets[i]->n; r++) {
       const omc_rule *rule = &omc_rule_sets[i]->rules[r];
-      PyObject *claim = PyUnicode_FromString(claims[rule->claim]);
-      if (!claim || PyDict_SetItemString(dict, rule->name, claim) < 0) Py_CLEAR(dict);
-      Py_XDECREF(claim);
+      omc_enter(&dict, rule->name, PyUnicode_FromString(claims[rule->claim]));
     }
   return dict;
 }

@@ -139,7 +139,7 @@ def test_reason_why_not(
         (("Exp", [("f32", (2,))], {"a": None}), TypeError, "attribute 'a': expected a number or a string"),
         (("Exp", [("f32", (2,))], {"a": torch.ones(())}), TypeError, "attribute 'a': expected a number or a string"),
         (("Exp", [("f32", (2,))], {"a": [[1]]}), TypeError, "attribute 'a': expected a number or a string"),
-        (("Exp", [("f32", (2,))], {"a": [1, 2.0]}), TypeError, "attribute 'a': a list that mixes kinds"),
+        (("Exp", [("f32", (2,))], {"a": [1, 2.0]}), TypeError, "attribute 'a': .*a list that mixes kinds"),
         (("Exp", [("f32", (2,))], {"a": 2**80}), OverflowError, "attribute 'a'"),
         (("Exp", [("f32", (2,))], {"a": "x\0y"}), ValueError, "attribute 'a': a string with a zero"),
         (("Exp", [("f32", (2,))], {"a\0": 1}), ValueError, "a string with a zero"),

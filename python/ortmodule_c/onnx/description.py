@@ -91,7 +91,7 @@ def described(raw: Raw) -> Description:
     """With names for what :func:`_C.describe` gives."""
     inputs, grads, constants, nodes, outputs, over, gradients = raw
     named = [
-        Node(op, name, phase, taken, given, [Attribute(*a) for a in said])
+        Node(op, name, phase, taken, given, [Attribute(a, kind.upper(), value) for a, kind, value in said])
         for op, name, phase, taken, given, said in nodes
     ]
     return Description(inputs, grads, constants, named, outputs, over, gradients)
