@@ -35,11 +35,4 @@ const char *omc_status_text(omc_status code);
     if (omc_try_ != OMC_OK) return omc_try_; \
   } while (0)
 
-/* As OMC_TRY after the first acquisition: stores into the local `status` and jumps to `label`. */
-#define OMC_GOTO(label, expr)         \
-  do {                                \
-    status = (expr);                  \
-    if (status != OMC_OK) goto label; \
-  } while (0)
-
 #endif

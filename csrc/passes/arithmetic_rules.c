@@ -59,4 +59,4 @@ static const omc_rule rules[] = {
     {"dropout_nothing", OMC_EXACT, OMC_P_OP(Dropout, 0, X), dropout_nothing},
 };
 
-const omc_rules omc_arithmetic_rules = {"arithmetic", rules, sizeof rules / sizeof *rules};
+const omc_rules omc_arithmetic_rules = {rules, sizeof rules / sizeof *rules};

@@ -143,4 +143,4 @@ static const omc_rule rules[] = {
      transpose_attention},
 };
 
-const omc_rules omc_attention_rules = {"attention", rules, sizeof rules / sizeof *rules};
+const omc_rules omc_attention_rules = {rules, sizeof rules / sizeof *rules};

@@ -59,23 +59,12 @@ static void merge_constants(table *t, omc_node *node) {
 
 static bool same_attr(const omc_attr *a, const omc_attr *b) {
   if (strcmp(a->name, b->name) != 0 || a->kind != b->kind || a->n != b->n) return false;
-  switch (a->kind) {
-    case OMC_ATTR_INT:
-      return a->v.i == b->v.i;
-    case OMC_ATTR_FLOAT:
-      return memcmp(&a->v.f, &b->v.f, sizeof a->v.f) == 0;
-    case OMC_ATTR_STRING:
-      return strcmp(a->v.s, b->v.s) == 0;
-    case OMC_ATTR_INTS:
-      return memcmp(a->v.is, b->v.is, a->n * sizeof *a->v.is) == 0;
-    case OMC_ATTR_FLOATS:
-      return memcmp(a->v.fs, b->v.fs, a->n * sizeof *a->v.fs) == 0;
-    case OMC_ATTR_STRINGS:
-      for (uint32_t i = 0; i < a->n; i++)
-        if (strcmp(a->v.ss[i], b->v.ss[i]) != 0) return false;
-      return true;
+  for (uint32_t i = 0; i < a->n; i++) {
+    const omc_attr x = omc_attr_element(a, i), y = omc_attr_element(b, i);
+    if (x.kind == OMC_ATTR_STRING ? strcmp(x.v.s, y.v.s) != 0 : memcmp(&x.v, &y.v, sizeof x.v) != 0)
+      return false;
   }
-  return false;
+  return true;
 }
 
 static bool same_inputs(const omc_node *a, const omc_node *b) {

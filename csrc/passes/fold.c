@@ -1,5 +1,3 @@
-#include "passes/fold.h"
-
 #include <string.h>
 
 #include "graph/edit.h"

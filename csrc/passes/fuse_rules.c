@@ -17,4 +17,4 @@ static const omc_rule rules[] = {
      embedding_grad_base},
 };
 
-const omc_rules omc_fuse_rules = {"fuse", rules, sizeof rules / sizeof *rules};
+const omc_rules omc_fuse_rules = {rules, sizeof rules / sizeof *rules};

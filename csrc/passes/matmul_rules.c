@@ -1,4 +1,5 @@
 /* Matrix products take in the transposes, factors and biases around them. */
+#include "ops/forms.h"
 #include "passes/rewrite.h"
 
 /* What MatMul and FusedMatMul have in common: alpha x y, each maybe transposed, plus bias. */
@@ -18,10 +19,7 @@ static product read_product(const omc_node *node) {
 }
 
 static omc_value *build_product(omc_builder *b, const product *p) {
-  omc_value *in[] = {p->x, p->y, p->bias};
-  const omc_attr attr[] = {omc_attr_int("transA", p->trans_x), omc_attr_int("transB", p->trans_y),
-                           omc_attr_float("alpha", p->alpha)};
-  return omc_nary(b, OMC_OP_FusedMatMul, p->bias ? 3 : 2, in, 3, attr);
+  return omc_product(b, p->x, p->trans_x, p->y, p->trans_y, p->alpha, p->bias);
 }
 
 static bool are_matrices(const product *p) {
@@ -30,11 +28,10 @@ static bool are_matrices(const product *p) {
 
 /* Whether a Transpose swaps the last two axes and leaves the others in place. */
 static bool swaps_last(const omc_node *node) {
-  const int64_t rank = node->out[0]->type.shape.rank;
-  uint32_t n;
-  const int64_t *perm = omc_node_ints(node, "perm", &n);
-  if (n == 0) return rank == 2;
-  for (int64_t i = 0; i < rank; i++)
+  const int32_t rank = node->out[0]->type.shape.rank;
+  int32_t perm[OMC_MAX_RANK];
+  if (omc_perm_of(node, perm) != OMC_OK) return false;
+  for (int32_t i = 0; i < rank; i++)
     if (perm[i] != (i < rank - 2 ? i : 2 * rank - 3 - i)) return false;
   return rank >= 2;
 }
@@ -102,4 +99,4 @@ static const omc_rule rules[] = {
     {"matmul_alpha", OMC_SUMS, OMC_P_OP(Mul, 0, PRODUCT, OMC_P_CONSTANT(2)), matmul_alpha},
 };
 
-const omc_rules omc_matmul_rules = {"matmul", rules, sizeof rules / sizeof *rules};
+const omc_rules omc_matmul_rules = {rules, sizeof rules / sizeof *rules};

@@ -1,5 +1,6 @@
 /* Canonical forms of ops that move elements: every view is a Reshape, and none is in vain. */
 #include "graph/edit.h"
+#include "ops/forms.h"
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
@@ -11,19 +12,10 @@ static omc_value *reshape_reshape(omc_match *m) {
   return omc_reshape(m->b, m->capture[1], &m->capture[0]->type.shape);
 }
 
-/* Output axis i is input axis perm[i]; without the attribute the axes are reversed. */
-static void read_perm(const omc_node *node, int64_t *perm) {
-  const int32_t rank = node->out[0]->type.shape.rank;
-  uint32_t n;
-  const int64_t *attr = omc_node_ints(node, "perm", &n);
-  for (int32_t i = 0; i < rank; i++)
-    perm[i] = !n ? rank - 1 - i : attr[i] + (attr[i] < 0 ? rank : 0);
-}
-
 /* A transpose that leaves the axes longer than 1 in order moves nothing. */
 static omc_value *transpose_view(omc_match *m) {
-  int64_t perm[OMC_MAX_RANK], last = -1;
-  read_perm(m->root, perm);
+  int32_t perm[OMC_MAX_RANK], last = -1;
+  if (omc_perm_of(m->root, perm) != OMC_OK) return NULL;
   const omc_shape *shape = &m->capture[0]->type.shape;
   for (int32_t i = 0; i < shape->rank; i++) {
     if (shape->dims[i] == 1) continue;
@@ -34,9 +26,10 @@ static omc_value *transpose_view(omc_match *m) {
 }
 
 static omc_value *transpose_transpose(omc_match *m) {
-  int64_t inner[OMC_MAX_RANK], outer[OMC_MAX_RANK], perm[OMC_MAX_RANK];
-  read_perm(m->capture[2]->producer, inner);
-  read_perm(m->root, outer);
+  int32_t inner[OMC_MAX_RANK], outer[OMC_MAX_RANK];
+  int64_t perm[OMC_MAX_RANK];
+  if (omc_perm_of(m->capture[2]->producer, inner) != OMC_OK) return NULL;
+  if (omc_perm_of(m->root, outer) != OMC_OK) return NULL;
   for (int32_t i = 0; i < m->capture[0]->type.shape.rank; i++) perm[i] = inner[outer[i]];
   return omc_transpose(m->b, m->capture[1], perm);
 }
@@ -109,4 +102,4 @@ static const omc_rule rules[] = {
     {"split_one", OMC_EXACT, OMC_P_NODE(Split, 0), split_one},
 };
 
-const omc_rules omc_movement_rules = {"movement", rules, sizeof rules / sizeof *rules};
+const omc_rules omc_movement_rules = {rules, sizeof rules / sizeof *rules};

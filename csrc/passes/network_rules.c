@@ -1,6 +1,7 @@
 /* Layers written out as arithmetic, recognised. */
 #include <string.h>
 
+#include "ops/forms.h"
 #include "passes/rewrite.h"
 
 #define X OMC_P_ANY(1)
@@ -41,15 +42,12 @@ static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
 /* ---- softmax and layer norm ---- */
 
 /* The axes a reduction runs over, as a bit set; 0 if it drops them. */
-static uint32_t reduced_axes(const omc_value *reduced, const omc_value *axes) {
-  const omc_node *node = reduced->producer;
-  const int32_t rank = omc_in(node, 0)->type.shape.rank;
-  if (omc_node_int(node, "keepdims") == 0) return 0;
+static uint32_t reduced_axes(const omc_value *result) {
+  const omc_node *node = result->producer;
+  bool reduced[OMC_MAX_RANK];
   uint32_t set = 0;
-  for (int64_t i = 0; i < omc_shape_numel(&axes->type.shape); i++) {
-    const int64_t axis = omc_const_int(axes, i);
-    set |= 1u << (axis < 0 ? axis + rank : axis);
-  }
+  if (omc_node_int(node, "keepdims") == 0 || omc_reduced_axes(node, reduced) != OMC_OK) return 0;
+  for (int32_t i = 0; i < result->type.shape.rank; i++) set |= (uint32_t)reduced[i] << i;
   return set;
 }
 
@@ -60,11 +58,11 @@ static int64_t only_axis(uint32_t set) {
   return -1;
 }
 
-/* Captures 3, 4: the maximum and its axes; 5, 6: the sum and its axes. */
+/* Captures 3: the maximum; 4: the sum. */
 static omc_value *softmax(omc_match *m, omc_op_id op) {
-  const uint32_t set = reduced_axes(m->capture[3], m->capture[4]);
+  const uint32_t set = reduced_axes(m->capture[3]);
   const int64_t axis = only_axis(set);
-  if (!is_layer(m) || axis < 0 || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
+  if (!is_layer(m) || axis < 0 || reduced_axes(m->capture[4]) != set) return NULL;
   const omc_attr attr = omc_attr_int("axis", axis);
   return omc_nary(m->b, op, 1, &m->capture[1], 1, &attr);
 }
@@ -72,8 +70,8 @@ static omc_value *softmax(omc_match *m, omc_op_id op) {
 static omc_value *softmax_written(omc_match *m) { return softmax(m, OMC_OP_Softmax); }
 static omc_value *log_softmax_written(omc_match *m) { return softmax(m, OMC_OP_LogSoftmax); }
 
-#define LESS_MAX(cap) OMC_P_OP(Sub, cap, X, OMC_P_OP(ReduceMax, 3, X, OMC_P_CONSTANT(4)))
-#define SUM(of) OMC_P_OP(ReduceSum, 5, of, OMC_P_CONSTANT(6))
+#define LESS_MAX(cap) OMC_P_OP(Sub, cap, X, OMC_P_OP(ReduceMax, 3, X, OMC_P_CONSTANT(0)))
+#define SUM(of) OMC_P_OP(ReduceSum, 4, of, OMC_P_CONSTANT(0))
 
 static omc_value *layer_norm(omc_builder *b, omc_value *x, omc_value *gamma, omc_value *beta,
                              int64_t axis, double epsilon) {
@@ -84,16 +82,16 @@ static omc_value *layer_norm(omc_builder *b, omc_value *x, omc_value *gamma, omc
   return b->status == OMC_OK ? out[0] : NULL;
 }
 
-/* Captures 3, 4: the mean and its axes; 5, 6: the variance and its axes; 7: epsilon. */
+/* Captures 3: the mean; 4: the variance; 5: epsilon. */
 static omc_value *layer_norm_written(omc_match *m) {
   const int32_t rank = m->capture[1]->type.shape.rank;
-  const uint32_t set = reduced_axes(m->capture[3], m->capture[4]);
+  const uint32_t set = reduced_axes(m->capture[3]);
   int32_t axis = rank;
   while (axis > 0 && (set >> (axis - 1) & 1)) axis--;
   const bool trailing = set != 0 && set == (1u << rank) - (1u << axis);
-  if (!is_layer(m) || !trailing || reduced_axes(m->capture[5], m->capture[6]) != set) return NULL;
-  if (omc_shape_numel(&m->capture[7]->type.shape) != 1) return NULL;
-  return layer_norm(m->b, m->capture[1], NULL, NULL, axis, omc_const_float(m->capture[7], 0));
+  if (!is_layer(m) || !trailing || reduced_axes(m->capture[4]) != set) return NULL;
+  if (omc_shape_numel(&m->capture[5]->type.shape) != 1) return NULL;
+  return layer_norm(m->b, m->capture[1], NULL, NULL, axis, omc_const_float(m->capture[5], 0));
 }
 
 /* Takes a factor (input 1 of the norm) or a summand (input 2) of the normalized shape in. */
@@ -102,26 +100,25 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   const omc_shape *shape = &m->capture[1]->type.shape;
   omc_value *in[3] = {omc_in(node, 0), omc_in(node, 1), omc_in(node, 2)};
   const omc_value *given = m->capture[2];
-  int32_t axis;
-  if (omc_axis(omc_node_int(node, "axis"), shape->rank, "axis", &axis) != OMC_OK) return NULL;
-  omc_shape normalized = {shape->rank - axis, {0}};
-  memcpy(normalized.dims, shape->dims + axis, sizeof(int64_t) * (size_t)normalized.rank);
+  omc_shape normalized, stats;
+  omc_layer_form form;
+  if (omc_layer_form_of(node, 0, &normalized, &stats, &form) != OMC_OK) return NULL;
   if (!is_layer(m) || in[place] || in[2] || given->type.dtype != in[0]->type.dtype) return NULL;
   const int32_t extra = given->type.shape.rank - normalized.rank;
   if (extra < 0 || given->type.shape.rank > shape->rank) return NULL;
   for (int32_t i = 0; i < given->type.shape.rank; i++)
     if (given->type.shape.dims[i] != (i < extra ? 1 : normalized.dims[i - extra])) return NULL;
   in[place] = omc_reshape(m->b, m->capture[2], &normalized);
-  return layer_norm(m->b, in[0], in[1], in[2], axis, omc_node_float(node, "epsilon"));
+  return layer_norm(m->b, in[0], in[1], in[2], shape->rank - normalized.rank, form.epsilon);
 }
 
 static omc_value *layer_norm_scale(omc_match *m) { return layer_norm_affine(m, 1); }
 static omc_value *layer_norm_shift(omc_match *m) { return layer_norm_affine(m, 2); }
 
-#define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(4)))
+#define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(0)))
 #define SQUARED \
   OMC_P_EITHER(OMC_P_OP(Pow, 0, OMC_P_ANY(2), CONST(2)), MUL(OMC_P_ANY(2), OMC_P_ANY(2)))
-#define VARIANCE ADD(OMC_P_OP(ReduceMean, 5, SQUARED, OMC_P_CONSTANT(6)), OMC_P_CONSTANT(7))
+#define VARIANCE ADD(OMC_P_OP(ReduceMean, 4, SQUARED, OMC_P_CONSTANT(0)), OMC_P_CONSTANT(5))
 #define ONE_OVER_STD \
   OMC_P_EITHER(OMC_P_OP(Rsqrt, 0, VARIANCE), OMC_P_OP(Reciprocal, 0, OMC_P_OP(Sqrt, 0, VARIANCE)))
 
@@ -143,4 +140,4 @@ static const omc_rule rules[] = {
      layer_norm_shift},
 };
 
-const omc_rules omc_network_rules = {"network", rules, sizeof rules / sizeof *rules};
+const omc_rules omc_network_rules = {rules, sizeof rules / sizeof *rules};

@@ -8,8 +8,7 @@
 
 /* Template to bound graph: copies `from`, sets the type of input i to inputs[i] (OMC_ESHAPE or
  * OMC_EDTYPE names the input and both types if it contradicts the template), infers every node,
- * replaces Shape and Size by constants and evaluates every node whose inputs are all constants
- * (passes/fold.h has the exceptions) with omc_provider_host(). `from` must outlive *out.
+ * and folds it, with omc_provider_host(). `from` must outlive *out.
  * `callbacks` may be NULL if the template holds no TorchCall. */
 omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
                           const omc_callbacks *callbacks, const omc_allocator *allocator,
@@ -20,8 +19,15 @@ omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
 omc_status omc_infer_node(omc_node *node, const omc_callbacks *callbacks,
                           const omc_allocator *allocator) OMC_MUST_USE;
 
-/* Folds constants in a typed graph, as omc_specialize does. */
-omc_status omc_fold(omc_graph *g) OMC_MUST_USE;
+/* Constants computed at plan time. Small ones stay with the plan. Larger ones are there for passes
+ * to look at, such as a causal mask, and then become computations again, so that they take memory
+ * in the arena of a run, while they are needed, and not in every plan.
+ *
+ * Replaces a typed node by constants if its inputs are constants or only their shapes matter.
+ * Random ops and callbacks are left alone, and so is what is above 64 MiB, or would bring the
+ * graph's scratch arena above 256 MiB. The node may be gone afterwards. */
+omc_status omc_fold_node(omc_graph *g, omc_node *node) OMC_MUST_USE;
+omc_status omc_fold(omc_graph *g) OMC_MUST_USE; /* all of them */
 
 /* After the last pass that looks at constants: those above 4 KiB, or beyond 1 MiB in all, that
  * folding has made become the nodes again that compute them, unless a shape rule has read them;
@@ -31,11 +37,12 @@ omc_status omc_settle(omc_graph *g) OMC_MUST_USE;
 /* Rules that make forms canonical and remove identities. */
 omc_status omc_canonicalize(omc_graph *g) OMC_MUST_USE;
 
-/* Merges nodes of the same phase, op, inputs and attributes; never random or callbacks ops. */
+/* Merges nodes of the same phase, op, inputs and attributes; never random ops or callbacks. */
 omc_status omc_cse(omc_graph *g) OMC_MUST_USE;
 
 /* Applies the fusion rules, then gathers elementwise nodes of one phase, compute class and output
- * shape into FusedElementwise nodes, as far as the provider calls them fusible. */
+ * shape that share a value into FusedElementwise nodes, as far as the provider calls them fusible.
+ */
 omc_status omc_fuse(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
 
 /* Where an output is written over an input that backwards or other outputs read, these read a copy

@@ -126,12 +126,6 @@ static omc_op_id root_op(const omc_pat *pattern) {
   return pattern->op;
 }
 
-static bool is_unused(const omc_node *node) {
-  for (uint32_t k = 0; k < node->n_out; k++)
-    if (node->out[k] && node->out[k]->uses) return false;
-  return true;
-}
-
 /* Erases matched nodes that nobody uses any more, so that they do not count as users of what
  * later matches look at. */
 static void erase_matched(omc_graph *g, matcher *m) {
@@ -139,7 +133,7 @@ static void erase_matched(omc_graph *g, matcher *m) {
     again = false;
     for (uint32_t i = 0; i < m->n_nodes; i++) {
       omc_node *node = m->nodes[i];
-      if (!node || !is_unused(node)) continue;
+      if (!node || omc_is_used(node)) continue;
       for (uint32_t k = i; k < m->n_nodes; k++)
         if (m->nodes[k] == node) m->nodes[k] = NULL;
       omc_erase_node(g, node);

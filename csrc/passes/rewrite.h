@@ -67,7 +67,6 @@ typedef struct omc_rule {
 } omc_rule;
 
 typedef struct omc_rules {
-  const char *name;
   const omc_rule *rules;
   uint32_t n;
 } omc_rules;

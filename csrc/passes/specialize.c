@@ -1,6 +1,5 @@
 #include "graph/edit.h"
 #include "ops/op.h"
-#include "passes/fold.h"
 #include "passes/passes.h"
 
 /* A template's type admits a concrete one: same dtype and rank, and dims equal where bound. */
@@ -74,19 +73,21 @@ static omc_status specialize_nodes(omc_graph *g, const omc_callbacks *callbacks)
   return OMC_OK;
 }
 
+static omc_status specialize(omc_graph *g, const omc_type *inputs, const omc_callbacks *callbacks) {
+  for (uint32_t i = 0; i < g->n_inputs; i++) OMC_TRY(specialize_input(g->inputs[i], i, &inputs[i]));
+  OMC_TRY(specialize_nodes(g, callbacks));
+  return omc_graph_check_over(g);
+}
+
 omc_status omc_specialize(const omc_graph *from, const omc_type *inputs,
                           const omc_callbacks *callbacks, const omc_allocator *allocator,
                           omc_graph **out) {
   omc_graph *g;
   OMC_TRY(omc_graph_clone(from, allocator, &g));
-  omc_status status = OMC_OK;
-  for (uint32_t i = 0; i < g->n_inputs; i++)
-    OMC_GOTO(fail, specialize_input(g->inputs[i], i, &inputs[i]));
-  OMC_GOTO(fail, specialize_nodes(g, callbacks));
-  OMC_GOTO(fail, omc_graph_check_over(g));
-  *out = g;
-  return OMC_OK;
-fail:
-  omc_graph_destroy(g);
+  const omc_status status = specialize(g, inputs, callbacks);
+  if (status == OMC_OK)
+    *out = g;
+  else
+    omc_graph_destroy(g);
   return status;
 }

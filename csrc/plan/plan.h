@@ -65,11 +65,9 @@ omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool 
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
-/* The stages of omc_plan_create after omc_live_ranges, of which the plan has slots, copies and
- * parts already. Steps: kernel, parameters and workspace size of each; whether it needs a seed.
- * Layout: offsets, arena_bytes, bound_bytes, forward_bytes, saved, consumes. `scratch` serves while
- * it works: nothing of the plan points into it. */
-omc_status omc_plan_steps(omc_plan *plan, const omc_liveness *l) OMC_MUST_USE;
+/* The stage of omc_plan_create after all but offsets is known: sets these, arena_bytes,
+ * bound_bytes, forward_bytes, saved, consumes. `scratch` serves while it works: nothing of the plan
+ * points into it. */
 omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scratch) OMC_MUST_USE;
 
 /* Writes the steps and where each of their values is, for OMC_DUMP. */

@@ -88,7 +88,7 @@ static omc_status run_stage(request *r, const char *stage) {
   if (strncmp(stage, "rule:", 5) == 0) {
     const omc_rule *rule = omc_rule_find(stage + 5);
     if (!rule) OMC_FAIL(EINVALID, "no rewrite rule is named '%s'", stage + 5);
-    const omc_rules one = {rule->name, rule, 1};
+    const omc_rules one = {rule, 1};
     uint32_t changes;
     OMC_TRY(specialize_stage(r));
     OMC_TRY(omc_apply_rules(r->graph, &one, &changes));

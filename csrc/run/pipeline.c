@@ -64,7 +64,6 @@ static const struct stage {
     {"save", save, false, false, offsetof(omc_session_stats, plan_seconds)},
     {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
 };
-#define N_STAGES (sizeof stages / sizeof *stages)
 
 /* The graph, or the plan once there is one. */
 static omc_status write_stage(const building *b, FILE *file) {
@@ -105,25 +104,30 @@ static bool wants_backward(const omc_graph *template, const omc_signature *s) {
   return false;
 }
 
-omc_status omc_build_plan(omc_shared *shared, const omc_signature *signature,
-                          omc_constants_taken *constants, omc_session_stats *stats,
-                          omc_plan **out) {
+static omc_status apply_stages(building *b, omc_session_stats *stats) {
   static _Atomic unsigned plans;
   const unsigned plan_number = atomic_fetch_add(&plans, 1);
   const omc_provider *p = omc_provider_host(); /* planning is the host's work */
-  const bool joint = wants_backward(shared->template, signature);
-  building b = {shared, signature, constants, NULL, NULL};
-  omc_status status = OMC_OK;
-  for (size_t i = 0; i < N_STAGES; i++) {
-    if ((stages[i].joint_only && !joint) || (stages[i].rewrites && signature->plain)) continue;
+  const bool joint = wants_backward(b->shared->template, b->signature);
+  for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+    if ((stages[i].joint_only && !joint) || (stages[i].rewrites && b->signature->plain)) continue;
     const double start = p->clock(p->ctx, NULL);
-    OMC_GOTO(fail, stages[i].apply(&b));
+    OMC_TRY(stages[i].apply(b));
     *(double *)((char *)stats + stages[i].seconds) += p->clock(p->ctx, NULL) - start;
-    OMC_GOTO(fail, inspect(&b, plan_number, i));
+    OMC_TRY(inspect(b, plan_number, i));
   }
-  *out = b.plan;
   return OMC_OK;
-fail:
+}
+
+omc_status omc_build_plan(omc_shared *shared, const omc_signature *signature,
+                          omc_constants_taken *constants, omc_session_stats *stats,
+                          omc_plan **out) {
+  building b = {shared, signature, constants, NULL, NULL};
+  const omc_status status = apply_stages(&b, stats);
+  if (status == OMC_OK) {
+    *out = b.plan;
+    return OMC_OK;
+  }
   omc_graph_destroy(b.graph);
   omc_plan_release(b.plan);
   return status;

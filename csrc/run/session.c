@@ -137,16 +137,27 @@ static void bound_constants(omc_session *s) {
   }
 }
 
+static omc_status make_plan(omc_session *s, const omc_signature *g, omc_constants_taken *constants,
+                            omc_plan **out) {
+  OMC_TRY(omc_build_plan(s->shared, g, constants, &s->stats, out));
+  const omc_status status = omc_exec_attach(*out, s->shared, constants);
+  if (status != OMC_OK) omc_plan_release(*out);
+  return status;
+}
+
 static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, omc_plan **out) {
   omc_shared *shared = s->shared;
   const size_t n_in = shared->template->n_inputs, n = n_grads(s, g->n_backwards);
   omc_constants_taken constants = {.from = &shared->constants};
-  omc_status status = OMC_OK;
-  omc_plan *plan = NULL;
+  omc_plan *plan;
   bool *grads = omc_alloc(shared->allocator, n, sizeof *grads);
   if (!grads) OMC_FAIL(ENOMEM, "no memory for the signature of a plan");
-  OMC_GOTO(fail, omc_build_plan(shared, g, &constants, &s->stats, &plan));
-  OMC_GOTO(fail, omc_exec_attach(plan, shared, &constants));
+  const omc_status status = make_plan(s, g, &constants, &plan);
+  if (status != OMC_OK) {
+    omc_constants_drop(&constants);
+    omc_free(shared->allocator, grads, n, sizeof *grads);
+    return status;
+  }
   if (n_in) memcpy(grads, g->in_grads, n_in * sizeof *grads);
   if (n > n_in) memcpy(grads + n_in, g->out_grads, (n - n_in) * sizeof *grads);
 
@@ -157,11 +168,6 @@ static omc_status build(omc_session *s, const omc_signature *g, uint64_t hash, o
   bound_constants(s);
   *out = omc_plan_retain(plan);
   return OMC_OK;
-fail:
-  omc_plan_release(plan);
-  omc_constants_drop(&constants);
-  omc_free(shared->allocator, grads, n, sizeof *grads);
-  return status;
 }
 
 static omc_status find_or_build(omc_session *s, const omc_signature *g, omc_plan **out) {
