@@ -9,7 +9,7 @@
  *   OMC_KERNEL(Softmax, args) { const omc_axis_form *p = args->params; ... return OMC_OK; }
  *   #else
  *   OMC_KERNELS(Softmax)                       // declares them all, defines the table
- *   OMC_CPU_OP(Softmax, Softmax, OMC_PARAMS(omc_axis_form, decode))
+ *   OMC_CPU_OP(Softmax, Softmax, OMC_PARAMS(omc_axis_form, params_softmax))
  *   #endif
  *
  * Elementwise ops are rows instead, see ops/elementwise.h. */

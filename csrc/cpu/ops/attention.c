@@ -3,11 +3,11 @@
 
 #ifndef OMC_VARIANT
 
-static omc_status forward_params(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_attention(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   return omc_attention_form_of(node, params);
 }
-static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_attention_grad(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   attention_grad_params *p = params;
   const omc_attention_form *f = &p->form;
@@ -31,10 +31,10 @@ static size_t backward_workspace(const omc_node *node, const void *params, int t
 }
 
 OMC_KERNELS(Attention)
-OMC_CPU_OP(Attention, Attention, OMC_PARAMS(omc_attention_form, forward_params),
+OMC_CPU_OP(Attention, Attention, OMC_PARAMS(omc_attention_form, params_attention),
            .workspace = forward_workspace)
 OMC_KERNELS(AttentionGrad)
-OMC_CPU_OP(AttentionGrad, AttentionGrad, OMC_PARAMS(attention_grad_params, backward_params),
+OMC_CPU_OP(AttentionGrad, AttentionGrad, OMC_PARAMS(attention_grad_params, params_attention_grad),
            .workspace = backward_workspace)
 
 #endif

@@ -7,7 +7,7 @@
 
 #ifndef OMC_VARIANT
 
-static omc_status shape_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_shape(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   *(omc_shape_form *)params = omc_shape_form_of(node);
   return OMC_OK;
@@ -50,7 +50,7 @@ typedef struct fill_params {
 } fill_params;
 
 /* The value may be written as an integer or as a float. */
-static omc_status fill_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_fill(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   fill_params *p = params;
   const omc_dtype dtype = omc_out(node, 0)->type.dtype;
@@ -74,9 +74,9 @@ OMC_KERNEL_ANY(ConstantOfShape, args) {
   return OMC_OK;
 }
 
-OMC_CPU_OP(Shape, Shape, OMC_PARAMS(omc_shape_form, shape_decode))
+OMC_CPU_OP(Shape, Shape, OMC_PARAMS(omc_shape_form, params_shape))
 OMC_CPU_OP(Size, Size)
 OMC_CPU_OP(Range, Range)
-OMC_CPU_OP(ConstantOfShape, ConstantOfShape, OMC_PARAMS(fill_params, fill_decode))
+OMC_CPU_OP(ConstantOfShape, ConstantOfShape, OMC_PARAMS(fill_params, params_fill))
 
 #endif

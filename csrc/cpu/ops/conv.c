@@ -105,7 +105,7 @@ static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bo
   return OMC_OK;
 }
 
-static omc_status conv_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_conv(const omc_node *node, omc_arena *arena, void *params) {
   conv_product *p = params;
   omc_conv_form f;
   OMC_TRY(omc_conv_form_of(node, &f));
@@ -264,21 +264,21 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
   return plan_winograd(node, f, true, arena, &p->winograd);
 }
 
-static omc_status grad_input_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_grad_input(const omc_node *node, omc_arena *arena, void *params) {
   omc_conv_form f;
   omc_shape shape;
   OMC_TRY(omc_conv_grad_form_of(node, true, &shape, &f));
   return decode_gradient(node, &f, arena, params);
 }
 
-static omc_status transpose_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_transpose(const omc_node *node, omc_arena *arena, void *params) {
   omc_conv_form f;
   omc_shape shape;
   OMC_TRY(omc_conv_transpose_form_of(node, &shape, &f));
   return decode_gradient(node, &f, arena, params);
 }
 
-static omc_status grad_weight_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, void *params) {
   conv_weight_grad *p = params;
   omc_conv_form f;
   omc_shape shape;
@@ -336,12 +336,12 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
 OMC_KERNELS(Conv)
 OMC_KERNELS(ConvGradWeight)
 
-#define CONV(name, decode) \
-  OMC_CPU_OP(name, Conv, OMC_PARAMS(conv_product, decode), .workspace = product_workspace)
-CONV(Conv, conv_decode)
-CONV(ConvTranspose, transpose_decode)
-CONV(ConvGradInput, grad_input_decode)
-OMC_CPU_OP(ConvGradWeight, ConvGradWeight, OMC_PARAMS(conv_weight_grad, grad_weight_decode),
+#define CONV(name, params) \
+  OMC_CPU_OP(name, Conv, OMC_PARAMS(conv_product, params), .workspace = product_workspace)
+CONV(Conv, params_conv)
+CONV(ConvTranspose, params_transpose)
+CONV(ConvGradInput, params_grad_input)
+OMC_CPU_OP(ConvGradWeight, ConvGradWeight, OMC_PARAMS(conv_weight_grad, params_grad_weight),
            .workspace = grad_weight_workspace)
 
 #endif

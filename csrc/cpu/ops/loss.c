@@ -320,7 +320,7 @@ OMC_KERNEL(UnitInterval, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status forward_params(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_loss(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   omc_shape rows;
   return omc_loss_form_of(node, params, &rows);
@@ -332,18 +332,18 @@ static size_t forward_workspace(const omc_node *node, const void *params, int th
   return (size_t)(p->outer * p->inner) * omc_acc_size(omc_in(node, 0)->type.dtype);
 }
 
-static omc_status backward_params(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_cross_entropy_grad(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   return omc_cross_entropy_grad_form_of(node, params);
 }
 
-static omc_status nll_grad_params(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_nll_grad(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   omc_type of;
   return omc_nll_grad_form_of(node, params, &of);
 }
 
-static omc_status unit_params(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_unit(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   *(bool *)params = strcmp(omc_node_string(node, "of"), "target") == 0;
   return OMC_OK;
@@ -352,11 +352,11 @@ static omc_status unit_params(const omc_node *node, omc_arena *arena, void *para
 #define LOSS(name, params_, ...) \
   OMC_KERNELS(name)              \
   OMC_CPU_OP(name, name, OMC_PARAMS(omc_loss_form, params_), __VA_ARGS__)
-LOSS(CrossEntropy, forward_params, .workspace = forward_workspace)
-LOSS(CrossEntropyGrad, backward_params)
-LOSS(NegativeLogLikelihoodLoss, forward_params, .workspace = forward_workspace)
-LOSS(NegativeLogLikelihoodLossGrad, nll_grad_params)
+LOSS(CrossEntropy, params_loss, .workspace = forward_workspace)
+LOSS(CrossEntropyGrad, params_cross_entropy_grad)
+LOSS(NegativeLogLikelihoodLoss, params_loss, .workspace = forward_workspace)
+LOSS(NegativeLogLikelihoodLossGrad, params_nll_grad)
 OMC_KERNELS(UnitInterval)
-OMC_CPU_OP(UnitInterval, UnitInterval, OMC_PARAMS(bool, unit_params))
+OMC_CPU_OP(UnitInterval, UnitInterval, OMC_PARAMS(bool, params_unit))
 
 #endif

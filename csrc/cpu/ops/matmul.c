@@ -74,7 +74,7 @@ OMC_KERNEL(MatMul, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status matmul_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_matmul(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   matmul_params *p = params;
   omc_matmul_form f;
@@ -114,7 +114,7 @@ static size_t matmul_workspace(const omc_node *node, const void *params, int thr
 OMC_KERNELS(MatMul)
 
 #define MATMUL(name) \
-  OMC_CPU_OP(name, MatMul, OMC_PARAMS(matmul_params, matmul_decode), .workspace = matmul_workspace)
+  OMC_CPU_OP(name, MatMul, OMC_PARAMS(matmul_params, params_matmul), .workspace = matmul_workspace)
 MATMUL(MatMul)
 MATMUL(FusedMatMul)
 

@@ -377,7 +377,7 @@ OMC_KERNEL(BatchNormGrad, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status layer_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_layer(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   omc_shape shape, stats;
   return omc_layer_form_of(node, 0, &shape, &stats, params); /* dy and x have one shape */
@@ -407,7 +407,7 @@ static size_t batch_workspace(const omc_node *node, const void *params, int thre
   return parameters(node, p->channels, 4);
 }
 
-static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_batch(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   omc_shape channels;
   return omc_batch_form_of(node, 0, &channels, params); /* dy and x have one shape */
@@ -415,7 +415,7 @@ static omc_status batch_decode(const omc_node *node, omc_arena *arena, void *par
 
 #define NORM(name, id, workspace_) \
   OMC_KERNELS(name)                \
-  OMC_CPU_OP(name, name, OMC_PARAMS(omc_##id##_form, id##_decode), .workspace = workspace_)
+  OMC_CPU_OP(name, name, OMC_PARAMS(omc_##id##_form, params_##id), .workspace = workspace_)
 NORM(LayerNormalization, layer, layer_workspace)
 NORM(LayerNormGrad, layer, layer_grad_workspace)
 NORM(BatchNorm, batch, batch_workspace)

@@ -9,8 +9,7 @@
 #include "ops/forms.h"
 
 typedef struct max_params {
-  int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES], kernel[OMC_POOL_AXES];
-  int64_t stride[OMC_POOL_AXES], pad[OMC_POOL_AXES], dilation[OMC_POOL_AXES];
+  omc_pool_form form;
   const int64_t *low, *high; /* by tap of a row: it is inside for the outputs [low, high) */
 } max_params;
 
@@ -72,9 +71,10 @@ static inline void next_row(const int64_t *out, out_row *row) {
  * outputs [from, from + n). */
 OMC_INLINE void take_better(const max_params *p, const storage_t *x, int64_t start, int64_t from,
                             int64_t n, acc_t *best, acc_bits_t *at) {
-  const int64_t stride = p->stride[2], pad = p->pad[2];
-  for (int64_t kx = 0; kx < p->kernel[2]; kx++) {
-    const int64_t left = from * stride + kx * p->dilation[2];
+  const omc_pool_form *f = &p->form;
+  const int64_t stride = f->stride[2], pad = f->before[2];
+  for (int64_t kx = 0; kx < f->kernel[2]; kx++) {
+    const int64_t left = from * stride + kx * f->dilation[2];
     const acc_bits_t base = (acc_bits_t)(start + left - pad);
     const int64_t low = omc_clamp(p->low[kx] - from, 0, n);
     const int64_t high = omc_clamp(p->high[kx] - from, low, n);
@@ -93,18 +93,20 @@ static void max_row(const max_params *p, const storage_t *x, out_row row, int64_
                     storage_t *y, int64_t *indices) {
   acc_t best[CHUNK];
   acc_bits_t at[CHUNK];
-  const int64_t *step = p->dilation;
-  const int64_t front = row.z * p->stride[0] - p->pad[0], top = row.y * p->stride[1] - p->pad[1];
+  const omc_pool_form *f = &p->form;
+  const int64_t *step = f->dilation;
+  const int64_t front = row.z * f->stride[0] - f->before[0],
+                top = row.y * f->stride[1] - f->before[1];
   const int64_t z = first_inside(front, step[0]), first = first_inside(top, step[1]);
-  const int64_t corner = ((front + z * step[0]) * p->in[1] + top + first * step[1]) * p->in[2];
+  const int64_t corner = ((front + z * step[0]) * f->in[1] + top + first * step[1]) * f->in[2];
   for (int64_t k = 0; k < n; k++) {
-    const int64_t left = (from + k) * p->stride[2] - p->pad[2];
+    const int64_t left = (from + k) * f->stride[2] - f->before[2];
     best[k] = -(acc_t)INFINITY;
     at[k] = (acc_bits_t)(corner + left + first_inside(left, step[2]) * step[2]);
   }
-  for (int64_t kz = z; kz < p->kernel[0] && front + kz * step[0] < p->in[0]; kz++)
-    for (int64_t ky = first; ky < p->kernel[1] && top + ky * step[1] < p->in[1]; ky++) {
-      const int64_t start = ((front + kz * step[0]) * p->in[1] + top + ky * step[1]) * p->in[2];
+  for (int64_t kz = z; kz < f->kernel[0] && front + kz * step[0] < f->in[0]; kz++)
+    for (int64_t ky = first; ky < f->kernel[1] && top + ky * step[1] < f->in[1]; ky++) {
+      const int64_t start = ((front + kz * step[0]) * f->in[1] + top + ky * step[1]) * f->in[2];
       take_better(p, x + start, start, from, n, best, at);
     }
   for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
@@ -114,22 +116,24 @@ static void max_row(const max_params *p, const storage_t *x, out_row row, int64_
 static void max_rows(omc_range range, void *ctx) {
   const pool_job *j = ctx;
   const max_params *p = j->params;
-  const int64_t size = product_of(p->in);
-  out_row row = out_row_of(p->out, range.begin);
-  for (int64_t r = range.begin; r < range.end; r++, next_row(p->out, &row))
-    for (int64_t from = 0; from < p->out[2]; from += CHUNK) {
-      const int64_t to = r * p->out[2] + from;
-      max_row(p, j->x + row.plane * size, row, from, omc_min(CHUNK, p->out[2] - from), j->y + to,
+  const omc_pool_form *f = &p->form;
+  const int64_t size = product_of(f->in);
+  out_row row = out_row_of(f->out, range.begin);
+  for (int64_t r = range.begin; r < range.end; r++, next_row(f->out, &row))
+    for (int64_t from = 0; from < f->out[2]; from += CHUNK) {
+      const int64_t to = r * f->out[2] + from;
+      max_row(p, j->x + row.plane * size, row, from, omc_min(CHUNK, f->out[2] - from), j->y + to,
               j->indices ? j->indices + to : NULL);
     }
 }
 
 OMC_KERNEL(MaxPool, args) {
   const max_params *p = args->params;
+  const omc_pool_form *f = &p->form;
   pool_job j = {
       .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
-  const int64_t unit = p->out[2] * product_of(p->kernel);
-  omc_parallel_for(p->planes * p->out[0] * p->out[1], omc_grain(OMC_GRAIN_ELEMENTS, unit),
+  const int64_t unit = f->out[2] * product_of(f->kernel);
+  omc_parallel_for(f->planes * f->out[0] * f->out[1], omc_grain(OMC_GRAIN_ELEMENTS, unit),
                    args->threads, max_rows, &j);
   return OMC_OK;
 }
@@ -327,13 +331,15 @@ static omc_status no_memory(const omc_node *node) {
 
 /* Fills in where the taps of a row are inside; false: no memory. */
 static bool new_taps(omc_arena *arena, max_params *p) {
-  int64_t *low = OMC_NEW_ARRAY(arena, int64_t, 2 * p->kernel[2]);
+  const int64_t taps = p->form.kernel[2], stride = p->form.stride[2];
+  int64_t *low = OMC_NEW_ARRAY(arena, int64_t, 2 * taps);
   if (!low) return false;
-  int64_t *high = low + p->kernel[2];
-  for (int64_t k = 0; k < p->kernel[2]; k++) {
-    const int64_t first = p->pad[2] - k * p->dilation[2], last = first + p->in[2] - 1;
-    low[k] = first > 0 ? omc_ceil_div(first, p->stride[2]) : 0;
-    high[k] = last < 0 ? 0 : last / p->stride[2] + 1;
+  int64_t *high = low + taps;
+  for (int64_t k = 0; k < taps; k++) {
+    const int64_t first = p->form.before[2] - k * p->form.dilation[2];
+    const int64_t last = first + p->form.in[2] - 1;
+    low[k] = first > 0 ? omc_ceil_div(first, stride) : 0;
+    high[k] = last < 0 ? 0 : last / stride + 1;
   }
   p->low = low;
   p->high = high;
@@ -341,19 +347,12 @@ static bool new_taps(omc_arena *arena, max_params *p) {
 }
 
 static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
-  omc_pool_form g;
-  OMC_TRY(omc_pool_form_of(node, &omc_in(node, 0)->type.shape, &g));
   max_params *p = params;
-  p->planes = g.planes;
-  memcpy(p->in, g.in, sizeof p->in);
-  memcpy(p->out, g.out, sizeof p->out);
-  memcpy(p->kernel, g.kernel, sizeof p->kernel);
-  memcpy(p->stride, g.stride, sizeof p->stride);
-  memcpy(p->pad, g.before, sizeof p->pad);
-  memcpy(p->dilation, g.dilation, sizeof p->dilation);
-  if (product_of(p->in) > INT32_MAX && omc_acc_size(omc_in(node, 0)->type.dtype) == sizeof(int32_t))
+  OMC_TRY(omc_pool_form_of(node, &omc_in(node, 0)->type.shape, &p->form));
+  const int64_t plane = product_of(p->form.in);
+  if (plane > INT32_MAX && omc_acc_size(omc_in(node, 0)->type.dtype) == sizeof(int32_t))
     OMC_NODE_FAIL(node, EUNSUPPORTED, "a plane of %lld elements: 32 bits count their places",
-                  (long long)product_of(p->in));
+                  (long long)plane);
   return new_taps(arena, p) ? OMC_OK : no_memory(node);
 }
 

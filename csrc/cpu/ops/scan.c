@@ -142,7 +142,9 @@ static omc_status scan(const omc_kernel_args *args, omc_range_fn fn) {
 }
 
 OMC_KERNEL(CumSum, args) { return scan(args, run_cumsum); }
+#if OMC_IS_FLOAT
 OMC_KERNEL(OtherProducts, args) { return scan(args, run_others); }
+#endif
 OMC_KERNEL(ArgMax, args) { return scan(args, run_argmax); }
 OMC_KERNEL(ArgMin, args) { return scan(args, run_argmin); }
 

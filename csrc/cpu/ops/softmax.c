@@ -168,14 +168,14 @@ OMC_KERNEL(LogSoftmaxGrad, args) {
 
 #ifndef OMC_VARIANT
 
-static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_softmax(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   return omc_axis_form_of(node, params);
 }
 
 #define SOFTMAX(name) \
   OMC_KERNELS(name)   \
-  OMC_CPU_OP(name, name, OMC_PARAMS(omc_axis_form, decode))
+  OMC_CPU_OP(name, name, OMC_PARAMS(omc_axis_form, params_softmax))
 
 SOFTMAX(Softmax)
 SOFTMAX(LogSoftmax)

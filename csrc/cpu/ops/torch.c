@@ -8,7 +8,7 @@ typedef struct torch_params {
   int64_t index;
 } torch_params;
 
-static omc_status decode(const omc_node *node, omc_arena *arena, void *params) {
+static omc_status params_torch(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
   ((torch_params *)params)->index = omc_node_int(node, "index");
   return OMC_OK;
@@ -34,7 +34,7 @@ OMC_KERNEL_ANY(TorchCallGrad, args) {
                                    args->out, args->n_out);
 }
 
-OMC_CPU_OP(TorchCall, TorchCall, OMC_PARAMS(torch_params, decode))
-OMC_CPU_OP(TorchCallGrad, TorchCallGrad, OMC_PARAMS(torch_params, decode))
+OMC_CPU_OP(TorchCall, TorchCall, OMC_PARAMS(torch_params, params_torch))
+OMC_CPU_OP(TorchCallGrad, TorchCallGrad, OMC_PARAMS(torch_params, params_torch))
 
 #endif
