@@ -151,7 +151,7 @@ def test_file_is_not_too_long(path: Path) -> None:
 
 def test_every_op_has_a_test_row() -> None:
     rows = "".join(p.read_text() for p in (ROOT / "tests/ops").glob("cases_*.py"))
-    # Run by other tests: host ops by the fallback tests, the fused op by those of the fusion pass, dropout by its own.
+    # Run by other tests: TorchCall by the fallback tests, the fused op by those of fusion, dropout by its own.
     elsewhere = {"TorchCall", "FusedElementwise", "Dropout"}
     tested = set(re.findall(r'"([A-Z]\w+)"', rows))
     missing = [op for op in _C.ops() if op not in tested | elsewhere and "Grad" not in op]
