@@ -350,6 +350,36 @@ def test_numbers_that_are_results_or_kept_are_numbers() -> None:
         assert type(got) is float and type(ours.last) is float
 
 
+WRITTEN: dict[str, Callable[[Any], str]] = {
+    "f-string": lambda n: f"{n}",
+    "in a text": lambda n: f"step {n}",
+    "in its own words": lambda n: f"{n!r}{n!s}",
+    "named": lambda n: f"{n=}",
+    "in a list": lambda n: f"{[n]}",
+    "in a tuple": lambda n: str((n, 1)),
+    "format": format,
+    "formatted": "{}".format,
+    "as Python 2 did": lambda n: "%s" % n,  # noqa: UP031
+    "with digits": lambda n: f"{n:5}",
+    "joined": lambda n: "".join([f"{n}"]),
+}
+
+
+@pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN)
+@pytest.mark.parametrize("numbers", [ANNEALED[:4], COUNTED[:4]], ids=["real", "whole"])
+def test_a_text_of_a_number_is_that_of_the_number(write: Callable[[Any], str], numbers: Sequence[Any]) -> None:
+    def named(s: Any, x: Tensor, n: Any) -> tuple[Tensor, str]:
+        s.last = write(n)
+        return s.l(x) * s.scales.get(write(n), 1.0) + s.scales.get(write(s.k), 1.0), write(n)
+
+    scales = {write(n): float(i) for i, n in enumerate(numbers)}
+    eager, ours = pair(Function(named, l=nn.Linear(4, 2), last="", scales=scales, k=0))
+    for n in numbers:
+        eager.k = ours.k = n
+        assert_same_step(eager, ours, torch.ones(3, 4), n)
+        assert ours.last == write(n)
+
+
 def test_a_number_that_has_to_be_known_ends_in_pytorch_and_not_in_an_export_per_call() -> None:
     eager = Function(lambda m, x, by: m.a(x) * float(str(by)), a=nn.Linear(6, 4))
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(max_graphs=3))

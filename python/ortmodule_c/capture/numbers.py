@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..errors import NeedsStatic
 from ..flatten import Given
+from ..guards.frames import is_run_for_user
 
 _DTYPES = {float: torch.float64, int: torch.int64}  # no digit is lost
 _INT64 = range(-(2**63), 2**63)
@@ -329,11 +330,16 @@ def _needed(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _formatted(self: Any, how: str) -> str:
-    numbers, term = self.node.numbers, self.node.term
-    if numbers.elsewhere(term):
-        return format(term.value, how)
-    return numbers.need(term) if how else str(self)
+def _written(function: Callable[..., str]) -> Callable[..., str]:
+    """A text of a number, which the user's code gets of the number itself, and PyTorch's for its messages."""
+
+    def method(self: Any, *how: str) -> str:
+        numbers, term = self.node.numbers, self.node.term
+        if numbers.elsewhere(term):
+            return function(term.value, *how)
+        return str(numbers.need(term) if is_run_for_user(sys._getframe(1)) else numbers.text(term))
+
+    return method
 
 
 _NEEDED: dict[str, Callable[..., Any]] = {
@@ -347,7 +353,7 @@ _OPERATORS: dict[str, Any] = {
     **{f"__r{name.rstrip('_')}__": _of_user(f, True) for name, f in _BINARY.items()},
     **{f"__{name}__": _of_user(f) for name, f in _UNARY.items()},
     **{f"__{name}__": _needed(f) for name, f in _NEEDED.items()},
-    "__format__": _formatted,
+    **{f"__{f.__name__}__": _written(f) for f in (format, repr, str)},
     "__array_ufunc__": None,  # NumPy's numbers leave the operation to it
     "__bool__": _of_user(bool),
     "__sym_max__": _one_of(max),
