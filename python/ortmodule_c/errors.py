@@ -29,6 +29,10 @@ class NotRunnable(NotExportable):
     """No graph can take such tensors, or say no where PyTorch does, whoever captures it."""
 
 
+class NotInitialized(NotExportable):
+    """The module is not yet what its later calls meet; the message is what a call in PyTorch changes for good."""
+
+
 class Mistake(BaseException):
     """What ortmodule_c itself did wrong, where that is an error: nothing falls back to PyTorch because of it."""
 
@@ -39,10 +43,6 @@ class Unsupported(Exception):
 
 class NeedsStatic(Exception):
     """A graph with symbolic dims cannot express this module; it is exported once per shape instead."""
-
-
-class NotInitialized(Exception):
-    """Parameters have no shape yet: a call in PyTorch gives them one."""
 
 
 class NeedsFunctional(Exception):

@@ -18,7 +18,16 @@ from .capture.export import Captured, capture, quiet
 from .capture.numbers import Inputs, Numbers
 from .capture.shapes import Fit, Openings, Sizes
 from .changing import Changing, Key, bare, opened, standing_in
-from .errors import ForwardRaised, NeedsStatic, NodeRefused, NotExportable, NotRunnable, first_lines, out_of_memory
+from .errors import (
+    ForwardRaised,
+    NeedsStatic,
+    NodeRefused,
+    NotExportable,
+    NotInitialized,
+    NotRunnable,
+    first_lines,
+    out_of_memory,
+)
 from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
 from .guards.held import Attribute, Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
@@ -233,7 +242,7 @@ class Graphs:
                 with standing_in(attributes, to_open.symbols[len(values) :]):
                     graph = self._export(open_key, leaves, paths, scan, self._openings(open_key), to_open)
             except Exception as error:
-                if out_of_memory(error) is not None:
+                if isinstance(error, NotInitialized) or out_of_memory(error) is not None:
                     raise
                 logger.info("%s: not exported with open numbers: %s", type(self._module).__name__, first_lines(error))
                 logger.debug("", exc_info=error)
@@ -317,17 +326,19 @@ class Graphs:
         (spec, rest), (last_spec, last_rest) = key, self._last or key
         made = [(g.held, g.fit) for g in self._by_key.get(key, ()) if g.held is not None and g.fit is not None]
         fits = [fit.accepts(sizes) for held, fit in made if held.hold()]
-        dim, what = openings.changed(sizes), None
+        dim, what, is_number = openings.changed(sizes), None, False
         if any(fits):
             return "an argument lies otherwise in memory"
         if dim is not None and openings.why:
             return f"the size of {paths[dim[0]]} in dim {dim[1]} changes; {openings.why}"
         if made and not fits:
-            what = made[0][0].changed()
+            what, is_number = made[0][0].changed(), bool(made[0][0].changed_numbers())
         elif not made and rest == last_rest:
             difference = self._arguments.difference(last_spec, spec)
             what = None if difference is None else f"argument {difference}"
-        return f"{what} takes a new value; a tensor may change without that" if what else ""
+            is_number = bare(key) == bare(self._last or key)
+        advice = "; a tensor may change without that" if is_number else ""
+        return f"{what} takes a new value{advice}" if what else ""
 
     def _keep(self, graph: Graph) -> None:
         graph.used = self._calls
@@ -391,7 +402,8 @@ class Graphs:
                     break
                 self._tell(graph)
             except Exception as error:
-                if out_of_memory(error) is not None or (to_open is not None and to_open.needed):
+                hopeless = isinstance(error, NotInitialized) or out_of_memory(error) is not None
+                if hopeless or (to_open is not None and to_open.needed):
                     raise
                 cause = first_lines(error)
                 openings.fail(axes, f"it cannot be left open: {cause}")

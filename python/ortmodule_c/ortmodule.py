@@ -81,6 +81,7 @@ class ORTModule(Wrapper):
         self._ort_options = options
         self._ort_report = FallbackReport(options.fallback)
         self._ort_fingerprint: _C.Fingerprint | None = None  # of the last call
+        self._ort_initialized: _C.Fingerprint | None = None  # of a call that PyTorch ran as it changed the module
         self._ort_graph: Graph | None = None  # that served it
         self._ort_to_verify = options.verify  # training steps
         self._ort_arguments = Arguments(module)
@@ -108,14 +109,17 @@ class ORTModule(Wrapper):
             raise ORTModuleError(
                 "ORTModule cannot run under torch.func transforms or forward-mode differentiation; use .module there"
             )
-        attempt, failure, interrupt = _Attempt(), None, None
+        attempt, interrupt = _Attempt(), None
+        failure: Exception | None = None
         try:
             if self._ort_options.capture != "dynamo":
                 self._ort_prepare(attempt, args, kwargs)
             elif self._ort_second is None:
                 self._ort_check_module()
-        except NotInitialized:
-            return self._ort_initialize(args, kwargs)
+        except NotInitialized as error:
+            if self._ort_is_to_be_initialized():
+                return self._ort_initialize(args, kwargs, str(error))
+            failure = error
         except Exception as error:  # whatever it is, PyTorch can run the module, or raises by itself
             failure = error
         except BaseException as error:
@@ -174,7 +178,7 @@ class ORTModule(Wrapper):
     def _ort_check_module(self) -> None:
         """Raise if it has to run in PyTorch: this call, or all."""
         if awaits_initialization(self._ort_module):
-            raise NotInitialized
+            raise NotInitialized("its forward gives parameters their shapes")
         for name, part in self._ort_module.named_modules():
             if type(part) is ORTModule:
                 raise NotRunnable(f"its part {name} is an ORTModule by itself; wrap the outer module alone")
@@ -184,14 +188,19 @@ class ORTModule(Wrapper):
                     "DistributedDataParallel(ORTModule(module))"
                 )
 
-    def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run in PyTorch the call that gives parameters their shapes and draws them, in the order of eager's draws."""
+    def _ort_is_to_be_initialized(self) -> bool:
+        """Whether a call in PyTorch may make of the module, as it is now, what its later calls meet: once only."""
+        tried, self._ort_initialized = self._ort_initialized, self._ort_fingerprint
+        return self._ort_initialized != tried or awaits_initialization(self._ort_module)
+
+    def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str) -> Any:
+        """Run such a call, as one that gives parameters their shapes and draws them, in the order of eager's draws."""
         name = type(self._ort_module).__name__
         result = tracing.run(self._ort_module, *args, **kwargs)
         if awaits_initialization(self._ort_module):
             self._ort_report.add(name, "its forward leaves parameters without a shape")
             self._ort_report.warn()
-        logger.info("%s: PyTorch ran the call that gave parameters their shapes", name)
+        logger.info("%s: PyTorch ran the call, and the next is looked at anew: %s", name, cause)
         return result
 
     def _ort_otherwise(

@@ -212,17 +212,7 @@ class Recording(nn.Linear):
         return super().forward(x)
 
 
-class Registering(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        if not hasattr(self, "scale"):
-            self.register_buffer("scale", torch.ones(4))
-        return super().forward(x) * self.scale
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause"),
-    [(Recurrent, "state"), (Recording, "seen"), (Registering, "_buffers")],
-)
+@pytest.mark.parametrize(("kind", "cause"), [(Recurrent, "state"), (Recording, "seen")])
 @pytest.mark.usefixtures("export_only")
 def test_state_in_attributes_runs_in_pytorch(kind: type[nn.Module], cause: str) -> None:
     eager, ours = pair(kind(4, 4))

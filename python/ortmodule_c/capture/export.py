@@ -20,9 +20,8 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.nn.utils.stateless import _reparametrize_module
 
-from ..errors import ForwardRaised, NotExportable, NotRunnable, first_lines
+from ..errors import ForwardRaised, NotExportable, NotInitialized, NotRunnable, first_lines
 from ..flatten import Spec, flatten, plain_leaves, unflatten, with_numbers
 from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
@@ -31,6 +30,7 @@ from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
 from .numbers import Numbers, marked, to_nodes
+from .private import in_place_of
 from .python_functions import as_python_has_them
 from .recurrent import one_step_for_all
 from .refusals import check_attributes, nothing_lost
@@ -243,10 +243,13 @@ def _rebound(module: nn.Module, before: Registries) -> list[tuple[nn.Module, str
     rebound = []
     for m, parameters, buffers in before:
         cls = type(m).__name__
-        for name in parameters.keys() & m._parameters.keys():
+        for registry, now in ((parameters, m._parameters), (buffers, m._buffers)):
+            if list(registry) != list(now):
+                raise NotInitialized(f"the forward changes what parameters or buffers {cls} has")
+        for name in parameters:
             if m._parameters[name] is not parameters[name]:
                 raise NotExportable(f"the forward replaces parameter {name} of {cls}")
-        for name in buffers.keys() & m._buffers.keys():
+        for name in buffers:
             if m._buffers[name] is not buffers[name]:
                 if not isinstance(m._buffers[name], Tensor) or buffers[name] is None:
                     raise NotExportable(f"the forward sets buffer {name} of {cls} from or to None")
@@ -314,10 +317,9 @@ def capture(
 
         def function(tensors: list[Tensor]) -> list[Any]:
             user = iter(tensors[:n_user])
-            state = dict(zip(parameters, tensors[n_user : n_user + n_parameters], strict=True))
-            cloned = {n: t.clone() for n, t in zip(buffers, tensors[n_user + n_parameters :], strict=True)}
-            state.update(cloned)
-            held = {**dict(zip(paths, tensors, strict=False)), **state}
+            lifted = tensors[n_user : n_user + n_parameters]
+            cloned = [t.clone() for t in tensors[n_user + n_parameters :]]
+            held = dict(zip([*paths, *parameters, *buffers], [*tensors[:n_user], *lifted, *cloned], strict=True))
             lie = {n: memory_of(t) for n, t in held.items()}
             args, kwargs = unflatten(filled, user)
             before = flatten((args, kwargs))
@@ -325,7 +327,7 @@ def capture(
                 for device, dtype in autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype))
                 stack.enter_context(nothing_lost(watch, tensors[:n_user]))
-                stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
+                stack.enter_context(in_place_of(module, (scan.parameters, lifted), (scan.buffers, cloned)))
                 registries = _registries(module)
                 with watch.active(), numbers_to_the_user(watch.refuse):
                     result = module(*args, **kwargs)
@@ -337,15 +339,18 @@ def capture(
             watch.check()
             check_attributes(watch, [*leaves, *scan.parameters, *scan.buffers], [*tensors, result])
             written[:] = [*kept.writes(), *watch.writes()]
+            changed = dict(kept.changed())
+            for name in [name for name, is_another in changed.items() if is_another]:
+                raise NotInitialized(f"the forward changes {name}")
             watch.check_results((result, [w.after for w in written]), (args, kwargs))
             watch.check_unchanged(written)
             written[:] = [w for w in written if not w.remade]
             _check_arguments_unchanged((args, kwargs), *before)
-            for name in kept.changed():
+            for name in changed:
                 raise NotExportable(f"the forward changes {name}")
             out, out_spec = flatten((result, [w.after for w in written], values))
             out_specs.append(out_spec)
-            return [*map(marked, out), *cloned.values()]
+            return [*map(marked, out), *cloned]
 
         examples = [_example(t) for t in leaves]
         tensors = apart([*examples, *scan.parameters, *scan.buffers])

@@ -31,7 +31,6 @@ from .. import _C
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 INTERNAL = frozenset(nn.Module().__dict__)  # what PyTorch keeps in every module
-_SWAPPED = frozenset({"_parameters", "_buffers"})
 _CONTAINERS = (list, dict, set, deque)
 _COPIED = (list, tuple, dict)  # where they are held
 MISSING = object()
@@ -73,7 +72,7 @@ class Scan(NamedTuple):
         if self.fingerprint.opaque is not None:
             return f"its {self.fingerprint.opaque} is not a plain module of Python"
         if self.fingerprint.hooked is not None:
-            return f"its {self.fingerprint.hooked} has hooks, which a graph does not call"
+            return f"its {self.fingerprint.hooked} has hooks of its backward, which a graph does not call"
         return ""
 
 
@@ -195,21 +194,21 @@ class Snapshot:
             if n not in INTERNAL and not _same_value(m.__dict__.get(n, MISSING), state.get(n, MISSING))
         ]
 
-    def changed(self) -> Iterator[str]:
+    def changed(self) -> Iterator[tuple[str, bool]]:
         """Attributes whose elements were changed in place since, parameters and buffers among them.
 
-        And those of PyTorch's own that were set, such as `training`.
+        And those of PyTorch's own that were set, such as `training`. With each whether PyTorch's own has other names
+        now: the module is another one then.
         """
         for m, state, contents in self._states:
+            of = type(m).__name__
             for n in INTERNAL:
                 if m.__dict__.get(n, MISSING) is not state.get(n, MISSING):
-                    yield f"attribute {n} of {type(m).__name__}"
+                    yield f"attribute {n} of {of}", False
             for n, content in contents.items():
                 now = _content(state[n])
-                # While parameters are swapped for others their registries differ in values only.
-                same = list(now) == list(content) if n in _SWAPPED else _same_elements(now, content)
-                if not same:
-                    yield f"attribute {n} of {type(m).__name__}"
+                if not _same_elements(now, content):
+                    yield f"attribute {n} of {of}", n in INTERNAL and list(now) != list(content)
 
     def restore(self) -> None:
         """Put everything back."""
@@ -325,7 +324,7 @@ class Held:
             place = (state, key, state.get(key, MISSING) if value is MISSING else value)
             if key not in state or _C.Held((), (place,), *_COMPARED).first_changed(0) == 0:
                 return f"attribute {key} of {name}"
-        return f"the names of attributes of {name}"
+        return f"the set of attributes of {name}"
 
     def changed_numbers(self) -> "list[Attribute] | None":
         """The attributes that are other numbers than they were, if nothing else is not as it was."""

@@ -1,0 +1,57 @@
+"""Parameters and buffers of modules that one thread sees otherwise than all others."""
+
+import contextlib
+import threading
+from collections import UserDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+REGISTRIES = ("_parameters", "_buffers")
+
+
+class _Registry(UserDict[str, Any], dict[str, Any]):  # type: ignore[misc]
+    """Two dictionaries in the place of one: the thread that makes it has one of its own. A copy is a plain one."""
+
+    def __init__(self, everyones: dict[str, Any], own: dict[str, Any]) -> None:
+        self._everyones, self._own = everyones, own
+        self._thread = threading.get_ident()
+
+    @property
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        return self._own if threading.get_ident() == self._thread else self._everyones
+
+    def copy(self) -> Any:
+        return self.data.copy()
+
+    __copy__ = copy
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return dict, (self.data.copy(),)
+
+
+@contextlib.contextmanager
+def in_place_of(module: nn.Module, *of_registries: tuple[Sequence[Tensor], Sequence[Tensor]]) -> Iterator[None]:
+    """Within it this thread sees others in the place of tensors of a module, wherever it has them.
+
+    Parameters
+    ----------
+    of_registries
+        The parameters and what is in their place, and the same of buffers.
+    """
+    exchanged = []
+    made: dict[int, _Registry] = {}  # of modules that have one in common, too
+    for registry, (there, instead) in zip(REGISTRIES, of_registries, strict=True):
+        by_id = {id(t): new for t, new in zip(there, instead, strict=True)}
+        for m in module.modules():
+            before = m.__dict__[registry]
+            own = {name: by_id.get(id(t), t) for name, t in before.items()}
+            exchanged.append((m.__dict__, registry, before, made.setdefault(id(before), _Registry(before, own))))
+    try:
+        for state, registry, _, private in exchanged:
+            state[registry] = private
+        yield
+    finally:
+        for state, registry, before, _ in exchanged:
+            state[registry] = before
