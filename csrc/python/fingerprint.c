@@ -109,7 +109,7 @@ static PyObject *get_opaque(PyObject *object, void *unused) {
 }
 
 static PyGetSetDef fingerprint_getset[] = {
-    {"hooked", get_hooked, NULL, "class of a submodule with hooks, or None", NULL},
+    {"hooked", get_hooked, NULL, "class of a submodule with hooks of backward, or None", NULL},
     {"opaque", get_opaque, NULL, "class of a submodule that cannot be looked into, or None", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
@@ -180,6 +180,7 @@ typedef struct walk {
   PyObject **pending; /* owned; the next module is the last */
   size_t n_pending, max_pending;
   PyObject *hooked, *opaque; /* classes; borrowed from modules that are alive */
+  bool called;               /* something has hooks that a forward calls */
 } walk;
 
 /* Stops comparing and starts to record. */
@@ -240,7 +241,7 @@ static int note_tensor(walk *w, PyObject *tensor) {
 
 /* A lazy parameter has no shape before its module's hook has run. */
 static int skip_lazy(const walk *w) {
-  if (!w->hooked) return -1;
+  if (!w->called) return -1;
   PyErr_Clear();
   return 0;
 }
@@ -311,14 +312,21 @@ static int is_training(const walk *w, PyObject *module, PyObject *found) {
   return training;
 }
 
+static bool has_any(PyObject *const *found, int first, int last) {
+  bool any = false;
+  for (int i = first; i <= last; i++) any |= PyDict_Size(found[i]) > 0;
+  return any;
+}
+
 /* Notes a module with what lies in its dictionary. */
 static int visit_registries(walk *w, PyObject *module, PyObject *const *found) {
   PyObject *type = (PyObject *)Py_TYPE(module);
-  bool hooked = false;
-  for (int i = 0; i <= OMC_NAME_LAST_HOOKS; i++) hooked |= PyDict_Size(found[i]) > 0;
+  const bool called = has_any(found, OMC_NAME_FORWARD_HOOKS, OMC_NAME_FORWARD_PRE_HOOKS);
+  const bool hooked = has_any(found, OMC_NAME_BACKWARD_HOOKS, OMC_NAME_BACKWARD_PRE_HOOKS);
+  w->called |= called;
   if (hooked) w->hooked = type;
   const int training = is_training(w, module, found[OMC_NAME_TRAINING]);
-  if (training < 0 || note(w, type, hooked << 1 | training) < 0) return -1;
+  if (training < 0 || note(w, type, hooked << 2 | called << 1 | training) < 0) return -1;
   if (visit_registry(w, 0, found[OMC_NAME_PARAMETERS]) < 0) return -1;
   if (visit_registry(w, 1, found[OMC_NAME_BUFFERS]) < 0) return -1;
   return push_children(w, found[OMC_NAME_MODULES]);

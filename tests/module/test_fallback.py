@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from ortmodule_c.errors import NotExportable
 from ortmodule_c.lowering.fallback import Callbacks, TorchOp
-from wrapped import Function, assert_same_step, close, graphs, mlp, pair
+from wrapped import Function, assert_same_step, close, graphs, pair
 
 pytestmark = pytest.mark.usefixtures("export_only")
 
@@ -49,14 +49,6 @@ def test_an_op_whose_results_are_not_as_traced_runs_in_pytorch() -> None:
     with pytest.warns(UserWarning, match="Function runs in PyTorch: .* traced as"):
         assert_same_step(eager, ours, torch.randn(2, 3, 4).bfloat16())
     assert_same_step(eager, ours, torch.randn(2, 3, 4).bfloat16())
-
-
-def test_hooks_inside_are_honoured() -> None:
-    eager, ours = pair(mlp())
-    for m in (eager, ours.module):
-        m[1].register_forward_hook(lambda _m, _i, out: out * 2)
-    with pytest.warns(UserWarning, match="hooks"):
-        assert_same_step(eager, ours, torch.randn(2, 6))
 
 
 def appends(s: Function, x: torch.Tensor, seen: list[Any]) -> torch.Tensor:

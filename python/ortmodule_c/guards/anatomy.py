@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..stack import LIBRARIES
 from .frames import is_trusted, is_trusted_module
 from .held import MISSING
+from .policy import LOCKS
 
 HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
 IMMUTABLE = 1 << 8
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 INERT = (
+    *LOCKS,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
@@ -102,6 +105,16 @@ class Seen:
     def now(self) -> dict[str, Any]:
         """What is in its dictionary."""
         return {} if self.state is None else self.state
+
+
+def hooks_of(module: nn.Module) -> list[tuple[Any, ...]]:
+    """What a call of a module calls before and after its forward, and how."""
+    state = module.__dict__
+    return [
+        (hook, *[number in state.get(f"{name}_{how}", ()) for how in ("with_kwargs", "always_called")])
+        for name in HOOKS
+        for number, hook in (*state[name].items(), (None, None))
+    ]
 
 
 def functions_of(value: Any, inside: tuple[Any, ...] = ()) -> list[types.FunctionType]:

@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import re
+import threading
 import types
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from .frames import is_trusted
 
+LOCKS = type(threading.Lock()), type(threading.RLock())
 _ALL = frozenset({"*"})
 # Modules of C, without a leading underscore, and the functions in them.
 _OF_C: dict[str, frozenset[str]] = {
@@ -162,6 +164,8 @@ def _refusal_of_method(owner: Any, name: str) -> str:
         allowed = name not in _FILES_OF_NUMPY
     elif isinstance(owner, torch.Generator):
         allowed = False
+    elif isinstance(owner, LOCKS):  # what is done while it is held is seen, and one that is held is let go
+        allowed = name in ("__enter__", "__exit__", "release")
     else:
         # A class of Python has methods of C of its bases only.
         base = next(

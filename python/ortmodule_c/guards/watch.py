@@ -33,10 +33,12 @@ from ..errors import NotExportable, NotRunnable
 from ..stack import is_users
 from .anatomy import (
     HEAP,
+    HOOKS,
     INERT,
     Seen,
     dict_of,
     functions_of,
+    hooks_of,
     imported,
     is_importing,
     is_of_python,
@@ -54,6 +56,7 @@ from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _BUILTINS = vars(__import__("builtins"))
+_OF_A_VARIABLE = type(os.environ).__getitem__.__code__
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -141,6 +144,8 @@ class Watch(Places):
         self._undo.state("NumPy's random numbers", numpy.random.get_state, numpy.random.set_state)
         for m in self._modules:
             self._object(m, type(m).__name__).names |= INTERNAL | _OF_PARAMETERS  # compared by the scan
+            if any(m.__dict__[name] for name in HOOKS):
+                self._hold_content(m, hooks_of, f"hooks of {type(m).__name__}")
         for value in vars(Tensor).values():
             if isinstance(value, types.FunctionType) and not is_trusted_module(value.__module__):
                 self._register(value)
@@ -165,6 +170,9 @@ class Watch(Places):
         return read
 
     def _note(self, seen: Seen, name: str, users: bool) -> None:
+        if name == "_data" and sys._getframe(2).f_code is _OF_A_VARIABLE:
+            self._variable(seen.before[name], seen.before["encodekey"](sys._getframe(2).f_locals["key"]))
+            return
         seen.names.add(name)
         if name in _ALL_AT_ONCE:
             if users:
@@ -176,6 +184,10 @@ class Watch(Places):
         elif name in seen.slots:
             self._hold(seen.owner, name, seen.slots[name], what, True)
         self._of_class(type(seen.owner), name)
+
+    def _variable(self, environment: dict[Any, Any], name: Any) -> None:
+        value = environment.get(name, MISSING)
+        self._hold(environment, name, value, f"environment variable {os.fsdecode(name)}")
 
     def _whole(self, seen: Seen) -> None:
         if seen.state is not None:
