@@ -98,3 +98,45 @@ def test_every_number(function: Callable[[Tensor], Tensor], dtype: torch.dtype) 
     for ours, eager in ((got, want), (got_slope, slope)):
         assert ours is not None and eager is not None
         assert int((~((ours == eager) | (ours.isnan() & eager.isnan()))).sum()) <= ROUNDED_APART
+
+
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "2": lambda x: x.norm(),
+    "of rows": lambda x: x.norm(dim=1),
+    "3": lambda x: torch.linalg.vector_norm(x, 3),
+    "7": lambda x: x.norm(7, dim=-1),
+    "of matrices": torch.linalg.matrix_norm,
+    "normalize": F.normalize,
+    "pairwise distance": lambda x: F.pairwise_distance(x, -x),
+    "dist": lambda x: torch.dist(x, -x, 4),
+    "weight norm": lambda x: torch._weight_norm(x, torch.ones_like(x[:, :1])),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("scale", [300.0, 1.0, 1e-4])
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_what_a_norm_sums_neither_overflows_nor_vanishes(
+    norm: Callable[[Tensor], Tensor], scale: float, dtype: torch.dtype
+) -> None:
+    given = (torch.tensor([[0.3, -0.5, 2.0], [1.0, 0.25, -0.125]]) * scale).to(dtype)
+    x, exact = given.clone().requires_grad_(), given.double().requires_grad_()
+    got, want = ORTModule(Function(lambda _, x: norm(x)))(x), norm(exact)
+    got.float().sum().backward()
+    want.sum().backward()
+    assert got.dtype == dtype and x.grad is not None and exact.grad is not None
+    step_of = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), want, rtol=step_of, atol=1e-6)
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=step_of, atol=step_of * float(exact.grad.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("other", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [65536.0, 1e-9, 0.50123, 1.0007, -70000.1])
+def test_a_tensor_without_dims_is_multiplied_with_as_it_is(
+    number: float, other: torch.dtype, dtype: torch.dtype
+) -> None:
+    s, x = torch.tensor(number, dtype=other), torch.tensor([0.3, -0.5, 2.0, 1.0]).to(dtype)
+    both = Function(lambda _, x, s: (x * s, s * x, x / s, s / x, x + s, x - s, x > s))
+    for got, want in zip(ORTModule(both)(x, s), both(x, s), strict=True):
+        assert got.dtype == want.dtype and torch.equal(got, want)

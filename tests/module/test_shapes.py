@@ -136,6 +136,12 @@ def test_what_moves_with_a_length_is_opened_with_it() -> None:
     assert n_graphs(assert_same_steps(Function(forward, embed=nn.Embedding(11, 6)), *calls)) == 1
 
 
+def test_a_size_that_comes_to_one_is_squeezed() -> None:
+    module = Function(lambda s, x: s.a(x)[:, : x.shape[1] - 3].squeeze(1).sum(0), a=nn.Linear(6, 3))
+    ours = assert_same_steps(module, *[(torch.randn(n, length, 6),) for n, length in ((4, 4), (5, 4), (5, 6), (3, 4))])
+    assert not ours.fallback_report()
+
+
 def test_images_of_another_batch_keep_their_height_and_width() -> None:
     module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
     ours = assert_same_steps(module, *[(torch.randn(n, 2, 7, 7),) for n in (4, 3, 5, 2)])

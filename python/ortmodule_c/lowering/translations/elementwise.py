@@ -91,7 +91,7 @@ def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
     scaled = not (isinstance(alpha, (int, float)) and alpha == 1)
     if not dtype.is_floating_point and isinstance(alpha, (float, torch.SymFloat)):
         raise Unsupported("integers scaled by a float")
-    number = not (isinstance(x, Val) and isinstance(y, Val))
+    number = not (isinstance(x, Val) and isinstance(y, Val)) or y.rank == 0 < x.rank
     inner = computed_in(dtype) if scaled or (number and op in _WITH_NUMBERS) else dtype
     left, right = (b.cast(b.scalar(v, inner if op in _WITH_NUMBERS else dtype), inner) for v in (x, y))
     if scaled and dtype.is_floating_point:

@@ -10,7 +10,7 @@ from ...capture.numbers import is_number
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
-from .reduce import MEAN, NONE, SUM, moments, reduce, reduce_loss, vector_norm
+from .reduce import MEAN, NONE, SUM, moments, norm_over, reduce, reduce_loss
 from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
 
 _NO_LABEL = -(1 << 62)
@@ -233,7 +233,9 @@ def rms_norm(
 @translates(aten._weight_norm.default)
 def weight_norm(b: Builder, v: Val, g: Val, dim: int = 0) -> Val:
     axes = [a for a in range(v.rank) if dim < 0 or a != dim]
-    return b.emit("Mul", v, b.emit("Div", g, vector_norm(b, v, 2, axes, dim >= 0)))
+    wide = computed_in(result_dtype(b))
+    v, g = b.cast(v, wide), b.cast(g, wide)
+    return b.cast(b.emit("Mul", v, b.emit("Div", g, norm_over(b, v, 2, axes, dim >= 0))), result_dtype(b))
 
 
 def _per_channel(b: Builder, x: Val, v: Val) -> Val:

@@ -162,9 +162,12 @@ def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim:
 
 @translates(aten.linalg_vector_norm.default)
 def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
-    """PyTorch's slope of a norm is 0 where the norm is."""
-    x = b.cast(x, need_float(result_dtype(b)))
-    axes = reduced_axes(x, dim)
+    dtype = need_float(result_dtype(b))
+    return b.cast(norm_over(b, b.cast(x, computed_in(dtype)), p, reduced_axes(x, dim), keepdim), dtype)
+
+
+def norm_over(b: Builder, x: Val, p: float, axes: list[int], keepdim: bool) -> Val:
+    """The norm along axes, in the dtype of `x`. PyTorch's slope of a norm is 0 where the norm is."""
     size = b.emit("Abs", x)
     if p == 1:
         return reduce(b, "ReduceSum", size, axes, keepdim)
@@ -175,8 +178,7 @@ def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool
     value, size = b.detached(x), b.detached(size)
 
     def power(of: Val, exponent: float) -> Val:
-        wide = b.cast(of, torch.promote_types(of.dtype, torch.float32))  # which an exponent such as 1 / 6 needs
-        return b.cast(b.emit("Pow", wide, b.const(exponent, wide.dtype)), of.dtype)
+        return b.emit("Pow", of, b.const(exponent, of.dtype))
 
     total = reduce(b, "ReduceSum", power(size, p), axes, True)
     out = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)

@@ -26,7 +26,7 @@ def reshape(b: Builder, x: Val, *_shape: Any, **_kwargs: Any) -> Val:
 
 @translates(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(b: Builder, x: Val, dim: int | list[int] | None = None) -> Val:
-    axes = [a for a in axes_of(x, dim) if isinstance(x.dims[a], int) and x.dims[a] == 1]
+    axes = [a for a in axes_of(x, dim) if x.dims[a] == 1]  # PyTorch has decided it for open sizes too
     return b.squeeze(x, *axes) if axes else x
 
 
