@@ -215,6 +215,30 @@ def test_numbers_may_change() -> None:
         close(ours(given, by, n), scaled(given, by, n))
 
 
+AS_SIZES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "zeros": lambda y, n: torch.zeros(n, 3) + y[:1],
+    "ones": lambda y, n: y.sum() * torch.ones(n).sum(),
+    "full": lambda y, n: y.new_full((n, 3), 2.0) * y[:1],
+    "pad": lambda y, n: F.pad(y, (0, n)),
+    "expand": lambda y, n: y[:1].expand(n, 3),
+    "arange": lambda y, n: y.sum() * torch.arange(n),
+    "slice": lambda y, n: y[:n],
+}
+
+
+@pytest.mark.parametrize("compute", AS_SIZES.values(), ids=AS_SIZES)
+def test_a_number_that_is_a_size_gets_a_graph_for_each(
+    compute: Callable[[Tensor, int], Tensor], recwarn: pytest.WarningsRecorder
+) -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(5, 3)
+    compiled = torch.compile(lambda x, n: compute(layer(x), n), backend="ortmodule_c")
+    for n in (2, 3, 4, 3):
+        x = torch.randn(4, 5)
+        close(compiled(x, n), compute(layer(x), n))
+    assert not [w for w in recwarn if "runs in PyTorch" in str(w.message)]
+
+
 def test_sizes_that_a_graph_must_know_get_one_each() -> None:
     def tiled(t: Tensor) -> Tensor:
         return F.pad(t[None], (t.shape[0] - 2, 0, 0, 0), mode="circular")

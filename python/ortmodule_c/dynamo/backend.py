@@ -194,7 +194,7 @@ class Compiled:
                 raise NeedsStatic("a number that is not a size is computed with")
             try:
                 return self._make(stand_ins, values, self._to_open[0])
-            except NeedsStatic as error:
+            except (NeedsStatic, NotExportable) as error:  # whatever it is, it may be for an open number
                 if len(self._to_open) == 1:
                     raise
                 logger.info("%s: not made with open numbers: %s", self._name, error)
