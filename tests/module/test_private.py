@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from ortmodule_c import ORTModule
+from ortmodule_c.capture import export
 from ortmodule_c.capture.private import in_place_of
+from wrapped import Function, assert_same_step, n_graphs, pair
 
 
 def elsewhere(function: Callable[[], Any]) -> Any:
@@ -92,3 +94,31 @@ def test_what_the_tracing_thread_changes_is_its_own() -> None:
         del module[0].bias
         assert elsewhere(lambda: module[1].running_mean) is mean
     assert module[1].running_mean is mean and module[0].bias is not None
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["known", "open"])
+def test_what_another_thread_sets_meanwhile_is_no_doing_of_the_forward(
+    changing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x) * s.beta, l=nn.Linear(4, 2), beta=1.0))
+    x = torch.randn(3, 4)
+    if changing:  # the next graph leaves it open
+        assert_same_step(eager, ours, x)
+        eager.beta = ours.beta = 2.0
+    check = export.check_attributes
+
+    def set_meanwhile(*args: Any) -> None:
+        elsewhere(lambda: setattr(ours.module, "beta", 9.0))
+        check(*args)
+
+    monkeypatch.setattr(export, "check_attributes", set_meanwhile)
+    ours(x)
+    assert ours.beta == 9.0
+    monkeypatch.undo()
+    for beta in (9.0, 5.0, 7.0):
+        eager.beta = ours.beta = beta
+        eager.zero_grad()
+        ours.zero_grad()
+        assert_same_step(eager, ours, x)
+        assert ours.beta == beta
+    assert n_graphs(ours) <= 3 and not ours.fallback_report()

@@ -30,7 +30,7 @@ from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
 from .numbers import Numbers, marked, to_nodes
-from .private import in_place_of
+from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
 from .recurrent import one_step_for_all
 from .refusals import check_attributes, nothing_lost
@@ -339,6 +339,9 @@ def capture(
             watch.check()
             check_attributes(watch, [*leaves, *scan.parameters, *scan.buffers], [*tensors, result])
             written[:] = [*kept.writes(), *watch.writes()]
+            for w in written:
+                if (id(w.module), w.name) in others:
+                    raise NotInitialized(f"another thread sets {w}")
             changed = dict(kept.changed())
             for name in [name for name, is_another in changed.items() if is_another]:
                 raise NotInitialized(f"the forward changes {name}")
@@ -356,6 +359,7 @@ def capture(
         tensors = apart([*examples, *scan.parameters, *scan.buffers])
         shapes = [{a: Dim.AUTO for a in axes} for axes in dynamic] + [{}] * (len(tensors) - n_user)
         environments: set[Any] = set()
+        others: set[tuple[int, str]] = set()
         try:
             with (
                 unhooked(),
@@ -366,6 +370,7 @@ def capture(
                 remembered() as environments,
                 _no_more_than_needed(lines),
                 one_step_for_all(),
+                set_elsewhere() as others,
             ):
                 try:
                     program = torch.export.export(
@@ -373,7 +378,7 @@ def capture(
                     )
                 finally:  # what a class had when it was met may be what those above have put there
                     watch.restore()
-                    kept.restore()
+                    kept.restore(others)
         except NotExportable:
             raise
         except Exception as error:

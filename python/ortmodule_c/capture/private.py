@@ -1,4 +1,4 @@
-"""Parameters and buffers of modules that one thread sees otherwise than all others."""
+"""What of modules is the tracing thread's own, and what other threads do to them meanwhile."""
 
 import contextlib
 import threading
@@ -55,3 +55,21 @@ def in_place_of(module: nn.Module, *of_registries: tuple[Sequence[Tensor], Seque
     finally:
         for state, registry, before, _ in exchanged:
             state[registry] = before
+
+
+@contextlib.contextmanager
+def set_elsewhere() -> Iterator[set[tuple[int, str]]]:
+    """Notes the attributes of modules that other threads set meanwhile: a module's id, and the name."""
+    plain, thread = nn.Module.__setattr__, threading.get_ident()
+    found: set[tuple[int, str]] = set()
+
+    def write(module: nn.Module, name: str, value: Any) -> None:
+        if threading.get_ident() != thread:
+            found.add((id(module), name))
+        plain(module, name, value)
+
+    nn.Module.__setattr__ = write  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        nn.Module.__setattr__ = plain  # type: ignore[method-assign]

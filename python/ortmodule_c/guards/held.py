@@ -18,7 +18,7 @@ import sys
 import types
 import uuid
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -210,16 +210,16 @@ class Snapshot:
                 if not _same_elements(now, content):
                     yield f"attribute {n} of {of}", n in INTERNAL and list(now) != list(content)
 
-    def restore(self) -> None:
-        """Put everything back."""
+    def restore(self, but: Collection[tuple[int, str]] = ()) -> None:
+        """Put everything back but attributes with the id of their module."""
         for m, state, contents in self._states:
             for n, content in contents.items():
                 if not _same_elements(_content(state[n]), content):
                     state[n].clear()
                     (state[n].update if isinstance(state[n], (dict, set)) else state[n].extend)(content)
-            for n in [n for n in m.__dict__ if n not in state]:
+            for n in [n for n in m.__dict__ if n not in state and (id(m), n) not in but]:
                 del m.__dict__[n]
-            m.__dict__.update(state)
+            m.__dict__.update({n: v for n, v in state.items() if (id(m), n) not in but})
 
 
 def _content(container: Any) -> Any:
