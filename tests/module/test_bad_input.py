@@ -3,6 +3,7 @@
 import copy
 import gc
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy
@@ -454,3 +455,24 @@ def test_no_state_is_left_behind_by_failures() -> None:
             ours(torch.tensor([7]))
     gc.collect()
     assert session.stats()["runs_live"] == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_calls_again_and_again_keep_nothing_in_memory() -> None:
+    ours = ORTModule(nn.Linear(4, 4))
+    ours(torch.randn(2, 4))
+
+    def kept() -> Counter[str]:
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                ours(torch.randn(3, 5))
+        gc.collect()
+        return Counter(f"{type(v).__module__}.{type(v).__qualname__}" for v in gc.get_objects())
+
+    kept()
+    before = kept()
+    grown = {kind for kind, n in (kept() - before).items() if n >= 5}
+    assert not {k for k in grown if k.startswith("ortmodule_c")} | grown & {
+        "torch._TorchCompileWrapper",
+        "functools.partial",
+    }

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import Tensor, nn
-from torch._dynamo import config, convert_frame, utils
+from torch._dynamo import config, convert_frame, eval_frame, utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.utils import calculate_time_spent, counters, graph_break_reasons
 from torch._guards import TracingContext
@@ -278,6 +278,9 @@ class SecondWay:
         version.compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
         for name in state.keys() - own:  # what is meant for that is written into the user's module
             del state[name]
+        kept = eval_frame.cached_backends  # for ever, to be reset, which ours need not
+        for key in [key for key, value in [*kept.items()] if getattr(value, "compiler_fn", None) is backend]:
+            del kept[key]
         self._versions.append(version)
         return version
 
