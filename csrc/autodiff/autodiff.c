@@ -63,10 +63,12 @@ static omc_status seed(sweep_state *s, const bool *out_grads) {
 
 static omc_status differentiate_node(sweep_state *s, const omc_node *node) {
   const uint32_t n_in = node->n_in, n_out = node->n_out;
+  const uint8_t max_in = omc_op_get(node->op)->max_in;
+  const uint32_t most_in = max_in == OMC_VARIADIC ? n_in : max_in;
   omc_arena *arena = &s->graph->arena;
-  omc_value **grad_out = OMC_NEW_ARRAY(arena, omc_value *, n_out + 1);
-  omc_value **grad_in = OMC_NEW_ARRAY(arena, omc_value *, n_in + 1);
-  bool *needs = OMC_NEW_ARRAY(arena, bool, n_in + 1);
+  omc_value **grad_out = OMC_NEW_ARRAY(arena, omc_value *, n_out);
+  omc_value **grad_in = OMC_NEW_ARRAY(arena, omc_value *, most_in);
+  bool *needs = OMC_NEW_ARRAY(arena, bool, most_in);
   if (!grad_out || !grad_in || !needs) OMC_NODE_FAIL(node, ENOMEM, "no memory for its gradient");
   omc_grad g = {
       {s->graph, NULL, s->phase, node->name, OMC_OK}, node, grad_out, grad_in, needs, false};

@@ -16,8 +16,8 @@ typedef struct omc_grad {
   omc_builder b;              /* phase backward, appends */
   const omc_node *node;       /* the forward node */
   omc_value *const *grad_out; /* node->n_out gradients of its outputs, NULL: zero */
-  omc_value **grad_in;        /* node->n_in gradients to set, all NULL at entry */
-  const bool *needs;          /* node->n_in: somebody wants it */
+  omc_value **grad_in;        /* gradients to set, all NULL at entry: one for each input that */
+  const bool *needs;          /* the op may have; somebody wants it, false of one left out */
   bool at_once;               /* inside AT_ONCE() of ops/elementwise.h */
 } omc_grad;
 

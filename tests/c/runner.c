@@ -64,6 +64,7 @@ static void *counted_alloc(void *ctx, size_t bytes) {
   if (memory->calls++ >= memory->fail_at) return NULL;
   void *ptr = malloc(bytes);
   if (!ptr) return NULL;
+  memset(ptr, 0xA5, bytes); /* nobody may count on what it holds */
   memory->live_blocks++;
   memory->live_bytes += bytes;
   return ptr;

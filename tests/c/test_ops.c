@@ -1,7 +1,9 @@
 #include "harness.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "autodiff/autodiff.h"
 #include "graph/text.h"
 #include "graph/verify.h"
 #include "ops/infer.h"
@@ -215,4 +217,22 @@ TEST(cost_of_other_nodes_follows_from_their_types) {
   check_cost("input %t : f32[1000,4]\ninput %i : i64[3]\n%y = Gather(%t, %i)\nreturn %y\n", 0,
              2 * 48);
   check_cost("input %a : f32[6,5]\n%y = Identity(%a)\nreturn %y\n", 0, 0);
+}
+
+/* The rule of an op looks at all inputs that it may have, also those that a node leaves out. */
+TEST(gradient_rules_may_ask_for_inputs_that_are_left_out) {
+  static const char *const clips[] = {"Clip(%x)", "Clip(%x, %low)", "Clip(%x, _, %low)"};
+  for (size_t i = 0; i < sizeof clips / sizeof *clips; i++) {
+    char text[200];
+    snprintf(text, sizeof text,
+             "input %%x : f32[3] grad\ninput %%low : f32[] grad\n%%y = %s\nreturn %%y\n", clips[i]);
+    omc_test_memory memory;
+    omc_test_memory_init(&memory);
+    omc_graph *g = NULL;
+    REQUIRE_OK(omc_graph_parse(&memory.allocator, text, strlen(text), NULL, NULL, &g));
+    CHECK_OK(omc_op_get(g->first->op)->infer(g->first));
+    CHECK_OK(omc_differentiate(g, 1, (const bool[]){true}, (const bool[]){true, true}));
+    CHECK((omc_in(g->result, 2) != NULL) == (i > 0));
+    omc_graph_destroy(g);
+  }
 }
