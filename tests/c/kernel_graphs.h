@@ -115,6 +115,8 @@ static const char *const kernel_graphs[] = {
     X("[2,3,9,11]") Y("AveragePool(%x) {kernel_shape=[3, 2], strides=[2, 2], ceil_mode=1, "
                       "count_include_pad=1}"),
     X("[2,3,9,11]") Y("AdaptiveAvgPool(%x) {output_size=[4, 3]}"),
+    X("[2,3,9,11]") Y("AdaptiveAvgPool(%x) {output_size=[0, 1]}"),
+    X("[2,3,9,11]") Y("AdaptiveAvgPool(%x) {output_size=[2, 0]}"),
 
     /* many steps that share an arena */
     X("[5,37]") WANT("w", "f32[37,19]") WANT("b", "f32[19]") WANT("g", "f32[19]") IDS("[5]")

@@ -164,6 +164,14 @@ def test_nothing_is_not_pooled(pool: Callable[..., Tensor], shape: tuple[int, ..
     _refuses_alike(Function(lambda _, x: pool(x, 2)), torch.ones(shape, requires_grad=True))
 
 
+@pytest.mark.parametrize(
+    ("pool", "size"), [(F.adaptive_avg_pool1d, 0), (F.adaptive_avg_pool2d, (0, 1)), (F.adaptive_avg_pool3d, (1, 2, 0))]
+)
+def test_what_is_pooled_to_nothing_has_no_gradient(pool: Callable[..., Tensor], size: Any) -> None:
+    shape = (2, 3, *(5, 4, 2)[: 1 if isinstance(size, int) else len(size)])
+    _refuses_alike(Function(lambda _, x: pool(x, size)), torch.ones(shape, requires_grad=True))
+
+
 @pytest.mark.parametrize("pool", [F.max_pool3d, functools.partial(F.max_pool3d, return_indices=True)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_one_sample_of_max_pool3d_is_refused_by_its_strides(pool: Callable[..., Tensor]) -> None:

@@ -283,7 +283,8 @@ static void average_grad_planes(omc_range range, void *ctx) {
     const storage_t *dy = j->x + plane * product_of(p->out);
     acc_t *sums = sums_of(dx, j->scratch + j->threads * columns_pitch(p) + range.thread * size);
     memset(sums, 0, (size_t)size * sizeof *sums);
-    for (out_row row = {0}; row.plane == 0; next_row(p->out, &row), dy += p->out[2])
+    out_row row = {0};
+    for (int64_t r = 0; r < p->out[0] * p->out[1]; r++, next_row(p->out, &row), dy += p->out[2])
       if (p->of_rows)
         spread_block(p, dy, windows_of(p, row), sums);
       else

@@ -175,6 +175,7 @@ def avg_pool(
     aten._adaptive_avg_pool3d.default,
 )
 def adaptive_avg_pool(b: Builder, x: Val, _output_size: Any) -> Val:
-    if 0 in x.example[-_axes(b) - 1 :]:
-        raise Unsupported(f"{b.aten_name} of nothing, which PyTorch refuses, in some cases in backward")
-    return b.emit("AdaptiveAvgPool", x, output_size=result_shape(b)[-_axes(b) :])
+    size = result_shape(b)[-_axes(b) :]
+    if 0 in x.example[-_axes(b) - 1 :] or 0 in [n for n in size if isinstance(n, int)]:
+        raise Unsupported(f"{b.aten_name} of or to nothing, which PyTorch refuses, in some cases in backward")
+    return b.emit("AdaptiveAvgPool", x, output_size=size)
