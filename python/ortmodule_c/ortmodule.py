@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,8 @@ class ORTModule(Wrapper):
             raise ORTModuleError(
                 "torch.nn.DataParallel cannot be wrapped; wrap its module, or use DistributedDataParallel outside"
             )
+        if _is_of_onnx(module):
+            raise ORTModuleError("a module of an ONNX file runs in the C core by itself, without a wrapper")
         super().__init__(module)
         options = debug_options if debug_options is not None else DebugOptions()
         if not isinstance(options, DebugOptions):
@@ -180,6 +183,8 @@ class ORTModule(Wrapper):
         if awaits_initialization(self._ort_module):
             raise NotInitialized("its forward gives parameters their shapes")
         for name, part in self._ort_module.named_modules():
+            if _is_of_onnx(part):
+                raise NotExportable(f"its part {name} is of an ONNX file, and runs in the C core by itself")
             if type(part) is ORTModule:
                 raise NotRunnable(f"its part {name} is an ORTModule by itself; wrap the outer module alone")
             if isinstance(part, nn.parallel.DistributedDataParallel):
@@ -380,6 +385,12 @@ class ORTModule(Wrapper):
 def awaits_initialization(module: nn.Module) -> bool:
     """Whether parameters or buffers have no shape yet, as those of lazy modules before their first call."""
     return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
+
+
+def _is_of_onnx(module: nn.Module) -> bool:
+    """Whether it was loaded from an ONNX file; what loads such is not imported for others."""
+    loads = sys.modules.get(f"{__package__}.onnx.module")
+    return loads is not None and isinstance(module, loads.OnnxModule)
 
 
 def _check_tensor(t: Tensor, name: str) -> None:

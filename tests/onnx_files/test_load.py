@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 import ortmodule_c
-from ortmodule_c import DebugOptions, NotExportable, ORTModule
+from ortmodule_c import DebugOptions, NotExportable, ORTModule, ORTModuleError
 
 
 def model(body: str, weights: dict[str, torch.Tensor], opset: int = 20) -> onnx.ModelProto:
@@ -330,6 +331,33 @@ def test_what_is_written_can_be_read(name: str, tmp_path: Path) -> None:
     state = {**dict(theirs.named_parameters()), **dict(theirs.named_buffers()), "x": x}
     got = read(**{k: state[k] for k in read.input_names})
     torch.testing.assert_close(got, theirs(x), rtol=1e-5, atol=1e-5)
+
+
+class _Net(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def test_it_needs_no_wrapper_and_a_part_of_a_module_keeps_the_others_in_c() -> None:
+    loaded = ortmodule_c.onnx.load(model("n (float[N, 2] x) => (float[N, 2] y) { y = Tanh(x) }", {}))
+    with pytest.raises(ORTModuleError, match="runs in the C core by itself"):
+        ORTModule(loaded)
+    whole = _Net(loaded)
+    ours, x = ORTModule(whole), torch.randn(4, 2)
+    with pytest.warns(UserWarning, match="its part body is of an ONNX file"):
+        y = ours(x)
+    torch.testing.assert_close(y, whole(x))
+    assert ours.stats()["dynamo_graphs"] == 1
+
+
+@pytest.mark.parametrize("source", [b"", None, nn.Linear(1, 1)])
+def test_what_is_no_model_is_refused(source: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected a path or an onnx\.ModelProto"):
+        ortmodule_c.onnx.load(source)
 
 
 def test_the_backend_runs_nodes_and_models() -> None:

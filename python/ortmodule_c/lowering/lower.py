@@ -177,7 +177,10 @@ class _Lowering:
 
     def _add_input(self, node: fx.Node, name: str) -> Val:
         val = node.meta["val"]
-        return self._draft.input(name, val.dtype, tuple(val.shape), val.requires_grad and val.is_floating_point())
+        grad = (
+            val.requires_grad and val.is_floating_point() and torch.is_grad_enabled()
+        )  # as in the calls that it serves
+        return self._draft.input(name, val.dtype, tuple(val.shape), grad)
 
     def _finish(self, inputs: list[fx.Node], graph_inputs: list[Val]) -> Lowered:
         results, mutated = self._captured.results()

@@ -27,12 +27,18 @@ def load(source: "str | os.PathLike[str] | ModelProto") -> "OnnxModule":
     ------
     NotExportable
         If there is a node that has no translation: the message names it, with its domain and version.
+    TypeError
+        If it is neither.
     """
     import onnx
 
     from .module import OnnxModule
 
-    return OnnxModule(onnx.load(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else source)
+    if isinstance(source, (str, os.PathLike)):
+        source = onnx.load(os.fspath(source))
+    if not isinstance(source, onnx.ModelProto):
+        raise TypeError(f"source is a {type(source).__name__}, expected a path or an onnx.ModelProto")
+    return OnnxModule(source)
 
 
 __all__ = ["load"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from torch import Tensor, nn
 
@@ -97,6 +98,7 @@ class OnnxModule(nn.Module):
             owner.register_parameter(leaf, tensor)  # type: ignore[arg-type]
         self._places[name] = owner, leaf
 
+    @torch._disable_dynamo  # as torch.compiler.disable, but that imports Dynamo at once
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """The model's outputs: a tensor, or a tuple of them."""
         one_thread_after_fork()
