@@ -302,6 +302,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], Read, str]] = {
         swap,
         "attribute 0 of submodules of ModuleList",
     ),
+    "asking for a tracer of graphs": (
+        lambda: None,
+        lambda s, y: y * (2 if torch.fx._symbolic_trace.is_fx_tracing() else 3),
+        "is_fx_tracing",
+    ),
     "asking for a compiler": (
         lambda: None,
         lambda s, y: y * (2 if torch.compiler.is_compiling() else 1),

@@ -129,7 +129,7 @@ _TOP_OF_TORCH = frozenset(
 # What PyTorch finds when it is started, and keeps.
 _OF_THE_MACHINE = frozenset({"is_available", "is_built", "device_count"})
 # These ask whether a tracer runs. Of whoever has code for that, it computes the same.
-_ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compiling"})
+_ASKS_FOR_TRACER = frozenset({"is_compiling", "is_exporting", "is_dynamo_compiling", "is_fx_tracing"})
 _KNOWS_TRACERS = frozenset({"transformers", "diffusers", "timm", "torchvision", "peft", "accelerate"})
 
 
