@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function as Differentiable
 
-from ortmodule_c import DebugOptions, ORTModule, process
+from ortmodule_c import ORTModule, process
 from ortmodule_c.process import tracing
 from wrapped import Branching, Function, close, pair
 
@@ -121,37 +121,6 @@ class Inside(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
-def test_settings_of_dynamo_are_as_they_were_whichever_thread_ends_last() -> None:
-    from torch._dynamo import config
-
-    names = ("suppress_errors", "recompile_limit", "skip_nnmodule_hook_guards")
-    before = [getattr(config, name) for name in names]
-    models = [ORTModule(Branching(), DebugOptions(capture="dynamo", max_graphs=n)) for n in (3, 5)]
-    ends = [threading.Event(), threading.Event()]
-    inside = [threading.Event(), threading.Event()]
-
-    def run(i: int) -> None:
-        def wait(*_: object) -> None:
-            inside[i].set()
-            assert ends[i].wait(LONG)
-
-        assert i == 0 or inside[0].wait(LONG)
-        models[i].module.register_forward_hook(torch._dynamo.disable(wait))
-        models[i](torch.ones(2, 4))
-
-    def control() -> None:
-        for i in (0, 1):
-            assert inside[i].wait(LONG)
-        ends[0].set()
-        time.sleep(0.2)
-        ends[1].set()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        together(lambda: run(0), lambda: run(1), control)
-    assert [getattr(config, name) for name in names] == before
-
-
 def test_modules_that_run_in_pytorch_and_trace_a_part_do_not_wait_for_each_other() -> None:
     wrappers = [ORTModule(Inside()) for _ in range(2)]
     shared = ORTModule(Inside())

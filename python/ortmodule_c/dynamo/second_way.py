@@ -7,7 +7,6 @@ guards them.
 import contextlib
 import functools
 import logging
-import operator
 import re
 import threading
 import weakref
@@ -36,7 +35,7 @@ from ..guards.policy import named_and_missed
 from ..guards.surroundings import Surroundings
 from ..onnx.files import Files
 from ..options import DebugOptions, logger
-from ..process import noting_lock, tracing
+from ..process import tracing
 from ..report import FallbackReport
 from ..signals import Interrupted, waiting
 from ..stack import innermost
@@ -88,39 +87,6 @@ def _hear() -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(_COMPILERS):
             logging.getLogger(name).addFilter(_keep_back)
-
-
-class _Settings:
-    """Dynamo's, which are those of all threads: as they were once no second way runs any more, whichever ends last."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, Any] = {}
-        self._applied: list[dict[str, Any]] = []
-
-    @contextlib.contextmanager
-    def applied(self, settings: dict[str, Any]) -> Iterator[None]:
-        """Within it they are these; those of who came last count."""
-        mine = dict(settings)
-        try:
-            with noting_lock:
-                for name in settings.keys() - self._before.keys():
-                    self._before[name] = getattr(config, name)
-                self._applied.append(mine)
-                self._set()
-            yield
-        finally:
-            with noting_lock:
-                self._applied = [other for other in self._applied if other is not mine]
-                self._set()
-                if not self._applied:
-                    self._before.clear()
-
-    def _set(self) -> None:
-        for name, value in functools.reduce(operator.or_, self._applied, self._before).items():
-            setattr(config, name, value)
-
-
-_settings = _Settings()
 
 
 class _CompileLock:
@@ -252,7 +218,7 @@ class SecondWay:
             return self._module(*args, **kwargs), cause
         n_graphs, n_records = len(self._graphs), len(self._report.records())
         _open_sizes(args, kwargs)
-        with _settings.applied(self._settings), _listening() as heard:
+        with config.patch(self._settings), _listening() as heard:
             try:
                 result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
