@@ -193,3 +193,38 @@ def test_what_is_drawn_in_place_is_one_op_in_pytorch(draw: Callable[[Tensor], Te
             results.append(m(x))
         torch.testing.assert_close(*results)
     assert len(ours.fallback_report()) == 1 and not ours.stats()["dynamo_graphs"]
+
+
+TURNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda t: t[:, :4].contiguous(),
+    "a slice": lambda t: t[:, :4],
+    "sliced and transposed": lambda t: t[:4].t()[:, :4],
+    "transposed": lambda t: t[:4, :4].contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("first", TURNS)
+@pytest.mark.parametrize("second", TURNS)
+def test_a_view_or_a_copy_of_what_lies_as_an_argument_does_is_written(first: str, second: str) -> None:
+    def write(s: Any, x: Tensor) -> Tensor:
+        y = x * s.w
+        y.detach().reshape(-1).add_(1)
+        (z := torch.zeros_like(x)).reshape(-1)[:2] += 3
+        return y + z
+
+    eager, ours = pair(Function(write, w=nn.Parameter(torch.ones(4))))
+    for n, name in ((4, first), (4, second), (4, first)):
+        x = TURNS[name](torch.arange(8.0 * n).reshape(n, 8))
+        torch.testing.assert_close(ours(x), eager(x))
+
+
+@pytest.mark.parametrize("second", TURNS)
+def test_a_window_by_strides_is_of_the_memory_that_a_call_has(second: str) -> None:
+    windows = Function(
+        lambda s, x: (x.as_strided((3,), (x.shape[1] + 1,)), (x * s.w).as_strided((4,), (1,))), w=torch.ones(1)
+    )
+    eager, ours = pair(windows)
+    for name in ("dense", second):
+        x = TURNS[name](torch.arange(32.0).reshape(4, 8))
+        for got, want in zip(ours(x), eager(x), strict=True):
+            torch.testing.assert_close(got, want)

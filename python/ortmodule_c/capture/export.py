@@ -28,7 +28,7 @@ from ..guards.watch import Watch
 from ..stack import forwards_line
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
-from .history import Flow, check_autocast, check_changes, check_functional, inline_regions, unhooked
+from .history import Flow, asks_layout, check_autocast, check_changes, check_functional, inline_regions, unhooked
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
@@ -391,6 +391,8 @@ def capture(
     constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
     outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
     names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
+    flow = Flow(program.graph_module)
+    watch.asks_layout |= asks_layout(flow)
     captured = Captured(
         program,
         names,
@@ -406,7 +408,6 @@ def capture(
         calls,
         numbers=numbers,
     )
-    flow = Flow(program.graph_module)
     check_changes(program.graph_module, flow)
     captured.aliases, captured.hidden = find_aliases(
         flow, captured.placeholders()[0], captured.results()[0], len(buffers)

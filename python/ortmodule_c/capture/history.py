@@ -27,6 +27,8 @@ from ..options import logger
 _REGION, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 _UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
 _IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
+# What shares memory with its operand, copies it or is refused, by how that lies in memory.
+VIEWS_OR_COPIES = ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
 _DETACHES = {aten.detach.default, aten.detach_.default}
 
 
@@ -264,6 +266,13 @@ def _check_histories(flow: Flow) -> None:
                 of is not None and (of.grad or of.hidden),
             )
         sharing.setdefault(memory or 0, []).append(node)
+
+
+def asks_layout(flow: Flow) -> bool:
+    """Whether something is written that is a view of another or a copy by how that lies in memory."""
+    changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
+    either = [node for node in flow.nodes if getattr(node.target, "_opname", "") in VIEWS_OR_COPIES]
+    return any(storage(n) in changed for node in either for n in (node, *flow.operands(node)))
 
 
 def _check_overlaps(flow: Flow) -> None:

@@ -18,6 +18,7 @@ from ..errors import NotExportable, NotRunnable
 from ..guards.policy import ASKED_OF_TENSORS
 from ..guards.watch import Watch
 from ..stack import is_users
+from .history import VIEWS_OR_COPIES
 from .numbers import tensor_of_number
 
 # Dropouts, and how they call the flag of training.
@@ -55,11 +56,13 @@ _EFFECTS = {
 }
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _LAYOUT = (Tensor.is_contiguous, Tensor.stride)
-# What shares memory with its operand, copies it or is refused, by how that lies in memory.
 _VIEWS_OR_COPIES = frozenset(
+    getattr(space, name) for space in (Tensor, torch) for name in VIEWS_OR_COPIES if hasattr(space, name)
+)
+_BY_MEMORY = frozenset(
     getattr(space, name)
     for space in (Tensor, torch)
-    for name in ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
     if hasattr(space, name)
 )
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
@@ -204,7 +207,9 @@ class _RefuseStrangers(TorchFunctionMode):
         made = tensor_of_number(func, args, kwargs or {})
         if made is not None:
             return made
-        self._watch.asks_layout |= func in _LAYOUT
+        self._watch.asks_layout |= func in _LAYOUT or func in _BY_MEMORY
+        if func in _BY_MEMORY and isinstance(args[0], Tensor) and args[0].untyped_storage()._cdata in self._memory:
+            self._watch.refuse("the forward asks by as_strided where an argument lies in memory", NotRunnable)
         if func in _VIEWS_OR_COPIES and args and isinstance(args[0], Tensor):
             self._watch.asks_looseness |= args[0].untyped_storage()._cdata in self._memory
         if func in _EFFECTS:
