@@ -192,7 +192,7 @@ class SecondWay:
             "use_numpy_random_stream": True,
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
         }
-        self._settings = limits | settings
+        self._settings = config.patch(limits | settings)  # one for all calls: what each leaves behind is never freed
         self._module = module
         self._versions: list[_Version] = []
         self._most = min(_MOST_VERSIONS, options.max_graphs)
@@ -218,7 +218,7 @@ class SecondWay:
             return self._module(*args, **kwargs), cause
         n_graphs, n_records = len(self._graphs), len(self._report.records())
         _open_sizes(args, kwargs)
-        with config.patch(self._settings), _listening() as heard:
+        with self._settings, _listening() as heard:
             try:
                 result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
