@@ -15,6 +15,7 @@ READ: dict[str, Callable[[], object]] = {
     "in": lambda: "OMC_TESTS_A" in os.environ,
     "item": lambda: os.environ["OMC_TESTS_A"] if "OMC_TESTS_A" in os.environ else None,  # noqa: SIM401
     "bytes": lambda: os.environb.get(b"OMC_TESTS_A"),
+    "getenvb": lambda: os.getenvb(b"OMC_TESTS_A"),
 }
 ALL: dict[str, Callable[[], object]] = {
     "number": lambda: len(os.environ) % 2,

@@ -62,8 +62,10 @@ def test_a_copy_that_another_thread_makes_is_a_plain_module(copied: Callable[[An
     module, _, instead = made()
     with instead:
         twin = elsewhere(lambda: copied(module[1]))
-    if copied is not copy.copy:  # which shares what its original has
+    if copied is not copy.copy:
         assert type(twin._buffers) is dict
+    else:  # it shares what its original has
+        assert [*map(id, twin.parameters())] == [*map(id, module[1].parameters())]
     for name, b in module[1].named_buffers():
         assert torch.equal(dict(copied(module[1]).named_buffers())[name], b)
 

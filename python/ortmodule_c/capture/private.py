@@ -17,6 +17,11 @@ class _Registry(UserDict[str, Any], dict[str, Any]):  # type: ignore[misc]
     def __init__(self, everyones: dict[str, Any], own: dict[str, Any]) -> None:
         self._everyones, self._own = everyones, own
         self._thread = threading.get_ident()
+        dict.update(self, everyones)  # which code of C sees
+
+    def end(self) -> None:
+        """Let all see the same: a copy of what had it may still have it."""
+        self._own = self._everyones
 
     @property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
@@ -55,6 +60,8 @@ def in_place_of(module: nn.Module, *of_registries: tuple[Sequence[Tensor], Seque
     finally:
         for state, registry, before, _ in exchanged:
             state[registry] = before
+        for private in made.values():
+            private.end()
 
 
 @contextlib.contextmanager

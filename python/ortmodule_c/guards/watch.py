@@ -56,6 +56,7 @@ from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _BUILTINS = vars(__import__("builtins"))
+_READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
 _OF_A_VARIABLE = type(os.environ).__getitem__.__code__
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
@@ -579,8 +580,9 @@ class Watch(Places):
         """The same of a function of Python that is not the user's."""
         scope, code, caller = frame.f_globals, frame.f_code, frame.f_back
         module, name = scope.get("__name__", ""), code.co_qualname
-        if module == os.__name__ and name == "getenv":
+        if (module, name) in _READ_THE_ENVIRONMENT:
             self._freeze(os.environ, "the environment")
+            self._freeze(os.environb, "the environment")
         elif module == abc.__name__ and name.endswith("check__"):
             self._hold(abc.get_cache_token, None, abc.get_cache_token(), "the classes registered as others'")
         assert caller is not None
