@@ -29,7 +29,8 @@ class _Tracing:
     that runs a module and wants to trace does not count as one that runs: two such do not wait for each other. Who runs
     may itself wait for the thread that wants to trace, which nobody can see: so that one waits for `_PATIENCE` at most.
 
-    What autograd calls in a backward, such as a checkpoint that runs forward again, is not waited for.
+    What autograd calls in a backward, such as a checkpoint that runs forward again, is not waited for: it sees tensors
+    of its own (``capture/private.py``).
     """
 
     def __init__(self) -> None:
