@@ -367,14 +367,14 @@ class ORTModule(Wrapper):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {n: v for n, v in self.__dict__.items() if n not in SHARED and not n.startswith(OWN_PREFIX)}
-        return type(self), (self._ort_module, self._ort_options), state
+        return _wrapped, (type(self), self._ort_module, self._ort_options), state
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
 
     def __copy__(self) -> ORTModule:
-        _, arguments, state = self.__reduce__()
-        twin = type(self)(copy.copy(arguments[0]), self._ort_options)
+        _, (cls, module, options), state = self.__reduce__()
+        twin = _wrapped(cls, copy.copy(module), options)
         twin.__dict__.update(state)
         return twin
 
@@ -385,6 +385,13 @@ class ORTModule(Wrapper):
 def awaits_initialization(module: nn.Module) -> bool:
     """Whether parameters or buffers have no shape yet, as those of lazy modules before their first call."""
     return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
+
+
+def _wrapped(cls: type[ORTModule], module: nn.Module, options: DebugOptions) -> ORTModule:
+    """A wrapper of the class, whose own `__init__` may take something else."""
+    wrapper = cls.__new__(cls)
+    ORTModule.__init__(wrapper, module, options)
+    return wrapper
 
 
 def _is_of_onnx(module: nn.Module) -> bool:

@@ -308,6 +308,20 @@ def test_copies(way: str) -> None:
     assert twin.stats()["graphs"] == 1 and not twin.stats()["dynamo_graphs"]
 
 
+class Named(ORTModule):
+    def __init__(self, name: str) -> None:
+        super().__init__(mlp(), DebugOptions(max_graphs=3))
+        self.name = name
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_of_a_subclass_do_not_begin_anew(copied: Any) -> None:
+    ours = Named("mine")
+    twin = copied(ours)
+    assert type(twin) is Named and twin.name == "mine"
+    assert_same_step(copy.deepcopy(twin.module), twin, torch.randn(2, 6))
+
+
 def test_a_shallow_copy_shares_tensors_and_not_attributes() -> None:
     ours = ORTModule(mlp())
     twin = copy.copy(ours)
