@@ -151,3 +151,17 @@ def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read, branc
             assert results[0][1] == results[1][1]
             close(results[1][0], results[0][0])
     assert branches or ours.stats()["graphs"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_hooks_of_all_modules_are_called_from_when_they_are_registered() -> None:
+    eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else s.l(x) * 2, l=nn.Linear(2, 2)))
+    x = torch.ones(1, 2)
+    close(ours(x), eager(x))
+    hook = nn.modules.module.register_module_forward_hook(lambda m, _, out: out * 3 if type(m) is nn.Linear else None)
+    try:
+        for _ in range(2):
+            close(ours(x), eager(x))
+    finally:
+        hook.remove()
+    close(ours(x), eager(x))

@@ -151,9 +151,10 @@ def _listening() -> Iterator[_Heard]:
 
 @dataclass(eq=False)
 class _Version:
-    """What Dynamo has compiled for some arguments, the code that it has traced, and what that may have read."""
+    """What Dynamo has compiled for some arguments and hooks, the code it has traced, and what that may have read."""
 
     given: Given
+    hooks: list[Any]
     compiled: Any = None
     traced: set[CodeType] = field(default_factory=set)
     held: Held = field(default_factory=lambda: Held([], []))
@@ -262,8 +263,9 @@ class SecondWay:
         """The one that serves such a call now, made if there is none; nothing if PyTorch has to run the module."""
         if self._cause:
             return None
+        hooks = _hooks_of_all_modules()
         for version in self._versions:
-            if version.given.key == what.key and version.held.hold():
+            if version.given.key == what.key and version.hooks == hooks and version.held.hold():
                 return version
         if len(self._versions) == self._most:
             changed = self._versions[-1].held.changed() or "an argument"
@@ -271,7 +273,7 @@ class SecondWay:
             return None
         # Else all that was ever compiled of a class counts, and of the versions before.
         alone = {"isolate_recompiles": True}
-        version = _Version(what)
+        version = _Version(what, hooks)
         backend = functools.partial(self._backend, weakref.ref(version))
         state = self._module.__dict__
         own = {*state}
@@ -330,6 +332,17 @@ class SecondWay:
             if isinstance(getattr(error, "inner_exception", None), NotRunnable):  # told where it was raised
                 return
             self._report.add(":".join(frame.groups()), f"{type(error).__name__}: {first_lines(error)}")
+
+
+def _hooks_of_all_modules() -> list[Any]:
+    """Those of PyTorch's that no module has by itself: Dynamo compares only what a module has."""
+    registered = (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+    )
+    return [hook for name in registered for hook in getattr(nn.modules.module, name).values()]
 
 
 def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

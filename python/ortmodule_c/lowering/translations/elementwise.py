@@ -178,6 +178,8 @@ def remainder(b: Builder, x: Any, y: Any) -> Val:
         raise Unsupported("a remainder of float16, each step of which PyTorch rounds")
     if not isinstance(x, Val) and y.grad:
         raise Unsupported("the gradient of what a number is divided by")  # PyTorch has none
+    if isinstance(y, Val) and y.grad and y.dtype != result_dtype(b):
+        raise Unsupported("the gradient of what is divided by, which the quotient does not hold")
     return _arithmetic(b, "Mod", x, y)
 
 
