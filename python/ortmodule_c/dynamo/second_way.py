@@ -20,8 +20,10 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo import config, convert_frame, eval_frame, utils
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, unimplemented
 from torch._dynamo.utils import calculate_time_spent, counters, graph_break_reasons
+from torch._dynamo.variables.lazy import LazySymNodeFormatString
+from torch._dynamo.variables.misc import StringFormatVariable
 from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
@@ -80,6 +82,22 @@ def _warn_once(msg: str, stacklevel: int = 1) -> None:
         logger.debug("TorchDynamo: %s", msg)
     else:
         _dynamos_warn_once(msg, stacklevel + 1)
+
+
+def _broken_out(made: Callable[..., None]) -> Callable[..., None]:
+    """What makes a text of what is open: Dynamo finds no key in a dict by it, and returns numbers for it."""
+
+    @functools.wraps(made)
+    def make(*args: Any, **kwargs: Any) -> None:
+        if getattr(_heard, "heard", None) is not None:
+            unimplemented(gb_type="text of an open number", context="", explanation="it is made by Python", hints=[])
+        made(*args, **kwargs)
+
+    return make
+
+
+for _text in (LazySymNodeFormatString, StringFormatVariable):
+    _text.__init__ = _broken_out(_text.__init__)  # type: ignore[method-assign]
 
 
 def _hear() -> None:
