@@ -38,6 +38,7 @@ from .options import DebugOptions, logger
 from .process import no_collection, tracing, tracing_lock
 from .report import FallbackReport
 from .signals import waiting
+from .terms import Terms
 
 # Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
 convert_frame.compile_lock = tracing  # type: ignore[assignment]
@@ -155,13 +156,18 @@ class Graphs:
         Where fallbacks are told.
     arguments
         Names of the module's arguments.
+    terms
+        What of the module's results the graphs give.
     """
 
-    def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport, arguments: Arguments) -> None:
+    def __init__(
+        self, module: nn.Module, options: DebugOptions, report: FallbackReport, arguments: Arguments, terms: Terms
+    ) -> None:
         self._module = module
         self._options = options
         self._report = report
         self._arguments = arguments
+        self._terms = terms
         self._graphs: OrderedDict[int, Graph] = OrderedDict()
         self._by_key: dict[Hashable, list[Graph]] = {}
         self._counting: Counter[tuple[int, str]] = Counter()
@@ -439,7 +445,7 @@ class Graphs:
 
     def _capture(self, *args: Any, **kwargs: Any) -> Captured:
         try:
-            return capture(self._module, *args, **kwargs)
+            return capture(self._module, self._terms, *args, **kwargs)
         except NotExportable as error:
             error.of_forward = not isinstance(error, ForwardRaised)
             raise

@@ -23,6 +23,7 @@ from .lowering.lower import lower
 from .lowering.to_text import to_text
 from .masks import Masks
 from .stack import users_line_in
+from .terms import Terms
 
 aten = torch.ops.aten
 
@@ -62,13 +63,15 @@ class Place:
         return f"they part at {self.what} ({self.op}) in {where}, at {self.line}{joined}"
 
 
-def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | None) -> Place | None:
+def locate(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], seed: int | None) -> Place | None:
     """The first node where ours and PyTorch's run of one graph part; None if none does: the fault lies in the capture.
 
     Parameters
     ----------
     module
         The module, called with the nest `spec` around `leaves`.
+    terms
+        On which it runs.
     spec, leaves
         The flattened (args, kwargs).
     seed
@@ -76,7 +79,8 @@ def locate(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], seed: int | 
         core would draw it.
     """
     now = scan(module, None)
-    captured = capture(module, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
+    with terms.region(module):
+        captured = capture(module, terms, spec, leaves, leaf_paths(spec), now, [()] * len(leaves), lines=True)
     with quiet():
         captured.functionalise()
     return _Probe(captured, [*leaves, *now.parameters, *captured.outside, *now.buffers], seed).first_out()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from .report import FallbackRecord, FallbackReport
 from .signals import Interrupted, waiting
 from .stack import users_line
 from .stats import totals
+from .terms import Precision, Terms
 from .wrapper import OWN_PREFIX, SHARED, Wrapper
 
 if TYPE_CHECKING:
@@ -56,15 +58,42 @@ class ORTModule(Wrapper):
         The module to train. Parameters, buffers and submodules stay its own, under the same names.
     debug_options
         Logging, saved ONNX files, what to do about what cannot run here.
+    precision
+        What the module computes in. ``"bf16"`` and ``"fp16"`` run its forward as under :class:`torch.autocast` of that
+        dtype, wherever it is called: products in 16 bits, what needs the range in float32. Parameters stay as they
+        are, in float32 those that the optimizer updates. Floating outputs of 16 bits come out in float32, in
+        containers too, so that a loss computed of them outside is as exact as one inside. ``"fp32"`` runs it with
+        autocast off, so that each op has the dtype of its operands, whatever the caller has on. None, the default,
+        leaves that to the caller, and outputs as they are. All hold in evaluation too, and where PyTorch runs the
+        module. With ``"fp16"`` small gradients become 0 unless the loss is scaled, by ``torch.amp.GradScaler("cpu")``.
+    outputs
+        The outputs that a training step uses, such as ``["loss"]``: keys of a dict, fields of a dataclass, a named
+        tuple or a ``ModelOutput``, or positions. Others are None, and are neither kept nor differentiated. In
+        evaluation all are given. None, the default, stands for all.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of the wrong kind, or there is no such precision.
+    ORTModuleError
+        If the module cannot be wrapped; from a call, if its forward returns no such outputs.
 
     Examples
     --------
     >>> model = ORTModule(model)
     >>> loss = model(x).sum()
     >>> loss.backward()
+    >>> model = ORTModule(model, precision="bf16", outputs=["loss"])
     """
 
-    def __init__(self, module: nn.Module, debug_options: DebugOptions | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        debug_options: DebugOptions | None = None,
+        *,
+        precision: Precision | None = None,
+        outputs: Iterable[Hashable] | None = None,
+    ) -> None:
         if isinstance(module, ORTModule):
             module = module.module
         if not isinstance(module, nn.Module):
@@ -82,6 +111,7 @@ class ORTModule(Wrapper):
         if options.python_level is not None:
             logger.setLevel(options.python_level)
         self._ort_options = options
+        self._ort_terms = Terms.of(precision, outputs)
         self._ort_report = FallbackReport(options.fallback)
         self._ort_fingerprint: _C.Fingerprint | None = None  # of the last call
         self._ort_initialized: _C.Fingerprint | None = None  # of a call that PyTorch ran as it changed the module
@@ -100,11 +130,17 @@ class ORTModule(Wrapper):
             with tracing_lock, waiting():  # which a fork waits for, unlike the locks of an import
                 from .graphs import Graphs
 
-                made = Graphs(self._ort_module, self._ort_options, self._ort_report, self._ort_arguments)
+                made = Graphs(
+                    self._ort_module, self._ort_options, self._ort_report, self._ort_arguments, self._ort_terms
+                )
                 self._ort_made = self._ort_made or made
         return self._ort_made
 
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._ort_terms.region(self._ort_module):
+            return self._ort_call(args, kwargs)
+
+    def _ort_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         one_thread_after_fork()
         if self._ort_to_verify and torch.is_grad_enabled() and not awaits_initialization(self._ort_module):
             self._ort_verify(args, kwargs)
@@ -132,7 +168,7 @@ class ORTModule(Wrapper):
         if isinstance(interrupt, Interrupted):
             raise interrupt.error
         if interrupt is not None:  # it undid what the forward, while it was traced, had done before
-            tracing.run(self._ort_module, *args, **kwargs)
+            tracing.run(self._ort_terms.call, self._ort_module, *args, **kwargs)
             raise interrupt  # which was not the forward's own
         if attempt.call is not None and self._ort_report.raises():  # before anything has changed
             self._ort_try_in_pytorch(attempt, args, kwargs)
@@ -173,7 +209,7 @@ class ORTModule(Wrapper):
 
         try:
             with kept_as_it_is(self._ort_module):
-                tracing.run(self._ort_module, *args, **kwargs)
+                tracing.run(self._ort_terms.call, self._ort_module, *args, **kwargs)
         except BaseException:
             self._ort_forget(attempt)
             raise
@@ -201,7 +237,7 @@ class ORTModule(Wrapper):
     def _ort_initialize(self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str) -> Any:
         """Run such a call, as one that gives parameters their shapes and draws them, in the order of eager's draws."""
         name = type(self._ort_module).__name__
-        result = tracing.run(self._ort_module, *args, **kwargs)
+        result = tracing.run(self._ort_terms.call, self._ort_module, *args, **kwargs)
         if awaits_initialization(self._ort_module):
             self._ort_report.add(name, "its forward leaves parameters without a shape")
             self._ort_report.warn()
@@ -229,9 +265,10 @@ class ORTModule(Wrapper):
         # Bad input ends here, and says nothing against the module.
         if by_dynamo:
             with report.waiting():  # until it is said why
-                result, whole = tracing.run(self._ort_second_way(), args, kwargs)
+                returned, whole = tracing.run(self._ort_second_way(), args, kwargs)
+            result = self._ort_terms.result(self._ort_module, returned)
         else:
-            result, whole = tracing.run(self._ort_module, *args, **kwargs), cause
+            result, whole = tracing.run(self._ort_terms.call, self._ort_module, *args, **kwargs), cause
         if cause:
             self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
         if whole and (cause or self._ort_whole[0], whole) != self._ort_whole:
@@ -367,14 +404,14 @@ class ORTModule(Wrapper):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {n: v for n, v in self.__dict__.items() if n not in SHARED and not n.startswith(OWN_PREFIX)}
-        return _wrapped, (type(self), self._ort_module, self._ort_options), state
+        return _wrapped, (type(self), self._ort_module, self._ort_options, self._ort_terms), state
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
 
     def __copy__(self) -> ORTModule:
-        _, (cls, module, options), state = self.__reduce__()
-        twin = _wrapped(cls, copy.copy(module), options)
+        _, (cls, module, *how), state = self.__reduce__()
+        twin = _wrapped(cls, copy.copy(module), *how)
         twin.__dict__.update(state)
         return twin
 
@@ -387,10 +424,10 @@ def awaits_initialization(module: nn.Module) -> bool:
     return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
 
 
-def _wrapped(cls: type[ORTModule], module: nn.Module, options: DebugOptions) -> ORTModule:
+def _wrapped(cls: type[ORTModule], module: nn.Module, options: DebugOptions, terms: Terms) -> ORTModule:
     """A wrapper of the class, whose own `__init__` may take something else."""
     wrapper = cls.__new__(cls)
-    ORTModule.__init__(wrapper, module, options)
+    ORTModule.__init__(wrapper, module, options, precision=terms.precision, outputs=terms.outputs)
     return wrapper
 
 

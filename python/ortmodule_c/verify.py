@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards.held import Snapshot
 from .masks import Masks
 from .ortmodule import ORTModule, awaits_initialization
+from .terms import Terms
 
 if TYPE_CHECKING:
     from .locate import Place
@@ -96,7 +97,7 @@ class Verification:
 def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
     """Run one step in PyTorch and one in the C core, and print how far they are apart.
 
-    The module runs in the state it is in: its mode, its buffers, the ambient autocast, the random
+    The module runs in the state it is in: its mode, its buffers, its precision or the ambient autocast, the random
     state; dropout drops the same elements on both sides, unless some random op runs in PyTorch beside those
     that run in C: then there is no verdict. With gradients enabled both sides go
     backward too, from the first output if that is a scalar that requires grad, else from all of
@@ -148,9 +149,11 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     with kept_as_it_is(module):
         state = torch.get_rng_state()
         with noting() as runs:
-            ours, after = _restored_step(model, spec, leaves, paths)
+            ours, after = _restored_step(model, Terms(), spec, leaves, paths)
         drawn = [run.n_masks for run in runs if run.n_masks] or [0]
-        eager, exact, seeds, comparable = _eager_like(module, spec, leaves, paths, (state, after), drawn, notes)
+        eager, exact, seeds, comparable = _eager_like(
+            module, model._ort_terms, spec, leaves, paths, (state, after), drawn, notes
+        )
         rows = _rows(ours, eager, exact)
     place = None
     if comparable and any(row.problem for row in rows):
@@ -158,7 +161,8 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
         try:
             with kept_as_it_is(module):
-                place = locate_in(runs) if runs else locate(module, spec, leaves, seeds[0][0] if seeds else None)
+                seed = seeds[0][0] if seeds else None
+                place = locate_in(runs) if runs else locate(module, model._ort_terms, spec, leaves, seed)
             if place is None:
                 notes.append(
                     "every node of the graphs agrees: they part between graphs, or the graphs are not the module's"
@@ -179,14 +183,14 @@ class _Arm:
 Seeds = list[tuple[int, int]]  # of each graph that drew masks, and of how many it did
 
 
-def _step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
+def _step(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
     """One forward on copies of `leaves`, one backward if gradients are enabled."""
     copies: dict[int, Tensor] = {}
     for t in leaves:
         copies.setdefault(id(t), t.detach().clone().requires_grad_(t.requires_grad))
     args, kwargs = unflatten(spec, iter([copies[id(t)] for t in leaves]))
     try:
-        outputs, plain = flatten(module(*args, **kwargs))
+        outputs, plain = flatten(terms.call(module, *args, **kwargs))
     except TypeError as error:
         raise ORTModuleError(f"verify cannot read the outputs: {error}") from error
     names = [f"output{p}" for p in leaf_paths(plain)]
@@ -205,6 +209,7 @@ def _step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequen
 
 def _eager_like(
     module: nn.Module,
+    terms: Terms,
     spec: Spec,
     leaves: Sequence[Tensor],
     paths: Sequence[str],
@@ -219,7 +224,7 @@ def _eager_like(
     """
     before, after_ours = states
     torch.set_rng_state(before)
-    eager, after = _restored_step(module, spec, leaves, paths)
+    eager, after = _restored_step(module, terms, spec, leaves, paths)
     seeds: Seeds = []
     masks: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if not torch.equal(after, after_ours):
@@ -230,7 +235,7 @@ def _eager_like(
             return eager, None, [], False
         torch.set_rng_state(before)
         with Masks(seeds) as mode:
-            eager, after = _restored_step(module, spec, leaves, paths)
+            eager, after = _restored_step(module, terms, spec, leaves, paths)
         if mode.again:
             notes.append("a checkpoint drops again in backward, where PyTorch cannot be given the masks of its forward")
             return eager, None, [], False
@@ -242,28 +247,28 @@ def _eager_like(
     try:
         torch.set_rng_state(before)
         with masks:
-            exact = _double_step(module, spec, leaves, paths)
+            exact = _double_step(module, terms, spec, leaves, paths)
     except Exception as error:
         notes.append(f"no run in float64: {_in_words(error)}")
     return eager, exact, seeds, True
 
 
 def _restored_step(
-    module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]
+    module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]
 ) -> tuple[_Arm, Tensor]:
     """The step, and PyTorch's random state after it; everything of the user's is put back."""
     with kept_as_it_is(module.module if isinstance(module, ORTModule) else module):
-        return _step(module, spec, leaves, paths), torch.get_rng_state()
+        return _step(module, terms, spec, leaves, paths), torch.get_rng_state()
 
 
-def _double_step(module: nn.Module, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
+def _double_step(module: nn.Module, terms: Terms, spec: Spec, leaves: Sequence[Tensor], paths: Sequence[str]) -> _Arm:
     """The step of a copy of the module in float64."""
     wide = [t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in leaves]
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with torch.autocast("cpu", enabled=False):
-            return _step(copy.deepcopy(module).double(), spec, wide, paths)
+            return _step(copy.deepcopy(module).double(), replace(terms, precision=None), spec, wide, paths)
     finally:
         torch.set_default_dtype(default)
 

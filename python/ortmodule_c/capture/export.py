@@ -26,6 +26,7 @@ from ..flatten import Spec, flatten, plain_leaves, unflatten, with_numbers
 from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
 from ..stack import forwards_line
+from ..terms import Terms
 from .aliases import Alias, find_aliases
 from .custom_function import PythonCall, kept_whole
 from .history import Flow, asks_layout, check_autocast, check_changes, check_functional, inline_regions, unhooked
@@ -272,6 +273,7 @@ def _unique_names(module: nn.Module, scan: Scan) -> tuple[list[str], list[str]]:
 
 def capture(
     module: nn.Module,
+    terms: Terms,
     spec: Spec,
     leaves: Sequence[Tensor],
     paths: Sequence[str],
@@ -286,6 +288,8 @@ def capture(
     ----------
     module
         Left as it was: buffers, gradients, attributes and the random state.
+    terms
+        Say what of its result the graph gives.
     spec, leaves, paths
         The flattened (args, kwargs) and the name of each leaf.
     scan
@@ -331,6 +335,7 @@ def capture(
                 registries = _registries(module)
                 with watch.active(), numbers_to_the_user(watch.refuse):
                     result = module(*args, **kwargs)
+                result = terms.result(module, result)
                 rebound[:] = _rebound(module, registries)
                 values = [m._buffers[name] for m, name in rebound]
             for name, t in held.items():
