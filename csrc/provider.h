@@ -58,7 +58,8 @@ typedef struct omc_call {
   size_t workspace_bytes;
 } omc_call;
 
-struct omc_node; /* graph/graph.h */
+struct omc_node;       /* graph/graph.h */
+struct omc_optim_step; /* optim/optim.h */
 
 typedef struct omc_memory_stats {
   size_t used_bytes;   /* handed out now, sizes rounded up as the provider does */
@@ -100,6 +101,11 @@ typedef struct omc_provider {
   /* Within the device: copies, and sets bytes to 0. */
   omc_status (*copy)(void *ctx, void *dst, const void *src, size_t bytes, void *queue) OMC_MUST_USE;
   omc_status (*zero)(void *ctx, void *dst, size_t bytes, void *queue) OMC_MUST_USE;
+
+  /* Takes a step of an optimizer over tensors of the device, which nobody else uses meanwhile. What
+   * the step lists has been read when this returns, and the norm, if it is asked for, written.
+   * OMC_EUNSUPPORTED: the device has no optimizers. */
+  omc_status (*step)(void *ctx, const struct omc_optim_step *step, void *queue) OMC_MUST_USE;
 
   int (*threads)(void *ctx); /* threads kernels may use now */
   /* Waits until a queue, or the whole device, is done; the failure of what it did. */

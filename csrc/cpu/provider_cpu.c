@@ -5,6 +5,7 @@
 #include "cpu/memory_pool.h"
 #include "cpu/ops/block.h"
 #include "cpu/parallel.h"
+#include "cpu/update.h"
 #include "ops/op.h"
 
 #pragma GCC visibility push(hidden)
@@ -174,6 +175,7 @@ const omc_provider *omc_cpu_provider(void) {
                                         .unload = cpu_unload,
                                         .copy = cpu_copy,
                                         .zero = cpu_zero,
+                                        .step = omc_cpu_step,
                                         .threads = cpu_threads,
                                         .sync = cpu_sync,
                                         .sync_all = cpu_sync_all,

@@ -128,6 +128,7 @@ PyObject *omc_transform(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_infer_types(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_describe(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_list_rules(PyObject *module, PyObject *unused);
+PyObject *omc_take_step(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* describe.c. A graph as its text, and as plain Python objects: _C.pyi tells which. */
 PyObject *omc_graph_text(const omc_module *m, const omc_graph *g);

@@ -136,6 +136,8 @@ static PyMethodDef methods[] = {
     {"set_isa", set_isa, METH_VARARGS, "set_isa(name or None): bound the instruction set"},
     {"pool_stats", pool_stats, METH_NOARGS, "pool_stats() -> bytes used, peak and cached"},
     {"pool_trim", pool_trim, METH_NOARGS, "pool_trim(): give cached memory back to the system"},
+    {"optim_step", (PyCFunction)(void (*)(void))omc_take_step, METH_VARARGS | METH_KEYWORDS,
+     "optim_step(rule, tensors, groups, ...) -> norm of the gradients, if it was asked for"},
     {"restarts", restarts, METH_VARARGS,
      "restarts(signal) -> whether calls of the system that it interrupts go on"},
     {NULL, NULL, 0, NULL}};

@@ -215,6 +215,46 @@ def isas() -> list[str]:
 def set_isa(name: str | None) -> None:
     """Bound the instruction set of kernels picked from now on (tests)."""
 
+def optim_step(
+    rule: str,
+    tensors: Sequence[tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tuple[Tensor, ...]]],
+    groups: Sequence[Mapping[str, float]],
+    grad_scale: float = 1.0,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    wants_norm: bool = False,
+    seed: int = 0,
+    provider: str = "cpu",
+) -> float | None:
+    """Take a step of an optimizer over contiguous tensors; csrc/optim/optim.h says what it computes.
+
+    Parameters
+    ----------
+    rule
+        Of csrc/optim/rules.def, such as ``"adam"``.
+    tensors
+        Of each: index of its group, parameter, gradient, master, step, whether its states have no values yet, states.
+    groups
+        Numbers by the names of csrc/optim/numbers.def.
+    grad_scale
+        What gradients are divided by.
+    max_norm, norm_type
+        Gradients are used times ``max_norm / (norm + 1e-6)`` where that is below 1.
+    wants_norm
+        Whether the norm is given back.
+    seed
+        Of rounding at random.
+    provider
+        Where the tensors are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor is not what its rule takes; nothing has been changed.
+    NotImplementedError
+        The provider has no optimizers.
+    """
+
 def pool_stats() -> dict[str, int]: ...
 def pool_trim() -> None: ...
 def restarts(signal: int) -> bool:

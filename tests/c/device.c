@@ -401,6 +401,11 @@ static omc_status device_prepare(void *ctx, const omc_node *node, int threads, o
   return OMC_OK;
 }
 
+static omc_status device_step(void *ctx, const struct omc_optim_step *step, void *given) {
+  (void)ctx, (void)step, (void)given;
+  OMC_FAIL(EUNSUPPORTED, "the device has no optimizers");
+}
+
 /* ---- the machine ---- */
 
 static int device_threads(void *ctx) {
@@ -443,6 +448,7 @@ static void fill_table(void) {
                             .unload = device_unload,
                             .copy = device_copy,
                             .zero = device_zero,
+                            .step = device_step,
                             .threads = device_threads,
                             .sync = device_sync,
                             .sync_all = device_sync_all,

@@ -1,0 +1,94 @@
+/* One step of an optimizer over a list of tensors: what a provider is asked for. */
+#ifndef OMC_OPTIM_OPTIM_H
+#define OMC_OPTIM_OPTIM_H
+
+#include <stdbool.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+/* What is done to a tensor, of which p is the parameter, g its gradient:
+ *   ADAM   numbers lr, beta1, beta2, eps, weight_decay, decay, bias_correction, amsgrad, maximize;
+ *          states exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq: see omc_adam
+ *   SGD    numbers lr, momentum, dampening, nesterov, weight_decay, maximize; state
+ *          momentum_buffer, where there is momentum
+ *   LAMB   numbers lr, beta1, beta2, eps, weight_decay, decay, bias_correction, grad_averaging,
+ *          use_nvlamb, maximize; states exp_avg and exp_avg_sq: Adam's step, of the length
+ *          lr |p| / |step| where both lengths are above 0 and there is weight decay or use_nvlamb,
+ *          else lr
+ *   SCALE  no numbers, no states: g is multiplied by the clip coefficient, p is not looked at */
+typedef enum {
+#define OMC_RULE(name, text) OMC_RULE_##name,
+#include "optim/rules.def"
+#undef OMC_RULE
+  OMC_N_RULE
+} omc_optim_rule;
+
+enum { OMC_OPTIM_STATES = 3 };
+
+/* Where weight decay comes in; the modes of FusedAdam. */
+typedef enum {
+  OMC_DECAY_L2,     /* added to the gradient, times p: Adam */
+  OMC_DECAY_AFTER,  /* p is shrunk once the step is taken: AdamW of transformers */
+  OMC_DECAY_BEFORE, /* p is shrunk before: AdamW of torch; of LAMB, added to the step, times p */
+  OMC_N_DECAY
+} omc_optim_decay;
+
+typedef struct omc_optim_numbers {
+#define OMC_NUMBER(name) double name;
+#include "optim/numbers.def"
+#undef OMC_NUMBER
+} omc_optim_numbers;
+
+/* A tensor: arrays of n elements in one order, on the provider's device. Where memory of a tensor
+ * is another's too, the later one in the list sees what the earlier one has become. */
+typedef struct omc_optim_tensor {
+  int64_t n;
+  omc_dtype dtype;       /* of param and grad: a float */
+  omc_dtype state_dtype; /* of its states: dtype, or what dtype is computed in */
+  void *param, *grad;
+  void *master; /* param in what it is computed in, kept beside it; NULL: none. Where
+                   param is no longer what master rounds to, param counts */
+  void *state[OMC_OPTIM_STATES];
+  float *step; /* one number on the device: steps done, counted up by this one; NULL for
+                  rules that do not read it */
+  bool first;  /* its states have no values yet: for SGD */
+  const omc_optim_numbers *numbers; /* of its group */
+} omc_optim_tensor;
+
+typedef struct omc_optim_step {
+  omc_optim_rule rule;
+  const omc_optim_tensor *tensors;
+  uint32_t n;
+  double grad_scale; /* gradients are divided by it, and written so if it is not 1 */
+  bool clips;        /* gradients are used times max_norm / (norm + 1e-6) where that is below 1 */
+  double max_norm;
+  double norm_type; /* of the norm of all gradients together: 2 or infinity */
+  double *norm;     /* where that norm is written, before anything else is done; NULL: nowhere */
+  uint64_t seed;    /* of groups whose number stochastic_rounding is not 0: 16-bit params without a
+                       master are rounded up or down at random, by Philox of (seed, index of the
+                       tensor, element) */
+} omc_optim_step;
+
+/* Adam in the numbers of one tensor at one step, in f64 as PyTorch has them:
+ *   g += l2 p;  p *= 1 - shrink_before;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+ *   p -= step_size m / (sqrt(v) / root + eps);  p -= shrink_after p
+ * With amsgrad the root is taken of the largest v so far. */
+typedef struct omc_adam {
+  double beta1, beta2, eps, l2, shrink_before, shrink_after, step_size, root;
+} omc_adam;
+
+/* For the step number `step`, counted from 1. */
+omc_adam omc_adam_at(const omc_optim_numbers *numbers, double step);
+
+/* Whether every tensor has what the rule reads and writes; OMC_EINVALID names one that has not. */
+omc_status omc_optim_check(const omc_optim_step *step) OMC_MUST_USE;
+
+/* What gradients are multiplied by for their norm not to be above max_norm; NaN for a norm that is
+ * NaN. */
+double omc_clip_coefficient(double norm, double max_norm);
+
+/* The rule of that name; false: there is none. */
+bool omc_optim_rule_find(const char *name, omc_optim_rule *out);
+
+#endif

@@ -1,0 +1,137 @@
+"""However tensors lie in memory, whoever shares it, and how many threads there are."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from beside import FLOATS, assert_close, assert_equal, give_gradients, parameters, train
+from ortmodule_c.optim import FusedAdam
+
+
+def like(layout: Callable[[Tensor], Tensor]) -> Tensor:
+    g = torch.Generator().manual_seed(3)
+    return layout(torch.randn(4, 6, 5, 7, generator=g))
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels last": lambda t: t.to(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(0, 3),
+    "permuted": lambda t: t.permute(2, 0, 3, 1),
+    "gaps": lambda t: t[:, ::2],
+    "offset": lambda t: t[1:],
+    "dims of 1": lambda t: t[:1, :, :1].transpose(0, 1),
+    "no elements": lambda t: t[:0],
+}
+
+
+@pytest.mark.parametrize("of_gradient", LAYOUTS)
+@pytest.mark.parametrize("of_parameter", LAYOUTS)
+def test_layouts(of_parameter: str, of_gradient: str) -> None:
+    ours = like(LAYOUTS[of_parameter]).detach().requires_grad_()
+    theirs = ours.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+    around = ours.untyped_storage().nbytes() // 4
+    whole = torch.as_strided(ours.detach(), (around,), (1,), 0)
+    before = whole.clone()
+    optimizers = FusedAdam([ours]), torch.optim.AdamW([theirs], fused=True)
+    for step in range(3):
+        g = torch.Generator().manual_seed(step)
+        values = torch.randn(theirs.shape, generator=g)
+        room = LAYOUTS[of_gradient](torch.empty(4, 6, 5, 7))
+        if room.shape != values.shape:
+            room = torch.empty(values.shape[::-1]).permute(*range(3, -1, -1))
+        ours.grad, theirs.grad = room.copy_(values), values
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert optimizers[0].state[ours]["exp_avg"].stride() == torch.zeros_like(ours).stride()
+    touched = torch.zeros(around, dtype=torch.bool)
+    torch.as_strided(touched, ours.shape, ours.stride(), ours.storage_offset()).fill_(True)
+    assert torch.equal(whole[~touched], before[~touched])
+
+
+def test_parameters_in_one_buffer() -> None:
+    buffer = torch.randn(1000)
+    ours = [buffer[:300].view(30, 10).requires_grad_(), buffer[300:999].requires_grad_()]
+    theirs = [p.detach().clone().requires_grad_() for p in ours]
+    train(FusedAdam(ours), 3)
+    train(torch.optim.AdamW(theirs, fused=True), 3)
+    assert_close(ours, theirs)
+
+
+def test_parameters_that_overlap_are_updated_one_after_the_other() -> None:
+    def overlapping() -> list[Tensor]:
+        g = torch.Generator().manual_seed(0)
+        buffer = torch.randn(1 << 17, generator=g)
+        return [buffer.detach()[i * 16 :].requires_grad_() for i in range(4)]
+
+    ours, theirs = overlapping(), overlapping()
+    train(FusedAdam(ours), 2)
+    train(torch.optim.AdamW(theirs, fused=True), 2)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_results_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
+    shapes = [(70000,), (3,), (300, 257), (16384,), (1, 40000)]
+    results = []
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 2, 3, 5):
+            torch.set_num_threads(n)
+            params = parameters(dtype, shapes)
+            optimizer = FusedAdam(params, max_grad_norm=1.0)
+            train(optimizer, 3)
+            results.append((params, optimizer.grad_norm))
+    finally:
+        torch.set_num_threads(threads)
+    for params, norm in results[1:]:
+        assert_equal(params, results[0][0])
+        assert norm == results[0][1]
+
+
+def test_autograd_notices() -> None:
+    p = torch.ones(3, requires_grad=True)
+    optimizer = FusedAdam([p])
+    loss = (p * p).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    assert p._version == 1 and optimizer.state[p]["exp_avg"]._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_parameters_without_gradients_are_left_out() -> None:
+    params = parameters()
+    optimizer = FusedAdam(params)
+    before = [p.detach().clone() for p in params]
+    optimizer.step()
+    give_gradients(params[:2], seed=0)
+    optimizer.step()
+    assert set(optimizer.state) == set(params[:2])
+    assert_equal(params[2:], before[2:])
+    assert [p._version for p in params] == [1, 1] + [0] * (len(params) - 2)
+
+
+def test_under_inference_mode_and_without_gradients() -> None:
+    ours, theirs = parameters(), parameters()
+    for params, optimizer in ((ours, FusedAdam(ours)), (theirs, torch.optim.AdamW(theirs, fused=True))):
+        give_gradients(params, seed=0)
+        with torch.no_grad():
+            optimizer.step()
+        with torch.inference_mode():
+            optimizer.step()
+    assert_close(ours, theirs)
+
+
+def test_infinities_and_nan_go_where_they_go_in_pytorch() -> None:
+    values = torch.tensor([0.0, -0.0, 1e-45, 1e38, torch.inf, -torch.inf, torch.nan, 1e-20])
+    ours, theirs = torch.ones(8, 8, requires_grad=True), torch.ones(8, 8, requires_grad=True)
+    optimizers = FusedAdam([ours], amsgrad=True), torch.optim.AdamW([theirs], fused=True, amsgrad=True)
+    for row in (values, values.flip(0)):
+        ours.grad, theirs.grad = row.expand(8, 8).clone(), row.expand(8, 8).clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-6, atol=0)
