@@ -72,30 +72,45 @@ static bool may_run_as_early(const clusters *s, uint32_t c, uint32_t with, uint3
   return true;
 }
 
-/* A value that stays inside a program is not rounded to its dtype, so it must be what the class
- * computes, of its own dtype or bool, or come from a Cast, which rounds by itself. (An integer that
- * a float class has cast to is one that this class holds.) */
-static bool passes_unrounded(const omc_value *v, omc_dtype class) {
+/* Instructions compute in the class. A value that another one reads must be what the class holds:
+ * of its own dtype or bool, or come from a Cast, which rounds by itself. (An integer that a float
+ * class has cast to is one that this class holds.) */
+static bool is_held(const omc_value *v, omc_dtype class) {
   return v->type.dtype == class || v->type.dtype == OMC_BOOL || v->producer->op == OMC_OP_Cast;
+}
+
+/* One of 16 bits is then rounded by an instruction of its own, as it would be in memory. */
+static bool is_rounded(const omc_value *v, omc_dtype class) {
+  return !is_held(v, class) && omc_dtype_is_float(v->type.dtype) &&
+         omc_dtype_acc(v->type.dtype) == class;
+}
+
+static bool is_used_inside(const clusters *s, const omc_value *v, uint32_t a, uint32_t b) {
+  for (const omc_use *u = v->uses; u; u = u->next) {
+    const uint32_t at = position(s, u->node);
+    if (at < s->n && (s->cluster[at] == a || s->cluster[at] == b)) return true;
+  }
+  return false;
 }
 
 /* Distinct values that clusters a and b read from outside, and how many of theirs others read;
  * false if that is too much for one program. */
 static bool fits_in_program(const clusters *s, uint32_t a, uint32_t b) {
   const omc_value *in[OMC_EW_MAX_INPUTS];
-  uint32_t n_in = 0, n_out = 0;
-  if (s->count[a] + s->count[b] > OMC_EW_MAX_INSTRUCTIONS) return false;
+  uint32_t n_in = 0, n_out = 0, n_instructions = s->count[a] + s->count[b];
   const uint32_t both[] = {a, b};
   for (int side = 0; side < 2; side++) {
     for (uint32_t i = s->first[both[side]]; i != NONE; i = s->next[i]) {
       const omc_node *node = s->node[i];
+      const omc_dtype class = omc_ew_class(node);
       n_out += is_used_outside(s, node->out[0], a, b);
+      n_instructions += is_rounded(node->out[0], class) && is_used_inside(s, node->out[0], a, b);
       for (uint32_t k = 0; k < node->n_in; k++) {
         const omc_value *v = omc_in(node, k);
         if (!v) continue;
         const uint32_t p = producer(s, v);
         if (p == a || p == b) {
-          if (!passes_unrounded(v, omc_ew_class(node))) return false;
+          if (!is_held(v, class) && !is_rounded(v, class)) return false;
           continue;
         }
         uint32_t seen = 0;
@@ -106,7 +121,7 @@ static bool fits_in_program(const clusters *s, uint32_t a, uint32_t b) {
       }
     }
   }
-  return n_out <= OMC_EW_MAX_OUTPUTS;
+  return n_out <= OMC_EW_MAX_OUTPUTS && n_instructions <= OMC_EW_MAX_INSTRUCTIONS;
 }
 
 static bool are_alike(const omc_node *a, const omc_node *b) {
@@ -164,15 +179,17 @@ static void merge_with_siblings(clusters *s, uint32_t i) {
 
 /* ---- the fused node ---- */
 
+typedef struct instruction {
+  const omc_node *node;   /* NULL: it rounds what the one before gives */
+  const omc_value *value; /* what operands refer to; NULL: they refer to the one that rounds it */
+} instruction;
+
 typedef struct program {
   omc_value *in[OMC_EW_MAX_INPUTS];
-  const char *ops[OMC_EW_MAX_INSTRUCTIONS];
-  int64_t args[3 * OMC_EW_MAX_INSTRUCTIONS];
-  double imm[OMC_EW_IMM * OMC_EW_MAX_INSTRUCTIONS];
+  instruction instruction[OMC_EW_MAX_INSTRUCTIONS];
   omc_value *out[OMC_EW_MAX_OUTPUTS]; /* values of members that others read */
   int64_t outs[OMC_EW_MAX_OUTPUTS];   /* their operand numbers */
   int64_t dtypes[OMC_EW_MAX_OUTPUTS]; /* their ONNX codes */
-  omc_node *member[OMC_EW_MAX_INSTRUCTIONS];
   uint32_t n_in, n_instructions, n_out;
 } program;
 
@@ -180,7 +197,7 @@ typedef struct program {
 static int64_t operand(const program *p, const omc_value *v) {
   if (!v) return -1;
   for (uint32_t i = 0; i < p->n_instructions; i++)
-    if (p->member[i]->out[0] == v) return p->n_in + i;
+    if (p->instruction[i].value == v) return p->n_in + i;
   for (uint32_t i = 0; i < p->n_in; i++)
     if (p->in[i] == v) return i;
   return -1;
@@ -188,14 +205,16 @@ static int64_t operand(const program *p, const omc_value *v) {
 
 static void gather(const clusters *s, uint32_t c, program *p) {
   for (uint32_t i = s->first[c]; i != NONE; i = s->next[i]) {
-    omc_node *node = s->node[i];
-    p->member[p->n_instructions] = node;
-    p->ops[p->n_instructions++] = omc_op_name(node->op);
+    const omc_node *node = s->node[i];
+    omc_value *v = node->out[0];
     for (uint32_t k = 0; k < node->n_in; k++)
       if (operand(p, omc_in(node, k)) < 0 && omc_in(node, k)) p->in[p->n_in++] = omc_in(node, k);
+    const bool rounded = is_rounded(v, omc_ew_class(node)) && is_used_inside(s, v, c, c);
+    p->instruction[p->n_instructions++] = (instruction){node, rounded ? NULL : v};
+    if (rounded) p->instruction[p->n_instructions++] = (instruction){NULL, v};
   }
-  for (uint32_t i = 0; i < p->n_instructions; i++) {
-    omc_value *v = p->member[i]->out[0];
+  for (uint32_t i = s->first[c]; i != NONE; i = s->next[i]) {
+    omc_value *v = s->node[i]->out[0];
     if (!is_used_outside(s, v, c, c)) continue;
     p->outs[p->n_out] = operand(p, v);
     p->dtypes[p->n_out] = omc_dtype_get(v->type.dtype)->onnx;
@@ -206,20 +225,28 @@ static void gather(const clusters *s, uint32_t c, program *p) {
 static omc_status emit(clusters *s, uint32_t c) {
   program p = {.n_in = 0};
   gather(s, c, &p);
-  for (uint32_t i = 0; i < p.n_instructions; i++) {
-    const omc_node *node = p.member[i];
-    const omc_op *op = omc_op_get(node->op);
-    for (uint32_t k = 0; k < 3; k++) p.args[3 * i + k] = operand(&p, omc_in(node, k));
-    OMC_TRY(op->imm(node, &p.imm[OMC_EW_IMM * i]));
-  }
   const uint32_t n = p.n_instructions;
+  const char *ops[OMC_EW_MAX_INSTRUCTIONS];
+  int64_t args[3 * OMC_EW_MAX_INSTRUCTIONS];
+  double imm[OMC_EW_IMM * OMC_EW_MAX_INSTRUCTIONS] = {0};
+  for (uint32_t i = 0; i < n; i++) {
+    const omc_node *node = p.instruction[i].node;
+    ops[i] = omc_op_name(node ? node->op : OMC_OP_Cast);
+    for (uint32_t k = 0; k < 3; k++) args[3 * i + k] = node ? operand(&p, omc_in(node, k)) : -1;
+    if (node) {
+      OMC_TRY(omc_op_get(node->op)->imm(node, &imm[OMC_EW_IMM * i]));
+    } else {
+      args[3 * i] = p.n_in + i - 1;
+      imm[OMC_EW_IMM * i] = p.instruction[i].value->type.dtype;
+    }
+  }
   const omc_attr attr[] = {
-      {"ops", OMC_ATTR_STRINGS, n, {.ss = p.ops}},
-      omc_attr_ints("args", p.args, 3 * n),
-      {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = p.imm}},
+      {"ops", OMC_ATTR_STRINGS, n, {.ss = ops}},
+      omc_attr_ints("args", args, 3 * n),
+      {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = imm}},
       omc_attr_ints("outs", p.outs, p.n_out),
       omc_attr_ints("dtypes", p.dtypes, p.n_out),
-      omc_attr_string("class", omc_dtype_get(omc_ew_class(p.member[0]))->text)};
+      omc_attr_string("class", omc_dtype_get(omc_ew_class(p.instruction[0].node))->text)};
   omc_node *at = s->node[s->at[c]];
   omc_builder b = {s->graph, at, at->phase, at->name, OMC_OK};
   omc_value *out[OMC_EW_MAX_OUTPUTS];
@@ -227,7 +254,10 @@ static omc_status emit(clusters *s, uint32_t c) {
             out);
   OMC_TRY(b.status);
   for (uint32_t k = 0; k < p.n_out; k++) omc_replace_uses(p.out[k], out[k]);
-  while (p.n_instructions > 0) omc_erase_node(s->graph, p.member[--p.n_instructions]);
+  omc_node *members[OMC_EW_MAX_INSTRUCTIONS];
+  uint32_t n_members = 0;
+  for (uint32_t i = s->first[c]; i != NONE; i = s->next[i]) members[n_members++] = s->node[i];
+  while (n_members > 0) omc_erase_node(s->graph, members[--n_members]);
   return OMC_OK;
 }
 
