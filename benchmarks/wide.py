@@ -1,0 +1,125 @@
+"""Ordinary models, wrapped and plain in turn in one process: how long eager takes over how long ORTModule does.
+
+For each dtype a step of training (forward, backward, AdamW on both sides) and one of evaluation
+(``eval()``, ``no_grad``). bf16 is autocast. What runs in PyTorch is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import gc
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from machine import machine
+from ortmodule_c import ORTModule
+from wide_models import EXAMPLES, Example
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16}
+MODES = ("train", "eval")
+
+
+def autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def stepper(net: nn.Module, inputs: dict[str, Tensor], mode: str, dtype: torch.dtype | None) -> Callable[[], float]:
+    """One step of `net`, a function that returns its loss."""
+    net.train(mode == "train")
+    if mode == "eval":
+
+        def evaluate() -> float:
+            with torch.no_grad(), autocast(dtype):
+                return float(net(**inputs))
+
+        return evaluate
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+
+    def train() -> float:
+        with autocast(dtype):
+            loss = net(**inputs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return train
+
+
+def in_turn(steps: list[Callable[[], float]], seconds: float) -> list[list[float]]:
+    """Seconds of each call of each step, called in turn for that long altogether after two rounds."""
+    for step in steps * 2:
+        step()
+    taken: list[list[float]] = [[] for _ in steps]
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken[0]) < 3:
+        for step, times in zip(steps, taken, strict=True):
+            begin = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begin)
+    return taken
+
+
+def compare(example: Example, mode: str, dtype: torch.dtype | None, seconds: float) -> dict[str, object]:
+    """Median seconds of eager and of ours, and what of ours runs in PyTorch."""
+    torch.manual_seed(0)
+    plain = example.build()
+    wrapped = ORTModule(copy.deepcopy(plain))
+    inputs = example.inputs(torch.Generator().manual_seed(1))
+    eager, ours = in_turn([stepper(net, inputs, mode, dtype) for net in (plain, wrapped)], seconds)
+    fallen = sorted({record.name for record in wrapped.fallback_report()})
+    return {"eager": statistics.median(eager), "ours": statistics.median(ours), "in_pytorch": fallen}
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--models", nargs="+", choices=EXAMPLES, default=list(EXAMPLES), metavar="NAME")
+    p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    p.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    p.add_argument("--seconds", type=float, default=2.0, help="of each cell of the table")
+    p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
+    a = p.parse_args()
+    warnings.simplefilter("ignore")
+    console = Console()
+    cells = [(dtype, mode) for dtype in a.dtypes for mode in a.modes]
+    table = Table(title="eager / ORTModule, seconds of a step")
+    for column in ("", "kind", *(f"{dtype} {mode}" for dtype, mode in cells), "in PyTorch"):
+        table.add_column(column, justify="right" if column.startswith(tuple(DTYPES)) else "left")
+    figures: dict[str, dict[str, dict]] = {}
+    for name in a.models:
+        row = figures[name] = {}
+        for dtype, mode in cells:
+            row[f"{dtype} {mode}"] = compare(EXAMPLES[name], mode, DTYPES[dtype], a.seconds)
+            gc.collect()
+        fallen = sorted({op for cell in row.values() for op in cell["in_pytorch"]})
+        ratios = [f"{cell['eager'] / cell['ours']:.2f}" for cell in row.values()]
+        print(f"{name}: {' '.join(ratios)} {' '.join(fallen)}", flush=True)
+        table.add_row(name, EXAMPLES[name].kind, *ratios, ", ".join(fallen))
+    keys = [f"{dtype} {mode}" for dtype, mode in cells]
+    means = [geometric_mean([row[key]["eager"] / row[key]["ours"] for row in figures.values()]) for key in keys]
+    table.add_section()
+    table.add_row("geometric mean", "", *(f"{mean:.2f}" for mean in means), "")
+    console.print(table)
+    if a.json:
+        kinds = {name: EXAMPLES[name].kind for name in figures}
+        a.json.write_text(json.dumps({"machine": machine(), "kinds": kinds, "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
