@@ -152,6 +152,14 @@ typedef struct omc_loss_form {
   omc_loss_reduction reduction;
 } omc_loss_form;
 
+/* Logits are x w' + bias, with x [n, k] and w [classes, k]. */
+typedef struct omc_linear_loss_form {
+  int64_t n, k;
+  omc_loss_form loss; /* of n rows; its reduction is never OMC_LOSS_NONE */
+} omc_linear_loss_form;
+
+omc_status omc_linear_loss_form_of(const omc_node *node, omc_linear_loss_form *out) OMC_MUST_USE;
+
 /* Of a loss, with the shape of its targets; of CrossEntropyGrad; of the gradient of the other, with
  * the type of what it is the gradient of. */
 omc_status omc_loss_form_of(const omc_node *node, omc_loss_form *out, omc_shape *rows) OMC_MUST_USE;

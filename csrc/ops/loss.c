@@ -1,6 +1,7 @@
 /* Losses of [N, C, d...] against class indices [N, d...], and their gradients: CrossEntropy of
- * logits, NegativeLogLikelihoodLoss of log probabilities. And UnitInterval, which sees to it that
- * probabilities, and what they are compared with, are some.
+ * logits, NegativeLogLikelihoodLoss of log probabilities, LinearCrossEntropy of logits that are
+ * never there as a whole. And UnitInterval, which sees to it that probabilities, and what they are
+ * compared with, are some.
  *
  * With w the class weights (1 if absent), t the target of a row, e the label smoothing and log p =
  * x - top - log_sum, a row's loss is (1-e) * w[t] * -log p[t] + e/C * sum over c of w[c] * -log
@@ -9,6 +10,7 @@
  * sum would lose what is small beside large logits. */
 #include <string.h>
 
+#include "graph/schema.h"
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -16,6 +18,14 @@
 static const char *const reduction_names[] = {"none", "mean", "sum"}; /* by omc_loss_reduction */
 
 static int32_t class_axis(const omc_shape *logits) { return logits->rank > 1 ? 1 : 0; }
+
+static void read_attributes(const omc_node *node, omc_loss_form *p) {
+  p->ignore_index = omc_node_int(node, "ignore_index");
+  if (omc_schema_find(node->op, "label_smoothing"))
+    p->smoothing = omc_node_float(node, "label_smoothing");
+  const char *reduction = omc_node_string(node, "reduction");
+  while (strcmp(reduction, reduction_names[p->reduction]) != 0) p->reduction++;
+}
 
 /* Reads the attributes and checks that logits, target and weight, if there is one, go together;
  * *rows is the shape of target. */
@@ -31,12 +41,8 @@ static omc_status check(const omc_node *node, const omc_type *logits, uint32_t t
   OMC_TRY(omc_need_type(node, weight, "weight", logits->dtype, &(omc_shape){1, {x->dims[axis]}}));
   *p = (omc_loss_form){.outer = axis ? x->dims[0] : 1,
                        .classes = x->dims[axis],
-                       .inner = omc_shape_span(x, axis + 1, x->rank),
-                       .ignore_index = omc_node_int(node, "ignore_index")};
-  if (node->op == OMC_OP_CrossEntropy || node->op == OMC_OP_CrossEntropyGrad)
-    p->smoothing = omc_node_float(node, "label_smoothing");
-  const char *reduction = omc_node_string(node, "reduction");
-  while (strcmp(reduction, reduction_names[p->reduction]) != 0) p->reduction++;
+                       .inner = omc_shape_span(x, axis + 1, x->rank)};
+  read_attributes(node, p);
   return OMC_OK;
 }
 
@@ -93,6 +99,62 @@ static omc_status infer_backward(omc_node *node) {
   return OMC_OK;
 }
 
+/* ---- of logits that are not kept ----
+ *
+ * Inputs: x [n, k], w [classes, k], target [n], bias [classes]?, weight [classes]?. Outputs: the
+ * loss, and its gradients for x, w and bias. The reduced loss scales them all alike, so they are
+ * computed where the logits are, a block of rows at a time, and no logits outlive their block; the
+ * backward only multiplies. Rows that do not count are left out of all products. */
+
+omc_status omc_linear_loss_form_of(const omc_node *node, omc_linear_loss_form *p) {
+  OMC_TRY(omc_need_float(node, 0));
+  const omc_type *x = &omc_in(node, 0)->type, *w = &omc_in(node, 1)->type;
+  if (x->shape.rank != 2) OMC_NODE_FAIL(node, ESHAPE, "x has %d dims, not 2", (int)x->shape.rank);
+  if (w->shape.rank != 2) OMC_NODE_FAIL(node, ESHAPE, "w has %d dims, not 2", (int)w->shape.rank);
+  const int64_t n = x->shape.dims[0], k = x->shape.dims[1], classes = w->shape.dims[0];
+  const omc_shape rows = {1, {n}}, columns = {1, {classes}};
+  OMC_TRY(omc_need_type(node, 1, "w", x->dtype, &(omc_shape){2, {classes, k}}));
+  OMC_TRY(omc_need_type(node, 2, "target", OMC_I64, &rows));
+  OMC_TRY(omc_need_type(node, 3, "bias", x->dtype, &columns));
+  OMC_TRY(omc_need_type(node, 4, "weight", omc_dtype_acc(x->dtype), &columns));
+  *p = (omc_linear_loss_form){.n = n, .k = k, .loss = {.outer = n, .classes = classes, .inner = 1}};
+  read_attributes(node, &p->loss);
+  if (p->loss.reduction == OMC_LOSS_NONE)
+    OMC_NODE_FAIL(node, EINVALID, "reduction is none, expected mean or sum");
+  return OMC_OK;
+}
+
+static omc_status infer_linear(omc_node *node) {
+  omc_linear_loss_form p;
+  OMC_TRY(omc_linear_loss_form_of(node, &p));
+  const omc_dtype wide = omc_dtype_acc(omc_in(node, 0)->type.dtype);
+  omc_set_type(node, 0, wide, &scalar);
+  omc_set_type(node, 1, wide, &omc_in(node, 0)->type.shape);
+  omc_set_type(node, 2, wide, &omc_in(node, 1)->type.shape);
+  omc_set_type(node, 3, wide, &(omc_shape){1, {p.loss.classes}});
+  return OMC_OK;
+}
+
+static omc_status grad_linear(omc_grad *g) {
+  static const uint32_t input_of[] = {0, 0, 1, 3}; /* that output k is the gradient for */
+  if (!g->grad_out[0]) return OMC_OK;
+  for (uint32_t k = 1; k < 4; k++) {
+    if (!g->needs[input_of[k]]) continue;
+    if (!omc_out(g->node, k))
+      OMC_NODE_FAIL(g->node, EINVALID, "its gradient needs output %u, which is left out", k);
+    g->grad_in[input_of[k]] = omc_binary(&g->b, OMC_OP_Mul, omc_out(g->node, k), g->grad_out[0]);
+  }
+  return g->b.status;
+}
+
+static omc_status linear_cost(const omc_node *node, omc_cost *cost) {
+  omc_linear_loss_form p;
+  OMC_TRY(omc_linear_loss_form_of(node, &p));
+  const int products = 1 + (omc_out(node, 1) != NULL) + (omc_out(node, 2) != NULL);
+  cost->flops = 2.0 * products * (double)p.n * (double)p.k * (double)p.loss.classes;
+  return OMC_OK;
+}
+
 /* ---- of log probabilities ---- */
 
 static omc_status infer_nll(omc_node *node) {
@@ -138,6 +200,7 @@ static omc_status infer_nll_grad(omc_node *node) {
   OMC_RECORD(name, min, max, outputs, .flags = OMC_OP_FAILS, __VA_ARGS__)
 LOSS(CrossEntropy, 2, 3, 4, .infer = infer_forward, .grad = grad_cross_entropy)
 LOSS(CrossEntropyGrad, 6, 7, 1, .infer = infer_backward, .in_place = 1u << 1)
+LOSS(LinearCrossEntropy, 3, 5, 4, .infer = infer_linear, .grad = grad_linear, .cost = linear_cost)
 LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, .infer = infer_nll, .grad = grad_nll)
 LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, .infer = infer_nll_grad)
 LOSS(UnitInterval, 1, 1, 1, .infer = omc_infer_float, .in_place = 1u << 0)

@@ -1,4 +1,6 @@
 /* Matrix products take in the transposes, factors and biases around them. */
+#include <string.h>
+
 #include "ops/forms.h"
 #include "passes/rewrite.h"
 
@@ -88,14 +90,52 @@ static omc_value *matmul_alpha(omc_match *m) {
   return build_product(m->b, &p);
 }
 
+/* Logits of fewer elements are not worth a gradient of their weight that is kept for backward. */
+enum { LEAST_LOGITS = 1 << 20 };
+
+/* Captures 1: the product. The logits may be cast to what losses are computed in, and nothing else
+ * looks at them, nor, before there are gradients, at what the loss keeps for its own. */
+static omc_value *linear_cross_entropy(omc_match *m) {
+  const omc_node *loss = m->root;
+  const omc_value *logits = m->capture[1];
+  const product p = read_product(logits->producer);
+  const omc_dtype dtype = p.x->type.dtype, wide = omc_dtype_acc(dtype);
+  const omc_dtype taken = omc_in(loss, 0)->type.dtype;
+  for (uint32_t i = 1; i < loss->n_out; i++)
+    if (omc_out(loss, i) && omc_out(loss, i)->uses) return NULL;
+  if (!are_matrices(&p) || p.y->type.shape.rank != 2 || !p.trans_y || p.trans_x || p.alpha != 1 ||
+      (taken != dtype && taken != wide) || omc_shape_numel(&logits->type.shape) < LEAST_LOGITS ||
+      m->capture[0]->type.shape.rank != 0 ||
+      strcmp(omc_node_string(loss, "reduction"), "none") == 0)
+    return NULL;
+  const int64_t k = p.y->type.shape.dims[1], classes = p.y->type.shape.dims[0];
+  const omc_shape *shape = &omc_in(loss, 0)->type.shape;
+  const int64_t n = omc_shape_numel(&logits->type.shape) / classes;
+  if (shape->rank != 2 || shape->dims[1] != classes || shape->dims[0] != n) return NULL;
+  omc_value *weight = omc_in(loss, 2);
+  omc_value *in[] = {omc_reshape(m->b, p.x, &(omc_shape){2, {n, k}}), p.y, omc_in(loss, 1), p.bias,
+                     weight ? omc_cast(m->b, weight, wide) : NULL};
+  const uint32_t left_out = (p.bias ? 0u : 1u << 3) | (weight ? 0u : 1u << 4);
+  omc_value *out[4];
+  omc_build(m->b, OMC_OP_LinearCrossEntropy, 5, in, left_out, loss->n_attr, loss->attr, 4, out);
+  return m->b->status == OMC_OK ? omc_cast(m->b, out[0], taken) : NULL;
+}
+
 #define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
 #define PRODUCT_OR_VIEW OMC_P_EITHER(PRODUCT, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(3)))
+#define LOGITS                                                      \
+  OMC_P_EITHER(PRODUCT_OR_VIEW, OMC_P_OP(Cast, 0, PRODUCT_OR_VIEW), \
+               OMC_P_OP(Reshape, 0, OMC_P_OP(Cast, 0, PRODUCT), OMC_P_ANY(3)))
 
 static const omc_rule rules[] = {
     {"matmul_transpose", OMC_SUMS, OMC_P_NODE(MatMul, 0), matmul_transpose},
     {"fused_matmul_transpose", OMC_SUMS, OMC_P_NODE(FusedMatMul, 0), matmul_transpose},
     {"transpose_matmul", OMC_SUMS, OMC_P_OP(Transpose, 0, PRODUCT), transpose_matmul},
     {"matmul_bias", OMC_SUMS, OMC_P_OP(Add, 0, PRODUCT_OR_VIEW, OMC_P_ANY(2)), matmul_bias},
+    {"linear_cross_entropy", OMC_FINITE_SUMS,
+     OMC_P_EITHER(OMC_P_OP(CrossEntropy, 0, LOGITS, OMC_P_ANY(2)),
+                  OMC_P_OP(CrossEntropy, 0, LOGITS, OMC_P_ANY(2), OMC_P_ANY(4))),
+     linear_cross_entropy},
     {"matmul_alpha", OMC_SUMS, OMC_P_OP(Mul, 0, PRODUCT, OMC_P_CONSTANT(2)), matmul_alpha},
 };
 

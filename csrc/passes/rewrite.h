@@ -51,9 +51,10 @@ typedef omc_value *(*omc_rewrite)(omc_match *m);
 /* What a rule promises for any inputs, and tests/passes holds it to; of gradients, sums may be
  * taken in another order. */
 typedef enum {
-  OMC_EXACT,  /* the same bits, though one NaN may be another */
-  OMC_FINITE, /* the same bits if all inputs are finite: what a mask hides is not looked at */
-  OMC_SUMS,   /* sums in another order */
+  OMC_EXACT,       /* the same bits, though one NaN may be another */
+  OMC_FINITE,      /* the same bits if all inputs are finite: what a mask hides is not looked at */
+  OMC_SUMS,        /* sums in another order */
+  OMC_FINITE_SUMS, /* the same, if all inputs are finite */
   OMC_LAYER, /* another formula for the same layer: rounding differs by ulps of the largest element,
               * NaN and infinities stand at the same places unless a step overflows */
   OMC_N_CLAIMS

@@ -18,6 +18,16 @@ def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None, 
     return Case("CrossEntropy", inputs, f, attrs, outputs=4, compare=1, grads=[0])
 
 
+def linear_cross_entropy(x: Tensor, w: Tensor, *rest: Tensor | None, **attrs: object) -> Case:
+    """`rest`: target, and perhaps bias and class weights."""
+
+    def f(a: Tensor, b: Tensor, t: Tensor, bias: Tensor | None = None, c: Tensor | None = None) -> Tensor:
+        return F.cross_entropy(F.linear(a, b, bias), t, c, **attrs)
+
+    grads = [0, 1, 3] if len(rest) > 1 and rest[1] is not None else [0, 1]
+    return Case("LinearCrossEntropy", [x, w, *rest], f, attrs, outputs=4, compare=1, grads=grads)
+
+
 def nll(logits: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Case:
     def f(a: Tensor, t: Tensor, w: Tensor | None = None) -> Tensor:
         return F.nll_loss(a, t, w, **attrs)
@@ -100,6 +110,13 @@ CASES = [
     cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs()), cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs(), label_smoothing=0.2),
     cross_entropy(x(3, 5, 4, 2), ids(5, 3, 4, 2)), cross_entropy(x(7, 11), tensor([2, 2, 3, 2, 5, 0, 10]), ignore_index=2),
     cross_entropy(x(4, 5, dtype=F64), tensor([0, 4, -100, 1]), x(5, seed=5, dtype=F64).abs(), label_smoothing=0.1, reduction="none"),
+    linear_cross_entropy(x(7, 5), x(11, 5, seed=2), ids(11, 7)), linear_cross_entropy(x(7, 5), x(1003, 5, seed=2), ids(1003, 7), x(1003, seed=3)),
+    linear_cross_entropy(x(7, 5), x(11, 5, seed=2), tensor([1, -100, 3, -100, 5, 0, 10]), x(11, seed=3)),
+    linear_cross_entropy(x(7, 7), x(7, 7, seed=2), tensor([2, 2, 3, 2, 5, 0, 6]), x(7, seed=3), ignore_index=2, reduction="sum"),
+    linear_cross_entropy(x(7, 5), x(11, 5, seed=2), ids(11, 7), None, x(11, seed=5).abs(), label_smoothing=0.2),
+    linear_cross_entropy(x(7, 5, dtype=F64), x(11, 5, seed=2, dtype=F64), ids(11, 7), x(11, seed=3, dtype=F64), x(11, seed=5, dtype=F64).abs()),
+    linear_cross_entropy(x(1, 1), x(1, 1, seed=2), ids(1, 1)), linear_cross_entropy(x(3, 0), x(4, 0, seed=2), ids(4, 3), x(4, seed=3)),
+    linear_cross_entropy(x(2, 3), x(4, 3, seed=2), tensor([-100, -100])),
     cross_entropy(x(2, 3), tensor([-100, -100])), cross_entropy(x(2, 3) + 1e5, tensor([0, 2])),
     Case("UnitInterval", [x(3, 50).sigmoid()], torch.clone, grads=[]),
     nll(x(7, 11), ids(11, 7)), nll(x(7, 11), ids(11, 7), reduction="sum"), nll(x(11), tensor(3), reduction="none"),

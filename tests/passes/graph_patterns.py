@@ -363,6 +363,31 @@ def product_and_bias(d: Draw) -> Value:
     return d.pair("Add", p, d.input(p.dtype, shape))
 
 
+def head_and_loss(d: Draw) -> Value:
+    """A loss of logits, many enough or too few; some rows do not count, and now and then the logits are read again."""
+    dtype = d.rng.choice(REALS)
+    n, k, repeats = d.rng.randint(1, 3), d.rng.randint(1, 3), 2048 if d.chance(0.7) else 1
+    classes = 512 * repeats
+    lead = (n,) if d.chance(0.5) else (1, n)
+    w = d.node("Tile", [d.input(dtype, (512, k)), d.ints(repeats, 1)], dtype, (classes, k))
+    bias = d.input(dtype, (classes // 512,)) if d.chance(0.3) else None
+    if bias is not None:
+        bias = d.node("Tile", [bias, d.ints(512)], dtype, (classes,))
+    logits = d.node("FusedMatMul", [d.input(dtype, (*lead, k)), w, bias], dtype, (*lead, classes), "transB=1")
+    if d.chance(0.3):
+        dtype = d.rng.choice(REALS)
+        logits = d.node("Cast", [logits], dtype, logits.shape, f"to={ONNX[dtype]}")
+    logits = d.reshape(logits, (n, classes))
+    target = d.const("i64", [d.rng.choice((d.rng.randrange(classes), -100)) for _ in range(n)])
+    weight = d.input(dtype, (classes // 512,)) if d.chance(0.2) else None
+    if weight is not None:
+        weight = d.node("Tile", [weight, d.ints(512)], dtype, (classes,))
+    attrs = f'reduction="{d.rng.choice(("mean", "sum", "sum"))}", label_smoothing={d.rng.choice((0.0, 0.1))}'
+    loss = d.node("CrossEntropy", [logits, target, weight], dtype, (), attrs)
+    d.lines[-1] = d.lines[-1].replace(" =", ", %top, %log_sum, %total =", 1)  # what its gradient needs
+    return d.pair("Mul", loss, logits) if d.chance(0.1) and repeats == 1 else loss
+
+
 def product_times(d: Draw) -> Value:
     p = product(d)
     factors = [0.5, 0.125, 3.0, 1.0, 0.0, math.inf, -2.0]
@@ -434,6 +459,7 @@ PATTERNS: dict[str, Pattern] = {
     "transpose_matmul": transposed_product,
     "matmul_bias": product_and_bias,
     "matmul_alpha": product_times,
+    "linear_cross_entropy": head_and_loss,
     "embedding_grad_base": embedding_grad,
     "detach": detach,
     "with_gradient_of": with_gradient_of,

@@ -95,6 +95,16 @@ def attention(
     return (scores.softmax(-1) @ v).movedim(1, head_axes[3]), scores.logsumexp(-1)
 
 
+def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Tensor:
+    return F.cross_entropy(x, target, weight, **attrs)
+
+
+def linear_cross_entropy(
+    x: Tensor, w: Tensor, target: Tensor, bias: Tensor | None = None, weight: Tensor | None = None, **attrs: object
+) -> Tensor:
+    return F.cross_entropy(F.linear(x, w, bias), target, weight, **attrs)
+
+
 def layer_norm(
     x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,6 +172,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Expand": lambda x, s: x.expand(torch.broadcast_shapes(x.shape, tuple(s.tolist()))),
     "Flatten": lambda x, axis=1: x.reshape(x.shape[:axis].numel(), -1),
     "FusedElementwise": fused,
+    "CrossEntropy": cross_entropy,
     "FusedMatMul": matmul,
     "Gather": lambda x, i, axis=0: x.index_select(axis, i % max(x.shape[axis], 1)),
     "Greater": torch.gt,
@@ -171,6 +182,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "LessOrEqual": torch.le,
     "Log": torch.log,
     "LogSoftmax": lambda x, axis=-1: x.log_softmax(axis),
+    "LinearCrossEntropy": linear_cross_entropy,
     "MatMul": matmul,
     "Max": torch.maximum,
     "Min": torch.minimum,

@@ -3,6 +3,7 @@
 
 #include "base/int.h"
 #include "cpu/kernel.h"
+#include "cpu/ops/loss.h"
 #include "cpu/parallel.h"
 #include "ops/forms.h"
 
@@ -243,6 +244,29 @@ static void backward_cols(omc_range range, void *ctx) {
 }
 
 /* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
+#if OMC_STORES_ACC
+void OMC_LOSS_NAME(rows)(const omc_loss_rows *r, int threads) {
+  const acc_t one = 1;
+  loss_job job = {.p = &r->form,
+                  .logits = r->logits,
+                  .target = r->target,
+                  .weight = r->weight,
+                  .dloss = &one,
+                  .dlogits = r->logits,
+                  .loss = r->loss,
+                  .top = r->top,
+                  .log_sum = r->log_sum,
+                  .hard = (acc_t)(1 - r->form.smoothing),
+                  .soft = (acc_t)(r->form.smoothing / (double)r->form.classes),
+                  .total = r->total,
+                  .groups = 1};
+  job.weights = job.weight ? row_sum(job.weight, r->form.classes) : (acc_t)r->form.classes;
+  const omc_kernel_args args = {.threads = threads};
+  run_rows(&args, &job, forward_rows, forward_cols);
+  if (r->gradient) run_rows(&args, &job, backward_rows, backward_cols);
+}
+#endif
+
 OMC_KERNEL(CrossEntropyGrad, args) {
   loss_job job;
   OMC_TRY(prepare(args, 1, 2, 6, &job));
