@@ -195,11 +195,11 @@ static void sgd(omc_update_part *part) {
     if (c->weight_decay != 0) g = vfma(p, decay, g);
     if (c->momentum != 0) {
       vacc_t b = g;
-      if (!t->first) b = get_state(at, 0) * momentum + g * fresh;
+      if (!t->first) b = vfma(g, fresh, get_state(at, 0) * momentum);
       put_state(at, 0, b);
-      g = c->nesterov != 0 ? vadd(g, b * momentum) : b;
+      g = c->nesterov != 0 ? vfma(b, momentum, g) : b;
     }
-    put_param(at, p + g * lr, &random);
+    put_param(at, vfma(g, lr, p), &random);
   }
 }
 

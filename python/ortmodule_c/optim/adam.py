@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .fused import FusedOptimizer, Group, check_halves, check_number
+from .fused import FusedOptimizer, Group, check_halves, check_number, refuse
 
 
 class AdamWMode(enum.IntEnum):
@@ -142,15 +142,6 @@ class FusedAdam(FusedOptimizer):
 
     def _refuse_sparse(self) -> None:
         raise RuntimeError("Adam does not support sparse gradients, please consider SparseAdam instead")
-
-
-def refuse(name: str, fused: bool | None, **others: bool | None) -> None:
-    """Raises ValueError where torch's choice of an implementation is another than this one."""
-    if fused is False:
-        raise ValueError(f"{name} is fused: fused=False asks for another implementation, which torch.optim has")
-    for option, asked in others.items():
-        if asked:
-            raise ValueError(f"{name} has no {option} implementation: {option}=True is not supported")
 
 
 def check_adam(group: Group) -> None:

@@ -94,6 +94,7 @@ class FusedOptimizer(Optimizer):
     rule: ClassVar[str]
     fixed: ClassVar[dict[str, Any]]  # what torch's groups say of how a step is computed, and it is so here
     counts: ClassVar[bool] = True  # whether its state has a step
+    whole: ClassVar[bool] = False  # whether it must see all of a parameter
     _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves dividing by the scale to the step
 
     def __init__(self, params: Any, defaults: Group, max_grad_norm: float | None, set_grad_none: bool) -> None:
@@ -232,15 +233,16 @@ class FusedOptimizer(Optimizer):
                         f"{type(self).__name__} updates real parameters on {' or '.join(DEVICES)}; "
                         f"parameter {number} of group {index}, of shape {tuple(p.shape)}, is {what}"
                     )
-                if self.max_grad_norm is not None and is_sharded(p):
+                if is_sharded(p) and (self.whole or self.max_grad_norm is not None):
+                    name = type(self).__name__ if self.whole else f"max_grad_norm of {type(self).__name__}"
                     raise ValueError(
-                        f"max_grad_norm of {type(self).__name__} knows the gradients of this process alone; of "
-                        "sharded parameters torch.nn.utils.clip_grad_norm_ takes the norm"
+                        f"{name} takes norms of what is in this process alone; parameter {number} of group {index} is "
+                        "sharded"
                     )
                 yield index, group, p, p.grad
 
     def _refuse_sparse(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        raise RuntimeError(f"`{type(self).__name__}` does not support sparse gradients")
 
     @torch._disable_dynamo
     def _update(self) -> None:
@@ -266,11 +268,11 @@ class FusedOptimizer(Optimizer):
         rows.finish()
 
     def _add_row(self, rows: Rows, index: int, group: Group, p: Tensor, grad: Tensor, writes_grad: bool) -> None:
-        state = self.state[p]
         wide = self._is_wide(group, p)
+        names = self._states(group)
+        state = self.state[p] if names or self.counts or wide else {}
         if self.counts and "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-        names = self._states(group)
         first = any(state.get(name) is None for name in names)
         for name in names:
             if state.get(name) is None:
@@ -286,6 +288,15 @@ class FusedOptimizer(Optimizer):
             master = state["master"]
         states = [state[name] for name in names]
         rows.add(index, p.detach(), grad, master, state.get("step"), first, states, writes_grad)
+
+
+def refuse(name: str, fused: bool | None, **others: bool | None) -> None:
+    """Raises ValueError where torch's choice of an implementation is another than this one."""
+    if fused is False:
+        raise ValueError(f"{name} is fused: fused=False asks for another implementation, which torch.optim has")
+    for option, asked in others.items():
+        if asked:
+            raise ValueError(f"{name} has no {option} implementation: {option}=True is not supported")
 
 
 def check_halves(group: Group) -> None:

@@ -1,0 +1,81 @@
+"""Clipping of gradients by their norm."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from .fused import DEVICES, in_one_order
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Scale gradients in place so that the norm of all of them together is not above `max_norm`.
+
+    It stands for ``torch.nn.utils.clip_grad_norm_``, which it calls for other norms and for gradients that are sparse,
+    sharded, or on devices without kernels. The sum of squares is taken in float64 and does not depend on the number
+    of threads; of gradients of 16 bits, norm and factor are not rounded to these before they are used.
+
+    Parameters
+    ----------
+    parameters
+        Whose `grad` is scaled; those that have none are left out.
+    max_norm
+        The norm that is not exceeded: gradients are multiplied by ``max_norm / (norm + 1e-6)`` if that is below 1.
+    norm_type
+        2 and infinity are computed here.
+    error_if_nonfinite
+        Whether a norm that is infinite or NaN is an error; gradients are not changed then.
+    foreach
+        Of PyTorch's; looked at only where PyTorch computes.
+
+    Returns
+    -------
+    The norm as it was before, of no dims, in the dtype that those of the gradients promote to.
+
+    Raises
+    ------
+    RuntimeError
+        The norm is not finite, and that is an error.
+    """
+    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    grads = [p.grad for p in params if p.grad is not None]
+    runs = [run_of(g) for g in grads]
+    known = [run for run in runs if run is not None]
+    norm_type = float(norm_type)
+    if not grads or len(known) < len(runs) or norm_type not in (2.0, math.inf):
+        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite, foreach)
+    scale = functools.partial(
+        _C.optim_step, "scale", [(0, None, run, None, None, False, ()) for run in known], [{}], norm_type=norm_type
+    )
+    norm = scale(max_norm=None if error_if_nonfinite else float(max_norm), wants_norm=True)
+    assert norm is not None
+    if error_if_nonfinite:
+        if not math.isfinite(norm):
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients from `parameters` is {norm}, so it cannot be "
+                "clipped; error_if_nonfinite=False scales by it anyway"
+            )
+        scale(max_norm=float(max_norm))
+    torch.autograd.graph.increment_version(grads)
+    return torch.tensor(norm, dtype=functools.reduce(torch.promote_types, (g.dtype for g in grads)))
+
+
+def run_of(grad: Tensor) -> Tensor | None:
+    """The run of memory that a gradient is, if it is one for kernels of the core."""
+    plain = type(grad) in (Tensor, torch.nn.Parameter) and grad.layout is torch.strided
+    if not plain or grad.device.type not in DEVICES or not grad.is_floating_point():
+        return None
+    run = in_one_order([grad])
+    return run[0] if run else None
