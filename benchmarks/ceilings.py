@@ -19,13 +19,15 @@ def best(f: Callable[[], object], seconds: float) -> float:
     return least
 
 
-def gemm_flops(n: int = 1536, seconds: float = 0.7) -> float:
-    """Highest FLOP/s in fp32 that any product at hand reaches: torch.mm, oneDNN's linear, ours."""
+def gemm_flops(dtype: torch.dtype = torch.float32, n: int = 1536, seconds: float = 0.7) -> float:
+    """Highest FLOP/s that any product at hand reaches in a dtype: torch.mm, oneDNN's linear, ours."""
     from ortmodule_c import _C
 
-    a, b = torch.randn(n, n), torch.randn(n, n)
-    out = torch.empty(n, n)
-    session = _C.Session(f"input %a : f32[{n},{n}]\ninput %b : f32[{n},{n}]\n%c = MatMul(%a, %b)\nreturn %c\n", {})
+    name = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)
+    out = torch.empty(n, n, dtype=dtype)
+    matrix = f"{name}[{n},{n}]"
+    session = _C.Session(f"input %a : {matrix}\ninput %b : {matrix}\n%c = MatMul(%a, %b)\nreturn %c\n", {})
     plan = session.plan([a, b], [False, False], [False])
     candidates: list[Callable[[], object]] = [
         lambda: torch.mm(a, b, out=out),

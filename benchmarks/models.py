@@ -1,4 +1,4 @@
-"""The four benchmark models, with the work one training step of each must do at least.
+"""The benchmark models, with the work one training step of each must do at least.
 
 FLOP and byte counts are of one step, forward and backward: a matrix product of m, n, k counts
 2·m·n·k forward and twice that backward; attention with a causal mask counts half; AdamW reads
@@ -44,9 +44,13 @@ class Workload:
     elementwise_bytes: float
     parameters: float
 
-    def floor(self, flops: float, bandwidth: float) -> float:
-        """Seconds of a step at the measured ceilings (FLOP/s, bytes/s), nothing overlapped."""
-        return self.gemm_flops / flops + (self.elementwise_bytes + 28 * self.parameters) / bandwidth
+    def floor(self, flops: float, bandwidth: float, size: int = 4) -> float:
+        """Seconds of a step at the measured ceilings (FLOP/s, bytes/s), nothing overlapped.
+
+        `size` is that of an activation's element; parameters, gradients and moments are of 4 bytes.
+        """
+        moved = self.elementwise_bytes * size / 4 + 28 * self.parameters
+        return self.gemm_flops / flops + moved / bandwidth
 
 
 class WithLoss(nn.Module):
@@ -125,6 +129,63 @@ def gpt2(p: float, **sizes: int) -> nn.Module:
     return HuggingFace(GPT2LMHeadModel(config))
 
 
+class Labelled(nn.Module):
+    """A model of transformers called with one input and labels; returns its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return self.model(x, labels=labels).loss
+
+
+class Recurrent(nn.Module):
+    """A language model of LSTM layers (the medium one of Zaremba et al., 2014)."""
+
+    def __init__(self, vocabulary: int, width: int, p: float) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.lstm = nn.LSTM(width, width, 2, batch_first=True, dropout=p)
+        self.drop, self.loss = nn.Dropout(p), nn.CrossEntropyLoss()
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        y, _ = self.lstm(self.drop(self.embed(x)))
+        return self.loss(self.head(self.drop(y)).flatten(0, 1), labels.flatten())
+
+
+def llama(p: float) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+    config = LlamaConfig(**sizes, num_key_value_heads=4, use_cache=False, attention_dropout=p)
+    return HuggingFace(LlamaForCausalLM(config))
+
+
+def vit(p: float) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(num_labels=1000, hidden_dropout_prob=p, attention_probs_dropout_prob=p)
+    return Labelled(ViTForImageClassification(config))
+
+
+def t5(p: float) -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(dropout_rate=p, use_cache=False, decoder_start_token_id=0)
+    return HuggingFace(T5ForConditionalGeneration(config))
+
+
+def masked(batch: int, tokens: int, vocabulary: int, kept: float) -> Data:
+    """Ids, and labels of which all but a part are ignored."""
+
+    def make(g: torch.Generator) -> tuple[Tensor, ...]:
+        x = torch.randint(0, vocabulary, (batch, tokens), generator=g)
+        return x, x.masked_fill(torch.rand(x.shape, generator=g) >= kept, -100)
+
+    return make
+
+
 def ids(batch: int, tokens: int, vocabulary: int) -> Data:
     def make(g: torch.Generator) -> tuple[Tensor, ...]:
         x = torch.randint(0, vocabulary, (batch, tokens), generator=g)
@@ -194,7 +255,56 @@ WORKLOADS = {
     ),
 }
 
-# The same models, small: for tests and for `--quick`.
+# Beside those four, in full size alone. Products are those of the weights, and attention.
+MORE = {
+    "bert15": Workload(
+        "BERT-base MLM, 15 % of the labels, B8 S128",
+        bert,
+        masked(8, 128, 30522, 0.15),
+        (),
+        gemm_flops=6 * 1024 * (12 * 12 * 768**2 + 0.15 * 30522 * 768) + 12 * 12 * 8 * 128**2 * 768,
+        elementwise_bytes=1024 * (120 * 768 * 12 + 0.15 * 8 * 30522),
+        parameters=109.5e6,
+    ),
+    "llama": Workload(
+        "Llama 110M, B2 T512",
+        llama,
+        ids(2, 512, 32000),
+        (),
+        gemm_flops=6 * 1024 * (12 * 6.29e6 + 32000 * 768) + 6 * 12 * 2 * 512**2 * 768,
+        elementwise_bytes=1024 * (120 * 768 * 12 + 8 * 32000),
+        parameters=124.7e6,
+    ),
+    "vit": Workload(
+        "ViT-B/16, B8 224x224",
+        vit,
+        images(8, 224, 1000),
+        (),
+        gemm_flops=6 * 8 * 197 * 85e6 + 12 * 12 * 8 * 197**2 * 768,
+        elementwise_bytes=8 * 197 * 120 * 768 * 12,
+        parameters=86.6e6,
+    ),
+    "t5": Workload(
+        "T5-small, B8 S64 T64",
+        t5,
+        ids(8, 64, 32128),
+        (),
+        gemm_flops=6 * 512 * (6 * 3.15e6 + 6 * 4.2e6 + 32128 * 512),
+        elementwise_bytes=512 * (120 * 512 * 15 + 8 * 32128),
+        parameters=60.5e6,
+    ),
+    "lstm": Workload(
+        "LSTM language model 2x650, B20 T35",
+        lambda p: Recurrent(10000, 650, p),
+        ids(20, 35, 10000),
+        (),
+        gemm_flops=6 * 700 * (2 * 8 * 650**2 + 10000 * 650),
+        elementwise_bytes=700 * (120 * 650 + 8 * 10000),
+        parameters=19.8e6,
+    ),
+}
+
+# The same models as the first four, small: for tests and for `--quick`.
 SMALL = {
     "mlp": Workload(
         "MLP 250-510-130, B100",
@@ -258,4 +368,4 @@ DEEP = {
     ),
 }
 
-SCALES = {"full": WORKLOADS, "small": SMALL, "deep": DEEP}
+SCALES = {"full": WORKLOADS | MORE, "small": SMALL, "deep": DEEP}

@@ -1,4 +1,4 @@
-"""Whole training steps: eager, eager with tuned malloc, torch.compile, ORTModule, and our backend of torch.compile.
+"""Whole training steps in fp32 and under autocast: eager, eager with tuned malloc, torch.compile, ORTModule.
 
 Each arm has its own process; the parent lets them step in turn, so that a change of the machine's
 speed meets all of them alike. Printed per model: median step and its ratio to eager, loss of the
@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -24,8 +23,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import wide
 from ceilings import copy_bandwidth, gemm_flops
-from models import SCALES, WORKLOADS
+from machine import machine
+from models import MORE, SCALES, WORKLOADS
+from worker import DTYPES
 
 HERE = Path(__file__).parent
 # glibc told never to give memory back, so that eager pays no page faults after its first step.
@@ -33,10 +35,14 @@ TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1
 ARMS = {
     "eager": "eager",
     "tuned": "eager, tuned malloc",
+    "tuned_fused": "eager, tuned malloc, AdamW(fused=True)",
     "compile": "torch.compile",
     "ours": "ORTModule",
+    "ours_fused": "ORTModule, FusedAdam",
     "dynamo": "torch.compile, our backend",
 }
+
+DEFAULT_ARMS = ["eager", "tuned", "compile", "ours", "ours_fused"]  # more at once do not fit into 24 GiB
 
 
 @dataclass
@@ -44,6 +50,7 @@ class Figures:
     """What one arm did on one model; seconds and bytes."""
 
     model: str
+    dtype: str
     arm: str
     first: float = 0.0
     steps: list[float] = field(default_factory=list)
@@ -59,12 +66,12 @@ class Figures:
 class Arm:
     """A worker process, in a group of its own with all that it starts."""
 
-    def __init__(self, model: str, arm: str, dropout: float, scale: str, **variables: str) -> None:
+    def __init__(self, model: str, arm: str, dropout: float, scale: str, dtype: str = "fp32", **variables: str) -> None:
         command = [sys.executable, str(HERE / "worker.py"), "--model", model, "--arm", arm, "--dropout", str(dropout)]
-        env = {**os.environ, **(TUNED if arm == "tuned" else {}), **variables}
-        self.figures = Figures(model, arm)
+        env = {**os.environ, **(TUNED if arm.startswith("tuned") else {}), **variables}
+        self.figures = Figures(model, dtype, arm)
         self.process = subprocess.Popen(
-            [*command, "--scale", scale],
+            [*command, "--scale", scale, "--dtype", dtype],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -105,8 +112,10 @@ class Arm:
         return self.figures
 
 
-def measure(model: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str) -> list[Figures]:
-    workers = [Arm(model, arm, dropout, scale) for arm in arms]
+def measure(
+    model: str, dtype: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str
+) -> list[Figures]:
+    workers = [Arm(model, arm, dropout, scale, dtype) for arm in arms]
     try:
         for w in workers:
             w.step(first=True)
@@ -121,10 +130,8 @@ def measure(model: str, arms: list[str], steps: int, warmup: int, dropout: float
             w.kill()
 
 
-def table(model: str, scale: str, rows: list[Figures], flops: float, bandwidth: float) -> Table:
-    work = SCALES[scale][model]
-    floor = work.floor(flops, bandwidth)
-    t = Table(title=f"{work.title}   floor {floor * 1e3:.0f} ms")
+def table(title: str, floor: float, rows: list[Figures]) -> Table:
+    t = Table(title=f"{title}, {rows[0].dtype}   floor {floor * 1e3:.0f} ms")
     for name in ("", "step, ms", "min", "to eager", "of floor", "loss", "first step, s", "peak, MiB"):
         t.add_column(name, justify="left" if not name else "right", no_wrap=True)
     eager = next((r.median for r in rows if r.arm == "eager"), rows[0].median)
@@ -142,49 +149,58 @@ def table(model: str, scale: str, rows: list[Figures], flops: float, bandwidth: 
     return t
 
 
-def planning(stats: dict[str, float]) -> str:
+def planning(row: Figures) -> str:
     """One line on what came before the first step, per plan built."""
+    stats = row.extra
     stages = ("specialize", "canonicalize", "differentiate", "fuse", "plan")
     plans = stats["plans_built"] or 1
     each = {s: stats[f"{s}_seconds"] / plans * 1e3 for s in stages}
     parts = ", ".join(f"{s} {ms:.1f}" for s, ms in each.items())
     return (
-        f"ORTModule: export {stats['export_seconds']:.2f} s; each of {plans:.0f} plans {sum(each.values()):.1f} ms "
-        f"({parts}); arena {stats['arena_bytes'] / 2**20:,.0f} MiB\n"
+        f"{ARMS[row.arm]}: export {stats['export_seconds']:.2f} s; each of {plans:.0f} plans "
+        f"{sum(each.values()):.1f} ms ({parts}); arena {stats['arena_bytes'] / 2**20:,.0f} MiB\n"
     )
 
 
 def main() -> None:
+    if "--wide" in sys.argv:
+        sys.argv.remove("--wide")
+        wide.main()
+        return
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    p.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    p.add_argument("--models", nargs="+", choices=WORKLOADS | MORE, default=list(WORKLOADS))
+    p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"])
+    p.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
     p.add_argument("--steps", type=int, default=7)
     p.add_argument("--warmup", type=int, default=2)
     p.add_argument("--dropout", type=float, default=0.1)
-    p.add_argument("--quick", action="store_true", help="small models")
+    p.add_argument("--quick", action="store_true", help="the first four models, small")
+    p.add_argument("--wide", action="store_true", help="thirty ordinary models instead; its own options: --wide --help")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
     scale = "small" if a.quick else "full"
     console = Console(width=None if sys.stdout.isatty() else 110)
-    flops, bandwidth = gemm_flops(), copy_bandwidth()
-    console.print(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; "
-        f"this run's ceilings: GEMM {flops / 1e9:.0f} GFLOP/s fp32, copy {bandwidth / 1e9:.1f} GB/s"
-    )
+    flops = {dtype: gemm_flops(DTYPES[dtype] or torch.float32) for dtype in a.dtypes}
+    bandwidth = copy_bandwidth()
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype}" for dtype, rate in flops.items())
+    console.print(f"{machine()}; this run's ceilings: GEMM {rates}, copy {bandwidth / 1e9:.1f} GB/s")
     figures: list[Figures] = []
+    floors: dict[str, float] = {}
     for model in a.models:
-        rows = measure(model, a.arms, a.steps, a.warmup, a.dropout, scale)
-        console.print(table(model, scale, rows, flops, bandwidth))
-        for r in rows:
-            if r.extra:
-                console.print(planning(r.extra))
-        figures += rows
+        work = SCALES[scale][model]
+        for dtype in a.dtypes:
+            floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, 4 if dtype == "fp32" else 2)
+            rows = measure(model, dtype, a.arms, a.steps, a.warmup, a.dropout, scale)
+            console.print(table(work.title, floor, rows))
+            for r in rows:
+                if r.extra:
+                    console.print(planning(r))
+            figures += rows
     if a.json:
-        a.json.write_text(
-            json.dumps(
-                {"gemm_flops": flops, "copy_bandwidth": bandwidth, "figures": [asdict(f) for f in figures]}, indent=1
-            )
-        )
+        titles = {model: SCALES[scale][model].title for model in a.models}
+        result = {"machine": machine(), "gemm_flops": flops, "copy_bandwidth": bandwidth, "titles": titles}
+        result |= {"floors": floors, "figures": [asdict(f) for f in figures]}
+        a.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,71 @@ memory over the loaded model and what the arm says of itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from models import SCALES
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model)
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    from ortmodule_c import ORTModule
+
+    return ORTModule(model)
+
+
+def second_way(model: nn.Module) -> nn.Module:
+    from ortmodule_c import DebugOptions, ORTModule
+
+    return ORTModule(model, DebugOptions(capture="dynamo"))
+
+
+def through_dynamo(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="ortmodule_c")
+
+
+def plain(model: nn.Module) -> nn.Module:
+    return model
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
+def torch_fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+
+
+def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    from ortmodule_c.optim import FusedAdam
+
+    return FusedAdam(parameters, lr=1e-4, weight_decay=1e-2)
+
+
+# What each arm makes of the model, and its optimizer.
+ARMS: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
+    "eager": (plain, adamw),
+    "tuned": (plain, adamw),
+    "tuned_fused": (plain, torch_fused),
+    "compile": (compiled, adamw),
+    "ours": (wrapped, adamw),
+    "ours_fused": (wrapped, fused),
+    "dynamo": (through_dynamo, adamw),
+    "second": (second_way, adamw),
+}
 
 
 def memory(field: str) -> int:
@@ -43,7 +99,8 @@ def processor_seconds() -> float:
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
-    p.add_argument("--arm", choices=["eager", "tuned", "compile", "ours", "dynamo", "second"], required=True)
+    p.add_argument("--arm", choices=ARMS, required=True)
+    p.add_argument("--dtype", choices=DTYPES, default="fp32", help="other than fp32: autocast")
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--scale", choices=SCALES, default="full")
     a = p.parse_args()
@@ -55,28 +112,19 @@ def main() -> None:
     work = SCALES[a.scale][a.model]
     torch.manual_seed(0)
     model = work.build(a.dropout).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    make, make_optimizer = ARMS[a.arm]
+    optimizer = make_optimizer(list(model.parameters()))
     generator = torch.Generator().manual_seed(1)
     inputs = work.data(generator)
     loaded = memory("VmRSS")
-    net = model
-    if a.arm == "compile":
-        net = torch.compile(model)
-    elif a.arm == "ours":
-        from ortmodule_c import ORTModule
-
-        net = ORTModule(model)
-    elif a.arm == "second":
-        from ortmodule_c import DebugOptions, ORTModule
-
-        net = ORTModule(model, DebugOptions(capture="dynamo"))
-    elif a.arm == "dynamo":
-        net = torch.compile(model, backend="ortmodule_c")
+    net = make(model)
+    dtype = DTYPES[a.dtype]
     reply(ready=True)
     for line in sys.stdin:
         if line.strip() == "step":
             begin, worked = time.perf_counter(), processor_seconds()
-            loss = net(*inputs)
+            with contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype):
+                loss = net(*inputs)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -87,7 +135,7 @@ def main() -> None:
             inputs = work.sizes[int(line.split()[1])](generator)
             reply(shapes=[list(t.shape) for t in inputs])
         elif line.strip() == "stats":
-            extra = net.stats() if a.arm == "ours" else {}
+            extra = net.stats() if a.arm.startswith("ours") else {}
             reply(peak=memory("VmHWM") - loaded, extra=extra)
 
 

@@ -1,0 +1,102 @@
+"""Draws what `run.py --json` and `wide.py --json` have left in `benchmarks/results`: docs/benchmarks.md and pictures."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from run import ARMS
+from wide import geometric_mean
+
+plt.rcParams["svg.hashsalt"] = "ortmodule_c"  # the same picture for the same figures
+HERE = Path(__file__).resolve().parent
+RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'` and
+`make bench ARGS='--wide --json FILE'` write. Ratios are of medians of one run, arms stepping in turn: the same model on
+both sides, and the same optimizer (PyTorch's AdamW) unless a column says otherwise; bf16 is `torch.autocast`.
+"""
+
+
+def rows_of(result: dict) -> dict[str, dict[str, dict]]:
+    """Figures by model and dtype, then by arm."""
+    rows: dict[str, dict[str, dict]] = {}
+    for f in result["figures"]:
+        rows.setdefault(f"{f['model']} {f['dtype']}", {})[f["arm"]] = f
+    return rows
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def draw_bars(path: Path, groups: list[str], series: dict[str, list[float]], label: str) -> None:
+    """Bars side by side, those of a group together, beside a line at 1."""
+    height = 0.8 / len(series)
+    fig, ax = plt.subplots(figsize=(8, 0.6 + 0.22 * len(groups) * max(2, len(series))), layout="constrained")
+    for k, (name, values) in enumerate(series.items()):
+        ax.barh([i + k * height for i in range(len(groups))], values, height, label=name)
+    ax.set_yticks([i + 0.4 - height / 2 for i in range(len(groups))], groups)
+    ax.invert_yaxis()
+    ax.axvline(1, color="black", linewidth=0.8)
+    ax.set_xlabel(label)
+    ax.legend(fontsize="small")
+    fig.savefig(path, metadata={"Date": None})
+    plt.close(fig)
+
+
+def steps_section(name: str, result: dict) -> list[str]:
+    rows = rows_of(result)
+    arms = list(dict.fromkeys(f["arm"] for f in result["figures"]))
+    medians = {key: {arm: statistics.median(f["steps"]) for arm, f in row.items()} for key, row in rows.items()}
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in result["gemm_flops"].items())
+    lines = [f"## Whole steps: {name}", "", f"{result['machine']}."]
+    lines += [f"Ceilings of that run: {rates}, copies {result['copy_bandwidth'] / 1e9:.1f} GB/s.", ""]
+    lines += [f"![ratios]({PAGE.stem}-{name}.svg)", ""]
+    head = ["", "eager, ms", *(ARMS[arm] for arm in arms if arm != "eager"), "of floor", "eager, MiB", "ORTModule, MiB"]
+    body = []
+    for key, row in rows.items():
+        model, dtype = key.split()
+        ours = medians[key]["ours"]
+        ratios = [f"{medians[key]['eager'] / medians[key][arm]:.2f}x" for arm in arms if arm != "eager"]
+        floor = f"{100 * result['floors'][key] / ours:.0f} %"
+        peaks = [f"{row[arm]['peak'] / 2**20:,.0f}" for arm in ("eager", "ours")]
+        title = f"{result['titles'][model]}, {dtype}"
+        body.append([title, f"{1e3 * medians[key]['eager']:.0f}", *ratios, floor, *peaks])
+    series = {ARMS[a]: [medians[key]["eager"] / medians[key][a] for key in rows] for a in arms if a != "eager"}
+    draw_bars(DOCS / f"{PAGE.stem}-{name}.svg", list(rows), series, "times as fast as eager")
+    return lines + table(head, body)
+
+
+def wide_section(name: str, result: dict) -> list[str]:
+    figures = result["figures"]
+    columns = list(next(iter(figures.values())))
+    ratios = {model: [row[c]["eager"] / row[c]["ours"] for c in columns] for model, row in figures.items()}
+    lines = [f"## Ordinary models: {name}", "", f"{result['machine']}. Eager's seconds over ORTModule's.", ""]
+    lines += [f"![ratios]({PAGE.stem}-{name}.svg)", ""]
+    body = [[m, result["kinds"][m], *(f"{r:.2f}" for r in row)] for m, row in ratios.items()]
+    means = [f"{geometric_mean(list(column)):.2f}" for column in zip(*ratios.values(), strict=True)]
+    body.append(["geometric mean", "", *means])
+    series = {c: [ratios[m][i] for m in ratios] for i, c in enumerate(columns)}
+    draw_bars(DOCS / f"{PAGE.stem}-{name}.svg", list(ratios), series, "times as fast as eager")
+    return lines + table(["", "kind", *columns], body)
+
+
+def main() -> None:
+    lines = [HEAD]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        section = steps_section if "floors" in result else wide_section
+        lines += section(path.stem, result)
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()
