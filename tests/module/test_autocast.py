@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ortmodule_c import ORTModule
 from wrapped import Function, float_sum, pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:ortmodule_c")
@@ -23,6 +26,27 @@ BODIES: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module]]] = {
     "tensordot": (lambda m, x: torch.tensordot(x, m.layer.weight, 1), {"layer": nn.Linear(4, 4)}),
     "lstm": (lambda m, x: m.layer(x)[0], {"layer": nn.LSTM(4, 4)}),
     "lstm cell": (lambda m, x: m.layer(x[0])[0], {"layer": nn.LSTMCell(4, 4)}),
+    "squared error": (lambda m, x: F.mse_loss(m.layer(x), x), {"layer": nn.Linear(4, 4)}),
+    "likelihood": (
+        lambda m, x: F.nll_loss(F.log_softmax(m.layer(x[0]), -1), torch.arange(4)),
+        {"layer": nn.Linear(4, 4)},
+    ),
+    "padding": (lambda m, x: F.pad(m.layer(x), (1, 2), mode="reflect"), {"layer": nn.Linear(4, 4)}),
+    "outer product": (lambda m, x: torch.outer(m.layer(x)[0, 0], x[0, 0]), {"layer": nn.Linear(4, 4)}),
+    "in place": (lambda m, x: F.relu(F.silu(m.layer(x), inplace=True), inplace=True), {"layer": nn.Linear(4, 4)}),
+    "region without": (
+        lambda m, x: torch.autocast("cpu", enabled=False)(F.linear)(x, m.layer.weight) * m.layer(x),
+        {"layer": nn.Linear(4, 4)},
+    ),
+    "region in another": (
+        lambda m, x: torch.autocast("cpu", torch.float16)(m.inner)(x) + m.layer(x),
+        {"layer": nn.Linear(4, 4), "inner": nn.Linear(4, 4)},
+    ),
+    "numbers": (lambda m, x: (m.layer(x) * 2.5 + 1) ** 2 / 3, {"layer": nn.Linear(4, 4)}),
+    "norms": (
+        lambda m, x: m.second(m.first(m.layer(x))),
+        {"layer": nn.Linear(4, 4), "first": nn.LayerNorm(4), "second": nn.BatchNorm1d(4)},
+    ),
     "bilinear": (lambda m, x: m.layer(x, x), {"layer": nn.Bilinear(4, 4, 3)}),
 }
 
@@ -47,3 +71,20 @@ def test_a_region_of_autocast_gives_what_it_gives_in_pytorch(name: str) -> None:
         assert (p.grad is None) == (q.grad is None), parameter
         if p.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", ["linear", "loss", "squared error", "likelihood", "in place", "einsum", "norms"])
+def test_it_runs_in_c(name: str) -> None:
+    body, members = BODIES[name]
+    ours = ORTModule(Function(body, **members))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(torch.randn(4, 4, 4)).sum().backward()
+    assert not ours.fallback_report()
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_dropout_in_place_runs_in_c(around: Callable[[], Any]) -> None:
+    ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5, inplace=True), nn.Linear(4, 4)))
+    with around():
+        ours(torch.randn(4, 4)).sum().backward()
+    assert not ours.fallback_report()

@@ -28,8 +28,9 @@ from ..guards.watch import Watch
 from ..stack import forwards_line
 from ..terms import Terms
 from .aliases import Alias, find_aliases
+from .autocast import out_of_place, take_apart
 from .custom_function import PythonCall, kept_whole
-from .history import Flow, asks_layout, check_autocast, check_changes, check_functional, inline_regions, unhooked
+from .history import Flow, asks_layout, check_changes, check_functional, inline_regions, unhooked
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
@@ -99,7 +100,8 @@ class Captured:
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
         check_functional(Flow(self.program.graph_module))
-        check_autocast(self.program.graph_module)
+        out_of_place(self.program.graph_module)
+        take_apart(self.program.graph_module)
         if self.numbers is not None:
             to_nodes(self.program.graph_module)
         try:

@@ -20,11 +20,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..errors import NeedsStatic, NotExportable, NotRunnable
-from ..lowering.translations import TABLE
-from ..lowering.translations.registry import aten, has_kernel, is_composite
+from ..lowering.translations.registry import aten
 from ..options import logger
 
-_REGION, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
+_REGION, AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 _UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
 _IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
 # What shares memory with its operand, copies it or is refused, by how that lies in memory.
@@ -65,7 +64,7 @@ def _called(node: fx.Node, name: str) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == name
 
 
-def _body(module: Any, node: fx.Node) -> fx.GraphModule:
+def body_of(module: Any, node: fx.Node) -> fx.GraphModule:
     reference: Any = node.args[1] if _called(node, _REGION) else node.args[4]
     body: fx.GraphModule = getattr(module, reference.target)
     return body
@@ -85,8 +84,8 @@ def inline_regions(module: fx.GraphModule, graded: bool) -> None:
         Whether gradients were enabled when the module was called.
     """
     for node in list(module.graph.nodes):
-        if _called(node, _AUTOCAST):
-            inline_regions(_body(module, node), graded)
+        if _called(node, AUTOCAST):
+            inline_regions(body_of(module, node), graded)
         elif _called(node, _REGION):
             results = _Inliner(module, node, graded).region(node, module, lambda value: value)
             for user in list(node.users):  # each is operator.getitem
@@ -107,7 +106,7 @@ class _Inliner:
         enabled = bool(node.args[0])
         if enabled and not self._graded:
             raise NotExportable("the forward enables gradients where its caller has disabled them")
-        inner = _body(holder, node)
+        inner = body_of(holder, node)
         placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
         mapped: dict[fx.Node, Any] = {p: given(a) for p, a in zip(placeholders, node.args[2:], strict=True)}
         aliases: dict[fx.Node, fx.Node] = {}
@@ -126,8 +125,8 @@ class _Inliner:
             elif n.op == "call_function" and isinstance(mapped.get(n.args[0]), list):  # operator.getitem of a region
                 mapped[n] = mapped[n.args[0]][n.args[1]]
             elif n.op == "call_function":
-                if _called(n, _AUTOCAST):
-                    inline_regions(_body(inner, n), self._graded)
+                if _called(n, AUTOCAST):
+                    inline_regions(body_of(inner, n), self._graded)
                 with self._module.graph.inserting_before(self._at):
                     copy = self._module.graph.node_copy(n, operand)
                 copy.meta[_UNGRADED] = not enabled
@@ -177,8 +176,8 @@ class Flow:
 
     def _walk(self, module: fx.GraphModule) -> None:
         for n in module.graph.nodes:
-            if _called(n, _AUTOCAST):
-                body = _body(module, n)
+            if _called(n, AUTOCAST):
+                body = body_of(module, n)
                 placeholders = [p for p in body.graph.nodes if p.op == "placeholder"]
                 self._real |= {p: self.real(a) for p, a in zip(placeholders, n.args[5:], strict=True)}
                 self._walk(body)
@@ -375,22 +374,3 @@ def check_functional(flow: Flow) -> None:
 def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     val = node.meta["val"]
     return tuple(val.shape), tuple(val.stride())
-
-
-def check_autocast(program: fx.GraphModule, inside: bool = False) -> None:
-    """Refuse composite ops in a region of autocast that it reaches in their parts only: these are traced outside of it.
-
-    Raises
-    ------
-    NotExportable
-        If there is one.
-    """
-    for node in program.graph.nodes:
-        for part in [getattr(program, n.target) for n in node.all_input_nodes if n.op == "get_attr"]:
-            if isinstance(part, fx.GraphModule):
-                check_autocast(part, inside or getattr(node.target, "__name__", "") == _AUTOCAST)
-        op = node.target
-        if not inside or not isinstance(op, OpOverload) or op in TABLE:
-            continue
-        if is_composite(op) and not has_kernel(op, "AutocastCPU"):
-            raise NotExportable(f"{op} is composed of other ops in a region of autocast")

@@ -67,7 +67,8 @@ def _in_place(node: fx.Node, op: OpOverload) -> bool:
 
 
 def _described(arguments: list[Any]) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in arguments]
+    """Names and types; the first has another name in some ops that change it, and is given by position."""
+    return [(a.name if i else "", str(a.type)) for i, a in enumerate(arguments)]
 
 
 def _kind(t: Tensor) -> str:

@@ -458,6 +458,13 @@ def nll_loss(
     )
 
 
+@translates(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    b: Builder, x: Val, target: Val, weight: Val | None, reduction: int, ignore_index: Size
+) -> tuple[Val, None]:
+    return nll_loss(b, x, target, weight, reduction, ignore_index), None
+
+
 @translates(aten.glu.default)
 def glu(b: Builder, x: Val, dim: int = -1) -> Val:
     axis = axis_of(x, dim)
