@@ -1,4 +1,4 @@
-"""Draws what `run.py --json` and `wide.py --json` have left in `benchmarks/results`: docs/benchmarks.md and pictures."""
+"""Draws what `run.py --json` and `wide.py --json` leave in `benchmarks/results`: docs/benchmarks.md and pictures."""
 
 from __future__ import annotations
 
