@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from run import ARMS
-from wide import geometric_mean
+from wide import geometric_mean, ratio_of
 
 plt.rcParams["svg.hashsalt"] = "ortmodule_c"  # the same picture for the same figures
 HERE = Path(__file__).resolve().parent
@@ -78,13 +78,16 @@ def steps_section(name: str, result: dict) -> list[str]:
 def wide_section(name: str, result: dict) -> list[str]:
     figures = result["figures"]
     columns = list(next(iter(figures.values())))
-    ratios = {model: [row[c]["eager"] / row[c]["ours"] for c in columns] for model, row in figures.items()}
+    ratios = {model: [ratio_of(row[c]) for c in columns] for model, row in figures.items()}
     lines = [f"## Ordinary models: {name}", "", f"{result['machine']}. Eager's seconds over ORTModule's.", ""]
     lines += [f"![ratios]({PAGE.stem}-{name}.svg)", ""]
-    body = [[m, result["kinds"][m], *(f"{r:.2f}" for r in row)] for m, row in ratios.items()]
-    means = [f"{geometric_mean(list(column)):.2f}" for column in zip(*ratios.values(), strict=True)]
+    body = [
+        [m, result["kinds"][m], *("eager raises" if r is None else f"{r:.2f}" for r in row)]
+        for m, row in ratios.items()
+    ]
+    means = [f"{geometric_mean(column):.2f}" for column in zip(*ratios.values(), strict=True)]
     body.append(["geometric mean", "", *means])
-    series = {c: [ratios[m][i] for m in ratios] for i, c in enumerate(columns)}
+    series = {c: [ratios[m][i] or 0.0 for m in ratios] for i, c in enumerate(columns)}
     draw_bars(DOCS / f"{PAGE.stem}-{name}.svg", list(ratios), series, "times as fast as eager")
     return lines + table(["", "kind", *columns], body)
 

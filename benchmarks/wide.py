@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -72,19 +72,27 @@ def in_turn(steps: list[Callable[[], float]], seconds: float) -> list[list[float
     return taken
 
 
-def compare(example: Example, mode: str, dtype: torch.dtype | None, seconds: float) -> dict[str, object]:
-    """Median seconds of eager and of ours, and what of ours runs in PyTorch."""
+def compare(example: Example, mode: str, dtype: torch.dtype | None, seconds: float) -> dict[str, object] | None:
+    """Median seconds of eager and of ours, and what of ours runs in PyTorch; None if eager raises."""
     torch.manual_seed(0)
     plain = example.build()
     wrapped = ORTModule(copy.deepcopy(plain))
     inputs = example.inputs(torch.Generator().manual_seed(1))
+    try:
+        stepper(plain, inputs, mode, dtype)()
+    except RuntimeError:
+        return None
     eager, ours = in_turn([stepper(net, inputs, mode, dtype) for net in (plain, wrapped)], seconds)
     fallen = sorted({record.name for record in wrapped.fallback_report()})
     return {"eager": statistics.median(eager), "ours": statistics.median(ours), "in_pytorch": fallen}
 
 
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values)))
+def ratio_of(cell: dict[str, float] | None) -> float | None:
+    return None if cell is None else cell["eager"] / cell["ours"]
+
+
+def geometric_mean(ratios: Iterable[float | None]) -> float:
+    return math.exp(statistics.fmean(math.log(r) for r in ratios if r is not None))
 
 
 def main() -> None:
@@ -101,18 +109,18 @@ def main() -> None:
     table = Table(title="eager / ORTModule, seconds of a step")
     for column in ("", "kind", *(f"{dtype} {mode}" for dtype, mode in cells), "in PyTorch"):
         table.add_column(column, justify="right" if column.startswith(tuple(DTYPES)) else "left")
-    figures: dict[str, dict[str, dict]] = {}
+    figures: dict[str, dict[str, dict | None]] = {}
     for name in a.models:
         row = figures[name] = {}
         for dtype, mode in cells:
             row[f"{dtype} {mode}"] = compare(EXAMPLES[name], mode, DTYPES[dtype], a.seconds)
             gc.collect()
-        fallen = sorted({op for cell in row.values() for op in cell["in_pytorch"]})
-        ratios = [f"{cell['eager'] / cell['ours']:.2f}" for cell in row.values()]
+        fallen = sorted({op for cell in row.values() if cell for op in cell["in_pytorch"]})
+        ratios = ["eager raises" if ratio is None else f"{ratio:.2f}" for ratio in map(ratio_of, row.values())]
         print(f"{name}: {' '.join(ratios)} {' '.join(fallen)}", flush=True)
         table.add_row(name, EXAMPLES[name].kind, *ratios, ", ".join(fallen))
     keys = [f"{dtype} {mode}" for dtype, mode in cells]
-    means = [geometric_mean([row[key]["eager"] / row[key]["ours"] for row in figures.values()]) for key in keys]
+    means = [geometric_mean([ratio_of(row[key]) for row in figures.values()]) for key in keys]
     table.add_section()
     table.add_row("geometric mean", "", *(f"{mean:.2f}" for mean in means), "")
     console.print(table)

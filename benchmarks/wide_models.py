@@ -237,8 +237,7 @@ class Translator(nn.Module):
 def translator_inputs(g: torch.Generator) -> Inputs:
     source, target = (torch.randint(0, 2000, (8, 48), generator=g) for _ in range(2))
     lengths = torch.randint(24, 49, (8, 1), generator=g)
-    # As numbers, so that PyTorch need not make them of truth values at each layer.
-    return {"source": source, "target": target, "padding": (torch.arange(48) >= lengths).float() * -1e9}
+    return {"source": source, "target": target, "padding": torch.arange(48) >= lengths}
 
 
 def sequence_to_sequence(batch: int, length: int, vocabulary: int) -> Callable:
