@@ -141,6 +141,16 @@ omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params
 omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,
                              omc_batch_form *out) OMC_MUST_USE;
 
+/* ---- segment.c ---- */
+
+/* Rows [n, inner] cut into segments [segments, inner]: one from each offset to the next, or to the
+ * last row; with `closed` the last offset is only an end. */
+typedef struct omc_segment_form {
+  int64_t n, inner, segments;
+} omc_segment_form;
+
+omc_status omc_segment_form_of(const omc_node *node, omc_segment_form *out) OMC_MUST_USE;
+
 /* ---- loss.c ---- */
 
 typedef enum { OMC_LOSS_NONE, OMC_LOSS_MEAN, OMC_LOSS_SUM } omc_loss_reduction;

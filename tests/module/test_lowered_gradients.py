@@ -229,6 +229,57 @@ def test_embedding_bag(mode: str, last: bool) -> None:
         assert_same_step(*pair(nn.EmbeddingBag(6, 3, mode=mode, include_last_offset=last)), *arguments[:n])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "sum"},
+        {"mode": "mean"},
+        {"mode": "sum", "padding_idx": 2},
+        {"mode": "mean", "padding_idx": -1},
+        {"mode": "mean", "include_last_offset": True},
+    ],
+    ids=str,
+)
+def test_embedding_bag_in_c(options: dict, dtype: torch.dtype) -> None:
+    """Empty bags, repeated ids, and bags of equal length given as a matrix."""
+    ids, offsets = torch.tensor([1, 2, 5, 2, 2, 0, 1]), torch.tensor([0, 2, 2, 7])
+    eager, ours = pair(nn.EmbeddingBag(6, 3, dtype=dtype, **options))
+    for arguments in ((ids, offsets), (ids.int(), offsets.int()), (ids[:6].view(2, 3),)):
+        if not (len(arguments) == 1 and options.get("include_last_offset")):
+            assert_same_step(eager, ours, *arguments)
+    assert ours.fallback_report() == []
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_embedding_bag_of_halves_is_summed_in_float(mode: str) -> None:
+    """And rounded once."""
+    bag, ours = pair(nn.EmbeddingBag(6, 3, mode=mode, dtype=torch.bfloat16))
+    ids = torch.arange(300).view(1, 300) % 6
+    torch.testing.assert_close(ours(ids), bag.float()(ids).bfloat16())
+
+
+def test_embedding_bag_weighted() -> None:
+    ids, offsets = torch.tensor([1, 2, 5, 2, 2, 0, 1]), torch.tensor([0, 2, 2, 7])
+    eager, ours = pair(nn.EmbeddingBag(6, 3, mode="sum"))
+    weights = [torch.linspace(-1, 2, 7, requires_grad=True) for _ in range(2)]
+    for net, w in zip((eager, ours), weights, strict=True):
+        net(ids, offsets, w).square().sum().backward()
+    torch.testing.assert_close(weights[1].grad, weights[0].grad)
+    torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
+    assert ours.fallback_report() == []
+
+
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 9]])
+def test_embedding_bag_of_bad_offsets(offsets: list[int]) -> None:
+    eager, ours = pair(nn.EmbeddingBag(6, 3, mode="sum"))
+    ids = torch.tensor([1, 2, 5])
+    for net in (eager, ours):
+        with pytest.raises((RuntimeError, ValueError, IndexError), match="offsets"):
+            net(ids, torch.tensor(offsets))
+    assert_same_step(eager, ours, ids, torch.tensor([0, 1]))
+
+
 def test_loss_of_log_probabilities_that_changed_since() -> None:
     """What log_softmax was taken of may be another tensor by the time of the loss."""
 

@@ -1,5 +1,7 @@
 """Rows of the softmax, loss, norm and pool families."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, tensor
 from torch.nn import functional as F
@@ -26,6 +28,18 @@ def linear_cross_entropy(x: Tensor, w: Tensor, *rest: Tensor | None, **attrs: ob
 
     grads = [0, 1, 3] if len(rest) > 1 and rest[1] is not None else [0, 1]
     return Case("LinearCrossEntropy", [x, w, *rest], f, attrs, outputs=4, compare=1, grads=grads)
+
+
+def segments(op: str, x: Tensor, *offsets: int, closed: int = 0, **attrs: object) -> Case:
+    def f(a: Tensor, at: Tensor) -> Tensor:
+        ends = at.tolist() if closed else [*at.tolist(), attrs.get("shape", a.shape)[0]]
+        if op == "SegmentSum":
+            return torch.stack([a[i:j].sum(0) for i, j in pairwise(ends)] or [a[:0].sum(0)][:0])
+        counts = torch.tensor([j - i for i, j in pairwise(ends)])
+        rows = a.repeat_interleave(counts, 0)
+        return torch.cat([rows, a.new_zeros(attrs["shape"][0] - len(rows), *a.shape[1:])])
+
+    return Case(op, [x, tensor(offsets)], f, {"closed": closed, **attrs}, grads=[0])
 
 
 def nll(logits: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Case:
@@ -110,6 +124,10 @@ CASES = [
     cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs()), cross_entropy(x(7, 11), ids(11, 7), x(11, seed=5).abs(), label_smoothing=0.2),
     cross_entropy(x(3, 5, 4, 2), ids(5, 3, 4, 2)), cross_entropy(x(7, 11), tensor([2, 2, 3, 2, 5, 0, 10]), ignore_index=2),
     cross_entropy(x(4, 5, dtype=F64), tensor([0, 4, -100, 1]), x(5, seed=5, dtype=F64).abs(), label_smoothing=0.1, reduction="none"),
+    segments("SegmentSum", x(7, 5), 0, 2, 2, 6), segments("SegmentSum", x(7, 35), 0, 3, 5, closed=1), segments("SegmentSum", x(7, dtype=F64), 0, 7, 7),
+    segments("SegmentSum", x(1, 1), 0), segments("SegmentSum", x(0, 3), 0, 0), segments("SegmentSum", x(900, 130), *range(0, 900, 3)),
+    segments("SegmentSpread", x(3, 5), 0, 2, 2, shape=[6, 5]), segments("SegmentSpread", x(2, 17), 0, 3, 5, closed=1, shape=[7, 17]),
+    segments("SegmentSpread", x(300, 33), *range(0, 900, 3), shape=[900, 33]),
     linear_cross_entropy(x(7, 5), x(11, 5, seed=2), ids(11, 7)), linear_cross_entropy(x(7, 5), x(1003, 5, seed=2), ids(1003, 7), x(1003, seed=3)),
     linear_cross_entropy(x(7, 5), x(11, 5, seed=2), tensor([1, -100, 3, -100, 5, 0, 10]), x(11, seed=3)),
     linear_cross_entropy(x(7, 7), x(7, 7, seed=2), tensor([2, 2, 3, 2, 5, 0, 6]), x(7, seed=3), ignore_index=2, reduction="sum"),

@@ -97,6 +97,39 @@ def embedding(
     )
 
 
+@translates(aten.embedding_bag.padding_idx)
+def embedding_bag(
+    b: Builder,
+    weight: Val,
+    ids: Val,
+    offsets: Val,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Val | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Val, None, None, None]:
+    if sparse or scale_grad_by_freq or mode > 1:
+        raise Unsupported("the largest of a bag" if mode > 1 else "sparse or scaled gradients of bags")
+    ids, offsets = b.cast(ids, torch.int64), b.cast(offsets, torch.int64)
+    n, width = ids.dims[0], weight.dims[1]
+    padding = -1 if padding_idx is None else padding_idx
+    rows = embedding(b, weight, ids, padding)
+    if per_sample_weights is not None:
+        rows = b.emit("Mul", rows, b.reshape(per_sample_weights, (n, 1)))
+    ones = b.expand(b.const(1, weight.dtype), (n, 1))
+    if padding >= 0:
+        counts = b.reshape(b.emit("Not", b.emit("Equal", ids, b.const(padding, torch.int64))), (n, 1))
+        rows = b.emit("Where", counts, rows, b.const(0, weight.dtype))
+        ones = b.cast(counts, weight.dtype)
+    bags = b.emit("SegmentSum", rows, offsets, closed=int(include_last_offset))
+    if mode == 1:
+        sizes = b.emit("SegmentSum", ones, offsets, closed=int(include_last_offset))
+        bags = b.emit("Div", bags, b.emit("Max", sizes, b.const(1, weight.dtype)))
+    return bags, None, None, None
+
+
 @translates(aten.dropout.default)
 def dropout(b: Builder, x: Val, p: float, train: bool) -> Val:
     if not train or p == 0:
