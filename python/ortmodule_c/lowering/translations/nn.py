@@ -113,7 +113,7 @@ def embedding_bag(
     if sparse or scale_grad_by_freq or mode > 1:
         raise Unsupported("the largest of a bag" if mode > 1 else "sparse or scaled gradients of bags")
     ids, offsets = b.cast(ids, torch.int64), b.cast(offsets, torch.int64)
-    n, width = ids.dims[0], weight.dims[1]
+    n = ids.dims[0]
     padding = -1 if padding_idx is None else padding_idx
     rows = embedding(b, weight, ids, padding)
     if per_sample_weights is not None:
