@@ -42,6 +42,9 @@ ISAS = {
         64,
     ),
 }
+ISAS["avx512bf16"] = ([*ISAS["avx512"][0], "-mavx512bf16"], 64)
+# What variants.def calls them, where there are others than the base.
+GROUPS = {"all": ["base", "avx2", "avx512"], "base": ["base"], "bf16": ["avx512bf16"]}
 LIBRARIES = ["m", "dl", "pthread", "gomp"]
 
 
@@ -51,7 +54,7 @@ def variants() -> list[tuple[str, list[str]]]:
     x86 = platform.machine() in ("x86_64", "AMD64")
     made = []
     for name, dtype, compute, kind, isas in rows:
-        for isa in ISAS if x86 and isas == "all" else ["base"]:
+        for isa in GROUPS[isas] if x86 else {"base"} & {*GROUPS[isas]}:
             flags, width = ISAS[isa]
             defines = [
                 f"-DOMC_VARIANT={name}_{isa}",
@@ -60,6 +63,7 @@ def variants() -> list[tuple[str, list[str]]]:
                 f"-DOMC_STORAGE_IS_{dtype}",
                 f"-DOMC_COMPUTE_{compute.upper()}",
                 f"-DOMC_KIND={kind}",
+                f"-DOMC_KIND_IS_{kind}",
                 f"-DOMC_VL={8 * width // int(compute[1:])}",
             ]
             # A vector type wider than the baseline has no stable calling convention; verbs are inlined: none is used.
@@ -77,7 +81,8 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     kernels = [p for p in core if p.stem.endswith("_variant") or p.parent == CSRC / "cpu" / "ops"]
     jobs = [(p, "core", []) for p in [*core, *extra] if not p.stem.endswith("_variant")]
     for name, flags in variants():
-        jobs += [(p, name, flags) for p in kernels]
+        chosen = [p for p in kernels if p.name.startswith("gemm_")] if name.startswith("pairs_") else kernels
+        jobs += [(p, name, flags) for p in chosen]
     return jobs
 
 

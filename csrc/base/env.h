@@ -15,7 +15,7 @@ typedef enum { OMC_GEMM_OWN, OMC_GEMM_TORCH } omc_gemm_choice;
 
 typedef struct omc_env {
   char dump[OMC_ENV_PATH]; /* OMC_DUMP=DIR: the graph after every stage goes there; "": off */
-  int isa;     /* OMC_ISA=base|avx2|avx512: upper bound, an omc_isa; default OMC_N_ISA: none */
+  int isa;     /* OMC_ISA, a name of OMC_ISAS: upper bound, an omc_isa; default OMC_N_ISA: none */
   int gemm;    /* OMC_GEMM=own|torch: whose matrix product, an omc_gemm_choice; default own */
   int verify;  /* OMC_VERIFY=0|1: verify the graph after every stage */
   int profile; /* OMC_PROFILE=0|1: time every step; read back with Plan.profile() */

@@ -3,9 +3,11 @@
 #define OMC_BASE_ISA_H
 
 /* The list: ISA(name by which users know it, NAME, ...) for each. setup.py has the flags of each.
- */
-#define OMC_ISAS(ISA, ...) \
-  ISA(base, BASE, __VA_ARGS__) ISA(avx2, AVX2, __VA_ARGS__) ISA(avx512, AVX512, __VA_ARGS__)
+ * The last has instructions for matrix products of bf16, and nothing else is compiled for it. */
+#define OMC_ISAS(ISA, ...)     \
+  ISA(base, BASE, __VA_ARGS__) \
+  ISA(avx2, AVX2, __VA_ARGS__) \
+  ISA(avx512, AVX512, __VA_ARGS__) ISA(avx512bf16, AVX512BF16, __VA_ARGS__)
 
 #define OMC_ISA_ID_(name, NAME, ...) OMC_ISA_##NAME,
 typedef enum { OMC_ISAS(OMC_ISA_ID_, ) OMC_N_ISA } omc_isa;

@@ -9,40 +9,38 @@
 typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
 
 #define DECLARE(name) void name(const omc_gemm_args *, void *);
-OMC_VARIANT_DECLARE(computed_floats, DECLARE, omc_gemm_serial)
+OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_serial)
 
+/* By the dtype whose numbers are multiplied: bf16 only where there are instructions for it. */
 static const serial_fn serial_fns[OMC_N_DTYPE][OMC_N_ISA] = {
-    OMC_VARIANT_TABLE(computed_floats, omc_gemm_serial)};
+    OMC_VARIANT_TABLE(products, omc_gemm_serial)};
 
-static serial_fn serial_for(omc_dtype dtype) {
+static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
+
+static bool is_bf16(const omc_matrix *x) {
+  return x->dtype == OMC_BF16 || (x->dtype == OMC_F32 && x->read_as == OMC_BF16);
+}
+
+static serial_fn serial_for(const omc_gemm_args *g) {
   serial_fn best = NULL;
-  OMC_PICK_ISA(best, serial_fns[dtype])
+  OMC_PICK_ISA(best, serial_fns[computed_in(g)])
+  if (is_bf16(&g->a) && is_bf16(&g->b)) OMC_PICK_ISA(best, serial_fns[OMC_BF16])
   return best;
 }
 
-/* Bytes of one thread's packed blocks, and of what it converts. */
+/* Bytes of one thread's packed blocks, and of what is not summed up in C itself. */
 static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
-  const omc_gemm_wide wide = omc_gemm_wide_of(m, n, k);
+  const omc_gemm_apart apart = omc_gemm_apart_of(m, n, k);
   const int64_t packed = omc_gemm_packed_a(m, k) + omc_gemm_packed_b(n, k);
-  const int64_t converted = wide.a + wide.b + wide.sums + wide.bias + wide.row_bias;
-  return omc_round_up((size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, converted), 64);
+  const int64_t sums = apart.sums + apart.bias + apart.row_bias;
+  return omc_round_up((size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, sums), 64);
 }
 
 size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads) {
   return thread_bytes(dtype, m, n, k) * (size_t)threads;
 }
 
-static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
-
-/* The operand that is converted, if there is one. */
-static omc_dtype narrowest(const omc_gemm_args *g) {
-  const omc_dtype a = g->a.dtype, b = g->b.dtype, c = g->c.dtype, wide = computed_in(g);
-  return a != wide ? a : b != wide ? b : c;
-}
-
-void omc_gemm_serial(const omc_gemm_args *g, void *workspace) {
-  serial_for(computed_in(g))(g, workspace);
-}
+void omc_gemm_serial(const omc_gemm_args *g, void *workspace) { serial_for(g)(g, workspace); }
 
 /* ---- own, on several threads: C is cut into a grid of rectangles ---- */
 
@@ -101,9 +99,9 @@ static void choose_grid(const omc_gemm_args *g, int64_t threads, grid *out) {
 static void gemm_own(const omc_gemm_args *g, int threads, void *workspace) {
   const int64_t work = g->m * g->n * (g->k ? g->k : 1) / OMC_GRAIN_PRODUCTS + 1;
   grid p = {.g = g,
-            .serial = serial_for(computed_in(g)),
+            .serial = serial_for(g),
             .workspace = workspace,
-            .thread_bytes = thread_bytes(narrowest(g), g->m, g->n, g->k)};
+            .thread_bytes = thread_bytes(g->c.dtype, g->m, g->n, g->k)};
   choose_grid(g, omc_min(threads, work), &p);
   omc_parallel_for(p.rows * p.cols, 1, threads, run_rectangles, &p);
 }
@@ -125,11 +123,15 @@ static bool blas_describe(const omc_matrix *x, int64_t rows, int64_t cols, blas_
   return true;
 }
 
+static bool is_plain(const omc_matrix *x, omc_dtype dtype) {
+  return x->dtype == dtype && x->read_as != OMC_BF16 && x->read_as != OMC_F16;
+}
+
 static bool blas_fits(const omc_gemm_args *g) {
   const omc_torch_shims *torch = omc_torch_shims_get();
-  const omc_dtype dtype = computed_in(g);
+  const omc_dtype dtype = g->c.dtype;
   blas_operand a, b, c;
-  return narrowest(g) == dtype &&
+  return computed_in(g) == dtype && is_plain(&g->a, dtype) && is_plain(&g->b, dtype) &&
          (dtype == OMC_F64 ? torch->dgemm != NULL : torch->sgemm != NULL) &&
          blas_describe(&g->a, g->m, g->k, &a) && blas_describe(&g->b, g->k, g->n, &b) &&
          blas_describe(&g->c, g->m, g->n, &c) && c.trans == 'N';

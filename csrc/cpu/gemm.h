@@ -16,6 +16,9 @@ typedef struct omc_matrix {
   void *data;
   int64_t rs, cs; /* strides in elements from row to row and from column to column */
   omc_dtype dtype;
+  omc_dtype
+      read_as; /* of an operand: OMC_BF16, OMC_F16: numbers of f32 are rounded to it as they are
+                  packed, as if they had been cast; any other: they are taken as they are */
 } omc_matrix;
 
 typedef struct omc_gemm_args {
@@ -27,11 +30,16 @@ typedef struct omc_gemm_args {
 } omc_gemm_args;
 
 /* Scratch bytes for problems up to m x n x k on that many threads whose operands are of that dtype
- * or of the one that it is computed in. */
+ * or of the one that it is computed in, and C of either. */
 size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads);
 
 /* Floats, each of its own dtype, all computed in the same one (f32 for 16 bits), in which every
- * element of C is summed up and then rounded once. Does not fail. */
+ * element of C is summed up and then rounded once. Does not fail.
+ *
+ * Where both operands are numbers of bf16, stored or read as such, and the machine has instructions
+ * for it that pay (cpu/isa.c), products are summed in pairs by them: each product is exact, sums
+ * are of f32, as in PyTorch on such a machine. These instructions take denormal numbers for zero,
+ * and give zero in place of a denormal sum. */
 void omc_gemm(const omc_gemm_args *g, int threads, void *workspace);
 
 /* On the calling thread alone, for use inside a parallel region. */

@@ -1,10 +1,15 @@
 /* The serial part of GEMM, compiled per variant: packing, micro-kernels and the block product.
  *
+ * Panels are made of units: a number of what is computed in, to which 16-bit operands are converted
+ * as they are packed; or, in the variant `pairs`, two numbers of bf16 that follow each other along
+ * K, of which one instruction adds up both products in f32. A unit has OMC_DEPTH elements of K; the
+ * last one is padded with zeros, and every block of K begins at a whole one, whatever is cut.
+ *
  * Packed layouts. A block of m rows is cut into omc_gemm_panels(m) panels of nearly equal height
- * h; panel after panel, k columns of h elements each: no padding, whatever m is. A block of n
- * columns is cut into panels of OMC_NR columns; panel after panel, k rows of OMC_NR elements
+ * h; panel after panel, k columns of h units each: no padding, whatever m is. A block of n
+ * columns is cut into panels of OMC_NR columns; panel after panel, k rows of OMC_NR units
  * each, the last panel padded with zeros. Every element of C sums its products in order of k by
- * one FMA chain per K block, so results do not depend on how the work is cut. */
+ * one chain of multiply-adds per K block, so results do not depend on how the work is cut. */
 #ifndef OMC_CPU_GEMM_KERNEL_H
 #define OMC_CPU_GEMM_KERNEL_H
 
@@ -13,43 +18,42 @@
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
 
-/* Blocks of M and K keep packed A within L2, of N and K packed B within a core's share of L3. */
-#define OMC_GEMM_MC 336
-#define OMC_GEMM_KC 384
+/* Blocks of M and K keep packed A within L2, of N and K packed B within a core's share of L3; of K
+ * in units. */
+#define OMC_GEMM_MC 252
+#define OMC_GEMM_KC 512
 #define OMC_GEMM_NC 1024
-#define OMC_GEMM_SUMS 672                /* rows of C that are summed up apart, if it is narrower */
+#define OMC_GEMM_SUMS (1 << 20)          /* elements of C that are summed up apart */
 #define OMC_GEMM_MAX_NR (2 * OMC_MAX_VL) /* of any variant */
-#define OMC_GEMM_SLACK OMC_MAX_VL        /* elements that packing may write past the last */
+#define OMC_GEMM_SLACK OMC_MAX_VL        /* units that packing may write past the last */
 
 /* Part i of n cut into `parts` nearly equal parts starts here. */
 static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * i / parts; }
 
-/* Elements of a packed block of an m x k matrix A. */
+/* Units of a packed block of an m x k matrix A. */
 static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {
   const int64_t mb = m < OMC_GEMM_MC ? m : OMC_GEMM_MC, kb = k < OMC_GEMM_KC ? k : OMC_GEMM_KC;
   return omc_whole_vectors(mb * kb + OMC_GEMM_SLACK);
 }
 
-/* Elements of a packed block of a k x n matrix B. */
+/* Units of a packed block of a k x n matrix B. */
 static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
   const int64_t nb = omc_min(n, OMC_GEMM_NC), kb = omc_min(k, OMC_GEMM_KC);
   return omc_ceil_div(nb, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * kb;
 }
 
-/* Elements of what is converted, should operands be stored narrower than they are computed in:
- * blocks of A and B, sums of C, and both biases. */
-typedef struct omc_gemm_wide {
-  int64_t a, b, sums, bias, row_bias;
-} omc_gemm_wide;
+/* Should C be stored narrower than it is computed in: rows of it that are summed up apart while
+ * there are more blocks of K, and how many sums these are; elements of both biases. */
+typedef struct omc_gemm_apart {
+  int64_t rows, sums, bias, row_bias;
+} omc_gemm_apart;
 
-static inline omc_gemm_wide omc_gemm_wide_of(int64_t m, int64_t n, int64_t k) {
-  const int64_t nb = omc_min(n, OMC_GEMM_NC), kb = omc_min(k, OMC_GEMM_KC);
-  const int64_t mb = omc_min(m, OMC_GEMM_SUMS);
-  return (omc_gemm_wide){.a = omc_whole_vectors(omc_min(m, OMC_GEMM_MC) * kb),
-                         .b = omc_whole_vectors(kb * nb),
-                         .sums = omc_whole_vectors(mb * nb),
-                         .bias = omc_whole_vectors(nb),
-                         .row_bias = omc_whole_vectors(mb)};
+static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) {
+  const int64_t nb = omc_min(n, OMC_GEMM_NC), rows = omc_min(m, OMC_GEMM_SUMS / omc_max(nb, 1));
+  return (omc_gemm_apart){.rows = rows,
+                          .sums = k > OMC_GEMM_KC ? omc_whole_vectors(rows * nb) : 0,
+                          .bias = omc_whole_vectors(nb),
+                          .row_bias = omc_whole_vectors(m)};
 }
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
@@ -98,29 +102,58 @@ static inline omc_gemm_wide omc_gemm_wide_of(int64_t m, int64_t n, int64_t k) {
 
 static inline int64_t omc_gemm_panels(int64_t m) { return omc_ceil_div(m, OMC_MR); }
 
-/* One K block of C = alpha * A B + beta * C + bias with both operands packed, or B in place. */
+/* The variant's own names; those of the type computed in serve whatever is stored. */
+#if defined(OMC_KIND_IS_PAIRS)
+#define OMC_GEMM_COMPILED 1
+#define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_VARIANT)
+#define OMC_DEPTH 2
+typedef acc_bits_t omc_unit;
+typedef vmask omc_vunit;
+#else
+#define OMC_GEMM_COMPILED OMC_STORES_ACC
+#define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_COMPUTE_VARIANT)
+#define OMC_DEPTH 1
+typedef acc_t omc_unit;
+typedef vacc_t omc_vunit;
+#endif
+
+/* One K block, of k units: what is stored to `to` is alpha * A B + beta * from + bias. Both
+ * operands are packed, or B is in place. `from` and `to` are m x n and may be the same. */
 typedef struct omc_gemm_block {
   int64_t m, n, k;
-  const acc_t *a;      /* packed */
-  const acc_t *b;      /* packed */
-  const acc_t *b_rows; /* whole panels are read here instead if not NULL: row-major B */
-  int64_t b_rs;        /* its row stride */
-  acc_t *c;
-  int64_t c_rs;
-  acc_t alpha, beta;     /* beta 0: C is not read */
-  const acc_t *bias;     /* n or NULL */
-  const acc_t *row_bias; /* m or NULL */
+  const omc_unit *a;      /* packed */
+  const omc_unit *b;      /* packed */
+  const omc_unit *b_rows; /* whole panels are read here instead if not NULL: row-major B */
+  int64_t b_rs;           /* its row stride */
+  omc_matrix from, to;    /* cs 1 */
+  acc_t alpha, beta;      /* beta 0: `from` is not read */
+  const acc_t *bias;      /* n or NULL */
+  const acc_t *row_bias;  /* m or NULL */
 } omc_gemm_block;
-
-/* Those of the type computed in serve whatever is stored. */
-#define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_COMPUTE_VARIANT)
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);
 
-/* out[x * width + i] = src[i * stride + x] for `lines` lines i of k elements each. Up to OMC_VL
- * lines whole vectors are written, in rising order: past line and past the end. */
-void OMC_GEMM_NAME(pack_lines)(const acc_t *src, int64_t stride, int64_t lines, int64_t k,
-                               int64_t width, acc_t *out);
+/* Row-major sums. */
+static inline omc_matrix omc_gemm_sums(acc_t *sums, int64_t stride) {
+  return (omc_matrix){.data = sums, .rs = stride, .cs = 1, .dtype = OMC_ACC};
+}
+
+/* The unit of elements x, .. of line i goes to out[x / OMC_DEPTH * width + i], for `lines` rows of
+ * `src` of k elements each. Up to OMC_VL lines whole vectors are written, in rising order: past
+ * line and past the end. */
+void OMC_GEMM_NAME(pack_lines)(const omc_matrix *src, int64_t lines, int64_t k, int64_t width,
+                               omc_unit *out);
+
+/* Blocks of m x k of A and of k x n of B. */
+void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, omc_unit *out);
+void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *out);
+
+/* The matrix from (row, col) on. */
+static inline omc_matrix omc_gemm_part(const omc_matrix *x, int64_t row, int64_t col) {
+  omc_matrix part = *x;
+  part.data = (char *)x->data + (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
+  return part;
+}
 
 #endif
 

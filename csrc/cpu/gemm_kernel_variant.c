@@ -1,21 +1,40 @@
-#include "cpu/convert.h"
+/* Micro-kernels, and the whole product on one thread. */
 #include "cpu/gemm_kernel.h"
+#include "cpu/rows.h"
 
-#if OMC_IS_FLOAT && OMC_STORES_ACC
+#if OMC_IS_FLOAT && OMC_GEMM_COMPILED
 
 /* ---- micro-kernels ---- */
 
 typedef struct tile {
   int64_t k;
-  const acc_t *a;
-  const acc_t *b;
+  const omc_unit *a;
+  const omc_unit *b;
   int64_t b_rs;
-  acc_t *c;
-  int64_t c_rs;
+  const acc_t *from;
+  acc_t *to;
+  int64_t from_rs, to_rs;
   acc_t alpha, beta;
   const acc_t *bias;
   const acc_t *row_bias;
 } tile;
+
+/* A unit in every lane, and the products of units added to c. */
+#if OMC_DEPTH == 2
+OMC_INLINE omc_vunit spread(omc_unit x) { return (omc_vunit)_mm512_set1_epi32(x); }
+OMC_INLINE vacc_t add_products(omc_vunit a, omc_vunit b, vacc_t c) {
+  return (vacc_t)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+}
+#else
+OMC_INLINE omc_vunit spread(omc_unit x) { return vset(x); }
+OMC_INLINE vacc_t add_products(omc_vunit a, omc_vunit b, vacc_t c) { return vfma(a, b, c); }
+#endif
+
+OMC_INLINE omc_vunit load_units(const omc_unit *p) {
+  omc_vunit x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
 
 /* Visits the vectors of a tile: vector v of row r, which the caller names. */
 #define EACH_VECTOR(r, v) \
@@ -23,20 +42,21 @@ typedef struct tile {
 
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
-  acc_t *const c = t->c;
-  const int64_t c_rs = t->c_rs;
+  const acc_t *const from = t->from;
+  acc_t *const to = t->to;
+  const int64_t from_rs = t->from_rs, to_rs = t->to_rs;
   vacc_t acc[OMC_MR][OMC_NV];
   EACH_VECTOR(r, v) { acc[r][v] = vset(0); }
-  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(c + r * c_rs, 1);
+  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(to + r * to_rs, 1);
 
-  const acc_t *a = t->a, *b = t->b;
+  const omc_unit *a = t->a, *b = t->b;
   const int64_t b_rs = t->b_rs;
   for (int64_t k = t->k; k > 0; k--) {
-    vacc_t row[OMC_NV];
-    OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = vldr(b + v * OMC_VL);
+    omc_vunit row[OMC_NV];
+    OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = load_units(b + v * OMC_VL);
     OMC_UNROLL for (int r = 0; r < rows; r++) {
-      const vacc_t x = vset(a[r]);
-      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = vfma(x, row[v], acc[r][v]);
+      const omc_vunit x = spread(a[r]);
+      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = add_products(x, row[v], acc[r][v]);
     }
     a += rows;
     b += b_rs;
@@ -47,10 +67,10 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
     EACH_VECTOR(r, v) { acc[r][v] *= alpha; }
   }
   if (t->beta == 1) {
-    EACH_VECTOR(r, v) { acc[r][v] += vldr(c + r * c_rs + v * OMC_VL); }
+    EACH_VECTOR(r, v) { acc[r][v] += vldr(from + r * from_rs + v * OMC_VL); }
   } else if (t->beta != 0) {
     const vacc_t beta = vset(t->beta);
-    EACH_VECTOR(r, v) { acc[r][v] = vfma(beta, vldr(c + r * c_rs + v * OMC_VL), acc[r][v]); }
+    EACH_VECTOR(r, v) { acc[r][v] = vfma(beta, vldr(from + r * from_rs + v * OMC_VL), acc[r][v]); }
   }
   if (t->bias) {
     EACH_VECTOR(r, v) { acc[r][v] += vldr(t->bias + v * OMC_VL); }
@@ -58,7 +78,7 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
   if (t->row_bias) {
     EACH_VECTOR(r, v) { acc[r][v] += vset(t->row_bias[r]); }
   }
-  EACH_VECTOR(r, v) { vstr(c + r * c_rs + v * OMC_VL, acc[r][v]); }
+  EACH_VECTOR(r, v) { vstr(to + r * to_rs + v * OMC_VL, acc[r][v]); }
 }
 
 typedef void (*tile_fn)(const tile *t);
@@ -71,223 +91,182 @@ OMC_GEMM_ROWS(DEFINE_TILES)
 #define TILE_ROW(rows) {tile_##rows##_1, tile_##rows##_2},
 static const tile_fn tiles[OMC_MR][OMC_NV] = {OMC_GEMM_ROWS(TILE_ROW)};
 
-/* A tile whose n columns do not fill its vectors goes through a local copy of its part of C. */
-static void tile_edge(tile_fn fn, const tile *t, int64_t rows, int64_t n) {
+/* ---- tiles whose part of C is not whole vectors, or stored narrower ---- */
+
+/* At most OMC_VL elements. */
+OMC_INLINE vacc_t load_some(omc_dtype dtype, const char *p, int64_t n) {
+#if defined(OMC_COMPUTE_F32)
+  if (dtype == OMC_BF16) return omc_vfrom_bf16(omc_vldh(p, n));
+  if (dtype == OMC_F16) return omc_vfrom_f16(omc_vldh(p, n));
+#else
+  (void)dtype;
+#endif
+  return vldr_upto((const acc_t *)(const void *)p, n);
+}
+
+OMC_INLINE void store_some(omc_dtype dtype, char *p, vacc_t x, int64_t n) {
+#if defined(OMC_COMPUTE_F32)
+  if (dtype == OMC_BF16) {
+    omc_vsth(p, omc_vto_bf16(x), n);
+    return;
+  }
+  if (dtype == OMC_F16) {
+    omc_vsth(p, omc_vto_f16(x), n);
+    return;
+  }
+#else
+  (void)dtype;
+#endif
+  vstr_upto((acc_t *)(void *)p, x, n);
+}
+
+/* Part of C as it is stored. */
+typedef struct stored {
+  char *data;
+  int64_t row, col; /* bytes from one to the next */
+  omc_dtype dtype;
+} stored;
+
+static stored stored_of(const omc_matrix *c) {
+  const int64_t size = (int64_t)omc_dtype_size(c->dtype);
+  return (stored){c->data, c->rs * size, size, c->dtype};
+}
+
+OMC_INLINE void load_rows(omc_dtype dtype, const stored *c, int64_t rows, int64_t n, acc_t *out) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t v = 0; v < n; v += OMC_VL)
+      vstr(out + r * OMC_NR + v, load_some(dtype, c->data + r * c->row + v * c->col, n - v));
+}
+
+OMC_INLINE void store_rows(omc_dtype dtype, const stored *c, int64_t rows, int64_t n,
+                           const acc_t *in) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t v = 0; v < n; v += OMC_VL)
+      store_some(dtype, c->data + r * c->row + v * c->col, vldr(in + r * OMC_NR + v), n - v);
+}
+
+/* Calls one of them with a dtype that it is inlined for. */
+#define FOR_DTYPE(verb, c, ...)       \
+  do {                                \
+    if ((c)->dtype == OMC_BF16)       \
+      verb(OMC_BF16, c, __VA_ARGS__); \
+    else if ((c)->dtype == OMC_F16)   \
+      verb(OMC_F16, c, __VA_ARGS__);  \
+    else                              \
+      verb(OMC_ACC, c, __VA_ARGS__);  \
+  } while (0)
+
+/* Goes through a copy of its n columns of C. */
+static void tile_apart(tile_fn fn, const tile *t, const stored *from, const stored *to,
+                       int64_t rows, int64_t n) {
   acc_t c[OMC_MR * OMC_NR], bias[OMC_NR];
-  const size_t bytes = (size_t)n * sizeof(acc_t);
   tile local = *t;
-  local.c = c;
-  local.c_rs = OMC_NR;
-  memset(c, 0, sizeof c);
-  if (t->beta != 0)
-    for (int64_t r = 0; r < rows; r++) memcpy(c + r * OMC_NR, t->c + r * t->c_rs, bytes);
+  local.from = local.to = c;
+  local.from_rs = local.to_rs = OMC_NR;
+  if (t->beta != 0) FOR_DTYPE(load_rows, from, rows, n, c);
   if (t->bias) {
-    memset(bias, 0, sizeof bias);
-    memcpy(bias, t->bias, bytes);
+    for (int64_t v = 0; v < n; v += OMC_VL) vstr(bias + v, vldr_upto(t->bias + v, n - v));
     local.bias = bias;
   }
   fn(&local);
-  for (int64_t r = 0; r < rows; r++) memcpy(t->c + r * t->c_rs, c + r * OMC_NR, bytes);
+  FOR_DTYPE(store_rows, to, rows, n, c);
 }
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
   const int64_t panels = omc_gemm_panels(g->m);
+  const bool narrow = g->from.dtype != OMC_ACC || g->to.dtype != OMC_ACC;
+  const stored all_from = stored_of(&g->from), all_to = stored_of(&g->to);
   for (int64_t j = 0; j < g->n; j += OMC_NR) {
-    const int64_t n = g->n - j < OMC_NR ? g->n - j : OMC_NR;
+    const int64_t n = omc_min(g->n - j, OMC_NR), nv = omc_ceil_div(n, OMC_VL);
     const bool in_place = g->b_rows && n == OMC_NR;
-    const int64_t nv = omc_ceil_div(n, OMC_VL);
     tile t = {.k = g->k,
               .b = in_place ? g->b_rows + j : g->b + j * g->k,
               .b_rs = in_place ? g->b_rs : OMC_NR,
-              .c_rs = g->c_rs,
+              .from_rs = g->from.rs,
+              .to_rs = g->to.rs,
               .alpha = g->alpha,
               .beta = g->beta,
               .bias = g->bias ? g->bias + j : NULL};
     for (int64_t p = 0; p < panels; p++) {
       const int64_t i = omc_cut(g->m, panels, p), rows = omc_cut(g->m, panels, p + 1) - i;
       const tile_fn fn = tiles[rows - 1][nv - 1];
+      stored from = all_from, to = all_to;
+      from.data += i * from.row + j * from.col;
+      to.data += i * to.row + j * to.col;
       t.a = g->a + i * g->k;
-      t.c = g->c + i * g->c_rs + j;
       t.row_bias = g->row_bias ? g->row_bias + i : NULL;
-      if (n == nv * OMC_VL)
+      if (narrow || n < nv * OMC_VL) {
+        tile_apart(fn, &t, &from, &to, rows, n);
+      } else {
+        t.from = (acc_t *)(void *)from.data, t.to = (acc_t *)(void *)to.data;
         fn(&t);
-      else
-        tile_edge(fn, &t, rows, n);
+      }
     }
   }
-}
-
-/* ---- packing ---- */
-
-/* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
-OMC_INLINE void transpose(vacc_t x[OMC_VL]) {
-  OMC_UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
-    vacc_t y[OMC_VL];
-    OMC_UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
-      y[2 * i] = OMC_ZIP_LOW(x[i], x[i + OMC_VL / 2]);
-      y[2 * i + 1] = OMC_ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
-    }
-    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = y[i];
-  }
-}
-
-/* A square of pack_lines: `lines` and n at most OMC_VL. Rows are written whole, in rising order,
- * unless `exact`. */
-static void pack_square(const acc_t *src, int64_t stride, int64_t lines, int64_t n, int64_t width,
-                        bool exact, acc_t *out) {
-  vacc_t x[OMC_VL];
-  if (lines == OMC_VL && n == OMC_VL && !exact) {
-    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = vldr(src + i * stride);
-    transpose(x);
-    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) vstr(out + i * width, x[i]);
-    return;
-  }
-  OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
-    const acc_t *line = src + i * stride;
-    x[i] = i >= lines ? vset(0) : n == OMC_VL ? vldr(line) : vldn(line, n);
-  }
-  transpose(x);
-  OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
-    if (i >= n) return;
-    if (exact)
-      vstn(out + i * width, x[i], lines);
-    else
-      vstr(out + i * width, x[i]);
-  }
-}
-
-void OMC_GEMM_NAME(pack_lines)(const acc_t *src, int64_t stride, int64_t lines, int64_t k,
-                               int64_t width, acc_t *out) {
-  for (int64_t k0 = 0; k0 < k; k0 += OMC_VL) {
-    const int64_t n = k - k0 < OMC_VL ? k - k0 : OMC_VL;
-    for (int64_t i = 0; i < lines; i += OMC_VL) {
-      const int64_t some = lines - i < OMC_VL ? lines - i : OMC_VL;
-      const bool exact = some < OMC_VL && lines > OMC_VL;
-      pack_square(src + i * stride + k0, stride, some, n, width, exact, out + k0 * width + i);
-    }
-  }
-}
-
-static void pack_strided(const acc_t *src, int64_t line_stride, int64_t k_stride, int64_t lines,
-                         int64_t k, int64_t width, acc_t *out) {
-  for (int64_t x = 0; x < k; x++)
-    for (int64_t i = 0; i < lines; i++) out[x * width + i] = src[i * line_stride + x * k_stride];
-}
-
-static void pack_a(const omc_matrix *a, int64_t m, int64_t k, acc_t *out) {
-  const int64_t panels = omc_gemm_panels(m);
-  for (int64_t p = 0; p < panels; p++) {
-    const int64_t i = omc_cut(m, panels, p), rows = omc_cut(m, panels, p + 1) - i;
-    const acc_t *src = (const acc_t *)a->data + i * a->rs;
-    if (a->cs == 1)
-      OMC_GEMM_NAME(pack_lines)(src, a->rs, rows, k, rows, out);
-    else
-      pack_strided(src, a->rs, a->cs, rows, k, rows, out);
-    out += rows * k;
-  }
-}
-
-static void pack_b(const omc_matrix *b, int64_t k, int64_t n, acc_t *out) {
-  for (int64_t j = 0; j < n; j += OMC_NR, out += OMC_NR * k) {
-    const int64_t cols = n - j < OMC_NR ? n - j : OMC_NR;
-    const acc_t *src = (const acc_t *)b->data + j * b->cs;
-    if (cols < OMC_NR) memset(out, 0, (size_t)(OMC_NR * k) * sizeof(acc_t));
-    if (b->cs == 1 && cols == OMC_NR) {
-      for (int64_t x = 0; x < k; x++)
-        OMC_UNROLL for (int64_t v = 0; v < OMC_NR; v += OMC_VL)
-            vstr(out + x * OMC_NR + v, vldr(src + x * b->rs + v));
-    } else if (b->rs == 1) {
-      OMC_GEMM_NAME(pack_lines)(src, b->cs, cols, k, OMC_NR, out);
-    } else {
-      pack_strided(src, b->cs, b->rs, cols, k, OMC_NR, out);
-    }
-  }
-}
-
-/* ---- operands that are stored in another dtype ---- */
-
-extern const omc_convert OMC_PASTE3(omc_, convert, OMC_VARIANT);
-static const omc_convert *const convert = &OMC_PASTE3(omc_, convert, OMC_VARIANT);
-
-static omc_matrix block_of(const omc_matrix *x, int64_t row, int64_t col) {
-  char *data = x->data;
-  data += (row * x->rs + col * x->cs) * (int64_t)omc_dtype_size(x->dtype);
-  return (omc_matrix){data, x->rs, x->cs, x->dtype};
-}
-
-/* A matrix as acc_t: itself, or a dense copy in `out` that is contiguous in the same direction. */
-static omc_matrix widened(const omc_matrix *x, int64_t rows, int64_t cols, acc_t *out) {
-  if (x->dtype == OMC_ACC) return *x;
-  const bool by_cols = x->rs == 1 && x->cs != 1, by_rows = x->cs == 1;
-  const int64_t lines = by_cols ? cols : rows, n = by_cols ? rows : cols;
-  for (int64_t i = 0; i < lines; i++) {
-    const omc_matrix line = by_cols ? block_of(x, 0, i) : block_of(x, i, 0);
-    if (by_cols || by_rows)
-      convert->load[x->dtype](line.data, out + i * n, n);
-    else
-      for (int64_t j = 0; j < n; j++)
-        convert->load[x->dtype](block_of(&line, 0, j).data, out + i * n + j, 1);
-  }
-  return by_cols ? (omc_matrix){out, 1, rows, OMC_ACC} : (omc_matrix){out, cols, 1, OMC_ACC};
-}
-
-static const acc_t *widened_bias(const void *bias, omc_dtype dtype, int64_t at, int64_t n,
-                                 acc_t *out) {
-  if (!bias) return NULL;
-  const omc_matrix all = {(void *)(uintptr_t)bias, n, 1, dtype}, part = block_of(&all, 0, at);
-  return widened(&part, 1, n, out).data;
-}
-
-static void narrow(const acc_t *sums, int64_t rows, int64_t cols, const omc_matrix *out) {
-  for (int64_t i = 0; i < rows; i++)
-    convert->store[out->dtype](sums + i * cols, block_of(out, i, 0).data, cols);
 }
 
 /* ---- a whole product on one thread ---- */
 
-/* Packing B pays off from this many rows on, if its rows are contiguous. */
+/* Floats of C's dtype as acc_t: themselves, or a copy in `out`; NULL stays NULL. */
+static const acc_t *widened(const void *x, omc_dtype dtype, int64_t n, acc_t *out) {
+  if (!x || dtype == OMC_ACC) return x;
+  for (int64_t i = 0; i < n; i += OMC_VL)
+    vstr_upto(out + i,
+              load_some(dtype, (const char *)x + i * (int64_t)omc_dtype_size(dtype), n - i), n - i);
+  return out;
+}
+
+/* Packing B pays off from this many rows on, if its rows are contiguous units. */
 #define PACK_ROWS (4 * OMC_MR)
 
-/* All columns of some rows; where C is narrower than its sums, at most OMC_GEMM_SUMS of them. */
+static bool stays_in_place(const omc_gemm_args *g) {
+  return OMC_DEPTH == 1 && g->m <= PACK_ROWS && g->b.cs == 1 && g->b.dtype == OMC_ACC &&
+         g->b.read_as != OMC_BF16 && g->b.read_as != OMC_F16;
+}
+
+/* If there are more K blocks than one and C is stored narrower, sums are kept apart. */
+static bool sums_apart(const omc_gemm_args *g) {
+  return g->c.dtype != OMC_ACC && omc_ceil_div(g->k, OMC_DEPTH) > OMC_GEMM_KC;
+}
+
 static void multiply_rows(const omc_gemm_args *g, void *workspace) {
-  const int64_t m = g->m, n = g->n, k = g->k;
+  const int64_t m = g->m, n = g->n, k = g->k, units = omc_ceil_div(k, OMC_DEPTH);
   const int64_t m_blocks = omc_ceil_div(m, OMC_GEMM_MC);
-  const int64_t k_blocks = k ? omc_ceil_div(k, OMC_GEMM_KC) : 1;
-  const bool in_place = g->b.cs == 1 && m <= PACK_ROWS, narrows = g->c.dtype != OMC_ACC;
-  const omc_gemm_wide wide = omc_gemm_wide_of(m, n, k);
-  acc_t *const packed_a = workspace;
-  acc_t *const packed_b = packed_a + omc_gemm_packed_a(m, k);
-  acc_t *const wide_a = packed_b + omc_gemm_packed_b(n, k), *const wide_b = wide_a + wide.a;
-  acc_t *const sums = wide_b + wide.b, *const wide_bias = sums + wide.sums;
-  acc_t *const wide_row_bias = wide_bias + wide.bias;
-  const acc_t *const row_bias = widened_bias(g->row_bias, g->c.dtype, 0, m, wide_row_bias);
+  const int64_t k_blocks = k ? omc_ceil_div(units, OMC_GEMM_KC) : 1;
+  const bool in_place = stays_in_place(g), apart = sums_apart(g);
+  const omc_gemm_apart sizes = omc_gemm_apart_of(m, n, k);
+  omc_unit *const packed_a = workspace;
+  omc_unit *const packed_b = packed_a + omc_gemm_packed_a(m, k);
+  acc_t *const wide_bias = (acc_t *)(void *)(packed_b + omc_gemm_packed_b(n, k));
+  acc_t *const wide_row_bias = wide_bias + sizes.bias, *const sums = wide_row_bias + sizes.row_bias;
+  const size_t size = omc_dtype_size(g->c.dtype);
+  const acc_t *const row_bias = widened(g->row_bias, g->c.dtype, m, wide_row_bias);
   for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
-    const int64_t nb = n - j < OMC_GEMM_NC ? n - j : OMC_GEMM_NC;
-    const omc_matrix out = block_of(&g->c, 0, j);
-    const omc_matrix c = !narrows       ? out
-                         : g->beta != 0 ? widened(&out, m, nb, sums)
-                                        : (omc_matrix){sums, nb, 1, OMC_ACC};
-    const acc_t *const bias = widened_bias(g->bias, g->c.dtype, j, nb, wide_bias);
+    const int64_t nb = omc_min(n - j, OMC_GEMM_NC);
+    const omc_matrix c = omc_gemm_part(&g->c, 0, j), kept = apart ? omc_gemm_sums(sums, nb) : c;
+    const void *const stored_bias = g->bias ? (const char *)g->bias + (size_t)j * size : NULL;
+    const acc_t *const bias = widened(stored_bias, g->c.dtype, nb, wide_bias);
     for (int64_t kb = 0; kb < k_blocks; kb++) {
-      const int64_t k0 = omc_cut(k, k_blocks, kb), kn = omc_cut(k, k_blocks, kb + 1) - k0;
+      const int64_t u0 = omc_cut(units, k_blocks, kb), un = omc_cut(units, k_blocks, kb + 1) - u0;
+      const int64_t k0 = u0 * OMC_DEPTH, kn = omc_min(un * OMC_DEPTH, k - k0);
       const bool first = kb == 0, last = kb == k_blocks - 1;
-      const omc_matrix stored_b = block_of(&g->b, k0, j), b = widened(&stored_b, kn, nb, wide_b);
+      const omc_matrix b = omc_gemm_part(&g->b, k0, j);
       const int64_t whole = in_place ? nb - nb % OMC_NR : 0;
-      const omc_matrix rest = block_of(&b, 0, whole);
-      pack_b(&rest, kn, nb - whole, packed_b + whole * kn);
+      const omc_matrix rest = omc_gemm_part(&b, 0, whole);
+      OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * un);
       for (int64_t ib = 0; ib < m_blocks; ib++) {
         const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
-        const omc_matrix stored_a = block_of(&g->a, i, k0), a = widened(&stored_a, mb, kn, wide_a);
-        pack_a(&a, mb, kn, packed_a);
+        const omc_matrix a = omc_gemm_part(&g->a, i, k0);
+        OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
         const omc_gemm_block block = {.m = mb,
                                       .n = nb,
-                                      .k = kn,
+                                      .k = un,
                                       .a = packed_a,
                                       .b = packed_b,
                                       .b_rows = in_place ? b.data : NULL,
                                       .b_rs = b.rs,
-                                      .c = (acc_t *)c.data + i * c.rs,
-                                      .c_rs = c.rs,
+                                      .from = omc_gemm_part(first ? &c : &kept, i, 0),
+                                      .to = omc_gemm_part(last ? &c : &kept, i, 0),
                                       .alpha = (acc_t)g->alpha,
                                       .beta = first ? (acc_t)g->beta : 1,
                                       .bias = last ? bias : NULL,
@@ -295,21 +274,17 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
         OMC_GEMM_NAME(multiply)(&block);
       }
     }
-    if (narrows) narrow(sums, m, nb, &out);
   }
 }
 
 void OMC_GEMM_NAME(serial)(const omc_gemm_args *, void *);
 void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
-  if (g->c.dtype == OMC_ACC) {
-    multiply_rows(g, workspace);
-    return;
-  }
+  const int64_t rows = sums_apart(g) ? omc_gemm_apart_of(g->m, g->n, g->k).rows : g->m;
   omc_gemm_args part = *g;
-  for (int64_t i = 0; i < g->m; i += OMC_GEMM_SUMS) {
-    part.m = omc_min(g->m - i, OMC_GEMM_SUMS);
-    part.a = block_of(&g->a, i, 0);
-    part.c = block_of(&g->c, i, 0);
+  for (int64_t i = 0; i < g->m; i += rows) {
+    part.m = omc_min(g->m - i, rows);
+    part.a = omc_gemm_part(&g->a, i, 0);
+    part.c = omc_gemm_part(&g->c, i, 0);
     if (g->row_bias)
       part.row_bias = (const char *)g->row_bias + i * (int64_t)omc_dtype_size(g->c.dtype);
     multiply_rows(&part, workspace);

@@ -11,7 +11,7 @@
 #include <arm_neon.h>
 #endif
 
-#if !OMC_STORES_ACC
+#if defined(OMC_COMPUTE_F32)
 #include "cpu/half.h"
 #endif
 
@@ -60,12 +60,8 @@
 
 OMC_INLINE vacc_t vset(acc_t x) { return x - (vacc_t){0}; }
 
-#if OMC_STORES_ACC
-OMC_INLINE vacc_t vld(const storage_t *p) { return vldr(p); }
-OMC_INLINE void vst(storage_t *p, vacc_t x) { vstr(p, x); }
-OMC_INLINE acc_t ld(const storage_t *p) { return *p; }
-OMC_INLINE void st(storage_t *p, acc_t x) { *p = x; }
-#else
+#if defined(OMC_COMPUTE_F32)
+/* Bits of OMC_VL 16-bit floats, and as many of 32 bits. */
 typedef uint16_t omc_half_bits __attribute__((vector_size(OMC_VL * sizeof(uint16_t)), may_alias));
 typedef uint32_t omc_acc_bits __attribute__((vector_size(OMC_VL * sizeof(uint32_t)), may_alias));
 
@@ -73,55 +69,72 @@ typedef uint32_t omc_acc_bits __attribute__((vector_size(OMC_VL * sizeof(uint32_
 OMC_INLINE omc_acc_bits omc_vpick(vmask m, omc_acc_bits a, omc_acc_bits b) {
   return (a & (omc_acc_bits)m) | (b & ~(omc_acc_bits)m);
 }
+
+/* n <= OMC_VL of them; lanes past them are 0, and are not stored. */
+OMC_INLINE omc_half_bits omc_vldh(const void *p, int64_t n) {
+  omc_half_bits h = {0};
+  if (n >= OMC_VL)
+    memcpy(&h, p, sizeof h);
+  else
+#if defined(__AVX512BW__) && OMC_VL == 16
+    h = (omc_half_bits)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1u), p);
+#else
+    memcpy(&h, p, (size_t)n * sizeof(uint16_t));
 #endif
+  return h;
+}
+OMC_INLINE void omc_vsth(void *p, omc_half_bits h, int64_t n) {
+  if (n >= OMC_VL)
+    memcpy(p, &h, sizeof h);
+  else
+#if defined(__AVX512BW__) && OMC_VL == 16
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1u), (__m256i)h);
+#else
+    memcpy(p, &h, (size_t)n * sizeof(uint16_t));
+#endif
+}
 
-#if defined(OMC_STORAGE_IS_BF16)
-OMC_INLINE acc_t ld(const storage_t *p) { return omc_bfloat_to_float(p->bits); }
-OMC_INLINE void st(storage_t *p, acc_t x) { p->bits = omc_float_to_bfloat(x); }
-
-OMC_INLINE vacc_t vld(const storage_t *p) {
-  omc_half_bits h;
-  memcpy(&h, p, sizeof h);
+#if defined(__AVX512BW__) && OMC_VL == 16
+OMC_INLINE vacc_t omc_vfrom_bf16(omc_half_bits h) {
+  return (vacc_t)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+}
+OMC_INLINE omc_half_bits omc_vto_bf16(vacc_t x) {
+  const omc_acc_bits u = (omc_acc_bits)x, even = u + 0x7fffu + ((u >> 16) & 1u);
+  const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+  const __m512i quiet = (__m512i)(u | 0x400000u);
+  return (omc_half_bits)_mm512_cvtepi32_epi16(
+      _mm512_srli_epi32(_mm512_mask_mov_epi32((__m512i)even, nan, quiet), 16));
+}
+#else
+OMC_INLINE vacc_t omc_vfrom_bf16(omc_half_bits h) {
   return (vacc_t)(__builtin_convertvector(h, omc_acc_bits) << 16);
 }
-
-OMC_INLINE void vst(storage_t *p, vacc_t x) {
+OMC_INLINE omc_half_bits omc_vto_bf16(vacc_t x) {
   const omc_acc_bits u = (omc_acc_bits)x, even = u + 0x7fffu + ((u >> 16) & 1u);
-  const omc_half_bits h =
-      __builtin_convertvector(omc_vpick(x != x, u | 0x400000u, even) >> 16, omc_half_bits);
-  memcpy(p, &h, sizeof h);
+  return __builtin_convertvector(omc_vpick(x != x, u | 0x400000u, even) >> 16, omc_half_bits);
 }
-#elif defined(OMC_STORAGE_IS_F16)
-OMC_INLINE acc_t ld(const storage_t *p) { return omc_half_to_float(p->bits); }
-OMC_INLINE void st(storage_t *p, acc_t x) { p->bits = omc_float_to_half(x); }
+#endif
 
 #if defined(__AVX512F__) && OMC_VL == 16
-OMC_INLINE vacc_t vld(const storage_t *p) {
-  return (vacc_t)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-}
-OMC_INLINE void vst(storage_t *p, vacc_t x) {
-  _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+OMC_INLINE vacc_t omc_vfrom_f16(omc_half_bits h) { return (vacc_t)_mm512_cvtph_ps((__m256i)h); }
+OMC_INLINE omc_half_bits omc_vto_f16(vacc_t x) {
+  return (omc_half_bits)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 }
 #elif defined(__F16C__) && OMC_VL == 8
-OMC_INLINE vacc_t vld(const storage_t *p) {
-  return (vacc_t)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
-}
-OMC_INLINE void vst(storage_t *p, vacc_t x) {
-  _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+OMC_INLINE vacc_t omc_vfrom_f16(omc_half_bits h) { return (vacc_t)_mm256_cvtph_ps((__m128i)h); }
+OMC_INLINE omc_half_bits omc_vto_f16(vacc_t x) {
+  return (omc_half_bits)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 }
 #else
 /* As omc_half_to_float and omc_float_to_half. */
-OMC_INLINE vacc_t vld(const storage_t *p) {
-  omc_half_bits h;
-  memcpy(&h, p, sizeof h);
+OMC_INLINE vacc_t omc_vfrom_f16(omc_half_bits h) {
   const omc_acc_bits u = __builtin_convertvector(h, omc_acc_bits), m = u & 0x7fffu;
   const vacc_t least = __builtin_convertvector((vmask)m, vacc_t) * vset(0x1p-24f);
   const omc_acc_bits normal = (m << 13) + (112u << 23);
   const omc_acc_bits most = omc_vpick((vmask)(m >= 0x7c00u), normal + (112u << 23), normal);
   return (vacc_t)(omc_vpick((vmask)(m < 0x400u), (omc_acc_bits)least, most) | (u & 0x8000u) << 16);
 }
-
-OMC_INLINE void vst(storage_t *p, vacc_t x) {
+OMC_INLINE omc_half_bits omc_vto_f16(vacc_t x) {
   const omc_acc_bits bits = (omc_acc_bits)x, u = bits & 0x7fffffffu;
   const vacc_t steps = (vacc_t)u * vset(0x1p24f) + vset(0x1p23f);
   const omc_acc_bits least = (omc_acc_bits)steps - (omc_acc_bits)vset(0x1p23f);
@@ -129,11 +142,29 @@ OMC_INLINE void vst(storage_t *p, vacc_t x) {
   const omc_acc_bits infinite =
       omc_vpick((vmask)(u > 0x7f800000u), 0x7e00u - (omc_acc_bits){0}, 0x7c00u - (omc_acc_bits){0});
   const omc_acc_bits most = omc_vpick((vmask)(u >= 0x47800000u), infinite, normal);
-  const omc_half_bits h = __builtin_convertvector(
+  return __builtin_convertvector(
       omc_vpick((vmask)(u < 0x38800000u), least, most) | (bits >> 16 & 0x8000u), omc_half_bits);
-  memcpy(p, &h, sizeof h);
 }
 #endif
+#endif
+
+#if OMC_STORES_ACC
+OMC_INLINE vacc_t vld(const storage_t *p) { return vldr(p); }
+OMC_INLINE void vst(storage_t *p, vacc_t x) { vstr(p, x); }
+OMC_INLINE acc_t ld(const storage_t *p) { return *p; }
+OMC_INLINE void st(storage_t *p, acc_t x) { *p = x; }
+#else
+#if defined(OMC_STORAGE_IS_BF16)
+#define OMC_H(verb) omc_##verb##_bf16
+OMC_INLINE acc_t ld(const storage_t *p) { return omc_bfloat_to_float(p->bits); }
+OMC_INLINE void st(storage_t *p, acc_t x) { p->bits = omc_float_to_bfloat(x); }
+#else
+#define OMC_H(verb) omc_##verb##_f16
+OMC_INLINE acc_t ld(const storage_t *p) { return omc_half_to_float(p->bits); }
+OMC_INLINE void st(storage_t *p, acc_t x) { p->bits = omc_float_to_half(x); }
+#endif
+OMC_INLINE vacc_t vld(const storage_t *p) { return OMC_H(vfrom)(omc_vldh(p, OMC_VL)); }
+OMC_INLINE void vst(storage_t *p, vacc_t x) { omc_vsth(p, OMC_H(vto)(x), OMC_VL); }
 #endif
 
 #if defined(OMC_COMPUTE_F32) && defined(__AVX512F__) && OMC_VL == 16
@@ -163,17 +194,8 @@ OMC_INLINE void vstrn(acc_t *p, vacc_t x, int64_t n) { memcpy(p, &x, (size_t)n *
 OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) { return vldrn(p, n); }
 OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) { vstrn(p, x, n); }
 #else
-OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) {
-  storage_t lanes[OMC_VL];
-  memset(lanes, 0, sizeof lanes);
-  memcpy(lanes, p, (size_t)n * sizeof *p);
-  return vld(lanes);
-}
-OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) {
-  storage_t lanes[OMC_VL];
-  vst(lanes, x);
-  memcpy(p, lanes, (size_t)n * sizeof *p);
-}
+OMC_INLINE vacc_t vldn(const storage_t *p, int64_t n) { return OMC_H(vfrom)(omc_vldh(p, n)); }
+OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) { omc_vsth(p, OMC_H(vto)(x), n); }
 #endif
 
 /* ---- choice ---- */

@@ -73,14 +73,16 @@ static void product(void *workspace, int64_t m, int64_t n, int64_t k, omc_matrix
   if (m > 0 && n > 0) omc_gemm_serial(&g, workspace);
 }
 static omc_matrix by_rows(const storage_t *x, int64_t stride) {
-  return (omc_matrix){(void *)(uintptr_t)x, stride, 1, OMC_STORAGE};
+  return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = stride, .cs = 1, .dtype = OMC_STORAGE};
 }
 static omc_matrix transposed(const storage_t *x, int64_t stride) {
-  return (omc_matrix){(void *)(uintptr_t)x, 1, stride, OMC_STORAGE};
+  return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = 1, .cs = stride, .dtype = OMC_STORAGE};
 }
-static omc_matrix computed(acc_t *x, int64_t stride) { return (omc_matrix){x, stride, 1, OMC_ACC}; }
+static omc_matrix computed(acc_t *x, int64_t stride) {
+  return (omc_matrix){.data = x, .rs = stride, .cs = 1, .dtype = OMC_ACC};
+}
 static omc_matrix computed_transposed(acc_t *x, int64_t stride) {
-  return (omc_matrix){x, 1, stride, OMC_ACC};
+  return (omc_matrix){.data = x, .rs = 1, .cs = stride, .dtype = OMC_ACC};
 }
 
 typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));

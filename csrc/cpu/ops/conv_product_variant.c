@@ -165,13 +165,14 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
     for (int64_t q = 0; q < panels; q++)
       OMC_CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
                                 counts[q], p->source.in_place, b + q * OMC_NR * depth);
+    const omc_matrix sums = omc_gemm_sums(c, COLS);
     const omc_gemm_block product = {.m = m,
                                     .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
                                     .k = depth,
                                     .a = weights + m * k0,
                                     .b = b,
-                                    .c = c,
-                                    .c_rs = COLS,
+                                    .from = sums,
+                                    .to = sums,
                                     .alpha = 1,
                                     .beta = block > 0,
                                     .row_bias = bias && block == blocks - 1 ? row_bias : NULL};

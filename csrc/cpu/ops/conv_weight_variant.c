@@ -15,6 +15,10 @@ typedef struct {
   int64_t row_parts, col_parts; /* of a group's gradient */
 } grad_job;
 
+static omc_matrix lines_at(const storage_t *x, int64_t stride) {
+  return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = stride, .cs = 1, .dtype = OMC_STORAGE};
+}
+
 /* Copies rows of the padded source with channels innermost. */
 static void copy_channels_last(omc_range range, void *ctx) {
   const grad_job *job = ctx;
@@ -28,27 +32,15 @@ static void copy_channels_last(omc_range range, void *ctx) {
     const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof(acc_t));
     memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(acc_t));
-    if (OMC_STORES_ACC && s->channels >= OMC_VL) {
-      OMC_GEMM_NAME(pack_lines)((const acc_t *)(const void *)from + x0 - s->left, s->h * s->w,
-                                s->channels, x1 - x0, s->channels, to + x0 * s->channels);
+    if (s->channels >= OMC_VL) {
+      const omc_matrix lines = lines_at(from + x0 - s->left, s->h * s->w);
+      OMC_GEMM_NAME(pack_lines)(&lines, s->channels, x1 - x0, s->channels, to + x0 * s->channels);
       continue;
     }
     for (int64_t t = x0; t < x1; t++)
       for (int64_t c = 0; c < s->channels; c++)
         to[t * s->channels + c] = ld(from + c * s->h * s->w + t - s->left);
   }
-}
-
-/* pack_lines of elements, for at most OMC_MR lines and OMC_GEMM_KC of each. */
-static void pack_stored(const storage_t *src, int64_t stride, int64_t lines, int64_t k,
-                        acc_t *out) {
-  if (OMC_STORES_ACC) {
-    OMC_GEMM_NAME(pack_lines)((const acc_t *)(const void *)src, stride, lines, k, lines, out);
-    return;
-  }
-  acc_t wide[OMC_MR * OMC_GEMM_KC];
-  for (int64_t i = 0; i < lines; i++) load_row(src + i * stride, wide + i * k, k);
-  OMC_GEMM_NAME(pack_lines)(wide, k, lines, k, lines, out);
 }
 
 /* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
@@ -63,7 +55,8 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0,
       const int64_t n = omc_min(depth - k, pixels - pixel);
       const storage_t *dy = (const storage_t *)job->args->in[0].data +
                             ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
-      pack_stored(dy, pixels, h, n, out + k * h);
+      const omc_matrix lines = lines_at(dy, pixels);
+      OMC_GEMM_NAME(pack_lines)(&lines, h, n, h, out + k * h);
       k += n;
     }
     out += h * depth;
@@ -103,13 +96,14 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
       }
       const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, chunks);
       OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
+      const omc_matrix sums = omc_gemm_sums(sum + j0, p->columns);
       const omc_gemm_block product = {.m = m,
                                       .n = omc_ceil_div(width, OMC_VL) * OMC_VL,
                                       .k = n,
                                       .a = a,
                                       .b = b,
-                                      .c = sum + j0,
-                                      .c_rs = p->columns,
+                                      .from = sums,
+                                      .to = sums,
                                       .alpha = 1,
                                       .beta = job->first > 0 || block > 0};
       OMC_GEMM_NAME(multiply)(&product);

@@ -22,6 +22,10 @@ typedef struct {
   size_t thread_bytes; /* of workspace */
 } matmul_job;
 
+static omc_matrix matrix(storage_t *data, int64_t rs, int64_t cs) {
+  return (omc_matrix){.data = data, .rs = rs, .cs = cs, .dtype = OMC_STORAGE};
+}
+
 static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_params *p,
                                  int64_t index) {
   int64_t a = 0, b = 0, rest = index;
@@ -31,15 +35,14 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
     a += digit * p->a_strides[d];
     b += digit * p->b_strides[d];
   }
-  return (omc_gemm_args){
-      .m = p->m,
-      .n = p->n,
-      .k = p->k,
-      .a = {(storage_t *)args->in[0].data + a, p->a_rs, p->a_cs, OMC_STORAGE},
-      .b = {(storage_t *)args->in[1].data + b, p->b_rs, p->b_cs, OMC_STORAGE},
-      .c = {(storage_t *)args->out[0].data + index * p->m * p->n, p->n, 1, OMC_STORAGE},
-      .alpha = p->alpha,
-      .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
+  return (omc_gemm_args){.m = p->m,
+                         .n = p->n,
+                         .k = p->k,
+                         .a = matrix((storage_t *)args->in[0].data + a, p->a_rs, p->a_cs),
+                         .b = matrix((storage_t *)args->in[1].data + b, p->b_rs, p->b_cs),
+                         .c = matrix((storage_t *)args->out[0].data + index * p->m * p->n, p->n, 1),
+                         .alpha = p->alpha,
+                         .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }
 
 static void products(omc_range range, void *ctx) {
