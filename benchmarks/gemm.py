@@ -1,8 +1,9 @@
 """Matrix products of the benchmark models, ours against the best that PyTorch has.
 
 Every product of a training step (forward, gradients of both operands) is taken from the models themselves, as PyTorch
-calls it, and timed alone by `MatMul` of the C core, ``torch.mm`` and oneDNN's ``linear``, in turn, on one thread. The
-peak is the highest rate that any of them reaches in the run.
+calls it, and timed alone by `MatMul` of the C core, ``torch.mm`` and oneDNN's ``linear``, in turn, on one thread, whose
+processor time counts, least of some rounds: other programs disturb it little. The peak is the highest rate that any of
+them reaches in the run.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ def arms(shape: Shape, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 
 def least_seconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Least seconds of one call of each, all tried in turn."""
+    """Least processor seconds of one call of each, all tried in turn."""
     least = dict.fromkeys(calls, math.inf)
     for _ in range(rounds + 1):
         for name, call in calls.items():
-            begin = time.perf_counter()
+            begin = time.thread_time()
             call()
-            least[name] = min(least[name], time.perf_counter() - begin)
+            least[name] = min(least[name], time.thread_time() - begin)
     return least
 
 
