@@ -78,11 +78,20 @@ static omc_matrix by_rows(const storage_t *x, int64_t stride) {
 static omc_matrix transposed(const storage_t *x, int64_t stride) {
   return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = 1, .cs = stride, .dtype = OMC_STORAGE};
 }
+/* Sums; as an operand beside numbers of bf16 they are rounded to it, as PyTorch does. */
 static omc_matrix computed(acc_t *x, int64_t stride) {
-  return (omc_matrix){.data = x, .rs = stride, .cs = 1, .dtype = OMC_ACC};
+  return (omc_matrix){.data = x,
+                      .rs = stride,
+                      .cs = 1,
+                      .dtype = OMC_ACC,
+                      .read_as = OMC_STORAGE == OMC_BF16 ? OMC_BF16 : OMC_ACC};
 }
 static omc_matrix computed_transposed(acc_t *x, int64_t stride) {
-  return (omc_matrix){.data = x, .rs = 1, .cs = stride, .dtype = OMC_ACC};
+  return (omc_matrix){.data = x,
+                      .rs = 1,
+                      .cs = stride,
+                      .dtype = OMC_ACC,
+                      .read_as = OMC_STORAGE == OMC_BF16 ? OMC_BF16 : OMC_ACC};
 }
 
 typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));
