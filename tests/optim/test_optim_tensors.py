@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from beside import FLOATS, assert_close, assert_equal, give_gradients, parameters, train
-from ortmodule_c.optim import FusedAdam
+from ortmodule_c.optim import FusedAdam, clip_grad_norm_
 
 
 def like(layout: Callable[[Tensor], Tensor]) -> Tensor:
@@ -124,6 +124,20 @@ def test_under_inference_mode_and_without_gradients() -> None:
         with torch.inference_mode():
             optimizer.step()
     assert_close(ours, theirs)
+
+
+def test_gradients_that_are_negated_when_they_are_read() -> None:
+    ours, theirs = torch.ones(8, requires_grad=True), torch.ones(8, requires_grad=True)
+    ours.grad = torch.randn(8, dtype=torch.complex64).conj().imag
+    theirs.grad = ours.grad.clone()
+    assert ours.grad.is_neg()
+    norm = clip_grad_norm_(ours, 0.5, foreach=False)  # which PyTorch has for them
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(theirs, 0.5))
+    a, b = FusedAdam([ours]), torch.optim.AdamW([theirs], fused=True)
+    for optimizer in (a, b):
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+    a.step(), b.step()
+    assert_close([ours, ours.grad], [theirs, theirs.grad])
 
 
 def test_infinities_and_nan_go_where_they_go_in_pytorch() -> None:

@@ -58,7 +58,8 @@ class FusedAdam(FusedOptimizer):
     max_grad_norm
         The largest norm of all gradients together: above, they are used times
         ``max_grad_norm / (norm + 1e-6)``, as by ``torch.nn.utils.clip_grad_norm_``. `Parameter.grad` is not
-        changed; `grad_norm` of the optimizer is the norm at the last step.
+        changed; `grad_norm` of the optimizer is the norm at the last step. In mixed precision Lightning asks for
+        this: it does not clip for optimizers that divide by the loss scale themselves.
     master_weights
         Parameters of 16 bits: keep them in 32 too, as "master" of their state, and round once to what the model
         sees. A parameter that was changed by others counts, not its master. The means are kept in 32 bits.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .fused import DEVICES, in_one_order
+from .fused import DEVICES, PLAIN, in_one_order
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def clip_grad_norm_(
 
 def run_of(grad: Tensor) -> Tensor | None:
     """The run of memory that a gradient is, if it is one for kernels of the core."""
-    plain = type(grad) in (Tensor, torch.nn.Parameter) and grad.layout is torch.strided
+    plain = type(grad) in PLAIN and grad.layout is torch.strided
     if not plain or grad.device.type not in DEVICES or not grad.is_floating_point():
         return None
     run = in_one_order([grad])

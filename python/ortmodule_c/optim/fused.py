@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ Row = tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tupl
 
 DEVICES = ("cpu",)  # those that a provider has kernels for
 HALVES = (torch.bfloat16, torch.float16)
+PLAIN = frozenset((Tensor, torch.nn.Parameter))  # not sharded, or whatever else a subclass is
 
 
 def is_dense(t: Tensor) -> bool:
@@ -31,10 +32,15 @@ def is_dense(t: Tensor) -> bool:
 
 def in_one_order(tensors: Sequence[Tensor]) -> list[Tensor] | None:
     """The tensors as the runs of memory that they are, if their elements lie in the same order; else None."""
-    if all(t.is_contiguous() for t in tensors):
+    for t in tensors:
+        if t.is_neg():
+            return None
+        if not t.is_contiguous():
+            break
+    else:
         return list(tensors)
     first = tensors[0]
-    if not all(t.stride() == first.stride() and t.shape == first.shape for t in tensors) or not is_dense(first):
+    if not is_dense(first) or any(t.stride() != first.stride() or t.is_neg() for t in tensors):
         return None
     return [t.as_strided((t.numel(),), (1,)) for t in tensors]
 
@@ -45,7 +51,7 @@ def local(t: Tensor) -> Tensor:
 
 
 def is_sharded(t: Tensor) -> bool:
-    return type(t) not in (Tensor, torch.nn.Parameter) and hasattr(t, "to_local")
+    return type(t) not in PLAIN and hasattr(t, "to_local")
 
 
 class Rows:
@@ -61,18 +67,23 @@ class Rows:
         group: int,
         param: Tensor,
         grad: Tensor,
+        states: list[Tensor],
         master: Tensor | None,
         step: Tensor | None,
         first: bool,
-        states: Sequence[Tensor],
         writes_grad: bool,
     ) -> None:
-        written = [param, *states, *([] if master is None else [master])]
-        self.changed += [*written, *([grad] if writes_grad else []), *([] if step is None else [step])]
-        arrays = [local(t) for t in (grad, *written)]
+        """Adds a parameter; `first` says that its states have no values yet."""
+        written = [param, *states] if master is None else [param, *states, master]
+        self.changed += written
+        if writes_grad:
+            self.changed.append(grad)
+        if step is not None:
+            self.changed.append(step)
+        arrays = [grad, *written] if type(param) in PLAIN else [local(t) for t in (grad, *written)]
         runs = in_one_order(arrays)
         if runs is None:
-            runs = [t.contiguous() for t in arrays]
+            runs = [t.resolve_neg().contiguous() for t in arrays]
             changed = zip(arrays if writes_grad else arrays[1:], runs if writes_grad else runs[1:], strict=True)
             self.copies += [(to, run) for to, run in changed if to is not run]
         last = None if master is None else runs.pop()
@@ -220,26 +231,17 @@ class FusedOptimizer(Optimizer):
 
     # ---- the step ----
 
-    def _with_gradients(self) -> Iterator[tuple[int, Group, Tensor, Tensor]]:
-        for index, group in enumerate(self.param_groups):
-            for number, p in enumerate(group["params"]):
-                if p.grad is None:
-                    continue
-                if p.grad.layout is not torch.strided:
-                    self._refuse_sparse()
-                if p.is_complex() or p.device.type not in DEVICES:
-                    what = "complex" if p.is_complex() else f"on {p.device}"
-                    raise ValueError(
-                        f"{type(self).__name__} updates real parameters on {' or '.join(DEVICES)}; "
-                        f"parameter {number} of group {index}, of shape {tuple(p.shape)}, is {what}"
-                    )
-                if is_sharded(p) and (self.whole or self.max_grad_norm is not None):
-                    name = type(self).__name__ if self.whole else f"max_grad_norm of {type(self).__name__}"
-                    raise ValueError(
-                        f"{name} takes norms of what is in this process alone; parameter {number} of group {index} is "
-                        "sharded"
-                    )
-                yield index, group, p, p.grad
+    def _look(self, index: int, number: int, p: Tensor) -> None:
+        """Raises where a parameter is not for these kernels."""
+        what = f"parameter {number} of group {index}, of shape {tuple(p.shape)}, is"
+        if p.is_complex() or p.device.type not in DEVICES:
+            raise ValueError(
+                f"{type(self).__name__} updates real parameters on {' or '.join(DEVICES)}; "
+                f"{what} {'complex' if p.is_complex() else f'on {p.device}'}"
+            )
+        if is_sharded(p) and (self.whole or self.max_grad_norm is not None):
+            name = type(self).__name__ if self.whole else f"max_grad_norm of {type(self).__name__}"
+            raise ValueError(f"{name} takes norms of what is in this process alone; {what} sharded")
 
     def _refuse_sparse(self) -> None:
         raise RuntimeError(f"`{type(self).__name__}` does not support sparse gradients")
@@ -251,9 +253,19 @@ class FusedOptimizer(Optimizer):
             return
         grad_scale = 1.0 if scale is None else float(scale)
         rows, draws = Rows(), False
-        for index, group, p, grad in self._with_gradients():
-            self._add_row(rows, index, group, p, grad, grad_scale != 1.0)
-            draws |= bool(group["stochastic_rounding"]) and p.dtype in HALVES
+        for index, group in enumerate(self.param_groups):
+            names, rounds = self._states(group), bool(group["stochastic_rounding"])
+            for number, p in enumerate(group["params"]):
+                grad = p.grad
+                if grad is None:
+                    continue
+                if grad.layout is not torch.strided:
+                    self._refuse_sparse()
+                self._look(index, number, p)
+                states, master, first = self._state_of(p, group, names)
+                step = self.state[p]["step"] if self.counts else None
+                rows.add(index, p, grad, states, master, step, first, grad_scale != 1.0)
+                draws |= rounds and p.dtype in HALVES
         if not rows.rows:
             return
         self.grad_norm = _C.optim_step(
@@ -267,27 +279,26 @@ class FusedOptimizer(Optimizer):
         )
         rows.finish()
 
-    def _add_row(self, rows: Rows, index: int, group: Group, p: Tensor, grad: Tensor, writes_grad: bool) -> None:
+    def _state_of(self, p: Tensor, group: Group, names: tuple[str, ...]) -> tuple[list[Tensor], Tensor | None, bool]:
+        """States and master of a parameter, made where there are none, and whether states have been made."""
         wide = self._is_wide(group, p)
-        names = self._states(group)
         state = self.state[p] if names or self.counts or wide else {}
+        dtype = torch.float32 if wide else p.dtype
+        first = False
         if self.counts and "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-        first = any(state.get(name) is None for name in names)
         for name in names:
-            if state.get(name) is None:
-                state[name] = self._new_state(p, torch.float32 if wide else p.dtype)
-            elif wide and state[name].dtype != torch.float32:
-                state[name] = state[name].float()
-            elif not wide and state[name].dtype != p.dtype:
-                state[name] = state[name].to(p.dtype)
-        master = None
-        if wide and group["master_weights"]:
-            if state.get("master") is None or state["master"].dtype != torch.float32:
-                state["master"] = p.detach().float()
-            master = state["master"]
-        states = [state[name] for name in names]
-        rows.add(index, p.detach(), grad, master, state.get("step"), first, states, writes_grad)
+            now = state.get(name)
+            if now is None:
+                state[name] = self._new_state(p, dtype)
+                first = True
+            elif now.dtype is not dtype:
+                state[name] = now.to(dtype)
+        if not (wide and group["master_weights"]):
+            return [state[name] for name in names], None, first
+        if state.get("master") is None or state["master"].dtype != torch.float32:
+            state["master"] = p.detach().float()
+        return [state[name] for name in names], state["master"], first
 
 
 def refuse(name: str, fused: bool | None, **others: bool | None) -> None:
