@@ -206,6 +206,42 @@ def test_refused_by_name(options: dict[str, Any], text: str) -> None:
             optimizer.add_param_group({"params": parameters(), **numbers})
 
 
+@pytest.mark.parametrize(
+    "given", [[], [1], [torch.ones(2, requires_grad=True) * 2], torch.ones(2), [{"lr": 1.0}]], ids=repr
+)
+def test_what_is_no_parameters_is_refused_in_the_words_of_pytorch(given: Any) -> None:
+    errors = []
+    for optimizer in (FusedAdam, torch.optim.AdamW):
+        with pytest.raises((TypeError, ValueError, KeyError)) as raised:
+            optimizer(given)
+        errors.append((type(raised.value), str(raised.value)))
+    assert errors[0] == errors[1]
+
+
+def test_named_parameters() -> None:
+    optimizers = []
+    for make in (FusedAdam, torch.optim.AdamW):
+        optimizer = make([(f"p{i}", p) for i, p in enumerate(parameters())])
+        train(optimizer, 2)
+        optimizers.append(optimizer)
+    ours, theirs = optimizers
+    assert ours.param_groups[0]["param_names"] == theirs.param_groups[0]["param_names"]
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert_same_state(ours, theirs)
+
+
+def test_schedule_of_a_learning_rate_in_a_tensor() -> None:
+    ours, theirs = parameters(), parameters()
+    for params, make in ((ours, FusedAdam), (theirs, torch.optim.AdamW)):
+        optimizer = make(params, lr=torch.tensor(0.1), fused=True)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(4):
+            train(optimizer, 1)
+            schedule.step()
+        assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / 16)
+    assert_close(ours, theirs)
+
+
 def test_only_the_learning_rate_goes_by_position() -> None:
     """The third argument is betas in torch, bias_correction in onnxruntime."""
     with pytest.raises(TypeError):

@@ -151,7 +151,8 @@ class FusedOptimizer(Optimizer):
         ValueError
             A number is out of its range, or asks for what is not here, such as ``differentiable=True``.
         """
-        self._check({**self.defaults, **param_group})
+        if isinstance(param_group, dict):  # all else torch.optim refuses
+            self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         self._settle(self.param_groups[-1])
 
