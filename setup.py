@@ -43,6 +43,8 @@ ISAS = {
     ),
 }
 ISAS["avx512bf16"] = ([*ISAS["avx512"][0], "-mavx512bf16"], 64)
+# The files of the variant of that name.
+PAIRS = ["gemm_pack_variant", "gemm_kernel_variant", "conv_product_variant", "conv_weight_variant"]
 # What variants.def calls them, where there are others than the base.
 GROUPS = {"all": ["base", "avx2", "avx512"], "base": ["base"], "bf16": ["avx512bf16"]}
 LIBRARIES = ["m", "dl", "pthread", "gomp"]
@@ -81,8 +83,8 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     kernels = [p for p in core if p.stem.endswith("_variant") or p.parent == CSRC / "cpu" / "ops"]
     jobs = [(p, "core", []) for p in [*core, *extra] if not p.stem.endswith("_variant")]
     for name, flags in variants():
-        chosen = [p for p in kernels if p.name.startswith("gemm_")] if name.startswith("pairs_") else kernels
-        jobs += [(p, name, flags) for p in chosen]
+        in_pairs = name.startswith("pairs_")
+        jobs += [(p, name, flags) for p in kernels if not in_pairs or p.stem in PAIRS]
     return jobs
 
 

@@ -7,7 +7,15 @@
 
 static omc_dtype stored(const omc_node *node) { return omc_in(node, 0)->type.dtype; }
 
-static bool stores_acc(const omc_node *node) { return omc_dtype_acc(stored(node)) == stored(node); }
+/* Whether panels hold pairs of what is stored. */
+static bool in_pairs(const omc_node *node) {
+  return stored(node) == OMC_BF16 && omc_cpu_isa() >= OMC_ISA_AVX512BF16;
+}
+
+/* Whether panels are packed from elements as they are stored. */
+static bool packs_stored(const omc_node *node) {
+  return omc_dtype_acc(stored(node)) == stored(node) || in_pairs(node);
+}
 
 /* Images copied at a time: some megabytes, and columns enough for many threads. */
 static int64_t images_per_pass(const omc_node *node, const omc_conv_form *f, const conv_source *s) {
@@ -74,7 +82,8 @@ static void join_rows(conv_grid *grid) {
 static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bool of_input,
                                 omc_arena *arena, const conv_winograd **out) {
   enum { LEAST_CHANNELS = 32, LEAST_TILES = 128 };
-  bool fits = f->in[0] == 1 && f->out[0] == 1 && f->kernel[0] == 1 && f->before[0] == 0;
+  bool fits =
+      !in_pairs(node) && f->in[0] == 1 && f->out[0] == 1 && f->kernel[0] == 1 && f->before[0] == 0;
   for (int a = 1; a < OMC_CONV_AXES; a++)
     fits &= f->kernel[a] == 3 && f->stride[a] == 1 && f->dilation[a] == 1 && f->before[a] <= 2;
   const int64_t *to = of_input ? f->in : f->out;
@@ -117,7 +126,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
       .channels = f.c, .left = f.before[2], .phases = sw, .part = omc_ceil_div(span[2], sw)};
   OMC_TRY(choose_rows(&s, f.in, f.before, span, arena));
   const bool direct = sums_directly(f.group, f.o / f.group);
-  s.in_place = stores_acc(node) && !direct && unpadded && sw == 1;
+  s.in_place = packs_stored(node) && !direct && unpadded && sw == 1;
   const int64_t row = s.in_place ? s.w : s.phases * s.part, plane = source_plane(&s);
   const int64_t pitch = s.in_place ? f.in[1] : span[1];
   conv_grid *grid = OMC_NEW(arena, conv_grid);
@@ -234,7 +243,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                    .left = before[2],
                    .phases = 1,
                    .part = span[2],
-                   .in_place = stores_acc(node) && !direct && inside};
+                   .in_place = packs_stored(node) && !direct && inside};
   OMC_TRY(choose_rows(&s, f->out, before, span, arena));
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
@@ -333,8 +342,19 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
   return (size_t)elements * omc_acc_size(stored(node)) + omc_sums_bytes(stored(node), sums);
 }
 
-OMC_KERNELS(Conv)
-OMC_KERNELS(ConvGradWeight)
+/* Kernels of all variants, and of that whose panels hold pairs. */
+#if defined(__x86_64__)
+#define CONV_KERNELS(name)                                                           \
+  OMC_VARIANT_DECLARE(floats, OMC_DECLARE_KERNEL_, omc_k_##name)                     \
+  OMC_DECLARE_KERNEL_(omc_k_##name##_pairs_avx512bf16)                               \
+  static const omc_kernels omc_kernels_##name = {                                    \
+      .fn = {OMC_VARIANT_TABLE(floats, omc_k_##name)[OMC_BF16][OMC_ISA_AVX512BF16] = \
+                 omc_k_##name##_pairs_avx512bf16}};
+#else
+#define CONV_KERNELS OMC_KERNELS
+#endif
+CONV_KERNELS(Conv)
+CONV_KERNELS(ConvGradWeight)
 
 #define CONV(name, params) \
   OMC_CPU_OP(name, Conv, OMC_PARAMS(conv_product, params), .workspace = product_workspace)

@@ -10,24 +10,36 @@
 
 /* ---- the source ---- */
 
+#if OMC_DEPTH == 2
+OMC_INLINE conv_element copied(const storage_t *p) { return *p; }
+OMC_INLINE void copy_run(const storage_t *from, conv_element *to, int64_t n) {
+  memcpy(to, from, (size_t)n * sizeof *to);
+}
+#else
+OMC_INLINE conv_element copied(const storage_t *p) { return ld(p); }
+OMC_INLINE void copy_run(const storage_t *from, conv_element *to, int64_t n) {
+  load_row(from, to, n);
+}
+#endif
+
 /* A row of zeros if `from` is NULL. */
-static void copy_row(const conv_source *s, const storage_t *from, acc_t *to) {
-  memset(to, 0, (size_t)(s->phases * s->part) * sizeof(acc_t));
+static void copy_row(const conv_source *s, const storage_t *from, conv_element *to) {
+  memset(to, 0, (size_t)(s->phases * s->part) * sizeof *to);
   if (!from) return;
   for (int64_t q = 0; q < s->phases; q++) {
     const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
     const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
     const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
     if (s->phases == 1 && begin < end)
-      load_row(from + x0 + begin, to + begin, end - begin);
+      copy_run(from + x0 + begin, to + begin, end - begin);
     else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = ld(from + x0 + t * 2);
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = copied(from + x0 + t * 2);
     else
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = ld(from + x0 + t * s->phases);
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = copied(from + x0 + t * s->phases);
   }
 }
 
-void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, acc_t *out) {
+void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, conv_element *out) {
   for (int64_t r = 0; r < s->rows; r++) {
     const int64_t y = s->row_from[r];
     copy_row(s, y >= 0 ? plane + y * s->w : NULL, out + r * s->phases * s->part);
@@ -44,15 +56,33 @@ int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out)
   return count;
 }
 
+/* The unit of a vector of columns at elements k and, if there is a second, k + 1 of depth. */
+#if OMC_DEPTH == 2
+OMC_INLINE omc_vunit units_at(const conv_element *first, const conv_element *second, int64_t n) {
+  const __m512i low = _mm512_cvtepu16_epi32((__m256i)omc_vldh(first, n));
+  if (!second) return (omc_vunit)low;
+  const __m512i high = _mm512_cvtepu16_epi32((__m256i)omc_vldh(second, n));
+  return (omc_vunit)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+#else
+OMC_INLINE omc_vunit units_at(const conv_element *first, const conv_element *second, int64_t n) {
+  (void)second;
+  return vldr_upto(first, n);
+}
+#endif
+
 /* In rising order: what a vector writes past its chunk the next one overwrites. */
-void OMC_CONV_NAME(pack_panel)(const acc_t *source, const int64_t *at, int64_t depth,
-                               const conv_chunk *chunks, int64_t count, bool exact, acc_t *out) {
-  for (int64_t k = 0; k < depth; k++, out += OMC_NR) {
-    const acc_t *from = source + at[k];
+void OMC_CONV_NAME(pack_panel)(const conv_element *source, const int64_t *at, int64_t depth,
+                               const conv_chunk *chunks, int64_t count, bool exact, omc_unit *out) {
+  for (int64_t k = 0; k < depth; k += OMC_DEPTH, out += OMC_NR) {
+    const conv_element *first = source + at[k];
+    const bool more = OMC_DEPTH == 2 && k + 1 < depth && at[k + 1] != OMC_NOWHERE;
+    const conv_element *second = more ? source + at[k + 1] : NULL;
     for (int64_t i = 0; i < count; i++) {
       const conv_chunk c = chunks[i];
-      const bool part = exact && c.n < OMC_VL;
-      vstr(out + c.to, part ? vldrn(from + c.from, c.n) : vldr(from + c.from));
+      const omc_vunit units =
+          units_at(first + c.from, second ? second + c.from : NULL, exact ? c.n : OMC_VL);
+      memcpy(out + c.to, &units, sizeof units);
     }
   }
 }
@@ -63,9 +93,11 @@ typedef struct {
   const omc_kernel_args *args;
   const conv_product *p;
   const conv_grid *grid;
-  const acc_t *source;     /* of the pass */
-  const storage_t *tensor; /* the source's own elements */
-  acc_t *copy, *packed, *threads;
+  const conv_element *source; /* of the pass */
+  const storage_t *tensor;    /* the source's own elements */
+  conv_element *copy;
+  omc_unit *packed;
+  acc_t *threads;
   int64_t first, images; /* of the pass */
   int64_t m_parts;
 } product_job;
@@ -78,30 +110,59 @@ static void copy_planes(omc_range range, void *ctx) {
                               job->copy + i * source_plane(s));
 }
 
-static int64_t depth_blocks(int64_t depth) { return depth ? omc_ceil_div(depth, OMC_GEMM_KC) : 1; }
+static int64_t depth_units(const conv_grid *grid) { return omc_ceil_div(grid->depth, OMC_DEPTH); }
+static int64_t depth_blocks(const conv_grid *grid) {
+  return omc_max(omc_ceil_div(depth_units(grid), OMC_GEMM_KC), 1);
+}
+
+/* Block `block` of the depth: its first element, how many it has, and the first unit. */
+typedef struct {
+  int64_t k, depth, unit, units;
+} depth_block;
+
+static depth_block depth_block_at(const conv_grid *grid, int64_t block) {
+  const int64_t all = depth_units(grid), blocks = depth_blocks(grid);
+  const int64_t u0 = omc_cut(all, blocks, block), u1 = omc_cut(all, blocks, block + 1);
+  const int64_t k0 = u0 * OMC_DEPTH;
+  return (depth_block){k0, omc_min(u1 * OMC_DEPTH, grid->depth) - k0, u0, u1 - u0};
+}
+
+/* The unit of the weights that follow at[0] .. in a row, of which there are `left`. */
+OMC_INLINE omc_unit weight_unit(const storage_t *row, const int64_t *at, int64_t left) {
+#if OMC_DEPTH == 2
+  const uint32_t second = left > 1 ? row[at[1]].bits : 0;
+  return (omc_unit)(row[at[0]].bits | second << 16);
+#else
+  (void)left;
+  return ld(row + at[0]);
+#endif
+}
+
+/* The packed weights of the rows from row i of a group on. */
+static omc_unit *packed_at(const product_job *job, int64_t group, int64_t i) {
+  return job->packed + job->grid->packed_at + (group * job->p->m + i) * depth_units(job->grid);
+}
 
 /* Packs the weights of one grid by (group, part of m, block of depth). */
 static void pack_weights(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
-  const int64_t blocks = depth_blocks(grid->depth);
+  const int64_t blocks = depth_blocks(grid);
   for (int64_t u = range.begin; u < range.end; u++) {
-    const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts,
-                  block = u % blocks;
+    const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts;
+    const depth_block d = depth_block_at(grid, u % blocks);
     const int64_t i = omc_cut(p->m, job->m_parts, part),
                   m = omc_cut(p->m, job->m_parts, part + 1) - i;
-    const int64_t k0 = omc_cut(grid->depth, blocks, block),
-                  k1 = omc_cut(grid->depth, blocks, block + 1);
     const storage_t *weight =
         (const storage_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
-    acc_t *to = job->packed + grid->packed_at + (group * p->m + i) * grid->depth + m * k0;
+    omc_unit *to = packed_at(job, group, i) + m * d.unit;
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t r0 = omc_cut(m, panels, panel), r1 = omc_cut(m, panels, panel + 1);
-      for (int64_t k = k0; k < k1; k++)
+      for (int64_t k = 0; k < d.depth; k += OMC_DEPTH)
         for (int64_t r = r0; r < r1; r++)
-          *to++ = ld(weight + r * p->weight_row + grid->weight_at[k]);
+          *to++ = weight_unit(weight + r * p->weight_row, grid->weight_at + d.k + k, d.depth - k);
     }
   }
 }
@@ -148,28 +209,28 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   const int64_t i = omc_cut(p->m, job->m_parts, part),
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
   const storage_t *bias = omc_in_data(job->args, 2);
-  acc_t *const b = scratch, *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
+  omc_unit *const b = (omc_unit *)(void *)scratch;
+  acc_t *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
   acc_t row_bias[ROWS];
   int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
   conv_chunk chunks[COLS];
   locate_columns(job, group, j0, n, from, to);
   if (bias) load_row(bias + group * p->m + i, row_bias, m);
-  const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid->depth);
+  const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid);
   for (int64_t q = 0; q < panels; q++)
     counts[q] = OMC_CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
                                           chunks + q * OMC_NR);
-  const acc_t *weights = job->packed + grid->packed_at + (group * p->m + i) * grid->depth;
+  const omc_unit *weights = packed_at(job, group, i);
+  const omc_matrix sums = omc_gemm_sums(c, COLS);
   for (int64_t block = 0; block < blocks; block++) {
-    const int64_t k0 = omc_cut(grid->depth, blocks, block);
-    const int64_t depth = omc_cut(grid->depth, blocks, block + 1) - k0;
+    const depth_block d = depth_block_at(grid, block);
     for (int64_t q = 0; q < panels; q++)
-      OMC_CONV_NAME(pack_panel)(job->source, grid->source_at + k0, depth, chunks + q * OMC_NR,
-                                counts[q], p->source.in_place, b + q * OMC_NR * depth);
-    const omc_matrix sums = omc_gemm_sums(c, COLS);
+      OMC_CONV_NAME(pack_panel)(job->source, grid->source_at + d.k, d.depth, chunks + q * OMC_NR,
+                                counts[q], p->source.in_place, b + q * OMC_NR * d.units);
     const omc_gemm_block product = {.m = m,
                                     .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
-                                    .k = depth,
-                                    .a = weights + m * k0,
+                                    .k = d.units,
+                                    .a = weights + m * d.unit,
                                     .b = b,
                                     .from = sums,
                                     .to = sums,
@@ -203,11 +264,15 @@ OMC_KERNEL(Conv, args) {
   const conv_product *p = args->params;
   const int threads = args->threads;
   if (p->images == 0 || p->m == 0) return OMC_OK;
-  if (p->direct) return OMC_CONV_NAME(direct)(args);
-  if (p->winograd) return OMC_CONV_NAME(winograd)(args, p->winograd);
-  product_job job = {.args = args, .p = p, .tensor = args->in[0].data, .packed = args->workspace};
-  job.copy = job.packed + omc_whole_vectors(p->packed);
-  job.threads = job.copy + product_source(p);
+  if (p->direct) return OMC_CONV_STORED(direct)(args);
+  if (p->winograd) return OMC_CONV_STORED(winograd)(args, p->winograd);
+  acc_t *const packed = args->workspace, *const copy = packed + omc_whole_vectors(p->packed);
+  product_job job = {.args = args,
+                     .p = p,
+                     .tensor = args->in[0].data,
+                     .packed = (omc_unit *)(void *)packed,
+                     .copy = (conv_element *)(void *)copy,
+                     .threads = copy + product_source(p)};
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
   const int64_t blocks = p->groups * omc_ceil_div(columns, COLS);
@@ -216,15 +281,15 @@ OMC_KERNEL(Conv, args) {
       omc_max(omc_ceil_div(p->m, ROWS), threads > 1 ? omc_min(wanted, omc_gemm_panels(p->m)) : 1);
   for (int64_t i = 0; i < p->n_grids; i++) {
     job.grid = &p->grids[i];
-    omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid->depth), 1, threads,
-                     pack_weights, &job);
+    omc_parallel_for(p->groups * job.m_parts * depth_blocks(job.grid), 1, threads, pack_weights,
+                     &job);
   }
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
     job.source = job.copy;
     if (p->source.in_place)
-      job.source = (const acc_t *)(const void *)job.tensor;
+      job.source = (const conv_element *)(const void *)job.tensor;
     else
       omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
     for (int64_t i = 0; i < p->n_grids; i++) {

@@ -10,7 +10,8 @@
 typedef struct {
   const omc_kernel_args *args;
   const conv_weight_grad *p;
-  acc_t *source, *sum, *threads;
+  conv_element *source;
+  acc_t *sum, *threads;
   int64_t first, images;
   int64_t row_parts, col_parts; /* of a group's gradient */
 } grad_job;
@@ -18,6 +19,37 @@ typedef struct {
 static omc_matrix lines_at(const storage_t *x, int64_t stride) {
   return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = stride, .cs = 1, .dtype = OMC_STORAGE};
 }
+
+/* Elements t .. t+n-1 of `channels` lines of the source, channels innermost. */
+#if OMC_DEPTH == 2
+static void turn(const omc_matrix *lines, int64_t channels, int64_t n, conv_element *to) {
+  enum { SIDE = OMC_VL * OMC_DEPTH };
+  for (int64_t c = 0; c < channels; c += OMC_VL)
+    for (int64_t t = 0; t < n; t += SIDE) {
+      const int64_t some = omc_min(channels - c, OMC_VL), most = omc_min(n - t, SIDE);
+      const omc_matrix square = omc_gemm_part(lines, c, t);
+      omc_unit units[OMC_VL * OMC_VL + SLACK];
+      OMC_GEMM_NAME(pack_lines)(&square, some, most, OMC_VL, units);
+      for (int64_t k = 0; k < most; k++) {
+        omc_acc_bits pairs;
+        memcpy(&pairs, units + k / 2 * OMC_VL, sizeof pairs);
+        const omc_acc_bits bits = k % 2 ? pairs >> 16 : pairs;
+        omc_vsth(to + (t + k) * channels + c, (omc_half_bits)_mm512_cvtepi32_epi16((__m512i)bits),
+                 some);
+      }
+    }
+}
+#else
+static void turn(const omc_matrix *lines, int64_t channels, int64_t n, conv_element *to) {
+  if (channels >= OMC_VL) {
+    OMC_GEMM_NAME(pack_lines)(lines, channels, n, channels, to);
+    return;
+  }
+  for (int64_t t = 0; t < n; t++)
+    for (int64_t c = 0; c < channels; c++)
+      to[t * channels + c] = ld((const storage_t *)lines->data + c * lines->rs + t);
+}
+#endif
 
 /* Copies rows of the padded source with channels innermost. */
 static void copy_channels_last(omc_range range, void *ctx) {
@@ -27,39 +59,51 @@ static void copy_channels_last(omc_range range, void *ctx) {
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t image = u / s->rows, y = s->row_from[u % s->rows];
     const storage_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
-    acc_t *to = job->source + u * s->part * s->channels;
+    conv_element *to = job->source + u * s->part * s->channels;
     const int64_t x0 = y >= 0 ? omc_min(s->left, s->part) : s->part;
     const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
-    memset(to, 0, (size_t)(x0 * s->channels) * sizeof(acc_t));
-    memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof(acc_t));
-    if (s->channels >= OMC_VL) {
-      const omc_matrix lines = lines_at(from + x0 - s->left, s->h * s->w);
-      OMC_GEMM_NAME(pack_lines)(&lines, s->channels, x1 - x0, s->channels, to + x0 * s->channels);
-      continue;
-    }
-    for (int64_t t = x0; t < x1; t++)
-      for (int64_t c = 0; c < s->channels; c++)
-        to[t * s->channels + c] = ld(from + c * s->h * s->w + t - s->left);
+    memset(to, 0, (size_t)(x0 * s->channels) * sizeof *to);
+    memset(to + x1 * s->channels, 0, (size_t)((s->part - x1) * s->channels) * sizeof *to);
+    const omc_matrix lines = lines_at(from + x0 - s->left, s->h * s->w);
+    if (x1 > x0) turn(&lines, s->channels, x1 - x0, to + x0 * s->channels);
   }
 }
 
-/* Packs m rows of dy from row i on over `depth` pixels of all images from pixel k0 on. */
-static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t k0, int64_t depth,
-                        acc_t *out) {
+/* Units of depth of an image: no unit has pixels of two. */
+static int64_t image_units(const conv_weight_grad *p) {
+  return omc_ceil_div(p->rows * p->cols, OMC_DEPTH);
+}
+
+/* Packs m rows of dy from row i on over `units` of all images from unit u0 on. */
+static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t u0, int64_t units,
+                        omc_unit *out) {
   const conv_weight_grad *p = job->p;
-  const int64_t pixels = p->rows * p->cols, panels = omc_gemm_panels(m);
+  const int64_t pixels = p->rows * p->cols, all = image_units(p), panels = omc_gemm_panels(m);
   for (int64_t panel = 0; panel < panels; panel++) {
     const int64_t i = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - i;
-    for (int64_t k = 0; k < depth;) {
-      const int64_t image = (k0 + k) / pixels, pixel = (k0 + k) % pixels;
-      const int64_t n = omc_min(depth - k, pixels - pixel);
+    for (int64_t u = 0; u < units;) {
+      const int64_t image = (u0 + u) / all, first = (u0 + u) % all;
+      const int64_t n = omc_min(units - u, all - first), pixel = first * OMC_DEPTH;
       const storage_t *dy = (const storage_t *)job->args->in[0].data +
                             ((job->first + image) * p->groups * p->m + row + i) * pixels + pixel;
       const omc_matrix lines = lines_at(dy, pixels);
-      OMC_GEMM_NAME(pack_lines)(&lines, h, n, h, out + k * h);
-      k += n;
+      OMC_GEMM_NAME(pack_lines)(&lines, h, omc_min(n * OMC_DEPTH, pixels - pixel), h, out + u * h);
+      u += n;
     }
-    out += h * depth;
+    out += h * units;
+  }
+}
+
+/* Where the pixels of `units` from unit u0 on lie in the source. */
+static void locate_pixels(const conv_weight_grad *p, int64_t u0, int64_t units, int64_t *at) {
+  const conv_source *s = &p->source;
+  const int64_t pixels = p->rows * p->cols, all = image_units(p);
+  for (int64_t k = 0; k < units * OMC_DEPTH; k++) {
+    const int64_t u = u0 + k / OMC_DEPTH, pixel = u % all * OMC_DEPTH + k % OMC_DEPTH;
+    const int64_t y = pixel / p->cols, x = pixel % p->cols;
+    at[k] = pixel < pixels
+                ? ((u / all * s->rows + p->row_at[y]) * s->part + x * p->sw) * s->channels
+                : OMC_NOWHERE;
   }
 }
 
@@ -72,19 +116,15 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   const int64_t columns = p->taps * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
   const int64_t first = omc_cut(all_panels, job->col_parts, col_part),
                 last = omc_cut(all_panels, job->col_parts, col_part + 1);
-  const int64_t pixels = p->rows * p->cols, depth = job->images * pixels,
-                blocks = omc_ceil_div(depth, OMC_GEMM_KC);
-  acc_t *const b = scratch, *const a = scratch + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
+  const int64_t units = job->images * image_units(p), blocks = omc_ceil_div(units, OMC_GEMM_KC);
+  omc_unit *const b = (omc_unit *)(void *)scratch;
+  omc_unit *const a = b + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
   acc_t *const sum = job->sum + (group * p->m + i) * p->columns;
   for (int64_t block = 0; block < blocks; block++) {
-    const int64_t k0 = omc_cut(depth, blocks, block), n = omc_cut(depth, blocks, block + 1) - k0;
-    int64_t pixel_at[OMC_GEMM_KC];
-    for (int64_t k = 0; k < n; k++) {
-      const int64_t image = (k0 + k) / pixels, y = (k0 + k) % pixels / p->cols,
-                    x = (k0 + k) % p->cols;
-      pixel_at[k] = ((image * s->rows + p->row_at[y]) * s->part + x * p->sw) * s->channels;
-    }
-    pack_pixels(job, group * p->m + i, m, k0, n, a);
+    const int64_t u0 = omc_cut(units, blocks, block), n = omc_cut(units, blocks, block + 1) - u0;
+    int64_t pixel_at[OMC_DEPTH * OMC_GEMM_KC];
+    locate_pixels(p, u0, n, pixel_at);
+    pack_pixels(job, group * p->m + i, m, u0, n, a);
     for (int64_t panel = first; panel < last; panel++) {
       int64_t at[OMC_NR];
       conv_chunk chunks[OMC_NR];
@@ -95,7 +135,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
                 group * p->c + c;
       }
       const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, chunks);
-      OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n, chunks, count, false, b);
+      OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n * OMC_DEPTH, chunks, count, false, b);
       const omc_matrix sums = omc_gemm_sums(sum + j0, p->columns);
       const omc_gemm_block product = {.m = m,
                                       .n = omc_ceil_div(width, OMC_VL) * OMC_VL,
@@ -145,14 +185,15 @@ OMC_KERNEL(ConvGradWeight, args) {
   const conv_weight_grad *p = args->params;
   const int64_t outputs = p->groups * p->m;
   grad_job job = {.args = args, .p = p, .sum = args->workspace};
-  job.source = job.sum + omc_whole_vectors(outputs * p->columns);
-  job.threads = job.source + grad_source(p);
+  acc_t *const source = job.sum + omc_whole_vectors(outputs * p->columns);
+  job.source = (conv_element *)(void *)source;
+  job.threads = source + grad_source(p);
   if (p->m == 0 || p->c == 0) return OMC_OK;
   if (p->images == 0) {
     memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->taps) * sizeof(storage_t));
     return OMC_OK;
   }
-  if (p->direct) return OMC_CONV_NAME(direct_weight)(args);
+  if (p->direct) return OMC_CONV_STORED(direct_weight)(args);
   choose_parts(p, args->threads, &job);
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   for (int64_t pass = 0; pass < passes; pass++) {
