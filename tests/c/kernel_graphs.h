@@ -61,6 +61,9 @@ static const char *const kernel_graphs[] = {
     X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {scale_grad_by_freq=1}"),
     X("[5,3,37]") IDS("[5,3]") WANT("z", "f32[11,37]") Y("EmbeddingGrad(%x, %i, %z) {shape=[11,37]}"),
 
+    X("[7,37]") "const %at : i64[3] = [0, 2, 2]\n" Y("SegmentSum(%x, %at)"),
+    X("[2,37]") "const %at : i64[3] = [0, 3, 5]\n" Y("SegmentSpread(%x, %at) {closed=1, shape=[7,37]}"),
+
     /* linear algebra */
     X("[67,129]") WANT("z", "f32[129,33]") Y("MatMul(%x, %z)"),
     X("[5,801]") WANT("z", "f32[801,37]") Y("MatMul(%x, %z)"),
@@ -98,6 +101,10 @@ static const char *const kernel_graphs[] = {
         "%y, %o, %s, %q = CrossEntropy(%x, %i, %w) {label_smoothing=0.1}\nreturn %y\n",
     X("[3,5,7]") IDS("[3,7]")
         "%y, %o, %s, %q = CrossEntropy(%x, %i) {reduction=\"none\", ignore_index=1}\nreturn %y\n",
+    X("[7,37]") IDS("[7]") WANT("w", "f32[19,37]") WANT("b", "f32[19]") WANT("c", "f32[19]")
+        "%y, %d, %e, %f = LinearCrossEntropy(%x, %w, %i, %b, %c) {label_smoothing=0.1}\nreturn %y\n",
+    X("[7,37]") IDS("[7]") WANT("w", "f32[19,37]")
+        "%y, %d, %e, %f = LinearCrossEntropy(%x, %w, %i) {ignore_index=1}\nreturn %y\n",
     X("[7,37]") IDS("[7]") WANT("w", "f32[37]")
         "%y, %q = NegativeLogLikelihoodLoss(%x, %i, %w)\nreturn %y\n",
     X("[3,5,7]") IDS("[3,7]")
