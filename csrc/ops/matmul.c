@@ -1,4 +1,7 @@
-/* MatMul with numpy semantics, and FusedMatMul: transposed operands, a factor and a bias. */
+/* MatMul with numpy semantics, and FusedMatMul: transposed operands, a factor and a bias. Of
+ * operands of 16 bits its right one may be of what they are computed in, and is then rounded to the
+ * dtype of the left one as it is read; its result may be of that too, by `to`, and the bias is of
+ * the result's dtype. */
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -41,14 +44,20 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
 static omc_status infer_matmul(omc_node *node) {
   omc_matmul_form f;
   OMC_TRY(omc_need_float(node, 0));
-  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
-  OMC_TRY(omc_need_dtype(node, 1, dtype));
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype, wide = omc_dtype_acc(dtype);
+  const bool fused = node->op == OMC_OP_FusedMatMul;
+  if (!fused || omc_in(node, 1)->type.dtype != wide) OMC_TRY(omc_need_dtype(node, 1, dtype));
   OMC_TRY(omc_matmul_form_of(node, &f));
-  OMC_TRY(omc_need_type(node, 2, "bias", dtype, &(omc_shape){1, {f.n}}));
+  const omc_dtype result =
+      fused && omc_node_attr(node, "to") ? omc_node_to_dtype(node, "to") : dtype;
+  if (result != dtype && result != wide)
+    OMC_NODE_FAIL(node, EDTYPE, "a product of %s cannot be %s", omc_dtype_get(dtype)->text,
+                  omc_dtype_get(result)->text);
+  OMC_TRY(omc_need_type(node, 2, "bias", result, &(omc_shape){1, {f.n}}));
   omc_shape out = omc_batch_dims(&f.c);
   if (!f.a_vector) out.dims[out.rank++] = f.m;
   if (!f.b_vector) out.dims[out.rank++] = f.n;
-  omc_set_type(node, 0, dtype, &out);
+  omc_set_type(node, 0, result, &out);
   return OMC_OK;
 }
 
@@ -65,9 +74,10 @@ static omc_status grad_matmul(omc_grad *g) {
   omc_matmul_form f;
   OMC_TRY(omc_matmul_form_of(g->node, &f));
   omc_builder *b = &g->b;
+  const omc_dtype dtype = omc_in(g->node, 0)->type.dtype;
   omc_value *left = omc_reshape(b, omc_in(g->node, 0), &f.a);
-  omc_value *right = omc_reshape(b, omc_in(g->node, 1), &f.b);
-  omc_value *dc = omc_reshape(b, g->grad_out[0], &f.c);
+  omc_value *right = omc_reshape(b, omc_cast(b, omc_in(g->node, 1), dtype), &f.b);
+  omc_value *dy = omc_reshape(b, g->grad_out[0], &f.c), *dc = omc_cast(b, dy, dtype);
   if (g->needs[0]) {
     omc_value *da = f.trans_a ? omc_product(b, right, f.trans_b, dc, true, f.alpha, NULL)
                               : omc_product(b, dc, false, right, !f.trans_b, f.alpha, NULL);
@@ -77,15 +87,15 @@ static omc_status grad_matmul(omc_grad *g) {
     /* One matrix on the right of a batch: a single long product sums over the batch. */
     const bool stack = f.b.rank == 2 && f.a.rank > 2 && !f.trans_a;
     omc_value *x = stack ? stacked(b, left, &f.a) : left;
-    omc_value *dy = stack ? stacked(b, dc, &f.c) : dc;
-    omc_value *db = f.trans_b ? omc_product(b, dy, true, x, f.trans_a, f.alpha, NULL)
-                              : omc_product(b, x, !f.trans_a, dy, false, f.alpha, NULL);
+    omc_value *d = stack ? stacked(b, dc, &f.c) : dc;
+    omc_value *db = f.trans_b ? omc_product(b, d, true, x, f.trans_a, f.alpha, NULL)
+                              : omc_product(b, x, !f.trans_a, d, false, f.alpha, NULL);
     if (db && f.b_vector)
       db = omc_reshape(b, omc_sum_to(b, db, &f.b), &omc_in(g->node, 1)->type.shape);
-    g->grad_in[1] = db;
+    g->grad_in[1] = omc_cast(b, db, omc_in(g->node, 1)->type.dtype);
   }
   if (omc_in(g->node, 2) && g->needs[2])
-    g->grad_in[2] = omc_sum_to(b, dc, &omc_in(g->node, 2)->type.shape);
+    g->grad_in[2] = omc_sum_to(b, dy, &omc_in(g->node, 2)->type.shape);
   return b->status;
 }
 

@@ -55,6 +55,7 @@ typedef enum {
   OMC_FINITE,      /* the same bits if all inputs are finite: what a mask hides is not looked at */
   OMC_SUMS,        /* sums in another order */
   OMC_FINITE_SUMS, /* the same, if all inputs are finite */
+  OMC_UNROUNDED,   /* within a rounding to bf16, which is left out */
   OMC_LAYER, /* another formula for the same layer: rounding differs by ulps of the largest element,
               * NaN and infinities stand at the same places unless a step overflows */
   OMC_N_CLAIMS

@@ -138,8 +138,8 @@ PyObject *omc_describe(PyObject *module, PyObject *args, PyObject *kwargs) {
 }
 
 PyObject *omc_list_rules(PyObject *module, PyObject *unused) {
-  static const char *const claims[OMC_N_CLAIMS] = {"exact", "finite", "sums", "finite sums",
-                                                   "layer"};
+  static const char *const claims[OMC_N_CLAIMS] = {"exact",       "finite",    "sums",
+                                                   "finite sums", "unrounded", "layer"};
   (void)module, (void)unused;
   PyObject *dict = PyDict_New();
   for (size_t i = 0; i < OMC_N_RULE_SETS; i++)

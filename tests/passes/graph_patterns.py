@@ -363,6 +363,44 @@ def product_and_bias(d: Draw) -> Value:
     return d.pair("Add", p, d.input(p.dtype, shape))
 
 
+def product_of_halves(d: Draw, fused: bool, wide: bool = False) -> Value:
+    """The left operand is of 16 bits, the right one cast from an input, which is that of another product too at times.
+
+    The result may be `wide`.
+    """
+    half = d.rng.choice(("bf16", "f16"))
+    m, k, n = d.shape(3)
+    y = d.input("f32" if d.chance(0.8) else "f64", (k, n))
+    if d.chance(0.1):
+        y = d.ew("Neg", y)
+    y = d.node("Cast", [y], half, y.shape, f"to={ONNX[half]}")
+    alone = d.chance(0.8)
+    result = "f32" if wide and alone and d.chance(0.5) else half
+    attrs = f"alpha={d.rng.choice([1.0, 0.5])}" + (f", to={ONNX[result]}" if result != half else "")
+    bias = d.input(result, (n,)) if fused and d.chance(0.3) else None
+    op = "FusedMatMul" if fused else "MatMul"
+    z = d.node(
+        op,
+        [d.input(half, (m, k)), y, bias] if fused else [d.input(half, (m, k)), y],
+        result if fused else half,
+        (m, n),
+        attrs if fused else "",
+    )
+    return z if alone else d.pair("Mul", z, d.node("ReduceSum", [y, d.ints(0, 1)], half, (1, 1), "keepdims=1"))
+
+
+def product_cast(d: Draw) -> Value:
+    half = d.rng.choice(("bf16", "bf16", "bf16", "f16"))
+    m, k, n = d.shape(3)
+    x, y = d.input(half, (m, k)), d.input(half, (k, n))
+    bias = d.input(half, (n,)) if d.chance(0.1) else None
+    z = d.node("FusedMatMul", [x, y, bias], half, (m, n)) if d.chance(0.5) else d.node("MatMul", [x, y], half, (m, n))
+    if d.chance(0.5):
+        z = d.reshape(z, d.reshaped(z.shape))
+    to = d.rng.choice(("f32", "f32", "f32", "f64"))
+    return d.node("Cast", [z], to, z.shape, f"to={ONNX[to]}")
+
+
 def head_and_loss(d: Draw) -> Value:
     """A loss of logits, many enough or too few; some rows do not count, and now and then the logits are read again."""
     dtype = d.rng.choice(REALS)
@@ -461,6 +499,9 @@ PATTERNS: dict[str, Pattern] = {
     "matmul_alpha": product_times,
     "linear_cross_entropy": head_and_loss,
     "embedding_grad_base": embedding_grad,
+    "matmul_cast": lambda d: product_of_halves(d, fused=False),
+    "fused_matmul_cast": lambda d: product_of_halves(d, fused=True, wide=True),
+    "cast_matmul": product_cast,
     "detach": detach,
     "with_gradient_of": with_gradient_of,
 }

@@ -15,8 +15,10 @@ DTYPES = {
     "i64": torch.int64,
     "i32": torch.int32,
     "bool": torch.bool,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
 }
-ONNX_DTYPES = {1: torch.float32, 11: torch.float64, 7: torch.int64, 6: torch.int32, 9: torch.bool}
+ONNX_DTYPES = {1: torch.float32, 10: torch.float16, 16: torch.bfloat16, 11: torch.float64, 7: torch.int64, 6: torch.int32, 9: torch.bool}
 NODE = re.compile(r"^(?P<outs>.+?) = (?P<op>\w+)\((?P<ins>.*?)\)(?: \{(?P<attrs>.*)\})?(?: name=.*)?$")
 TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
@@ -66,8 +68,17 @@ def reduction(f: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
 
 
 def matmul(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, transA: int = 0, transB: int = 0, alpha: float = 1
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    transA: int = 0,
+    transB: int = 0,
+    alpha: float = 1,
+    to: int | None = None,
 ) -> Tensor:
+    b = b.to(a.dtype)
+    if to is not None:
+        a, b = a.to(ONNX_DTYPES[to]), b.to(ONNX_DTYPES[to])
     y = alpha * ((a.mT if transA else a) @ (b.mT if transB else b))
     return y if bias is None else y + bias
 

@@ -22,9 +22,17 @@ from ortmodule_c import _C
 CLAIMS = _C.rules()
 FEWEST = 15  # rewritten graphs that a rule is tried on
 MOST = 400  # graphs drawn until there are as many
-AFTER_DIFFERENTIATION = {"detach", "with_gradient_of", "embedding_grad_base"}
+AFTER_DIFFERENTIATION = {
+    "detach",
+    "with_gradient_of",
+    "embedding_grad_base",
+    "matmul_cast",
+    "fused_matmul_cast",
+    "cast_matmul",
+}
 # A layer's kernels are within this many ulps of the largest element, see also Draw.condition.
 LAYER_ULPS = 8
+BF16_ULPS = torch.finfo(torch.bfloat16).eps / 2 / torch.finfo(torch.float32).eps  # one rounding
 SUM_ULPS = 16  # of sums of a few products of numbers up to 3
 
 
@@ -104,7 +112,7 @@ def report(text: str, other: str, inputs: list[Tensor], what: str, got: Tensor, 
 
 def held_to(rule: str, d: Draw) -> tuple[float, str]:
     """The ulps of the largest element that a rule's claim allows, and the kind of values it is tried on."""
-    sums = {"sums": SUM_ULPS, "finite sums": SUM_ULPS, "layer": LAYER_ULPS * d.condition}
+    sums = {"sums": SUM_ULPS, "finite sums": SUM_ULPS, "layer": LAYER_ULPS * d.condition, "unrounded": BF16_ULPS}
     ulps = sums.get(CLAIMS[rule], 0.0)
     finite = CLAIMS[rule].startswith("finite")
     values = "finite" if finite else "most" if CLAIMS[rule] == "exact" and d.chance(0.5) else "special"

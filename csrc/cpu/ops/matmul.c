@@ -22,8 +22,14 @@ typedef struct {
   size_t thread_bytes; /* of workspace */
 } matmul_job;
 
-static omc_matrix matrix(storage_t *data, int64_t rs, int64_t cs) {
-  return (omc_matrix){.data = data, .rs = rs, .cs = cs, .dtype = OMC_STORAGE};
+/* The matrix that begins `at` elements into a tensor. */
+static omc_matrix matrix(const omc_tensor *t, int64_t at, int64_t rs, int64_t cs) {
+  const omc_dtype dtype = t->type->dtype;
+  return (omc_matrix){.data = (char *)t->data + at * (int64_t)omc_dtype_get(dtype)->size,
+                      .rs = rs,
+                      .cs = cs,
+                      .dtype = dtype,
+                      .read_as = OMC_STORAGE};
 }
 
 static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_params *p,
@@ -38,9 +44,9 @@ static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_param
   return (omc_gemm_args){.m = p->m,
                          .n = p->n,
                          .k = p->k,
-                         .a = matrix((storage_t *)args->in[0].data + a, p->a_rs, p->a_cs),
-                         .b = matrix((storage_t *)args->in[1].data + b, p->b_rs, p->b_cs),
-                         .c = matrix((storage_t *)args->out[0].data + index * p->m * p->n, p->n, 1),
+                         .a = matrix(&args->in[0], a, p->a_rs, p->a_cs),
+                         .b = matrix(&args->in[1], b, p->b_rs, p->b_cs),
+                         .c = matrix(&args->out[0], index * p->m * p->n, p->n, 1),
                          .alpha = p->alpha,
                          .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
 }

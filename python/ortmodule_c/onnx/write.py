@@ -127,6 +127,8 @@ class _Writer:
         is_open = any(turn and rank is None for turn, rank in zip(turned, ranks, strict=False))
         if node.op != "FusedMatMul" or given.get("alpha", 1) != 1 or is_open or node.outputs[0] is None:
             return [node]
+        if "to" in given or len({self._dtype(v) for v in node.inputs[:2]}) > 1:
+            return [node]
         parts = []
 
         def add(op: str, inputs: list[str | None], name: str, kind: Type | None, *said: Attribute) -> str:
@@ -149,6 +151,11 @@ class _Writer:
         """How many dims a value has, if that is known."""
         kind = self._types.get(value or "")
         return len(kind.tensor_type.shape.dim) if kind is not None and kind.tensor_type.HasField("shape") else None
+
+    def _dtype(self, value: str | None) -> int | None:
+        """ONNX's code of a value's dtype, if that is known."""
+        kind = self._types.get(value or "")
+        return None if kind is None else kind.tensor_type.elem_type
 
     def _node(self, node: Node) -> list[ValueInfoProto]:
         """Add a node; the types of its outputs."""
