@@ -18,7 +18,15 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,
 }
-ONNX_DTYPES = {1: torch.float32, 10: torch.float16, 16: torch.bfloat16, 11: torch.float64, 7: torch.int64, 6: torch.int32, 9: torch.bool}
+ONNX_DTYPES = {
+    1: torch.float32,
+    10: torch.float16,
+    16: torch.bfloat16,
+    11: torch.float64,
+    7: torch.int64,
+    6: torch.int32,
+    9: torch.bool,
+}
 NODE = re.compile(r"^(?P<outs>.+?) = (?P<op>\w+)\((?P<ins>.*?)\)(?: \{(?P<attrs>.*)\})?(?: name=.*)?$")
 TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
