@@ -116,7 +116,9 @@ omc_status omc_linear_loss_form_of(const omc_node *node, omc_linear_loss_form *p
   OMC_TRY(omc_need_type(node, 1, "w", x->dtype, &(omc_shape){2, {classes, k}}));
   OMC_TRY(omc_need_type(node, 2, "target", OMC_I64, &rows));
   OMC_TRY(omc_need_type(node, 3, "bias", x->dtype, &columns));
-  OMC_TRY(omc_need_type(node, 4, "weight", omc_dtype_acc(x->dtype), &columns));
+  /* Class weights may be as wide as the logits are computed. */
+  const bool wide = omc_in(node, 4) && omc_in(node, 4)->type.dtype != x->dtype;
+  OMC_TRY(omc_need_type(node, 4, "weight", wide ? omc_dtype_acc(x->dtype) : x->dtype, &columns));
   *p = (omc_linear_loss_form){.n = n, .k = k, .loss = {.outer = n, .classes = classes, .inner = 1}};
   read_attributes(node, &p->loss);
   if (p->loss.reduction == OMC_LOSS_NONE)

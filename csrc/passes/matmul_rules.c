@@ -114,7 +114,7 @@ static omc_value *linear_cross_entropy(omc_match *m) {
   if (shape->rank != 2 || shape->dims[1] != classes || shape->dims[0] != n) return NULL;
   omc_value *weight = omc_in(loss, 2);
   omc_value *in[] = {omc_reshape(m->b, p.x, &(omc_shape){2, {n, k}}), p.y, omc_in(loss, 1), p.bias,
-                     weight ? omc_cast(m->b, weight, wide) : NULL};
+                     weight};
   const uint32_t left_out = (p.bias ? 0u : 1u << 3) | (weight ? 0u : 1u << 4);
   omc_value *out[4];
   omc_build(m->b, OMC_OP_LinearCrossEntropy, 5, in, left_out, loss->n_attr, loss->attr, 4, out);
