@@ -83,17 +83,20 @@ OMC_INLINE void draw(const omc_update_part *part, int64_t i, draws *d) {
 }
 
 /* x rounded to one of its two neighbours, to the farther with the probability of its share of the
- * distance between them. Infinities and NaN are left alone. */
+ * distance between them; past the largest finite one there is none. Infinities and NaN are left
+ * alone. */
 OMC_INLINE vacc_t at_random(vacc_t x, const draws *d, int64_t i) {
   omc_half_bits drawn;
   memcpy(&drawn, (const uint16_t *)d->words + i % DRAWN, sizeof drawn);
   const omc_acc_bits bits = (omc_acc_bits)x, r = __builtin_convertvector(drawn, omc_acc_bits);
   const vmask finite = vabs(x) < vset(INFINITY);
 #if defined(OMC_STORAGE_IS_BF16)
-  return vblend(finite, (vacc_t)((bits + r) & 0xffff0000u), x);
+  const vacc_t down = (vacc_t)(bits & 0xffff0000u), y = (vacc_t)((bits + r) & 0xffff0000u);
+  return vblend(finite, vblend(vabs(y) < vset(INFINITY), y, down), x);
 #else
   /* Below the least normal half steps are 2^-24; above, the last 13 bits of a float. */
-  const vacc_t normal = (vacc_t)((bits + (r >> 3)) & ~0x1fffu);
+  const vacc_t down = (vacc_t)(bits & ~0x1fffu), up = (vacc_t)((bits + (r >> 3)) & ~0x1fffu);
+  const vacc_t normal = vblend(vabs(up) < vset(65536), up, down);
   const vacc_t share = __builtin_convertvector((vmask)(r >> 3), vacc_t) * vset(0x1p-13f);
   const vacc_t least = vsign(vfloor(vabs(x) * vset(0x1p24f) + share) * vset(0x1p-24f), x);
   return vblend(finite, vblend(vabs(x) < vset(0x1p-14f), least, normal), x);

@@ -90,7 +90,8 @@ static omc_value *matmul_alpha(omc_match *m) {
   return build_product(m->b, &p);
 }
 
-/* Logits of fewer elements are not worth a gradient of their weight that is kept for backward. */
+/* Logits of fewer elements, or than their weight has, are not worth a gradient of the weight that
+ * is kept for backward. */
 enum { LEAST_LOGITS = 1 << 20 };
 
 /* Captures 1: the product. The logits may be cast to what losses are computed in, and nothing else
@@ -111,7 +112,7 @@ static omc_value *linear_cross_entropy(omc_match *m) {
   const int64_t k = p.y->type.shape.dims[1], classes = p.y->type.shape.dims[0];
   const omc_shape *shape = &omc_in(loss, 0)->type.shape;
   const int64_t n = omc_shape_numel(&logits->type.shape) / classes;
-  if (shape->rank != 2 || shape->dims[1] != classes || shape->dims[0] != n) return NULL;
+  if (shape->rank != 2 || shape->dims[1] != classes || shape->dims[0] != n || n < k) return NULL;
   omc_value *weight = omc_in(loss, 2);
   omc_value *in[] = {omc_reshape(m->b, p.x, &(omc_shape){2, {n, k}}), p.y, omc_in(loss, 1), p.bias,
                      weight};

@@ -95,6 +95,8 @@ class ORTModule(Wrapper):
         outputs: Iterable[Hashable] | None = None,
     ) -> None:
         if isinstance(module, ORTModule):
+            precision = module._ort_terms.precision if precision is None else precision
+            outputs = module._ort_terms.outputs if outputs is None else outputs
             module = module.module
         if not isinstance(module, nn.Module):
             raise TypeError(f"module is a {type(module).__name__}, expected torch.nn.Module")

@@ -166,6 +166,34 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
         assert all(torch.equal(same[0], other) for other in same[1:])
 
 
+def test_the_gradient_of_a_bias_over_many_rows() -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 64)
+    wrapped = ORTModule(WithLoss(copy.deepcopy(plain)))
+    exact = WithLoss(copy.deepcopy(plain).double())
+    x, labels = torch.randn(40000, 4), torch.randint(0, 64, (40000,))
+    wrapped(x, labels).backward()
+    exact(x.double(), labels).backward()
+    torch.testing.assert_close(wrapped.module.head.bias.grad.double(), exact.head.bias.grad, rtol=1e-6, atol=1e-9)
+
+
+def test_a_wide_layer_over_few_rows_is_not_paid_for_twice() -> None:
+    """A gradient of the weight that waits for the backward would take more than the logits."""
+    wrapped = ORTModule(WithLoss(nn.Linear(256, 20000)))
+    x, labels = torch.randn(64, 256), torch.randint(0, 20000, (64,))
+    wrapped(x, labels).backward()
+    assert wrapped.stats()["arena_bytes"] < 4 * 256 * 20000
+
+
+class WithLoss(nn.Module):
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(x), labels)
+
+
 class Looked(Head):
     """Returns its logits too."""
 

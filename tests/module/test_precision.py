@@ -241,3 +241,9 @@ def test_small_gradients_need_a_scale_in_fp16() -> None:
         model.zero_grad()
         (model(x).mean() * 1e-8 * scale).backward()
         assert (model.weight.grad.count_nonzero() == 0) == is_zero
+
+
+def test_a_wrapper_around_a_wrapper_has_its_terms() -> None:
+    inner = ORTModule(nn.Linear(40, 40), precision="bf16", outputs=["loss"])
+    assert ORTModule(inner)._ort_terms == inner._ort_terms
+    assert ORTModule(inner, precision="fp32")._ort_terms.precision == "fp32"

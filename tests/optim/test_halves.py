@@ -199,3 +199,12 @@ def test_dtypes_in_one_group() -> None:
         for o in b:
             o.step()
     assert_equal(together, alone)
+
+
+@of_halves
+def test_rounding_at_random_stays_within_the_range(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    p = torch.full((4096,), largest, dtype=dtype, requires_grad=True)
+    p.grad = torch.full_like(p, -1.0)
+    FusedSGD([p], lr=largest * 2.0**-12, stochastic_rounding=True).step()
+    assert bool((p == largest).all())

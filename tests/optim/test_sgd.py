@@ -89,3 +89,27 @@ def test_sparse_gradients_are_refused() -> None:
     p.grad = torch.eye(4, 2).to_sparse()
     with pytest.raises(RuntimeError, match="`FusedSGD` does not support sparse gradients"):
         FusedSGD([p]).step()
+
+
+def test_a_step_that_is_refused_leaves_no_momentum() -> None:
+    p, q = (torch.ones(4, requires_grad=True) for _ in range(2))
+    optimizer = FusedSGD([p, q], lr=0.1, momentum=0.9)
+    p.grad, q.grad = torch.ones(4), torch.sparse_coo_tensor([[0]], [1.0], (4,))
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    assert "momentum_buffer" not in optimizer.state[p]
+    q.grad = None
+    optimizer.step()
+    torch.testing.assert_close(p, torch.full((4,), 0.9))
+
+
+def test_pytorch_takes_over_where_a_parameter_has_not_been_stepped() -> None:
+    p, q = (torch.ones(4, requires_grad=True) for _ in range(2))
+    optimizer = FusedSGD([p, q], lr=0.1, momentum=0.9)
+    p.grad = torch.ones(4)
+    optimizer.step()
+    other = torch.optim.SGD([p, q], lr=1.0)
+    other.load_state_dict(optimizer.state_dict())
+    q.grad = torch.ones(4)
+    other.step()
+    torch.testing.assert_close(q, torch.full((4,), 0.9))

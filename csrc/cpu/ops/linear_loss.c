@@ -107,14 +107,16 @@ static void narrow_rows(omc_range range, void *ctx) {
     store_row(job->logits + i * n, job->narrow + i * n, n);
 }
 
-/* Adds the columns of the block, in order of its rows. */
+/* Adds up the columns of the block, which may be of millions of rows. */
 static void add_columns(omc_range range, void *ctx) {
   const linear_job *job = ctx;
   const int64_t n = job->p->form.loss.classes;
-  const int64_t begin = range.begin * OMC_COLUMNS, end = omc_min(range.end * OMC_COLUMNS, n);
-  for (int64_t i = 0; i < job->rows; i++) {
-    const acc_t *row = job->logits + i * n;
-    for (int64_t c = begin; c < end; c++) job->dbias[c] += row[c];
+  for (int64_t g = range.begin; g < range.end; g++) {
+    const int64_t c = g * OMC_COLUMNS, width = omc_min(n - c, OMC_COLUMNS);
+    double sums[OMC_COLUMNS] = {0};
+    for (int64_t i = 0; i < job->rows; i++)
+      for (int64_t j = 0; j < width; j++) sums[j] += (double)job->logits[i * n + c + j];
+    for (int64_t j = 0; j < width; j++) job->dbias[c + j] += (acc_t)sums[j];
   }
 }
 

@@ -254,34 +254,42 @@ class FusedOptimizer(Optimizer):
             return
         grad_scale = 1.0 if scale is None else float(scale)
         rows, draws = Rows(), False
-        for index, group in enumerate(self.param_groups):
-            names, rounds = self._states(group), bool(group["stochastic_rounding"])
-            for number, p in enumerate(group["params"]):
-                grad = p.grad
-                if grad is None:
-                    continue
-                if grad.layout is not torch.strided:
-                    self._refuse_sparse()
-                self._look(index, number, p)
-                states, master, first = self._state_of(p, group, names)
-                step = self.state[p]["step"] if self.counts else None
-                rows.add(index, p, grad, states, master, step, first, grad_scale != 1.0)
-                draws |= rounds and p.dtype in HALVES
-        if not rows.rows:
-            return
-        self.grad_norm = _C.optim_step(
-            self.rule,
-            rows.rows,
-            [self._numbers(group) for group in self.param_groups],
-            grad_scale=grad_scale,
-            max_norm=self.max_grad_norm,
-            wants_norm=self.max_grad_norm is not None,
-            seed=int(torch.randint(2**63 - 1, (), dtype=torch.int64)) if draws else 0,
-        )
+        made: list[tuple[dict[str, Any], str]] = []
+        try:
+            for index, group in enumerate(self.param_groups):
+                names, rounds = self._states(group), bool(group["stochastic_rounding"])
+                for number, p in enumerate(group["params"]):
+                    grad = p.grad
+                    if grad is None:
+                        continue
+                    if grad.layout is not torch.strided:
+                        self._refuse_sparse()
+                    self._look(index, number, p)
+                    states, master, first = self._state_of(p, group, names, made)
+                    step = self.state[p]["step"] if self.counts else None
+                    rows.add(index, p, grad, states, master, step, first, grad_scale != 1.0)
+                    draws |= rounds and p.dtype in HALVES
+            if not rows.rows:
+                return
+            self.grad_norm = _C.optim_step(
+                self.rule,
+                rows.rows,
+                [self._numbers(group) for group in self.param_groups],
+                grad_scale=grad_scale,
+                max_norm=self.max_grad_norm,
+                wants_norm=self.max_grad_norm is not None,
+                seed=int(torch.randint(2**63 - 1, (), dtype=torch.int64)) if draws else 0,
+            )
+        except BaseException:  # a state that no step has written is none
+            for state, name in made:
+                del state[name]
+            raise
         rows.finish()
 
-    def _state_of(self, p: Tensor, group: Group, names: tuple[str, ...]) -> tuple[list[Tensor], Tensor | None, bool]:
-        """States and master of a parameter, made where there are none, and whether states have been made."""
+    def _state_of(
+        self, p: Tensor, group: Group, names: tuple[str, ...], made: list[tuple[dict[str, Any], str]]
+    ) -> tuple[list[Tensor], Tensor | None, bool]:
+        """States and master of a parameter, made and noted in `made` where there are none, and whether any were."""
         wide = self._is_wide(group, p)
         state = self.state[p] if names or self.counts or wide else {}
         dtype = torch.float32 if wide else p.dtype
@@ -292,6 +300,7 @@ class FusedOptimizer(Optimizer):
             now = state.get(name)
             if now is None:
                 state[name] = self._new_state(p, dtype)
+                made.append((state, name))
                 first = True
             elif now.dtype is not dtype:
                 state[name] = now.to(dtype)

@@ -53,7 +53,7 @@ class FusedLamb(FusedOptimizer):
 
     rule = "lamb"
     whole = True
-    fixed: ClassVar[dict[str, Any]] = {"foreach": None, "capturable": False, "differentiable": False, "fused": True}
+    fixed: ClassVar[dict[str, Any]] = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
 
     def __init__(
         self,

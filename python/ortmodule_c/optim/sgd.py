@@ -40,7 +40,7 @@ class FusedSGD(FusedOptimizer):
 
     rule = "sgd"
     counts = False
-    fixed: ClassVar[dict[str, Any]] = {"foreach": None, "differentiable": False, "fused": True}
+    fixed: ClassVar[dict[str, Any]] = {"foreach": None, "differentiable": False, "fused": None}
 
     def __init__(
         self,
