@@ -113,7 +113,7 @@ class ORTModule(Wrapper):
         if options.python_level is not None:
             logger.setLevel(options.python_level)
         self._ort_options = options
-        self._ort_terms = Terms.of(precision, outputs)
+        self._ort_terms: Terms = Terms.of(precision, outputs)
         self._ort_report = FallbackReport(options.fallback)
         self._ort_fingerprint: _C.Fingerprint | None = None  # of the last call
         self._ort_initialized: _C.Fingerprint | None = None  # of a call that PyTorch ran as it changed the module
