@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from ortmodule_c import ORTModuleError
 from ortmodule_c.dynamo.backend import backend
 from ortmodule_c.flatten import flatten
-from wrapped import assert_same_state, close, float_sum, mlp
+from wrapped import BFLOAT16, assert_same_state, close, float_sum, mlp
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -41,7 +41,9 @@ def assert_trains_alike(model: nn.Module, sizes: list[tuple[int, ...]], **kwargs
             optimizer.step()
 
 
-def assert_same(function: Callable[..., Any], *args: Any, runs: int = 2, **kwargs: Any) -> list[str]:
+def assert_same(
+    function: Callable[..., Any], *args: Any, runs: int = 2, rtol: float = 1e-4, **kwargs: Any
+) -> list[str]:
     """Results, gradients and what is done to arguments are those of eager; gives the warnings."""
     ours = compiled(function, **kwargs)
     with warnings.catch_warnings(record=True) as told:
@@ -52,17 +54,17 @@ def assert_same(function: Callable[..., Any], *args: Any, runs: int = 2, **kwarg
             (expected, spec), (got, our_spec) = map(flatten, results)
             assert our_spec == spec
             for a, b in zip(expected, got, strict=True):
-                close(b, a)
+                close(b, a, rtol=rtol)
                 assert (b.requires_grad, b.dtype, b._is_view()) == (a.requires_grad, a.dtype, a._is_view())
             if any(t.requires_grad for t in expected):
                 float_sum(expected).backward()
                 float_sum(got).backward()
             for a, b in zip(*given, strict=True):
                 if isinstance(a, Tensor):
-                    close(b.detach(), a.detach())
+                    close(b.detach(), a.detach(), rtol=rtol)
                     assert (a.grad is None) == (b.grad is None)
                     if a.grad is not None:
-                        close(b.grad, a.grad)
+                        close(b.grad, a.grad, rtol=rtol)
     return [str(w.message) for w in told if "ortmodule_c" in str(w.message)]
 
 
@@ -483,7 +485,7 @@ def test_autocast_around_and_inside() -> None:
             h = layer(t)
         return h.float() * 2
 
-    assert_same(inside, x())
+    assert_same(inside, x(), rtol=BFLOAT16)
     ours = compiled(layer)
     given = x()
     assert ours(given).dtype == torch.float32

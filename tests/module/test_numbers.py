@@ -20,7 +20,7 @@ from ortmodule_c import DebugOptions, ORTModule
 from ortmodule_c.capture.numbers import Numbers
 from ortmodule_c.changing import standing_in
 from ortmodule_c.guards.held import Attribute
-from wrapped import Function, assert_same_step, n_graphs, pair
+from wrapped import BFLOAT16, Function, assert_same_step, n_graphs, pair
 
 ANNEALED = [1 / (step + 2) for step in range(8)]
 COUNTED = [step + 2 for step in range(8)]
@@ -218,7 +218,8 @@ def test_numbers_reach_regions(region: str) -> None:
         for m in (eager, ours):
             m.zero_grad()
             m.by = number * 3
-        assert_same_step(eager, ours, batch().detach(), number)
+        rtol = BFLOAT16 if region == "autocast" else 1e-4
+        assert_same_step(eager, ours, batch().detach(), number, rtol=rtol)
     assert n_graphs(ours) == 2
 
 
