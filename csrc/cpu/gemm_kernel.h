@@ -17,6 +17,7 @@
 #include "base/int.h"
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
+#include "cpu/shuffle.h"
 
 /* Blocks of M and K keep packed A within L2, of N and K packed B within a core's share of L3; of K
  * in units. */
@@ -62,27 +63,6 @@ static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) 
 #define OMC_UNROLL _Pragma("unroll")
 #else
 #define OMC_UNROLL _Pragma("GCC unroll 16")
-#endif
-
-/* The first (second) halves of a and b, lane by lane in turn. */
-#if defined(__clang__)
-#define OMC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define OMC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vmask){__VA_ARGS__})
-#endif
-#if OMC_VL == 16
-#define OMC_ZIP_LOW(a, b) OMC_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define OMC_ZIP_HIGH(a, b) \
-  OMC_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#elif OMC_VL == 8
-#define OMC_ZIP_LOW(a, b) OMC_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define OMC_ZIP_HIGH(a, b) OMC_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#elif OMC_VL == 4
-#define OMC_ZIP_LOW(a, b) OMC_SHUFFLE(a, b, 0, 4, 1, 5)
-#define OMC_ZIP_HIGH(a, b) OMC_SHUFFLE(a, b, 2, 6, 3, 7)
-#else
-#define OMC_ZIP_LOW(a, b) OMC_SHUFFLE(a, b, 0, 2)
-#define OMC_ZIP_HIGH(a, b) OMC_SHUFFLE(a, b, 1, 3)
 #endif
 
 #define OMC_NV 2 /* vectors across a tile of C */

@@ -118,6 +118,8 @@ static const char *const kernel_graphs[] = {
         "return %y\n",
     X("[2,3,9,11]") "%y, %o = MaxPool(%x) {kernel_shape=[3, 2], strides=[2, 2], pads=[1, 1, 1, 1]}\n"
                     "return %y\n",
+    X("[2,3,5,43]") "%y, %o = MaxPool(%x) {kernel_shape=[3, 2], strides=[1, 2], pads=[1, 0, 1, 0]}\n"
+                    "return %y\n",
     X("[2,3,9,11]") Y("AveragePool(%x) {kernel_shape=[3, 3], strides=[2, 1], pads=[1, 1, 1, 1]}"),
     X("[2,3,9,11]") Y("AveragePool(%x) {kernel_shape=[3, 2], strides=[2, 2], ceil_mode=1, "
                       "count_include_pad=1}"),

@@ -1,11 +1,13 @@
 /* Pooling. Averages of any kind are tables of windows along each axis. */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
+#include "cpu/shuffle.h"
 #include "ops/forms.h"
 
 typedef struct max_params {
@@ -39,9 +41,10 @@ typedef struct pool_job {
   const void *params;
   const storage_t *x;
   storage_t *y;
-  int64_t *indices; /* NULL: not wanted */
-  acc_t *scratch;   /* for each thread a row of columns, and then the sums of a plane */
-  int threads;      /* gradient of averages */
+  int64_t *indices;    /* NULL: not wanted */
+  acc_t *scratch;      /* for each thread a row of columns, and then the sums of a plane */
+  int threads;         /* gradient of averages */
+  atomic_bool strayed; /* gradient of maxima: an index that is none of its plane */
 } pool_job;
 
 /* The first tap of a window, at `start` of the input or in the padding before it, that is inside.
@@ -67,19 +70,47 @@ static inline void next_row(const int64_t *out, out_row *row) {
   row->plane++;
 }
 
+/* OMC_VL elements of a row, `step` (1 or 2) apart. */
+OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
+  return step == 1 ? vld(p) : OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1));
+}
+
+/* Takes what is better of OMC_VL elements, the first of which is at `place` of its plane. */
+OMC_INLINE void take_vector(const storage_t *x, int64_t step, acc_bits_t place, acc_t *best,
+                            acc_bits_t *at) {
+  vmask lane, places;
+  for (int i = 0; i < OMC_VL; i++) lane[i] = i * (acc_bits_t)step;
+  memcpy(&places, at, sizeof places);
+  const vacc_t v = vld_step(x, step), most = vldr(best);
+  const vmask better = (v > most) | vnan(v);
+  vstr(best, vblend(better, v, most));
+  places = (better & (lane + place)) | (~better & places);
+  memcpy(at, &places, sizeof places);
+}
+
 /* Takes what is better of one row of a window: of `x`, which is at `start` of its plane, for the
- * outputs [from, from + n). */
+ * outputs [from, from + n). Vectors may overlap: taking an element twice is taking it once. */
 OMC_INLINE void take_better(const max_params *p, const storage_t *x, int64_t start, int64_t from,
                             int64_t n, acc_t *best, acc_bits_t *at) {
   const omc_pool_form *f = &p->form;
   const int64_t stride = f->stride[2], pad = f->before[2];
   for (int64_t kx = 0; kx < f->kernel[2]; kx++) {
-    const int64_t left = from * stride + kx * f->dilation[2];
-    const acc_bits_t base = (acc_bits_t)(start + left - pad);
+    const int64_t left = from * stride + kx * f->dilation[2] - pad;
+    const acc_bits_t base = (acc_bits_t)(start + left);
     const int64_t low = omc_clamp(p->low[kx] - from, 0, n);
     const int64_t high = omc_clamp(p->high[kx] - from, low, n);
-    for (int64_t k = low; k < high; k++) {
-      const acc_t v = ld(x + left - pad + k * stride);
+    int64_t k = low;
+    if (stride <= 2 && high - low >= OMC_VL)
+      for (; k < high; k += OMC_VL) {
+        k = omc_min(k, high - OMC_VL);
+        const acc_bits_t place = base + (acc_bits_t)(k * stride);
+        if (stride == 1)
+          take_vector(x + left + k, 1, place, best + k, at + k);
+        else
+          take_vector(x + left + k * 2, 2, place, best + k, at + k);
+      }
+    for (; k < high; k++) {
+      const acc_t v = ld(x + left + k * stride);
       const bool better = v > best[k] || v != v;
       best[k] = better ? v : best[k];
       at[k] = better ? base + (acc_bits_t)(k * stride) : at[k];
@@ -100,10 +131,11 @@ static void max_row(const max_params *p, const storage_t *x, out_row row, int64_
   const int64_t z = first_inside(front, step[0]), first = first_inside(top, step[1]);
   const int64_t corner = ((front + z * step[0]) * f->in[1] + top + first * step[1]) * f->in[2];
   for (int64_t k = 0; k < n; k++) {
-    const int64_t left = (from + k) * f->stride[2] - f->before[2];
     best[k] = -(acc_t)INFINITY;
-    at[k] = (acc_bits_t)(corner + left + first_inside(left, step[2]) * step[2]);
+    at[k] = (acc_bits_t)(corner + (from + k) * f->stride[2] - f->before[2]);
   }
+  for (int64_t k = 0, left; k < n && (left = (from + k) * f->stride[2] - f->before[2]) < 0; k++)
+    at[k] += (acc_bits_t)(first_inside(left, step[2]) * step[2]);
   for (int64_t kz = z; kz < f->kernel[0] && front + kz * step[0] < f->in[0]; kz++)
     for (int64_t ky = first; ky < f->kernel[1] && top + ky * step[1] < f->in[1]; ky++) {
       const int64_t start = ((front + kz * step[0]) * f->in[1] + top + ky * step[1]) * f->in[2];
@@ -138,13 +170,23 @@ OMC_KERNEL(MaxPool, args) {
   return OMC_OK;
 }
 
+static bool strays(const int64_t *at, int64_t n, int64_t in) {
+  bool any = false;
+  for (int64_t i = 0; i < n; i++) any |= at[i] < 0 || at[i] >= in;
+  return any;
+}
+
 static void max_grad_planes(omc_range range, void *ctx) {
-  const pool_job *j = ctx;
+  pool_job *j = ctx;
   const max_grad_params *p = j->params;
   for (int64_t plane = range.begin; plane < range.end; plane++) {
     storage_t *dx = j->y + plane * p->in;
     const storage_t *dy = j->x + plane * p->out;
     const int64_t *at = j->indices + plane * p->out;
+    if (strays(at, p->out, p->in)) {
+      atomic_store_explicit(&j->strayed, true, memory_order_relaxed);
+      continue;
+    }
     acc_t *sums = sums_of(dx, j->scratch + range.thread * p->in);
     memset(sums, 0, (size_t)p->in * sizeof *sums);
     for (int64_t i = 0; i < p->out; i++) sums[at[i]] += ld(dy + i);
@@ -154,19 +196,19 @@ static void max_grad_planes(omc_range range, void *ctx) {
 
 OMC_KERNEL(MaxPoolGrad, args) {
   const max_grad_params *p = args->params;
-  int64_t *at = args->in[1].data;
-  for (int64_t i = 0; i < p->planes * p->out; i++)
-    if (at[i] < 0 || at[i] >= p->in)
-      OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for planes of %lld",
-               args->node ? args->node : "", (long long)at[i], (long long)i, (long long)p->in);
+  const int64_t *at = args->in[1].data;
   pool_job j = {.params = p,
                 .x = args->in[0].data,
                 .y = args->out[0].data,
-                .indices = at,
+                .indices = args->in[1].data,
                 .scratch = args->workspace};
   omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, p->in), args->threads, max_grad_planes,
                    &j);
-  return OMC_OK;
+  if (!atomic_load(&j.strayed)) return OMC_OK;
+  int64_t i = 0;
+  while (at[i] >= 0 && at[i] < p->in) i++;
+  OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for planes of %lld",
+           args->node ? args->node : "", (long long)at[i], (long long)i, (long long)p->in);
 }
 
 /* ---- averages: rows of a window are added up to columns, then columns to results ---- */
