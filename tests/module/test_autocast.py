@@ -11,10 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
+from ortmodule_c.capture.export import Captured
 from wrapped import Function, float_sum, pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:ortmodule_c")
+
+
+def written_over(m: nn.Module, x: Tensor) -> Tensor:
+    """What a composite op gives, of which autocast reaches the parts."""
+    y = torch.einsum("bac,dc->bad", x, m.layer.weight)
+    y.view(-1).add_(1)
+    return y * 2
+
 
 BODIES: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module]]] = {
     "linear": (lambda m, x: m.layer(x).relu().softmax(-1), {"layer": nn.Linear(4, 4)}),
@@ -46,6 +55,13 @@ BODIES: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module]]] = {
     "norms": (
         lambda m, x: m.second(m.first(m.layer(x))),
         {"layer": nn.Linear(4, 4), "first": nn.LayerNorm(4), "second": nn.BatchNorm1d(4)},
+    ),
+    "results": (lambda m, x: torch.mul(*m.layer(x).chunk(2, -1)), {"layer": nn.Linear(4, 4)}),
+    "written over through a view": (written_over, {"layer": nn.Linear(4, 4)}),
+    "without gradients": (lambda m, x: torch.no_grad()(m.layer)(x) * m.layer(x), {"layer": nn.Linear(4, 4)}),
+    "region in one without gradients": (
+        lambda m, x: torch.no_grad()(torch.autocast("cpu", torch.bfloat16)(m.layer))(x).relu_() + m.layer(x),
+        {"layer": nn.Linear(4, 4)},
     ),
     "bilinear": (lambda m, x: m.layer(x, x), {"layer": nn.Bilinear(4, 4, 3)}),
 }
@@ -80,6 +96,22 @@ def test_it_runs_in_c(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         ours(torch.randn(4, 4, 4)).sum().backward()
     assert not ours.fallback_report()
+
+
+@pytest.mark.parametrize("name", ["linear", "attention", "results"])
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+def test_a_region_is_put_in_place_where_it_stands(name: str, capture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no second trace, as what makes a graph functional is."""
+
+    def refuse(_captured: Captured) -> None:
+        pytest.fail("made functional")
+
+    body, members = BODIES[name]
+    ours = ORTModule(Function(body, **members), DebugOptions(capture=capture))
+    monkeypatch.setattr(Captured, "functionalise", refuse)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(torch.randn(4, 4, 4)).sum().backward()
+    assert ours.stats()["graphs"] == 1
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])

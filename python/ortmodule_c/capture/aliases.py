@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from ..errors import NeedsStatic, NotExportable
-from .history import Flow, is_written, storage, written
+from .history import is_written, made_by, storage, written
 
 Inputs = Sequence[Tensor]  # of the graph
 Step = Callable[[Any, Inputs], Any]
@@ -43,7 +43,7 @@ class Alias:
 
 
 def find_aliases(
-    flow: Flow, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int
+    graph: fx.Graph, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int
 ) -> tuple[list[Alias | None], list[fx.Node]]:
     """What each of the module's results is an alias of, and tensors wanted as results besides, of which some are views.
 
@@ -61,12 +61,11 @@ def find_aliases(
     NeedsStatic
         If repeating it takes symbolic sizes.
     """
-    return _Finder(flow, inputs, results, n_buffers).find()
+    return _Finder(graph, inputs, results, n_buffers).find()
 
 
 class _Finder:
-    def __init__(self, flow: Flow, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int) -> None:
-        self._flow = flow
+    def __init__(self, graph: fx.Graph, inputs: Sequence[fx.Node], results: Sequence[Any], n_buffers: int) -> None:
         nodes = [self._itself(r) if isinstance(r, fx.Node) else None for r in results]
         self._results = nodes[: len(nodes) - n_buffers]
         first_buffer = len(inputs) - n_buffers
@@ -78,8 +77,8 @@ class _Finder:
         }
         finals = nodes[len(nodes) - n_buffers :]
         self._inputs = {n: i for i, n in enumerate([*inputs[:first_buffer], *finals])}
-        self._changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
-        self._taken = {storage(n) for n in flow.nodes if n.op in ("placeholder", "get_attr")} - {None}
+        self._changed = {storage(n) for node in graph.nodes for n in written(node)}
+        self._taken = {storage(n) for n in graph.nodes if n.op in ("placeholder", "get_attr")} - {None}
         self._taken |= {storage(n) for n in finals if n is not None}
 
     def find(self) -> tuple[list[Alias | None], list[fx.Node]]:
@@ -131,7 +130,7 @@ class _Finder:
         return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in self._steps(n)))
 
     def _steps(self, node: fx.Node) -> Iterator[Step]:
-        op = _op(self._flow, node)
+        op = made_by(node)
         arguments = pytree.tree_map_only(fx.Node, lambda n: n.meta.get("val"), (op.args[1:], op.kwargs))
         leaves, spec = pytree.tree_flatten(arguments)
         symbols = sorted(set().union(*map(_symbols, leaves)), key=str)
@@ -155,17 +154,16 @@ class _Finder:
 
     def _itself(self, node: fx.Node) -> fx.Node:
         """The node that made a tensor, not one that changed it."""
-        node = self._flow.real(node)
         while is_written(node):
-            node = self._flow.real(node.args[0])  # type: ignore[arg-type]
+            (node,) = written(node)
         return node
 
     def _base(self, node: fx.Node) -> fx.Node | None:
         """What a node is a view of, or would be if the strides were others."""
-        op = _op(self._flow, node)
+        op = made_by(node)
         if not isinstance(op.target, OpOverload) or not op.args or not isinstance(op.args[0], fx.Node):
             return None
-        source = self._flow.real(op.args[0])
+        source = op.args[0]
         if storage(node) is None or storage(source) is None:
             return None
         if storage(node) != storage(source):
@@ -174,11 +172,6 @@ class _Finder:
             if not may_share or not same_dtype or {storage(source), storage(node)} & self._changed:
                 return None
         return self._itself(source)
-
-
-def _op(flow: Flow, node: fx.Node) -> fx.Node:
-    """The node of which another takes one of several results, or that node itself."""
-    return flow.real(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
 
 
 def _symbols(value: Any) -> set[sympy.Symbol]:

@@ -1,98 +1,117 @@
-"""What has to be done to a graph with regions of autocast before it is made functional."""
+"""What autocast makes of an op, asked of PyTorch: which operands it casts, or what it casts of the op's parts."""
 
-import copy
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import NotExportable, first_lines
-from ..lowering.in_place import functional
 from ..lowering.translations import TABLE
 from ..lowering.translations.registry import aten, has_kernel, is_composite
-from .history import AUTOCAST, body_of, written
-
-
-def out_of_place(program: fx.GraphModule) -> None:
-    """Write what a composite op changes in place as a copy of what the op without that gives, if that has an entry.
-
-    What is changed in place PyTorch would take apart otherwise.
-    """
-    for graph, _ in _graphs(program, None):
-        for node in graph.nodes:
-            op = node.target
-            if not isinstance(op, OpOverload) or not is_composite(op) or written(node) != list(node.args[:1]):
-                continue
-            other = functional(op)
-            if other not in TABLE:
-                continue
-            with graph.inserting_before(node):
-                new = graph.call_function(other, node.args, node.kwargs)
-            new.meta = copy.copy(node.meta)
-            node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], new), {}
-
-
-def take_apart(program: fx.GraphModule) -> None:
-    """Replace composite ops in a region of autocast that it reaches in their parts only by these, cast as it does.
-
-    What makes a graph functional keeps such ops whole, or takes them apart outside of the region.
-
-    Raises
-    ------
-    NotExportable
-        If it cannot be told what one is composed of.
-    """
-    for graph, region in _graphs(program, None):
-        for node in list(graph.nodes):
-            op = node.target
-            if region is None or not isinstance(op, OpOverload) or has_kernel(op, "AutocastCPU"):
-                continue
-            if not is_composite(op):
-                continue
-            parts = _parts(node, region, enabled=True)
-            hidden = next((part for part, _ in parts if op not in TABLE and _hides_others(part)), None)
-            if hidden is not None:
-                raise NotExportable(f"{op} is composed of what {hidden} computes in a region of autocast")
-            if parts != _parts(node, region, enabled=False):
-                _inline(graph, node, region)
-
 
 Region = tuple[str, torch.dtype]
+Casts = list[torch.dtype | None]  # of each leaf among an op's arguments, None where it stays as it is
+
+_KEY = "AutocastCPU"
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _graphs(program: fx.GraphModule, region: Region | None) -> Iterator[tuple[fx.Graph, Region | None]]:
-    """The graph and those of regions in it, each with the autocast that is on there."""
-    yield program.graph, region
-    for node in program.graph.nodes:
-        if getattr(node.target, "__name__", "") == AUTOCAST:
-            device, dtype, enabled, *_ = node.args
-            yield from _graphs(body_of(program, node), (device, dtype) if enabled else None)
+class Autocast:
+    """Writes into a graph what autocast does. Remembers it: models are made of equal layers."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Casts | None] = {}
+
+    def reach(self, node: fx.Node, region: Region) -> None:
+        """Let a node give what it gives in a region: cast what it reads, or take it apart.
+
+        Raises
+        ------
+        NotExportable
+            If it cannot be told what the region does.
+        """
+        op = node.target
+        if not isinstance(op, OpOverload) or not (has_kernel(op, _KEY) or is_composite(op)):
+            return
+        leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+        values = [_number(v.meta["val"] if isinstance(v, fx.Node) else v) for v in leaves]
+        key = (op, region, spec, *map(_described, values))
+        if key not in self._known:
+            with FakeTensorMode():
+                self._known[key] = _asked(op, values, spec, region)
+        casts = self._known[key]
+        if casts is None:
+            _take_apart(node, region)
+            return
+        leaves = [v if to is None else _cast(node, v, to) for v, to in zip(leaves, casts, strict=True)]
+        node.args, node.kwargs = pytree.tree_unflatten(leaves, spec)
 
 
-def _called(node: fx.Node) -> Any:
-    args, kwargs = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (node.args, node.kwargs))
-    op: Any = node.target
-    return op(*args, **kwargs)
+def _number(value: Any) -> Any:
+    """A size as the number it had when the module was traced."""
+    return value.node.hint if isinstance(value, _SYMBOLIC) else value
 
 
-def _parts(node: fx.Node, region: Region, enabled: bool) -> list[Any]:
-    """The ops that a node is composed of, each with the dtypes of its results; without autocast perhaps why of none."""
+def _geometry(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(map(_number, t.shape)), tuple(map(_number, t.stride()))
+
+
+def _described(value: Any) -> Hashable:
+    """An argument for what autocast and the parts of an op may depend on."""
+    return (value.dtype, _geometry(value)) if isinstance(value, Tensor) else (type(value), repr(value))
+
+
+def _cast(node: fx.Node, operand: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """An operand of a node in another dtype."""
+    val = operand.meta["val"]
+    with node.graph.inserting_before(node), torch.no_grad():
+        cast = node.graph.call_function(aten._to_copy.default, (operand,), {"dtype": dtype})
+        cast.meta = {**node.meta, "val": val.to(dtype)}
+    return cast
+
+
+def _asked(op: OpOverload, values: list[Any], spec: pytree.TreeSpec, region: Region) -> Casts | None:
+    """What of its arguments are cast before an op is computed as it is elsewhere; None if it is not.
+
+    The values stand for tensors of their sizes, and nothing is computed.
+    """
+    leaves = [
+        torch.empty_strided(*_geometry(v), dtype=v.dtype, device=v.device) if isinstance(v, Tensor) else v
+        for v in values
+    ]
+    try:
+        noting = _noted(op, leaves, spec, region, enabled=True)
+    except Exception as error:
+        raise NotExportable(f"{op} cannot be followed in a region of autocast: {first_lines(error)}") from error
+    if not has_kernel(op, _KEY) and op not in TABLE:
+        hidden = next((part for part, _ in noting.parts if _hides_others(part)), None)
+        if hidden is not None:
+            raise NotExportable(f"{op} is composed of what {hidden} computes in a region of autocast")
+    casts: Casts = [None] * len(leaves)
+    for n in range(len(noting.casts) + 1 if has_kernel(op, _KEY) else 1):  # the fewest, as an op casts by itself too
+        for of, to in noting.casts[:n]:
+            casts = [to if v is of else known for v, known in zip(leaves, casts, strict=True)]
+        given = [v if to is None else v.to(to) for v, to in zip(leaves, casts, strict=True)]
+        with contextlib.suppress(Exception):  # not of these dtypes
+            if _noted(op, given, spec, region, enabled=False).parts == noting.parts[n:]:
+                return casts
+    return None
+
+
+def _noted(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, region: Region, enabled: bool) -> "_Noting":
+    """What is called by an op, with autocast or without."""
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
     device, dtype = region
     with torch.no_grad(), torch.autocast(device, dtype, enabled=enabled, cache_enabled=False), _Noting() as noting:
-        try:
-            _called(node)
-        except Exception as error:
-            if enabled:
-                cause = f"{node.target} cannot be taken apart in a region of autocast: {first_lines(error)}"
-                raise NotExportable(cause) from error
-            return [error]
-    return noting.calls
+        op(*args, **kwargs)
+    return noting
 
 
 def _hides_others(op: OpOverload) -> bool:
@@ -103,20 +122,26 @@ def _hides_others(op: OpOverload) -> bool:
 
 
 class _Noting(TorchDispatchMode):
-    """Notes what is called."""
+    """Notes what is called: ops with the dtypes of their results, and what is cast before all else."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Any] = []
+        self.parts: list[tuple[Any, list[torch.dtype]]] = []
+        self.casts: list[tuple[Tensor, torch.dtype]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        self.calls.append((func, [t.dtype for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]))
+        if func.namespace == "prim":  # asks a tensor for its device
+            return results
+        if func is aten._to_copy.default and len(self.casts) == len(self.parts):
+            self.casts.append((args[0], results.dtype))
+        self.parts.append((func, [t.dtype for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]))
         return results
 
 
-def _inline(graph: fx.Graph, node: fx.Node, region: Region) -> None:
-    """Replace a node by what it is composed of."""
+def _take_apart(node: fx.Node, region: Region) -> None:
+    """Replace a node by what it is composed of in a region."""
+    graph = node.graph
     device, dtype = region
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
@@ -142,5 +167,7 @@ def _inline(graph: fx.Graph, node: fx.Node, region: Region) -> None:
     result = inner.graph.output_node().args[0]
     if not isinstance(result, fx.Node):
         raise NotExportable(f"{op} in a region of autocast gives several tensors")
+    if copies[result] not in given:
+        copies[result].meta["val"] = node.meta["val"]  # with which others share memory
     node.replace_all_uses_with(copies[result])
     graph.erase_node(node)

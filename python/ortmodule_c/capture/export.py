@@ -28,14 +28,14 @@ from ..guards.watch import Watch
 from ..stack import forwards_line
 from ..terms import Terms
 from .aliases import Alias, find_aliases
-from .autocast import out_of_place, take_apart
 from .custom_function import PythonCall, kept_whole
-from .history import Flow, asks_layout, check_changes, check_functional, inline_regions, unhooked
+from .history import asks_layout, check_changes, check_functional, out_of_place, unhooked
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
 from .recurrent import one_step_for_all
 from .refusals import check_attributes, nothing_lost
+from .regions import dissolve_regions, left_as_traced
 from .symbols import let_go, numbers_to_the_user, remembered
 
 PATH = "ortmodule_c.path"
@@ -99,9 +99,8 @@ class Captured:
 
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
-        check_functional(Flow(self.program.graph_module))
-        out_of_place(self.program.graph_module)
-        take_apart(self.program.graph_module)
+        check_functional(self.program.graph)
+        out_of_place(self.program.graph)
         if self.numbers is not None:
             to_nodes(self.program.graph_module)
         try:
@@ -377,6 +376,7 @@ def capture(
                 remembered() as environments,
                 _no_more_than_needed(lines),
                 one_step_for_all(),
+                left_as_traced(),
                 set_elsewhere() as others,
             ):
                 try:
@@ -394,12 +394,11 @@ def capture(
             raise ForwardRaised(f"torch.export failed: {type(error).__name__}: {first_lines(error)}") from error
         finally:
             let_go(environments)
-    inline_regions(program.graph_module, torch.is_grad_enabled())
+    dissolve_regions(program.graph_module, torch.is_grad_enabled())
     constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
     outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
     names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
-    flow = Flow(program.graph_module)
-    watch.asks_layout |= asks_layout(flow)
+    watch.asks_layout |= asks_layout(program.graph)
     captured = Captured(
         program,
         names,
@@ -415,9 +414,9 @@ def capture(
         calls,
         numbers=numbers,
     )
-    check_changes(program.graph_module, flow)
+    check_changes(program.graph_module)
     captured.aliases, captured.hidden = find_aliases(
-        flow, captured.placeholders()[0], captured.results()[0], len(buffers)
+        program.graph, captured.placeholders()[0], captured.results()[0], len(buffers)
     )
     return captured
 

@@ -6,9 +6,9 @@ one of them has gradients.
 """
 
 import contextlib
-import itertools
+import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,13 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..errors import NeedsStatic, NotExportable, NotRunnable
-from ..lowering.translations.registry import aten
+from ..lowering.in_place import functional
+from ..lowering.translations import TABLE
+from ..lowering.translations.registry import aten, is_composite
 from ..options import logger
 
-_REGION, AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
-_UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
-_IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
+UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
+IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
 # What shares memory with its operand, copies it or is refused, by how that lies in memory.
 VIEWS_OR_COPIES = ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
 _DETACHES = {aten.detach.default, aten.detach_.default}
@@ -35,6 +36,13 @@ def _is_made(node: fx.Node) -> bool:
     """Whether a node reads of its operand no more than the shape."""
     name = getattr(node.target, "_opname", "")
     return name.endswith("_like") or name.startswith("new_")
+
+
+def made_by(node: fx.Node) -> fx.Node:
+    """The node of which another takes one of several results, or that node itself."""
+    source = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(source, fx.Node)
+    return source
 
 
 def written(node: fx.Node) -> list[fx.Node]:
@@ -60,133 +68,11 @@ def storage(node: fx.Node) -> int | None:
     return val.untyped_storage()._cdata if isinstance(val, Tensor) else None
 
 
-def _called(node: fx.Node, name: str) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == name
-
-
-def body_of(module: Any, node: fx.Node) -> fx.GraphModule:
-    reference: Any = node.args[1] if _called(node, _REGION) else node.args[4]
-    body: fx.GraphModule = getattr(module, reference.target)
-    return body
-
-
-# Regions without gradients
-
-
-def inline_regions(module: fx.GraphModule, graded: bool) -> None:
-    """Put the bodies of `with torch.no_grad()` and its like in place; what they read is detached first.
-
-    Parameters
-    ----------
-    module
-        The graph, as torch.export gives it.
-    graded
-        Whether gradients were enabled when the module was called.
-    """
-    for node in list(module.graph.nodes):
-        if _called(node, AUTOCAST):
-            inline_regions(body_of(module, node), graded)
-        elif _called(node, _REGION):
-            results = _Inliner(module, node, graded).region(node, module, lambda value: value)
-            for user in list(node.users):  # each is operator.getitem
-                user.replace_all_uses_with(results[user.args[1]])
-                module.graph.erase_node(user)
-            module.graph.erase_node(node)
-    module.recompile()
-
-
-class _Inliner:
-    """Copies the nodes of one region, and of those nested in it, in front of a node of the outer graph."""
-
-    def __init__(self, module: fx.GraphModule, at: fx.Node, graded: bool) -> None:
-        self._module, self._at, self._graded = module, at, graded
-
-    def region(self, node: fx.Node, holder: Any, given: Callable[[Any], Any]) -> list[Any]:
-        """The values that leave the region `node`, whose body is an attribute of `holder`."""
-        enabled = bool(node.args[0])
-        if enabled and not self._graded:
-            raise NotExportable("the forward enables gradients where its caller has disabled them")
-        inner = body_of(holder, node)
-        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        mapped: dict[fx.Node, Any] = {p: given(a) for p, a in zip(placeholders, node.args[2:], strict=True)}
-        aliases: dict[fx.Node, fx.Node] = {}
-
-        def operand(n: fx.Node) -> Any:
-            return mapped[n] if enabled else self._detached(mapped[n], aliases)
-
-        results: list[Any] = []
-        for n in inner.graph.nodes:
-            if n.op == "output":
-                results = [mapped.get(r, r) for r in n.args[0]]
-            elif n.op == "get_attr":
-                mapped[n] = self._attribute(inner, str(n.target))
-            elif _called(n, _REGION):
-                mapped[n] = self.region(n, inner, mapped.__getitem__)
-            elif n.op == "call_function" and isinstance(mapped.get(n.args[0]), list):  # operator.getitem of a region
-                mapped[n] = mapped[n.args[0]][n.args[1]]
-            elif n.op == "call_function":
-                if _called(n, AUTOCAST):
-                    inline_regions(body_of(inner, n), self._graded)
-                with self._module.graph.inserting_before(self._at):
-                    copy = self._module.graph.node_copy(n, operand)
-                copy.meta[_UNGRADED] = not enabled
-                mapped[n] = mapped[n.args[0]] if is_written(n) else copy
-        return results
-
-    def _attribute(self, inner: fx.GraphModule, name: str) -> fx.Node:
-        own = next(n for k in itertools.count() if not hasattr(self._module, n := f"{self._at.name}_{k}"))
-        setattr(self._module, own, getattr(inner, name))
-        with self._module.graph.inserting_before(self._at):
-            return self._module.graph.get_attr(own)
-
-    def _detached(self, value: Any, aliases: dict[fx.Node, fx.Node]) -> Any:
-        val = value.meta.get("val") if isinstance(value, fx.Node) else None
-        if not isinstance(val, Tensor) or not val.is_floating_point():
-            return value
-        if value not in aliases:
-            with self._module.graph.inserting_before(self._at):
-                alias = self._module.graph.call_function(aten.detach.default, (value,))
-            alias.meta = {**value.meta, "val": val.detach(), _UNGRADED: True, _IMPLIED: True}
-            aliases[value] = alias
-        return aliases[value]
-
-
-# Changes in place
-
-
-class Flow:
-    """The nodes of a graph in the order they run, those in regions of autocast among them."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        self.nodes: list[fx.Node] = []
-        self._real: dict[fx.Node, fx.Node] = {}
-        self._results: dict[fx.Node, Any] = {}
-        self._walk(module)
-        self.nodes.append(next(n for n in reversed(module.graph.nodes) if n.op == "output"))
-
-    def real(self, node: fx.Node) -> fx.Node:
-        """The node that computes what `node` stands for."""
-        return self._real.get(node, node)
-
-    def operands(self, node: fx.Node) -> list[fx.Node]:
-        """The tensors a node reads; one taken from several results reads what their op read."""
-        found = [self.real(n) for n in node.all_input_nodes]
-        several = node.target is operator.getitem and storage(found[0]) is None
-        return self.operands(found[0]) if several else found
-
-    def _walk(self, module: fx.GraphModule) -> None:
-        for n in module.graph.nodes:
-            if _called(n, AUTOCAST):
-                body = body_of(module, n)
-                placeholders = [p for p in body.graph.nodes if p.op == "placeholder"]
-                self._real |= {p: self.real(a) for p, a in zip(placeholders, n.args[5:], strict=True)}
-                self._walk(body)
-                output = next(o for o in reversed(body.graph.nodes) if o.op == "output")
-                self._results[n] = output.args[0]
-            elif n.op == "call_function" and n.args and n.args[0] in self._results:
-                self._real[n] = self.real(self._results[n.args[0]][n.args[1]])
-            elif n.op != "output" and n not in self._real:
-                self.nodes.append(n)
+def read_by(node: fx.Node) -> list[fx.Node]:
+    """The tensors a node reads; one taken from several results reads what their op read."""
+    found = node.all_input_nodes
+    several = node.target is operator.getitem and storage(found[0]) is None
+    return read_by(found[0]) if several else found
 
 
 @dataclass(eq=False)
@@ -205,7 +91,7 @@ class _History:
     hidden: bool = False
 
 
-def check_changes(module: fx.GraphModule, flow: Flow) -> None:
+def check_changes(module: fx.GraphModule) -> None:
     """Refuse changes in place that a graph cannot follow, or that PyTorch refuses.
 
     Raises
@@ -217,24 +103,24 @@ def check_changes(module: fx.GraphModule, flow: Flow) -> None:
     NeedsStatic
         If it depends on open sizes.
     """
-    _check_histories(flow)
-    _check_overlaps(flow)
-    _check_saved(module, flow)
+    _check_histories(module.graph)
+    _check_overlaps(module.graph)
+    _check_saved(module)
 
 
-def _check_histories(flow: Flow) -> None:
+def _check_histories(graph: fx.Graph) -> None:
     """Refuse what the values of a graph cannot tell about histories: see the head of this file."""
-    position = {n: i for i, n in enumerate(flow.nodes)}
-    last_read = {n: position[user] for user in flow.nodes for n in flow.operands(user)}
+    position = {n: i for i, n in enumerate(graph.nodes)}
+    last_read = {n: position[user] for user in graph.nodes for n in read_by(user)}
     sharing: dict[int, list[fx.Node]] = {}
     histories: dict[fx.Node, _History] = {}
-    for node in flow.nodes:
-        operands = [n for n in flow.operands(node) if n in histories]
+    for node in graph.nodes:
+        operands = [n for n in read_by(node) if n in histories]
         grad = any(histories[n].grad for n in operands)
-        leaves = [n for n in operands if histories[n].hidden and not node.meta.get(_UNGRADED)]
+        leaves = [n for n in operands if histories[n].hidden and not node.meta.get(UNGRADED)]
         if leaves:
             raise NotExportable(f"a view of a tensor that requires grad, {leaves[0].name}, was made without gradients")
-        for changed in map(flow.real, written(node)):
+        for changed in written(node):
             live = {histories[changed]} if changed in histories else set()
             for n in sharing.get(storage(changed) or 0, ()):
                 if n.op == "placeholder" or last_read.get(n, -1) > position[node]:
@@ -259,7 +145,7 @@ def _check_histories(flow: Flow) -> None:
         elif aliased and node.target not in _DETACHES:
             histories[node] = histories[aliased[0]]
         else:
-            of = histories[aliased[0]] if aliased and node.meta.get(_IMPLIED) else None
+            of = histories[aliased[0]] if aliased and node.meta.get(IMPLIED) else None
             histories[node] = _History(
                 grad and val.is_floating_point() and node.target not in _DETACHES and not _is_made(node),
                 of is not None and (of.grad or of.hidden),
@@ -267,21 +153,21 @@ def _check_histories(flow: Flow) -> None:
         sharing.setdefault(memory or 0, []).append(node)
 
 
-def asks_layout(flow: Flow) -> bool:
+def asks_layout(graph: fx.Graph) -> bool:
     """Whether something is written that is a view of another or a copy by how that lies in memory."""
-    changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
-    either = [node for node in flow.nodes if getattr(node.target, "_opname", "") in VIEWS_OR_COPIES]
-    return any(storage(n) in changed for node in either for n in (node, *flow.operands(node)))
+    changed = {storage(n) for node in graph.nodes for n in written(node)}
+    either = [node for node in graph.nodes if getattr(node.target, "_opname", "") in VIEWS_OR_COPIES]
+    return any(storage(n) in changed for node in either for n in (node, *read_by(node)))
 
 
-def _check_overlaps(flow: Flow) -> None:
+def _check_overlaps(graph: fx.Graph) -> None:
     """Refuse to change elements that are read at the same time through another view.
 
     PyTorch raises there, or what it gives depends on its order of elements; a graph reads all of them before.
     """
-    for node in flow.nodes:
-        for changed in map(flow.real, written(node)):
-            for read in flow.operands(node):
+    for node in graph.nodes:
+        for changed in written(node):
+            for read in read_by(node):
                 if storage(read) == storage(changed) and _overlap(changed.meta["val"], read.meta["val"]):
                     raise NotRunnable(f"{node.target} changes in place what it reads through another view")
 
@@ -304,17 +190,17 @@ class _AsWritten(fx.Interpreter):
     """Runs a graph whose regions without gradients were put in place."""
 
     def run_node(self, n: fx.Node) -> Any:
-        with torch.set_grad_enabled(not n.meta.get(_UNGRADED)):
+        with torch.set_grad_enabled(not n.meta.get(UNGRADED)):
             return super().run_node(n)
 
 
-def _check_saved(module: fx.GraphModule, flow: Flow) -> None:
+def _check_saved(module: fx.GraphModule) -> None:
     """Refuse what has no gradient in PyTorch, as it changes in place what was saved for one.
 
     PyTorch is asked, on tensors without values; other refusals of it are not of this kind.
     """
     given = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
-    changed = [flow.real(w).meta["val"] for n in flow.nodes for w in written(n) if not n.meta.get(_UNGRADED)]
+    changed = [w.meta["val"] for n in module.graph.nodes for w in written(n) if not n.meta.get(UNGRADED)]
     trains = any(isinstance(t, Tensor) and t.requires_grad for t in given)
     if not (trains and any(map(torch.is_floating_point, changed))):
         return
@@ -355,19 +241,37 @@ def _hint(n: Any) -> Any:
     return n.node.hint if isinstance(n, SymInt) else n
 
 
-def check_functional(flow: Flow) -> None:
+def out_of_place(graph: fx.Graph) -> None:
+    """Write what a composite op changes in place as a copy of what the op without that gives, if that has an entry.
+
+    What is changed in place PyTorch would take apart otherwise.
+    """
+    for node in graph.nodes:
+        op = node.target
+        if not isinstance(op, OpOverload) or not is_composite(op) or written(node) != list(node.args[:1]):
+            continue
+        other = functional(op)
+        if other not in TABLE:
+            continue
+        with graph.inserting_before(node):
+            new = graph.call_function(other, node.args, node.kwargs)
+        new.meta = copy.copy(node.meta)
+        node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], new), {}
+
+
+def check_functional(graph: fx.Graph) -> None:
     """Refuse changes in place that PyTorch does not follow when it makes a graph functional.
 
     It goes by schemas: a tensor returned as it is by an op whose schema tells of no alias is taken for another. And it
     takes what lies between the windows of `unfold` for zeros.
     """
-    changed = {storage(flow.real(n)) for node in flow.nodes for n in written(node)}
-    for node in flow.nodes:
-        op = flow.real(node.args[0]).target if node.target is operator.getitem else node.target  # type: ignore[arg-type]
+    changed = {storage(n) for node in graph.nodes for n in written(node)}
+    for node in graph.nodes:
+        op = made_by(node).target
         told = isinstance(op, OpOverload) and any(r.alias_info is not None for r in op._schema.returns)
         told = (told and op is not aten.unfold.default) or op is aten.lift_fresh_copy.default
         memory = storage(node)
-        if not told and memory in changed and any(storage(n) == memory for n in flow.operands(node)):
+        if not told and memory in changed and any(storage(n) == memory for n in read_by(node)):
             raise NotExportable(f"what {op} makes shares memory with a tensor that is changed in place")
 
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.passes.lift_constants_pass import ConstantAttrMap, lift_constants_pass
-from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
-from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
 from torch._export.verifier import load_verifier
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -32,9 +30,10 @@ from torch.utils import _pytree as pytree
 from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
 from ..capture.export import PATH, Captured, memory_of, no_autocast
-from ..capture.history import Flow, check_changes, inline_regions, unhooked
+from ..capture.history import check_changes, unhooked
 from ..capture.numbers import marked
 from ..capture.refusals import leaves_alone
+from ..capture.regions import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS, dissolve_regions
 from ..errors import NeedsStatic, NotExportable, first_lines
 from ..flatten import Spec, flatten
 from ..lowering.translations.registry import aten
@@ -53,8 +52,7 @@ _COMPUTE = {
     "builtins",
     "math",
 }
-ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-_REGIONS = (torch._C._set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST)
+_REGIONS = (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _COUNTED = torch._C._log_api_usage_once  # tells who counts the uses of PyTorch's interfaces, and no one does
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
 
@@ -65,6 +63,14 @@ class _Traced(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
         self.extra_traceback = False  # in the text of errors
+        self._regions: list[torch.autocast] = []
+
+    def run(self, *args: Any) -> Any:  # type: ignore[override]
+        try:
+            return super().run(*args)
+        finally:
+            while self._regions:
+                self._regions.pop().__exit__(None, None, None)
 
     def run_node(self, n: fx.Node) -> Any:
         stack = n.meta.get("nn_module_stack")
@@ -78,6 +84,12 @@ class _Traced(fx.Interpreter):
         return super().call_method(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is ENTER_AUTOCAST:  # a trace of the function alone does not turn it on
+            self._regions.append(torch.autocast(*args).__enter__())
+            return None
+        if target is EXIT_AUTOCAST:
+            self._regions.pop().__exit__(None, None, None)
+            return None
         return args[0] if leaves_alone(target, args, kwargs) else super().call_function(target, args, kwargs)
 
 
@@ -147,14 +159,13 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
         if isinstance(example, Tensor) and memory_of(example) != memory_of(was):
             raise NotExportable("the graph changes in place how an input lies in memory")
     program = _program(traced, before)
-    inline_regions(program.graph_module, grad)
+    dissolve_regions(program.graph_module, grad)
     captured = Captured(program, [], 0, 0, 0, out_specs[-1], calls=calls)
     inputs, _ = captured.placeholders()
     captured.names = [n.name for n in inputs]
     captured.n_user = len(inputs)
-    flow = Flow(program.graph_module)
-    check_changes(program.graph_module, flow)
-    captured.aliases, captured.hidden = find_aliases(flow, inputs, captured.results()[0], 0)
+    check_changes(program.graph_module)
+    captured.aliases, captured.hidden = find_aliases(program.graph, inputs, captured.results()[0], 0)
     return captured
 
 
@@ -174,8 +185,6 @@ def _program(traced: fx.GraphModule, examples: Sequence[Any]) -> ExportedProgram
         node.meta["val"] = example  # a tracer notes no more than shape and dtype
     signature: Any = _signature(traced.graph)
     constants = lift_constants_pass(traced, signature, ConstantAttrMap())
-    traced, signature = replace_set_grad_with_hop_pass(traced, signature)
-    traced, signature = replace_autocast_with_hop_pass(traced, signature)
     in_spec = pytree.tree_structure((tuple(range(len(placeholders))), {}))
     out_spec = pytree.tree_structure(tuple(range(len(signature.output_specs))))
     call = ModuleCallSignature([], [], in_spec, out_spec)

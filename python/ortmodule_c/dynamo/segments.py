@@ -19,10 +19,11 @@ from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from ..capture.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
 from ..dtypes import DTYPES
 from ..report import FallbackReport
 from ..stack import users_line_in
-from .fx_capture import ENTER_AUTOCAST, EXIT_AUTOCAST, acts, stand_in_mode
+from .fx_capture import acts, stand_in_mode
 
 Make = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

@@ -282,8 +282,6 @@ class _Lowering:
             return
         elif isinstance(node.target, OpOverload):
             self._aten(node, node.target, memory)
-        elif getattr(node.target, "__name__", "") == "wrap_with_autocast":
-            raise NeedsFunctional(str(node.target))
         else:
             raise NotExportable(f"{node.target} has no translation")
 

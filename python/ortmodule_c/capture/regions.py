@@ -1,0 +1,103 @@
+"""Writes into a graph what `with torch.no_grad()` and `with torch.autocast(...)` in the forward make of its nodes.
+
+A trace notes where such regions begin and end as nodes of their own. PyTorch makes of each a node that holds a graph,
+and loses a region without gradients within one of autocast; here the graph stays as it was traced: what a region
+without gradients reads is detached, and what autocast casts is cast.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+
+from ..errors import NotExportable
+from ..lowering.translations.registry import aten
+from .autocast import Autocast, Region
+from .history import IMPLIED, UNGRADED, is_written, written
+
+SET_GRADIENTS = torch._C._set_grad_enabled
+ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+
+
+@contextlib.contextmanager
+def left_as_traced() -> Iterator[None]:
+    """Within it torch.export leaves regions as they were traced."""
+    passes: list[tuple[Any, str]] = [
+        (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
+        (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
+    ]
+    originals = [getattr(module, name) for module, name in passes]
+    try:
+        for module, name in passes:
+            setattr(module, name, lambda graph, signature: (graph, signature))
+        yield
+    finally:
+        for (module, name), original in zip(passes, originals, strict=True):
+            setattr(module, name, original)
+
+
+def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
+    """Write into the nodes of all regions what these make of them.
+
+    Parameters
+    ----------
+    module
+        The graph as traced.
+    graded
+        Whether gradients were enabled when the module was called.
+
+    Raises
+    ------
+    NotExportable
+        If it cannot be told what a region does.
+    """
+    graph = module.graph
+    autocast, entered = Autocast(), dict[fx.Node, Region | None]()
+    ungraded, aliases = False, dict[fx.Node, fx.Node]()
+    for node in list(graph.nodes):
+        if node.target is SET_GRADIENTS:
+            if node.args[0] and not graded:
+                raise NotExportable("the forward enables gradients where its caller has disabled them")
+            ungraded, aliases = graded and not node.args[0], {}
+        elif node.target is ENTER_AUTOCAST:
+            device, dtype, enabled, _ = node.args
+            entered[node] = (device, dtype) if enabled else None
+        elif node.target is EXIT_AUTOCAST:
+            del entered[node.args[0]]
+        elif node.op == "call_function":
+            _within(node, ungraded, aliases)
+            region = next(reversed(entered.values()), None)
+            if region is not None:
+                autocast.reach(node, region)
+    for node in reversed(graph.nodes):
+        if node.target in (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST):
+            graph.erase_node(node)
+    module.recompile()
+
+
+def _within(node: fx.Node, ungraded: bool, aliases: dict[fx.Node, fx.Node]) -> None:
+    """Let a node be what it is where gradients are disabled, or where they are not."""
+    node.meta[UNGRADED] = ungraded
+    if not ungraded:
+        return
+    if is_written(node):  # as it was made elsewhere
+        for changed in written(node):
+            node.replace_all_uses_with(changed)
+    node.args = fx.map_arg(node.args, lambda n: _detached(n, node, aliases))
+    node.kwargs = fx.map_arg(node.kwargs, lambda n: _detached(n, node, aliases))
+
+
+def _detached(value: fx.Node, at: fx.Node, aliases: dict[fx.Node, fx.Node]) -> fx.Node:
+    """What a node reads of a value where gradients are disabled."""
+    val = value.meta.get("val")
+    if not isinstance(val, Tensor) or not val.is_floating_point():
+        return value
+    if value not in aliases:
+        with at.graph.inserting_before(at):
+            alias = at.graph.call_function(aten.detach.default, (value,))
+        alias.meta = {**value.meta, "val": val.detach(), UNGRADED: True, IMPLIED: True}
+        aliases[value] = alias
+    return aliases[value]
