@@ -87,6 +87,8 @@ static const char *const kernel_graphs[] = {
     X("[2,5,9,9]") WANT("w", "f32[5,1,3,3]") Y("Conv(%x, %w) {pads=[1, 1, 1, 1], group=5}"),
     X("[1,3,33,35]") WANT("w", "f32[7,3,7,7]") Y("Conv(%x, %w) {strides=[2, 2], pads=[3, 3, 3, 3]}"),
     X("[2,3,17]") WANT("w", "f32[4,3,5]") Y("Conv(%x, %w) {strides=[2], pads=[2, 2]}"),
+    X("[2,5,4,39]") WANT("w", "f32[6,5,1,1]") Y("Conv(%x, %w) {strides=[2, 2]}"),
+    X("[1,4,3,38]") WANT("w", "f32[5,4,2,3]") Y("Conv(%x, %w) {strides=[1, 2], pads=[0, 1, 1, 0]}"),
     X("[2,4,3,5,4]") WANT("w", "f32[6,2,2,3,2]")
         Y("Conv(%x, %w) {strides=[1, 2, 1], pads=[1, 0, 2, 0, 1, 1], dilations=[2, 1, 1], group=2}"),
     X("[2,4,5,6]") WANT("w", "f32[4,3,3,2]") WANT("b", "f32[6]")

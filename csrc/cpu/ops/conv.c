@@ -17,12 +17,17 @@ static bool packs_stored(const omc_node *node) {
   return omc_dtype_acc(stored(node)) == stored(node) || in_pairs(node);
 }
 
-/* Images copied at a time: some megabytes, and columns enough for many threads. */
+/* Images copied at a time: what a cache holds, and columns enough for many threads. */
 static int64_t images_per_pass(const omc_node *node, const omc_conv_form *f, const conv_source *s) {
-  enum { BYTES = 16 << 20, COLUMNS = 1 << 14 };
+  enum { BYTES = 1 << 20, COLUMNS = 1 << 12 };
   const int64_t bytes = omc_max(source_image(s) * (int64_t)omc_acc_size(stored(node)), 1);
   const int64_t by_columns = omc_ceil_div(COLUMNS, omc_max(f->out[0] * f->out[1] * f->out[2], 1));
   return omc_max(omc_min(omc_max(BYTES / bytes, by_columns), f->n), 1);
+}
+
+/* Channels of a unit of depth, and of the copy. */
+static int64_t channels_per_unit(const omc_node *node, bool direct) {
+  return in_pairs(node) && !direct ? 2 : 1;
 }
 
 /* Groups of so few rows leave nothing to pack the right side for. */
@@ -104,6 +109,8 @@ static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bo
                        .weight_col = of_input ? f->c * 9 : 9,
                        .flip = of_input,
                        .source = {.channels = of_input ? f->o : f->c,
+                                  .of_group = of_input ? f->o : f->c,
+                                  .per_unit = 1,
                                   .left = of_input ? 2 - f->before[2] : f->before[2],
                                   .phases = 2,
                                   .part = tiles_w + 1}};
@@ -118,16 +125,23 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
   conv_product *p = params;
   omc_conv_form f;
   OMC_TRY(omc_conv_form_of(node, &f));
-  const int64_t taps = n_taps(&f), depth = f.cg * taps, kw = f.kernel[2], sw = f.stride[2];
+  const bool direct = sums_directly(f.group, f.o / f.group);
+  const int64_t taps = n_taps(&f), kw = f.kernel[2], sw = f.stride[2];
+  const int64_t per_unit = channels_per_unit(node, direct);
+  const int64_t depth = omc_ceil_div(f.cg, per_unit) * taps;
   int64_t span[OMC_CONV_AXES], unpadded = true;
   window_spans(&f, span);
   for (int a = 0; a < OMC_CONV_AXES; a++) unpadded &= !f.before[a] && !f.after[a];
-  conv_source s = {
-      .channels = f.c, .left = f.before[2], .phases = sw, .part = omc_ceil_div(span[2], sw)};
+  conv_source s = {.channels = f.c,
+                   .of_group = f.cg,
+                   .per_unit = per_unit,
+                   .left = f.before[2],
+                   .phases = sw,
+                   .part = omc_ceil_div(span[2], sw)};
   OMC_TRY(choose_rows(&s, f.in, f.before, span, arena));
-  const bool direct = sums_directly(f.group, f.o / f.group);
   s.in_place = packs_stored(node) && !direct && unpadded && sw == 1;
   const int64_t row = s.in_place ? s.w : s.phases * s.part, plane = source_plane(&s);
+  const int64_t step = s.in_place ? per_unit * plane : plane;
   const int64_t pitch = s.in_place ? f.in[1] : span[1];
   conv_grid *grid = OMC_NEW(arena, conv_grid);
   int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth),
@@ -135,12 +149,14 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
   const int64_t *tap_at = place_rows(f.kernel, f.dilation, pitch, row, 0, arena);
   if (!grid || !weight_at || !source_at || !tap_at) return no_memory(node);
   for (int64_t k = 0; k < depth; k++) {
-    const int64_t x = k % kw * f.dilation[2];
-    weight_at[k] = k;
-    source_at[k] = k / taps * plane + tap_at[k % taps / kw] + x % sw * s.part + x / sw;
+    const int64_t tap = k % taps, x = tap % kw * f.dilation[2];
+    weight_at[k] = k / taps * per_unit * taps + tap;
+    source_at[k] = k / taps * step + tap_at[tap / kw] + x % sw * s.part + x / sw;
   }
   *grid = (conv_grid){.depth = depth,
+                      .whole = f.cg / per_unit * taps,
                       .weight_at = weight_at,
+                      .weight_next = taps,
                       .source_at = source_at,
                       .rows = f.out[0] * f.out[1],
                       .cols = f.out[2],
@@ -153,12 +169,13 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                       .images = f.n,
                       .groups = f.group,
                       .m = f.o / f.group,
-                      .weight_row = depth,
-                      .weight_group = f.o / f.group * depth,
-                      .source_group = f.cg * plane,
+                      .weight_row = f.cg * taps,
+                      .weight_group = f.o / f.group * f.cg * taps,
+                      .source_group = group_planes(&s) * plane,
                       .out_plane = f.out[0] * f.out[1] * f.out[2],
                       .source = s,
                       .n_grids = 1,
+                      .twins = 1,
                       .grids = grid,
                       .packed = f.o * depth};
   p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(node, &f, &s);
@@ -193,13 +210,15 @@ static void shift_range(int64_t n, int64_t pad, int64_t taps, int64_t dilation, 
 static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const int64_t *at,
                             const int64_t *before, int64_t pitch, omc_arena *arena,
                             conv_grid *grid) {
-  const int64_t taps = n_taps(f), og = f->o / f->group, plane = source_plane(s);
+  const int64_t taps = n_taps(f), og = f->o / f->group, units = omc_ceil_div(og, s->per_unit);
+  const int64_t plane = source_plane(s), step = s->in_place ? s->per_unit * plane : plane;
   const int64_t row = s->in_place ? s->w : s->part, kh = f->kernel[1], kw = f->kernel[2];
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, og *taps),
-          *source_at = OMC_NEW_ARRAY(arena, int64_t, og *taps), n[OMC_CONV_AXES];
+  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, units *taps),
+          *source_at = OMC_NEW_ARRAY(arena, int64_t, units *taps), n[OMC_CONV_AXES];
   for (int a = 0; a < OMC_CONV_AXES; a++) n[a] = omc_ceil_div(f->in[a] - at[a], f->stride[a]);
   const int64_t first = (at[0] * f->in[1] + at[1]) * f->in[2] + at[2];
   *grid = (conv_grid){.weight_at = weight_at,
+                      .weight_next = f->cg * taps,
                       .source_at = source_at,
                       .rows = n[0] * n[1],
                       .cols = n[2],
@@ -208,7 +227,8 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
                       .out_col = f->stride[2]};
   if (!weight_at || !source_at || !grid->row_at || !grid->out_at)
     OMC_FAIL(ENOMEM, "no memory for a grid of %lld taps", (long long)taps);
-  for (int64_t o = 0; o < og; o++)
+  for (int64_t u = 0; u < units; u++) {
+    if (u == og / s->per_unit) grid->whole = grid->depth;
     for (int64_t t = 0; t < taps; t++) {
       const int64_t tap[] = {t / kw / kh, t / kw % kh, t % kw};
       int64_t shift[OMC_CONV_AXES];
@@ -216,11 +236,13 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
       for (int a = 0; a < OMC_CONV_AXES; a++)
         met &= tap_shift(at[a], f->before[a], tap[a], f->dilation[a], f->stride[a], &shift[a]);
       if (!met) continue;
-      weight_at[grid->depth] = o * f->cg * taps + t;
-      source_at[grid->depth++] = o * plane +
+      weight_at[grid->depth] = u * s->per_unit * f->cg * taps + t;
+      source_at[grid->depth++] = u * step +
                                  ((shift[0] + before[0]) * pitch + shift[1] + before[1]) * row +
                                  shift[2] + s->left;
     }
+  }
+  if (og % s->per_unit == 0) grid->whole = grid->depth;
   join_rows(grid);
   return OMC_OK;
 }
@@ -239,11 +261,15 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
     span[a] = before[a] + end;
     grids_by[a] = omc_min(f->stride[a], f->in[a]);
   }
+  /* The last column of a twin may be one that is not there. */
+  const int64_t twins = f->stride[2] == 2 && f->in[2] > 1 && !direct ? 2 : 1;
   conv_source s = {.channels = f->o,
+                   .of_group = f->o / f->group,
+                   .per_unit = channels_per_unit(node, direct),
                    .left = before[2],
                    .phases = 1,
                    .part = span[2],
-                   .in_place = packs_stored(node) && !direct && inside};
+                   .in_place = packs_stored(node) && !direct && inside && f->in[2] % twins == 0};
   OMC_TRY(choose_rows(&s, f->out, before, span, arena));
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
@@ -263,10 +289,11 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                       .m = f->cg,
                       .weight_row = taps,
                       .weight_group = f->o / f->group * f->cg * taps,
-                      .source_group = f->o / f->group * source_plane(&s),
+                      .source_group = group_planes(&s) * source_plane(&s),
                       .out_plane = f->in[0] * f->in[1] * f->in[2],
                       .source = s,
                       .n_grids = n_grids,
+                      .twins = twins,
                       .grids = grids,
                       .packed = packed};
   p->pass = s.in_place ? omc_max(f->n, 1) : images_per_pass(node, f, &s);
@@ -311,6 +338,8 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
       .row_at = place_rows(f.out, f.stride, span[1], 1, 0, arena),
       .tap_at = place_rows(f.kernel, f.dilation, span[1], 1, 0, arena),
       .source = {.channels = f.c,
+                 .of_group = f.c,
+                 .per_unit = 1,
                  .left = f.before[2],
                  .phases = phases,
                  .part = omc_ceil_div(span[2], phases)},
@@ -329,7 +358,7 @@ static size_t product_workspace(const omc_node *node, const void *params, int th
       : w       ? omc_whole_vectors(16 * w->m * w->c) +
                       omc_whole_vectors(w->pass * source_image(&w->source) + SLACK) +
                       threads * winograd_thread(w)
-                : omc_whole_vectors(p->packed) + product_source(p) + threads * product_thread();
+                : omc_whole_vectors(p->packed) + product_source(p) + threads * product_thread(p);
   return (size_t)elements * omc_acc_size(stored(node));
 }
 

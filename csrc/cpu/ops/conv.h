@@ -6,7 +6,10 @@
  * copy of the source with its padding written out, columns of one residue modulo the stride side
  * by side. Of the space dims all but the last are rows, which tables find. Conv is one grid. The
  * input's gradient is one grid per residue of an input pixel modulo the strides, each with the taps
- * that meet it, so that nothing is added up in memory.
+ * that meet it, so that nothing is added up in memory; of two grids that alternate along rows both
+ * are computed for the same columns, and stored lane by lane in turn. Where products of bf16 are
+ * summed in pairs, the two are of neighbouring channels: the copy holds units of both, so that it
+ * is packed as numbers are.
  *
  * In the gradient of the weight (conv_weight_variant.c) a row is an output channel, a column
  * (tap, channel), and the depth runs over pixels of all images; the source is copied with
@@ -24,6 +27,7 @@
 #include "base/int.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/kernel.h"
+#include "cpu/rows.h"
 #include "ops/forms.h"
 
 /* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
@@ -31,18 +35,19 @@ enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
 
 /* A copy of the planes of a tensor [images, channels, h, w], whose space dims but the last are one:
  * `rows` rows, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
- * counted from `left` before the plane. */
+ * counted from `left` before the plane. An element holds `per_unit` channels of a group, 1 or 2. */
 typedef struct {
-  int64_t channels, h, w;
+  int64_t channels, of_group, per_unit, h, w;
   int64_t rows, left, phases, part;
   const int64_t *row_from; /* rows: which of the h this is, or -1: zeros */
   bool in_place;           /* the tensor itself will do, as it stores what is computed in */
 } conv_source;
 
-/* One grid of output pixels. */
+/* One grid of output pixels. Its depth is counted in units of `per_unit` channels. */
 typedef struct {
-  int64_t depth;
+  int64_t depth, whole;           /* units, and how many of them, the first, lack no channel */
   const int64_t *weight_at;       /* depth: from the start of a row of weights */
+  int64_t weight_next;            /* from there to the weight of the second channel */
   const int64_t *source_at;       /* depth: from where the column is */
   int64_t rows, cols;             /* of the grid */
   const int64_t *row_at, *out_at; /* rows: of a row in a plane of the source, of the output */
@@ -70,7 +75,7 @@ typedef struct {
   int64_t weight_row, weight_group, source_group; /* element steps */
   int64_t out_plane;                              /* elements */
   conv_source source;
-  int64_t n_grids;
+  int64_t n_grids, twins; /* so many neighbours at a time alternate along rows: 1 or 2 */
   const conv_grid *grids;
   int64_t packed; /* elements of all packed weights */
 } conv_product;
@@ -89,7 +94,15 @@ typedef struct {
 static inline int64_t source_plane(const conv_source *s) {
   return s->in_place ? s->h * s->w : s->rows * s->phases * s->part;
 }
-static inline int64_t source_image(const conv_source *s) { return s->channels * source_plane(s); }
+static inline int64_t group_planes(const conv_source *s) {
+  return omc_ceil_div(s->of_group, s->in_place ? 1 : s->per_unit);
+}
+static inline int64_t source_planes(const conv_source *s) {
+  return s->of_group ? s->channels / s->of_group * group_planes(s) : 0;
+}
+static inline int64_t source_image(const conv_source *s) {
+  return source_planes(s) * source_plane(s);
+}
 
 /* Parts of a workspace, in elements of what is computed in. Direct: a group's copied planes for
  * each thread. */
@@ -100,8 +113,10 @@ static inline int64_t direct_thread(const conv_source *s, int64_t groups) {
 /* And the gradient of a group's weights. */
 static inline int64_t direct_gradient(const conv_weight_grad *p) { return p->m * p->c * p->taps; }
 
-/* Else the packed weights, the copy of a pass, and for each thread a block of B and one of C. */
-static inline int64_t product_thread(void) { return OMC_GEMM_KC * COLS + 2 * SLACK + ROWS * COLS; }
+/* Else the packed weights, the copy of a pass, and for each thread a panel of B and blocks of C. */
+static inline int64_t product_thread(const conv_product *p) {
+  return OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK + p->twins * ROWS * COLS;
+}
 static inline int64_t product_source(const conv_product *p) {
   return p->source.in_place ? 0 : omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
 }
@@ -135,7 +150,7 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
 #define OMC_CONV_STORED OMC_CONV_NAME
 #endif
 
-/* An element of the copy of the source: a number that is computed with or, for panels of pairs, as
+/* An element that is packed with others: a number that is computed with or, for panels of pairs, as
  * it is stored. */
 #if defined(OMC_KIND_IS_PAIRS)
 typedef storage_t conv_element;
@@ -143,8 +158,17 @@ typedef storage_t conv_element;
 typedef acc_t conv_element;
 #endif
 
-/* Writes the copy of one plane. */
-void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, conv_element *out);
+/* Writes the copy of one plane, or of two that share their units, the second `next` elements after
+ * the first; 0: there is none. */
+void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, int64_t next,
+                               omc_unit *out);
+
+/* Stores n elements, in turn those of a and of b. */
+OMC_INLINE void store_in_turn(vacc_t a, vacc_t b, int64_t n, storage_t *out) {
+  const vacc_t low = OMC_ZIP_LOW(a, b), high = OMC_ZIP_HIGH(a, b);
+  vst_upto(out, low, n);
+  if (n > OMC_VL) vst_upto(out + OMC_VL, high, n - OMC_VL);
+}
 
 omc_status OMC_CONV_STORED(direct)(const omc_kernel_args *args);
 omc_status OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p);

@@ -19,7 +19,7 @@ static void copy_group(const conv_source *s, const storage_t *tensor, int64_t im
   const int64_t channels = s->channels / groups, plane = source_plane(s);
   const storage_t *from = tensor + (image * s->channels + group * channels) * s->h * s->w;
   for (int64_t c = 0; c < channels; c++)
-    OMC_CONV_NAME(copy_plane)(s, from + c * s->h * s->w, out + c * plane);
+    OMC_CONV_NAME(copy_plane)(s, from + c * s->h * s->w, 0, out + c * plane);
   memset(out + channels * plane, 0, SLACK * sizeof(acc_t));
 }
 

@@ -8,22 +8,52 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
+/* Turns lines of units as they are. */
+#if OMC_DEPTH == 2
+void omc_gemm_pack_lines_f32_avx512(const omc_matrix *src, int64_t lines, int64_t k, int64_t width,
+                                    acc_t *out);
+#define OMC_TURN_UNITS omc_gemm_pack_lines_f32_avx512
+#else
+#define OMC_TURN_UNITS OMC_GEMM_NAME(pack_lines)
+#endif
+
 /* ---- the source ---- */
 
 #if OMC_DEPTH == 2
-OMC_INLINE conv_element copied(const storage_t *p) { return *p; }
-OMC_INLINE void copy_run(const storage_t *from, conv_element *to, int64_t n) {
-  memcpy(to, from, (size_t)n * sizeof *to);
+/* Units of at most a vector of elements and, unless `next` is 0, those `next` further on. */
+OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
+  const __m512i low = _mm512_cvtepu16_epi32((__m256i)omc_vldh(p, n));
+  if (!next) return (omc_vunit)low;
+  const __m512i high = _mm512_cvtepu16_epi32((__m256i)omc_vldh(p + next, n));
+  return (omc_vunit)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+OMC_INLINE omc_unit unit_of(const conv_element *p, int64_t next) {
+  const uint32_t second = next ? p[next].bits : 0;
+  return (omc_unit)(p->bits | second << 16);
+}
+OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
+  for (int64_t i = 0; i < n; i += OMC_VL) {
+    const int64_t some = omc_min(n - i, OMC_VL);
+    vstr_upto((acc_t *)(void *)(to + i), (vacc_t)units_of(from + i, next, some), some);
+  }
 }
 #else
-OMC_INLINE conv_element copied(const storage_t *p) { return ld(p); }
-OMC_INLINE void copy_run(const storage_t *from, conv_element *to, int64_t n) {
+OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
+  (void)next;
+  return vldr_upto(p, n);
+}
+OMC_INLINE omc_unit unit_of(const storage_t *p, int64_t next) {
+  (void)next;
+  return ld(p);
+}
+OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
+  (void)next;
   load_row(from, to, n);
 }
 #endif
 
 /* A row of zeros if `from` is NULL. */
-static void copy_row(const conv_source *s, const storage_t *from, conv_element *to) {
+static void copy_row(const conv_source *s, const storage_t *from, int64_t next, omc_unit *to) {
   memset(to, 0, (size_t)(s->phases * s->part) * sizeof *to);
   if (!from) return;
   for (int64_t q = 0; q < s->phases; q++) {
@@ -31,18 +61,20 @@ static void copy_row(const conv_source *s, const storage_t *from, conv_element *
     const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
     const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
     if (s->phases == 1 && begin < end)
-      copy_run(from + x0 + begin, to + begin, end - begin);
+      copy_run(from + x0 + begin, next, to + begin, end - begin);
     else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = copied(from + x0 + t * 2);
+      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = unit_of(from + x0 + t * 2, next);
     else
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = copied(from + x0 + t * s->phases);
+      for (int64_t t = begin; t < end; t++)
+        to[q * s->part + t] = unit_of(from + x0 + t * s->phases, next);
   }
 }
 
-void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, conv_element *out) {
+void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, int64_t next,
+                               omc_unit *out) {
   for (int64_t r = 0; r < s->rows; r++) {
     const int64_t y = s->row_from[r];
-    copy_row(s, y >= 0 ? plane + y * s->w : NULL, out + r * s->phases * s->part);
+    copy_row(s, y >= 0 ? plane + y * s->w : NULL, next, out + r * s->phases * s->part);
   }
 }
 
@@ -56,35 +88,30 @@ int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out)
   return count;
 }
 
-/* The unit of a vector of columns at elements k and, if there is a second, k + 1 of depth. */
-#if OMC_DEPTH == 2
-OMC_INLINE omc_vunit units_at(const conv_element *first, const conv_element *second, int64_t n) {
-  const __m512i low = _mm512_cvtepu16_epi32((__m256i)omc_vldh(first, n));
-  if (!second) return (omc_vunit)low;
-  const __m512i high = _mm512_cvtepu16_epi32((__m256i)omc_vldh(second, n));
-  return (omc_vunit)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-}
-#else
-OMC_INLINE omc_vunit units_at(const conv_element *first, const conv_element *second, int64_t n) {
-  (void)second;
-  return vldr_upto(first, n);
-}
-#endif
-
 /* In rising order: what a vector writes past its chunk the next one overwrites. */
 void OMC_CONV_NAME(pack_panel)(const conv_element *source, const int64_t *at, int64_t depth,
                                const conv_chunk *chunks, int64_t count, bool exact, omc_unit *out) {
   for (int64_t k = 0; k < depth; k += OMC_DEPTH, out += OMC_NR) {
     const conv_element *first = source + at[k];
     const bool more = OMC_DEPTH == 2 && k + 1 < depth && at[k + 1] != OMC_NOWHERE;
-    const conv_element *second = more ? source + at[k + 1] : NULL;
+    const int64_t next = more ? at[k + 1] - at[k] : 0;
     for (int64_t i = 0; i < count; i++) {
       const conv_chunk c = chunks[i];
-      const omc_vunit units =
-          units_at(first + c.from, second ? second + c.from : NULL, exact ? c.n : OMC_VL);
+      const omc_vunit units = units_of(first + c.from, next, exact ? c.n : OMC_VL);
       memcpy(out + c.to, &units, sizeof units);
     }
   }
+}
+
+/* Packs a panel from a copy of units at source + at[k]. */
+static void pack_units(const omc_unit *source, const int64_t *at, int64_t units,
+                       const conv_chunk *chunks, int64_t count, omc_unit *out) {
+  for (int64_t k = 0; k < units; k++, out += OMC_NR)
+    for (int64_t i = 0; i < count; i++) {
+      omc_vunit some;
+      memcpy(&some, source + at[k] + chunks[i].from, sizeof some);
+      memcpy(out + chunks[i].to, &some, sizeof some);
+    }
 }
 
 /* ---- the product ---- */
@@ -93,9 +120,8 @@ typedef struct {
   const omc_kernel_args *args;
   const conv_product *p;
   const conv_grid *grid;
-  const conv_element *source; /* of the pass */
-  const storage_t *tensor;    /* the source's own elements */
-  conv_element *copy;
+  const storage_t *tensor; /* the source's own elements */
+  omc_unit *copy;          /* of the pass */
   omc_unit *packed;
   acc_t *threads;
   int64_t first, images; /* of the pass */
@@ -105,50 +131,54 @@ typedef struct {
 static void copy_planes(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_source *s = &job->p->source;
-  for (int64_t i = range.begin; i < range.end; i++)
-    OMC_CONV_NAME(copy_plane)(s, job->tensor + (job->first * s->channels + i) * s->h * s->w,
-                              job->copy + i * source_plane(s));
+  const int64_t planes = group_planes(s), area = s->h * s->w;
+  for (int64_t i = range.begin; i < range.end; i++) {
+    const int64_t channel = i % planes * s->per_unit;
+    const storage_t *from =
+        job->tensor + (job->first * s->channels + i / planes * s->of_group + channel) * area;
+    const bool more = s->per_unit == 2 && channel + 1 < s->of_group;
+    OMC_CONV_NAME(copy_plane)(s, from, more ? area : 0, job->copy + i * source_plane(s));
+  }
 }
 
-static int64_t depth_units(const conv_grid *grid) { return omc_ceil_div(grid->depth, OMC_DEPTH); }
 static int64_t depth_blocks(const conv_grid *grid) {
-  return omc_max(omc_ceil_div(depth_units(grid), OMC_GEMM_KC), 1);
+  return omc_max(omc_ceil_div(grid->depth, OMC_GEMM_KC), 1);
 }
 
-/* Block `block` of the depth: its first element, how many it has, and the first unit. */
+/* Block `block` of the depth: its first unit, and how many it has. */
 typedef struct {
-  int64_t k, depth, unit, units;
+  int64_t first, units;
 } depth_block;
 
 static depth_block depth_block_at(const conv_grid *grid, int64_t block) {
-  const int64_t all = depth_units(grid), blocks = depth_blocks(grid);
-  const int64_t u0 = omc_cut(all, blocks, block), u1 = omc_cut(all, blocks, block + 1);
-  const int64_t k0 = u0 * OMC_DEPTH;
-  return (depth_block){k0, omc_min(u1 * OMC_DEPTH, grid->depth) - k0, u0, u1 - u0};
+  const int64_t blocks = depth_blocks(grid), first = omc_cut(grid->depth, blocks, block);
+  return (depth_block){first, omc_cut(grid->depth, blocks, block + 1) - first};
 }
 
-/* The unit of the weights that follow at[0] .. in a row, of which there are `left`. */
-OMC_INLINE omc_unit weight_unit(const storage_t *row, const int64_t *at, int64_t left) {
-#if OMC_DEPTH == 2
-  const uint32_t second = left > 1 ? row[at[1]].bits : 0;
-  return (omc_unit)(row[at[0]].bits | second << 16);
-#else
-  (void)left;
-  return ld(row + at[0]);
-#endif
+/* The units of a row of weights in a block of the depth. */
+static void load_weights(const conv_grid *grid, const storage_t *row, depth_block d,
+                         omc_unit *out) {
+  const int64_t *at = grid->weight_at + d.first, next = grid->weight_next;
+  const int64_t whole = omc_clamp(grid->whole - d.first, 0, d.units);
+  for (int64_t k = 0; k < whole; k++) out[k] = unit_of(row + at[k], next);
+  for (int64_t k = whole; k < d.units; k++) out[k] = unit_of(row + at[k], 0);
 }
 
 /* The packed weights of the rows from row i of a group on. */
-static omc_unit *packed_at(const product_job *job, int64_t group, int64_t i) {
-  return job->packed + job->grid->packed_at + (group * job->p->m + i) * depth_units(job->grid);
+static omc_unit *packed_at(const product_job *job, const conv_grid *grid, int64_t group,
+                           int64_t i) {
+  return job->packed + grid->packed_at + (group * job->p->m + i) * grid->depth;
 }
 
-/* Packs the weights of one grid by (group, part of m, block of depth). */
+/* Packs the weights of one grid by (group, part of m, block of depth). A panel is packed apart, as
+ * packing writes past its end. */
 static void pack_weights(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
   const int64_t blocks = depth_blocks(grid);
+  omc_unit *const rows = (omc_unit *)(void *)(job->threads + range.thread * product_thread(p));
+  omc_unit *const packed = rows + OMC_MR * OMC_GEMM_KC;
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts;
     const depth_block d = depth_block_at(grid, u % blocks);
@@ -156,20 +186,23 @@ static void pack_weights(omc_range range, void *ctx) {
                   m = omc_cut(p->m, job->m_parts, part + 1) - i;
     const storage_t *weight =
         (const storage_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
-    omc_unit *to = packed_at(job, group, i) + m * d.unit;
+    omc_unit *to = packed_at(job, grid, group, i) + m * d.first;
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
-      const int64_t r0 = omc_cut(m, panels, panel), r1 = omc_cut(m, panels, panel + 1);
-      for (int64_t k = 0; k < d.depth; k += OMC_DEPTH)
-        for (int64_t r = r0; r < r1; r++)
-          *to++ = weight_unit(weight + r * p->weight_row, grid->weight_at + d.k + k, d.depth - k);
+      const int64_t r0 = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - r0;
+      for (int64_t r = 0; r < h; r++)
+        load_weights(grid, weight + (r0 + r) * p->weight_row, d, rows + r * d.units);
+      const omc_matrix lines = omc_gemm_sums((acc_t *)(void *)rows, d.units);
+      OMC_TURN_UNITS(&lines, h, d.units, h, (void *)packed);
+      memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);
+      to += h * d.units;
     }
   }
 }
 
 /* Where columns j0 .. j0+n-1 of the grid lie in the source and in the output. */
 static void locate_columns(const product_job *job, int64_t group, int64_t j0, int64_t n,
-                           int64_t *from, int64_t *to) {
+                           int64_t *from, int64_t *to, bool *unpaired) {
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
   const int64_t out_image = p->groups * p->m * p->out_plane;
@@ -179,25 +212,49 @@ static void locate_columns(const product_job *job, int64_t group, int64_t j0, in
     from[j] = image * source_image(&p->source) + group * p->source_group + grid->row_at[y] + x;
     to[j] = (job->first + image) * out_image + group * p->m * p->out_plane + grid->out_at[y] +
             x * grid->out_col;
+    unpaired[j] = x >= grid[p->twins - 1].cols;
     if (++x == grid->cols) x = 0, y++;
     if (y == grid->rows) y = 0, image++;
   }
 }
 
-/* Rows of C to the output, by runs of columns that are `step` apart there. */
-static void store_columns(const acc_t *c, int64_t m, int64_t n, const int64_t *to, int64_t step,
-                          int64_t plane, storage_t *out) {
-  for (int64_t j = 0; j < n;) {
+/* Rows of C to the output, by runs of columns that are `step` apart there. With `twins` those of a
+ * second C lie in between; after the last column of a row there may be none. */
+typedef struct {
+  const acc_t *c;
+  int64_t m, n, step, plane;
+  bool twins;
+  const int64_t *to;    /* n */
+  const bool *unpaired; /* n: nothing lies after this column */
+  storage_t *out;
+} store_job;
+
+static void store_columns(const store_job *s) {
+  for (int64_t j = 0; j < s->n;) {
     const int64_t start = j++;
-    while (j < n && to[j] == to[j - 1] + step) j++;
-    const acc_t *run = c + start;
-    storage_t *row = out + to[start];
-    for (int64_t i = 0; i < m; i++, run += COLS, row += plane) {
-      if (step == 1)
-        store_row(run, row, j - start);
+    while (j < s->n && s->to[j] == s->to[j - 1] + s->step) j++;
+    const int64_t n = j - start, both = 2 * n - s->unpaired[j - 1];
+    const acc_t *run = s->c + start;
+    storage_t *row = s->out + s->to[start];
+    for (int64_t i = 0; i < s->m; i++, run += COLS, row += s->plane) {
+      if (s->twins)
+        for (int64_t x = 0; x < n; x += OMC_VL)
+          store_in_turn(vldr(run + x), vldr(run + x + ROWS * COLS), both - 2 * x, row + 2 * x);
+      else if (s->step == 1)
+        store_row(run, row, n);
       else
-        for (int64_t x = 0; x < j - start; x++) st(row + x * step, run[x]);
+        for (int64_t x = 0; x < n; x++) st(row + x * s->step, run[x]);
     }
+  }
+}
+
+/* Where the elements of a block of the depth lie in a source that is packed in place. */
+static void locate_depth(const product_job *job, const conv_grid *grid, depth_block d,
+                         int64_t *at) {
+  const int64_t *first = grid->source_at + d.first, plane = source_plane(&job->p->source);
+  for (int64_t k = 0; k < d.units; k++) {
+    at[k * OMC_DEPTH] = first[k];
+    if (OMC_DEPTH == 2) at[2 * k + 1] = d.first + k < grid->whole ? first[k] + plane : OMC_NOWHERE;
   }
 }
 
@@ -205,48 +262,67 @@ static void store_columns(const acc_t *c, int64_t m, int64_t n, const int64_t *t
 static void product_block(const product_job *job, int64_t group, int64_t part, int64_t j0,
                           int64_t n, acc_t *scratch) {
   const conv_product *p = job->p;
-  const conv_grid *grid = job->grid;
   const int64_t i = omc_cut(p->m, job->m_parts, part),
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
   const storage_t *bias = omc_in_data(job->args, 2);
   omc_unit *const b = (omc_unit *)(void *)scratch;
-  acc_t *const c = scratch + OMC_GEMM_KC * COLS + 2 * SLACK;
+  acc_t *const c = scratch + OMC_GEMM_KC * OMC_NR + 2 * SLACK;
   acc_t row_bias[ROWS];
   int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
+  bool unpaired[COLS];
   conv_chunk chunks[COLS];
-  locate_columns(job, group, j0, n, from, to);
+  locate_columns(job, group, j0, n, from, to, unpaired);
   if (bias) load_row(bias + group * p->m + i, row_bias, m);
-  const int64_t panels = omc_ceil_div(n, OMC_NR), blocks = depth_blocks(grid);
+  const int64_t panels = omc_ceil_div(n, OMC_NR);
   for (int64_t q = 0; q < panels; q++)
     counts[q] = OMC_CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
                                           chunks + q * OMC_NR);
-  const omc_unit *weights = packed_at(job, group, i);
-  const omc_matrix sums = omc_gemm_sums(c, COLS);
-  for (int64_t block = 0; block < blocks; block++) {
-    const depth_block d = depth_block_at(grid, block);
-    for (int64_t q = 0; q < panels; q++)
-      OMC_CONV_NAME(pack_panel)(job->source, grid->source_at + d.k, d.depth, chunks + q * OMC_NR,
-                                counts[q], p->source.in_place, b + q * OMC_NR * d.units);
-    const omc_gemm_block product = {.m = m,
-                                    .n = omc_ceil_div(n, OMC_VL) * OMC_VL,
-                                    .k = d.units,
-                                    .a = weights + m * d.unit,
-                                    .b = b,
-                                    .from = sums,
-                                    .to = sums,
-                                    .alpha = 1,
-                                    .beta = block > 0,
-                                    .row_bias = bias && block == blocks - 1 ? row_bias : NULL};
-    OMC_GEMM_NAME(multiply)(&product);
+  for (int64_t t = 0; t < p->twins; t++) {
+    const conv_grid *grid = job->grid + t;
+    const omc_unit *weights = packed_at(job, grid, group, i);
+    const int64_t blocks = depth_blocks(grid);
+    for (int64_t block = 0; block < blocks; block++) {
+      const depth_block d = depth_block_at(grid, block);
+      int64_t each[OMC_DEPTH * OMC_GEMM_KC];
+      if (p->source.in_place) locate_depth(job, grid, d, each);
+      for (int64_t q = 0; q < panels; q++) {
+        const int64_t j = q * OMC_NR;
+        if (p->source.in_place)
+          OMC_CONV_NAME(pack_panel)((const conv_element *)(const void *)job->tensor, each,
+                                    d.units * OMC_DEPTH, chunks + j, counts[q], true, b);
+        else
+          pack_units(job->copy, grid->source_at + d.first, d.units, chunks + j, counts[q], b);
+        const omc_matrix sums = omc_gemm_sums(c + t * ROWS * COLS + j, COLS);
+        const omc_gemm_block product = {.m = m,
+                                        .n = omc_ceil_div(omc_min(n - j, OMC_NR), OMC_VL) * OMC_VL,
+                                        .k = d.units,
+                                        .a = weights + m * d.first,
+                                        .b = b,
+                                        .from = sums,
+                                        .to = sums,
+                                        .alpha = 1,
+                                        .beta = block > 0,
+                                        .row_bias = bias && block == blocks - 1 ? row_bias : NULL};
+        OMC_GEMM_NAME(multiply)(&product);
+      }
+    }
   }
-  store_columns(c, m, n, to, grid->out_col, p->out_plane,
-                (storage_t *)job->args->out[0].data + i * p->out_plane);
+  const store_job stored = {.c = c,
+                            .m = m,
+                            .n = n,
+                            .step = job->grid->out_col,
+                            .plane = p->out_plane,
+                            .twins = p->twins == 2,
+                            .to = to,
+                            .unpaired = unpaired,
+                            .out = (storage_t *)job->args->out[0].data + i * p->out_plane};
+  store_columns(&stored);
 }
 
 /* Units are vectors of columns within (group, part of m): any cut gives the same result. */
 static void product_range(omc_range range, void *ctx) {
   const product_job *job = ctx;
-  acc_t *scratch = job->threads + range.thread * product_thread();
+  acc_t *scratch = job->threads + range.thread * product_thread(job->p);
   const int64_t columns = job->images * job->grid->rows * job->grid->cols;
   const int64_t vectors = omc_ceil_div(columns, OMC_VL);
   for (int64_t u = range.begin; u < range.end;) {
@@ -271,7 +347,7 @@ OMC_KERNEL(Conv, args) {
                      .p = p,
                      .tensor = args->in[0].data,
                      .packed = (omc_unit *)(void *)packed,
-                     .copy = (conv_element *)(void *)copy,
+                     .copy = (omc_unit *)(void *)copy,
                      .threads = copy + product_source(p)};
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
@@ -287,12 +363,9 @@ OMC_KERNEL(Conv, args) {
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    job.source = job.copy;
-    if (p->source.in_place)
-      job.source = (const conv_element *)(const void *)job.tensor;
-    else
-      omc_parallel_for(job.images * p->source.channels, 1, threads, copy_planes, &job);
-    for (int64_t i = 0; i < p->n_grids; i++) {
+    if (!p->source.in_place)
+      omc_parallel_for(job.images * source_planes(&p->source), 1, threads, copy_planes, &job);
+    for (int64_t i = 0; i < p->n_grids; i += p->twins) {
       job.grid = &p->grids[i];
       const int64_t vectors = omc_ceil_div(job.images * job.grid->rows * job.grid->cols, OMC_VL);
       omc_parallel_for(p->groups * job.m_parts * vectors, 1, threads, product_range, &job);

@@ -76,7 +76,7 @@ static void copy_planes(omc_range range, void *ctx) {
   const conv_source *s = &job->p->source;
   const storage_t *x = job->args->in[0].data;
   for (int64_t i = range.begin; i < range.end; i++)
-    OMC_CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w,
+    OMC_CONV_NAME(copy_plane)(s, x + (job->first * s->channels + i) * s->h * s->w, 0,
                               job->source + i * source_plane(s));
 }
 
@@ -122,17 +122,6 @@ OMC_INLINE void transform_source(const acc_t *source, int64_t part, int64_t step
   OMC_UNROLL for (int e = 0; e < 16; e++) vstr(out + e * step, spread[e]);
 }
 
-static void store_outputs(const vacc_t *even, const vacc_t *odd, int64_t cols, storage_t *out) {
-  const vacc_t low = OMC_ZIP_LOW(*even, *odd), high = OMC_ZIP_HIGH(*even, *odd);
-  if (cols == 2 * OMC_VL) {
-    vst(out, low);
-    vst(out + OMC_VL, high);
-    return;
-  }
-  vst_upto(out, low, cols);
-  if (cols > OMC_VL) vstn(out + OMC_VL, high, cols - OMC_VL);
-}
-
 /* A' on both sides of the products of one channel. */
 OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bias,
                                    const tile_run *run, int64_t ow, storage_t *out) {
@@ -149,8 +138,8 @@ OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bi
     y[2 * i] = h[0] + (h[1] + h[2]) + vset(bias);
     y[2 * i + 1] = (h[1] - h[2]) - h[3] + vset(bias);
   }
-  store_outputs(&y[0], &y[1], run->cols, out);
-  if (run->lower) store_outputs(&y[2], &y[3], run->cols, out + ow);
+  store_in_turn(y[0], y[1], run->cols, out);
+  if (run->lower) store_in_turn(y[2], y[3], run->cols, out + ow);
 }
 
 static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *scratch) {
