@@ -200,7 +200,7 @@ static omc_status backward_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .infer = infer_forward,
+OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .spared = 1u << 1, .infer = infer_forward,
            .grad = grad_attention, .cost = forward_cost)
 OMC_RECORD(AttentionGrad, 5, 6, 3, .flags = OMC_OP_RANDOM, .infer = infer_backward,
            .cost = backward_cost)

@@ -202,7 +202,8 @@ static omc_status infer_nll_grad(omc_node *node) {
   OMC_RECORD(name, min, max, outputs, .flags = OMC_OP_FAILS, __VA_ARGS__)
 LOSS(CrossEntropy, 2, 3, 4, .infer = infer_forward, .grad = grad_cross_entropy)
 LOSS(CrossEntropyGrad, 6, 7, 1, .infer = infer_backward, .in_place = 1u << 1)
-LOSS(LinearCrossEntropy, 3, 5, 4, .infer = infer_linear, .grad = grad_linear, .cost = linear_cost)
+LOSS(LinearCrossEntropy, 3, 5, 4, .spared = 1u << 1 | 1u << 2 | 1u << 3, .infer = infer_linear,
+     .grad = grad_linear, .cost = linear_cost)
 LOSS(NegativeLogLikelihoodLoss, 2, 3, 2, .infer = infer_nll, .grad = grad_nll)
 LOSS(NegativeLogLikelihoodLossGrad, 3, 4, 1, .infer = infer_nll_grad)
 LOSS(UnitInterval, 1, 1, 1, .infer = omc_infer_float, .in_place = 1u << 0)

@@ -37,6 +37,7 @@ typedef struct omc_op {
   uint32_t flags;
   uint32_t in_place; /* bit i: out[0] may share memory with in[i] */
   uint32_t updates;  /* bit i: out[i] is in[i] brought up to date, and may share its memory */
+  uint32_t spared;   /* bit i: out[i] takes work, which is saved where nobody reads it */
   uint32_t optional; /* bit i: input i may be left out though below min_in */
 
   /* Sets the type of every output from input types, attributes and constant inputs. Inputs are

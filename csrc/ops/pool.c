@@ -150,7 +150,7 @@ static omc_status grad_adaptive(omc_grad *g) {
 
 /* ---- records ---- */
 
-OMC_RECORD(MaxPool, 1, 1, 2, .infer = infer_pool, .grad = grad_max_pool)
+OMC_RECORD(MaxPool, 1, 1, 2, .spared = 1u << 1, .infer = infer_pool, .grad = grad_max_pool)
 OMC_RECORD(MaxPoolGrad, 2, 2, 1, .flags = OMC_OP_FAILS, .infer = infer_max_pool_grad)
 OMC_RECORD(AveragePool, 1, 1, 1, .infer = infer_average, .grad = grad_average)
 OMC_RECORD(AveragePoolGrad, 1, 1, 1, .infer = infer_pool_grad)

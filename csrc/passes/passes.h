@@ -50,4 +50,8 @@ omc_status omc_fuse(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
  * of. */
 omc_status omc_save_overwritten(omc_graph *g) OMC_MUST_USE;
 
+/* Outputs that nobody reads and that their op spares then, such as what only a gradient would read,
+ * become left out. */
+void omc_trim(omc_graph *g);
+
 #endif

@@ -72,6 +72,10 @@ static omc_status canonicalize_stage(request *r) { return omc_canonicalize(r->gr
 static omc_status cse_stage(request *r) { return omc_cse(r->graph); }
 static omc_status settle_stage(request *r) { return omc_settle(r->graph); }
 static omc_status save_stage(request *r) { return omc_save_overwritten(r->graph); }
+static omc_status trim_stage(request *r) {
+  omc_trim(r->graph);
+  return OMC_OK;
+}
 static omc_status fuse_stage(request *r) { return omc_fuse(r->graph, omc_provider_host()); }
 
 static const struct {
@@ -82,7 +86,7 @@ static const struct {
               {"fold", fold_stage, true},     {"canonicalize", canonicalize_stage, true},
               {"cse", cse_stage, true},       {"differentiate", differentiate_stage, true},
               {"settle", settle_stage, true}, {"fuse", fuse_stage, true},
-              {"save", save_stage, true}};
+              {"trim", trim_stage, true},     {"save", save_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {
   if (strncmp(stage, "rule:", 5) == 0) {

@@ -25,6 +25,10 @@ static omc_status cse(building *b) { return omc_cse(b->graph); }
 static omc_status fold(building *b) { return omc_fold(b->graph); }
 static omc_status settle(building *b) { return omc_settle(b->graph); }
 static omc_status save(building *b) { return omc_save_overwritten(b->graph); }
+static omc_status trim(building *b) {
+  omc_trim(b->graph);
+  return OMC_OK;
+}
 static omc_status fuse(building *b) { return omc_fuse(b->graph, b->shared->provider); }
 
 static omc_status differentiate(building *b) {
@@ -61,6 +65,7 @@ static const struct stage {
     {"cse-joint", cse, true, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"settle", settle, false, false, offsetof(omc_session_stats, canonicalize_seconds)},
     {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},
+    {"trim", trim, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"save", save, false, false, offsetof(omc_session_stats, plan_seconds)},
     {"plan", plan, false, false, offsetof(omc_session_stats, plan_seconds)},
 };
