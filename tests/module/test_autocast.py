@@ -98,6 +98,16 @@ def test_it_runs_in_c(name: str) -> None:
     assert not ours.fallback_report()
 
 
+def test_what_cannot_be_taken_apart_runs_in_pytorch_in_its_region() -> None:
+    """Alone: what is around it runs in C."""
+    body, members = BODIES["lstm"]
+    ours = ORTModule(Function(body, **members))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(torch.randn(4, 4, 4)).sum().backward()
+    (record,) = ours.fallback_report()
+    assert record.name == "aten.lstm.input"
+
+
 @pytest.mark.parametrize("name", ["linear", "attention", "results"])
 @pytest.mark.parametrize("capture", ["export", "dynamo"])
 def test_a_region_is_put_in_place_where_it_stands(name: str, capture: Any, monkeypatch: pytest.MonkeyPatch) -> None:

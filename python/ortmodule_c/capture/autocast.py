@@ -12,33 +12,36 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import NotExportable, first_lines
 from ..lowering.translations import TABLE
 from ..lowering.translations.registry import aten, has_kernel, is_composite
+from ..options import logger
+from . import recurrent
 
 Region = tuple[str, torch.dtype]
 Casts = list[torch.dtype | None]  # of each leaf among an op's arguments, None where it stays as it is
+WITHIN = "ortmodule_c.autocast"  # the region of a node that PyTorch has to run there
 
 _KEY = "AutocastCPU"
+_RECURRENT = {op.overloadpacket for op in recurrent.OPS}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Autocast:
-    """Writes into a graph what autocast does. Remembers it: models are made of equal layers."""
+    """Writes into a graph what autocast does. Remembers it: models are made of equal layers.
+
+    An op of which it reaches the parts alone is taken apart; where that cannot be, PyTorch runs it in its region.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Casts | None] = {}
 
     def reach(self, node: fx.Node, region: Region) -> None:
-        """Let a node give what it gives in a region: cast what it reads, or take it apart.
-
-        Raises
-        ------
-        NotExportable
-            If it cannot be told what the region does.
-        """
+        """Let a node give what it gives in a region."""
         op = node.target
         if not isinstance(op, OpOverload) or not (has_kernel(op, _KEY) or is_composite(op)):
+            return
+        if op.overloadpacket in _RECURRENT:  # whose parts are as many as there are steps
+            node.meta[WITHIN] = region
             return
         leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
         values = [_number(v.meta["val"] if isinstance(v, fx.Node) else v) for v in leaves]
@@ -48,7 +51,8 @@ class Autocast:
                 self._known[key] = _asked(op, values, spec, region)
         casts = self._known[key]
         if casts is None:
-            _take_apart(node, region)
+            if not _take_apart(node, region):
+                node.meta[WITHIN] = region
             return
         leaves = [v if to is None else _cast(node, v, to) for v, to in zip(leaves, casts, strict=True)]
         node.args, node.kwargs = pytree.tree_unflatten(leaves, spec)
@@ -88,12 +92,10 @@ def _asked(op: OpOverload, values: list[Any], spec: pytree.TreeSpec, region: Reg
     ]
     try:
         noting = _noted(op, leaves, spec, region, enabled=True)
-    except Exception as error:
-        raise NotExportable(f"{op} cannot be followed in a region of autocast: {first_lines(error)}") from error
-    if not has_kernel(op, _KEY) and op not in TABLE:
-        hidden = next((part for part, _ in noting.parts if _hides_others(part)), None)
-        if hidden is not None:
-            raise NotExportable(f"{op} is composed of what {hidden} computes in a region of autocast")
+    except Exception:
+        return None
+    if not has_kernel(op, _KEY) and op not in TABLE and any(_hides_others(part) for part, _ in noting.parts):
+        return None
     casts: Casts = [None] * len(leaves)
     for n in range(len(noting.casts) + 1 if has_kernel(op, _KEY) else 1):  # the fewest, as an op casts by itself too
         for of, to in noting.casts[:n]:
@@ -139,8 +141,8 @@ class _Noting(TorchDispatchMode):
         return results
 
 
-def _take_apart(node: fx.Node, region: Region) -> None:
-    """Replace a node by what it is composed of in a region."""
+def _take_apart(node: fx.Node, region: Region) -> bool:
+    """Replace a node by what it is composed of in a region; whether that can be."""
     graph = node.graph
     device, dtype = region
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -154,20 +156,26 @@ def _take_apart(node: fx.Node, region: Region) -> None:
         return op(*args, **kwargs)
 
     mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
-    with mode, torch.no_grad(), torch.autocast(device, dtype, cache_enabled=False):
-        inner = make_fx(call)(*values)
-    copies: dict[fx.Node, fx.Node] = dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True))
-    with graph.inserting_before(node):
-        for part in inner.graph.nodes:
-            if part.op == "call_function":
-                copies[part] = graph.node_copy(part, copies.__getitem__)
-                copies[part].meta = {**node.meta, "val": part.meta["val"]}
-            elif part.op not in ("placeholder", "output"):
-                raise NotExportable(f"{op} in a region of autocast is composed with a constant")
+    try:
+        with mode, torch.no_grad(), torch.autocast(device, dtype, cache_enabled=False):
+            inner = make_fx(call)(*values)
+    except Exception:
+        logger.debug("%s cannot be taken apart", op, exc_info=True)
+        return False
+    parts = inner.graph.find_nodes
     result = inner.graph.output_node().args[0]
-    if not isinstance(result, fx.Node):
-        raise NotExportable(f"{op} in a region of autocast gives several tensors")
+    if not isinstance(result, fx.Node) or parts(op="get_attr"):
+        return False
+    calls = [n for n in inner.graph.nodes if n.op == "call_function"]
+    if op not in TABLE and any(_hides_others(n.target) for n in calls):
+        return False
+    copies: dict[fx.Node, fx.Node] = dict(zip(parts(op="placeholder"), given, strict=True))
+    with graph.inserting_before(node):
+        for part in calls:
+            copies[part] = graph.node_copy(part, copies.__getitem__)
+            copies[part].meta = {**node.meta, "val": part.meta["val"]}
     if copies[result] not in given:
         copies[result].meta["val"] = node.meta["val"]  # with which others share memory
     node.replace_all_uses_with(copies[result])
     graph.erase_node(node)
+    return True

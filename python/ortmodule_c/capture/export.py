@@ -28,6 +28,7 @@ from ..guards.watch import Watch
 from ..stack import forwards_line
 from ..terms import Terms
 from .aliases import Alias, find_aliases
+from .autocast import WITHIN
 from .custom_function import PythonCall, kept_whole
 from .history import asks_layout, check_changes, check_functional, out_of_place, unhooked
 from .numbers import Numbers, marked, to_nodes
@@ -99,6 +100,9 @@ class Captured:
 
     def functionalise(self) -> None:
         """Replace changes in place by new values; composite ops with an entry of their own stay."""
+        for node in self.program.graph.nodes:
+            if WITHIN in node.meta:
+                raise NotExportable(f"{node.target} runs in a region of autocast, and a tensor is changed in place")
         check_functional(self.program.graph)
         out_of_place(self.program.graph)
         if self.numbers is not None:

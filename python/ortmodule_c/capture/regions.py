@@ -52,7 +52,7 @@ def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
     Raises
     ------
     NotExportable
-        If it cannot be told what a region does.
+        If gradients are enabled where the caller has disabled them.
     """
     graph = module.graph
     autocast, entered = Autocast(), dict[fx.Node, Region | None]()

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture import custom_function
 from ..capture.aliases import Step
+from ..capture.autocast import WITHIN
 from ..capture.export import PATH, Captured
 from ..capture.numbers import Inputs, is_number, is_within, unmarked
 from ..capture.reach import Reach, Reached, memory
@@ -377,6 +378,8 @@ class _Lowering:
     def _translate(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         mark = self._draft.mark()
         try:
+            if WITHIN in node.meta:
+                raise Unsupported("autocast reaches the ops that it is composed of")
             result = self._native(b, node, args, kwargs)
             if isinstance(result, (list, tuple)) and any(result[i] is None for i in used_results(node, len(result))):
                 raise Unsupported("its translation leaves out a result that is read")

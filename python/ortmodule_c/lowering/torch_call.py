@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..capture import custom_function
+from ..capture.autocast import WITHIN, Region
 from ..capture.numbers import Term, is_number
 from ..dtypes import DTYPES
 from ..errors import NeedsStatic, NotExportable
@@ -102,6 +103,8 @@ def torch_call(b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
         name, extra, run = _of_function(b, custom_function.python_call(args[1]), len(operands))
     else:
         name, (extra, run) = str(op), _of_op(b, leaves, spec)
+        if WITHIN in node.meta:
+            run = _within(node.meta[WITHIN], run)
     types = [*[type_of(fakes[i]) for i in used], *[operands[i].type for i in written]]
     return TorchCall(name, _chosen(run, used, written), [*operands, *extra], types, used, written, out_spec)
 
@@ -146,6 +149,17 @@ def _of_op(b: Builder, leaves: Sequence[Any], spec: pytree.TreeSpec) -> tuple[li
 
     carriers = [b.draft.number(term) for term in terms]
     return [*carriers, *([_carrier(b, sizes)] if sizes else [])], run
+
+
+def _within(region: Region, run: Run) -> Run:
+    """The call in its region of autocast."""
+    device, dtype = region
+
+    def within(tensors: Sequence[Tensor]) -> list[Tensor]:
+        with torch.autocast(device, dtype, cache_enabled=False):
+            return run(tensors)
+
+    return within
 
 
 def _kind(leaf: Any) -> str:
