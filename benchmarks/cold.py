@@ -20,14 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from models import SCALES, WORKLOADS
-from run import ARMS as ALL_ARMS
-from run import Arm
+from run import Worker
+from worker import ARMS as ALL_ARMS
 
 HERE = Path(__file__).parent
-ARMS = {
-    **{arm: ALL_ARMS[arm] for arm in ("eager", "compile", "ours")},
-    "second": "ORTModule, by TorchDynamo",
-}
+ARMS = ("eager", "compile", "ours", "second")
 Step = tuple[float, float]  # seconds by the clock, of all processors
 SIZES = ("first size", "second", "third")
 HEAD = """# What the first step of each size costs
@@ -43,7 +40,7 @@ def first_steps(model: str, arm: str, dropout: float, scale: str, limit: float) 
     """The first step of each size; what was not reached in time is said, or not there."""
     steps: list[Step | str] = []
     with tempfile.TemporaryDirectory() as cache:
-        worker = Arm(model, arm, dropout, scale, TORCHINDUCTOR_CACHE_DIR=cache)
+        worker = Worker(model, arm, dropout, scale, TORCHINDUCTOR_CACHE_DIR=cache)
         timer = threading.Timer(limit, worker.kill)
         timer.start()
         try:
@@ -76,7 +73,7 @@ def markdown(found: dict[str, dict[str, list[Step | str]]], scale: str) -> str:
         unit = None if isinstance(first, str) else max(first[1], 0.01)
         for arm, steps in arms.items():
             row = cells(steps, lambda step, u=unit: f"{step[1]:.2f} s" if u is None else f"{step[1] / u:.2f}")
-            lines.append(f"| {SCALES[scale][model].title} | {ARMS[arm]} | " + " | ".join(row) + " |")
+            lines.append(f"| {SCALES[scale][model].title} | {ALL_ARMS[arm].name} | " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +96,7 @@ def main() -> None:
         for arm in a.arms:
             steps = first_steps(model, arm, a.dropout, a.scale, a.limit)
             found.setdefault(model, {})[arm] = steps
-            t.add_row(ARMS[arm], *cells(steps, lambda step: f"{step[0]:.2f} / {step[1]:.2f}"))
+            t.add_row(ALL_ARMS[arm].name, *cells(steps, lambda step: f"{step[0]:.2f} / {step[1]:.2f}"))
         console.print(t)
     table = markdown(found, a.scale)
     print(table)

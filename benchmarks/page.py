@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from run import ARMS
+from run import Figures, like_for_like
 from wide import geometric_mean, ratio_of
+from worker import ARMS
 
 plt.rcParams["svg.hashsalt"] = "ortmodule_c"  # the same picture for the same figures
 HERE = Path(__file__).resolve().parent
@@ -21,15 +21,17 @@ HEAD = """# Benchmarks
 
 Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'` and
 `make bench ARGS='--wide --json FILE'` write. Ratios are of medians of one run, arms stepping in turn: the same model on
-both sides, and the same optimizer (PyTorch's AdamW) unless a column says otherwise; bf16 is `torch.autocast`.
+both sides, PyTorch's AdamW as optimizer unless a column says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is
+glibc told never to give memory back. In brackets: the ratio to eager with the same malloc and optimizer, where that
+is not the first column.
 """
 
 
-def rows_of(result: dict) -> dict[str, dict[str, dict]]:
+def rows_of(result: dict) -> dict[str, dict[str, Figures]]:
     """Figures by model and dtype, then by arm."""
-    rows: dict[str, dict[str, dict]] = {}
+    rows: dict[str, dict[str, Figures]] = {}
     for f in result["figures"]:
-        rows.setdefault(f"{f['model']} {f['dtype']}", {})[f["arm"]] = f
+        rows.setdefault(f"{f['model']} {f['dtype']}", {})[f["arm"]] = Figures(**f)
     return rows
 
 
@@ -54,24 +56,26 @@ def draw_bars(path: Path, groups: list[str], series: dict[str, list[float]], lab
 
 def steps_section(name: str, result: dict) -> list[str]:
     rows = rows_of(result)
-    arms = list(dict.fromkeys(f["arm"] for f in result["figures"]))
-    medians = {key: {arm: statistics.median(f["steps"]) for arm, f in row.items()} for key, row in rows.items()}
+    first, *others = dict.fromkeys(f["arm"] for f in result["figures"])
+    best = [arm for arm in others if ARMS[arm].wrap is ARMS["ours"].wrap]
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in result["gemm_flops"].items())
     lines = [f"## Whole steps: {name}", "", f"{result['machine']}."]
     lines += [f"Ceilings of that run: {rates}, copies {result['copy_bandwidth'] / 1e9:.1f} GB/s.", ""]
     lines += [f"![ratios]({PAGE.stem}-{name}.svg)", ""]
-    head = ["", "eager, ms", *(ARMS[arm] for arm in arms if arm != "eager"), "of floor", "eager, MiB", "ORTModule, MiB"]
+    head = ["", f"{ARMS[first].name}, ms", *(ARMS[arm].name for arm in others), "of floor", "MiB", "MiB, ORTModule"]
     body = []
     for key, row in rows.items():
         model, dtype = key.split()
-        ours = medians[key]["ours"]
-        ratios = [f"{medians[key]['eager'] / medians[key][arm]:.2f}x" for arm in arms if arm != "eager"]
-        floor = f"{100 * result['floors'][key] / ours:.0f} %"
-        peaks = [f"{row[arm]['peak'] / 2**20:,.0f}" for arm in ("eager", "ours")]
-        title = f"{result['titles'][model]}, {dtype}"
-        body.append([title, f"{1e3 * medians[key]['eager']:.0f}", *ratios, floor, *peaks])
-    series = {ARMS[a]: [medians[key]["eager"] / medians[key][a] for key in rows] for a in arms if a != "eager"}
-    draw_bars(DOCS / f"{PAGE.stem}-{name}.svg", list(rows), series, "times as fast as eager")
+        ratios = []
+        for arm in others:
+            ratio, alike = row[first].median / row[arm].median, like_for_like(row, arm)
+            own = arm in best and alike is not None and ARMS[arm].terms != ARMS[first].terms
+            ratios.append(f"{ratio:.2f}x ({alike:.2f}x)" if own else f"{ratio:.2f}x")
+        floor = f"{100 * result['floors'][key] / min(row[arm].median for arm in best):.0f} %"
+        peaks = [f"{row[arm].peak / 2**20:,.0f}" for arm in (first, best[0])]
+        body.append([f"{result['titles'][model]}, {dtype}", f"{1e3 * row[first].median:.0f}", *ratios, floor, *peaks])
+    series = {ARMS[arm].name: [row[first].median / row[arm].median for row in rows.values()] for arm in others}
+    draw_bars(DOCS / f"{PAGE.stem}-{name}.svg", list(rows), series, f"times as fast as {ARMS[first].name}")
     return lines + table(head, body)
 
 

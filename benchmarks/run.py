@@ -1,9 +1,10 @@
 """Whole training steps in fp32 and under autocast: eager, eager with tuned malloc, torch.compile, ORTModule.
 
 Each arm has its own process; the parent lets them step in turn, so that a change of the machine's
-speed meets all of them alike. Printed per model: median step and its ratio to eager, loss of the
-last step, first step, peak memory over the loaded model, and per cent of the floor that this
-run's measured GEMM and copy rates allow.
+speed meets all of them alike. Printed per model: median step, its ratio to the first arm and to
+eager with the same malloc and optimizer (like for like), loss of the last step, first step, peak
+memory over the loaded model, and per cent of the floor that this run's measured GEMM and copy
+rates allow.
 """
 
 from __future__ import annotations
@@ -27,22 +28,12 @@ import wide
 from ceilings import copy_bandwidth, gemm_flops
 from machine import machine
 from models import MORE, SCALES, WORKLOADS
-from worker import DTYPES
+from worker import ARMS, DTYPES
 
 HERE = Path(__file__).parent
 # glibc told never to give memory back, so that eager pays no page faults after its first step.
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
-ARMS = {
-    "eager": "eager",
-    "tuned": "eager, tuned malloc",
-    "tuned_fused": "eager, tuned malloc, AdamW(fused=True)",
-    "compile": "torch.compile",
-    "ours": "ORTModule",
-    "ours_fused": "ORTModule, FusedAdam",
-    "dynamo": "torch.compile, our backend",
-}
-
-DEFAULT_ARMS = ["eager", "tuned", "compile", "ours", "ours_fused"]  # more at once do not fit into 24 GiB
+DEFAULT_ARMS = ["eager", "tuned", "compile", "ours", "ours_tuned"]  # more at once do not fit into 24 GiB
 
 
 @dataclass
@@ -63,12 +54,12 @@ class Figures:
         return statistics.median(self.steps) if self.steps else self.first
 
 
-class Arm:
-    """A worker process, in a group of its own with all that it starts."""
+class Worker:
+    """The process of an arm, in a group of its own with all that it starts."""
 
     def __init__(self, model: str, arm: str, dropout: float, scale: str, dtype: str = "fp32", **variables: str) -> None:
         command = [sys.executable, str(HERE / "worker.py"), "--model", model, "--arm", arm, "--dropout", str(dropout)]
-        env = {**os.environ, **(TUNED if arm.startswith("tuned") else {}), **variables}
+        env = {**os.environ, **(TUNED if ARMS[arm].tuned else {}), **variables}
         self.figures = Figures(model, dtype, arm)
         self.process = subprocess.Popen(
             [*command, "--scale", scale, "--dtype", dtype],
@@ -115,7 +106,7 @@ class Arm:
 def measure(
     model: str, dtype: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str
 ) -> list[Figures]:
-    workers = [Arm(model, arm, dropout, scale, dtype) for arm in arms]
+    workers = [Worker(model, arm, dropout, scale, dtype) for arm in arms]
     try:
         for w in workers:
             w.step(first=True)
@@ -130,17 +121,26 @@ def measure(
             w.kill()
 
 
+def like_for_like(row: dict[str, Figures], arm: str) -> float | None:
+    """Eager's median step over that of `arm`, both with its malloc and optimizer; None if eager was not run so."""
+    twins = (name for name in row if ARMS[name].wrap is ARMS["eager"].wrap and ARMS[name].terms == ARMS[arm].terms)
+    twin = next(twins, None)
+    return None if twin is None else row[twin].median / row[arm].median
+
+
 def table(title: str, floor: float, rows: list[Figures]) -> Table:
     t = Table(title=f"{title}, {rows[0].dtype}   floor {floor * 1e3:.0f} ms")
-    for name in ("", "step, ms", "min", "to eager", "of floor", "loss", "first step, s", "peak, MiB"):
+    columns = ("step, ms", "min", "to the first", "like for like", "of floor", "loss", "first step, s", "peak, MiB")
+    for name in ("", *columns):
         t.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    eager = next((r.median for r in rows if r.arm == "eager"), rows[0].median)
     for r in rows:
+        ratio = like_for_like({row.arm: row for row in rows}, r.arm)
         t.add_row(
-            ARMS[r.arm],
+            ARMS[r.arm].name,
             f"{r.median * 1e3:.1f}",
             f"{min(r.steps) * 1e3:.1f}",
-            f"{eager / r.median:.2f}x",
+            f"{rows[0].median / r.median:.2f}x",
+            "" if ratio is None else f"{ratio:.2f}x",
             f"{100 * floor / r.median:.0f} %",
             f"{r.loss:.4f}",
             f"{r.first:.2f}",
@@ -157,7 +157,7 @@ def planning(row: Figures) -> str:
     each = {s: stats[f"{s}_seconds"] / plans * 1e3 for s in stages}
     parts = ", ".join(f"{s} {ms:.1f}" for s, ms in each.items())
     return (
-        f"{ARMS[row.arm]}: export {stats['export_seconds']:.2f} s; each of {plans:.0f} plans "
+        f"{ARMS[row.arm].name}: export {stats['export_seconds']:.2f} s; each of {plans:.0f} plans "
         f"{sum(each.values()):.1f} ms ({parts}); arena {stats['arena_bytes'] / 2**20:,.0f} MiB\n"
     )
 
@@ -179,7 +179,7 @@ def main() -> None:
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
     scale = "small" if a.quick else "full"
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 140)
     flops = {dtype: gemm_flops(DTYPES[dtype] or torch.float32) for dtype in a.dtypes}
     bandwidth = copy_bandwidth()
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype}" for dtype, rate in flops.items())

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -62,16 +63,32 @@ def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return FusedAdam(parameters, lr=1e-4, weight_decay=1e-2)
 
 
-# What each arm makes of the model, and its optimizer.
-ARMS: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
-    "eager": (plain, adamw),
-    "tuned": (plain, adamw),
-    "tuned_fused": (plain, torch_fused),
-    "compile": (compiled, adamw),
-    "ours": (wrapped, adamw),
-    "ours_fused": (wrapped, fused),
-    "dynamo": (through_dynamo, adamw),
-    "second": (second_way, adamw),
+@dataclass(frozen=True)
+class Arm:
+    """What is made of the model, its optimizer, and whether glibc is told never to give memory back."""
+
+    name: str
+    wrap: Callable[[nn.Module], nn.Module] = plain
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = adamw
+    tuned: bool = False
+
+    @property
+    def terms(self) -> tuple[object, bool]:
+        """What two arms have to share for their ratio to be of the models alone."""
+        return self.optimizer, self.tuned
+
+
+ARMS = {
+    "eager": Arm("eager"),
+    "tuned": Arm("eager, tuned malloc", tuned=True),
+    "tuned_fused": Arm("eager, tuned malloc, AdamW(fused=True)", plain, torch_fused, tuned=True),
+    "compile": Arm("torch.compile", compiled),
+    "ours": Arm("ORTModule", wrapped),
+    "ours_tuned": Arm("ORTModule, tuned malloc", wrapped, tuned=True),
+    "ours_tuned_fused": Arm("ORTModule, tuned malloc, AdamW(fused=True)", wrapped, torch_fused, tuned=True),
+    "ours_fused": Arm("ORTModule, FusedAdam", wrapped, fused),
+    "second": Arm("ORTModule, the Dynamo way", second_way),
+    "dynamo": Arm("torch.compile, our backend", through_dynamo),
 }
 
 
@@ -112,12 +129,12 @@ def main() -> None:
     work = SCALES[a.scale][a.model]
     torch.manual_seed(0)
     model = work.build(a.dropout).train()
-    make, make_optimizer = ARMS[a.arm]
-    optimizer = make_optimizer(list(model.parameters()))
+    arm = ARMS[a.arm]
+    optimizer = arm.optimizer(list(model.parameters()))
     generator = torch.Generator().manual_seed(1)
     inputs = work.data(generator)
     loaded = memory("VmRSS")
-    net = make(model)
+    net = arm.wrap(model)
     dtype = DTYPES[a.dtype]
     reply(ready=True)
     for line in sys.stdin:
@@ -135,7 +152,7 @@ def main() -> None:
             inputs = work.sizes[int(line.split()[1])](generator)
             reply(shapes=[list(t.shape) for t in inputs])
         elif line.strip() == "stats":
-            extra = net.stats() if a.arm.startswith("ours") else {}
+            extra = net.stats() if arm.wrap is wrapped else {}
             reply(peak=memory("VmHWM") - loaded, extra=extra)
 
 
