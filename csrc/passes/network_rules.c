@@ -9,29 +9,35 @@
 #define ADD(a, b) OMC_P_OP(Add, 0, a, b)
 #define MUL(a, b) OMC_P_OP(Mul, 0, a, b)
 
+static bool keeps_type(const omc_match *m) {
+  return omc_type_equal(&m->capture[1]->type, &m->capture[0]->type);
+}
+
 /* Whether the layer that the match writes out computes what PyTorch's own would: of the shape of
  * its input, and not rounded to half precision (nor out of its range) between the steps. */
 static bool is_layer(const omc_match *m) {
-  const omc_type *type = &m->capture[1]->type;
-  return omc_type_equal(type, &m->capture[0]->type) && omc_dtype_acc(type->dtype) == type->dtype;
+  const omc_dtype dtype = m->capture[1]->type.dtype;
+  return keeps_type(m) && omc_dtype_acc(dtype) == dtype;
 }
 
 /* ---- activations ---- */
 
-/* 0.5 x tail, however the factors are grouped. */
-#define HALF_TIMES(tail)                                                     \
-  OMC_P_EITHER(MUL(MUL(X, CONST(0.5)), tail), MUL(X, MUL(CONST(0.5), tail)), \
-               MUL(CONST(0.5), MUL(X, tail)))
-#define SQRT_2_PI CONST(0.7978845608028654)
-#define X_CUBED OMC_P_EITHER(OMC_P_OP(Pow, 0, X, CONST(3)), MUL(MUL(X, X), X))
-#define TANH_ARGUMENT                                                 \
-  OMC_P_EITHER(MUL(SQRT_2_PI, ADD(X, MUL(CONST(0.044715), X_CUBED))), \
-               MUL(MUL(X, SQRT_2_PI), ADD(CONST(1), MUL(MUL(X, CONST(0.044715)), X))))
-#define ERF_ARGUMENT \
-  OMC_P_EITHER(OMC_P_OP(Div, 0, X, CONST(1.4142135623730951)), MUL(X, CONST(0.7071067811865476)))
+#define SCALED(a, number) OMC_P_OF_HALVES(Mul, 0, a, CONST(number))
 
+/* 0.5 x tail, however the factors are grouped. */
+#define HALF_TIMES(tail) \
+  OMC_P_EITHER(MUL(SCALED(X, 0.5), tail), MUL(X, SCALED(tail, 0.5)), SCALED(MUL(X, tail), 0.5))
+#define SQRT_2_PI 0.7978845608028654
+#define X_CUBED OMC_P_EITHER(OMC_P_OP(Pow, 0, X, CONST(3)), MUL(MUL(X, X), X))
+#define TANH_ARGUMENT                                                \
+  OMC_P_EITHER(SCALED(ADD(X, SCALED(X_CUBED, 0.044715)), SQRT_2_PI), \
+               MUL(SCALED(X, SQRT_2_PI), ADD(CONST(1), MUL(SCALED(X, 0.044715), X))))
+#define ERF_ARGUMENT \
+  OMC_P_EITHER(OMC_P_OF_HALVES(Div, 0, X, CONST(1.4142135623730951)), SCALED(X, 0.7071067811865476))
+
+/* Of 16 bits, where PyTorch rounds between the steps, it rounds once. */
 static omc_value *gelu(omc_match *m, const char *approximate) {
-  if (!is_layer(m)) return NULL;
+  if (!keeps_type(m)) return NULL;
   const omc_attr attr = omc_attr_string("approximate", approximate);
   return omc_nary(m->b, OMC_OP_Gelu, 1, &m->capture[1], 1, &attr);
 }

@@ -56,18 +56,40 @@ omc_value *omc_match_identity(omc_match *m) {
 
 static bool match_value(matcher *m, const omc_pat *pat, omc_value *v);
 
-static bool match_node(matcher *m, const omc_pat *pat, omc_node *node) {
-  if (node->op != pat->op || m->n_nodes == MAX_NODES) return false;
-  m->shared[m->n_nodes] = pat->shared;
+static bool note_node(matcher *m, omc_node *node, bool shared) {
+  if (m->n_nodes == MAX_NODES) return false;
+  m->shared[m->n_nodes] = shared;
   m->nodes[m->n_nodes++] = node;
+  return true;
+}
+
+/* What is cast to `v`, if it is cast from one of these dtypes to one of 16 bits or back. */
+static omc_value *cast_of_halves(matcher *m, omc_value *v, bool widened) {
+  if (!v || !v->producer || v->producer->op != OMC_OP_Cast) return NULL;
+  omc_value *const x = omc_in(v->producer, 0);
+  const omc_dtype narrow = widened ? x->type.dtype : v->type.dtype;
+  const omc_dtype wide = widened ? v->type.dtype : x->type.dtype;
+  const bool of_halves = (narrow == OMC_BF16 || narrow == OMC_F16) && wide == OMC_F32;
+  return of_halves && note_node(m, v->producer, widened) ? x : NULL;
+}
+
+static bool match_node(matcher *m, const omc_pat *pat, omc_value *v) {
+  omc_value *const rounded = pat->halves ? cast_of_halves(m, v, false) : NULL;
+  if (rounded) v = rounded;
+  omc_node *const node = v->producer;
+  if (!node || v->index != 0 || node->op != pat->op || !note_node(m, node, pat->shared))
+    return false;
   if (pat->n_in == 0) return true;
   for (uint32_t i = pat->n_in; i < node->n_in; i++)
     if (omc_in(node, i)) return false;
   const bool two_ways =
       (omc_op_get(node->op)->flags & OMC_OP_COMMUTES) && omc_in(node, 0) != omc_in(node, 1);
   const uint32_t swap = two_ways ? choose(m, 2) : 0;
-  for (uint32_t i = 0; i < pat->n_in; i++)
-    if (!match_value(m, pat->in[i], omc_in(node, i < 2 ? i ^ swap : i))) return false;
+  for (uint32_t i = 0; i < pat->n_in; i++) {
+    omc_value *in = omc_in(node, i < 2 ? i ^ swap : i);
+    omc_value *const narrow = rounded ? cast_of_halves(m, in, true) : NULL;
+    if (!match_value(m, pat->in[i], narrow ? narrow : in)) return false;
+  }
   return true;
 }
 
@@ -86,7 +108,7 @@ static bool match_value(matcher *m, const omc_pat *pat, omc_value *v) {
     case OMC_PAT_EITHER:
       return match_value(m, pat->in[choose(m, pat->n_in)], v);
     case OMC_PAT_OP:
-      return v->producer && v->index == 0 && match_node(m, pat, v->producer);
+      return match_node(m, pat, v);
   }
   return false;
 }
@@ -134,7 +156,7 @@ static void erase_matched(omc_graph *g, matcher *m) {
     for (uint32_t i = 0; i < m->n_nodes; i++) {
       omc_node *node = m->nodes[i];
       if (!node || omc_is_used(node)) continue;
-      for (uint32_t k = i; k < m->n_nodes; k++)
+      for (uint32_t k = 0; k < m->n_nodes; k++)
         if (m->nodes[k] == node) m->nodes[k] = NULL;
       omc_erase_node(g, node);
       again = true;

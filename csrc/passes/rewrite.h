@@ -16,27 +16,32 @@ typedef struct omc_pat {
   omc_op_id op;   /* OP */
   int8_t capture; /* 1..OMC_MAX_CAPTURES-1, or 0: not captured */
   bool shared;    /* OP: may have users outside the match (root excepted) */
+  bool halves;    /* OP: where its operands and its result are of 16 bits, it may be one of f32
+                     between casts, as what a number of Python's scales is */
   double value;   /* CONST: every element is this, as omc_const_all says; NaN: any constant */
   uint8_t n_in;   /* OP: patterns of the first inputs, the node has no more; 0: any inputs */
   const struct omc_pat *const *in; /* EITHER: the alternatives */
 } omc_pat;
 
 /* Forms for writing patterns as static data; see passes/canonicalize.c. */
-#define OMC_P_LIST_(...)                                                                        \
-  sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), (const omc_pat *const[]) { \
-    __VA_ARGS__                                                                                 \
+#define OMC_P_LIST_(...)                                                     \
+  .n_in = sizeof((const omc_pat *const[]){__VA_ARGS__}) / sizeof(omc_pat *), \
+  .in = (const omc_pat *const[]) {                                           \
+    __VA_ARGS__                                                              \
   }
-#define OMC_P_ANY(cap) (&(const omc_pat){OMC_PAT_ANY, OMC_N_OPS, (cap), false, 0, 0, NULL})
-#define OMC_P_CONST(val) (&(const omc_pat){OMC_PAT_CONST, OMC_N_OPS, 0, false, (val), 0, NULL})
+#define OMC_P_ANY(cap) (&(const omc_pat){.kind = OMC_PAT_ANY, .capture = (cap)})
+#define OMC_P_CONST(val) (&(const omc_pat){.kind = OMC_PAT_CONST, .value = (val)})
 #define OMC_P_CONSTANT(cap) \
-  (&(const omc_pat){OMC_PAT_CONST, OMC_N_OPS, (cap), false, (double)NAN, 0, NULL})
-#define OMC_P_OP(op_, cap, ...) \
-  (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), false, 0, OMC_P_LIST_(__VA_ARGS__)})
+  (&(const omc_pat){.kind = OMC_PAT_CONST, .capture = (cap), .value = (double)NAN})
+#define OMC_P_OP_(op_, cap, ...) \
+  .kind = OMC_PAT_OP, .op = OMC_OP_##op_, .capture = (cap), __VA_ARGS__
+#define OMC_P_OP(op_, cap, ...) (&(const omc_pat){OMC_P_OP_(op_, cap, OMC_P_LIST_(__VA_ARGS__))})
 #define OMC_P_SHARED(op_, cap, ...) \
-  (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), true, 0, OMC_P_LIST_(__VA_ARGS__)})
-#define OMC_P_NODE(op_, cap) (&(const omc_pat){OMC_PAT_OP, OMC_OP_##op_, (cap), false, 0, 0, NULL})
-#define OMC_P_EITHER(...) \
-  (&(const omc_pat){OMC_PAT_EITHER, OMC_N_OPS, 0, false, 0, OMC_P_LIST_(__VA_ARGS__)})
+  (&(const omc_pat){OMC_P_OP_(op_, cap, .shared = true, OMC_P_LIST_(__VA_ARGS__))})
+#define OMC_P_OF_HALVES(op_, cap, ...) \
+  (&(const omc_pat){OMC_P_OP_(op_, cap, .halves = true, OMC_P_LIST_(__VA_ARGS__))})
+#define OMC_P_NODE(op_, cap) (&(const omc_pat){OMC_P_OP_(op_, cap, .n_in = 0)})
+#define OMC_P_EITHER(...) (&(const omc_pat){.kind = OMC_PAT_EITHER, OMC_P_LIST_(__VA_ARGS__)})
 
 typedef struct omc_match {
   omc_builder *b; /* inserts before the root */

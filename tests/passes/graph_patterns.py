@@ -194,24 +194,30 @@ def scalar(d: Draw, like: Value, x: float) -> Value:
     return d.const(like.dtype, [x], ())
 
 
+def scaled(d: Draw, op: str, x: Value, by: float) -> Value:
+    """`x` and a number; of 16 bits perhaps computed in f32, as PyTorch computes with numbers of Python's."""
+    if x.dtype not in ("bf16", "f16") or d.chance(0.5):
+        return d.pair(op, x, scalar(d, x, by)) if op == "Mul" else d.ew(op, x, scalar(d, x, by))
+    wide = d.cast(x, "f32")
+    return d.cast(d.ew(op, wide, scalar(d, wide, by)), x.dtype)
+
+
 def gelu_tanh(d: Draw) -> Value:
     x = any_value(d, FLOATS)
-    c, k, one = (scalar(d, x, v) for v in (0.7978845608028654, 0.044715, 1.0))
+    one = scalar(d, x, 1.0)
     if d.chance(0.5):
         cube = d.ew("Pow", x, scalar(d, x, 3.0)) if d.chance(0.5) else d.ew("Mul", d.ew("Mul", x, x), x)
-        u = d.pair("Mul", c, d.pair("Add", x, d.pair("Mul", k, cube)))
+        u = scaled(d, "Mul", d.pair("Add", x, scaled(d, "Mul", cube, 0.044715)), 0.7978845608028654)
     else:
-        u = d.ew("Mul", d.pair("Mul", x, c), d.pair("Add", one, d.pair("Mul", d.pair("Mul", x, k), x)))
+        inner = d.pair("Add", one, d.pair("Mul", scaled(d, "Mul", x, 0.044715), x))
+        u = d.ew("Mul", scaled(d, "Mul", x, 0.7978845608028654), inner)
     return times_half(d, x, d.pair("Add", one, d.ew("Tanh", u)))
 
 
 def gelu_erf(d: Draw) -> Value:
     x = any_value(d, FLOATS)
-    if d.chance(0.5):
-        u = d.ew("Div", x, scalar(d, x, 1.4142135623730951))
-    else:
-        u = d.pair("Mul", x, scalar(d, x, 0.7071067811865476))
-    return times_half(d, x, d.pair("Add", scalar(d, x, 1.0), d.ew("Erf", u)))
+    op, by = ("Div", 1.4142135623730951) if d.chance(0.5) else ("Mul", 0.7071067811865476)
+    return times_half(d, x, d.pair("Add", scalar(d, x, 1.0), d.ew("Erf", scaled(d, op, x, by))))
 
 
 def softmax_axes(d: Draw, x: Value) -> tuple[list[int], list[int], bool, bool]:

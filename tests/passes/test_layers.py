@@ -68,12 +68,17 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+WRITTEN = [*itertools.product(LAYERS, (torch.float32, torch.float64))]
+WRITTEN += itertools.product((name for name in LAYERS if "gelu" in name), (torch.bfloat16, torch.float16))
+
+
+@pytest.mark.parametrize(("name", "dtype"), WRITTEN, ids=str)
 def test_a_layer_written_out(name: str, dtype: torch.dtype) -> None:
     f, module = LAYERS[name], ORTModule(Applied(LAYERS[name]), DebugOptions(fallback="error"))
     ulps = 4e3 if "norm" in name else 8  # 1 / sqrt(1e-5) times the rounding of what is centered
     for row, scale in itertools.product(ROWS, (1.0, -0.5, 2.0, 0.0)):
+        if dtype == torch.float16 and any(40 < abs(v) < INF for v in row):  # the cube of which overflows
+            continue
         grad = scale * torch.tensor([[1.0, 2.0, -1.0, 0.5]], dtype=dtype)
         mine, theirs = (torch.tensor([row], dtype=dtype, requires_grad=True) for _ in range(2))
         got, want = module(mine), f(theirs)
