@@ -157,6 +157,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                       .whole = f.cg / per_unit * taps,
                       .weight_at = weight_at,
                       .weight_next = taps,
+                      .run = per_unit == 1 ? depth : taps,
                       .source_at = source_at,
                       .rows = f.out[0] * f.out[1],
                       .cols = f.out[2],
@@ -243,6 +244,7 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
     }
   }
   if (og % s->per_unit == 0) grid->whole = grid->depth;
+  grid->run = grid->depth == units * taps ? taps : 1;
   join_rows(grid);
   return OMC_OK;
 }
@@ -354,7 +356,7 @@ static size_t product_workspace(const omc_node *node, const void *params, int th
   const conv_product *p = params;
   const conv_winograd *w = p->winograd;
   const int64_t elements =
-      p->direct ? threads * direct_thread(&p->source, p->groups)
+      p->direct ? threads * (direct_thread(&p->source, p->groups) + direct_weights(p))
       : w       ? omc_whole_vectors(16 * w->m * w->c) +
                       omc_whole_vectors(w->pass * source_image(&w->source) + SLACK) +
                       threads * winograd_thread(w)

@@ -48,6 +48,7 @@ typedef struct {
   int64_t depth, whole;           /* units, and how many of them, the first, lack no channel */
   const int64_t *weight_at;       /* depth: from the start of a row of weights */
   int64_t weight_next;            /* from there to the weight of the second channel */
+  int64_t run;                    /* weights of so many units at a time lie side by side */
   const int64_t *source_at;       /* depth: from where the column is */
   int64_t rows, cols;             /* of the grid */
   const int64_t *row_at, *out_at; /* rows: of a row in a plane of the source, of the output */
@@ -110,6 +111,13 @@ static inline int64_t direct_thread(const conv_source *s, int64_t groups) {
   return omc_whole_vectors(source_image(s) / groups + SLACK);
 }
 
+/* And the weights of a grid. */
+static inline int64_t direct_weights(const conv_product *p) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < p->n_grids; i++) most = omc_max(most, p->grids[i].depth);
+  return omc_whole_vectors(most);
+}
+
 /* And the gradient of a group's weights. */
 static inline int64_t direct_gradient(const conv_weight_grad *p) { return p->m * p->c * p->taps; }
 
@@ -148,6 +156,15 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
 #define OMC_CONV_STORED(name) OMC_PASTE3(omc_conv_, name, bf16_avx512)
 #else
 #define OMC_CONV_STORED OMC_CONV_NAME
+#endif
+
+/* Turns lines of units as they are. */
+#if OMC_DEPTH == 2
+void omc_gemm_pack_lines_f32_avx512(const omc_matrix *src, int64_t lines, int64_t k, int64_t width,
+                                    acc_t *out);
+#define OMC_TURN_UNITS omc_gemm_pack_lines_f32_avx512
+#else
+#define OMC_TURN_UNITS OMC_GEMM_NAME(pack_lines)
 #endif
 
 /* An element that is packed with others: a number that is computed with or, for panels of pairs, as

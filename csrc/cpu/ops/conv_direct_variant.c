@@ -25,43 +25,52 @@ static void copy_group(const conv_source *s, const storage_t *tensor, int64_t im
 
 /* ---- Conv and ConvGradInput ---- */
 
-enum { WIDE = 4 /* vectors summed at once: independent chains hide the latency of FMA */ };
+enum { WIDE = 6 /* vectors summed at once: independent chains hide the latency of FMA */ };
 
-/* `n` elements of a row of the output, at most WIDE vectors, `step` apart. */
-static void direct_run(const storage_t *weight, const acc_t *source, const conv_grid *grid,
-                       int64_t n, acc_t bias, int64_t step, storage_t *out) {
+/* Vectors of a grid that are summed at once, of any rows: where each begins in the source and in
+ * the output, and how many of its elements there are. */
+typedef struct {
+  int64_t n;
+  const acc_t *source[WIDE];
+  storage_t *out[WIDE];
+  int64_t count[WIDE];
+} direct_set;
+
+static void sum_set(const acc_t *weights, acc_t bias, const conv_grid *grid, direct_set *set) {
   vacc_t sum[WIDE];
-  const int64_t vectors = omc_ceil_div(n, OMC_VL);
-  OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vset(bias);
-  if (vectors == WIDE) {
-    for (int64_t k = 0; k < grid->depth; k++) {
-      const vacc_t w = vset(ld(weight + grid->weight_at[k]));
-      const acc_t *x = source + grid->source_at[k];
-      OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] = vfma(w, vldr(x + v * OMC_VL), sum[v]);
-    }
-  } else {
-    for (int64_t v = 0; v < vectors; v++) {
-      vacc_t one = vset(bias);
-      for (int64_t k = 0; k < grid->depth; k++)
-        one = vfma(vset(ld(weight + grid->weight_at[k])),
-                   vldr(source + grid->source_at[k] + v * OMC_VL), one);
-      sum[v] = one;
-    }
+  const acc_t *source[WIDE];
+  OMC_UNROLL for (int v = 0; v < WIDE; v++) {
+    sum[v] = vset(bias);
+    source[v] = set->source[v < set->n ? v : 0];
+  }
+  for (int64_t k = 0; k < grid->depth; k++) {
+    const vacc_t w = vset(weights[k]);
+    OMC_UNROLL for (int v = 0; v < WIDE; v++) sum[v] =
+        vfma(w, vldr(source[v] + grid->source_at[k]), sum[v]);
   }
   acc_t lanes[WIDE * OMC_VL];
   OMC_UNROLL for (int v = 0; v < WIDE; v++) vstr(lanes + v * OMC_VL, sum[v]);
-  if (step == 1)
-    store_row(lanes, out, n);
-  else
-    for (int64_t j = 0; j < n; j++) st(out + j * step, lanes[j]);
+  for (int64_t v = 0; v < set->n; v++) {
+    const acc_t *from = lanes + v * OMC_VL;
+    if (grid->out_col == 1)
+      vst_upto(set->out[v], vldr(from), set->count[v]);
+    else
+      for (int64_t j = 0; j < set->count[v]; j++) st(set->out[v] + j * grid->out_col, from[j]);
+  }
+  set->n = 0;
 }
 
-static void direct_grid(const conv_grid *grid, const storage_t *weight, acc_t bias,
+static void direct_grid(const conv_grid *grid, const acc_t *weights, acc_t bias,
                         const acc_t *source, storage_t *plane) {
+  direct_set set = {0};
   for (int64_t y = 0; y < grid->rows; y++)
-    for (int64_t x = 0; x < grid->cols; x += WIDE * OMC_VL)
-      direct_run(weight, source + grid->row_at[y] + x, grid, omc_min(grid->cols - x, WIDE * OMC_VL),
-                 bias, grid->out_col, plane + grid->out_at[y] + x * grid->out_col);
+    for (int64_t x = 0; x < grid->cols; x += OMC_VL) {
+      set.source[set.n] = source + grid->row_at[y] + x;
+      set.out[set.n] = plane + grid->out_at[y] + x * grid->out_col;
+      set.count[set.n] = omc_min(grid->cols - x, OMC_VL);
+      if (++set.n == WIDE) sum_set(weights, bias, grid, &set);
+    }
+  if (set.n) sum_set(weights, bias, grid, &set);
 }
 
 static void direct_groups(omc_range range, void *ctx) {
@@ -69,7 +78,9 @@ static void direct_groups(omc_range range, void *ctx) {
   const omc_kernel_args *args = job->args;
   const conv_product *p = job->params;
   const storage_t *bias = omc_in_data(args, 2);
-  acc_t *source = (acc_t *)args->workspace + range.thread * direct_thread(&p->source, p->groups);
+  const int64_t copied = direct_thread(&p->source, p->groups);
+  acc_t *source = (acc_t *)args->workspace + range.thread * (copied + direct_weights(p));
+  acc_t *const weights = source + copied;
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u % p->groups;
     copy_group(&p->source, args->in[0].data, u / p->groups, group, p->groups, source);
@@ -77,8 +88,12 @@ static void direct_groups(omc_range range, void *ctx) {
       const storage_t *weight =
           (const storage_t *)args->in[1].data + group * p->weight_group + i * p->weight_row;
       storage_t *plane = (storage_t *)args->out[0].data + (u * p->m + i) * p->out_plane;
-      for (int64_t g = 0; g < p->n_grids; g++)
-        direct_grid(&p->grids[g], weight, bias ? ld(bias + group * p->m + i) : 0, source, plane);
+      const acc_t one_bias = bias ? ld(bias + group * p->m + i) : 0;
+      for (int64_t g = 0; g < p->n_grids; g++) {
+        const conv_grid *grid = &p->grids[g];
+        for (int64_t k = 0; k < grid->depth; k++) weights[k] = ld(weight + grid->weight_at[k]);
+        direct_grid(grid, weights, one_bias, source, plane);
+      }
     }
   }
 }

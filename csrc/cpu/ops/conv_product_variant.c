@@ -8,15 +8,6 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-/* Turns lines of units as they are. */
-#if OMC_DEPTH == 2
-void omc_gemm_pack_lines_f32_avx512(const omc_matrix *src, int64_t lines, int64_t k, int64_t width,
-                                    acc_t *out);
-#define OMC_TURN_UNITS omc_gemm_pack_lines_f32_avx512
-#else
-#define OMC_TURN_UNITS OMC_GEMM_NAME(pack_lines)
-#endif
-
 /* ---- the source ---- */
 
 #if OMC_DEPTH == 2
@@ -48,7 +39,7 @@ OMC_INLINE omc_unit unit_of(const storage_t *p, int64_t next) {
 }
 OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
   (void)next;
-  load_row(from, to, n);
+  for (int64_t i = 0; i < n; i += OMC_VL) vstr_upto(to + i, vld_fill(from + i, n - i, 0), n - i);
 }
 #endif
 
@@ -155,13 +146,19 @@ static depth_block depth_block_at(const conv_grid *grid, int64_t block) {
   return (depth_block){first, omc_cut(grid->depth, blocks, block + 1) - first};
 }
 
-/* The units of a row of weights in a block of the depth. */
-static void load_weights(const conv_grid *grid, const storage_t *row, depth_block d,
+/* The units of a row of weights in a block of the depth, the first `whole` of which are whole. */
+static void load_weights(const conv_grid *grid, const storage_t *row, depth_block d, int64_t whole,
                          omc_unit *out) {
-  const int64_t *at = grid->weight_at + d.first, next = grid->weight_next;
-  const int64_t whole = omc_clamp(grid->whole - d.first, 0, d.units);
-  for (int64_t k = 0; k < whole; k++) out[k] = unit_of(row + at[k], next);
-  for (int64_t k = whole; k < d.units; k++) out[k] = unit_of(row + at[k], 0);
+  const int64_t *at = grid->weight_at + d.first, next = grid->weight_next, run = grid->run;
+  if (run == 1) {
+    for (int64_t k = 0; k < whole; k++) out[k] = unit_of(row + at[k], next);
+    for (int64_t k = whole; k < d.units; k++) out[k] = unit_of(row + at[k], 0);
+    return;
+  }
+  for (int64_t k = 0, n, left = run - d.first % run; k < d.units; k += n, left = run) {
+    n = omc_min(left, (k < whole ? whole : d.units) - k);
+    copy_run(row + at[k], k < whole ? next : 0, out + k, n);
+  }
 }
 
 /* The packed weights of the rows from row i of a group on. */
@@ -187,11 +184,11 @@ static void pack_weights(omc_range range, void *ctx) {
     const storage_t *weight =
         (const storage_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
     omc_unit *to = packed_at(job, grid, group, i) + m * d.first;
-    const int64_t panels = omc_gemm_panels(m);
+    const int64_t panels = omc_gemm_panels(m), whole = omc_clamp(grid->whole - d.first, 0, d.units);
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t r0 = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - r0;
       for (int64_t r = 0; r < h; r++)
-        load_weights(grid, weight + (r0 + r) * p->weight_row, d, rows + r * d.units);
+        load_weights(grid, weight + (r0 + r) * p->weight_row, d, whole, rows + r * d.units);
       const omc_matrix lines = omc_gemm_sums((acc_t *)(void *)rows, d.units);
       OMC_TURN_UNITS(&lines, h, d.units, h, (void *)packed);
       memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);

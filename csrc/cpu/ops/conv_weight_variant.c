@@ -159,15 +159,23 @@ static void grad_parts(omc_range range, void *ctx) {
     grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
 }
 
-/* Sums are [.., taps, c], the gradient is [.., c, taps]. */
+/* Sums are [.., taps, c], the gradient is [.., c, taps]: turned by as many channels as there is
+ * room for, or one by one. */
 static void write_gradient(omc_range range, void *ctx) {
   const grad_job *job = ctx;
   const conv_weight_grad *p = job->p;
-  const int64_t taps = p->taps;
+  const int64_t taps = p->taps, side = OMC_GEMM_KC * OMC_GEMM_MAX_NR / taps;
+  acc_t *const turned = job->threads + range.thread * grad_thread(p);
   for (int64_t o = range.begin; o < range.end; o++) {
-    const acc_t *from = job->sum + o * p->columns;
+    acc_t *from = job->sum + o * p->columns;
     storage_t *to = (storage_t *)job->args->out[0].data + o * p->c * taps;
-    for (int64_t c = 0; c < p->c; c++)
+    for (int64_t c = 0; side > 0 && c < p->c; c += side) {
+      const int64_t n = omc_min(side, p->c - c);
+      const omc_matrix lines = omc_gemm_sums(from + c, p->c);
+      OMC_TURN_UNITS(&lines, taps, n, taps, (void *)turned);
+      store_row(turned, to + c * taps, n * taps);
+    }
+    for (int64_t c = 0; side == 0 && c < p->c; c++)
       for (int64_t t = 0; t < taps; t++) st(to + c * taps + t, from[t * p->c + c]);
   }
 }
