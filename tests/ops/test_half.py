@@ -89,6 +89,29 @@ def test_a_cast_inside_a_program_rounds() -> None:
     assert torch.equal(c, (x + z).bfloat16())
 
 
+@pytest.mark.parametrize("n", [0, 1, 480, 500, 700])
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16])
+def test_a_program_rounds_as_pytorch_does(to: torch.dtype, n: int) -> None:
+    """What is out of range, denormal, a tie between two neighbours or no number as well."""
+    x = torch.cat([torch.randn(n) * 10.0 ** torch.randint(-42, 8, (n,)), EDGES, -EDGES])
+    imm = [0.0, 0.0, 0.0, 0.0, float({torch.float16: 2, torch.bfloat16: 3}[to]), *[0.0] * 7]
+    (y,) = run(fused("Neg Cast Abs", [0, -1, -1, 2, -1, -1, 3, -1, -1], imm, [4], [1]), x, x, outputs=1)
+    torch.testing.assert_close(y, (-x).to(to).float().abs(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_cast_that_changes_nothing_is_left_out_of_a_program() -> None:
+    """Whoever reads it, and where it is itself a result, or two."""
+    x, z = torch.randn(3, 700).bfloat16(), torch.randn(700)
+    widen = "Cast Add Cast Cast"
+    args = [0, -1, -1, 2, 1, -1, 3, -1, -1, 4, -1, -1]
+    a, b, c, d = run(fused(widen, args, [0.0] * 16, [2, 3, 4, 5], [1, 16, 1, 1]), x, z, outputs=4)
+    assert torch.equal(a, x.float())
+    assert torch.equal(b, (x + z).bfloat16())
+    assert torch.equal(c, x + z) and torch.equal(d, x + z)
+    (alone,) = run(fused(widen, args, [0.0] * 16, [5], [1]), x, z, outputs=1)
+    assert torch.equal(alone, x + z)
+
+
 @pytest.mark.parametrize(
     "args", [[0, 1, -1, 9, -1, -1], [0, -1, -1, 2, -1, -1], [0, 1, 1, 2, -1, -1], [0, 1, -1, 3, -1, -1]]
 )

@@ -207,15 +207,28 @@ static omc_status pick_functions(const omc_node *node, omc_dtype cls, omc_ew_pro
   return OMC_OK;
 }
 
+/* A conversion to the class itself: its operand is of numbers of the class already. */
+static bool is_identity(const omc_ew_program *p, const instruction *code) {
+  return (omc_dtype)code->imm[0] == p->convert->dtype && omc_dtype_is_float(p->convert->dtype);
+}
+
 /* Leaves instructions that only convert to the stores of their results, if nothing else reads
- * these. An input is stored only where no other output could have been written over it. */
+ * these, or to nobody, if they change nothing. An input is stored only where no other output could
+ * have been written over it. */
 static void drop_conversions(omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     const int32_t result = p->n_in + k, operand = p->code[k].args[0];
-    bool needed = !(omc_op_get(p->code[k].op)->flags & OMC_OP_CONVERTS) ||
-                  (operand < p->n_in && p->n_out > 1);
+    if (!(omc_op_get(p->code[k].op)->flags & OMC_OP_CONVERTS)) continue;
+    const bool identity = is_identity(p, &p->code[k]);
+    bool needed = false;
+    for (int32_t i = 0; i < p->n_out; i++)
+      needed |= p->out[i].operand == result && operand < p->n_in && p->n_out > 1;
     for (int32_t j = k + 1; j < p->n_code; j++)
-      for (int a = 0; a < 3; a++) needed |= p->code[j].args[a] == result;
+      for (int a = 0; a < 3; a++) {
+        int32_t *const read = &p->code[j].args[a];
+        if (*read == result && identity) *read = operand;
+        needed |= *read == result;
+      }
     if (needed) continue;
     p->code[k].fn = NULL;
     for (int32_t i = 0; i < p->n_out; i++)
