@@ -614,3 +614,16 @@ def test_a_certain_probability_has_the_slope_of_pytorch() -> None:
     eager(a, target).backward()
     ours(b, target).backward()
     assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_norm_in_evaluation_is_differentiated_by_differences_to_its_mean(bias: bool) -> None:
+    norm = nn.BatchNorm2d(5, affine=True).eval()
+    norm.bias.requires_grad_(bias)
+    norm.running_mean.uniform_(900, 1100)
+    eager, ours = pair(norm)
+    x, g = torch.randn(3, 5, 7, 9) + norm.running_mean[:, None, None], torch.randn(3, 5, 7, 9)
+    for module in (eager, ours):
+        module(x).backward(g)
+    torch.testing.assert_close(ours(x), eager(x), rtol=1e-6, atol=3e-4)  # both add numbers of a thousand
+    torch.testing.assert_close(ours.weight.grad, eager.weight.grad, rtol=1e-5, atol=1e-4)

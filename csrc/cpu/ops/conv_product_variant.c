@@ -11,7 +11,8 @@
 /* ---- the source ---- */
 
 #if OMC_DEPTH == 2
-/* Units of at most a vector of elements and, unless `next` is 0, those `next` further on. */
+/* Units of at most a vector of elements (stored_units: of a whole one) and, unless `next` is 0,
+ * those `next` further on. */
 OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
   const __m512i low = _mm512_cvtepu16_epi32((__m256i)omc_vldh(p, n));
   if (!next) return (omc_vunit)low;
@@ -21,6 +22,9 @@ OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
 OMC_INLINE omc_unit unit_of(const conv_element *p, int64_t next) {
   const uint32_t second = next ? p[next].bits : 0;
   return (omc_unit)(p->bits | second << 16);
+}
+OMC_INLINE omc_vunit stored_units(const storage_t *p, int64_t next) {
+  return units_of(p, next, OMC_VL);
 }
 OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
   for (int64_t i = 0; i < n; i += OMC_VL) {
@@ -37,35 +41,46 @@ OMC_INLINE omc_unit unit_of(const storage_t *p, int64_t next) {
   (void)next;
   return ld(p);
 }
+OMC_INLINE omc_vunit stored_units(const storage_t *p, int64_t next) {
+  (void)next;
+  return vld(p);
+}
 OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
   (void)next;
   for (int64_t i = 0; i < n; i += OMC_VL) vstr_upto(to + i, vld_fill(from + i, n - i, 0), n - i);
 }
 #endif
 
-/* A row of zeros if `from` is NULL. */
-static void copy_row(const conv_source *s, const storage_t *from, int64_t next, omc_unit *to) {
-  memset(to, 0, (size_t)(s->phases * s->part) * sizeof *to);
-  if (!from) return;
-  for (int64_t q = 0; q < s->phases; q++) {
-    const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
-    const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
-    const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
-    if (s->phases == 1 && begin < end)
-      copy_run(from + x0 + begin, next, to + begin, end - begin);
-    else if (s->phases == 2) /* a constant step, for the compiler to vectorise */
-      for (int64_t t = begin; t < end; t++) to[q * s->part + t] = unit_of(from + x0 + t * 2, next);
-    else
-      for (int64_t t = begin; t < end; t++)
-        to[q * s->part + t] = unit_of(from + x0 + t * s->phases, next);
+/* Every second of 2 n - 1 elements. */
+OMC_INLINE void copy_every_second(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
+  int64_t i = 0;
+  for (; i + OMC_VL <= n; i += OMC_VL) {
+    const vacc_t first = (vacc_t)stored_units(from + 2 * i, next),
+                 last = (vacc_t)stored_units(from + 2 * i + OMC_VL - 1, next);
+    vstr((acc_t *)(void *)(to + i), OMC_EVERY_SECOND(first, last));
   }
+  for (; i < n; i++) to[i] = unit_of(from + 2 * i, next);
 }
 
 void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, int64_t next,
                                omc_unit *out) {
-  for (int64_t r = 0; r < s->rows; r++) {
-    const int64_t y = s->row_from[r];
-    copy_row(s, y >= 0 ? plane + y * s->w : NULL, next, out + r * s->phases * s->part);
+  const int64_t row = s->phases * s->part;
+  memset(out, 0, (size_t)(s->rows * row) * sizeof *out);
+  for (int64_t q = 0; q < s->phases; q++) {
+    const int64_t x0 = q - s->left; /* element t of the part is column x0 + t * phases */
+    const int64_t begin = x0 < 0 ? omc_ceil_div(-x0, s->phases) : 0;
+    const int64_t end = omc_min(s->part, x0 < s->w ? omc_ceil_div(s->w - x0, s->phases) : 0);
+    for (int64_t r = 0; r < s->rows && begin < end; r++) {
+      if (s->row_from[r] < 0) continue;
+      const storage_t *from = plane + s->row_from[r] * s->w + x0 + begin * s->phases;
+      omc_unit *to = out + r * row + q * s->part + begin;
+      if (s->phases == 1)
+        copy_run(from, next, to, end - begin);
+      else if (s->phases == 2)
+        copy_every_second(from, next, to, end - begin);
+      else
+        for (int64_t t = 0; t < end - begin; t++) to[t] = unit_of(from + t * s->phases, next);
+    }
   }
 }
 

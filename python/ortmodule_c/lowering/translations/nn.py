@@ -304,8 +304,14 @@ def batch_norm(
         x, mean, var = b.cast(x, wide), b.cast(mean, wide), b.cast(var, wide)
         factor = b.emit("Rsqrt", b.emit("Add", var, b.const(eps, wide)))
         factor = factor if weight is None else b.emit("Mul", factor, b.cast(weight, wide))
-        out = b.emit("Mul", b.emit("Sub", x, _per_channel(b, x, mean)), _per_channel(b, x, factor))
-        out = out if bias is None else b.emit("Add", out, _per_channel(b, x, b.cast(bias, wide)))
+        shift = b.emit("Mul", mean, factor)
+        shift = b.emit("Neg", shift) if bias is None else b.emit("Sub", b.cast(bias, wide), shift)
+        scaled = b.emit("Mul", x, _per_channel(b, x, factor))
+        out = b.emit("Add", scaled, _per_channel(b, x, shift))  # as PyTorch computes it; the factor's gradient is not
+        if factor.grad:
+            like = b.emit("Mul", b.emit("Sub", x, _per_channel(b, x, mean)), _per_channel(b, x, factor))
+            like = like if bias is None else b.emit("Add", like, _per_channel(b, x, b.cast(bias, wide)))
+            out = b.with_gradient_of(out, like)
         return b.cast(out, dtype)
     out, _, _, *updated = _batch_norm(b, x, weight, bias, mean, var, momentum, eps)
     for stat, new in zip((mean, var), updated, strict=False):
