@@ -93,9 +93,10 @@ CASES = [
     Case("ConstantOfShape", [tensor([2, 3])], lambda s: torch.full((2, 3), 1.5), {"value": 1.5, "dtype": 1}, consts=[0]),
     Case("ConstantOfShape", [tensor([4])], lambda s: torch.full((4,), 3), {"value": 3.0, "dtype": 7}, consts=[0]),
     # gather
-    *[Case("Gather", [x(*s), i], lambda a, i, axis=axis: a.index_select(axis, i.flatten()).reshape(
+    *[Case("Gather", [x(*s), i], lambda a, i, axis=axis: a.index_select(axis, i.flatten() % a.shape[axis]).reshape(
         (*a.shape[:axis], *i.shape, *a.shape[axis + 1:])), {"axis": axis})
-      for s, i, axis in [((5, 3), ids(5, 4), 0), ((2, 7, 3), ids(7, 2, 3), 1), ((2, 3, 9), ids(9, 5), 2), ((6, 2), ids(6), 0), ((4, 3), ids(4, 0), 0)]],
+      for s, i, axis in [((5, 3), ids(5, 4), 0), ((2, 7, 3), ids(7, 2, 3), 1), ((2, 3, 9), ids(9, 5), 2), ((6, 2), ids(6), 0), ((4, 3), ids(4, 0), 0),
+                         ((3, 7, 5), ids(7, 41), 1), ((7, 150), ids(7, 16) - 7, 0), ((7, 0), ids(7, 41), 0)]],
     Case("Gather", [x(5, 3, dtype=F64), tensor([4, 4, 0])], lambda a, i: a[i], {"axis": 0}),
     Case("Gather", [x(5, 3), tensor([-1, 2, -5])], lambda a, i: a[i], {"axis": 0}),
     Case("Gather", [x(5, 3, dtype=torch.int64), tensor([1, 2], dtype=torch.int32)], lambda a, i: a[i.long()], {"axis": 0}),

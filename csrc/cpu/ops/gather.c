@@ -310,11 +310,23 @@ typedef struct gather_job {
   size_t bytes; /* of a row or an element */
 } gather_job;
 
+enum { AHEAD = 16 /* rows that are asked for before their turn */, LINE = 64, MOST_ASKED = 512 };
+
+/* No hardware foresees where the next row lies; that a long one goes on it does. */
+static inline void ask_for(const void *row, size_t bytes) {
+  for (size_t at = 0; at < bytes && at < MOST_ASKED; at += LINE)
+    __builtin_prefetch((const char *)row + at);
+}
+
 static void gather_rows(omc_range range, void *ctx) {
   const gather_job *j = ctx;
   const omc_rows_form *p = j->params;
   int64_t o = range.begin / p->n, i = range.begin % p->n;
   for (int64_t r = range.begin; r < range.end; r++) {
+    if (i + AHEAD < p->n) {
+      const int64_t row = o * p->dim + id_at(&j->at, o * p->outer_ids + i + AHEAD);
+      ask_for(j->src + (size_t)row * j->bytes, j->bytes);
+    }
     const int64_t row = o * p->dim + id_at(&j->at, o * p->outer_ids + i);
     copy_bytes(j->dst + (size_t)r * j->bytes, j->src + (size_t)row * j->bytes, j->bytes);
     if (++i == p->n) i = 0, o++;
