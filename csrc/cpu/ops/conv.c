@@ -121,6 +121,15 @@ static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bo
   return OMC_OK;
 }
 
+/* The tap of unit `k` of a channel without a second: of two rows each for the first `stacked`, then
+ * of the row that is left, or of each. */
+static int64_t last_tap(const omc_conv_form *f, int64_t k, int64_t stacked) {
+  const int64_t kh = f->kernel[1], kw = f->kernel[2], pairs = stacked ? kh / 2 : 0;
+  if (k < stacked) return (k / kw / pairs * kh + k / kw % pairs * 2) * kw + k % kw;
+  const int64_t left = kh - 2 * pairs, row = (k - stacked) / kw;
+  return (row / left * kh + 2 * pairs + row % left) * kw + (k - stacked) % kw;
+}
+
 static omc_status params_conv(const omc_node *node, omc_arena *arena, void *params) {
   conv_product *p = params;
   omc_conv_form f;
@@ -128,7 +137,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
   const bool direct = sums_directly(f.group, f.o / f.group);
   const int64_t taps = n_taps(&f), kw = f.kernel[2], sw = f.stride[2];
   const int64_t per_unit = channels_per_unit(node, direct);
-  const int64_t depth = omc_ceil_div(f.cg, per_unit) * taps;
+  const int64_t whole = f.cg / per_unit * taps, one = f.cg % per_unit; /* the last lacks a second */
   int64_t span[OMC_CONV_AXES], unpadded = true;
   window_spans(&f, span);
   for (int a = 0; a < OMC_CONV_AXES; a++) unpadded &= !f.before[a] && !f.after[a];
@@ -140,6 +149,9 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                    .part = omc_ceil_div(span[2], sw)};
   OMC_TRY(choose_rows(&s, f.in, f.before, span, arena));
   s.in_place = packs_stored(node) && !direct && unpadded && sw == 1;
+  if (one && !s.in_place && f.kernel[1] > 1) s.below = f.dilation[1];
+  const int64_t stacked = s.below ? one * f.kernel[0] * (f.kernel[1] / 2) * kw : 0;
+  const int64_t depth = whole + one * taps - stacked;
   const int64_t row = s.in_place ? s.w : s.phases * s.part, plane = source_plane(&s);
   const int64_t step = s.in_place ? per_unit * plane : plane;
   const int64_t pitch = s.in_place ? f.in[1] : span[1];
@@ -149,14 +161,18 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
   const int64_t *tap_at = place_rows(f.kernel, f.dilation, pitch, row, 0, arena);
   if (!grid || !weight_at || !source_at || !tap_at) return no_memory(node);
   for (int64_t k = 0; k < depth; k++) {
-    const int64_t tap = k % taps, x = tap % kw * f.dilation[2];
-    weight_at[k] = k / taps * per_unit * taps + tap;
-    source_at[k] = k / taps * step + tap_at[tap / kw] + x % sw * s.part + x / sw;
+    const int64_t tap = k < whole ? k % taps : last_tap(&f, k - whole, stacked);
+    const int64_t x = tap % kw * f.dilation[2], channel = (k < whole ? k : whole) / taps;
+    weight_at[k] = channel * per_unit * taps + tap;
+    source_at[k] = (channel + (k >= whole + stacked && s.below)) * step + tap_at[tap / kw] +
+                   x % sw * s.part + x / sw;
   }
   *grid = (conv_grid){.depth = depth,
-                      .whole = f.cg / per_unit * taps,
+                      .whole = whole,
+                      .stacked = stacked,
                       .weight_at = weight_at,
                       .weight_next = taps,
+                      .row_next = kw,
                       .run = per_unit == 1 ? depth : taps,
                       .source_at = source_at,
                       .rows = f.out[0] * f.out[1],

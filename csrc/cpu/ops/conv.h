@@ -35,9 +35,12 @@ enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
 
 /* A copy of the planes of a tensor [images, channels, h, w], whose space dims but the last are one:
  * `rows` rows, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
- * counted from `left` before the plane. An element holds `per_unit` channels of a group, 1 or 2. */
+ * counted from `left` before the plane. An element holds `per_unit` channels of a group, 1 or 2. A
+ * last channel without a second may be copied twice: first each row with the one `below` it by so
+ * many, then by itself. */
 typedef struct {
   int64_t channels, of_group, per_unit, h, w;
+  int64_t below; /* 0: not so */
   int64_t rows, left, phases, part;
   const int64_t *row_from; /* rows: which of the h this is, or -1: zeros */
   bool in_place;           /* the tensor itself will do, as it stores what is computed in */
@@ -45,12 +48,13 @@ typedef struct {
 
 /* One grid of output pixels. Its depth is counted in units of `per_unit` channels. */
 typedef struct {
-  int64_t depth, whole;           /* units, and how many of them, the first, lack no channel */
-  const int64_t *weight_at;       /* depth: from the start of a row of weights */
-  int64_t weight_next;            /* from there to the weight of the second channel */
-  int64_t run;                    /* weights of so many units at a time lie side by side */
-  const int64_t *source_at;       /* depth: from where the column is */
-  int64_t rows, cols;             /* of the grid */
+  int64_t depth;                 /* units */
+  int64_t whole, stacked;        /* so many, the first, are of two channels; the next of two rows */
+  const int64_t *weight_at;      /* depth: from the start of a row of weights */
+  int64_t weight_next, row_next; /* from there to the weight of the second channel, or row */
+  int64_t run;                   /* weights of so many whole units at a time lie side by side */
+  const int64_t *source_at;      /* depth: from where the column is */
+  int64_t rows, cols;            /* of the grid */
   const int64_t *row_at, *out_at; /* rows: of a row in a plane of the source, of the output */
   int64_t out_col;                /* from one column to the next in the output */
   int64_t packed_at;              /* of the packed weights */
@@ -96,7 +100,7 @@ static inline int64_t source_plane(const conv_source *s) {
   return s->in_place ? s->h * s->w : s->rows * s->phases * s->part;
 }
 static inline int64_t group_planes(const conv_source *s) {
-  return omc_ceil_div(s->of_group, s->in_place ? 1 : s->per_unit);
+  return omc_ceil_div(s->of_group, s->in_place ? 1 : s->per_unit) + (s->below > 0);
 }
 static inline int64_t source_planes(const conv_source *s) {
   return s->of_group ? s->channels / s->of_group * group_planes(s) : 0;

@@ -134,16 +134,30 @@ typedef struct {
   int64_t m_parts;
 } product_job;
 
+/* Gives the elements of a plane, which have no second, that of a row further below. */
+static void add_rows_below(const conv_source *s, omc_unit *plane) {
+#if OMC_DEPTH == 2
+  const int64_t row = s->phases * s->part, n = (s->rows - s->below) * row;
+  const omc_unit *below = plane + s->below * row;
+  for (int64_t i = 0; i < n; i++) plane[i] |= (omc_unit)((uint32_t)below[i] << 16);
+#else
+  (void)s, (void)plane;
+#endif
+}
+
 static void copy_planes(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_source *s = &job->p->source;
   const int64_t planes = group_planes(s), area = s->h * s->w;
   for (int64_t i = range.begin; i < range.end; i++) {
-    const int64_t channel = i % planes * s->per_unit;
+    const bool alone = i % planes == planes - 1 && s->below;
+    const int64_t channel = (i % planes - alone) * s->per_unit;
     const storage_t *from =
         job->tensor + (job->first * s->channels + i / planes * s->of_group + channel) * area;
     const bool more = s->per_unit == 2 && channel + 1 < s->of_group;
-    OMC_CONV_NAME(copy_plane)(s, from, more ? area : 0, job->copy + i * source_plane(s));
+    omc_unit *to = job->copy + i * source_plane(s);
+    OMC_CONV_NAME(copy_plane)(s, from, more ? area : 0, to);
+    if (s->below && i % planes == planes - 2) add_rows_below(s, to);
   }
 }
 
@@ -161,19 +175,20 @@ static depth_block depth_block_at(const conv_grid *grid, int64_t block) {
   return (depth_block){first, omc_cut(grid->depth, blocks, block + 1) - first};
 }
 
-/* The units of a row of weights in a block of the depth, the first `whole` of which are whole. */
-static void load_weights(const conv_grid *grid, const storage_t *row, depth_block d, int64_t whole,
+/* The units of a row of weights in a block of the depth. */
+static void load_weights(const conv_grid *grid, const storage_t *row, depth_block d,
                          omc_unit *out) {
   const int64_t *at = grid->weight_at + d.first, next = grid->weight_next, run = grid->run;
-  if (run == 1) {
-    for (int64_t k = 0; k < whole; k++) out[k] = unit_of(row + at[k], next);
-    for (int64_t k = whole; k < d.units; k++) out[k] = unit_of(row + at[k], 0);
-    return;
+  const int64_t whole = omc_clamp(grid->whole - d.first, 0, d.units);
+  const int64_t paired = omc_clamp(grid->whole + grid->stacked - d.first, 0, d.units);
+  int64_t k = 0;
+  for (; run == 1 && k < whole; k++) out[k] = unit_of(row + at[k], next);
+  for (int64_t n, left = run - d.first % run; k < whole; k += n, left = run) {
+    n = omc_min(left, whole - k);
+    copy_run(row + at[k], next, out + k, n);
   }
-  for (int64_t k = 0, n, left = run - d.first % run; k < d.units; k += n, left = run) {
-    n = omc_min(left, (k < whole ? whole : d.units) - k);
-    copy_run(row + at[k], k < whole ? next : 0, out + k, n);
-  }
+  for (; k < paired; k++) out[k] = unit_of(row + at[k], grid->row_next);
+  for (; k < d.units; k++) out[k] = unit_of(row + at[k], 0);
 }
 
 /* The packed weights of the rows from row i of a group on. */
@@ -199,11 +214,11 @@ static void pack_weights(omc_range range, void *ctx) {
     const storage_t *weight =
         (const storage_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
     omc_unit *to = packed_at(job, grid, group, i) + m * d.first;
-    const int64_t panels = omc_gemm_panels(m), whole = omc_clamp(grid->whole - d.first, 0, d.units);
+    const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t r0 = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - r0;
       for (int64_t r = 0; r < h; r++)
-        load_weights(grid, weight + (r0 + r) * p->weight_row, d, whole, rows + r * d.units);
+        load_weights(grid, weight + (r0 + r) * p->weight_row, d, rows + r * d.units);
       const omc_matrix lines = omc_gemm_sums((acc_t *)(void *)rows, d.units);
       OMC_TURN_UNITS(&lines, h, d.units, h, (void *)packed);
       memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);
