@@ -21,7 +21,7 @@
 
 /* Blocks of M and K keep packed A within L2, of N and K packed B within a core's share of L3; of K
  * in units. */
-#define OMC_GEMM_MC 252
+#define OMC_GEMM_MC 266
 #define OMC_GEMM_KC 512
 #define OMC_GEMM_NC 1024
 #define OMC_GEMM_SUMS (1 << 20)          /* elements of C that are summed up apart */
@@ -98,11 +98,16 @@ typedef vacc_t omc_vunit;
 #endif
 
 /* One K block, of k units: what is stored to `to` is alpha * A B + beta * from + bias. Both
- * operands are packed, or B is in place. `from` and `to` are m x n and may be the same. */
+ * operands are packed, or B is in place, or packed here, each panel before it is used, while the
+ * next one is fetched. `from` and `to` are m x n and may be the same. */
 typedef struct omc_gemm_block {
   int64_t m, n, k;
   const omc_unit *a;      /* packed */
   const omc_unit *b;      /* packed */
+  omc_unit *b_packs;      /* room for the panels of B that are packed here, else NULL */
+  int64_t b_pack_step;    /* units from one such panel to the next; 0: each takes the last one's */
+  omc_matrix b_stored;    /* what they are packed of */
+  int64_t b_stored_k;     /* its elements along K */
   const omc_unit *b_rows; /* whole panels are read here instead if not NULL: row-major B */
   int64_t b_rs;           /* its row stride */
   omc_matrix from, to;    /* cs 1 */

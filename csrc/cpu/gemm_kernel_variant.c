@@ -172,6 +172,17 @@ static void tile_apart(tile_fn fn, const tile *t, const stored *from, const stor
   FOR_DTYPE(store_rows, to, rows, n, c);
 }
 
+/* Asks for part `part` of `parts` of a panel of B that is packed soon: n columns of k elements. */
+static void prefetch_panel(const omc_matrix *b, int64_t k, int64_t n, int64_t part, int64_t parts) {
+  const int64_t size = (int64_t)omc_dtype_size(b->dtype), line = 64;
+  const bool by_rows = b->cs == 1;
+  const int64_t lines = by_rows ? k : n, bytes = (by_rows ? n : k) * size;
+  const int64_t next = (by_rows ? b->rs : b->cs) * size;
+  for (int64_t i = omc_cut(lines, parts, part); i < omc_cut(lines, parts, part + 1); i++)
+    for (int64_t at = 0; at < bytes; at += line)
+      __builtin_prefetch((const char *)b->data + i * next + at, 0, 2);
+}
+
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
   const int64_t panels = omc_gemm_panels(g->m);
   const bool narrow = g->from.dtype != OMC_ACC || g->to.dtype != OMC_ACC;
@@ -179,8 +190,15 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
   for (int64_t j = 0; j < g->n; j += OMC_NR) {
     const int64_t n = omc_min(g->n - j, OMC_NR), nv = omc_ceil_div(n, OMC_VL);
     const bool in_place = g->b_rows && n == OMC_NR;
+    const int64_t next = g->b_packs ? omc_min(g->n - j - n, OMC_NR) : 0;
+    omc_unit *const pack = g->b_packs ? g->b_packs + j / OMC_NR * g->b_pack_step : NULL;
+    const omc_matrix b = omc_gemm_part(&g->b_stored, 0, j);
+    const omc_matrix soon = omc_gemm_part(&g->b_stored, 0, j + n);
+    if (pack) OMC_GEMM_NAME(pack_b)(&b, g->b_stored_k, n, pack);
     tile t = {.k = g->k,
-              .b = in_place ? g->b_rows + j : g->b + j * g->k,
+              .b = in_place ? g->b_rows + j
+                   : pack   ? pack
+                            : g->b + j * g->k,
               .b_rs = in_place ? g->b_rs : OMC_NR,
               .from_rs = g->from.rs,
               .to_rs = g->to.rs,
@@ -194,6 +212,7 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
       from.data += i * from.row + j * from.col;
       to.data += i * to.row + j * to.col;
       t.a = g->a + i * g->k;
+      if (next > 0) prefetch_panel(&soon, g->b_stored_k, next, p, panels);
       t.row_bias = g->row_bias ? g->row_bias + i : NULL;
       if (narrow || n < nv * OMC_VL) {
         tile_apart(fn, &t, &from, &to, rows, n);
@@ -251,9 +270,11 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
       const int64_t k0 = u0 * OMC_DEPTH, kn = omc_min(un * OMC_DEPTH, k - k0);
       const bool first = kb == 0, last = kb == k_blocks - 1;
       const omc_matrix b = omc_gemm_part(&g->b, k0, j);
-      const int64_t whole = in_place ? nb - nb % OMC_NR : 0;
-      const omc_matrix rest = omc_gemm_part(&b, 0, whole);
-      OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * un);
+      if (in_place && nb % OMC_NR) {
+        const int64_t whole = nb - nb % OMC_NR;
+        const omc_matrix rest = omc_gemm_part(&b, 0, whole);
+        OMC_GEMM_NAME(pack_b)(&rest, kn, nb - whole, packed_b + whole * un);
+      }
       for (int64_t ib = 0; ib < m_blocks; ib++) {
         const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
         const omc_matrix a = omc_gemm_part(&g->a, i, k0);
@@ -263,6 +284,10 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
                                       .k = un,
                                       .a = packed_a,
                                       .b = packed_b,
+                                      .b_packs = ib == 0 && !in_place ? packed_b : NULL,
+                                      .b_pack_step = m_blocks > 1 ? un * OMC_NR : 0,
+                                      .b_stored = b,
+                                      .b_stored_k = kn,
                                       .b_rows = in_place ? b.data : NULL,
                                       .b_rs = b.rs,
                                       .from = omc_gemm_part(first ? &c : &kept, i, 0),
