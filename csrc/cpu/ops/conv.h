@@ -127,7 +127,7 @@ static inline int64_t direct_gradient(const conv_weight_grad *p) { return p->m *
 
 /* Else the packed weights, the copy of a pass, and for each thread a panel of B and blocks of C. */
 static inline int64_t product_thread(const conv_product *p) {
-  return OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK + p->twins * ROWS * COLS;
+  return OMC_GEMM_KC * OMC_GEMM_MAX_NR + p->twins * ROWS * COLS + 3 * SLACK;
 }
 static inline int64_t product_source(const conv_product *p) {
   return p->source.in_place ? 0 : omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
