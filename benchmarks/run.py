@@ -175,7 +175,7 @@ def main() -> None:
     p.add_argument("--warmup", type=int, default=2)
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--quick", action="store_true", help="the first four models, small")
-    p.add_argument("--wide", action="store_true", help="thirty ordinary models instead; its own options: --wide --help")
+    p.add_argument("--wide", action="store_true", help="ordinary models of all kinds; its own options: --wide --help")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
     scale = "small" if a.quick else "full"

@@ -92,6 +92,8 @@ def _selected(returned: Any, names: tuple[Hashable, ...]) -> Any:
     if missing:
         there = _listed([n for n, v in parts.items() if v is not None])
         raise NotRunnable(f"outputs names {_listed(missing)}, but the forward returned a {cls} with {there}")
+    if all(parts[n] is None for n in names):
+        raise NotRunnable(f"outputs names {_listed(names)}, but the forward returned a {cls} where that is None")
     return _rebuilt(returned, {n: v if n in names else None for n, v in parts.items()})
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
-from wrapped import Function
+from wrapped import Function, close
 
 transformers = pytest.importorskip("transformers")
 SequenceClassifierOutput = transformers.modeling_outputs.SequenceClassifierOutput
@@ -149,10 +149,17 @@ def test_one_tensor_has_no_parts() -> None:
         ORTModule(nn.Linear(5, 3), outputs=["loss"])(torch.randn(2, 5))
 
 
-def test_an_optional_output_may_be_none() -> None:
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_an_optional_output_may_be_none_beside_another() -> None:
     make, *_ = CONTAINERS["ModelOutput"]
     module = Function(lambda m, x: make(None, m.layer(x)), layer=nn.Linear(5, 3))
-    assert [*ORTModule(module, outputs=["loss"])(torch.randn(2, 5))] == []
+    x = torch.randn(2, 5)
+    got = ORTModule(module, outputs=["loss", "logits"])(x)
+    assert got.loss is None
+    close(got.logits, module(x).logits)
+    for _ in range(2):
+        with pytest.raises(ORTModuleError, match=r"outputs names 'loss', but the forward returned a .* that is None"):
+            ORTModule(module, outputs=["loss"])(x)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from beside import FLOATS, assert_close, assert_equal, assert_same_state, give_gradients, parameters, train
 from ortmodule_c import _C
-from ortmodule_c.optim import AdamWMode, FusedAdam
+from ortmodule_c.optim import AdamWMode, FusedAdam, FusedLamb, FusedSGD
 
 L2, TRANSFORMERS, TORCH = AdamWMode.ADAM_L2_REGULARIZATION, AdamWMode.ADAMW_TRANSFORMERS, AdamWMode.ADAMW_TORCH
 
@@ -216,6 +216,13 @@ def test_what_is_no_parameters_is_refused_in_the_words_of_pytorch(given: Any) ->
             optimizer(given)
         errors.append((type(raised.value), str(raised.value)))
     assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("make", [FusedAdam, FusedLamb, FusedSGD])
+@pytest.mark.parametrize("lr", ["0.01", None], ids=repr)
+def test_a_learning_rate_is_a_number(make: Any, lr: Any) -> None:
+    with pytest.raises(TypeError, match=f"learning rate must be a number, not {lr!r} of {type(lr).__name__}"):
+        make(parameters(), lr=lr)
 
 
 def test_named_parameters() -> None:

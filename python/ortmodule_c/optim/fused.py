@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -327,7 +328,9 @@ def check_halves(group: Group) -> None:
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Raises ValueError unless it is one number of low <= value < high."""
+    """Raises TypeError unless it is a number, ValueError unless it is one of low <= value < high."""
+    if not isinstance(value, (numbers.Real, Tensor)):
+        raise TypeError(f"{name} must be a number, not {value!r} of {type(value).__name__}")
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} as a tensor must have 1 element, not {value.numel()}")
     if not low <= float(value) < high:
