@@ -63,7 +63,7 @@ static bool note_node(matcher *m, omc_node *node, bool shared) {
   return true;
 }
 
-/* What is cast to `v`, if it is cast from one of these dtypes to one of 16 bits or back. */
+/* What `v` is a Cast of if that goes from f32 to 16 bits, or, `widened`, back; else NULL. */
 static omc_value *cast_of_halves(matcher *m, omc_value *v, bool widened) {
   if (!v || !v->producer || v->producer->op != OMC_OP_Cast) return NULL;
   omc_value *const x = omc_in(v->producer, 0);
