@@ -140,3 +140,16 @@ def test_a_tensor_without_dims_is_multiplied_with_as_it_is(
     both = Function(lambda _, x, s: (x * s, s * x, x / s, s / x, x + s, x - s, x > s))
     for got, want in zip(ORTModule(both)(x, s), both(x, s), strict=True):
         assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("scale", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32, torch.float64])
+def test_what_rms_norm_adds_to_the_mean_is_of_the_type_it_computes_in(dtype: torch.dtype, scale: float) -> None:
+    module = Function(lambda _, x: (F.rms_norm(x, (3,)),))
+    x = (torch.tensor([[0.3, -0.5, 2.0], [1.0, 0.25, -0.125]]) * scale).to(dtype)
+    (want,), (slope,) = step(module, [x])
+    (got,), (got_slope,) = step(ORTModule(module), [x])
+    assert slope is not None
+    few_steps = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got, want, rtol=few_steps, atol=few_steps)
+    torch.testing.assert_close(got_slope, slope, rtol=few_steps, atol=few_steps * float(slope.abs().max()))

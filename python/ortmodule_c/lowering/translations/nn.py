@@ -256,8 +256,8 @@ def rms_norm(
     b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None
 ) -> Val:
     dtype, axes = result_dtype(b), list(range(x.rank - len(normalized_shape), x.rank))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
     x = b.cast(x, computed_in(x.dtype))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
     mean_square = reduce(b, "ReduceMean", b.emit("Mul", x, x), axes, True)
     out = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
     return b.cast(out if weight is None else b.emit("Mul", out, b.cast(weight, x.dtype)), dtype)
