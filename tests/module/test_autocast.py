@@ -25,6 +25,26 @@ def written_over(m: nn.Module, x: Tensor) -> Tensor:
     return y * 2
 
 
+class Product(torch.autograd.Function):
+    """A product that PyTorch knows nothing of: in which dtype it is computed, the region says."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = (t.to(grad.dtype) for t in ctx.saved_tensors)
+        return grad @ w.t(), x.flatten(0, -2).t() @ grad.flatten(0, -2)
+
+
+def product_without(m: nn.Module, x: Tensor) -> Tensor:
+    """A function in a region that autocast is turned off in."""
+    with torch.autocast("cpu", enabled=False):
+        return Product.apply(x, m.layer.weight)
+
+
 BODIES: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module]]] = {
     "linear": (lambda m, x: m.layer(x).relu().softmax(-1), {"layer": nn.Linear(4, 4)}),
     "loss": (lambda m, x: F.cross_entropy(m.layer(x[0]), torch.arange(4)), {"layer": nn.Linear(4, 4)}),
@@ -63,6 +83,8 @@ BODIES: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module]]] = {
         lambda m, x: torch.no_grad()(torch.autocast("cpu", torch.bfloat16)(m.layer))(x).relu_() + m.layer(x),
         {"layer": nn.Linear(4, 4)},
     ),
+    "custom function": (lambda m, x: Product.apply(x, m.layer.weight), {"layer": nn.Linear(4, 4)}),
+    "custom function in a region without": (product_without, {"layer": nn.Linear(4, 4)}),
     "bilinear": (lambda m, x: m.layer(x, x), {"layer": nn.Bilinear(4, 4, 3)}),
 }
 
@@ -87,6 +109,33 @@ def test_a_region_of_autocast_gives_what_it_gives_in_pytorch(name: str) -> None:
         assert (p.grad is None) == (q.grad is None), parameter
         if p.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", ["custom function", "custom function in a region without"])
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+def test_a_custom_function_knows_its_region(name: str, capture: Any) -> None:
+    """Around a call as well, and it alone runs in PyTorch."""
+    body, members = BODIES[name]
+    eager = Function(body, **members)
+    ours = ORTModule(eager, DebugOptions(capture=capture))
+    x = torch.randn(4, 4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        want, got = eager(x), ours(x)
+    assert got.dtype is want.dtype
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    assert len(ours.fallback_report()) == 1
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_region_of_one_device_leaves_that_of_another(enabled: bool) -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.float16, enabled=enabled):
+            return F.linear(x, module.w).float()
+
+    w = nn.Parameter(torch.tensor([[1 + 2**-12, 1]]))  # of bfloat16 both are 1
+    x = torch.tensor([[1.0, -1]])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float(ORTModule(Function(forward, w=w))(x)) == 0
 
 
 @pytest.mark.parametrize("name", ["linear", "loss", "squared error", "likelihood", "in place", "einsum", "norms"])

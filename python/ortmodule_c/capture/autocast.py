@@ -1,7 +1,7 @@
 """What autocast makes of an op, asked of PyTorch: which operands it casts, or what it casts of the op's parts."""
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..lowering.translations.registry import aten, has_kernel, is_composite
 from ..options import logger
 from . import recurrent
 
-Region = tuple[str, torch.dtype]
+Region = tuple[tuple[str, torch.dtype], ...]  # for each type of device where autocast is on, what it casts to
 Casts = list[torch.dtype | None]  # of each leaf among an op's arguments, None where it stays as it is
 WITHIN = "ortmodule_c.autocast"  # the region of a node that PyTorch has to run there
 
@@ -56,6 +56,15 @@ class Autocast:
             return
         leaves = [v if to is None else _cast(node, v, to) for v, to in zip(leaves, casts, strict=True)]
         node.args, node.kwargs = pytree.tree_unflatten(leaves, spec)
+
+
+@contextlib.contextmanager
+def within(region: Region, enabled: bool = True) -> Iterator[None]:
+    """Autocast as in a region, or turned off for its devices; nothing is cached."""
+    with contextlib.ExitStack() as stack:
+        for device, dtype in region:
+            stack.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=False))
+        yield
 
 
 def _number(value: Any) -> Any:
@@ -110,8 +119,7 @@ def _asked(op: OpOverload, values: list[Any], spec: pytree.TreeSpec, region: Reg
 def _noted(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, region: Region, enabled: bool) -> "_Noting":
     """What is called by an op, with autocast or without."""
     args, kwargs = pytree.tree_unflatten(leaves, spec)
-    device, dtype = region
-    with torch.no_grad(), torch.autocast(device, dtype, enabled=enabled, cache_enabled=False), _Noting() as noting:
+    with torch.no_grad(), within(region, enabled), _Noting() as noting:
         op(*args, **kwargs)
     return noting
 
@@ -144,7 +152,6 @@ class _Noting(TorchDispatchMode):
 def _take_apart(node: fx.Node, region: Region) -> bool:
     """Replace a node by what it is composed of in a region; whether that can be."""
     graph = node.graph
-    device, dtype = region
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
     values = [n.meta["val"] for n in given]
@@ -157,7 +164,7 @@ def _take_apart(node: fx.Node, region: Region) -> bool:
 
     mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
     try:
-        with mode, torch.no_grad(), torch.autocast(device, dtype, cache_enabled=False):
+        with mode, torch.no_grad(), within(region):
             inner = make_fx(call)(*values)
     except Exception:
         logger.debug("%s cannot be taken apart", op, exc_info=True)

@@ -28,6 +28,7 @@ _library = torch.library.Library("ortmodule_c", "FRAGMENT")
 _library.define("python_call(Tensor[] tensors, int index) -> Tensor[]")
 _calls: "weakref.WeakValueDictionary[int, PythonCall]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+_DEVICES = ("cpu", "cuda")
 _apply: Any = Function.__dict__["apply"]
 
 
@@ -56,6 +57,7 @@ class PythonCall:
         self.saved: frozenset[int] = frozenset()
         self._nest = _Nest(leaves, spec)
         self._results: _Nest | None = None
+        self._autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in _DEVICES]
 
     @property
     def name(self) -> str:
@@ -63,10 +65,15 @@ class PythonCall:
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> list[Tensor]:
-        """Apply the function; the tensors it returns, in order. The numbers are those of the capture if not given."""
+        """Apply the function within the regions of autocast that it was met in; the tensors it returns, in order.
+
+        The numbers are those of the capture if not given.
+        """
         if numbers is None:
             numbers = [v.node.term.value for v in self.numbers]
-        with _exchange.suspended():
+        with _exchange.suspended(), contextlib.ExitStack() as regions:
+            for device, dtype, enabled in self._autocast:
+                regions.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=False))
             leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors, numbers)))
         if not all(isinstance(v, Tensor) for v in leaves):
             for number in self.numbers:

@@ -6,7 +6,7 @@ without gradients reads is detached, and what autocast casts is cast.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,7 +55,8 @@ def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
         If gradients are enabled where the caller has disabled them.
     """
     graph = module.graph
-    autocast, entered = Autocast(), dict[fx.Node, Region | None]()
+    autocast, entered = Autocast(), dict[fx.Node, tuple[str, torch.dtype, bool]]()
+    region: Region = ()
     ungraded, aliases = False, dict[fx.Node, fx.Node]()
     for node in list(graph.nodes):
         if node.target is SET_GRADIENTS:
@@ -63,19 +64,25 @@ def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
                 raise NotExportable("the forward enables gradients where its caller has disabled them")
             ungraded, aliases = graded and not node.args[0], {}
         elif node.target is ENTER_AUTOCAST:
-            device, dtype, enabled, _ = node.args
-            entered[node] = (device, dtype) if enabled else None
+            entered[node] = node.args[:3]
+            region = _innermost(entered.values())
         elif node.target is EXIT_AUTOCAST:
             del entered[node.args[0]]
+            region = _innermost(entered.values())
         elif node.op == "call_function":
             _within(node, ungraded, aliases)
-            region = next(reversed(entered.values()), None)
-            if region is not None:
+            if region:
                 autocast.reach(node, region)
     for node in reversed(graph.nodes):
         if node.target in (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST):
             graph.erase_node(node)
     module.recompile()
+
+
+def _innermost(entered: Iterable[tuple[str, torch.dtype, bool]]) -> Region:
+    """What holds within regions of autocast, the outermost first: for each type of device the last."""
+    last = {device: (dtype, enabled) for device, dtype, enabled in entered}
+    return tuple((device, dtype) for device, (dtype, enabled) in last.items() if enabled)
 
 
 def _within(node: fx.Node, ungraded: bool, aliases: dict[fx.Node, fx.Node]) -> None:

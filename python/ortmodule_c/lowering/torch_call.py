@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..capture import custom_function
-from ..capture.autocast import WITHIN, Region
+from ..capture.autocast import WITHIN, Region, within
 from ..capture.numbers import Term, is_number
 from ..dtypes import DTYPES
 from ..errors import NeedsStatic, NotExportable
@@ -153,13 +153,12 @@ def _of_op(b: Builder, leaves: Sequence[Any], spec: pytree.TreeSpec) -> tuple[li
 
 def _within(region: Region, run: Run) -> Run:
     """The call in its region of autocast."""
-    device, dtype = region
 
-    def within(tensors: Sequence[Tensor]) -> list[Tensor]:
-        with torch.autocast(device, dtype, cache_enabled=False):
+    def in_region(tensors: Sequence[Tensor]) -> list[Tensor]:
+        with within(region):
             return run(tensors)
 
-    return within
+    return in_region
 
 
 def _kind(leaf: Any) -> str:
