@@ -108,6 +108,10 @@ typedef struct omc_provider {
   omc_status (*step)(void *ctx, const struct omc_optim_step *step, void *queue) OMC_MUST_USE;
 
   int (*threads)(void *ctx); /* threads kernels may use now */
+  /* Calls fn(arg), which runs kernels on at most `threads` threads, with those held ready where
+   * that pays. `jobs` is the caller's, one for all calls with the same fn and work, 0 at first:
+   * what the device has learned of it. NULL: the device has nothing to hold. */
+  void (*hold)(void *ctx, int threads, uint32_t *jobs, void (*fn)(void *arg), void *arg);
   /* Waits until a queue, or the whole device, is done; the failure of what it did. */
   omc_status (*sync)(void *ctx, void *queue) OMC_MUST_USE;
   omc_status (*sync_all)(void *ctx) OMC_MUST_USE;

@@ -2,6 +2,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/env.h"
 #include "cpu/memory_pool.h"
 #include "cpu/ops/block.h"
 #include "cpu/parallel.h"
@@ -122,6 +123,12 @@ static int cpu_threads(void *ctx) {
   return omc_cpu_threads();
 }
 
+/* Torch's BLAS is to find its own threads free. */
+static void cpu_hold(void *ctx, int threads, uint32_t *jobs, void (*fn)(void *arg), void *arg) {
+  (void)ctx;
+  omc_parallel_hold(omc_env_get()->gemm == OMC_GEMM_TORCH ? 1 : threads, jobs, fn, arg);
+}
+
 static omc_status cpu_sync(void *ctx, void *queue) {
   (void)ctx, (void)queue;
   return OMC_OK;
@@ -177,6 +184,7 @@ const omc_provider *omc_cpu_provider(void) {
                                         .zero = cpu_zero,
                                         .step = omc_cpu_step,
                                         .threads = cpu_threads,
+                                        .hold = cpu_hold,
                                         .sync = cpu_sync,
                                         .sync_all = cpu_sync_all,
                                         .order = cpu_order,

@@ -63,7 +63,8 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
   x->operands = OMC_NEW_ARRAY(&plan->memory, omc_tensor, x->n_operands);
   x->relocs = OMC_NEW_ARRAY(&plan->memory, omc_reloc, x->n_operands);
   x->end_reloc = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_phases);
-  if (!x->operands || !x->relocs || !x->end_reloc) goto no_memory;
+  x->jobs = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
+  if (!x->operands || !x->relocs || !x->end_reloc || !x->jobs) goto no_memory;
   if (omc_env_get()->profile) {
     x->seconds = OMC_NEW_ARRAY(&plan->memory, double, plan->n_steps);
     if (!x->seconds) goto no_memory;
@@ -143,9 +144,20 @@ static omc_status resolve(const omc_exec *x, omc_work *work, omc_phase phase) {
   return OMC_OK;
 }
 
-static omc_status run_step(omc_kernel_args *args, const omc_exec *x, const omc_work *work,
-                           uint32_t s) {
+/* Steps begin .. end-1 of a plan at work. */
+typedef struct steps {
+  omc_kernel_args *args;
+  omc_exec *x;
+  const omc_work *work;
+  uint32_t begin, end;
+  omc_status status;
+} steps;
+
+static omc_status run_step(const steps *these, uint32_t s) {
+  const omc_exec *x = these->x;
+  const omc_work *work = these->work;
   const omc_step *step = &x->plan->steps[s];
+  omc_kernel_args *args = these->args;
   args->in = work->operands + x->first_operand[s];
   args->out = args->in + step->n_in;
   args->n_in = step->n_in;
@@ -156,22 +168,43 @@ static omc_status run_step(omc_kernel_args *args, const omc_exec *x, const omc_w
   return step->kernel(args);
 }
 
-static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
-                            const omc_part *part) {
-  for (uint32_t s = part->step; s < part->end_step; s++) OMC_TRY(run_step(args, x, work, s));
+static omc_status time_step(const steps *these, uint32_t s) {
+  const omc_provider *p = these->x->plan->provider;
+  const double start = p->clock(p->ctx, these->args->queue);
+  OMC_TRY(run_step(these, s));
+  const double seconds = p->clock(p->ctx, these->args->queue) - start;
+  omc_exec_lock();
+  these->x->seconds[s] += seconds;
+  omc_exec_unlock();
   return OMC_OK;
 }
 
-static omc_status time_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
-                             const omc_part *part) {
+static void run_these(void *arg) {
+  steps *these = arg;
+  omc_status (*const run)(const steps *, uint32_t) = these->x->seconds ? time_step : run_step;
+  these->status = OMC_OK;
+  for (uint32_t s = these->begin; these->status == OMC_OK && s < these->end; s++)
+    these->status = run(these, s);
+}
+
+static bool calls_back(const omc_plan *plan, uint32_t s) {
+  return plan->steps[s].op->flags & OMC_OP_CALLBACK;
+}
+
+/* The device's threads are held from one step that calls back to the next: those are for torch. */
+static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
+                            const omc_part *part) {
   const omc_provider *p = x->plan->provider;
-  for (uint32_t s = part->step; s < part->end_step; s++) {
-    const double start = p->clock(p->ctx, args->queue);
-    OMC_TRY(run_step(args, x, work, s));
-    const double seconds = p->clock(p->ctx, args->queue) - start;
-    omc_exec_lock();
-    x->seconds[s] += seconds;
-    omc_exec_unlock();
+  for (uint32_t begin = part->step, end; begin < part->end_step; begin = end) {
+    const bool alone = calls_back(x->plan, begin);
+    end = begin + 1;
+    while (!alone && end < part->end_step && !calls_back(x->plan, end)) end++;
+    steps these = {args, x, work, begin, end, OMC_OK};
+    if (alone || !p->hold)
+      run_these(&these);
+    else
+      p->hold(p->ctx, args->threads, &x->jobs[begin], run_these, &these);
+    OMC_TRY(these.status);
   }
   return OMC_OK;
 }
@@ -208,6 +241,6 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
                           .run = &run->callback_state,
                           .queue = queue};
   OMC_TRY(resolve(x, work, phase));
-  OMC_TRY((x->seconds ? time_steps : run_steps)(&args, x, work, part));
+  OMC_TRY(run_steps(&args, x, work, part));
   return run_copies(x, work, part, queue);
 }

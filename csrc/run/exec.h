@@ -27,6 +27,7 @@ typedef struct omc_exec {
   uint32_t *first_operand; /* of each step; of the copies */
   omc_reloc *relocs;       /* phase by phase */
   uint32_t *end_reloc;     /* by phase */
+  uint32_t *jobs;          /* by step: for the device, of the steps held together from here on */
   uint32_t n_operands, n_bases, n_relocs;
   omc_constants_taken constants; /* that the graph's values lie in */
   /* What follows is used under omc_exec_lock. */

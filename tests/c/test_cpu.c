@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -54,6 +55,79 @@ TEST(every_thread_flushes_denormals_if_the_caller_does) {
   for (int i = 0; i < 4; i++) x[i] = 0x1p-126f;
   omc_parallel_for(4, 1, 4, halve, (void *)(uintptr_t)x);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(x[i], 0x1p-127);
+}
+#endif
+
+typedef struct {
+  int jobs;
+  bool pause;   /* long enough for the team to fall asleep */
+  int twice[2]; /* of item 0, in a job and in a job of a job */
+  int counts[1000];
+} held_work;
+
+static void count_within(omc_range range, void *ctx) {
+  held_work *w = ctx;
+  if (range.begin == 0) omc_parallel_for(2, 1, 2, count_items, w->twice);
+  count_items(range, w->counts);
+}
+
+static void give_jobs(void *ctx) {
+  held_work *w = ctx;
+  for (int j = 0; j < w->jobs; j++) {
+    if (w->pause) usleep(2000);
+    omc_parallel_for(j % 7 ? 1000 : 3, 1, 1 + j % 6, count_within, w);
+  }
+}
+
+TEST(a_held_team_does_every_job_whole) {
+  for (int threads = 1; threads <= 5; threads++) {
+    uint32_t jobs = 0;
+    for (int time = 0; time < 4; time++) {
+      held_work w = {.jobs = time == 3 ? 7 : 700, .pause = time == 3};
+      omc_parallel_hold(threads, &jobs, give_jobs, &w);
+      for (int i = 0; i < 3; i++) REQUIRE(w.counts[i] == w.jobs);
+      for (int i = 3; i < 1000; i++) REQUIRE(w.counts[i] == w.jobs / 7 * 6);
+      REQUIRE(w.twice[0] == w.jobs && w.twice[1] == w.jobs);
+    }
+  }
+}
+
+static void hold_within(void *ctx) {
+  uint32_t jobs = 2;
+  omc_parallel_hold(4, &jobs, give_jobs, ctx);
+}
+
+TEST(a_team_is_held_within_another_without_a_second) {
+  uint32_t jobs = 2;
+  held_work w = {.jobs = 70};
+  omc_parallel_hold(4, &jobs, hold_within, &w);
+  CHECK_INT(w.counts[0], 70);
+}
+
+TEST(a_team_is_not_woken_for_one_job) {
+  uint32_t jobs = 0;
+  held_work w = {.jobs = 1};
+  omc_parallel_hold(4, &jobs, give_jobs, &w);
+  CHECK(jobs < 2);
+  w.jobs = 14;
+  omc_parallel_hold(4, &jobs, give_jobs, &w);
+  CHECK(jobs >= 2);
+}
+
+#if defined(__x86_64__)
+static void halve_flushed(void *ctx) {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040u);
+  omc_parallel_for(4, 1, 4, halve, ctx);
+  _mm_setcsr(before);
+}
+
+TEST(a_held_team_flushes_denormals_if_the_caller_does) {
+  volatile float x[4];
+  uint32_t jobs = 2;
+  for (int i = 0; i < 4; i++) x[i] = 0x1p-126f;
+  omc_parallel_hold(4, &jobs, halve_flushed, (void *)(uintptr_t)x);
+  for (int i = 0; i < 4; i++) CHECK_FLOAT(x[i], 0);
 }
 #endif
 
