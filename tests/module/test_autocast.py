@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ortmodule_c import DebugOptions, ORTModule
+from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
+from ortmodule_c.capture import regions
 from ortmodule_c.capture.export import Captured
 from wrapped import Function, float_sum, pair
 
@@ -179,3 +180,20 @@ def test_dropout_in_place_runs_in_c(around: Callable[[], Any]) -> None:
     with around():
         ours(torch.randn(4, 4)).sum().backward()
     assert not ours.fallback_report()
+
+
+@pytest.mark.parametrize("name", ["linear", "without gradients"])
+def test_a_pytorch_without_the_passes_that_are_exchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes of regions is refused in its words; TorchDynamo leaves them as they are."""
+    monkeypatch.setattr(regions, "_PASSES", ("replace_what_no_pytorch_has",))
+    body, members = BODIES[name]
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return body(module, x)
+
+    eager, ours = pair(Function(forward, **members))
+    x = torch.randn(4, 4, 4)
+    torch.testing.assert_close(ours(x), eager(x), rtol=1e-2, atol=1e-2)
+    with pytest.raises(ORTModuleError, match="makes a graph of a region"):
+        ORTModule(eager, DebugOptions(capture="export", fallback="error"))(x)

@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.autograd import Function as Differentiable
 
 from ortmodule_c import ORTModule, process
+from ortmodule_c.capture.recurrent import one_step_for_all
+from ortmodule_c.capture.regions import left_as_traced
 from ortmodule_c.process import tracing
 from wrapped import Branching, Function, close, pair
 
+aten = torch.ops.aten
 LONG = 60.0  # seconds after which something hangs
 
 
@@ -291,3 +295,51 @@ def test_a_child_of_a_process_whose_threads_run_modules_traces() -> None:
     stop.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+class Regions(nn.Module):
+    """A layer without gradients, in autocast, and as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            a = self.layer(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            b = self.layer(x)
+        return a + b + self.layer(x)
+
+
+def test_an_export_of_another_thread_makes_of_regions_what_pytorch_makes() -> None:
+    module, x = Regions(), torch.randn(2, 3)
+    found = []
+
+    def export() -> None:
+        found.append(str(torch.export.export(module, (x,)).graph))
+
+    export()
+    with left_as_traced():
+        together(export)
+    assert found[0] == found[1]
+
+
+def test_a_recurrent_layer_of_another_thread_takes_all_its_steps() -> None:
+    """Whichever of two threads is ready with what it takes one step for last."""
+    layer, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    arguments = (x, [torch.zeros(1, 2, 4)] * 2, list(layer.parameters()), True, 1, 0.0, False, False, False)
+
+    want = layer(x)[0]
+
+    def run() -> None:
+        with enable_python_dispatcher():
+            close(aten.lstm.input(*arguments)[0], want)
+
+    first, second = one_step_for_all(), one_step_for_all()
+    together(first.__enter__)
+    together(second.__enter__)
+    together(run)
+    together(lambda: first.__exit__(None, None, None))
+    together(lambda: second.__exit__(None, None, None))
+    run()

@@ -1,10 +1,12 @@
 """Traces recurrent layers without going through their time: a graph holds for every length."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._decomp  # registers what is exchanged below
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
@@ -13,10 +15,20 @@ from ..lowering.translations.registry import aten
 OPS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
-def _of_one_step(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Results of the shapes, strides and ancestry that `compute` gives; their values are not right."""
+class _Here(threading.local):
+    one_step = False  # whether this thread takes one step for all
 
-    def kernel(given: Tensor, state: Any, parameters: Any, *options: Any) -> tuple[Tensor, ...]:
+
+_here = _Here()
+
+
+def _of_one_step(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute`; where one step is to do, results of its shapes, strides and ancestry, whose values are not right."""
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        return one_step(*args, **kwargs) if _here.one_step else compute(*args, **kwargs)
+
+    def one_step(given: Tensor, state: Any, parameters: Any, *options: Any) -> tuple[Tensor, ...]:
         *others, batch_first = options
         steps = given.transpose(0, 1) if batch_first else given
         output, *states = compute(steps[:1], state, parameters, *others, False)
@@ -26,17 +38,17 @@ def _of_one_step(compute: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+for _op in OPS:  # for good: threads that trace or plan at the same time would put back each other's
+    _op.py_kernels.update({key: _of_one_step(compute) for key, compute in _op.py_kernels.items()})
+    _op._dispatch_cache.clear()
+
+
 @contextlib.contextmanager
 def one_step_for_all() -> Iterator[None]:
-    """Within it tensors without elements take one step through a layer, which tells all there is to know of them."""
-    kept = [(op, dict(op.py_kernels)) for op in OPS]
-    for op, kernels in kept:
-        op.py_kernels.update({key: _of_one_step(compute) for key, compute in kernels.items()})
-        op._dispatch_cache.clear()
+    """Within it tensors without elements take one step through a layer, in this thread: that tells all there is."""
+    before, _here.one_step = _here.one_step, True
     try:
         with enable_python_dispatcher():
             yield
     finally:
-        for op, kernels in kept:
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+        _here.one_step = before

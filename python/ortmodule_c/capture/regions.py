@@ -6,12 +6,13 @@ without gradients reads is detached, and what autocast casts is cast.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 
 from ..errors import NotExportable
 from ..lowering.translations.registry import aten
@@ -22,21 +23,36 @@ SET_GRADIENTS = torch._C._set_grad_enabled
 ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
 
+# Passes of torch.export, in modules of their names, and what they make of regions.
+_PASSES = ("replace_set_grad_with_hop_pass", "replace_autocast_with_hop_pass")
+_GRAPHS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
+
+
 @contextlib.contextmanager
 def left_as_traced() -> Iterator[None]:
-    """Within it torch.export leaves regions as they were traced."""
-    passes: list[tuple[Any, str]] = [
-        (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
-        (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
-    ]
-    originals = [getattr(module, name) for module, name in passes]
-    try:
-        for module, name in passes:
-            setattr(module, name, lambda graph, signature: (graph, signature))
+    """Within it torch.export leaves regions as they were traced, in this thread.
+
+    There is no interface to it: two passes are exchanged. A PyTorch without them makes graphs of regions, which
+    :func:`dissolve_regions` refuses.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in _PASSES:
+            with contextlib.suppress(ImportError):
+                module = importlib.import_module(f"torch._export.passes.{name}")
+                if (original := getattr(module, name, None)) is not None:
+                    stack.callback(setattr, module, name, original)
+                    setattr(module, name, _elsewhere(original))
         yield
-    finally:
-        for (module, name), original in zip(passes, originals, strict=True):
-            setattr(module, name, original)
+
+
+def _elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A pass in other threads than this, nothing in this one."""
+    thread = threading.get_ident()
+
+    def left(graph: Any, signature: Any) -> Any:
+        return (graph, signature) if threading.get_ident() == thread else original(graph, signature)
+
+    return left
 
 
 def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
@@ -52,7 +68,7 @@ def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
     Raises
     ------
     NotExportable
-        If gradients are enabled where the caller has disabled them.
+        If gradients are enabled where the caller has disabled them, or if PyTorch has made a graph of a region.
     """
     graph = module.graph
     autocast, entered = Autocast(), dict[fx.Node, tuple[str, torch.dtype, bool]]()
@@ -69,6 +85,8 @@ def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
         elif node.target is EXIT_AUTOCAST:
             del entered[node.args[0]]
             region = _innermost(entered.values())
+        elif getattr(node.target, "__name__", "") in _GRAPHS:
+            raise NotExportable(f"torch.export of PyTorch {torch.__version__} makes a graph of a region, {node.target}")
         elif node.op == "call_function":
             _within(node, ungraded, aliases)
             if region:
