@@ -43,10 +43,17 @@ ISAS = {
     ),
 }
 ISAS["avx512bf16"] = ([*ISAS["avx512"][0], "-mavx512bf16"], 64)
-# The files of the variant of that name.
+# Those of tiles are attributes of functions, where the compiler knows them, see cpu/gemm_tiles.h.
+ISAS["amx"] = ISAS["amxfp16"] = ([*ISAS["avx512bf16"][0], "-DOMC_TILES"], 64)
+# The files of the variants of pairs.
 PAIRS = ["gemm_pack_variant", "gemm_kernel_variant", "conv_product_variant", "conv_weight_variant"]
 # What variants.def calls them, where there are others than the base.
-GROUPS = {"all": ["base", "avx2", "avx512"], "base": ["base"], "bf16": ["avx512bf16"]}
+GROUPS = {
+    "all": ["base", "avx2", "avx512"],
+    "base": ["base"],
+    "bf16": ["avx512bf16", "amx"],
+    "f16": ["amxfp16"],
+}
 LIBRARIES = ["m", "dl", "pthread", "gomp"]
 
 
@@ -154,18 +161,22 @@ CTESTS = {
 
 
 def link_core(name: str, sources: list[Path], werror: bool) -> str:
-    """The path of a program of the C core and `sources`, the first of which has ``main``; `name` is one of CTESTS."""
+    """The path of a program of the C core and `sources`, the first of which has ``main``; `name` is one of CTESTS.
+
+    It has matrix tiles, emulated, whatever the CPU has.
+    """
     from setuptools._distutils.ccompiler import new_compiler
     from setuptools._distutils.sysconfig import customize_compiler
 
     compiler = new_compiler()
     customize_compiler(compiler)
     flags, _, _ = CTESTS[name]
-    more = [*(["-Werror"] if werror else []), "-UNDEBUG", "-Itests/c"]
+    more = [*(["-Werror"] if werror else []), "-UNDEBUG", "-Itests/c", "-includetests/c/tiles.h"]
+    sources = [*sources, *({Path("tests/c/tiles.c")} - {*sources})]
     objects = compile_all(compiler, f"build/{name}", sources, [*flags, *more], [])
     program = str(Path("build") / name / sources[0].stem)
-    sanitizers = [flag for flag in flags if flag.startswith("-fsanitize=")]
-    compiler.link_executable(objects, program, libraries=LIBRARIES, extra_postargs=sanitizers)
+    link_flags = ["-Wl,--wrap=omc_tiles_get", *(flag for flag in flags if flag.startswith("-fsanitize="))]
+    compiler.link_executable(objects, program, libraries=LIBRARIES, extra_postargs=link_flags)
     return program
 
 

@@ -9,7 +9,7 @@
 #include "base/lock.h"
 
 #define PREFIX "OMC_"
-#define MAX_WORDS 4
+#define MAX_WORDS OMC_N_ISA
 
 typedef struct variable {
   const char *name;

@@ -11,20 +11,23 @@ typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
 #define DECLARE(name) void name(const omc_gemm_args *, void *);
 OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_serial)
 
-/* By the dtype whose numbers are multiplied: bf16 only where there are instructions for it. */
+/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. */
 static const serial_fn serial_fns[OMC_N_DTYPE][OMC_N_ISA] = {
     OMC_VARIANT_TABLE(products, omc_gemm_serial)};
 
 static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
 
-static bool is_bf16(const omc_matrix *x) {
-  return x->dtype == OMC_BF16 || (x->dtype == OMC_F32 && x->read_as == OMC_BF16);
+static bool holds(const omc_matrix *x, omc_dtype dtype) {
+  return x->dtype == dtype || (x->dtype == OMC_F32 && x->read_as == dtype);
 }
 
 static serial_fn serial_for(const omc_gemm_args *g) {
   serial_fn best = NULL;
   OMC_PICK_ISA(best, serial_fns[computed_in(g)])
-  if (is_bf16(&g->a) && is_bf16(&g->b)) OMC_PICK_ISA(best, serial_fns[OMC_BF16])
+  static const omc_dtype halves[] = {OMC_BF16, OMC_F16};
+  for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
+    if (holds(&g->a, halves[i]) && holds(&g->b, halves[i]))
+      OMC_PICK_ISA(best, serial_fns[halves[i]])
   return best;
 }
 

@@ -36,10 +36,12 @@ size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int 
 /* Floats, each of its own dtype, all computed in the same one (f32 for 16 bits), in which every
  * element of C is summed up and then rounded once. Does not fail.
  *
- * Where both operands are numbers of bf16, stored or read as such, and the machine has instructions
- * for it that pay (cpu/isa.c), products are summed in pairs by them: each product is exact, sums
- * are of f32, as in PyTorch on such a machine. These instructions take denormal numbers for zero,
- * and give zero in place of a denormal sum. */
+ * Where both operands are numbers of bf16, or of f16, stored or read as such, and the machine has
+ * instructions for it that pay (cpu/isa.c), products are summed in pairs by them: each product is
+ * exact, sums are of f32, as in PyTorch on such a machine. Those of bf16, vdpbf16ps and tdpbf16ps
+ * alike, take denormal numbers for zero, and give zero in place of a denormal sum; tdpfp16ps takes
+ * them as they are, and its sums, of multiples of 2^-48, are never denormal. By tiles (AMX)
+ * products are summed in another order than by vectors, see cpu/gemm_tiles.h. */
 void omc_gemm(const omc_gemm_args *g, int threads, void *workspace);
 
 /* On the calling thread alone, for use inside a parallel region. */

@@ -9,7 +9,11 @@
  * h; panel after panel, k columns of h units each: no padding, whatever m is. A block of n
  * columns is cut into panels of OMC_NR columns; panel after panel, k rows of OMC_NR units
  * each, the last panel padded with zeros. Every element of C sums its products in order of k by
- * one chain of multiply-adds per K block, so results do not depend on how the work is cut. */
+ * one chain of multiply-adds per K block, so results do not depend on how the work is cut.
+ *
+ * For matrix tiles (OMC_TILES, see cpu/gemm_tiles.h) units come in groups of OMC_GROUP, with which
+ * every block of K begins. Panels of A are of OMC_MR rows but the last, and hold group after group,
+ * each h rows of OMC_GROUP units; the last group is padded with zeros. */
 #ifndef OMC_CPU_GEMM_KERNEL_H
 #define OMC_CPU_GEMM_KERNEL_H
 
@@ -31,9 +35,12 @@
 /* Part i of n cut into `parts` nearly equal parts starts here. */
 static inline int64_t omc_cut(int64_t n, int64_t parts, int64_t i) { return n * i / parts; }
 
+/* Units that k of them take in a row of packed A, in any variant. */
+static inline int64_t omc_gemm_most_units(int64_t k) { return omc_whole_vectors(k); }
+
 /* Units of a packed block of an m x k matrix A. */
 static inline int64_t omc_gemm_packed_a(int64_t m, int64_t k) {
-  const int64_t mb = m < OMC_GEMM_MC ? m : OMC_GEMM_MC, kb = k < OMC_GEMM_KC ? k : OMC_GEMM_KC;
+  const int64_t mb = omc_min(m, OMC_GEMM_MC), kb = omc_min(omc_gemm_most_units(k), OMC_GEMM_KC);
   return omc_whole_vectors(mb * kb + OMC_GEMM_SLACK);
 }
 
@@ -68,8 +75,11 @@ static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) 
 #define OMC_NV 2 /* vectors across a tile of C */
 #define OMC_NR (OMC_NV * OMC_VL)
 
-/* Rows of a tile: as many as leave registers for a row of B and one element of A. */
-#if OMC_VL * OMC_NV == 32
+/* Rows of a tile: as many as leave registers for a row of B and one element of A, or those of two
+ * matrix tiles. */
+#if defined(OMC_TILES)
+#define OMC_MR 32
+#elif OMC_VL * OMC_NV == 32
 #define OMC_MR 14
 #define OMC_GEMM_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 #elif OMC_VL * OMC_NV == 16
@@ -80,11 +90,42 @@ static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) 
 #define OMC_GEMM_ROWS(X) X(1) X(2) X(3) X(4)
 #endif
 
+/* Most rows of a block: whole panels. */
+#define OMC_MC (OMC_GEMM_MC / OMC_MR * OMC_MR)
+
+#if defined(OMC_TILES)
+#define OMC_GROUP OMC_VL
+#else
+#define OMC_GROUP 1
+#endif
+
 static inline int64_t omc_gemm_panels(int64_t m) { return omc_ceil_div(m, OMC_MR); }
+
+/* The first of m rows that panel p has; that of the panel after the last: m. */
+static inline int64_t omc_gemm_row(int64_t m, int64_t p) {
+  return OMC_GROUP > 1 ? omc_min(p * OMC_MR, m) : omc_cut(m, omc_gemm_panels(m), p);
+}
+
+/* Units that k of them take in a row of packed A. */
+static inline int64_t omc_gemm_units(int64_t k) { return omc_ceil_div(k, OMC_GROUP) * OMC_GROUP; }
+
+/* Block i of k units cut into nearly equal blocks, of whole groups, starts here. */
+static inline int64_t omc_gemm_cut(int64_t k, int64_t blocks, int64_t i) {
+  return omc_min(omc_cut(omc_ceil_div(k, OMC_GROUP), blocks, i) * OMC_GROUP, k);
+}
+
+/* Whether the compiler knows the variant's instructions. */
+#if defined(OMC_TILES) && defined(OMC_STORAGE_IS_F16)
+#define OMC_GEMM_KNOWN OMC_HAS_TILES_F16
+#elif defined(OMC_TILES)
+#define OMC_GEMM_KNOWN OMC_HAS_TILES
+#else
+#define OMC_GEMM_KNOWN 1
+#endif
 
 /* The variant's own names; those of the type computed in serve whatever is stored. */
 #if defined(OMC_KIND_IS_PAIRS)
-#define OMC_GEMM_COMPILED 1
+#define OMC_GEMM_COMPILED OMC_GEMM_KNOWN
 #define OMC_GEMM_NAME(name) OMC_PASTE3(omc_gemm_, name, OMC_VARIANT)
 #define OMC_DEPTH 2
 typedef acc_bits_t omc_unit;
@@ -128,6 +169,15 @@ static inline omc_matrix omc_gemm_sums(acc_t *sums, int64_t stride) {
  * line and past the end. */
 void OMC_GEMM_NAME(pack_lines)(const omc_matrix *src, int64_t lines, int64_t k, int64_t width,
                                omc_unit *out);
+
+/* Makes the k columns of h units each of a panel of A its groups, in place. */
+#if defined(OMC_TILES)
+void OMC_GEMM_NAME(group)(omc_unit *panel, int64_t h, int64_t k);
+#else
+static inline void OMC_GEMM_NAME(group)(omc_unit *panel, int64_t h, int64_t k) {
+  (void)panel, (void)h, (void)k;
+}
+#endif
 
 /* Blocks of m x k of A and of k x n of B. */
 void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, omc_unit *out);

@@ -7,9 +7,10 @@
 /* ---- micro-kernels ---- */
 
 typedef struct tile {
-  int64_t k;
+  int64_t rows, k;
   const omc_unit *a;
   const omc_unit *b;
+  const omc_unit *b_tail; /* the last group of k units, if that is not whole, padded with zeros */
   int64_t b_rs;
   const acc_t *from;
   acc_t *to;
@@ -18,6 +19,41 @@ typedef struct tile {
   const acc_t *bias;
   const acc_t *row_bias;
 } tile;
+
+typedef void (*tile_fn)(const tile *t);
+
+/* Visits the vectors of a tile: vector v of row r, which the caller names. */
+#define EACH_VECTOR(r, v) \
+  OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
+
+/* Makes C of sums: rows x nv vectors, both constants where this is inlined, from row `first` on. */
+OMC_INLINE void finish(const int rows, const int nv, vacc_t acc[][OMC_NV], const tile *t,
+                       int64_t first) {
+  const acc_t *const from = t->from + first * t->from_rs;
+  acc_t *const to = t->to + first * t->to_rs;
+  const int64_t from_rs = t->from_rs, to_rs = t->to_rs;
+  if (t->alpha != 1) {
+    const vacc_t alpha = vset(t->alpha);
+    EACH_VECTOR(r, v) { acc[r][v] *= alpha; }
+  }
+  if (t->beta == 1) {
+    EACH_VECTOR(r, v) { acc[r][v] += vldr(from + r * from_rs + v * OMC_VL); }
+  } else if (t->beta != 0) {
+    const vacc_t beta = vset(t->beta);
+    EACH_VECTOR(r, v) { acc[r][v] = vfma(beta, vldr(from + r * from_rs + v * OMC_VL), acc[r][v]); }
+  }
+  if (t->bias) {
+    EACH_VECTOR(r, v) { acc[r][v] += vldr(t->bias + v * OMC_VL); }
+  }
+  if (t->row_bias) {
+    EACH_VECTOR(r, v) { acc[r][v] += vset(t->row_bias[first + r]); }
+  }
+  EACH_VECTOR(r, v) { vstr(to + r * to_rs + v * OMC_VL, acc[r][v]); }
+}
+
+#if defined(OMC_TILES)
+#include "cpu/gemm_tiles.h"
+#else
 
 /* A unit in every lane, and the products of units added to c. */
 #if OMC_DEPTH == 2
@@ -36,18 +72,11 @@ OMC_INLINE omc_vunit load_units(const omc_unit *p) {
   return x;
 }
 
-/* Visits the vectors of a tile: vector v of row r, which the caller names. */
-#define EACH_VECTOR(r, v) \
-  OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
-
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
-  const acc_t *const from = t->from;
-  acc_t *const to = t->to;
-  const int64_t from_rs = t->from_rs, to_rs = t->to_rs;
   vacc_t acc[OMC_MR][OMC_NV];
   EACH_VECTOR(r, v) { acc[r][v] = vset(0); }
-  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(to + r * to_rs, 1);
+  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(t->to + r * t->to_rs, 1);
 
   const omc_unit *a = t->a, *b = t->b;
   const int64_t b_rs = t->b_rs;
@@ -61,27 +90,8 @@ OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
     a += rows;
     b += b_rs;
   }
-
-  if (t->alpha != 1) {
-    const vacc_t alpha = vset(t->alpha);
-    EACH_VECTOR(r, v) { acc[r][v] *= alpha; }
-  }
-  if (t->beta == 1) {
-    EACH_VECTOR(r, v) { acc[r][v] += vldr(from + r * from_rs + v * OMC_VL); }
-  } else if (t->beta != 0) {
-    const vacc_t beta = vset(t->beta);
-    EACH_VECTOR(r, v) { acc[r][v] = vfma(beta, vldr(from + r * from_rs + v * OMC_VL), acc[r][v]); }
-  }
-  if (t->bias) {
-    EACH_VECTOR(r, v) { acc[r][v] += vldr(t->bias + v * OMC_VL); }
-  }
-  if (t->row_bias) {
-    EACH_VECTOR(r, v) { acc[r][v] += vset(t->row_bias[r]); }
-  }
-  EACH_VECTOR(r, v) { vstr(to + r * to_rs + v * OMC_VL, acc[r][v]); }
+  finish(rows, nv, acc, t, 0);
 }
-
-typedef void (*tile_fn)(const tile *t);
 
 #define DEFINE_TILES(rows)                                                 \
   static void tile_##rows##_1(const tile *t) { tile_product(rows, 1, t); } \
@@ -89,7 +99,17 @@ typedef void (*tile_fn)(const tile *t);
 OMC_GEMM_ROWS(DEFINE_TILES)
 
 #define TILE_ROW(rows) {tile_##rows##_1, tile_##rows##_2},
-static const tile_fn tiles[OMC_MR][OMC_NV] = {OMC_GEMM_ROWS(TILE_ROW)};
+static tile_fn tile_of(int64_t rows, int64_t nv) {
+  static const tile_fn tiles[OMC_MR][OMC_NV] = {OMC_GEMM_ROWS(TILE_ROW)};
+  return tiles[rows - 1][nv - 1];
+}
+
+/* What matrix tiles want. */
+static const omc_unit *pad_group(const tile *t, omc_unit *out) { return (void)t, (void)out, NULL; }
+static void set_height(int64_t rows) { (void)rows; }
+static void release(void) {}
+
+#endif
 
 /* ---- tiles whose part of C is not whole vectors, or stored narrower ---- */
 
@@ -187,6 +207,8 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
   const int64_t panels = omc_gemm_panels(g->m);
   const bool narrow = g->from.dtype != OMC_ACC || g->to.dtype != OMC_ACC;
   const stored all_from = stored_of(&g->from), all_to = stored_of(&g->to);
+  omc_unit tail[OMC_GROUP * OMC_NR];
+  int64_t height = 0;
   for (int64_t j = 0; j < g->n; j += OMC_NR) {
     const int64_t n = omc_min(g->n - j, OMC_NR), nv = omc_ceil_div(n, OMC_VL);
     const bool in_place = g->b_rows && n == OMC_NR;
@@ -205,13 +227,16 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
               .alpha = g->alpha,
               .beta = g->beta,
               .bias = g->bias ? g->bias + j : NULL};
+    t.b_tail = pad_group(&t, tail);
     for (int64_t p = 0; p < panels; p++) {
-      const int64_t i = omc_cut(g->m, panels, p), rows = omc_cut(g->m, panels, p + 1) - i;
-      const tile_fn fn = tiles[rows - 1][nv - 1];
+      const int64_t i = omc_gemm_row(g->m, p), rows = omc_gemm_row(g->m, p + 1) - i;
+      const tile_fn fn = tile_of(rows, nv);
+      if (rows != height) set_height(height = rows);
       stored from = all_from, to = all_to;
       from.data += i * from.row + j * from.col;
       to.data += i * to.row + j * to.col;
-      t.a = g->a + i * g->k;
+      t.rows = rows;
+      t.a = g->a + i * omc_gemm_units(g->k);
       if (next > 0) prefetch_panel(&soon, g->b_stored_k, next, p, panels);
       t.row_bias = g->row_bias ? g->row_bias + i : NULL;
       if (narrow || n < nv * OMC_VL) {
@@ -222,6 +247,7 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
       }
     }
   }
+  release();
 }
 
 /* ---- a whole product on one thread ---- */
@@ -250,7 +276,7 @@ static bool sums_apart(const omc_gemm_args *g) {
 
 static void multiply_rows(const omc_gemm_args *g, void *workspace) {
   const int64_t m = g->m, n = g->n, k = g->k, units = omc_ceil_div(k, OMC_DEPTH);
-  const int64_t m_blocks = omc_ceil_div(m, OMC_GEMM_MC);
+  const int64_t m_blocks = omc_ceil_div(m, OMC_MC);
   const int64_t k_blocks = k ? omc_ceil_div(units, OMC_GEMM_KC) : 1;
   const bool in_place = stays_in_place(g), apart = sums_apart(g);
   const omc_gemm_apart sizes = omc_gemm_apart_of(m, n, k);
@@ -266,7 +292,8 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
     const void *const stored_bias = g->bias ? (const char *)g->bias + (size_t)j * size : NULL;
     const acc_t *const bias = widened(stored_bias, g->c.dtype, nb, wide_bias);
     for (int64_t kb = 0; kb < k_blocks; kb++) {
-      const int64_t u0 = omc_cut(units, k_blocks, kb), un = omc_cut(units, k_blocks, kb + 1) - u0;
+      const int64_t u0 = omc_gemm_cut(units, k_blocks, kb),
+                    un = omc_gemm_cut(units, k_blocks, kb + 1) - u0;
       const int64_t k0 = u0 * OMC_DEPTH, kn = omc_min(un * OMC_DEPTH, k - k0);
       const bool first = kb == 0, last = kb == k_blocks - 1;
       const omc_matrix b = omc_gemm_part(&g->b, k0, j);

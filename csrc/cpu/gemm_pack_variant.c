@@ -16,9 +16,8 @@ static source source_of(const omc_matrix *x) {
                                   : ITSELF;
 }
 
-OMC_INLINE size_t bytes_of(source s) {
-  return s == BF16 || s == F16 ? sizeof(uint16_t) : sizeof(acc_t);
-}
+OMC_INLINE bool is_half(source s) { return s == BF16 || s == F16; }
+OMC_INLINE size_t bytes_of(source s) { return is_half(s) ? sizeof(uint16_t) : sizeof(acc_t); }
 
 /* Units of K of all panels of a block that are packed in turn, where lines lie side by side. */
 enum { PACKED_TOGETHER = 16 };
@@ -27,23 +26,36 @@ enum { PACKED_TOGETHER = 16 };
 
 #if OMC_DEPTH == 2
 
-/* Bits of up to OMC_VL elements as numbers of bf16. Rounding flushes denormals, as products do. */
+/* Rounding, and that of two vectors to one. To bf16 it flushes denormals, as products do. */
+#if defined(OMC_STORAGE_IS_BF16)
+OMC_INLINE omc_half_bits rounded(vacc_t x) { return (omc_half_bits)_mm512_cvtneps_pbh((__m512)x); }
+OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
+  return (omc_vunit)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
+#else
+OMC_INLINE omc_half_bits rounded(vacc_t x) { return omc_vto_f16(x); }
+OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
+  const __m512i both = _mm512_castsi256_si512((__m256i)rounded(low));
+  return (omc_vunit)_mm512_inserti64x4(both, (__m256i)rounded(high), 1);
+}
+#endif
+
+/* Bits of up to OMC_VL elements as numbers of 16 bits. */
 OMC_INLINE omc_acc_bits bits_at(source s, const char *p, int64_t n) {
-  if (s == BF16) return __builtin_convertvector(omc_vldh(p, n), omc_acc_bits);
+  if (is_half(s)) return __builtin_convertvector(omc_vldh(p, n), omc_acc_bits);
   const vacc_t x = vldr_upto((const acc_t *)(const void *)p, n);
-  return __builtin_convertvector((omc_half_bits)_mm512_cvtneps_pbh((__m512)x), omc_acc_bits);
+  return __builtin_convertvector(rounded(x), omc_acc_bits);
 }
 
 /* Units of the next n elements of a line; the rest 0. */
 OMC_INLINE omc_vunit units_along(source s, const char *p, int64_t n) {
   const int64_t low = omc_min(n, OMC_VL), high = n - low;
-  if (s == BF16) {
+  if (is_half(s)) {
     const __mmask32 all = n < 2 * OMC_VL ? (__mmask32)((1u << n) - 1u) : ~(__mmask32)0;
     return (omc_vunit)_mm512_maskz_loadu_epi16(all, p);
   }
   const float *x = (const float *)(const void *)p;
-  return (omc_vunit)_mm512_cvtne2ps_pbh((__m512)vldr_upto(x + low, high),
-                                        (__m512)vldr_upto(x, low));
+  return rounded_both(vldr_upto(x, low), vldr_upto(x + low, high));
 }
 
 /* Units of the same elements of n lines side by side; `more`: `next` bytes on lies the second. */
@@ -183,8 +195,10 @@ typedef void (*pack_fn)(const omc_matrix *src, int64_t lines, int64_t k, int64_t
     else                                                                                    \
       pack_strided(source, src, lines, k, width, out);                                      \
   }
-#if OMC_DEPTH == 2
+#if OMC_DEPTH == 2 && defined(OMC_STORAGE_IS_BF16)
 #define SOURCES(X) X(BF16) X(ROUNDED_BF16)
+#elif OMC_DEPTH == 2
+#define SOURCES(X) X(F16) X(ROUNDED_F16)
 #elif defined(OMC_COMPUTE_F32)
 #define SOURCES(X) X(ITSELF) X(BF16) X(F16) X(ROUNDED_BF16) X(ROUNDED_F16)
 #else
@@ -199,27 +213,84 @@ void OMC_GEMM_NAME(pack_lines)(const omc_matrix *src, int64_t lines, int64_t k, 
   packs[source_of(src)](src, lines, k, width, out);
 }
 
-/* ---- blocks ---- */
+/* ---- panels of A ---- */
 
-/* Panels of `lines` rows of src. Lines that lie side by side are packed a few units of K at a time,
- * so that what lies together is read together. */
-static void pack_panels(const omc_matrix *src, int64_t lines, int64_t k, int64_t panels,
-                        int64_t width, omc_unit *out) {
-  const int64_t units = omc_ceil_div(k, OMC_DEPTH), some = src->cs == 1 ? units : PACKED_TOGETHER;
-  for (int64_t u = 0; u < units; u += some) {
-    const int64_t k0 = u * OMC_DEPTH, kn = omc_min(k - k0, some * OMC_DEPTH);
-    for (int64_t p = 0; p < panels; p++) {
-      const int64_t i = width ? p * width : omc_cut(lines, panels, p);
-      const int64_t end = width ? omc_min(i + width, lines) : omc_cut(lines, panels, p + 1);
-      const omc_matrix panel = omc_gemm_part(src, i, k0);
-      const int64_t step = width ? width : end - i;
-      OMC_GEMM_NAME(pack_lines)(&panel, end - i, kn, step, out + i * units + u * step);
+#if defined(OMC_TILES)
+
+/* Turns squares of h columns of a group. */
+void OMC_GEMM_NAME(group)(omc_unit *panel, int64_t h, int64_t k) {
+  omc_unit columns[OMC_GROUP * OMC_MR];
+  for (int64_t u = 0; u < k; u += OMC_GROUP, panel += OMC_GROUP * h) {
+    const int64_t n = omc_min(k - u, OMC_GROUP);
+    memcpy(columns, panel, (size_t)(n * h) * sizeof *panel);
+    for (int64_t i = 0; i < h; i += OMC_VL) {
+      omc_vunit x[OMC_VL];
+      for (int64_t c = 0; c < OMC_GROUP; c++) {
+        const acc_t *column = (const acc_t *)(const void *)(columns + c * h + i);
+        x[c] = c < n ? (omc_vunit)vldr_upto(column, h - i) : (omc_vunit){0};
+      }
+      transpose(x);
+      for (int64_t r = 0; r < omc_min(h - i, OMC_VL); r++)
+        store_units(panel + (i + r) * OMC_GROUP, x[r]);
     }
   }
 }
 
+/* Rows that are contiguous along K are groups already. */
+OMC_INLINE void pack_groups(source s, const omc_matrix *src, int64_t h, int64_t k, omc_unit *out) {
+  const int64_t size = (int64_t)bytes_of(s), most = OMC_DEPTH * OMC_GROUP;
+  for (int64_t k0 = 0; k0 < k; k0 += most)
+    for (int64_t i = 0; i < h; i++, out += OMC_GROUP) {
+      const char *row = (const char *)src->data + (i * src->rs + k0) * size;
+      store_units(out, units_along(s, row, omc_min(k - k0, most)));
+    }
+}
+
+#define DEFINE_GROUPS(source)                                                                  \
+  static void pack_groups_##source(const omc_matrix *src, int64_t h, int64_t k, int64_t width, \
+                                   omc_unit *out) {                                            \
+    (void)width;                                                                               \
+    pack_groups(source, src, h, k, out);                                                       \
+  }
+SOURCES(DEFINE_GROUPS)
+
+/* A panel of h rows. */
+static void pack_rows(const omc_matrix *src, int64_t h, int64_t k, omc_unit *out) {
+#define GROUPS_ROW(source) [source] = pack_groups_##source,
+  static const pack_fn packs[N_SOURCES] = {SOURCES(GROUPS_ROW)};
+  if (src->cs == 1) {
+    packs[source_of(src)](src, h, k, h, out);
+  } else {
+    OMC_GEMM_NAME(pack_lines)(src, h, k, h, out);
+    OMC_GEMM_NAME(group)(out, h, omc_ceil_div(k, OMC_DEPTH));
+  }
+}
+
+#else
+
+static void pack_rows(const omc_matrix *src, int64_t h, int64_t k, omc_unit *out) {
+  OMC_GEMM_NAME(pack_lines)(src, h, k, h, out);
+}
+
+#endif
+
+/* ---- blocks ---- */
+
+/* Units of K of all panels of a block that are packed in turn: lines that lie side by side a few at
+ * a time, so that what lies together is read together. */
+static int64_t packed_in_turn(const omc_matrix *lines, int64_t units) {
+  return lines->cs == 1 ? omc_max(units, 1) : PACKED_TOGETHER;
+}
+
 void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, omc_unit *out) {
-  pack_panels(a, m, k, omc_gemm_panels(m), 0, out);
+  const int64_t units = omc_ceil_div(k, OMC_DEPTH), some = packed_in_turn(a, units);
+  for (int64_t u = 0; u < units; u += some)
+    for (int64_t p = 0; p < omc_gemm_panels(m); p++) {
+      const int64_t i = omc_gemm_row(m, p), h = omc_gemm_row(m, p + 1) - i, k0 = u * OMC_DEPTH;
+      const omc_matrix panel = omc_gemm_part(a, i, k0);
+      pack_rows(&panel, h, omc_min(k - k0, some * OMC_DEPTH),
+                out + i * omc_gemm_units(units) + u * h);
+    }
 }
 
 void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *out) {
@@ -227,7 +298,14 @@ void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *
   omc_matrix lines = *b;
   lines.rs = b->cs, lines.cs = b->rs;
   if (part) memset(out + (n - part) * units, 0, (size_t)(OMC_NR * units) * sizeof *out);
-  pack_panels(&lines, n, k, omc_ceil_div(n, OMC_NR), OMC_NR, out);
+  const int64_t some = packed_in_turn(&lines, units);
+  for (int64_t u = 0; u < units; u += some)
+    for (int64_t j = 0; j < n; j += OMC_NR) {
+      const int64_t k0 = u * OMC_DEPTH;
+      const omc_matrix panel = omc_gemm_part(&lines, j, k0);
+      OMC_GEMM_NAME(pack_lines)(&panel, omc_min(n - j, OMC_NR), omc_min(k - k0, some * OMC_DEPTH),
+                                OMC_NR, out + j * units + u * OMC_NR);
+    }
 }
 
 #endif

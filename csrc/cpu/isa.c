@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "cpu/kernel.h"
+#include "cpu/tiles.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -18,7 +19,8 @@ static bool has_f16c(void) {
 static bool dots_pay(void) { return __builtin_cpu_is("amd"); }
 #endif
 
-static omc_isa machine_isa(void) {
+/* The best that there is; for those above the limit no permission is asked. */
+static omc_isa machine_isa(int limit) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
@@ -26,14 +28,20 @@ static omc_isa machine_isa(void) {
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
     return OMC_ISA_AVX2;
-  return __builtin_cpu_supports("avx512bf16") && dots_pay() ? OMC_ISA_AVX512BF16 : OMC_ISA_AVX512;
+  if (!__builtin_cpu_supports("avx512bf16")) return OMC_ISA_AVX512;
+  const omc_tiles tiles = limit >= OMC_ISA_AMX ? omc_tiles_get() : OMC_TILES_NONE;
+  return tiles == OMC_TILES_F16    ? OMC_ISA_AMXFP16
+         : tiles == OMC_TILES_BF16 ? OMC_ISA_AMX
+         : dots_pay()              ? OMC_ISA_AVX512BF16
+                                   : OMC_ISA_AVX512;
 #else
+  (void)limit;
   return OMC_ISA_BASE;
 #endif
 }
 
 static omc_isa best_isa(void) {
-  const int machine = (int)machine_isa(), limit = omc_env_get()->isa;
+  const int limit = omc_env_get()->isa, machine = (int)machine_isa(limit);
   return (omc_isa)(limit < machine ? limit : machine);
 }
 

@@ -274,7 +274,9 @@ TEST(environment_variables_without_a_meaning_are_refused) {
   static const struct {
     const char *entry, *detail;
   } rows[] = {
-      {"OMC_ISA=avx1024", "OMC_ISA is 'avx1024', expected one of base, avx2, avx512, avx512bf16"},
+      {"OMC_ISA=avx1024",
+       "OMC_ISA is 'avx1024', expected one of base, avx2, avx512, avx512bf16, amx, "
+       "amxfp16"},
       {"OMC_ISA=AVX2", "OMC_ISA is 'AVX2'"},
       {"OMC_ISA=avx", "OMC_ISA is 'avx'"},
       {"OMC_GEMM=mkl", "OMC_GEMM is 'mkl', expected one of own, torch"},

@@ -56,3 +56,32 @@ def test_aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {isa for _, isa in rules["variants"]()} == {"base"}
     sources = list(ROOT.glob("tests/c/*.c"))
     assert complaints(rules, "aarch64-linux-gnu-gcc", sources, ["-Icsrc", "-Itests/c"]) == ""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="instructions of x86-64")
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize(
+    ("variant", "headers", "product"),
+    [
+        ("pairs_amx", ["amxbf16intrin.h", "amxintrin.h"], "tdpbf16ps"),
+        ("pairs_f16_amxfp16", ["amxfp16intrin.h"], "tdpfp16ps"),
+    ],
+)
+def test_tiles_are_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str, variant: str, headers: list[str], product: str
+) -> None:
+    """The C tests emulate them; here is what they are otherwise, where the compiler has a header of theirs."""
+    need(compiler)
+    need("objdump")
+    includes = " || ".join(f"__has_include(<{header}>)" for header in headers)
+    source = f"#if !({includes})\n#error\n#endif\n"
+    known = subprocess.run([compiler, "-E", "-xc", "-"], input=source, capture_output=True, text=True, check=False)
+    if known.returncode:
+        pytest.skip(f"{compiler} has no {headers[-1]}")
+    rules = build_rules(monkeypatch, "x86_64")
+    flags = [*rules["FLAGS"], *dict(rules["variants"]())[variant], "-Icsrc", "-O3"]
+    made = tmp_path / "kernel.o"
+    subprocess.run([compiler, *flags, "-c", "csrc/cpu/gemm_kernel_variant.c", "-o", made], check=True)
+    text = subprocess.run(["objdump", "-d", made], capture_output=True, text=True, check=True).stdout
+    wanted = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", product}
+    assert wanted == wanted & {*text.split()}

@@ -9,7 +9,9 @@ static omc_dtype stored(const omc_node *node) { return omc_in(node, 0)->type.dty
 
 /* Whether panels hold pairs of what is stored. */
 static bool in_pairs(const omc_node *node) {
-  return stored(node) == OMC_BF16 && omc_cpu_isa() >= OMC_ISA_AVX512BF16;
+  const omc_isa isa = omc_cpu_isa();
+  return (stored(node) == OMC_BF16 && isa >= OMC_ISA_AVX512BF16) ||
+         (stored(node) == OMC_F16 && isa >= OMC_ISA_AMXFP16);
 }
 
 /* Whether panels are packed from elements as they are stored. */
@@ -194,7 +196,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                       .n_grids = 1,
                       .twins = 1,
                       .grids = grid,
-                      .packed = f.o * depth};
+                      .packed = f.o * omc_gemm_most_units(depth)};
   p->pass = s.in_place ? omc_max(f.n, 1) : images_per_pass(node, &f, &s);
   return plan_winograd(node, &f, false, arena, &p->winograd);
 }
@@ -298,7 +300,7 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                           i % grids_by[2]};
     OMC_TRY(grad_grid(f, &s, at, before, s.in_place ? f->out[1] : span[1], arena, &grids[i]));
     grids[i].packed_at = packed;
-    packed += f->c * grids[i].depth;
+    packed += f->c * omc_gemm_most_units(grids[i].depth);
   }
   const int64_t taps = n_taps(f);
   *p = (conv_product){.direct = direct,
@@ -389,17 +391,12 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
   return (size_t)elements * omc_acc_size(stored(node)) + omc_sums_bytes(stored(node), sums);
 }
 
-/* Kernels of all variants, and of that whose panels hold pairs. */
-#if defined(__x86_64__)
-#define CONV_KERNELS(name)                                                           \
-  OMC_VARIANT_DECLARE(floats, OMC_DECLARE_KERNEL_, omc_k_##name)                     \
-  OMC_DECLARE_KERNEL_(omc_k_##name##_pairs_avx512bf16)                               \
-  static const omc_kernels omc_kernels_##name = {                                    \
-      .fn = {OMC_VARIANT_TABLE(floats, omc_k_##name)[OMC_BF16][OMC_ISA_AVX512BF16] = \
-                 omc_k_##name##_pairs_avx512bf16}};
-#else
-#define CONV_KERNELS OMC_KERNELS
-#endif
+/* Kernels of all variants, and of those whose panels hold pairs. */
+#define CONV_KERNELS(name)                                       \
+  OMC_VARIANT_DECLARE(floats, OMC_DECLARE_KERNEL_, omc_k_##name) \
+  OMC_VARIANT_DECLARE(pairs, OMC_DECLARE_KERNEL_, omc_k_##name)  \
+  static const omc_kernels omc_kernels_##name = {                \
+      .fn = {OMC_VARIANT_TABLE(floats, omc_k_##name) OMC_VARIANT_TABLE(pairs, omc_k_##name)}};
 CONV_KERNELS(Conv)
 CONV_KERNELS(ConvGradWeight)
 

@@ -157,7 +157,11 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
 
 /* For kernels that are the same whatever panels hold. */
 #if defined(OMC_KIND_IS_PAIRS)
+#if defined(OMC_STORAGE_IS_BF16)
 #define OMC_CONV_STORED(name) OMC_PASTE3(omc_conv_, name, bf16_avx512)
+#else
+#define OMC_CONV_STORED(name) OMC_PASTE3(omc_conv_, name, f16_avx512)
+#endif
 #else
 #define OMC_CONV_STORED OMC_CONV_NAME
 #endif

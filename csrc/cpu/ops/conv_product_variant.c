@@ -6,7 +6,7 @@
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
-#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT && OMC_GEMM_KNOWN
 
 /* ---- the source ---- */
 
@@ -171,8 +171,8 @@ typedef struct {
 } depth_block;
 
 static depth_block depth_block_at(const conv_grid *grid, int64_t block) {
-  const int64_t blocks = depth_blocks(grid), first = omc_cut(grid->depth, blocks, block);
-  return (depth_block){first, omc_cut(grid->depth, blocks, block + 1) - first};
+  const int64_t blocks = depth_blocks(grid), first = omc_gemm_cut(grid->depth, blocks, block);
+  return (depth_block){first, omc_gemm_cut(grid->depth, blocks, block + 1) - first};
 }
 
 /* The units of a row of weights in a block of the depth. */
@@ -194,7 +194,8 @@ static void load_weights(const conv_grid *grid, const storage_t *row, depth_bloc
 /* The packed weights of the rows from row i of a group on. */
 static omc_unit *packed_at(const product_job *job, const conv_grid *grid, int64_t group,
                            int64_t i) {
-  return job->packed + grid->packed_at + (group * job->p->m + i) * grid->depth;
+  const int64_t units = omc_gemm_units(grid->depth);
+  return job->packed + grid->packed_at + (group * job->p->m + i) * units;
 }
 
 /* Packs the weights of one grid by (group, part of m, block of depth). A panel is packed apart, as
@@ -216,13 +217,14 @@ static void pack_weights(omc_range range, void *ctx) {
     omc_unit *to = packed_at(job, grid, group, i) + m * d.first;
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
-      const int64_t r0 = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - r0;
+      const int64_t r0 = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - r0;
       for (int64_t r = 0; r < h; r++)
         load_weights(grid, weight + (r0 + r) * p->weight_row, d, rows + r * d.units);
       const omc_matrix lines = omc_gemm_sums((acc_t *)(void *)rows, d.units);
       OMC_TURN_UNITS(&lines, h, d.units, h, (void *)packed);
       memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);
-      to += h * d.units;
+      OMC_GEMM_NAME(group)(to, h, d.units);
+      to += h * omc_gemm_units(d.units);
     }
   }
 }

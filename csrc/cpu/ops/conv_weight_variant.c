@@ -5,7 +5,7 @@
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
-#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT && OMC_GEMM_KNOWN
 
 typedef struct {
   const omc_kernel_args *args;
@@ -80,7 +80,7 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t u0,
   const conv_weight_grad *p = job->p;
   const int64_t pixels = p->rows * p->cols, all = image_units(p), panels = omc_gemm_panels(m);
   for (int64_t panel = 0; panel < panels; panel++) {
-    const int64_t i = omc_cut(m, panels, panel), h = omc_cut(m, panels, panel + 1) - i;
+    const int64_t i = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - i;
     for (int64_t u = 0; u < units;) {
       const int64_t image = (u0 + u) / all, first = (u0 + u) % all;
       const int64_t n = omc_min(units - u, all - first), pixel = first * OMC_DEPTH;
@@ -90,7 +90,8 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t u0,
       OMC_GEMM_NAME(pack_lines)(&lines, h, omc_min(n * OMC_DEPTH, pixels - pixel), h, out + u * h);
       u += n;
     }
-    out += h * units;
+    OMC_GEMM_NAME(group)(out, h, units);
+    out += h * omc_gemm_units(units);
   }
 }
 
@@ -121,7 +122,8 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   omc_unit *const a = b + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
   acc_t *const sum = job->sum + (group * p->m + i) * p->columns;
   for (int64_t block = 0; block < blocks; block++) {
-    const int64_t u0 = omc_cut(units, blocks, block), n = omc_cut(units, blocks, block + 1) - u0;
+    const int64_t u0 = omc_gemm_cut(units, blocks, block),
+                  n = omc_gemm_cut(units, blocks, block + 1) - u0;
     int64_t pixel_at[OMC_DEPTH * OMC_GEMM_KC];
     locate_pixels(p, u0, n, pixel_at);
     pack_pixels(job, group * p->m + i, m, u0, n, a);

@@ -54,10 +54,10 @@ static void transform_kernels(const conv_winograd *p, const storage_t *weight, i
 static void pack_kernels(omc_range range, void *ctx) {
   const winograd_job *job = ctx;
   const conv_winograd *p = job->p;
-  const int64_t panels = omc_gemm_panels(p->m), blocks = depth_blocks(p);
+  const int64_t blocks = depth_blocks(p);
   for (int64_t u = range.begin; u < range.end; u++) {
-    const int64_t i = omc_cut(p->m, panels, u / p->c),
-                  rows = omc_cut(p->m, panels, u / p->c + 1) - i, k = u % p->c;
+    const int64_t i = omc_gemm_row(p->m, u / p->c), rows = omc_gemm_row(p->m, u / p->c + 1) - i,
+                  k = u % p->c;
     int64_t block = 0;
     while (omc_cut(p->c, blocks, block + 1) <= k) block++;
     const int64_t k0 = omc_cut(p->c, blocks, block), depth = omc_cut(p->c, blocks, block + 1) - k0;
