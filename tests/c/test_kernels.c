@@ -389,10 +389,12 @@ static bool check_text(const char *text) {
   return status == OMC_OK;
 }
 
-/* `text` with every f32 replaced by another name of three letters. */
+/* `text` with every f32 replaced by another name. */
 static const char *in_dtype(const char *text, const char *dtype, char *out, size_t size) {
-  snprintf(out, size, "%s", text);
-  for (char *at = out; (at = strstr(at, "f32")) != NULL; at += 3) memcpy(at, dtype, 3);
+  size_t used = 0;
+  for (const char *at; (at = strstr(text, "f32")) != NULL; text = at + 3)
+    used += (size_t)snprintf(out + used, size - used, "%.*s%s", (int)(at - text), text, dtype);
+  snprintf(out + used, size - used, "%s", text);
   return out;
 }
 
@@ -431,6 +433,8 @@ static void check_isa(omc_isa isa) {
   omc_cpu_set_isa(isa);
   if (omc_cpu_isa() != isa) return;
   check_graphs("f32");
+  check_graphs("bf16");
+  check_graphs("f16");
   check_elementwise("f32", "grad");
   check_elementwise("f16", "");
 }
