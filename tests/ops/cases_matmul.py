@@ -55,6 +55,8 @@ def attention(
         "dead": (torch.arange(t)[:, None] != 1).expand(1, 1, t, s).contiguous(),
         "keys": (torch.arange(s) < s - 2).expand(b, 1, 1, s).contiguous(),
         "float": x(1, h, t, s, dtype=dtype, seed=4),
+        "window": (torch.arange(t)[:, None] - torch.arange(s)).abs() < 9,
+        "lowest": torch.zeros(b, 1, 1, s, dtype=dtype).masked_fill(torch.arange(s) < s // 2, torch.finfo(dtype).min),
     }
 
     def f(q_: Tensor, k_: Tensor, v_: Tensor, m: Tensor | None = None) -> Tensor:
@@ -142,5 +144,7 @@ CASES = [
     attention(2, 2, 6, 6, 8, "dead"), attention(3, 2, 33, 33, 20, "keys"), attention(1, 6, 9, 9, 8, kv=2), attention(1, 4, 130, 130, 16, causal=1, kv=2),
     attention(1, 2, 5, 6, 4, "bool", dtype=F64), attention(1, 2, 6, 6, 4, causal=1, dtype=F64), attention(1, 1, 200, 150, 12, causal=1),
     attention(2, 4, 70, 70, 16, causal=1, kv=2, head_axes=(2, 2, 2, 2)), attention(2, 3, 7, 9, 8, "float", head_axes=(2, 1, 2, 1)),
+    attention(2, 4, 130, 130, 12, "window", kv=2, head_axes=(2, 1, 2, 2)), attention(2, 2, 65, 140, 8, "lowest"), attention(1, 2, 70, 130, 5, "window", dtype=F64),
+    attention(2, 2, 5, 0, 8, "keys"), attention(3, 2, 0, 5, 8, "keys"), attention(1, 2, 70, 90, 8, "lowest", kv=1),
     attention(2, 2, 5, 7, 4, "keys", head_axes=(1, 2, 1, 2)), attention(1, 2, 6, 6, 4, "bool", dtype=F64, head_axes=(2, 2, 2, 2)),
 ]  # fmt: skip

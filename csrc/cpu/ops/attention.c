@@ -18,16 +18,18 @@ static omc_status params_attention_grad(const omc_node *node, omc_arena *arena, 
   return OMC_OK;
 }
 
+/* Scratch memory of the threads, and then what they share. */
 static size_t forward_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
-  return scratch_of(params, 1).total * (size_t)threads;
+  const omc_attention_form *f = params;
+  return scratch_of(f, 1).total * (size_t)threads +
+         hidden_length(f, omc_in(node, 3) != NULL) * omc_acc_size(f->dtype);
 }
 static size_t backward_workspace(const omc_node *node, const void *params, int threads) {
-  (void)node;
   const attention_grad_params *p = params;
   const omc_attention_form *f = &p->form;
   const int64_t sums = sums_apart(p) ? f->batch * f->kv_heads * p->parts * part_length(f) : 0;
-  return scratch_of(f, 2).total * (size_t)threads + (size_t)sums * omc_acc_size(f->dtype);
+  return scratch_of(f, 2).total * (size_t)threads +
+         (hidden_length(f, omc_in(node, 5) != NULL) + (size_t)sums) * omc_acc_size(f->dtype);
 }
 
 OMC_KERNELS(Attention)

@@ -22,6 +22,9 @@ static inline bool sums_apart(const attention_grad_params *p) {
  * vectors of any variant. */
 enum { OMC_QUERY_BLOCK = 64 };
 
+/* Keys that are left out together: whole vectors of any variant. */
+enum { OMC_KEY_BLOCK = 32 };
+
 /* Items of the gradient, at least: heads of keys and values, in parts where these are few. */
 enum { OMC_LEAST_GRAD_ITEMS = 8 };
 
@@ -39,11 +42,39 @@ static inline int64_t part_length(const omc_attention_form *p) {
   return p->keys * (p->dim + p->value_dim);
 }
 
-/* One thread's scratch memory, offsets in bytes: `tables` of OMC_QUERY_BLOCK x row_length acc_t,
- * random words of a row, an acc_t per query row, sums of OMC_QUERY_BLOCK rows of y, and the
- * products' own. */
+/* What of a mask is looked at apart: samples, heads and blocks of queries, one where it repeats
+ * itself; a look is noted in `length` acc_t. */
 typedef struct {
-  size_t table[2], words, rows, y, gemm, total;
+  bool by_row; /* else all queries see the same */
+  int64_t samples, heads, blocks, length;
+} attention_looks;
+
+static inline attention_looks looks_of(const omc_attention_form *p) {
+  const bool by_row = p->causal || p->mask_strides[2] != 0;
+  return (attention_looks){.by_row = by_row,
+                           .samples = p->mask_strides[0] ? p->batch : 1,
+                           .heads = p->mask_strides[1] ? p->heads : 1,
+                           .blocks = by_row ? n_blocks(p) : 1,
+                           .length = 1 + omc_ceil_div(p->keys, OMC_KEY_BLOCK)};
+}
+
+/* acc_t that are known of mask, keys and values during a run. */
+static inline size_t hidden_length(const omc_attention_form *p, bool has_mask) {
+  const attention_looks n = looks_of(p);
+  if (!has_mask) return 0;
+  return (size_t)(n.samples * n.heads * n.blocks * n.length + 2 * p->batch * p->kv_heads);
+}
+
+/* Keys first .. first + n - 1, which are columns at .. of a block's tables. */
+typedef struct {
+  int64_t first, n, at;
+} key_run;
+
+/* One thread's scratch memory, offsets in bytes: `tables` of OMC_QUERY_BLOCK x row_length acc_t,
+ * random words of a row, an acc_t per query row, sums of OMC_QUERY_BLOCK rows of y or dq, runs of
+ * keys, and the products' own. */
+typedef struct {
+  size_t table[2], words, rows, sums, runs, gemm, total;
 } attention_scratch;
 
 static inline attention_scratch scratch_of(const omc_attention_form *p, int tables) {
@@ -63,8 +94,11 @@ static inline attention_scratch scratch_of(const omc_attention_form *p, int tabl
   attention_scratch s = {.table = {0, table}};
   s.words = table * (size_t)tables;
   s.rows = s.words + (p->p > 0 ? omc_round_up(length * sizeof(uint32_t), 64) : 0);
-  s.y = s.rows + OMC_QUERY_BLOCK * size;
-  s.gemm = s.y + omc_round_up(omc_sums_bytes(p->dtype, OMC_QUERY_BLOCK * p->value_dim), 64);
+  const int64_t widest = omc_max(p->dim, p->value_dim);
+  s.sums = s.rows + OMC_QUERY_BLOCK * size;
+  s.runs = s.sums + omc_round_up(omc_sums_bytes(p->dtype, OMC_QUERY_BLOCK * widest), 64);
+  const size_t most_runs = length / (2 * OMC_KEY_BLOCK) + 1;
+  s.gemm = s.runs + omc_round_up(most_runs * sizeof(key_run), 64);
   s.total = omc_round_up(s.gemm + gemm, 64);
   return s;
 }

@@ -8,18 +8,16 @@
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
-#include "cpu/ops/attention.h"
+#include "cpu/ops/attention_mask.h"
 #include "cpu/parallel.h"
 #include "cpu/rng.h"
 #include "cpu/rows.h"
 #include "ops/random.h"
 
-#define NEG_INF (-(acc_t)INFINITY)
-
 typedef struct {
   const omc_attention_form *p;
   const storage_t *q, *k, *v, *dy;
-  const void *mask; /* NULL: none */
+  hidden_keys hidden;
   storage_t *out, *dq, *dk, *dv;
   int64_t parts; /* gradient */
   acc_t *sums;   /* gradient: [B * Hkv, parts, part_length], dk and then dv; NULL: not apart */
@@ -35,9 +33,11 @@ typedef struct {
 typedef struct {
   int64_t head;        /* in [B * H] */
   int64_t first, rows; /* query rows first .. first + rows - 1 */
-  int64_t cols;        /* keys that any of them sees */
-  int64_t query;       /* first row in [B * H * T] */
-  int64_t q, k, v, y;  /* first element of its rows and of its keys and values */
+  int64_t cols;        /* keys that any of them sees, columns of its tables */
+  int64_t n_runs;      /* of these keys */
+  key_run *runs;
+  int64_t query;      /* first row in [B * H * T] */
+  int64_t q, k, v, y; /* first element of its rows and of its keys and values */
 } query_block;
 
 static query_block block_at(const omc_attention_form *p, int64_t head, int64_t index) {
@@ -53,6 +53,14 @@ static query_block block_at(const omc_attention_form *p, int64_t head, int64_t i
                        .k = head_at(&p->k, p->kv_heads, kv_head),
                        .v = head_at(&p->v, p->kv_heads, kv_head),
                        .y = head_at(&p->y, p->heads, head) + first * p->y.token};
+}
+
+/* Leaves out of a block's keys what the mask hides. */
+static void leave_out(const attention_job *job, const hidden_keys *hidden, query_block *b,
+                      char *scratch) {
+  b->runs = (key_run *)(void *)(scratch + job->scratch.runs);
+  b->n_runs = runs_of(hidden, b->head, b->first, b->rows, b->cols, job->q + b->q,
+                      job->dy ? job->dy + b->y : NULL, b->runs, &b->cols);
 }
 
 static attention_job make_job(const omc_kernel_args *args, const omc_attention_form *p,
@@ -77,6 +85,10 @@ static omc_matrix by_rows(const storage_t *x, int64_t stride) {
 }
 static omc_matrix transposed(const storage_t *x, int64_t stride) {
   return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = 1, .cs = stride, .dtype = OMC_STORAGE};
+}
+static omc_matrix from_row(omc_matrix m, int64_t row) {
+  m.data = (char *)m.data + row * m.rs * (int64_t)omc_dtype_size(m.dtype);
+  return m;
 }
 /* Sums; as an operand beside numbers of bf16 they are rounded to it, as PyTorch does. */
 static omc_matrix computed(acc_t *x, int64_t stride) {
@@ -104,14 +116,31 @@ static void mask_row_bool(acc_t *s, const uint8_t *mask, int64_t step, int64_t n
       mask_bytes m;
       memcpy(&m, mask + k, sizeof m);
       const vmask keep = __builtin_convertvector(m, vmask) != 0;
-      vstr(s + k, vldr(s + k) + vblend(keep, vset(0), vset(NEG_INF)));
+      vstr(s + k, vldr(s + k) + vblend(keep, vset(0), vset(OMC_LOWEST)));
     }
   for (; k < n; k++)
-    if (!mask[k * step]) s[k] += NEG_INF;
+    if (!mask[k * step]) s[k] += OMC_LOWEST;
 }
 
 static void mask_row_add(acc_t *s, const storage_t *mask, int64_t step, int64_t n) {
-  for (int64_t k = 0; k < n; k++) s[k] += ld(mask + k * step);
+  int64_t k = 0;
+  if (step == 1)
+    for (; k + OMC_VL <= n; k += OMC_VL) vstr(s + k, vldr(s + k) + vld(mask + k));
+  for (; k < n; k++) s[k] += ld(mask + k * step);
+}
+
+/* Masks query i's scores of n keys from `key` on. */
+static void mask_row(const attention_job *job, int64_t head, int64_t i, int64_t key, acc_t *s,
+                     int64_t n) {
+  const omc_attention_form *p = job->p;
+  const int64_t *stride = p->mask_strides;
+  const int64_t at =
+      head / p->heads * stride[0] + head % p->heads * stride[1] + i * stride[2] + key * stride[3];
+  if (!job->hidden.mask) return;
+  if (p->mask_is_bool)
+    mask_row_bool(s, (const uint8_t *)job->hidden.mask + at, stride[3], n);
+  else
+    mask_row_add(s, (const storage_t *)job->hidden.mask + at, stride[3], n);
 }
 
 /* Scores of a block, masked; columns that a row does not see, up to a whole vector, are -inf. */
@@ -119,29 +148,30 @@ static void make_scores(const attention_job *job, const query_block *b, acc_t *s
                         void *workspace) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
-  product(workspace, b->rows, b->cols, p->dim, by_rows(job->q + b->q, p->q.token),
-          transposed(job->k + b->k, p->k.token), computed(scores, length), p->scale, 0);
-  for (int64_t r = 0; r < b->rows; r++) {
-    acc_t *s = scores + r * length;
-    const int64_t i = b->first + r, seen = p->causal ? omc_min(p->keys, i + 1) : p->keys;
-    if (job->mask) {
-      const int64_t *stride = p->mask_strides;
-      const int64_t at =
-          b->head / p->heads * stride[0] + b->head % p->heads * stride[1] + i * stride[2];
-      if (p->mask_is_bool)
-        mask_row_bool(s, (const uint8_t *)job->mask + at, stride[3], seen);
-      else
-        mask_row_add(s, (const storage_t *)job->mask + at, stride[3], seen);
+  for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++) {
+    acc_t *table = scores + run->at;
+    product(workspace, b->rows, run->n, p->dim, by_rows(job->q + b->q, p->q.token),
+            transposed(job->k + b->k + run->first * p->k.token, p->k.token),
+            computed(table, length), p->scale, 0);
+    for (int64_t r = 0; r < b->rows; r++) {
+      const int64_t i = b->first + r;
+      const int64_t seen = p->causal ? omc_clamp(i + 1 - run->first, 0, run->n) : run->n;
+      mask_row(job, b->head, i, run->first, table + r * length, seen);
+      for (int64_t k = seen; k < run->n; k++) table[r * length + k] = OMC_LOWEST;
     }
-    for (int64_t k = seen; k < whole; k++) s[k] = NEG_INF;
   }
+  for (int64_t r = 0; r < b->rows; r++)
+    for (int64_t k = b->cols; k < whole; k++) scores[r * length + k] = OMC_LOWEST;
 }
 
-/* Random words of the probabilities of query row `query`, of the first n keys. */
-static const uint32_t *drop_words(const attention_job *job, int64_t query, int64_t n,
+/* Random words of the probabilities of a block's row r. */
+static const uint32_t *drop_words(const attention_job *job, const query_block *b, int64_t r,
                                   char *scratch) {
   uint32_t *words = (uint32_t *)(void *)(scratch + job->scratch.words);
-  omc_philox_words(job->seed, job->p->subsequence, (uint64_t)(query * job->p->keys), n, words);
+  const int64_t first = (b->query + r) * job->p->keys;
+  for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
+    omc_philox_words(job->seed, job->p->subsequence, (uint64_t)(first + run->first), run->n,
+                     words + run->at);
   return words;
 }
 
@@ -158,10 +188,10 @@ OMC_INLINE vmask kept(const attention_job *job, const uint32_t *words) {
 static acc_t softmax_row(const attention_job *job, const query_block *b, int64_t r, acc_t *s,
                          char *scratch) {
   const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL, query = b->query + r;
-  vacc_t top = vset(NEG_INF), sum = vset(0);
+  vacc_t top = vset(OMC_LOWEST), sum = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
   const acc_t max = vhmax(top);
-  if (max == NEG_INF) {
+  if (max == OMC_LOWEST) {
     memset(s, 0, (size_t)whole * sizeof *s);
     if (job->lse) job->lse[query] = (acc_t)INFINITY;
     return 0;
@@ -174,10 +204,24 @@ static acc_t softmax_row(const attention_job *job, const query_block *b, int64_t
   const acc_t total = vsum(sum);
   if (job->lse) job->lse[query] = max + (acc_t)log((double)total);
   if (job->p->p <= 0) return 1 / total;
-  const uint32_t *words = drop_words(job, query, b->cols, scratch);
+  const uint32_t *words = drop_words(job, b, r, scratch);
   for (int64_t k = 0; k < whole; k += OMC_VL)
     vstr(s + k, vblend(kept(job, words + k), vldr(s + k), vset(0)));
   return job->keep_scale / total;
+}
+
+/* Of heads in [B * H], the one to take as the i-th: a head of each sample in turn, for those of one
+ * may cost more than those of another. */
+static int64_t nth_head(const omc_attention_form *p, int64_t heads, int64_t i) {
+  return i % p->batch * heads + i / p->batch;
+}
+
+/* y = a matrix of a block's columns by the rows of its keys, summed up in `sums`. */
+static void combine(const query_block *b, acc_t *table, int64_t length, omc_matrix keys, int64_t n,
+                    omc_matrix sums, double alpha, void *workspace) {
+  for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
+    product(workspace, b->rows, n, run->n, computed(table + run->at, length),
+            from_row(keys, run->first), sums, alpha, run > b->runs);
 }
 
 /* Items are blocks of query rows. Those of a head are taken from both ends, for a causal block
@@ -191,15 +235,17 @@ static void forward_blocks(omc_range range, void *ctx) {
   const int64_t blocks = n_blocks(p), length = row_length(p);
   for (int64_t item = range.begin; item < range.end; item++) {
     const int64_t i = item % blocks;
-    const query_block b = block_at(p, item / blocks, i % 2 ? blocks - 1 - i / 2 : i / 2);
+    query_block b =
+        block_at(p, nth_head(p, p->heads, item / blocks), i % 2 ? blocks - 1 - i / 2 : i / 2);
     storage_t *y = job->out + b.y;
+    leave_out(job, &job->hidden, &b, scratch);
     make_scores(job, &b, scores, scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
     const int64_t step = OMC_STORES_ACC ? p->y.token : p->value_dim;
-    acc_t *sums = sums_of(y, (acc_t *)(void *)(scratch + job->scratch.y));
-    product(scratch + job->scratch.gemm, b.rows, p->value_dim, b.cols, computed(scores, length),
-            by_rows(job->v + b.v, p->v.token), computed(sums, step), 1, 0);
+    acc_t *sums = sums_of(y, (acc_t *)(void *)(scratch + job->scratch.sums));
+    combine(&b, scores, length, by_rows(job->v + b.v, p->v.token), p->value_dim,
+            computed(sums, step), 1, scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       for (int64_t k = 0; k < p->value_dim; k++)
         st(y + r * p->y.token + k, sums[r * step + k] * factor[r]);
@@ -210,8 +256,9 @@ OMC_KERNEL(Attention, args) {
   const omc_attention_form *p = args->params;
   attention_job job = make_job(args, p, 1);
   job.q = omc_in_data(args, 0), job.k = omc_in_data(args, 1), job.v = omc_in_data(args, 2);
-  job.mask = omc_in_data(args, 3);
   job.out = omc_out_data(args, 0), job.lse = omc_out_data(args, 1);
+  acc_t *shared = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
+  job.hidden = look_for_hidden(p, omc_in_data(args, 3), job.k, job.v, shared, args->threads);
   omc_parallel_for(p->batch * p->heads * n_blocks(p), 1, args->threads, forward_blocks, &job);
   return OMC_OK;
 }
@@ -223,7 +270,7 @@ static void softmax_grad_row(const attention_job *job, const query_block *b, int
                              acc_t *ds, char *scratch) {
   const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
   const vacc_t scale = vset(job->keep_scale), lse = vset(job->lse[query]);
-  const uint32_t *words = job->p->p > 0 ? drop_words(job, query, b->cols, scratch) : NULL;
+  const uint32_t *words = job->p->p > 0 ? drop_words(job, b, r, scratch) : NULL;
   for (int64_t k = b->cols; k < whole; k++) ds[k] = 0;
   vacc_t sums = vset(0), products = vset(0);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
@@ -266,27 +313,38 @@ static void clear_rows(const omc_matrix *m, int64_t rows, int64_t n) {
     memset((acc_t *)m->data + r * m->rs, 0, (size_t)n * sizeof(acc_t));
 }
 
+/* Adds a matrix of a block's columns, transposed, by n columns of its rows to those of its keys. */
+static void spread(const query_block *b, acc_t *table, int64_t length, omc_matrix rows, int64_t n,
+                   omc_matrix keys, double alpha, void *workspace) {
+  for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
+    product(workspace, run->n, n, b->rows, computed_transposed(table + run->at, length), rows,
+            from_row(keys, run->first), alpha, 1);
+}
+
 /* Adds one block of query rows to dk and dv and writes its rows of dq. */
 static void backward_block(const attention_job *job, const query_block *b, const key_sums *sums,
                            char *scratch) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), dim = p->dim, value_dim = p->value_dim;
+  const int64_t step = OMC_STORES_ACC ? p->q.token : dim;
   acc_t *probs = (acc_t *)(void *)(scratch + job->scratch.table[0]);
   acc_t *grads = (acc_t *)(void *)(scratch + job->scratch.table[1]);
+  storage_t *dq = job->dq + b->q;
+  acc_t *dq_sums = sums_of(dq, (acc_t *)(void *)(scratch + job->scratch.sums));
   void *workspace = scratch + job->scratch.gemm;
-  const omc_matrix q = by_rows(job->q + b->q, p->q.token), dq = by_rows(job->dq + b->q, p->q.token),
-                   k = by_rows(job->k + b->k, p->k.token),
-                   v_t = transposed(job->v + b->v, p->v.token),
+  const omc_matrix q = by_rows(job->q + b->q, p->q.token), k = by_rows(job->k + b->k, p->k.token),
                    dy = by_rows(job->dy + b->y, p->y.token);
   make_scores(job, b, probs, workspace);
-  product(workspace, b->rows, b->cols, value_dim, dy, v_t, computed(grads, length), 1, 0);
+  for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
+    product(workspace, b->rows, run->n, value_dim, dy,
+            transposed(job->v + b->v + run->first * p->v.token, p->v.token),
+            computed(grads + run->at, length), 1, 0);
   for (int64_t r = 0; r < b->rows; r++)
     softmax_grad_row(job, b, r, probs + r * length, grads + r * length, scratch);
-  product(workspace, b->cols, value_dim, b->rows, computed_transposed(probs, length), dy, sums->dv,
-          1, 1);
-  product(workspace, b->rows, dim, b->cols, computed(grads, length), k, dq, p->scale, 0);
-  product(workspace, b->cols, dim, b->rows, computed_transposed(grads, length), q, sums->dk,
-          p->scale, 1);
+  spread(b, probs, length, dy, value_dim, sums->dv, 1, workspace);
+  combine(b, grads, length, k, dim, computed(dq_sums, step), p->scale, workspace);
+  for (int64_t r = 0; r < b->rows; r++) store_sums(dq_sums + r * step, dq + r * p->q.token, dim);
+  spread(b, grads, length, q, dim, sums->dk, p->scale, workspace);
 }
 
 /* Whether some row of probabilities is NaN, which those of the keys that it does not see are too.
@@ -303,14 +361,17 @@ static void backward_parts(omc_range range, void *ctx) {
   const omc_attention_form *p = job->p;
   char *scratch = job->workspace + (size_t)range.thread * job->scratch.total;
   const int64_t group = p->heads / p->kv_heads, blocks = n_blocks(p);
+  const hidden_keys all_keys = {.p = p};
   for (int64_t item = range.begin; item < range.end; item++) {
-    const int64_t kv = item / job->parts;
+    const int64_t kv = nth_head(p, p->kv_heads, item / job->parts);
     const key_sums sums = sums_at(job, kv, item % job->parts);
     clear_rows(&sums.dk, p->keys, p->dim);
     clear_rows(&sums.dv, p->keys, p->value_dim);
     for (int64_t i = item % job->parts; i < group * blocks; i += job->parts) {
       query_block b = block_at(p, kv * group + i / blocks, i % blocks);
-      if (has_nan(job, &b)) b.cols = p->keys;
+      const bool nan = has_nan(job, &b);
+      if (nan) b.cols = p->keys;
+      leave_out(job, nan ? &all_keys : &job->hidden, &b, scratch);
       backward_block(job, &b, &sums, scratch);
     }
   }
@@ -348,10 +409,11 @@ OMC_KERNEL(AttentionGrad, args) {
   job.parts = params->parts;
   job.dy = omc_in_data(args, 0);
   job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
-  job.lse = args->in[4].data, job.mask = omc_in_data(args, 5);
+  job.lse = args->in[4].data;
   job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
-  if (sums_apart(params))
-    job.sums = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
+  acc_t *shared = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
+  job.hidden = look_for_hidden(p, omc_in_data(args, 5), job.k, job.v, shared, args->threads);
+  if (sums_apart(params)) job.sums = shared + hidden_length(p, job.hidden.mask != NULL);
   omc_parallel_for(p->batch * p->kv_heads * job.parts, 1, args->threads, backward_parts, &job);
   if (job.sums)
     omc_parallel_for(p->batch * p->kv_heads * p->keys, OMC_QUERY_BLOCK, args->threads, add_parts,
