@@ -71,8 +71,8 @@ fuzz: $(VENV)/installed
 fuzz-stale: $(VENV)/installed
 	$(BIN)/python tests/fuzz/stale.py $(ARGS)
 
-# Whole training steps of large models; ARGS=--wide: of ordinary ones of all kinds. docs/benchmarks.md is drawn by
-# benchmarks/page.py of what ARGS='--json benchmarks/results/NAME.json' leaves.
+# Whole training steps of large models; ARGS=--wide: of ordinary ones of all kinds; ARGS=--ops: single layers.
+# docs/benchmarks.md is drawn by benchmarks/page.py of what ARGS='--json benchmarks/results/NAME.json' leaves.
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 

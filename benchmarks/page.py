@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from ops import LAYERS
 from run import Figures, like_for_like
 from wide import geometric_mean, ratio_of
 from worker import ARMS
@@ -19,8 +20,8 @@ PAGE = DOCS / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'` and
-`make bench ARGS='--wide --json FILE'` write. Ratios are of medians of one run, arms stepping in turn: the same model on
+Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'`, with `--wide`
+and with `--ops` too, write. Ratios are of medians of one run, arms stepping in turn: the same model on
 both sides, PyTorch's AdamW as optimizer unless a column says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is
 glibc told never to give memory back. In brackets: the ratio to eager with the same malloc and optimizer, where that
 is not the first column.
@@ -96,11 +97,28 @@ def wide_section(name: str, result: dict) -> list[str]:
     return lines + table(["", "kind", *columns], body)
 
 
+def layers_section(name: str, result: dict) -> list[str]:
+    lines = [
+        f"## Single layers: {name}",
+        "",
+        f"{result['machine']}. Forward and backward; rates as `benchmarks/ops.py`",
+    ]
+    lines += ["counts them, beside the highest GEMM rate and the copy bandwidth of the run.", ""]
+    body = []
+    for row in result["layers"]:
+        unit = "GFLOP/s" if LAYERS[row["layer"]].flops else "GB/s"
+        times = (f"{1e3 * row['eager']:.2f}", f"{1e3 * row['ours']:.2f}", f"{ratio_of(row):.2f}x")
+        share = f"{100 * row['rate'] / row['ceiling']:.0f} %"
+        body.append([row["layer"], row["dtype"], *times, f"{row['rate'] / 1e9:.1f} {unit}", share])
+    return lines + table(["", "", "eager, ms", "ORTModule, ms", "ratio", "rate", "of ceiling"], body)
+
+
 def main() -> None:
     lines = [HEAD]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
-        section = steps_section if "floors" in result else wide_section
+        kinds = {"floors": steps_section, "kinds": wide_section, "layers": layers_section}
+        section = next(section for key, section in kinds.items() if key in result)
         lines += section(path.stem, result)
     PAGE.write_text("\n".join(lines).rstrip() + "\n")
 

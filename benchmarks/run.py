@@ -4,7 +4,8 @@ Each arm has its own process; the parent lets them step in turn, so that a chang
 speed meets all of them alike. Printed per model: median step, its ratio to the first arm and to
 eager with the same malloc and optimizer (like for like), loss of the last step, first step, peak
 memory over the loaded model, and per cent of the floor that this run's measured GEMM and copy
-rates allow.
+rates allow. With ``--busy N``, once more beside N processes that compute all the time: how many
+times as long a step takes then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import ops
 import wide
 from ceilings import copy_bandwidth, gemm_flops
 from machine import machine
@@ -45,6 +48,7 @@ class Figures:
     arm: str
     first: float = 0.0
     steps: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)  # beside other processes
     loss: float = 0.0
     peak: int = 0
     extra: dict[str, float] = field(default_factory=dict)
@@ -83,13 +87,11 @@ class Worker:
         self.process.stdin.flush()
         return self.read()
 
-    def step(self, first: bool = False) -> None:
+    def step(self) -> float:
+        """The seconds of one step."""
         answer = self.ask("step")
         self.figures.loss = answer["loss"]
-        if first:
-            self.figures.first = answer["seconds"]
-        else:
-            self.figures.steps.append(answer["seconds"])
+        return answer["seconds"]
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -103,18 +105,34 @@ class Worker:
         return self.figures
 
 
+@contextlib.contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Processes that keep a core busy each."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def measure(
-    model: str, dtype: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str
+    model: str, dtype: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str, busy: int
 ) -> list[Figures]:
     workers = [Worker(model, arm, dropout, scale, dtype) for arm in arms]
     try:
         for w in workers:
-            w.step(first=True)
+            w.figures.first = w.step()
         for round_ in range(warmup + steps):
             for w in workers:
-                w.step()
-                if round_ < warmup:
-                    w.figures.steps.clear()
+                seconds = w.step()
+                if round_ >= warmup:
+                    w.figures.steps.append(seconds)
+        with neighbours(busy):
+            for _ in range(steps if busy else 0):
+                for w in workers:
+                    w.figures.busy.append(w.step())
         return [w.close() for w in workers]
     finally:
         for w in workers:
@@ -130,7 +148,17 @@ def like_for_like(row: dict[str, Figures], arm: str) -> float | None:
 
 def table(title: str, floor: float, rows: list[Figures]) -> Table:
     t = Table(title=f"{title}, {rows[0].dtype}   floor {floor * 1e3:.0f} ms")
-    columns = ("step, ms", "min", "to the first", "like for like", "of floor", "loss", "first step, s", "peak, MiB")
+    columns = (
+        "step, ms",
+        "min",
+        "to the first",
+        "like for like",
+        "of floor",
+        "busy",
+        "loss",
+        "first step, s",
+        "peak, MiB",
+    )
     for name in ("", *columns):
         t.add_column(name, justify="left" if not name else "right", no_wrap=True)
     for r in rows:
@@ -142,6 +170,7 @@ def table(title: str, floor: float, rows: list[Figures]) -> Table:
             f"{rows[0].median / r.median:.2f}x",
             "" if ratio is None else f"{ratio:.2f}x",
             f"{100 * floor / r.median:.0f} %",
+            f"{statistics.median(r.busy) / r.median:.2f}x" if r.busy else "",
             f"{r.loss:.4f}",
             f"{r.first:.2f}",
             f"{r.peak / 2**20:,.0f}",
@@ -163,10 +192,11 @@ def planning(row: Figures) -> str:
 
 
 def main() -> None:
-    if "--wide" in sys.argv:
-        sys.argv.remove("--wide")
-        wide.main()
-        return
+    for other, run in {"--wide": wide.main, "--ops": ops.main}.items():
+        if other in sys.argv:
+            sys.argv.remove(other)
+            run()
+            return
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", nargs="+", choices=WORKLOADS | MORE, default=list(WORKLOADS))
     p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"])
@@ -176,6 +206,8 @@ def main() -> None:
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--quick", action="store_true", help="the first four models, small")
     p.add_argument("--wide", action="store_true", help="ordinary models of all kinds; its own options: --wide --help")
+    p.add_argument("--ops", action="store_true", help="single layers; its own options: --ops --help")
+    p.add_argument("--busy", type=int, default=0, metavar="N", help="and beside N busy processes")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
     scale = "small" if a.quick else "full"
@@ -190,7 +222,7 @@ def main() -> None:
         work = SCALES[scale][model]
         for dtype in a.dtypes:
             floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, 4 if dtype == "fp32" else 2)
-            rows = measure(model, dtype, a.arms, a.steps, a.warmup, a.dropout, scale)
+            rows = measure(model, dtype, a.arms, a.steps, a.warmup, a.dropout, scale, a.busy)
             console.print(table(work.title, floor, rows))
             for r in rows:
                 if r.extra:
