@@ -147,6 +147,8 @@ def test_a_failure_is_told_when_somebody_waits(core: ModuleType, device: ModuleT
         "tests/module/test_training.py",
         "tests/module/test_buffers.py",
         "tests/module/test_backwards.py",
+        "tests/module/test_retained.py",
+        "tests/module/test_changed_since.py",
     ],
 )
 def test_what_passes_on_the_cpu_passes_on_the_device(tests: str) -> None:

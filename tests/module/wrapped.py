@@ -76,6 +76,17 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def two_losses(**more: Any) -> nn.Module:
+    """Two losses of one trunk, and what the first is made of."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.tanh(s.trunk(x))
+        y = s.head(h)
+        return y.square().mean(), s.other(h).exp().sum(), y
+
+    return Function(forward, trunk=nn.Linear(4, 8), head=nn.Linear(8, 3), other=nn.Linear(8, 2), **more)
+
+
 class Branching(nn.Module):
     """Two layers, between them a branch that depends on values."""
 
