@@ -79,6 +79,11 @@ static const char *const kernel_graphs[] = {
         "%y, %o = Attention(%x, %k, %v, %m) {scale=0.25}\nreturn %y\n",
     X("[1,2,5,3]") WANT("k", "f32[1,2,67,3]") WANT("v", "f32[1,2,67,3]") IN("m", "f32[67]")
         "%y, %o = Attention(%x, %k, %v, %m) {scale=0.25}\nreturn %y\n",
+    X("[1,2,5,3]") WANT("k", "f32[1,2,67,3]") WANT("v", "f32[1,2,67,3]") IN("m", "f32[32]")
+        "const %hidden : f32[35] = [-inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, "
+        "-inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, "
+        "-inf, -inf, -inf, -inf, -inf, 0, -1, 0]\n%all = Concat(%m, %hidden) {axis=0}\n"
+        "%y, %o = Attention(%x, %k, %v, %all) {scale=0.25, p=0.25, subsequence=3}\nreturn %y\n",
     X("[2,3,9,11]") WANT("w", "f32[5,3,3,3]") WANT("b", "f32[5]")
         Y("Conv(%x, %w, %b) {strides=[2, 1], pads=[1, 1, 1, 1]}"),
     X("[2,3,7,7]") WANT("w", "f32[17,3,1,1]") Y("Conv(%x, %w)"),
