@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from ops import LAYERS
-from run import Figures, like_for_like
+from run import Figures, busy_ratio, like_for_like
 from wide import geometric_mean, ratio_of
 from worker import ARMS
 
@@ -24,7 +25,7 @@ Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make b
 and with `--ops` too, write. Ratios are of medians of one run, arms stepping in turn: the same model on
 both sides, PyTorch's AdamW as optimizer unless a column says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is
 glibc told never to give memory back. In brackets: the ratio to eager with the same malloc and optimizer, where that
-is not the first column.
+is not the first column. "Busy" is how many times as long a step takes beside a process that computes all the time.
 """
 
 
@@ -64,6 +65,8 @@ def steps_section(name: str, result: dict) -> list[str]:
     lines += [f"Ceilings of that run: {rates}, copies {result['copy_bandwidth'] / 1e9:.1f} GB/s.", ""]
     lines += [f"![ratios]({PAGE.stem}-{name}.svg)", ""]
     head = ["", f"{ARMS[first].name}, ms", *(ARMS[arm].name for arm in others), "of floor", "MiB", "MiB, ORTModule"]
+    busy = any(f.get("busy") for f in result["figures"])
+    head += [f"{ARMS[arm].name}, busy" for arm in (first, best[0])] if busy else []
     body = []
     for key, row in rows.items():
         model, dtype = key.split()
@@ -74,7 +77,9 @@ def steps_section(name: str, result: dict) -> list[str]:
             ratios.append(f"{ratio:.2f}x ({alike:.2f}x)" if own else f"{ratio:.2f}x")
         floor = f"{100 * result['floors'][key] / min(row[arm].median for arm in best):.0f} %"
         peaks = [f"{row[arm].peak / 2**20:,.0f}" for arm in (first, best[0])]
-        body.append([f"{result['titles'][model]}, {dtype}", f"{1e3 * row[first].median:.0f}", *ratios, floor, *peaks])
+        slower = [f"{busy_ratio(row[arm]) or math.nan:.2f}x" for arm in (first, best[0])] if busy else []
+        start = [f"{result['titles'][model]}, {dtype}", f"{1e3 * row[first].median:.0f}"]
+        body.append([*start, *ratios, floor, *peaks, *slower])
     series = {ARMS[arm].name: [row[first].median / row[arm].median for row in rows.values()] for arm in others}
     draw_bars(DOCS / f"{PAGE.stem}-{name}.svg", list(rows), series, f"times as fast as {ARMS[first].name}")
     return lines + table(head, body)

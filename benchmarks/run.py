@@ -146,6 +146,11 @@ def like_for_like(row: dict[str, Figures], arm: str) -> float | None:
     return None if twin is None else row[twin].median / row[arm].median
 
 
+def busy_ratio(figures: Figures) -> float | None:
+    """How many times as long a step takes beside busy processes; None if it was not run so."""
+    return statistics.median(figures.busy) / figures.median if figures.busy else None
+
+
 def table(title: str, floor: float, rows: list[Figures]) -> Table:
     t = Table(title=f"{title}, {rows[0].dtype}   floor {floor * 1e3:.0f} ms")
     columns = (
@@ -162,7 +167,7 @@ def table(title: str, floor: float, rows: list[Figures]) -> Table:
     for name in ("", *columns):
         t.add_column(name, justify="left" if not name else "right", no_wrap=True)
     for r in rows:
-        ratio = like_for_like({row.arm: row for row in rows}, r.arm)
+        ratio, slower = like_for_like({row.arm: row for row in rows}, r.arm), busy_ratio(r)
         t.add_row(
             ARMS[r.arm].name,
             f"{r.median * 1e3:.1f}",
@@ -170,7 +175,7 @@ def table(title: str, floor: float, rows: list[Figures]) -> Table:
             f"{rows[0].median / r.median:.2f}x",
             "" if ratio is None else f"{ratio:.2f}x",
             f"{100 * floor / r.median:.0f} %",
-            f"{statistics.median(r.busy) / r.median:.2f}x" if r.busy else "",
+            "" if slower is None else f"{slower:.2f}x",
             f"{r.loss:.4f}",
             f"{r.first:.2f}",
             f"{r.peak / 2**20:,.0f}",
