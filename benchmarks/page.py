@@ -106,7 +106,8 @@ def layers_section(name: str, result: dict) -> list[str]:
     lines = [
         f"## Single layers: {name}",
         "",
-        f"{result['machine']}. Forward and backward; rates as `benchmarks/ops.py`",
+        f"{result['machine']}.",
+        "Forward and backward; rates as `benchmarks/ops.py`",
     ]
     lines += ["counts them, beside the highest GEMM rate and the copy bandwidth of the run.", ""]
     body = []
