@@ -127,15 +127,14 @@ LAYERS = {
 }
 
 
-def step_of(net: nn.Module, inputs: list[Tensor], gradient: Tensor) -> Callable[[], float]:
+def step_of(net: nn.Module, inputs: list[Tensor], gradient: Tensor) -> Callable[[], None]:
     """Forward and backward, into gradients that are made anew."""
     leaves = [t for t in (*inputs, *net.parameters()) if t.requires_grad]
 
-    def step() -> float:
+    def step() -> None:
         for leaf in leaves:
             leaf.grad = None
         net(*inputs).backward(gradient)
-        return 0.0
 
     return step
 

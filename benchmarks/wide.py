@@ -58,7 +58,7 @@ def stepper(net: nn.Module, inputs: dict[str, Tensor], mode: str, dtype: torch.d
     return train
 
 
-def in_turn(steps: list[Callable[[], float]], seconds: float) -> list[list[float]]:
+def in_turn(steps: list[Callable[[], object]], seconds: float) -> list[list[float]]:
     """Seconds of each call of each step, called in turn for that long altogether after two rounds."""
     for step in steps * 2:
         step()

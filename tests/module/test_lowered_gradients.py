@@ -1,7 +1,6 @@
 """Gradients flow through a graph as through PyTorch: to the same operands, by its formulas, and never raise."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,7 @@ from ortmodule_c.lowering.translations.registry import is_composite
 from wrapped import Function, assert_same_step, pair
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def fallback_is_fine() -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*runs in PyTorch")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore:.*runs in PyTorch")  # that is fine here
 
 
 def of_linear(function: Callable[[Tensor], Any]) -> Function:

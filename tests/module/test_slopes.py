@@ -1,6 +1,5 @@
 """Slopes at infinities, ties, zeros and NaN, and between elements: those of PyTorch's own formulas."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,7 @@ from ortmodule_c.lowering.translations.registry import EXACTLY_DECOMPOSED
 from wrapped import Function, pair
 
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def fallback_is_fine() -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*runs in PyTorch")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore:.*runs in PyTorch")  # that is fine here
 
 
 # Where PyTorch chooses, divides by zero or overflows; each meets each in a row and a column.
