@@ -112,11 +112,13 @@ typedef struct omc_session_object {
   PyObject_HEAD omc_session *session;
   omc_callbacks_ctx callbacks;
   PyObject *constants; /* keeps the constants' memory alive */
+  PyObject *last;      /* the plan that was asked for last, while somebody has it; borrowed */
 } omc_session_object;
 
-PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
-                              PyObject *in_grads,                           /* a tuple */
-                              PyObject *out_grads /* a tuple of tuples */); /* takes over plan */
+/* The object of a plan, the one there was if it is the session's last. */
+PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, omc_plan *plan,
+                             PyObject *in_grads,                           /* a tuple */
+                             PyObject *out_grads /* a tuple of tuples */); /* takes over plan */
 extern PyType_Spec omc_session_spec;
 PyObject *omc_run_object_new(const omc_module *m, PyObject *session,
                              omc_run *run); /* takes over run */

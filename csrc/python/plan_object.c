@@ -3,7 +3,7 @@
 
 typedef struct plan_object {
   PyObject_HEAD omc_plan *plan;
-  PyObject *session; /* keeps template, constants and callbacks alive */
+  omc_session_object *session; /* keeps template, constants and callbacks alive */
   PyObject *in_grads, *out_grads;
   PyObject *reads_inputs, *reads_outputs;
 } plan_object;
@@ -32,15 +32,20 @@ static PyObject *reads(const omc_plan *plan, bool inputs) {
   return all;
 }
 
-PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *plan,
-                              PyObject *in_grads, PyObject *out_grads) {
-  plan_object *self = omc_object_new(m->types[OMC_TYPE_PLAN]);
+PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, omc_plan *plan,
+                             PyObject *in_grads, PyObject *out_grads) {
+  plan_object *self = (plan_object *)session->last;
+  if (self && self->plan == plan) {
+    omc_plan_release(plan);
+    return Py_NewRef((PyObject *)self);
+  }
+  self = omc_object_new(m->types[OMC_TYPE_PLAN]);
   if (!self) {
     omc_plan_release(plan);
     return NULL;
   }
   self->plan = plan;
-  self->session = Py_NewRef(session);
+  self->session = (omc_session_object *)Py_NewRef((PyObject *)session);
   self->in_grads = Py_NewRef(in_grads);
   self->out_grads = Py_NewRef(out_grads);
   self->reads_inputs = reads(plan, true);
@@ -49,14 +54,16 @@ PyObject *omc_plan_object_new(const omc_module *m, PyObject *session, omc_plan *
     Py_DECREF(self);
     return NULL;
   }
+  session->last = (PyObject *)self;
   return (PyObject *)self;
 }
 
 static void plan_dealloc(PyObject *object) {
   plan_object *self = (plan_object *)object;
   PyObject_GC_UnTrack(object);
+  if (self->session && self->session->last == object) self->session->last = NULL;
   omc_plan_release(self->plan);
-  Py_XDECREF(self->session);
+  Py_XDECREF((PyObject *)self->session);
   Py_XDECREF(self->in_grads);
   Py_XDECREF(self->out_grads);
   Py_XDECREF(self->reads_inputs);
@@ -133,7 +140,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     omc_raise(m, status);
     goto done;
   }
-  PyObject *left = run ? omc_run_object_new(m, self->session, run) : Py_NewRef(Py_None);
+  PyObject *left = run ? omc_run_object_new(m, (PyObject *)self->session, run) : Py_NewRef(Py_None);
   if (left) result = Py_BuildValue("(ON)", outputs, left);
 done:
   PyMem_Free(in);

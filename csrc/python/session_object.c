@@ -180,7 +180,7 @@ static PyObject *session_plan(PyObject *object, PyObject *args, PyObject *kwargs
   Py_BEGIN_ALLOW_THREADS
   status = omc_session_plan(self->session, &signature, &plan);
   Py_END_ALLOW_THREADS
-  result = status == OMC_OK ? omc_plan_object_new(m, object, plan, in_tuple, out_tuples)
+  result = status == OMC_OK ? omc_plan_object_of(m, self, plan, in_tuple, out_tuples)
                             : omc_raise(m, status);
 done:
   PyMem_Free(types);

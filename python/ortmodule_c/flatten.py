@@ -5,6 +5,7 @@ nest around other tensors. It is the part of a call's signature that is not abou
 """
 
 import enum
+import functools
 import pickle
 import types
 from collections import defaultdict
@@ -18,6 +19,7 @@ from torch import Tensor
 Spec = tuple[Any, ...]
 
 _TENSOR: Spec = ("tensor",)
+_ANY = torch.empty(0)
 _PLAIN = (
     bool,
     int,
@@ -62,6 +64,20 @@ def flatten(value: Any) -> tuple[list[Tensor], Spec]:
     """
     leaves: list[Any] = []
     return leaves, _describe(value, leaves, ())
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Spec]:
+    """:func:`flatten` of the arguments of a call, most of which are tensors."""
+    values = [*args, *kwargs.values()]
+    if {*map(type, values)} <= {Tensor} and {*map(type, kwargs)} <= {str}:
+        return values, _of_tensors(len(args), tuple(kwargs))
+    return flatten((args, kwargs))
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_tensors(n: int, names: tuple[str, ...]) -> Spec:
+    """The description of a call that is given nothing but tensors: so many, and some by these names."""
+    return flatten(((_ANY,) * n, dict.fromkeys(names, _ANY)))[1]
 
 
 def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:

@@ -1,5 +1,6 @@
 """The one `torch.autograd.Function` through which a whole module runs."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -17,59 +18,59 @@ from torch.autograd.graph import _engine_run_backward
 from torch.utils.hooks import unserializable_hook
 
 from . import _C
+from .backwards import Habits, Mask, basis, grouped, likely, only
 from .capture.aliases import Step
 from .errors import NotExportable, NotRunnable, ORTModuleError
+from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
-from .process import noting_lock, tracing_lock
+from .process import tracing_lock
 
-Mask = tuple[bool, ...]
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
+_NOTHING: contextlib.nullcontext[Collection[Operand]] = contextlib.nullcontext(())
 
 
-_MOST_MET = 4  # backwards for several outputs that a plan is made for
-_MOST_DIVIDED = 3  # outputs for each of whose sets there is a backward, where it is no sum
-
-
-class Habits:
-    """The backwards to be ready for: those of which all others are sums, those that are likely, and those met lately.
-
-    So none ever needs what forward has not left behind.
-
-    Parameters
-    ----------
-    basis
-        Backwards of which all others are sums.
-    likely
-        Backwards for several outputs that may be the first.
-    leaves
-        Whether PyTorch would let others follow a backward that does not retain its graph.
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """What is the same whenever a plan goes back from the same outputs.
 
     Attributes
     ----------
-    expected
-        The backwards to be ready for, and whether several may follow one forward.
+    inputs, outputs
+        What must not have changed since forward: what it reads but for copies, and what PyTorch saves for it.
+    reached
+        The inputs that get a gradient, where each op in PyTorch finds one.
     """
 
-    def __init__(self, basis: Sequence[Mask], likely: Sequence[Mask], leaves: Callable[[Mask], bool]) -> None:
-        self._basis, self._likely = tuple(basis), tuple(likely)
-        self._leaves = leaves
-        self._met: list[Mask] = []  # the latest last
-        self._several = False
-        self.expected = self._expected()
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    reached: Collection[int]
 
-    def note(self, mask: Mask, several: bool) -> None:
-        """A backward was asked for."""
-        with noting_lock:
-            several = self._several or several or self._leaves(mask)
-            if several == self._several and self._met[-1:] == [mask]:
-                return
-            self._several = several
-            self._met = [*[m for m in self._met if m != mask], mask][-_MOST_MET:]
-            self.expected = self._expected()
 
-    def _expected(self) -> tuple[tuple[Mask, ...], bool]:
-        return tuple(sorted({*self._basis, *(self._met or self._likely)})), self._several
+class _Planned:
+    """A plan, and what is the same at each call of it.
+
+    Attributes
+    ----------
+    plan
+        The plan itself.
+    wanted
+        The inputs whose gradients it computes.
+    copied
+        Inputs that backwards read a copy of, as PyTorch does not save them.
+    kept
+        Outputs that backwards read or PyTorch saves.
+    backwards
+        By outputs, those met so far.
+    """
+
+    def __init__(self, runner: "Runner", plan: _C.Plan) -> None:
+        self.plan = plan
+        self.wanted = [i for i, is_wanted in enumerate(plan.in_grads) if is_wanted]
+        self.copied = frozenset(runner.to_copy.intersection(itertools.chain(*plan.reads_inputs)))
+        kept = runner.to_keep if plan.out_grads else ()
+        self.kept = sorted({*kept, *itertools.chain(*plan.reads_outputs)})
+        self.backwards: dict[Mask, _Backward] = {}
 
 
 class Runner:
@@ -102,16 +103,21 @@ class Runner:
         # Inputs that backwards read a copy of, as PyTorch does not save them; saved outputs.
         self.to_copy = {i for i, s in enumerate(self.input_savers) if not s}
         self.to_keep = {i for i, s in enumerate(self.output_savers) if s}
-        self._unchanging: dict[Mask, tuple[list[int], list[int]]] = {}
+        self._planned: _Planned | None = None  # the last one
+        self._freed: dict[Mask, int] = {}
+        self._left: dict[int, bool] = {}  # by what is freed
         self.watched = [(k, through) for k, through in enumerate(lowered.watched) if through]
         # The results that are outputs as they are.
         self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
+        self.undifferentiable = [k for k in range(self.n_results) if not lowered.differentiable[k]]
         self.arena_bytes = 0  # of the largest plan used
         self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
-        self._apart = _grouped(custom)
-        self.habits = Habits(_basis(lowered.differentiable, self._apart), _likely(lowered), self.leaves)
+        self._apart = grouped(custom)
+        self.habits = Habits(
+            basis(lowered.differentiable, self._apart), likely(lowered), lambda mask: self.leaves(self.freed(mask))
+        )
         self.foreseen = self.habits.expected
 
     def wanted(self, inputs: Sequence[Tensor]) -> Mask:
@@ -143,7 +149,9 @@ class Runner:
         """The module's results, connected to autograd."""
         inputs = call.inputs
         if call.trains:
-            outputs = _Run.apply(call, *itertools.compress(inputs, call.in_grads))
+            # What `apply` of Python adds is for tensors of transforms of functions.
+            apply = _Run.apply if torch._C._are_functorch_transforms_active() else _apply
+            outputs = apply(call, *itertools.compress(inputs, call.in_grads))
         else:
             with torch.no_grad():
                 outputs = call.forward()
@@ -158,26 +166,54 @@ class Runner:
             ]
         return results
 
-    def leaves(self, mask: Mask, freed: int = 0) -> bool:
-        """Whether PyTorch lets a backward follow one for these outputs that frees what it met, with what is `freed`."""
-        freed |= _either(self.saved, mask)
-        return any(d and not saved & freed for d, saved in zip(self.differentiable, self.saved, strict=True))
+    def freed(self, mask: Mask) -> int:
+        """What saves tensors that a backward for these outputs frees, as PyTorch does it."""
+        found = self._freed.get(mask)
+        if found is None:
+            found = self._freed[mask] = _either(self.saved, mask)
+        return found
+
+    def leaves(self, freed: int) -> bool:
+        """Whether PyTorch lets a backward follow where so much is freed."""
+        found = self._left.get(freed)
+        if found is None:
+            found = any(d and not saved & freed for d, saved in zip(self.differentiable, self.saved, strict=True))
+            self._left[freed] = found
+        return found
 
     def parts(self, mask: Mask) -> list[Mask]:
         """Backwards of which that for these outputs is the sum."""
         groups = [[i for i in group if mask[i]] for group in self._apart]
-        return [_only(group, len(mask)) for group in groups if group]
+        return [only(group, len(mask)) for group in groups if group]
 
-    def unchanging(self, mask: Mask) -> tuple[list[int], list[int]]:
-        """The inputs and outputs that PyTorch saves for a backward for these outputs."""
-        found = self._unchanging.get(mask)
-        if found is None:
-            met = _either(self.saved, mask)
-            inputs, outputs = (
-                [i for i, s in enumerate(of) if s & met] for of in (self.input_savers, self.output_savers)
-            )
-            found = self._unchanging[mask] = inputs, outputs
+    def planned(self, plan: _C.Plan) -> _Planned:
+        """What is the same at each call of a plan."""
+        found = self._planned
+        if found is None or found.plan is not plan:
+            found = self._planned = _Planned(self, plan)
+            self.arena_bytes = max(self.arena_bytes, plan.arena_bytes)
         return found
+
+    def backward(self, planned: _Planned, mask: Mask) -> _Backward:
+        """What is the same whenever it goes back from these outputs, for which it has a backward."""
+        found = planned.backwards.get(mask)
+        if found is None:
+            plan, met = planned.plan, self.freed(mask)
+            number = plan.out_grads.index(mask)
+            inputs, outputs = (
+                {i for i, s in enumerate(savers) if s & met} for savers in (self.input_savers, self.output_savers)
+            )
+            found = planned.backwards[mask] = _Backward(
+                sorted(inputs.union(plan.reads_inputs[number]) - planned.copied),
+                sorted(outputs.union(plan.reads_outputs[number])),
+                self.reached(mask, ()),
+            )
+        return found
+
+    def reached(self, mask: Mask, none: Collection[Operand]) -> Collection[int]:
+        """The inputs that autograd reaches from these outputs, if these operands of ops in PyTorch get no gradient."""
+        bits = self.ancestry.inputs(_either(self.reaches, mask), none)
+        return frozenset([i for i in range(len(self.input_savers)) if bits >> i & 1])
 
     def _check_writable(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is written over may not be, or shares memory with another or in itself."""
@@ -193,41 +229,6 @@ class Runner:
                 raise NotExportable(
                     f"the forward changes a tensor of shape {tuple(t.shape)} that shares memory with another"
                 )
-
-
-def _grouped(custom: Sequence[int]) -> list[list[int]]:
-    """The outputs, together where a custom function is behind several: its backward of a sum is no sum."""
-    groups: list[tuple[int, list[int]]] = []
-    for i, bits in enumerate(custom):
-        met = [g for g in groups if g[0] & bits]
-        groups = [g for g in groups if not g[0] & bits]
-        joined = [k for _, places in met for k in places]
-        groups.append((functools.reduce(operator.or_, [b for b, _ in met], bits), [*joined, i]))
-    return [places for _, places in groups]
-
-
-def _basis(differentiable: Sequence[bool], apart: Sequence[Sequence[int]]) -> list[Mask]:
-    """Backwards of which all others are sums: for each set of outputs of a group, or each alone if they are many."""
-    masks = []
-    for group in apart:
-        places = [i for i in group if differentiable[i]]
-        most = len(places) if len(places) <= _MOST_DIVIDED else 1
-        masks += [
-            _only(of, len(differentiable)) for k in range(1, most + 1) for of in itertools.combinations(places, k)
-        ]
-    return masks
-
-
-def _likely(lowered: Lowered) -> list[Mask]:
-    """Backwards for several outputs that may come first: of all losses, and of all outputs if the first is no loss."""
-    n = len(lowered.differentiable)
-    places = [i for i in range(n) if lowered.differentiable[i]]
-    losses = [i for i in places if lowered.ranks[i] == 0]
-    return [_only(losses, n)] * (len(losses) > 1) + [_only(places, n)] * (losses[:1] != places[:1])
-
-
-def _only(places: Collection[int], n: int) -> Mask:
-    return tuple([i in places for i in range(n)])
 
 
 class _Watch:
@@ -281,7 +282,7 @@ class _RefuseAsInput:
             raise ORTModuleError(_BETWEEN_OUTPUTS)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One forward, and what its backwards take."""
 
@@ -291,11 +292,11 @@ class Call:
     trains: bool = field(init=False)  # autograd may come back for gradients
     dense: list[Tensor] = field(init=False)  # as the graph read them
     plan: _C.Plan = field(init=False)
+    planned: _Planned = field(init=False)  # for the plan, once forward has run
     run: _C.Run | None = None
     forwarded: bool = False  # forward has run; what is raised later is not the graph's
     outputs: dict[int, Tensor] = field(init=False)  # that backwards read
     versions: list[int] = field(init=False)  # of the inputs
-    copied: set[int] = field(default_factory=set)  # inputs that backwards read a copy of, as PyTorch does
     output_versions: dict[int, int] = field(init=False)
     seed: int = 0
     stowed: list[int] | None = None  # the inputs that went through saved-tensor hooks, if any are active
@@ -303,7 +304,7 @@ class Call:
     packed: Tensor | None = None  # what the run holds, back from them
     begun: bool = False  # there was a backward
     freed: int = 0  # what saved tensors for backwards that did not retain them
-    watching: list[_Watch] = field(default_factory=list)
+    watching: Sequence[_Watch] = ()
 
     def __post_init__(self) -> None:
         self.trains = True in self.in_grads and True in self.runner.differentiable
@@ -327,13 +328,11 @@ class Call:
         outputs, self.run = self.plan.forward(self.dense, self.seed)
         self.forwarded = True
         self._note_updates()
-        runner.arena_bytes = max(runner.arena_bytes, self.plan.arena_bytes)
-        self.copied = runner.to_copy.intersection(set().union(*self.plan.reads_inputs))
-        for i in self.copied:
+        self.planned = runner.planned(self.plan)
+        for i in self.planned.copied:
             self.dense[i] = self.dense[i].clone()
         # Aliases: the outputs themselves will hold the node that holds this call.
-        kept = (runner.to_keep if self.trains else set()).union(*self.plan.reads_outputs)
-        self.outputs = {i: outputs[i].detach() for i in kept}
+        self.outputs = {i: outputs[i].detach() for i in self.planned.kept}
         self.output_versions = {i: t._version for i, t in self.outputs.items()}
         return outputs
 
@@ -353,7 +352,7 @@ class Call:
         assert self.run is not None
         read = {i for of in self.plan.reads_inputs for i in of}
         self.stowed = [i for i, t in enumerate(self.inputs) if i in read or not t.is_leaf]
-        tensors = [(self.dense if i in self.copied else self.inputs)[i] for i in self.stowed]
+        tensors = [(self.dense if i in self.planned.copied else self.inputs)[i] for i in self.stowed]
         with torch.enable_grad():
             self.stowage = _Stow.apply(
                 torch.empty(0, requires_grad=True), self.run.pack(), *tensors, *self.outputs.values()
@@ -376,12 +375,6 @@ class Call:
         call.output_versions = {i: t._version for i, t in call.outputs.items()}
         return call
 
-    def release(self, mask: Mask) -> "Call | None":
-        """Let go of what a backward that did not retain it has read; what serves other backwards, or None."""
-        more = self.runner.leaves(mask, self.freed)
-        self.freed |= _either(self.runner.saved, mask)
-        return self if more else None
-
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none."""
         runner = self.runner
@@ -392,30 +385,38 @@ class Call:
                 "ORTModule was not prepared to go back from these outputs together through a custom function; "
                 "call the module again, which then is, or runs in PyTorch"
             )
+        if parts == [mask]:
+            return self._backward(mask, grads, keep)
         total: list[Tensor | None] = [None] * len(self.inputs)
         for part in parts:
             given = [g if p else None for g, p in zip(grads, part, strict=True)]
-            with runner.callbacks.noting() as none:
-                results = self._backward(part, given, keep or part is not parts[-1])
-            _fill(self, runner.ancestry.inputs(_either(runner.reaches, part), none), results)
-            total = [*map(_sum, total, results)] if part is not parts[0] else results
+            total = [*map(_sum, total, self._backward(part, given, keep or part is not parts[-1]))]
         return total
 
     def _backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
-        plan, number = self.plan, self.plan.out_grads.index(mask)
-        assert self.run is not None
-        saved, saved_results = self.runner.unchanging(mask)
-        self._check(plan.reads_inputs[number], plan.reads_outputs[number], copied=self.copied)
-        self._check(saved, saved_results)
+        """The same of one backward of the plan."""
+        runner, run = self.runner, self.run
+        assert run is not None
+        back = runner.backward(self.planned, mask)
+        self._check(back)
         outputs = [self.outputs.get(i) for i in range(len(grads))]
-        return plan.backward(self.run, self.dense, outputs, grads, keep, self.packed)
+        with runner.callbacks.noting() if runner.callbacks.ops else _NOTHING as none:
+            results = self.plan.backward(run, self.dense, outputs, grads, keep, self.packed)
+        reached = runner.reached(mask, none) if none else back.reached
+        for i in self.planned.wanted:
+            if i not in reached:
+                results[i] = None
+            elif results[i] is None:  # what led there was found to be 0
+                results[i] = torch.zeros_like(self.inputs[i])
+        return results
 
-    def _check(self, inputs: Iterable[int], outputs: Iterable[int], copied: Collection[int] = ()) -> None:
-        """Raise as PyTorch does if any of these was changed in place since, but for inputs that a copy is read of."""
-        for i in inputs:
-            if self.inputs[i]._version != self.versions[i] and i not in copied:
-                raise _changed(self.inputs[i], self.versions[i])
-        for i in outputs:
+    def _check(self, back: _Backward) -> None:
+        """Raise as PyTorch does if any of what a backward needs was changed in place since."""
+        inputs, versions = self.inputs, self.versions
+        for i in back.inputs:
+            if inputs[i]._version != versions[i]:
+                raise _changed(inputs[i], versions[i])
+        for i in back.outputs:
             if self.outputs[i]._version != self.output_versions[i]:
                 raise _changed(self.outputs[i], self.output_versions[i])
 
@@ -443,7 +444,8 @@ class _Run(torch.autograd.Function):
             call.stow()
         ctx.call = call
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[o for o, d in zip(results, runner.differentiable, strict=False) if not d])
+        if runner.undifferentiable:
+            ctx.mark_non_differentiable(*[results[k] for k in runner.undifferentiable])
         return tuple(results)
 
     @staticmethod
@@ -454,42 +456,44 @@ class _Run(torch.autograd.Function):
             functorch.is_legacy_batchedtensor(g) for g in grads if g is not None
         ):
             raise ORTModuleError("ORTModule cannot run backward for a batch of gradients (vmap, is_grads_batched)")
-        create_graph = torch.is_grad_enabled()
+        if not torch.is_grad_enabled():
+            call, results = _Run._backward(ctx, grads)
+            return (None, *results)
         with torch.no_grad():
-            inputs, results = _Run._backward(ctx, grads)
-        if create_graph:
-            origins = [*inputs, *[g for g in grads if g is not None]]
-            results = _Final.apply(len(origins), *origins, *results)
-        return (None, *results)
+            call, results = _Run._backward(ctx, grads)
+        origins = [*itertools.compress(call.inputs, call.in_grads), *[g for g in grads if g is not None]]
+        return (None, *_Final.apply(len(origins), *origins, *results))
 
     @staticmethod
-    def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The inputs that want a gradient, and their gradients."""
+    def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Call, Iterable[Tensor | None]]:
+        """The call, with all of its inputs, and the gradients of those that want one."""
         held: Call | None = ctx.call
         given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
-        if held is None or held.freed & _either(held.runner.saved, _given(given)):
+        if held is not None:
+            given += [None] * len(held.runner.updates)
+        mask = tuple([g is not None for g in given])
+        if held is None or held.freed & held.runner.freed(mask):
             _ = ctx.saved_tensors  # raises, as they are freed
         assert held is not None
         call = held if held.stowed is None else held.unstowed()
         runner = held.runner
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        wanted = [*itertools.compress(call.inputs, call.in_grads)]
-        given += [None] * len(runner.updates)
-        mask = _given(given)
         results: list[Tensor | None] = [None] * len(call.inputs)
-        if any(mask):
+        if True in mask:
             for watch in held.watching:
                 watch.check(mask)
             runner.habits.note(mask, keep or held.begun)
-            results = call.backward(mask, given, keep or runner.leaves(mask, held.freed))
+            freed = held.freed | runner.freed(mask)
+            more = keep or runner.leaves(freed)
+            results = call.backward(mask, given, more)
             held.begun = True
             if not keep:
-                ctx.call = held.release(mask)
-        return wanted, [*itertools.compress(results, call.in_grads)]
+                held.freed = freed
+                ctx.call = held if more else None
+        return call, itertools.compress(results, call.in_grads)
 
 
-def _given(grads: Sequence[Tensor | None]) -> Mask:
-    return tuple([g is not None for g in grads])
+_apply = super(torch.autograd.Function, _Run).apply
 
 
 def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:
@@ -499,15 +503,6 @@ def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
-
-
-def _fill(call: Call, reached: int, results: list[Tensor | None]) -> None:
-    """Give every input that autograd reaches a gradient, and no other one."""
-    for i in [i for i, is_wanted in enumerate(call.in_grads) if is_wanted]:
-        if not reached >> i & 1:
-            results[i] = None
-        elif results[i] is None:  # what led there was found to be 0
-            results[i] = torch.zeros_like(call.inputs[i])
 
 
 class _Stow(torch.autograd.Function):

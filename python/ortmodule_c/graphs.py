@@ -97,10 +97,10 @@ class Graph:
         """Whether it serves other sizes too."""
         return self.fit is not None and self.fit.dynamic
 
-    def serves(self, spec: Spec, leaves: Sequence[Tensor], sizes: Sizes, checked: int) -> bool:
+    def serves(self, spec: Spec, leaves: Sequence[Tensor], checked: int) -> bool:
         """Whether it may be used for such a call of these inputs now; what it holds is `checked` so far."""
         return (
-            (self.fit is None or self.fit.accepts(sizes))
+            (self.fit is None or self.fit.accepts(tuple([t.shape for t in leaves])))
             and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
             and (self.held is None or self.held.hold(checked))
             and self.computed(spec) is not None
@@ -181,16 +181,26 @@ class Graphs:
         self.export_seconds = 0.0
         self._calls = 0
 
-    def find(self, key: Key, leaves: Sequence[Tensor], sizes: Sizes, last: Graph | None, checked: int) -> Graph | None:
+    def find(self, key: Key, leaves: Sequence[Tensor], last: Graph | None, checked: int) -> Graph | None:
         """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
         self._calls += 1
-        for keyed in self._keys(key):
-            for graph in self._by_key.get(keyed, ()):
-                if graph.serves(key[0], leaves, sizes, checked if graph is last else 0):
-                    self._graphs.move_to_end(id(graph))
-                    graph.used = self._calls
-                    return graph
+        for graph in self._candidates(key, last):
+            if graph.serves(key[0], leaves, checked if graph is last else 0):
+                self._graphs.move_to_end(id(graph))
+                graph.used = self._calls
+                return graph
         return None
+
+    def _candidates(self, key: Key, last: Graph | None) -> Iterator[Graph]:
+        """The graphs for calls with this key, and with numbers left open; the last one first, as many are alike."""
+        if last is not None and last.key[0] is key[0] and last.key == key and self._is_ready(last):
+            yield last
+        for keyed in self._keys(key):
+            yield from self._by_key.get(keyed, ())
+
+    def _is_ready(self, graph: Graph) -> bool:
+        """Whether it is kept, and runs in the C core."""
+        return graph.runner is not None and id(graph) in self._graphs
 
     def _keys(self, key: Key) -> Iterator[Key]:
         """Those of graphs that may serve a call: its own, and with numbers left open."""

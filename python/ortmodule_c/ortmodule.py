@@ -18,7 +18,7 @@ from . import _C
 from .arguments import Arguments
 from .dtypes import DTYPES
 from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError
-from .flatten import flatten
+from .flatten import flatten_call
 from .guards.given import holds_array
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
@@ -139,6 +139,8 @@ class ORTModule(Wrapper):
         return self._ort_made
 
     def _ort_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._ort_terms.precision is None:
+            return self._ort_call(args, kwargs)
         with self._ort_terms.region(self._ort_module):
             return self._ort_call(args, kwargs)
 
@@ -319,24 +321,27 @@ class ORTModule(Wrapper):
         """Look for a graph for this call; the module as it is now, and the call's tensors."""
         last = self._ort_graph
         now = scan(self._ort_module, self._ort_fingerprint, None if last is None else last.held)
-        self._ort_fingerprint = now.fingerprint
+        if now.fingerprint is not self._ort_fingerprint:
+            self._ort_fingerprint = now.fingerprint
         try:
-            leaves, spec = flatten(self._ort_arguments.normal(args, kwargs))
+            leaves, spec = flatten_call(*self._ort_arguments.normal(args, kwargs))
         except TypeError as error:
             if holds_array((args, kwargs)):
                 cause = "an argument is an array of NumPy; torch.from_numpy makes a tensor of it"
                 raise NotRunnable(cause) from error
             raise
         for i, t in enumerate(leaves):
-            plain = type(t) is Tensor and t.layout is torch.strided and t.dtype in DTYPES
-            if not plain or t.is_meta or t.is_nested:
+            if type(t) is not Tensor:
                 _check_tensor(t, self._ort_arguments.paths(spec)[i])
-        attempt.key = key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
-        sizes = tuple([t.shape for t in leaves])
-        graph = self._ort_graphs.find(key, leaves, sizes, last, now.checked)
+        key = (spec, (tensor_key(leaves), now.fingerprint, ambient()))
+        graph = self._ort_graphs.find(key, leaves, last, now.checked)
+        if graph is None:  # those that there are take no tensors that are refused
+            for t, path in zip(leaves, self._ort_arguments.paths(spec), strict=True):
+                _check_tensor(t, path)
+        attempt.key = key
         attempt.computed = None if graph is None else graph.computed(spec)
         attempt.graph = None if attempt.computed is None else graph  # another thread may change numbers meanwhile
-        if graph is not None:
+        if graph is not None and graph is not last:
             self._ort_graph = graph
         return now, leaves
 

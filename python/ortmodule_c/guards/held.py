@@ -118,7 +118,7 @@ def mode_refusal() -> str:
 
 def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
     """What a graph assumes of the user's tensors, but for their sizes."""
-    return tuple([(type(t), t.dtype, t.dim(), t.device, t.requires_grad) for t in tensors])
+    return tuple([(type(t), t.dtype, t.dim(), t.device, t.requires_grad, t.layout, t.is_nested) for t in tensors])
 
 
 def layout(t: Tensor) -> tuple[int, ...]:
