@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -459,6 +460,50 @@ def of_data_dependent_size(t: Tensor) -> Tensor:
 )
 def test_is_kept_or_broken_out(function: Callable[..., Any]) -> None:
     assert_same(function, x())
+
+
+def mapped_over_columns(t: Tensor) -> Tensor:
+    return torch.vmap(lambda a, b: a * b.exp(), in_dims=(1, 0), out_dims=1)(t, t.t()) * 2
+
+
+def mapped_in_a_map(t: Tensor) -> Tensor:
+    return torch.vmap(lambda row: torch.vmap(lambda v: v * row.sum())(row))(t)
+
+
+def mapped_products(t: Tensor) -> Tensor:
+    return torch.vmap(lambda row: (t @ row).softmax(0))(t)
+
+
+def mapped_one_of_two(t: Tensor) -> Tensor:
+    return torch.vmap(lambda row, whole: row + whole.mean(0), in_dims=(0, None))(t, t) * 2
+
+
+def scanned(t: Tensor) -> Tensor:
+    def combined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return a[0] * b[0], b[0] * a[1] + b[1]
+
+    _, states = associative_scan(combined, (t.sigmoid(), t), dim=1, combine_mode="generic")
+    return states * 2
+
+
+@pytest.mark.parametrize(
+    "function", [vmapped, mapped_over_columns, mapped_in_a_map, mapped_products, mapped_one_of_two, scanned]
+)
+def test_vmap_is_the_ops_that_it_computes(function: Callable[..., Any]) -> None:
+    assert assert_same(function, x(5, 7)) == []
+    assert assert_same(function, x(5, 4), dynamic=True) == []
+
+
+def test_vmap_that_draws_runs_in_pytorch() -> None:
+    def drawing(t: Tensor) -> Tensor:
+        return torch.vmap(lambda row: F.dropout(row, 0.5), randomness="different")(t)
+
+    ours = compiled(drawing)
+    with pytest.warns(UserWarning, match="vmap at .* runs in PyTorch: it transforms functions"):
+        torch.manual_seed(3)
+        got = ours(x())
+    torch.manual_seed(3)
+    assert got.count_nonzero() == drawing(x()).count_nonzero()
 
 
 def test_what_is_refused_is_told_with_file_and_line() -> None:

@@ -467,22 +467,25 @@ def test_memory_is_looked_at_as_in_pytorch(forward: Any) -> None:
     assert (record.name == "aten.as_strided.default") == (forward is strided)
 
 
-@pytest.mark.parametrize("transform", ["vmap", "grad"])
-def test_only_transforms_of_functions_run_in_pytorch(transform: str) -> None:
+def test_only_transforms_of_functions_run_in_pytorch() -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
-        h = s.l(x).tanh()
-        if transform == "vmap":
-            h = torch.vmap(lambda row: row * row.sum())(h)
-        else:
-            h = torch.func.grad(lambda v: (v * v * v).sum())(h)
+        h = torch.func.grad(lambda v: (v * v * v).sum())(s.l(x).tanh())
         return s.l(h)
 
     eager = Function(forward, l=nn.Linear(4, 4))
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
-    with pytest.warns(UserWarning, match=f"{transform} at .* runs in PyTorch: it transforms functions"):
+    with pytest.warns(UserWarning, match="grad at .* runs in PyTorch: it transforms functions"):
         for n in (3, 3, 5):
             assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
     assert len(ours.fallback_report()) == 1 and ours.stats()["graphs"] == 2
+
+
+def test_vmap_is_part_of_the_graph() -> None:
+    eager = Function(lambda s, x: s.l(torch.vmap(lambda row: row * row.sum())(s.l(x).tanh())), l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    for n in (3, 3, 5):
+        assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
+    assert ours.fallback_report() == [] and ours.stats()["graphs"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")

@@ -30,6 +30,7 @@ from ..process import no_collection, one_thread_after_fork, tracing
 from ..report import FallbackReport
 from ..stack import users_line_in
 from . import noted
+from .batches import without_batches
 from .fx_capture import capture_graph
 from .segments import draw_alike, split
 
@@ -128,6 +129,7 @@ class Compiled:
             stand_ins = _stand_ins(examples)
             self._to_open = _to_open(stand_ins, self._floats)
             numbers = {i: e.item() if type(e) is Tensor else e for i, e in enumerate(examples) if i in self._floats}
+            graph = self._graph = without_batches(graph)
             self._parts = split(graph, [numbers.get(i, e) for i, e in enumerate(stand_ins)], self._make_part, report)
             if self._parts is not None:
                 return

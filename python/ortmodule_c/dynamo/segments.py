@@ -23,13 +23,11 @@ from ..capture.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
 from ..dtypes import DTYPES
 from ..report import FallbackReport
 from ..stack import users_line_in
+from .batches import BEGINS, LOAD, called, change_of_depth
 from .fx_capture import acts, stand_in_mode
 
 Make = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# What begins and ends a transform of functions: a level of it, and a region around that.
-_BEGINS = ("_increment_nesting", "_saved_tensors_hooks_disable")
-_ENDS = ("_decrement_nesting", "_saved_tensors_hooks_enable")
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook"}
 
 
@@ -104,9 +102,10 @@ def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
         taken_from = node.args[0] if node.target is operator.getitem else None
-        transforms += _begins_transform(node)
-        apart = transforms > 0 or _is_apart(node) or (isinstance(taken_from, fx.Node) and _is_apart(taken_from))
-        transforms -= _called(node).endswith(_ENDS)
+        change = change_of_depth(node)
+        apart = transforms + change > 0 or change < 0
+        apart = apart or _is_apart(node) or (isinstance(taken_from, fx.Node) and _is_apart(taken_from))
+        transforms += change
         if node.target is torch._C._set_grad_enabled:
             graded = node.args[0]
         depth += (node.target is ENTER_AUTOCAST) - (node.target is EXIT_AUTOCAST)
@@ -121,16 +120,8 @@ def _numbers(graph: fx.GraphModule) -> dict[fx.Node, int] | None:
 
 
 def _is_apart(node: fx.Node) -> bool:
-    begins = _begins_transform(node) or _called(node) == "lazy_load_decompositions"
+    begins = change_of_depth(node) > 0 or called(node) == LOAD
     return bool(begins or _holds_functions(node) or node.target in _HOOKS or _foreign(node))
-
-
-def _called(node: fx.Node) -> str:
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def _begins_transform(node: fx.Node) -> bool:
-    return _called(node).endswith(_BEGINS)
 
 
 def _holds_functions(node: fx.Node) -> bool:
@@ -151,11 +142,11 @@ def _told(node: fx.Node) -> tuple[str, str]:
     """What is said of a node that PyTorch runs: its name, and why, or nothing."""
     if node.target is operator.getitem or node.target in _HOOKS:
         return "", ""
-    if _called(node).endswith(_BEGINS[0]):
-        return _called(node).removesuffix(_BEGINS[0]).lstrip("_"), "it transforms functions"
+    if called(node).endswith(BEGINS[0]):
+        return called(node).removesuffix(BEGINS[0]).lstrip("_"), "it transforms functions"
     if isinstance(node.target, HigherOrderOperator) and node.target.name() not in _HOOKS:
         return node.target.name(), "it holds functions of its own"
-    return _called(node), _foreign(node)
+    return called(node), _foreign(node)
 
 
 def _leaves(examples: Sequence[Any]) -> list[Any]:
