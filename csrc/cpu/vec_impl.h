@@ -14,6 +14,7 @@
 #if defined(OMC_COMPUTE_F32)
 #include "cpu/half.h"
 #endif
+#include "cpu/shuffle.h"
 
 #if defined(OMC_COMPUTE_F64)
 #define OMC_R(name) name
@@ -200,15 +201,8 @@ OMC_INLINE void vstn(storage_t *p, vacc_t x, int64_t n) { omc_vsth(p, OMC_H(vto)
 
 /* ---- choice ---- */
 
-#if defined(OMC_V) && defined(__AVX512DQ__) && OMC_VL * __SIZEOF_FLOAT__ == 64
-OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
-  return (vacc_t)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)m), (__m512)b, (__m512)a);
-}
-#elif defined(OMC_COMPUTE_F64) && defined(__AVX512DQ__) && OMC_VL == 8
-OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
-  return (vacc_t)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)m), (__m512d)b, (__m512d)a);
-}
-#elif defined(OMC_V) && defined(__AVX2__)
+/* Compilers make mask registers of the generic form, where there are such. */
+#if defined(OMC_V) && defined(__AVX2__) && !defined(__AVX512F__)
 OMC_INLINE vacc_t vblend(vmask m, vacc_t a, vacc_t b) {
   return (vacc_t)OMC_V(blendv)(b, a, (vacc_t)m);
 }
@@ -243,33 +237,17 @@ OMC_INLINE vacc_t vmin(vacc_t a, vacc_t b) { return vblend((a < b) | vnan(a), a,
 
 /* ---- across lanes ---- */
 
-OMC_INLINE acc_t vsum(vacc_t x) {
-#if defined(OMC_V) && defined(__AVX512F__) && !defined(OMC_COMPUTE_F64) && OMC_VL == 16
-  return _mm512_reduce_add_ps((__m512)x);
-#else
-  for (int w = OMC_VL / 2; w; w /= 2)
-    for (int i = 0; i < w; i++) x[i] += x[i + w];
-  return x[0];
-#endif
-}
-
-OMC_INLINE acc_t vhmax(vacc_t x) {
-  for (int w = OMC_VL / 2; w; w /= 2) {
-    vacc_t upper = x;
-    for (int i = 0; i < w; i++) upper[i] = x[i + w];
-    x = vmax(x, upper);
-  }
-  return x[0];
-}
-
-OMC_INLINE acc_t vhmin(vacc_t x) {
-  for (int w = OMC_VL / 2; w; w /= 2) {
-    vacc_t upper = x;
-    for (int i = 0; i < w; i++) upper[i] = x[i + w];
-    x = vmin(x, upper);
-  }
-  return x[0];
-}
+/* Lanes joined pairwise, those that are furthest apart first. */
+#define OMC_JOIN_(w, join, x) x = join(x, OMC_SWAP(x, w));
+#define OMC_ACROSS(x, join)                \
+  __extension__({                          \
+    vacc_t across_ = (x);                  \
+    OMC_HALVINGS(OMC_JOIN_, join, across_) \
+    across_[0];                            \
+  })
+OMC_INLINE acc_t vsum(vacc_t x) { return OMC_ACROSS(x, vadd); }
+OMC_INLINE acc_t vhmax(vacc_t x) { return OMC_ACROSS(x, vmax); }
+OMC_INLINE acc_t vhmin(vacc_t x) { return OMC_ACROSS(x, vmin); }
 
 /* ---- arithmetic ---- */
 
