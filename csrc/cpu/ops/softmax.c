@@ -24,14 +24,28 @@ OMC_INLINE vacc_t kept(const storage_t *x, const storage_t *y, int64_t left, vac
   return OMC_STORES_ACC ? vld_fill(y, left, 0) : vexp(vld_fill(x, left, 0) - top);
 }
 
+/* Of a row that is no longer than this it is kept as it is computed. */
+enum { LONGEST_KEPT = 2048 };
+
+OMC_INLINE vacc_t exp_to(const storage_t *x, acc_t *to, int64_t left, vacc_t top) {
+  const vacc_t e = vexp(vld_fill(x, left, -(acc_t)INFINITY) - top);
+  if (to) vstr_upto(to, e, left);
+  return e;
+}
+
 static void softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
                         const omc_axis_form *p, int64_t cols) {
   (void)b, (void)cols;
-  const vacc_t top = vset(row_max(x, p->n));
-  const acc_t sum = OMC_ROW_SUM(k, left, p->n, exp_kept(x + k, y + k, left, top));
+  const int64_t n = p->n;
+  acc_t room[LONGEST_KEPT], *const e = sums_of(y, room);
+  const bool keeps = OMC_STORES_ACC || n <= LONGEST_KEPT;
+  const vacc_t top = vset(row_max(x, n));
+  const acc_t sum = OMC_ROW_SUM(k, left, n, exp_to(x + k, keeps ? e + k : NULL, left, top));
   const vacc_t scale = vset(1 / sum);
-  for (int64_t k = 0, left = p->n; k < p->n; k += OMC_VL, left -= OMC_VL)
-    vst_upto(y + k, kept(x + k, y + k, left, top) * scale, left);
+  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+    const vacc_t now = keeps ? vldr_upto(e + k, left) : vexp(vld_fill(x + k, left, 0) - top);
+    vst_upto(y + k, now * scale, left);
+  }
 }
 
 static void log_softmax_row(const storage_t *x, const storage_t *b, storage_t *y,
