@@ -58,14 +58,15 @@ UNARY_WITH(Elu, FLOAT, i, a, vblend(a < vset(0), vexpm1(a *i[2]) * (i[0] * i[1])
 /* PyTorch's vectors of 16-bit numbers have an erf of their own, Abramowitz and Stegun's 7.1.26,
  * which is within 1.5e-7: in float16 that can be seen, and there is nothing left of denormals. */
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
-OMC_INLINE vacc_t erf_of_halves(vacc_t x) {
+OMC_INLINE vacc_t erf_of_halves_from(vacc_t x, vacc_t fall) { /* fall: exp(-x^2) */
   const vacc_t t = vset(1) / vfma(vset((acc_t)0.3275911), vabs(x), vset(1));
   vacc_t p = vfma(vset((acc_t)1.061405429), t, vset((acc_t)-1.453152027));
   p = vfma(vfma(p, t, vset((acc_t)1.421413741)), t, vset((acc_t)-0.284496736));
   p = vfma(p, t, vset((acc_t)0.254829592));
-  const vacc_t y = vfma(-vexp(-(x * x)) * t, p, vset(1));
+  const vacc_t y = vfma(-fall * t, p, vset(1));
   return (vacc_t)((vmask)y ^ omc_sign_bit(x));
 }
+OMC_INLINE vacc_t erf_of_halves(vacc_t x) { return erf_of_halves_from(x, vexp(-(x * x))); }
 #endif
 #ifdef OMC_RECORDS
 static bool is_half(const omc_value *v) { return omc_dtype_size(v->type.dtype) == 2; }
@@ -94,13 +95,19 @@ OMC_INLINE vacc_t gelu_tanh(vacc_t x) {
   const vacc_t u = BETA * vfma(vset(KAPPA), x * x * x, x), s = vexp(vset(-2) * vabs(u));
   return vsign(vset(1) - (s + s) / (vset(1) + s), u);
 }
-OMC_INLINE vacc_t below_of_halves(vacc_t x) {
-  return vset((acc_t)0.5) * (vset(1) + erf_of_halves(x * vset((acc_t)0.7071067811865476)));
+/* As vnormal. */
+OMC_INLINE vacc_t normal_of_halves(vacc_t x, vacc_t *density) {
+  const vacc_t scaled = x * vset((acc_t)0.7071067811865476), fall = vexp(-(scaled * scaled));
+  *density = vset((acc_t)0.3989422804014327) * fall;
+  return vset((acc_t)0.5) * (vset(1) + erf_of_halves_from(scaled, fall));
+}
+OMC_INLINE vacc_t normal(vacc_t x, gelu_form form, vacc_t *density) {
+  return form == NORMAL ? vnormal(x, density) : normal_of_halves(x, density);
 }
 OMC_INLINE vacc_t gelu(vacc_t x, gelu_form form) {
   vacc_t density;
   if (form == TANH) return vset((acc_t)0.5) * x * (vset(1) + gelu_tanh(x));
-  return x * (form == NORMAL ? vnormal(x, &density) : below_of_halves(x));
+  return x * normal(x, form, &density);
 }
 OMC_INLINE vacc_t gelu_slope(vacc_t x, gelu_form form) {
   if (form == TANH) {
@@ -109,8 +116,8 @@ OMC_INLINE vacc_t gelu_slope(vacc_t x, gelu_form form) {
     return half * (vset(1) + t) + half * x * (vset(1) - t * t) * inner;
   }
   vacc_t density;
-  const vacc_t below = vnormal(x, &density);
-  return vfma(x, density, form == NORMAL ? below : below_of_halves(x));
+  const vacc_t below = normal(x, form, &density);
+  return vfma(x, density, below);
 }
 #endif
 #ifdef OMC_RECORDS
