@@ -32,13 +32,15 @@ def corners(dtype: torch.dtype, *dims: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("width", "stride"), list(itertools.product(WIDTHS, STRIDES)))
-def test_places_are_those_of_pytorch(dtype: torch.dtype, width: int, stride: int) -> None:
+@pytest.mark.parametrize(("width", "stride", "apart"), list(itertools.product(WIDTHS, STRIDES, [1, 2])))
+def test_places_are_those_of_pytorch(dtype: torch.dtype, width: int, stride: int, apart: int) -> None:
+    if width + 2 < 2 * apart + 1:
+        return  # no window fits
     for x in (corners(dtype, 2, 3, 4, width), torch.full((1, 1, 3, width), -torch.inf, dtype=dtype)):
-        attrs = f"kernel_shape=[2, 3], strides=[1, {stride}], pads=[1, 1, 1, 1]"
+        attrs = f"kernel_shape=[2, 3], strides=[1, {stride}], pads=[1, 1, 1, 1], dilations=[1, {apart}]"
         text = f"input %x : {type_text(x)}\n%y, %at = MaxPool(%x) {{{attrs}}}\nreturn %y, %at\n"
         plan = _C.Session(text, {}).plan([x], [False], [False, False])
         y, at = plan.forward([x], 0)[0]
-        want, places = F.max_pool2d(x, (2, 3), (1, stride), 1, return_indices=True)
+        want, places = F.max_pool2d(x, (2, 3), (1, stride), 1, (1, apart), return_indices=True)
         torch.testing.assert_close(y, want, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(at, places)

@@ -10,11 +10,6 @@
 #include "cpu/shuffle.h"
 #include "ops/forms.h"
 
-typedef struct max_params {
-  omc_pool_form form;
-  const int64_t *low, *high; /* by tap of a row: it is inside for the outputs [low, high) */
-} max_params;
-
 typedef struct max_grad_params {
   int64_t planes, in, out; /* elements of a plane */
 } max_grad_params;
@@ -75,95 +70,127 @@ OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
   return step == 1 ? vld(p) : OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1));
 }
 
-/* Takes what is better of OMC_VL elements, the first of which is at `place` of its plane. */
-OMC_INLINE void take_vector(const storage_t *x, int64_t step, acc_bits_t place, acc_t *best,
-                            acc_bits_t *at) {
-  vmask lane, places;
-  for (int i = 0; i < OMC_VL; i++) lane[i] = i * (acc_bits_t)step;
-  memcpy(&places, at, sizeof places);
-  const vacc_t v = vld_step(x, step), most = vldr(best);
-  const vmask better = (v > most) | vnan(v);
-  vstr(best, vblend(better, v, most));
-  places = (better & (lane + place)) | (~better & places);
+/* The windows of a row of outputs: taps [z, z_end) and [y, y_end) of them are inside. */
+typedef struct max_windows {
+  const omc_pool_form *form;
+  const storage_t *x; /* the plane */
+  int64_t front, top; /* where they start, perhaps in the padding */
+  int64_t z, z_end, y, y_end;
+} max_windows;
+
+/* Where the taps of one axis end that are inside, of a window at `start`. */
+static int64_t inside_end(const omc_pool_form *f, int32_t axis, int64_t start) {
+  const int64_t most = omc_ceil_div(omc_max(f->in[axis] - start, 0), f->dilation[axis]);
+  return omc_min(most, f->kernel[axis]);
+}
+
+static max_windows windows_at(const omc_pool_form *f, const storage_t *x, out_row row) {
+  const int64_t front = row.z * f->stride[0] - f->before[0],
+                top = row.y * f->stride[1] - f->before[1];
+  return (max_windows){.form = f,
+                       .x = x,
+                       .front = front,
+                       .top = top,
+                       .z = first_inside(front, f->dilation[0]),
+                       .z_end = inside_end(f, 0, front),
+                       .y = first_inside(top, f->dilation[1]),
+                       .y_end = inside_end(f, 1, top)};
+}
+
+/* Where the row of the plane starts that taps kz and ky are in. */
+static int64_t row_at(const max_windows *w, int64_t kz, int64_t ky) {
+  const omc_pool_form *f = w->form;
+  return ((w->front + kz * f->dilation[0]) * f->in[1] + w->top + ky * f->dilation[1]) * f->in[2];
+}
+
+/* As in PyTorch, NaN is larger than all, and of several the last is taken; an empty window is -inf
+ * at what would be its first place. */
+static void max_one(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *at) {
+  const omc_pool_form *f = w->form;
+  const int64_t left = k * f->stride[2] - f->before[2], step = f->dilation[2];
+  const int64_t first = first_inside(left, step), end = inside_end(f, 2, left);
+  acc_t most = -(acc_t)INFINITY;
+  int64_t place = row_at(w, w->z, w->y) + left + first * step;
+  for (int64_t kz = w->z; kz < w->z_end; kz++)
+    for (int64_t ky = w->y; ky < w->y_end; ky++) {
+      const int64_t start = row_at(w, kz, ky) + left;
+      for (int64_t kx = first; kx < end; kx++) {
+        const acc_t v = ld(w->x + start + kx * step);
+        const bool better = v > most || v != v;
+        most = better ? v : most;
+        place = better ? start + kx * step : place;
+      }
+    }
+  *best = most;
+  *at = (acc_bits_t)place;
+}
+
+/* The same of the OMC_VL outputs from k on, all of whose taps along the row are inside; they are
+ * `stride` (1 or 2) apart. */
+OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_t *best,
+                           acc_bits_t *at) {
+  const omc_pool_form *f = w->form;
+  const int64_t left = k * stride - f->before[2], step = f->dilation[2];
+  vmask lane;
+  for (int i = 0; i < OMC_VL; i++) lane[i] = i * (acc_bits_t)stride;
+  vacc_t most = vset(-(acc_t)INFINITY);
+  vmask places = lane + (acc_bits_t)(row_at(w, w->z, w->y) + left);
+  for (int64_t kz = w->z; kz < w->z_end; kz++)
+    for (int64_t ky = w->y; ky < w->y_end; ky++) {
+      const int64_t start = row_at(w, kz, ky) + left;
+      for (int64_t kx = 0; kx < f->kernel[2]; kx++) {
+        const vacc_t v = vld_step(w->x + start + kx * step, stride);
+        const vmask better = (v > most) | vnan(v);
+        const vmask here = lane + (acc_bits_t)(start + kx * step);
+        most = vblend(better, v, most);
+        places = (better & here) | (~better & places);
+      }
+    }
+  vstr(best, most);
   memcpy(at, &places, sizeof places);
 }
 
-/* Takes what is better of one row of a window: of `x`, which is at `start` of its plane, for the
- * outputs [from, from + n). Vectors may overlap: taking an element twice is taking it once. */
-OMC_INLINE void take_better(const max_params *p, const storage_t *x, int64_t start, int64_t from,
-                            int64_t n, acc_t *best, acc_bits_t *at) {
-  const omc_pool_form *f = &p->form;
-  const int64_t stride = f->stride[2], pad = f->before[2];
-  for (int64_t kx = 0; kx < f->kernel[2]; kx++) {
-    const int64_t left = from * stride + kx * f->dilation[2] - pad;
-    const acc_bits_t base = (acc_bits_t)(start + left);
-    const int64_t low = omc_clamp(p->low[kx] - from, 0, n);
-    const int64_t high = omc_clamp(p->high[kx] - from, low, n);
-    int64_t k = low;
-    if (stride <= 2 && high - low >= OMC_VL)
-      for (; k < high; k += OMC_VL) {
-        k = omc_min(k, high - OMC_VL);
-        const acc_bits_t place = base + (acc_bits_t)(k * stride);
-        if (stride == 1)
-          take_vector(x + left + k, 1, place, best + k, at + k);
-        else
-          take_vector(x + left + k * 2, 2, place, best + k, at + k);
-      }
-    for (; k < high; k++) {
-      const acc_t v = ld(x + left + k * stride);
-      const bool better = v > best[k] || v != v;
-      best[k] = better ? v : best[k];
-      at[k] = better ? base + (acc_bits_t)(k * stride) : at[k];
-    }
-  }
-}
-
-/* The outputs [from, from + n) of a row of the plane `x`. As in PyTorch, NaN is larger than all,
- * and of several the last is taken; an empty window would be -inf at its first place. */
-static void max_row(const max_params *p, const storage_t *x, out_row row, int64_t from, int64_t n,
-                    storage_t *y, int64_t *indices) {
+/* The outputs [from, from + n) of a row. Vectors may overlap. */
+static void max_row(const max_windows *w, int64_t from, int64_t n, storage_t *y, int64_t *indices) {
   acc_t best[CHUNK];
   acc_bits_t at[CHUNK];
-  const omc_pool_form *f = &p->form;
-  const int64_t *step = f->dilation;
-  const int64_t front = row.z * f->stride[0] - f->before[0],
-                top = row.y * f->stride[1] - f->before[1];
-  const int64_t z = first_inside(front, step[0]), first = first_inside(top, step[1]);
-  const int64_t corner = ((front + z * step[0]) * f->in[1] + top + first * step[1]) * f->in[2];
-  for (int64_t k = 0; k < n; k++) {
-    best[k] = -(acc_t)INFINITY;
-    at[k] = (acc_bits_t)(corner + (from + k) * f->stride[2] - f->before[2]);
+  const omc_pool_form *f = w->form;
+  const int64_t stride = f->stride[2], before = f->before[2];
+  const int64_t last = f->in[2] - 1 + before - (f->kernel[2] - 1) * f->dilation[2];
+  int64_t low = omc_clamp(omc_ceil_div(before, stride) - from, 0, n);
+  int64_t high = omc_clamp((last < 0 ? 0 : last / stride + 1) - from, low, n);
+  if (stride > 2 || high - low < OMC_VL) low = high = n;
+  for (int64_t k = 0; k < low; k++) max_one(w, from + k, best + k, at + k);
+  for (int64_t k = low; k < high; k += OMC_VL) {
+    k = omc_min(k, high - OMC_VL);
+    if (stride == 1)
+      max_vector(w, from + k, 1, best + k, at + k);
+    else
+      max_vector(w, from + k, 2, best + k, at + k);
   }
-  for (int64_t k = 0, left; k < n && (left = (from + k) * f->stride[2] - f->before[2]) < 0; k++)
-    at[k] += (acc_bits_t)(first_inside(left, step[2]) * step[2]);
-  for (int64_t kz = z; kz < f->kernel[0] && front + kz * step[0] < f->in[0]; kz++)
-    for (int64_t ky = first; ky < f->kernel[1] && top + ky * step[1] < f->in[1]; ky++) {
-      const int64_t start = ((front + kz * step[0]) * f->in[1] + top + ky * step[1]) * f->in[2];
-      take_better(p, x + start, start, from, n, best, at);
-    }
+  for (int64_t k = high; k < n; k++) max_one(w, from + k, best + k, at + k);
   for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
   for (int64_t k = 0; indices && k < n; k++) indices[k] = at[k];
 }
 
 static void max_rows(omc_range range, void *ctx) {
   const pool_job *j = ctx;
-  const max_params *p = j->params;
-  const omc_pool_form *f = &p->form;
-  const int64_t size = product_of(f->in);
+  const omc_pool_form *f = j->params;
   out_row row = out_row_of(f->out, range.begin);
-  for (int64_t r = range.begin; r < range.end; r++, next_row(f->out, &row))
+  for (int64_t r = range.begin; r < range.end; r++, next_row(f->out, &row)) {
+    const max_windows w = windows_at(f, j->x + row.plane * product_of(f->in), row);
     for (int64_t from = 0; from < f->out[2]; from += CHUNK) {
       const int64_t to = r * f->out[2] + from;
-      max_row(p, j->x + row.plane * size, row, from, omc_min(CHUNK, f->out[2] - from), j->y + to,
+      max_row(&w, from, omc_min(CHUNK, f->out[2] - from), j->y + to,
               j->indices ? j->indices + to : NULL);
     }
+  }
 }
 
 OMC_KERNEL(MaxPool, args) {
-  const max_params *p = args->params;
-  const omc_pool_form *f = &p->form;
+  const omc_pool_form *f = args->params;
   pool_job j = {
-      .params = p, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
+      .params = f, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
   const int64_t unit = f->out[2] * product_of(f->kernel);
   omc_parallel_for(f->planes * f->out[0] * f->out[1], omc_grain(OMC_GRAIN_ELEMENTS, unit),
                    args->threads, max_rows, &j);
@@ -372,31 +399,15 @@ static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
 }
 
-/* Fills in where the taps of a row are inside; false: no memory. */
-static bool new_taps(omc_arena *arena, max_params *p) {
-  const int64_t taps = p->form.kernel[2], stride = p->form.stride[2];
-  int64_t *low = OMC_NEW_ARRAY(arena, int64_t, 2 * taps);
-  if (!low) return false;
-  int64_t *high = low + taps;
-  for (int64_t k = 0; k < taps; k++) {
-    const int64_t first = p->form.before[2] - k * p->form.dilation[2];
-    const int64_t last = first + p->form.in[2] - 1;
-    low[k] = first > 0 ? omc_ceil_div(first, stride) : 0;
-    high[k] = last < 0 ? 0 : last / stride + 1;
-  }
-  p->low = low;
-  p->high = high;
-  return true;
-}
-
 static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
-  max_params *p = params;
-  OMC_TRY(omc_pool_form_of(node, &omc_in(node, 0)->type.shape, &p->form));
-  const int64_t plane = product_of(p->form.in);
+  (void)arena;
+  omc_pool_form *f = params;
+  OMC_TRY(omc_pool_form_of(node, &omc_in(node, 0)->type.shape, f));
+  const int64_t plane = product_of(f->in);
   if (plane > INT32_MAX && omc_acc_size(omc_in(node, 0)->type.dtype) == sizeof(int32_t))
     OMC_NODE_FAIL(node, EUNSUPPORTED, "a plane of %lld elements: 32 bits count their places",
                   (long long)plane);
-  return new_taps(arena, p) ? OMC_OK : no_memory(node);
+  return OMC_OK;
 }
 
 static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, void *params) {
@@ -450,7 +461,7 @@ static size_t max_grad_workspace(const omc_node *node, const void *params, int t
   return omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->in);
 }
 
-OMC_CPU_OP(MaxPool, MaxPool, OMC_PARAMS(max_params, params_max_pool))
+OMC_CPU_OP(MaxPool, MaxPool, OMC_PARAMS(omc_pool_form, params_max_pool))
 OMC_CPU_OP(MaxPoolGrad, MaxPoolGrad, OMC_PARAMS(max_grad_params, params_max_pool_grad),
            .workspace = max_grad_workspace)
 
