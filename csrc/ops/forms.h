@@ -132,8 +132,8 @@ typedef struct omc_batch_form {
   double epsilon, momentum;
 } omc_batch_form;
 
-/* Input x of a LayerNormalization or its gradient: `params` is the shape of gamma and beta,
- * `stats` that of mean and rstd. */
+/* Input x of a LayerNormalization or RmsNorm, or of its gradient: `params` is the shape of gamma
+ * and beta, `stats` that of mean and rstd. */
 omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
                              omc_layer_form *out) OMC_MUST_USE;
 

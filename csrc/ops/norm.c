@@ -1,5 +1,6 @@
-/* LayerNormalization and BatchNorm (training), and their gradients. With xhat = (x - mean) * rstd,
- * y = xhat * gamma + beta, and mean and rstd are kept for backward. */
+/* LayerNormalization, RmsNorm and BatchNorm (training), and their gradients. With
+ * xhat = (x - mean) * rstd, y = xhat * gamma + beta, and mean and rstd are kept for backward. The
+ * mean of RmsNorm is 0, and its beta too. */
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
@@ -43,14 +44,15 @@ static omc_status infer_layer(omc_node *node) {
   return OMC_OK;
 }
 
-/* Gradient of either op: `params` is the shape of gamma and beta, `stats` that of mean and rstd.
- * The parameters' gradients are sums, and come as they are computed. */
+/* Gradient of any of these: `params` is the shape of gamma and beta, `stats` that of the
+ * statistics. The parameters' gradients are sums, and come as they are computed. */
 static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_shape *stats) {
   const omc_type *x = &omc_in(node, 1)->type;
   OMC_TRY(omc_need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_param(node, 2, "gamma", x->dtype, params));
-  OMC_TRY(omc_need_type(node, 3, "mean", omc_dtype_acc(x->dtype), stats));
-  OMC_TRY(omc_need_type(node, 4, "rstd", omc_dtype_acc(x->dtype), stats));
+  for (uint32_t i = 3; i < node->n_in; i++)
+    OMC_TRY(omc_need_type(node, i, i + 1 < node->n_in ? "mean" : "rstd", omc_dtype_acc(x->dtype),
+                          stats));
   omc_set_type(node, 0, x->dtype, &x->shape);
   omc_set_type(node, 1, omc_dtype_acc(x->dtype), params);
   omc_set_type(node, 2, omc_dtype_acc(x->dtype), params);
@@ -64,22 +66,24 @@ static omc_status infer_layer_grad(omc_node *node) {
   return infer_grad(node, &params, &stats);
 }
 
-/* Gradient node of either op: (dy, x, gamma?, mean, rstd) -> dx, dgamma, dbeta. */
-static omc_status gradient(omc_grad *g, omc_op_id op) {
+/* Gradient node: (dy, x, gamma?, mean, rstd) -> dx, dgamma, dbeta; `statistics`: how many of these
+ * two the op keeps. */
+static omc_status gradient(omc_grad *g, omc_op_id op, uint32_t statistics) {
   const omc_node *node = g->node;
-  OMC_TRY(omc_need_saved(g, 3));
+  OMC_TRY(omc_need_saved(g, 1 + statistics));
   if (!g->grad_out[0]) return OMC_OK;
   omc_value *in[] = {g->grad_out[0], omc_in(node, 0), omc_in(node, 1), omc_out(node, 1),
                      omc_out(node, 2)};
   const uint32_t n_out = omc_in(node, 2) ? 3 : omc_in(node, 1) ? 2 : 1;
   omc_value *out[3] = {NULL, NULL, NULL};
-  omc_build(&g->b, op, 5, in, 1u << 2, node->n_attr, node->attr, n_out, out);
+  omc_build(&g->b, op, 3 + statistics, in, 1u << 2, node->n_attr, node->attr, n_out, out);
   for (uint32_t i = 0; i < n_out; i++)
     if (omc_in(node, i)) g->grad_in[i] = out[i];
   return g->b.status;
 }
-static omc_status grad_layer(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad); }
-static omc_status grad_batch(omc_grad *g) { return gradient(g, OMC_OP_BatchNormGrad); }
+static omc_status grad_layer(omc_grad *g) { return gradient(g, OMC_OP_LayerNormGrad, 2); }
+static omc_status grad_rms(omc_grad *g) { return gradient(g, OMC_OP_RmsNormGrad, 1); }
+static omc_status grad_batch(omc_grad *g) { return gradient(g, OMC_OP_BatchNormGrad, 2); }
 
 omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,
                              omc_batch_form *p) {
@@ -132,10 +136,13 @@ static omc_status infer_batch_grad(omc_node *node) {
 
 OMC_RECORD(LayerNormalization, 1, 3, 3, .in_place = 1u << 0, .infer = infer_layer,
            .grad = grad_layer)
+OMC_RECORD(RmsNorm, 1, 2, 2, .in_place = 1u << 0, .infer = infer_layer, .grad = grad_rms)
 OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4,
            .infer = infer_batch, .grad = grad_batch)
 
-#define NORM_GRAD(name, infer_) \
-  OMC_RECORD(name, 5, 5, 3, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, .infer = infer_)
-NORM_GRAD(LayerNormGrad, infer_layer_grad)
-NORM_GRAD(BatchNormGrad, infer_batch_grad)
+#define NORM_GRAD(name, n_in, n_out, infer_)                                              \
+  OMC_RECORD(name, n_in, n_in, n_out, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, \
+             .infer = infer_)
+NORM_GRAD(LayerNormGrad, 5, 3, infer_layer_grad)
+NORM_GRAD(RmsNormGrad, 4, 2, infer_layer_grad)
+NORM_GRAD(BatchNormGrad, 5, 3, infer_batch_grad)

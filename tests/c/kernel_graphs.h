@@ -120,6 +120,8 @@ static const char *const kernel_graphs[] = {
     X("[7,37]") WANT("g", "f32[37]") WANT("b", "f32[37]")
         "%y, %o, %q = LayerNormalization(%x, %g, %b) {axis=-1, epsilon=1e-5}\nreturn %y\n",
     X("[70,3,5]") "%y, %o, %q = LayerNormalization(%x) {axis=1, epsilon=1e-5}\nreturn %y\n",
+    X("[70,3,5]") WANT("g", "f32[3,5]") "%y, %o = RmsNorm(%x, %g) {axis=1, epsilon=1e-5}\nreturn %y\n",
+    X("[7,37]") "%y, %o = RmsNorm(%x) {axis=-1, epsilon=1e-5}\nreturn %y\n",
     X("[3,5,7,3]") WANT("g", "f32[5]") WANT("b", "f32[5]") IN("m", "f32[5]") IN("v", "f32[5]")
         "%y, %o, %q, %n, %u = BatchNorm(%x, %g, %b, %m, %v) {epsilon=1e-5, momentum=0.1}\n"
         "return %y\n",

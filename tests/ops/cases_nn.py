@@ -9,7 +9,17 @@ from torch.nn import functional as F
 from case import Case
 from cases_movement import F64, ids, x
 
-SOFT = [((5, 7), -1), ((3, 130), 1), ((4, 5, 6), 1), ((4, 5, 6), 0), ((2, 1), -1), ((3, 1000), -1), ((0, 4), 1)]
+SOFT = [
+    ((5, 7), -1),
+    ((3, 130), 1),
+    ((4, 5, 6), 1),
+    ((4, 5, 6), 0),
+    ((2, 1), -1),
+    ((3, 1000), -1),
+    ((0, 4), 1),
+    ((2, 2048), -1),
+    ((2, 2049), -1),
+]
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Case:
@@ -64,6 +74,16 @@ def layer_norm(a: Tensor, axis: int, gamma: bool = True, beta: bool = True) -> C
     while inputs[-1] is None:
         inputs.pop()
     return Case("LayerNormalization", inputs, f, {"axis": axis, "epsilon": 1e-5}, outputs=3, compare=1)
+
+
+def rms_norm(a: Tensor, axis: int, gamma: bool = True) -> Case:
+    shape = a.shape[axis:]
+
+    def f(t: Tensor, g: Tensor | None = None) -> Tensor:
+        return F.rms_norm(t, shape, g, 1e-5)
+
+    inputs = [a, x(*shape, dtype=a.dtype, seed=1)] if gamma else [a]
+    return Case("RmsNorm", inputs, f, {"axis": axis, "epsilon": 1e-5}, outputs=2, compare=1)
 
 
 def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
@@ -142,6 +162,8 @@ CASES = [
     nll(x(3, 5, 4, 2, dtype=F64), ids(5, 3, 4, 2), reduction="none", ignore_index=2), nll(x(2, 3), tensor([-100, -100])),
     layer_norm(x(5, 7), 1), layer_norm(x(3, 4, 768), 2), layer_norm(x(3, 4, 5), 1), layer_norm(x(6, 130), 1, False, False),
     layer_norm(x(6, 33), 1, True, False), layer_norm(x(70, 33, dtype=F64), 1), layer_norm(x(200, 65), 1),
+    rms_norm(x(5, 7), 1), rms_norm(x(3, 4, 768), 2), rms_norm(x(3, 4, 5), 1), rms_norm(x(6, 130), 1, False), rms_norm(x(200, 65), 1),
+    rms_norm(x(70, 33, dtype=F64), 1), rms_norm(x(1, 1), 1), rms_norm(x(0, 5), 1), rms_norm(x(2, 3, 1), 0), rms_norm(x(6, 17, dtype=F64), 1, False),
     batch_norm(x(4, 3, 5, 7)), batch_norm(x(6, 5), 0.3), batch_norm(x(3, 4, 9)), batch_norm(x(4, 3, 2, 2, dtype=F64)), batch_norm(x(2, 17, 8, 8)),
     max_pool(x(2, 3, 9, 11), [3, 3], [2, 2], [1, 1], [1, 1]), max_pool(x(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], [1, 1]),
     max_pool(x(2, 2, 7, 10), [2, 3], [2, 1], [1, 1], [1, 2], 1), max_pool(x(2, 2, 7, 7, dtype=F64), [3, 3], [2, 2], [1, 1], [1, 1], 1),

@@ -1,10 +1,10 @@
-/* LayerNormalization by rows, BatchNorm by channels, and their gradients. */
+/* LayerNormalization and RmsNorm by rows, BatchNorm by channels, and their gradients. */
 #include "base/int.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/forms.h"
 
-/* dgamma and dbeta of LayerNormGrad are sums over rows, first within blocks of rows, then over
+/* dgamma and dbeta of a norm by rows are sums over rows, first within blocks of rows, then over
  * blocks in order, so that they do not depend on the number of threads. */
 #define MAX_BLOCKS 64
 #define MIN_BLOCK_ROWS 16
@@ -44,6 +44,7 @@ static const acc_t *parameter(const omc_kernel_args *args, uint32_t i, int64_t n
 
 typedef struct {
   const omc_layer_form *p;
+  bool centred; /* about the mean; else about 0: RmsNorm, which has no mean and no beta */
   const storage_t *x;
   const acc_t *gamma, *beta;
   const storage_t *dy; /* gradient only, as the next four */
@@ -57,17 +58,18 @@ typedef struct {
 static void layer_forward(omc_range range, void *ctx) {
   const layer_job *job = ctx;
   const int64_t n = job->p->n;
+  const vacc_t no_beta = vset(job->centred ? 0 : -(acc_t)0); /* which leaves the sign of a zero */
   for (int64_t r = range.begin; r < range.end; r++) {
     const storage_t *x = job->x + r * n;
     storage_t *y = job->y + r * n;
-    const acc_t mean = row_sum(x, n) / (acc_t)n;
+    const acc_t mean = job->centred ? row_sum(x, n) / (acc_t)n : 0;
     const acc_t var =
         OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, mean) - vset(mean))) / (acc_t)n;
     const acc_t rstd = (acc_t)(1 / sqrt((double)var + job->p->epsilon));
     const vacc_t vmean = vset(mean), vrstd = vset(rstd);
     for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
       const vacc_t gamma = job->gamma ? vldr_upto(job->gamma + k, left) : vset(1);
-      const vacc_t beta = job->beta ? vldr_upto(job->beta + k, left) : vset(0);
+      const vacc_t beta = job->beta ? vldr_upto(job->beta + k, left) : no_beta;
       vst_upto(y + k, vfma((vld_fill(x + k, left, 0) - vmean) * vrstd, gamma, beta), left);
     }
     if (job->mean) job->mean[r] = mean;
@@ -75,29 +77,34 @@ static void layer_forward(omc_range range, void *ctx) {
   }
 }
 
-OMC_KERNEL(LayerNormalization, args) {
+static omc_status norm_rows(const omc_kernel_args *args, bool centred) {
   const omc_layer_form *p = args->params;
   acc_t *scratch = args->workspace;
   layer_job job = {.p = p,
+                   .centred = centred,
                    .x = omc_in_data(args, 0),
                    .gamma = parameter(args, 1, p->n, &scratch),
                    .beta = parameter(args, 2, p->n, &scratch),
                    .y = omc_out_data(args, 0),
-                   .mean = omc_out_data(args, 1),
-                   .rstd = omc_out_data(args, 2)};
+                   .mean = centred ? omc_out_data(args, 1) : NULL,
+                   .rstd = omc_out_data(args, centred ? 2 : 1)};
   omc_parallel_for(p->rows, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, layer_forward,
                    &job);
   return OMC_OK;
 }
 
+OMC_KERNEL(LayerNormalization, args) { return norm_rows(args, true); }
+OMC_KERNEL(RmsNorm, args) { return norm_rows(args, false); }
+
 /* One row of the gradient: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with
- * g = dy * gamma; its terms of dgamma and dbeta are added to their sums. */
+ * g = dy * gamma, mean(g) being 0 about 0; its terms of dgamma and dbeta are added to their sums.
+ */
 static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, acc_t *dbeta) {
   const int64_t n = job->p->n;
   const storage_t *x = job->x + r * n, *dy = job->dy + r * n;
   const acc_t *w = job->gamma;
   storage_t *dx = job->dx + r * n;
-  const vacc_t mean = vset(job->mean[r]), rstd = vset(job->rstd[r]);
+  const vacc_t mean = vset(job->centred ? job->mean[r] : 0), rstd = vset(job->rstd[r]);
   vacc_t sum_g = vset(0), sum_gx = vset(0);
   for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
     const vacc_t d = vld_fill(dy + k, left, 0);
@@ -105,10 +112,11 @@ static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, a
     const vacc_t g = d * (w ? vldr_upto(w + k, left) : vset(1));
     sum_g += g;
     sum_gx = vfma(g, xhat, sum_gx);
-    vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
-    vstr(dbeta + k, vldr(dbeta + k) + d);
+    if (job->dgamma) vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
+    if (job->dbeta) vstr(dbeta + k, vldr(dbeta + k) + d);
   }
-  const vacc_t mean_g = vset(vsum(sum_g) / (acc_t)n), mean_gx = vset(vsum(sum_gx) / (acc_t)n);
+  const vacc_t mean_g = vset(job->centred ? vsum(sum_g) / (acc_t)n : 0);
+  const vacc_t mean_gx = vset(vsum(sum_gx) / (acc_t)n);
   for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
     const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
     const vacc_t g = vld_fill(dy + k, left, 0) * (w ? vldr_upto(w + k, left) : vset(1));
@@ -142,16 +150,17 @@ static void layer_add_blocks(omc_range range, void *ctx) {
   }
 }
 
-/* Inputs: dy, x, gamma?, mean, rstd. */
-OMC_KERNEL(LayerNormGrad, args) {
+/* Inputs: dy, x, gamma?, mean if centred, rstd. */
+static omc_status norm_rows_grad(const omc_kernel_args *args, bool centred) {
   const omc_layer_form *p = args->params;
   acc_t *scratch = (acc_t *)args->workspace + n_blocks(p) * 2 * sums_length(p);
   layer_job job = {.p = p,
+                   .centred = centred,
                    .dy = omc_in_data(args, 0),
                    .x = omc_in_data(args, 1),
                    .gamma = parameter(args, 2, p->n, &scratch),
-                   .mean = args->in[3].data,
-                   .rstd = args->in[4].data,
+                   .mean = centred ? args->in[3].data : NULL,
+                   .rstd = args->in[centred ? 4 : 3].data,
                    .dx = omc_out_data(args, 0),
                    .dgamma = omc_out_data(args, 1),
                    .dbeta = omc_out_data(args, 2),
@@ -164,6 +173,9 @@ OMC_KERNEL(LayerNormGrad, args) {
                      layer_add_blocks, &job);
   return OMC_OK;
 }
+
+OMC_KERNEL(LayerNormGrad, args) { return norm_rows_grad(args, true); }
+OMC_KERNEL(RmsNormGrad, args) { return norm_rows_grad(args, false); }
 
 typedef struct {
   const omc_batch_form *p;
@@ -418,6 +430,8 @@ static omc_status params_batch(const omc_node *node, omc_arena *arena, void *par
   OMC_CPU_OP(name, name, OMC_PARAMS(omc_##id##_form, params_##id), .workspace = workspace_)
 NORM(LayerNormalization, layer, layer_workspace)
 NORM(LayerNormGrad, layer, layer_grad_workspace)
+NORM(RmsNorm, layer, layer_workspace)
+NORM(RmsNormGrad, layer, layer_grad_workspace)
 NORM(BatchNorm, batch, batch_workspace)
 NORM(BatchNormGrad, batch, batch_workspace)
 

@@ -255,12 +255,12 @@ def native_layer_norm(
 def rms_norm(
     b: Builder, x: Val, normalized_shape: list[int], weight: Val | None = None, eps: float | None = None
 ) -> Val:
-    dtype, axes = result_dtype(b), list(range(x.rank - len(normalized_shape), x.rank))
-    x = b.cast(x, computed_in(x.dtype))
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    mean_square = reduce(b, "ReduceMean", b.emit("Mul", x, x), axes, True)
-    out = b.emit("Mul", x, b.emit("Rsqrt", b.emit("Add", mean_square, b.const(eps, x.dtype))))
-    return b.cast(out if weight is None else b.emit("Mul", out, b.cast(weight, x.dtype)), dtype)
+    dtype, wide = result_dtype(b), computed_in(x.dtype)
+    eps = torch.finfo(wide).eps if eps is None else float(eps)
+    x = x if x.dtype == dtype else b.cast(x, wide)
+    if weight is not None and weight.dtype not in (x.dtype, wide):
+        weight = b.cast(weight, wide)
+    return b.cast(b.emit("RmsNorm", x, weight, axis=x.rank - len(normalized_shape), epsilon=eps), dtype)
 
 
 @translates(aten._weight_norm.default)
