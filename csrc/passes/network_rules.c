@@ -45,7 +45,7 @@ static omc_value *gelu(omc_match *m, const char *approximate) {
 static omc_value *gelu_tanh(omc_match *m) { return gelu(m, "tanh"); }
 static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
 
-/* ---- softmax and layer norm ---- */
+/* ---- softmax and norms ---- */
 
 /* The axes a reduction runs over, as a bit set; 0 if it drops them. */
 static uint32_t reduced_axes(const omc_value *result) {
@@ -79,29 +79,40 @@ static omc_value *log_softmax_written(omc_match *m) { return softmax(m, OMC_OP_L
 #define LESS_MAX(cap) OMC_P_OP(Sub, cap, X, OMC_P_OP(ReduceMax, 3, X, OMC_P_CONSTANT(0)))
 #define SUM(of) OMC_P_OP(ReduceSum, 4, of, OMC_P_CONSTANT(0))
 
-static omc_value *layer_norm(omc_builder *b, omc_value *x, omc_value *gamma, omc_value *beta,
-                             int64_t axis, double epsilon) {
-  omc_value *in[] = {x, gamma, beta}, *out[3];
-  const uint32_t left_out = (gamma ? 0u : 2u) | (beta ? 0u : 4u);
+/* A LayerNormalization or an RmsNorm, which has no beta. */
+static omc_value *norm(omc_builder *b, omc_op_id op, omc_value *const *in, int64_t axis,
+                       double epsilon) {
+  omc_value *out[3];
+  const uint32_t n = op == OMC_OP_RmsNorm ? 2 : 3; /* inputs, and outputs */
   const omc_attr attr[] = {omc_attr_int("axis", axis), omc_attr_float("epsilon", epsilon)};
-  omc_build(b, OMC_OP_LayerNormalization, 3, in, left_out, 2, attr, 3, out);
+  omc_build(b, op, n, in, (in[1] ? 0u : 2u) | (in[2] ? 0u : 4u), 2, attr, n, out);
   return b->status == OMC_OK ? out[0] : NULL;
 }
 
-/* Captures 3: the mean; 4: the variance; 5: epsilon. */
-static omc_value *layer_norm_written(omc_match *m) {
+/* Captures 4: the variance or mean square over `set`; 5: epsilon. */
+static omc_value *norm_written(omc_match *m, omc_op_id op, uint32_t set) {
   const int32_t rank = m->capture[1]->type.shape.rank;
-  const uint32_t set = reduced_axes(m->capture[3]);
   int32_t axis = rank;
   while (axis > 0 && (set >> (axis - 1) & 1)) axis--;
   const bool trailing = set != 0 && set == (1u << rank) - (1u << axis);
   if (!is_layer(m) || !trailing || reduced_axes(m->capture[4]) != set) return NULL;
   if (omc_shape_numel(&m->capture[5]->type.shape) != 1) return NULL;
-  return layer_norm(m->b, m->capture[1], NULL, NULL, axis, omc_const_float(m->capture[5], 0));
+  omc_value *const in[3] = {m->capture[1]};
+  const double epsilon = omc_const_float(m->capture[5], 0);
+  if (op == OMC_OP_RmsNorm && !(epsilon > 0)) return NULL; /* rows whose squares vanish: infinite */
+  return norm(m->b, op, in, axis, epsilon);
+}
+
+/* Capture 3: the mean. */
+static omc_value *layer_norm_written(omc_match *m) {
+  return norm_written(m, OMC_OP_LayerNormalization, reduced_axes(m->capture[3]));
+}
+static omc_value *rms_norm_written(omc_match *m) {
+  return norm_written(m, OMC_OP_RmsNorm, reduced_axes(m->capture[4]));
 }
 
 /* Takes a factor (input 1 of the norm) or a summand (input 2) of the normalized shape in. */
-static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
+static omc_value *norm_affine(omc_match *m, uint32_t place) {
   const omc_node *node = m->capture[1]->producer;
   const omc_shape *shape = &m->capture[1]->type.shape;
   omc_value *in[3] = {omc_in(node, 0), omc_in(node, 1), omc_in(node, 2)};
@@ -115,18 +126,21 @@ static omc_value *layer_norm_affine(omc_match *m, uint32_t place) {
   for (int32_t i = 0; i < given->type.shape.rank; i++)
     if (given->type.shape.dims[i] != (i < extra ? 1 : normalized.dims[i - extra])) return NULL;
   in[place] = omc_reshape(m->b, m->capture[2], &normalized);
-  return layer_norm(m->b, in[0], in[1], in[2], shape->rank - normalized.rank, form.epsilon);
+  return norm(m->b, (omc_op_id)node->op, in, shape->rank - normalized.rank, form.epsilon);
 }
 
-static omc_value *layer_norm_scale(omc_match *m) { return layer_norm_affine(m, 1); }
-static omc_value *layer_norm_shift(omc_match *m) { return layer_norm_affine(m, 2); }
+static omc_value *norm_scale(omc_match *m) { return norm_affine(m, 1); }
+static omc_value *norm_shift(omc_match *m) { return norm_affine(m, 2); }
 
 #define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(0)))
-#define SQUARED \
-  OMC_P_EITHER(OMC_P_OP(Pow, 0, OMC_P_ANY(2), CONST(2)), MUL(OMC_P_ANY(2), OMC_P_ANY(2)))
-#define VARIANCE ADD(OMC_P_OP(ReduceMean, 4, SQUARED, OMC_P_CONSTANT(0)), OMC_P_CONSTANT(5))
-#define ONE_OVER_STD \
-  OMC_P_EITHER(OMC_P_OP(Rsqrt, 0, VARIANCE), OMC_P_OP(Reciprocal, 0, OMC_P_OP(Sqrt, 0, VARIANCE)))
+#define MEAN_SQUARE(of)                                                                  \
+  ADD(OMC_P_OP(ReduceMean, 4, OMC_P_EITHER(OMC_P_OP(Pow, 0, of, CONST(2)), MUL(of, of)), \
+               OMC_P_CONSTANT(0)),                                                       \
+      OMC_P_CONSTANT(5))
+#define ROOT_OF(square) OMC_P_OP(Sqrt, 0, square)
+#define ONE_OVER_ROOT_OF(square) \
+  OMC_P_EITHER(OMC_P_OP(Rsqrt, 0, square), OMC_P_OP(Reciprocal, 0, ROOT_OF(square)))
+#define VARIANCE MEAN_SQUARE(OMC_P_ANY(2))
 
 static const omc_rule rules[] = {
     {"gelu_tanh", OMC_LAYER, HALF_TIMES(ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))),
@@ -137,13 +151,15 @@ static const omc_rule rules[] = {
     {"log_softmax_written", OMC_LAYER,
      OMC_P_OP(Sub, 0, LESS_MAX(2), OMC_P_OP(Log, 0, SUM(OMC_P_OP(Exp, 0, OMC_P_ANY(2))))),
      log_softmax_written},
-    {"layer_norm_sqrt", OMC_LAYER, OMC_P_OP(Div, 0, CENTERED, OMC_P_OP(Sqrt, 0, VARIANCE)),
+    {"layer_norm_sqrt", OMC_LAYER, OMC_P_OP(Div, 0, CENTERED, ROOT_OF(VARIANCE)),
      layer_norm_written},
-    {"layer_norm_rsqrt", OMC_LAYER, MUL(CENTERED, ONE_OVER_STD), layer_norm_written},
+    {"layer_norm_rsqrt", OMC_LAYER, MUL(CENTERED, ONE_OVER_ROOT_OF(VARIANCE)), layer_norm_written},
     {"layer_norm_scale", OMC_LAYER, MUL(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)),
-     layer_norm_scale},
+     norm_scale},
     {"layer_norm_shift", OMC_LAYER, ADD(OMC_P_NODE(LayerNormalization, 1), OMC_P_ANY(2)),
-     layer_norm_shift},
+     norm_shift},
+    {"rms_norm_written", OMC_LAYER, MUL(X, ONE_OVER_ROOT_OF(MEAN_SQUARE(X))), rms_norm_written},
+    {"rms_norm_scale", OMC_LAYER, MUL(OMC_P_NODE(RmsNorm, 1), OMC_P_ANY(2)), norm_scale},
 };
 
 const omc_rules omc_network_rules = {rules, sizeof rules / sizeof *rules};

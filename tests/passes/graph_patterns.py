@@ -275,15 +275,31 @@ def layer_norm_written(rsqrt: bool) -> Pattern:
     return draw
 
 
-def layer_norm_affine(op: str) -> Pattern:
+def rms_norm_written(d: Draw) -> Value:
+    x = d.input(d.rng.choice(REALS), nonempty(d, d.rng.randint(1, 3)))
+    rank = len(x.shape)
+    axes = list(range(d.rng.randrange(rank), rank)) if d.chance(0.8) else d.axes(rank)
+    epsilon = d.rng.choice([1e-5, 1e-5, 1e-12, 0.0, 0.1])
+    d.condition = 4 / math.sqrt(epsilon) if epsilon else math.inf
+    try:
+        square = d.ew("Mul", x, x) if d.chance(0.5) else d.ew("Pow", x, scalar(d, x, 2.0))
+        eps = d.const(x.dtype, [epsilon], (1,) * d.rng.randint(0, rank + 1))
+        v = d.pair("Add", d.reduce("ReduceMean", square, axes, d.chance(0.9)), eps)
+        return d.pair("Mul", x, d.ew("Rsqrt", v) if d.chance(0.5) else d.ew("Reciprocal", d.ew("Sqrt", v)))
+    except RuntimeError:
+        return x
+
+
+def norm_affine(op: str, norm: str) -> Pattern:
     def draw(d: Draw) -> Value:
         x = d.input(d.rng.choice(REALS), nonempty(d, d.rng.randint(1, 3)))
         d.condition = 4e3
         axis = d.rng.randrange(len(x.shape))
         normalized = x.shape[axis:]
         gamma = d.input(x.dtype, normalized) if d.chance(0.3) else None
-        y = d.node("LayerNormalization", [x, gamma, None], x.dtype, x.shape, f"axis={axis}, epsilon=1e-5")
-        d.lines[-1] = d.lines[-1].replace(y.name, f"{y.name}, {y.name}.m, {y.name}.r", 1)
+        y = d.node(norm, [x, gamma], x.dtype, x.shape, f"axis={axis}, epsilon=1e-5")
+        kept = "".join(f", {y.name}.{k}" for k in ("r" if norm == "RmsNorm" else "mr"))
+        d.lines[-1] = d.lines[-1].replace(y.name, y.name + kept, 1)
         shape = (1,) * d.rng.randint(0, axis) + normalized if d.chance(0.7) else d.part(x.shape)
         return d.pair(op, y, d.input(x.dtype, shape))
 
@@ -492,8 +508,10 @@ PATTERNS: dict[str, Pattern] = {
     "log_softmax_written": log_softmax_written,
     "layer_norm_sqrt": layer_norm_written(rsqrt=False),
     "layer_norm_rsqrt": layer_norm_written(rsqrt=True),
-    "layer_norm_scale": layer_norm_affine("Mul"),
-    "layer_norm_shift": layer_norm_affine("Add"),
+    "layer_norm_scale": norm_affine("Mul", "LayerNormalization"),
+    "layer_norm_shift": norm_affine("Add", "LayerNormalization"),
+    "rms_norm_written": rms_norm_written,
+    "rms_norm_scale": norm_affine("Mul", "RmsNorm"),
     "attention_no_mask": lambda d: attention(d, ("all", "all", "other")),
     "attention_causal": lambda d: attention(d, ("all", "causal", "causal", "other")),
     "attention_transpose": attention,

@@ -134,6 +134,11 @@ def layer_norm(
     return (y if gamma is None else y * gamma) + (0 if beta is None else beta), mean, rstd
 
 
+def rms_norm(x: Tensor, gamma: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
+    rstd = (x.square().mean(list(range(axis % x.dim(), x.dim())), keepdim=True) + epsilon).rsqrt()
+    return x * rstd if gamma is None else x * rstd * gamma, rstd
+
+
 def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
     for i, axis in enumerate(axes_of(x, axes)):
         step = 1 if steps is None else int(steps[i])
@@ -218,6 +223,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "ReduceSum": reduction(torch.sum),
     "Relu": torch.relu,
     "Reshape": lambda x, s, allowzero=0: x.reshape(s.tolist()),
+    "RmsNorm": rms_norm,
     "Rsqrt": torch.rsqrt,
     "Sigmoid": torch.sigmoid,
     "Silu": F.silu,

@@ -39,6 +39,10 @@ def layer_norm_rsqrt(x: Tensor) -> Tensor:
     return c * torch.rsqrt(c.pow(2).mean(-1, keepdim=True) + 1e-5)
 
 
+def rms_norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
 LAYERS: dict[str, Layer] = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(C * (x + 0.044715 * torch.pow(x, 3)))),
     "gelu_tanh_grouped": lambda x: x * 0.5 * (1 + torch.tanh(x * C * (1 + 0.044715 * x * x))),
@@ -50,6 +54,7 @@ LAYERS: dict[str, Layer] = {
     "layer_norm_sqrt": layer_norm_sqrt,
     "layer_norm_rsqrt": layer_norm_rsqrt,
     "layer_norm_without_epsilon": lambda x: layer_norm_sqrt(x, 0.0),
+    "rms_norm": rms_norm,
 }
 
 ROWS = [

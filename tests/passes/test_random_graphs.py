@@ -110,7 +110,8 @@ class Writer:
 
     def layer_norm(self, x: str) -> None:
         name = self.name()
-        self.lines.append(f"{name}, {name}.mean, {name}.rstd = LayerNormalization({x}) {{axis={self.axis(x)}}}")
+        norm, kept = self.rng.choice([("LayerNormalization", f"{name}.mean, {name}.rstd"), ("RmsNorm", f"{name}.rstd")])
+        self.lines.append(f"{name}, {kept} = {norm}({x}) {{axis={self.axis(x)}}}")
         self.shapes[name] = self.shapes[x]
 
     def axis(self, x: str) -> int:
