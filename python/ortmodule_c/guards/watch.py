@@ -2,16 +2,15 @@
 
 A graph knows tensors only. Whatever else its forward read must be as it was when it was traced, and whatever the
 forward changed besides is lost. So a trace is watched. Reads of instances go through a lookup put into their classes
-for the time of the trace (:meth:`Watch._lookup`). Globals, closures, defaults, and the attributes of classes and of
-Python modules, which have no such lookup, are those that the code that ran names (:mod:`frames` tells which that is).
-What is read is followed into containers, functions and further objects. PyTorch, NumPy and Python's own library are
-not followed: of these, what the user's code names is held by identity.
+for the time of the trace (:mod:`instances`). Globals, closures, defaults, and the attributes of classes and of Python
+modules, which have no such lookup, are those that the code that ran names (:mod:`namespaces`; :mod:`frames` tells which
+that is). What is read is followed into containers, functions and further objects. PyTorch, NumPy and Python's own
+library are not followed: of these, what the user's code names is held by identity.
 """
 
 import abc
 import collections
 import contextlib
-import dataclasses
 import enum
 import functools
 import inspect
@@ -30,13 +29,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable, NotRunnable
-from ..stack import is_users
 from .anatomy import (
-    HEAP,
     HOOKS,
     INERT,
-    Seen,
-    dict_of,
     functions_of,
     hooks_of,
     imported,
@@ -44,47 +39,32 @@ from .anatomy import (
     is_of_python,
     is_remembered,
     is_users_class,
-    of_cell,
-    parts,
 )
-from .frames import Frames, is_trusted, is_trusted_module
-from .held import BY_REPR, BY_VALUE, INTERNAL, MISSING, Held, Write, ambient
+from .frames import Frames, is_trusted_module
+from .held import INTERNAL, MISSING, Held, Write, ambient
+from .instances import BASES, Instances
 from .looks import BY_NAME, Looks, looks, picked
-from .places import Places
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 
-_ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
-_OF_A_VARIABLE = type(os.environ).__getitem__.__code__
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_DETAILS = frozenset(
-    {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
-)
-_BASES = (dict, collections.OrderedDict, tuple)  # of C, of what is followed
-_GENERIC = [base.__getattribute__ for base in (object, *_BASES)]
 _WITH_CONTENT = (dict, tuple, list, set, frozenset, collections.deque)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
-_PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
 # May give what an object has past the lookup of its class.
 _OF_C = (
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.MethodDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
 )
-# What of a class is seen when it is used.
-_OF_PYTHON = (
-    *(types.FunctionType, types.NoneType, type, set, frozenset),
-    type(vars(dataclasses.make_dataclass("_Made", ()))["__dataclass_params__"]),
-)
 # What has attributes whose reads are not seen.
 _WITHOUT_LOOKUP = (type, types.ModuleType, types.FunctionType, super)
 
 
-class Watch(Places):
+class Watch(Instances):
     """What is read while it is active.
 
     Parameters
@@ -97,26 +77,15 @@ class Watch(Places):
         Whether sizes are symbols.
     """
 
-    bases: tuple[type, ...] = _BASES
+    bases: tuple[type, ...] = BASES
 
     def __init__(self, module: nn.Module, arguments: Sequence[Any] = (), sizes_are_open: bool = False) -> None:
         super().__init__(module)
         self.frames = Frames(self._entered, self._called, self._ended, self._left, self._raised, sizes_are_open)
         self.refusal: NotExportable | None = None
         self.caught = ""
-        self.names: set[str] = set()  # that code which ran may look up
         self.stored: set[str] = set()  # attributes that it may set
-        self._watched: dict[Any, Any] = {}
-        self._answering: dict[Any, Any] = {}  # classes with a lookup of the user's, which is in their own dictionary
-        self._classes: dict[Any, None] = {}
-        self._namespaces: list[tuple[dict[str, Any], str]] = []
-        self._asked: set[str] = set()
-        self._asking: list[types.FrameType | None] = []  # until a lookup tells for what name
-        self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self._owners: dict[types.CodeType, tuple[dict[str, Any], str, Any, str]] = {}
         self._nested: set[types.CodeType] = set()
-        self._ran: set[types.CodeType] = set()
-        self._of_classes: set[tuple[Any, str]] = set()
         self._modules = list(module.modules())
         self._arguments = arguments
         self._sizes_are_open = sizes_are_open
@@ -132,13 +101,7 @@ class Watch(Places):
             if ambient() != before:
                 self.refuse("the forward changes PyTorch's own state", NotRunnable)
         finally:
-            for cls, own in [*dict.fromkeys(self._watched, MISSING).items(), *self._answering.items()]:
-                if own is MISSING:
-                    type.__delattr__(cls, "__getattribute__")
-                else:
-                    type.__setattr__(cls, "__getattribute__", own)
-            self._watched.clear()
-            self._answering.clear()
+            self._put_back()
 
     def _begin(self) -> None:
         self._undo.state("Python's random numbers", random.getstate, random.setstate)
@@ -152,59 +115,6 @@ class Watch(Places):
                 self._register(value)
         for value in self._arguments:
             self._freeze(value, "an argument")
-
-    # Reads of instances
-
-    def _lookup(self) -> Callable[[Any, str], Any]:
-        seen, plain, note, asking = self._seen, object.__getattribute__, self._note, self._asking
-
-        def read(owner: Any, name: str) -> Any:
-            of = seen.get(id(owner))
-            if asking and asking[-1] is sys._getframe(1):
-                asking[-1] = None
-                if of is None:  # made meanwhile
-                    self._of_class(type(owner), name)
-            if of is not None and (name not in of.names or name in _ALL_AT_ONCE):
-                note(of, name, name in _ALL_AT_ONCE and is_users(sys._getframe(1)))
-            return plain(owner, name)
-
-        return read
-
-    def _note(self, seen: Seen, name: str, users: bool) -> None:
-        if name == "_data" and sys._getframe(2).f_code is _OF_A_VARIABLE:
-            self._variable(seen.before[name], seen.before["encodekey"](sys._getframe(2).f_locals["key"]))
-            return
-        seen.names.add(name)
-        if name in _ALL_AT_ONCE:
-            if users:
-                self._whole(seen)
-            return
-        what = f"attribute {name} of {seen.title}"
-        if name in seen.before:
-            self._hold(seen.state, name, seen.before[name], what, True)
-        elif name in seen.slots:
-            self._hold(seen.owner, name, seen.slots[name], what, True)
-        self._of_class(type(seen.owner), name)
-
-    def _variable(self, environment: dict[Any, Any], name: Any) -> None:
-        value = environment.get(name, MISSING)
-        self._hold(environment, name, value, f"environment variable {os.fsdecode(name)}")
-
-    def _whole(self, seen: Seen) -> None:
-        if seen.state is not None:
-            self._hold_content(seen.state, tuple, f"order of attributes of {seen.title}")
-        for name in [*seen.before, *seen.slots]:
-            if name not in seen.names:
-                self._note(seen, name, False)
-
-    def _of_class(self, cls: Any, name: str) -> None:
-        if (cls, name) in self._of_classes:
-            return
-        self._of_classes.add((cls, name))
-        for c in cls.__mro__:
-            if c in self._classes and name in vars(c):
-                self._hold(dict_of(c), name, vars(c)[name], f"attribute {name} of class {c.__name__}")
-                return
 
     # What is met
 
@@ -270,157 +180,12 @@ class Watch(Places):
     def _refuse_kind(self, _value: Any, what: str) -> None:
         self.refuse(f"{what}, which cannot be compared")
 
-    def _object(self, value: Any, title: str) -> Seen:
-        known = self._seen.get(id(value))
-        if known is not None:
-            return known
-        seen = self._seen[id(value)] = Seen(value, title)
-        if id(value) not in self._own:
-            self._undo.object(seen)
-        cls = type(value)
-        self._class(cls)
-        if not self._put_lookup(cls):
-            self._whole(seen)
-            self._whole_class(cls)
-            seen.answers = set() if self._put_answers(cls) and not seen.slots else None
-        return seen
-
-    def _put_lookup(self, cls: Any) -> bool:
-        """Whether what is read of instances of a class will be seen."""
-        if any(c in self._watched for c in cls.__mro__):
-            return all("__getattribute__" not in vars(c) or c in self._watched or c is object for c in cls.__mro__)
-        if cls.__getattribute__ not in _GENERIC:
-            return False
-        try:
-            type.__setattr__(cls, "__getattribute__", self._lookup())
-        except TypeError:  # a class of C
-            return False
-        self._watched[cls] = None
-        return True
-
-    def _put_answers(self, cls: Any) -> bool:
-        """Whether it will be seen what a lookup of the user's is asked for, and answers.
-
-        What it reads for that is not: objects of such a class, and the class, are held whole, but for names that were
-        not looked up.
-        """
-        if cls in self._answering:
-            return True
-        own = vars(cls).get("__getattribute__", MISSING)
-        read = self._answer(cls.__getattribute__)
-        for function in [f for f in functions_of(cls.__getattribute__) if f.__code__ is not read.__code__]:
-            self.frames.follow(function.__code__, functools.partial(self._check_asker, read.__code__))
-        try:
-            type.__setattr__(cls, "__getattribute__", read)
-        except TypeError:  # a class of C
-            return False
-        self._answering[cls] = own
-        return True
-
-    def _check_asker(self, read: types.CodeType, frame: types.FrameType) -> None:
-        """See a lookup that is called by other means than looking something up."""
-        asker = frame.f_back
-        if asker is None or not (asker.f_code is read or picked(asker.f_code)):
-            self.sees_answers = False
-
-    def _answer(self, users: Callable[[Any, str], Any]) -> types.FunctionType:
-        seen, asking = self._seen, self._asking
-
-        def read(owner: Any, name: str) -> Any:
-            of = seen.get(id(owner))
-            if asking and asking[-1] is sys._getframe(1):
-                asking[-1] = None
-                if of is None:  # made meanwhile
-                    self._whole_class(type(owner))
-            if of is not None and of.answers is not None:
-                of.answers.add(name)
-                if type(name) is not str or name in _ALL_AT_ONCE:
-                    of.answers = None
-            return users(owner, name)
-
-        return read  # type: ignore[return-value]
-
     # Code
 
     def _type(self, value: Any, what: str) -> None:
         if value is type and self._sizes_are_open:
             self.refuse(f"{what} is type(), which may be asked of a size, which is open")
         self._class(value)
-
-    def _class(self, cls: Any) -> None:
-        if is_users_class(type(cls)):
-            kind = NotExportable if is_trusted_module(cls.__module__) else NotRunnable
-            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", kind)
-        for c in cls.__mro__:
-            if c in self._classes or not c.__flags__ & HEAP:
-                continue
-            self._classes[c] = None
-            self._undo.of_class(c)
-            state, title = dict_of(c), f"class {c.__name__}"
-            if is_users_class(c) or issubclass(c, nn.Module):  # a trace exchanges methods of PyTorch's other classes
-                self._keep(None, state, title)
-            if is_users_class(c):
-                self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
-                for name, value in list(vars(c).items()):
-                    for function in functions_of(value):
-                        self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
-                        self._register(function)
-                self._add_names(state, title)
-
-    def _whole_class(self, cls: Any) -> None:
-        """Hold all that the user's classes have: plain things by value, whatever else by identity."""
-        self._class(cls)
-        for c in [c for c in cls.__mro__ if is_users_class(c)]:
-            state = dict_of(c)
-            for name in state.keys() - _DETAILS:
-                value, what = state[name], f"attribute {name} of class {c.__name__}"
-                if type(value) in _PLAIN:
-                    self._hold(state, name, value, what)
-                else:
-                    self.sees_answers &= all(isinstance(v, _OF_PYTHON) for v in parts(value) or (value,))
-                    self._places.setdefault((id(state), name), (state, name, value, value, what))
-
-    def _add_names(self, state: dict[str, Any], title: str) -> None:
-        self._namespaces.append((state, title))
-        self._named(state, title, self.names, self._asked)
-
-    def _named(self, state: dict[str, Any], title: str, names: set[str], asked: set[str]) -> None:
-        for name in names & state.keys() - _DETAILS:
-            self._hold(state, name, state[name], f"attribute {name} of {title}")
-        if id(state) not in self._dicts:
-            for name in asked - state.keys():
-                self._hold(state, name, MISSING, f"attribute {name} of {title}")
-
-    def _register(self, function: types.FunctionType) -> bool:
-        """Whether a function was unknown; it is found by its code from now on."""
-        known = self._functions.setdefault(function.__code__, [])
-        if any(f is function for f in known):
-            return False
-        known.append(function)
-        return True
-
-    def _function(self, function: types.FunctionType) -> None:
-        code = function.__code__
-        self._register(function)
-        trusted = is_trusted(code.co_filename, function.__globals__)
-        if code in self._ran or trusted:
-            self._hold_function(function, trusted)
-        if not trusted:
-            self._keep(function, function.__dict__, f"function {function.__name__}")
-            self._add_names(function.__dict__, f"function {function.__name__}")
-
-    def _hold_function(self, function: types.FunctionType, trusted: bool) -> None:
-        name = function.__name__
-        if trusted and is_trusted_module(function.__module__):
-            return
-        if not trusted:
-            for part in ("__code__", "__defaults__", "__kwdefaults__"):
-                self._hold(function, part, getattr(function, part), f"{part} of {name}")
-        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if trusted and isinstance(of_cell(cell), (list, dict, set)):
-                self.refuse(f"{name} keeps what it does in variable {variable}")
-            if variable != "__class__":
-                self._hold(cell, "cell_contents", of_cell(cell), f"variable {variable} of {name}")
 
     def _entered(self, code: types.CodeType, frame: types.FrameType) -> None:
         """Hold what code can read by name, before it runs for the first time."""

@@ -1,0 +1,118 @@
+"""Classes, functions and namespaces of the user's: held is what the code that runs names of them."""
+
+import dataclasses
+import types
+from typing import Any
+
+from torch import nn
+
+from ..errors import NotExportable, NotRunnable
+from .anatomy import HEAP, dict_of, functions_of, is_users_class, of_cell, parts
+from .frames import is_trusted, is_trusted_module
+from .held import BY_REPR, BY_VALUE, MISSING
+from .places import Places
+
+_DETAILS = frozenset(
+    {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
+)
+_PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
+# What of a class is seen when it is used.
+_OF_PYTHON = (
+    *(types.FunctionType, types.NoneType, type, set, frozenset),
+    type(vars(dataclasses.make_dataclass("_Made", ()))["__dataclass_params__"]),
+)
+
+
+class Namespaces(Places):
+    """Places that names lead to.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.names: set[str] = set()  # that code which ran may look up
+        self._asked: set[str] = set()
+        self._classes: dict[Any, None] = {}
+        self._namespaces: list[tuple[dict[str, Any], str]] = []
+        self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
+        self._owners: dict[types.CodeType, tuple[dict[str, Any], str, Any, str]] = {}
+        self._ran: set[types.CodeType] = set()
+
+    def _class(self, cls: Any) -> None:
+        if is_users_class(type(cls)):
+            kind = NotExportable if is_trusted_module(cls.__module__) else NotRunnable
+            self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", kind)
+        for c in cls.__mro__:
+            if c in self._classes or not c.__flags__ & HEAP:
+                continue
+            self._classes[c] = None
+            self._undo.of_class(c)
+            state, title = dict_of(c), f"class {c.__name__}"
+            if is_users_class(c) or issubclass(c, nn.Module):  # a trace exchanges methods of PyTorch's other classes
+                self._keep(None, state, title)
+            if is_users_class(c):
+                self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
+                for name, value in list(vars(c).items()):
+                    for function in functions_of(value):
+                        self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
+                        self._register(function)
+                self._add_names(state, title)
+
+    def _whole_class(self, cls: Any) -> None:
+        """Hold all that the user's classes have: plain things by value, whatever else by identity."""
+        self._class(cls)
+        for c in [c for c in cls.__mro__ if is_users_class(c)]:
+            state = dict_of(c)
+            for name in state.keys() - _DETAILS:
+                value, what = state[name], f"attribute {name} of class {c.__name__}"
+                if type(value) in _PLAIN:
+                    self._hold(state, name, value, what)
+                else:
+                    self.sees_answers &= all(isinstance(v, _OF_PYTHON) for v in parts(value) or (value,))
+                    self._places.setdefault((id(state), name), (state, name, value, value, what))
+
+    def _add_names(self, state: dict[str, Any], title: str) -> None:
+        self._namespaces.append((state, title))
+        self._named(state, title, self.names, self._asked)
+
+    def _named(self, state: dict[str, Any], title: str, names: set[str], asked: set[str]) -> None:
+        for name in names & state.keys() - _DETAILS:
+            self._hold(state, name, state[name], f"attribute {name} of {title}")
+        if id(state) not in self._dicts:
+            for name in asked - state.keys():
+                self._hold(state, name, MISSING, f"attribute {name} of {title}")
+
+    def _register(self, function: types.FunctionType) -> bool:
+        """Whether a function was unknown; it is found by its code from now on."""
+        known = self._functions.setdefault(function.__code__, [])
+        if any(f is function for f in known):
+            return False
+        known.append(function)
+        return True
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        self._register(function)
+        trusted = is_trusted(code.co_filename, function.__globals__)
+        if code in self._ran or trusted:
+            self._hold_function(function, trusted)
+        if not trusted:
+            self._keep(function, function.__dict__, f"function {function.__name__}")
+            self._add_names(function.__dict__, f"function {function.__name__}")
+
+    def _hold_function(self, function: types.FunctionType, trusted: bool) -> None:
+        name = function.__name__
+        if trusted and is_trusted_module(function.__module__):
+            return
+        if not trusted:
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                self._hold(function, part, getattr(function, part), f"{part} of {name}")
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if trusted and isinstance(of_cell(cell), (list, dict, set)):
+                self.refuse(f"{name} keeps what it does in variable {variable}")
+            if variable != "__class__":
+                self._hold(cell, "cell_contents", of_cell(cell), f"variable {variable} of {name}")
