@@ -1,7 +1,7 @@
 """What autocast makes of an op, asked of PyTorch: which operands it casts, or what it casts of the op's parts."""
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from ..lowering.translations import TABLE
 from ..lowering.translations.registry import aten, has_kernel, is_composite
 from ..options import logger
 from . import recurrent
+from .autocast_region import Region, off, within
 
-Region = tuple[tuple[str, torch.dtype], ...]  # for each type of device where autocast is on, what it casts to
 Casts = list[torch.dtype | None]  # of each leaf among an op's arguments, None where it stays as it is
 WITHIN = "ortmodule_c.autocast"  # the region of a node that PyTorch has to run there
 
@@ -58,15 +58,6 @@ class Autocast:
         node.args, node.kwargs = pytree.tree_unflatten(leaves, spec)
 
 
-@contextlib.contextmanager
-def within(region: Region, enabled: bool = True) -> Iterator[None]:
-    """Autocast as in a region, or turned off for its devices; nothing is cached."""
-    with contextlib.ExitStack() as stack:
-        for device, dtype in region:
-            stack.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=False))
-        yield
-
-
 def _number(value: Any) -> Any:
     """A size as the number it had when the module was traced."""
     return value.node.hint if isinstance(value, _SYMBOLIC) else value
@@ -100,7 +91,7 @@ def _asked(op: OpOverload, values: list[Any], spec: pytree.TreeSpec, region: Reg
         for v in values
     ]
     try:
-        noting = _noted(op, leaves, spec, region, enabled=True)
+        noting = _noted(op, leaves, spec, region)
     except Exception:
         return None
     if not has_kernel(op, _KEY) and op not in TABLE and any(_hides_others(part) for part, _ in noting.parts):
@@ -111,15 +102,15 @@ def _asked(op: OpOverload, values: list[Any], spec: pytree.TreeSpec, region: Reg
             casts = [to if v is of else known for v, known in zip(leaves, casts, strict=True)]
         given = [v if to is None else v.to(to) for v, to in zip(leaves, casts, strict=True)]
         with contextlib.suppress(Exception):  # not of these dtypes
-            if _noted(op, given, spec, region, enabled=False).parts == noting.parts[n:]:
+            if _noted(op, given, spec, off(region)).parts == noting.parts[n:]:
                 return casts
     return None
 
 
-def _noted(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, region: Region, enabled: bool) -> "_Noting":
-    """What is called by an op, with autocast or without."""
+def _noted(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, region: Region) -> "_Noting":
+    """What is called by an op in a region."""
     args, kwargs = pytree.tree_unflatten(leaves, spec)
-    with torch.no_grad(), within(region, enabled), _Noting() as noting:
+    with torch.no_grad(), within(region), _Noting() as noting:
         op(*args, **kwargs)
     return noting
 

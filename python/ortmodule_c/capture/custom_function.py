@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import NotExportable, NotRunnable
+from .autocast_region import around, within
 from .numbers import is_number
 from .reach import among, saved_tensors
 
@@ -28,7 +29,6 @@ _library = torch.library.Library("ortmodule_c", "FRAGMENT")
 _library.define("python_call(Tensor[] tensors, int index) -> Tensor[]")
 _calls: "weakref.WeakValueDictionary[int, PythonCall]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-_DEVICES = ("cpu", "cuda")
 _apply: Any = Function.__dict__["apply"]
 
 
@@ -57,7 +57,7 @@ class PythonCall:
         self.saved: frozenset[int] = frozenset()
         self._nest = _Nest(leaves, spec)
         self._results: _Nest | None = None
-        self._autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in _DEVICES]
+        self._region = around()
 
     @property
     def name(self) -> str:
@@ -65,15 +65,13 @@ class PythonCall:
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any] | None = None) -> list[Tensor]:
-        """Apply the function within the regions of autocast that it was met in; the tensors it returns, in order.
+        """Apply the function in the region of autocast that it was met in; the tensors it returns, in order.
 
         The numbers are those of the capture if not given.
         """
         if numbers is None:
             numbers = [v.node.term.value for v in self.numbers]
-        with _exchange.suspended(), contextlib.ExitStack() as regions:
-            for device, dtype, enabled in self._autocast:
-                regions.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=False))
+        with _exchange.suspended(), within(self._region):
             leaves, spec = pytree.tree_flatten(_apply.__get__(None, self.cls)(*self._nest.around(tensors, numbers)))
         if not all(isinstance(v, Tensor) for v in leaves):
             for number in self.numbers:

@@ -27,6 +27,7 @@ from ..guards.held import Scan, Snapshot, Write, layout, looseness
 from ..guards.watch import Watch
 from ..stack import forwards_line
 from ..terms import Terms
+from . import autocast_region
 from .aliases import Alias, find_aliases
 from .autocast import WITHIN
 from .custom_function import PythonCall, kept_whole
@@ -203,16 +204,6 @@ def _paths_noted(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_autocast() -> Iterator[list[tuple[str, torch.dtype]]]:
-    """Turns ambient autocast off; gives what was on, as (device type, dtype)."""
-    active = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    with contextlib.ExitStack() as stack:
-        for device, _ in active:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield active
-
-
-@contextlib.contextmanager
 def _no_more_than_needed(lines: bool) -> Iterator[None]:
     """Keeps the tracer from what nobody will read: a stack trace for each node, Python code for each graph.
 
@@ -322,7 +313,7 @@ def capture(
     watch = Watch(module, plain_leaves(spec), any(dynamic) or numbers is not None)
     filled = spec if numbers is None else with_numbers(spec, iter(numbers.symbols))
 
-    with no_autocast() as autocast:
+    with autocast_region.none() as region:
 
         def function(tensors: list[Tensor]) -> list[Any]:
             user = iter(tensors[:n_user])
@@ -332,11 +323,11 @@ def capture(
             lie = {n: memory_of(t) for n, t in held.items()}
             args, kwargs = unflatten(filled, user)
             before = flatten((args, kwargs))
-            with contextlib.ExitStack() as stack:
-                for device, dtype in autocast:
-                    stack.enter_context(torch.autocast(device, dtype=dtype))
-                stack.enter_context(nothing_lost(watch, tensors[:n_user]))
-                stack.enter_context(in_place_of(module, (scan.parameters, lifted), (scan.buffers, cloned)))
+            with (
+                autocast_region.within(region, caches=True),
+                nothing_lost(watch, tensors[:n_user]),
+                in_place_of(module, (scan.parameters, lifted), (scan.buffers, cloned)),
+            ):
                 registries = _registries(module)
                 with watch.active(), numbers_to_the_user(watch.refuse):
                     result = module(*args, **kwargs)

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 
 from ..errors import NotExportable
 from ..lowering.translations.registry import aten
-from .autocast import Autocast, Region
+from .autocast import Autocast
+from .autocast_region import Region
 from .history import IMPLIED, UNGRADED, is_written, written
 
 SET_GRADIENTS = torch._C._set_grad_enabled
@@ -98,9 +99,9 @@ def dissolve_regions(module: fx.GraphModule, graded: bool) -> None:
 
 
 def _innermost(entered: Iterable[tuple[str, torch.dtype, bool]]) -> Region:
-    """What holds within regions of autocast, the outermost first: for each type of device the last."""
-    last = {device: (dtype, enabled) for device, dtype, enabled in entered}
-    return tuple((device, dtype) for device, (dtype, enabled) in last.items() if enabled)
+    """Where autocast is on within regions, the outermost first: for each type of device the last."""
+    last = {of_device[0]: of_device for of_device in entered}
+    return tuple(of_device for of_device in last.values() if of_device[-1])
 
 
 def _within(node: fx.Node, ungraded: bool, aliases: dict[fx.Node, fx.Node]) -> None:

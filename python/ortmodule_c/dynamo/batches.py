@@ -10,7 +10,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..capture.export import no_autocast
+from ..capture import autocast_region
 from ..capture.regions import ENTER_AUTOCAST, SET_GRADIENTS
 from ..errors import out_of_memory
 from ..options import logger
@@ -104,7 +104,7 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
     given = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values]
     levels = _levels()
     try:
-        with stand_in_mode(given), enable_python_dispatcher(), no_autocast():
+        with stand_in_mode(given), enable_python_dispatcher(), autocast_region.none():
             ops = make_fx(fx.Interpreter(fx.GraphModule(graph, part)).run)(*given).graph
     except Exception as error:
         if out_of_memory(error) is not None:

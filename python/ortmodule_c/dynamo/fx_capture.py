@@ -1,6 +1,5 @@
 """Captures one of TorchDynamo's graphs as a graph of ATen ops, as :mod:`ortmodule_c.capture.export` does a module."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,9 +26,10 @@ from torch.fx.traceback import preserve_node_meta
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from ..capture import autocast_region
 from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
-from ..capture.export import PATH, Captured, memory_of, no_autocast
+from ..capture.export import PATH, Captured, memory_of
 from ..capture.history import check_changes, unhooked
 from ..capture.numbers import marked
 from ..capture.refusals import leaves_alone
@@ -128,12 +128,10 @@ def capture_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Captured:
         raise NotExportable(f"the graph calls {what}")
     out_specs: list[Spec] = []
     before = [e.detach().requires_grad_(e.requires_grad) if isinstance(e, Tensor) else e for e in examples]
-    with no_autocast() as autocast:
+    with autocast_region.none() as region:
 
         def function(*args: Any) -> list[Any]:
-            with contextlib.ExitStack() as stack:
-                for device, dtype in autocast:
-                    stack.enter_context(torch.autocast(device, dtype=dtype))
+            with autocast_region.within(region, caches=True):
                 out, spec = flatten(_Traced(graph).run(*args))
             out_specs.append(spec)
             return [*map(marked, out)]

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..capture import custom_function
-from ..capture.autocast import WITHIN, Region, within
+from ..capture.autocast import WITHIN
+from ..capture.autocast_region import Region, within
 from ..capture.numbers import Term, is_number
 from ..dtypes import DTYPES
 from ..errors import NeedsStatic, NotExportable
