@@ -181,11 +181,11 @@ void omc_parallel_for(int64_t n, int64_t grain, int threads, omc_range_fn fn, vo
   if (n <= 0) return;
   const int64_t most = grain > 1 ? (n < grain ? 1 : n / grain) : n;
   const int64_t count = most < threads ? most : threads;
-  team_job job = {n, fn, ctx, get_float_control()};
   if (count <= 1 || forked || (!held && omp_in_parallel())) {
     fn((omc_range){0, n, 0}, ctx);
     return;
   }
+  team_job job = {n, fn, ctx, get_float_control()};
   jobs_given++;
   if (held)
     run_held(held, &job, (int)(count < held->size ? count : held->size));
