@@ -1,5 +1,6 @@
 """Threads that run modules, one of which is traced: none sees a trace of another, and none waits for ever."""
 
+import logging
 import os
 import re
 import signal
@@ -14,10 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch.autograd import Function as Differentiable
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
 
 from ortmodule_c import ORTModule, process
+from ortmodule_c.capture.export import quiet
 from ortmodule_c.capture.recurrent import one_step_for_all
 from ortmodule_c.capture.regions import left_as_traced
+from ortmodule_c.capture.symbols import remembered
 from ortmodule_c.process import tracing
 from wrapped import Branching, Function, close, pair
 
@@ -343,3 +348,49 @@ def test_a_recurrent_layer_of_another_thread_takes_all_its_steps() -> None:
     together(lambda: first.__exit__(None, None, None))
     together(lambda: second.__exit__(None, None, None))
     run()
+
+
+def test_sizes_of_another_thread_are_its_own() -> None:
+    """Symbols of two traces have the same names."""
+    methods = dict(vars(SymNode))
+
+    def trace() -> None:
+        make_fx(lambda x: x.flatten() * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
+
+    with remembered() as environments:
+        together(trace)
+        assert not environments
+        trace()
+        assert environments
+    first, second = remembered(), remembered()
+    together(first.__enter__)
+    together(second.__enter__)
+    together(lambda: first.__exit__(None, None, None))
+    together(lambda: second.__exit__(None, None, None))
+    assert vars(SymNode) == methods
+
+
+@pytest.mark.parametrize("name", ["torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"])
+def test_what_pytorch_logs_in_another_thread_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger(name)
+    log.addHandler(caplog.handler)
+    try:
+        with quiet():
+            together(lambda: log.warning("theirs"))
+            log.warning("ours")
+        first, second = quiet(), quiet()
+        together(first.__enter__)
+        together(second.__enter__)
+        together(lambda: first.__exit__(None, None, None))
+        together(lambda: second.__exit__(None, None, None))
+        log.warning("afterwards")
+    finally:
+        log.removeHandler(caplog.handler)
+    assert list(dict.fromkeys(caplog.messages)) == ["theirs", "afterwards"]
+
+
+def test_warnings_are_left_to_those_who_filter_them() -> None:
+    """Filters are the process's: another thread may be recording."""
+    filters = list(warnings.filters)
+    with quiet():
+        assert warnings.filters == filters

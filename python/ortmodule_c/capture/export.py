@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,20 +161,23 @@ class _Lift(nn.Module):
             raise NotExportable(f"control flow depends on the values of a tensor at {forwards_line(error)}") from error
 
 
+class _Here(threading.local):
+    quiet = False  # whether what the tracer tells is kept back in this thread
+
+
+_here = _Here()
+for _name in _TRACER_LOGS:
+    logging.getLogger(_name).addFilter(lambda _record: not _here.quiet)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what PyTorch's tracer tells its own developers, in warnings and in logs of errors it raises."""
-    logs = [logging.getLogger(name) for name in _TRACER_LOGS]
-    disabled = [log.disabled for log in logs]
-    for log in logs:
-        log.disabled = True
+    """Keeps back what PyTorch's tracer tells its own developers in logs of errors that it raises, in this thread."""
+    before, _here.quiet = _here.quiet, True
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*treespec", category=FutureWarning)
-            yield
+        yield
     finally:
-        for log, was in zip(logs, disabled, strict=True):
-            log.disabled = was
+        _here.quiet = before
 
 
 @contextlib.contextmanager

@@ -99,27 +99,46 @@ class _Memory:
         return ask
 
 
+class _Here(threading.local):
+    """What this thread has in the place of methods of SymNode."""
+
+    methods: dict[str, _Method] = {}  # noqa: RUF012
+
+
+_here = _Here()
+_PLAIN: dict[str, _Method] = {n: getattr(SymNode, n) for n in (*_BINARY, *_ASKED, "wrap_int", "maybe_as_int")}
+
+
+def _of_thread(name: str, plain: _Method) -> _Method:
+    def method(*args: Any) -> Any:
+        return _here.methods.get(name, plain)(*args)
+
+    return method
+
+
+for _name, _plain in _PLAIN.items():  # for good: threads that trace at the same time would put back each other's
+    setattr(SymNode, _name, _of_thread(_name, _plain))
+
+
 @contextlib.contextmanager
 def remembered() -> Iterator[set[ShapeEnv]]:
-    """Computes each sum, product and comparison of sizes once.
+    """Computes each sum, product and comparison of sizes once, in this thread.
 
     For every tensor it meets, PyTorch's tracer derives in Python and sympy how many bytes it has, whether it is
     contiguous and so on: tens of thousands of operations on what is but a few hundred different expressions.
     Gives the environments of the symbols met so far.
     """
-    memory = _Memory()
-    methods = {name: memory.binary(name, getattr(SymNode, name)) for name in _BINARY}
-    methods |= {name: memory.asked(name, getattr(SymNode, name)) for name in _ASKED}
-    methods["wrap_int"] = memory.number(SymNode.wrap_int)
-    methods["maybe_as_int"] = memory.known(SymNode.maybe_as_int)
-    originals = {name: getattr(SymNode, name) for name in methods}
+    memory, before = _Memory(), _here.methods
+    plain = {**_PLAIN, **before}
+    methods = {name: memory.binary(name, plain[name]) for name in _BINARY}
+    methods |= {name: memory.asked(name, plain[name]) for name in _ASKED}
+    methods["wrap_int"] = memory.number(plain["wrap_int"])
+    methods["maybe_as_int"] = memory.known(plain["maybe_as_int"])
+    _here.methods = methods
     try:
-        for name, method in methods.items():
-            setattr(SymNode, name, method)
         yield memory.environments
     finally:
-        for name, method in originals.items():
-            setattr(SymNode, name, method)
+        _here.methods = before
 
 
 def let_go(environments: set[ShapeEnv]) -> None:
