@@ -41,7 +41,7 @@ class FusedAdam(FusedOptimizer):
     params
         Parameters, of real floating point and on the CPU, or groups of them.
     lr
-        Learning rate; a tensor of one element is read at each step.
+        Learning rate; a tensor of one element, or an array of NumPy without dims, is read at each step.
     betas, eps
         As of ``torch.optim.Adam``. By default `eps` is that of the optimizer that `adam_w_mode` stands for: 1e-8,
         and 1e-6 for ADAMW_TRANSFORMERS.

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -328,7 +329,9 @@ def check_halves(group: Group) -> None:
 
 
 def check_number(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Raises TypeError unless it is a number, ValueError unless it is one of low <= value < high."""
+    """Raises TypeError unless it is or holds a number, ValueError unless it is one of low <= value < high."""
+    if isinstance(value, numpy.ndarray) and value.ndim == 0:
+        value = value[()]
     if not isinstance(value, (numbers.Real, Tensor)):
         raise TypeError(f"{name} must be a number, not {value!r} of {type(value).__name__}")
     if isinstance(value, Tensor) and value.numel() != 1:

@@ -18,7 +18,7 @@ class FusedLamb(FusedOptimizer):
     params
         Parameters, of real floating point, whole and on the CPU, or groups of them.
     lr
-        Learning rate; a tensor of one element is read at each step.
+        Learning rate; a tensor of one element, or an array of NumPy without dims, is read at each step.
     betas, eps, weight_decay
         As of ``torch.optim.AdamW``.
     bias_correction
