@@ -39,11 +39,15 @@ class Habits:
         self._leaves = leaves
         self._met: list[Mask] = []  # the latest last
         self._several = False
+        self._noted: tuple[Mask, bool] | None = None  # last
         self.expected = self._expected()
 
     def note(self, mask: Mask, several: bool) -> None:
         """A backward was asked for."""
+        if self._noted == (mask, several):
+            return
         with noting_lock:
+            self._noted = mask, several
             several = self._several or several or self._leaves(mask)
             if several == self._several and self._met[-1:] == [mask]:
                 return

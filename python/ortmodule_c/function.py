@@ -141,7 +141,7 @@ class Runner:
             if not _hooked() or torch._C._current_graph_task_id() < 0:
                 self.foreseen = self.habits.expected
             call.plan_for(*self.foreseen)
-        else:
+        elif self.differentiable:
             call.plan_for(())
         return call
 
@@ -152,11 +152,18 @@ class Runner:
             # What `apply` of Python adds is for tensors of transforms of functions.
             apply = _Run.apply if torch._C._are_functorch_transforms_active() else _apply
             outputs = apply(call, *itertools.compress(inputs, call.in_grads))
-        else:
+        elif not self.differentiable:  # all results are inputs, or views of them
+            outputs = []
+        elif torch.is_grad_enabled():
             with torch.no_grad():
                 outputs = call.forward()
+        else:
+            outputs = call.forward()
         results = [
-            _aliased(inputs[i] if source == "input" else outputs[i], steps, inputs) for source, i, steps in self.results
+            _aliased(inputs[i] if source == "input" else outputs[i], steps, inputs)
+            if steps or source == "input"
+            else outputs[i]
+            for source, i, steps in self.results
         ]
         if call.trains and self.watched:
             call.watching = [
@@ -217,15 +224,18 @@ class Runner:
 
     def _check_writable(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is written over may not be, or shares memory with another or in itself."""
-        memories = Counter(map(_memory, inputs))
-        spans = sorted({_memory(t): t.untyped_storage().nbytes() for t in inputs}.items())
+        storages = [t.untyped_storage() for t in inputs]
+        places = [s.data_ptr() or s._cdata for s in storages]  # of one without memory, what changes are counted with
+        memories = Counter(places)
+        spans = sorted({p: s.nbytes() for p, s in zip(places, storages, strict=True)}.items())
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(spans)):  # as of two views of an array
             raise NotExportable("the forward changes tensors, and some that are given to it share memory")
         inferring = torch.is_inference_mode_enabled()
-        for t in (inputs[i] for i in self.updates):
+        for i in self.updates:
+            t = inputs[i]
             if t.is_inference() and not inferring:
                 raise NotRunnable("the forward changes an inference tensor outside of inference mode")
-            if memories[_memory(t)] > 1 or _overlaps(t):
+            if memories[places[i]] > 1 or _overlaps(t):
                 raise NotExportable(
                     f"the forward changes a tensor of shape {tuple(t.shape)} that shares memory with another"
                 )
@@ -377,16 +387,16 @@ class Call:
 
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none."""
+        if mask in self.plan.out_grads:
+            return self._backward(mask, grads, keep)
         runner = self.runner
-        parts = [mask] if mask in self.plan.out_grads else runner.parts(mask)
+        parts = runner.parts(mask)
         if any(part not in self.plan.out_grads for part in parts):
             runner.unprepared += 1
             raise ORTModuleError(
                 "ORTModule was not prepared to go back from these outputs together through a custom function; "
                 "call the module again, which then is, or runs in PyTorch"
             )
-        if parts == [mask]:
-            return self._backward(mask, grads, keep)
         total: list[Tensor | None] = [None] * len(self.inputs)
         for part in parts:
             given = [g if p else None for g, p in zip(grads, part, strict=True)]
@@ -451,10 +461,10 @@ class _Run(torch.autograd.Function):
     @staticmethod
     @torch._disable_dynamo  # which would trace what autograd calls within a forward that asks for gradients
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        functorch = torch._C._functorch
-        if torch._C._are_functorch_transforms_active() or any(
-            functorch.is_legacy_batchedtensor(g) for g in grads if g is not None
-        ):
+        batched = torch._C._are_functorch_transforms_active()
+        for g in grads:
+            batched = batched or (g is not None and torch._C._functorch.is_legacy_batchedtensor(g))
+        if batched:
             raise ORTModuleError("ORTModule cannot run backward for a batch of gradients (vmap, is_grads_batched)")
         if not torch.is_grad_enabled():
             call, results = _Run._backward(ctx, grads)
@@ -533,12 +543,6 @@ class _Final(torch.autograd.Function):
 def _hooked() -> bool:
     """Whether saved-tensor hooks are active."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _memory(t: Tensor) -> int:
-    """Where a tensor lies; of one without memory, what changes in place are counted with."""
-    storage = t.untyped_storage()
-    return storage.data_ptr() or storage._cdata
 
 
 def _overlaps(t: Tensor) -> bool:

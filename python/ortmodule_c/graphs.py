@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -43,6 +44,7 @@ from .terms import Terms
 # Tracing replaces methods of nn.Module for all threads: none may be compiled by Dynamo meanwhile.
 convert_frame.compile_lock = tracing  # type: ignore[assignment]
 
+_ONE_TENSOR = flatten((torch.empty(0), [], []))[1]  # returned, and no attribute or buffer set
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
 _LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
@@ -135,7 +137,10 @@ class Graph:
         return self._run(call)
 
     def _run(self, call: Call) -> object:
-        outputs, written, rebound = unflatten(self.out_spec, iter(call.runner.run(call)))
+        results = call.runner.run(call)
+        if self.out_spec == _ONE_TENSOR:
+            return results[0]
+        outputs, written, rebound = unflatten(self.out_spec, iter(results))
         for (module, name), value in zip(self.written, written, strict=True):
             module.__dict__[name] = value
         for (module, name), value in zip(self.rebound, rebound, strict=True):
@@ -184,23 +189,16 @@ class Graphs:
     def find(self, key: Key, leaves: Sequence[Tensor], last: Graph | None, checked: int) -> Graph | None:
         """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
         self._calls += 1
-        for graph in self._candidates(key, last):
-            if graph.serves(key[0], leaves, checked if graph is last else 0):
-                self._graphs.move_to_end(id(graph))
-                graph.used = self._calls
-                return graph
-        return None
-
-    def _candidates(self, key: Key, last: Graph | None) -> Iterator[Graph]:
-        """The graphs for calls with this key, and with numbers left open; the last one first, as many are alike."""
-        if last is not None and last.key[0] is key[0] and last.key == key and self._is_ready(last):
-            yield last
-        for keyed in self._keys(key):
-            yield from self._by_key.get(keyed, ())
-
-    def _is_ready(self, graph: Graph) -> bool:
-        """Whether it is kept, and runs in the C core."""
-        return graph.runner is not None and id(graph) in self._graphs
+        found = None
+        if last is not None and last.runner is not None and last.key[0] is key[0] and last.key == key:
+            found = last if id(last) in self._graphs and last.serves(key[0], leaves, checked) else None
+        if found is None:
+            candidates = itertools.chain.from_iterable(self._by_key.get(keyed, ()) for keyed in self._keys(key))
+            found = next((g for g in candidates if g.serves(key[0], leaves, checked if g is last else 0)), None)
+        if found is not None:
+            self._graphs.move_to_end(id(found))
+            found.used = self._calls
+        return found
 
     def _keys(self, key: Key) -> Iterator[Key]:
         """Those of graphs that may serve a call: its own, and with numbers left open."""

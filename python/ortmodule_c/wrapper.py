@@ -234,10 +234,10 @@ def _looks_into_self(code: types.CodeType, this: str = "") -> bool:
 def _is_exported() -> bool:
     """Whether the module is traced for somebody else's graph, which can hold no call of ours."""
     # The flag of an export is seen by all threads, the mode that traces by its own only.
-    exported = torch.compiler.is_exporting() and (
+    exported = torch.compiler._is_exporting_flag and (
         torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
     )
-    return exported or torch.jit.is_tracing()
+    return exported or torch._C._is_tracing()
 
 
 # As torch.compiler.disable, but that imports Dynamo at once.

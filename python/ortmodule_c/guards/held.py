@@ -86,24 +86,26 @@ def scan(module: nn.Module, last: _C.Fingerprint | None = None, held: "Held | No
 
 def ambient() -> tuple[Hashable, ...]:
     """State of PyTorch outside the module that changes what a module computes."""
+    modes = _modes()
     return (
         torch.is_grad_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         bool(_has_any_global_hook()),
         torch.is_inference_mode_enabled(),
-        *[(type(mode), str(getattr(mode, "device", ""))) for mode in _modes()],
-        *[(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICE_TYPES],
+        modes and tuple([(type(mode), str(getattr(mode, "device", ""))) for mode in modes]),
+        *map(torch.is_autocast_enabled, _DEVICE_TYPES),
+        *map(torch.get_autocast_dtype, _DEVICE_TYPES),
     )
 
 
-def _modes() -> list[Any]:
+def _modes() -> tuple[Any, ...]:
     """What is called instead of PyTorch's functions and operators."""
     functions, operators = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     if not functions and not operators:
-        return []
+        return ()
     found = [torch._C._get_function_stack_at(i) for i in range(functions)]
-    return found + [torch._C._get_dispatch_stack_at(i) for i in range(operators)]
+    return (*found, *[torch._C._get_dispatch_stack_at(i) for i in range(operators)])
 
 
 def mode_refusal() -> str:
