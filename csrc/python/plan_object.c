@@ -296,6 +296,16 @@ static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   return list;
 }
 
+static PyObject *plan_empty_like(PyObject *object, PyObject *tensor) {
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  const omc_provider *p = ((plan_object *)object)->plan->provider;
+  omc_type type;
+  void *data, *queue;
+  if (omc_tensor_read(m, p, tensor, &data, &type) < 0 || omc_current_queue(m, p, &queue) < 0)
+    return NULL;
+  return omc_tensor_new(m, p, &type, queue, &data);
+}
+
 #define PLAN_GET(name, self, expr)                         \
   static PyObject *get_##name(PyObject *object, void *u) { \
     (void)u;                                               \
@@ -332,6 +342,8 @@ static PyMethodDef plan_methods[] = {
      "it"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(run, inputs, outputs, grads, keep=False, packed=None) -> gradients of the inputs"},
+    {"empty_like", plan_empty_like, METH_O,
+     "empty_like(tensor) -> a tensor of its type in the provider's pooled memory"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
     {"describe", plan_describe, METH_NOARGS, "describe() -> the planned graph, as describe()"},
     {"profile", plan_profile, METH_NOARGS,

@@ -62,6 +62,9 @@ class Plan:
         one gradient per input, None where there is none.
         """
 
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """A tensor of that one's type, of unset elements, in the provider's pooled memory."""
+
     def text(self) -> str: ...
     def describe(self) -> Raw:
         """The planned graph."""

@@ -340,7 +340,7 @@ class Call:
         self._note_updates()
         self.planned = runner.planned(self.plan)
         for i in self.planned.copied:
-            self.dense[i] = self.dense[i].clone()
+            self.dense[i] = self.plan.empty_like(self.dense[i]).copy_(self.dense[i])
         # Aliases: the outputs themselves will hold the node that holds this call.
         self.outputs = {i: outputs[i].detach() for i in self.planned.kept}
         self.output_versions = {i: t._version for i, t in self.outputs.items()}

@@ -102,6 +102,21 @@ def called_step(plan: _C.Plan) -> Tensor | None:
     return plan.backward(state, given, outputs, [torch.ones(4)])[0]
 
 
+def test_a_tensor_of_the_pool() -> None:
+    plan, before = called_plan(Double()), settle()
+    for like in (torch.ones(3, 5, dtype=torch.bfloat16), torch.ones(0, 2), torch.tensor(True), torch.ones(1 << 20)):
+        room = plan.empty_like(like)
+        assert (room.dtype, room.shape) == (like.dtype, like.shape) and room.is_contiguous()
+        assert torch.equal(room.copy_(like), like)
+        assert settle() >= before + like.nbytes
+        del room
+        assert settle() == before
+    with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+        plan.empty_like(3)
+    with pytest.raises(ValueError, match="expected a contiguous tensor"):
+        plan.empty_like(torch.ones(3, 5).t())
+
+
 # ---- what is refused ----
 
 

@@ -107,6 +107,10 @@ class Plan:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)
 
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """Torch's, as all tensors that are given to a plan are until `put`."""
+        return torch.empty_like(tensor)
+
     def forward(self, inputs: Sequence[Tensor], seed: int) -> tuple[list[Tensor | None], Run | None]:
         given, own, cpu_left = put(inputs), [t.detach().clone() for t in inputs], None
         on_device, left = self._plan.forward(given, seed)
