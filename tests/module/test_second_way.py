@@ -7,6 +7,7 @@ import signal
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, fx, nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -480,10 +482,19 @@ def test_only_transforms_of_functions_run_in_pytorch() -> None:
     assert len(ours.fallback_report()) == 1 and ours.stats()["graphs"] == 2
 
 
-def test_vmap_is_part_of_the_graph() -> None:
-    eager = Function(lambda s, x: s.l(torch.vmap(lambda row: row * row.sum())(s.l(x).tanh())), l=nn.Linear(4, 4))
+def mapped(h: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row * row.sum())(h)
+
+
+def scanned(h: Tensor) -> Tensor:
+    return associative_scan(lambda a, b: a * b, h, dim=0, combine_mode="generic")
+
+
+@pytest.mark.parametrize(("transform", "sizes"), [(mapped, (3, 3, 5)), (scanned, (6, 6))])
+def test_vmap_is_part_of_the_graph(transform: Callable[[Tensor], Tensor], sizes: tuple[int, ...]) -> None:
+    eager = Function(lambda s, x: s.l(transform(s.l(x).tanh())), l=nn.Linear(4, 4))
     ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
-    for n in (3, 3, 5):
+    for n in sizes:
         assert_same_step(eager, ours, torch.randn(n, 4, requires_grad=True))
     assert ours.fallback_report() == [] and ours.stats()["graphs"] == 1
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch import predispatch
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -16,7 +17,7 @@ from ..errors import out_of_memory
 from ..options import logger
 from .fx_capture import stand_in_mode
 
-LOAD = "lazy_load_decompositions"  # before the first call of torch.vmap
+LOAD = predispatch.lazy_load_decompositions.__name__  # before each call of torch.vmap
 _VMAP = "_vmap_increment_nesting"
 # How the names end of what begins and ends a transform of functions: a level of it, and a region around that.
 BEGINS = ("_increment_nesting", "_saved_tensors_hooks_disable")
@@ -38,17 +39,20 @@ def without_batches(graph: fx.GraphModule) -> fx.GraphModule:
         transforms, or cannot be traced; if all do it is `graph` itself.
     """
     made, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    found = False
+    taken, left = 0, 0
     for region in _regions(graph.graph):
         ops = _traced(graph, region) if _is_of_vmap(region) else None
         if ops is not None:
-            found = True
+            taken += 1
             _insert(ops, made, env, region)
         else:
+            left += any(map(change_of_depth, region))
             for node in region:
                 env[node] = made.node_copy(node, env.__getitem__)
-    if not found:
+    if not taken:
         return graph
+    for node in [n for n in made.nodes if called(n) == LOAD and not left]:
+        made.erase_node(node)
     without = fx.GraphModule(graph, made)
     without.meta = graph.meta
     return without
@@ -72,7 +76,7 @@ def _regions(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     for node in graph.nodes:
         region.append(node)
         depth += change_of_depth(node)
-        if not depth and called(node) != LOAD:
+        if not depth:
             yield region
             region = []
     yield region
@@ -104,6 +108,7 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
     given = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values]
     levels = _levels()
     try:
+        predispatch.lazy_load_decompositions()
         with stand_in_mode(given), enable_python_dispatcher(), autocast_region.none():
             ops = make_fx(fx.Interpreter(fx.GraphModule(graph, part)).run)(*given).graph
     except Exception as error:
