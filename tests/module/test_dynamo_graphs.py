@@ -264,6 +264,24 @@ def test_vmap_is_the_ops_that_it_computes(function: Callable[..., Any]) -> None:
     assert assert_same(function, x(5, 4), dynamic=True) == []
 
 
+def lengths(t: Tensor) -> Tensor:
+    """Of 16 bits in a region, and numbers as the sum is."""
+    return torch.vmap(lambda row: torch.einsum("i,i->", row, row) + t.sum())(t)
+
+
+def lengths_in_a_region(t: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return lengths(t)
+
+
+@pytest.mark.filterwarnings("ignore:.*transforms functions")
+def test_vmap_has_eagers_dtypes_under_autocast() -> None:
+    assert_same(lengths_in_a_region, x(5, 7), rtol=BFLOAT16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(lengths, x(5, 7), rtol=BFLOAT16)
+    assert assert_same(lengths, x(5, 7)) == []
+
+
 def test_vmap_that_draws_runs_in_pytorch() -> None:
     def drawing(t: Tensor) -> Tensor:
         return torch.vmap(lambda row: F.dropout(row, 0.5), randomness="different")(t)

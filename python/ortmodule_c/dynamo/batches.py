@@ -36,8 +36,13 @@ def without_batches(graph: fx.GraphModule) -> fx.GraphModule:
     -------
     torch.fx.GraphModule
         Computes the same, and autograd goes through the same ops. Calls stay that draw random numbers, hold other
-        transforms, or cannot be traced; if all do it is `graph` itself.
+        transforms, or cannot be traced; if all do it is `graph` itself. So they do under autocast: what is a number
+        in each sample takes part in dtypes as one, and its ops would be cast only once they are those of a batch.
     """
+    if any(on for *_, on in autocast_region.around()) or graph.graph.find_nodes(
+        op="call_function", target=ENTER_AUTOCAST
+    ):
+        return graph
     made, env = fx.Graph(), dict[fx.Node, fx.Node]()
     taken, left = 0, 0
     for region in _regions(graph.graph):
@@ -85,7 +90,7 @@ def _regions(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 def _is_of_vmap(region: Sequence[fx.Node]) -> bool:
     """Whether it is a call of ``torch.vmap`` that holds nothing but such and ops."""
     begun = [called(n) for n in region if change_of_depth(n) > 0]
-    return {*begun} == {_VMAP} and not any(n.target in (ENTER_AUTOCAST, SET_GRADIENTS) for n in region)
+    return {*begun} == {_VMAP} and not any(n.target is SET_GRADIENTS for n in region)
 
 
 def _ends(region: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -109,7 +114,7 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
     levels = _levels()
     try:
         predispatch.lazy_load_decompositions()
-        with stand_in_mode(given), enable_python_dispatcher(), autocast_region.none():
+        with stand_in_mode(given), enable_python_dispatcher():
             ops = make_fx(fx.Interpreter(fx.GraphModule(graph, part)).run)(*given).graph
     except Exception as error:
         if out_of_memory(error) is not None:
