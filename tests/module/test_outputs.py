@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError, verify
-from wrapped import Function, close
+from wrapped import Function, assert_same_step, close, pair
 
 transformers = pytest.importorskip("transformers")
 SequenceClassifierOutput = transformers.modeling_outputs.SequenceClassifierOutput
@@ -234,3 +234,11 @@ def test_of_a_language_model_the_graph_gives_the_loss_alone(capture: Any) -> Non
     torch.testing.assert_close(got.loss, want.loss, rtol=1e-5, atol=1e-6)
     for p, q in zip(eager.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_computed_comes_contiguous() -> None:
+    """Of eager's values and gradients, not of its strides."""
+    eager, ours = pair(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
+    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert eager(x).is_contiguous(memory_format=torch.channels_last)
+    assert assert_same_step(eager, ours, x).is_contiguous()
