@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import subprocess
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +22,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("csrc")
+CUDA = Path("cuda")
 VERSION = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
 
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
@@ -83,10 +85,28 @@ def variants() -> list[tuple[str, list[str]]]:
     return made
 
 
+def embed_device_code() -> Path:
+    """What device code includes, as a C file of its texts: the compiler for the GPU gets them at run time."""
+    rows = re.findall(r'^#include "(ops/.*)"', (CUDA / "gpu" / "program.h").read_text(), re.M)
+    sources = {str(p): p for p in sorted([*CUDA.glob("gpu/*.h"), *CUDA.glob("ops/*.cu")])}
+    sources |= {name: CSRC / name for name in [*rows, "ops/elementwise.h"]}
+    text = '#include "cuda/unit.h"\n\nconst omc_cuda_source omc_cuda_sources[] = {\n'
+    for name, path in sources.items():
+        lines = [line.replace("\\", "\\\\").replace('"', '\\"') for line in path.read_text().splitlines()]
+        text += f'    {{"{name}",\n' + "".join(f'     "{line}\\n"\n' for line in lines) + "    },\n"
+    text += "};\nconst int omc_cuda_n_sources = sizeof omc_cuda_sources / sizeof *omc_cuda_sources;\n"
+    out = Path("build") / "cuda_sources.c"
+    out.parent.mkdir(exist_ok=True)
+    if not out.exists() or out.read_text() != text:
+        out.write_text(text)
+    return out
+
+
 def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
     """All (source, folder of the object, flags)."""
 
-    core = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
+    core = sorted(p for p in [*CSRC.rglob("*.c"), *CUDA.rglob("*.c")] if p.parent.name != "python")
+    core.append(embed_device_code())
     kernels = [p for p in core if p.stem.endswith("_variant") or p.parent == CSRC / "cpu" / "ops"]
     jobs = [(p, "core", []) for p in [*core, *extra] if not p.stem.endswith("_variant")]
     for name, flags in variants():
@@ -100,6 +120,8 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
     watched = [
         *CSRC.rglob("*.h"),
         *CSRC.rglob("*.def"),
+        *CUDA.rglob("*.h"),
+        *CUDA.rglob("*.def"),
         *Path("tests/c").glob("*.h"),
         Path("setup.py"),
     ]
@@ -115,7 +137,7 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
             compiler.compile(
                 [str(source)],
                 output_dir=str(out),
-                include_dirs=["csrc", *include_dirs],
+                include_dirs=["csrc", ".", *include_dirs],
                 extra_postargs=[*FLAGS, *flags, *more],
             )
         return str(obj)
@@ -149,6 +171,28 @@ class BuildDevice(BuildExt):
             Extension("device._C", sources, include_dirs=["tests/c"], extra_link_args=wrap, py_limited_api=True)
         ]
         self.inplace, self.build_lib = False, "build"
+
+    def run(self) -> None:
+        super().run()
+        build_stand_ins(Path("build") / "device")
+
+
+def build_stand_ins(folder: Path) -> None:
+    """The libraries of tests/cuda, under the names of those they stand in for."""
+    emulator = (ROOT / "tests" / "cuda").resolve()
+    watched = [Path("setup.py"), *emulator.iterdir()]
+    version = zlib.crc32(b"".join((emulator / name).read_bytes() for name in ("emulator.h", "nvrtc.cpp"))) >> 1
+    for source, name, more in (
+        ("driver.cpp", "libcuda.so.1", []),
+        ("nvrtc.cpp", "libnvrtc.so.13", [f'-DEMULATOR="{emulator}"', f"-DVERSION={version}"]),
+        ("torch_cuda.cpp", "libtorch_cuda.so", [str(folder / "libcuda.so.1")]),
+    ):
+        out = folder / name
+        if out.exists() and out.stat().st_mtime > max(p.stat().st_mtime for p in watched):
+            continue
+        flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-shared", f"-Wl,-soname,{name}"]
+        command = [os.environ.get("CXX", "g++"), *flags, str(emulator / source), *more, "-o", str(out), "-ldl", "-lpthread"]
+        subprocess.run(command, check=True)
 
 
 # Build of the C tests -> (compiler flags, which tests, environment). ThreadSanitizer knows nothing of the barriers of

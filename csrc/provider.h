@@ -126,8 +126,9 @@ typedef struct omc_provider {
   bool (*set_variant)(void *ctx, const char *name);
 } omc_provider;
 
-/* The provider of that name, which lives for the process; NULL: none. */
-const omc_provider *omc_provider_find(const char *name);
+/* The provider of that name, which lives for the process: "cpu", "cuda:1"; without a number that of
+ * number 0. OMC_EINVALID: there is none; OMC_EUNSUPPORTED says what the device's lacks here. */
+omc_status omc_provider_find(const char *name, const omc_provider **out) OMC_MUST_USE;
 
 /* The one that computes in the host's memory: constants are folded with it. */
 const omc_provider *omc_provider_host(void);

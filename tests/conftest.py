@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,38 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "devic
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", action="store_true", help="every session runs on the device of tests/c")
+    parser.addoption("--gpu", action="store_true", help="every session runs on the emulated GPU of tests/cuda")
+
+
+def other_device(config: pytest.Config) -> str:
+    return "device" if config.getoption("device") else "gpu" if config.getoption("gpu") else ""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("device"):
+    if other_device(config):
         import on_device
 
         on_device.build()
-        on_device.install()
+        on_device.install(other_device(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("device"):
+    if other_device(config):
         items[:] = [item for item in items if item.get_closest_marker("host") is None]
 
 
 def pytest_collectstart() -> None:
     torch.manual_seed(0)  # for the modules that a file of tests makes when it is imported
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    try:
+        yield
+    except NotImplementedError as error:
+        if not item.config.getoption("gpu") or "cuda has no kernel" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)

@@ -167,8 +167,8 @@ static bool cpu_set_variant(void *ctx, const char *name) {
   return true;
 }
 
-const omc_provider *omc_cpu_provider(void);
-const omc_provider *omc_cpu_provider(void) {
+omc_status omc_cpu_provider(int32_t ordinal, const omc_provider **out);
+omc_status omc_cpu_provider(int32_t ordinal, const omc_provider **out) {
   static const omc_provider provider = {.name = "cpu",
                                         .device = {1, 0},
                                         .alignment = OMC_POOL_ALIGNMENT,
@@ -191,5 +191,7 @@ const omc_provider *omc_cpu_provider(void) {
                                         .clock = cpu_clock,
                                         .variant = cpu_variant,
                                         .set_variant = cpu_set_variant};
-  return &provider;
+  if (ordinal != 0) OMC_FAIL(EUNSUPPORTED, "there is one cpu, number 0, and none of number %d", ordinal);
+  *out = &provider;
+  return OMC_OK;
 }

@@ -15,7 +15,7 @@ BINARY(Div, ANY, OMC_OP_DIVIDES, a, b, vdiv(a, b), g, over(g, dy(g), in(g, 1)),
 #if OMC_IS_FLOAT
 /* The remainder has the sign of the divisor. It is NaN where the quotient overflows, as in
  * PyTorch's vectors, though not in the few elements that do not fill one. */
-static inline acc_t modulo(acc_t a, acc_t b) {
+OMC_INLINE acc_t modulo(acc_t a, acc_t b) {
   const acc_t overflows =
       sizeof(acc_t) == 4 ? (acc_t)0x1.000004p127 : (acc_t)0x1.0000000000002p1023;
   if (OMC_R(fabs)(a * (acc_t)0.5 / b) >= overflows) return (acc_t)NAN;
@@ -23,7 +23,7 @@ static inline acc_t modulo(acc_t a, acc_t b) {
   return m != 0 && (b < 0) != (m < 0) ? m + b : m;
 }
 /* The quotient is taken of what is divisible, so that rounding cannot lift it over an integer. */
-static inline acc_t floor_divide(acc_t a, acc_t b) {
+OMC_INLINE acc_t floor_divide(acc_t a, acc_t b) {
   if (b == 0) return a / b;
   const acc_t m = OMC_R(fmod)(a, b);
   acc_t q = (a - m) / b;
@@ -33,12 +33,12 @@ static inline acc_t floor_divide(acc_t a, acc_t b) {
   return q - f > (acc_t)0.5 ? f + 1 : f;
 }
 #else
-static inline int64_t modulo(int64_t a, int64_t b) {
+OMC_INLINE int64_t modulo(int64_t a, int64_t b) {
   if (b == 0 || b == -1) return 0;
   const int64_t m = a % b;
   return m != 0 && (b < 0) != (m < 0) ? m + b : m;
 }
-static inline int64_t floor_divide(int64_t a, int64_t b) {
+OMC_INLINE int64_t floor_divide(int64_t a, int64_t b) {
   return omc_divide(a, b) - (modulo(a, b) != 0 && (a < 0) != (b < 0));
 }
 #endif

@@ -25,6 +25,9 @@
 #ifndef OMC_OPS_ELEMENTWISE_H
 #define OMC_OPS_ELEMENTWISE_H
 
+#ifndef OMC_ROWS_ARE_KERNELS
+#define OMC_RECORDS
+
 #include <string.h>
 
 #include "ops/infer.h"
@@ -38,9 +41,6 @@
 #define OMC_INFER_ANY_TO_BOOL omc_infer_compare
 #define OMC_INFER_BOOL omc_infer_logic
 #define OMC_INFER_CHOICE omc_infer_choice /* bool, then one dtype, and gives it */
-
-#ifndef OMC_ROWS_ARE_KERNELS
-#define OMC_RECORDS
 
 #define OMC_ROW_NUMBERS_(name, node, ...)                            \
   static omc_status imm_##name(const omc_node *node, double *imm_) { \

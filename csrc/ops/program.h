@@ -30,4 +30,33 @@ omc_dtype omc_ew_class(const omc_node *node);
 /* The class of a fused node, OMC_N_DTYPE if its attribute names none. */
 omc_dtype omc_ew_fused_class(const omc_node *node);
 
+typedef struct omc_instruction {
+  omc_op_id op;
+  bool divides;    /* args[1] are integers that may not be 0 */
+  int32_t args[3]; /* operands; those that are none: -1 */
+  double imm[OMC_EW_IMM];
+} omc_instruction;
+
+typedef struct omc_program_output {
+  omc_dtype dtype;
+  int32_t operand;
+} omc_program_output;
+
+/* A typed node's program. */
+typedef struct omc_program {
+  omc_dtype cls;
+  omc_shape shape; /* of the iteration */
+  uint32_t n_in, n_code, n_out;
+  omc_instruction *code;
+  omc_program_output *out;
+} omc_program;
+
+/* Reads a program of a node, elementwise or FusedElementwise, into `arena`. OMC_EINVALID names the
+ * attribute that makes no sense; OMC_EUNSUPPORTED: it is larger than a program can be. */
+omc_status omc_program_of(const omc_node *node, omc_arena *arena, omc_program *out) OMC_MUST_USE;
+
+/* Axes of `to` along which a tensor of shape `from`, broadcast to it, goes on evenly are joined: how
+ * many are left, OMC_MAX_RANK at most, with their sizes and strides in elements. */
+int32_t omc_join_axes(const omc_shape *from, const omc_shape *to, int64_t *dims, int64_t *strides);
+
 #endif

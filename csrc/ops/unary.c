@@ -1,6 +1,4 @@
 /* Elementwise ops of one input, and the gradients that are worth an op of their own. */
-#include <string.h>
-
 #include "ops/elementwise.h"
 
 UNARY(Abs, ANY, a, vabs(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sign, in(g, 0))))

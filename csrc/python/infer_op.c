@@ -163,8 +163,8 @@ PyObject *omc_infer_types(PyObject *module, PyObject *args, PyObject *kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|OOOs", names, &op, &types, &attributes,
                                    &constants, &outputs, &provider))
     return NULL;
-  q.provider = omc_provider_find(provider);
-  if (!q.provider) return PyErr_Format(PyExc_ValueError, "no provider is named '%s'", provider);
+  const omc_status found = omc_provider_find(provider, &q.provider);
+  if (found != OMC_OK) return omc_raise(q.m, found);
   if (!omc_op_from_name(op, strlen(op), &q.spec.op))
     return PyErr_Format(PyExc_NotImplementedError, "no op is named '%s'", op);
   omc_arena_init(&q.scratch, omc_default_allocator());

@@ -160,8 +160,8 @@ PyObject *omc_take_step(PyObject *module, PyObject *args, PyObject *kwargs) {
                                    &step.grad_scale, &max_norm, &step.norm_type, &wants_norm, &seed,
                                    &provider))
     return NULL;
-  r.provider = omc_provider_find(provider);
-  if (!r.provider) return PyErr_Format(PyExc_ValueError, "no provider is named '%s'", provider);
+  const omc_status found = omc_provider_find(provider, &r.provider);
+  if (found != OMC_OK) return omc_raise(r.m, found);
   if (!omc_optim_rule_find(rule, &step.rule))
     return PyErr_Format(PyExc_ValueError, "no rule is named '%s'", rule);
   step.clips = max_norm != Py_None;

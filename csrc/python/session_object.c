@@ -47,16 +47,17 @@ static int session_init(PyObject *object, PyObject *args, PyObject *kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s#O|OIs", names, &text, &n, &constants, &called,
                                    &max_plans, &name))
     return -1;
-  const omc_provider *provider = omc_provider_find(name);
-  if (!provider) {
-    PyErr_Format(PyExc_ValueError, "no provider is named '%s'", name);
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  const omc_provider *provider;
+  const omc_status found = omc_provider_find(name, &provider);
+  if (found != OMC_OK) {
+    omc_raise(m, found);
     return -1;
   }
   if (self->session) {
     PyErr_SetString(PyExc_RuntimeError, "a Session is initialised once");
     return -1;
   }
-  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   Py_CLEAR(self->constants); /* of an attempt that failed */
   Py_CLEAR(self->callbacks.object);
   self->constants = PyDict_New(); /* a copy, so that later edits of the mapping free nothing */

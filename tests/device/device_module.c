@@ -1,14 +1,31 @@
-/* The Python module `device`: tensors of the device of tests/c, to be linked into an extension of
- * which sessions may be opened on it. */
+/* The Python module `device`: tensors of the devices of the tests, to be linked into an extension of
+ * which sessions may be opened on them: that of tests/c, and the provider for CUDA with the stand-ins
+ * of tests/cuda. */
+#include <dlfcn.h>
+
 #include "device.h"
 #include "python/binding.h"
 
-/* Linked with --wrap: what the product asks for by name may be the device too. */
-const omc_provider *__real_omc_provider_find(const char *name);
-const omc_provider *__wrap_omc_provider_find(const char *name);
-const omc_provider *__wrap_omc_provider_find(const char *name) {
-  const omc_provider *device = device_provider();
-  return strcmp(name, device->name) == 0 ? device : __real_omc_provider_find(name);
+/* Linked with --wrap: what the product asks for by name may be such a device too. */
+omc_status __real_omc_provider_find(const char *name, const omc_provider **out);
+omc_status __wrap_omc_provider_find(const char *name, const omc_provider **out);
+/* PyTorch for the CPU has no tensors of CUDA: they go by another name of DLPack's. */
+static omc_status gpu_provider(const omc_provider **out) {
+  static omc_provider gpu;
+  const omc_provider *cuda;
+  OMC_TRY(__real_omc_provider_find("cuda", &cuda));
+  gpu = *cuda;
+  gpu.name = "gpu";
+  gpu.device = device_provider()->device;
+  *out = &gpu;
+  return OMC_OK;
+}
+
+omc_status __wrap_omc_provider_find(const char *name, const omc_provider **out) {
+  if (strcmp(name, "device") == 0) *out = device_provider();
+  else if (strcmp(name, "gpu") == 0) return gpu_provider(out);
+  else return __real_omc_provider_find(name, out);
+  return OMC_OK;
 }
 
 /* What is read of a tensor of one provider, and a fresh one of the other with its type. */
@@ -28,19 +45,44 @@ static bool make(const omc_module *m, const omc_provider *from, const omc_provid
   return out->fresh != NULL;
 }
 
-static PyObject *put(PyObject *module, PyObject *tensor) {
+/* How the host's memory and a device's are copied to one another. */
+typedef struct border {
+  const omc_provider *provider;
+  void (*write)(void *device, const void *host, size_t bytes);
+  void (*read)(void *host, const void *device, size_t bytes);
+} border;
+
+static int border_of(const omc_module *m, const char *name, border *out) {
+  const omc_status status = __wrap_omc_provider_find(name, &out->provider);
+  if (status != OMC_OK) return omc_raise(m, status), -1;
+  *(void **)&out->write = dlsym(RTLD_DEFAULT, "emulated_write");
+  *(void **)&out->read = dlsym(RTLD_DEFAULT, "emulated_read");
+  if (out->provider == device_provider()) out->write = device_write, out->read = device_read;
+  return 0;
+}
+
+static PyObject *put(PyObject *module, PyObject *args) {
+  PyObject *tensor;
+  const char *name = "device";
+  border b;
   two t;
-  if (!make(PyModule_GetState(module), omc_provider_host(), device_provider(), tensor, &t))
-    return NULL;
-  device_write(t.to, t.from, t.bytes);
+  if (!PyArg_ParseTuple(args, "O|s", &tensor, &name)) return NULL;
+  if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
+  if (!make(PyModule_GetState(module), omc_provider_host(), b.provider, tensor, &t)) return NULL;
+  if (t.bytes) b.write(t.to, t.from, t.bytes);
   return t.fresh;
 }
 
-static PyObject *get(PyObject *module, PyObject *tensor) {
+static PyObject *get(PyObject *module, PyObject *args) {
   const omc_module *m = PyModule_GetState(module);
-  const omc_provider *p = device_provider();
+  PyObject *tensor;
+  const char *name = "device";
+  border b;
   two t;
   omc_status status;
+  if (!PyArg_ParseTuple(args, "O|s", &tensor, &name)) return NULL;
+  if (border_of(m, name, &b) < 0) return NULL;
+  const omc_provider *p = b.provider;
   if (!make(m, p, omc_provider_host(), tensor, &t)) return NULL;
   Py_BEGIN_ALLOW_THREADS
   status = p->sync(p->ctx, NULL);
@@ -49,7 +91,7 @@ static PyObject *get(PyObject *module, PyObject *tensor) {
     Py_DECREF(t.fresh);
     return omc_raise(m, status);
   }
-  device_read(t.to, t.from, t.bytes);
+  if (t.bytes) b.read(t.to, t.from, t.bytes);
   return t.fresh;
 }
 
@@ -72,8 +114,9 @@ static PyObject *used_bytes(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
-    {"put", put, METH_O, "put(tensor of the host) -> a copy of it on the device"},
-    {"get", get, METH_O, "get(tensor of the device) -> a copy of it, once the device is done"},
+    {"put", put, METH_VARARGS, "put(tensor of the host, device='device') -> a copy of it there"},
+    {"get", get, METH_VARARGS,
+     "get(tensor of a device, device='device') -> a copy of it, once the device is done"},
     {"counted", counted, METH_NOARGS, "counted() -> what the device has been given so far"},
     {"used_bytes", used_bytes, METH_NOARGS, "used_bytes() -> memory in use, once all is done"},
     {NULL, NULL, 0, NULL}};

@@ -8,6 +8,7 @@ run on the CPU too, and must have the same bits there.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import subprocess
@@ -34,9 +35,18 @@ def build() -> None:
     subprocess.run([sys.executable, "setup.py", "-q", "build_device"], cwd=ROOT, check=True)
 
 
-def install() -> None:
-    """Let the extension take the place of the product's, and its sessions open on the device."""
+def load_stand_ins() -> None:
+    """Let the provider for CUDA find the libraries of tests/cuda where it looks for NVIDIA's and PyTorch's."""
+    for library in ("libcuda.so.1", "libnvrtc.so.13", "libtorch_cuda.so"):
+        ctypes.CDLL(str(ROOT / "build" / "device" / library), mode=ctypes.RTLD_GLOBAL)
+
+
+def install(name: str = "device") -> None:
+    """Let the extension take the place of the product's, and its sessions open on the device of that name."""
+    if name == "gpu":
+        load_stand_ins()
     Session.core, Session.device = loaded()
+    Session.name = name
     vars(_C).update({name: value for name, value in vars(Session.core).items() if not name.startswith("__")})
     _C.Session = Session
 
@@ -56,11 +66,11 @@ def _loaded(name: str) -> ModuleType:
 
 
 def put(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if t is None else Session.device.put(t.detach()) for t in tensors]
+    return [None if t is None else Session.device.put(t.detach(), Session.name) for t in tensors]
 
 
 def get(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if t is None else Session.device.get(t) for t in tensors]
+    return [None if t is None else Session.device.get(t, Session.name) for t in tensors]
 
 
 class Session:
@@ -68,12 +78,14 @@ class Session:
 
     core: Any
     device: Any
+    name: str
 
     def __init__(self, text: str, constants: Any, callbacks: Any = None, max_plans: int = 16) -> None:
         border = None if callbacks is None else Callbacks(callbacks)
-        self._session = self.core.Session(text, constants, border, max_plans, "device")
+        self._session = self.core.Session(text, constants, border, max_plans, self.name)
         calls = "TorchCall(" in text
-        self._cpu = None if calls else self.core.Session(text, constants, None, max_plans)
+        exact = self.name == "device"  # kernels of its own round otherwise than the CPU's
+        self._cpu = None if calls or not exact else self.core.Session(text, constants, None, max_plans)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -151,7 +163,7 @@ class Run:
 
     def pack(self) -> Tensor:
         self.cpu_packed = None if self.cpu is None else self.cpu.pack()
-        return Session.device.get(self.run.pack())
+        return Session.device.get(self.run.pack(), Session.name)
 
 
 def compare(what: str, found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:

@@ -4,6 +4,7 @@
 #define OMC_CPU_OPS_BLOCK_H
 
 #include "cpu/kernel.h"
+#include "ops/program.h"
 #define OMC_ROWS_ARE_KERNELS
 #include "ops/elementwise.h"
 

@@ -1,0 +1,81 @@
+#include "cuda/api.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+/* By the names they are loaded under, the newest first. PyTorch has loaded them, but for the
+ * compiler, which it loads where it lies beside the others when it is first wanted. */
+enum { DRIVER, NVRTC, TORCH, N_LIBRARIES, MAX_NAMES = 3 };
+static const struct {
+  const char *names[MAX_NAMES];
+  const char *comes_with;
+} libraries[N_LIBRARIES] = {
+    [DRIVER] = {{"libcuda.so.1"}, "NVIDIA's driver"},
+    [NVRTC] = {{"libnvrtc.so.13", "libnvrtc.so.12"}, "PyTorch for CUDA (nvidia-cuda-nvrtc)"},
+    [TORCH] = {{"libtorch_cuda.so"}, "PyTorch for CUDA"},
+};
+
+static const struct {
+  int library;
+  const char *name;
+  size_t slot;
+} functions[] = {
+#define OMC_CUDA_API(library, result, name, parameters) \
+  {library, #name, offsetof(omc_cuda_api, name)},
+#include "cuda/api.def"
+#undef OMC_CUDA_API
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static omc_cuda_api api;
+static bool loaded;
+
+static omc_status open_libraries(void **handles) {
+  for (int i = 0; i < N_LIBRARIES; i++) {
+    handles[i] = NULL;
+    for (int k = 0; k < MAX_NAMES && libraries[i].names[k] && !handles[i]; k++)
+      handles[i] = dlopen(libraries[i].names[k], RTLD_LAZY | RTLD_NOLOAD);
+    if (!handles[i] && i != TORCH) handles[i] = dlopen(libraries[i].names[0], RTLD_LAZY);
+    if (!handles[i])
+      OMC_FAIL(EUNSUPPORTED, "no %s in this process: it comes with %s", libraries[i].names[0],
+               libraries[i].comes_with);
+  }
+  return OMC_OK;
+}
+
+static omc_status look_up(void) {
+  void *handles[N_LIBRARIES];
+  OMC_TRY(open_libraries(handles));
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+    void *address = dlsym(handles[functions[i].library], functions[i].name);
+    if (!address)
+      OMC_FAIL(EUNSUPPORTED, "%s has no %s", libraries[functions[i].library].names[0],
+               functions[i].name);
+    memcpy((char *)&api + functions[i].slot, &address, sizeof address);
+  }
+  return OMC_OK;
+}
+
+omc_status omc_cuda_api_load(const omc_cuda_api **out) {
+  pthread_mutex_lock(&mutex);
+  const omc_status status = loaded ? OMC_OK : look_up();
+  loaded = status == OMC_OK;
+  pthread_mutex_unlock(&mutex);
+  *out = &api;
+  return status;
+}
+
+const omc_cuda_api *omc_cuda_api_get(void) { return &api; }
+
+enum { CUDA_ERROR_OUT_OF_MEMORY = 2 };
+
+omc_status omc_cuda_check(int result, const char *what) {
+  if (result == 0) return OMC_OK;
+  const char *name = NULL, *text = NULL;
+  api.cuGetErrorName(result, &name);
+  api.cuGetErrorString(result, &text);
+  return omc_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? OMC_ENOMEM : OMC_EINTERNAL,
+                  "%s: %s (%s)", what, name ? name : "unknown error", text ? text : "");
+}

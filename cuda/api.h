@@ -1,0 +1,32 @@
+/* The libraries that drive a GPU: looked up in the process at run time, never linked. */
+#ifndef OMC_CUDA_API_H
+#define OMC_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef unsigned long long omc_cuda_ptr; /* an address of the device's */
+
+typedef struct omc_cuda_api {
+#define OMC_CUDA_API(library, result, name, parameters) result(*name) parameters;
+#include "cuda/api.def"
+#undef OMC_CUDA_API
+} omc_cuda_api;
+
+/* All functions of api.def, once they have been found. Any thread. OMC_EUNSUPPORTED names the
+ * library, or the function of it, that is not there; a later call looks again. */
+omc_status omc_cuda_api_load(const omc_cuda_api **out) OMC_MUST_USE;
+
+/* Of a load that has succeeded. */
+const omc_cuda_api *omc_cuda_api_get(void);
+
+/* What the driver's result says of `what`: OMC_OK, OMC_ENOMEM, or OMC_EDEVICE with its name. */
+omc_status omc_cuda_check(int result, const char *what) OMC_MUST_USE;
+
+/* Calls a function of the driver, and returns if it fails. */
+#define OMC_CUDA_TRY(name, ...) \
+  OMC_TRY(omc_cuda_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
+
+#endif

@@ -1,0 +1,110 @@
+#include "cuda/device.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "cuda/api.h"
+
+enum { MAX_DEVICES = 64, LEAST_ARCHITECTURE = 80 };
+
+/* Of the driver's interface. */
+enum {
+  MULTIPROCESSOR_COUNT = 16,
+  COMPUTE_CAPABILITY_MAJOR = 75,
+  COMPUTE_CAPABILITY_MINOR = 76,
+  MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
+  HOST_ALLOC_PORTABLE = 1,
+  HOST_ALLOC_MAPPED = 2
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
+static omc_cuda_device devices[MAX_DEVICES];
+
+omc_status omc_cuda_enter(const omc_cuda_device *device) {
+  OMC_CUDA_TRY(cuCtxPushCurrent_v2, device->context);
+  return OMC_OK;
+}
+
+void omc_cuda_leave(const omc_cuda_device *device) {
+  (void)device;
+  void *left;
+  omc_cuda_api_get()->cuCtxPopCurrent_v2(&left);
+}
+
+static omc_status ask(int attribute, int handle, int *out) {
+  OMC_CUDA_TRY(cuDeviceGetAttribute, out, attribute, handle);
+  return OMC_OK;
+}
+
+static omc_status describe(int handle, omc_cuda_device *d) {
+  int major, minor, shared_bytes;
+  OMC_TRY(ask(COMPUTE_CAPABILITY_MAJOR, handle, &major));
+  OMC_TRY(ask(COMPUTE_CAPABILITY_MINOR, handle, &minor));
+  OMC_TRY(ask(MULTIPROCESSOR_COUNT, handle, &d->multiprocessors));
+  OMC_TRY(ask(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, handle, &shared_bytes));
+  d->architecture = 10 * major + minor;
+  d->shared_bytes = (size_t)shared_bytes;
+  if (d->architecture < LEAST_ARCHITECTURE)
+    OMC_FAIL(EUNSUPPORTED, "GPU %d is of sm_%d, kernels are for sm_%d and later", d->ordinal,
+             d->architecture, LEAST_ARCHITECTURE);
+  return OMC_OK;
+}
+
+static omc_status make_letter_box(omc_cuda_device *d) {
+  void *host;
+  omc_cuda_ptr seen;
+  OMC_CUDA_TRY(cuMemHostAlloc, &host, sizeof(omc_letter), HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED);
+  memset(host, 0, sizeof(omc_letter));
+  OMC_CUDA_TRY(cuMemHostGetDevicePointer_v2, &seen, host, 0);
+  d->letter = host;
+  d->letter_of_kernels = (omc_letter *)(uintptr_t)seen;
+  return OMC_OK;
+}
+
+static omc_status open_device(int ordinal, omc_cuda_device *d) {
+  const omc_cuda_api *api;
+  int handle;
+  OMC_TRY(omc_cuda_api_load(&api));
+  OMC_CUDA_TRY(cuInit, 0);
+  OMC_CUDA_TRY(cuDeviceGet, &handle, ordinal);
+  d->ordinal = ordinal;
+  OMC_TRY(describe(handle, d));
+  OMC_CUDA_TRY(cuDevicePrimaryCtxRetain, &d->context, handle);
+  OMC_TRY(omc_cuda_enter(d));
+  const omc_status status = make_letter_box(d);
+  omc_cuda_leave(d);
+  return status;
+}
+
+omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) {
+  if (ordinal < 0 || ordinal >= MAX_DEVICES)
+    OMC_FAIL(EUNSUPPORTED, "there is no GPU %d: at most %d are known", ordinal, MAX_DEVICES);
+  omc_cuda_device *d = *out = &devices[ordinal];
+  pthread_mutex_lock(&mutex);
+  const omc_status status = d->letter ? OMC_OK : open_device(ordinal, d);
+  pthread_mutex_unlock(&mutex);
+  return status;
+}
+
+omc_status omc_cuda_read_letter(omc_cuda_device *d) {
+  if (__atomic_load_n(&d->letter->kind, __ATOMIC_ACQUIRE) == OMC_LETTER_NONE) return OMC_OK;
+  pthread_mutex_lock(&mutex);
+  const omc_letter read = *d->letter;
+  d->letter->kind = OMC_LETTER_NONE;
+  __atomic_store_n(&d->letter->taken, 0, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&mutex);
+  const char *node = (const char *)(uintptr_t)read.node;
+  switch ((omc_letter_kind)read.kind) {
+    case OMC_LETTER_NONE: /* another thread has read it */
+      return OMC_OK;
+    case OMC_LETTER_DIVISION:
+      OMC_FAIL(EDIVISION, "'%s' divides an integer by 0", node);
+    case OMC_LETTER_INDEX:
+      OMC_FAIL(EINDEX, "'%s': index %lld is out of range, there are %lld", node,
+               (long long)read.value, (long long)read.bound);
+    case OMC_LETTER_DOMAIN:
+      OMC_FAIL(EDOMAIN, "'%s' is given a number outside of its domain", node);
+  }
+  OMC_FAIL(EINTERNAL, "GPU %d wrote a letter of kind %u", d->ordinal, read.kind);
+}

@@ -1,0 +1,33 @@
+/* One GPU as the provider sees it: its context, what it is, and the letter box of its kernels. */
+#ifndef OMC_CUDA_DEVICE_H
+#define OMC_CUDA_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "cuda/gpu/letter.h"
+
+typedef struct omc_cuda_device {
+  int ordinal;
+  void *context;    /* the primary one, which PyTorch works in too */
+  int architecture; /* 90: sm_90 */
+  int multiprocessors;
+  size_t shared_bytes;          /* that a block may ask for at most */
+  volatile omc_letter *letter;  /* of the host's memory, seen by kernels */
+  omc_letter *letter_of_kernels; /* its address there */
+} omc_cuda_device;
+
+/* The GPU of that number, opened when it is first asked for; lives for the process. Any thread.
+ * OMC_EUNSUPPORTED: no driver, no such GPU, or one older than sm_80. */
+omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) OMC_MUST_USE;
+
+/* What the driver is asked for between these is asked of the device's context. */
+omc_status omc_cuda_enter(const omc_cuda_device *device) OMC_MUST_USE;
+void omc_cuda_leave(const omc_cuda_device *device);
+
+/* The failure that a kernel has written, which is read once; OMC_OK if there is none. Waits for
+ * nothing: what is given to the device may yet write one. */
+omc_status omc_cuda_read_letter(omc_cuda_device *device) OMC_MUST_USE;
+
+#endif

@@ -1,0 +1,58 @@
+/* What the compilers of device code differ in, OMC_GPU being defined for all of them: NVRTC, nvcc, clang for AMD, and a C++ compiler that
+ * makes functions of the host of them, whose emulator.h says what a GPU's names mean there. No
+ * header of theirs is needed but by the last. */
+#ifndef OMC_GPU_TARGET_H
+#define OMC_GPU_TARGET_H
+
+#if defined(OMC_EMULATED)
+#define OMC_GPU
+#include "emulator.h"
+#elif defined(__HIP__)
+#define OMC_GPU
+#include "cuda/gpu/hip.h"
+#elif defined(__CUDACC_RTC__)
+#define OMC_GPU
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#ifdef __CUDACC__
+#define OMC_GPU
+#endif
+#endif
+
+#ifdef OMC_GPU
+
+#ifndef INT32_MIN
+#define INT32_MIN (-2147483647 - 1)
+#endif
+#ifndef INT64_MIN
+#define INT64_MIN (-9223372036854775807ll - 1)
+#endif
+#undef NAN
+#undef INFINITY
+#define NAN __builtin_nanf("")
+#define INFINITY __builtin_huge_valf()
+
+#define OMC_METHOD __device__ __forceinline__
+#define OMC_INLINE static OMC_METHOD
+
+/* OMC_GLOBAL(softmax_f32, 256, softmax, p) { ... }: a kernel, of blocks of 256 threads at most, which
+ * is given one struct of its parameters. */
+#ifndef OMC_GLOBAL
+#define OMC_GLOBAL(name, threads, type, p) \
+  extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ type p)
+#endif
+
+OMC_INLINE uint32_t omc_float_bits(float x) { return __float_as_uint(x); }
+OMC_INLINE float omc_bits_float(uint32_t u) { return __uint_as_float(u); }
+
+#endif
+
+#endif

@@ -1,0 +1,67 @@
+#include "cuda/kernel.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/api.h"
+
+const char *omc_cuda_storage(omc_dtype dtype) {
+  static const char *const names[OMC_N_DTYPE] = {
+      [OMC_F32] = "float",   [OMC_F64] = "double",   [OMC_F16] = "f16",     [OMC_BF16] = "bf16",
+      [OMC_I64] = "int64_t", [OMC_I32] = "int32_t",  [OMC_I16] = "int16_t", [OMC_I8] = "int8_t",
+      [OMC_U8] = "uint8_t",  [OMC_BOOL] = "boolean",
+  };
+  return names[dtype];
+}
+
+const char *omc_cuda_class(omc_dtype acc) {
+  return acc == OMC_F32 ? "F32" : acc == OMC_F64 ? "F64" : "I64";
+}
+
+omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
+                           void *queue) {
+  if (grid.blocks == 0) return OMC_OK;
+  void *function = __atomic_load_n(&kernel->function, __ATOMIC_ACQUIRE);
+  if (!function) {
+    OMC_TRY(omc_cuda_function_of(kernel->unit, kernel->name, &function));
+    __atomic_store_n(&kernel->function, function, __ATOMIC_RELEASE);
+  }
+  void *list[] = {(void *)(uintptr_t)parameters};
+  OMC_CUDA_TRY(cuLaunchKernel, function, (unsigned)grid.blocks, 1, 1, grid.threads, 1, 1,
+               grid.shared_bytes, queue, list, NULL);
+  return OMC_OK;
+}
+
+/* ---- names ---- */
+
+typedef struct entry {
+  struct entry *next;
+  char text[];
+} entry;
+
+/* Those of the nodes whose kernels may write letters, which outlive their plans. */
+static const char *kept(const char *text) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  static entry *names;
+  pthread_mutex_lock(&mutex);
+  entry *n = names;
+  while (n && strcmp(n->text, text) != 0) n = n->next;
+  const size_t bytes = strlen(text) + 1;
+  if (!n && (n = malloc(sizeof *n + bytes))) {
+    memcpy(n->text, text, bytes);
+    n->next = names;
+    names = n;
+  }
+  pthread_mutex_unlock(&mutex);
+  return n ? n->text : NULL;
+}
+
+omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *node,
+                              omc_sender *out) {
+  char text[OMC_NODE_TEXT];
+  const char *name = kept(omc_node_text(node, text, sizeof text));
+  if (!name) OMC_NODE_FAIL(node, ENOMEM, "no memory for its name");
+  *out = (omc_sender){device->letter_of_kernels, (uint64_t)(uintptr_t)name};
+  return OMC_OK;
+}

@@ -1,0 +1,49 @@
+/* How the provider's ops are written: what they know of a node at plan time, and launches. */
+#ifndef OMC_CUDA_KERNEL_H
+#define OMC_CUDA_KERNEL_H
+
+#include "cuda/unit.h"
+#include "graph/graph.h"
+#include "provider.h"
+
+/* What a GPU knows of an op: a row of ops.def that has a kernel has an omc_cuda_NAME. */
+typedef struct omc_cuda_op {
+  omc_kernel run;
+  /* Decodes a typed node into `params_size` zeroed bytes, and has its units compiled. Variable
+   * parts come from `arena`, which lives as long as they are used. OMC_EUNSUPPORTED: no kernel. */
+  size_t params_size;
+  omc_status (*params)(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                       void *params);
+  size_t (*workspace)(const void *params); /* bytes of scratch memory; NULL: none */
+} omc_cuda_op;
+
+/* A kernel that a plan will launch; its function is looked up at the first launch. */
+typedef struct omc_cuda_kernel {
+  omc_cuda_device *device;
+  omc_cuda_unit *unit;
+  const char *name; /* static, or of the plan */
+  void *function;
+} omc_cuda_kernel;
+
+typedef struct omc_cuda_grid {
+  int64_t blocks; /* none: nothing to do */
+  uint32_t threads;
+  uint32_t shared_bytes;
+} omc_cuda_grid;
+
+/* Launches a kernel on a stream with its struct of parameters, which is copied. */
+omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
+                           void *queue) OMC_MUST_USE;
+
+/* Who a kernel's letters are from. The name is kept for the process. */
+omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *node,
+                              omc_sender *out) OMC_MUST_USE;
+
+/* Programs of elementwise ops (ops/fused.c). */
+extern const omc_cuda_op omc_cuda_program;
+
+/* The words in which device code names a dtype, "bf16", and its class, "F32". */
+const char *omc_cuda_storage(omc_dtype dtype);
+const char *omc_cuda_class(omc_dtype acc);
+
+#endif

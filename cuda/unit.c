@@ -1,0 +1,199 @@
+#include "cuda/unit.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda/api.h"
+#include "cuda/cache.h"
+
+enum { MAX_COMPILERS = 16, N_SLOTS = 1024, DETAIL_BYTES = 2048, ARCHITECTURE_BYTES = 32 };
+
+struct omc_cuda_unit {
+  omc_cuda_device *device;
+  char *source;
+  enum { WAITING, COMPILED, FAILED } state;
+  void *image;
+  void *module; /* NULL: not loaded yet */
+  char *failure;
+  omc_cuda_unit *next_waiting, *next; /* to be compiled; of the same slot */
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of what follows, and of states */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static omc_cuda_unit *slots[N_SLOTS];
+static omc_cuda_unit *first_waiting, **end_of_waiting = &first_waiting;
+static int n_compilers;
+
+/* ---- compiling ---- */
+
+static const char *const options[] = {
+    "--std=c++17", "--fmad=false" /* as on the CPU, vfma is explicit */,
+    "-default-device", "-w",
+};
+enum { N_OPTIONS = sizeof options / sizeof *options };
+
+/* What an image depends on, from the compiler to what is included, to be given to free(). */
+static char *key_of(const omc_cuda_unit *unit) {
+  char *key = NULL;
+  size_t bytes;
+  int major = 0, minor = 0;
+  FILE *out = open_memstream(&key, &bytes);
+  if (!out) return NULL;
+  omc_cuda_api_get()->nvrtcVersion(&major, &minor);
+  fprintf(out, "NVRTC %d.%d sm_%d\n", major, minor, unit->device->architecture);
+  for (int i = 0; i < N_OPTIONS; i++) fprintf(out, "%s\n", options[i]);
+  for (int i = 0; i < omc_cuda_n_sources; i++)
+    fprintf(out, "%s\n%s", omc_cuda_sources[i].name, omc_cuda_sources[i].text);
+  fputs(unit->source, out);
+  if (fclose(out) == 0) return key;
+  free(key);
+  return NULL;
+}
+
+static char *said_by_compiler(void *program, int error) {
+  const omc_cuda_api *api = omc_cuda_api_get();
+  size_t bytes = 0;
+  char *text = calloc(1, DETAIL_BYTES);
+  if (!text) return NULL;
+  snprintf(text, DETAIL_BYTES, "%s", api->nvrtcGetErrorString(error));
+  if (!program || api->nvrtcGetProgramLogSize(program, &bytes) != 0 || bytes < 2) return text;
+  char *log = calloc(1, bytes + 1);
+  if (log && api->nvrtcGetProgramLog(program, log) == 0)
+    snprintf(text, DETAIL_BYTES, "%s", log);
+  free(log);
+  return text;
+}
+
+static int compile_program(omc_cuda_unit *unit, void **program, void **image, size_t *bytes) {
+  const omc_cuda_api *api = omc_cuda_api_get();
+  const char *texts[64], *names[64], *all[N_OPTIONS + 1];
+  const int n = omc_cuda_n_sources;
+  for (int i = 0; i < n; i++)
+    texts[i] = omc_cuda_sources[i].text, names[i] = omc_cuda_sources[i].name;
+  char architecture[ARCHITECTURE_BYTES];
+  snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d",
+           unit->device->architecture);
+  memcpy(all, options, sizeof options);
+  all[N_OPTIONS] = architecture;
+  int error = api->nvrtcCreateProgram(program, unit->source, "unit.cu", n, texts, names);
+  if (error == 0) error = api->nvrtcCompileProgram(*program, N_OPTIONS + 1, all);
+  if (error == 0) error = api->nvrtcGetCUBINSize(*program, bytes);
+  if (error != 0) return error;
+  *image = malloc(*bytes + 1);
+  return *image ? api->nvrtcGetCUBIN(*program, *image) : 1;
+}
+
+static void compile(omc_cuda_unit *unit) {
+  char *const key = key_of(unit);
+  size_t bytes;
+  void *image = key ? omc_cuda_cache_get(key, &bytes) : NULL;
+  char *failure = NULL;
+  if (!image) {
+    void *program = NULL;
+    const int error = compile_program(unit, &program, &image, &bytes);
+    if (error != 0) {
+      failure = said_by_compiler(program, error);
+      free(image);
+      image = NULL;
+    } else if (key) {
+      omc_cuda_cache_put(key, image, bytes);
+    }
+    if (program) omc_cuda_api_get()->nvrtcDestroyProgram(&program);
+  }
+  free(key);
+  pthread_mutex_lock(&mutex);
+  unit->image = image;
+  unit->failure = failure;
+  unit->state = image ? COMPILED : FAILED;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&mutex);
+}
+
+/* A thread that compiles what waits, and ends when nothing does. */
+static void *compile_waiting(void *ctx) {
+  (void)ctx;
+  pthread_mutex_lock(&mutex);
+  while (first_waiting) {
+    omc_cuda_unit *const unit = first_waiting;
+    first_waiting = unit->next_waiting;
+    if (!first_waiting) end_of_waiting = &first_waiting;
+    pthread_mutex_unlock(&mutex);
+    compile(unit);
+    pthread_mutex_lock(&mutex);
+  }
+  n_compilers--;
+  pthread_mutex_unlock(&mutex);
+  return NULL;
+}
+
+/* With the lock held. */
+static void start_compiler(void) {
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  pthread_t thread;
+  if (n_compilers >= MAX_COMPILERS || n_compilers >= cores) return;
+  if (pthread_create(&thread, NULL, compile_waiting, NULL) != 0) return;
+  pthread_detach(thread);
+  n_compilers++;
+}
+
+/* ---- units ---- */
+
+static uint32_t slot_of(const char *source) {
+  uint32_t h = 2166136261u;
+  for (; *source; source++) h = (h ^ (unsigned char)*source) * 16777619u;
+  return h % N_SLOTS;
+}
+
+static omc_cuda_unit *new_unit(omc_cuda_device *device, const char *source) {
+  omc_cuda_unit *unit = calloc(1, sizeof *unit);
+  if (!unit) return NULL;
+  unit->device = device;
+  unit->source = strdup(source);
+  if (unit->source) return unit;
+  free(unit);
+  return NULL;
+}
+
+omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source, omc_cuda_unit **out) {
+  omc_cuda_unit **const slot = &slots[slot_of(source)], *unit;
+  pthread_mutex_lock(&mutex);
+  for (unit = *slot; unit; unit = unit->next)
+    if (unit->device == device && strcmp(unit->source, source) == 0) break;
+  if (!unit && (unit = new_unit(device, source))) {
+    unit->next = *slot;
+    *slot = unit;
+    *end_of_waiting = unit;
+    end_of_waiting = &unit->next_waiting;
+    start_compiler();
+  }
+  pthread_mutex_unlock(&mutex);
+  *out = unit;
+  return unit ? OMC_OK : omc_fail(OMC_ENOMEM, "no memory for device code");
+}
+
+static omc_status load(omc_cuda_unit *unit) {
+  if (unit->state == FAILED)
+    OMC_FAIL(EINTERNAL, "device code does not compile: %s", unit->failure ? unit->failure : "");
+  if (!unit->module) OMC_CUDA_TRY(cuModuleLoadData, &unit->module, unit->image);
+  return OMC_OK;
+}
+
+omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, void **out) {
+  pthread_mutex_lock(&mutex);
+  if (unit->state == WAITING && n_compilers == 0) { /* no thread could be started */
+    n_compilers++;
+    pthread_mutex_unlock(&mutex);
+    compile_waiting(NULL);
+    pthread_mutex_lock(&mutex);
+  }
+  while (unit->state == WAITING) pthread_cond_wait(&changed, &mutex);
+  const omc_status status = load(unit);
+  pthread_mutex_unlock(&mutex);
+  OMC_TRY(status);
+  OMC_CUDA_TRY(cuModuleGetFunction, out, unit->module, name);
+  return OMC_OK;
+}

@@ -1,0 +1,25 @@
+/* Device code: a unit is a source, compiled for a GPU on first use and loaded there. */
+#ifndef OMC_CUDA_UNIT_H
+#define OMC_CUDA_UNIT_H
+
+#include "cuda/device.h"
+
+typedef struct omc_cuda_unit omc_cuda_unit;
+
+/* The files that units include: of cuda/gpu, cuda/ops and the rows of csrc/ops. Made by setup.py. */
+typedef struct omc_cuda_source {
+  const char *name, *text;
+} omc_cuda_source;
+extern const omc_cuda_source omc_cuda_sources[];
+extern const int omc_cuda_n_sources;
+
+/* The unit of a source on a device: a new one is compiled from now on by another thread. Units live
+ * for the process. Any thread; the source is copied. */
+omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source,
+                            omc_cuda_unit **out) OMC_MUST_USE;
+
+/* A kernel of a unit, after waiting for its compiler: OMC_EINTERNAL with what that says. With the
+ * device's context entered. */
+omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, void **out) OMC_MUST_USE;
+
+#endif

@@ -1,0 +1,459 @@
+/* A stand-in for NVIDIA's driver: one device of memory that the host may not touch, streams that are
+ * threads, modules that are libraries of emulated kernels. It says what its user does wrong, and
+ * fails when it is told to. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "emulated.h"
+
+namespace {
+
+enum result {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
+  INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200,
+  INVALID_CONTEXT = 201,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  LAUNCH_FAILED = 719
+};
+const struct {
+  int code;
+  const char *name, *text;
+} results[] = {
+    {SUCCESS, "CUDA_SUCCESS", "no error"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+};
+
+constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
+int the_context;
+
+std::mutex mutex; /* of all that follows */
+std::condition_variable &changed = *new std::condition_variable; /* threads wait for it when the process ends */
+emulated_counts counts;
+int64_t fail_in = -1;
+const char *fail_name;
+int fail_with;
+bool initialised;
+thread_local std::vector<void *> contexts;
+
+void mistake(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  fputs("driver: ", stderr);
+  vfprintf(stderr, format, args);
+  fputc('\n', stderr);
+  va_end(args);
+  counts.mistakes++;
+}
+
+/* ---- memory ---- */
+
+char *memory;
+unsigned n_accesses; /* now: there is no access to the pages while this is 0 */
+std::mutex opening;
+std::map<size_t, size_t> blocks; /* offset -> bytes */
+
+void open_memory() {
+  if (memory) return;
+  memory = (char *)mmap(nullptr, MEMORY_BYTES, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) abort();
+}
+
+/* While a kernel runs or a copy is made; the host traps where it reads or writes at other times. */
+struct touching {
+  touching() { change(1, PROT_READ | PROT_WRITE); }
+  ~touching() { change(-1, PROT_NONE); }
+  static void change(int by, int protection) {
+    const std::lock_guard<std::mutex> lock(opening);
+    const bool turns = n_accesses == (by > 0 ? 0u : 1u);
+    n_accesses += (unsigned)by;
+    if (turns && mprotect(memory, MEMORY_BYTES, protection) != 0) abort();
+  }
+};
+
+/* Within one block that is out. */
+bool is_allocated(const void *at, size_t bytes) {
+  const size_t offset = (size_t)((const char *)at - memory);
+  if ((const char *)at < memory || offset >= MEMORY_BYTES) return false;
+  auto next = blocks.upper_bound(offset);
+  if (next == blocks.begin()) return false;
+  const auto &[start, size] = *--next;
+  return offset + bytes <= start + size;
+}
+
+/* ---- streams ---- */
+
+struct stream {
+  std::deque<std::function<int()>> jobs;
+  bool working = false, paused = false;
+  int failure = SUCCESS;
+};
+struct event {
+  uint64_t recorded = 0, reached = 0;
+};
+std::set<stream *> streams;
+std::set<std::shared_ptr<event>> events;
+
+void work(stream *s) {
+  std::unique_lock<std::mutex> lock(mutex);
+  for (;;) {
+    changed.wait(lock, [s] { return !s->jobs.empty() && !s->paused; });
+    std::function<int()> job = std::move(s->jobs.front());
+    s->jobs.pop_front();
+    s->working = true;
+    lock.unlock();
+    int failure;
+    {
+      touching now;
+      failure = job();
+    }
+    lock.lock();
+    if (failure != SUCCESS) s->failure = failure;
+    s->working = false;
+    changed.notify_all();
+  }
+}
+
+stream *new_stream() {
+  stream *s = new stream;
+  streams.insert(s);
+  std::thread(work, s).detach();
+  return s;
+}
+
+stream *stream_of(void *handle) {
+  static stream *all = new_stream();
+  if (!handle) return all;
+  return streams.count((stream *)handle) ? (stream *)handle : nullptr;
+}
+
+int give(void *handle, std::function<int()> job) {
+  stream *s = stream_of(handle);
+  if (!s) {
+    mistake("a stream that there is not: %p", handle);
+    return INVALID_HANDLE;
+  }
+  s->jobs.push_back(std::move(job));
+  changed.notify_all();
+  return SUCCESS;
+}
+
+int wait_for(std::unique_lock<std::mutex> &lock, stream *s) {
+  changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
+  const int failure = s->failure;
+  s->failure = SUCCESS;
+  return failure;
+}
+
+std::shared_ptr<event> event_of(void *handle) {
+  for (const auto &e : events)
+    if (e.get() == handle) return e;
+  mistake("an event that there is not: %p", handle);
+  return nullptr;
+}
+
+/* ---- every call ---- */
+
+bool fails(const char *name) {
+  if (fail_in < 0 || (fail_name && strcmp(name, fail_name) != 0)) return false;
+  return fail_in-- == 0;
+}
+
+#define ENTER(needs_context)                                   \
+  std::unique_lock<std::mutex> lock(mutex);                    \
+  if (fails(__func__)) return fail_with;                       \
+  if (!initialised) return NOT_INITIALIZED;                    \
+  if ((needs_context) && contexts.empty()) {                   \
+    mistake("%s without a context", __func__);                 \
+    return INVALID_CONTEXT;                                    \
+  }
+
+struct grid {
+  unsigned blocks, threads, shared_bytes;
+};
+struct function {
+  bool (*run)(const void *, grid);
+  size_t bytes;
+};
+std::map<std::pair<void *, std::string>, function *> functions;
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+typedef unsigned long long device_ptr;
+
+EXPORT int cuInit(unsigned) {
+  std::unique_lock<std::mutex> lock(mutex);
+  if (fails(__func__)) return fail_with;
+  initialised = true;
+  open_memory();
+  return SUCCESS;
+}
+
+EXPORT int cuGetErrorName(int error, const char **name) {
+  for (const auto &r : results)
+    if (r.code == error) return *name = r.name, SUCCESS;
+  return INVALID_VALUE;
+}
+EXPORT int cuGetErrorString(int error, const char **text) {
+  for (const auto &r : results)
+    if (r.code == error) return *text = r.text, SUCCESS;
+  return INVALID_VALUE;
+}
+
+EXPORT int cuDeviceGet(int *device, int ordinal) {
+  ENTER(false)
+  if (ordinal != 0) return INVALID_DEVICE;
+  *device = 0;
+  return SUCCESS;
+}
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  ENTER(false)
+  static const std::map<int, int> values = {{16, 4}, {75, 9}, {76, 0}, {97, 232448}};
+  if (device != 0 || !values.count(attribute)) return INVALID_VALUE;
+  *value = values.at(attribute);
+  return SUCCESS;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int) {
+  ENTER(false)
+  *context = &the_context;
+  return SUCCESS;
+}
+EXPORT int cuCtxPushCurrent_v2(void *context) {
+  ENTER(false)
+  if (context != &the_context) return INVALID_CONTEXT;
+  contexts.push_back(context);
+  return SUCCESS;
+}
+EXPORT int cuCtxPopCurrent_v2(void **context) {
+  ENTER(true)
+  *context = contexts.back();
+  contexts.pop_back();
+  return SUCCESS;
+}
+EXPORT int cuCtxSynchronize(void) {
+  ENTER(true)
+  for (stream *s : streams) changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
+  return SUCCESS;
+}
+
+EXPORT int cuModuleLoadData(void **module, const void *image) {
+  ENTER(true)
+  const char *bytes = (const char *)image;
+  uint64_t size;
+  if (memcmp(bytes, "EMULATED", 8) != 0) return INVALID_IMAGE;
+  memcpy(&size, bytes + 8, sizeof size);
+  const int file = memfd_create("module", 0); /* stays open: libraries are known by their paths */
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  const bool written = file >= 0 && write(file, bytes + 16, size) == (ssize_t)size;
+  *module = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (!*module) mistake("a module that cannot be loaded: %s", dlerror());
+  return *module ? SUCCESS : INVALID_IMAGE;
+}
+EXPORT int cuModuleGetFunction(void **out, void *module, const char *name) {
+  ENTER(true)
+  function *&f = functions[{module, name}];
+  const auto bytes = (const size_t *)dlsym(module, (std::string(name) + "_bytes").c_str());
+  if (!bytes) return NOT_FOUND;
+  if (!f) f = new function{(bool (*)(const void *, grid))dlsym(module, name), *bytes};
+  *out = f;
+  return SUCCESS;
+}
+EXPORT int cuFuncSetAttribute(void *, int, int) {
+  ENTER(true)
+  return SUCCESS;
+}
+
+EXPORT int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z,
+                          unsigned shared_bytes, void *on, void **parameters, void **extra) {
+  ENTER(true)
+  if (grid_x == 0 || grid_x > 0x7fffffffu || grid_y != 1 || grid_z != 1 || block_x == 0 ||
+      block_x > 1024 || block_y != 1 || block_z != 1 || extra) {
+    mistake("a launch of %u %u %u blocks of %u %u %u threads", grid_x, grid_y, grid_z, block_x,
+            block_y, block_z);
+    return INVALID_VALUE;
+  }
+  const function *f = (const function *)handle;
+  const std::vector<char> copy((char *)parameters[0], (char *)parameters[0] + f->bytes);
+  counts.launches++;
+  return give(on, [f, copy, g = grid{grid_x, block_x, shared_bytes}]() -> int {
+    if (f->run(copy.data(), g)) return SUCCESS;
+    std::unique_lock<std::mutex> locked(mutex);
+    mistake("a kernel whose threads wait for one another in vain");
+    return LAUNCH_FAILED;
+  });
+}
+
+EXPORT int cuMemAlloc_v2(device_ptr *at, size_t bytes) {
+  ENTER(true)
+  if (bytes == 0) return INVALID_VALUE;
+  size_t start = 0;
+  for (const auto &[offset, size] : blocks) {
+    if (offset - start >= bytes) break;
+    start = (offset + size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  }
+  if (start + bytes > MEMORY_BYTES) return OUT_OF_MEMORY;
+  blocks[start] = bytes;
+  counts.allocated_bytes += bytes;
+  touching now;
+  memset(memory + start, 0xFF, bytes);
+  *at = (device_ptr)(memory + start);
+  return SUCCESS;
+}
+EXPORT int cuMemFree_v2(device_ptr at) {
+  ENTER(true)
+  const auto block = blocks.find((size_t)((char *)at - memory));
+  if (block == blocks.end()) {
+    mistake("memory freed that is not out: %p", (void *)at);
+    return INVALID_VALUE;
+  }
+  /* As the driver does: what is under way may still use it. */
+  for (stream *s : streams) changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
+  counts.allocated_bytes -= block->second;
+  blocks.erase(block);
+  return SUCCESS;
+}
+EXPORT int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
+  ENTER(true)
+  *at = calloc(1, bytes);
+  return *at ? SUCCESS : OUT_OF_MEMORY;
+}
+EXPORT int cuMemHostGetDevicePointer_v2(device_ptr *at, void *host, unsigned) {
+  ENTER(true)
+  *at = (device_ptr)host;
+  return SUCCESS;
+}
+EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
+  ENTER(true)
+  if (bytes && !is_allocated((void *)to, bytes)) {
+    mistake("a copy to %zu bytes at %p, which are not out", bytes, (void *)to);
+    return INVALID_VALUE;
+  }
+  touching now;
+  memcpy((void *)to, from, bytes);
+  return SUCCESS;
+}
+EXPORT int cuMemcpyDtoDAsync_v2(device_ptr to, device_ptr from, size_t bytes, void *on) {
+  ENTER(true)
+  if (!is_allocated((void *)to, bytes) || !is_allocated((void *)from, bytes)) {
+    mistake("a copy of %zu bytes from %p to %p, which are not out", bytes, (void *)from, (void *)to);
+    return INVALID_VALUE;
+  }
+  counts.copies++;
+  return give(on, [=] { return memmove((void *)to, (void *)from, bytes), SUCCESS; });
+}
+EXPORT int cuMemsetD8Async(device_ptr at, unsigned char value, size_t bytes, void *on) {
+  ENTER(true)
+  if (!is_allocated((void *)at, bytes)) {
+    mistake("%zu bytes set at %p, which are not out", bytes, (void *)at);
+    return INVALID_VALUE;
+  }
+  return give(on, [=] { return memset((void *)at, value, bytes), SUCCESS; });
+}
+
+EXPORT int cuStreamSynchronize(void *handle) {
+  ENTER(true)
+  stream *s = stream_of(handle);
+  return s ? wait_for(lock, s) : INVALID_HANDLE;
+}
+
+EXPORT int cuEventCreate(void **out, unsigned) {
+  ENTER(true)
+  const auto e = std::make_shared<event>();
+  events.insert(e);
+  counts.events++;
+  *out = e.get();
+  return SUCCESS;
+}
+EXPORT int cuEventRecord(void *handle, void *on) {
+  ENTER(true)
+  const auto e = event_of(handle);
+  if (!e) return INVALID_HANDLE;
+  const uint64_t n = ++e->recorded;
+  return give(on, [e, n]() -> int {
+    std::unique_lock<std::mutex> locked(mutex);
+    e->reached = n;
+    changed.notify_all();
+    return SUCCESS;
+  });
+}
+EXPORT int cuStreamWaitEvent(void *on, void *handle, unsigned) {
+  ENTER(true)
+  const auto e = event_of(handle);
+  if (!e) return INVALID_HANDLE;
+  return give(on, [e, n = e->recorded]() -> int {
+    std::unique_lock<std::mutex> locked(mutex);
+    changed.wait(locked, [&] { return e->reached >= n; });
+    return SUCCESS;
+  });
+}
+EXPORT int cuEventDestroy_v2(void *handle) {
+  ENTER(true)
+  const auto e = event_of(handle);
+  if (!e) return INVALID_HANDLE;
+  events.erase(e);
+  counts.events--;
+  return SUCCESS;
+}
+
+/* ---- what tests ask ---- */
+
+EXPORT void *emulated_stream(void) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return new_stream();
+}
+static void set_paused(void *handle, bool paused) {
+  std::unique_lock<std::mutex> lock(mutex);
+  stream_of(handle)->paused = paused;
+  changed.notify_all();
+}
+EXPORT void emulated_pause(void *stream) { set_paused(stream, true); }
+EXPORT void emulated_resume(void *stream) { set_paused(stream, false); }
+EXPORT void emulated_write(void *device, const void *host, size_t bytes) {
+  touching now;
+  memcpy(device, host, bytes);
+}
+EXPORT void emulated_read(void *host, const void *device, size_t bytes) {
+  touching now;
+  memcpy(host, device, bytes);
+}
+EXPORT void emulated_fail(int64_t n, const char *name, int error) {
+  std::unique_lock<std::mutex> lock(mutex);
+  fail_in = n, fail_name = name, fail_with = error;
+}
+EXPORT emulated_counts emulated_counted(void) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return counts;
+}

@@ -1,0 +1,38 @@
+/* What the tests ask of the stand-ins for libcuda, libnvrtc and libtorch_cuda. */
+#ifndef OMC_TESTS_EMULATED_H
+#define OMC_TESTS_EMULATED_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Another stream than the default one; lives for the process. */
+void *emulated_stream(void);
+
+/* A paused stream takes what it is given and does nothing of it. */
+void emulated_pause(void *stream);
+void emulated_resume(void *stream);
+
+/* Between host and device, at once: whoever calls has waited for what matters. */
+void emulated_write(void *device, const void *host, size_t bytes);
+void emulated_read(void *host, const void *device, size_t bytes);
+
+/* Call number n from now on (0: the next one) to a function of the driver fails with `error`; all
+ * names if `name` is NULL. Negative: none does any more. */
+void emulated_fail(int64_t n, const char *name, int error);
+
+typedef struct emulated_counts {
+  uint64_t launches, copies, compiled, mistakes; /* of the driver's user; each is told on stderr */
+  size_t allocated_bytes;
+  uint64_t events;
+} emulated_counts;
+emulated_counts emulated_counted(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

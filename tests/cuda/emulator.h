@@ -1,0 +1,213 @@
+/* What the names of a GPU mean on the host, for device code compiled as C++. The blocks of a grid are
+ * run one after another, the threads of a block as coroutines that change where they wait for one
+ * another: at a barrier, or with their warp, which is in lockstep there. Where some wait for what
+ * others never come to, the launch fails. */
+#ifndef OMC_TESTS_EMULATOR_H
+#define OMC_TESTS_EMULATOR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline, unused))
+#define __shared__ static thread_local
+
+struct emulated_dim {
+  unsigned x, y, z;
+};
+struct emulated_grid {
+  unsigned blocks, threads, shared_bytes;
+};
+
+/* Each unit has its own, as each is a library. */
+namespace emulated {
+
+enum { WARP = 32, STACK_BYTES = 1 << 16 };
+enum state { READY, AT_BARRIER, AT_WARP, DONE };
+
+struct thread {
+  ucontext_t context;
+  state at;
+};
+
+struct block {
+  std::vector<thread> threads;
+  std::vector<char> stacks, shared;
+  std::vector<uint64_t> slots; /* what lanes give to their warp */
+  ucontext_t scheduler;
+  unsigned current;
+  void (*body)(const void *parameters);
+  const void *parameters;
+};
+
+inline thread_local block *here;
+
+/* Waits until all of the warp, or of the block, have come as far or have ended. */
+inline void wait(state where) {
+  thread &t = here->threads[here->current];
+  t.at = where;
+  swapcontext(&t.context, &here->scheduler);
+}
+
+inline bool release(unsigned begin, unsigned end, state where) {
+  bool any = false;
+  for (unsigned i = begin; i < end; i++) {
+    if (here->threads[i].at != where && here->threads[i].at != DONE) return false;
+    any |= here->threads[i].at == where;
+  }
+  for (unsigned i = begin; any && i < end; i++)
+    if (here->threads[i].at == where) here->threads[i].at = READY;
+  return any;
+}
+
+}  // namespace emulated
+
+static thread_local emulated_dim threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+
+inline void enter() {
+  here->body(here->parameters);
+  here->threads[here->current].at = DONE;
+  swapcontext(&here->threads[here->current].context, &here->scheduler);
+}
+
+inline void start(block &b, unsigned i) {
+  thread &t = b.threads[i];
+  getcontext(&t.context);
+  t.context.uc_stack.ss_sp = &b.stacks[(size_t)i * STACK_BYTES];
+  t.context.uc_stack.ss_size = STACK_BYTES;
+  t.context.uc_link = nullptr;
+  makecontext(&t.context, enter, 0);
+  t.at = READY;
+}
+
+/* Threads take turns from the last to the first: a block's results must not depend on it. */
+inline bool run_block(block &b) {
+  const unsigned n = (unsigned)b.threads.size();
+  for (unsigned i = 0; i < n; i++) start(b, i);
+  for (;;) {
+    bool moved = false, all_done = true;
+    for (unsigned i = n; i-- > 0;) {
+      if (b.threads[i].at == READY) {
+        b.current = i;
+        threadIdx = {i, 0, 0};
+        swapcontext(&b.scheduler, &b.threads[i].context);
+        moved = true;
+      }
+      all_done &= b.threads[i].at == DONE;
+    }
+    if (all_done) return true;
+    for (unsigned w = 0; w < n; w += WARP) moved |= release(w, w + WARP < n ? w + WARP : n, AT_WARP);
+    moved |= release(0, n, AT_BARRIER);
+    if (!moved) return false;
+  }
+}
+
+inline bool run_grid(void (*body)(const void *), const void *parameters, emulated_grid grid) {
+  block b;
+  b.threads.resize(grid.threads);
+  b.stacks.resize((size_t)grid.threads * STACK_BYTES);
+  b.slots.resize(grid.threads);
+  b.shared.resize(grid.shared_bytes + 16);
+  b.body = body, b.parameters = parameters;
+  here = &b;
+  blockDim = {grid.threads, 1, 1}, gridDim = {grid.blocks, 1, 1};
+  for (unsigned i = 0; i < grid.blocks; i++) {
+    blockIdx = {i, 0, 0};
+    memset(b.shared.data(), 0xFF, b.shared.size());
+    if (!run_block(b)) return false;
+  }
+  here = nullptr;
+  return true;
+}
+
+/* What lane `from` of the warp has given. */
+template <typename T>
+T exchange(T value, unsigned from) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "a lane gives 64 bits at most");
+  memcpy(&here->slots[here->current], &value, sizeof value);
+  wait(AT_WARP);
+  const unsigned first = here->current / WARP * WARP;
+  if (first + from < here->slots.size()) memcpy(&value, &here->slots[first + from], sizeof value);
+  wait(AT_WARP);
+  return value;
+}
+
+inline unsigned lane() { return here->current % WARP; }
+
+}  // namespace emulated
+
+/* The library has `name`, which runs a grid, and the size of its parameters. */
+#define OMC_GLOBAL(name, most_threads, type, p)                                                    \
+  static void name##_body(const type &p);                                                          \
+  static void name##_thread(const void *parameters) { name##_body(*(const type *)parameters); }    \
+  extern "C" const size_t name##_bytes = sizeof(type);                                             \
+  extern "C" bool name(const void *parameters, emulated_grid grid) {                               \
+    return grid.threads <= (most_threads) && emulated::run_grid(name##_thread, parameters, grid);  \
+  }                                                                                                \
+  static void name##_body(const type &p)
+#define OMC_SHARED_BYTES(name) \
+  unsigned char *const name = (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 15) / 16 * 16)
+
+inline void __syncthreads() { emulated::wait(emulated::AT_BARRIER); }
+inline void __syncwarp(unsigned = ~0u) { emulated::wait(emulated::AT_WARP); }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+template <typename T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return emulated::exchange(x, emulated::lane() ^ (unsigned)mask);
+}
+template <typename T>
+T __shfl_sync(unsigned, T x, int from) {
+  return emulated::exchange(x, (unsigned)from % emulated::WARP);
+}
+template <typename T>
+T __shfl_down_sync(unsigned, T x, unsigned by) {
+  const unsigned from = emulated::lane() + by;
+  return emulated::exchange(x, from < emulated::WARP ? from : emulated::lane());
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T x, unsigned by) {
+  const unsigned lane = emulated::lane();
+  return emulated::exchange(x, lane >= by ? lane - by : lane);
+}
+
+template <typename T>
+T atomicAdd(T *at, T x) {
+  T old, fresh;
+  __atomic_load(at, &old, __ATOMIC_SEQ_CST);
+  do fresh = old + x;
+  while (!__atomic_compare_exchange(at, &old, &fresh, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+  return old;
+}
+template <typename T>
+T atomicCAS(T *at, T expected, T x) {
+  __atomic_compare_exchange(at, &expected, &x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  return expected;
+}
+template <typename T>
+T atomicCAS_system(T *at, T expected, T x) {
+  return atomicCAS(at, expected, x);
+}
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+template <typename To, typename From>
+To emulated_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bits for bits");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+inline unsigned __float_as_uint(float x) { return emulated_bits<unsigned>(x); }
+inline float __uint_as_float(unsigned u) { return emulated_bits<float>(u); }
+inline long long __double_as_longlong(double x) { return emulated_bits<long long>(x); }
+inline double __longlong_as_double(long long u) { return emulated_bits<double>(u); }
+
+#endif
