@@ -80,12 +80,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.[ch]' 'tests/*.[ch]')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'tests/*.[ch]' 'tests/*.cpp')
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.[ch]' 'tests/*.[ch]')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'tests/*.[ch]' 'tests/*.cpp')
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist *.egg-info python/ortmodule_c/*.so

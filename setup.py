@@ -87,8 +87,8 @@ def variants() -> list[tuple[str, list[str]]]:
 
 def embed_device_code() -> Path:
     """What device code includes, as a C file of its texts: the compiler for the GPU gets them at run time."""
-    rows = re.findall(r'^#include "(ops/.*)"', (CUDA / "gpu" / "program.h").read_text(), re.M)
-    sources = {str(p): p for p in sorted([*CUDA.glob("gpu/*.h"), *CUDA.glob("ops/*.cu")])}
+    rows = re.findall(r'^#include "(ops/.*)"', (CUDA / "ops" / "program.h").read_text(), re.M)
+    sources = {str(p): p for p in sorted([*CUDA.glob("gpu/*.h"), *CUDA.glob("ops/*.h")])}
     sources |= {name: CSRC / name for name in [*rows, "ops/elementwise.h"]}
     text = '#include "cuda/unit.h"\n\nconst omc_cuda_source omc_cuda_sources[] = {\n'
     for name, path in sources.items():
@@ -191,7 +191,16 @@ def build_stand_ins(folder: Path) -> None:
         if out.exists() and out.stat().st_mtime > max(p.stat().st_mtime for p in watched):
             continue
         flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-shared", f"-Wl,-soname,{name}"]
-        command = [os.environ.get("CXX", "g++"), *flags, str(emulator / source), *more, "-o", str(out), "-ldl", "-lpthread"]
+        command = [
+            os.environ.get("CXX", "g++"),
+            *flags,
+            str(emulator / source),
+            *more,
+            "-o",
+            str(out),
+            "-ldl",
+            "-lpthread",
+        ]
         subprocess.run(command, check=True)
 
 

@@ -76,6 +76,6 @@ omc_status omc_cuda_check(int result, const char *what) {
   const char *name = NULL, *text = NULL;
   api.cuGetErrorName(result, &name);
   api.cuGetErrorString(result, &text);
-  return omc_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? OMC_ENOMEM : OMC_EINTERNAL,
-                  "%s: %s (%s)", what, name ? name : "unknown error", text ? text : "");
+  return omc_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? OMC_ENOMEM : OMC_EINTERNAL, "%s: %s (%s)",
+                  what, name ? name : "unknown error", text ? text : "");
 }

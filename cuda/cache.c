@@ -20,8 +20,7 @@ enum { PATH_BYTES = 4096 };
 
 /* Fowler, Noll and Vo's 1a. */
 static uint64_t sum_of(uint64_t sum, const void *data, size_t n) {
-  for (const unsigned char *p = data, *end = p + n; p < end; p++)
-    sum = (sum ^ *p) * 0x100000001b3u;
+  for (const unsigned char *p = data, *end = p + n; p < end; p++) sum = (sum ^ *p) * 0x100000001b3u;
   return sum;
 }
 #define EMPTY_SUM 0xcbf29ce484222325u

@@ -13,8 +13,8 @@ typedef struct omc_cuda_device {
   void *context;    /* the primary one, which PyTorch works in too */
   int architecture; /* 90: sm_90 */
   int multiprocessors;
-  size_t shared_bytes;          /* that a block may ask for at most */
-  volatile omc_letter *letter;  /* of the host's memory, seen by kernels */
+  size_t shared_bytes;           /* that a block may ask for at most */
+  volatile omc_letter *letter;   /* of the host's memory, seen by kernels */
   omc_letter *letter_of_kernels; /* its address there */
 } omc_cuda_device;
 

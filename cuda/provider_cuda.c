@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "cuda/api.h"
-#include "cuda/kernel.h"
+#include "cuda/launch.h"
 #include "ops/op.h"
 
 enum { MAX_ORDINALS = 64, KDLCUDA = 2, ALIGNMENT = 256 };
@@ -27,18 +27,14 @@ static const omc_cuda_op *const records[OMC_N_OPS] = {
 
 /* ---- nodes ---- */
 
-/* Ops whose records have numbers are elementwise, and programs know them all. */
-static bool is_elementwise(omc_op_id op) {
-  return omc_op_get(op)->imm || op == OMC_OP_FusedElementwise;
-}
-
+/* Those whose records decode numbers are elementwise: programs know them all. */
 static const omc_cuda_op *record_of(omc_op_id op) {
-  return is_elementwise(op) ? &omc_cuda_program : records[op];
+  return omc_op_get(op)->imm ? &omc_cuda_program : records[op];
 }
 
 static bool cuda_fusible(void *ctx, const omc_node *node) {
   (void)ctx;
-  return is_elementwise(node->op);
+  return omc_op_get(node->op)->imm != NULL;
 }
 
 static omc_status cuda_prepare(void *ctx, const omc_node *node, int threads, omc_arena *arena,
@@ -75,10 +71,11 @@ static omc_memory_stats stats;
 static omc_status wait_for(void *queue, void *other) {
   void *event;
   OMC_CUDA_TRY(cuEventCreate, &event, 2 /* no times */);
-  omc_status status = omc_cuda_check(omc_cuda_api_get()->cuEventRecord(event, other), "cuEventRecord");
+  omc_status status =
+      omc_cuda_check(omc_cuda_api_get()->cuEventRecord(event, other), "cuEventRecord");
   if (status == OMC_OK)
-    status = omc_cuda_check(omc_cuda_api_get()->cuStreamWaitEvent(queue, event, 0),
-                            "cuStreamWaitEvent");
+    status =
+        omc_cuda_check(omc_cuda_api_get()->cuStreamWaitEvent(queue, event, 0), "cuStreamWaitEvent");
   omc_cuda_api_get()->cuEventDestroy_v2(event);
   return status;
 }
@@ -87,8 +84,7 @@ static omc_status cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
   const omc_cuda_device *d = ctx;
   block *b = malloc(sizeof *b);
   if (!b) OMC_FAIL(ENOMEM, "no memory for a block's record");
-  const int error =
-      omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out);
+  const int error = omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out);
   if (error != 0) {
     free(b);
     OMC_FAIL(ENOMEM, "CUDA out of memory: GPU %d has no %zu bytes left", d->ordinal, bytes);

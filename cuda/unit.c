@@ -31,8 +31,10 @@ static int n_compilers;
 /* ---- compiling ---- */
 
 static const char *const options[] = {
-    "--std=c++17", "--fmad=false" /* as on the CPU, vfma is explicit */,
-    "-default-device", "-w",
+    "--std=c++17",
+    "--fmad=false" /* as on the CPU, vfma is explicit */,
+    "-default-device",
+    "-w",
 };
 enum { N_OPTIONS = sizeof options / sizeof *options };
 
@@ -62,8 +64,7 @@ static char *said_by_compiler(void *program, int error) {
   snprintf(text, DETAIL_BYTES, "%s", api->nvrtcGetErrorString(error));
   if (!program || api->nvrtcGetProgramLogSize(program, &bytes) != 0 || bytes < 2) return text;
   char *log = calloc(1, bytes + 1);
-  if (log && api->nvrtcGetProgramLog(program, log) == 0)
-    snprintf(text, DETAIL_BYTES, "%s", log);
+  if (log && api->nvrtcGetProgramLog(program, log) == 0) snprintf(text, DETAIL_BYTES, "%s", log);
   free(log);
   return text;
 }

@@ -6,7 +6,8 @@
 
 typedef struct omc_cuda_unit omc_cuda_unit;
 
-/* The files that units include: of cuda/gpu, cuda/ops and the rows of csrc/ops. Made by setup.py. */
+/* The files that units include: of cuda/gpu, cuda/ops and the rows of csrc/ops. Made by setup.py.
+ */
 typedef struct omc_cuda_source {
   const char *name, *text;
 } omc_cuda_source;

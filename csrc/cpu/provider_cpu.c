@@ -191,7 +191,8 @@ omc_status omc_cpu_provider(int32_t ordinal, const omc_provider **out) {
                                         .clock = cpu_clock,
                                         .variant = cpu_variant,
                                         .set_variant = cpu_set_variant};
-  if (ordinal != 0) OMC_FAIL(EUNSUPPORTED, "there is one cpu, number 0, and none of number %d", ordinal);
+  if (ordinal != 0)
+    OMC_FAIL(EUNSUPPORTED, "there is one cpu, number 0, and none of number %d", ordinal);
   *out = &provider;
   return OMC_OK;
 }

@@ -94,8 +94,7 @@ omc_status omc_program_of(const omc_node *node, omc_arena *arena, omc_program *o
   return OMC_OK;
 }
 
-int32_t omc_join_axes(const omc_shape *from, const omc_shape *to, int64_t *dims,
-                      int64_t *strides) {
+int32_t omc_join_axes(const omc_shape *from, const omc_shape *to, int64_t *dims, int64_t *strides) {
   int64_t all[OMC_MAX_RANK];
   int32_t rank = 0;
   omc_broadcast_strides(from, to, all);

@@ -55,8 +55,8 @@ typedef struct omc_program {
  * attribute that makes no sense; OMC_EUNSUPPORTED: it is larger than a program can be. */
 omc_status omc_program_of(const omc_node *node, omc_arena *arena, omc_program *out) OMC_MUST_USE;
 
-/* Axes of `to` along which a tensor of shape `from`, broadcast to it, goes on evenly are joined: how
- * many are left, OMC_MAX_RANK at most, with their sizes and strides in elements. */
+/* Axes of `to` along which a tensor of shape `from`, broadcast to it, goes on evenly are joined:
+ * how many are left, OMC_MAX_RANK at most, with their sizes and strides in elements. */
 int32_t omc_join_axes(const omc_shape *from, const omc_shape *to, int64_t *dims, int64_t *strides);
 
 #endif

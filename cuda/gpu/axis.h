@@ -46,7 +46,7 @@ static inline omc_gpu_axis omc_gpu_axis_of(int64_t size, int64_t stride) {
   while (shift < 31 && ((int64_t)1 << shift) < size) shift++;
   const uint64_t d = (uint64_t)size;
   return (omc_gpu_axis){(uint32_t)size, (uint32_t)stride,
-                    (uint32_t)(((((uint64_t)1 << shift) - d) << 32) / d + 1), shift};
+                        (uint32_t)(((((uint64_t)1 << shift) - d) << 32) / d + 1), shift};
 }
 
 #endif

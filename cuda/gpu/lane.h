@@ -44,8 +44,8 @@ struct vacc_t {
   OMC_METHOD acc_t operator[](int) const { return x; }
 };
 
-#define OMC_BITWISE(op)                                                                  \
-  OMC_INLINE vmask operator op(vmask a, vmask b) { return vmask{a.x op b.x}; }           \
+#define OMC_BITWISE(op)                                                        \
+  OMC_INLINE vmask operator op(vmask a, vmask b) { return vmask{a.x op b.x}; } \
   OMC_INLINE vmask operator op(vmask a, acc_bits_t b) { return vmask{a.x op b}; }
 OMC_BITWISE(&)
 OMC_BITWISE(|)

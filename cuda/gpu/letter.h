@@ -5,13 +5,18 @@
 
 #include "cuda/gpu/target.h"
 
-typedef enum { OMC_LETTER_NONE, OMC_LETTER_DIVISION, OMC_LETTER_INDEX, OMC_LETTER_DOMAIN } omc_letter_kind;
+typedef enum {
+  OMC_LETTER_NONE,
+  OMC_LETTER_DIVISION,
+  OMC_LETTER_INDEX,
+  OMC_LETTER_DOMAIN
+} omc_letter_kind;
 
 typedef struct omc_letter {
   uint32_t kind; /* an omc_letter_kind; what follows is there when it is read */
   uint32_t taken;
-  uint64_t node;         /* the host's address of the node's name */
-  int64_t value, bound;  /* an index, and what it has to be below */
+  uint64_t node;        /* the host's address of the node's name */
+  int64_t value, bound; /* an index, and what it has to be below */
 } omc_letter;
 
 /* A kernel's own: where to write to, and for whom. */

@@ -57,10 +57,10 @@ OMC_INLINE f16 to_f16(float x) {
 /* What does not fit, NaN too, is the least integer, as on the CPU. */
 #define OMC_TO_INTEGERS(X)                                                   \
   OMC_INLINE int64_t to_int64(X x) {                                         \
-    return x >= (X)-0x1p63 && x < (X)0x1p63 ? (int64_t)x : INT64_MIN;        \
+    return x >= (X) - 0x1p63 && x < (X)0x1p63 ? (int64_t)x : INT64_MIN;      \
   }                                                                          \
   OMC_INLINE int32_t to_int32(X x) {                                         \
-    return x > (X)-2147483649.0 && x < (X)0x1p31 ? (int32_t)x : INT32_MIN;   \
+    return x > (X) - 2147483649.0 && x < (X)0x1p31 ? (int32_t)x : INT32_MIN; \
   }
 OMC_TO_INTEGERS(float)
 OMC_TO_INTEGERS(double)
@@ -88,13 +88,13 @@ OMC_INLINE X number(boolean e) {
 
 template <typename E>
 struct element_of;
-#define OMC_ELEMENT(E, expr)         \
-  template <>                        \
-  struct element_of<E> {             \
-    template <typename X>            \
+#define OMC_ELEMENT(E, expr) \
+  template <>                \
+  struct element_of<E> {     \
+    template <typename X>    \
     OMC_INLINE E from(X x) { \
-      return expr;                   \
-    }                                \
+      return expr;           \
+    }                        \
   };
 OMC_ELEMENT(float, (float)x)
 OMC_ELEMENT(double, (double)x)

@@ -1,6 +1,6 @@
-/* What the compilers of device code differ in, OMC_GPU being defined for all of them: NVRTC, nvcc, clang for AMD, and a C++ compiler that
- * makes functions of the host of them, whose emulator.h says what a GPU's names mean there. No
- * header of theirs is needed but by the last. */
+/* What the compilers of device code differ in, OMC_GPU being defined for all of them: NVRTC, nvcc,
+ * clang for AMD, and a C++ compiler that makes functions of the host of them, whose emulator.h says
+ * what a GPU's names mean there. No header of theirs is needed but by the last. */
 #ifndef OMC_GPU_TARGET_H
 #define OMC_GPU_TARGET_H
 
@@ -43,8 +43,8 @@ typedef unsigned long long uint64_t;
 #define OMC_METHOD __device__ __forceinline__
 #define OMC_INLINE static OMC_METHOD
 
-/* OMC_GLOBAL(softmax_f32, 256, softmax, p) { ... }: a kernel, of blocks of 256 threads at most, which
- * is given one struct of its parameters. */
+/* OMC_GLOBAL(softmax_f32, 256, softmax, p) { ... }: a kernel, of blocks of 256 threads at most,
+ * which is given one struct of its parameters. */
 #ifndef OMC_GLOBAL
 #define OMC_GLOBAL(name, threads, type, p) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ type p)

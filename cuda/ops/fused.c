@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/kernel.h"
 #include "cuda/gpu/axis.h"
+#include "cuda/launch.h"
 #include "ops/op.h"
 #include "ops/program.h"
 
@@ -30,7 +30,7 @@ typedef struct params {
   int64_t n; /* elements of the iteration shape */
   uint32_t n_in, n_out;
   const input *in;
-  size_t bytes; /* of the parameters */
+  size_t bytes;     /* of the parameters */
   char *parameters; /* those known at plan time */
 } params;
 
@@ -127,7 +127,8 @@ static void put_parameters(const writer *w) {
     put(w, "  %s *y%u;\n", omc_cuda_storage(w->program->out[i].dtype), i);
   for (uint32_t i = 0; i < p->n_in; i++)
     if (p->in[i].rank)
-      put(w, "  %s a%u[%d];\n", is_narrow(p->n) ? "omc_gpu_axis" : "omc_gpu_wide_axis", i, p->in[i].rank);
+      put(w, "  %s a%u[%d];\n", is_narrow(p->n) ? "omc_gpu_axis" : "omc_gpu_wide_axis", i,
+          p->in[i].rank);
   put(w, "};\n");
 }
 
@@ -190,14 +191,14 @@ static void put_instruction(const writer *w, uint32_t k) {
     put(w, j + 1 < OMC_EW_IMM ? ", " : "};\n");
   }
   put(w, "    const vacc_t v%u = omc_ew_%s(", result, omc_op_name(code->op));
-  for (int a = 0; a < 3; a++)
-    put(w, "v%d, ", code->args[a] < 0 ? code->args[0] : code->args[a]);
+  for (int a = 0; a < 3; a++) put(w, "v%d, ", code->args[a] < 0 ? code->args[0] : code->args[a]);
   put(w, "i%u);\n", k);
 }
 
 static void put_program(const writer *w) {
   const omc_program *program = w->program;
-  put(w, "#define OMC_COMPUTE_%s\n#include \"cuda/gpu/program.h\"\n\n", omc_cuda_class(program->cls));
+  put(w, "#define OMC_COMPUTE_%s\n#include \"cuda/ops/program.h\"\n\n",
+      omc_cuda_class(program->cls));
   put_parameters(w);
   put(w, "\nOMC_GLOBAL(program, %d, params, p) {\n", THREADS);
   put(w,
@@ -244,8 +245,7 @@ static input input_of(const omc_value *v, const omc_shape *shape) {
   const int64_t numel = omc_shape_numel(&v->type.shape);
   in.dtype = v->type.dtype;
   in.access = numel == omc_shape_numel(shape) ? DENSE : numel == 1 ? NUMBER : BROADCAST;
-  if (in.access == BROADCAST)
-    in.rank = omc_join_axes(&v->type.shape, shape, in.dims, in.strides);
+  if (in.access == BROADCAST) in.rank = omc_join_axes(&v->type.shape, shape, in.dims, in.strides);
   return in;
 }
 
@@ -269,5 +269,6 @@ static omc_status params_program(omc_cuda_device *device, const omc_node *node, 
   return status;
 }
 
-const omc_cuda_op omc_cuda_program = {
-    .run = run_program, .params_size = sizeof(params), .params = params_program};
+#define PROGRAM {.run = run_program, .params_size = sizeof(params), .params = params_program}
+const omc_cuda_op omc_cuda_program = PROGRAM;
+const omc_cuda_op omc_cuda_FusedElementwise = PROGRAM;

@@ -1,6 +1,6 @@
-/* A stand-in for NVIDIA's driver: one device of memory that the host may not touch, streams that are
- * threads, modules that are libraries of emulated kernels. It says what its user does wrong, and
- * fails when it is told to. */
+/* A stand-in for NVIDIA's driver: one device of memory that the host may not touch, streams that
+ * are threads, modules that are libraries of emulated kernels. It says what its user does wrong,
+ * and fails when it is told to. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -56,7 +56,8 @@ constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
 int the_context;
 
 std::mutex mutex; /* of all that follows */
-std::condition_variable &changed = *new std::condition_variable; /* threads wait for it when the process ends */
+std::condition_variable &changed =
+    *new std::condition_variable; /* threads wait for it when the process ends */
 emulated_counts counts;
 int64_t fail_in = -1;
 const char *fail_name;
@@ -188,13 +189,13 @@ bool fails(const char *name) {
   return fail_in-- == 0;
 }
 
-#define ENTER(needs_context)                                   \
-  std::unique_lock<std::mutex> lock(mutex);                    \
-  if (fails(__func__)) return fail_with;                       \
-  if (!initialised) return NOT_INITIALIZED;                    \
-  if ((needs_context) && contexts.empty()) {                   \
-    mistake("%s without a context", __func__);                 \
-    return INVALID_CONTEXT;                                    \
+#define ENTER(needs_context)                   \
+  std::unique_lock<std::mutex> lock(mutex);    \
+  if (fails(__func__)) return fail_with;       \
+  if (!initialised) return NOT_INITIALIZED;    \
+  if ((needs_context) && contexts.empty()) {   \
+    mistake("%s without a context", __func__); \
+    return INVALID_CONTEXT;                    \
   }
 
 struct grid {
@@ -368,7 +369,8 @@ EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
 EXPORT int cuMemcpyDtoDAsync_v2(device_ptr to, device_ptr from, size_t bytes, void *on) {
   ENTER(true)
   if (!is_allocated((void *)to, bytes) || !is_allocated((void *)from, bytes)) {
-    mistake("a copy of %zu bytes from %p to %p, which are not out", bytes, (void *)from, (void *)to);
+    mistake("a copy of %zu bytes from %p to %p, which are not out", bytes, (void *)from,
+            (void *)to);
     return INVALID_VALUE;
   }
   counts.copies++;

@@ -1,7 +1,7 @@
-/* What the names of a GPU mean on the host, for device code compiled as C++. The blocks of a grid are
- * run one after another, the threads of a block as coroutines that change where they wait for one
- * another: at a barrier, or with their warp, which is in lockstep there. Where some wait for what
- * others never come to, the launch fails. */
+/* What the names of a GPU mean on the host, for device code compiled as C++. The blocks of a grid
+ * are run one after another, the threads of a block as coroutines that change where they wait for
+ * one another: at a barrier, or with their warp, which is in lockstep there. Where some wait for
+ * what others never come to, the launch fails. */
 #ifndef OMC_TESTS_EMULATOR_H
 #define OMC_TESTS_EMULATOR_H
 
@@ -104,7 +104,8 @@ inline bool run_block(block &b) {
       all_done &= b.threads[i].at == DONE;
     }
     if (all_done) return true;
-    for (unsigned w = 0; w < n; w += WARP) moved |= release(w, w + WARP < n ? w + WARP : n, AT_WARP);
+    for (unsigned w = 0; w < n; w += WARP)
+      moved |= release(w, w + WARP < n ? w + WARP : n, AT_WARP);
     moved |= release(0, n, AT_BARRIER);
     if (!moved) return false;
   }
@@ -145,16 +146,17 @@ inline unsigned lane() { return here->current % WARP; }
 }  // namespace emulated
 
 /* The library has `name`, which runs a grid, and the size of its parameters. */
-#define OMC_GLOBAL(name, most_threads, type, p)                                                    \
-  static void name##_body(const type &p);                                                          \
-  static void name##_thread(const void *parameters) { name##_body(*(const type *)parameters); }    \
-  extern "C" const size_t name##_bytes = sizeof(type);                                             \
-  extern "C" bool name(const void *parameters, emulated_grid grid) {                               \
-    return grid.threads <= (most_threads) && emulated::run_grid(name##_thread, parameters, grid);  \
-  }                                                                                                \
+#define OMC_GLOBAL(name, most_threads, type, p)                                                   \
+  static void name##_body(const type &p);                                                         \
+  static void name##_thread(const void *parameters) { name##_body(*(const type *)parameters); }   \
+  extern "C" const size_t name##_bytes = sizeof(type);                                            \
+  extern "C" bool name(const void *parameters, emulated_grid grid) {                              \
+    return grid.threads <= (most_threads) && emulated::run_grid(name##_thread, parameters, grid); \
+  }                                                                                               \
   static void name##_body(const type &p)
 #define OMC_SHARED_BYTES(name) \
-  unsigned char *const name = (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 15) / 16 * 16)
+  unsigned char *const name =  \
+      (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 15) / 16 * 16)
 
 inline void __syncthreads() { emulated::wait(emulated::AT_BARRIER); }
 inline void __syncwarp(unsigned = ~0u) { emulated::wait(emulated::AT_WARP); }

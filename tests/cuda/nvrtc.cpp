@@ -1,5 +1,5 @@
-/* A stand-in for NVRTC: the host's C++ compiler makes a library of a program, see emulator.h. VERSION
- * is another for any change of it, so that nothing is kept of an earlier one. */
+/* A stand-in for NVRTC: the host's C++ compiler makes a library of a program, see emulator.h.
+ * VERSION is another for any change of it, so that nothing is kept of an earlier one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,9 +69,10 @@ EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
     write(folder + "/" + name, text);
   }
   write(folder + "/unit.cpp", p->source);
-  const std::string command = "g++ -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-math-errno -w -fPIC "
-                              "-shared -DOMC_EMULATED -I" EMULATOR " -I" + folder + " " + folder +
-                              "/unit.cpp -o " + folder + "/unit.so 2> " + folder + "/log";
+  const std::string command =
+      "g++ -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-math-errno -w -fPIC "
+      "-shared -DOMC_EMULATED -I" EMULATOR " -I" +
+      folder + " " + folder + "/unit.cpp -o " + folder + "/unit.so 2> " + folder + "/log";
   const bool made = system(command.c_str()) == 0;
   p->log = read(folder + "/log");
   if (made) p->image = wrapped(read(folder + "/unit.so"));

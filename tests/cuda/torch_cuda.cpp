@@ -37,7 +37,7 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at
     cuCtxPopCurrent_v2(&context);
     if (error != 0) return 1;
   }
-  out[*at = (void *)fresh] = size;
+  out[ *at = (void *)fresh] = size;
   return 0;
 }
 

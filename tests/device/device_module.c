@@ -1,6 +1,6 @@
-/* The Python module `device`: tensors of the devices of the tests, to be linked into an extension of
- * which sessions may be opened on them: that of tests/c, and the provider for CUDA with the stand-ins
- * of tests/cuda. */
+/* The Python module `device`: tensors of the devices of the tests, to be linked into an extension
+ * of which sessions may be opened on them: that of tests/c, and the provider for CUDA with the
+ * stand-ins of tests/cuda. */
 #include <dlfcn.h>
 
 #include "device.h"
@@ -22,9 +22,12 @@ static omc_status gpu_provider(const omc_provider **out) {
 }
 
 omc_status __wrap_omc_provider_find(const char *name, const omc_provider **out) {
-  if (strcmp(name, "device") == 0) *out = device_provider();
-  else if (strcmp(name, "gpu") == 0) return gpu_provider(out);
-  else return __real_omc_provider_find(name, out);
+  if (strcmp(name, "device") == 0)
+    *out = device_provider();
+  else if (strcmp(name, "gpu") == 0)
+    return gpu_provider(out);
+  else
+    return __real_omc_provider_find(name, out);
   return OMC_OK;
 }
 

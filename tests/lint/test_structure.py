@@ -13,6 +13,7 @@ from ortmodule_c import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
+CUDA = ROOT / "cuda"
 
 PROVIDERS = re.findall(r"^OMC_PROVIDER\((\w+)\)", (CSRC / "providers.def").read_text(), re.M)
 
@@ -31,8 +32,13 @@ MAY_INCLUDE = {
     "run": {"base", "graph", "ops", "autodiff", "passes", "plan"},
     "python": {"base", "graph", "ops", "optim", "autodiff", "passes", "plan", "run"},
 }
-SOURCES = sorted([*CSRC.rglob("*.c"), *CSRC.rglob("*.h"), *CSRC.rglob("*.def")])
-HEADERS = sorted(CSRC.rglob("*.h"))
+SOURCES = sorted(p for kind in ("c", "h", "def") for root in (CSRC, CUDA) for p in root.rglob(f"*.{kind}"))
+HEADERS = [p for p in SOURCES if p.suffix == ".h"]
+
+
+def inside(path: Path) -> Path:
+    """As others include it."""
+    return path.relative_to(CSRC if CSRC in path.parents else ROOT)
 
 
 def includes(path: Path) -> list[str]:
@@ -40,15 +46,15 @@ def includes(path: Path) -> list[str]:
 
 
 def layer_of(path: Path) -> str:
-    """Of a file below csrc; what ties a provider's ops to the rest of it belongs to these."""
+    """Of an included name; what ties a provider's ops to the rest of it belongs to these."""
     top = path.parts[0]
     of_ops = top in PROVIDERS and (path.parts[1] == "ops" or path.name == f"provider_{top}.c")
     return f"{top}/ops" if of_ops else top
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.parent != CSRC], ids=lambda p: str(p.relative_to(CSRC)))
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.parent != CSRC], ids=lambda p: str(inside(p)))
 def test_includes_point_one_way(path: Path) -> None:
-    layer = layer_of(path.relative_to(CSRC))
+    layer = layer_of(inside(path))
     for name in includes(path):
         target = layer_of(Path(name))
         if name == "provider.h":
@@ -64,14 +70,14 @@ def macros(path: Path) -> list[tuple[str, list[str], str]]:
     return [(name, [p.strip() for p in parameters.split(",")], body) for name, parameters, body in found]
 
 
-@pytest.mark.parametrize("path", HEADERS, ids=lambda p: str(p.relative_to(CSRC)))
+@pytest.mark.parametrize("path", HEADERS, ids=lambda p: str(inside(p)))
 def test_macros_of_headers_have_names_that_nobody_else_has(path: Path) -> None:
     rows = r"(UNARY|BINARY|TERNARY)(_NO_GRAD|_OPTIONAL)?(_WITH)?|AT_ONCE"
-    names = {name for name, _, _ in macros(path)} - {"PY_SSIZE_T_CLEAN"}
+    names = {name for name, _, _ in macros(path)} - {"PY_SSIZE_T_CLEAN", *("NAN", "INFINITY", "INT32_MIN", "INT64_MIN")}
     assert not [name for name in names if not re.fullmatch(rf"OMC_\w+|{rows}", name)]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(CSRC)))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(inside(p)))
 def test_what_macros_declare_is_named_by_who_uses_them(path: Path) -> None:
     """Or out of reach, behind a name that ends in _."""
     declared = r"(?:\w+_t|int|char|double|float|omc_\w+|vacc_t|vmask)(?: const| \*const)? \**(\w+)(?: =|\[| in )"
@@ -86,35 +92,35 @@ def test_what_macros_declare_is_named_by_who_uses_them(path: Path) -> None:
 def test_only_its_own_folder_names_a_provider(provider: str) -> None:
     """All else knows it by provider.h, of which providers.def lists who there is."""
     for path in SOURCES:
-        if provider in path.relative_to(CSRC).parts or path.name == "providers.def":
+        if provider in inside(path).parts or path.name == "providers.def":
             continue
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
         named = re.findall(rf'omc_{provider}_\w+|OMC_{provider.upper()}_\w+|"{provider}[/"]', code)
-        assert not named, f"{path.relative_to(CSRC)} names {named}"
+        assert not named, f"{inside(path)} names {named}"
 
 
 def test_only_a_provider_starts_threads_and_knows_instructions() -> None:
     for path in SOURCES:
-        if not set(PROVIDERS) & set(path.relative_to(CSRC).parts):
+        if not set(PROVIDERS) & set(inside(path).parts):
             found = re.findall(r"#\s*pragma omp|omp\.h|intrin\.h|pthread_create|__AVX\w*", path.read_text())
-            assert not found, f"{path.relative_to(CSRC)} has {found}"
+            assert not found, f"{inside(path)} has {found}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if "python" not in p.parts], ids=lambda p: str(p.relative_to(CSRC))
-)
+@pytest.mark.parametrize("path", [p for p in SOURCES if "python" not in p.parts], ids=lambda p: str(inside(p)))
 def test_only_the_binding_knows_python(path: Path) -> None:
     assert not re.search(r"#include [<\"](Python\.h|python/)", path.read_text())
 
 
-@pytest.mark.parametrize("path", [p for p in HEADERS if p.name != "vec_impl.h"], ids=lambda p: str(p.relative_to(CSRC)))
+@pytest.mark.parametrize("path", [p for p in HEADERS if p.name != "vec_impl.h"], ids=lambda p: str(inside(p)))
 def test_header_compiles_alone(path: Path, tmp_path: Path) -> None:
+    if {CUDA / "gpu", CUDA / "ops"} & {path.parent} and "Read by the host" not in path.read_text():
+        pytest.skip("is device code")
     if path.parent.name == "python" and path.name != "dlpack.h":
         pytest.skip("needs Python.h; compiled with the extension")
     source = tmp_path / "alone.c"
-    source.write_text(f'#include "{path.relative_to(CSRC)}"\nint unit(void);\nint unit(void) {{ return 0; }}\n')
+    source.write_text(f'#include "{inside(path)}"\nint unit(void);\nint unit(void) {{ return 0; }}\n')
     variant = ["VARIANT=f32_base", "COMPUTE_VARIANT=f32_base", "STORAGE=OMC_F32", "COMPUTE_F32", "KIND=FLOAT", "VL=4"]
-    flags = [*(f"-DOMC_{define}" for define in variant), "-D_GNU_SOURCE", f"-I{CSRC}"]
+    flags = [*(f"-DOMC_{define}" for define in variant), "-D_GNU_SOURCE", f"-I{CSRC}", f"-I{ROOT}"]
     subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", *flags, "-fsyntax-only", source], check=True)
 
 
@@ -145,7 +151,7 @@ def test_one_openmp_runtime_in_the_process() -> None:
     assert len(files) == 1, files
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(CSRC)))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(inside(p)))
 def test_file_is_not_too_long(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 600
 
@@ -169,7 +175,7 @@ def test_attributes_that_are_read_are_those_of_an_op() -> None:
     for path in SOURCES:
         reads = re.findall(r'omc_node_(\w+)\([^,()]+,\s*"(\w+)"', path.read_text())
         wrong = [(getter, name) for getter, name in reads if getter != "attr" and name not in of_kind[kinds[getter]]]
-        assert not wrong, f"{path.relative_to(CSRC)} reads {wrong}"
+        assert not wrong, f"{inside(path)} reads {wrong}"
 
 
 def test_every_rewrite_rule_is_held_to_its_claim() -> None:
@@ -181,11 +187,11 @@ def test_no_op_is_named_outside_its_family() -> None:
     """Only rewrites, and the sweep's accumulation, may name an op."""
     allowed = {"passes", "ops", "base", "autodiff"}
     for path in SOURCES:
-        if allowed & set(path.relative_to(CSRC).parts):
+        if allowed & set(inside(path).parts):
             continue
         named = re.findall(r"OMC_OP_([A-Z][A-Za-z0-9]+)\b", path.read_text())
         ops = [n for n in named if n in _C.ops()]
-        assert not ops, f"{path.relative_to(CSRC)} names {ops}"
+        assert not ops, f"{inside(path)} names {ops}"
 
 
 def test_what_the_demo_leaves_behind_is_ignored() -> None:
@@ -201,7 +207,7 @@ def test_files_of_tests_have_names_of_their_own() -> None:
 
 def test_files_of_one_name_are_of_one_family() -> None:
     """A family has a file of its name in ops, and another in each provider's ops; all else has a name of its own."""
-    others = [p for p in SOURCES if p.suffix != ".def" and layer_of(p.relative_to(CSRC)).split("/")[-1] != "ops"]
+    others = [p for p in SOURCES if p.suffix != ".def" and layer_of(inside(p)).split("/")[-1] != "ops"]
     names = [p.name for p in others]
     assert sorted(names) == sorted(set(names))
     for provider in PROVIDERS:

@@ -1,6 +1,6 @@
 /* How the provider's ops are written: what they know of a node at plan time, and launches. */
-#ifndef OMC_CUDA_KERNEL_H
-#define OMC_CUDA_KERNEL_H
+#ifndef OMC_CUDA_LAUNCH_H
+#define OMC_CUDA_LAUNCH_H
 
 #include "cuda/unit.h"
 #include "graph/graph.h"
@@ -40,7 +40,7 @@ omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *nod
                               omc_sender *out) OMC_MUST_USE;
 
 /* Programs of elementwise ops (ops/fused.c). */
-extern const omc_cuda_op omc_cuda_program;
+extern const omc_cuda_op omc_cuda_program, omc_cuda_FusedElementwise;
 
 /* The words in which device code names a dtype, "bf16", and its class, "F32". */
 const char *omc_cuda_storage(omc_dtype dtype);

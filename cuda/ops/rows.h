@@ -1,8 +1,8 @@
-/* What a row of csrc/ops/elementwise.h is on a GPU: a function of one lane, omc_ew_NAME(a, b, c, i),
- * of three operands, those that the op does not take or that are left out being the first, and of
- * the row's numbers. Files with rows are included after this one. */
-#ifndef OMC_GPU_ROWS_H
-#define OMC_GPU_ROWS_H
+/* What a row of csrc/ops/elementwise.h is on a GPU: a function of one lane, omc_ew_NAME(a, b, c,
+ * i), of three operands, those that the op does not take or that are left out being the first, and
+ * of the row's numbers. Files with rows are included after this one. */
+#ifndef OMC_CUDA_OPS_ROWS_H
+#define OMC_CUDA_OPS_ROWS_H
 
 #include "cuda/gpu/lane.h"
 
@@ -25,11 +25,11 @@
 #define OMC_EW_ROWS_BOOL(...) __VA_ARGS__
 #define OMC_EW_ROWS_CHOICE(...) __VA_ARGS__
 
-#define OMC_ROW_(name, types, i, a, b, c, kernel)                        \
-  OMC_EW_ROWS_##types(OMC_EW_FUNCTION(name) {                            \
-    const vacc_t a = in0, b = in1, c = in2, *const i = numbers;          \
-    (void)a, (void)b, (void)c, (void)i;                                  \
-    return kernel;                                                       \
+#define OMC_ROW_(name, types, i, a, b, c, kernel)               \
+  OMC_EW_ROWS_##types(OMC_EW_FUNCTION(name) {                   \
+    const vacc_t a = in0, b = in1, c = in2, *const i = numbers; \
+    (void)a, (void)b, (void)c, (void)i;                         \
+    return kernel;                                              \
   })
 #define UNARY_WITH(name, types, i, a, kernel, g, da, node, ...) \
   OMC_ROW_(name, types, i, a, b_, c_, (kernel))

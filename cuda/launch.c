@@ -1,4 +1,4 @@
-#include "cuda/kernel.h"
+#include "cuda/launch.h"
 
 #include <pthread.h>
 #include <stdlib.h>

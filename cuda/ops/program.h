@@ -1,12 +1,12 @@
 /* What programs of elementwise ops are made of (ops/fused.c writes them): each thread works on
  * OMC_LANES_OF_THREAD neighbours, which a counter of random bits has words for. */
-#ifndef OMC_GPU_PROGRAM_H
-#define OMC_GPU_PROGRAM_H
+#ifndef OMC_CUDA_OPS_PROGRAM_H
+#define OMC_CUDA_OPS_PROGRAM_H
 
 #include "cuda/gpu/axis.h"
 #include "cuda/gpu/letter.h"
 #include "cuda/gpu/philox.h"
-#include "cuda/gpu/rows.h"
+#include "cuda/ops/rows.h"
 
 #include "ops/binary.c"
 #include "ops/compare.c"
