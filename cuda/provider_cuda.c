@@ -129,12 +129,14 @@ static void cuda_trim(void *ctx) { (void)ctx; }
 static omc_status upload(const void *host, size_t bytes, const void **out) {
   omc_cuda_ptr at;
   OMC_CUDA_TRY(cuMemAlloc_v2, &at, bytes ? bytes : 1);
-  *out = (const void *)(uintptr_t)at; /* NOLINT: an address of the device's */
   omc_status status =
       omc_cuda_check(omc_cuda_api_get()->cuMemcpyHtoD_v2(at, host, bytes), "cuMemcpyHtoD");
   if (status == OMC_OK)
     status = omc_cuda_check(omc_cuda_api_get()->cuStreamSynchronize(NULL), "cuStreamSynchronize");
-  if (status != OMC_OK) omc_cuda_api_get()->cuMemFree_v2(at);
+  if (status == OMC_OK)
+    *out = (const void *)(uintptr_t)at;
+  else
+    omc_cuda_api_get()->cuMemFree_v2(at);
   return status;
 }
 

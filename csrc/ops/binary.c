@@ -28,7 +28,7 @@ OMC_INLINE acc_t floor_divide(acc_t a, acc_t b) {
   const acc_t m = OMC_R(fmod)(a, b);
   acc_t q = (a - m) / b;
   if (m != 0 && (b < 0) != (m < 0)) q -= 1;
-  if (q == 0) return OMC_R(copysign)(0, a / b);
+  if (q == 0) return OMC_R(copysign)((acc_t)0, a / b);
   const acc_t f = OMC_R(floor)(q);
   return q - f > (acc_t)0.5 ? f + 1 : f;
 }

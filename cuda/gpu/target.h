@@ -37,8 +37,8 @@ typedef unsigned long long uint64_t;
 #endif
 #undef NAN
 #undef INFINITY
-#define NAN __builtin_nanf("")
-#define INFINITY __builtin_huge_valf()
+#define NAN omc_bits_float(0x7fc00000u)
+#define INFINITY omc_bits_float(0x7f800000u)
 
 #define OMC_METHOD __device__ __forceinline__
 #define OMC_INLINE static OMC_METHOD

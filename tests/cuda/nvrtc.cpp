@@ -39,6 +39,12 @@ std::string wrapped(const std::string &library) {
   return "EMULATED" + std::string((const char *)&size, sizeof size) + library;
 }
 
+/* For whoever wants the sources alone. */
+int keep_source(const program *p, const std::string &folder) {
+  write(folder + "/" + std::to_string(std::hash<std::string>()(p->source)) + ".cu", p->source);
+  return COMPILATION;
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -61,6 +67,7 @@ EXPORT int nvrtcCreateProgram(void **out, const char *source, const char *, int 
 
 EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
   program *p = (program *)handle;
+  if (const char *kept = getenv("EMULATED_SOURCES")) return keep_source(p, kept);
   char root[] = "/tmp/emulated.XXXXXX";
   if (!mkdtemp(root)) return COMPILATION;
   const std::string folder = root;
