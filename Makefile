@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures gpu cuda-check bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -14,7 +14,7 @@ $(VENV)/tools: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check "setuptools>=77" wheel
 	touch $@
 
-SOURCES := $(shell find csrc -name '*.[ch]' -o -name '*.def') setup.py pyproject.toml
+SOURCES := $(shell find csrc cuda -name '*.[ch]' -o -name '*.def') setup.py pyproject.toml
 
 $(VENV)/installed: $(VENV)/tools $(SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev,examples,clients]"
@@ -44,6 +44,15 @@ pytest: $(VENV)/installed
 # What the CPU passes, on the device of tests/c; the tests run a part of it.
 device: $(VENV)/installed
 	$(BIN)/python -m pytest --device tests/ops tests/passes tests/plan tests/module tests/fuzz/test_programs.py $(ARGS)
+
+# What the CPU passes, on the emulated GPU of tests/cuda; ops that have no kernel for it are skipped.
+gpu: $(VENV)/installed
+	$(BIN)/python -m pytest --gpu tests/ops $(ARGS)
+
+# Device code through the compilers for GPUs, none being needed; ARGS='--every 8' for some of it.
+cuda-check: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[cuda]"
+	$(BIN)/python tests/cuda/check.py $(ARGS)
 
 # The Python tests against another PyTorch, in an environment of its own: make test-torch TORCH=2.15.0
 test-torch:

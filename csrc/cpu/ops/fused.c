@@ -71,37 +71,15 @@ static omc_status refuse(const omc_node *node, const char *why) {
   OMC_NODE_FAIL(node, EUNSUPPORTED, "%s", why);
 }
 
-static omc_status malformed(const omc_node *node, const char *attribute) {
-  OMC_NODE_FAIL(node, EINVALID, "malformed attribute %s", attribute);
-}
-
 static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for its program");
-}
-
-/* Joins axes of the iteration shape along which the input's strides go on evenly. */
-static void join_axes(input_plan *in, const omc_shape *from, const omc_shape *to) {
-  int64_t strides[OMC_MAX_RANK];
-  omc_broadcast_strides(from, to, strides);
-  in->rank = 0;
-  for (int32_t i = 0; i < to->rank; i++) {
-    if (to->dims[i] == 1) continue;
-    const int32_t last = in->rank - 1;
-    if (last >= 0 && in->strides[last] == strides[i] * to->dims[i]) {
-      in->dims[last] *= to->dims[i];
-      in->strides[last] = strides[i];
-    } else {
-      in->dims[in->rank] = to->dims[i];
-      in->strides[in->rank++] = strides[i];
-    }
-  }
 }
 
 /* Chooses the access and returns the numbers of scratch it wants. */
 static int64_t plan_input(input_plan *in, const omc_type *type, const omc_shape *shape,
                           const omc_convert *convert) {
   in->dtype = type->dtype;
-  join_axes(in, &type->shape, shape);
+  in->rank = omc_join_axes(&type->shape, shape, in->dims, in->strides);
   const int64_t numel = omc_shape_numel(shape);
   if (omc_shape_numel(&type->shape) == numel) {
     in->kind = type->dtype == convert->dtype ? DIRECT : DENSE;
@@ -142,66 +120,20 @@ static int32_t place_results(omc_ew_program *p, const int32_t *last, size_t base
   return n;
 }
 
-static omc_status decode_single(const omc_node *node, omc_ew_program *p) {
-  instruction *code = &p->code[0];
-  code->op = node->op;
-  code->divides = (omc_op_get(node->op)->flags & OMC_OP_DIVIDES) != 0;
-  for (int32_t a = 0; a < 3; a++) code->args[a] = a < p->n_in && omc_in(node, (uint32_t)a) ? a : -1;
-  OMC_TRY(omc_op_get(node->op)->imm(node, code->imm));
-  p->out[0] = (output_plan){.dtype = omc_out(node, 0)->type.dtype, .operand = p->n_in};
-  return OMC_OK;
-}
-
-/* Instruction k of a fused node: the operands that the op has as inputs, all known before it. */
-static bool decode_instruction(const char *name, const int64_t *args, const double *imm,
-                               int32_t known, instruction *code) {
-  omc_op_id id;
-  if (!omc_op_from_name(name, strlen(name), &id) || !omc_op_get(id)->imm) return false;
-  code->op = id;
-  code->divides = (omc_op_get(id)->flags & OMC_OP_DIVIDES) != 0;
-  memcpy(code->imm, imm, sizeof code->imm);
-  for (int32_t a = 0; a < 3; a++) {
-    const bool needed = a < omc_op_get(id)->min_in, taken = a < omc_op_get(id)->max_in;
-    if ((args[a] < 0 && needed) || (args[a] >= 0 && !taken) || args[a] >= known) return false;
-    code->args[a] = args[a] < 0 ? -1 : (int32_t)args[a];
+static void take_code(const omc_program *from, omc_ew_program *p) {
+  for (int32_t k = 0; k < p->n_code; k++) {
+    const omc_instruction *code = &from->code[k];
+    p->code[k].op = code->op, p->code[k].divides = code->divides;
+    memcpy(p->code[k].args, code->args, sizeof code->args);
+    memcpy(p->code[k].imm, code->imm, sizeof code->imm);
   }
-  return true;
-}
-
-static omc_status decode_fused(const omc_node *node, omc_ew_program *p) {
-  const uint32_t n = (uint32_t)p->n_code;
-  uint32_t n_args, n_outs, n_dtypes;
-  const char *const *ops = omc_node_attr(node, "ops")->v.ss;
-  const omc_attr *imm = omc_node_attr(node, "imm");
-  const int64_t *args = omc_node_ints(node, "args", &n_args);
-  const int64_t *outs = omc_node_ints(node, "outs", &n_outs);
-  const int64_t *dtypes = omc_node_ints(node, "dtypes", &n_dtypes);
-  if (n_args != 3 * n) return malformed(node, "args");
-  if (!imm || imm->kind != OMC_ATTR_FLOATS || imm->n != OMC_EW_IMM * n)
-    return malformed(node, "imm");
-  if (n_outs != node->n_out) return malformed(node, "outs");
-  if (n_dtypes != node->n_out) return malformed(node, "dtypes");
-  for (uint32_t k = 0; k < n; k++)
-    if (!decode_instruction(ops[k], args + 3 * k, imm->v.fs + OMC_EW_IMM * k, p->n_in + (int32_t)k,
-                            &p->code[k]))
-      return malformed(node, "ops or args");
-  for (uint32_t i = 0; i < n_outs; i++) {
-    if (outs[i] < p->n_in || outs[i] >= p->n_in + p->n_code) return malformed(node, "outs");
-    if (!omc_dtype_from_onnx(dtypes[i], &p->out[i].dtype)) return malformed(node, "dtypes");
-    p->out[i].operand = (int32_t)outs[i];
-  }
-  return OMC_OK;
-}
-
-static omc_status program_class(const omc_node *node, bool fused, omc_dtype *out) {
-  *out = fused ? omc_ew_fused_class(node) : omc_ew_class(node);
-  return *out == OMC_N_DTYPE ? malformed(node, "class") : OMC_OK;
+  for (int32_t i = 0; i < p->n_out; i++)
+    p->out[i] = (output_plan){.dtype = from->out[i].dtype, .operand = from->out[i].operand};
 }
 
 static omc_status pick_functions(const omc_node *node, omc_dtype cls, omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     p->code[k].fn = omc_ew_pick(omc_cpu_op_get(p->code[k].op)->ew, cls);
-    p->code[k].divides &= cls == OMC_I64;
     if (!p->code[k].fn) return refuse(node, "an op does not compute in the class of its dtypes");
   }
   return OMC_OK;
@@ -271,48 +203,25 @@ static void place(const omc_node *node, const omc_shape *shape, omc_ew_program *
   p->scratch_bytes = used + (size_t)place_results(p, last, used, block) * block;
 }
 
-static omc_status iteration_shape(const omc_node *node, omc_shape *out) {
-  char text[OMC_NODE_TEXT];
-  *out = (omc_shape){0, {0}};
-  for (uint32_t i = 0; i < node->n_in; i++) {
-    if (!omc_in(node, i) && i < omc_op_get(node->op)->min_in)
-      return refuse(node, "an input is left out");
-    if (!omc_in(node, i)) continue;
-    OMC_TRY(omc_shape_broadcast(out, &omc_in(node, i)->type.shape,
-                                omc_node_text(node, text, sizeof text), out));
-  }
-  return OMC_OK;
-}
-
 omc_status omc_ew_compile(const omc_node *node, omc_arena *arena, omc_ew_program **out) {
-  const bool fused = !omc_op_get(node->op)->imm;
-  const omc_attr *ops = omc_node_attr(node, "ops");
-  if (fused && (!ops || ops->kind != OMC_ATTR_STRINGS || ops->n == 0))
-    return malformed(node, "ops");
-  const uint32_t n_code = fused ? ops->n : 1;
-  if (n_code > OMC_EW_MAX_INSTRUCTIONS || node->n_in > OMC_EW_MAX_INPUTS ||
-      node->n_out > OMC_EW_MAX_OUTPUTS)
-    return refuse(node, "more instructions, inputs or outputs than a program holds");
-  omc_shape shape;
-  OMC_TRY(iteration_shape(node, &shape));
-
+  omc_program program;
+  OMC_TRY(omc_program_of(node, arena, &program));
   omc_ew_program *p = OMC_NEW(arena, omc_ew_program);
   if (!p) return no_memory(node);
-  omc_dtype cls;
-  OMC_TRY(program_class(node, fused, &cls));
-  p->convert = omc_convert_pick(cls);
-  p->numel = omc_shape_numel(&shape);
-  p->n_in = (int32_t)node->n_in, p->n_code = (int32_t)n_code, p->n_out = (int32_t)node->n_out;
-  p->in = OMC_NEW_ARRAY(arena, input_plan, node->n_in);
-  p->code = OMC_NEW_ARRAY(arena, instruction, n_code);
-  p->out = OMC_NEW_ARRAY(arena, output_plan, node->n_out);
+  p->convert = omc_convert_pick(program.cls);
+  p->numel = omc_shape_numel(&program.shape);
+  p->n_in = (int32_t)program.n_in, p->n_code = (int32_t)program.n_code;
+  p->n_out = (int32_t)program.n_out;
+  p->in = OMC_NEW_ARRAY(arena, input_plan, program.n_in);
+  p->code = OMC_NEW_ARRAY(arena, instruction, program.n_code);
+  p->out = OMC_NEW_ARRAY(arena, output_plan, program.n_out);
   if (!p->in || !p->code || !p->out) return no_memory(node);
 
-  OMC_TRY(fused ? decode_fused(node, p) : decode_single(node, p));
-  OMC_TRY(pick_functions(node, cls, p));
+  take_code(&program, p);
+  OMC_TRY(pick_functions(node, program.cls, p));
   drop_conversions(p);
   claim_outputs(p);
-  place(node, &shape, p);
+  place(node, &program.shape, p);
   *out = p;
   return OMC_OK;
 }
