@@ -44,7 +44,7 @@ def need(compiler: str) -> None:
 
 def test_clang(monkeypatch: pytest.MonkeyPatch) -> None:
     need("clang")
-    flags = ["-Icsrc", "-Itests/c", f"-isystem{sysconfig.get_path('include')}"]
+    flags = ["-Icsrc", "-I.", "-Itests/c", f"-isystem{sysconfig.get_path('include')}"]
     flags += ["-DPy_LIMITED_API=0x030B0000", '-DOMC_VERSION="0"']
     sources = [*ROOT.glob("csrc/python/*.c"), *ROOT.glob("tests/c/*.c"), *ROOT.glob("tests/fuzz/*.c")]
     assert complaints(build_rules(monkeypatch, os.uname().machine), "clang", sources, flags) == ""
@@ -55,7 +55,7 @@ def test_aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = build_rules(monkeypatch, "aarch64")
     assert {isa for _, isa in rules["variants"]()} == {"base"}
     sources = list(ROOT.glob("tests/c/*.c"))
-    assert complaints(rules, "aarch64-linux-gnu-gcc", sources, ["-Icsrc", "-Itests/c"]) == ""
+    assert complaints(rules, "aarch64-linux-gnu-gcc", sources, ["-Icsrc", "-I.", "-Itests/c"]) == ""
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="instructions of x86-64")
