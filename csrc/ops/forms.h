@@ -66,6 +66,22 @@ typedef struct omc_matmul_form {
 omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *out) OMC_MUST_USE;
 omc_shape omc_batch_dims(const omc_shape *matrix); /* all but the last two */
 
+/* `batch` products of [m, k] by [k, n]. The batch dims of C are a mixed-radix number whose digits
+ * step through a and b by the strides below, 0 where an operand is repeated; they are as few as can
+ * be. */
+typedef struct omc_products_form {
+  int64_t m, n, k, batch;
+  bool trans_a, trans_b;
+  omc_shape dims; /* of the batch */
+  int64_t a_strides[OMC_MAX_RANK], b_strides[OMC_MAX_RANK];
+  double alpha;
+} omc_products_form;
+
+omc_status omc_products_form_of(const omc_node *node, omc_products_form *out) OMC_MUST_USE;
+
+/* Where the operands of a product of the batch begin. */
+void omc_products_at(const omc_products_form *form, int64_t index, int64_t *a, int64_t *b);
+
 /* ---- conv.c ---- */
 
 /* A convolution of at most three space dims, the last of them last; those that are not there have a

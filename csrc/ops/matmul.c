@@ -41,6 +41,60 @@ omc_status omc_matmul_form_of(const omc_node *node, omc_matmul_form *f) {
   return OMC_OK;
 }
 
+/* Neighbouring dims that both operands step through evenly become one. */
+static void join_dims(omc_products_form *p) {
+  int32_t rank = 0;
+  for (int32_t d = 0; d < p->dims.rank; d++) {
+    const int64_t size = p->dims.dims[d], a = p->a_strides[d], b = p->b_strides[d];
+    if (size == 1) continue;
+    const bool even =
+        rank && p->a_strides[rank - 1] == a * size && p->b_strides[rank - 1] == b * size;
+    const int32_t to = even ? rank - 1 : rank++;
+    p->dims.dims[to] = even ? p->dims.dims[to] * size : size;
+    p->a_strides[to] = a, p->b_strides[to] = b;
+  }
+  p->dims.rank = rank;
+}
+
+omc_status omc_products_form_of(const omc_node *node, omc_products_form *p) {
+  omc_matmul_form f;
+  OMC_TRY(omc_matmul_form_of(node, &f));
+  *p = (omc_products_form){.m = f.m,
+                           .n = f.n,
+                           .k = f.k,
+                           .trans_a = f.trans_a,
+                           .trans_b = f.trans_b,
+                           .dims = omc_batch_dims(&f.c),
+                           .alpha = f.alpha};
+  const omc_shape batch_a = omc_batch_dims(&f.a), batch_b = omc_batch_dims(&f.b);
+  p->batch = omc_shape_numel(&p->dims);
+  /* One matrix on the right: the batch only makes the left one taller. */
+  if (omc_shape_numel(&batch_b) == 1 && omc_shape_numel(&batch_a) == p->batch && !f.trans_a) {
+    p->m *= p->batch;
+    p->batch = 1;
+    p->dims.rank = 0;
+    return OMC_OK;
+  }
+  omc_broadcast_strides(&batch_a, &p->dims, p->a_strides);
+  omc_broadcast_strides(&batch_b, &p->dims, p->b_strides);
+  for (int32_t d = 0; d < p->dims.rank; d++) {
+    p->a_strides[d] *= f.m * f.k;
+    p->b_strides[d] *= f.k * f.n;
+  }
+  join_dims(p);
+  return OMC_OK;
+}
+
+void omc_products_at(const omc_products_form *p, int64_t index, int64_t *a, int64_t *b) {
+  *a = *b = 0;
+  for (int32_t d = p->dims.rank - 1; d >= 0; d--) {
+    const int64_t digit = index % p->dims.dims[d];
+    index /= p->dims.dims[d];
+    *a += digit * p->a_strides[d];
+    *b += digit * p->b_strides[d];
+  }
+}
+
 static omc_status infer_matmul(omc_node *node) {
   omc_matmul_form f;
   OMC_TRY(omc_need_float(node, 0));

@@ -4,21 +4,11 @@
 #include "cpu/parallel.h"
 #include "ops/forms.h"
 
-/* `batch` products of [m, k] by [k, n]. The batch dims of C are a mixed-radix number whose digits
- * step through a and b by the strides below, 0 where an operand is repeated. */
-typedef struct {
-  int64_t m, n, k, batch;
-  int64_t a_rs, a_cs, b_rs, b_cs;
-  omc_shape dims; /* of the batch */
-  int64_t a_strides[OMC_MAX_RANK], b_strides[OMC_MAX_RANK];
-  double alpha;
-} matmul_params;
-
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 typedef struct {
   const omc_kernel_args *args;
-  const matmul_params *p;
+  const omc_products_form *p;
   size_t thread_bytes; /* of workspace */
 } matmul_job;
 
@@ -32,20 +22,15 @@ static omc_matrix matrix(const omc_tensor *t, int64_t at, int64_t rs, int64_t cs
                       .read_as = OMC_STORAGE};
 }
 
-static omc_gemm_args one_product(const omc_kernel_args *args, const matmul_params *p,
+static omc_gemm_args one_product(const omc_kernel_args *args, const omc_products_form *p,
                                  int64_t index) {
-  int64_t a = 0, b = 0, rest = index;
-  for (int32_t d = p->dims.rank - 1; d >= 0; d--) {
-    const int64_t digit = rest % p->dims.dims[d];
-    rest /= p->dims.dims[d];
-    a += digit * p->a_strides[d];
-    b += digit * p->b_strides[d];
-  }
+  int64_t a, b;
+  omc_products_at(p, index, &a, &b);
   return (omc_gemm_args){.m = p->m,
                          .n = p->n,
                          .k = p->k,
-                         .a = matrix(&args->in[0], a, p->a_rs, p->a_cs),
-                         .b = matrix(&args->in[1], b, p->b_rs, p->b_cs),
+                         .a = matrix(&args->in[0], a, p->trans_a ? 1 : p->k, p->trans_a ? p->m : 1),
+                         .b = matrix(&args->in[1], b, p->trans_b ? 1 : p->n, p->trans_b ? p->k : 1),
                          .c = matrix(&args->out[0], index * p->m * p->n, p->n, 1),
                          .alpha = p->alpha,
                          .bias = args->n_in > 2 && args->in[2].type ? args->in[2].data : NULL};
@@ -63,7 +48,7 @@ static void products(omc_range range, void *ctx) {
 /* Few products on all threads in turn, many on a thread each. */
 OMC_KERNEL(MatMul, args) {
   enum { ROUNDS = 4 };
-  const matmul_params *p = args->params;
+  const omc_products_form *p = args->params;
   if (p->m == 0 || p->n == 0) return OMC_OK;
   const int64_t work = p->m * p->n * (p->k ? p->k : 1);
   const bool uneven = p->batch % args->threads && p->batch < ROUNDS * args->threads;
@@ -85,45 +70,19 @@ OMC_KERNEL(MatMul, args) {
 
 static omc_status params_matmul(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
-  matmul_params *p = params;
-  omc_matmul_form f;
-  OMC_TRY(omc_matmul_form_of(node, &f));
-  *p = (matmul_params){.m = f.m,
-                       .n = f.n,
-                       .k = f.k,
-                       .a_rs = f.trans_a ? 1 : f.k,
-                       .a_cs = f.trans_a ? f.m : 1,
-                       .b_rs = f.trans_b ? 1 : f.n,
-                       .b_cs = f.trans_b ? f.k : 1,
-                       .dims = omc_batch_dims(&f.c),
-                       .alpha = f.alpha};
-  const omc_shape batch_a = omc_batch_dims(&f.a), batch_b = omc_batch_dims(&f.b);
-  p->batch = omc_shape_numel(&p->dims);
-  /* One matrix on the right: the batch only makes the left one taller. */
-  if (omc_shape_numel(&batch_b) == 1 && omc_shape_numel(&batch_a) == p->batch && !f.trans_a) {
-    p->m *= p->batch;
-    p->batch = 1;
-    p->dims.rank = 0;
-    return OMC_OK;
-  }
-  omc_broadcast_strides(&batch_a, &p->dims, p->a_strides);
-  omc_broadcast_strides(&batch_b, &p->dims, p->b_strides);
-  for (int32_t d = 0; d < p->dims.rank; d++) {
-    p->a_strides[d] *= f.m * f.k;
-    p->b_strides[d] *= f.k * f.n;
-  }
-  return OMC_OK;
+  return omc_products_form_of(node, params);
 }
 
 static size_t matmul_workspace(const omc_node *node, const void *params, int threads) {
-  const matmul_params *p = params;
+  const omc_products_form *p = params;
   return omc_gemm_workspace(omc_in(node, 0)->type.dtype, p->m, p->n, p->k, threads);
 }
 
 OMC_KERNELS(MatMul)
 
-#define MATMUL(name) \
-  OMC_CPU_OP(name, MatMul, OMC_PARAMS(matmul_params, params_matmul), .workspace = matmul_workspace)
+#define MATMUL(name)                                                     \
+  OMC_CPU_OP(name, MatMul, OMC_PARAMS(omc_products_form, params_matmul), \
+             .workspace = matmul_workspace)
 MATMUL(MatMul)
 MATMUL(FusedMatMul)
 
