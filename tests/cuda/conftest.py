@@ -1,0 +1,27 @@
+"""The emulated GPU for each test, which makes no mistake there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import on_device
+import pytest
+from emulated_gpu import Gpu
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    on_device.build()
+    on_device.load_stand_ins()
+    core, device = on_device.loaded()
+    return Gpu(core, device, ctypes.CDLL("libcuda.so.1"))
+
+
+@pytest.fixture(autouse=True)
+def no_mistakes(gpu: Gpu) -> Iterator[None]:
+    """Stand-ins say what their user does wrong."""
+    before = gpu.counted().mistakes
+    yield
+    gpu.fail(-1, None, 0)
+    assert gpu.counted().mistakes == before

@@ -1,0 +1,52 @@
+"""The GPU of the stand-ins of tests/cuda: sessions and tensors there, what is counted, and failures."""
+
+from __future__ import annotations
+
+import ctypes
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+
+class Counts(ctypes.Structure):
+    _fields_ = [
+        ("launches", ctypes.c_uint64),
+        ("copies", ctypes.c_uint64),
+        ("compiled", ctypes.c_uint64),
+        ("mistakes", ctypes.c_uint64),
+        ("allocated_bytes", ctypes.c_size_t),
+        ("events", ctypes.c_uint64),
+    ]
+
+
+class Gpu:
+    """Sessions and tensors of the emulated GPU."""
+
+    def __init__(self, core: ModuleType, device: ModuleType, driver: ctypes.CDLL) -> None:
+        self.core, self._device, self.driver = core, device, driver
+        driver.emulated_counted.restype = Counts
+
+    def put(self, t: Tensor) -> Tensor:
+        return self._device.put(t, "gpu")
+
+    def get(self, t: Tensor) -> Tensor:
+        return self._device.get(t, "gpu")
+
+    def counted(self) -> Counts:
+        return self.driver.emulated_counted()
+
+    def fail(self, n: int, name: bytes | None, error: int) -> None:
+        self.driver.emulated_fail(ctypes.c_int64(n), name, error)
+
+    def plan(self, text: str, inputs: list[Tensor]) -> Any:
+        given = [self.put(t) for t in inputs]
+        return self.core.Session(text, {}, provider="gpu").plan(given, [False] * len(given), [False]), given
+
+    def forward(self, text: str, inputs: list[Tensor], seed: int = 7) -> list[Tensor]:
+        plan, given = self.plan(text, inputs)
+        outputs, _ = plan.forward(given, seed)
+        return [self.get(t) for t in outputs]
+
+    def on_the_cpu(self, text: str, inputs: list[Tensor], seed: int = 7) -> list[Tensor]:
+        return self.core.Session(text, {}).plan(inputs, [False] * len(inputs), [False]).forward(inputs, seed)[0]
