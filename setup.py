@@ -185,6 +185,7 @@ def build_stand_ins(folder: Path) -> None:
     for source, name, more in (
         ("driver.cpp", "libcuda.so.1", []),
         ("nvrtc.cpp", "libnvrtc.so.13", [f'-DEMULATOR="{emulator}"', f"-DVERSION={version}"]),
+        ("cublaslt.cpp", "libcublasLt.so.13", [f"-I{ROOT}", f"-I{emulator}", str(folder / "libcuda.so.1")]),
         ("torch_cuda.cpp", "libtorch_cuda.so", [str(folder / "libcuda.so.1")]),
     ):
         out = folder / name

@@ -107,6 +107,11 @@ typedef struct omc_provider {
    * OMC_EUNSUPPORTED: the device has no optimizers. */
   omc_status (*step)(void *ctx, const struct omc_optim_step *step, void *queue) OMC_MUST_USE;
 
+  /* Whether products of float32 may round their operands to TF32 from now on, as PyTorch says of
+   * devices of that name; NULL: there is no such choice. */
+  void (*allow_tf32)(void *ctx, bool allow);
+  const char *precision_of;
+
   int (*threads)(void *ctx); /* threads kernels may use now */
   /* Calls fn(arg), which runs kernels on at most `threads` threads, with those held ready where
    * that pays. `jobs` is the caller's, one for all calls with the same fn and work, 0 at first:

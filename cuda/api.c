@@ -7,13 +7,14 @@
 
 /* By the names they are loaded under, the newest first. PyTorch has loaded them, but for the
  * compiler, which it loads where it lies beside the others when it is first wanted. */
-enum { DRIVER, NVRTC, TORCH, N_LIBRARIES, MAX_NAMES = 3 };
+enum { DRIVER, NVRTC, CUBLASLT, TORCH, N_LIBRARIES, MAX_NAMES = 3 };
 static const struct {
   const char *names[MAX_NAMES];
   const char *comes_with;
 } libraries[N_LIBRARIES] = {
     [DRIVER] = {{"libcuda.so.1"}, "NVIDIA's driver"},
     [NVRTC] = {{"libnvrtc.so.13", "libnvrtc.so.12"}, "PyTorch for CUDA (nvidia-cuda-nvrtc)"},
+    [CUBLASLT] = {{"libcublasLt.so.13", "libcublasLt.so.12"}, "PyTorch for CUDA (nvidia-cublas)"},
     [TORCH] = {{"libtorch_cuda.so"}, "PyTorch for CUDA"},
 };
 
@@ -78,4 +79,12 @@ omc_status omc_cuda_check(int result, const char *what) {
   api.cuGetErrorString(result, &text);
   return omc_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? OMC_ENOMEM : OMC_EINTERNAL, "%s: %s (%s)",
                   what, name ? name : "unknown error", text ? text : "");
+}
+
+enum { CUBLAS_STATUS_ALLOC_FAILED = 3 };
+
+omc_status omc_cublaslt_check(int result, const char *what) {
+  if (result == 0) return OMC_OK;
+  return omc_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? OMC_ENOMEM : OMC_EINTERNAL, "%s: %s (%s)",
+                  what, api.cublasLtGetStatusName(result), api.cublasLtGetStatusString(result));
 }

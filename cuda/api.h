@@ -9,6 +9,21 @@
 
 typedef unsigned long long omc_cuda_ptr; /* an address of the device's */
 
+/* What cuBLASLt describes a product by, with room for that of any version; made where it lies and
+ * never freed. */
+typedef struct omc_cublaslt_descriptor {
+  uint64_t data[64];
+} omc_cublaslt_descriptor;
+
+/* How cuBLASLt would compute a product. */
+typedef struct omc_cublaslt_plan {
+  uint64_t algo[8];
+  size_t workspace_bytes;
+  int status;
+  float waves;
+  int reserved[4];
+} omc_cublaslt_plan;
+
 typedef struct omc_cuda_api {
 #define OMC_CUDA_API(library, result, name, parameters) result(*name) parameters;
 #include "cuda/api.def"
@@ -28,5 +43,10 @@ omc_status omc_cuda_check(int result, const char *what) OMC_MUST_USE;
 /* Calls a function of the driver, and returns if it fails. */
 #define OMC_CUDA_TRY(name, ...) \
   OMC_TRY(omc_cuda_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
+
+/* The same of cuBLASLt. */
+omc_status omc_cublaslt_check(int result, const char *what) OMC_MUST_USE;
+#define OMC_CUBLASLT_TRY(name, ...) \
+  OMC_TRY(omc_cublaslt_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
 
 #endif

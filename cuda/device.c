@@ -62,6 +62,12 @@ static omc_status make_letter_box(omc_cuda_device *d) {
   return OMC_OK;
 }
 
+/* What needs the device's context; may have been made in part by a call that has failed. */
+static omc_status furnish(omc_cuda_device *d) {
+  if (!d->cublaslt) OMC_CUBLASLT_TRY(cublasLtCreate, &d->cublaslt);
+  return make_letter_box(d);
+}
+
 static omc_status open_device(int ordinal, omc_cuda_device *d) {
   const omc_cuda_api *api;
   int handle;
@@ -72,7 +78,7 @@ static omc_status open_device(int ordinal, omc_cuda_device *d) {
   OMC_TRY(describe(handle, d));
   OMC_CUDA_TRY(cuDevicePrimaryCtxRetain, &d->context, handle);
   OMC_TRY(omc_cuda_enter(d));
-  const omc_status status = make_letter_box(d);
+  const omc_status status = furnish(d);
   omc_cuda_leave(d);
   return status;
 }

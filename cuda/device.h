@@ -2,6 +2,7 @@
 #ifndef OMC_CUDA_DEVICE_H
 #define OMC_CUDA_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,8 @@ typedef struct omc_cuda_device {
   int architecture; /* 90: sm_90 */
   int multiprocessors;
   size_t shared_bytes;           /* that a block may ask for at most */
+  void *cublaslt;                /* its handle */
+  bool tf32;                     /* products of float32 may round operands; atomic */
   volatile omc_letter *letter;   /* of the host's memory, seen by kernels */
   omc_letter *letter_of_kernels; /* its address there */
 } omc_cuda_device;

@@ -179,6 +179,11 @@ static omc_status cuda_step(void *ctx, const struct omc_optim_step *step, void *
 
 /* ---- the machine ---- */
 
+static void cuda_allow_tf32(void *ctx, bool allow) {
+  omc_cuda_device *d = ctx;
+  __atomic_store_n(&d->tf32, allow, __ATOMIC_RELAXED);
+}
+
 static int cuda_threads(void *ctx) {
   (void)ctx;
   return 1;
@@ -260,6 +265,8 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .copy = cuda_copy,
                         .zero = cuda_zero,
                         .step = cuda_step,
+                        .allow_tf32 = cuda_allow_tf32,
+                        .precision_of = "cuda",
                         .threads = cuda_threads,
                         .hold = cuda_hold,
                         .sync = cuda_sync,

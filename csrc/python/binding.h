@@ -39,6 +39,7 @@ typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
+  PyObject *precision_of;            /* torch's: (device, kind of op) -> "ieee", "tf32", ... */
   PyObject *names[OMC_N_NAMES];
   PyObject *types[OMC_N_TYPES];
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
@@ -71,7 +72,8 @@ int omc_exchange_find(omc_module *m);
 int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject *tensor,
                     void **data, omc_type *type);
 
-/* The queue that torch works in now on the provider's device; -1 with an exception set. */
+/* The queue that torch works in now on the provider's device, which is told what precision torch
+ * wants of products; -1 with an exception set. */
 int omc_current_queue(const omc_module *m, const omc_provider *provider, void **out);
 
 /* Puts a prefix, made as by PyUnicode_FromFormat, before the message of the exception that is set;

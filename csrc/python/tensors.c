@@ -9,9 +9,13 @@ int omc_exchange_find(omc_module *m) {
   PyObject *nn = PyObject_GetAttrString(torch, "nn");
   m->torch = PyObject_GetAttrString(torch, "Tensor");
   m->parameter = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
+  PyObject *internal = PyObject_GetAttrString(torch, "_C");
+  m->precision_of =
+      internal ? PyObject_GetAttrString(internal, "_get_fp32_precision_getter") : NULL;
   Py_DECREF(torch);
   Py_XDECREF(nn);
-  if (!m->torch || !m->parameter) return -1;
+  Py_XDECREF(internal);
+  if (!m->torch || !m->parameter || !m->precision_of) return -1;
   PyObject *capsule = PyObject_GetAttrString(m->torch, "__dlpack_c_exchange_api__");
   if (!capsule) {
     PyErr_SetString(
@@ -101,9 +105,19 @@ int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject 
   return 0;
 }
 
+static int tell_precision(const omc_module *m, const omc_provider *provider) {
+  PyObject *precision =
+      PyObject_CallFunction(m->precision_of, "ss", provider->precision_of, "matmul");
+  if (!precision) return -1;
+  provider->allow_tf32(provider->ctx, PyUnicode_CompareWithASCIIString(precision, "tf32") == 0);
+  Py_DECREF(precision);
+  return 0;
+}
+
 int omc_current_queue(const omc_module *m, const omc_provider *provider, void **out) {
   *out = NULL;
   if (provider == omc_provider_host()) return 0;
+  if (provider->allow_tf32 && tell_precision(m, provider) < 0) return -1;
   return m->exchange->current_work_stream(provider->device.type, provider->device.id, out);
 }
 

@@ -459,3 +459,23 @@ EXPORT emulated_counts emulated_counted(void) {
   std::unique_lock<std::mutex> lock(mutex);
   return counts;
 }
+
+/* ---- what other stand-ins ask ---- */
+
+EXPORT int emulated_fails(const char *name) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return fails(name) ? fail_with : 0;
+}
+EXPORT void emulated_mistake(const char *what) {
+  std::unique_lock<std::mutex> lock(mutex);
+  mistake("%s", what);
+}
+EXPORT int emulated_is_out(const void *at, size_t bytes) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return is_allocated(at, bytes);
+}
+EXPORT int emulated_has_context(void) { return !contexts.empty(); }
+EXPORT int emulated_give(void *stream, int (*job)(void *), void *given) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return give(stream, [=] { return job(given); });
+}

@@ -20,8 +20,8 @@ void emulated_resume(void *stream);
 void emulated_write(void *device, const void *host, size_t bytes);
 void emulated_read(void *host, const void *device, size_t bytes);
 
-/* Call number n from now on (0: the next one) to a function of the driver fails with `error`; all
- * names if `name` is NULL. Negative: none does any more. */
+/* Call number n from now on (0: the next one) to a function of the driver or cuBLASLt fails with
+ * `error`; all names if `name` is NULL. Negative: none does any more. */
 void emulated_fail(int64_t n, const char *name, int error);
 
 typedef struct emulated_counts {
@@ -30,6 +30,15 @@ typedef struct emulated_counts {
   uint64_t events;
 } emulated_counts;
 emulated_counts emulated_counted(void);
+
+/* What other stand-ins ask of the driver's: whether a call of theirs is to fail, with what error of
+ * the driver's (0: it is not); that a mistake is told; whether bytes of the device's are within one
+ * block that is out; whether there is a context; and that `job` is done in a stream. */
+int emulated_fails(const char *name);
+void emulated_mistake(const char *what);
+int emulated_is_out(const void *at, size_t bytes);
+int emulated_has_context(void);
+int emulated_give(void *stream, int (*job)(void *), void *given);
 
 #ifdef __cplusplus
 }

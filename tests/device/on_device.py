@@ -37,7 +37,7 @@ def build() -> None:
 
 def load_stand_ins() -> None:
     """Let the provider for CUDA find the libraries of tests/cuda where it looks for NVIDIA's and PyTorch's."""
-    for library in ("libcuda.so.1", "libnvrtc.so.13", "libtorch_cuda.so"):
+    for library in ("libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libtorch_cuda.so"):
         ctypes.CDLL(str(ROOT / "build" / "device" / library), mode=ctypes.RTLD_GLOBAL)
 
 
