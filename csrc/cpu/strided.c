@@ -71,55 +71,19 @@ static const mover *mover_of(size_t size) { return &movers[__builtin_ctzll(size)
 
 /* ---- preparing ---- */
 
-/* Drops dims of 1 and joins neighbours that both sides step through evenly. */
-static void collapse(omc_strided *c) {
-  int32_t n = 0;
-  for (int32_t i = 0; i < c->rank; i++) {
-    if (c->dims[i] == 1) continue;
-    if (n > 0 && c->src[n - 1] == c->src[i] * c->dims[i] &&
-        c->dst[n - 1] == c->dst[i] * c->dims[i]) {
-      n--;
-      c->dims[n] *= c->dims[i];
-    } else {
-      c->dims[n] = c->dims[i];
-    }
-    c->src[n] = c->src[i];
-    c->dst[n] = c->dst[i];
-    n++;
-  }
-  if (n == 0) c->dims[n] = c->src[n] = c->dst[n] = 1, n++;
-  c->rank = n;
-}
-
-static void move_axis_to(omc_strided *c, int32_t from, int32_t to) {
-  const int64_t dim = c->dims[from], src = c->src[from], dst = c->dst[from];
-  for (int32_t i = from; i < to; i++)
-    c->dims[i] = c->dims[i + 1], c->src[i] = c->src[i + 1], c->dst[i] = c->dst[i + 1];
-  c->dims[to] = dim, c->src[to] = src, c->dst[to] = dst;
-}
-
-/* The axis along which the source is contiguous while the destination is so along the last. */
-static int32_t transposed_axis(const omc_strided *c) {
-  const int32_t last = c->rank - 1;
-  if (c->dst[last] != 1 || c->src[last] <= 1 || c->dims[last] < 4) return -1;
-  for (int32_t i = 0; i < last; i++)
-    if (c->src[i] == 1 && c->dims[i] >= 4) return i;
-  return -1;
-}
-
-void omc_strided_prepare(omc_strided *c, size_t size) {
+omc_strided omc_strided_of(const omc_box *box, size_t size) {
   const mover *m = mover_of(size);
-  c->size = size;
-  collapse(c);
-  const int32_t last = c->rank - 1, axis = transposed_axis(c);
-  if (axis >= 0) {
-    move_axis_to(c, axis, last - 1);
-    c->row = NULL;
-  } else if (c->dst[last] == 1 && c->src[last] == 1) {
-    c->row = m->run;
-  } else {
-    c->row = c->dst[last] == 1 && c->src[last] == 0 ? m->repeat : m->strided;
-  }
+  omc_strided c = {*box, size, NULL};
+  omc_box *b = &c.box;
+  omc_box_collapse(b);
+  const int32_t last = b->rank - 1, axis = omc_box_transposed_axis(b);
+  if (axis >= 0)
+    omc_box_move_axis(b, axis, last - 1);
+  else if (b->dst[last] == 1 && b->src[last] == 1)
+    c.row = m->run;
+  else
+    c.row = b->dst[last] == 1 && b->src[last] == 0 ? m->repeat : m->strided;
+  return c;
 }
 
 /* ---- running ---- */
@@ -133,11 +97,11 @@ typedef struct job {
 /* A position in the first `rank` dims of a copy. */
 typedef struct walk {
   int32_t rank;
-  int64_t at[OMC_STRIDED_RANK];
+  int64_t at[OMC_BOX_RANK];
   int64_t src, dst; /* elements */
 } walk;
 
-static walk walk_to(const omc_strided *c, int32_t rank, int64_t position) {
+static walk walk_to(const omc_box *c, int32_t rank, int64_t position) {
   walk w = {.rank = rank, .src = c->src_offset, .dst = c->dst_offset};
   for (int32_t i = rank - 1; i >= 0; i--) {
     w.at[i] = position % c->dims[i];
@@ -148,7 +112,7 @@ static walk walk_to(const omc_strided *c, int32_t rank, int64_t position) {
   return w;
 }
 
-static void walk_next(walk *w, const omc_strided *c) {
+static void walk_next(walk *w, const omc_box *c) {
   for (int32_t i = w->rank - 1; i >= 0; i--) {
     w->src += c->src[i];
     w->dst += c->dst[i];
@@ -162,13 +126,14 @@ static void walk_next(walk *w, const omc_strided *c) {
 /* Elements begin .. end-1, row by row; the first and the last row may be partial. */
 static void copy_rows(omc_range range, void *ctx) {
   const job *j = ctx;
-  const omc_strided *c = j->copy;
+  const omc_box *c = &j->copy->box;
   const int32_t last = c->rank - 1;
-  const int64_t n = c->dims[last], ss = c->src[last], ds = c->dst[last], size = (int64_t)c->size;
+  const int64_t n = c->dims[last], ss = c->src[last], ds = c->dst[last],
+                size = (int64_t)j->copy->size;
   walk w = walk_to(c, last, range.begin / n);
   for (int64_t p = range.begin, k = range.begin % n; p < range.end; k = 0) {
     const int64_t left = range.end - p, len = n - k < left ? n - k : left;
-    c->row(j->dst + (w.dst + k * ds) * size, ds, j->src + (w.src + k * ss) * size, ss, len);
+    j->copy->row(j->dst + (w.dst + k * ds) * size, ds, j->src + (w.src + k * ss) * size, ss, len);
     walk_next(&w, c);
     p += len;
   }
@@ -176,12 +141,12 @@ static void copy_rows(omc_range range, void *ctx) {
 
 static void copy_tiles(omc_range range, void *ctx) {
   const job *j = ctx;
-  const omc_strided *c = j->copy;
+  const omc_box *c = &j->copy->box;
   const int32_t last = c->rank - 1, row = last - 1;
-  const int64_t rows = c->dims[row], cols = c->dims[last], size = (int64_t)c->size;
+  const int64_t rows = c->dims[row], cols = c->dims[last], size = (int64_t)j->copy->size;
   const int64_t high = LINE / size, wide = ACROSS * high;
   const int64_t down = omc_ceil_div(rows, high), across = omc_ceil_div(cols, wide);
-  const tile_fn tile = mover_of(c->size)->tile;
+  const tile_fn tile = mover_of(j->copy->size)->tile;
   for (int64_t t = range.begin; t < range.end; t++) {
     const walk w = walk_to(c, row, t / (down * across));
     const int64_t i = t % down * high, k = t / down % across * wide;
@@ -191,16 +156,16 @@ static void copy_tiles(omc_range range, void *ctx) {
   }
 }
 
-void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int threads) {
-  job j = {c, src, dst};
-  int64_t n = 1;
-  for (int32_t i = 0; i < c->rank; i++) n *= c->dims[i];
+void omc_strided_copy(const omc_strided *copy, void *dst, const void *src, int threads) {
+  const omc_box *c = &copy->box;
+  job j = {copy, src, dst};
+  int64_t n = omc_box_numel(c);
   if (n == 0) return;
-  if (c->row) {
-    omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, (int64_t)c->size), threads, copy_rows, &j);
+  if (copy->row) {
+    omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, (int64_t)copy->size), threads, copy_rows, &j);
   } else {
     const int64_t rows = c->dims[c->rank - 2], cols = c->dims[c->rank - 1];
-    const int64_t high = LINE / (int64_t)c->size;
+    const int64_t high = LINE / (int64_t)copy->size;
     n = n / rows / cols * omc_ceil_div(rows, high) * omc_ceil_div(cols, ACROSS * high);
     omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, LINE * ACROSS * high), threads, copy_tiles, &j);
   }
@@ -208,7 +173,7 @@ void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int thre
 
 void omc_strided_fill(void *dst, int64_t n, size_t size, const void *value, int threads) {
   static const uint64_t zero = 0;
-  omc_strided c = {.rank = 1, .dims = {n}, .dst = {1}};
-  omc_strided_prepare(&c, size);
-  omc_strided_copy(&c, dst, value ? value : &zero, threads);
+  const omc_box all = {.rank = 1, .dims = {n}, .dst = {1}};
+  const omc_strided copy = omc_strided_of(&all, size);
+  omc_strided_copy(&copy, dst, value ? value : &zero, threads);
 }

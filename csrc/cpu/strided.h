@@ -1,24 +1,18 @@
-/* Strided copies: a box of elements from one tensor to another, each with its own strides. Every
- * layout change is one: a transposition, a repetition (source stride 0), a slice, a part of a
- * concatenation. */
+/* Strided copies: boxes of elements, see base/box.h. */
 #ifndef OMC_CPU_STRIDED_H
 #define OMC_CPU_STRIDED_H
 
-#include "base/shape.h"
-
-#define OMC_STRIDED_RANK (2 * OMC_MAX_RANK) /* Tile makes two dims of each axis */
+#include "base/box.h"
 
 typedef struct omc_strided {
-  int32_t rank;
-  int64_t dims[OMC_STRIDED_RANK], src[OMC_STRIDED_RANK], dst[OMC_STRIDED_RANK]; /* strides */
-  int64_t src_offset, dst_offset; /* of the first element; all in elements */
-  size_t size;                    /* bytes of an element; set by omc_strided_prepare, as is: */
+  omc_box box;
+  size_t size; /* bytes of an element */
   void (*row)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n); /* NULL: by tiles */
 } omc_strided;
 
-/* Brings a copy, given by all but the last two fields, into the form that is run: fewest dims, and
- * the way to move its rows. `size` is 1, 2, 4 or 8. */
-void omc_strided_prepare(omc_strided *c, size_t size);
+/* The copy of a box in the form that is run: fewest dims, and the way to move its rows. `size` is
+ * 1, 2, 4 or 8. */
+omc_strided omc_strided_of(const omc_box *box, size_t size);
 
 /* Copies. Source and destination do not overlap. */
 void omc_strided_copy(const omc_strided *c, void *dst, const void *src, int threads);

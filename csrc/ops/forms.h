@@ -7,6 +7,7 @@
 #ifndef OMC_OPS_FORMS_H
 #define OMC_OPS_FORMS_H
 
+#include "base/box.h"
 #include "graph/graph.h"
 
 /* ---- constant.c ---- */
@@ -51,6 +52,23 @@ typedef struct omc_slice_form {
 
 omc_status omc_slice_form_of(const omc_node *node, const omc_shape *x,
                              omc_slice_form *out) OMC_MUST_USE;
+
+/* ---- moves.c: what the ops of movement.c do ---- */
+
+typedef struct omc_move {
+  uint32_t from, to; /* input, output */
+  omc_box box;
+} omc_move;
+
+typedef struct omc_moves_form {
+  uint32_t n;
+  omc_move *moves;
+  bool fill;    /* out[0] is filled first, */
+  uint32_t pad; /* with this input if it is not 0 and there is one, else with zeros */
+} omc_moves_form;
+
+omc_status omc_moves_form_of(const omc_node *node, omc_arena *arena,
+                             omc_moves_form *out) OMC_MUST_USE;
 
 /* ---- matmul.c ---- */
 

@@ -164,9 +164,9 @@ OMC_KERNEL(ScatterRows, args) {
   if (!base) {
     omc_strided_fill(j.dst, numel, sizeof(storage_t), NULL, args->threads);
   } else if (base != j.dst) {
-    omc_strided all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
-    omc_strided_prepare(&all, sizeof(storage_t));
-    omc_strided_copy(&all, j.dst, base, args->threads);
+    const omc_box all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
+    const omc_strided copy = omc_strided_of(&all, sizeof(storage_t));
+    omc_strided_copy(&copy, j.dst, base, args->threads);
   }
   int64_t *const first = (int64_t *)(void *)((char *)args->workspace + ids_bytes(p));
   int64_t *const next = first + n_rows(p), *const counts = next + n_ids(p);
