@@ -3,10 +3,9 @@
 #ifndef OMC_GPU_AXIS_H
 #define OMC_GPU_AXIS_H
 
-#include "cuda/gpu/target.h"
+#include "cuda/gpu/divide.h"
 
-/* Of size d and, in elements, stride s. The quotient of n < 2^31 is (n * multiplier / 2^32 + n) /
- * 2^shift: Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994. */
+/* Stride in elements; for an index below 2^31. */
 typedef struct omc_gpu_axis {
   uint32_t size, stride, multiplier, shift;
 } omc_gpu_axis;
@@ -20,7 +19,7 @@ typedef struct omc_gpu_wide_axis {
 
 /* Moves *offset by the place of *index along an axis, and leaves its place along those before. */
 OMC_INLINE void omc_along(const omc_gpu_axis &axis, uint32_t *index, uint32_t *offset) {
-  const uint32_t quotient = (__umulhi(*index, axis.multiplier) + *index) >> axis.shift;
+  const uint32_t quotient = omc_quotient(*index, axis.multiplier, axis.shift);
   *offset += (*index - quotient * axis.size) * axis.stride;
   *index = quotient;
 }
@@ -42,11 +41,9 @@ OMC_INLINE I omc_offset(const Axis (&axes)[N], I index) {
 #else
 
 static inline omc_gpu_axis omc_gpu_axis_of(int64_t size, int64_t stride) {
-  uint32_t shift = 0;
-  while (shift < 31 && ((int64_t)1 << shift) < size) shift++;
-  const uint64_t d = (uint64_t)size;
-  return (omc_gpu_axis){(uint32_t)size, (uint32_t)stride,
-                        (uint32_t)(((((uint64_t)1 << shift) - d) << 32) / d + 1), shift};
+  uint32_t shift;
+  const uint32_t multiplier = omc_gpu_multiplier_of(size, &shift);
+  return (omc_gpu_axis){(uint32_t)size, (uint32_t)stride, multiplier, shift};
 }
 
 #endif

@@ -1,0 +1,87 @@
+#include "cuda/copies.h"
+
+#include "base/int.h"
+#include "cuda/gpu/boxes.h"
+
+_Static_assert(OMC_BOX_AXES == OMC_BOX_RANK, "a kernel has room for all axes");
+
+enum { WIDEST = 16 };
+
+static const char source[] = "#include \"cuda/gpu/boxes.h\"\n";
+
+static const char *const names[2][OMC_CUDA_UNITS] = {
+    {"copy_1", "copy_2", "copy_4", "copy_8", "copy_16"},
+    {"transpose_1", "transpose_2", "transpose_4", "transpose_8"}};
+
+/* The bits of all byte offsets along a box. */
+static uint64_t steps_of(const omc_box *b, size_t size) {
+  const int32_t last = b->rank - 1;
+  int64_t bits = b->dims[last] | b->src_offset | b->dst_offset;
+  for (int32_t i = 0; i < last; i++) bits |= b->src[i] | b->dst[i];
+  return (uint64_t)bits * size | WIDEST;
+}
+
+omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t size,
+                            omc_cuda_copy *out) {
+  omc_cuda_unit *unit;
+  OMC_TRY(omc_cuda_unit_of(device, source, &unit));
+  *out = (omc_cuda_copy){.box = *box, .size = size};
+  omc_box *b = &out->box;
+  omc_box_collapse(b);
+  const int32_t last = b->rank - 1, axis = omc_box_transposed_axis(b);
+  out->transposes = axis >= 0;
+  out->runs = b->src[last] == 1 && b->dst[last] == 1;
+  out->steps = steps_of(b, size);
+  if (axis >= 0) omc_box_move_axis(b, axis, last - 1);
+  for (int u = 0; u < OMC_CUDA_UNITS; u++)
+    out->kernels[u] = (omc_cuda_kernel){device, unit, names[out->transposes][u], NULL};
+  return OMC_OK;
+}
+
+static omc_gpu_copy parameters_of(const omc_cuda_copy *copy, size_t unit) {
+  const omc_box *b = &copy->box;
+  const int64_t size = (int64_t)copy->size, last = b->rank - 1;
+  omc_gpu_copy p = {.rank = b->rank, .n = omc_box_numel(b) * size / (int64_t)unit};
+  for (int32_t i = 0; i < b->rank; i++)
+    p.axes[i] =
+        (omc_gpu_box_axis){omc_gpu_divisor_of(b->dims[i]), b->src[i] * size, b->dst[i] * size};
+  if (copy->runs)
+    p.axes[last] = (omc_gpu_box_axis){omc_gpu_divisor_of(b->dims[last] * size / (int64_t)unit),
+                                      (int64_t)unit, (int64_t)unit};
+  return p;
+}
+
+omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *src, void *queue) {
+  const omc_box *b = &copy->box;
+  const int64_t size = (int64_t)copy->size, numel = omc_box_numel(b);
+  if (numel == 0) return OMC_OK;
+  const uint64_t steps = copy->steps | (uintptr_t)dst | (uintptr_t)src;
+  const size_t unit = copy->runs ? (size_t)(steps & (~steps + 1)) : copy->size;
+  omc_gpu_copy p = parameters_of(copy, unit);
+  p.dst = (char *)dst + b->dst_offset * size;
+  p.src = (const char *)src + b->src_offset * size;
+  const int64_t of_block = OMC_BOXES_THREADS * OMC_UNITS_OF_THREAD(unit);
+  omc_cuda_grid grid = {omc_ceil_div(p.n, of_block), OMC_BOXES_THREADS, 0};
+  if (copy->transposes) {
+    const int64_t side = OMC_TILE_SIDE(size), rows = b->dims[b->rank - 2];
+    const int64_t cols = b->dims[b->rank - 1], down = omc_ceil_div(rows, side);
+    p.down = omc_gpu_divisor_of(down);
+    p.across = omc_gpu_divisor_of(omc_ceil_div(cols, side));
+    grid.blocks = numel / rows / cols * down * p.across.by;
+  }
+  const omc_cuda_kernel *kernel = &copy->kernels[__builtin_ctzll(unit)];
+  return omc_cuda_launch((omc_cuda_kernel *)(uintptr_t)kernel, grid, &p, queue);
+}
+
+omc_status omc_cuda_fill_of(omc_cuda_device *device, omc_cuda_fill *out) {
+  out->kernel = (omc_cuda_kernel){.device = device, .name = "fill"};
+  return omc_cuda_unit_of(device, source, &out->kernel.unit);
+}
+
+omc_status omc_cuda_fill_run(const omc_cuda_fill *fill, void *dst, int64_t n, size_t size,
+                             const void *value, uint64_t pattern, void *queue) {
+  const omc_gpu_fill p = {dst, n * (int64_t)size, value, (int64_t)size, pattern};
+  const int64_t of_block = (int64_t)OMC_BOXES_THREADS * OMC_FILL_BYTES;
+  const omc_cuda_grid grid = {omc_ceil_div(p.bytes, of_block), OMC_BOXES_THREADS, 0};
+  return omc_cuda_launch((omc_cuda_kernel *)(uintptr_t)&fill->kernel, grid, &p, queue);
+}

@@ -1,0 +1,38 @@
+/* Copies of boxes and fills on a GPU. */
+#ifndef OMC_CUDA_COPIES_H
+#define OMC_CUDA_COPIES_H
+
+#include "base/box.h"
+#include "cuda/launch.h"
+
+enum { OMC_CUDA_UNITS = 5 /* of 1, 2, 4, 8, 16 bytes */ };
+
+typedef struct omc_cuda_copy {
+  omc_box box; /* in the form that is run: fewest dims */
+  size_t size; /* bytes of an element */
+  bool transposes;
+  bool runs;      /* rows lie contiguous on both sides */
+  uint64_t steps; /* with bits below those of all offsets, in bytes: what rows may be moved by */
+  omc_cuda_kernel kernels[OMC_CUDA_UNITS];
+} omc_cuda_copy;
+
+typedef struct omc_cuda_fill {
+  omc_cuda_kernel kernel;
+} omc_cuda_fill;
+
+/* What a plan keeps of a copy. `size` is 1, 2, 4 or 8. */
+omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t size,
+                            omc_cuda_copy *out) OMC_MUST_USE;
+
+/* Copies. Source and destination do not overlap. */
+omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *src,
+                             void *queue) OMC_MUST_USE;
+
+omc_status omc_cuda_fill_of(omc_cuda_device *device, omc_cuda_fill *out) OMC_MUST_USE;
+
+/* Sets n elements of `size` bytes to *value, which is the device's; if it is NULL to the element
+ * that begins `pattern`, all of which is set to elements. */
+omc_status omc_cuda_fill_run(const omc_cuda_fill *fill, void *dst, int64_t n, size_t size,
+                             const void *value, uint64_t pattern, void *queue) OMC_MUST_USE;
+
+#endif
