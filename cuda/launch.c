@@ -1,6 +1,7 @@
 #include "cuda/launch.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,19 @@ const char *omc_cuda_storage(omc_dtype dtype) {
 
 const char *omc_cuda_class(omc_dtype acc) {
   return acc == OMC_F32 ? "F32" : acc == OMC_F64 ? "F64" : "I64";
+}
+
+omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                              const char *file, omc_dtype dtype, const char *defines,
+                              const char *name, const char *ending, omc_cuda_kernel *out) {
+  char source[256], text[64];
+  snprintf(source, sizeof source,
+           "#define OMC_COMPUTE_%s\n#define OMC_STORAGE %s\n%s#include \"cuda/ops/%s.h\"\n",
+           omc_cuda_class(omc_dtype_acc(dtype)), omc_cuda_storage(dtype), defines, file);
+  snprintf(text, sizeof text, "%s%s", name, ending);
+  *out = (omc_cuda_kernel){.device = device, .name = omc_arena_text(arena, text, strlen(text))};
+  if (!out->name) OMC_NODE_FAIL(node, ENOMEM, "no memory for a kernel's name");
+  return omc_cuda_unit_of(device, source, &out->unit);
 }
 
 omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,

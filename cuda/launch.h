@@ -35,6 +35,13 @@ typedef struct omc_cuda_grid {
 omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
                            void *queue) OMC_MUST_USE;
 
+/* A kernel of the unit that device code cuda/ops/FILE.h is for what is stored as `dtype`: it has
+ * OMC_STORAGE and OMC_COMPUTE defined, and what `defines` says. Its name is `name` and `ending`. */
+omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                              const char *file, omc_dtype dtype, const char *defines,
+                              const char *name, const char *ending,
+                              omc_cuda_kernel *out) OMC_MUST_USE;
+
 /* Who a kernel's letters are from. The name is kept for the process. */
 omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *node,
                               omc_sender *out) OMC_MUST_USE;

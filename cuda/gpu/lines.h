@@ -1,0 +1,311 @@
+/* A tensor as lines along which something is reduced, and teams of threads that go along them: a
+ * warp or a block for a line whose elements are neighbours, else a block for as many lines as a
+ * warp has lanes, whose warps share out the elements. A kernel is written once for all teams. Read
+ * by the host as C11.
+ *
+ * Whoever includes this as device code has defined OMC_STORAGE, what most elements are stored as,
+ * and what is computed in, see lane.h. All sums are in an order that depends on shapes alone. */
+#ifndef OMC_GPU_LINES_H
+#define OMC_GPU_LINES_H
+
+#include "cuda/gpu/target.h"
+
+enum { OMC_GPU_GROUPS = 4 }; /* of 8 axes, where kept and reduced ones are in turn */
+
+/* Positions 0 to n - 1 of groups of axes, outermost first; there is one at least. Quotients are
+ * those of axis.h where n is below 2^31. */
+typedef struct omc_gpu_places {
+  int64_t n;
+  int32_t rank, unused;
+  struct {
+    int64_t size, stride; /* of elements */
+    double inverse;       /* of size */
+    uint32_t multiplier, shift;
+  } group[OMC_GPU_GROUPS];
+} omc_gpu_places;
+
+/* kept.n lines of along.n elements. Part i of a line has the elements from i * step on. */
+typedef struct omc_gpu_lines {
+  omc_gpu_places kept, along;
+  int64_t step;
+  int32_t parts, unused;
+} omc_gpu_lines;
+
+#ifdef OMC_GPU
+
+#include "cuda/gpu/lane.h"
+#include "cuda/gpu/pack.h"
+
+typedef OMC_STORAGE storage_t;
+
+enum {
+  OMC_WARP = 32,
+  OMC_LINE_THREADS = 512, /* of a block at most */
+  OMC_ROW_PACK = 16 / sizeof(storage_t)
+};
+
+/* i / size: as a product with the inverse it is off by one at most. */
+OMC_INLINE int64_t omc_wide_quotient(int64_t i, int64_t size, double inverse) {
+  const int64_t near = (int64_t)((double)i * inverse), rest = i - near * size;
+  return near - (rest < 0) + (rest >= size);
+}
+
+OMC_INLINE int64_t omc_offset_at(const omc_gpu_places &p, int64_t i) {
+  int64_t offset = 0;
+#pragma unroll 1
+  for (int g = p.rank - 1; g > 0; g--) {
+    const uint32_t narrow = (uint32_t)i;
+    const int64_t quotient =
+        p.n < 0x80000000ll
+            ? (int64_t)((__umulhi(narrow, p.group[g].multiplier) + narrow) >> p.group[g].shift)
+            : omc_wide_quotient(i, p.group[g].size, p.group[g].inverse);
+    offset += (i - quotient * p.group[g].size) * p.group[g].stride;
+    i = quotient;
+  }
+  return offset + i * p.group[0].stride;
+}
+
+/* ---- verbs ---- */
+
+struct omc_sum {
+  template <typename T>
+  static OMC_METHOD T start() {
+    return 0;
+  }
+  static OMC_METHOD double join(double a, double b) { return a + b; }
+  static OMC_METHOD float join(float a, float b) { return a + b; }
+  static OMC_METHOD int64_t join(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+  }
+};
+struct omc_product {
+  template <typename T>
+  static OMC_METHOD T start() {
+    return 1;
+  }
+  static OMC_METHOD acc_t join(acc_t a, acc_t b) { return (vacc_t(a) * vacc_t(b)).x; }
+};
+#if OMC_IS_FLOAT
+#define OMC_LEAST (-(acc_t)INFINITY)
+#define OMC_MOST ((acc_t)INFINITY)
+#else
+#define OMC_LEAST INT64_MIN
+#define OMC_MOST (-(INT64_MIN + 1))
+#endif
+/* NaN in either gives NaN. */
+struct omc_most {
+  template <typename T>
+  static OMC_METHOD T start() {
+    return OMC_LEAST;
+  }
+  static OMC_METHOD acc_t join(acc_t a, acc_t b) { return vmax(a, b).x; }
+};
+struct omc_least {
+  template <typename T>
+  static OMC_METHOD T start() {
+    return OMC_MOST;
+  }
+  static OMC_METHOD acc_t join(acc_t a, acc_t b) { return vmin(a, b).x; }
+};
+
+/* Joins what the same lanes of all warps of a block give, for all of them. */
+template <typename Verb, typename T>
+OMC_INLINE T omc_join_warps(T x) {
+  __shared__ T slots[OMC_LINE_THREADS / OMC_WARP][OMC_WARP];
+  const unsigned lane = threadIdx.x % OMC_WARP;
+  __syncthreads(); /* what was there before has been read */
+  slots[threadIdx.x / OMC_WARP][lane] = x;
+  __syncthreads();
+  T all = slots[0][lane];
+  for (unsigned w = 1; w < blockDim.x / OMC_WARP; w++) all = Verb::join(all, slots[w][lane]);
+  return all;
+}
+
+template <typename Verb, typename T>
+OMC_INLINE T omc_join_lanes(T x) {
+#pragma unroll
+  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2)
+    x = Verb::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+}
+
+/* ---- teams: a thread's line and what it does of it ---- */
+
+struct omc_team {
+  const omc_gpu_lines &lines;
+  int64_t line;        /* of lines.kept.n; past them: none, and nothing along it */
+  int64_t first, last; /* elements of the part that the team goes along */
+  int part;
+  unsigned lane, size; /* in the team */
+
+  OMC_METHOD omc_team(const omc_gpu_lines &of, unsigned together, unsigned nth, unsigned lane_,
+                      unsigned size_)
+      : lines(of), lane(lane_), size(size_) {
+    const unsigned parts = (unsigned)of.parts;
+    part = (int)(blockIdx.x % parts);
+    line = (int64_t)(blockIdx.x / parts) * together + nth;
+    first = part * of.step;
+    const int64_t end = of.along.n - first < of.step ? of.along.n : first + of.step;
+    last = line < of.kept.n ? end : first;
+  }
+  OMC_METHOD bool leads() const { return lane == 0 && line < lines.kept.n; }
+  OMC_METHOD int64_t offset() const { /* of the line, if it is one */
+    return line < lines.kept.n ? omc_offset_at(lines.kept, line) : 0;
+  }
+};
+
+/* PACK neighbours are read and written at a time. A line is SLOTS packs of each thread at most,
+ * which stay in registers; with SLOTS 0 it is of any length and read again by each pass. The
+ * elements of lines that are not GROUPED are evenly apart, one after the other where PACK is not 1.
+ */
+struct omc_warp_team : omc_team {
+  enum { PACK = OMC_ROW_PACK, SLOTS = 4, GROUPED = 0 };
+  OMC_METHOD explicit omc_warp_team(const omc_gpu_lines &of)
+      : omc_team(of, blockDim.x / OMC_WARP, threadIdx.x / OMC_WARP, threadIdx.x % OMC_WARP,
+                 OMC_WARP) {}
+  template <typename Verb, typename T>
+  OMC_METHOD T join(T x) const {
+    return omc_join_lanes<Verb>(x);
+  }
+};
+template <int pack, bool grouped>
+struct omc_block_team : omc_team {
+  enum { PACK = pack, SLOTS = 0, GROUPED = grouped };
+  OMC_METHOD explicit omc_block_team(const omc_gpu_lines &of)
+      : omc_team(of, 1, 0, threadIdx.x, blockDim.x) {}
+  template <typename Verb, typename T>
+  OMC_METHOD T join(T x) const {
+    return omc_join_warps<Verb>(omc_join_lanes<Verb>(x));
+  }
+};
+typedef omc_block_team<OMC_ROW_PACK, false> omc_row_team;
+typedef omc_block_team<OMC_ROW_PACK, true> omc_grouped_team;
+typedef omc_block_team<1, true> omc_scattered_team;
+template <bool grouped>
+struct omc_column_team : omc_team {
+  enum { PACK = 1, SLOTS = 0, GROUPED = grouped };
+  OMC_METHOD explicit omc_column_team(const omc_gpu_lines &of)
+      : omc_team(of, OMC_WARP, threadIdx.x % OMC_WARP, threadIdx.x / OMC_WARP,
+                 blockDim.x / OMC_WARP) {}
+  template <typename Verb, typename T>
+  OMC_METHOD T join(T x) const {
+    return omc_join_warps<Verb>(x);
+  }
+};
+
+/* The kernels that cuda/teams.h chooses from, of a function of a team and the parameters, whose
+ * member `lines` it is of. */
+#define OMC_LINE_KERNEL(name, team, type, ...) \
+  OMC_GLOBAL(name, OMC_LINE_THREADS, type, p) { __VA_ARGS__(team(p.lines), p); }
+#define OMC_LINE_KERNELS(name, type, ...)                         \
+  OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
+  OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \
+  OMC_LINE_KERNEL(name##_columns, omc_column_team<false>, type, __VA_ARGS__)
+#define OMC_GROUPED_LINE_KERNELS(name, type, ...)                                \
+  OMC_LINE_KERNEL(name##_grouped_block, omc_grouped_team, type, __VA_ARGS__)     \
+  OMC_LINE_KERNEL(name##_scattered_block, omc_scattered_team, type, __VA_ARGS__) \
+  OMC_LINE_KERNEL(name##_grouped_columns, omc_column_team<true>, type, __VA_ARGS__)
+
+/* ---- elements along a line ---- */
+
+/* Element k + l of a line, and which of a thread's packs it is in. */
+struct omc_at {
+  int64_t k;
+  int slot, l;
+};
+
+template <typename Team>
+OMC_INLINE int64_t omc_along_line(const omc_gpu_places &along, int64_t k) {
+  if (Team::GROUPED) return omc_offset_at(along, k);
+  return Team::PACK == 1 ? k * along.group[0].stride : k;
+}
+template <typename Team>
+OMC_INLINE int omc_lanes_of(const Team &team, int64_t k) {
+  return team.last - k < Team::PACK ? (int)(team.last - k) : (int)Team::PACK;
+}
+
+/* A team's line of a tensor, by the packs of a thread. */
+template <typename E, typename Team>
+struct omc_line {
+  const E *from; /* NULL: none */
+  const omc_gpu_places &along;
+  E packs[Team::SLOTS ? Team::SLOTS : 1][Team::PACK];
+
+  OMC_METHOD omc_line(const Team &team, const void *data, int64_t offset,
+                      const omc_gpu_places &along_)
+      : from((const E *)data), along(along_) {
+    if (from) from += offset;
+#pragma unroll
+    for (int slot = 0; slot < Team::SLOTS; slot++) {
+      const int64_t k = (slot * (int64_t)team.size + team.lane) * Team::PACK;
+      if (k < team.last) read(k, slot, omc_lanes_of(team, k));
+    }
+  }
+  OMC_METHOD omc_line(const Team &team, const void *data)
+      : omc_line(team, data, team.offset(), team.lines.along) {}
+
+  OMC_METHOD void read(int64_t k, int slot, int lanes) {
+    if (from) omc_load(packs[slot], from + omc_along_line<Team>(along, k), lanes);
+  }
+  OMC_METHOD acc_t operator[](omc_at at) const { return number<acc_t>(packs[at.slot][at.l]); }
+};
+
+/* Calls f(k, slot, lanes) for each of a thread's packs, which the lines then have. */
+template <typename Team, typename F, typename... Lines>
+OMC_INLINE void omc_each_pack(const Team &team, F f, Lines &...lines) {
+  const int64_t step = (int64_t)team.size * Team::PACK;
+  int64_t k = team.first + (int64_t)team.lane * Team::PACK;
+  if (Team::SLOTS) {
+#pragma unroll
+    for (int slot = 0; slot < Team::SLOTS; slot++, k += step)
+      if (k < team.last) f(k, slot, omc_lanes_of(team, k));
+  } else {
+#pragma unroll(Team::PACK == 1 && !Team::GROUPED ? 4 : 1)
+    for (; k < team.last; k += step) {
+      const int lanes = omc_lanes_of(team, k);
+      (lines.read(k, 0, lanes), ...);
+      f(k, 0, lanes);
+    }
+  }
+}
+
+/* What term(at) gives for all elements of the team's part, joined. */
+template <typename Verb, typename T, typename Team, typename Term, typename... Lines>
+OMC_INLINE T omc_fold(const Team &team, Term term, Lines &...lines) {
+  T all[Team::PACK];
+#pragma unroll
+  for (int l = 0; l < Team::PACK; l++) all[l] = Verb::template start<T>();
+  omc_each_pack(
+      team,
+      [&](int64_t k, int slot, int lanes) {
+#pragma unroll
+        for (int l = 0; l < Team::PACK; l++)
+          if (l < lanes) all[l] = Verb::join(all[l], (T)term(omc_at{k, slot, l}));
+      },
+      lines...);
+#pragma unroll
+  for (int half = Team::PACK / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int l = 0; l < half; l++) all[l] = Verb::join(all[l], all[l + half]);
+  return team.template join<Verb>(all[0]);
+}
+
+/* Writes term(at) to all elements of the team's part. Lines may lie where they are written. */
+template <typename E, typename Team, typename Term, typename... Lines>
+OMC_INLINE void omc_write_line(const Team &team, void *data, Term term, Lines &...lines) {
+  E *const to = (E *)data + team.offset();
+  omc_each_pack(
+      team,
+      [&](int64_t k, int slot, int lanes) {
+        E out[Team::PACK];
+#pragma unroll
+        for (int l = 0; l < Team::PACK; l++)
+          if (l < lanes) out[l] = element<E>((acc_t)term(omc_at{k, slot, l}));
+        omc_store(to + omc_along_line<Team>(team.lines.along, k), out, lanes);
+      },
+      lines...);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,37 @@
+/* Reductions along lines, by parts where there are few lines, which are joined by another kernel.
+ * OMC_VERB is what joins. */
+#ifndef OMC_CUDA_OPS_REDUCE_H
+#define OMC_CUDA_OPS_REDUCE_H
+
+#include "cuda/gpu/lines.h"
+
+typedef struct omc_reduce {
+  omc_gpu_lines lines;
+  const void *x;
+  void *y, *partial; /* [parts, lines], used if there are several parts */
+  int64_t count;     /* that results are divided by, where that is a mean */
+  int64_t mean;
+} omc_reduce;
+
+#ifdef OMC_GPU
+
+template <typename E, typename Team>
+OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
+  omc_line<E, Team> x(team, p.x);
+  acc_t all = omc_fold<OMC_VERB, acc_t>(team, [&](omc_at at) { return x[at]; }, x);
+  if (!team.leads()) return;
+  if (p.lines.parts > 1) {
+    ((acc_t *)p.partial)[team.part * p.lines.kept.n + team.line] = all;
+    return;
+  }
+  if (p.mean) all = (vacc_t(all) / vacc_t((acc_t)p.count)).x;
+  ((storage_t *)p.y)[team.line] = element<storage_t>(all);
+}
+
+OMC_LINE_KERNELS(reduce, omc_reduce, reduce<storage_t>)
+OMC_GROUPED_LINE_KERNELS(reduce, omc_reduce, reduce<storage_t>)
+OMC_LINE_KERNEL(join_columns, omc_column_team<false>, omc_reduce, reduce<acc_t>)
+
+#endif
+
+#endif

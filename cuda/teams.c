@@ -1,0 +1,72 @@
+#include "cuda/teams.h"
+
+#include "base/int.h"
+#include "cuda/gpu/axis.h"
+
+enum {
+  PACK_BYTES = 16,
+  WARP = 32,
+  WARP_PACKS = 4,     /* of a thread, that omc_warp_team has room for */
+  WARP_THREADS = 256, /* of blocks whose warps have a line each */
+  MOST_THREADS = 512,
+  SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
+  COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
+  BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
+  PART_PACKS = 8,    /* of a thread in a part, at least */
+  PART_UNIT = 64     /* parts begin at multiples of so many elements */
+};
+
+omc_gpu_places omc_cuda_places(int64_t size, int64_t stride) {
+  omc_gpu_places places = {.n = 1};
+  omc_cuda_add_group(&places, size, stride);
+  return places;
+}
+
+void omc_cuda_add_group(omc_gpu_places *p, int64_t size, int64_t stride) {
+  const int64_t narrow = (int64_t)1 << 31;
+  const omc_gpu_axis axis = omc_gpu_axis_of(size > 0 && size < narrow ? size : 1, 0);
+  p->group[p->rank].size = size;
+  p->group[p->rank].stride = stride;
+  p->group[p->rank].inverse = 1 / (double)omc_max(size, 1);
+  p->group[p->rank].multiplier = axis.multiplier;
+  p->group[p->rank++].shift = axis.shift;
+  p->n *= size;
+}
+
+static void cut_in_parts(omc_gpu_lines *lines, int64_t blocks, int64_t least) {
+  const int64_t n = lines->along.n;
+  const int64_t parts = omc_min(BUSY_BLOCKS / (blocks + 1), n / least);
+  lines->step = parts > 1 ? omc_ceil_div(omc_ceil_div(n, parts), PART_UNIT) * PART_UNIT : n;
+  lines->parts = n > 0 ? (int32_t)omc_ceil_div(n, lines->step) : 1;
+}
+
+static omc_cuda_team team_of_columns(omc_gpu_lines *lines, bool by_parts) {
+  int64_t warps = 1;
+  while (warps < COLUMN_WARPS && warps * SHORT < lines->along.n) warps *= 2;
+  const int64_t blocks = omc_ceil_div(lines->kept.n, WARP);
+  cut_in_parts(lines, by_parts ? blocks : BUSY_BLOCKS, warps * PART_PACKS);
+  return (omc_cuda_team){lines->along.rank > 1 ? "_grouped_columns" : "_columns",
+                         {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
+}
+
+omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines) { return team_of_columns(lines, false); }
+
+omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
+  const omc_gpu_places *along = &lines->along;
+  const int64_t pack = PACK_BYTES / (int64_t)bytes, n = along->n;
+  const int32_t inner = along->rank - 1;
+  if (along->group[inner].stride != 1 || n <= SHORT) return team_of_columns(lines, by_parts);
+  if (inner == 0 && n <= pack * WARP_PACKS * WARP) {
+    const int64_t warps = WARP_THREADS / WARP;
+    cut_in_parts(lines, BUSY_BLOCKS, 1);
+    return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), WARP_THREADS, 0}};
+  }
+  int64_t threads = 2 * WARP;
+  while (threads < MOST_THREADS && threads * pack * WARP_PACKS < n) threads *= 2;
+  cut_in_parts(lines, by_parts ? lines->kept.n : BUSY_BLOCKS, threads * pack * PART_PACKS);
+  const bool whole = along->group[inner].size % pack == 0;
+  return (omc_cuda_team){inner == 0 ? "_block"
+                         : whole    ? "_grouped_block"
+                                    : "_scattered_block",
+                         {lines->kept.n * lines->parts, (uint32_t)threads, 0}};
+}
