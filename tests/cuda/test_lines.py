@@ -1,0 +1,123 @@
+"""Ops along lines on the emulated GPU: each team of threads, parts, every dtype, and what is empty or not finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emulated_gpu import Gpu
+from torch import Tensor, inf, nan
+
+from case import type_text
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def graph(call: str, inputs: list[Tensor], outputs: int = 1) -> str:
+    lines = [f"input %x{i} : {type_text(t)}" for i, t in enumerate(inputs)]
+    names = ", ".join(f"%y{k}" for k in range(outputs))
+    return "\n".join([*lines, f"{names} = {call}", f"return {names}", ""])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def few(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """-1, 0 and 1, of which any order gives the same sum."""
+    return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def reduced(gpu: Gpu, op: str, x: Tensor, axes: list[int]) -> Tensor:
+    text = graph(f"{op}(%x0, %axes) {{keepdims=0}}", [x])
+    text = text.replace("%y0 =", f"const %axes : i64[{len(axes)}] = {axes}\n%y0 =", 1)
+    return gpu.forward(text, [x])[0]
+
+
+REDUCTIONS = [
+    ((5, 37), [1]),  # a warp for each line
+    ((3, 5000), [1]),  # a block
+    ((2, 70001), [1]),  # many blocks
+    ((90000,), [0]),
+    ((40, 8), [1]),  # as many lines as a warp has lanes
+    ((70, 3), [0]),
+    ((700, 37), [0]),
+    ((20000, 5), [0]),
+    ((3, 4, 16, 8), [0, 2, 3]),  # groups: whole packs, no packs, columns
+    ((70, 2, 7, 7), [0, 2, 3]),
+    ((9, 2, 6, 3), [0, 2]),
+    ((3, 2, 4, 2, 5, 2, 3, 2), [0, 2, 4, 6]),
+    ((3, 2, 4, 2, 5, 2, 3, 2), [1, 3, 5, 7]),
+    ((1, 1), [0]),
+    ((3, 1, 5), [1]),
+]
+
+
+@pytest.mark.parametrize(("shape", "axes"), REDUCTIONS, ids=str)
+def test_a_sum_is_of_all_elements_once(gpu: Gpu, shape: tuple[int, ...], axes: list[int]) -> None:
+    x = few(*shape)
+    assert torch.equal(reduced(gpu, "ReduceSum", x, axes), x.sum(axes))
+
+
+@pytest.mark.parametrize(("shape", "axes"), REDUCTIONS[:9:2], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
+def test_sums_in_every_dtype(gpu: Gpu, shape: tuple[int, ...], axes: list[int], dtype: torch.dtype) -> None:
+    x = few(*shape, dtype=dtype)
+    assert torch.equal(reduced(gpu, "ReduceSum", x, axes), x.double().sum(axes).to(dtype))
+
+
+@pytest.mark.parametrize(("shape", "axes"), REDUCTIONS[:8], ids=str)
+def test_an_extreme_is_that_of_any_place_and_nan_is_one(gpu: Gpu, shape: tuple[int, ...], axes: list[int]) -> None:
+    x = random(*shape, dtype=torch.bfloat16)
+    assert torch.equal(reduced(gpu, "ReduceMax", x, axes), x.amax(axes))
+    assert torch.equal(reduced(gpu, "ReduceMin", x, axes), x.amin(axes))
+    x.view(-1)[-2] = nan
+    assert torch.equal(reduced(gpu, "ReduceMax", x, axes).isnan(), x.amax(axes).isnan())
+    assert torch.equal(reduced(gpu, "ReduceMin", x, axes).isnan(), x.amin(axes).isnan())
+
+
+def test_of_nothing_a_sum_is_0_and_a_mean_nan(gpu: Gpu) -> None:
+    x = torch.empty(3, 0, 2)
+    assert torch.equal(reduced(gpu, "ReduceSum", x, [1]), torch.zeros(3, 2))
+    assert reduced(gpu, "ReduceMean", x, [1]).isnan().all()
+    assert reduced(gpu, "ReduceSum", torch.empty(0, 3), [1]).shape == (0,)
+
+
+LINES = [((5, 37), -1), ((2, 1100), -1), ((2, 9001), -1), ((33, 5), -1), ((4, 50, 7), 1), ((2, 3, 40), 1), ((1,), 0)]
+
+
+def softmax_grad(dy: Tensor, y: Tensor, axis: int) -> Tensor:
+    return y * (dy - (dy * y).sum(axis, keepdim=True))
+
+
+def log_softmax_grad(dy: Tensor, y: Tensor, axis: int) -> Tensor:
+    return dy - y.exp() * dy.sum(axis, keepdim=True)
+
+
+@pytest.mark.parametrize(("shape", "axis"), LINES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_and_its_gradient(gpu: Gpu, shape: tuple[int, ...], axis: int, dtype: torch.dtype) -> None:
+    x, dy = 3 * random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    for op, of, grad_of in (
+        ("Softmax", torch.softmax, softmax_grad),
+        ("LogSoftmax", torch.log_softmax, log_softmax_grad),
+    ):
+        (y,) = gpu.forward(graph(f"{op}(%x0) {{axis={axis}}}", [x]), [x])
+        torch.testing.assert_close(y, of(x.double(), axis).to(dtype))
+        (dx,) = gpu.forward(graph(f"{op}Grad(%x0, %x1) {{axis={axis}}}", [dy, y]), [dy, y])
+        torch.testing.assert_close(dx, grad_of(dy.double(), y.double(), axis).to(dtype))
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_what_is_not_finite_in_a_softmax(gpu: Gpu, op: str) -> None:
+    x = torch.zeros(6, 40)
+    x[0], x[1, 3], x[2, 3], x[3, 3], x[4, ::2] = -inf, inf, -inf, nan, -inf
+    of = torch.softmax if op == "Softmax" else torch.log_softmax
+    torch.testing.assert_close(gpu.forward(graph(f"{op}(%x0)", [x]), [x])[0], of(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_lines_of_nothing_are_not_launched(gpu: Gpu, shape: tuple[int, ...]) -> None:
+    before = gpu.counted().launches
+    x = torch.empty(shape)
+    assert gpu.forward(graph("Softmax(%x0)", [x]), [x])[0].shape == shape
+    assert gpu.counted().launches == before
