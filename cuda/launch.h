@@ -42,6 +42,14 @@ omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc
                               const char *name, const char *ending,
                               omc_cuda_kernel *out) OMC_MUST_USE;
 
+/* Elements of an input or output; NULL if it is left out. */
+static inline void *omc_cuda_in(const omc_kernel_args *args, uint32_t i) {
+  return i < args->n_in && args->in[i].type ? args->in[i].data : NULL;
+}
+static inline void *omc_cuda_out(const omc_kernel_args *args, uint32_t i) {
+  return i < args->n_out && args->out[i].type ? args->out[i].data : NULL;
+}
+
 /* Who a kernel's letters are from. The name is kept for the process. */
 omc_status omc_cuda_sender_of(const omc_cuda_device *device, const omc_node *node,
                               omc_sender *out) OMC_MUST_USE;

@@ -40,7 +40,7 @@ static void cut_in_parts(omc_gpu_lines *lines, int64_t blocks, int64_t least) {
   lines->parts = n > 0 ? (int32_t)omc_ceil_div(n, lines->step) : 1;
 }
 
-static omc_cuda_team team_of_columns(omc_gpu_lines *lines, bool by_parts) {
+omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts) {
   int64_t warps = 1;
   while (warps < COLUMN_WARPS && warps * SHORT < lines->along.n) warps *= 2;
   const int64_t blocks = omc_ceil_div(lines->kept.n, WARP);
@@ -49,13 +49,11 @@ static omc_cuda_team team_of_columns(omc_gpu_lines *lines, bool by_parts) {
                          {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
 }
 
-omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines) { return team_of_columns(lines, false); }
-
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
   const omc_gpu_places *along = &lines->along;
   const int64_t pack = PACK_BYTES / (int64_t)bytes, n = along->n;
   const int32_t inner = along->rank - 1;
-  if (along->group[inner].stride != 1 || n <= SHORT) return team_of_columns(lines, by_parts);
+  if (along->group[inner].stride != 1 || n <= SHORT) return omc_cuda_columns_of(lines, by_parts);
   if (inner == 0 && n <= pack * WARP_PACKS * WARP) {
     const int64_t warps = WARP_THREADS / WARP;
     cut_in_parts(lines, BUSY_BLOCKS, 1);

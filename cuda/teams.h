@@ -20,7 +20,7 @@ typedef struct omc_cuda_team {
  * a kernel without GROUPED teams are of one group. */
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
-/* The team of columns, which goes along any lines of one group, in one part. */
-omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines);
+/* The team of columns, which goes along any lines. */
+omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts);
 
 #endif

@@ -67,10 +67,27 @@ OMC_INLINE int64_t omc_offset_at(const omc_gpu_places &p, int64_t i) {
 
 /* ---- verbs ---- */
 
+/* Two sums at once. */
+struct omc_two {
+  acc_t a, b;
+};
+
+/* What the lane has whose number differs in the bits of `mask`. */
+template <typename T>
+OMC_INLINE T omc_of_lane(T x, int mask) {
+  return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+OMC_INLINE omc_two omc_of_lane(omc_two x, int mask) {
+  return omc_two{omc_of_lane(x.a, mask), omc_of_lane(x.b, mask)};
+}
+
 struct omc_sum {
   template <typename T>
   static OMC_METHOD T start() {
-    return 0;
+    return T{};
+  }
+  static OMC_METHOD omc_two join(omc_two x, omc_two y) {
+    return omc_two{join(x.a, y.a), join(x.b, y.b)};
   }
   static OMC_METHOD double join(double a, double b) { return a + b; }
   static OMC_METHOD float join(float a, float b) { return a + b; }
@@ -124,8 +141,7 @@ OMC_INLINE T omc_join_warps(T x) {
 template <typename Verb, typename T>
 OMC_INLINE T omc_join_lanes(T x) {
 #pragma unroll
-  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2)
-    x = Verb::join(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  for (int mask = OMC_WARP / 2; mask > 0; mask /= 2) x = Verb::join(x, omc_of_lane(x, mask));
   return x;
 }
 
@@ -146,12 +162,11 @@ struct omc_team {
     line = (int64_t)(blockIdx.x / parts) * together + nth;
     first = part * of.step;
     const int64_t end = of.along.n - first < of.step ? of.along.n : first + of.step;
-    last = line < of.kept.n ? end : first;
+    last = has_line() ? end : first;
   }
-  OMC_METHOD bool leads() const { return lane == 0 && line < lines.kept.n; }
-  OMC_METHOD int64_t offset() const { /* of the line, if it is one */
-    return line < lines.kept.n ? omc_offset_at(lines.kept, line) : 0;
-  }
+  OMC_METHOD bool has_line() const { return line < lines.kept.n; }
+  OMC_METHOD bool leads() const { return lane == 0 && has_line(); }
+  OMC_METHOD int64_t offset() const { return has_line() ? omc_offset_at(lines.kept, line) : 0; }
 };
 
 /* PACK neighbours are read and written at a time. A line is SLOTS packs of each thread at most,
@@ -224,19 +239,19 @@ OMC_INLINE int omc_lanes_of(const Team &team, int64_t k) {
   return team.last - k < Team::PACK ? (int)(team.last - k) : (int)Team::PACK;
 }
 
-/* A team's line of a tensor, by the packs of a thread. */
-template <typename E, typename Team>
+/* A team's line of a tensor, by the packs of a thread; with SLOTS 0 none is kept. */
+template <typename E, typename Team, int SLOTS = Team::SLOTS>
 struct omc_line {
   const E *from; /* NULL: none */
   const omc_gpu_places &along;
-  E packs[Team::SLOTS ? Team::SLOTS : 1][Team::PACK];
+  E packs[SLOTS ? SLOTS : 1][Team::PACK];
 
   OMC_METHOD omc_line(const Team &team, const void *data, int64_t offset,
                       const omc_gpu_places &along_)
       : from((const E *)data), along(along_) {
     if (from) from += offset;
 #pragma unroll
-    for (int slot = 0; slot < Team::SLOTS; slot++) {
+    for (int slot = 0; slot < SLOTS; slot++) {
       const int64_t k = (slot * (int64_t)team.size + team.lane) * Team::PACK;
       if (k < team.last) read(k, slot, omc_lanes_of(team, k));
     }
@@ -247,7 +262,12 @@ struct omc_line {
   OMC_METHOD void read(int64_t k, int slot, int lanes) {
     if (from) omc_load(packs[slot], from + omc_along_line<Team>(along, k), lanes);
   }
-  OMC_METHOD acc_t operator[](omc_at at) const { return number<acc_t>(packs[at.slot][at.l]); }
+  OMC_METHOD void pass(int64_t k, int lanes) {
+    if (SLOTS == 0) read(k, 0, lanes);
+  }
+  OMC_METHOD acc_t operator[](omc_at at) const {
+    return number<acc_t>(packs[SLOTS ? at.slot : 0][at.l]);
+  }
 };
 
 /* Calls f(k, slot, lanes) for each of a thread's packs, which the lines then have. */
@@ -255,17 +275,18 @@ template <typename Team, typename F, typename... Lines>
 OMC_INLINE void omc_each_pack(const Team &team, F f, Lines &...lines) {
   const int64_t step = (int64_t)team.size * Team::PACK;
   int64_t k = team.first + (int64_t)team.lane * Team::PACK;
+  const auto visit = [&](int slot) {
+    const int lanes = omc_lanes_of(team, k);
+    (lines.pass(k, lanes), ...);
+    f(k, slot, lanes);
+  };
   if (Team::SLOTS) {
 #pragma unroll
     for (int slot = 0; slot < Team::SLOTS; slot++, k += step)
-      if (k < team.last) f(k, slot, omc_lanes_of(team, k));
+      if (k < team.last) visit(slot);
   } else {
 #pragma unroll(Team::PACK == 1 && !Team::GROUPED ? 4 : 1)
-    for (; k < team.last; k += step) {
-      const int lanes = omc_lanes_of(team, k);
-      (lines.read(k, 0, lanes), ...);
-      f(k, 0, lanes);
-    }
+    for (; k < team.last; k += step) visit(0);
   }
 }
 

@@ -1,0 +1,125 @@
+/* LayerNormalization and RmsNorm by rows, and their gradients: those of the parameters are sums
+ * over rows, by columns. */
+#include "cuda/ops/norm.h"
+
+#include <stdio.h>
+
+#include "cuda/teams.h"
+#include "ops/forms.h"
+#include "ops/op.h"
+
+enum { NAME_BYTES = 64 };
+
+typedef struct params {
+  bool centred;
+  omc_cuda_kernel kernel, sums, join; /* the two of a gradient */
+  omc_cuda_grid grid, sums_grid, join_grid;
+  omc_layer given; /* but for addresses, as the next two */
+  omc_layer_sums summed, joined;
+  size_t partial_bytes;
+} params;
+
+static const char *storage_of(const omc_node *node, uint32_t i) {
+  const omc_value *v = omc_in(node, i);
+  return v ? omc_cuda_storage(v->type.dtype) : "storage_t";
+}
+
+static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                            const char *of, const char *team, omc_cuda_kernel *out) {
+  const bool is_grad = node->op == OMC_OP_LayerNormGrad || node->op == OMC_OP_RmsNormGrad;
+  char defines[2 * NAME_BYTES], name[NAME_BYTES];
+  snprintf(defines, sizeof defines, "#define OMC_GAMMA %s\n#define OMC_BETA %s\n",
+           storage_of(node, is_grad ? 2 : 1), is_grad ? "storage_t" : storage_of(node, 2));
+  snprintf(name, sizeof name, "%s%s", of, omc_op_name(node->op));
+  return omc_cuda_kernel_of(device, node, arena, "norm", omc_in(node, 0)->type.dtype, defines, name,
+                            team, out);
+}
+
+static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                              void *params_) {
+  params *p = params_;
+  omc_shape shape, stats;
+  omc_layer_form form;
+  OMC_TRY(omc_layer_form_of(node, 0, &shape, &stats, &form)); /* dy and x have one shape */
+  p->centred = node->op == OMC_OP_LayerNormalization || node->op == OMC_OP_LayerNormGrad;
+  p->given.epsilon = form.epsilon;
+  p->given.lines.kept = omc_cuda_places(form.rows, form.n);
+  p->given.lines.along = omc_cuda_places(form.n, 1);
+  const size_t bytes = omc_dtype_size(omc_in(node, 0)->type.dtype);
+  const omc_cuda_team team = omc_cuda_team_of(&p->given.lines, bytes, false);
+  p->grid = team.grid;
+  return kernel_of(device, node, arena, "", team.name, &p->kernel);
+}
+
+static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                              void *params_) {
+  params *p = params_;
+  OMC_TRY(params_rows(device, node, arena, params_));
+  const int64_t rows = p->given.lines.kept.n, n = p->given.lines.along.n;
+  p->summed.lines.kept = omc_cuda_places(n, 1);
+  p->summed.lines.along = omc_cuda_places(rows, n);
+  const omc_cuda_team team = omc_cuda_columns_of(&p->summed.lines, true);
+  p->sums_grid = team.grid;
+  OMC_TRY(kernel_of(device, node, arena, "sums_of_", team.name, &p->sums));
+  const int64_t parts = p->summed.lines.parts;
+  if (parts == 1) return OMC_OK;
+  p->partial_bytes =
+      (size_t)(parts * 2 * n) * omc_dtype_size(omc_dtype_acc(omc_in(node, 0)->type.dtype));
+  p->joined.lines.kept = omc_cuda_places(n, 1);
+  p->joined.lines.along = omc_cuda_places(parts, 2 * n);
+  const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
+  p->join_grid = joining.grid;
+  return kernel_of(device, node, arena, "join_sums_of_", joining.name, &p->join);
+}
+
+static size_t grad_workspace(const void *params_) {
+  return ((const params *)params_)->partial_bytes;
+}
+
+static omc_status run_rows(const omc_kernel_args *args) {
+  params *p = (params *)(uintptr_t)args->params;
+  omc_layer given = p->given;
+  given.x = omc_cuda_in(args, 0);
+  given.gamma = omc_cuda_in(args, 1);
+  given.beta = omc_cuda_in(args, 2);
+  given.out = omc_cuda_out(args, 0);
+  given.mean = p->centred ? omc_cuda_out(args, 1) : NULL;
+  given.rstd = omc_cuda_out(args, p->centred ? 2 : 1);
+  return omc_cuda_launch(&p->kernel, p->grid, &given, args->queue);
+}
+
+/* The sums come first: dx may be written over what they are of. */
+static omc_status run_sums(const omc_kernel_args *args, params *p) {
+  omc_layer_sums summed = p->summed, joined = p->joined;
+  summed.dy = omc_cuda_in(args, 0);
+  summed.x = omc_cuda_in(args, 1);
+  summed.mean = omc_cuda_in(args, 3);
+  summed.rstd = omc_cuda_in(args, p->centred ? 4 : 3);
+  summed.dgamma = joined.dgamma = omc_cuda_out(args, 1);
+  summed.dbeta = joined.dbeta = omc_cuda_out(args, 2);
+  summed.partial = joined.partial = args->workspace;
+  if (!summed.dgamma && !summed.dbeta) return OMC_OK;
+  OMC_TRY(omc_cuda_launch(&p->sums, p->sums_grid, &summed, args->queue));
+  return omc_cuda_launch(&p->join, p->join_grid, &joined, args->queue);
+}
+
+/* Inputs: dy, x, gamma?, mean if centred, rstd. */
+static omc_status run_grad(const omc_kernel_args *args) {
+  params *p = (params *)(uintptr_t)args->params;
+  OMC_TRY(run_sums(args, p));
+  omc_layer given = p->given;
+  given.dy = omc_cuda_in(args, 0);
+  given.x = omc_cuda_in(args, 1);
+  given.gamma = omc_cuda_in(args, 2);
+  given.mean = omc_cuda_in(args, 3);
+  given.rstd = omc_cuda_in(args, p->centred ? 4 : 3);
+  given.out = omc_cuda_out(args, 0);
+  return omc_cuda_launch(&p->kernel, p->grid, &given, args->queue);
+}
+
+#define NORM(name, ...) \
+  const omc_cuda_op omc_cuda_##name = {.params_size = sizeof(params), __VA_ARGS__};
+NORM(LayerNormalization, .params = params_rows, .run = run_rows)
+NORM(RmsNorm, .params = params_rows, .run = run_rows)
+NORM(LayerNormGrad, .params = params_grad, .run = run_grad, .workspace = grad_workspace)
+NORM(RmsNormGrad, .params = params_grad, .run = run_grad, .workspace = grad_workspace)
