@@ -121,3 +121,38 @@ def test_lines_of_nothing_are_not_launched(gpu: Gpu, shape: tuple[int, ...]) -> 
     x = torch.empty(shape)
     assert gpu.forward(graph("Softmax(%x0)", [x]), [x])[0].shape == shape
     assert gpu.counted().launches == before
+
+
+def assert_as_on_the_cpu(gpu: Gpu, call: str, inputs: list[Tensor], outputs: int) -> list[Tensor]:
+    """What the CPU gives, within rounding of what is stored."""
+    text = graph(call, inputs, outputs)
+    wanted = gpu.on_the_cpu(text, inputs, outputs=outputs)
+    for got, want in zip(gpu.forward(text, inputs, outputs=outputs), wanted, strict=True):
+        scale = 1 if want.numel() == 0 else want.double().abs().nan_to_num(posinf=1).max().clamp(min=1).item()
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(want.dtype, 1e-2)
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return wanted
+
+
+ROWS = [(5, 37), (3, 1100), (2, 9001), (33, 5), (900, 20), (7, 1), (0, 5), (1, 4)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize(("dtype", "wide"), [*((d, d) for d in FLOATS), (torch.bfloat16, torch.float32)], ids=str)
+def test_norms_of_rows_and_their_gradients(
+    gpu: Gpu, shape: tuple[int, int], dtype: torch.dtype, wide: torch.dtype
+) -> None:
+    """`wide` is what gamma and beta are stored as."""
+    x, dy = 2 * random(*shape, dtype=dtype) + 1, random(*shape, dtype=dtype, seed=1)
+    gamma, beta = random(shape[1], dtype=wide, seed=2), random(shape[1], dtype=wide, seed=3)
+    _, mean, rstd = assert_as_on_the_cpu(gpu, "LayerNormalization(%x0, %x1, %x2)", [x, gamma, beta], 3)
+    assert_as_on_the_cpu(gpu, "LayerNormGrad(%x0, %x1, %x2, %x3, %x4)", [dy, x, gamma, mean, rstd], 3)
+    assert_as_on_the_cpu(gpu, "LayerNormGrad(%x0, %x1, _, %x2, %x3)", [dy, x, mean, rstd], 1)
+    _, rstd = assert_as_on_the_cpu(gpu, "RmsNorm(%x0, %x1)", [x, gamma], 2)
+    assert_as_on_the_cpu(gpu, "RmsNormGrad(%x0, %x1, %x2, %x3)", [dy, x, gamma, rstd], 2)
+
+
+def test_a_layer_norm_is_pytorchs(gpu: Gpu) -> None:
+    x, gamma = random(6, 515), random(515, seed=2)
+    (y,) = gpu.forward(graph("LayerNormalization(%x0, %x1) {axis=-1, epsilon=0.25}", [x, gamma]), [x, gamma])
+    torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, [515], gamma, eps=0.25))

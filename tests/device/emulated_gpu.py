@@ -39,14 +39,16 @@ class Gpu:
     def fail(self, n: int, name: bytes | None, error: int) -> None:
         self.driver.emulated_fail(ctypes.c_int64(n), name, error)
 
-    def plan(self, text: str, inputs: list[Tensor]) -> Any:
+    def plan(self, text: str, inputs: list[Tensor], outputs: int = 1) -> Any:
         given = [self.put(t) for t in inputs]
-        return self.core.Session(text, {}, provider="gpu").plan(given, [False] * len(given), [False]), given
+        plan = self.core.Session(text, {}, provider="gpu").plan(given, [False] * len(given), [False] * outputs)
+        return plan, given
 
-    def forward(self, text: str, inputs: list[Tensor], seed: int = 7) -> list[Tensor]:
-        plan, given = self.plan(text, inputs)
+    def forward(self, text: str, inputs: list[Tensor], seed: int = 7, outputs: int = 1) -> list[Tensor]:
+        plan, given = self.plan(text, inputs, outputs)
         outputs, _ = plan.forward(given, seed)
         return [self.get(t) for t in outputs]
 
-    def on_the_cpu(self, text: str, inputs: list[Tensor], seed: int = 7) -> list[Tensor]:
-        return self.core.Session(text, {}).plan(inputs, [False] * len(inputs), [False]).forward(inputs, seed)[0]
+    def on_the_cpu(self, text: str, inputs: list[Tensor], seed: int = 7, outputs: int = 1) -> list[Tensor]:
+        plan = self.core.Session(text, {}).plan(inputs, [False] * len(inputs), [False] * outputs)
+        return plan.forward(inputs, seed)[0]
