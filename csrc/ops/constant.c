@@ -1,6 +1,7 @@
 /* Ops whose output follows from shapes and constants alone; binding folds them. */
 #include <math.h>
 
+#include "base/element.h"
 #include "base/int.h"
 #include "ops/forms.h"
 #include "ops/infer.h"
@@ -17,6 +18,16 @@ omc_shape_form omc_shape_form_of(const omc_node *node) {
                       clamp_end(omc_node_int(node, "end"), rank)};
   if (p.end < p.start) p.end = p.start;
   return p;
+}
+
+/* The value may be written as an integer or as a float. */
+void omc_filling_of(const omc_node *node, void *element) {
+  const omc_dtype dtype = omc_out(node, 0)->type.dtype;
+  const omc_attr *value = omc_node_attr(node, "value");
+  if (value && value->kind == OMC_ATTR_INT)
+    omc_element_set_int(dtype, element, 0, value->v.i);
+  else
+    omc_element_set_float(dtype, element, 0, omc_node_float(node, "value"));
 }
 
 static omc_status infer_shape(omc_node *node) {

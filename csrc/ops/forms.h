@@ -19,6 +19,9 @@ typedef struct omc_shape_form {
 
 omc_shape_form omc_shape_form_of(const omc_node *node);
 
+/* The element of its dtype, of 8 bytes at most, that a ConstantOfShape has everywhere. */
+void omc_filling_of(const omc_node *node, void *element);
+
 /* ---- scan.c: along one axis ---- */
 
 /* The tensor is [outer, n, inner], n the elements along the axis; one of rank 0 is [1, 1, 1]. */

@@ -46,19 +46,12 @@ OMC_KERNEL_ANY(Range, args) {
 }
 
 typedef struct fill_params {
-  unsigned char element[8];
+  unsigned char element[sizeof(int64_t)];
 } fill_params;
 
-/* The value may be written as an integer or as a float. */
 static omc_status params_fill(const omc_node *node, omc_arena *arena, void *params) {
   (void)arena;
-  fill_params *p = params;
-  const omc_dtype dtype = omc_out(node, 0)->type.dtype;
-  const omc_attr *value = omc_node_attr(node, "value");
-  if (value && value->kind == OMC_ATTR_INT)
-    omc_element_set_int(dtype, p->element, 0, value->v.i);
-  else
-    omc_element_set_float(dtype, p->element, 0, omc_node_float(node, "value"));
+  omc_filling_of(node, ((fill_params *)params)->element);
   return OMC_OK;
 }
 
