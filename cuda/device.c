@@ -109,6 +109,9 @@ omc_status omc_cuda_read_letter(omc_cuda_device *d) {
     case OMC_LETTER_INDEX:
       OMC_FAIL(EINDEX, "'%s': index %lld is out of range, there are %lld", node,
                (long long)read.value, (long long)read.bound);
+    case OMC_LETTER_BOUNDS:
+      OMC_FAIL(EBOUNDS, "'%s': index %lld is out of range, there are %lld", node,
+               (long long)read.value, (long long)read.bound);
     case OMC_LETTER_DOMAIN:
       OMC_FAIL(EDOMAIN, "'%s' is given a number outside of its domain", node);
   }

@@ -9,6 +9,7 @@ typedef enum {
   OMC_LETTER_NONE,
   OMC_LETTER_DIVISION,
   OMC_LETTER_INDEX,
+  OMC_LETTER_BOUNDS, /* the same, where PyTorch has another exception for it */
   OMC_LETTER_DOMAIN
 } omc_letter_kind;
 
