@@ -1,0 +1,222 @@
+"""Ops that move, pick and scan elements on the emulated GPU: sizes that tiles, vectors and digits do not divide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from emulated_gpu import Gpu
+from torch import Tensor
+
+from case import DTYPE_TEXT
+
+SIZES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)  # of 1, 2, 4, 8 bytes
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FOLDED_BYTES = 1 << 20  # constants that are larger are computed on the device
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=g).to(dtype)
+    return torch.randint(0, 100, shape, generator=g, dtype=dtype)
+
+
+def node(call: str, inputs: Sequence[Tensor], constants: str = "") -> str:
+    """The graph of one node, whose inputs are %x0, %x1 and on."""
+    lines = [f"input %x{i} : {DTYPE_TEXT[t.dtype]}[{','.join(map(str, t.shape))}]" for i, t in enumerate(inputs)]
+    return "\n".join([*lines, constants, f"%y = {call}", "return %y", ""])
+
+
+def assert_as_on_the_cpu(gpu: Gpu, text: str, inputs: list[Tensor], exactly: bool = True) -> Tensor:
+    (got,), (want,) = gpu.forward(text, inputs), gpu.on_the_cpu(text, inputs)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    if exactly:
+        assert torch.equal(got, want)
+    else:
+        torch.testing.assert_close(got, want)
+    return got
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "perm"),
+    [
+        ((70, 131), [1, 0]),  # several tiles, the last of them partial
+        ((3, 64, 2, 32), [0, 2, 1, 3]),  # rows of 16 bytes and more
+        ((3, 5, 2, 6), [0, 2, 1, 3]),  # of 2 at least
+        ((4, 3, 66, 5), [0, 3, 1, 2]),
+        ((1, 1, 7), [2, 1, 0]),
+    ],
+)
+def test_transpose(gpu: Gpu, dtype: torch.dtype, shape: tuple[int, ...], perm: list[int]) -> None:
+    x = numbers(*shape, dtype=dtype)
+    assert_as_on_the_cpu(gpu, node(f"Transpose(%x0) {{perm={perm}}}", [x]), [x])
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize("cut", [(1, 65, 1), (16, 48, 1), (64, -100, -1), (60, 1, -7), (4, 4, 1)], ids=str)
+def test_slice_and_back(gpu: Gpu, dtype: torch.dtype, cut: tuple[int, int, int]) -> None:
+    x = numbers(7, 65, dtype=dtype)
+    (start, end, step), names = cut, ("a", "b", "c", "d")
+    constants = "\n".join(f"const %{n} : i64[1] = [{v}]" for n, v in zip(names, (start, end, 1, step), strict=True))
+    arguments = ", ".join(f"%{n}" for n in names)
+    y = assert_as_on_the_cpu(gpu, node(f"Slice(%x0, {arguments})", [x], constants), [x])
+    back = node(f"SliceGrad(%x0, {arguments}) {{shape=[7, 65]}}", [y], constants)
+    assert_as_on_the_cpu(gpu, back, [y])
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+def test_padding_is_the_given_value(gpu: Gpu, dtype: torch.dtype) -> None:
+    x, value = numbers(5, 9, dtype=dtype), numbers(dtype=dtype, seed=1)
+    text = node("Pad(%x0, %p, %x1)", [x, value], "const %p : i64[4] = [1, -2, 0, 7]")
+    assert_as_on_the_cpu(gpu, text, [x, value])
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+def test_joining_and_repeating(gpu: Gpu, dtype: torch.dtype) -> None:
+    a, b = numbers(3, 5, 8, dtype=dtype), numbers(3, 0, 8, dtype=dtype)
+    assert_as_on_the_cpu(gpu, node("Concat(%x0, %x1, %x0) {axis=1}", [a, b]), [a, b])
+    assert_as_on_the_cpu(gpu, node("Tile(%x0, %r)", [a], "const %r : i64[3] = [2, 1, 3]"), [a])
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize(("k", "upper"), [(0, 1), (-3, 0), (100, 1), (-100, 1)])
+def test_triangles(gpu: Gpu, dtype: torch.dtype, k: int, upper: int) -> None:
+    x = numbers(2, 19, 33, dtype=dtype)
+    assert_as_on_the_cpu(gpu, node(f"Trilu(%x0, %k) {{upper={upper}}}", [x], f"const %k : i64[1] = [{k}]"), [x])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "step"), [(torch.int64, -3), (torch.int32, 5), (torch.float32, 0.1), (torch.float64, -0.1)], ids=str
+)
+def test_a_range_too_large_to_be_kept(gpu: Gpu, dtype: torch.dtype, step: float) -> None:
+    n, text = FOLDED_BYTES // dtype.itemsize + 5, DTYPE_TEXT[dtype]
+    given = {"start": 7, "limit": 7 + (n - 0.5 if dtype.is_floating_point else n) * step, "delta": step}
+    constants = "\n".join(f"const %{name} : {text}[] = [{value}]" for name, value in given.items())
+    one = torch.ones(1, dtype=dtype)
+    assert_as_on_the_cpu(gpu, node("Mul(%r, %x0)", [one], f"{constants}\n%r = Range(%start, %limit, %delta)"), [one])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.int64], ids=str)
+def test_a_constant_too_large_to_be_kept(gpu: Gpu, dtype: torch.dtype) -> None:
+    n, onnx = FOLDED_BYTES // dtype.itemsize + 5, {torch.bool: 9, torch.bfloat16: 16, torch.float32: 1, torch.int64: 7}
+    constants = f"const %n : i64[1] = [{n}]\n%c = ConstantOfShape(%n) {{value=3, dtype={onnx[dtype]}}}"
+    x, before = torch.zeros(3, dtype=dtype), gpu.counted().launches
+    assert_as_on_the_cpu(gpu, node("Concat(%x0, %c) {axis=0}", [x], constants), [x])
+    assert gpu.counted().launches == before + 3
+
+
+# ---- by index ----
+
+ROWS, INNER = 700, 3  # rows are known by two digits; ids fill several tiles
+
+
+def ids(n: int, rows: int = ROWS) -> Tensor:
+    return torch.randint(0, rows, (n,), generator=torch.Generator().manual_seed(3))
+
+
+MANY_IDS = {
+    "spread": ids(1000),
+    "few rows": ids(1000, 2) + 511,
+    "one row": torch.full((1000,), 3),
+    "one": torch.tensor([699]),
+    "none": ids(0),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("index", MANY_IDS.values(), ids=MANY_IDS)
+@pytest.mark.parametrize("by_freq", [0, 1])
+def test_gradients_of_rows_are_summed_in_one_order(gpu: Gpu, dtype: torch.dtype, index: Tensor, by_freq: int) -> None:
+    dy = numbers(len(index), INNER, dtype=dtype)
+    call = f"EmbeddingGrad(%x0, %x1) {{shape=[{ROWS}, {INNER}], scale_grad_by_freq={by_freq}, padding_idx=511}}"
+    text = node(call, [dy, index])
+    (got,), (again,) = gpu.forward(text, [dy, index]), gpu.forward(text, [dy, index])
+    assert torch.equal(got, again)
+    want = torch.zeros(ROWS, INNER, dtype=torch.float64).index_add_(0, index, dy.double())
+    if by_freq:
+        want /= index.bincount(minlength=ROWS).clamp(min=1)[:, None]
+    want[511] = 0
+    torch.testing.assert_close(got, want.to(dtype))  # what is summed is not rounded to 16 bits
+
+
+def test_a_gradient_is_added_to_what_there_is(gpu: Gpu) -> None:
+    inputs = [numbers(100, 4), ids(100), numbers(ROWS, 4, seed=1)]
+    text = node(f"EmbeddingGrad(%x0, %x1, %x2) {{shape=[{ROWS}, 4]}}", inputs)
+    assert_as_on_the_cpu(gpu, text, inputs, exactly=False)
+
+
+def test_gradients_of_several_outer_rows(gpu: Gpu) -> None:
+    inputs = [numbers(2, 300, 3), ids(300, 20)]
+    text = node("GatherGrad(%x0, %x1) {axis=1, shape=[2, 20, 3]}", inputs)
+    assert_as_on_the_cpu(gpu, text, inputs, exactly=False)
+
+
+def test_gradients_of_single_elements(gpu: Gpu) -> None:
+    dy, index = numbers(3, 300, 2), torch.randint(0, 40, (3, 300, 2), generator=torch.Generator().manual_seed(1))
+    text = node("GatherElementsGrad(%x0, %x1) {axis=1, shape=[3, 40, 2]}", [dy, index])
+    assert_as_on_the_cpu(gpu, text, [dy, index], exactly=False)
+
+
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize("inner", [1, 3, 8, 64])
+def test_rows_of_all_lengths(gpu: Gpu, dtype: torch.dtype, inner: int) -> None:
+    table, index = numbers(2, 30, inner, dtype=dtype), ids(77, 30) - 30
+    assert_as_on_the_cpu(gpu, node("Gather(%x0, %x1) {axis=1}", [table, index]), [table, index])
+
+
+@pytest.mark.parametrize(
+    ("call", "inputs", "failure", "message"),
+    [
+        ("Gather(%x0, %x1)", [numbers(5, 3), torch.tensor([1, 5])], IndexError, "Gather.*index 5 .* there are 5"),
+        ("Gather(%x0, %x1)", [numbers(5, 3), torch.tensor([-6])], IndexError, "Gather.*index -6 .* there are 5"),
+        ("Embedding(%x0, %x1)", [numbers(5, 3), torch.tensor([-1])], IndexError, "Embedding.*index -1 .* there are 5"),
+        ("GatherND(%x0, %x1)", [numbers(5, 3), torch.tensor([[4, 3]])], IndexError, "index 3 .* there are 3"),
+        (
+            "GatherElements(%x0, %x1) {strict=1}",
+            [numbers(5), torch.tensor([7])],
+            RuntimeError,
+            "index 7 .* there are 5",
+        ),
+        (
+            "EmbeddingGrad(%x0, %x1) {shape=[5, 3]}",
+            [numbers(2, 3), torch.tensor([9, 0])],
+            IndexError,
+            "EmbeddingGrad.*index 9 .* there are 5",
+        ),
+        ("SegmentSum(%x0, %x1)", [numbers(5, 3), torch.tensor([0, 4, 2])], IndexError, "SegmentSum.*index 2 "),
+        ("SegmentSum(%x0, %x1)", [numbers(5, 3), torch.tensor([1])], IndexError, "SegmentSum.*index 1 "),
+    ],
+)
+def test_an_index_out_of_range_is_told_once_with_its_node(
+    gpu: Gpu, call: str, inputs: list[Tensor], failure: type[Exception], message: str
+) -> None:
+    text = node(call, inputs)
+    with pytest.raises(failure, match=message):
+        gpu.forward(text, inputs)
+    valid = [*inputs[:1], torch.zeros_like(inputs[1])]
+    assert_as_on_the_cpu(gpu, text, valid)
+
+
+# ---- along an axis ----
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2500, 1), (2, 30, 300), (3, 1, 1), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize(("reverse", "exclusive"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_running_sums(gpu: Gpu, dtype: torch.dtype, shape: tuple[int, ...], reverse: int, exclusive: int) -> None:
+    x = numbers(*shape, dtype=dtype)
+    call = f"CumSum(%x0, %axis) {{reverse={reverse}, exclusive={exclusive}}}"
+    assert_as_on_the_cpu(gpu, node(call, [x], "const %axis : i64[] = [1]"), [x], exactly=not dtype.is_floating_point)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1000, 1), (2, 30, 300), (3, 1, 1)], ids=str)
+def test_the_first_of_the_extremes(gpu: Gpu, op: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = numbers(*shape, dtype=dtype).clamp(-1, 1)  # ties
+    if dtype.is_floating_point and shape[1] > 1:
+        x[1, 20:25] = float("nan")
+    assert_as_on_the_cpu(gpu, node(f"{op}(%x0) {{axis=1}}", [x]), [x])
