@@ -49,22 +49,26 @@ omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts) {
                          {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
 }
 
-omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
-  const omc_gpu_places *along = &lines->along;
-  const int64_t pack = PACK_BYTES / (int64_t)bytes, n = along->n;
-  const int32_t inner = along->rank - 1;
-  if (along->group[inner].stride != 1 || n <= SHORT) return omc_cuda_columns_of(lines, by_parts);
-  if (inner == 0 && n <= pack * WARP_PACKS * WARP) {
-    const int64_t warps = WARP_THREADS / WARP;
-    cut_in_parts(lines, BUSY_BLOCKS, 1);
-    return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), WARP_THREADS, 0}};
-  }
+omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
+  const int64_t pack = PACK_BYTES / (int64_t)bytes, n = lines->along.n;
+  const int32_t inner = lines->along.rank - 1;
   int64_t threads = 2 * WARP;
   while (threads < MOST_THREADS && threads * pack * WARP_PACKS < n) threads *= 2;
   cut_in_parts(lines, by_parts ? lines->kept.n : BUSY_BLOCKS, threads * pack * PART_PACKS);
-  const bool whole = along->group[inner].size % pack == 0;
+  const bool whole = lines->along.group[inner].size % pack == 0;
   return (omc_cuda_team){inner == 0 ? "_block"
                          : whole    ? "_grouped_block"
                                     : "_scattered_block",
                          {lines->kept.n * lines->parts, (uint32_t)threads, 0}};
+}
+
+omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
+  const omc_gpu_places *along = &lines->along;
+  const int64_t room = PACK_BYTES / (int64_t)bytes * WARP_PACKS * WARP, inner = along->rank - 1;
+  if (along->group[inner].stride != 1 || along->n <= SHORT)
+    return omc_cuda_columns_of(lines, by_parts);
+  if (inner > 0 || along->n > room) return omc_cuda_block_of(lines, bytes, by_parts);
+  cut_in_parts(lines, BUSY_BLOCKS, 1);
+  const int64_t warps = WARP_THREADS / WARP;
+  return (omc_cuda_team){"_warps", {omc_ceil_div(lines->kept.n, warps), WARP_THREADS, 0}};
 }

@@ -20,7 +20,8 @@ typedef struct omc_cuda_team {
  * a kernel without GROUPED teams are of one group. */
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
-/* The team of columns, which goes along any lines. */
+/* The same of one kind: columns go along any lines, a block along neighbours. */
 omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts);
+omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
 #endif

@@ -285,7 +285,7 @@ OMC_INLINE void omc_each_pack(const Team &team, F f, Lines &...lines) {
     for (int slot = 0; slot < Team::SLOTS; slot++, k += step)
       if (k < team.last) visit(slot);
   } else {
-#pragma unroll(Team::PACK == 1 && !Team::GROUPED ? 4 : 1)
+#pragma unroll(Team::PACK == 1 && !Team::GROUPED && sizeof(acc_t) == 4 ? 4 : 1)
     for (; k < team.last; k += step) visit(0);
   }
 }
