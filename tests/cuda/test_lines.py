@@ -156,3 +156,65 @@ def test_a_layer_norm_is_pytorchs(gpu: Gpu) -> None:
     x, gamma = random(6, 515), random(515, seed=2)
     (y,) = gpu.forward(graph("LayerNormalization(%x0, %x1) {axis=-1, epsilon=0.25}", [x, gamma]), [x, gamma])
     torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, [515], gamma, eps=0.25))
+
+
+LOGITS = [
+    ((5, 37), "mean"),
+    ((3, 1100), "sum"),
+    ((2, 9001), "none"),
+    ((4, 7, 6), "mean"),
+    ((40000, 3), "mean"),
+    ((9,), "sum"),
+]
+
+
+@pytest.mark.parametrize(("shape", "reduction"), LOGITS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_and_their_gradients(
+    gpu: Gpu, shape: tuple[int, ...], reduction: str, dtype: torch.dtype, smoothing: float, weighted: bool
+) -> None:
+    """The second target is ignored."""
+    classes = shape[1] if len(shape) > 1 else shape[0]
+    rows = [d for i, d in enumerate(shape) if i != 1 and len(shape) > 1]
+    x = 3 * random(*shape, dtype=dtype)
+    t = torch.randint(0, classes, rows, generator=torch.Generator().manual_seed(2))
+    t.view(-1)[1:2] = 1
+    w = [random(classes, dtype=dtype, seed=3).abs()] if weighted else []
+    how = f'reduction="{reduction}", ignore_index=1'
+    dloss = random(*(rows if reduction == "none" else []), dtype=dtype, seed=4)
+    call = f"CrossEntropy(%x0, %x1{', %x2' if w else ''}) {{{how}, label_smoothing={smoothing}}}"
+    _, top, log_sum, total = assert_as_on_the_cpu(gpu, call, [x, t, *w], 4)
+    of = [dloss, x, t, top, log_sum, total, *w]
+    names = ", ".join(f"%x{i}" for i in range(len(of)))
+    assert_as_on_the_cpu(gpu, f"CrossEntropyGrad({names}) {{{how}, label_smoothing={smoothing}}}", of, 1)
+    if smoothing:
+        return
+    call = f"NegativeLogLikelihoodLoss(%x0, %x1{', %x2' if w else ''}) {{{how}}}"
+    _, total = assert_as_on_the_cpu(gpu, call, [x, t, *w], 2)
+    call = f"NegativeLogLikelihoodLossGrad(%x0, %x1, %x2{', %x3' if w else ''}) {{{how}, shape={list(shape)}}}"
+    assert_as_on_the_cpu(gpu, call, [dloss, t, total, *w], 1)
+
+
+def test_a_cross_entropy_is_pytorchs_where_logits_are_not_finite(gpu: Gpu) -> None:
+    x = torch.zeros(6, 40)
+    x[0], x[1, 3], x[2, 3], x[3, 3], x[4, ::2] = -inf, inf, -inf, nan, -inf
+    t = torch.full((6,), 3)
+    (loss,) = gpu.forward(graph('CrossEntropy(%x0, %x1) {reduction="none"}', [x, t]), [x, t])
+    want = torch.nn.functional.cross_entropy(x, t, reduction="none")
+    torch.testing.assert_close(loss, want, equal_nan=True)
+
+
+def test_a_target_that_is_no_class_is_told_with_its_node(gpu: Gpu) -> None:
+    x, t = random(4, 5), torch.tensor([0, 4, -100, 5])
+    with pytest.raises(IndexError, match=r"CrossEntropy.*index 5 is out of range, there are 5"):
+        gpu.forward(graph("CrossEntropy(%x0, %x1)", [x, t]), [x, t])
+    t[3] = 0
+    gpu.forward(graph("CrossEntropy(%x0, %x1)", [x, t]), [x, t])
+
+
+def test_a_probability_above_1_is_told(gpu: Gpu) -> None:
+    x = torch.tensor([0.0, 0.5, 1.5])
+    with pytest.raises(RuntimeError, match="outside of its domain"):
+        gpu.forward(graph("UnitInterval(%x0)", [x]), [x])
