@@ -199,6 +199,11 @@ def differentiated(t: Tensor) -> Tensor:
     return torch.func.grad(lambda v: (v * v * v).sum())(t) * 2
 
 
+def jacobian(t: Tensor) -> Tensor:
+    """Calls torch.vmap for gradients of what was computed before."""
+    return torch.func.jacrev(lambda v: v * v * v)(t[0]) @ t.t()
+
+
 def conditional(t: Tensor) -> Tensor:
     return torch.cond(t.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (t,))
 
@@ -223,6 +228,7 @@ def of_data_dependent_size(t: Tensor) -> Tensor:
         transposed_in_place,
         vmapped,
         differentiated,
+        jacobian,
         conditional,
         seeds,
         of_data_dependent_size,
