@@ -1,7 +1,6 @@
 #include "cpu/update.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/arena.h"
 #include "base/int.h"
@@ -104,9 +103,7 @@ static void lamb(row *r) {
     double p = 0, step = 0;
     for (int64_t b = r->first[i]; b < r->first[i + 1]; b++)
       p += r->sums[b][0], step += r->sums[b][1];
-    const bool adapts = numbers->weight_decay != 0 || numbers->use_nvlamb != 0;
-    const double ratio = adapts && p > 0 && step > 0 ? sqrt(p) / sqrt(step) : 1;
-    r->length[i] = numbers->lr * ratio;
+    r->length[i] = omc_lamb_length(numbers, p, step);
   }
   run(r, OMC_UPDATE_LAMB_APPLY);
 }
@@ -117,32 +114,6 @@ static void (*const rules[OMC_N_RULE])(row *) = {
     [OMC_RULE_LAMB] = lamb,
     [OMC_RULE_SCALE] = scale,
 };
-
-typedef struct {
-  uintptr_t begin, end;
-} span;
-
-static int by_begin(const void *a, const void *b) {
-  const uintptr_t x = ((const span *)a)->begin, y = ((const span *)b)->begin;
-  return (x > y) - (x < y);
-}
-
-/* Tensors that share memory are updated one after the other, in their order. */
-static omc_status find_threads(row *r, omc_arena *arena) {
-  const omc_optim_step *step = r->step;
-  span *spans = OMC_NEW_ARRAY(arena, span, (size_t)step->n + 1);
-  if (!spans) OMC_FAIL(ENOMEM, "for a step of %u tensors", step->n);
-  for (uint32_t i = 0; i < step->n; i++) {
-    const omc_optim_tensor *t = &step->tensors[i];
-    const uintptr_t begin = (uintptr_t)(t->param ? t->param : t->grad);
-    spans[i] = (span){begin, begin + (size_t)t->n * omc_dtype_size(t->dtype)};
-  }
-  qsort(spans, step->n, sizeof *spans, by_begin);
-  r->threads = omc_cpu_threads();
-  for (uint32_t i = 1; i < step->n; i++)
-    if (spans[i].begin < spans[i - 1].end) r->threads = 1;
-  return OMC_OK;
-}
 
 static omc_status lay_out(row *r, omc_arena *arena) {
   const omc_optim_step *step = r->step;
@@ -160,7 +131,9 @@ static omc_status lay_out(row *r, omc_arena *arena) {
 static omc_status take_step(row *r, omc_arena *arena) {
   const omc_optim_step *step = r->step;
   OMC_TRY(lay_out(r, arena));
-  OMC_TRY(find_threads(r, arena));
+  bool overlap;
+  OMC_TRY(omc_optim_overlap(step, arena, &overlap));
+  r->threads = overlap ? 1 : omc_cpu_threads();
   if (step->clips || step->norm) {
     r->out = r->sums;
     const double norm = norm_of(r);

@@ -6,6 +6,8 @@
 
 #if OMC_IS_FLOAT
 
+#include "optim/rules.h"
+
 /* ---- elements ---- */
 
 /* Up to a vector of elements from `i` on. */
@@ -142,67 +144,46 @@ OMC_INLINE vacc_t get_grad(place at, gradient_form form) {
 
 /* ---- rules ---- */
 
-/* From m towards g, in the form that is exact at the nearer end. */
-OMC_INLINE vacc_t lerp(vacc_t m, vacc_t g, acc_t weight) {
-  return weight < (acc_t)0.5 ? vfma(vset(weight), g - m, m) : vfma(vset(weight - 1), g - m, g);
-}
-
-/* beta v + (1 - beta) g g */
-OMC_INLINE vacc_t mean_square(vacc_t v, vacc_t g, const omc_adam *c) {
-  return vfma(vset((acc_t)(1 - c->beta2)) * g, g, vset((acc_t)c->beta2) * v);
-}
-
 static omc_adam adam_of(const omc_update_part *part) {
   const omc_optim_tensor *t = &part->step->tensors[part->index];
   return omc_adam_at(t->numbers, (double)*t->step);
 }
 
+static const omc_optim_numbers *numbers_of(const omc_update_part *part) {
+  return part->step->tensors[part->index].numbers;
+}
+
 static void adam(omc_update_part *part) {
   const omc_adam c = adam_of(part);
+  const omc_adam_rule rule = omc_adam_rule_of(numbers_of(part), &c);
   const gradient_form form = form_of(part);
-  const bool amsgrad = part->step->tensors[part->index].numbers->amsgrad != 0;
-  const vacc_t keep = vset((acc_t)(1 - c.shrink_before)), lose = vset((acc_t)-c.shrink_after);
-  const vacc_t l2 = vset((acc_t)c.l2), step_size = vset((acc_t)c.step_size);
-  const vacc_t root = vset((acc_t)c.root), eps = vset((acc_t)c.eps);
   draws random;
   EACH(part, at) {
     draw(part, at.i, &random);
-    vacc_t p = get_param(at), g = get_grad(at, form);
-    if (c.l2 != 0) g = vfma(p, l2, g);
-    if (c.shrink_before != 0) p = p * keep;
-    const vacc_t m = lerp(get_state(at, 0), g, (acc_t)(1 - c.beta1));
-    vacc_t v = mean_square(get_state(at, 1), g, &c);
+    const vacc_t p = get_param(at), g = get_grad(at, form);
+    vacc_t m = get_state(at, 0), v = get_state(at, 1), most = vset(0);
+    if (rule.amsgrad) most = get_state(at, 2);
+    const vacc_t moved = omc_adam_apply(&rule, p, g, &m, &v, &most);
     put_state(at, 0, m);
     put_state(at, 1, v);
-    if (amsgrad) {
-      v = vmax(get_state(at, 2), v);
-      put_state(at, 2, v);
-    }
-    p = p - step_size * m / (vsqrt(v) / root + eps);
-    if (c.shrink_after != 0) p = p + p * lose;
-    put_param(at, p, &random);
+    if (rule.amsgrad) put_state(at, 2, most);
+    put_param(at, moved, &random);
   }
 }
 
 static void sgd(omc_update_part *part) {
   const omc_optim_tensor *t = &part->step->tensors[part->index];
-  const omc_optim_numbers *c = t->numbers;
+  const omc_sgd_rule rule = omc_sgd_rule_of(t->numbers, t->first);
   const gradient_form form = form_of(part);
-  const vacc_t decay = vset((acc_t)c->weight_decay), momentum = vset((acc_t)c->momentum);
-  const vacc_t fresh = vset((acc_t)(1 - c->dampening)), lr = vset((acc_t)-c->lr);
   draws random;
   EACH(part, at) {
     draw(part, at.i, &random);
-    const vacc_t p = get_param(at);
-    vacc_t g = get_grad(at, form);
-    if (c->weight_decay != 0) g = vfma(p, decay, g);
-    if (c->momentum != 0) {
-      vacc_t b = g;
-      if (!t->first) b = vfma(g, fresh, get_state(at, 0) * momentum);
-      put_state(at, 0, b);
-      g = c->nesterov != 0 ? vfma(b, momentum, g) : b;
-    }
-    put_param(at, vfma(g, lr, p), &random);
+    const vacc_t p = get_param(at), g = get_grad(at, form);
+    vacc_t buffer = vset(0);
+    if (rule.has_momentum && !rule.first) buffer = get_state(at, 0);
+    const vacc_t moved = omc_sgd_apply(&rule, p, g, &buffer);
+    if (rule.has_momentum) put_state(at, 0, buffer);
+    put_param(at, moved, &random);
   }
 }
 
@@ -256,42 +237,21 @@ static void scale(omc_update_part *part) {
 
 /* ---- LAMB ---- */
 
-/* The step of p, before it has its length; computed twice rather than kept. */
-typedef struct {
-  vacc_t first, root, eps, decay;
-} lamb_form;
-
-static lamb_form lamb_form_of(const omc_update_part *part, const omc_adam *c) {
-  const omc_optim_numbers *numbers = part->step->tensors[part->index].numbers;
-  return (lamb_form){vset((acc_t)(numbers->lr == 0 ? 1 : c->step_size / numbers->lr)),
-                     vset((acc_t)c->root), vset((acc_t)c->eps),
-                     vset((acc_t)(c->l2 != 0 ? 0 : numbers->weight_decay))};
-}
-
-OMC_INLINE vacc_t lamb_step(const lamb_form *form, vacc_t p, vacc_t m, vacc_t v) {
-  return form->first * m / (vsqrt(v) / form->root + form->eps) + form->decay * p;
-}
-
 static void lamb_moments(omc_update_part *part) {
   const omc_adam c = adam_of(part);
-  const lamb_form lamb = lamb_form_of(part, &c);
+  const omc_lamb_rule rule = omc_lamb_rule_of(numbers_of(part), &c);
   const gradient_form form = form_of(part);
-  const bool averaging = part->step->tensors[part->index].numbers->grad_averaging != 0;
-  const vacc_t l2 = vset((acc_t)c.l2), beta1 = vset((acc_t)c.beta1);
-  const vacc_t fresh = vset(averaging ? (acc_t)(1 - c.beta1) : 1);
   squares of_p, of_step;
   memset(&of_p, 0, sizeof of_p);
   memset(&of_step, 0, sizeof of_step);
   EACH(part, at) {
     const vacc_t p = get_param(at);
-    vacc_t g = get_grad(at, form);
-    if (c.l2 != 0) g = vfma(p, l2, g);
-    const vacc_t m = beta1 * get_state(at, 0) + fresh * g;
-    const vacc_t v = mean_square(get_state(at, 1), g, &c);
+    vacc_t m = get_state(at, 0), v = get_state(at, 1);
+    omc_lamb_moments(&rule, p, get_grad(at, form), &m, &v);
     put_state(at, 0, m);
     put_state(at, 1, v);
     add_squares(&of_p, p);
-    const vacc_t step = lamb_step(&lamb, p, m, v);
+    const vacc_t step = omc_lamb_step(&rule, p, m, v);
     add_squares(&of_step, at.n < OMC_VL ? vblend(vlanes(at.n), step, vset(0)) : step);
   }
   part->out[0] = total(&of_p);
@@ -300,13 +260,13 @@ static void lamb_moments(omc_update_part *part) {
 
 static void lamb_apply(omc_update_part *part) {
   const omc_adam c = adam_of(part);
-  const lamb_form lamb = lamb_form_of(part, &c);
+  const omc_lamb_rule rule = omc_lamb_rule_of(numbers_of(part), &c);
   const vacc_t length = vset((acc_t)part->length);
   draws random;
   EACH(part, at) {
     draw(part, at.i, &random);
     const vacc_t p = get_param(at);
-    const vacc_t step = lamb_step(&lamb, p, get_state(at, 0), get_state(at, 1));
+    const vacc_t step = omc_lamb_step(&rule, p, get_state(at, 0), get_state(at, 1));
     put_param(at, p - length * step, &random);
   }
 }

@@ -1,37 +1,8 @@
 #include "optim/optim.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
-
-omc_adam omc_adam_at(const omc_optim_numbers *numbers, double step) {
-  const bool corrected = numbers->bias_correction != 0;
-  const double first = corrected ? 1 - pow(numbers->beta1, step) : 1;
-  const double second = corrected ? sqrt(1 - pow(numbers->beta2, step)) : 1;
-  const double shrink = numbers->lr * numbers->weight_decay;
-  omc_adam adam = {.beta1 = numbers->beta1,
-                   .beta2 = numbers->beta2,
-                   .eps = numbers->eps,
-                   .step_size = numbers->lr / first,
-                   .root = second};
-  switch ((omc_optim_decay)numbers->decay) {
-    case OMC_DECAY_L2:
-      adam.l2 = numbers->weight_decay;
-      break;
-    case OMC_DECAY_BEFORE:
-      adam.shrink_before = shrink;
-      break;
-    default: /* here eps is added to the root before it is corrected */
-      adam.shrink_after = shrink;
-      adam.step_size *= second;
-      adam.root = 1;
-  }
-  return adam;
-}
-
-double omc_clip_coefficient(double norm, double max_norm) {
-  const double coefficient = max_norm / (norm + 1e-6);
-  return coefficient > 1 ? 1 : coefficient;
-}
 
 /* How many states a rule has with these numbers. */
 static int n_states(omc_optim_rule rule, const omc_optim_numbers *numbers) {
@@ -64,6 +35,29 @@ omc_status omc_optim_check(const omc_optim_step *step) {
   if (step->norm_type != 2 && !isinf(step->norm_type))
     OMC_FAIL(EINVALID, "a norm of type %g, not 2 or infinity", step->norm_type);
   for (uint32_t i = 0; i < step->n; i++) OMC_TRY(check_tensor(step, i));
+  return OMC_OK;
+}
+
+typedef struct span {
+  uintptr_t begin, end;
+} span;
+
+static int by_begin(const void *a, const void *b) {
+  const uintptr_t x = ((const span *)a)->begin, y = ((const span *)b)->begin;
+  return (x > y) - (x < y);
+}
+
+omc_status omc_optim_overlap(const omc_optim_step *step, omc_arena *arena, bool *out) {
+  span *spans = OMC_NEW_ARRAY(arena, span, (size_t)step->n + 1);
+  if (!spans) OMC_FAIL(ENOMEM, "for a step of %u tensors", step->n);
+  for (uint32_t i = 0; i < step->n; i++) {
+    const omc_optim_tensor *t = &step->tensors[i];
+    const uintptr_t begin = (uintptr_t)(t->param ? t->param : t->grad);
+    spans[i] = (span){begin, begin + (size_t)t->n * omc_dtype_size(t->dtype)};
+  }
+  qsort(spans, step->n, sizeof *spans, by_begin);
+  *out = false;
+  for (uint32_t i = 1; i < step->n; i++) *out |= spans[i].begin < spans[i - 1].end;
   return OMC_OK;
 }
 

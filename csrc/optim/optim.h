@@ -2,10 +2,10 @@
 #ifndef OMC_OPTIM_OPTIM_H
 #define OMC_OPTIM_OPTIM_H
 
-#include <stdbool.h>
-
+#include "base/arena.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "optim/group.h"
 
 /* What is done to a tensor, of which p is the parameter, g its gradient:
  *   ADAM   numbers lr, beta1, beta2, eps, weight_decay, decay, bias_correction, amsgrad, maximize;
@@ -25,20 +25,6 @@ typedef enum {
 } omc_optim_rule;
 
 enum { OMC_OPTIM_STATES = 3 };
-
-/* Where weight decay comes in; the modes of FusedAdam. */
-typedef enum {
-  OMC_DECAY_L2,     /* added to the gradient, times p: Adam */
-  OMC_DECAY_AFTER,  /* p is shrunk once the step is taken: AdamW of transformers */
-  OMC_DECAY_BEFORE, /* p is shrunk before: AdamW of torch; of LAMB, added to the step, times p */
-  OMC_N_DECAY
-} omc_optim_decay;
-
-typedef struct omc_optim_numbers {
-#define OMC_NUMBER(name) double name;
-#include "optim/numbers.def"
-#undef OMC_NUMBER
-} omc_optim_numbers;
 
 /* A tensor: arrays of n elements in one order, on the provider's device. Where memory of a tensor
  * is another's too, the later one in the list sees what the earlier one has become. */
@@ -70,23 +56,12 @@ typedef struct omc_optim_step {
                        tensor, element) */
 } omc_optim_step;
 
-/* Adam in the numbers of one tensor at one step, in f64 as PyTorch has them:
- *   g += l2 p;  p *= 1 - shrink_before;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
- *   p -= step_size m / (sqrt(v) / root + eps);  p -= shrink_after p
- * With amsgrad the root is taken of the largest v so far. */
-typedef struct omc_adam {
-  double beta1, beta2, eps, l2, shrink_before, shrink_after, step_size, root;
-} omc_adam;
-
-/* For the step number `step`, counted from 1. */
-omc_adam omc_adam_at(const omc_optim_numbers *numbers, double step);
-
 /* Whether every tensor has what the rule reads and writes; OMC_EINVALID names one that has not. */
 omc_status omc_optim_check(const omc_optim_step *step) OMC_MUST_USE;
 
-/* What gradients are multiplied by for their norm not to be above max_norm; NaN for a norm that is
- * NaN. */
-double omc_clip_coefficient(double norm, double max_norm);
+/* Whether tensors share memory: they are updated one after the other then, in their order. What is
+ * needed meanwhile is of the arena. */
+omc_status omc_optim_overlap(const omc_optim_step *step, omc_arena *arena, bool *out) OMC_MUST_USE;
 
 /* The rule of that name; false: there is none. */
 bool omc_optim_rule_find(const char *name, omc_optim_rule *out);
