@@ -87,9 +87,11 @@ def variants() -> list[tuple[str, list[str]]]:
 
 def embed_device_code() -> Path:
     """What device code includes, as a C file of its texts: the compiler for the GPU gets them at run time."""
-    rows = re.findall(r'^#include "(ops/.*)"', (CUDA / "ops" / "program.h").read_text(), re.M)
     sources = {str(p): p for p in sorted([*CUDA.glob("gpu/*.h"), *CUDA.glob("ops/*.h")])}
-    sources |= {name: CSRC / name for name in [*rows, "ops/elementwise.h"]}
+    shared = {
+        name for p in sources.values() for name in re.findall(r'^#include "((?:ops|optim)/.*)"', p.read_text(), re.M)
+    }
+    sources |= {name: CSRC / name for name in sorted({*shared, "optim/numbers.def"})}
     text = '#include "cuda/unit.h"\n\nconst omc_cuda_source omc_cuda_sources[] = {\n'
     for name, path in sources.items():
         lines = [line.replace("\\", "\\\\").replace('"', '\\"') for line in path.read_text().splitlines()]

@@ -7,6 +7,7 @@
 
 #include "cuda/api.h"
 #include "cuda/launch.h"
+#include "cuda/optimize.h"
 #include "ops/op.h"
 
 enum { MAX_ORDINALS = 64, KDLCUDA = 2, ALIGNMENT = 256 };
@@ -172,9 +173,17 @@ static omc_status cuda_zero(void *ctx, void *dst, size_t bytes, void *queue) {
   return omc_cuda_check(error, "cuMemsetD8Async");
 }
 
-static omc_status cuda_step(void *ctx, const struct omc_optim_step *step, void *queue) {
-  (void)ctx, (void)step, (void)queue;
-  OMC_FAIL(EUNSUPPORTED, "cuda has no optimizers");
+static omc_status cuda_step(void *ctx, const omc_optim_step *step, void *queue) {
+  const size_t bytes = omc_cuda_step_bytes(step);
+  void *room;
+  OMC_TRY(cuda_alloc(ctx, bytes, queue, &room));
+  omc_status status = omc_cuda_enter(ctx);
+  if (status == OMC_OK) {
+    status = omc_cuda_take_step(ctx, step, room, queue);
+    omc_cuda_leave(ctx);
+  }
+  cuda_free(ctx, room, bytes, queue);
+  return status;
 }
 
 /* ---- the machine ---- */

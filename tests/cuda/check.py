@@ -64,7 +64,9 @@ class Nvrtc:
         if not libraries:
             raise SystemExit("no libnvrtc: pip install nvidia-cuda-nvrtc")
         self.library = ctypes.CDLL(str(sorted(libraries)[-1]))
-        headers = [p for at in ("cuda/gpu", "cuda/ops", "csrc/ops") for p in sorted((ROOT / at).iterdir())]
+        headers = [
+            p for at in ("cuda/gpu", "cuda/ops", "csrc/ops", "csrc/optim") for p in sorted((ROOT / at).iterdir())
+        ]
         named = {str(p.relative_to(ROOT)).removeprefix("csrc/"): p.read_bytes() for p in headers if p.is_file()}
         self.names = (ctypes.c_char_p * len(named))(*[name.encode() for name in named])
         self.texts = (ctypes.c_char_p * len(named))(*named.values())

@@ -366,6 +366,14 @@ EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
   memcpy((void *)to, from, bytes);
   return SUCCESS;
 }
+EXPORT int cuMemcpyDtoHAsync_v2(void *to, device_ptr from, size_t bytes, void *on) {
+  ENTER(true)
+  if (!is_allocated((void *)from, bytes)) {
+    mistake("a copy of %zu bytes from %p, which are not out", bytes, (void *)from);
+    return INVALID_VALUE;
+  }
+  return give(on, [=] { return memcpy(to, (void *)from, bytes), SUCCESS; });
+}
 EXPORT int cuMemcpyDtoDAsync_v2(device_ptr to, device_ptr from, size_t bytes, void *on) {
   ENTER(true)
   if (!is_allocated((void *)to, bytes) || !is_allocated((void *)from, bytes)) {
