@@ -1,0 +1,167 @@
+"""Steps of optimizers on the emulated GPU, which are the CPU's: rules are written once for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from emulated_gpu import Gpu
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+HALVES = FLOATS[2:]
+SHAPES: Sequence[tuple[int, ...]] = [(3, 5), (1000,), (), (1,), (0, 4), (129, 257), (17, 1, 3)]  # some of several parts
+
+RULES: dict[str, tuple[str, dict[str, float]]] = {
+    "adam": ("adam", {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "decay": 0, "bias_correction": 1}),
+    "adamw": ("adam", {"beta1": 0.3, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1, "decay": 2, "amsgrad": 1}),
+    "decay after": ("adam", {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "decay": 1}),
+    "maximized": ("adam", {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "bias_correction": 1, "maximize": 1}),
+    "sgd": ("sgd", {"weight_decay": 0.1}),
+    "momentum": ("sgd", {"momentum": 0.9, "dampening": 0.1}),
+    "nesterov": ("sgd", {"momentum": 0.9, "nesterov": 1, "weight_decay": 0.1}),
+    "lamb": ("lamb", {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "decay": 2, "bias_correction": 1}),
+    "lamb with l2": (
+        "lamb",
+        {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "grad_averaging": 1, "use_nvlamb": 1},
+    ),
+}
+STATES = {"adam": 3, "sgd": 1, "lamb": 2, "scale": 0}
+
+
+class Optimizer:
+    """Tensors of one device and their steps; the same ones on each."""
+
+    def __init__(self, gpu: Gpu, on_gpu: bool, rule: str, group: dict[str, float], dtype: torch.dtype) -> None:
+        self.gpu, self.on_gpu, self.rule, self.group, self.dtype = gpu, on_gpu, rule, {"lr": 0.1, **group}, dtype
+        g = torch.Generator().manual_seed(0)
+        self.params = [self.put(torch.randn(s, generator=g).to(dtype)) for s in SHAPES]
+        self.masters: list[Any] = [None] * len(SHAPES)
+        self.state_dtype = dtype
+        self.states: list[list[Any]] = []
+        counts = rule in ("adam", "lamb")
+        self.steps: list[Any] = [self.put(torch.zeros(())) if counts else None for _ in SHAPES]
+        self.given: list[Any] = []  # kept: memory that is free is written to at once, whoever still reads it
+        self.done = 0
+
+    def put(self, t: Tensor) -> Any:
+        return self.gpu.put(t) if self.on_gpu else t
+
+    def get(self, tensors: Sequence[Any]) -> list[Tensor]:
+        return [self.gpu.get(t) if self.on_gpu else t for t in tensors]
+
+    def with_masters(self) -> None:
+        self.masters = [self.put(t.float()) for t in self.get(self.params)]
+
+    def step(self, number: int = 0, scale: float = 1.0, **how: Any) -> float | None:
+        g = torch.Generator().manual_seed(number)
+        self.grads = [self.put((torch.randn(s, generator=g) * scale).to(self.dtype)) for s in SHAPES]
+        self.given += self.grads
+        if not self.states:
+            n = STATES[self.rule]
+            self.states = [[self.put(torch.zeros(s, dtype=self.state_dtype)) for _ in range(n)] for s in SHAPES]
+        rows = [
+            (i % 2, *row, self.done == 0, tuple(states))
+            for i, (*row, states) in enumerate(
+                zip(self.params, self.grads, self.masters, self.steps, self.states, strict=True)
+            )
+        ]
+        groups = [self.group, {**self.group, "lr": 0.03}]
+        self.done += 1
+        return self.gpu.core.optim_step(self.rule, rows, groups, provider="gpu" if self.on_gpu else "cpu", **how)
+
+    def everything(self) -> list[Tensor]:
+        states = [t for states in self.states for t in states]
+        every = [*self.params, *self.grads, *self.masters, *states, *self.steps]
+        return self.get([t for t in every if t is not None])
+
+
+def assert_same(a: Optimizer, b: Optimizer, exactly: bool = True) -> None:
+    for ours, theirs in zip(a.everything(), b.everything(), strict=True):
+        if exactly:
+            assert torch.equal(ours, theirs)
+        else:
+            torch.testing.assert_close(ours, theirs)
+
+
+def both(gpu: Gpu, rule: str, dtype: torch.dtype, **more: float) -> tuple[Optimizer, Optimizer]:
+    name, group = RULES[rule]
+    return Optimizer(gpu, True, name, group | more, dtype), Optimizer(gpu, False, name, group | more, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_steps_are_those_of_the_cpu(gpu: Gpu, rule: str, dtype: torch.dtype) -> None:
+    a, b = both(gpu, rule, dtype)
+    for number in range(3):
+        for optimizer in (a, b):
+            optimizer.step(number)
+    assert_same(a, b, exactly="lamb" not in rule)  # whose lengths are sums in another order
+
+
+@pytest.mark.parametrize("rule", ["adamw", "nesterov", "lamb"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("random", [0, 1])
+def test_halves_with_wide_states(gpu: Gpu, rule: str, dtype: torch.dtype, masters: bool, random: int) -> None:
+    a, b = both(gpu, rule, dtype, stochastic_rounding=random)
+    for optimizer in (a, b):
+        optimizer.state_dtype = torch.float32
+        if masters:
+            optimizer.with_masters()
+        for number in range(2):
+            optimizer.step(number, seed=2**40 + number)
+    assert_same(a, b, exactly="lamb" not in rule)
+
+
+@pytest.mark.parametrize("rule", ["adam", "momentum", "lamb"])
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_scaled_gradients_are_clipped(gpu: Gpu, rule: str, norm_type: float, max_norm: float) -> None:
+    a, b = both(gpu, rule, torch.float32)
+    how = {"grad_scale": 1024.0, "max_norm": max_norm, "norm_type": norm_type, "wants_norm": True}
+    norms = [optimizer.step(scale=1024.0, **how) for optimizer in (a, b)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-12)
+    assert_same(a, b, exactly=False)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_clipping_alone(gpu: Gpu, dtype: torch.dtype) -> None:
+    a, b = Optimizer(gpu, True, "scale", {}, dtype), Optimizer(gpu, False, "scale", {}, dtype)
+    norms = [optimizer.step(max_norm=1.0, wants_norm=True) for optimizer in (a, b)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-12)
+    assert_same(a, b, exactly=False)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_the_norm_tells_of_an_overflow(gpu: Gpu, bad: float, norm_type: float) -> None:
+    optimizer = Optimizer(gpu, True, "scale", {}, torch.float32)
+    norm = optimizer.step(scale=bad, norm_type=norm_type, wants_norm=True)
+    assert norm is not None and not norm < float("inf")
+
+
+def test_a_step_is_few_launches(gpu: Gpu) -> None:
+    optimizer, _ = both(gpu, "adam", torch.float32)
+    optimizer.step()
+    params = [gpu.put(torch.ones(5)) for _ in range(200)]
+    rows = [(0, p, gpu.put(torch.ones(5)), None, gpu.put(torch.zeros(())), True, (p_, q_)) for p, p_, q_ in
+            ((p, gpu.put(torch.zeros(5)), gpu.put(torch.zeros(5))) for p in params)]  # fmt: skip
+    before = gpu.counted().launches
+    gpu.core.optim_step("adam", rows, [{"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8}], provider="gpu")
+    assert gpu.counted().launches - before <= 10
+    assert torch.equal(gpu.get(params[199]), gpu.get(params[0]))
+
+
+def test_tensors_that_share_memory_are_updated_in_turn(gpu: Gpu) -> None:
+    results = []
+    for on_gpu in (True, False):
+        optimizer = Optimizer(gpu, on_gpu, "sgd", {}, torch.float32)
+        p, g = optimizer.put(torch.ones(3000)), optimizer.put(torch.linspace(0, 1, 3000))
+        rows = [(0, p, g, None, None, True, ()), (1, p, g, None, None, True, ())]
+        groups = [{"lr": 0.1, "weight_decay": 0.5}, {"lr": 0.3, "weight_decay": 0.7}]
+        gpu.core.optim_step("sgd", rows, groups, provider="gpu" if on_gpu else "cpu")
+        results += optimizer.get([p])
+    assert torch.equal(*results)
