@@ -50,15 +50,19 @@ OMC_INLINE int64_t omc_wide_quotient(int64_t i, int64_t size, double inverse) {
   return near - (rest < 0) + (rest >= size);
 }
 
+/* Of position i by the size of its innermost group g. */
+OMC_INLINE int64_t omc_quotient(const omc_gpu_places &p, int g, int64_t i) {
+  const uint32_t narrow = (uint32_t)i;
+  return p.n < 0x80000000ll
+             ? (int64_t)((__umulhi(narrow, p.group[g].multiplier) + narrow) >> p.group[g].shift)
+             : omc_wide_quotient(i, p.group[g].size, p.group[g].inverse);
+}
+
 OMC_INLINE int64_t omc_offset_at(const omc_gpu_places &p, int64_t i) {
   int64_t offset = 0;
 #pragma unroll 1
   for (int g = p.rank - 1; g > 0; g--) {
-    const uint32_t narrow = (uint32_t)i;
-    const int64_t quotient =
-        p.n < 0x80000000ll
-            ? (int64_t)((__umulhi(narrow, p.group[g].multiplier) + narrow) >> p.group[g].shift)
-            : omc_wide_quotient(i, p.group[g].size, p.group[g].inverse);
+    const int64_t quotient = omc_quotient(p, g, i);
     offset += (i - quotient * p.group[g].size) * p.group[g].stride;
     i = quotient;
   }
