@@ -218,3 +218,66 @@ def test_a_probability_above_1_is_told(gpu: Gpu) -> None:
     x = torch.tensor([0.0, 0.5, 1.5])
     with pytest.raises(RuntimeError, match="outside of its domain"):
         gpu.forward(graph("UnitInterval(%x0)", [x]), [x])
+
+
+BATCHES = [(70, 2, 7, 7), (3, 4, 16, 8), (2, 2, 30000), (900, 20), (5, 37, 1), (0, 3, 4), (9, 1), (1, 3, 5)]
+
+
+@pytest.mark.parametrize("shape", BATCHES, ids=str)
+@pytest.mark.parametrize(("dtype", "wide"), [*((d, d) for d in FLOATS), (torch.bfloat16, torch.float32)], ids=str)
+def test_norms_of_channels_and_their_gradients(
+    gpu: Gpu, shape: tuple[int, ...], dtype: torch.dtype, wide: torch.dtype
+) -> None:
+    """`wide` is what parameters and running statistics are stored as."""
+    x, dy = 2 * random(*shape, dtype=dtype) + 1, random(*shape, dtype=dtype, seed=1)
+    of_channels = [random(shape[1], dtype=wide, seed=2 + i).abs() for i in range(4)]
+    call = "BatchNorm(%x0, %x1, %x2, %x3, %x4) {momentum=0.25}"
+    _, mean, rstd, *_ = assert_as_on_the_cpu(gpu, call, [x, *of_channels], 5)
+    assert_as_on_the_cpu(gpu, "BatchNorm(%x0)", [x], 3)
+    of = [dy, x, of_channels[0], mean, rstd]
+    assert_as_on_the_cpu(gpu, "BatchNormGrad(%x0, %x1, %x2, %x3, %x4)", of, 3)
+    assert_as_on_the_cpu(gpu, "BatchNormGrad(%x0, %x1, _, %x2, %x3)", [dy, x, mean, rstd], 1)
+
+
+def test_a_variance_keeps_its_digits_beside_a_large_mean(gpu: Gpu) -> None:
+    x = random(2, 1, 60000) + 1000
+    (_, mean, rstd) = gpu.forward(graph("BatchNorm(%x0) {epsilon=0.0}", [x], 3), [x], outputs=3)
+    torch.testing.assert_close(mean.double(), x.double().mean()[None], rtol=1e-7, atol=0)
+    torch.testing.assert_close(rstd.double() ** -2, x.double().var(correction=0)[None], rtol=1e-5, atol=0)
+
+
+POOLS = [
+    ("AveragePool", "kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad={i}"),
+    ("AveragePool", "kernel_shape=[7, 9], divisor_override={i}"),
+    ("AdaptiveAvgPool", "output_size=[3, 4]"),
+    ("AdaptiveAvgPool", "output_size=[1, 1]"),
+    ("AdaptiveAvgPool", "output_size=[10, 2]"),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes"), POOLS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("planes", [(2, 3), (0,)], ids=str)
+def test_averages_and_their_gradients(
+    gpu: Gpu, op: str, attributes: str, dtype: torch.dtype, planes: tuple[int, ...]
+) -> None:
+    x = random(*planes, 7, 9, dtype=dtype)
+    for i in (0, 1):
+        how = attributes.format(i=i)
+        (y,) = assert_as_on_the_cpu(gpu, f"{op}(%x0) {{{how}}}", [x], 1)
+        dy = random(*y.shape, dtype=dtype, seed=1)
+        assert_as_on_the_cpu(gpu, f"{op}Grad(%x0) {{{how}, shape={list(x.shape)}}}", [dy], 1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gradients_of_maxima(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Windows overlap, so that an element may be the largest of several."""
+    x = random(2, 3, 5, 7, 9, dtype=dtype)
+    how = "kernel_shape=[2, 3, 3], strides=[1, 2, 1], pads=[1, 1, 1, 0, 1, 1], dilations=[1, 1, 2]"
+    y, at = assert_as_on_the_cpu(gpu, f"MaxPool(%x0) {{{how}}}", [x], 2)
+    dy = random(*y.shape, dtype=dtype, seed=1)
+    call = f"MaxPoolGrad(%x0, %x1) {{{how}, shape={list(x.shape)}}}"
+    assert_as_on_the_cpu(gpu, call, [dy, at], 1)
+    at[1, 2, 3, 1, 4] = 5 * 7 * 9
+    with pytest.raises(IndexError, match="index 315 is out of range, there are 315"):
+        gpu.forward(graph(call, [dy, at]), [dy, at])
