@@ -33,12 +33,17 @@ omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc
   return omc_cuda_unit_of(device, source, &out->unit);
 }
 
+/* Of the driver's interface, and what a block has without asking. */
+enum { MAX_DYNAMIC_SHARED_SIZE = 8, SHARED_BYTES_UNASKED = 48 << 10 };
+
 omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
                            void *queue) {
   if (grid.blocks == 0) return OMC_OK;
   void *function = __atomic_load_n(&kernel->function, __ATOMIC_ACQUIRE);
   if (!function) {
     OMC_TRY(omc_cuda_function_of(kernel->unit, kernel->name, &function));
+    if (grid.shared_bytes > SHARED_BYTES_UNASKED)
+      OMC_CUDA_TRY(cuFuncSetAttribute, function, MAX_DYNAMIC_SHARED_SIZE, (int)grid.shared_bytes);
     __atomic_store_n(&kernel->function, function, __ATOMIC_RELEASE);
   }
   void *list[] = {(void *)(uintptr_t)parameters};

@@ -48,6 +48,16 @@ typedef unsigned long long uint64_t;
 #ifndef OMC_GLOBAL
 #define OMC_GLOBAL(name, threads, type, p) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ type p)
+/* One that has all registers that it asks for, however few blocks then run at a time. */
+#define OMC_GLOBAL_WIDE(name, threads, type, p) \
+  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ type p)
+#else
+#define OMC_GLOBAL_WIDE OMC_GLOBAL
+#endif
+
+/* The memory that a launch asks for, which the threads of a block share. */
+#ifndef OMC_SHARED_BYTES
+#define OMC_SHARED_BYTES(name) extern __shared__ __align__(32) unsigned char name[]
 #endif
 
 OMC_INLINE uint32_t omc_float_bits(float x) { return __float_as_uint(x); }

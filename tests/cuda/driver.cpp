@@ -53,6 +53,7 @@ const struct {
 };
 
 constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
+constexpr int SHARED_BYTES = 232448; /* of a block */
 int the_context;
 
 std::mutex mutex; /* of all that follows */
@@ -204,6 +205,7 @@ struct grid {
 struct function {
   bool (*run)(const void *, grid);
   size_t bytes;
+  unsigned most_shared_bytes = 48 << 10;
 };
 std::map<std::pair<void *, std::string>, function *> functions;
 
@@ -239,7 +241,7 @@ EXPORT int cuDeviceGet(int *device, int ordinal) {
 }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   ENTER(false)
-  static const std::map<int, int> values = {{16, 4}, {75, 9}, {76, 0}, {97, 232448}};
+  static const std::map<int, int> values = {{16, 4}, {75, 9}, {76, 0}, {97, SHARED_BYTES}};
   if (device != 0 || !values.count(attribute)) return INVALID_VALUE;
   *value = values.at(attribute);
   return SUCCESS;
@@ -291,8 +293,10 @@ EXPORT int cuModuleGetFunction(void **out, void *module, const char *name) {
   *out = f;
   return SUCCESS;
 }
-EXPORT int cuFuncSetAttribute(void *, int, int) {
+EXPORT int cuFuncSetAttribute(void *handle, int attribute, int value) {
   ENTER(true)
+  if (attribute != 8 || value < 0 || value > SHARED_BYTES) return INVALID_VALUE;
+  ((function *)handle)->most_shared_bytes = (unsigned)value;
   return SUCCESS;
 }
 
@@ -307,6 +311,11 @@ EXPORT int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsign
     return INVALID_VALUE;
   }
   const function *f = (const function *)handle;
+  if (shared_bytes > f->most_shared_bytes) {
+    mistake("a launch with %u bytes of shared memory, %u were asked for", shared_bytes,
+            f->most_shared_bytes);
+    return INVALID_VALUE;
+  }
   const std::vector<char> copy((char *)parameters[0], (char *)parameters[0] + f->bytes);
   counts.launches++;
   return give(on, [f, copy, g = grid{grid_x, block_x, shared_bytes}]() -> int {

@@ -116,7 +116,7 @@ inline bool run_grid(void (*body)(const void *), const void *parameters, emulate
   b.threads.resize(grid.threads);
   b.stacks.resize((size_t)grid.threads * STACK_BYTES);
   b.slots.resize(grid.threads);
-  b.shared.resize(grid.shared_bytes + 16);
+  b.shared.resize(grid.shared_bytes + 32);
   b.body = body, b.parameters = parameters;
   here = &b;
   blockDim = {grid.threads, 1, 1}, gridDim = {grid.blocks, 1, 1};
@@ -156,7 +156,7 @@ inline unsigned lane() { return here->current % WARP; }
   static void name##_body(const type &p)
 #define OMC_SHARED_BYTES(name) \
   unsigned char *const name =  \
-      (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 15) / 16 * 16)
+      (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 31) / 32 * 32)
 
 inline void __syncthreads() { emulated::wait(emulated::AT_BARRIER); }
 inline void __syncwarp(unsigned = ~0u) { emulated::wait(emulated::AT_WARP); }
