@@ -1,13 +1,14 @@
 """Device code through the compilers for GPUs, without a GPU: ``make cuda-check``.
 
-The sources are those that the provider writes for the table of elementwise ops. Each is compiled by NVRTC, as the
-provider does it, and by nvcc where there is one, warnings being errors. Printed are registers, spills and shared memory
-of the kernels; a spill is a failure.
+The sources are those that the provider writes for the table of ops, their gradients and the optimizers. Each is
+compiled by NVRTC, as the provider does it, and by nvcc where there is one, warnings being errors. Printed are the most
+registers, spills and shared memory of its kernels; a spill is a failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -29,22 +30,35 @@ INCLUDES = (ROOT, ROOT / "csrc")
 
 
 def write_sources(folder: str) -> None:
-    """What the provider writes for every elementwise case of the table of ops; in a process with its stand-ins."""
+    """What the provider writes for every case of the table of ops that it has kernels for, and for optimizers.
+
+    In a process with its stand-ins.
+    """
     os.environ |= {"EMULATED_SOURCES": folder, "XDG_CACHE_HOME": folder}  # where nothing is kept from before
     sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests" / "ops")]
     import on_device
 
     on_device.build()
     on_device.install("gpu")
-    from case import free_inputs, session
-    from test_ops import CASES
+    import torch
+
+    from case import expected, free_inputs, session, wanted
+    from test_ops import CASES, FLOAT_CASES, out_grads
 
     for case in CASES:
-        inputs = [case.inputs[i].contiguous() for i in free_inputs(case)]
-        try:
-            session(case).plan(inputs, [False] * len(inputs), [False] * case.outputs)
-        except NotImplementedError:
-            continue
+        free = free_inputs(case)
+        inputs, no_outputs = [case.inputs[i].contiguous() for i in free], [False] * case.outputs
+        with contextlib.suppress(NotImplementedError):
+            session(case).plan(inputs, [False] * len(inputs), no_outputs)
+        if case in FLOAT_CASES:
+            outputs = [g is not None for g in out_grads(case, expected(case))]
+            with contextlib.suppress(NotImplementedError):
+                session(case).plan(inputs, [i in wanted(case) for i in free], outputs)
+    core, device = on_device.loaded()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        row = [device.put(torch.ones(1, dtype=dtype), "gpu") for _ in range(2)]
+        with contextlib.suppress(RuntimeError):  # nothing is compiled
+            core.optim_step("sgd", [(0, *row, None, None, True, ())], [{}], provider="gpu")
     found: list[Path] = []
     while len(written := sorted(Path(folder).glob("*.cu"))) > len(found):  # by other threads
         found = written
@@ -71,8 +85,8 @@ class Nvrtc:
         self.names = (ctypes.c_char_p * len(named))(*[name.encode() for name in named])
         self.texts = (ctypes.c_char_p * len(named))(*named.values())
 
-    def failure(self, source: bytes, architecture: int) -> str:
-        """What the compiler says against it; empty: nothing."""
+    def compiled(self, source: bytes, architecture: int) -> tuple[str, dict[str, int]]:
+        """What the compiler says against it, and what ptxas says of its kernels."""
         program = ctypes.c_void_p()
         n = len(self.names)
         self.library.nvrtcCreateProgram(ctypes.byref(program), source, b"unit.cu", n, self.texts, self.names)
@@ -80,6 +94,7 @@ class Nvrtc:
             b"--std=c++17",
             b"--fmad=false",
             b"-default-device",
+            b"--ptxas-options=-v",
             f"--gpu-architecture=sm_{architecture}".encode(),
         ]
         error = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
@@ -89,36 +104,33 @@ class Nvrtc:
         self.library.nvrtcGetProgramLog(program, log)
         self.library.nvrtcDestroyProgram(ctypes.byref(program))
         said = log.value.decode()
-        return said if error or "warning" in said else ""
+        return said if error or "warning" in said else "", numbers_of(said)
 
 
-def by_nvcc(path: Path, architecture: int) -> tuple[str, dict[str, int]]:
-    """What nvcc says against it, and what ptxas says of its kernels."""
-    command = [
-        "nvcc",
-        f"-arch=sm_{architecture}",
-        "-std=c++17",
-        "-fmad=false",
-        "-Werror",
-        "all-warnings",
-        "-Xptxas",
-        "-v",
-    ]
+def by_nvcc(path: Path, architecture: int) -> str:
+    """What nvcc says against it; empty: nothing."""
+    command = ["nvcc", f"-arch=sm_{architecture}", "-std=c++17", "-fmad=false", "-Werror", "all-warnings"]
     command += [*(f"-I{at}" for at in INCLUDES), "-cubin", str(path), "-o", os.devnull]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = ran.stdout + ran.stderr
-    numbers = {
+    return ran.stdout + ran.stderr if ran.returncode else ""
+
+
+def numbers_of(said: str) -> dict[str, int]:
+    """The most that ptxas says of a kernel."""
+    patterns = {
         "registers": r"Used (\d+) registers",
         "spilled": r"(\d+) bytes spill stores",
         "shared": r"(\d+) bytes smem",
     }
-    return said if ran.returncode else "", {
-        name: max(map(int, re.findall(pattern, said)), default=0) for name, pattern in numbers.items()
-    }
+    return {name: max(map(int, re.findall(pattern, said)), default=0) for name, pattern in patterns.items()}
 
 
 def ops_of(path: Path) -> str:
-    return ", ".join(dict.fromkeys(re.findall(r"= (?:omc_ew_|omc_)(\w+)[<(]", path.read_text()))) or "store"
+    """The ops of a program; of another source its header and what is stored."""
+    text = path.read_text()
+    ops = re.findall(r"= (?:omc_ew_|omc_)(\w+)[<(]", text)
+    names = re.findall(r'include "cuda/\w+/(\w+)\.h"', text) + re.findall(r"define OMC_STORAGE (\w+)", text)
+    return ", ".join(dict.fromkeys(ops)) or " ".join(names)
 
 
 def checked(
@@ -127,10 +139,9 @@ def checked(
     compiler = Nvrtc()
     for architecture in architectures:
         for path in paths:
-            said = compiler.failure(path.read_bytes(), architecture)
-            numbers: dict[str, int] = {}
+            said, numbers = compiler.compiled(path.read_bytes(), architecture)
             if nvcc and not said:
-                said, numbers = by_nvcc(path, architecture)
+                said = by_nvcc(path, architecture)
             yield path, architecture, said, numbers
 
 
