@@ -11,6 +11,7 @@ from emulated_gpu import Gpu
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LAUNCH_FAILED = 719
 HALVES = FLOATS[2:]
 SHAPES: Sequence[tuple[int, ...]] = [(3, 5), (1000,), (), (1,), (0, 4), (129, 257), (17, 1, 3)]  # some of several parts
 
@@ -144,8 +145,6 @@ def test_the_norm_tells_of_an_overflow(gpu: Gpu, bad: float, norm_type: float) -
 
 
 def test_a_step_is_few_launches(gpu: Gpu) -> None:
-    optimizer, _ = both(gpu, "adam", torch.float32)
-    optimizer.step()
     params = [gpu.put(torch.ones(5)) for _ in range(200)]
     rows = [(0, p, gpu.put(torch.ones(5)), None, gpu.put(torch.zeros(())), True, (p_, q_)) for p, p_, q_ in
             ((p, gpu.put(torch.zeros(5)), gpu.put(torch.zeros(5))) for p in params)]  # fmt: skip
@@ -165,3 +164,26 @@ def test_tensors_that_share_memory_are_updated_in_turn(gpu: Gpu) -> None:
         gpu.core.optim_step("sgd", rows, groups, provider="gpu" if on_gpu else "cpu")
         results += optimizer.get([p])
     assert torch.equal(*results)
+
+
+def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gpu) -> None:
+    """Each call to the driver in turn, until a whole step has fewer."""
+    p, g = gpu.put(torch.ones(5)), gpu.put(torch.ones(5))
+
+    def step() -> float | None:
+        rows = [(0, p, g, None, None, True, ())]
+        return gpu.core.optim_step("sgd", rows, [{"lr": 0.0}], max_norm=1.0, wants_norm=True, provider="gpu")
+
+    for n in range(100):
+        gpu.fail(n, None, LAUNCH_FAILED)
+        try:
+            step()
+        except RuntimeError as failure:
+            assert "CUDA_ERROR" in str(failure) or "out of memory" in str(failure)
+            gpu.fail(-1, None, 0)
+        else:
+            break
+        assert step() == pytest.approx(5**0.5)
+    else:
+        pytest.fail("a step makes more than 100 calls")
+    assert n > 5
