@@ -215,7 +215,7 @@ struct omc_column_team : omc_team {
 /* The kernels that cuda/teams.h chooses from, of a function of a team and the parameters, whose
  * member `lines` it is of. */
 #define OMC_LINE_KERNEL(name, team, type, ...) \
-  OMC_GLOBAL(name, OMC_LINE_THREADS, type, p) { __VA_ARGS__(team(p.lines), p); }
+  OMC_GLOBAL_WIDE(name, OMC_LINE_THREADS, type, p) { __VA_ARGS__(team(p.lines), p); }
 #define OMC_LINE_KERNELS(name, type, ...)                         \
   OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \
