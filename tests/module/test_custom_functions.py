@@ -176,6 +176,22 @@ class Sometimes(Base):
         return grad * x if x.sum() > 0 else None
 
 
+class Vectorized(Base):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 7
+
+
 USES: dict[str, Any] = {
     "by its class": lambda s, x: Scaled.apply(s.l(x), 5.0),
     "by a name taken before": lambda s, x: applied_early(s.l(x), 5.0),
@@ -212,6 +228,23 @@ def test_own_backward(use: Any) -> None:
         torch.testing.assert_close(b.grad, a.grad)
     alone = not any(r.name == "Function" for r in ours.fallback_report())
     assert alone == (use is not in_place), "the function alone runs in PyTorch"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s, x: torch.vmap(lambda row: Vectorized.apply(row) * row.sum())(s.l(x)),
+        lambda s, x: torch.vmap(torch.vmap(lambda v: Vectorized.apply(v) * v))(s.l(x)),
+        lambda s, x: torch.vmap(torch.func.grad(lambda row: (Vectorized.apply(row) ** 2).sum()))(s.l(x)),
+    ],
+    ids=["a call", "a call in a call", "a gradient"],
+)
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_own_backward_within_vmap(use: Any) -> None:
+    eager, ours = pair(Function(use, l=nn.Linear(4, 4)))
+    for batch in (3, 4):
+        assert_same_step(eager, ours, torch.randn(batch, 4))
+    assert any("autograd.Function within torch.vmap" in r.cause for r in ours.fallback_report())
 
 
 NONES: dict[str, Any] = {

@@ -199,6 +199,11 @@ def differentiated(t: Tensor) -> Tensor:
     return torch.func.grad(lambda v: (v * v * v).sum())(t) * 2
 
 
+def jacobian(t: Tensor) -> Tensor:
+    """Calls torch.vmap for gradients of what was computed before."""
+    return torch.func.jacrev(lambda v: v * v * v)(t[0]) @ t.t()
+
+
 def conditional(t: Tensor) -> Tensor:
     return torch.cond(t.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (t,))
 
@@ -223,6 +228,7 @@ def of_data_dependent_size(t: Tensor) -> Tensor:
         transposed_in_place,
         vmapped,
         differentiated,
+        jacobian,
         conditional,
         seeds,
         of_data_dependent_size,
@@ -248,6 +254,11 @@ def mapped_one_of_two(t: Tensor) -> Tensor:
     return torch.vmap(lambda row, whole: row + whole.mean(0), in_dims=(0, None))(t, t) * 2
 
 
+def mapped_numbers(t: Tensor) -> Tensor:
+    """A number takes part in the dtype of a product with what is one in each sample."""
+    return torch.vmap(lambda row: row.sum() * 2 + 0.1)(t)
+
+
 def scanned(t: Tensor) -> Tensor:
     def combined(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return a[0] * b[0], b[0] * a[1] + b[1]
@@ -257,7 +268,8 @@ def scanned(t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function", [vmapped, mapped_over_columns, mapped_in_a_map, mapped_products, mapped_one_of_two, scanned]
+    "function",
+    [vmapped, mapped_over_columns, mapped_in_a_map, mapped_products, mapped_one_of_two, mapped_numbers, scanned],
 )
 def test_vmap_is_the_ops_that_it_computes(function: Callable[..., Any]) -> None:
     assert assert_same(function, x(5, 7)) == []

@@ -15,7 +15,7 @@ from ..capture import autocast_region
 from ..capture.regions import ENTER_AUTOCAST, SET_GRADIENTS
 from ..errors import out_of_memory
 from ..options import logger
-from .fx_capture import stand_in_mode
+from .fx_capture import acts, stand_in_mode
 
 LOAD = predispatch.lazy_load_decompositions.__name__  # before each call of torch.vmap
 _VMAP = "_vmap_increment_nesting"
@@ -88,9 +88,13 @@ def _regions(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 
 
 def _is_of_vmap(region: Sequence[fx.Node]) -> bool:
-    """Whether it is a call of ``torch.vmap`` that holds nothing but such and ops."""
+    """Whether it is a call of ``torch.vmap`` that holds nothing but such and what computes.
+
+    A gradient, as in ``torch.func.jacrev``, goes by the history of values, which the trace of a region alone has not.
+    """
     begun = [called(n) for n in region if change_of_depth(n) > 0]
-    return {*begun} == {_VMAP} and not any(n.target is SET_GRADIENTS for n in region)
+    others = [n for n in region if getattr(n.target, "__module__", None) != predispatch.__name__]
+    return {*begun} == {_VMAP} and not any(n.target is SET_GRADIENTS or acts(n) for n in others)
 
 
 def _ends(region: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:

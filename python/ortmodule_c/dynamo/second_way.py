@@ -23,7 +23,7 @@ from torch._dynamo import config, convert_frame, eval_frame, utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, unimplemented
 from torch._dynamo.utils import calculate_time_spent, counters, graph_break_reasons
 from torch._dynamo.variables.lazy import LazySymNodeFormatString
-from torch._dynamo.variables.misc import StringFormatVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable, StringFormatVariable
 from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
@@ -84,20 +84,36 @@ def _warn_once(msg: str, stacklevel: int = 1) -> None:
         _dynamos_warn_once(msg, stacklevel + 1)
 
 
-def _broken_out(made: Callable[..., None]) -> Callable[..., None]:
-    """What makes a text of what is open: Dynamo finds no key in a dict by it, and returns numbers for it."""
+def _broken_out(
+    method: Callable[..., Any], what: str, explanation: str, when: Callable[[], bool] = lambda: True
+) -> Callable[..., Any]:
+    """A method of Dynamo's that sees something otherwise than eager: a second way breaks the statement out instead."""
 
-    @functools.wraps(made)
-    def make(*args: Any, **kwargs: Any) -> None:
-        if getattr(_heard, "heard", None) is not None:
-            unimplemented(gb_type="text of an open number", context="", explanation="it is made by Python", hints=[])
-        made(*args, **kwargs)
+    @functools.wraps(method)
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_heard, "heard", None) is not None and when():
+            unimplemented(gb_type=what, context="", explanation=explanation, hints=[])
+        return method(*args, **kwargs)
 
-    return make
+    return broken
 
 
+def _in_vmap() -> bool:
+    """Whether a call of ``torch.vmap`` is traced."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
+# Dynamo finds no key in a dict by a text of what is open, and returns numbers for it.
 for _text in (LazySymNodeFormatString, StringFormatVariable):
-    _text.__init__ = _broken_out(_text.__init__)  # type: ignore[method-assign]
+    _made = _broken_out(_text.__init__, "text of an open number", "it is made by Python")
+    _text.__init__ = _made  # type: ignore[method-assign]
+AutogradFunctionVariable.call_apply = _broken_out(  # type: ignore[method-assign]
+    AutogradFunctionVariable.call_apply,
+    "custom autograd.Function within torch.vmap",
+    "TorchDynamo would trace its forward alone",
+    _in_vmap,
+)
 
 
 def _hear() -> None:

@@ -519,8 +519,8 @@ def to_dtype(b: Builder, x: Val, _dtype: torch.dtype, *_rest: Any, **_kwargs: An
     aten._autocast_to_reduced_precision.default,
     aten._autocast_to_full_precision.default,
 )
-def to_copy(b: Builder, x: Val, *_args: Any, **_kwargs: Any) -> Val:
-    return b.cast(x, result_dtype(b))
+def to_copy(b: Builder, x: Any, *_args: Any, **_kwargs: Any) -> Val:
+    return b.scalar(x, result_dtype(b))  # rules for batches cast numbers too
 
 
 @translates(aten.copy.default)
