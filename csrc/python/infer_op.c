@@ -134,7 +134,8 @@ static int read_outputs(question *q, PyObject *outputs) {
 
 /* ---- the answer ---- */
 
-/* As a session does: views need no kernel, and what reads shapes alone is the host's work. */
+/* As a session does: views need no kernel, what reads shapes alone is the host's work, and what may
+ * be of a program is compiled with that. */
 static omc_status ask(question *q, omc_node **out) {
   omc_call call;
   OMC_TRY(omc_graph_add_node(q->graph, &q->spec, out));
@@ -142,6 +143,7 @@ static omc_status ask(question *q, omc_node **out) {
   const uint32_t flags = omc_op_get(q->spec.op)->flags;
   if (flags & OMC_OP_VIEW) return OMC_OK;
   const omc_provider *p = flags & OMC_OP_SHAPE_ONLY ? omc_provider_host() : q->provider;
+  if (omc_op_get(q->spec.op)->imm && p->fusible(p->ctx, *out)) return OMC_OK;
   return p->prepare(p->ctx, *out, p->threads(p->ctx), &q->scratch, &call);
 }
 

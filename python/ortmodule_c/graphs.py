@@ -471,7 +471,7 @@ class Graphs:
         self._check_writes(captured.writes, captured.outside)
         lowered = lower(captured)
         text, constants = to_text(lowered.model)
-        session = _C.Session(text, constants, lowered.callbacks)
+        session = _C.Session(text, constants, lowered.callbacks, provider=lowered.provider)
         inputs, _ = captured.placeholders()
         fit = Fit([n.meta["val"] for n in inputs[: captured.n_user]])
         runner = Runner(session, lowered, self._files.watcher(lowered, text, constants))
@@ -507,12 +507,6 @@ class Graphs:
             with contextlib.suppress(TypeError):
                 if any(id(t) in ids for t in flatten(w.before)[0]):
                     raise NotExportable(f"the forward reads and sets {w}, which is no buffer")
-
-
-def device_refusal(tensors: Sequence[Tensor]) -> str:
-    """Why tensors on their device cannot be computed on here, or nothing."""
-    kinds = {t.device.type for t in tensors}
-    return "" if kinds <= {"cpu"} else f"there are no kernels for device {kinds.pop()!r}"
 
 
 def parameter_refusal(tensors: Sequence[Tensor]) -> str:

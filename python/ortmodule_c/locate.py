@@ -274,7 +274,7 @@ def _runner(captured: Captured) -> Runner:
     with quiet():
         lowered = lower(captured)
     text, constants = to_text(lowered.model)
-    return Runner(_C.Session(text, constants, lowered.callbacks), lowered)
+    return Runner(_C.Session(text, constants, lowered.callbacks, provider=lowered.provider), lowered)
 
 
 def _apart(ours: dict[str, Tensor], eager: dict[str, Tensor]) -> dict[str, float]:

@@ -368,7 +368,8 @@ class ORTModule(Wrapper):
 
     def _ort_export(self, key: Key, leaves: list[Tensor], now: Scan) -> Graph:
         """A new graph for this call; NotExportable if there can be none."""
-        from .graphs import device_refusal, parameter_refusal
+        from .devices import device_refusal
+        from .graphs import parameter_refusal
 
         spec, _ = key
         self._ort_check_module()

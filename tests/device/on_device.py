@@ -49,6 +49,8 @@ def install(name: str = "device") -> None:
     Session.name = name
     vars(_C).update({name: value for name, value in vars(Session.core).items() if not name.startswith("__")})
     _C.Session = Session
+    # What a provider knows decides what of a graph runs in PyTorch.
+    _C.infer = lambda *asked, **named: Session.core.infer(*asked[:5], **{**named, "provider": name})
 
 
 def loaded() -> tuple[ModuleType, ModuleType]:
@@ -80,7 +82,9 @@ class Session:
     device: Any
     name: str
 
-    def __init__(self, text: str, constants: Any, callbacks: Any = None, max_plans: int = 16) -> None:
+    def __init__(
+        self, text: str, constants: Any, callbacks: Any = None, max_plans: int = 16, provider: str = "cpu"
+    ) -> None:
         border = None if callbacks is None else Callbacks(callbacks)
         self._session = self.core.Session(text, constants, border, max_plans, self.name)
         calls = "TorchCall(" in text

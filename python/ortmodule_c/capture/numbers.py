@@ -167,13 +167,13 @@ class Numbers:
         if self.needed:
             raise NeedsStatic(f"the value of {self._names[min(self.needed)]} has to be known")
 
-    def inputs(self, terms: Sequence[Term]) -> "Inputs":
-        """What a graph is given that was made of this trace, where it reads these terms."""
+    def inputs(self, terms: Sequence[Term], device: torch.device) -> "Inputs":
+        """What a graph on a device is given that was made of this trace, where it reads these terms."""
         self.check()
         for term in terms:
             if type(term.value) is int and term.value not in _INT64:
                 self.need(term)
-        return Inputs(tuple(terms), tuple(self._asked), self._kinds)
+        return Inputs(tuple(terms), tuple(self._asked), self._kinds, device)
 
 
 class Inputs:
@@ -187,9 +187,18 @@ class Inputs:
         What has to come out as it did in the trace.
     kinds
         Of the numbers; None for one that is not open.
+    device
+        Where the graph computes.
     """
 
-    def __init__(self, terms: tuple[Term, ...], asked: tuple[Term, ...], kinds: tuple[type | None, ...]) -> None:
+    def __init__(
+        self,
+        terms: tuple[Term, ...],
+        asked: tuple[Term, ...],
+        kinds: tuple[type | None, ...],
+        device: torch.device | None = None,
+    ) -> None:
+        self._device = device or torch.device("cpu")
         self._terms = terms
         self._asked = asked
         self._kinds = kinds
@@ -212,7 +221,7 @@ class Inputs:
         for term, value in zip(self._terms, values, strict=True):
             if type(value) is not type(term.value) or (type(value) is int and value not in _INT64):
                 return None
-        return [torch.tensor(v, dtype=_DTYPES[type(v)], device="cpu") for v in values]
+        return [torch.tensor(v, dtype=_DTYPES[type(v)], device=self._device) for v in values]
 
 
 class Number(SymNode):

@@ -17,11 +17,11 @@ from .. import _C
 from ..capture.export import Captured, apart, quiet
 from ..capture.numbers import Inputs, Numbers
 from ..capture.symbols import remembered
+from ..devices import device_refusal
 from ..dtypes import DTYPES
 from ..errors import NeedsStatic, NotExportable, out_of_memory
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
-from ..graphs import device_refusal
 from ..lowering.lower import lower
 from ..lowering.to_text import to_text
 from ..onnx.files import Files
@@ -222,7 +222,7 @@ class Compiled:
                 self._report.add(name, cause)
             text, constants = to_text(lowered.model)
             writer = self._files.watcher(lowered, text, constants, numbered=True)
-            runner = Runner(_C.Session(text, constants, lowered.callbacks), lowered, writer)
+            runner = Runner(_C.Session(text, constants, lowered.callbacks, provider=lowered.provider), lowered, writer)
         logger.info("%s: %d nodes", self._name, len(lowered.model.graph))
         return _Made(runner, inputs, captured.out_spec, text.count(" subsequence="), lowered.numbers, to_open)
 

@@ -113,7 +113,7 @@ class Builder:
         types = [None if v is None else v.type for v in inputs]
         elements = {i: v.elements for i, v in enumerate(inputs) if v is not None and v.elements is not None}
         try:
-            results = _C.infer(op, types, plain, elements, outputs)
+            results = _C.infer(op, types, plain, elements, outputs, self.draft.provider)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise Unsupported(first_lines(error)) from error
         return self._node(op, inputs, results, plain)

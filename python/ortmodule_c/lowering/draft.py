@@ -160,7 +160,8 @@ class Draft:
         What it is given of numbers of Python's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, provider: str = "cpu") -> None:
+        self.provider = provider
         self.graph = ir.Graph([], [], nodes=[], name="main", opset_imports={"": OPSET, OWN_DOMAIN: OWN_OPSET})
         self.symbols: dict[sympy.Symbol, tuple[Val, int]] = {}
         self.sizes: dict[sympy.Expr, Val] = {}

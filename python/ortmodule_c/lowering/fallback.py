@@ -49,9 +49,10 @@ class _Here(threading.local):
 
 
 class Callbacks:
-    """The TorchCall nodes of one graph, by their number."""
+    """The TorchCall nodes of one graph, by their number; they run on its device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
         self.ops: list[TorchOp] = []
         self._types: dict[tuple[int, tuple[tuple[int, ...], ...]], list[Type]] = {}
         self._here = _Here()
@@ -70,7 +71,7 @@ class Callbacks:
         op = self.ops[index]
         try:
             with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad():
-                results = op.run([torch.empty(shape, dtype=BY_TEXT[text]) for text, shape in types])
+                results = op.run([torch.empty(shape, dtype=BY_TEXT[text], device=self.device) for text, shape in types])
         except Exception as error:
             raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
         found = [_type(t) for t in results]
@@ -83,7 +84,7 @@ class Callbacks:
         Inputs are borrowed from memory that is used again, so what autograd keeps are copies.
         """
         op = self.ops[index]
-        with torch.set_grad_enabled(any(op.grads)), torch.autocast("cpu", enabled=False):
+        with torch.set_grad_enabled(any(op.grads)), torch.autocast(self.device.type, enabled=False):
             own = [t.clone().requires_grad_(grad) for t, grad in zip(inputs, op.grads, strict=True)]
             outputs = op.run(own)
         expected = self._types[index, tuple([tuple(t.shape) for t in inputs])]

@@ -19,6 +19,7 @@ from ..capture.autocast import WITHIN
 from ..capture.export import PATH, Captured
 from ..capture.numbers import Inputs, is_number, is_within, unmarked
 from ..capture.reach import Reach, Reached, memory
+from ..devices import provider_of
 from ..errors import NeedsFunctional, NeedsStatic, NodeRefused, NotExportable, Unsupported
 from ..report import mistake
 from ..stack import users_line_in
@@ -87,6 +88,7 @@ class Lowered:
     updates: list[int]
     fallbacks: list[tuple[str, str]]
     numbers: Inputs | None = None
+    provider: str = "cpu"  # of the device that it is for
 
 
 def lower(captured: Captured) -> Lowered:
@@ -148,8 +150,10 @@ def _geometry(t: Tensor) -> tuple[str, ...]:
 class _Lowering:
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
-        self._draft = Draft()
-        self._callbacks = Callbacks()
+        tensors = [n.meta["val"] for n in captured.placeholders()[0]]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._draft = Draft(provider_of(self._device))
+        self._callbacks = Callbacks(self._device)
         self._reach = Reach()
         self._ancestry = Ancestry(len(captured.names))
         self._results: dict[fx.Node, int] = {}  # bits that stand for results of the module
@@ -163,7 +167,7 @@ class _Lowering:
         graph_inputs = [self._add_input(node, name) for node, name in zip(inputs, self._captured.names, strict=True)]
         self._env = dict(zip(inputs, graph_inputs, strict=True))
         for node, tensor in constants.items():
-            self._env[node] = self._draft.tensor(tensor.detach().clone(), node.name)
+            self._env[node] = self._draft.tensor(tensor.detach().cpu().clone(), node.name)
         results, _ = self._captured.results()
         self._results = {r: self._ancestry.bit() for r in results if isinstance(r, fx.Node) and r.op != "placeholder"}
         module = self._captured.program.graph_module
@@ -171,6 +175,7 @@ class _Lowering:
         for node in module.graph.nodes:
             if node.op != "output":
                 try:
+                    self._check_device(node)
                     self._node(node, module, memory)
                 except NotExportable as error:
                     raise _placed(error, node) from error
@@ -231,6 +236,7 @@ class _Lowering:
         for i, val in final.items():
             Builder(self._draft).output_over(val, graph_inputs[i])
         model = ir.Model(self._draft.graph, ir_version=10, producer_name="ortmodule_c")
+        numbers = self._captured.numbers
         return Lowered(
             model,
             self._callbacks,
@@ -244,7 +250,8 @@ class _Lowering:
             watched,
             list(final),
             self._fallbacks,
-            None if self._captured.numbers is None else self._captured.numbers.inputs([*self._draft.numbers]),
+            None if numbers is None else numbers.inputs([*self._draft.numbers], self._device),
+            self._draft.provider,
         )
 
     def _number_out(self, value: Any) -> Val:
@@ -262,6 +269,12 @@ class _Lowering:
 
     # One node
 
+    def _check_device(self, node: fx.Node) -> None:
+        """Refuse tensors that are elsewhere; PyTorch takes numbers along that are nobody's result."""
+        for t in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(t, Tensor) and t.device != self._device and (t.dim() > 0 or node in self._results):
+                raise NotExportable(f"{node.name} is on {t.device}, the module's tensors are on {self._device}")
+
     def _node(self, node: fx.Node, module: fx.GraphModule, memory: _Memory | None) -> None:
         if memory is not None:
             memory.add(node)
@@ -270,7 +283,7 @@ class _Lowering:
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
             self._env[node] = (
-                self._draft.tensor(value.detach().clone(), node.name) if isinstance(value, Tensor) else value
+                self._draft.tensor(value.detach().cpu().clone(), node.name) if isinstance(value, Tensor) else value
             )
             return
         val = node.meta.get("val")

@@ -1,0 +1,53 @@
+"""Modules of PyTorch on the emulated GPU: ``pytest --gpu tests/cuda/modules.py``, which test_devices.py calls.
+
+Their tensors are the host's, copied at a session's border as those of calls back to PyTorch are.
+"""
+
+from __future__ import annotations
+
+import torch
+from emulated_gpu import Gpu
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ortmodule_c import ORTModule
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7, bias=False), nn.Linear(7, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(F.gelu(self.first(x)), 0.0)).tanh()
+
+
+class Sorter(Mixer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sort(-1, descending=True).values)
+
+
+def assert_step_is_pytorchs(module: nn.Module, wrapped: ORTModule, x: Tensor) -> None:
+    for _ in range(2):
+        steps = []
+        for m in (wrapped, module):
+            module.zero_grad()
+            y = m(x)
+            y.square().sum().backward()
+            steps.append([y.detach(), *[p.grad for p in module.parameters()]])
+        torch.testing.assert_close(*steps)
+
+
+def test_a_step_runs_wholly_there(gpu: Gpu) -> None:
+    module = Mixer()
+    wrapped, before = ORTModule(module), gpu.counted().launches
+    assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))
+    assert not wrapped.fallback_report() and gpu.counted().launches > before
+
+
+def test_an_op_without_a_kernel_runs_in_pytorch_and_the_report_says_so(gpu: Gpu) -> None:
+    module = Sorter()
+    wrapped, before = ORTModule(module), gpu.counted().launches
+    assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))
+    (record,) = wrapped.fallback_report()
+    assert "sort" in record.name and gpu.counted().launches > before
