@@ -27,6 +27,19 @@ class Sorter(Mixer):
         return super().forward(x.sort(-1, descending=True).values)
 
 
+class Block(nn.Module):
+    """What a transformer has of every kind of kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(12), nn.Linear(12, 36), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 6)).transpose(1, 2) for t in self.qkv(self.norm(x)).split(12, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return self.out(x + y).log_softmax(-1)
+
+
 def assert_step_is_pytorchs(module: nn.Module, wrapped: ORTModule, x: Tensor) -> None:
     for _ in range(2):
         steps = []
@@ -43,6 +56,13 @@ def test_a_step_runs_wholly_there(gpu: Gpu) -> None:
     wrapped, before = ORTModule(module), gpu.counted().launches
     assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))
     assert not wrapped.fallback_report() and gpu.counted().launches > before
+
+
+def test_a_block_of_a_transformer_runs_wholly_there(gpu: Gpu) -> None:
+    module = Block()
+    wrapped = ORTModule(module)
+    assert_step_is_pytorchs(module, wrapped, torch.randn(2, 9, 12))
+    assert not wrapped.fallback_report()
 
 
 def test_an_op_without_a_kernel_runs_in_pytorch_and_the_report_says_so(gpu: Gpu) -> None:
