@@ -97,7 +97,7 @@ OMC_INLINE void max_of_window(const omc_pool &p, const pool_place &place, acc_t 
 
 OMC_INLINE int64_t pool_thread() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-OMC_GLOBAL(MaxPool, OMC_LINE_THREADS, omc_pool, p) {
+OMC_GLOBAL_WIDE(MaxPool, OMC_LINE_THREADS, omc_pool, p) {
   const int64_t i = pool_thread();
   if (i >= p.places.n) return;
   acc_t most;
@@ -120,7 +120,7 @@ OMC_INLINE acc_t average_of_window(const omc_pool &p, const pool_place &place) {
   return sum / (acc_t)(p.divisor ? p.divisor : plane_size(size));
 }
 
-OMC_GLOBAL(AveragePool, OMC_LINE_THREADS, omc_pool, p) {
+OMC_GLOBAL_WIDE(AveragePool, OMC_LINE_THREADS, omc_pool, p) {
   const int64_t i = pool_thread();
   if (i >= p.places.n) return;
   ((storage_t *)p.to)[i] = element<storage_t>(average_of_window(p, pool_place(p.places, i)));
@@ -139,7 +139,7 @@ OMC_INLINE acc_t gathered(const omc_pool &p, const pool_place &place, Share shar
 }
 
 /* The indices are those that MaxPool gave; there may be more of them than of elements. */
-OMC_GLOBAL(MaxPoolGrad, OMC_LINE_THREADS, omc_pool, p) {
+OMC_GLOBAL_WIDE(MaxPoolGrad, OMC_LINE_THREADS, omc_pool, p) {
   const int64_t i = pool_thread(), in = plane_size(p.in), out = plane_size(p.out);
   if (i < p.planes * out && (p.indices[i] < 0 || p.indices[i] >= in))
     omc_write(p.sender, OMC_LETTER_INDEX, p.indices[i], in);
@@ -155,7 +155,7 @@ OMC_GLOBAL(MaxPoolGrad, OMC_LINE_THREADS, omc_pool, p) {
       }));
 }
 
-OMC_GLOBAL(AveragePoolGrad, OMC_LINE_THREADS, omc_pool, p) {
+OMC_GLOBAL_WIDE(AveragePoolGrad, OMC_LINE_THREADS, omc_pool, p) {
   const int64_t i = pool_thread();
   if (i >= p.places.n) return;
   const pool_place place(p.places, i);
