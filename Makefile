@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures gpu cuda-check bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -53,6 +53,10 @@ gpu: $(VENV)/installed
 cuda-check: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[cuda]"
 	$(BIN)/python tests/cuda/check.py $(ARGS)
+
+# The same sources for AMD's GPUs, by Debian's clang-19 (HIPCLANG=... for another).
+hip-check: $(VENV)/installed
+	$(BIN)/python tests/cuda/check.py --architectures gfx90a gfx942 gfx1100 $(ARGS)
 
 # The Python tests against another PyTorch, in an environment of its own: make test-torch TORCH=2.15.0
 test-torch:

@@ -1,8 +1,9 @@
-"""Device code through the compilers for GPUs, without a GPU: ``make cuda-check``.
+"""Device code through the compilers for GPUs, without a GPU: ``make cuda-check``, ``make hip-check``.
 
-The sources are those that the provider writes for the table of ops, their gradients and the optimizers. Each is
-compiled by NVRTC, as the provider does it, and by nvcc where there is one, warnings being errors. Printed are the most
-registers, spills and shared memory of its kernels; a spill is a failure.
+The sources are those that the provider writes for the table of ops, their gradients and the optimizers. For NVIDIA's
+each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
+functions of AMD's library that is not at hand. Warnings are errors. Printed are the most registers, spills and shared
+memory of its kernels; a spill is a failure.
 """
 
 from __future__ import annotations
@@ -25,8 +26,21 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHITECTURES = (80, 90, 100)
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+CLANG = os.environ.get("HIPCLANG", "clang-19")
 INCLUDES = (ROOT, ROOT / "csrc")
+
+Said = tuple[str, dict[str, int]]  # what a compiler says against a source, and the most of its kernels
+OF_PTXAS = {
+    "registers": r"Used (\d+) registers",
+    "spilled": r"(\d+) bytes spill stores",
+    "shared": r"(\d+) bytes smem",
+}
+OF_CLANG = {
+    "registers": r"\.vgpr_count: +(\d+)",
+    "spilled": r"\.vgpr_spill_count: +(\d+)",
+    "shared": r"\.group_segment_fixed_size: +(\d+)",
+}
 
 
 def write_sources(folder: str) -> None:
@@ -85,8 +99,7 @@ class Nvrtc:
         self.names = (ctypes.c_char_p * len(named))(*[name.encode() for name in named])
         self.texts = (ctypes.c_char_p * len(named))(*named.values())
 
-    def compiled(self, source: bytes, architecture: int) -> tuple[str, dict[str, int]]:
-        """What the compiler says against it, and what ptxas says of its kernels."""
+    def compiled(self, source: bytes, architecture: str) -> Said:
         program = ctypes.c_void_p()
         n = len(self.names)
         self.library.nvrtcCreateProgram(ctypes.byref(program), source, b"unit.cu", n, self.texts, self.names)
@@ -95,7 +108,7 @@ class Nvrtc:
             b"--fmad=false",
             b"-default-device",
             b"--ptxas-options=-v",
-            f"--gpu-architecture=sm_{architecture}".encode(),
+            f"--gpu-architecture={architecture}".encode(),
         ]
         error = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         size = ctypes.c_size_t()
@@ -104,25 +117,31 @@ class Nvrtc:
         self.library.nvrtcGetProgramLog(program, log)
         self.library.nvrtcDestroyProgram(ctypes.byref(program))
         said = log.value.decode()
-        return said if error or "warning" in said else "", numbers_of(said)
+        return said if error or "warning" in said else "", most(said, OF_PTXAS)
 
 
-def by_nvcc(path: Path, architecture: int) -> str:
-    """What nvcc says against it; empty: nothing."""
-    command = ["nvcc", f"-arch=sm_{architecture}", "-std=c++17", "-fmad=false", "-Werror", "all-warnings"]
-    command += [*(f"-I{at}" for at in INCLUDES), "-cubin", str(path), "-o", os.devnull]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    return ran.stdout + ran.stderr if ran.returncode else ""
+def most(said: str, patterns: dict[str, str]) -> dict[str, int]:
+    return {name: max(map(int, re.findall(p, said)), default=0) for name, p in patterns.items()}
 
 
-def numbers_of(said: str) -> dict[str, int]:
-    """The most that ptxas says of a kernel."""
-    patterns = {
-        "registers": r"Used (\d+) registers",
-        "spilled": r"(\d+) bytes spill stores",
-        "shared": r"(\d+) bytes smem",
-    }
-    return {name: max(map(int, re.findall(pattern, said)), default=0) for name, pattern in patterns.items()}
+def ran(command: list[str]) -> tuple[str, str]:
+    """What is said against a source, and all that is said."""
+    done = subprocess.run([*command, *(f"-I{at}" for at in INCLUDES)], capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    return said if done.returncode else "", said
+
+
+def by_nvcc(path: Path, architecture: str) -> str:
+    options = ["-std=c++17", "-fmad=false", "-Werror", "all-warnings", "-cubin"]
+    return ran(["nvcc", f"-arch={architecture}", *options, str(path), "-o", os.devnull])[0]
+
+
+def by_clang(path: Path, architecture: str) -> Said:
+    options = ["-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-std=c++17", "-ffp-contract=off", "-O3"]
+    # Integers too are asked whether they are numbers; how far a loop is unrolled is a wish.
+    options += ["-Wall", "-Wextra", "-Werror", "-Wno-tautological-compare", "-Wno-cuda-compat", "-Wno-pass-failed"]
+    against, said = ran([CLANG, f"--offload-arch={architecture}", *options, "-S", str(path), "-o", "-"])
+    return against, most(said, OF_CLANG)
 
 
 def ops_of(path: Path) -> str:
@@ -133,41 +152,45 @@ def ops_of(path: Path) -> str:
     return ", ".join(dict.fromkeys(ops)) or " ".join(names)
 
 
-def checked(
-    paths: list[Path], architectures: tuple[int, ...], nvcc: bool
-) -> Iterator[tuple[Path, int, str, dict[str, int]]]:
-    compiler = Nvrtc()
+class Nvidia:
+    """Both of NVIDIA's compilers."""
+
+    def __init__(self) -> None:
+        self.nvrtc = Nvrtc()
+        self.nvcc = shutil.which("nvcc") is not None
+
+    def compiled(self, path: Path, architecture: str) -> Said:
+        said, numbers = self.nvrtc.compiled(path.read_bytes(), architecture)
+        return said or (by_nvcc(path, architecture) if self.nvcc else ""), numbers
+
+
+def checked(paths: list[Path], architectures: list[str]) -> Iterator[tuple[Path, str, Said]]:
+    nvidia = Nvidia() if any(a.startswith("sm_") for a in architectures) else None
     for architecture in architectures:
+        compiled = nvidia.compiled if nvidia and architecture.startswith("sm_") else by_clang
         for path in paths:
-            said, numbers = compiler.compiled(path.read_bytes(), architecture)
-            if nvcc and not said:
-                said = by_nvcc(path, architecture)
-            yield path, architecture, said, numbers
+            yield path, architecture, compiled(path, architecture)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--architectures", nargs="+", type=int, default=[*ARCHITECTURES])
+    p.add_argument("--architectures", nargs="+", default=[*ARCHITECTURES], metavar="NAME", help="sm_90, gfx942")
     p.add_argument("--every", type=int, default=1, metavar="N", help="each N-th source only")
     p.add_argument("--write", metavar="FOLDER", help="only write the sources there")
     a = p.parse_args()
     if a.write:
         write_sources(a.write)
         return
-    table = Table("kernel", "sm", "registers", "spilled, B", "shared, B")
+    table = Table("kernel", "for", "registers", "spilled, B", "shared, B")
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--write", folder], check=True)
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
-        for path, architecture, said, numbers in checked(
-            paths, tuple(a.architectures), shutil.which("nvcc") is not None
-        ):
-            table.add_row(
-                ops_of(path), str(architecture), *(str(numbers.get(k, "")) for k in ("registers", "spilled", "shared"))
-            )
-            if said or numbers.get("spilled"):
+        for path, architecture, (said, numbers) in checked(paths, a.architectures):
+            table.add_row(ops_of(path), architecture, *(str(numbers[k]) for k in OF_PTXAS))
+            if said or numbers["spilled"]:
                 failures += 1
-                print(f"{path.read_text()}\nsm_{architecture}: {said or 'spills'}", file=sys.stderr)
+                print(f"{path.read_text()}\n{architecture}: {said or 'spills'}", file=sys.stderr)
     Console(width=100).print(table)
     print(f"{len(paths)} sources, {failures} failures")
     raise SystemExit(failures != 0)

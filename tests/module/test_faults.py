@@ -26,7 +26,7 @@ PACKAGE = str(Path(ortmodule_c.__file__).parent)
 # Their steps leave something behind on purpose: an exception may come after it.
 STATEFUL = {"/custom_function.py", "/export.py", "/graphs.py", "/ortmodule.py"}
 # Nothing puts back what these put back.
-CLEANS_UP = {"Snapshot.restore", "_Exchange.put_back"}
+CLEANS_UP = {"Snapshot.restore", "Instances._put_back", "_Exchange.put_back"}
 
 Step = tuple[str, str, str]  # file, qualified name, "call" or "return"
 
@@ -109,6 +109,7 @@ def injecting(at: Step, error: BaseException) -> Callable[[Step], None]:
 def assert_nothing_is_left_behind() -> None:
     assert "__init__" not in vars(BackwardCFunction) and Scaled.forward.__qualname__ == "Scaled.forward"
     assert not _has_any_global_hook() and not torch.compiler.is_exporting()
+    assert not [c for m in module().modules() for c in type(m).__mro__[:-1] if "__getattribute__" in vars(c)]
 
 
 class Injected(Exception):

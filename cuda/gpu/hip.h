@@ -1,0 +1,99 @@
+/* The names of CUDA C++ that device code uses, for clang's AMD target, without AMD's headers. A
+ * group of 32 lanes is what CUDA calls a warp, on processors of 64 too. */
+#ifndef OMC_GPU_HIP_H
+#define OMC_GPU_HIP_H
+
+#define __device__ __attribute__((device))
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define __grid_constant__
+
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+
+struct omc_hip_place {
+  unsigned x;
+};
+#define threadIdx (omc_hip_place{__builtin_amdgcn_workitem_id_x()})
+#define blockIdx (omc_hip_place{__builtin_amdgcn_workgroup_id_x()})
+#define blockDim (omc_hip_place{__builtin_amdgcn_workgroup_size_x()})
+
+#define OMC_HIP static __device__ __forceinline__
+
+OMC_HIP unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+OMC_HIP float __uint_as_float(unsigned u) { return __builtin_bit_cast(float, u); }
+OMC_HIP long long __double_as_longlong(double x) { return __builtin_bit_cast(long long, x); }
+OMC_HIP double __longlong_as_double(long long u) { return __builtin_bit_cast(double, u); }
+OMC_HIP unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+
+OMC_HIP void __syncthreads() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+OMC_HIP void __threadfence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
+OMC_HIP unsigned atomicCAS_system(unsigned *at, unsigned expected, unsigned desired) {
+  __hip_atomic_compare_exchange_strong(at, &expected, desired, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST,
+                                       __HIP_MEMORY_SCOPE_SYSTEM);
+  return expected;
+}
+
+template <typename T>
+OMC_HIP T __shfl_xor_sync(unsigned, T value, int mask) {
+  struct words {
+    int of[sizeof(T) / sizeof(int)];
+  } w = __builtin_bit_cast(words, value);
+  const int lane = (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
+  for (int &word : w.of) word = __builtin_amdgcn_ds_bpermute(4 * (lane ^ mask), word);
+  return __builtin_bit_cast(T, w);
+}
+
+/* Of the compiler, and of AMD's device library. */
+#define OMC_HIP_BUILTIN(name, parameters, ...)                                         \
+  OMC_HIP float name##f parameters(float) { return __builtin_##name##f(__VA_ARGS__); } \
+  OMC_HIP double name parameters(double) { return __builtin_##name(__VA_ARGS__); }
+#define OMC_HIP_1(type) (type x)
+#define OMC_HIP_2(type) (type x, type y)
+#define OMC_HIP_3(type) (type x, type y, type z)
+OMC_HIP_BUILTIN(fma, OMC_HIP_3, x, y, z)
+OMC_HIP_BUILTIN(copysign, OMC_HIP_2, x, y)
+OMC_HIP_BUILTIN(sqrt, OMC_HIP_1, x)
+OMC_HIP_BUILTIN(floor, OMC_HIP_1, x)
+OMC_HIP_BUILTIN(rint, OMC_HIP_1, x)
+OMC_HIP_BUILTIN(fabs, OMC_HIP_1, x)
+#undef OMC_HIP_BUILTIN
+
+#define OMC_HIP_LIBRARY(name, parameters, ...)                                         \
+  extern "C" __device__ float __ocml_##name##_f32 parameters(float);                   \
+  extern "C" __device__ double __ocml_##name##_f64 parameters(double);                 \
+  OMC_HIP float name##f parameters(float) { return __ocml_##name##_f32(__VA_ARGS__); } \
+  OMC_HIP double name parameters(double) { return __ocml_##name##_f64(__VA_ARGS__); }
+OMC_HIP_LIBRARY(pow, OMC_HIP_2, x, y)
+OMC_HIP_LIBRARY(fmod, OMC_HIP_2, x, y)
+OMC_HIP_LIBRARY(atan2, OMC_HIP_2, x, y)
+#define OMC_HIP_OF_ONE(name) OMC_HIP_LIBRARY(name, OMC_HIP_1, x)
+OMC_HIP_OF_ONE(exp)
+OMC_HIP_OF_ONE(expm1)
+OMC_HIP_OF_ONE(log)
+OMC_HIP_OF_ONE(log1p)
+OMC_HIP_OF_ONE(tanh)
+OMC_HIP_OF_ONE(erf)
+OMC_HIP_OF_ONE(erfc)
+OMC_HIP_OF_ONE(sin)
+OMC_HIP_OF_ONE(cos)
+#undef OMC_HIP_OF_ONE
+#undef OMC_HIP_LIBRARY
+#undef OMC_HIP_1
+#undef OMC_HIP_2
+#undef OMC_HIP_3
+
+#endif
