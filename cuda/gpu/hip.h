@@ -8,7 +8,8 @@
 #define __shared__ __attribute__((shared))
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define __grid_constant__
 
 typedef signed char int8_t;
@@ -41,6 +42,10 @@ OMC_HIP void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 OMC_HIP void __threadfence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
+template <typename T>
+OMC_HIP T atomicAdd(T *at, T x) {
+  return __hip_atomic_fetch_add(at, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 OMC_HIP unsigned atomicCAS_system(unsigned *at, unsigned expected, unsigned desired) {
   __hip_atomic_compare_exchange_strong(at, &expected, desired, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST,
                                        __HIP_MEMORY_SCOPE_SYSTEM);
@@ -48,13 +53,24 @@ OMC_HIP unsigned atomicCAS_system(unsigned *at, unsigned expected, unsigned desi
 }
 
 template <typename T>
-OMC_HIP T __shfl_xor_sync(unsigned, T value, int mask) {
+OMC_HIP T omc_hip_from(T value, int lane) {
   struct words {
     int of[sizeof(T) / sizeof(int)];
   } w = __builtin_bit_cast(words, value);
-  const int lane = (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
-  for (int &word : w.of) word = __builtin_amdgcn_ds_bpermute(4 * (lane ^ mask), word);
+  for (int &word : w.of) word = __builtin_amdgcn_ds_bpermute(4 * lane, word);
   return __builtin_bit_cast(T, w);
+}
+OMC_HIP int omc_hip_lane() {
+  return (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
+}
+template <typename T>
+OMC_HIP T __shfl_xor_sync(unsigned, T value, int mask) {
+  return omc_hip_from(value, omc_hip_lane() ^ mask);
+}
+template <typename T>
+OMC_HIP T __shfl_up_sync(unsigned, T value, int by) {
+  const int lane = omc_hip_lane();
+  return omc_hip_from(value, lane % 32 < by ? lane : lane - by);
 }
 
 /* Of the compiler, and of AMD's device library. */

@@ -114,7 +114,7 @@ OMC_INLINE acc_t flow_of(const omc_loss &p, int64_t row) {
 template <typename Team>
 OMC_INLINE void cross_entropy_grad(const Team &team, const omc_loss &p) {
   omc_line<storage_t, Team> x(team, p.logits);
-  omc_line<storage_t, Team, 0> weight(team, p.soft > 0 ? p.weight : NULL, 0, p.classes);
+  omc_line<storage_t, Team, 0> weight(team, p.soft > 0 ? p.weight : nullptr, 0, p.classes);
   acc_t weights = (acc_t)p.lines.along.n;
   if (weight.from)
     weights = omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return weight[at]; }, weight);
