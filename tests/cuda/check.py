@@ -3,7 +3,7 @@
 The sources are those that the provider writes for the table of ops, their gradients and the optimizers. For NVIDIA's
 each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
 functions of AMD's library that is not at hand. Warnings are errors. Printed are the most registers, spills and shared
-memory of its kernels; a spill is a failure.
+memory of its kernels; a spill is a failure on NVIDIA's, for which they are written.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def main() -> None:
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
         for path, architecture, (said, numbers) in checked(paths, a.architectures):
             table.add_row(ops_of(path), architecture, *(str(numbers[k]) for k in OF_PTXAS))
-            if said or numbers["spilled"]:
+            if said or (numbers["spilled"] and architecture.startswith("sm_")):
                 failures += 1
                 print(f"{path.read_text()}\n{architecture}: {said or 'spills'}", file=sys.stderr)
     Console(width=100).print(table)
