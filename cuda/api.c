@@ -33,12 +33,17 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static omc_cuda_api api;
 static bool loaded;
 
+static void *open_library(int library, int flags) {
+  void *handle = NULL;
+  for (int k = 0; k < MAX_NAMES && libraries[library].names[k] && !handle; k++)
+    handle = dlopen(libraries[library].names[k], flags);
+  return handle;
+}
+
 static omc_status open_libraries(void **handles) {
   for (int i = 0; i < N_LIBRARIES; i++) {
-    handles[i] = NULL;
-    for (int k = 0; k < MAX_NAMES && libraries[i].names[k] && !handles[i]; k++)
-      handles[i] = dlopen(libraries[i].names[k], RTLD_LAZY | RTLD_NOLOAD);
-    if (!handles[i] && i != TORCH) handles[i] = dlopen(libraries[i].names[0], RTLD_LAZY);
+    handles[i] = open_library(i, RTLD_LAZY | RTLD_NOLOAD);
+    if (!handles[i] && i != TORCH) handles[i] = open_library(i, RTLD_LAZY);
     if (!handles[i])
       OMC_FAIL(EUNSUPPORTED, "no %s in this process: it comes with %s", libraries[i].names[0],
                libraries[i].comes_with);

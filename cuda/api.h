@@ -37,7 +37,7 @@ omc_status omc_cuda_api_load(const omc_cuda_api **out) OMC_MUST_USE;
 /* Of a load that has succeeded. */
 const omc_cuda_api *omc_cuda_api_get(void);
 
-/* What the driver's result says of `what`: OMC_OK, OMC_ENOMEM, or OMC_EDEVICE with its name. */
+/* What the driver's result says of `what`: OMC_OK, OMC_ENOMEM, or OMC_EINTERNAL with its name. */
 omc_status omc_cuda_check(int result, const char *what) OMC_MUST_USE;
 
 /* Calls a function of the driver, and returns if it fails. */

@@ -93,13 +93,22 @@ omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) {
   return status;
 }
 
+/* Empties the box, unless another thread has: then a kernel may be writing the next letter. */
+static omc_letter take_letter(volatile omc_letter *letter) {
+  omc_letter read = {.kind = OMC_LETTER_NONE};
+  pthread_mutex_lock(&mutex);
+  if (__atomic_load_n(&letter->kind, __ATOMIC_ACQUIRE) != OMC_LETTER_NONE) {
+    read = *letter;
+    letter->kind = OMC_LETTER_NONE;
+    __atomic_store_n(&letter->taken, 0, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&mutex);
+  return read;
+}
+
 omc_status omc_cuda_read_letter(omc_cuda_device *d) {
   if (__atomic_load_n(&d->letter->kind, __ATOMIC_ACQUIRE) == OMC_LETTER_NONE) return OMC_OK;
-  pthread_mutex_lock(&mutex);
-  const omc_letter read = *d->letter;
-  d->letter->kind = OMC_LETTER_NONE;
-  __atomic_store_n(&d->letter->taken, 0, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&mutex);
+  const omc_letter read = take_letter(d->letter);
   const char *node = (const char *)(uintptr_t)read.node;
   switch ((omc_letter_kind)read.kind) {
     case OMC_LETTER_NONE: /* another thread has read it */

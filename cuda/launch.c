@@ -34,11 +34,14 @@ omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc
 }
 
 /* Of the driver's interface, and what a block has without asking. */
-enum { MAX_DYNAMIC_SHARED_SIZE = 8, SHARED_BYTES_UNASKED = 48 << 10 };
+enum { MAX_DYNAMIC_SHARED_SIZE = 8, SHARED_BYTES_UNASKED = 48 << 10, MOST_BLOCKS = INT32_MAX };
 
 omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
                            void *queue) {
   if (grid.blocks == 0) return OMC_OK;
+  if (grid.blocks > MOST_BLOCKS)
+    OMC_FAIL(EUNSUPPORTED, "kernel '%s' would take %lld blocks, a launch has %d at most",
+             kernel->name, (long long)grid.blocks, MOST_BLOCKS);
   void *function = __atomic_load_n(&kernel->function, __ATOMIC_ACQUIRE);
   if (!function) {
     OMC_TRY(omc_cuda_function_of(kernel->unit, kernel->name, &function));

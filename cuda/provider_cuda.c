@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/lock.h"
 #include "cuda/api.h"
 #include "cuda/launch.h"
 #include "cuda/optimize.h"
@@ -65,9 +66,9 @@ typedef struct block {
   void *at, *queue;
 } block;
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of what follows */
+OMC_PROCESS_LOCK(mutex) /* of what follows; a forked child drops what it has of blocks, too */
 static block *blocks;
-static omc_memory_stats stats;
+static omc_memory_stats stats[MAX_ORDINALS];
 
 static omc_status wait_for(void *queue, void *other) {
   void *event;
@@ -81,45 +82,57 @@ static omc_status wait_for(void *queue, void *other) {
   return status;
 }
 
+/* PyTorch gives memory of the device whose context is current. */
+static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
+  if (omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out) == 0)
+    return OMC_OK;
+  OMC_FAIL(ENOMEM, "CUDA out of memory: GPU %d has no %zu bytes left", d->ordinal, bytes);
+}
+
 static omc_status cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
   const omc_cuda_device *d = ctx;
+  omc_memory_stats *const s = &stats[d->ordinal];
+  OMC_TRY(omc_cuda_enter(d));
+  const omc_status status = allocate(d, bytes, out);
+  omc_cuda_leave(d);
+  OMC_TRY(status);
   block *b = malloc(sizeof *b);
-  if (!b) OMC_FAIL(ENOMEM, "no memory for a block's record");
-  const int error = omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out);
-  if (error != 0) {
-    free(b);
-    OMC_FAIL(ENOMEM, "CUDA out of memory: GPU %d has no %zu bytes left", d->ordinal, bytes);
+  if (!b) {
+    omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_delete(*out);
+    OMC_FAIL(ENOMEM, "no memory for a block's record");
   }
   pthread_mutex_lock(&mutex);
   *b = (block){blocks, *out, queue};
   blocks = b;
-  stats.used_bytes += bytes;
-  if (stats.used_bytes > stats.peak_bytes) stats.peak_bytes = stats.used_bytes;
+  s->used_bytes += bytes;
+  if (s->used_bytes > s->peak_bytes) s->peak_bytes = s->used_bytes;
   pthread_mutex_unlock(&mutex);
   return OMC_OK;
 }
 
 static void cuda_free(void *ctx, void *ptr, size_t bytes, void *queue) {
-  (void)ctx;
+  const omc_cuda_device *d = ctx;
   if (!ptr) return;
   pthread_mutex_lock(&mutex);
   block **link = &blocks;
   while (*link && (*link)->at != ptr) link = &(*link)->next;
   block *const b = *link;
   if (b) *link = b->next;
-  stats.used_bytes -= bytes;
+  stats[d->ordinal].used_bytes -= bytes;
   pthread_mutex_unlock(&mutex);
+  const omc_status entered = omc_cuda_enter(d);
   /* Work that has failed is not going to read it. */
   if (b && b->queue != queue && wait_for(b->queue, queue) != OMC_OK)
     omc_cuda_api_get()->cuCtxSynchronize();
   free(b);
   omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_delete(ptr);
+  if (entered == OMC_OK) omc_cuda_leave(d);
 }
 
 static omc_memory_stats cuda_memory(void *ctx) {
-  (void)ctx;
+  const omc_cuda_device *d = ctx;
   pthread_mutex_lock(&mutex);
-  const omc_memory_stats now = stats;
+  const omc_memory_stats now = stats[d->ordinal];
   pthread_mutex_unlock(&mutex);
   return now;
 }

@@ -27,6 +27,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static omc_cuda_unit *slots[N_SLOTS];
 static omc_cuda_unit *first_waiting, **end_of_waiting = &first_waiting;
 static int n_compilers;
+static pid_t process; /* that compilers were started in; 0: none were */
 
 /* ---- compiling ---- */
 
@@ -127,15 +128,29 @@ static void *compile_waiting(void *ctx) {
     pthread_mutex_lock(&mutex);
   }
   n_compilers--;
+  pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&mutex);
   return NULL;
+}
+
+/* The compiler must not be taken down under threads that are in it. A forked child has none. */
+static void end_compilers(void) {
+  if (getpid() != process) return;
+  pthread_mutex_lock(&mutex);
+  first_waiting = NULL;
+  end_of_waiting = &first_waiting;
+  while (n_compilers > 0) pthread_cond_wait(&changed, &mutex);
+  pthread_mutex_unlock(&mutex);
 }
 
 /* With the lock held. */
 static void start_compiler(void) {
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   pthread_t thread;
+  if (process != getpid()) n_compilers = 0;
   if (n_compilers >= MAX_COMPILERS || n_compilers >= cores) return;
+  if (process == 0 && atexit(end_compilers) != 0) return;
+  process = getpid();
   if (pthread_create(&thread, NULL, compile_waiting, NULL) != 0) return;
   pthread_detach(thread);
   n_compilers++;

@@ -1,7 +1,6 @@
 /* Programs of elementwise ops: each is written as a kernel, one row of csrc/ops after another, for
  * what it computes in, the dtypes that are stored and the way its inputs are broadcast. Sizes are
  * parameters: the same kernel serves other shapes. */
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,13 +108,11 @@ static void put(const writer *w, const char *format, ...) {
   va_end(args);
 }
 
+/* By its bits: a decimal point is the locale's. */
 static void put_number(const writer *w, double x) {
-  if (isnan(x))
-    put(w, "(acc_t)NAN");
-  else if (isinf(x))
-    put(w, "(acc_t)%sINFINITY", x < 0 ? "-" : "");
-  else
-    put(w, "(acc_t)%a", x);
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  put(w, "(acc_t)__longlong_as_double(0x%llxll)", (unsigned long long)bits);
 }
 
 static void put_parameters(const writer *w) {

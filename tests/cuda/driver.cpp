@@ -252,14 +252,19 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int) {
   *context = &the_context;
   return SUCCESS;
 }
+/* These two fail for nothing else than a context that there is not. */
 EXPORT int cuCtxPushCurrent_v2(void *context) {
-  ENTER(false)
+  std::unique_lock<std::mutex> lock(mutex);
   if (context != &the_context) return INVALID_CONTEXT;
   contexts.push_back(context);
   return SUCCESS;
 }
 EXPORT int cuCtxPopCurrent_v2(void **context) {
-  ENTER(true)
+  std::unique_lock<std::mutex> lock(mutex);
+  if (contexts.empty()) {
+    mistake("cuCtxPopCurrent without a context");
+    return INVALID_CONTEXT;
+  }
   *context = contexts.back();
   contexts.pop_back();
   return SUCCESS;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -18,6 +19,18 @@ struct program {
   std::vector<std::pair<std::string, std::string>> headers;
 };
 enum { SUCCESS = 0, COMPILATION = 6 };
+
+/* Of threads that compile, which the process must not end under. */
+struct at_work {
+  std::atomic<int> threads{0};
+  ~at_work() {
+    if (threads) fputs("nvrtc: the process ends while it compiles\n", stderr), _exit(70);
+  }
+} at_work;
+struct working {
+  working() { at_work.threads++; }
+  ~working() { at_work.threads--; }
+};
 
 std::string read(const std::string &path) {
   std::ifstream in(path, std::ios::binary);
@@ -66,6 +79,7 @@ EXPORT int nvrtcCreateProgram(void **out, const char *source, const char *, int 
 }
 
 EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
+  const working now;
   program *p = (program *)handle;
   if (const char *kept = getenv("EMULATED_SOURCES")) return keep_source(p, kept);
   char root[] = "/tmp/emulated.XXXXXX";

@@ -31,6 +31,23 @@ omc_status __wrap_omc_provider_find(const char *name, const omc_provider **out) 
   return OMC_OK;
 }
 
+int __real_omc_current_queue(const omc_module *m, const omc_provider *provider, void **out);
+int __wrap_omc_current_queue(const omc_module *m, const omc_provider *provider, void **out);
+/* The emulated GPU's, in the place of PyTorch's. */
+static void *current_stream;
+
+int __wrap_omc_current_queue(const omc_module *m, const omc_provider *provider, void **out) {
+  const int result = __real_omc_current_queue(m, provider, out);
+  if (result == 0 && strcmp(provider->name, "gpu") == 0) *out = current_stream;
+  return result;
+}
+
+static PyObject *use_stream(PyObject *module, PyObject *stream) {
+  (void)module;
+  current_stream = PyLong_AsVoidPtr(stream);
+  return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 /* What is read of a tensor of one provider, and a fresh one of the other with its type. */
 typedef struct two {
   void *from, *to;
@@ -117,6 +134,7 @@ static PyObject *used_bytes(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
+    {"use_stream", use_stream, METH_O, "use_stream(address): the emulated GPU's is worked in"},
     {"put", put, METH_VARARGS, "put(tensor of the host, device='device') -> a copy of it there"},
     {"get", get, METH_VARARGS,
      "get(tensor of a device, device='device') -> a copy of it, once the device is done"},

@@ -26,12 +26,21 @@ class Gpu:
     def __init__(self, core: ModuleType, device: ModuleType, driver: ctypes.CDLL) -> None:
         self.core, self._device, self.driver = core, device, driver
         driver.emulated_counted.restype = Counts
+        driver.emulated_stream.restype = ctypes.c_void_p
 
     def put(self, t: Tensor) -> Tensor:
         return self._device.put(t, "gpu")
 
     def get(self, t: Tensor) -> Tensor:
         return self._device.get(t, "gpu")
+
+    def stream(self) -> int:
+        """Another stream than the default one, which is 0."""
+        return self.driver.emulated_stream()
+
+    def use(self, stream: int) -> None:
+        """Work in a stream from now on."""
+        self._device.use_stream(stream)
 
     def counted(self) -> Counts:
         return self.driver.emulated_counted()
