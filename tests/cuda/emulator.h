@@ -11,6 +11,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+#include <atomic>
 #include <vector>
 
 #define __device__
@@ -88,13 +89,14 @@ inline void start(block &b, unsigned i) {
   t.at = READY;
 }
 
-/* Threads take turns from the last to the first: a block's results must not depend on it. */
-inline bool run_block(block &b) {
+/* Threads take turns from the last to the first, or else from the first to the last. */
+inline bool run_block(block &b, bool backwards) {
   const unsigned n = (unsigned)b.threads.size();
   for (unsigned i = 0; i < n; i++) start(b, i);
   for (;;) {
     bool moved = false, all_done = true;
-    for (unsigned i = n; i-- > 0;) {
+    for (unsigned k = 0; k < n; k++) {
+      const unsigned i = backwards ? n - 1 - k : k;
       if (b.threads[i].at == READY) {
         b.current = i;
         threadIdx = {i, 0, 0};
@@ -111,6 +113,7 @@ inline bool run_block(block &b) {
   }
 }
 
+/* One launch of a library after another goes the other way: results must not depend on it. */
 inline bool run_grid(void (*body)(const void *), const void *parameters, emulated_grid grid) {
   block b;
   b.threads.resize(grid.threads);
@@ -120,10 +123,12 @@ inline bool run_grid(void (*body)(const void *), const void *parameters, emulate
   b.body = body, b.parameters = parameters;
   here = &b;
   blockDim = {grid.threads, 1, 1}, gridDim = {grid.blocks, 1, 1};
-  for (unsigned i = 0; i < grid.blocks; i++) {
-    blockIdx = {i, 0, 0};
+  static std::atomic<unsigned> launches;
+  const bool backwards = launches++ % 2 == 0;
+  for (unsigned k = 0; k < grid.blocks; k++) {
+    blockIdx = {backwards ? grid.blocks - 1 - k : k, 0, 0};
     memset(b.shared.data(), 0xFF, b.shared.size());
-    if (!run_block(b)) return false;
+    if (!run_block(b, backwards)) return false;
   }
   here = nullptr;
   return true;
