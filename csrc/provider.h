@@ -103,8 +103,8 @@ typedef struct omc_provider {
   omc_status (*zero)(void *ctx, void *dst, size_t bytes, void *queue) OMC_MUST_USE;
 
   /* Takes a step of an optimizer over tensors of the device, which nobody else uses meanwhile. What
-   * the step lists has been read when this returns, and the norm, if it is asked for, written.
-   * OMC_EUNSUPPORTED: the device has no optimizers. */
+   * the step lists has been read when this returns; what it points to on the device is read and
+   * written in the queue. OMC_EUNSUPPORTED: the device has no optimizers. */
   omc_status (*step)(void *ctx, const struct omc_optim_step *step, void *queue) OMC_MUST_USE;
 
   /* Whether products of float32 may round their operands to TF32 from now on, as PyTorch says of

@@ -110,6 +110,7 @@ static omc_status launch(const stepping *s, kernel_id id, uint32_t begin, uint32
   const omc_optim_step *step = s->step;
   const omc_optim_tensor *first = &step->tensors[begin];
   omc_gpu_updates u = {.grad_scale = step->grad_scale,
+                       .found_inf = step->found_inf,
                        .max_norm = step->max_norm,
                        .norm = step->clips ? s->norm : NULL,
                        .sums = sums,
@@ -150,13 +151,6 @@ static omc_status find_norm(const stepping *s) {
   return omc_cuda_launch(kernel, grid, &p, s->queue);
 }
 
-static omc_status read_norm(const stepping *s) {
-  OMC_CUDA_TRY(cuMemcpyDtoHAsync_v2, s->step->norm, (omc_cuda_ptr)(uintptr_t)s->norm,
-               sizeof *s->step->norm, s->queue);
-  OMC_CUDA_TRY(cuStreamSynchronize, s->queue);
-  return OMC_OK;
-}
-
 static int64_t all_parts(const omc_optim_step *step) {
   int64_t parts = 0;
   for (uint32_t i = 0; i < step->n; i++) parts += parts_of(&step->tensors[i]);
@@ -171,7 +165,8 @@ size_t omc_cuda_step_bytes(const omc_optim_step *step) {
 omc_status omc_cuda_take_step(omc_cuda_device *device, const omc_optim_step *step, void *room,
                               void *queue) {
   stepping s = {.device = device, .step = step, .queue = queue, .parts = all_parts(step)};
-  s.norm = room, s.lengths = s.norm + 1, s.sums = s.lengths + step->n;
+  s.lengths = (double *)room + 1, s.sums = s.lengths + step->n;
+  s.norm = step->norm ? step->norm : room;
   omc_arena arena;
   bool overlap;
   omc_arena_init(&arena, omc_default_allocator());
@@ -182,5 +177,5 @@ omc_status omc_cuda_take_step(omc_cuda_device *device, const omc_optim_step *ste
   if (step->clips || step->norm) OMC_TRY(find_norm(&s));
   for (const kernel_id *id = rules[step->rule]; *id != NO_KERNEL; id++)
     OMC_TRY(launch_all(&s, *id));
-  return step->norm ? read_norm(&s) : OMC_OK;
+  return OMC_OK;
 }

@@ -24,7 +24,7 @@ typedef struct {
   double (*sums)[2]; /* room for those of each block */
   double (*out)[2];  /* the same while a kernel sums, else NULL */
   double *length;    /* of each tensor's step, for LAMB_APPLY */
-  double clip;
+  double scale, clip;
   int kernel, threads;
 } row;
 
@@ -55,6 +55,7 @@ static void run_blocks(omc_range range, void *ctx) {
           .index = index,
           .begin = begin * OMC_UPDATE_BLOCK,
           .end = omc_min((next - r->first[index]) * OMC_UPDATE_BLOCK, t->n),
+          .scale = r->scale,
           .clip = r->clip,
           .length = r->length[index],
       };
@@ -82,7 +83,7 @@ static double norm_of(row *r) {
     else if (of > all || isnan(of))
       all = isnan(all) ? all : of;
   }
-  return (most ? all : sqrt(all)) / r->step->grad_scale;
+  return (most ? all : sqrt(all)) / r->scale;
 }
 
 static void adam(row *r) { run(r, OMC_UPDATE_ADAM); }
@@ -141,6 +142,7 @@ static omc_status take_step(row *r, omc_arena *arena) {
     if (step->clips) r->clip = omc_clip_coefficient(norm, step->max_norm);
     if (step->norm) *step->norm = norm;
   }
+  if (step->found_inf && *step->found_inf != 0) return OMC_OK;
   for (uint32_t i = 0; i < step->n; i++)
     if (step->tensors[i].step) *step->tensors[i].step += 1;
   rules[step->rule](r);
@@ -151,7 +153,7 @@ omc_status omc_cpu_step(void *ctx, const omc_optim_step *step, void *queue) {
   (void)ctx, (void)queue;
   omc_arena arena;
   omc_arena_init(&arena, omc_default_allocator());
-  row r = {.step = step, .clip = 1};
+  row r = {.step = step, .scale = step->grad_scale ? *step->grad_scale : 1, .clip = 1};
   const omc_status status = take_step(&r, &arena);
   omc_arena_deinit(&arena);
   return status;

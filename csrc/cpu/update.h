@@ -14,7 +14,7 @@ typedef struct omc_update_part {
   const omc_optim_step *step;
   uint32_t index;     /* of the tensor */
   int64_t begin, end; /* its elements */
-  double clip;        /* gradients are multiplied by it */
+  double scale, clip; /* gradients are divided by one, then multiplied by the other */
   double length;      /* of the step of LAMB_APPLY */
   double out[2];      /* LAMB_MOMENTS: squares of p and of the step, added up; SQUARES: of the
                          gradients; LARGEST: the largest magnitude of a gradient, NaN if one is */

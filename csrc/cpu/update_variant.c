@@ -121,8 +121,7 @@ typedef struct {
 
 OMC_INLINE gradient_form form_of(const omc_update_part *part) {
   const omc_optim_numbers *numbers = part->step->tensors[part->index].numbers;
-  return (gradient_form){(acc_t)part->step->grad_scale, (acc_t)part->clip,
-                         numbers && numbers->maximize != 0};
+  return (gradient_form){(acc_t)part->scale, (acc_t)part->clip, numbers && numbers->maximize != 0};
 }
 
 /* A gradient that was scaled is written back as it is without. */

@@ -22,6 +22,7 @@ typedef struct omc_optim_numbers {
 #define OMC_NUMBER(name) double name;
 #include "optim/numbers.def"
 #undef OMC_NUMBER
+  const double *lr_at; /* in memory of a device other than the host: takes the place of lr */
 } omc_optim_numbers;
 
 /* Adam in the numbers of one tensor at one step, in f64 as PyTorch has them:

@@ -46,11 +46,14 @@ typedef struct omc_optim_step {
   omc_optim_rule rule;
   const omc_optim_tensor *tensors;
   uint32_t n;
-  double grad_scale; /* gradients are divided by it, and written so if it is not 1 */
-  bool clips;        /* gradients are used times max_norm / (norm + 1e-6) where that is below 1 */
+  const float *grad_scale; /* on the device: gradients are divided by it, and written so if it is
+                              not 1; NULL: 1 */
+  const float *found_inf;  /* on the device: where it is not 0, no tensor and no step of one is
+                              changed; NULL: 0 */
+  bool clips; /* gradients are used times max_norm / (norm + 1e-6) where that is below 1 */
   double max_norm;
   double norm_type; /* of the norm of all gradients together: 2 or infinity */
-  double *norm;     /* where that norm is written, before anything else is done; NULL: nowhere */
+  double *norm;     /* on the device: where that norm is written; NULL: nowhere */
   uint64_t seed;    /* of groups whose number stochastic_rounding is not 0: 16-bit params without a
                        master are rounded up or down at random, by Philox of (seed, index of the
                        tensor, element) */

@@ -13,46 +13,7 @@ typedef struct reading {
   omc_optim_numbers *numbers;
 } reading;
 
-/* ---- groups ---- */
-
-static const struct {
-  const char *name;
-  size_t offset;
-} fields[] = {
-#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
-#include "optim/numbers.def"
-#undef OMC_NUMBER
-};
-
-static int read_number(omc_optim_numbers *out, PyObject *name, PyObject *value) {
-  for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
-    if (PyUnicode_CompareWithASCIIString(name, fields[f].name) != 0) continue;
-    const double x = PyFloat_AsDouble(value);
-    memcpy((char *)out + fields[f].offset, &x, sizeof x);
-    return x == -1 && PyErr_Occurred() ? omc_error_prefix("'%U'", name) : 0;
-  }
-  PyErr_Format(PyExc_ValueError, "no rule has a number named '%U'", name);
-  return -1;
-}
-
-static int read_groups(reading *r) {
-  const Py_ssize_t n = PyTuple_Size(r->groups);
-  r->numbers = OMC_NEW_ARRAY(&r->arena, omc_optim_numbers, n + 1);
-  if (!r->numbers) return PyErr_NoMemory(), -1;
-  for (Py_ssize_t g = 0; g < n; g++) {
-    PyObject *group = PyTuple_GetItem(r->groups, g), *name, *value;
-    Py_ssize_t at = 0;
-    if (!PyDict_Check(group)) {
-      PyErr_Format(PyExc_TypeError, "expected a dict, got %R", (PyObject *)Py_TYPE(group));
-      return -1;
-    }
-    while (PyDict_Next(group, &at, &name, &value))
-      if (read_number(&r->numbers[g], name, value) < 0) return omc_error_prefix("group %zd", g);
-  }
-  return 0;
-}
-
-/* ---- tensors ---- */
+/* ---- arrays ---- */
 
 /* An array of n elements, or NULL for None; `dtype` is what it must store, and n what it must have,
  * where they are known. */
@@ -78,6 +39,61 @@ static int read_array(reading *r, PyObject *tensor, const char *what, int64_t *n
   *dtype = type.dtype;
   return 0;
 }
+
+/* One number in memory of the device, or NULL for None. */
+static int read_there(reading *r, PyObject *tensor, const char *what, omc_dtype dtype, void **out) {
+  int64_t one = 1;
+  return read_array(r, tensor, what, &one, &dtype, out);
+}
+
+/* ---- groups ---- */
+
+static const struct {
+  const char *name;
+  size_t offset;
+} fields[] = {
+#define OMC_NUMBER(name) {#name, offsetof(omc_optim_numbers, name)},
+#include "optim/numbers.def"
+#undef OMC_NUMBER
+};
+
+static int read_number(reading *r, omc_optim_numbers *out, PyObject *name, PyObject *value) {
+  const bool there =
+      r->provider != omc_provider_host() && PyUnicode_CompareWithASCIIString(name, "lr") == 0;
+  if (there && PyObject_IsInstance(value, r->m->torch) > 0) {
+    void *at;
+    if (read_there(r, value, "lr", OMC_F64, &at) < 0) return -1;
+    out->lr_at = at;
+    return 0;
+  }
+  for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
+    if (PyUnicode_CompareWithASCIIString(name, fields[f].name) != 0) continue;
+    const double x = PyFloat_AsDouble(value);
+    memcpy((char *)out + fields[f].offset, &x, sizeof x);
+    return x == -1 && PyErr_Occurred() ? omc_error_prefix("'%U'", name) : 0;
+  }
+  PyErr_Format(PyExc_ValueError, "no rule has a number named '%U'", name);
+  return -1;
+}
+
+static int read_groups(reading *r) {
+  const Py_ssize_t n = PyTuple_Size(r->groups);
+  r->numbers = OMC_NEW_ARRAY(&r->arena, omc_optim_numbers, n + 1);
+  if (!r->numbers) return PyErr_NoMemory(), -1;
+  for (Py_ssize_t g = 0; g < n; g++) {
+    PyObject *group = PyTuple_GetItem(r->groups, g), *name, *value;
+    Py_ssize_t at = 0;
+    if (!PyDict_Check(group)) {
+      PyErr_Format(PyExc_TypeError, "expected a dict, got %R", (PyObject *)Py_TYPE(group));
+      return -1;
+    }
+    while (PyDict_Next(group, &at, &name, &value))
+      if (read_number(r, &r->numbers[g], name, value) < 0) return omc_error_prefix("group %zd", g);
+  }
+  return 0;
+}
+
+/* ---- tensors ---- */
 
 static int read_states(reading *r, PyObject *states, omc_optim_tensor *t) {
   const Py_ssize_t n = PyTuple_Size(states);
@@ -114,11 +130,10 @@ static int read_tensor(reading *r, PyObject *row, omc_optim_tensor *t) {
     PyErr_Format(PyExc_TypeError, "expected tensors of floating point");
     return -1;
   }
-  omc_dtype wide = omc_dtype_acc(t->dtype), counter = OMC_F32;
-  int64_t one = 1;
+  omc_dtype wide = omc_dtype_acc(t->dtype);
   void *steps;
   if (read_array(r, master, "master", &t->n, &wide, &t->master) < 0 ||
-      read_array(r, step, "step", &one, &counter, &steps) < 0)
+      read_there(r, step, "step", OMC_F32, &steps) < 0)
     return -1;
   t->step = steps;
   return read_states(r, states, t);
@@ -136,6 +151,17 @@ static int read_tensors(reading *r) {
 
 /* ---- the step ---- */
 
+static int read_numbers(reading *r, PyObject *scale, PyObject *found_inf, PyObject *norm,
+                        omc_optim_step *step) {
+  void *at[3];
+  if (read_there(r, scale, "grad_scale", OMC_F32, &at[0]) < 0 ||
+      read_there(r, found_inf, "found_inf", OMC_F32, &at[1]) < 0 ||
+      read_there(r, norm, "norm", OMC_F64, &at[2]) < 0)
+    return -1;
+  step->grad_scale = at[0], step->found_inf = at[1], step->norm = at[2];
+  return 0;
+}
+
 static omc_status take_step(const reading *r, const omc_optim_step *step) {
   void *queue;
   if (omc_current_queue(r->m, r->provider, &queue) < 0) OMC_FAIL(ECALLBACK, "the current queue");
@@ -148,16 +174,15 @@ static omc_status take_step(const reading *r, const omc_optim_step *step) {
 }
 
 PyObject *omc_take_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"rule",      "tensors",    "groups", "grad_scale", "max_norm",
-                          "norm_type", "wants_norm", "seed",   "provider",   NULL};
+  static char *names[] = {"rule",      "tensors", "groups", "grad_scale", "found_inf", "max_norm",
+                          "norm_type", "norm",    "seed",   "provider",   NULL};
   reading r = {.m = PyModule_GetState(module)};
-  omc_optim_step step = {.grad_scale = 1, .norm_type = 2};
+  omc_optim_step step = {.norm_type = 2};
   const char *rule, *provider = omc_provider_host()->name;
   PyObject *tensors, *groups, *max_norm = Py_None, *seed = NULL, *result = NULL;
-  int wants_norm = 0;
-  double norm = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|dOdpOs", names, &rule, &tensors, &groups,
-                                   &step.grad_scale, &max_norm, &step.norm_type, &wants_norm, &seed,
+  PyObject *scale = Py_None, *found_inf = Py_None, *norm = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO|OOOdOOs", names, &rule, &tensors, &groups,
+                                   &scale, &found_inf, &max_norm, &step.norm_type, &norm, &seed,
                                    &provider))
     return NULL;
   const omc_status found = omc_provider_find(provider, &r.provider);
@@ -168,18 +193,18 @@ PyObject *omc_take_step(PyObject *module, PyObject *args, PyObject *kwargs) {
   if (step.clips) step.max_norm = PyFloat_AsDouble(max_norm);
   if (seed) step.seed = PyLong_AsUnsignedLongLongMask(seed);
   if (PyErr_Occurred()) return NULL;
-  step.norm = wants_norm ? &norm : NULL;
   omc_arena_init(&r.arena, omc_default_allocator());
   r.tensors = PySequence_Tuple(tensors);
   r.groups = PySequence_Tuple(groups);
-  if (r.tensors && r.groups && read_groups(&r) == 0 && read_tensors(&r) == 0) {
+  if (r.tensors && r.groups && read_groups(&r) == 0 && read_tensors(&r) == 0 &&
+      read_numbers(&r, scale, found_inf, norm, &step) == 0) {
     step.tensors = r.read;
     step.n = (uint32_t)PyTuple_Size(r.tensors);
     const omc_status status = take_step(&r, &step);
     if (status != OMC_OK)
       omc_raise(r.m, status);
     else
-      result = wants_norm ? PyFloat_FromDouble(norm) : Py_NewRef(Py_None);
+      result = Py_NewRef(Py_None);
   }
   omc_arena_deinit(&r.arena);
   Py_XDECREF(r.tensors);

@@ -21,8 +21,9 @@ typedef struct omc_gpu_tensor {
 } omc_gpu_tensor;
 
 typedef struct omc_gpu_updates {
-  omc_optim_numbers numbers; /* of all tensors of the launch */
-  double grad_scale, max_norm;
+  omc_optim_numbers numbers;           /* of all tensors of the launch */
+  const float *grad_scale, *found_inf; /* NULL: 1 and 0 */
+  double max_norm;
   const double *norm; /* of all gradients; NULL: they are not clipped */
   double *sums;       /* two of each part */
   double *lengths;    /* of LAMB's steps, by index */
@@ -38,7 +39,7 @@ typedef struct omc_gpu_norm {
   double *norm;
   int64_t parts;
   int64_t most; /* a flag: the largest, else the root of the sum */
-  double grad_scale;
+  const float *grad_scale;
 } omc_gpu_norm;
 
 #ifdef OMC_GPU
@@ -48,6 +49,22 @@ typedef struct omc_gpu_norm {
 #include "optim/rules.h"
 
 typedef OMC_STORAGE storage_t;
+
+/* ---- numbers that the device alone knows ---- */
+
+/* Whether nothing is to be changed. */
+OMC_INLINE bool omc_is_left_out(const omc_gpu_updates &p) {
+  return p.found_inf && *p.found_inf != 0;
+}
+
+OMC_INLINE float omc_scale_at(const float *scale) { return scale ? *scale : 1; }
+
+OMC_INLINE omc_optim_numbers omc_numbers_of(const omc_gpu_updates &p) {
+  omc_optim_numbers numbers = p.numbers;
+  if (numbers.lr_at) numbers.lr = *numbers.lr_at;
+  return numbers;
+}
+
 /* Neighbours that a thread takes at a time. */
 enum { OMC_UPDATE_LANES = sizeof(acc_t) > 4 ? 2 : 4 };
 typedef acc_t omc_lanes[OMC_UPDATE_LANES];
@@ -153,21 +170,23 @@ OMC_INLINE void omc_put_param(const omc_gpu_updates &p, const omc_run &run, omc_
 /* ---- gradients ---- */
 
 struct omc_gradients {
-  acc_t scale, clip;
+  const float *scale; /* read again for each run, rather than kept in a register */
+  acc_t clip;
   bool negative;
 };
 
 OMC_INLINE omc_gradients omc_gradients_of(const omc_gpu_updates &p) {
   const double clip = p.norm ? omc_clip_coefficient(*p.norm, p.max_norm) : 1;
-  return omc_gradients{(acc_t)p.grad_scale, (acc_t)clip, p.numbers.maximize != 0};
+  return omc_gradients{p.grad_scale, (acc_t)clip, p.numbers.maximize != 0};
 }
 
 /* A gradient that was scaled is written back as it is without. */
 OMC_INLINE void omc_get_grad(const omc_gradients &form, const omc_run &run, omc_lanes &g) {
   omc_get<storage_t>(run, run.t->grad, g);
-  if (form.scale != 1) {
+  const acc_t scale = (acc_t)omc_scale_at(form.scale);
+  if (scale != 1) {
 #pragma unroll
-    for (int l = 0; l < OMC_UPDATE_LANES; l++) g[l] = g[l] / form.scale;
+    for (int l = 0; l < OMC_UPDATE_LANES; l++) g[l] = g[l] / scale;
     omc_put<storage_t>(run, run.t->grad, g);
   }
 #pragma unroll
@@ -224,7 +243,8 @@ OMC_INLINE double omc_join(double x) {
 OMC_INLINE omc_adam omc_adam_of_block(const omc_gpu_updates &p, const omc_gpu_tensor &t) {
   __shared__ double numbers[sizeof(omc_adam) / sizeof(double)];
   if (threadIdx.x == 0) {
-    const omc_adam adam = omc_adam_at(&p.numbers, (double)*t.step);
+    const omc_optim_numbers of_group = omc_numbers_of(p);
+    const omc_adam adam = omc_adam_at(&of_group, (double)*t.step);
     numbers[0] = adam.beta1, numbers[1] = adam.beta2, numbers[2] = adam.eps, numbers[3] = adam.l2;
     numbers[4] = adam.shrink_before, numbers[5] = adam.shrink_after;
     numbers[6] = adam.step_size, numbers[7] = adam.root;
@@ -241,6 +261,7 @@ OMC_INLINE omc_adam omc_adam_of_block(const omc_gpu_updates &p, const omc_gpu_te
 
 /* One block: the steps of the tensors are counted, of one that several share as often. */
 OMC_UPDATE(count_steps) {
+  if (omc_is_left_out(p)) return;
   if (threadIdx.x < p.n && p.tensors[threadIdx.x].step)
     atomicAdd(p.tensors[threadIdx.x].step, 1.0f);
 }
@@ -279,7 +300,7 @@ OMC_GLOBAL(join_norm, OMC_UPDATE_THREADS, omc_gpu_norm, p) {
     if (x > most || x != x) most = x;
   }
   const double joined = p.most ? omc_join<true>(most) : sqrt(omc_join<false>(sum));
-  if (threadIdx.x == 0) *p.norm = joined / p.grad_scale;
+  if (threadIdx.x == 0) *p.norm = joined / (double)omc_scale_at(p.grad_scale);
 }
 
 OMC_UPDATE(scale_grads) {
@@ -296,6 +317,7 @@ OMC_UPDATE(scale_grads) {
 }
 
 OMC_UPDATE(adam) {
+  if (omc_is_left_out(p)) return;
   const omc_gradients form = omc_gradients_of(p);
   int64_t part;
   const omc_gpu_tensor &t = omc_tensor_of(p, &part);
@@ -321,10 +343,12 @@ OMC_UPDATE(adam) {
 }
 
 OMC_UPDATE(sgd) {
+  if (omc_is_left_out(p)) return;
   const omc_gradients form = omc_gradients_of(p);
   int64_t part;
   const omc_gpu_tensor &t = omc_tensor_of(p, &part);
-  const omc_sgd_rule rule = omc_sgd_rule_of(&p.numbers, t.first_step != 0);
+  const omc_optim_numbers numbers = omc_numbers_of(p);
+  const omc_sgd_rule rule = omc_sgd_rule_of(&numbers, t.first_step != 0);
   omc_each_run(t, part, [&](omc_run run) {
     omc_lanes x, g, buffer = {};
     omc_get_param(run, x);
@@ -341,11 +365,13 @@ OMC_UPDATE(sgd) {
 }
 
 OMC_UPDATE(lamb_moments) {
+  if (omc_is_left_out(p)) return;
   const omc_gradients form = omc_gradients_of(p);
   int64_t part;
   const omc_gpu_tensor &t = omc_tensor_of(p, &part);
   const omc_adam c = omc_adam_of_block(p, t);
-  const omc_lamb_rule rule = omc_lamb_rule_of(&p.numbers, &c);
+  const omc_optim_numbers numbers = omc_numbers_of(p);
+  const omc_lamb_rule rule = omc_lamb_rule_of(&numbers, &c);
   double of_p = 0, of_step = 0;
   omc_each_run(t, part, [&](omc_run run) {
     omc_lanes x, g, m, v;
@@ -369,20 +395,25 @@ OMC_UPDATE(lamb_moments) {
 
 /* A block for each tensor: the length of its step, once all of it is known. */
 OMC_UPDATE(lamb_lengths) {
+  if (omc_is_left_out(p)) return;
   double of_p = 0, of_step = 0;
   for (uint32_t i = p.first[blockIdx.x] + threadIdx.x; i < p.first[blockIdx.x + 1];
        i += OMC_UPDATE_THREADS)
     of_p += p.sums[2 * i], of_step += p.sums[2 * i + 1];
   of_p = omc_join<false>(of_p), of_step = omc_join<false>(of_step);
-  if (threadIdx.x == 0)
-    p.lengths[p.tensors[blockIdx.x].index] = omc_lamb_length(&p.numbers, of_p, of_step);
+  if (threadIdx.x == 0) {
+    const omc_optim_numbers numbers = omc_numbers_of(p);
+    p.lengths[p.tensors[blockIdx.x].index] = omc_lamb_length(&numbers, of_p, of_step);
+  }
 }
 
 OMC_UPDATE(lamb_apply) {
+  if (omc_is_left_out(p)) return;
   int64_t part;
   const omc_gpu_tensor &t = omc_tensor_of(p, &part);
   const omc_adam c = omc_adam_of_block(p, t);
-  const omc_lamb_rule rule = omc_lamb_rule_of(&p.numbers, &c);
+  const omc_optim_numbers numbers = omc_numbers_of(p);
+  const omc_lamb_rule rule = omc_lamb_rule_of(&numbers, &c);
   const vacc_t length = (acc_t)p.lengths[t.index];
   omc_each_run(t, part, [&](omc_run run) {
     omc_lanes x, m, v;

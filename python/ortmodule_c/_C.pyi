@@ -221,14 +221,15 @@ def set_isa(name: str | None) -> None:
 def optim_step(
     rule: str,
     tensors: Sequence[tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tuple[Tensor, ...]]],
-    groups: Sequence[Mapping[str, float]],
-    grad_scale: float = 1.0,
+    groups: Sequence[Mapping[str, float | Tensor]],
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
-    wants_norm: bool = False,
+    norm: Tensor | None = None,
     seed: int = 0,
     provider: str = "cpu",
-) -> float | None:
+) -> None:
     """Take a step of an optimizer over contiguous tensors; csrc/optim/optim.h says what it computes.
 
     Parameters
@@ -238,13 +239,15 @@ def optim_step(
     tensors
         Of each: index of its group, parameter, gradient, master, step, whether its states have no values yet, states.
     groups
-        Numbers by the names of csrc/optim/numbers.def.
+        Numbers by the names of csrc/optim/numbers.def; "lr" may be a float64 of the device's.
     grad_scale
-        What gradients are divided by.
+        What gradients are divided by: a float32 of the device's.
+    found_inf
+        A float32 of the device's: where it is not 0, no tensor of `tensors` is changed.
     max_norm, norm_type
         Gradients are used times ``max_norm / (norm + 1e-6)`` where that is below 1.
-    wants_norm
-        Whether the norm is given back.
+    norm
+        Where the norm is written: a float64 of the device's.
     seed
         Of rounding at random.
     provider

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAUNCH_FAILED = 719
+WAITING = b"cuStreamSynchronize"
 HALVES = FLOATS[2:]
 SHAPES: Sequence[tuple[int, ...]] = [(3, 5), (1000,), (), (1,), (0, 4), (129, 257), (17, 1, 3)]  # some of several parts
 
@@ -32,6 +34,14 @@ RULES: dict[str, tuple[str, dict[str, float]]] = {
 STATES = {"adam": 3, "sgd": 1, "lamb": 2, "scale": 0}
 
 
+@contextlib.contextmanager
+def waits_for_nothing(gpu: Gpu) -> Iterator[None]:
+    """Whoever waits for the device here fails."""
+    gpu.fail(0, WAITING, LAUNCH_FAILED)
+    yield
+    gpu.fail(-1, None, 0)
+
+
 class Optimizer:
     """Tensors of one device and their steps; the same ones on each."""
 
@@ -45,6 +55,8 @@ class Optimizer:
         counts = rule in ("adam", "lamb")
         self.steps: list[Any] = [self.put(torch.zeros(())) if counts else None for _ in SHAPES]
         self.given: list[Any] = []  # kept: memory that is free is written to at once, whoever still reads it
+        self.grads: list[Any] = []
+        self.norm: Any = None
         self.done = 0
 
     def put(self, t: Tensor) -> Any:
@@ -56,7 +68,7 @@ class Optimizer:
     def with_masters(self) -> None:
         self.masters = [self.put(t.float()) for t in self.get(self.params)]
 
-    def step(self, number: int = 0, scale: float = 1.0, **how: Any) -> float | None:
+    def step(self, number: int = 0, scale: float = 1.0, **how: Any) -> None:
         g = torch.Generator().manual_seed(number)
         self.grads = [self.put((torch.randn(s, generator=g) * scale).to(self.dtype)) for s in SHAPES]
         self.given += self.grads
@@ -71,7 +83,17 @@ class Optimizer:
         ]
         groups = [self.group, {**self.group, "lr": 0.03}]
         self.done += 1
-        return self.gpu.core.optim_step(self.rule, rows, groups, provider="gpu" if self.on_gpu else "cpu", **how)
+        there = {name: self.put(value) if isinstance(value, Tensor) else value for name, value in how.items()}
+        self.given += there.values()
+        with waits_for_nothing(self.gpu):
+            self.gpu.core.optim_step(
+                self.rule, rows, groups, norm=self.norm, provider="gpu" if self.on_gpu else "cpu", **there
+            )
+
+    def step_with_norm(self, **how: Any) -> float:
+        self.norm = self.put(torch.zeros((), dtype=torch.float64))
+        self.step(**how)
+        return self.get([self.norm])[0].item()
 
     def everything(self) -> list[Tensor]:
         states = [t for states in self.states for t in states]
@@ -122,8 +144,8 @@ def test_halves_with_wide_states(gpu: Gpu, rule: str, dtype: torch.dtype, master
 @pytest.mark.parametrize("max_norm", [0.5, 1e9])
 def test_scaled_gradients_are_clipped(gpu: Gpu, rule: str, norm_type: float, max_norm: float) -> None:
     a, b = both(gpu, rule, torch.float32)
-    how = {"grad_scale": 1024.0, "max_norm": max_norm, "norm_type": norm_type, "wants_norm": True}
-    norms = [optimizer.step(scale=1024.0, **how) for optimizer in (a, b)]
+    how = {"grad_scale": torch.tensor(1024.0), "max_norm": max_norm, "norm_type": norm_type}
+    norms = [optimizer.step_with_norm(scale=1024.0, **how) for optimizer in (a, b)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)
     assert_same(a, b, exactly=False)
 
@@ -131,7 +153,7 @@ def test_scaled_gradients_are_clipped(gpu: Gpu, rule: str, norm_type: float, max
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_clipping_alone(gpu: Gpu, dtype: torch.dtype) -> None:
     a, b = Optimizer(gpu, True, "scale", {}, dtype), Optimizer(gpu, False, "scale", {}, dtype)
-    norms = [optimizer.step(max_norm=1.0, wants_norm=True) for optimizer in (a, b)]
+    norms = [optimizer.step_with_norm(max_norm=1.0) for optimizer in (a, b)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)
     assert_same(a, b, exactly=False)
 
@@ -140,8 +162,32 @@ def test_clipping_alone(gpu: Gpu, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 def test_the_norm_tells_of_an_overflow(gpu: Gpu, bad: float, norm_type: float) -> None:
     optimizer = Optimizer(gpu, True, "scale", {}, torch.float32)
-    norm = optimizer.step(scale=bad, norm_type=norm_type, wants_norm=True)
-    assert norm is not None and not norm < float("inf")
+    assert not optimizer.step_with_norm(scale=bad, norm_type=norm_type) < float("inf")
+
+
+@pytest.mark.parametrize("rule", ["adam", "momentum", "lamb"])
+def test_numbers_that_the_device_alone_knows(gpu: Gpu, rule: str) -> None:
+    """A learning rate, and whether the step is left out, counters included."""
+    a, b = both(gpu, rule, torch.float32)
+    a.group["lr"] = a.put(torch.tensor(0.1, dtype=torch.float64))
+    for number, left_out in enumerate([0.0, 2.0, 0.0]):
+        before = a.get(a.params)
+        for optimizer in (a, b):
+            optimizer.step(number, grad_scale=torch.tensor(8.0), found_inf=torch.tensor(left_out))
+        if left_out:
+            assert all(torch.equal(*pair) for pair in zip(a.get(a.params), before, strict=True))
+        assert_same(a, b, exactly=rule != "lamb")
+
+
+def test_a_number_of_another_kind_is_refused(gpu: Gpu) -> None:
+    p, rate = gpu.put(torch.ones(5)), gpu.put(torch.ones(()))
+    rows = [(0, p, p, None, None, True, ())]
+    with pytest.raises(TypeError, match="group 0: lr is f32, not f64"):
+        gpu.core.optim_step("sgd", rows, [{"lr": rate}], provider="gpu")
+    with pytest.raises(TypeError, match="norm is f32, not f64"):
+        gpu.core.optim_step("sgd", rows, [{"lr": 1.0}], norm=rate, provider="gpu")
+    with pytest.raises(ValueError, match="found_inf has 5 elements, not 1"):
+        gpu.core.optim_step("sgd", rows, [{"lr": 1.0}], found_inf=p, provider="gpu")
 
 
 def test_a_step_is_few_launches(gpu: Gpu) -> None:
@@ -168,11 +214,12 @@ def test_tensors_that_share_memory_are_updated_in_turn(gpu: Gpu) -> None:
 
 def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gpu) -> None:
     """Each call to the driver in turn, until a whole step has fewer."""
-    p, g = gpu.put(torch.ones(5)), gpu.put(torch.ones(5))
+    p, g, norm = gpu.put(torch.ones(5)), gpu.put(torch.ones(5)), gpu.put(torch.zeros((), dtype=torch.float64))
 
-    def step() -> float | None:
+    def step() -> float:
         rows = [(0, p, g, None, None, True, ())]
-        return gpu.core.optim_step("sgd", rows, [{"lr": 0.0}], max_norm=1.0, wants_norm=True, provider="gpu")
+        gpu.core.optim_step("sgd", rows, [{"lr": 0.0}], max_norm=1.0, norm=norm, provider="gpu")
+        return gpu.get(norm).item()
 
     for n in range(100):
         gpu.fail(n, None, LAUNCH_FAILED)
@@ -186,4 +233,4 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
         assert step() == pytest.approx(5**0.5)
     else:
         pytest.fail("a step makes more than 100 calls")
-    assert n > 5
+    assert n > 3  # its memory, and three kernels

@@ -39,7 +39,7 @@ class FusedAdam(FusedOptimizer):
     Parameters
     ----------
     params
-        Parameters, of real floating point and on the CPU, or groups of them.
+        Parameters, of real floating point, on the CPU or GPUs, or groups of them.
     lr
         Learning rate; a tensor of one element, or an array of NumPy without dims, is read at each step.
     betas, eps
@@ -58,8 +58,9 @@ class FusedAdam(FusedOptimizer):
     max_grad_norm
         The largest norm of all gradients together: above, they are used times
         ``max_grad_norm / (norm + 1e-6)``, as by ``torch.nn.utils.clip_grad_norm_``. `Parameter.grad` is not
-        changed; `grad_norm` of the optimizer is the norm at the last step. In mixed precision Lightning asks for
-        this: it does not clip for optimizers that divide by the loss scale themselves.
+        changed; `grad_norm` of the optimizer is the norm at the last step, and waits for a GPU when it is read. All
+        are on one device then. In mixed precision Lightning asks for this: it does not clip for optimizers that
+        divide by the loss scale themselves.
     master_weights
         Parameters of 16 bits: keep them in 32 too, as "master" of their state, and round once to what the model
         sees. A parameter that was changed by others counts, not its master. The means are kept in 32 bits.
@@ -136,7 +137,7 @@ class FusedAdam(FusedOptimizer):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
     def _numbers(self, group: Group) -> dict[str, float]:
-        names = ("lr", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "stochastic_rounding")
+        names = ("eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "stochastic_rounding")
         beta1, beta2 = group["betas"]
         betas = {"beta1": float(beta1), "beta2": float(beta2), "decay": float(group["adam_w_mode"])}
         return {**{name: float(group[name]) for name in names}, **betas}

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .fused import DEVICES, PLAIN, in_one_order
+from ..devices import device_refusal, provider_of
+from .fused import PLAIN, in_one_order
 
 
 @torch.no_grad()
@@ -24,8 +25,8 @@ def clip_grad_norm_(
     """Scale gradients in place so that the norm of all of them together is not above `max_norm`.
 
     It stands for ``torch.nn.utils.clip_grad_norm_``, which it calls for other norms and for gradients that are sparse,
-    sharded, or on devices without kernels. The sum of squares is taken in float64 and does not depend on the number
-    of threads; of gradients of 16 bits, norm and factor are not rounded to these before they are used.
+    sharded, on devices without kernels or on several. The sum of squares is taken in float64 and does not depend on the
+    number of threads; of gradients of 16 bits, norm and factor are not rounded to these before they are used.
 
     Parameters
     ----------
@@ -42,7 +43,8 @@ def clip_grad_norm_(
 
     Returns
     -------
-    The norm as it was before, of no dims, in the dtype that those of the gradients promote to.
+    The norm as it was before, of no dims, where the gradients are, in the dtype that theirs promote to. A GPU is
+    waited for only where `error_if_nonfinite` asks for the number.
 
     Raises
     ------
@@ -54,28 +56,29 @@ def clip_grad_norm_(
     runs = [run_of(g) for g in grads]
     known = [run for run in runs if run is not None]
     norm_type = float(norm_type)
-    if not grads or len(known) < len(runs) or norm_type not in (2.0, math.inf):
+    if not grads or len(known) < len(runs) or norm_type not in (2.0, math.inf) or device_refusal(grads):
         return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite, foreach)
-    scale = functools.partial(
-        _C.optim_step, "scale", [(0, None, run, None, None, False, ()) for run in known], [{}], norm_type=norm_type
-    )
-    norm = scale(max_norm=None if error_if_nonfinite else float(max_norm), wants_norm=True)
-    assert norm is not None
+    device = grads[0].device
+    rows = [(0, None, run, None, None, False, ()) for run in known]
+    scale = functools.partial(_C.optim_step, "scale", rows, [{}], norm_type=norm_type, provider=provider_of(device))
+    norm = torch.empty((), dtype=torch.float64, device=device)
+    scale(max_norm=None if error_if_nonfinite else float(max_norm), norm=norm)
     if error_if_nonfinite:
-        if not math.isfinite(norm):
+        known_norm = norm.item()
+        if not math.isfinite(known_norm):
             raise RuntimeError(
-                f"The total norm of order {norm_type} for gradients from `parameters` is {norm}, so it cannot be "
+                f"The total norm of order {norm_type} for gradients from `parameters` is {known_norm}, so it cannot be "
                 "clipped; error_if_nonfinite=False scales by it anyway"
             )
         scale(max_norm=float(max_norm))
     torch.autograd.graph.increment_version(grads)
-    return torch.tensor(norm, dtype=functools.reduce(torch.promote_types, (g.dtype for g in grads)))
+    return norm.to(functools.reduce(torch.promote_types, (g.dtype for g in grads)))
 
 
 def run_of(grad: Tensor) -> Tensor | None:
     """The run of memory that a gradient is, if it is one for kernels of the core."""
     plain = type(grad) in PLAIN and grad.layout is torch.strided
-    if not plain or grad.device.type not in DEVICES or not grad.is_floating_point():
+    if not plain or not grad.is_floating_point():
         return None
     run = in_one_order([grad])
     return run[0] if run else None

@@ -68,7 +68,7 @@ class FP16_Optimizer:
             raise ValueError(f"Invalid loss scale: {start}")
         self.optimizer = optimizer
         self.dynamic_loss_scale = dynamic_loss_scale
-        self.overflow = False
+        self._overflow: bool | Tensor = False
         self.verbose = verbose
         self._range = (dynamic["min_scale"], dynamic["max_scale"]) if dynamic_loss_scale else (start, start)
         self._scaler = torch.amp.GradScaler(
@@ -91,8 +91,14 @@ class FP16_Optimizer:
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by."""
+        """What the next loss is multiplied by; a GPU is waited for."""
         return float(self._scaler.get_scale())
+
+    @property
+    def overflow(self) -> bool:
+        """Whether a gradient of the last step was infinite or NaN; a GPU is waited for."""
+        self._overflow = bool(self._overflow)
+        return self._overflow
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Run ``loss.backward(**options)`` on the scaled loss."""
@@ -113,7 +119,7 @@ class FP16_Optimizer:
 
         Returns
         -------
-        The norm as it was before, or -1 where gradients overflowed, as apex has it.
+        The norm as it was before, or -1 where gradients overflowed, as apex has it; a GPU is waited for.
         """
         self.update_master_grads()
         norm = float(clip_grad_norm_(self._parameters(), max_norm, norm_type))
@@ -121,15 +127,15 @@ class FP16_Optimizer:
 
     def step(self) -> None:
         """Update the parameters, unless a gradient is infinite or NaN; `overflow` tells, and the scale follows."""
-        before = self.loss_scale
+        one = torch.ones((), device=self._parameters()[0].device)
         self._scaler.step(self.optimizer)
+        before = self._scaler.scale(one)
         self._scaler.update()
         self._unscaled = False
-        self.overflow = self.loss_scale < before
-        low, high = self._range
-        if not low <= self.loss_scale <= high:
-            self._scaler.update(min(max(self.loss_scale, low), high))
-        if self.overflow and self.verbose:
+        after = self._scaler.scale(one)
+        self._overflow = after < before
+        self._scaler.update(after.clamp(*self._range))
+        if self.verbose and self.overflow:
             print(f"gradients overflowed: the step is left out, and the loss scaled by {self.loss_scale}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,4 +150,4 @@ class FP16_Optimizer:
         """Load what :meth:`state_dict` gave."""
         self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
         self._scaler.load_state_dict(state_dict["loss_scaler"])
-        self.overflow = state_dict["overflow"]
+        self._overflow = state_dict["overflow"]

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import _C
+from ..devices import device_refusal, provider_of
 
 Group = dict[str, Any]
 Row = tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tuple[Tensor, ...]]
 
-DEVICES = ("cpu",)  # those that a provider has kernels for
+HOST = "cpu"  # the kind of device whose memory Python reads without waiting
 HALVES = (torch.bfloat16, torch.float16)
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # not sharded, or whatever else a subclass is
 
@@ -56,11 +57,26 @@ def is_sharded(t: Tensor) -> bool:
     return type(t) not in PLAIN and hasattr(t, "to_local")
 
 
+def number_on(value: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A number where kernels of a device read it; a device is not waited for."""
+    if not isinstance(value, Tensor):
+        return torch.full((), float(value), dtype=dtype, device=device)
+    return value.detach().to(device, dtype, non_blocking=device.type != HOST).reshape(())
+
+
+def lr_on(value: Any, device: torch.device) -> float | Tensor:
+    """A learning rate as kernels of a device take it: a number, or a float64 there if no more is known here."""
+    known = not isinstance(value, Tensor) or value.device.type == HOST
+    return float(value) if known else number_on(value, device, torch.float64)
+
+
 class Rows:
-    """The tensors of one step as the core takes them, and what is to be done once it is taken."""
+    """The tensors of one step on one device as the core takes them, and what is to be done once it is taken."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.made: list[tuple[dict[str, Any], str]] = []  # states that no step has written yet
+        self.rounds = False  # whether any parameter is rounded at random
         self.changed: list[Tensor] = []
         self.copies: list[tuple[Tensor, Tensor]] = []
 
@@ -91,8 +107,14 @@ class Rows:
         last = None if master is None else runs.pop()
         self.rows.append((group, runs[1], runs[0], last, step, first, tuple(runs[2:])))
 
+    def undo(self) -> None:
+        """Takes back the states that no step has written."""
+        for state, name in self.made:
+            del state[name]
+
     def finish(self) -> None:
         """Puts what was computed in copies where it belongs, and tells autograd what was changed."""
+        self.made.clear()
         for to, run in self.copies:
             to.copy_(run)
         torch.autograd.graph.increment_version(self.changed)
@@ -115,13 +137,21 @@ class FusedOptimizer(Optimizer):
             raise ValueError(f"Invalid max_grad_norm: {max_grad_norm}")
         self.max_grad_norm = max_grad_norm
         self.set_grad_none = set_grad_none
-        self.grad_norm: float | None = None
+        self._norm: Tensor | None = None
         super().__init__(params, defaults)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of all gradients at the last step that took it; a GPU is waited for.
+
+        Not finite where such gradients had the GPU leave the step out.
+        """
+        return None if self._norm is None else self._norm.item()
 
     # ---- for subclasses ----
 
     def _numbers(self, group: Group) -> dict[str, float]:
-        """Of the group, by the names of csrc/optim/numbers.def."""
+        """Of the group but for lr, by the names of csrc/optim/numbers.def."""
         raise NotImplementedError
 
     def _check(self, group: Group) -> None:
@@ -138,6 +168,10 @@ class FusedOptimizer(Optimizer):
 
     def _new_state(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
+
+    def _starts(self) -> bool:
+        """Whether a state gets its first values in this step, so that it must be known that there is one."""
+        return False
 
     def _is_wide(self, group: Group, p: Tensor) -> bool:
         """Whether the state of a parameter of 16 bits is kept in 32."""
@@ -163,7 +197,7 @@ class FusedOptimizer(Optimizer):
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("max_grad_norm", "set_grad_none", "grad_norm")}
+        own = {name: getattr(self, name) for name in ("max_grad_norm", "set_grad_none", "_norm")}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -175,7 +209,8 @@ class FusedOptimizer(Optimizer):
             for p in group["params"]:
                 of_p = self.state.get(p, {})
                 if "step" in of_p:
-                    of_p["step"] = torch.as_tensor(of_p["step"], dtype=torch.float32).reshape(()).clone()
+                    step = torch.as_tensor(of_p["step"], dtype=torch.float32, device=p.device)
+                    of_p["step"] = step.reshape(()).clone()
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -223,7 +258,7 @@ class FusedOptimizer(Optimizer):
         RuntimeError
             A gradient is sparse.
         ValueError
-            A parameter is complex, or on a device without kernels.
+            A parameter is complex, or on a device without kernels, or a norm is to be taken over several devices.
         """
         loss = None
         if closure is not None:
@@ -234,17 +269,25 @@ class FusedOptimizer(Optimizer):
 
     # ---- the step ----
 
-    def _look(self, index: int, number: int, p: Tensor) -> None:
-        """Raises where a parameter is not for these kernels."""
-        what = f"parameter {number} of group {index}, of shape {tuple(p.shape)}, is"
-        if p.is_complex() or p.device.type not in DEVICES:
-            raise ValueError(
-                f"{type(self).__name__} updates real parameters on {' or '.join(DEVICES)}; "
-                f"{what} {'complex' if p.is_complex() else f'on {p.device}'}"
-            )
+    def _rows_on(self, by_device: dict[torch.device, Rows], index: int, number: int, p: Tensor) -> Rows:
+        """Rows of the parameter's device; raises where the parameter is not for these kernels."""
+        name, what = type(self).__name__, f"parameter {number} of group {index}, of shape {tuple(p.shape)}, is"
+        if p.is_complex():
+            raise ValueError(f"{name} updates real parameters; {what} complex")
         if is_sharded(p) and (self.whole or self.max_grad_norm is not None):
-            name = type(self).__name__ if self.whole else f"max_grad_norm of {type(self).__name__}"
-            raise ValueError(f"{name} takes norms of what is in this process alone; {what} sharded")
+            taker = name if self.whole else f"max_grad_norm of {name}"
+            raise ValueError(f"{taker} takes norms of what is in this process alone; {what} sharded")
+        if p.device in by_device:
+            return by_device[p.device]
+        refusal = device_refusal([p])
+        if refusal:
+            raise ValueError(f"{name} updates parameters where there are kernels; {what} on {p.device}: {refusal}")
+        if by_device and self.max_grad_norm is not None:
+            others = " and ".join(map(str, by_device))
+            raise ValueError(
+                f"max_grad_norm of {name} takes the norm on one device; {what} on {p.device}, not {others}"
+            )
+        return by_device.setdefault(p.device, Rows())
 
     def _refuse_sparse(self) -> None:
         raise RuntimeError(f"`{type(self).__name__}` does not support sparse gradients")
@@ -252,11 +295,11 @@ class FusedOptimizer(Optimizer):
     @torch._disable_dynamo
     def _update(self) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if found_inf is not None and found_inf.item() != 0:
-            return
-        grad_scale = 1.0 if scale is None else float(scale)
-        rows, draws = Rows(), False
-        made: list[tuple[dict[str, Any], str]] = []
+        if found_inf is not None and (found_inf.device.type == HOST or self._starts()):
+            if found_inf.item() != 0:
+                return
+            found_inf = None
+        by_device: dict[torch.device, Rows] = {}
         try:
             for index, group in enumerate(self.param_groups):
                 names, rounds = self._states(group), bool(group["stochastic_rounding"])
@@ -266,26 +309,34 @@ class FusedOptimizer(Optimizer):
                         continue
                     if grad.layout is not torch.strided:
                         self._refuse_sparse()
-                    self._look(index, number, p)
-                    states, master, first = self._state_of(p, group, names, made)
+                    rows = self._rows_on(by_device, index, number, p)
+                    states, master, first = self._state_of(p, group, names, rows.made)
                     step = self.state[p]["step"] if self.counts else None
-                    rows.add(index, p, grad, states, master, step, first, grad_scale != 1.0)
-                    draws |= rounds and p.dtype in HALVES
-            if not rows.rows:
-                return
-            self.grad_norm = _C.optim_step(
-                self.rule,
-                rows.rows,
-                [self._numbers(group) for group in self.param_groups],
-                grad_scale=grad_scale,
-                max_norm=self.max_grad_norm,
-                wants_norm=self.max_grad_norm is not None,
-                seed=int(torch.randint(2**63 - 1, (), dtype=torch.int64)) if draws else 0,
-            )
-        except BaseException:  # a state that no step has written is none
-            for state, name in made:
-                del state[name]
+                    rows.add(index, p, grad, states, master, step, first, scale is not None)
+                    rows.rounds |= rounds and p.dtype in HALVES
+            for device, rows in by_device.items():
+                self._take(device, rows, scale, found_inf)
+        except BaseException:
+            for rows in by_device.values():
+                rows.undo()
             raise
+
+    def _take(self, device: torch.device, rows: Rows, scale: Any, found_inf: Tensor | None) -> None:
+        """One step of what is on a device, in the stream that PyTorch works in there."""
+        clips = self.max_grad_norm is not None
+        norm = torch.empty((), dtype=torch.float64, device=device) if clips else None
+        _C.optim_step(
+            self.rule,
+            rows.rows,
+            [{**self._numbers(group), "lr": lr_on(group["lr"], device)} for group in self.param_groups],
+            grad_scale=None if scale is None else number_on(scale, device),
+            found_inf=None if found_inf is None else number_on(found_inf, device),
+            max_norm=self.max_grad_norm,
+            norm=norm,
+            seed=int(torch.randint(2**63 - 1, (), dtype=torch.int64)) if rows.rounds else 0,
+            provider=provider_of(device),
+        )
+        self._norm = norm
         rows.finish()
 
     def _state_of(
@@ -297,7 +348,7 @@ class FusedOptimizer(Optimizer):
         dtype = torch.float32 if wide else p.dtype
         first = False
         if self.counts and "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         for name in names:
             now = state.get(name)
             if now is None:

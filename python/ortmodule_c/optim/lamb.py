@@ -16,7 +16,7 @@ class FusedLamb(FusedOptimizer):
     Parameters
     ----------
     params
-        Parameters, of real floating point, whole and on the CPU, or groups of them.
+        Parameters, of real floating point, whole, on the CPU or GPUs, or groups of them.
     lr
         Learning rate; a tensor of one element, or an array of NumPy without dims, is read at each step.
     betas, eps, weight_decay
@@ -105,7 +105,7 @@ class FusedLamb(FusedOptimizer):
         return p.dtype in HALVES
 
     def _numbers(self, group: Group) -> dict[str, float]:
-        names = ("lr", "eps", "weight_decay", "bias_correction", "grad_averaging", "use_nvlamb", "maximize")
+        names = ("eps", "weight_decay", "bias_correction", "grad_averaging", "use_nvlamb", "maximize")
         beta1, beta2 = group["betas"]
         mode = AdamWMode.ADAMW_TORCH if group["adam_w_mode"] else AdamWMode.ADAM_L2_REGULARIZATION
         return {

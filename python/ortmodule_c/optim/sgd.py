@@ -18,7 +18,7 @@ class FusedSGD(FusedOptimizer):
     Parameters
     ----------
     params
-        Parameters, of real floating point and on the CPU, or groups of them.
+        Parameters, of real floating point, on the CPU or GPUs, or groups of them.
     lr, momentum, dampening, weight_decay, nesterov, maximize
         As of ``torch.optim.SGD``.
     set_grad_none, max_grad_norm, master_weights, stochastic_rounding
@@ -87,6 +87,12 @@ class FusedSGD(FusedOptimizer):
     def _new_state(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty_like(like, dtype=dtype, memory_format=torch.preserve_format)
 
+    def _starts(self) -> bool:
+        params = ((p, self._states(group)) for group in self.param_groups for p in group["params"])
+        return any(
+            p.grad is not None and self.state.get(p, {}).get(name) is None for p, names in params for name in names
+        )
+
     def _numbers(self, group: Group) -> dict[str, float]:
-        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "stochastic_rounding")
+        names = ("momentum", "dampening", "weight_decay", "nesterov", "maximize", "stochastic_rounding")
         return {name: float(group[name]) for name in names}
