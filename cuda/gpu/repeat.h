@@ -1,7 +1,7 @@
 /* What cuBLASLt leaves to do of a product: OMC_FROM is the dtype read, OMC_TO the one written,
  * OMC_ACC between them. Read by the host as C11. */
-#ifndef OMC_CUDA_OPS_MATMUL_H
-#define OMC_CUDA_OPS_MATMUL_H
+#ifndef OMC_GPU_REPEAT_H
+#define OMC_GPU_REPEAT_H
 
 #include "cuda/gpu/target.h"
 
