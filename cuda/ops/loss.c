@@ -1,45 +1,82 @@
 /* Losses row by row, and what they are reduced to: in parts, where there are many rows. */
-#include "cuda/ops/loss.h"
-
 #include "base/int.h"
+#include "cuda/ops/losses.h"
 #include "cuda/teams.h"
 #include "ops/forms.h"
 #include "ops/op.h"
 
 enum { THREADS = 256 };
 
-typedef struct params {
-  omc_cuda_kernel kernel, rows, parts; /* the last two of a forward */
-  omc_cuda_grid grid, rows_grid, parts_grid;
-  omc_loss given; /* but for addresses, as the next two */
-  omc_loss_total reduced, joined;
-  size_t rows_bytes; /* of scratch memory, before the parts */
-} params;
+/* ---- launches ---- */
 
-/* ---- plan time ---- */
-
-/* Unless `by_lines`, a thread is for each row. */
-static omc_status params_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            const omc_loss_form *form, bool by_lines, params *p) {
-  const omc_dtype dtype = omc_node_dtype(node);
+omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                            const omc_loss_form *form, omc_dtype dtype, int64_t sample,
+                            const char *name, bool by_lines, omc_cuda_loss *out) {
   const int64_t rows = form->outer * form->inner;
-  p->given = (omc_loss){.classes = omc_cuda_places(form->classes, 1),
-                        .ignore_index = form->ignore_index,
-                        .hard = 1 - form->smoothing,
-                        .soft = form->smoothing / (double)form->classes,
-                        .by_row = form->reduction == OMC_LOSS_NONE,
-                        .is_mean = form->reduction == OMC_LOSS_MEAN};
-  OMC_TRY(omc_cuda_sender_of(device, node, &p->given.sender));
-  omc_gpu_lines *lines = &p->given.lines;
-  lines->kept = omc_cuda_places(form->outer, form->classes * form->inner);
+  out->given = (omc_loss){.classes = omc_cuda_places(form->classes, 1),
+                          .ignore_index = form->ignore_index,
+                          .hard = 1 - form->smoothing,
+                          .soft = form->smoothing / (double)form->classes,
+                          .by_row = form->reduction == OMC_LOSS_NONE,
+                          .is_mean = form->reduction == OMC_LOSS_MEAN};
+  OMC_TRY(omc_cuda_sender_of(device, node, &out->given.sender));
+  omc_gpu_lines *lines = &out->given.lines;
+  lines->kept = omc_cuda_places(form->outer, sample);
   if (form->inner != 1) omc_cuda_add_group(&lines->kept, form->inner, 1);
   lines->along = omc_cuda_places(form->classes, form->inner);
   const omc_cuda_team team = by_lines
                                  ? omc_cuda_team_of(lines, omc_dtype_size(dtype), false)
                                  : (omc_cuda_team){"", {omc_ceil_div(rows, THREADS), THREADS, 0}};
-  p->grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", omc_op_name(node->op),
-                            team.name, &p->kernel);
+  out->grid = team.grid;
+  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", name, team.name, &out->kernel);
+}
+
+omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                                 const omc_loss_form *form, omc_dtype dtype,
+                                 omc_cuda_loss_sums *out) {
+  out->reduced = (omc_loss_total){.classes = form->classes,
+                                  .ignore_index = form->ignore_index,
+                                  .is_mean = form->reduction == OMC_LOSS_MEAN};
+  out->reduced.lines.kept = omc_cuda_places(1, 0);
+  out->reduced.lines.along = omc_cuda_places(form->outer * form->inner, 1);
+  out->rows_grid = omc_cuda_block_of(&out->reduced.lines, omc_dtype_size(dtype), true).grid;
+  out->joined = out->reduced;
+  out->joined.lines.along = omc_cuda_places(out->reduced.lines.parts, 1);
+  out->parts_grid = omc_cuda_block_of(&out->joined.lines, omc_dtype_size(dtype), false).grid;
+  OMC_TRY(
+      omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", "sum_rows", "_block", &out->rows));
+  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", "sum_parts", "_block",
+                            &out->parts);
+}
+
+size_t omc_cuda_loss_sums_bytes(const omc_cuda_loss_sums *sums) {
+  return 2 * (size_t)sums->reduced.lines.parts * sizeof(double);
+}
+
+omc_status omc_cuda_loss_sums_run(omc_cuda_loss_sums *sums, const omc_loss_total *of, void *queue) {
+  omc_loss_total reduced = sums->reduced, joined;
+  reduced.target = of->target, reduced.weight = of->weight;
+  reduced.rows = of->rows, reduced.partial = of->partial;
+  reduced.out = of->out, reduced.total = of->total;
+  OMC_TRY(omc_cuda_launch(&sums->rows, sums->rows_grid, &reduced, queue));
+  if (reduced.lines.parts == 1) return OMC_OK;
+  joined = reduced;
+  joined.lines = sums->joined.lines;
+  return omc_cuda_launch(&sums->parts, sums->parts_grid, &joined, queue);
+}
+
+/* ---- plan time ---- */
+
+typedef struct params {
+  omc_cuda_loss loss;
+  omc_cuda_loss_sums sums; /* of a forward, as the next */
+  size_t rows_bytes;       /* of scratch memory, before the parts */
+} params;
+
+static omc_status params_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                            const omc_loss_form *form, bool by_lines, params *p) {
+  return omc_cuda_loss_of(device, node, arena, form, omc_node_dtype(node),
+                          form->classes * form->inner, omc_op_name(node->op), by_lines, &p->loss);
 }
 
 static omc_status params_forward(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -50,26 +87,14 @@ static omc_status params_forward(omc_cuda_device *device, const omc_node *node, 
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   OMC_TRY(omc_loss_form_of(node, &form, &shape));
   OMC_TRY(params_of(device, node, arena, &form, node->op == OMC_OP_CrossEntropy, p));
-  const int64_t rows = form.outer * form.inner;
-  p->reduced = (omc_loss_total){
-      .classes = form.classes, .ignore_index = form.ignore_index, .is_mean = p->given.is_mean};
-  p->reduced.lines.kept = omc_cuda_places(1, 0);
-  p->reduced.lines.along = omc_cuda_places(rows, 1);
-  p->rows_grid = omc_cuda_block_of(&p->reduced.lines, omc_dtype_size(dtype), true).grid;
-  p->joined = p->reduced;
-  p->joined.lines.along = omc_cuda_places(p->reduced.lines.parts, 1);
-  p->parts_grid = omc_cuda_block_of(&p->joined.lines, omc_dtype_size(dtype), false).grid;
-  p->rows_bytes =
-      (size_t)omc_ceil_div(rows, 2) * 2 * omc_dtype_size(omc_dtype_acc(dtype)); /* whole doubles */
-  OMC_TRY(
-      omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", "sum_rows", "_block", &p->rows));
-  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", "sum_parts", "_block",
-                            &p->parts);
+  p->rows_bytes = (size_t)omc_ceil_div(form.outer * form.inner, 2) * 2 *
+                  omc_dtype_size(omc_dtype_acc(dtype)); /* whole doubles */
+  return omc_cuda_loss_sums_of(device, node, arena, &form, dtype, &p->sums);
 }
 
 static size_t forward_workspace(const void *params_) {
   const params *p = params_;
-  return p->rows_bytes + 2 * (size_t)p->reduced.lines.parts * sizeof(double);
+  return p->rows_bytes + omc_cuda_loss_sums_bytes(&p->sums);
 }
 
 static omc_status params_cross_entropy_grad(omc_cuda_device *device, const omc_node *node,
@@ -91,26 +116,22 @@ static omc_status params_nll_grad(omc_cuda_device *device, const omc_node *node,
 
 /* Reduces the losses of rows, which are there unless they are all that is wanted. */
 static omc_status reduce_rows(const omc_kernel_args *args, params *p, void *total) {
-  omc_loss_total reduced = p->reduced, joined;
-  if (p->given.by_row && !total) return OMC_OK;
-  reduced.target = omc_cuda_in(args, 1);
-  reduced.weight = omc_cuda_in(args, 2);
-  reduced.rows = args->workspace;
-  reduced.partial = (double *)(void *)((char *)args->workspace + p->rows_bytes);
-  reduced.out = p->given.by_row ? NULL : omc_cuda_out(args, 0);
-  reduced.total = total;
-  OMC_TRY(omc_cuda_launch(&p->rows, p->rows_grid, &reduced, args->queue));
-  if (reduced.lines.parts == 1) return OMC_OK;
-  joined = reduced;
-  joined.lines = p->joined.lines;
-  return omc_cuda_launch(&p->parts, p->parts_grid, &joined, args->queue);
+  const bool by_row = p->loss.given.by_row;
+  if (by_row && !total) return OMC_OK;
+  const omc_loss_total of = {.target = omc_cuda_in(args, 1),
+                             .weight = omc_cuda_in(args, 2),
+                             .rows = args->workspace,
+                             .partial = (void *)((char *)args->workspace + p->rows_bytes),
+                             .out = by_row ? NULL : omc_cuda_out(args, 0),
+                             .total = total};
+  return omc_cuda_loss_sums_run(&p->sums, &of, args->queue);
 }
 
 /* Inputs: logits, target, weight?. Outputs: loss, top, log_sum, total; the two in the middle are
  * those of CrossEntropy alone. */
 static omc_status run_forward(const omc_kernel_args *args, bool keeps) {
   params *p = (params *)(uintptr_t)args->params;
-  omc_loss given = p->given;
+  omc_loss given = p->loss.given;
   given.logits = omc_cuda_in(args, 0);
   given.target = omc_cuda_in(args, 1);
   given.weight = omc_cuda_in(args, 2);
@@ -118,7 +139,7 @@ static omc_status run_forward(const omc_kernel_args *args, bool keeps) {
   given.out = omc_cuda_out(args, 0);
   given.top = keeps ? omc_cuda_out(args, 1) : NULL;
   given.log_sum = keeps ? omc_cuda_out(args, 2) : NULL;
-  OMC_TRY(omc_cuda_launch(&p->kernel, p->grid, &given, args->queue));
+  OMC_TRY(omc_cuda_launch(&p->loss.kernel, p->loss.grid, &given, args->queue));
   return reduce_rows(args, p, omc_cuda_out(args, keeps ? 3 : 1));
 }
 
@@ -128,7 +149,7 @@ static omc_status run_nll(const omc_kernel_args *args) { return run_forward(args
 /* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
 static omc_status run_cross_entropy_grad(const omc_kernel_args *args) {
   params *p = (params *)(uintptr_t)args->params;
-  omc_loss given = p->given;
+  omc_loss given = p->loss.given;
   given.dloss = omc_cuda_in(args, 0);
   given.logits = omc_cuda_in(args, 1);
   given.target = omc_cuda_in(args, 2);
@@ -137,19 +158,19 @@ static omc_status run_cross_entropy_grad(const omc_kernel_args *args) {
   given.total = omc_cuda_in(args, 5);
   given.weight = omc_cuda_in(args, 6);
   given.dlogits = omc_cuda_out(args, 0);
-  return omc_cuda_launch(&p->kernel, p->grid, &given, args->queue);
+  return omc_cuda_launch(&p->loss.kernel, p->loss.grid, &given, args->queue);
 }
 
 /* Inputs: dloss, target, total, weight?. */
 static omc_status run_nll_grad(const omc_kernel_args *args) {
   params *p = (params *)(uintptr_t)args->params;
-  omc_loss given = p->given;
+  omc_loss given = p->loss.given;
   given.dloss = omc_cuda_in(args, 0);
   given.target = omc_cuda_in(args, 1);
   given.total = omc_cuda_in(args, 2);
   given.weight = omc_cuda_in(args, 3);
   given.dlogits = omc_cuda_out(args, 0);
-  return omc_cuda_launch(&p->kernel, p->grid, &given, args->queue);
+  return omc_cuda_launch(&p->loss.kernel, p->loss.grid, &given, args->queue);
 }
 
 #define LOSS(name, ...) \

@@ -13,7 +13,7 @@ typedef struct omc_loss {
   omc_sender sender;
   const void *logits, *weight; /* weight NULL: all 1 */
   const int64_t *target;
-  const void *dloss;   /* of each row, if by_row */
+  const void *dloss;   /* of each row, if by_row; NULL: 1 */
   void *total;         /* what a mean is divided by */
   void *dlogits;       /* may be logits */
   void *rows;          /* losses of a forward, as they are computed */
@@ -107,7 +107,8 @@ OMC_INLINE void cross_entropy(const Team &team, const omc_loss &p) {
 
 /* What flows into the loss of a row. */
 OMC_INLINE acc_t flow_of(const omc_loss &p, int64_t row) {
-  const acc_t flow = number<acc_t>(((const storage_t *)p.dloss)[p.by_row ? row : 0]);
+  const acc_t flow =
+      p.dloss ? number<acc_t>(((const storage_t *)p.dloss)[p.by_row ? row : 0]) : (acc_t)1;
   return p.is_mean ? flow / *(const acc_t *)p.total : flow;
 }
 
