@@ -1,0 +1,332 @@
+/* LinearCrossEntropy, a chunk of rows at a time: a product makes their logits, kernels of loss.h
+ * the losses and in place the gradients, and two more products take these to x and w. Rows whose
+ * target is ignored have gradients of 0: nobody waits to know how many there are. */
+#include "base/int.h"
+#include "cuda/api.h"
+#include "cuda/ops/losses.h"
+#include "cuda/ops/reduce.h"
+#include "cuda/product.h"
+#include "cuda/teams.h"
+#include "ops/forms.h"
+
+/* Rows of a chunk are so many that reading and writing the gradient of w costs little beside its
+ * product, and logits no fewer than are worth launches. */
+enum { LEAST_ROWS = 2048, LEAST_LOGITS = 1 << 20, ROW_UNIT = 8 };
+
+/* What is launched for so many rows. */
+typedef struct chunk {
+  int64_t rows;
+  omc_cuda_loss loss, gradient;
+  omc_cuda_product logits, to_x, to_w;
+  omc_reduce columns; /* of the gradient, for the bias; but for addresses, as the next */
+  omc_cuda_kernel columns_kernel;
+  omc_cuda_grid columns_grid;
+} chunk;
+
+/* Offsets into the workspace, in bytes. */
+typedef struct layout {
+  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, narrow, x, w, columns,
+      end;
+} layout;
+
+typedef struct params {
+  omc_linear_loss_form form;
+  omc_dtype stored, wide, dtype; /* of x and w; of logits and results; of operands of products */
+  int64_t row;                   /* elements from one row of logits to the next */
+  int64_t chunks;                /* all but the last of one size */
+  chunk whole, last;
+  omc_cuda_loss_sums sums;
+  omc_reduce joined;
+  omc_cuda_kernel join;
+  omc_cuda_grid join_grid;
+  omc_cuda_kernel widen,
+      widen_weight;       /* from `stored`, and from what class weights are stored as */
+  omc_cuda_kernel narrow; /* gradients to `dtype` */
+  layout at;
+} params;
+
+/* ---- plan time ---- */
+
+static const char sum[] = "#define OMC_VERB omc_sum\n";
+
+static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                               const params *p, chunk *c) {
+  if (!omc_out(node, 3)) return OMC_OK;
+  omc_gpu_lines *lines = &c->columns.lines;
+  lines->kept = omc_cuda_places(p->form.loss.classes, 1);
+  lines->along = omc_cuda_places(c->rows, p->row);
+  const omc_cuda_team team = omc_cuda_columns_of(lines, true);
+  c->columns_grid = team.grid;
+  return omc_cuda_kernel_of(device, node, arena, "reduce", p->wide, sum, "reduce", team.name,
+                            &c->columns_kernel);
+}
+
+static omc_status plan_products(omc_cuda_device *device, const omc_node *node, const params *p,
+                                chunk *c) {
+  const int64_t k = p->form.k, classes = p->form.loss.classes, rows = c->rows;
+  const omc_cuda_product product = {
+      .device = device, .dtype = p->dtype, .result = p->wide, .alpha = 1};
+  c->logits = c->to_x = c->to_w = product;
+  c->logits.m = rows, c->logits.n = classes, c->logits.k = k;
+  c->logits.a_row = c->logits.b_row = k, c->logits.d_row = p->row;
+  c->logits.trans_b = true;
+  c->logits.biased = omc_in(node, 3) != NULL;
+  OMC_TRY(omc_cuda_product_plan(&c->logits, node));
+  c->to_x.m = rows, c->to_x.n = k, c->to_x.k = classes;
+  c->to_x.a_row = p->row, c->to_x.b_row = c->to_x.d_row = k;
+  if (omc_out(node, 1)) OMC_TRY(omc_cuda_product_plan(&c->to_x, node));
+  c->to_w.m = classes, c->to_w.n = k, c->to_w.k = rows;
+  c->to_w.a_row = p->row, c->to_w.b_row = c->to_w.d_row = k;
+  c->to_w.trans_a = true;
+  return omc_out(node, 2) ? omc_cuda_product_plan(&c->to_w, node) : OMC_OK;
+}
+
+static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                             const params *p, int64_t rows, chunk *c) {
+  omc_loss_form form = p->form.loss;
+  c->rows = form.outer = rows;
+  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->row, "CrossEntropy", true,
+                           &c->loss));
+  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->row, "CrossEntropyGrad", true,
+                           &c->gradient));
+  OMC_TRY(plan_columns(device, node, arena, p, c));
+  OMC_TRY(omc_cuda_enter(device));
+  const omc_status status = plan_products(device, node, p, c);
+  omc_cuda_leave(device);
+  return status;
+}
+
+static omc_status plan_copies(omc_cuda_device *device, const omc_node *node, params *p) {
+  const omc_value *weight = omc_in(node, 4);
+  if (omc_in(node, 3) || p->dtype != p->stored)
+    OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->wide, &p->widen));
+  if (weight) OMC_TRY(omc_cuda_repeat_of(device, weight->type.dtype, p->wide, &p->widen_weight));
+  return p->dtype == p->wide ? OMC_OK : omc_cuda_repeat_of(device, p->wide, p->dtype, &p->narrow);
+}
+
+/* Sums of columns are those of the chunks' parts, one after another. */
+static omc_status plan_join(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                            params *p, int64_t parts) {
+  if (!omc_out(node, 3)) return OMC_OK;
+  omc_gpu_lines *lines = &p->joined.lines;
+  lines->kept = omc_cuda_places(p->form.loss.classes, 1);
+  lines->along = omc_cuda_places(parts, p->form.loss.classes);
+  const omc_cuda_team team = omc_cuda_columns_of(lines, false);
+  p->join_grid = team.grid;
+  return omc_cuda_kernel_of(device, node, arena, "reduce", p->wide, sum, "join", team.name,
+                            &p->join);
+}
+
+static size_t most_bytes(const chunk *c, size_t bytes) {
+  const omc_cuda_product *const products[] = {&c->logits, &c->to_x, &c->to_w};
+  for (int i = 0; i < 3; i++)
+    if (products[i]->workspace_bytes > bytes) bytes = products[i]->workspace_bytes;
+  return bytes;
+}
+
+static layout layout_of(const params *p, int64_t parts) {
+  const size_t wide = omc_dtype_size(p->wide), size = omc_dtype_size(p->dtype);
+  const size_t rows = (size_t)omc_max(p->whole.rows, p->last.rows), row = (size_t)p->row;
+  const size_t k = (size_t)p->form.k, classes = (size_t)p->form.loss.classes;
+  const bool widens = p->dtype != p->stored, narrows = p->dtype != p->wide;
+  layout at = {0};
+#define PLACE(what, bytes) \
+  at.what = at.end;        \
+  at.end = omc_round_up(at.end + (bytes), OMC_PRODUCT_ALIGNMENT);
+  PLACE(product, most_bytes(&p->whole, most_bytes(&p->last, 0)))
+  PLACE(loss, (size_t)p->form.n * wide)
+  PLACE(parts, omc_cuda_loss_sums_bytes(&p->sums))
+  PLACE(total, wide)
+  PLACE(top, rows * wide)
+  PLACE(log_sum, rows * wide)
+  PLACE(bias, row * wide)
+  PLACE(weight, classes * wide)
+  PLACE(logits, rows * row * wide)
+  PLACE(narrow, narrows ? rows * row * size : 0)
+  PLACE(x, widens ? rows * k * size : 0)
+  PLACE(w, widens ? classes * k * size : 0)
+  PLACE(columns, (size_t)parts * classes * wide)
+#undef PLACE
+  return at;
+}
+
+static omc_status params_linear_loss(omc_cuda_device *device, const omc_node *node,
+                                     omc_arena *arena, void *params_) {
+  params *p = params_;
+  OMC_TRY(omc_linear_loss_form_of(node, &p->form));
+  p->stored = omc_in(node, 0)->type.dtype;
+  p->wide = omc_dtype_acc(p->stored);
+  /* bf16 has the range of the gradients; f16 would lose small ones. */
+  p->dtype = p->stored == OMC_BF16 ? OMC_BF16 : p->wide;
+  const int64_t n = p->form.n, classes = p->form.loss.classes;
+  p->row = omc_ceil_div(classes, ROW_UNIT) * ROW_UNIT;
+  const int64_t most = omc_max(LEAST_ROWS, LEAST_LOGITS / omc_max(classes, 1));
+  const int64_t even = omc_ceil_div(n, omc_max(omc_ceil_div(n, most), 1));
+  const int64_t rows = omc_max(omc_ceil_div(even, ROW_UNIT) * ROW_UNIT, ROW_UNIT);
+  p->chunks = omc_ceil_div(n, rows);
+  if (p->chunks > 1) OMC_TRY(plan_chunk(device, node, arena, p, rows, &p->whole));
+  if (p->chunks > 0)
+    OMC_TRY(plan_chunk(device, node, arena, p, n - (p->chunks - 1) * rows, &p->last));
+  OMC_TRY(omc_cuda_loss_sums_of(device, node, arena, &p->form.loss, p->wide, &p->sums));
+  OMC_TRY(plan_copies(device, node, p));
+  const int64_t parts =
+      p->chunks == 0 ? 0
+                     : (p->chunks - 1) * p->whole.columns.lines.parts + p->last.columns.lines.parts;
+  p->at = layout_of(p, parts);
+  return plan_join(device, node, arena, p, parts);
+}
+
+static size_t linear_loss_workspace(const void *params_) {
+  return ((const params *)params_)->at.end;
+}
+
+/* ---- run time ---- */
+
+/* Addresses, of which those of rows are of the next chunk's. */
+typedef struct job {
+  const omc_kernel_args *args;
+  params *p;
+  const char *x;
+  const void *w, *bias, *weight; /* NULL: none */
+  const int64_t *target;
+  char *loss, *dx, *dbias; /* dx, dw NULL: not asked for */
+  void *dw;
+  char *columns;
+  bool gradient;
+} job;
+
+static void *place(const job *j, size_t offset) { return (char *)j->args->workspace + offset; }
+
+static omc_status multiply(const job *j, omc_cuda_product *product, const void *a, const void *b,
+                           void *d, bool adds) {
+  const omc_cuda_operands operands = {
+      .a = a, .b = b, .bias = product->biased ? j->bias : NULL, .d = d, .adds = adds};
+  return omc_cuda_product_run(product, &operands, place(j, j->p->at.product), j->args->node,
+                              j->args->queue);
+}
+
+static omc_status products_of(job *j, chunk *c, const void *x, bool first) {
+  params *p = j->p;
+  const void *slopes = place(j, p->at.logits);
+  if (p->dtype != p->wide) {
+    const int64_t count = c->rows * p->row;
+    OMC_TRY(omc_cuda_repeat(&p->narrow, place(j, p->at.narrow), slopes, count, omc_max(count, 1),
+                            j->args->queue));
+    slopes = place(j, p->at.narrow);
+  }
+  if (j->dx) OMC_TRY(multiply(j, &c->to_x, slopes, j->w, j->dx, false));
+  return j->dw ? multiply(j, &c->to_w, slopes, x, j->dw, !first) : OMC_OK;
+}
+
+static omc_status gradients_of(job *j, chunk *c, const omc_loss *forward, const void *x,
+                               bool first) {
+  omc_loss given = c->gradient.given;
+  given.logits = given.dlogits = forward->dlogits;
+  given.target = forward->target, given.weight = forward->weight;
+  given.top = forward->top, given.log_sum = forward->log_sum;
+  given.total = place(j, j->p->at.total);
+  OMC_TRY(omc_cuda_launch(&c->gradient.kernel, c->gradient.grid, &given, j->args->queue));
+  if (j->dbias) {
+    omc_reduce columns = c->columns;
+    columns.x = forward->dlogits;
+    columns.y = columns.partial = j->columns;
+    OMC_TRY(omc_cuda_launch(&c->columns_kernel, c->columns_grid, &columns, j->args->queue));
+  }
+  return products_of(j, c, x, first);
+}
+
+static omc_status run_chunk(job *j, chunk *c, bool first) {
+  params *p = j->p;
+  const int64_t features = c->rows * p->form.k;
+  const void *x = j->x;
+  if (p->dtype != p->stored) {
+    x = place(j, p->at.x);
+    OMC_TRY(omc_cuda_repeat(&p->widen, place(j, p->at.x), j->x, features, omc_max(features, 1),
+                            j->args->queue));
+  }
+  omc_loss given = c->loss.given;
+  given.logits = given.dlogits = place(j, p->at.logits);
+  given.target = j->target, given.weight = j->weight;
+  given.rows = j->loss;
+  given.top = place(j, p->at.top), given.log_sum = place(j, p->at.log_sum);
+  OMC_TRY(multiply(j, &c->logits, x, j->w, given.dlogits, false));
+  OMC_TRY(omc_cuda_launch(&c->loss.kernel, c->loss.grid, &given, j->args->queue));
+  if (j->gradient) OMC_TRY(gradients_of(j, c, &given, x, first));
+  const size_t rows = (size_t)c->rows, wide = omc_dtype_size(p->wide);
+  j->x += (size_t)features * omc_dtype_size(p->stored);
+  j->target += rows;
+  j->loss += rows * wide;
+  if (j->dx) j->dx += (size_t)features * wide;
+  j->columns += (size_t)(c->columns.lines.parts * p->form.loss.classes) * wide;
+  return OMC_OK;
+}
+
+/* What is read as another dtype than it is stored as, or beyond its end. */
+static omc_status widen_operands(job *j) {
+  params *p = j->p;
+  const int64_t classes = p->form.loss.classes, cells = classes * p->form.k;
+  void *const queue = j->args->queue;
+  if (classes == 0) return OMC_OK;
+  if (j->bias) {
+    void *const bias = place(j, p->at.bias);
+    OMC_TRY(omc_cuda_repeat(&p->widen, bias, j->bias, p->row, classes, queue));
+    j->bias = bias;
+  }
+  if (j->weight) {
+    void *const weight = place(j, p->at.weight);
+    OMC_TRY(omc_cuda_repeat(&p->widen_weight, weight, j->weight, classes, classes, queue));
+    j->weight = weight;
+  }
+  if (p->dtype == p->stored) return OMC_OK;
+  void *const w = place(j, p->at.w);
+  OMC_TRY(omc_cuda_repeat(&p->widen, w, j->w, cells, omc_max(cells, 1), queue));
+  j->w = w;
+  return OMC_OK;
+}
+
+static omc_status run_chunks(job *j) {
+  params *p = j->p;
+  for (int64_t c = 0; c < p->chunks; c++)
+    OMC_TRY(run_chunk(j, c + 1 < p->chunks ? &p->whole : &p->last, c == 0));
+  if (j->dw && p->chunks == 0 && p->form.loss.classes * p->form.k > 0)
+    OMC_CUDA_TRY(cuMemsetD8Async, (omc_cuda_ptr)(uintptr_t)j->dw, 0,
+                 (size_t)(p->form.loss.classes * p->form.k) * omc_dtype_size(p->wide),
+                 j->args->queue);
+  if (!j->dbias) return OMC_OK;
+  omc_reduce joined = p->joined;
+  joined.x = place(j, p->at.columns);
+  joined.y = j->dbias;
+  return omc_cuda_launch(&p->join, p->join_grid, &joined, j->args->queue);
+}
+
+/* Inputs: x, w, target, bias?, weight?. Outputs: loss, dx?, dw?, dbias?. */
+static omc_status run_linear_loss(const omc_kernel_args *args) {
+  params *p = (params *)(uintptr_t)args->params;
+  job j = {.args = args,
+           .p = p,
+           .x = omc_cuda_in(args, 0),
+           .w = omc_cuda_in(args, 1),
+           .target = omc_cuda_in(args, 2),
+           .bias = omc_cuda_in(args, 3),
+           .weight = omc_cuda_in(args, 4),
+           .dx = omc_cuda_out(args, 1),
+           .dw = omc_cuda_out(args, 2),
+           .dbias = omc_cuda_out(args, 3)};
+  j.loss = place(&j, p->at.loss), j.columns = place(&j, p->at.columns);
+  j.gradient = j.dx || j.dw || j.dbias;
+  OMC_TRY(widen_operands(&j));
+  omc_loss_total sums = {.target = j.target,
+                         .weight = j.weight,
+                         .rows = j.loss,
+                         .partial = place(&j, p->at.parts),
+                         .total = place(&j, p->at.total)};
+  if (j.gradient) OMC_TRY(omc_cuda_loss_sums_run(&p->sums, &sums, args->queue));
+  OMC_TRY(run_chunks(&j));
+  sums.out = omc_cuda_out(args, 0);
+  return omc_cuda_loss_sums_run(&p->sums, &sums, args->queue);
+}
+
+const omc_cuda_op omc_cuda_LinearCrossEntropy = {.run = run_linear_loss,
+                                                 .params_size = sizeof(params),
+                                                 .params = params_linear_loss,
+                                                 .workspace = linear_loss_workspace};
