@@ -32,8 +32,7 @@ static void fill(adam_case *c) {
                                  .state = {c->mean, c->square},
                                  .step = &c->step,
                                  .numbers = &c->numbers};
-  c->whole = (omc_optim_step){
-      .rule = OMC_RULE_ADAM, .tensors = &c->tensor, .n = 1, .grad_scale = 1, .norm_type = 2};
+  c->whole = (omc_optim_step){.rule = OMC_RULE_ADAM, .tensors = &c->tensor, .n = 1, .norm_type = 2};
 }
 
 static omc_status take(const omc_optim_step *step) {
@@ -75,7 +74,7 @@ TEST(a_step_tells_the_norm_and_clips_by_it) {
 }
 
 TEST(a_step_of_no_tensors_does_nothing) {
-  const omc_optim_step none = {.rule = OMC_RULE_LAMB, .grad_scale = 1, .norm_type = 2};
+  const omc_optim_step none = {.rule = OMC_RULE_LAMB, .norm_type = 2};
   CHECK_OK(take(&none));
 }
 
