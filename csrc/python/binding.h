@@ -39,7 +39,7 @@ typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
-  PyObject *precision_of;            /* torch's: (device, kind of op) -> "ieee", "tf32", ... */
+  PyObject *precision_of;            /* torch's: (device, kind of op) -> "ieee", "tf32"; or NULL */
   PyObject *names[OMC_N_NAMES];
   PyObject *types[OMC_N_TYPES];
   PyObject *consumed_error; /* RuntimeError raised where state is gone */

@@ -15,7 +15,8 @@ int omc_exchange_find(omc_module *m) {
   Py_DECREF(torch);
   Py_XDECREF(nn);
   Py_XDECREF(internal);
-  if (!m->torch || !m->parameter || !m->precision_of) return -1;
+  if (!m->torch || !m->parameter || !internal) return -1;
+  if (!m->precision_of) PyErr_Clear(); /* a private name; who has no GPU does not need it */
   PyObject *capsule = PyObject_GetAttrString(m->torch, "__dlpack_c_exchange_api__");
   if (!capsule) {
     PyErr_SetString(
@@ -106,6 +107,12 @@ int omc_tensor_read(const omc_module *m, const omc_provider *provider, PyObject 
 }
 
 static int tell_precision(const omc_module *m, const omc_provider *provider) {
+  if (!m->precision_of) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "this PyTorch does not tell its precision of float32: "
+                    "torch._C has no _get_fp32_precision_getter");
+    return -1;
+  }
   PyObject *precision =
       PyObject_CallFunction(m->precision_of, "ss", provider->precision_of, "matmul");
   if (!precision) return -1;

@@ -7,10 +7,7 @@
 #if defined(OMC_EMULATED)
 #define OMC_GPU
 #include "emulator.h"
-#elif defined(__HIP__)
-#define OMC_GPU
-#include "cuda/gpu/hip.h"
-#elif defined(__CUDACC_RTC__)
+#elif defined(__HIP__) || defined(__CUDACC_RTC__)
 #define OMC_GPU
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -20,6 +17,9 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
+#ifdef __HIP__
+#include "cuda/gpu/hip.h"
+#endif
 #else
 #include <stdint.h>
 #ifdef __CUDACC__
