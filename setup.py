@@ -8,6 +8,7 @@ sanitizers, ``--thread`` the thread sanitizer. ``python setup.py fuzz`` runs the
 changed texts.
 """
 
+import importlib.util
 import os
 import platform
 import re
@@ -182,13 +183,15 @@ class BuildDevice(BuildExt):
 def build_stand_ins(folder: Path) -> None:
     """The libraries of tests/cuda, under the names of those they stand in for."""
     emulator = (ROOT / "tests" / "cuda").resolve()
-    watched = [Path("setup.py"), *emulator.iterdir()]
+    watched = [Path("setup.py"), CUDA / "api.def", *emulator.iterdir()]
+    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0]) / "include"
+    torch_ops = [str(emulator / "torch_ops.cpp"), "-isystem", str(torch)]
     version = zlib.crc32(b"".join((emulator / name).read_bytes() for name in ("emulator.h", "nvrtc.cpp"))) >> 1
     for source, name, more in (
         ("driver.cpp", "libcuda.so.1", []),
         ("nvrtc.cpp", "libnvrtc.so.13", [f'-DEMULATOR="{emulator}"', f"-DVERSION={version}"]),
         ("cublaslt.cpp", "libcublasLt.so.13", [f"-I{ROOT}", f"-I{emulator}", str(folder / "libcuda.so.1")]),
-        ("torch_cuda.cpp", "libtorch_cuda.so", [str(folder / "libcuda.so.1")]),
+        ("torch_cuda.cpp", "libtorch_cuda.so", [*torch_ops, f"-I{ROOT}", str(folder / "libcuda.so.1")]),
     ):
         out = folder / name
         if out.exists() and out.stat().st_mtime > max(p.stat().st_mtime for p in watched):

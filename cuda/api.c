@@ -93,3 +93,11 @@ omc_status omc_cublaslt_check(int result, const char *what) {
   return omc_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? OMC_ENOMEM : OMC_EINTERNAL, "%s: %s (%s)",
                   what, api.cublasLtGetStatusName(result), api.cublasLtGetStatusString(result));
 }
+
+omc_status omc_torch_check(int result, const char *node) {
+  if (result == 0) return OMC_OK;
+  const char *said = api.torch_exception_get_what_without_backtrace();
+  if (!said) said = "it does not say why";
+  return omc_fail(strstr(said, "out of memory") ? OMC_ENOMEM : OMC_EINTERNAL,
+                  "'%s' failed in PyTorch: %s", node, said);
+}

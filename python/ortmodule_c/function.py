@@ -335,7 +335,7 @@ class Call:
     def forward(self) -> list[Tensor]:
         """Run forward, which brings the module's buffers up to date; all outputs of the graph."""
         runner = self.runner
-        outputs, self.run = self.plan.forward(self.dense, self.seed)
+        outputs, self.run = _as_it_is(runner.callbacks.device, self.plan.forward, self.dense, self.seed)
         self.forwarded = True
         self._note_updates()
         self.planned = runner.planned(self.plan)
@@ -411,7 +411,9 @@ class Call:
         self._check(back)
         outputs = [self.outputs.get(i) for i in range(len(grads))]
         with runner.callbacks.noting() if runner.callbacks.ops else _NOTHING as none:
-            results = self.plan.backward(run, self.dense, outputs, grads, keep, self.packed)
+            results = _as_it_is(
+                runner.callbacks.device, self.plan.backward, run, self.dense, outputs, grads, keep, self.packed
+            )
         reached = runner.reached(mask, none) if none else back.reached
         for i in self.planned.wanted:
             if i not in reached:
@@ -429,6 +431,17 @@ class Call:
         for i in back.outputs:
             if self.outputs[i]._version != self.output_versions[i]:
                 raise _changed(self.outputs[i], self.output_versions[i])
+
+
+def _as_it_is(device: torch.device, run: Callable[..., Any], *args: Any) -> Any:
+    """Call `run` outside of autocast: the graph has its casts, and some kernels are PyTorch's own ops."""
+    if not torch.is_autocast_enabled(device.type):
+        return run(*args)
+    torch.set_autocast_enabled(device.type, False)
+    try:
+        return run(*args)
+    finally:
+        torch.set_autocast_enabled(device.type, True)
 
 
 def _changed(t: Tensor, version: int) -> RuntimeError:

@@ -20,8 +20,9 @@ def gpu() -> Gpu:
 
 @pytest.fixture(autouse=True)
 def no_mistakes(gpu: Gpu) -> Iterator[None]:
-    """Stand-ins say what their user does wrong."""
+    """Stand-ins say what their user does wrong, and what it leaves behind."""
     before = gpu.counted().mistakes
     yield
     gpu.fail(-1, None, 0)
     assert gpu.counted().mistakes == before
+    assert gpu.tensors() == 0

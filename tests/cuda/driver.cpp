@@ -465,6 +465,11 @@ static void set_paused(void *handle, bool paused) {
 }
 EXPORT void emulated_pause(void *stream) { set_paused(stream, true); }
 EXPORT void emulated_resume(void *stream) { set_paused(stream, false); }
+EXPORT void emulated_wait(void *handle) {
+  std::unique_lock<std::mutex> lock(mutex);
+  stream *const s = stream_of(handle);
+  changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
+}
 EXPORT void emulated_write(void *device, const void *host, size_t bytes) {
   touching now;
   memcpy(device, host, bytes);

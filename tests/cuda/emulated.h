@@ -15,6 +15,7 @@ void *emulated_stream(void);
 /* A paused stream takes what it is given and does nothing of it. */
 void emulated_pause(void *stream);
 void emulated_resume(void *stream);
+void emulated_wait(void *stream); /* until it is done */
 
 /* Between host and device, at once: whoever calls has waited for what matters. */
 void emulated_write(void *device, const void *host, size_t bytes);
@@ -30,6 +31,12 @@ typedef struct emulated_counts {
   uint64_t events;
 } emulated_counts;
 emulated_counts emulated_counted(void);
+
+/* Of the stand-in for PyTorch: tensors that are out; the stream that it works in from now on; and
+ * whether what ops give lies with channels innermost. */
+int64_t emulated_tensors(void);
+void emulated_use(void *stream);
+void emulated_channels_last(int on);
 
 /* What other stand-ins ask of the driver's: whether a call of theirs is to fail, with what error of
  * the driver's (0: it is not); that a mistake is told; whether bytes of the device's are within one

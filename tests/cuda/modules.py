@@ -40,6 +40,34 @@ class Block(nn.Module):
         return self.out(x + y).log_softmax(-1)
 
 
+class Residual(nn.Module):
+    """What a ResNet has of every kind of kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 6, 5, stride=2, padding=2, bias=False), nn.BatchNorm2d(6)
+        self.body, self.second = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.down, self.head = nn.Conv2d(6, 8, 1, stride=2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.first(self.stem(x)).relu(), 3, stride=2, padding=1)
+        x = self.down((x + self.second(self.body(x))).relu())
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class PartlyCast(nn.Module):
+    """Under autocast, but for one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.exact = nn.Conv1d(2, 3, 3), nn.Conv1d(3, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.exact(x.float())
+
+
 def assert_step_is_pytorchs(module: nn.Module, wrapped: ORTModule, x: Tensor) -> None:
     for _ in range(2):
         steps = []
@@ -71,3 +99,20 @@ def test_an_op_without_a_kernel_runs_in_pytorch_and_the_report_says_so(gpu: Gpu)
     assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))
     (record,) = wrapped.fallback_report()
     assert "sort" in record.name and gpu.counted().launches > before
+
+
+def test_a_residual_network_runs_wholly_there(gpu: Gpu) -> None:
+    module = Residual()
+    wrapped, before = ORTModule(module), gpu.counted().launches
+    assert_step_is_pytorchs(module, wrapped, torch.randn(3, 3, 21, 19))
+    assert not wrapped.fallback_report() and gpu.counted().launches > before
+
+
+def test_autocast_casts_nothing_of_what_kernels_that_are_pytorchs_are_given(gpu: Gpu) -> None:
+    module = PartlyCast()
+    wrapped = ORTModule(module)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, want = wrapped(torch.ones(2, 2, 9)), module(torch.ones(2, 2, 9))
+        y.sum().backward()
+    assert y.dtype == torch.float32 and not wrapped.fallback_report()
+    torch.testing.assert_close(y, want, rtol=2**-7, atol=2**-7)

@@ -65,9 +65,10 @@ def test_an_integer_divided_by_0_is_told_once_with_its_node(gpu: Gpu) -> None:
 
 
 def test_an_op_without_a_kernel_is_refused_by_name(gpu: Gpu) -> None:
-    text = "input %x : f32[1,1,3]\ninput %w : f32[1,1,2]\n%y = Conv(%x, %w)\nreturn %y\n"
-    with pytest.raises(NotImplementedError, match=r"Conv.*cuda has no kernel for f32"):
-        gpu.forward(text, [torch.randn(1, 1, 3), torch.randn(1, 1, 2)])
+    inputs = [torch.randn(1, 1, 2, 129) for _ in range(3)]
+    heads = "".join(f"input %{name} : f32[1,1,2,129]\n" for name in "qkv")
+    with pytest.raises(NotImplementedError, match=r"Attention.*cuda has no kernel for heads of 129"):
+        gpu.forward(heads + "%y, %lse = Attention(%q, %k, %v)\nreturn %y\n", inputs)
 
 
 def test_there_is_no_second_gpu(gpu: Gpu) -> None:

@@ -27,6 +27,8 @@ class Gpu:
         self.core, self._device, self.driver = core, device, driver
         driver.emulated_counted.restype = Counts
         driver.emulated_stream.restype = ctypes.c_void_p
+        self.torch = ctypes.CDLL("libtorch_cuda.so")
+        self.torch.emulated_tensors.restype = ctypes.c_int64
 
     def put(self, t: Tensor) -> Tensor:
         return self._device.put(t, "gpu")
@@ -41,9 +43,27 @@ class Gpu:
     def use(self, stream: int) -> None:
         """Work in a stream from now on."""
         self._device.use_stream(stream)
+        self.torch.emulated_use(ctypes.c_void_p(stream))
 
     def counted(self) -> Counts:
         return self.driver.emulated_counted()
+
+    def tensors(self) -> int:
+        """PyTorch's that are out."""
+        return self.torch.emulated_tensors()
+
+    def channels_last(self, on: bool) -> None:
+        """Whether what PyTorch's ops give lies with channels innermost from now on."""
+        self.torch.emulated_channels_last(int(on))
+
+    def pause(self, stream: int) -> None:
+        self.driver.emulated_pause(ctypes.c_void_p(stream))
+
+    def resume(self, stream: int) -> None:
+        self.driver.emulated_resume(ctypes.c_void_p(stream))
+
+    def wait(self, stream: int) -> None:
+        self.driver.emulated_wait(ctypes.c_void_p(stream))
 
     def fail(self, n: int, name: bytes | None, error: int) -> None:
         self.driver.emulated_fail(ctypes.c_int64(n), name, error)

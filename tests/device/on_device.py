@@ -38,7 +38,9 @@ def build() -> None:
 def load_stand_ins() -> None:
     """Let the provider for CUDA find the libraries of tests/cuda where it looks for NVIDIA's and PyTorch's."""
     for library in ("libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libtorch_cuda.so"):
-        ctypes.CDLL(str(ROOT / "build" / "device" / library), mode=ctypes.RTLD_GLOBAL)
+        # Some names of the last are also those of PyTorch for the CPU, which is not to find them here.
+        mode = ctypes.RTLD_LOCAL if library == "libtorch_cuda.so" else ctypes.RTLD_GLOBAL
+        ctypes.CDLL(str(ROOT / "build" / "device" / library), mode=mode)
 
 
 def install(name: str = "device") -> None:
