@@ -65,9 +65,13 @@ static inline void next_row(const int64_t *out, out_row *row) {
   row->plane++;
 }
 
-/* OMC_VL elements of a row, `step` (1 or 2) apart. */
+/* OMC_VL elements of a row, `step` apart. */
 OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
-  return step == 1 ? vld(p) : OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1));
+  if (step == 1) return vld(p);
+  if (step == 2) return OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1));
+  vacc_t v;
+  for (int i = 0; i < OMC_VL; i++) v[i] = ld(p + i * step);
+  return v;
 }
 
 /* The windows of a row of outputs: taps [z, z_end) and [y, y_end) of them are inside. */
@@ -126,7 +130,7 @@ static void max_one(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *at
 }
 
 /* The same of the OMC_VL outputs from k on, all of whose taps along the row are inside; they are
- * `stride` (1 or 2) apart. */
+ * `stride` apart. */
 OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_t *best,
                            acc_bits_t *at) {
   const omc_pool_form *f = w->form;
@@ -159,14 +163,16 @@ static void max_row(const max_windows *w, int64_t from, int64_t n, storage_t *y,
   const int64_t last = f->in[2] - 1 + before - (f->kernel[2] - 1) * f->dilation[2];
   int64_t low = omc_clamp(omc_ceil_div(before, stride) - from, 0, n);
   int64_t high = omc_clamp((last < 0 ? 0 : last / stride + 1) - from, low, n);
-  if (stride > 2 || high - low < OMC_VL) low = high = n;
+  if (high - low < OMC_VL) low = high = n;
   for (int64_t k = 0; k < low; k++) max_one(w, from + k, best + k, at + k);
   for (int64_t k = low; k < high; k += OMC_VL) {
     k = omc_min(k, high - OMC_VL);
     if (stride == 1)
       max_vector(w, from + k, 1, best + k, at + k);
-    else
+    else if (stride == 2)
       max_vector(w, from + k, 2, best + k, at + k);
+    else
+      max_vector(w, from + k, stride, best + k, at + k);
   }
   for (int64_t k = high; k < n; k++) max_one(w, from + k, best + k, at + k);
   for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
