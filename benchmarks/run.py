@@ -233,11 +233,11 @@ def main() -> None:
                 if r.extra:
                     console.print(planning(r))
             figures += rows
-    if a.json:
-        titles = {model: SCALES[scale][model].title for model in a.models}
-        result = {"machine": machine(), "gemm_flops": flops, "copy_bandwidth": bandwidth, "titles": titles}
-        result |= {"floors": floors, "figures": [asdict(f) for f in figures]}
-        a.json.write_text(json.dumps(result, indent=1) + "\n")
+            if a.json:  # of all models so far: a run that is stopped leaves them
+                titles = {name: SCALES[scale][name].title for name in a.models}
+                result = {"machine": machine(), "gemm_flops": flops, "copy_bandwidth": bandwidth, "titles": titles}
+                result |= {"floors": floors, "figures": [asdict(f) for f in figures]}
+                a.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -119,14 +119,14 @@ def main() -> None:
         ratios = ["eager raises" if ratio is None else f"{ratio:.2f}" for ratio in map(ratio_of, row.values())]
         print(f"{name}: {' '.join(ratios)} {' '.join(fallen)}", flush=True)
         table.add_row(name, EXAMPLES[name].kind, *ratios, ", ".join(fallen))
+        if a.json:  # of all models so far: a run that is stopped leaves them
+            result = {"machine": machine(), "kinds": {of: EXAMPLES[of].kind for of in figures}, "figures": figures}
+            a.json.write_text(json.dumps(result, indent=1) + "\n")
     keys = [f"{dtype} {mode}" for dtype, mode in cells]
     means = [geometric_mean([ratio_of(row[key]) for row in figures.values()]) for key in keys]
     table.add_section()
     table.add_row("geometric mean", "", *(f"{mean:.2f}" for mean in means), "")
     console.print(table)
-    if a.json:
-        kinds = {name: EXAMPLES[name].kind for name in figures}
-        a.json.write_text(json.dumps({"machine": machine(), "kinds": kinds, "figures": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
