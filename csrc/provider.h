@@ -43,6 +43,7 @@ typedef struct omc_kernel_args {
   void *workspace;                /* as many bytes as that asks for; 64-byte aligned */
   int threads;                    /* at most; at least 1 */
   uint64_t seed;                  /* of this step, for random ops */
+  const uint64_t *seed_at;        /* not NULL: it is there instead, on the device, in due time */
   const char *node;               /* source name for messages */
   const omc_callbacks *callbacks; /* ops with OMC_OP_CALLBACK only */
   void **run;
@@ -66,6 +67,17 @@ typedef struct omc_memory_stats {
   size_t peak_bytes;   /* the most there has been of it */
   size_t cached_bytes; /* freed and kept */
 } omc_memory_stats;
+
+/* Work that comes again. `give` gives a queue the same whenever `tensors` are the same, but for the
+ * seed, which it is told or finds on the device. It waits for nothing and calls nobody back. */
+typedef struct omc_recurring {
+  omc_status (*give)(void *arg, const uint64_t *seed_at, void *queue);
+  void *arg;
+  void *const *tensors; /* addresses of all that may be elsewhere next time; some are NULL */
+  uint32_t n_tensors;   /* the same each time */
+  bool random;          /* there is a seed */
+  uint64_t seed;
+} omc_recurring;
 
 /* A device may work behind the caller's back: what is given to a queue is done in order, some time
  * later, and what fails then is told by the next `sync` of it. Kernels and copies have read what
@@ -117,6 +129,12 @@ typedef struct omc_provider {
    * that pays. `jobs` is the caller's, one for all calls with the same fn and work, 0 at first:
    * what the device has learned of it. NULL: the device has nothing to hold. */
   void (*hold)(void *ctx, int threads, uint32_t *jobs, void (*fn)(void *arg), void *arg);
+  /* Gives work to a queue, by work->give, or as the device has noted it while that gave the same:
+   * *replayed says so. `*notes` is the caller's, NULL at first and one for all work of an origin;
+   * `forget` ends it, once the device is done. NULL: the device notes nothing. */
+  omc_status (*give)(void *ctx, const omc_recurring *work, void *queue, void **notes,
+                     bool *replayed) OMC_MUST_USE;
+  void (*forget)(void *ctx, void *notes);
   /* Waits until a queue, or the whole device, is done; the failure of what it did. */
   omc_status (*sync)(void *ctx, void *queue) OMC_MUST_USE;
   omc_status (*sync_all)(void *ctx) OMC_MUST_USE;

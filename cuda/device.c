@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "cuda/api.h"
 
 enum { MAX_DEVICES = 64, LEAST_ARCHITECTURE = 80 };
@@ -91,6 +92,17 @@ omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) {
   const omc_status status = d->letter ? OMC_OK : open_device(ordinal, d);
   pthread_mutex_unlock(&mutex);
   return status;
+}
+
+OMC_PROCESS_LOCK(capturing)
+void omc_cuda_capture_lock(void) { capturing_acquire(); }
+void omc_cuda_capture_unlock(void) { capturing_release(); }
+
+omc_status omc_cuda_wait(void) {
+  capturing_acquire();
+  const int error = omc_cuda_api_get()->cuCtxSynchronize();
+  capturing_release();
+  return omc_cuda_check(error, "cuCtxSynchronize");
 }
 
 /* Empties the box, unless another thread has: then a kernel may be writing the next letter. */

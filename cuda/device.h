@@ -29,6 +29,12 @@ omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) OMC_MUST_USE;
 omc_status omc_cuda_enter(const omc_cuda_device *device) OMC_MUST_USE;
 void omc_cuda_leave(const omc_cuda_device *device);
 
+/* Waits for all streams of the context that is entered. None may be captured meanwhile: who
+ * captures one does so under the lock. */
+omc_status omc_cuda_wait(void) OMC_MUST_USE;
+void omc_cuda_capture_lock(void);
+void omc_cuda_capture_unlock(void);
+
 /* The failure that a kernel has written, which is read once; OMC_OK if there is none. Waits for
  * nothing: what is given to the device may yet write one. */
 omc_status omc_cuda_read_letter(omc_cuda_device *device) OMC_MUST_USE;

@@ -2,6 +2,7 @@
 #ifndef OMC_CUDA_LAUNCH_H
 #define OMC_CUDA_LAUNCH_H
 
+#include "cuda/gpu/philox.h"
 #include "cuda/unit.h"
 #include "graph/graph.h"
 #include "provider.h"
@@ -48,6 +49,10 @@ static inline void *omc_cuda_in(const omc_kernel_args *args, uint32_t i) {
 }
 static inline void *omc_cuda_out(const omc_kernel_args *args, uint32_t i) {
   return i < args->n_out && args->out[i].type ? args->out[i].data : NULL;
+}
+
+static inline omc_gpu_seed omc_cuda_seed(const omc_kernel_args *args) {
+  return (omc_gpu_seed){args->seed, args->seed_at};
 }
 
 /* Who a kernel's letters are from. The name is kept for the process. */

@@ -1,14 +1,14 @@
 /* An NVIDIA GPU as a provider: PyTorch's memory and streams, kernels compiled on first use. */
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "base/lock.h"
 #include "cuda/api.h"
 #include "cuda/launch.h"
+#include "cuda/memory.h"
 #include "cuda/optimize.h"
+#include "cuda/replay.h"
 #include "ops/op.h"
 
 enum { MAX_ORDINALS = 64, KDLCUDA = 2, ALIGNMENT = 256 };
@@ -57,85 +57,7 @@ static omc_status cuda_prepare(void *ctx, const omc_node *node, int threads, omc
   return OMC_OK;
 }
 
-/* ---- memory: PyTorch's caching allocator's ---- */
-
-/* A block that is out, and the stream that is to come to where it is freed: that which was current
- * when it was made, for which the allocator keeps it. */
-typedef struct block {
-  struct block *next;
-  void *at, *queue;
-} block;
-
-OMC_PROCESS_LOCK(mutex) /* of what follows; a forked child drops what it has of blocks, too */
-static block *blocks;
-static omc_memory_stats stats[MAX_ORDINALS];
-
-static omc_status wait_for(void *queue, void *other) {
-  void *event;
-  OMC_CUDA_TRY(cuEventCreate, &event, 2 /* no times */);
-  omc_status status =
-      omc_cuda_check(omc_cuda_api_get()->cuEventRecord(event, other), "cuEventRecord");
-  if (status == OMC_OK)
-    status =
-        omc_cuda_check(omc_cuda_api_get()->cuStreamWaitEvent(queue, event, 0), "cuStreamWaitEvent");
-  omc_cuda_api_get()->cuEventDestroy_v2(event);
-  return status;
-}
-
-/* PyTorch gives memory of the device whose context is current. */
-static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
-  if (omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out) == 0)
-    return OMC_OK;
-  OMC_FAIL(ENOMEM, "CUDA out of memory: GPU %d has no %zu bytes left", d->ordinal, bytes);
-}
-
-static omc_status cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
-  const omc_cuda_device *d = ctx;
-  omc_memory_stats *const s = &stats[d->ordinal];
-  OMC_TRY(omc_cuda_enter(d));
-  const omc_status status = allocate(d, bytes, out);
-  omc_cuda_leave(d);
-  OMC_TRY(status);
-  block *b = malloc(sizeof *b);
-  if (!b) {
-    omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_delete(*out);
-    OMC_FAIL(ENOMEM, "no memory for a block's record");
-  }
-  pthread_mutex_lock(&mutex);
-  *b = (block){blocks, *out, queue};
-  blocks = b;
-  s->used_bytes += bytes;
-  if (s->used_bytes > s->peak_bytes) s->peak_bytes = s->used_bytes;
-  pthread_mutex_unlock(&mutex);
-  return OMC_OK;
-}
-
-static void cuda_free(void *ctx, void *ptr, size_t bytes, void *queue) {
-  const omc_cuda_device *d = ctx;
-  if (!ptr) return;
-  pthread_mutex_lock(&mutex);
-  block **link = &blocks;
-  while (*link && (*link)->at != ptr) link = &(*link)->next;
-  block *const b = *link;
-  if (b) *link = b->next;
-  stats[d->ordinal].used_bytes -= bytes;
-  pthread_mutex_unlock(&mutex);
-  const omc_status entered = omc_cuda_enter(d);
-  /* Work that has failed is not going to read it. */
-  if (b && b->queue != queue && wait_for(b->queue, queue) != OMC_OK)
-    omc_cuda_api_get()->cuCtxSynchronize();
-  free(b);
-  omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_delete(ptr);
-  if (entered == OMC_OK) omc_cuda_leave(d);
-}
-
-static omc_memory_stats cuda_memory(void *ctx) {
-  const omc_cuda_device *d = ctx;
-  pthread_mutex_lock(&mutex);
-  const omc_memory_stats now = stats[d->ordinal];
-  pthread_mutex_unlock(&mutex);
-  return now;
-}
+/* ---- memory ---- */
 
 /* What is kept is PyTorch's to give back: torch.cuda.empty_cache(). */
 static void cuda_trim(void *ctx) { (void)ctx; }
@@ -189,13 +111,13 @@ static omc_status cuda_zero(void *ctx, void *dst, size_t bytes, void *queue) {
 static omc_status cuda_step(void *ctx, const omc_optim_step *step, void *queue) {
   const size_t bytes = omc_cuda_step_bytes(step);
   void *room;
-  OMC_TRY(cuda_alloc(ctx, bytes, queue, &room));
+  OMC_TRY(omc_cuda_alloc(ctx, bytes, queue, &room));
   omc_status status = omc_cuda_enter(ctx);
   if (status == OMC_OK) {
     status = omc_cuda_take_step(ctx, step, room, queue);
     omc_cuda_leave(ctx);
   }
-  cuda_free(ctx, room, bytes, queue);
+  omc_cuda_free(ctx, room, bytes, queue);
   return status;
 }
 
@@ -229,14 +151,14 @@ static omc_status cuda_sync(void *ctx, void *queue) {
 
 static omc_status cuda_sync_all(void *ctx) {
   OMC_TRY(omc_cuda_enter(ctx));
-  const int error = omc_cuda_api_get()->cuCtxSynchronize();
+  const omc_status status = omc_cuda_wait();
   omc_cuda_leave(ctx);
-  return omc_cuda_check(error, "cuCtxSynchronize");
+  return status;
 }
 
 static omc_status cuda_order(void *ctx, void *queue, void *other) {
   OMC_TRY(omc_cuda_enter(ctx));
-  const omc_status status = wait_for(queue, other);
+  const omc_status status = omc_cuda_follow(queue, other);
   omc_cuda_leave(ctx);
   return status;
 }
@@ -278,9 +200,9 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .ctx = device,
                         .prepare = cuda_prepare,
                         .fusible = cuda_fusible,
-                        .alloc = cuda_alloc,
-                        .free = cuda_free,
-                        .memory = cuda_memory,
+                        .alloc = omc_cuda_alloc,
+                        .free = omc_cuda_free,
+                        .memory = omc_cuda_memory,
                         .trim = cuda_trim,
                         .upload = cuda_upload,
                         .unload = cuda_unload,
@@ -291,6 +213,8 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .precision_of = "cuda",
                         .threads = cuda_threads,
                         .hold = cuda_hold,
+                        .give = omc_cuda_give,
+                        .forget = omc_cuda_forget,
                         .sync = cuda_sync,
                         .sync_all = cuda_sync_all,
                         .order = cuda_order,

@@ -201,12 +201,13 @@ static PyObject *session_stats(PyObject *object, PyObject *unused) {
   Py_BEGIN_ALLOW_THREADS
   s = omc_session_get_stats(self->session);
   Py_END_ALLOW_THREADS
-  return Py_BuildValue("{sKsKsKsdsdsdsdsdsKsIsI}", "plans_built", s.plans_built, "plan_hits",
+  return Py_BuildValue("{sKsKsKsdsdsdsdsdsKsKsIsI}", "plans_built", s.plans_built, "plan_hits",
                        s.plan_hits, "plans_evicted", s.plans_evicted, "specialize_seconds",
                        s.specialize_seconds, "canonicalize_seconds", s.canonicalize_seconds,
                        "differentiate_seconds", s.differentiate_seconds, "fuse_seconds",
                        s.fuse_seconds, "plan_seconds", s.plan_seconds, "constant_bytes",
-                       s.constant_bytes, "plans_cached", s.plans_cached, "runs_live", s.runs_live);
+                       s.constant_bytes, "replays", s.replays, "plans_cached", s.plans_cached,
+                       "runs_live", s.runs_live);
 }
 
 static PyObject *session_count(PyObject *object, void *which) {

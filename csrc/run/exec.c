@@ -1,5 +1,7 @@
 #include "run/exec.h"
 
+#include <stdatomic.h>
+
 #include "base/env.h"
 #include "base/lock.h"
 
@@ -36,6 +38,38 @@ static omc_status add_operand(omc_exec *x, uint32_t operand, const omc_value *v)
   return OMC_OK;
 }
 
+static uint32_t result_base(const omc_plan *plan, uint32_t r) {
+  const uint32_t outputs = plan->graph->n_outputs;
+  if (r < outputs) return omc_exec_base(plan, OMC_AT_OUTPUT, r);
+  return omc_exec_base(plan, OMC_AT_RESULT, (r - outputs) % plan->graph->n_inputs);
+}
+
+static bool calls_back(const omc_plan *plan, uint32_t s) {
+  return plan->steps[s].op->flags & OMC_OP_CALLBACK;
+}
+
+static uint32_t first_reloc(const omc_exec *x, omc_phase phase) {
+  return phase == OMC_FORWARD ? 0 : x->tracks[phase - 1].end_reloc;
+}
+
+/* Once its operands are known. */
+static omc_status add_track(omc_exec *x, omc_phase phase) {
+  omc_plan *plan = x->plan;
+  const omc_part *part = &plan->parts[phase];
+  omc_track *t = &x->tracks[phase];
+  t->end_reloc = x->n_relocs;
+  t->recurs = plan->provider->give && !x->seconds;
+  t->uses = OMC_NEW_ARRAY(&plan->memory, bool, x->n_bases);
+  if (!t->uses) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
+  t->uses[omc_exec_base(plan, OMC_AT_ARENA, 0)] = true;
+  for (uint32_t r = first_reloc(x, phase); r < t->end_reloc; r++) t->uses[x->relocs[r].base] = true;
+  for (uint32_t copy = part->copy; copy < part->end_copy; copy++)
+    t->uses[result_base(plan, plan->copies[copy].to)] = true;
+  for (uint32_t step = part->step; step < part->end_step; step++)
+    t->recurs = t->recurs && !calls_back(plan, step);
+  return OMC_OK;
+}
+
 static omc_status add_phase(omc_exec *x, omc_phase phase) {
   const omc_plan *plan = x->plan;
   const omc_part *part = &plan->parts[phase];
@@ -49,8 +83,7 @@ static omc_status add_phase(omc_exec *x, omc_phase phase) {
   for (uint32_t copy = part->copy; copy < part->end_copy; copy++)
     OMC_TRY(add_operand(x, x->first_operand[plan->n_steps] + copy,
                         omc_in(plan->graph->result, plan->copies[copy].to)));
-  x->end_reloc[phase] = x->n_relocs;
-  return OMC_OK;
+  return add_track(x, phase);
 }
 
 static omc_status fill(omc_exec *x, omc_plan *plan) {
@@ -62,9 +95,9 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
   x->n_bases = omc_exec_base(plan, OMC_AT_RESULT, plan->graph->n_inputs);
   x->operands = OMC_NEW_ARRAY(&plan->memory, omc_tensor, x->n_operands);
   x->relocs = OMC_NEW_ARRAY(&plan->memory, omc_reloc, x->n_operands);
-  x->end_reloc = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_phases);
+  x->tracks = OMC_NEW_ARRAY(&plan->memory, omc_track, plan->n_phases);
   x->jobs = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
-  if (!x->operands || !x->relocs || !x->end_reloc || !x->jobs) goto no_memory;
+  if (!x->operands || !x->relocs || !x->tracks || !x->jobs) goto no_memory;
   if (omc_env_get()->profile) {
     x->seconds = OMC_NEW_ARRAY(&plan->memory, double, plan->n_steps);
     if (!x->seconds) goto no_memory;
@@ -80,6 +113,8 @@ static omc_status detach(void *attached) {
   omc_exec *x = attached;
   const omc_provider *p = x->plan->provider;
   OMC_TRY(p->sync_all(p->ctx));
+  for (omc_phase phase = 0; phase < x->plan->n_phases; phase++)
+    if (x->tracks[phase].notes) p->forget(p->ctx, x->tracks[phase].notes);
   omc_work_free(x, x->idle);
   omc_constants_drop(&x->constants);
   omc_shared_release(x->shared);
@@ -121,13 +156,9 @@ static omc_status missing(const omc_plan *plan, uint32_t base) {
   OMC_FAIL(EINTERNAL, "a plan without an arena uses it");
 }
 
-static uint32_t first_reloc(const omc_exec *x, omc_phase phase) {
-  return phase == OMC_FORWARD ? 0 : x->end_reloc[phase - 1];
-}
-
 omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase phase) {
   const uint32_t arena = omc_exec_base(x->plan, OMC_AT_ARENA, 0);
-  for (uint32_t r = first_reloc(x, phase); r < x->end_reloc[phase]; r++) {
+  for (uint32_t r = first_reloc(x, phase); r < x->tracks[phase].end_reloc; r++) {
     const uint32_t base = x->relocs[r].base;
     if (base != arena && !work->bases[base]) return missing(x->plan, base);
   }
@@ -135,7 +166,7 @@ omc_status omc_exec_check(const omc_exec *x, const omc_work *work, omc_phase pha
 }
 
 static omc_status resolve(const omc_exec *x, omc_work *work, omc_phase phase) {
-  for (uint32_t i = first_reloc(x, phase); i < x->end_reloc[phase]; i++) {
+  for (uint32_t i = first_reloc(x, phase); i < x->tracks[phase].end_reloc; i++) {
     const omc_reloc *r = &x->relocs[i];
     char *base = work->bases[r->base];
     if (!base) return missing(x->plan, r->base);
@@ -187,10 +218,6 @@ static void run_these(void *arg) {
     these->status = run(these, s);
 }
 
-static bool calls_back(const omc_plan *plan, uint32_t s) {
-  return plan->steps[s].op->flags & OMC_OP_CALLBACK;
-}
-
 /* The device's threads are held from one step that calls back to the next: those are for torch. */
 static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
                             const omc_part *part) {
@@ -209,12 +236,6 @@ static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *
   return OMC_OK;
 }
 
-static uint32_t result_base(const omc_plan *plan, uint32_t r) {
-  const uint32_t outputs = plan->graph->n_outputs;
-  if (r < outputs) return omc_exec_base(plan, OMC_AT_OUTPUT, r);
-  return omc_exec_base(plan, OMC_AT_RESULT, (r - outputs) % plan->graph->n_inputs);
-}
-
 static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_part *part,
                              void *queue) {
   const omc_plan *plan = x->plan;
@@ -230,17 +251,47 @@ static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_
   return OMC_OK;
 }
 
-omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *queue) {
+/* A phase of a run, with its operands where they are. */
+typedef struct phase_of {
+  omc_run *run;
+  const omc_work *work;
+  omc_phase phase;
+} phase_of;
+
+static omc_status give_phase(void *arg, const uint64_t *seed_at, void *queue) {
+  const phase_of *these = arg;
+  omc_run *run = these->run;
   omc_exec *x = run->exec;
   const omc_plan *plan = x->plan;
-  const omc_part *part = &plan->parts[phase];
+  const omc_part *part = &plan->parts[these->phase];
   const int threads = plan->provider->threads(plan->provider->ctx);
   omc_kernel_args args = {.threads = threads < plan->threads ? threads : plan->threads,
                           .seed = run->seed,
+                          .seed_at = seed_at,
                           .callbacks = omc_shared_callbacks(x->shared),
                           .run = &run->callback_state,
                           .queue = queue};
+  OMC_TRY(run_steps(&args, x, these->work, part));
+  return run_copies(x, these->work, part, queue);
+}
+
+omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *queue) {
+  omc_exec *x = run->exec;
+  const omc_plan *plan = x->plan;
+  const omc_provider *p = plan->provider;
+  omc_track *track = &x->tracks[phase];
+  phase_of these = {run, work, phase};
+  bool replayed = false;
   OMC_TRY(resolve(x, work, phase));
-  OMC_TRY(run_steps(&args, x, work, part));
-  return run_copies(x, work, part, queue);
+  if (!track->recurs) return give_phase(&these, NULL, queue);
+  for (uint32_t b = 0; b < x->n_bases; b++) work->used[b] = track->uses[b] ? work->bases[b] : NULL;
+  const omc_recurring again = {.give = give_phase,
+                               .arg = &these,
+                               .tensors = work->used,
+                               .n_tensors = x->n_bases,
+                               .random = plan->random,
+                               .seed = run->seed};
+  OMC_TRY(p->give(p->ctx, &again, queue, &track->notes, &replayed));
+  if (replayed) atomic_fetch_add_explicit(&x->shared->replays, 1, memory_order_relaxed);
+  return OMC_OK;
 }

@@ -16,7 +16,16 @@ typedef struct omc_work {
   struct omc_work *next; /* in exec->idle */
   omc_tensor *operands;  /* n_operands */
   void **bases;          /* n_bases: the arena, then the caller's tensors; see omc_exec_base */
+  void **used;           /* n_bases: those of the phase */
 } omc_work;
+
+/* What is the same whenever a phase runs. */
+typedef struct omc_track {
+  uint32_t end_reloc;
+  bool recurs; /* what it gives a device hangs on addresses and the seed alone */
+  bool *uses;  /* n_bases: which it reads or writes */
+  void *notes; /* of the provider's `give` */
+} omc_track;
 
 /* Attached to a plan, in its memory. Operands are the inputs and outputs of every step in turn,
  * then the source of every copy. */
@@ -26,7 +35,7 @@ typedef struct omc_exec {
   omc_tensor *operands;    /* as every run starts: types, and the data of constants */
   uint32_t *first_operand; /* of each step; of the copies */
   omc_reloc *relocs;       /* phase by phase */
-  uint32_t *end_reloc;     /* by phase */
+  omc_track *tracks;       /* by phase */
   uint32_t *jobs;          /* by step: for the device, of the steps held together from here on */
   uint32_t n_operands, n_bases, n_relocs;
   omc_constants_taken constants; /* that the graph's values lie in */

@@ -8,6 +8,7 @@ static void free_work(const omc_exec *x, omc_work *work) {
   const omc_allocator *a = x->shared->allocator;
   omc_free(a, work->operands, x->n_operands, sizeof *work->operands);
   omc_free(a, work->bases, x->n_bases, sizeof *work->bases);
+  omc_free(a, work->used, x->n_bases, sizeof *work->used);
   omc_free(a, work, 1, sizeof *work);
 }
 
@@ -25,7 +26,8 @@ static omc_status new_work(omc_exec *x, omc_work **out) {
   if (!work) OMC_FAIL(ENOMEM, "no memory for a run");
   work->operands = omc_alloc(a, x->n_operands, sizeof *work->operands);
   work->bases = omc_alloc_zero(a, x->n_bases, sizeof *work->bases);
-  if (!work->operands || !work->bases) {
+  work->used = omc_alloc(a, x->n_bases, sizeof *work->used);
+  if (!work->operands || !work->bases || !work->used) {
     free_work(x, work);
     OMC_FAIL(ENOMEM, "no memory for a run with %u operands", x->n_operands);
   }

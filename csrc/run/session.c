@@ -79,6 +79,7 @@ omc_session_stats omc_session_get_stats(omc_session *s) {
   pthread_mutex_unlock(&s->lock);
   stats.constant_bytes = omc_constants_bytes(&s->shared->constants);
   stats.runs_live = atomic_load(&s->shared->runs_live);
+  stats.replays = atomic_load(&s->shared->replays);
   return stats;
 }
 

@@ -22,6 +22,7 @@ typedef struct omc_session_stats {
   double specialize_seconds, canonicalize_seconds, differentiate_seconds, fuse_seconds,
       plan_seconds;        /* summed over plans built */
   uint64_t constant_bytes; /* computed when plans were made and held by them, what is equal once */
+  uint64_t replays;        /* phases that the device was given as it had noted them */
   uint32_t plans_cached, runs_live;
 } omc_session_stats;
 

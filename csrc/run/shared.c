@@ -18,6 +18,7 @@ omc_status omc_shared_create(omc_graph *template, const omc_callbacks *callbacks
   omc_constants_init(&s->constants, allocator, provider);
   atomic_init(&s->references, 1);
   atomic_init(&s->runs_live, 0);
+  atomic_init(&s->replays, 0);
   *out = s;
   return OMC_OK;
 }

@@ -13,6 +13,7 @@ typedef struct omc_shared {
   bool has_callbacks;
   omc_constants constants;
   _Atomic uint32_t references, runs_live;
+  _Atomic uint64_t replays;
 } omc_shared;
 
 /* `callbacks` (copied) may be NULL; `template` is taken over, in either case. The caller owns one

@@ -1,8 +1,16 @@
-/* The random bits of csrc/cpu/rng.h. */
+/* The random bits of csrc/cpu/rng.h. Read by the host as C11. */
 #ifndef OMC_GPU_PHILOX_H
 #define OMC_GPU_PHILOX_H
 
 #include "cuda/gpu/target.h"
+
+/* A number, or where it is when a kernel runs: a graph of launches is the same for each seed. */
+typedef struct omc_gpu_seed {
+  uint64_t value;
+  const uint64_t *at; /* NULL: `value` */
+} omc_gpu_seed;
+
+#ifdef OMC_GPU
 
 /* The words of elements 4 * counter to 4 * counter + 3 of a subsequence. */
 OMC_INLINE void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t counter,
@@ -19,5 +27,11 @@ OMC_INLINE void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t counter
   }
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
+OMC_INLINE void omc_philox(const omc_gpu_seed &seed, uint32_t subsequence, uint64_t counter,
+                           uint32_t (&out)[4]) {
+  omc_philox(seed.at ? *seed.at : seed.value, subsequence, counter, out);
+}
+
+#endif
 
 #endif

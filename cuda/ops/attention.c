@@ -107,7 +107,7 @@ static omc_status run_attention(const omc_kernel_args *args) {
   a.mask = data_of(args->in, args->n_in, 3);
   a.y = args->out[0].data, a.lse = data_of(args->out, args->n_out, 1);
   a.tiles = (int32_t)omc_ceil_div(a.queries, OMC_TILE);
-  a.seed = args->seed;
+  a.seed = omc_cuda_seed(args);
   return launch(&p->forward, p->query_blocks, p->shared_bytes, &a, args->queue);
 }
 
@@ -126,7 +126,7 @@ static omc_status run_attention_grad(const omc_kernel_args *args) {
   a.dq = args->out[0].data, a.dk = args->out[1].data, a.dv = args->out[2].data;
   a.share = args->workspace;
   a.delta = (char *)args->workspace + (size_t)p->rows * p->acc_bytes;
-  a.seed = args->seed;
+  a.seed = omc_cuda_seed(args);
   const uint32_t shared_bytes = p->shared_bytes + p->more_bytes;
   a.tiles = (int32_t)omc_ceil_div(a.queries, OMC_TILE);
   OMC_TRY(launch(&p->rows_of_grad, p->query_blocks, shared_bytes, &a, args->queue));

@@ -3,7 +3,7 @@
 #ifndef OMC_CUDA_OPS_ATTENTION_TILE_H
 #define OMC_CUDA_OPS_ATTENTION_TILE_H
 
-#include "cuda/gpu/target.h"
+#include "cuda/gpu/philox.h"
 
 enum { OMC_TILE = 64, OMC_TILE_PITCH = OMC_TILE + 4, OMC_ATTENTION_THREADS = 256 };
 
@@ -27,7 +27,7 @@ typedef struct omc_attention {
   int32_t queries, keys, heads, kv_heads;
   int32_t tiles, unused; /* of a head */
   double scale, keep_scale;
-  uint64_t seed;
+  omc_gpu_seed seed;
   uint32_t drop_below, subsequence;
 } omc_attention;
 
@@ -35,7 +35,6 @@ typedef struct omc_attention {
 
 #include "cuda/gpu/lane.h"
 #include "cuda/gpu/pack.h"
-#include "cuda/gpu/philox.h"
 
 typedef OMC_STORAGE storage_t;
 typedef omc_pack<acc_t, 4> four;

@@ -38,7 +38,7 @@ typedef struct params {
 typedef struct head {
   omc_sender sender;
   int64_t n;
-  uint64_t seed;
+  omc_gpu_seed seed;
 } head;
 
 static bool is_narrow(int64_t n) { return n < NARROW; }
@@ -80,7 +80,8 @@ static omc_status run_program(const omc_kernel_args *args) {
   if (p->n == 0) return OMC_OK;
   char parameters[MAX_PARAMETER_BYTES];
   memcpy(parameters, p->parameters, p->bytes);
-  memcpy(parameters + offsetof(head, seed), &args->seed, sizeof args->seed);
+  const omc_gpu_seed seed = omc_cuda_seed(args);
+  memcpy(parameters + offsetof(head, seed), &seed, sizeof seed);
   char *at = parameters + sizeof(head);
   for (uint32_t i = 0; i < p->n_in + p->n_out; i++, at += sizeof(void *)) {
     const omc_tensor *t = i < p->n_in ? &args->in[i] : &args->out[i - p->n_in];
@@ -117,7 +118,7 @@ static void put_number(const writer *w, double x) {
 
 static void put_parameters(const writer *w) {
   const params *p = w->params;
-  put(w, "struct params {\n  omc_sender sender;\n  int64_t n;\n  uint64_t seed;\n");
+  put(w, "struct params {\n  omc_sender sender;\n  int64_t n;\n  omc_gpu_seed seed;\n");
   for (uint32_t i = 0; i < p->n_in; i++)
     put(w, "  const %s *x%u;\n", omc_cuda_storage(p->in[i].dtype), i);
   for (uint32_t i = 0; i < p->n_out; i++)

@@ -399,8 +399,9 @@ class ORTModule(Wrapper):
         dict
             ``graphs`` there are, and ``dynamo_graphs``, those of them that TorchDynamo made; ``graph_breaks`` between
             these; ``export_seconds`` spent on making graphs; ``plans_built``, ``plan_hits``, ``plans_evicted`` and
-            the seconds of each stage of planning, ``specialize_seconds`` to ``plan_seconds``; ``plans_cached``,
-            ``runs_live`` and the ``constant_bytes`` that plans hold now; ``arena_bytes`` of the largest plan used.
+            the seconds of each stage of planning, ``specialize_seconds`` to ``plan_seconds``; ``replays``, the
+            forwards and backwards that a GPU repeated as CUDA graphs; ``plans_cached``, ``runs_live`` and the
+            ``constant_bytes`` that plans hold now; ``arena_bytes`` of the largest plan used.
         """
         first, second = self._ort_made, self._ort_second
         return totals(

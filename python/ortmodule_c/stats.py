@@ -18,6 +18,7 @@ OF_A_SESSION = (
     "fuse_seconds",
     "plan_seconds",
     "constant_bytes",
+    "replays",
     "plans_cached",
     "runs_live",
 )

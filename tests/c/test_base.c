@@ -246,28 +246,34 @@ static omc_status read_env(const char *entry, omc_env *out) {
 }
 
 TEST(environment_variables_have_a_default) {
-  static const char *const rows[] = {
-      "HOME=/", "OMC_DUMP=", "OMC_ISA=", "OMC_GEMM=", "OMC=1", "OMC_VERIFY=", "OMC_PROFILE="};
+  static const char *const rows[] = {"HOME=/", "OMC_DUMP=",   "OMC_ISA=",     "OMC_GEMM=",
+                                     "OMC=1",  "OMC_VERIFY=", "OMC_PROFILE=", "OMC_GRAPHS="};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     omc_env env;
     if (!CHECK_OK(read_env(rows[i], &env))) continue;
     CHECK_TEXT(env.dump, "");
     CHECK_INT(env.isa, OMC_N_ISA);
     CHECK_INT(env.gemm, OMC_GEMM_OWN);
-    CHECK(!env.verify && !env.profile);
+    CHECK(!env.verify && !env.profile && env.graphs);
   }
 }
 
 TEST(environment_variables_are_read) {
   omc_env env;
-  char *const entries[] = {"OMC_DUMP=/",   "OMC_ISA=avx2",  "OMC_GEMM=torch",
-                           "OMC_VERIFY=1", "OMC_PROFILE=0", NULL};
+  char *const entries[] = {"OMC_DUMP=/",
+                           "OMC_ISA=avx2",
+                           "OMC_GEMM=torch",
+                           "OMC_VERIFY=1",
+                           "OMC_PROFILE=0",
+                           "OMC_GRAPHS=0",
+                           NULL};
   REQUIRE_OK(omc_env_read(entries, &env));
   CHECK_TEXT(env.dump, "/");
   CHECK_INT(env.isa, OMC_ISA_AVX2);
   CHECK_INT(env.gemm, OMC_GEMM_TORCH);
   CHECK_INT(env.verify, 1);
   CHECK_INT(env.profile, 0);
+  CHECK_INT(env.graphs, 0);
 }
 
 TEST(environment_variables_without_a_meaning_are_refused) {
@@ -283,6 +289,7 @@ TEST(environment_variables_without_a_meaning_are_refused) {
       {"OMC_VERIFY=true", "OMC_VERIFY is 'true', expected one of 0, 1"},
       {"OMC_PROFILE=2", "OMC_PROFILE is '2', expected one of 0, 1"},
       {"OMC_PROFILE= 1", "OMC_PROFILE is ' 1'"},
+      {"OMC_GRAPHS=2", "OMC_GRAPHS is '2', expected one of 0, 1"},
       {"OMC_DUMP=/nowhere/at all", "OMC_DUMP is '/nowhere/at all', not a directory"},
       {"OMC_DUMP=/dev/null", "OMC_DUMP is '/dev/null', not a directory"},
       {"OMC_VERIFFY=1", "OMC_VERIFFY=1 is unknown, there are OMC_DUMP, OMC_ISA, OMC_GEMM"},

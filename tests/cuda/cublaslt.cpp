@@ -203,9 +203,10 @@ int multiply(void *given) {
         if (j.p.o.epilogue == EPILOGUE_BIAS) x += element_at(j.p.o.bias, d.type, (int64_t)row);
         set_element(j.d, d.type, at, x);
       }
-  delete &j;
   return 0;
 }
+
+void drop(void *given) { delete (job *)given; }
 
 }  // namespace
 
@@ -332,5 +333,5 @@ EXPORT int cublasLtMatmul(void *handle, const op *o, const void *alpha, const vo
                    d,
                    workspace,
                    algo->workspace_bytes};
-  return emulated_give(stream, multiply, j) == 0 ? SUCCESS : EXECUTION_FAILED;
+  return emulated_give(stream, multiply, j, drop) == 0 ? SUCCESS : EXECUTION_FAILED;
 }

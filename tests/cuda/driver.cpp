@@ -33,8 +33,14 @@ enum result {
   INVALID_IMAGE = 200,
   INVALID_CONTEXT = 201,
   INVALID_HANDLE = 400,
+  ILLEGAL_STATE = 401,
   NOT_FOUND = 500,
-  LAUNCH_FAILED = 719
+  LAUNCH_FAILED = 719,
+  CAPTURE_UNSUPPORTED = 900,
+  CAPTURE_INVALIDATED = 901,
+  CAPTURE_ISOLATION = 905,
+  CAPTURE_IMPLICIT = 906,
+  CAPTURE_WRONG_THREAD = 908
 };
 const struct {
   int code;
@@ -49,7 +55,18 @@ const struct {
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed now"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+     "operation not permitted when stream is capturing"},
+    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+     "operation failed due to a previous error during capture"},
+    {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+     "dependency created on uncaptured work in another stream"},
+    {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+     "attempt to terminate a thread-local capture sequence from another thread"},
 };
 
 constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
@@ -112,77 +129,6 @@ bool is_allocated(const void *at, size_t bytes) {
   return offset + bytes <= start + size;
 }
 
-/* ---- streams ---- */
-
-struct stream {
-  std::deque<std::function<int()>> jobs;
-  bool working = false, paused = false;
-  int failure = SUCCESS;
-};
-struct event {
-  uint64_t recorded = 0, reached = 0;
-};
-std::set<stream *> streams;
-std::set<std::shared_ptr<event>> events;
-
-void work(stream *s) {
-  std::unique_lock<std::mutex> lock(mutex);
-  for (;;) {
-    changed.wait(lock, [s] { return !s->jobs.empty() && !s->paused; });
-    std::function<int()> job = std::move(s->jobs.front());
-    s->jobs.pop_front();
-    s->working = true;
-    lock.unlock();
-    int failure;
-    {
-      touching now;
-      failure = job();
-    }
-    lock.lock();
-    if (failure != SUCCESS) s->failure = failure;
-    s->working = false;
-    changed.notify_all();
-  }
-}
-
-stream *new_stream() {
-  stream *s = new stream;
-  streams.insert(s);
-  std::thread(work, s).detach();
-  return s;
-}
-
-stream *stream_of(void *handle) {
-  static stream *all = new_stream();
-  if (!handle) return all;
-  return streams.count((stream *)handle) ? (stream *)handle : nullptr;
-}
-
-int give(void *handle, std::function<int()> job) {
-  stream *s = stream_of(handle);
-  if (!s) {
-    mistake("a stream that there is not: %p", handle);
-    return INVALID_HANDLE;
-  }
-  s->jobs.push_back(std::move(job));
-  changed.notify_all();
-  return SUCCESS;
-}
-
-int wait_for(std::unique_lock<std::mutex> &lock, stream *s) {
-  changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
-  const int failure = s->failure;
-  s->failure = SUCCESS;
-  return failure;
-}
-
-std::shared_ptr<event> event_of(void *handle) {
-  for (const auto &e : events)
-    if (e.get() == handle) return e;
-  mistake("an event that there is not: %p", handle);
-  return nullptr;
-}
-
 /* ---- every call ---- */
 
 bool fails(const char *name) {
@@ -213,6 +159,8 @@ std::map<std::pair<void *, std::string>, function *> functions;
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 typedef unsigned long long device_ptr;
+
+#include "streams.h"
 
 EXPORT int cuInit(unsigned) {
   std::unique_lock<std::mutex> lock(mutex);
@@ -269,12 +217,6 @@ EXPORT int cuCtxPopCurrent_v2(void **context) {
   contexts.pop_back();
   return SUCCESS;
 }
-EXPORT int cuCtxSynchronize(void) {
-  ENTER(true)
-  for (stream *s : streams) changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
-  return SUCCESS;
-}
-
 EXPORT int cuModuleLoadData(void **module, const void *image) {
   ENTER(true)
   const char *bytes = (const char *)image;
@@ -333,6 +275,7 @@ EXPORT int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsign
 
 EXPORT int cuMemAlloc_v2(device_ptr *at, size_t bytes) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   if (bytes == 0) return INVALID_VALUE;
   size_t start = 0;
   for (const auto &[offset, size] : blocks) {
@@ -349,19 +292,21 @@ EXPORT int cuMemAlloc_v2(device_ptr *at, size_t bytes) {
 }
 EXPORT int cuMemFree_v2(device_ptr at) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   const auto block = blocks.find((size_t)((char *)at - memory));
   if (block == blocks.end()) {
     mistake("memory freed that is not out: %p", (void *)at);
     return INVALID_VALUE;
   }
   /* As the driver does: what is under way may still use it. */
-  for (stream *s : streams) changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
+  wait_for_all(lock);
   counts.allocated_bytes -= block->second;
   blocks.erase(block);
   return SUCCESS;
 }
 EXPORT int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   *at = calloc(1, bytes);
   return *at ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -372,6 +317,7 @@ EXPORT int cuMemHostGetDevicePointer_v2(device_ptr *at, void *host, unsigned) {
 }
 EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
   ENTER(true)
+  if (const int error = forbidden()) return error;
   if (bytes && !is_allocated((void *)to, bytes)) {
     mistake("a copy to %zu bytes at %p, which are not out", bytes, (void *)to);
     return INVALID_VALUE;
@@ -407,56 +353,23 @@ EXPORT int cuMemsetD8Async(device_ptr at, unsigned char value, size_t bytes, voi
   return give(on, [=] { return memset((void *)at, value, bytes), SUCCESS; });
 }
 
-EXPORT int cuStreamSynchronize(void *handle) {
+EXPORT int cuMemsetD32Async(device_ptr at, unsigned value, size_t count, void *on) {
   ENTER(true)
-  stream *s = stream_of(handle);
-  return s ? wait_for(lock, s) : INVALID_HANDLE;
-}
-
-EXPORT int cuEventCreate(void **out, unsigned) {
-  ENTER(true)
-  const auto e = std::make_shared<event>();
-  events.insert(e);
-  counts.events++;
-  *out = e.get();
-  return SUCCESS;
-}
-EXPORT int cuEventRecord(void *handle, void *on) {
-  ENTER(true)
-  const auto e = event_of(handle);
-  if (!e) return INVALID_HANDLE;
-  const uint64_t n = ++e->recorded;
-  return give(on, [e, n]() -> int {
-    std::unique_lock<std::mutex> locked(mutex);
-    e->reached = n;
-    changed.notify_all();
+  if (at % sizeof value || !is_allocated((void *)at, count * sizeof value)) {
+    mistake("%zu words set at %p, which are not out", count, (void *)at);
+    return INVALID_VALUE;
+  }
+  return give(on, [=]() -> int {
+    for (size_t i = 0; i < count; i++) ((unsigned *)at)[i] = value;
     return SUCCESS;
   });
-}
-EXPORT int cuStreamWaitEvent(void *on, void *handle, unsigned) {
-  ENTER(true)
-  const auto e = event_of(handle);
-  if (!e) return INVALID_HANDLE;
-  return give(on, [e, n = e->recorded]() -> int {
-    std::unique_lock<std::mutex> locked(mutex);
-    changed.wait(locked, [&] { return e->reached >= n; });
-    return SUCCESS;
-  });
-}
-EXPORT int cuEventDestroy_v2(void *handle) {
-  ENTER(true)
-  const auto e = event_of(handle);
-  if (!e) return INVALID_HANDLE;
-  events.erase(e);
-  counts.events--;
-  return SUCCESS;
 }
 
 /* ---- what tests ask ---- */
 
 EXPORT void *emulated_stream(void) {
   std::unique_lock<std::mutex> lock(mutex);
-  return new_stream();
+  return new_stream(false).get();
 }
 static void set_paused(void *handle, bool paused) {
   std::unique_lock<std::mutex> lock(mutex);
@@ -467,7 +380,7 @@ EXPORT void emulated_pause(void *stream) { set_paused(stream, true); }
 EXPORT void emulated_resume(void *stream) { set_paused(stream, false); }
 EXPORT void emulated_wait(void *handle) {
   std::unique_lock<std::mutex> lock(mutex);
-  stream *const s = stream_of(handle);
+  const auto s = stream_of(handle);
   changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
 }
 EXPORT void emulated_write(void *device, const void *host, size_t bytes) {
@@ -502,7 +415,7 @@ EXPORT int emulated_is_out(const void *at, size_t bytes) {
   return is_allocated(at, bytes);
 }
 EXPORT int emulated_has_context(void) { return !contexts.empty(); }
-EXPORT int emulated_give(void *stream, int (*job)(void *), void *given) {
+EXPORT int emulated_give(void *stream, int (*job)(void *), void *given, void (*drop)(void *)) {
   std::unique_lock<std::mutex> lock(mutex);
-  return give(stream, [=] { return job(given); });
+  return give(stream, [job, kept = std::shared_ptr<void>(given, drop)] { return job(kept.get()); });
 }

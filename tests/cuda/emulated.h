@@ -28,7 +28,8 @@ void emulated_fail(int64_t n, const char *name, int error);
 typedef struct emulated_counts {
   uint64_t launches, copies, compiled, mistakes; /* of the driver's user; each is told on stderr */
   size_t allocated_bytes;
-  uint64_t events;
+  uint64_t events, graphs, streams; /* that there are; streams of the driver's user's */
+  uint64_t replays;                 /* launches of graphs */
 } emulated_counts;
 emulated_counts emulated_counted(void);
 
@@ -40,12 +41,13 @@ void emulated_channels_last(int on);
 
 /* What other stand-ins ask of the driver's: whether a call of theirs is to fail, with what error of
  * the driver's (0: it is not); that a mistake is told; whether bytes of the device's are within one
- * block that is out; whether there is a context; and that `job` is done in a stream. */
+ * block that is out; whether there is a context; and that `job` is done in a stream, each
+ * time if that is captured, after which `given` is dropped. */
 int emulated_fails(const char *name);
 void emulated_mistake(const char *what);
 int emulated_is_out(const void *at, size_t bytes);
 int emulated_has_context(void);
-int emulated_give(void *stream, int (*job)(void *), void *given);
+int emulated_give(void *stream, int (*job)(void *), void *given, void (*drop)(void *));
 
 #ifdef __cplusplus
 }

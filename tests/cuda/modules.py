@@ -86,6 +86,14 @@ def test_a_step_runs_wholly_there(gpu: Gpu) -> None:
     assert not wrapped.fallback_report() and gpu.counted().launches > before
 
 
+def test_steps_that_come_again_are_graphs_unless_pytorch_is_called(gpu: Gpu) -> None:
+    for module, forward_repeats in ((Mixer(), True), (Sorter(), False)):
+        wrapped = ORTModule(module)
+        for _ in range(4):
+            assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))  # two steps
+        assert (wrapped.stats()["replays"] > 8) == forward_repeats
+
+
 def test_a_block_of_a_transformer_runs_wholly_there(gpu: Gpu) -> None:
     module = Block()
     wrapped = ORTModule(module)

@@ -1,21 +1,32 @@
 /* A stand-in for the memory of PyTorch for CUDA, which is of the device whose context is current:
- * what is freed is handed out again at once. */
+ * what is freed is handed out again at once, the lowest address of a size first. */
 #include <stddef.h>
 #include <stdint.h>
 
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "emulated.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 extern "C" int cuMemAlloc_v2(unsigned long long *at, size_t bytes);
+extern "C" int cuThreadExchangeStreamCaptureMode(int *mode);
 
 namespace {
+/* Memory may be asked for while streams are captured. */
+int fresh_memory(unsigned long long *at, size_t bytes) {
+  int mode = 2 /* relaxed */;
+  cuThreadExchangeStreamCaptureMode(&mode);
+  const int error = cuMemAlloc_v2(at, bytes);
+  cuThreadExchangeStreamCaptureMode(&mode);
+  return error;
+}
+
 std::mutex mutex;
 std::map<void *, size_t> out;
-std::multimap<size_t, void *> kept;
+std::set<std::pair<size_t, void *>> kept;
 }  // namespace
 
 EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at) {
@@ -24,13 +35,13 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at
   if (!emulated_has_context()) emulated_mistake("memory is asked for without a context");
   *at = nullptr;
   if (size == 0) return 0;
-  const auto found = kept.find(size);
+  const auto found = kept.lower_bound({size, nullptr});
   unsigned long long fresh = 0;
-  if (found != kept.end()) {
+  if (found != kept.end() && found->first == size) {
     fresh = (unsigned long long)found->second;
     kept.erase(found);
   } else {
-    if (cuMemAlloc_v2(&fresh, size) != 0) return 1;
+    if (fresh_memory(&fresh, size) != 0) return 1;
   }
   out[ *at = (void *)fresh] = size;
   return 0;
@@ -40,7 +51,7 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_delete(void *at) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = out.find(at);
   if (!at || found == out.end()) return at ? 1 : 0;
-  kept.emplace(found->second, at);
+  kept.insert({found->second, at});
   out.erase(found);
   return 0;
 }

@@ -194,13 +194,15 @@ int go_back(const job &j, AtenTensorHandle *out) {
 
 /* In the stream. */
 int done(void *given) {
-  const std::unique_ptr<job> j((job *)given);
+  const job *j = (const job *)given;
   real_tensor result;
   const int error = (j->wanted.empty() ? convolve : go_back)(*j, &result.handle);
   if (error || REAL(aoti_torch_copy_)(real_tensor(j->to).handle, result.handle, 0))
     mistake(REAL(torch_exception_get_what_without_backtrace)());
   return 0;
 }
+
+void drop(void *given) { delete (job *)given; }
 
 int give(job *j, const numbers &dims, AtenTensorHandle *out) {
   void *data = nullptr;
@@ -211,7 +213,7 @@ int give(job *j, const numbers &dims, AtenTensorHandle *out) {
   }
   j->to.data = (char *)data;
   *out = added(j->to);
-  return emulated_give(current_stream, done, j) ? fail("CUDA error") : AOTI_TORCH_SUCCESS;
+  return emulated_give(current_stream, done, j, drop) ? fail("CUDA error") : AOTI_TORCH_SUCCESS;
 }
 
 /* One list of numbers for each axis of x. */

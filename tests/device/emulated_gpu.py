@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,9 @@ class Counts(ctypes.Structure):
         ("mistakes", ctypes.c_uint64),
         ("allocated_bytes", ctypes.c_size_t),
         ("events", ctypes.c_uint64),
+        ("graphs", ctypes.c_uint64),
+        ("streams", ctypes.c_uint64),
+        ("replays", ctypes.c_uint64),
     ]
 
 
@@ -36,6 +41,11 @@ class Gpu:
     def get(self, t: Tensor) -> Tensor:
         return self._device.get(t, "gpu")
 
+    def write(self, to: Tensor, t: Tensor) -> None:
+        """Other elements where there are some."""
+        address, host = ctypes.c_void_p(to.data_ptr()), t.contiguous()
+        self.driver.emulated_write(address, ctypes.c_void_p(host.data_ptr()), ctypes.c_size_t(host.nbytes))
+
     def stream(self) -> int:
         """Another stream than the default one, which is 0."""
         return self.driver.emulated_stream()
@@ -44,6 +54,15 @@ class Gpu:
         """Work in a stream from now on."""
         self._device.use_stream(stream)
         self.torch.emulated_use(ctypes.c_void_p(stream))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Who calls the driver himself does so within the device's context."""
+        context = ctypes.c_void_p()
+        self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        self.driver.cuCtxPushCurrent_v2(context)
+        yield
+        self.driver.cuCtxPopCurrent_v2(ctypes.byref(context))
 
     def counted(self) -> Counts:
         return self.driver.emulated_counted()

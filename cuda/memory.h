@@ -1,0 +1,17 @@
+/* Memory of PyTorch's caching allocator for CUDA, and the order of streams. */
+#ifndef OMC_CUDA_MEMORY_H
+#define OMC_CUDA_MEMORY_H
+
+#include "cuda/device.h"
+#include "provider.h"
+
+/* As a provider has them; `ctx` is the omc_cuda_device. */
+omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) OMC_MUST_USE;
+void omc_cuda_free(void *ctx, void *ptr, size_t bytes, void *queue);
+omc_memory_stats omc_cuda_memory(void *ctx);
+
+/* What is given to `queue` from now on waits for what `other` was given before. With the device's
+ * context entered. */
+omc_status omc_cuda_follow(void *queue, void *other) OMC_MUST_USE;
+
+#endif

@@ -1,0 +1,206 @@
+#include "cuda/replay.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/env.h"
+#include "cuda/api.h"
+#include "cuda/memory.h"
+
+enum { MOST_KEPT = 8 };
+
+/* Of the driver's interface. */
+enum { NON_BLOCKING = 1, OF_THIS_THREAD = 1, NOT_CAPTURING = 0 };
+
+/* Work as it was given once. */
+typedef struct recording {
+  enum { NONE, MET, RECORDED, REFUSED } state;
+  void *queue;
+  bool tf32;
+  void **tensors;
+  uint64_t used; /* when last */
+  void *graph;   /* RECORDED: to be launched */
+  void *seed;    /* on the device; NULL: it has none */
+} recording;
+
+typedef struct notes_of {
+  pthread_mutex_t mutex; /* of what follows */
+  uint32_t n_tensors;
+  uint64_t now; /* counts what was given */
+  recording kept[MOST_KEPT];
+} notes_of;
+
+static void end_recording(omc_cuda_device *d, recording *r) {
+  if (r->graph) omc_cuda_api_get()->cuGraphExecDestroy(r->graph); /* once it is done */
+  omc_cuda_free(d, r->seed, sizeof(uint64_t), r->queue);
+  r->graph = r->seed = NULL;
+  r->state = REFUSED;
+}
+
+static bool tf32_of(const omc_cuda_device *d) {
+  return __atomic_load_n(&d->tf32, __ATOMIC_RELAXED);
+}
+
+/* ---- notes ---- */
+
+static notes_of *new_notes(uint32_t n_tensors) {
+  notes_of *n = calloc(1, sizeof *n);
+  if (n && pthread_mutex_init(&n->mutex, NULL) == 0) {
+    n->n_tensors = n_tensors;
+    return n;
+  }
+  free(n);
+  return NULL;
+}
+
+/* Those of an origin of work, made by whoever gives it first; NULL: no memory. */
+static notes_of *notes_at(void **notes, uint32_t n_tensors) {
+  notes_of *n = __atomic_load_n((notes_of **)notes, __ATOMIC_ACQUIRE);
+  if (n || !(n = new_notes(n_tensors))) return n;
+  notes_of *first = NULL;
+  if (__atomic_compare_exchange_n((notes_of **)notes, &first, n, false, __ATOMIC_ACQ_REL,
+                                  __ATOMIC_ACQUIRE))
+    return n;
+  pthread_mutex_destroy(&n->mutex);
+  free(n);
+  return first;
+}
+
+static bool is_of(const recording *r, const omc_recurring *work, void *queue, bool tf32) {
+  return r->state != NONE && r->queue == queue && r->tf32 == tf32 &&
+         memcmp(r->tensors, work->tensors, work->n_tensors * sizeof *r->tensors) == 0;
+}
+
+/* The recording of such work; one that is met for the first time takes the place of that which was
+ * used least recently. NULL: no memory. */
+static recording *recording_of(omc_cuda_device *d, notes_of *n, const omc_recurring *work,
+                               void *queue) {
+  const bool tf32 = tf32_of(d);
+  recording *r = n->kept;
+  for (int i = 0; i < MOST_KEPT; i++) {
+    if (is_of(&n->kept[i], work, queue, tf32)) return &n->kept[i];
+    if (n->kept[i].used < r->used) r = &n->kept[i];
+  }
+  const size_t bytes = work->n_tensors * sizeof *r->tensors;
+  if (!r->tensors && !(r->tensors = malloc(bytes))) return NULL;
+  end_recording(d, r);
+  memcpy(r->tensors, work->tensors, bytes);
+  r->queue = queue, r->tf32 = tf32, r->state = NONE;
+  return r;
+}
+
+/* ---- graphs ---- */
+
+static omc_status instantiate(void *graph, void **out) {
+  OMC_CUDA_TRY(cuGraphInstantiateWithFlags, out, graph, 0);
+  return OMC_OK;
+}
+
+/* Ends what it begins, also of work that fails. */
+static omc_status capture(const omc_recurring *work, const uint64_t *seed, void *stream,
+                          void **out) {
+  OMC_CUDA_TRY(cuStreamBeginCapture_v2, stream, OF_THIS_THREAD);
+  const omc_status given = work->give(work->arg, seed, stream);
+  const int error = omc_cuda_api_get()->cuStreamEndCapture(stream, out);
+  return given == OMC_OK ? omc_cuda_check(error, "cuStreamEndCapture") : given;
+}
+
+static omc_status capture_apart(const omc_recurring *work, const uint64_t *seed, void **out) {
+  void *stream;
+  OMC_CUDA_TRY(cuStreamCreate, &stream, NON_BLOCKING);
+  omc_cuda_capture_lock();
+  const omc_status status = capture(work, seed, stream, out);
+  omc_cuda_capture_unlock();
+  omc_cuda_api_get()->cuStreamDestroy_v2(stream);
+  return status;
+}
+
+static omc_status record(omc_cuda_device *d, recording *r, const omc_recurring *work) {
+  if (work->random) OMC_TRY(omc_cuda_alloc(d, sizeof(uint64_t), r->queue, &r->seed));
+  void *graph = NULL;
+  omc_status status = capture_apart(work, r->seed, &graph);
+  if (status == OMC_OK) status = instantiate(graph, &r->graph);
+  if (graph) omc_cuda_api_get()->cuGraphDestroy(graph);
+  OMC_TRY(status);
+  if (tf32_of(d) != r->tf32) OMC_FAIL(ESTATE, "another thread has changed the precision");
+  r->state = RECORDED;
+  return OMC_OK;
+}
+
+static omc_status set_seed(const recording *r, uint64_t seed) {
+  const omc_cuda_ptr at = (omc_cuda_ptr)(uintptr_t)r->seed;
+  OMC_CUDA_TRY(cuMemsetD32Async, at, (unsigned)seed, 1, r->queue);
+  OMC_CUDA_TRY(cuMemsetD32Async, at + sizeof(uint32_t), (unsigned)(seed >> 32), 1, r->queue);
+  return OMC_OK;
+}
+
+static omc_status launch(const recording *r, const omc_recurring *work) {
+  if (r->seed) OMC_TRY(set_seed(r, work->seed));
+  OMC_CUDA_TRY(cuGraphLaunch, r->graph, r->queue);
+  return OMC_OK;
+}
+
+/* Whether the work was given as a graph. One that fails has given nothing, and is not tried again.
+ */
+static bool replay(omc_cuda_device *d, notes_of *n, const omc_recurring *work, void *queue) {
+  recording *r = recording_of(d, n, work, queue);
+  if (!r) return false;
+  r->used = ++n->now;
+  if (r->state == NONE) {
+    r->state = MET;
+    return false;
+  }
+  if (r->state == MET && record(d, r, work) != OMC_OK) end_recording(d, r);
+  if (r->state == RECORDED && launch(r, work) != OMC_OK) end_recording(d, r);
+  return r->state == RECORDED;
+}
+
+/* ---- the provider's ---- */
+
+/* Whether the queue is in a capture of its user's, or cannot be asked because of another. */
+static omc_status is_captured(const omc_recurring *work, void *queue, bool *out) {
+  int status = NOT_CAPTURING;
+  const int error = omc_cuda_api_get()->cuStreamIsCapturing(queue, &status);
+  *out = error != 0 || status != NOT_CAPTURING;
+  if (error == 0 && *out && work->random)
+    OMC_FAIL(EUNSUPPORTED,
+             "a CUDA graph that is being captured would draw the same random numbers at each "
+             "launch: capture what draws none");
+  return OMC_OK;
+}
+
+static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void *queue,
+                             void **notes, bool *replayed) {
+  bool captured;
+  OMC_TRY(is_captured(work, queue, &captured));
+  if (captured || !omc_env_get()->graphs) return OMC_OK;
+  notes_of *n = notes_at(notes, work->n_tensors);
+  if (!n) return OMC_OK;
+  pthread_mutex_lock(&n->mutex);
+  *replayed = replay(d, n, work, queue);
+  pthread_mutex_unlock(&n->mutex);
+  return OMC_OK;
+}
+
+omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void **notes,
+                         bool *replayed) {
+  *replayed = false;
+  OMC_TRY(omc_cuda_enter(ctx));
+  const omc_status status = try_replay(ctx, work, queue, notes, replayed);
+  omc_cuda_leave(ctx);
+  OMC_TRY(status);
+  return *replayed ? OMC_OK : work->give(work->arg, NULL, queue);
+}
+
+void omc_cuda_forget(void *ctx, void *notes) {
+  notes_of *n = notes;
+  const omc_status entered = omc_cuda_enter(ctx);
+  for (int i = 0; i < MOST_KEPT; i++) {
+    end_recording(ctx, &n->kept[i]);
+    free(n->kept[i].tensors);
+  }
+  if (entered == OMC_OK) omc_cuda_leave(ctx);
+  pthread_mutex_destroy(&n->mutex);
+  free(n);
+}

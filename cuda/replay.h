@@ -1,0 +1,19 @@
+/* What a stream is given again and again, as graphs of CUDA's: one call in the place of hundreds.
+ *
+ * Work whose tensors are a second time where they were once is captured, in a stream of its own
+ * that runs nothing, and from then on launched as a whole. Its seed lies on the device, so that a
+ * graph serves all steps. A graph is for one stream, one set of addresses and one precision of
+ * products; the latest few of them are kept. Work that cannot be captured is given as ever, and so
+ * is what a stream is given while its user captures it himself. */
+#ifndef OMC_CUDA_REPLAY_H
+#define OMC_CUDA_REPLAY_H
+
+#include "provider.h"
+
+/* As a provider has them; `ctx` is the omc_cuda_device. OMC_EUNSUPPORTED: a graph of the user's
+ * would draw the same random numbers whenever he launches it. */
+omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void **notes,
+                         bool *replayed) OMC_MUST_USE;
+void omc_cuda_forget(void *ctx, void *notes);
+
+#endif
