@@ -98,6 +98,8 @@ def embed_device_code() -> Path:
         lines = [line.replace("\\", "\\\\").replace('"', '\\"') for line in path.read_text().splitlines()]
         text += f'    {{"{name}",\n' + "".join(f'     "{line}\\n"\n' for line in lines) + "    },\n"
     text += "};\nconst int omc_cuda_n_sources = sizeof omc_cuda_sources / sizeof *omc_cuda_sources;\n"
+    text += "_Static_assert(sizeof omc_cuda_sources / sizeof *omc_cuda_sources <= OMC_CUDA_MOST_SOURCES, "
+    text += '"a program has room for all of them");\n'
     out = Path("build") / "cuda_sources.c"
     out.parent.mkdir(exist_ok=True)
     if not out.exists() or out.read_text() != text:
@@ -189,7 +191,11 @@ def build_stand_ins(folder: Path) -> None:
     version = zlib.crc32(b"".join((emulator / name).read_bytes() for name in ("emulator.h", "nvrtc.cpp"))) >> 1
     for source, name, more in (
         ("driver.cpp", "libcuda.so.1", []),
-        ("nvrtc.cpp", "libnvrtc.so.13", [f'-DEMULATOR="{emulator}"', f"-DVERSION={version}"]),
+        (
+            "nvrtc.cpp",
+            "libnvrtc.so.13",
+            [f'-DEMULATOR="{emulator}"', f"-DVERSION={version}", str(folder / "libcuda.so.1")],
+        ),
         ("cublaslt.cpp", "libcublasLt.so.13", [f"-I{ROOT}", f"-I{emulator}", str(folder / "libcuda.so.1")]),
         ("torch_cuda.cpp", "libtorch_cuda.so", [*torch_ops, f"-I{ROOT}", str(folder / "libcuda.so.1")]),
     ):

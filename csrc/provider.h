@@ -135,6 +135,9 @@ typedef struct omc_provider {
   omc_status (*give)(void *ctx, const omc_recurring *work, void *queue, void **notes,
                      bool *replayed) OMC_MUST_USE;
   void (*forget)(void *ctx, void *notes);
+  /* What is known by now to have failed of what was given to any queue; told once, and waits for
+   * nothing. NULL: nothing fails behind the caller's back. */
+  omc_status (*told)(void *ctx) OMC_MUST_USE;
   /* Waits until a queue, or the whole device, is done; the failure of what it did. */
   omc_status (*sync)(void *ctx, void *queue) OMC_MUST_USE;
   omc_status (*sync_all)(void *ctx) OMC_MUST_USE;

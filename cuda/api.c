@@ -75,29 +75,42 @@ omc_status omc_cuda_api_load(const omc_cuda_api **out) {
 
 const omc_cuda_api *omc_cuda_api_get(void) { return &api; }
 
-enum { CUDA_ERROR_OUT_OF_MEMORY = 2 };
+enum { OUT_OF_MEMORY = 2 };
+
+/* After these nothing works in the context any more: the memory of the device, an instruction, a
+ * kernel that ran for too long, a launch. */
+static const int fatal[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
+
+static omc_status status_of(int result) {
+  for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++)
+    if (result == fatal[i]) return OMC_EDEVICE;
+  return result == OUT_OF_MEMORY ? OMC_EDEVICEMEM : OMC_EINTERNAL;
+}
 
 omc_status omc_cuda_check(int result, const char *what) {
   if (result == 0) return OMC_OK;
   const char *name = NULL, *text = NULL;
   api.cuGetErrorName(result, &name);
   api.cuGetErrorString(result, &text);
-  return omc_fail(result == CUDA_ERROR_OUT_OF_MEMORY ? OMC_ENOMEM : OMC_EINTERNAL, "%s: %s (%s)",
-                  what, name ? name : "unknown error", text ? text : "");
+  return omc_fail(status_of(result), "%s: %s (%s)", what, name ? name : "unknown error",
+                  text ? text : "");
 }
 
-enum { CUBLAS_STATUS_ALLOC_FAILED = 3 };
+enum { ALLOC_FAILED = 3, EXECUTION_FAILED = 13 };
 
 omc_status omc_cublaslt_check(int result, const char *what) {
   if (result == 0) return OMC_OK;
-  return omc_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? OMC_ENOMEM : OMC_EINTERNAL, "%s: %s (%s)",
-                  what, api.cublasLtGetStatusName(result), api.cublasLtGetStatusString(result));
+  const omc_status status = result == ALLOC_FAILED       ? OMC_EDEVICEMEM
+                            : result == EXECUTION_FAILED ? OMC_EDEVICE
+                                                         : OMC_EINTERNAL;
+  return omc_fail(status, "%s: %s (%s)", what, api.cublasLtGetStatusName(result),
+                  api.cublasLtGetStatusString(result));
 }
 
 omc_status omc_torch_check(int result, const char *node) {
   if (result == 0) return OMC_OK;
   const char *said = api.torch_exception_get_what_without_backtrace();
   if (!said) said = "it does not say why";
-  return omc_fail(strstr(said, "out of memory") ? OMC_ENOMEM : OMC_EINTERNAL,
+  return omc_fail(strstr(said, "out of memory") ? OMC_EDEVICEMEM : OMC_EINTERNAL,
                   "'%s' failed in PyTorch: %s", node, said);
 }

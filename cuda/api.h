@@ -37,7 +37,8 @@ omc_status omc_cuda_api_load(const omc_cuda_api **out) OMC_MUST_USE;
 /* Of a load that has succeeded. */
 const omc_cuda_api *omc_cuda_api_get(void);
 
-/* What the driver's result says of `what`: OMC_OK, OMC_ENOMEM, or OMC_EINTERNAL with its name. */
+/* What the driver's result says of `what`: OMC_OK, OMC_EDEVICEMEM, OMC_EDEVICE where nothing works
+ * any more, or OMC_EINTERNAL, with its name. */
 omc_status omc_cuda_check(int result, const char *what) OMC_MUST_USE;
 
 /* Calls a function of the driver, and returns if it fails. */
@@ -50,7 +51,7 @@ omc_status omc_cublaslt_check(int result, const char *what) OMC_MUST_USE;
   OMC_TRY(omc_cublaslt_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
 
 /* What an exception of PyTorch's says of node `node`: OMC_OK if result is 0 and there was none,
- * OMC_ENOMEM, or OMC_EINTERNAL. */
+ * OMC_EDEVICEMEM, or OMC_EINTERNAL. */
 omc_status omc_torch_check(int result, const char *node) OMC_MUST_USE;
 #define OMC_TORCH_TRY(node, name, ...) \
   OMC_TRY(omc_torch_check(omc_cuda_api_get()->name(__VA_ARGS__), (node)))

@@ -34,7 +34,8 @@ omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t 
   out->steps = steps_of(b, size);
   if (axis >= 0) omc_box_move_axis(b, axis, last - 1);
   for (int u = 0; u < OMC_CUDA_UNITS; u++)
-    out->kernels[u] = (omc_cuda_kernel){device, unit, names[out->transposes][u], NULL};
+    out->kernels[u] =
+        (omc_cuda_kernel){.device = device, .unit = unit, .name = names[out->transposes][u]};
   return OMC_OK;
 }
 

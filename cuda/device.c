@@ -53,22 +53,25 @@ static omc_status describe(int handle, omc_cuda_device *d) {
 }
 
 static omc_status make_letter_box(omc_cuda_device *d) {
-  void *host;
   omc_cuda_ptr seen;
-  OMC_CUDA_TRY(cuMemHostAlloc, &host, sizeof(omc_letter), HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED);
-  memset(host, 0, sizeof(omc_letter));
-  OMC_CUDA_TRY(cuMemHostGetDevicePointer_v2, &seen, host, 0);
-  d->letter = host;
+  if (!d->box) {
+    OMC_CUDA_TRY(cuMemHostAlloc, &d->box, sizeof(omc_letter),
+                 HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED);
+    memset(d->box, 0, sizeof(omc_letter));
+  }
+  OMC_CUDA_TRY(cuMemHostGetDevicePointer_v2, &seen, d->box, 0);
   d->letter_of_kernels = (omc_letter *)(uintptr_t)seen;
+  d->letter = d->box;
   return OMC_OK;
 }
 
-/* What needs the device's context; may have been made in part by a call that has failed. */
+/* What needs the device's context. */
 static omc_status furnish(omc_cuda_device *d) {
   if (!d->cublaslt) OMC_CUBLASLT_TRY(cublasLtCreate, &d->cublaslt);
   return make_letter_box(d);
 }
 
+/* May have been done in part by a call that has failed. */
 static omc_status open_device(int ordinal, omc_cuda_device *d) {
   const omc_cuda_api *api;
   int handle;
@@ -77,7 +80,7 @@ static omc_status open_device(int ordinal, omc_cuda_device *d) {
   OMC_CUDA_TRY(cuDeviceGet, &handle, ordinal);
   d->ordinal = ordinal;
   OMC_TRY(describe(handle, d));
-  OMC_CUDA_TRY(cuDevicePrimaryCtxRetain, &d->context, handle);
+  if (!d->context) OMC_CUDA_TRY(cuDevicePrimaryCtxRetain, &d->context, handle);
   OMC_TRY(omc_cuda_enter(d));
   const omc_status status = furnish(d);
   omc_cuda_leave(d);

@@ -17,7 +17,8 @@ typedef struct omc_cuda_device {
   size_t shared_bytes;           /* that a block may ask for at most */
   void *cublaslt;                /* its handle */
   bool tf32;                     /* products of float32 may round operands; atomic */
-  volatile omc_letter *letter;   /* of the host's memory, seen by kernels */
+  void *box;                     /* memory of the host's that kernels see, for a letter */
+  volatile omc_letter *letter;   /* the same; NULL: the device is not open yet */
   omc_letter *letter_of_kernels; /* its address there */
 } omc_cuda_device;
 

@@ -33,8 +33,18 @@ omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc
   return omc_cuda_unit_of(device, source, &out->unit);
 }
 
-/* Of the driver's interface, and what a block has without asking. */
-enum { MAX_DYNAMIC_SHARED_SIZE = 8, SHARED_BYTES_UNASKED = 48 << 10, MOST_BLOCKS = INT32_MAX };
+enum { MOST_BLOCKS = INT32_MAX };
+
+/* Of two threads that look it up the later may note fewer bytes: it is looked up once more then. */
+static omc_status function_of(omc_cuda_kernel *kernel, uint32_t shared_bytes, void **out) {
+  *out = __atomic_load_n(&kernel->function, __ATOMIC_ACQUIRE);
+  if (*out && shared_bytes <= __atomic_load_n(&kernel->shared_bytes, __ATOMIC_RELAXED))
+    return OMC_OK;
+  OMC_TRY(omc_cuda_function_of(kernel->unit, kernel->name, shared_bytes, out));
+  __atomic_store_n(&kernel->shared_bytes, shared_bytes, __ATOMIC_RELAXED);
+  __atomic_store_n(&kernel->function, *out, __ATOMIC_RELEASE);
+  return OMC_OK;
+}
 
 omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
                            void *queue) {
@@ -42,13 +52,8 @@ omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const vo
   if (grid.blocks > MOST_BLOCKS)
     OMC_FAIL(EUNSUPPORTED, "kernel '%s' would take %lld blocks, a launch has %d at most",
              kernel->name, (long long)grid.blocks, MOST_BLOCKS);
-  void *function = __atomic_load_n(&kernel->function, __ATOMIC_ACQUIRE);
-  if (!function) {
-    OMC_TRY(omc_cuda_function_of(kernel->unit, kernel->name, &function));
-    if (grid.shared_bytes > SHARED_BYTES_UNASKED)
-      OMC_CUDA_TRY(cuFuncSetAttribute, function, MAX_DYNAMIC_SHARED_SIZE, (int)grid.shared_bytes);
-    __atomic_store_n(&kernel->function, function, __ATOMIC_RELEASE);
-  }
+  void *function;
+  OMC_TRY(function_of(kernel, grid.shared_bytes, &function));
   void *list[] = {(void *)(uintptr_t)parameters};
   OMC_CUDA_TRY(cuLaunchKernel, function, (unsigned)grid.blocks, 1, 1, grid.threads, 1, 1,
                grid.shared_bytes, queue, list, NULL);

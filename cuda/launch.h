@@ -18,12 +18,14 @@ typedef struct omc_cuda_op {
   size_t (*workspace)(const void *params); /* bytes of scratch memory; NULL: none */
 } omc_cuda_op;
 
-/* A kernel that a plan will launch; its function is looked up at the first launch. */
+/* A kernel that a plan will launch; its function is looked up at the first launch, and at one with
+ * more shared memory than those before. */
 typedef struct omc_cuda_kernel {
   omc_cuda_device *device;
   omc_cuda_unit *unit;
   const char *name; /* static, or of the plan */
   void *function;
+  uint32_t shared_bytes; /* that the function was looked up for */
 } omc_cuda_kernel;
 
 typedef struct omc_cuda_grid {

@@ -31,11 +31,13 @@ omc_status omc_cuda_follow(void *queue, void *other) {
   return status;
 }
 
-/* PyTorch gives memory of the device whose context is current. */
+/* PyTorch gives memory of the device whose context is current; before it has none left it gives
+ * back to CUDA what it has cached. */
 static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
   if (omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out) == 0)
     return OMC_OK;
-  OMC_FAIL(ENOMEM, "CUDA out of memory: GPU %d has no %zu bytes left", d->ordinal, bytes);
+  OMC_FAIL(EDEVICEMEM, "CUDA out of memory. Tried to allocate %zu bytes on GPU %d", bytes,
+           d->ordinal);
 }
 
 omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {

@@ -131,7 +131,7 @@ omc_status omc_cuda_product_plan(omc_cuda_product *p, const omc_node *node) {
       OMC_NODE_FAIL(node, EUNSUPPORTED, "cuBLASLt has nothing for products of %s",
                     omc_dtype_get(p->dtype)->text);
   }
-  if (p->biased && !p->bias_within)
+  if (p->biased) /* within, it may yet lie where cuBLASLt cannot add it */
     return omc_cuda_repeat_of(p->device, p->result, p->result, &p->fill);
   return OMC_OK;
 }
@@ -143,24 +143,25 @@ static uint32_t alignment_of(const call *x) {
   return all % ALIGNED ? (uint32_t)(all & -all) : ALIGNED;
 }
 
-static omc_status multiply(const omc_cuda_product *p, call *x, int precision, bool adds,
-                           void *workspace, const char *node, void *queue) {
-  omc_cublaslt_plan plan = p->plans[precision];
+/* The plan for operands as they lie: the one there is, or one for fewer bytes or without a bias. */
+static omc_status plan_for(const omc_cuda_product *p, call *x, int precision,
+                           omc_cublaslt_plan *out) {
+  *out = p->plans[precision];
   OMC_TRY(describe(p, x));
-  if (alignment_of(x) < ALIGNED) {
-    OMC_TRY(ask(p, x, alignment_of(x), p->workspace_bytes, &plan));
-    if (plan.status != 0)
-      OMC_FAIL(EUNSUPPORTED, "'%s': cuBLASLt has nothing for operands at multiples of %u bytes",
-               node, alignment_of(x));
-  }
+  if (alignment_of(x) == ALIGNED && (x->bias != NULL) == p->bias_within) return OMC_OK;
+  return ask(p, x, alignment_of(x), p->workspace_bytes, out);
+}
+
+static omc_status multiply(const omc_cuda_product *p, const call *x, const omc_cublaslt_plan *plan,
+                           bool adds, void *workspace, void *queue) {
   const double wide[] = {p->alpha, adds};
   const float narrow[] = {(float)wide[0], (float)wide[1]};
   const bool is_wide = p->dtype == OMC_F64;
   const void *alpha = is_wide ? (const void *)&wide[0] : &narrow[0];
   const void *beta = is_wide ? (const void *)&wide[1] : &narrow[1];
   OMC_CUBLASLT_TRY(cublasLtMatmul, p->device->cublaslt, &x->op, alpha, x->a, &x->a_layout, x->b,
-                   &x->b_layout, beta, x->d, &x->d_layout, x->d, &x->d_layout, plan.algo, workspace,
-                   p->workspace_bytes, queue);
+                   &x->b_layout, beta, x->d, &x->d_layout, x->d, &x->d_layout, plan->algo,
+                   workspace, p->workspace_bytes, queue);
   return OMC_OK;
 }
 
@@ -168,21 +169,30 @@ omc_status omc_cuda_product_run(omc_cuda_product *p, const omc_cuda_operands *op
                                 void *workspace, const char *node, void *queue) {
   if (p->m == 0 || p->n == 0) return OMC_OK;
   const int64_t count = (p->batch ? p->batch : 1) * p->m * p->d_row;
-  const bool fills = p->biased && !p->bias_within;
+  const int precision =
+      p->dtype == OMC_F32 && __atomic_load_n(&p->device->tf32, __ATOMIC_RELAXED) ? TF32 : EXACT;
+  omc_cublaslt_plan plan = {.status = 0};
+  call x = {.compute = compute_of(p, precision),
+            .a = operands->b,
+            .b = operands->a,
+            .bias = p->bias_within ? operands->bias : NULL,
+            .d = operands->d};
+  if (p->k > 0) OMC_TRY(plan_for(p, &x, precision, &plan));
+  if (plan.status != 0 && x.bias) { /* there may be one for the product alone */
+    x.bias = NULL;
+    OMC_TRY(plan_for(p, &x, precision, &plan));
+  }
+  if (plan.status != 0)
+    OMC_FAIL(EUNSUPPORTED, "'%s': cuBLASLt has nothing for operands at multiples of %u bytes", node,
+             alignment_of(&x));
+  const bool fills = p->biased && (p->k == 0 || !x.bias);
   if (fills)
     OMC_TRY(omc_cuda_repeat(&p->fill, operands->d, operands->bias, count, p->d_row, queue));
   if (p->k == 0 && !fills && !operands->adds)
     OMC_CUDA_TRY(cuMemsetD8Async, (omc_cuda_ptr)(uintptr_t)operands->d, 0,
                  (size_t)count * omc_dtype_size(p->result), queue);
   if (p->k == 0) return OMC_OK;
-  const int precision =
-      p->dtype == OMC_F32 && __atomic_load_n(&p->device->tf32, __ATOMIC_RELAXED) ? TF32 : EXACT;
-  call x = {.compute = compute_of(p, precision),
-            .a = operands->b,
-            .b = operands->a,
-            .bias = p->bias_within ? operands->bias : NULL,
-            .d = operands->d};
-  return multiply(p, &x, precision, fills || operands->adds, workspace, node, queue);
+  return multiply(p, &x, &plan, fills || operands->adds, workspace, queue);
 }
 
 /* ---- copies ---- */

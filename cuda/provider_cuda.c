@@ -59,35 +59,43 @@ static omc_status cuda_prepare(void *ctx, const omc_node *node, int threads, omc
 
 /* ---- memory ---- */
 
+static omc_status cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
+  const omc_status status = omc_cuda_alloc(ctx, bytes, queue, out);
+  if (status != OMC_EDEVICEMEM || !omc_cuda_end_graphs(ctx)) return status;
+  return omc_cuda_alloc(ctx, bytes, queue, out);
+}
+
 /* What is kept is PyTorch's to give back: torch.cuda.empty_cache(). */
 static void cuda_trim(void *ctx) { (void)ctx; }
 
-static omc_status upload(const void *host, size_t bytes, const void **out) {
-  omc_cuda_ptr at;
-  OMC_CUDA_TRY(cuMemAlloc_v2, &at, bytes ? bytes : 1);
-  omc_status status =
-      omc_cuda_check(omc_cuda_api_get()->cuMemcpyHtoD_v2(at, host, bytes), "cuMemcpyHtoD");
-  if (status == OMC_OK)
-    status = omc_cuda_check(omc_cuda_api_get()->cuStreamSynchronize(NULL), "cuStreamSynchronize");
-  if (status == OMC_OK)
-    *out = (const void *)(uintptr_t)at;
-  else
-    omc_cuda_api_get()->cuMemFree_v2(at);
-  return status;
+/* Of an empty constant there is a byte. */
+static size_t room_of(size_t bytes) { return bytes ? bytes : 1; }
+
+/* Whoever had the memory before may still be using it in a stream. */
+static omc_status fill(void *at, const void *host, size_t bytes) {
+  OMC_TRY(omc_cuda_wait());
+  OMC_CUDA_TRY(cuMemcpyHtoD_v2, (omc_cuda_ptr)(uintptr_t)at, host, bytes);
+  OMC_CUDA_TRY(cuStreamSynchronize, NULL);
+  return OMC_OK;
 }
 
 static omc_status cuda_upload(void *ctx, const void *host, size_t bytes, const void **out) {
-  OMC_TRY(omc_cuda_enter(ctx));
-  const omc_status status = upload(host, bytes, out);
-  omc_cuda_leave(ctx);
+  void *at;
+  OMC_TRY(cuda_alloc(ctx, room_of(bytes), NULL, &at));
+  omc_status status = omc_cuda_enter(ctx);
+  if (status == OMC_OK) {
+    status = fill(at, host, bytes);
+    omc_cuda_leave(ctx);
+  }
+  if (status == OMC_OK)
+    *out = at;
+  else
+    omc_cuda_free(ctx, at, room_of(bytes), NULL);
   return status;
 }
 
 static void cuda_unload(void *ctx, const void *uploaded, size_t bytes) {
-  (void)bytes;
-  if (omc_cuda_enter(ctx) != OMC_OK) return;
-  omc_cuda_api_get()->cuMemFree_v2((omc_cuda_ptr)(uintptr_t)uploaded);
-  omc_cuda_leave(ctx);
+  omc_cuda_free(ctx, (void *)(uintptr_t)uploaded, room_of(bytes), NULL);
 }
 
 static omc_status cuda_copy(void *ctx, void *dst, const void *src, size_t bytes, void *queue) {
@@ -111,7 +119,7 @@ static omc_status cuda_zero(void *ctx, void *dst, size_t bytes, void *queue) {
 static omc_status cuda_step(void *ctx, const omc_optim_step *step, void *queue) {
   const size_t bytes = omc_cuda_step_bytes(step);
   void *room;
-  OMC_TRY(omc_cuda_alloc(ctx, bytes, queue, &room));
+  OMC_TRY(cuda_alloc(ctx, bytes, queue, &room));
   omc_status status = omc_cuda_enter(ctx);
   if (status == OMC_OK) {
     status = omc_cuda_take_step(ctx, step, room, queue);
@@ -140,6 +148,8 @@ static void cuda_hold(void *ctx, int threads, uint32_t *jobs, void (*fn)(void *a
   fn(arg); /* fails by itself without a context */
   if (entered == OMC_OK) omc_cuda_leave(ctx);
 }
+
+static omc_status cuda_told(void *ctx) { return omc_cuda_read_letter(ctx); }
 
 static omc_status cuda_sync(void *ctx, void *queue) {
   OMC_TRY(omc_cuda_enter(ctx));
@@ -200,7 +210,7 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .ctx = device,
                         .prepare = cuda_prepare,
                         .fusible = cuda_fusible,
-                        .alloc = omc_cuda_alloc,
+                        .alloc = cuda_alloc,
                         .free = omc_cuda_free,
                         .memory = omc_cuda_memory,
                         .trim = cuda_trim,
@@ -215,6 +225,7 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .hold = cuda_hold,
                         .give = omc_cuda_give,
                         .forget = omc_cuda_forget,
+                        .told = cuda_told,
                         .sync = cuda_sync,
                         .sync_all = cuda_sync_all,
                         .order = cuda_order,

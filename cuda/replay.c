@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/env.h"
+#include "base/lock.h"
 #include "cuda/api.h"
 #include "cuda/memory.h"
 
@@ -25,11 +26,16 @@ typedef struct recording {
 } recording;
 
 typedef struct notes_of {
-  pthread_mutex_t mutex; /* of what follows */
+  omc_cuda_device *device;
+  struct notes_of *next, **link; /* in `all` */
+  pthread_mutex_t mutex;         /* of what follows */
   uint32_t n_tensors;
   uint64_t now; /* counts what was given */
   recording kept[MOST_KEPT];
 } notes_of;
+
+OMC_PROCESS_LOCK(listing) /* taken before that of notes */
+static notes_of *all;
 
 static void end_recording(omc_cuda_device *d, recording *r) {
   if (r->graph) omc_cuda_api_get()->cuGraphExecDestroy(r->graph); /* once it is done */
@@ -44,27 +50,27 @@ static bool tf32_of(const omc_cuda_device *d) {
 
 /* ---- notes ---- */
 
-static notes_of *new_notes(uint32_t n_tensors) {
+static notes_of *new_notes(omc_cuda_device *d, uint32_t n_tensors) {
   notes_of *n = calloc(1, sizeof *n);
-  if (n && pthread_mutex_init(&n->mutex, NULL) == 0) {
-    n->n_tensors = n_tensors;
-    return n;
+  if (!n || pthread_mutex_init(&n->mutex, NULL) != 0) {
+    free(n);
+    return NULL;
   }
-  free(n);
-  return NULL;
+  n->device = d, n->n_tensors = n_tensors;
+  n->next = all, n->link = &all;
+  if (all) all->link = &n->next;
+  return all = n;
 }
 
 /* Those of an origin of work, made by whoever gives it first; NULL: no memory. */
-static notes_of *notes_at(void **notes, uint32_t n_tensors) {
+static notes_of *notes_at(omc_cuda_device *d, void **notes, uint32_t n_tensors) {
   notes_of *n = __atomic_load_n((notes_of **)notes, __ATOMIC_ACQUIRE);
-  if (n || !(n = new_notes(n_tensors))) return n;
-  notes_of *first = NULL;
-  if (__atomic_compare_exchange_n((notes_of **)notes, &first, n, false, __ATOMIC_ACQ_REL,
-                                  __ATOMIC_ACQUIRE))
-    return n;
-  pthread_mutex_destroy(&n->mutex);
-  free(n);
-  return first;
+  if (n) return n;
+  listing_acquire();
+  n = *notes;
+  if (!n) __atomic_store_n((notes_of **)notes, n = new_notes(d, n_tensors), __ATOMIC_RELEASE);
+  listing_release();
+  return n;
 }
 
 static bool is_of(const recording *r, const omc_recurring *work, void *queue, bool tf32) {
@@ -175,7 +181,7 @@ static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void
   bool captured;
   OMC_TRY(is_captured(work, queue, &captured));
   if (captured || !omc_env_get()->graphs) return OMC_OK;
-  notes_of *n = notes_at(notes, work->n_tensors);
+  notes_of *n = notes_at(d, notes, work->n_tensors);
   if (!n) return OMC_OK;
   pthread_mutex_lock(&n->mutex);
   *replayed = replay(d, n, work, queue);
@@ -196,6 +202,10 @@ omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void
 void omc_cuda_forget(void *ctx, void *notes) {
   notes_of *n = notes;
   const omc_status entered = omc_cuda_enter(ctx);
+  listing_acquire();
+  *n->link = n->next;
+  if (n->next) n->next->link = n->link;
+  listing_release();
   for (int i = 0; i < MOST_KEPT; i++) {
     end_recording(ctx, &n->kept[i]);
     free(n->kept[i].tensors);
@@ -203,4 +213,23 @@ void omc_cuda_forget(void *ctx, void *notes) {
   if (entered == OMC_OK) omc_cuda_leave(ctx);
   pthread_mutex_destroy(&n->mutex);
   free(n);
+}
+
+bool omc_cuda_end_graphs(omc_cuda_device *device) {
+  bool any = false;
+  if (omc_cuda_enter(device) != OMC_OK) return false;
+  listing_acquire();
+  for (notes_of *n = all; n; n = n->next) {
+    if (n->device != device) continue;
+    pthread_mutex_lock(&n->mutex);
+    for (int i = 0; i < MOST_KEPT; i++) {
+      any = any || n->kept[i].graph;
+      if (n->kept[i].graph) end_recording(device, &n->kept[i]), n->kept[i].state = MET;
+    }
+    pthread_mutex_unlock(&n->mutex);
+  }
+  listing_release();
+  if (any) any = omc_cuda_wait() == OMC_OK;
+  omc_cuda_leave(device);
+  return any;
 }

@@ -8,6 +8,7 @@
 #ifndef OMC_CUDA_REPLAY_H
 #define OMC_CUDA_REPLAY_H
 
+#include "cuda/device.h"
 #include "provider.h"
 
 /* As a provider has them; `ctx` is the omc_cuda_device. OMC_EUNSUPPORTED: a graph of the user's
@@ -15,5 +16,9 @@
 omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void **notes,
                          bool *replayed) OMC_MUST_USE;
 void omc_cuda_forget(void *ctx, void *notes);
+
+/* Ends all graphs of a device, which hold memory of it; false: there are none. Waits until it is
+ * done. The caller is not within `give`. */
+bool omc_cuda_end_graphs(omc_cuda_device *device);
 
 #endif

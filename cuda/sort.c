@@ -10,7 +10,7 @@ omc_status omc_cuda_sort_of(omc_cuda_device *device, omc_cuda_sort *out) {
   omc_cuda_unit *unit;
   OMC_TRY(omc_cuda_unit_of(device, "#include \"cuda/gpu/digits.h\"\n", &unit));
   for (int k = 0; k < OMC_CUDA_SORT_KERNELS; k++)
-    out->kernels[k] = (omc_cuda_kernel){device, unit, names[k], NULL};
+    out->kernels[k] = (omc_cuda_kernel){.device = device, .unit = unit, .name = names[k]};
   return OMC_OK;
 }
 

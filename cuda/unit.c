@@ -12,12 +12,22 @@
 
 enum { MAX_COMPILERS = 16, N_SLOTS = 1024, DETAIL_BYTES = 2048, ARCHITECTURE_BYTES = 32 };
 
+/* A kernel that has been asked for. */
+typedef struct function {
+  struct function *next;
+  void *handle;
+  uint32_t shared_bytes; /* that launches may have */
+  char name[];
+} function;
+
 struct omc_cuda_unit {
   omc_cuda_device *device;
   char *source;
   enum { WAITING, COMPILED, FAILED } state;
+  bool passing; /* what it failed for may be gone next time */
   void *image;
   void *module; /* NULL: not loaded yet */
+  function *functions;
   char *failure;
   omc_cuda_unit *next_waiting, *next; /* to be compiled; of the same slot */
 };
@@ -70,9 +80,12 @@ static char *said_by_compiler(void *program, int error) {
   return text;
 }
 
+/* Of NVRTC's interface: all others are of the machine or of the compiler. */
+enum { OUT_OF_MEMORY = 1, BY_THE_CODE = 6 };
+
 static int compile_program(omc_cuda_unit *unit, void **program, void **image, size_t *bytes) {
   const omc_cuda_api *api = omc_cuda_api_get();
-  const char *texts[64], *names[64], *all[N_OPTIONS + 1];
+  const char *texts[OMC_CUDA_MOST_SOURCES], *names[OMC_CUDA_MOST_SOURCES], *all[N_OPTIONS + 1];
   const int n = omc_cuda_n_sources;
   for (int i = 0; i < n; i++)
     texts[i] = omc_cuda_sources[i].text, names[i] = omc_cuda_sources[i].name;
@@ -86,7 +99,7 @@ static int compile_program(omc_cuda_unit *unit, void **program, void **image, si
   if (error == 0) error = api->nvrtcGetCUBINSize(*program, bytes);
   if (error != 0) return error;
   *image = malloc(*bytes + 1);
-  return *image ? api->nvrtcGetCUBIN(*program, *image) : 1;
+  return *image ? api->nvrtcGetCUBIN(*program, *image) : OUT_OF_MEMORY;
 }
 
 static void compile(omc_cuda_unit *unit) {
@@ -94,9 +107,10 @@ static void compile(omc_cuda_unit *unit) {
   size_t bytes;
   void *image = key ? omc_cuda_cache_get(key, &bytes) : NULL;
   char *failure = NULL;
+  int error = 0;
   if (!image) {
     void *program = NULL;
-    const int error = compile_program(unit, &program, &image, &bytes);
+    error = compile_program(unit, &program, &image, &bytes);
     if (error != 0) {
       failure = said_by_compiler(program, error);
       free(image);
@@ -110,6 +124,7 @@ static void compile(omc_cuda_unit *unit) {
   pthread_mutex_lock(&mutex);
   unit->image = image;
   unit->failure = failure;
+  unit->passing = error != BY_THE_CODE;
   unit->state = image ? COMPILED : FAILED;
   pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&mutex);
@@ -174,6 +189,15 @@ static omc_cuda_unit *new_unit(omc_cuda_device *device, const char *source) {
   return NULL;
 }
 
+/* With the lock held. */
+static void have_compiled(omc_cuda_unit *unit) {
+  unit->state = WAITING;
+  unit->next_waiting = NULL;
+  *end_of_waiting = unit;
+  end_of_waiting = &unit->next_waiting;
+  start_compiler();
+}
+
 omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source, omc_cuda_unit **out) {
   omc_cuda_unit **const slot = &slots[slot_of(source)], *unit;
   pthread_mutex_lock(&mutex);
@@ -182,24 +206,19 @@ omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source, omc_cud
   if (!unit && (unit = new_unit(device, source))) {
     unit->next = *slot;
     *slot = unit;
-    *end_of_waiting = unit;
-    end_of_waiting = &unit->next_waiting;
-    start_compiler();
+    have_compiled(unit);
   }
   pthread_mutex_unlock(&mutex);
   *out = unit;
   return unit ? OMC_OK : omc_fail(OMC_ENOMEM, "no memory for device code");
 }
 
-static omc_status load(omc_cuda_unit *unit) {
-  if (unit->state == FAILED)
-    OMC_FAIL(EINTERNAL, "device code does not compile: %s", unit->failure ? unit->failure : "");
-  if (!unit->module) OMC_CUDA_TRY(cuModuleLoadData, &unit->module, unit->image);
-  return OMC_OK;
-}
+/* ---- functions; with the lock held ---- */
 
-omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, void **out) {
-  pthread_mutex_lock(&mutex);
+/* Of the driver's interface, and what a block has without asking. */
+enum { MAX_DYNAMIC_SHARED_SIZE = 8, SHARED_BYTES_UNASKED = 48 << 10 };
+
+static void wait_for_compiler(omc_cuda_unit *unit) {
   if (unit->state == WAITING && n_compilers == 0) { /* no thread could be started */
     n_compilers++;
     pthread_mutex_unlock(&mutex);
@@ -207,9 +226,54 @@ omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, void **ou
     pthread_mutex_lock(&mutex);
   }
   while (unit->state == WAITING) pthread_cond_wait(&changed, &mutex);
-  const omc_status status = load(unit);
-  pthread_mutex_unlock(&mutex);
-  OMC_TRY(status);
-  OMC_CUDA_TRY(cuModuleGetFunction, out, unit->module, name);
+}
+
+static omc_status failed(omc_cuda_unit *unit) {
+  const omc_status status = omc_fail(OMC_EINTERNAL, "device code does not compile: %s",
+                                     unit->failure ? unit->failure : "no memory");
+  if (unit->passing) {
+    free(unit->failure);
+    unit->failure = NULL;
+    have_compiled(unit);
+  }
+  return status;
+}
+
+static omc_status find(omc_cuda_unit *unit, const char *name, function **out) {
+  function *f = unit->functions;
+  while (f && strcmp(f->name, name) != 0) f = f->next;
+  *out = f;
+  if (f) return OMC_OK;
+  void *handle;
+  OMC_CUDA_TRY(cuModuleGetFunction, &handle, unit->module, name);
+  const size_t bytes = strlen(name) + 1;
+  f = malloc(sizeof *f + bytes);
+  if (!f) OMC_FAIL(ENOMEM, "no memory for a kernel's name");
+  *f = (function){unit->functions, handle, SHARED_BYTES_UNASKED};
+  memcpy(f->name, name, bytes);
+  *out = unit->functions = f;
   return OMC_OK;
+}
+
+static omc_status look_up(omc_cuda_unit *unit, const char *name, uint32_t shared_bytes,
+                          void **out) {
+  function *f;
+  wait_for_compiler(unit);
+  if (unit->state == FAILED) return failed(unit);
+  if (!unit->module) OMC_CUDA_TRY(cuModuleLoadData, &unit->module, unit->image);
+  OMC_TRY(find(unit, name, &f));
+  if (shared_bytes > f->shared_bytes) {
+    OMC_CUDA_TRY(cuFuncSetAttribute, f->handle, MAX_DYNAMIC_SHARED_SIZE, (int)shared_bytes);
+    f->shared_bytes = shared_bytes;
+  }
+  *out = f->handle;
+  return OMC_OK;
+}
+
+omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, uint32_t shared_bytes,
+                                void **out) {
+  pthread_mutex_lock(&mutex);
+  const omc_status status = look_up(unit, name, shared_bytes, out);
+  pthread_mutex_unlock(&mutex);
+  return status;
 }

@@ -11,6 +11,7 @@ typedef struct omc_cuda_unit omc_cuda_unit;
 typedef struct omc_cuda_source {
   const char *name, *text;
 } omc_cuda_source;
+enum { OMC_CUDA_MOST_SOURCES = 64 };
 extern const omc_cuda_source omc_cuda_sources[];
 extern const int omc_cuda_n_sources;
 
@@ -19,8 +20,10 @@ extern const int omc_cuda_n_sources;
 omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source,
                             omc_cuda_unit **out) OMC_MUST_USE;
 
-/* A kernel of a unit, after waiting for its compiler: OMC_EINTERNAL with what that says. With the
- * device's context entered. */
-omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, void **out) OMC_MUST_USE;
+/* A kernel of a unit, for launches with up to so many bytes of shared memory, after waiting for its
+ * compiler: OMC_EINTERNAL with what that says. What failed for want of something else than better
+ * code is compiled once more. With the device's context entered. */
+omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, uint32_t shared_bytes,
+                                void **out) OMC_MUST_USE;
 
 #endif

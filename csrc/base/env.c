@@ -23,6 +23,7 @@ static const variable variables[] = {
     {"OMC_GEMM", offsetof(omc_env, gemm), {"own", "torch"}},
     {"OMC_VERIFY", offsetof(omc_env, verify), {"0", "1"}},
     {"OMC_PROFILE", offsetof(omc_env, profile), {"0", "1"}},
+    {"OMC_SYNC", offsetof(omc_env, sync), {"0", "1"}},
     {"OMC_GRAPHS", offsetof(omc_env, graphs), {"0", "1"}},
 };
 enum { N_VARIABLES = sizeof variables / sizeof *variables, LIST_BYTES = 128 };

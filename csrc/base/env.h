@@ -19,7 +19,8 @@ typedef struct omc_env {
   int gemm;    /* OMC_GEMM=own|torch: whose matrix product, an omc_gemm_choice; default own */
   int verify;  /* OMC_VERIFY=0|1: verify the graph after every stage */
   int profile; /* OMC_PROFILE=0|1: time every step; read back with Plan.profile() */
-  int graphs;  /* OMC_GRAPHS=0|1: a GPU repeats what it was given as a graph of CUDA's; default 1 */
+  int sync; /* OMC_SYNC=0|1: wait for the device after every step, whose failures are told there */
+  int graphs; /* OMC_GRAPHS=0|1: a GPU repeats what it was given as a graph of CUDA's; default 1 */
 } omc_env;
 
 /* Reads the variables among `variables` ("NAME=VALUE", ends with NULL) over the defaults.

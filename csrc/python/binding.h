@@ -43,6 +43,7 @@ typedef struct omc_module {
   PyObject *names[OMC_N_NAMES];
   PyObject *types[OMC_N_TYPES];
   PyObject *consumed_error; /* RuntimeError raised where state is gone */
+  PyObject *device_error;   /* the same, for what a device has failed to do */
 } omc_module;
 
 /* objects.c. What all types and functions of the module are written with. */

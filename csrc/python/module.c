@@ -156,7 +156,12 @@ static int module_exec(PyObject *module) {
   m->consumed_error = PyErr_NewExceptionWithDoc(
       "ortmodule_c._C.ConsumedError",
       "The state that backward needs has been freed or overwritten.", PyExc_RuntimeError, NULL);
-  if (!m->consumed_error || PyModule_AddType(module, (PyTypeObject *)m->consumed_error) < 0)
+  m->device_error = PyErr_NewExceptionWithDoc(
+      "ortmodule_c._C.DeviceError",
+      "A device failed, or a kernel found what it was given to be wrong; told when it is known.",
+      PyExc_RuntimeError, NULL);
+  if (!m->consumed_error || PyModule_AddType(module, (PyTypeObject *)m->consumed_error) < 0 ||
+      !m->device_error || PyModule_AddType(module, (PyTypeObject *)m->device_error) < 0)
     return -1;
   return PyModule_AddStringConstant(module, "__version__", OMC_VERSION);
 }
@@ -168,6 +173,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(m->precision_of);
   for (int i = 0; i < OMC_N_TYPES; i++) Py_VISIT(m->types[i]);
   Py_VISIT(m->consumed_error);
+  Py_VISIT(m->device_error);
   return 0;
 }
 
@@ -179,6 +185,7 @@ static int module_clear(PyObject *module) {
   for (int i = 0; i < OMC_N_NAMES; i++) Py_CLEAR(m->names[i]);
   for (int i = 0; i < OMC_N_TYPES; i++) Py_CLEAR(m->types[i]);
   Py_CLEAR(m->consumed_error);
+  Py_CLEAR(m->device_error);
   return 0;
 }
 

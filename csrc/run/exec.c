@@ -58,7 +58,7 @@ static omc_status add_track(omc_exec *x, omc_phase phase) {
   const omc_part *part = &plan->parts[phase];
   omc_track *t = &x->tracks[phase];
   t->end_reloc = x->n_relocs;
-  t->recurs = plan->provider->give && !x->seconds;
+  t->recurs = plan->provider->give && !x->seconds && !omc_env_get()->sync;
   t->uses = OMC_NEW_ARRAY(&plan->memory, bool, x->n_bases);
   if (!t->uses) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
   t->uses[omc_exec_base(plan, OMC_AT_ARENA, 0)] = true;
@@ -175,6 +175,17 @@ static omc_status resolve(const omc_exec *x, omc_work *work, omc_phase phase) {
   return OMC_OK;
 }
 
+/* ---- failures of the device, which may be told late ---- */
+
+static omc_status as_devices(omc_status status, const char *of) {
+  if (status == OMC_OK) return OMC_OK;
+  OMC_FAIL(EDEVICE, "%s: %s", of, omc_status_detail());
+}
+
+static omc_status check_device(const omc_provider *p) {
+  return p->told ? as_devices(p->told(p->ctx), "work given before") : OMC_OK;
+}
+
 /* Steps begin .. end-1 of a plan at work. */
 typedef struct steps {
   omc_kernel_args *args;
@@ -183,6 +194,17 @@ typedef struct steps {
   uint32_t begin, end;
   omc_status status;
 } steps;
+
+/* What the device has failed in, by the node where that is known. */
+static omc_status with_node(const steps *these, const omc_step *step, omc_status status) {
+  const omc_provider *p = these->x->plan->provider;
+  char node[OMC_NODE_TEXT];
+  omc_node_text(step->node, node, sizeof node);
+  if (status == OMC_OK) return as_devices(p->sync(p->ctx, these->args->queue), node);
+  if (status != OMC_EDEVICE) return status;
+  OMC_FAIL(EDEVICE, "noticed at %s, perhaps of an earlier step (OMC_SYNC=1 tells which): %s", node,
+           omc_status_detail());
+}
 
 static omc_status run_step(const steps *these, uint32_t s) {
   const omc_exec *x = these->x;
@@ -196,7 +218,8 @@ static omc_status run_step(const steps *these, uint32_t s) {
   args->params = step->params;
   args->workspace = step->workspace_bytes ? (char *)work->bases[0] + step->workspace_offset : NULL;
   args->node = step->node->name;
-  return step->kernel(args);
+  const omc_status status = step->kernel(args);
+  return status == OMC_EDEVICE || omc_env_get()->sync ? with_node(these, step, status) : status;
 }
 
 static omc_status time_step(const steps *these, uint32_t s) {
@@ -282,6 +305,7 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
   omc_track *track = &x->tracks[phase];
   phase_of these = {run, work, phase};
   bool replayed = false;
+  OMC_TRY(check_device(p));
   OMC_TRY(resolve(x, work, phase));
   if (!track->recurs) return give_phase(&these, NULL, queue);
   for (uint32_t b = 0; b < x->n_bases; b++) work->used[b] = track->uses[b] ? work->bases[b] : NULL;

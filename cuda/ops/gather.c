@@ -19,7 +19,8 @@ static omc_status init_kernels(omc_cuda_device *device, const char *const *names
                                omc_cuda_kernel *out) {
   omc_cuda_unit *unit;
   OMC_TRY(omc_cuda_unit_of(device, source, &unit));
-  for (int k = 0; k < n; k++) out[k] = (omc_cuda_kernel){device, unit, names[k], NULL};
+  for (int k = 0; k < n; k++)
+    out[k] = (omc_cuda_kernel){.device = device, .unit = unit, .name = names[k]};
   return OMC_OK;
 }
 

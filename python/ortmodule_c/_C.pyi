@@ -10,6 +10,12 @@ from .onnx.description import Raw
 
 __version__: str
 
+class DeviceError(RuntimeError):
+    """A device failed, or a kernel found what it was given to be wrong; told when it is known.
+
+    That may be at a later step than the one which it is of, whose op is named where it is known.
+    """
+
 class ConsumedError(RuntimeError):
     """Backward was asked for a state that an earlier backward has used up."""
 

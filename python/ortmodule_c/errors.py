@@ -1,5 +1,9 @@
 """Exceptions of the package and its inner signals."""
 
+from torch import OutOfMemoryError
+
+from . import _C
+
 
 class ORTModuleError(RuntimeError):
     """Raised when a module cannot be run as asked and falling back to PyTorch was ruled out."""
@@ -55,9 +59,9 @@ def first_lines(error: BaseException | str) -> str:
     return " ".join(lines[:2])[:300]
 
 
-def out_of_memory(error: BaseException | None) -> BaseException | None:
-    """The error itself or what it was raised from, if that says that memory ran out."""
-    while error is not None and not isinstance(error, MemoryError):
+def of_the_machine(error: BaseException | None) -> BaseException | None:
+    """The error itself or what it was raised from, if that says that memory ran out or that a device failed."""
+    while error is not None and not isinstance(error, (MemoryError, OutOfMemoryError, _C.DeviceError)):
         if "can't allocate memory" in str(error) and error.__cause__ is None:
             return error
         error = error.__cause__

@@ -27,7 +27,7 @@ from .errors import (
     NotInitialized,
     NotRunnable,
     first_lines,
-    out_of_memory,
+    of_the_machine,
 )
 from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
@@ -256,7 +256,7 @@ class Graphs:
                 with standing_in(attributes, to_open.symbols[len(values) :]):
                     graph = self._export(open_key, leaves, paths, scan, self._openings(open_key), to_open)
             except Exception as error:
-                if isinstance(error, NotInitialized) or out_of_memory(error) is not None:
+                if isinstance(error, NotInitialized) or of_the_machine(error) is not None:
                     raise
                 logger.info("%s: not exported with open numbers: %s", type(self._module).__name__, first_lines(error))
                 logger.debug("", exc_info=error)
@@ -416,7 +416,7 @@ class Graphs:
                     break
                 self._tell(graph)
             except Exception as error:
-                hopeless = isinstance(error, NotInitialized) or out_of_memory(error) is not None
+                hopeless = isinstance(error, NotInitialized) or of_the_machine(error) is not None
                 if hopeless or (to_open is not None and to_open.needed):
                     raise
                 cause = first_lines(error)

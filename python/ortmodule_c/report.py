@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import Mistake, NotExportable, ORTModuleError, first_lines, out_of_memory
+from .errors import Mistake, NotExportable, ORTModuleError, first_lines, of_the_machine
 from .options import Fallback, logger
 from .stack import users_frame, users_level
 
@@ -23,9 +23,9 @@ def mistake(what: str, error: Exception) -> str:
     Mistake
         Instead, where the core verifies its graphs too.
     MemoryError
-        If memory ran out, which is no mistake.
+        If memory ran out, or whatever says that a device failed, which is no mistake.
     """
-    exhausted = out_of_memory(error)
+    exhausted = of_the_machine(error)
     if exhausted is not None:
         raise exhausted
     if mistakes_raise:
@@ -70,10 +70,10 @@ class FallbackReport:
     def cause(self, name: str, error: Exception) -> str:
         """Why `name` cannot run here, in a line.
 
-        Running out of memory is no cause: the caller tries again with less.
+        Running out of memory is no cause, as the caller tries again with less, and a failed device none of the graph's.
         """
         logger.debug("%s cannot run here", name, exc_info=error)
-        exhausted = out_of_memory(error)
+        exhausted = of_the_machine(error)
         if exhausted is not None:
             raise exhausted
         if isinstance(error, ORTModuleError) and not isinstance(error, NotExportable):

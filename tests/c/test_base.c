@@ -260,13 +260,8 @@ TEST(environment_variables_have_a_default) {
 
 TEST(environment_variables_are_read) {
   omc_env env;
-  char *const entries[] = {"OMC_DUMP=/",
-                           "OMC_ISA=avx2",
-                           "OMC_GEMM=torch",
-                           "OMC_VERIFY=1",
-                           "OMC_PROFILE=0",
-                           "OMC_GRAPHS=0",
-                           NULL};
+  char *const entries[] = {"OMC_DUMP=/",    "OMC_ISA=avx2", "OMC_GEMM=torch", "OMC_VERIFY=1",
+                           "OMC_PROFILE=0", "OMC_GRAPHS=0", "OMC_SYNC=1",     NULL};
   REQUIRE_OK(omc_env_read(entries, &env));
   CHECK_TEXT(env.dump, "/");
   CHECK_INT(env.isa, OMC_ISA_AVX2);
@@ -274,6 +269,7 @@ TEST(environment_variables_are_read) {
   CHECK_INT(env.verify, 1);
   CHECK_INT(env.profile, 0);
   CHECK_INT(env.graphs, 0);
+  CHECK_INT(env.sync, 1);
 }
 
 TEST(environment_variables_without_a_meaning_are_refused) {

@@ -288,7 +288,8 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, const op *o, const layou
   REQUIRE(handle == &the_handle && c == d && w->magic == WISH && wanted == 1);
   REQUIRE(emulated_has_context());
   if (const int status = check(p)) return status;
-  if (p.o.epilogue == EPILOGUE_BIAS && p.a.type == F64) return NOT_SUPPORTED;
+  if (p.o.epilogue == EPILOGUE_BIAS && (p.a.type == F64 || (uintptr_t)p.o.bias % 16))
+    return NOT_SUPPORTED;
   const uint64_t workspace_bytes =
       w->workspace_bytes < WORKSPACE_BYTES ? w->workspace_bytes : WORKSPACE_BYTES;
   const uint64_t bias = (uintptr_t)p.o.bias & -(uintptr_t)p.o.bias;

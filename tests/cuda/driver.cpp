@@ -406,6 +406,10 @@ EXPORT int emulated_fails(const char *name) {
   std::unique_lock<std::mutex> lock(mutex);
   return fails(name) ? fail_with : 0;
 }
+EXPORT int emulated_fails_by_name(const char *name) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return fail_name && fails(name) ? fail_with : 0;
+}
 EXPORT void emulated_mistake(const char *what) {
   std::unique_lock<std::mutex> lock(mutex);
   mistake("%s", what);

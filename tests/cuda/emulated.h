@@ -39,11 +39,13 @@ int64_t emulated_tensors(void);
 void emulated_use(void *stream);
 void emulated_channels_last(int on);
 
-/* What other stand-ins ask of the driver's: whether a call of theirs is to fail, with what error of
- * the driver's (0: it is not); that a mistake is told; whether bytes of the device's are within one
+/* What other stand-ins ask of the driver's: whether a call of theirs is to fail, perhaps only if it
+ * is told so by name, with what error of the driver's (0: it is not); that a mistake is told;
+ * whether bytes of the device's are within one
  * block that is out; whether there is a context; and that `job` is done in a stream, each
  * time if that is captured, after which `given` is dropped. */
 int emulated_fails(const char *name);
+int emulated_fails_by_name(const char *name);
 void emulated_mistake(const char *what);
 int emulated_is_out(const void *at, size_t bytes);
 int emulated_has_context(void);

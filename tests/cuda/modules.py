@@ -5,6 +5,7 @@ Their tensors are the host's, copied at a session's border as those of calls bac
 
 from __future__ import annotations
 
+import pytest
 import torch
 from emulated_gpu import Gpu
 from torch import Tensor, nn
@@ -124,3 +125,19 @@ def test_autocast_casts_nothing_of_what_kernels_that_are_pytorchs_are_given(gpu:
         y.sum().backward()
     assert y.dtype == torch.float32 and not wrapped.fallback_report()
     torch.testing.assert_close(y, want, rtol=2**-7, atol=2**-7)
+
+
+def test_memory_that_runs_out_is_the_users_error_and_no_reason_to_run_in_pytorch(gpu: Gpu) -> None:
+    module = Mixer()
+    wrapped = ORTModule(module)
+    assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))
+    gpu.fail(0, b"cuMemAlloc_v2", 2)
+    wrapped(torch.randn(7001, 5))  # the graphs of the steps before have made room
+    gpu.fail(0, b"cuMemAlloc_v2", 2)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        wrapped(torch.randn(9001, 5))
+    gpu.fail(-1, None, 0)
+    for rows in (4, 9001):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(wrapped(x), module(x))
+    assert not wrapped.fallback_report()

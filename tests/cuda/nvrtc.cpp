@@ -12,13 +12,15 @@
 #include <string>
 #include <vector>
 
+extern "C" int emulated_fails_by_name(const char *name); /* see emulated.h */
+
 namespace {
 
 struct program {
   std::string source, log, image;
   std::vector<std::pair<std::string, std::string>> headers;
 };
-enum { SUCCESS = 0, COMPILATION = 6 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 1, COMPILATION = 6 };
 
 /* Of threads that compile, which the process must not end under. */
 struct at_work {
@@ -81,6 +83,7 @@ EXPORT int nvrtcCreateProgram(void **out, const char *source, const char *, int 
 EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
   const working now;
   program *p = (program *)handle;
+  if (emulated_fails_by_name(__func__)) return OUT_OF_MEMORY;
   if (const char *kept = getenv("EMULATED_SOURCES")) return keep_source(p, kept);
   char root[] = "/tmp/emulated.XXXXXX";
   if (!mkdtemp(root)) return COMPILATION;

@@ -107,6 +107,17 @@ def test_float32_is_rounded_to_tf32_where_pytorch_says_so(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bias_at_any_address(gpu: Gpu, dtype: torch.dtype) -> None:
+    """One that cuBLASLt cannot add there is what the product is added to."""
+    inputs = [random(7, 5, dtype=dtype), random(5, 13, dtype=dtype, seed=1), random(13, dtype=dtype, seed=2)]
+    plan, given = gpu.plan(product(inputs), inputs)
+    longer = gpu.put(torch.cat([inputs[2][:1], inputs[2]]))
+    given[2] = gpu.rest(longer, 1)
+    (got,), (want,) = (gpu.get(t) for t in plan.forward(given, 0)[0]), gpu.on_the_cpu(product(inputs), inputs)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_operands_at_any_address(gpu: Gpu, dtype: torch.dtype) -> None:
     """Matrices of an odd size lie in a row: those of a batch that cuBLASLt does not step through, and of views."""
     inputs = [random(2, 3, 1, 5, 3, dtype=dtype), random(2, 1, 3, 3, 1, dtype=dtype, seed=1), random(1, dtype=dtype)]

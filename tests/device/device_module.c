@@ -115,6 +115,22 @@ static PyObject *get(PyObject *module, PyObject *args) {
   return t.fresh;
 }
 
+static PyObject *rest(PyObject *module, PyObject *args) {
+  const omc_module *m = PyModule_GetState(module);
+  PyObject *tensor;
+  long long first;
+  border b;
+  omc_type type;
+  void *data;
+  const char *name = "device";
+  if (!PyArg_ParseTuple(args, "OL|s", &tensor, &first, &name)) return NULL;
+  if (border_of(m, name, &b) < 0) return NULL;
+  if (omc_tensor_read(m, b.provider, tensor, &data, &type) < 0) return NULL;
+  type.shape.dims[0] -= first;
+  return omc_tensor_view(m, b.provider,
+                         (char *)data + first * (long long)omc_dtype_size(type.dtype), &type);
+}
+
 static PyObject *counted(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   const device_counts c = device_counted();
@@ -138,11 +154,18 @@ static PyMethodDef methods[] = {
     {"put", put, METH_VARARGS, "put(tensor of the host, device='device') -> a copy of it there"},
     {"get", get, METH_VARARGS,
      "get(tensor of a device, device='device') -> a copy of it, once the device is done"},
+    {"rest", rest, METH_VARARGS,
+     "rest(tensor of a device, first, device='device') -> its elements from there on, of one dim; "
+     "it must live as long"},
     {"counted", counted, METH_NOARGS, "counted() -> what the device has been given so far"},
     {"used_bytes", used_bytes, METH_NOARGS, "used_bytes() -> memory in use, once all is done"},
     {NULL, NULL, 0, NULL}};
 
-static int module_exec(PyObject *module) { return omc_exchange_find(PyModule_GetState(module)); }
+static int module_exec(PyObject *module) {
+  omc_module *m = PyModule_GetState(module);
+  m->device_error = PyExc_RuntimeError; /* which lives for the process */
+  return omc_exchange_find(m);
+}
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
 

@@ -41,6 +41,10 @@ class Gpu:
     def get(self, t: Tensor) -> Tensor:
         return self._device.get(t, "gpu")
 
+    def rest(self, t: Tensor, first: int) -> Tensor:
+        """The elements from there on of a tensor of one dim, which must live as long."""
+        return self._device.rest(t, first, "gpu")
+
     def write(self, to: Tensor, t: Tensor) -> None:
         """Other elements where there are some."""
         address, host = ctypes.c_void_p(to.data_ptr()), t.contiguous()

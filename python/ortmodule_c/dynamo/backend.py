@@ -19,7 +19,7 @@ from ..capture.numbers import Inputs, Numbers
 from ..capture.symbols import remembered
 from ..devices import device_refusal
 from ..dtypes import DTYPES
-from ..errors import NeedsStatic, NotExportable, out_of_memory
+from ..errors import NeedsStatic, NotExportable, of_the_machine
 from ..flatten import Spec, unflatten
 from ..function import Call, Runner
 from ..lowering.lower import lower
@@ -138,7 +138,7 @@ class Compiled:
         except NeedsStatic as error:
             logger.info("%s: a graph for each size: %s", self._name, error)
         except Exception as error:
-            if out_of_memory(error) is None:
+            if of_the_machine(error) is None:
                 self._give_up(error)
 
     def __call__(self, *args: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..capture import autocast_region
 from ..capture.regions import ENTER_AUTOCAST, SET_GRADIENTS
-from ..errors import out_of_memory
+from ..errors import of_the_machine
 from ..options import logger
 from .fx_capture import acts, stand_in_mode
 
@@ -121,7 +121,7 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
         with stand_in_mode(given), enable_python_dispatcher():
             ops = make_fx(fx.Interpreter(fx.GraphModule(graph, part)).run)(*given).graph
     except Exception as error:
-        if out_of_memory(error) is not None:
+        if of_the_machine(error) is not None:
             raise
         logger.info("a call of torch.vmap runs in PyTorch: %s", error)
         return None

@@ -1,0 +1,120 @@
+"""What the emulated GPU fails in: who is told of it, when and in which words, and that the next step works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import on_device
+import pytest
+import torch
+from emulated_gpu import Gpu
+
+OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+PICKING = "input %t : f32[10,4]\ninput %i : i64[3]\n%y = Gather(%t, %i) {axis=0}\nreturn %y\n"
+TABLE, GOOD, BAD = torch.randn(10, 4), torch.tensor([1, 0, 9]), torch.tensor([1, 10, 2])
+
+
+def doubling(rows: int, times: float = 2.0) -> str:
+    """Programs with other numbers are other device code."""
+    return f"input %x : f32[{rows},37]\nconst %c : f32[1] = [{times}]\n%y = Mul(%x, %c)\nreturn %y\n"
+
+
+def test_memory_that_has_run_out_is_pytorchs_error_and_a_smaller_step_works(gpu: Gpu) -> None:
+    (plan, given), (less, of_less) = (gpu.plan(doubling(n), [torch.ones(n, 37)]) for n in (4001, 5))
+    gpu.get(less.forward(of_less, 0)[0][0])
+    gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
+    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate \d+ bytes on GPU 0"):
+        plan.forward(given, 0)
+    assert gpu.get(less.forward(of_less, 0)[0][0]).eq(2).all()
+    assert gpu.get(plan.forward(given, 0)[0][0]).eq(2).all()
+
+
+def test_graphs_make_room_before_memory_has_run_out(gpu: Gpu) -> None:
+    before = gpu.counted().graphs
+    (plan, given), (kept, of_kept) = (gpu.plan(doubling(n), [torch.ones(n, 37)]) for n in (5003, 5))
+    for _ in range(3):
+        gpu.get(kept.forward(of_kept, 0)[0][0])
+    assert gpu.counted().graphs > before
+    gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
+    assert gpu.get(plan.forward(given, 0)[0][0]).eq(2).all()
+    assert gpu.counted().graphs <= before
+    replays = gpu.counted().replays
+    for _ in range(2):
+        assert gpu.get(kept.forward(of_kept, 0)[0][0]).eq(2).all()
+    assert gpu.counted().replays > replays
+
+
+def test_an_index_out_of_range_is_told_by_the_next_step_which_waits_for_nothing(gpu: Gpu) -> None:
+    plan, given = gpu.plan(PICKING, [TABLE, BAD])
+    plan.forward(given, 0)
+    gpu.wait(0)  # as whoever reads the loss
+    gpu.write(given[1], GOOD)
+    gpu.fail(0, b"cuStreamSynchronize", LAUNCH_FAILED)
+    with pytest.raises(gpu.core.DeviceError, match=r"work given before: .*Gather.*: index 10 is out of range"):
+        plan.forward(given, 0)
+    outputs, _ = plan.forward(given, 0)
+    gpu.fail(-1, None, 0)
+    assert torch.equal(gpu.get(outputs[0]), TABLE[GOOD])
+
+
+def test_a_device_that_has_failed_is_told_with_the_op_that_met_it(gpu: Gpu) -> None:
+    plan, given = gpu.plan(PICKING, [TABLE, GOOD])
+    gpu.fail(0, b"cuLaunchKernel", LAUNCH_FAILED)
+    with pytest.raises(gpu.core.DeviceError, match=r"noticed at .*Gather.*, perhaps of an earlier step.*LAUNCH_FAILED"):
+        plan.forward(given, 0)
+    assert torch.equal(gpu.get(plan.forward(given, 0)[0][0]), TABLE[GOOD])
+
+
+WAITING = f"""
+import sys
+sys.path.insert(0, {str(Path(on_device.__file__).parent)!r})
+import ctypes, on_device, torch
+on_device.load_stand_ins()
+core, device = on_device.loaded()
+text = {PICKING!r}.replace("%y = Gather", "%0 = Neg(%t)\\n%y = Gather")
+def told(indices, fails):
+    given = [device.put(torch.ones(10, 4), "gpu"), device.put(torch.tensor(indices), "gpu")]
+    plan = core.Session(text, {{}}, provider="gpu").plan(given, [False, False], [False])
+    if fails:
+        ctypes.CDLL("libcuda.so.1").emulated_fail(ctypes.c_int64(0), b"cuStreamSynchronize", 719)
+    try:
+        plan.forward(given, 0)
+    except core.DeviceError as error:
+        print(error)
+told([1, 10, 2], False)
+told([1, 2, 3], True)
+told([1, 2, 3], False)
+"""
+
+
+def test_who_waits_after_each_op_is_told_at_once() -> None:
+    environment = {**os.environ, "OMC_SYNC": "1"}
+    ran = subprocess.run([sys.executable, "-c", WAITING], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    first, second = ran.stdout.splitlines()
+    assert "Gather" in first and "index 10 is out of range, there are 10" in first
+    assert "CUDA_ERROR_LAUNCH_FAILED" in second and "noticed" not in second
+
+
+def test_code_that_was_not_compiled_for_want_of_memory_is_compiled_again(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is kept there
+    text = "input %x : f32[5,37]\n%0 = LeakyRelu(%x) {alpha=0.123}\n%y = Neg(%0)\nreturn %y\n"
+    gpu.fail(0, b"nvrtcCompileProgram", OUT_OF_MEMORY)
+    plan, given = gpu.plan(text, [torch.ones(5, 37)])
+    with pytest.raises(RuntimeError, match="device code does not compile"):
+        plan.forward(given, 0)
+    assert gpu.get(plan.forward(given, 0)[0][0]).eq(-1).all()
+
+
+def test_a_function_is_told_once_how_much_memory_its_blocks_may_have(gpu: Gpu) -> None:
+    q = torch.randn(1, 2, 5, 64)
+    lines = [f"input %{n} : f32[1,2,5,64]" for n in "qkv"]
+    text = "\n".join([*lines, "%y, %lse = Attention(%q, %k, %v) {scale=0.125}", "return %y", ""])
+    (first,) = gpu.forward(text, [q, q, q])
+    gpu.fail(0, b"cuFuncSetAttribute", LAUNCH_FAILED)
+    assert torch.equal(gpu.forward(text, [q, q, q])[0], first)
