@@ -10,54 +10,92 @@
 
 /* ---- copies of rows and tiles, by element size ---- */
 
-typedef uint8_t u8 __attribute__((may_alias));
-typedef uint16_t u16 __attribute__((may_alias));
-typedef uint32_t u32 __attribute__((may_alias));
-typedef uint64_t u64 __attribute__((may_alias));
-
-/* n elements, ds and ss elements apart; `run` takes both to be 1, `repeat` takes ss to be 0. */
-typedef void (*row_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n);
+#define VECTOR 16 /* bytes, which every machine has */
+#define ELEMENT(T, bits)                               \
+  typedef uint##bits##_t T __attribute__((may_alias)); \
+  typedef uint##bits##_t T##_vector __attribute__((vector_size(VECTOR), may_alias));
+ELEMENT(u8, 8)
+ELEMENT(u16, 16)
+ELEMENT(u32, 32)
+ELEMENT(u64, 64)
 
 /* dst[i * ds + k] = src[i + k * ss] for i < rows, k < cols; rows make at most a cache line. */
 typedef void (*tile_fn)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,
                         int64_t cols);
 
+/* `run` takes the steps within rows to be 1, `repeat` that of the source to be 0. */
 typedef struct mover {
-  row_fn run, repeat, strided;
+  omc_rows_fn run, repeat, strided;
   tile_fn tile;
 } mover;
 
-#define MOVER(T)                                                                           \
-  static void run_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {     \
-    (void)ds, (void)ss;                                                                    \
-    memcpy(dst, src, (size_t)n * sizeof(T));                                               \
-  }                                                                                        \
-  static void repeat_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) {  \
-    (void)ds, (void)ss;                                                                    \
-    const T x = *(const T *)src;                                                           \
-    for (int64_t k = 0; k < n; k++) ((T *)dst)[k] = x;                                     \
-  }                                                                                        \
-  static void strided_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n) { \
-    for (int64_t k = 0; k < n; k++) ((T *)dst)[k * ds] = ((const T *)src)[k * ss];         \
-  }                                                                                        \
-  /* By way of a buffer, so that no cache line is fetched twice whatever the strides. */   \
-  static void tile_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,   \
-                       int64_t cols) {                                                     \
-    enum { N = LINE / sizeof(T) };                                                         \
-    T buffer[N][N];                                                                        \
-    for (int64_t k = 0; k < cols; k += N) {                                                \
-      const int64_t n = cols - k < N ? cols - k : N;                                       \
-      const T *s = (const T *)src + k * ss;                                                \
-      T *d = (T *)dst + k;                                                                 \
-      if (n == N && rows == N) {                                                           \
-        for (int64_t c = 0; c < N; c++)                                                    \
-          for (int64_t i = 0; i < N; i++) buffer[i][c] = s[i + c * ss];                    \
-        for (int64_t i = 0; i < N; i++) memcpy(d + i * ds, buffer[i], sizeof buffer[i]);   \
-      } else {                                                                             \
-        for (int64_t c = 0; c < n; c++)                                                    \
-          for (int64_t i = 0; i < rows; i++) d[i * ds + c] = s[i + c * ss];                \
-      }                                                                                    \
-    }                                                                                      \
+/* Elements of two vectors in turn, of their first halves and of their second. */
+#if defined(__clang__)
+#define SHUFFLE(T, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(T, a, b, ...) __builtin_shuffle(a, b, (T##_vector){__VA_ARGS__})
+#endif
+#define LOW_u8 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_u8 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define LOW_u16 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_u16 4, 12, 5, 13, 6, 14, 7, 15
+#define LOW_u32 0, 4, 1, 5
+#define HIGH_u32 2, 6, 3, 7
+#define LOW_u64 0, 2
+#define HIGH_u64 1, 3
+
+#define MOVER(T)                                                                                  \
+  static void run_##T(void *dst, const void *src, const omc_rows *r) {                            \
+    for (int64_t i = 0; i < r->rows; i++)                                                         \
+      memcpy((T *)dst + i * r->ds, (const T *)src + i * r->ss, (size_t)r->n * sizeof(T));         \
+  }                                                                                               \
+  static void repeat_##T(void *dst, const void *src, const omc_rows *r) {                         \
+    for (int64_t i = 0; i < r->rows; i++) {                                                       \
+      T *const d = (T *)dst + i * r->ds;                                                          \
+      const T x = ((const T *)src)[i * r->ss];                                                    \
+      for (int64_t k = 0; k < r->n; k++) d[k] = x;                                                \
+    }                                                                                             \
+  }                                                                                               \
+  static void strided_##T(void *dst, const void *src, const omc_rows *r) {                        \
+    for (int64_t i = 0; i < r->rows; i++) {                                                       \
+      T *const d = (T *)dst + i * r->ds;                                                          \
+      const T *const s = (const T *)src + i * r->ss;                                              \
+      for (int64_t k = 0; k < r->n; k++) d[k * r->d] = s[k * r->s];                               \
+    }                                                                                             \
+  }                                                                                               \
+  /* Transposes a square in registers. Each round makes the highest bit of an element's row the   \
+   * lowest of its column, and the other way around. */                                           \
+  static inline void square_##T(T *dst, int64_t ds, const T *src, int64_t ss) {                   \
+    enum { N = VECTOR / sizeof(T) };                                                              \
+    T##_vector row[N], next[N];                                                                   \
+    for (int64_t k = 0; k < N; k++) memcpy(&row[k], src + k * ss, VECTOR);                        \
+    for (int round = 1; round < N; round *= 2) {                                                  \
+      for (int i = 0; i < N / 2; i++) {                                                           \
+        next[2 * i] = SHUFFLE(T, row[i], row[i + N / 2], LOW_##T);                                \
+        next[2 * i + 1] = SHUFFLE(T, row[i], row[i + N / 2], HIGH_##T);                           \
+      }                                                                                           \
+      memcpy(row, next, sizeof row);                                                              \
+    }                                                                                             \
+    for (int64_t i = 0; i < N; i++) memcpy(dst + i * ds, &row[i], VECTOR);                        \
+  }                                                                                               \
+  /* By way of a buffer, so that no cache line is fetched twice whatever the strides. */          \
+  static void tile_##T(void *dst, int64_t ds, const void *src, int64_t ss, int64_t rows,          \
+                       int64_t cols) {                                                            \
+    enum { N = LINE / sizeof(T), SIDE = VECTOR / sizeof(T) };                                     \
+    T buffer[N][N];                                                                               \
+    for (int64_t k = 0; k < cols; k += N) {                                                       \
+      const int64_t n = cols - k < N ? cols - k : N;                                              \
+      const T *s = (const T *)src + k * ss;                                                       \
+      T *d = (T *)dst + k;                                                                        \
+      if (n == N && rows == N) {                                                                  \
+        for (int64_t c = 0; c < N; c += SIDE)                                                     \
+          for (int64_t i = 0; i < N; i += SIDE) square_##T(&buffer[i][c], N, s + i + c * ss, ss); \
+        for (int64_t i = 0; i < N; i++) memcpy(d + i * ds, buffer[i], sizeof buffer[i]);          \
+      } else {                                                                                    \
+        for (int64_t c = 0; c < n; c++)                                                           \
+          for (int64_t i = 0; i < rows; i++) d[i * ds + c] = s[i + c * ss];                       \
+      }                                                                                           \
+    }                                                                                             \
   }
 MOVER(u8)
 MOVER(u16)
@@ -80,9 +118,9 @@ omc_strided omc_strided_of(const omc_box *box, size_t size) {
   if (axis >= 0)
     omc_box_move_axis(b, axis, last - 1);
   else if (b->dst[last] == 1 && b->src[last] == 1)
-    c.row = m->run;
+    c.rows = m->run;
   else
-    c.row = b->dst[last] == 1 && b->src[last] == 0 ? m->repeat : m->strided;
+    c.rows = b->dst[last] == 1 && b->src[last] == 0 ? m->repeat : m->strided;
   return c;
 }
 
@@ -112,30 +150,37 @@ static walk walk_to(const omc_box *c, int32_t rank, int64_t position) {
   return w;
 }
 
-static void walk_next(walk *w, const omc_box *c) {
-  for (int32_t i = w->rank - 1; i >= 0; i--) {
-    w->src += c->src[i];
-    w->dst += c->dst[i];
-    if (++w->at[i] < c->dims[i]) return;
+/* Moves on along the last of them, at most to its end. */
+static void walk_on(walk *w, const omc_box *c, int64_t n) {
+  for (int32_t i = w->rank - 1; i >= 0; i--, n = 1) {
+    w->src += n * c->src[i];
+    w->dst += n * c->dst[i];
+    w->at[i] += n;
+    if (w->at[i] < c->dims[i]) return;
     w->src -= c->dims[i] * c->src[i];
     w->dst -= c->dims[i] * c->dst[i];
     w->at[i] = 0;
   }
 }
 
-/* Elements begin .. end-1, row by row; the first and the last row may be partial. */
+/* Elements begin .. end-1: rows along the last axis, as many at once as lie one after the other
+ * along the axis before it; the first and the last row may be partial. */
 static void copy_rows(omc_range range, void *ctx) {
   const job *j = ctx;
   const omc_box *c = &j->copy->box;
-  const int32_t last = c->rank - 1;
-  const int64_t n = c->dims[last], ss = c->src[last], ds = c->dst[last],
-                size = (int64_t)j->copy->size;
+  const int32_t last = c->rank - 1, before = last - 1;
+  const int64_t n = c->dims[last], size = (int64_t)j->copy->size;
+  omc_rows rows = {.d = c->dst[last], .s = c->src[last]};
+  if (before >= 0) rows.ds = c->dst[before], rows.ss = c->src[before];
   walk w = walk_to(c, last, range.begin / n);
   for (int64_t p = range.begin, k = range.begin % n; p < range.end; k = 0) {
-    const int64_t left = range.end - p, len = n - k < left ? n - k : left;
-    j->copy->row(j->dst + (w.dst + k * ds) * size, ds, j->src + (w.src + k * ss) * size, ss, len);
-    walk_next(&w, c);
-    p += len;
+    const int64_t left = range.end - p;
+    rows.n = omc_min(n - k, left);
+    rows.rows = k || left < n || before < 0 ? 1 : omc_min(left / n, c->dims[before] - w.at[before]);
+    j->copy->rows(j->dst + (w.dst + k * rows.d) * size, j->src + (w.src + k * rows.s) * size,
+                  &rows);
+    walk_on(&w, c, rows.rows);
+    p += rows.rows * rows.n;
   }
 }
 
@@ -161,7 +206,7 @@ void omc_strided_copy(const omc_strided *copy, void *dst, const void *src, int t
   job j = {copy, src, dst};
   int64_t n = omc_box_numel(c);
   if (n == 0) return;
-  if (copy->row) {
+  if (copy->rows) {
     omc_parallel_for(n, omc_grain(OMC_GRAIN_BYTES, (int64_t)copy->size), threads, copy_rows, &j);
   } else {
     const int64_t rows = c->dims[c->rank - 2], cols = c->dims[c->rank - 1];

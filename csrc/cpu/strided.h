@@ -4,10 +4,16 @@
 
 #include "base/box.h"
 
+/* Rows of n elements: dst[i * ds + k * d] = src[i * ss + k * s] for i < rows, k < n. */
+typedef struct omc_rows {
+  int64_t rows, n, ds, d, ss, s;
+} omc_rows;
+typedef void (*omc_rows_fn)(void *dst, const void *src, const omc_rows *rows);
+
 typedef struct omc_strided {
   omc_box box;
-  size_t size; /* bytes of an element */
-  void (*row)(void *dst, int64_t ds, const void *src, int64_t ss, int64_t n); /* NULL: by tiles */
+  size_t size;      /* bytes of an element */
+  omc_rows_fn rows; /* NULL: by tiles */
 } omc_strided;
 
 /* The copy of a box in the form that is run: fewest dims, and the way to move its rows. `size` is
