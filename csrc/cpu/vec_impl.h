@@ -100,11 +100,14 @@ OMC_INLINE vacc_t omc_vfrom_bf16(omc_half_bits h) {
   return (vacc_t)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
 }
 OMC_INLINE omc_half_bits omc_vto_bf16(vacc_t x) {
-  const omc_acc_bits u = (omc_acc_bits)x, even = u + 0x7fffu + ((u >> 16) & 1u);
+  const __m512i u = (__m512i)x, down = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+  const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
   const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
-  const __m512i quiet = (__m512i)(u | 0x400000u);
-  return (omc_half_bits)_mm512_cvtepi32_epi16(
-      _mm512_srli_epi32(_mm512_mask_mov_epi32((__m512i)even, nan, quiet), 16));
+  const __m512i even = _mm512_mask_add_epi32(down, odd, down, _mm512_set1_epi32(1));
+  const __m512i bits = _mm512_mask_or_epi32(even, nan, u, _mm512_set1_epi32(0x400000));
+  const __m512i high = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0x1f001d, 0x1b0019, 0x170015,
+                                        0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);
+  return (omc_half_bits)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, bits));
 }
 #else
 OMC_INLINE vacc_t omc_vfrom_bf16(omc_half_bits h) {
