@@ -191,25 +191,29 @@ TEST(pool_keeps_no_more_for_having_refused) {
 
 enum { N_IN = 4, N_OUT = 3, LONGEST = 6, MOST = 1600 };
 
-/* A random program over N_IN inputs of n elements; the last of them is a row if `row`. */
-static bool random_program(omc_graph *g, int64_t n, bool row, omc_node **out) {
-  static const char *const names[] = {"Add", "Mul", "Max", "Sub"};
+/* A random program over N_IN inputs of n elements of a dtype, to which it casts now and then; the
+ * last of them is a row if `row`. */
+static bool random_program(omc_graph *g, omc_dtype dtype, int64_t n, bool row, omc_node **out) {
+  static const char *const names[] = {"Add", "Mul", "Max", "Sub", "Cast"};
   omc_value *in[N_IN], *results[N_OUT];
-  const omc_type type = {OMC_F32, {2, {2, n / 2}}}, row_type = {OMC_F32, {1, {n / 2}}};
+  const omc_type type = {dtype, {2, {2, n / 2}}}, row_type = {dtype, {1, {n / 2}}};
   for (int i = 0; i < N_IN; i++) {
     const bool last = i == N_IN - 1;
     if (!CHECK_OK(omc_graph_add_input(g, NULL, last && row ? &row_type : &type, false, &in[i])))
       return false;
   }
   const char *ops[LONGEST];
-  int64_t args[3 * LONGEST], outs[N_OUT], dtypes[N_OUT] = {1, 1, 1};
-  const double imm[OMC_EW_IMM * LONGEST] = {0};
+  int64_t args[3 * LONGEST], outs[N_OUT], dtypes[N_OUT];
+  double imm[OMC_EW_IMM * LONGEST] = {0};
   for (int k = 0; k < LONGEST; k++) {
-    ops[k] = names[rand() % 4];
+    const int op = rand() % 5;
+    ops[k] = names[op];
     for (int a = 0; a < 2; a++) args[3 * k + a] = rand() % (N_IN + k);
+    if (op == 4) args[3 * k + 1] = -1, imm[OMC_EW_IMM * k] = dtype;
     args[3 * k + 2] = -1;
   }
   for (int i = 0; i < N_OUT; i++) outs[i] = N_IN + rand() % LONGEST;
+  for (int i = 0; i < N_OUT; i++) dtypes[i] = omc_dtype_get(dtype)->onnx;
   const omc_attr attrs[] = {{"ops", OMC_ATTR_STRINGS, LONGEST, {.ss = ops}},
                             {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * LONGEST, {.fs = imm}},
                             omc_attr_ints("args", args, 3 * LONGEST),
@@ -245,7 +249,7 @@ static bool run_sharing(const omc_node *node, const omc_call *call, const float 
   return true;
 }
 
-static void check_sharing(int64_t n, bool row) {
+static void check_sharing(omc_dtype dtype, int64_t n, bool row) {
   omc_test_memory memory;
   omc_graph *g;
   omc_node *node = NULL;
@@ -253,10 +257,10 @@ static void check_sharing(int64_t n, bool row) {
   static float inputs[N_IN][MOST], alone[N_OUT][MOST], shared[N_OUT][MOST];
   omc_test_memory_init(&memory);
   REQUIRE_OK(omc_graph_create(&memory.allocator, &g));
-  REQUIRE(random_program(g, n, row, &node));
+  REQUIRE(random_program(g, dtype, n, row, &node));
   REQUIRE_OK(omc_provider_host()->prepare(NULL, node, 2, &g->arena, &call));
   for (int i = 0; i < N_IN; i++)
-    for (int k = 0; k < MOST; k++) inputs[i][k] = (float)(rand() % 16);
+    for (int k = 0; k < MOST; k++) inputs[i][k] = (float)(rand() % 16) * 1.0078125f;
   static const int none[N_OUT] = {-1, -1, -1};
   REQUIRE(run_sharing(node, &call, inputs[0], none, alone));
   for (int choice = 0; choice < 20; choice++) {
@@ -268,7 +272,7 @@ static void check_sharing(int64_t n, bool row) {
     }
     REQUIRE(run_sharing(node, &call, inputs[0], shares, shared));
     for (int i = 0; i < N_OUT; i++)
-      REQUIRE(memcmp(alone[i], shared[i], (size_t)n * sizeof(float)) == 0);
+      REQUIRE(memcmp(alone[i], shared[i], (size_t)n * omc_dtype_size(dtype)) == 0);
   }
   omc_graph_destroy(g);
   CHECK_INT(memory.live_bytes, 0);
@@ -278,5 +282,6 @@ TEST(programs_may_write_over_their_inputs) {
   srand(1);
   for (int64_t n = 2; n <= MOST; n += n < 40 ? 2 : 506)
     for (int row = 0; row < 2; row++)
-      for (int program = 0; program < 8; program++) check_sharing(n, row);
+      for (int program = 0; program < 16; program++)
+        check_sharing(program % 2 ? OMC_F32 : OMC_BF16, n, row);
 }

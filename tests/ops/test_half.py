@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -110,6 +111,44 @@ def test_a_cast_that_changes_nothing_is_left_out_of_a_program() -> None:
     assert torch.equal(c, x + z) and torch.equal(d, x + z)
     (alone,) = run(fused(widen, args, [0.0] * 16, [5], [1]), x, z, outputs=1)
     assert torch.equal(alone, x + z)
+
+
+BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+def random_nodes(seed: int, values: dict[str, torch.dtype], n: int) -> list[str]:
+    """Of one operand or two of a dtype each, which are added to the values; and casts between the dtypes."""
+    pick, nodes = random.Random(seed), []
+    for k in range(n):
+        op = pick.choice(["Add", "Mul", "Max", "ReluGrad", "Relu", "Gelu", "Sigmoid", "Dropout", "Cast", "Cast"])
+        name = pick.choice(list(values))
+        dtype, attributes = values[name], {"Dropout": f" {{p=0.5, subsequence={k}}}"}.get(op, "")
+        other = pick.choice([v for v in values if values[v] == dtype])
+        if op == "Cast":
+            dtype = pick.choice(list(BITS))
+            attributes = f" {{to={ONNX_CODE[dtype]}}}"
+        second = f", %{other}" if op in ("Add", "Mul", "Max", "ReluGrad") else ""
+        nodes.append(f"%n{k} = {op}(%{name}{second}){attributes}")
+        values[f"n{k}"] = dtype
+    return nodes
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("half", HALVES)
+def test_a_program_has_the_bits_of_its_ops_one_by_one(half: torch.dtype, seed: int) -> None:
+    """Whatever of it is kept in 16 bits, of operands that lie in a row, repeat or are one number."""
+    g = torch.Generator().manual_seed(seed)
+    shapes = [(3, 17, 29), (3, 17, 29), (29,), ()]
+    x = [torch.randn(s, generator=g).to(half if k != 1 else torch.float32) for k, s in enumerate(shapes)]
+    values = {f"x{k}": t.dtype for k, t in enumerate(x)}
+    nodes = random_nodes(seed, values, 9)
+    outputs = [f"%n{k}" for k in random.Random(seed).sample(range(8), 2)] + ["%n8"]
+    lines = [*(f"input %x{k} : {type_text(t)}" for k, t in enumerate(x)), *nodes, "return " + ", ".join(outputs), ""]
+    session = _C.Session("\n".join(lines), {})
+    fused, single = (session.plan(x, [False] * 4, [False] * 3, plain=plain).forward(x, 5)[0] for plain in (False, True))
+    for name, got, want in zip(outputs, fused, single, strict=True):
+        assert got.dtype == want.dtype == values[name[1:]]
+        assert torch.equal(got.view(BITS[got.dtype]), want.view(BITS[got.dtype])), "\n".join([name, *nodes])
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,22 @@
 /* Elements a block function works on at most, a multiple of any OMC_VL. */
 #define OMC_EW_BLOCK 512
 
+/* What a block lies as: numbers of the class or, where that is f32, floats of 16 bits, which are
+ * converted in registers. */
+static inline bool omc_ew_takes(omc_dtype cls, omc_dtype dtype) {
+  return dtype == cls || (cls == OMC_F32 && (dtype == OMC_BF16 || dtype == OMC_F16));
+}
+
 typedef struct omc_ew_block {
-  void *out;         /* n acc_t */
-  const void *in[3]; /* n acc_t each; those that are none, the first */
+  void *out;                        /* n elements */
+  const void *in[3];                /* n elements each; those that are none, the first */
+  omc_dtype out_dtype, in_dtype[3]; /* such that omc_ew_takes() them */
+  bool plain;                       /* all are of the class */
+  bool spread;       /* in[1] and in[2] are the same number again and again, or none */
   const double *imm; /* OMC_EW_IMM of them */
-  int64_t n;         /* whole vectors, at most OMC_EW_BLOCK; out may equal an input */
+  int64_t n;         /* whole vectors, at most OMC_EW_BLOCK; out may equal an input of its dtype */
   int64_t index;     /* row-major position of the first element in the iteration shape */
   uint64_t seed;     /* of the step */
-  bool spread;       /* in[1] and in[2] are the same number again and again, or none */
 } omc_ew_block;
 
 typedef void omc_ew_body(const omc_ew_block *blk);
@@ -37,36 +45,79 @@ struct omc_ew {
 #define OMC_EW_KERNEL(name, blk)  \
   omc_ew_body OMC_EW_NAME_(name); \
   void OMC_EW_NAME_(name)(const omc_ew_block *blk)
-/* Pointers are taken out of the block first: for all the compiler knows, a store might change them.
- */
+
+#ifdef OMC_VARIANT
+/* A vector of elements from number `at` on. */
+OMC_INLINE vacc_t omc_ew_read(const void *from, omc_dtype dtype, int64_t at) {
+#if defined(OMC_COMPUTE_F32)
+  if (dtype == OMC_BF16) return omc_vfrom_bf16(omc_vldh((const uint16_t *)from + at, OMC_VL));
+  if (dtype == OMC_F16) return omc_vfrom_f16(omc_vldh((const uint16_t *)from + at, OMC_VL));
+#else
+  (void)dtype;
+#endif
+  return vldr((const acc_t *)from + at);
+}
+OMC_INLINE void omc_ew_write(void *to, omc_dtype dtype, int64_t at, vacc_t x) {
+#if defined(OMC_COMPUTE_F32)
+  if (dtype == OMC_BF16) {
+    omc_vsth((uint16_t *)to + at, omc_vto_bf16(x), OMC_VL);
+    return;
+  }
+  if (dtype == OMC_F16) {
+    omc_vsth((uint16_t *)to + at, omc_vto_f16(x), OMC_VL);
+    return;
+  }
+#else
+  (void)dtype;
+#endif
+  vstr((acc_t *)to + at, x);
+}
+#endif
+
+/* The block is copied first: for all the compiler knows, a store might change it. */
 #define OMC_EW_ROW_(name, i, loops)                                                          \
   OMC_EW_KERNEL(name, block_) {                                                              \
     const vacc_t i[OMC_EW_IMM] = {vset((acc_t)block_->imm[0]), vset((acc_t)block_->imm[1]),  \
                                   vset((acc_t)block_->imm[2]), vset((acc_t)block_->imm[3])}; \
-    const acc_t *const in_[] = {block_->in[0], block_->in[1], block_->in[2]};                \
-    acc_t *const out_ = block_->out;                                                         \
-    const int64_t n_ = block_->n;                                                            \
+    const omc_ew_block b_ = *block_;                                                         \
     (void)i;                                                                                 \
     loops                                                                                    \
   }
-#define OMC_EW_LOOP_(loads, expr)               \
-  for (int64_t k_ = 0; k_ < n_; k_ += OMC_VL) { \
-    loads;                                      \
-    vstr(out_ + k_, (expr));                    \
+/* Plain blocks have a loop of their own, without a choice for each vector. */
+#define OMC_EW_LOOP_(loads, expr) \
+  if (OMC_EW_IS_PLAIN_) {         \
+    const bool plain_ = true;     \
+    OMC_EW_EACH_(loads, expr)     \
+  } else {                        \
+    const bool plain_ = false;    \
+    OMC_EW_EACH_(loads, expr)     \
   }
-#define OMC_EW_LOAD_(x, operand, at) const vacc_t x = vldr(in_[operand] + (at))
-#define OMC_EW_LOAD1_(a) OMC_EW_LOAD_(a, 0, k_)
+#if defined(OMC_COMPUTE_F32)
+#define OMC_EW_IS_PLAIN_ b_.plain
+#else
+#define OMC_EW_IS_PLAIN_ true
+#endif
+#define OMC_EW_EACH_(loads, expr)                                      \
+  for (int64_t k_ = 0; k_ < b_.n; k_ += OMC_VL) {                      \
+    loads;                                                             \
+    omc_ew_write(b_.out, plain_ ? OMC_ACC : b_.out_dtype, k_, (expr)); \
+  }
+#define OMC_EW_LOAD_(x, operand) \
+  const vacc_t x = omc_ew_read(b_.in[operand], plain_ ? OMC_ACC : b_.in_dtype[operand], k_)
+#define OMC_EW_LOAD1_(a) OMC_EW_LOAD_(a, 0)
 #define OMC_EW_LOAD2_(a, b) \
   OMC_EW_LOAD1_(a);         \
-  OMC_EW_LOAD_(b, 1, k_)
+  OMC_EW_LOAD_(b, 1)
 #define OMC_EW_LOAD3_(a, b, c) \
   OMC_EW_LOAD2_(a, b);         \
-  OMC_EW_LOAD_(c, 2, k_)
+  OMC_EW_LOAD_(c, 2)
 /* Operands that may be left out are mostly numbers, which are loaded once. */
+#define OMC_EW_LOAD_ONCE_(x, operand) \
+  const vacc_t x = omc_ew_read(b_.in[operand], b_.in_dtype[operand], 0)
 #define OMC_EW_LOOP_OPTIONAL_(a, b, c, expr)   \
-  if (block_->spread) {                        \
-    OMC_EW_LOAD_(b, 1, 0);                     \
-    OMC_EW_LOAD_(c, 2, 0);                     \
+  if (b_.spread) {                             \
+    OMC_EW_LOAD_ONCE_(b, 1);                   \
+    OMC_EW_LOAD_ONCE_(c, 2);                   \
     OMC_EW_LOOP_(OMC_EW_LOAD1_(a), expr)       \
   } else {                                     \
     OMC_EW_LOOP_(OMC_EW_LOAD3_(a, b, c), expr) \
