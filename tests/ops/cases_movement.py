@@ -57,6 +57,7 @@ CASES = [
         ((1, 6, 1, 9), [2, 3, 0, 1]), ((33, 65), [1, 0]), ((0, 4), [1, 0]), ((3,), [0]), ((130, 257), [1, 0]),
     ]],
     *[transpose(x(3, 5, 7, dtype=d), [2, 0, 1]) for d in (F64, torch.int64, torch.bool, torch.int32)],
+    *[transpose(x(70, 131, dtype=d), [1, 0]) for d in (torch.float32, F64, torch.bool)],
     *[Case("Expand", [x(*s), tensor(t)], lambda a, t: (a + torch.zeros(t.tolist())).to(a.dtype), consts=[1]) for s, t in [
         ((3, 1), [3, 5]), ((1,), [4]), ((), [2, 3]), ((2, 1, 5), [2, 7, 5]), ((1, 3, 1), [4, 3, 6]), ((3,), [2, 3]),
     ]],
