@@ -54,6 +54,19 @@ OMC_HIP T omc_hip_from(T value, int lane) {
 OMC_HIP int omc_hip_lane() {
   return (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
 }
+/* What all lanes of a warp have. */
+template <typename T>
+struct omc_lanes {
+  T mine;
+  __device__ __forceinline__ explicit omc_lanes(const T &x) : mine(x) {}
+  __device__ __forceinline__ T operator[](int lane) const {
+    return omc_hip_from(mine, omc_hip_lane() / 32 * 32 + lane);
+  }
+};
+template <typename T>
+OMC_HIP T __shfl_sync(unsigned, T value, int from) {
+  return omc_lanes<T>(value)[from];
+}
 template <typename T>
 OMC_HIP T __shfl_xor_sync(unsigned, T value, int mask) {
   return omc_hip_from(value, omc_hip_lane() ^ mask);
@@ -64,6 +77,16 @@ OMC_HIP T __shfl_up_sync(unsigned, T value, int by) {
   return omc_hip_from(value, lane % 32 < by ? lane : lane - by);
 }
 
+/* At once. */
+template <int BYTES>
+OMC_HIP void omc_copy_later(void *to, const void *from, bool there) {
+  struct alignas(BYTES) bytes {
+    unsigned words[BYTES / sizeof(unsigned)];
+  };
+  *(bytes *)to = there ? *(const bytes *)from : bytes{};
+}
+OMC_HIP void omc_wait_for_copies() {}
+
 /* Of the compiler, and of AMD's device library. */
 #define OMC_HIP_BUILTIN(name, parameters, ...)                                         \
   OMC_HIP float name##f parameters(float) { return __builtin_##name##f(__VA_ARGS__); } \
@@ -73,6 +96,8 @@ OMC_HIP T __shfl_up_sync(unsigned, T value, int by) {
 #define OMC_HIP_3(type) (type x, type y, type z)
 OMC_HIP_BUILTIN(fma, OMC_HIP_3, x, y, z)
 OMC_HIP_BUILTIN(copysign, OMC_HIP_2, x, y)
+OMC_HIP_BUILTIN(fmax, OMC_HIP_2, x, y)
+OMC_HIP_BUILTIN(exp2, OMC_HIP_1, x)
 OMC_HIP_BUILTIN(sqrt, OMC_HIP_1, x)
 OMC_HIP_BUILTIN(floor, OMC_HIP_1, x)
 OMC_HIP_BUILTIN(rint, OMC_HIP_1, x)

@@ -54,6 +54,17 @@ OMC_INLINE f16 to_f16(float x) {
 }
 #endif
 
+/* 2 to the power x, nearly, and 0 for what would be denormal: for what is rounded to 16 bits. */
+OMC_INLINE float omc_exp2(float x) {
+#if defined(__CUDA_ARCH__) && !defined(OMC_EMULATED)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
 /* What does not fit, NaN too, is the least integer, as on the CPU. */
 #define OMC_TO_INTEGERS(X)                                                   \
   OMC_INLINE int64_t to_int64(X x) {                                         \

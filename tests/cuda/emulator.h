@@ -29,18 +29,31 @@ struct emulated_grid {
 /* Each unit has its own, as each is a library. */
 namespace emulated {
 
-enum { WARP = 32, STACK_BYTES = 1 << 16 };
+enum { WARP = 32, STACK_BYTES = 1 << 16, SLOT_BYTES = 32 };
 enum state { READY, AT_BARRIER, AT_WARP, DONE };
+
+/* A copy that has been asked for and not been waited for. */
+struct copy {
+  void *to;
+  const void *from;
+  unsigned bytes;
+};
+
+struct slot {
+  unsigned char bytes[SLOT_BYTES];
+};
 
 struct thread {
   ucontext_t context;
   state at;
+  unsigned given; /* to its warp, times */
+  std::vector<copy> copies;
 };
 
 struct block {
   std::vector<thread> threads;
   std::vector<char> stacks, shared;
-  std::vector<uint64_t> slots; /* what lanes give to their warp */
+  std::vector<slot> slots[2]; /* what lanes give to their warp, every other time */
   ucontext_t scheduler;
   unsigned current;
   void (*body)(const void *parameters);
@@ -86,7 +99,8 @@ inline void start(block &b, unsigned i) {
   t.context.uc_stack.ss_size = STACK_BYTES;
   t.context.uc_link = nullptr;
   makecontext(&t.context, enter, 0);
-  t.at = READY;
+  t.at = READY, t.given = 0;
+  t.copies.clear();
 }
 
 /* Threads take turns from the last to the first, or else from the first to the last. */
@@ -118,7 +132,7 @@ inline bool run_grid(void (*body)(const void *), const void *parameters, emulate
   block b;
   b.threads.resize(grid.threads);
   b.stacks.resize((size_t)grid.threads * STACK_BYTES);
-  b.slots.resize(grid.threads);
+  for (auto &slots : b.slots) slots.resize(grid.threads);
   b.shared.resize(grid.shared_bytes + 32);
   b.body = body, b.parameters = parameters;
   here = &b;
@@ -134,19 +148,45 @@ inline bool run_grid(void (*body)(const void *), const void *parameters, emulate
   return true;
 }
 
-/* What lane `from` of the warp has given. */
+/* What all lanes of a warp give at one time; to be read before the lane gives anything more. */
+template <typename T>
+class lanes {
+ public:
+  explicit lanes(const T &mine) {
+    static_assert(sizeof(T) <= SLOT_BYTES, "what a lane gives has no more room");
+    thread &t = here->threads[here->current];
+    std::vector<slot> &slots = here->slots[t.given++ % 2];
+    memcpy(slots[here->current].bytes, &mine, sizeof mine);
+    wait(AT_WARP);
+    const unsigned first = here->current / WARP * WARP;
+    from = &slots[first], n = (unsigned)slots.size() - first;
+  }
+  bool has(unsigned lane) const { return lane < n; }
+  T operator[](unsigned lane) const {
+    T value;
+    memcpy(&value, from[lane].bytes, sizeof value);
+    return value;
+  }
+
+ private:
+  const slot *from;
+  unsigned n;
+};
+
 template <typename T>
 T exchange(T value, unsigned from) {
-  static_assert(sizeof(T) <= sizeof(uint64_t), "a lane gives 64 bits at most");
-  memcpy(&here->slots[here->current], &value, sizeof value);
-  wait(AT_WARP);
-  const unsigned first = here->current / WARP * WARP;
-  if (first + from < here->slots.size()) memcpy(&value, &here->slots[first + from], sizeof value);
-  wait(AT_WARP);
-  return value;
+  const lanes<T> all(value);
+  return all.has(from) ? all[from] : value;
 }
 
 inline unsigned lane() { return here->current % WARP; }
+
+/* As late as can be: what does not wait for a copy does not see it. */
+inline void finish_copies() {
+  std::vector<copy> &copies = here->threads[here->current].copies;
+  for (const copy &c : copies) c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
+  copies.clear();
+}
 
 }  // namespace emulated
 
@@ -167,6 +207,14 @@ inline void __syncthreads() { emulated::wait(emulated::AT_BARRIER); }
 inline void __syncwarp(unsigned = ~0u) { emulated::wait(emulated::AT_WARP); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+#define omc_lanes emulated::lanes
+template <int BYTES>
+void omc_copy_later(void *to, const void *from, bool there) {
+  if ((uintptr_t)to % BYTES || (there && (uintptr_t)from % BYTES)) abort();
+  emulated::thread &t = emulated::here->threads[emulated::here->current];
+  t.copies.push_back({to, there ? from : nullptr, BYTES});
+}
+inline void omc_wait_for_copies() { emulated::finish_copies(); }
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulated::exchange(x, emulated::lane() ^ (unsigned)mask);
