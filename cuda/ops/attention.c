@@ -1,4 +1,5 @@
-/* Attention and its gradient in tiles; nothing of T x S elements is stored. */
+/* Attention and its gradient in tiles; nothing of T x S elements is stored. Of 16 bits they are on
+ * tensor cores. */
 #include "cuda/ops/attention.h"
 
 #include <stdio.h>
@@ -6,21 +7,71 @@
 #include "base/alloc.h"
 #include "base/int.h"
 #include "cuda/launch.h"
+#include "cuda/ops/attention_mma.h"
 #include "ops/forms.h"
 #include "ops/random.h"
 
-/* Elements of a head whose sums registers hold. */
+/* Of a head's row, whose sums registers hold. */
 enum { MOST_BYTES = 512 };
 
+/* One of the kernels, and what a launch of it takes. */
+enum { FORWARD, ROWS_OF_GRAD, DQ, DKV, N_KERNELS };
+
+typedef struct launch {
+  omc_cuda_kernel kernel;
+  omc_cuda_grid grid;
+  int32_t tiles; /* of a head */
+} launch;
+
 typedef struct params {
-  omc_cuda_kernel forward, rows_of_grad, dq, dkv;
+  launch launches[N_KERNELS];
   omc_attention given; /* but for addresses and the seed */
   int64_t rows;        /* of scores */
-  int64_t query_blocks, key_blocks;
   size_t acc_bytes;
-  uint32_t shared_bytes; /* forward, and for each operand more that backward keeps */
-  uint32_t more_bytes;
 } params;
+
+/* How a kernel takes heads of f->dim and f->value_dim elements, with plain scores or not: rows of
+ * its own operands in a block, blocks along a head's elements, and bytes of shared memory. */
+typedef struct extent {
+  int64_t rows, parts, bytes;
+} extent;
+
+/* A way to compute, and the file that has it. */
+typedef struct way {
+  const char *file;
+  uint32_t threads;
+  extent (*extent_of)(const omc_attention_form *f, bool plain, int kernel);
+} way;
+
+static extent extent_of_tiles(const omc_attention_form *f, bool plain, int kernel) {
+  (void)plain;
+  const int64_t more = kernel == FORWARD ? 0 : f->value_dim * OMC_TILE_PITCH;
+  const int64_t room =
+      OMC_ATTENTION_ROOM(omc_max(f->dim, f->value_dim)) + OMC_TILE * OMC_TILE_PITCH;
+  return (extent){
+      OMC_TILE, 1,
+      (room + f->dim * OMC_TILE_PITCH + more) * (int64_t)omc_dtype_size(omc_dtype_acc(f->dtype))};
+}
+
+static extent extent_of_bands(const omc_attention_form *f, bool plain, int kernel) {
+  const int64_t deepest = omc_max(f->dim, f->value_dim), parts = OMC_DKV_PARTS(deepest);
+  const int64_t bands[N_KERNELS] = {[FORWARD] = OMC_FORWARD_BANDS(deepest, plain),
+                                    [ROWS_OF_GRAD] = OMC_DQ_BANDS(deepest, plain),
+                                    [DQ] = OMC_DQ_BANDS(deepest, plain),
+                                    [DKV] = OMC_DKV_BANDS};
+  const int64_t pitch = OMC_BAND_PITCH(f->dim, parts),
+                value_pitch = OMC_BAND_PITCH(f->value_dim, parts);
+  const int64_t rows = OMC_BAND_ROWS(bands[kernel]), columns = OMC_BAND_STAGES * OMC_BAND_COLUMNS;
+  const int64_t own = kernel == FORWARD ? pitch : pitch + value_pitch;
+  const int64_t numbers = kernel == DKV ? columns * OMC_BAND_NUMBERS : 0;
+  return (extent){
+      rows, kernel == DKV ? parts : 1,
+      (rows * own + columns * (pitch + value_pitch)) * (int64_t)omc_dtype_size(f->dtype) +
+          numbers * (int64_t)sizeof(float)};
+}
+
+static const way tiles_by_threads = {"attention", OMC_ATTENTION_THREADS, extent_of_tiles};
+static const way bands_by_warps = {"attention_mma", OMC_BAND_THREADS, extent_of_bands};
 
 static omc_attention_strides strides_of(const omc_head_strides *s) {
   return (omc_attention_strides){s->sample, s->head, s->token};
@@ -43,8 +94,11 @@ static omc_attention given_of(const omc_attention_form *f) {
   return a;
 }
 
-static omc_status kernels_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                             const omc_attention_form *f, bool masked, params *p) {
+static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+                            const omc_attention_form *f, const char *file, bool masked, int kernel,
+                            omc_cuda_kernel *out) {
+  static const char *const names[N_KERNELS] = {"attention", "attention_rows", "attention_dq",
+                                               "attention_dkv"};
   char defines[160];
   snprintf(defines, sizeof defines,
            "#define OMC_DIM %d\n#define OMC_VALUE_DIM %d\n#define OMC_MASK %d\n"
@@ -54,13 +108,7 @@ static omc_status kernels_of(omc_cuda_device *device, const omc_node *node, omc_
            : f->mask_is_bool ? 1
                              : 2,
            f->causal, f->p > 0);
-  static const char *const names[] = {"attention", "attention_rows", "attention_dq",
-                                      "attention_dkv"};
-  omc_cuda_kernel *const kernels[] = {&p->forward, &p->rows_of_grad, &p->dq, &p->dkv};
-  for (int i = 0; i < 4; i++)
-    OMC_TRY(omc_cuda_kernel_of(device, node, arena, "attention", f->dtype, defines, names[i], "",
-                               kernels[i]));
-  return OMC_OK;
+  return omc_cuda_kernel_of(device, node, arena, file, f->dtype, defines, names[kernel], "", out);
 }
 
 static omc_status params_attention(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -68,36 +116,42 @@ static omc_status params_attention(omc_cuda_device *device, const omc_node *node
   params *p = params_;
   omc_attention_form f;
   OMC_TRY(omc_attention_form_of(node, &f));
-  if (omc_max(f.queries, f.keys) > INT32_MAX - OMC_TILE || f.heads > INT32_MAX)
+  if (omc_max(f.queries, f.keys) > INT32_MAX / 2 || f.heads > INT32_MAX)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for %lld queries and %lld keys",
                   (long long)f.queries, (long long)f.keys);
   p->given = given_of(&f);
   p->rows = f.batch * f.heads * f.queries;
-  p->query_blocks = f.batch * f.heads * omc_ceil_div(f.queries, OMC_TILE);
-  p->key_blocks = f.batch * f.kv_heads * omc_ceil_div(f.keys, OMC_TILE);
   p->acc_bytes = omc_dtype_size(omc_dtype_acc(f.dtype));
-  const int64_t deepest = omc_max(f.dim, f.value_dim), acc_bytes = (int64_t)p->acc_bytes;
-  if (omc_min(f.dim, f.value_dim) < 1 || deepest * acc_bytes > MOST_BYTES)
+  const way *w = omc_dtype_size(f.dtype) == 2 ? &bands_by_warps : &tiles_by_threads;
+  const int64_t bytes = omc_max(f.dim, f.value_dim) * (int64_t)omc_dtype_size(f.dtype);
+  if (omc_min(f.dim, f.value_dim) < 1 || bytes > MOST_BYTES)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for heads of %lld and %lld elements",
                   (long long)f.dim, (long long)f.value_dim);
-  const int64_t kept = OMC_ATTENTION_ROOM(deepest) + OMC_TILE * OMC_TILE_PITCH;
-  p->shared_bytes = (uint32_t)((kept + f.dim * OMC_TILE_PITCH) * acc_bytes);
-  p->more_bytes = (uint32_t)(f.value_dim * OMC_TILE_PITCH * acc_bytes);
-  if (p->shared_bytes + p->more_bytes > device->shared_bytes)
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for heads that take %u bytes of a block",
-                  p->shared_bytes + p->more_bytes);
-  const uint32_t mask = node->op == OMC_OP_Attention ? 3 : 5;
-  return kernels_of(device, node, arena, &f, omc_in(node, mask) != NULL, p);
+  const bool forward = node->op == OMC_OP_Attention;
+  const bool masked = omc_in(node, forward ? 3 : 5) != NULL;
+  for (int i = forward ? FORWARD : ROWS_OF_GRAD; i < (forward ? ROWS_OF_GRAD : N_KERNELS); i++) {
+    const extent e = w->extent_of(&f, !masked && f.p <= 0, i);
+    if (e.bytes > (int64_t)device->shared_bytes)
+      OMC_NODE_FAIL(node, EUNSUPPORTED,
+                    "cuda has no kernel for heads that take %lld bytes of a block",
+                    (long long)e.bytes);
+    const int64_t tiles = omc_ceil_div(i == DKV ? f.keys : f.queries, e.rows);
+    const int64_t heads = f.batch * (i == DKV ? f.kv_heads : f.heads);
+    launch *l = &p->launches[i];
+    *l = (launch){.grid = {heads * tiles * e.parts, w->threads, (uint32_t)e.bytes},
+                  .tiles = (int32_t)tiles};
+    OMC_TRY(kernel_of(device, node, arena, &f, w->file, masked, i, &l->kernel));
+  }
+  return OMC_OK;
 }
 
 static void *data_of(const omc_tensor *tensors, uint32_t n, uint32_t i) {
   return i < n && tensors[i].type ? tensors[i].data : NULL;
 }
 
-static omc_status launch(omc_cuda_kernel *kernel, int64_t blocks, uint32_t shared_bytes,
-                         const omc_attention *given, void *queue) {
-  const omc_cuda_grid grid = {blocks, OMC_ATTENTION_THREADS, shared_bytes};
-  return omc_cuda_launch(kernel, grid, given, queue);
+static omc_status launched(launch *l, omc_attention *given, void *queue) {
+  given->tiles = l->tiles;
+  return omc_cuda_launch(&l->kernel, l->grid, given, queue);
 }
 
 static omc_status run_attention(const omc_kernel_args *args) {
@@ -106,9 +160,8 @@ static omc_status run_attention(const omc_kernel_args *args) {
   a.q = args->in[0].data, a.k = args->in[1].data, a.v = args->in[2].data;
   a.mask = data_of(args->in, args->n_in, 3);
   a.y = args->out[0].data, a.lse = data_of(args->out, args->n_out, 1);
-  a.tiles = (int32_t)omc_ceil_div(a.queries, OMC_TILE);
   a.seed = omc_cuda_seed(args);
-  return launch(&p->forward, p->query_blocks, p->shared_bytes, &a, args->queue);
+  return launched(&p->launches[FORWARD], &a, args->queue);
 }
 
 /* Of each row its share and delta. */
@@ -127,12 +180,9 @@ static omc_status run_attention_grad(const omc_kernel_args *args) {
   a.share = args->workspace;
   a.delta = (char *)args->workspace + (size_t)p->rows * p->acc_bytes;
   a.seed = omc_cuda_seed(args);
-  const uint32_t shared_bytes = p->shared_bytes + p->more_bytes;
-  a.tiles = (int32_t)omc_ceil_div(a.queries, OMC_TILE);
-  OMC_TRY(launch(&p->rows_of_grad, p->query_blocks, shared_bytes, &a, args->queue));
-  OMC_TRY(launch(&p->dq, p->query_blocks, shared_bytes, &a, args->queue));
-  a.tiles = (int32_t)omc_ceil_div(a.keys, OMC_TILE);
-  return launch(&p->dkv, p->key_blocks, shared_bytes, &a, args->queue);
+  for (int i = ROWS_OF_GRAD; i < N_KERNELS; i++)
+    OMC_TRY(launched(&p->launches[i], &a, args->queue));
+  return OMC_OK;
 }
 
 const omc_cuda_op omc_cuda_Attention = {

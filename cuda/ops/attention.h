@@ -1,11 +1,7 @@
 /* Attention in tiles of OMC_TILE queries by as many keys: nothing of all scores is stored. Each
  * thread of a block works on 4 x 4 scores at a time, from operands in shared memory. Backward makes
  * the probabilities again from lse, and the dropout mask again from its counters; sums are in one
- * order, whatever the device.
- *
- * Defined are OMC_STORAGE, what is computed in (gpu/lane.h), OMC_DIM and OMC_VALUE_DIM, elements of
- * a head, OMC_MASK (0: none, 1: of bool, 2: added), OMC_CAUSAL and OMC_DROPS. Read by the host as
- * C11. */
+ * order, whatever the device. Read by the host as C11. */
 #ifndef OMC_CUDA_OPS_ATTENTION_H
 #define OMC_CUDA_OPS_ATTENTION_H
 

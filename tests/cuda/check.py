@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import dataclasses
 import importlib.util
 import os
 import re
@@ -43,8 +44,17 @@ OF_CLANG = {
 }
 
 
+# Of attention on tensor cores: what is stored, elements of a head, causal, dropped, mask.
+ATTENTION = [
+    *[("bfloat16", d, 1, 0.1, "") for d in (16, 64, 80, 96, 128, 192, 256)],
+    *[("bfloat16", d, 0, 0.0, "") for d in (64, 128, 256)],
+    *[("float16", d, 0, 0.1, "bool") for d in (64, 128, 256)],
+    *[("float16", d, 1, 0.0, "float") for d in (64, 128, 256)],
+]
+
+
 def write_sources(folder: str) -> None:
-    """What the provider writes for every case of the table of ops that it has kernels for, and for optimizers.
+    """What the provider writes for the table of ops, as far as it has kernels, attention of 16 bits and optimizers.
 
     In a process with its stand-ins.
     """
@@ -57,14 +67,20 @@ def write_sources(folder: str) -> None:
     import torch
 
     from case import expected, free_inputs, session, wanted
+    from cases_matmul import attention
     from test_ops import CASES, FLOAT_CASES, out_grads
 
-    for case in CASES:
+    halves = [
+        dataclasses.replace(case, attrs={**case.attrs, "p": p})
+        for dtype, d, causal, p, mask in ATTENTION
+        for case in [attention(1, 1, 2, 2, d, mask, causal, dtype=getattr(torch, dtype))]
+    ]
+    for case in [*CASES, *halves]:
         free = free_inputs(case)
         inputs, no_outputs = [case.inputs[i].contiguous() for i in free], [False] * case.outputs
         with contextlib.suppress(NotImplementedError):
             session(case).plan(inputs, [False] * len(inputs), no_outputs)
-        if case in FLOAT_CASES:
+        if case in FLOAT_CASES or case in halves:
             outputs = [g is not None for g in out_grads(case, expected(case))]
             with contextlib.suppress(NotImplementedError):
                 session(case).plan(inputs, [i in wanted(case) for i in free], outputs)
@@ -148,7 +164,7 @@ def ops_of(path: Path) -> str:
     """The ops of a program; of another source its header and what is stored."""
     text = path.read_text()
     ops = re.findall(r"= (?:omc_ew_|omc_)(\w+)[<(]", text)
-    names = re.findall(r'include "cuda/\w+/(\w+)\.h"', text) + re.findall(r"define OMC_STORAGE (\w+)", text)
+    names = re.findall(r'include "cuda/\w+/(\w+)\.h"', text) + re.findall(r"define OMC_(?:STORAGE|DIM) (\w+)", text)
     return ", ".join(dict.fromkeys(ops)) or " ".join(names)
 
 
