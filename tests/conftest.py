@@ -15,17 +15,20 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "devic
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", action="store_true", help="every session runs on the device of tests/c")
     parser.addoption("--gpu", action="store_true", help="every session runs on the emulated GPU of tests/cuda")
+    parser.addoption("--on", default="", metavar="DEVICE", help="every session runs on a device of PyTorch's: cuda")
 
 
 def other_device(config: pytest.Config) -> str:
-    return "device" if config.getoption("device") else "gpu" if config.getoption("gpu") else ""
+    named: str = config.getoption("on")
+    return "device" if config.getoption("device") else "gpu" if config.getoption("gpu") else named
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if other_device(config):
         import on_device
 
-        on_device.build()
+        if other_device(config) in on_device.BUILT:
+            on_device.build()
         on_device.install(other_device(config))
 
 
@@ -43,7 +46,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     try:
         yield
     except NotImplementedError as error:
-        if not item.config.getoption("gpu") or "cuda has no kernel" not in str(error):
+        if other_device(item.config) in ("", "device") or "cuda has no kernel" not in str(error):
             raise
         pytest.skip(str(error))
 

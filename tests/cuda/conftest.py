@@ -1,4 +1,4 @@
-"""The emulated GPU for each test, which makes no mistake there."""
+"""The emulated GPU for each test, which makes no mistake there; with ``pytest --on cuda`` one of hardware."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import on_device
 import pytest
 from emulated_gpu import Gpu
+from hardware_gpu import Hardware
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Gpu:
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    if name := request.config.getoption("on"):
+        return Hardware(on_device.Session.core, name)
     on_device.build()
     on_device.load_stand_ins()
     core, device = on_device.loaded()
@@ -21,6 +24,9 @@ def gpu() -> Gpu:
 @pytest.fixture(autouse=True)
 def no_mistakes(gpu: Gpu) -> Iterator[None]:
     """Stand-ins say what their user does wrong, and what it leaves behind."""
+    if isinstance(gpu, Hardware):
+        yield
+        return
     before = gpu.counted().mistakes
     yield
     gpu.fail(-1, None, 0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAUNCH_FAILED = 719
-WAITING = b"cuStreamSynchronize"
 HALVES = FLOATS[2:]
 SHAPES: Sequence[tuple[int, ...]] = [(3, 5), (1000,), (), (1,), (0, 4), (129, 257), (17, 1, 3)]  # some of several parts
 
@@ -32,14 +30,6 @@ RULES: dict[str, tuple[str, dict[str, float]]] = {
     ),
 }
 STATES = {"adam": 3, "sgd": 1, "lamb": 2, "scale": 0}
-
-
-@contextlib.contextmanager
-def waits_for_nothing(gpu: Gpu) -> Iterator[None]:
-    """Whoever waits for the device here fails."""
-    gpu.fail(0, WAITING, LAUNCH_FAILED)
-    yield
-    gpu.fail(-1, None, 0)
 
 
 class Optimizer:
@@ -85,7 +75,7 @@ class Optimizer:
         self.done += 1
         there = {name: self.put(value) if isinstance(value, Tensor) else value for name, value in how.items()}
         self.given += there.values()
-        with waits_for_nothing(self.gpu):
+        with self.gpu.waits_for_nothing():
             self.gpu.core.optim_step(
                 self.rule, rows, groups, norm=self.norm, provider="gpu" if self.on_gpu else "cpu", **there
             )

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+LAUNCH_FAILED = 719
+
 
 class Counts(ctypes.Structure):
     _fields_ = [
@@ -90,6 +92,13 @@ class Gpu:
 
     def fail(self, n: int, name: bytes | None, error: int) -> None:
         self.driver.emulated_fail(ctypes.c_int64(n), name, error)
+
+    @contextlib.contextmanager
+    def waits_for_nothing(self) -> Iterator[None]:
+        """Whoever waits for the device here fails."""
+        self.fail(0, b"cuStreamSynchronize", LAUNCH_FAILED)
+        yield
+        self.fail(-1, None, 0)
 
     def plan(self, text: str, inputs: list[Tensor], outputs: int = 1) -> Any:
         given = [self.put(t) for t in inputs]

@@ -1,9 +1,9 @@
-"""Sessions on the device of tests/c/device.c, in the place of those on the CPU.
+"""Sessions on another device, that of tests/c/device.c or a GPU, in the place of those on the CPU.
 
 `install` makes every session of the process open on the device. Whoever uses one has tensors of the host's as before:
 they are copied at the session's border, and so are those of calls back to PyTorch. Within it all is on the device,
-where a pointer of the host's is an error, as one of the device's is a fault here. A graph that does not call PyTorch is
-run on the CPU too, and must have the same bits there.
+where a pointer of the host's is an error, as one of the device's is a fault here. On the device of the tests a graph
+that does not call PyTorch is run on the CPU too, and must have the same bits there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from ortmodule_c import _C
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILT = ("device", "gpu")  # devices that `build` makes
 
 
 class Different(BaseException):
@@ -44,15 +45,29 @@ def load_stand_ins() -> None:
 
 
 def install(name: str = "device") -> None:
-    """Let the extension take the place of the product's, and its sessions open on the device of that name."""
+    """Let sessions open on the device of that name.
+
+    That is "device" of tests/c, "gpu", the emulated one, or one that PyTorch has: "cuda". The first two take another
+    extension in the place of the product's.
+    """
     if name == "gpu":
         load_stand_ins()
-    Session.core, Session.device = loaded()
+    Session.core, Session.device = loaded() if name in BUILT else (SimpleNamespace(**vars(_C)), OfPyTorch())
     Session.name = name
     vars(_C).update({name: value for name, value in vars(Session.core).items() if not name.startswith("__")})
     _C.Session = Session
     # What a provider knows decides what of a graph runs in PyTorch.
     _C.infer = lambda *asked, **named: Session.core.infer(*asked[:5], **{**named, "provider": name})
+
+
+class OfPyTorch:
+    """Tensors on devices that PyTorch has."""
+
+    def put(self, t: Tensor, name: str) -> Tensor:
+        return t.to(name)
+
+    def get(self, t: Tensor, name: str) -> Tensor:
+        return t.to("cpu")
 
 
 def loaded() -> tuple[ModuleType, ModuleType]:

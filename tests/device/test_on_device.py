@@ -158,5 +158,5 @@ def test_what_passes_on_the_cpu_passes_on_the_device(tests: str) -> None:
 
 
 def test_random_programs_are_the_same_on_the_device() -> None:
-    failures = [told(v) for v in verdicts(range(100), processes=2, device=True) if v["what"]]
+    failures = [told(v) for v in verdicts(range(100), processes=2, device="device") if v["what"]]
     assert not failures, "\n".join(failures)

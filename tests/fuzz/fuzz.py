@@ -47,10 +47,10 @@ def verdict(seed: int, shrinking: float) -> dict[str, Any]:
     return {"seed": seed, "what": what, "how": how, "ran": ran, "script": script, "seconds": time.monotonic() - begin}
 
 
-def work(pipe: Connection, shrinking: float, device: bool) -> None:
+def work(pipe: Connection, shrinking: float, device: str) -> None:
     torch.set_num_threads(1)
     if device:
-        on_device.install()
+        on_device.install(device)
     while True:
         seed = pipe.recv()
         if seed is None:
@@ -61,7 +61,7 @@ def work(pipe: Connection, shrinking: float, device: bool) -> None:
 class Worker:
     """A process that works through seeds; one that dies or hangs costs its seed alone."""
 
-    def __init__(self, shrinking: float, device: bool) -> None:
+    def __init__(self, shrinking: float, device: str) -> None:
         self.pipe, other = multiprocessing.Pipe()
         given = (other, shrinking, device)
         self.process = multiprocessing.get_context("spawn").Process(target=work, args=given, daemon=True)
@@ -93,11 +93,11 @@ class Worker:
 
 
 def verdicts(
-    seeds: Iterable[int], processes: int, shrinking: float = SHRINKING, device: bool = False
+    seeds: Iterable[int], processes: int, shrinking: float = SHRINKING, device: str = ""
 ) -> Iterable[dict[str, Any]]:
-    """The verdict of each seed, as they come; of the core on the device of tests/c, if so."""
+    """The verdict of each seed, as they come; of sessions on a device of `on_device.install`, if one is named."""
     todo = collections.deque(seeds)
-    if device:
+    if device in on_device.BUILT:
         on_device.build()
     workers = [Worker(shrinking, device) for _ in range(min(processes, len(todo)))]
     for worker in workers:
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--shrinking", type=float, default=SHRINKING, help="seconds for one failure")
     parser.add_argument("--log", type=Path, help="append verdicts to this file, and skip the seeds that are in it")
-    parser.add_argument("--device", action="store_true", help="the core runs on the device of tests/c")
+    parser.add_argument("--on", default="", metavar="DEVICE", help="sessions run there: device (of tests/c), gpu, cuda")
     parser.add_argument("--causes", action="store_true", help="tell why programs ran wholly in PyTorch")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -149,7 +149,7 @@ def main() -> int:
     if options.log and options.log.exists():
         found = [json.loads(line) for line in options.log.read_text().splitlines()]
     seeds = sorted({*range(*map(int, options.seeds.split(":")))} - {v["seed"] for v in found})
-    for v in verdicts(seeds, options.processes, options.shrinking, options.device):
+    for v in verdicts(seeds, options.processes, options.shrinking, options.on):
         found.append(v)
         if options.log:
             with options.log.open("a") as log:

@@ -13,7 +13,7 @@ N_SEEDS, BATCH = 300, 25
 @pytest.fixture(scope="module")
 def found(pytestconfig: pytest.Config) -> dict[int, dict[str, Any]]:
     """The verdict of every seed."""
-    device = pytestconfig.getoption("device")
+    device = "device" if pytestconfig.getoption("device") else pytestconfig.getoption("on")
     return {v["seed"]: v for v in verdicts(range(N_SEEDS), processes=2, device=device)}
 
 

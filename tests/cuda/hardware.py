@@ -1,0 +1,273 @@
+"""Training with all tensors on a GPU, beside eager there: ``pytest tests/cuda/hardware.py``; without a GPU, on the CPU.
+
+What the emulated GPU cannot show: PyTorch's own tensors, streams, allocator and flags around the provider.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+from ortmodule_c import ORTModule
+from ortmodule_c.optim import FusedAdam
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Relative distance of a loss from eager's over ten steps.
+LOSSES = {None: 1e-3, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="there is no GPU")
+
+
+class Block(nn.Module):
+    """What a transformer has of every kind of kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(50, 32), nn.LayerNorm(32)
+        self.qkv, self.out, self.head = nn.Linear(32, 96), nn.Linear(32, 32), nn.Linear(32, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).split(32, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(F.gelu(x + self.out(y))).flatten(0, 1), ids.flatten())
+
+
+class Images(nn.Module):
+    """Convolutions, statistics of a batch, a pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.cross_entropy(self.body(x), torch.arange(len(x), device=x.device) % 10)
+
+
+class OfTransformers(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids, labels=ids).loss
+
+
+def gpt2(p: float = 0.0) -> nn.Module:
+    config = GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=32, resid_pdrop=p, embd_pdrop=p, attn_pdrop=p
+    )
+    config.use_cache, config.loss_type = False, "ForCausalLM"
+    return OfTransformers(GPT2LMHeadModel(config))
+
+
+def bert() -> nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(**sizes, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return OfTransformers(BertForMaskedLM(config))
+
+
+def words(n: int = 7) -> Tensor:
+    return torch.randint(0, 50, (3, n), generator=torch.Generator().manual_seed(n)).to(DEVICE)
+
+
+def pictures() -> Tensor:
+    return torch.randn(5, 3, 13, 11, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "block": (Block, words),
+    "images": (Images, pictures),
+    "gpt2": (gpt2, words),
+    "bert": (bert, words),
+}
+
+
+def losses(
+    model: nn.Module, x: Tensor, dtype: torch.dtype | None = None, steps: int = 10, optimizer: Any = torch.optim.AdamW
+) -> list[float]:
+    """Losses of training on one batch."""
+    optimizer = optimizer(model.parameters(), lr=1e-3)
+    found = []
+    for _ in range(steps):
+        with torch.autocast(DEVICE.type, dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("dtype", LOSSES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_ten_steps_are_eagers(name: str, dtype: torch.dtype | None) -> None:
+    build, data = MODELS[name]
+    eager = build().to(DEVICE)
+    ours = ORTModule(copy.deepcopy(eager))
+    want, got = losses(eager, data(), dtype), losses(ours, data(), dtype)
+    for a, b in zip(got, want, strict=True):
+        assert abs(a - b) <= LOSSES[dtype] * abs(b), (got, want)
+
+
+def test_the_fused_optimizer_trains_there() -> None:
+    eager = Block().to(DEVICE)
+    ours = ORTModule(copy.deepcopy(eager))
+    want, got = (
+        losses(eager, words()),
+        losses(ours, words(), optimizer=lambda p, lr: FusedAdam(p, lr=lr, weight_decay=1e-2)),
+    )
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=0)
+
+
+def test_another_size_takes_another_plan_of_the_same_graph() -> None:
+    eager = Block().to(DEVICE)
+    ours = ORTModule(copy.deepcopy(eager))
+    for n in (7, 9, 7, 12, 5, 9):
+        results = []
+        for model in (eager, ours):
+            model.zero_grad()
+            loss = model(words(n))
+            loss.backward()
+            results.append([loss.detach(), *[p.grad for p in model.parameters()]])
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+def test_a_loss_is_scaled_and_a_step_that_overflows_is_skipped() -> None:
+    model = ORTModule(Block().to(DEVICE))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**15)
+    with torch.autocast(DEVICE.type, torch.float16):
+        scaler.scale(model(words())).backward()
+    next(model.parameters()).grad.fill_(float("inf"))
+    before = [p.detach().clone() for p in model.parameters()]
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**14
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_steps_are_the_same_bits_each_time() -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(0)
+        model = ORTModule(gpt2(0.1).to(DEVICE))
+        return [torch.tensor(losses(model, words(), steps=3)), *[p.detach() for p in model.parameters()]]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+@needs_gpu
+def test_dropout_drops_what_the_cpu_drops() -> None:
+    x, masks = torch.ones(37, 65), []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(3)
+        masks.append(ORTModule(nn.Dropout(0.3).to(device))(x.to(device)).cpu())
+    assert torch.equal(*masks)
+
+
+@needs_gpu
+def test_float32_is_rounded_to_tf32_where_pytorch_says_so() -> None:
+    x = torch.full((16, 16), 1 + 2**-12, device=DEVICE)
+    linear = nn.Linear(16, 16, bias=False).to(DEVICE)
+    nn.init.eye_(linear.weight)
+    model, seen = ORTModule(linear), []
+    for allow in (False, True, False):
+        torch.backends.cuda.matmul.allow_tf32 = allow
+        try:
+            seen.append(model(x)[0, 0].item())
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+    assert seen == [1 + 2**-12, 1, 1 + 2**-12]
+
+
+@needs_gpu
+def test_two_streams_give_what_one_gives() -> None:
+    """Each step in the other stream, which waits for the last, as PyTorch wants it; memory goes between them."""
+    found = []
+    for streams in ([torch.cuda.current_stream()] * 2, [torch.cuda.Stream(), torch.cuda.Stream()]):
+        torch.manual_seed(0)
+        model = ORTModule(gpt2().to(DEVICE))
+        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), words()
+        last = torch.cuda.current_stream()
+        for step in range(8):
+            stream = streams[step % 2]
+            stream.wait_stream(last)
+            with torch.cuda.stream(stream):
+                loss = model(x)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            last = stream
+        torch.cuda.current_stream().wait_stream(last)
+        torch.cuda.synchronize()
+        found.append([loss.detach(), *[p.detach() for p in model.parameters()]])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_two_threads_give_what_one_gives() -> None:
+    torch.manual_seed(0)
+    models = [gpt2().to(DEVICE), Block().to(DEVICE)]
+    want = [losses(ORTModule(copy.deepcopy(m)), words(), steps=5) for m in models]
+    got: list[list[float]] = [[], []]
+    wrapped = [ORTModule(m) for m in models]
+
+    def train(i: int) -> None:
+        got[i] = losses(wrapped[i], words(), steps=5)
+
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == want
+
+
+def held() -> int:
+    gc.collect()
+    return torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
+
+
+def life() -> list[int]:
+    """Memory held after each step of a model's training."""
+    model = ORTModule(gpt2(0.1).to(DEVICE))
+    optimizer, seen = torch.optim.AdamW(model.parameters()), []
+    for step in range(40):
+        model(words(7 if step % 3 else 9)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(held())
+    return seen
+
+
+def test_memory_is_flat_and_goes_with_the_model() -> None:
+    life()  # of what PyTorch and libraries keep for the process
+    before = held()
+    assert len(set(life()[10:])) == 1
+    assert held() == before
+
+
+@needs_gpu
+def test_a_step_takes_less_memory_than_eagers() -> None:
+    peaks, ids = [], torch.randint(0, 50, (16, 32), device=DEVICE)
+    for wrap in (lambda m: m, ORTModule):
+        model = wrap(gpt2(0.1).to(DEVICE))
+        model(ids).backward()
+        model.zero_grad()
+        loaded = held()
+        torch.cuda.reset_peak_memory_stats()
+        model(ids).backward()
+        peaks.append(torch.cuda.max_memory_allocated() - loaded)
+        del model
+    assert peaks[1] < peaks[0]
