@@ -19,7 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from models import SCALES, WORKLOADS
+from gpu_models import SCALES
+from models import WORKLOADS
 from run import Worker
 from worker import ARMS as ALL_ARMS
 
@@ -44,6 +45,7 @@ def first_steps(model: str, arm: str, dropout: float, scale: str, limit: float) 
         timer = threading.Timer(limit, worker.kill)
         timer.start()
         try:
+            worker.ready()
             for k in range(len(SIZES)):
                 if k:
                     worker.ask(f"size {k - 1}")

@@ -5,7 +5,9 @@ speed meets all of them alike. Printed per model: median step, its ratio to the 
 eager with the same malloc and optimizer (like for like), loss of the last step, first step, peak
 memory over the loaded model, and per cent of the floor that this run's measured GEMM and copy
 rates allow. With ``--busy N``, once more beside N processes that compute all the time: how many
-times as long a step takes then.
+times as long a step takes then. With ``--device cuda`` on a GPU, where an arm's turn has several steps
+with one wait for the GPU, and it gives memory back for those of the others; peak memory is of tensors
+there, and told is how long the host takes for a step, beyond an autograd function that computes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,19 +32,22 @@ from rich.table import Table
 import ops
 import wide
 from ceilings import copy_bandwidth, gemm_flops
+from gpu_models import GPU, SCALES
 from machine import machine
-from models import MORE, SCALES, WORKLOADS
-from worker import ARMS, DTYPES
+from models import MORE, WORKLOADS
+from worker import ARMS, DTYPES, allow_tf32, give_back
 
 HERE = Path(__file__).parent
 # glibc told never to give memory back, so that eager pays no page faults after its first step.
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
 DEFAULT_ARMS = ["eager", "tuned", "compile", "ours", "ours_tuned"]  # more at once do not fit into 24 GiB
+GPU_ARMS = ["eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused"]
+HOST_STEPS = 20  # that the host's time is the median of
 
 
 @dataclass
 class Figures:
-    """What one arm did on one model; seconds and bytes."""
+    """What one arm did on one model; seconds and bytes, and why it did no more."""
 
     model: str
     dtype: str
@@ -51,6 +57,9 @@ class Figures:
     busy: list[float] = field(default_factory=list)  # beside other processes
     loss: float = 0.0
     peak: int = 0
+    host: float = 0.0  # of a forward and a backward; 0 on the CPU
+    empty: float = 0.0  # of autograd in it
+    error: str = ""
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -61,20 +70,29 @@ class Figures:
 class Worker:
     """The process of an arm, in a group of its own with all that it starts."""
 
-    def __init__(self, model: str, arm: str, dropout: float, scale: str, dtype: str = "fp32", **variables: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        arm: str,
+        dropout: float,
+        scale: str,
+        dtype: str = "fp32",
+        device: str = "cpu",
+        **variables: str,
+    ) -> None:
         command = [sys.executable, str(HERE / "worker.py"), "--model", model, "--arm", arm, "--dropout", str(dropout)]
         env = {**os.environ, **(TUNED if ARMS[arm].tuned else {}), **variables}
         self.figures = Figures(model, dtype, arm)
+        self.device = device
         self.process = subprocess.Popen(
-            [*command, "--scale", scale, "--dtype", dtype],
+            [*command, "--scale", scale, "--dtype", dtype, "--device", device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if sys.stderr.isatty() else None,  # a log has all of it
             text=True,
             env=env,
             start_new_session=True,
         )
-        self.read()
 
     def read(self) -> dict:
         line = self.process.stdout.readline()
@@ -82,27 +100,46 @@ class Worker:
             raise RuntimeError(f"{self.figures.arm} on {self.figures.model} ended with code {self.process.wait()}")
         return json.loads(line)
 
+    def ready(self) -> None:
+        """Returns once the model is loaded."""
+        self.read()
+
     def ask(self, command: str) -> dict:
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return self.read()
 
-    def step(self) -> float:
+    def step(self, command: str = "step") -> float:
         """The seconds of one step."""
-        answer = self.ask("step")
+        answer = self.ask(command)
         self.figures.loss = answer["loss"]
         return answer["seconds"]
+
+    def first(self) -> None:
+        self.figures.first = self.step()
+
+    def attempt(self, do: Callable[[], None]) -> None:
+        """Do something unless it has failed before; if it fails now, that is noted."""
+        if self.figures.error:
+            return
+        try:
+            do()
+        except (RuntimeError, BrokenPipeError) as error:
+            self.figures.error = str(error)
+            self.kill()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def close(self) -> Figures:
+    def close(self) -> None:
+        if self.device != "cpu":
+            answer = self.ask(f"host {HOST_STEPS}")
+            self.figures.host, self.figures.empty = answer["host"], answer["empty"]
         answer = self.ask("stats")
         self.figures.peak, self.figures.extra = answer["peak"], answer["extra"]
         self.process.stdin.close()
         self.process.wait()
-        return self.figures
 
 
 @contextlib.contextmanager
@@ -118,22 +155,37 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def measure(
-    model: str, dtype: str, arms: list[str], steps: int, warmup: int, dropout: float, scale: str, busy: int
+    model: str,
+    dtype: str,
+    arms: list[str],
+    steps: int,
+    warmup: int,
+    dropout: float,
+    scale: str,
+    busy: int,
+    device: str = "cpu",
+    turn: int = 1,
 ) -> list[Figures]:
-    workers = [Worker(model, arm, dropout, scale, dtype) for arm in arms]
+    """The figures of each arm, of which one that fails leaves the others at work."""
+    workers = [Worker(model, arm, dropout, scale, dtype, device) for arm in arms]
+    command = "step" if turn == 1 else f"turn {turn}"
     try:
         for w in workers:
-            w.figures.first = w.step()
+            w.attempt(w.ready)
+        # On a GPU a first step is the host's work.
+        with ThreadPoolExecutor(1 if device == "cpu" else len(workers)) as pool:
+            list(pool.map(lambda w: w.attempt(w.first), workers))
         for round_ in range(warmup + steps):
             for w in workers:
-                seconds = w.step()
-                if round_ >= warmup:
-                    w.figures.steps.append(seconds)
+                into = w.figures.steps if round_ >= warmup else []
+                w.attempt(lambda w=w, into=into: into.append(w.step(command)))
         with neighbours(busy):
             for _ in range(steps if busy else 0):
                 for w in workers:
-                    w.figures.busy.append(w.step())
-        return [w.close() for w in workers]
+                    w.attempt(lambda w=w: w.figures.busy.append(w.step(command)))
+        for w in workers:
+            w.attempt(w.close)
+        return [w.figures for w in workers]
     finally:
         for w in workers:
             w.kill()
@@ -163,6 +215,7 @@ def table(title: str, floor: float, rows: list[Figures]) -> Table:
         "loss",
         "first step, s",
         "peak, MiB",
+        *(["host, us"] if any(r.host for r in rows) else []),
     )
     for name in ("", *columns):
         t.add_column(name, justify="left" if not name else "right", no_wrap=True)
@@ -179,6 +232,7 @@ def table(title: str, floor: float, rows: list[Figures]) -> Table:
             f"{r.loss:.4f}",
             f"{r.first:.2f}",
             f"{r.peak / 2**20:,.0f}",
+            *([f"{(r.host - r.empty) * 1e6:.0f}"] if r.host else []),
         )
     return t
 
@@ -203,41 +257,60 @@ def main() -> None:
             run()
             return
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--models", nargs="+", choices=WORKLOADS | MORE, default=list(WORKLOADS))
+    p.add_argument("--models", nargs="+", choices=WORKLOADS | MORE | GPU, default=list(WORKLOADS))
     p.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"])
-    p.add_argument("--arms", nargs="+", choices=ARMS, default=DEFAULT_ARMS)
-    p.add_argument("--steps", type=int, default=7)
-    p.add_argument("--warmup", type=int, default=2)
+    p.add_argument("--arms", nargs="+", choices=ARMS, help="by default those that are usual on the device")
+    p.add_argument("--steps", type=int, default=7, help="turns of an arm")
+    p.add_argument("--warmup", type=int, default=2, help="and before those")
+    p.add_argument("--turn", type=int, metavar="N", help="steps of a turn, by default 1, on a GPU 5")
     p.add_argument("--dropout", type=float, default=0.1)
+    p.add_argument("--device", default="cpu", help="cuda, cuda:1: on a GPU")
+    p.add_argument("--scale", choices=SCALES, help="sizes of the models, by default full, on a GPU gpu")
     p.add_argument("--quick", action="store_true", help="the first four models, small")
     p.add_argument("--wide", action="store_true", help="ordinary models of all kinds; its own options: --wide --help")
     p.add_argument("--ops", action="store_true", help="single layers; its own options: --ops --help")
     p.add_argument("--busy", type=int, default=0, metavar="N", help="and beside N busy processes")
     p.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     a = p.parse_args()
-    scale = "small" if a.quick else "full"
+    on_cpu = a.device == "cpu"
+    scale = a.scale or ("small" if a.quick else "full" if on_cpu else "gpu")
+    if missing := {*a.models} - {*SCALES[scale]}:
+        p.error(f"there are no {', '.join(sorted(missing))} of scale {scale}")
+    arms, turn = a.arms or (DEFAULT_ARMS if on_cpu else GPU_ARMS), a.turn or (1 if on_cpu else 5)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    flops = {dtype: gemm_flops(DTYPES[dtype] or torch.float32) for dtype in a.dtypes}
-    bandwidth = copy_bandwidth()
+    flops = {}
+    for dtype in a.dtypes:
+        allow_tf32(dtype == "tf32")
+        flops[dtype] = gemm_flops(DTYPES[dtype] or torch.float32, a.device)
+    bandwidth = copy_bandwidth(a.device)
+    give_back(torch.device(a.device))
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype}" for dtype, rate in flops.items())
-    console.print(f"{machine()}; this run's ceilings: GEMM {rates}, copy {bandwidth / 1e9:.1f} GB/s")
+    console.print(f"{machine(a.device)}; this run's ceilings: GEMM {rates}, copy {bandwidth / 1e9:.1f} GB/s")
     figures: list[Figures] = []
     floors: dict[str, float] = {}
     for model in a.models:
         work = SCALES[scale][model]
         for dtype in a.dtypes:
-            floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, 4 if dtype == "fp32" else 2)
-            rows = measure(model, dtype, a.arms, a.steps, a.warmup, a.dropout, scale, a.busy)
-            console.print(table(work.title, floor, rows))
+            size = 4 if DTYPES[dtype] is None else 2
+            floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, size)
+            rows = measure(model, dtype, arms, a.steps, a.warmup, a.dropout, scale, a.busy, a.device, turn)
+            figures += rows
             for r in rows:
+                if r.error:
+                    console.print(f"{ARMS[r.arm].name}: {r.error}")
+            measured = [r for r in rows if not r.error]
+            if measured:
+                console.print(table(work.title, floor, measured))
+            for r in measured:
                 if r.extra:
                     console.print(planning(r))
-            figures += rows
             if a.json:  # of all models so far: a run that is stopped leaves them
                 titles = {name: SCALES[scale][name].title for name in a.models}
-                result = {"machine": machine(), "gemm_flops": flops, "copy_bandwidth": bandwidth, "titles": titles}
-                result |= {"floors": floors, "figures": [asdict(f) for f in figures]}
+                result = {"machine": machine(a.device), "gemm_flops": flops, "copy_bandwidth": bandwidth}
+                result |= {"titles": titles, "floors": floors, "figures": [asdict(f) for f in figures]}
                 a.json.write_text(json.dumps(result, indent=1) + "\n")
+    if any(r.error for r in figures):
+        raise SystemExit("an arm has failed")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,292 @@
+"""What has to run on a GPU, in parts: tests, then benchmarks; called by ``benchmarks/gpu.sh``.
+
+Each part is a process with a time limit and leaves ``NAME.json`` and ``NAME.log`` in the folder ``--out``. A part that
+has left its file is not run again, so that the next call does what there was no time for; one that fails stops no
+other. Tests run beside each other, benchmarks one at a time. At the end ``gpu.json`` has all parts, ``gpu.txt`` the
+tables. The exit status is 0 if all parts have passed, 1 if one has failed, 3 if some have not been run.
+
+``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from machine import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = ("bf16", "tf32", "fp16", "fp32")
+MODELS = ("gpt2", "bert", "resnet18", "mlp", "bert_large", "gpt2_medium", "resnet50")
+ARMS = ("eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused")
+# What the table of ops has for one instruction set of the CPU's is nothing new on a GPU.
+ONE_ISA = "not avx2 and not avx512 and not avx512bf16 and not amx"
+STAND_INS = ("test_gpu", "test_devices")  # tests of the emulated GPU alone
+MODULES = ("training", "buffers", "backwards", "retained", "changed_since", "mixed_precision", "shapes")
+
+
+def counted(path: Path) -> dict[str, object]:
+    """How many tests of a report in JUnit's format passed, failed and were skipped, and which failed."""
+    cases = ET.parse(path).getroot().findall(".//testcase")
+    bad = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    skipped = sum(c.find("skipped") is not None for c in cases)
+    names = [f"{c.get('classname')}::{c.get('name')}" for c in bad]
+    return {"passed": len(cases) - len(bad) - skipped, "failed": len(bad), "skipped": skipped, "failures": names}
+
+
+def read_json(path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(path.read_text())
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command, what it may take, and how to read what it finds.
+
+    Parameters
+    ----------
+    name
+        Of the files that it leaves.
+    command
+        Words of it, of which ``{result}`` stands for a file that it may write.
+    limit
+        Seconds after which it is ended.
+    alone
+        Whether nothing else may run meanwhile.
+    read
+        What of that file is kept.
+    needs
+        A program without which the part is left out.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+    alone: bool = False
+    read: Callable[[Path], dict[str, object]] = read_json
+    needs: str = ""
+
+
+@dataclass
+class Outcome:
+    """What became of a part: "passed", "failed", "timeout" (its own limit), or "absent" where it needs a program."""
+
+    part: str
+    status: str
+    seconds: float = 0.0
+    code: int | None = None
+    machine: str = ""
+    found: dict[str, object] = field(default_factory=dict)
+
+
+def parts(device: str, tiny: bool) -> list[Part]:
+    """All parts, in the order of what they tell."""
+    here = sys.executable
+    many = ("-n", "5") if importlib.util.find_spec("xdist") and not tiny else ()
+    pytest = (here, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml={result}")
+    on = ("--on", device)
+    ops = ("-k", "MatMul or Softmax" if tiny else ONE_ISA)
+    modules = [f"tests/module/test_{name}.py" for name in (MODULES[1:2] if tiny else MODULES)]
+    kernels = [str(p) for p in sorted((ROOT / "tests/cuda").glob("test_*.py")) if p.stem not in STAND_INS]
+    kernels = [name for name in kernels if not tiny or "products" in name]
+    checked = ("tests/ops/test_ops.py", "-k", f"test_gradient_equals_autograd and f32 and {ONE_ISA}")
+    fuzz = (here, "tests/fuzz/fuzz.py", *on, "--seeds", "0:4" if tiny else "0:200", "--processes", "2" if tiny else "6")
+    agreement = (here, "benchmarks/agreement.py", "--device", device, "--dtypes", "fp32", "bf16", "--json", "{result}")
+    agreed = ("--scale", "tiny", "--models", "mlp", "bert") if tiny else ()
+    found = [
+        Part("ops", (*pytest, *many, *on, "tests/ops", *ops), 240, read=counted),
+        Part("kernels", (*pytest, *on, *kernels), 180, read=counted),
+        Part("training", (*pytest, "tests/cuda/hardware.py"), 180, read=counted),
+        Part("modules", (*pytest, *many, *on, *modules), 240, read=counted),
+        Part("fuzz", fuzz, 180, read=lambda _: {}),
+        Part("agreement", (*agreement, *agreed), 240),
+        Part("sanitizer", ("compute-sanitizer", "--error-exitcode", "9", *pytest, *on, *checked), 300, False, counted,
+             "compute-sanitizer"),
+    ]  # fmt: skip
+    for dtype in DTYPES:
+        for model in MODELS:
+            command = (here, "benchmarks/run.py", "--device", device, "--models", model, "--dtypes", dtype)
+            quick = ("--scale", "tiny", "--steps", "2", "--warmup", "1", "--turn", "2")
+            arms = [arm for arm in ARMS if model == "mlp" or "eager" in arm or "ours" in arm]
+            how = (*quick, "--arms", *arms) if tiny else ("--arms", *ARMS)
+            found.append(Part(f"{model}-{dtype}", (*command, *how, "--json", "{result}"), 240, alone=True))
+    return found
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """With all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Runner:
+    """Runs parts until there is no time left.
+
+    Parameters
+    ----------
+    out
+        Where they leave their files.
+    device
+        That they run on, for what they say of the machine.
+    seconds
+        For all of them.
+    least
+        Seconds that have to be left for a part to be started.
+    """
+
+    def __init__(self, out: Path, device: str, seconds: float, least: float = 30.0) -> None:
+        self.out, self.device, self.least = out, device, least
+        self.end = time.monotonic() + seconds
+        out.mkdir(parents=True, exist_ok=True)
+        self.said = threading.Lock()
+
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def file(self, part: Part) -> Path:
+        return self.out / f"{part.name}.json"
+
+    def run(self, part: Part) -> None:
+        """Run a part that has not left its file; it leaves none either if the time of all is over first."""
+        if self.file(part).exists():
+            return
+        if part.needs and shutil.which(part.needs) is None:
+            self.keep(part, Outcome(part.name, "absent"))
+            return
+        if self.left() < self.least:
+            return
+        result = self.out / f"{part.name}.result"
+        result.unlink(missing_ok=True)
+        command = [word.replace("{result}", str(result)) for word in part.command]
+        begin = time.monotonic()
+        with (self.out / f"{part.name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                code = process.wait(min(part.limit, self.left()))
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                kill(process)
+        seconds = time.monotonic() - begin
+        if code is None and seconds < part.limit:
+            return
+        found: dict[str, object] = {}
+        with contextlib.suppress(OSError, ValueError, ET.ParseError):
+            found = part.read(result)
+        status = "timeout" if code is None else "failed" if code else "passed"
+        self.keep(part, Outcome(part.name, status, seconds, code, machine(self.device), found))
+        result.unlink(missing_ok=True)
+
+    def keep(self, part: Part, outcome: Outcome) -> None:
+        unfinished = self.out / f"{part.name}.part"
+        unfinished.write_text(json.dumps(asdict(outcome), indent=1) + "\n")
+        unfinished.replace(self.file(part))
+        with self.said:
+            print(f"{part.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
+
+    def run_all(self, wanted: list[Part]) -> dict[str, Outcome]:
+        """Run those that have not left their files; the outcomes of all that have by then."""
+        beside = [part for part in wanted if not part.alone]
+        with ThreadPoolExecutor(max(1, min(len(beside), (os.cpu_count() or 2) // 2))) as pool:
+            list(pool.map(self.run, beside))
+        for part in wanted:
+            self.run(part)
+        return {p.name: Outcome(**json.loads(self.file(p).read_text())) for p in wanted if self.file(p).exists()}
+
+
+def tests_table(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
+    """All parts, and what their tests said."""
+    table = Table("part", "", "seconds", "passed", "failed", "skipped")
+    for part in wanted:
+        o = outcomes.get(part.name)
+        if o is None:
+            table.add_row(part.name, "not run")
+        else:
+            tests = [str(o.found.get(k, "")) for k in ("passed", "failed", "skipped")]
+            table.add_row(part.name, o.status, f"{o.seconds:.0f}", *tests)
+    return table
+
+
+def steps_table(outcomes: dict[str, Outcome]) -> Table | None:
+    """Median steps of all arms, ms; then ours over the others': steps, peak memory; the host's time."""
+    rows = [o for o in outcomes.values() if "figures" in o.found]
+    if not rows:
+        return None
+    table = Table("ms", *ARMS, "x compile", "x replay", "memory", "host, us")
+    for o in rows:
+        arms = {f["arm"]: f for f in o.found["figures"] if not f["error"]}  # type: ignore[attr-defined]
+        middle = {arm: sorted(f["steps"])[len(f["steps"]) // 2] for arm, f in arms.items() if f["steps"]}
+        ours, eager = arms.get("ours_fused"), arms.get("eager_written")
+
+        def ratio(arm: str, middle: dict[str, float] = middle) -> str:
+            return f"{middle[arm] / middle['ours_fused']:.2f}" if {arm, "ours_fused"} <= middle.keys() else ""
+
+        memory = f"{ours['peak'] / eager['peak']:.2f}" if ours and eager and eager["peak"] > 0 else ""
+        host = f"{(ours['host'] - ours['empty']) * 1e6:.0f}" if ours and ours["host"] else ""
+        steps = [f"{middle[arm] * 1e3:.2f}" if arm in middle else "" for arm in ARMS]
+        table.add_row(o.part, *steps, ratio("compile_fused"), ratio("replay_fused"), memory, host)
+    return table
+
+
+def status_of(wanted: list[Part], outcomes: dict[str, Outcome]) -> int:
+    """The exit status."""
+    if any(o.status in ("failed", "timeout") for o in outcomes.values()):
+        return 1
+    return 0 if all(part.name in outcomes for part in wanted) else 3
+
+
+def told(runner: Runner, wanted: list[Part], outcomes: dict[str, Outcome]) -> None:
+    """Print the tables, and leave them and all outcomes in files."""
+    (runner.out / "gpu.json").write_text(json.dumps({n: asdict(o) for n, o in outcomes.items()}, indent=1) + "\n")
+    with (runner.out / "gpu.txt").open("w") as file:
+        for console in (Console(width=140), Console(width=140, file=file)):
+            console.print(machine(runner.device))
+            for table in (tests_table(wanted, outcomes), steps_table(outcomes)):
+                if table is not None:
+                    console.print(table)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="folder of what the parts leave")
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--minutes", type=float, default=9.0, help="for all parts of this call")
+    p.add_argument("--parts", nargs="+", metavar="NAME", help="some parts only")
+    p.add_argument("--tiny", action="store_true", help="tiny models and a part of the tests, to rehearse")
+    a = p.parse_args()
+    if a.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit(f"torch {torch.__version__} sees no GPU here; --device cpu --tiny rehearses without one")
+    every = parts(a.device, a.tiny)
+    unknown = {*(a.parts or ())} - {part.name for part in every}
+    if unknown:
+        p.error(f"no parts {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in every)}")
+    wanted = [part for part in every if not a.parts or part.name in a.parts]
+    runner = Runner(a.out, a.device, 60 * a.minutes)
+    outcomes = runner.run_all(wanted)
+    told(runner, wanted, outcomes)
+    raise SystemExit(status_of(wanted, outcomes))
+
+
+if __name__ == "__main__":
+    main()

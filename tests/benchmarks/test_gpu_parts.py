@@ -1,0 +1,149 @@
+"""What runs on a GPU, rehearsed without one: each kind of part, what it leaves, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from gpu import ARMS, MODELS, Outcome, Part, Runner, parts, status_of, steps_table
+from gpu_models import GPU, TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.host
+
+
+def rehearse(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--tiny", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def left_by(out: Path, name: str) -> Outcome:
+    return Outcome(**json.loads((out / f"{name}.json").read_text()))
+
+
+def test_every_model_has_its_parts() -> None:
+    assert {*MODELS} == {*GPU} == {*TINY}
+    names = [part.name for part in parts("cuda", False)]
+    assert len({*names}) == len(names) == 7 + 4 * len(MODELS)
+
+
+@pytest.mark.parametrize("name", ["ops", "kernels", "training", "modules"])
+def test_parts_of_tests_count_them(name: str, tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "--parts", name)
+    found = left_by(tmp_path, name)
+    assert (done.returncode, found.status) == (0, "passed"), (tmp_path / f"{name}.log").read_text()[-3000:]
+    assert int(found.found["passed"]) > 5 and found.found["failed"] == 0  # type: ignore[call-overload]
+    assert name in done.stdout and found.machine in (tmp_path / "gpu.txt").read_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["gpt2-bf16", "mlp-fp16", "resnet50-tf32", "bert_large-fp32"])
+def test_benchmarks_have_the_figures_of_each_arm(name: str, tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "--parts", name)
+    outcome = left_by(tmp_path, name)
+    assert (done.returncode, outcome.status) == (0, "passed"), (tmp_path / f"{name}.log").read_text()[-3000:]
+    figures: list[dict] = outcome.found["figures"]  # type: ignore[assignment]
+    assert {f["arm"] for f in figures} == ({*ARMS} if name.startswith("mlp") else {*ARMS[:2], ARMS[-1]})
+    for f in figures:
+        assert f["dtype"] == name.split("-")[1] and not f["error"]
+        assert len(f["steps"]) == 2 and min(f["steps"]) > 0 and f["first"] > 0 and f["loss"] > 0
+    assert json.loads((tmp_path / "gpu.json").read_text())[name]["found"] == outcome.found
+
+
+def test_random_programs_and_losses_of_ten_steps(tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "--parts", "fuzz", "agreement", "sanitizer")
+    assert done.returncode == 0, done.stdout
+    assert "4 equal to eager" in (tmp_path / "fuzz.log").read_text()
+    losses: dict = left_by(tmp_path, "agreement").found["losses"]  # type: ignore[assignment]
+    assert losses.keys() == {f"{model} {dtype}" for model in ("mlp", "bert") for dtype in ("fp32", "bf16")}
+    assert left_by(tmp_path, "sanitizer").status == "absent"
+
+
+def test_the_host_s_time_is_told_beyond_autograds(tmp_path: Path) -> None:
+    command = ["benchmarks/worker.py", "--model", "mlp", "--arm", "ours_fused", "--scale", "tiny"]
+    asked = "step\nturn 3\nhost 5\n"
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, input=asked, capture_output=True, text=True, check=True)
+    ready, step, turn, host = map(json.loads, done.stdout.splitlines())
+    assert ready == {"ready": True} and turn["loss"] < step["loss"] and turn["seconds"] > 0
+    assert host["host"] > host["empty"] > 0
+
+
+def script(text: str) -> tuple[str, ...]:
+    return sys.executable, "-c", text
+
+
+def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
+    write = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{\"a\": 1}'); print('done')"
+    wanted = [
+        Part("bad", script("raise SystemExit('broken')"), 60),
+        Part("cut", script("import time; print('started', flush=True); time.sleep(60)"), 1.5),
+        Part("good", (*script(write), "{result}"), 60, alone=True),
+        Part("other", script(""), 60, needs="a-program-that-nobody-has"),
+    ]
+    begin = time.monotonic()
+    outcomes = Runner(tmp_path, "cpu", 60).run_all(wanted)
+    assert time.monotonic() - begin < 30
+    assert {n: o.status for n, o in outcomes.items()} == {
+        "bad": "failed",
+        "cut": "timeout",
+        "good": "passed",
+        "other": "absent",
+    }
+    assert outcomes["good"].found == {"a": 1} and outcomes["bad"].code == 1
+    assert "broken" in (tmp_path / "bad.log").read_text() and "started" in (tmp_path / "cut.log").read_text()
+    assert status_of(wanted, outcomes) == 1 and status_of(wanted[2:], {"good": outcomes["good"]}) == 3
+
+
+def test_what_has_left_its_file_is_not_run_again(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    once = f"open({str(count)!r}, 'a').write('x')"
+    wanted = [Part("a", script(once), 60), Part("b", script(once), 60, alone=True)]
+    first = Runner(tmp_path / "out", "cpu", 60).run_all(wanted[:1])
+    assert {*first} == {"a"} and status_of(wanted, first) == 3
+    again = Runner(tmp_path / "out", "cpu", 60).run_all(wanted)
+    assert {*again} == {"a", "b"} and status_of(wanted, again) == 0 and count.read_text() == "xx"
+
+
+def test_what_there_is_no_time_for_leaves_no_file(tmp_path: Path) -> None:
+    """Nor does what is cut short before it has had its own time."""
+    wanted = [Part("cut", script("import time; time.sleep(60)"), 60), Part("late", script(""), 60, alone=True)]
+    outcomes = Runner(tmp_path, "cpu", 2, least=1).run_all(wanted)
+    assert not outcomes and status_of(wanted, outcomes) == 3
+
+
+def test_an_arm_that_fails_leaves_the_others_at_work(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    command = ["benchmarks/run.py", "--models", "mlp", "--dtypes", "fp32", "--arms", "eager", "ours", "--scale", "tiny"]
+    broken = "import os, sys\nif 'ours' in sys.argv: os._exit(7)\n"
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    done = subprocess.run(
+        [sys.executable, *command, "--steps", "2", "--json", str(result)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'python'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "an arm has failed" in done.stderr
+    eager, ours = json.loads(result.read_text())["figures"]
+    assert len(eager["steps"]) == 2 and not eager["error"]
+    assert not ours["steps"] and ours["error"] == "ours on mlp ended with code 7"
+
+
+def test_the_table_has_ratios_of_what_was_measured() -> None:
+    arms = {"eager_written": 0.004, "compile_fused": 0.003, "ours_fused": 0.002}
+    figures = [
+        {"arm": arm, "error": "", "steps": [s, s, 9.0], "peak": 100 * s, "host": 3e-4, "empty": 1e-4}
+        for arm, s in arms.items()
+    ]
+    table = steps_table({"x": Outcome("x", "passed", found={"figures": figures})})
+    assert table is not None
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == ["x", "4.00", "", "3.00", "", "2.00", "1.50", "", "0.50", "200"]
