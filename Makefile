@@ -89,11 +89,13 @@ fuzz-stale: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+# Device code too, some of it, where there is a compiler for GPUs.
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.[ch]' 'cuda/*.[ch]' 'tests/*.[ch]' 'tests/*.cpp')
+	$(BIN)/python tests/cuda/check.py --found --every 16 --architectures sm_90 gfx942
 
 fmt: $(VENV)/installed
 	$(BIN)/ruff check --fix .

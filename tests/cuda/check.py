@@ -2,8 +2,9 @@
 
 The sources are those that the provider writes for the table of ops, their gradients and the optimizers. For NVIDIA's
 each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
-functions of AMD's library that is not at hand. Warnings are errors. Printed are the most registers, spills and shared
-memory of its kernels; a spill is a failure on NVIDIA's, for which they are written.
+functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills and shared memory
+of each kernel; a spill is a failure on NVIDIA's, for which they are written. ``make lint`` does so for some of the
+sources with the compilers that there are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +32,10 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 CLANG = os.environ.get("HIPCLANG", "clang-19")
 INCLUDES = (ROOT, ROOT / "csrc")
 
-Said = tuple[str, dict[str, int]]  # what a compiler says against a source, and the most of its kernels
+Numbers = dict[str, dict[str, int]]  # by kernel: its registers, bytes spilled, bytes of shared memory
+Said = tuple[str, Numbers]  # what a compiler says against a source, and of its kernels
+KERNEL_OF_PTXAS = r"Compiling entry function '(\w+)'"
+KERNEL_OF_CLANG = r"^    \.name: +(\w+)"
 OF_PTXAS = {
     "registers": r"Used (\d+) registers",
     "spilled": r"(\d+) bytes spill stores",
@@ -95,19 +99,18 @@ def write_sources(folder: str) -> None:
         time.sleep(1)
 
 
-class Nvrtc:
-    """The compiler that the provider uses, of the package nvidia-cuda-nvrtc."""
+def find_nvrtc() -> Path | None:
+    """The library of the package nvidia-cuda-nvrtc."""
+    found = importlib.util.find_spec("nvidia")
+    folders = found.submodule_search_locations if found else None
+    return max((p for at in folders or [] for p in Path(at).rglob("libnvrtc.so.1*")), default=None)
 
-    def __init__(self) -> None:
-        found = importlib.util.find_spec("nvidia")
-        libraries = [
-            p
-            for at in (found.submodule_search_locations or [] if found else [])
-            for p in Path(at).rglob("libnvrtc.so.1*")
-        ]
-        if not libraries:
-            raise SystemExit("no libnvrtc: pip install nvidia-cuda-nvrtc")
-        self.library = ctypes.CDLL(str(sorted(libraries)[-1]))
+
+class Nvrtc:
+    """The compiler that the provider uses."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
         headers = [
             p for at in ("cuda/gpu", "cuda/ops", "csrc/ops", "csrc/optim") for p in sorted((ROOT / at).iterdir())
         ]
@@ -115,9 +118,9 @@ class Nvrtc:
         self.names = (ctypes.c_char_p * len(named))(*[name.encode() for name in named])
         self.texts = (ctypes.c_char_p * len(named))(*named.values())
 
-    def compiled(self, source: bytes, architecture: str) -> Said:
+    def compiled(self, path: Path, architecture: str) -> Said:
         program = ctypes.c_void_p()
-        n = len(self.names)
+        n, source = len(self.names), path.read_bytes()
         self.library.nvrtcCreateProgram(ctypes.byref(program), source, b"unit.cu", n, self.texts, self.names)
         options = [
             b"--std=c++17",
@@ -133,11 +136,24 @@ class Nvrtc:
         self.library.nvrtcGetProgramLog(program, log)
         self.library.nvrtcDestroyProgram(ctypes.byref(program))
         said = log.value.decode()
-        return said if error or "warning" in said else "", most(said, OF_PTXAS)
+        return said if error or "warning" in said else "", of_ptxas(said)
 
 
-def most(said: str, patterns: dict[str, str]) -> dict[str, int]:
-    return {name: max(map(int, re.findall(p, said)), default=0) for name, p in patterns.items()}
+def numbers_in(text: str, patterns: dict[str, str]) -> dict[str, int]:
+    return {name: max(map(int, re.findall(p, text)), default=0) for name, p in patterns.items()}
+
+
+def of_ptxas(said: str) -> Numbers:
+    """A kernel's numbers follow its name."""
+    parts = re.split(KERNEL_OF_PTXAS, said)
+    return {name: numbers_in(text, OF_PTXAS) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def of_clang(said: str) -> Numbers:
+    """A list of records, of which each has the name somewhere."""
+    _, _, records = said.partition("amdhsa.kernels:")
+    named = ((re.search(KERNEL_OF_CLANG, text, re.M), text) for text in re.split(r"^  - ", records, flags=re.M))
+    return {name[1]: numbers_in(text, OF_CLANG) for name, text in named if name}
 
 
 def ran(command: list[str]) -> tuple[str, str]:
@@ -147,9 +163,10 @@ def ran(command: list[str]) -> tuple[str, str]:
     return said if done.returncode else "", said
 
 
-def by_nvcc(path: Path, architecture: str) -> str:
-    options = ["-std=c++17", "-fmad=false", "-Werror", "all-warnings", "-cubin"]
-    return ran(["nvcc", f"-arch={architecture}", *options, str(path), "-o", os.devnull])[0]
+def by_nvcc(path: Path, architecture: str) -> Said:
+    options = ["-std=c++17", "-fmad=false", "-Werror", "all-warnings", "-cubin", "-Xptxas", "-v"]
+    against, said = ran(["nvcc", f"-arch={architecture}", *options, str(path), "-o", os.devnull])
+    return against, of_ptxas(said)
 
 
 def by_clang(path: Path, architecture: str) -> Said:
@@ -157,7 +174,15 @@ def by_clang(path: Path, architecture: str) -> Said:
     # Integers too are asked whether they are numbers; how far a loop is unrolled is a wish.
     options += ["-Wall", "-Wextra", "-Werror", "-Wno-tautological-compare", "-Wno-cuda-compat", "-Wno-pass-failed"]
     against, said = ran([CLANG, f"--offload-arch={architecture}", *options, "-S", str(path), "-o", "-"])
-    return against, most(said, OF_CLANG)
+    return against, of_clang(said)
+
+
+def compilers_for(architecture: str) -> list[Callable[[Path, str], Said]]:
+    """Those that are here."""
+    if not architecture.startswith("sm_"):
+        return [by_clang] if shutil.which(CLANG) else []
+    library = find_nvrtc()
+    return [*([Nvrtc(library).compiled] if library else []), *([by_nvcc] if shutil.which("nvcc") else [])]
 
 
 def ops_of(path: Path) -> str:
@@ -168,47 +193,55 @@ def ops_of(path: Path) -> str:
     return ", ".join(dict.fromkeys(ops)) or " ".join(names)
 
 
-class Nvidia:
-    """Both of NVIDIA's compilers."""
-
-    def __init__(self) -> None:
-        self.nvrtc = Nvrtc()
-        self.nvcc = shutil.which("nvcc") is not None
-
-    def compiled(self, path: Path, architecture: str) -> Said:
-        said, numbers = self.nvrtc.compiled(path.read_bytes(), architecture)
-        return said or (by_nvcc(path, architecture) if self.nvcc else ""), numbers
+def compiled(path: Path, architecture: str, compilers: list[Callable[[Path, str], Said]]) -> Said:
+    """What any compiler says against a source, and the numbers of the first."""
+    said = [compiler(path, architecture) for compiler in compilers]
+    return "".join(against for against, _ in said), said[0][1]
 
 
-def checked(paths: list[Path], architectures: list[str]) -> Iterator[tuple[Path, str, Said]]:
-    nvidia = Nvidia() if any(a.startswith("sm_") for a in architectures) else None
-    for architecture in architectures:
-        compiled = nvidia.compiled if nvidia and architecture.startswith("sm_") else by_clang
+def checked(
+    paths: list[Path], compilers: dict[str, list[Callable[[Path, str], Said]]]
+) -> Iterator[tuple[Path, str, Said]]:
+    for architecture, those in compilers.items():
         for path in paths:
-            yield path, architecture, compiled(path, architecture)
+            yield path, architecture, compiled(path, architecture, those)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--architectures", nargs="+", default=[*ARCHITECTURES], metavar="NAME", help="sm_90, gfx942")
     p.add_argument("--every", type=int, default=1, metavar="N", help="each N-th source only")
+    p.add_argument("--found", action="store_true", help="leave out what there is no compiler for; no table")
     p.add_argument("--write", metavar="FOLDER", help="only write the sources there")
     a = p.parse_args()
     if a.write:
         write_sources(a.write)
         return
-    table = Table("kernel", "for", "registers", "spilled, B", "shared, B")
-    failures = 0
+    compilers = {architecture: compilers_for(architecture) for architecture in a.architectures}
+    for architecture in [name for name, those in compilers.items() if not those]:
+        lacks = "nvidia-cuda-nvrtc and nvcc" if architecture.startswith("sm_") else CLANG
+        if not a.found:
+            raise SystemExit(f"no compiler for {architecture}: {lacks} are not installed")
+        print(f"device code is not compiled for {architecture}: there is no {lacks}")
+        del compilers[architecture]
+    if not compilers:
+        return
+    table = Table("of", "kernel", "for", "registers", "spilled, B", "shared, B")
+    failures = n_kernels = 0
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--write", folder], check=True)
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
-        for path, architecture, (said, numbers) in checked(paths, a.architectures):
-            table.add_row(ops_of(path), architecture, *(str(numbers[k]) for k in OF_PTXAS))
-            if said or (numbers["spilled"] and architecture.startswith("sm_")):
+        for path, architecture, (said, kernels) in checked(paths, compilers):
+            n_kernels += len(kernels)
+            for kernel, numbers in kernels.items():
+                table.add_row(ops_of(path), kernel, architecture, *(str(numbers[k]) for k in OF_PTXAS))
+            spills = architecture.startswith("sm_") and any(numbers["spilled"] for numbers in kernels.values())
+            if said or spills or not kernels:
                 failures += 1
                 print(f"{path.read_text()}\n{architecture}: {said or 'spills'}", file=sys.stderr)
-    Console(width=100).print(table)
-    print(f"{len(paths)} sources, {failures} failures")
+    if not a.found:
+        Console(width=120).print(table)
+    print(f"{len(paths)} sources, {n_kernels} kernels for {' '.join(compilers)}, {failures} failures")
     raise SystemExit(failures != 0)
 
 
