@@ -1,0 +1,396 @@
+"""What a training step should take on a GPU, predicted from its plan; no GPU is needed, and none is asked.
+
+The plan is the one that the provider makes of a model (its kernels are written, and compiled by NVRTC for
+their registers and shared memory; nothing is run). Operations and bytes of each step are those of the core's records,
+as ``OMC_DUMP`` prints them. A step takes the longer of moving its bytes and of its operations, at the rates of a GPU's
+data sheet times the parts of them that `ASSUMED` says, and launches. ``--write`` writes docs/gpu-model.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "cuda"))
+
+from check import Numbers, Nvrtc, find_nvrtc
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its data sheet: bytes and dense operations a second, multiprocessors and bytes shared in each.
+
+    `rates` has those of matrix units by what they multiply, and of ordinary ones: "fma".
+    """
+
+    name: str
+    bandwidth: float
+    rates: dict[str, float]
+    multiprocessors: int
+    shared_bytes: int
+
+
+_HOPPER = {"bf16": 989e12, "f16": 989e12, "tf32": 495e12, "fma": 67e12}
+GPUS = (
+    Gpu("A100", 2.04e12, {"bf16": 312e12, "f16": 312e12, "tf32": 156e12, "fma": 19.5e12}, 108, 164 << 10),
+    Gpu("H100", 3.35e12, _HOPPER, 132, 228 << 10),
+    Gpu("H200", 4.8e12, _HOPPER, 132, 228 << 10),
+)
+ARCHITECTURE = "sm_90"  # that kernels are compiled for
+REGISTERS, WARPS, BLOCKS, WARP = 65536, 64, 32, 32  # of a multiprocessor; threads of a warp
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What no data sheet says.
+
+    Attributes
+    ----------
+    bandwidth
+        Part of it that copies reach: 4.3 of 4.8 TB/s were measured on an H200.
+    product
+        Part of the matrix units' rate that products reach: 790 of 989 TFLOP/s were measured there, of large ones.
+    attention
+        The same of attention's kernels, whose heads are short.
+    fma
+        Part of the ordinary units' rate that arithmetic reaches, of which half are no multiply-adds.
+    tile, terms
+        Rows and columns that a block of a product makes, and the fewest terms of its sums that pay.
+    latency
+        Seconds from a load to its data, in which other loads have to be under way.
+    load_bytes
+        That each thread has under way.
+    replayed, launched
+        Seconds from one kernel to the next within a graph, and one by one while the host keeps ahead.
+    host
+        Seconds of the host's for one launch.
+    """
+
+    bandwidth: float = 0.9
+    product: float = 0.8
+    attention: float = 0.4
+    fma: float = 0.5
+    tile: tuple[int, int] = (128, 128)
+    terms: int = 2048
+    latency: float = 700e-9
+    load_bytes: int = 16
+    replayed: float = 1.3e-6
+    launched: float = 2.5e-6
+    host: float = 4e-6
+
+
+ASSUMED = Assumed()
+
+# ---- the plan ----
+
+SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+
+
+@dataclass(frozen=True)
+class Value:
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a plan: its op, its operands, and what the core says that it costs."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    flops: float
+    bytes: float
+
+
+_VALUE = re.compile(r"\d+:(\w+)\[([\d,]*)\]@")
+_STEP = re.compile(r"^\d+ (\w+)[^:]*?:(.*) ->(.*?)(?: scratch \S+ \S+)? flops (\S+) moves (\S+)$", re.M)
+
+
+def values_in(text: str) -> tuple[Value, ...]:
+    return tuple(Value(dtype, tuple(map(int, filter(None, dims.split(","))))) for dtype, dims in _VALUE.findall(text))
+
+
+def steps_of(text: str) -> list[Step]:
+    """The steps of a plan as OMC_DUMP writes it."""
+    return [
+        Step(op, values_in(inputs), values_in(outputs), float(flops), float(moved))
+        for op, inputs, outputs, flops, moved in _STEP.findall(text)
+    ]
+
+
+class Planned(BaseException):
+    """A plan has been made, and nothing is to be run. No reason to fall back, as an Exception would be."""
+
+
+def write_plan(model: str, dtype: str, folder: str, scale: str) -> None:
+    """Leave the plan of a model's training step, and the sources of its kernels. In a process of its own."""
+    os.environ |= {"OMC_DUMP": folder, "EMULATED_SOURCES": folder, "XDG_CACHE_HOME": folder}
+    sys.path.append(str(ROOT / "tests" / "device"))
+    import on_device
+
+    on_device.build()
+    on_device.install("gpu")
+    plan = on_device.Session.plan
+
+    def plan_alone(*given: object, **how: bool) -> None:
+        plan(*given, **how)  # type: ignore[arg-type]
+        raise Planned
+
+    on_device.Session.plan = plan_alone  # type: ignore[method-assign, assignment]
+    import torch
+
+    from gpu_models import SCALES
+    from worker import ARMS, Training
+
+    try:
+        training = Training(SCALES[scale][model], ARMS["ours"], dtype, 0.1, torch.device("cpu"))
+        training.forward_and_backward()
+    except Planned:
+        return
+    raise SystemExit(f"{model} has made no plan")
+
+
+def plan_of(model: str, dtype: str, scale: str) -> tuple[list[Step], Numbers]:
+    """The steps of a model's training step on the provider for CUDA, and its kernels' registers and shared memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--only-plan", folder, "--models", model, "--dtype", dtype]
+        subprocess.run([*command, "--scale", scale], check=True, cwd=ROOT)
+        plans = sorted(Path(folder).glob("plan*-plan.txt"))
+        library = find_nvrtc()
+        kernels: Numbers = {}
+        if library:
+            nvrtc = Nvrtc(library)
+            for source in sorted(Path(folder).glob("*.cu")):
+                for name, numbers in nvrtc.compiled(source, ARCHITECTURE)[1].items():
+                    worst = kernels.setdefault(name, numbers)
+                    kernels[name] = {k: max(v, worst[k]) for k, v in numbers.items()}
+        return steps_of(plans[-1].read_text()), kernels
+
+
+# ---- what a step takes ----
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What steps of some ops have in common.
+
+    Parameters
+    ----------
+    name
+        In tables.
+    ops
+        Pattern of their names.
+    unit
+        What computes: "matrix", "fma".
+    kernels
+        Pattern of the names of their kernels; "": a library's.
+    launches
+        Kernels of a step.
+    more_bytes
+        That are moved beside inputs and outputs.
+    """
+
+    name: str
+    ops: str
+    unit: str = "fma"
+    kernels: str = ""
+    launches: Callable[[Step], int] = lambda _: 1
+    more_bytes: Callable[[Step], float] = lambda _: 0.0
+
+
+def logits_bytes(step: Step) -> float:
+    """Logits are written in float32, read for the loss, read and written for the gradient, and made narrow."""
+    size = SIZES[step.inputs[0].dtype]
+    return rows_of(step) * step.inputs[1].shape[0] * (4 + 4 + 8 + (0 if size == 4 else 4 + size))
+
+
+def rows_of(step: Step) -> int:
+    """Of a matrix on the left."""
+    return step.inputs[0].numel // step.inputs[0].shape[-1]
+
+
+def launches_of_head(step: Step) -> int:
+    """For each chunk of rows three products and what is between them."""
+    return 8 * math.ceil(rows_of(step) / 2048)
+
+
+KINDS = (
+    Kind("products", r"(Fused)?MatMul", "matrix"),
+    Kind("convolutions", r"Conv\w*", "matrix"),
+    Kind("head and loss", r"LinearCrossEntropy", "matrix", launches=launches_of_head, more_bytes=logits_bytes),
+    Kind("attention", r"Attention", "attention", r"attention"),
+    Kind("attention", r"AttentionGrad", "attention", r"attention_\w+", launches=lambda _: 3),
+    Kind("PyTorch", r"TorchCall(Grad)?"),
+    Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
+    Kind("norms", r"\w*Norm\w*", kernels=r"\w*[Nn]orm\w*", launches=lambda _: 2),
+    Kind("reductions", r"Reduce\w+", kernels=r"reduce\w*", launches=lambda _: 2),
+    Kind("picks", r"Gather\w*|Embedding", kernels=r"rows_\w+"),
+    Kind("copies", r"Transpose|Concat|Split|Slice\w*|Expand|Pad|Tile", kernels=r"copy_\w+|transpose_\w+"),
+    Kind("losses", r"\w*CrossEntropy\w*|\w*Loss\w*", kernels=r"\w*CrossEntropy\w*|\w*Loss\w*", launches=lambda _: 2),
+    Kind("softmax", r"\w*Softmax\w*", kernels=r"\w*Softmax\w*"),
+    Kind("pools", r"\w*Pool\w*", kernels=r"\w*Pool\w*"),
+    Kind("elementwise", r"\w+", kernels=r"program"),
+)  # fmt: skip
+
+
+def kind_of(step: Step) -> Kind:
+    return next(kind for kind in KINDS if re.fullmatch(kind.ops, step.op))
+
+
+def occupancy(numbers: dict[str, int], threads: int, gpu: Gpu) -> float:
+    """Part of a multiprocessor's warps that a kernel of so many registers and bytes shared fills."""
+    warps = math.ceil(threads / WARP)
+    by_registers = REGISTERS // (math.ceil(max(numbers["registers"], 1) * WARP / 256) * 256 * warps)
+    by_shared = gpu.shared_bytes // (numbers["shared"] + 1024)
+    return min(by_registers, by_shared, WARPS // warps, BLOCKS) * warps / WARPS
+
+
+def reached_bandwidth(filled: float, gpu: Gpu) -> float:
+    """Bytes a second, where so many warps are filled: by Little's law the loads under way are latency times rate."""
+    under_way = filled * WARPS * WARP * ASSUMED.load_bytes * gpu.multiprocessors
+    return min(ASSUMED.bandwidth * gpu.bandwidth, under_way / ASSUMED.latency)
+
+
+def rate_of(step: Step, kind: Kind, gpu: Gpu, tf32: bool) -> float:
+    """Operations a second."""
+    if kind.unit == "fma":
+        return ASSUMED.fma * gpu.rates["fma"]
+    dtype = step.inputs[0].dtype
+    unit = dtype if dtype in gpu.rates else "tf32" if tf32 and dtype == "f32" and kind.unit == "matrix" else "fma"
+    part = ASSUMED.attention if kind.unit == "attention" else ASSUMED.product
+    return part * gpu.rates[unit] * (waves(step, gpu) if kind.name == "products" else 1)
+
+
+def waves(step: Step, gpu: Gpu) -> float:
+    """Part of the multiprocessors that are busy on average, each making one tile of the result, or of its terms."""
+    *batch, rows, columns = (1, 1, *step.outputs[0].shape)
+    tiles = math.prod(batch) * math.ceil(rows / ASSUMED.tile[0]) * math.ceil(columns / ASSUMED.tile[1])
+    tiles *= max(1, int(step.flops / (2 * step.outputs[0].numel)) // ASSUMED.terms)
+    return tiles / (math.ceil(tiles / gpu.multiprocessors) * gpu.multiprocessors)
+
+
+THREADS = 256  # of a block, of most kernels
+
+
+def seconds_of(step: Step, gpu: Gpu, kernels: Numbers, tf32: bool = False) -> float:
+    """What a step takes, launches apart."""
+    kind = kind_of(step)
+    found = [numbers for name, numbers in kernels.items() if kind.kernels and re.fullmatch(kind.kernels, name)]
+    filled = min((occupancy(numbers, THREADS, gpu) for numbers in found), default=1.0)
+    moving = (step.bytes + kind.more_bytes(step)) / reached_bandwidth(filled, gpu)
+    return max(moving, step.flops / rate_of(step, kind, gpu, tf32))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a training step: by kind of step, of the optimizer, and with launches one by one or replayed."""
+
+    kinds: dict[str, float]
+    optimizer: float
+    launches: int
+    replayed: float
+    launched: float
+
+
+def optimizer_seconds(parameters: float, gpu: Gpu) -> float:
+    """AdamW reads gradient, weight and two moments and writes three of them, of 4 bytes each."""
+    return 28 * parameters / (ASSUMED.bandwidth * gpu.bandwidth)
+
+
+def predicted(steps: Iterable[Step], kernels: Numbers, parameters: float, gpu: Gpu, tf32: bool = False) -> Prediction:
+    """The step's time on a GPU; `parameters` are those that an optimizer updates."""
+    kinds: dict[str, float] = {}
+    launches = 10  # of the optimizer
+    for step in steps:
+        kind = kind_of(step)
+        kinds[kind.name] = kinds.get(kind.name, 0.0) + seconds_of(step, gpu, kernels, tf32)
+        launches += kind.launches(step)
+    optimizer = optimizer_seconds(parameters, gpu)
+    busy = sum(kinds.values()) + optimizer
+    one_by_one = max(busy + launches * ASSUMED.launched, launches * ASSUMED.host)
+    return Prediction(kinds, optimizer, launches, busy + launches * ASSUMED.replayed, one_by_one)
+
+
+# ---- the page ----
+
+MODELS = ("gpt2", "bert", "resnet18", "mlp")
+HEAD = """# Predicted steps on GPUs
+
+Written by `benchmarks/gpu_model.py --write`, on a machine without a GPU. **These are predictions, not measurements**:
+ours has not run on hardware. Each step of the plan that the provider makes takes the longer of moving its bytes and of
+its operations. Of the data sheet's bandwidth {bandwidth:.0%} are reached, less where registers and shared memory of a
+kernel, as compiled for {architecture}, leave too few warps; of the matrix units' rate {product:.0%} in products, times
+how evenly tiles of {tile[0]}x{tile[1]} fill the multiprocessors, and {attention:.0%} in attention. A kernel follows the
+last after {replayed:.1f} us in a graph that is replayed; launched by itself after {launched:.1f} us, if the host, which
+takes {host:.0f} us for each, keeps ahead. AdamW is counted. Not counted are caches, in which tensors of small models
+stay, and the host's work outside of launches.
+
+"""
+
+
+def page(found: dict[str, tuple[list[Step], Numbers]], dtype: str, scale: str) -> str:
+    """The tables in Markdown."""
+    from gpu_models import SCALES
+
+    lines = [HEAD.format(**{**vars(ASSUMED), "architecture": ARCHITECTURE, "replayed": ASSUMED.replayed * 1e6,
+                            "launched": ASSUMED.launched * 1e6, "host": ASSUMED.host * 1e6})]  # fmt: skip
+    lines += [
+        f"| {dtype} | GPU | TFLOP | GB moved | kernels | launched, ms | replayed, ms |",
+        "|---|---|" + "---:|" * 5,
+    ]
+    for model, (steps, kernels) in found.items():
+        work = SCALES[scale][model]
+        for gpu in GPUS:
+            p = predicted(steps, kernels, work.parameters, gpu, dtype == "tf32")
+            flops, moved = (sum(getattr(s, name) for s in steps) for name in ("flops", "bytes"))
+            lines.append(
+                f"| {work.title} | {gpu.name} | {flops / 1e12:.2f} | {moved / 1e9 + 28e-9 * work.parameters:.1f} | "
+                f"{p.launches} | {p.launched * 1e3:.2f} | {p.replayed * 1e3:.2f} |"
+            )
+    lines += ["", "Where the time of a step goes, in ms, launches apart:", ""]
+    for model, (steps, kernels) in found.items():
+        each = [predicted(steps, kernels, SCALES[scale][model].parameters, gpu, dtype == "tf32") for gpu in GPUS]
+        lines += [
+            f"| {SCALES[scale][model].title} | " + " | ".join(g.name for g in GPUS) + " |",
+            "|---|---:|---:|---:|",
+        ]
+        for name in sorted(each[-1].kinds, key=each[-1].kinds.__getitem__, reverse=True):
+            lines.append(f"| {name} | " + " | ".join(f"{p.kinds[name] * 1e3:.3f}" for p in each) + " |")
+        lines += ["| AdamW | " + " | ".join(f"{p.optimizer * 1e3:.3f}" for p in each) + " |", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--models", nargs="+", default=[*MODELS])
+    p.add_argument("--dtype", default="bf16")
+    p.add_argument("--scale", default="gpu")
+    p.add_argument("--write", action="store_true", help="docs/gpu-model.md")
+    p.add_argument("--only-plan", metavar="FOLDER", help="leave the plan of one model there")
+    a = p.parse_args()
+    if a.only_plan:
+        write_plan(a.models[0], a.dtype, a.only_plan, a.scale)
+        return
+    text = page({model: plan_of(model, a.dtype, a.scale) for model in a.models}, a.dtype, a.scale)
+    print(text)
+    if a.write:
+        (ROOT / "docs" / "gpu-model.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
