@@ -113,7 +113,7 @@ def parts(device: str, tiny: bool) -> list[Part]:
     agreed = ("--scale", "tiny", "--models", "mlp", "bert") if tiny else ()
     found = [
         Part("ops", (*pytest, *many, *on, "tests/ops", *ops), 240, read=counted),
-        Part("kernels", (*pytest, *on, *kernels), 180, read=counted),
+        Part("kernels", (*pytest, *on, *kernels, *(("-k", "not tf32") if tiny else ())), 180, read=counted),
         Part("training", (*pytest, "tests/cuda/hardware.py"), 180, read=counted),
         Part("modules", (*pytest, *many, *on, *modules), 240, read=counted),
         Part("fuzz", fuzz, 180, read=lambda _: {}),

@@ -121,7 +121,7 @@ def test_what_there_is_no_time_for_leaves_no_file(tmp_path: Path) -> None:
 def test_an_arm_that_fails_leaves_the_others_at_work(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = ["benchmarks/run.py", "--models", "mlp", "--dtypes", "fp32", "--arms", "eager", "ours", "--scale", "tiny"]
-    broken = "import os, sys\nif 'ours' in sys.argv: os._exit(7)\n"
+    broken = "import os, sys\nif '--arm' in sys.argv and 'ours' in sys.argv: os._exit(7)\n"
     (tmp_path / "sitecustomize.py").write_text(broken)
     done = subprocess.run(
         [sys.executable, *command, "--steps", "2", "--json", str(result)],
