@@ -52,12 +52,13 @@ def step(
     text = "\n".join([*lines, f"%y, %lse = Attention({names}) {{{how}}}", "return %y", ""]).replace(", ", ",")
     given = [put(t) for t in (inputs if mask is None else [*inputs, mask])]
     plan = gpu.core.Session(text, {}, provider=provider).plan(given, [True] * 3 + [False] * (len(given) - 3), [True])
+    grads = [put(dy)]
     for _ in range(steps - 1):
         outputs, run = plan.forward(given, 11)
-        plan.backward(run, given, outputs, [put(dy)])
+        plan.backward(run, given, outputs, grads)
         plan.forward(given, 11)
     outputs, run = plan.forward(given, 11)
-    return [get(t) for t in (*outputs, *plan.backward(run, given, outputs, [put(dy)])[:3])]
+    return [get(t) for t in (*outputs, *plan.backward(run, given, outputs, grads)[:3])]
 
 
 def eager(inputs: list[Tensor], dy: Tensor, mask: Tensor | None = None, causal: bool = False) -> list[Tensor]:
