@@ -384,6 +384,12 @@ EXPORT void emulated_wait(void *handle) {
   changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
 }
 EXPORT void emulated_write(void *device, const void *host, size_t bytes) {
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    bool paused = false;
+    for (const auto &s : streams) paused = paused || s->paused;
+    if (!paused) wait_for_all(lock); /* memory that is free may still be in use by what is given */
+  }
   touching now;
   memcpy(device, host, bytes);
 }
