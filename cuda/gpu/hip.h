@@ -56,16 +56,16 @@ OMC_HIP int omc_hip_lane() {
 }
 /* What all lanes of a warp have. */
 template <typename T>
-struct omc_lanes {
+struct omc_peers {
   T mine;
-  __device__ __forceinline__ explicit omc_lanes(const T &x) : mine(x) {}
+  __device__ __forceinline__ explicit omc_peers(const T &x) : mine(x) {}
   __device__ __forceinline__ T operator[](int lane) const {
     return omc_hip_from(mine, omc_hip_lane() / 32 * 32 + lane);
   }
 };
 template <typename T>
 OMC_HIP T __shfl_sync(unsigned, T value, int from) {
-  return omc_lanes<T>(value)[from];
+  return omc_peers<T>(value)[from];
 }
 template <typename T>
 OMC_HIP T __shfl_xor_sync(unsigned, T value, int mask) {

@@ -1,6 +1,6 @@
 /* Products of matrices by a warp, of 16-bit elements with sums of float32, as tensor cores make
  * them from sm_80 on, and copies to shared memory that go on meanwhile. All lanes of a warp call a
- * verb together. Emulated, and on AMD's GPUs, lanes read what the others have (omc_lanes).
+ * verb together. Emulated, and on AMD's GPUs, lanes read what the others have (omc_peers).
  *
  * Matrices lie across the lanes as PTX has the fragments of mma.m16n8k16. With r = lane / 4 and
  * c = lane % 4 * 2, a lane has of
@@ -34,7 +34,7 @@ OMC_INLINE int omc_lane_column() { return omc_lane() % 4 * 2; }
 
 template <bool ACROSS>
 OMC_INLINE void omc_load_matrices(uint32_t (&to)[4], const void *row) {
-  const omc_lanes<const uint16_t *> rows(static_cast<const uint16_t *>(row));
+  const omc_peers<const uint16_t *> rows(static_cast<const uint16_t *>(row));
   const int r = omc_lane_row(), c = omc_lane_column();
 #pragma unroll
   for (int m = 0; m < 4; m++)
@@ -53,7 +53,7 @@ struct omc_operands {
 
 template <typename E>
 OMC_INLINE void omc_multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const omc_lanes<omc_operands> of(omc_operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const omc_peers<omc_operands> of(omc_operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const int r = omc_lane_row(), c = omc_lane_column();
 #pragma unroll
   for (int pair = 0; pair < 8; pair++) { /* of elements, beside one another in a word */

@@ -207,7 +207,7 @@ inline void __syncthreads() { emulated::wait(emulated::AT_BARRIER); }
 inline void __syncwarp(unsigned = ~0u) { emulated::wait(emulated::AT_WARP); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-#define omc_lanes emulated::lanes
+#define omc_peers emulated::lanes
 template <int BYTES>
 void omc_copy_later(void *to, const void *from, bool there) {
   if ((uintptr_t)to % BYTES || (there && (uintptr_t)from % BYTES)) abort();
