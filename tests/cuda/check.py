@@ -51,7 +51,7 @@ OF_CLANG = {
 # Of attention on tensor cores: what is stored, elements of a head, causal, dropped, mask.
 ATTENTION = [
     *[("bfloat16", d, 1, 0.1, "") for d in (16, 64, 80, 96, 128, 192, 256)],
-    *[("bfloat16", d, 0, 0.0, "") for d in (64, 128, 256)],
+    *[("bfloat16", d, causal, 0.0, "") for d in (64, 128, 256) for causal in (0, 1)],
     *[("float16", d, 0, 0.1, "bool") for d in (64, 128, 256)],
     *[("float16", d, 1, 0.0, "float") for d in (64, 128, 256)],
 ]
