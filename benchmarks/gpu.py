@@ -102,20 +102,30 @@ def parts(device: str, tiny: bool) -> list[Part]:
     here = sys.executable
     many = ("-n", "5") if importlib.util.find_spec("xdist") and not tiny else ()
     pytest = (here, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml={result}")
+    at_once = ("env", "OMC_SYNC=1")  # tests that ask for an op's error ask for it in its step
     on = ("--on", device)
     ops = ("-k", "MatMul or Softmax" if tiny else ONE_ISA)
     modules = [f"tests/module/test_{name}.py" for name in (MODULES[1:2] if tiny else MODULES)]
     kernels = [str(p) for p in sorted((ROOT / "tests/cuda").glob("test_*.py")) if p.stem not in STAND_INS]
     kernels = [name for name in kernels if not tiny or "products" in name]
     checked = ("tests/ops/test_ops.py", "-k", f"test_gradient_equals_autograd and f32 and {ONE_ISA}")
-    fuzz = (here, "tests/fuzz/fuzz.py", *on, "--seeds", "0:4" if tiny else "0:200", "--processes", "2" if tiny else "6")
+    fuzz = (
+        *at_once,
+        here,
+        "tests/fuzz/fuzz.py",
+        *on,
+        "--seeds",
+        "0:4" if tiny else "0:200",
+        "--processes",
+        "2" if tiny else "6",
+    )
     agreement = (here, "benchmarks/agreement.py", "--device", device, "--dtypes", "fp32", "bf16", "--json", "{result}")
     agreed = ("--scale", "tiny", "--models", "mlp", "bert") if tiny else ()
     found = [
-        Part("ops", (*pytest, *many, *on, "tests/ops", *ops), 240, read=counted),
-        Part("kernels", (*pytest, *on, *kernels, *(("-k", "not tf32") if tiny else ())), 180, read=counted),
+        Part("ops", (*at_once, *pytest, *many, *on, "tests/ops", *ops), 240, read=counted),
+        Part("kernels", (*at_once, *pytest, *on, *kernels, *(("-k", "not tf32") if tiny else ())), 180, read=counted),
         Part("training", (*pytest, "tests/cuda/hardware.py"), 180, read=counted),
-        Part("modules", (*pytest, *many, *on, *modules), 240, read=counted),
+        Part("modules", (*at_once, *pytest, *many, *on, *modules), 240, read=counted),
         Part("fuzz", fuzz, 180, read=lambda _: {}),
         Part("agreement", (*agreement, *agreed), 240),
         Part("sanitizer", ("compute-sanitizer", "--error-exitcode", "9", *pytest, *on, *checked), 300, False, counted,

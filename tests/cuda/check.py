@@ -211,13 +211,14 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--architectures", nargs="+", default=[*ARCHITECTURES], metavar="NAME", help="sm_90, gfx942")
     p.add_argument("--every", type=int, default=1, metavar="N", help="each N-th source only")
-    p.add_argument("--found", action="store_true", help="leave out what there is no compiler for; no table")
+    p.add_argument("--found", action="store_true", help="the first compiler that there is, if any; no table")
     p.add_argument("--write", metavar="FOLDER", help="only write the sources there")
     a = p.parse_args()
     if a.write:
         write_sources(a.write)
         return
-    compilers = {architecture: compilers_for(architecture) for architecture in a.architectures}
+    most = 1 if a.found else None
+    compilers = {architecture: compilers_for(architecture)[:most] for architecture in a.architectures}
     for architecture in [name for name, those in compilers.items() if not those]:
         lacks = "nvidia-cuda-nvrtc and nvcc" if architecture.startswith("sm_") else CLANG
         if not a.found:
