@@ -334,7 +334,8 @@ HEAD = """# Predicted steps on GPUs
 Written by `benchmarks/gpu_model.py --write`, on a machine without a GPU. **These are predictions, not measurements**:
 ours has not run on hardware. Each step of the plan that the provider makes takes the longer of moving its bytes and of
 its operations. Of the data sheet's bandwidth {bandwidth:.0%} are reached, less where registers and shared memory of a
-kernel, as compiled for {architecture}, leave too few warps; of the matrix units' rate {product:.0%} in products, times
+kernel, as compiled for {architecture}, leave too few warps (the worst kernel
+of a kind counts); of the matrix units' rate {product:.0%} in products, times
 how evenly tiles of {tile[0]}x{tile[1]} fill the multiprocessors, and {attention:.0%} in attention. A kernel follows the
 last after {replayed:.1f} us in a graph that is replayed; launched by itself after {launched:.1f} us, if the host, which
 takes {host:.0f} us for each, keeps ahead. AdamW is counted. Not counted are caches, in which tensors of small models
