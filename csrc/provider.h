@@ -68,13 +68,15 @@ typedef struct omc_memory_stats {
   size_t cached_bytes; /* freed and kept */
 } omc_memory_stats;
 
-/* Work that comes again. `give` gives a queue the same whenever `tensors` are the same, but for the
- * seed, which it is told or finds on the device. It waits for nothing and calls nobody back. */
+/* Work that may come again. Where it `recurs`, `give` gives a queue the same whenever `tensors` are
+ * the same, but for the seed, which it is told or finds on the device; it waits for nothing and
+ * calls nobody back. */
 typedef struct omc_recurring {
   omc_status (*give)(void *arg, const uint64_t *seed_at, void *queue);
   void *arg;
   void *const *tensors; /* addresses of all that may be elsewhere next time; some are NULL */
   uint32_t n_tensors;   /* the same each time */
+  bool recurs;          /* else it is given as it is */
   bool random;          /* there is a seed */
   uint64_t seed;
 } omc_recurring;

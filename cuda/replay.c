@@ -29,8 +29,7 @@ typedef struct notes_of {
   omc_cuda_device *device;
   struct notes_of *next, **link; /* in `all` */
   pthread_mutex_t mutex;         /* of what follows */
-  uint32_t n_tensors;
-  uint64_t now; /* counts what was given */
+  uint64_t now;                  /* counts what was given */
   recording kept[MOST_KEPT];
 } notes_of;
 
@@ -50,25 +49,25 @@ static bool tf32_of(const omc_cuda_device *d) {
 
 /* ---- notes ---- */
 
-static notes_of *new_notes(omc_cuda_device *d, uint32_t n_tensors) {
+static notes_of *new_notes(omc_cuda_device *d) {
   notes_of *n = calloc(1, sizeof *n);
   if (!n || pthread_mutex_init(&n->mutex, NULL) != 0) {
     free(n);
     return NULL;
   }
-  n->device = d, n->n_tensors = n_tensors;
+  n->device = d;
   n->next = all, n->link = &all;
   if (all) all->link = &n->next;
   return all = n;
 }
 
 /* Those of an origin of work, made by whoever gives it first; NULL: no memory. */
-static notes_of *notes_at(omc_cuda_device *d, void **notes, uint32_t n_tensors) {
+static notes_of *notes_at(omc_cuda_device *d, void **notes) {
   notes_of *n = __atomic_load_n((notes_of **)notes, __ATOMIC_ACQUIRE);
   if (n) return n;
   listing_acquire();
   n = *notes;
-  if (!n) __atomic_store_n((notes_of **)notes, n = new_notes(d, n_tensors), __ATOMIC_RELEASE);
+  if (!n) __atomic_store_n((notes_of **)notes, n = new_notes(d), __ATOMIC_RELEASE);
   listing_release();
   return n;
 }
@@ -180,8 +179,8 @@ static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void
                              void **notes, bool *replayed) {
   bool captured;
   OMC_TRY(is_captured(work, queue, &captured));
-  if (captured || !omc_env_get()->graphs) return OMC_OK;
-  notes_of *n = notes_at(d, notes, work->n_tensors);
+  if (captured || !work->recurs || !omc_env_get()->graphs) return OMC_OK;
+  notes_of *n = notes_at(d, notes);
   if (!n) return OMC_OK;
   pthread_mutex_lock(&n->mutex);
   *replayed = replay(d, n, work, queue);

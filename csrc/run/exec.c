@@ -58,7 +58,7 @@ static omc_status add_track(omc_exec *x, omc_phase phase) {
   const omc_part *part = &plan->parts[phase];
   omc_track *t = &x->tracks[phase];
   t->end_reloc = x->n_relocs;
-  t->recurs = plan->provider->give && !x->seconds && !omc_env_get()->sync;
+  t->recurs = !x->seconds && !omc_env_get()->sync;
   t->uses = OMC_NEW_ARRAY(&plan->memory, bool, x->n_bases);
   if (!t->uses) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
   t->uses[omc_exec_base(plan, OMC_AT_ARENA, 0)] = true;
@@ -307,12 +307,13 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
   bool replayed = false;
   OMC_TRY(check_device(p));
   OMC_TRY(resolve(x, work, phase));
-  if (!track->recurs) return give_phase(&these, NULL, queue);
+  if (!p->give) return give_phase(&these, NULL, queue);
   for (uint32_t b = 0; b < x->n_bases; b++) work->used[b] = track->uses[b] ? work->bases[b] : NULL;
   const omc_recurring again = {.give = give_phase,
                                .arg = &these,
                                .tensors = work->used,
                                .n_tensors = x->n_bases,
+                               .recurs = track->recurs,
                                .random = plan->random,
                                .seed = run->seed};
   OMC_TRY(p->give(p->ctx, &again, queue, &track->notes, &replayed));

@@ -293,6 +293,30 @@ def test_a_capture_of_the_users_must_not_repeat_random_numbers(gpu: Gpu) -> None
     trained.step(x)
 
 
+class Same:
+    """Calls back to PyTorch that give what they are given."""
+
+    def infer(self, index: int, inputs: Sequence[Any]) -> Sequence[Any]:
+        return inputs
+
+    def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]:
+        return inputs, None
+
+
+def test_nor_where_pytorch_is_called_in_between(gpu: Gpu) -> None:
+    """Which is never a graph of ours."""
+    text = "input %x : f32[5,37]\n%0 = TorchCall(%x) {index=0}\n%y = Dropout(%0) {p=0.3, subsequence=5}\nreturn %y\n"
+    x = gpu.put(numbers(5, 37))
+    session = gpu.core.Session(text, {}, Same(), provider="gpu")
+    plan = session.plan([x], [False], [False])
+    plan.forward([x], 7)
+    with captured(gpu) as graph, pytest.raises(NotImplementedError, match="the same random numbers at each launch"):
+        plan.forward([x], 7)
+    with gpu.entered():
+        gpu.driver.cuGraphExecDestroy(graph)
+    assert session.stats()["replays"] == 0
+
+
 def test_it_can_be_turned_off() -> None:
     source = f"""
 import sys
