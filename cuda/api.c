@@ -107,10 +107,20 @@ omc_status omc_cublaslt_check(int result, const char *what) {
                   api.cublasLtGetStatusString(result));
 }
 
-omc_status omc_torch_check(int result, const char *node) {
+/* PyTorch tells of its failures by words alone, which are the driver's where that has failed. */
+static omc_status status_said(const char *said) {
+  if (strstr(said, "out of memory")) return OMC_EDEVICEMEM;
+  for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
+    const char *text = NULL;
+    if (api.cuGetErrorString(fatal[i], &text) == 0 && text && strstr(said, text))
+      return OMC_EDEVICE;
+  }
+  return OMC_EINTERNAL;
+}
+
+omc_status omc_torch_check(int result, const char *what) {
   if (result == 0) return OMC_OK;
   const char *said = api.torch_exception_get_what_without_backtrace();
   if (!said) said = "it does not say why";
-  return omc_fail(strstr(said, "out of memory") ? OMC_EDEVICEMEM : OMC_EINTERNAL,
-                  "'%s' failed in PyTorch: %s", node, said);
+  return omc_fail(status_said(said), "%s failed in PyTorch: %s", what, said);
 }

@@ -50,10 +50,11 @@ omc_status omc_cublaslt_check(int result, const char *what) OMC_MUST_USE;
 #define OMC_CUBLASLT_TRY(name, ...) \
   OMC_TRY(omc_cublaslt_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
 
-/* What an exception of PyTorch's says of node `node`: OMC_OK if result is 0 and there was none,
- * OMC_EDEVICEMEM, or OMC_EINTERNAL. */
-omc_status omc_torch_check(int result, const char *node) OMC_MUST_USE;
-#define OMC_TORCH_TRY(node, name, ...) \
-  OMC_TRY(omc_torch_check(omc_cuda_api_get()->name(__VA_ARGS__), (node)))
+/* What an exception of PyTorch's says of `what`, a node or whatever it was asked for: OMC_OK if
+ * result is 0 and there was none, OMC_EDEVICEMEM, OMC_EDEVICE where nothing works any more, or
+ * OMC_EINTERNAL. */
+omc_status omc_torch_check(int result, const char *what) OMC_MUST_USE;
+#define OMC_TORCH_TRY(what, name, ...) \
+  OMC_TRY(omc_torch_check(omc_cuda_api_get()->name(__VA_ARGS__), (what)))
 
 #endif

@@ -1,12 +1,13 @@
 #include "cuda/memory.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/lock.h"
 #include "cuda/api.h"
 
-enum { MAX_ORDINALS = 64 };
+enum { MAX_ORDINALS = 64, WHAT_BYTES = 80 };
 
 /* A block that is out, and the stream that is to come to where it is freed: that which was current
  * when it was made, for which the allocator keeps it. */
@@ -34,10 +35,10 @@ omc_status omc_cuda_follow(void *queue, void *other) {
 /* PyTorch gives memory of the device whose context is current; before it has none left it gives
  * back to CUDA what it has cached. */
 static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
-  if (omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out) == 0)
-    return OMC_OK;
-  OMC_FAIL(EDEVICEMEM, "CUDA out of memory. Tried to allocate %zu bytes on GPU %d", bytes,
-           d->ordinal);
+  char what[WHAT_BYTES];
+  snprintf(what, sizeof what, "an allocation of %zu bytes on GPU %d", bytes, d->ordinal);
+  OMC_TORCH_TRY(what, aoti_torch_cuda_caching_allocator_raw_alloc, bytes, out);
+  return OMC_OK;
 }
 
 omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {

@@ -5,7 +5,8 @@
 #include "cuda/device.h"
 #include "provider.h"
 
-/* As a provider has them; `ctx` is the omc_cuda_device. OMC_EDEVICEMEM: there is no more. */
+/* As a provider has them; `ctx` is the omc_cuda_device. OMC_EDEVICEMEM: there is no more;
+ * OMC_EDEVICE: nothing works any more. */
 omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) OMC_MUST_USE;
 void omc_cuda_free(void *ctx, void *ptr, size_t bytes, void *queue);
 omc_memory_stats omc_cuda_memory(void *ctx);

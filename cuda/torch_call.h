@@ -21,8 +21,8 @@ typedef struct omc_torch_call {
 } omc_torch_call;
 
 /* Begins a call, with the device's context entered. Where any of these fails, omc_torch_end is
- * still to be called. OMC_EINTERNAL and OMC_EDEVICEMEM: PyTorch's exceptions; OMC_EUNSUPPORTED: the
- * queue is not the stream that PyTorch works in. */
+ * still to be called. OMC_EINTERNAL, OMC_EDEVICE and OMC_EDEVICEMEM: PyTorch's exceptions;
+ * OMC_EUNSUPPORTED: the queue is not the stream that PyTorch works in. */
 omc_status omc_torch_begin(const omc_cuda_device *device, const char *node, void *queue,
                            omc_torch_call *out) OMC_MUST_USE;
 

@@ -39,6 +39,10 @@ int64_t emulated_tensors(void);
 void emulated_use(void *stream);
 void emulated_channels_last(int on);
 
+/* Of the same, for its own parts: PyTorch says of a call that the driver has failed it. Gives what
+ * the call is to give. */
+int emulated_driver_failed(int error);
+
 /* What other stand-ins ask of the driver's: whether a call of theirs is to fail, perhaps only if it
  * is told so by name, with what error of the driver's (0: it is not); that a mistake is told;
  * whether bytes of the device's are within one

@@ -26,7 +26,7 @@ def test_memory_that_has_run_out_is_pytorchs_error_and_a_smaller_step_works(gpu:
     (plan, given), (less, of_less) = (gpu.plan(doubling(n), [torch.ones(n, 37)]) for n in (4001, 5))
     gpu.get(less.forward(of_less, 0)[0][0])
     gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
-    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate \d+ bytes on GPU 0"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"\d+ bytes on GPU 0 failed in PyTorch: CUDA out of memory"):
         plan.forward(given, 0)
     assert gpu.get(less.forward(of_less, 0)[0][0]).eq(2).all()
     assert gpu.get(plan.forward(given, 0)[0][0]).eq(2).all()
@@ -66,6 +66,16 @@ def test_a_device_that_has_failed_is_told_with_the_op_that_met_it(gpu: Gpu) -> N
     with pytest.raises(gpu.core.DeviceError, match=r"noticed at .*Gather.*, perhaps of an earlier step.*LAUNCH_FAILED"):
         plan.forward(given, 0)
     assert torch.equal(gpu.get(plan.forward(given, 0)[0][0]), TABLE[GOOD])
+
+
+def test_a_device_that_has_failed_is_not_one_without_memory(gpu: Gpu) -> None:
+    plan, given = gpu.plan(doubling(6007), [torch.ones(6007, 37)])
+    gpu.fail(0, b"cuMemAlloc_v2", LAUNCH_FAILED)
+    with pytest.raises(
+        gpu.core.DeviceError, match=r"\d+ bytes on GPU 0 failed in PyTorch: .*unspecified launch failure"
+    ):
+        plan.forward(given, 0)
+    assert gpu.get(plan.forward(given, 0)[0][0]).eq(2).all()
 
 
 WAITING = f"""

@@ -41,7 +41,7 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at
     fresh = (unsigned long long)found->second;
     kept.erase(found);
   } else {
-    if (fresh_memory(&fresh, size) != 0) return 1;
+    if (const int error = fresh_memory(&fresh, size)) return emulated_driver_failed(error);
   }
   out[ *at = (void *)fresh] = size;
   return 0;

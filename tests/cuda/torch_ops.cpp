@@ -72,6 +72,18 @@ int fail(const std::string &what) {
   said = what;
   return AOTI_TORCH_FAILURE;
 }
+}  // namespace
+
+extern "C" int cuGetErrorString(int error, const char **text);
+extern "C" int emulated_driver_failed(int error) {
+  const char *text = "unknown";
+  cuGetErrorString(error, &text);
+  return fail(error == 2 ? "CUDA out of memory. Tried to allocate 20.00 MiB."
+                         : std::string("CUDA error: ") + text);
+}
+
+namespace {
+
 int mistake(const std::string &what) {
   emulated_mistake(("PyTorch: " + what).c_str());
   return fail(what);
@@ -79,7 +91,7 @@ int mistake(const std::string &what) {
 
 #define ENTER                                                             \
   if (const int error = emulated_fails(__func__)) /* one of the driver */ \
-    return fail(error == 2 ? "CUDA out of memory. Tried to allocate 20.00 MiB." : "CUDA error");
+    return emulated_driver_failed(error);
 
 #define REQUIRE(condition)                                                               \
   do                                                                                     \
