@@ -17,7 +17,7 @@ enum {
 /* Bands of a warp, and into how many parts dk and dv are cut along a head, each a block's: what
  * registers hold, by the elements of the longer of a head's rows. Scores are plain if none has a
  * mask or is dropped. */
-#define OMC_FORWARD_BANDS(deepest, plain) ((plain) && (deepest) <= 128 ? 2 : 1)
+#define OMC_FORWARD_BANDS(deepest, plain) ((plain) && (deepest) <= 96 ? 2 : 1)
 #define OMC_DQ_BANDS(deepest, plain) ((plain) && (deepest) <= 64 ? 2 : 1)
 #define OMC_DKV_BANDS 1
 #define OMC_DKV_PARTS(deepest) ((deepest) <= 128 ? 1 : 2)
