@@ -116,13 +116,19 @@ static omc_status cuda_zero(void *ctx, void *dst, size_t bytes, void *queue) {
   return omc_cuda_check(error, "cuMemsetD8Async");
 }
 
+static omc_status take_step(void *ctx, const omc_optim_step *step, void *room, void *queue) {
+  bool captured;
+  if (step->seed) OMC_TRY(omc_cuda_is_captured(queue, true, &captured));
+  return omc_cuda_take_step(ctx, step, room, queue);
+}
+
 static omc_status cuda_step(void *ctx, const omc_optim_step *step, void *queue) {
   const size_t bytes = omc_cuda_step_bytes(step);
   void *room;
   OMC_TRY(cuda_alloc(ctx, bytes, queue, &room));
   omc_status status = omc_cuda_enter(ctx);
   if (status == OMC_OK) {
-    status = omc_cuda_take_step(ctx, step, room, queue);
+    status = take_step(ctx, step, room, queue);
     omc_cuda_leave(ctx);
   }
   omc_cuda_free(ctx, room, bytes, queue);

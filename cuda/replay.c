@@ -163,12 +163,11 @@ static bool replay(omc_cuda_device *d, notes_of *n, const omc_recurring *work, v
 
 /* ---- the provider's ---- */
 
-/* Whether the queue is in a capture of its user's, or cannot be asked because of another. */
-static omc_status is_captured(const omc_recurring *work, void *queue, bool *out) {
+omc_status omc_cuda_is_captured(void *queue, bool random, bool *out) {
   int status = NOT_CAPTURING;
   const int error = omc_cuda_api_get()->cuStreamIsCapturing(queue, &status);
   *out = error != 0 || status != NOT_CAPTURING;
-  if (error == 0 && *out && work->random)
+  if (error == 0 && *out && random)
     OMC_FAIL(EUNSUPPORTED,
              "a CUDA graph that is being captured would draw the same random numbers at each "
              "launch: capture what draws none");
@@ -178,7 +177,7 @@ static omc_status is_captured(const omc_recurring *work, void *queue, bool *out)
 static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void *queue,
                              void **notes, bool *replayed) {
   bool captured;
-  OMC_TRY(is_captured(work, queue, &captured));
+  OMC_TRY(omc_cuda_is_captured(queue, work->random, &captured));
   if (captured || !work->recurs || !omc_env_get()->graphs) return OMC_OK;
   notes_of *n = notes_at(d, notes);
   if (!n) return OMC_OK;

@@ -11,8 +11,12 @@
 #include "cuda/device.h"
 #include "provider.h"
 
-/* As a provider has them; `ctx` is the omc_cuda_device. OMC_EUNSUPPORTED: a graph of the user's
- * would draw the same random numbers whenever he launches it. */
+/* Whether the queue is in a capture of its user's, or cannot be asked because of another.
+ * OMC_EUNSUPPORTED: it is, and what it is to be given is `random`; a graph of the user's would draw
+ * the same numbers whenever he launches it. With the device's context entered. */
+omc_status omc_cuda_is_captured(void *queue, bool random, bool *out) OMC_MUST_USE;
+
+/* As a provider has them; `ctx` is the omc_cuda_device. OMC_EUNSUPPORTED: as above. */
 omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void **notes,
                          bool *replayed) OMC_MUST_USE;
 void omc_cuda_forget(void *ctx, void *notes);

@@ -54,9 +54,9 @@ typedef struct omc_optim_step {
   double max_norm;
   double norm_type; /* of the norm of all gradients together: 2 or infinity */
   double *norm;     /* on the device: where that norm is written; NULL: nowhere */
-  uint64_t seed;    /* of groups whose number stochastic_rounding is not 0: 16-bit params without a
-                       master are rounded up or down at random, by Philox of (seed, index of the
-                       tensor, element) */
+  uint64_t seed;    /* 0: nothing is random; of groups whose number stochastic_rounding is not 0:
+                       16-bit params without a master are rounded up or down at random, by Philox of
+                       (seed, index of the tensor, element) */
 } omc_optim_step;
 
 /* Whether every tensor has what the rule reads and writes; OMC_EINVALID names one that has not. */

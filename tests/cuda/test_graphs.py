@@ -317,6 +317,15 @@ def test_nor_where_pytorch_is_called_in_between(gpu: Gpu) -> None:
     assert session.stats()["replays"] == 0
 
 
+def test_nor_a_step_that_rounds_at_random(gpu: Gpu) -> None:
+    group = {"lr": 0.1, "stochastic_rounding": 1.0}
+    row = (0, gpu.put(numbers(9).bfloat16()), gpu.put(numbers(9).bfloat16()), None, None, True, (None,))
+    with captured(gpu) as graph, pytest.raises(NotImplementedError, match="the same random numbers at each launch"):
+        gpu.core.optim_step("sgd", [row], [group], provider="gpu", seed=5)
+    with gpu.entered():
+        gpu.driver.cuGraphExecDestroy(graph)
+
+
 def test_it_can_be_turned_off() -> None:
     source = f"""
 import sys
