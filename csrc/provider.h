@@ -44,7 +44,7 @@ typedef struct omc_kernel_args {
   int threads;                    /* at most; at least 1 */
   uint64_t seed;                  /* of this step, for random ops */
   const uint64_t *seed_at;        /* not NULL: it is there instead, on the device, in due time */
-  const char *node;               /* source name for messages */
+  const char *node;               /* omc_node_name of it, for messages */
   const omc_callbacks *callbacks; /* ops with OMC_OP_CALLBACK only */
   void **run;
   void *queue;

@@ -459,6 +459,8 @@ double omc_const_float(const omc_value *v, int64_t i) {
   return omc_element_float(v->type.dtype, v->data, i);
 }
 
+const char *omc_node_name(const omc_node *n) { return n->name ? n->name : omc_op_name(n->op); }
+
 const char *omc_node_text(const omc_node *n, char *buf, size_t size) {
   if (n->name)
     snprintf(buf, size, "%s '%s'", omc_op_name(n->op), n->name);

@@ -261,6 +261,9 @@ omc_status omc_attr_list(omc_arena *arena, const omc_attr *items, uint32_t n,
 int64_t omc_const_int(const omc_value *v, int64_t i);
 double omc_const_float(const omc_value *v, int64_t i);
 
+/* The source name of a node, or its op's where it has none. */
+const char *omc_node_name(const omc_node *n);
+
 /* "Softmax '/encoder/attn'": op and source name of a node, for messages. Returns buf. */
 #define OMC_NODE_TEXT 160
 const char *omc_node_text(const omc_node *n, char *buf, size_t size);

@@ -76,7 +76,7 @@ static omc_status evaluate(const omc_node *node, omc_arena *memory, omc_arena *t
                                 .params = call.params,
                                 .workspace = workspace,
                                 .threads = 1,
-                                .node = node->name};
+                                .node = omc_node_name(node)};
   return call.kernel(&args);
 }
 

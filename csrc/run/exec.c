@@ -217,7 +217,7 @@ static omc_status run_step(const steps *these, uint32_t s) {
   args->n_out = step->n_out;
   args->params = step->params;
   args->workspace = step->workspace_bytes ? (char *)work->bases[0] + step->workspace_offset : NULL;
-  args->node = step->node->name;
+  args->node = omc_node_name(step->node);
   const omc_status status = step->kernel(args);
   return status == OMC_EDEVICE || omc_env_get()->sync ? with_node(these, step, status) : status;
 }

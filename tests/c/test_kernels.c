@@ -157,7 +157,7 @@ static bool run_step(by_hand *h, const omc_step *step) {
                                 .workspace = workspace.data,
                                 .threads = h->threads,
                                 .seed = 7,
-                                .node = node->name};
+                                .node = omc_node_name(node)};
   bool ok = CHECK_OK(step->kernel(&args)) && intact(&workspace);
   for (uint32_t i = 0; i < node->n_in; i++)
     if (omc_in(node, i)) ok &= intact(buffer_of(h, omc_in(node, i)));

@@ -146,6 +146,14 @@ def test_index_error_leaves_no_memory_behind() -> None:
     torch.testing.assert_close(outputs, mlp_expected(inputs)[0])
 
 
+def test_errors_name_a_node_without_a_name_by_its_op() -> None:
+    session = _C.Session("input %x : f32[3, 2]\ninput %at : i64[2]\n%y = Gather(%x, %at) {axis=0}\nreturn %y\n", {})
+    inputs = [torch.ones(3, 2), torch.tensor([1, 7])]
+    plan = session.plan(inputs, [False, False], [False])
+    with pytest.raises(IndexError, match="index 7 is out of bounds for dimension 0 with size 3 .*'Gather'"):
+        plan.forward(inputs, 0)
+
+
 @pytest.mark.host
 def test_run_takes_what_was_predicted_and_gives_it_back() -> None:
     text = transformer(2, 4, 64, 128, 4)

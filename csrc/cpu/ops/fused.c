@@ -209,7 +209,7 @@ omc_status omc_ew_run(const omc_kernel_args *args) {
   omc_parallel_for(blocks, omc_grain(OMC_GRAIN_ELEMENTS, OMC_EW_BLOCK), args->threads, run_blocks,
                    &c);
   if (atomic_load(&c.divided_by_zero))
-    OMC_FAIL(EDIVISION, "'%s' divides an integer by 0", args->node ? args->node : "");
+    OMC_FAIL(EDIVISION, "'%s' divides an integer by 0", args->node);
   return OMC_OK;
 }
 

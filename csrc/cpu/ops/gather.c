@@ -257,9 +257,9 @@ static void check_range(omc_range range, void *ctx) {
 
 static omc_status bad_id(const omc_kernel_args *args, omc_status status, int64_t id,
                          int64_t position, int32_t axis, int64_t dim) {
-  return omc_fail(
-      status, "index %lld is out of bounds for dimension %d with size %lld ('%s', %lld)",
-      (long long)id, axis, (long long)dim, args->node ? args->node : "", (long long)position);
+  return omc_fail(status,
+                  "index %lld is out of bounds for dimension %d with size %lld ('%s', %lld)",
+                  (long long)id, axis, (long long)dim, args->node, (long long)position);
 }
 
 omc_status omc_ids_of(const omc_kernel_args *args, int64_t n, int32_t axis, int64_t dim,

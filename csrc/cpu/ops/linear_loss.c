@@ -76,8 +76,7 @@ static omc_status count_rows(linear_job *job, int64_t *counted, double *total) {
     if (t == form->ignore_index) continue;
     if (t < 0 || t >= form->classes)
       OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, job->args->node ? job->args->node : "", (long long)r,
-               (long long)form->classes);
+               (long long)t, job->args->node, (long long)r, (long long)form->classes);
     *total += job->weight ? (double)job->weight[t] : 1;
     job->row[*counted] = r;
     job->row_target[(*counted)++] = t;

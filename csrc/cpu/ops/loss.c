@@ -48,7 +48,7 @@ static omc_status prepare(const omc_kernel_args *args, uint32_t logits, uint32_t
     if (t == p->ignore_index) continue;
     if (t < 0 || t >= p->classes)
       OMC_FAIL(EINDEX, "Target %lld is out of bounds. ('%s': position %lld, %lld classes)",
-               (long long)t, args->node ? args->node : "", (long long)i, (long long)p->classes);
+               (long long)t, args->node, (long long)i, (long long)p->classes);
     job->total += (double)class_weight(job, t);
   }
   return OMC_OK;
@@ -336,7 +336,7 @@ OMC_KERNEL(UnitInterval, args) {
   }
   if (!inside)
     OMC_FAIL(EDOMAIN, "all elements of %s should be between 0 and 1 ('%s')",
-             *(const bool *)args->params ? "target" : "input", args->node ? args->node : "");
+             *(const bool *)args->params ? "target" : "input", args->node);
   return OMC_OK;
 }
 

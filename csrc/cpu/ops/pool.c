@@ -241,7 +241,7 @@ OMC_KERNEL(MaxPoolGrad, args) {
   int64_t i = 0;
   while (at[i] >= 0 && at[i] < p->in) i++;
   OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for planes of %lld",
-           args->node ? args->node : "", (long long)at[i], (long long)i, (long long)p->in);
+           args->node, (long long)at[i], (long long)i, (long long)p->in);
 }
 
 /* ---- averages: rows of a window are added up to columns, then columns to results ---- */

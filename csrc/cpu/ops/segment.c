@@ -18,7 +18,7 @@ typedef struct {
 } segment_job;
 
 static omc_status check_offsets(const omc_kernel_args *args, const segment_job *job) {
-  const char *node = args->node ? args->node : "";
+  const char *node = args->node;
   for (int64_t i = 0; i < job->n_offsets; i++) {
     const int64_t at = job->offsets[i], least = i ? job->offsets[i - 1] : 0;
     if (i == 0 && at != 0)

@@ -16,8 +16,7 @@ static omc_status params_torch(const omc_node *node, omc_arena *arena, void *par
 
 static omc_status need_host(const omc_kernel_args *args) {
   if (args->callbacks) return OMC_OK;
-  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no callbacks",
-           args->node ? args->node : "");
+  OMC_FAIL(EUNSUPPORTED, "'%s' runs in PyTorch, and the session has no callbacks", args->node);
 }
 
 OMC_KERNEL_ANY(TorchCall, args) {
