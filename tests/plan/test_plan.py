@@ -150,7 +150,7 @@ def test_errors_name_a_node_without_a_name_by_its_op() -> None:
     session = _C.Session("input %x : f32[3, 2]\ninput %at : i64[2]\n%y = Gather(%x, %at) {axis=0}\nreturn %y\n", {})
     inputs = [torch.ones(3, 2), torch.tensor([1, 7])]
     plan = session.plan(inputs, [False, False], [False])
-    with pytest.raises(IndexError, match="index 7 is out of bounds for dimension 0 with size 3 .*'Gather'"):
+    with pytest.raises(IndexError, match=r"index 7 is out of bounds for dimension 0 with size 3 .*'Gather'"):
         plan.forward(inputs, 0)
 
 

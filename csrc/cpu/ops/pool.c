@@ -69,7 +69,7 @@ static inline void next_row(const int64_t *out, out_row *row) {
 OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
   if (step == 1) return vld(p);
   if (step == 2) return OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1));
-  vacc_t v;
+  vacc_t v = {0};
   for (int i = 0; i < OMC_VL; i++) v[i] = ld(p + i * step);
   return v;
 }
@@ -135,7 +135,7 @@ OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_
                            acc_bits_t *at) {
   const omc_pool_form *f = w->form;
   const int64_t left = k * stride - f->before[2], step = f->dilation[2];
-  vmask lane;
+  vmask lane = {0};
   for (int i = 0; i < OMC_VL; i++) lane[i] = i * (acc_bits_t)stride;
   vacc_t most = vset(-(acc_t)INFINITY);
   vmask places = lane + (acc_bits_t)(row_at(w, w->z, w->y) + left);
