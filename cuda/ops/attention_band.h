@@ -84,7 +84,7 @@ OMC_INLINE void multiply(const storage_t *rows, const storage_t *columns,
 #pragma unroll
   for (int i = 0; i < BANDS * COLUMNS / 2; i++)
     sums[i / (COLUMNS / 2)][i / 4 % (COLUMNS / 8)][i % 4] = 0;
-#pragma unroll 2
+#pragma unroll 4
   for (int d = 0; d < D; d += 16) {
     uint32_t a[BANDS][4];
 #pragma unroll
