@@ -55,7 +55,7 @@ template <typename E>
 OMC_INLINE void omc_multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const omc_peers<omc_operands> of(omc_operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const int r = omc_lane_row(), c = omc_lane_column();
-#pragma unroll
+#pragma unroll 1
   for (int pair = 0; pair < 8; pair++) { /* of elements, beside one another in a word */
     const int at = pair % 4, w = pair / 4;
     const omc_operands rows = of[r * 4 + at];
