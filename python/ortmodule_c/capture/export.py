@@ -211,7 +211,8 @@ def _no_more_than_needed(lines: bool) -> Iterator[None]:
 
     Such code is written if a graph is called after all.
     """
-    write_code, config = fx.GraphModule.recompile, fx.config.do_not_emit_stack_traces
+    write_code = fx.GraphModule.recompile
+    config = getattr(fx.config, "do_not_emit_stack_traces", False)  # PyTorch before 2.13 has none
 
     def write_first(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         write_code(module)
