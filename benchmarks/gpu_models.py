@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import models
-from models import WithLoss, Workload, bert, gpt2, ids, images, mlp, resnet18, transformer, vectors
+from models import WithLoss, Workload, bert, gpt2, ids, images, mlp, residual, resnet18, transformer, vectors
 
 
 class Bottleneck(nn.Module):
@@ -30,19 +30,14 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(classes: int = 1000, depths: tuple[int, ...] = (3, 4, 6, 3)) -> nn.Sequential:
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, 1),
-    ]
+    blocks: list[nn.Module] = []
     inputs = 64
     for stage, depth in enumerate(depths):
         width = 64 << stage
         for block in range(depth):
-            layers.append(Bottleneck(inputs, width, 2 if block == 0 and stage else 1))
+            blocks.append(Bottleneck(inputs, width, 2 if block == 0 and stage else 1))
             inputs = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+    return residual(blocks, inputs, classes)
 
 
 # Parameters of AdamW, and the floors of models.py, are of these sizes too.

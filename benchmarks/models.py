@@ -94,18 +94,19 @@ class Block(nn.Module):
         return self.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
+def residual(blocks: list[nn.Module], features: int, classes: int) -> nn.Sequential:
+    """A ResNet's beginning and end around its blocks."""
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, classes))
+
+
 def resnet18(classes: int = 1000) -> nn.Sequential:
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, 1),
-    ]
+    blocks: list[nn.Module] = []
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
+        blocks += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
         inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    return residual(blocks, inputs, classes)
 
 
 def mlp(widths: tuple[int, ...]) -> nn.Sequential:
