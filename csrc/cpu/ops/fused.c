@@ -14,7 +14,6 @@ typedef struct call {
   const omc_kernel_args *args;
   char *direct[OMC_EW_MAX_INSTRUCTIONS]; /* output memory that takes the result; NULL: scratch */
   bool stored[OMC_EW_MAX_OUTPUTS];       /* copied from scratch at the end of a block */
-  size_t bytes[OMC_EW_MAX_INPUTS + OMC_EW_MAX_INSTRUCTIONS]; /* of an element of each operand */
   atomic_bool divided_by_zero;
 } call;
 
@@ -90,9 +89,8 @@ static void load_constant(const omc_convert *convert, const omc_ew_input *in, co
 /* The n numbers of a block from element `index` on. Block functions are given whole vectors, so
  * a last block that is none may not be read where it lies. */
 static operand load_block(const omc_convert *convert, const omc_ew_input *in, cursor *c,
-                          const char *data, size_t bytes, char *scratch, int64_t index, int64_t n,
-                          bool whole) {
-  const char *const here = data + (size_t)index * bytes;
+                          const char *data, char *scratch, int64_t index, int64_t n, bool whole) {
+  const char *const here = data + (size_t)index * in->bytes;
   switch (in->kind) {
     case OMC_EW_TILE:
       return (operand){scratch + (size_t)(index % in->period) * convert->size, convert->dtype};
@@ -168,12 +166,12 @@ static void run_blocks(omc_range range, void *ctx) {
     const bool whole = n == omc_whole_vectors(n);
     for (int32_t i = 0; i < p->n_in; i++)
       if (p->in[i].kind < OMC_EW_SCALAR)
-        operands[i] = load_block(convert, &p->in[i], &cursors[i], args->in[i].data, c->bytes[i],
+        operands[i] = load_block(convert, &p->in[i], &cursors[i], args->in[i].data,
                                  scratch + p->in[i].scratch, index, n, whole);
     for (int32_t k = 0; k < p->n_code; k++) {
       const omc_ew_instruction *code = &p->code[k];
       if (!code->fn) continue;
-      char *to = whole && c->direct[k] ? c->direct[k] + (size_t)index * c->bytes[p->n_in + k]
+      char *to = whole && c->direct[k] ? c->direct[k] + (size_t)index * code->bytes
                                        : scratch + code->scratch;
       run_instruction(c, code, operands, to, index, n);
       operands[p->n_in + k] = (operand){to, code->dtype};
@@ -203,8 +201,6 @@ omc_status omc_ew_run(const omc_kernel_args *args) {
     c.stored[i] = !may_write_direct(p, args, i);
     if (!c.stored[i]) c.direct[p->out[i].operand - p->n_in] = args->out[i].data;
   }
-  for (int32_t i = 0; i < p->n_in; i++) c.bytes[i] = omc_dtype_size(p->in[i].dtype);
-  for (int32_t k = 0; k < p->n_code; k++) c.bytes[p->n_in + k] = omc_dtype_size(p->code[k].dtype);
   const int64_t blocks = (p->numel + OMC_EW_BLOCK - 1) / OMC_EW_BLOCK;
   omc_parallel_for(blocks, omc_grain(OMC_GRAIN_ELEMENTS, OMC_EW_BLOCK), args->threads, run_blocks,
                    &c);

@@ -164,6 +164,7 @@ static void keep_rounded(omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
     const int32_t result = p->n_in + k;
     p->code[k].dtype = kept_in(p, k);
+    p->code[k].bytes = omc_dtype_size(p->code[k].dtype);
     if (p->code[k].dtype == p->convert->dtype || rounded_to(p, &p->code[k]) != OMC_N_DTYPE)
       continue;
     for (int32_t j = k + 1; j < p->n_code; j++) {
@@ -205,6 +206,7 @@ static void place(const omc_node *node, const omc_shape *shape, omc_ew_program *
     p->in[i].scratch = used;
     if (!v) continue;
     p->in[i].dtype = v->type.dtype;
+    p->in[i].bytes = omc_dtype_size(v->type.dtype);
     p->in[i].taken = is_taken(p, i, v->type.dtype);
     used += (size_t)plan_input(&p->in[i], &v->type, shape) * p->convert->size;
   }

@@ -20,6 +20,7 @@ typedef enum {
 typedef struct omc_ew_input {
   omc_ew_access kind;
   omc_dtype dtype;
+  size_t bytes;     /* of an element */
   bool taken;       /* by block functions as it is */
   int32_t last_use; /* instruction */
   int32_t rank;     /* OMC_EW_RUNS: axes left after those that lie in a row are joined */
@@ -35,6 +36,7 @@ typedef struct omc_ew_instruction {
   bool spread;     /* all operands but the first are one number each, or left out */
   int32_t args[3]; /* operands; those that are none: -1, and once placed the first */
   omc_dtype dtype; /* that its result is kept in */
+  size_t bytes;    /* of an element of that */
   size_t scratch;  /* where that goes if not straight to an output */
   double imm[OMC_EW_IMM];
 } omc_ew_instruction;
