@@ -5,7 +5,8 @@ has left its file is not run again, so that the next call does what there was no
 other. Tests run beside each other, benchmarks one at a time. At the end ``gpu.json`` has all parts, ``gpu.txt`` the
 tables. The exit status is 0 if all parts have passed, 1 if one has failed, 3 if some have not been run.
 
-``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests.
+``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests, and leaves its files
+in a folder of its own.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ class Outcome:
     code: int | None = None
     machine: str = ""
     found: dict[str, object] = field(default_factory=dict)
+
+
+def default_out(device: str, tiny: bool) -> Path:
+    """Where parts leave their files; those of a rehearsal stand for no part on a GPU."""
+    return ROOT / "build" / ("gpu-rehearsal" if tiny or device == "cpu" else "gpu")
 
 
 def parts(device: str, tiny: bool) -> list[Part]:
@@ -279,11 +285,12 @@ def told(runner: Runner, wanted: list[Part], outcomes: dict[str, Outcome]) -> No
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="folder of what the parts leave")
+    p.add_argument("--out", type=Path, help="folder of what the parts leave: build/gpu, rehearsals build/gpu-rehearsal")
     p.add_argument("--device", default="cuda")
     p.add_argument("--minutes", type=float, default=9.0, help="for all parts of this call")
     p.add_argument("--parts", nargs="+", metavar="NAME", help="some parts only")
     p.add_argument("--tiny", action="store_true", help="tiny models and a part of the tests, to rehearse")
+    p.add_argument("--build", action="store_true", help="bring the extension up to date first")
     a = p.parse_args()
     if a.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"torch {torch.__version__} sees no GPU here; --device cpu --tiny rehearses without one")
@@ -292,7 +299,9 @@ def main() -> None:
     if unknown:
         p.error(f"no parts {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in every)}")
     wanted = [part for part in every if not a.parts or part.name in a.parts]
-    runner = Runner(a.out, a.device, 60 * a.minutes)
+    if a.build:
+        subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, timeout=300, check=True)
+    runner = Runner(a.out or default_out(a.device, a.tiny), a.device, 60 * a.minutes)
     outcomes = runner.run_all(wanted)
     told(runner, wanted, outcomes)
     raise SystemExit(status_of(wanted, outcomes))

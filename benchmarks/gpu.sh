@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the extension, then tests and measures it on a GPU: benchmarks/gpu.sh [options of benchmarks/gpu.py].
+# Tests and measures the extension on a GPU, once built: benchmarks/gpu.sh [options of benchmarks/gpu.py].
 # Nothing is installed where python3 ($PYTHON) has what is needed; else what lacks is asked of pip, in an environment
 # of its own. Run it again for the parts that there was no time for.
 set -e
@@ -17,5 +17,4 @@ if [ -n "$(lacks)" ]; then
   [ -z "$(lacks)" ] || { echo "these are still missing: $(lacks)"; exit 2; }
 fi
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-timeout 300 "$PYTHON" setup.py -q build_ext --inplace
-exec "$PYTHON" benchmarks/gpu.py "$@"
+exec "$PYTHON" benchmarks/gpu.py --build "$@"

@@ -23,12 +23,23 @@ def other_device(config: pytest.Config) -> str:
     return "device" if config.getoption("device") else "gpu" if config.getoption("gpu") else named
 
 
+def check_device(name: str) -> None:
+    """Raises UsageError, with PyTorch's reason, where it has no such device."""
+    try:
+        torch.empty(0, device=name)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise pytest.UsageError(f"--on {name}: torch {torch.__version__} has no such device here: {reason}") from None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if other_device(config):
         import on_device
 
         if other_device(config) in on_device.BUILT:
             on_device.build()
+        else:
+            check_device(other_device(config))
         on_device.install(other_device(config))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from gpu import ARMS, MODELS, Outcome, Part, Runner, parts, status_of, steps_table
+from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, steps_table
 from gpu_models import GPU, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +33,29 @@ def test_every_model_has_its_parts() -> None:
     assert {*MODELS} == {*GPU} == {*TINY}
     names = [part.name for part in parts("cuda", False)]
     assert len({*names}) == len(names) == 7 + 4 * len(MODELS)
+
+
+def test_a_rehearsal_stands_for_no_part_on_a_gpu() -> None:
+    assert default_out("cuda", False) not in (
+        default_out("cpu", True),
+        default_out("cpu", False),
+        default_out("cuda", True),
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["benchmarks/gpu.py", "--build"], ["-m", "pytest", "--on", "cuda", "tests/ops"]],
+    ids=["gpu.py", "pytest"],
+)
+def test_without_a_gpu_it_is_said_at_once(command: list[str]) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode in (1, pytest.ExitCode.USAGE_ERROR)
+    told = done.stderr.strip().splitlines()
+    assert len(told) == 1 and (" sees no GPU here" in told[0] or " has no such device here: " in told[0]), done.stderr
 
 
 @pytest.mark.parametrize("name", ["ops", "kernels", "training", "modules"])
