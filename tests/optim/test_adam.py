@@ -191,7 +191,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"betas": (0.9, -0.1)}, "Invalid beta parameter at index 1: -0.1"),
     ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
     ({"max_grad_norm": 0.0}, "Invalid max_grad_norm: 0.0"),
-    ({"adam_w_mode": 3}, "3 is not a valid AdamWMode"),
+    ({"adam_w_mode": 3}, "Invalid adam_w_mode: 3, expected one of AdamWMode.ADAM_L2_REGULARIZATION"),
+    ({"adam_w_mode": True}, "Invalid adam_w_mode: True"),  # of apex, where it is AdamW: here 1 would be another
+    ({"adam_w_mode": "adamw"}, "Invalid adam_w_mode: 'adamw'"),
     ({"master_weights": True, "stochastic_rounding": True}, "stochastic_rounding=True has no use"),
 ]
 

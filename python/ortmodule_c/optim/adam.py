@@ -109,7 +109,7 @@ class FusedAdam(FusedOptimizer):
         differentiable: bool = False,
     ) -> None:
         refuse(type(self).__name__, fused, foreach=foreach, capturable=capturable, differentiable=differentiable)
-        mode = AdamWMode(adam_w_mode)
+        mode = mode_of(adam_w_mode)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -126,7 +126,7 @@ class FusedAdam(FusedOptimizer):
 
     def _check(self, group: Group) -> None:
         check_adam(group)
-        AdamWMode(group["adam_w_mode"])
+        mode_of(group["adam_w_mode"])
 
     def _settle(self, group: Group) -> None:
         super()._settle(group)
@@ -144,6 +144,14 @@ class FusedAdam(FusedOptimizer):
 
     def _refuse_sparse(self) -> None:
         raise RuntimeError("Adam does not support sparse gradients, please consider SparseAdam instead")
+
+
+def mode_of(value: Any) -> AdamWMode:
+    """The mode, itself or its number; ValueError for all else, as True, which is AdamW to apex and 1 to Python."""
+    if isinstance(value, bool) or value not in list(AdamWMode):
+        expected = ", ".join(f"AdamWMode.{mode.name}" for mode in AdamWMode)
+        raise ValueError(f"Invalid adam_w_mode: {value!r}, expected one of {expected}")
+    return AdamWMode(value)
 
 
 def check_adam(group: Group) -> None:
