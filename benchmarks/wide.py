@@ -83,7 +83,7 @@ def compare(example: Example, mode: str, dtype: torch.dtype | None, seconds: flo
     except RuntimeError:
         return None
     eager, ours = in_turn([stepper(net, inputs, mode, dtype) for net in (plain, wrapped)], seconds)
-    fallen = sorted({record.name for record in wrapped.fallback_report()})
+    fallen = sorted({record.name.rpartition("site-packages/")[2] for record in wrapped.fallback_report()})
     return {"eager": statistics.median(eager), "ours": statistics.median(ours), "in_pytorch": fallen}
 
 
