@@ -100,6 +100,22 @@ def test_a_program_rounds_as_pytorch_does(to: torch.dtype, n: int) -> None:
     torch.testing.assert_close(y, (-x).to(to).float().abs(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("first", "then"), [HALVES, HALVES[::-1], (torch.bfloat16, torch.bfloat16)])
+def test_a_program_rounds_to_one_type_after_the_other(first: torch.dtype, then: torch.dtype) -> None:
+    """Also where what is rounded twice is a result, in 16 bits or widened."""
+    x = torch.cat([torch.randn(500) * 10.0 ** torch.randint(-9, 7, (500,)), EDGES, -EDGES])
+    imm = [0.0] * 16
+    imm[4], imm[8] = (float({torch.float16: 2, torch.bfloat16: 3}[to]) for to in (first, then))
+    args = [0, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1, -1]
+    code = [ONNX_CODE[torch.float32], ONNX_CODE[then], ONNX_CODE[torch.float32]]
+    y, half, wide = run(fused("Neg Cast Cast Abs", args, imm, [5, 4, 4], code), x, x, outputs=3)
+    (alone,) = run(fused("Neg Cast Cast Abs", args, imm, [5], code[:1]), x, x, outputs=1)
+    (last,) = run(fused("Neg Cast Cast", args[:9], imm[:12], [4], code[:1]), x, x, outputs=1)
+    want = (-x).to(first).to(then)
+    for got, exact in ((half, want), (wide, want.float()), (last, want.float()), (y, wide.abs()), (alone, wide.abs())):
+        torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_cast_that_changes_nothing_is_left_out_of_a_program() -> None:
     """Whoever reads it, and where it is itself a result, or two."""
     x, z = torch.randn(3, 700).bfloat16(), torch.randn(700)

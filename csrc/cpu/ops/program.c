@@ -115,10 +115,12 @@ static void drop_conversions(omc_ew_program *p) {
     const int32_t result = p->n_in + k, operand = p->code[k].args[0];
     if (!(omc_op_get(p->code[k].op)->flags & OMC_OP_CONVERTS)) continue;
     const bool identity = is_identity(p, &p->code[k]);
+    const omc_dtype to = (omc_dtype)p->code[k].imm[0];
+    const bool takes = omc_ew_takes(p->convert->dtype, to);
     bool needed = false;
     for (int32_t i = 0; i < p->n_out; i++)
-      needed |= p->out[i].operand == result && operand < p->n_in &&
-                (p->n_out > 1 || omc_ew_takes(p->convert->dtype, p->out[i].dtype));
+      needed |= p->out[i].operand == result &&
+                (p->out[i].dtype != to || (operand < p->n_in && (p->n_out > 1 || takes)));
     for (int32_t j = k + 1; j < p->n_code; j++)
       for (int a = 0; a < 3; a++) {
         int32_t *const read = &p->code[j].args[a];
@@ -158,19 +160,23 @@ static omc_dtype kept_in(const omc_ew_program *p, int32_t k) {
   return omc_ew_takes(cls, all) ? all : cls;
 }
 
+/* Whether all that instruction j does is to round result k to the 16 bits that it is kept in. */
+static bool rounds_in_vain(const omc_ew_program *p, int32_t j, int32_t k) {
+  const omc_dtype dtype = p->code[k].dtype;
+  return p->code[j].args[0] == p->n_in + k && rounded_to(p, &p->code[j]) == dtype &&
+         kept_in(p, j) == dtype;
+}
+
 /* Results that are rounded before they are read are kept so, by the store of their block; the
  * instructions that would round them are left out. */
 static void keep_rounded(omc_ew_program *p) {
   for (int32_t k = 0; k < p->n_code; k++) {
-    const int32_t result = p->n_in + k;
     p->code[k].dtype = kept_in(p, k);
     p->code[k].bytes = omc_dtype_size(p->code[k].dtype);
-    if (p->code[k].dtype == p->convert->dtype || rounded_to(p, &p->code[k]) != OMC_N_DTYPE)
-      continue;
     for (int32_t j = k + 1; j < p->n_code; j++) {
-      if (p->code[j].args[0] != result || rounded_to(p, &p->code[j]) == OMC_N_DTYPE) continue;
+      if (!rounds_in_vain(p, j, k)) continue;
       p->code[j].fn = NULL;
-      replace_operand(p, p->n_in + j, result);
+      replace_operand(p, p->n_in + j, p->n_in + k);
     }
   }
 }
