@@ -106,13 +106,16 @@ static void narrow_rows(omc_range range, void *ctx) {
     store_row(job->logits + i * n, job->narrow + i * n, n);
 }
 
-/* Adds up the columns of the block, which may be of millions of rows. */
+/* Adds up the columns of the block, which may be of millions of rows: groups side by side, as far
+ * as their sums stay in the first cache. */
 static void add_columns(omc_range range, void *ctx) {
+  enum { TOGETHER = 512 / OMC_COLUMNS };
   const linear_job *job = ctx;
   const int64_t n = job->p->form.loss.classes;
-  for (int64_t g = range.begin; g < range.end; g++) {
-    const int64_t c = g * OMC_COLUMNS, width = omc_min(n - c, OMC_COLUMNS);
-    double sums[OMC_COLUMNS] = {0};
+  for (int64_t g = range.begin; g < range.end; g += TOGETHER) {
+    const int64_t c = g * OMC_COLUMNS, groups = omc_min(range.end - g, TOGETHER);
+    const int64_t width = omc_min(n - c, groups * OMC_COLUMNS);
+    double sums[TOGETHER * OMC_COLUMNS] = {0};
     for (int64_t i = 0; i < job->rows; i++)
       for (int64_t j = 0; j < width; j++) sums[j] += (double)job->logits[i * n + c + j];
     for (int64_t j = 0; j < width; j++) job->dbias[c + j] += (acc_t)sums[j];
