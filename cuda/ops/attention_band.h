@@ -57,7 +57,8 @@ OMC_INLINE int row_of_warp(int bands) { return (int)threadIdx.x / 32 * bands * 1
 /* ---- operands ---- */
 
 /* ROWS rows of DIM elements on their way to shared memory, rows from n on and what lies between DIM
- * and the depth of products being 0. */
+ * and the depth of products being 0. A block that has no tile to wait for them with has none: it
+ * must not end before its copies. */
 template <int ROWS, int DIM>
 OMC_INLINE void fetch(storage_t *to, const storage_t *rows, int64_t stride, int32_t n) {
   constexpr int STEP = OMC_BAND_PITCH(DIM, PARTS), UNITS = OMC_BAND_DEPTH(DIM, PARTS) / 8;

@@ -58,9 +58,10 @@ OMC_GLOBAL_WIDE(attention, OMC_BAND_THREADS, omc_attention, p) {
   storage_t *const queries = (storage_t *)shared;
   key_tiles<BANDS> t(p, queries + ROWS * PITCH);
   window<false> &w = t.scores;
-  fetch<ROWS, OMC_DIM>(queries,
-                       (const storage_t *)p.q + start_of(p.q_at, w.at.sample, w.at.head, t.first),
-                       p.q_at.token, p.queries - t.first);
+  if (t.end > 0)
+    fetch<ROWS, OMC_DIM>(queries,
+                         (const storage_t *)p.q + start_of(p.q_at, w.at.sample, w.at.head, t.first),
+                         p.q_at.token, p.queries - t.first);
   float top[BANDS * 2], total[BANDS * 2], s[BANDS][COLUMNS / 8][4];
   float sums[BANDS][VALUE_DEPTH / 8][4];
 #pragma unroll
@@ -125,12 +126,14 @@ struct grad_tiles : key_tiles<BANDS> {
         grads(shared + ROWS * PITCH) {
     const window<false> &w = this->scores;
     const int32_t first = this->first;
-    fetch<ROWS, OMC_DIM>(queries,
-                         (const storage_t *)p.q + start_of(p.q_at, w.at.sample, w.at.head, first),
-                         p.q_at.token, p.queries - first);
-    fetch<ROWS, OMC_VALUE_DIM>(
-        grads, (const storage_t *)p.dy + start_of(p.y_at, w.at.sample, w.at.head, first),
-        p.y_at.token, p.queries - first);
+    if (this->end > 0) {
+      fetch<ROWS, OMC_DIM>(queries,
+                           (const storage_t *)p.q + start_of(p.q_at, w.at.sample, w.at.head, first),
+                           p.q_at.token, p.queries - first);
+      fetch<ROWS, OMC_VALUE_DIM>(
+          grads, (const storage_t *)p.dy + start_of(p.y_at, w.at.sample, w.at.head, first),
+          p.y_at.token, p.queries - first);
+    }
     queries += row_of_warp(BANDS) * PITCH, grads += row_of_warp(BANDS) * VALUE_PITCH;
     load(p.lse, lse);
   }
@@ -275,12 +278,15 @@ OMC_GLOBAL_WIDE(attention_dkv, OMC_BAND_THREADS, omc_attention, p) {
   const int32_t block = (int32_t)blockIdx.x / PARTS, part = (int32_t)blockIdx.x % PARTS;
   const int32_t first = block % p.tiles * ROWS, warp = row_of_warp(BANDS);
   const query_tiles t(p, values + ROWS * VALUE_PITCH, block / p.tiles, first);
-  fetch<ROWS, OMC_DIM>(keys, (const storage_t *)p.k + start_of(p.k_at, t.sample, t.kv_head, first),
-                       p.k_at.token, p.keys - first);
-  fetch<ROWS, OMC_VALUE_DIM>(values,
-                             (const storage_t *)p.v + start_of(p.v_at, t.sample, t.kv_head, first),
-                             p.v_at.token, p.keys - first);
-  if (t.count() > 0) t.fetch_tile(0);
+  if (t.count() > 0) {
+    fetch<ROWS, OMC_DIM>(keys,
+                         (const storage_t *)p.k + start_of(p.k_at, t.sample, t.kv_head, first),
+                         p.k_at.token, p.keys - first);
+    fetch<ROWS, OMC_VALUE_DIM>(
+        values, (const storage_t *)p.v + start_of(p.v_at, t.sample, t.kv_head, first), p.v_at.token,
+        p.keys - first);
+    t.fetch_tile(0);
+  }
   float dk[BANDS][WIDTH / 8][4], dv[BANDS][VALUE_WIDTH / 8][4];
   float e[BANDS][COLUMNS / 8][4], d[BANDS][COLUMNS / 8][4];
   clear(dk);
