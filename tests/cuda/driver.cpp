@@ -70,7 +70,8 @@ const struct {
 };
 
 constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
-constexpr int SHARED_BYTES = 232448; /* of a block */
+const char *const given_bytes = getenv("EMULATED_SHARED_BYTES");
+const int SHARED_BYTES = given_bytes ? atoi(given_bytes) : 232448; /* of a block */
 int the_context;
 
 std::mutex mutex; /* of all that follows */

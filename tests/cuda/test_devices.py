@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import on_device
 import pytest
@@ -49,3 +51,38 @@ def test_modules_run_there() -> None:
     command = [sys.executable, "-m", "pytest", "--gpu", "-q", "-p", "no:cacheprovider", "tests/cuda/modules.py"]
     ran = subprocess.run(command, cwd=on_device.ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-5000:]
+
+
+# Of heads: what is stored, their elements, whether gradients are wanted, and whether 99 KiB are enough.
+HEADS = [
+    *[("bf16", 256, False, True), ("bf16", 160, True, True), ("bf16", 161, True, False)],
+    *[("f32", 128, False, True), ("f32", 90, True, True), ("f32", 91, True, False)],
+    *[("f64", 58, False, True), ("f64", 59, False, False), ("f64", 29, True, True), ("f64", 30, True, False)],
+]
+PLANS = f"""
+import sys
+sys.path[:0] = {[str(on_device.ROOT / "tests" / name) for name in ("device", "ops")]}
+import on_device, torch
+from case import DTYPE_TEXT
+on_device.load_stand_ins()
+core, device = on_device.loaded()
+dtypes = {{text: dtype for dtype, text in DTYPE_TEXT.items()}}
+for text, dim, grad, _ in {HEADS}:
+    lines = [f"input %{{n}} : {{text}}[1,1,2,{{dim}}] grad" for n in "qkv"]
+    graph = chr(10).join([*lines, "%y, %lse = Attention(%q, %k, %v)", "return %y", ""])
+    given = [device.put(torch.zeros(1, 1, 2, dim, dtype=dtypes[text]), "gpu")] * 3
+    try:
+        core.Session(graph, {{}}, provider="gpu").plan(given, [grad] * 3, [grad])
+        print("planned")
+    except NotImplementedError as error:
+        print(error)
+"""
+
+
+def test_heads_are_refused_that_take_more_of_a_block_than_it_has(tmp_path: Path) -> None:
+    """As on a GPU of sm_86, sm_89 or sm_120. Sources are kept, not compiled."""
+    environment = {**os.environ, "EMULATED_SHARED_BYTES": str(99 << 10), "EMULATED_SOURCES": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", PLANS], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for (*heads, fits), line in zip(HEADS, ran.stdout.splitlines(), strict=True):
+        assert ("planned" if fits else "no kernel for heads that take") in line, (heads, line)
