@@ -23,6 +23,10 @@ ROUNDED = {
     "relu6": Row(F.relu6),
     "hardswish": Row(F.hardswish),
     "hardsigmoid": Row(F.hardsigmoid),
+    "hardtanh": Row(
+        lambda x: F.hardtanh(x, -0.3, 0.7),
+        values=lambda t: [torch.cat([few(t), torch.tensor([0.7, -0.7, -0.3, 0.3]).to(t)])],
+    ),
     "hardshrink": Row(F.hardshrink),
     "leaky relu": Row(lambda x: F.leaky_relu(x, 0.1)),
     "elu": Row(F.elu),
@@ -140,6 +144,34 @@ def test_a_tensor_without_dims_is_multiplied_with_as_it_is(
     both = Function(lambda _, x, s: (x * s, s * x, x / s, s / x, x + s, x - s, x > s))
     for got, want in zip(ORTModule(both)(x, s), both(x, s), strict=True):
         assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_a_product_and_its_bias_are_multiplied_with_is_not_rounded(dtype: torch.dtype) -> None:
+    def forward(_: Function, c: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rows, batch = c[:, 0], x.expand(2, 5, 4) / 2
+        return (
+            torch.addmm(c, x, y, beta=0.3, alpha=0.7),
+            torch.addmv(rows, x, y[:, 0], beta=0.3, alpha=0.7),
+            torch.baddbmm(c.expand(2, 5, 3), batch, y.expand(2, 4, 3), beta=0.3, alpha=0.7),
+            torch.addbmm(c, batch, y.expand(2, 4, 3), beta=0.3, alpha=0.7),
+        )
+
+    c, x, y = (torch.randint(-3, 4, size).to(dtype) for size in ((5, 3), (5, 4), (4, 3)))
+    module = ORTModule(Function(forward))
+    got, exact = module(c, x, y), forward(module, c.double(), x.double(), y.double())
+    for ours, want in zip(got, exact, strict=True):
+        assert torch.equal(ours, want.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_what_is_left_of_smoothed_targets_is_not_rounded(dtype: torch.dtype) -> None:
+    def forward(_: Function, x: Tensor, target: Tensor) -> tuple[Tensor]:
+        return (F.cross_entropy(x, target, label_smoothing=0.1, reduction="sum"),)
+
+    xs = [torch.zeros(5, 7, dtype=dtype), torch.rand(5, 7).to(dtype)]
+    (_, want), (_, got) = (step(m, xs)[1] for m in (Function(forward), ORTModule(Function(forward))))
+    assert want is not None and got is not None and torch.equal(got, want)
 
 
 @pytest.mark.parametrize("scale", [1e-1, 1e-2, 1e-3])

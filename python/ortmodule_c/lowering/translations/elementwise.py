@@ -337,19 +337,20 @@ def clamp(b: Builder, x: Val, low: Any = None, high: Any = None) -> Val:
     if _share_at_bound(False) == 1:
         numbers = not any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in (low, high))
         return _clip(b, x, low, high) if numbers else clamp_tensor(b, x, low, high)
-    return _open_clamp(b, x, low, high)
+    return _open_clamp(b, x, low, high, dtype)
 
 
 def _clip(b: Builder, x: Val, low: Any, high: Any) -> Val:
     return b.emit("Clip", x, *[None if v is None else b.scalar(v, x.dtype) for v in (low, high)])
 
 
-def _open_clamp(b: Builder, x: Val, low: Any, high: Any) -> Val:
-    """A clamp through which no gradient flows at the bounds, nor at NaN."""
+def _open_clamp(b: Builder, x: Val, low: Any, high: Any, compared_in: torch.dtype) -> Val:
+    """A clamp through which no gradient flows at the bounds, as they are in a dtype, nor at NaN."""
     if not x.grad:
         return _clip(b, x, low, high)
-    inside = [] if low is None else [b.emit("Greater", x, b.scalar(low, x.dtype))]
-    inside += [] if high is None else [b.emit("Less", x, b.scalar(high, x.dtype))]
+    p = b.cast(b.detached(x), compared_in)
+    inside = [] if low is None else [b.emit("Greater", p, b.scalar(low, p.dtype))]
+    inside += [] if high is None else [b.emit("Less", p, b.scalar(high, p.dtype))]
     keeps = inside[0] if len(inside) == 1 else b.emit("And", *inside)
     return b.emit("Where", keeps, x, _clip(b, b.detached(x), low, high))
 
@@ -396,7 +397,7 @@ def clamp_max(b: Builder, x: Val, high: Any) -> Val:
 @translates(aten.hardtanh.default)
 def hardtanh(b: Builder, x: Val, min_val: Any = -1, max_val: Any = 1) -> Val:
     """A gradient flows through NaN in the few elements that do not fill one of PyTorch's vectors, but not in those."""
-    return _open_clamp(b, x, min_val, max_val)
+    return _open_clamp(b, x, min_val, max_val, computed_in(x.dtype))
 
 
 @translates(aten.relu6.default)

@@ -63,7 +63,9 @@ def _is(number: Any, value: float) -> bool:
 
 
 def _scaled(b: Builder, x: Val, factor: Any) -> Val:
-    return x if _is(factor, 1) else b.emit("Mul", x, b.scalar(factor, x.dtype))
+    """`x` times a number that is not rounded to 16 bits, in the dtype that PyTorch computes in."""
+    wide = b.cast(x, computed_in(x.dtype))
+    return wide if _is(factor, 1) else b.emit("Mul", wide, b.scalar(factor, wide.dtype))
 
 
 @translates(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
@@ -77,8 +79,9 @@ def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
     """`beta * bias + alpha * product`, in which the elements of a bias that counts for nothing are not read."""
     if _is(alpha, 0):
         raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
-    bias, product = _bias(bias, product), _scaled(b, product, alpha)
-    return product if _is(beta, 0) else b.emit("Add", product, _scaled(b, bias, beta))
+    dtype, bias, out = product.dtype, _bias(bias, product), _scaled(b, product, alpha)
+    out = out if _is(beta, 0) else b.emit("Add", out, _scaled(b, bias, beta))
+    return b.cast(out, dtype)
 
 
 # Embedding and dropout
@@ -473,7 +476,7 @@ def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, red
     axis = 0 if x.rank == 1 else 1
     target = b.cast(target, x.dtype)
     if smoothing:
-        kept = b.emit("Mul", target, b.const(1 - smoothing, x.dtype))
+        kept = b.cast(_scaled(b, target, 1 - smoothing), x.dtype)
         target = b.emit("Add", kept, b.scalar(smoothing / x.dims[axis], x.dtype))
     terms = b.emit("Mul", b.emit("LogSoftmax", x, axis=axis), target)
     if weight is not None:
