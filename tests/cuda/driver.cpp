@@ -269,7 +269,7 @@ EXPORT int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsign
   return give(on, [f, copy, g = grid{grid_x, block_x, shared_bytes}]() -> int {
     if (f->run(copy.data(), g)) return SUCCESS;
     std::unique_lock<std::mutex> locked(mutex);
-    mistake("a kernel whose threads wait for one another in vain");
+    mistake("a kernel whose threads wait for one another in vain, or not for their copies");
     return LAUNCH_FAILED;
   });
 }

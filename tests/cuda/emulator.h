@@ -1,7 +1,11 @@
 /* What the names of a GPU mean on the host, for device code compiled as C++. The blocks of a grid
  * are run one after another, the threads of a block as coroutines that change where they wait for
  * one another: at a barrier, or with their warp, which is in lockstep there. Where some wait for
- * what others never come to, the launch fails. */
+ * what others never come to, or end before their copies, the launch fails.
+ *
+ * To ThreadSanitizer, if it is at hand, each thread of a block is one, and so is what copies for
+ * it. They are in no other order than on a GPU, by barriers, __syncwarp and waiting for copies: it
+ * tells of shared memory that is read or written before it may be. */
 #ifndef OMC_TESTS_EMULATOR_H
 #define OMC_TESTS_EMULATOR_H
 
@@ -13,6 +17,21 @@
 
 #include <atomic>
 #include <vector>
+
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+void AnnotateIgnoreWritesBegin(const char *file, int line);
+void AnnotateIgnoreWritesEnd(const char *file, int line);
+void __tsan_read_range(const void *at, unsigned long bytes);
+void __tsan_write_range(void *at, unsigned long bytes);
+}
+#define TSAN(...) __VA_ARGS__
+#else
+#define TSAN(...)
+#endif
 
 #define __device__
 #define __host__
@@ -48,6 +67,7 @@ struct thread {
   state at;
   unsigned given; /* to its warp, times */
   std::vector<copy> copies;
+  TSAN(void *self, *copier;)
 };
 
 struct block {
@@ -58,15 +78,43 @@ struct block {
   unsigned current;
   void (*body)(const void *parameters);
   const void *parameters;
+  bool failed;
+  TSAN(void *self; char end;)
 };
 
 inline thread_local block *here;
 
+/* What is no memory of a GPU's. */
+struct unseen {
+  unseen() { TSAN(AnnotateIgnoreReadsBegin("", 0); AnnotateIgnoreWritesBegin("", 0);) }
+  ~unseen() { TSAN(AnnotateIgnoreWritesEnd("", 0); AnnotateIgnoreReadsEnd("", 0);) }
+};
+
+#define SWITCH_TO(one) TSAN(__tsan_switch_to_fiber((one).self, __tsan_switch_to_fiber_no_sync);)
+
+inline void set(thread &t, state at) {
+  const unseen all;
+  t.at = at;
+}
+inline void fail() {
+  const unseen all;
+  here->failed = true;
+}
+
 /* Waits until all of the warp, or of the block, have come as far or have ended. */
 inline void wait(state where) {
   thread &t = here->threads[here->current];
-  t.at = where;
+  set(t, where);
+  SWITCH_TO(*here)
   swapcontext(&t.context, &here->scheduler);
+}
+
+/* And sees what they have done before: `place` is of those that wait. */
+inline void wait_in_order(state where, void *place) {
+  (void)place;
+  TSAN(__tsan_release(place);)
+  wait(where);
+  TSAN(__tsan_acquire(place);)
 }
 
 inline bool release(unsigned begin, unsigned end, state where) {
@@ -87,9 +135,11 @@ static thread_local emulated_dim threadIdx, blockIdx, blockDim, gridDim;
 namespace emulated {
 
 inline void enter() {
+  TSAN(__tsan_acquire(&here->body);)
   here->body(here->parameters);
-  here->threads[here->current].at = DONE;
-  swapcontext(&here->threads[here->current].context, &here->scheduler);
+  if (!here->threads[here->current].copies.empty()) fail();
+  TSAN(__tsan_release(&here->end);)
+  wait(DONE);
 }
 
 inline void start(block &b, unsigned i) {
@@ -101,12 +151,18 @@ inline void start(block &b, unsigned i) {
   makecontext(&t.context, enter, 0);
   t.at = READY, t.given = 0;
   t.copies.clear();
+  TSAN(t.self = __tsan_create_fiber(0), t.copier = __tsan_create_fiber(0);)
+}
+
+inline void end(block &b) {
+  (void)b;
+  TSAN(for (thread &t : b.threads) __tsan_destroy_fiber(t.self), __tsan_destroy_fiber(t.copier);)
+  TSAN(__tsan_acquire(&b.end);)
 }
 
 /* Threads take turns from the last to the first, or else from the first to the last. */
-inline bool run_block(block &b, bool backwards) {
+inline bool run_threads(block &b, bool backwards) {
   const unsigned n = (unsigned)b.threads.size();
-  for (unsigned i = 0; i < n; i++) start(b, i);
   for (;;) {
     bool moved = false, all_done = true;
     for (unsigned k = 0; k < n; k++) {
@@ -114,12 +170,13 @@ inline bool run_block(block &b, bool backwards) {
       if (b.threads[i].at == READY) {
         b.current = i;
         threadIdx = {i, 0, 0};
+        SWITCH_TO(b.threads[i])
         swapcontext(&b.scheduler, &b.threads[i].context);
         moved = true;
       }
       all_done &= b.threads[i].at == DONE;
     }
-    if (all_done) return true;
+    if (all_done) return !b.failed;
     for (unsigned w = 0; w < n; w += WARP)
       moved |= release(w, w + WARP < n ? w + WARP : n, AT_WARP);
     moved |= release(0, n, AT_BARRIER);
@@ -127,9 +184,20 @@ inline bool run_block(block &b, bool backwards) {
   }
 }
 
+inline bool run_block(block &b, bool backwards) {
+  b.failed = false;
+  for (unsigned i = 0; i < b.threads.size(); i++) start(b, i);
+  TSAN(__tsan_release(&b.body);)
+  const bool done = run_threads(b, backwards);
+  end(b);
+  return done;
+}
+
 /* One launch of a library after another goes the other way: results must not depend on it. */
 inline bool run_grid(void (*body)(const void *), const void *parameters, emulated_grid grid) {
+  const unseen all;
   block b;
+  TSAN(b.self = __tsan_get_current_fiber();)
   b.threads.resize(grid.threads);
   b.stacks.resize((size_t)grid.threads * STACK_BYTES);
   for (auto &slots : b.slots) slots.resize(grid.threads);
@@ -156,6 +224,7 @@ class lanes {
     static_assert(sizeof(T) <= SLOT_BYTES, "what a lane gives has no more room");
     thread &t = here->threads[here->current];
     std::vector<slot> &slots = here->slots[t.given++ % 2];
+    const unseen all;
     memcpy(slots[here->current].bytes, &mine, sizeof mine);
     wait(AT_WARP);
     const unsigned first = here->current / WARP * WARP;
@@ -163,6 +232,7 @@ class lanes {
   }
   bool has(unsigned lane) const { return lane < n; }
   T operator[](unsigned lane) const {
+    const unseen all;
     T value;
     memcpy(&value, from[lane].bytes, sizeof value);
     return value;
@@ -181,11 +251,25 @@ T exchange(T value, unsigned from) {
 
 inline unsigned lane() { return here->current % WARP; }
 
-/* As late as can be: what does not wait for a copy does not see it. */
+/* It may come at once, to ThreadSanitizer, or as late as can be: what does not wait for it does not
+ * see it. */
+inline void ask_for(const copy &c) {
+  thread &t = here->threads[here->current];
+  t.copies.push_back(c);
+#ifdef __SANITIZE_THREAD__
+  __tsan_switch_to_fiber(t.copier, 0); /* after what the thread has done */
+  if (c.from) __tsan_read_range(c.from, c.bytes);
+  __tsan_write_range(c.to, c.bytes);
+  __tsan_release(&t.copies);
+  SWITCH_TO(t)
+#endif
+}
 inline void finish_copies() {
-  std::vector<copy> &copies = here->threads[here->current].copies;
-  for (const copy &c : copies) c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
-  copies.clear();
+  const unseen all;
+  thread &t = here->threads[here->current];
+  for (const copy &c : t.copies) c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
+  t.copies.clear();
+  TSAN(__tsan_acquire(&t.copies);)
 }
 
 }  // namespace emulated
@@ -203,16 +287,20 @@ inline void finish_copies() {
   unsigned char *const name =  \
       (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 31) / 32 * 32)
 
-inline void __syncthreads() { emulated::wait(emulated::AT_BARRIER); }
-inline void __syncwarp(unsigned = ~0u) { emulated::wait(emulated::AT_WARP); }
+inline void __syncthreads() {
+  emulated::wait_in_order(emulated::AT_BARRIER, &emulated::here->slots);
+}
+inline void __syncwarp(unsigned = ~0u) {
+  const unsigned warp = emulated::here->current / emulated::WARP;
+  emulated::wait_in_order(emulated::AT_WARP, &emulated::here->threads[warp * emulated::WARP]);
+}
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 #define omc_peers emulated::lanes
 template <int BYTES>
 void omc_copy_later(void *to, const void *from, bool there) {
   if ((uintptr_t)to % BYTES || (there && (uintptr_t)from % BYTES)) abort();
-  emulated::thread &t = emulated::here->threads[emulated::here->current];
-  t.copies.push_back({to, there ? from : nullptr, BYTES});
+  emulated::ask_for({to, there ? from : nullptr, BYTES});
 }
 inline void omc_wait_for_copies() { emulated::finish_copies(); }
 template <typename T>
