@@ -75,29 +75,32 @@ OMC_INLINE void omc_ew_write(void *to, omc_dtype dtype, int64_t at, vacc_t x) {
 #endif
 
 /* The block is copied first: for all the compiler knows, a store might change it. */
-#define OMC_EW_ROW_(name, i, loops)                                                          \
-  OMC_EW_KERNEL(name, block_) {                                                              \
+#define OMC_EW_BODY_(i, loops, is_plain)                                                     \
+  {                                                                                          \
     const vacc_t i[OMC_EW_IMM] = {vset((acc_t)block_->imm[0]), vset((acc_t)block_->imm[1]),  \
                                   vset((acc_t)block_->imm[2]), vset((acc_t)block_->imm[3])}; \
     const omc_ew_block b_ = *block_;                                                         \
+    const bool plain_ = is_plain;                                                            \
     (void)i;                                                                                 \
     loops                                                                                    \
   }
-/* Plain blocks have a loop of their own, without a choice for each vector. */
-#define OMC_EW_LOOP_(loads, expr) \
-  if (OMC_EW_IS_PLAIN_) {         \
-    const bool plain_ = true;     \
-    OMC_EW_EACH_(loads, expr)     \
-  } else {                        \
-    const bool plain_ = false;    \
-    OMC_EW_EACH_(loads, expr)     \
-  }
+/* Blocks that are not plain have a function of their own, so that plain ones have all registers. */
 #if defined(OMC_COMPUTE_F32)
-#define OMC_EW_IS_PLAIN_ b_.plain
+#define OMC_EW_MIXED_(name, i, loops)                                                   \
+  static __attribute__((noinline)) void omc_ew_mixed_##name(const omc_ew_block *block_) \
+      OMC_EW_BODY_(i, loops, false)
+#define OMC_EW_ROW_(name, i, loops) \
+  OMC_EW_MIXED_(name, i, loops)     \
+  OMC_EW_KERNEL(name, block_) {     \
+    if (block_->plain)              \
+      OMC_EW_BODY_(i, loops, true)  \
+    else                            \
+      omc_ew_mixed_##name(block_);  \
+  }
 #else
-#define OMC_EW_IS_PLAIN_ true
+#define OMC_EW_ROW_(name, i, loops) OMC_EW_KERNEL(name, block_) OMC_EW_BODY_(i, loops, true)
 #endif
-#define OMC_EW_EACH_(loads, expr)                                      \
+#define OMC_EW_LOOP_(loads, expr)                                      \
   for (int64_t k_ = 0; k_ < b_.n; k_ += OMC_VL) {                      \
     loads;                                                             \
     omc_ew_write(b_.out, plain_ ? OMC_ACC : b_.out_dtype, k_, (expr)); \
