@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from types import CodeType
 from typing import Any
 
@@ -56,6 +57,10 @@ _COMPILERS = (
 _LIMIT = re.compile(r"hit config\.\w+ \((\d+)\)\s+function: '(.*?)' \((.*?)\)\s+last reason: (.*)")
 _FRAME = re.compile(r"CONVERT \S+ (\S+) line (\d+)")
 _MOST_VERSIONS = 4  # of what is held; each is compiled anew
+# Nobody else meets what is compiled for a wrapper, nor its limits.
+_ALONE = {"isolate_recompiles": True}
+_SINCE = f"graphs by TorchDynamo need PyTorch 2.13 or newer, and this is {torch.__version__}"
+_TOO_OLD = _SINCE if _ALONE.keys() - signature(torch.compile).parameters else ""
 _NOTHING = "TorchDynamo compiles nothing of it"
 _LOOP = re.compile(r"graph break in loop.*frame skipped: \S+ \((.*?) line (\d+)\)", re.DOTALL)
 _IN_LOOP = "a graph break in a loop leaves the function to Python; a submodule for the loop's body would be compiled"
@@ -231,7 +236,7 @@ class SecondWay:
         self._module = module
         self._versions: list[_Version] = []
         self._most = min(_MOST_VERSIONS, options.max_graphs)
-        self._cause = asks_to_differentiate_gradients(module)  # why PyTorch runs the module from now on
+        self._cause = _TOO_OLD or asks_to_differentiate_gradients(module)  # why PyTorch runs the module from now on
         # Dynamo keeps the backend with the code that it made, longer than the module: it must not know the module, nor
         # the graphs more than weakly.
         way, files = weakref.ref(self), Files(options, report)
@@ -248,7 +253,7 @@ class SecondWay:
         what = given(args, kwargs)
         version = None if what.missed else self._version(what)
         if version is None:
-            cause = f"{what.missed}{_OTHERWISE}" if what.missed else self._cause
+            cause = self._cause or f"{what.missed}{_OTHERWISE}"
             self._report.check(self._name, cause)
             return self._module(*args, **kwargs), cause
         n_graphs, n_records = len(self._graphs), len(self._report.records())
@@ -305,13 +310,11 @@ class SecondWay:
             changed = self._versions[-1].held.changed() or "an argument"
             self._give_up(f"{changed} takes a new value again and again, which TorchDynamo by itself may not see")
             return None
-        # Else all that was ever compiled of a class counts, and of the versions before.
-        alone = {"isolate_recompiles": True}
         version = _Version(what, hooks)
         backend = functools.partial(self._backend, weakref.ref(version))
         state = self._module.__dict__
         own = {*state}
-        version.compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **alone)  # type: ignore[call-overload]
+        version.compiled = torch.compile(self._module, backend=backend, fullgraph=self._whole, **_ALONE)  # type: ignore[call-overload]
         for name in state.keys() - own:  # what is meant for that is written into the user's module
             del state[name]
         kept = eval_frame.cached_backends  # for ever, to be reset, which ours need not
