@@ -1,7 +1,10 @@
 """What of a module goes through TorchDynamo or runs in PyTorch is told once, with its reason, file and line."""
 
 import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +147,21 @@ def test_only_what_computes_with_complex_numbers_runs_in_pytorch() -> None:
         ours(torch.randn(3, 4))
     assert {r.name.split(" at ")[0] for r in ours.fallback_report()} == {"fft_fftn", "mul", "getattr"}
     assert ours.stats()["graphs"] == 2
+
+
+BY_ITSELF = """
+import torch
+from ortmodule_c import DebugOptions, ORTModule
+from wrapped import Branching
+ORTModule(torch.nn.Linear(4, 2), DebugOptions(capture="dynamo"))(torch.ones(2, 4))
+ours = ORTModule(Branching())
+ours(torch.ones(2, 4))
+print([r.cause for r in ours.fallback_report()])
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="TorchDynamo makes graphs for ORTModule from PyTorch 2.13 on")
+def test_a_break_is_told_where_the_first_module_of_a_process_was_for_dynamo() -> None:
+    script = [sys.executable, "-W", "ignore", "-c", BY_ITSELF]
+    done = subprocess.run(script, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "['graph break: Data-dependent branching']\n"

@@ -28,6 +28,7 @@ from torch._dynamo.variables.misc import AutogradFunctionVariable, StringFormatV
 from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
+from .. import graphs  # noqa: F401  sets Dynamo's lock, which is exchanged below
 from ..capture.shapes import MAX_RANK
 from ..capture.symbols import let_go, remembered
 from ..errors import NotRunnable, first_lines
