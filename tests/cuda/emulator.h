@@ -67,6 +67,8 @@ struct thread {
   state at;
   unsigned given; /* to its warp, times */
   std::vector<copy> copies;
+  unsigned waits[DONE]; /* in order, times */
+  char places[2];       /* of the first of a warp */
   TSAN(void *self, *copier;)
 };
 
@@ -79,6 +81,7 @@ struct block {
   void (*body)(const void *parameters);
   const void *parameters;
   bool failed;
+  char places[2];
   TSAN(void *self; char end;)
 };
 
@@ -109,12 +112,14 @@ inline void wait(state where) {
   swapcontext(&t.context, &here->scheduler);
 }
 
-/* And sees what they have done before: `place` is of those that wait. */
-inline void wait_in_order(state where, void *place) {
+/* And sees what they have done before. Of two places one is for every other time: some are at the
+ * next wait when others have not left this one. */
+inline void wait_in_order(state where, char (&places)[2]) {
+  char &place = places[here->threads[here->current].waits[where]++ % 2];
   (void)place;
-  TSAN(__tsan_release(place);)
+  TSAN(__tsan_release(&place);)
   wait(where);
-  TSAN(__tsan_acquire(place);)
+  TSAN(__tsan_acquire(&place);)
 }
 
 inline bool release(unsigned begin, unsigned end, state where) {
@@ -149,7 +154,7 @@ inline void start(block &b, unsigned i) {
   t.context.uc_stack.ss_size = STACK_BYTES;
   t.context.uc_link = nullptr;
   makecontext(&t.context, enter, 0);
-  t.at = READY, t.given = 0;
+  t.at = READY, t.given = 0, t.waits[AT_BARRIER] = t.waits[AT_WARP] = 0;
   t.copies.clear();
   TSAN(t.self = __tsan_create_fiber(0), t.copier = __tsan_create_fiber(0);)
 }
@@ -288,11 +293,11 @@ inline void finish_copies() {
       (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 31) / 32 * 32)
 
 inline void __syncthreads() {
-  emulated::wait_in_order(emulated::AT_BARRIER, &emulated::here->slots);
+  emulated::wait_in_order(emulated::AT_BARRIER, emulated::here->places);
 }
 inline void __syncwarp(unsigned = ~0u) {
   const unsigned warp = emulated::here->current / emulated::WARP;
-  emulated::wait_in_order(emulated::AT_WARP, &emulated::here->threads[warp * emulated::WARP]);
+  emulated::wait_in_order(emulated::AT_WARP, emulated::here->threads[warp * emulated::WARP].places);
 }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

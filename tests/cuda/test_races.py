@@ -91,7 +91,8 @@ def test_threads_are_in_order(tmp_path: Path, file: str, dim: int, causal: int, 
     [
         (MMA, "__syncthreads();", 1),
         (MMA, "omc_wait_for_copies();", 0),
-        (TILES, "__syncthreads();", 3),
+        (TILES, "__syncthreads();", 0),
+        (TILES, "__syncthreads();", 5),
     ],
 )
 def test_where_a_barrier_lacks_it_is_told(tmp_path: Path, file: str, lacks: str, nth: int) -> None:
