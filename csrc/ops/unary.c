@@ -6,9 +6,10 @@ UNARY(Abs, ANY, a, vabs(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sign, in(g,
 UNARY(Ceil, FLOAT, a, -vfloor(-a), g, zeros(g))
 
 #ifdef OMC_VARIANT
+/* Of zeros of both signs it is x's that stays. */
 OMC_INLINE vacc_t clip(vacc_t x, vacc_t low, vacc_t high, vacc_t has_low, vacc_t has_high) {
-  x = vblend(has_low != vset(0), vmax(x, low), x);
-  return vblend(has_high != vset(0), vmin(x, high), x);
+  x = vblend(has_low != vset(0), vmax(low, x), x);
+  return vblend(has_high != vset(0), vmin(high, x), x);
 }
 #endif
 #ifdef OMC_RECORDS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from corners import FLOATS, INF, INTEGERS, NAN, Row, broken, cases, corners, moderate, pairs
+from corners import FLOATS, INF, INTEGERS, NAN, Row, broken, cases, corners, few, moderate, pairs
 from ortmodule_c import ORTModule
 from wrapped import Function, pair
 
@@ -34,6 +34,7 @@ ELEMENTWISE = {
     "hardtanh": Row(F.hardtanh, ulps=0),
     "hardtanh wide": Row(lambda x: F.hardtanh(x, -0.5, 2), ulps=0),
     "relu6": Row(F.relu6, ulps=0),
+    "clamp at zero": Row(lambda x: (x.clamp(0, 6), x.clamp(max=-0.0)), ulps=0, values=lambda t: [few(t)]),
     "hardswish": Row(F.hardswish),
     "hardsigmoid": Row(F.hardsigmoid),
     "hardshrink": Row(F.hardshrink),
