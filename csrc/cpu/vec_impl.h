@@ -384,7 +384,8 @@ OMC_INLINE vacc_t vexpm1(vacc_t x) {
   vacc_t n;
   const vacc_t m1 = omc_exp_reduce(omc_vhold(x, -110.0f, 89.0f), &n);
   const vacc_t scale = omc_vscale(vset(1), n);
-  return vblend(x > vset(64), omc_vscale(vset(1) + m1, n), vfma(scale, m1, scale - vset(1)));
+  const vacc_t near = vfma(scale, m1, scale - vset(1));
+  return vsign(vblend(x > vset(64), omc_vscale(vset(1) + m1, n), near), x);
 }
 
 /* x = m 2^e with m from sqrt(1/2) to sqrt(2); log x = e ln 2 + log m. */
@@ -415,7 +416,7 @@ OMC_INLINE vacc_t vtanh(vacc_t x) {
   const vacc_t p = OMC_POLY(s, -3.333328068e-01f, 1.333144158e-01f, -5.373971164e-02f,
                             2.063907869e-02f, -5.704978481e-03f);
   const vacc_t large = vset(1) - vset(2) / (vexp(t + t) + vset(1));
-  return vblend(t < vset(0.625f), vfma(x * s, p, x), vsign(large, x));
+  return vsign(vblend(t < vset(0.625f), vfma(t * s, p, t), large), x);
 }
 
 /* Below 1 a polynomial; above, 1 - exp(-g) with g = -log(erfc(t)) another one. */
@@ -464,7 +465,7 @@ OMC_INLINE vacc_t omc_sine(vacc_t x, int turn) {
  * element's result does not depend on its neighbours. */
 OMC_INLINE vacc_t vsin(vacc_t x) {
   const vmask small = vabs(x) <= vset(8192);
-  const vacc_t y = omc_sine(x, 0);
+  const vacc_t y = vblend(x == vset(0), x, omc_sine(x, 0)); /* the reduction loses a zero's sign */
   return vall(small) ? y : vblend(small, y, OMC_LANES(x, sinf));
 }
 OMC_INLINE vacc_t vcos(vacc_t x) {

@@ -68,7 +68,7 @@ def corners(dtype: torch.dtype) -> Tensor:
         both = [0, 1, 2, 3, 7, i.max, i.max - 1, i.min, i.min + 1, i.max // 2]
         return torch.tensor([*both, *([-1, -2, -3, -7] if i.min else [])], dtype=dtype)
     f = torch.finfo(dtype)
-    sizes = [0, 1, 0.5, 2, 3, 6, 2.5, 1 + f.eps, 20.5, 104, 1e-3, 1e4, f.smallest_normal, f.smallest_normal / 4]
+    sizes = [0.0, 1, 0.5, 2, 3, 6, 2.5, 1 + f.eps, 20.5, 104, 1e-3, 1e4, f.smallest_normal, f.smallest_normal / 4]
     sizes += [f.smallest_normal * f.eps, f.max, f.max / 2, f.max**0.5, INF]
     return torch.tensor([*sizes, *(-s for s in sizes), NAN], dtype=dtype)
 
