@@ -198,9 +198,9 @@ static void put_program(const writer *w) {
   put(w, "#define OMC_COMPUTE_%s\n#include \"cuda/ops/program.h\"\n\n",
       omc_cuda_class(program->cls));
   put_parameters(w);
-  /* Of f64, four lanes would spill in the registers that the compiler gives by itself. */
-  put(w, "\nOMC_GLOBAL%s(program, %d, params, p) {\n", program->cls == OMC_F64 ? "_WIDE" : "",
-      THREADS);
+  /* Of 64 bits, four lanes would spill in the registers that the compiler gives by itself. */
+  put(w, "\nOMC_GLOBAL%s(program, %d, params, p) {\n",
+      omc_dtype_size(program->cls) == sizeof(uint64_t) ? "_WIDE" : "", THREADS);
   put(w,
       "  const int64_t first = ((int64_t)blockIdx.x * %d + threadIdx.x) * OMC_LANES_OF_THREAD;\n"
       "  if (first >= p.n) return;\n"
