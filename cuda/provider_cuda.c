@@ -116,22 +116,24 @@ static omc_status cuda_zero(void *ctx, void *dst, size_t bytes, void *queue) {
   return omc_cuda_check(error, "cuMemsetD8Async");
 }
 
-static omc_status take_step(void *ctx, const omc_optim_step *step, void *room, void *queue) {
+/* Scaling alone takes no number of the host's that another launch should not have. */
+static omc_status take_step(void *ctx, const omc_optim_step *step, void *queue) {
+  const size_t bytes = omc_cuda_step_bytes(step);
   bool captured;
-  if (step->seed) OMC_TRY(omc_cuda_is_captured(queue, true, &captured));
-  return omc_cuda_take_step(ctx, step, room, queue);
+  void *room;
+  if (step->rule != OMC_RULE_SCALE)
+    OMC_TRY(omc_cuda_is_captured(
+        queue, "take the step with the numbers of now, such as the learning rate", &captured));
+  OMC_TRY(cuda_alloc(ctx, bytes, queue, &room));
+  const omc_status status = omc_cuda_take_step(ctx, step, room, queue);
+  omc_cuda_free(ctx, room, bytes, queue);
+  return status;
 }
 
 static omc_status cuda_step(void *ctx, const omc_optim_step *step, void *queue) {
-  const size_t bytes = omc_cuda_step_bytes(step);
-  void *room;
-  OMC_TRY(cuda_alloc(ctx, bytes, queue, &room));
-  omc_status status = omc_cuda_enter(ctx);
-  if (status == OMC_OK) {
-    status = take_step(ctx, step, room, queue);
-    omc_cuda_leave(ctx);
-  }
-  omc_cuda_free(ctx, room, bytes, queue);
+  OMC_TRY(omc_cuda_enter(ctx));
+  const omc_status status = take_step(ctx, step, queue);
+  omc_cuda_leave(ctx);
   return status;
 }
 

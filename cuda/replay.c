@@ -163,21 +163,20 @@ static bool replay(omc_cuda_device *d, notes_of *n, const omc_recurring *work, v
 
 /* ---- the provider's ---- */
 
-omc_status omc_cuda_is_captured(void *queue, bool random, bool *out) {
+omc_status omc_cuda_is_captured(void *queue, const char *repeats, bool *out) {
   int status = NOT_CAPTURING;
   const int error = omc_cuda_api_get()->cuStreamIsCapturing(queue, &status);
   *out = error != 0 || status != NOT_CAPTURING;
-  if (error == 0 && *out && random)
-    OMC_FAIL(EUNSUPPORTED,
-             "a CUDA graph that is being captured would draw the same random numbers at each "
-             "launch: capture what draws none");
+  if (error == 0 && *out && repeats)
+    OMC_FAIL(EUNSUPPORTED, "a CUDA graph that is being captured would %s at each launch", repeats);
   return OMC_OK;
 }
 
 static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void *queue,
                              void **notes, bool *replayed) {
   bool captured;
-  OMC_TRY(omc_cuda_is_captured(queue, work->random, &captured));
+  const char *repeats = work->random ? "draw the same random numbers" : NULL;
+  OMC_TRY(omc_cuda_is_captured(queue, repeats, &captured));
   if (captured || !work->recurs || !omc_env_get()->graphs) return OMC_OK;
   notes_of *n = notes_at(d, notes);
   if (!n) return OMC_OK;

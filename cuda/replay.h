@@ -12,9 +12,9 @@
 #include "provider.h"
 
 /* Whether the queue is in a capture of its user's, or cannot be asked because of another.
- * OMC_EUNSUPPORTED: it is, and what it is to be given is `random`; a graph of the user's would draw
- * the same numbers whenever he launches it. With the device's context entered. */
-omc_status omc_cuda_is_captured(void *queue, bool random, bool *out) OMC_MUST_USE;
+ * OMC_EUNSUPPORTED: it is, and `repeats`, unless NULL, says what a graph of the user's would then
+ * do wrongly at each launch. With the device's context entered. */
+omc_status omc_cuda_is_captured(void *queue, const char *repeats, bool *out) OMC_MUST_USE;
 
 /* As a provider has them; `ctx` is the omc_cuda_device. OMC_EUNSUPPORTED: as above. */
 omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void **notes,

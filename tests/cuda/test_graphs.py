@@ -317,11 +317,34 @@ def test_nor_where_pytorch_is_called_in_between(gpu: Gpu) -> None:
     assert session.stats()["replays"] == 0
 
 
-def test_nor_a_step_that_rounds_at_random(gpu: Gpu) -> None:
-    group = {"lr": 0.1, "stochastic_rounding": 1.0}
-    row = (0, gpu.put(numbers(9).bfloat16()), gpu.put(numbers(9).bfloat16()), None, None, True, (None,))
-    with captured(gpu) as graph, pytest.raises(NotImplementedError, match="the same random numbers at each launch"):
-        gpu.core.optim_step("sgd", [row], [group], provider="gpu", seed=5)
+@pytest.mark.parametrize("rule", ["adam", "sgd", "lamb"])
+def test_a_capture_of_the_users_must_not_repeat_the_numbers_of_a_step(gpu: Gpu, rule: str) -> None:
+    param, before = gpu.put(numbers(9)), gpu.counted()
+    counter, states = gpu.put(torch.ones(())), tuple(gpu.put(torch.zeros(9)) for _ in range(2))
+    row = (0, param, gpu.put(numbers(9, seed=1)), None, counter, True, states)
+    with captured(gpu) as graph, pytest.raises(RuntimeError, match="the numbers of now, such as the learning rate"):
+        gpu.core.optim_step(rule, [row], [{"lr": 0.1, "momentum": 0.9}], provider="gpu")
+    assert gpu.counted().launches == before.launches
+    with gpu.entered():
+        assert gpu.driver.cuGraphLaunch(graph, None) == 0
+    assert torch.equal(gpu.get(param), numbers(9)) and gpu.get(counter) == 1
+    with gpu.entered():
+        gpu.driver.cuGraphExecDestroy(graph)
+
+
+def test_a_capture_of_the_users_clips_at_each_launch(gpu: Gpu) -> None:
+    grad, norm = gpu.put(numbers(9)), gpu.put(torch.zeros((), dtype=torch.float64))
+    row = (0, None, grad, None, None, False, ())
+    gpu.core.optim_step("scale", [row], [{}], max_norm=0.5, norm=norm, provider="gpu")  # device code is loaded
+    with captured(gpu) as graph:
+        gpu.core.optim_step("scale", [row], [{}], max_norm=0.5, norm=norm, provider="gpu")
+    for seed in range(3):
+        given = numbers(9, seed=seed)
+        gpu.write(grad, given)
+        with gpu.entered():
+            assert gpu.driver.cuGraphLaunch(graph, None) == 0
+        torch.testing.assert_close(gpu.get(norm), given.double().norm())
+        torch.testing.assert_close(gpu.get(grad), given * (0.5 / (given.norm() + 1e-6)).clamp(max=1))
     with gpu.entered():
         gpu.driver.cuGraphExecDestroy(graph)
 

@@ -221,6 +221,19 @@ def test_counters_of_the_cpu_follow_their_parameters(asked: Asked) -> None:
     assert optimizer.state[params[0]]["step"].device == torch.device("cuda:0")
 
 
+@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD, FusedLamb])
+def test_a_step_in_a_capture_is_refused_before_anything_is_changed(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    optimizer, called = kind(on("cuda:0"), lr=0.5), []
+    optimizer.found_inf = torch.empty((), device="cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=f"{kind.__name__} takes no step while a CUDA graph is captured"):
+        optimizer.step(lambda: called.append(1))
+    assert not asked.steps and not called and not optimizer.state
+
+
 def test_a_norm_over_several_devices_is_refused(asked: Asked) -> None:
     optimizer = FusedAdam(on("cuda:0", "cuda:1"), max_grad_norm=1.0)
     what = r"parameter 1 of group 0, of shape \(3, 5\), is on cuda:1, not cuda:0"

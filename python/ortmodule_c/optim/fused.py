@@ -70,6 +70,16 @@ def lr_on(value: Any, device: torch.device) -> float | Tensor:
     return float(value) if known else number_on(value, device, torch.float64)
 
 
+@torch._disable_dynamo
+def refuse_capture(name: str) -> None:
+    """Raises RuntimeError while PyTorch's stream is captured, as those of ``torch.optim`` that are not capturable."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} takes no step while a CUDA graph is captured: each launch of the graph would repeat the numbers "
+            "of this step, such as its learning rate; take the step after the launch"
+        )
+
+
 class Rows:
     """The tensors of one step on one device as the core takes them, and what is to be done once it is taken."""
 
@@ -256,10 +266,11 @@ class FusedOptimizer(Optimizer):
         Raises
         ------
         RuntimeError
-            A gradient is sparse.
+            A gradient is sparse, or a CUDA graph is being captured.
         ValueError
             A parameter is complex, or on a device without kernels, or a norm is to be taken over several devices.
         """
+        refuse_capture(type(self).__name__)
         loss = None
         if closure is not None:
             with torch.enable_grad():
