@@ -48,10 +48,18 @@ def in_float(m: nn.Module, x: Tensor) -> Tensor:
     return m.b(z)
 
 
+def written_over(m: nn.Module, x: Tensor) -> Tensor:
+    y = x * 1
+    y[:, 0] = 0.25
+    with torch.autocast("cpu", enabled=False):
+        return m.a(y)
+
+
 BODIES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "custom function": lambda m, x: InFloat.apply(m.a(x)),
     "no cache": without_cache,
     "region without": in_float,
+    "region without, and written over": written_over,
     "dtype asked for": lambda m, x: m.a(x).to(torch.get_autocast_dtype("cpu")) * (
         2 if torch.is_autocast_enabled("cpu") else 3
     ),
@@ -90,3 +98,18 @@ def test_a_step_is_that_of_eager(name: str, capture: Any, dtype: torch.dtype) ->
             assert a.dtype is b.dtype
             apart, size = (a - b)[b.isfinite()].float().abs(), b[b.isfinite()].float().abs()
             assert not size.numel() or apart.max() <= TOLERANCE * size.max()
+
+
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
+def test_what_pytorch_runs_in_a_region_without_is_of_the_dtypes_there(capture: Any) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.rnn_tanh_cell(x, x, m.a.weight, m.a.weight) * 2
+
+    eager = Function(forward, a=nn.Linear(6, 6))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    x = torch.randn(4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        want, got = eager(x), ours(x)
+    torch.testing.assert_close(got, want)
+    assert [record.name for record in ours.fallback_report()] == ["aten.rnn_tanh_cell.default"]

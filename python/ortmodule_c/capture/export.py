@@ -108,7 +108,8 @@ class Captured:
         if self.numbers is not None:
             to_nodes(self.program.graph_module)
         try:
-            self.program = self.program.run_decompositions({})
+            with autocast_region.none():  # as the graph has its casts
+                self.program = self.program.run_decompositions({})
         except Exception as error:
             raise NotExportable(f"it cannot be made functional: {first_lines(error)}") from error
 

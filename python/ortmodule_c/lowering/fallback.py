@@ -66,11 +66,15 @@ class Callbacks:
         finally:
             self._here.none = outer
 
+    def _plainly(self) -> torch.autocast:
+        """Without autocast, as the graph has its casts."""
+        return torch.autocast(self.device.type, enabled=False)
+
     def infer(self, index: int, types: list[Type]) -> list[Type]:
         """Output types for input types, found by running on tensors without elements."""
         op = self.ops[index]
         try:
-            with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad():
+            with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad(), self._plainly():
                 results = op.run([torch.empty(shape, dtype=BY_TEXT[text], device=self.device) for text, shape in types])
         except Exception as error:
             raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
@@ -84,7 +88,7 @@ class Callbacks:
         Inputs are borrowed from memory that is used again, so what autograd keeps are copies.
         """
         op = self.ops[index]
-        with torch.set_grad_enabled(any(op.grads)), torch.autocast(self.device.type, enabled=False):
+        with torch.set_grad_enabled(any(op.grads)), self._plainly():
             own = [t.clone().requires_grad_(grad) for t, grad in zip(inputs, op.grads, strict=True)]
             outputs = op.run(own)
         expected = self._types[index, tuple([tuple(t.shape) for t in inputs])]
