@@ -151,6 +151,34 @@ def test_half_precision_with_masters() -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_gradients_of_float16_are_clipped_with_their_scale(norm_type: float) -> None:
+    """Of these a third is next to nothing in float16 without the scale, and their norm with it is infinite there."""
+    start = torch.linspace(-1, 1, 30)
+    gradient = torch.linspace(-2, 2, 30)
+    gradient[::3] *= 1e-7
+    factor = 0.5 / float(torch.linalg.vector_norm(gradient, norm_type))
+    for clips in (True, False):
+        p = nn.Parameter(start.half())
+        wrapped = FP16_Optimizer(FusedAdam([p], eps=1e-12, master_weights=True), static_loss_scale=2.0**14)
+        wrapped.backward((p * gradient).sum() * (1.0 if clips else factor))
+        if clips:
+            norm = wrapped.clip_master_grads(0.5, norm_type)
+            assert norm == pytest.approx(0.5 / factor, rel=1e-3)
+        wrapped.step()
+        mean = wrapped.state[p]["exp_avg"]
+        torch.testing.assert_close(mean, 0.1 * factor * gradient, rtol=5e-3, atol=1e-12)
+        assert not wrapped.overflow
+    p.grad = torch.full_like(p, math.inf)
+    assert wrapped.clip_master_grads(0.5) == -1
+    wrapped.step()
+    assert wrapped.overflow
+    with pytest.raises(ValueError, match="of float16 are of order 2 or infinity"):
+        wrapped.clip_master_grads(0.5, 3)
+    with pytest.raises(ValueError, match="of float16 keep their scale until the step"):
+        wrapped.update_master_grads()
+
+
 def test_what_fp16_optimizer_does_not_take() -> None:
     inner = FusedAdam(parameters())
     with pytest.raises(TypeError, match=r"takes an optimizer of torch\.optim, not FP16_Optimizer"):

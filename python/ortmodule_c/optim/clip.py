@@ -53,16 +53,26 @@ def clip_grad_norm_(
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in params if p.grad is not None]
+    norm = clip_in_core(grads, float(max_norm), float(norm_type), error_if_nonfinite)
+    if norm is None:
+        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite, foreach)
+    return norm.to(functools.reduce(torch.promote_types, (g.dtype for g in grads)))
+
+
+@torch.no_grad()
+def clip_in_core(
+    grads: list[Tensor], max_norm: float, norm_type: float, error_if_nonfinite: bool = False
+) -> Tensor | None:
+    """As :func:`clip_grad_norm_`, but the norm in float64; None, and nothing done, where the core has no kernels."""
     runs = [run_of(g) for g in grads]
     known = [run for run in runs if run is not None]
-    norm_type = float(norm_type)
     if not grads or len(known) < len(runs) or norm_type not in (2.0, math.inf) or device_refusal(grads):
-        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite, foreach)
+        return None
     device = grads[0].device
     rows = [(0, None, run, None, None, False, ()) for run in known]
     scale = functools.partial(_C.optim_step, "scale", rows, [{}], norm_type=norm_type, provider=provider_of(device))
     norm = torch.empty((), dtype=torch.float64, device=device)
-    scale(max_norm=None if error_if_nonfinite else float(max_norm), norm=norm)
+    scale(max_norm=None if error_if_nonfinite else max_norm, norm=norm)
     if error_if_nonfinite:
         known_norm = norm.item()
         if not math.isfinite(known_norm):
@@ -70,9 +80,9 @@ def clip_grad_norm_(
                 f"The total norm of order {norm_type} for gradients from `parameters` is {known_norm}, so it cannot be "
                 "clipped; error_if_nonfinite=False scales by it anyway"
             )
-        scale(max_norm=float(max_norm))
+        scale(max_norm=max_norm)
     torch.autograd.graph.increment_version(grads)
-    return norm.to(functools.reduce(torch.promote_types, (g.dtype for g in grads)))
+    return norm
 
 
 def run_of(grad: Tensor) -> Tensor | None:

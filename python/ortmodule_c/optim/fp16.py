@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .clip import clip_grad_norm_
+from .clip import clip_grad_norm_, clip_in_core
 
 
 class FP16_Optimizer:
@@ -22,7 +22,8 @@ class FP16_Optimizer:
     Parameters
     ----------
     optimizer
-        A ``torch.optim.Optimizer``. Those of this package divide by the scale in their own pass over memory.
+        A ``torch.optim.Optimizer``. Those of this package divide by the scale in their own pass over memory, as those
+        with ``fused=True`` do; no other takes gradients of float16.
     static_loss_scale
         The scale, if it is not dynamic.
     dynamic_loss_scale
@@ -109,21 +110,50 @@ class FP16_Optimizer:
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def update_master_grads(self) -> None:
-        """Divide the gradients by the scale now: to look at them before the step."""
+        """Divide the gradients by the scale now: to look at them before the step.
+
+        Raises
+        ------
+        ValueError
+            A gradient is of float16, where small ones would become 0.
+        """
+        if self._of_fp16():
+            raise ValueError(
+                "gradients of float16 keep their scale until the step, as small ones would become 0 without it; "
+                f"they are {self.loss_scale:g} times as large as without"
+            )
         if not self._unscaled:
             self._scaler.unscale_(self.optimizer)
         self._unscaled = True
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> float:
-        """Clip the gradients without their scale by the norm of all of them.
+        """Clip the gradients by the norm that all of them have without their scale, which those of float16 keep.
 
         Returns
         -------
         The norm as it was before, or -1 where gradients overflowed, as apex has it; a GPU is waited for.
+
+        Raises
+        ------
+        ValueError
+            A gradient is of float16, and the norm of another order than 2 and infinity, or over several devices.
         """
-        self.update_master_grads()
-        norm = float(clip_grad_norm_(self._parameters(), max_norm, norm_type))
+        if self._of_fp16():
+            scale = self.loss_scale
+            grads = [p.grad for p in self._parameters() if p.grad is not None]
+            scaled = clip_in_core(grads, max_norm * scale, float(norm_type))
+            if scaled is None:
+                raise ValueError(
+                    "norms of gradients of float16 are of order 2 or infinity, and of whole tensors on one device"
+                )
+            norm = float(scaled) / scale
+        else:
+            self.update_master_grads()
+            norm = float(clip_grad_norm_(self._parameters(), max_norm, norm_type))
         return norm if math.isfinite(norm) else -1.0
+
+    def _of_fp16(self) -> bool:
+        return any(p.grad is not None and p.grad.dtype == torch.float16 for p in self._parameters())
 
     def step(self) -> None:
         """Update the parameters, unless a gradient is infinite or NaN; `overflow` tells, and the scale follows."""
