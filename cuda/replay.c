@@ -9,20 +9,27 @@
 #include "cuda/api.h"
 #include "cuda/memory.h"
 
-enum { MOST_KEPT = 8 };
+enum { MOST_KEPT = 8, MOST_TRIES = 3 };
 
 /* Of the driver's interface. */
 enum { NON_BLOCKING = 1, OF_THIS_THREAD = 1, NOT_CAPTURING = 0 };
 
+/* What is launched in the place of work. */
+typedef struct replica {
+  struct replica *next; /* in a list of those to be ended */
+  void *graph;
+  void *seed, *queue; /* on the device, and where it is read; NULL: there is none */
+} replica;
+
 /* Work as it was given once. */
 typedef struct recording {
-  enum { NONE, MET, RECORDED, REFUSED } state;
+  enum { NONE, MET, IN_MAKING, MADE, REFUSED } state;
+  int tried; /* in vain */
   void *queue;
   bool tf32;
   void **tensors;
-  uint64_t used; /* when last */
-  void *graph;   /* RECORDED: to be launched */
-  void *seed;    /* on the device; NULL: it has none */
+  uint64_t used;    /* when last */
+  replica *replica; /* MADE */
 } recording;
 
 typedef struct notes_of {
@@ -33,18 +40,32 @@ typedef struct notes_of {
   recording kept[MOST_KEPT];
 } notes_of;
 
+/* No lock is held where PyTorch is asked for memory or given it back: it takes its own there, and
+ * may wait for Python's, whose holder may drop a plan or fork. */
 OMC_PROCESS_LOCK(listing) /* taken before that of notes */
 static notes_of *all;
 
-static void end_recording(omc_cuda_device *d, recording *r) {
-  if (r->graph) omc_cuda_api_get()->cuGraphExecDestroy(r->graph); /* once it is done */
-  omc_cuda_free(d, r->seed, sizeof(uint64_t), r->queue);
-  r->graph = r->seed = NULL;
-  r->state = REFUSED;
-}
-
 static bool tf32_of(const omc_cuda_device *d) {
   return __atomic_load_n(&d->tf32, __ATOMIC_RELAXED);
+}
+
+/* ---- replicas ---- */
+
+static void end(omc_cuda_device *d, replica *list) {
+  for (replica *next; list; list = next) {
+    next = list->next;
+    if (list->graph) omc_cuda_api_get()->cuGraphExecDestroy(list->graph); /* once it is done */
+    omc_cuda_free(d, list->seed, sizeof(uint64_t), list->queue);
+    free(list);
+  }
+}
+
+/* To be ended once no lock is held. */
+static void put_aside(recording *r, replica **list) {
+  if (!r->replica) return;
+  r->replica->next = *list;
+  *list = r->replica;
+  r->replica = NULL;
 }
 
 /* ---- notes ---- */
@@ -78,20 +99,22 @@ static bool is_of(const recording *r, const omc_recurring *work, void *queue, bo
 }
 
 /* The recording of such work; one that is met for the first time takes the place of that which was
- * used least recently. NULL: no memory. */
-static recording *recording_of(omc_cuda_device *d, notes_of *n, const omc_recurring *work,
-                               void *queue) {
-  const bool tf32 = tf32_of(d);
-  recording *r = n->kept;
+ * used least recently. NULL: no memory, or all are in the making. */
+static recording *recording_of(notes_of *n, const omc_recurring *work, void *queue,
+                               replica **aside) {
+  const bool tf32 = tf32_of(n->device);
+  recording *r = NULL;
   for (int i = 0; i < MOST_KEPT; i++) {
-    if (is_of(&n->kept[i], work, queue, tf32)) return &n->kept[i];
-    if (n->kept[i].used < r->used) r = &n->kept[i];
+    recording *k = &n->kept[i];
+    if (is_of(k, work, queue, tf32)) return k;
+    if (k->state != IN_MAKING && (!r || k->used < r->used)) r = k;
   }
+  if (!r) return NULL;
   const size_t bytes = work->n_tensors * sizeof *r->tensors;
   if (!r->tensors && !(r->tensors = malloc(bytes))) return NULL;
-  end_recording(d, r);
+  put_aside(r, aside);
   memcpy(r->tensors, work->tensors, bytes);
-  r->queue = queue, r->tf32 = tf32, r->state = NONE;
+  r->queue = queue, r->tf32 = tf32, r->state = NONE, r->tried = 0;
   return r;
 }
 
@@ -121,44 +144,82 @@ static omc_status capture_apart(const omc_recurring *work, const uint64_t *seed,
   return status;
 }
 
-static omc_status record(omc_cuda_device *d, recording *r, const omc_recurring *work) {
-  if (work->random) OMC_TRY(omc_cuda_alloc(d, sizeof(uint64_t), r->queue, &r->seed));
+static omc_status record(omc_cuda_device *d, const omc_recurring *work, bool tf32, replica *out) {
+  if (work->random) OMC_TRY(omc_cuda_alloc(d, sizeof(uint64_t), out->queue, &out->seed));
   void *graph = NULL;
-  omc_status status = capture_apart(work, r->seed, &graph);
-  if (status == OMC_OK) status = instantiate(graph, &r->graph);
+  omc_status status = capture_apart(work, out->seed, &graph);
+  if (status == OMC_OK) status = instantiate(graph, &out->graph);
   if (graph) omc_cuda_api_get()->cuGraphDestroy(graph);
   OMC_TRY(status);
-  if (tf32_of(d) != r->tf32) OMC_FAIL(ESTATE, "another thread has changed the precision");
-  r->state = RECORDED;
+  if (tf32_of(d) != tf32) OMC_FAIL(ESTATE, "another thread has changed the precision");
   return OMC_OK;
 }
 
-static omc_status set_seed(const recording *r, uint64_t seed) {
+/* NULL: it could not be made, for now or for good. */
+static replica *make(omc_cuda_device *d, const omc_recurring *work, void *queue, bool tf32) {
+  replica *made = calloc(1, sizeof *made);
+  if (!made) return NULL;
+  made->queue = queue;
+  if (record(d, work, tf32, made) == OMC_OK) return made;
+  end(d, made);
+  return NULL;
+}
+
+static omc_status set_seed(const replica *r, uint64_t seed) {
   const omc_cuda_ptr at = (omc_cuda_ptr)(uintptr_t)r->seed;
   OMC_CUDA_TRY(cuMemsetD32Async, at, (unsigned)seed, 1, r->queue);
   OMC_CUDA_TRY(cuMemsetD32Async, at + sizeof(uint32_t), (unsigned)(seed >> 32), 1, r->queue);
   return OMC_OK;
 }
 
-static omc_status launch(const recording *r, const omc_recurring *work) {
+static omc_status launch(const replica *r, const omc_recurring *work) {
   if (r->seed) OMC_TRY(set_seed(r, work->seed));
   OMC_CUDA_TRY(cuGraphLaunch, r->graph, r->queue);
   return OMC_OK;
 }
 
+/* ---- with the lock of notes ---- */
+
+/* Whether a replica is to be made of it now. */
+static bool meet(recording *r) {
+  const bool again = r->state == MET;
+  if (again) r->state = IN_MAKING;
+  if (r->state == NONE) r->state = MET;
+  return again;
+}
+
+/* What is lost because another thread waits for the whole device is tried again, as often as pays.
+ */
+static void settle(recording *r, replica *made) {
+  r->replica = made;
+  r->state = made ? MADE : ++r->tried < MOST_TRIES ? MET : REFUSED;
+}
+
 /* Whether the work was given as a graph. One that fails has given nothing, and is not tried again.
  */
+static bool is_replayed(recording *r, const omc_recurring *work, replica **aside) {
+  if (r->state != MADE) return false;
+  if (launch(r->replica, work) == OMC_OK) return true;
+  put_aside(r, aside);
+  r->state = REFUSED;
+  return false;
+}
+
 static bool replay(omc_cuda_device *d, notes_of *n, const omc_recurring *work, void *queue) {
-  recording *r = recording_of(d, n, work, queue);
-  if (!r) return false;
-  r->used = ++n->now;
-  if (r->state == NONE) {
-    r->state = MET;
-    return false;
+  replica *aside = NULL;
+  pthread_mutex_lock(&n->mutex);
+  recording *r = recording_of(n, work, queue, &aside);
+  if (r) r->used = ++n->now;
+  if (r && meet(r)) {
+    pthread_mutex_unlock(&n->mutex);
+    replica *made = make(d, work, queue, r->tf32);
+    pthread_mutex_lock(&n->mutex);
+    settle(r, made);
   }
-  if (r->state == MET && record(d, r, work) != OMC_OK) end_recording(d, r);
-  if (r->state == RECORDED && launch(r, work) != OMC_OK) end_recording(d, r);
-  return r->state == RECORDED;
+  const bool replayed = r && is_replayed(r, work, &aside);
+  pthread_mutex_unlock(&n->mutex);
+  end(d, aside);
+  return replayed;
 }
 
 /* ---- the provider's ---- */
@@ -180,9 +241,7 @@ static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void
   if (captured || !work->recurs || !omc_env_get()->graphs) return OMC_OK;
   notes_of *n = notes_at(d, notes);
   if (!n) return OMC_OK;
-  pthread_mutex_lock(&n->mutex);
   *replayed = replay(d, n, work, queue);
-  pthread_mutex_unlock(&n->mutex);
   return OMC_OK;
 }
 
@@ -198,35 +257,39 @@ omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void
 
 void omc_cuda_forget(void *ctx, void *notes) {
   notes_of *n = notes;
-  const omc_status entered = omc_cuda_enter(ctx);
+  replica *aside = NULL;
   listing_acquire();
   *n->link = n->next;
   if (n->next) n->next->link = n->link;
   listing_release();
   for (int i = 0; i < MOST_KEPT; i++) {
-    end_recording(ctx, &n->kept[i]);
+    put_aside(&n->kept[i], &aside);
     free(n->kept[i].tensors);
   }
+  const omc_status entered = omc_cuda_enter(ctx);
+  end(ctx, aside);
   if (entered == OMC_OK) omc_cuda_leave(ctx);
   pthread_mutex_destroy(&n->mutex);
   free(n);
 }
 
 bool omc_cuda_end_graphs(omc_cuda_device *device) {
-  bool any = false;
+  replica *aside = NULL;
   if (omc_cuda_enter(device) != OMC_OK) return false;
   listing_acquire();
   for (notes_of *n = all; n; n = n->next) {
     if (n->device != device) continue;
     pthread_mutex_lock(&n->mutex);
-    for (int i = 0; i < MOST_KEPT; i++) {
-      any = any || n->kept[i].graph;
-      if (n->kept[i].graph) end_recording(device, &n->kept[i]), n->kept[i].state = MET;
+    for (recording *r = n->kept; r < n->kept + MOST_KEPT; r++) {
+      put_aside(r, &aside);
+      if (r->state == MADE) r->state = MET;
     }
     pthread_mutex_unlock(&n->mutex);
   }
   listing_release();
-  if (any) any = omc_cuda_wait() == OMC_OK;
+  const bool any = aside;
+  end(device, aside);
+  const bool done = any && omc_cuda_wait() == OMC_OK;
   omc_cuda_leave(device);
-  return any;
+  return done;
 }

@@ -3,8 +3,8 @@
  * Work whose tensors are a second time where they were once is captured, in a stream of its own
  * that runs nothing, and from then on launched as a whole. Its seed lies on the device, so that a
  * graph serves all steps. A graph is for one stream, one set of addresses and one precision of
- * products; the latest few of them are kept. Work that cannot be captured is given as ever, and so
- * is what a stream is given while its user captures it himself. */
+ * products; the latest few of them are kept. Work whose capture fails three times is given as ever
+ * from then on, and so is what a stream is given while its user captures it himself. */
 #ifndef OMC_CUDA_REPLAY_H
 #define OMC_CUDA_REPLAY_H
 
@@ -22,7 +22,7 @@ omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void
 void omc_cuda_forget(void *ctx, void *notes);
 
 /* Ends all graphs of a device, which hold memory of it; false: there are none. Waits until it is
- * done. The caller is not within `give`. */
+ * done. */
 bool omc_cuda_end_graphs(omc_cuda_device *device);
 
 #endif

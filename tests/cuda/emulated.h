@@ -39,6 +39,12 @@ int64_t emulated_tensors(void);
 void emulated_use(void *stream);
 void emulated_channels_last(int on);
 
+/* Of the same: what is called whenever memory is asked for or given back; NULL: nothing. */
+void emulated_watch_memory(void (*called)(void));
+
+/* Another process, which ends at once. */
+void emulated_fork(void);
+
 /* Of the same, for its own parts: PyTorch says of a call that the driver has failed it. Gives what
  * the call is to give. */
 int emulated_driver_failed(int error);

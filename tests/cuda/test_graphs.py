@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from emulated_gpu import Gpu
 from torch import Tensor
 
-OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+OUT_OF_MEMORY, LAUNCH_FAILED, CAPTURE_INVALIDATED = 2, 719, 901
 MOST_KEPT = 8
 DROPPING = """\
 input %x : f32[5,37] grad
@@ -202,6 +202,20 @@ def test_whichever_call_fails_the_next_step_is_right_and_nothing_leaks(gpu: Gpu)
     assert told
 
 
+@pytest.mark.parametrize(("lost", "replayed"), [(1, 2), (2, 2), (3, 1)])
+def test_a_capture_that_is_lost_is_tried_again_at_most_twice(gpu: Gpu, lost: int, replayed: int) -> None:
+    """As those are while another thread waits for the whole device; the backward's is not."""
+    trained, x = Trained(gpu), gpu.put(numbers(5, 37))
+    trained.step(x)
+    for _ in range(lost):
+        gpu.fail(0, b"cuStreamEndCapture", CAPTURE_INVALIDATED)
+        trained.step(x)
+    before = trained.replays()
+    for _ in range(2):
+        trained.step(x)
+    assert trained.replays() == before + 2 * replayed
+
+
 def test_memory_that_moves_while_nothing_is_free_is_no_graphs(gpu: Gpu) -> None:
     """A graph is never launched for tensors that it was not made for: here all are new each time."""
     trained, kept = Trained(gpu), []
@@ -246,6 +260,47 @@ def test_a_letter_comes_from_a_graph_too(gpu: Gpu) -> None:
     gpu.write(given[1], good)
     assert torch.equal(repeat(gpu, plan, given), table[good])
     assert gpu.counted().replays == before + 2
+
+
+class Forking:
+    """Whoever asks PyTorch for memory waits until another thread has forked and run work: locks held there show."""
+
+    def __init__(self, gpu: Gpu, work: Callable[[], object]) -> None:
+        self.gpu, self.work = gpu, work
+        self.asking, self.asked, self.stuck = threading.Lock(), 0, 0
+
+    def run(self) -> None:
+        self.gpu.fork()
+        self.work()
+
+    def __call__(self) -> None:
+        if not self.asking.acquire(blocking=False):
+            return  # it is that thread that asks
+        thread = threading.Thread(target=self.run, daemon=True)
+        thread.start()
+        thread.join(5)
+        self.asked += 1
+        self.stuck += thread.is_alive()
+        self.asking.release()
+
+
+def test_no_lock_is_held_where_pytorch_is_asked_for_memory(gpu: Gpu) -> None:
+    """It may wait for Python there, in which another thread forks, runs the same work or drops a plan."""
+
+    def run() -> None:
+        trained, x = Trained(gpu), gpu.put(numbers(5, 37))
+        forking = Forking(gpu, lambda: trained.plan.forward([x, trained.there], 7))
+        plan, given = gpu.plan("input %x : f32[7001,37]\n%y = Neg(%x)\nreturn %y\n", [torch.ones(7001, 37)])
+        with gpu.watched_memory(forking):
+            for _ in range(3):
+                trained.step(x)
+            kept = gpu.counted().graphs
+            gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
+            plan.forward(given, 0)
+        assert gpu.counted().graphs < kept and trained.replays() and forking.asked and not forking.stuck
+
+    with leaves_nothing(gpu):
+        run()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
  * what is freed is handed out again at once, the lowest address of a size first. */
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <map>
 #include <mutex>
@@ -27,9 +29,19 @@ int fresh_memory(unsigned long long *at, size_t bytes) {
 std::mutex mutex;
 std::map<void *, size_t> out;
 std::set<std::pair<size_t, void *>> kept;
+void (*watcher)();
 }  // namespace
 
+EXPORT void emulated_watch_memory(void (*called)(void)) { watcher = called; }
+
+EXPORT void emulated_fork(void) {
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+}
+
 EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at) {
+  if (watcher) watcher();
   const std::lock_guard<std::mutex> lock(mutex);
   const size_t size = (bytes + 511) / 512 * 512;
   if (!emulated_has_context()) emulated_mistake("memory is asked for without a context");
@@ -48,6 +60,7 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at
 }
 
 EXPORT int aoti_torch_cuda_caching_allocator_raw_delete(void *at) {
+  if (watcher) watcher();
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = out.find(at);
   if (!at || found == out.end()) return at ? 1 : 0;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -92,6 +92,18 @@ class Gpu:
 
     def fail(self, n: int, name: bytes | None, error: int) -> None:
         self.driver.emulated_fail(ctypes.c_int64(n), name, error)
+
+    @contextlib.contextmanager
+    def watched_memory(self, called: Callable[[], None]) -> Iterator[None]:
+        """With `called` whenever PyTorch is asked for memory or given it back."""
+        watcher = ctypes.CFUNCTYPE(None)(called)
+        self.torch.emulated_watch_memory(watcher)
+        yield
+        self.torch.emulated_watch_memory(None)
+
+    def fork(self) -> None:
+        """Another process, which ends at once."""
+        self.torch.emulated_fork()
 
     @contextlib.contextmanager
     def waits_for_nothing(self) -> Iterator[None]:
