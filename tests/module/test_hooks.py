@@ -144,3 +144,82 @@ def test_a_module_that_makes_a_buffer_at_its_first_call_needs_pytorch_once() -> 
     for rows in (3, 3, 5):
         assert_same_step(eager, ours, torch.randn(rows, 4))
     assert n_graphs(ours) == 1 and not ours.fallback_report()
+
+
+def asks_for_gradients(_module: nn.Module, _args: Any, out: Tensor) -> None:
+    """As the hook that transformers puts on embeddings for checkpoints."""
+    out.requires_grad_(True)
+
+
+def test_what_is_set_to_require_grad_where_gradients_are_off_stays_in_a_graph() -> None:
+    eager, ours = pair(mlp())
+    for module in (eager, ours.module):
+        module[0].requires_grad_(False)
+        module[0].register_forward_hook(asks_for_gradients)
+    x = torch.randn(3, 6)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off(), warnings.catch_warnings(action="error"):
+            out = ours(x)
+            torch.testing.assert_close(out, eager(x))
+            assert not out.requires_grad
+    assert ours.stats()["dynamo_graphs"] == 0 and not ours.fallback_report()
+    with warnings.catch_warnings(action="ignore"):
+        assert_same_step(eager, ours, x)
+
+
+G = torch.ones(4)
+
+
+def given(self: nn.Module, x: Tensor) -> Tensor:
+    return self.linear(x.requires_grad_())
+
+
+def of_its_own(self: nn.Module, x: Tensor) -> Tensor:
+    self.linear.weight.requires_grad_(not self.linear.weight.requires_grad)
+    return self.linear(x)
+
+
+def outside(self: nn.Module, x: Tensor) -> Tensor:
+    G.requires_grad = not G.requires_grad
+    return self.linear(x) * G
+
+
+def returned(self: nn.Module, x: Tensor) -> list[Tensor]:
+    h = self.linear(x)
+    h.requires_grad_()
+    return [self.linear(x), h]
+
+
+def returned_view(self: nn.Module, x: Tensor) -> list[Tensor]:
+    h = self.linear(x)
+    h.requires_grad_()
+    return [self.linear(x), h.t(), h.detach()]
+
+
+def kept(self: nn.Module, x: Tensor) -> Tensor:
+    self.last = self.linear(x)
+    self.last.requires_grad_()
+    return self.last * 2
+
+
+def turned_on(self: nn.Module, x: Tensor) -> Tensor:
+    h = self.linear(x)
+    h.requires_grad_()
+    with torch.enable_grad():
+        return h * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", [given, of_its_own, outside, returned, returned_view, kept, turned_on])
+def test_who_requires_grad_is_seen_from_outside(function: Callable[..., Any]) -> None:
+    def seen(module: nn.Module) -> list[Any]:
+        G.requires_grad_(False)
+        x = torch.ones(3, 4)
+        with torch.no_grad():
+            out = module(x)
+        tensors = [*(out if isinstance(out, list) else [out]), x, *module.parameters(), G]
+        return [t.requires_grad for t in [*tensors, getattr(module, "last", x)]]
+
+    eager, ours = pair(Function(function, linear=nn.Linear(4, 4)))
+    for _ in range(2):
+        assert seen(ours) == seen(eager)

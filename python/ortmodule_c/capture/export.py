@@ -35,7 +35,7 @@ from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
 from .recurrent import one_step_for_all
-from .refusals import check_attributes, nothing_lost
+from .refusals import SETS_REQUIRES_GRAD, check_attributes, nothing_lost
 from .regions import dissolve_regions, left_as_traced
 from .symbols import let_go, numbers_to_the_user, remembered
 
@@ -357,6 +357,8 @@ def capture(
             for name in changed:
                 raise NotExportable(f"the forward changes {name}")
             out, out_spec = flatten((result, [w.after for w in written], values))
+            if watch.asked and any(t.untyped_storage()._cdata in watch.asked for t in (*out, *held.values())):
+                raise NotExportable(SETS_REQUIRES_GRAD)
             out_specs.append(out_spec)
             return [*map(marked, out), *cloned]
 

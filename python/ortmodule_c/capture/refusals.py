@@ -66,6 +66,7 @@ _BY_MEMORY = frozenset(
     if hasattr(space, name)
 )
 _REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+SETS_REQUIRES_GRAD = "the forward sets requires_grad of a tensor"
 _LEAVES = frozenset({bool, int, float, str, torch.dtype, torch.device, slice, type(Ellipsis)})
 
 _SEEN_BY_PYTORCH = frozenset({"requires_grad", "data", "grad"})  # setters that are functions of PyTorch
@@ -217,7 +218,11 @@ class _RefuseStrangers(TorchFunctionMode):
         if torch.is_inference_mode_enabled() != self._inference:
             self._watch.refuse("the forward enters inference mode")
         if func in (Tensor.requires_grad_, _REQUIRES_GRAD) and args[0].requires_grad != (*args, True)[1]:
-            self._watch.refuse("the forward sets requires_grad of a tensor")
+            if type(args[0]) in (Tensor, nn.Parameter):  # no stand-in
+                self._watch.refuse(SETS_REQUIRES_GRAD)
+            self._watch.asked[args[0].untyped_storage()._cdata] = args[0]
+        if self._watch.asked and torch.is_grad_enabled():
+            self._watch.refuse(SETS_REQUIRES_GRAD)
         called = any(map(callable, args))  # it may call the user's code
         watching = not called and self._watch.frames.pause()
         try:
