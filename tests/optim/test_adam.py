@@ -193,6 +193,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_grad_norm": 0.0}, "Invalid max_grad_norm: 0.0"),
     ({"adam_w_mode": 3}, "Invalid adam_w_mode: 3, expected one of AdamWMode.ADAM_L2_REGULARIZATION"),
     ({"adam_w_mode": True}, "Invalid adam_w_mode: True"),  # of apex, where it is AdamW: here 1 would be another
+    ({"adam_w_mode": np.True_}, "Invalid adam_w_mode: "),
+    ({"adam_w_mode": torch.tensor(True)}, "Invalid adam_w_mode: "),
     ({"adam_w_mode": "adamw"}, "Invalid adam_w_mode: 'adamw'"),
     ({"master_weights": True, "stochastic_rounding": True}, "stochastic_rounding=True has no use"),
 ]

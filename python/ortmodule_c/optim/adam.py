@@ -148,7 +148,7 @@ class FusedAdam(FusedOptimizer):
 
 def mode_of(value: Any) -> AdamWMode:
     """The mode, itself or its number; ValueError for all else, as True, which is AdamW to apex and 1 to Python."""
-    if isinstance(value, bool) or value not in list(AdamWMode):
+    if type(value) not in (AdamWMode, int) or value not in list(AdamWMode):
         expected = ", ".join(f"AdamWMode.{mode.name}" for mode in AdamWMode)
         raise ValueError(f"Invalid adam_w_mode: {value!r}, expected one of {expected}")
     return AdamWMode(value)
