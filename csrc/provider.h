@@ -133,14 +133,17 @@ typedef struct omc_provider {
   void (*hold)(void *ctx, int threads, uint32_t *jobs, void (*fn)(void *arg), void *arg);
   /* Gives work to a queue, by work->give, or as the device has noted it while that gave the same:
    * *replayed says so. `*notes` is the caller's, NULL at first and one for all work of an origin;
-   * `forget` ends it, once the device is done. NULL: the device notes nothing. */
+   * `forget` ends it, once sync_all is through, where there is one. NULL: the device notes nothing.
+   */
   omc_status (*give)(void *ctx, const omc_recurring *work, void *queue, void **notes,
                      bool *replayed) OMC_MUST_USE;
   void (*forget)(void *ctx, void *notes);
   /* What is known by now to have failed of what was given to any queue; told once, and waits for
    * nothing. NULL: nothing fails behind the caller's back. */
   omc_status (*told)(void *ctx) OMC_MUST_USE;
-  /* Waits until a queue, or the whole device, is done; the failure of what it did. */
+  /* Waits until a queue, or the whole device, is done; the failure of what it did. Before plans are
+   * dropped the whole device is waited for; NULL: it need not be, as parameters are read when work
+   * is given, and the memory of constants is kept for as long as it takes. */
   omc_status (*sync)(void *ctx, void *queue) OMC_MUST_USE;
   omc_status (*sync_all)(void *ctx) OMC_MUST_USE;
   /* What is given to `queue` from now on waits for what `other` was given before. */

@@ -6,6 +6,7 @@
 
 #include "base/lock.h"
 #include "cuda/api.h"
+#include "cuda/replay.h"
 
 enum { MAX_ORDINALS = 64, WHAT_BYTES = 80 };
 
@@ -18,7 +19,12 @@ typedef struct block {
 
 OMC_PROCESS_LOCK(mutex) /* of what follows; a forked child drops what it has of blocks, too */
 static block *blocks;
+static block *kept[MAX_ORDINALS]; /* freed, until the device has been waited for */
 static omc_memory_stats stats[MAX_ORDINALS];
+static struct {
+  void *queue;
+  bool any, several;
+} used[MAX_ORDINALS]; /* streams */
 
 omc_status omc_cuda_follow(void *queue, void *other) {
   void *event;
@@ -62,9 +68,9 @@ omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
   return OMC_OK;
 }
 
-void omc_cuda_free(void *ctx, void *ptr, size_t bytes, void *queue) {
-  const omc_cuda_device *d = ctx;
-  if (!ptr) return;
+/* ---- freeing ---- */
+
+static block *take(const omc_cuda_device *d, const void *ptr, size_t bytes) {
   pthread_mutex_lock(&mutex);
   block **link = &blocks;
   while (*link && (*link)->at != ptr) link = &(*link)->next;
@@ -72,14 +78,91 @@ void omc_cuda_free(void *ctx, void *ptr, size_t bytes, void *queue) {
   if (b) *link = b->next;
   stats[d->ordinal].used_bytes -= bytes;
   pthread_mutex_unlock(&mutex);
+  return b;
+}
+
+static void keep(const omc_cuda_device *d, block *list) {
+  pthread_mutex_lock(&mutex);
+  for (block *next; list; list = next) {
+    next = list->next;
+    list->next = kept[d->ordinal];
+    kept[d->ordinal] = list;
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+static void hand_back(block *list) {
+  for (block *next; list; list = next) {
+    next = list->next;
+    omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_delete(list->at);
+    free(list);
+  }
+}
+
+/* What is captured is in no order with what is not. */
+static bool is_captured(void *queue) {
+  bool captured;
+  return omc_cuda_is_captured(queue, NULL, &captured) != OMC_OK || captured;
+}
+
+static bool comes_after(void *queue, void *other) {
+  if (queue == other) return true;
+  return !is_captured(queue) && !is_captured(other) && omc_cuda_follow(queue, other) == OMC_OK;
+}
+
+static void release(const omc_cuda_device *d, block *b, bool ordered) {
+  b->next = NULL;
+  if (ordered)
+    hand_back(b);
+  else
+    keep(d, b);
+}
+
+void omc_cuda_free(void *ctx, void *ptr, size_t bytes, void *queue) {
+  const omc_cuda_device *d = ctx;
+  block *const b = ptr ? take(d, ptr, bytes) : NULL;
+  if (!b) return;
   const omc_status entered = omc_cuda_enter(d);
-  /* Work that has failed is not going to read it. */
-  omc_status status = OMC_OK;
-  if (b && b->queue != queue) status = omc_cuda_follow(b->queue, queue);
-  if (status != OMC_OK) status = omc_cuda_wait();
-  free(b);
-  omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_delete(ptr);
+  release(d, b, comes_after(b->queue, queue));
   if (entered == OMC_OK) omc_cuda_leave(d);
+}
+
+void omc_cuda_use(const omc_cuda_device *d, void *queue) {
+  pthread_mutex_lock(&mutex);
+  used[d->ordinal].several |= used[d->ordinal].any && used[d->ordinal].queue != queue;
+  used[d->ordinal].queue = queue, used[d->ordinal].any = true;
+  pthread_mutex_unlock(&mutex);
+}
+
+void omc_cuda_free_used(const omc_cuda_device *d, void *ptr, size_t bytes) {
+  block *const b = take(d, ptr, bytes);
+  if (!b) return;
+  pthread_mutex_lock(&mutex);
+  const bool several = used[d->ordinal].several;
+  pthread_mutex_unlock(&mutex);
+  const omc_status entered = omc_cuda_enter(d);
+  release(d, b, !several);
+  if (entered == OMC_OK) omc_cuda_leave(d);
+}
+
+bool omc_cuda_keeps(const omc_cuda_device *d) {
+  pthread_mutex_lock(&mutex);
+  const bool any = kept[d->ordinal];
+  pthread_mutex_unlock(&mutex);
+  return any;
+}
+
+omc_status omc_cuda_finish(const omc_cuda_device *d) {
+  pthread_mutex_lock(&mutex);
+  block *list = kept[d->ordinal];
+  kept[d->ordinal] = NULL;
+  pthread_mutex_unlock(&mutex);
+  const omc_status status = omc_cuda_wait();
+  if (status == OMC_OK)
+    hand_back(list);
+  else
+    keep(d, list);
+  return status;
 }
 
 omc_memory_stats omc_cuda_memory(void *ctx) {

@@ -72,30 +72,33 @@ static void cuda_trim(void *ctx) { (void)ctx; }
 static size_t room_of(size_t bytes) { return bytes ? bytes : 1; }
 
 /* Whoever had the memory before may still be using it in a stream. */
-static omc_status fill(void *at, const void *host, size_t bytes) {
-  OMC_TRY(omc_cuda_wait());
+static omc_status fill(const omc_cuda_device *d, void *at, const void *host, size_t bytes) {
+  OMC_TRY(omc_cuda_finish(d));
   OMC_CUDA_TRY(cuMemcpyHtoD_v2, (omc_cuda_ptr)(uintptr_t)at, host, bytes);
   OMC_CUDA_TRY(cuStreamSynchronize, NULL);
   return OMC_OK;
 }
 
 static omc_status cuda_upload(void *ctx, const void *host, size_t bytes, const void **out) {
-  void *at;
-  OMC_TRY(cuda_alloc(ctx, room_of(bytes), NULL, &at));
+  const omc_cuda_device *d = ctx;
+  void *at, *queue;
+  OMC_TORCH_TRY("a constant", aoti_torch_get_current_cuda_stream, d->ordinal, &queue);
+  omc_cuda_use(d, queue);
+  OMC_TRY(cuda_alloc(ctx, room_of(bytes), queue, &at));
   omc_status status = omc_cuda_enter(ctx);
   if (status == OMC_OK) {
-    status = fill(at, host, bytes);
+    status = fill(d, at, host, bytes);
     omc_cuda_leave(ctx);
   }
   if (status == OMC_OK)
     *out = at;
   else
-    omc_cuda_free(ctx, at, room_of(bytes), NULL);
+    omc_cuda_free(ctx, at, room_of(bytes), queue);
   return status;
 }
 
 static void cuda_unload(void *ctx, const void *uploaded, size_t bytes) {
-  omc_cuda_free(ctx, (void *)(uintptr_t)uploaded, room_of(bytes), NULL);
+  omc_cuda_free_used(ctx, (void *)(uintptr_t)uploaded, room_of(bytes));
 }
 
 static omc_status cuda_copy(void *ctx, void *dst, const void *src, size_t bytes, void *queue) {
@@ -167,13 +170,6 @@ static omc_status cuda_sync(void *ctx, void *queue) {
   return omc_cuda_read_letter(ctx);
 }
 
-static omc_status cuda_sync_all(void *ctx) {
-  OMC_TRY(omc_cuda_enter(ctx));
-  const omc_status status = omc_cuda_wait();
-  omc_cuda_leave(ctx);
-  return status;
-}
-
 static omc_status cuda_order(void *ctx, void *queue, void *other) {
   OMC_TRY(omc_cuda_enter(ctx));
   const omc_status status = omc_cuda_follow(queue, other);
@@ -235,7 +231,6 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .forget = omc_cuda_forget,
                         .told = cuda_told,
                         .sync = cuda_sync,
-                        .sync_all = cuda_sync_all,
                         .order = cuda_order,
                         .clock = cuda_clock,
                         .variant = cuda_variant,

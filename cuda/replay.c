@@ -12,7 +12,7 @@
 enum { MOST_KEPT = 8, MOST_TRIES = 3 };
 
 /* Of the driver's interface. */
-enum { NON_BLOCKING = 1, OF_THIS_THREAD = 1, NOT_CAPTURING = 0 };
+enum { NON_BLOCKING = 1, OF_THIS_THREAD = 1, RELAXED = 2, NOT_CAPTURING = 0 };
 
 /* What is launched in the place of work. */
 typedef struct replica {
@@ -51,13 +51,17 @@ static bool tf32_of(const omc_cuda_device *d) {
 
 /* ---- replicas ---- */
 
+/* Relaxed, what a thread asks for is let through while another captures a stream. */
 static void end(omc_cuda_device *d, replica *list) {
+  int mode = RELAXED;
+  omc_cuda_api_get()->cuThreadExchangeStreamCaptureMode(&mode);
   for (replica *next; list; list = next) {
     next = list->next;
     if (list->graph) omc_cuda_api_get()->cuGraphExecDestroy(list->graph); /* once it is done */
     omc_cuda_free(d, list->seed, sizeof(uint64_t), list->queue);
     free(list);
   }
+  omc_cuda_api_get()->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* To be ended once no lock is held. */
@@ -248,6 +252,7 @@ static omc_status try_replay(omc_cuda_device *d, const omc_recurring *work, void
 omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void **notes,
                          bool *replayed) {
   *replayed = false;
+  omc_cuda_use(ctx, queue);
   OMC_TRY(omc_cuda_enter(ctx));
   const omc_status status = try_replay(ctx, work, queue, notes, replayed);
   omc_cuda_leave(ctx);
@@ -287,9 +292,9 @@ bool omc_cuda_end_graphs(omc_cuda_device *device) {
     pthread_mutex_unlock(&n->mutex);
   }
   listing_release();
-  const bool any = aside;
+  const bool any = aside || omc_cuda_keeps(device);
   end(device, aside);
-  const bool done = any && omc_cuda_wait() == OMC_OK;
+  const bool done = any && omc_cuda_finish(device) == OMC_OK;
   omc_cuda_leave(device);
   return done;
 }

@@ -21,8 +21,8 @@ omc_status omc_cuda_give(void *ctx, const omc_recurring *work, void *queue, void
                          bool *replayed) OMC_MUST_USE;
 void omc_cuda_forget(void *ctx, void *notes);
 
-/* Ends all graphs of a device, which hold memory of it; false: there are none. Waits until it is
- * done. */
+/* Ends all graphs of a device, which hold memory of it, and gives back what is kept; false: there
+ * is nothing. Waits until the device is done. */
 bool omc_cuda_end_graphs(omc_cuda_device *device);
 
 #endif

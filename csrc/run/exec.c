@@ -112,7 +112,7 @@ no_memory:
 static omc_status detach(void *attached) {
   omc_exec *x = attached;
   const omc_provider *p = x->plan->provider;
-  OMC_TRY(p->sync_all(p->ctx));
+  if (p->sync_all) OMC_TRY(p->sync_all(p->ctx));
   for (omc_phase phase = 0; phase < x->plan->n_phases; phase++)
     if (x->tracks[phase].notes) p->forget(p->ctx, x->tracks[phase].notes);
   omc_work_free(x, x->idle);

@@ -315,6 +315,7 @@ EXPORT int cuGraphDestroy(void *handle) {
 }
 EXPORT int cuGraphExecDestroy(void *handle) {
   std::unique_lock<std::mutex> lock(mutex);
+  if (const int error = forbidden()) return error;
   const auto x = known(executables, handle, "a graph to be launched");
   if (!x) return INVALID_HANDLE;
   executables.erase(x);

@@ -110,7 +110,7 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
         try:
             gpu.forward(FORWARD, INPUTS)
         except RuntimeError as failure:
-            assert any(text in str(failure) for text in ("CUDA_ERROR", "CUBLAS_STATUS", "out of memory"))
+            assert any(text in str(failure) for text in ("CUDA_ERROR", "CUDA error", "CUBLAS_STATUS", "out of memory"))
             told.append(n)
         gpu.fail(-1, None, 0)
         assert torch.equal(gpu.forward(FORWARD, INPUTS)[0], want), n

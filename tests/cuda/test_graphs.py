@@ -32,6 +32,7 @@ input %b : f32[37]
 return %y
 """
 PRODUCT = "input %x : f32[6,16]\ninput %w : f32[16,16]\n%0 = MatMul(%x, %w)\n%y = Mul(%0, %0)\nreturn %y\n"
+DOUBLING = "input %x : f32[4]\n%y = Add(%x, %x)\nreturn %y\n"
 PICKING = "input %t : f32[10,4]\ninput %i : i64[3]\n%y = Gather(%t, %i) {axis=0}\nreturn %y\n"
 GRAPH_CALLS = (
     b"cuStreamIsCapturing",
@@ -304,9 +305,9 @@ def test_no_lock_is_held_where_pytorch_is_asked_for_memory(gpu: Gpu) -> None:
 
 
 @contextlib.contextmanager
-def captured(gpu: Gpu) -> Iterator[ctypes.c_void_p]:
+def captured(gpu: Gpu, at: int | None = None) -> Iterator[ctypes.c_void_p]:
     """A stream that its user captures, as torch.cuda.graph does, and then the graph to be launched."""
-    stream, graph = ctypes.c_void_p(gpu.stream()), ctypes.c_void_p()
+    stream, graph = ctypes.c_void_p(at or gpu.stream()), ctypes.c_void_p()
     with gpu.entered():
         assert gpu.driver.cuStreamBeginCapture_v2(stream, 0) == 0
         gpu.use(stream.value or 0)
@@ -335,6 +336,47 @@ def test_a_capture_of_the_users_has_the_launches(gpu: Gpu) -> None:
         torch.testing.assert_close(gpu.get(y), gpu.on_the_cpu(PRODUCT, [x, w])[0])
     with gpu.entered():
         gpu.driver.cuGraphExecDestroy(graph)
+
+
+ADDING = f"input %x : f32[600]\nconst %c : f32[600] = {[float(i) for i in range(600)]}\n%y = Add(%x, %c)\nreturn %y\n"
+
+
+def test_a_capture_of_the_users_goes_on_where_plans_are_dropped(gpu: Gpu) -> None:
+    """With graphs, seeds and constants; and a run that another stream has used, which is captured."""
+    with leaves_nothing(gpu):
+        trained, (adding, given), side = Trained(gpu), gpu.plan(ADDING, [torch.ones(600)]), gpu.stream()
+        for _ in range(3):
+            trained.step()
+            repeat(gpu, adding, given)
+        x, dy = gpu.put(numbers(5, 37)), gpu.put(numbers(5, 37, seed=1))
+        outputs, run = trained.plan.forward([x, trained.there], 7)
+        gpu.use(side)
+        trained.plan.backward(run, [x, trained.there], outputs, [dy])
+        gpu.use(0)
+        with captured(gpu, side) as graph:
+            del trained, adding, run
+            gpu.use(0)
+            again, given = gpu.plan(DOUBLING, [torch.ones(4)])
+            (y,), _ = again.forward(given, 0)
+        assert gpu.get(y).eq(2).all()  # and not of what was captured
+        with gpu.entered():
+            gpu.driver.cuGraphExecDestroy(graph)
+        del again
+
+
+def test_constants_of_a_plan_that_is_dropped_stay_until_all_streams_have_read_them(gpu: Gpu) -> None:
+    (plan, given), side = gpu.plan(ADDING, [torch.ones(600)]), gpu.stream()
+    repeat(gpu, plan, given)
+    gpu.pause(side)
+    gpu.use(side)
+    (y,), _ = plan.forward(given, 0)
+    gpu.use(0)
+    del plan
+    others = [gpu.put(torch.zeros(600)) for _ in range(4)]
+    gpu.resume(side)
+    gpu.wait(side)
+    assert torch.equal(gpu.get(y), torch.arange(600.0) + 1)
+    del others
 
 
 def test_a_capture_of_the_users_must_not_repeat_random_numbers(gpu: Gpu) -> None:
