@@ -57,6 +57,7 @@ typedef struct omc_call {
   omc_kernel kernel;
   const void *params; /* for omc_kernel_args.params; NULL: the kernel has none */
   size_t workspace_bytes;
+  bool varies; /* what it gives a queue hangs on more than addresses and the seed */
 } omc_call;
 
 struct omc_node;       /* graph/graph.h */

@@ -16,6 +16,7 @@ typedef struct omc_cuda_op {
   omc_status (*params)(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                        void *params);
   size_t (*workspace)(const void *params); /* bytes of scratch memory; NULL: none */
+  bool varies;                             /* as omc_call.varies */
 } omc_cuda_op;
 
 /* A kernel that a plan will launch; its function is looked up at the first launch, and at one with

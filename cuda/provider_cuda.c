@@ -46,7 +46,7 @@ static omc_status cuda_prepare(void *ctx, const omc_node *node, int threads, omc
   if (!op)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for %s",
                   omc_dtype_get(omc_node_dtype(node))->text);
-  *out = (omc_call){.kernel = op->run};
+  *out = (omc_call){.kernel = op->run, .varies = op->varies};
   if (op->params) {
     void *params = omc_arena_alloc(arena, 1, op->params_size);
     if (!params) OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");

@@ -35,7 +35,8 @@ static omc_status fill_step(omc_plan *plan, const omc_node *node, omc_step *step
                      .n_in = node->n_in,
                      .n_out = node->n_out,
                      .values = values,
-                     .workspace_bytes = call.workspace_bytes};
+                     .workspace_bytes = call.workspace_bytes,
+                     .varies = call.varies};
   return OMC_OK;
 }
 

@@ -23,6 +23,7 @@ typedef struct omc_step {
   uint32_t n_in, n_out;
   const uint32_t *values; /* n_in + n_out value ids; UINT32_MAX: left out */
   size_t workspace_offset, workspace_bytes;
+  bool varies; /* as omc_call.varies */
 } omc_step;
 
 typedef struct omc_span {

@@ -66,7 +66,7 @@ static omc_status add_track(omc_exec *x, omc_phase phase) {
   for (uint32_t copy = part->copy; copy < part->end_copy; copy++)
     t->uses[result_base(plan, plan->copies[copy].to)] = true;
   for (uint32_t step = part->step; step < part->end_step; step++)
-    t->recurs = t->recurs && !calls_back(plan, step);
+    t->recurs = t->recurs && !calls_back(plan, step) && !plan->steps[step].varies;
   return OMC_OK;
 }
 

@@ -239,7 +239,8 @@ static omc_status run_backward(const omc_kernel_args *args) { return run(args, b
   const omc_cuda_op omc_cuda_##name = {.run = run_##direction,        \
                                        .params_size = sizeof(params), \
                                        .params = params_##id,         \
-                                       .workspace = workspace};
+                                       .workspace = workspace,        \
+                                       .varies = true};
 CONV(Conv, conv, forward)
 CONV(ConvTranspose, transpose, forward)
 CONV(ConvGradInput, grad_input, backward)

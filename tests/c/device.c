@@ -397,7 +397,9 @@ static omc_status device_prepare(void *ctx, const omc_node *node, int threads, o
   if (!p) OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
   OMC_TRY(host->prepare(host->ctx, node, threads, arena, &p->call));
   const bool calls = omc_op_get(node->op)->flags & OMC_OP_CALLBACK;
-  *out = (omc_call){calls ? call_back : launch, p, p->call.workspace_bytes};
+  *out = (omc_call){.kernel = calls ? call_back : launch,
+                    .params = p,
+                    .workspace_bytes = p->call.workspace_bytes};
   return OMC_OK;
 }
 

@@ -442,7 +442,7 @@ static void run_phase(const omc_plan *plan, const tensors *m, char *arena, omc_p
       if (omc_in(step->node, i)) data[i] = at(plan, m, arena, omc_in(step->node, i));
     for (uint32_t k = 0; k < step->n_out; k++)
       if (omc_out(step->node, k)) data[step->n_in + k] = at(plan, m, arena, omc_out(step->node, k));
-    const omc_call kernel = {step->kernel, step->params, step->workspace_bytes};
+    const omc_call kernel = {.kernel = step->kernel, .params = step->params};
     CHECK_OK(call(&kernel, step->node, data, arena + step->workspace_offset));
   }
   for (uint32_t c = part->copy; c < part->end_copy; c++) {

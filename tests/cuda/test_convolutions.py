@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from case import type_text
 
-OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+OUT_OF_MEMORY, LAUNCH_FAILED, CAPTURE_INVALIDATED = 2, 719, 901
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 CALLS = (
     b"aoti_torch_get_current_cuda_stream",
@@ -215,6 +215,9 @@ def test_a_step_that_comes_again_is_not_captured(gpu: Gpu) -> None:
     given = [gpu.put(t) for t in inputs]
     session = gpu.core.Session(graph("Conv", inputs), {}, provider="gpu")
     plan = session.plan(given, [False, False], [False])
+    gpu.fail(0, b"cuStreamBeginCapture_v2", CAPTURE_INVALIDATED)
     for _ in range(5):
         torch.testing.assert_close(gpu.get(plan.forward(given, 0)[0][0]), F.conv2d(*inputs))
     assert session.stats()["replays"] == 0
+    with gpu.entered():
+        assert gpu.driver.cuStreamBeginCapture_v2(None, 0) == CAPTURE_INVALIDATED  # the first that there has been
