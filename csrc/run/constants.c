@@ -16,6 +16,8 @@ struct omc_constant {
   uint32_t references;
 };
 
+/* Of all tables. Not held where the provider is asked for memory or given it back: others' code
+ * runs there, which may wait for Python, whose holder may drop a plan. */
 OMC_PROCESS_LOCK(pool)
 
 void omc_constants_init(omc_constants *c, const omc_allocator *allocator,
@@ -117,6 +119,7 @@ omc_status omc_constants_take(omc_constants_taken *taken, const void *elements, 
   return status;
 }
 
+/* Takes it out of the tables. */
 static void forget(omc_constants *c, omc_constant *k) {
   omc_constant **near = same_place(c, k->elements);
   while (*near != k) near = &(*near)->near;
@@ -125,33 +128,58 @@ static void forget(omc_constants *c, omc_constant *k) {
   while (*equal != k) equal = &(*equal)->equal;
   *equal = k->equal;
   c->bytes -= k->bytes;
-  destroy(c, k);
 }
 
 void omc_constants_drop(omc_constants_taken *taken) {
+  uint32_t n_unused = 0;
   pool_acquire();
-  for (uint32_t i = 0; i < taken->n; i++)
-    if (--taken->items[i]->references == 0) forget(taken->from, taken->items[i]);
+  for (uint32_t i = 0; i < taken->n; i++) {
+    omc_constant *k = taken->items[i];
+    if (--k->references > 0) continue;
+    forget(taken->from, k);
+    taken->items[n_unused++] = k;
+  }
   pool_release();
+  for (uint32_t i = 0; i < n_unused; i++) destroy(taken->from, taken->items[i]);
   omc_free(taken->from->allocator, taken->items, taken->cap, sizeof(omc_constant *));
   *taken = (omc_constants_taken){.from = taken->from};
 }
 
-static omc_status upload(omc_constants *c, const void *elements, size_t bytes, void **out) {
-  const omc_provider *p = c->provider;
+static omc_status find_or_borrow(omc_constants *c, const void *elements, size_t bytes,
+                                 omc_constant **out) {
   omc_constant *k = *same_place(c, elements);
   while (k && (k->elements != elements || k->bytes != bytes)) k = k->near;
-  if (!k) OMC_TRY(add(c, elements, NULL, bytes, 0, &k));
-  if (!k->uploaded) OMC_TRY(p->upload(p->ctx, elements, bytes, &k->uploaded));
-  *out = (void *)(uintptr_t)k->uploaded;
-  return OMC_OK;
+  *out = k;
+  return k ? OMC_OK : add(c, elements, NULL, bytes, 0, out);
+}
+
+/* What is there of it on the device; `fresh`, NULL or an upload of it, is that if there is nothing
+ * yet, and unloaded if there is. */
+static const void *settle(omc_constants *c, omc_constant *k, const void *fresh) {
+  const omc_provider *p = c->provider;
+  pool_acquire();
+  const bool first = !k->uploaded;
+  if (first) k->uploaded = fresh;
+  const void *uploaded = k->uploaded;
+  pool_release();
+  if (fresh && !first) p->unload(p->ctx, fresh, k->bytes);
+  return uploaded;
 }
 
 omc_status omc_constants_upload(omc_constants *c, const void *elements, size_t bytes, void **out) {
+  const omc_provider *p = c->provider;
+  omc_constant *k;
   pool_acquire();
-  const omc_status status = upload(c, elements, bytes, out);
+  const omc_status status = find_or_borrow(c, elements, bytes, &k);
   pool_release();
-  return status;
+  OMC_TRY(status);
+  const void *uploaded = settle(c, k, NULL);
+  if (!uploaded) {
+    OMC_TRY(p->upload(p->ctx, elements, bytes, &uploaded));
+    uploaded = settle(c, k, uploaded);
+  }
+  *out = (void *)(uintptr_t)uploaded;
+  return OMC_OK;
 }
 
 size_t omc_constants_bytes(omc_constants *c) {

@@ -32,6 +32,7 @@ input %b : f32[37]
 return %y
 """
 PRODUCT = "input %x : f32[6,16]\ninput %w : f32[16,16]\n%0 = MatMul(%x, %w)\n%y = Mul(%0, %0)\nreturn %y\n"
+ADDING = f"input %x : f32[600]\nconst %c : f32[600] = {[float(i) for i in range(600)]}\n%y = Add(%x, %c)\nreturn %y\n"
 DOUBLING = "input %x : f32[4]\n%y = Add(%x, %x)\nreturn %y\n"
 PICKING = "input %t : f32[10,4]\ninput %i : i64[3]\n%y = Gather(%t, %i) {axis=0}\nreturn %y\n"
 GRAPH_CALLS = (
@@ -304,6 +305,15 @@ def test_no_lock_is_held_where_pytorch_is_asked_for_memory(gpu: Gpu) -> None:
         run()
 
 
+def test_nor_where_it_is_asked_for_that_of_constants(gpu: Gpu) -> None:
+    with leaves_nothing(gpu):
+        forking = Forking(gpu, lambda: gpu.plan(ADDING, [torch.ones(600)]))
+        with gpu.watched_memory(forking):
+            plan, given = gpu.plan(ADDING, [torch.ones(600)])
+            repeat(gpu, plan, given)
+        assert forking.asked and not forking.stuck
+
+
 @contextlib.contextmanager
 def captured(gpu: Gpu, at: int | None = None) -> Iterator[ctypes.c_void_p]:
     """A stream that its user captures, as torch.cuda.graph does, and then the graph to be launched."""
@@ -336,9 +346,6 @@ def test_a_capture_of_the_users_has_the_launches(gpu: Gpu) -> None:
         torch.testing.assert_close(gpu.get(y), gpu.on_the_cpu(PRODUCT, [x, w])[0])
     with gpu.entered():
         gpu.driver.cuGraphExecDestroy(graph)
-
-
-ADDING = f"input %x : f32[600]\nconst %c : f32[600] = {[float(i) for i in range(600)]}\n%y = Add(%x, %c)\nreturn %y\n"
 
 
 def test_a_capture_of_the_users_goes_on_where_plans_are_dropped(gpu: Gpu) -> None:
