@@ -203,7 +203,7 @@ def test_tensors_that_share_memory_are_updated_in_turn(gpu: Gpu) -> None:
 
 
 def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gpu) -> None:
-    """Each call to the driver in turn, until a whole step has fewer."""
+    """Each call to the driver in turn; whether the stream is captured need not be known."""
     p, g, norm = gpu.put(torch.ones(5)), gpu.put(torch.ones(5)), gpu.put(torch.zeros((), dtype=torch.float64))
 
     def step() -> float:
@@ -211,16 +211,14 @@ def test_whichever_call_fails_it_is_an_exception_and_the_next_step_works(gpu: Gp
         gpu.core.optim_step("sgd", rows, [{"lr": 0.0}], max_norm=1.0, norm=norm, provider="gpu")
         return gpu.get(norm).item()
 
-    for n in range(100):
+    told, most = [], 40
+    for n in range(most):
         gpu.fail(n, None, LAUNCH_FAILED)
         try:
             step()
         except RuntimeError as failure:
             assert "CUDA_ERROR" in str(failure) or "CUDA error" in str(failure)
-            gpu.fail(-1, None, 0)
-        else:
-            break
+            told.append(n)
+        gpu.fail(-1, None, 0)
         assert step() == pytest.approx(5**0.5)
-    else:
-        pytest.fail("a step makes more than 100 calls")
-    assert n > 3  # its memory, and three kernels
+    assert 3 < len(told) < most  # its memory, and three kernels
