@@ -1,12 +1,15 @@
 """A small model and its data, and how one that was trained by a library is compared with one trained without us."""
 
+import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,6 +58,18 @@ def close(ours: Any, plain: Any, dtype: torch.dtype = torch.float32) -> None:
         ours, plain = [ours], [plain]
     for got, want in zip(map(torch.as_tensor, ours), map(torch.as_tensor, plain), strict=True):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max()))
+
+
+@contextlib.contextmanager
+def one_of(world: int, rank: int, meeting: str) -> Iterator[None]:
+    """A process of `world` that talk by gloo, which ends with what is done within, unless that raises."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+    # fully_shard keeps gloo's threads. One that lets go of a tensor while the interpreter ends aborts the process.
+    os._exit(0)
 
 
 def assert_ran_in_core(model: nn.Module, *, ops_in_pytorch: Sequence[str] = ()) -> None:

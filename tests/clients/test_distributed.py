@@ -1,6 +1,5 @@
 """DistributedDataParallel and fully_shard over processes that talk by gloo."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ortmodule_c import ORTModule
-from side_by_side import assert_ran_in_core, classifier, close, loss_of
+from side_by_side import assert_ran_in_core, classifier, close, loss_of, one_of
 
 Made = tuple[nn.Module, list[ORTModule]]  # the model, and the wrappers in it
 
@@ -69,17 +68,13 @@ def whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def process(rank: int, world: int, meeting: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-    for way in (parallel, sharded_whole, sharded_around, sharded_by_layer):
-        (plain, _), (ours, wrappers) = way(False), way(True)
-        close(train(ours, rank), train(plain, rank))
-        close(whole(ours.state_dict()), whole(plain.state_dict()))
-        for wrapper in wrappers:
-            assert_ran_in_core(wrapper)
-    dist.destroy_process_group()
-    # fully_shard keeps gloo's threads. One that lets go of a tensor while the interpreter ends aborts the process.
-    os._exit(0)
+    with one_of(world, rank, meeting):
+        for way in (parallel, sharded_whole, sharded_around, sharded_by_layer):
+            (plain, _), (ours, wrappers) = way(False), way(True)
+            close(train(ours, rank), train(plain, rank))
+            close(whole(ours.state_dict()), whole(plain.state_dict()))
+            for wrapper in wrappers:
+                assert_ran_in_core(wrapper)
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch is built without gloo")

@@ -1,6 +1,5 @@
 """The fused optimizers in the libraries that people train by, beside PyTorch's own."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ortmodule_c import ORTModule
 from ortmodule_c.optim import FusedAdam, FusedLamb
-from side_by_side import batches, classifier, close, gpt2, library, loss_of
+from side_by_side import batches, classifier, close, gpt2, library, loss_of, one_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -126,29 +125,26 @@ def test_lightning(precision: str, tmp_path: Path) -> None:
 
 
 def sharded_steps(rank: int, world: int, meeting: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-    ends = []
-    for make in (fused, plain):
-        model = fully_shard(classifier(), mesh=dist.init_device_mesh("cpu", (world,)))
-        optimizer = make(model.parameters())
-        for step in range(3):
-            g = torch.Generator().manual_seed(10 * step + rank)
-            loss_of(model, torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        ends.append({name: t.full_tensor() for name, t in model.state_dict().items()})
-        state = optimizer.state[next(iter(model.parameters()))]["exp_avg"]
-        assert state.shape == next(iter(model.parameters())).shape
-    close(ends[0], ends[1])
-    for optimizer in (FusedLamb(model.parameters()), FusedAdam(model.parameters(), max_grad_norm=1.0)):
-        loss_of(model, torch.randn(4, 6), torch.zeros(4, dtype=torch.long)).backward()
-        with pytest.raises(ValueError, match="is sharded"):
-            optimizer.step()
-    dist.barrier()
-    dist.destroy_process_group()
+    with one_of(world, rank, meeting):
+        ends = []
+        for make in (fused, plain):
+            model = fully_shard(classifier(), mesh=dist.init_device_mesh("cpu", (world,)))
+            optimizer = make(model.parameters())
+            for step in range(3):
+                g = torch.Generator().manual_seed(10 * step + rank)
+                loss_of(model, torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            ends.append({name: t.full_tensor() for name, t in model.state_dict().items()})
+            state = optimizer.state[next(iter(model.parameters()))]["exp_avg"]
+            assert state.shape == next(iter(model.parameters())).shape
+        close(ends[0], ends[1])
+        for optimizer in (FusedLamb(model.parameters()), FusedAdam(model.parameters(), max_grad_norm=1.0)):
+            loss_of(model, torch.randn(4, 6), torch.zeros(4, dtype=torch.long)).backward()
+            with pytest.raises(ValueError, match="is sharded"):
+                optimizer.step()
 
 
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this PyTorch is built without gloo")
 def test_fully_shard(tmp_path: Path) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.multiprocessing.spawn(sharded_steps, (2, str(tmp_path / "meeting")), nprocs=2)
