@@ -199,19 +199,21 @@ omc_status OMC_CONV_STORED(direct)(const omc_kernel_args *args);
 omc_status OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p);
 omc_status OMC_CONV_STORED(direct_weight)(const omc_kernel_args *args);
 
-/* Columns next to each other in a panel and in memory, at most a vector of them. */
+/* Columns next to each other in a panel and in memory, at most two vectors of them. */
 typedef struct {
   int64_t to, from, n;
 } conv_chunk;
 
-/* Cuts the n columns of a panel, column j lying at at[j], into chunks; returns how many. */
-int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out);
+/* Cuts the n columns of a panel, column j lying at at[j], into chunks of `most` columns or fewer;
+ * returns how many. */
+int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, int64_t most, conv_chunk *out);
 
 #define OMC_NOWHERE INT64_MIN
 
 /* Packs element k of depth of a panel from the chunks at source + at[k], for `depth` of them; the
  * last of a unit may be OMC_NOWHERE, which is zeros. Vectors are moved whole, past the end of a
- * chunk, of the panel and, unless `exact`, of the source. */
+ * chunk, of the panel and of the source; `exact`: not of the source, of chunks that are of a vector
+ * at most. */
 void OMC_CONV_NAME(pack_panel)(const conv_element *source, const int64_t *at, int64_t depth,
                                const conv_chunk *chunks, int64_t count, bool exact, omc_unit *out);
 

@@ -19,6 +19,17 @@ OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
   const __m512i high = _mm512_cvtepu16_epi32((__m256i)omc_vldh(p + next, n));
   return (omc_vunit)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
+/* Those of two vectors of elements. */
+OMC_INLINE void pack_two_vectors(const conv_element *p, int64_t next, omc_unit *out) {
+  const __m512i first = _mm512_loadu_si512(p);
+  const __m512i second = next ? _mm512_loadu_si512(p + next) : _mm512_setzero_si512();
+  const __m512i low = _mm512_set_epi32(0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a,
+                                       0x290009, 0x280008, 0x270007, 0x260006, 0x250005, 0x240004,
+                                       0x230003, 0x220002, 0x210001, 0x200000);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(OMC_VL));
+  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(first, low, second));
+  _mm512_storeu_si512(out + OMC_VL, _mm512_permutex2var_epi16(first, high, second));
+}
 OMC_INLINE omc_unit unit_of(const conv_element *p, int64_t next) {
   const uint32_t second = next ? p[next].bits : 0;
   return (omc_unit)(p->bits | second << 16);
@@ -36,6 +47,10 @@ OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int6
 OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
   (void)next;
   return vldr_upto(p, n);
+}
+OMC_INLINE void pack_two_vectors(const conv_element *p, int64_t next, omc_unit *out) {
+  (void)next;
+  memcpy(out, p, 2 * OMC_VL * sizeof *out);
 }
 OMC_INLINE omc_unit unit_of(const storage_t *p, int64_t next) {
   (void)next;
@@ -84,11 +99,11 @@ void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, int
   }
 }
 
-int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, conv_chunk *out) {
+int64_t OMC_CONV_NAME(cut_chunks)(const int64_t *at, int64_t n, int64_t most, conv_chunk *out) {
   int64_t count = 0;
   for (int64_t j = 0; j < n; count++) {
     const int64_t start = j++;
-    while (j < n && j - start < OMC_VL && at[j] == at[j - 1] + 1) j++;
+    while (j < n && j - start < most && at[j] == at[j - 1] + 1) j++;
     out[count] = (conv_chunk){start, at[start], j - start};
   }
   return count;
@@ -103,6 +118,10 @@ void OMC_CONV_NAME(pack_panel)(const conv_element *source, const int64_t *at, in
     const int64_t next = more ? at[k + 1] - at[k] : 0;
     for (int64_t i = 0; i < count; i++) {
       const conv_chunk c = chunks[i];
+      if (c.n > OMC_VL) {
+        pack_two_vectors(first + c.from, next, out + c.to);
+        continue;
+      }
       const omc_vunit units = units_of(first + c.from, next, exact ? c.n : OMC_VL);
       memcpy(out + c.to, &units, sizeof units);
     }
@@ -305,7 +324,7 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   const int64_t panels = omc_ceil_div(n, OMC_NR);
   for (int64_t q = 0; q < panels; q++)
     counts[q] = OMC_CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
-                                          chunks + q * OMC_NR);
+                                          OMC_VL, chunks + q * OMC_NR);
   for (int64_t t = 0; t < p->twins; t++) {
     const conv_grid *grid = job->grid + t;
     const omc_unit *weights = packed_at(job, grid, group, i);

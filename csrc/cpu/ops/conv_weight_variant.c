@@ -98,13 +98,14 @@ static void pack_pixels(const grad_job *job, int64_t row, int64_t m, int64_t u0,
 /* Where the pixels of `units` from unit u0 on lie in the source. */
 static void locate_pixels(const conv_weight_grad *p, int64_t u0, int64_t units, int64_t *at) {
   const conv_source *s = &p->source;
-  const int64_t pixels = p->rows * p->cols, all = image_units(p);
+  const int64_t all = image_units(p), end = all * OMC_DEPTH;
+  int64_t image = u0 / all, pixel = u0 % all * OMC_DEPTH;
+  int64_t y = pixel / p->cols, x = pixel % p->cols;
   for (int64_t k = 0; k < units * OMC_DEPTH; k++) {
-    const int64_t u = u0 + k / OMC_DEPTH, pixel = u % all * OMC_DEPTH + k % OMC_DEPTH;
-    const int64_t y = pixel / p->cols, x = pixel % p->cols;
-    at[k] = pixel < pixels
-                ? ((u / all * s->rows + p->row_at[y]) * s->part + x * p->sw) * s->channels
-                : OMC_NOWHERE;
+    at[k] = y < p->rows ? ((image * s->rows + p->row_at[y]) * s->part + x * p->sw) * s->channels
+                        : OMC_NOWHERE;
+    if (++x == p->cols) x = 0, y++;
+    if (++pixel == end) pixel = x = y = 0, image++;
   }
 }
 
@@ -136,7 +137,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
         at[j] = (p->tap_at[tap / p->kw] * s->part + tap % p->kw * p->dw) * s->channels +
                 group * p->c + c;
       }
-      const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, chunks);
+      const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, 2 * OMC_VL, chunks);
       OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n * OMC_DEPTH, chunks, count, false, b);
       const omc_matrix sums = omc_gemm_sums(sum + j0, p->columns);
       const omc_gemm_block product = {.m = m,
