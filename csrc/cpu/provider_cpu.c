@@ -34,7 +34,7 @@ static omc_kernel kernel_of(omc_op_id id, omc_dtype dtype) {
 static bool cpu_fusible(void *ctx, const omc_node *node) {
   (void)ctx;
   const omc_cpu_op *op = omc_cpu_op_get(node->op);
-  return op->ew && omc_ew_pick(op->ew, omc_ew_class(node));
+  return op->ew && omc_ew_pick(op->ew, omc_ew_computed_in(omc_ew_class(node)));
 }
 
 static omc_status no_memory(const omc_node *node) {

@@ -5,18 +5,22 @@
 #include "ops/op.h"
 #include "ops/program.h"
 
+/* The wider of a class and that of a value; OMC_BOOL: any will do. */
 static omc_dtype wider_class(omc_dtype a, const omc_value *v) {
-  const omc_dtype b = v ? omc_dtype_acc(v->type.dtype) : OMC_I64;
+  if (!v || v->type.dtype == OMC_BOOL) return a;
+  const omc_dtype b = omc_dtype_acc(v->type.dtype);
   if (a == OMC_F64 || b == OMC_F64) return OMC_F64;
   return a == OMC_F32 || b == OMC_F32 ? OMC_F32 : OMC_I64;
 }
 
 omc_dtype omc_ew_class(const omc_node *node) {
-  omc_dtype cls = OMC_I64;
+  omc_dtype cls = OMC_BOOL;
   for (uint32_t i = 0; i < node->n_in; i++) cls = wider_class(cls, omc_in(node, i));
   for (uint32_t k = 0; k < node->n_out; k++) cls = wider_class(cls, omc_out(node, k));
   return cls;
 }
+
+omc_dtype omc_ew_computed_in(omc_dtype cls) { return cls == OMC_BOOL ? OMC_F32 : cls; }
 
 omc_dtype omc_ew_fused_class(const omc_node *node) {
   const char *name = omc_node_string(node, "class");

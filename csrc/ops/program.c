@@ -82,7 +82,7 @@ omc_status omc_program_of(const omc_node *node, omc_arena *arena, omc_program *o
     OMC_NODE_FAIL(node, EUNSUPPORTED, "more instructions, inputs or outputs than a program holds");
   *out = (omc_program){.n_in = node->n_in, .n_code = n_code, .n_out = node->n_out};
   OMC_TRY(iteration_shape(node, &out->shape));
-  out->cls = fused ? omc_ew_fused_class(node) : omc_ew_class(node);
+  out->cls = fused ? omc_ew_fused_class(node) : omc_ew_computed_in(omc_ew_class(node));
   if (out->cls == OMC_N_DTYPE) return malformed(node, "class");
   out->code = OMC_NEW_ARRAY(arena, omc_instruction, n_code);
   out->out = OMC_NEW_ARRAY(arena, omc_program_output, node->n_out);

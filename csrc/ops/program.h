@@ -10,9 +10,9 @@
  * instruction k, -1 is none. imm: as the op's record decodes them. outs: the operand, an
  * instruction's result, that each output holds; dtypes: that output's ONNX dtype code. class:
  * what every instruction computes in, whatever the dtypes of inputs and outputs. Whoever makes such
- * a node sees to it that it is the omc_ew_class of each of the nodes that became instructions, that
- * a result which another instruction reads is one that the class holds exactly, and that the
- * operand of a random op has the iteration shape. */
+ * a node sees to it that it will do for the omc_ew_class of each of the nodes that became
+ * instructions, that a result which another instruction reads is one that the class holds exactly,
+ * and that the operand of a random op has the iteration shape. */
 #ifndef OMC_OPS_PROGRAM_H
 #define OMC_OPS_PROGRAM_H
 
@@ -24,8 +24,12 @@
 #define OMC_EW_MAX_OUTPUTS 12
 
 /* The class a single elementwise node computes in: the widest omc_dtype_acc of its inputs and
- * outputs, of i64, f32 and f64. */
+ * outputs that are no bools, of i64, f32 and f64. OMC_BOOL: all are bools, for which any will do.
+ */
 omc_dtype omc_ew_class(const omc_node *node);
+
+/* The class itself, or one in place of any. */
+omc_dtype omc_ew_computed_in(omc_dtype cls);
 
 /* The class of a fused node, OMC_N_DTYPE if its attribute names none. */
 omc_dtype omc_ew_fused_class(const omc_node *node);

@@ -25,6 +25,7 @@ typedef struct clusters {
   uint32_t *of_value; /* value id: position of its producer */
   uint32_t *cluster;  /* position: its cluster; what follows is by cluster, but `next` */
   uint32_t *first, *next, *count, *at;
+  omc_dtype *class; /* as omc_ew_class; OMC_BOOL joins any */
 } clusters;
 
 /* n also stands for the nodes that emit() adds. */
@@ -95,14 +96,13 @@ static bool is_used_inside(const clusters *s, const omc_value *v, uint32_t a, ui
 
 /* Distinct values that clusters a and b read from outside, and how many of theirs others read;
  * false if that is too much for one program. */
-static bool fits_in_program(const clusters *s, uint32_t a, uint32_t b) {
+static bool fits_in_program(const clusters *s, uint32_t a, uint32_t b, omc_dtype class) {
   const omc_value *in[OMC_EW_MAX_INPUTS];
   uint32_t n_in = 0, n_out = 0, n_instructions = s->count[a] + s->count[b];
   const uint32_t both[] = {a, b};
   for (int side = 0; side < 2; side++) {
     for (uint32_t i = s->first[both[side]]; i != NONE; i = s->next[i]) {
       const omc_node *node = s->node[i];
-      const omc_dtype class = omc_ew_class(node);
       n_out += is_used_outside(s, node->out[0], a, b);
       n_instructions += is_rounded(node->out[0], class) && is_used_inside(s, node->out[0], a, b);
       for (uint32_t k = 0; k < node->n_in; k++) {
@@ -125,13 +125,14 @@ static bool fits_in_program(const clusters *s, uint32_t a, uint32_t b) {
 }
 
 static bool are_alike(const omc_node *a, const omc_node *b) {
-  return a->phase == b->phase && omc_ew_class(a) == omc_ew_class(b) &&
-         omc_shape_equal(&a->out[0]->type.shape, &b->out[0]->type.shape);
+  return a->phase == b->phase && omc_shape_equal(&a->out[0]->type.shape, &b->out[0]->type.shape);
 }
 
 /* Merges two clusters where one of them stands, if that is sound. */
 static void try_merge(clusters *s, uint32_t a, uint32_t b) {
   if (a == b || !are_alike(s->node[s->first[a]], s->node[s->first[b]])) return;
+  const omc_dtype class = s->class[a] == OMC_BOOL ? s->class[b] : s->class[a];
+  if (s->class[b] != OMC_BOOL && s->class[b] != class) return;
   const uint32_t early = s->at[a] < s->at[b] ? a : b, late = early == a ? b : a;
   uint32_t at;
   if (may_run_as_late(s, early, late, s->at[late])) {
@@ -141,7 +142,7 @@ static void try_merge(clusters *s, uint32_t a, uint32_t b) {
   } else {
     return;
   }
-  if (!fits_in_program(s, a, b)) return;
+  if (!fits_in_program(s, a, b, class)) return;
   uint32_t x = s->first[a], y = s->first[b], *end = &s->first[a];
   while (x != NONE || y != NONE) {
     uint32_t *from = x < y ? &x : &y;
@@ -152,6 +153,7 @@ static void try_merge(clusters *s, uint32_t a, uint32_t b) {
   }
   s->count[a] += s->count[b];
   s->at[a] = at;
+  s->class[a] = class;
 }
 
 static void merge_with_producers(clusters *s, uint32_t i) {
@@ -209,7 +211,7 @@ static void gather(const clusters *s, uint32_t c, program *p) {
     omc_value *v = node->out[0];
     for (uint32_t k = 0; k < node->n_in; k++)
       if (operand(p, omc_in(node, k)) < 0 && omc_in(node, k)) p->in[p->n_in++] = omc_in(node, k);
-    const bool rounded = is_rounded(v, omc_ew_class(node)) && is_used_inside(s, v, c, c);
+    const bool rounded = is_rounded(v, s->class[c]) && is_used_inside(s, v, c, c);
     p->instruction[p->n_instructions++] = (instruction){node, rounded ? NULL : v};
     if (rounded) p->instruction[p->n_instructions++] = (instruction){NULL, v};
   }
@@ -246,7 +248,7 @@ static omc_status emit(clusters *s, uint32_t c) {
       {"imm", OMC_ATTR_FLOATS, OMC_EW_IMM * n, {.fs = imm}},
       omc_attr_ints("outs", p.outs, p.n_out),
       omc_attr_ints("dtypes", p.dtypes, p.n_out),
-      omc_attr_string("class", omc_dtype_get(omc_ew_class(p.instruction[0].node))->text)};
+      omc_attr_string("class", omc_dtype_get(omc_ew_computed_in(s->class[c]))->text)};
   omc_node *at = s->node[s->at[c]];
   omc_builder b = {s->graph, at, at->phase, at->name, OMC_OK};
   omc_value *out[OMC_EW_MAX_OUTPUTS];
@@ -270,7 +272,8 @@ static omc_status init(clusters *s, omc_graph *g, const omc_provider *provider, 
   s->fits = OMC_NEW_ARRAY(arena, bool, s->n + 1);
   s->of_value = OMC_NEW_ARRAY(arena, uint32_t, s->n_values + 1);
   uint32_t **const lists[] = {&s->cluster, &s->first, &s->next, &s->count, &s->at};
-  bool complete = s->node && s->fits && s->of_value;
+  s->class = OMC_NEW_ARRAY(arena, omc_dtype, s->n + 1);
+  bool complete = s->node && s->fits && s->of_value && s->class;
   for (size_t k = 0; k < sizeof lists / sizeof *lists; k++) {
     *lists[k] = OMC_NEW_ARRAY(arena, uint32_t, s->n + 1);
     complete = complete && *lists[k];
@@ -283,6 +286,7 @@ static omc_status init(clusters *s, omc_graph *g, const omc_provider *provider, 
         omc_op_get(node->op)->imm && node->n_out == 1 && provider->fusible(provider->ctx, node);
     for (uint32_t k = 0; k < node->n_out; k++)
       if (node->out[k]) s->of_value[node->out[k]->id] = i;
+    s->class[i] = omc_ew_class(node);
     s->cluster[i] = s->first[i] = s->at[i] = i;
     s->next[i] = NONE;
     s->count[i] = 1;
