@@ -217,15 +217,30 @@ static omc_unit *packed_at(const product_job *job, const conv_grid *grid, int64_
   return job->packed + grid->packed_at + (group * job->p->m + i) * units;
 }
 
-/* Packs the weights of one grid by (group, part of m, block of depth). A panel is packed apart, as
- * packing writes past its end. */
+/* h rows of weights as lines of the units of a block: as they are stored, if that is as units lie,
+ * else copied to `rows`. */
+static omc_matrix weight_lines(const product_job *job, const storage_t *weight, int64_t h,
+                               depth_block d, omc_unit *rows) {
+  const conv_grid *grid = job->grid;
+  const int64_t next = job->p->weight_row;
+  if (OMC_DEPTH == 1 && grid->run == grid->depth)
+    return (omc_matrix){.data = (void *)(uintptr_t)(weight + grid->weight_at[d.first]),
+                        .rs = next,
+                        .cs = 1,
+                        .dtype = OMC_STORAGE};
+  for (int64_t r = 0; r < h; r++) load_weights(grid, weight + r * next, d, rows + r * d.units);
+  return omc_gemm_sums((acc_t *)(void *)rows, d.units);
+}
+
+/* Packs the weights of one grid by (group, part of m, block of depth). As packing writes past the
+ * end of a panel, one that no other follows is packed apart. */
 static void pack_weights(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
   const int64_t blocks = depth_blocks(grid);
   omc_unit *const rows = (omc_unit *)(void *)(job->threads + range.thread * product_thread(p));
-  omc_unit *const packed = rows + OMC_MR * OMC_GEMM_KC;
+  omc_unit *const apart = rows + OMC_MR * OMC_GEMM_KC;
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts;
     const depth_block d = depth_block_at(grid, u % blocks);
@@ -237,11 +252,11 @@ static void pack_weights(omc_range range, void *ctx) {
     const int64_t panels = omc_gemm_panels(m);
     for (int64_t panel = 0; panel < panels; panel++) {
       const int64_t r0 = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - r0;
-      for (int64_t r = 0; r < h; r++)
-        load_weights(grid, weight + (r0 + r) * p->weight_row, d, rows + r * d.units);
-      const omc_matrix lines = omc_gemm_sums((acc_t *)(void *)rows, d.units);
+      const omc_matrix lines = weight_lines(job, weight + r0 * p->weight_row, h, d, rows);
+      const bool followed = panel + 1 < panels && d.units >= SLACK;
+      omc_unit *const packed = followed ? to : apart;
       OMC_TURN_UNITS(&lines, h, d.units, h, (void *)packed);
-      memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);
+      if (!followed) memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);
       OMC_GEMM_NAME(group)(to, h, d.units);
       to += h * omc_gemm_units(d.units);
     }
