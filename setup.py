@@ -49,7 +49,13 @@ ISAS["avx512bf16"] = ([*ISAS["avx512"][0], "-mavx512bf16"], 64)
 # Those of tiles are attributes of functions, where the compiler knows them, see cpu/gemm_tiles.h.
 ISAS["amx"] = ISAS["amxfp16"] = ([*ISAS["avx512bf16"][0], "-DOMC_TILES"], 64)
 # The files of the variants of pairs.
-PAIRS = ["gemm_pack_variant", "gemm_kernel_variant", "conv_product_variant", "conv_weight_variant"]
+PAIRS = [
+    "gemm_pack_variant",
+    "gemm_kernel_variant",
+    "gemm_lines_variant",
+    "conv_product_variant",
+    "conv_weight_variant",
+]
 # What variants.def calls them, where there are others than the base.
 GROUPS = {
     "all": ["base", "avx2", "avx512"],

@@ -10,10 +10,12 @@ typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
 
 #define DECLARE(name) void name(const omc_gemm_args *, void *);
 OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_serial)
+OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_lines)
 
-/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. */
-static const serial_fn serial_fns[OMC_N_DTYPE][OMC_N_ISA] = {
-    OMC_VARIANT_TABLE(products, omc_gemm_serial)};
+/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. The
+ * second are for few rows or columns. */
+static const serial_fn serial_fns[2][OMC_N_DTYPE][OMC_N_ISA] = {
+    {OMC_VARIANT_TABLE(products, omc_gemm_serial)}, {OMC_VARIANT_TABLE(products, omc_gemm_lines)}};
 
 static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
 
@@ -21,13 +23,18 @@ static bool holds(const omc_matrix *x, omc_dtype dtype) {
   return x->dtype == dtype || (x->dtype == OMC_F32 && x->read_as == dtype);
 }
 
+static bool goes_by_lines(const omc_gemm_args *g) {
+  return omc_min(g->m, g->n) <= OMC_GEMM_FEW && g->a.cs == 1 && g->b.rs == 1;
+}
+
+/* Asked of a whole product: parts of it are computed as the whole is. */
 static serial_fn serial_for(const omc_gemm_args *g) {
+  const serial_fn(*const fns)[OMC_N_ISA] = serial_fns[goes_by_lines(g)];
   serial_fn best = NULL;
-  OMC_PICK_ISA(best, serial_fns[computed_in(g)])
+  OMC_PICK_ISA(best, fns[computed_in(g)])
   static const omc_dtype halves[] = {OMC_BF16, OMC_F16};
   for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
-    if (holds(&g->a, halves[i]) && holds(&g->b, halves[i]))
-      OMC_PICK_ISA(best, serial_fns[halves[i]])
+    if (holds(&g->a, halves[i]) && holds(&g->b, halves[i])) OMC_PICK_ISA(best, fns[halves[i]])
   return best;
 }
 
@@ -36,7 +43,9 @@ static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
   const omc_gemm_apart apart = omc_gemm_apart_of(m, n, k);
   const int64_t packed = omc_gemm_packed_a(m, k) + omc_gemm_packed_b(n, k);
   const int64_t sums = apart.sums + apart.bias + apart.row_bias;
-  return omc_round_up((size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, sums), 64);
+  const size_t bytes = (size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, sums);
+  const size_t few = (size_t)omc_gemm_few_lines(k) * omc_acc_size(dtype);
+  return omc_round_up(bytes > few ? bytes : few, 64);
 }
 
 size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int threads) {

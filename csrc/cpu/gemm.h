@@ -2,8 +2,9 @@
  *
  * Operands are described by element strides, so a transposed matrix is only another pair of
  * strides. The implementation is our own (packed panels, register-tiled micro-kernels per
- * instruction set); its results do not depend on the number of threads, nor on where operands
- * lie. OMC_GEMM=torch asks for the BLAS that torch carries, of which that cannot be said. */
+ * instruction set; products of few rows or columns by lines, if operands are contiguous along K);
+ * its results do not depend on the number of threads, nor on the addresses of operands.
+ * OMC_GEMM=torch asks for the BLAS that torch carries, of which that cannot be said. */
 #ifndef OMC_CPU_GEMM_H
 #define OMC_CPU_GEMM_H
 

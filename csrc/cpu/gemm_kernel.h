@@ -28,6 +28,7 @@
 #define OMC_GEMM_MC 266
 #define OMC_GEMM_KC 512
 #define OMC_GEMM_NC 1024
+#define OMC_GEMM_FEW 16                  /* rows or columns: see cpu/gemm_lines_variant.c */
 #define OMC_GEMM_SUMS (1 << 20)          /* elements of C that are summed up apart */
 #define OMC_GEMM_MAX_NR (2 * OMC_MAX_VL) /* of any variant */
 #define OMC_GEMM_SLACK OMC_MAX_VL        /* units that packing may write past the last */
@@ -49,6 +50,9 @@ static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
   const int64_t nb = omc_min(n, OMC_GEMM_NC), kb = omc_min(k, OMC_GEMM_KC);
   return omc_ceil_div(nb, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * kb;
 }
+
+/* Units of the few lines of a product. */
+static inline int64_t omc_gemm_few_lines(int64_t k) { return OMC_GEMM_FEW * omc_whole_vectors(k); }
 
 /* Should C be stored narrower than it is computed in: rows of it that are summed up apart while
  * there are more blocks of K, and how many sums these are; elements of both biases. */

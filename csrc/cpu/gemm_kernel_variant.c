@@ -1,6 +1,5 @@
 /* Micro-kernels, and the whole product on one thread. */
-#include "cpu/gemm_kernel.h"
-#include "cpu/rows.h"
+#include "cpu/gemm_units.h"
 
 #if OMC_IS_FLOAT && OMC_GEMM_COMPILED
 
@@ -55,23 +54,6 @@ OMC_INLINE void finish(const int rows, const int nv, vacc_t acc[][OMC_NV], const
 #include "cpu/gemm_tiles.h"
 #else
 
-/* A unit in every lane, and the products of units added to c. */
-#if OMC_DEPTH == 2
-OMC_INLINE omc_vunit spread(omc_unit x) { return (omc_vunit)_mm512_set1_epi32(x); }
-OMC_INLINE vacc_t add_products(omc_vunit a, omc_vunit b, vacc_t c) {
-  return (vacc_t)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
-}
-#else
-OMC_INLINE omc_vunit spread(omc_unit x) { return vset(x); }
-OMC_INLINE vacc_t add_products(omc_vunit a, omc_vunit b, vacc_t c) { return vfma(a, b, c); }
-#endif
-
-OMC_INLINE omc_vunit load_units(const omc_unit *p) {
-  omc_vunit x;
-  memcpy(&x, p, sizeof x);
-  return x;
-}
-
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
   vacc_t acc[OMC_MR][OMC_NV];
@@ -112,33 +94,6 @@ static void release(void) {}
 #endif
 
 /* ---- tiles whose part of C is not whole vectors, or stored narrower ---- */
-
-/* At most OMC_VL elements. */
-OMC_INLINE vacc_t load_some(omc_dtype dtype, const char *p, int64_t n) {
-#if defined(OMC_COMPUTE_F32)
-  if (dtype == OMC_BF16) return omc_vfrom_bf16(omc_vldh(p, n));
-  if (dtype == OMC_F16) return omc_vfrom_f16(omc_vldh(p, n));
-#else
-  (void)dtype;
-#endif
-  return vldr_upto((const acc_t *)(const void *)p, n);
-}
-
-OMC_INLINE void store_some(omc_dtype dtype, char *p, vacc_t x, int64_t n) {
-#if defined(OMC_COMPUTE_F32)
-  if (dtype == OMC_BF16) {
-    omc_vsth(p, omc_vto_bf16(x), n);
-    return;
-  }
-  if (dtype == OMC_F16) {
-    omc_vsth(p, omc_vto_f16(x), n);
-    return;
-  }
-#else
-  (void)dtype;
-#endif
-  vstr_upto((acc_t *)(void *)p, x, n);
-}
 
 /* Part of C as it is stored. */
 typedef struct stored {

@@ -1,99 +1,10 @@
 /* Packing of operands, each converted from what it is stored in as it is read. */
-#include "cpu/gemm_kernel.h"
-#include "cpu/rows.h"
+#include "cpu/gemm_units.h"
 
 #if OMC_IS_FLOAT && OMC_GEMM_COMPILED
 
-/* What an operand is stored in, and is rounded to. It is known where the functions below are
- * inlined. */
-typedef enum { ITSELF, BF16, F16, ROUNDED_BF16, ROUNDED_F16, N_SOURCES } source;
-
-static source source_of(const omc_matrix *x) {
-  return x->dtype == OMC_BF16     ? BF16
-         : x->dtype == OMC_F16    ? F16
-         : x->read_as == OMC_BF16 ? ROUNDED_BF16
-         : x->read_as == OMC_F16  ? ROUNDED_F16
-                                  : ITSELF;
-}
-
-OMC_INLINE bool is_half(source s) { return s == BF16 || s == F16; }
-OMC_INLINE size_t bytes_of(source s) { return is_half(s) ? sizeof(uint16_t) : sizeof(acc_t); }
-
 /* Units of K of all panels of a block that are packed in turn, where lines lie side by side. */
 enum { PACKED_TOGETHER = 16 };
-
-/* ---- units ---- */
-
-#if OMC_DEPTH == 2
-
-/* Rounding, and that of two vectors to one. To bf16 it flushes denormals, as products do. */
-#if defined(OMC_STORAGE_IS_BF16)
-OMC_INLINE omc_half_bits rounded(vacc_t x) { return (omc_half_bits)_mm512_cvtneps_pbh((__m512)x); }
-OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
-  return (omc_vunit)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-}
-#else
-OMC_INLINE omc_half_bits rounded(vacc_t x) { return omc_vto_f16(x); }
-OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
-  const __m512i both = _mm512_castsi256_si512((__m256i)rounded(low));
-  return (omc_vunit)_mm512_inserti64x4(both, (__m256i)rounded(high), 1);
-}
-#endif
-
-/* Bits of up to OMC_VL elements as numbers of 16 bits. */
-OMC_INLINE omc_acc_bits bits_at(source s, const char *p, int64_t n) {
-  if (is_half(s)) return __builtin_convertvector(omc_vldh(p, n), omc_acc_bits);
-  const vacc_t x = vldr_upto((const acc_t *)(const void *)p, n);
-  return __builtin_convertvector(rounded(x), omc_acc_bits);
-}
-
-/* Units of the next n elements of a line; the rest 0. */
-OMC_INLINE omc_vunit units_along(source s, const char *p, int64_t n) {
-  const int64_t low = omc_min(n, OMC_VL), high = n - low;
-  if (is_half(s)) {
-    const __mmask32 all = n < 2 * OMC_VL ? (__mmask32)((1u << n) - 1u) : ~(__mmask32)0;
-    return (omc_vunit)_mm512_maskz_loadu_epi16(all, p);
-  }
-  const float *x = (const float *)(const void *)p;
-  return rounded_both(vldr_upto(x, low), vldr_upto(x + low, high));
-}
-
-/* Units of the same elements of n lines side by side; `more`: `next` bytes on lies the second. */
-OMC_INLINE omc_vunit units_across(source s, const char *p, int64_t next, bool more, int64_t n) {
-  omc_acc_bits units = bits_at(s, p, n);
-  if (more) units |= bits_at(s, p + next, n) << 16;
-  return (omc_vunit)units;
-}
-
-#else
-
-OMC_INLINE vacc_t load(source s, const char *p, int64_t n) {
-#if defined(OMC_COMPUTE_F32)
-  if (s == BF16) return omc_vfrom_bf16(omc_vldh(p, n));
-  if (s == F16) return omc_vfrom_f16(omc_vldh(p, n));
-#endif
-  const vacc_t x = vldr_upto((const acc_t *)(const void *)p, n);
-#if defined(OMC_COMPUTE_F32)
-  if (s == ROUNDED_BF16) return omc_vfrom_bf16(omc_vto_bf16(x));
-  if (s == ROUNDED_F16) return omc_vfrom_f16(omc_vto_f16(x));
-#else
-  (void)s;
-#endif
-  return x;
-}
-
-OMC_INLINE omc_vunit units_along(source s, const char *p, int64_t n) { return load(s, p, n); }
-OMC_INLINE omc_vunit units_across(source s, const char *p, int64_t next, bool more, int64_t n) {
-  (void)next, (void)more;
-  return load(s, p, n);
-}
-
-#endif
-
-OMC_INLINE void store_units(omc_unit *p, omc_vunit x) { memcpy(p, &x, sizeof x); }
-OMC_INLINE void store_some(omc_unit *p, omc_vunit x, int64_t n) {
-  vstrn((acc_t *)(void *)p, (vacc_t)x, n);
-}
 
 /* ---- lines that are contiguous along K ---- */
 
@@ -129,7 +40,7 @@ OMC_INLINE void pack_square(source s, const char *src, int64_t stride, int64_t l
   OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
     if (i * OMC_DEPTH >= n) return;
     if (exact)
-      store_some(out + i * width, x[i], lines);
+      store_some_units(out + i * width, x[i], lines);
     else
       store_units(out + i * width, x[i]);
   }
@@ -163,7 +74,7 @@ OMC_INLINE void pack_across(source s, const omc_matrix *src, int64_t lines, int6
       const int64_t some = omc_min(lines - i, OMC_VL);
       const omc_vunit units = units_across(s, row + i * size, next, more, some);
       if (some < OMC_VL && (lines > OMC_VL || end - out < OMC_VL))
-        store_some(out + i, units, some);
+        store_some_units(out + i, units, some);
       else
         store_units(out + i, units);
     }
@@ -195,21 +106,12 @@ typedef void (*pack_fn)(const omc_matrix *src, int64_t lines, int64_t k, int64_t
     else                                                                                    \
       pack_strided(source, src, lines, k, width, out);                                      \
   }
-#if OMC_DEPTH == 2 && defined(OMC_STORAGE_IS_BF16)
-#define SOURCES(X) X(BF16) X(ROUNDED_BF16)
-#elif OMC_DEPTH == 2
-#define SOURCES(X) X(F16) X(ROUNDED_F16)
-#elif defined(OMC_COMPUTE_F32)
-#define SOURCES(X) X(ITSELF) X(BF16) X(F16) X(ROUNDED_BF16) X(ROUNDED_F16)
-#else
-#define SOURCES(X) X(ITSELF)
-#endif
-SOURCES(DEFINE_PACK)
+OMC_SOURCES(DEFINE_PACK)
 
 void OMC_GEMM_NAME(pack_lines)(const omc_matrix *src, int64_t lines, int64_t k, int64_t width,
                                omc_unit *out) {
 #define PACK_ROW(source) [source] = pack_##source,
-  static const pack_fn packs[N_SOURCES] = {SOURCES(PACK_ROW)};
+  static const pack_fn packs[N_SOURCES] = {OMC_SOURCES(PACK_ROW)};
   packs[source_of(src)](src, lines, k, width, out);
 }
 
@@ -252,12 +154,12 @@ OMC_INLINE void pack_groups(source s, const omc_matrix *src, int64_t h, int64_t 
     (void)width;                                                                               \
     pack_groups(source, src, h, k, out);                                                       \
   }
-SOURCES(DEFINE_GROUPS)
+OMC_SOURCES(DEFINE_GROUPS)
 
 /* A panel of h rows. */
 static void pack_rows(const omc_matrix *src, int64_t h, int64_t k, omc_unit *out) {
 #define GROUPS_ROW(source) [source] = pack_groups_##source,
-  static const pack_fn packs[N_SOURCES] = {SOURCES(GROUPS_ROW)};
+  static const pack_fn packs[N_SOURCES] = {OMC_SOURCES(GROUPS_ROW)};
   if (src->cs == 1) {
     packs[source_of(src)](src, h, k, h, out);
   } else {

@@ -238,28 +238,37 @@ static void check_tall(void) {
 }
 TEST(gemm_of_many_rows) { ON_EVERY_ISA(check_tall();); }
 
-/* Threads cut C into rectangles; a product of one row alone is cut otherwise still. */
-static void check_cuts(void) {
-  const problem p = {61, 150, 1061, BY_ROWS, BY_COLUMNS, 1, 0, true, true};
-  for (int x = 0; x < N_MIXTURES; x++) {
-    case_data d = make_case(&p, &mixtures[x], uniform);
-    REQUIRE(d.g.a.data && d.g.b.data && d.g.c.data && d.before);
-    const omc_dtype dtype = d.g.c.dtype;
-    multiply(&d.g, 1);
-    memcpy(d.before, d.g.c.data, d.c_bytes);
-    for (int threads = 2; threads <= 5; threads++) {
-      multiply(&d.g, threads);
-      CHECK(memcmp(d.before, d.g.c.data, d.c_bytes) == 0);
-    }
-    omc_gemm_args row = d.g;
-    const size_t size = omc_dtype_size(dtype);
-    row.m = 1;
-    row.a.data = (char *)d.g.a.data + (size_t)(37 * d.g.a.rs) * omc_dtype_size(d.g.a.dtype);
-    row.c.data = (char *)d.g.c.data + (size_t)(37 * d.g.c.rs) * size;
-    row.row_bias = (const char *)d.g.row_bias + 37 * size;
-    multiply(&row, 1);
+/* Threads cut C into rectangles; of rows from `first` on alone a product is cut otherwise still. */
+static void check_cut(const problem *p, const mixture *x, int64_t first, int64_t rows) {
+  case_data d = make_case(p, x, uniform);
+  REQUIRE(d.g.a.data && d.g.b.data && d.g.c.data && d.before);
+  multiply(&d.g, 1);
+  memcpy(d.before, d.g.c.data, d.c_bytes);
+  for (int threads = 2; threads <= 5; threads++) {
+    multiply(&d.g, threads);
     CHECK(memcmp(d.before, d.g.c.data, d.c_bytes) == 0);
-    free_case(&d);
+  }
+  omc_gemm_args part = d.g;
+  const size_t size = omc_dtype_size(d.g.c.dtype), from = (size_t)first;
+  part.m = rows;
+  part.a.data = (char *)d.g.a.data + from * (size_t)d.g.a.rs * omc_dtype_size(d.g.a.dtype);
+  part.c.data = (char *)d.g.c.data + from * (size_t)d.g.c.rs * size;
+  part.row_bias = (const char *)d.g.row_bias + from * size;
+  multiply(&part, 1);
+  CHECK(memcmp(d.before, d.g.c.data, d.c_bytes) == 0);
+  free_case(&d);
+}
+
+/* Products of few rows, or columns, sum along K in another order than those of many. */
+static void check_cuts(void) {
+  static const problem many = {61, 150, 1061, BY_ROWS, BY_COLUMNS, 1, 0, true, true},
+                       few_rows = {13, 150, 1061, BY_ROWS, BY_COLUMNS, 1, 0, true, true},
+                       few_columns = {61, 13, 1061, BY_ROWS, BY_COLUMNS, 1, 0, true, true};
+  for (int x = 0; x < N_MIXTURES; x++) {
+    check_cut(&many, &mixtures[x], 37, 18);
+    check_cut(&few_rows, &mixtures[x], 7, 1);
+    check_cut(&few_columns, &mixtures[x], 37, 1);
+    check_cut(&few_columns, &mixtures[x], 30, 18);
   }
 }
 TEST(gemm_does_not_depend_on_how_it_is_cut) { ON_EVERY_ISA(check_cuts();); }
