@@ -10,12 +10,16 @@ typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
 
 #define DECLARE(name) void name(const omc_gemm_args *, void *);
 OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_serial)
-OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_lines)
+OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_few_rows)
+OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_few_cols)
 
-/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. The
- * second are for few rows or columns. */
-static const serial_fn serial_fns[2][OMC_N_DTYPE][OMC_N_ISA] = {
-    {OMC_VARIANT_TABLE(products, omc_gemm_serial)}, {OMC_VARIANT_TABLE(products, omc_gemm_lines)}};
+typedef enum { PACKED, FEW_ROWS, FEW_COLUMNS, N_WAYS } way;
+
+/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. */
+static const serial_fn serial_fns[N_WAYS][OMC_N_DTYPE][OMC_N_ISA] = {
+    [PACKED] = {OMC_VARIANT_TABLE(products, omc_gemm_serial)},
+    [FEW_ROWS] = {OMC_VARIANT_TABLE(products, omc_gemm_few_rows)},
+    [FEW_COLUMNS] = {OMC_VARIANT_TABLE(products, omc_gemm_few_cols)}};
 
 static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
 
@@ -23,13 +27,15 @@ static bool holds(const omc_matrix *x, omc_dtype dtype) {
   return x->dtype == dtype || (x->dtype == OMC_F32 && x->read_as == dtype);
 }
 
-static bool goes_by_lines(const omc_gemm_args *g) {
-  return omc_min(g->m, g->n) <= OMC_GEMM_FEW && g->a.cs == 1 && g->b.rs == 1;
+/* Few lines may lie as they like: where dims are 1, strides say nothing. */
+static way way_of(const omc_gemm_args *g) {
+  if (g->m < g->n) return g->m <= OMC_GEMM_FEW && g->b.rs == 1 ? FEW_ROWS : PACKED;
+  return g->n <= OMC_GEMM_FEW && g->a.cs == 1 ? FEW_COLUMNS : PACKED;
 }
 
-/* Asked of a whole product: parts of it are computed as the whole is. */
+/* Asked of a whole product: its parts are computed in the same way. */
 static serial_fn serial_for(const omc_gemm_args *g) {
-  const serial_fn(*const fns)[OMC_N_ISA] = serial_fns[goes_by_lines(g)];
+  const serial_fn(*const fns)[OMC_N_ISA] = serial_fns[way_of(g)];
   serial_fn best = NULL;
   OMC_PICK_ISA(best, fns[computed_in(g)])
   static const omc_dtype halves[] = {OMC_BF16, OMC_F16};

@@ -1,15 +1,16 @@
-/* Products with few rows or few columns: sums along K of operands as they lie.
+/* Products with few rows or few columns: sums along K of the larger operand as it lies.
  *
- * To pack the larger operand would take longer than to multiply it. Where both operands are
- * contiguous along K an element of C is a sum over vectors of units: OMC_VL of them at a time, a
- * tile of C, and in the end OMC_VL sums across lanes, which come out as one vector. The few lines,
- * which every tile reads, are made units first. An element's sum hangs on K alone. */
+ * To pack it would take longer than to multiply it. If it is contiguous along K an element of C is
+ * a sum over vectors of units: OMC_VL elements at a time, a tile of C, and in the end OMC_VL sums
+ * across lanes, which come out as one vector. The few lines of the other operand, which every tile
+ * reads, are made units first. An element's sum hangs on K alone. */
 #include "cpu/gemm_units.h"
 
 #if OMC_IS_FLOAT && OMC_GEMM_COMPILED
 
-/* Elements of K in a vector of units. */
-enum { STEP = OMC_DEPTH * OMC_VL };
+/* Elements of K in a vector of units, and in a block, whose sums are added up by themselves: long
+ * chains lose bits. */
+enum { STEP = OMC_DEPTH * OMC_VL, BLOCK = 256 * STEP };
 
 /* Lane i is the sum of all lanes of x[i]; those that are furthest apart are added first. */
 #define FOLD(half, x)                                \
@@ -53,16 +54,22 @@ OMC_INLINE vacc_t tile(const int rows, const int cols, const bool few_rows, cons
   const int64_t next = (few_rows ? stored->cs : stored->rs) * (int64_t)bytes_of(s);
   const char *line[OMC_VL];
   const omc_unit *unit[OMC_VL];
-  vacc_t acc[OMC_VL];
+  vacc_t total[OMC_VL];
   OMC_UNROLL for (int t = 0; t < many; t++) line[t] =
       (const char *)stored->data + omc_min(first + t, last) * next;
   OMC_UNROLL for (int f = 0; f < few; f++) unit[f] =
       job->few + omc_min(first_few + f, last_few) * job->few_step;
-  OMC_UNROLL for (int e = 0; e < OMC_VL; e++) acc[e] = vset(0);
-  int64_t x = 0;
-  for (; x + STEP <= g->k; x += STEP) add_step(many, few, few_rows, s, line, unit, x, STEP, acc);
-  if (x < g->k) add_step(many, few, few_rows, s, line, unit, x, g->k - x, acc);
-  return sums_across(acc);
+  OMC_UNROLL for (int e = 0; e < OMC_VL; e++) total[e] = vset(0);
+  for (int64_t x = 0; x < g->k;) {
+    const int64_t end = omc_min(x + BLOCK, g->k);
+    vacc_t acc[OMC_VL];
+    OMC_UNROLL for (int e = 0; e < OMC_VL; e++) acc[e] = vset(0);
+    for (; x + STEP <= end; x += STEP) add_step(many, few, few_rows, s, line, unit, x, STEP, acc);
+    if (x < end) add_step(many, few, few_rows, s, line, unit, x, end - x, acc);
+    x = end;
+    OMC_UNROLL for (int e = 0; e < OMC_VL; e++) total[e] += acc[e];
+  }
+  return sums_across(total);
 }
 
 /* A block of C: all of its few lines, by as many others as tiles are cut of without a rest. */
@@ -106,6 +113,29 @@ OMC_INLINE void all_tiles(const int rows, const int cols, const bool few_rows, c
     }
 }
 
+/* Units of a line of k elements, `next` bytes apart. */
+static void make_units(source s, const char *line, int64_t next, int64_t k, omc_unit *out) {
+  const bool dense = next == (int64_t)bytes_of(s);
+  for (int64_t x = 0; dense && x < k; x += STEP)
+    store_units(out + x / OMC_DEPTH, units_along(s, line + x * next, omc_min(k - x, STEP)));
+  if (dense) return;
+  memset(out, 0, (size_t)(omc_ceil_div(k, STEP) * OMC_VL) * sizeof *out);
+  for (int64_t x = 0; x < k; x += OMC_DEPTH)
+    out[x / OMC_DEPTH] = units_across(s, line + x * next, next, x + 1 < k, 1)[0];
+}
+
+/* Makes units of the n lines of the smaller operand. */
+static lines_job begin(const omc_gemm_args *g, const omc_matrix *lines, int64_t n,
+                       void *workspace) {
+  const source from = source_of(lines);
+  const int64_t size = (int64_t)bytes_of(from), step = omc_ceil_div(g->k, STEP) * OMC_VL;
+  omc_unit *const few = workspace;
+  for (int64_t f = 0; f < n; f++)
+    make_units(from, (const char *)lines->data + f * lines->rs * size, lines->cs * size, g->k,
+               few + f * step);
+  return (lines_job){g, few, step};
+}
+
 /* A line alone has tiles of its own. */
 enum { SIDE = OMC_VL < 4 ? OMC_VL : 4 };
 #define DEFINE_LINES(s)                                                                            \
@@ -117,23 +147,22 @@ OMC_SOURCES(DEFINE_LINES)
 
 typedef void (*lines_fn)(const lines_job *job);
 
-void OMC_GEMM_NAME(lines)(const omc_gemm_args *, void *);
-void OMC_GEMM_NAME(lines)(const omc_gemm_args *g, void *workspace) {
-#define LINES_ROW(s) [s] = {{few_cols_##s, one_col_##s}, {few_rows_##s, one_row_##s}},
-  static const lines_fn fns[N_SOURCES][2][2] = {OMC_SOURCES(LINES_ROW)};
-  const bool few_rows = g->m <= g->n;
-  const int64_t few = few_rows ? g->m : g->n;
-  const lines_job job = {g, workspace, omc_ceil_div(g->k, STEP) * OMC_VL};
-  omc_matrix lines = few_rows ? g->a : g->b;
-  if (!few_rows) lines.rs = lines.cs;
-  const source from = source_of(&lines);
-  for (int64_t f = 0; f < few; f++)
-    for (int64_t x = 0; x < g->k; x += STEP) {
-      const char *p = (const char *)lines.data + (f * lines.rs + x) * (int64_t)bytes_of(from);
-      omc_unit *to = (omc_unit *)workspace + f * job.few_step + x / OMC_DEPTH;
-      store_units(to, units_along(from, p, omc_min(g->k - x, STEP)));
-    }
-  fns[source_of(few_rows ? &g->b : &g->a)][few_rows][few == 1](&job);
+void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *, void *);
+void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *g, void *workspace) {
+#define ROWS_ENTRY(s) [s] = {few_rows_##s, one_row_##s},
+  static const lines_fn fns[N_SOURCES][2] = {OMC_SOURCES(ROWS_ENTRY)};
+  const lines_job job = begin(g, &g->a, g->m, workspace);
+  fns[source_of(&g->b)][g->m == 1](&job);
+}
+
+void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *, void *);
+void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *g, void *workspace) {
+#define COLS_ENTRY(s) [s] = {few_cols_##s, one_col_##s},
+  static const lines_fn fns[N_SOURCES][2] = {OMC_SOURCES(COLS_ENTRY)};
+  omc_matrix lines = g->b;
+  lines.rs = g->b.cs, lines.cs = g->b.rs;
+  const lines_job job = begin(g, &lines, g->n, workspace);
+  fns[source_of(&g->a)][g->n == 1](&job);
 }
 
 #endif

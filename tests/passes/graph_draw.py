@@ -61,7 +61,7 @@ class Draw:
         self.lines: list[str] = []
         self.values: list[Value] = []
         self.n_names = 0
-        self.condition = 1.0  # what a layer multiplies rounding errors with
+        self.condition = 1.0  # what a layer, or a sum of many, multiplies rounding errors with
 
     # ---- choices ----
 

@@ -463,6 +463,7 @@ def head_and_loss(d: Draw) -> Value:
     dtype = d.rng.choice(REALS)
     n, k, repeats = d.rng.randint(1, 3), d.rng.randint(1, 3), 2048 if d.chance(0.7) else 1
     classes = 512 * repeats
+    d.condition = math.sqrt(repeats)  # of sums of so many terms, each rounded
     lead = (n,) if d.chance(0.5) else (1, n)
     w = d.node("Tile", [d.input(dtype, (512, k)), d.ints(repeats, 1)], dtype, (classes, k))
     bias = d.input(dtype, (classes // 512,)) if d.chance(0.3) else None

@@ -112,8 +112,8 @@ def report(text: str, other: str, inputs: list[Tensor], what: str, got: Tensor, 
 
 def held_to(rule: str, d: Draw) -> tuple[float, str]:
     """The ulps of the largest element that a rule's claim allows, and the kind of values it is tried on."""
-    sums = {"sums": SUM_ULPS, "finite sums": SUM_ULPS, "layer": LAYER_ULPS * d.condition, "unrounded": BF16_ULPS}
-    ulps = sums.get(CLAIMS[rule], 0.0)
+    sums, layer = SUM_ULPS * d.condition, LAYER_ULPS * d.condition
+    ulps = {"sums": sums, "finite sums": sums, "layer": layer, "unrounded": BF16_ULPS}.get(CLAIMS[rule], 0.0)
     finite = CLAIMS[rule].startswith("finite")
     values = "finite" if finite else "most" if CLAIMS[rule] == "exact" and d.chance(0.5) else "special"
     return ulps, values
