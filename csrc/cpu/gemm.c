@@ -29,8 +29,10 @@ static bool holds(const omc_matrix *x, omc_dtype dtype) {
 
 /* Few lines may lie as they like: where dims are 1, strides say nothing. */
 static way way_of(const omc_gemm_args *g) {
-  if (g->m < g->n) return g->m <= OMC_GEMM_FEW && g->b.rs == 1 ? FEW_ROWS : PACKED;
-  return g->n <= OMC_GEMM_FEW && g->a.cs == 1 ? FEW_COLUMNS : PACKED;
+  const bool few_rows = g->m < g->n;
+  const bool along = few_rows ? g->b.rs == 1 : g->a.cs == 1;
+  if (!along || omc_min(g->m, g->n) > OMC_GEMM_FEW || g->k < OMC_GEMM_LONG) return PACKED;
+  return few_rows ? FEW_ROWS : FEW_COLUMNS;
 }
 
 /* Asked of a whole product: its parts are computed in the same way. */

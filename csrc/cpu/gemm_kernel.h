@@ -28,8 +28,9 @@
 #define OMC_GEMM_MC 266
 #define OMC_GEMM_KC 512
 #define OMC_GEMM_NC 1024
-#define OMC_GEMM_FEW 16                  /* rows or columns: see cpu/gemm_lines_variant.c */
-#define OMC_GEMM_SUMS (1 << 20)          /* elements of C that are summed up apart */
+#define OMC_GEMM_FEW 16         /* rows or columns: see cpu/gemm_lines_variant.c */
+#define OMC_GEMM_LONG 64        /* elements of K from which on it pays to sum across lanes */
+#define OMC_GEMM_SUMS (1 << 20) /* elements of C that are summed up apart */
 #define OMC_GEMM_MAX_NR (2 * OMC_MAX_VL) /* of any variant */
 #define OMC_GEMM_SLACK OMC_MAX_VL        /* units that packing may write past the last */
 

@@ -185,7 +185,7 @@ static void check(const problem *p, const mixture *x, bool exact) {
 
 static void check_sizes(void) {
   static const int64_t ms[] = {1, 3, 14, 15, 16, 17, 43}, ns[] = {1, 7, 16, 17, 31, 32, 75},
-                       ks[] = {0, 1, 2, 3, 15, 16, 17, 31, 32, 33, 65};
+                       ks[] = {0, 1, 2, 3, 15, 16, 17, 31, 32, 33, 65, 129};
   int round = 0;
   for (size_t m = 0; m < sizeof ms / sizeof *ms; m++)
     for (size_t n = 0; n < sizeof ns / sizeof *ns; n++)
