@@ -55,6 +55,7 @@ PAIRS = [
     "gemm_lines_variant",
     "conv_product_variant",
     "conv_weight_variant",
+    "recurrent_variant",
 ]
 # What variants.def calls them, where there are others than the base.
 GROUPS = {

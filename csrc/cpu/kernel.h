@@ -114,6 +114,13 @@ static inline void *omc_out_data(const omc_kernel_args *args, uint32_t i) {
 #define OMC_KERNELS(name) OMC_KERNELS_(floats, name)
 #define OMC_KERNELS_NUM(name) OMC_KERNELS_(all, name)
 
+/* Kernels of floats, and of those whose panels hold pairs of them, see cpu/gemm_kernel.h. */
+#define OMC_KERNELS_PAIRS(name)                                  \
+  OMC_VARIANT_DECLARE(floats, OMC_DECLARE_KERNEL_, omc_k_##name) \
+  OMC_VARIANT_DECLARE(pairs, OMC_DECLARE_KERNEL_, omc_k_##name)  \
+  static const omc_kernels omc_kernels_##name = {                \
+      .fn = {OMC_VARIANT_TABLE(floats, omc_k_##name) OMC_VARIANT_TABLE(pairs, omc_k_##name)}};
+
 /* The omc_cpu_op of an op, with the kernels of that name. */
 #define OMC_PARAMS(type, decode) .params_size = sizeof(type), .params = decode
 #define OMC_CPU_OP(name, kernel, ...) \

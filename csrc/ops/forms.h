@@ -214,6 +214,20 @@ omc_status omc_cross_entropy_grad_form_of(const omc_node *node, omc_loss_form *o
 omc_status omc_nll_grad_form_of(const omc_node *node, omc_loss_form *out,
                                 omc_type *type) OMC_MUST_USE;
 
+/* ---- recurrent.c ---- */
+
+/* The steps of a recurrent layer: gates are [steps, batch, gates * hidden], states [batch, hidden].
+ */
+typedef struct omc_steps_form {
+  int64_t steps, batch, hidden, gates;
+  uint32_t states;        /* h, and c of an Lstm */
+  omc_dtype dtype, state; /* of gates and weights; of states: that, or what it is computed in */
+  bool reverse;           /* the last step is taken first */
+  bool relu;              /* of an Rnn, in place of tanh */
+} omc_steps_form;
+
+omc_status omc_steps_form_of(const omc_node *node, omc_steps_form *out) OMC_MUST_USE;
+
 /* ---- attention.c ---- */
 
 typedef struct omc_head_strides {

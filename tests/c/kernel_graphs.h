@@ -125,6 +125,16 @@ static const char *const kernel_graphs[] = {
     X("[3,5,7,3]") WANT("g", "f32[5]") WANT("b", "f32[5]") IN("m", "f32[5]") IN("v", "f32[5]")
         "%y, %o, %q, %n, %u = BatchNorm(%x, %g, %b, %m, %v) {epsilon=1e-5, momentum=0.1}\n"
         "return %y\n",
+    X("[3,5,148]") WANT("r", "f32[148,37]") WANT("b", "f32[148]") WANT("h", "f32[5,37]") WANT("c", "f32[5,37]")
+        "%y, %u, %v, %k, %m = LstmCells(%x, %r, %b, %h, %c)\nreturn %y, %u, %v\n",
+    X("[2,67,20]") WANT("r", "f32[20,5]") WANT("h", "f32[67,5]") WANT("c", "f32[67,5]")
+        "%y, %u, %v, %k, %m = LstmCells(%x, %r, _, %h, %c) {reverse=1}\nreturn %v\n",
+    X("[3,5,111]") WANT("r", "f32[111,37]") WANT("b", "f32[111]") WANT("h", "f32[5,37]")
+        "%y, %u, %k, %m = GruCells(%x, %r, %b, %h) {reverse=1}\nreturn %y, %u\n",
+    X("[3,5,37]") WANT("r", "f32[37,37]") WANT("b", "f32[37]") WANT("h", "f32[5,37]")
+        "%y, %u = RnnCells(%x, %r, %b, %h)\nreturn %y\n",
+    X("[3,5,37]") WANT("r", "f32[37,37]") WANT("h", "f32[5,37]")
+        "%y, %u = RnnCells(%x, %r, _, %h) {relu=1}\nreturn %u\n",
     X("[2,3,9,11]") "%y, %o = MaxPool(%x) {kernel_shape=[3, 2], strides=[2, 2], pads=[1, 1, 1, 1]}\n"
                     "return %y\n",
     X("[2,3,5,43]") "%y, %o = MaxPool(%x) {kernel_shape=[3, 2], strides=[1, 2], pads=[1, 0, 1, 0]}\n"

@@ -391,14 +391,8 @@ static size_t grad_weight_workspace(const omc_node *node, const void *params, in
   return (size_t)elements * omc_acc_size(stored(node)) + omc_sums_bytes(stored(node), sums);
 }
 
-/* Kernels of all variants, and of those whose panels hold pairs. */
-#define CONV_KERNELS(name)                                       \
-  OMC_VARIANT_DECLARE(floats, OMC_DECLARE_KERNEL_, omc_k_##name) \
-  OMC_VARIANT_DECLARE(pairs, OMC_DECLARE_KERNEL_, omc_k_##name)  \
-  static const omc_kernels omc_kernels_##name = {                \
-      .fn = {OMC_VARIANT_TABLE(floats, omc_k_##name) OMC_VARIANT_TABLE(pairs, omc_k_##name)}};
-CONV_KERNELS(Conv)
-CONV_KERNELS(ConvGradWeight)
+OMC_KERNELS_PAIRS(Conv)
+OMC_KERNELS_PAIRS(ConvGradWeight)
 
 #define CONV(name, params) \
   OMC_CPU_OP(name, Conv, OMC_PARAMS(conv_product, params), .workspace = product_workspace)

@@ -37,6 +37,11 @@ def off(region: Region) -> Region:
     return tuple((device, dtype, False) for device, dtype, _ in region)
 
 
+def casts_to(region: Region, device: str) -> torch.dtype | None:
+    """What operands of products are cast to on a type of device; None if it is off there."""
+    return next((dtype for of, dtype, on in region if on and of == device), None)
+
+
 @contextlib.contextmanager
 def none() -> Iterator[Region]:
     """Autocast turned off; gives where it was on."""

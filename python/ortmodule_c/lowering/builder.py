@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from .. import _C
+from ..capture.autocast_region import Region
 from ..capture.numbers import is_number, term_within
 from ..dtypes import BY_TEXT
 from ..errors import NeedsStatic, Unsupported, first_lines
@@ -53,6 +54,8 @@ class Builder:
         Its op; none for what no ATen node stands for.
     result
         What PyTorch says that it returns.
+    region
+        The region of autocast that it is in, where the graph does not say what that makes of it.
 
     Attributes
     ----------
@@ -60,11 +63,19 @@ class Builder:
         Arguments that the node changes, unseen by autograd, and what to.
     """
 
-    def __init__(self, draft: Draft, source: str = "", op: OpOverload | None = None, result: Any = None) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        source: str = "",
+        op: OpOverload | None = None,
+        result: Any = None,
+        region: Region = (),
+    ) -> None:
         self.draft = draft
         self.source = source
         self._op = op
         self.result = result
+        self.region = region
         self.overwritten: list[tuple[Val, Val]] = []
 
     def of_part(self, op: OpOverload, result: Any) -> "Builder":

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from ..capture import custom_function
+from ..capture import custom_function, recurrent
 from ..capture.aliases import Step
 from ..capture.autocast import WITHIN
 from ..capture.export import PATH, Captured
@@ -305,7 +305,7 @@ class _Lowering:
             op = _functional(node, op)
         if op in _READS_STRIDES and node.args[0].meta["val"].dim() == 4:  # type: ignore[union-attr]
             raise NotExportable(f"{op} depends on how its operand lies in memory")
-        b = Builder(self._draft, _source(node), op, node.meta.get("val"))
+        b = Builder(self._draft, _source(node), op, node.meta.get("val"), node.meta.get(WITHIN, ()))
         self._set(node, self._differentiated(b, node, self._translate))
         if changed:
             target = node.args[0]
@@ -391,7 +391,7 @@ class _Lowering:
     def _translate(self, b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         mark = self._draft.mark()
         try:
-            if WITHIN in node.meta:
+            if b.region and b.op not in recurrent.OPS:
                 raise Unsupported("autocast reaches the ops that it is composed of")
             result = self._native(b, node, args, kwargs)
             if isinstance(result, (list, tuple)) and any(result[i] is None for i in used_results(node, len(result))):

@@ -1,0 +1,114 @@
+"""Recurrent layers: for each layer and direction a product for all steps at once, then the steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...capture.autocast_region import casts_to
+from ...errors import Unsupported
+from ..builder import Builder
+from ..draft import Val
+from .nn import dropout
+from .registry import aten, translates
+
+
+def _layers(
+    b: Builder,
+    cells: str,
+    x: Val,
+    states: Sequence[Val],
+    params: Sequence[Val],
+    has_biases: bool,
+    num_layers: int,
+    p: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    **attributes: Any,
+) -> tuple[Val, ...]:
+    """The results of the op that runs these cells."""
+    directions, per_direction = 1 + bidirectional, 4 if has_biases else 2
+    if len(params) != num_layers * directions * per_direction:
+        raise Unsupported("a recurrent layer with projections")
+    x = b.transpose(x, (1, 0, 2)) if batch_first else x
+    first = [_of_each(b, state) for state in states]
+    last: list[list[Val]] = [[] for _ in states]
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            k = layer * directions + direction
+            w, r, *biases = params[k * per_direction : (k + 1) * per_direction]
+            given, recurrent = biases or (None, None)
+            gates = b.emit("FusedMatMul", b.cast(x, w.dtype), w, given, transB=1)
+            begun = [each[k] for each in first]
+            y, *ends = b.emit_all(cells, gates, r, recurrent, *begun, reverse=direction or None, **attributes)
+            y.shape = (*x.dims[:2], r.example[1])
+            outputs.append(y)
+            for each, end, begin in zip(last, ends, begun, strict=False):
+                end.shape = begin.shape
+                each.append(end)
+        x = _side_by_side(b, outputs)
+        x = dropout(b, x, p, train) if layer < num_layers - 1 else x
+        x.shape = (*outputs[0].dims[:2], directions * r.example[1])
+    x = b.transpose(x, (1, 0, 2)) if batch_first else x
+    results = (x, *[_stacked(b, each) for each in last])
+    expected = [t.dtype for t in pytree.tree_leaves(b.result) if isinstance(t, Tensor)]
+    if [v.dtype for v in results] != expected:
+        raise Unsupported(f"a recurrent layer that gives {expected}")
+    return results
+
+
+def _of_each(b: Builder, states: Val) -> list[Val]:
+    """Those of each layer and direction, of [layers * directions, batch, hidden]."""
+    n = states.example[0]
+    if n == 1:
+        return [b.squeeze(states, 0)]
+    parts = b.emit_all("Split", states, b.ints([1] * n), outputs=n, axis=0)
+    for part in parts:
+        part.shape = (1, *states.dims[1:])
+    return [b.squeeze(part, 0) for part in parts]
+
+
+def _stacked(b: Builder, states: Sequence[Val]) -> Val:
+    parts = [b.unsqueeze(state, 0) for state in states]
+    return parts[0] if len(parts) == 1 else b.emit("Concat", *parts, axis=0)
+
+
+def _side_by_side(b: Builder, outputs: Sequence[Val]) -> Val:
+    return outputs[0] if len(outputs) == 1 else b.emit("Concat", *outputs, axis=2)
+
+
+def _lowered(b: Builder, *values: Val) -> list[Val]:
+    """What autocast makes of operands of a product."""
+    to = casts_to(b.region, "cpu")
+    return [v if to is None or v.dtype == torch.float64 else b.cast(v, to) for v in values]
+
+
+def _same_dtype(b: Builder, *values: Val) -> None:
+    if not b.region and len({v.dtype for v in values}) > 1:
+        raise Unsupported("a recurrent layer of several dtypes")
+
+
+@translates(aten.lstm.input)
+def lstm(b: Builder, x: Val, states: Sequence[Val], params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
+    _same_dtype(b, x, *states, *params)
+    if casts_to(b.region, "cpu") == torch.float16 or (b.region and 0 in x.example):
+        raise Unsupported("an LSTM that PyTorch computes otherwise under autocast, if at all")
+    return _layers(b, "LstmCells", *_lowered(b, x), _lowered(b, *states), _lowered(b, *params), *options)
+
+
+@translates(aten.rnn_tanh.input, aten.rnn_relu.input)
+def rnn(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
+    _same_dtype(b, x, state, *params)
+    relu = 1 if b.aten_name == "rnn_relu" else None
+    return _layers(b, "RnnCells", *_lowered(b, x), _lowered(b, state), _lowered(b, *params), *options, relu=relu)
+
+
+@translates(aten.gru.input)
+def gru(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
+    """Under autocast a state that is no 16-bit one stays what it is: it is not only multiplied."""
+    _same_dtype(b, x, state, *params)
+    return _layers(b, "GruCells", *_lowered(b, x), [state], _lowered(b, *params), *options)
