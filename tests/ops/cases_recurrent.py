@@ -55,7 +55,7 @@ def cells(
 
     width = gates * hidden
     inputs = [
-        x(steps, batch, width, dtype=dtype),
+        x(steps, batch, width, dtype=dtype) / 2,  # where tanh is flat, its slope is what 16 bits leave of 1 - y * y
         x(width, hidden, dtype=dtype, seed=1) / max(hidden, 1) ** 0.5,
         x(width, dtype=dtype, seed=2) if bias else None,
         *[x(batch, hidden, dtype=dtype, seed=3 + i).tanh() for i in range(n_states)],

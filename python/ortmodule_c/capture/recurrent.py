@@ -9,6 +9,7 @@ import torch
 import torch._decomp  # registers what is exchanged below
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 
 from ..lowering.translations.registry import aten
 
@@ -17,12 +18,26 @@ OPS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input
 
 class _Here(threading.local):
     one_step = False  # whether this thread takes one step for all
+    onednn = True  # whether PyTorch uses oneDNN, which torch.export turns off
 
 
 _here = _Here()
 
 
-def _of_one_step(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _lowered(op: OpOverload, given: Tensor, state: Any) -> bool:
+    """Whether autocast casts a layer as a whole: an LSTM of oneDNN's."""
+    return (
+        torch.is_autocast_enabled("cpu")
+        and op is aten.lstm.input
+        and _here.onednn
+        and given.device.type == "cpu"
+        and given.dtype in (torch.float32, torch.bfloat16)
+        and 0 not in given.shape
+        and state[0].shape[2] == state[1].shape[2]
+    )
+
+
+def _of_one_step(op: OpOverload, compute: Callable[..., Any]) -> Callable[..., Any]:
     """`compute`; where one step is to do, results of its shapes, strides and ancestry, whose values are not right."""
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -32,6 +47,8 @@ def _of_one_step(compute: Callable[..., Any]) -> Callable[..., Any]:
         *others, batch_first = options
         steps = given.transpose(0, 1) if batch_first else given
         output, *states = compute(steps[:1], state, parameters, *others, False)
+        if _lowered(op, given, state):
+            output, *states = (t.to(torch.get_autocast_dtype("cpu")) for t in (output, *states))
         output = output.expand(steps.shape[0], -1, -1).clone(memory_format=torch.contiguous_format)
         return (output.transpose(0, 1) if batch_first else output, *states)
 
@@ -39,7 +56,7 @@ def _of_one_step(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _op in OPS:  # for good: threads that trace or plan at the same time would put back each other's
-    _op.py_kernels.update({key: _of_one_step(compute) for key, compute in _op.py_kernels.items()})
+    _op.py_kernels.update({key: _of_one_step(_op, compute) for key, compute in _op.py_kernels.items()})
     _op._dispatch_cache.clear()
 
 
@@ -47,6 +64,8 @@ for _op in OPS:  # for good: threads that trace or plan at the same time would p
 def one_step_for_all() -> Iterator[None]:
     """Within it tensors without elements take one step through a layer, in this thread: that tells all there is."""
     before, _here.one_step = _here.one_step, True
+    if not before:
+        _here.onednn = torch.backends.mkldnn.enabled
     try:
         with enable_python_dispatcher():
             yield
