@@ -28,6 +28,11 @@ class Sorter(Mixer):
         return super().forward(x.sort(-1, descending=True).values)
 
 
+class Recurrent(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+
 class Block(nn.Module):
     """What a transformer has of every kind of kernel."""
 
@@ -108,6 +113,14 @@ def test_an_op_without_a_kernel_runs_in_pytorch_and_the_report_says_so(gpu: Gpu)
     assert_step_is_pytorchs(module, wrapped, torch.randn(4, 5))
     (record,) = wrapped.fallback_report()
     assert "sort" in record.name and gpu.counted().launches > before
+
+
+def test_a_recurrent_layer_whose_cells_have_no_kernel_runs_in_pytorch_as_a_whole(gpu: Gpu) -> None:
+    module = Recurrent(5, 4)
+    wrapped = ORTModule(module)
+    assert_step_is_pytorchs(module, wrapped, torch.randn(4, 2, 5))
+    (record,) = wrapped.fallback_report()
+    assert record.name == "aten.lstm.input" and "no kernel for LstmCells" in record.cause
 
 
 def test_a_residual_network_runs_wholly_there(gpu: Gpu) -> None:
