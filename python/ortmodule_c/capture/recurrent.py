@@ -65,7 +65,7 @@ def one_step_for_all() -> Iterator[None]:
     """Within it tensors without elements take one step through a layer, in this thread: that tells all there is."""
     before, _here.one_step = _here.one_step, True
     if not before:
-        _here.onednn = torch.backends.mkldnn.enabled
+        _here.onednn = bool(torch.backends.mkldnn.enabled)
     try:
         with enable_python_dispatcher():
             yield

@@ -21,15 +21,14 @@ def _layers(
     x: Val,
     states: Sequence[Val],
     params: Sequence[Val],
-    has_biases: bool,
-    num_layers: int,
-    p: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    options: Sequence[Any],
     **attributes: Any,
 ) -> tuple[Val, ...]:
-    """The results of the op that runs these cells."""
+    """The results of an op that runs these cells."""
+    has_biases, num_layers, p, train, bidirectional, batch_first = options
+    if not b.region and len({v.dtype for v in (x, *states, *params)}) > 1:
+        raise Unsupported("a recurrent layer of several dtypes")
+    x, *params = _lowered(b, [x, *params])
     directions, per_direction = 1 + bidirectional, 4 if has_biases else 2
     if len(params) != num_layers * directions * per_direction:
         raise Unsupported("a recurrent layer with projections")
@@ -81,34 +80,26 @@ def _side_by_side(b: Builder, outputs: Sequence[Val]) -> Val:
     return outputs[0] if len(outputs) == 1 else b.emit("Concat", *outputs, axis=2)
 
 
-def _lowered(b: Builder, *values: Val) -> list[Val]:
-    """What autocast makes of operands of a product."""
+def _lowered(b: Builder, values: Sequence[Val]) -> list[Val]:
+    """What autocast makes of operands of products in the region of the op, if it is in one."""
     to = casts_to(b.region, "cpu")
     return [v if to is None or v.dtype == torch.float64 else b.cast(v, to) for v in values]
 
 
-def _same_dtype(b: Builder, *values: Val) -> None:
-    if not b.region and len({v.dtype for v in values}) > 1:
-        raise Unsupported("a recurrent layer of several dtypes")
-
-
 @translates(aten.lstm.input)
 def lstm(b: Builder, x: Val, states: Sequence[Val], params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
-    _same_dtype(b, x, *states, *params)
     if casts_to(b.region, "cpu") == torch.float16:
         raise Unsupported("an LSTM under autocast to float16, which PyTorch refuses on many machines")
-    return _layers(b, "LstmCells", *_lowered(b, x), _lowered(b, *states), _lowered(b, *params), *options)
-
-
-@translates(aten.rnn_tanh.input, aten.rnn_relu.input)
-def rnn(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
-    _same_dtype(b, x, state, *params)
-    relu = 1 if b.aten_name == "rnn_relu" else None
-    return _layers(b, "RnnCells", *_lowered(b, x), _lowered(b, state), _lowered(b, *params), *options, relu=relu)
+    return _layers(b, "LstmCells", x, _lowered(b, states), params, options)
 
 
 @translates(aten.gru.input)
 def gru(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
-    """Under autocast a state that is no 16-bit one stays what it is: it is not only multiplied."""
-    _same_dtype(b, x, state, *params)
-    return _layers(b, "GruCells", *_lowered(b, x), [state], _lowered(b, *params), *options)
+    """Of its states autocast casts copies, which are multiplied."""
+    return _layers(b, "GruCells", x, [state], params, options)
+
+
+@translates(aten.rnn_tanh.input, aten.rnn_relu.input)
+def rnn(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
+    relu = 1 if b.aten_name == "rnn_relu" else None
+    return _layers(b, "RnnCells", x, _lowered(b, [state]), params, options, relu=relu)
