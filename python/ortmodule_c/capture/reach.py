@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..options import logger
 from .history import unhooked
+from .recurrent import TAKEN_APART, one_step_for_all
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -105,7 +106,8 @@ def _plainly() -> Iterator[None]:
 def _ask(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, wanted: Sequence[bool]) -> list[Reached]:
     operands: list[Tensor] = []
     given = list(leaves)
-    with _plainly(), FakeTensorMode():
+    one_step = one_step_for_all() if op in TAKEN_APART else contextlib.nullcontext()
+    with _plainly(), FakeTensorMode(), one_step:
         for i, value in enumerate(leaves):
             if isinstance(value, Tensor):
                 t = torch.empty_strided(*_geometry(value), dtype=value.dtype)

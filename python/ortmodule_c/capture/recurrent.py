@@ -13,7 +13,8 @@ from torch._ops import OpOverload
 
 from ..lowering.translations.registry import aten
 
-OPS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+TAKEN_APART = (aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)  # by PyTorch, always
+OPS = (aten.lstm.input, *TAKEN_APART)
 
 
 class _Here(threading.local):
