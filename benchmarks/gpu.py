@@ -40,7 +40,7 @@ MODELS = ("gpt2", "bert", "resnet18", "mlp", "bert_large", "gpt2_medium", "resne
 ARMS = ("eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused")
 # What the table of ops has for one instruction set of the CPU's is nothing new on a GPU.
 ONE_ISA = "not avx2 and not avx512 and not avx512bf16 and not amx"
-STAND_INS = ("test_gpu", "test_devices", "test_races")  # tests of the emulated GPU alone
+STAND_INS = ("test_gpu", "test_devices", "test_races", "test_kernels")  # tests of the emulated GPU alone
 MODULES = ("training", "buffers", "backwards", "retained", "changed_since", "mixed_precision", "shapes")
 
 

@@ -1,6 +1,7 @@
 """Device code through the compilers for GPUs, without a GPU: ``make cuda-check``, ``make hip-check``.
 
-The sources are those that the provider writes for the table of ops, their gradients and the optimizers. For NVIDIA's
+The sources are those that the provider writes for the tables of ops and their gradients, in float32, bfloat16 and
+float16 and as they are, and for the optimizers. For NVIDIA's
 each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
 functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills and shared memory
 of each kernel; a spill is a failure on NVIDIA's, for which they are written. ``make lint`` does so for some of the
@@ -14,6 +15,7 @@ import contextlib
 import ctypes
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 CLANG = os.environ.get("HIPCLANG", "clang-19")
 INCLUDES = (ROOT, ROOT / "csrc")
+REFUSED = "refused.json"
 
 Numbers = dict[str, dict[str, int]]  # by kernel: its registers, bytes spilled, bytes of shared memory
 Said = tuple[str, Numbers]  # what a compiler says against a source, and of its kernels
@@ -48,19 +51,20 @@ OF_CLANG = {
 }
 
 
-# Of attention on tensor cores: what is stored, elements of a head, causal, dropped, mask.
+# Of attention: what is stored, elements of a head, causal, dropped, mask. The last are too long for any kernel.
 ATTENTION = [
     *[("bfloat16", d, 1, 0.1, "") for d in (16, 64, 80, 96, 128, 192, 256)],
     *[("bfloat16", d, causal, 0.0, "") for d in (64, 128, 256) for causal in (0, 1)],
     *[("float16", d, 0, 0.1, "bool") for d in (64, 128, 256)],
     *[("float16", d, 1, 0.0, "float") for d in (64, 128, 256)],
+    *[(dtype, d, 0, 0.0, "") for dtype, d in (("float32", 129), ("float64", 65), ("bfloat16", 257))],
 ]
 
 
 def write_sources(folder: str) -> None:
-    """What the provider writes for the table of ops, as far as it has kernels, attention of 16 bits and optimizers.
+    """What the provider writes for the tables of ops in all dtypes, more of attention, and optimizers.
 
-    In a process with its stand-ins.
+    And `REFUSED` there, which says of what it has no kernel. In a process with its stand-ins.
     """
     os.environ |= {"EMULATED_SOURCES": folder, "XDG_CACHE_HOME": folder}  # where nothing is kept from before
     sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests" / "ops")]
@@ -70,24 +74,38 @@ def write_sources(folder: str) -> None:
     on_device.install("gpu")
     import torch
 
-    from case import expected, free_inputs, session, wanted
+    from case import Case, expected, free_inputs, session, wanted
     from cases_matmul import attention
-    from test_ops import CASES, FLOAT_CASES, out_grads
+    from ortmodule_c import _C
+    from test_ops import CASES, out_grads
+    from test_rows_in_half import of_type
 
-    halves = [
+    attentions = [
         dataclasses.replace(case, attrs={**case.attrs, "p": p})
         for dtype, d, causal, p, mask in ATTENTION
         for case in [attention(1, 1, 2, 2, d, mask, causal, dtype=getattr(torch, dtype))]
     ]
-    for case in [*CASES, *halves]:
-        free = free_inputs(case)
-        inputs, no_outputs = [case.inputs[i].contiguous() for i in free], [False] * case.outputs
-        with contextlib.suppress(NotImplementedError):
-            session(case).plan(inputs, [False] * len(inputs), no_outputs)
-        if case in FLOAT_CASES or case in halves:
-            outputs = [g is not None for g in out_grads(case, expected(case))]
-            with contextlib.suppress(NotImplementedError):
-                session(case).plan(inputs, [i in wanted(case) for i in free], outputs)
+    refused: dict[str, str] = {}
+
+    def plan(case: Case, name: str, grads: list[bool], outputs: list[bool]) -> None:
+        inputs = [case.inputs[i].contiguous() for i in free_inputs(case)]
+        try:
+            session(case).plan(inputs, grads, outputs)
+        except NotImplementedError as error:
+            refused[name] = str(error)
+
+    def plan_both(case: Case, of_outputs: list[bool]) -> None:
+        free, want = free_inputs(case), wanted(case)
+        plan(case, str(case), [False] * len(free), [False] * case.outputs)
+        if want and _C.ops()[case.op][2]:
+            plan(case, f"{case} backward", [i in want for i in free], of_outputs)
+
+    for case in [*CASES, *attentions]:
+        outputs = [g is not None for g in out_grads(case, expected(case))]
+        plan_both(case, outputs)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            if case not in attentions and any(t is not None and t.dtype.is_floating_point for t in case.inputs):
+                plan_both(of_type(case, dtype), outputs)
     core, device = on_device.loaded()
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         row = [device.put(torch.ones(1, dtype=dtype), "gpu") for _ in range(2)]
@@ -97,6 +115,7 @@ def write_sources(folder: str) -> None:
     while len(written := sorted(Path(folder).glob("*.cu"))) > len(found):  # by other threads
         found = written
         time.sleep(1)
+    (Path(folder) / REFUSED).write_text(json.dumps(refused, indent=1))
 
 
 def find_nvrtc() -> Path | None:
