@@ -70,13 +70,16 @@ omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
 
 /* ---- freeing ---- */
 
+/* NULL: it is not out. */
 static block *take(const omc_cuda_device *d, const void *ptr, size_t bytes) {
   pthread_mutex_lock(&mutex);
   block **link = &blocks;
   while (*link && (*link)->at != ptr) link = &(*link)->next;
   block *const b = *link;
-  if (b) *link = b->next;
-  stats[d->ordinal].used_bytes -= bytes;
+  if (b) {
+    *link = b->next;
+    stats[d->ordinal].used_bytes -= bytes;
+  }
   pthread_mutex_unlock(&mutex);
   return b;
 }

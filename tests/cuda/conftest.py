@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import on_device
 import pytest
+from cold import Cold
 from emulated_gpu import Gpu
 from hardware_gpu import Hardware
 
@@ -19,6 +20,17 @@ def gpu(request: pytest.FixtureRequest) -> Gpu:
     on_device.load_stand_ins()
     core, device = on_device.loaded()
     return Gpu(core, device, ctypes.CDLL("libcuda.so.1"))
+
+
+@pytest.fixture(scope="module")
+def cold(request: pytest.FixtureRequest) -> Iterator[Cold]:
+    """For tests of processes that have just been started."""
+    if request.config.getoption("on"):
+        pytest.skip("hardware has no stand-ins")
+    on_device.build()
+    server = Cold()
+    yield server
+    server.end()
 
 
 @pytest.fixture(autouse=True)

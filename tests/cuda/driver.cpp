@@ -426,6 +426,14 @@ EXPORT int emulated_is_out(const void *at, size_t bytes) {
   return is_allocated(at, bytes);
 }
 EXPORT int emulated_has_context(void) { return !contexts.empty(); }
+EXPORT int emulated_takes(void *handle) {
+  std::unique_lock<std::mutex> lock(mutex);
+  const auto s = stream_of(handle);
+  bool taken = s && !s->captured;
+  for (const auto &other : streams)
+    if (!handle && other->captured && other->blocking) taken = false;
+  return taken;
+}
 EXPORT int emulated_give(void *stream, int (*job)(void *), void *given, void (*drop)(void *)) {
   std::unique_lock<std::mutex> lock(mutex);
   return give(stream, [job, kept = std::shared_ptr<void>(given, drop)] { return job(kept.get()); });

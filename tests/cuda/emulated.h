@@ -33,10 +33,11 @@ typedef struct emulated_counts {
 } emulated_counts;
 emulated_counts emulated_counted(void);
 
-/* Of the stand-in for PyTorch: tensors that are out; the stream that it works in from now on; and
- * whether what ops give lies with channels innermost. */
+/* Of the stand-in for PyTorch: tensors that are out; the stream that it works in from now on, and
+ * does now; and whether what ops give lies with channels innermost. */
 int64_t emulated_tensors(void);
 void emulated_use(void *stream);
+void *emulated_used(void);
 void emulated_channels_last(int on);
 
 /* Of the same: what is called whenever memory is asked for or given back; NULL: nothing. */
@@ -51,14 +52,15 @@ int emulated_driver_failed(int error);
 
 /* What other stand-ins ask of the driver's: whether a call of theirs is to fail, perhaps only if it
  * is told so by name, with what error of the driver's (0: it is not); that a mistake is told;
- * whether bytes of the device's are within one
- * block that is out; whether there is a context; and that `job` is done in a stream, each
- * time if that is captured, after which `given` is dropped. */
+ * whether bytes of the device's are within one block that is out; whether there is a context;
+ * whether a stream does what it is given, and no capture is disturbed by it; and that `job` is done
+ * in a stream, each time if that is captured, after which `given` is dropped. */
 int emulated_fails(const char *name);
 int emulated_fails_by_name(const char *name);
 void emulated_mistake(const char *what);
 int emulated_is_out(const void *at, size_t bytes);
 int emulated_has_context(void);
+int emulated_takes(void *stream);
 int emulated_give(void *stream, int (*job)(void *), void *given, void (*drop)(void *));
 
 #ifdef __cplusplus

@@ -89,15 +89,15 @@ def test_a_kernel_that_fails_is_told_when_somebody_waits(gpu: Gpu) -> None:
 
 
 def test_a_gpu_without_memory_is_told_as_pytorch_tells_it(gpu: Gpu) -> None:
-    text = FORWARD.replace("5,37", "1009,37")  # a block that nobody has given back
-    inputs = [torch.randn(1009, 37), INPUTS[1]]
+    text = FORWARD.replace("5,37", "4099,37")  # a block that nobody has given back
+    inputs = [torch.randn(4099, 37), INPUTS[1]]
     given = [gpu.put(t) for t in inputs]
     plan = gpu.core.Session(text, {}, provider="gpu").plan(given, [False, False], [False])
     gpu.fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
     with pytest.raises(RuntimeError, match="out of memory"):
         plan.forward(given, 7)
     outputs, _ = plan.forward(given, 7)
-    assert gpu.get(outputs[0]).shape == (1009, 37)
+    assert gpu.get(outputs[0]).shape == (4099, 37)
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, LAUNCH_FAILED])

@@ -1,13 +1,18 @@
 /* A stand-in for the memory of PyTorch for CUDA, which is of the device whose context is current:
- * what is freed is handed out again at once, the lowest address of a size first. */
+ * what is freed is handed out again at once in the stream that was in use when it was made, the
+ * lowest address of a size first. A block has zones around it, and what is freed has other bytes
+ * from there on in that stream: who writes past an end is told, who reads too late sees it. */
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "emulated.h"
 
@@ -26,11 +31,71 @@ int fresh_memory(unsigned long long *at, size_t bytes) {
   return error;
 }
 
+constexpr size_t ZONE_BYTES = 512;
+enum { ZONE = 0xA5, FREED = 0xCB };
+
+/* A block that is out: `bytes` of `size`, with zones before and behind, for a stream. */
+struct block {
+  char *at;
+  size_t bytes, size;
+  void *stream;
+  bool zoned;
+};
+
 std::mutex mutex;
-std::map<void *, size_t> out;
-std::set<std::pair<size_t, void *>> kept;
+std::map<void *, block> out;
+std::set<std::tuple<void *, size_t, char *>> kept; /* of a stream */
+void *stream_in_use;
 void (*watcher)();
+
+void drop(void *given) { delete (block *)given; }
+
+/* In the order of its stream; what is captured is done at each launch, and left alone. */
+bool later(int (*job)(void *), const block &b) {
+  return emulated_takes(b.stream) && emulated_give(b.stream, job, new block(b), drop) == 0;
+}
+
+int mark(void *given) {
+  const block &b = *(block *)given;
+  memset(b.at - ZONE_BYTES, ZONE, ZONE_BYTES);
+  memset(b.at + b.bytes, ZONE, b.size - b.bytes + ZONE_BYTES);
+  return 0;
+}
+
+bool is_zone(const char *begin, const char *end) {
+  return std::all_of(begin, end, [](char c) { return (unsigned char)c == ZONE; });
+}
+
+int look(void *given) {
+  const block &b = *(block *)given;
+  if (!is_zone(b.at - ZONE_BYTES, b.at) || !is_zone(b.at + b.bytes, b.at + b.size + ZONE_BYTES))
+    emulated_mistake("a block is written to before its begin or behind its end");
+  return 0;
+}
+
+int spoil(void *given) {
+  const block &b = *(block *)given;
+  memset(b.at, FREED, b.size);
+  return 0;
+}
+
+/* The lowest of those that are free, or a new one. */
+int find(size_t size, char **at) {
+  const auto found = kept.lower_bound({stream_in_use, size, nullptr});
+  if (found != kept.end() && std::get<0>(*found) == stream_in_use && std::get<1>(*found) == size) {
+    *at = std::get<2>(*found);
+    kept.erase(found);
+    return 0;
+  }
+  unsigned long long fresh = 0;
+  const int error = fresh_memory(&fresh, size + 2 * ZONE_BYTES);
+  *at = (char *)fresh + ZONE_BYTES;
+  return error;
+}
 }  // namespace
+
+EXPORT void emulated_use(void *stream) { stream_in_use = stream; }
+void *emulated_used() { return stream_in_use; }
 
 EXPORT void emulated_watch_memory(void (*called)(void)) { watcher = called; }
 
@@ -43,28 +108,29 @@ EXPORT void emulated_fork(void) {
 EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at) {
   if (watcher) watcher();
   const std::lock_guard<std::mutex> lock(mutex);
-  const size_t size = (bytes + 511) / 512 * 512;
   if (!emulated_has_context()) emulated_mistake("memory is asked for without a context");
   *at = nullptr;
-  if (size == 0) return 0;
-  const auto found = kept.lower_bound({size, nullptr});
-  unsigned long long fresh = 0;
-  if (found != kept.end() && found->first == size) {
-    fresh = (unsigned long long)found->second;
-    kept.erase(found);
-  } else {
-    if (const int error = fresh_memory(&fresh, size)) return emulated_driver_failed(error);
-  }
-  out[ *at = (void *)fresh] = size;
+  if (bytes == 0) return 0;
+  block b = {nullptr, bytes, (bytes + 511) / 512 * 512, stream_in_use, false};
+  if (const int error = find(b.size, &b.at)) return emulated_driver_failed(error);
+  b.zoned = later(mark, b);
+  out[ *at = b.at] = b;
   return 0;
 }
 
 EXPORT int aoti_torch_cuda_caching_allocator_raw_delete(void *at) {
   if (watcher) watcher();
   const std::lock_guard<std::mutex> lock(mutex);
+  if (!at) return 0;
   const auto found = out.find(at);
-  if (!at || found == out.end()) return at ? 1 : 0;
-  kept.insert({found->second, at});
+  if (found == out.end()) {
+    emulated_mistake("memory is given back that is not out");
+    return 1;
+  }
+  const block b = found->second;
+  if (b.zoned) later(look, b);
+  later(spoil, b);
+  kept.insert({b.stream, b.size, b.at});
   out.erase(found);
   return 0;
 }

@@ -64,7 +64,6 @@ enum { F32 = 1032, F64 = 1064, F16 = 1016, BF16 = 1116, DEVICE_TYPE = 77, DEVICE
 std::mutex mutex; /* of what follows */
 std::set<const tensor *> tensors;
 bool channels_last;
-void *current_stream;
 
 thread_local std::string said;
 
@@ -225,7 +224,7 @@ int give(job *j, const numbers &dims, AtenTensorHandle *out) {
   }
   j->to.data = (char *)data;
   *out = added(j->to);
-  return emulated_give(current_stream, done, j, drop) ? fail("CUDA error") : AOTI_TORCH_SUCCESS;
+  return emulated_give(emulated_used(), done, j, drop) ? fail("CUDA error") : AOTI_TORCH_SUCCESS;
 }
 
 /* One list of numbers for each axis of x. */
@@ -263,7 +262,7 @@ EXPORT int32_t aoti_torch_dtype_bfloat16() { return BF16; }
 EXPORT AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void **out) {
   ENTER
   REQUIRE(device == DEVICE);
-  *out = current_stream;
+  *out = emulated_used();
   return AOTI_TORCH_SUCCESS;
 }
 
@@ -354,5 +353,4 @@ EXPORT int64_t emulated_tensors(void) {
   const std::lock_guard<std::mutex> lock(mutex);
   return (int64_t)tensors.size();
 }
-EXPORT void emulated_use(void *stream) { current_stream = stream; }
 EXPORT void emulated_channels_last(int on) { channels_last = on; }

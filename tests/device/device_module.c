@@ -138,15 +138,28 @@ static PyObject *counted(PyObject *module, PyObject *unused) {
                        "uploads", c.uploads, "from_and_to_host", c.from_and_to_host);
 }
 
-static PyObject *used_bytes(PyObject *module, PyObject *unused) {
-  (void)unused;
-  const omc_provider *p = device_provider();
-  omc_status status;
+static PyObject *used_bytes(PyObject *module, PyObject *args) {
+  const char *name = "device";
+  border b;
+  omc_status status = OMC_OK;
+  if (!PyArg_ParseTuple(args, "|s", &name)) return NULL;
+  if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
+  const omc_provider *p = b.provider;
   Py_BEGIN_ALLOW_THREADS
-  status = p->sync_all(p->ctx);
+  if (p->sync_all) status = p->sync_all(p->ctx);
   Py_END_ALLOW_THREADS
   if (status != OMC_OK) return omc_raise(PyModule_GetState(module), status);
   return PyLong_FromSize_t(p->memory(p->ctx).used_bytes);
+}
+
+static PyObject *give_back(PyObject *module, PyObject *args) {
+  unsigned long long address, bytes;
+  const char *name;
+  border b;
+  if (!PyArg_ParseTuple(args, "KKs", &address, &bytes, &name)) return NULL;
+  if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
+  b.provider->free(b.provider->ctx, (void *)(uintptr_t)address, (size_t)bytes, NULL);
+  return Py_NewRef(Py_None);
 }
 
 static PyMethodDef methods[] = {
@@ -158,7 +171,10 @@ static PyMethodDef methods[] = {
      "rest(tensor of a device, first, device='device') -> its elements from there on, of one dim; "
      "it must live as long"},
     {"counted", counted, METH_NOARGS, "counted() -> what the device has been given so far"},
-    {"used_bytes", used_bytes, METH_NOARGS, "used_bytes() -> memory in use, once all is done"},
+    {"used_bytes", used_bytes, METH_VARARGS,
+     "used_bytes(device='device') -> memory in use, once all is done"},
+    {"give_back", give_back, METH_VARARGS,
+     "give_back(address, bytes, device): memory, as a provider's user does"},
     {NULL, NULL, 0, NULL}};
 
 static int module_exec(PyObject *module) {

@@ -47,6 +47,14 @@ class Gpu:
         """The elements from there on of a tensor of one dim, which must live as long."""
         return self._device.rest(t, first, "gpu")
 
+    def used_bytes(self) -> int:
+        """That the provider has handed out."""
+        return self._device.used_bytes("gpu")
+
+    def give_back(self, address: int, size: int) -> None:
+        """Memory, as the provider's users do."""
+        self._device.give_back(address, size, "gpu")
+
     def write(self, to: Tensor, t: Tensor) -> None:
         """Other elements where there are some."""
         address, host = ctypes.c_void_p(to.data_ptr()), t.contiguous()
