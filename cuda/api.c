@@ -125,6 +125,11 @@ omc_status omc_cublaslt_check(int result, const char *what) {
                   api.cublasLtGetStatusString(result));
 }
 
+omc_status omc_nvrtc_check(int result, const char *what) {
+  if (result == 0) return OMC_OK;
+  OMC_FAIL(EINTERNAL, "%s: %s", what, api.nvrtcGetErrorString(result));
+}
+
 /* PyTorch tells of its failures by words alone, which are the driver's where that has failed. */
 static omc_status status_said(const char *said) {
   if (strstr(said, "out of memory")) return OMC_EDEVICEMEM;

@@ -50,6 +50,11 @@ omc_status omc_cublaslt_check(int result, const char *what) OMC_MUST_USE;
 #define OMC_CUBLASLT_TRY(name, ...) \
   OMC_TRY(omc_cublaslt_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
 
+/* The same of NVRTC. */
+omc_status omc_nvrtc_check(int result, const char *what) OMC_MUST_USE;
+#define OMC_NVRTC_TRY(name, ...) \
+  OMC_TRY(omc_nvrtc_check(omc_cuda_api_get()->name(__VA_ARGS__), #name))
+
 /* What an exception of PyTorch's says of `what`, a node or whatever it was asked for: OMC_OK if
  * result is 0 and there was none, OMC_EDEVICEMEM, OMC_EDEVICE where nothing works any more, or
  * OMC_EINTERNAL. */

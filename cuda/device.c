@@ -7,7 +7,10 @@
 #include "base/lock.h"
 #include "cuda/api.h"
 
-enum { MAX_DEVICES = 64, LEAST_ARCHITECTURE = 80 };
+enum { MAX_DEVICES = 64, LEAST_ARCHITECTURE = 80, MOST_ARCHITECTURES = 256 };
+
+/* Of CUDA, whose cuBLASLt is called here. */
+enum { FIRST_MAJOR = 12, LAST_MAJOR = 13 };
 
 /* Of the driver's interface. */
 enum {
@@ -52,6 +55,32 @@ static omc_status describe(int handle, omc_cuda_device *d) {
   return OMC_OK;
 }
 
+/* A driver loads what a compiler of its own major version makes, or of an earlier one. */
+static omc_status check_versions(void) {
+  int driver, major, minor;
+  OMC_CUDA_TRY(cuDriverGetVersion, &driver);
+  OMC_NVRTC_TRY(nvrtcVersion, &major, &minor);
+  if (driver / 1000 < major)
+    OMC_FAIL(EUNSUPPORTED, "the driver is one for CUDA %d.%d, NVRTC one of CUDA %d.%d",
+             driver / 1000, driver % 1000 / 10, major, minor);
+  const size_t cublaslt = omc_cuda_api_get()->cublasLtGetVersion() / 10000;
+  if (cublaslt < FIRST_MAJOR || cublaslt > LAST_MAJOR)
+    OMC_FAIL(EUNSUPPORTED, "cuBLASLt is of version %zu, what is known here is %d to %d", cublaslt,
+             FIRST_MAJOR, LAST_MAJOR);
+  return OMC_OK;
+}
+
+static omc_status check_compiler(const omc_cuda_device *d) {
+  int n, known[MOST_ARCHITECTURES];
+  OMC_NVRTC_TRY(nvrtcGetNumSupportedArchs, &n);
+  if (n > MOST_ARCHITECTURES) OMC_FAIL(EINTERNAL, "NVRTC says that it knows %d architectures", n);
+  OMC_NVRTC_TRY(nvrtcGetSupportedArchs, known);
+  for (int i = 0; i < n; i++)
+    if (known[i] == d->architecture) return OMC_OK;
+  OMC_FAIL(EUNSUPPORTED, "GPU %d is of sm_%d, for which this NVRTC does not compile", d->ordinal,
+           d->architecture);
+}
+
 static omc_status make_letter_box(omc_cuda_device *d) {
   omc_cuda_ptr seen;
   if (!d->box) {
@@ -77,9 +106,11 @@ static omc_status open_device(int ordinal, omc_cuda_device *d) {
   int handle;
   OMC_TRY(omc_cuda_api_load(&api));
   OMC_CUDA_TRY(cuInit, 0);
+  OMC_TRY(check_versions());
   OMC_CUDA_TRY(cuDeviceGet, &handle, ordinal);
   d->ordinal = ordinal;
   OMC_TRY(describe(handle, d));
+  OMC_TRY(check_compiler(d));
   if (!d->context) OMC_CUDA_TRY(cuDevicePrimaryCtxRetain, &d->context, handle);
   OMC_TRY(omc_cuda_enter(d));
   const omc_status status = furnish(d);

@@ -23,7 +23,8 @@ typedef struct omc_cuda_device {
 } omc_cuda_device;
 
 /* The GPU of that number, opened when it is first asked for; lives for the process. Any thread.
- * OMC_EUNSUPPORTED: no driver, no such GPU, or one older than sm_80. */
+ * OMC_EUNSUPPORTED: no driver, no such GPU, one older than sm_80, or libraries that do not go
+ * together or with it. */
 omc_status omc_cuda_device_get(int ordinal, omc_cuda_device **out) OMC_MUST_USE;
 
 /* What the driver is asked for between these is asked of the device's context. */

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import on_device
 import pytest
-from cold import Cold
+from cold_gpu import Cold
 from emulated_gpu import Gpu
 from hardware_gpu import Hardware
 

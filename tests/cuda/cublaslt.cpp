@@ -219,6 +219,9 @@ EXPORT const char *cublasLtGetStatusString(int status) {
   return statuses.count(status) ? statuses.at(status).second : "unknown";
 }
 
+EXPORT size_t cublasLtGetVersion(void) {
+  return (size_t)emulated_number("EMULATED_CUBLASLT", 130000);
+}
 EXPORT int cublasLtCreate(void **handle) {
   ENTER
   if (!emulated_has_context()) return NOT_INITIALIZED;

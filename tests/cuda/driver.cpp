@@ -70,8 +70,7 @@ const struct {
 };
 
 constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
-const char *const given_bytes = getenv("EMULATED_SHARED_BYTES");
-const int SHARED_BYTES = given_bytes ? atoi(given_bytes) : 232448; /* of a block */
+const int SHARED_BYTES = emulated_number("EMULATED_SHARED_BYTES", 232448); /* of a block */
 int the_context;
 
 std::mutex mutex; /* of all that follows */
@@ -168,6 +167,13 @@ EXPORT int cuInit(unsigned) {
   if (fails(__func__)) return fail_with;
   initialised = true;
   open_memory();
+  return SUCCESS;
+}
+
+EXPORT int cuDriverGetVersion(int *version) {
+  std::unique_lock<std::mutex> lock(mutex);
+  if (fails(__func__)) return fail_with;
+  *version = emulated_number("EMULATED_DRIVER", 13000);
   return SUCCESS;
 }
 
@@ -398,9 +404,11 @@ EXPORT void emulated_read(void *host, const void *device, size_t bytes) {
   touching now;
   memcpy(host, device, bytes);
 }
-EXPORT void emulated_fail(int64_t n, const char *name, int error) {
+EXPORT int emulated_fail(int64_t n, const char *name, int error) {
   std::unique_lock<std::mutex> lock(mutex);
+  const bool pending = fail_in >= 0;
   fail_in = n, fail_name = name, fail_with = error;
+  return pending;
 }
 EXPORT emulated_counts emulated_counted(void) {
   std::unique_lock<std::mutex> lock(mutex);

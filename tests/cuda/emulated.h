@@ -4,10 +4,17 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* What a variable of the environment says that the stand-ins are to be like. */
+static inline int emulated_number(const char *name, int otherwise) {
+  const char *text = getenv(name);
+  return text ? atoi(text) : otherwise;
+}
 
 /* Another stream than the default one; lives for the process. */
 void *emulated_stream(void);
@@ -22,8 +29,9 @@ void emulated_write(void *device, const void *host, size_t bytes);
 void emulated_read(void *host, const void *device, size_t bytes);
 
 /* Call number n from now on (0: the next one) to a function of the driver or cuBLASLt fails with
- * `error`; all names if `name` is NULL. Negative: none does any more. */
-void emulated_fail(int64_t n, const char *name, int error);
+ * `error`, of NVRTC if `name` is its; all names if `name` is NULL. Negative: none does any more.
+ * Whether one that was to fail had yet to come. */
+int emulated_fail(int64_t n, const char *name, int error);
 
 typedef struct emulated_counts {
   uint64_t launches, copies, compiled, mistakes; /* of the driver's user; each is told on stderr */

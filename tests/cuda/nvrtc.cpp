@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-extern "C" int emulated_fails_by_name(const char *name); /* see emulated.h */
+#include "emulated.h"
 
 namespace {
 
@@ -20,7 +20,11 @@ struct program {
   std::string source, log, image;
   std::vector<std::pair<std::string, std::string>> headers;
 };
-enum { SUCCESS = 0, OUT_OF_MEMORY = 1, COMPILATION = 6 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 1, COMPILATION = 6, INTERNAL_ERROR = 11 };
+
+#define ENTER                                                                     \
+  if (const int error = emulated_fails_by_name(__func__)) /* one of the driver */ \
+    return error == 2 ? OUT_OF_MEMORY : INTERNAL_ERROR;
 
 /* Of threads that compile, which the process must not end under. */
 struct at_work {
@@ -65,15 +69,30 @@ int keep_source(const program *p, const std::string &folder) {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT int nvrtcVersion(int *major, int *minor) {
-  *major = 0, *minor = VERSION;
+  ENTER
+  *major = 13, *minor = VERSION;
+  return SUCCESS;
+}
+EXPORT int nvrtcGetNumSupportedArchs(int *n) {
+  ENTER
+  *n = 2;
+  return SUCCESS;
+}
+EXPORT int nvrtcGetSupportedArchs(int *architectures) {
+  ENTER
+  architectures[0] = 80, architectures[1] = emulated_number("EMULATED_COMPILED", 90);
   return SUCCESS;
 }
 EXPORT const char *nvrtcGetErrorString(int error) {
-  return error == SUCCESS ? "NVRTC_SUCCESS" : "NVRTC_ERROR_COMPILATION";
+  return error == SUCCESS         ? "NVRTC_SUCCESS"
+         : error == OUT_OF_MEMORY ? "NVRTC_ERROR_OUT_OF_MEMORY"
+         : error == COMPILATION   ? "NVRTC_ERROR_COMPILATION"
+                                  : "NVRTC_ERROR_INTERNAL_ERROR";
 }
 
 EXPORT int nvrtcCreateProgram(void **out, const char *source, const char *, int n,
                               const char *const *headers, const char *const *names) {
+  ENTER
   program *p = new program{source, {}, {}, {}};
   for (int i = 0; i < n; i++) p->headers.emplace_back(names[i], headers[i]);
   *out = p;
@@ -83,7 +102,7 @@ EXPORT int nvrtcCreateProgram(void **out, const char *source, const char *, int 
 EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
   const working now;
   program *p = (program *)handle;
-  if (emulated_fails_by_name(__func__)) return OUT_OF_MEMORY;
+  ENTER
   if (const char *kept = getenv("EMULATED_SOURCES")) return keep_source(p, kept);
   char root[] = "/tmp/emulated.XXXXXX";
   if (!mkdtemp(root)) return COMPILATION;
@@ -105,18 +124,22 @@ EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
 }
 
 EXPORT int nvrtcGetProgramLogSize(void *handle, size_t *bytes) {
+  ENTER
   *bytes = ((program *)handle)->log.size() + 1;
   return SUCCESS;
 }
 EXPORT int nvrtcGetProgramLog(void *handle, char *log) {
+  ENTER
   strcpy(log, ((program *)handle)->log.c_str());
   return SUCCESS;
 }
 EXPORT int nvrtcGetCUBINSize(void *handle, size_t *bytes) {
+  ENTER
   *bytes = ((program *)handle)->image.size();
   return SUCCESS;
 }
 EXPORT int nvrtcGetCUBIN(void *handle, char *image) {
+  ENTER
   const std::string &from = ((program *)handle)->image;
   memcpy(image, from.data(), from.size());
   return SUCCESS;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cold import Cold
+from cold_gpu import Cold
 
 # Blocks of PyTorch's; what is written is written by the host, once the device is done.
 BLOCKS = """

@@ -98,8 +98,9 @@ class Gpu:
     def wait(self, stream: int) -> None:
         self.driver.emulated_wait(ctypes.c_void_p(stream))
 
-    def fail(self, n: int, name: bytes | None, error: int) -> None:
-        self.driver.emulated_fail(ctypes.c_int64(n), name, error)
+    def fail(self, n: int, name: bytes | None, error: int) -> bool:
+        """Let call `n` from now on to a function fail; whether one that was to fail had yet to come."""
+        return bool(self.driver.emulated_fail(ctypes.c_int64(n), name, error))
 
     @contextlib.contextmanager
     def watched_memory(self, called: Callable[[], None]) -> Iterator[None]:
