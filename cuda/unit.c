@@ -49,14 +49,15 @@ static const char *const options[] = {
 };
 enum { N_OPTIONS = sizeof options / sizeof *options };
 
-/* What an image depends on, from the compiler to what is included, to be given to free(). */
+/* What an image depends on, from the compiler to what is included, to be given to free(); NULL: not
+ * known. */
 static char *key_of(const omc_cuda_unit *unit) {
   char *key = NULL;
   size_t bytes;
   int major = 0, minor = 0;
+  if (omc_cuda_api_get()->nvrtcVersion(&major, &minor) != 0) return NULL;
   FILE *out = open_memstream(&key, &bytes);
   if (!out) return NULL;
-  omc_cuda_api_get()->nvrtcVersion(&major, &minor);
   fprintf(out, "NVRTC %d.%d sm_%d\n", major, minor, unit->device->architecture);
   for (int i = 0; i < N_OPTIONS; i++) fprintf(out, "%s\n", options[i]);
   for (int i = 0; i < omc_cuda_n_sources; i++)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import on_device
 import pytest
 import torch
+from cold_gpu import Cold
 from emulated_gpu import Gpu
 
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
@@ -107,6 +110,83 @@ def test_who_waits_after_each_op_is_told_at_once() -> None:
     first, second = ran.stdout.splitlines()
     assert "Gather" in first and "index 10 is out of range, there are 10" in first
     assert "CUDA_ERROR_LAUNCH_FAILED" in second and "noticed" not in second
+
+
+# A constant, two kernels, one of which asks for shared memory, and their gradients.
+STEP = """
+import json
+attention = "%0 = Mul(%x, %c)\\n%y, %lse = Attention(%0, %x, %x) {scale=0.125}\\n"
+plain = "%y = Mul(%x, %c)\\n"
+x, c = torch.linspace(-1, 1, 384).view(1, 2, 3, 64), torch.linspace(1, 2, 64)
+def step(ops):
+    given = [gpu.put(x)]
+    text = "input %x : f32[1,2,3,64] grad\\nconst %c : f32[64] = @\\n" + ops + "return %y\\n"
+    plan = gpu.core.Session(text, {"c": c}, provider="gpu").plan(given, [True], [True])
+    outputs, run = plan.forward(given, 0)
+    return [gpu.get(t) for t in (*outputs, *plan.backward(run, given, outputs, [gpu.put(x)]))]
+def is_right(ops):
+    leaf = x.clone().requires_grad_()
+    y = leaf * c
+    if ops == attention:
+        y = torch.nn.functional.scaled_dot_product_attention(y, leaf, leaf, scale=0.125)
+    y.backward(x)
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(step(ops), (y, leaf.grad)))
+def attempt(ops, n, name, error):
+    gpu.fail(n, name, error)
+    told = "", ""
+    try:
+        step(ops)
+    except Exception as failure:
+        told = type(failure).__name__, str(failure)
+    print(json.dumps([gpu.fail(-1, None, 0), *told, is_right(ops)]))
+"""
+# Tensors that the tests themselves make there have no exceptions of their own.
+KINDS = {
+    OUT_OF_MEMORY: [("OutOfMemoryError", "device memory")],
+    LAUNCH_FAILED: [("DeviceError", "the device failed"), ("RuntimeError", "the device failed")],
+}
+HARMLESS = 2  # calls of that step: whether a stream is captured, forward and backward
+
+
+def attempted(
+    cold: Cold, ops: str, n: int, name: bytes | None, error: int, **environment: str
+) -> tuple[bool, str, str]:
+    """Of a new process whose call `n` is to fail: whether its step went by before that, and its exception.
+
+    The next step of that process is right.
+    """
+    ran = cold.run(STEP + f"attempt({ops}, {n}, {name}, {error})", **environment)
+    assert (ran.err, ran.code) == ("", 0)
+    pending, kind, words, is_right = json.loads(ran.out)
+    assert is_right, (n, kind, words)
+    return pending, kind, words
+
+
+@pytest.mark.parametrize("error", KINDS)
+def test_whichever_call_of_a_new_process_fails_its_kind_is_told_and_the_next_step_is_right(
+    cold: Cold, error: int
+) -> None:
+    told = []
+    for n in itertools.count():
+        pending, kind, words = attempted(cold, "attention", n, None, error)
+        if pending:
+            break
+        told += [(kind, words.partition(":")[0])] if kind else []
+    assert len(told) == n - HARMLESS and n > 40
+    assert {*told} <= {*KINDS[error]}
+
+
+@pytest.mark.parametrize("error", KINDS)
+@pytest.mark.parametrize(
+    "name", [b"nvrtcCreateProgram", b"nvrtcCompileProgram", b"nvrtcGetCUBINSize", b"nvrtcGetCUBIN"]
+)
+def test_code_that_a_new_process_cannot_compile_is_compiled_by_the_next_step(
+    cold: Cold, name: bytes, error: int, tmp_path: Path
+) -> None:
+    pending, kind, words = attempted(cold, "plain", 0, name, error, XDG_CACHE_HOME=str(tmp_path))
+    assert (pending, kind) == (False, "RuntimeError")
+    named = {OUT_OF_MEMORY: "NVRTC_ERROR_OUT_OF_MEMORY", LAUNCH_FAILED: "NVRTC_ERROR_INTERNAL_ERROR"}[error]
+    assert words.endswith(f"device code does not compile: {named}")
 
 
 def test_code_that_was_not_compiled_for_want_of_memory_is_compiled_again(
