@@ -23,6 +23,12 @@ const omc_provider *omc_provider_host(void) {
   return providers[0].get(0, &host) == OMC_OK ? host : NULL;
 }
 
+omc_status omc_provider_told(const omc_provider *p) {
+  const omc_status status = p->told ? p->told(p->ctx) : OMC_OK;
+  if (status != OMC_OK) OMC_FAIL(EDEVICE, "work given before: %s", omc_status_detail());
+  return OMC_OK;
+}
+
 /* The number after the colon, 0 if there is none; -1: no such number. */
 static int32_t ordinal_of(const char *text) {
   char *end;

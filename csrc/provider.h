@@ -162,6 +162,10 @@ typedef struct omc_provider {
  * number 0. OMC_EINVALID: there is none; OMC_EUNSUPPORTED says what the device's lacks here. */
 omc_status omc_provider_find(const char *name, const omc_provider **out) OMC_MUST_USE;
 
+/* OMC_EDEVICE: what p is known by now to have failed of what it was given before; told once, and
+ * waits for nothing. */
+omc_status omc_provider_told(const omc_provider *p) OMC_MUST_USE;
+
 /* The one that computes in the host's memory: constants are folded with it. */
 const omc_provider *omc_provider_host(void);
 

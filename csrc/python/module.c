@@ -89,6 +89,16 @@ static PyObject *pool_trim(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject *told(PyObject *module, PyObject *args) {
+  const char *name;
+  const omc_provider *p;
+  if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+  omc_status status = omc_provider_find(name, &p);
+  if (status == OMC_OK) status = omc_provider_told(p);
+  if (status != OMC_OK) return omc_raise(PyModule_GetState(module), status);
+  Py_RETURN_NONE;
+}
+
 static PyObject *restarts(PyObject *module, PyObject *args) {
   (void)module;
   int number;
@@ -138,6 +148,8 @@ static PyMethodDef methods[] = {
     {"pool_trim", pool_trim, METH_NOARGS, "pool_trim(): give cached memory back to the system"},
     {"optim_step", (PyCFunction)(void (*)(void))omc_take_step, METH_VARARGS | METH_KEYWORDS,
      "optim_step(rule, tensors, groups, ...) -> norm of the gradients, if it was asked for"},
+    {"told", told, METH_VARARGS,
+     "told(provider): raise what it is known to have failed of what it was given"},
     {"restarts", restarts, METH_VARARGS,
      "restarts(signal) -> whether calls of the system that it interrupts go on"},
     {NULL, NULL, 0, NULL}};

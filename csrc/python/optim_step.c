@@ -166,6 +166,7 @@ static omc_status take_step(const reading *r, const omc_optim_step *step) {
   void *queue;
   if (omc_current_queue(r->m, r->provider, &queue) < 0) OMC_FAIL(ECALLBACK, "the current queue");
   omc_status status = omc_optim_check(step);
+  if (status == OMC_OK) status = omc_provider_told(r->provider);
   if (status != OMC_OK) return status;
   Py_BEGIN_ALLOW_THREADS
   status = r->provider->step(r->provider->ctx, step, queue);

@@ -182,10 +182,6 @@ static omc_status as_devices(omc_status status, const char *of) {
   OMC_FAIL(EDEVICE, "%s: %s", of, omc_status_detail());
 }
 
-static omc_status check_device(const omc_provider *p) {
-  return p->told ? as_devices(p->told(p->ctx), "work given before") : OMC_OK;
-}
-
 /* Steps begin .. end-1 of a plan at work. */
 typedef struct steps {
   omc_kernel_args *args;
@@ -305,7 +301,7 @@ omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *q
   omc_track *track = &x->tracks[phase];
   phase_of these = {run, work, phase};
   bool replayed = false;
-  OMC_TRY(check_device(p));
+  OMC_TRY(omc_provider_told(p));
   OMC_TRY(resolve(x, work, phase));
   if (!p->give) return give_phase(&these, NULL, queue);
   for (uint32_t b = 0; b < x->n_bases; b++) work->used[b] = track->uses[b] ? work->bases[b] : NULL;

@@ -263,11 +263,22 @@ def optim_step(
     ------
     TypeError, ValueError
         A tensor is not what its rule takes; nothing has been changed.
+    DeviceError
+        What the provider was given before has failed, or the step; nothing has been changed in the first case.
     NotImplementedError
         The provider has no optimizers.
     """
 
 def pool_stats() -> dict[str, int]: ...
 def pool_trim() -> None: ...
+def told(provider: str) -> None:
+    """Look, without a wait, for what the provider has failed of what it was given; told once.
+
+    Raises
+    ------
+    DeviceError
+        What it is.
+    """
+
 def restarts(signal: int) -> bool:
     """Whether calls of the system that a signal interrupts go on once its handler has run."""

@@ -4,6 +4,10 @@ A module runs where its tensors are: its graphs' sessions are opened on the prov
 has no kernel for; such ops run in PyTorch, on the device.
 """
 
+import atexit
+import functools
+import os
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -35,4 +39,21 @@ def _refusal(device: torch.device) -> str:
         _C.infer("Neg", [("f32", (1,))], provider=provider_of(device))
     except (NotImplementedError, RuntimeError) as error:
         return f"device {device} cannot be computed on: {first_lines(error)}"
+    if device.type != "cpu":
+        tell_at_exit(provider_of(device))
     return ""
+
+
+@functools.cache
+def tell_at_exit(provider: str) -> None:
+    """Have a warning say at the end of the process what nobody has asked the provider after its last step."""
+    atexit.register(_tell, provider, os.getpid())
+
+
+def _tell(provider: str, process: int) -> None:
+    if os.getpid() != process:  # a forked child has nothing of the device
+        return
+    try:
+        _C.told(provider)
+    except RuntimeError as error:
+        warnings.warn(f"at the end of the process: {first_lines(error)}", stacklevel=1)

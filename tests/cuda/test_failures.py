@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,46 @@ def test_an_index_out_of_range_is_told_by_the_next_step_which_waits_for_nothing(
     outputs, _ = plan.forward(given, 0)
     gpu.fail(-1, None, 0)
     assert torch.equal(gpu.get(outputs[0]), TABLE[GOOD])
+
+
+def test_a_step_of_an_optimizer_tells_what_a_kernel_has_written_before_it_changes_anything(gpu: Gpu) -> None:
+    plan, given = gpu.plan(PICKING, [TABLE, BAD])
+    weight, grad = gpu.put(torch.ones(3)), gpu.put(torch.ones(3))
+    plan.forward(given, 0)
+    gpu.wait(0)  # as whoever reads the loss
+
+    def step() -> None:
+        tensors = [(0, weight, grad, None, None, True, ())]
+        gpu.core.optim_step("sgd", tensors, [{"lr": 0.5}], provider="gpu")
+
+    with pytest.raises(gpu.core.DeviceError, match=r"work given before: .*Gather.*: index 10 is out of range"):
+        step()
+    assert gpu.get(weight).eq(1).all()
+    step()
+    assert gpu.get(weight).eq(0.5).all()
+
+
+AT_EXIT = f"""
+from ortmodule_c import devices
+devices._C = gpu.core
+devices.tell_at_exit("gpu")
+plan, given = gpu.plan({PICKING!r}, [torch.ones(10, 4), torch.tensor([1, 10, 2])])
+plan.forward(given, 0)
+gpu.wait(0)
+"""
+
+
+def test_what_nobody_has_asked_for_is_a_warning_when_the_process_ends(cold: Cold) -> None:
+    ran = cold.run(AT_EXIT)
+    assert (ran.out, ran.code) == ("", 0)
+    assert re.search(
+        r"UserWarning: at the end of the process: .*Gather.*: index 10 is out of range, there are 10", ran.err
+    )
+
+
+def test_a_forked_child_looks_at_nothing_of_the_devices(cold: Cold) -> None:
+    ran = cold.run(AT_EXIT + "import os\nif os.fork(): os.wait(), os._exit(0)")
+    assert ran == ("", "", 0)
 
 
 def test_a_device_that_has_failed_is_told_with_the_op_that_met_it(gpu: Gpu) -> None:
