@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-from ortmodule_c import ORTModule
+from ortmodule_c import _C, ORTModule
 from ortmodule_c.optim import FusedAdam
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -95,6 +95,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
+def held() -> int:
+    return torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
+
+
 def losses(
     model: nn.Module, x: Tensor, dtype: torch.dtype | None = None, steps: int = 10, optimizer: Any = torch.optim.AdamW
 ) -> list[float]:
@@ -130,6 +134,102 @@ def test_the_fused_optimizer_trains_there() -> None:
         losses(ours, words(), optimizer=lambda p, lr: FusedAdam(p, lr=lr, weight_decay=1e-2)),
     )
     torch.testing.assert_close(got, want, rtol=1e-3, atol=0)
+
+
+@needs_gpu
+def test_steps_that_repeat_are_replayed() -> None:
+    model = ORTModule(gpt2(0.1).to(DEVICE))
+    losses(model, words(), steps=12, optimizer=torch.optim.SGD)
+    assert model.stats()["replays"] > 0
+
+
+@pytest.mark.parametrize("told_by", ["forward", "optimizer"])
+def test_an_index_out_of_range_is_told_and_the_next_step_is_right(told_by: str) -> None:
+    """The CPU tells at once, a GPU when the host next comes to it; nothing is learned of that step then."""
+    model = ORTModule(Block().to(DEVICE))
+    optimizer, bad = FusedAdam(model.parameters(), lr=1e-3), words()
+    bad[0, 0] = 50
+    want = model(words()).item()
+    with pytest.raises((IndexError, _C.DeviceError), match="index (50 is )?out of range"):
+        loss = model(bad)
+        loss.backward()
+        loss.item()
+        optimizer.step() if told_by == "optimizer" else model(words())
+    model.zero_grad()
+    assert model(words()).item() == want
+
+
+@needs_gpu
+def test_a_smaller_step_runs_after_one_that_had_no_memory() -> None:
+    linear = nn.Linear(1024, 1024, bias=False).to(DEVICE)
+    model, whole = ORTModule(linear), torch.cuda.get_device_properties(DEVICE).total_memory
+    share = 2**31  # of bytes; the input takes it, the result as much again
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((held() + 1.5 * share) / whole)
+    try:
+        x = torch.ones(share // 4096, 1024, device=DEVICE)
+        with pytest.raises(torch.OutOfMemoryError), torch.no_grad():
+            model(x)
+        torch.testing.assert_close(model(x[:8]), linear(x[:8]), rtol=1e-3, atol=1e-3)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert not model.fallback_report()
+
+
+def test_attention_of_heads_that_are_too_long_is_pytorchs() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x.sin(), x.cos(), is_causal=True)
+
+    results, model = [], ORTModule(Attention())
+    for m in (model, model.module):
+        x = torch.linspace(-1, 1, 2 * 3 * 5 * 320, device=DEVICE).view(2, 3, 5, 320).requires_grad_()
+        y = m(x)
+        y.square().sum().backward()
+        results.append([y.detach(), x.grad])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert len(model.fallback_report()) == (DEVICE.type == "cuda")  # the CPU's kernel takes any
+
+
+def test_the_fused_optimizer_trains_with_a_loss_that_is_scaled() -> None:
+    eager = Block().to(DEVICE)
+    found = []
+    for model, optimizer in (
+        (eager, torch.optim.AdamW),
+        (ORTModule(copy.deepcopy(eager)), lambda p, lr: FusedAdam(p, lr=lr, weight_decay=1e-2)),
+    ):
+        of_model = optimizer(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10)
+        for _ in range(10):
+            with torch.autocast(DEVICE.type, torch.float16):
+                loss = model(words())
+            scaler.scale(loss).backward()
+            scaler.step(of_model)
+            scaler.update()
+            of_model.zero_grad()
+        found.append([loss.item(), scaler.get_scale()])
+    (want, scale), got = found
+    assert abs(got[0] - want) <= LOSSES[torch.float16] * abs(want) and got[1] == scale
+
+
+@needs_gpu
+def test_a_graph_of_the_users_own_gives_what_eager_gives() -> None:
+    eager = bert().to(DEVICE).eval()
+    model, ids, other = ORTModule(eager), words(9), words(9).flip(0)
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what is lazy is done before
+            for _ in range(3):
+                model(ids)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(ids)
+        for x in (other, words(9)):
+            ids.copy_(x)
+            graph.replay()
+            torch.testing.assert_close(y, eager(x), rtol=1e-3, atol=1e-4)
 
 
 def test_another_size_takes_another_plan_of_the_same_graph() -> None:
@@ -234,10 +334,6 @@ def test_two_threads_give_what_one_gives() -> None:
     for thread in threads:
         thread.join()
     assert got == want
-
-
-def held() -> int:
-    return torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
 
 
 def life() -> list[int]:
