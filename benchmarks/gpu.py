@@ -1,9 +1,10 @@
 """What has to run on a GPU, in parts: tests, then benchmarks; called by ``benchmarks/gpu.sh``.
 
 Each part is a process with a time limit and leaves ``NAME.json`` and ``NAME.log`` in the folder ``--out``. A part that
-has left its file is not run again, so that the next call does what there was no time for; one that fails stops no
-other. Tests run beside each other, benchmarks one at a time. At the end ``gpu.json`` has all parts, ``gpu.txt`` the
-tables. The exit status is 0 if all parts have passed, 1 if one has failed, 3 if some have not been run.
+has passed or failed is not run again, so that the next call does what there was no time for, what was ended at its
+limit, and what lacked a program; one that fails stops no other. Tests run beside each other, benchmarks one at a time.
+At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where "absent" is a part that lacks its program. The exit
+status is 0 if all other parts have passed, 1 if one has failed or taken too long, 3 if some have not been run.
 
 ``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests, and leaves its files
 in a folder of its own.
@@ -88,7 +89,7 @@ class Part:
 
 @dataclass
 class Outcome:
-    """What became of a part: "passed", "failed", "timeout" (its own limit), or "absent" where it needs a program."""
+    """What became of a part: "passed", "failed", "timeout" (its own limit), or "absent" where it lacks a program."""
 
     part: str
     status: str
@@ -164,7 +165,7 @@ class Runner:
     device
         That they run on, for what they say of the machine.
     seconds
-        For all of them.
+        That are left for all of them.
     least
         Seconds that have to be left for a part to be started.
     """
@@ -181,9 +182,14 @@ class Runner:
     def file(self, part: Part) -> Path:
         return self.out / f"{part.name}.json"
 
+    def outcome(self, part: Part) -> Outcome | None:
+        """What has become of a part so far."""
+        return Outcome(**read_json(self.file(part))) if self.file(part).exists() else None  # type: ignore[arg-type]
+
     def run(self, part: Part) -> None:
-        """Run a part that has not left its file; it leaves none either if the time of all is over first."""
-        if self.file(part).exists():
+        """Run a part that has neither passed nor failed; it leaves no file if the time of all is over first."""
+        before = self.outcome(part)
+        if before is not None and before.status in ("passed", "failed"):
             return
         if part.needs and shutil.which(part.needs) is None:
             self.keep(part, Outcome(part.name, "absent"))
@@ -222,13 +228,14 @@ class Runner:
             print(f"{part.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
 
     def run_all(self, wanted: list[Part]) -> dict[str, Outcome]:
-        """Run those that have not left their files; the outcomes of all that have by then."""
+        """Run those that are still to be run; the outcomes of all that have one by then."""
         beside = [part for part in wanted if not part.alone]
         with ThreadPoolExecutor(max(1, min(len(beside), (os.cpu_count() or 2) // 2))) as pool:
             list(pool.map(self.run, beside))
         for part in wanted:
-            self.run(part)
-        return {p.name: Outcome(**json.loads(self.file(p).read_text())) for p in wanted if self.file(p).exists()}
+            if part.alone:
+                self.run(part)
+        return {part.name: o for part in wanted if (o := self.outcome(part)) is not None}
 
 
 def tests_table(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
@@ -240,7 +247,8 @@ def tests_table(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
             table.add_row(part.name, "not run")
         else:
             tests = [str(o.found.get(k, "")) for k in ("passed", "failed", "skipped")]
-            table.add_row(part.name, o.status, f"{o.seconds:.0f}", *tests)
+            status = f"absent: no {part.needs}" if o.status == "absent" else o.status
+            table.add_row(part.name, status, f"{o.seconds:.0f}", *tests)
     return table
 
 
@@ -287,7 +295,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, help="folder of what the parts leave: build/gpu, rehearsals build/gpu-rehearsal")
     p.add_argument("--device", default="cuda")
-    p.add_argument("--minutes", type=float, default=9.0, help="for all parts of this call")
+    p.add_argument("--minutes", type=float, default=9.0, help="for all of this call")
+    p.add_argument("--begun", type=float, default=time.time(), help="when it began, in seconds of the epoch")
     p.add_argument("--parts", nargs="+", metavar="NAME", help="some parts only")
     p.add_argument("--tiny", action="store_true", help="tiny models and a part of the tests, to rehearse")
     p.add_argument("--build", action="store_true", help="bring the extension up to date first")
@@ -301,7 +310,7 @@ def main() -> None:
     wanted = [part for part in every if not a.parts or part.name in a.parts]
     if a.build:
         subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, timeout=300, check=True)
-    runner = Runner(a.out or default_out(a.device, a.tiny), a.device, 60 * a.minutes)
+    runner = Runner(a.out or default_out(a.device, a.tiny), a.device, a.begun + 60 * a.minutes - time.time())
     outcomes = runner.run_all(wanted)
     told(runner, wanted, outcomes)
     raise SystemExit(status_of(wanted, outcomes))

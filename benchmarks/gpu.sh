@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tests and measures the extension on a GPU, once built: benchmarks/gpu.sh [options of benchmarks/gpu.py].
 # Nothing is installed where python3 ($PYTHON) has what is needed; else what lacks is asked of pip, in an environment
-# of its own. Run it again for the parts that there was no time for.
+# of its own. All of it takes 9 minutes at most. Run it again for the parts that there was no time for.
 set -e
+BEGUN=$(date +%s)
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 NEEDED="torch numpy onnx onnx_ir transformers rich pytest setuptools"
@@ -17,4 +18,4 @@ if [ -n "$(lacks)" ]; then
   [ -z "$(lacks)" ] || { echo "these are still missing: $(lacks)"; exit 2; }
 fi
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-exec "$PYTHON" benchmarks/gpu.py --build "$@"
+exec "$PYTHON" benchmarks/gpu.py --build --begun "$BEGUN" "$@"

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, steps_table
+from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, steps_table, tests_table
 from gpu_models import GPU, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +125,7 @@ def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
     assert status_of(wanted, outcomes) == 1 and status_of(wanted[2:], {"good": outcomes["good"]}) == 3
 
 
-def test_what_has_left_its_file_is_not_run_again(tmp_path: Path) -> None:
+def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     count = tmp_path / "count"
     once = f"open({str(count)!r}, 'a').write('x')"
     wanted = [Part("a", script(once), 60), Part("b", script(once), 60, alone=True)]
@@ -132,6 +133,28 @@ def test_what_has_left_its_file_is_not_run_again(tmp_path: Path) -> None:
     assert {*first} == {"a"} and status_of(wanted, first) == 3
     again = Runner(tmp_path / "out", "cpu", 60).run_all(wanted)
     assert {*again} == {"a", "b"} and status_of(wanted, again) == 0 and count.read_text() == "xx"
+
+
+def test_what_was_ended_at_its_limit_or_lacked_its_program_is_tried_again_by_the_next_call(tmp_path: Path) -> None:
+    tried = str(tmp_path / "tried")
+    slow = f"import os, time; seen = os.path.exists({tried!r}); open({tried!r}, 'a').write('x'); seen or time.sleep(60)"
+    out, lacks = tmp_path / "out", Part("lacks", script(""), 60, needs="a-program-that-nobody-has")
+    first = Runner(out, "cpu", 60).run_all([Part("slow", script(slow), 2.0), lacks])
+    assert {n: o.status for n, o in first.items()} == {"slow": "timeout", "lacks": "absent"}
+    assert Path(tried).read_text() == "x"
+    again = Runner(out, "cpu", 60).run_all([Part("slow", script(slow), 30.0), replace(lacks, needs="")])
+    assert {n: o.status for n, o in again.items()} == {"slow": "passed", "lacks": "passed"}
+
+
+def test_the_table_says_what_a_part_lacks() -> None:
+    part = Part("x", (), 60, needs="compute-sanitizer")
+    table = tests_table([part], {"x": Outcome("x", "absent")})
+    assert [next(iter(c.cells)) for c in table.columns][:2] == ["x", "absent: no compute-sanitizer"]
+
+
+def test_the_time_of_a_call_is_counted_from_its_script_s_begin(tmp_path: Path) -> None:
+    done = rehearse(tmp_path, "--parts", "mlp-fp16", "--minutes", "5", "--begun", str(time.time() - 300))
+    assert done.returncode == 3 and not (tmp_path / "mlp-fp16.json").exists()
 
 
 def test_what_there_is_no_time_for_leaves_no_file(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_an_index_out_of_range_is_told_and_the_next_step_is_right(told_by: str) 
     optimizer, bad = FusedAdam(model.parameters(), lr=1e-3), words()
     bad[0, 0] = 50
     want = model(words()).item()
-    with pytest.raises((IndexError, _C.DeviceError), match="index (50 is )?out of range"):
+    with pytest.raises((IndexError, _C.DeviceError), match=r"index (50 is )?out of range"):
         loss = model(bad)
         loss.backward()
         loss.item()
