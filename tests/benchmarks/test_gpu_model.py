@@ -6,13 +6,27 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from gpu_model import ASSUMED, GPUS, Step, Value, kind_of, occupancy, plan_of, predicted, seconds_of, steps_of, waves
+from gpu_model import (
+    ASSUMED,
+    GPUS,
+    Step,
+    Value,
+    goals,
+    kind_of,
+    occupancy,
+    plan_of,
+    predicted,
+    seconds_of,
+    steps_of,
+    waves,
+)
 
 pytestmark = pytest.mark.host
 A100, H100, H200 = GPUS
@@ -123,6 +137,33 @@ def test_launches_are_counted_and_the_optimizer() -> None:
     assert p.launched - p.replayed == pytest.approx(1010 * (ASSUMED.launched - ASSUMED.replayed))
     few = predicted(steps, {}, 0, H200)
     assert few.launched == 1010 * ASSUMED.host  # the host is behind
+
+
+def test_a_step_with_convolutions_is_never_replayed_and_copies_what_pytorch_gives() -> None:
+    image, weight = Value("bf16", (8, 64, 56, 56)), Value("bf16", (64, 64, 3, 3))
+    numel = 8 * 64 * 56 * 56
+    step = Step("Conv", (image, weight), (image,), 2 * numel * 64 * 9, 2 * (2 * numel + 64 * 64 * 9))
+    apart = 2 * (2 * numel + 2 * (2 * numel + 64 * 64 * 9)) / (0.9 * 4.8e12)
+    plain = replace(step, op="MatMul")
+    assert seconds_of(step, H200, {}) == pytest.approx(
+        apart + max(step.bytes / (0.9 * 4.8e12), step.flops / (0.8 * 989e12))
+    )
+    assert predicted([step], {}, 0, H200).replayed is None
+    assert predicted([plain], {}, 0, H200).replayed is not None
+    assert predicted([step], {}, 0, H200).launches == 10 + 3 + 2
+
+
+def test_the_backward_of_attention_does_nine_products(steps: dict[str, list[Step]]) -> None:
+    (forward,), (gradient,) = steps["Attention"], steps["AttentionGrad"]
+    assert kind_of(gradient).work * gradient.flops == pytest.approx(9 / 2 * forward.flops)
+
+
+def test_goals_are_told_where_they_are_missed() -> None:
+    slow = Step("Relu", (), (), 0, 1e12)
+    (line,) = goals({"bert": ([slow], {})}, "gpu")
+    assert "2.8 ms" in line and "**missed**" in line
+    (line,) = goals({"bert": ([], {})}, "gpu")
+    assert "met" in line and "missed" not in line
 
 
 def test_every_step_of_a_model_is_of_some_kind_and_nothing_is_run() -> None:
