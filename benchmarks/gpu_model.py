@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "cuda"))
 
-from check import Numbers, Nvrtc, find_nvrtc
+from check import Numbers, Nvrtc, find_nvrtc, wait_for_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -161,6 +161,7 @@ def write_plan(model: str, dtype: str, folder: str, scale: str) -> None:
         training = Training(SCALES[scale][model], ARMS["ours"], dtype, 0.1, torch.device("cpu"))
         training.forward_and_backward()
     except Planned:
+        wait_for_sources(folder)
         return
     raise SystemExit(f"{model} has made no plan")
 

@@ -1,11 +1,11 @@
 """Device code through the compilers for GPUs, without a GPU: ``make cuda-check``, ``make hip-check``.
 
 The sources are those that the provider writes for the tables of ops and their gradients, in float32, bfloat16 and
-float16 and as they are, and for the optimizers. For NVIDIA's
+float16 and as they are, for the optimizers, and for steps of the models of benchmarks/ in tiny sizes. For NVIDIA's
 each is compiled by NVRTC, as the provider does it, and by nvcc where there is one; for AMD's by clang, whose code calls
 functions of AMD's library that is not at hand. Warnings are errors. Printed are the registers, spills and shared memory
-of each kernel; a spill is a failure on NVIDIA's, for which they are written. ``make lint`` does so for some of the
-sources with the compilers that there are.
+of each kernel, without what launches add to that; a spill is a failure on NVIDIA's, for which they are written. ``make
+lint`` does so for some of the sources, without those of models, with the compilers that there are.
 """
 
 from __future__ import annotations
@@ -61,6 +61,14 @@ ATTENTION = [
 ]
 
 
+def wait_for_sources(folder: str) -> None:
+    """Until no more are written there by threads of this process, which do not outlive it."""
+    found = -1
+    while (written := len([*Path(folder).glob("*.cu")])) > found:
+        found = written
+        time.sleep(1)
+
+
 def write_sources(folder: str) -> None:
     """What the provider writes for the tables of ops in all dtypes, more of attention, and optimizers.
 
@@ -111,11 +119,17 @@ def write_sources(folder: str) -> None:
         row = [device.put(torch.ones(1, dtype=dtype), "gpu") for _ in range(2)]
         with contextlib.suppress(RuntimeError):  # nothing is compiled
             core.optim_step("sgd", [(0, *row, None, None, True, ())], [{}], provider="gpu")
-    found: list[Path] = []
-    while len(written := sorted(Path(folder).glob("*.cu"))) > len(found):  # by other threads
-        found = written
-        time.sleep(1)
+    wait_for_sources(folder)
     (Path(folder) / REFUSED).write_text(json.dumps(refused, indent=1))
+
+
+def write_sources_of_models(folder: str) -> None:
+    """The same for steps of the models of benchmarks/, each in a process of its own."""
+    script = str(ROOT / "benchmarks" / "gpu_model.py")
+    for model in ("gpt2", "bert", "resnet18", "resnet50", "mlp"):
+        for dtype in ("fp32", "bf16", "fp16"):
+            command = [sys.executable, script, "--only-plan", folder, "--models", model, "--dtype", dtype]
+            subprocess.run([*command, "--scale", "tiny"], check=True)
 
 
 def find_nvrtc() -> Path | None:
@@ -250,6 +264,8 @@ def main() -> None:
     failures = n_kernels = 0
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, __file__, "--write", folder], check=True)
+        if not a.found:
+            write_sources_of_models(folder)
         paths = sorted(Path(folder).glob("*.cu"))[:: a.every]
         for path, architecture, (said, kernels) in checked(paths, compilers):
             n_kernels += len(kernels)
