@@ -13,7 +13,7 @@ OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_serial)
 OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_few_rows)
 OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_few_cols)
 
-typedef enum { PACKED, FEW_ROWS, FEW_COLUMNS, N_WAYS } way;
+typedef enum { PACKED, FEW_ROWS, FEW_COLUMNS, N_WAYS } gemm_way;
 
 /* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. */
 static const serial_fn serial_fns[N_WAYS][OMC_N_DTYPE][OMC_N_ISA] = {
@@ -28,16 +28,15 @@ static bool holds(const omc_matrix *x, omc_dtype dtype) {
 }
 
 /* Few lines may lie as they like: where dims are 1, strides say nothing. */
-static way way_of(const omc_gemm_args *g) {
+static gemm_way way_of(const omc_gemm_args *g) {
   const bool few_rows = g->m < g->n;
   const bool along = few_rows ? g->b.rs == 1 : g->a.cs == 1;
   if (!along || omc_min(g->m, g->n) > OMC_GEMM_FEW || g->k < OMC_GEMM_LONG) return PACKED;
   return few_rows ? FEW_ROWS : FEW_COLUMNS;
 }
 
-/* Asked of a whole product: its parts are computed in the same way. */
-static serial_fn serial_for(const omc_gemm_args *g) {
-  const serial_fn(*const fns)[OMC_N_ISA] = serial_fns[way_of(g)];
+static serial_fn serial_for(const omc_gemm_args *g, gemm_way way) {
+  const serial_fn(*const fns)[OMC_N_ISA] = serial_fns[way];
   serial_fn best = NULL;
   OMC_PICK_ISA(best, fns[computed_in(g)])
   static const omc_dtype halves[] = {OMC_BF16, OMC_F16};
@@ -60,7 +59,13 @@ size_t omc_gemm_workspace(omc_dtype dtype, int64_t m, int64_t n, int64_t k, int 
   return thread_bytes(dtype, m, n, k) * (size_t)threads;
 }
 
-void omc_gemm_serial(const omc_gemm_args *g, void *workspace) { serial_for(g)(g, workspace); }
+void omc_gemm_serial(const omc_gemm_args *g, void *workspace) {
+  serial_for(g, way_of(g))(g, workspace);
+}
+
+void omc_gemm_serial_part(const omc_gemm_args *g, void *workspace) {
+  serial_for(g, PACKED)(g, workspace);
+}
 
 /* ---- own, on several threads: C is cut into a grid of rectangles ---- */
 
@@ -119,7 +124,7 @@ static void choose_grid(const omc_gemm_args *g, int64_t threads, grid *out) {
 static void gemm_own(const omc_gemm_args *g, int threads, void *workspace) {
   const int64_t work = g->m * g->n * (g->k ? g->k : 1) / OMC_GRAIN_PRODUCTS + 1;
   grid p = {.g = g,
-            .serial = serial_for(g),
+            .serial = serial_for(g, way_of(g)), /* of the whole: its parts are computed alike */
             .workspace = workspace,
             .thread_bytes = thread_bytes(g->c.dtype, g->m, g->n, g->k)};
   choose_grid(g, omc_min(threads, work), &p);

@@ -48,4 +48,8 @@ void omc_gemm(const omc_gemm_args *g, int threads, void *workspace);
 /* On the calling thread alone, for use inside a parallel region. */
 void omc_gemm_serial(const omc_gemm_args *g, void *workspace);
 
+/* The same for what is part of something larger: sums have one order however few rows or columns
+ * there are, which may hang on data. */
+void omc_gemm_serial_part(const omc_gemm_args *g, void *workspace);
+
 #endif

@@ -13,9 +13,9 @@
 enum { STEP = OMC_DEPTH * OMC_VL, BLOCK = 256 * STEP };
 
 /* Lane i is the sum of all lanes of x[i]; those that are furthest apart are added first. */
-#define FOLD(half, x)                                \
-  OMC_UNROLL for (int i = 0; i < (half); i++) x[i] = \
-      OMC_ZIP_LOW(x[i], x[i + (half)]) + OMC_ZIP_HIGH(x[i], x[i + (half)]);
+#define FOLD(half, x)                                    \
+  OMC_UNROLL for (int i_ = 0; i_ < (half); i_++) x[i_] = \
+      OMC_ZIP_LOW(x[i_], x[i_ + (half)]) + OMC_ZIP_HIGH(x[i_], x[i_ + (half)]);
 OMC_INLINE vacc_t sums_across(vacc_t x[OMC_VL]) {
   OMC_HALVINGS(FOLD, x)
   return x[0];

@@ -78,7 +78,7 @@ static void product(void *workspace, int64_t m, int64_t n, int64_t k, omc_matrix
                     omc_matrix c, double alpha, double beta) {
   const omc_gemm_args g = {
       .m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha, .beta = beta};
-  if (m > 0 && n > 0) omc_gemm_serial(&g, workspace);
+  if (m > 0 && n > 0) omc_gemm_serial_part(&g, workspace);
 }
 static omc_matrix by_rows(const storage_t *x, int64_t stride) {
   return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = stride, .cs = 1, .dtype = OMC_STORAGE};

@@ -39,11 +39,18 @@ static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
 }
 
+/* Numbers of a table, which hang on sizes that a tensor may have that nobody has memory for; NULL:
+ * no memory, or more than a convolution has that can be computed. */
+enum { MOST_OF_A_TABLE = 1 << 24 };
+static int64_t *new_table(omc_arena *arena, int64_t n) {
+  return n > MOST_OF_A_TABLE ? NULL : OMC_NEW_ARRAY(arena, int64_t, n);
+}
+
 /* Where row (i, j) of n[0] x n[1] is that has step[0] slices and step[1] rows between it and the
  * next, a slice being `pitch` rows and a row `row` elements. NULL: no memory. */
 static int64_t *place_rows(const int64_t *n, const int64_t *step, int64_t pitch, int64_t row,
                            int64_t first, omc_arena *arena) {
-  int64_t *at = OMC_NEW_ARRAY(arena, int64_t, omc_max(n[0] * n[1], 1));
+  int64_t *at = new_table(arena, omc_max(n[0] * n[1], 1));
   for (int64_t r = 0; at && r < n[0] * n[1]; r++)
     at[r] = first + (r / n[1] * step[0] * pitch + r % n[1] * step[1]) * row;
   return at;
@@ -53,7 +60,7 @@ static int64_t *place_rows(const int64_t *n, const int64_t *step, int64_t pitch,
  * ahead of the plane on. */
 static omc_status choose_rows(conv_source *s, const int64_t *in, const int64_t *before,
                               const int64_t *span, omc_arena *arena) {
-  int64_t *from = OMC_NEW_ARRAY(arena, int64_t, omc_max(span[0] * span[1], 1));
+  int64_t *from = new_table(arena, omc_max(span[0] * span[1], 1));
   if (!from) OMC_FAIL(ENOMEM, "no memory for the rows of a convolution");
   s->h = in[0] * in[1], s->w = in[2];
   s->rows = span[0] * span[1];
@@ -158,8 +165,7 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
   const int64_t step = s.in_place ? per_unit * plane : plane;
   const int64_t pitch = s.in_place ? f.in[1] : span[1];
   conv_grid *grid = OMC_NEW(arena, conv_grid);
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, depth),
-          *source_at = OMC_NEW_ARRAY(arena, int64_t, depth);
+  int64_t *weight_at = new_table(arena, depth), *source_at = new_table(arena, depth);
   const int64_t *tap_at = place_rows(f.kernel, f.dilation, pitch, row, 0, arena);
   if (!grid || !weight_at || !source_at || !tap_at) return no_memory(node);
   for (int64_t k = 0; k < depth; k++) {
@@ -232,8 +238,8 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
   const int64_t taps = n_taps(f), og = f->o / f->group, units = omc_ceil_div(og, s->per_unit);
   const int64_t plane = source_plane(s), step = s->in_place ? s->per_unit * plane : plane;
   const int64_t row = s->in_place ? s->w : s->part, kh = f->kernel[1], kw = f->kernel[2];
-  int64_t *weight_at = OMC_NEW_ARRAY(arena, int64_t, units *taps),
-          *source_at = OMC_NEW_ARRAY(arena, int64_t, units *taps), n[OMC_CONV_AXES];
+  int64_t *weight_at = new_table(arena, units * taps), *source_at = new_table(arena, units * taps);
+  int64_t n[OMC_CONV_AXES];
   for (int a = 0; a < OMC_CONV_AXES; a++) n[a] = omc_ceil_div(f->in[a] - at[a], f->stride[a]);
   const int64_t first = (at[0] * f->in[1] + at[1]) * f->in[2] + at[2];
   *grid = (conv_grid){.weight_at = weight_at,
@@ -292,6 +298,8 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
                    .in_place = packs_stored(node) && !direct && inside && f->in[2] % twins == 0};
   OMC_TRY(choose_rows(&s, f->out, before, span, arena));
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
+  if (n_grids > MOST_OF_A_TABLE || f->o / f->group * n_taps(f) > MOST_OF_A_TABLE)
+    return no_memory(node);
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
   if (!grids) return no_memory(node);
   int64_t packed = 0;
