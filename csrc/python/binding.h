@@ -9,7 +9,8 @@
 #include "python/dlpack.h"
 #include "run/session.h"
 
-/* What is read from the dictionary of a torch.nn.Module (or of our wrapper), and of a tensor. */
+/* What is read from the dictionary of a torch.nn.Module (or of our wrapper), of a tensor, and of a
+ * recurrent layer. */
 enum {
   OMC_NAME_FORWARD_HOOKS,
   OMC_NAME_FORWARD_PRE_HOOKS,
@@ -23,6 +24,9 @@ enum {
   OMC_NAME_WRAPPED,
   OMC_N_OF_MODULES,
   OMC_NAME_REQUIRES_GRAD = OMC_N_OF_MODULES,
+  OMC_NAME_FLAT_WEIGHTS,
+  OMC_NAME_FLAT_WEIGHTS_NAMES,
+  OMC_NAME_FLAT_WEIGHT_REFS,
   OMC_N_NAMES
 };
 

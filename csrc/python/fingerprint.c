@@ -12,7 +12,7 @@ typedef struct fingerprint_object {
   PyObject_HEAD entry *entries;
   Py_ssize_t n, capacity;
   Py_hash_t hash;
-  PyObject *hooked, *opaque; /* names of classes, or None */
+  PyObject *hooked, *opaque, *detached; /* names of classes, or None */
 } fingerprint_object;
 
 /* ---- fingerprint ---- */
@@ -22,6 +22,7 @@ static fingerprint_object *fingerprint_new(const omc_module *m) {
   if (!self) return NULL;
   self->hooked = Py_NewRef(Py_None);
   self->opaque = Py_NewRef(Py_None);
+  self->detached = Py_NewRef(Py_None);
   return self;
 }
 
@@ -47,6 +48,7 @@ static void fingerprint_dealloc(PyObject *object) {
   PyMem_Free(self->entries);
   Py_XDECREF(self->hooked);
   Py_XDECREF(self->opaque);
+  Py_XDECREF(self->detached);
   omc_object_free(object);
 }
 
@@ -107,10 +109,16 @@ static PyObject *get_opaque(PyObject *object, void *unused) {
   (void)unused;
   return Py_NewRef(((fingerprint_object *)object)->opaque);
 }
+static PyObject *get_detached(PyObject *object, void *unused) {
+  (void)unused;
+  return Py_NewRef(((fingerprint_object *)object)->detached);
+}
 
 static PyGetSetDef fingerprint_getset[] = {
     {"hooked", get_hooked, NULL, "class of a submodule with hooks of backward, or None", NULL},
     {"opaque", get_opaque, NULL, "class of a submodule that cannot be looked into, or None", NULL},
+    {"detached", get_detached, NULL,
+     "class of a recurrent layer whose weights are not its parameters", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot fingerprint_slots[] = {
@@ -179,8 +187,8 @@ typedef struct walk {
   PyObject *lists[2]; /* parameters, buffers */
   PyObject **pending; /* owned; the next module is the last */
   size_t n_pending, max_pending;
-  PyObject *hooked, *opaque; /* classes; borrowed from modules that are alive */
-  bool called;               /* something has hooks that a forward calls */
+  PyObject *hooked, *opaque, *detached; /* classes; borrowed from modules that are alive */
+  bool called;                          /* something has hooks that a forward calls */
 } walk;
 
 /* Stops comparing and starts to record. */
@@ -332,6 +340,57 @@ static int visit_registries(walk *w, PyObject *module, PyObject *const *found) {
   return push_children(w, found[OMC_NAME_MODULES]);
 }
 
+/* Whether a list's weak reference, if there is one, is to something else than an object. */
+static int refers_elsewhere(PyObject *refs, Py_ssize_t i, const PyObject *object) {
+  PyObject *ref = i < PyList_Size(refs) ? PyList_GetItem(refs, i) : Py_None;
+  if (ref == Py_None) return 0;
+  PyObject *referent = PyObject_CallNoArgs(ref);
+  Py_XDECREF(referent);
+  return referent ? referent != object : -1;
+}
+
+/* How the list of weights that a recurrent layer computes with stands to its parameters. */
+enum {
+  OMC_LIST_OF_PARAMETERS,
+  OMC_LIST_DETACHED = -2, /* it has others, and is kept */
+  OMC_LIST_RENEWED = -3 /* it is made anew, as some are parametrized; so are its other parameters */
+};
+
+/* It is made anew where a parameter is not the one that it was made of. */
+static int compare_list(PyObject *parameters, PyObject *weights, PyObject *names, PyObject *refs,
+                        int *out) {
+  bool same = PyList_Size(weights) == PyList_Size(names), current = true, parametrized = false;
+  for (Py_ssize_t i = 0; i < PyList_Size(names); i++) {
+    PyObject *parameter = PyDict_GetItemWithError(parameters, PyList_GetItem(names, i));
+    if (!parameter && PyErr_Occurred()) return -1;
+    const int elsewhere = parameter ? refers_elsewhere(refs, i, parameter) : 0;
+    if (elsewhere < 0) return -1;
+    parametrized |= !parameter;
+    same &= i < PyList_Size(weights) && PyList_GetItem(weights, i) == parameter;
+    current &= !elsewhere;
+  }
+  if (parametrized)
+    *out = current ? OMC_LIST_OF_PARAMETERS : OMC_LIST_RENEWED;
+  else
+    *out = same || !current ? OMC_LIST_OF_PARAMETERS : OMC_LIST_DETACHED;
+  return 0;
+}
+
+static int visit_flat_weights(walk *w, PyObject *module, PyObject *state, PyObject *parameters) {
+  PyObject *lists[3];
+  for (int i = 0; i < 3; i++) {
+    lists[i] = PyDict_GetItemWithError(state, w->m->names[OMC_NAME_FLAT_WEIGHTS + i]);
+    if (!lists[i]) return PyErr_Occurred() ? -1 : 0;
+    if (!PyList_Check(lists[i])) return 0;
+  }
+  if (!parameters || !PyDict_Check(parameters)) return 0;
+  int found = OMC_LIST_OF_PARAMETERS;
+  if (compare_list(parameters, lists[0], lists[1], lists[2], &found) < 0) return -1;
+  if (found == OMC_LIST_OF_PARAMETERS) return 0;
+  if (found == OMC_LIST_DETACHED) w->detached = (PyObject *)Py_TYPE(module);
+  return note(w, (PyObject *)Py_TYPE(module), found);
+}
+
 /* A module that is a wrapper is the one in it. */
 static int visit_found(walk *w, PyObject *module, PyObject *const *found) {
   if (found[OMC_NAME_WRAPPED]) return push(w, found[OMC_NAME_WRAPPED]);
@@ -362,7 +421,9 @@ static int visit_module(walk *w, PyObject *module) {
   PyObject *state = is_new ? PyObject_GenericGetDict(module, NULL) : NULL;
   if (!state) return is_new ? -1 : 0;
   PyObject *found[OMC_N_OF_MODULES] = {NULL};
-  const int result = find(w, module, state, found) < 0 ? -1 : visit_found(w, module, found);
+  int result = find(w, module, state, found);
+  if (result >= 0) result = visit_flat_weights(w, module, state, found[OMC_NAME_PARAMETERS]);
+  if (result >= 0) result = visit_found(w, module, found);
   for (int i = 0; i < OMC_N_OF_MODULES; i++) Py_XDECREF(found[i]);
   Py_DECREF(state);
   return result;
@@ -391,9 +452,9 @@ static int walk_all(walk *w, PyObject *module) {
   if (w->last && w->at < w->last->n && diverge(w) < 0) return -1;
   if (w->last) return 0;
   set_hash(w->fingerprint);
-  return name_of(w->hooked, &w->fingerprint->hooked) < 0
-             ? -1
-             : name_of(w->opaque, &w->fingerprint->opaque);
+  if (name_of(w->hooked, &w->fingerprint->hooked) < 0) return -1;
+  if (name_of(w->opaque, &w->fingerprint->opaque) < 0) return -1;
+  return name_of(w->detached, &w->fingerprint->detached);
 }
 
 PyObject *omc_scan(PyObject *module, PyObject *args) {

@@ -119,6 +119,9 @@ static const char *const names[OMC_N_NAMES] = {
     [OMC_NAME_MODULES] = "_modules",
     [OMC_NAME_REQUIRES_GRAD] = "requires_grad",
     [OMC_NAME_WRAPPED] = "_ort_module",
+    [OMC_NAME_FLAT_WEIGHTS] = "_flat_weights",
+    [OMC_NAME_FLAT_WEIGHTS_NAMES] = "_flat_weights_names",
+    [OMC_NAME_FLAT_WEIGHT_REFS] = "_flat_weight_refs",
 };
 
 static PyType_Spec *const specs[OMC_N_TYPES] = {

@@ -113,6 +113,7 @@ class Fingerprint:
 
     hooked: str | None
     opaque: str | None
+    detached: str | None
 
 class Held:
     """Dictionaries and other places of Python, and what was there.

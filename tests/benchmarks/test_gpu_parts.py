@@ -14,7 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, steps_table, tests_table
+from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, steps_table
+from gpu import tests_table as table_of_tests
 from gpu_models import GPU, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +149,7 @@ def test_what_was_ended_at_its_limit_or_lacked_its_program_is_tried_again_by_the
 
 def test_the_table_says_what_a_part_lacks() -> None:
     part = Part("x", (), 60, needs="compute-sanitizer")
-    table = tests_table([part], {"x": Outcome("x", "absent")})
+    table = table_of_tests([part], {"x": Outcome("x", "absent")})
     assert [next(iter(c.cells)) for c in table.columns][:2] == ["x", "absent: no compute-sanitizer"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from ortmodule_c import ORTModule, verify
@@ -239,3 +240,57 @@ def test_a_sequence_without_steps_is_pytorchs_error(kind: str) -> None:
     with pytest.raises(RuntimeError) as got:
         ours(torch.randn(0, 2, 6))
     assert str(got.value) == str(want.value)
+
+
+REPLACED: dict[str, Callable[[nn.RNNBase, Tensor], None]] = {
+    "an element": lambda layer, w: layer._flat_weights.__setitem__(1, w),
+    "the list": lambda layer, w: setattr(layer, "_flat_weights", [layer._flat_weights[0], w, *layer._flat_weights[2:]]),
+    "a parameter": lambda layer, w: setattr(layer, "weight_hh_l0", nn.Parameter(w)),
+    "a parameter, past its layer": lambda layer, w: layer._parameters.__setitem__("weight_hh_l0", nn.Parameter(w)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("replace", REPLACED)
+@pytest.mark.parametrize("kind", SMOOTH)
+def test_a_layer_computes_with_the_list_of_its_weights(kind: str, replace: str) -> None:
+    eager, ours = pair(KINDS[kind](5, 6))
+    x, w = torch.randn(4, 3, 5), torch.randn(eager.weight_hh_l0.shape)
+    close(ours(x)[0], eager(x)[0])
+    for layer in (eager, ours.module):
+        REPLACED[replace](layer, w)
+    close(ours(x)[0], eager(x)[0])
+    assert bool(ours.fallback_report()) is (replace in ("an element", "the list"))
+    for layer in (eager, ours.module):
+        layer.weight_hh_l0 = nn.Parameter(w * 2)
+    close(ours(x)[0], eager(x)[0])
+
+
+class Counting(nn.Module):
+    """A parametrization that is told from another by how often it was evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.ones(()))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        self.n += 1  # type: ignore[operator]
+        return weight * self.n
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0"])
+@pytest.mark.parametrize("kind", SMOOTH)
+def test_parametrizations_are_evaluated_as_often_as_by_pytorch(kind: str, name: str) -> None:
+    layer = KINDS[kind](5, 6)
+    parametrize.register_parametrization(layer, name, Counting())
+    eager, ours = pair(copy.deepcopy(layer))  # the list of a copy is made anew in its first forward
+    for step in range(6):
+        if step == 3:
+            assert not ours.fallback_report() and ours.stats()["graphs"] == 1
+        if step == 4:  # its list is made anew, for once
+            for m in (eager, ours.module):
+                m.bias_ih_l0 = nn.Parameter(torch.ones_like(m.bias_ih_l0))
+        x = torch.randn(4, 3, 5)
+        close(ours(x)[0], eager(x)[0])
+        close([*ours.module.buffers()], [*eager.buffers()])

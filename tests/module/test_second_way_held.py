@@ -108,11 +108,29 @@ class Ruled(metaclass=Rule):
     pass
 
 
+class Doubling(type):
+    """A metaclass that only writes: what reads and calls its classes does not meet it."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value * 2)
+
+
+class Doubled(metaclass=Doubling):
+    scale = 1.0
+
+
+def written_by_a_metaclass(_s: Any, y: Tensor) -> Tensor:
+    type.__setattr__(Doubled, "scale", 1.0)
+    Doubled.scale = Doubled.scale + 1.0
+    return y * Doubled.scale
+
+
 SEEN_OTHERWISE: dict[str, Read] = {
     "whether it is a leaf": lambda s, y: y * (2 if y.is_leaf else 3),
     "its node": lambda s, y: y * (2 if y.grad_fn is None else 3),
     "whether it keeps its gradient": lambda s, y: y * (2 if y.retains_grad else 3),
     "a generator": lambda s, y: y * s.generator.random(),
+    "an attribute that a metaclass writes": written_by_a_metaclass,
     "a metaclass": lambda s, y: y * Ruled.scale,  # type: ignore[attr-defined]
     "the default dtype": lambda s, y: (torch.set_default_dtype(torch.get_default_dtype()), y * 2)[1],
     "a memo": lambda s, y: y * counted()[0],
@@ -165,3 +183,14 @@ def test_hooks_of_all_modules_are_called_from_when_they_are_registered() -> None
     finally:
         hook.remove()
     close(ours(x), eager(x))
+
+
+def test_classes_of_a_metaclass_that_only_writes_are_read_by_a_graph() -> None:
+    type.__setattr__(Doubled, "scale", 1.0)
+    eager, ours = pair(Function(lambda s, x: s.l(x) * Doubled.scale, l=nn.Linear(2, 2)))
+    x = torch.ones(1, 2)
+    for scale in (1.0, 2.5):
+        Doubled.scale = scale
+        assert Doubled.scale == 2 * scale
+        close(ours(x), eager(x))
+    assert not ours.fallback_report()

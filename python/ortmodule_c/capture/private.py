@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 from collections import UserDict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,7 +46,7 @@ def in_place_of(module: nn.Module, *of_registries: tuple[Sequence[Tensor], Seque
     of_registries
         The parameters and what is in their place, and the same of buffers.
     """
-    exchanged = []
+    exchanged: list[tuple[dict[str, Any], str, Any, Any]] = []
     made: dict[int, _Registry] = {}  # of modules that have one in common, too
     for registry, (there, instead) in zip(REGISTRIES, of_registries, strict=True):
         by_id = {id(t): new for t, new in zip(there, instead, strict=True)}
@@ -53,6 +54,8 @@ def in_place_of(module: nn.Module, *of_registries: tuple[Sequence[Tensor], Seque
             before = m.__dict__[registry]
             own = {name: by_id.get(id(t), t) for name, t in before.items()}
             exchanged.append((m.__dict__, registry, before, made.setdefault(id(before), _Registry(before, own))))
+            if registry == "_parameters" and isinstance(m, nn.RNNBase):
+                exchanged += [(m.__dict__, *lists) for lists in _lists_of(m, by_id)]
     try:
         for state, registry, _, private in exchanged:
             state[registry] = private
@@ -62,6 +65,14 @@ def in_place_of(module: nn.Module, *of_registries: tuple[Sequence[Tensor], Seque
             state[registry] = before
         for private in made.values():
             private.end()
+
+
+def _lists_of(layer: nn.RNNBase, by_id: dict[int, Tensor]) -> Iterator[tuple[str, Any, Any]]:
+    """The lists in which a recurrent layer has its parameters too: name, before, and with others in their place."""
+    if (weights := layer.__dict__.get("_flat_weights")) is not None:
+        yield "_flat_weights", weights, [by_id.get(id(t), t) for t in weights]
+    if (refs := layer.__dict__.get("_flat_weight_refs")) is not None:
+        yield "_flat_weight_refs", refs, [weakref.ref(by_id[id(r())]) if r and id(r()) in by_id else r for r in refs]
 
 
 @contextlib.contextmanager

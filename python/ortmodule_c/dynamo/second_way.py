@@ -22,9 +22,11 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo import config, convert_frame, eval_frame, utils
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, unimplemented
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.utils import calculate_time_spent, counters, graph_break_reasons
 from torch._dynamo.variables.lazy import LazySymNodeFormatString
 from torch._dynamo.variables.misc import AutogradFunctionVariable, StringFormatVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._guards import TracingContext
 from torch.utils._pytree import tree_leaves
 
@@ -91,23 +93,34 @@ def _warn_once(msg: str, stacklevel: int = 1) -> None:
 
 
 def _broken_out(
-    method: Callable[..., Any], what: str, explanation: str, when: Callable[[], bool] = lambda: True
+    method: Callable[..., Any], what: str, explanation: str, when: Callable[..., bool] = lambda *_, **__: True
 ) -> Callable[..., Any]:
-    """A method of Dynamo's that sees something otherwise than eager: a second way breaks the statement out instead."""
+    """A method of Dynamo's that sees something otherwise than eager: a second way breaks the statement out instead.
+
+    ``when`` is asked with what the method is called with.
+    """
 
     @functools.wraps(method)
     def broken(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_heard, "heard", None) is not None and when():
+        if getattr(_heard, "heard", None) is not None and when(*args, **kwargs):
             unimplemented(gb_type=what, context="", explanation=explanation, hints=[])
         return method(*args, **kwargs)
 
     return broken
 
 
-def _in_vmap() -> bool:
+def _in_vmap(*_: Any, **__: Any) -> bool:
     """Whether a call of ``torch.vmap`` is traced."""
     levels = torch._C._functorch.get_interpreter_stack() or ()
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
+def _has_metaclass_that_writes(_effects: Any, item: Any, *_: Any, **__: Any) -> bool:
+    """Whether what is written to is a class, and its metaclass has something to say on that."""
+    if not isinstance(item, UserDefinedClassVariable):
+        return False
+    meta = type(item.value)
+    return meta.__setattr__ is not type.__setattr__ or meta.__delattr__ is not type.__delattr__
 
 
 # Dynamo finds no key in a dict by a text of what is open, and returns numbers for it.
@@ -119,6 +132,12 @@ AutogradFunctionVariable.call_apply = _broken_out(  # type: ignore[method-assign
     "custom autograd.Function within torch.vmap",
     "TorchDynamo would trace its forward alone",
     _in_vmap,
+)
+SideEffects.store_attr = _broken_out(  # type: ignore[method-assign]
+    SideEffects.store_attr,
+    "attribute of a class written by its metaclass",
+    "TorchDynamo would write it once more",
+    _has_metaclass_that_writes,
 )
 
 

@@ -71,6 +71,8 @@ class Scan(NamedTuple):
             return "there are hooks on all modules, which a graph does not call"
         if self.fingerprint.opaque is not None:
             return f"its {self.fingerprint.opaque} is not a plain module of Python"
+        if self.fingerprint.detached is not None:
+            return f"its {self.fingerprint.detached} computes with weights that are not its parameters"
         if self.fingerprint.hooked is not None:
             return f"its {self.fingerprint.hooked} has hooks of its backward, which a graph does not call"
         return ""

@@ -15,6 +15,11 @@ from .places import Places
 _DETAILS = frozenset(
     {"__getattribute__", "__doc__", "__module__", "__dict__", "__annotations__", "__weakref__", "__builtins__"}
 )
+# What a metaclass may do that is nothing to code which reads classes and calls them: make classes, and write to them.
+_OF_MAKING = frozenset(
+    {"__new__", "__init__", "__prepare__", "__setattr__", "__delattr__"}
+    | {"__doc__", "__module__", "__annotations__", "__firstlineno__", "__static_attributes__"}
+)
 _PLAIN = (BY_VALUE - {types.MethodType}) | BY_REPR | {list, tuple, dict}
 # What of a class is seen when it is used.
 _OF_PYTHON = (
@@ -43,7 +48,7 @@ class Namespaces(Places):
         self._ran: set[types.CodeType] = set()
 
     def _class(self, cls: Any) -> None:
-        if is_users_class(type(cls)):
+        if any(is_users_class(c) and vars(c).keys() - _OF_MAKING for c in type(cls).__mro__):
             kind = NotExportable if is_trusted_module(cls.__module__) else NotRunnable
             self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", kind)
         for c in cls.__mro__:

@@ -46,7 +46,7 @@ from .instances import BASES, Instances
 from .looks import BY_NAME, Looks, looks, picked
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 
-_OF_PARAMETERS = frozenset({"_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
+_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
