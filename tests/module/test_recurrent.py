@@ -294,3 +294,35 @@ def test_parametrizations_are_evaluated_as_often_as_by_pytorch(kind: str, name: 
         x = torch.randn(4, 3, 5)
         close(ours(x)[0], eager(x)[0])
         close([*ours.module.buffers()], [*eager.buffers()])
+
+
+def called(module: nn.Module, *args: Any) -> str | Tensor:
+    """What it gives, or the error that it raises."""
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(*args)[0]
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("double", ["input", "state"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64_is_as_foreign_under_autocast_as_in_pytorch(kind: str, double: str) -> None:
+    eager, ours = pair(KINDS[kind](5, 6))
+    x, states = torch.randn(4, 3, 5), states_for(eager, (3,))
+    x = x.double() if double == "input" else x
+    states = pytree.tree_map(torch.Tensor.double, states) if double == "state" else states
+    want, got = called(eager, x, states), called(ours, x, states)
+    assert isinstance(want, str) and got == want
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_states_are_of_as_many_layers_as_there_are(n: int) -> None:
+    def forward(m: nn.Module, x: Tensor, state: Tensor) -> Tensor:
+        return torch.rnn_tanh(x, state, [*m.layer.parameters()], False, 2, 0.0, True, False, False)
+
+    eager, ours = pair(Function(forward, layer=nn.RNN(5, 6, 2, bias=False)))
+    x, state = torch.randn(4, 3, 5), torch.randn(n, 3, 6)
+    want, got = called(eager, x, state), called(ours, x, state)
+    assert isinstance(want, str) and got == want

@@ -26,10 +26,13 @@ def _layers(
 ) -> tuple[Val, ...]:
     """The results of an op that runs these cells."""
     has_biases, num_layers, p, train, bidirectional, batch_first = options
-    if not b.region and len({v.dtype for v in (x, *states, *params)}) > 1:
+    dtypes = {v.dtype for v in (x, *states, *params)}
+    if len(dtypes) > 1 and (not b.region or torch.float64 in dtypes):  # which autocast casts nothing to, nor from
         raise Unsupported("a recurrent layer of several dtypes")
     x, *params = _lowered(b, [x, *params])
     directions, per_direction = 1 + bidirectional, 4 if has_biases else 2
+    if any(state.example[0] != num_layers * directions for state in states):
+        raise Unsupported(f"a recurrent layer whose states are not of {num_layers} layers, {directions} directions")
     if len(params) != num_layers * directions * per_direction:
         raise Unsupported("a recurrent layer with projections")
     x = b.transpose(x, (1, 0, 2)) if batch_first else x
