@@ -132,6 +132,36 @@ static omc_value *norm_affine(omc_match *m, uint32_t place) {
 static omc_value *norm_scale(omc_match *m) { return norm_affine(m, 1); }
 static omc_value *norm_shift(omc_match *m) { return norm_affine(m, 2); }
 
+/* ---- convolutions ---- */
+
+/* Captures 1: what is padded by zeros before; the convolution pads it by as many more. */
+static omc_value *conv_pad(omc_match *m) {
+  const omc_node *pad = m->capture[1]->producer, *conv = m->root;
+  const int32_t rank = m->capture[1]->type.shape.rank, space = rank - 2;
+  int64_t own[2 * OMC_MAX_RANK], more[2 * OMC_MAX_RANK];
+  if (omc_in(pad, 2) && !omc_const_all(omc_in(pad, 2), 0)) return NULL;
+  if (omc_pads_of(pad, more) != OMC_OK ||
+      omc_node_list(conv, "pads", (uint32_t)(2 * space), own) != OMC_OK)
+    return NULL;
+  for (int32_t i = 0; i < 2 * rank; i++) {
+    const int32_t axis = i % rank - 2, at = axis + (i < rank ? 0 : space);
+    if (more[i] < 0 || (axis < 0 && more[i] > 0)) return NULL;
+    if (axis >= 0 && (own[at] += more[i]) > INT32_MAX) return NULL;
+  }
+  omc_attr attr[8];
+  if (conv->n_attr >= sizeof attr / sizeof *attr) return NULL;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < conv->n_attr; i++)
+    if (strcmp(conv->attr[i].name, "pads") != 0) attr[n++] = conv->attr[i];
+  attr[n++] = omc_attr_ints("pads", own, (uint32_t)(2 * space));
+  omc_value *const in[] = {omc_in(pad, 0), omc_in(conv, 1), omc_in(conv, 2)};
+  return omc_nary(m->b, OMC_OP_Conv, in[2] ? 3 : 2, in, n, attr);
+}
+
+#define PADDED OMC_P_NODE(Pad, 1)
+
+/* ---- patterns ---- */
+
 #define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(0)))
 #define MEAN_SQUARE(of)                                                                  \
   ADD(OMC_P_OP(ReduceMean, 4, OMC_P_EITHER(OMC_P_OP(Pow, 0, of, CONST(2)), MUL(of, of)), \
@@ -160,6 +190,10 @@ static const omc_rule rules[] = {
      norm_shift},
     {"rms_norm_written", OMC_LAYER, MUL(X, ONE_OVER_ROOT_OF(MEAN_SQUARE(X))), rms_norm_written},
     {"rms_norm_scale", OMC_LAYER, MUL(OMC_P_NODE(RmsNorm, 1), OMC_P_ANY(2)), norm_scale},
+    {"conv_pad", OMC_SUMS,
+     OMC_P_EITHER(OMC_P_OP(Conv, 0, PADDED, OMC_P_ANY(2)),
+                  OMC_P_OP(Conv, 0, PADDED, OMC_P_ANY(2), OMC_P_ANY(3))),
+     conv_pad},
 };
 
 const omc_rules omc_network_rules = {rules, sizeof rules / sizeof *rules};

@@ -306,6 +306,41 @@ def norm_affine(op: str, norm: str) -> Pattern:
     return draw
 
 
+# ---- convolutions ----
+
+
+def conv_pad(d: Draw) -> Value:
+    space, group = d.rng.randint(1, 2), d.rng.choice([1, 1, 2])
+    batch, outer, inner = d.rng.choice([0, 1, 2]), group * d.rng.choice([1, 2]), d.rng.choice([1, 2])
+    size, kernel = ([d.rng.choice([1, 2, 3]) for _ in range(space)] for _ in range(2))
+    dtype = d.rng.choice(FLOATS)
+
+    def pads(least: int) -> tuple[list[int], list[int]]:
+        before, after = ([d.rng.choice([least, 0, 1, 2]) for _ in range(space)] for _ in range(2))
+        return before, after
+
+    def joined(n: list[int], sides: tuple[list[int], list[int]]) -> list[int]:
+        return [sum(v) for v in zip(n, *sides, strict=True)]
+
+    around, own = pads(-1 if d.chance(0.1) else 0), pads(0)
+    channels = 1 if d.chance(0.1) and group * inner > 1 else 0  # that are added
+    x = d.input(dtype, (batch, group * inner - channels, *size))
+    w = d.input(dtype, (outer, inner, *kernel))
+    padded = joined(size, around)
+    ins: list[Value | None] = [x, d.ints(0, channels, *around[0], 0, 0, *around[1])]
+    if d.chance(0.3):
+        ins.append(d.const(dtype, [d.rng.choice([0.0, 0.0, -0.0, 1.0])], ()))
+    y = d.node("Pad", ins, dtype, (batch, group * inner, *(max(n, 0) for n in padded)))
+    room = [n - k for n, k in zip(joined(padded, own), kernel, strict=True)]
+    if min(room) < 0 or min(padded) < 0:
+        return y
+    stride = [d.rng.choice([1, 1, 2]) for _ in range(space)]
+    given = [y, w, d.input(dtype, (outer,))] if d.chance(0.5) else [y, w]
+    attrs = f"pads={[*own[0], *own[1]]}, strides={stride}, group={group}"
+    out = (batch, outer, *(n // s + 1 for n, s in zip(room, stride, strict=True)))
+    return d.node("Conv", given, dtype, out, attrs)
+
+
 # ---- attention ----
 
 
@@ -513,6 +548,7 @@ PATTERNS: dict[str, Pattern] = {
     "layer_norm_shift": norm_affine("Add", "LayerNormalization"),
     "rms_norm_written": rms_norm_written,
     "rms_norm_scale": norm_affine("Mul", "RmsNorm"),
+    "conv_pad": conv_pad,
     "attention_no_mask": lambda d: attention(d, ("all", "all", "other")),
     "attention_causal": lambda d: attention(d, ("all", "causal", "causal", "other")),
     "attention_transpose": attention,

@@ -91,6 +91,22 @@ def matmul(
     return y if bias is None else y + bias
 
 
+def conv(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+    dilations: Sequence[int] = (),
+    group: int = 1,
+) -> Tensor:
+    space = x.dim() - 2
+    pads = pads or [0] * 2 * space
+    sides = [n for axis in reversed(range(space)) for n in (pads[axis], pads[space + axis])]
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+    return convolve(F.pad(x, sides), w, bias, strides or 1, 0, dilations or 1, group)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -187,6 +203,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Cast": lambda x, to: x.to(ONNX_DTYPES[to]),
     "Concat": lambda *x, axis: torch.cat(x, axis),
     "Detach": torch.detach,
+    "Conv": conv,
     "Div": torch.div,
     "Dropout": lambda x, p, subsequence: F.dropout(x, p),
     "EmbeddingGrad": embedding_grad,
