@@ -65,7 +65,7 @@ class FallbackReport:
         self._counts: dict[tuple[str, str], int] = {}
         # What a thread has added since it was warned: a key, perhaps, and what to tell, perhaps.
         self._new: dict[int, list[tuple[tuple[str, str] | None, str]]] = {}
-        self._waiting = 0
+        self._waiting: set[int] = set()  # threads
 
     def cause(self, name: str, error: Exception) -> str:
         """Why `name` cannot run here, in a line.
@@ -106,16 +106,19 @@ class FallbackReport:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within it nothing is told, so that a reason may come before what follows from it."""
-        self._waiting += 1
+        """Within it this thread tells nothing, so that a reason may come before what follows from it."""
+        thread = threading.get_ident()
+        outermost = thread not in self._waiting
+        self._waiting.add(thread)
         try:
             yield
         finally:
-            self._waiting -= 1
+            if outermost:
+                self._waiting.discard(thread)
 
     def warn(self) -> None:
         """Warn at the user's line of what was not told yet."""
-        if self._waiting or not self._new:
+        if threading.get_ident() in self._waiting or not self._new:
             return
         for _, what in self._new.pop(threading.get_ident(), ()):
             if what:
@@ -123,7 +126,7 @@ class FallbackReport:
 
     def raises(self) -> bool:
         """Whether :meth:`warn` would raise: warnings are errors."""
-        if self._waiting or not self._new:
+        if threading.get_ident() in self._waiting or not self._new:
             return False
         return any(what and _is_error(what) for _, what in self._new.get(threading.get_ident(), ()))
 

@@ -395,3 +395,25 @@ def test_warnings_are_left_to_those_who_filter_them() -> None:
     filters = list(warnings.filters)
     with quiet():
         assert warnings.filters == filters
+
+
+def test_a_thread_is_warned_while_another_waits_for_its_reason() -> None:
+    ours = ORTModule(nn.Linear(2, 2))
+    report = ours._ort_report
+    waits, told = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with report.waiting():
+            waits.set()
+            told.wait(60)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        assert waits.wait(60)
+        report.tell("a cause")
+        with pytest.warns(UserWarning, match="a cause"):
+            report.warn()
+    finally:
+        told.set()
+        thread.join()
