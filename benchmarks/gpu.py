@@ -238,7 +238,7 @@ class Runner:
         return {part.name: o for part in wanted if (o := self.outcome(part)) is not None}
 
 
-def tests_table(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
+def table_of_tests(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
     """All parts, and what their tests said."""
     table = Table("part", "", "seconds", "passed", "failed", "skipped")
     for part in wanted:
@@ -252,7 +252,7 @@ def tests_table(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
     return table
 
 
-def steps_table(outcomes: dict[str, Outcome]) -> Table | None:
+def table_of_steps(outcomes: dict[str, Outcome]) -> Table | None:
     """Median steps of all arms, ms; then ours over the others': steps, peak memory; the host's time."""
     rows = [o for o in outcomes.values() if "figures" in o.found]
     if not rows:
@@ -286,7 +286,7 @@ def told(runner: Runner, wanted: list[Part], outcomes: dict[str, Outcome]) -> No
     with (runner.out / "gpu.txt").open("w") as file:
         for console in (Console(width=140), Console(width=140, file=file)):
             console.print(machine(runner.device))
-            for table in (tests_table(wanted, outcomes), steps_table(outcomes)):
+            for table in (table_of_tests(wanted, outcomes), table_of_steps(outcomes)):
                 if table is not None:
                     console.print(table)
 

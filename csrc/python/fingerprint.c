@@ -12,7 +12,7 @@ typedef struct fingerprint_object {
   PyObject_HEAD entry *entries;
   Py_ssize_t n, capacity;
   Py_hash_t hash;
-  PyObject *hooked, *opaque, *detached; /* names of classes, or None */
+  PyObject *hooked, *opaque, *detached, *renewed; /* names of classes, or None */
 } fingerprint_object;
 
 /* ---- fingerprint ---- */
@@ -23,6 +23,7 @@ static fingerprint_object *fingerprint_new(const omc_module *m) {
   self->hooked = Py_NewRef(Py_None);
   self->opaque = Py_NewRef(Py_None);
   self->detached = Py_NewRef(Py_None);
+  self->renewed = Py_NewRef(Py_None);
   return self;
 }
 
@@ -49,6 +50,7 @@ static void fingerprint_dealloc(PyObject *object) {
   Py_XDECREF(self->hooked);
   Py_XDECREF(self->opaque);
   Py_XDECREF(self->detached);
+  Py_XDECREF(self->renewed);
   omc_object_free(object);
 }
 
@@ -113,12 +115,18 @@ static PyObject *get_detached(PyObject *object, void *unused) {
   (void)unused;
   return Py_NewRef(((fingerprint_object *)object)->detached);
 }
+static PyObject *get_renewed(PyObject *object, void *unused) {
+  (void)unused;
+  return Py_NewRef(((fingerprint_object *)object)->renewed);
+}
 
 static PyGetSetDef fingerprint_getset[] = {
     {"hooked", get_hooked, NULL, "class of a submodule with hooks of backward, or None", NULL},
     {"opaque", get_opaque, NULL, "class of a submodule that cannot be looked into, or None", NULL},
     {"detached", get_detached, NULL,
      "class of a recurrent layer whose weights are not its parameters", NULL},
+    {"renewed", get_renewed, NULL,
+     "class of a recurrent layer that makes the list of its weights anew, for once", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot fingerprint_slots[] = {
@@ -187,8 +195,9 @@ typedef struct walk {
   PyObject *lists[2]; /* parameters, buffers */
   PyObject **pending; /* owned; the next module is the last */
   size_t n_pending, max_pending;
-  PyObject *hooked, *opaque, *detached; /* classes; borrowed from modules that are alive */
-  bool called;                          /* something has hooks that a forward calls */
+  PyObject *hooked, *opaque, *detached,
+      *renewed; /* classes; borrowed from modules that are alive */
+  bool called;  /* something has hooks that a forward calls */
 } walk;
 
 /* Stops comparing and starts to record. */
@@ -352,11 +361,12 @@ static int refers_elsewhere(PyObject *refs, Py_ssize_t i, const PyObject *object
 /* How the list of weights that a recurrent layer computes with stands to its parameters. */
 enum {
   OMC_LIST_OF_PARAMETERS,
-  OMC_LIST_DETACHED = -2, /* it has others, and is kept */
-  OMC_LIST_RENEWED = -3 /* it is made anew, as some are parametrized; so are its other parameters */
+  OMC_LIST_DETACHED = -2, /* it has other tensors, and the layer does not see that */
+  OMC_LIST_RENEWED = -3   /* some are parametrized, and others are not those it was made of */
 };
 
-/* It is made anew where a parameter is not the one that it was made of. */
+/* A layer makes it anew where a parameter is not the one that the list's reference is to; of those
+ * that are parametrized that is always so, but not before the layer has come to them. */
 static int compare_list(PyObject *parameters, PyObject *weights, PyObject *names, PyObject *refs,
                         int *out) {
   bool same = PyList_Size(weights) == PyList_Size(names), current = true, parametrized = false;
@@ -387,8 +397,9 @@ static int visit_flat_weights(walk *w, PyObject *module, PyObject *state, PyObje
   int found = OMC_LIST_OF_PARAMETERS;
   if (compare_list(parameters, lists[0], lists[1], lists[2], &found) < 0) return -1;
   if (found == OMC_LIST_OF_PARAMETERS) return 0;
-  if (found == OMC_LIST_DETACHED) w->detached = (PyObject *)Py_TYPE(module);
-  return note(w, (PyObject *)Py_TYPE(module), found);
+  PyObject *type = (PyObject *)Py_TYPE(module);
+  *(found == OMC_LIST_DETACHED ? &w->detached : &w->renewed) = type;
+  return note(w, type, found);
 }
 
 /* A module that is a wrapper is the one in it. */
@@ -454,7 +465,8 @@ static int walk_all(walk *w, PyObject *module) {
   set_hash(w->fingerprint);
   if (name_of(w->hooked, &w->fingerprint->hooked) < 0) return -1;
   if (name_of(w->opaque, &w->fingerprint->opaque) < 0) return -1;
-  return name_of(w->detached, &w->fingerprint->detached);
+  if (name_of(w->detached, &w->fingerprint->detached) < 0) return -1;
+  return name_of(w->renewed, &w->fingerprint->renewed);
 }
 
 PyObject *omc_scan(PyObject *module, PyObject *args) {

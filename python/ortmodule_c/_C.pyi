@@ -114,6 +114,7 @@ class Fingerprint:
     hooked: str | None
     opaque: str | None
     detached: str | None
+    renewed: str | None
 
 class Held:
     """Dictionaries and other places of Python, and what was there.

@@ -14,8 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, steps_table
-from gpu import tests_table as table_of_tests
+from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, table_of_steps, table_of_tests
 from gpu_models import GPU, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,7 +189,7 @@ def test_the_table_has_ratios_of_what_was_measured() -> None:
         {"arm": arm, "error": "", "steps": [s, s, 9.0], "peak": 100 * s, "host": 3e-4, "empty": 1e-4}
         for arm, s in arms.items()
     ]
-    table = steps_table({"x": Outcome("x", "passed", found={"figures": figures})})
+    table = table_of_steps({"x": Outcome("x", "passed", found={"figures": figures})})
     assert table is not None
     cells = [next(iter(column.cells)) for column in table.columns]
     assert cells == ["x", "4.00", "", "3.00", "", "2.00", "1.50", "", "0.50", "200"]

@@ -34,7 +34,7 @@ from .history import asks_layout, check_changes, check_functional, out_of_place,
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
-from .recurrent import check_lists, one_step_for_all
+from .recurrent import one_step_for_all
 from .refusals import SETS_REQUIRES_GRAD, check_attributes, nothing_lost
 from .regions import dissolve_regions, left_as_traced
 from .symbols import let_go, numbers_to_the_user, remembered
@@ -308,7 +308,8 @@ def capture(
     """
     if nn.Module.__call__ is not _symbolic_trace._orig_module_call:
         raise NotRunnable("the method __call__ of nn.Module is replaced, which a trace goes around")
-    check_lists(module)
+    if scan.fingerprint.renewed is not None:  # which evaluates parametrizations less often than later calls do
+        raise NotInitialized(f"its {scan.fingerprint.renewed} makes the list of its weights anew")
     parameters, buffers = _unique_names(module, scan)
     n_user, n_parameters = len(leaves), len(parameters)
     out_specs: list[Spec] = []

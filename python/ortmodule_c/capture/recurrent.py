@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 import torch._decomp  # registers what is exchanged below
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
-from ..errors import NotInitialized
 from ..lowering.translations.registry import aten
 
 TAKEN_APART = (aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)  # by PyTorch, always
@@ -55,19 +54,6 @@ def _of_one_step(op: OpOverload, compute: Callable[..., Any]) -> Callable[..., A
         return (output.transpose(0, 1) if batch_first else output, *states)
 
     return kernel
-
-
-def check_lists(module: nn.Module) -> None:
-    """Raise NotInitialized if a recurrent layer makes the list of its weights anew in its next forward alone.
-
-    How often it evaluates parametrizations, which may write to buffers, depends on that.
-    """
-    for layer in module.modules():
-        if not isinstance(layer, nn.RNNBase) or not {*layer._flat_weights_names} - layer._parameters.keys():
-            continue
-        for name, ref in zip(layer._flat_weights_names, layer.__dict__.get("_flat_weight_refs", ()), strict=False):
-            if ref is not None and (own := layer._parameters.get(name)) is not None and ref() is not own:
-                raise NotInitialized(f"{type(layer).__name__} has other parameters than the list of its weights")
 
 
 for _op in OPS:  # for good: threads that trace or plan at the same time would put back each other's

@@ -173,7 +173,7 @@ class Write:
 
     @property
     def remade(self) -> bool:
-        """Whether PyTorch sets it whenever the parameters are others, as they are while a module is traced."""
+        """Whether it lists the parameters of a recurrent layer, for which others stand while it is traced."""
         return isinstance(self.module, nn.RNNBase) and self.name in ("_flat_weights", "_flat_weight_refs")
 
     def __str__(self) -> str:
