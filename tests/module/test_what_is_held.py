@@ -46,6 +46,11 @@ class Mode(enum.Enum):
     FAST = [2.0]  # noqa: RUF012  # as users do
 
 
+class Word(str, enum.Enum):  # noqa: UP042  # as users do
+    ONE = "one"
+    TWO = "two"
+
+
 class Level:
     pass
 
@@ -191,6 +196,11 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         lambda: Mode.FAST,
         lambda s, y: y * s.held.value[0],
         lambda m: Mode.FAST.value.__setitem__(0, Mode.FAST.value[0] + 1),
+    ),
+    "members of an enumeration of text": (
+        lambda: (with_scale(lambda: Word.ONE), with_scale(lambda: Word.TWO)),
+        lambda s, y: y * s.held[0].scale * s.held[1].scale,
+        lambda m: setattr(m.held[1], "scale", m.held[1].scale + 1),
     ),
     "a method of a dict": (
         lambda: {"scale": 2.0}.get,

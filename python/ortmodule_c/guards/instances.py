@@ -20,7 +20,7 @@ from .namespaces import Namespaces
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _OF_A_VARIABLE = type(os.environ).__getitem__.__code__
 BASES = (dict, collections.OrderedDict, tuple)  # of C, of what is followed
-_GENERIC = [base.__getattribute__ for base in (object, *BASES)]
+_GENERIC = [base.__getattribute__ for base in (object, *BASES, str, int, float)]  # lookups of C that are no other
 
 
 class Instances(Namespaces):
@@ -119,8 +119,9 @@ class Instances(Namespaces):
 
     def _put_lookup(self, cls: Any) -> bool:
         """Whether what is read of instances of a class will be seen."""
-        if any(c in self._watched for c in cls.__mro__):
-            return all("__getattribute__" not in vars(c) or c in self._watched or c is object for c in cls.__mro__)
+        lookups = {c: vars(c)["__getattribute__"] for c in cls.__mro__ if "__getattribute__" in vars(c)}
+        if next(iter(lookups)) in self._watched:
+            return all(c in self._watched or lookup in _GENERIC for c, lookup in lookups.items())
         if cls.__getattribute__ not in _GENERIC:
             return False
         try:
