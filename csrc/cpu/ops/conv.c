@@ -382,13 +382,15 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
   const conv_product *p = params;
   const conv_winograd *w = p->winograd;
+  const int64_t transformed =
+      !w ? 0
+         : omc_whole_vectors(16 * w->m * w->c) +
+               omc_whole_vectors(w->pass * source_image(&w->source) + SLACK) +
+               threads * winograd_thread(w);
   const int64_t elements =
       p->direct ? threads * (direct_thread(&p->source, p->groups) + direct_weights(p))
-      : w       ? omc_whole_vectors(16 * w->m * w->c) +
-                      omc_whole_vectors(w->pass * source_image(&w->source) + SLACK) +
-                      threads * winograd_thread(w)
                 : omc_whole_vectors(p->packed) + product_source(p) + threads * product_thread(p);
-  return (size_t)elements * omc_acc_size(stored(node));
+  return (size_t)omc_max(elements, transformed) * omc_acc_size(stored(node));
 }
 
 static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {

@@ -73,7 +73,7 @@ typedef struct {
 
 typedef struct {
   bool direct;
-  const conv_winograd *winograd; /* NULL: not so */
+  const conv_winograd *winograd; /* NULL: not so; else tried first */
   int64_t images, pass;          /* all, and as many as are copied at a time */
   int64_t groups;
   int64_t m;                                      /* output channels of a group */
@@ -196,7 +196,8 @@ OMC_INLINE void store_in_turn(vacc_t a, vacc_t b, int64_t n, storage_t *out) {
 }
 
 omc_status OMC_CONV_STORED(direct)(const omc_kernel_args *args);
-omc_status OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p);
+/* Whether all that it computed is finite; else the definition may have another result. */
+bool OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p) OMC_MUST_USE;
 omc_status OMC_CONV_STORED(direct_weight)(const omc_kernel_args *args);
 
 /* Columns next to each other in a panel and in memory, at most two vectors of them. */

@@ -404,7 +404,7 @@ OMC_KERNEL(Conv, args) {
   const int threads = args->threads;
   if (p->images == 0 || p->m == 0) return OMC_OK;
   if (p->direct) return OMC_CONV_STORED(direct)(args);
-  if (p->winograd) return OMC_CONV_STORED(winograd)(args, p->winograd);
+  if (p->winograd && OMC_CONV_STORED(winograd)(args, p->winograd)) return OMC_OK;
   acc_t *const packed = args->workspace, *const copy = packed + omc_whole_vectors(p->packed);
   product_job job = {.args = args,
                      .p = p,

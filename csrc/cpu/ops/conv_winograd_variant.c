@@ -1,6 +1,8 @@
 /* Conv and ConvGradInput of 3 x 3 kernels by Winograd's F(2 x 2, 3 x 3): a tile of 2 x 2 outputs is
  * A' [(G g G') . (B' d B)] A for a kernel g and the 4 x 4 inputs d. Summed over channels, the 16
- * elementwise products are 16 matrix products: 16 multiplications where the definition has 36. */
+ * elementwise products are 16 matrix products: 16 multiplications where the definition has 36. The
+ * sums mix what the definition keeps apart, so that one infinite input makes NaN of its tile: what
+ * is not finite is told, and computed by the definition. */
 #include <string.h>
 
 #include "cpu/ops/conv.h"
@@ -21,6 +23,7 @@ typedef struct {
   const omc_kernel_args *args;
   const conv_winograd *p;
   acc_t *kernels, *source, *threads;
+  bool *finite;
   int64_t first, images; /* of the pass */
 } winograd_job;
 
@@ -122,9 +125,9 @@ OMC_INLINE void transform_source(const acc_t *source, int64_t part, int64_t step
   OMC_UNROLL for (int e = 0; e < 16; e++) vstr(out + e * step, spread[e]);
 }
 
-/* A' on both sides of the products of one channel. */
-OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bias,
-                                   const tile_run *run, int64_t ow, storage_t *out) {
+/* A' on both sides of the products of one channel; the lanes of tiles whose outputs are finite. */
+OMC_INLINE vmask transform_products(const acc_t *products, int64_t step, acc_t bias,
+                                    const tile_run *run, int64_t ow, storage_t *out) {
   vacc_t half[8], y[4];
   OMC_UNROLL for (int x = 0; x < 4; x++) {
     const acc_t *p = products + x * step;
@@ -140,6 +143,8 @@ OMC_INLINE void transform_products(const acc_t *products, int64_t step, acc_t bi
   }
   store_in_turn(y[0], y[1], run->cols, out);
   if (run->lower) store_in_turn(y[2], y[3], run->cols, out + ow);
+  const vacc_t all = (y[0] + y[1]) + (y[2] + y[3]);
+  return ~vnan(all - all);
 }
 
 static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *scratch) {
@@ -170,11 +175,14 @@ static void tile_block(const winograd_job *job, int64_t j0, int64_t n, acc_t *sc
                                       .beta = block > 0};
       OMC_GEMM_NAME(multiply)(&product);
     }
+  vmask finite = ~(vmask){0};
   for (int64_t m = 0; m < p->m; m++)
     for (int64_t i = 0; i < count; i++)
-      transform_products(products + m * pitch + runs[i].to, out_step, bias ? ld(bias + m) : 0,
-                         &runs[i], p->ow,
-                         (storage_t *)job->args->out[0].data + m * p->oh * p->ow + runs[i].out_at);
+      finite &= ~vlanes(runs[i].n) | transform_products(products + m * pitch + runs[i].to, out_step,
+                                                        bias ? ld(bias + m) : 0, &runs[i], p->ow,
+                                                        (storage_t *)job->args->out[0].data +
+                                                            m * p->oh * p->ow + runs[i].out_at);
+  if (!vall(finite)) __atomic_store_n(job->finite, false, __ATOMIC_RELAXED);
 }
 
 /* Units are OMC_NR tiles, none dependent on another: any cut gives the same result. */
@@ -187,8 +195,9 @@ static void tile_range(omc_range range, void *ctx) {
     tile_block(job, j, omc_min(TILES, last - j), scratch);
 }
 
-omc_status OMC_CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p) {
-  winograd_job job = {.args = args, .p = p, .kernels = args->workspace};
+bool OMC_CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winograd *p) {
+  bool finite = true;
+  winograd_job job = {.args = args, .p = p, .kernels = args->workspace, .finite = &finite};
   job.source = job.kernels + omc_whole_vectors(16 * p->m * p->c);
   job.threads = job.source + omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
   omc_parallel_for(omc_gemm_panels(p->m) * p->c, 1, args->threads, pack_kernels, &job);
@@ -200,7 +209,7 @@ omc_status OMC_CONV_NAME(winograd)(const omc_kernel_args *args, const conv_winog
     omc_parallel_for(omc_ceil_div(job.images * winograd_tiles(p), OMC_NR), 1, args->threads,
                      tile_range, &job);
   }
-  return OMC_OK;
+  return finite;
 }
 
 #endif
