@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from ceilings import copy_bandwidth
+from machine import machine
 from ortmodule_c.optim import FusedAdam
 
 ARMS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
@@ -88,7 +89,8 @@ def main() -> None:
     console.print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; copying {bandwidth / 1e9:.1f} GB/s")
     console.print(t)
     if a.json:
-        a.json.write_text(json.dumps({"bytes": moved, "copy_bandwidth": bandwidth, "seconds": seconds}, indent=1))
+        figures = {"machine": machine(), "dtype": a.dtype, "bytes": moved, "copy_bandwidth": bandwidth}
+        a.json.write_text(json.dumps({**figures, "seconds": seconds}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Draws what `run.py --json` and `wide.py --json` leave in `benchmarks/results`: docs/benchmarks.md and pictures."""
+"""Draws what `run.py --json` and its kin leave in `benchmarks/results`: docs/benchmarks.md and pictures."""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from ops import LAYERS
+from optimizer import BASE
 from run import Figures, busy_ratio, like_for_like
 from wide import geometric_mean, ratio_of
 from worker import ARMS
@@ -22,10 +24,11 @@ PAGE = DOCS / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Made by `benchmarks/page.py` of the files in `benchmarks/results`, which `make bench ARGS='--json FILE'`, with `--wide`
-and with `--ops` too, write. Ratios are of medians of one run, arms stepping in turn: the same model on
-both sides, PyTorch's AdamW as optimizer unless a column says otherwise. bf16 is `torch.autocast`. "Tuned malloc" is
-glibc told never to give memory back. In brackets: the ratio to eager with the same malloc and optimizer, where that
-is not the first column. "Busy" is how many times as long a step takes beside a process that computes all the time.
+and with `--ops` too, and `benchmarks/optimizer.py --json FILE` write. Ratios are of medians of one run, arms stepping
+in turn: the same model on both sides, PyTorch's AdamW as optimizer unless a column says otherwise. bf16 is
+`torch.autocast`. "Tuned malloc" is glibc told never to give memory back. In brackets: the ratio to eager with the same
+malloc and optimizer, where that is not the first column. "Busy" is how many times as long a step takes beside a process
+that computes all the time.
 """
 
 
@@ -119,11 +122,23 @@ def layers_section(name: str, result: dict) -> list[str]:
     return lines + table(["", "", "eager, ms", "ORTModule, ms", "ratio", "rate", "of ceiling"], body)
 
 
+def optimizer_section(name: str, result: dict) -> list[str]:
+    medians = {arm: statistics.median(seconds) for arm, seconds in result["seconds"].items()}
+    lines = [f"## A step of AdamW over BERT-base's parameters: {name}", "", f"{result['machine']}."]
+    lines += [f"{result['dtype']}; copies {result['copy_bandwidth'] / 1e9:.1f} GB/s.", ""]
+    body = []
+    for arm, median in medians.items():
+        rate = result["bytes"] / median
+        share = f"{100 * rate / result['copy_bandwidth']:.0f} %"
+        body.append([arm, f"{1e3 * median:.1f}", f"{rate / 1e9:.1f}", share, f"{medians[BASE] / median:.2f}x"])
+    return lines + table(["", "ms", "GB/s", "of copying", f"to {BASE}"], body)
+
+
 def main() -> None:
     lines = [HEAD]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
-        kinds = {"floors": steps_section, "kinds": wide_section, "layers": layers_section}
+        kinds = {"floors": steps_section, "kinds": wide_section, "layers": layers_section, "seconds": optimizer_section}
         section = next(section for key, section in kinds.items() if key in result)
         lines += section(path.stem, result)
     PAGE.write_text("\n".join(lines).rstrip() + "\n")
