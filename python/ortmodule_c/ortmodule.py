@@ -146,7 +146,7 @@ class ORTModule(Wrapper):
 
     def _ort_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         one_thread_after_fork()
-        if self._ort_to_verify and torch.is_grad_enabled() and not awaits_initialization(self._ort_module):
+        if self._ort_to_verify and torch.is_grad_enabled() and not awaits_first_call(self._ort_module):
             self._ort_verify(args, kwargs)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             raise ORTModuleError(
@@ -431,6 +431,11 @@ class ORTModule(Wrapper):
 def awaits_initialization(module: nn.Module) -> bool:
     """Whether parameters or buffers have no shape yet, as those of lazy modules before their first call."""
     return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
+
+
+def awaits_first_call(module: nn.Module) -> bool:
+    """Whether a call in PyTorch has to come before any graph: of lazy modules, and of copies of recurrent layers."""
+    return awaits_initialization(module) or scan(module).fingerprint.renewed is not None
 
 
 def _wrapped(cls: type[ORTModule], module: nn.Module, options: DebugOptions, terms: Terms) -> ORTModule:

@@ -18,7 +18,7 @@ from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
 from .guards.held import Snapshot
 from .masks import Masks
-from .ortmodule import ORTModule, awaits_initialization
+from .ortmodule import ORTModule, awaits_first_call
 from .terms import Terms
 
 if TYPE_CHECKING:
@@ -138,8 +138,10 @@ def verify(model: nn.Module, *args: Any, **kwargs: Any) -> Verification:
 def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verification:
     """As :func:`verify`, printing nothing."""
     module = model.module
-    if awaits_initialization(module):
-        raise ORTModuleError("verify cannot copy parameters that have no shape yet: call the module once before")
+    if awaits_first_call(module):
+        raise ORTModuleError(
+            "verify cannot copy what a first call makes of a module: call it once before"
+        )
     try:
         leaves, spec = flatten((args, kwargs))
     except TypeError as error:

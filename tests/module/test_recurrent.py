@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from ortmodule_c import ORTModule, verify
+from ortmodule_c import ORTModule, ORTModuleError, verify
 from wrapped import Function, close, float_sum, pair
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
@@ -266,6 +266,35 @@ def test_a_layer_computes_with_the_list_of_its_weights(kind: str, replace: str) 
     close(ours(x)[0], eager(x)[0])
 
 
+class OfItsList(nn.RNN):
+    """Computes with the list as it is, which `nn.RNN` would make anew."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return (x @ self._flat_weights[0].T * len(self._flat_weights)).tanh()
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_forward_that_itself_looks_at_the_list_is_pytorchs() -> None:
+    eager, ours = pair(OfItsList(5, 6))
+    x = torch.randn(4, 3, 5)
+    close(ours(x), eager(x))
+    for layer in (eager, ours.module):
+        layer._parameters["weight_ih_l0"] = nn.Parameter(torch.ones(6, 5))
+        layer._flat_weights.append(layer._flat_weights[0])
+        layer._flat_weights_names.append("weight_ih_l0")
+    close(ours(x), eager(x))
+    assert "looks at _flat_weights of OfItsList" in str(ours.fallback_report())
+
+
+def test_an_attribute_of_that_name_is_as_any_of_another_module() -> None:
+    eager, ours = pair(Function(lambda m, x: x * m._flat_weights[0] * len(m._flat_weight_refs), l=nn.Linear(1, 1)))
+    for factor in (2.0, 3.0):
+        for m in (eager, ours.module):
+            m._flat_weights, m._flat_weight_refs = [factor], [1] * int(factor)
+        close(ours(torch.ones(2)), eager(torch.ones(2)))
+    assert not ours.fallback_report()
+
+
 class Counting(nn.Module):
     """A parametrization that is told from another by how often it was evaluated."""
 
@@ -294,6 +323,40 @@ def test_parametrizations_are_evaluated_as_often_as_by_pytorch(kind: str, name: 
         x = torch.randn(4, 3, 5)
         close(ours(x)[0], eager(x)[0])
         close([*ours.module.buffers()], [*eager.buffers()])
+
+
+@pytest.mark.parametrize("kind", SMOOTH)
+def test_a_layer_to_be_called_once_is_not_verified(kind: str) -> None:
+    layer = KINDS[kind](5, 6)
+    parametrize.register_parametrization(layer, "weight_hh_l0", Counting())
+    copied, x = copy.deepcopy(layer), torch.randn(4, 3, 5)
+    with pytest.raises(ORTModuleError, match="call it once before"):
+        verify(copied, x)
+    copied(x)
+    assert verify(copied, x).ok
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_what_is_cached_of_parametrizations_is_pytorchs() -> None:
+    linear = nn.Linear(4, 4)
+    parametrize.register_parametrization(linear, "weight", Counting())
+    eager, ours = pair(linear)
+    x = torch.randn(3, 4)
+    close(ours(x), eager(x))
+    for module in (eager, ours):
+        with parametrize.cached():
+            assert torch.equal(module(x), module(x))
+    close([ours(x), *ours.module.buffers()], [eager(x), *eager.buffers()])
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("enabled", [(True, False, True), (False, True, False)])
+def test_onednn_may_be_switched_between_calls(enabled: tuple[bool, ...]) -> None:
+    eager, ours = pair(nn.LSTM(5, 6))
+    x = torch.randn(4, 3, 5)
+    for on in enabled:
+        with torch.backends.mkldnn.flags(enabled=on), torch.autocast("cpu", torch.bfloat16):
+            close(leaves(ours(x)), leaves(eager(x)), rtol=1e-2)
 
 
 def called(module: nn.Module, *args: Any) -> str | Tensor:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import re
 import signal
 import threading
@@ -349,6 +350,25 @@ def test_a_recurrent_layer_of_another_thread_takes_all_its_steps() -> None:
     together(lambda: first.__exit__(None, None, None))
     together(lambda: second.__exit__(None, None, None))
     run()
+
+
+def test_another_thread_may_pickle_what_is_traced() -> None:
+    ours = ORTModule(nn.Sequential(*[nn.Linear(6, 6) for _ in range(12)], nn.Tanh()))
+    traced, errors = threading.Event(), []
+
+    def save() -> None:
+        while not traced.is_set():
+            try:
+                pickle.dumps(ours.module)
+            except Exception as error:
+                errors.append(error)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    ours(torch.randn(3, 6))
+    traced.set()
+    saving.join()
+    assert not errors and not ours.fallback_report()
 
 
 def test_sizes_of_another_thread_are_its_own() -> None:

@@ -269,6 +269,14 @@ def test_a_transposed_convolution_of_no_images() -> None:
     assert_same_step(*pair(nn.ConvTranspose2d(3, 4, 3, 2)), torch.randn(0, 3, 5, 6))
 
 
+def test_steps_of_a_convolution_that_are_too_many_for_the_core_are_pytorchs() -> None:
+    """A grid for each residue modulo the steps is what its kernel keeps."""
+    eager, ours = pair(nn.ConvTranspose2d(1, 1, 1, 1200))
+    x = torch.randn(1, 1, 2, 2)
+    with pytest.warns(UserWarning, match="ConvTranspose: .* are too many"):
+        assert torch.equal(ours(x), eager(x))
+
+
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"scale_grad_by_freq": True, "padding_idx": 1}], ids=str)
 def test_embedding(options: dict[str, Any]) -> None:
     assert_same_step(*pair(nn.Embedding(7, 3, **options)), IDS)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from held import ON_THE_FAST_WAY, Plain, Read, both, setting, with_scale
 from ortmodule_c import ORTModule
-from wrapped import Function, assert_same_step, close, n_graphs
+from wrapped import Function, assert_same_step, close, n_graphs, pair
 
 
 class Slots:
@@ -81,6 +81,46 @@ def two_attributes() -> Plain:
     made: Any = Plain()
     made.a, made.bb = 2.0, 3.0
     return made
+
+
+class Making(type):
+    """A metaclass that does nothing to who reads its classes."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+
+
+class Other(type):
+    extra = 6.0
+
+
+META: dict[str, Callable[[Any, Any], None]] = {
+    "a property comes to it": lambda meta, _: setattr(meta, "scale", property(lambda _: 9.0)),
+    "an attribute comes to it": lambda meta, _: setattr(meta, "extra", 5.0),
+    "calls of its classes are its own": lambda meta, _: setattr(
+        meta, "__call__", lambda _: types.SimpleNamespace(own=7.0)
+    ),
+    "it is another one": lambda _, made: setattr(made, "__class__", Other),
+    "an attribute comes to its own": lambda meta, _: setattr(type(meta), "extra", 4.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("change", META)
+def test_a_metaclass_is_as_it_was(change: str) -> None:
+    top = type("Top", (type,), {})
+    meta: Any = top("Meta", (Making,), {})
+    made: Any = meta("Made", (), {"scale": 2.0, "own": 3.0})
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        read = getattr(made, "extra", 1.0) * getattr(type(made), "extra", 1.0)
+        return m.l(x) * made.scale * made().own * read
+
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4)))
+    x = torch.randn(3, 4)
+    close(ours(x), eager(x))
+    META[change](meta, made)
+    close(ours(x), eager(x))
 
 
 HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {

@@ -26,6 +26,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.utils import parametrize
 
 from .. import _C
 
@@ -73,6 +74,8 @@ class Scan(NamedTuple):
             return f"its {self.fingerprint.opaque} is not a plain module of Python"
         if self.fingerprint.detached is not None:
             return f"its {self.fingerprint.detached} computes with weights that are not its parameters"
+        if parametrize._cache_enabled:
+            return "torch.nn.utils.parametrize.cached() is on"
         if self.fingerprint.hooked is not None:
             return f"its {self.fingerprint.hooked} has hooks of its backward, which a graph does not call"
         return ""
@@ -95,6 +98,8 @@ def ambient() -> tuple[Hashable, ...]:
         torch.get_default_dtype(),
         bool(_has_any_global_hook()),
         torch.is_inference_mode_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        bool(parametrize._cache_enabled),
         modes and tuple([(type(mode), str(getattr(mode, "device", ""))) for mode in modes]),
         *map(torch.is_autocast_enabled, _DEVICE_TYPES),
         *map(torch.get_autocast_dtype, _DEVICE_TYPES),

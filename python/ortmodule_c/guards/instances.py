@@ -4,12 +4,14 @@ import collections
 import functools
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from ..errors import NotRunnable
 from ..stack import is_users
 from .anatomy import Seen, dict_of, functions_of
 from .frames import Frames
@@ -18,6 +20,7 @@ from .looks import picked
 from .namespaces import Namespaces
 
 _ALL_AT_ONCE = frozenset({"__dict__", "__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
+_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _OF_A_VARIABLE = type(os.environ).__getitem__.__code__
 BASES = (dict, collections.OrderedDict, tuple)  # of C, of what is followed
 _GENERIC = [base.__getattribute__ for base in (object, *BASES, str, int, float)]  # lookups of C that are no other
@@ -53,8 +56,11 @@ class Instances(Namespaces):
 
     def _lookup(self) -> Callable[[Any, str], Any]:
         seen, plain, note, asking = self._seen, object.__getattribute__, self._note, self._asking
+        thread = threading.get_ident()
 
         def read(owner: Any, name: str) -> Any:
+            if threading.get_ident() != thread:
+                return plain(owner, name)
             of = seen.get(id(owner))
             if asking and asking[-1] is sys._getframe(1):
                 asking[-1] = None
@@ -69,6 +75,10 @@ class Instances(Namespaces):
     def _note(self, seen: Seen, name: str, users: bool) -> None:
         if name == "_data" and sys._getframe(2).f_code is _OF_A_VARIABLE:
             self._variable(seen.before[name], seen.before["encodekey"](sys._getframe(2).f_locals["key"]))
+            return
+        if name in _OF_PARAMETERS and isinstance(seen.owner, nn.RNNBase):  # others, meanwhile; compared by the scan
+            if is_users(sys._getframe(2)):
+                self.refuse(f"the forward itself looks at {name} of {seen.title}", NotRunnable)
             return
         seen.names.add(name)
         if name in _ALL_AT_ONCE:
@@ -157,9 +167,11 @@ class Instances(Namespaces):
             self.sees_answers = False
 
     def _answer(self, users: Callable[[Any, str], Any]) -> types.FunctionType:
-        seen, asking = self._seen, self._asking
+        seen, asking, thread = self._seen, self._asking, threading.get_ident()
 
         def read(owner: Any, name: str) -> Any:
+            if threading.get_ident() != thread:
+                return users(owner, name)
             of = seen.get(id(owner))
             if asking and asking[-1] is sys._getframe(1):
                 asking[-1] = None

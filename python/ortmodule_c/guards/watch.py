@@ -46,7 +46,6 @@ from .instances import BASES, Instances
 from .looks import BY_NAME, Looks, looks, picked
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 
-_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})  # of recurrent layers, made of what is a parameter
 _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
@@ -107,7 +106,7 @@ class Watch(Instances):
         self._undo.state("Python's random numbers", random.getstate, random.setstate)
         self._undo.state("NumPy's random numbers", numpy.random.get_state, numpy.random.set_state)
         for m in self._modules:
-            self._object(m, type(m).__name__).names |= INTERNAL | _OF_PARAMETERS  # compared by the scan
+            self._object(m, type(m).__name__).names |= INTERNAL  # compared by the scan
             if any(m.__dict__[name] for name in HOOKS):
                 self._hold_content(m, hooks_of, f"hooks of {type(m).__name__}")
         for value in vars(Tensor).values():
