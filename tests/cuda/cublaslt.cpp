@@ -36,7 +36,7 @@ const std::map<int, std::pair<const char *, const char *>> statuses = {
 enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };
 enum { COMPUTE_F32 = 68, COMPUTE_F64 = 70, COMPUTE_TF32 = 77 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
-enum { HANDLE = 0xB1A5, OP = 0x0B0B, LAYOUT = 0x1A10, WISH = 0x3157, PLAN = 0x91A4 };
+enum { OP = 0x0B0B, LAYOUT = 0x1A10, WISH = 0x3157, PLAN = 0x91A4 };
 constexpr size_t WORKSPACE_BYTES = 4096, WORKSPACE_ALIGNMENT = 256, LEAST_BYTES = 256;
 
 struct op {
@@ -69,7 +69,7 @@ struct found {
 };
 static_assert(sizeof(found) == 96, "as in cublasLt.h");
 
-int the_handle = HANDLE;
+int the_handles[EMULATED_DEVICES];
 
 int mistake(const std::string &what) {
   emulated_mistake(("cuBLASLt: " + what).c_str());
@@ -225,7 +225,7 @@ EXPORT size_t cublasLtGetVersion(void) {
 EXPORT int cublasLtCreate(void **handle) {
   ENTER
   if (!emulated_has_context()) return NOT_INITIALIZED;
-  *handle = &the_handle;
+  *handle = &the_handles[emulated_device()];
   return SUCCESS;
 }
 
@@ -288,7 +288,7 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, const op *o, const layou
                                           const wish *w, int wanted, found *out, int *n) {
   ENTER
   const problem p = {*o, *a, *b, *d};
-  REQUIRE(handle == &the_handle && c == d && w->magic == WISH && wanted == 1);
+  REQUIRE(handle == &the_handles[emulated_device()] && c == d && w->magic == WISH && wanted == 1);
   REQUIRE(emulated_has_context());
   if (const int status = check(p)) return status;
   if (p.o.epilogue == EPILOGUE_BIAS && (p.a.type == F64 || (uintptr_t)p.o.bias % 16))
@@ -316,7 +316,7 @@ EXPORT int cublasLtMatmul(void *handle, const op *o, const void *alpha, const vo
                           size_t workspace_bytes, void *stream) {
   ENTER
   const problem p = {*o, *a_layout, *b_layout, *d_layout};
-  REQUIRE(handle == &the_handle && c == d && c_layout == d_layout);
+  REQUIRE(handle == &the_handles[emulated_device()] && c == d && c_layout == d_layout);
   REQUIRE(emulated_has_context());
   if (const int status = check(p)) return status;
   REQUIRE(algo->magic == PLAN && algo->of == name_of(p));

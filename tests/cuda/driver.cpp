@@ -1,6 +1,7 @@
-/* A stand-in for NVIDIA's driver: one device of memory that the host may not touch, streams that
- * are threads, modules that are libraries of emulated kernels. It says what its user does wrong,
- * and fails when it is told to. */
+/* A stand-in for NVIDIA's driver: devices of memory that the host may not touch, nor the other
+ * device, streams that are threads, modules that are libraries of emulated kernels. It says what
+ * its user does wrong, and fails when it is told to. Where the driver would look for itself what
+ * device is meant it is strict: all that a call is given is of the context that is current. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -69,19 +70,23 @@ const struct {
      "attempt to terminate a thread-local capture sequence from another thread"},
 };
 
-constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;
+constexpr size_t MEMORY_BYTES = (size_t)1 << 32, ALIGNMENT = 512;          /* of each device */
 const int SHARED_BYTES = emulated_number("EMULATED_SHARED_BYTES", 232448); /* of a block */
-int the_context;
+int the_contexts[EMULATED_DEVICES];
+bool retained[EMULATED_DEVICES];
 
 std::mutex mutex; /* of all that follows */
 std::condition_variable &changed =
     *new std::condition_variable; /* threads wait for it when the process ends */
-emulated_counts counts;
+emulated_counts counts[EMULATED_DEVICES];
 int64_t fail_in = -1;
 const char *fail_name;
 int fail_with;
 bool initialised;
-thread_local std::vector<void *> contexts;
+thread_local std::vector<int> contexts; /* the devices that they are of */
+
+/* That whose context is current. */
+int device_now() { return contexts.empty() ? 0 : contexts.back(); }
 
 void mistake(const char *format, ...) {
   va_list args;
@@ -90,39 +95,42 @@ void mistake(const char *format, ...) {
   vfprintf(stderr, format, args);
   fputc('\n', stderr);
   va_end(args);
-  counts.mistakes++;
+  counts[device_now()].mistakes++;
 }
 
 /* ---- memory ---- */
 
-char *memory;
-unsigned n_accesses; /* now: there is no access to the pages while this is 0 */
+char *memory;                          /* of all devices, one after the other */
+unsigned n_accesses[EMULATED_DEVICES]; /* now: there is no access to the pages while this is 0 */
 std::mutex opening;
 std::map<size_t, size_t> blocks; /* offset -> bytes */
 
+int device_of(const void *at) { return (int)((size_t)((const char *)at - memory) / MEMORY_BYTES); }
+
 void open_memory() {
   if (memory) return;
-  memory = (char *)mmap(nullptr, MEMORY_BYTES, PROT_NONE,
+  memory = (char *)mmap(nullptr, EMULATED_DEVICES * MEMORY_BYTES, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) abort();
 }
 
 /* While a kernel runs or a copy is made; the host traps where it reads or writes at other times. */
 struct touching {
-  touching() { change(1, PROT_READ | PROT_WRITE); }
+  const int device;
+  explicit touching(int device_) : device(device_) { change(1, PROT_READ | PROT_WRITE); }
   ~touching() { change(-1, PROT_NONE); }
-  static void change(int by, int protection) {
+  void change(int by, int protection) const {
     const std::lock_guard<std::mutex> lock(opening);
-    const bool turns = n_accesses == (by > 0 ? 0u : 1u);
-    n_accesses += (unsigned)by;
-    if (turns && mprotect(memory, MEMORY_BYTES, protection) != 0) abort();
+    const bool turns = n_accesses[device] == (by > 0 ? 0u : 1u);
+    n_accesses[device] += (unsigned)by;
+    if (turns && mprotect(memory + device * MEMORY_BYTES, MEMORY_BYTES, protection) != 0) abort();
   }
 };
 
-/* Within one block that is out. */
+/* Within one block that is out, of the device. */
 bool is_allocated(const void *at, size_t bytes) {
   const size_t offset = (size_t)((const char *)at - memory);
-  if ((const char *)at < memory || offset >= MEMORY_BYTES) return false;
+  if ((const char *)at < memory || device_of(at) != device_now()) return false;
   auto next = blocks.upper_bound(offset);
   if (next == blocks.begin()) return false;
   const auto &[start, size] = *--next;
@@ -149,10 +157,12 @@ struct grid {
   unsigned blocks, threads, shared_bytes;
 };
 struct function {
+  int device;
   bool (*run)(const void *, grid);
   size_t bytes;
   unsigned most_shared_bytes = 48 << 10;
 };
+std::map<void *, int> modules; /* the devices that they are loaded on */
 std::map<std::pair<void *, std::string>, function *> functions;
 
 }  // namespace
@@ -190,28 +200,30 @@ EXPORT int cuGetErrorString(int error, const char **text) {
 
 EXPORT int cuDeviceGet(int *device, int ordinal) {
   ENTER(false)
-  if (ordinal != 0) return INVALID_DEVICE;
-  *device = 0;
+  if (ordinal < 0 || ordinal >= EMULATED_DEVICES) return INVALID_DEVICE;
+  *device = ordinal;
   return SUCCESS;
 }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   ENTER(false)
   static const std::map<int, int> values = {{16, 4}, {75, 9}, {76, 0}, {97, SHARED_BYTES}};
-  if (device != 0 || !values.count(attribute)) return INVALID_VALUE;
+  if (device >= EMULATED_DEVICES || !values.count(attribute)) return INVALID_VALUE;
   *value = values.at(attribute);
   return SUCCESS;
 }
 
-EXPORT int cuDevicePrimaryCtxRetain(void **context, int) {
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
   ENTER(false)
-  *context = &the_context;
+  *context = &the_contexts[device];
+  retained[device] = true;
   return SUCCESS;
 }
 /* These two fail for nothing else than a context that there is not. */
 EXPORT int cuCtxPushCurrent_v2(void *context) {
   std::unique_lock<std::mutex> lock(mutex);
-  if (context != &the_context) return INVALID_CONTEXT;
-  contexts.push_back(context);
+  const ptrdiff_t device = (int *)context - the_contexts;
+  if (device < 0 || device >= EMULATED_DEVICES) return INVALID_CONTEXT;
+  contexts.push_back((int)device);
   return SUCCESS;
 }
 EXPORT int cuCtxPopCurrent_v2(void **context) {
@@ -220,7 +232,7 @@ EXPORT int cuCtxPopCurrent_v2(void **context) {
     mistake("cuCtxPopCurrent without a context");
     return INVALID_CONTEXT;
   }
-  *context = contexts.back();
+  *context = &the_contexts[contexts.back()];
   contexts.pop_back();
   return SUCCESS;
 }
@@ -236,6 +248,7 @@ EXPORT int cuModuleLoadData(void **module, const void *image) {
   const bool written = file >= 0 && write(file, bytes + 16, size) == (ssize_t)size;
   *module = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   if (!*module) mistake("a module that cannot be loaded: %s", dlerror());
+  modules[*module] = device_now();
   return *module ? SUCCESS : INVALID_IMAGE;
 }
 EXPORT int cuModuleGetFunction(void **out, void *module, const char *name) {
@@ -243,7 +256,8 @@ EXPORT int cuModuleGetFunction(void **out, void *module, const char *name) {
   function *&f = functions[{module, name}];
   const auto bytes = (const size_t *)dlsym(module, (std::string(name) + "_bytes").c_str());
   if (!bytes) return NOT_FOUND;
-  if (!f) f = new function{(bool (*)(const void *, grid))dlsym(module, name), *bytes};
+  if (!f)
+    f = new function{modules.at(module), (bool (*)(const void *, grid))dlsym(module, name), *bytes};
   *out = f;
   return SUCCESS;
 }
@@ -265,13 +279,17 @@ EXPORT int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsign
     return INVALID_VALUE;
   }
   const function *f = (const function *)handle;
+  if (f->device != device_now()) {
+    mistake("a kernel of device %d is launched on device %d", f->device, device_now());
+    return INVALID_HANDLE;
+  }
   if (shared_bytes > f->most_shared_bytes) {
     mistake("a launch with %u bytes of shared memory, %u were asked for", shared_bytes,
             f->most_shared_bytes);
     return INVALID_VALUE;
   }
   const std::vector<char> copy((char *)parameters[0], (char *)parameters[0] + f->bytes);
-  counts.launches++;
+  counts[device_now()].launches++;
   return give(on, [f, copy, g = grid{grid_x, block_x, shared_bytes}]() -> int {
     if (f->run(copy.data(), g)) return SUCCESS;
     std::unique_lock<std::mutex> locked(mutex);
@@ -284,15 +302,17 @@ EXPORT int cuMemAlloc_v2(device_ptr *at, size_t bytes) {
   ENTER(true)
   if (const int error = forbidden()) return error;
   if (bytes == 0) return INVALID_VALUE;
-  size_t start = 0;
-  for (const auto &[offset, size] : blocks) {
-    if (offset - start >= bytes) break;
-    start = (offset + size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  const int device = device_now();
+  const size_t end = (device + 1) * MEMORY_BYTES;
+  size_t start = end - MEMORY_BYTES;
+  for (auto block = blocks.lower_bound(start); block != blocks.lower_bound(end); block++) {
+    if (block->first - start >= bytes) break;
+    start = (block->first + block->second + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   }
-  if (start + bytes > MEMORY_BYTES) return OUT_OF_MEMORY;
+  if (start + bytes > end) return OUT_OF_MEMORY;
   blocks[start] = bytes;
-  counts.allocated_bytes += bytes;
-  touching now;
+  counts[device].allocated_bytes += bytes;
+  const touching now(device);
   memset(memory + start, 0xFF, bytes);
   *at = (device_ptr)(memory + start);
   return SUCCESS;
@@ -306,8 +326,9 @@ EXPORT int cuMemFree_v2(device_ptr at) {
     return INVALID_VALUE;
   }
   /* As the driver does: what is under way may still use it. */
-  wait_for_all(lock);
-  counts.allocated_bytes -= block->second;
+  const int device = device_of((void *)at);
+  wait_for_all(lock, device);
+  counts[device].allocated_bytes -= block->second;
   blocks.erase(block);
   return SUCCESS;
 }
@@ -329,7 +350,7 @@ EXPORT int cuMemcpyHtoD_v2(device_ptr to, const void *from, size_t bytes) {
     mistake("a copy to %zu bytes at %p, which are not out", bytes, (void *)to);
     return INVALID_VALUE;
   }
-  touching now;
+  const touching now(device_now());
   memcpy((void *)to, from, bytes);
   return SUCCESS;
 }
@@ -348,7 +369,7 @@ EXPORT int cuMemcpyDtoDAsync_v2(device_ptr to, device_ptr from, size_t bytes, vo
             (void *)to);
     return INVALID_VALUE;
   }
-  counts.copies++;
+  counts[device_now()].copies++;
   return give(on, [=] { return memmove((void *)to, (void *)from, bytes), SUCCESS; });
 }
 EXPORT int cuMemsetD8Async(device_ptr at, unsigned char value, size_t bytes, void *on) {
@@ -374,34 +395,35 @@ EXPORT int cuMemsetD32Async(device_ptr at, unsigned value, size_t count, void *o
 
 /* ---- what tests ask ---- */
 
-EXPORT void *emulated_stream(void) {
+EXPORT void *emulated_stream(int device) {
   std::unique_lock<std::mutex> lock(mutex);
-  return new_stream(false).get();
+  return new_stream(device, false).get();
 }
 static void set_paused(void *handle, bool paused) {
   std::unique_lock<std::mutex> lock(mutex);
-  stream_of(handle)->paused = paused;
+  any_stream(handle)->paused = paused;
   changed.notify_all();
 }
 EXPORT void emulated_pause(void *stream) { set_paused(stream, true); }
 EXPORT void emulated_resume(void *stream) { set_paused(stream, false); }
 EXPORT void emulated_wait(void *handle) {
   std::unique_lock<std::mutex> lock(mutex);
-  const auto s = stream_of(handle);
-  changed.wait(lock, [s] { return s->jobs.empty() && !s->working; });
+  const auto s = any_stream(handle);
+  changed.wait(lock, [s] { return is_done(*s); });
 }
 EXPORT void emulated_write(void *device, const void *host, size_t bytes) {
+  const touching now(device_of(device));
   {
     std::unique_lock<std::mutex> lock(mutex);
     bool paused = false;
-    for (const auto &s : streams) paused = paused || s->paused;
-    if (!paused) wait_for_all(lock); /* memory that is free may still be in use by what is given */
+    for (const auto &s : streams) paused = paused || (s->device == now.device && s->paused);
+    /* Memory that is free may still be in use by what is given. */
+    if (!paused) wait_for_all(lock, now.device);
   }
-  touching now;
   memcpy(device, host, bytes);
 }
 EXPORT void emulated_read(void *host, const void *device, size_t bytes) {
-  touching now;
+  const touching now(device_of(device));
   memcpy(host, device, bytes);
 }
 EXPORT int emulated_fail(int64_t n, const char *name, int error) {
@@ -410,9 +432,18 @@ EXPORT int emulated_fail(int64_t n, const char *name, int error) {
   fail_in = n, fail_name = name, fail_with = error;
   return pending;
 }
-EXPORT emulated_counts emulated_counted(void) {
+EXPORT emulated_counts emulated_counted_on(int device) {
   std::unique_lock<std::mutex> lock(mutex);
-  return counts;
+  return counts[device];
+}
+EXPORT emulated_counts emulated_counted(void) {
+  emulated_counts all = {};
+  for (int device = 0; device < EMULATED_DEVICES; device++) {
+    const emulated_counts of_device = emulated_counted_on(device);
+    for (size_t i = 0; i < sizeof all / sizeof(uint64_t); i++)
+      ((uint64_t *)&all)[i] += ((const uint64_t *)&of_device)[i];
+  }
+  return all;
 }
 
 /* ---- what other stand-ins ask ---- */
@@ -434,13 +465,26 @@ EXPORT int emulated_is_out(const void *at, size_t bytes) {
   return is_allocated(at, bytes);
 }
 EXPORT int emulated_has_context(void) { return !contexts.empty(); }
+EXPORT int emulated_device(void) { return device_now(); }
+EXPORT void emulated_set_device(int device) {
+  std::unique_lock<std::mutex> lock(mutex);
+  if (contexts.empty()) contexts.push_back(device);
+  contexts.back() = device;
+  retained[device] = true;
+}
+EXPORT void *emulated_context(int device) { return &the_contexts[device]; }
+EXPORT int emulated_is_retained(int device) {
+  std::unique_lock<std::mutex> lock(mutex);
+  return retained[device];
+}
+EXPORT void emulated_forget(int device) {
+  std::unique_lock<std::mutex> lock(mutex);
+  retained[device] = false;
+}
 EXPORT int emulated_takes(void *handle) {
   std::unique_lock<std::mutex> lock(mutex);
   const auto s = stream_of(handle);
-  bool taken = s && !s->captured;
-  for (const auto &other : streams)
-    if (!handle && other->captured && other->blocking) taken = false;
-  return taken;
+  return s && !s->captured && !waited_for(*s, handle);
 }
 EXPORT int emulated_give(void *stream, int (*job)(void *), void *given, void (*drop)(void *)) {
   std::unique_lock<std::mutex> lock(mutex);

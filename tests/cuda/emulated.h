@@ -16,10 +16,13 @@ static inline int emulated_number(const char *name, int otherwise) {
   return text ? atoi(text) : otherwise;
 }
 
-/* Another stream than the default one; lives for the process. */
-void *emulated_stream(void);
+enum { EMULATED_DEVICES = 2 };
 
-/* A paused stream takes what it is given and does nothing of it. */
+/* Another stream of a device than the default one; lives for the process. */
+void *emulated_stream(int device);
+
+/* A paused stream takes what it is given and does nothing of it. The default one is the device's
+ * whose context is current, number 0's if there is none. */
 void emulated_pause(void *stream);
 void emulated_resume(void *stream);
 void emulated_wait(void *stream); /* until it is done */
@@ -39,20 +42,30 @@ typedef struct emulated_counts {
   uint64_t events, graphs, streams; /* that there are; streams of the driver's user's */
   uint64_t replays;                 /* launches of graphs */
 } emulated_counts;
-emulated_counts emulated_counted(void);
+emulated_counts emulated_counted(void); /* of all devices */
+emulated_counts emulated_counted_on(int device);
 
-/* Of the stand-in for PyTorch: tensors that are out; the stream that it works in from now on, and
- * does now; and whether what ops give lies with channels innermost. */
+/* Of the stand-in for PyTorch: tensors that are out; the stream that it works in on a device from
+ * now on, and does now; and whether what ops give lies with channels innermost. */
 int64_t emulated_tensors(void);
-void emulated_use(void *stream);
-void *emulated_used(void);
+void emulated_use(int device, void *stream);
+void *emulated_used(int device);
 void emulated_channels_last(int on);
 
 /* Of the same: what is called whenever memory is asked for or given back; NULL: nothing. */
 void emulated_watch_memory(void (*called)(void));
 
+/* Nobody has worked with a device yet. */
+void emulated_forget(int device);
+
 /* Another process, which ends at once. */
 void emulated_fork(void);
+
+/* Of the stand-in for PyTorch, for its own parts: the device that is current to it; another is from
+ * now on, which gives that which was; that is so again, but is given no context if it has none. */
+int emulated_current_device(void);
+int emulated_exchange_device(int device);
+void emulated_restore_device(int device);
 
 /* Of the same, for its own parts: PyTorch says of a call that the driver has failed it. Gives what
  * the call is to give. */
@@ -60,14 +73,20 @@ int emulated_driver_failed(int error);
 
 /* What other stand-ins ask of the driver's: whether a call of theirs is to fail, perhaps only if it
  * is told so by name, with what error of the driver's (0: it is not); that a mistake is told;
- * whether bytes of the device's are within one block that is out; whether there is a context;
- * whether a stream does what it is given, and no capture is disturbed by it; and that `job` is done
- * in a stream, each time if that is captured, after which `given` is dropped. */
+ * whether bytes of the device's are within one block that is out; whether there is a context, the
+ * device that it is of (0: there is none), that it is another's from now on, a device's, and
+ * whether anybody has worked with that; whether a stream does what it is given, and no capture is
+ * disturbed by it; and that `job` is done in a stream, each time if that is captured, after which
+ * `given` is dropped. */
 int emulated_fails(const char *name);
 int emulated_fails_by_name(const char *name);
 void emulated_mistake(const char *what);
 int emulated_is_out(const void *at, size_t bytes);
 int emulated_has_context(void);
+int emulated_device(void);
+void emulated_set_device(int device);
+void *emulated_context(int device);
+int emulated_is_retained(int device);
 int emulated_takes(void *stream);
 int emulated_give(void *stream, int (*job)(void *), void *given, void (*drop)(void *));
 

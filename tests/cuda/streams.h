@@ -9,12 +9,13 @@ typedef std::function<int()> job;
 
 enum capture_mode { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 struct capture {
-  int mode;
+  int mode, device;
   std::thread::id owner = std::this_thread::get_id();
   bool valid = true;
   std::vector<job> jobs;
 };
 struct stream {
+  int device;
   bool blocking; /* one that waits for the default stream and is waited for by it */
   std::deque<job> jobs;
   bool working = false, paused = false, closing = false;
@@ -22,10 +23,12 @@ struct stream {
   std::shared_ptr<capture> captured;
 };
 struct event {
+  int device;
   uint64_t recorded = 0, reached = 0;
   std::shared_ptr<capture> in; /* recorded while that went on */
 };
 struct graph {
+  int device;
   std::vector<job> jobs;
   uint64_t launched = 0, done = 0; /* of one that can be launched */
 };
@@ -58,7 +61,7 @@ void work(std::shared_ptr<stream> s) {
     lock.unlock();
     int failure;
     {
-      touching now;
+      const touching now(s->device);
       failure = next();
     }
     next = nullptr;
@@ -69,17 +72,32 @@ void work(std::shared_ptr<stream> s) {
   }
 }
 
-std::shared_ptr<stream> new_stream(bool blocking) {
+std::shared_ptr<stream> new_stream(int device, bool blocking) {
   const auto s = std::make_shared<stream>();
+  s->device = device;
   s->blocking = blocking;
   streams.insert(s);
   std::thread(work, s).detach();
   return s;
 }
 
+/* The default one is the device's that is current. */
+std::shared_ptr<stream> any_stream(void *handle) {
+  static std::shared_ptr<stream> defaults[EMULATED_DEVICES];
+  if (handle) return known(streams, handle, "a stream");
+  std::shared_ptr<stream> &s = defaults[device_now()];
+  return s ? s : s = new_stream(device_now(), true);
+}
+
+bool is_here(int device, const char *what) {
+  if (device != device_now())
+    mistake("%s of device %d is used where device %d is current", what, device, device_now());
+  return device == device_now();
+}
+
 std::shared_ptr<stream> stream_of(void *handle) {
-  static const std::shared_ptr<stream> all = new_stream(true);
-  return handle ? known(streams, handle, "a stream") : all;
+  const auto s = any_stream(handle);
+  return s && is_here(s->device, "a stream") ? s : nullptr;
 }
 
 /* ---- captures ---- */
@@ -100,21 +118,26 @@ int forbidden() {
 
 /* Nor is it to wait for all streams, some of which run nothing. */
 int waiting_for_all() {
-  for (const auto &c : captures) return spoil(*c, CAPTURE_UNSUPPORTED);
+  for (const auto &c : captures)
+    if (c->device == device_now()) return spoil(*c, CAPTURE_UNSUPPORTED);
   return SUCCESS;
 }
 
-void wait_for_all(std::unique_lock<std::mutex> &lock) {
+void wait_for_all(std::unique_lock<std::mutex> &lock, int device) {
   const auto now = streams;
-  for (const auto &s : now) changed.wait(lock, [&] { return is_done(*s); });
+  for (const auto &s : now)
+    if (s->device == device) changed.wait(lock, [&] { return is_done(*s); });
 }
 
-/* What the default stream is given would wait for a blocking one that is captured. */
-int implicit(const stream &s, void *handle) {
+/* What the default stream of its device is given would wait for this one. */
+std::shared_ptr<stream> waited_for(const stream &s, void *handle) {
   for (const auto &other : streams)
-    if (!handle && !s.captured && other->captured && other->blocking)
-      return spoil(*other->captured, CAPTURE_IMPLICIT);
-  return SUCCESS;
+    if (!handle && other->device == s.device && other->captured && other->blocking) return other;
+  return nullptr;
+}
+int implicit(const stream &s, void *handle) {
+  const auto other = s.captured ? nullptr : waited_for(s, handle);
+  return other ? spoil(*other->captured, CAPTURE_IMPLICIT) : SUCCESS;
 }
 
 int give(void *handle, job next) {
@@ -142,8 +165,8 @@ void end_capture(const std::shared_ptr<capture> &c) {
 
 EXPORT int cuStreamCreate(void **out, unsigned flags) {
   ENTER(true)
-  *out = new_stream(flags != 1).get();
-  counts.streams++;
+  *out = new_stream(device_now(), flags != 1).get();
+  counts[device_now()].streams++;
   return SUCCESS;
 }
 EXPORT int cuStreamDestroy_v2(void *handle) {
@@ -156,7 +179,7 @@ EXPORT int cuStreamDestroy_v2(void *handle) {
   }
   s->closing = true;
   streams.erase(s);
-  counts.streams--;
+  counts[s->device].streams--;
   changed.notify_all();
   return SUCCESS;
 }
@@ -174,7 +197,7 @@ EXPORT int cuStreamSynchronize(void *handle) {
 EXPORT int cuCtxSynchronize(void) {
   ENTER(true)
   if (const int error = waiting_for_all()) return error;
-  wait_for_all(lock);
+  wait_for_all(lock, device_now());
   return SUCCESS;
 }
 
@@ -183,8 +206,9 @@ EXPORT int cuCtxSynchronize(void) {
 EXPORT int cuEventCreate(void **out, unsigned) {
   ENTER(true)
   const auto e = std::make_shared<event>();
+  e->device = device_now();
   events.insert(e);
-  counts.events++;
+  counts[e->device].events++;
   *out = e.get();
   return SUCCESS;
 }
@@ -192,7 +216,7 @@ EXPORT int cuEventRecord(void *handle, void *on) {
   ENTER(true)
   const auto e = known(events, handle, "an event");
   const auto s = stream_of(on);
-  if (!e || !s) return INVALID_HANDLE;
+  if (!e || !s || !is_here(e->device, "an event")) return INVALID_HANDLE;
   e->in = s->captured;
   if (e->in) return e->in->valid ? SUCCESS : CAPTURE_INVALIDATED;
   const uint64_t n = ++e->recorded;
@@ -226,7 +250,7 @@ EXPORT int cuEventDestroy_v2(void *handle) {
   const auto e = known(events, handle, "an event");
   if (!e) return INVALID_HANDLE;
   events.erase(e);
-  counts.events--;
+  counts[e->device].events--;
   return SUCCESS;
 }
 
@@ -244,6 +268,7 @@ EXPORT int cuStreamBeginCapture_v2(void *on, int mode) {
   if (s->captured) return ILLEGAL_STATE;
   s->captured = std::make_shared<capture>();
   s->captured->mode = mode;
+  s->captured->device = s->device;
   captures.insert(s->captured);
   return SUCCESS;
 }
@@ -267,19 +292,20 @@ EXPORT int cuStreamEndCapture(void *on, void **out) {
   if (fails(__func__)) return fail_with;
   if (!c->valid) return CAPTURE_INVALIDATED;
   const auto g = std::make_shared<graph>();
+  g->device = c->device;
   g->jobs = std::move(c->jobs);
   graphs.insert(g);
-  counts.graphs++;
+  counts[g->device].graphs++;
   *out = g.get();
   return SUCCESS;
 }
 EXPORT int cuGraphInstantiateWithFlags(void **out, void *handle, unsigned long long) {
   ENTER(true)
   const auto g = known(graphs, handle, "a graph");
-  if (!g) return INVALID_HANDLE;
+  if (!g || !is_here(g->device, "a graph")) return INVALID_HANDLE;
   const auto x = std::make_shared<graph>(*g);
   executables.insert(x);
-  counts.graphs++;
+  counts[x->device].graphs++;
   *out = x.get();
   return SUCCESS;
 }
@@ -287,7 +313,7 @@ EXPORT int cuGraphInstantiateWithFlags(void **out, void *handle, unsigned long l
 EXPORT int cuGraphLaunch(void *handle, void *on) {
   ENTER(true)
   const auto x = known(executables, handle, "a graph to be launched");
-  if (!x) return INVALID_HANDLE;
+  if (!x || !is_here(x->device, "a graph to be launched")) return INVALID_HANDLE;
   const uint64_t n = x->launched + 1;
   const int error = give(on, [x, n]() -> int {
     {
@@ -302,7 +328,7 @@ EXPORT int cuGraphLaunch(void *handle, void *on) {
     changed.notify_all();
     return failure;
   });
-  if (error == SUCCESS) x->launched = n, counts.replays++;
+  if (error == SUCCESS) x->launched = n, counts[x->device].replays++;
   return error;
 }
 EXPORT int cuGraphDestroy(void *handle) {
@@ -310,7 +336,7 @@ EXPORT int cuGraphDestroy(void *handle) {
   const auto g = known(graphs, handle, "a graph");
   if (!g) return INVALID_HANDLE;
   graphs.erase(g);
-  counts.graphs--;
+  counts[g->device].graphs--;
   return SUCCESS;
 }
 EXPORT int cuGraphExecDestroy(void *handle) {
@@ -319,6 +345,6 @@ EXPORT int cuGraphExecDestroy(void *handle) {
   const auto x = known(executables, handle, "a graph to be launched");
   if (!x) return INVALID_HANDLE;
   executables.erase(x);
-  counts.graphs--;
+  counts[x->device].graphs--;
   return SUCCESS;
 }

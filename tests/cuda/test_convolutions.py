@@ -178,7 +178,7 @@ def test_it_is_done_in_the_stream_of_the_run(gpu: Gpu) -> None:
 def test_in_another_stream_than_pytorchs_it_is_refused(gpu: Gpu) -> None:
     inputs = [random(2, 3, 6, 5), random(4, 3, 3, 3, seed=1)]
     plan, given = gpu.plan(graph("Conv", inputs), inputs)
-    gpu.torch.emulated_use(ctypes.c_void_p(gpu.stream()))
+    gpu.torch.emulated_use(0, ctypes.c_void_p(gpu.stream()))
     with pytest.raises(NotImplementedError, match="is an op of PyTorch's, which works in another stream"):
         plan.forward(given, 0)
     gpu.use(0)

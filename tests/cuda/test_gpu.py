@@ -71,9 +71,9 @@ def test_an_op_without_a_kernel_is_refused_by_name(gpu: Gpu) -> None:
         gpu.forward(heads + "%y, %lse = Attention(%q, %k, %v)\nreturn %y\n", inputs)
 
 
-def test_there_is_no_second_gpu(gpu: Gpu) -> None:
+def test_there_is_no_third_gpu(gpu: Gpu) -> None:
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_DEVICE"):
-        gpu.core.Session(FORWARD, {}, provider="cuda:1")
+        gpu.core.Session(FORWARD, {}, provider="cuda:2")
 
 
 def test_a_kernel_that_fails_is_told_when_somebody_waits(gpu: Gpu) -> None:

@@ -1,4 +1,4 @@
-/* A stand-in for the memory of PyTorch for CUDA, which is of the device whose context is current:
+/* A stand-in for the memory of PyTorch for CUDA, which is of the device that is current to PyTorch:
  * what is freed is handed out again at once in the stream that was in use when it was made, the
  * lowest address of a size first. A block has zones around it, and what is freed has other bytes
  * from there on in that stream: who writes past an end is told, who reads too late sees it. */
@@ -19,7 +19,32 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 extern "C" int cuMemAlloc_v2(unsigned long long *at, size_t bytes);
+extern "C" int cuCtxPushCurrent_v2(void *context);
+extern "C" int cuCtxPopCurrent_v2(void **context);
 extern "C" int cuThreadExchangeStreamCaptureMode(int *mode);
+
+/* ---- the device that is current, as in PyTorch's c10/cuda/CUDAFunctions.cpp ---- */
+
+namespace {
+/* One that has no context yet is remembered here alone, whatever context is current then. */
+thread_local int remembered = -1;
+}  // namespace
+
+int emulated_current_device() { return remembered < 0 ? emulated_device() : remembered; }
+int emulated_exchange_device(int device) {
+  const int before = emulated_current_device();
+  if (before != device || remembered >= 0) emulated_set_device(device);
+  remembered = -1;
+  return before;
+}
+void emulated_restore_device(int device) {
+  if (emulated_is_retained(device))
+    emulated_exchange_device(device);
+  else
+    remembered = device;
+}
+
+/* ---- memory ---- */
 
 namespace {
 /* Memory may be asked for while streams are captured. */
@@ -31,11 +56,21 @@ int fresh_memory(unsigned long long *at, size_t bytes) {
   return error;
 }
 
+/* What the driver is asked for meanwhile is asked of a device. */
+struct within {
+  explicit within(int device) { cuCtxPushCurrent_v2(emulated_context(device)); }
+  ~within() {
+    void *context;
+    cuCtxPopCurrent_v2(&context);
+  }
+};
+
 constexpr size_t ZONE_BYTES = 512;
 enum { ZONE = 0xA5, FREED = 0xCB };
 
 /* A block that is out: `bytes` of `size`, with zones before and behind, for a stream. */
 struct block {
+  int device;
   char *at;
   size_t bytes, size;
   void *stream;
@@ -44,8 +79,8 @@ struct block {
 
 std::mutex mutex;
 std::map<void *, block> out;
-std::set<std::tuple<void *, size_t, char *>> kept; /* of a stream */
-void *stream_in_use;
+std::set<std::tuple<int, void *, size_t, char *>> kept; /* of a device and a stream */
+void *streams_in_use[EMULATED_DEVICES];
 void (*watcher)();
 
 void drop(void *given) { delete (block *)given; }
@@ -80,22 +115,25 @@ int spoil(void *given) {
 }
 
 /* The lowest of those that are free, or a new one. */
-int find(size_t size, char **at) {
-  const auto found = kept.lower_bound({stream_in_use, size, nullptr});
-  if (found != kept.end() && std::get<0>(*found) == stream_in_use && std::get<1>(*found) == size) {
-    *at = std::get<2>(*found);
-    kept.erase(found);
-    return 0;
+int find(block *b) {
+  const auto found = kept.lower_bound({b->device, b->stream, b->size, nullptr});
+  if (found != kept.end()) {
+    const auto &[device, stream, size, at] = *found;
+    if (device == b->device && stream == b->stream && size == b->size) {
+      b->at = at;
+      kept.erase(found);
+      return 0;
+    }
   }
   unsigned long long fresh = 0;
-  const int error = fresh_memory(&fresh, size + 2 * ZONE_BYTES);
-  *at = (char *)fresh + ZONE_BYTES;
+  const int error = fresh_memory(&fresh, b->size + 2 * ZONE_BYTES);
+  b->at = (char *)fresh + ZONE_BYTES;
   return error;
 }
 }  // namespace
 
-EXPORT void emulated_use(void *stream) { stream_in_use = stream; }
-void *emulated_used() { return stream_in_use; }
+EXPORT void emulated_use(int device, void *stream) { streams_in_use[device] = stream; }
+void *emulated_used(int device) { return streams_in_use[device]; }
 
 EXPORT void emulated_watch_memory(void (*called)(void)) { watcher = called; }
 
@@ -111,8 +149,10 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void **at
   if (!emulated_has_context()) emulated_mistake("memory is asked for without a context");
   *at = nullptr;
   if (bytes == 0) return 0;
-  block b = {nullptr, bytes, (bytes + 511) / 512 * 512, stream_in_use, false};
-  if (const int error = find(b.size, &b.at)) return emulated_driver_failed(error);
+  const int device = emulated_current_device();
+  const within now(device);
+  block b = {device, nullptr, bytes, (bytes + 511) / 512 * 512, streams_in_use[device], false};
+  if (const int error = find(&b)) return emulated_driver_failed(error);
   b.zoned = later(mark, b);
   out[ *at = b.at] = b;
   return 0;
@@ -128,9 +168,10 @@ EXPORT int aoti_torch_cuda_caching_allocator_raw_delete(void *at) {
     return 1;
   }
   const block b = found->second;
+  const within now(b.device);
   if (b.zoned) later(look, b);
   later(spoil, b);
-  kept.insert({b.stream, b.size, b.at});
+  kept.insert({b.device, b.stream, b.size, b.at});
   out.erase(found);
   return 0;
 }

@@ -55,11 +55,11 @@ typedef std::vector<int64_t> numbers;
 struct tensor {
   char *data;
   numbers dims, strides;
-  int32_t dtype;
+  int32_t dtype, device;
   bool owned; /* memory of PyTorch's */
 };
 
-enum { F32 = 1032, F64 = 1064, F16 = 1016, BF16 = 1116, DEVICE_TYPE = 77, DEVICE = 0 };
+enum { F32 = 1032, F64 = 1064, F16 = 1016, BF16 = 1116, DEVICE_TYPE = 77 };
 
 std::mutex mutex; /* of what follows */
 std::set<const tensor *> tensors;
@@ -96,6 +96,13 @@ int mistake(const std::string &what) {
   do                                                                                     \
     if (!(condition)) return mistake(std::string(__func__) + " needs that " #condition); \
   while (0)
+
+/* Meanwhile a device is current. */
+struct guard {
+  const int before;
+  explicit guard(int device) : before(emulated_exchange_device(device)) {}
+  ~guard() { emulated_restore_device(before); }
+};
 
 int64_t size_of(int32_t dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 
@@ -217,14 +224,17 @@ void drop(void *given) { delete (job *)given; }
 
 int give(job *j, const numbers &dims, AtenTensorHandle *out) {
   void *data = nullptr;
-  j->to = {nullptr, dims, strides_of(dims), j->given[0].dtype, true};
+  const int device = j->given[0].device;
+  const guard now(device);
+  j->to = {nullptr, dims, strides_of(dims), j->given[0].dtype, device, true};
   if (aoti_torch_cuda_caching_allocator_raw_alloc((uint64_t)extent_of(j->to), &data) != 0) {
     delete j;
     return fail("CUDA out of memory. Tried to allocate 20.00 MiB.");
   }
   j->to.data = (char *)data;
   *out = added(j->to);
-  return emulated_give(emulated_used(), done, j, drop) ? fail("CUDA error") : AOTI_TORCH_SUCCESS;
+  return emulated_give(emulated_used(device), done, j, drop) ? fail("CUDA error")
+                                                             : AOTI_TORCH_SUCCESS;
 }
 
 /* One list of numbers for each axis of x. */
@@ -259,10 +269,21 @@ EXPORT int32_t aoti_torch_dtype_float64() { return F64; }
 EXPORT int32_t aoti_torch_dtype_float16() { return F16; }
 EXPORT int32_t aoti_torch_dtype_bfloat16() { return BF16; }
 
+EXPORT AOTITorchError aoti_torch_create_cuda_guard(int32_t device, CUDAGuardHandle *out) {
+  ENTER
+  REQUIRE(device >= 0 && device < EMULATED_DEVICES);
+  *out = (CUDAGuardHandle) new guard(device);
+  return AOTI_TORCH_SUCCESS;
+}
+EXPORT AOTITorchError aoti_torch_delete_cuda_guard(CUDAGuardHandle handle) {
+  delete (guard *)handle;
+  return AOTI_TORCH_SUCCESS;
+}
+
 EXPORT AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void **out) {
   ENTER
-  REQUIRE(device == DEVICE);
-  *out = emulated_used();
+  REQUIRE(device >= 0 && device < EMULATED_DEVICES);
+  *out = emulated_used(device);
   return AOTI_TORCH_SUCCESS;
 }
 
@@ -272,9 +293,10 @@ EXPORT AOTITorchError aoti_torch_create_tensor_from_blob(void *data, int64_t ran
                                                          int32_t dtype, int32_t device_type,
                                                          int32_t device, AtenTensorHandle *out) {
   ENTER
-  const tensor t = {(char *)data, numbers(dims, dims + rank), numbers(strides, strides + rank),
-                    dtype, false};
-  REQUIRE(device_type == DEVICE_TYPE && device == DEVICE && offset == 0);
+  const tensor t = {
+      (char *)data, numbers(dims, dims + rank), numbers(strides, strides + rank), dtype, device,
+      false};
+  REQUIRE(device_type == DEVICE_TYPE && device == emulated_device() && offset == 0);
   REQUIRE(dtype == F32 || dtype == F64 || dtype == F16 || dtype == BF16);
   REQUIRE(extent_of(t) == 0 || emulated_is_out(data, (size_t)extent_of(t)));
   *out = added(t);

@@ -28,32 +28,34 @@ class Counts(ctypes.Structure):
 
 
 class Gpu:
-    """Sessions and tensors of the emulated GPU."""
+    """Sessions and tensors of an emulated GPU, by the name of its provider and its number."""
 
-    def __init__(self, core: ModuleType, device: ModuleType, driver: ctypes.CDLL) -> None:
-        self.core, self._device, self.driver = core, device, driver
-        driver.emulated_counted.restype = Counts
+    def __init__(
+        self, core: ModuleType, device: ModuleType, driver: ctypes.CDLL, name: str = "gpu", number: int = 0
+    ) -> None:
+        self.core, self._device, self.driver, self.name, self.number = core, device, driver, name, number
+        driver.emulated_counted.restype = driver.emulated_counted_on.restype = Counts
         driver.emulated_stream.restype = ctypes.c_void_p
         self.torch = ctypes.CDLL("libtorch_cuda.so")
         self.torch.emulated_tensors.restype = ctypes.c_int64
 
     def put(self, t: Tensor) -> Tensor:
-        return self._device.put(t, "gpu")
+        return self._device.put(t, self.name)
 
     def get(self, t: Tensor) -> Tensor:
-        return self._device.get(t, "gpu")
+        return self._device.get(t, self.name)
 
     def rest(self, t: Tensor, first: int) -> Tensor:
         """The elements from there on of a tensor of one dim, which must live as long."""
-        return self._device.rest(t, first, "gpu")
+        return self._device.rest(t, first, self.name)
 
     def used_bytes(self) -> int:
         """That the provider has handed out."""
-        return self._device.used_bytes("gpu")
+        return self._device.used_bytes(self.name)
 
     def give_back(self, address: int, size: int) -> None:
         """Memory, as the provider's users do."""
-        self._device.give_back(address, size, "gpu")
+        self._device.give_back(address, size, self.name)
 
     def write(self, to: Tensor, t: Tensor) -> None:
         """Other elements where there are some."""
@@ -62,24 +64,28 @@ class Gpu:
 
     def stream(self) -> int:
         """Another stream than the default one, which is 0."""
-        return self.driver.emulated_stream()
+        return self.driver.emulated_stream(self.number)
 
     def use(self, stream: int) -> None:
         """Work in a stream from now on."""
         self._device.use_stream(stream)
-        self.torch.emulated_use(ctypes.c_void_p(stream))
+        self.torch.emulated_use(self.number, ctypes.c_void_p(stream))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Who calls the driver himself does so within the device's context."""
         context = ctypes.c_void_p()
-        self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.number)
         self.driver.cuCtxPushCurrent_v2(context)
         yield
         self.driver.cuCtxPopCurrent_v2(ctypes.byref(context))
 
     def counted(self) -> Counts:
+        """Of all GPUs."""
         return self.driver.emulated_counted()
+
+    def counted_here(self) -> Counts:
+        return self.driver.emulated_counted_on(self.number)
 
     def tensors(self) -> int:
         """PyTorch's that are out."""
@@ -123,7 +129,7 @@ class Gpu:
 
     def plan(self, text: str, inputs: list[Tensor], outputs: int = 1) -> Any:
         given = [self.put(t) for t in inputs]
-        plan = self.core.Session(text, {}, provider="gpu").plan(given, [False] * len(given), [False] * outputs)
+        plan = self.core.Session(text, {}, provider=self.name).plan(given, [False] * len(given), [False] * outputs)
         return plan, given
 
     def forward(self, text: str, inputs: list[Tensor], seed: int = 7, outputs: int = 1) -> list[Tensor]:
