@@ -38,13 +38,18 @@ omc_status omc_cuda_follow(void *queue, void *other) {
   return status;
 }
 
-/* PyTorch gives memory of the device whose context is current; before it has none left it gives
- * back to CUDA what it has cached. */
+/* PyTorch gives memory of the device that is current to it, which is another than that of the
+ * context while a device that has none yet is; before it has none left it gives back to CUDA what
+ * it has cached. */
 static omc_status allocate(const omc_cuda_device *d, size_t bytes, void **out) {
   char what[WHAT_BYTES];
+  void *guard;
   snprintf(what, sizeof what, "an allocation of %zu bytes on GPU %d", bytes, d->ordinal);
-  OMC_TORCH_TRY(what, aoti_torch_cuda_caching_allocator_raw_alloc, bytes, out);
-  return OMC_OK;
+  OMC_TORCH_TRY(what, aoti_torch_create_cuda_guard, d->ordinal, &guard);
+  const int error = omc_cuda_api_get()->aoti_torch_cuda_caching_allocator_raw_alloc(bytes, out);
+  const omc_status status = omc_torch_check(error, what);
+  omc_cuda_api_get()->aoti_torch_delete_cuda_guard(guard);
+  return status;
 }
 
 omc_status omc_cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
