@@ -193,8 +193,9 @@ def build_stand_ins(folder: Path) -> None:
     """The libraries of tests/cuda, under the names of those they stand in for."""
     emulator = (ROOT / "tests" / "cuda").resolve()
     watched = [Path("setup.py"), CUDA / "api.def", *emulator.iterdir()]
-    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0]) / "include"
-    torch_ops = [str(emulator / "torch_ops.cpp"), "-isystem", str(torch)]
+    torch = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
+    torch_ops = [str(emulator / "torch_ops.cpp"), "-isystem", str(torch / "include")]
+    torch_devices = ["-std=c++20", "-isystem", str(torch / "include"), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
     version = zlib.crc32(b"".join((emulator / name).read_bytes() for name in ("emulator.h", "nvrtc.cpp"))) >> 1
     for source, name, more in (
         ("driver.cpp", "libcuda.so.1", []),
@@ -205,6 +206,7 @@ def build_stand_ins(folder: Path) -> None:
         ),
         ("cublaslt.cpp", "libcublasLt.so.13", [f"-I{ROOT}", f"-I{emulator}", str(folder / "libcuda.so.1")]),
         ("torch_cuda.cpp", "libtorch_cuda.so", [*torch_ops, f"-I{ROOT}", str(folder / "libcuda.so.1")]),
+        ("torch_devices.cpp", "libtorch_devices.so", [*torch_devices, str(folder / "libtorch_cuda.so")]),
     ):
         out = folder / name
         if out.exists() and out.stat().st_mtime > max(p.stat().st_mtime for p in watched):

@@ -15,6 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "devic
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", action="store_true", help="every session runs on the device of tests/c")
     parser.addoption("--gpu", action="store_true", help="every session runs on the emulated GPU of tests/cuda")
+    parser.addoption("--gpus", action="store_true", help="PyTorch has the emulated GPUs of tests/cuda: cuda:0, cuda:1")
     parser.addoption("--on", default="", metavar="DEVICE", help="every session runs on a device of PyTorch's: cuda")
 
 
@@ -33,6 +34,12 @@ def check_device(name: str) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("gpus"):
+        import emulated_cuda
+        import on_device
+
+        on_device.build()
+        emulated_cuda.install()
     if other_device(config):
         import on_device
 

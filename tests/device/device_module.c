@@ -103,9 +103,12 @@ static PyObject *get(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O|s", &tensor, &name)) return NULL;
   if (border_of(m, name, &b) < 0) return NULL;
   const omc_provider *p = b.provider;
+  void *queue = NULL;
+  if (strncmp(name, "cuda", 4) == 0 && __wrap_omc_current_queue(m, p, &queue) < 0) return NULL;
   if (!make(m, p, omc_provider_host(), tensor, &t)) return NULL;
   Py_BEGIN_ALLOW_THREADS
   status = p->sync(p->ctx, NULL);
+  if (status == OMC_OK && queue) status = p->sync(p->ctx, queue);
   Py_END_ALLOW_THREADS
   if (status != OMC_OK) {
     Py_DECREF(t.fresh);
@@ -166,7 +169,9 @@ static PyMethodDef methods[] = {
     {"use_stream", use_stream, METH_O, "use_stream(address): the emulated GPU's is worked in"},
     {"put", put, METH_VARARGS, "put(tensor of the host, device='device') -> a copy of it there"},
     {"get", get, METH_VARARGS,
-     "get(tensor of a device, device='device') -> a copy of it, once the device is done"},
+     "get(tensor of a device, device='device') -> a copy of it, once the device is done, of "
+     "'cuda:1' "
+     "the queue too that is worked in"},
     {"rest", rest, METH_VARARGS,
      "rest(tensor of a device, first, device='device') -> its elements from there on, of one dim; "
      "it must live as long"},
