@@ -5,7 +5,8 @@
  *
  * To ThreadSanitizer, if it is at hand, each thread of a block is one, and so is what copies for
  * it. They are in no other order than on a GPU, by barriers, __syncwarp and waiting for copies: it
- * tells of shared memory that is read or written before it may be. */
+ * tells of shared memory that is read or written before it may be. EMULATED_LACKS=/lines.h:137 says
+ * where threads are to be told of nothing, by a barrier or a wait for copies. */
 #ifndef OMC_TESTS_EMULATOR_H
 #define OMC_TESTS_EMULATOR_H
 
@@ -28,6 +29,7 @@ void AnnotateIgnoreWritesEnd(const char *file, int line);
 void __tsan_read_range(const void *at, unsigned long bytes);
 void __tsan_write_range(void *at, unsigned long bytes);
 }
+#include <string>
 #define TSAN(...) __VA_ARGS__
 #else
 #define TSAN(...)
@@ -69,7 +71,7 @@ struct thread {
   std::vector<copy> copies;
   unsigned waits[DONE]; /* in order, times */
   char places[2];       /* of the first of a warp */
-  TSAN(void *self, *copier;)
+  TSAN(void *self = nullptr, *copier = nullptr;)
 };
 
 struct block {
@@ -82,7 +84,7 @@ struct block {
   const void *parameters;
   bool failed;
   char places[2];
-  TSAN(void *self; char end;)
+  TSAN(void *self; char end; std::string lacks;)
 };
 
 inline thread_local block *here;
@@ -156,13 +158,6 @@ inline void start(block &b, unsigned i) {
   makecontext(&t.context, enter, 0);
   t.at = READY, t.given = 0, t.waits[AT_BARRIER] = t.waits[AT_WARP] = 0;
   t.copies.clear();
-  TSAN(t.self = __tsan_create_fiber(0), t.copier = __tsan_create_fiber(0);)
-}
-
-inline void end(block &b) {
-  (void)b;
-  TSAN(for (thread &t : b.threads) __tsan_destroy_fiber(t.self), __tsan_destroy_fiber(t.copier);)
-  TSAN(__tsan_acquire(&b.end);)
 }
 
 /* Threads take turns from the last to the first, or else from the first to the last. */
@@ -194,16 +189,30 @@ inline bool run_block(block &b, bool backwards) {
   for (unsigned i = 0; i < b.threads.size(); i++) start(b, i);
   TSAN(__tsan_release(&b.body);)
   const bool done = run_threads(b, backwards);
-  end(b);
+  TSAN(__tsan_acquire(&b.end);)
   return done;
+}
+
+/* They are the same for one block after another. */
+inline void make_threads(block &b, unsigned n) {
+  b.threads.resize(n);
+  TSAN(for (thread &t : b.threads) t.self = __tsan_create_fiber(0);)
+}
+inline void end_threads(block &b) {
+  (void)b;
+  TSAN(for (thread &t : b.threads) {
+    __tsan_destroy_fiber(t.self);
+    if (t.copier) __tsan_destroy_fiber(t.copier);
+  })
 }
 
 /* One launch of a library after another goes the other way: results must not depend on it. */
 inline bool run_grid(void (*body)(const void *), const void *parameters, emulated_grid grid) {
   const unseen all;
   block b;
-  TSAN(b.self = __tsan_get_current_fiber();)
-  b.threads.resize(grid.threads);
+  TSAN(b.self = __tsan_get_current_fiber(); const char *const lacks = getenv("EMULATED_LACKS");
+       b.lacks = lacks ? lacks : "";)
+  make_threads(b, grid.threads);
   b.stacks.resize((size_t)grid.threads * STACK_BYTES);
   for (auto &slots : b.slots) slots.resize(grid.threads);
   b.shared.resize(grid.shared_bytes + 32);
@@ -212,13 +221,15 @@ inline bool run_grid(void (*body)(const void *), const void *parameters, emulate
   blockDim = {grid.threads, 1, 1}, gridDim = {grid.blocks, 1, 1};
   static std::atomic<unsigned> launches;
   const bool backwards = launches++ % 2 == 0;
-  for (unsigned k = 0; k < grid.blocks; k++) {
+  bool done = true;
+  for (unsigned k = 0; done && k < grid.blocks; k++) {
     blockIdx = {backwards ? grid.blocks - 1 - k : k, 0, 0};
     memset(b.shared.data(), 0xFF, b.shared.size());
-    if (!run_block(b, backwards)) return false;
+    done = run_block(b, backwards);
   }
-  here = nullptr;
-  return true;
+  end_threads(b);
+  if (done) here = nullptr;
+  return done;
 }
 
 /* What all lanes of a warp give at one time; to be read before the lane gives anything more. */
@@ -262,6 +273,7 @@ inline void ask_for(const copy &c) {
   thread &t = here->threads[here->current];
   t.copies.push_back(c);
 #ifdef __SANITIZE_THREAD__
+  if (!t.copier) t.copier = __tsan_create_fiber(0);
   __tsan_switch_to_fiber(t.copier, 0); /* after what the thread has done */
   if (c.from) __tsan_read_range(c.from, c.bytes);
   __tsan_write_range(c.to, c.bytes);
@@ -269,12 +281,13 @@ inline void ask_for(const copy &c) {
   SWITCH_TO(t)
 #endif
 }
-inline void finish_copies() {
+inline void finish_copies(bool in_order) {
+  (void)in_order;
   const unseen all;
   thread &t = here->threads[here->current];
   for (const copy &c : t.copies) c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
   t.copies.clear();
-  TSAN(__tsan_acquire(&t.copies);)
+  TSAN(if (in_order) __tsan_acquire(&t.copies);)
 }
 
 }  // namespace emulated
@@ -292,8 +305,28 @@ inline void finish_copies() {
   unsigned char *const name =  \
       (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 31) / 32 * 32)
 
-inline void __syncthreads() {
-  emulated::wait_in_order(emulated::AT_BARRIER, emulated::here->places);
+/* Where a function is called, which may be where threads are to be told of nothing. */
+struct emulated_place {
+  const char *file;
+  int line;
+  emulated_place(const char *file_ = __builtin_FILE(), int line_ = __builtin_LINE())
+      : file(file_), line(line_) {}
+  bool lacks() const {
+#ifdef __SANITIZE_THREAD__
+    const emulated::unseen all;
+    const std::string &lacks = emulated::here->lacks;
+    return !lacks.empty() && lacks == strrchr(file, '/') + (":" + std::to_string(line));
+#else
+    return false;
+#endif
+  }
+};
+
+inline void __syncthreads(emulated_place at = {}) {
+  if (at.lacks())
+    emulated::wait(emulated::AT_BARRIER);
+  else
+    emulated::wait_in_order(emulated::AT_BARRIER, emulated::here->places);
 }
 inline void __syncwarp(unsigned = ~0u) {
   const unsigned warp = emulated::here->current / emulated::WARP;
@@ -307,7 +340,7 @@ void omc_copy_later(void *to, const void *from, bool there) {
   if ((uintptr_t)to % BYTES || (there && (uintptr_t)from % BYTES)) abort();
   emulated::ask_for({to, there ? from : nullptr, BYTES});
 }
-inline void omc_wait_for_copies() { emulated::finish_copies(); }
+inline void omc_wait_for_copies(emulated_place at = {}) { emulated::finish_copies(!at.lacks()); }
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return emulated::exchange(x, emulated::lane() ^ (unsigned)mask);

@@ -1,4 +1,5 @@
-/* A stand-in for NVRTC: the host's C++ compiler makes a library of a program, see emulator.h.
+/* A stand-in for NVRTC: the host's C++ compiler makes a library of a program, see emulator.h, by
+ * the flags of EMULATED_FLAGS too.
  * VERSION is another for any change of it, so that nothing is kept of an earlier one. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,10 +113,12 @@ EXPORT int nvrtcCompileProgram(void *handle, int, const char *const *) {
     write(folder + "/" + name, text);
   }
   write(folder + "/unit.cpp", p->source);
+  const char *const flags = getenv("EMULATED_FLAGS");
   const std::string command =
       "g++ -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-math-errno -w -fPIC "
-      "-shared -DOMC_EMULATED -I" EMULATOR " -I" +
-      folder + " " + folder + "/unit.cpp -o " + folder + "/unit.so 2> " + folder + "/log";
+      "-shared -DOMC_EMULATED -I" EMULATOR " " +
+      std::string(flags ? flags : "") + " -I" + folder + " " + folder + "/unit.cpp -o " + folder +
+      "/unit.so 2> " + folder + "/log";
   const bool made = system(command.c_str()) == 0;
   p->log = read(folder + "/log");
   if (made) p->image = wrapped(read(folder + "/unit.so"));

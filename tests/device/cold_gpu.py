@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -19,10 +20,25 @@ class Ran(NamedTuple):
 
 
 class Cold:
-    """Runs sources of Python, in which `gpu` is the emulated GPU, `torch` PyTorch."""
+    """Runs sources of Python, in which `gpu` is the emulated GPU, `torch` PyTorch.
 
-    def __init__(self) -> None:
-        self._server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    Parameters
+    ----------
+    modules
+        More that is imported beforehand and is there by its name.
+    command
+        What to start them with.
+    environment
+        More in their environment.
+    """
+
+    def __init__(self, *modules: str, command: Sequence[str] = (), **environment: str) -> None:
+        self._server = subprocess.Popen(
+            [*command, sys.executable, __file__, *modules],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def run(self, source: str, **environment: str) -> Ran:
         """Run one in a process of its own, with more in its environment."""
@@ -40,6 +56,7 @@ class Cold:
 def main() -> None:
     """Serve requests; a child leaves here too, to end as processes do."""
     import ctypes
+    import importlib
 
     import on_device
     import torch
@@ -47,6 +64,7 @@ def main() -> None:
 
     on_device.load_stand_ins()
     gpu = Gpu(*on_device.loaded(), ctypes.CDLL("libcuda.so.1"))
+    modules = {name: importlib.import_module(name) for name in sys.argv[1:]}
     requests, answers = os.dup(0), os.dup(1)
     for line in os.fdopen(requests):
         source, environment = json.loads(line)
@@ -56,7 +74,7 @@ def main() -> None:
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 os.environ.update(environment)
-                exec(source, {"gpu": gpu, "torch": torch})
+                exec(source, {"gpu": gpu, "torch": torch, **modules})
                 return
             _, status = os.waitpid(child, 0)
             texts = [os.pread(file.fileno(), 1 << 20, 0).decode() for file in (out, err)]
