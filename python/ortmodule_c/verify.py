@@ -139,7 +139,7 @@ def compare(model: ORTModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """As :func:`verify`, printing nothing."""
     module = model.module
     if awaits_first_call(module):
-        raise ORTModuleError("verify cannot copy what a first call makes of a module: call it once before")
+        raise ORTModuleError("verify cannot copy what a first call makes of a module: call the module once before")
     try:
         leaves, spec = flatten((args, kwargs))
     except TypeError as error:

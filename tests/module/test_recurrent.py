@@ -330,7 +330,7 @@ def test_a_layer_to_be_called_once_is_not_verified(kind: str) -> None:
     layer = KINDS[kind](5, 6)
     parametrize.register_parametrization(layer, "weight_hh_l0", Counting())
     copied, x = copy.deepcopy(layer), torch.randn(4, 3, 5)
-    with pytest.raises(ORTModuleError, match="call it once before"):
+    with pytest.raises(ORTModuleError, match="call the module once before"):
         verify(copied, x)
     copied(x)
     assert verify(copied, x).ok
