@@ -63,7 +63,8 @@ class Namespaces(Places):
             if is_users_class(c) or issubclass(c, nn.Module):  # a trace exchanges methods of PyTorch's other classes
                 self._keep(None, state, title)
             if is_users_class(c):
-                self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
+                if type not in c.__bases__:  # nobody asks a number for its type by these
+                    self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
                 for name, value in list(vars(c).items()):
                     for function in functions_of(value):
                         self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
