@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+import optimizer
 from ops import LAYERS
-from optimizer import BASE
 from run import Figures, busy_ratio, like_for_like
 from wide import geometric_mean, ratio_of
 from worker import ARMS
@@ -123,15 +122,13 @@ def layers_section(name: str, result: dict) -> list[str]:
 
 
 def optimizer_section(name: str, result: dict) -> list[str]:
-    medians = {arm: statistics.median(seconds) for arm, seconds in result["seconds"].items()}
     lines = [f"## A step of AdamW over BERT-base's parameters: {name}", "", f"{result['machine']}."]
     lines += [f"{result['dtype']}; copies {result['copy_bandwidth'] / 1e9:.1f} GB/s.", ""]
-    body = []
-    for arm, median in medians.items():
-        rate = result["bytes"] / median
-        share = f"{100 * rate / result['copy_bandwidth']:.0f} %"
-        body.append([arm, f"{1e3 * median:.1f}", f"{rate / 1e9:.1f}", share, f"{medians[BASE] / median:.2f}x"])
-    return lines + table(["", "ms", "GB/s", "of copying", f"to {BASE}"], body)
+    body = [
+        [arm, f"{1e3 * median:.1f}", f"{rate / 1e9:.1f}", f"{100 * share:.0f} %", f"{ratio:.2f}x"]
+        for arm, median, rate, share, ratio in optimizer.rows_of(result)
+    ]
+    return lines + table(["", "ms", "GB/s", "of copying", f"to {optimizer.BASE}"], body)
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from corners import INF, NAN
-from ortmodule_c import ORTModule
 from wrapped import pair
 
 SIZE = 33
+HALVES = (torch.float16, torch.bfloat16)
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Conv2d": lambda: nn.Conv2d(SIZE, SIZE + 1, 3, padding=1),
     "no padding": lambda: nn.Conv2d(SIZE, SIZE, 3),
@@ -21,11 +21,10 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
 @pytest.mark.parametrize("corner", [INF, -INF, NAN])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_is_not_finite_stays_in_its_windows(layer: str, corner: float, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     eager, ours = pair(LAYERS[layer]().to(dtype))
     x = torch.randn(2, SIZE, 19, 17, dtype=dtype)
     grad = torch.randn_like(eager(x))
@@ -36,7 +35,8 @@ def test_what_is_not_finite_stays_in_its_windows(layer: str, corner: float, dtyp
         y = module(leaf)
         y.backward(grad)
         found.append((y, leaf.grad, *(p.grad for p in module.parameters())))
-    assert isinstance(ours, ORTModule) and not ours.fallback_report()
+    assert not ours.fallback_report()
     assert 0 < sum(int(y.isfinite().logical_not().sum()) for y in found[0][:2]) < 2000
+    tolerance = 1e-2 if dtype in HALVES else 1e-4
     for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(b, a, equal_nan=True, rtol=1e-2 if dtype == torch.float16 else 1e-4, atol=1e-2)
+        torch.testing.assert_close(b, a, equal_nan=True, rtol=tolerance, atol=tolerance)

@@ -365,9 +365,11 @@ def test_another_thread_may_pickle_what_is_traced() -> None:
 
     saving = threading.Thread(target=save)
     saving.start()
-    ours(torch.randn(3, 6))
-    traced.set()
-    saving.join()
+    try:
+        ours(torch.randn(3, 6))
+    finally:
+        traced.set()
+        saving.join()
     assert not errors and not ours.fallback_report()
 
 

@@ -300,9 +300,10 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
   const int64_t n_grids = grids_by[0] * grids_by[1] * grids_by[2];
   const int64_t most_grids =
       MOST_OF_A_TABLE * (int64_t)sizeof(int64_t) / (int64_t)sizeof(conv_grid);
-  if (n_grids > most_grids || f->o / f->group * n_taps(f) > MOST_OF_A_TABLE)
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "%lld grids of %lld taps are too many", (long long)n_grids,
-                  (long long)(f->o / f->group * n_taps(f)));
+  const int64_t weights = f->o / f->group * n_taps(f);
+  if (n_grids > most_grids || weights > MOST_OF_A_TABLE)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "%lld grids of %lld weights are too many", (long long)n_grids,
+                  (long long)weights);
   conv_grid *grids = OMC_NEW_ARRAY(arena, conv_grid, omc_max(n_grids, 1));
   if (!grids) return no_memory(node);
   int64_t packed = 0;

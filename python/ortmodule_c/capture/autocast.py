@@ -115,10 +115,8 @@ def _noted(op: OpOverload, leaves: list[Any], spec: pytree.TreeSpec, region: Reg
     return noting
 
 
-def _hides_others(op: Any) -> bool:
+def _hides_others(op: OpOverload) -> bool:
     """Whether an op may be computed by others, which autocast reaches, though it has a derivative of its own."""
-    if not isinstance(op, OpOverload):  # a function of Python's, as of a size
-        return False
     is_view = any(r.alias_info is not None for r in op._schema.returns)
     explicit = has_kernel(op, "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     return explicit and not has_kernel(op, "CPU") and not is_view and op not in TABLE

@@ -63,8 +63,7 @@ class Namespaces(Places):
             if is_users_class(c) or issubclass(c, nn.Module):  # a trace exchanges methods of PyTorch's other classes
                 self._keep(None, state, title)
             if is_users_class(c):
-                if type not in c.__bases__:  # nobody asks a number for its type by these
-                    self._hold(c, "__bases__", c.__bases__, f"the bases of {title}")
+                self._hold_itself(c, "__bases__", c.__bases__, f"the bases of {title}")
                 for name, value in list(vars(c).items()):
                     for function in functions_of(value):
                         self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
@@ -82,7 +81,7 @@ class Namespaces(Places):
                     self._hold(state, name, value, what)
                 else:
                     self.sees_answers &= all(isinstance(v, _OF_PYTHON) for v in parts(value) or (value,))
-                    self._places.setdefault((id(state), name), (state, name, value, value, what))
+                    self._hold_itself(state, name, value, what)
 
     def _add_names(self, state: dict[str, Any], title: str) -> None:
         self._namespaces.append((state, title))

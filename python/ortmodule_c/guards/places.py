@@ -77,6 +77,10 @@ class Places:
             if value is not MISSING:
                 self._places[place] = (holder, key, self._freeze(value, what), value, what)
 
+    def _hold_itself(self, holder: Any, key: Any, value: Any, what: str) -> None:
+        """Hold by identity alone what does not lead to other things, or leads to what is held anyway."""
+        self._places.setdefault((id(holder), key), (holder, key, value, value, what))
+
     def _hold_content(self, value: Any, content: Callable[[Any], Any], what: str) -> None:
         now = content(value)
         holder = functools.partial(content, value)
