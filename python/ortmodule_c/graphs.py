@@ -5,7 +5,7 @@ import copy
 import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch._dynamo import convert_frame
 
 from . import _C
 from .arguments import Arguments
-from .capture.export import Captured, capture, quiet
+from .capture.export import Captured, Layout, capture, quiet
 from .capture.numbers import Inputs, Numbers
-from .capture.shapes import Fit, Openings, Sizes
+from .capture.shapes import Axes, Fit, Openings, Sizes
 from .changing import Changing, Key, bare, opened, standing_in
 from .errors import (
     ForwardRaised,
@@ -31,7 +31,7 @@ from .errors import (
 )
 from .flatten import Spec, flatten, numbers, plain_leaves, unflatten
 from .function import Call, Runner
-from .guards.held import Attribute, Held, Scan, Write, by_identity, is_any_forgotten, layout, looseness
+from .guards.held import Attribute, Held, Scan, Write, by_identity, is_any_forgotten
 from .lowering.lower import lower
 from .lowering.to_text import to_text
 from .onnx.files import Files
@@ -58,8 +58,8 @@ class Graph:
     ----------
     outside
         Tensors it takes besides those of the call and of the module.
-    layouts, layout
-        How its inputs lay in memory, if the forward depends on that, and what tells it of one.
+    layouts
+        How those inputs lay in memory of which that matters.
     in_grads
         The inputs whose gradients autograd may come for, once it has served a call.
     openings
@@ -84,8 +84,7 @@ class Graph:
     rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
     outside: list[Tensor] = field(default_factory=list)
 
-    layouts: list[tuple[int, ...]] | None = None
-    layout: Callable[[Tensor], tuple[int, ...]] = layout
+    layouts: list[Layout] = field(default_factory=list)
     in_grads: tuple[bool, ...] | None = None
     openings: Openings = field(default_factory=Openings)
     counting: list[tuple[int, str]] = field(default_factory=list)
@@ -99,11 +98,18 @@ class Graph:
         """Whether it serves other sizes too."""
         return self.fit is not None and self.fit.dynamic
 
+    def among(self, openings: Openings, sizes: Sizes, axes: Axes) -> "Graph":
+        """This graph, noted as made for a call of these sizes, of which these were to be left open."""
+        assert self.fit is not None
+        openings.add(sizes, axes, self.fit)
+        self.openings = openings
+        return self
+
     def serves(self, spec: Spec, leaves: Sequence[Tensor], checked: int) -> bool:
         """Whether it may be used for such a call of these inputs now; what it holds is `checked` so far."""
         return (
             (self.fit is None or self.fit.accepts(tuple([t.shape for t in leaves])))
-            and (self.layouts is None or self.layouts == [*map(self.layout, leaves)])
+            and all(look(leaves[i]) == lay for i, look, lay in self.layouts)
             and (self.held is None or self.held.hold(checked))
             and self.computed(spec) is not None
         )
@@ -340,11 +346,12 @@ class Graphs:
         (spec, rest), (last_spec, last_rest) = key, self._last or key
         made = [(g.held, g.fit) for g in self._by_key.get(key, ()) if g.held is not None and g.fit is not None]
         fits = [fit.accepts(sizes) for held, fit in made if held.hold()]
-        dim, what, is_number = openings.changed(sizes), None, False
+        size, what, is_number = openings.changed(sizes), None, False
         if any(fits):
             return "an argument lies otherwise in memory"
-        if dim is not None and openings.why:
-            return f"the size of {paths[dim[0]]} in dim {dim[1]} changes; {openings.why}"
+        if size is not None:
+            of, dim, why = size
+            return f"the size of {paths[of]} in dim {dim} changes; {why}"
         if made and not fits:
             what, is_number = made[0][0].changed(), bool(made[0][0].changed_numbers())
         elif not made and rest == last_rest:
@@ -424,12 +431,8 @@ class Graphs:
                 logger.info("%s: not exported with open sizes: %s", type(self._module).__name__, cause)
                 logger.debug("", exc_info=error)
                 continue
-            if not graph.opened:
-                openings.fail(axes)
-            openings.add(sizes, graph.opened)
-            graph.openings = openings
-            return graph
-        known: list[tuple[int, ...]] = [()] * len(leaves)
+            return graph.among(openings, sizes, axes)
+        known: Axes = ((),) * len(leaves)
         try:
             try:
                 graph = self._build(key, self._capture(spec, leaves, paths, scan, known, to_open))
@@ -441,9 +444,7 @@ class Graphs:
         if spare is not None and len(spare.fallbacks) <= len(graph.fallbacks):
             graph = spare
         self._tell(graph)
-        openings.add(sizes, graph.opened)
-        graph.openings = openings
-        return graph
+        return graph.among(openings, sizes, known)
 
     def _check_fallbacks(self, key: Key, graph: Graph, to_open: Numbers | None) -> None:
         """Refuse to leave numbers open where an op would run in PyTorch because of that."""
@@ -480,7 +481,6 @@ class Graphs:
         assert watch is not None
         held = watch.held(captured.writes, captured.outside, [*self._module.parameters(), *self._module.buffers()])
         written = [(w.module, w.name) for w in captured.writes]
-        layouts = captured.layouts if watch.asks_layout or watch.asks_looseness else None
         graph = Graph(
             key,
             held=held,
@@ -490,8 +490,7 @@ class Graphs:
             written=written,
             rebound=captured.rebound,
             outside=captured.outside,
-            layouts=layouts,
-            layout=layout if watch.asks_layout else looseness,
+            layouts=captured.layouts,
             counting=[(id(w.module), str(w)) for w in captured.writes if w.counts],
             fallbacks=lowered.fallbacks,
             numbers=lowered.numbers,

@@ -1,6 +1,7 @@
 """Ops that write over their operands: what they leave there is PyTorch's, and what PyTorch refuses is refused."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -216,6 +217,36 @@ def test_a_view_or_a_copy_of_what_lies_as_an_argument_does_is_written(first: str
     for n, name in ((4, first), (4, second), (4, first)):
         x = TURNS[name](torch.arange(8.0 * n).reshape(n, 8))
         torch.testing.assert_close(ours(x), eager(x))
+
+
+def test_how_an_argument_lies_does_not_matter_where_another_decides() -> None:
+    def attend(s: Any, x: Tensor, mask: Tensor) -> Tensor:
+        return s.m(x, x, x, key_padding_mask=mask, need_weights=False)[0]  # fills what it makes of the mask in place
+
+    eager, ours = pair(Function(attend, m=nn.MultiheadAttention(8, 2, batch_first=True)))
+    for n in (5, 8, 4, 15, 7, 11):
+        assert_same_step(eager, ours, torch.randn(4, n + 1, 8)[:, 1:], torch.arange(n).expand(4, n) > 2)
+    assert ours.stats()["graphs"] == 1 and not ours.fallback_report()
+
+
+def test_warnings_that_are_errors_cost_nothing() -> None:
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5))
+    ours = ORTModule(layer, DebugOptions(fallback="error", capture="export"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(torch.ones(3, 4)).sum().backward()
+
+
+def test_how_each_of_two_arguments_lies_is_looked_at() -> None:
+    def write(s: Any, x: Tensor, y: Tensor) -> Tensor:
+        (z := y.clone()).reshape(-1).add_(1)
+        return x * s.w + z
+
+    eager, ours = pair(Function(write, w=nn.Parameter(torch.ones(()))))
+    square = torch.arange(16.0).reshape(4, 4)
+    for x, y in ((square, square), (square.t(), square), (square, square.t()), (square.t(), square.t())):
+        assert_same_step(eager, ours, x, y)
+    assert ours.stats()["graphs"] == 2
 
 
 @pytest.mark.parametrize("second", TURNS)

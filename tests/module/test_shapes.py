@@ -179,6 +179,28 @@ def test_a_forward_that_takes_each_size_apart_has_no_open_graph_and_says_so() ->
     assert n_graphs(ours) <= 10
 
 
+def test_the_size_that_is_not_open_is_said_beside_those_that_are() -> None:
+    module = Function(lambda m, x: m.a(x) * len(x), a=nn.Linear(6, 4))
+    with pytest.warns(UserWarning, match="anew each time the size of .* in dim 0 changes; .* takes it apart in Python"):
+        ours = assert_same_steps(module, *[(torch.randn(n, n + n % 2, 6),) for n in range(2, 8)])
+    assert n_open(ours) == 4
+
+
+POOLS: dict[str, Callable[[], nn.Module]] = {
+    "pairs": lambda: nn.MaxPool1d(2),
+    "overlapping": lambda: nn.MaxPool1d(3, stride=1, padding=1),
+    "with gaps": lambda: nn.MaxPool1d(3, stride=2, padding=1, dilation=2, ceil_mode=True),
+    "of averages": lambda: nn.AvgPool1d(3, stride=2, padding=1),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_the_length_of_what_is_pooled_is_open(name: str) -> None:
+    module = Function(lambda m, x: m.pool(m.conv(x)).sum(-1), conv=nn.Conv1d(3, 5, 3), pool=POOLS[name]())
+    ours = assert_same_steps(module, *[(torch.randn(n, 3, length),) for n, length in ((3, 9), (9, 9), (2, 14), (5, 8))])
+    assert n_graphs(ours) == 1 and not ours.fallback_report()
+
+
 def test_graphs_for_sizes_of_one_and_for_ranks_are_no_export_each_time() -> None:
     eager, ours = pair(Function(lambda m, x: m.a(x), a=nn.Linear(6, 4)))
     with warnings.catch_warnings():

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,11 @@ from ..guards.watch import Watch
 from ..stack import forwards_line
 from ..terms import Terms
 from . import autocast_region
+from . import pooling as _pooling  # noqa: F401  exchanges what PyTorch traces
 from .aliases import Alias, find_aliases
 from .autocast import WITHIN
 from .custom_function import PythonCall, kept_whole
-from .history import asks_layout, check_changes, check_functional, out_of_place, unhooked
+from .history import check_changes, check_functional, laid_out_by, out_of_place, unhooked
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
@@ -39,6 +40,7 @@ from .refusals import SETS_REQUIRES_GRAD, check_attributes, nothing_lost
 from .regions import dissolve_regions, left_as_traced
 from .symbols import let_go, numbers_to_the_user, remembered
 
+Layout = tuple[int, Callable[[Tensor], tuple[int, ...]], tuple[int, ...]]
 PATH = "ortmodule_c.path"
 _TRACER_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.__trace")
 
@@ -64,7 +66,7 @@ class Captured:
     watch
         What it reads besides tensors; None if somebody else guards that.
     layouts
-        How the user's tensors lay in memory.
+        How those of the user's tensors lay in memory of which that matters: which, how that is seen, and what it was.
     outside
         Tensors that it uses besides, which are neither parameters nor buffers.
     calls
@@ -86,7 +88,7 @@ class Captured:
     writes: list[Write] = field(default_factory=list)
     rebound: list[tuple[nn.Module, str]] = field(default_factory=list)
     watch: Watch | None = None
-    layouts: list[tuple[int, ...]] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
     outside: list[Tensor] = field(default_factory=list)
     calls: list[PythonCall] = field(default_factory=list)
     aliases: list[Alias | None] = field(default_factory=list)
@@ -107,6 +109,7 @@ class Captured:
         out_of_place(self.program.graph)
         if self.numbers is not None:
             to_nodes(self.program.graph_module)
+        self.program._module_call_graph = _Shared(self.program.module_call_graph)
         try:
             with autocast_region.none():  # as the graph has its casts
                 self.program = self.program.run_decompositions({})
@@ -146,6 +149,13 @@ class Captured:
             elif spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
                 mutated[spec.target] = value
         return results, mutated
+
+
+class _Shared(list[Any]):
+    """How a program's modules are called, which nobody asks here: a copy would warn of classes of PyTorch's own."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Shared":
+        return self
 
 
 class _Lift(nn.Module):
@@ -401,7 +411,6 @@ def capture(
     constants = {memory_of(t) for t in program.constants.values() if isinstance(t, Tensor)}
     outside = list({memory_of(t): t for t in watch.tensors.values() if memory_of(t) in constants}.values())
     names = [*paths, *parameters, *[f"outside_{i}" for i in range(len(outside))], *buffers]
-    watch.asks_layout |= asks_layout(program.graph)
     captured = Captured(
         program,
         names,
@@ -412,16 +421,28 @@ def capture(
         written,
         rebound,
         watch,
-        [(layout if watch.asks_layout else looseness)(t) for t in leaves],
-        outside,
-        calls,
+        outside=outside,
+        calls=calls,
         numbers=numbers,
     )
     check_changes(program.graph_module)
-    captured.aliases, captured.hidden = find_aliases(
-        program.graph, captured.placeholders()[0], captured.results()[0], len(buffers)
-    )
+    given, _ = captured.placeholders()
+    laid_out = laid_out_by(program.graph)
+    watch.asks_layout |= not laid_out.isdisjoint(given[n_user:])
+    captured.layouts = [
+        (i, look, look(t))
+        for i, (t, node) in enumerate(zip(leaves, given[:n_user], strict=True))
+        for look in _looks(watch, node in laid_out)
+    ]
+    captured.aliases, captured.hidden = find_aliases(program.graph, given, captured.results()[0], len(buffers))
     return captured
+
+
+def _looks(watch: Watch, decides: bool) -> Sequence[Callable[[Tensor], tuple[int, ...]]]:
+    """How to look at the way an argument lies in memory, if a call where it lies otherwise may be another."""
+    if watch.asks_layout or decides:
+        return (layout,)
+    return (looseness,) if watch.asks_looseness else ()
 
 
 def apart(tensors: Sequence[Any]) -> list[Any]:

@@ -153,11 +153,17 @@ def _check_histories(graph: fx.Graph) -> None:
         sharing.setdefault(memory or 0, []).append(node)
 
 
-def asks_layout(graph: fx.Graph) -> bool:
-    """Whether something is written that is a view of another or a copy by how that lies in memory."""
+def laid_out_by(graph: fx.Graph) -> set[fx.Node]:
+    """What decides, by how it lies in memory, whether something that is written is a view of another or a copy."""
     changed = {storage(n) for node in graph.nodes for n in written(node)}
     either = [node for node in graph.nodes if getattr(node.target, "_opname", "") in VIEWS_OR_COPIES]
-    return any(storage(n) in changed for node in either for n in (node, *read_by(node)))
+    found = {node for node in either if any(storage(n) in changed for n in (node, *read_by(node)))}
+    unseen = [*found]
+    while unseen:
+        operands = {n for n in unseen.pop().all_input_nodes if isinstance(n.meta.get("val"), Tensor)} - found
+        found |= operands
+        unseen += operands
+    return found
 
 
 def _check_overlaps(graph: fx.Graph) -> None:

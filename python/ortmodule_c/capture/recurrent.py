@@ -61,6 +61,11 @@ for _op in OPS:  # for good: threads that trace or plan at the same time would p
     _op._dispatch_cache.clear()
 
 
+def is_of_all_lengths() -> bool:
+    """Whether this thread traces a graph that holds for every length."""
+    return _here.one_step
+
+
 @contextlib.contextmanager
 def one_step_for_all() -> Iterator[None]:
     """Within it tensors without elements take one step through a layer, in this thread: that tells all there is."""

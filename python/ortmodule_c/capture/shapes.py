@@ -52,6 +52,11 @@ class Fit:
             known = self._known[sizes] = self._check(sizes)
         return known
 
+    def pinned(self, axes: Axes) -> set[tuple[int, int]]:
+        """The tensor and the axis of those whose size was to be left open, and is a number."""
+        dims = zip(self._dims, axes, strict=True)
+        return {(i, a) for i, (of, to_open) in enumerate(dims) for a in to_open if isinstance(of[a], int)}
+
     def _check(self, sizes: Sizes) -> bool:
         bound: dict[sympy.Symbol, int] = {}
         derived: list[tuple[Any, int]] = []
@@ -84,13 +89,12 @@ class Openings:
     ----------
     seen
         Sizes of the last calls that graphs were made for.
-    why
-        Why sizes could not be left open, as found last; empty if all that were asked for could.
     """
 
     def __init__(self) -> None:
         self.seen: list[Sizes] = []
-        self.why = ""
+        self._why = ""  # sizes could not be left open, as found last; empty if a graph could be made for what was asked
+        self._pinned: set[tuple[int, int]] = set()  # in the last graph that has others open
         self._before: list[Sizes] = []
         self._failed: set[Axes] = set()
         self._made = 0
@@ -101,20 +105,31 @@ class Openings:
         other._before, other._failed = [*self._before, *self.seen][-_MAX_SEEN:], {*self._failed}
         return other
 
-    def add(self, sizes: Sizes, opened: bool) -> None:
-        """Note the sizes of a call that a graph was made for, and whether some of them are open in it."""
+    def add(self, sizes: Sizes, axes: Axes, fit: Fit) -> None:
+        """Note the sizes of a call that a graph was made for, and what of them was to be left open in it."""
         self.seen = [*self.seen[1 - _MAX_SEEN :], sizes]
-        self._made += opened
+        if fit.dynamic:
+            self._made += 1
+            self._pinned = fit.pinned(axes)
+        elif any(axes):
+            self.fail(axes)
 
     def fail(self, axes: Axes, why: str = _PINNED) -> None:
         """Note that no graph has these axes open."""
         self._failed.add(axes)
-        self.why = why
+        self._why = why
 
-    def changed(self, now: Sizes) -> tuple[int, int] | None:
-        """The tensor and the axis whose size is another than in the last call that a graph was made for."""
+    def changed(self, now: Sizes) -> tuple[int, int, str] | None:
+        """The tensor and the axis whose size is another than in the last graph's call and not open, and why it is not.
+
+        One that is open only within a range, or not yet, is none.
+        """
         pairs = zip(self.seen[-1], now, strict=True) if self.seen else ()
-        return next(((i, a) for i, (old, new) in enumerate(pairs) for a in range(len(new)) if old[a] != new[a]), None)
+        changed = [(i, a) for i, (old, new) in enumerate(pairs) for a in range(len(new)) if old[a] != new[a]]
+        pinned = next((at for at in changed if at in self._pinned), None)
+        if pinned is not None:
+            return *pinned, _PINNED
+        return (*changed[0], self._why) if changed and self._why else None
 
     def candidates(self, now: Sizes) -> list[Axes]:
         """What to leave open for a call of these sizes, in the order to be tried.
