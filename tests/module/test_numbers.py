@@ -462,6 +462,19 @@ def test_numbers_in_attributes_of_replaced_objects_are_forgotten_with_these() ->
     assert len({id(alive()) for alive in gone if alive() is not None}) == 1
 
 
+@pytest.mark.parametrize("looked_up", [False, True], ids=["by ours alone", "by eager before"])
+def test_a_number_of_a_class_that_changes_is_read_as_it_is(looked_up: bool) -> None:
+    for _ in range(5):
+        schedule = type("Schedule", (), {"k": 2.0})
+        eager = Function(lambda m, x, schedule=schedule: x * schedule.k)
+        ours = ORTModule(copy.deepcopy(eager))
+        for step in range(4):
+            schedule.k = step + 2.5
+            assert not looked_up or eager(torch.ones(3))[0] == step + 2.5
+            assert ours(torch.ones(3))[0] == step + 2.5
+            assert type(schedule.k) is float
+
+
 def test_what_somebody_sets_while_a_symbol_stands_for_a_number_stays() -> None:
     state: dict[str, Any] = {"set": 1.0, "read": 2.0, "computed": 3.0, "deleted": 4.0}
     attributes = [Attribute(state, name, "it") for name in state]

@@ -336,15 +336,18 @@ class Held:
         return f"the set of attributes of {name}"
 
     def changed_numbers(self) -> "list[Attribute] | None":
-        """The attributes that are other numbers than they were, if nothing else is not as it was."""
+        """The attributes that are other numbers than they were, if nothing else is not as it was.
+
+        That of a class is something else: Python remembers what a lookup of it gave, so no symbol can stand in for it.
+        """
         found = []
         for entry in self._dicts:
             if _C.Held((entry[:4],), (), *_COMPARED).first_changed(0) < 0:
                 continue
-            _, state, keys, values, name = entry
+            owner, state, keys, values, name = entry
             for key, value in zip(keys, values, strict=True):
                 if value is not MISSING and not _holds(state, key, value):
-                    if type(value) not in (int, float) or type(state.get(key)) is not type(value):
+                    if owner is None or type(value) not in (int, float) or type(state.get(key)) is not type(value):
                         return None
                     found.append(Attribute(state, key, name))
         places = tuple([p[:3] for p in self._places]) if found else ()

@@ -420,11 +420,13 @@ def instance_norm(
         return batch_norm(b, x, weight, bias, mean, var, False, momentum, eps)
     if mean is not None and var is not None:
         axes = list(range(2, x.rank))
-        average, variance, _ = moments(b, b.cast(b.detached(x), mean.dtype), axes, 1)
+        wide = computed_in(mean.dtype)
+        average, variance, _ = moments(b, b.cast(b.detached(x), wide), axes, 1)
         for stat, now in ((mean, average), (var, variance)):
-            batch = reduce(b, "ReduceMean", now, [0, *axes], False)
-            kept = b.emit("Mul", stat, b.const(1 - momentum, stat.dtype))
-            b.overwrite(stat, b.emit("Add", kept, b.emit("Mul", batch, b.const(momentum, stat.dtype))))
+            kept = b.emit("Mul", b.cast(stat, wide), b.const(1 - momentum, wide))
+            part = b.emit("Mul", b.reshape(now, x.dims[:2]), b.const(momentum, wide))
+            of_each = b.cast(b.cast(b.emit("Add", kept, part), stat.dtype), wide)  # rounded as in PyTorch
+            b.overwrite(stat, b.cast(reduce(b, "ReduceMean", of_each, [0], False), stat.dtype))
     return _affine(b, x, _norm_rows(b, x, x.dims[1], eps), weight, bias)
 
 
