@@ -199,11 +199,14 @@ def test_the_gradient_of_a_weight_is_not_rounded_to_16_bits() -> None:
     assert not torch.equal(layer.weight.grad, layer.weight.grad.bfloat16().float())
 
 
+@pytest.mark.parametrize("shape", [(4, 3, 8, 5), (3, 3, 3, 3), (1, 3, 2, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_statistics_of_instances_in_16_bits_are_of_squares_that_16_bits_do_not_hold(dtype: torch.dtype) -> None:
+def test_statistics_of_instances_in_16_bits_are_of_squares_beyond_them(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     eager, ours = pair(nn.InstanceNorm2d(3, track_running_stats=True).to(dtype))
     for _ in range(3):
-        x = torch.randn(4, 3, 8, 5).mul(300).add(500).to(dtype)
+        x = torch.randn(shape).mul(300).add(500).to(dtype)
         ours(x), eager(x)
         torch.testing.assert_close(dict(ours.module.named_buffers()), dict(eager.named_buffers()))
     assert ours.module.running_var.isfinite().all() and not ours.fallback_report()

@@ -158,8 +158,8 @@ class Watch(Instances):
 
     def _instance(self, value: Any, what: str) -> None:
         cls = type(value)
-        of_pytorch = hasattr(cls, "__members__")  # an enumeration
-        if not is_users_class(cls) and (of_pytorch or cls.__module__ in _OF_NO_INTEREST):
+        enumeration = hasattr(cls, "__members__")
+        if (enumeration or cls.__module__ in _OF_NO_INTEREST) and not is_users_class(cls):
             return
         if cls.__module__.split(".")[0] == _OURS:
             self._freeze(getattr(value, "module", None), what)  # a wrapper
