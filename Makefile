@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest pytest-modules pytest-others device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -38,8 +38,15 @@ tsan: $(VENV)/tools
 fuzz-text: $(VENV)/tools
 	$(BIN)/python setup.py -q fuzz $(ARGS)
 
+# In two processes, as most of it runs in Python: each has one of two cores.
 pytest: $(VENV)/installed
-	$(BIN)/python -m pytest tests
+	$(MAKE) --jobs=2 --output-sync=line VENV=$(VENV) OMP_WAIT_POLICY=passive pytest-modules pytest-others
+
+pytest-modules: $(VENV)/installed
+	$(BIN)/python -m pytest tests/module
+
+pytest-others: $(VENV)/installed
+	$(BIN)/python -m pytest tests --ignore=tests/module
 
 # What the CPU passes, on the device of tests/c; the tests run a part of it.
 device: $(VENV)/installed

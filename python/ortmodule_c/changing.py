@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from .flatten import Given, Spec, with_numbers
-from .guards.held import Attribute
+from .guards.held import Attribute, Opened
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
 
@@ -63,13 +63,15 @@ class Changing:
 
 @contextlib.contextmanager
 def standing_in(attributes: Sequence[Attribute], symbols: Sequence[Any]) -> Iterator[None]:
-    """Within it symbols are in the place of the numbers in these attributes, but for what others set meanwhile."""
+    """Within it the thread that traces reads symbols in these attributes, for what others do not set meanwhile."""
     before = [a.now for a in attributes]
+    instead = [Opened.of(value, symbol) for value, symbol in zip(before, symbols, strict=True)]
     try:
-        for a, symbol in zip(attributes, symbols, strict=True):
-            a.state[a.name] = symbol
+        for a, opened in zip(attributes, instead, strict=True):
+            a.state[a.name] = opened
         yield
     finally:
-        for a, value in zip(attributes, before, strict=True):
-            if isinstance(a.now, Given):
+        for a, value, opened in zip(attributes, before, instead, strict=True):
+            if isinstance(a.now, (Opened, Given)):
                 a.state[a.name] = value
+            opened.symbol = None  # others may have copied it

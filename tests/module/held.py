@@ -36,8 +36,8 @@ def setting(name: str, value: Any) -> Callable[[Any], None]:
     return lambda m: setattr(m, name, value)
 
 
-def both(read: Read, make: Callable[[], Any]) -> tuple[nn.Module, ORTModule]:
+def both(read: Read, make: Callable[[], Any], fallback: str = "error") -> tuple[nn.Module, ORTModule]:
     """For PyTorch and for the fast way; they share nothing."""
     made = [Function(lambda s, x: read(s, s.l(x)), l=nn.Linear(4, 4), held=make()) for _ in range(2)]
     made[1].load_state_dict(made[0].state_dict())
-    return made[0], ORTModule(made[1], ON_THE_FAST_WAY)
+    return made[0], ORTModule(made[1], DebugOptions(capture="export", fallback=fallback))

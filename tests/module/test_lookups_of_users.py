@@ -155,6 +155,30 @@ def test_who_goes_past_the_lookup_is_told_of_each() -> None:
     assert steps(lambda s, y: y * s.held.both(), make, lambda c: setattr(c, "unread", 5)) == 2
 
 
+class Unrelated:
+    k = 2.0
+
+
+class Behind:
+    """A lookup that another class's stands before in those that have both."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return 10.0 * type(self).k if name == "k" else super().__getattribute__(name)
+
+
+class Both(Unrelated, Behind):
+    pass
+
+
+def test_a_lookup_behind_a_class_that_is_watched_is_asked() -> None:
+    def made() -> Any:
+        both = Both()
+        both.plain = Unrelated()
+        return both
+
+    assert steps(lambda s, y: y * s.held.plain.k * s.held.k, made, lambda s: setattr(Unrelated, "k", 3.0)) <= 2
+
+
 class Fails(Config):
     def __getattribute__(self, name: str) -> Any:
         if name == "broken":
@@ -283,12 +307,16 @@ class CountsUses(Config):
 
 
 @pytest.mark.parametrize(
-    ("make", "read"),
-    [(Counts, lambda s, y: y * s.held.scale * s.held.n), (CountsUses, lambda s, y: y * s.held.counted * s.held.n)],
+    ("make", "read", "is_told"),
+    [
+        (Counts, lambda s, y: y * s.held.scale * s.held.n, True),
+        (CountsUses, lambda s, y: y * s.held.counted * s.held.n, False),
+    ],
 )
-def test_looking_up_counts_as_often_as_in_eager(make: Callable[[], Any], read: Read) -> None:
-    eager, ours = both(read, make)
+def test_looking_up_counts_as_often_as_in_eager(make: Callable[[], Any], read: Read, is_told: bool) -> None:
+    eager, ours = both(read, make, "warn" if is_told else "error")
     for n in range(1, 5):
         ours.module.held.unread = eager.held.unread = n
         assert_same_step(eager, ours, torch.randn(3, 4))
         assert vars(ours.module.held)["n"] == vars(eager.held)["n"] == n
+    assert any("attribute n of Counts" in record.cause for record in ours.fallback_report()) == is_told

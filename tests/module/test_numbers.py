@@ -480,7 +480,7 @@ def test_what_somebody_sets_while_a_symbol_stands_for_a_number_stays() -> None:
     attributes = [Attribute(state, name, "it") for name in state]
     with standing_in(attributes, Numbers([*state.values()], [*state]).symbols):
         state["set"] = 5.0
-        state["computed"] = state["computed"] + 1
+        state["computed"] = state["computed"].symbol + 1
         del state["deleted"]
     assert state == {"set": 5.0, "read": 2.0, "computed": 3.0}
 

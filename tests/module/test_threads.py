@@ -25,7 +25,7 @@ from ortmodule_c.capture.recurrent import one_step_for_all
 from ortmodule_c.capture.regions import left_as_traced
 from ortmodule_c.capture.symbols import remembered
 from ortmodule_c.process import tracing
-from wrapped import Branching, Function, close, pair
+from wrapped import Branching, Function, close, n_graphs, pair
 
 aten = torch.ops.aten
 LONG = 60.0  # seconds after which something hangs
@@ -391,6 +391,43 @@ def test_sizes_of_another_thread_are_its_own() -> None:
     together(lambda: first.__exit__(None, None, None))
     together(lambda: second.__exit__(None, None, None))
     assert vars(SymNode) == methods
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)])
+        self.scale, self.power = 1.0, 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) * self.scale**self.power
+
+
+@pytest.mark.usefixtures("export_only")
+def test_numbers_that_a_trace_leaves_open_are_numbers_to_other_threads() -> None:
+    ours = ORTModule(module := Annealed())
+    one, ended = torch.ones(1), threading.Event()
+
+    def trace() -> None:
+        try:
+            for step in range(4):
+                module.scale, module.power = step + 2.5, step + 2
+                with torch.no_grad():
+                    close(ours(torch.ones(2, 4)), module(torch.ones(2, 4)))
+        finally:
+            ended.set()
+
+    def compute() -> None:
+        while not ended.is_set():
+            scale, power = module.scale, module.power
+            assert (one * scale).item() == scale in (1.0, 2.5, 3.5, 4.5, 5.5)
+            assert (one * power).item() == power in (1, 2, 3, 4, 5)
+            assert isinstance(scale, float) and isinstance(power, int)
+            assert type(pickle.loads(pickle.dumps(scale))) is float
+
+    together(trace, compute)
+    assert n_graphs(ours) == 2
+    assert (type(module.scale), type(module.power)) == (float, int)
 
 
 @pytest.mark.parametrize("name", ["torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"])

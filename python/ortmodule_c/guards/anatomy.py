@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..stack import LIBRARIES
 from .frames import is_trusted, is_trusted_module
-from .held import MISSING
+from .held import MISSING, Opened
 from .policy import LOCKS
 
 HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
@@ -100,6 +100,12 @@ class Seen:
         self.slots = slots(owner)
         self.names: set[str] = set()
         self.answers: set[str] | None = None
+
+    def need_opened(self) -> None:
+        """Raise if something stands for a number in it, as that may be read by other means than a lookup."""
+        for value in self.before.values():
+            if isinstance(value, Opened):
+                value.need()
 
     @property
     def now(self) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(v) for v in value)
     if isinstance(value, dict):
         return all(_is_plain(v) for v in value.values())
-    return isinstance(value, _PLAIN)
+    return isinstance(value, _PLAIN) and not isinstance(value, Opened)
 
 
 def by_identity(values: Iterable[Any]) -> dict[int, Any]:
@@ -290,6 +290,44 @@ class Attribute:
 
     def __str__(self) -> str:
         return f"attribute {self.name} of {self.title}"
+
+
+class Opened:
+    """A number in an attribute for which something else stands: the thread that traces reads that, all others this.
+
+    Attributes
+    ----------
+    symbol
+        What stands for it.
+    """
+
+    symbol: Any
+
+    @classmethod
+    def of(cls, number: float, symbol: Any) -> Any:
+        """Such a number."""
+        made = _OPENED[type(number)](number)
+        made.symbol = symbol
+        return made
+
+    def need(self) -> None:
+        """Raise, as it is read by other means than a lookup that gives what stands for it."""
+        hash(self.symbol)
+
+    def __reduce__(self) -> Any:
+        number: Any = self
+        return type(+number), (+number,)
+
+
+class _OpenedReal(Opened, float):
+    pass
+
+
+class _OpenedWhole(Opened, int):
+    pass
+
+
+_OPENED: dict[type, Any] = {float: _OpenedReal, int: _OpenedWhole}
 
 
 class Held:

@@ -15,7 +15,7 @@ from ..errors import NotRunnable
 from ..stack import is_users
 from .anatomy import Seen, dict_of, functions_of
 from .frames import Frames
-from .held import MISSING
+from .held import MISSING, Opened
 from .looks import picked
 from .namespaces import Namespaces
 
@@ -41,6 +41,7 @@ class Instances(Namespaces):
         super().__init__(module)
         self._watched: dict[Any, Any] = {}
         self._answering: dict[Any, Any] = {}  # classes with a lookup of the user's, which is in their own dictionary
+        self._whole_ones: list[Seen] = []  # whose classes have lookups of others
         self._asking: list[types.FrameType | None] = []  # until a lookup tells for what name
         self._of_classes: set[tuple[Any, str]] = set()
 
@@ -54,13 +55,12 @@ class Instances(Namespaces):
         self._watched.clear()
         self._answering.clear()
 
-    def _lookup(self) -> Callable[[Any, str], Any]:
-        seen, plain, note, asking = self._seen, object.__getattribute__, self._note, self._asking
-        thread = threading.get_ident()
+    def _lookup(self, cls: Any) -> Callable[[Any, str], Any]:
+        seen, note, asking, thread = self._seen, self._note, self._asking, threading.get_ident()
 
         def read(owner: Any, name: str) -> Any:
             if threading.get_ident() != thread:
-                return plain(owner, name)
+                return super(cls, owner).__getattribute__(name)
             of = seen.get(id(owner))
             if asking and asking[-1] is sys._getframe(1):
                 asking[-1] = None
@@ -68,7 +68,8 @@ class Instances(Namespaces):
                     self._of_class(type(owner), name)
             if of is not None and (name not in of.names or name in _ALL_AT_ONCE):
                 note(of, name, name in _ALL_AT_ONCE and is_users(sys._getframe(1)))
-            return plain(owner, name)
+            value = super(cls, owner).__getattribute__(name)
+            return value.symbol if isinstance(value, Opened) else value
 
         return read
 
@@ -83,10 +84,13 @@ class Instances(Namespaces):
         seen.names.add(name)
         if name in _ALL_AT_ONCE:
             if users:
+                seen.need_opened()
                 self._whole(seen)
             return
         what = f"attribute {name} of {seen.title}"
-        if name in seen.before:
+        if isinstance(seen.before.get(name), Opened):
+            pass  # the lookup gives what stands for it
+        elif name in seen.before:
             self._hold(seen.state, name, seen.before[name], what, True)
         elif name in seen.slots:
             self._hold(seen.owner, name, seen.slots[name], what, True)
@@ -125,6 +129,7 @@ class Instances(Namespaces):
             self._whole(seen)
             self._whole_class(cls)
             seen.answers = set() if self._put_answers(cls) and not seen.slots else None
+            self._whole_ones.append(seen)
         return seen
 
     def _put_lookup(self, cls: Any) -> bool:
@@ -135,7 +140,7 @@ class Instances(Namespaces):
         if cls.__getattribute__ not in _GENERIC:
             return False
         try:
-            type.__setattr__(cls, "__getattribute__", self._lookup())
+            type.__setattr__(cls, "__getattribute__", self._lookup(cls))
         except TypeError:  # a class of C
             return False
         self._watched[cls] = None
@@ -160,6 +165,12 @@ class Instances(Namespaces):
         self._answering[cls] = own
         return True
 
+    def check_opened(self) -> None:
+        """Raise if a number for which something stands may have been read past a lookup that gives that."""
+        for seen in self._whole_ones:
+            if not self.sees_answers or self._looked_up(seen) is None:
+                seen.need_opened()
+
     def _check_asker(self, read: types.CodeType, frame: types.FrameType) -> None:
         """See a lookup that is called by other means than looking something up."""
         asker = frame.f_back
@@ -181,6 +192,7 @@ class Instances(Namespaces):
                 of.answers.add(name)
                 if type(name) is not str or name in _ALL_AT_ONCE:
                     of.answers = None
-            return users(owner, name)
+            value = users(owner, name)
+            return value.symbol if isinstance(value, Opened) else value
 
         return read  # type: ignore[return-value]

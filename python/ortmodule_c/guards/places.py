@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import NotExportable
 from ..flatten import Given
 from .anatomy import Seen, content, dict_of, is_of_python, parts, tensor_content, type_in
-from .held import BY_REPR, BY_VALUE, MISSING, Held, Write, layout
+from .held import BY_REPR, BY_VALUE, MISSING, Held, Opened, Write, layout
 from .looks import picked
 from .undo import Undo
 
@@ -70,6 +70,8 @@ class Places:
 
     def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
         place = id(holder), key
+        if isinstance(value, Opened):
+            value.need()
         if place not in self._places and not isinstance(value, Given):
             if not of_object:
                 self._undo.item(holder, key, value, what)
@@ -212,7 +214,7 @@ class Places:
         """
         places: list[tuple[Any, Any, Any, str]] = []
         for w in writes:
-            if not w.plain and not isinstance(w.before, Given):
+            if not w.plain and not isinstance(w.before, (Opened, Given)):
                 places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
         for t in state if self.asks_layout else ():
             places.append(
@@ -231,8 +233,10 @@ class Places:
 
     def _looked_up(self, seen: Seen) -> frozenset[str] | None:
         """The names by which its class may have looked, if these can be told."""
+        if seen.answers is None:
+            return None
         classes = [vars(c) for c in type(seen.owner).__mro__]
-        names = set(seen.answers or ())
+        names = set(seen.answers)
         for function in [c["__getattribute__"] for c in classes[:-1] if "__getattribute__" in c]:
             found = picked(function.__code__) if isinstance(function, types.FunctionType) else None
             if found is None or {"super", "object"} & function.__globals__.keys():

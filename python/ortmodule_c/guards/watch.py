@@ -128,6 +128,7 @@ class Watch(Instances):
             raise self.refusal
         if self.caught:
             raise NotExportable(self.caught)
+        self.check_opened()
 
     def _follow(self, value: Any, what: str) -> None:
         hold = next(h for kinds, h in _OF_FAMILY if isinstance(value, kinds))
