@@ -1,6 +1,7 @@
 """What a module that goes through TorchDynamo reads of Python is held as on the first way."""
 
 import copy
+import enum
 import functools
 import math
 import random
@@ -8,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -169,6 +170,70 @@ def test_what_dynamo_sees_otherwise_than_eager_runs_in_pytorch(read: Read, branc
             assert results[0][1] == results[1][1]
             close(results[1][0], results[0][0])
     assert branches or ours.stats()["graphs"] == 0
+
+
+class Sevenfold(float):
+    def __mul__(self, other: Any) -> Any:
+        return other * 7.0
+
+    __rmul__ = __mul__
+
+
+class First(int):
+    def __index__(self) -> int:
+        return 0
+
+
+class Alike(str):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+class Halved(NamedTuple("Halved", [("whole", float), ("other", float)])):
+    @property
+    def whole(self) -> float:
+        return self[0] / 2
+
+
+class Named(NamedTuple):
+    whole: float
+
+    def half(self) -> float:
+        return self.whole / 2
+
+
+class Word(enum.StrEnum):
+    ONE = "one"
+
+    def spelled(self) -> int:
+        return len(self.value)
+
+
+# What Dynamo takes for a plain number, text or tuple, or not: the value, how it is read, and whether so.
+TAKEN_FOR_ITS_BASE: dict[str, tuple[Any, Callable[[Any], Any], bool]] = {
+    "a float": (Sevenfold(3.0), lambda v: v * torch.ones(4), True),
+    "an int": (First(1), lambda v: (2.0, 3.0)[v], True),
+    "a text": (Alike("a"), lambda v: 2.0 if v == "b" else 3.0, True),
+    "a tuple": (Halved(1.0, 2.0), lambda v: v.whole + v[1], True),
+    "a tuple with a function": (Named(1.0), lambda v: v.half(), False),
+    "an enumeration": (Word.ONE, lambda v: 2.0 if v == "one" else v.spelled(), False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("is_argument", [False, True], ids=["in an attribute", "an argument"])
+@pytest.mark.parametrize(("value", "read", "is_taken"), TAKEN_FOR_ITS_BASE.values(), ids=TAKEN_FOR_ITS_BASE)
+def test_what_does_not_compute_as_its_base_runs_in_pytorch(
+    value: Any, read: Callable[[Any], Any], is_taken: bool, is_argument: bool
+) -> None:
+    eager = Function(lambda s, x, given: s.l(x) * read(given or s.held), l=nn.Linear(4, 4), held=value)
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.ones(2, 4), value if is_argument else None)
+    assert (ours.stats()["graphs"] == 0) == is_taken
+    assert any("does not compute as its base does" in r.cause for r in ours.fallback_report()) == is_taken
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")

@@ -2,8 +2,10 @@
 
 import collections
 import contextlib
+import enum
 import functools
 import gc
+import inspect
 import logging
 import math
 import re
@@ -24,6 +26,8 @@ from .policy import LOCKS
 
 HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
 IMMUTABLE = 1 << 8
+_OF_MAKING = frozenset({"__new__", "__init__", "__class__"})
+_FIELD = type(vars(collections.namedtuple("_Named", "field"))["field"])
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 INERT = (
     *LOCKS,
@@ -32,7 +36,7 @@ INERT = (
     types.ClassMethodDescriptorType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
-    type(vars(collections.namedtuple("_Named", "field"))["field"]),
+    _FIELD,
     types.CodeType,
     types.GenericAlias,
     types.UnionType,
@@ -139,6 +143,17 @@ def parts(value: Any) -> tuple[Any, ...]:
     if isinstance(value, property):
         return value.fget, value.fset, value.fdel
     return (value.__func__,) if isinstance(value, (staticmethod, classmethod)) else ()
+
+
+def is_taken_for_its_base(cls: Any) -> bool:
+    """Whether Dynamo sees a plain number or text, or the field of a tuple, where a class has functions of its own."""
+    if issubclass(cls, tuple):
+        fields = [inspect.getattr_static(cls, name, None) for name in getattr(cls, "_fields", ())]
+        return any(type(field) is not _FIELD for field in fields)
+    if not issubclass(cls, (int, float, complex, str, bytes)) or issubclass(cls, enum.Enum):
+        return False
+    own = [vars(c) for c in cls.__mro__ if is_users_class(c)]
+    return any(callable(v) or isinstance(v, property) for of in own for n, v in of.items() if n not in _OF_MAKING)
 
 
 def is_users_class(cls: Any) -> bool:

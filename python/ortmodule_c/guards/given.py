@@ -9,11 +9,12 @@ import numpy
 from torch.utils._pytree import tree_leaves
 
 from ..flatten import Spec, flatten, plain_leaves
-from .anatomy import has_negative_zero
+from .anatomy import has_negative_zero, is_taken_for_its_base
 from .held import BY_VALUE
 
 _SEEN = {("packed", cls) for cls in (float, *numpy.sctypeDict.values())}  # but for the sign of zero
 _PLAIN = BY_VALUE - {types.MethodType}
+_NESTS = ("sequence", "mapping", "object")
 
 
 class Given(NamedTuple):
@@ -52,6 +53,9 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         objects += [leaf for leaf in plain_leaves(spec) if type(leaf) not in _PLAIN]
         parts = [*_told_apart(spec)]
         key += [part for part in parts if part[:2] not in _SEEN]
+        for cls in _classes(spec):
+            if is_taken_for_its_base(cls):
+                missed = f"an argument is a {cls.__qualname__}, which does not compute as its base does"
         if any(part[0] == "packed" and has_negative_zero(pickle.loads(part[2])) for part in parts):
             missed = "an argument is -0.0"
     return Given(tuple(key), objects, missed)
@@ -62,12 +66,22 @@ def holds_array(arguments: Any) -> bool:
     return any(isinstance(leaf, numpy.ndarray) for leaf in tree_leaves(arguments))
 
 
+def _classes(spec: Spec) -> Iterator[Any]:
+    """Those of what a described argument consists of, but for some that have no others."""
+    kind, *rest = spec
+    if kind == "packed" or kind in _NESTS:
+        if rest[0] not in _PLAIN:
+            yield rest[0]
+        for child in rest[-1] if kind in _NESTS else ():
+            yield from _classes(child)
+
+
 def _told_apart(spec: Spec) -> Iterator[Spec]:
     """The parts of a described argument that Dynamo compares by `==`, not as deep, or by parts only."""
     kind, cls, *rest = (*spec, None)
     if kind == "packed" or (kind == "plain" and cls not in _PLAIN) or cls in (slice, range):
         yield spec
-    elif kind in ("sequence", "mapping", "object"):
+    elif kind in _NESTS:
         if kind == "mapping":
             yield ("keys", rest[0])
         for child in spec[-1]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import NotExportable, NotRunnable
-from .anatomy import Seen, functions_of, has_negative_zero, of_cell
+from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, of_cell
 from .frames import is_trusted_module
 from .held import INTERNAL, MISSING, Held
 from .watch import Watch
@@ -80,6 +80,8 @@ class Surroundings(Watch):
             self.refuse(f"{what} is a generator of random numbers", NotRunnable)
         if isinstance(value, collections.deque) and value.maxlen is not None:
             self.refuse(f"{what} is a deque of bounded length", NotRunnable)
+        if is_taken_for_its_base(type(value)):
+            self.refuse(f"{what} is a {type(value).__qualname__}, which does not compute as its base does", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
         return super()._freeze(value, what)
