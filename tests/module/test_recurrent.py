@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from ortmodule_c import ORTModule, ORTModuleError, verify
-from wrapped import Function, close, float_sum, pair
+from wrapped import Function, close, float_sum, pair, skip_without_onednns_bfloat16
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "lstm": nn.LSTM,
@@ -56,12 +56,6 @@ def assert_same(module: nn.Module, *args: Any, wanted: Callable[[Any], Any] = la
     eager, ours = pair(module)
     close(found(ours, args, wanted), found(eager, args, wanted))
     assert not ours.fallback_report()
-
-
-def _skip_without_onednns_bfloat16() -> None:
-    """An LSTM under autocast raises in PyTorch where oneDNN has no bfloat16."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("eager PyTorch has no LSTM under autocast on this CPU")
 
 
 def assert_near(module: nn.Module, *args: Any, dtype: torch.dtype) -> None:
@@ -136,7 +130,7 @@ def test_a_layer_of_16_bits(kind: str, dtype: torch.dtype) -> None:
 def test_a_layer_under_autocast(kind: str, dtype: torch.dtype, given: bool, around: bool) -> None:
     """A GRU's results are of float32, those of the others of 16 bits."""
     if kind == "lstm":
-        _skip_without_onednns_bfloat16()
+        skip_without_onednns_bfloat16()
     layer = KINDS[kind](6, 19, 2)
     # The first layer's input may require grad when it is traced, which PyTorch's own stand-in makes another dtype of.
     module = Function(lambda m, x, *states: m.cast(m.layer)(m.scale * x, *states), layer=layer)
@@ -151,7 +145,7 @@ def test_a_layer_under_autocast(kind: str, dtype: torch.dtype, given: bool, arou
 @pytest.mark.parametrize(("enabled", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_an_lstm_is_cast_as_a_whole_by_onednn_alone(enabled: bool, dtype: torch.dtype) -> None:
     if enabled:
-        _skip_without_onednns_bfloat16()
+        skip_without_onednns_bfloat16()
     eager, ours = pair(nn.LSTM(6, 5))
     x = torch.randn(4, 3, 6)
     with torch.backends.mkldnn.flags(enabled=enabled), torch.autocast("cpu", torch.bfloat16):
@@ -362,7 +356,7 @@ def test_what_is_cached_of_parametrizations_is_pytorchs() -> None:
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
 @pytest.mark.parametrize("enabled", [(True, False, True), (False, True, False)])
 def test_onednn_may_be_switched_between_calls(enabled: tuple[bool, ...]) -> None:
-    _skip_without_onednns_bfloat16()
+    skip_without_onednns_bfloat16()
     eager, ours = pair(nn.LSTM(5, 6))
     x = torch.randn(4, 3, 5)
     for on in enabled:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -108,3 +109,9 @@ def graphs(model: ORTModule) -> Iterator[Any]:
 
 def n_graphs(model: ORTModule) -> int:
     return len(list(graphs(model)))
+
+
+def skip_without_onednns_bfloat16() -> None:
+    """An LSTM under autocast raises in PyTorch where oneDNN has no bfloat16."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("eager PyTorch has no LSTM under autocast on this CPU")
