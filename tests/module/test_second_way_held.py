@@ -8,6 +8,7 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -234,6 +235,49 @@ def test_what_does_not_compute_as_its_base_runs_in_pytorch(
         assert_same_step(eager, ours, torch.ones(2, 4), value if is_argument else None)
     assert (ours.stats()["graphs"] == 0) == is_taken
     assert any("does not compute as its base does" in r.cause for r in ours.fallback_report()) == is_taken
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+
+class Folded(Key):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.name.lower() == other.name.lower()
+
+    def __hash__(self) -> int:
+        return hash(self.name.lower())
+
+
+class Anything:
+    def __eq__(self, _other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# What is held, how something is found in it, and whether Dynamo sees the same.
+FOUND: dict[str, tuple[Any, Callable[[Any], bool], bool]] = {
+    "a key": ({Folded("A"): 1, "sought": Folded("a")}, lambda held: held.get(held["sought"]) == 1, False),
+    "in a set": (({Folded("A")}, Folded("a")), lambda held: held[1] in held[0], False),
+    "in a list": ([Anything()], lambda held: 5 in held, False),
+    "its place": ((0, Anything()), lambda held: held.index(5) == 1, False),
+    "a key of a data class": ({Key("a"): 1, "sought": Key("a")}, lambda held: held.get(held["sought"]) == 1, True),
+    "a data class in a list": ([Key("a")], lambda held: Key("a") in held, True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize(("held", "finds", "is_seen"), FOUND.values(), ids=FOUND)
+def test_what_is_found_by_an_equality_of_its_own_is_found(
+    held: Any, finds: Callable[[Any], bool], is_seen: bool
+) -> None:
+    eager = Function(lambda s, x: s.l(x) * (2 if finds(s.held) else 3), l=nn.Linear(4, 4), held=held)
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.ones(2, 4))
+    assert (ours.stats()["graphs"] > 0) == is_seen
 
 
 @pytest.mark.filterwarnings("ignore:ortmodule_c")

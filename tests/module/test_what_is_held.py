@@ -1,5 +1,6 @@
 """What a forward reads of Python is held by value or identity: a change of it is seen, by the first way."""
 
+import abc
 import collections
 import copy
 import dataclasses
@@ -80,6 +81,39 @@ def scaling(scale: float) -> Callable[[Any, Tensor], Tensor]:
 def two_attributes() -> Plain:
     made: Any = Plain()
     made.a, made.bb = 2.0, 3.0
+    return made
+
+
+def tolerant() -> Any:
+    class Level(enum.Enum):
+        LOW = 2.0
+        HIGH = 3.0
+
+        @classmethod
+        def _missing_(cls, _value: object) -> Any:
+            return cls[named()]
+
+    def named() -> str:
+        return taken["name"]
+
+    taken = {"name": "LOW"}
+    type.__setattr__(Level, "taken", taken)
+    return Level
+
+
+def subscripted() -> Any:
+    class Table:
+        table = {"scale": 2.0}  # noqa: RUF012
+
+        def __class_getitem__(cls, name: str) -> float:
+            return cls.table[name]
+
+    return Table
+
+
+def registered() -> Any:
+    made = type("Made", (), {})()
+    made.kind = abc.ABCMeta("Kind", (), {})
     return made
 
 
@@ -282,6 +316,36 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         two_attributes,
         lambda s, y: y * len(next(iter(vars(s.held)))),
         lambda m: setattr(m.held, "a", vars(m.held).pop("a")),
+    ),
+    "a member by its value": (
+        lambda: enum.Enum("Level", {"LOW": 2.0, "HIGH": 3.0}),
+        lambda s, y: y * s.held(2.0).value,
+        lambda m: m.held._value2member_map_.__setitem__(2.0, m.held.HIGH),
+    ),
+    "a member by its name": (
+        lambda: enum.Enum("Level", {"LOW": 2.0, "HIGH": 3.0}),
+        lambda s, y: y * s.held["LOW"].value,
+        lambda m: m.held._member_map_.__setitem__("LOW", m.held.HIGH),
+    ),
+    "the order of members": (
+        lambda: enum.Enum("Level", {"LOW": 2.0, "HIGH": 3.0}),
+        lambda s, y: y * next(iter(s.held)).value,
+        lambda m: m.held._member_names_.reverse(),
+    ),
+    "what an unknown member is taken for": (
+        tolerant,
+        lambda s, y: y * s.held(5.0).value,
+        lambda m: m.held.taken.update(name="HIGH"),
+    ),
+    "what a subscript of a class gives": (
+        subscripted,
+        lambda s, y: y * s.held["scale"],
+        lambda m: m.held.table.update(scale=3.0),
+    ),
+    "a class that is registered": (
+        registered,
+        lambda s, y: y * (2 if isinstance(s.held, s.held.kind) else 3),
+        lambda m: m.held.kind.register(type(m.held)),
     ),
     "a computed name": (
         lambda: with_scale(Plain),

@@ -1,6 +1,8 @@
 """Classes, functions and namespaces of the user's: held is what the code that runs names of them."""
 
 import dataclasses
+import enum
+import functools
 import types
 from typing import Any
 
@@ -64,6 +66,8 @@ class Namespaces(Places):
                 self._keep(None, state, title)
             if is_users_class(c):
                 self._hold_itself(c, "__bases__", c.__bases__, f"the bases of {title}")
+                if issubclass(c, enum.Enum):
+                    self._hold_itself(functools.partial(_members, c), None, _members(c), f"the members of {title}")
                 for name, value in list(vars(c).items()):
                     for function in functions_of(value):
                         self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
@@ -124,3 +128,9 @@ class Namespaces(Places):
                 self.refuse(f"{name} keeps what it does in variable {variable}")
             if variable != "__class__":
                 self._hold(cell, "cell_contents", of_cell(cell), f"variable {variable} of {name}")
+
+
+def _members(cls: Any) -> tuple[tuple[Any, ...], ...]:
+    """What an enumeration finds its members by."""
+    tables = [vars(cls).get(name, ()) for name in ("_member_names_", "_member_map_", "_value2member_map_")]
+    return tuple([(*table, *table.values()) if isinstance(table, dict) else tuple(table) for table in tables])

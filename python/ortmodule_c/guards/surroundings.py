@@ -4,9 +4,11 @@ Dynamo takes -0.0 for 0.0 and True for 1, and misses attributes of functions and
 much of what is absent, inherited or patched. It runs no code that could be watched: held is what the code names.
 """
 
+import abc
 import collections
 import contextlib
 import contextvars
+import dis
 import random
 import sys
 import types
@@ -17,10 +19,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import NotExportable, NotRunnable
-from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, of_cell
+from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
 from .frames import is_trusted_module
 from .held import INTERNAL, MISSING, Held
+from .looks import Looks
 from .watch import Watch
+
+# What Dynamo has Python call, and traces no code of.
+_CALLED_BY_PYTHON = frozenset(
+    {"_missing_", "__class_getitem__", "__subclasshook__", "__hash__", "__bool__", "__len__", "__index__"}
+    | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+)
+_CONTAINS = dis.opmap["CONTAINS_OP"]
+_FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
 
 
 class Surroundings(Watch):
@@ -52,7 +63,10 @@ class Surroundings(Watch):
         super().__init__(module)
         self._traced = traced
         self._by_order = any(not self._ORDER.isdisjoint(code.co_names) for code in traced)
+        self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
+        self._called_by_python: set[types.CodeType] = set()
+        self._is_called = False  # what is being entered
         for m in module.modules():
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
@@ -62,6 +76,7 @@ class Surroundings(Watch):
             self._freeze(value, "an argument")
         while self._to_enter:
             code, function = self._to_enter.popitem()
+            self._is_called = code in self._called_by_python
             if code not in self._ran:
                 closed = dict(zip(code.co_freevars, map(of_cell, function.__closure__ or ()), strict=True))
                 self._enter(code, function.__globals__, closed)
@@ -82,6 +97,9 @@ class Surroundings(Watch):
             self.refuse(f"{what} is a deque of bounded length", NotRunnable)
         if is_taken_for_its_base(type(value)):
             self.refuse(f"{what} is a {type(value).__qualname__}, which does not compute as its base does", NotRunnable)
+        compared = isinstance(value, (list, tuple, collections.deque)) and self._compares
+        if (compared or isinstance(value, (dict, set, frozenset))) and any(_has_own_equality(type(v)) for v in value):
+            self.refuse(f"{what} holds what is equal by a function of its own", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
         return super()._freeze(value, what)
@@ -99,10 +117,16 @@ class Surroundings(Watch):
             if isinstance(inner, types.CodeType):
                 self._enter(inner, scope, {})
 
+    def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
+        if not self._is_called:
+            super()._check(look, code, frame)
+
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
         for users in functions_of(function):
-            if users.__code__ in self._traced:
+            if self._is_called:
+                self._called_by_python.add(users.__code__)
+            if users.__code__ in self._traced or users.__code__ in self._called_by_python:
                 self._to_enter.setdefault(users.__code__, users)
 
     def _put_lookup(self, _cls: Any) -> bool:
@@ -125,9 +149,13 @@ class Surroundings(Watch):
     def _class(self, cls: Any) -> None:
         known = set(self._classes)
         super()._class(cls)
+        if isinstance(cls, abc.ABCMeta):
+            self._registered()
         for c in self._classes.keys() - known:
-            for value in list(vars(c).values()):
+            for name, value in list(vars(c).items()):
                 for function in functions_of(value):
+                    if name in _CALLED_BY_PYTHON:
+                        self._called_by_python.add(function.__code__)
                     self._function(function)
 
     def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
@@ -137,6 +165,14 @@ class Surroundings(Watch):
             return
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
+
+
+def _has_own_equality(cls: Any) -> bool:
+    """Whether somebody has written what makes instances equal; Dynamo knows that of data classes."""
+    owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
+    code = getattr(cls.__eq__, "__code__", None)
+    generated = "__dataclass_params__" in vars(owner) and code is not None and code.co_filename == "<string>"
+    return is_users_class(owner) and not generated
 
 
 def _now_in(variable: contextvars.ContextVar[Any]) -> list[Any]:

@@ -350,12 +350,15 @@ class Watch(Instances):
             self._freeze(os.environ, "the environment")
             self._freeze(os.environb, "the environment")
         elif module == abc.__name__ and name.endswith("check__"):
-            self._hold(abc.get_cache_token, None, abc.get_cache_token(), "the classes registered as others'")
+            self._registered()
         assert caller is not None
         refusal = refusal_of_python(module, name, caller.f_globals.get("__name__", ""))
         if refusal and not is_importing(caller) and not is_remembered(caller):
             kind = NotRunnable if is_missed_by_dynamo(module, name) else NotExportable
             self.refuse(f"the forward calls {refusal}", kind)
+
+    def _registered(self) -> None:
+        self._hold(abc.get_cache_token, None, abc.get_cache_token(), "the classes registered as others'")
 
     def _raised(self, line: str) -> None:
         self.caught = self.caught or f"the forward catches what is raised at {line}, in eager perhaps not"
