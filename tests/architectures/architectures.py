@@ -162,8 +162,8 @@ def _place(text: str) -> str:
 _TEXT = """# Architectures
 
 Made by `make architectures`: small configurations of {n} architectures of transformers {transformers} (torch {torch}),
-trained for three steps of SGD, the third of another size, in PyTorch and by ORTModule. Dropout is off, as its random
-numbers are others in C; whatever else is random is drawn by PyTorch and NumPy on both sides.
+trained in float32 for three steps of SGD, the third of another size, in PyTorch and by ORTModule. Dropout is off, as
+its random numbers are others in C; whatever else is random is drawn by PyTorch and NumPy on both sides.
 
 {equal} of {n} train as eager does; {whole} run in PyTorch as a whole; {native} run wholly in C.
 
