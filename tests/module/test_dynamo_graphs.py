@@ -294,6 +294,17 @@ def test_vmap_has_eagers_dtypes_under_autocast() -> None:
     assert assert_same(lengths, x(5, 7)) == []
 
 
+def scaled(t: Tensor) -> Tensor:
+    """Rows of 16 bits and a number of 32 for each."""
+    return torch.vmap(lambda row, by: row * by + by.exp())(t.bfloat16(), t[:, 0])
+
+
+def test_vmap_that_autocast_has_no_part_in_is_the_ops_that_it_computes() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert assert_same(scaled, x(5, 7), rtol=BFLOAT16) == []
+        assert assert_same(mapped_numbers, x(5, 7)) == []
+
+
 def test_vmap_that_draws_runs_in_pytorch() -> None:
     def drawing(t: Tensor) -> Tensor:
         return torch.vmap(lambda row: F.dropout(row, 0.5), randomness="different")(t)

@@ -36,12 +36,11 @@ def without_batches(graph: fx.GraphModule) -> fx.GraphModule:
     -------
     torch.fx.GraphModule
         Computes the same, and autograd goes through the same ops. Calls stay that draw random numbers, hold other
-        transforms, or cannot be traced; if all do it is `graph` itself. So they do under autocast: what is a number
-        in each sample takes part in dtypes as one, and its ops would be cast only once they are those of a batch.
+        transforms, or cannot be traced; if all do it is `graph` itself. So do those that autocast has a part in: what
+        is a number in each sample takes part in dtypes as one, and its ops would be cast only once they are those of
+        a batch.
     """
-    if any(on for *_, on in autocast_region.around()) or graph.graph.find_nodes(
-        op="call_function", target=ENTER_AUTOCAST
-    ):
+    if graph.graph.find_nodes(op="call_function", target=ENTER_AUTOCAST):
         return graph
     made, env = fx.Graph(), dict[fx.Node, fx.Node]()
     taken, left = 0, 0
@@ -115,11 +114,16 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
     part.output(tuple([env[n] for n in outputs]))
     values = [n.meta.get("example_value") for n in inputs]
     given = [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values]
+    run = fx.Interpreter(fx.GraphModule(graph, part)).run
     levels = _levels()
     try:
         predispatch.lazy_load_decompositions()
         with stand_in_mode(given), enable_python_dispatcher():
-            ops = make_fx(fx.Interpreter(fx.GraphModule(graph, part)).run)(*given).graph
+            with autocast_region.none() as autocast:
+                ops = make_fx(run)(*given).graph
+            if autocast and _kinds(make_fx(run)(*given).graph) != _kinds(ops):
+                logger.info("a call of torch.vmap runs in PyTorch: autocast has a part in it")
+                return None
     except Exception as error:
         if of_the_machine(error) is not None:
             raise
@@ -130,6 +134,11 @@ def _traced(graph: fx.GraphModule, region: Sequence[fx.Node]) -> fx.Graph | None
             torch._C._functorch._vmap_decrement_nesting()
     plain = all(map(_is_plain, _computing(ops))) and all(isinstance(r, fx.Node) for r in _results(ops))
     return ops if plain else None
+
+
+def _kinds(ops: fx.Graph) -> list[tuple[Any, Any]]:
+    """What is called, in order, and of which dtype that is."""
+    return [(n.target, getattr(n.meta.get("val"), "dtype", None)) for n in _computing(ops)]
 
 
 def _levels() -> int:
