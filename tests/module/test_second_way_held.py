@@ -294,6 +294,25 @@ def test_hooks_of_all_modules_are_called_from_when_they_are_registered() -> None
     close(ours(x), eager(x))
 
 
+class Sentinel(type):
+    """Of classes that are their own metaclass, as those of h11 are."""
+
+
+NOTHING: Any = Sentinel("NOTHING", (Sentinel,), {})
+type.__setattr__(NOTHING, "__class__", NOTHING)
+
+
+def test_a_class_may_be_its_own_metaclass() -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        y = s.l(x)
+        return y * 2 if y.sum() > 1e9 and s.given is NOTHING else y
+
+    ours = ORTModule(eager := Function(forward, l=nn.Linear(2, 2), given=NOTHING))
+    with pytest.warns(UserWarning, match="graph break: Data-dependent branching"):
+        close(ours(torch.ones(1, 2)), eager(torch.ones(1, 2)))
+    assert ours.stats()["graphs"] > 0
+
+
 def test_classes_of_a_metaclass_that_only_writes_are_read_by_a_graph() -> None:
     type.__setattr__(Doubled, "scale", 1.0)
     eager, ours = pair(Function(lambda s, x: s.l(x) * Doubled.scale, l=nn.Linear(2, 2)))

@@ -2,15 +2,16 @@
 
 import copy
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 from wrapped import Function, assert_same_state, assert_same_step, close, float_sum, mlp, pair
 
 
@@ -503,3 +504,28 @@ def test_random_numbers_are_drawn_only_where_pytorch_draws_some(p: float, train:
         m(torch.ones(2, 3, 4, requires_grad=True)).sum().backward()
         states.append(torch.equal(torch.get_rng_state(), torch.manual_seed(1).get_state()))
     assert states[0] == states[1]
+
+
+UNUSED: dict[str, Callable[[Tensor], Any]] = {
+    "rand": lambda x: torch.rand(3) * 2,
+    "of a shape": torch.rand_like,
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "in place": lambda x: x.detach().clone().uniform_(),
+    "a permutation": lambda x: torch.randperm(5),
+    "nothing": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("capture", ["export", "dynamo"])
+@pytest.mark.parametrize("draw", UNUSED.values(), ids=UNUSED)
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_numbers_that_nobody_uses_are_drawn_as_in_eager(draw: Callable[[Tensor], Any], capture: Any) -> None:
+    eager = Function(lambda s, x: (draw(s.l(x)), s.l(x) * torch.rand(3), draw(x))[1], l=nn.Linear(3, 3))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture=capture))
+    for _ in range(2):
+        found = []
+        for m in (eager, ours):
+            torch.manual_seed(7)
+            found.append((m(torch.ones(3)), torch.rand(1)))
+        close(found[1], found[0])
+    assert ours.stats()["graphs"] == 1

@@ -53,7 +53,7 @@ class Namespaces(Places):
         if any(is_users_class(c) and vars(c).keys() - _OF_MAKING for c in type(cls).__mro__):
             kind = NotExportable if is_trusted_module(cls.__module__) else NotRunnable
             self.refuse(f"class {cls.__name__} has a metaclass of its own, {type(cls).__name__}", kind)
-        if is_users_class(type(cls)):
+        if is_users_class(type(cls)) and type(cls) is not cls:  # a class may be its own metaclass
             self._hold(cls, "__class__", type(cls), f"the metaclass of class {cls.__name__}")
             self._class(type(cls))
         for c in cls.__mro__:

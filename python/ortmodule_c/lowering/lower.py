@@ -159,6 +159,7 @@ class _Lowering:
         self._results: dict[fx.Node, int] = {}  # bits that stand for results of the module
         self._savers: dict[int | None, int] = {}  # by memory, the bits of what saves tensors there
         self._in_pytorch: dict[fx.Node, int] = {}  # numbers of the ops that run there
+        self._draws: list[tuple[fx.Node, Val]] = []  # random numbers that PyTorch draws
         self._fallbacks: list[tuple[str, str]] = []
         self._env: dict[fx.Node, Any] = {}
 
@@ -210,7 +211,12 @@ class _Lowering:
             )
         nodes = [*results[: len(user)], *hidden]
         user += [self._env[n] for n in hidden]
-        aliases = [*self._captured.aliases, *[None] * len(hidden)]
+        needed = _ancestors([v.ir for v in (*user, *final.values()) if isinstance(v, Val)])
+        for node, drawn in self._draws:
+            if drawn.ir.producer() not in needed:  # as a result it is drawn, and what is drawn next is as in eager
+                nodes.append(node)
+                user.append(drawn)
+        aliases = [*self._captured.aliases, *[None] * (len(nodes) - len(self._captured.aliases))]
         outputs = [v for v, alias in zip(user, aliases, strict=True) if alias is None]
         outputs = [self._number_out(v) if not isinstance(v, Val) else v for v in outputs]
         position = list(itertools.accumulate([alias is None for alias in aliases], initial=0))
@@ -466,7 +472,10 @@ class _Lowering:
         self._in_pytorch[node] = index
         self._callbacks.ops.append(TorchOp(call.name, call.run, tuple(v.grad != 0 for v in call.given)))
         self._fallbacks.append((call.name, cause if b.op is not custom_function.op() else "a custom autograd.Function"))
-        return call.results(b, b.call_torch(index, call.given, call.types))
+        made = b.call_torch(index, call.given, call.types)
+        if isinstance(b.op, OpOverload) and _is_random(b.op):
+            self._draws.append((node, made[0]))
+        return call.results(b, made)
 
 
 def _check_numbers(node: fx.Node, op: OpOverload) -> None:
@@ -547,6 +556,17 @@ def _source(node: fx.Node) -> str:
     """Path of the submodule and name of the node."""
     path = (node.meta.get("custom") or {}).get(PATH)
     return f"{path}/{node.name}" if path else node.name
+
+
+def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
+    """The nodes that these are computed by."""
+    pending, found = [v.producer() for v in values], set[ir.Node]()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += [v.producer() for v in node.inputs if v is not None]
+    return found
 
 
 def _is_random(op: OpOverload) -> bool:
