@@ -70,6 +70,8 @@ class Graph:
         ATen op and cause of each node that runs in PyTorch.
     numbers, attributes
         Its last inputs, computed of the numbers in a call and of those in these attributes.
+    gives_numbers
+        Whether a node that runs in PyTorch is given such.
     used
         Number of the last call that it served.
     """
@@ -91,6 +93,7 @@ class Graph:
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     numbers: Inputs | None = None
     attributes: Sequence[Attribute] = ()
+    gives_numbers: bool = False
     used: int = 0
 
     @property
@@ -449,7 +452,9 @@ class Graphs:
     def _check_fallbacks(self, key: Key, graph: Graph, to_open: Numbers | None) -> None:
         """Refuse to leave numbers open where an op would run in PyTorch because of that."""
         n = len(graph.fallbacks)
-        if to_open is not None and n > min((len(g.fallbacks) for g in self._alike(key)), default=n):
+        if to_open is None or not graph.gives_numbers:
+            return
+        if n > min((len(g.fallbacks) for g in self._alike(key)), default=n):
             to_open.refuse("an op would run in PyTorch because of it")
 
     def _capture(self, *args: Any, **kwargs: Any) -> Captured:
@@ -494,6 +499,7 @@ class Graphs:
             counting=[(id(w.module), str(w)) for w in captured.writes if w.counts],
             fallbacks=lowered.fallbacks,
             numbers=lowered.numbers,
+            gives_numbers=lowered.gives_numbers,
         )
         vars(watch).clear()  # its parts refer to each other, and would keep what it has seen
         return graph

@@ -475,6 +475,24 @@ def test_a_number_of_a_class_that_changes_is_read_as_it_is(looked_up: bool) -> N
             assert type(schedule.k) is float
 
 
+def test_a_branch_that_an_annealed_number_leaves_for_good_is_no_hindrance() -> None:
+    """What is computed beyond it runs in PyTorch whether the number is open or not."""
+
+    def with_drop_path(s: Any, x: Tensor) -> Tensor:
+        y = s.l(x)
+        return y if s.p == 0.0 else y / (1 - s.p) * (1 - s.p + torch.rand(len(x), 1)).floor()
+
+    eager, ours = pair(Function(with_drop_path, l=nn.Linear(4, 4), p=0.0))
+    with pytest.warns(UserWarning, match="rand"):
+        for step in range(8):
+            eager.p = ours.module.p = step / 16
+            torch.manual_seed(step)
+            expected = eager(torch.ones(3, 4))
+            torch.manual_seed(step)
+            torch.testing.assert_close(ours(torch.ones(3, 4)), expected)
+    assert n_graphs(ours) == 2
+
+
 def test_what_somebody_sets_while_a_symbol_stands_for_a_number_stays() -> None:
     state: dict[str, Any] = {"set": 1.0, "read": 2.0, "computed": 3.0, "deleted": 4.0}
     attributes = [Attribute(state, name, "it") for name in state]

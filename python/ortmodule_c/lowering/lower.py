@@ -73,6 +73,8 @@ class Lowered:
         (ATen op, cause) of each node that runs in PyTorch.
     numbers
         The graph's last inputs, computed of numbers of Python's, if any are open.
+    gives_numbers
+        Whether a node that runs in PyTorch is given such.
     """
 
     model: ir.Model
@@ -89,6 +91,7 @@ class Lowered:
     fallbacks: list[tuple[str, str]]
     numbers: Inputs | None = None
     provider: str = "cpu"  # of the device that it is for
+    gives_numbers: bool = False
 
 
 def lower(captured: Captured) -> Lowered:
@@ -161,6 +164,7 @@ class _Lowering:
         self._in_pytorch: dict[fx.Node, int] = {}  # numbers of the ops that run there
         self._draws: list[tuple[fx.Node, Val]] = []  # random numbers that PyTorch draws
         self._fallbacks: list[tuple[str, str]] = []
+        self._gives_numbers = False
         self._env: dict[fx.Node, Any] = {}
 
     def run(self) -> Lowered:
@@ -258,6 +262,7 @@ class _Lowering:
             self._fallbacks,
             None if numbers is None else numbers.inputs([*self._draft.numbers], self._device),
             self._draft.provider,
+            self._gives_numbers,
         )
 
     def _number_out(self, value: Any) -> Val:
@@ -470,6 +475,7 @@ class _Lowering:
         call = torch_call(b, node, args, kwargs)
         index = len(self._callbacks.ops)
         self._in_pytorch[node] = index
+        self._gives_numbers |= any(v in self._draft.numbers.values() for v in call.given)
         self._callbacks.ops.append(TorchOp(call.name, call.run, tuple(v.grad != 0 for v in call.given)))
         self._fallbacks.append((call.name, cause if b.op is not custom_function.op() else "a custom autograd.Function"))
         made = b.call_torch(index, call.given, call.types)
