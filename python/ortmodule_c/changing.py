@@ -65,7 +65,7 @@ class Changing:
 def standing_in(attributes: Sequence[Attribute], symbols: Sequence[Any]) -> Iterator[None]:
     """Within it the thread that traces reads symbols in these attributes, for what others do not set meanwhile."""
     before = [a.now for a in attributes]
-    instead = [Opened.of(value, symbol) for value, symbol in zip(before, symbols, strict=True)]
+    instead = [Opened.of(a, symbol) for a, symbol in zip(attributes, symbols, strict=True)]
     try:
         for a, opened in zip(attributes, instead, strict=True):
             a.state[a.name] = opened

@@ -493,6 +493,38 @@ def test_a_branch_that_an_annealed_number_leaves_for_good_is_no_hindrance() -> N
     assert n_graphs(ours) == 2
 
 
+def test_what_somebody_keeps_of_a_trace_is_a_number() -> None:
+    """Another thread may put what it reads meanwhile into another attribute, which a forward reads."""
+    eager, ours = pair(Function(lambda s, x: s.l(x) * s.scale + s.best, l=nn.Linear(4, 4), scale=2.0, best=1.0))
+    state = vars(ours.module)
+    with standing_in([Attribute(state, "scale", "it")], Numbers([2.0], ["scale"]).symbols):
+        state["best"] = state["scale"]
+    eager.best = 2.0
+    for step in range(5):
+        eager.scale = ours.module.scale = step + 2.5
+        if step > 2:
+            eager.best = ours.module.best = step + 3.5
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.ones(2, 4))
+
+
+past = object.__getattribute__
+
+
+@pytest.mark.parametrize("also", [False, True], ids=["alone", "and as others do"])
+def test_a_number_that_is_read_past_the_lookup_is_as_it_is(also: bool) -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return s.l(x) * past(s, "scale") * (s.scale if also else 1.0)
+
+    eager, ours = pair(Function(forward, l=nn.Linear(4, 4), scale=2.0))
+    for step in range(4):
+        eager.scale = ours.module.scale = step + 2.5
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, torch.ones(2, 4))
+
+
 def test_what_somebody_sets_while_a_symbol_stands_for_a_number_stays() -> None:
     state: dict[str, Any] = {"set": 1.0, "read": 2.0, "computed": 3.0, "deleted": 4.0}
     attributes = [Attribute(state, name, "it") for name in state]

@@ -7,7 +7,7 @@ import math
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -205,6 +205,18 @@ class Named(NamedTuple):
         return self.whole / 2
 
 
+class Computed(tuple[float, ...]):
+    @property
+    def _fields(self) -> None:
+        raise AssertionError("nobody asks for it")
+
+
+class Rate(float):
+    @property
+    def half(self) -> float:
+        return float(self) / 2
+
+
 class Word(enum.StrEnum):
     ONE = "one"
 
@@ -219,6 +231,8 @@ TAKEN_FOR_ITS_BASE: dict[str, tuple[Any, Callable[[Any], Any], bool]] = {
     "a text": (Alike("a"), lambda v: 2.0 if v == "b" else 3.0, True),
     "a tuple": (Halved(1.0, 2.0), lambda v: v.whole + v[1], True),
     "a tuple with a function": (Named(1.0), lambda v: v.half(), False),
+    "a tuple that computes its fields": (Computed((1.0,)), lambda v: v[0], True),
+    "a float with a property": (Rate(3.0), lambda v: v.half, False),
     "an enumeration": (Word.ONE, lambda v: 2.0 if v == "one" else v.spelled(), False),
 }
 
@@ -292,6 +306,20 @@ def test_hooks_of_all_modules_are_called_from_when_they_are_registered() -> None
     finally:
         hook.remove()
     close(ours(x), eager(x))
+
+
+class Cycle(list[float]):
+    def __iter__(self) -> Iterator[float]:
+        while True:
+            yield from super().__iter__()
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_an_endless_list_is_not_gone_through() -> None:
+    eager = Function(lambda s, x: s.l(x) * s.cycle[0] * (2 if "a" in s.names else 3), l=nn.Linear(2, 2))
+    eager.names, eager.cycle = ["a"], Cycle([2.0])
+    ours = ORTModule(eager, DebugOptions(capture="dynamo"))
+    close(ours(torch.ones(1, 2)), eager(torch.ones(1, 2)))
 
 
 class Sentinel(type):

@@ -371,6 +371,17 @@ def test_a_change_is_seen(make: Callable[[], Any], read: Read, change: Callable[
         assert_same_step(eager, ours, x)
 
 
+def test_combinations_of_flags_that_others_make_are_no_change() -> None:
+    flags: Any = enum.Flag("Sides", "LEFT RIGHT TOP")
+    eager, ours = both(lambda s, y: y * (2 if flags.LEFT in s.held else 3), lambda: flags.LEFT)
+    for value in (3, 5, 6):
+        assert_same_step(eager, ours, torch.ones(3, 4))
+        assert flags(value) is not flags.LEFT
+        for m in (eager, ours):
+            m.zero_grad()
+    assert n_graphs(ours) == 1
+
+
 def test_the_values_of_a_tensor_outside_the_module_may_change_without_another_graph() -> None:
     teacher = nn.Linear(4, 4).requires_grad_(False)
     eager, ours = both(lambda s, y: y * s.held[0](y.detach()), lambda: [copy.deepcopy(teacher)])

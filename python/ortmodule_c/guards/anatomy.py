@@ -26,7 +26,7 @@ from .policy import LOCKS
 
 HEAP = 1 << 9  # of a class's flags: made by a `class` statement, or by C as if it were
 IMMUTABLE = 1 << 8
-_OF_MAKING = frozenset({"__new__", "__init__", "__class__"})
+_OF_MAKING = frozenset({"__new__", "__init__", "__init_subclass__", "__class__"})
 _FIELD = type(vars(collections.namedtuple("_Named", "field"))["field"])
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 INERT = (
@@ -107,8 +107,8 @@ class Seen:
 
     def need_opened(self) -> None:
         """Raise if something stands for a number in it, as that may be read by other means than a lookup."""
-        for value in self.before.values():
-            if isinstance(value, Opened):
+        for name, value in self.before.items():
+            if isinstance(value, Opened) and value.is_open(self.state, name):
                 value.need()
 
     @property
@@ -148,12 +148,14 @@ def parts(value: Any) -> tuple[Any, ...]:
 def is_taken_for_its_base(cls: Any) -> bool:
     """Whether Dynamo sees a plain number or text, or the field of a tuple, where a class has functions of its own."""
     if issubclass(cls, tuple):
-        fields = [inspect.getattr_static(cls, name, None) for name in getattr(cls, "_fields", ())]
-        return any(type(field) is not _FIELD for field in fields)
-    if not issubclass(cls, (int, float, complex, str, bytes)) or issubclass(cls, enum.Enum):
+        names = inspect.getattr_static(cls, "_fields", ())
+        return type(names) is not tuple or any(type(inspect.getattr_static(cls, n, None)) is not _FIELD for n in names)
+    base = next((b for b in (int, float, complex, str, bytes) if issubclass(cls, b)), None)
+    if base is None or issubclass(cls, enum.Enum):
         return False
-    own = [vars(c) for c in cls.__mro__ if is_users_class(c)]
-    return any(callable(v) or isinstance(v, property) for of in own for n, v in of.items() if n not in _OF_MAKING)
+    own = {n: v for c in cls.__mro__ if is_users_class(c) for n, v in vars(c).items() if n not in _OF_MAKING}
+    functions = [n for n, v in own.items() if callable(v) or isinstance(v, property)]
+    return any(hasattr(base, n) or n in ("__getattr__", "__call__") for n in functions)
 
 
 def is_users_class(cls: Any) -> bool:

@@ -53,8 +53,6 @@ BY_REPR: frozenset[type] = frozenset(
         *(pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID, numpy.datetime64, numpy.timedelta64),
     }
 )
-_COMPARED = (BY_VALUE, BY_REPR, MISSING)
-_TOLD_APART = BY_VALUE | BY_REPR | frozenset(_COPIED)  # by more than identity
 
 
 class Scan(NamedTuple):
@@ -253,7 +251,7 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(v) for v in value)
     if isinstance(value, dict):
         return all(_is_plain(v) for v in value.values())
-    return isinstance(value, _PLAIN) and not isinstance(value, Opened)
+    return isinstance(value, _PLAIN) and not (isinstance(value, Opened) and value.symbol is not None)
 
 
 def by_identity(values: Iterable[Any]) -> dict[int, Any]:
@@ -295,20 +293,29 @@ class Attribute:
 class Opened:
     """A number in an attribute for which something else stands: the thread that traces reads that, all others this.
 
+    Other threads may put it elsewhere, and keep it: there it is a number and nothing more.
+
     Attributes
     ----------
     symbol
-        What stands for it.
+        What stands for it; None once the trace is over.
+    place
+        Of the attribute.
     """
 
     symbol: Any
+    place: tuple[int, str]
 
     @classmethod
-    def of(cls, number: float, symbol: Any) -> Any:
-        """Such a number."""
-        made = _OPENED[type(number)](number)
-        made.symbol = symbol
+    def of(cls, attribute: Attribute, symbol: Any) -> Any:
+        """The number that lies there."""
+        made = _OPENED[type(attribute.now)](attribute.now)
+        made.symbol, made.place = symbol, attribute.place
         return made
+
+    def is_open(self, state: Any, name: Any) -> bool:
+        """Whether something stands for it at this place."""
+        return self.symbol is not None and self.place == (id(state), name)
 
     def need(self) -> None:
         """Raise, as it is read by other means than a lookup that gives what stands for it."""
@@ -328,6 +335,9 @@ class _OpenedWhole(Opened, int):
 
 
 _OPENED: dict[type, Any] = {float: _OpenedReal, int: _OpenedWhole}
+BY_VALUE |= frozenset(_OPENED.values())
+_COMPARED = (BY_VALUE, BY_REPR, MISSING)
+_TOLD_APART = BY_VALUE | BY_REPR | frozenset(_COPIED)  # by more than identity
 
 
 class Held:

@@ -69,7 +69,7 @@ class Instances(Namespaces):
             if of is not None and (name not in of.names or name in _ALL_AT_ONCE):
                 note(of, name, name in _ALL_AT_ONCE and is_users(sys._getframe(1)))
             value = super(cls, owner).__getattribute__(name)
-            return value.symbol if isinstance(value, Opened) else value
+            return _read(value, owner, name) if isinstance(value, Opened) else value
 
         return read
 
@@ -88,7 +88,8 @@ class Instances(Namespaces):
                 self._whole(seen)
             return
         what = f"attribute {name} of {seen.title}"
-        if isinstance(seen.before.get(name), Opened):
+        value = seen.before.get(name)
+        if isinstance(value, Opened) and value.is_open(seen.state, name):
             pass  # the lookup gives what stands for it
         elif name in seen.before:
             self._hold(seen.state, name, seen.before[name], what, True)
@@ -193,6 +194,11 @@ class Instances(Namespaces):
                 if type(name) is not str or name in _ALL_AT_ONCE:
                     of.answers = None
             value = users(owner, name)
-            return value.symbol if isinstance(value, Opened) else value
+            return _read(value, owner, name) if isinstance(value, Opened) else value
 
         return read  # type: ignore[return-value]
+
+
+def _read(value: Any, owner: Any, name: str) -> Any:
+    """What a lookup of the thread that traces gives of such a number."""
+    return value.symbol if value.is_open(object.__getattribute__(owner, "__dict__"), name) else +value

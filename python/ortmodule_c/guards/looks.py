@@ -23,7 +23,7 @@ _HIDDEN = frozenset(
     }
 )
 # Ways around a lookup of the user's own.
-_RAW = frozenset({"__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__get__"})
+RAW = frozenset({"__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__get__"})
 _OF_TORCH = frozenset({"Tensor", "Parameter"})
 _SYMBOLS = frozenset({"SymInt", "SymFloat", "SymBool"})
 _OF_SYMBOLS = frozenset({"node", "__dict__"})  # attributes that numbers do not have
@@ -125,7 +125,7 @@ def looks(code: CodeType) -> Looks:
         paired,
         hidden,
         passes_by,
-        bool(_RAW & (named | strings) or "__dict__" in strings or ("LOAD_SUPER_ATTR", "__dict__") in loaded),
+        bool(RAW & (named | strings) or "__dict__" in strings or ("LOAD_SUPER_ATTR", "__dict__") in loaded),
         frozenset(i.argval for i in instructions if i.opname == "STORE_ATTR"),
         bool(named & _SYMBOLS or (named & BY_NAME and strings & _OF_SYMBOLS)) or asks_types or _is_number(instructions),
         typed,

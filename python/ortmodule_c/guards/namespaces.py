@@ -131,6 +131,9 @@ class Namespaces(Places):
 
 
 def _members(cls: Any) -> tuple[tuple[Any, ...], ...]:
-    """What an enumeration finds its members by."""
-    tables = [vars(cls).get(name, ()) for name in ("_member_names_", "_member_map_", "_value2member_map_")]
-    return tuple([(*table, *table.values()) if isinstance(table, dict) else tuple(table) for table in tables])
+    """What an enumeration finds its members by; those of flags that have no names are made when they are asked for."""
+    names, by_name = (vars(cls).get(name, ()) for name in ("_member_names_", "_member_map_"))
+    members = {id(m) for m in dict(by_name).values()}
+    by_value = [*vars(cls).get("_value2member_map_", {}).items()]
+    named = [(value, member) for value, member in by_value if id(member) in members]
+    return tuple(names), tuple(dict(by_name).items()), tuple(named)

@@ -70,7 +70,7 @@ class Places:
 
     def _hold(self, holder: Any, key: Any, value: Any, what: str, of_object: bool = False) -> None:
         place = id(holder), key
-        if isinstance(value, Opened):
+        if isinstance(value, Opened) and value.is_open(holder, key):
             value.need()
         if place not in self._places and not isinstance(value, Given):
             if not of_object:

@@ -85,7 +85,9 @@ _OF_PYTHON: dict[str, frozenset[str]] = {
         frozenset(),
     ),
     "contextlib": frozenset({"redirect_stdout", "redirect_stderr", "_RedirectStream", "chdir"}),
-    "inspect": frozenset({"stack", "trace", "getouterframes", "getinnerframes", "getsource", "getfile", "getmembers"}),
+    "inspect": frozenset(
+        {"stack", "trace", "getouterframes", "getinnerframes", "getsource", "getfile", "getmembers", "getattr_static"}
+    ),
     "abc": frozenset({"ABCMeta.register"}),
     "string": frozenset({"Formatter"}),
     "posixpath": frozenset({"abspath", "realpath", "expanduser", "expandvars", "ismount", "lexists", "relpath"}),

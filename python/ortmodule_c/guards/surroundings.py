@@ -28,8 +28,10 @@ from .watch import Watch
 # What Dynamo has Python call, and traces no code of.
 _CALLED_BY_PYTHON = frozenset(
     {"_missing_", "__class_getitem__", "__subclasshook__", "__hash__", "__bool__", "__len__", "__index__"}
+    | {"__int__", "__float__", "__str__", "__format__"}
     | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
 )
+_HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
 
@@ -97,8 +99,9 @@ class Surroundings(Watch):
             self.refuse(f"{what} is a deque of bounded length", NotRunnable)
         if is_taken_for_its_base(type(value)):
             self.refuse(f"{what} is a {type(value).__qualname__}, which does not compute as its base does", NotRunnable)
-        compared = isinstance(value, (list, tuple, collections.deque)) and self._compares
-        if (compared or isinstance(value, (dict, set, frozenset))) and any(_has_own_equality(type(v)) for v in value):
+        kind: Any = next((k for k in (*_HASHED, *_COMPARED) if isinstance(value, k)), None)
+        looked_at = kind.__iter__(value) if kind in _HASHED or (kind and self._compares) else ()
+        if any(_has_own_equality(type(v)) for v in looked_at):
             self.refuse(f"{what} holds what is equal by a function of its own", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
@@ -172,7 +175,7 @@ def _has_own_equality(cls: Any) -> bool:
     owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
     code = getattr(cls.__eq__, "__code__", None)
     generated = "__dataclass_params__" in vars(owner) and code is not None and code.co_filename == "<string>"
-    return is_users_class(owner) and not generated
+    return is_users_class(owner) and callable(cls.__eq__) and not generated
 
 
 def _now_in(variable: contextvars.ContextVar[Any]) -> list[Any]:

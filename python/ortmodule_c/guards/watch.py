@@ -43,7 +43,7 @@ from .anatomy import (
 from .frames import Frames, is_trusted_module
 from .held import INTERNAL, MISSING, Held, Write, ambient
 from .instances import BASES, Instances
-from .looks import BY_NAME, Looks, looks, picked
+from .looks import BY_NAME, RAW, Looks, looks, picked
 from .policy import is_missed_by_dynamo, knows_tracers, refusal_of_c, refusal_of_python
 
 _BUILTINS = vars(__import__("builtins"))
@@ -84,6 +84,7 @@ class Watch(Instances):
         self.refusal: NotExportable | None = None
         self.caught = ""
         self.stored: set[str] = set()  # attributes that it may set
+        self._reads_raw = False  # something may go past the lookups that are put into classes
         self._nested: set[types.CodeType] = set()
         self._modules = list(module.modules())
         self._arguments = arguments
@@ -97,6 +98,8 @@ class Watch(Instances):
             before = ambient()
             with self.frames.watched():
                 yield
+            if self._reads_raw:
+                self._hold_all()
             if ambient() != before:
                 self.refuse("the forward changes PyTorch's own state", NotRunnable)
         finally:
@@ -114,6 +117,14 @@ class Watch(Instances):
                 self._register(value)
         for value in self._arguments:
             self._freeze(value, "an argument")
+
+    def _hold_all(self) -> None:
+        done: set[int] = set()
+        while new := [seen for at, seen in self._seen.items() if at not in done]:
+            done.update(id(seen.owner) for seen in new)
+            for seen in new:
+                seen.need_opened()
+                self._whole(seen)
 
     # What is met
 
@@ -134,13 +145,15 @@ class Watch(Instances):
         hold = next(h for kinds, h in _OF_FAMILY if isinstance(value, kinds))
         hold(self, value, what)
 
-    def _descriptor_of_c(self, _value: Any, _what: str) -> None:
+    def _descriptor_of_c(self, value: Any, _what: str) -> None:
+        self._reads_raw |= value.__name__ in RAW
         self.sees_answers = False
 
     def _method_of_c(self, value: Any, what: str) -> None:
         if value in (*_LOOKUPS, *_IDENTITY):
             self.refuse(f"{what} is {value.__name__}(), which may be called by another name")
         if value.__self__ is not None and not isinstance(value.__self__, (types.ModuleType, type)):
+            self._reads_raw |= value.__name__ in RAW
             self.sees_answers = False
             self._hold(value, "__self__", value.__self__, what)
 
