@@ -484,7 +484,8 @@ class Graphs:
         logger.info("%s: exported %d nodes", type(self._module).__name__, len(lowered.model.graph))
         watch = captured.watch
         assert watch is not None
-        held = watch.held(captured.writes, captured.outside, [*self._module.parameters(), *self._module.buffers()])
+        registries = [r for m in self._module.modules() for r in (m._parameters, m._buffers)]
+        held = watch.held(captured.writes, captured.outside, registries)
         written = [(w.module, w.name) for w in captured.writes]
         graph = Graph(
             key,

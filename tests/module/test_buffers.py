@@ -243,3 +243,22 @@ def test_a_cache_of_keys_and_values_is_written_where_no_gradient_is_asked_for() 
             torch.testing.assert_close(ours(x, torch.tensor(at)), eager(x, torch.tensor(at)))
             assert_same_state(eager, ours)
     assert n_graphs(ours) == 2 and not ours.stats()["dynamo_graphs"]
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_buffer_in_whose_place_one_lies_otherwise_is_written_as_in_eager() -> None:
+    """What is written through a reshape of it is a copy then."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        s.b.reshape(-1).add_(1)
+        return x + s.b
+
+    eager, ours = pair(Function(forward))
+    for m in (eager, ours.module):
+        m.register_buffer("b", torch.arange(6.0).view(2, 3))
+    for step in range(4):
+        if step == 2:
+            for m in (eager, ours.module):
+                m.b = m.b.t().contiguous().t()
+        torch.testing.assert_close(ours(torch.ones(2, 3)), eager(torch.ones(2, 3)))
+        torch.testing.assert_close(ours.module.b, eager.b)

@@ -6,7 +6,7 @@ import enum
 import functools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -200,15 +200,17 @@ class Places:
             if seen.now.get(name, MISSING) is not seen.before.get(name, MISSING)
         ]
 
-    def held(self, writes: Sequence[Write], outside: Sequence[Tensor], state: Sequence[Tensor]) -> Held:
+    def held(
+        self, writes: Sequence[Write], outside: Sequence[Tensor], registries: Sequence[Mapping[str, Tensor | None]]
+    ) -> Held:
         """What has to be as it was.
 
         Parameters
         ----------
         outside
             Tensors that become inputs of the graph: they may get other values.
-        state
-            Parameters and buffers.
+        registries
+            Those of parameters and of buffers: others may come to lie there.
         writes
             What the forward sets. Of what it overwrites only the type is held, unless that is plain.
         """
@@ -216,10 +218,9 @@ class Places:
         for w in writes:
             if not w.plain and not isinstance(w.before, (Opened, Given)):
                 places.append((functools.partial(type_in, w.module.__dict__, w.name), None, type(w.before), str(w)))
-        for t in state if self.asks_layout else ():
-            places.append(
-                (functools.partial(layout, t), None, layout(t), f"strides of a tensor of shape {tuple(t.shape)}")
-            )
+        for registry, name in [(r, name) for r in registries for name in r] if self.asks_layout else ():
+            lies = functools.partial(_lies_at, registry, name)
+            places.append((lies, None, lies(), f"strides of {name}"))
         for t in outside:
             for name in ("shape", "dtype", "device", "requires_grad"):
                 places.append((t, name, getattr(t, name), f"{name} of a tensor of shape {tuple(t.shape)}"))
@@ -282,6 +283,11 @@ class Places:
         ]
         places += [(state, name, state.get(name, MISSING), what) for state, name, what in self._named_only.values()]
         return dicts, [*places, *more]
+
+
+def _lies_at(registry: Mapping[str, Tensor | None], name: str) -> tuple[int, ...] | None:
+    t = registry.get(name)
+    return None if t is None else layout(t)
 
 
 def _arithmetic(context: Callable[[], decimal.Context]) -> Any:
