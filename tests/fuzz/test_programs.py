@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fuzz import summary, told, verdicts
 
-N_SEEDS, BATCH = 300, 25
+N_SEEDS, BATCH = 200, 25
 
 
 @pytest.fixture(scope="module")
