@@ -215,7 +215,7 @@ class _Lowering:
             )
         nodes = [*results[: len(user)], *hidden]
         user += [self._env[n] for n in hidden]
-        needed = _ancestors([v.ir for v in (*user, *final.values()) if isinstance(v, Val)])
+        needed = _ancestors([v.ir for v in (*user, *final.values()) if isinstance(v, Val)]) if self._draws else ()
         for node, drawn in self._draws:
             if drawn.ir.producer() not in needed:  # as a result it is drawn, and what is drawn next is as in eager
                 nodes.append(node)
