@@ -294,6 +294,41 @@ def test_what_is_found_by_an_equality_of_its_own_is_found(
     assert (ours.stats()["graphs"] > 0) == is_seen
 
 
+class Counting(type):
+    def __len__(cls) -> int:
+        return 2
+
+
+class Codes(metaclass=Counting):
+    pass
+
+
+class Client:
+    title = "of a client"
+
+    @classmethod
+    def named(cls) -> str:
+        return cls.title
+
+    def ask(self) -> int:
+        return len(Codes)
+
+
+class Settings:
+    def __str__(self) -> str:
+        return Client.named()
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_of_what_python_calls_is_held_what_it_calls_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = Function(lambda s, x: s.l(x) * len(str(s.settings)), l=nn.Linear(4, 4), settings=Settings())
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    assert_same_step(eager, ours, torch.ones(2, 4))
+    assert ours.stats()["graphs"] > 0 and not ours.fallback_report()
+    monkeypatch.setattr(Client, "title", "another")
+    assert_same_step(eager, ours, torch.ones(2, 4))
+
+
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_hooks_of_all_modules_are_called_from_when_they_are_registered() -> None:
     eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else s.l(x) * 2, l=nn.Linear(2, 2)))

@@ -31,6 +31,7 @@ _CALLED_BY_PYTHON = frozenset(
     | {"__int__", "__float__", "__str__", "__format__"}
     | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
 )
+_MAKING = frozenset({"__new__", "__init__", "__post_init__"})
 _HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
@@ -68,7 +69,7 @@ class Surroundings(Watch):
         self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
-        self._is_called = False  # what is being entered
+        self._calling: frozenset[str] = frozenset()  # the names in what is being entered, if Python calls it
         for m in module.modules():
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
@@ -78,7 +79,7 @@ class Surroundings(Watch):
             self._freeze(value, "an argument")
         while self._to_enter:
             code, function = self._to_enter.popitem()
-            self._is_called = code in self._called_by_python
+            self._calling = _names_in(code) if code in self._called_by_python else frozenset()
             if code not in self._ran:
                 closed = dict(zip(code.co_freevars, map(of_cell, function.__closure__ or ()), strict=True))
                 self._enter(code, function.__globals__, closed)
@@ -121,13 +122,13 @@ class Surroundings(Watch):
                 self._enter(inner, scope, {})
 
     def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
-        if not self._is_called:
+        if code not in self._called_by_python:
             super()._check(look, code, frame)
 
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
         for users in functions_of(function):
-            if self._is_called:
+            if not self._calling.isdisjoint((users.__name__, users.__code__.co_name)) or _makes(users, self._calling):
                 self._called_by_python.add(users.__code__)
             if users.__code__ in self._traced or users.__code__ in self._called_by_python:
                 self._to_enter.setdefault(users.__code__, users)
@@ -168,6 +169,16 @@ class Surroundings(Watch):
             return
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
+
+
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset({*code.co_names, *code.co_freevars}.union(*map(_names_in, inner)))
+
+
+def _makes(function: types.FunctionType, names: frozenset[str]) -> bool:
+    """Whether a function is called where an instance of one of the classes that are named is made."""
+    return function.__name__ in _MAKING and not names.isdisjoint(function.__qualname__.split(".")[-2:-1])
 
 
 def _has_own_equality(cls: Any) -> bool:
