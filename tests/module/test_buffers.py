@@ -245,12 +245,22 @@ def test_a_cache_of_keys_and_values_is_written_where_no_gradient_is_asked_for() 
     assert n_graphs(ours) == 2 and not ours.stats()["dynamo_graphs"]
 
 
-@pytest.mark.filterwarnings("ignore:ortmodule_c")
-def test_a_buffer_in_whose_place_one_lies_otherwise_is_written_as_in_eager() -> None:
-    """What is written through a reshape of it is a copy then."""
+# Of what lies otherwise than as its shape says these are copies.
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshape": lambda b: b.reshape(-1),
+    "contiguous": Tensor.contiguous,
+    "in a memory format": lambda b: b.contiguous(memory_format=torch.contiguous_format),
+    "to a memory format": lambda b: b.to(torch.float32, memory_format=torch.contiguous_format),
+    "contiguous, of a view": lambda b: b[1:].contiguous(),
+    "torch.Tensor.contiguous": lambda b: torch.Tensor.contiguous(b.detach()),
+}
 
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_buffer_in_whose_place_one_lies_otherwise_is_written_as_in_eager(name: str) -> None:
     def forward(s: Any, x: Tensor) -> Tensor:
-        s.b.reshape(-1).add_(1)
+        VIEWS[name](s.b).add_(1)
         return x + s.b
 
     eager, ours = pair(Function(forward))

@@ -219,6 +219,19 @@ def test_a_view_or_a_copy_of_what_lies_as_an_argument_does_is_written(first: str
         torch.testing.assert_close(ours(x), eager(x))
 
 
+@pytest.mark.parametrize("second", TURNS)
+def test_what_lies_as_asked_is_written_and_a_copy_is_not(second: str) -> None:
+    def write(s: Any, x: Tensor) -> Tensor:
+        (z := torch.zeros_like(x)).contiguous().add_(5)
+        return x * s.w + z
+
+    eager, ours = pair(Function(write, w=nn.Parameter(torch.ones(4))))
+    for name in ("dense", second, "dense"):
+        x = TURNS[name](torch.arange(32.0).reshape(4, 8))
+        torch.testing.assert_close(ours(x), eager(x))
+    assert not ours.fallback_report() and not ours.stats()["dynamo_graphs"]
+
+
 def test_how_an_argument_lies_does_not_matter_where_another_decides() -> None:
     def attend(s: Any, x: Tensor, mask: Tensor) -> Tensor:
         return s.m(x, x, x, key_padding_mask=mask, need_weights=False)[0]  # fills what it makes of the mask in place

@@ -31,7 +31,7 @@ from . import pooling as _pooling  # noqa: F401  exchanges what PyTorch traces
 from .aliases import Alias, find_aliases
 from .autocast import WITHIN
 from .custom_function import PythonCall, kept_whole
-from .history import check_changes, check_functional, laid_out_by, out_of_place, unhooked
+from .history import changed_memory, check_changes, check_functional, laid_out_by, out_of_place, unhooked
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
@@ -429,6 +429,7 @@ def capture(
     given, _ = captured.placeholders()
     laid_out = laid_out_by(program.graph)
     watch.asks_layout |= not laid_out.isdisjoint(given[n_user:])
+    watch.asks_layout |= not watch.not_copied.isdisjoint(changed_memory(program.graph))
     captured.layouts = [
         (i, look, look(t))
         for i, (t, node) in enumerate(zip(leaves, given[:n_user], strict=True))

@@ -153,9 +153,14 @@ def _check_histories(graph: fx.Graph) -> None:
         sharing.setdefault(memory or 0, []).append(node)
 
 
+def changed_memory(graph: fx.Graph) -> set[int | None]:
+    """What a graph writes, by memory."""
+    return {storage(n) for node in graph.nodes for n in written(node)}
+
+
 def laid_out_by(graph: fx.Graph) -> set[fx.Node]:
     """What decides, by how it lies in memory, whether something that is written is a view of another or a copy."""
-    changed = {storage(n) for node in graph.nodes for n in written(node)}
+    changed = changed_memory(graph)
     either = [node for node in graph.nodes if getattr(node.target, "_opname", "") in VIEWS_OR_COPIES]
     found = {node for node in either if any(storage(n) in changed for n in (node, *read_by(node)))}
     unseen = [*found]

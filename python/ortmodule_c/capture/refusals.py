@@ -230,6 +230,8 @@ class _RefuseStrangers(TorchFunctionMode):
         finally:
             if watching:
                 self._watch.frames.resume()
+        if result is (*args, None)[0] and (func is Tensor.contiguous or "memory_format" in (kwargs or {})):
+            self._watch.not_copied.add(result.untyped_storage()._cdata)
         name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
         known = name in _KNOWN or (name not in _UNKNOWN and any(isinstance(t, Tensor) for t in _tensors(result)))
         if not known and is_users(_caller(sys._getframe(1))):

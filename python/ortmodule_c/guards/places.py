@@ -45,6 +45,7 @@ class Places:
     def __init__(self, module: nn.Module) -> None:
         self.asks_layout = False
         self.asks_looseness = False  # of arguments
+        self.not_copied: set[int] = set()  # by memory, as it lies as it was asked to
         self.asked: dict[int, Tensor] = {}  # to require grad, as views of them do, by memory
         self.sees_answers = True  # nothing goes past the lookups of users
         self.tensors: dict[int, Tensor] = {}  # met at places that are held
