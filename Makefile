@@ -38,15 +38,16 @@ tsan: $(VENV)/tools
 fuzz-text: $(VENV)/tools
 	$(BIN)/python setup.py -q fuzz $(ARGS)
 
-# In two processes, as most of it runs in Python: each has one of two cores.
+# In two processes, as most of it runs in Python: each has one of two cores. Of long tables one row in EVERY.
+EVERY := 3
 pytest: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync=line VENV=$(VENV) OMP_WAIT_POLICY=passive pytest-modules pytest-others
 
 pytest-modules: $(VENV)/installed
-	$(BIN)/python -m pytest tests/module
+	$(BIN)/python -m pytest --every $(EVERY) tests/module
 
 pytest-others: $(VENV)/installed
-	$(BIN)/python -m pytest tests --ignore=tests/module
+	$(BIN)/python -m pytest --every $(EVERY) tests --ignore=tests/module
 
 # What the CPU passes, on the device of tests/c; the tests run a part of it.
 device: $(VENV)/installed

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import zlib
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 os.environ["OMC_VERIFY"] = "1"  # read when the package is imported
+FEW = 24  # rows of a test that are always run
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "device")]
 
 
@@ -17,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="every session runs on the emulated GPU of tests/cuda")
     parser.addoption("--gpus", action="store_true", help="PyTorch has the emulated GPUs of tests/cuda: cuda:0, cuda:1")
     parser.addoption("--on", default="", metavar="DEVICE", help="every session runs on a device of PyTorch's: cuda")
+
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"of tests with more than {FEW} rows, and of loops over steps and seeds, one in N; none that takes long",
+    )
 
 
 def other_device(config: pytest.Config) -> str:
@@ -50,9 +61,34 @@ def pytest_configure(config: pytest.Config) -> None:
         on_device.install(other_device(config))
 
 
+def test_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def is_whole(item: pytest.Item) -> bool:
+    return item.get_closest_marker("whole") is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if other_device(config):
         items[:] = [item for item in items if item.get_closest_marker("host") is None]
+    every, rows = config.getoption("every"), Counter(map(test_of, items))
+    left_out = [
+        item
+        for item in items
+        if (every > 1 and item.get_closest_marker("long"))
+        or (rows[test_of(item)] > FEW and not is_whole(item) and zlib.crc32(item.nodeid.encode()) % every)
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    without = {*left_out}
+    items[:] = [item for item in items if item not in without]
+
+
+@pytest.fixture(scope="session")
+def every(pytestconfig: pytest.Config) -> int:
+    """Of steps and seeds in a loop, one in so many is to be tried."""
+    number: int = pytestconfig.getoption("every")
+    return number
 
 
 def pytest_collectstart() -> None:

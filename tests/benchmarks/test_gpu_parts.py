@@ -59,7 +59,10 @@ def test_without_a_gpu_it_is_said_at_once(command: list[str]) -> None:
     assert len(told) == 1 and (" sees no GPU here" in told[0] or " has no such device here: " in told[0]), done.stderr
 
 
-@pytest.mark.parametrize("name", ["ops", "kernels", "training", "modules"])
+@pytest.mark.parametrize(
+    "name",
+    ["ops", "kernels", *(pytest.param(n, marks=pytest.mark.long) for n in ("training", "modules"))],
+)
 def test_parts_of_tests_count_them(name: str, tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--parts", name)
     found = left_by(tmp_path, name)
@@ -68,7 +71,7 @@ def test_parts_of_tests_count_them(name: str, tmp_path: Path) -> None:
     assert name in done.stdout and found.machine in (tmp_path / "gpu.txt").read_text().replace("\n", " ")
 
 
-@pytest.mark.parametrize("name", ["gpt2-bf16", "mlp-fp16"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2-bf16", marks=pytest.mark.long), "mlp-fp16"])
 def test_benchmarks_have_the_figures_of_each_arm(name: str, tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--parts", name)
     outcome = left_by(tmp_path, name)
@@ -81,6 +84,7 @@ def test_benchmarks_have_the_figures_of_each_arm(name: str, tmp_path: Path) -> N
     assert json.loads((tmp_path / "gpu.json").read_text())[name]["found"] == outcome.found
 
 
+@pytest.mark.long
 def test_random_programs_and_losses_of_ten_steps(tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--parts", "fuzz", "agreement", "sanitizer")
     assert done.returncode == 0, done.stdout

@@ -11,6 +11,7 @@ import pytest
 
 from ortmodule_c import _C
 
+pytestmark = pytest.mark.whole
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 CUDA = ROOT / "cuda"

@@ -39,16 +39,14 @@ BY_DYNAMO = (
 GROUPS: dict[str, list[Group]] = {}
 for _group in groups():
     GROUPS.setdefault(_group.name, []).append(_group)
-# In the tests an operator has every other of its dtypes, and its neighbours in the table the others.
-TESTED = {name: of[i % 2 :: 2] or of for i, (name, of) in enumerate(GROUPS.items())}
 
 
 class Results:
     """Results of the operators that were selected, in the order of the tests."""
 
     def __init__(self, names: list[str]) -> None:
-        wanted = [g for n in names for g in TESTED[n]]
-        self._left = {n: len(TESTED[n]) for n in names}
+        wanted = [g for n in names for g in GROUPS[n]]
+        self._left = {n: len(GROUPS[n]) for n in names}
         self._stream: Iterator[Result | Group] = run(wanted, page.MOST)
         self._by_name: dict[str, list[Result]] = {n: [] for n in names}
 
@@ -79,7 +77,7 @@ def test_samples(name: str, results: Results, committed: page.Counts) -> None:
     found = results.of(name)
     assert not [str(r) for r in found if r.outcome.kind in FAILURES]
     counts = page.counted(found)
-    less = [str(g) for g in TESTED[name] if g in committed and counts[g][NATIVE] < committed[g][NATIVE]]
+    less = [str(g) for g in GROUPS[name] if g in committed and counts[g][NATIVE] < committed[g][NATIVE]]
     assert not less, f"fewer samples run in C than docs/coverage.md says: {less}"
 
 
