@@ -110,6 +110,10 @@ typedef struct omc_provider {
   void (*free)(void *ctx, void *ptr, size_t bytes, void *queue);
   omc_memory_stats (*memory)(void *ctx);
   void (*trim)(void *ctx); /* gives back what is cached */
+  /* Results are tensors of the framework's own making, in the memory that `alloc` takes, too. Where
+   * it has none left for one: whether the provider has given back any that it can do without. NULL:
+   * results are allocated here. */
+  bool (*make_room)(void *ctx);
   /* Constants: elements in the host's memory, which outlive it, as kernels may read them. */
   omc_status (*upload)(void *ctx, const void *host, size_t bytes, const void **out) OMC_MUST_USE;
   void (*unload)(void *ctx, const void *uploaded, size_t bytes);

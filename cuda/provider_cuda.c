@@ -59,9 +59,11 @@ static omc_status cuda_prepare(void *ctx, const omc_node *node, int threads, omc
 
 /* ---- memory ---- */
 
+static bool cuda_make_room(void *ctx) { return omc_cuda_end_graphs(ctx); }
+
 static omc_status cuda_alloc(void *ctx, size_t bytes, void *queue, void **out) {
   const omc_status status = omc_cuda_alloc(ctx, bytes, queue, out);
-  if (status != OMC_EDEVICEMEM || !omc_cuda_end_graphs(ctx)) return status;
+  if (status != OMC_EDEVICEMEM || !cuda_make_room(ctx)) return status;
   return omc_cuda_alloc(ctx, bytes, queue, out);
 }
 
@@ -218,6 +220,7 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .free = omc_cuda_free,
                         .memory = omc_cuda_memory,
                         .trim = cuda_trim,
+                        .make_room = cuda_make_room,
                         .upload = cuda_upload,
                         .unload = cuda_unload,
                         .copy = cuda_copy,

@@ -43,6 +43,8 @@ typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
+  PyObject *empty;                   /* torch.empty */
+  PyObject *dtypes[OMC_N_DTYPE];     /* torch.float32 and so on */
   PyObject *precision_of;            /* torch's: (device, kind of op) -> "ieee", "tf32"; or NULL */
   PyObject *names[OMC_N_NAMES];
   PyObject *types[OMC_N_TYPES];
@@ -63,7 +65,11 @@ void omc_object_free(PyObject *object);
 void omc_append(PyObject **list, PyObject *item);
 void omc_enter(PyObject **dict, const char *name, PyObject *item);
 
-/* errors.c. Raises the exception that belongs to a failure, with its detail; returns NULL. An
+/* errors.c. The class of the exception that belongs to a failure: a new reference; NULL with an
+ * exception set. */
+PyObject *omc_exception_of(const omc_module *m, omc_status status);
+
+/* Raises the exception that belongs to a failure, with its detail; returns NULL. An
  * OMC_ECALLBACK failure has its exception set already. */
 PyObject *omc_raise(const omc_module *m, omc_status status);
 
@@ -87,6 +93,12 @@ int omc_error_prefix(const char *format, ...);
 
 /* A torch tensor over fresh pooled memory of the provider, made for `queue` and freed in it by the
  * last owner, from any thread and without the GIL; *data points to it. */
+PyObject *omc_tensor_pooled(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                            void *queue, void **data);
+
+/* A torch tensor for a result that `queue`, in which torch works now, is to write; *data points to
+ * its elements. Where the provider leaves that to torch it is of torch's making, so that
+ * `record_stream` and autograd's order of streams keep its memory; else it is pooled. */
 PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
                          void *queue, void **data);
 

@@ -9,8 +9,7 @@ static const char *const exceptions[OMC_N_STATUS] = {
 #undef OMC_STATUS
 };
 
-/* A new reference; NULL with an exception set. */
-static PyObject *exception_of(const omc_module *m, omc_status status) {
+PyObject *omc_exception_of(const omc_module *m, omc_status status) {
   const char *name = exceptions[status] ? exceptions[status] : "RuntimeError";
   if (status == OMC_ECONSUMED) return Py_NewRef(m->consumed_error);
   if (status == OMC_EDEVICE) return Py_NewRef(m->device_error);
@@ -24,7 +23,7 @@ static PyObject *exception_of(const omc_module *m, omc_status status) {
 
 PyObject *omc_raise(const omc_module *m, omc_status status) {
   if (PyErr_Occurred()) return NULL;
-  PyObject *type = exception_of(m, status);
+  PyObject *type = omc_exception_of(m, status);
   if (type) PyErr_Format(type, "%s: %s", omc_status_text(status), omc_status_detail());
   Py_XDECREF(type);
   return NULL;

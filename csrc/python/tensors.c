@@ -3,10 +3,25 @@
 
 #include "python/binding.h"
 
+static const char *const torch_dtypes[OMC_N_DTYPE] = {
+    [OMC_F32] = "float32", [OMC_F64] = "float64", [OMC_F16] = "float16", [OMC_BF16] = "bfloat16",
+    [OMC_I64] = "int64",   [OMC_I32] = "int32",   [OMC_I16] = "int16",   [OMC_I8] = "int8",
+    [OMC_U8] = "uint8",    [OMC_BOOL] = "bool"};
+
+/* What makes tensors of torch's own. */
+static int find_makers(omc_module *m, PyObject *torch) {
+  m->empty = PyObject_GetAttrString(torch, "empty");
+  bool all = m->empty;
+  for (int i = 0; all && i < OMC_N_DTYPE; i++)
+    all = (m->dtypes[i] = PyObject_GetAttrString(torch, torch_dtypes[i])) != NULL;
+  return all ? 0 : -1;
+}
+
 int omc_exchange_find(omc_module *m) {
   PyObject *torch = PyImport_ImportModule("torch");
   if (!torch) return -1;
-  PyObject *nn = PyObject_GetAttrString(torch, "nn");
+  const int made = find_makers(m, torch);
+  PyObject *nn = made == 0 ? PyObject_GetAttrString(torch, "nn") : NULL;
   m->torch = PyObject_GetAttrString(torch, "Tensor");
   m->parameter = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
   PyObject *internal = PyObject_GetAttrString(torch, "_C");
@@ -174,8 +189,8 @@ static PyObject *wrap(const omc_module *m, const omc_provider *provider, const o
   return out;
 }
 
-PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
-                         void *queue, void **data) {
+PyObject *omc_tensor_pooled(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                            void *queue, void **data) {
   size_t bytes;
   omc_status status = omc_type_bytes(type, &bytes);
   if (status == OMC_OK && bytes == 0) bytes = 1;
@@ -184,17 +199,67 @@ PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, cons
   return wrap(m, provider, type, *data, bytes, queue);
 }
 
+/* A tuple; NULL with an exception set. */
+static PyObject *dims_of(const omc_shape *shape) {
+  PyObject *dims = PyTuple_New(shape->rank);
+  for (int32_t d = 0; dims && d < shape->rank; d++) {
+    PyObject *dim = PyLong_FromLongLong(shape->dims[d]);
+    if (!dim || PyTuple_SetItem(dims, d, dim) < 0) Py_CLEAR(dims);
+  }
+  return dims;
+}
+
+static PyObject *call_empty(const omc_module *m, const omc_provider *provider,
+                            const omc_type *type) {
+  PyObject *made = NULL;
+  PyObject *args = Py_BuildValue("(N)", dims_of(&type->shape));
+  PyObject *kwargs =
+      Py_BuildValue("{sOss}", "dtype", m->dtypes[type->dtype], "device", provider->name);
+  if (args && kwargs) made = PyObject_Call(m->empty, args, kwargs);
+  Py_XDECREF(args);
+  Py_XDECREF(kwargs);
+  return made;
+}
+
+/* Whether what is raised is that the device has no memory, and the provider has given some back. */
+static bool makes_room(const omc_module *m, const omc_provider *provider) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject *out_of_memory = omc_exception_of(m, OMC_EDEVICEMEM);
+  bool made = out_of_memory && PyErr_GivenExceptionMatches(type, out_of_memory);
+  Py_XDECREF(out_of_memory);
+  if (made) {
+    Py_BEGIN_ALLOW_THREADS
+    made = provider->make_room(provider->ctx);
+    Py_END_ALLOW_THREADS
+  }
+  if (made) {
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return true;
+  }
+  PyErr_Restore(type, value, traceback);
+  return false;
+}
+
+PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                         void *queue, void **data) {
+  if (!provider->make_room) return omc_tensor_pooled(m, provider, type, queue, data);
+  omc_type made;
+  PyObject *tensor = call_empty(m, provider, type);
+  if (!tensor && makes_room(m, provider)) tensor = call_empty(m, provider, type);
+  if (tensor && omc_tensor_read(m, provider, tensor, data, &made) < 0) Py_CLEAR(tensor);
+  return tensor;
+}
+
 PyObject *omc_tensor_view(const omc_module *m, const omc_provider *provider, void *data,
                           const omc_type *type) {
   return wrap(m, provider, type, data, 0, NULL);
 }
 
 PyObject *omc_type_to_py(const omc_type *type) {
-  PyObject *dims = PyTuple_New(type->shape.rank);
-  for (int32_t d = 0; dims && d < type->shape.rank; d++) {
-    PyObject *dim = PyLong_FromLongLong(type->shape.dims[d]);
-    if (!dim || PyTuple_SetItem(dims, d, dim) < 0) Py_CLEAR(dims);
-  }
+  PyObject *dims = dims_of(&type->shape);
   return dims ? Py_BuildValue("(sN)", omc_dtype_get(type->dtype)->text, dims) : NULL;
 }
 

@@ -8,7 +8,9 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
+import emulated_cuda
 import pytest
 import torch
 from emulated_cuda import current, gpus
@@ -177,6 +179,52 @@ def test_where_memory_runs_out_the_graphs_of_that_gpu_alone_make_room() -> None:
     gpus[0].fail(0, b"cuMemAlloc_v2", OUT_OF_MEMORY)
     modules[1](x)
     assert gpus[0].counted_here().graphs == graphs[0] > 0 and gpus[1].counted_here().graphs < graphs[1]
+
+
+@on_each
+def test_results_and_gradients_are_tensors_of_pytorchs_own(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its allocator knows their memory, and keeps it for the streams that `record_stream` names."""
+    made: dict[int, torch.dtype | None] = {}
+    make = emulated_cuda.new
+
+    def noting(size: list[int], stride: Any, dtype: torch.dtype | None, device: torch.device) -> Tensor:
+        t = make(size, stride, dtype, device)
+        made[t.data_ptr()] = t.dtype
+        assert device == torch.device("cuda", number)
+        return t
+
+    wrapped, x = on(number, Mixer()), torch.randn(4, 5).to(f"cuda:{number}")
+    wrapped(x)
+    monkeypatch.setattr(emulated_cuda, "new", noting)
+    y = wrapped(x)
+    (y * 2).sum().backward()
+    assert {made[t.data_ptr()] for t in (y, *(p.grad for p in wrapped.parameters()))} == {torch.float32}
+
+
+def test_where_pytorch_has_no_memory_for_a_result_graphs_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Mixer()
+    wrapped = on(0, module)
+    assert_steps_are_pytorchs(module, wrapped, 0, 4, 5)
+    x, make = torch.randn(4, 5), emulated_cuda.new
+    given, left = x.to("cuda:0"), 1
+
+    def failing(*args: Any) -> Tensor:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return make(*args)
+
+    monkeypatch.setattr(emulated_cuda, "new", failing)
+    graphs = gpus[0].counted_here().graphs
+    y = wrapped(given)
+    assert left < 0 and gpus[0].counted_here().graphs < graphs
+    left = 2
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        wrapped(given)
+    again = wrapped(given)
+    monkeypatch.undo()
+    torch.testing.assert_close([y.cpu(), again.cpu()], [module(x)] * 2)
 
 
 def test_a_stream_that_waits_holds_its_gpu_alone() -> None:

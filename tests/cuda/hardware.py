@@ -293,6 +293,24 @@ def test_float32_is_rounded_to_tf32_where_pytorch_says_so() -> None:
 
 
 @needs_gpu
+def test_a_result_is_kept_for_the_stream_that_it_is_recorded_for() -> None:
+    model, side = ORTModule(nn.Linear(512, 512).to(DEVICE)), torch.cuda.Stream()
+    x = torch.randn(1024, 512, device=DEVICE)
+    with torch.no_grad():
+        want = model(x).clone()
+        y = model(x)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(100_000_000)
+            read = y.clone()
+        y.record_stream(side)
+        del y
+        others = [model(x * 2) for _ in range(4)]
+    torch.cuda.synchronize()
+    assert torch.equal(read, want) and len(others) == 4
+
+
+@needs_gpu
 def test_two_streams_give_what_one_gives() -> None:
     """Each step in the other stream, which waits for the last, as PyTorch wants it; memory goes between them."""
     found = []

@@ -17,6 +17,7 @@ static omc_status gpu_provider(const omc_provider **out) {
   gpu = *cuda;
   gpu.name = "gpu";
   gpu.device = device_provider()->device;
+  gpu.make_room = NULL; /* nor has it any to make */
   *out = &gpu;
   return OMC_OK;
 }
@@ -61,7 +62,7 @@ static bool make(const omc_module *m, const omc_provider *from, const omc_provid
   if (omc_tensor_read(m, from, tensor, &out->from, &type) < 0) return false;
   const omc_status status = omc_type_bytes(&type, &out->bytes);
   if (status != OMC_OK) return omc_raise(m, status) != NULL;
-  out->fresh = omc_tensor_new(m, to, &type, NULL, &out->to);
+  out->fresh = omc_tensor_pooled(m, to, &type, NULL, &out->to);
   return out->fresh != NULL;
 }
 
@@ -90,6 +91,17 @@ static PyObject *put(PyObject *module, PyObject *args) {
   if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
   if (!make(PyModule_GetState(module), omc_provider_host(), b.provider, tensor, &t)) return NULL;
   if (t.bytes) b.write(t.to, t.from, t.bytes);
+  return t.fresh;
+}
+
+static PyObject *fresh(PyObject *module, PyObject *args) {
+  PyObject *tensor;
+  const char *name = "device";
+  border b;
+  two t;
+  if (!PyArg_ParseTuple(args, "O|s", &tensor, &name)) return NULL;
+  if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
+  if (!make(PyModule_GetState(module), omc_provider_host(), b.provider, tensor, &t)) return NULL;
   return t.fresh;
 }
 
@@ -167,6 +179,8 @@ static PyObject *give_back(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"use_stream", use_stream, METH_O, "use_stream(address): the emulated GPU's is worked in"},
+    {"fresh", fresh, METH_VARARGS,
+     "fresh(tensor of the host, device='device') -> one like it there"},
     {"put", put, METH_VARARGS, "put(tensor of the host, device='device') -> a copy of it there"},
     {"get", get, METH_VARARGS,
      "get(tensor of a device, device='device') -> a copy of it, once the device is done, of "

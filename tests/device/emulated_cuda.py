@@ -51,7 +51,7 @@ def write(to: Tensor, values: Tensor) -> None:
 def new(size: list[int], stride: list[int] | None, dtype: torch.dtype | None, device: torch.device) -> Tensor:
     with current(device.index):  # it has a context from now on
         like = torch.empty(size, dtype=dtype) if stride is None else torch.empty_strided(size, stride, dtype=dtype)
-        return gpus[device.index].put(spread(like)).as_strided(like.shape, like.stride())
+        return gpus[device.index].fresh(spread(like)).as_strided(like.shape, like.stride())
 
 
 def empty(size: list[int], *, dtype: Any = None, device: Any = None, memory_format: Any = None, **_: Any) -> Tensor:

@@ -42,6 +42,10 @@ class Gpu:
     def put(self, t: Tensor) -> Tensor:
         return self._device.put(t, self.name)
 
+    def fresh(self, like: Tensor) -> Tensor:
+        """One there of which nothing is written."""
+        return self._device.fresh(like, self.name)
+
     def get(self, t: Tensor) -> Tensor:
         return self._device.get(t, self.name)
 
