@@ -115,3 +115,13 @@ def skip_without_onednns_bfloat16() -> None:
     """An LSTM under autocast raises in PyTorch where oneDNN has no bfloat16."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("eager PyTorch has no LSTM under autocast on this CPU")
+
+
+def assert_same_steps(module: nn.Module, *calls: tuple[torch.Tensor, ...]) -> ORTModule:
+    """One step for each call, with gradients of its own."""
+    eager, ours = pair(module)
+    for call in calls:
+        for m in (eager, ours):
+            m.zero_grad()
+        assert_same_step(eager, ours, *call)
+    return ours
