@@ -20,8 +20,11 @@ static int find_makers(omc_module *m, PyObject *torch) {
 int omc_exchange_find(omc_module *m) {
   PyObject *torch = PyImport_ImportModule("torch");
   if (!torch) return -1;
-  const int made = find_makers(m, torch);
-  PyObject *nn = made == 0 ? PyObject_GetAttrString(torch, "nn") : NULL;
+  if (find_makers(m, torch) < 0) {
+    Py_DECREF(torch);
+    return -1;
+  }
+  PyObject *nn = PyObject_GetAttrString(torch, "nn");
   m->torch = PyObject_GetAttrString(torch, "Tensor");
   m->parameter = nn ? PyObject_GetAttrString(nn, "Parameter") : NULL;
   PyObject *internal = PyObject_GetAttrString(torch, "_C");
@@ -249,7 +252,14 @@ PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, cons
   omc_type made;
   PyObject *tensor = call_empty(m, provider, type);
   if (!tensor && makes_room(m, provider)) tensor = call_empty(m, provider, type);
-  if (tensor && omc_tensor_read(m, provider, tensor, data, &made) < 0) Py_CLEAR(tensor);
+  if (!tensor || omc_tensor_read(m, provider, tensor, data, &made) < 0) {
+    Py_CLEAR(tensor);
+  } else if (!omc_type_equal(type, &made)) { /* a mode of the user's may have changed it */
+    char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
+    PyErr_Format(PyExc_RuntimeError, "torch.empty gave %s for %s",
+                 omc_type_text(&made, a, sizeof a), omc_type_text(type, b, sizeof b));
+    Py_CLEAR(tensor);
+  }
   return tensor;
 }
 

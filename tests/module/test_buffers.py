@@ -250,7 +250,6 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "reshape": lambda b: b.reshape(-1),
     "contiguous": Tensor.contiguous,
     "in a memory format": lambda b: b.contiguous(memory_format=torch.contiguous_format),
-    "to a memory format": lambda b: b.to(torch.float32, memory_format=torch.contiguous_format),
     "contiguous, of a view": lambda b: b[1:].contiguous(),
     "torch.Tensor.contiguous": lambda b: torch.Tensor.contiguous(b.detach()),
 }

@@ -232,6 +232,20 @@ def test_what_lies_as_asked_is_written_and_a_copy_is_not(second: str) -> None:
     assert not ours.fallback_report() and not ours.stats()["dynamo_graphs"]
 
 
+@pytest.mark.parametrize("first", ["dense", "channels last"])
+def test_what_has_a_memory_format_already_is_written_and_a_copy_is_not(first: str) -> None:
+    def write(s: Any, x: Tensor) -> Tensor:
+        (z := torch.zeros_like(x)).to(memory_format=torch.channels_last).add_(5)
+        return x * s.w + z
+
+    eager, ours = pair(Function(write, w=nn.Parameter(torch.ones(()))))
+    for turn in range(4):
+        x = torch.randn(2, 3, 4, 5)
+        if (turn % 2 == 1) == (first == "dense"):
+            x = x.contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(ours(x), eager(x))
+
+
 def test_how_an_argument_lies_does_not_matter_where_another_decides() -> None:
     def attend(s: Any, x: Tensor, mask: Tensor) -> Tensor:
         return s.m(x, x, x, key_padding_mask=mask, need_weights=False)[0]  # fills what it makes of the mask in place

@@ -329,6 +329,37 @@ def test_of_what_python_calls_is_held_what_it_calls_in_turn(monkeypatch: pytest.
     assert_same_step(eager, ours, torch.ones(2, 4))
 
 
+class Setting:
+    value = 2.0
+
+
+def of_setting() -> float:
+    return Setting.value
+
+
+by_another_name, in_a_list = of_setting, [of_setting]
+
+
+class Scale(enum.Enum):
+    ONE = 1.0
+    TWO = 2.0
+    THREE = 3.0
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        return cls(by_another_name() if value == "alias" else in_a_list[0]())
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("asked", ["alias", "list"])
+def test_what_an_enumeration_calls_by_whatever_name_is_held(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = Function(lambda s, x: s.l(x) * Scale(asked).value, l=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    for value in (2.0, 3.0):
+        monkeypatch.setattr(Setting, "value", value)
+        assert_same_step(eager, ours, torch.ones(2, 4))
+
+
 @pytest.mark.filterwarnings("ignore:ortmodule_c")
 def test_hooks_of_all_modules_are_called_from_when_they_are_registered() -> None:
     eager, ours = pair(Function(lambda s, x: s.l(x) if x.sum() > 0 else s.l(x) * 2, l=nn.Linear(2, 2)))

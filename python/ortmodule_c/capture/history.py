@@ -29,6 +29,7 @@ UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disable
 IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
 # What shares memory with its operand, copies it or is refused, by how that lies in memory.
 VIEWS_OR_COPIES = ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
+_CONVERT = ("to", "_to_copy")  # to a memory format, which the operand may have
 _DETACHES = {aten.detach.default, aten.detach_.default}
 
 
@@ -153,6 +154,11 @@ def _check_histories(graph: fx.Graph) -> None:
         sharing.setdefault(memory or 0, []).append(node)
 
 
+def _is_view_or_copy(node: fx.Node) -> bool:
+    name = getattr(node.target, "_opname", "")
+    return name in VIEWS_OR_COPIES or (name in _CONVERT and node.kwargs.get("memory_format") is not None)
+
+
 def changed_memory(graph: fx.Graph) -> set[int | None]:
     """What a graph writes, by memory."""
     return {storage(n) for node in graph.nodes for n in written(node)}
@@ -161,7 +167,7 @@ def changed_memory(graph: fx.Graph) -> set[int | None]:
 def laid_out_by(graph: fx.Graph) -> set[fx.Node]:
     """What decides, by how it lies in memory, whether something that is written is a view of another or a copy."""
     changed = changed_memory(graph)
-    either = [node for node in graph.nodes if getattr(node.target, "_opname", "") in VIEWS_OR_COPIES]
+    either = [node for node in graph.nodes if _is_view_or_copy(node)]
     found = {node for node in either if any(storage(n) in changed for n in (node, *read_by(node)))}
     unseen = [*found]
     while unseen:

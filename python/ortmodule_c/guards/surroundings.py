@@ -9,6 +9,7 @@ import collections
 import contextlib
 import contextvars
 import dis
+import enum
 import random
 import sys
 import types
@@ -25,13 +26,12 @@ from .held import INTERNAL, MISSING, Held
 from .looks import Looks
 from .watch import Watch
 
-# What Dynamo has Python call, and traces no code of.
-_CALLED_BY_PYTHON = frozenset(
-    {"_missing_", "__class_getitem__", "__subclasshook__", "__hash__", "__bool__", "__len__", "__index__"}
-    | {"__int__", "__float__", "__str__", "__format__"}
-    | {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+# What Dynamo has Python call, and traces no code of: of classes, and of members of enumerations.
+_CALLED_OF_CLASSES = frozenset({"__class_getitem__", "__subclasshook__", "__hash__", "__eq__", "__ne__"})
+_CALLED_OF_MEMBERS = frozenset(
+    {"_missing_", "__bool__", "__len__", "__index__", "__int__", "__float__", "__str__", "__format__"}
+    | {"__lt__", "__le__", "__gt__", "__ge__"}
 )
-_MAKING = frozenset({"__new__", "__init__", "__post_init__"})
 _HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
@@ -69,7 +69,7 @@ class Surroundings(Watch):
         self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
-        self._calling: frozenset[str] = frozenset()  # the names in what is being entered, if Python calls it
+        self._is_called = False  # what is being entered
         for m in module.modules():
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
@@ -79,7 +79,7 @@ class Surroundings(Watch):
             self._freeze(value, "an argument")
         while self._to_enter:
             code, function = self._to_enter.popitem()
-            self._calling = _names_in(code) if code in self._called_by_python else frozenset()
+            self._is_called = code in self._called_by_python
             if code not in self._ran:
                 closed = dict(zip(code.co_freevars, map(of_cell, function.__closure__ or ()), strict=True))
                 self._enter(code, function.__globals__, closed)
@@ -122,13 +122,13 @@ class Surroundings(Watch):
                 self._enter(inner, scope, {})
 
     def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
-        if code not in self._called_by_python:
+        if not self._is_called:
             super()._check(look, code, frame)
 
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
         for users in functions_of(function):
-            if not self._calling.isdisjoint((users.__name__, users.__code__.co_name)) or _makes(users, self._calling):
+            if self._is_called:
                 self._called_by_python.add(users.__code__)
             if users.__code__ in self._traced or users.__code__ in self._called_by_python:
                 self._to_enter.setdefault(users.__code__, users)
@@ -156,9 +156,10 @@ class Surroundings(Watch):
         if isinstance(cls, abc.ABCMeta):
             self._registered()
         for c in self._classes.keys() - known:
+            called = _CALLED_OF_CLASSES | (_CALLED_OF_MEMBERS if issubclass(c, enum.Enum) else frozenset())
             for name, value in list(vars(c).items()):
                 for function in functions_of(value):
-                    if name in _CALLED_BY_PYTHON:
+                    if name in called:
                         self._called_by_python.add(function.__code__)
                     self._function(function)
 
@@ -169,16 +170,6 @@ class Surroundings(Watch):
             return
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
-
-
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return frozenset({*code.co_names, *code.co_freevars}.union(*map(_names_in, inner)))
-
-
-def _makes(function: types.FunctionType, names: frozenset[str]) -> bool:
-    """Whether a function is called where an instance of one of the classes that are named is made."""
-    return function.__name__ in _MAKING and not names.isdisjoint(function.__qualname__.split(".")[-2:-1])
 
 
 def _has_own_equality(cls: Any) -> bool:
