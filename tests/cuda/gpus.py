@@ -201,6 +201,18 @@ def test_results_and_gradients_are_tensors_of_pytorchs_own(number: int, monkeypa
     assert {made[t.data_ptr()] for t in (y, *(p.grad for p in wrapped.parameters()))} == {torch.float32}
 
 
+def test_a_result_of_another_type_than_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a mode of the user's may give; it would be written past its end."""
+    session = gpus[0].core.Session("input %x : f32[3]\n%y = Neg(%x)\nreturn %y\n", {}, provider="cuda:0")
+    given, make = [torch.ones(3).to("cuda:0")], emulated_cuda.new
+    plan = session.plan(given, [False], [False])
+    monkeypatch.setattr(emulated_cuda, "new", lambda size, stride, _, device: make(size, stride, torch.int8, device))
+    with pytest.raises(RuntimeError, match=r"torch\.empty gave i8\[3\] for f32\[3\]"):
+        plan.forward(given, 0)
+    monkeypatch.undo()
+    plan.forward(given, 0)
+
+
 def test_where_pytorch_has_no_memory_for_a_result_graphs_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Mixer()
     wrapped = on(0, module)

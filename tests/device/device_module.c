@@ -82,27 +82,27 @@ static int border_of(const omc_module *m, const char *name, border *out) {
   return 0;
 }
 
-static PyObject *put(PyObject *module, PyObject *args) {
+/* What is like the tensor of the host's that is named, on the device that is. */
+static bool make_there(PyObject *module, PyObject *args, border *b, two *out) {
   PyObject *tensor;
   const char *name = "device";
+  return PyArg_ParseTuple(args, "O|s", &tensor, &name) &&
+         border_of(PyModule_GetState(module), name, b) == 0 &&
+         make(PyModule_GetState(module), omc_provider_host(), b->provider, tensor, out);
+}
+
+static PyObject *put(PyObject *module, PyObject *args) {
   border b;
   two t;
-  if (!PyArg_ParseTuple(args, "O|s", &tensor, &name)) return NULL;
-  if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
-  if (!make(PyModule_GetState(module), omc_provider_host(), b.provider, tensor, &t)) return NULL;
+  if (!make_there(module, args, &b, &t)) return NULL;
   if (t.bytes) b.write(t.to, t.from, t.bytes);
   return t.fresh;
 }
 
 static PyObject *fresh(PyObject *module, PyObject *args) {
-  PyObject *tensor;
-  const char *name = "device";
   border b;
   two t;
-  if (!PyArg_ParseTuple(args, "O|s", &tensor, &name)) return NULL;
-  if (border_of(PyModule_GetState(module), name, &b) < 0) return NULL;
-  if (!make(PyModule_GetState(module), omc_provider_host(), b.provider, tensor, &t)) return NULL;
-  return t.fresh;
+  return make_there(module, args, &b, &t) ? t.fresh : NULL;
 }
 
 static PyObject *get(PyObject *module, PyObject *args) {
