@@ -294,6 +294,29 @@ def test_what_is_found_by_an_equality_of_its_own_is_found(
     assert (ours.stats()["graphs"] > 0) == is_seen
 
 
+@functools.lru_cache
+def remembered() -> int:
+    return 2
+
+
+class Builder:
+    def build(self) -> int:
+        return remembered()
+
+
+@dataclass
+class Entry:
+    build: type
+
+
+def test_of_what_a_data_class_compares_nothing_is_called() -> None:
+    eager = Function(lambda s, x: s.l(x) * (2 if s.held is not None else 3), l=nn.Linear(4, 4), held=Entry(Builder))
+    ours = ORTModule(copy.deepcopy(eager), DebugOptions(capture="dynamo"))
+    for _ in range(2):
+        assert_same_step(eager, ours, torch.ones(2, 4))
+    assert ours.stats()["graphs"] == 1, ours.fallback_report()
+
+
 class Counting(type):
     def __len__(cls) -> int:
         return 2

@@ -34,6 +34,7 @@ _CALLED_OF_MEMBERS = frozenset(
 )
 _HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
 _CONTAINS = dis.opmap["CONTAINS_OP"]
+_MOST_CALLED = 1000  # functions, of which Dynamo traces none; what leads to more leads to all of a library
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
 
 
@@ -69,7 +70,7 @@ class Surroundings(Watch):
         self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
-        self._is_called = False  # what is being entered
+        self._is_called = self._calls_in_turn = False  # what is being entered
         for m in module.modules():
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
@@ -80,6 +81,10 @@ class Surroundings(Watch):
         while self._to_enter:
             code, function = self._to_enter.popitem()
             self._is_called = code in self._called_by_python
+            self._calls_in_turn = self._is_called and not _is_generated(code)
+            if len(self._called_by_python) > _MOST_CALLED:
+                self.refuse(f"of what Python calls, more than {_MOST_CALLED} functions are called in turn", NotRunnable)
+                break
             if code not in self._ran:
                 closed = dict(zip(code.co_freevars, map(of_cell, function.__closure__ or ()), strict=True))
                 self._enter(code, function.__globals__, closed)
@@ -128,7 +133,7 @@ class Surroundings(Watch):
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
         for users in functions_of(function):
-            if self._is_called:
+            if self._calls_in_turn:
                 self._called_by_python.add(users.__code__)
             if users.__code__ in self._traced or users.__code__ in self._called_by_python:
                 self._to_enter.setdefault(users.__code__, users)
@@ -176,8 +181,13 @@ def _has_own_equality(cls: Any) -> bool:
     """Whether somebody has written what makes instances equal; Dynamo knows that of data classes."""
     owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
     code = getattr(cls.__eq__, "__code__", None)
-    generated = "__dataclass_params__" in vars(owner) and code is not None and code.co_filename == "<string>"
+    generated = code is not None and _is_generated(code)
     return is_users_class(owner) and callable(cls.__eq__) and not generated
+
+
+def _is_generated(code: types.CodeType) -> bool:
+    """Whether a data class made it, as its ``__eq__``: it compares what attributes hold, and calls none of it."""
+    return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
 
 
 def _now_in(variable: contextvars.ContextVar[Any]) -> list[Any]:
