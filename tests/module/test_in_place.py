@@ -232,6 +232,29 @@ def test_what_lies_as_asked_is_written_and_a_copy_is_not(second: str) -> None:
     assert not ours.fallback_report() and not ours.stats()["dynamo_graphs"]
 
 
+OF_SEVERAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "split": lambda z: z.split(2)[0],
+    "unbind": lambda z: z[None].unbind(0)[0],
+    "gone through": lambda z: next(iter([r for r in z[None]])),
+    "sorted": lambda z: z.clone().sort(0)[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c: aten.sort")
+@pytest.mark.parametrize("take", OF_SEVERAL.values(), ids=OF_SEVERAL)
+@pytest.mark.parametrize("first", ["dense", "transposed"])
+def test_one_of_several_results_lies_as_what_they_are_of(first: str, take: Callable[[Tensor], Tensor]) -> None:
+    def write(s: Any, x: Tensor) -> Tensor:
+        taken = take(z := torch.zeros_like(x))
+        taken.reshape(-1).add_(5)
+        return x * s.w + z + taken.sum()
+
+    eager, ours = pair(Function(write, w=nn.Parameter(torch.ones(4))))
+    for name in (first, *TURNS.keys() - {first}, first):
+        x = TURNS[name](torch.arange(32.0).reshape(4, 8))[:4, :4]
+        torch.testing.assert_close(ours(x), eager(x))
+
+
 @pytest.mark.parametrize("first", ["dense", "channels last"])
 def test_what_has_a_memory_format_already_is_written_and_a_copy_is_not(first: str) -> None:
     def write(s: Any, x: Tensor) -> Tensor:

@@ -171,7 +171,9 @@ def laid_out_by(graph: fx.Graph) -> set[fx.Node]:
     found = {node for node in either if any(storage(n) in changed for n in (node, *read_by(node)))}
     unseen = [*found]
     while unseen:
-        operands = {n for n in unseen.pop().all_input_nodes if isinstance(n.meta.get("val"), Tensor)} - found
+        operands = {
+            n for n in unseen.pop().all_input_nodes if isinstance(n.meta.get("val"), (Tensor, list, tuple))
+        } - found
         found |= operands
         unseen += operands
     return found
