@@ -39,7 +39,7 @@ fuzz-text: $(VENV)/tools
 	$(BIN)/python setup.py -q fuzz $(ARGS)
 
 # In two processes, as most of it runs in Python: each has one of two cores. Of long tables one row in EVERY.
-EVERY := 3
+EVERY := 8
 pytest: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync=line VENV=$(VENV) OMP_WAIT_POLICY=passive pytest-modules pytest-others
 

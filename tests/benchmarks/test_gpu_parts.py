@@ -71,7 +71,8 @@ def test_parts_of_tests_count_them(name: str, tmp_path: Path) -> None:
     assert name in done.stdout and found.machine in (tmp_path / "gpu.txt").read_text().replace("\n", " ")
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpt2-bf16", marks=pytest.mark.long), "mlp-fp16"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt2-bf16", "mlp-fp16"])
 def test_benchmarks_have_the_figures_of_each_arm(name: str, tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--parts", name)
     outcome = left_by(tmp_path, name)

@@ -47,7 +47,9 @@ def test_without_cuda_it_is_said_what_lacks() -> None:
     assert "device cuda:0 cannot be computed on: not supported: no libcuda.so.1 in this process" in said
 
 
-@pytest.mark.parametrize(("option", "tests"), [("--gpu", "modules.py"), ("--gpus", "gpus.py")])
+@pytest.mark.parametrize(
+    ("option", "tests"), [pytest.param("--gpu", "modules.py", marks=pytest.mark.long), ("--gpus", "gpus.py")]
+)
 def test_modules_run_there(option: str, tests: str) -> None:
     command = [sys.executable, "-m", "pytest", option, "-q", "-p", "no:cacheprovider", f"tests/cuda/{tests}"]
     ran = subprocess.run(command, cwd=on_device.ROOT, capture_output=True, text=True, check=False)

@@ -203,6 +203,7 @@ def attempted(
     return pending, kind, words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", KINDS)
 def test_whichever_call_of_a_new_process_fails_its_kind_is_told_and_the_next_step_is_right(
     cold: Cold, error: int, every: int

@@ -144,11 +144,11 @@ def test_a_failure_is_told_when_somebody_waits(core: ModuleType, device: ModuleT
     "tests",
     [
         "tests/ops/test_ops.py",
-        "tests/module/test_training.py",
-        "tests/module/test_buffers.py",
-        "tests/module/test_backwards.py",
         "tests/module/test_retained.py",
-        "tests/module/test_changed_since.py",
+        *(
+            pytest.param(f"tests/module/test_{name}.py", marks=pytest.mark.long)
+            for name in ("training", "buffers", "backwards", "changed_since")
+        ),
     ],
 )
 def test_what_passes_on_the_cpu_passes_on_the_device(tests: str, every: int) -> None:

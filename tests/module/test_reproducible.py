@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -73,6 +74,7 @@ print(hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in trained(
 """
 
 
+@pytest.mark.long
 def test_processes_agree_bit_for_bit() -> None:
     script = PROCESS.format(folder=os.path.dirname(__file__))
     digests = {
