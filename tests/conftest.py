@@ -1,5 +1,6 @@
 """Shared by all tests: seeds, graphs that are verified after every pass, mistakes that raise."""
 
+import argparse
 import os
 import sys
 import zlib
@@ -15,6 +16,12 @@ FEW = 6  # rows of a test that are always run
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "device")]
 
 
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"one in {number} is no part of anything")
+    return number
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", action="store_true", help="every session runs on the device of tests/c")
     parser.addoption("--gpu", action="store_true", help="every session runs on the emulated GPU of tests/cuda")
@@ -23,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption(
         "--every",
-        type=int,
+        type=_at_least_one,
         default=1,
         metavar="N",
         help=f"of tests with more than {FEW} rows, and of loops over steps and seeds, one in N; none that takes long",
