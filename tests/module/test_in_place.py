@@ -240,7 +240,7 @@ OF_SEVERAL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:ortmodule_c: aten.sort")
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
 @pytest.mark.parametrize("take", OF_SEVERAL.values(), ids=OF_SEVERAL)
 @pytest.mark.parametrize("first", ["dense", "transposed"])
 def test_one_of_several_results_lies_as_what_they_are_of(first: str, take: Callable[[Tensor], Tensor]) -> None:

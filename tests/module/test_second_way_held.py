@@ -264,6 +264,11 @@ class Folded(Key):
         return hash(self.name.lower())
 
 
+@dataclass(frozen=True)
+class Outer:
+    inner: Any
+
+
 class Anything:
     def __eq__(self, _other: object) -> bool:
         return True
@@ -279,6 +284,9 @@ FOUND: dict[str, tuple[Any, Callable[[Any], bool], bool]] = {
     "its place": ((0, Anything()), lambda held: held.index(5) == 1, False),
     "a key of a data class": ({Key("a"): 1, "sought": Key("a")}, lambda held: held.get(held["sought"]) == 1, True),
     "a data class in a list": ([Key("a")], lambda held: Key("a") in held, True),
+    "a data class of data classes": ({Outer(Key("a"))}, lambda held: Outer(Key("a")) in held, True),
+    "what a data class holds": ({Outer(Folded("A"))}, lambda held: Outer(Folded("a")) in held, False),
+    "a tuple in a data class": ({Outer((Folded("A"),))}, lambda held: Outer((Folded("a"),)) in held, False),
 }
 
 

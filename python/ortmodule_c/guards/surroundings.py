@@ -8,8 +8,10 @@ import abc
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import dis
 import enum
+import inspect
 import random
 import sys
 import types
@@ -107,7 +109,7 @@ class Surroundings(Watch):
             self.refuse(f"{what} is a {type(value).__qualname__}, which does not compute as its base does", NotRunnable)
         kind: Any = next((k for k in (*_HASHED, *_COMPARED) if isinstance(value, k)), None)
         looked_at = kind.__iter__(value) if kind in _HASHED or (kind and self._compares) else ()
-        if any(_has_own_equality(type(v)) for v in looked_at):
+        if any(map(_has_own_equality, looked_at)):
             self.refuse(f"{what} holds what is equal by a function of its own", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
@@ -177,16 +179,34 @@ class Surroundings(Watch):
             super()._hold(holder, key, value, what, of_object)
 
 
-def _has_own_equality(cls: Any) -> bool:
-    """Whether somebody has written what makes instances equal; Dynamo knows that of data classes."""
+def _has_own_equality(value: Any, within: frozenset[int] = frozenset()) -> bool:
+    """Whether somebody has written what makes it equal; Dynamo knows that of data classes of what has none."""
+    cls: Any = type(value)
     owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
     code = getattr(cls.__eq__, "__code__", None)
-    generated = code is not None and _is_generated(code)
-    return is_users_class(owner) and callable(cls.__eq__) and not generated
+    if owner in (tuple, list):
+        parts = list(value)
+    elif dataclasses.is_dataclass(cls) and code is not None and _is_generated(code):
+        state = getattr(value, "__dict__", {})
+        parts = [
+            state[f.name] if f.name in state else _of_class(value, f.name)
+            for f in dataclasses.fields(value)
+            if f.compare
+        ]
+    else:
+        return is_users_class(owner) and callable(cls.__eq__)
+    inner = within | {id(value)}
+    return any(_has_own_equality(part, inner) for part in parts if id(part) not in inner)
+
+
+def _of_class(value: Any, name: str) -> Any:
+    """An attribute that is not in the object's dict: that of a slot, or whatever the class has in its place."""
+    found = inspect.getattr_static(type(value), name, None)
+    return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
 
 
 def _is_generated(code: types.CodeType) -> bool:
-    """Whether a data class made it, as its ``__eq__``: it compares what attributes hold, and calls none of it."""
+    """Whether a data class made it: by name it calls nothing, and an equality of what it compares is met there."""
     return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
 
 
