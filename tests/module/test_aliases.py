@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -342,3 +343,18 @@ def test_a_buffer_set_to_a_tensor_of_another_kind(value: Tensor) -> None:
     ours(torch.zeros(()), value)
     assert ours.running.requires_grad == eager.running.requires_grad
     torch.testing.assert_close(ours.running, eager.running)
+
+
+@pytest.mark.parametrize("view", [lambda z: z.t().view(-1), lambda z: z.t().reshape(-1)[1:], lambda z: z.t().flatten()])
+def test_a_view_of_a_result_that_does_not_lie_densely_is_one(view: Callable[[Tensor], Tensor]) -> None:
+    def both(s: Any, x: Tensor) -> tuple[Tensor, ...]:
+        z = x.t() * 2
+        return (x * s.w).sum(), z, view(z)
+
+    for model in pair(Function(both, w=nn.Parameter(torch.ones(1)))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss, z, result = model(torch.arange(6.0).reshape(2, 3))
+        loss.backward()
+        result.add_(100)
+        torch.testing.assert_close(z.t().flatten()[-2:], torch.tensor([108.0, 110.0]))

@@ -5,6 +5,7 @@ made after the run instead, by the ops that lead to it from the input or from th
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from ..errors import NeedsStatic, NotExportable
-from .history import is_written, made_by, storage, written
+from .history import is_view_or_copy, is_written, made_by, storage, written
 
 Inputs = Sequence[Tensor]  # of the graph
 Step = Callable[[Any, Inputs], Any]
@@ -62,6 +63,14 @@ def find_aliases(
         If repeating it takes symbolic sizes.
     """
     return _Finder(graph, inputs, results, n_buffers).find()
+
+
+def _is_dense(node: fx.Node) -> bool:
+    """Whether a tensor lies as results of graphs do; not, where that hangs on open sizes."""
+    val = node.meta["val"]
+    steps = itertools.accumulate(reversed(val.shape), operator.mul, initial=1)
+    pairs = zip(reversed(val.shape), reversed(val.stride()), steps, strict=False)
+    return all(str(size) == "1" or str(stride) == str(step) for size, stride, step in pairs)
 
 
 class _Finder:
@@ -114,11 +123,12 @@ class _Finder:
     def _alias(self, result: int, node: fx.Node, firsts: dict[fx.Node, int]) -> Alias | None:
         path: list[fx.Node] = []  # from the result towards what it is a view of
         found: tuple[str, int, int] | None = None
+        of = node
         while True:
             if node in self._inputs:
-                found = "input", self._inputs[node], len(path)
+                found, of = ("input", self._inputs[node], len(path)), node
             elif firsts.get(node, result) != result:
-                found = "result", firsts[node], len(path)
+                found, of = ("result", firsts[node], len(path)), node
             base = None if node in self._inputs else self._base(node)
             if base is None:
                 break
@@ -127,6 +137,10 @@ class _Finder:
         if found is None:
             return None
         source, position, length = found
+        either = [n for n in path[:length] if storage(n) == storage(of) and is_view_or_copy(made_by(n))]
+        if source == "result" and either and not _is_dense(of):
+            op = made_by(either[0]).target
+            raise NotExportable(f"a result is a view by {op} of another, which does not lie densely")
         return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in self._steps(n)))
 
     def _steps(self, node: fx.Node) -> Iterator[Step]:
@@ -159,7 +173,7 @@ class _Finder:
         return node
 
     def _base(self, node: fx.Node) -> fx.Node | None:
-        """What a node is a view of, or would be if the strides were others."""
+        """What a node is a view of; of an input also what would be one if the strides were others."""
         op = made_by(node)
         if not isinstance(op.target, OpOverload) or not op.args or not isinstance(op.args[0], fx.Node):
             return None
@@ -170,6 +184,8 @@ class _Finder:
             may_share = any(r.alias_info is not None for r in op.target._schema.returns)
             same_dtype = node.meta["val"].dtype == source.meta["val"].dtype
             if not may_share or not same_dtype or {storage(source), storage(node)} & self._changed:
+                return None
+            if self._root(source) not in self._inputs:
                 return None
         return self._itself(source)
 

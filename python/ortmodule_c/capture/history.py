@@ -154,7 +154,7 @@ def _check_histories(graph: fx.Graph) -> None:
         sharing.setdefault(memory or 0, []).append(node)
 
 
-def _is_view_or_copy(node: fx.Node) -> bool:
+def is_view_or_copy(node: fx.Node) -> bool:
     name = getattr(node.target, "_opname", "")
     return name in VIEWS_OR_COPIES or (name in _CONVERT and node.kwargs.get("memory_format") is not None)
 
@@ -167,7 +167,7 @@ def changed_memory(graph: fx.Graph) -> set[int | None]:
 def laid_out_by(graph: fx.Graph) -> set[fx.Node]:
     """What decides, by how it lies in memory, whether something that is written is a view of another or a copy."""
     changed = changed_memory(graph)
-    either = [node for node in graph.nodes if _is_view_or_copy(node)]
+    either = [node for node in graph.nodes if is_view_or_copy(node)]
     found = {node for node in either if any(storage(n) in changed for n in (node, *read_by(node)))}
     unseen = [*found]
     while unseen:
