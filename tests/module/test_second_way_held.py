@@ -269,6 +269,11 @@ class Outer:
     inner: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    inner: Any
+
+
 class Anything:
     def __eq__(self, _other: object) -> bool:
         return True
@@ -286,6 +291,7 @@ FOUND: dict[str, tuple[Any, Callable[[Any], bool], bool]] = {
     "a data class in a list": ([Key("a")], lambda held: Key("a") in held, True),
     "a data class of data classes": ({Outer(Key("a"))}, lambda held: Outer(Key("a")) in held, True),
     "what a data class holds": ({Outer(Folded("A"))}, lambda held: Outer(Folded("a")) in held, False),
+    "what a slot holds": ({Slots(Folded("A"))}, lambda held: Slots(Folded("a")) in held, False),
     "a tuple in a data class": ({Outer((Folded("A"),))}, lambda held: Outer((Folded("a"),)) in held, False),
 }
 

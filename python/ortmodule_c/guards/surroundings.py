@@ -200,13 +200,15 @@ def _has_own_equality(value: Any, within: frozenset[int] = frozenset()) -> bool:
 
 
 def _of_class(value: Any, name: str) -> Any:
-    """An attribute that is not in the object's dict: that of a slot, or whatever the class has in its place."""
+    """An attribute that is not in the object's dict: that of a slot, if set, or what the class has in its place."""
     found = inspect.getattr_static(type(value), name, None)
-    return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
+    with contextlib.suppress(AttributeError):
+        return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
+    return None
 
 
 def _is_generated(code: types.CodeType) -> bool:
-    """Whether a data class made it: by name it calls nothing, and an equality of what it compares is met there."""
+    """Whether a data class made it, which calls nothing by name; what equalities it comes to is for who holds them."""
     return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
 
 
