@@ -227,14 +227,14 @@ def build_stand_ins(folder: Path) -> None:
 
 # Checks of addresses are calls: written out, a kernel of products takes gcc 12 a minute and more. What the checks of
 # null pointers and sizes of objects would find, those of addresses find.
-ADDRESS = ["-O1", "-g1", "-fsanitize=address", "-fno-sanitize-recover=all"]
-ADDRESS += ["--param=asan-instrumentation-with-call-threshold=0"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize=null,object-size", "-fno-sanitize-recover=all"]
+SANITIZE += ["--param=asan-instrumentation-with-call-threshold=0"]
 
 # Build of the C tests -> (compiler flags, which tests, environment). ThreadSanitizer knows nothing of the barriers of
 # libgomp, so it gets one thread per region; the tests start threads of their own.
 CTESTS = {
     "ctest": (["-O2", "-g"], [], {}),
-    "ctest-sanitize": ([*ADDRESS, "-fsanitize=undefined", "-fno-sanitize=null,object-size"], [], {}),
+    "ctest-sanitize": (["-O1", "-g1", *SANITIZE], [], {}),
     "ctest-thread": (["-O1", "-g1", "-fsanitize=thread"], ["threads_"], {"OMP_NUM_THREADS": "1"}),
 }
 

@@ -123,12 +123,11 @@ class _Finder:
     def _alias(self, result: int, node: fx.Node, firsts: dict[fx.Node, int]) -> Alias | None:
         path: list[fx.Node] = []  # from the result towards what it is a view of
         found: tuple[str, int, int] | None = None
-        of = node
         while True:
             if node in self._inputs:
-                found, of = ("input", self._inputs[node], len(path)), node
+                found = "input", self._inputs[node], len(path)
             elif firsts.get(node, result) != result:
-                found, of = ("result", firsts[node], len(path)), node
+                found = "result", firsts[node], len(path)
             base = None if node in self._inputs else self._base(node)
             if base is None:
                 break
@@ -137,6 +136,7 @@ class _Finder:
         if found is None:
             return None
         source, position, length = found
+        of = [*path, node][length]
         either = [n for n in path[:length] if storage(n) == storage(of) and is_view_or_copy(made_by(n))]
         if source == "result" and either and not _is_dense(of):
             op = made_by(either[0]).target

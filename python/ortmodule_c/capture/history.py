@@ -155,6 +155,7 @@ def _check_histories(graph: fx.Graph) -> None:
 
 
 def is_view_or_copy(node: fx.Node) -> bool:
+    """Whether what a node gives is a view or a copy by how its operand lies in memory."""
     name = getattr(node.target, "_opname", "")
     return name in VIEWS_OR_COPIES or (name in _CONVERT and node.kwargs.get("memory_format") is not None)
 
