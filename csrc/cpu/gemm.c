@@ -49,8 +49,7 @@ static serial_fn serial_for(const omc_gemm_args *g, gemm_way way) {
 static size_t thread_bytes(omc_dtype dtype, int64_t m, int64_t n, int64_t k) {
   const omc_gemm_apart apart = omc_gemm_apart_of(m, n, k);
   const int64_t packed = omc_gemm_packed_a(m, k) + omc_gemm_packed_b(n, k);
-  const int64_t sums = apart.sums + apart.bias + apart.row_bias;
-  const size_t bytes = (size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, sums);
+  const size_t bytes = (size_t)packed * omc_acc_size(dtype) + omc_sums_bytes(dtype, apart.sums);
   const size_t few = (size_t)omc_gemm_few_lines(k) * omc_acc_size(dtype);
   return omc_round_up(bytes > few ? bytes : few, 64);
 }

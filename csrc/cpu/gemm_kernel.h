@@ -25,8 +25,8 @@
 
 /* Blocks of M and K keep packed A within L2, of N and K packed B within a core's share of L3; of K
  * in units. */
-#define OMC_GEMM_MC 266
-#define OMC_GEMM_KC 512
+#define OMC_GEMM_MC 182
+#define OMC_GEMM_KC 768
 #define OMC_GEMM_NC 1024
 #define OMC_GEMM_FEW 16         /* rows or columns: see cpu/gemm_lines_variant.c */
 #define OMC_GEMM_LONG 64        /* elements of K from which on it pays to sum across lanes */
@@ -56,17 +56,14 @@ static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
 static inline int64_t omc_gemm_few_lines(int64_t k) { return OMC_GEMM_FEW * omc_whole_vectors(k); }
 
 /* Should C be stored narrower than it is computed in: rows of it that are summed up apart while
- * there are more blocks of K, and how many sums these are; elements of both biases. */
+ * there are more blocks of K, and how many sums these are. */
 typedef struct omc_gemm_apart {
-  int64_t rows, sums, bias, row_bias;
+  int64_t rows, sums;
 } omc_gemm_apart;
 
 static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) {
   const int64_t nb = omc_min(n, OMC_GEMM_NC), rows = omc_min(m, OMC_GEMM_SUMS / omc_max(nb, 1));
-  return (omc_gemm_apart){.rows = rows,
-                          .sums = k > OMC_GEMM_KC ? omc_whole_vectors(rows * nb) : 0,
-                          .bias = omc_whole_vectors(nb),
-                          .row_bias = omc_whole_vectors(m)};
+  return (omc_gemm_apart){.rows = rows, .sums = k > OMC_GEMM_KC ? omc_whole_vectors(rows * nb) : 0};
 }
 
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
@@ -158,8 +155,8 @@ typedef struct omc_gemm_block {
   int64_t b_rs;           /* its row stride */
   omc_matrix from, to;    /* cs 1 */
   acc_t alpha, beta;      /* beta 0: `from` is not read */
-  const acc_t *bias;      /* n or NULL */
-  const acc_t *row_bias;  /* m or NULL */
+  const void *bias;       /* n of the dtype of `to`, or NULL */
+  const void *row_bias;   /* m of it, or NULL */
 } omc_gemm_block;
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *block);

@@ -5,79 +5,84 @@
 
 /* ---- micro-kernels ---- */
 
+/* Lines of memory that are asked for while tiles are computed, some every ASK_EVERY units of K: all
+ * at once they would hold up a tile's own. */
+typedef struct ahead {
+  const char *line;           /* of a panel of B that is packed soon: a row, */
+  int64_t at, bytes, step;    /* a place in it, its length, and the way to the next one */
+  int64_t lines, each;        /* how many there are still, and how many are asked for at a time */
+  const char *to, *from;      /* rows of C, as it will be stored and as it is read before */
+  int64_t to_step, from_step; /* from one to the next, in bytes */
+  int64_t rows, each_rows;
+} ahead;
+
+enum { LINE = 64, ASK_EVERY = OMC_GROUP > 1 ? OMC_GROUP : 8 };
+
+OMC_INLINE void ask_ahead(ahead *x) {
+  for (int64_t i = 0; i < x->each && x->lines > 0; i++, x->lines--) {
+    __builtin_prefetch(x->line + x->at, 0, 2);
+    x->at += LINE;
+    if (x->at >= x->bytes) x->at = 0, x->line += x->step;
+  }
+  for (int64_t i = 0; i < x->each_rows && x->rows > 0; i++, x->rows--) {
+    __builtin_prefetch(x->to, 1);
+    __builtin_prefetch(x->to + LINE, 1);
+    __builtin_prefetch(x->from);
+    __builtin_prefetch(x->from + LINE);
+    x->to += x->to_step, x->from += x->from_step;
+  }
+}
+
+/* Sums of products of some rows of A and a panel of B. */
 typedef struct tile {
   int64_t rows, k;
   const omc_unit *a;
   const omc_unit *b;
   const omc_unit *b_tail; /* the last group of k units, if that is not whole, padded with zeros */
   int64_t b_rs;
-  const acc_t *from;
-  acc_t *to;
-  int64_t from_rs, to_rs;
-  acc_t alpha, beta;
-  const acc_t *bias;
-  const acc_t *row_bias;
+  acc_t *sums; /* whole vectors of each row, sums_rs apart */
+  int64_t sums_rs;
+  ahead soon;
 } tile;
 
-typedef void (*tile_fn)(const tile *t);
-
-/* Visits the vectors of a tile: vector v of row r, which the caller names. */
-#define EACH_VECTOR(r, v) \
-  OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
-
-/* Makes C of sums: rows x nv vectors, both constants where this is inlined, from row `first` on. */
-OMC_INLINE void finish(const int rows, const int nv, vacc_t acc[][OMC_NV], const tile *t,
-                       int64_t first) {
-  const acc_t *const from = t->from + first * t->from_rs;
-  acc_t *const to = t->to + first * t->to_rs;
-  const int64_t from_rs = t->from_rs, to_rs = t->to_rs;
-  if (t->alpha != 1) {
-    const vacc_t alpha = vset(t->alpha);
-    EACH_VECTOR(r, v) { acc[r][v] *= alpha; }
-  }
-  if (t->beta == 1) {
-    EACH_VECTOR(r, v) { acc[r][v] += vldr(from + r * from_rs + v * OMC_VL); }
-  } else if (t->beta != 0) {
-    const vacc_t beta = vset(t->beta);
-    EACH_VECTOR(r, v) { acc[r][v] = vfma(beta, vldr(from + r * from_rs + v * OMC_VL), acc[r][v]); }
-  }
-  if (t->bias) {
-    EACH_VECTOR(r, v) { acc[r][v] += vldr(t->bias + v * OMC_VL); }
-  }
-  if (t->row_bias) {
-    EACH_VECTOR(r, v) { acc[r][v] += vset(t->row_bias[first + r]); }
-  }
-  EACH_VECTOR(r, v) { vstr(to + r * to_rs + v * OMC_VL, acc[r][v]); }
-}
+typedef void (*tile_fn)(tile *t);
 
 #if defined(OMC_TILES)
 #include "cpu/gemm_tiles.h"
 #else
 
+/* Visits the vectors of a tile: vector v of row r, which the caller names. */
+#define EACH_VECTOR(r, v) \
+  OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
+
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
-OMC_INLINE void tile_product(const int rows, const int nv, const tile *t) {
+OMC_INLINE void tile_product(const int rows, const int nv, tile *t) {
   vacc_t acc[OMC_MR][OMC_NV];
   EACH_VECTOR(r, v) { acc[r][v] = vset(0); }
-  OMC_UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(t->to + r * t->to_rs, 1);
 
   const omc_unit *a = t->a, *b = t->b;
   const int64_t b_rs = t->b_rs;
-  for (int64_t k = t->k; k > 0; k--) {
-    omc_vunit row[OMC_NV];
-    OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = load_units(b + v * OMC_VL);
-    OMC_UNROLL for (int r = 0; r < rows; r++) {
-      const omc_vunit x = spread(a[r]);
-      OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = add_products(x, row[v], acc[r][v]);
+  ahead soon = t->soon;
+  for (int64_t k = t->k; k > 0; k -= ASK_EVERY) {
+    ask_ahead(&soon);
+    for (int64_t i = omc_min(k, ASK_EVERY); i > 0; i--) {
+      omc_vunit row[OMC_NV];
+      OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = load_units(b + v * OMC_VL);
+      OMC_UNROLL for (int r = 0; r < rows; r++) {
+        const omc_vunit x = spread(a[r]);
+        OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = add_products(x, row[v], acc[r][v]);
+      }
+      a += rows;
+      b += b_rs;
     }
-    a += rows;
-    b += b_rs;
   }
-  finish(rows, nv, acc, t, 0);
+  t->soon = soon;
+  EACH_VECTOR(r, v) { vstr(t->sums + r * t->sums_rs + v * OMC_VL, acc[r][v]); }
 }
 
-#define DEFINE_TILES(rows)                                                 \
-  static void tile_##rows##_1(const tile *t) { tile_product(rows, 1, t); } \
-  static void tile_##rows##_2(const tile *t) { tile_product(rows, 2, t); }
+#define DEFINE_TILES(rows)                                           \
+  static void tile_##rows##_1(tile *t) { tile_product(rows, 1, t); } \
+  static void tile_##rows##_2(tile *t) { tile_product(rows, 2, t); }
 OMC_GEMM_ROWS(DEFINE_TILES)
 
 #define TILE_ROW(rows) {tile_##rows##_1, tile_##rows##_2},
@@ -93,76 +98,99 @@ static void release(void) {}
 
 #endif
 
-/* ---- tiles whose part of C is not whole vectors, or stored narrower ---- */
+/* ---- what C is made of sums ---- */
 
-/* Part of C as it is stored. */
-typedef struct stored {
-  char *data;
-  int64_t row, col; /* bytes from one to the next */
-  omc_dtype dtype;
-} stored;
+/* A part of C: rows x n from row i and column j on. */
+typedef struct c_part {
+  int64_t i, j, rows, n;
+} c_part;
 
-static stored stored_of(const omc_matrix *c) {
-  const int64_t size = (int64_t)omc_dtype_size(c->dtype);
-  return (stored){c->data, c->rs * size, size, c->dtype};
+static char *part_of(const omc_matrix *c, const c_part *p) {
+  return omc_gemm_part(c, p->i, p->j).data;
 }
 
-OMC_INLINE void load_rows(omc_dtype dtype, const stored *c, int64_t rows, int64_t n, acc_t *out) {
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t v = 0; v < n; v += OMC_VL)
-      vstr(out + r * OMC_NR + v, load_some(dtype, c->data + r * c->row + v * c->col, n - v));
+static int64_t row_bytes(const omc_matrix *c) { return c->rs * (int64_t)omc_dtype_size(c->dtype); }
+
+/* Whether C is nothing but the sums. */
+static bool only_sums(const omc_gemm_block *g) {
+  return g->alpha == 1 && g->beta == 0 && !g->bias && !g->row_bias;
 }
 
-OMC_INLINE void store_rows(omc_dtype dtype, const stored *c, int64_t rows, int64_t n,
-                           const acc_t *in) {
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t v = 0; v < n; v += OMC_VL)
-      store_some(dtype, c->data + r * c->row + v * c->col, vldr(in + r * OMC_NR + v), n - v);
-}
-
-/* Calls one of them with a dtype that it is inlined for. */
-#define FOR_DTYPE(verb, c, ...)       \
-  do {                                \
-    if ((c)->dtype == OMC_BF16)       \
-      verb(OMC_BF16, c, __VA_ARGS__); \
-    else if ((c)->dtype == OMC_F16)   \
-      verb(OMC_F16, c, __VA_ARGS__);  \
-    else                              \
-      verb(OMC_ACC, c, __VA_ARGS__);  \
-  } while (0)
-
-/* Goes through a copy of its n columns of C. */
-static void tile_apart(tile_fn fn, const tile *t, const stored *from, const stored *to,
-                       int64_t rows, int64_t n) {
-  acc_t c[OMC_MR * OMC_NR], bias[OMC_NR];
-  tile local = *t;
-  local.from = local.to = c;
-  local.from_rs = local.to_rs = OMC_NR;
-  if (t->beta != 0) FOR_DTYPE(load_rows, from, rows, n, c);
-  if (t->bias) {
-    for (int64_t v = 0; v < n; v += OMC_VL) vstr(bias + v, vldr_upto(t->bias + v, n - v));
-    local.bias = bias;
+/* alpha * sums + beta * from + bias, stored as `dtype`, which is known where this is inlined. */
+OMC_INLINE void finish(const omc_dtype dtype, const bool only, const omc_gemm_block *g,
+                       const c_part *p, const acc_t *sums) {
+  const omc_dtype from_dtype = g->from.dtype;
+  const int64_t size = (int64_t)omc_dtype_size(dtype);
+  const int64_t from_size = (int64_t)omc_dtype_size(from_dtype);
+  const char *from = part_of(&g->from, p), *const bias = g->bias, *const row_bias = g->row_bias;
+  char *to = part_of(&g->to, p);
+  const int64_t from_row = row_bytes(&g->from), to_row = g->to.rs * size;
+  const vacc_t alpha = vset(g->alpha), beta = vset(g->beta);
+  for (int64_t r = 0; r < p->rows; r++) {
+    for (int64_t x = 0; x < p->n; x += OMC_VL) {
+      const int64_t n = p->n - x;
+      vacc_t y = vldr(sums + r * OMC_NR + x);
+      if (!only) {
+        if (g->alpha != 1) y *= alpha;
+        if (g->beta != 0) y = vfma(beta, load_some(from_dtype, from + x * from_size, n), y);
+        if (bias) y += load_some(dtype, bias + (p->j + x) * size, n);
+        if (row_bias) y += vset(load_some(dtype, row_bias + (p->i + r) * size, 1)[0]);
+      }
+      store_some(dtype, to + x * size, y, n);
+    }
+    from += from_row, to += to_row;
   }
-  fn(&local);
-  FOR_DTYPE(store_rows, to, rows, n, c);
 }
 
-/* Asks for part `part` of `parts` of a panel of B that is packed soon: n columns of k elements. */
-static void prefetch_panel(const omc_matrix *b, int64_t k, int64_t n, int64_t part, int64_t parts) {
-  const int64_t size = (int64_t)omc_dtype_size(b->dtype), line = 64;
+typedef void (*finish_fn)(const omc_gemm_block *g, const c_part *p, const acc_t *sums);
+
+#define DEFINE_FINISH(dtype)                                                                \
+  static void finish_##dtype(const omc_gemm_block *g, const c_part *p, const acc_t *sums) { \
+    finish(dtype, false, g, p, sums);                                                       \
+  }                                                                                         \
+  static void store_##dtype(const omc_gemm_block *g, const c_part *p, const acc_t *sums) {  \
+    finish(dtype, true, g, p, sums);                                                        \
+  }
+DEFINE_FINISH(OMC_ACC)
+DEFINE_FINISH(OMC_BF16)
+DEFINE_FINISH(OMC_F16)
+
+static finish_fn finish_of(const omc_gemm_block *g) {
+  const bool only = only_sums(g);
+  if (g->to.dtype == OMC_BF16) return only ? store_OMC_BF16 : finish_OMC_BF16;
+  if (g->to.dtype == OMC_F16) return only ? store_OMC_F16 : finish_OMC_F16;
+  return only ? store_OMC_ACC : finish_OMC_ACC;
+}
+
+/* ---- a block ---- */
+
+/* What C is made of beside sums, else itself. */
+static const omc_matrix *read_before(const omc_gemm_block *g) {
+  return g->beta != 0 ? &g->from : &g->to;
+}
+
+/* What `panels` tiles of a block ask for: n columns of B, and their rows of C. */
+static ahead ahead_of(const omc_gemm_block *g, const omc_matrix *b, int64_t n, int64_t panels) {
+  const int64_t asks = omc_ceil_div(g->k, ASK_EVERY);
+  ahead x = {.to_step = row_bytes(&g->to),
+             .from_step = row_bytes(read_before(g)),
+             .each_rows = omc_ceil_div(OMC_MR, omc_max(asks, 1))};
+  if (n <= 0 || asks == 0) return x;
+  const int64_t size = (int64_t)omc_dtype_size(b->dtype);
   const bool by_rows = b->cs == 1;
-  const int64_t lines = by_rows ? k : n, bytes = (by_rows ? n : k) * size;
-  const int64_t next = (by_rows ? b->rs : b->cs) * size;
-  for (int64_t i = omc_cut(lines, parts, part); i < omc_cut(lines, parts, part + 1); i++)
-    for (int64_t at = 0; at < bytes; at += line)
-      __builtin_prefetch((const char *)b->data + i * next + at, 0, 2);
+  x.line = b->data;
+  x.bytes = (by_rows ? n : g->b_stored_k) * size;
+  x.step = (by_rows ? b->rs : b->cs) * size;
+  x.lines = (by_rows ? g->b_stored_k : n) * omc_ceil_div(x.bytes, LINE);
+  x.each = omc_ceil_div(x.lines, asks * panels);
+  return x;
 }
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
   const int64_t panels = omc_gemm_panels(g->m);
-  const bool narrow = g->from.dtype != OMC_ACC || g->to.dtype != OMC_ACC;
-  const stored all_from = stored_of(&g->from), all_to = stored_of(&g->to);
+  const finish_fn end = finish_of(g);
   omc_unit tail[OMC_GROUP * OMC_NR];
+  acc_t sums[OMC_MR * OMC_NR] __attribute__((aligned(64)));
   int64_t height = 0;
   for (int64_t j = 0; j < g->n; j += OMC_NR) {
     const int64_t n = omc_min(g->n - j, OMC_NR), nv = omc_ceil_div(n, OMC_VL);
@@ -172,49 +200,34 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
     const omc_matrix b = omc_gemm_part(&g->b_stored, 0, j);
     const omc_matrix soon = omc_gemm_part(&g->b_stored, 0, j + n);
     if (pack) OMC_GEMM_NAME(pack_b)(&b, g->b_stored_k, n, pack);
+    /* Sums that are C as it is stored go there. */
+    const bool are_c = only_sums(g) && g->to.dtype == OMC_ACC && n == nv * OMC_VL;
     tile t = {.k = g->k,
               .b = in_place ? g->b_rows + j
                    : pack   ? pack
                             : g->b + j * g->k,
               .b_rs = in_place ? g->b_rs : OMC_NR,
-              .from_rs = g->from.rs,
-              .to_rs = g->to.rs,
-              .alpha = g->alpha,
-              .beta = g->beta,
-              .bias = g->bias ? g->bias + j : NULL};
+              .sums = sums,
+              .sums_rs = are_c ? g->to.rs : OMC_NR,
+              .soon = ahead_of(g, &soon, next, panels)};
     t.b_tail = pad_group(&t, tail);
     for (int64_t p = 0; p < panels; p++) {
       const int64_t i = omc_gemm_row(g->m, p), rows = omc_gemm_row(g->m, p + 1) - i;
-      const tile_fn fn = tile_of(rows, nv);
+      const c_part c = {i, j, rows, n};
       if (rows != height) set_height(height = rows);
-      stored from = all_from, to = all_to;
-      from.data += i * from.row + j * from.col;
-      to.data += i * to.row + j * to.col;
       t.rows = rows;
       t.a = g->a + i * omc_gemm_units(g->k);
-      if (next > 0) prefetch_panel(&soon, g->b_stored_k, next, p, panels);
-      t.row_bias = g->row_bias ? g->row_bias + i : NULL;
-      if (narrow || n < nv * OMC_VL) {
-        tile_apart(fn, &t, &from, &to, rows, n);
-      } else {
-        t.from = (acc_t *)(void *)from.data, t.to = (acc_t *)(void *)to.data;
-        fn(&t);
-      }
+      t.soon.to = part_of(&g->to, &c), t.soon.from = part_of(read_before(g), &c);
+      t.soon.rows = rows;
+      if (are_c) t.sums = (acc_t *)(void *)part_of(&g->to, &c);
+      tile_of(rows, nv)(&t);
+      if (!are_c) end(g, &c, sums);
     }
   }
   release();
 }
 
 /* ---- a whole product on one thread ---- */
-
-/* Floats of C's dtype as acc_t: themselves, or a copy in `out`; NULL stays NULL. */
-static const acc_t *widened(const void *x, omc_dtype dtype, int64_t n, acc_t *out) {
-  if (!x || dtype == OMC_ACC) return x;
-  for (int64_t i = 0; i < n; i += OMC_VL)
-    vstr_upto(out + i,
-              load_some(dtype, (const char *)x + i * (int64_t)omc_dtype_size(dtype), n - i), n - i);
-  return out;
-}
 
 /* Packing B pays off from this many rows on, if its rows are contiguous units. */
 #define PACK_ROWS (4 * OMC_MR)
@@ -234,18 +247,14 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
   const int64_t m_blocks = omc_ceil_div(m, OMC_MC);
   const int64_t k_blocks = k ? omc_ceil_div(units, OMC_GEMM_KC) : 1;
   const bool in_place = stays_in_place(g), apart = sums_apart(g);
-  const omc_gemm_apart sizes = omc_gemm_apart_of(m, n, k);
   omc_unit *const packed_a = workspace;
   omc_unit *const packed_b = packed_a + omc_gemm_packed_a(m, k);
-  acc_t *const wide_bias = (acc_t *)(void *)(packed_b + omc_gemm_packed_b(n, k));
-  acc_t *const wide_row_bias = wide_bias + sizes.bias, *const sums = wide_row_bias + sizes.row_bias;
-  const size_t size = omc_dtype_size(g->c.dtype);
-  const acc_t *const row_bias = widened(g->row_bias, g->c.dtype, m, wide_row_bias);
+  acc_t *const sums = (acc_t *)(void *)(packed_b + omc_gemm_packed_b(n, k));
+  const int64_t size = (int64_t)omc_dtype_size(g->c.dtype);
+  const char *const bias = g->bias, *const row_bias = g->row_bias;
   for (int64_t j = 0; j < n; j += OMC_GEMM_NC) {
     const int64_t nb = omc_min(n - j, OMC_GEMM_NC);
     const omc_matrix c = omc_gemm_part(&g->c, 0, j), kept = apart ? omc_gemm_sums(sums, nb) : c;
-    const void *const stored_bias = g->bias ? (const char *)g->bias + (size_t)j * size : NULL;
-    const acc_t *const bias = widened(stored_bias, g->c.dtype, nb, wide_bias);
     for (int64_t kb = 0; kb < k_blocks; kb++) {
       const int64_t u0 = omc_gemm_cut(units, k_blocks, kb),
                     un = omc_gemm_cut(units, k_blocks, kb + 1) - u0;
@@ -276,8 +285,8 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
                                       .to = omc_gemm_part(last ? &c : &kept, i, 0),
                                       .alpha = (acc_t)g->alpha,
                                       .beta = first ? (acc_t)g->beta : 1,
-                                      .bias = last ? bias : NULL,
-                                      .row_bias = last && row_bias ? row_bias + i : NULL};
+                                      .bias = last && bias ? bias + j * size : NULL,
+                                      .row_bias = last && row_bias ? row_bias + i * size : NULL};
         OMC_GEMM_NAME(multiply)(&block);
       }
     }

@@ -121,7 +121,7 @@ static void make_units(source s, const char *line, int64_t next, int64_t k, omc_
   if (dense) return;
   memset(out, 0, (size_t)(omc_ceil_div(k, STEP) * OMC_VL) * sizeof *out);
   for (int64_t x = 0; x < k; x += OMC_DEPTH)
-    out[x / OMC_DEPTH] = units_across(s, line + x * next, next, x + 1 < k, 1)[0];
+    out[x / OMC_DEPTH] = unit_of(s, line + x * next, next, x + 1 < k);
 }
 
 /* Makes units of the n lines of the smaller operand. */

@@ -25,9 +25,9 @@ OMC_INLINE void transpose(omc_vunit x[OMC_VL]) {
 OMC_INLINE void pack_square(source s, const char *src, int64_t stride, int64_t lines, int64_t n,
                             int64_t width, bool exact, omc_unit *out) {
   omc_vunit x[OMC_VL];
-  if (lines == OMC_VL && n == OMC_DEPTH * OMC_VL && !exact) {
+  if (n == OMC_DEPTH * OMC_VL && !exact) {
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] =
-        units_along(s, src + i * stride, OMC_DEPTH * OMC_VL);
+        units_along(s, src + omc_min(i, lines - 1) * stride, OMC_DEPTH * OMC_VL);
     transpose(x);
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) store_units(out + i * width, x[i]);
     return;
@@ -65,18 +65,28 @@ OMC_INLINE void pack_along(source s, const omc_matrix *src, int64_t lines, int64
 /* Nothing is written past the end, for what comes there may have been packed before. */
 OMC_INLINE void pack_across(source s, const omc_matrix *src, int64_t lines, int64_t k,
                             int64_t width, omc_unit *out) {
+  enum { MOST = OMC_DEPTH * OMC_VL };
   const int64_t size = (int64_t)bytes_of(s), next = src->cs * size;
   const omc_unit *const end = out + omc_ceil_div(k, OMC_DEPTH) * width;
   for (int64_t x = 0; x < k; x += OMC_DEPTH, out += width) {
     const char *row = (const char *)src->data + x * next;
     const bool more = x + 1 < k;
-    for (int64_t i = 0; i < lines; i += OMC_VL) {
-      const int64_t some = omc_min(lines - i, OMC_VL);
-      const omc_vunit units = units_across(s, row + i * size, next, more, some);
-      if (some < OMC_VL && (lines > OMC_VL || end - out < OMC_VL))
-        store_some_units(out + i, units, some);
-      else
-        store_units(out + i, units);
+    for (int64_t i = 0; i < lines; i += MOST) {
+      omc_vunit units[OMC_DEPTH];
+      if (lines - i >= MOST && more) {
+        units_across(s, row + i * size, next, true, MOST, units);
+        OMC_UNROLL for (int d = 0; d < OMC_DEPTH; d++) store_units(out + i + d * OMC_VL, units[d]);
+        continue;
+      }
+      units_across(s, row + i * size, next, more, omc_min(lines - i, MOST), units);
+      for (int64_t d = 0; d < OMC_DEPTH && lines - i > d * OMC_VL; d++) {
+        omc_unit *const to = out + i + d * OMC_VL;
+        const int64_t some = omc_min(lines - i - d * OMC_VL, OMC_VL);
+        if (some < OMC_VL && (lines > OMC_VL || end - out < OMC_VL))
+          store_some_units(to, units[d], some);
+        else
+          store_units(to, units[d]);
+      }
     }
   }
 }
@@ -89,7 +99,7 @@ OMC_INLINE void pack_strided(source s, const omc_matrix *src, int64_t lines, int
   for (int64_t x = 0; x < k; x += OMC_DEPTH, out += width)
     for (int64_t i = 0; i < lines; i++) {
       const char *p = (const char *)src->data + i * src->rs * size + x * next;
-      out[i] = units_across(s, p, next, x + 1 < k, 1)[0];
+      out[i] = unit_of(s, p, next, x + 1 < k);
     }
 }
 

@@ -74,18 +74,19 @@ static const omc_unit *pad_group(const tile *t, omc_unit *out) {
   return out;
 }
 
-/* Sums of up to 2 x 2 tiles; which there are is a constant where this is inlined. */
-OMC_TILE_TARGET OMC_INLINE void sum_tiles(const bool two_down, const bool two_across, const tile *t,
-                                          acc_t *sums) {
+/* Up to 2 x 2 tiles; which there are is a constant where this is inlined. */
+OMC_TILE_TARGET OMC_INLINE void tile_product(const bool two_down, const bool two_across, tile *t) {
   const int64_t unit = sizeof(omc_unit), a_step = OMC_GROUP * unit, b_step = OMC_NR * unit;
   const int64_t groups = omc_ceil_div(t->k, OMC_GROUP), whole = t->k / OMC_GROUP;
   const omc_unit *a = t->a;
+  ahead soon = t->soon;
   _tile_zero(OMC_TILE_C00);
   if (two_across) _tile_zero(OMC_TILE_C01);
   if (two_down) _tile_zero(OMC_TILE_C10);
   if (two_down && two_across) _tile_zero(OMC_TILE_C11);
   for (int64_t g = 0; g < groups; g++, a += t->rows * OMC_GROUP) {
     const omc_unit *b = g < whole ? t->b + g * OMC_GROUP * OMC_NR : t->b_tail;
+    ask_ahead(&soon);
     _tile_loadd(OMC_TILE_B0, b, b_step);
     if (two_across) _tile_loadd(OMC_TILE_B1, b + OMC_VL, b_step);
     _tile_loadd(OMC_TILE_A0, a, a_step);
@@ -95,29 +96,19 @@ OMC_TILE_TARGET OMC_INLINE void sum_tiles(const bool two_down, const bool two_ac
     if (two_down) OMC_TILE_ADD_PRODUCTS(OMC_TILE_C10, OMC_TILE_A1, OMC_TILE_B0);
     if (two_down && two_across) OMC_TILE_ADD_PRODUCTS(OMC_TILE_C11, OMC_TILE_A1, OMC_TILE_B1);
   }
-  acc_t *const lower = sums + OMC_GROUP * OMC_NR;
-  _tile_stored(OMC_TILE_C00, sums, b_step);
-  if (two_across) _tile_stored(OMC_TILE_C01, sums + OMC_VL, b_step);
-  if (two_down) _tile_stored(OMC_TILE_C10, lower, b_step);
-  if (two_down && two_across) _tile_stored(OMC_TILE_C11, lower + OMC_VL, b_step);
+  t->soon = soon;
+  const int64_t c_step = t->sums_rs * (int64_t)sizeof(acc_t);
+  acc_t *const upper = t->sums, *const lower = upper + OMC_GROUP * t->sums_rs;
+  _tile_stored(OMC_TILE_C00, upper, c_step);
+  if (two_across) _tile_stored(OMC_TILE_C01, upper + OMC_VL, c_step);
+  if (two_down) _tile_stored(OMC_TILE_C10, lower, c_step);
+  if (two_down && two_across) _tile_stored(OMC_TILE_C11, lower + OMC_VL, c_step);
 }
 
-OMC_TILE_TARGET OMC_INLINE void tile_product(const bool two_down, const bool two_across,
-                                             const tile *t) {
-  const int nv = two_across ? 2 : 1;
-  acc_t sums[OMC_MR * OMC_NR] __attribute__((aligned(64)));
-  sum_tiles(two_down, two_across, t, sums);
-  for (int64_t r = 0; r < t->rows; r++) {
-    vacc_t acc[1][OMC_NV];
-    for (int v = 0; v < nv; v++) acc[0][v] = vldr(sums + r * OMC_NR + v * OMC_VL);
-    finish(1, nv, acc, t, r);
-  }
-}
-
-OMC_TILE_TARGET static void tile_1_1(const tile *t) { tile_product(false, false, t); }
-OMC_TILE_TARGET static void tile_1_2(const tile *t) { tile_product(false, true, t); }
-OMC_TILE_TARGET static void tile_2_1(const tile *t) { tile_product(true, false, t); }
-OMC_TILE_TARGET static void tile_2_2(const tile *t) { tile_product(true, true, t); }
+OMC_TILE_TARGET static void tile_1_1(tile *t) { tile_product(false, false, t); }
+OMC_TILE_TARGET static void tile_1_2(tile *t) { tile_product(false, true, t); }
+OMC_TILE_TARGET static void tile_2_1(tile *t) { tile_product(true, false, t); }
+OMC_TILE_TARGET static void tile_2_2(tile *t) { tile_product(true, true, t); }
 
 static tile_fn tile_of(int64_t rows, int64_t nv) {
   static const tile_fn tiles[2][OMC_NV] = {{tile_1_1, tile_1_2}, {tile_2_1, tile_2_2}};

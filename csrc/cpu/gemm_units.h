@@ -50,13 +50,6 @@ OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
 }
 #endif
 
-/* Bits of up to OMC_VL elements as numbers of 16 bits. */
-OMC_INLINE omc_acc_bits bits_at(source s, const char *p, int64_t n) {
-  if (is_half(s)) return __builtin_convertvector(omc_vldh(p, n), omc_acc_bits);
-  const vacc_t x = vldr_upto((const acc_t *)(const void *)p, n);
-  return __builtin_convertvector(rounded(x), omc_acc_bits);
-}
-
 /* Units of the next n elements of a line; the rest 0. */
 OMC_INLINE omc_vunit units_along(source s, const char *p, int64_t n) {
   const int64_t low = omc_min(n, OMC_VL), high = n - low;
@@ -68,11 +61,22 @@ OMC_INLINE omc_vunit units_along(source s, const char *p, int64_t n) {
   return rounded_both(vldr_upto(x, low), vldr_upto(x + low, high));
 }
 
+/* The elements of x and y in turn, from the first on or from the middle. */
+OMC_INLINE omc_vunit zip_halves(omc_vunit x, omc_vunit y, int which) {
+  static const uint16_t first[2 * OMC_VL] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                             37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                             11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i places =
+      _mm512_add_epi16(_mm512_loadu_si512(first), _mm512_set1_epi16((short)(which * OMC_VL)));
+  return (omc_vunit)_mm512_permutex2var_epi16((__m512i)x, places, (__m512i)y);
+}
+
 /* Units of the same elements of n lines side by side; `more`: `next` bytes on lies the second. */
-OMC_INLINE omc_vunit units_across(source s, const char *p, int64_t next, bool more, int64_t n) {
-  omc_acc_bits units = bits_at(s, p, n);
-  if (more) units |= bits_at(s, p + next, n) << 16;
-  return (omc_vunit)units;
+OMC_INLINE void units_across(source s, const char *p, int64_t next, bool more, int64_t n,
+                             omc_vunit out[OMC_DEPTH]) {
+  const omc_vunit x = units_along(s, p, n), y = more ? units_along(s, p + next, n) : (omc_vunit){0};
+  out[0] = zip_halves(x, y, 0);
+  out[1] = zip_halves(x, y, 1);
 }
 
 #else
@@ -93,12 +97,20 @@ OMC_INLINE vacc_t load(source s, const char *p, int64_t n) {
 }
 
 OMC_INLINE omc_vunit units_along(source s, const char *p, int64_t n) { return load(s, p, n); }
-OMC_INLINE omc_vunit units_across(source s, const char *p, int64_t next, bool more, int64_t n) {
+OMC_INLINE void units_across(source s, const char *p, int64_t next, bool more, int64_t n,
+                             omc_vunit out[OMC_DEPTH]) {
   (void)next, (void)more;
-  return load(s, p, n);
+  out[0] = load(s, p, n);
 }
 
 #endif
+
+/* One unit of a line whose elements lie `next` bytes apart. */
+OMC_INLINE omc_unit unit_of(source s, const char *p, int64_t next, bool more) {
+  omc_vunit units[OMC_DEPTH];
+  units_across(s, p, next, more, 1, units);
+  return units[0][0];
+}
 
 OMC_INLINE void store_units(omc_unit *p, omc_vunit x) { memcpy(p, &x, sizeof x); }
 OMC_INLINE void store_some_units(omc_unit *p, omc_vunit x, int64_t n) {

@@ -270,7 +270,7 @@ enum { GROUP = 32 /* elements of K */, M = 37, N = 41 };
 /* C by the order that cpu/gemm_kernel.h says: blocks of K, groups of each, each as documented. */
 static void sum_in_order(const uint16_t *a, const uint16_t *b, int64_t k, omc_dtype dtype,
                          float *c) {
-  enum { BLOCK = 1024 };
+  enum { BLOCK = 1536 };
   const int64_t groups = omc_ceil_div(k, GROUP), blocks = omc_ceil_div(k, BLOCK);
   for (int64_t i = 0; i < M * N; i++) {
     c[i] = 0;
@@ -326,7 +326,7 @@ TEST(tiles_sum_products_in_one_order_and_are_released) {
   omc_cpu_set_isa(OMC_N_ISA);
   if (!__builtin_cpu_supports("avx512bf16") || omc_env_get()->isa < OMC_ISA_AMXFP16) return;
   REQUIRE(omc_cpu_isa() == OMC_ISA_AMXFP16);
-  static const int64_t ks[] = {1, 2, 31, 32, 33, 63, 95, 1000, 1024, 1025, 1090};
+  static const int64_t ks[] = {1, 2, 31, 32, 33, 63, 95, 1000, 1536, 1537, 1602};
   for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
     check_order(OMC_BF16, ks[i]);
     check_order(OMC_F16, ks[i]);

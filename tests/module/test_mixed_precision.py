@@ -57,7 +57,7 @@ MODULES: dict[str, Made] = {
     **{f"{name}, mean": with_loss(loss) for name, loss in catalogue.LOSSES.items()},
     **{repr(activation): with_activation(activation) for activation in catalogue.ACTIVATIONS},
     **{name: layer for name, layer in catalogue.LAYERS.items() if name not in UNKNOWN},
-    "matrix of many blocks": (lambda: nn.Linear(900, 1100), (70, 900)),
+    "matrix of many blocks": (lambda: nn.Linear(1600, 1100), (70, 1600)),
     "convolution by its transform": (lambda: nn.Conv2d(32, 33, 3, padding=1), (2, 32, 17, 17)),
     "depthwise convolution": (lambda: nn.Conv2d(6, 6, 5, padding=2, groups=6), (2, 6, 12, 12)),
     "pointwise convolution": (lambda: nn.Conv2d(20, 40, 1), (2, 20, 7, 7)),

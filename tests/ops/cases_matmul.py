@@ -96,7 +96,7 @@ CASES = [
     *[Case("MatMul", [x(*a, dtype=F64), x(*b, dtype=F64, seed=1)], torch.matmul) for a, b in MATMUL[:8]],
     *[
         fused(x(*((k, m) if ta else (m, k))), x(*((n, k) if tb else (k, n)), seed=1), x(n, seed=2) if bias else None, ta, tb, alpha)
-        for m, n, k in [(67, 129, 33), (5, 3, 2), (14, 32, 300), (97, 64, 1030), (1, 70, 41)]
+        for m, n, k in [(67, 129, 33), (5, 3, 2), (14, 32, 300), (97, 64, 1550), (1, 70, 41)]
         for ta, tb, bias, alpha in [(0, 0, True, 1.0), (1, 0, False, 0.5), (0, 1, True, 1.0), (1, 1, False, -2.0)]
     ],
     fused(x(2, 3, 5, 7), x(2, 3, 9, 7, seed=1), None, 0, 1, 0.25),
@@ -138,7 +138,7 @@ CASES = [
     # Large enough for Winograd's transforms: odd sizes, uneven padding, channels in more than one block.
     conv(x(2, 32, 17, 19), x(35, 32, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
     conv(x(3, 33, 14, 16), x(40, 33, 3, 3, seed=1), False, [1, 1], [2, 0], [1, 1], 1),
-    conv(x(9, 400, 7, 7), x(32, 400, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
+    conv(x(5, 800, 7, 7), x(32, 800, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
     conv(x(2, 32, 16, 18, dtype=F64), x(32, 32, 3, 3, dtype=F64, seed=1), True, [1, 1], [0, 1], [1, 1], 1),
     attention(2, 3, 7, 7, 16), attention(1, 2, 70, 70, 64, causal=1), attention(2, 2, 9, 13, 8, "bool"), attention(1, 4, 5, 9, 8, "float"),
     attention(2, 2, 6, 6, 8, "dead"), attention(3, 2, 33, 33, 20, "keys"), attention(1, 6, 9, 9, 8, kv=2), attention(1, 4, 130, 130, 16, causal=1, kv=2),
