@@ -31,7 +31,7 @@
 #include "ops/forms.h"
 
 /* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
-enum { ROWS = 512, COLS = 128, SLACK = OMC_GEMM_SLACK };
+enum { ROWS = 512, COLS = 128, DEPTH = 512, SLACK = OMC_GEMM_SLACK };
 
 /* A copy of the planes of a tensor [images, channels, h, w], whose space dims but the last are one:
  * `rows` rows, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
@@ -127,7 +127,7 @@ static inline int64_t direct_gradient(const conv_weight_grad *p) { return p->m *
 
 /* Else the packed weights, the copy of a pass, and for each thread a panel of B and blocks of C. */
 static inline int64_t product_thread(const conv_product *p) {
-  return OMC_GEMM_KC * OMC_GEMM_MAX_NR + p->twins * ROWS * COLS + 3 * SLACK;
+  return DEPTH * OMC_GEMM_MAX_NR + p->twins * ROWS * COLS + 3 * SLACK;
 }
 static inline int64_t product_source(const conv_product *p) {
   return p->source.in_place ? 0 : omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);
@@ -135,7 +135,7 @@ static inline int64_t product_source(const conv_product *p) {
 
 /* Or the gradient with taps outermost, the copy of a pass, and for each thread blocks of B, A. */
 static inline int64_t grad_thread(const conv_weight_grad *p) {
-  return OMC_GEMM_KC * (OMC_GEMM_MAX_NR + omc_min(p->m, ROWS)) + 4 * SLACK;
+  return DEPTH * (OMC_GEMM_MAX_NR + omc_min(p->m, ROWS)) + 4 * SLACK;
 }
 static inline int64_t grad_source(const conv_weight_grad *p) {
   return omc_whole_vectors(p->pass * source_image(&p->source) + SLACK);

@@ -181,7 +181,7 @@ static void copy_planes(omc_range range, void *ctx) {
 }
 
 static int64_t depth_blocks(const conv_grid *grid) {
-  return omc_max(omc_ceil_div(grid->depth, OMC_GEMM_KC), 1);
+  return omc_max(omc_ceil_div(grid->depth, DEPTH), 1);
 }
 
 /* Block `block` of the depth: its first unit, and how many it has. */
@@ -240,7 +240,7 @@ static void pack_weights(omc_range range, void *ctx) {
   const conv_grid *grid = job->grid;
   const int64_t blocks = depth_blocks(grid);
   omc_unit *const rows = (omc_unit *)(void *)(job->threads + range.thread * product_thread(p));
-  omc_unit *const apart = rows + OMC_MR * OMC_GEMM_KC;
+  omc_unit *const apart = rows + OMC_MR * DEPTH;
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts;
     const depth_block d = depth_block_at(grid, u % blocks);
@@ -329,7 +329,7 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
                 m = omc_cut(p->m, job->m_parts, part + 1) - i;
   const storage_t *bias = omc_in_data(job->args, 2);
   omc_unit *const b = (omc_unit *)(void *)scratch;
-  acc_t *const c = scratch + OMC_GEMM_KC * OMC_NR + 2 * SLACK;
+  acc_t *const c = scratch + DEPTH * OMC_NR + 2 * SLACK;
   acc_t row_bias[ROWS];
   int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
   bool unpaired[COLS];
@@ -346,7 +346,7 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
     const int64_t blocks = depth_blocks(grid);
     for (int64_t block = 0; block < blocks; block++) {
       const depth_block d = depth_block_at(grid, block);
-      int64_t each[OMC_DEPTH * OMC_GEMM_KC];
+      int64_t each[OMC_DEPTH * DEPTH];
       if (p->source.in_place) locate_depth(job, grid, d, each);
       for (int64_t q = 0; q < panels; q++) {
         const int64_t j = q * OMC_NR;

@@ -118,14 +118,14 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   const int64_t columns = p->taps * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
   const int64_t first = omc_cut(all_panels, job->col_parts, col_part),
                 last = omc_cut(all_panels, job->col_parts, col_part + 1);
-  const int64_t units = job->images * image_units(p), blocks = omc_ceil_div(units, OMC_GEMM_KC);
+  const int64_t units = job->images * image_units(p), blocks = omc_ceil_div(units, DEPTH);
   omc_unit *const b = (omc_unit *)(void *)scratch;
-  omc_unit *const a = b + OMC_GEMM_KC * OMC_GEMM_MAX_NR + 2 * SLACK;
+  omc_unit *const a = b + DEPTH * OMC_GEMM_MAX_NR + 2 * SLACK;
   acc_t *const sum = job->sum + (group * p->m + i) * p->columns;
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t u0 = omc_gemm_cut(units, blocks, block),
                   n = omc_gemm_cut(units, blocks, block + 1) - u0;
-    int64_t pixel_at[OMC_DEPTH * OMC_GEMM_KC];
+    int64_t pixel_at[OMC_DEPTH * DEPTH];
     locate_pixels(p, u0, n, pixel_at);
     pack_pixels(job, group * p->m + i, m, u0, n, a);
     for (int64_t panel = first; panel < last; panel++) {
@@ -167,7 +167,7 @@ static void grad_parts(omc_range range, void *ctx) {
 static void write_gradient(omc_range range, void *ctx) {
   const grad_job *job = ctx;
   const conv_weight_grad *p = job->p;
-  const int64_t taps = p->taps, side = OMC_GEMM_KC * OMC_GEMM_MAX_NR / taps;
+  const int64_t taps = p->taps, side = DEPTH * OMC_GEMM_MAX_NR / taps;
   acc_t *const turned = job->threads + range.thread * grad_thread(p);
   for (int64_t o = range.begin; o < range.end; o++) {
     acc_t *from = job->sum + o * p->columns;

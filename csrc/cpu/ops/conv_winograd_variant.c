@@ -27,7 +27,7 @@ typedef struct {
   int64_t first, images; /* of the pass */
 } winograd_job;
 
-static int64_t depth_blocks(const conv_winograd *p) { return omc_ceil_div(p->c, OMC_GEMM_KC); }
+static int64_t depth_blocks(const conv_winograd *p) { return omc_ceil_div(p->c, DEPTH); }
 
 /* G times three elements. */
 #define SPREAD3(a, b, c, out, step)                  \
