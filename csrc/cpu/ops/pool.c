@@ -69,6 +69,11 @@ static inline void next_row(const int64_t *out, out_row *row) {
 OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
   if (step == 1) return vld(p);
   if (step == 2) return OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1));
+  if (step == 4) {
+    const storage_t *const last = p + 2 * (OMC_VL - 1);
+    return OMC_EVERY_SECOND(OMC_EVERY_SECOND(vld(p), vld(p + OMC_VL - 1)),
+                            OMC_EVERY_SECOND(vld(last), vld(last + OMC_VL - 1)));
+  }
   vacc_t v = {0};
   for (int i = 0; i < OMC_VL; i++) v[i] = ld(p + i * step);
   return v;
@@ -78,6 +83,7 @@ OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
 typedef struct max_windows {
   const omc_pool_form *form;
   const storage_t *x; /* the plane */
+  int64_t left;       /* elements from its start to the end of all planes */
   int64_t front, top; /* where they start, perhaps in the padding */
   int64_t z, z_end, y, y_end;
 } max_windows;
@@ -88,11 +94,13 @@ static int64_t inside_end(const omc_pool_form *f, int32_t axis, int64_t start) {
   return omc_min(most, f->kernel[axis]);
 }
 
-static max_windows windows_at(const omc_pool_form *f, const storage_t *x, out_row row) {
+static max_windows windows_at(const omc_pool_form *f, const storage_t *x, int64_t left,
+                              out_row row) {
   const int64_t front = row.z * f->stride[0] - f->before[0],
                 top = row.y * f->stride[1] - f->before[1];
   return (max_windows){.form = f,
                        .x = x,
+                       .left = left,
                        .front = front,
                        .top = top,
                        .z = first_inside(front, f->dilation[0]),
@@ -108,11 +116,11 @@ static int64_t row_at(const max_windows *w, int64_t kz, int64_t ky) {
 }
 
 /* As in PyTorch, NaN is larger than all, and of several the last is taken; an empty window is -inf
- * at what would be its first place. */
-static void max_one(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *at) {
+ * at what would be its first place. Of the taps along the row, [first, end) are inside. */
+static void max_of(const max_windows *w, int64_t k, int64_t first, int64_t end, acc_t *best,
+                   acc_bits_t *at) {
   const omc_pool_form *f = w->form;
   const int64_t left = k * f->stride[2] - f->before[2], step = f->dilation[2];
-  const int64_t first = first_inside(left, step), end = inside_end(f, 2, left);
   acc_t most = -(acc_t)INFINITY;
   int64_t place = row_at(w, w->z, w->y) + left + first * step;
   for (int64_t kz = w->z; kz < w->z_end; kz++)
@@ -127,6 +135,12 @@ static void max_one(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *at
     }
   *best = most;
   *at = (acc_bits_t)place;
+}
+
+static void max_at_border(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *at) {
+  const omc_pool_form *f = w->form;
+  const int64_t left = k * f->stride[2] - f->before[2];
+  max_of(w, k, first_inside(left, f->dilation[2]), inside_end(f, 2, left), best, at);
 }
 
 /* The same of the OMC_VL outputs from k on, all of whose taps along the row are inside; they are
@@ -154,27 +168,40 @@ OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_
   memcpy(at, &places, sizeof places);
 }
 
-/* The outputs [from, from + n) of a row. Vectors may overlap. */
+/* Whether there are elements for all lanes of a vector from output k on, whosever they are. */
+static bool has_vector(const max_windows *w, int64_t k) {
+  const omc_pool_form *f = w->form;
+  const int64_t last = row_at(w, w->z_end - 1, w->y_end - 1) - f->before[2] +
+                       (f->kernel[2] - 1) * f->dilation[2] + (k + OMC_VL - 1) * f->stride[2];
+  return last < w->left;
+}
+
+/* The outputs [from, from + n) of a row. Vectors may overlap; of few outputs one has lanes to
+ * spare, which are computed of what follows, and overwritten or dropped. */
 static void max_row(const max_windows *w, int64_t from, int64_t n, storage_t *y, int64_t *indices) {
-  acc_t best[CHUNK];
-  acc_bits_t at[CHUNK];
+  acc_t best[CHUNK + OMC_VL];
+  acc_bits_t at[CHUNK + OMC_VL];
   const omc_pool_form *f = w->form;
   const int64_t stride = f->stride[2], before = f->before[2];
   const int64_t last = f->in[2] - 1 + before - (f->kernel[2] - 1) * f->dilation[2];
   int64_t low = omc_clamp(omc_ceil_div(before, stride) - from, 0, n);
   int64_t high = omc_clamp((last < 0 ? 0 : last / stride + 1) - from, low, n);
-  if (high - low < OMC_VL) low = high = n;
-  for (int64_t k = 0; k < low; k++) max_one(w, from + k, best + k, at + k);
-  for (int64_t k = low; k < high; k += OMC_VL) {
-    k = omc_min(k, high - OMC_VL);
+  const bool by_vectors = high - low >= OMC_VL || has_vector(w, from + low);
+  for (int64_t k = 0; k < low; k++) max_at_border(w, from + k, best + k, at + k);
+  for (int64_t k = low; !by_vectors && k < high; k++)
+    max_of(w, from + k, 0, f->kernel[2], best + k, at + k);
+  for (int64_t k = low; by_vectors && k < high; k += OMC_VL) {
+    k = omc_max(omc_min(k, high - OMC_VL), low);
     if (stride == 1)
       max_vector(w, from + k, 1, best + k, at + k);
     else if (stride == 2)
       max_vector(w, from + k, 2, best + k, at + k);
+    else if (stride == 4)
+      max_vector(w, from + k, 4, best + k, at + k);
     else
       max_vector(w, from + k, stride, best + k, at + k);
   }
-  for (int64_t k = high; k < n; k++) max_one(w, from + k, best + k, at + k);
+  for (int64_t k = high; k < n; k++) max_at_border(w, from + k, best + k, at + k);
   for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
   for (int64_t k = 0; indices && k < n; k++) indices[k] = at[k];
 }
@@ -184,7 +211,8 @@ static void max_rows(omc_range range, void *ctx) {
   const omc_pool_form *f = j->params;
   out_row row = out_row_of(f->out, range.begin);
   for (int64_t r = range.begin; r < range.end; r++, next_row(f->out, &row)) {
-    const max_windows w = windows_at(f, j->x + row.plane * product_of(f->in), row);
+    const int64_t plane = row.plane * product_of(f->in);
+    const max_windows w = windows_at(f, j->x + plane, f->planes * product_of(f->in) - plane, row);
     for (int64_t from = 0; from < f->out[2]; from += CHUNK) {
       const int64_t to = r * f->out[2] + from;
       max_row(&w, from, omc_min(CHUNK, f->out[2] - from), j->y + to,
