@@ -160,6 +160,23 @@ static omc_value *conv_pad(omc_match *m) {
 
 #define PADDED OMC_P_NODE(Pad, 1)
 
+/* ---- pooling ---- */
+
+/* The largest of a window, then what of it is above 0: of fewer elements. Of zeros of both signs it
+ * may be another. A window that is all padding, of which there are none without dilation, is -inf,
+ * not 0; and where places are asked for, those of numbers below 0 are not the last zero's. */
+static omc_value *relu_after_pool(omc_match *m) {
+  const omc_node *pool = m->root;
+  omc_pool_form form;
+  if (omc_out(pool, 1) && omc_out(pool, 1)->uses) return NULL;
+  if (omc_pool_form_of(pool, &omc_in(pool, 0)->type.shape, &form) != OMC_OK) return NULL;
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++)
+    if (form.dilation[i] != 1) return NULL;
+  omc_value *x = omc_in(m->capture[1]->producer, 0), *out[2];
+  omc_build(m->b, OMC_OP_MaxPool, 1, &x, 0, pool->n_attr, pool->attr, pool->n_out, out);
+  return m->b->status == OMC_OK ? omc_unary(m->b, OMC_OP_Relu, out[0]) : NULL;
+}
+
 /* ---- patterns ---- */
 
 #define CENTERED OMC_P_OP(Sub, 2, X, OMC_P_OP(ReduceMean, 3, X, OMC_P_CONSTANT(0)))
@@ -194,6 +211,7 @@ static const omc_rule rules[] = {
      OMC_P_EITHER(OMC_P_OP(Conv, 0, PADDED, OMC_P_ANY(2)),
                   OMC_P_OP(Conv, 0, PADDED, OMC_P_ANY(2), OMC_P_ANY(3))),
      conv_pad},
+    {"relu_after_pool", OMC_SUMS, OMC_P_OP(MaxPool, 0, OMC_P_NODE(Relu, 1)), relu_after_pool},
 };
 
 const omc_rules omc_network_rules = {rules, sizeof rules / sizeof *rules};

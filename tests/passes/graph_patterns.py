@@ -341,6 +341,25 @@ def conv_pad(d: Draw) -> Value:
     return d.node("Conv", given, dtype, out, attrs)
 
 
+def relu_after_pool(d: Draw) -> Value:
+    space = d.rng.randint(1, 2)
+    size = [d.rng.choice([1, 2, 3, 5]) for _ in range(space)]
+    kernel, stride, dilation = (
+        [d.rng.choice(some) for _ in range(space)] for some in ([1, 2, 3], [1, 2], [1, 1, 1, 2])
+    )
+    pads = [d.rng.choice([0, k // 2]) for k in kernel]
+    room = [n + 2 * p - t * (k - 1) - 1 for n, p, t, k in zip(size, pads, dilation, kernel, strict=True)]
+    x = d.input(d.rng.choice(FLOATS), (d.rng.choice([0, 1, 2]), d.rng.choice([1, 3]), *size))
+    y = d.node("Relu", [x], x.dtype, x.shape)
+    if min(room) < 0:
+        return y
+    attrs = f"kernel_shape={kernel}, pads={pads * 2}, strides={stride}, dilations={dilation}"
+    out = (*x.shape[:2], *(n // s + 1 for n, s in zip(room, stride, strict=True)))
+    z = d.node("MaxPool", [y], x.dtype, out, attrs)
+    d.lines[-1] = d.lines[-1].replace(z.name, f"{z.name}, {z.name}.at", 1)
+    return z
+
+
 # ---- attention ----
 
 
@@ -549,6 +568,7 @@ PATTERNS: dict[str, Pattern] = {
     "rms_norm_written": rms_norm_written,
     "rms_norm_scale": norm_affine("Mul", "RmsNorm"),
     "conv_pad": conv_pad,
+    "relu_after_pool": relu_after_pool,
     "attention_no_mask": lambda d: attention(d, ("all", "all", "other")),
     "attention_causal": lambda d: attention(d, ("all", "causal", "causal", "other")),
     "attention_transpose": attention,

@@ -107,6 +107,21 @@ def conv(
     return convolve(F.pad(x, sides), w, bias, strides or 1, 0, dilations or 1, group)
 
 
+def max_pool(
+    x: Tensor,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+    dilations: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    space = x.dim() - 2
+    pads = pads or [0] * 2 * space
+    sides = [n for axis in reversed(range(space)) for n in (pads[axis], pads[space + axis])]
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
+    padded = F.pad(x, sides, value=-torch.inf)
+    return pool(padded, kernel_shape, strides or 1, 0, dilations or 1, return_indices=True)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -226,6 +241,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "LinearCrossEntropy": linear_cross_entropy,
     "MatMul": matmul,
     "Max": torch.maximum,
+    "MaxPool": max_pool,
     "Min": torch.minimum,
     "Mul": torch.mul,
     "Neg": torch.neg,
