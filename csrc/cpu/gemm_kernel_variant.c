@@ -11,7 +11,7 @@ typedef struct ahead {
   const char *line;           /* of a panel of B that is packed soon: a row, */
   int64_t at, bytes, step;    /* a place in it, its length, and the way to the next one */
   int64_t lines, each;        /* how many there are still, and how many are asked for at a time */
-  const char *to, *from;      /* rows of C, as it will be stored and as it is read before */
+  const char *to, *from;      /* rows of C, and of what is read before if that is elsewhere */
   int64_t to_step, from_step; /* from one to the next, in bytes */
   int64_t rows, each_rows;
 } ahead;
@@ -27,9 +27,11 @@ OMC_INLINE void ask_ahead(ahead *x) {
   for (int64_t i = 0; i < x->each_rows && x->rows > 0; i++, x->rows--) {
     __builtin_prefetch(x->to, 1);
     __builtin_prefetch(x->to + LINE, 1);
+    x->to += x->to_step;
+    if (!x->from) continue;
     __builtin_prefetch(x->from);
     __builtin_prefetch(x->from + LINE);
-    x->to += x->to_step, x->from += x->from_step;
+    x->from += x->from_step;
   }
 }
 
@@ -40,20 +42,42 @@ typedef struct tile {
   const omc_unit *b;
   const omc_unit *b_tail; /* the last group of k units, if that is not whole, padded with zeros */
   int64_t b_rs;
-  acc_t *sums; /* whole vectors of each row, sums_rs apart */
+  acc_t *sums; /* alpha times those, whole vectors of each row, sums_rs apart */
   int64_t sums_rs;
+  acc_t alpha, beta;
+  const acc_t *from; /* of which beta is added to them, NULL: nothing */
+  int64_t from_rs;
   ahead soon;
 } tile;
 
 typedef void (*tile_fn)(tile *t);
 
-#if defined(OMC_TILES)
-#include "cpu/gemm_tiles.h"
-#else
-
 /* Visits the vectors of a tile: vector v of row r, which the caller names. */
 #define EACH_VECTOR(r, v) \
   OMC_UNROLL for (int r = 0; r < rows; r++) OMC_UNROLL for (int v = 0; v < nv; v++)
+
+/* What is made of sums of products: rows x nv vectors, both constants where this is inlined, from
+ * row `first` of the tile on. */
+OMC_INLINE void store_products(const int rows, const int nv, vacc_t acc[][OMC_NV], const tile *t,
+                               int64_t first) {
+  acc_t *const to = t->sums + first * t->sums_rs;
+  if (t->alpha != 1) {
+    const vacc_t alpha = vset(t->alpha);
+    EACH_VECTOR(r, v) { acc[r][v] *= alpha; }
+  }
+  if (t->from) {
+    const vacc_t beta = vset(t->beta);
+    const acc_t *const from = t->from + first * t->from_rs;
+    EACH_VECTOR(r, v) {
+      acc[r][v] = vfma(beta, vldr(from + r * t->from_rs + v * OMC_VL), acc[r][v]);
+    }
+  }
+  EACH_VECTOR(r, v) { vstr(to + r * t->sums_rs + v * OMC_VL, acc[r][v]); }
+}
+
+#if defined(OMC_TILES)
+#include "cpu/gemm_tiles.h"
+#else
 
 /* A tile of `rows` x nv vectors; both are constants where this is inlined. */
 OMC_INLINE void tile_product(const int rows, const int nv, tile *t) {
@@ -77,7 +101,7 @@ OMC_INLINE void tile_product(const int rows, const int nv, tile *t) {
     }
   }
   t->soon = soon;
-  EACH_VECTOR(r, v) { vstr(t->sums + r * t->sums_rs + v * OMC_VL, acc[r][v]); }
+  store_products(rows, nv, acc, t, 0);
 }
 
 #define DEFINE_TILES(rows)                                           \
@@ -111,13 +135,8 @@ static char *part_of(const omc_matrix *c, const c_part *p) {
 
 static int64_t row_bytes(const omc_matrix *c) { return c->rs * (int64_t)omc_dtype_size(c->dtype); }
 
-/* Whether C is nothing but the sums. */
-static bool only_sums(const omc_gemm_block *g) {
-  return g->alpha == 1 && g->beta == 0 && !g->bias && !g->row_bias;
-}
-
-/* alpha * sums + beta * from + bias, stored as `dtype`, which is known where this is inlined. */
-OMC_INLINE void finish(const omc_dtype dtype, const bool only, const omc_gemm_block *g,
+/* sums + beta * from + bias, stored as `dtype`, which is known where this is inlined. */
+OMC_INLINE void finish(const omc_dtype dtype, const bool only_sums, const omc_gemm_block *g,
                        const c_part *p, const acc_t *sums) {
   const omc_dtype from_dtype = g->from.dtype;
   const int64_t size = (int64_t)omc_dtype_size(dtype);
@@ -125,13 +144,12 @@ OMC_INLINE void finish(const omc_dtype dtype, const bool only, const omc_gemm_bl
   const char *from = part_of(&g->from, p), *const bias = g->bias, *const row_bias = g->row_bias;
   char *to = part_of(&g->to, p);
   const int64_t from_row = row_bytes(&g->from), to_row = g->to.rs * size;
-  const vacc_t alpha = vset(g->alpha), beta = vset(g->beta);
+  const vacc_t beta = vset(g->beta);
   for (int64_t r = 0; r < p->rows; r++) {
     for (int64_t x = 0; x < p->n; x += OMC_VL) {
       const int64_t n = p->n - x;
       vacc_t y = vldr(sums + r * OMC_NR + x);
-      if (!only) {
-        if (g->alpha != 1) y *= alpha;
+      if (!only_sums) {
         if (g->beta != 0) y = vfma(beta, load_some(from_dtype, from + x * from_size, n), y);
         if (bias) y += load_some(dtype, bias + (p->j + x) * size, n);
         if (row_bias) y += vset(load_some(dtype, row_bias + (p->i + r) * size, 1)[0]);
@@ -156,24 +174,19 @@ DEFINE_FINISH(OMC_BF16)
 DEFINE_FINISH(OMC_F16)
 
 static finish_fn finish_of(const omc_gemm_block *g) {
-  const bool only = only_sums(g);
-  if (g->to.dtype == OMC_BF16) return only ? store_OMC_BF16 : finish_OMC_BF16;
-  if (g->to.dtype == OMC_F16) return only ? store_OMC_F16 : finish_OMC_F16;
-  return only ? store_OMC_ACC : finish_OMC_ACC;
+  const bool only_sums = g->beta == 0 && !g->bias && !g->row_bias;
+  if (g->to.dtype == OMC_BF16) return only_sums ? store_OMC_BF16 : finish_OMC_BF16;
+  if (g->to.dtype == OMC_F16) return only_sums ? store_OMC_F16 : finish_OMC_F16;
+  return only_sums ? store_OMC_ACC : finish_OMC_ACC;
 }
 
 /* ---- a block ---- */
-
-/* What C is made of beside sums, else itself. */
-static const omc_matrix *read_before(const omc_gemm_block *g) {
-  return g->beta != 0 ? &g->from : &g->to;
-}
 
 /* What `panels` tiles of a block ask for: n columns of B, and their rows of C. */
 static ahead ahead_of(const omc_gemm_block *g, const omc_matrix *b, int64_t n, int64_t panels) {
   const int64_t asks = omc_ceil_div(g->k, ASK_EVERY);
   ahead x = {.to_step = row_bytes(&g->to),
-             .from_step = row_bytes(read_before(g)),
+             .from_step = row_bytes(&g->from),
              .each_rows = omc_ceil_div(OMC_MR, omc_max(asks, 1))};
   if (n <= 0 || asks == 0) return x;
   const int64_t size = (int64_t)omc_dtype_size(b->dtype);
@@ -186,9 +199,16 @@ static ahead ahead_of(const omc_gemm_block *g, const omc_matrix *b, int64_t n, i
   return x;
 }
 
+/* Whether tiles of whole vectors are C as it is stored. */
+static bool are_stored(const omc_gemm_block *g) {
+  return !g->bias && !g->row_bias && g->to.dtype == OMC_ACC &&
+         (g->beta == 0 || g->from.dtype == OMC_ACC);
+}
+
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
   const int64_t panels = omc_gemm_panels(g->m);
   const finish_fn end = finish_of(g);
+  const bool elsewhere = g->beta != 0 && g->from.data != g->to.data;
   omc_unit tail[OMC_GROUP * OMC_NR];
   acc_t sums[OMC_MR * OMC_NR] __attribute__((aligned(64)));
   int64_t height = 0;
@@ -200,15 +220,17 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
     const omc_matrix b = omc_gemm_part(&g->b_stored, 0, j);
     const omc_matrix soon = omc_gemm_part(&g->b_stored, 0, j + n);
     if (pack) OMC_GEMM_NAME(pack_b)(&b, g->b_stored_k, n, pack);
-    /* Sums that are C as it is stored go there. */
-    const bool are_c = only_sums(g) && g->to.dtype == OMC_ACC && n == nv * OMC_VL;
+    const bool stored = are_stored(g) && n == nv * OMC_VL;
     tile t = {.k = g->k,
               .b = in_place ? g->b_rows + j
                    : pack   ? pack
                             : g->b + j * g->k,
               .b_rs = in_place ? g->b_rs : OMC_NR,
               .sums = sums,
-              .sums_rs = are_c ? g->to.rs : OMC_NR,
+              .sums_rs = stored ? g->to.rs : OMC_NR,
+              .alpha = g->alpha,
+              .beta = g->beta,
+              .from_rs = g->from.rs,
               .soon = ahead_of(g, &soon, next, panels)};
     t.b_tail = pad_group(&t, tail);
     for (int64_t p = 0; p < panels; p++) {
@@ -217,11 +239,13 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
       if (rows != height) set_height(height = rows);
       t.rows = rows;
       t.a = g->a + i * omc_gemm_units(g->k);
-      t.soon.to = part_of(&g->to, &c), t.soon.from = part_of(read_before(g), &c);
+      t.soon.to = part_of(&g->to, &c);
+      t.soon.from = elsewhere ? part_of(&g->from, &c) : NULL;
       t.soon.rows = rows;
-      if (are_c) t.sums = (acc_t *)(void *)part_of(&g->to, &c);
+      if (stored) t.sums = (acc_t *)(void *)part_of(&g->to, &c);
+      if (stored && g->beta != 0) t.from = (const acc_t *)(const void *)part_of(&g->from, &c);
       tile_of(rows, nv)(&t);
-      if (!are_c) end(g, &c, sums);
+      if (!stored) end(g, &c, sums);
     }
   }
   release();

@@ -97,12 +97,18 @@ OMC_TILE_TARGET OMC_INLINE void tile_product(const bool two_down, const bool two
     if (two_down && two_across) OMC_TILE_ADD_PRODUCTS(OMC_TILE_C11, OMC_TILE_A1, OMC_TILE_B1);
   }
   t->soon = soon;
-  const int64_t c_step = t->sums_rs * (int64_t)sizeof(acc_t);
-  acc_t *const upper = t->sums, *const lower = upper + OMC_GROUP * t->sums_rs;
-  _tile_stored(OMC_TILE_C00, upper, c_step);
-  if (two_across) _tile_stored(OMC_TILE_C01, upper + OMC_VL, c_step);
-  if (two_down) _tile_stored(OMC_TILE_C10, lower, c_step);
-  if (two_down && two_across) _tile_stored(OMC_TILE_C11, lower + OMC_VL, c_step);
+  acc_t sums[OMC_MR * OMC_NR] __attribute__((aligned(64)));
+  acc_t *const lower = sums + OMC_GROUP * OMC_NR;
+  _tile_stored(OMC_TILE_C00, sums, b_step);
+  if (two_across) _tile_stored(OMC_TILE_C01, sums + OMC_VL, b_step);
+  if (two_down) _tile_stored(OMC_TILE_C10, lower, b_step);
+  if (two_down && two_across) _tile_stored(OMC_TILE_C11, lower + OMC_VL, b_step);
+  const int nv = two_across ? 2 : 1;
+  for (int64_t r = 0; r < t->rows; r++) {
+    vacc_t acc[1][OMC_NV];
+    for (int v = 0; v < nv; v++) acc[0][v] = vldr(sums + r * OMC_NR + v * OMC_VL);
+    store_products(1, nv, acc, t, r);
+  }
 }
 
 OMC_TILE_TARGET static void tile_1_1(tile *t) { tile_product(false, false, t); }
