@@ -8,8 +8,9 @@
  * Packed layouts. A block of m rows is cut into omc_gemm_panels(m) panels of nearly equal height
  * h; panel after panel, k columns of h units each: no padding, whatever m is. A block of n
  * columns is cut into panels of OMC_NR columns; panel after panel, k rows of OMC_NR units
- * each, the last panel padded with zeros. Every element of C sums its products in order of k by
- * one chain of multiply-adds per K block, so results do not depend on how the work is cut.
+ * each, the last panel filled up with zeros, or with its last column again. Every element of C sums
+ * its products in order of k by one chain of multiply-adds per K block, so results do not depend on
+ * how the work is cut.
  *
  * For matrix tiles (OMC_TILES, see cpu/gemm_tiles.h) units come in groups of OMC_GROUP, with which
  * every block of K begins. Panels of A are of OMC_MR rows but the last, and hold group after group,

@@ -58,7 +58,7 @@ typedef omc_value *(*omc_rewrite)(omc_match *m);
 typedef enum {
   OMC_EXACT,       /* the same bits, though one NaN may be another */
   OMC_FINITE,      /* the same bits if all inputs are finite: what a mask hides is not looked at */
-  OMC_SUMS,        /* sums in another order */
+  OMC_SUMS,        /* sums in another order, a zero perhaps of the other sign */
   OMC_FINITE_SUMS, /* the same, if all inputs are finite */
   OMC_UNROUNDED,   /* within a rounding to bf16, which is left out */
   OMC_LAYER, /* another formula for the same layer: rounding differs by ulps of the largest element,

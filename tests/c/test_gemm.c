@@ -53,16 +53,19 @@ static double small(void) { return (double)(int)(uniform() * 4.99); }
 
 enum { FENCE = 3 /* elements between the rows of C */ };
 
-static size_t matrix_bytes(int64_t rows, int64_t cols, omc_dtype dtype) {
-  return (size_t)((rows + 1) * (2 * cols + FENCE) * 2 + 1) * omc_dtype_size(dtype);
+/* Not a byte more than the matrix has, and after it `fence` elements. */
+static size_t matrix_bytes(const omc_matrix *x, int64_t rows, int64_t cols, int64_t fence) {
+  const bool any = rows > 0 && cols > 0;
+  const int64_t last = any ? (rows - 1) * x->rs + (cols - 1) * x->cs : 0;
+  return (size_t)(last + 1 + fence) * omc_dtype_size(x->dtype);
 }
 
 static omc_matrix make_matrix(int64_t rows, int64_t cols, omc_dtype dtype, omc_dtype as, layout l,
-                              double (*next)(void)) {
-  omc_matrix x = {
-      .data = calloc(1, matrix_bytes(rows, cols, dtype)), .dtype = dtype, .read_as = as};
+                              int64_t fence, double (*next)(void)) {
+  omc_matrix x = {.dtype = dtype, .read_as = as};
   x.rs = l == BY_ROWS ? cols + FENCE : l == BY_COLUMNS ? 1 : 2 * cols + 1;
   x.cs = l == BY_ROWS ? 1 : l == BY_COLUMNS ? rows + 1 : 2;
+  x.data = calloc(1, matrix_bytes(&x, rows, cols, fence));
   for (int64_t i = 0; x.data && i < rows; i++)
     for (int64_t j = 0; j < cols; j++)
       omc_element_set_float(dtype, x.data, i * x.rs + j * x.cs, next());
@@ -98,12 +101,12 @@ typedef struct {
 
 static case_data make_case(const problem *p, const mixture *x, double (*next)(void)) {
   case_data d = {.g = {.m = p->m, .n = p->n, .k = p->k, .alpha = p->alpha, .beta = p->beta}};
-  d.g.a = make_matrix(p->m, p->k, x->a, x->a_as, p->a, next);
-  d.g.b = make_matrix(p->k, p->n, x->b, x->b_as, p->b, next);
-  d.g.c = make_matrix(p->m, p->n, x->c, OMC_F32, BY_ROWS, next);
-  if (p->bias) d.g.bias = make_matrix(1, p->n, x->c, OMC_F32, BY_ROWS, next).data;
-  if (p->row_bias) d.g.row_bias = make_matrix(1, p->m, x->c, OMC_F32, BY_ROWS, next).data;
-  d.c_bytes = matrix_bytes(p->m, p->n, x->c);
+  d.g.a = make_matrix(p->m, p->k, x->a, x->a_as, p->a, 0, next);
+  d.g.b = make_matrix(p->k, p->n, x->b, x->b_as, p->b, 0, next);
+  d.g.c = make_matrix(p->m, p->n, x->c, OMC_F32, BY_ROWS, FENCE, next);
+  if (p->bias) d.g.bias = make_matrix(1, p->n, x->c, OMC_F32, BY_ROWS, 0, next).data;
+  if (p->row_bias) d.g.row_bias = make_matrix(1, p->m, x->c, OMC_F32, BY_ROWS, 0, next).data;
+  d.c_bytes = matrix_bytes(&d.g.c, p->m, p->n, FENCE);
   d.before = malloc(d.c_bytes);
   if (d.before && d.g.c.data) memcpy(d.before, d.g.c.data, d.c_bytes);
   return d;
@@ -117,8 +120,7 @@ static void free_case(case_data *d) {
 /* Memory of exactly as many bytes as the product asks for. */
 static void multiply(const omc_gemm_args *g, int threads) {
   const omc_dtype narrowest = g->c.dtype;
-  void *workspace =
-      aligned_alloc(64, omc_gemm_workspace(narrowest, g->m, g->n, g->k, threads) + 64);
+  void *workspace = aligned_alloc(64, omc_gemm_workspace(narrowest, g->m, g->n, g->k, threads));
   if (CHECK(workspace)) omc_gemm(g, threads, workspace);
   free(workspace);
 }

@@ -1,4 +1,4 @@
-"""Places of maxima: of several the last of the window that PyTorch takes, NaN before all, nothing past a row's end."""
+"""Places of maxima: of several the one that PyTorch takes, NaN before all, nothing past a row's end."""
 
 from __future__ import annotations
 

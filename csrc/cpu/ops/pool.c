@@ -115,8 +115,9 @@ static int64_t row_at(const max_windows *w, int64_t kz, int64_t ky) {
   return ((w->front + kz * f->dilation[0]) * f->in[1] + w->top + ky * f->dilation[1]) * f->in[2];
 }
 
-/* As in PyTorch, NaN is larger than all, and of several the last is taken; an empty window is -inf
- * at what would be its first place. Of the taps along the row, [first, end) are inside. */
+/* As in PyTorch, NaN is larger than all, the last of several; of equal numbers the first is taken;
+ * an empty window is -inf at what would be its first place. Of the taps along the row, [first, end)
+ * are inside. */
 static void max_of(const max_windows *w, int64_t k, int64_t first, int64_t end, acc_t *best,
                    acc_bits_t *at) {
   const omc_pool_form *f = w->form;
@@ -168,9 +169,13 @@ OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_
   memcpy(at, &places, sizeof places);
 }
 
-/* Whether there are elements for all lanes of a vector from output k on, whosever they are. */
-static bool has_vector(const max_windows *w, int64_t k) {
+/* Whether a vector from output k on, of which n lanes are wanted, takes less time than each output
+ * by itself, and there are elements for all its lanes, whosever they are. Strides without
+ * shuffles of their own, see vld_step, are read one by one. */
+static bool has_vector(const max_windows *w, int64_t k, int64_t n) {
   const omc_pool_form *f = w->form;
+  const bool shuffled = f->stride[2] <= 4 && f->stride[2] != 3;
+  if (n < (shuffled ? OMC_VL / 4 : OMC_VL / 2)) return false;
   const int64_t last = row_at(w, w->z_end - 1, w->y_end - 1) - f->before[2] +
                        (f->kernel[2] - 1) * f->dilation[2] + (k + OMC_VL - 1) * f->stride[2];
   return last < w->left;
@@ -186,7 +191,7 @@ static void max_row(const max_windows *w, int64_t from, int64_t n, storage_t *y,
   const int64_t last = f->in[2] - 1 + before - (f->kernel[2] - 1) * f->dilation[2];
   int64_t low = omc_clamp(omc_ceil_div(before, stride) - from, 0, n);
   int64_t high = omc_clamp((last < 0 ? 0 : last / stride + 1) - from, low, n);
-  const bool by_vectors = high - low >= OMC_VL || has_vector(w, from + low);
+  const bool by_vectors = high - low >= OMC_VL || has_vector(w, from + low, high - low);
   for (int64_t k = 0; k < low; k++) max_at_border(w, from + k, best + k, at + k);
   for (int64_t k = low; !by_vectors && k < high; k++)
     max_of(w, from + k, 0, f->kernel[2], best + k, at + k);
