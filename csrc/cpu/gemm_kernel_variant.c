@@ -47,6 +47,7 @@ typedef struct tile {
   acc_t alpha, beta;
   const acc_t *from; /* of which beta is added to them, NULL: nothing */
   int64_t from_rs;
+  const acc_t *bias, *row_bias; /* NULL: none */
   ahead soon;
 } tile;
 
@@ -71,6 +72,12 @@ OMC_INLINE void store_products(const int rows, const int nv, vacc_t acc[][OMC_NV
     EACH_VECTOR(r, v) {
       acc[r][v] = vfma(beta, vldr(from + r * t->from_rs + v * OMC_VL), acc[r][v]);
     }
+  }
+  if (t->bias) {
+    EACH_VECTOR(r, v) { acc[r][v] += vldr(t->bias + v * OMC_VL); }
+  }
+  if (t->row_bias) {
+    EACH_VECTOR(r, v) { acc[r][v] += vset(t->row_bias[first + r]); }
   }
   EACH_VECTOR(r, v) { vstr(to + r * t->sums_rs + v * OMC_VL, acc[r][v]); }
 }
@@ -201,8 +208,7 @@ static ahead ahead_of(const omc_gemm_block *g, const omc_matrix *b, int64_t n, i
 
 /* Whether tiles of whole vectors are C as it is stored. */
 static bool are_stored(const omc_gemm_block *g) {
-  return !g->bias && !g->row_bias && g->to.dtype == OMC_ACC &&
-         (g->beta == 0 || g->from.dtype == OMC_ACC);
+  return g->to.dtype == OMC_ACC && (g->beta == 0 || g->from.dtype == OMC_ACC);
 }
 
 void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
@@ -243,6 +249,8 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
       t.soon.from = elsewhere ? part_of(&g->from, &c) : NULL;
       t.soon.rows = rows;
       if (stored) t.sums = (acc_t *)(void *)part_of(&g->to, &c);
+      if (stored && g->bias) t.bias = (const acc_t *)g->bias + j;
+      if (stored && g->row_bias) t.row_bias = (const acc_t *)g->row_bias + i;
       if (stored && g->beta != 0) t.from = (const acc_t *)(const void *)part_of(&g->from, &c);
       tile_of(rows, nv)(&t);
       if (!stored) end(g, &c, sums);
