@@ -36,17 +36,15 @@ OMC_INLINE size_t bytes_of(source s) { return is_half(s) ? sizeof(uint16_t) : si
 
 #if OMC_DEPTH == 2
 
-/* Rounding, and that of two vectors to one. To bf16 it flushes denormals, as products do. */
+/* Rounding of two vectors to one. To bf16 it flushes denormals, as products do. */
 #if defined(OMC_STORAGE_IS_BF16)
-OMC_INLINE omc_half_bits rounded(vacc_t x) { return (omc_half_bits)_mm512_cvtneps_pbh((__m512)x); }
 OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
   return (omc_vunit)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 #else
-OMC_INLINE omc_half_bits rounded(vacc_t x) { return omc_vto_f16(x); }
 OMC_INLINE omc_vunit rounded_both(vacc_t low, vacc_t high) {
-  const __m512i both = _mm512_castsi256_si512((__m256i)rounded(low));
-  return (omc_vunit)_mm512_inserti64x4(both, (__m256i)rounded(high), 1);
+  const __m512i both = _mm512_castsi256_si512((__m256i)omc_vto_f16(low));
+  return (omc_vunit)_mm512_inserti64x4(both, (__m256i)omc_vto_f16(high), 1);
 }
 #endif
 

@@ -91,6 +91,13 @@ def matmul(
     return y if bias is None else y + bias
 
 
+def padded(x: Tensor, pads: Sequence[int], value: float = 0) -> Tensor:
+    """`x` with so many elements before each axis but the first two, and after each."""
+    space = x.dim() - 2
+    sides = [n for axis in reversed(range(space)) for n in (pads[axis], pads[space + axis])] if pads else []
+    return F.pad(x, sides, value=value)
+
+
 def conv(
     x: Tensor,
     w: Tensor,
@@ -101,10 +108,8 @@ def conv(
     group: int = 1,
 ) -> Tensor:
     space = x.dim() - 2
-    pads = pads or [0] * 2 * space
-    sides = [n for axis in reversed(range(space)) for n in (pads[axis], pads[space + axis])]
     convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
-    return convolve(F.pad(x, sides), w, bias, strides or 1, 0, dilations or 1, group)
+    return convolve(padded(x, pads), w, bias, strides or 1, 0, dilations or 1, group)
 
 
 def max_pool(
@@ -115,11 +120,8 @@ def max_pool(
     dilations: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     space = x.dim() - 2
-    pads = pads or [0] * 2 * space
-    sides = [n for axis in reversed(range(space)) for n in (pads[axis], pads[space + axis])]
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[space - 1]
-    padded = F.pad(x, sides, value=-torch.inf)
-    return pool(padded, kernel_shape, strides or 1, 0, dilations or 1, return_indices=True)
+    return pool(padded(x, pads, -torch.inf), kernel_shape, strides or 1, 0, dilations or 1, return_indices=True)
 
 
 def attention(

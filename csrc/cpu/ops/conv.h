@@ -30,7 +30,8 @@
 #include "cpu/rows.h"
 #include "ops/forms.h"
 
-/* ROWS x COLS is the most of an output block that a thread holds while its depth is summed. */
+/* ROWS x COLS is the most of an output block that a thread holds while its depth is summed, DEPTH
+ * units at a time. */
 enum { ROWS = 512, COLS = 128, DEPTH = 512, SLACK = OMC_GEMM_SLACK };
 
 /* A copy of the planes of a tensor [images, channels, h, w], whose space dims but the last are one:
