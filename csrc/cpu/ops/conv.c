@@ -35,6 +35,14 @@ static int64_t channels_per_unit(const omc_node *node, bool direct) {
 /* Groups of so few rows leave nothing to pack the right side for. */
 static bool sums_directly(int64_t groups, int64_t m) { return groups > 1 && m < 4; }
 
+/* Of a depthwise kernel vectors hold channels where the planes of so many fit into a cache. */
+static bool sums_by_channels(const omc_node *node, int64_t groups, int64_t m, int64_t channels,
+                             int64_t pixels) {
+  enum { MOST_BYTES = 1 << 20 };
+  const int64_t bytes = OMC_MAX_VL * (int64_t)omc_acc_size(stored(node));
+  return groups >= OMC_MAX_VL && m == 1 && channels == 1 && pixels <= MOST_BYTES / bytes;
+}
+
 static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for kernel parameters");
 }
@@ -190,14 +198,17 @@ static omc_status params_conv(const omc_node *node, omc_arena *arena, void *para
                       .out_col = 1};
   if (!grid->row_at || !grid->out_at) return no_memory(node);
   join_rows(grid);
+  const int64_t out_plane = f.out[0] * f.out[1] * f.out[2];
   *p = (conv_product){.direct = direct,
+                      .by_channels = sums_by_channels(node, f.group, f.o / f.group, f.cg,
+                                                      source_plane(&s) + out_plane),
                       .images = f.n,
                       .groups = f.group,
                       .m = f.o / f.group,
                       .weight_row = f.cg * taps,
                       .weight_group = f.o / f.group * f.cg * taps,
                       .source_group = group_planes(&s) * plane,
-                      .out_plane = f.out[0] * f.out[1] * f.out[2],
+                      .out_plane = out_plane,
                       .source = s,
                       .n_grids = 1,
                       .twins = 1,
@@ -269,6 +280,7 @@ static omc_status grad_grid(const omc_conv_form *f, const conv_source *s, const 
   }
   if (og % s->per_unit == 0) grid->whole = grid->depth;
   grid->run = grid->depth == units * taps ? taps : 1;
+  if (units && taps <= MOST_TOGETHER) grid->met = grid->depth / units;
   join_rows(grid);
   return OMC_OK;
 }
@@ -314,15 +326,17 @@ static omc_status decode_gradient(const omc_node *node, const omc_conv_form *f, 
     grids[i].packed_at = packed;
     packed += f->c * omc_gemm_most_units(grids[i].depth);
   }
-  const int64_t taps = n_taps(f);
+  const int64_t taps = n_taps(f), out_plane = f->in[0] * f->in[1] * f->in[2];
   *p = (conv_product){.direct = direct,
+                      .by_channels = sums_by_channels(node, f->group, f->cg, f->o / f->group,
+                                                      source_plane(&s) + out_plane),
                       .images = f->n,
                       .groups = f->group,
                       .m = f->cg,
                       .weight_row = taps,
                       .weight_group = f->o / f->group * f->cg * taps,
                       .source_group = group_planes(&s) * source_plane(&s),
-                      .out_plane = f->in[0] * f->in[1] * f->in[2],
+                      .out_plane = out_plane,
                       .source = s,
                       .n_grids = n_grids,
                       .twins = twins,
@@ -352,11 +366,15 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
   omc_shape shape;
   OMC_TRY(omc_conv_grad_form_of(node, false, &shape, &f));
   const bool direct = sums_directly(f.group, omc_max(f.o / f.group, f.cg));
-  const int64_t phases = direct ? f.stride[2] : 1;
   int64_t span[OMC_CONV_AXES];
   window_spans(&f, span);
+  const bool by_channels =
+      sums_by_channels(node, f.group, f.o / f.group, f.cg,
+                       span[0] * span[1] * span[2] + f.out[0] * f.out[1] * f.out[2]);
+  const int64_t phases = direct && !by_channels ? f.stride[2] : 1;
   *p = (conv_weight_grad){
       .direct = direct,
+      .by_channels = by_channels,
       .images = f.n,
       .groups = f.group,
       .m = f.o / f.group,
@@ -391,13 +409,17 @@ static size_t product_workspace(const omc_node *node, const void *params, int th
                omc_whole_vectors(w->pass * source_image(&w->source) + SLACK) +
                threads * winograd_thread(w);
   const int64_t elements =
-      p->direct ? threads * (direct_thread(&p->source, p->groups) + direct_weights(p))
-                : omc_whole_vectors(p->packed) + product_source(p) + threads * product_thread(p);
+      p->by_channels ? threads * channels_thread(p)
+      : p->direct ? threads * (direct_thread(&p->source, p->groups) + direct_weights(p))
+                  : omc_whole_vectors(p->packed) + product_source(p) + threads * product_thread(p);
   return (size_t)omc_max(elements, transformed) * omc_acc_size(stored(node));
 }
 
 static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {
   const conv_weight_grad *p = params;
+  if (p->by_channels)
+    return (size_t)(channel_sums(p) + threads * channels_grad_thread(p)) *
+           omc_acc_size(stored(node));
   const int64_t elements = p->direct ? threads * direct_thread(&p->source, p->groups)
                                      : omc_whole_vectors(p->groups * p->m * p->columns) +
                                            grad_source(p) + threads * grad_thread(p);

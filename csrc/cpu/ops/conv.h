@@ -16,11 +16,12 @@
  * channels innermost.
  *
  * The right side is packed straight from the copy: no column matrix is ever stored. Groups of few
- * channels, depthwise above all, have nothing to pack for and are summed directly
- * (conv_direct_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform where
- * they are large enough to repay it (conv_winograd_variant.c). Where products of bf16 are summed in
- * pairs they do not: what the transform saves of multiplications, a factor of 2.25, the pairs save
- * nearly as well, without transforms and what these round. */
+ * channels have nothing to pack for and are summed directly, by vectors of pixels
+ * (conv_direct_variant.c) or, of depthwise kernels on planes that are not large, of channels
+ * (conv_channels_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform
+ * where they are large enough to repay it (conv_winograd_variant.c). Where products of bf16 are
+ * summed in pairs they do not: what the transform saves of multiplications, a factor of 2.25, the
+ * pairs save nearly as well, without transforms and what these round. */
 #ifndef OMC_CPU_OPS_CONV_H
 #define OMC_CPU_OPS_CONV_H
 
@@ -33,6 +34,9 @@
 /* ROWS x COLS is the most of an output block that a thread holds while its depth is summed, DEPTH
  * units at a time. */
 enum { ROWS = 512, COLS = 128, DEPTH = 512, SLACK = OMC_GEMM_SLACK };
+
+/* Taps of a kernel up to which rows of weights that lie side by side are packed together. */
+enum { MOST_TOGETHER = DEPTH / 2 };
 
 /* A copy of the planes of a tensor [images, channels, h, w], whose space dims but the last are one:
  * `rows` rows, each of `phases` parts of `part` elements, part q holding columns q, q + phases, ...
@@ -54,6 +58,8 @@ typedef struct {
   const int64_t *weight_at;      /* depth: from the start of a row of weights */
   int64_t weight_next, row_next; /* from there to the weight of the second channel, or row */
   int64_t run;                   /* weights of so many whole units at a time lie side by side */
+  int64_t met;                   /* so many units of each channel, whose rows lie side by side;
+                                    0: rows lie apart */
   const int64_t *source_at;      /* depth: from where the column is */
   int64_t rows, cols;            /* of the grid */
   const int64_t *row_at, *out_at; /* rows: of a row in a plane of the source, of the output */
@@ -73,7 +79,7 @@ typedef struct {
 } conv_winograd;
 
 typedef struct {
-  bool direct;
+  bool direct, by_channels;      /* the second only with the first */
   const conv_winograd *winograd; /* NULL: not so; else tried first */
   int64_t images, pass;          /* all, and as many as are copied at a time */
   int64_t groups;
@@ -87,13 +93,14 @@ typedef struct {
 } conv_product;
 
 typedef struct {
-  bool direct;
+  bool direct, by_channels;
   int64_t images, pass, groups;
   int64_t m, c; /* output and input channels of a group */
   int64_t taps, kw, dw, sw;
   int64_t rows, cols;             /* of an output plane */
   const int64_t *row_at, *tap_at; /* rows, taps / kw: rows of the source */
-  conv_source source; /* direct: as for Conv; else phases 1, stored [rows, part, channels] */
+  conv_source source; /* direct, by pixels: as for Conv; else phases 1, and where nothing is direct
+                         stored [rows, part, channels] */
   int64_t columns;    /* taps * c, padded */
 } conv_weight_grad;
 
@@ -125,6 +132,24 @@ static inline int64_t direct_weights(const conv_product *p) {
 
 /* And the gradient of a group's weights. */
 static inline int64_t direct_gradient(const conv_weight_grad *p) { return p->m * p->c * p->taps; }
+
+/* By channels: for each thread the copied planes of a block of them, the output's, and the weights
+ * of all grids. */
+static inline int64_t channels_thread(const conv_product *p) {
+  int64_t depth = 0;
+  for (int64_t i = 0; i < p->n_grids; i++) depth += p->grids[i].depth;
+  return (source_plane(&p->source) + p->out_plane + depth) * OMC_MAX_VL;
+}
+
+/* Gradients of weights: sums for parts of the images, as many whatever the number of threads is,
+ * and for each thread the planes of a block, of the source and of the output. */
+static inline int64_t channel_parts(const conv_weight_grad *p) { return omc_min(p->images, 8); }
+static inline int64_t channel_sums(const conv_weight_grad *p) {
+  return omc_whole_vectors(p->groups) * channel_parts(p) * p->taps;
+}
+static inline int64_t channels_grad_thread(const conv_weight_grad *p) {
+  return (source_plane(&p->source) + p->rows * p->cols) * OMC_MAX_VL;
+}
 
 /* Else the packed weights, the copy of a pass, and for each thread a panel of B and blocks of C. */
 static inline int64_t product_thread(const conv_product *p) {
@@ -197,9 +222,11 @@ OMC_INLINE void store_in_turn(vacc_t a, vacc_t b, int64_t n, storage_t *out) {
 }
 
 omc_status OMC_CONV_STORED(direct)(const omc_kernel_args *args);
+omc_status OMC_CONV_STORED(channels)(const omc_kernel_args *args);
 /* Whether all that it computed is finite; else the definition may have another result. */
 bool OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p) OMC_MUST_USE;
 omc_status OMC_CONV_STORED(direct_weight)(const omc_kernel_args *args);
+omc_status OMC_CONV_STORED(channels_weight)(const omc_kernel_args *args);
 
 /* Columns next to each other in a panel and in memory, at most two vectors of them. */
 typedef struct {

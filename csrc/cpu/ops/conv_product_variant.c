@@ -43,6 +43,19 @@ OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int6
     vstr_upto((acc_t *)(void *)(to + i), (vacc_t)units_of(from + i, next, some), some);
   }
 }
+/* The same of n elements and the n that follow them. */
+OMC_INLINE void copy_both(const storage_t *from, omc_unit *to, int64_t n) {
+  if (n > OMC_VL) {
+    copy_run(from, n, to, n);
+    return;
+  }
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i second = _mm512_add_epi32(lane, _mm512_set1_epi32((int)n));
+  const __m512i places = _mm512_or_si512(lane, _mm512_slli_epi32(second, 16));
+  const __mmask32 all = ~(__mmask32)0 >> (2 * (OMC_VL - n));
+  const __m512i x = _mm512_maskz_loadu_epi16(all, from);
+  vstr_upto((acc_t *)(void *)to, (vacc_t)_mm512_permutexvar_epi16(places, x), n);
+}
 #else
 OMC_INLINE omc_vunit units_of(const conv_element *p, int64_t next, int64_t n) {
   (void)next;
@@ -63,6 +76,9 @@ OMC_INLINE omc_vunit stored_units(const storage_t *p, int64_t next) {
 OMC_INLINE void copy_run(const storage_t *from, int64_t next, omc_unit *to, int64_t n) {
   (void)next;
   for (int64_t i = 0; i < n; i += OMC_VL) vstr_upto(to + i, vld_fill(from + i, n - i, 0), n - i);
+}
+OMC_INLINE void copy_both(const storage_t *from, omc_unit *to, int64_t n) {
+  copy_run(from, 0, to, n);
 }
 #endif
 
@@ -201,10 +217,17 @@ static void load_weights(const conv_grid *grid, const storage_t *row, depth_bloc
   const int64_t whole = omc_clamp(grid->whole - d.first, 0, d.units);
   const int64_t paired = omc_clamp(grid->whole + grid->stacked - d.first, 0, d.units);
   int64_t k = 0;
+  if (next == 1 && whole > 0) { /* units as they are stored */
+    memcpy(out, row + at[0], (size_t)whole * sizeof *out);
+    k = whole;
+  }
   for (; run == 1 && k < whole; k++) out[k] = unit_of(row + at[k], next);
   for (int64_t n, left = run - d.first % run; k < whole; k += n, left = run) {
     n = omc_min(left, whole - k);
-    copy_run(row + at[k], next, out + k, n);
+    if (n == next)
+      copy_both(row + at[k], out + k, n);
+    else
+      copy_run(row + at[k], next, out + k, n);
   }
   for (; k < paired; k++) out[k] = unit_of(row + at[k], grid->row_next);
   for (; k < d.units; k++) out[k] = unit_of(row + at[k], 0);
@@ -232,33 +255,93 @@ static omc_matrix weight_lines(const product_job *job, const storage_t *weight, 
   return omc_gemm_sums((acc_t *)(void *)rows, d.units);
 }
 
-/* Packs the weights of one grid by (group, part of m, block of depth). As packing writes past the
- * end of a panel, one that no other follows is packed apart. */
+/* Weights of m rows of a group from `from` on, and where block `d` of them is packed. */
+typedef struct {
+  const storage_t *from;
+  int64_t m;
+  depth_block d;
+  omc_unit *to;
+} weight_block;
+
+/* Panel q: its rows. */
+static omc_range rows_of_panel(const weight_block *w, int64_t q) {
+  return (omc_range){.begin = omc_gemm_row(w->m, q), .end = omc_gemm_row(w->m, q + 1)};
+}
+
+/* Rows that lie apart. As packing writes past the end of a panel, one that no other follows is
+ * packed apart. */
+static void pack_rows_apart(const product_job *job, const weight_block *w, omc_unit *scratch) {
+  const int64_t panels = omc_gemm_panels(w->m), units = w->d.units;
+  omc_unit *const apart = scratch + OMC_MR * DEPTH;
+  for (int64_t q = 0; q < panels; q++) {
+    const omc_range rows = rows_of_panel(w, q);
+    const int64_t h = rows.end - rows.begin;
+    const storage_t *from = w->from + rows.begin * job->p->weight_row;
+    const omc_matrix lines = weight_lines(job, from, h, w->d, scratch);
+    omc_unit *const to = w->to + rows.begin * omc_gemm_units(units);
+    const bool followed = q + 1 < panels && units >= SLACK;
+    OMC_TURN_UNITS(&lines, h, units, h, (void *)(followed ? to : apart));
+    if (!followed) memcpy(to, apart, (size_t)(h * units) * sizeof *to);
+  }
+}
+
+/* n taps of a channel of h rows that lie side by side, `taps` weights each. */
+static void turn_taps(const storage_t *from, int64_t next, int64_t h, int64_t taps,
+                      const int64_t *tap_at, int64_t n, omc_unit *scratch, omc_unit *out) {
+  if (taps == 1) {
+    copy_run(from, next, out, h);
+    return;
+  }
+  if (n < taps) {
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t r = 0; r < h; r++) out[i * h + r] = unit_of(from + r * taps + tap_at[i], next);
+    return;
+  }
+  omc_unit *const turned = scratch + OMC_MR * MOST_TOGETHER;
+  const omc_matrix rows = omc_gemm_sums((acc_t *)(void *)scratch, taps);
+  copy_run(from, next, scratch, h * taps);
+  OMC_TURN_UNITS(&rows, h, taps, h, (void *)turned);
+  memcpy(out, turned, (size_t)(h * taps) * sizeof *out);
+}
+
+/* Rows that lie side by side: channel by channel, so that what lies together is read together. */
+static void pack_rows_together(const product_job *job, const weight_block *w, omc_unit *scratch) {
+  const conv_grid *grid = job->grid;
+  const int64_t taps = job->p->weight_row;
+  for (int64_t i = 0, n; i < w->d.units; i += n) {
+    const int64_t k = w->d.first + i, tap = k % grid->met;
+    const int64_t *tap_at = grid->weight_at + tap;
+    const storage_t *from = w->from + grid->weight_at[k] - *tap_at;
+    n = omc_min(grid->met - tap, w->d.units - i);
+    for (int64_t q = 0; q < omc_gemm_panels(w->m); q++) {
+      const omc_range rows = rows_of_panel(w, q);
+      const int64_t h = rows.end - rows.begin;
+      turn_taps(from + rows.begin * taps, k < grid->whole ? grid->weight_next : 0, h, taps, tap_at,
+                n, scratch, w->to + rows.begin * omc_gemm_units(w->d.units) + i * h);
+    }
+  }
+}
+
+/* Packs the weights of one grid by (group, part of m, block of depth). */
 static void pack_weights(omc_range range, void *ctx) {
   const product_job *job = ctx;
   const conv_product *p = job->p;
   const conv_grid *grid = job->grid;
   const int64_t blocks = depth_blocks(grid);
-  omc_unit *const rows = (omc_unit *)(void *)(job->threads + range.thread * product_thread(p));
-  omc_unit *const apart = rows + OMC_MR * DEPTH;
+  omc_unit *const scratch = (omc_unit *)(void *)(job->threads + range.thread * product_thread(p));
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t group = u / blocks / job->m_parts, part = u / blocks % job->m_parts;
-    const depth_block d = depth_block_at(grid, u % blocks);
-    const int64_t i = omc_cut(p->m, job->m_parts, part),
-                  m = omc_cut(p->m, job->m_parts, part + 1) - i;
-    const storage_t *weight =
-        (const storage_t *)job->args->in[1].data + group * p->weight_group + i * p->weight_row;
-    omc_unit *to = packed_at(job, grid, group, i) + m * d.first;
-    const int64_t panels = omc_gemm_panels(m);
-    for (int64_t panel = 0; panel < panels; panel++) {
-      const int64_t r0 = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - r0;
-      const omc_matrix lines = weight_lines(job, weight + r0 * p->weight_row, h, d, rows);
-      const bool followed = panel + 1 < panels && d.units >= SLACK;
-      omc_unit *const packed = followed ? to : apart;
-      OMC_TURN_UNITS(&lines, h, d.units, h, (void *)packed);
-      if (!followed) memcpy(to, packed, (size_t)(h * d.units) * sizeof *to);
-      OMC_GEMM_NAME(group)(to, h, d.units);
-      to += h * omc_gemm_units(d.units);
+    const int64_t i = omc_cut(p->m, job->m_parts, part);
+    weight_block w = {.from = (const storage_t *)job->args->in[1].data + group * p->weight_group +
+                              i * p->weight_row,
+                      .m = omc_cut(p->m, job->m_parts, part + 1) - i,
+                      .d = depth_block_at(grid, u % blocks)};
+    w.to = packed_at(job, grid, group, i) + w.m * w.d.first;
+    (grid->met ? pack_rows_together : pack_rows_apart)(job, &w, scratch);
+    for (int64_t q = 0; q < omc_gemm_panels(w.m); q++) {
+      const omc_range rows = rows_of_panel(&w, q);
+      OMC_GEMM_NAME(group)
+      (w.to + rows.begin * omc_gemm_units(w.d.units), rows.end - rows.begin, w.d.units);
     }
   }
 }
@@ -403,6 +486,7 @@ OMC_KERNEL(Conv, args) {
   const conv_product *p = args->params;
   const int threads = args->threads;
   if (p->images == 0 || p->m == 0) return OMC_OK;
+  if (p->by_channels) return OMC_CONV_STORED(channels)(args);
   if (p->direct) return OMC_CONV_STORED(direct)(args);
   if (p->winograd && OMC_CONV_STORED(winograd)(args, p->winograd)) return OMC_OK;
   acc_t *const packed = args->workspace, *const copy = packed + omc_whole_vectors(p->packed);

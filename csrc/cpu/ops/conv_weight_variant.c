@@ -12,6 +12,7 @@ typedef struct {
   const conv_weight_grad *p;
   conv_element *source;
   acc_t *sum, *threads;
+  int64_t sum_row; /* elements from a row of sums to the next */
   int64_t first, images;
   int64_t row_parts, col_parts; /* of a group's gradient */
 } grad_job;
@@ -121,7 +122,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   const int64_t units = job->images * image_units(p), blocks = omc_ceil_div(units, DEPTH);
   omc_unit *const b = (omc_unit *)(void *)scratch;
   omc_unit *const a = b + DEPTH * OMC_GEMM_MAX_NR + 2 * SLACK;
-  acc_t *const sum = job->sum + (group * p->m + i) * p->columns;
+  acc_t *const sum = job->sum + (group * p->m + i) * job->sum_row;
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t u0 = omc_gemm_cut(units, blocks, block),
                   n = omc_gemm_cut(units, blocks, block + 1) - u0;
@@ -139,7 +140,7 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
       }
       const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, 2 * OMC_VL, chunks);
       OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n * OMC_DEPTH, chunks, count, false, b);
-      const omc_matrix sums = omc_gemm_sums(sum + j0, p->columns);
+      const omc_matrix sums = omc_gemm_sums(sum + j0, job->sum_row);
       const omc_gemm_block product = {.m = m,
                                       .n = omc_ceil_div(width, OMC_VL) * OMC_VL,
                                       .k = n,
@@ -162,6 +163,11 @@ static void grad_parts(omc_range range, void *ctx) {
     grad_part(job, u / parts, u % parts / job->col_parts, u % job->col_parts, scratch);
 }
 
+/* Sums that are the gradient as they lie. */
+static bool sums_in_place(const conv_weight_grad *p) {
+  return OMC_STORES_ACC && p->taps == 1 && p->c % OMC_VL == 0;
+}
+
 /* Sums are [.., taps, c], the gradient is [.., c, taps]: turned by as many channels as there is
  * room for, or one by one. */
 static void write_gradient(omc_range range, void *ctx) {
@@ -170,8 +176,12 @@ static void write_gradient(omc_range range, void *ctx) {
   const int64_t taps = p->taps, side = DEPTH * OMC_GEMM_MAX_NR / taps;
   acc_t *const turned = job->threads + range.thread * grad_thread(p);
   for (int64_t o = range.begin; o < range.end; o++) {
-    acc_t *from = job->sum + o * p->columns;
+    acc_t *from = job->sum + o * job->sum_row;
     storage_t *to = (storage_t *)job->args->out[0].data + o * p->c * taps;
+    if (taps == 1) {
+      store_row(from, to, p->c);
+      continue;
+    }
     for (int64_t c = 0; side > 0 && c < p->c; c += side) {
       const int64_t n = omc_min(side, p->c - c);
       const omc_matrix lines = omc_gemm_sums(from + c, p->c);
@@ -195,7 +205,7 @@ static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) 
 OMC_KERNEL(ConvGradWeight, args) {
   const conv_weight_grad *p = args->params;
   const int64_t outputs = p->groups * p->m;
-  grad_job job = {.args = args, .p = p, .sum = args->workspace};
+  grad_job job = {.args = args, .p = p, .sum = args->workspace, .sum_row = p->columns};
   acc_t *const source = job.sum + omc_whole_vectors(outputs * p->columns);
   job.source = (conv_element *)(void *)source;
   job.threads = source + grad_source(p);
@@ -204,7 +214,12 @@ OMC_KERNEL(ConvGradWeight, args) {
     memset(args->out[0].data, 0, (size_t)(outputs * p->c * p->taps) * sizeof(storage_t));
     return OMC_OK;
   }
+  if (p->by_channels) return OMC_CONV_STORED(channels_weight)(args);
   if (p->direct) return OMC_CONV_STORED(direct_weight)(args);
+  if (sums_in_place(p)) {
+    job.sum = args->out[0].data;
+    job.sum_row = p->c;
+  }
   choose_parts(p, args->threads, &job);
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   for (int64_t pass = 0; pass < passes; pass++) {
@@ -213,7 +228,7 @@ OMC_KERNEL(ConvGradWeight, args) {
     omc_parallel_for(job.images * p->source.rows, 1, args->threads, copy_channels_last, &job);
     omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
   }
-  omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);
+  if (!sums_in_place(p)) omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);
   return OMC_OK;
 }
 
