@@ -100,20 +100,23 @@ static void join_rows(conv_grid *grid) {
   grid->rows = 1;
 }
 
-/* Sets *out where the form is one of 3 x 3 with steps of 1 that repays its transforms. */
-static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bool of_input,
-                                omc_arena *arena, const conv_winograd **out) {
+/* Whether the form is one of 3 x 3 with steps of 1 that repays its transforms, of so many tiles. */
+static bool repays_winograd(const omc_node *node, const omc_conv_form *f, int64_t tiles) {
   enum { LEAST_CHANNELS = 32, LEAST_TILES = 128 };
   bool fits =
       !in_pairs(node) && f->in[0] == 1 && f->out[0] == 1 && f->kernel[0] == 1 && f->before[0] == 0;
   for (int a = 1; a < OMC_CONV_AXES; a++)
     fits &= f->kernel[a] == 3 && f->stride[a] == 1 && f->dilation[a] == 1 && f->before[a] <= 2;
+  return fits && f->group == 1 && omc_min(f->c, f->o) >= LEAST_CHANNELS && tiles >= LEAST_TILES;
+}
+
+/* Sets *out where Winograd's transform repays. */
+static omc_status plan_winograd(const omc_node *node, const omc_conv_form *f, bool of_input,
+                                omc_arena *arena, const conv_winograd **out) {
   const int64_t *to = of_input ? f->in : f->out;
   const int64_t tiles_h = omc_ceil_div(to[1], 2), tiles_w = omc_ceil_div(to[2], 2);
   *out = NULL;
-  if (!fits || f->group != 1 || omc_min(f->c, f->o) < LEAST_CHANNELS ||
-      f->n * tiles_h * tiles_w < LEAST_TILES)
-    return OMC_OK;
+  if (!repays_winograd(node, f, f->n * tiles_h * tiles_w)) return OMC_OK;
   conv_winograd *p = OMC_NEW(arena, conv_winograd);
   if (!p) return no_memory(node);
   const int64_t top = of_input ? 2 - f->before[1] : f->before[1];
@@ -360,6 +363,32 @@ static omc_status params_transpose(const omc_node *node, omc_arena *arena, void 
   return decode_gradient(node, &f, arena, params);
 }
 
+/* The same for the gradient of a weight. */
+static omc_status plan_winograd_weight(const omc_node *node, const omc_conv_form *f,
+                                       omc_arena *arena, const conv_winograd_weight **out) {
+  const int64_t tiles_h = omc_ceil_div(f->out[1], 2), tiles_w = omc_ceil_div(f->out[2], 2);
+  *out = NULL;
+  if (!repays_winograd(node, f, f->n * tiles_h * tiles_w)) return OMC_OK;
+  conv_winograd_weight *p = OMC_NEW(arena, conv_winograd_weight);
+  if (!p) return no_memory(node);
+  *p = (conv_winograd_weight){
+      .tiles_h = tiles_h,
+      .tiles_w = tiles_w,
+      .source = {.channels = f->c,
+                 .of_group = f->c,
+                 .per_unit = 1,
+                 .left = f->before[2],
+                 .phases = 1,
+                 .part = 2 * tiles_w + 2},
+      .gradient = {
+          .channels = f->o, .of_group = f->o, .per_unit = 1, .phases = 1, .part = 2 * tiles_w}};
+  OMC_TRY(choose_rows(&p->source, f->in, f->before, (int64_t[]){1, 2 * tiles_h + 2}, arena));
+  OMC_TRY(choose_rows(&p->gradient, f->out, (int64_t[]){0, 0}, (int64_t[]){1, 2 * tiles_h}, arena));
+  p->pass = images_per_pass(node, f, &p->source);
+  *out = p;
+  return OMC_OK;
+}
+
 static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, void *params) {
   conv_weight_grad *p = params;
   omc_conv_form f;
@@ -397,7 +426,7 @@ static omc_status params_grad_weight(const omc_node *node, omc_arena *arena, voi
   if (!p->row_at || !p->tap_at) return no_memory(node);
   OMC_TRY(choose_rows(&p->source, f.in, f.before, span, arena));
   p->pass = images_per_pass(node, &f, &p->source);
-  return OMC_OK;
+  return plan_winograd_weight(node, &f, arena, &p->winograd);
 }
 
 static size_t product_workspace(const omc_node *node, const void *params, int threads) {
@@ -417,14 +446,19 @@ static size_t product_workspace(const omc_node *node, const void *params, int th
 
 static size_t grad_weight_workspace(const omc_node *node, const void *params, int threads) {
   const conv_weight_grad *p = params;
-  if (p->by_channels)
-    return (size_t)(channel_sums(p) + threads * channels_grad_thread(p)) *
-           omc_acc_size(stored(node));
-  const int64_t elements = p->direct ? threads * direct_thread(&p->source, p->groups)
-                                     : omc_whole_vectors(p->groups * p->m * p->columns) +
-                                           grad_source(p) + threads * grad_thread(p);
-  const int64_t sums = p->direct ? threads * direct_gradient(p) : 0;
-  return (size_t)elements * omc_acc_size(stored(node)) + omc_sums_bytes(stored(node), sums);
+  const size_t size = omc_acc_size(stored(node));
+  if (p->by_channels) return (size_t)(channel_sums(p) + threads * channels_grad_thread(p)) * size;
+  if (p->direct)
+    return (size_t)(threads * direct_thread(&p->source, p->groups)) * size +
+           omc_sums_bytes(stored(node), threads * direct_gradient(p));
+  const conv_winograd_weight *w = p->winograd;
+  const int64_t sums = omc_whole_vectors(p->groups * p->m * p->columns);
+  const int64_t plain = grad_source(p) + threads * grad_thread(p);
+  const int64_t transformed = !w ? 0
+                                 : winograd_products(p) + winograd_copy(p, &w->source) +
+                                       winograd_copy(p, &w->gradient) +
+                                       threads * winograd_weight_thread(p);
+  return (size_t)(sums + omc_max(plain, transformed)) * size;
 }
 
 OMC_KERNELS_PAIRS(Conv)

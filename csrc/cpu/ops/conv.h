@@ -19,15 +19,17 @@
  * channels have nothing to pack for and are summed directly, by vectors of pixels
  * (conv_direct_variant.c) or, of depthwise kernels on planes that are not large, of channels
  * (conv_channels_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform
- * where they are large enough to repay it (conv_winograd_variant.c). Where products of bf16 are
- * summed in pairs they do not: what the transform saves of multiplications, a factor of 2.25, the
- * pairs save nearly as well, without transforms and what these round. */
+ * where they are large enough to repay it (conv_winograd_variant.c,
+ * conv_winograd_weight_variant.c). Where products of bf16 are summed in pairs they do not: what the
+ * transform saves of multiplications, a factor of 2.25, the pairs save nearly as well, without
+ * transforms and what these round. */
 #ifndef OMC_CPU_OPS_CONV_H
 #define OMC_CPU_OPS_CONV_H
 
 #include "base/int.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/kernel.h"
+#include "cpu/parallel.h"
 #include "cpu/rows.h"
 #include "ops/forms.h"
 
@@ -92,8 +94,16 @@ typedef struct {
   int64_t packed; /* elements of all packed weights */
 } conv_product;
 
+/* The gradient of its weight by conv_winograd_weight_variant.c. Both tensors are copied with
+ * channels innermost. */
+typedef struct {
+  int64_t pass, tiles_h, tiles_w; /* images copied at a time, and tiles of an image */
+  conv_source source, gradient;
+} conv_winograd_weight;
+
 typedef struct {
   bool direct, by_channels;
+  const conv_winograd_weight *winograd; /* NULL: not so; else tried first */
   int64_t images, pass, groups;
   int64_t m, c; /* output and input channels of a group */
   int64_t taps, kw, dw, sw;
@@ -177,6 +187,22 @@ static inline int64_t winograd_thread(const conv_winograd *p) {
   return 16 * (p->c + p->m) * winograd_pitch();
 }
 
+/* For its weight: sums, products, the copies of a pass, and for each thread both sides of four
+ * products over BLOCK_TILES tiles. */
+enum { BLOCK_TILES = 128 };
+static inline int64_t winograd_columns(const conv_weight_grad *p) {
+  return omc_ceil_div(p->c, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR;
+}
+static inline int64_t winograd_products(const conv_weight_grad *p) {
+  return 16 * p->m * winograd_columns(p);
+}
+static inline int64_t winograd_copy(const conv_weight_grad *p, const conv_source *s) {
+  return omc_whole_vectors(p->winograd->pass * source_image(s) + SLACK);
+}
+static inline int64_t winograd_weight_thread(const conv_weight_grad *p) {
+  return 4 * (BLOCK_TILES * (p->m + winograd_columns(p)) + SLACK);
+}
+
 #if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 #define OMC_CONV_NAME(name) OMC_PASTE3(omc_conv_, name, OMC_VARIANT)
@@ -214,6 +240,10 @@ typedef acc_t conv_element;
 void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, int64_t next,
                                omc_unit *out);
 
+/* Writes rows `range` of the copies of images, channels innermost. */
+void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor,
+                                       omc_range range, conv_element *out);
+
 /* Stores n elements, in turn those of a and of b. */
 OMC_INLINE void store_in_turn(vacc_t a, vacc_t b, int64_t n, storage_t *out) {
   const vacc_t low = OMC_ZIP_LOW(a, b), high = OMC_ZIP_HIGH(a, b);
@@ -225,6 +255,8 @@ omc_status OMC_CONV_STORED(direct)(const omc_kernel_args *args);
 omc_status OMC_CONV_STORED(channels)(const omc_kernel_args *args);
 /* Whether all that it computed is finite; else the definition may have another result. */
 bool OMC_CONV_STORED(winograd)(const omc_kernel_args *args, const conv_winograd *p) OMC_MUST_USE;
+bool OMC_CONV_STORED(winograd_weight)(const omc_kernel_args *args,
+                                      const conv_weight_grad *p) OMC_MUST_USE;
 omc_status OMC_CONV_STORED(direct_weight)(const omc_kernel_args *args);
 omc_status OMC_CONV_STORED(channels_weight)(const omc_kernel_args *args);
 

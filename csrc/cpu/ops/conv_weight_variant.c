@@ -52,15 +52,12 @@ static void turn(const omc_matrix *lines, int64_t channels, int64_t n, conv_elem
 }
 #endif
 
-/* Copies rows of the padded source with channels innermost. */
-static void copy_channels_last(omc_range range, void *ctx) {
-  const grad_job *job = ctx;
-  const conv_source *s = &job->p->source;
-  const storage_t *x = job->args->in[1].data;
+void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor,
+                                       omc_range range, conv_element *out) {
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t image = u / s->rows, y = s->row_from[u % s->rows];
-    const storage_t *from = x + ((job->first + image) * s->channels * s->h + y) * s->w;
-    conv_element *to = job->source + u * s->part * s->channels;
+    const storage_t *from = tensor + (image * s->channels * s->h + y) * s->w;
+    conv_element *to = out + u * s->part * s->channels;
     const int64_t x0 = y >= 0 ? omc_min(s->left, s->part) : s->part;
     const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof *to);
@@ -68,6 +65,14 @@ static void copy_channels_last(omc_range range, void *ctx) {
     const omc_matrix lines = lines_at(from + x0 - s->left, s->h * s->w);
     if (x1 > x0) turn(&lines, s->channels, x1 - x0, to + x0 * s->channels);
   }
+}
+
+static void copy_source(omc_range range, void *ctx) {
+  const grad_job *job = ctx;
+  const conv_source *s = &job->p->source;
+  const storage_t *x = job->args->in[1].data;
+  OMC_CONV_NAME(copy_channels_last)
+  (s, x + job->first * s->channels * s->h * s->w, range, job->source);
 }
 
 /* Units of depth of an image: no unit has pixels of two. */
@@ -216,6 +221,10 @@ OMC_KERNEL(ConvGradWeight, args) {
   }
   if (p->by_channels) return OMC_CONV_STORED(channels_weight)(args);
   if (p->direct) return OMC_CONV_STORED(direct_weight)(args);
+  if (p->winograd && OMC_CONV_STORED(winograd_weight)(args, p)) {
+    omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);
+    return OMC_OK;
+  }
   if (sums_in_place(p)) {
     job.sum = args->out[0].data;
     job.sum_row = p->c;
@@ -225,7 +234,7 @@ OMC_KERNEL(ConvGradWeight, args) {
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    omc_parallel_for(job.images * p->source.rows, 1, args->threads, copy_channels_last, &job);
+    omc_parallel_for(job.images * p->source.rows, 1, args->threads, copy_source, &job);
     omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
   }
   if (!sums_in_place(p)) omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);

@@ -1,0 +1,190 @@
+/* ConvGradWeight of 3 x 3 kernels by the transpose of Winograd's F(2 x 2, 3 x 3), see
+ * conv_winograd_variant.c: of tiles of 2 x 2 gradients y and the 4 x 4 inputs d they meet, the
+ * kernel's gradient is G' [sum over tiles of (A y A') . (B' d B)] G. The sums are 16 matrix
+ * products over the tiles of all images. Both tensors are copied with channels innermost, so that
+ * vectors hold channels, of one tile, as the products want them.
+ *
+ * A unit of work is one of the four rows of the 16 products, and a part of the output channels. */
+#include <string.h>
+
+#include "cpu/ops/conv.h"
+#include "cpu/parallel.h"
+#include "cpu/rows.h"
+
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+
+typedef struct {
+  const omc_kernel_args *args;
+  const conv_weight_grad *p;
+  acc_t *products, *source, *gradient, *threads;
+  int64_t first, images; /* of the pass */
+  int64_t m_parts;
+  bool *finite;
+} winograd_job;
+
+static void copy_source(omc_range range, void *ctx) {
+  const winograd_job *job = ctx;
+  const conv_source *s = &job->p->winograd->source;
+  OMC_CONV_NAME(copy_channels_last)
+  (s, (const storage_t *)job->args->in[1].data + job->first * s->channels * s->h * s->w, range,
+   job->source);
+}
+
+static void copy_gradient(omc_range range, void *ctx) {
+  const winograd_job *job = ctx;
+  const conv_source *s = &job->p->winograd->gradient;
+  OMC_CONV_NAME(copy_channels_last)
+  (s, (const storage_t *)job->args->in[0].data + job->first * s->channels * s->h * s->w, range,
+   job->gradient);
+}
+
+/* Where a tile begins in a copy: steps of two rows and columns. */
+static const acc_t *tile_at(const conv_winograd_weight *w, const conv_source *s, const acc_t *copy,
+                            int64_t tile) {
+  const int64_t x = tile % w->tiles_w, y = tile / w->tiles_w % w->tiles_h,
+                image = tile / w->tiles_w / w->tiles_h;
+  return copy + ((image * s->rows + 2 * y) * s->part + 2 * x) * s->channels;
+}
+
+/* Row `row` of A y A' for n tiles from j0 on, of channels i .. i+m-1: panels of A for each of four
+ * products. What a vector has past a panel the next one overwrites. */
+static void spread_gradient(const winograd_job *job, int row, int64_t j0, int64_t n, int64_t i,
+                            int64_t m, acc_t *out) {
+  static const acc_t upper[] = {1, 1, 1, 0}, lower[] = {0, 1, -1, -1};
+  const conv_winograd_weight *w = job->p->winograd;
+  const conv_source *s = &w->gradient;
+  const int64_t step = m * n + SLACK, below = s->part * s->channels;
+  const vacc_t a = vset(upper[row]), b = vset(lower[row]);
+  for (int64_t panel = 0; panel < omc_gemm_panels(m); panel++) {
+    const int64_t r = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - r;
+    acc_t *to = out + r * n;
+    for (int64_t k = 0; k < n; k++, to += h) {
+      const acc_t *y = tile_at(w, s, job->gradient, j0 + k) + i + r, *next = y + s->channels;
+      const vacc_t left = vfma(a, vldr(y), b * vldr(y + below)),
+                   right = vfma(a, vldr(next), b * vldr(next + below));
+      vstr(to, left);
+      vstr(to + step, left + right);
+      vstr(to + 2 * step, left - right);
+      vstr(to + 3 * step, -right);
+    }
+  }
+}
+
+/* Row `row` of B' d B for n tiles from j0 on: four matrices of n x columns. */
+static void spread_source(const winograd_job *job, int row, int64_t j0, int64_t n, acc_t *out) {
+  static const int first[] = {0, 1, 2, 1}, second[] = {2, 2, 1, 3};
+  static const acc_t sign[] = {-1, 1, -1, -1};
+  const conv_winograd_weight *w = job->p->winograd;
+  const conv_source *s = &w->source;
+  const int64_t columns = winograd_columns(job->p), step = n * columns;
+  const vacc_t b = vset(sign[row]);
+  for (int64_t k = 0; k < n; k++, out += columns) {
+    const acc_t *d = tile_at(w, s, job->source, j0 + k);
+    const acc_t *p = d + first[row] * s->part * s->channels,
+                *q = d + second[row] * s->part * s->channels;
+    for (int64_t c = 0; c < s->channels; c += OMC_VL) {
+      vacc_t x[4];
+      OMC_UNROLL for (int i = 0; i < 4; i++) x[i] =
+          vfma(b, vldr(q + i * s->channels + c), vldr(p + i * s->channels + c));
+      vstr(out + c, x[0] - x[2]);
+      vstr(out + c + step, x[1] + x[2]);
+      vstr(out + c + 2 * step, x[2] - x[1]);
+      vstr(out + c + 3 * step, x[1] - x[3]);
+    }
+    for (int64_t c = omc_ceil_div(s->channels, OMC_VL) * OMC_VL; c < columns; c++)
+      for (int x = 0; x < 4; x++) out[c + x * step] = 0;
+  }
+}
+
+static void multiply_rows(omc_range range, void *ctx) {
+  const winograd_job *job = ctx;
+  const conv_weight_grad *p = job->p;
+  const conv_winograd_weight *w = p->winograd;
+  const int64_t columns = winograd_columns(p), tiles = job->images * w->tiles_h * w->tiles_w;
+  const int64_t blocks = omc_ceil_div(tiles, BLOCK_TILES);
+  acc_t *const a = job->threads + range.thread * winograd_weight_thread(p);
+  acc_t *const b = a + 4 * (BLOCK_TILES * p->m + SLACK);
+  for (int64_t u = range.begin; u < range.end; u++) {
+    const int row = (int)(u / job->m_parts);
+    const int64_t part = u % job->m_parts, i = omc_cut(p->m, job->m_parts, part),
+                  m = omc_cut(p->m, job->m_parts, part + 1) - i;
+    for (int64_t block = 0; block < blocks; block++) {
+      const int64_t j0 = omc_cut(tiles, blocks, block), n = omc_cut(tiles, blocks, block + 1) - j0;
+      spread_gradient(job, row, j0, n, i, m, a);
+      spread_source(job, row, j0, n, b);
+      for (int x = 0; x < 4; x++) {
+        acc_t *const to = job->products + ((4 * row + x) * p->m + i) * columns;
+        const omc_gemm_block product = {.m = m,
+                                        .n = columns,
+                                        .k = n,
+                                        .a = a + x * (m * n + SLACK),
+                                        .b_rows = b + x * n * columns,
+                                        .b_rs = columns,
+                                        .from = omc_gemm_sums(to, columns),
+                                        .to = omc_gemm_sums(to, columns),
+                                        .alpha = 1,
+                                        .beta = job->first > 0 || block > 0};
+        OMC_GEMM_NAME(multiply)(&product);
+      }
+    }
+  }
+}
+
+/* G' times four vectors. */
+#define GATHER4(a, b, c, d, out, step)                   \
+  do {                                                   \
+    const vacc_t half_ = vset((acc_t)0.5) * ((b) + (c)); \
+    (out)[0] = (a) + half_;                              \
+    (out)[step] = vset((acc_t)0.5) * ((b) - (c));        \
+    (out)[2 * (step)] = half_ + (d);                     \
+  } while (0)
+
+/* Rows of the gradient, [taps, channels]. */
+static void gather_taps(omc_range range, void *ctx) {
+  const winograd_job *job = ctx;
+  const conv_weight_grad *p = job->p;
+  const int64_t columns = winograd_columns(p), step = p->m * columns;
+  vmask finite = ~(vmask){0};
+  for (int64_t o = range.begin; o < range.end; o++) {
+    acc_t *const out = (acc_t *)job->args->workspace + o * p->columns;
+    for (int64_t c = 0; c < p->c; c += OMC_VL) {
+      const acc_t *from = job->products + o * columns + c;
+      const int64_t some = omc_min(p->c - c, OMC_VL);
+      vacc_t half[12], taps[9];
+      OMC_UNROLL for (int x = 0; x < 4; x++)
+          GATHER4(vldr(from + x * step), vldr(from + (4 + x) * step), vldr(from + (8 + x) * step),
+                  vldr(from + (12 + x) * step), half + x, 4);
+      OMC_UNROLL for (int y = 0; y < 3; y++)
+          GATHER4(half[4 * y], half[4 * y + 1], half[4 * y + 2], half[4 * y + 3], taps + 3 * y, 1);
+      OMC_UNROLL for (int t = 0; t < 9; t++) {
+        finite &= ~vlanes(some) | ~vnan(taps[t] - taps[t]);
+        vstr_upto(out + t * p->c + c, taps[t], some);
+      }
+    }
+  }
+  if (!vall(finite)) __atomic_store_n(job->finite, false, __ATOMIC_RELAXED);
+}
+
+bool OMC_CONV_NAME(winograd_weight)(const omc_kernel_args *args, const conv_weight_grad *p) {
+  const conv_winograd_weight *w = p->winograd;
+  const int threads = args->threads;
+  bool finite = true;
+  winograd_job job = {.args = args, .p = p, .finite = &finite};
+  job.products = (acc_t *)args->workspace + omc_whole_vectors(p->m * p->columns);
+  job.source = job.products + winograd_products(p);
+  job.gradient = job.source + winograd_copy(p, &w->source);
+  job.threads = job.gradient + winograd_copy(p, &w->gradient);
+  job.m_parts = 4 % threads == 0 ? 1 : omc_min(threads, omc_gemm_panels(p->m));
+  const int64_t passes = omc_ceil_div(p->images, w->pass);
+  for (int64_t pass = 0; pass < passes; pass++) {
+    job.first = omc_cut(p->images, passes, pass);
+    job.images = omc_cut(p->images, passes, pass + 1) - job.first;
+    omc_parallel_for(job.images * w->source.rows, 1, threads, copy_source, &job);
+    omc_parallel_for(job.images * w->gradient.rows, 1, threads, copy_gradient, &job);
+    omc_parallel_for(4 * job.m_parts, 1, threads, multiply_rows, &job);
+  }
+  omc_parallel_for(p->m, 1, threads, gather_taps, &job);
+  return finite;
+}
+
+#endif
