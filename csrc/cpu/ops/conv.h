@@ -19,7 +19,7 @@
  * channels have nothing to pack for and are summed directly, by vectors of pixels
  * (conv_direct_variant.c) or, of depthwise kernels on planes that are not large, of channels
  * (conv_channels_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform
- * where they are large enough to repay it (conv_winograd_variant.c,
+ * where they are large enough to repay it (conv_winograd_variant.c for both products,
  * conv_winograd_weight_variant.c). Where products of bf16 are summed in pairs they do not: what the
  * transform saves of multiplications, a factor of 2.25, the pairs save nearly as well, without
  * transforms and what these round. */

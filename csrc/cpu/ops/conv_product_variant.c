@@ -217,7 +217,7 @@ static void load_weights(const conv_grid *grid, const storage_t *row, depth_bloc
   const int64_t whole = omc_clamp(grid->whole - d.first, 0, d.units);
   const int64_t paired = omc_clamp(grid->whole + grid->stacked - d.first, 0, d.units);
   int64_t k = 0;
-  if (next == 1 && whole > 0) { /* units as they are stored */
+  if (OMC_DEPTH == 2 && next == 1 && whole > 0) { /* units as they are stored */
     memcpy(out, row + at[0], (size_t)whole * sizeof *out);
     k = whole;
   }
