@@ -165,7 +165,7 @@ static void check(const convolution *v, omc_dtype dtype, const problem *p) {
 }
 
 TEST(convolutions_are_exact_on_every_isa) {
-  static const omc_dtype dtypes[] = {OMC_F32, OMC_BF16, OMC_F16};
+  static const omc_dtype dtypes[] = {OMC_F32, OMC_F64, OMC_BF16, OMC_F16};
   for (size_t i = 0; i < sizeof convolutions / sizeof *convolutions; i++)
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
       problem p;

@@ -149,7 +149,7 @@ CASES = [
     conv(x(2, 32, 17, 19), x(35, 32, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
     conv(x(3, 33, 14, 16), x(40, 33, 3, 3, seed=1), False, [1, 1], [2, 0], [1, 1], 1),
     conv(x(5, 800, 7, 7), x(32, 800, 3, 3, seed=1), True, [1, 1], [1, 1], [1, 1], 1),
-    conv(x(2, 32, 16, 18, dtype=F64), x(32, 32, 3, 3, dtype=F64, seed=1), True, [1, 1], [0, 1], [1, 1], 1),
+    conv(x(2, 32, 18, 18, dtype=F64), x(32, 32, 3, 3, dtype=F64, seed=1), True, [1, 1], [0, 1], [1, 1], 1),
     attention(2, 3, 7, 7, 16), attention(1, 2, 70, 70, 64, causal=1), attention(2, 2, 9, 13, 8, "bool"), attention(1, 4, 5, 9, 8, "float"),
     attention(2, 2, 6, 6, 8, "dead"), attention(3, 2, 33, 33, 20, "keys"), attention(1, 6, 9, 9, 8, kv=2), attention(1, 4, 130, 130, 16, causal=1, kv=2),
     attention(1, 2, 5, 6, 4, "bool", dtype=F64), attention(1, 2, 6, 6, 4, causal=1, dtype=F64), attention(1, 1, 200, 150, 12, causal=1),

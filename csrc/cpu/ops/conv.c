@@ -363,7 +363,7 @@ static omc_status params_transpose(const omc_node *node, omc_arena *arena, void 
   return decode_gradient(node, &f, arena, params);
 }
 
-/* The same for the gradient of a weight. */
+/* Sets *out where Winograd's transform repays for the gradient of a weight. */
 static omc_status plan_winograd_weight(const omc_node *node, const omc_conv_form *f,
                                        omc_arena *arena, const conv_winograd_weight **out) {
   const int64_t tiles_h = omc_ceil_div(f->out[1], 2), tiles_w = omc_ceil_div(f->out[2], 2);

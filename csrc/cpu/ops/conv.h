@@ -29,7 +29,6 @@
 #include "base/int.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/kernel.h"
-#include "cpu/parallel.h"
 #include "cpu/rows.h"
 #include "ops/forms.h"
 
@@ -240,9 +239,9 @@ typedef acc_t conv_element;
 void OMC_CONV_NAME(copy_plane)(const conv_source *s, const storage_t *plane, int64_t next,
                                omc_unit *out);
 
-/* Writes rows `range` of the copies of images, channels innermost. */
-void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor,
-                                       omc_range range, conv_element *out);
+/* Copies images, channels innermost. */
+void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor, int64_t first,
+                                       int64_t images, int threads, conv_element *out);
 
 /* Stores n elements, in turn those of a and of b. */
 OMC_INLINE void store_in_turn(vacc_t a, vacc_t b, int64_t n, storage_t *out) {

@@ -43,7 +43,7 @@ static void copy_planes(const conv_source *s, const storage_t *planes, int64_t c
   memset(out, 0, (size_t)(s->rows * row * OMC_VL) * sizeof *out);
   for (int64_t r = 0; r < s->rows; r++) {
     if (s->row_from[r] < 0) continue;
-    for (int64_t x = omc_max(-s->left, 0); x < end; x++) {
+    for (int64_t x = 0; x < end; x++) {
       const int64_t p = s->row_from[r] * s->w + x, column = x + s->left;
       if (p / OMC_VL != turned) {
         turned = p / OMC_VL;

@@ -52,12 +52,19 @@ static void turn(const omc_matrix *lines, int64_t channels, int64_t n, conv_elem
 }
 #endif
 
-void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor,
-                                       omc_range range, conv_element *out) {
+typedef struct {
+  const conv_source *source;
+  const storage_t *from; /* of the first image */
+  conv_element *to;
+} copy_job;
+
+static void copy_rows(omc_range range, void *ctx) {
+  const copy_job *job = ctx;
+  const conv_source *s = job->source;
   for (int64_t u = range.begin; u < range.end; u++) {
     const int64_t image = u / s->rows, y = s->row_from[u % s->rows];
-    const storage_t *from = tensor + (image * s->channels * s->h + y) * s->w;
-    conv_element *to = out + u * s->part * s->channels;
+    const storage_t *from = job->from + (image * s->channels * s->h + y) * s->w;
+    conv_element *to = job->to + u * s->part * s->channels;
     const int64_t x0 = y >= 0 ? omc_min(s->left, s->part) : s->part;
     const int64_t x1 = y >= 0 ? omc_min(s->left + s->w, s->part) : s->part;
     memset(to, 0, (size_t)(x0 * s->channels) * sizeof *to);
@@ -67,12 +74,10 @@ void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *te
   }
 }
 
-static void copy_source(omc_range range, void *ctx) {
-  const grad_job *job = ctx;
-  const conv_source *s = &job->p->source;
-  const storage_t *x = job->args->in[1].data;
-  OMC_CONV_NAME(copy_channels_last)
-  (s, x + job->first * s->channels * s->h * s->w, range, job->source);
+void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor, int64_t first,
+                                       int64_t images, int threads, conv_element *out) {
+  copy_job job = {s, tensor + first * s->channels * s->h * s->w, out};
+  omc_parallel_for(images * s->rows, 1, threads, copy_rows, &job);
 }
 
 /* Units of depth of an image: no unit has pixels of two. */
@@ -234,7 +239,8 @@ OMC_KERNEL(ConvGradWeight, args) {
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    omc_parallel_for(job.images * p->source.rows, 1, args->threads, copy_source, &job);
+    OMC_CONV_NAME(copy_channels_last)
+    (&p->source, args->in[1].data, job.first, job.images, args->threads, job.source);
     omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
   }
   if (!sums_in_place(p)) omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);

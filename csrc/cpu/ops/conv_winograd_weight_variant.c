@@ -22,22 +22,6 @@ typedef struct {
   bool *finite;
 } winograd_job;
 
-static void copy_source(omc_range range, void *ctx) {
-  const winograd_job *job = ctx;
-  const conv_source *s = &job->p->winograd->source;
-  OMC_CONV_NAME(copy_channels_last)
-  (s, (const storage_t *)job->args->in[1].data + job->first * s->channels * s->h * s->w, range,
-   job->source);
-}
-
-static void copy_gradient(omc_range range, void *ctx) {
-  const winograd_job *job = ctx;
-  const conv_source *s = &job->p->winograd->gradient;
-  OMC_CONV_NAME(copy_channels_last)
-  (s, (const storage_t *)job->args->in[0].data + job->first * s->channels * s->h * s->w, range,
-   job->gradient);
-}
-
 /* Where a tile begins in a copy: steps of two rows and columns. */
 static const acc_t *tile_at(const conv_winograd_weight *w, const conv_source *s, const acc_t *copy,
                             int64_t tile) {
@@ -47,26 +31,27 @@ static const acc_t *tile_at(const conv_winograd_weight *w, const conv_source *s,
 }
 
 /* Row `row` of A y A' for n tiles from j0 on, of channels i .. i+m-1: panels of A for each of four
- * products. What a vector has past a panel the next one overwrites. */
+ * products. What a vector has past its rows is written over by the next one. */
 static void spread_gradient(const winograd_job *job, int row, int64_t j0, int64_t n, int64_t i,
                             int64_t m, acc_t *out) {
   static const acc_t upper[] = {1, 1, 1, 0}, lower[] = {0, 1, -1, -1};
   const conv_winograd_weight *w = job->p->winograd;
   const conv_source *s = &w->gradient;
-  const int64_t step = m * n + SLACK, below = s->part * s->channels;
+  const int64_t step = m * n + SLACK, right = s->channels, below = s->part * s->channels;
   const vacc_t a = vset(upper[row]), b = vset(lower[row]);
   for (int64_t panel = 0; panel < omc_gemm_panels(m); panel++) {
     const int64_t r = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - r;
-    acc_t *to = out + r * n;
-    for (int64_t k = 0; k < n; k++, to += h) {
-      const acc_t *y = tile_at(w, s, job->gradient, j0 + k) + i + r, *next = y + s->channels;
-      const vacc_t left = vfma(a, vldr(y), b * vldr(y + below)),
-                   right = vfma(a, vldr(next), b * vldr(next + below));
-      vstr(to, left);
-      vstr(to + step, left + right);
-      vstr(to + 2 * step, left - right);
-      vstr(to + 3 * step, -right);
-    }
+    for (int64_t k = 0; k < n; k++)
+      for (int64_t v = 0; v < h; v += OMC_VL) {
+        const acc_t *y = tile_at(w, s, job->gradient, j0 + k) + i + r + v;
+        const vacc_t first = vfma(a, vldr(y), b * vldr(y + below)),
+                     second = vfma(a, vldr(y + right), b * vldr(y + right + below));
+        acc_t *to = out + r * n + k * h + v;
+        vstr(to, first);
+        vstr(to + step, first + second);
+        vstr(to + 2 * step, first - second);
+        vstr(to + 3 * step, -second);
+      }
   }
 }
 
@@ -179,8 +164,10 @@ bool OMC_CONV_NAME(winograd_weight)(const omc_kernel_args *args, const conv_weig
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    omc_parallel_for(job.images * w->source.rows, 1, threads, copy_source, &job);
-    omc_parallel_for(job.images * w->gradient.rows, 1, threads, copy_gradient, &job);
+    OMC_CONV_NAME(copy_channels_last)
+    (&w->source, args->in[1].data, job.first, job.images, threads, job.source);
+    OMC_CONV_NAME(copy_channels_last)
+    (&w->gradient, args->in[0].data, job.first, job.images, threads, job.gradient);
     omc_parallel_for(4 * job.m_parts, 1, threads, multiply_rows, &job);
   }
   omc_parallel_for(p->m, 1, threads, gather_taps, &job);
