@@ -159,6 +159,27 @@ def test_buffers_under_a_checkpoint_are_as_in_eager() -> None:
         assert_same_state(ours, eager)
 
 
+def test_statistics_of_a_block_under_a_checkpoint_inside() -> None:
+    """They are moved in the forward and where the block runs again, as in eager."""
+    block = nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4), nn.ReLU())
+    eager, ours = pair(Function(lambda s, x: checkpoint(s.block, x, use_reentrant=False).square().mean(), block=block))
+    for rows in (2, 5, 2):
+        x = torch.randn(rows, 3, 7)
+        for m in (eager, ours):
+            (m(x) + m(2 * x)).backward()
+        assert_same_state(ours, eager)
+    assert int(eager.block[1].num_batches_tracked) == 12
+
+
+def test_what_a_checkpoint_inside_reads_must_stay() -> None:
+    _, ours = pair(Function(lambda s, x: checkpoint(s.l, x, use_reentrant=False).square().sum(), l=nn.Linear(4, 4)))
+    x = torch.randn(3, 4)
+    loss = ours(x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_retained_graph_under_a_checkpoint() -> None:
     eager, ours = pair(mlp())
     x = torch.randn(5, 6)

@@ -38,7 +38,42 @@ def checkpointed(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     context = getattr(body, "meta", {}).get("_checkpoint_context_fn")
     if context is not None:
         own["context_fn"] = context
-    return checkpoint(body, *args, **own, **theirs)
+    closed = _Closed(body, args)
+    return checkpoint(closed, *closed.given, **own, **theirs)
+
+
+class _Closed:
+    """A body that has those of its arguments to itself that need no gradient, as a block has its buffers.
+
+    A checkpoint saves its arguments, and PyTorch would not give them back once they have changed: TorchDynamo makes
+    arguments of running statistics too, which change whenever the body runs. Any other must stay as it is.
+    """
+
+    def __init__(self, body: Callable[..., Any], args: Sequence[Any]) -> None:
+        self.body = body
+        self.kept: dict[int, Tensor] = {
+            i: arg
+            for i, arg in enumerate(args)
+            if isinstance(arg, Tensor) and not arg.requires_grad and not arg.is_inference()
+        }
+        self.given = [arg for i, arg in enumerate(args) if i not in self.kept]
+        self.unchanged: dict[int, int] | None = None  # versions of what the first run has left as it is
+
+    def __call__(self, *given: Any, **kwargs: Any) -> Any:
+        rest = iter(given)
+        args = [self.kept[i] if i in self.kept else next(rest) for i in range(len(self.kept) + len(given))]
+        if self.unchanged is None:
+            before = {i: arg._version for i, arg in self.kept.items()}
+            result = self.body(*args, **kwargs)
+            self.unchanged = {i: version for i, version in before.items() if self.kept[i]._version == version}
+            return result
+        for i, version in self.unchanged.items():
+            if self.kept[i]._version != version:
+                raise RuntimeError(
+                    f"argument {i} of a checkpointed function has been modified by an inplace operation: it is at "
+                    f"version {self.kept[i]._version}; expected version {version}"
+                )
+        return self.body(*args, **kwargs)
 
 
 def draw_alike(graph: fx.GraphModule) -> None:
