@@ -143,7 +143,13 @@ class Nvrtc:
     """The compiler that the provider uses."""
 
     def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
+        dlmopen = ctypes.CDLL(None).dlmopen
+        dlmopen.restype, dlmopen.argtypes = ctypes.c_void_p, (ctypes.c_long, ctypes.c_char_p, ctypes.c_int)
+        # In a namespace of its own: else it would be found in the place of a stand-in of the same name.
+        handle = dlmopen(-1, bytes(library), os.RTLD_NOW)
+        if not handle:
+            raise OSError(f"{library} cannot be loaded")
+        self.library = ctypes.CDLL(str(library), handle=handle)
         headers = [
             p for at in ("cuda/gpu", "cuda/ops", "csrc/ops", "csrc/optim") for p in sorted((ROOT / at).iterdir())
         ]
