@@ -12,10 +12,10 @@
 typedef struct {
   const omc_kernel_args *args;
   const void *params;
-  int64_t blocks; /* of OMC_VL channels */
 } channels_job;
 
-/* Channels of a block. */
+/* Blocks of OMC_VL channels, and the channels of one. */
+static int64_t channel_blocks(int64_t groups) { return omc_ceil_div(groups, OMC_VL); }
 static int64_t channels_of(int64_t groups, int64_t block) {
   return omc_min(groups - block * OMC_VL, OMC_VL);
 }
@@ -150,8 +150,8 @@ static void sum_blocks(omc_range range, void *ctx) {
 
 omc_status OMC_CONV_NAME(channels)(const omc_kernel_args *args) {
   const conv_product *p = args->params;
-  channels_job job = {args, p, omc_ceil_div(p->groups, OMC_VL)};
-  omc_parallel_for(job.blocks * p->images, 1, args->threads, sum_blocks, &job);
+  channels_job job = {args, p};
+  omc_parallel_for(channel_blocks(p->groups) * p->images, 1, args->threads, sum_blocks, &job);
   return OMC_OK;
 }
 
@@ -225,8 +225,9 @@ static void add_parts(omc_range range, void *ctx) {
 
 omc_status OMC_CONV_NAME(channels_weight)(const omc_kernel_args *args) {
   const conv_weight_grad *p = args->params;
-  channels_job job = {args, p, omc_ceil_div(p->groups, OMC_VL)};
-  omc_parallel_for(job.blocks * channel_parts(p), 1, args->threads, sum_gradients, &job);
+  channels_job job = {args, p};
+  omc_parallel_for(channel_blocks(p->groups) * channel_parts(p), 1, args->threads, sum_gradients,
+                   &job);
   omc_parallel_for(p->groups, omc_grain(OMC_GRAIN_ELEMENTS, p->taps * channel_parts(p)),
                    args->threads, add_parts, &job);
   return OMC_OK;

@@ -22,12 +22,14 @@ typedef struct {
   bool *finite;
 } winograd_job;
 
-/* Where a tile begins in a copy: steps of two rows and columns. */
-static const acc_t *tile_at(const conv_winograd_weight *w, const conv_source *s, const acc_t *copy,
-                            int64_t tile) {
-  const int64_t x = tile % w->tiles_w, y = tile / w->tiles_w % w->tiles_h,
-                image = tile / w->tiles_w / w->tiles_h;
-  return copy + ((image * s->rows + 2 * y) * s->part + 2 * x) * s->channels;
+/* Where tiles j0 .. j0+n-1 begin in a copy: steps of two rows and columns. */
+static void locate_tiles(const conv_winograd_weight *w, const conv_source *s, int64_t j0, int64_t n,
+                         int64_t *at) {
+  for (int64_t k = 0; k < n; k++) {
+    const int64_t x = (j0 + k) % w->tiles_w, line = (j0 + k) / w->tiles_w;
+    const int64_t y = line % w->tiles_h, image = line / w->tiles_h;
+    at[k] = ((image * s->rows + 2 * y) * s->part + 2 * x) * s->channels;
+  }
 }
 
 /* Row `row` of A y A' for n tiles from j0 on, of channels i .. i+m-1: panels of A for each of four
@@ -39,11 +41,13 @@ static void spread_gradient(const winograd_job *job, int row, int64_t j0, int64_
   const conv_source *s = &w->gradient;
   const int64_t step = m * n + SLACK, right = s->channels, below = s->part * s->channels;
   const vacc_t a = vset(upper[row]), b = vset(lower[row]);
+  int64_t at[BLOCK_TILES];
+  locate_tiles(w, s, j0, n, at);
   for (int64_t panel = 0; panel < omc_gemm_panels(m); panel++) {
     const int64_t r = omc_gemm_row(m, panel), h = omc_gemm_row(m, panel + 1) - r;
     for (int64_t k = 0; k < n; k++)
       for (int64_t v = 0; v < h; v += OMC_VL) {
-        const acc_t *y = tile_at(w, s, job->gradient, j0 + k) + i + r + v;
+        const acc_t *y = job->gradient + at[k] + i + r + v;
         const vacc_t first = vfma(a, vldr(y), b * vldr(y + below)),
                      second = vfma(a, vldr(y + right), b * vldr(y + right + below));
         acc_t *to = out + r * n + k * h + v;
@@ -63,8 +67,10 @@ static void spread_source(const winograd_job *job, int row, int64_t j0, int64_t 
   const conv_source *s = &w->source;
   const int64_t columns = winograd_columns(job->p), step = n * columns;
   const vacc_t b = vset(sign[row]);
+  int64_t at[BLOCK_TILES];
+  locate_tiles(w, s, j0, n, at);
   for (int64_t k = 0; k < n; k++, out += columns) {
-    const acc_t *d = tile_at(w, s, job->source, j0 + k);
+    const acc_t *d = job->source + at[k];
     const acc_t *p = d + first[row] * s->part * s->channels,
                 *q = d + second[row] * s->part * s->channels;
     for (int64_t c = 0; c < s->channels; c += OMC_VL) {
