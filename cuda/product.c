@@ -211,6 +211,7 @@ omc_status omc_cuda_repeat_of(omc_cuda_device *device, omc_dtype from, omc_dtype
 omc_status omc_cuda_repeat(omc_cuda_kernel *kernel, void *y, const void *x, int64_t count,
                            int64_t n, void *queue) {
   const omc_product_copy c = {y, x, count, n};
-  const int64_t blocks = (count + OMC_PRODUCT_THREADS - 1) / OMC_PRODUCT_THREADS;
+  const int64_t of_block = (int64_t)OMC_PRODUCT_THREADS * OMC_PRODUCT_PACK;
+  const int64_t blocks = (count + of_block - 1) / of_block;
   return omc_cuda_launch(kernel, (omc_cuda_grid){blocks, OMC_PRODUCT_THREADS, 0}, &c, queue);
 }

@@ -5,7 +5,7 @@
 
 #include "cuda/gpu/target.h"
 
-enum { OMC_PRODUCT_THREADS = 256 };
+enum { OMC_PRODUCT_THREADS = 256, OMC_PRODUCT_PACK = 4 /* elements of a thread */ };
 
 /* y[i] = x[i % n], for i below count. */
 typedef struct omc_product_copy {
@@ -16,11 +16,26 @@ typedef struct omc_product_copy {
 
 #ifdef OMC_GPU
 #include "cuda/gpu/numbers.h"
+#include "cuda/gpu/pack.h"
 
 OMC_GLOBAL(copy_rows, OMC_PRODUCT_THREADS, omc_product_copy, p) {
-  const int64_t i = (int64_t)blockIdx.x * OMC_PRODUCT_THREADS + threadIdx.x;
-  if (i < p.count)
-    ((OMC_TO *)p.y)[i] = element<OMC_TO>(number<OMC_ACC>(((const OMC_FROM *)p.x)[i % p.n]));
+  const int64_t first =
+      ((int64_t)blockIdx.x * OMC_PRODUCT_THREADS + threadIdx.x) * OMC_PRODUCT_PACK;
+  if (first >= p.count) return;
+  const int64_t rest = p.count - first, at = p.n < p.count ? first % p.n : first;
+  const int lanes = rest < OMC_PRODUCT_PACK ? (int)rest : OMC_PRODUCT_PACK;
+  const OMC_FROM *const x = (const OMC_FROM *)p.x;
+  OMC_FROM from[OMC_PRODUCT_PACK];
+  OMC_TO to[OMC_PRODUCT_PACK];
+  if (at + lanes <= p.n) {
+    omc_load(from, x + at, lanes);
+  } else {
+    for (int l = 0; l < lanes; l++) from[l] = x[(at + l) % p.n];
+  }
+#pragma unroll
+  for (int l = 0; l < OMC_PRODUCT_PACK; l++)
+    if (l < lanes) to[l] = element<OMC_TO>(number<OMC_ACC>(from[l]));
+  omc_store((OMC_TO *)p.y + first, to, lanes);
 }
 #endif
 

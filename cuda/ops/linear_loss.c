@@ -1,6 +1,10 @@
 /* LinearCrossEntropy, a chunk of rows at a time: a product makes their logits, kernels of loss.h
- * the losses and in place the gradients, and two more products take these to x and w. Rows whose
- * target is ignored have gradients of 0: nobody waits to know how many there are. */
+ * the losses and their gradients, in place or as 16 bits beside them, and two more products take
+ * these to x and w. Rows whose target is ignored have gradients of 0: nobody waits to know how many
+ * there are. Products are of so many classes as suit tensor cores: w has rows of 0 for those that
+ * are no classes, and so do the gradients. */
+#include <stdio.h>
+
 #include "base/int.h"
 #include "cuda/api.h"
 #include "cuda/ops/losses.h"
@@ -25,27 +29,34 @@ typedef struct chunk {
 
 /* Offsets into the workspace, in bytes. */
 typedef struct layout {
-  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, narrow, x, w, columns,
+  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, slopes, x, w, columns,
       end;
 } layout;
 
 typedef struct params {
   omc_linear_loss_form form;
   omc_dtype stored, wide, dtype; /* of x and w; of logits and results; of operands of products */
-  int64_t row;                   /* elements from one row of logits to the next */
+  int64_t row;                   /* classes of products, and elements from one row to the next */
   int64_t chunks;                /* all but the last of one size */
   chunk whole, last;
   omc_cuda_loss_sums sums;
   omc_reduce joined;
   omc_cuda_kernel join;
   omc_cuda_grid join_grid;
-  omc_cuda_kernel widen,
-      widen_weight;       /* from `stored`, and from what class weights are stored as */
-  omc_cuda_kernel narrow; /* gradients to `dtype` */
+  omc_cuda_kernel operand;             /* from `stored` to `dtype` */
+  omc_cuda_kernel widen, widen_weight; /* to `wide`, of what class weights are stored as */
   layout at;
 } params;
 
 /* ---- plan time ---- */
+
+/* Whether gradients of logits are of 16 bits, beside them. */
+static bool narrows(const params *p) { return p->dtype != p->wide; }
+
+/* Whether w is copied: to be read as another dtype, or with rows of 0. */
+static bool copies_weight(const params *p) {
+  return p->dtype != p->stored || p->row != p->form.loss.classes;
+}
 
 static const char sum[] = "#define OMC_VERB omc_sum\n";
 
@@ -57,25 +68,27 @@ static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, om
   lines->along = omc_cuda_places(c->rows, p->row);
   const omc_cuda_team team = omc_cuda_columns_of(lines, true);
   c->columns_grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "reduce", p->wide, sum, "reduce", team.name,
+  char defines[96];
+  snprintf(defines, sizeof defines, "%s#define OMC_READ %s\n", sum, omc_cuda_storage(p->dtype));
+  return omc_cuda_kernel_of(device, node, arena, "reduce", p->wide, defines, "reduce", team.name,
                             &c->columns_kernel);
 }
 
 static omc_status plan_products(omc_cuda_device *device, const omc_node *node, const params *p,
                                 chunk *c) {
-  const int64_t k = p->form.k, classes = p->form.loss.classes, rows = c->rows;
+  const int64_t k = p->form.k, rows = c->rows;
   const omc_cuda_product product = {
       .device = device, .dtype = p->dtype, .result = p->wide, .alpha = 1};
   c->logits = c->to_x = c->to_w = product;
-  c->logits.m = rows, c->logits.n = classes, c->logits.k = k;
+  c->logits.m = rows, c->logits.n = p->row, c->logits.k = k;
   c->logits.a_row = c->logits.b_row = k, c->logits.d_row = p->row;
   c->logits.trans_b = true;
   c->logits.biased = omc_in(node, 3) != NULL;
   OMC_TRY(omc_cuda_product_plan(&c->logits, node));
-  c->to_x.m = rows, c->to_x.n = k, c->to_x.k = classes;
+  c->to_x.m = rows, c->to_x.n = k, c->to_x.k = p->row;
   c->to_x.a_row = p->row, c->to_x.b_row = c->to_x.d_row = k;
   if (omc_out(node, 1)) OMC_TRY(omc_cuda_product_plan(&c->to_x, node));
-  c->to_w.m = classes, c->to_w.n = k, c->to_w.k = rows;
+  c->to_w.m = p->form.loss.classes, c->to_w.n = k, c->to_w.k = rows;
   c->to_w.a_row = p->row, c->to_w.b_row = c->to_w.d_row = k;
   c->to_w.trans_a = true;
   return omc_out(node, 2) ? omc_cuda_product_plan(&c->to_w, node) : OMC_OK;
@@ -85,10 +98,10 @@ static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, omc_
                              const params *p, int64_t rows, chunk *c) {
   omc_loss_form form = p->form.loss;
   c->rows = form.outer = rows;
-  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->row, "CrossEntropy", true,
-                           &c->loss));
-  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->row, "CrossEntropyGrad", true,
-                           &c->gradient));
+  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->wide, p->row, "CrossEntropy",
+                           true, &c->loss));
+  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->dtype, p->row,
+                           "CrossEntropyGrad", true, &c->gradient));
   OMC_TRY(plan_columns(device, node, arena, p, c));
   OMC_TRY(omc_cuda_enter(device));
   const omc_status status = plan_products(device, node, p, c);
@@ -98,10 +111,10 @@ static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, omc_
 
 static omc_status plan_copies(omc_cuda_device *device, const omc_node *node, params *p) {
   const omc_value *weight = omc_in(node, 4);
-  if (omc_in(node, 3) || p->dtype != p->stored)
-    OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->wide, &p->widen));
-  if (weight) OMC_TRY(omc_cuda_repeat_of(device, weight->type.dtype, p->wide, &p->widen_weight));
-  return p->dtype == p->wide ? OMC_OK : omc_cuda_repeat_of(device, p->wide, p->dtype, &p->narrow);
+  if (copies_weight(p)) OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->dtype, &p->operand));
+  if (omc_in(node, 3)) OMC_TRY(omc_cuda_repeat_of(device, p->stored, p->wide, &p->widen));
+  return weight ? omc_cuda_repeat_of(device, weight->type.dtype, p->wide, &p->widen_weight)
+                : OMC_OK;
 }
 
 /* Sums of columns are those of the chunks' parts, one after another. */
@@ -128,7 +141,7 @@ static layout layout_of(const params *p, int64_t parts) {
   const size_t wide = omc_dtype_size(p->wide), size = omc_dtype_size(p->dtype);
   const size_t rows = (size_t)omc_max(p->whole.rows, p->last.rows), row = (size_t)p->row;
   const size_t k = (size_t)p->form.k, classes = (size_t)p->form.loss.classes;
-  const bool widens = p->dtype != p->stored, narrows = p->dtype != p->wide;
+  const bool widens = p->dtype != p->stored;
   layout at = {0};
 #define PLACE(what, bytes) \
   at.what = at.end;        \
@@ -142,9 +155,9 @@ static layout layout_of(const params *p, int64_t parts) {
   PLACE(bias, row * wide)
   PLACE(weight, classes * wide)
   PLACE(logits, rows * row * wide)
-  PLACE(narrow, narrows ? rows * row * size : 0)
+  PLACE(slopes, narrows(p) ? rows * row * size : 0)
   PLACE(x, widens ? rows * k * size : 0)
-  PLACE(w, widens ? classes * k * size : 0)
+  PLACE(w, copies_weight(p) ? row * k * size : 0)
   PLACE(columns, (size_t)parts * classes * wide)
 #undef PLACE
   return at;
@@ -205,34 +218,26 @@ static omc_status multiply(const job *j, omc_cuda_product *product, const void *
                               j->args->queue);
 }
 
-static omc_status products_of(job *j, chunk *c, const void *x, bool first) {
-  params *p = j->p;
-  const void *slopes = place(j, p->at.logits);
-  if (p->dtype != p->wide) {
-    const int64_t count = c->rows * p->row;
-    OMC_TRY(omc_cuda_repeat(&p->narrow, place(j, p->at.narrow), slopes, count, omc_max(count, 1),
-                            j->args->queue));
-    slopes = place(j, p->at.narrow);
-  }
-  if (j->dx) OMC_TRY(multiply(j, &c->to_x, slopes, j->w, j->dx, false));
-  return j->dw ? multiply(j, &c->to_w, slopes, x, j->dw, !first) : OMC_OK;
+static void *slopes_of(const job *j) {
+  return place(j, narrows(j->p) ? j->p->at.slopes : j->p->at.logits);
 }
 
 static omc_status gradients_of(job *j, chunk *c, const omc_loss *forward, const void *x,
                                bool first) {
   omc_loss given = c->gradient.given;
-  given.logits = given.dlogits = forward->dlogits;
+  given.logits = forward->logits, given.dlogits = slopes_of(j);
   given.target = forward->target, given.weight = forward->weight;
   given.top = forward->top, given.log_sum = forward->log_sum;
   given.total = place(j, j->p->at.total);
   OMC_TRY(omc_cuda_launch(&c->gradient.kernel, c->gradient.grid, &given, j->args->queue));
   if (j->dbias) {
     omc_reduce columns = c->columns;
-    columns.x = forward->dlogits;
+    columns.x = given.dlogits;
     columns.y = columns.partial = j->columns;
     OMC_TRY(omc_cuda_launch(&c->columns_kernel, c->columns_grid, &columns, j->args->queue));
   }
-  return products_of(j, c, x, first);
+  if (j->dx) OMC_TRY(multiply(j, &c->to_x, given.dlogits, j->w, j->dx, false));
+  return j->dw ? multiply(j, &c->to_w, given.dlogits, x, j->dw, !first) : OMC_OK;
 }
 
 static omc_status run_chunk(job *j, chunk *c, bool first) {
@@ -241,15 +246,16 @@ static omc_status run_chunk(job *j, chunk *c, bool first) {
   const void *x = j->x;
   if (p->dtype != p->stored) {
     x = place(j, p->at.x);
-    OMC_TRY(omc_cuda_repeat(&p->widen, place(j, p->at.x), j->x, features, omc_max(features, 1),
+    OMC_TRY(omc_cuda_repeat(&p->operand, place(j, p->at.x), j->x, features, omc_max(features, 1),
                             j->args->queue));
   }
   omc_loss given = c->loss.given;
-  given.logits = given.dlogits = place(j, p->at.logits);
+  void *const logits = place(j, p->at.logits);
+  given.logits = logits;
   given.target = j->target, given.weight = j->weight;
   given.rows = j->loss;
   given.top = place(j, p->at.top), given.log_sum = place(j, p->at.log_sum);
-  OMC_TRY(multiply(j, &c->logits, x, j->w, given.dlogits, false));
+  OMC_TRY(multiply(j, &c->logits, x, j->w, logits, false));
   OMC_TRY(omc_cuda_launch(&c->loss.kernel, c->loss.grid, &given, j->args->queue));
   if (j->gradient) OMC_TRY(gradients_of(j, c, &given, x, first));
   const size_t rows = (size_t)c->rows, wide = omc_dtype_size(p->wide);
@@ -261,10 +267,26 @@ static omc_status run_chunk(job *j, chunk *c, bool first) {
   return OMC_OK;
 }
 
+static omc_status zero(void *at, size_t bytes, void *queue) {
+  if (bytes > 0) OMC_CUDA_TRY(cuMemsetD8Async, (omc_cuda_ptr)(uintptr_t)at, 0, bytes, queue);
+  return OMC_OK;
+}
+
+static omc_status copy_weight(job *j) {
+  params *p = j->p;
+  char *const w = place(j, p->at.w);
+  const int64_t cells = p->form.loss.classes * p->form.k;
+  const size_t size = omc_dtype_size(p->dtype);
+  OMC_TRY(omc_cuda_repeat(&p->operand, w, j->w, cells, omc_max(cells, 1), j->args->queue));
+  j->w = w;
+  return zero(w + (size_t)cells * size, (size_t)(p->row * p->form.k - cells) * size,
+              j->args->queue);
+}
+
 /* What is read as another dtype than it is stored as, or beyond its end. */
 static omc_status widen_operands(job *j) {
   params *p = j->p;
-  const int64_t classes = p->form.loss.classes, cells = classes * p->form.k;
+  const int64_t classes = p->form.loss.classes;
   void *const queue = j->args->queue;
   if (classes == 0) return OMC_OK;
   if (j->bias) {
@@ -277,21 +299,20 @@ static omc_status widen_operands(job *j) {
     OMC_TRY(omc_cuda_repeat(&p->widen_weight, weight, j->weight, classes, classes, queue));
     j->weight = weight;
   }
-  if (p->dtype == p->stored) return OMC_OK;
-  void *const w = place(j, p->at.w);
-  OMC_TRY(omc_cuda_repeat(&p->widen, w, j->w, cells, omc_max(cells, 1), queue));
-  j->w = w;
-  return OMC_OK;
+  if (copies_weight(p)) OMC_TRY(copy_weight(j));
+  /* Kernels write gradients of classes alone. */
+  return j->gradient && narrows(p) && p->row != classes
+             ? zero(place(j, p->at.slopes), p->at.x - p->at.slopes, queue)
+             : OMC_OK;
 }
 
 static omc_status run_chunks(job *j) {
   params *p = j->p;
   for (int64_t c = 0; c < p->chunks; c++)
     OMC_TRY(run_chunk(j, c + 1 < p->chunks ? &p->whole : &p->last, c == 0));
-  if (j->dw && p->chunks == 0 && p->form.loss.classes * p->form.k > 0)
-    OMC_CUDA_TRY(cuMemsetD8Async, (omc_cuda_ptr)(uintptr_t)j->dw, 0,
-                 (size_t)(p->form.loss.classes * p->form.k) * omc_dtype_size(p->wide),
-                 j->args->queue);
+  if (j->dw && p->chunks == 0)
+    OMC_TRY(zero(j->dw, (size_t)(p->form.loss.classes * p->form.k) * omc_dtype_size(p->wide),
+                 j->args->queue));
   if (!j->dbias) return OMC_OK;
   omc_reduce joined = p->joined;
   joined.x = place(j, p->at.columns);

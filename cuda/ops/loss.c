@@ -1,4 +1,6 @@
 /* Losses row by row, and what they are reduced to: in parts, where there are many rows. */
+#include <stdio.h>
+
 #include "base/int.h"
 #include "cuda/ops/losses.h"
 #include "cuda/teams.h"
@@ -10,9 +12,10 @@ enum { THREADS = 256 };
 /* ---- launches ---- */
 
 omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            const omc_loss_form *form, omc_dtype dtype, int64_t sample,
-                            const char *name, bool by_lines, omc_cuda_loss *out) {
+                            const omc_loss_form *form, omc_dtype dtype, omc_dtype slopes,
+                            int64_t sample, const char *name, bool by_lines, omc_cuda_loss *out) {
   const int64_t rows = form->outer * form->inner;
+  char defines[64] = "";
   out->given = (omc_loss){.classes = omc_cuda_places(form->classes, 1),
                           .ignore_index = form->ignore_index,
                           .hard = 1 - form->smoothing,
@@ -28,7 +31,10 @@ omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_a
                                  ? omc_cuda_team_of(lines, omc_dtype_size(dtype), false)
                                  : (omc_cuda_team){"", {omc_ceil_div(rows, THREADS), THREADS, 0}};
   out->grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", name, team.name, &out->kernel);
+  if (slopes != dtype)
+    snprintf(defines, sizeof defines, "#define OMC_SLOPES %s\n", omc_cuda_storage(slopes));
+  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, defines, name, team.name,
+                            &out->kernel);
 }
 
 omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -75,8 +81,9 @@ typedef struct params {
 
 static omc_status params_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                             const omc_loss_form *form, bool by_lines, params *p) {
-  return omc_cuda_loss_of(device, node, arena, form, omc_node_dtype(node),
-                          form->classes * form->inner, omc_op_name(node->op), by_lines, &p->loss);
+  const omc_dtype dtype = omc_node_dtype(node);
+  return omc_cuda_loss_of(device, node, arena, form, dtype, dtype, form->classes * form->inner,
+                          omc_op_name(node->op), by_lines, &p->loss);
 }
 
 static omc_status params_forward(omc_cuda_device *device, const omc_node *node, omc_arena *arena,

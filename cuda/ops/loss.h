@@ -45,6 +45,11 @@ typedef struct omc_unit_interval {
 
 #ifdef OMC_GPU
 
+/* What gradients of CrossEntropy are stored as. */
+#ifndef OMC_SLOPES
+#define OMC_SLOPES storage_t
+#endif
+
 /* The target of a row; -1: it does not count. */
 template <typename P>
 OMC_INLINE int64_t class_of(const P &p, int64_t row, int64_t classes) {
@@ -132,7 +137,7 @@ OMC_INLINE void cross_entropy_grad(const Team &team, const omc_loss &p) {
     hard = flow * pull;
   }
   const bool none = t < 0 && log_sum == log_sum; /* NaN times 0 is not 0 */
-  omc_write_line<storage_t>(
+  omc_write_line<OMC_SLOPES>(
       team, p.dlogits,
       [&](omc_at at) {
         const int64_t c = at.k + at.l;

@@ -14,11 +14,12 @@ typedef struct omc_cuda_loss {
   omc_loss given; /* but for addresses */
 } omc_cuda_loss;
 
-/* Kernel `name` for logits stored as `dtype`, from one sample to the next `sample` elements. A team
- * of threads is for each row if `by_lines`, else a thread. */
+/* Kernel `name` for logits stored as `dtype`, and their gradients as `slopes`, from one sample to
+ * the next `sample` elements. A team of threads is for each row if `by_lines`, else a thread. */
 omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            const struct omc_loss_form *form, omc_dtype dtype, int64_t sample,
-                            const char *name, bool by_lines, omc_cuda_loss *out) OMC_MUST_USE;
+                            const struct omc_loss_form *form, omc_dtype dtype, omc_dtype slopes,
+                            int64_t sample, const char *name, bool by_lines,
+                            omc_cuda_loss *out) OMC_MUST_USE;
 
 /* What all rows are reduced to: in parts, where there are many. */
 typedef struct omc_cuda_loss_sums {

@@ -1,5 +1,5 @@
 /* Reductions along lines, by parts where there are few lines, which are joined by another kernel.
- * OMC_VERB is what joins. */
+ * OMC_VERB is what joins, OMC_READ what elements are stored as if not as results are. */
 #ifndef OMC_CUDA_OPS_REDUCE_H
 #define OMC_CUDA_OPS_REDUCE_H
 
@@ -15,6 +15,10 @@ typedef struct omc_reduce {
 
 #ifdef OMC_GPU
 
+#ifndef OMC_READ
+#define OMC_READ storage_t
+#endif
+
 template <typename E, typename Team>
 OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
   omc_line<E, Team> x(team, p.x);
@@ -28,8 +32,8 @@ OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
   ((storage_t *)p.y)[team.line] = element<storage_t>(all);
 }
 
-OMC_LINE_KERNELS(reduce, omc_reduce, reduce<storage_t>)
-OMC_GROUPED_LINE_KERNELS(reduce, omc_reduce, reduce<storage_t>)
+OMC_LINE_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
+OMC_GROUPED_LINE_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
 OMC_LINE_KERNEL(join_columns, omc_column_team<false>, omc_reduce, reduce<acc_t>)
 
 #endif
