@@ -221,9 +221,9 @@ class Kind:
 
 
 def logits_bytes(step: Step) -> float:
-    """Logits, of float32, are read for the loss, read and written for the gradient, and made narrow."""
+    """Logits, of float32, are read for the loss and for the gradient, which is written."""
     size = SIZES[step.inputs[0].dtype]
-    return rows_of(step) * step.inputs[1].shape[0] * (4 + 8 + (0 if size == 4 else 4 + size))
+    return rows_of(step) * step.inputs[1].shape[0] * (4 + 4 + size)
 
 
 def copied_bytes(step: Step) -> float:

@@ -50,6 +50,15 @@ static omc_value *cast_matmul(omc_match *m) {
   return wide ? omc_reshape(m->b, wide, &m->capture[0]->type.shape) : NULL;
 }
 
+/* Captures 1: what an elementwise op computes, viewed before it is cast. Cast before it is viewed,
+ * it is fused with that. */
+static omc_value *cast_view(omc_match *m) {
+  omc_value *x = m->capture[1];
+  if (!x->producer || !omc_op_get(x->producer->op)->imm) return NULL;
+  return omc_reshape(m->b, omc_cast(m->b, x, m->capture[0]->type.dtype),
+                     &m->capture[0]->type.shape);
+}
+
 #define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
 
 static const omc_rule rules[] = {
@@ -60,6 +69,8 @@ static const omc_rule rules[] = {
      embedding_grad_base},
     {"matmul_cast", OMC_EXACT, OMC_P_NODE(MatMul, 0), matmul_cast},
     {"fused_matmul_cast", OMC_EXACT, OMC_P_NODE(FusedMatMul, 0), matmul_cast},
+    {"cast_view", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2))),
+     cast_view},
     {"cast_matmul", OMC_UNROUNDED,
      OMC_P_EITHER(OMC_P_OP(Cast, 0, PRODUCT),
                   OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(2)))),

@@ -45,6 +45,13 @@ static omc_value *gelu(omc_match *m, const char *approximate) {
 static omc_value *gelu_tanh(omc_match *m) { return gelu(m, "tanh"); }
 static omc_value *gelu_erf(omc_match *m) { return gelu(m, "none"); }
 
+/* Captures 6: what x is cast from, of 16 bits, as where autocast has powers computed in float32. */
+static omc_value *gelu_tanh_of_halves(omc_match *m) {
+  const omc_node *cast = m->capture[1]->producer;
+  if (!cast || cast->op != OMC_OP_Cast || omc_in(cast, 0) != m->capture[6]) return NULL;
+  return gelu(m, "tanh");
+}
+
 /* ---- softmax and norms ---- */
 
 /* The axes a reduction runs over, as a bit set; 0 if it drops them. */
@@ -132,6 +139,32 @@ static omc_value *norm_affine(omc_match *m, uint32_t place) {
 static omc_value *norm_scale(omc_match *m) { return norm_affine(m, 1); }
 static omc_value *norm_shift(omc_match *m) { return norm_affine(m, 2); }
 
+/* ---- losses ---- */
+
+/* Captures 1: the logits; 2: their logarithms of probabilities, which may be cast for the loss. */
+static omc_value *cross_entropy(omc_match *m, omc_dtype dtype) {
+  const omc_node *loss = m->root, *log_softmax = m->capture[2]->producer;
+  const int32_t rank = m->capture[1]->type.shape.rank;
+  if (omc_out(loss, 1) && omc_out(loss, 1)->uses) return NULL;
+  int64_t axis = omc_node_int(log_softmax, "axis");
+  if (axis < 0) axis += rank;
+  if (rank < 2 || axis != 1) return NULL;
+  omc_value *const weight = omc_in(loss, 2);
+  omc_value *in[] = {omc_cast(m->b, m->capture[1], dtype), omc_in(loss, 1), weight}, *out[4];
+  omc_build(m->b, OMC_OP_CrossEntropy, weight ? 3 : 2, in, 0, loss->n_attr, loss->attr, 4, out);
+  return m->b->status == OMC_OK ? out[0] : NULL;
+}
+
+static omc_value *nll_of_log_softmax(omc_match *m) {
+  const omc_dtype dtype = m->capture[1]->type.dtype;
+  return omc_dtype_acc(dtype) == dtype ? cross_entropy(m, dtype) : NULL;
+}
+/* Of 16 bits logarithms are not rounded to them. */
+static omc_value *nll_of_cast_log_softmax(omc_match *m) {
+  const omc_dtype dtype = m->capture[1]->type.dtype, taken = omc_in(m->root, 0)->type.dtype;
+  return omc_dtype_acc(dtype) == taken ? cross_entropy(m, taken) : NULL;
+}
+
 /* ---- convolutions ---- */
 
 /* Captures 1: what is padded by zeros before; the convolution pads it by as many more. */
@@ -189,10 +222,18 @@ static omc_value *relu_after_pool(omc_match *m) {
 #define ONE_OVER_ROOT_OF(square) \
   OMC_P_EITHER(OMC_P_OP(Rsqrt, 0, square), OMC_P_OP(Reciprocal, 0, ROOT_OF(square)))
 #define VARIANCE MEAN_SQUARE(OMC_P_ANY(2))
+#define LOG_SOFTMAX OMC_P_OP(LogSoftmax, 2, X)
+#define NLL(of)                                                          \
+  OMC_P_EITHER(OMC_P_OP(NegativeLogLikelihoodLoss, 0, of, OMC_P_ANY(3)), \
+               OMC_P_OP(NegativeLogLikelihoodLoss, 0, of, OMC_P_ANY(3), OMC_P_ANY(4)))
 
 static const omc_rule rules[] = {
     {"gelu_tanh", OMC_LAYER, HALF_TIMES(ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))),
      gelu_tanh},
+    {"gelu_tanh_of_halves", OMC_LAYER,
+     MUL(OMC_P_OP(Cast, 0, SCALED(OMC_P_ANY(6), 0.5)),
+         ADD(CONST(1), OMC_P_OP(Tanh, 0, TANH_ARGUMENT))),
+     gelu_tanh_of_halves},
     {"gelu_erf", OMC_LAYER, HALF_TIMES(ADD(CONST(1), OMC_P_OP(Erf, 0, ERF_ARGUMENT))), gelu_erf},
     {"softmax_written", OMC_LAYER,
      OMC_P_OP(Div, 0, OMC_P_OP(Exp, 2, LESS_MAX(0)), SUM(OMC_P_ANY(2))), softmax_written},
@@ -208,6 +249,9 @@ static const omc_rule rules[] = {
      norm_shift},
     {"rms_norm_written", OMC_LAYER, MUL(X, ONE_OVER_ROOT_OF(MEAN_SQUARE(X))), rms_norm_written},
     {"rms_norm_scale", OMC_LAYER, MUL(OMC_P_NODE(RmsNorm, 1), OMC_P_ANY(2)), norm_scale},
+    {"nll_of_log_softmax", OMC_LAYER, NLL(LOG_SOFTMAX), nll_of_log_softmax},
+    {"nll_of_cast_log_softmax", OMC_UNROUNDED, NLL(OMC_P_OP(Cast, 0, LOG_SOFTMAX)),
+     nll_of_cast_log_softmax},
     {"conv_pad", OMC_SUMS,
      OMC_P_EITHER(OMC_P_OP(Conv, 0, PADDED, OMC_P_ANY(2)),
                   OMC_P_OP(Conv, 0, PADDED, OMC_P_ANY(2), OMC_P_ANY(3))),

@@ -29,6 +29,9 @@ static omc_status trim(building *b) {
   omc_trim(b->graph);
   return OMC_OK;
 }
+static omc_status widen_again(building *b) {
+  return omc_widen_again(b->graph, b->shared->provider);
+}
 static omc_status fuse(building *b) { return omc_fuse(b->graph, b->shared->provider); }
 
 static omc_status differentiate(building *b) {
@@ -55,8 +58,10 @@ static const struct stage {
   size_t seconds; /* field of omc_session_stats */
 } stages[] = {
     {"specialize", specialize, false, false, offsetof(omc_session_stats, specialize_seconds)},
-    {"canonicalize", canonicalize, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
+    /* Before, too: rules look for one value at several places. */
     {"cse", cse, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"canonicalize", canonicalize, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"cse-canonical", cse, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"fold", fold, false, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"differentiate", differentiate, true, false,
      offsetof(omc_session_stats, differentiate_seconds)},
@@ -64,6 +69,7 @@ static const struct stage {
      offsetof(omc_session_stats, canonicalize_seconds)},
     {"cse-joint", cse, true, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"settle", settle, false, false, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"widen-again", widen_again, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"trim", trim, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"save", save, false, false, offsetof(omc_session_stats, plan_seconds)},

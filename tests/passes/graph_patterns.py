@@ -214,6 +214,19 @@ def gelu_tanh(d: Draw) -> Value:
     return times_half(d, x, d.pair("Add", one, d.ew("Tanh", u)))
 
 
+def gelu_tanh_of_halves(d: Draw) -> Value:
+    """As autocast of a GPU has it: powers are of f32, half of x is of 16 bits."""
+    half = any_value(d, ("bf16", "f16"))
+    x, other = d.cast(half, "f32"), any_value(d, ("bf16",)) if d.chance(0.1) else half
+    cube = d.ew("Pow", x, scalar(d, x, 3.0)) if d.chance(0.5) else d.ew("Mul", d.ew("Mul", x, x), x)
+    u = scaled(d, "Mul", d.pair("Add", x, scaled(d, "Mul", cube, 0.044715)), 0.7978845608028654)
+    rounded = d.cast(scaled(d, "Mul", other, d.rng.choice((0.5, 0.5, 0.5, 0.25))), "f32")
+    try:
+        return d.pair("Mul", rounded, d.pair("Add", scalar(d, x, 1.0), d.ew("Tanh", u)))
+    except RuntimeError:
+        return rounded
+
+
 def gelu_erf(d: Draw) -> Value:
     x = any_value(d, FLOATS)
     op, by = ("Div", 1.4142135623730951) if d.chance(0.5) else ("Mul", 0.7071067811865476)
@@ -249,6 +262,24 @@ def log_softmax_written(d: Draw) -> Value:
         return d.ew("Sub", z, d.ew("Log", d.reduce("ReduceSum", d.ew("Exp", z), of_sum, keep_sum)))
     except RuntimeError:
         return x
+
+
+def nll(d: Draw, dtypes: tuple[str, ...], casts: bool) -> Value:
+    """Of logarithms of probabilities over classes, which are mostly axis 1."""
+    x = d.input(d.rng.choice(dtypes), nonempty(d, d.rng.randint(2, 3)))
+    axis = d.rng.choice((1, 1, 1, 1 - len(x.shape), 0))
+    logs = d.ew("LogSoftmax", x, attrs=f"axis={axis}")
+    taken = d.cast(logs, d.rng.choice(("f32", "f32", "f32", "f64"))) if casts else logs
+    shape = (x.shape[0], *x.shape[2:])
+    classes = [d.rng.choice((d.rng.randrange(x.shape[1]), -100)) for _ in range(math.prod(shape))]
+    weight = d.input(taken.dtype, (x.shape[1],)) if d.chance(0.3) else None
+    attrs = f'reduction="{d.rng.choice(("mean", "sum", "none"))}"'
+    by_row = shape if "none" in attrs else ()
+    loss = d.node(
+        "NegativeLogLikelihoodLoss", [taken, d.const("i64", classes, shape), weight], taken.dtype, by_row, attrs
+    )
+    d.lines[-1] = d.lines[-1].replace(" =", ", %sum_of_weights =", 1)  # what its gradient needs
+    return loss
 
 
 def layer_norm_written(rsqrt: bool) -> Pattern:
@@ -465,6 +496,14 @@ def product_of_halves(d: Draw, fused: bool, wide: bool = False) -> Value:
     return z if alone else d.pair("Mul", z, d.node("ReduceSum", [y, d.ints(0, 1)], half, (1, 1), "keepdims=1"))
 
 
+def cast_view(d: Draw) -> Value:
+    x = any_value(d, FLOATS)
+    y = d.ew("Relu", x) if d.chance(0.8) else x
+    view = d.reshape(y, d.reshaped(y.shape))
+    z = d.cast(view, d.rng.choice(FLOATS))
+    return d.pair("Mul", z, d.cast(view, z.dtype)) if d.chance(0.1) else z
+
+
 def product_cast(d: Draw) -> Value:
     half = d.rng.choice(("bf16", "bf16", "bf16", "f16"))
     m, k, n = d.shape(3)
@@ -558,6 +597,7 @@ PATTERNS: dict[str, Pattern] = {
     "where_constant": where_constant,
     "dropout_nothing": dropout_nothing,
     "gelu_tanh": gelu_tanh,
+    "gelu_tanh_of_halves": gelu_tanh_of_halves,
     "gelu_erf": gelu_erf,
     "softmax_written": softmax_written,
     "log_softmax_written": log_softmax_written,
@@ -567,6 +607,8 @@ PATTERNS: dict[str, Pattern] = {
     "layer_norm_shift": norm_affine("Add", "LayerNormalization"),
     "rms_norm_written": rms_norm_written,
     "rms_norm_scale": norm_affine("Mul", "RmsNorm"),
+    "nll_of_log_softmax": lambda d: nll(d, REALS, casts=False),
+    "nll_of_cast_log_softmax": lambda d: nll(d, ("bf16", "f16"), casts=True),
     "conv_pad": conv_pad,
     "relu_after_pool": relu_after_pool,
     "attention_no_mask": lambda d: attention(d, ("all", "all", "other")),
@@ -582,6 +624,7 @@ PATTERNS: dict[str, Pattern] = {
     "embedding_grad_base": embedding_grad,
     "matmul_cast": lambda d: product_of_halves(d, fused=False),
     "fused_matmul_cast": lambda d: product_of_halves(d, fused=True, wide=True),
+    "cast_view": cast_view,
     "cast_matmul": product_cast,
     "detach": detach,
     "with_gradient_of": with_gradient_of,

@@ -151,6 +151,10 @@ def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, **att
     return F.cross_entropy(x, target, weight, **attrs)
 
 
+def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None = None, **attrs: object) -> Tensor:
+    return F.nll_loss(x, target, weight, **attrs)
+
+
 def linear_cross_entropy(
     x: Tensor, w: Tensor, target: Tensor, bias: Tensor | None = None, weight: Tensor | None = None, **attrs: object
 ) -> Tensor:
@@ -247,6 +251,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Min": torch.minimum,
     "Mul": torch.mul,
     "Neg": torch.neg,
+    "NegativeLogLikelihoodLoss": nll_loss,
     "Not": torch.logical_not,
     "Pad": pad,
     "Pow": torch.pow,

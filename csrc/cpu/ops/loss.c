@@ -173,7 +173,13 @@ static row_scale scale_of(const loss_job *job, int64_t r) {
   if (p->reduction == OMC_LOSS_MEAN) flow /= (acc_t)job->total;
   const acc_t hard = job->hard * class_weight(job, t);
   const acc_t soft = job->soft == 0 ? 0 : flow * job->soft; /* none of an infinite flow either */
-  return (row_scale){flow * (hard + job->soft * job->weights), soft, flow * hard};
+  const acc_t all = job->soft == 0 ? hard : hard + job->soft * job->weights;
+  return (row_scale){flow * all, soft, flow * hard};
+}
+
+/* What smoothing pulls class c by, times soft; without it a weight may be infinite. */
+static acc_t smooth_weight(const loss_job *job, int64_t c) {
+  return job->soft == 0 ? 1 : class_weight(job, c);
 }
 
 /* The gradient of logits x but for what the target is pulled by. */
@@ -185,7 +191,7 @@ static void backward_rows(omc_range range, void *ctx) {
   const loss_job *job = ctx;
   const int64_t n = job->p->classes;
   for (int64_t r = range.begin; r < range.end; r++) {
-    const storage_t *x = job->logits + r * n, *w = job->weight;
+    const storage_t *x = job->logits + r * n, *w = job->soft == 0 ? NULL : job->weight;
     storage_t *dx = job->dlogits + r * n;
     const int64_t t = job->target[r];
     const bool ignored = t == job->p->ignore_index;
@@ -202,7 +208,7 @@ static void backward_rows(omc_range range, void *ctx) {
       vst_upto(dx + k, slope_of(vld_fill(x + k, left, 0), top, log_sum, prob, pull), left);
     }
     if (ignored) continue;
-    const vacc_t pull = soft * vset(class_weight(job, t));
+    const vacc_t pull = soft * vset(smooth_weight(job, t));
     st(dx + t, slope_of(x_t, top, log_sum, prob, pull)[0] - s.hard);
   }
 }
@@ -222,10 +228,10 @@ static void backward_cols(omc_range range, void *ctx) {
       prob[j] = s.prob, soft[j] = s.soft, hard[j] = s.hard;
       const int64_t t = job->target[at.row + j];
       if (t == job->p->ignore_index) continue;
-      x_t[j] = ld(at.x + t * step + j), w_t[j] = class_weight(job, t);
+      x_t[j] = ld(at.x + t * step + j), w_t[j] = smooth_weight(job, t);
     }
     for (int64_t c = 0; c < n; c++) {
-      const vacc_t w = vset(class_weight(job, c));
+      const vacc_t w = vset(smooth_weight(job, c));
       for (int64_t j = 0; j < at.cols; j += OMC_VL) {
         const vacc_t x = vld_fill(at.x + c * step + j, at.cols - j, 0);
         const vacc_t d =
