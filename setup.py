@@ -128,16 +128,10 @@ def compile_jobs(extra: list[Path]) -> list[tuple[Path, str, list[str]]]:
 
 
 def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], include_dirs: list[str]) -> list[str]:
-    """Compile what is older than its source or any header; return the objects."""
-    watched = [
-        *CSRC.rglob("*.h"),
-        *CSRC.rglob("*.def"),
-        *CUDA.rglob("*.h"),
-        *CUDA.rglob("*.def"),
-        *Path("tests/c").glob("*.h"),
-        Path("setup.py"),
-    ]
-    newest_header = max(p.stat().st_mtime for p in watched)
+    """Compile what is older than its source or any header that it may include; return the objects."""
+    of_core = [*CSRC.rglob("*.h"), *CSRC.rglob("*.def"), *Path("tests/c").glob("*.h"), Path("setup.py")]
+    of_cuda = [*CUDA.rglob("*.h"), *CUDA.rglob("*.def")]
+    newest_of_core, newest_of_cuda = (max(p.stat().st_mtime for p in headers) for headers in (of_core, of_cuda))
 
     def one(job: tuple[Path, str, list[str]]) -> str:
         source, folder, more = job
@@ -145,7 +139,9 @@ def compile_all(compiler, build_temp: str, extra: list[Path], flags: list[str], 
         obj = Path(compiler.object_filenames([str(source)], output_dir=str(out))[0])
         rows = CSRC / "ops" / source.name  # included where kernels are made of them
         written = max(p.stat().st_mtime for p in (source, rows) if p.exists())
-        if not obj.exists() or obj.stat().st_mtime < max(written, newest_header):
+        if CUDA in source.parents or source.parent.name == "build":
+            written = max(written, newest_of_cuda)
+        if not obj.exists() or obj.stat().st_mtime < max(written, newest_of_core):
             compiler.compile(
                 [str(source)],
                 output_dir=str(out),

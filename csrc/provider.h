@@ -103,6 +103,7 @@ typedef struct omc_provider {
                         omc_call *out) OMC_MUST_USE;
   /* Whether an elementwise node may become an instruction of a program (ops/program.h). */
   bool (*fusible)(void *ctx, const struct omc_node *node);
+  bool reuses_results; /* see omc_reuse_results */
 
   /* Pooled device memory: freed blocks are kept and handed out again, to be used in `queue`. What
    * was freed is not used by others before `queue` has come to where it was freed. */

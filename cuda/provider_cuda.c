@@ -216,6 +216,7 @@ omc_status omc_cuda_provider(int32_t ordinal, const omc_provider **out) {
                         .ctx = device,
                         .prepare = cuda_prepare,
                         .fusible = cuda_fusible,
+                        .reuses_results = true,
                         .alloc = cuda_alloc,
                         .free = omc_cuda_free,
                         .memory = omc_cuda_memory,

@@ -1,5 +1,5 @@
 /* Attention(q[B,H,T,D], k[B,Hkv,S,D], v[B,Hkv,S,Dv], mask?) -> y[B,H,T,Dv], lse[B,H,T], and its
- * gradient. Attribute head_axes says of q, k, v and y in turn where their heads are: at axis 1, or
+ * gradient, of which the last input is y, where a kernel has a use for it. Attribute head_axes says of q, k, v and y in turn where their heads are: at axis 1, or
  * at axis 2 behind the tokens, as a projection writes them. Gradients are laid out as what they
  * are of. */
 #include <math.h>
@@ -111,6 +111,7 @@ static omc_status infer_backward(omc_node *node) {
   const omc_shape lse = {3, {p.batch, p.heads, p.queries}};
   OMC_TRY(omc_need_type(node, 0, "dy", p.dtype, &p.y_shape));
   OMC_TRY(omc_need_type(node, 4, "lse", omc_dtype_acc(p.dtype), &lse));
+  if (omc_in(node, 6)) OMC_TRY(omc_need_type(node, 6, "y", p.dtype, &p.y_shape));
   for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
 }
@@ -202,5 +203,5 @@ static omc_status backward_cost(const omc_node *node, omc_cost *cost) {
 
 OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .spared = 1u << 1, .infer = infer_forward,
            .grad = grad_attention, .cost = forward_cost)
-OMC_RECORD(AttentionGrad, 5, 6, 3, .flags = OMC_OP_RANDOM, .infer = infer_backward,
+OMC_RECORD(AttentionGrad, 5, 7, 3, .flags = OMC_OP_RANDOM, .infer = infer_backward,
            .cost = backward_cost)

@@ -44,6 +44,9 @@ omc_status omc_cse(omc_graph *g) OMC_MUST_USE;
  * may come after it that would merge them. */
 omc_status omc_widen_again(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
 
+/* Gradients read results of forward where the provider spares itself a computation so. */
+omc_status omc_reuse_results(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
+
 /* Applies the fusion rules, then gathers elementwise nodes of one phase, compute class and output
  * shape that share a value into FusedElementwise nodes, as far as the provider calls them fusible.
  */

@@ -15,7 +15,7 @@
 enum { MOST_BYTES = 512 };
 
 /* One of the kernels, and what a launch of it takes. */
-enum { FORWARD, ROWS_OF_GRAD, DQ, DKV, N_KERNELS };
+enum { FORWARD, ROWS_OF_GRAD, DQ, DKV, DELTA, N_KERNELS };
 
 typedef struct launch {
   omc_cuda_kernel kernel;
@@ -28,6 +28,7 @@ typedef struct params {
   omc_attention given; /* but for addresses and the seed */
   int64_t rows;        /* of scores */
   size_t acc_bytes;
+  bool has_result; /* DELTA takes the place of ROWS_OF_GRAD */
 } params;
 
 /* How a kernel takes heads of f->dim and f->value_dim elements, with plain scores or not: rows of
@@ -98,7 +99,7 @@ static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_a
                             const omc_attention_form *f, const char *file, bool masked, int kernel,
                             omc_cuda_kernel *out) {
   static const char *const names[N_KERNELS] = {"attention", "attention_rows", "attention_dq",
-                                               "attention_dkv"};
+                                               "attention_dkv", "attention_delta"};
   char defines[160];
   snprintf(defines, sizeof defines,
            "#define OMC_DIM %d\n#define OMC_VALUE_DIM %d\n#define OMC_MASK %d\n"
@@ -129,7 +130,9 @@ static omc_status params_attention(omc_cuda_device *device, const omc_node *node
                   (long long)f.dim, (long long)f.value_dim);
   const bool forward = node->op == OMC_OP_Attention;
   const bool masked = omc_in(node, forward ? 3 : 5) != NULL;
-  for (int i = forward ? FORWARD : ROWS_OF_GRAD; i < (forward ? ROWS_OF_GRAD : N_KERNELS); i++) {
+  p->has_result = !forward && omc_in(node, 6) && w == &bands_by_warps;
+  const int first = forward ? FORWARD : p->has_result ? DQ : ROWS_OF_GRAD;
+  for (int i = first; i < (forward ? ROWS_OF_GRAD : DELTA); i++) {
     const extent e = w->extent_of(&f, !masked && f.p <= 0, i);
     if (e.bytes > (int64_t)device->shared_bytes)
       OMC_NODE_FAIL(node, EUNSUPPORTED,
@@ -142,7 +145,12 @@ static omc_status params_attention(omc_cuda_device *device, const omc_node *node
                   .tiles = (int32_t)tiles};
     OMC_TRY(kernel_of(device, node, arena, &f, w->file, masked, i, &l->kernel));
   }
-  return OMC_OK;
+  if (!p->has_result) return OMC_OK;
+  launch *l = &p->launches[DELTA];
+  *l = (launch){
+      .grid = {omc_ceil_div(p->rows * OMC_DELTA_LANES, OMC_DELTA_THREADS), OMC_DELTA_THREADS, 0},
+      .tiles = (int32_t)(f.batch * f.heads)};
+  return kernel_of(device, node, arena, &f, w->file, masked, DELTA, &l->kernel);
 }
 
 static void *data_of(const omc_tensor *tensors, uint32_t n, uint32_t i) {
@@ -180,9 +188,10 @@ static omc_status run_attention_grad(const omc_kernel_args *args) {
   a.share = args->workspace;
   a.delta = (char *)args->workspace + (size_t)p->rows * p->acc_bytes;
   a.seed = omc_cuda_seed(args);
-  for (int i = ROWS_OF_GRAD; i < N_KERNELS; i++)
-    OMC_TRY(launched(&p->launches[i], &a, args->queue));
-  return OMC_OK;
+  a.y = data_of(args->in, args->n_in, 6);
+  OMC_TRY(launched(&p->launches[p->has_result ? DELTA : ROWS_OF_GRAD], &a, args->queue));
+  OMC_TRY(launched(&p->launches[DQ], &a, args->queue));
+  return launched(&p->launches[DKV], &a, args->queue);
 }
 
 const omc_cuda_op omc_cuda_Attention = {

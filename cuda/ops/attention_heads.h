@@ -7,6 +7,9 @@
 
 #include "cuda/gpu/philox.h"
 
+/* Of a block that has as many rows of y as OMC_DELTA_LANES go into its threads. */
+enum { OMC_DELTA_THREADS = 256, OMC_DELTA_LANES = 8 };
+
 /* Elements from one to the next. */
 typedef struct omc_attention_strides {
   int64_t sample, head, token;
@@ -20,7 +23,7 @@ typedef struct omc_attention {
   omc_attention_strides q_at, k_at, v_at, y_at;
   int64_t mask_at[4];
   int32_t queries, keys, heads, kv_heads;
-  int32_t tiles, unused; /* of a head */
+  int32_t tiles, unused; /* of a head; of attention_delta: heads of all samples */
   double scale, keep_scale;
   omc_gpu_seed seed;
   uint32_t drop_below, subsequence;

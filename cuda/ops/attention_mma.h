@@ -165,6 +165,33 @@ struct grad_tiles : key_tiles<BANDS> {
   }
 };
 
+/* Share and delta of rows whose result is there: OMC_DELTA_LANES have a row. */
+OMC_GLOBAL(attention_delta, OMC_DELTA_THREADS, omc_attention, p) {
+  constexpr int LANES = OMC_DELTA_LANES, PACK = 8, ROWS = OMC_DELTA_THREADS / LANES;
+  const int lane = (int)threadIdx.x % LANES;
+  const int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
+  const int32_t head = (int32_t)(row / p.queries), query = (int32_t)(row % p.queries);
+  const bool is_row = head < p.tiles;
+  const place at = place_of(p, is_row ? head : 0);
+  const int64_t start = start_of(p.y_at, at.sample, at.head, is_row ? query : 0);
+  float sum = 0;
+#pragma unroll
+  for (int d = lane * PACK; d < OMC_VALUE_DIM; d += LANES * PACK) {
+    const int lanes = least(PACK, OMC_VALUE_DIM - d);
+    storage_t y[PACK], dy[PACK];
+    omc_load(y, (const storage_t *)p.y + start + d, lanes);
+    omc_load(dy, (const storage_t *)p.dy + start + d, lanes);
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+      if (i < lanes) sum = fmaf(number<float>(y[i]), number<float>(dy[i]), sum);
+  }
+#pragma unroll
+  for (int mask = LANES / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+  if (lane != 0 || !is_row) return;
+  ((float *)p.share)[row] = 1;
+  ((float *)p.delta)[row] = sum;
+}
+
 /* A block is a tile of queries: share and delta of its rows. */
 OMC_GLOBAL_WIDE(attention_rows, OMC_BAND_THREADS, omc_attention, p) {
   constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, PLAIN);
