@@ -40,13 +40,34 @@ static void cut_in_parts(omc_gpu_lines *lines, int64_t blocks, int64_t least) {
   lines->parts = n > 0 ? (int32_t)omc_ceil_div(n, lines->step) : 1;
 }
 
-omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts) {
+/* Of blocks for as many lines as `width`. */
+static omc_cuda_team columns_of(omc_gpu_lines *lines, int64_t width, bool by_parts,
+                                const char *name) {
   int64_t warps = 1;
   while (warps < COLUMN_WARPS && warps * SHORT < lines->along.n) warps *= 2;
-  const int64_t blocks = omc_ceil_div(lines->kept.n, WARP);
+  const int64_t blocks = omc_ceil_div(lines->kept.n, width);
   cut_in_parts(lines, by_parts ? blocks : BUSY_BLOCKS, warps * PART_PACKS);
-  return (omc_cuda_team){lines->along.rank > 1 ? "_grouped_columns" : "_columns",
-                         {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
+  return (omc_cuda_team){name, {blocks * lines->parts, (uint32_t)(warps * WARP), 0}};
+}
+
+omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts) {
+  return columns_of(lines, WARP, by_parts, lines->along.rank > 1 ? "_grouped_columns" : "_columns");
+}
+
+/* Whether lines are neighbours, by whole packs that are aligned if the first is. */
+static bool are_packed(const omc_gpu_lines *lines, int64_t pack) {
+  const omc_gpu_places *kept = &lines->kept, *along = &lines->along;
+  const int32_t inner = kept->rank - 1;
+  bool packed = kept->group[inner].stride == 1 && along->rank == 1;
+  packed = packed && along->group[0].stride % pack == 0;
+  for (int32_t g = 0; g < inner; g++) packed = packed && kept->group[g].stride % pack == 0;
+  return packed && (inner == 0 || kept->group[inner].size % pack == 0);
+}
+
+omc_cuda_team omc_cuda_sums_of_columns(omc_gpu_lines *lines, size_t bytes) {
+  const int64_t pack = PACK_BYTES / (int64_t)bytes;
+  return are_packed(lines, pack) ? columns_of(lines, WARP * pack, true, "_wide_columns")
+                                 : omc_cuda_columns_of(lines, true);
 }
 
 omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts) {
@@ -66,7 +87,7 @@ omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts
   const omc_gpu_places *along = &lines->along;
   const int64_t room = PACK_BYTES / (int64_t)bytes * WARP_PACKS * WARP, inner = along->rank - 1;
   if (along->group[inner].stride != 1 || along->n <= SHORT)
-    return omc_cuda_columns_of(lines, by_parts);
+    return by_parts ? omc_cuda_sums_of_columns(lines, bytes) : omc_cuda_columns_of(lines, false);
   if (inner > 0 || along->n > room) return omc_cuda_block_of(lines, bytes, by_parts);
   cut_in_parts(lines, BUSY_BLOCKS, 1);
   const int64_t warps = WARP_THREADS / WARP;

@@ -17,11 +17,14 @@ typedef struct omc_cuda_team {
 
 /* Chooses the team for lines whose places are set, of elements of `bytes` bytes, and sets their
  * parts: one, or where there are few lines and `by_parts`, as many as keep a GPU busy. The lines of
- * a kernel without GROUPED teams are of one group. */
+ * a kernel without GROUPED teams are of one group, and one that is cut by parts has wide columns.
+ */
 omc_cuda_team omc_cuda_team_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
-/* The same of one kind: columns go along any lines, a block along neighbours. */
+/* The same of one kind: columns go along any lines, a block along neighbours. Sums are by parts,
+ * and of wide columns where lines are neighbours. */
 omc_cuda_team omc_cuda_columns_of(omc_gpu_lines *lines, bool by_parts);
+omc_cuda_team omc_cuda_sums_of_columns(omc_gpu_lines *lines, size_t bytes);
 omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_parts);
 
 #endif

@@ -1,7 +1,7 @@
 /* A tensor as lines along which something is reduced, and teams of threads that go along them: a
  * warp or a block for a line whose elements are neighbours, else a block for as many lines as a
- * warp has lanes, whose warps share out the elements. A kernel is written once for all teams. Read
- * by the host as C11.
+ * warp has lanes, or for as many packs of them, whose warps share out the elements. A kernel is
+ * written once for all teams. Read by the host as C11.
  *
  * Whoever includes this as device code has defined OMC_STORAGE, what most elements are stored as,
  * and what is computed in, see lane.h. All sums are in an order that depends on shapes alone. */
@@ -153,7 +153,7 @@ OMC_INLINE T omc_join_lanes(T x) {
 
 struct omc_team {
   const omc_gpu_lines &lines;
-  int64_t line;        /* of lines.kept.n; past them: none, and nothing along it */
+  int64_t line;        /* of lines.kept.n, the first; past them: none, and nothing along it */
   int64_t first, last; /* elements of the part that the team goes along */
   int part;
   unsigned lane, size; /* in the team */
@@ -173,12 +173,13 @@ struct omc_team {
   OMC_METHOD int64_t offset() const { return has_line() ? omc_offset_at(lines.kept, line) : 0; }
 };
 
-/* PACK neighbours are read and written at a time. A line is SLOTS packs of each thread at most,
- * which stay in registers; with SLOTS 0 it is of any length and read again by each pass. The
- * elements of lines that are not GROUPED are evenly apart, one after the other where PACK is not 1.
- */
+/* PACK neighbours are read and written at a time, ALONG of each of LINES lines of a thread: one of
+ * the two is 1. A line is SLOTS packs of each thread at most, which stay in registers; with SLOTS 0
+ * it is of any length and read again by each pass. A pass asks for AHEAD packs before it waits for
+ * the first of them. The elements of lines that are not GROUPED are evenly apart, one after the
+ * other where ALONG is not 1. */
 struct omc_warp_team : omc_team {
-  enum { PACK = OMC_ROW_PACK, SLOTS = 4, GROUPED = 0 };
+  enum { PACK = OMC_ROW_PACK, LINES = 1, ALONG = PACK, SLOTS = 4, AHEAD = 1, GROUPED = 0 };
   OMC_METHOD explicit omc_warp_team(const omc_gpu_lines &of)
       : omc_team(of, blockDim.x / OMC_WARP, threadIdx.x / OMC_WARP, threadIdx.x % OMC_WARP,
                  OMC_WARP) {}
@@ -189,7 +190,14 @@ struct omc_warp_team : omc_team {
 };
 template <int pack, bool grouped>
 struct omc_block_team : omc_team {
-  enum { PACK = pack, SLOTS = 0, GROUPED = grouped };
+  enum {
+    PACK = pack,
+    LINES = 1,
+    ALONG = pack,
+    SLOTS = 0,
+    AHEAD = pack == OMC_ROW_PACK ? 4 : 8,
+    GROUPED = grouped
+  };
   OMC_METHOD explicit omc_block_team(const omc_gpu_lines &of)
       : omc_team(of, 1, 0, threadIdx.x, blockDim.x) {}
   template <typename Verb, typename T>
@@ -200,17 +208,28 @@ struct omc_block_team : omc_team {
 typedef omc_block_team<OMC_ROW_PACK, false> omc_row_team;
 typedef omc_block_team<OMC_ROW_PACK, true> omc_grouped_team;
 typedef omc_block_team<1, true> omc_scattered_team;
-template <bool grouped>
-struct omc_column_team : omc_team {
-  enum { PACK = 1, SLOTS = 0, GROUPED = grouped };
-  OMC_METHOD explicit omc_column_team(const omc_gpu_lines &of)
-      : omc_team(of, OMC_WARP, threadIdx.x % OMC_WARP, threadIdx.x / OMC_WARP,
+template <int lines_, bool grouped>
+struct omc_columns_team : omc_team {
+  enum {
+    PACK = lines_,
+    LINES = lines_,
+    ALONG = 1,
+    SLOTS = 0,
+    AHEAD = lines_ == 1 ? 8 : 4,
+    GROUPED = grouped
+  };
+  OMC_METHOD explicit omc_columns_team(const omc_gpu_lines &of)
+      : omc_team(of, OMC_WARP * LINES, threadIdx.x % OMC_WARP * LINES, threadIdx.x / OMC_WARP,
                  blockDim.x / OMC_WARP) {}
   template <typename Verb, typename T>
   OMC_METHOD T join(T x) const {
     return omc_join_warps<Verb>(x);
   }
 };
+
+typedef omc_columns_team<1, false> omc_column_team;
+typedef omc_columns_team<1, true> omc_grouped_column_team;
+typedef omc_columns_team<OMC_ROW_PACK, false> omc_wide_column_team;
 
 /* The kernels that cuda/teams.h chooses from, of a function of a team and the parameters, whose
  * member `lines` it is of. */
@@ -219,36 +238,65 @@ struct omc_column_team : omc_team {
 #define OMC_LINE_KERNELS(name, type, ...)                         \
   OMC_LINE_KERNEL(name##_warps, omc_warp_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_block, omc_row_team, type, __VA_ARGS__)  \
-  OMC_LINE_KERNEL(name##_columns, omc_column_team<false>, type, __VA_ARGS__)
+  OMC_LINE_KERNEL(name##_columns, omc_column_team, type, __VA_ARGS__)
 #define OMC_GROUPED_LINE_KERNELS(name, type, ...)                                \
   OMC_LINE_KERNEL(name##_grouped_block, omc_grouped_team, type, __VA_ARGS__)     \
   OMC_LINE_KERNEL(name##_scattered_block, omc_scattered_team, type, __VA_ARGS__) \
-  OMC_LINE_KERNEL(name##_grouped_columns, omc_column_team<true>, type, __VA_ARGS__)
+  OMC_LINE_KERNEL(name##_grouped_columns, omc_grouped_column_team, type, __VA_ARGS__)
+#define OMC_COLUMN_KERNELS(name, type, ...)                           \
+  OMC_LINE_KERNEL(name##_columns, omc_column_team, type, __VA_ARGS__) \
+  OMC_LINE_KERNEL(name##_wide_columns, omc_wide_column_team, type, __VA_ARGS__)
 
 /* ---- elements along a line ---- */
 
-/* Element k + l of a line, and which of a thread's packs it is in. */
+/* Which of a thread's packs, from element k of a line or of LINES lines on, and which of a pack. */
 struct omc_at {
   int64_t k;
   int slot, l;
 };
 
+/* Of each of a thread's lines. */
+template <typename T, typename Team>
+struct omc_of_lines {
+  T of[Team::LINES];
+  OMC_METHOD T operator[](omc_at at) const { return of[Team::LINES > 1 ? at.l : 0]; }
+};
+
+/* f(line, l) of each of a thread's lines, l counting them. */
+template <typename T, typename Team, typename F>
+OMC_INLINE omc_of_lines<T, Team> omc_each_line(const Team &team, F f) {
+  omc_of_lines<T, Team> all = {};
+#pragma unroll
+  for (int l = 0; l < Team::LINES; l++)
+    if (team.line + l < team.lines.kept.n) all.of[l] = f(team.line + l, l);
+  return all;
+}
+/* Calls f(line, l) in one thread of those that have a line. */
+template <typename Team, typename F>
+OMC_INLINE void omc_lead_lines(const Team &team, F f) {
+  if (!team.leads()) return;
+#pragma unroll
+  for (int l = 0; l < Team::LINES; l++)
+    if (team.line + l < team.lines.kept.n) f(team.line + l, l);
+}
+
 template <typename Team>
 OMC_INLINE int64_t omc_along_line(const omc_gpu_places &along, int64_t k) {
-  if (Team::GROUPED) return omc_offset_at(along, k);
-  return Team::PACK == 1 ? k * along.group[0].stride : k;
+  return Team::ALONG == 1 ? k * along.group[0].stride : k;
 }
 template <typename Team>
 OMC_INLINE int omc_lanes_of(const Team &team, int64_t k) {
-  return team.last - k < Team::PACK ? (int)(team.last - k) : (int)Team::PACK;
+  const int64_t left = Team::LINES > 1 ? team.lines.kept.n - team.line : team.last - k;
+  return left < Team::PACK ? (int)left : (int)Team::PACK;
 }
 
-/* A team's line of a tensor, by the packs of a thread; with SLOTS 0 none is kept. */
+/* A team's line of a tensor, by the packs of a thread; with SLOTS 0 those of one pass. */
 template <typename E, typename Team, int SLOTS = Team::SLOTS>
 struct omc_line {
+  enum { ROOM = SLOTS ? SLOTS : (int)Team::AHEAD };
   const E *from; /* NULL: none */
   const omc_gpu_places &along;
-  E packs[SLOTS ? SLOTS : 1][Team::PACK];
+  omc_loaded<E, Team::PACK> packs[ROOM];
 
   OMC_METHOD omc_line(const Team &team, const void *data, int64_t offset,
                       const omc_gpu_places &along_)
@@ -257,46 +305,54 @@ struct omc_line {
 #pragma unroll
     for (int slot = 0; slot < SLOTS; slot++) {
       const int64_t k = (slot * (int64_t)team.size + team.lane) * Team::PACK;
-      if (k < team.last) read(k, slot, omc_lanes_of(team, k));
+      if (k < team.last) read(omc_along_line<Team>(along, k), slot, omc_lanes_of(team, k));
     }
   }
   OMC_METHOD omc_line(const Team &team, const void *data)
       : omc_line(team, data, team.offset(), team.lines.along) {}
 
-  OMC_METHOD void read(int64_t k, int slot, int lanes) {
-    if (from) omc_load(packs[slot], from + omc_along_line<Team>(along, k), lanes);
+  OMC_METHOD void read(int64_t offset, int slot, int lanes) {
+    if (from) omc_load(packs[slot], from + offset, lanes);
   }
-  OMC_METHOD void pass(int64_t k, int lanes) {
-    if (SLOTS == 0) read(k, 0, lanes);
+  /* Groups are the same for all lines. */
+  OMC_METHOD void pass(int64_t k, int64_t grouped, int slot, int lanes) {
+    if (SLOTS == 0) read(Team::GROUPED ? grouped : omc_along_line<Team>(along, k), slot, lanes);
   }
   OMC_METHOD acc_t operator[](omc_at at) const {
-    return number<acc_t>(packs[SLOTS ? at.slot : 0][at.l]);
+    return number<acc_t>(packs[at.slot % ROOM][at.l]);
   }
 };
 
 /* Calls f(k, slot, lanes) for each of a thread's packs, which the lines then have. */
 template <typename Team, typename F, typename... Lines>
 OMC_INLINE void omc_each_pack(const Team &team, F f, Lines &...lines) {
-  const int64_t step = (int64_t)team.size * Team::PACK;
-  int64_t k = team.first + (int64_t)team.lane * Team::PACK;
+  const int64_t step = (int64_t)team.size * Team::ALONG;
+  int64_t k = team.first + (int64_t)team.lane * Team::ALONG;
   const auto visit = [&](int slot) {
-    const int lanes = omc_lanes_of(team, k);
-    (lines.pass(k, lanes), ...);
-    f(k, slot, lanes);
+#pragma unroll
+    for (int i = 0; i < Team::AHEAD; i++) {
+      const int64_t at = k + i * step;
+      if (at >= team.last) continue;
+      const int64_t grouped = Team::GROUPED ? omc_offset_at(team.lines.along, at) : 0;
+      (lines.pass(at, grouped, i, omc_lanes_of(team, at)), ...);
+      (void)grouped;
+    }
+#pragma unroll
+    for (int i = 0; i < Team::AHEAD; i++, k += step)
+      if (k < team.last) f(k, slot + i, omc_lanes_of(team, k));
   };
   if (Team::SLOTS) {
 #pragma unroll
-    for (int slot = 0; slot < Team::SLOTS; slot++, k += step)
-      if (k < team.last) visit(slot);
+    for (int slot = 0; slot < Team::SLOTS; slot += Team::AHEAD) visit(slot);
   } else {
-#pragma unroll(Team::PACK == 1 && !Team::GROUPED && sizeof(acc_t) == 4 ? 4 : 1)
-    for (; k < team.last; k += step) visit(0);
+#pragma unroll 1
+    while (k < team.last) visit(0);
   }
 }
 
-/* What term(at) gives for all elements of the team's part, joined. */
+/* What term(at) gives for all elements of the team's part, joined, for each of its lines. */
 template <typename Verb, typename T, typename Team, typename Term, typename... Lines>
-OMC_INLINE T omc_fold(const Team &team, Term term, Lines &...lines) {
+OMC_INLINE omc_of_lines<T, Team> omc_fold_lines(const Team &team, Term term, Lines &...lines) {
   T all[Team::PACK];
 #pragma unroll
   for (int l = 0; l < Team::PACK; l++) all[l] = Verb::template start<T>();
@@ -309,15 +365,26 @@ OMC_INLINE T omc_fold(const Team &team, Term term, Lines &...lines) {
       },
       lines...);
 #pragma unroll
-  for (int half = Team::PACK / 2; half > 0; half /= 2)
+  for (int half = Team::ALONG / 2; half > 0; half /= 2)
 #pragma unroll
     for (int l = 0; l < half; l++) all[l] = Verb::join(all[l], all[l + half]);
-  return team.template join<Verb>(all[0]);
+  omc_of_lines<T, Team> joined;
+#pragma unroll
+  for (int l = 0; l < Team::LINES; l++) joined.of[l] = team.template join<Verb>(all[l]);
+  return joined;
+}
+
+/* The same of a team whose threads have a line each. */
+template <typename Verb, typename T, typename Team, typename Term, typename... Lines>
+OMC_INLINE T omc_fold(const Team &team, Term term, Lines &...lines) {
+  static_assert(Team::LINES == 1, "one line");
+  return omc_fold_lines<Verb, T>(team, term, lines...).of[0];
 }
 
 /* Writes term(at) to all elements of the team's part. Lines may lie where they are written. */
 template <typename E, typename Team, typename Term, typename... Lines>
 OMC_INLINE void omc_write_line(const Team &team, void *data, Term term, Lines &...lines) {
+  static_assert(Team::LINES == 1 && !Team::GROUPED, "elements are evenly apart on one line");
   E *const to = (E *)data + team.offset();
   omc_each_pack(
       team,

@@ -80,7 +80,7 @@ struct omc_run {
 
 template <typename E>
 OMC_INLINE void omc_get(const omc_run &run, const void *array, omc_lanes &x) {
-  E e[OMC_UPDATE_LANES] = {};
+  omc_loaded<E, OMC_UPDATE_LANES> e = {};
   omc_load(e, (const E *)array + run.at, run.n);
 #pragma unroll
   for (int l = 0; l < OMC_UPDATE_LANES; l++) x[l] = number<acc_t>(e[l]);

@@ -144,8 +144,8 @@ OMC_INLINE void normalize_grad(const Team &team, const omc_batch_norm &p) {
 
 OMC_GROUPED_LINE_KERNELS(sums_of_BatchNorm, omc_batch_norm, statistics)
 OMC_GROUPED_LINE_KERNELS(sums_of_BatchNormGrad, omc_batch_norm, gradient_sums)
-OMC_LINE_KERNEL(join_BatchNorm_columns, omc_column_team<false>, omc_batch_norm, join_statistics)
-OMC_LINE_KERNEL(join_BatchNormGrad_columns, omc_column_team<false>, omc_batch_norm, join_gradients)
+OMC_LINE_KERNEL(join_BatchNorm_columns, omc_column_team, omc_batch_norm, join_statistics)
+OMC_LINE_KERNEL(join_BatchNormGrad_columns, omc_column_team, omc_batch_norm, join_gradients)
 OMC_LINE_KERNELS(BatchNorm, omc_batch_norm, normalize)
 OMC_LINE_KERNELS(BatchNormGrad, omc_batch_norm, normalize_grad)
 

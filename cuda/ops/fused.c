@@ -136,8 +136,8 @@ static void put_loads(const writer *w) {
   for (uint32_t i = 0; i < p->n_in; i++) {
     const char *storage = omc_cuda_storage(p->in[i].dtype);
     if (p->in[i].access == DENSE)
-      put(w, "  %s d%u[OMC_LANES_OF_THREAD];\n  omc_load(d%u, p.x%u + first, lanes);\n", storage, i,
-          i, i);
+      put(w, "  omc_loaded<%s, OMC_LANES_OF_THREAD> d%u;\n  omc_load(d%u, p.x%u + first, lanes);\n",
+          storage, i, i, i);
     if (p->in[i].access == NUMBER) put(w, "  const %s d%u = *p.x%u;\n", storage, i, i);
   }
   for (uint32_t i = 0; i < p->n_out; i++)

@@ -66,7 +66,7 @@ static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, om
   omc_gpu_lines *lines = &c->columns.lines;
   lines->kept = omc_cuda_places(p->form.loss.classes, 1);
   lines->along = omc_cuda_places(c->rows, p->row);
-  const omc_cuda_team team = omc_cuda_columns_of(lines, true);
+  const omc_cuda_team team = omc_cuda_sums_of_columns(lines, omc_dtype_size(p->wide));
   c->columns_grid = team.grid;
   char defines[96];
   snprintf(defines, sizeof defines, "%s#define OMC_READ %s\n", sum, omc_cuda_storage(p->dtype));

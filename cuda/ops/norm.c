@@ -58,7 +58,8 @@ static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc
   const int64_t rows = p->given.lines.kept.n, n = p->given.lines.along.n;
   p->summed.lines.kept = omc_cuda_places(n, 1);
   p->summed.lines.along = omc_cuda_places(rows, n);
-  const omc_cuda_team team = omc_cuda_columns_of(&p->summed.lines, true);
+  const size_t bytes = omc_dtype_size(omc_in(node, 0)->type.dtype);
+  const omc_cuda_team team = omc_cuda_sums_of_columns(&p->summed.lines, bytes);
   p->sums_grid = team.grid;
   OMC_TRY(kernel_of(device, node, arena, "sums_of_", team.name, &p->sums));
   const int64_t parts = p->summed.lines.parts;

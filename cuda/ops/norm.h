@@ -73,7 +73,7 @@ OMC_INLINE void write_sums(const omc_layer_sums &p, int64_t i, acc_t dgamma, acc
 template <bool CENTRED, typename Team>
 OMC_INLINE void layer_sums(const Team &team, const omc_layer_sums &p) {
   omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
-  const omc_two sums = omc_fold<omc_sum, omc_two>(
+  const omc_of_lines<omc_two, Team> sums = omc_fold_lines<omc_sum, omc_two>(
       team,
       [&](omc_at at) {
         const acc_t mean = CENTRED ? ((const acc_t *)p.mean)[at.k] : 0;
@@ -81,10 +81,11 @@ OMC_INLINE void layer_sums(const Team &team, const omc_layer_sums &p) {
         return omc_two{dy[at] * xhat, dy[at]};
       },
       dy, x);
-  if (!team.leads()) return;
-  if (p.lines.parts == 1) return write_sums(p, team.line, sums.a, sums.b);
-  acc_t *const partial = (acc_t *)p.partial + 2 * team.part * p.lines.kept.n + team.line;
-  partial[0] = sums.a, partial[p.lines.kept.n] = sums.b;
+  omc_lead_lines(team, [&](int64_t line, int l) {
+    if (p.lines.parts == 1) return write_sums(p, line, sums.of[l].a, sums.of[l].b);
+    acc_t *const partial = (acc_t *)p.partial + 2 * team.part * p.lines.kept.n + line;
+    partial[0] = sums.of[l].a, partial[p.lines.kept.n] = sums.of[l].b;
+  });
 }
 
 /* Of the parts, which are along these lines. */
@@ -101,13 +102,10 @@ OMC_LINE_KERNELS(LayerNormalization, omc_layer, layer<true>)
 OMC_LINE_KERNELS(RmsNorm, omc_layer, layer<false>)
 OMC_LINE_KERNELS(LayerNormGrad, omc_layer, layer_grad<true>)
 OMC_LINE_KERNELS(RmsNormGrad, omc_layer, layer_grad<false>)
-OMC_LINE_KERNEL(sums_of_LayerNormGrad_columns, omc_column_team<false>, omc_layer_sums,
-                layer_sums<true>)
-OMC_LINE_KERNEL(sums_of_RmsNormGrad_columns, omc_column_team<false>, omc_layer_sums,
-                layer_sums<false>)
-OMC_LINE_KERNEL(join_sums_of_LayerNormGrad_columns, omc_column_team<false>, omc_layer_sums,
-                join_sums)
-OMC_LINE_KERNEL(join_sums_of_RmsNormGrad_columns, omc_column_team<false>, omc_layer_sums, join_sums)
+OMC_COLUMN_KERNELS(sums_of_LayerNormGrad, omc_layer_sums, layer_sums<true>)
+OMC_COLUMN_KERNELS(sums_of_RmsNormGrad, omc_layer_sums, layer_sums<false>)
+OMC_LINE_KERNEL(join_sums_of_LayerNormGrad_columns, omc_column_team, omc_layer_sums, join_sums)
+OMC_LINE_KERNEL(join_sums_of_RmsNormGrad_columns, omc_column_team, omc_layer_sums, join_sums)
 
 #endif
 

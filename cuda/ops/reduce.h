@@ -22,19 +22,22 @@ typedef struct omc_reduce {
 template <typename E, typename Team>
 OMC_INLINE void reduce(const Team &team, const omc_reduce &p) {
   omc_line<E, Team> x(team, p.x);
-  acc_t all = omc_fold<OMC_VERB, acc_t>(team, [&](omc_at at) { return x[at]; }, x);
-  if (!team.leads()) return;
-  if (p.lines.parts > 1) {
-    ((acc_t *)p.partial)[team.part * p.lines.kept.n + team.line] = all;
-    return;
-  }
-  if (p.mean) all = (vacc_t(all) / vacc_t((acc_t)p.count)).x;
-  ((storage_t *)p.y)[team.line] = element<storage_t>(all);
+  const omc_of_lines<acc_t, Team> all =
+      omc_fold_lines<OMC_VERB, acc_t>(team, [&](omc_at at) { return x[at]; }, x);
+  omc_lead_lines(team, [&](int64_t line, int l) {
+    if (p.lines.parts > 1)
+      ((acc_t *)p.partial)[team.part * p.lines.kept.n + line] = all.of[l];
+    else
+      ((storage_t *)p.y)[line] =
+          element<storage_t>(p.mean ? (vacc_t(all.of[l]) / vacc_t((acc_t)p.count)).x : all.of[l]);
+  });
 }
 
-OMC_LINE_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
+OMC_LINE_KERNEL(reduce_warps, omc_warp_team, omc_reduce, reduce<OMC_READ>)
+OMC_LINE_KERNEL(reduce_block, omc_row_team, omc_reduce, reduce<OMC_READ>)
+OMC_COLUMN_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
 OMC_GROUPED_LINE_KERNELS(reduce, omc_reduce, reduce<OMC_READ>)
-OMC_LINE_KERNEL(join_columns, omc_column_team<false>, omc_reduce, reduce<acc_t>)
+OMC_LINE_KERNEL(join_columns, omc_column_team, omc_reduce, reduce<acc_t>)
 
 #endif
 

@@ -42,6 +42,10 @@ REDUCTIONS = [
     ((70, 3), [0]),
     ((700, 37), [0]),
     ((20000, 5), [0]),
+    ((700, 264), [0]),  # columns by packs, the last warp's in part
+    ((9, 8), [0]),
+    ((2, 300, 5, 16), [1]),  # packs of two groups of columns
+    ((2, 300, 5, 3), [1]),
     ((3, 4, 16, 8), [0, 2, 3]),  # groups: whole packs, no packs, columns
     ((70, 2, 7, 7), [0, 2, 3]),
     ((9, 2, 6, 3), [0, 2]),
@@ -58,7 +62,7 @@ def test_a_sum_is_of_all_elements_once(gpu: Gpu, shape: tuple[int, ...], axes: l
     assert torch.equal(reduced(gpu, "ReduceSum", x, axes), x.sum(axes))
 
 
-@pytest.mark.parametrize(("shape", "axes"), REDUCTIONS[:9:2], ids=str)
+@pytest.mark.parametrize(("shape", "axes"), REDUCTIONS[:13:2], ids=str)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64], ids=str)
 def test_sums_in_every_dtype(gpu: Gpu, shape: tuple[int, ...], axes: list[int], dtype: torch.dtype) -> None:
     x = few(*shape, dtype=dtype)
