@@ -1,7 +1,6 @@
-/* Pooling: a thread for each element; an average of whole planes is a reduction of theirs. */
+/* Pooling by windows; an average of whole planes is a reduction of theirs, and its gradient the
+ * same number for all of a plane. */
 #include "cuda/ops/pool.h"
-
-#include <string.h>
 
 #include "base/int.h"
 #include "cuda/ops/reduce.h"
@@ -9,44 +8,74 @@
 #include "ops/forms.h"
 #include "ops/op.h"
 
-enum { THREADS = 256 };
+enum { THREADS = OMC_POOL_THREADS, PACK_BYTES = 16 };
+
+/* Elements that a thread of a gradient has, as OMC_ROW_PACK. */
+static int64_t pack_of(omc_dtype dtype) { return PACK_BYTES / (int64_t)omc_dtype_size(dtype); }
 
 typedef struct params {
   omc_cuda_kernel kernel;
   omc_cuda_grid grid;
-  omc_pool given;     /* but for addresses, as the next */
-  omc_reduce reduced; /* whole planes, if there are any */
+  omc_pool given;      /* but for addresses, as the next */
+  omc_reduce averaged; /* whole planes, if `whole` */
+  omc_spread spread;   /* what flows back of them */
+  bool whole;
 } params;
 
 static int64_t product_of(const int64_t *dims) { return dims[0] * dims[1] * dims[2]; }
 
-/* `by` are the sizes of what is written. */
-static void set_places(omc_pool *p, const int64_t *by) {
-  p->places = omc_cuda_places(p->planes, product_of(by));
-  omc_cuda_add_group(&p->places, by[0], by[1] * by[2]);
-  omc_cuda_add_group(&p->places, by[1], by[2]);
-  omc_cuda_add_group(&p->places, by[2], 1);
+static omc_pool_axis axis_of(const omc_pool_form *f, int32_t i) {
+  return (omc_pool_axis){.in = f->in[i],
+                         .out = f->out[i],
+                         .kernel = f->kernel[i],
+                         .stride = f->stride[i],
+                         .dilation = f->dilation[i],
+                         .before = f->before[i],
+                         .after = f->after[i],
+                         .by_in = omc_gpu_divisor_of(f->in[i]),
+                         .by_out = omc_gpu_divisor_of(f->out[i]),
+                         .by_stride = omc_gpu_divisor_of(f->stride[i]),
+                         .by_dilation = omc_gpu_divisor_of(f->dilation[i])};
+}
+
+/* Whether 32 bits hold all elements, and what is computed of places along each axis. */
+static bool is_narrow(const omc_pool_form *f) {
+  const double most = INT32_MAX, planes = (double)f->planes;
+  bool narrow =
+      planes * (double)product_of(f->in) < most && planes * (double)product_of(f->out) < most;
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
+    const double in = (double)f->in[i], out = (double)f->out[i];
+    const double window = (double)f->kernel[i] * (double)f->dilation[i] + (double)f->stride[i];
+    narrow = narrow && (in + 1) * (out + 1) < most;
+    narrow = narrow && in + window + (out + 1) * (double)f->stride[i] < most;
+  }
+  return narrow;
+}
+
+static const char *index_of(bool narrow) {
+  return narrow ? "#define OMC_INDEX int32_t\n" : "#define OMC_INDEX int64_t\n";
+}
+
+/* Threads are for so many neighbours each of planes of these sizes. */
+static void set_threads(params *p, int64_t planes, const int64_t *sizes, int64_t each) {
+  omc_pool *g = &p->given;
+  const int64_t threads[] = {sizes[0], sizes[1], omc_ceil_div(sizes[2], each)};
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) g->of[i] = omc_gpu_divisor_of(threads[i]);
+  g->n = planes * product_of(threads);
+  p->grid = (omc_cuda_grid){omc_ceil_div(g->n, THREADS), THREADS, 0};
 }
 
 static omc_status params_pool(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                               const omc_shape *x, bool is_grad, const char *name, params *p) {
   omc_pool_form f;
   OMC_TRY(omc_pool_form_of(node, x, &f));
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   omc_pool *g = &p->given;
-  g->planes = f.planes, g->divisor = f.divisor;
-  g->adaptive = f.adaptive, g->with_pad = f.with_pad;
-  memcpy(g->in, f.in, sizeof g->in);
-  memcpy(g->out, f.out, sizeof g->out);
-  memcpy(g->kernel, f.kernel, sizeof g->kernel);
-  memcpy(g->stride, f.stride, sizeof g->stride);
-  memcpy(g->dilation, f.dilation, sizeof g->dilation);
-  memcpy(g->before, f.before, sizeof g->before);
-  memcpy(g->after, f.after, sizeof g->after);
-  set_places(g, is_grad ? g->in : g->out);
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++) g->axis[i] = axis_of(&f, i);
+  g->divisor = f.divisor, g->adaptive = f.adaptive, g->with_pad = f.with_pad;
+  set_threads(p, f.planes, is_grad ? f.in : f.out, is_grad ? pack_of(dtype) : 1);
   OMC_TRY(omc_cuda_sender_of(device, node, &g->sender));
-  const int64_t threads = omc_max(g->places.n, g->planes * product_of(g->out));
-  p->grid = (omc_cuda_grid){omc_ceil_div(threads, THREADS), THREADS, 0};
-  return omc_cuda_kernel_of(device, node, arena, "pool", omc_in(node, 0)->type.dtype, "", name, "",
+  return omc_cuda_kernel_of(device, node, arena, "pool", dtype, index_of(is_narrow(&f)), name, "",
                             &p->kernel);
 }
 
@@ -58,15 +87,10 @@ static omc_status params_max_grad(omc_cuda_device *device, const omc_node *node,
                                   void *p) {
   return params_pool(device, node, arena, &node->out[0]->type.shape, true, "MaxPoolGrad", p);
 }
-static omc_status params_average_grad(omc_cuda_device *device, const omc_node *node,
-                                      omc_arena *arena, void *p) {
-  return params_pool(device, node, arena, &node->out[0]->type.shape, true, "AveragePoolGrad", p);
-}
-
 /* Whether a plane is one window; *size: what its average is divided by. */
-static bool is_whole(const omc_node *node, int64_t *size) {
+static bool is_whole(const omc_node *node, const omc_shape *x, int64_t *size) {
   omc_pool_form f;
-  if (omc_pool_form_of(node, &omc_in(node, 0)->type.shape, &f) != OMC_OK) return false;
+  if (omc_pool_form_of(node, x, &f) != OMC_OK) return false;
   *size = 1;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     if (f.out[i] != 1) return false;
@@ -81,11 +105,11 @@ static bool is_whole(const omc_node *node, int64_t *size) {
 static omc_status params_average(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                  void *params_) {
   params *p = params_;
-  omc_reduce *r = &p->reduced;
+  omc_reduce *r = &p->averaged;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const omc_shape *x = &omc_in(node, 0)->type.shape;
-  if (!is_whole(node, &r->count))
-    return params_pool(device, node, arena, x, false, "AveragePool", p);
+  p->whole = is_whole(node, x, &r->count);
+  if (!p->whole) return params_pool(device, node, arena, x, false, "AveragePool", p);
   const int64_t planes = omc_shape_numel(&node->out[0]->type.shape), n = omc_shape_numel(x);
   r->mean = true;
   r->lines.kept = omc_cuda_places(planes, planes > 0 ? n / planes : 1);
@@ -94,6 +118,22 @@ static omc_status params_average(omc_cuda_device *device, const omc_node *node, 
   p->grid = team.grid;
   return omc_cuda_kernel_of(device, node, arena, "reduce", dtype, "#define OMC_VERB omc_sum\n",
                             "reduce", team.name, &p->kernel);
+}
+
+static omc_status params_average_grad(omc_cuda_device *device, const omc_node *node,
+                                      omc_arena *arena, void *params_) {
+  params *p = params_;
+  omc_spread *s = &p->spread;
+  const omc_dtype dtype = omc_in(node, 0)->type.dtype;
+  const omc_shape *x = &node->out[0]->type.shape;
+  p->whole = is_whole(node, x, &s->count);
+  if (!p->whole) return params_pool(device, node, arena, x, true, "AveragePoolGrad", p);
+  const int64_t planes = omc_shape_numel(&omc_in(node, 0)->type.shape), n = omc_shape_numel(x);
+  s->n = n;
+  s->plane = omc_gpu_divisor_of(planes > 0 ? n / planes : 1);
+  p->grid = (omc_cuda_grid){omc_ceil_div(n, THREADS * pack_of(dtype)), THREADS, 0};
+  return omc_cuda_kernel_of(device, node, arena, "pool", dtype, index_of(n < INT32_MAX / 2),
+                            "spread", "", &p->kernel);
 }
 
 static omc_status run_max(const omc_kernel_args *args) {
@@ -117,11 +157,20 @@ static omc_status run_grad(const omc_kernel_args *args) {
 
 static omc_status run_average(const omc_kernel_args *args) {
   params *p = (params *)(uintptr_t)args->params;
-  omc_reduce reduced = p->reduced;
-  if (reduced.count == 0 || !reduced.mean) return run_max(args);
-  reduced.x = omc_cuda_in(args, 0);
-  reduced.y = omc_cuda_out(args, 0);
-  return omc_cuda_launch(&p->kernel, p->grid, &reduced, args->queue);
+  omc_reduce averaged = p->averaged;
+  if (!p->whole) return run_max(args);
+  averaged.x = omc_cuda_in(args, 0);
+  averaged.y = omc_cuda_out(args, 0);
+  return omc_cuda_launch(&p->kernel, p->grid, &averaged, args->queue);
+}
+
+static omc_status run_average_grad(const omc_kernel_args *args) {
+  params *p = (params *)(uintptr_t)args->params;
+  omc_spread spread = p->spread;
+  if (!p->whole) return run_grad(args);
+  spread.from = omc_cuda_in(args, 0);
+  spread.to = omc_cuda_out(args, 0);
+  return omc_cuda_launch(&p->kernel, p->grid, &spread, args->queue);
 }
 
 #define POOL(name, id, run_)            \
@@ -130,6 +179,6 @@ static omc_status run_average(const omc_kernel_args *args) {
 POOL(MaxPool, max, run_max)
 POOL(MaxPoolGrad, max_grad, run_grad)
 POOL(AveragePool, average, run_average)
-POOL(AveragePoolGrad, average_grad, run_grad)
+POOL(AveragePoolGrad, average_grad, run_average_grad)
 POOL(AdaptiveAvgPool, average, run_average)
-POOL(AdaptiveAvgPoolGrad, average_grad, run_grad)
+POOL(AdaptiveAvgPoolGrad, average_grad, run_average_grad)

@@ -1,177 +1,315 @@
-/* Pooling, a thread for each element that is written: gradients are gathered from the windows that
- * an element is in, in their order. */
+/* Pooling: a thread for each element of a forward, and of a gradient for each pack of neighbours,
+ * which is gathered from the windows that they are in, in the order of these. OMC_INDEX is what
+ * elements are counted in. */
 #ifndef OMC_CUDA_OPS_POOL_H
 #define OMC_CUDA_OPS_POOL_H
 
+#include "cuda/gpu/divide.h"
 #include "cuda/gpu/letter.h"
 #include "cuda/gpu/lines.h"
 
+enum { OMC_POOL_THREADS = 256 }; /* of a block */
+
 /* As omc_pool_form of csrc/ops/forms.h. */
+typedef struct omc_pool_axis {
+  int64_t in, out, kernel, stride, dilation, before, after;
+  omc_gpu_divisor by_in, by_out, by_stride, by_dilation;
+} omc_pool_axis;
+
 typedef struct omc_pool {
-  omc_gpu_places places; /* of what is written: planes and the three axes */
   omc_sender sender;
-  int64_t in[3], out[3], kernel[3], stride[3], dilation[3], before[3], after[3];
-  int64_t divisor, planes;
+  int64_t n;             /* threads */
+  omc_gpu_divisor of[3]; /* them in a plane, by axis */
+  omc_pool_axis axis[3];
+  int64_t divisor;
   int32_t adaptive, with_pad;
   const void *from;
   void *to;
   int64_t *indices; /* of maxima, in their plane; NULL: not wanted */
 } omc_pool;
 
+/* A gradient of averages of whole planes. */
+typedef struct omc_spread {
+  int64_t n; /* elements */
+  omc_gpu_divisor plane;
+  int64_t count; /* that an average is of */
+  const void *from;
+  void *to;
+} omc_spread;
+
 #ifdef OMC_GPU
 
-struct pool_place {
-  int64_t plane, at[3];
+typedef OMC_INDEX index_t;
 
-  OMC_METHOD pool_place(const omc_gpu_places &places, int64_t i) {
+/* Elements and windows of a row that a thread asks for before it waits for the first: those of
+ * windows of 3, and of a pack where windows are 2 apart. */
+enum { TAPS_AHEAD = 3, WINDOWS_AHEAD = OMC_ROW_PACK / 2 + 1 };
+
+OMC_INLINE index_t least(index_t a, index_t b) { return a < b ? a : b; }
+
+/* Of an n that is not negative. */
+OMC_INLINE index_t quotient(index_t n, const omc_gpu_divisor &d) {
+  return sizeof(index_t) == 4 ? (index_t)omc_quotient((uint32_t)n, d.multiplier, d.shift)
+                              : (index_t)omc_quotient((int64_t)n, d);
+}
+OMC_INLINE index_t quotient_up(index_t n, const omc_gpu_divisor &d) {
+  return quotient(n + (index_t)d.by - 1, d);
+}
+
+OMC_INLINE index_t pool_thread() {
+  return (index_t)blockIdx.x * (index_t)blockDim.x + (index_t)threadIdx.x;
+}
+
+struct pool_place {
+  index_t plane, at[3];
+
+  OMC_METHOD pool_place(const omc_pool &p, index_t i) {
 #pragma unroll
-    for (int g = 3; g > 0; g--) {
-      const int64_t quotient = omc_quotient(places, g, i);
-      at[g - 1] = i - quotient * places.group[g].size;
-      i = quotient;
+    for (int a = 2; a >= 0; a--) {
+      const index_t rest = quotient(i, p.of[a]);
+      at[a] = i - rest * (index_t)p.of[a].by;
+      i = rest;
     }
     plane = i;
   }
 };
 
-OMC_INLINE int64_t plane_size(const int64_t (&dims)[3]) { return dims[0] * dims[1] * dims[2]; }
-OMC_INLINE int64_t up(int64_t a, int64_t by) { return (a + by - 1) / by; }
+OMC_INLINE index_t in_of(const omc_pool &p, int axis) { return (index_t)p.axis[axis].in; }
+OMC_INLINE index_t out_of(const omc_pool &p, int axis) { return (index_t)p.axis[axis].out; }
+OMC_INLINE index_t in_plane(const omc_pool &p) { return in_of(p, 0) * in_of(p, 1) * in_of(p, 2); }
+OMC_INLINE index_t out_plane(const omc_pool &p) {
+  return out_of(p, 0) * out_of(p, 1) * out_of(p, 2);
+}
 
-/* Elements [start, end) of an axis, or windows that an element may be in. */
+/* Elements [start, end) of an axis, or windows that elements may be in. */
 struct pool_range {
-  int64_t start, end;
+  index_t start, end;
+  OMC_METHOD bool has(index_t i) const { return i >= start && i < end; }
 };
 
-OMC_INLINE pool_range within(int64_t start, int64_t end, int64_t n) {
-  return pool_range{start < 0 ? 0 : start, end > n ? n : end};
+OMC_INLINE pool_range within(index_t start, index_t end, index_t n) {
+  return pool_range{start < 0 ? 0 : start, least(end, n)};
 }
 
 /* Window k of an axis, and what its average is divided by. */
-OMC_INLINE pool_range window_of(const omc_pool &p, int axis, int64_t k, int64_t *size) {
-  const int64_t in = p.in[axis], out = p.out[axis];
-  int64_t start = k * p.stride[axis] - p.before[axis], end = start + p.kernel[axis];
-  if (p.adaptive)
-    start = k * in / out, end = up((k + 1) * in, out);
-  else if (end > in + p.after[axis])
-    end = in + p.after[axis];
+OMC_INLINE pool_range window_of(const omc_pool &p, int axis, index_t k, index_t *size) {
+  const omc_pool_axis &a = p.axis[axis];
+  const index_t in = (index_t)a.in;
+  index_t start, end;
+  if (p.adaptive) {
+    start = quotient(k * in, a.by_out), end = quotient_up((k + 1) * in, a.by_out);
+  } else {
+    start = k * (index_t)a.stride - (index_t)a.before;
+    end = least(start + (index_t)a.kernel, in + (index_t)a.after);
+  }
   const pool_range inside = within(start, end, in);
-  const int64_t length = p.with_pad ? end - start : inside.end - inside.start;
+  const index_t length = p.with_pad ? end - start : inside.end - inside.start;
   *size = length > 1 ? length : 1;
   return inside;
 }
 
-/* Windows that element i of an axis is in: none are missing. */
-OMC_INLINE pool_range windows_with(const omc_pool &p, int axis, int64_t i) {
-  const int64_t in = p.in[axis], out = p.out[axis];
-  if (p.adaptive) return within(i * out / in, up((i + 1) * out, in), out);
-  const int64_t last = i + p.before[axis];
-  const int64_t first = last - (p.kernel[axis] - 1) * p.dilation[axis];
-  return within(first <= 0 ? 0 : up(first, p.stride[axis]), last / p.stride[axis] + 1, out);
+/* Windows that elements from one to another of an axis are in: none are missing. */
+OMC_INLINE pool_range windows_with(const omc_pool &p, int axis, index_t first_one,
+                                   index_t last_one) {
+  const omc_pool_axis &a = p.axis[axis];
+  const index_t out = (index_t)a.out;
+  if (p.adaptive)
+    return within(quotient(first_one * out, a.by_in), quotient_up((last_one + 1) * out, a.by_in),
+                  out);
+  const index_t before = (index_t)a.before;
+  const index_t first = first_one + before - ((index_t)a.kernel - 1) * (index_t)a.dilation;
+  return within(first <= 0 ? 0 : quotient_up(first, a.by_stride),
+                quotient(last_one + before, a.by_stride) + 1, out);
 }
+
+/* ---- maxima ---- */
+
+/* The taps of a window that are inside along an axis. */
+struct pool_taps {
+  index_t start, first, end, apart;
+
+  OMC_METHOD pool_taps(const omc_pool_axis &a, index_t k)
+      : start(k * (index_t)a.stride - (index_t)a.before), apart((index_t)a.dilation) {
+    const index_t in = (index_t)a.in;
+    first = start < 0 ? quotient_up(-start, a.by_dilation) : 0;
+    end = least(start < in ? quotient_up(in - start, a.by_dilation) : 0, (index_t)a.kernel);
+  }
+  OMC_METHOD index_t operator[](index_t tap) const { return start + tap * apart; }
+};
 
 /* As in PyTorch, NaN is larger than all, and of several the last is taken; an empty window is -inf
  * at what would be its first place. */
 OMC_INLINE void max_of_window(const omc_pool &p, const pool_place &place, acc_t *most,
-                              int64_t *at) {
-  const storage_t *const x = (const storage_t *)p.from + place.plane * plane_size(p.in);
-  int64_t start[3], first[3], end[3];
-  for (int a = 0; a < 3; a++) {
-    start[a] = place.at[a] * p.stride[a] - p.before[a];
-    first[a] = start[a] < 0 ? up(-start[a], p.dilation[a]) : 0;
-    const int64_t taps = start[a] < p.in[a] ? up(p.in[a] - start[a], p.dilation[a]) : 0;
-    end[a] = taps < p.kernel[a] ? taps : p.kernel[a];
-  }
-  const auto index = [&](int64_t z, int64_t y, int64_t x_) {
-    return ((start[0] + z * p.dilation[0]) * p.in[1] + start[1] + y * p.dilation[1]) * p.in[2] +
-           start[2] + x_ * p.dilation[2];
+                              index_t *at) {
+  const storage_t *const x = (const storage_t *)p.from;
+  const index_t plane = place.plane * in_plane(p);
+  const pool_taps z(p.axis[0], place.at[0]), y(p.axis[1], place.at[1]), w(p.axis[2], place.at[2]);
+  const auto row = [&](index_t i, index_t j) {
+    return plane + (z[i] * in_of(p, 1) + y[j]) * in_of(p, 2);
   };
-  *most = -(acc_t)INFINITY, *at = index(first[0], first[1], first[2]);
-  for (int64_t z = first[0]; z < end[0]; z++)
-    for (int64_t y = first[1]; y < end[1]; y++)
-      for (int64_t k = first[2]; k < end[2]; k++) {
-        const int64_t here = index(z, y, k);
-        const acc_t v = number<acc_t>(x[here]);
-        if (v > *most || v != v) *most = v, *at = here;
+  *most = -(acc_t)INFINITY;
+  index_t found = row(z.first, y.first) + w[w.first];
+  for (index_t i = z.first; i < z.end; i++)
+    for (index_t j = y.first; j < y.end; j++) {
+      const index_t here = row(i, j);
+#pragma unroll 1
+      for (index_t k = w.first; k < w.end; k += TAPS_AHEAD) {
+        storage_t e[TAPS_AHEAD];
+#pragma unroll
+        for (int l = 0; l < TAPS_AHEAD; l++) e[l] = x[here + w[least(k + l, w.end - 1)]];
+#pragma unroll
+        for (int l = 0; l < TAPS_AHEAD; l++) {
+          const acc_t v = number<acc_t>(e[l]);
+          if (k + l < w.end && (v > *most || v != v)) *most = v, found = here + w[k + l];
+        }
       }
+    }
+  *at = found - plane;
 }
 
-OMC_INLINE int64_t pool_thread() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
-
-OMC_GLOBAL_WIDE(MaxPool, OMC_LINE_THREADS, omc_pool, p) {
-  const int64_t i = pool_thread();
-  if (i >= p.places.n) return;
+OMC_GLOBAL_WIDE(MaxPool, OMC_POOL_THREADS, omc_pool, p) {
+  const index_t i = pool_thread();
+  if (i >= (index_t)p.n) return;
   acc_t most;
-  int64_t at;
-  max_of_window(p, pool_place(p.places, i), &most, &at);
+  index_t at;
+  max_of_window(p, pool_place(p, i), &most, &at);
   ((storage_t *)p.to)[i] = element<storage_t>(most);
   if (p.indices) p.indices[i] = at;
 }
 
+/* ---- averages ---- */
+
 OMC_INLINE acc_t average_of_window(const omc_pool &p, const pool_place &place) {
-  const storage_t *const x = (const storage_t *)p.from + place.plane * plane_size(p.in);
-  int64_t size[3];
+  const storage_t *const x = (const storage_t *)p.from + place.plane * in_plane(p);
+  index_t size[3];
   pool_range w[3];
   for (int a = 0; a < 3; a++) w[a] = window_of(p, a, place.at[a], &size[a]);
   acc_t sum = 0;
-  for (int64_t z = w[0].start; z < w[0].end; z++)
-    for (int64_t y = w[1].start; y < w[1].end; y++)
-      for (int64_t k = w[2].start; k < w[2].end; k++)
-        sum += number<acc_t>(x[(z * p.in[1] + y) * p.in[2] + k]);
-  return sum / (acc_t)(p.divisor ? p.divisor : plane_size(size));
+  for (index_t z = w[0].start; z < w[0].end; z++)
+    for (index_t y = w[1].start; y < w[1].end; y++)
+      for (index_t k = w[2].start; k < w[2].end; k++)
+        sum += number<acc_t>(x[(z * in_of(p, 1) + y) * in_of(p, 2) + k]);
+  return sum / (acc_t)(p.divisor ? p.divisor : size[0] * size[1] * size[2]);
 }
 
-OMC_GLOBAL_WIDE(AveragePool, OMC_LINE_THREADS, omc_pool, p) {
-  const int64_t i = pool_thread();
-  if (i >= p.places.n) return;
-  ((storage_t *)p.to)[i] = element<storage_t>(average_of_window(p, pool_place(p.places, i)));
+OMC_GLOBAL_WIDE(AveragePool, OMC_POOL_THREADS, omc_pool, p) {
+  const index_t i = pool_thread();
+  if (i >= (index_t)p.n) return;
+  ((storage_t *)p.to)[i] = element<storage_t>(average_of_window(p, pool_place(p, i)));
 }
 
-/* Adds up share(output) over the windows that the element at `place` may be in. */
+/* ---- gradients ---- */
+
+/* A pack of neighbours in a row of what was pooled. */
+struct pool_pack {
+  index_t plane, z, y, first;
+  int lanes;
+
+  OMC_METHOD pool_pack(const omc_pool &p, index_t i) {
+    const pool_place place(p, i);
+    plane = place.plane, z = place.at[0], y = place.at[1];
+    first = place.at[2] * OMC_ROW_PACK;
+    lanes = (int)least(OMC_ROW_PACK, in_of(p, 2) - first);
+  }
+  OMC_METHOD index_t in_its_plane(const omc_pool &p) const {
+    return (z * in_of(p, 1) + y) * in_of(p, 2) + first;
+  }
+};
+
+/* What a window gives to some elements of a pack. */
+struct pool_share {
+  acc_t value;
+  pool_range to;
+};
+
+/* The index is one that MaxPool gave. */
+struct share_of_maximum {
+  const omc_pool &p;
+  const pool_pack &pack;
+  struct given {
+    int64_t index;
+    storage_t dy;
+  };
+  OMC_METHOD given read(index_t window) const {
+    return given{p.indices[window], ((const storage_t *)p.from)[window]};
+  }
+  OMC_METHOD pool_share of(const given &g, index_t, index_t, index_t) const {
+    const int64_t size = in_plane(p);
+    if ((uint64_t)g.index >= (uint64_t)size) omc_write(p.sender, OMC_LETTER_INDEX, g.index, size);
+    const index_t to = (index_t)g.index - pack.in_its_plane(p);
+    return pool_share{number<acc_t>(g.dy), {to, to + 1}};
+  }
+};
+
+struct share_of_average {
+  const omc_pool &p;
+  const pool_pack &pack;
+  typedef storage_t given;
+  OMC_METHOD given read(index_t window) const { return ((const storage_t *)p.from)[window]; }
+  OMC_METHOD pool_share of(given dy, index_t z, index_t y, index_t k) const {
+    index_t size[3];
+    const bool is_in =
+        window_of(p, 0, z, &size[0]).has(pack.z) && window_of(p, 1, y, &size[1]).has(pack.y);
+    const pool_range w = window_of(p, 2, k, &size[2]);
+    const acc_t by = (acc_t)(p.divisor ? p.divisor : size[0] * size[1] * size[2]);
+    return pool_share{number<acc_t>(dy) / by,
+                      {w.start - pack.first, is_in ? w.end - pack.first : 0}};
+  }
+};
+
 template <typename Share>
-OMC_INLINE acc_t gathered(const omc_pool &p, const pool_place &place, Share share) {
-  pool_range w[3];
-  for (int a = 0; a < 3; a++) w[a] = windows_with(p, a, place.at[a]);
-  acc_t sum = 0;
-  for (int64_t z = w[0].start; z < w[0].end; z++)
-    for (int64_t y = w[1].start; y < w[1].end; y++)
-      for (int64_t k = w[2].start; k < w[2].end; k++) sum += share(z, y, k);
-  return sum;
-}
-
-/* The indices are those that MaxPool gave; there may be more of them than of elements. */
-OMC_GLOBAL_WIDE(MaxPoolGrad, OMC_LINE_THREADS, omc_pool, p) {
-  const int64_t i = pool_thread(), in = plane_size(p.in), out = plane_size(p.out);
-  if (i < p.planes * out && (p.indices[i] < 0 || p.indices[i] >= in))
-    omc_write(p.sender, OMC_LETTER_INDEX, p.indices[i], in);
-  if (i >= p.places.n) return;
-  const pool_place place(p.places, i);
-  const int64_t own = i - place.plane * in;
-  const storage_t *const dy = (const storage_t *)p.from + place.plane * out;
-  const int64_t *const indices = p.indices + place.plane * out;
-  ((storage_t *)p.to)[i] =
-      element<storage_t>(gathered(p, place, [&](int64_t z, int64_t y, int64_t k) {
-        const int64_t at = (z * p.out[1] + y) * p.out[2] + k;
-        return indices[at] == own ? number<acc_t>(dy[at]) : (acc_t)0;
-      }));
-}
-
-OMC_GLOBAL_WIDE(AveragePoolGrad, OMC_LINE_THREADS, omc_pool, p) {
-  const int64_t i = pool_thread();
-  if (i >= p.places.n) return;
-  const pool_place place(p.places, i);
-  const storage_t *const dy = (const storage_t *)p.from + place.plane * plane_size(p.out);
-  ((storage_t *)p.to)[i] =
-      element<storage_t>(gathered(p, place, [&](int64_t z, int64_t y, int64_t k) {
-        const int64_t window[3] = {z, y, k};
-        int64_t size[3];
-        bool is_in = true;
-        for (int a = 0; a < 3; a++) {
-          const pool_range w = window_of(p, a, window[a], &size[a]);
-          is_in = is_in && place.at[a] >= w.start && place.at[a] < w.end;
+OMC_INLINE void gather(const omc_pool &p) {
+  const index_t i = pool_thread();
+  if (i >= (index_t)p.n) return;
+  const pool_pack pack(p, i);
+  const Share share{p, pack};
+  const pool_range along_z = windows_with(p, 0, pack.z, pack.z);
+  const pool_range along_y = windows_with(p, 1, pack.y, pack.y);
+  const pool_range along = windows_with(p, 2, pack.first, pack.first + pack.lanes - 1);
+  acc_t sum[OMC_ROW_PACK] = {};
+  for (index_t z = along_z.start; z < along_z.end; z++)
+    for (index_t y = along_y.start; y < along_y.end; y++)
+#pragma unroll 1
+      for (index_t k = along.start; k < along.end; k += WINDOWS_AHEAD) {
+        const index_t row = ((pack.plane * out_of(p, 0) + z) * out_of(p, 1) + y) * out_of(p, 2);
+        typename Share::given given[WINDOWS_AHEAD];
+#pragma unroll
+        for (int j = 0; j < WINDOWS_AHEAD; j++)
+          given[j] = share.read(row + least(k + j, along.end - 1));
+#pragma unroll
+        for (int j = 0; j < WINDOWS_AHEAD; j++) {
+          if (k + j >= along.end) break;
+          const pool_share s = share.of(given[j], z, y, k + j);
+#pragma unroll
+          for (int l = 0; l < OMC_ROW_PACK; l++)
+            if (s.to.has(l)) sum[l] += s.value;
         }
-        const acc_t d = number<acc_t>(dy[(z * p.out[1] + y) * p.out[2] + k]);
-        return is_in ? d / (acc_t)(p.divisor ? p.divisor : plane_size(size)) : (acc_t)0;
-      }));
+      }
+  storage_t out[OMC_ROW_PACK];
+#pragma unroll
+  for (int l = 0; l < OMC_ROW_PACK; l++) out[l] = element<storage_t>(sum[l]);
+  omc_store((storage_t *)p.to + pack.plane * in_plane(p) + pack.in_its_plane(p), out, pack.lanes);
+}
+
+OMC_GLOBAL_WIDE(MaxPoolGrad, OMC_POOL_THREADS, omc_pool, p) { gather<share_of_maximum>(p); }
+OMC_GLOBAL_WIDE(AveragePoolGrad, OMC_POOL_THREADS, omc_pool, p) { gather<share_of_average>(p); }
+
+OMC_GLOBAL(spread, OMC_POOL_THREADS, omc_spread, p) {
+  const index_t first = pool_thread() * OMC_ROW_PACK;
+  if (first >= (index_t)p.n) return;
+  const int lanes = (int)least(OMC_ROW_PACK, (index_t)p.n - first);
+  const index_t size = (index_t)p.plane.by;
+  index_t plane = quotient(first, p.plane), left = size - (first - plane * size);
+  const auto share = [&] {
+    return element<storage_t>(number<acc_t>(((const storage_t *)p.from)[plane]) / (acc_t)p.count);
+  };
+  storage_t of_plane = share(), out[OMC_ROW_PACK];
+#pragma unroll
+  for (int l = 0; l < OMC_ROW_PACK; l++) {
+    if (left == 0 && l < lanes) plane++, left = size, of_plane = share();
+    out[l] = of_plane, left--;
+  }
+  omc_store((storage_t *)p.to + first, out, lanes);
 }
 
 #endif

@@ -253,6 +253,7 @@ def test_a_variance_keeps_its_digits_beside_a_large_mean(gpu: Gpu) -> None:
 POOLS = [
     ("AveragePool", "kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad={i}"),
     ("AveragePool", "kernel_shape=[7, 9], divisor_override={i}"),
+    ("AveragePool", "kernel_shape=[3, 4], strides=[1, 2147483647]"),  # indices of 64 bits
     ("AdaptiveAvgPool", "output_size=[3, 4]"),
     ("AdaptiveAvgPool", "output_size=[1, 1]"),
     ("AdaptiveAvgPool", "output_size=[10, 2]"),
@@ -273,15 +274,32 @@ def test_averages_and_their_gradients(
         assert_as_on_the_cpu(gpu, f"{op}Grad(%x0) {{{how}, shape={list(x.shape)}}}", [dy], 1)
 
 
+@pytest.mark.parametrize("shape", [(5, 3, 1, 1), (5, 3, 1, 3), (2, 3, 7, 7), (1, 1, 40, 50)], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_gradients_of_maxima(gpu: Gpu, dtype: torch.dtype) -> None:
+def test_gradients_of_averages_of_planes(gpu: Gpu, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    dy = random(*shape[:2], 1, 1, dtype=dtype)
+    assert_as_on_the_cpu(gpu, f"AdaptiveAvgPoolGrad(%x0) {{output_size=[1, 1], shape={list(shape)}}}", [dy], 1)
+
+
+MAXIMA = [
+    ((2, 3, 5, 7, 9), "kernel_shape=[2, 3, 3], strides=[1, 2, 1], pads=[1, 1, 1, 0, 1, 1], dilations=[1, 1, 2]"),
+    ((2, 3, 9, 17), "kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]"),
+    ((1, 2, 5, 40), "kernel_shape=[2, 7]"),  # many windows of an element
+    ((2, 3, 4), "kernel_shape=[2], strides=[2], ceil_mode=1"),
+    ((2, 3, 9), "kernel_shape=[3], strides=[2147483647]"),  # indices of 64 bits
+]
+
+
+@pytest.mark.parametrize(("shape", "how"), MAXIMA, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gradients_of_maxima(gpu: Gpu, shape: tuple[int, ...], how: str, dtype: torch.dtype) -> None:
     """Windows overlap, so that an element may be the largest of several."""
-    x = random(2, 3, 5, 7, 9, dtype=dtype)
-    how = "kernel_shape=[2, 3, 3], strides=[1, 2, 1], pads=[1, 1, 1, 0, 1, 1], dilations=[1, 1, 2]"
+    x = random(*shape, dtype=dtype)
     y, at = assert_as_on_the_cpu(gpu, f"MaxPool(%x0) {{{how}}}", [x], 2)
     dy = random(*y.shape, dtype=dtype, seed=1)
     call = f"MaxPoolGrad(%x0, %x1) {{{how}, shape={list(x.shape)}}}"
     assert_as_on_the_cpu(gpu, call, [dy, at], 1)
-    at[1, 2, 3, 1, 4] = 5 * 7 * 9
-    with pytest.raises(IndexError, match="index 315 is out of range, there are 315"):
+    plane = x[0, 0].numel()
+    at.view(-1)[-1] = plane
+    with pytest.raises(IndexError, match=f"index {plane} is out of range, there are {plane}"):
         gpu.forward(graph(call, [dy, at]), [dy, at])
