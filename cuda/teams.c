@@ -76,10 +76,11 @@ omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_part
   int64_t threads = 2 * WARP;
   while (threads < MOST_THREADS && threads * pack * WARP_PACKS < n) threads *= 2;
   cut_in_parts(lines, by_parts ? lines->kept.n : BUSY_BLOCKS, threads * pack * PART_PACKS);
-  const bool whole = lines->along.group[inner].size % pack == 0;
-  return (omc_cuda_team){inner == 0 ? "_block"
-                         : whole    ? "_grouped_block"
-                                    : "_scattered_block",
+  const int64_t size = lines->along.group[inner].size;
+  return (omc_cuda_team){inner == 0                           ? "_block"
+                         : size % pack == 0                   ? "_grouped_block"
+                         : pack > 2 && size % (pack / 2) == 0 ? "_halved_block"
+                                                              : "_scattered_block",
                          {lines->kept.n * lines->parts, (uint32_t)threads, 0}};
 }
 

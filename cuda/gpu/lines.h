@@ -207,6 +207,7 @@ struct omc_block_team : omc_team {
 };
 typedef omc_block_team<OMC_ROW_PACK, false> omc_row_team;
 typedef omc_block_team<OMC_ROW_PACK, true> omc_grouped_team;
+typedef omc_block_team<OMC_ROW_PACK / 2, true> omc_halved_team;
 typedef omc_block_team<1, true> omc_scattered_team;
 template <int lines_, bool grouped>
 struct omc_columns_team : omc_team {
@@ -241,6 +242,7 @@ typedef omc_columns_team<OMC_ROW_PACK, false> omc_wide_column_team;
   OMC_LINE_KERNEL(name##_columns, omc_column_team, type, __VA_ARGS__)
 #define OMC_GROUPED_LINE_KERNELS(name, type, ...)                                \
   OMC_LINE_KERNEL(name##_grouped_block, omc_grouped_team, type, __VA_ARGS__)     \
+  OMC_LINE_KERNEL(name##_halved_block, omc_halved_team, type, __VA_ARGS__)       \
   OMC_LINE_KERNEL(name##_scattered_block, omc_scattered_team, type, __VA_ARGS__) \
   OMC_LINE_KERNEL(name##_grouped_columns, omc_grouped_column_team, type, __VA_ARGS__)
 #define OMC_COLUMN_KERNELS(name, type, ...)                           \
@@ -271,6 +273,15 @@ OMC_INLINE omc_of_lines<T, Team> omc_each_line(const Team &team, F f) {
     if (team.line + l < team.lines.kept.n) all.of[l] = f(team.line + l, l);
   return all;
 }
+/* The team for the first packs of its part alone. */
+template <typename Team>
+OMC_INLINE Team omc_head(const Team &team) {
+  const int64_t end = team.first + (int64_t)team.size * Team::ALONG * Team::AHEAD;
+  Team head = team;
+  if (end < team.last) head.last = end;
+  return head;
+}
+
 /* Calls f(line, l) in one thread of those that have a line. */
 template <typename Team, typename F>
 OMC_INLINE void omc_lead_lines(const Team &team, F f) {

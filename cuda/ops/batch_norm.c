@@ -4,9 +4,12 @@
 
 #include <stdio.h>
 
+#include "base/int.h"
 #include "cuda/teams.h"
 #include "ops/forms.h"
 #include "ops/op.h"
+
+enum { THREADS = 256, PACK_BYTES = 16 }; /* of blocks for packs, and of one */
 
 typedef struct params {
   omc_cuda_kernel sums, join, elements;
@@ -38,25 +41,31 @@ static omc_status params_channels(omc_cuda_device *device, const omc_node *node,
   const bool across = inner == 1;
   p->wide = omc_dtype_size(omc_dtype_acc(dtype));
   p->sums_lines.kept = omc_cuda_places(channels, inner);
-  p->sums_lines.along = omc_cuda_places(across ? 1 : batch, channels * inner);
-  omc_cuda_add_group(&p->sums_lines.along, across ? batch : inner, across ? channels : 1);
-  OMC_TRY(kernel_of(device, node, arena, "sums_of_", omc_cuda_team_of(&p->sums_lines, bytes, true),
-                    &p->sums, &p->sums_grid));
+  p->sums_lines.along = omc_cuda_places(batch, channels * inner);
+  if (!across) omc_cuda_add_group(&p->sums_lines.along, inner, 1);
+  omc_cuda_team team = across ? omc_cuda_sums_of_columns(&p->sums_lines, bytes)
+                              : omc_cuda_team_of(&p->sums_lines, bytes, true);
+  OMC_TRY(kernel_of(device, node, arena, "sums_of_", team, &p->sums, &p->sums_grid));
   p->join_lines.kept = omc_cuda_places(channels, 1);
   p->join_lines.along = omc_cuda_places(p->sums_lines.parts, channels);
   OMC_TRY(kernel_of(device, node, arena, "join_", omc_cuda_columns_of(&p->join_lines, false),
                     &p->join, &p->join_grid));
-  omc_cuda_team team;
-  if (across) { /* parts of channels again */
+  const int64_t n = batch * channels * inner, pack = PACK_BYTES / (int64_t)bytes;
+  if (inner >= pack) {
+    team = (omc_cuda_team){"_packs", {omc_ceil_div(n, THREADS * pack), THREADS, 0}};
+  } else if (across) { /* parts of channels again */
     p->elements_lines.kept = omc_cuda_places(channels, 1);
     p->elements_lines.along = omc_cuda_places(batch, channels);
     team = omc_cuda_columns_of(&p->elements_lines, true);
   } else {
     p->elements_lines.kept = omc_cuda_places(batch * channels, inner);
     p->elements_lines.along = omc_cuda_places(inner, 1);
-    team = omc_cuda_team_of(&p->elements_lines, bytes, false);
+    team = omc_cuda_columns_of(&p->elements_lines, false);
   }
   p->given = (omc_batch_norm){.channels = channels,
+                              .n = n,
+                              .inner = omc_gpu_divisor_of(inner),
+                              .by_channels = omc_gpu_divisor_of(channels),
                               .parts = p->sums_lines.parts,
                               .part = p->sums_lines.step,
                               .count = (double)(batch * inner),

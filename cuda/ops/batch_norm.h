@@ -1,8 +1,9 @@
 /* BatchNorm in training and its gradient: sums over parts of channels, which are lines across the
- * batch, then what is of each channel, then elements along lines that are of one channel. */
+ * batch, then what is of each channel, then elements, by packs or along columns. */
 #ifndef OMC_CUDA_OPS_BATCH_NORM_H
 #define OMC_CUDA_OPS_BATCH_NORM_H
 
+#include "cuda/gpu/divide.h"
 #include "cuda/gpu/lines.h"
 
 /* A parameter or running statistic of each channel, stored as x is, or as what is computed in. */
@@ -13,7 +14,9 @@ typedef struct omc_channel_values {
 
 typedef struct omc_batch_norm {
   omc_gpu_lines lines;
-  int64_t channels, parts, part; /* parts of a channel, elements of one */
+  int64_t channels, parts, part;      /* parts of a channel, elements of one */
+  int64_t n;                          /* elements of all */
+  omc_gpu_divisor inner, by_channels; /* neighbours of one channel, channels */
   double count, epsilon, momentum;
   const void *dy, *x;
   omc_channel_values gamma, beta, running_mean, running_var, moved_mean, moved_var;
@@ -35,30 +38,49 @@ OMC_INLINE acc_t *sums_of(const omc_batch_norm &p, int which) {
   return (acc_t *)p.partial + which * p.parts * p.channels;
 }
 
-/* Mean and squares of a part of a channel. */
+/* Mean and squares about it of a part of a channel, of one pass about what is near: the mean of the
+ * part's first packs. What is lost by that is bounded, as these are a part of what varies. */
 template <typename Team>
 OMC_INLINE void statistics(const Team &team, const omc_batch_norm &p) {
   const acc_t n = (acc_t)(team.last - team.first);
+  const Team head = omc_head(team);
   omc_line<storage_t, Team> x(team, p.x);
-  const acc_t mean = omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return x[at]; }, x) / n;
-  const acc_t squares =
-      omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return (x[at] - mean) * (x[at] - mean); }, x);
-  if (!team.leads()) return;
-  const int64_t at = team.part * p.channels + team.line;
-  sums_of(p, 0)[at] = mean, sums_of(p, 1)[at] = squares;
+  const omc_of_lines<acc_t, Team> sum =
+      omc_fold_lines<omc_sum, acc_t>(head, [&](omc_at at) { return x[at]; }, x);
+  const omc_of_lines<acc_t, Team> near = omc_each_line<acc_t>(team, [&](int64_t, int l) {
+    const acc_t mean = sum.of[l] / (acc_t)(head.last - head.first);
+    return mean - mean == 0 ? mean : 0; /* of what is not finite any */
+  });
+  const omc_of_lines<omc_two, Team> off = omc_fold_lines<omc_sum, omc_two>(
+      team,
+      [&](omc_at at) {
+        const acc_t d = x[at] - near[at];
+        return omc_two{d, d * d};
+      },
+      x);
+  omc_lead_lines(team, [&](int64_t line, int l) {
+    const int64_t at = team.part * p.channels + line;
+    const acc_t mean = off.of[l].a / n, squares = off.of[l].b - off.of[l].a * mean;
+    sums_of(p, 0)[at] = near.of[l] + mean;
+    sums_of(p, 1)[at] = squares < 0 ? 0 : squares;
+  });
 }
 
 /* Sums of dy and dy * xhat of a part of a channel. */
 template <typename Team>
 OMC_INLINE void gradient_sums(const Team &team, const omc_batch_norm &p) {
   omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
-  const acc_t mean = team.has_line() ? ((const acc_t *)p.mean)[team.line] : 0;
-  const acc_t rstd = team.has_line() ? ((const acc_t *)p.rstd)[team.line] : 0;
-  const omc_two sums = omc_fold<omc_sum, omc_two>(
-      team, [&](omc_at at) { return omc_two{dy[at], dy[at] * (x[at] - mean) * rstd}; }, dy, x);
-  if (!team.leads()) return;
-  const int64_t at = team.part * p.channels + team.line;
-  sums_of(p, 0)[at] = sums.a, sums_of(p, 1)[at] = sums.b;
+  const auto of_line = [&](const void *values) {
+    return omc_each_line<acc_t>(team, [&](int64_t c, int) { return ((const acc_t *)values)[c]; });
+  };
+  const omc_of_lines<acc_t, Team> mean = of_line(p.mean), rstd = of_line(p.rstd);
+  const omc_of_lines<omc_two, Team> sums = omc_fold_lines<omc_sum, omc_two>(
+      team, [&](omc_at at) { return omc_two{dy[at], dy[at] * (x[at] - mean[at]) * rstd[at]}; }, dy,
+      x);
+  omc_lead_lines(team, [&](int64_t line, int l) {
+    const int64_t at = team.part * p.channels + line;
+    sums_of(p, 0)[at] = sums.of[l].a, sums_of(p, 1)[at] = sums.of[l].b;
+  });
 }
 
 /* Of a batch of nothing running statistics are left as they are. */
@@ -142,12 +164,44 @@ OMC_INLINE void normalize_grad(const Team &team, const omc_batch_norm &p) {
   omc_write_line<storage_t>(team, p.out, [&](omc_at at) { return c.dx(dy[at], x[at]); }, dy, x);
 }
 
+/* Packs of neighbours wherever channels begin: each is of two at most. */
+template <bool IS_GRAD>
+OMC_INLINE void packs_of_channels(const omc_batch_norm &p) {
+  const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * OMC_ROW_PACK;
+  if (first >= p.n) return;
+  const int lanes = p.n - first < OMC_ROW_PACK ? (int)(p.n - first) : (int)OMC_ROW_PACK;
+  omc_loaded<storage_t, OMC_ROW_PACK> x, dy;
+  omc_load(x, (const storage_t *)p.x + first, lanes);
+  if (IS_GRAD) omc_load(dy, (const storage_t *)p.dy + first, lanes);
+  int64_t at = first;
+  const int64_t left = p.inner.by - omc_remainder(&at, p.inner);
+  const int64_t c = omc_remainder(&at, p.by_channels), next = c + 1 < p.channels ? c + 1 : 0;
+  const of_channel here(p, c), after(p, next);
+  storage_t out[OMC_ROW_PACK];
+#pragma unroll
+  for (int l = 0; l < OMC_ROW_PACK; l++) {
+    if (l >= lanes) break;
+    const of_channel of = l < left ? here : after;
+    const acc_t x_l = number<acc_t>(x[l]);
+    out[l] = element<storage_t>(IS_GRAD ? of.dx(number<acc_t>(dy[l]), x_l) : of.y(x_l));
+  }
+  omc_store((storage_t *)p.out + first, out, lanes);
+}
+
 OMC_GROUPED_LINE_KERNELS(sums_of_BatchNorm, omc_batch_norm, statistics)
 OMC_GROUPED_LINE_KERNELS(sums_of_BatchNormGrad, omc_batch_norm, gradient_sums)
+OMC_COLUMN_KERNELS(sums_of_BatchNorm, omc_batch_norm, statistics)
+OMC_COLUMN_KERNELS(sums_of_BatchNormGrad, omc_batch_norm, gradient_sums)
 OMC_LINE_KERNEL(join_BatchNorm_columns, omc_column_team, omc_batch_norm, join_statistics)
 OMC_LINE_KERNEL(join_BatchNormGrad_columns, omc_column_team, omc_batch_norm, join_gradients)
-OMC_LINE_KERNELS(BatchNorm, omc_batch_norm, normalize)
-OMC_LINE_KERNELS(BatchNormGrad, omc_batch_norm, normalize_grad)
+OMC_LINE_KERNEL(BatchNorm_columns, omc_column_team, omc_batch_norm, normalize)
+OMC_LINE_KERNEL(BatchNormGrad_columns, omc_column_team, omc_batch_norm, normalize_grad)
+OMC_GLOBAL_WIDE(BatchNorm_packs, OMC_LINE_THREADS, omc_batch_norm, p) {
+  packs_of_channels<false>(p);
+}
+OMC_GLOBAL_WIDE(BatchNormGrad_packs, OMC_LINE_THREADS, omc_batch_norm, p) {
+  packs_of_channels<true>(p);
+}
 
 #endif
 

@@ -47,6 +47,7 @@ REDUCTIONS = [
     ((2, 300, 5, 16), [1]),  # packs of two groups of columns
     ((2, 300, 5, 3), [1]),
     ((3, 4, 16, 8), [0, 2, 3]),  # groups: whole packs, no packs, columns
+    ((70, 2, 2, 6), [0, 2, 3]),
     ((70, 2, 7, 7), [0, 2, 3]),
     ((9, 2, 6, 3), [0, 2]),
     ((3, 2, 4, 2, 5, 2, 3, 2), [0, 2, 4, 6]),
@@ -224,7 +225,7 @@ def test_a_probability_above_1_is_told(gpu: Gpu) -> None:
         gpu.forward(graph("UnitInterval(%x0)", [x]), [x])
 
 
-BATCHES = [(70, 2, 7, 7), (3, 4, 16, 8), (2, 2, 30000), (900, 20), (5, 37, 1), (0, 3, 4), (9, 1), (1, 3, 5)]
+BATCHES = [(70, 2, 7, 7), (70, 3, 2, 6), (3, 4, 16, 8), (2, 2, 30000), (300, 40), (900, 20), (5, 37, 1), (0, 3, 4), (9, 1), (1, 3, 5)]
 
 
 @pytest.mark.parametrize("shape", BATCHES, ids=str)
