@@ -9,8 +9,8 @@
 #include "python/dlpack.h"
 #include "run/session.h"
 
-/* What is read from the dictionary of a torch.nn.Module (or of our wrapper), of a tensor, and of a
- * recurrent layer. */
+/* What is read from the dictionary of a torch.nn.Module (or of our wrapper), of a tensor, of a
+ * recurrent layer, and of the state of an optimizer. */
 enum {
   OMC_NAME_FORWARD_HOOKS,
   OMC_NAME_FORWARD_PRE_HOOKS,
@@ -27,6 +27,9 @@ enum {
   OMC_NAME_FLAT_WEIGHTS,
   OMC_NAME_FLAT_WEIGHTS_NAMES,
   OMC_NAME_FLAT_WEIGHT_REFS,
+  OMC_NAME_GRAD,
+  OMC_NAME_STEP,
+  OMC_NAME_MASTER,
   OMC_N_NAMES
 };
 
@@ -150,6 +153,7 @@ PyObject *omc_infer_types(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_describe(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *omc_list_rules(PyObject *module, PyObject *unused);
 PyObject *omc_take_step(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *omc_gather_rows(PyObject *module, PyObject *args);
 
 /* describe.c. A graph as its text, and as plain Python objects: _C.pyi tells which. */
 PyObject *omc_graph_text(const omc_module *m, const omc_graph *g);

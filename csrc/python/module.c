@@ -122,6 +122,9 @@ static const char *const names[OMC_N_NAMES] = {
     [OMC_NAME_FLAT_WEIGHTS] = "_flat_weights",
     [OMC_NAME_FLAT_WEIGHTS_NAMES] = "_flat_weights_names",
     [OMC_NAME_FLAT_WEIGHT_REFS] = "_flat_weight_refs",
+    [OMC_NAME_GRAD] = "grad",
+    [OMC_NAME_STEP] = "step",
+    [OMC_NAME_MASTER] = "master",
 };
 
 static PyType_Spec *const specs[OMC_N_TYPES] = {
@@ -151,6 +154,9 @@ static PyMethodDef methods[] = {
     {"pool_trim", pool_trim, METH_NOARGS, "pool_trim(): give cached memory back to the system"},
     {"optim_step", (PyCFunction)(void (*)(void))omc_take_step, METH_VARARGS | METH_KEYWORDS,
      "optim_step(rule, tensors, groups, ...) -> norm of the gradients, if it was asked for"},
+    {"optim_rows", omc_gather_rows, METH_VARARGS,
+     "optim_rows(state, groups, counts, writes_grad, provider) -> (tensors of optim_step, tensors "
+     "that it writes) or None"},
     {"told", told, METH_VARARGS,
      "told(provider): raise what it is known to have failed of what it was given"},
     {"restarts", restarts, METH_VARARGS,

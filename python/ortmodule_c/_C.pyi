@@ -1,7 +1,7 @@
 """Types of the C extension."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Module
@@ -226,9 +226,35 @@ def isas() -> list[str]:
 def set_isa(name: str | None) -> None:
     """Bound the instruction set of kernels picked from now on (tests)."""
 
+Row = tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tuple[Tensor, ...]]
+
+def optim_rows(
+    state: dict[Tensor, dict[str, Any]],
+    groups: list[tuple[list[Tensor], tuple[str, ...], bool, bool]],
+    counts: bool,
+    writes_grad: bool,
+    provider: str,
+) -> tuple[list[Row], list[Tensor]] | None:
+    """`tensors` of `optim_step`, and what it writes of them; None unless all is there and as the core takes it.
+
+    Parameters
+    ----------
+    state
+        Of an optimizer, where tensors of a parameter lie by name.
+    groups
+        Parameters, names of their states, whether those of 16 bits have states of 32, and whether they have a
+        "master"; those without a gradient are left out.
+    counts
+        Whether parameters have a "step".
+    writes_grad
+        Whether gradients are written.
+    provider
+        Where all tensors have to be.
+    """
+
 def optim_step(
     rule: str,
-    tensors: Sequence[tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tuple[Tensor, ...]]],
+    tensors: Sequence[Row],
     groups: Sequence[Mapping[str, float | Tensor]],
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,

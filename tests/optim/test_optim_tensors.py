@@ -1,13 +1,16 @@
 """However tensors lie in memory, whoever shares it, and how many threads there are."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from beside import FLOATS, assert_close, assert_equal, give_gradients, parameters, train
-from ortmodule_c.optim import FusedAdam, clip_grad_norm_
+from ortmodule_c.optim import FusedAdam, FusedLamb, FusedSGD, clip_grad_norm_
+from ortmodule_c.optim.fused import FusedOptimizer, Rows
 
 
 def like(layout: Callable[[Tensor], Tensor]) -> Tensor:
@@ -149,3 +152,74 @@ def test_infinities_and_nan_go_where_they_go_in_pytorch() -> None:
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: FusedAdam([{"params": params[:3], "amsgrad": True}, {"params": params[3:]}]),
+        lambda params: FusedAdam(params, master_weights=True),
+        lambda params: FusedAdam(params, stochastic_rounding=True),
+        FusedLamb,
+        FusedSGD,
+        lambda params: FusedSGD(params, momentum=0.9),
+    ],
+)
+def test_a_step_that_has_nothing_to_prepare_takes_the_same_rows(
+    make: Callable[[list[Tensor]], FusedOptimizer], dtype: torch.dtype
+) -> None:
+    params = [*parameters(dtype), torch.ones(3, requires_grad=True)]  # the last has no gradient
+    optimizer = make(params)
+    give_gradients(params[:-1], seed=0)
+    optimizer.step()
+    optimizer.state = defaultdict(dict, reversed(optimizer.state.items()))
+    for writes_grad in (False, True):
+        prepared: dict[torch.device, Rows] = {}
+        gathered: dict[torch.device, Rows] = {}
+        optimizer._prepare(prepared, writes_grad)
+        assert optimizer._gather(gathered, writes_grad)
+        ((device, expected),) = prepared.items()
+        rows = gathered[device]
+        assert rows.rows == expected.rows and rows.rounds == expected.rounds  # of the same tensors
+        assert Counter(map(id, rows.changed)) == Counter(map(id, expected.changed))
+
+
+class Subclass(nn.Parameter):
+    pass
+
+
+def set_state(optimizer: FusedAdam, p: Tensor, name: str, value: Tensor) -> None:
+    optimizer.state[p][name] = value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _, p: setattr(p, "grad", torch.zeros(2, 2).t()),
+        lambda _, p: setattr(p, "grad", p.grad.to_sparse()),
+        lambda o, p: o.state[p].pop("exp_avg"),
+        lambda o, p: set_state(o, p, "exp_avg", o.state[p]["exp_avg"].double()),
+        lambda o, p: set_state(o, p, "exp_avg", o.state[p]["exp_avg"].t()),
+        lambda o, p: o.state.pop(p),
+        lambda o, _: o.param_groups[0].update(amsgrad=True),
+        lambda o, _: o.add_param_group({"params": [Subclass(torch.ones(2))]}),
+    ],
+)
+def test_what_is_not_as_the_core_takes_it_is_prepared(change: Callable[[FusedAdam, Tensor], Any]) -> None:
+    p = torch.ones(2, 2, requires_grad=True)
+    optimizer = FusedAdam([p])
+    give_gradients([p], seed=0)
+    optimizer.step()
+    assert optimizer._gather({}, False)
+    change(optimizer, p)
+    assert not optimizer._gather({}, False)
+
+
+def test_a_single_element_that_is_negated_is_prepared() -> None:
+    p = torch.ones(1, requires_grad=True)
+    optimizer = FusedAdam([p])
+    give_gradients([p], seed=0)
+    optimizer.step()
+    p.grad = torch.tensor([1 + 2j]).conj().imag
+    assert p.grad.is_neg() and p.grad.is_contiguous() and not optimizer._gather({}, False)

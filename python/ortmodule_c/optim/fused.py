@@ -16,7 +16,6 @@ from .. import _C
 from ..devices import device_refusal, provider_of
 
 Group = dict[str, Any]
-Row = tuple[int, Tensor | None, Tensor, Tensor | None, Tensor | None, bool, tuple[Tensor, ...]]
 
 HOST = "cpu"  # the kind of device whose memory Python reads without waiting
 HALVES = (torch.bfloat16, torch.float16)
@@ -84,7 +83,7 @@ class Rows:
     """The tensors of one step on one device as the core takes them, and what is to be done once it is taken."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[_C.Row] = []
         self.made: list[tuple[dict[str, Any], str]] = []  # states that no step has written yet
         self.rounds = False  # whether any parameter is rounded at random
         self.changed: list[Tensor] = []
@@ -183,9 +182,9 @@ class FusedOptimizer(Optimizer):
         """Whether a state gets its first values in this step, so that it must be known that there is one."""
         return False
 
-    def _is_wide(self, group: Group, p: Tensor) -> bool:
-        """Whether the state of a parameter of 16 bits is kept in 32."""
-        return p.dtype in HALVES and bool(group["master_weights"] or group["stochastic_rounding"])
+    def _widens(self, group: Group) -> bool:
+        """Whether the states of parameters of 16 bits are kept in 32."""
+        return bool(group["master_weights"] or group["stochastic_rounding"])
 
     # ---- torch.optim.Optimizer ----
 
@@ -312,25 +311,47 @@ class FusedOptimizer(Optimizer):
             found_inf = None
         by_device: dict[torch.device, Rows] = {}
         try:
-            for index, group in enumerate(self.param_groups):
-                names, rounds = self._states(group), bool(group["stochastic_rounding"])
-                for number, p in enumerate(group["params"]):
-                    grad = p.grad
-                    if grad is None:
-                        continue
-                    if grad.layout is not torch.strided:
-                        self._refuse_sparse()
-                    rows = self._rows_on(by_device, index, number, p)
-                    states, master, first = self._state_of(p, group, names, rows.made)
-                    step = self.state[p]["step"] if self.counts else None
-                    rows.add(index, p, grad, states, master, step, first, scale is not None)
-                    rows.rounds |= rounds and p.dtype in HALVES
+            if not self._gather(by_device, scale is not None):
+                self._prepare(by_device, scale is not None)
             for device, rows in by_device.items():
                 self._take(device, rows, scale, found_inf)
         except BaseException:
             for rows in by_device.values():
                 rows.undo()
             raise
+
+    def _gather(self, by_device: dict[torch.device, Rows], writes_grad: bool) -> bool:
+        """Whether there was nothing to prepare: all are on one device, and lie there as the core takes them."""
+        groups = self.param_groups
+        numbered = ((i, n, p) for i, g in enumerate(groups) for n, p in enumerate(g["params"]) if p.grad is not None)
+        first = next(numbered, None)
+        if first is None:
+            return True
+        asked = [(g["params"], self._states(g), self._widens(g), bool(g["master_weights"])) for g in groups]
+        found = _C.optim_rows(self.state, asked, self.counts, writes_grad, provider_of(first[2].device))
+        if found is None:
+            return False
+        rows = self._rows_on(by_device, *first)
+        rows.rows, rows.changed = found
+        rounds = [bool(group["stochastic_rounding"]) for group in groups]
+        rows.rounds = any(rounds) and any(rounds[row[0]] and row[2].dtype in HALVES for row in rows.rows)
+        return True
+
+    def _prepare(self, by_device: dict[torch.device, Rows], writes_grad: bool) -> None:
+        """Makes the states that there are not yet, and copies of what lies otherwise than the core takes it."""
+        for index, group in enumerate(self.param_groups):
+            names, rounds = self._states(group), bool(group["stochastic_rounding"])
+            for number, p in enumerate(group["params"]):
+                grad = p.grad
+                if grad is None:
+                    continue
+                if grad.layout is not torch.strided:
+                    self._refuse_sparse()
+                rows = self._rows_on(by_device, index, number, p)
+                states, master, first = self._state_of(p, group, names, rows.made)
+                step = self.state[p]["step"] if self.counts else None
+                rows.add(index, p, grad, states, master, step, first, writes_grad)
+                rows.rounds |= rounds and p.dtype in HALVES
 
     def _take(self, device: torch.device, rows: Rows, scale: Any, found_inf: Tensor | None) -> None:
         """One step of what is on a device, in the stream that PyTorch works in there."""
@@ -354,7 +375,7 @@ class FusedOptimizer(Optimizer):
         self, p: Tensor, group: Group, names: tuple[str, ...], made: list[tuple[dict[str, Any], str]]
     ) -> tuple[list[Tensor], Tensor | None, bool]:
         """States and master of a parameter, made and noted in `made` where there are none, and whether any were."""
-        wide = self._is_wide(group, p)
+        wide = p.dtype in HALVES and self._widens(group)
         state = self.state[p] if names or self.counts or wide else {}
         dtype = torch.float32 if wide else p.dtype
         first = False

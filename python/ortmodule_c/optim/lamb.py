@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from .adam import AdamWMode, check_adam
-from .fused import HALVES, FusedOptimizer, Group, refuse
+from .fused import FusedOptimizer, Group, refuse
 
 
 class FusedLamb(FusedOptimizer):
@@ -101,8 +101,8 @@ class FusedLamb(FusedOptimizer):
     def _states(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
-    def _is_wide(self, group: Group, p: Tensor) -> bool:
-        return p.dtype in HALVES
+    def _widens(self, group: Group) -> bool:
+        return True
 
     def _numbers(self, group: Group) -> dict[str, float]:
         names = ("eps", "weight_decay", "bias_correction", "grad_averaging", "use_nvlamb", "maximize")
