@@ -46,7 +46,7 @@ typedef struct omc_module {
   const DLPackExchangeAPI *exchange; /* torch's; lives for the process */
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
-  PyObject *empty;                   /* torch.empty */
+  PyObject *empty_strided, *device;  /* torch's */
   PyObject *dtypes[OMC_N_DTYPE];     /* torch.float32 and so on */
   PyObject *precision_of;            /* torch's: (device, kind of op) -> "ieee", "tf32"; or NULL */
   PyObject *names[OMC_N_NAMES];
@@ -101,9 +101,11 @@ PyObject *omc_tensor_pooled(const omc_module *m, const omc_provider *provider, c
 
 /* A torch tensor for a result that `queue`, in which torch works now, is to write; *data points to
  * its elements. Where the provider leaves that to torch it is of torch's making, so that
- * `record_stream` and autograd's order of streams keep its memory; else it is pooled. */
+ * `record_stream` and autograd's order of streams keep its memory; else it is pooled. What torch is
+ * asked for is put into *kept, owned by its user, where it is there at the next call for the type;
+ * NULL: nobody keeps it. */
 PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
-                         void *queue, void **data);
+                         void *queue, PyObject **kept, void **data);
 
 /* A torch tensor over memory that its user must not keep beyond the owner's life. */
 PyObject *omc_tensor_view(const omc_module *m, const omc_provider *provider, void *data,

@@ -191,7 +191,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   omc_module *m = PyModule_GetState(module);
   Py_VISIT(m->torch);
   Py_VISIT(m->parameter);
-  Py_VISIT(m->empty);
+  Py_VISIT(m->empty_strided);
+  Py_VISIT(m->device);
   Py_VISIT(m->precision_of);
   for (int i = 0; i < OMC_N_TYPES; i++) Py_VISIT(m->types[i]);
   Py_VISIT(m->consumed_error);
@@ -203,7 +204,8 @@ static int module_clear(PyObject *module) {
   omc_module *m = PyModule_GetState(module);
   Py_CLEAR(m->torch);
   Py_CLEAR(m->parameter);
-  Py_CLEAR(m->empty);
+  Py_CLEAR(m->empty_strided);
+  Py_CLEAR(m->device);
   for (int i = 0; i < OMC_N_DTYPE; i++) Py_CLEAR(m->dtypes[i]);
   Py_CLEAR(m->precision_of);
   for (int i = 0; i < OMC_N_NAMES; i++) Py_CLEAR(m->names[i]);

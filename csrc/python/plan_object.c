@@ -6,7 +6,10 @@ typedef struct plan_object {
   omc_session_object *session; /* keeps template, constants and callbacks alive */
   PyObject *in_grads, *out_grads;
   PyObject *reads_inputs, *reads_outputs;
+  PyObject **requests; /* of outputs, then gradients of inputs: see omc_tensor_new */
 } plan_object;
+
+static uint32_t n_requests(const omc_graph *g) { return g->n_outputs + g->n_inputs; }
 
 /* Positions of the true entries, as a tuple. */
 static PyObject *positions(const bool *flags, uint32_t n) {
@@ -50,7 +53,9 @@ PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, o
   self->out_grads = Py_NewRef(out_grads);
   self->reads_inputs = reads(plan, true);
   self->reads_outputs = reads(plan, false);
-  if (!self->reads_inputs || !self->reads_outputs) {
+  self->requests = PyMem_Calloc(n_requests(plan->graph) + 1, sizeof *self->requests);
+  if (!self->requests) PyErr_NoMemory();
+  if (!self->reads_inputs || !self->reads_outputs || !self->requests) {
     Py_DECREF(self);
     return NULL;
   }
@@ -62,6 +67,9 @@ static void plan_dealloc(PyObject *object) {
   plan_object *self = (plan_object *)object;
   PyObject_GC_UnTrack(object);
   if (self->session && self->session->last == object) self->session->last = NULL;
+  for (uint32_t k = 0; self->requests && k < n_requests(self->plan->graph); k++)
+    Py_XDECREF(self->requests[k]);
+  PyMem_Free(self->requests);
   omc_plan_release(self->plan);
   Py_XDECREF((PyObject *)self->session);
   Py_XDECREF(self->in_grads);
@@ -128,7 +136,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
   for (uint32_t k = 0; outputs && k < g->n_outputs; k++) {
     const omc_value *over = omc_over(g, k);
     omc_append(&outputs, over ? Py_NewRef(PyTuple_GetItem(inputs, over->index))
-                              : omc_tensor_new(m, p, &result_value(g, k)->type, queue, &out[k]));
+                              : omc_tensor_new(m, p, &result_value(g, k)->type, queue,
+                                               &self->requests[k], &out[k]));
   }
   if (!outputs) goto done;
   omc_run *run = NULL;
@@ -221,7 +230,8 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
   results = PyList_New(0);
   for (uint32_t i = 0; results && i < n_in; i++) {
     const omc_value *v = result_value(g, n_out + (uint32_t)number * n_in + i);
-    omc_append(&results, v ? omc_tensor_new(m, plan->provider, &v->type, b->queue, &grad_in[i])
+    omc_append(&results, v ? omc_tensor_new(m, plan->provider, &v->type, b->queue,
+                                            &self->requests[n_out + i], &grad_in[i])
                            : Py_NewRef(Py_None));
   }
 done:
@@ -303,7 +313,7 @@ static PyObject *plan_empty_like(PyObject *object, PyObject *tensor) {
   void *data, *queue;
   if (omc_tensor_read(m, p, tensor, &data, &type) < 0 || omc_current_queue(m, p, &queue) < 0)
     return NULL;
-  return omc_tensor_new(m, p, &type, queue, &data);
+  return omc_tensor_new(m, p, &type, queue, NULL, &data);
 }
 
 #define PLAN_GET(name, self, expr)                         \

@@ -48,7 +48,7 @@ static PyObject *run_pack(PyObject *object, PyObject *unused) {
   const omc_type type = {OMC_U8, {1, {(int64_t)plan->forward_bytes}}};
   void *bytes, *queue;
   if (omc_current_queue(m, plan->provider, &queue) < 0) return NULL;
-  PyObject *tensor = omc_tensor_new(m, plan->provider, &type, queue, &bytes);
+  PyObject *tensor = omc_tensor_new(m, plan->provider, &type, queue, NULL, &bytes);
   if (!tensor) return NULL;
   const omc_status status = omc_run_pack(run, bytes, queue);
   if (status == OMC_OK) return tensor;

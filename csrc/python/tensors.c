@@ -10,8 +10,9 @@ static const char *const torch_dtypes[OMC_N_DTYPE] = {
 
 /* What makes tensors of torch's own. */
 static int find_makers(omc_module *m, PyObject *torch) {
-  m->empty = PyObject_GetAttrString(torch, "empty");
-  bool all = m->empty;
+  m->empty_strided = PyObject_GetAttrString(torch, "empty_strided");
+  m->device = PyObject_GetAttrString(torch, "device");
+  bool all = m->empty_strided && m->device;
   for (int i = 0; all && i < OMC_N_DTYPE; i++)
     all = (m->dtypes[i] = PyObject_GetAttrString(torch, torch_dtypes[i])) != NULL;
   return all ? 0 : -1;
@@ -203,25 +204,29 @@ PyObject *omc_tensor_pooled(const omc_module *m, const omc_provider *provider, c
 }
 
 /* A tuple; NULL with an exception set. */
-static PyObject *dims_of(const omc_shape *shape) {
-  PyObject *dims = PyTuple_New(shape->rank);
-  for (int32_t d = 0; dims && d < shape->rank; d++) {
-    PyObject *dim = PyLong_FromLongLong(shape->dims[d]);
-    if (!dim || PyTuple_SetItem(dims, d, dim) < 0) Py_CLEAR(dims);
+static PyObject *tuple_of(const int64_t *numbers, int32_t n) {
+  PyObject *tuple = PyTuple_New(n);
+  for (int32_t d = 0; tuple && d < n; d++) {
+    PyObject *number = PyLong_FromLongLong(numbers[d]);
+    if (!number || PyTuple_SetItem(tuple, d, number) < 0) Py_CLEAR(tuple);
   }
-  return dims;
+  return tuple;
 }
 
-static PyObject *call_empty(const omc_module *m, const omc_provider *provider,
-                            const omc_type *type) {
-  PyObject *made = NULL;
-  PyObject *args = Py_BuildValue("(N)", dims_of(&type->shape));
-  PyObject *kwargs =
-      Py_BuildValue("{sOss}", "dtype", m->dtypes[type->dtype], "device", provider->name);
-  if (args && kwargs) made = PyObject_Call(m->empty, args, kwargs);
-  Py_XDECREF(args);
-  Py_XDECREF(kwargs);
-  return made;
+/* What torch.empty_strided is called with for a tensor of the type: a tuple and a dict. */
+static PyObject *request_for(const omc_module *m, const omc_provider *provider,
+                             const omc_type *type) {
+  int64_t strides[OMC_MAX_RANK];
+  const int32_t rank = type->shape.rank;
+  omc_shape_strides(&type->shape, strides);
+  PyObject *device = PyObject_CallFunction(m->device, "s", provider->name);
+  if (!device) return NULL;
+  return Py_BuildValue("(NN){sOsN}", tuple_of(type->shape.dims, rank), tuple_of(strides, rank),
+                       "dtype", m->dtypes[type->dtype], "device", device);
+}
+
+static PyObject *call_torch(const omc_module *m, PyObject *request) {
+  return PyObject_Call(m->empty_strided, PyTuple_GetItem(request, 0), PyTuple_GetItem(request, 1));
 }
 
 /* Whether what is raised is that the device has no memory, and the provider has given some back. */
@@ -246,20 +251,31 @@ static bool makes_room(const omc_module *m, const omc_provider *provider) {
   return false;
 }
 
-PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
-                         void *queue, void **data) {
-  if (!provider->make_room) return omc_tensor_pooled(m, provider, type, queue, data);
+/* A tensor of torch's for a request, which a mode of the user's may have changed. */
+static PyObject *fulfil(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                        PyObject *request, void **data) {
   omc_type made;
-  PyObject *tensor = call_empty(m, provider, type);
-  if (!tensor && makes_room(m, provider)) tensor = call_empty(m, provider, type);
+  PyObject *tensor = call_torch(m, request);
+  if (!tensor && makes_room(m, provider)) tensor = call_torch(m, request);
   if (!tensor || omc_tensor_read(m, provider, tensor, data, &made) < 0) {
     Py_CLEAR(tensor);
-  } else if (!omc_type_equal(type, &made)) { /* a mode of the user's may have changed it */
+  } else if (!omc_type_equal(type, &made)) {
     char a[OMC_TYPE_TEXT], b[OMC_TYPE_TEXT];
-    PyErr_Format(PyExc_RuntimeError, "torch.empty gave %s for %s",
+    PyErr_Format(PyExc_RuntimeError, "torch.empty_strided gave %s for %s",
                  omc_type_text(&made, a, sizeof a), omc_type_text(type, b, sizeof b));
     Py_CLEAR(tensor);
   }
+  return tensor;
+}
+
+PyObject *omc_tensor_new(const omc_module *m, const omc_provider *provider, const omc_type *type,
+                         void *queue, PyObject **kept, void **data) {
+  if (!provider->make_room) return omc_tensor_pooled(m, provider, type, queue, data);
+  PyObject *request = kept ? Py_XNewRef(*kept) : NULL;
+  if (!request && !(request = request_for(m, provider, type))) return NULL;
+  if (kept && !*kept) *kept = Py_NewRef(request);
+  PyObject *tensor = fulfil(m, provider, type, request, data);
+  Py_DECREF(request);
   return tensor;
 }
 
@@ -269,7 +285,7 @@ PyObject *omc_tensor_view(const omc_module *m, const omc_provider *provider, voi
 }
 
 PyObject *omc_type_to_py(const omc_type *type) {
-  PyObject *dims = dims_of(&type->shape);
+  PyObject *dims = tuple_of(type->shape.dims, type->shape.rank);
   return dims ? Py_BuildValue("(sN)", omc_dtype_get(type->dtype)->text, dims) : NULL;
 }
 
