@@ -21,10 +21,14 @@ static uint64_t steps_of(const omc_box *b, size_t size) {
   return (uint64_t)bits * size | WIDEST;
 }
 
+/* The bytes that are moved at a time, between addresses with these bits. */
+static size_t unit_of(const omc_cuda_copy *copy, uintptr_t addresses) {
+  const uint64_t steps = copy->steps | addresses;
+  return copy->runs ? (size_t)(steps & (~steps + 1)) : copy->size;
+}
+
 omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t size,
                             omc_cuda_copy *out) {
-  omc_cuda_unit *unit;
-  OMC_TRY(omc_cuda_unit_of(device, source, &unit));
   *out = (omc_cuda_copy){.box = *box, .size = size};
   omc_box *b = &out->box;
   omc_box_collapse(b);
@@ -33,10 +37,7 @@ omc_status omc_cuda_copy_of(omc_cuda_device *device, const omc_box *box, size_t 
   out->runs = b->src[last] == 1 && b->dst[last] == 1;
   out->steps = steps_of(b, size);
   if (axis >= 0) omc_box_move_axis(b, axis, last - 1);
-  for (int u = 0; u < OMC_CUDA_UNITS; u++)
-    out->kernels[u] =
-        (omc_cuda_kernel){.device = device, .unit = unit, .name = names[out->transposes][u]};
-  return OMC_OK;
+  return omc_cuda_kernels_in(device, source, names[out->transposes], unit_of(out, 0), out->kernels);
 }
 
 static omc_gpu_copy parameters_of(const omc_cuda_copy *copy, size_t unit) {
@@ -56,8 +57,7 @@ omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *s
   const omc_box *b = &copy->box;
   const int64_t size = (int64_t)copy->size, numel = omc_box_numel(b);
   if (numel == 0) return OMC_OK;
-  const uint64_t steps = copy->steps | (uintptr_t)dst | (uintptr_t)src;
-  const size_t unit = copy->runs ? (size_t)(steps & (~steps + 1)) : copy->size;
+  const size_t unit = unit_of(copy, (uintptr_t)dst | (uintptr_t)src);
   omc_gpu_copy p = parameters_of(copy, unit);
   p.dst = (char *)dst + b->dst_offset * size;
   p.src = (const char *)src + b->src_offset * size;
@@ -75,8 +75,7 @@ omc_status omc_cuda_copy_run(const omc_cuda_copy *copy, void *dst, const void *s
 }
 
 omc_status omc_cuda_fill_of(omc_cuda_device *device, omc_cuda_fill *out) {
-  out->kernel = (omc_cuda_kernel){.device = device, .name = "fill"};
-  return omc_cuda_unit_of(device, source, &out->kernel.unit);
+  return omc_cuda_kernel_in(device, source, "fill", &out->kernel);
 }
 
 omc_status omc_cuda_fill_run(const omc_cuda_fill *fill, void *dst, int64_t n, size_t size,

@@ -5,8 +5,6 @@
 #include "base/box.h"
 #include "cuda/launch.h"
 
-enum { OMC_CUDA_UNITS = 5 /* of 1, 2, 4, 8, 16 bytes */ };
-
 typedef struct omc_cuda_copy {
   omc_box box; /* in the form that is run: fewest dims */
   size_t size; /* bytes of an element */

@@ -20,17 +20,34 @@ const char *omc_cuda_class(omc_dtype acc) {
   return acc == OMC_F32 ? "F32" : acc == OMC_F64 ? "F64" : "I64";
 }
 
-omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                              const char *file, omc_dtype dtype, const char *defines,
-                              const char *name, const char *ending, omc_cuda_kernel *out) {
+omc_status omc_cuda_kernel_in(omc_cuda_device *device, const char *source, const char *name,
+                              omc_cuda_kernel *out) {
+  *out = (omc_cuda_kernel){0};
+  OMC_TRY(omc_cuda_unit_of(device, source, name, &out->unit));
+  omc_cuda_unit_ask(out->unit);
+  return OMC_OK;
+}
+
+omc_status omc_cuda_kernels_in(omc_cuda_device *device, const char *source,
+                               const char *const names[OMC_CUDA_UNITS], size_t likely,
+                               omc_cuda_kernel out[OMC_CUDA_UNITS]) {
+  for (int i = 0; i < OMC_CUDA_UNITS; i++) {
+    out[i] = (omc_cuda_kernel){0};
+    if (names[i]) OMC_TRY(omc_cuda_unit_of(device, source, names[i], &out[i].unit));
+  }
+  omc_cuda_unit_ask(out[__builtin_ctzll(likely)].unit);
+  return OMC_OK;
+}
+
+omc_status omc_cuda_kernel_of(omc_cuda_device *device, const char *file, omc_dtype dtype,
+                              const char *defines, const char *name, const char *ending,
+                              omc_cuda_kernel *out) {
   char source[256], text[64];
   snprintf(source, sizeof source,
            "#define OMC_COMPUTE_%s\n#define OMC_STORAGE %s\n%s#include \"cuda/ops/%s.h\"\n",
            omc_cuda_class(omc_dtype_acc(dtype)), omc_cuda_storage(dtype), defines, file);
   snprintf(text, sizeof text, "%s%s", name, ending);
-  *out = (omc_cuda_kernel){.device = device, .name = omc_arena_text(arena, text, strlen(text))};
-  if (!out->name) OMC_NODE_FAIL(node, ENOMEM, "no memory for a kernel's name");
-  return omc_cuda_unit_of(device, source, &out->unit);
+  return omc_cuda_kernel_in(device, source, text, out);
 }
 
 enum { MOST_BLOCKS = INT32_MAX };
@@ -40,7 +57,7 @@ static omc_status function_of(omc_cuda_kernel *kernel, uint32_t shared_bytes, vo
   *out = __atomic_load_n(&kernel->function, __ATOMIC_ACQUIRE);
   if (*out && shared_bytes <= __atomic_load_n(&kernel->shared_bytes, __ATOMIC_RELAXED))
     return OMC_OK;
-  OMC_TRY(omc_cuda_function_of(kernel->unit, kernel->name, shared_bytes, out));
+  OMC_TRY(omc_cuda_function_of(kernel->unit, shared_bytes, out));
   __atomic_store_n(&kernel->shared_bytes, shared_bytes, __ATOMIC_RELAXED);
   __atomic_store_n(&kernel->function, *out, __ATOMIC_RELEASE);
   return OMC_OK;
@@ -51,7 +68,7 @@ omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const vo
   if (grid.blocks == 0) return OMC_OK;
   if (grid.blocks > MOST_BLOCKS)
     OMC_FAIL(EUNSUPPORTED, "kernel '%s' would take %lld blocks, a launch has %d at most",
-             kernel->name, (long long)grid.blocks, MOST_BLOCKS);
+             omc_cuda_unit_name(kernel->unit), (long long)grid.blocks, MOST_BLOCKS);
   void *function;
   OMC_TRY(function_of(kernel, grid.shared_bytes, &function));
   void *list[] = {(void *)(uintptr_t)parameters};

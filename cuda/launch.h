@@ -22,9 +22,7 @@ typedef struct omc_cuda_op {
 /* A kernel that a plan will launch; its function is looked up at the first launch, and at one with
  * more shared memory than those before. */
 typedef struct omc_cuda_kernel {
-  omc_cuda_device *device;
   omc_cuda_unit *unit;
-  const char *name; /* static, or of the plan */
   void *function;
   uint32_t shared_bytes; /* that the function was looked up for */
 } omc_cuda_kernel;
@@ -39,11 +37,21 @@ typedef struct omc_cuda_grid {
 omc_status omc_cuda_launch(omc_cuda_kernel *kernel, omc_cuda_grid grid, const void *parameters,
                            void *queue) OMC_MUST_USE;
 
-/* A kernel of the unit that device code cuda/ops/FILE.h is for what is stored as `dtype`: it has
- * OMC_STORAGE and OMC_COMPUTE defined, and what `defines` says. Its name is `name` and `ending`. */
-omc_status omc_cuda_kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                              const char *file, omc_dtype dtype, const char *defines,
-                              const char *name, const char *ending,
+/* The kernel `name` of a source, which is compiled from now on. */
+omc_status omc_cuda_kernel_in(omc_cuda_device *device, const char *source, const char *name,
+                              omc_cuda_kernel *out) OMC_MUST_USE;
+
+/* Of kernels for units of 1, 2, 4, 8 and 16 bytes, of which addresses decide when they are known,
+ * the one for `likely` bytes is compiled from now on. A name may be NULL: there is none. */
+enum { OMC_CUDA_UNITS = 5 };
+omc_status omc_cuda_kernels_in(omc_cuda_device *device, const char *source,
+                               const char *const names[OMC_CUDA_UNITS], size_t likely,
+                               omc_cuda_kernel out[OMC_CUDA_UNITS]) OMC_MUST_USE;
+
+/* A kernel of device code cuda/ops/FILE.h for what is stored as `dtype`: it has OMC_STORAGE and
+ * OMC_COMPUTE defined, and what `defines` says. Its name is `name` and `ending`. */
+omc_status omc_cuda_kernel_of(omc_cuda_device *device, const char *file, omc_dtype dtype,
+                              const char *defines, const char *name, const char *ending,
                               omc_cuda_kernel *out) OMC_MUST_USE;
 
 /* Elements of an input or output; NULL if it is left out. */

@@ -73,8 +73,7 @@ static omc_status kernel_of(omc_cuda_device *device, omc_dtype dtype, kernel_id 
     snprintf(source, sizeof source,
              "#define OMC_COMPUTE_%s\n#define OMC_STORAGE %s\n#include \"cuda/gpu/updates.h\"\n",
              omc_cuda_class(omc_dtype_acc(dtype)), omc_cuda_storage(dtype));
-    k->device = device, k->name = kernels[id].name;
-    status = omc_cuda_unit_of(device, source, &k->unit);
+    status = omc_cuda_kernel_in(device, source, kernels[id].name, k);
   }
   pthread_mutex_unlock(&mutex);
   return status;

@@ -204,8 +204,7 @@ omc_status omc_cuda_repeat_of(omc_cuda_device *device, omc_dtype from, omc_dtype
            "#define OMC_TO %s\n#define OMC_FROM %s\n#define OMC_ACC %s\n#include "
            "\"cuda/gpu/repeat.h\"\n",
            omc_cuda_storage(to), omc_cuda_storage(from), omc_cuda_storage(omc_dtype_acc(to)));
-  *out = (omc_cuda_kernel){.device = device, .name = "copy_rows"};
-  return omc_cuda_unit_of(device, source, &out->unit);
+  return omc_cuda_kernel_in(device, source, "copy_rows", out);
 }
 
 omc_status omc_cuda_repeat(omc_cuda_kernel *kernel, void *y, const void *x, int64_t count,

@@ -7,10 +7,9 @@ enum { COUNT, SCAN, PLACE };
 
 omc_status omc_cuda_sort_of(omc_cuda_device *device, omc_cuda_sort *out) {
   static const char *const names[OMC_CUDA_SORT_KERNELS] = {"sort_count", "sort_scan", "sort_place"};
-  omc_cuda_unit *unit;
-  OMC_TRY(omc_cuda_unit_of(device, "#include \"cuda/gpu/digits.h\"\n", &unit));
   for (int k = 0; k < OMC_CUDA_SORT_KERNELS; k++)
-    out->kernels[k] = (omc_cuda_kernel){.device = device, .unit = unit, .name = names[k]};
+    OMC_TRY(
+        omc_cuda_kernel_in(device, "#include \"cuda/gpu/digits.h\"\n", names[k], &out->kernels[k]));
   return OMC_OK;
 }
 

@@ -11,23 +11,16 @@
 #include "cuda/cache.h"
 
 enum { MAX_COMPILERS = 16, N_SLOTS = 1024, DETAIL_BYTES = 2048, ARCHITECTURE_BYTES = 32 };
-
-/* A kernel that has been asked for. */
-typedef struct function {
-  struct function *next;
-  void *handle;
-  uint32_t shared_bytes; /* that launches may have */
-  char name[];
-} function;
+enum { SHARED_BYTES_UNASKED = 48 << 10 }; /* what a block has without asking */
 
 struct omc_cuda_unit {
   omc_cuda_device *device;
-  char *source;
-  enum { WAITING, COMPILED, FAILED } state;
+  char *source, *name;
+  enum { UNASKED, WAITING, COMPILED, FAILED } state;
   bool passing; /* what it failed for may be gone next time */
   void *image;
-  void *module; /* NULL: not loaded yet */
-  function *functions;
+  void *module, *function; /* NULL: not loaded yet */
+  uint32_t shared_bytes;   /* that launches may have */
   char *failure;
   omc_cuda_unit *next_waiting, *next; /* to be compiled; of the same slot */
 };
@@ -180,13 +173,30 @@ static uint32_t slot_of(const char *source) {
   return h % N_SLOTS;
 }
 
-static omc_cuda_unit *new_unit(omc_cuda_device *device, const char *source) {
+/* All that a unit is compiled from, to be given to free(): see OMC_GLOBAL of gpu/target.h. */
+static char *source_of(const char *source, const char *name) {
+  char *text = NULL;
+  size_t bytes;
+  FILE *out = open_memstream(&text, &bytes);
+  if (!out) return NULL;
+  fprintf(out, "#define OMC_WANTED_%s ,\n%s", name, source);
+  if (fclose(out) == 0) return text;
+  free(text);
+  return NULL;
+}
+
+/* Takes the source. */
+static omc_cuda_unit *new_unit(omc_cuda_device *device, char *source, const char *name) {
   omc_cuda_unit *unit = calloc(1, sizeof *unit);
-  if (!unit) return NULL;
-  unit->device = device;
-  unit->source = strdup(source);
-  if (unit->source) return unit;
+  char *const kept = strdup(name);
+  if (unit && kept) {
+    *unit = (omc_cuda_unit){
+        .device = device, .source = source, .name = kept, .shared_bytes = SHARED_BYTES_UNASKED};
+    return unit;
+  }
+  free(kept);
   free(unit);
+  free(source);
   return NULL;
 }
 
@@ -199,27 +209,39 @@ static void have_compiled(omc_cuda_unit *unit) {
   start_compiler();
 }
 
-omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source, omc_cuda_unit **out) {
-  omc_cuda_unit **const slot = &slots[slot_of(source)], *unit;
+omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source, const char *name,
+                            omc_cuda_unit **out) {
+  char *text = source_of(source, name);
+  if (!text) OMC_FAIL(ENOMEM, "no memory for device code");
+  omc_cuda_unit **const slot = &slots[slot_of(text)], *unit;
   pthread_mutex_lock(&mutex);
   for (unit = *slot; unit; unit = unit->next)
-    if (unit->device == device && strcmp(unit->source, source) == 0) break;
-  if (!unit && (unit = new_unit(device, source))) {
+    if (unit->device == device && strcmp(unit->source, text) == 0) break;
+  if (unit) {
+    free(text);
+  } else if ((unit = new_unit(device, text, name))) {
     unit->next = *slot;
     *slot = unit;
-    have_compiled(unit);
   }
   pthread_mutex_unlock(&mutex);
   *out = unit;
   return unit ? OMC_OK : omc_fail(OMC_ENOMEM, "no memory for device code");
 }
 
+void omc_cuda_unit_ask(omc_cuda_unit *unit) {
+  pthread_mutex_lock(&mutex);
+  if (unit->state == UNASKED) have_compiled(unit);
+  pthread_mutex_unlock(&mutex);
+}
+
+const char *omc_cuda_unit_name(const omc_cuda_unit *unit) { return unit->name; }
+
 /* ---- functions; with the lock held ---- */
 
-/* Of the driver's interface, and what a block has without asking. */
-enum { MAX_DYNAMIC_SHARED_SIZE = 8, SHARED_BYTES_UNASKED = 48 << 10 };
+enum { MAX_DYNAMIC_SHARED_SIZE = 8 }; /* of the driver's interface */
 
 static void wait_for_compiler(omc_cuda_unit *unit) {
+  if (unit->state == UNASKED) have_compiled(unit);
   if (unit->state == WAITING && n_compilers == 0) { /* no thread could be started */
     n_compilers++;
     pthread_mutex_unlock(&mutex);
@@ -240,41 +262,22 @@ static omc_status failed(omc_cuda_unit *unit) {
   return status;
 }
 
-static omc_status find(omc_cuda_unit *unit, const char *name, function **out) {
-  function *f = unit->functions;
-  while (f && strcmp(f->name, name) != 0) f = f->next;
-  *out = f;
-  if (f) return OMC_OK;
-  void *handle;
-  OMC_CUDA_TRY(cuModuleGetFunction, &handle, unit->module, name);
-  const size_t bytes = strlen(name) + 1;
-  f = malloc(sizeof *f + bytes);
-  if (!f) OMC_FAIL(ENOMEM, "no memory for a kernel's name");
-  *f = (function){unit->functions, handle, SHARED_BYTES_UNASKED};
-  memcpy(f->name, name, bytes);
-  *out = unit->functions = f;
-  return OMC_OK;
-}
-
-static omc_status look_up(omc_cuda_unit *unit, const char *name, uint32_t shared_bytes,
-                          void **out) {
-  function *f;
+static omc_status look_up(omc_cuda_unit *unit, uint32_t shared_bytes, void **out) {
   wait_for_compiler(unit);
   if (unit->state == FAILED) return failed(unit);
   if (!unit->module) OMC_CUDA_TRY(cuModuleLoadData, &unit->module, unit->image);
-  OMC_TRY(find(unit, name, &f));
-  if (shared_bytes > f->shared_bytes) {
-    OMC_CUDA_TRY(cuFuncSetAttribute, f->handle, MAX_DYNAMIC_SHARED_SIZE, (int)shared_bytes);
-    f->shared_bytes = shared_bytes;
+  if (!unit->function) OMC_CUDA_TRY(cuModuleGetFunction, &unit->function, unit->module, unit->name);
+  if (shared_bytes > unit->shared_bytes) {
+    OMC_CUDA_TRY(cuFuncSetAttribute, unit->function, MAX_DYNAMIC_SHARED_SIZE, (int)shared_bytes);
+    unit->shared_bytes = shared_bytes;
   }
-  *out = f->handle;
+  *out = unit->function;
   return OMC_OK;
 }
 
-omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, uint32_t shared_bytes,
-                                void **out) {
+omc_status omc_cuda_function_of(omc_cuda_unit *unit, uint32_t shared_bytes, void **out) {
   pthread_mutex_lock(&mutex);
-  const omc_status status = look_up(unit, name, shared_bytes, out);
+  const omc_status status = look_up(unit, shared_bytes, out);
   pthread_mutex_unlock(&mutex);
   return status;
 }

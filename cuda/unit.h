@@ -1,4 +1,5 @@
-/* Device code: a unit is a source, compiled for a GPU on first use and loaded there. */
+/* Device code: a unit is one kernel of a source, compiled for a GPU on first use and loaded there.
+ */
 #ifndef OMC_CUDA_UNIT_H
 #define OMC_CUDA_UNIT_H
 
@@ -15,15 +16,20 @@ enum { OMC_CUDA_MOST_SOURCES = 64 };
 extern const omc_cuda_source omc_cuda_sources[];
 extern const int omc_cuda_n_sources;
 
-/* The unit of a source on a device: a new one is compiled from now on by another thread. Units live
- * for the process. Any thread; the source is copied. */
-omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source,
+/* The kernel `name` of a source on a device. Units live for the process. Any thread; source and
+ * name are copied. */
+omc_status omc_cuda_unit_of(omc_cuda_device *device, const char *source, const char *name,
                             omc_cuda_unit **out) OMC_MUST_USE;
 
-/* A kernel of a unit, for launches with up to so many bytes of shared memory, after waiting for its
- * compiler: OMC_EINTERNAL with what that says. What failed for want of something else than better
- * code is compiled once more. With the device's context entered. */
-omc_status omc_cuda_function_of(omc_cuda_unit *unit, const char *name, uint32_t shared_bytes,
+/* Another thread compiles it from now on; without that it is compiled when a launch wants it. */
+void omc_cuda_unit_ask(omc_cuda_unit *unit);
+
+const char *omc_cuda_unit_name(const omc_cuda_unit *unit);
+
+/* For launches with up to so many bytes of shared memory, after waiting for its compiler:
+ * OMC_EINTERNAL with what that says. What failed for want of something else than better code is
+ * compiled once more. With the device's context entered. */
+omc_status omc_cuda_function_of(omc_cuda_unit *unit, uint32_t shared_bytes,
                                 void **out) OMC_MUST_USE;
 
 #endif

@@ -95,9 +95,8 @@ static omc_attention given_of(const omc_attention_form *f) {
   return a;
 }
 
-static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            const omc_attention_form *f, const char *file, bool masked, int kernel,
-                            omc_cuda_kernel *out) {
+static omc_status kernel_of(omc_cuda_device *device, const omc_attention_form *f, const char *file,
+                            bool masked, int kernel, omc_cuda_kernel *out) {
   static const char *const names[N_KERNELS] = {"attention", "attention_rows", "attention_dq",
                                                "attention_dkv", "attention_delta"};
   char defines[160];
@@ -109,11 +108,12 @@ static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_a
            : f->mask_is_bool ? 1
                              : 2,
            f->causal, f->p > 0);
-  return omc_cuda_kernel_of(device, node, arena, file, f->dtype, defines, names[kernel], "", out);
+  return omc_cuda_kernel_of(device, file, f->dtype, defines, names[kernel], "", out);
 }
 
 static omc_status params_attention(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                    void *params_) {
+  (void)arena;
   params *p = params_;
   omc_attention_form f;
   OMC_TRY(omc_attention_form_of(node, &f));
@@ -143,14 +143,14 @@ static omc_status params_attention(omc_cuda_device *device, const omc_node *node
     launch *l = &p->launches[i];
     *l = (launch){.grid = {heads * tiles * e.parts, w->threads, (uint32_t)e.bytes},
                   .tiles = (int32_t)tiles};
-    OMC_TRY(kernel_of(device, node, arena, &f, w->file, masked, i, &l->kernel));
+    OMC_TRY(kernel_of(device, &f, w->file, masked, i, &l->kernel));
   }
   if (!p->has_result) return OMC_OK;
   launch *l = &p->launches[DELTA];
   *l = (launch){
       .grid = {omc_ceil_div(p->rows * OMC_DELTA_LANES, OMC_DELTA_THREADS), OMC_DELTA_THREADS, 0},
       .tiles = (int32_t)(f.batch * f.heads)};
-  return kernel_of(device, node, arena, &f, w->file, masked, DELTA, &l->kernel);
+  return kernel_of(device, &f, w->file, masked, DELTA, &l->kernel);
 }
 
 static void *data_of(const omc_tensor *tensors, uint32_t n, uint32_t i) {

@@ -19,18 +19,18 @@ typedef struct params {
   size_t wide;          /* bytes of what is computed in */
 } params;
 
-static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            const char *of, omc_cuda_team team, omc_cuda_kernel *out,
-                            omc_cuda_grid *grid) {
+static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, const char *of,
+                            omc_cuda_team team, omc_cuda_kernel *out, omc_cuda_grid *grid) {
   char name[64];
   snprintf(name, sizeof name, "%s%s", of, omc_op_name(node->op));
   *grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "batch_norm", omc_in(node, 0)->type.dtype, "",
-                            name, team.name, out);
+  return omc_cuda_kernel_of(device, "batch_norm", omc_in(node, 0)->type.dtype, "", name, team.name,
+                            out);
 }
 
 static omc_status params_channels(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                   void *params_) {
+  (void)arena;
   params *p = params_;
   omc_shape shape;
   omc_batch_form form;
@@ -45,11 +45,11 @@ static omc_status params_channels(omc_cuda_device *device, const omc_node *node,
   if (!across) omc_cuda_add_group(&p->sums_lines.along, inner, 1);
   omc_cuda_team team = across ? omc_cuda_sums_of_columns(&p->sums_lines, bytes)
                               : omc_cuda_team_of(&p->sums_lines, bytes, true);
-  OMC_TRY(kernel_of(device, node, arena, "sums_of_", team, &p->sums, &p->sums_grid));
+  OMC_TRY(kernel_of(device, node, "sums_of_", team, &p->sums, &p->sums_grid));
   p->join_lines.kept = omc_cuda_places(channels, 1);
   p->join_lines.along = omc_cuda_places(p->sums_lines.parts, channels);
-  OMC_TRY(kernel_of(device, node, arena, "join_", omc_cuda_columns_of(&p->join_lines, false),
-                    &p->join, &p->join_grid));
+  OMC_TRY(kernel_of(device, node, "join_", omc_cuda_columns_of(&p->join_lines, false), &p->join,
+                    &p->join_grid));
   const int64_t n = batch * channels * inner, pack = PACK_BYTES / (int64_t)bytes;
   if (inner >= pack) {
     team = (omc_cuda_team){"_packs", {omc_ceil_div(n, THREADS * pack), THREADS, 0}};
@@ -71,7 +71,7 @@ static omc_status params_channels(omc_cuda_device *device, const omc_node *node,
                               .count = (double)(batch * inner),
                               .epsilon = form.epsilon,
                               .momentum = form.momentum};
-  return kernel_of(device, node, arena, "", team, &p->elements, &p->elements_grid);
+  return kernel_of(device, node, "", team, &p->elements, &p->elements_grid);
 }
 
 /* Of partial sums, and of two means of each channel. */

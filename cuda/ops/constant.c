@@ -26,6 +26,7 @@ static omc_status run_range(const omc_kernel_args *args) {
 
 static omc_status params_range(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                void *params) {
+  (void)arena;
   range_params *p = params;
   const omc_value *start = omc_in(node, 0), *delta = omc_in(node, 2);
   const omc_type *type = &omc_out(node, 0)->type;
@@ -34,8 +35,7 @@ static omc_status params_range(omc_cuda_device *device, const omc_node *node, om
     p->range.from = omc_const_float(start, 0), p->range.step = omc_const_float(delta, 0);
   else
     p->range.first = omc_const_int(start, 0), p->range.delta = omc_const_int(delta, 0);
-  return omc_cuda_kernel_of(device, node, arena, "constant", type->dtype, "", "range", "",
-                            &p->kernel);
+  return omc_cuda_kernel_of(device, "constant", type->dtype, "", "range", "", &p->kernel);
 }
 
 const omc_cuda_op omc_cuda_Range = {

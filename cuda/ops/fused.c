@@ -263,8 +263,7 @@ static omc_status params_program(omc_cuda_device *device, const omc_node *node, 
   OMC_TRY(lay_out(device, node, arena, p));
   char *source = source_of(&program, p);
   if (!source) OMC_NODE_FAIL(node, ENOMEM, "no memory for device code");
-  p->kernel = (omc_cuda_kernel){.device = device, .name = "program"};
-  const omc_status status = omc_cuda_unit_of(device, source, &p->kernel.unit);
+  const omc_status status = omc_cuda_kernel_in(device, source, "program", &p->kernel);
   free(source);
   return status;
 }

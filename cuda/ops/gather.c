@@ -7,21 +7,12 @@
 #include "ops/forms.h"
 #include "ops/infer.h"
 
-enum { UNITS = 5 /* of 1, 2, 4, 8, 16 bytes */, WIDEST = 16 };
+enum { WIDEST = 16 }; /* bytes that are moved at a time */
 
 static const char source[] = "#include \"cuda/ops/gather.h\"\n";
 
 static omc_cuda_grid grid_of(int64_t n) {
   return (omc_cuda_grid){omc_ceil_div(n, OMC_GATHER_THREADS), OMC_GATHER_THREADS, 0};
-}
-
-static omc_status init_kernels(omc_cuda_device *device, const char *const *names, int n,
-                               omc_cuda_kernel *out) {
-  omc_cuda_unit *unit;
-  OMC_TRY(omc_cuda_unit_of(device, source, &unit));
-  for (int k = 0; k < n; k++)
-    out[k] = (omc_cuda_kernel){.device = device, .unit = unit, .name = names[k]};
-  return OMC_OK;
 }
 
 /* ---- ids ---- */
@@ -63,17 +54,21 @@ static omc_status lines_of(omc_cuda_device *device, const omc_node *node, const 
 typedef struct rows_params {
   omc_gather_rows rows;
   int64_t row_bytes, picked; /* rows that are picked */
-  omc_cuda_kernel kernels[UNITS];
+  omc_cuda_kernel kernels[OMC_CUDA_UNITS];
 } rows_params;
 
 typedef omc_status (*rows_form)(const omc_node *, const omc_shape *, omc_rows_form *);
+
+/* log2 of the bytes that are moved at a time, between addresses with these bits. */
+static int unit_of(const rows_params *p, uintptr_t addresses) {
+  return __builtin_ctzll((uint64_t)p->row_bytes | addresses | WIDEST);
+}
 
 static omc_status run_rows(const omc_kernel_args *args) {
   rows_params *p = (rows_params *)(uintptr_t)args->params;
   omc_gather_rows rows = p->rows;
   rows.src = args->in[0].data, rows.dst = args->out[0].data, rows.ids.data = args->in[1].data;
-  const uint64_t bits = (uint64_t)p->row_bytes | (uintptr_t)rows.src | (uintptr_t)rows.dst | WIDEST;
-  const int unit = __builtin_ctzll(bits);
+  const int unit = unit_of(p, (uintptr_t)rows.src | (uintptr_t)rows.dst);
   rows.inner = omc_gpu_divisor_of(p->row_bytes >> unit);
   rows.units = p->picked * (p->row_bytes >> unit);
   return omc_cuda_launch(&p->kernels[unit], grid_of(rows.units), &rows, args->queue);
@@ -81,14 +76,15 @@ static omc_status run_rows(const omc_kernel_args *args) {
 
 static omc_status params_rows(omc_cuda_device *device, const omc_node *node, rows_form form,
                               rows_params *p) {
-  static const char *const names[UNITS] = {"rows_1", "rows_2", "rows_4", "rows_8", "rows_16"};
+  static const char *const names[OMC_CUDA_UNITS] = {"rows_1", "rows_2", "rows_4", "rows_8",
+                                                    "rows_16"};
   const omc_type *table = &omc_in(node, 0)->type;
   omc_rows_form f;
   OMC_TRY(form(node, &table->shape, &f));
   OMC_TRY(rows_of(device, node, &f, &p->rows));
   p->row_bytes = f.inner * (int64_t)omc_dtype_size(table->dtype);
   p->picked = f.outer * f.n;
-  return init_kernels(device, names, UNITS, p->kernels);
+  return omc_cuda_kernels_in(device, source, names, (size_t)1 << unit_of(p, 0), p->kernels);
 }
 
 typedef struct lines_params {
@@ -110,7 +106,8 @@ static omc_status params_lines(omc_cuda_device *device, const omc_node *node, om
   lines_params *p = params;
   const omc_type *table = &omc_in(node, 0)->type;
   OMC_TRY(lines_of(device, node, &table->shape, &p->lines));
-  return init_kernels(device, &names[__builtin_ctzll(omc_dtype_size(table->dtype))], 1, &p->kernel);
+  return omc_cuda_kernel_in(device, source, names[__builtin_ctzll(omc_dtype_size(table->dtype))],
+                            &p->kernel);
 }
 
 /* ---- gradients ---- */
@@ -168,8 +165,8 @@ static omc_status run_grad(const omc_kernel_args *args) {
 }
 
 /* Of n picked rows of `inner` elements, for `rows` of the gradient. */
-static omc_status finish_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                              int64_t n, int64_t rows, int64_t inner, grad_params *p) {
+static omc_status finish_grad(omc_cuda_device *device, const omc_node *node, int64_t n,
+                              int64_t rows, int64_t inner, grad_params *p) {
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const int64_t tiles = omc_ceil_div(n, OMC_GATHER_TILE), sums = p->repeats * tiles * inner;
   omc_scatter *s = &p->scatter;
@@ -178,24 +175,21 @@ static omc_status finish_grad(omc_cuda_device *device, const omc_node *node, omc
   p->rows.to = p->lines.to = (omc_gather_keys){NULL, n, rows};
   p->sort_bytes = omc_cuda_sort_bytes(n);
   p->parts_bytes = tiles > 1 ? 2 * (size_t)sums * omc_dtype_size(omc_dtype_acc(dtype)) : 0;
-  OMC_TRY(
-      init_kernels(device, (const char *[]){p->by_lines ? "line_keys" : "row_keys"}, 1, &p->keys));
+  OMC_TRY(omc_cuda_kernel_in(device, source, p->by_lines ? "line_keys" : "row_keys", &p->keys));
   OMC_TRY(omc_cuda_sort_of(device, &p->sort));
-  OMC_TRY(
-      omc_cuda_kernel_of(device, node, arena, "gather", dtype, "", "scatter_tiles", "", &p->tiles));
-  return omc_cuda_kernel_of(device, node, arena, "gather", dtype, "", "scatter_parts", "",
-                            &p->parts);
+  OMC_TRY(omc_cuda_kernel_of(device, "gather", dtype, "", "scatter_tiles", "", &p->tiles));
+  return omc_cuda_kernel_of(device, "gather", dtype, "", "scatter_parts", "", &p->parts);
 }
 
-static omc_status params_rows_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                                   rows_form form, grad_params *p) {
+static omc_status params_rows_grad(omc_cuda_device *device, const omc_node *node, rows_form form,
+                                   grad_params *p) {
   omc_rows_form f;
   OMC_TRY(form(node, &omc_out(node, 0)->type.shape, &f));
   OMC_TRY(rows_of(device, node, &f, &p->rows.rows));
   p->scatter.padding = f.padding, p->scatter.by_freq = f.by_freq;
   p->repeats = f.outer_ids ? 1 : f.outer;
   const int64_t outer = f.outer_ids ? f.outer : 1;
-  return finish_grad(device, node, arena, outer * f.n, outer * f.dim, f.inner, p);
+  return finish_grad(device, node, outer * f.n, outer * f.dim, f.inner, p);
 }
 
 static omc_status params_lines_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -205,7 +199,7 @@ static omc_status params_lines_grad(omc_cuda_device *device, const omc_node *nod
   const omc_shape *table = &omc_out(node, 0)->type.shape;
   OMC_TRY(lines_of(device, node, table, &p->lines.lines));
   p->by_lines = true, p->repeats = 1, p->scatter.padding = -1;
-  return finish_grad(device, node, arena, p->lines.lines.n, omc_shape_numel(table), 1, p);
+  return finish_grad(device, node, p->lines.lines.n, omc_shape_numel(table), 1, p);
 }
 
 static size_t grad_workspace(const void *params) {
@@ -227,7 +221,8 @@ static size_t grad_workspace(const void *params) {
   }                                                                                              \
   static omc_status params_##id##_grad(omc_cuda_device *device, const omc_node *node,            \
                                        omc_arena *arena, void *params) {                         \
-    return params_rows_grad(device, node, arena, omc_##id##_form_of, params);                    \
+    (void)arena;                                                                                 \
+    return params_rows_grad(device, node, omc_##id##_form_of, params);                           \
   }                                                                                              \
   const omc_cuda_op omc_cuda_##name = {                                                          \
       .run = run_rows, .params_size = sizeof(rows_params), .params = params_##id};               \

@@ -60,8 +60,8 @@ static bool copies_weight(const params *p) {
 
 static const char sum[] = "#define OMC_VERB omc_sum\n";
 
-static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                               const params *p, chunk *c) {
+static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, const params *p,
+                               chunk *c) {
   if (!omc_out(node, 3)) return OMC_OK;
   omc_gpu_lines *lines = &c->columns.lines;
   lines->kept = omc_cuda_places(p->form.loss.classes, 1);
@@ -70,7 +70,7 @@ static omc_status plan_columns(omc_cuda_device *device, const omc_node *node, om
   c->columns_grid = team.grid;
   char defines[96];
   snprintf(defines, sizeof defines, "%s#define OMC_READ %s\n", sum, omc_cuda_storage(p->dtype));
-  return omc_cuda_kernel_of(device, node, arena, "reduce", p->wide, defines, "reduce", team.name,
+  return omc_cuda_kernel_of(device, "reduce", p->wide, defines, "reduce", team.name,
                             &c->columns_kernel);
 }
 
@@ -94,15 +94,15 @@ static omc_status plan_products(omc_cuda_device *device, const omc_node *node, c
   return omc_out(node, 2) ? omc_cuda_product_plan(&c->to_w, node) : OMC_OK;
 }
 
-static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                             const params *p, int64_t rows, chunk *c) {
+static omc_status plan_chunk(omc_cuda_device *device, const omc_node *node, const params *p,
+                             int64_t rows, chunk *c) {
   omc_loss_form form = p->form.loss;
   c->rows = form.outer = rows;
-  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->wide, p->row, "CrossEntropy",
-                           true, &c->loss));
-  OMC_TRY(omc_cuda_loss_of(device, node, arena, &form, p->wide, p->dtype, p->row,
-                           "CrossEntropyGrad", true, &c->gradient));
-  OMC_TRY(plan_columns(device, node, arena, p, c));
+  OMC_TRY(omc_cuda_loss_of(device, node, &form, p->wide, p->wide, p->row, "CrossEntropy", true,
+                           &c->loss));
+  OMC_TRY(omc_cuda_loss_of(device, node, &form, p->wide, p->dtype, p->row, "CrossEntropyGrad", true,
+                           &c->gradient));
+  OMC_TRY(plan_columns(device, node, p, c));
   OMC_TRY(omc_cuda_enter(device));
   const omc_status status = plan_products(device, node, p, c);
   omc_cuda_leave(device);
@@ -118,16 +118,15 @@ static omc_status plan_copies(omc_cuda_device *device, const omc_node *node, par
 }
 
 /* Sums of columns are those of the chunks' parts, one after another. */
-static omc_status plan_join(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            params *p, int64_t parts) {
+static omc_status plan_join(omc_cuda_device *device, const omc_node *node, params *p,
+                            int64_t parts) {
   if (!omc_out(node, 3)) return OMC_OK;
   omc_gpu_lines *lines = &p->joined.lines;
   lines->kept = omc_cuda_places(p->form.loss.classes, 1);
   lines->along = omc_cuda_places(parts, p->form.loss.classes);
   const omc_cuda_team team = omc_cuda_columns_of(lines, false);
   p->join_grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "reduce", p->wide, sum, "join", team.name,
-                            &p->join);
+  return omc_cuda_kernel_of(device, "reduce", p->wide, sum, "join", team.name, &p->join);
 }
 
 static size_t most_bytes(const chunk *c, size_t bytes) {
@@ -165,6 +164,7 @@ static layout layout_of(const params *p, int64_t parts) {
 
 static omc_status params_linear_loss(omc_cuda_device *device, const omc_node *node,
                                      omc_arena *arena, void *params_) {
+  (void)arena;
   params *p = params_;
   OMC_TRY(omc_linear_loss_form_of(node, &p->form));
   p->stored = omc_in(node, 0)->type.dtype;
@@ -177,16 +177,15 @@ static omc_status params_linear_loss(omc_cuda_device *device, const omc_node *no
   const int64_t even = omc_ceil_div(n, omc_max(omc_ceil_div(n, most), 1));
   const int64_t rows = omc_max(omc_ceil_div(even, ROW_UNIT) * ROW_UNIT, ROW_UNIT);
   p->chunks = omc_ceil_div(n, rows);
-  if (p->chunks > 1) OMC_TRY(plan_chunk(device, node, arena, p, rows, &p->whole));
-  if (p->chunks > 0)
-    OMC_TRY(plan_chunk(device, node, arena, p, n - (p->chunks - 1) * rows, &p->last));
-  OMC_TRY(omc_cuda_loss_sums_of(device, node, arena, &p->form.loss, p->wide, &p->sums));
+  if (p->chunks > 1) OMC_TRY(plan_chunk(device, node, p, rows, &p->whole));
+  if (p->chunks > 0) OMC_TRY(plan_chunk(device, node, p, n - (p->chunks - 1) * rows, &p->last));
+  OMC_TRY(omc_cuda_loss_sums_of(device, &p->form.loss, p->wide, &p->sums));
   OMC_TRY(plan_copies(device, node, p));
   const int64_t parts =
       p->chunks == 0 ? 0
                      : (p->chunks - 1) * p->whole.columns.lines.parts + p->last.columns.lines.parts;
   p->at = layout_of(p, parts);
-  return plan_join(device, node, arena, p, parts);
+  return plan_join(device, node, p, parts);
 }
 
 static size_t linear_loss_workspace(const void *params_) {

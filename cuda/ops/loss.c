@@ -11,7 +11,7 @@ enum { THREADS = 256 };
 
 /* ---- launches ---- */
 
-omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
                             const omc_loss_form *form, omc_dtype dtype, omc_dtype slopes,
                             int64_t sample, const char *name, bool by_lines, omc_cuda_loss *out) {
   const int64_t rows = form->outer * form->inner;
@@ -33,13 +33,11 @@ omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_a
   out->grid = team.grid;
   if (slopes != dtype)
     snprintf(defines, sizeof defines, "#define OMC_SLOPES %s\n", omc_cuda_storage(slopes));
-  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, defines, name, team.name,
-                            &out->kernel);
+  return omc_cuda_kernel_of(device, "loss", dtype, defines, name, team.name, &out->kernel);
 }
 
-omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                                 const omc_loss_form *form, omc_dtype dtype,
-                                 omc_cuda_loss_sums *out) {
+omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const omc_loss_form *form,
+                                 omc_dtype dtype, omc_cuda_loss_sums *out) {
   out->reduced = (omc_loss_total){.classes = form->classes,
                                   .ignore_index = form->ignore_index,
                                   .is_mean = form->reduction == OMC_LOSS_MEAN};
@@ -49,10 +47,8 @@ omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const omc_node *node, 
   out->joined = out->reduced;
   out->joined.lines.along = omc_cuda_places(out->reduced.lines.parts, 1);
   out->parts_grid = omc_cuda_block_of(&out->joined.lines, omc_dtype_size(dtype), false).grid;
-  OMC_TRY(
-      omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", "sum_rows", "_block", &out->rows));
-  return omc_cuda_kernel_of(device, node, arena, "loss", dtype, "", "sum_parts", "_block",
-                            &out->parts);
+  OMC_TRY(omc_cuda_kernel_of(device, "loss", dtype, "", "sum_rows", "_block", &out->rows));
+  return omc_cuda_kernel_of(device, "loss", dtype, "", "sum_parts", "_block", &out->parts);
 }
 
 size_t omc_cuda_loss_sums_bytes(const omc_cuda_loss_sums *sums) {
@@ -79,24 +75,25 @@ typedef struct params {
   size_t rows_bytes;       /* of scratch memory, before the parts */
 } params;
 
-static omc_status params_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+static omc_status params_of(omc_cuda_device *device, const omc_node *node,
                             const omc_loss_form *form, bool by_lines, params *p) {
   const omc_dtype dtype = omc_node_dtype(node);
-  return omc_cuda_loss_of(device, node, arena, form, dtype, dtype, form->classes * form->inner,
+  return omc_cuda_loss_of(device, node, form, dtype, dtype, form->classes * form->inner,
                           omc_op_name(node->op), by_lines, &p->loss);
 }
 
 static omc_status params_forward(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                  void *params_) {
+  (void)arena;
   params *p = params_;
   omc_loss_form form;
   omc_shape shape;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   OMC_TRY(omc_loss_form_of(node, &form, &shape));
-  OMC_TRY(params_of(device, node, arena, &form, node->op == OMC_OP_CrossEntropy, p));
+  OMC_TRY(params_of(device, node, &form, node->op == OMC_OP_CrossEntropy, p));
   p->rows_bytes = (size_t)omc_ceil_div(form.outer * form.inner, 2) * 2 *
                   omc_dtype_size(omc_dtype_acc(dtype)); /* whole doubles */
-  return omc_cuda_loss_sums_of(device, node, arena, &form, dtype, &p->sums);
+  return omc_cuda_loss_sums_of(device, &form, dtype, &p->sums);
 }
 
 static size_t forward_workspace(const void *params_) {
@@ -106,17 +103,19 @@ static size_t forward_workspace(const void *params_) {
 
 static omc_status params_cross_entropy_grad(omc_cuda_device *device, const omc_node *node,
                                             omc_arena *arena, void *params_) {
+  (void)arena;
   omc_loss_form form;
   OMC_TRY(omc_cross_entropy_grad_form_of(node, &form));
-  return params_of(device, node, arena, &form, true, params_);
+  return params_of(device, node, &form, true, params_);
 }
 
 static omc_status params_nll_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                   void *params_) {
+  (void)arena;
   omc_loss_form form;
   omc_type of;
   OMC_TRY(omc_nll_grad_form_of(node, &form, &of));
-  return params_of(device, node, arena, &form, true, params_);
+  return params_of(device, node, &form, true, params_);
 }
 
 /* ---- run time ---- */
@@ -198,11 +197,12 @@ typedef struct unit_params {
 
 static omc_status params_unit(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                               void *params_) {
+  (void)arena;
   unit_params *p = params_;
   p->given.n = omc_shape_numel(&omc_in(node, 0)->type.shape);
   OMC_TRY(omc_cuda_sender_of(device, node, &p->given.sender));
-  return omc_cuda_kernel_of(device, node, arena, "loss", omc_in(node, 0)->type.dtype, "",
-                            omc_op_name(node->op), "", &p->kernel);
+  return omc_cuda_kernel_of(device, "loss", omc_in(node, 0)->type.dtype, "", omc_op_name(node->op),
+                            "", &p->kernel);
 }
 
 static omc_status run_unit(const omc_kernel_args *args) {

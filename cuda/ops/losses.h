@@ -16,7 +16,7 @@ typedef struct omc_cuda_loss {
 
 /* Kernel `name` for logits stored as `dtype`, and their gradients as `slopes`, from one sample to
  * the next `sample` elements. A team of threads is for each row if `by_lines`, else a thread. */
-omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
+omc_status omc_cuda_loss_of(omc_cuda_device *device, const omc_node *node,
                             const struct omc_loss_form *form, omc_dtype dtype, omc_dtype slopes,
                             int64_t sample, const char *name, bool by_lines,
                             omc_cuda_loss *out) OMC_MUST_USE;
@@ -28,9 +28,8 @@ typedef struct omc_cuda_loss_sums {
   omc_loss_total reduced, joined; /* but for addresses */
 } omc_cuda_loss_sums;
 
-omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                                 const struct omc_loss_form *form, omc_dtype dtype,
-                                 omc_cuda_loss_sums *out) OMC_MUST_USE;
+omc_status omc_cuda_loss_sums_of(omc_cuda_device *device, const struct omc_loss_form *form,
+                                 omc_dtype dtype, omc_cuda_loss_sums *out) OMC_MUST_USE;
 
 /* Bytes of scratch memory, of doubles. */
 size_t omc_cuda_loss_sums_bytes(const omc_cuda_loss_sums *sums);

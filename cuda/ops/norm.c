@@ -24,19 +24,19 @@ static const char *storage_of(const omc_node *node, uint32_t i) {
   return v ? omc_cuda_storage(v->type.dtype) : "storage_t";
 }
 
-static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                            const char *of, const char *team, omc_cuda_kernel *out) {
+static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, const char *of,
+                            const char *team, omc_cuda_kernel *out) {
   const bool is_grad = node->op == OMC_OP_LayerNormGrad || node->op == OMC_OP_RmsNormGrad;
   char defines[2 * NAME_BYTES], name[NAME_BYTES];
   snprintf(defines, sizeof defines, "#define OMC_GAMMA %s\n#define OMC_BETA %s\n",
            storage_of(node, is_grad ? 2 : 1), is_grad ? "storage_t" : storage_of(node, 2));
   snprintf(name, sizeof name, "%s%s", of, omc_op_name(node->op));
-  return omc_cuda_kernel_of(device, node, arena, "norm", omc_in(node, 0)->type.dtype, defines, name,
-                            team, out);
+  return omc_cuda_kernel_of(device, "norm", omc_in(node, 0)->type.dtype, defines, name, team, out);
 }
 
 static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                               void *params_) {
+  (void)arena;
   params *p = params_;
   omc_shape shape, stats;
   omc_layer_form form;
@@ -48,7 +48,7 @@ static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc
   const size_t bytes = omc_dtype_size(omc_in(node, 0)->type.dtype);
   const omc_cuda_team team = omc_cuda_team_of(&p->given.lines, bytes, false);
   p->grid = team.grid;
-  return kernel_of(device, node, arena, "", team.name, &p->kernel);
+  return kernel_of(device, node, "", team.name, &p->kernel);
 }
 
 static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -61,7 +61,7 @@ static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc
   const size_t bytes = omc_dtype_size(omc_in(node, 0)->type.dtype);
   const omc_cuda_team team = omc_cuda_sums_of_columns(&p->summed.lines, bytes);
   p->sums_grid = team.grid;
-  OMC_TRY(kernel_of(device, node, arena, "sums_of_", team.name, &p->sums));
+  OMC_TRY(kernel_of(device, node, "sums_of_", team.name, &p->sums));
   const int64_t parts = p->summed.lines.parts;
   if (parts == 1) return OMC_OK;
   p->partial_bytes =
@@ -70,7 +70,7 @@ static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc
   p->joined.lines.along = omc_cuda_places(parts, 2 * n);
   const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
   p->join_grid = joining.grid;
-  return kernel_of(device, node, arena, "join_sums_of_", joining.name, &p->join);
+  return kernel_of(device, node, "join_sums_of_", joining.name, &p->join);
 }
 
 static size_t grad_workspace(const void *params_) {

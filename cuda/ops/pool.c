@@ -65,8 +65,8 @@ static void set_threads(params *p, int64_t planes, const int64_t *sizes, int64_t
   p->grid = (omc_cuda_grid){omc_ceil_div(g->n, THREADS), THREADS, 0};
 }
 
-static omc_status params_pool(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                              const omc_shape *x, bool is_grad, const char *name, params *p) {
+static omc_status params_pool(omc_cuda_device *device, const omc_node *node, const omc_shape *x,
+                              bool is_grad, const char *name, params *p) {
   omc_pool_form f;
   OMC_TRY(omc_pool_form_of(node, x, &f));
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
@@ -75,17 +75,18 @@ static omc_status params_pool(omc_cuda_device *device, const omc_node *node, omc
   g->divisor = f.divisor, g->adaptive = f.adaptive, g->with_pad = f.with_pad;
   set_threads(p, f.planes, is_grad ? f.in : f.out, is_grad ? pack_of(dtype) : 1);
   OMC_TRY(omc_cuda_sender_of(device, node, &g->sender));
-  return omc_cuda_kernel_of(device, node, arena, "pool", dtype, index_of(is_narrow(&f)), name, "",
-                            &p->kernel);
+  return omc_cuda_kernel_of(device, "pool", dtype, index_of(is_narrow(&f)), name, "", &p->kernel);
 }
 
 static omc_status params_max(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                              void *p) {
-  return params_pool(device, node, arena, &omc_in(node, 0)->type.shape, false, "MaxPool", p);
+  (void)arena;
+  return params_pool(device, node, &omc_in(node, 0)->type.shape, false, "MaxPool", p);
 }
 static omc_status params_max_grad(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                   void *p) {
-  return params_pool(device, node, arena, &node->out[0]->type.shape, true, "MaxPoolGrad", p);
+  (void)arena;
+  return params_pool(device, node, &node->out[0]->type.shape, true, "MaxPoolGrad", p);
 }
 /* Whether a plane is one window; *size: what its average is divided by. */
 static bool is_whole(const omc_node *node, const omc_shape *x, int64_t *size) {
@@ -104,20 +105,21 @@ static bool is_whole(const omc_node *node, const omc_shape *x, int64_t *size) {
 
 static omc_status params_average(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                  void *params_) {
+  (void)arena;
   params *p = params_;
   omc_reduce *r = &p->averaged;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   p->whole = is_whole(node, x, &r->count);
-  if (!p->whole) return params_pool(device, node, arena, x, false, "AveragePool", p);
+  if (!p->whole) return params_pool(device, node, x, false, "AveragePool", p);
   const int64_t planes = omc_shape_numel(&node->out[0]->type.shape), n = omc_shape_numel(x);
   r->mean = true;
   r->lines.kept = omc_cuda_places(planes, planes > 0 ? n / planes : 1);
   r->lines.along = omc_cuda_places(planes > 0 ? n / planes : 1, 1);
   const omc_cuda_team team = omc_cuda_team_of(&r->lines, omc_dtype_size(dtype), false);
   p->grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "reduce", dtype, "#define OMC_VERB omc_sum\n",
-                            "reduce", team.name, &p->kernel);
+  return omc_cuda_kernel_of(device, "reduce", dtype, "#define OMC_VERB omc_sum\n", "reduce",
+                            team.name, &p->kernel);
 }
 
 static omc_status params_average_grad(omc_cuda_device *device, const omc_node *node,
@@ -127,13 +129,13 @@ static omc_status params_average_grad(omc_cuda_device *device, const omc_node *n
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const omc_shape *x = &node->out[0]->type.shape;
   p->whole = is_whole(node, x, &s->count);
-  if (!p->whole) return params_pool(device, node, arena, x, true, "AveragePoolGrad", p);
+  if (!p->whole) return params_pool(device, node, x, true, "AveragePoolGrad", p);
   const int64_t planes = omc_shape_numel(&omc_in(node, 0)->type.shape), n = omc_shape_numel(x);
   s->n = n;
   s->plane = omc_gpu_divisor_of(planes > 0 ? n / planes : 1);
   p->grid = (omc_cuda_grid){omc_ceil_div(n, THREADS * pack_of(dtype)), THREADS, 0};
-  return omc_cuda_kernel_of(device, node, arena, "pool", dtype, index_of(n < INT32_MAX / 2),
-                            "spread", "", &p->kernel);
+  return omc_cuda_kernel_of(device, "pool", dtype, index_of(n < INT32_MAX / 2), "spread", "",
+                            &p->kernel);
 }
 
 static omc_status run_max(const omc_kernel_args *args) {

@@ -63,6 +63,7 @@ static const char *verb_of(omc_op_id op) {
 
 static omc_status params_reduce(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                 void *params_) {
+  (void)arena;
   params *p = params_;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const char *const verb = verb_of(node->op);
@@ -74,8 +75,7 @@ static omc_status params_reduce(omc_cuda_device *device, const omc_node *node, o
   p->given.count = lines->along.n;
   const omc_cuda_team team = omc_cuda_team_of(lines, omc_dtype_size(dtype), true);
   p->grid = team.grid;
-  OMC_TRY(omc_cuda_kernel_of(device, node, arena, "reduce", dtype, verb, "reduce", team.name,
-                             &p->kernel));
+  OMC_TRY(omc_cuda_kernel_of(device, "reduce", dtype, verb, "reduce", team.name, &p->kernel));
   if (lines->parts == 1) return OMC_OK;
   const int64_t n = lines->kept.n;
   p->partial_bytes = (size_t)(lines->parts * n) * omc_dtype_size(omc_dtype_acc(dtype));
@@ -84,8 +84,7 @@ static omc_status params_reduce(omc_cuda_device *device, const omc_node *node, o
       (omc_gpu_lines){.kept = omc_cuda_places(n, 1), .along = omc_cuda_places(lines->parts, n)};
   const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);
   p->join_grid = joining.grid;
-  return omc_cuda_kernel_of(device, node, arena, "reduce", dtype, verb, "join", joining.name,
-                            &p->join);
+  return omc_cuda_kernel_of(device, "reduce", dtype, verb, "join", joining.name, &p->join);
 }
 
 static size_t reduce_workspace(const void *params_) {

@@ -21,45 +21,47 @@ static omc_status run_scan(const omc_kernel_args *args) {
 }
 
 /* `by_rows` is the kernel with a block for each line, for lines that are rows. */
-static omc_status init(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                       const omc_axis_form *f, const char *by_rows, const char *by_columns,
-                       params *p) {
+static omc_status init(omc_cuda_device *device, const omc_node *node, const omc_axis_form *f,
+                       const char *by_rows, const char *by_columns, params *p) {
   const bool rows = f->inner == 1 && by_rows;
   p->scan.lines = f->outer * f->inner, p->scan.n = f->n;
   p->scan.inner = omc_gpu_divisor_of(f->inner);
   const int64_t blocks = rows ? f->outer : omc_ceil_div(p->scan.lines, OMC_SCAN_THREADS);
   p->grid = (omc_cuda_grid){f->n > 0 ? blocks : 0, OMC_SCAN_THREADS, 0};
-  return omc_cuda_kernel_of(device, node, arena, "scan", omc_in(node, 0)->type.dtype, "",
+  return omc_cuda_kernel_of(device, "scan", omc_in(node, 0)->type.dtype, "",
                             rows ? by_rows : by_columns, "", &p->kernel);
 }
 
 static omc_status params_cumsum(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                 void *params_) {
+  (void)arena;
   params *p = params_;
   omc_axis_form f;
   OMC_TRY(omc_cumsum_form_of(node, &f));
   p->scan.reverse = omc_node_int(node, "reverse") != 0;
   p->scan.exclusive = omc_node_int(node, "exclusive") != 0;
-  return init(device, node, arena, &f, "cumsum_rows", "cumsum_columns", p);
+  return init(device, node, &f, "cumsum_rows", "cumsum_columns", p);
 }
 
 static omc_status params_arg(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                              void *params_) {
+  (void)arena;
   params *p = params_;
   omc_axis_form f;
   OMC_TRY(omc_axis_form_of(node, &f));
   p->scan.least = node->op == OMC_OP_ArgMin;
-  return init(device, node, arena, &f, "arg_rows", "arg_columns", p);
+  return init(device, node, &f, "arg_rows", "arg_columns", p);
 }
 
 static omc_status params_others(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                 void *params_) {
+  (void)arena;
   params *p = params_;
   omc_axis_form f;
   OMC_TRY(omc_axis_form_of(node, &f));
   const omc_type *x = &omc_in(node, 0)->type;
   p->scratch_bytes = (size_t)omc_shape_numel(&x->shape) * omc_dtype_size(omc_dtype_acc(x->dtype));
-  return init(device, node, arena, &f, NULL, "other_products", p);
+  return init(device, node, &f, NULL, "other_products", p);
 }
 
 static size_t scratch_of(const void *params_) { return ((const params *)params_)->scratch_bytes; }

@@ -19,8 +19,8 @@ static omc_status run_segments(const omc_kernel_args *args) {
   return omc_cuda_launch(&p->kernel, grid, &s, args->queue);
 }
 
-static omc_status params_segments(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
-                                  const char *name, params *p) {
+static omc_status params_segments(omc_cuda_device *device, const omc_node *node, const char *name,
+                                  params *p) {
   omc_segment_form f;
   OMC_TRY(omc_segment_form_of(node, &f));
   const omc_type *out = &omc_out(node, 0)->type;
@@ -30,13 +30,14 @@ static omc_status params_segments(omc_cuda_device *device, const omc_node *node,
                                .numel = omc_shape_numel(&out->shape),
                                .inner = omc_gpu_divisor_of(f.inner)};
   OMC_TRY(omc_cuda_sender_of(device, node, &p->segments.sender));
-  return omc_cuda_kernel_of(device, node, arena, "segment", out->dtype, "", name, "", &p->kernel);
+  return omc_cuda_kernel_of(device, "segment", out->dtype, "", name, "", &p->kernel);
 }
 
 #define SEGMENT(name, kernel)                                                      \
   static omc_status params_##kernel(omc_cuda_device *device, const omc_node *node, \
                                     omc_arena *arena, void *params_) {             \
-    return params_segments(device, node, arena, #kernel, params_);                 \
+    (void)arena;                                                                   \
+    return params_segments(device, node, #kernel, params_);                        \
   }                                                                                \
   const omc_cuda_op omc_cuda_##name = {                                            \
       .run = run_segments, .params_size = sizeof(params), .params = params_##kernel};

@@ -13,6 +13,7 @@ typedef struct params {
 
 static omc_status params_softmax(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                  void *params_) {
+  (void)arena;
   params *p = params_;
   omc_axis_form form;
   const omc_dtype dtype = omc_node_dtype(node);
@@ -23,8 +24,8 @@ static omc_status params_softmax(omc_cuda_device *device, const omc_node *node, 
   p->lines.along = omc_cuda_places(form.n, form.inner);
   const omc_cuda_team team = omc_cuda_team_of(&p->lines, omc_dtype_size(dtype), false);
   p->grid = team.grid;
-  return omc_cuda_kernel_of(device, node, arena, "softmax", dtype, "", omc_op_name(node->op),
-                            team.name, &p->kernel);
+  return omc_cuda_kernel_of(device, "softmax", dtype, "", omc_op_name(node->op), team.name,
+                            &p->kernel);
 }
 
 static omc_status run_softmax(const omc_kernel_args *args) {

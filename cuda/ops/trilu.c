@@ -33,8 +33,7 @@ static omc_status params_trilu(omc_cuda_device *device, const omc_node *node, om
                          .k = k,
                          .upper = omc_node_int(node, "upper") != 0};
   const int size = __builtin_ctzll(omc_dtype_size(x->dtype));
-  p->kernel = (omc_cuda_kernel){.device = device, .name = names[size]};
-  return omc_cuda_unit_of(device, "#include \"cuda/ops/trilu.h\"\n", &p->kernel.unit);
+  return omc_cuda_kernel_in(device, "#include \"cuda/ops/trilu.h\"\n", names[size], &p->kernel);
 }
 
 const omc_cuda_op omc_cuda_Trilu = {

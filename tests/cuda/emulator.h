@@ -293,7 +293,7 @@ inline void finish_copies(bool in_order) {
 }  // namespace emulated
 
 /* The library has `name`, which runs a grid, and the size of its parameters. */
-#define OMC_GLOBAL(name, most_threads, type, p)                                                   \
+#define OMC_KERNEL(name, most_threads, type, p)                                                   \
   static void name##_body(const type &p);                                                         \
   static void name##_thread(const void *parameters) { name##_body(*(const type *)parameters); }   \
   extern "C" const size_t name##_bytes = sizeof(type);                                            \
@@ -301,6 +301,7 @@ inline void finish_copies(bool in_order) {
     return grid.threads <= (most_threads) && emulated::run_grid(name##_thread, parameters, grid); \
   }                                                                                               \
   static void name##_body(const type &p)
+#define OMC_WIDE_KERNEL OMC_KERNEL
 #define OMC_SHARED_BYTES(name) \
   unsigned char *const name =  \
       (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 31) / 32 * 32)

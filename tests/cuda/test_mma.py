@@ -24,7 +24,7 @@ UNIT = """
 
 struct product { const uint32_t *a, *b; float *sums; };
 #define PRODUCT(E)                                                     \\
-  OMC_GLOBAL(multiply_##E, 32, product, p) {                           \\
+  OMC_KERNEL(multiply_##E, 32, product, p) {                           \\
     const uint32_t *const a = p.a + omc_lane() * 4;                    \\
     const uint32_t *const b = p.b + omc_lane() * 2;                    \\
     const uint32_t words[4] = {a[0], a[1], a[2], a[3]};                \\
@@ -41,7 +41,7 @@ OMC_INLINE uint16_t *shared_copy(const loaded &p, unsigned char *shared) {
   return to;
 }
 #define LOADED(name, call)                                             \\
-  OMC_GLOBAL(name, 32, loaded, p) {                                    \\
+  OMC_KERNEL(name, 32, loaded, p) {                                    \\
     OMC_SHARED_BYTES(shared);                                          \\
     const uint16_t *const at = shared_copy(p, shared);                 \\
     uint32_t(&to)[4] = ((uint32_t(*)[4])p.to)[omc_lane()];             \\
@@ -54,7 +54,7 @@ LOADED(load_b, omc_load_b<false>(to, at, 24))
 LOADED(load_b_across, omc_load_b<true>(to, at, 24))
 
 struct copied { const uint32_t *from; uint32_t *before, *after; };
-OMC_GLOBAL(copy_later, 32, copied, p) {
+OMC_KERNEL(copy_later, 32, copied, p) {
   OMC_SHARED_BYTES(shared);
   uint32_t *const to = (uint32_t *)shared + omc_lane() * 4;
   for (int i = 0; i < 4; i++) to[i] = 7;
