@@ -177,11 +177,6 @@ static omc_status resolve(const omc_exec *x, omc_work *work, omc_phase phase) {
 
 /* ---- failures of the device, which may be told late ---- */
 
-static omc_status as_devices(omc_status status, const char *of) {
-  if (status == OMC_OK) return OMC_OK;
-  OMC_FAIL(EDEVICE, "%s: %s", of, omc_status_detail());
-}
-
 /* Steps begin .. end-1 of a plan at work. */
 typedef struct steps {
   omc_kernel_args *args;
@@ -191,12 +186,15 @@ typedef struct steps {
   omc_status status;
 } steps;
 
-/* What the device has failed in, by the node where that is known. */
+/* What a step has failed in that was given, which is waited for, or that could not be given. */
 static omc_status with_node(const steps *these, const omc_step *step, omc_status status) {
   const omc_provider *p = these->x->plan->provider;
   char node[OMC_NODE_TEXT];
   omc_node_text(step->node, node, sizeof node);
-  if (status == OMC_OK) return as_devices(p->sync(p->ctx, these->args->queue), node);
+  if (status == OMC_OK) {
+    const omc_status done = p->sync(p->ctx, these->args->queue);
+    return done == OMC_OK ? OMC_OK : omc_fail(done, "%s: %s", node, omc_status_detail());
+  }
   if (status != OMC_EDEVICE) return status;
   OMC_FAIL(EDEVICE, "noticed at %s, perhaps of an earlier step (OMC_SYNC=1 tells which): %s", node,
            omc_status_detail());
