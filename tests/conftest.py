@@ -12,6 +12,7 @@ import pytest
 import torch
 
 os.environ["OMC_VERIFY"] = "1"  # read when the package is imported
+torch.backends.cudnn.allow_tf32 = False  # float32 is compared as such, on hardware too; products are so by default
 FEW = 6  # rows of a test that are always run
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("ops", "device")]
 

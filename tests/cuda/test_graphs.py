@@ -453,7 +453,7 @@ def test_a_capture_of_the_users_clips_at_each_launch(gpu: Gpu) -> None:
         gpu.driver.cuGraphExecDestroy(graph)
 
 
-def test_it_can_be_turned_off() -> None:
+def test_it_can_be_turned_off(stand_ins: None) -> None:
     source = f"""
 import sys
 sys.path.insert(0, {str(Path(on_device.__file__).parent)!r})

@@ -114,6 +114,7 @@ def test_what_is_not_finite_is_pytorchs(gpu: Gpu, ignored: int) -> None:
     torch.testing.assert_close([loss, dx, dw], [want.detach(), *(leaf.grad for leaf in leaves)], equal_nan=True)
 
 
+@pytest.mark.at_once
 def test_a_target_that_is_no_class_is_told_with_its_node(gpu: Gpu) -> None:
     inputs = operands(4, 3, 5)
     inputs[2][3] = 5

@@ -167,6 +167,7 @@ def test_rows_of_all_lengths(gpu: Gpu, dtype: torch.dtype, inner: int) -> None:
     assert_as_on_the_cpu(gpu, node("Gather(%x0, %x1) {axis=1}", [table, index]), [table, index])
 
 
+@pytest.mark.at_once
 @pytest.mark.parametrize(
     ("call", "inputs", "failure", "message"),
     [
