@@ -2,9 +2,10 @@
 
 Each part is a process with a time limit and leaves ``NAME.json`` and ``NAME.log`` in the folder ``--out``. A part that
 has passed or failed is not run again, so that the next call does what there was no time for, what was ended at its
-limit, and what lacked a program; one that fails stops no other. Tests run beside each other, benchmarks one at a time.
-At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where "absent" is a part that lacks its program. The exit
-status is 0 if all other parts have passed, 1 if one has failed or taken too long, 3 if some have not been run.
+limit, and what lacked a program; one that fails stops no other. Tests run beside each other, on a share of their rows;
+benchmarks one at a time, what tells most first. What is ended is interrupted first, so that its log has what has failed
+by then. At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where "absent" is a part that lacks its program.
+The exit status is 0 if all other parts have passed, 1 if one has failed or taken too long, 3 if some have not been run.
 
 ``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests, and leaves its files
 in a folder of its own.
@@ -28,6 +29,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -37,7 +39,11 @@ from machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = ("bf16", "tf32", "fp16", "fp32")
-MODELS = ("gpt2", "bert", "resnet18", "mlp", "bert_large", "gpt2_medium", "resnet50")
+USUAL = ("gpt2", "bert", "mlp", "resnet18")
+MODELS = (*USUAL, "bert_large", "gpt2_medium", "resnet50")
+ROOM = 64 << 30  # bytes of a GPU that has all arms of the usual models at once
+CORES = os.cpu_count() or 2
+AT_ONCE = 4  # parts of tests, and of the cores each has one in so many
 ARMS = ("eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused")
 # What the table of ops has for one instruction set of the CPU's is nothing new on a GPU.
 ONE_ISA = "not avx2 and not avx512 and not avx512bf16 and not amx"
@@ -104,17 +110,18 @@ def default_out(device: str, tiny: bool) -> Path:
     return ROOT / "build" / ("gpu-rehearsal" if tiny or device == "cpu" else "gpu")
 
 
-def parts(device: str, tiny: bool) -> list[Part]:
+def parts(device: str, tiny: bool, together: bool) -> list[Part]:
     """All parts, in the order of what they tell."""
     here = sys.executable
-    many = ("-n", "5") if importlib.util.find_spec("xdist") and not tiny else ()
-    pytest = (here, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml={result}")
+    processes = str(max(1, CORES // AT_ONCE))
+    pytest = (here, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--junitxml={result}")
+    spread = (*pytest, *(("-n", processes) if importlib.util.find_spec("xdist") and not tiny else ()))
     at_once = ("env", "OMC_SYNC=1")  # tests that ask for an op's error ask for it in its step
     on = ("--on", device)
     ops = ("-k", "MatMul or Softmax" if tiny else ONE_ISA)
     modules = [f"tests/module/test_{name}.py" for name in (MODULES[1:2] if tiny else MODULES)]
     kernels = [str(p) for p in sorted((ROOT / "tests/cuda").glob("test_*.py")) if p.stem not in STAND_INS]
-    kernels = [name for name in kernels if not tiny or "products" in name]
+    kernels = [name for name in kernels if not tiny or "products" in name] + (["-k", "not tf32"] if tiny else [])
     checked = ("tests/ops/test_ops.py", "-k", f"test_gradient_equals_autograd and f32 and {ONE_ISA}")
     fuzz = (
         *at_once,
@@ -122,34 +129,52 @@ def parts(device: str, tiny: bool) -> list[Part]:
         "tests/fuzz/fuzz.py",
         *on,
         "--seeds",
-        "0:4" if tiny else "0:200",
+        "0:4" if tiny else "0:60",
         "--processes",
-        "2" if tiny else "6",
+        processes,
     )
     agreement = (here, "benchmarks/agreement.py", "--device", device, "--dtypes", "fp32", "bf16", "--json", "{result}")
     agreed = ("--scale", "tiny", "--models", "mlp", "bert") if tiny else ()
+    errors = Part("errors", (*at_once, *spread, *on, "-m", "at_once", "tests/cuda"), 120, read=counted)
     found = [
-        Part("ops", (*at_once, *pytest, *many, *on, "tests/ops", *ops), 240, read=counted),
-        Part("kernels", (*at_once, *pytest, *on, *kernels, *(("-k", "not tf32") if tiny else ())), 180, read=counted),
-        Part("training", (*pytest, "tests/cuda/hardware.py"), 180, read=counted),
-        Part("modules", (*at_once, *pytest, *many, *on, *modules), 240, read=counted),
-        Part("fuzz", fuzz, 180, read=lambda _: {}),
-        Part("agreement", (*agreement, *agreed), 240),
-        Part("sanitizer", ("compute-sanitizer", "--error-exitcode", "9", *pytest, *on, *checked), 300, False, counted,
-             "compute-sanitizer"),
-    ]  # fmt: skip
-    for dtype in DTYPES:
-        for model in MODELS:
-            command = (here, "benchmarks/run.py", "--device", device, "--models", model, "--dtypes", dtype)
-            quick = ("--scale", "tiny", "--steps", "2", "--warmup", "1", "--turn", "2")
-            arms = [arm for arm in ARMS if model == "mlp" or "eager" in arm or "ours" in arm]
-            how = (*quick, "--arms", *arms) if tiny else ("--arms", *ARMS)
-            found.append(Part(f"{model}-{dtype}", (*command, *how, "--json", "{result}"), 240, alone=True))
+        Part("training", (*spread, "tests/cuda/hardware.py"), 180, read=counted),
+        Part("kernels", (*spread, *on, "--every", "4", *kernels), 180, read=counted),
+        Part("ops", (*at_once, *spread, *on, "--every", "10", "tests/ops", *ops), 180, read=counted),
+        Part("modules", (*at_once, *spread, *on, "--every", "4", *modules), 180, read=counted),
+        *([errors] if device != "cpu" else []),  # which has other words for them
+        Part("fuzz", fuzz, 120, read=lambda _: {}),
+        Part("agreement", (*agreement, *agreed), 150),
+    ]
+    for name, models, dtype in benchmarks(together):
+        command = (here, "benchmarks/run.py", "--device", device, "--together", "--models", *models, "--dtypes", dtype)
+        quick = ("--scale", "tiny", "--steps", "2", "--warmup", "1", "--turn", "2")
+        arms = [arm for arm in ARMS if "eager" in arm or "ours" in arm]
+        how = (*quick, "--arms", *arms) if tiny else ("--arms", *ARMS)
+        found.append(Part(f"{name}-{dtype}", (*command, *how, "--json", "{result}"), 240, alone=True))
+    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", *pytest, *on, "--every", "10", *checked)
+    found.append(Part("sanitizer", sanitizer, 300, alone=True, read=counted, needs="compute-sanitizer"))
     return found
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started."""
+def benchmarks(together: bool) -> list[tuple[str, tuple[str, ...], str]]:
+    """Names of parts, and what each measures. Usual models may be one part, whose arms are made ready together."""
+    usual = [("usual", USUAL)] if together else [(model, (model,)) for model in USUAL]
+    large = [(model, (model,)) for model in MODELS[len(USUAL) :]]
+    order = [(usual, DTYPES[:3]), (large, DTYPES[:1]), (usual, DTYPES[3:]), (large, DTYPES[1:])]
+    return [(*models, dtype) for group, dtypes in order for dtype in dtypes for models in group]
+
+
+def has_room(device: str) -> bool:
+    """For all arms of the usual models at once."""
+    return device == "cpu" or torch.cuda.get_device_properties(device).total_memory >= ROOM
+
+
+def end(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
+    """With all that it has started; who still runs may say first what has failed, as pytest does when interrupted."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -209,7 +234,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                kill(process)
+                end(process)
         seconds = time.monotonic() - begin
         if code is None and seconds < part.limit:
             return
@@ -230,7 +255,7 @@ class Runner:
     def run_all(self, wanted: list[Part]) -> dict[str, Outcome]:
         """Run those that are still to be run; the outcomes of all that have one by then."""
         beside = [part for part in wanted if not part.alone]
-        with ThreadPoolExecutor(max(1, min(len(beside), (os.cpu_count() or 2) // 2))) as pool:
+        with ThreadPoolExecutor(max(1, min(AT_ONCE, CORES // 2))) as pool:
             list(pool.map(self.run, beside))
         for part in wanted:
             if part.alone:
@@ -254,12 +279,13 @@ def table_of_tests(wanted: list[Part], outcomes: dict[str, Outcome]) -> Table:
 
 def table_of_steps(outcomes: dict[str, Outcome]) -> Table | None:
     """Median steps of all arms, ms; then ours over the others': steps, peak memory; the host's time."""
-    rows = [o for o in outcomes.values() if "figures" in o.found]
+    rows: dict[str, dict[str, dict[str, Any]]] = {}  # by model and dtype: the figures of each arm
+    for f in [f for o in outcomes.values() for f in o.found.get("figures", ())]:  # type: ignore[attr-defined]
+        rows.setdefault(f"{f['model']}-{f['dtype']}", {}).update({} if f["error"] else {f["arm"]: f})
     if not rows:
         return None
     table = Table("ms", *ARMS, "x compile", "x replay", "memory", "host, us")
-    for o in rows:
-        arms = {f["arm"]: f for f in o.found["figures"] if not f["error"]}  # type: ignore[attr-defined]
+    for name, arms in rows.items():
         middle = {arm: sorted(f["steps"])[len(f["steps"]) // 2] for arm, f in arms.items() if f["steps"]}
         ours, eager = arms.get("ours_fused"), arms.get("eager_written")
 
@@ -269,7 +295,7 @@ def table_of_steps(outcomes: dict[str, Outcome]) -> Table | None:
         memory = f"{ours['peak'] / eager['peak']:.2f}" if ours and eager and eager["peak"] > 0 else ""
         host = f"{(ours['host'] - ours['empty']) * 1e6:.0f}" if ours and ours["host"] else ""
         steps = [f"{middle[arm] * 1e3:.2f}" if arm in middle else "" for arm in ARMS]
-        table.add_row(o.part, *steps, ratio("compile_fused"), ratio("replay_fused"), memory, host)
+        table.add_row(name, *steps, ratio("compile_fused"), ratio("replay_fused"), memory, host)
     return table
 
 
@@ -303,7 +329,7 @@ def main() -> None:
     a = p.parse_args()
     if a.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit(f"torch {torch.__version__} sees no GPU here; --device cpu --tiny rehearses without one")
-    every = parts(a.device, a.tiny)
+    every = parts(a.device, a.tiny, has_room(a.device))
     unknown = {*(a.parts or ())} - {part.name for part in every}
     if unknown:
         p.error(f"no parts {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in every)}")

@@ -154,41 +154,34 @@ def neighbours(count: int) -> Iterator[None]:
             other.wait()
 
 
-def measure(
-    model: str,
-    dtype: str,
-    arms: list[str],
-    steps: int,
-    warmup: int,
-    dropout: float,
-    scale: str,
-    busy: int,
-    device: str = "cpu",
-    turn: int = 1,
-) -> list[Figures]:
-    """The figures of each arm, of which one that fails leaves the others at work."""
-    workers = [Worker(model, arm, dropout, scale, dtype, device) for arm in arms]
-    command = "step" if turn == 1 else f"turn {turn}"
+@contextlib.contextmanager
+def started(workers: list[Worker], device: str) -> Iterator[None]:
+    """They have taken their first step, which on a GPU is the host's work: there they take it beside each other."""
     try:
         for w in workers:
             w.attempt(w.ready)
-        # On a GPU a first step is the host's work.
         with ThreadPoolExecutor(1 if device == "cpu" else len(workers)) as pool:
             list(pool.map(lambda w: w.attempt(w.first), workers))
-        for round_ in range(warmup + steps):
-            for w in workers:
-                into = w.figures.steps if round_ >= warmup else []
-                w.attempt(lambda w=w, into=into: into.append(w.step(command)))
-        with neighbours(busy):
-            for _ in range(steps if busy else 0):
-                for w in workers:
-                    w.attempt(lambda w=w: w.figures.busy.append(w.step(command)))
-        for w in workers:
-            w.attempt(w.close)
-        return [w.figures for w in workers]
+        yield
     finally:
         for w in workers:
             w.kill()
+
+
+def measure(workers: list[Worker], steps: int, warmup: int, busy: int, turn: int = 1) -> list[Figures]:
+    """The figures of each arm, of which one that fails leaves the others at work."""
+    command = "step" if turn == 1 else f"turn {turn}"
+    for round_ in range(warmup + steps):
+        for w in workers:
+            into = w.figures.steps if round_ >= warmup else []
+            w.attempt(lambda w=w, into=into: into.append(w.step(command)))
+    with neighbours(busy):
+        for _ in range(steps if busy else 0):
+            for w in workers:
+                w.attempt(lambda w=w: w.figures.busy.append(w.step(command)))
+    for w in workers:
+        w.attempt(w.close)
+    return [w.figures for w in workers]
 
 
 def like_for_like(row: dict[str, Figures], arm: str) -> float | None:
@@ -266,6 +259,7 @@ def main() -> None:
     p.add_argument("--dropout", type=float, default=0.1)
     p.add_argument("--device", default="cpu", help="cuda, cuda:1: on a GPU")
     p.add_argument("--scale", choices=SCALES, help="sizes of the models, by default full, on a GPU gpu")
+    p.add_argument("--together", action="store_true", help="first steps of all models are taken before any is timed")
     p.add_argument("--quick", action="store_true", help="the first four models, small")
     p.add_argument("--wide", action="store_true", help="ordinary models of all kinds; its own options: --wide --help")
     p.add_argument("--ops", action="store_true", help="single layers; its own options: --ops --help")
@@ -288,27 +282,33 @@ def main() -> None:
     console.print(f"{machine(a.device)}; this run's ceilings: GEMM {rates}, copy {bandwidth / 1e9:.1f} GB/s")
     figures: list[Figures] = []
     floors: dict[str, float] = {}
-    for model in a.models:
-        work = SCALES[scale][model]
-        for dtype in a.dtypes:
-            size = 4 if DTYPES[dtype] is None else 2
-            floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, size)
-            rows = measure(model, dtype, arms, a.steps, a.warmup, a.dropout, scale, a.busy, a.device, turn)
-            figures += rows
-            for r in rows:
-                if r.error:
-                    console.print(f"{ARMS[r.arm].name}: {r.error}")
-            measured = [r for r in rows if not r.error]
-            if measured:
-                console.print(table(work.title, floor, measured))
-            for r in measured:
-                if r.extra:
-                    console.print(planning(r))
-            if a.json:  # of all models so far: a run that is stopped leaves them
-                titles = {name: SCALES[scale][name].title for name in a.models}
-                result = {"machine": machine(a.device), "gemm_flops": flops, "copy_bandwidth": bandwidth}
-                result |= {"titles": titles, "floors": floors, "figures": [asdict(f) for f in figures]}
-                a.json.write_text(json.dumps(result, indent=1) + "\n")
+    wanted = [(model, dtype) for model in a.models for dtype in a.dtypes]
+
+    def workers_of(model: str, dtype: str) -> list[Worker]:
+        return [Worker(model, arm, a.dropout, scale, dtype, a.device) for arm in arms]
+
+    for batch in [wanted] if a.together else [[one] for one in wanted]:
+        workers = {one: workers_of(*one) for one in batch}
+        with started([w for those in workers.values() for w in those], a.device):
+            for (model, dtype), those in workers.items():
+                work, size = SCALES[scale][model], 4 if DTYPES[dtype] is None else 2
+                floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, size)
+                rows = measure(those, a.steps, a.warmup, a.busy, turn)
+                figures += rows
+                for r in rows:
+                    if r.error:
+                        console.print(f"{ARMS[r.arm].name}: {r.error}")
+                measured = [r for r in rows if not r.error]
+                if measured:
+                    console.print(table(work.title, floor, measured))
+                for r in measured:
+                    if r.extra:
+                        console.print(planning(r))
+                if a.json:  # of all models so far: a run that is stopped leaves them
+                    titles = {name: SCALES[scale][name].title for name in a.models}
+                    result = {"machine": machine(a.device), "gemm_flops": flops, "copy_bandwidth": bandwidth}
+                    result |= {"titles": titles, "floors": floors, "figures": [asdict(f) for f in figures]}
+                    a.json.write_text(json.dumps(result, indent=1) + "\n")
     if any(r.error for r in figures):
         raise SystemExit("an arm has failed")
 

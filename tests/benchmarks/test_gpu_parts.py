@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,7 +15,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from gpu import ARMS, MODELS, Outcome, Part, Runner, default_out, parts, status_of, table_of_steps, table_of_tests
+from gpu import (
+    ARMS,
+    DTYPES,
+    MODELS,
+    USUAL,
+    Outcome,
+    Part,
+    Runner,
+    benchmarks,
+    default_out,
+    parts,
+    status_of,
+    table_of_steps,
+    table_of_tests,
+)
 from gpu_models import GPU, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,10 +45,13 @@ def left_by(out: Path, name: str) -> Outcome:
     return Outcome(**json.loads((out / f"{name}.json").read_text()))
 
 
-def test_every_model_has_its_parts() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_every_model_is_measured_once_in_each_dtype(together: bool) -> None:
     assert {*MODELS} == {*GPU} == {*TINY}
-    names = [part.name for part in parts("cuda", False)]
-    assert len({*names}) == len(names) == 7 + 4 * len(MODELS)
+    found = [(model, dtype) for _, models, dtype in benchmarks(together) for model in models]
+    assert sorted(found) == sorted(itertools.product(MODELS, DTYPES))
+    names = [part.name for part in parts("cuda", False, together)]
+    assert len({*names}) == len(names)
 
 
 def test_a_rehearsal_stands_for_no_part_on_a_gpu() -> None:
@@ -72,13 +90,14 @@ def test_parts_of_tests_count_them(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt2-bf16", "mlp-fp16"])
-def test_benchmarks_have_the_figures_of_each_arm(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "models"), [("usual-bf16", USUAL), ("bert_large-fp16", ("bert_large",))])
+def test_benchmarks_have_the_figures_of_each_arm(name: str, models: tuple[str, ...], tmp_path: Path) -> None:
     done = rehearse(tmp_path, "--parts", name)
     outcome = left_by(tmp_path, name)
     assert (done.returncode, outcome.status) == (0, "passed"), (tmp_path / f"{name}.log").read_text()[-3000:]
     figures: list[dict] = outcome.found["figures"]  # type: ignore[assignment]
-    assert {f["arm"] for f in figures} == ({*ARMS} if name.startswith("mlp") else {*ARMS[:2], ARMS[-1]})
+    found = [(f["model"], f["arm"]) for f in figures]
+    assert found == [*itertools.product(models, (*ARMS[:2], ARMS[-1]))]
     for f in figures:
         assert f["dtype"] == name.split("-")[1] and not f["error"]
         assert len(f["steps"]) == 2 and min(f["steps"]) > 0 and f["first"] > 0 and f["loss"] > 0
@@ -110,9 +129,10 @@ def script(text: str) -> tuple[str, ...]:
 
 def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
     write = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{\"a\": 1}'); print('done')"
+    interrupted = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('what has failed', flush=True)"
     wanted = [
         Part("bad", script("raise SystemExit('broken')"), 60),
-        Part("cut", script("import time; print('started', flush=True); time.sleep(60)"), 1.5),
+        Part("cut", script(interrupted), 1.5),
         Part("good", (*script(write), "{result}"), 60, alone=True),
         Part("other", script(""), 60, needs="a-program-that-nobody-has"),
     ]
@@ -126,7 +146,7 @@ def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
         "other": "absent",
     }
     assert outcomes["good"].found == {"a": 1} and outcomes["bad"].code == 1
-    assert "broken" in (tmp_path / "bad.log").read_text() and "started" in (tmp_path / "cut.log").read_text()
+    assert "broken" in (tmp_path / "bad.log").read_text() and "what has failed" in (tmp_path / "cut.log").read_text()
     assert status_of(wanted, outcomes) == 1 and status_of(wanted[2:], {"good": outcomes["good"]}) == 3
 
 
@@ -158,8 +178,8 @@ def test_the_table_says_what_a_part_lacks() -> None:
 
 
 def test_the_time_of_a_call_is_counted_from_its_script_s_begin(tmp_path: Path) -> None:
-    done = rehearse(tmp_path, "--parts", "mlp-fp16", "--minutes", "5", "--begun", str(time.time() - 300))
-    assert done.returncode == 3 and not (tmp_path / "mlp-fp16.json").exists()
+    done = rehearse(tmp_path, "--parts", "usual-fp16", "--minutes", "5", "--begun", str(time.time() - 300))
+    assert done.returncode == 3 and not (tmp_path / "usual-fp16.json").exists()
 
 
 def test_what_there_is_no_time_for_leaves_no_file(tmp_path: Path) -> None:
@@ -191,10 +211,19 @@ def test_an_arm_that_fails_leaves_the_others_at_work(tmp_path: Path) -> None:
 def test_the_table_has_ratios_of_what_was_measured() -> None:
     arms = {"eager_written": 0.004, "compile_fused": 0.003, "ours_fused": 0.002}
     figures = [
-        {"arm": arm, "error": "", "steps": [s, s, 9.0], "peak": 100 * s, "host": 3e-4, "empty": 1e-4}
+        {
+            "model": "gpt2",
+            "dtype": "bf16",
+            "arm": arm,
+            "error": "",
+            "steps": [s, s, 9.0],
+            "peak": 100 * s,
+            "host": 3e-4,
+            "empty": 1e-4,
+        }
         for arm, s in arms.items()
     ]
-    table = table_of_steps({"x": Outcome("x", "passed", found={"figures": figures})})
+    table = table_of_steps({"usual-bf16": Outcome("usual-bf16", "passed", found={"figures": figures})})
     assert table is not None
     cells = [next(iter(column.cells)) for column in table.columns]
-    assert cells == ["x", "4.00", "", "3.00", "", "2.00", "1.50", "", "0.50", "200"]
+    assert cells == ["gpt2-bf16", "4.00", "", "3.00", "", "2.00", "1.50", "", "0.50", "200"]
