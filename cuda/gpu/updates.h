@@ -254,7 +254,7 @@ OMC_INLINE omc_adam omc_adam_of_block(const omc_gpu_updates &p, const omc_gpu_te
                   numbers[4], numbers[5], numbers[6], numbers[7]};
 }
 
-#define OMC_UPDATE(name) OMC_GLOBAL(name, OMC_UPDATE_THREADS, omc_gpu_updates, p)
+#define OMC_UPDATE(name) OMC_GLOBAL_WIDE(name, OMC_UPDATE_THREADS, omc_gpu_updates, p)
 #define OMC_EACH_LANE(l) _Pragma("unroll") for (int l = 0; l < OMC_UPDATE_LANES; l++)
 
 /* ---- kernels ---- */
