@@ -124,6 +124,7 @@ static omc_status params_average(omc_cuda_device *device, const omc_node *node, 
 
 static omc_status params_average_grad(omc_cuda_device *device, const omc_node *node,
                                       omc_arena *arena, void *params_) {
+  (void)arena;
   params *p = params_;
   omc_spread *s = &p->spread;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
