@@ -47,8 +47,10 @@ typedef struct omc_module {
   PyObject *torch;                   /* torch.Tensor, kept so that the table stays valid */
   PyObject *parameter;               /* torch.nn.Parameter */
   PyObject *empty_strided, *device;  /* torch's */
-  PyObject *dtypes[OMC_N_DTYPE];     /* torch.float32 and so on */
-  PyObject *precision_of;            /* torch's: (device, kind of op) -> "ieee", "tf32"; or NULL */
+  PyObject *empty_here, *here;   /* torch's: (dims, strides, dtype) -> a tensor on its current GPU;
+                                    the number of that. NULL: it has no such functions */
+  PyObject *dtypes[OMC_N_DTYPE]; /* torch.float32 and so on */
+  PyObject *precision_of;        /* torch's: (device, kind of op) -> "ieee", "tf32"; or NULL */
   PyObject *names[OMC_N_NAMES];
   PyObject *types[OMC_N_TYPES];
   PyObject *consumed_error; /* RuntimeError raised where state is gone */

@@ -193,6 +193,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(m->parameter);
   Py_VISIT(m->empty_strided);
   Py_VISIT(m->device);
+  Py_VISIT(m->empty_here);
+  Py_VISIT(m->here);
   Py_VISIT(m->precision_of);
   for (int i = 0; i < OMC_N_TYPES; i++) Py_VISIT(m->types[i]);
   Py_VISIT(m->consumed_error);
@@ -206,6 +208,8 @@ static int module_clear(PyObject *module) {
   Py_CLEAR(m->parameter);
   Py_CLEAR(m->empty_strided);
   Py_CLEAR(m->device);
+  Py_CLEAR(m->empty_here);
+  Py_CLEAR(m->here);
   for (int i = 0; i < OMC_N_DTYPE; i++) Py_CLEAR(m->dtypes[i]);
   Py_CLEAR(m->precision_of);
   for (int i = 0; i < OMC_N_NAMES; i++) Py_CLEAR(m->names[i]);

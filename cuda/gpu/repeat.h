@@ -25,12 +25,12 @@ OMC_GLOBAL(copy_rows, OMC_PRODUCT_THREADS, omc_product_copy, p) {
   const int64_t rest = p.count - first, at = p.n < p.count ? first % p.n : first;
   const int lanes = rest < OMC_PRODUCT_PACK ? (int)rest : OMC_PRODUCT_PACK;
   const OMC_FROM *const x = (const OMC_FROM *)p.x;
-  OMC_FROM from[OMC_PRODUCT_PACK];
+  omc_loaded<OMC_FROM, OMC_PRODUCT_PACK> from;
   OMC_TO to[OMC_PRODUCT_PACK];
   if (at + lanes <= p.n) {
     omc_load(from, x + at, lanes);
   } else {
-    for (int l = 0; l < lanes; l++) from[l] = x[(at + l) % p.n];
+    for (int l = 0; l < lanes; l++) from.e[l] = x[(at + l) % p.n];
   }
 #pragma unroll
   for (int l = 0; l < OMC_PRODUCT_PACK; l++)

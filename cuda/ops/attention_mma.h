@@ -178,7 +178,7 @@ OMC_GLOBAL(attention_delta, OMC_DELTA_THREADS, omc_attention, p) {
 #pragma unroll
   for (int d = lane * PACK; d < OMC_VALUE_DIM; d += LANES * PACK) {
     const int lanes = least(PACK, OMC_VALUE_DIM - d);
-    storage_t y[PACK], dy[PACK];
+    omc_loaded<storage_t, PACK> y, dy;
     omc_load(y, (const storage_t *)p.y + start + d, lanes);
     omc_load(dy, (const storage_t *)p.dy + start + d, lanes);
 #pragma unroll

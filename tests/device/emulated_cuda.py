@@ -63,6 +63,15 @@ def empty_strided(size: list[int], stride: list[int], *, dtype: Any = None, devi
     return new(size, stride, dtype, device)
 
 
+def empty_here(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """On the current GPU, as code of Inductor's makes its results."""
+    return new(list(size), list(stride), dtype, torch.device("cuda", here()))
+
+
+def here() -> int:
+    return gpus[0].torch.emulated_current_device()
+
+
 def copy_(to: Tensor, source: Tensor, _non_blocking: bool = False) -> Tensor:
     values = get(source) if is_there(source) else source
     if is_there(to):
@@ -120,6 +129,8 @@ def current(number: int) -> Iterator[None]:
 def install() -> None:
     """Let PyTorch have the GPUs, and the product the extension that knows them."""
     on_device.load_stand_ins()
+    torch._C._dynamo.guards._empty_strided_cuda = empty_here
+    torch._C._cuda_getDevice = here
     ctypes.CDLL(str(on_device.ROOT / "build" / "device" / "libtorch_devices.so"))
     core, device = on_device.loaded()
     driver = ctypes.CDLL("libcuda.so.1")
