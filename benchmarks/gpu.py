@@ -43,6 +43,7 @@ USUAL = ("gpt2", "bert", "mlp", "resnet18")
 MODELS = (*USUAL, "bert_large", "gpt2_medium", "resnet50")
 ROOM = 64 << 30  # bytes of a GPU that has all arms of the usual models at once
 CORES = os.cpu_count() or 2
+PATIENCE = 12.0  # seconds for what is interrupted: pytest-xdist waits 10 for its processes
 AT_ONCE = 4  # parts of tests, and of the cores each has one in so many
 ARMS = ("eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused")
 # What the table of ops has for one instruction set of the CPU's is nothing new on a GPU.
@@ -169,10 +170,10 @@ def has_room(device: str) -> bool:
     return device == "cpu" or torch.cuda.get_device_properties(device).total_memory >= ROOM
 
 
-def end(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
-    """With all that it has started; who still runs may say first what has failed, as pytest does when interrupted."""
+def end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """With all that it has started; who still runs is interrupted, upon which pytest says what has failed so far."""
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
     with contextlib.suppress(ProcessLookupError):
@@ -234,7 +235,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                end(process)
+                end(process, min(PATIENCE, max(0.0, self.left())))
         seconds = time.monotonic() - begin
         if code is None and seconds < part.limit:
             return
