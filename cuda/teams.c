@@ -6,9 +6,10 @@
 enum {
   PACK_BYTES = 16,
   WARP = 32,
-  WARP_PACKS = 4,     /* of a thread, that omc_warp_team has room for */
+  WARP_PACKS = 8,     /* of a thread, that omc_warp_team has room for */
+  PACKS = 4,          /* of a thread of a block, before it has more threads */
   WARP_THREADS = 256, /* of blocks whose warps have a line each */
-  MOST_THREADS = 512,
+  MOST_THREADS = 256, /* of a block: with more, registers leave room for one */
   SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
   COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
   BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
@@ -74,7 +75,7 @@ omc_cuda_team omc_cuda_block_of(omc_gpu_lines *lines, size_t bytes, bool by_part
   const int64_t pack = PACK_BYTES / (int64_t)bytes, n = lines->along.n;
   const int32_t inner = lines->along.rank - 1;
   int64_t threads = 2 * WARP;
-  while (threads < MOST_THREADS && threads * pack * WARP_PACKS < n) threads *= 2;
+  while (threads < MOST_THREADS && threads * pack * PACKS < n) threads *= 2;
   cut_in_parts(lines, by_parts ? lines->kept.n : BUSY_BLOCKS, threads * pack * PART_PACKS);
   const int64_t size = lines->along.group[inner].size;
   return (omc_cuda_team){inner == 0                           ? "_block"

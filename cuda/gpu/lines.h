@@ -179,7 +179,7 @@ struct omc_team {
  * the first of them. The elements of lines that are not GROUPED are evenly apart, one after the
  * other where ALONG is not 1. */
 struct omc_warp_team : omc_team {
-  enum { PACK = OMC_ROW_PACK, LINES = 1, ALONG = PACK, SLOTS = 4, AHEAD = 1, GROUPED = 0 };
+  enum { PACK = OMC_ROW_PACK, LINES = 1, ALONG = PACK, SLOTS = 8, AHEAD = 1, GROUPED = 0 };
   OMC_METHOD explicit omc_warp_team(const omc_gpu_lines &of)
       : omc_team(of, blockDim.x / OMC_WARP, threadIdx.x / OMC_WARP, threadIdx.x % OMC_WARP,
                  OMC_WARP) {}

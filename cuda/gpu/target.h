@@ -48,19 +48,23 @@ typedef unsigned long long uint64_t;
  * with `#define OMC_WANTED_softmax_f32 ,`; others are templates that nobody instantiates. */
 #define OMC_GLOBAL(name, threads, type, p) \
   OMC_SECOND(OMC_WANTED_##name OMC_KERNEL, OMC_NO_KERNEL, )(name, threads, type, p)
-/* One that has all registers that it asks for, however few blocks then run at a time. */
-#define OMC_GLOBAL_WIDE(name, threads, type, p) \
-  OMC_SECOND(OMC_WANTED_##name OMC_WIDE_KERNEL, OMC_NO_KERNEL, )(name, threads, type, p)
+/* One that has all registers that it asks for, however few blocks then run at a time; and one that
+ * has so many that at least `blocks` do. */
+#define OMC_GLOBAL_WIDE(name, threads, type, p) OMC_GLOBAL_BLOCKS(name, threads, 1, type, p)
+#define OMC_GLOBAL_BLOCKS(name, threads, blocks, type, p)                 \
+  OMC_SECOND(OMC_WANTED_##name OMC_BLOCKS_KERNEL, OMC_NO_BLOCKS_KERNEL, ) \
+  (name, threads, blocks, type, p)
 #define OMC_SECOND(...) OMC_SECOND_(__VA_ARGS__)
 #define OMC_SECOND_(first, second, ...) second
 #define OMC_NO_KERNEL(name, threads, type, p) \
   template <typename>                         \
   OMC_INLINE void name(const type &p)
+#define OMC_NO_BLOCKS_KERNEL(name, threads, blocks, type, p) OMC_NO_KERNEL(name, threads, type, p)
 #ifndef OMC_KERNEL
 #define OMC_KERNEL(name, threads, type, p) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ type p)
-#define OMC_WIDE_KERNEL(name, threads, type, p) \
-  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ type p)
+#define OMC_BLOCKS_KERNEL(name, threads, blocks, type, p) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ type p)
 #endif
 
 /* The memory that a launch asks for, which the threads of a block share. */

@@ -22,6 +22,9 @@ enum {
 #define OMC_DKV_BANDS 1
 #define OMC_DKV_PARTS(deepest) ((deepest) <= 128 ? 1 : 2)
 
+/* Blocks that a multiprocessor has registers for, at least. */
+#define OMC_DKV_BLOCKS(deepest) ((deepest) <= 64 ? 3 : 1)
+
 /* Rows of a block. */
 #define OMC_BAND_ROWS(bands) ((bands) * OMC_BAND_WARPS * 16)
 

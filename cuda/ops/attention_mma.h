@@ -297,7 +297,7 @@ struct query_tiles {
 
 /* A block is a tile of keys, for all heads of queries that share it, and a part of a head: dk and
  * dv. */
-OMC_GLOBAL_WIDE(attention_dkv, OMC_BAND_THREADS, omc_attention, p) {
+OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, OMC_DKV_BLOCKS(DEEPEST), omc_attention, p) {
   constexpr int BANDS = OMC_DKV_BANDS, ROWS = OMC_BAND_ROWS(BANDS);
   constexpr int WIDTH = DEPTH / PARTS, VALUE_WIDTH = VALUE_DEPTH / PARTS;
   OMC_SHARED_BYTES(shared);

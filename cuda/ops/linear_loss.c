@@ -29,7 +29,7 @@ typedef struct chunk {
 
 /* Offsets into the workspace, in bytes. */
 typedef struct layout {
-  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, slopes, x, w, columns,
+  size_t product, loss, parts, total, top, log_sum, bias, weight, logits, slopes, x, w, dw, columns,
       end;
 } layout;
 
@@ -38,6 +38,7 @@ typedef struct params {
   omc_dtype stored, wide, dtype; /* of x and w; of logits and results; of operands of products */
   int64_t row;                   /* classes of products, and elements from one row to the next */
   int64_t chunks;                /* all but the last of one size */
+  bool sums_apart;               /* the gradient of w is summed where there is room for `row` */
   chunk whole, last;
   omc_cuda_loss_sums sums;
   omc_reduce joined;
@@ -53,10 +54,11 @@ typedef struct params {
 /* Whether gradients of logits are of 16 bits, beside them. */
 static bool narrows(const params *p) { return p->dtype != p->wide; }
 
+/* Whether there are rows that are no classes. */
+static bool pads(const params *p) { return p->row != p->form.loss.classes; }
+
 /* Whether w is copied: to be read as another dtype, or with rows of 0. */
-static bool copies_weight(const params *p) {
-  return p->dtype != p->stored || p->row != p->form.loss.classes;
-}
+static bool copies_weight(const params *p) { return p->dtype != p->stored || pads(p); }
 
 static const char sum[] = "#define OMC_VERB omc_sum\n";
 
@@ -88,7 +90,7 @@ static omc_status plan_products(omc_cuda_device *device, const omc_node *node, c
   c->to_x.m = rows, c->to_x.n = k, c->to_x.k = p->row;
   c->to_x.a_row = p->row, c->to_x.b_row = c->to_x.d_row = k;
   if (omc_out(node, 1)) OMC_TRY(omc_cuda_product_plan(&c->to_x, node));
-  c->to_w.m = p->form.loss.classes, c->to_w.n = k, c->to_w.k = rows;
+  c->to_w.m = p->row, c->to_w.n = k, c->to_w.k = rows;
   c->to_w.a_row = p->row, c->to_w.b_row = c->to_w.d_row = k;
   c->to_w.trans_a = true;
   return omc_out(node, 2) ? omc_cuda_product_plan(&c->to_w, node) : OMC_OK;
@@ -157,6 +159,7 @@ static layout layout_of(const params *p, int64_t parts) {
   PLACE(slopes, narrows(p) ? rows * row * size : 0)
   PLACE(x, widens ? rows * k * size : 0)
   PLACE(w, copies_weight(p) ? row * k * size : 0)
+  PLACE(dw, p->sums_apart ? row * k * wide : 0)
   PLACE(columns, (size_t)parts * classes * wide)
 #undef PLACE
   return at;
@@ -173,6 +176,7 @@ static omc_status params_linear_loss(omc_cuda_device *device, const omc_node *no
   p->dtype = p->stored == OMC_BF16 ? OMC_BF16 : p->wide;
   const int64_t n = p->form.n, classes = p->form.loss.classes;
   p->row = omc_ceil_div(classes, ROW_UNIT) * ROW_UNIT;
+  p->sums_apart = pads(p) && omc_out(node, 2);
   const int64_t most = omc_max(LEAST_ROWS, LEAST_LOGITS / omc_max(classes, 1));
   const int64_t even = omc_ceil_div(n, omc_max(omc_ceil_div(n, most), 1));
   const int64_t rows = omc_max(omc_ceil_div(even, ROW_UNIT) * ROW_UNIT, ROW_UNIT);
@@ -236,7 +240,8 @@ static omc_status gradients_of(job *j, chunk *c, const omc_loss *forward, const 
     OMC_TRY(omc_cuda_launch(&c->columns_kernel, c->columns_grid, &columns, j->args->queue));
   }
   if (j->dx) OMC_TRY(multiply(j, &c->to_x, given.dlogits, j->w, j->dx, false));
-  return j->dw ? multiply(j, &c->to_w, given.dlogits, x, j->dw, !first) : OMC_OK;
+  void *const dw = j->p->sums_apart ? place(j, j->p->at.dw) : j->dw;
+  return dw ? multiply(j, &c->to_w, given.dlogits, x, dw, !first) : OMC_OK;
 }
 
 static omc_status run_chunk(job *j, chunk *c, bool first) {
@@ -300,7 +305,7 @@ static omc_status widen_operands(job *j) {
   }
   if (copies_weight(p)) OMC_TRY(copy_weight(j));
   /* Kernels write gradients of classes alone. */
-  return j->gradient && narrows(p) && p->row != classes
+  return j->gradient && narrows(p) && pads(p)
              ? zero(place(j, p->at.slopes), p->at.x - p->at.slopes, queue)
              : OMC_OK;
 }
@@ -309,9 +314,12 @@ static omc_status run_chunks(job *j) {
   params *p = j->p;
   for (int64_t c = 0; c < p->chunks; c++)
     OMC_TRY(run_chunk(j, c + 1 < p->chunks ? &p->whole : &p->last, c == 0));
+  const size_t bytes = (size_t)(p->form.loss.classes * p->form.k) * omc_dtype_size(p->wide);
   if (j->dw && p->chunks == 0)
-    OMC_TRY(zero(j->dw, (size_t)(p->form.loss.classes * p->form.k) * omc_dtype_size(p->wide),
-                 j->args->queue));
+    OMC_TRY(zero(j->dw, bytes, j->args->queue));
+  else if (p->sums_apart && bytes > 0)
+    OMC_CUDA_TRY(cuMemcpyDtoDAsync_v2, (omc_cuda_ptr)(uintptr_t)j->dw,
+                 (omc_cuda_ptr)(uintptr_t)place(j, p->at.dw), bytes, j->args->queue);
   if (!j->dbias) return OMC_OK;
   omc_reduce joined = p->joined;
   joined.x = place(j, p->at.columns);

@@ -301,7 +301,7 @@ inline void finish_copies(bool in_order) {
     return grid.threads <= (most_threads) && emulated::run_grid(name##_thread, parameters, grid); \
   }                                                                                               \
   static void name##_body(const type &p)
-#define OMC_WIDE_KERNEL OMC_KERNEL
+#define OMC_BLOCKS_KERNEL(name, threads, blocks, type, p) OMC_KERNEL(name, threads, type, p)
 #define OMC_SHARED_BYTES(name) \
   unsigned char *const name =  \
       (unsigned char *)(((uintptr_t)emulated::here->shared.data() + 31) / 32 * 32)
