@@ -12,24 +12,42 @@ typedef struct omc_gpu_seed {
 
 #ifdef OMC_GPU
 
-/* The words of elements 4 * counter to 4 * counter + 3 of a subsequence. */
-OMC_INLINE void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t counter,
-                           uint32_t (&out)[4]) {
-  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = subsequence, c3 = 0;
+/* The words of elements 4 * counter to 4 * counter + 3 of a subsequence, for each of N counters,
+ * which share the keys of the rounds. */
+template <int N>
+OMC_INLINE void omc_philox(uint64_t seed, uint32_t subsequence, const uint64_t (&counters)[N],
+                           uint32_t (&out)[N][4]) {
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
 #pragma unroll
+  for (int n = 0; n < N; n++) {
+    out[n][0] = (uint32_t)counters[n], out[n][1] = (uint32_t)(counters[n] >> 32);
+    out[n][2] = subsequence, out[n][3] = 0;
+  }
+#pragma unroll
   for (int round = 0; round < 10; round++) {
-    const uint32_t high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
-    const uint32_t high1 = __umulhi(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
-    c0 = high1 ^ c1 ^ k0, c1 = low1;
-    c2 = high0 ^ c3 ^ k1, c3 = low0;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      uint32_t (&c)[4] = out[n];
+      const uint32_t high0 = __umulhi(0xD2511F53u, c[0]), low0 = 0xD2511F53u * c[0];
+      const uint32_t high1 = __umulhi(0xCD9E8D57u, c[2]), low1 = 0xCD9E8D57u * c[2];
+      c[0] = high1 ^ c[1] ^ k0, c[1] = low1;
+      c[2] = high0 ^ c[3] ^ k1, c[3] = low0;
+    }
     k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
   }
-  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
+OMC_INLINE void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t counter,
+                           uint32_t (&out)[4]) {
+  const uint64_t counters[1] = {counter};
+  uint32_t words[1][4];
+  omc_philox(seed, subsequence, counters, words);
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[i] = words[0][i];
+}
+OMC_INLINE uint64_t omc_seed(const omc_gpu_seed &seed) { return seed.at ? *seed.at : seed.value; }
 OMC_INLINE void omc_philox(const omc_gpu_seed &seed, uint32_t subsequence, uint64_t counter,
                            uint32_t (&out)[4]) {
-  omc_philox(seed.at ? *seed.at : seed.value, subsequence, counter, out);
+  omc_philox(omc_seed(seed), subsequence, counter, out);
 }
 
 #endif

@@ -22,9 +22,6 @@ enum {
 #define OMC_DKV_BANDS 1
 #define OMC_DKV_PARTS(deepest) ((deepest) <= 128 ? 1 : 2)
 
-/* Blocks that a multiprocessor has registers for, at least. */
-#define OMC_DKV_BLOCKS(deepest) ((deepest) <= 64 ? 3 : 1)
-
 /* Rows of a block. */
 #define OMC_BAND_ROWS(bands) ((bands) * OMC_BAND_WARPS * 16)
 
@@ -43,6 +40,9 @@ enum { OMC_BAND_NUMBERS = 3 };
 
 enum {
   PLAIN = !OMC_MASK && !OMC_DROPS,
+  /* Blocks that a multiprocessor has registers for, at least. */
+  FORWARD_BLOCKS = OMC_DROPS && !OMC_MASK && DEEPEST <= 64 ? 4 : 1,
+  DKV_BLOCKS = DEEPEST <= 64 ? 3 : 1,
   COLUMNS = OMC_BAND_COLUMNS,
   PARTS = OMC_DKV_PARTS(DEEPEST),
   DEPTH = OMC_BAND_DEPTH(OMC_DIM, PARTS),
@@ -171,6 +171,7 @@ template <bool FLIPPED>
 struct window {
   place at;
   int32_t row, column;
+  uint64_t seed; /* of dropout */
 
   OMC_METHOD int32_t query() const { return FLIPPED ? column : row; }
   OMC_METHOD int32_t key() const { return FLIPPED ? row : column; }
@@ -208,33 +209,45 @@ OMC_INLINE void score(const omc_attention &p, const window<FLIPPED> &w,
   }
 }
 
-/* Which of a lane's four scores in 8 columns of a band dropout keeps, a bit for each. Neighbours
- * along the keys share a counter: if no counter is of two queries, each lane draws one of the 32.
- */
-template <bool FLIPPED>
-OMC_INLINE uint32_t kept(const omc_attention &p, const window<FLIPPED> &w, int b, int n) {
-  uint32_t bits = 0;
-  if (!OMC_DROPS) return 15;
+OMC_INLINE uint64_t seed_of(const omc_attention &p) { return OMC_DROPS ? omc_seed(p.seed) : 0; }
+
+/* Which of a lane's scores dropout keeps: bit 4 * j + i is that of score i in columns n * 8 to
+ * n * 8 + 7 of band b, with j = b * COLUMNS / 8 + n. Neighbours along the keys share a counter: if
+ * no counter is of two queries, each lane draws one of the 32 of each j. */
+template <int BANDS, bool FLIPPED>
+OMC_INLINE uint32_t kept(const omc_attention &p, const window<FLIPPED> &w) {
+  constexpr int ACROSS = COLUMNS / 8, PARTS_OF_WARP = BANDS * ACROSS;
+  constexpr int KEYS = FLIPPED ? 4 : 2; /* fours of keys of each query */
+  uint32_t bits = 0, drawn = 0, of_four = 0, words[PARTS_OF_WARP][4];
+  uint64_t counters[PARTS_OF_WARP];
+  if (!OMC_DROPS) return ~0u;
   if (p.keys % 4 != 0) {
     dropper drops;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      bits |= (uint32_t)drops.keeps(p, w.at, w.query(b, n, i), w.key(b, n, i)) << i;
+    for (int k = 0; k < 4 * PARTS_OF_WARP; k++) {
+      const int b = k / 4 / ACROSS, n = k / 4 % ACROSS, i = k % 4;
+      bits |= (uint32_t)drops.keeps(p, w.at, w.query(b, n, i), w.key(b, n, i)) << k;
+    }
     return bits;
   }
-  constexpr int KEYS = FLIPPED ? 4 : 2; /* fours of keys of each query */
-  const int lane = omc_lane(), row = w.row + b * 16, column = w.column + n * 8;
-  const int32_t query = (FLIPPED ? column : row) + lane / KEYS;
-  const int32_t key = (FLIPPED ? row : column) + lane % KEYS * 4;
-  uint32_t words[4], drawn = 0;
-  omc_philox(p.seed, p.subsequence, (uint64_t)(row_of(p, w.at, query) * p.keys + key) / 4, words);
+  const int lane = omc_lane();
 #pragma unroll
-  for (int i = 0; i < 4; i++) drawn |= (uint32_t)(words[i] >= p.drop_below) << i;
+  for (int j = 0; j < PARTS_OF_WARP; j++) {
+    const int row = w.row + j / ACROSS * 16, column = w.column + j % ACROSS * 8;
+    const int32_t query = (FLIPPED ? column : row) + lane / KEYS;
+    const int32_t key = (FLIPPED ? row : column) + lane % KEYS * 4;
+    counters[j] = (uint64_t)(row_of(p, w.at, query) * p.keys + key) / 4;
+  }
+  omc_philox(w.seed, p.subsequence, counters, words);
+#pragma unroll
+  for (int k = 0; k < 4 * PARTS_OF_WARP; k++)
+    drawn |= (uint32_t)(words[k / 4][k % 4] >= p.drop_below) << k;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int down = omc_lane_row() + i / 2 * 8, across = omc_lane_column() + i % 2;
     const int of_query = FLIPPED ? across : down, of_key = FLIPPED ? down : across;
-    bits |= (__shfl_sync(~0u, drawn, of_query * KEYS + of_key / 4) >> of_key % 4 & 1) << i;
+    if (FLIPPED || i % 2 == 0) of_four = __shfl_sync(~0u, drawn, of_query * KEYS + of_key / 4);
+    bits |= (of_four >> of_key % 4 & 0x11111111u) << i;
   }
   return bits;
 }

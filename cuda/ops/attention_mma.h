@@ -22,7 +22,7 @@ struct key_tiles {
     const int32_t i = (int32_t)blockIdx.x % p.tiles;
     scores.at = place_of(p, (int32_t)blockIdx.x / p.tiles);
     first = (OMC_CAUSAL ? p.tiles - 1 - i : i) * OMC_BAND_ROWS(BANDS); /* the longest start first */
-    scores.row = first + row_of_warp(BANDS), scores.column = 0;
+    scores.row = first + row_of_warp(BANDS), scores.column = 0, scores.seed = seed_of(p);
     end = seen_before(p, first + OMC_BAND_ROWS(BANDS));
     k = (const storage_t *)p.k + start_of(p.k_at, scores.at.sample, scores.at.kv_head, 0);
     v = (const storage_t *)p.v + start_of(p.v_at, scores.at.sample, scores.at.kv_head, 0);
@@ -52,7 +52,7 @@ struct key_tiles {
 
 /* ---- forward: a block is a tile of queries ---- */
 
-OMC_GLOBAL_WIDE(attention, OMC_BAND_THREADS, omc_attention, p) {
+OMC_GLOBAL_BLOCKS(attention, OMC_BAND_THREADS, FORWARD_BLOCKS, omc_attention, p) {
   constexpr int BANDS = OMC_FORWARD_BANDS(DEEPEST, PLAIN), ROWS = OMC_BAND_ROWS(BANDS);
   OMC_SHARED_BYTES(shared);
   storage_t *const queries = (storage_t *)shared;
@@ -89,14 +89,10 @@ OMC_GLOBAL_WIDE(attention, OMC_BAND_THREADS, omc_attention, p) {
 #pragma unroll
       for (int j = 0; j < VALUE_DEPTH / 4; j++) sums[r / 2][j / 2][r % 2 * 2 + j % 2] *= rescale;
     }
+    const uint32_t keeps = kept<BANDS>(p, w);
 #pragma unroll
-    for (int j = 0; j < BANDS * COLUMNS / 8 && OMC_DROPS; j++) {
-      const int b = j / (COLUMNS / 8), n = j % (COLUMNS / 8);
-      const uint32_t keeps = kept(p, w, b, n);
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (!(keeps >> i & 1)) s[b][n][i] = 0;
-    }
+    for (int k = 0; k < BANDS * COLUMNS / 2 && OMC_DROPS; k++)
+      if (!(keeps >> k & 1)) s[k / (COLUMNS / 2)][k / 4 % (COLUMNS / 8)][k % 4] = 0;
     combine<VALUE_PITCH>(s, t.values(), sums);
   }
   float factor[BANDS * 2];
@@ -152,15 +148,12 @@ struct grad_tiles : key_tiles<BANDS> {
     multiply<DEPTH>(queries, this->keys(), e);
     multiply<VALUE_DEPTH>(grads, this->values(), d);
     score(this->p, this->scores, e);
+    const uint32_t keeps = kept<BANDS>(this->p, this->scores);
 #pragma unroll
-    for (int j = 0; j < BANDS * COLUMNS / 8; j++) {
-      const int b = j / (COLUMNS / 8), n = j % (COLUMNS / 8);
-      const uint32_t keeps = kept(this->p, this->scores, b, n);
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        e[b][n][i] = exponential(e[b][n][i] - lse[b * 2 + i / 2]);
-        if (OMC_DROPS) d[b][n][i] *= keeps >> i & 1 ? (float)this->p.keep_scale : 0;
-      }
+    for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
+      const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4;
+      e[b][n][i] = exponential(e[b][n][i] - lse[b * 2 + i / 2]);
+      if (OMC_DROPS) d[b][n][i] *= keeps >> k & 1 ? (float)this->p.keep_scale : 0;
     }
   }
 };
@@ -297,7 +290,7 @@ struct query_tiles {
 
 /* A block is a tile of keys, for all heads of queries that share it, and a part of a head: dk and
  * dv. */
-OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, OMC_DKV_BLOCKS(DEEPEST), omc_attention, p) {
+OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, DKV_BLOCKS, omc_attention, p) {
   constexpr int BANDS = OMC_DKV_BANDS, ROWS = OMC_BAND_ROWS(BANDS);
   constexpr int WIDTH = DEPTH / PARTS, VALUE_WIDTH = VALUE_DEPTH / PARTS;
   OMC_SHARED_BYTES(shared);
@@ -305,6 +298,7 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, OMC_DKV_BLOCKS(DEEPEST), omc_
   const int32_t block = (int32_t)blockIdx.x / PARTS, part = (int32_t)blockIdx.x % PARTS;
   const int32_t first = block % p.tiles * ROWS, warp = row_of_warp(BANDS);
   const query_tiles t(p, values + ROWS * VALUE_PITCH, block / p.tiles, first);
+  const uint64_t seed = seed_of(p);
   if (t.count() > 0) {
     fetch<ROWS, OMC_DIM>(keys,
                          (const storage_t *)p.k + start_of(p.k_at, t.sample, t.kv_head, first),
@@ -321,25 +315,21 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, OMC_DKV_BLOCKS(DEEPEST), omc_
 #pragma unroll 1
   for (int32_t tile = 0; tile < t.count(); tile++) {
     t.arrive(tile);
-    const window<true> w = {t.at(tile), first + warp, t.query(tile)};
+    const window<true> w = {t.at(tile), first + warp, t.query(tile), seed};
     if (OMC_CAUSAL && w.column + COLUMNS <= w.row) continue;
     multiply<DEPTH>(keys + warp * PITCH, t.queries(tile), e);
     multiply<VALUE_DEPTH>(values + warp * VALUE_PITCH, t.grads(tile), d);
     score(p, w, e);
     const float *const lse = t.lse(tile) + omc_lane_column();
     const float *const share = lse + COLUMNS, *const delta = share + COLUMNS;
+    const uint32_t keeps = kept<BANDS>(p, w);
 #pragma unroll
-    for (int j = 0; j < BANDS * COLUMNS / 8; j++) {
-      const int b = j / (COLUMNS / 8), n = j % (COLUMNS / 8);
-      const uint32_t keeps = kept(p, w, b, n);
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int row = n * 8 + i % 2;
-        const float prob = exponential(e[b][n][i] - lse[row]) * share[row];
-        const float factor = !OMC_DROPS ? 1 : keeps >> i & 1 ? (float)p.keep_scale : 0;
-        d[b][n][i] = prob * (d[b][n][i] * factor - delta[row]);
-        e[b][n][i] = prob * factor;
-      }
+    for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
+      const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4, row = n * 8 + i % 2;
+      const float prob = exponential(e[b][n][i] - lse[row]) * share[row];
+      const float factor = !OMC_DROPS ? 1 : keeps >> k & 1 ? (float)p.keep_scale : 0;
+      d[b][n][i] = prob * (d[b][n][i] * factor - delta[row]);
+      e[b][n][i] = prob * factor;
     }
     combine<VALUE_PITCH>(e, t.grads(tile) + part * VALUE_WIDTH, dv);
     combine<PITCH>(d, t.queries(tile) + part * WIDTH, dk);
