@@ -42,7 +42,9 @@ def _of_one_step(op: OpOverload, compute: Callable[..., Any]) -> Callable[..., A
     """`compute`; where one step is to do, results of its shapes, strides and ancestry, whose values are not right."""
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        return one_step(*args, **kwargs) if _here.one_step else compute(*args, **kwargs)
+        output, *states = (one_step if _here.one_step else compute)(*args, **kwargs)
+        # PyTorch 2.11 leaves an axis of one step in the states of an LSTM.
+        return (output, *[state.squeeze(1) if state.dim() > 3 else state for state in states])
 
     def one_step(given: Tensor, state: Any, parameters: Any, *options: Any) -> tuple[Tensor, ...]:
         *others, batch_first = options
