@@ -159,6 +159,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
 
 
 def on(*devices: str) -> list[Tensor]:
+    """Parameters there; PyTorch makes fake tensors on any GPU where it has none, else on those that it has."""
+    there = {"cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))}
+    if torch.cuda.is_available() and (missing := {*devices} - there):
+        pytest.skip(f"PyTorch has no {', '.join(sorted(missing))}")
     params = [torch.empty(3, 5, device=device, requires_grad=True) for device in devices]
     for p in params:
         p.grad = torch.empty_like(p)

@@ -94,13 +94,13 @@ def test_sums_of_16_bits_are_rounded_once(gpu: Gpu) -> None:
 
 
 def test_float32_is_rounded_to_tf32_where_pytorch_says_so(gpu: Gpu) -> None:
-    inputs = [torch.full((1, 1), 1 + 2**-12), torch.ones(1, 1)]
+    inputs = [torch.full((16, 16), 1 + 2**-12), torch.eye(16)]  # what is as small as (1, 1) cuBLAS need not round
     plan, given = gpu.plan(product(inputs), inputs)
     seen = []
     for precision in ("ieee", "tf32", "ieee"):
         torch.backends.cuda.matmul.fp32_precision = precision
         try:
-            seen.append(gpu.get(plan.forward(given, 0)[0][0]).item())
+            seen.append(gpu.get(plan.forward(given, 0)[0][0])[0, 0].item())
         finally:
             torch.backends.cuda.matmul.fp32_precision = "none"
     assert seen == [1 + 2**-12, 1, 1 + 2**-12]

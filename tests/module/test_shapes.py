@@ -181,7 +181,8 @@ POOLS: dict[str, Callable[[], nn.Module]] = {
 def test_the_length_of_what_is_pooled_is_open(name: str) -> None:
     module = Function(lambda m, x: m.pool(m.conv(x)).sum(-1), conv=nn.Conv1d(3, 5, 3), pool=POOLS[name]())
     ours = assert_same_steps(module, *[(torch.randn(n, 3, length),) for n, length in ((3, 9), (9, 9), (2, 14), (5, 8))])
-    assert n_graphs(ours) == 1 and not ours.fallback_report()
+    # Older PyTorch asks whether the length is a multiple of the stride: a graph for those that are, and one for others.
+    assert n_graphs(ours) in ((1,) if torch.__version__ >= "2.13" else (1, 2)) and not ours.fallback_report()
 
 
 def test_graphs_for_sizes_of_one_and_for_ranks_are_no_export_each_time() -> None:
@@ -292,7 +293,8 @@ def test_what_runs_in_pytorch_for_open_sizes_alone_is_native_until_they_change()
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)], ids=str)
 def test_group_norms_of_any_batch(norm: nn.Module) -> None:
-    eager, ours = pair(nn.Sequential(nn.Conv2d(2, 4, 3), norm))
+    # A bias that a norm takes away has a gradient of rounding errors alone.
+    eager, ours = pair(nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), norm))
     for n, side in ((3, 5), (2, 5), (4, 7), (5, 6)):
         for m in (eager, ours):
             m.zero_grad()
