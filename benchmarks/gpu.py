@@ -3,9 +3,10 @@
 Each part is a process with a time limit and leaves ``NAME.json`` and ``NAME.log`` in the folder ``--out``. A part that
 has passed or failed is not run again, so that the next call does what there was no time for, what was ended at its
 limit, and what lacked a program; one that fails stops no other. Tests run beside each other, on a share of their rows;
-benchmarks one at a time, what tells most first. What is ended is interrupted first, so that its log has what has failed
-by then. At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where "absent" is a part that lacks its program.
-The exit status is 0 if all other parts have passed, 1 if one has failed or taken too long, 3 if some have not been run.
+benchmarks one at a time, what tells most first. What is ended, at its limit or because all time is over, is interrupted
+first, so that its log has what has failed by then. At the end ``gpu.json`` has all parts, ``gpu.txt`` the tables, where
+"absent" is a part that lacks its program. The exit status is 0 if all other parts have passed, 1 if one has failed or
+taken too long, 3 if some have not been run.
 
 ``--device cpu --tiny`` rehearses it all without a GPU, on tiny models and a part of the tests, and leaves its files
 in a folder of its own.
@@ -45,7 +46,7 @@ ROOM = 64 << 30  # bytes of a GPU that has all arms of the small models at once
 NO_ROOM = {"gpt2": ("eager_written",)}  # arms that take more than 80 GB there
 CORES = os.cpu_count() or 2
 PATIENCE = 12.0  # seconds for what is interrupted: pytest-xdist waits 10 for its processes
-AT_ONCE = 4  # parts of tests, and of the cores each has one in so many
+AT_ONCE = 4  # parts of tests, which have the cores among them
 ARMS = ("eager_written", "eager_fused", "compile_fused", "replay_fused", "ours_fused")
 # What the table of ops has for one instruction set of the CPU's is nothing new on a GPU.
 ONE_ISA = "not avx2 and not avx512 and not avx512bf16 and not amx"
@@ -112,12 +113,21 @@ def default_out(device: str, tiny: bool) -> Path:
     return ROOT / "build" / ("gpu-rehearsal" if tiny or device == "cpu" else "gpu")
 
 
+def share(sixteenths: int) -> str:
+    """So much of the cores, in words of a command."""
+    return str(max(1, CORES * sixteenths // 16))
+
+
 def parts(device: str, tiny: bool, together: bool) -> list[Part]:
     """All parts, in the order of what they tell."""
     here = sys.executable
-    processes = str(max(1, CORES // AT_ONCE))
+    has_xdist = importlib.util.find_spec("xdist") is not None
     pytest = (here, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--junitxml={result}")
-    spread = (*pytest, *(("-n", processes) if importlib.util.find_spec("xdist") and not tiny else ()))
+
+    def spread(sixteenths: int) -> tuple[str, ...]:
+        """Over so much of the cores; who has nothing left takes tests from others, as a few are long."""
+        return (*pytest, *(("-n", share(sixteenths), "--dist", "worksteal") if has_xdist and not tiny else ()))
+
     at_once = ("env", "OMC_SYNC=1")  # tests that ask for an op's error ask for it in its step
     on = ("--on", device)
     ops = ("-k", "MatMul or Softmax" if tiny else ONE_ISA)
@@ -133,16 +143,16 @@ def parts(device: str, tiny: bool, together: bool) -> list[Part]:
         "--seeds",
         "0:4" if tiny else "0:60",
         "--processes",
-        processes,
+        share(4),
     )
     agreement = (here, "benchmarks/agreement.py", "--device", device, "--dtypes", "fp32", "bf16", "--json", "{result}")
     agreed = ("--scale", "tiny", "--models", "mlp", "bert") if tiny else ()
-    errors = Part("errors", (*at_once, *spread, *on, "-m", "at_once", "tests/cuda"), 120, read=counted)
+    errors = Part("errors", (*at_once, *spread(2), *on, "-m", "at_once", "tests/cuda"), 120, read=counted)
     found = [
-        Part("training", (*spread, "tests/cuda/hardware.py"), 180, read=counted),
-        Part("kernels", (*spread, *on, "--every", "4", *kernels), 180, read=counted),
-        Part("ops", (*at_once, *spread, *on, "--every", "10", "tests/ops", *ops), 180, read=counted),
-        Part("modules", (*at_once, *spread, *on, "--every", "4", *modules), 180, read=counted),
+        Part("training", (*spread(4), "tests/cuda/hardware.py"), 180, read=counted),
+        Part("kernels", (*spread(4), *on, "--every", "8", *kernels), 180, read=counted),
+        Part("ops", (*at_once, *spread(3), *on, "--every", "20", "tests/ops", *ops), 180, read=counted),
+        Part("modules", (*at_once, *spread(5), *on, "--every", "6", *modules), 180, read=counted),
         *([errors] if device != "cpu" else []),  # which has other words for them
         Part("fuzz", fuzz, 120, read=lambda _: {}),
         Part("agreement", (*agreement, *agreed), 150),
@@ -233,7 +243,7 @@ class Runner:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
             try:
-                code = process.wait(min(part.limit, self.left()))
+                code = process.wait(min(part.limit, self.left() - PATIENCE))
             except subprocess.TimeoutExpired:
                 code = None
             finally:

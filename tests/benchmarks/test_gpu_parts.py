@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from gpu import (
     ARMS,
     DTYPES,
+    PATIENCE,
     SMALL,
     Outcome,
     Part,
@@ -126,12 +127,22 @@ def script(text: str) -> tuple[str, ...]:
     return sys.executable, "-c", text
 
 
+# As pytest-xdist, which waits for its processes first.
+INTERRUPTED = """
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(2)
+    print('what has failed', flush=True)
+"""
+
+
 def test_a_part_that_fails_stops_no_other_and_is_told(tmp_path: Path) -> None:
     write = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{\"a\": 1}'); print('done')"
-    interrupted = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('what has failed', flush=True)"
     wanted = [
         Part("bad", script("raise SystemExit('broken')"), 60),
-        Part("cut", script(interrupted), 1.5),
+        Part("cut", script(INTERRUPTED), 1.5),
         Part("good", (*script(write), "{result}"), 60, alone=True),
         Part("other", script(""), 60, needs="a-program-that-nobody-has"),
     ]
@@ -182,10 +193,11 @@ def test_the_time_of_a_call_is_counted_from_its_script_s_begin(tmp_path: Path) -
 
 
 def test_what_there_is_no_time_for_leaves_no_file(tmp_path: Path) -> None:
-    """Nor does what is cut short before it has had its own time."""
-    wanted = [Part("cut", script("import time; time.sleep(60)"), 60), Part("late", script(""), 60, alone=True)]
-    outcomes = Runner(tmp_path, "cpu", 2, least=1).run_all(wanted)
+    """Nor does what is cut short before it has had its own time, which says by then what has failed."""
+    wanted = [Part("cut", script(INTERRUPTED), 60), Part("late", script(""), 60, alone=True)]
+    outcomes = Runner(tmp_path, "cpu", PATIENCE + 2, least=PATIENCE).run_all(wanted)
     assert not outcomes and status_of(wanted, outcomes) == 3
+    assert "what has failed" in (tmp_path / "cut.log").read_text()
 
 
 def test_an_arm_that_fails_leaves_the_others_at_work(tmp_path: Path) -> None:
