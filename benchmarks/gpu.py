@@ -43,7 +43,7 @@ DTYPES = ("bf16", "tf32", "fp16", "fp32")
 SMALL = ("bert", "mlp", "resnet18")
 LARGE = ("bert_large", "gpt2_medium", "resnet50")
 ROOM = 64 << 30  # bytes of a GPU that has all arms of the small models at once
-NO_ROOM = {"gpt2": ("eager_written",)}  # arms that take more than 80 GB there
+NO_ROOM = {"gpt2": ("eager_written",)}  # of 80 GB: arms that take more, and models whose others do at once
 CORES = os.cpu_count() or 2
 PATIENCE = 12.0  # seconds for what is interrupted: pytest-xdist waits 10 for its processes
 AT_ONCE = 4  # parts of tests, which have the cores among them
@@ -162,7 +162,8 @@ def parts(device: str, tiny: bool, together: bool) -> list[Part]:
         quick = ("--scale", "tiny", "--steps", "2", "--warmup", "1", "--turn", "2")
         arms = [arm for arm in ARMS if arm not in NO_ROOM.get(models[0], ())]
         arms = [arm for arm in arms if "eager" in arm or "ours" in arm] if tiny else arms
-        how = (*(quick if tiny else ()), "--arms", *arms)
+        apart = ("--apart",) if models[0] in NO_ROOM else ()
+        how = (*(quick if tiny else ()), *apart, "--arms", *arms)
         found.append(Part(f"{name}-{dtype}", (*command, *how, "--json", "{result}"), 240, alone=True))
     sanitizer = ("compute-sanitizer", "--error-exitcode", "9", *pytest, *on, "--every", "10", *checked)
     found.append(Part("sanitizer", sanitizer, 300, alone=True, read=counted, needs="compute-sanitizer"))

@@ -155,12 +155,12 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def started(workers: list[Worker], device: str) -> Iterator[None]:
-    """They have taken their first step, which on a GPU is the host's work: there they take it beside each other."""
+def started(workers: list[Worker], at_once: int) -> Iterator[None]:
+    """They have taken their first step, so many beside each other."""
     try:
         for w in workers:
             w.attempt(w.ready)
-        with ThreadPoolExecutor(1 if device == "cpu" else len(workers)) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             list(pool.map(lambda w: w.attempt(w.first), workers))
         yield
     finally:
@@ -260,6 +260,9 @@ def main() -> None:
     p.add_argument("--device", default="cpu", help="cuda, cuda:1: on a GPU")
     p.add_argument("--scale", choices=SCALES, help="sizes of the models, by default full, on a GPU gpu")
     p.add_argument("--together", action="store_true", help="first steps of all models are taken before any is timed")
+    p.add_argument(
+        "--apart", action="store_true", help="first steps on a GPU, the host's work, are not beside each other"
+    )
     p.add_argument("--quick", action="store_true", help="the first four models, small")
     p.add_argument("--wide", action="store_true", help="ordinary models of all kinds; its own options: --wide --help")
     p.add_argument("--ops", action="store_true", help="single layers; its own options: --ops --help")
@@ -289,7 +292,8 @@ def main() -> None:
 
     for batch in [wanted] if a.together else [[one] for one in wanted]:
         workers = {one: workers_of(*one) for one in batch}
-        with started([w for those in workers.values() for w in those], a.device):
+        every = [w for those in workers.values() for w in those]
+        with started(every, 1 if a.apart or a.device == "cpu" else len(every)):
             for (model, dtype), those in workers.items():
                 work, size = SCALES[scale][model], 4 if DTYPES[dtype] is None else 2
                 floor = floors[f"{model} {dtype}"] = work.floor(flops[dtype], bandwidth, size)

@@ -10,11 +10,11 @@ enum {
   PACKS = 4,          /* of a thread of a block, before it has more threads */
   WARP_THREADS = 256, /* of blocks whose warps have a line each */
   MOST_THREADS = 256, /* of a block: with more, registers leave room for one */
-  SHORT = 8,         /* elements of lines of which a thread goes along several at a time */
-  COLUMN_WARPS = 8,  /* at most, that share the elements of a line */
-  BUSY_BLOCKS = 512, /* as many keep a large GPU busy */
-  PART_PACKS = 8,    /* of a thread in a part, at least */
-  PART_UNIT = 64     /* parts begin at multiples of so many elements */
+  SHORT = 8,          /* elements of lines of which a thread goes along several at a time */
+  COLUMN_WARPS = 8,   /* at most, that share the elements of a line */
+  BUSY_BLOCKS = 512,  /* as many keep a large GPU busy */
+  PART_PACKS = 8,     /* of a thread in a part, at least */
+  PART_UNIT = 64      /* parts begin at multiples of so many elements */
 };
 
 omc_gpu_places omc_cuda_places(int64_t size, int64_t stride) {

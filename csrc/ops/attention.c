@@ -1,7 +1,7 @@
 /* Attention(q[B,H,T,D], k[B,Hkv,S,D], v[B,Hkv,S,Dv], mask?) -> y[B,H,T,Dv], lse[B,H,T], and its
- * gradient, of which the last input is y, where a kernel has a use for it. Attribute head_axes says of q, k, v and y in turn where their heads are: at axis 1, or
- * at axis 2 behind the tokens, as a projection writes them. Gradients are laid out as what they
- * are of. */
+ * gradient, of which the last input is y, where a kernel has a use for it. Attribute head_axes says
+ * of q, k, v and y in turn where their heads are: at axis 1, or at axis 2 behind the tokens, as a
+ * projection writes them. Gradients are laid out as what they are of. */
 #include <math.h>
 
 #include "ops/forms.h"

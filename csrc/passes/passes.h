@@ -40,8 +40,8 @@ omc_status omc_canonicalize(omc_graph *g) OMC_MUST_USE;
 /* Merges nodes of the same phase, op, inputs and attributes; never random ops or callbacks. */
 omc_status omc_cse(omc_graph *g) OMC_MUST_USE;
 
-/* Makes casts from 16 bits to float32 again where backwards read them in what will be fused. Nothing
- * may come after it that would merge them. */
+/* Makes casts from 16 bits to float32 again where backwards read them in what will be fused.
+ * Nothing may come after it that would merge them. */
 omc_status omc_widen_again(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
 
 /* Gradients read results of forward where the provider spares itself a computation so. */

@@ -7,10 +7,14 @@
 
 enum { LSE = 4, MASK = 5, Y = 6 };
 
-/* Of 16 bits: the sum of probabilities times their gradients is that of y times its own. */
+/* Of 16 bits: the sum of probabilities times their gradients is that of y times its own. Where a
+ * mask is added, as by the least number there is, scores may be so large that lse has rounded a
+ * row's sum away, which has to be made again. */
 static bool reads_result(const omc_node *node) {
-  return node->op == OMC_OP_AttentionGrad && !omc_in(node, Y) &&
-         omc_dtype_size(omc_node_dtype(node)) == 2 && omc_in(node, LSE)->producer;
+  if (node->op != OMC_OP_AttentionGrad || omc_in(node, Y)) return false;
+  const omc_value *mask = omc_in(node, MASK);
+  return omc_dtype_size(omc_node_dtype(node)) == 2 && omc_in(node, LSE)->producer &&
+         (!mask || mask->type.dtype == OMC_BOOL);
 }
 
 static omc_status give_result(omc_graph *g, omc_node *node) {

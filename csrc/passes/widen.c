@@ -5,17 +5,28 @@
 #include "ops/op.h"
 #include "passes/passes.h"
 
-/* Whether it is memory of the graph's own, which nobody else writes to. */
-static bool is_computed(const omc_value *v) {
-  while (v->producer && omc_op_get(v->producer->op)->flags & OMC_OP_VIEW)
-    v = omc_in(v->producer, 0);
-  return v->producer != NULL;
+static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
+
+/* Whether the caller is given it or a view of it. */
+static bool is_given(const omc_graph *g, const omc_value *v) {
+  for (const omc_use *use = v->uses; use; use = use->next) {
+    if (use->node == g->result ? use->index < g->n_outputs
+                               : is_view(use->node) && is_given(g, omc_out(use->node, 0)))
+      return true;
+  }
+  return false;
 }
 
-static bool widens(const omc_node *node) {
+/* Whether it is memory of the graph's own, which nobody else writes to. */
+static bool is_own(const omc_graph *g, const omc_value *v) {
+  while (v->producer && is_view(v->producer)) v = omc_in(v->producer, 0);
+  return v->producer && !is_given(g, v);
+}
+
+static bool widens(const omc_graph *g, const omc_node *node) {
   return node->op == OMC_OP_Cast && node->phase == OMC_FORWARD &&
          omc_dtype_size(omc_in(node, 0)->type.dtype) == 2 && node->out[0]->type.dtype == OMC_F32 &&
-         is_computed(omc_in(node, 0));
+         is_own(g, omc_in(node, 0));
 }
 
 static bool is_fused(const omc_use *use, const omc_graph *g, const omc_provider *provider) {
@@ -41,7 +52,7 @@ static const omc_use *late_use(const omc_graph *g, const omc_value *v,
 
 omc_status omc_widen_again(omc_graph *g, const omc_provider *provider) {
   for (omc_node *node = g->first; node && node->phase == OMC_FORWARD; node = node->next) {
-    if (!widens(node)) continue;
+    if (!widens(g, node)) continue;
     omc_value *const wide = node->out[0];
     for (const omc_use *use; (use = late_use(g, wide, provider));) {
       omc_node *const user = use->node;

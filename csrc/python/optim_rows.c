@@ -19,9 +19,8 @@ typedef struct group {
 
 /* All below return 1, or 0 for what is to be looked at in Python, or -1 with an exception set. */
 
-/* Whether a tensor is of the dtype, if it is known, and has n elements, if n is not negative. What
- * is read negated is the imaginary part of a conjugate, which is dense as a single element alone.
- */
+/* Whether a tensor is of the dtype, if it is known, has n elements, if n is not negative, and is
+ * not read negated. */
 static int reads(const gathering *g, PyObject *tensor, omc_dtype *dtype, int64_t *n) {
   PyObject *type = (PyObject *)Py_TYPE(tensor);
   omc_type found;
@@ -34,7 +33,6 @@ static int reads(const gathering *g, PyObject *tensor, omc_dtype *dtype, int64_t
   const int64_t has = omc_shape_numel(&found.shape);
   if ((*n >= 0 && has != *n) || (*dtype != OMC_N_DTYPE && found.dtype != *dtype)) return 0;
   *n = has, *dtype = found.dtype;
-  if (has != 1) return 1;
   PyObject *negated = PyObject_CallMethod(tensor, "is_neg", NULL);
   const int is_negated = negated ? PyObject_IsTrue(negated) : -1;
   Py_XDECREF(negated);
@@ -128,9 +126,9 @@ static int gather_param(gathering *g, const group *of, PyObject *param) {
 
 static int gather_group(gathering *g, PyObject *given, Py_ssize_t index) {
   group of = {.index = index};
-  if (!PyArg_ParseTuple(given, "O!O!pp", &PyList_Type, &of.params, &PyTuple_Type, &of.names,
-                        &of.wide, &of.master))
+  if (!PyArg_ParseTuple(given, "OO!pp", &of.params, &PyTuple_Type, &of.names, &of.wide, &of.master))
     return -1;
+  if (!PyList_Check(of.params)) return 0;
   int found = 1;
   for (Py_ssize_t i = 0; found == 1 && i < PyList_Size(of.params); i++) {
     PyObject *param = Py_NewRef(PyList_GetItem(of.params, i));
@@ -144,9 +142,10 @@ PyObject *omc_gather_rows(PyObject *module, PyObject *args) {
   gathering g = {.m = PyModule_GetState(module)};
   const char *provider;
   PyObject *groups, *result = NULL;
-  if (!PyArg_ParseTuple(args, "O!O!pps", &PyDict_Type, &g.state, &PyList_Type, &groups, &g.counts,
-                        &g.writes_grad, &provider))
+  if (!PyArg_ParseTuple(args, "OO!pps", &g.state, &PyList_Type, &groups, &g.counts, &g.writes_grad,
+                        &provider))
     return NULL;
+  if (!PyDict_Check(g.state)) Py_RETURN_NONE;
   if (omc_provider_find(provider, &g.provider) != OMC_OK) Py_RETURN_NONE;
   int found = (g.rows = PyList_New(0)) && (g.written = PyList_New(0)) ? 1 : -1;
   for (Py_ssize_t i = 0; found == 1 && i < PyList_Size(groups); i++)

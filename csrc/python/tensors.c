@@ -258,7 +258,11 @@ static PyObject *call_torch(const omc_module *m, const omc_provider *provider, P
   const int here = is_here(m, provider);
   if (here < 0) return NULL;
   if (here) return PyObject_CallObject(m->empty_here, PyTuple_GetItem(request, 0));
-  return PyObject_Call(m->empty_strided, PyTuple_GetItem(request, 1), PyTuple_GetItem(request, 2));
+  PyObject *named = PyDict_Copy(PyTuple_GetItem(request, 2)); /* who is called may write to it */
+  if (!named) return NULL;
+  PyObject *made = PyObject_Call(m->empty_strided, PyTuple_GetItem(request, 1), named);
+  Py_DECREF(named);
+  return made;
 }
 
 /* Whether what is raised is that the device has no memory, and the provider has given some back. */

@@ -2,7 +2,7 @@
  * the losses and their gradients, in place or as 16 bits beside them, and two more products take
  * these to x and w. Rows whose target is ignored have gradients of 0: nobody waits to know how many
  * there are. Products are of so many classes as suit tensor cores: w has rows of 0 for those that
- * are no classes, and so do the gradients. */
+ * are no classes, whose logits and gradients are 0 too, or NaN in rows that are NaN. */
 #include <stdio.h>
 
 #include "base/int.h"
@@ -294,8 +294,10 @@ static omc_status widen_operands(job *j) {
   void *const queue = j->args->queue;
   if (classes == 0) return OMC_OK;
   if (j->bias) {
-    void *const bias = place(j, p->at.bias);
-    OMC_TRY(omc_cuda_repeat(&p->widen, bias, j->bias, p->row, classes, queue));
+    char *const bias = place(j, p->at.bias);
+    const size_t wide = omc_dtype_size(p->wide);
+    OMC_TRY(omc_cuda_repeat(&p->widen, bias, j->bias, classes, classes, queue));
+    OMC_TRY(zero(bias + (size_t)classes * wide, (size_t)(p->row - classes) * wide, queue));
     j->bias = bias;
   }
   if (j->weight) {

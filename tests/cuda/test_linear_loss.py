@@ -114,6 +114,17 @@ def test_what_is_not_finite_is_pytorchs(gpu: Gpu, ignored: int) -> None:
     torch.testing.assert_close([loss, dx, dw], [want.detach(), *(leaf.grad for leaf in leaves)], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("classes", [11, 16])
+def test_a_class_may_be_impossible(gpu: Gpu, classes: int, dtype: torch.dtype) -> None:
+    """By a bias of -inf, which meets no row of the weight but its own."""
+    inputs = operands(6, 3, classes, dtype, weighted=False)
+    inputs[2][inputs[2] == 0] = 1
+    inputs[3][0] = -inf
+    assert all(t.isfinite().all() for t in run(gpu, inputs))
+    assert_as_on_the_cpu(gpu, inputs)
+
+
 @pytest.mark.at_once
 def test_a_target_that_is_no_class_is_told_with_its_node(gpu: Gpu) -> None:
     inputs = operands(4, 3, 5)

@@ -224,3 +224,22 @@ def test_a_net_in_mixed_precision_runs_without_pytorch(name: str, how: str) -> N
         assert mine.dtype == other.dtype, i
         off, theirs = (float((t.double() - want.double()).norm()) for t in (mine, other))
         assert off <= 1.5 * theirs + 0.02 * float(want.norm()), f"{i}: {off} from float32, eager {theirs}"
+
+
+@pytest.mark.parametrize(
+    "form", [lambda y: y, Tensor.detach, lambda y: y.view(-1)], ids=["itself", "detached", "a view"]
+)
+def test_a_result_that_is_changed_is_not_what_backward_widens_again(form: Callable[[Tensor], Tensor]) -> None:
+    def both(s: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = s.l(x)
+        wide = y.float()
+        return form(y), wide.sin() * wide
+
+    eager = Function(both, l=nn.Linear(8, 8, dtype=torch.bfloat16))
+    grads = []
+    for model in (eager, ORTModule(copy.deepcopy(eager))):
+        given, z = model(torch.linspace(-1, 1, 32).view(4, 8).bfloat16())
+        given.data.add_(100)
+        z.sum().backward()
+        grads.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*grads)

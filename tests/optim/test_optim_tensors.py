@@ -204,6 +204,8 @@ def set_state(optimizer: FusedAdam, p: Tensor, name: str, value: Tensor) -> None
         lambda o, p: o.state.pop(p),
         lambda o, _: o.param_groups[0].update(amsgrad=True),
         lambda o, _: o.add_param_group({"params": [Subclass(torch.ones(2))]}),
+        lambda o, _: o.param_groups[0].update(params=tuple(o.param_groups[0]["params"])),
+        lambda _, p: setattr(p, "grad", torch._neg_view(p.grad)),
     ],
 )
 def test_what_is_not_as_the_core_takes_it_is_prepared(change: Callable[[FusedAdam, Tensor], Any]) -> None:
