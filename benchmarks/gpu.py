@@ -122,7 +122,9 @@ def parts(device: str, tiny: bool, together: bool) -> list[Part]:
     """All parts, in the order of what they tell."""
     here = sys.executable
     has_xdist = importlib.util.find_spec("xdist") is not None
-    pytest = (here, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--junitxml={result}")
+    # Each test is named as it ends, and one that takes long says where it is.
+    told = ("-v", "-rfE", "--tb=short", "-o", "faulthandler_timeout=60")
+    pytest = (here, "-m", "pytest", *told, "-p", "no:cacheprovider", "--junitxml={result}")
 
     def spread(sixteenths: int) -> tuple[str, ...]:
         """Over so much of the cores; who has nothing left takes tests from others, as a few are long."""

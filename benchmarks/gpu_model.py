@@ -252,8 +252,8 @@ KINDS = (
     Kind("convolutions", r"Conv\w*", "matrix", "", launches_of_convolution, 1.0, copied_bytes, replays=False),
     Kind("head and loss", r"LinearCrossEntropy", "matrix", launches=launches_of_head, apart_bytes=logits_bytes),
     Kind("attention", r"Attention", "attention", r"attention"),
-    # Scores and gradients of probabilities are made by each of three kernels: 9 products, of which 5 are counted.
-    Kind("attention", r"AttentionGrad", "attention", r"attention_\w+", launches=lambda _: 3, work=9 / 5),
+    # Of 16 bits, two kernels make scores and gradients of probabilities: 7 products, of which 5 are counted.
+    Kind("attention", r"AttentionGrad", "attention", r"attention_\w+", launches=lambda _: 3, work=7 / 5),
     Kind("PyTorch", r"TorchCall(Grad)?", replays=False),
     Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
     Kind("norms", r"\w*Norm\w*", kernels=r"\w*[Nn]orm\w*", launches=lambda _: 2),
@@ -361,14 +361,14 @@ MODELS = ("gpt2", "bert", "resnet18", "mlp")
 HEAD = """# Predicted steps on GPUs
 
 Written by `benchmarks/gpu_model.py --write`, on a machine without a GPU. **These are predictions, not measurements**:
-ours has not run on hardware. Each step of the plan that the provider makes takes the longer of moving its bytes and of
-its operations. Of the data sheet's bandwidth {bandwidth:.0%} are reached, less where registers and shared memory of a
-kernel, as compiled for {architecture}, leave too few warps (the worst kernel
+what was measured is in [gpu.md](gpu.md). Each step of the plan that the provider makes takes the longer of moving its
+bytes and of its operations. Of the data sheet's bandwidth {bandwidth:.0%} are reached, less where registers and shared
+memory of a kernel, as compiled for {architecture}, leave too few warps (the worst kernel
 of a kind counts); of the matrix units' rate {product:.0%} in products, times
 how evenly tiles of {tile[0]}x{tile[1]} fill the multiprocessors, and {attention:.0%} in attention. A kernel follows the
 last after {replayed:.1f} us in a graph that is replayed; launched by itself after {launched:.1f} us, if the host, which
 takes {host:.0f} us for each, keeps ahead. Steps with convolutions are never replayed. AdamW is counted; so are the
-nine products of attention's backward and, beside the GB of the table, passes over logits, copies of convolutions'
+seven products of attention's backward and, beside the GB of the table, passes over logits, copies of convolutions'
 results and changes of their layout. Not counted are caches, in which tensors of small models stay, and the host's work
 outside of launches. Not known to the model are blocks of other than {threads} threads and shared memory that is
 asked for at a launch, as attention's is, so that its warps are fewer than assumed here.
