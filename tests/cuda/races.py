@@ -33,7 +33,7 @@ def of(call: str, *inputs: Tensor | tuple[int, ...], outputs: int = 1, constants
 
 def reductions(gpu: Gpu) -> None:
     """By a block of a line, by columns, and both in groups."""
-    for shape, axes in (((2, 700), [1]), ((70, 3), [0]), ((3, 4, 16, 8), [0, 2, 3]), ((9, 2, 6, 3), [0, 2])):
+    for shape, axes in (((2, 1100), [1]), ((70, 3), [0]), ((3, 4, 16, 8), [0, 2, 3]), ((9, 2, 6, 3), [0, 2])):
         reduced(gpu, "ReduceSum", random(*shape), axes)
 
 
@@ -54,7 +54,7 @@ LINES, BOXES, PREFIX, DIGITS, UPDATES = (
     f"cuda/gpu/{name}.h" for name in ("lines", "boxes", "prefix", "digits", "updates")
 )
 SCAN, TILES, MMA = (f"cuda/ops/{name}.h" for name in ("scan", "attention", "attention_mma"))
-ROW, COLUMN, CHANNELS = (2, 700), (70, 3), (9, 2, 6, 3)
+ROW, COLUMN, CHANNELS = (2, 1100), (70, 3), (9, 2, 6, 3)
 IDS = torch.arange(600) * 7 % 200  # several tiles
 ONCE, TWICE = {LINES: (1,)}, {LINES: (0, 1)}  # that a kernel joins what its threads have
 
@@ -64,10 +64,10 @@ CASES = {
     "softmax of columns": Case(of("LogSoftmax(%x0) {axis=0}", COLUMN), ONCE),
     "norm": Case(of("LayerNormalization(%x0)", ROW, outputs=3), TWICE),
     "gradient of a norm": Case(
-        of("LayerNormGrad(%x0, %x1, %x2, %x3, %x4)", ROW, ROW, (700,), (2, 1), (2, 1), outputs=3), ONCE
+        of("LayerNormGrad(%x0, %x1, %x2, %x3, %x4)", ROW, ROW, (1100,), (2, 1), (2, 1), outputs=3), ONCE
     ),
     "loss": Case(
-        of("CrossEntropy(%x0, %x1, %x2) {label_smoothing=0.25}", ROW, torch.tensor([0, 699]), (700,), outputs=4), TWICE
+        of("CrossEntropy(%x0, %x1, %x2) {label_smoothing=0.25}", ROW, torch.tensor([0, 1099]), (1100,), outputs=4), TWICE
     ),
     "batch norm": Case(of("BatchNorm(%x0)", CHANNELS, outputs=3), ONCE),
     "gradient of batch norm": Case(
