@@ -15,6 +15,7 @@ enum { FIRST_MAJOR = 12, LAST_MAJOR = 13 };
 /* Of the driver's interface. */
 enum {
   MULTIPROCESSOR_COUNT = 16,
+  L2_CACHE_SIZE = 38,
   COMPUTE_CAPABILITY_MAJOR = 75,
   COMPUTE_CAPABILITY_MINOR = 76,
   MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
@@ -46,6 +47,7 @@ static omc_status describe(int handle, omc_cuda_device *d) {
   OMC_TRY(ask(COMPUTE_CAPABILITY_MAJOR, handle, &major));
   OMC_TRY(ask(COMPUTE_CAPABILITY_MINOR, handle, &minor));
   OMC_TRY(ask(MULTIPROCESSOR_COUNT, handle, &d->multiprocessors));
+  OMC_TRY(ask(L2_CACHE_SIZE, handle, &d->cache_bytes));
   OMC_TRY(ask(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, handle, &shared_bytes));
   d->architecture = 10 * major + minor;
   d->shared_bytes = (size_t)shared_bytes;

@@ -15,6 +15,7 @@ typedef struct omc_cuda_device {
   int architecture; /* 90: sm_90 */
   int multiprocessors;
   size_t shared_bytes;           /* that a block may ask for at most */
+  int cache_bytes;               /* of what all multiprocessors share */
   void *cublaslt;                /* its handle */
   bool tf32;                     /* products of float32 may round operands; atomic */
   void *box;                     /* memory of the host's that kernels see, for a letter */

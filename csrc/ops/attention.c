@@ -1,7 +1,8 @@
 /* Attention(q[B,H,T,D], k[B,Hkv,S,D], v[B,Hkv,S,Dv], mask?) -> y[B,H,T,Dv], lse[B,H,T], and its
  * gradient, of which the last input is y, where a kernel has a use for it. Attribute head_axes says
  * of q, k, v and y in turn where their heads are: at axis 1, or at axis 2 behind the tokens, as a
- * projection writes them. Gradients are laid out as what they are of. */
+ * projection writes them. With attribute kv_heads, which is Hkv, k and v are left out, and q has
+ * the heads of all three in turn, [B,T,H+2Hkv,D]. Gradients are laid out as what they are of. */
 #include <math.h>
 
 #include "ops/forms.h"
@@ -33,6 +34,19 @@ static double scale_of(const omc_node *node, const omc_value *q) {
   return 1 / sqrt((double)q->type.shape.dims[3]);
 }
 
+/* The shapes of three tensors, by heads, of which `all` has the elements. */
+static omc_status unpack(const omc_node *node, const omc_value *all, omc_shape *q, omc_shape *kv) {
+  const int64_t kv_heads = omc_node_int(node, "kv_heads");
+  char type[OMC_TYPE_TEXT];
+  *q = *kv = by_heads(&all->type.shape, 2);
+  kv->dims[1] = kv_heads;
+  q->dims[1] -= 2 * kv_heads;
+  if (q->dims[1] < 1)
+    OMC_NODE_FAIL(node, ESHAPE, "input %s has no heads beside %lld of keys and of values",
+                  omc_type_text(&all->type, type, sizeof type), (long long)kv_heads);
+  return OMC_OK;
+}
+
 static omc_status misfit(const omc_node *node, const char *what, const omc_value *v) {
   char type[OMC_TYPE_TEXT], q[OMC_TYPE_TEXT];
   const uint32_t first = node->op == OMC_OP_AttentionGrad ? 1 : 0;
@@ -46,17 +60,27 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
                         omc_attention_form *p) {
   char text[OMC_NODE_TEXT];
   OMC_TRY(omc_need_float(node, first));
-  const omc_value *q = omc_in(node, first), *k = omc_in(node, first + 1),
-                  *v = omc_in(node, first + 2), *m = omc_in(node, mask);
+  const bool packed = omc_node_int(node, "kv_heads") > 0;
+  const omc_value *q = omc_in(node, first), *k = packed ? q : omc_in(node, first + 1),
+                  *v = packed ? q : omc_in(node, first + 2), *m = omc_in(node, mask);
   for (uint32_t i = first; i < first + 3; i++) {
+    if (i > first && packed == (omc_in(node, i) != NULL))
+      OMC_NODE_FAIL(node, EINVALID, "input %u is %s, as kv_heads is %lld", i,
+                    packed ? "one too many" : "missing", (long long)omc_node_int(node, "kv_heads"));
+    if (!omc_in(node, i)) continue;
     OMC_TRY(omc_need_rank(node, i, 4));
     OMC_TRY(omc_need_dtype(node, i, q->type.dtype));
   }
   int64_t axes[OMC_N_HEADS];
   OMC_TRY(omc_head_axes_of(node, axes));
-  const omc_shape q_shape = by_heads(&q->type.shape, axes[OMC_HEADS_OF_Q]),
-                  k_shape = by_heads(&k->type.shape, axes[OMC_HEADS_OF_K]),
-                  v_shape = by_heads(&v->type.shape, axes[OMC_HEADS_OF_V]);
+  for (int i = OMC_HEADS_OF_Q; i <= OMC_HEADS_OF_V && packed; i++) axes[i] = 2;
+  omc_shape q_shape = by_heads(&q->type.shape, axes[OMC_HEADS_OF_Q]),
+            k_shape = by_heads(&k->type.shape, axes[OMC_HEADS_OF_K]),
+            v_shape = by_heads(&v->type.shape, axes[OMC_HEADS_OF_V]);
+  if (packed) {
+    OMC_TRY(unpack(node, q, &q_shape, &k_shape));
+    v_shape = k_shape;
+  }
   const int64_t *qd = q_shape.dims, *kd = k_shape.dims, *vd = v_shape.dims;
   if (kd[0] != qd[0] || kd[3] != qd[3] || kd[1] < 1 || qd[1] % kd[1] != 0)
     return misfit(node, "keys", k);
@@ -71,6 +95,9 @@ static omc_status check(const omc_node *node, uint32_t first, uint32_t mask,
                             .q = strides_of(&q->type.shape, axes[OMC_HEADS_OF_Q]),
                             .k = strides_of(&k->type.shape, axes[OMC_HEADS_OF_K]),
                             .v = strides_of(&v->type.shape, axes[OMC_HEADS_OF_V]),
+                            .packed = packed,
+                            .k_start = packed ? qd[1] * qd[3] : 0,
+                            .v_start = packed ? (qd[1] + kd[1]) * qd[3] : 0,
                             .dtype = q->type.dtype,
                             .scale = scale_of(node, q),
                             .p = omc_node_float(node, "p"),
@@ -112,7 +139,8 @@ static omc_status infer_backward(omc_node *node) {
   OMC_TRY(omc_need_type(node, 0, "dy", p.dtype, &p.y_shape));
   OMC_TRY(omc_need_type(node, 4, "lse", omc_dtype_acc(p.dtype), &lse));
   if (omc_in(node, 6)) OMC_TRY(omc_need_type(node, 6, "y", p.dtype, &p.y_shape));
-  for (uint32_t i = 0; i < 3; i++) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
+  for (uint32_t i = 0; i < 3; i++)
+    if (omc_in(node, i + 1)) omc_set_type(node, i, p.dtype, &omc_in(node, i + 1)->type.shape);
   return OMC_OK;
 }
 
@@ -173,9 +201,11 @@ static omc_status grad_attention(omc_grad *g) {
   if (!g->grad_out[0]) return OMC_OK;
   omc_value *in[] = {g->grad_out[0],  omc_in(node, 0),  omc_in(node, 1),
                      omc_in(node, 2), omc_out(node, 1), omc_in(node, 3)};
-  omc_build(&g->b, OMC_OP_AttentionGrad, in[5] ? 6 : 5, in, 0, node->n_attr, node->attr, 3,
-            g->grad_in);
-  if (in[5] && g->needs[3]) g->grad_in[3] = mask_gradient(g, &g->b);
+  omc_build(&g->b, OMC_OP_AttentionGrad, in[5] ? 6 : 5, in, in[2] ? 0 : 1u << 2 | 1u << 3,
+            node->n_attr, node->attr, in[2] ? 3 : 1, g->grad_in);
+  if (!in[5] || !g->needs[3]) return g->b.status;
+  if (!in[2]) OMC_NODE_FAIL(node, EUNSUPPORTED, "a mask has no gradient where kv_heads is not 0");
+  g->grad_in[3] = mask_gradient(g, &g->b);
   return g->b.status;
 }
 
@@ -201,7 +231,8 @@ static omc_status backward_cost(const omc_node *node, omc_cost *cost) {
   return OMC_OK;
 }
 
-OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .spared = 1u << 1, .infer = infer_forward,
-           .grad = grad_attention, .cost = forward_cost)
-OMC_RECORD(AttentionGrad, 5, 7, 3, .flags = OMC_OP_RANDOM, .infer = infer_backward,
-           .cost = backward_cost)
+OMC_RECORD(Attention, 3, 4, 2, .flags = OMC_OP_RANDOM, .spared = 1u << 1,
+           .optional = 1u << 1 | 1u << 2, .infer = infer_forward, .grad = grad_attention,
+           .cost = forward_cost)
+OMC_RECORD(AttentionGrad, 5, 7, 3, .flags = OMC_OP_RANDOM, .optional = 1u << 2 | 1u << 3,
+           .infer = infer_backward, .cost = backward_cost)

@@ -1,5 +1,7 @@
 #include "ops/builder.h"
 
+#include <string.h>
+
 #include "base/element.h"
 #include "graph/edit.h"
 #include "graph/schema.h"
@@ -81,6 +83,27 @@ omc_value *omc_binary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y) 
 omc_value *omc_ternary(omc_builder *b, omc_op_id op, omc_value *x, omc_value *y, omc_value *z) {
   omc_value *const in[] = {x, y, z};
   return omc_nary(b, op, 3, in, 0, NULL);
+}
+
+uint32_t omc_attrs_without(const omc_node *node, const char *name, omc_attr *out) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < node->n_attr; i++)
+    if (strcmp(node->attr[i].name, name) != 0) out[n++] = node->attr[i];
+  return n;
+}
+
+void omc_set_attr(omc_builder *b, omc_node *node, omc_attr value) {
+  if (b->status != OMC_OK) return;
+  omc_attr *attr = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, node->n_attr + 1);
+  if (!attr) {
+    b->status = omc_fail(OMC_ENOMEM, "no memory for attribute %s", value.name);
+    return;
+  }
+  const uint32_t n = omc_attrs_without(node, value.name, attr);
+  attr[n] = value;
+  node->attr = attr;
+  node->n_attr = n + 1;
+  b->status = omc_op_get(node->op)->infer(node);
 }
 
 omc_value *omc_product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,

@@ -35,6 +35,13 @@ omc_value *omc_nary(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *cons
 omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value *const *in,
                          const omc_node *like, const omc_shape *shape);
 
+/* The attributes of a node but one of that name, to `out`, which has room for all it has. Returns
+ * how many there are. */
+uint32_t omc_attrs_without(const omc_node *node, const char *name, omc_attr *out);
+
+/* Sets an attribute that the node may have already, and the types of its outputs again. */
+void omc_set_attr(omc_builder *b, omc_node *node, omc_attr attr);
+
 /* A FusedMatMul: alpha x y, each transposed first if it says so, plus the bias unless it is NULL.
  */
 omc_value *omc_product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,

@@ -237,6 +237,8 @@ typedef struct omc_head_strides {
 typedef struct omc_attention_form {
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim; /* B, H, Hkv, T, S, D, Dv */
   omc_head_strides q, k, v, y;                                   /* also of their gradients */
+  bool packed;                                                   /* q, k and v are one tensor */
+  int64_t k_start, v_start; /* then: elements before those of k and of v; else 0 */
   omc_shape y_shape;
   omc_dtype dtype;
   double scale, p;

@@ -1,9 +1,12 @@
 /* LayerNormalization, RmsNorm and BatchNorm (training), and their gradients. With
  * xhat = (x - mean) * rstd, y = xhat * gamma + beta, and mean and rstd are kept for backward. The
- * mean of RmsNorm is 0, and its beta too. */
+ * mean of RmsNorm is 0, and its beta too. Where x is of float32, y of these two may be rounded to
+ * 16 bits, by attribute `to`, and so may its gradient be. */
 #include "ops/forms.h"
 #include "ops/infer.h"
 #include "ops/op.h"
+
+enum { MOST_ATTRS = 3 };
 
 /* A parameter or running statistic: of x's dtype, or of the one that is computed in. */
 static omc_status need_param(const omc_node *node, uint32_t i, const char *what, omc_dtype x,
@@ -11,6 +14,11 @@ static omc_status need_param(const omc_node *node, uint32_t i, const char *what,
   const omc_value *v = omc_in(node, i);
   const bool wide = v && v->type.dtype == omc_dtype_acc(x);
   return omc_need_type(node, i, what, wide ? omc_dtype_acc(x) : x, shape);
+}
+
+/* Whether y, or its gradient, may be of that dtype. */
+static bool fits(omc_dtype y, omc_dtype x) {
+  return y == x || (x == OMC_F32 && omc_dtype_acc(y) == x);
 }
 
 omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params, omc_shape *stats,
@@ -38,7 +46,11 @@ static omc_status infer_layer(omc_node *node) {
   const omc_type *x = &omc_in(node, 0)->type;
   OMC_TRY(need_param(node, 1, "gamma", x->dtype, &params));
   OMC_TRY(need_param(node, 2, "beta", x->dtype, &params));
-  omc_set_type(node, 0, x->dtype, &x->shape);
+  const omc_dtype y = omc_node_attr(node, "to") ? omc_node_to_dtype(node, "to") : x->dtype;
+  if (!fits(y, x->dtype))
+    OMC_NODE_FAIL(node, EDTYPE, "what is made of %s cannot be %s", omc_dtype_get(x->dtype)->text,
+                  omc_dtype_get(y)->text);
+  omc_set_type(node, 0, y, &x->shape);
   omc_set_type(node, 1, omc_dtype_acc(x->dtype), &stats);
   omc_set_type(node, 2, omc_dtype_acc(x->dtype), &stats);
   return OMC_OK;
@@ -48,7 +60,6 @@ static omc_status infer_layer(omc_node *node) {
  * statistics. The parameters' gradients are sums, and come as they are computed. */
 static omc_status infer_grad(omc_node *node, const omc_shape *params, const omc_shape *stats) {
   const omc_type *x = &omc_in(node, 1)->type;
-  OMC_TRY(omc_need_type(node, 0, "dy", x->dtype, &x->shape));
   OMC_TRY(need_param(node, 2, "gamma", x->dtype, params));
   for (uint32_t i = 3; i < node->n_in; i++)
     OMC_TRY(omc_need_type(node, i, i + 1 < node->n_in ? "mean" : "rstd", omc_dtype_acc(x->dtype),
@@ -63,6 +74,9 @@ static omc_status infer_layer_grad(omc_node *node) {
   omc_shape params, stats;
   omc_layer_form p;
   OMC_TRY(omc_layer_form_of(node, 1, &params, &stats, &p));
+  const omc_type *dy = &omc_in(node, 0)->type, *x = &omc_in(node, 1)->type;
+  const bool narrow = fits(dy->dtype, x->dtype);
+  OMC_TRY(omc_need_type(node, 0, "dy", narrow ? dy->dtype : x->dtype, &x->shape));
   return infer_grad(node, &params, &stats);
 }
 
@@ -76,7 +90,9 @@ static omc_status gradient(omc_grad *g, omc_op_id op, uint32_t statistics) {
                      omc_out(node, 2)};
   const uint32_t n_out = omc_in(node, 2) ? 3 : omc_in(node, 1) ? 2 : 1;
   omc_value *out[3] = {NULL, NULL, NULL};
-  omc_build(&g->b, op, 3 + statistics, in, 1u << 2, node->n_attr, node->attr, n_out, out);
+  omc_attr attr[MOST_ATTRS];
+  const uint32_t n_attr = omc_attrs_without(node, "to", attr);
+  omc_build(&g->b, op, 3 + statistics, in, 1u << 2, n_attr, attr, n_out, out);
   for (uint32_t i = 0; i < n_out; i++)
     if (omc_in(node, i)) g->grad_in[i] = out[i];
   return g->b.status;
@@ -131,6 +147,8 @@ static omc_status infer_batch_grad(omc_node *node) {
   omc_shape channels;
   omc_batch_form p;
   OMC_TRY(omc_batch_form_of(node, 1, &channels, &p));
+  const omc_type *x = &omc_in(node, 1)->type;
+  OMC_TRY(omc_need_type(node, 0, "dy", x->dtype, &x->shape));
   return infer_grad(node, &channels, &channels);
 }
 
@@ -142,7 +160,7 @@ OMC_RECORD(BatchNorm, 1, 5, 5, .in_place = 1u << 0, .updates = 1u << 3 | 1u << 4
 
 #define NORM_GRAD(name, n_in, n_out, infer_)                                              \
   OMC_RECORD(name, n_in, n_in, n_out, .in_place = 1u << 0 | 1u << 1, .optional = 1u << 2, \
-             .infer = infer_)
+             .chosen_by = 1, .infer = infer_)
 NORM_GRAD(LayerNormGrad, 5, 3, infer_layer_grad)
 NORM_GRAD(RmsNormGrad, 4, 2, infer_layer_grad)
 NORM_GRAD(BatchNormGrad, 5, 3, infer_batch_grad)

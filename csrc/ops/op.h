@@ -34,6 +34,7 @@ typedef struct omc_cost {
 typedef struct omc_op {
   uint8_t min_in, max_in; /* OMC_VARIADIC: any number */
   uint8_t n_out;          /* most outputs; OMC_VARIADIC: as many as the node has */
+  uint8_t chosen_by;      /* the input whose dtype chooses the kernel, if it is there and a float */
   uint32_t flags;
   uint32_t in_place; /* bit i: out[0] may share memory with in[i] */
   uint32_t updates;  /* bit i: out[i] is in[i] brought up to date, and may share its memory */
@@ -64,8 +65,8 @@ typedef struct omc_op {
 /* The record of an op id below OMC_N_OPS. */
 const omc_op *omc_op_get(omc_op_id id);
 
-/* The dtype that chooses a node's kernel: its first float input or output, else that of
- * in[0], else that of out[0]. */
+/* The dtype that chooses a node's kernel: that of the input that its op says, else of its first
+ * float input or output, else that of in[0], else that of out[0]. */
 omc_dtype omc_node_dtype(const omc_node *node);
 
 /* The flags of a node's op and, if it is a fused one, of the ops in it; whatever may fail has

@@ -17,6 +17,8 @@ static const omc_op *const records[OMC_N_OPS] = {
 const omc_op *omc_op_get(omc_op_id id) { return records[id]; }
 
 static const omc_value *first_float(const omc_node *node) {
+  const omc_value *chosen = omc_in(node, omc_op_get(node->op)->chosen_by);
+  if (chosen && omc_dtype_is_float(chosen->type.dtype)) return chosen;
   for (uint32_t i = 0; i < node->n_in; i++) {
     const omc_value *v = omc_in(node, i);
     if (v && omc_dtype_is_float(v->type.dtype)) return v;

@@ -1,5 +1,5 @@
-/* Attention takes in the transposes around it; masks that say nothing, or say what is_causal says,
- * are taken out. */
+/* Attention takes in the transposes and the split around it; masks that say nothing, or say what
+ * is_causal says, are taken out. */
 #include <string.h>
 
 #include "graph/edit.h"
@@ -56,19 +56,6 @@ static bool is_causal_pattern(const omc_value *mask) {
   return memcmp(mask->data, (const char *)mask->data + bytes, (matrices - 1) * bytes) == 0;
 }
 
-/* Sets an attribute that the node may have already. */
-static omc_status set_attr(omc_graph *g, omc_node *node, omc_attr value) {
-  omc_attr *attr = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
-  if (!attr) OMC_NODE_FAIL(node, ENOMEM, "no memory for attribute %s", value.name);
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < node->n_attr; i++)
-    if (strcmp(node->attr[i].name, value.name) != 0) attr[n++] = node->attr[i];
-  attr[n++] = value;
-  node->attr = attr;
-  node->n_attr = n;
-  return OMC_OK;
-}
-
 static int64_t tokens(const omc_value *x, int64_t head_axis) {
   return x->type.shape.dims[3 - head_axis];
 }
@@ -82,8 +69,8 @@ static omc_value *attention_causal(omc_match *m) {
   if (m->b->status != OMC_OK || tokens(omc_in(m->root, 0), axes[OMC_HEADS_OF_Q]) != size ||
       tokens(omc_in(m->root, 1), axes[OMC_HEADS_OF_K]) != size)
     return NULL;
-  m->b->status = set_attr(m->b->graph, m->root, omc_attr_int("is_causal", 1));
   omc_set_input(m->root, MASK, NULL);
+  omc_set_attr(m->b, m->root, omc_attr_int("is_causal", 1));
   return m->capture[0];
 }
 
@@ -108,13 +95,15 @@ static void swap_layouts(omc_builder *b, omc_node *node, uint32_t swap) {
   b->status = omc_head_axes_of(node, axes);
   for (int i = 0; i < OMC_N_HEADS && b->status == OMC_OK; i++)
     if (swap >> i & 1) axes[i] = 3 - axes[i];
-  if (b->status == OMC_OK)
-    b->status = set_attr(b->graph, node, omc_attr_ints("head_axes", axes, OMC_N_HEADS));
+  omc_set_attr(b, node, omc_attr_ints("head_axes", axes, OMC_N_HEADS));
 }
+
+static bool is_packed(const omc_node *node) { return omc_node_int(node, "kv_heads") > 0; }
 
 /* Reads q, k and v through their transposes. */
 static omc_value *attention_transpose(omc_match *m) {
   uint32_t swap = 0;
+  if (is_packed(m->root)) return NULL;
   for (uint32_t i = OMC_HEADS_OF_Q; i <= OMC_HEADS_OF_V; i++) {
     const omc_node *transpose = omc_in(m->root, i)->producer;
     if (!swaps_heads(transpose)) continue;
@@ -131,8 +120,53 @@ static omc_value *transpose_attention(omc_match *m) {
   omc_node *node = m->capture[1]->producer;
   if (!swaps_heads(m->root)) return NULL;
   swap_layouts(m->b, node, 1u << OMC_HEADS_OF_Y);
-  if (m->b->status == OMC_OK) m->b->status = omc_op_get(node->op)->infer(node);
   return m->capture[1];
+}
+
+/* The split of a last axis that gives input i, its heads behind the tokens, and gives nobody else
+ * what is at i. */
+static const omc_node *split_of(const omc_node *node, uint32_t i) {
+  const omc_value *v = omc_in(node, i);
+  const int64_t heads = v->type.shape.dims[2] * v->type.shape.dims[3];
+  if (v->producer && v->producer->op == OMC_OP_Reshape && !v->uses->next)
+    v = omc_in(v->producer, 0);
+  const omc_node *split = v->producer;
+  if (!split || split->op != OMC_OP_Split || split->n_out != 3 || v->index != i || v->uses->next)
+    return NULL;
+  const omc_shape *shape = &v->type.shape;
+  int32_t axis;
+  const bool last = omc_axis(omc_node_int(split, "axis"), shape->rank, "axis", &axis) == OMC_OK &&
+                    axis == shape->rank - 1;
+  return last && shape->dims[axis] == heads ? split : NULL;
+}
+
+/* Reads q, k and v where a projection has all three. */
+static omc_value *attention_split(omc_match *m) {
+  omc_node *node = m->root;
+  const omc_value *mask = omc_in(node, MASK);
+  int64_t axes[OMC_N_HEADS];
+  if (is_packed(node) || (mask && mask->type.dtype != OMC_BOOL)) return NULL;
+  m->b->status = omc_head_axes_of(node, axes);
+  if (m->b->status != OMC_OK) return NULL;
+  const omc_node *split = NULL;
+  for (uint32_t i = OMC_HEADS_OF_Q; i <= OMC_HEADS_OF_V; i++) {
+    const omc_node *of = axes[i] == 2 ? split_of(node, i) : NULL;
+    if (!of || (split && of != split)) return NULL;
+    split = of;
+  }
+  const int64_t *q = omc_in(node, OMC_HEADS_OF_Q)->type.shape.dims,
+                *k = omc_in(node, OMC_HEADS_OF_K)->type.shape.dims,
+                *v = omc_in(node, OMC_HEADS_OF_V)->type.shape.dims;
+  if (q[1] != k[1] || q[3] != v[3]) return NULL;
+  const int64_t kv_heads = k[2];
+  const omc_shape all = {4, {q[0], q[1], q[2] + 2 * kv_heads, q[3]}};
+  omc_value *x = omc_reshape(m->b, omc_in(split, 0), &all);
+  if (!x) return NULL;
+  omc_set_input(node, OMC_HEADS_OF_Q, x);
+  omc_set_input(node, OMC_HEADS_OF_K, NULL);
+  omc_set_input(node, OMC_HEADS_OF_V, NULL);
+  omc_set_attr(m->b, node, omc_attr_int("kv_heads", kv_heads));
+  return m->capture[0];
 }
 
 static const omc_rule rules[] = {
@@ -141,6 +175,7 @@ static const omc_rule rules[] = {
     {"attention_transpose", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_transpose},
     {"transpose_attention", OMC_EXACT, OMC_P_OP(Transpose, 0, OMC_P_NODE(Attention, 1)),
      transpose_attention},
+    {"attention_split", OMC_EXACT, OMC_P_NODE(Attention, 0), attention_split},
 };
 
 const omc_rules omc_attention_rules = {rules, sizeof rules / sizeof *rules};

@@ -1,6 +1,7 @@
 /* Patterns of joint graphs that have a better kernel. */
 #include <string.h>
 
+#include "graph/edit.h"
 #include "ops/op.h"
 #include "passes/rewrite.h"
 
@@ -16,11 +17,14 @@ static omc_value *embedding_grad_base(omc_match *m) {
 static omc_value *product_of(omc_builder *b, const omc_node *node, omc_value *right, omc_dtype to) {
   omc_value *in[] = {omc_in(node, 0), right, omc_in(node, 2)};
   omc_attr attr[8];
-  uint32_t n_attr = 0;
-  for (uint32_t i = 0; i < node->n_attr && n_attr < 7; i++)
-    if (strcmp(node->attr[i].name, "to") != 0) attr[n_attr++] = node->attr[i];
+  uint32_t n_attr = omc_attrs_without(node, "to", attr);
   if (to != in[0]->type.dtype) attr[n_attr++] = omc_attr_int("to", omc_dtype_get(to)->onnx);
   return omc_nary(b, OMC_OP_FusedMatMul, in[2] ? 3 : 2, in, n_attr, attr);
+}
+
+/* Whether a float32 is rounded to 16 bits. */
+static bool is_narrowed(omc_dtype from, omc_dtype to) {
+  return from == OMC_F32 && omc_dtype_size(to) == 2 && omc_dtype_acc(to) == OMC_F32;
 }
 
 static bool is_product(const omc_node *node) {
@@ -40,23 +44,66 @@ static omc_value *matmul_cast(omc_match *m) {
   return product_of(m->b, m->root, given, m->capture[0]->type.dtype);
 }
 
-/* Captures 1: the product. Its sums are of f32, and are kept as they are. */
+/* Whether all that read `v`, or it as another shape, widen what they read of 16 bits. */
+static bool is_read_narrow(const omc_value *v) {
+  for (const omc_use *u = v->uses; u; u = u->next) {
+    const omc_op_id op = u->node->op;
+    const bool is_norm_grad = op == OMC_OP_LayerNormGrad || op == OMC_OP_RmsNormGrad;
+    const bool widens = op != OMC_N_OPS && omc_op_get(op)->imm;
+    const bool views = op == OMC_OP_Reshape && is_read_narrow(u->node->out[0]);
+    if (!widens && !views && !(is_norm_grad && u->index == 0)) return false;
+  }
+  return true;
+}
+
+/* Captures 1: the product. Its sums are of f32, and are kept as they are, unless half as much
+ * memory serves those who read them. */
 static omc_value *cast_matmul(omc_match *m) {
   const omc_value *y = m->capture[1];
   const omc_node *node = y->producer;
-  if (y->type.dtype != OMC_BF16 || m->capture[0]->type.dtype != OMC_F32 || omc_in(node, 2))
+  if (y->type.dtype != OMC_BF16 || m->capture[0]->type.dtype != OMC_F32 || omc_in(node, 2) ||
+      is_read_narrow(m->capture[0]))
     return NULL;
   omc_value *wide = product_of(m->b, node, omc_in(node, 1), OMC_F32);
   return wide ? omc_reshape(m->b, wide, &m->capture[0]->type.shape) : NULL;
 }
 
-/* Captures 1: what an elementwise op computes, viewed before it is cast. Cast before it is viewed,
- * it is fused with that. */
+/* Whether `v` is y of a norm, which nobody else reads. */
+static bool is_norm(const omc_value *v) {
+  const omc_node *node = v->producer;
+  return node && (node->op == OMC_OP_LayerNormalization || node->op == OMC_OP_RmsNorm) &&
+         v->index == 0 && v->uses && !v->uses->next;
+}
+
+/* Captures 1: what an elementwise op or a norm computes, viewed before it is cast. Cast before it
+ * is viewed, it is fused with that. */
 static omc_value *cast_view(omc_match *m) {
   omc_value *x = m->capture[1];
-  if (!x->producer || !omc_op_get(x->producer->op)->imm) return NULL;
+  if (!is_norm(x) && !(x->producer && omc_op_get(x->producer->op)->imm)) return NULL;
   return omc_reshape(m->b, omc_cast(m->b, x, m->capture[0]->type.dtype),
                      &m->capture[0]->type.shape);
+}
+
+/* Captures 1: y of a norm of float32, which is rounded as it is stored. */
+static omc_value *cast_norm(omc_match *m) {
+  omc_value *y = m->capture[1];
+  if (!is_norm(y) || !is_narrowed(y->type.dtype, m->capture[0]->type.dtype)) return NULL;
+  omc_set_attr(m->b, y->producer,
+               omc_attr_int("to", omc_dtype_get(m->capture[0]->type.dtype)->onnx));
+  return y;
+}
+
+/* The gradient of y is widened as it is read. */
+static omc_value *norm_grad_cast(omc_match *m) {
+  omc_value *dy = omc_in(m->root, 0);
+  const omc_node *cast = dy->producer;
+  if (cast && cast->op == OMC_OP_Reshape) cast = omc_in(cast, 0)->producer;
+  if (!cast || cast->op != OMC_OP_Cast) return NULL;
+  if (!is_narrowed(dy->type.dtype, omc_in(cast, 0)->type.dtype)) return NULL;
+  omc_value *narrow = omc_reshape(m->b, omc_in(cast, 0), &dy->type.shape);
+  if (!narrow) return NULL;
+  omc_set_input(m->root, 0, narrow);
+  return m->capture[0];
 }
 
 #define PRODUCT OMC_P_EITHER(OMC_P_NODE(MatMul, 1), OMC_P_NODE(FusedMatMul, 1))
@@ -71,6 +118,9 @@ static const omc_rule rules[] = {
     {"fused_matmul_cast", OMC_EXACT, OMC_P_NODE(FusedMatMul, 0), matmul_cast},
     {"cast_view", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, OMC_P_ANY(1), OMC_P_ANY(2))),
      cast_view},
+    {"cast_norm", OMC_EXACT, OMC_P_OP(Cast, 0, OMC_P_ANY(1)), cast_norm},
+    {"layer_norm_grad_cast", OMC_EXACT, OMC_P_NODE(LayerNormGrad, 0), norm_grad_cast},
+    {"rms_norm_grad_cast", OMC_EXACT, OMC_P_NODE(RmsNormGrad, 0), norm_grad_cast},
     {"cast_matmul", OMC_UNROUNDED,
      OMC_P_EITHER(OMC_P_OP(Cast, 0, PRODUCT),
                   OMC_P_OP(Cast, 0, OMC_P_OP(Reshape, 0, PRODUCT, OMC_P_ANY(2)))),

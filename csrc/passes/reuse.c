@@ -22,10 +22,13 @@ static omc_status give_result(omc_graph *g, omc_node *node) {
   for (uint32_t i = 0; i < Y; i++) in[i] = omc_in(node, i);
   in[Y] = omc_out(in[LSE]->producer, 0);
   omc_builder b = {.graph = g, .before = node, .phase = node->phase, .name = node->name};
-  omc_build(&b, OMC_OP_AttentionGrad, Y + 1, in, in[MASK] ? 0 : 1u << MASK, node->n_attr,
-            node->attr, 3, out);
+  uint32_t left_out = 0;
+  for (uint32_t i = 0; i < Y; i++)
+    if (!in[i]) left_out |= 1u << i;
+  omc_build(&b, OMC_OP_AttentionGrad, Y + 1, in, left_out, node->n_attr, node->attr, node->n_out,
+            out);
   OMC_TRY(b.status);
-  for (uint32_t k = 0; k < 3; k++)
+  for (uint32_t k = 0; k < node->n_out; k++)
     if (omc_out(node, k)) omc_replace_uses(omc_out(node, k), out[k]);
   omc_erase_node(g, node);
   return OMC_OK;

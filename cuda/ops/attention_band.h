@@ -5,20 +5,19 @@
 #ifndef OMC_CUDA_OPS_ATTENTION_BAND_H
 #define OMC_CUDA_OPS_ATTENTION_BAND_H
 
-#include "cuda/ops/attention_heads.h"
+#include "cuda/ops/attention_kept.h"
 
 enum {
   OMC_BAND_WARPS = 4, /* of a block */
   OMC_BAND_THREADS = OMC_BAND_WARPS * 32,
-  OMC_BAND_COLUMNS = 32,
+  OMC_BAND_COLUMNS = OMC_KEPT_TILE,
   OMC_BAND_STAGES = 2 /* one tile of columns is read while the next is copied */
 };
 
 /* Bands of a warp, and into how many parts dk and dv are cut along a head, each a block's: what
- * registers hold, by the elements of the longer of a head's rows. Scores are plain if none has a
- * mask or is dropped. */
-#define OMC_FORWARD_BANDS(deepest, plain) ((plain) && (deepest) <= 96 ? 2 : 1)
-#define OMC_DQ_BANDS(deepest, plain) ((plain) && (deepest) <= 64 ? 2 : 1)
+ * registers hold, by the elements of the longer of a head's rows. */
+#define OMC_FORWARD_BANDS(deepest, masked) (!(masked) && (deepest) <= 96 ? 2 : 1)
+#define OMC_DQ_BANDS(deepest, masked) (!(masked) && (deepest) <= 64 ? 2 : 1)
 #define OMC_DKV_BANDS 1
 #define OMC_DKV_PARTS(deepest) ((deepest) <= 128 ? 1 : 2)
 
@@ -30,8 +29,11 @@ enum {
 #define OMC_BAND_DEPTH(depth, parts) (((depth) + 16 * (parts) - 1) / (16 * (parts)) * 16 * (parts))
 #define OMC_BAND_PITCH(depth, parts) (OMC_BAND_DEPTH(depth, parts) + 8)
 
-/* Rows of lse, share and delta beside a tile of queries. */
+/* Rows of 32-bit words beside a tile of queries: lse, share, delta, and which scores with the keys
+ * of a block are kept, if dropout is to leave any out. */
 enum { OMC_BAND_NUMBERS = 3 };
+#define OMC_BAND_WORDS(drops) \
+  (OMC_BAND_NUMBERS + ((drops) ? OMC_BAND_ROWS(OMC_DKV_BANDS) / OMC_KEPT_TILE : 0))
 
 #ifdef OMC_GPU
 
@@ -39,9 +41,10 @@ enum { OMC_BAND_NUMBERS = 3 };
 #include "cuda/gpu/pack.h"
 
 enum {
-  PLAIN = !OMC_MASK && !OMC_DROPS,
+  NUMBERS = OMC_BAND_NUMBERS,
+  WORDS = OMC_BAND_WORDS(OMC_DROPS),
   /* Blocks that a multiprocessor has registers for, at least. */
-  FORWARD_BLOCKS = OMC_DROPS && !OMC_MASK && DEEPEST <= 64 ? 4 : 1,
+  FORWARD_BLOCKS = DEEPEST <= 64 ? 3 : 1,
   DKV_BLOCKS = DEEPEST <= 64 ? 3 : 1,
   COLUMNS = OMC_BAND_COLUMNS,
   PARTS = OMC_DKV_PARTS(DEEPEST),
@@ -171,7 +174,6 @@ template <bool FLIPPED>
 struct window {
   place at;
   int32_t row, column;
-  uint64_t seed; /* of dropout */
 
   OMC_METHOD int32_t query() const { return FLIPPED ? column : row; }
   OMC_METHOD int32_t key() const { return FLIPPED ? row : column; }
@@ -209,48 +211,39 @@ OMC_INLINE void score(const omc_attention &p, const window<FLIPPED> &w,
   }
 }
 
-OMC_INLINE uint64_t seed_of(const omc_attention &p) { return OMC_DROPS ? omc_seed(p.seed) : 0; }
+/* Of the scores of a tile, which of a lane's dropout keeps: words of its rows, from its first
+ * column on. */
+template <int BANDS>
+struct kept_scores {
+  uint32_t words[BANDS * 2];
 
-/* Which of a lane's scores dropout keeps: bit 4 * j + i is that of score i in columns n * 8 to
- * n * 8 + 7 of band b, with j = b * COLUMNS / 8 + n. Neighbours along the keys share a counter: if
- * no counter is of two queries, each lane draws one of the 32 of each j. */
-template <int BANDS, bool FLIPPED>
-OMC_INLINE uint32_t kept(const omc_attention &p, const window<FLIPPED> &w) {
-  constexpr int ACROSS = COLUMNS / 8, PARTS_OF_WARP = BANDS * ACROSS;
-  constexpr int KEYS = FLIPPED ? 4 : 2; /* fours of keys of each query */
-  uint32_t bits = 0, drawn = 0, of_four = 0, words[PARTS_OF_WARP][4];
-  uint64_t counters[PARTS_OF_WARP];
-  if (!OMC_DROPS) return ~0u;
-  if (p.keys % 4 != 0) {
-    dropper drops;
+  OMC_METHOD kept_scores(const omc_attention &p, const window<false> &w) {
+    if (!OMC_DROPS) return;
+    const uint32_t *const tile = kept_tile(p, w.at, least(w.row, p.queries - 1), w.column);
 #pragma unroll
-    for (int k = 0; k < 4 * PARTS_OF_WARP; k++) {
-      const int b = k / 4 / ACROSS, n = k / 4 % ACROSS, i = k % 4;
-      bits |= (uint32_t)drops.keeps(p, w.at, w.query(b, n, i), w.key(b, n, i)) << k;
-    }
-    return bits;
+    for (int r = 0; r < BANDS * 2; r++)
+      words[r] = tile[w.row % OMC_KEPT_TILE + r * 8 + omc_lane_row()] >> omc_lane_column();
   }
-  const int lane = omc_lane();
-#pragma unroll
-  for (int j = 0; j < PARTS_OF_WARP; j++) {
-    const int row = w.row + j / ACROSS * 16, column = w.column + j % ACROSS * 8;
-    const int32_t query = (FLIPPED ? column : row) + lane / KEYS;
-    const int32_t key = (FLIPPED ? row : column) + lane % KEYS * 4;
-    counters[j] = (uint64_t)(row_of(p, w.at, query) * p.keys + key) / 4;
+  OMC_METHOD bool operator()(int b, int n, int i) const {
+    return !OMC_DROPS || (words[b * 2 + i / 2] >> (n * 8 + i % 2) & 1);
   }
-  omc_philox(w.seed, p.subsequence, counters, words);
+};
+
+/* The same where rows are keys, of which the first is `row`: words of a lane's columns, from its
+ * first row on. */
+struct kept_columns {
+  uint32_t words[COLUMNS / 8][2];
+
+  OMC_METHOD kept_columns(const uint32_t *tile, int32_t row) {
 #pragma unroll
-  for (int k = 0; k < 4 * PARTS_OF_WARP; k++)
-    drawn |= (uint32_t)(words[k / 4][k % 4] >= p.drop_below) << k;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int down = omc_lane_row() + i / 2 * 8, across = omc_lane_column() + i % 2;
-    const int of_query = FLIPPED ? across : down, of_key = FLIPPED ? down : across;
-    if (FLIPPED || i % 2 == 0) of_four = __shfl_sync(~0u, drawn, of_query * KEYS + of_key / 4);
-    bits |= (of_four >> of_key % 4 & 0x11111111u) << i;
+    for (int k = 0; k < COLUMNS / 4 && OMC_DROPS; k++)
+      words[k / 2][k % 2] =
+          tile[k / 2 * 8 + omc_lane_column() + k % 2] >> (row % OMC_KEPT_TILE + omc_lane_row());
   }
-  return bits;
-}
+  OMC_METHOD bool operator()(int b, int n, int i) const {
+    return !OMC_DROPS || (words[n][i % 2] >> (b * 16 + i / 2 * 8) & 1);
+  }
+};
 
 #endif
 

@@ -20,10 +20,11 @@ typedef struct omc_attention {
   void *y, *lse, *dq, *dk, *dv;
   void *share, *delta; /* of each row of scores, for the gradient: what its exponentials are
                         * multiplied by, and the sum of probabilities times their gradients */
+  void *kept;          /* attention_kept.h; where dropout draws as it goes, NULL */
   omc_attention_strides q_at, k_at, v_at, y_at;
   int64_t mask_at[4];
   int32_t queries, keys, heads, kv_heads;
-  int32_t tiles, unused; /* of a head; of attention_delta: heads of all samples */
+  int32_t first, tiles; /* heads before the launch's; tiles of a head, or all heads of the launch */
   double scale, keep_scale;
   omc_gpu_seed seed;
   uint32_t drop_below, subsequence;

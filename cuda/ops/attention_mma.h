@@ -1,6 +1,6 @@
 /* Attention of 16-bit elements on tensor cores: a warp works on bands of 16 rows by tiles of
  * columns. Scores stay in registers, where they become an operand of the next product. Backward
- * makes them again from lse, and the dropout mask again from its counters; sums are in one order.
+ * makes them again from lse; sums are in one order.
  * Read by the host as C11. */
 #ifndef OMC_CUDA_OPS_ATTENTION_MMA_H
 #define OMC_CUDA_OPS_ATTENTION_MMA_H
@@ -20,9 +20,9 @@ struct key_tiles {
 
   OMC_METHOD key_tiles(const omc_attention &given, storage_t *shared) : p(given), stages(shared) {
     const int32_t i = (int32_t)blockIdx.x % p.tiles;
-    scores.at = place_of(p, (int32_t)blockIdx.x / p.tiles);
+    scores.at = place_of(p, p.first + (int32_t)blockIdx.x / p.tiles);
     first = (OMC_CAUSAL ? p.tiles - 1 - i : i) * OMC_BAND_ROWS(BANDS); /* the longest start first */
-    scores.row = first + row_of_warp(BANDS), scores.column = 0, scores.seed = seed_of(p);
+    scores.row = first + row_of_warp(BANDS), scores.column = 0;
     end = seen_before(p, first + OMC_BAND_ROWS(BANDS));
     k = (const storage_t *)p.k + start_of(p.k_at, scores.at.sample, scores.at.kv_head, 0);
     v = (const storage_t *)p.v + start_of(p.v_at, scores.at.sample, scores.at.kv_head, 0);
@@ -53,7 +53,7 @@ struct key_tiles {
 /* ---- forward: a block is a tile of queries ---- */
 
 OMC_GLOBAL_BLOCKS(attention, OMC_BAND_THREADS, FORWARD_BLOCKS, omc_attention, p) {
-  constexpr int BANDS = OMC_FORWARD_BANDS(DEEPEST, PLAIN), ROWS = OMC_BAND_ROWS(BANDS);
+  constexpr int BANDS = OMC_FORWARD_BANDS(DEEPEST, OMC_MASK), ROWS = OMC_BAND_ROWS(BANDS);
   OMC_SHARED_BYTES(shared);
   storage_t *const queries = (storage_t *)shared;
   key_tiles<BANDS> t(p, queries + ROWS * PITCH);
@@ -70,6 +70,7 @@ OMC_GLOBAL_BLOCKS(attention, OMC_BAND_THREADS, FORWARD_BLOCKS, omc_attention, p)
 #pragma unroll 1
   for (; w.column < t.end; w.column += COLUMNS) {
     if (!t.arrive()) continue;
+    const kept_scores<BANDS> keeps(p, w);
     multiply<DEPTH>(queries + row_of_warp(BANDS) * PITCH, t.keys(), s);
     score(p, w, s);
 #pragma unroll
@@ -89,10 +90,11 @@ OMC_GLOBAL_BLOCKS(attention, OMC_BAND_THREADS, FORWARD_BLOCKS, omc_attention, p)
 #pragma unroll
       for (int j = 0; j < VALUE_DEPTH / 4; j++) sums[r / 2][j / 2][r % 2 * 2 + j % 2] *= rescale;
     }
-    const uint32_t keeps = kept<BANDS>(p, w);
 #pragma unroll
-    for (int k = 0; k < BANDS * COLUMNS / 2 && OMC_DROPS; k++)
-      if (!(keeps >> k & 1)) s[k / (COLUMNS / 2)][k / 4 % (COLUMNS / 8)][k % 4] = 0;
+    for (int k = 0; k < BANDS * COLUMNS / 2 && OMC_DROPS; k++) {
+      const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4;
+      if (!keeps(b, n, i)) s[b][n][i] = 0;
+    }
     combine<VALUE_PITCH>(s, t.values(), sums);
   }
   float factor[BANDS * 2];
@@ -145,15 +147,15 @@ struct grad_tiles : key_tiles<BANDS> {
 
   /* The exponentials of a tile, and the gradients of its probabilities. */
   OMC_METHOD void unroll(float (&e)[BANDS][COLUMNS / 8][4], float (&d)[BANDS][COLUMNS / 8][4]) {
+    const kept_scores<BANDS> keeps(this->p, this->scores);
     multiply<DEPTH>(queries, this->keys(), e);
     multiply<VALUE_DEPTH>(grads, this->values(), d);
     score(this->p, this->scores, e);
-    const uint32_t keeps = kept<BANDS>(this->p, this->scores);
 #pragma unroll
     for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
       const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4;
       e[b][n][i] = exponential(e[b][n][i] - lse[b * 2 + i / 2]);
-      if (OMC_DROPS) d[b][n][i] *= keeps >> k & 1 ? (float)this->p.keep_scale : 0;
+      if (OMC_DROPS) d[b][n][i] *= keeps(b, n, i) ? (float)this->p.keep_scale : 0;
     }
   }
 };
@@ -187,7 +189,7 @@ OMC_GLOBAL(attention_delta, OMC_DELTA_THREADS, omc_attention, p) {
 
 /* A block is a tile of queries: share and delta of its rows. */
 OMC_GLOBAL_WIDE(attention_rows, OMC_BAND_THREADS, omc_attention, p) {
-  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, PLAIN);
+  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, OMC_MASK);
   OMC_SHARED_BYTES(shared);
   grad_tiles<BANDS> t(p, (storage_t *)shared);
   float sum[BANDS * 2], products[BANDS * 2], e[BANDS][COLUMNS / 8][4], d[BANDS][COLUMNS / 8][4];
@@ -216,7 +218,7 @@ OMC_GLOBAL_WIDE(attention_rows, OMC_BAND_THREADS, omc_attention, p) {
 
 /* A block is a tile of queries: dq. */
 OMC_GLOBAL_WIDE(attention_dq, OMC_BAND_THREADS, omc_attention, p) {
-  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, PLAIN);
+  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, OMC_MASK);
   OMC_SHARED_BYTES(shared);
   grad_tiles<BANDS> t(p, (storage_t *)shared);
   const window<false> &w = t.scores;
@@ -243,16 +245,18 @@ OMC_GLOBAL_WIDE(attention_dq, OMC_BAND_THREADS, omc_attention, p) {
                  p.queries - w.row, 0, sums, factor);
 }
 
-/* Tiles of queries, gradients of y, and lse, share and delta of these rows, in turn: all that keys
- * of a block are seen by, head after head of those that share them. */
+/* Tiles of queries, gradients of y, and words of these rows (OMC_BAND_WORDS), in turn: all that
+ * keys of a block are seen by, head after head of those that share them. */
 struct query_tiles {
   const omc_attention &p;
   storage_t *stages;
-  float *numbers;
-  int32_t sample, kv_head, start, per_head;
+  float *words;
+  int32_t sample, kv_head, key, start, per_head;
 
-  OMC_METHOD query_tiles(const omc_attention &given, storage_t *shared, int32_t kv, int32_t key)
-      : p(given), stages(shared), numbers((float *)(shared + OMC_BAND_STAGES * STAGE)) {
+  OMC_METHOD query_tiles(const omc_attention &given, storage_t *shared, int32_t kv,
+                         int32_t first_key)
+      : p(given), stages(shared), words((float *)(shared + OMC_BAND_STAGES * STAGE)) {
+    key = first_key;
     sample = kv / p.kv_heads, kv_head = kv % p.kv_heads;
     start = OMC_CAUSAL ? key / COLUMNS * COLUMNS : 0;
     per_head = p.queries > start ? (p.queries - start + COLUMNS - 1) / COLUMNS : 0;
@@ -264,7 +268,12 @@ struct query_tiles {
   OMC_METHOD int32_t query(int32_t i) const { return start + i % per_head * COLUMNS; }
   OMC_METHOD storage_t *queries(int32_t i) const { return stages + i % 2 * STAGE; }
   OMC_METHOD storage_t *grads(int32_t i) const { return queries(i) + COLUMNS * PITCH; }
-  OMC_METHOD float *lse(int32_t i) const { return numbers + i % 2 * OMC_BAND_NUMBERS * COLUMNS; }
+  OMC_METHOD float *lse(int32_t i) const { return words + i % 2 * WORDS * COLUMNS; }
+
+  /* Of the scores with keys that are as many after the first. */
+  OMC_METHOD const uint32_t *kept(int32_t i, int32_t after) const {
+    return (const uint32_t *)lse(i) + (NUMBERS + after / OMC_KEPT_TILE) * COLUMNS;
+  }
 
   OMC_METHOD void arrive(int32_t i) const {
     omc_wait_for_copies();
@@ -280,11 +289,22 @@ struct query_tiles {
     fetch<COLUMNS, OMC_VALUE_DIM>(
         grads(i), (const storage_t *)p.dy + start_of(p.y_at, sample, head.head, first),
         p.y_at.token, rest);
-    const int j = (int)threadIdx.x, r = j % COLUMNS;
-    if (j >= OMC_BAND_NUMBERS * COLUMNS) return;
-    const void *const of = j < COLUMNS ? p.lse : j < 2 * COLUMNS ? p.share : p.delta;
-    omc_copy_later<4>(lse(i) + j, (const float *)of + row_of(p, head, first + (r < rest ? r : 0)),
-                      r < rest);
+    for (int j = (int)threadIdx.x; j < WORDS * COLUMNS; j += OMC_BAND_THREADS)
+      fetch_word(lse(i) + j, head, first, j / COLUMNS, j % COLUMNS);
+  }
+
+ private:
+  OMC_METHOD void fetch_word(float *to, const place &head, int32_t first, int which,
+                             int32_t r) const {
+    if (!OMC_DROPS || which < NUMBERS) {
+      const void *const of = which == 0 ? p.lse : which == 1 ? p.share : p.delta;
+      const bool there = first + r < p.queries;
+      omc_copy_later<4>(to, (const float *)of + row_of(p, head, there ? first + r : 0), there);
+    } else {
+      const int32_t of = key + (which - NUMBERS) * OMC_KEPT_TILE;
+      const bool there = of < p.keys && !(OMC_CAUSAL && of > first);
+      omc_copy_later<4>(to, kept_tile(p, head, first, there ? of : 0) + r, there);
+    }
   }
 };
 
@@ -297,8 +317,8 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, DKV_BLOCKS, omc_attention, p)
   storage_t *const keys = (storage_t *)shared, *const values = keys + ROWS * PITCH;
   const int32_t block = (int32_t)blockIdx.x / PARTS, part = (int32_t)blockIdx.x % PARTS;
   const int32_t first = block % p.tiles * ROWS, warp = row_of_warp(BANDS);
-  const query_tiles t(p, values + ROWS * VALUE_PITCH, block / p.tiles, first);
-  const uint64_t seed = seed_of(p);
+  const int32_t kv = p.first / (p.heads / p.kv_heads) + block / p.tiles;
+  const query_tiles t(p, values + ROWS * VALUE_PITCH, kv, first);
   if (t.count() > 0) {
     fetch<ROWS, OMC_DIM>(keys,
                          (const storage_t *)p.k + start_of(p.k_at, t.sample, t.kv_head, first),
@@ -315,19 +335,19 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, DKV_BLOCKS, omc_attention, p)
 #pragma unroll 1
   for (int32_t tile = 0; tile < t.count(); tile++) {
     t.arrive(tile);
-    const window<true> w = {t.at(tile), first + warp, t.query(tile), seed};
+    const window<true> w = {t.at(tile), first + warp, t.query(tile)};
     if (OMC_CAUSAL && w.column + COLUMNS <= w.row) continue;
     multiply<DEPTH>(keys + warp * PITCH, t.queries(tile), e);
     multiply<VALUE_DEPTH>(values + warp * VALUE_PITCH, t.grads(tile), d);
     score(p, w, e);
     const float *const lse = t.lse(tile) + omc_lane_column();
     const float *const share = lse + COLUMNS, *const delta = share + COLUMNS;
-    const uint32_t keeps = kept<BANDS>(p, w);
+    const kept_columns keeps(t.kept(tile, warp), warp);
 #pragma unroll
     for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
       const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4, row = n * 8 + i % 2;
       const float prob = exponential(e[b][n][i] - lse[row]) * share[row];
-      const float factor = !OMC_DROPS ? 1 : keeps >> k & 1 ? (float)p.keep_scale : 0;
+      const float factor = !OMC_DROPS ? 1 : keeps(b, n, i) ? (float)p.keep_scale : 0;
       d[b][n][i] = prob * (d[b][n][i] * factor - delta[row]);
       e[b][n][i] = prob * factor;
     }

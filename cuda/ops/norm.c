@@ -27,11 +27,13 @@ static const char *storage_of(const omc_node *node, uint32_t i) {
 static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, const char *of,
                             const char *team, omc_cuda_kernel *out) {
   const bool is_grad = node->op == OMC_OP_LayerNormGrad || node->op == OMC_OP_RmsNormGrad;
-  char defines[2 * NAME_BYTES], name[NAME_BYTES];
-  snprintf(defines, sizeof defines, "#define OMC_GAMMA %s\n#define OMC_BETA %s\n",
-           storage_of(node, is_grad ? 2 : 1), is_grad ? "storage_t" : storage_of(node, 2));
+  const omc_dtype y = is_grad ? omc_in(node, 0)->type.dtype : node->out[0]->type.dtype;
+  char defines[3 * NAME_BYTES], name[NAME_BYTES];
+  snprintf(defines, sizeof defines, "#define OMC_GAMMA %s\n#define OMC_BETA %s\n#define OMC_Y %s\n",
+           storage_of(node, is_grad ? 2 : 1), is_grad ? "storage_t" : storage_of(node, 2),
+           omc_cuda_storage(y));
   snprintf(name, sizeof name, "%s%s", of, omc_op_name(node->op));
-  return omc_cuda_kernel_of(device, "norm", omc_in(node, 0)->type.dtype, defines, name, team, out);
+  return omc_cuda_kernel_of(device, "norm", omc_node_dtype(node), defines, name, team, out);
 }
 
 static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -45,7 +47,7 @@ static omc_status params_rows(omc_cuda_device *device, const omc_node *node, omc
   p->given.epsilon = form.epsilon;
   p->given.lines.kept = omc_cuda_places(form.rows, form.n);
   p->given.lines.along = omc_cuda_places(form.n, 1);
-  const size_t bytes = omc_dtype_size(omc_in(node, 0)->type.dtype);
+  const size_t bytes = omc_dtype_size(omc_node_dtype(node));
   const omc_cuda_team team = omc_cuda_team_of(&p->given.lines, bytes, false);
   p->grid = team.grid;
   return kernel_of(device, node, "", team.name, &p->kernel);
@@ -58,14 +60,13 @@ static omc_status params_grad(omc_cuda_device *device, const omc_node *node, omc
   const int64_t rows = p->given.lines.kept.n, n = p->given.lines.along.n;
   p->summed.lines.kept = omc_cuda_places(n, 1);
   p->summed.lines.along = omc_cuda_places(rows, n);
-  const size_t bytes = omc_dtype_size(omc_in(node, 0)->type.dtype);
+  const size_t bytes = omc_dtype_size(omc_node_dtype(node));
   const omc_cuda_team team = omc_cuda_sums_of_columns(&p->summed.lines, bytes);
   p->sums_grid = team.grid;
   OMC_TRY(kernel_of(device, node, "sums_of_", team.name, &p->sums));
   const int64_t parts = p->summed.lines.parts;
   if (parts == 1) return OMC_OK;
-  p->partial_bytes =
-      (size_t)(parts * 2 * n) * omc_dtype_size(omc_dtype_acc(omc_in(node, 0)->type.dtype));
+  p->partial_bytes = (size_t)(parts * 2 * n) * omc_dtype_size(omc_dtype_acc(omc_node_dtype(node)));
   p->joined.lines.kept = omc_cuda_places(n, 1);
   p->joined.lines.along = omc_cuda_places(parts, 2 * n);
   const omc_cuda_team joining = omc_cuda_columns_of(&p->joined.lines, false);

@@ -1,5 +1,5 @@
-/* LayerNormalization and RmsNorm (not CENTRED: about 0) along lines, and their gradients. OMC_GAMMA
- * and OMC_BETA are what these are stored as. */
+/* LayerNormalization and RmsNorm (not CENTRED: about 0) along lines, and their gradients.
+ * OMC_GAMMA, OMC_BETA and OMC_Y are what these, and the gradient of y, are stored as. */
 #ifndef OMC_CUDA_OPS_NORM_H
 #define OMC_CUDA_OPS_NORM_H
 
@@ -34,7 +34,7 @@ OMC_INLINE void layer(const Team &team, const omc_layer &p) {
   const acc_t squares =
       omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return (x[at] - mean) * (x[at] - mean); }, x);
   const acc_t rstd = (acc_t)(1 / sqrt((double)(squares / n) + p.epsilon));
-  omc_write_line<storage_t>(
+  omc_write_line<OMC_Y>(
       team, p.out,
       [&](omc_at at) {
         return OMC_R(fma)((x[at] - mean) * rstd, p.gamma ? gamma[at] : 1,
@@ -51,7 +51,8 @@ OMC_INLINE void layer(const Team &team, const omc_layer &p) {
 template <bool CENTRED, typename Team>
 OMC_INLINE void layer_grad(const Team &team, const omc_layer &p) {
   const acc_t n = (acc_t)p.lines.along.n;
-  omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
+  omc_line<OMC_Y, Team> dy(team, p.dy);
+  omc_line<storage_t, Team> x(team, p.x);
   omc_line<OMC_GAMMA, Team, 0> gamma(team, p.gamma, 0, p.lines.along);
   const acc_t mean = CENTRED && team.has_line() ? ((const acc_t *)p.mean)[team.line] : 0;
   const acc_t rstd = team.has_line() ? ((const acc_t *)p.rstd)[team.line] : 0;
@@ -72,7 +73,8 @@ OMC_INLINE void write_sums(const omc_layer_sums &p, int64_t i, acc_t dgamma, acc
 
 template <bool CENTRED, typename Team>
 OMC_INLINE void layer_sums(const Team &team, const omc_layer_sums &p) {
-  omc_line<storage_t, Team> dy(team, p.dy), x(team, p.x);
+  omc_line<OMC_Y, Team> dy(team, p.dy);
+  omc_line<storage_t, Team> x(team, p.x);
   const omc_of_lines<omc_two, Team> sums = omc_fold_lines<omc_sum, omc_two>(
       team,
       [&](omc_at at) {

@@ -72,6 +72,21 @@ def attention(
     )
 
 
+def packed_attention(b: int, kv: int, group: int, t: int, d: int, mask: str = "", causal: int = 0) -> Case:
+    """One tensor has the heads of q, k and v in turn."""
+    h = kv * group
+    seen = x(b, 1, t, t, dtype=torch.bool, seed=1) | torch.eye(t, dtype=torch.bool)
+
+    def f(all_: Tensor, _k: None = None, _v: None = None, m: Tensor | None = None) -> Tensor:
+        q, k, v = (part.movedim(2, 1) for part in all_.split([h, kv, kv], 2))
+        y = F.scaled_dot_product_attention(q, k, v, m, is_causal=bool(causal), scale=0.3, enable_gqa=group > 1)
+        return y.movedim(1, 2)
+
+    inputs = [x(b, t, h + 2 * kv, d), *([None, None, seen] if mask else [])]
+    attrs = {"scale": 0.3, "is_causal": causal, "head_axes": [1, 1, 1, 2], "kv_heads": kv}
+    return Case("Attention", inputs if mask else [*inputs, None, None], f, attrs, outputs=2, compare=1, grads=[0])
+
+
 def conv_transpose(
     a: Tensor,
     w: Tensor,
@@ -156,5 +171,6 @@ CASES = [
     attention(2, 4, 70, 70, 16, causal=1, kv=2, head_axes=(2, 2, 2, 2)), attention(2, 3, 7, 9, 8, "float", head_axes=(2, 1, 2, 1)),
     attention(2, 4, 130, 130, 12, "window", kv=2, head_axes=(2, 1, 2, 2)), attention(2, 2, 65, 140, 8, "lowest"), attention(1, 2, 70, 130, 5, "window", dtype=F64),
     attention(2, 2, 5, 0, 8, "keys"), attention(3, 2, 0, 5, 8, "keys"), attention(1, 2, 70, 90, 8, "lowest", kv=1),
+    packed_attention(2, 3, 1, 7, 8), packed_attention(2, 2, 2, 40, 16, causal=1), packed_attention(1, 2, 3, 9, 5, "bool"), packed_attention(3, 3, 1, 3, 3),
     attention(2, 2, 5, 7, 4, "keys", head_axes=(1, 2, 1, 2)), attention(1, 2, 6, 6, 4, "bool", dtype=F64, head_axes=(2, 2, 2, 2)),
 ]  # fmt: skip

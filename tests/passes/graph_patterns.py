@@ -425,6 +425,29 @@ def attention(d: Draw, masks: tuple[str, ...] = ()) -> Value:
     return d.transpose(y, (0, 2, 1, 3)) if swaps[3] else y
 
 
+def attention_of_split(d: Draw) -> Value:
+    """q, k and v as a projection has them side by side, or nearly so."""
+    batch, size, kv_heads, group, width = (d.rng.choice((1, 2, 2, 3)) for _ in range(5))
+    dtype = d.rng.choice(FLOATS)
+    heads = [kv_heads * group, kv_heads, kv_heads]
+    rows = (batch, size) if d.chance(0.7) else (batch * size,)
+    x = d.input(dtype, (*rows, sum(heads) * width))
+    axis = d.rng.choice((-1, len(rows)))
+    names = [d.name() for _ in heads]
+    d.lines.append(f"{', '.join(names)} = Split({x.name}, {d.ints(*(h * width for h in heads)).name}) {{axis={axis}}}")
+    parts = [Value(name, dtype, (*rows, h * width)) for name, h in zip(names, heads, strict=True)]
+    if d.chance(0.2):  # keys may be values
+        parts[1], parts[2] = d.rng.choice([(parts[2], parts[1]), (parts[1], parts[1])])
+    q, k, v = (d.reshape(part, (batch, size, h, width)) for part, h in zip(parts, heads, strict=True))
+    mask = d.input("bool" if d.chance(0.7) else dtype, (size, size)) if d.chance(0.3) else None
+    ends = d.rng.choice((1, 2))
+    shape = (batch, heads[0], size, width) if ends == 1 else (batch, size, heads[0], width)
+    attrs = f"scale=0.5, is_causal={int(d.chance(0.3))}, head_axes=[2, 2, 2, {ends}]"
+    y = d.node("Attention", [q, k, v, mask], dtype, shape, attrs)
+    d.lines[-1] = d.lines[-1].replace(y.name, f"{y.name}, {y.name}.lse", 1)
+    return y
+
+
 # ---- products ----
 
 
@@ -504,6 +527,34 @@ def cast_view(d: Draw) -> Value:
     return d.pair("Mul", z, d.cast(view, z.dtype)) if d.chance(0.1) else z
 
 
+def norm(d: Draw, op: str, x: Value) -> Value:
+    """y of a norm of the last axis."""
+    n = x.shape[-1:]
+    params = [d.input(x.dtype, n) if d.chance(0.7) else None for _ in range(2 if op == "LayerNormalization" else 1)]
+    y = d.node(op, [x, *params], x.dtype, x.shape)
+    kept = [f"{y.name}.mean", f"{y.name}.rstd"] if op == "LayerNormalization" else [f"{y.name}.rstd"]
+    d.lines[-1] = d.lines[-1].replace(y.name, ", ".join([y.name, *kept]), 1)
+    return y
+
+
+def norm_cast(d: Draw) -> Value:
+    x = d.input(d.rng.choice(("f32", "f32", "f32", *FLOATS)), d.shape(d.rng.randint(1, 3)))
+    y = norm(d, d.rng.choice(("LayerNormalization", "RmsNorm")), x)
+    z = d.cast(y, d.rng.choice(FLOATS))
+    return d.pair("Mul", z, d.cast(y, z.dtype)) if d.chance(0.1) else z
+
+
+def norm_grad(d: Draw, op: str, statistics: int) -> Value:
+    """The gradient of a norm's x, of a gradient of y that is widened, and maybe viewed, before it is read."""
+    dtype, shape = d.rng.choice(("f32", "f32", "f64")), d.shape(d.rng.randint(1, 3))
+    dy = d.input(d.rng.choice(("bf16", "f16", "f32")), shape if d.chance(0.6) else d.reshaped(shape))
+    dy = d.reshape(d.cast(dy, dtype), shape)
+    gamma = d.input(dtype, shape[-1:]) if d.chance(0.7) else None
+    kept = [d.input(dtype, (*shape[:-1], 1)) for _ in range(statistics)]
+    dx = d.node(op, [dy, d.input(dtype, shape), gamma, *kept], dtype, shape)
+    return d.pair("Mul", dx, dy) if d.chance(0.1) else dx
+
+
 def product_cast(d: Draw) -> Value:
     half = d.rng.choice(("bf16", "bf16", "bf16", "f16"))
     m, k, n = d.shape(3)
@@ -513,7 +564,8 @@ def product_cast(d: Draw) -> Value:
     if d.chance(0.5):
         z = d.reshape(z, d.reshaped(z.shape))
     to = d.rng.choice(("f32", "f32", "f32", "f64"))
-    return d.node("Cast", [z], to, z.shape, f"to={ONNX[to]}")
+    wide = d.node("Cast", [z], to, z.shape, f"to={ONNX[to]}")
+    return d.ew("Relu", wide) if d.chance(0.2) else wide
 
 
 def head_and_loss(d: Draw) -> Value:
@@ -615,6 +667,7 @@ PATTERNS: dict[str, Pattern] = {
     "attention_causal": lambda d: attention(d, ("all", "causal", "causal", "other")),
     "attention_transpose": attention,
     "transpose_attention": attention,
+    "attention_split": attention_of_split,
     "matmul_transpose": lambda d: product(d, fused=False),
     "fused_matmul_transpose": lambda d: product(d, fused=True),
     "transpose_matmul": transposed_product,
@@ -625,6 +678,9 @@ PATTERNS: dict[str, Pattern] = {
     "matmul_cast": lambda d: product_of_halves(d, fused=False),
     "fused_matmul_cast": lambda d: product_of_halves(d, fused=True, wide=True),
     "cast_view": cast_view,
+    "cast_norm": norm_cast,
+    "layer_norm_grad_cast": lambda d: norm_grad(d, "LayerNormGrad", 2),
+    "rms_norm_grad_cast": lambda d: norm_grad(d, "RmsNormGrad", 1),
     "cast_matmul": product_cast,
     "detach": detach,
     "with_gradient_of": with_gradient_of,

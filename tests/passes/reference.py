@@ -126,15 +126,19 @@ def max_pool(
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     mask: Tensor | None = None,
     scale: float = 1,
     is_causal: int = 0,
     head_axes: Sequence[int] = (1, 1, 1, 1),
+    kv_heads: int = 0,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
+    if kv_heads:
+        q, k, v = q.split([q.shape[2] - 2 * kv_heads, kv_heads, kv_heads], 2)
     q, k, v = (x.movedim(axis, 1) for x, axis in zip((q, k, v), head_axes, strict=False))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = scale * (q @ k.mT)
     keep = torch.ones(scores.shape[-2:], dtype=torch.bool)
     if is_causal:
@@ -162,18 +166,35 @@ def linear_cross_entropy(
 
 
 def layer_norm(
-    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5
+    x: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    to: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(axis % x.dim(), x.dim()))
     mean, var = x.mean(dims, keepdim=True), x.var(dims, unbiased=False, keepdim=True)
     rstd = (var + epsilon).rsqrt()
     y = (x - mean) * rstd
-    return (y if gamma is None else y * gamma) + (0 if beta is None else beta), mean, rstd
+    y = (y if gamma is None else y * gamma) + (0 if beta is None else beta)
+    return y if to is None else y.to(ONNX_DTYPES[to]), mean, rstd
 
 
-def rms_norm(x: Tensor, gamma: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
+def rms_norm(
+    x: Tensor, gamma: Tensor | None = None, axis: int = -1, epsilon: float = 1e-5, to: int | None = None
+) -> tuple[Tensor, Tensor]:
     rstd = (x.square().mean(list(range(axis % x.dim(), x.dim())), keepdim=True) + epsilon).rsqrt()
-    return x * rstd if gamma is None else x * rstd * gamma, rstd
+    y = x * rstd if gamma is None else x * rstd * gamma
+    return y if to is None else y.to(ONNX_DTYPES[to]), rstd
+
+
+def norm_grad(dy: Tensor, x: Tensor, gamma: Tensor | None, *kept: Tensor, axis: int = -1, **_: object) -> Tensor:
+    *mean, rstd = kept  # of a layer norm both
+    dims = list(range(axis % x.dim(), x.dim()))
+    g = dy.to(x.dtype) * (1 if gamma is None else gamma)
+    xhat = (x - mean[0] if mean else x) * rstd
+    return rstd * (g - (g.mean(dims, keepdim=True) if mean else 0) - xhat * (g * xhat).mean(dims, keepdim=True))
 
 
 def slice_(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
@@ -241,6 +262,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "Identity": lambda x: x,
     "LayerNormalization": layer_norm,
+    "LayerNormGrad": norm_grad,
     "LessOrEqual": torch.le,
     "Log": torch.log,
     "LogSoftmax": lambda x, axis=-1: x.log_softmax(axis),
@@ -264,6 +286,7 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "Relu": torch.relu,
     "Reshape": lambda x, s, allowzero=0: x.reshape(s.tolist()),
     "RmsNorm": rms_norm,
+    "RmsNormGrad": norm_grad,
     "Rsqrt": torch.rsqrt,
     "Sigmoid": torch.sigmoid,
     "Silu": F.silu,

@@ -28,6 +28,9 @@ AFTER_DIFFERENTIATION = {
     "embedding_grad_base",
     "matmul_cast",
     "fused_matmul_cast",
+    "cast_norm",
+    "layer_norm_grad_cast",
+    "rms_norm_grad_cast",
     "cast_matmul",
 }
 # A layer's kernels are within this many ulps of the largest element, see also Draw.condition.

@@ -255,7 +255,9 @@ static void forward_blocks(omc_range range, void *ctx) {
 OMC_KERNEL(Attention, args) {
   const omc_attention_form *p = args->params;
   attention_job job = make_job(args, p, 1);
-  job.q = omc_in_data(args, 0), job.k = omc_in_data(args, 1), job.v = omc_in_data(args, 2);
+  job.q = omc_in_data(args, 0);
+  job.k = p->packed ? job.q + p->k_start : omc_in_data(args, 1);
+  job.v = p->packed ? job.q + p->v_start : omc_in_data(args, 2);
   job.out = omc_out_data(args, 0), job.lse = omc_out_data(args, 1);
   acc_t *shared = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   job.hidden = look_for_hidden(p, omc_in_data(args, 3), job.k, job.v, shared, args->threads);
@@ -408,9 +410,13 @@ OMC_KERNEL(AttentionGrad, args) {
   attention_job job = make_job(args, p, 2);
   job.parts = params->parts;
   job.dy = omc_in_data(args, 0);
-  job.q = omc_in_data(args, 1), job.k = omc_in_data(args, 2), job.v = omc_in_data(args, 3);
+  job.q = omc_in_data(args, 1);
+  job.k = p->packed ? job.q + p->k_start : omc_in_data(args, 2);
+  job.v = p->packed ? job.q + p->v_start : omc_in_data(args, 3);
   job.lse = args->in[4].data;
-  job.dq = omc_out_data(args, 0), job.dk = omc_out_data(args, 1), job.dv = omc_out_data(args, 2);
+  job.dq = omc_out_data(args, 0);
+  job.dk = p->packed ? job.dq + p->k_start : omc_out_data(args, 1);
+  job.dv = p->packed ? job.dq + p->v_start : omc_out_data(args, 2);
   acc_t *shared = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   job.hidden = look_for_hidden(p, omc_in_data(args, 5), job.k, job.v, shared, args->threads);
   if (sums_apart(params)) job.sums = shared + hidden_length(p, job.hidden.mask != NULL);

@@ -1,8 +1,10 @@
 /* LayerNormalization and RmsNorm by rows, BatchNorm by channels, and their gradients. */
 #include "base/int.h"
+#include "cpu/convert.h"
 #include "cpu/kernel.h"
 #include "cpu/parallel.h"
 #include "ops/forms.h"
+#include "ops/op.h"
 
 /* dgamma and dbeta of a norm by rows are sums over rows, first within blocks of rows, then over
  * blocks in order, so that they do not depend on the number of threads. */
@@ -42,43 +44,70 @@ static const acc_t *parameter(const omc_kernel_args *args, uint32_t i, int64_t n
   return to;
 }
 
+/* Elements of a row that are rounded, or widened, at a time: those of y, or of its gradient, if it
+ * is of 16 bits beside an x of float32. */
+enum { BLOCK = 512 };
+
 typedef struct {
   const omc_layer_form *p;
   bool centred; /* about the mean; else about 0: RmsNorm, which has no mean and no beta */
   const storage_t *x;
   const acc_t *gamma, *beta;
-  const storage_t *dy; /* gradient only, as the next four */
+  const void *dy; /* gradient only, as the next five */
+  void (*widen)(const void *elements, void *numbers, int64_t n); /* of dy; NULL: it is as x is */
   storage_t *dx;
   acc_t *dgamma, *dbeta;
   acc_t *sums; /* [blocks, 2, sums_length], of dgamma and of dbeta */
-  storage_t *y;
+  void *y;
+  void (*round)(const void *numbers, void *elements, int64_t n); /* to y; NULL: it is as x is */
+  int64_t y_size;     /* bytes of an element of y or dy */
   acc_t *mean, *rstd; /* NULL: not kept */
 } layer_job;
+
+static int64_t block_at(int64_t k, int64_t n) { return n - k < BLOCK ? n - k : BLOCK; }
+
+/* n elements of y, from column `column` on. */
+static void normalize(const layer_job *job, const storage_t *x, int64_t column, int64_t n,
+                      acc_t mean, acc_t rstd, storage_t *y) {
+  const vacc_t no_beta = vset(job->centred ? 0 : -(acc_t)0); /* which leaves the sign of a zero */
+  const vacc_t vmean = vset(mean), vrstd = vset(rstd);
+  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+    const vacc_t gamma = job->gamma ? vldr_upto(job->gamma + column + k, left) : vset(1);
+    const vacc_t beta = job->beta ? vldr_upto(job->beta + column + k, left) : no_beta;
+    vst_upto(y + k, vfma((vld_fill(x + k, left, 0) - vmean) * vrstd, gamma, beta), left);
+  }
+}
 
 static void layer_forward(omc_range range, void *ctx) {
   const layer_job *job = ctx;
   const int64_t n = job->p->n;
-  const vacc_t no_beta = vset(job->centred ? 0 : -(acc_t)0); /* which leaves the sign of a zero */
+  storage_t block[BLOCK];
   for (int64_t r = range.begin; r < range.end; r++) {
     const storage_t *x = job->x + r * n;
-    storage_t *y = job->y + r * n;
+    char *y = (char *)job->y + r * n * job->y_size;
     const acc_t mean = job->centred ? row_sum(x, n) / (acc_t)n : 0;
     const acc_t var =
         OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, mean) - vset(mean))) / (acc_t)n;
     const acc_t rstd = (acc_t)(1 / sqrt((double)var + job->p->epsilon));
-    const vacc_t vmean = vset(mean), vrstd = vset(rstd);
-    for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-      const vacc_t gamma = job->gamma ? vldr_upto(job->gamma + k, left) : vset(1);
-      const vacc_t beta = job->beta ? vldr_upto(job->beta + k, left) : no_beta;
-      vst_upto(y + k, vfma((vld_fill(x + k, left, 0) - vmean) * vrstd, gamma, beta), left);
+    if (!job->round) normalize(job, x, 0, n, mean, rstd, (storage_t *)(void *)y);
+    for (int64_t k = 0; k < n && job->round; k += BLOCK) {
+      normalize(job, x + k, k, block_at(k, n), mean, rstd, block);
+      job->round(block, y + k * job->y_size, block_at(k, n));
     }
     if (job->mean) job->mean[r] = mean;
     if (job->rstd) job->rstd[r] = rstd;
   }
 }
 
+/* How a tensor of 16 bits that is not as x is comes from and to numbers; NULL for any other. */
+static const omc_convert *converts(const omc_tensor *t, const omc_tensor *x) {
+  return t->type->dtype == x->type->dtype ? NULL : omc_convert_pick(x->type->dtype);
+}
+
 static omc_status norm_rows(const omc_kernel_args *args, bool centred) {
   const omc_layer_form *p = args->params;
+  const omc_convert *convert = converts(&args->out[0], &args->in[0]);
+  const omc_dtype to = args->out[0].type->dtype;
   acc_t *scratch = args->workspace;
   layer_job job = {.p = p,
                    .centred = centred,
@@ -86,6 +115,8 @@ static omc_status norm_rows(const omc_kernel_args *args, bool centred) {
                    .gamma = parameter(args, 1, p->n, &scratch),
                    .beta = parameter(args, 2, p->n, &scratch),
                    .y = omc_out_data(args, 0),
+                   .round = convert ? convert->store[to] : NULL,
+                   .y_size = (int64_t)omc_dtype_size(to),
                    .mean = centred ? omc_out_data(args, 1) : NULL,
                    .rstd = omc_out_data(args, centred ? 2 : 1)};
   omc_parallel_for(p->rows, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, layer_forward,
@@ -96,31 +127,48 @@ static omc_status norm_rows(const omc_kernel_args *args, bool centred) {
 OMC_KERNEL(LayerNormalization, args) { return norm_rows(args, true); }
 OMC_KERNEL(RmsNorm, args) { return norm_rows(args, false); }
 
+/* dy of row r from column k on: a block of it at least. */
+static const storage_t *gradients(const layer_job *job, int64_t r, int64_t k, storage_t *block) {
+  const int64_t n = job->p->n;
+  const char *dy = (const char *)job->dy + (r * n + k) * job->y_size;
+  if (!job->widen) return (const storage_t *)(const void *)dy;
+  job->widen(dy, block, block_at(k, n));
+  return block;
+}
+
 /* One row of the gradient: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with
  * g = dy * gamma, mean(g) being 0 about 0; its terms of dgamma and dbeta are added to their sums.
  */
 static void layer_backward_row(const layer_job *job, int64_t r, acc_t *dgamma, acc_t *dbeta) {
-  const int64_t n = job->p->n;
-  const storage_t *x = job->x + r * n, *dy = job->dy + r * n;
+  const int64_t n = job->p->n, step = job->widen ? BLOCK : n;
+  const storage_t *x = job->x + r * n;
   const acc_t *w = job->gamma;
-  storage_t *dx = job->dx + r * n;
+  storage_t *dx = job->dx + r * n, block[BLOCK];
   const vacc_t mean = vset(job->centred ? job->mean[r] : 0), rstd = vset(job->rstd[r]);
   vacc_t sum_g = vset(0), sum_gx = vset(0);
-  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-    const vacc_t d = vld_fill(dy + k, left, 0);
-    const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
-    const vacc_t g = d * (w ? vldr_upto(w + k, left) : vset(1));
-    sum_g += g;
-    sum_gx = vfma(g, xhat, sum_gx);
-    if (job->dgamma) vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
-    if (job->dbeta) vstr(dbeta + k, vldr(dbeta + k) + d);
+  for (int64_t at = 0; at < n; at += step) {
+    const storage_t *dy = gradients(job, r, at, block);
+    const int64_t end = n - at < step ? n : at + step;
+    for (int64_t k = at, left = end - at; k < end; k += OMC_VL, left -= OMC_VL) {
+      const vacc_t d = vld_fill(dy + (k - at), left, 0);
+      const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+      const vacc_t g = d * (w ? vldr_upto(w + k, left) : vset(1));
+      sum_g += g;
+      sum_gx = vfma(g, xhat, sum_gx);
+      if (job->dgamma) vstr(dgamma + k, vfma(d, xhat, vldr(dgamma + k)));
+      if (job->dbeta) vstr(dbeta + k, vldr(dbeta + k) + d);
+    }
   }
   const vacc_t mean_g = vset(job->centred ? vsum(sum_g) / (acc_t)n : 0);
   const vacc_t mean_gx = vset(vsum(sum_gx) / (acc_t)n);
-  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-    const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
-    const vacc_t g = vld_fill(dy + k, left, 0) * (w ? vldr_upto(w + k, left) : vset(1));
-    vst_upto(dx + k, rstd * (g - mean_g - xhat * mean_gx), left);
+  for (int64_t at = 0; at < n; at += step) {
+    const storage_t *dy = gradients(job, r, at, block);
+    const int64_t end = n - at < step ? n : at + step;
+    for (int64_t k = at, left = end - at; k < end; k += OMC_VL, left -= OMC_VL) {
+      const vacc_t xhat = (vld_fill(x + k, left, 0) - mean) * rstd;
+      const vacc_t g = vld_fill(dy + (k - at), left, 0) * (w ? vldr_upto(w + k, left) : vset(1));
+      vst_upto(dx + k, rstd * (g - mean_g - xhat * mean_gx), left);
+    }
   }
 }
 
@@ -153,10 +201,14 @@ static void layer_add_blocks(omc_range range, void *ctx) {
 /* Inputs: dy, x, gamma?, mean if centred, rstd. */
 static omc_status norm_rows_grad(const omc_kernel_args *args, bool centred) {
   const omc_layer_form *p = args->params;
+  const omc_convert *convert = converts(&args->in[0], &args->in[1]);
+  const omc_dtype of_dy = args->in[0].type->dtype;
   acc_t *scratch = (acc_t *)args->workspace + n_blocks(p) * 2 * sums_length(p);
   layer_job job = {.p = p,
                    .centred = centred,
                    .dy = omc_in_data(args, 0),
+                   .widen = convert ? convert->load[of_dy] : NULL,
+                   .y_size = (int64_t)omc_dtype_size(of_dy),
                    .x = omc_in_data(args, 1),
                    .gamma = parameter(args, 2, p->n, &scratch),
                    .mean = centred ? args->in[3].data : NULL,
@@ -397,7 +449,7 @@ static omc_status params_layer(const omc_node *node, omc_arena *arena, void *par
 
 /* Room for as many parameters of n elements, should they be stored as a half is. */
 static size_t parameters(const omc_node *node, int64_t n, int64_t how_many) {
-  return omc_sums_bytes(omc_in(node, 0)->type.dtype, how_many * n);
+  return omc_sums_bytes(omc_node_dtype(node), how_many * n);
 }
 
 static size_t layer_workspace(const omc_node *node, const void *params, int threads) {
@@ -409,7 +461,7 @@ static size_t layer_workspace(const omc_node *node, const void *params, int thre
 static size_t layer_grad_workspace(const omc_node *node, const void *params, int threads) {
   (void)threads;
   const omc_layer_form *p = params;
-  return (size_t)(n_blocks(p) * 2 * sums_length(p)) * omc_acc_size(omc_in(node, 0)->type.dtype) +
+  return (size_t)(n_blocks(p) * 2 * sums_length(p)) * omc_acc_size(omc_node_dtype(node)) +
          parameters(node, p->n, 1);
 }
 

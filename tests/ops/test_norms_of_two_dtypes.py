@@ -1,0 +1,80 @@
+"""Norms of float32 whose y, or its gradient, is of 16 bits: the same bits as with casts of their own beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from case import type_text
+from cases_elementwise import ONNX_CODE
+from ortmodule_c import _C
+
+HALVES = (torch.bfloat16, torch.float16)
+SHAPES = [(3, 5), (2, 512), (2, 513), (1, 1300), (4, 1), (0, 7), (3, 0), (40, 1030)]  # about blocks of 512
+PARAMS = ["_", "gamma"]
+
+
+@pytest.fixture(params=_C.isas(), autouse=True)
+def isa(request: pytest.FixtureRequest) -> object:
+    _C.set_isa(request.param)
+    yield request.param
+    _C.set_isa(None)
+
+
+def run(nodes: list[str], outputs: str, inputs: dict[str, Tensor]) -> list[Tensor]:
+    lines = [f"input %{name} : {type_text(t)}" for name, t in inputs.items()]
+    given = list(inputs.values())
+    session = _C.Session("\n".join([*lines, *nodes, f"return {outputs}", ""]), {})
+    plan = session.plan(given, [False] * len(given), [False] * session.n_outputs, plain=True)
+    return plan.forward(given, 0)[0]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def assert_same_bits(a: Tensor, b: Tensor) -> None:
+    assert a.dtype == b.dtype
+    assert torch.equal(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("gamma", PARAMS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("op", "kept"), [("LayerNormalization", "%m, %r"), ("RmsNorm", "%r")])
+def test_y_is_rounded_as_it_is_stored(
+    op: str, kept: str, shape: tuple[int, int], gamma: str, half: torch.dtype
+) -> None:
+    inputs = {"x": numbers(*shape)} | ({"gamma": numbers(shape[1], seed=1)} if gamma != "_" else {})
+    ins = "%x, %gamma" if gamma != "_" else "%x"
+    to = ONNX_CODE[half]
+    one = run([f"%y, {kept} = {op}({ins}) {{to={to}}}"], f"%y, {kept}", inputs)
+    two = run([f"%w, {kept} = {op}({ins})", f"%y = Cast(%w) {{to={to}}}"], f"%y, {kept}", inputs)
+    for a, b in zip(one, two, strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("gamma", PARAMS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("op", "kept"), [("LayerNormGrad", "%m, %r"), ("RmsNormGrad", "%r")])
+def test_a_gradient_of_y_is_widened_as_it_is_read(
+    op: str, kept: str, shape: tuple[int, int], gamma: str, half: torch.dtype
+) -> None:
+    rows = (shape[0], 1)
+    inputs = {"dy": numbers(*shape).to(half), "x": numbers(*shape, seed=1)}
+    inputs |= {name[1:]: numbers(*rows, seed=2) for name in kept.split(", ")}
+    inputs |= {"gamma": numbers(shape[1], seed=3)} if gamma != "_" else {}
+    at = "%gamma" if gamma != "_" else "_"
+    outputs = "%dx, %dgamma, %dbeta" if op == "LayerNormGrad" else "%dx, %dgamma"
+    one = run([f"{outputs} = {op}(%dy, %x, {at}, {kept})"], outputs, inputs)
+    wide = ["%w = Cast(%dy) {to=1}", f"{outputs} = {op}(%w, %x, {at}, {kept})"]
+    for a, b in zip(one, run(wide, outputs, inputs), strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize(("x", "to"), [("f64", 16), ("bf16", 10), ("f32", 11), ("f16", 1)])
+def test_other_dtypes_are_refused(x: str, to: int) -> None:
+    with pytest.raises(TypeError, match=r"what is made of .* cannot be"):
+        _C.transform(f"input %x : {x}[2,3]\n%y, %r = RmsNorm(%x) {{to={to}}}\nreturn %y\n", "specialize")
