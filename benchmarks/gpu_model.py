@@ -251,9 +251,10 @@ KINDS = (
     Kind("products", r"(Fused)?MatMul", "matrix"),
     Kind("convolutions", r"Conv\w*", "matrix", "", launches_of_convolution, 1.0, copied_bytes, replays=False),
     Kind("head and loss", r"LinearCrossEntropy", "matrix", launches=launches_of_head, apart_bytes=logits_bytes),
-    Kind("attention", r"Attention", "attention", r"attention"),
-    # Of 16 bits, two kernels make scores and gradients of probabilities: 7 products, of which 5 are counted.
-    Kind("attention", r"AttentionGrad", "attention", r"attention_\w+", launches=lambda _: 3, work=7 / 5),
+    # Of 16 bits, after one that draws what dropout keeps; two kernels of backward make scores and gradients of
+    # probabilities: 7 products, of which 5 are counted.
+    Kind("attention", r"Attention", "attention", r"attention", launches=lambda _: 2),
+    Kind("attention", r"AttentionGrad", "attention", r"attention_\w+", launches=lambda _: 4, work=7 / 5),
     Kind("PyTorch", r"TorchCall(Grad)?", replays=False),
     Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
     Kind("norms", r"\w*Norm\w*", kernels=r"\w*[Nn]orm\w*", launches=lambda _: 2),
