@@ -39,15 +39,24 @@ static rank by_end(const search *s, uint32_t b) {
   return (rank){s->blocks[b].end, SIZE_MAX - s->blocks[b].bytes, b};
 }
 
-/* Blocks that live where most is live come first. */
-static rank by_breadth(const search *s, uint32_t b) {
-  size_t widest = 0;
+/* The most that is live while a block is. */
+static size_t breadth(const search *s, uint32_t b) {
+  size_t most = 0;
   for (uint32_t t = s->blocks[b].begin; t <= s->blocks[b].end; t++)
-    if (s->live[t] > widest) widest = s->live[t];
-  return (rank){widest, SIZE_MAX - s->blocks[b].bytes, b};
+    if (s->live[t] > most) most = s->live[t];
+  return most;
 }
 
-static rank (*const orders[])(const search *, uint32_t) = {by_size, by_breadth, by_end, by_begin};
+/* Blocks that live where most is live come first, of these the largest, or those that come last. */
+static rank by_breadth(const search *s, uint32_t b) {
+  return (rank){breadth(s, b), SIZE_MAX - s->blocks[b].bytes, b};
+}
+static rank by_late_breadth(const search *s, uint32_t b) {
+  return (rank){breadth(s, b), SIZE_MAX - s->blocks[b].begin, b};
+}
+
+static rank (*const orders[])(const search *, uint32_t) = {by_size, by_breadth, by_late_breadth,
+                                                           by_end, by_begin};
 
 static int compare_ranks(const void *left, const void *right) {
   const rank *a = left, *b = right;

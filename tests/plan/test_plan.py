@@ -174,12 +174,19 @@ def shapes_of(text: str) -> list[list[int]]:
     return [[int(d) for d in line.split("[")[1].split("]")[0].split(",")] for line in lines]
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("retain_graph", [False, True])
 @pytest.mark.parametrize("joint", [False, True])
-def test_layout_reaches_the_bound(joint: bool, retain_graph: bool) -> None:
+def test_layout_reaches_the_bound(joint: bool, retain_graph: bool, threads: int) -> None:
+    """Products have scratch memory for each thread."""
     text = transformer(12, 8, 128, 768, 12)
     inputs = [torch.empty(d) for d in shapes_of(text)]
-    plan = _C.Session(text, {}).plan(inputs, [joint] * len(inputs), [joint], retain_graph=retain_graph)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        plan = _C.Session(text, {}).plan(inputs, [joint] * len(inputs), [joint], retain_graph=retain_graph)
+    finally:
+        torch.set_num_threads(before)
     assert plan.bound_bytes <= plan.arena_bytes <= 1.02 * plan.bound_bytes
     assert plan.random
 
