@@ -149,7 +149,7 @@ def test_a_step_with_dropout_on_tensor_cores_is_that_of_the_cpu(gpu: Gpu, keys: 
 
 @pytest.mark.parametrize("how", ["p=0.3,subsequence=5", "is_causal=1,p=0.3,subsequence=5"])
 def test_what_dropout_keeps_is_drawn_for_some_heads_after_others(gpu: Gpu, how: str) -> None:
-    """The emulated cache has room for few: 40 heads take three times as many launches of forward, dq and dkv as 16 do."""
+    """The emulated cache has room for few: 40 heads take three times as many launches as 16 do."""
     launches = []
     for samples in (2, 5):
         inputs, dy = operands((samples, 8, 4, 40, 36, 8, 8), torch.bfloat16, seed=6)
