@@ -13,7 +13,7 @@ static omc_status add_operand(const omc_value *v, omc_cost *cost) {
 omc_status omc_node_cost(const omc_node *node, omc_cost *out) {
   const omc_op *op = omc_op_get(node->op);
   *out = (omc_cost){0, 0};
-  if (op->flags & OMC_OP_VIEW) return OMC_OK;
+  if (omc_is_view(node)) return OMC_OK;
   for (uint32_t i = 0; i < node->n_in; i++) OMC_TRY(add_operand(omc_in(node, i), out));
   for (uint32_t k = 0; k < node->n_out; k++) OMC_TRY(add_operand(omc_out(node, k), out));
   return op->cost ? op->cost(node, out) : OMC_OK;

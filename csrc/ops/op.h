@@ -69,6 +69,11 @@ const omc_op *omc_op_get(omc_op_id id);
  * float input or output, else that of in[0], else that of out[0]. */
 omc_dtype omc_node_dtype(const omc_node *node);
 
+/* Whether a node's result is the memory of its first input. */
+static inline bool omc_is_view(const omc_node *node) {
+  return (omc_op_get(node->op)->flags & OMC_OP_VIEW) != 0;
+}
+
 /* The flags of a node's op and, if it is a fused one, of the ops in it; whatever may fail has
  * OMC_OP_FAILS. */
 uint32_t omc_node_flags(const omc_node *node);

@@ -99,7 +99,7 @@ static omc_status fold_outputs(omc_graph *g, omc_node *node, size_t bytes, omc_a
   const void **data = OMC_NEW_ARRAY(temporary, const void *, node->n_out + 1);
   if (!data) return no_memory(node);
   bool stays;
-  if (omc_op_get(node->op)->flags & OMC_OP_VIEW) {
+  if (omc_is_view(node)) {
     data[0] = omc_in(node, 0)->data;
     stays = !omc_in(node, 0)->recipe;
   } else {

@@ -7,8 +7,7 @@
 static bool read_late(const omc_graph *g, const omc_value *v, uint32_t k) {
   for (const omc_use *use = v->uses; use; use = use->next) {
     if (use->node == g->result ? use->index != k : use->node->phase != OMC_FORWARD) return true;
-    if (use->node != g->result && omc_op_get(use->node->op)->flags & OMC_OP_VIEW &&
-        read_late(g, use->node->out[0], k))
+    if (use->node != g->result && omc_is_view(use->node) && read_late(g, use->node->out[0], k))
       return true;
   }
   return false;

@@ -5,13 +5,11 @@
 #include "ops/op.h"
 #include "passes/passes.h"
 
-static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
-
 /* Whether the caller is given it or a view of it. */
 static bool is_given(const omc_graph *g, const omc_value *v) {
   for (const omc_use *use = v->uses; use; use = use->next) {
     if (use->node == g->result ? use->index < g->n_outputs
-                               : is_view(use->node) && is_given(g, omc_out(use->node, 0)))
+                               : omc_is_view(use->node) && is_given(g, omc_out(use->node, 0)))
       return true;
   }
   return false;
@@ -19,7 +17,7 @@ static bool is_given(const omc_graph *g, const omc_value *v) {
 
 /* Whether it is memory of the graph's own, which nobody else writes to. */
 static bool is_own(const omc_graph *g, const omc_value *v) {
-  while (v->producer && is_view(v->producer)) v = omc_in(v->producer, 0);
+  while (v->producer && omc_is_view(v->producer)) v = omc_in(v->producer, 0);
   return v->producer && !is_given(g, v);
 }
 

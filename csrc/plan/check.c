@@ -54,8 +54,6 @@ static bool same_memory(const omc_slot *a, const omc_slot *b) {
          a->bytes == b->bytes;
 }
 
-static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
-
 static omc_status check_bytes(const checker *c, const omc_value *v) {
   size_t bytes;
   OMC_TRY(omc_type_bytes(&v->type, &bytes));
@@ -106,7 +104,7 @@ static omc_status read_graph(checker *c) {
         c->values[node->out[k]->id] = node->out[k];
         OMC_TRY(check_bytes(c, node->out[k]));
       }
-    if (is_view(node)) OMC_TRY(add_view(c, node));
+    if (omc_is_view(node)) OMC_TRY(add_view(c, node));
   }
   return add_consts(c, g->result);
 }
@@ -124,7 +122,7 @@ static omc_status check_steps(checker *c) {
   if (begin != plan->n_steps || plan->n_forward != plan->parts[OMC_FORWARD].end_step)
     return broken(c, "steps without a phase", NOTHING, NOTHING);
   for (const omc_node *node = plan->graph->first; node; node = node->next) {
-    if (is_view(node)) continue;
+    if (omc_is_view(node)) continue;
     if (node->phase >= plan->n_phases) return broken(c, "unknown phase", NOTHING, NOTHING);
     c->step = c->next_step[node->phase]++;
     const omc_step *step = &plan->steps[c->step];

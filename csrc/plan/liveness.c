@@ -20,8 +20,6 @@ static omc_status no_memory(const omc_graph *g) {
   OMC_FAIL(ENOMEM, "no memory for the live ranges of %u values", g->n_values);
 }
 
-static bool is_view(const omc_node *node) { return omc_op_get(node->op)->flags & OMC_OP_VIEW; }
-
 /* Steps are the nodes that are no views, phase by phase. */
 static omc_status number_steps(const omc_graph *g, omc_arena *kept, omc_arena *scratch,
                                omc_liveness *l) {
@@ -32,7 +30,7 @@ static omc_status number_steps(const omc_graph *g, omc_arena *kept, omc_arena *s
   for (const omc_node *node = g->first; node; node = node->next) {
     if (node->phase >= l->n_phases)
       OMC_NODE_FAIL(node, EINVALID, "it is in phase %u of %u", node->phase, l->n_phases);
-    if (!is_view(node)) l->parts[node->phase].end_step++;
+    if (!omc_is_view(node)) l->parts[node->phase].end_step++;
   }
   for (omc_phase p = 0; p < l->n_phases; p++) {
     l->parts[p].step = l->n_steps;
@@ -42,7 +40,7 @@ static omc_status number_steps(const omc_graph *g, omc_arena *kept, omc_arena *s
   l->nodes = OMC_NEW_ARRAY(scratch, const omc_node *, l->n_steps);
   if (!l->nodes) return no_memory(g);
   for (const omc_node *node = g->first; node; node = node->next)
-    if (!is_view(node)) l->nodes[l->parts[node->phase].end_step++] = node;
+    if (!omc_is_view(node)) l->nodes[l->parts[node->phase].end_step++] = node;
   l->n_forward = l->parts[OMC_FORWARD].end_step;
   return OMC_OK;
 }
@@ -77,7 +75,7 @@ static void find_alias_sets(const alias_sets *f) {
     f->last[v] = 0;
   }
   for (const omc_node *node = f->graph->first; node; node = node->next)
-    if (is_view(node)) {
+    if (omc_is_view(node)) {
       const uint32_t out = node->out[0]->id, in = node->in[0].value->id;
       f->l->slots[out].alias = in;
       f->root[out] = f->root[in];
