@@ -92,18 +92,14 @@ uint32_t omc_attrs_without(const omc_node *node, const char *name, omc_attr *out
   return n;
 }
 
-void omc_set_attr(omc_builder *b, omc_node *node, omc_attr value) {
-  if (b->status != OMC_OK) return;
-  omc_attr *attr = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, node->n_attr + 1);
-  if (!attr) {
-    b->status = omc_fail(OMC_ENOMEM, "no memory for attribute %s", value.name);
-    return;
-  }
+omc_status omc_set_attr(omc_graph *g, omc_node *node, omc_attr value) {
+  omc_attr *attr = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
+  if (!attr) OMC_NODE_FAIL(node, ENOMEM, "no memory for attribute %s", value.name);
   const uint32_t n = omc_attrs_without(node, value.name, attr);
   attr[n] = value;
   node->attr = attr;
   node->n_attr = n + 1;
-  b->status = omc_op_get(node->op)->infer(node);
+  return OMC_OK;
 }
 
 omc_value *omc_product(omc_builder *b, omc_value *x, bool trans_x, omc_value *y, bool trans_y,

@@ -39,8 +39,8 @@ omc_value *omc_nary_like(omc_builder *b, omc_op_id op, uint32_t n_in, omc_value 
  * how many there are. */
 uint32_t omc_attrs_without(const omc_node *node, const char *name, omc_attr *out);
 
-/* Sets an attribute that the node may have already, and the types of its outputs again. */
-void omc_set_attr(omc_builder *b, omc_node *node, omc_attr attr);
+/* Sets an attribute that the node may have already. Types stay as they are. OMC_ENOMEM. */
+omc_status omc_set_attr(omc_graph *g, omc_node *node, omc_attr attr) OMC_MUST_USE;
 
 /* A FusedMatMul: alpha x y, each transposed first if it says so, plus the bias unless it is NULL.
  */

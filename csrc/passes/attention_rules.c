@@ -70,7 +70,7 @@ static omc_value *attention_causal(omc_match *m) {
       tokens(omc_in(m->root, 1), axes[OMC_HEADS_OF_K]) != size)
     return NULL;
   omc_set_input(m->root, MASK, NULL);
-  omc_set_attr(m->b, m->root, omc_attr_int("is_causal", 1));
+  m->b->status = omc_set_attr(m->b->graph, m->root, omc_attr_int("is_causal", 1));
   return m->capture[0];
 }
 
@@ -95,7 +95,8 @@ static void swap_layouts(omc_builder *b, omc_node *node, uint32_t swap) {
   b->status = omc_head_axes_of(node, axes);
   for (int i = 0; i < OMC_N_HEADS && b->status == OMC_OK; i++)
     if (swap >> i & 1) axes[i] = 3 - axes[i];
-  omc_set_attr(b, node, omc_attr_ints("head_axes", axes, OMC_N_HEADS));
+  if (b->status == OMC_OK)
+    b->status = omc_set_attr(b->graph, node, omc_attr_ints("head_axes", axes, OMC_N_HEADS));
 }
 
 static bool is_packed(const omc_node *node) { return omc_node_int(node, "kv_heads") > 0; }
@@ -120,6 +121,7 @@ static omc_value *transpose_attention(omc_match *m) {
   omc_node *node = m->capture[1]->producer;
   if (!swaps_heads(m->root)) return NULL;
   swap_layouts(m->b, node, 1u << OMC_HEADS_OF_Y);
+  if (m->b->status == OMC_OK) m->b->status = omc_op_get(node->op)->infer(node);
   return m->capture[1];
 }
 
@@ -165,7 +167,7 @@ static omc_value *attention_split(omc_match *m) {
   omc_set_input(node, OMC_HEADS_OF_Q, x);
   omc_set_input(node, OMC_HEADS_OF_K, NULL);
   omc_set_input(node, OMC_HEADS_OF_V, NULL);
-  omc_set_attr(m->b, node, omc_attr_int("kv_heads", kv_heads));
+  m->b->status = omc_set_attr(m->b->graph, node, omc_attr_int("kv_heads", kv_heads));
   return m->capture[0];
 }
 

@@ -88,8 +88,9 @@ static omc_value *cast_view(omc_match *m) {
 static omc_value *cast_norm(omc_match *m) {
   omc_value *y = m->capture[1];
   if (!is_norm(y) || !is_narrowed(y->type.dtype, m->capture[0]->type.dtype)) return NULL;
-  omc_set_attr(m->b, y->producer,
-               omc_attr_int("to", omc_dtype_get(m->capture[0]->type.dtype)->onnx));
+  const omc_attr to = omc_attr_int("to", omc_dtype_get(m->capture[0]->type.dtype)->onnx);
+  m->b->status = omc_set_attr(m->b->graph, y->producer, to);
+  if (m->b->status == OMC_OK) m->b->status = omc_op_get(y->producer->op)->infer(y->producer);
   return y;
 }
 
