@@ -52,11 +52,19 @@ static omc_status prepare_elementwise(const omc_node *node, omc_arena *arena, in
   return OMC_OK;
 }
 
+/* Convolutions and pools have kernels of [N, C, ...] alone. */
+static omc_status need_channels_second(const omc_node *node) {
+  const omc_attr *given = omc_node_attr(node, "channels_last");
+  if (!given || !given->v.i) return OMC_OK;
+  OMC_NODE_FAIL(node, EUNSUPPORTED, "cpu has no kernel for channels_last=1");
+}
+
 static omc_status cpu_prepare(void *ctx, const omc_node *node, int threads, omc_arena *arena,
                               omc_call *out) {
   (void)ctx;
   const omc_cpu_op *op = omc_cpu_op_get(node->op);
   const omc_dtype dtype = omc_node_dtype(node);
+  OMC_TRY(need_channels_second(node));
   *out = (omc_call){.kernel = kernel_of(node->op, dtype)};
   if (!out->kernel)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cpu has no kernel for %s", omc_dtype_get(dtype)->text);

@@ -5,6 +5,25 @@
 
 /* ---- geometry ---- */
 
+bool omc_is_channels_last(const omc_node *node) { return omc_node_int(node, "channels_last") != 0; }
+
+omc_shape omc_channels_second(const omc_node *node, const omc_shape *shape) {
+  omc_shape s = *shape;
+  if (!omc_is_channels_last(node) || s.rank < 3) return s;
+  s.dims[1] = shape->dims[s.rank - 1];
+  for (int32_t d = 2; d < s.rank; d++) s.dims[d] = shape->dims[d - 1];
+  return s;
+}
+
+/* From a shape with channels second to where the node has them. */
+static omc_shape laid_out(const omc_node *node, const omc_shape *shape) {
+  omc_shape s = *shape;
+  if (!omc_is_channels_last(node)) return s;
+  for (int32_t d = 2; d < s.rank; d++) s.dims[d - 1] = shape->dims[d];
+  s.dims[s.rank - 1] = shape->dims[1];
+  return s;
+}
+
 /* Attribute `name`, a value for each of the last `rank` axes, `neutral` where there is none such.
  * Pads have a second list, `after`. */
 static omc_status read_axes(const omc_node *node, const char *name, int32_t rank, int64_t neutral,
@@ -36,7 +55,7 @@ static omc_status read_windows(const omc_node *node, int32_t rank, omc_conv_form
   return read_axes(node, "pads", rank, 0, f->before, f->after);
 }
 
-/* The form of a convolution of x by w with the node's attributes. */
+/* The form of a convolution of x by w, with channels second, with the node's attributes. */
 static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_shape *w,
                             omc_conv_form *f) {
   char tx[OMC_TYPE_TEXT], tw[OMC_TYPE_TEXT];
@@ -61,17 +80,20 @@ static omc_status read_form(const omc_node *node, const omc_shape *x, const omc_
 }
 
 omc_status omc_conv_form_of(const omc_node *node, omc_conv_form *out) {
-  return read_form(node, omc_in_shape(node, 0), omc_in_shape(node, 1), out);
+  const omc_shape x = omc_channels_second(node, omc_in_shape(node, 0));
+  const omc_shape w = omc_channels_second(node, omc_in_shape(node, 1));
+  return read_form(node, &x, &w, out);
 }
 
-static omc_shape output_shape(const omc_conv_form *f, int32_t rank) {
+static omc_shape output_shape(const omc_node *node, const omc_conv_form *f, int32_t rank) {
   omc_shape y = {rank, {f->n, f->o}};
   for (int32_t d = 2; d < rank; d++) y.dims[d] = f->out[d + OMC_CONV_AXES - rank];
-  return y;
+  return laid_out(node, &y);
 }
 
-omc_status omc_conv_transpose_form_of(const omc_node *node, omc_shape *shape, omc_conv_form *f) {
-  const omc_shape *x = omc_in_shape(node, 0), *w = omc_in_shape(node, 1);
+/* *shape has its channels second. */
+static omc_status read_transpose(const omc_node *node, const omc_shape *x, const omc_shape *w,
+                                 omc_shape *shape, omc_conv_form *f) {
   int64_t extra[OMC_CONV_AXES], dims[OMC_CONV_AXES];
   const int32_t rank = x->rank - 2;
   OMC_TRY(read_windows(node, rank, f));
@@ -95,6 +117,14 @@ omc_status omc_conv_transpose_form_of(const omc_node *node, omc_shape *shape, om
   return read_form(node, shape, w, f);
 }
 
+omc_status omc_conv_transpose_form_of(const omc_node *node, omc_shape *shape, omc_conv_form *f) {
+  const omc_shape x = omc_channels_second(node, omc_in_shape(node, 0));
+  const omc_shape w = omc_channels_second(node, omc_in_shape(node, 1));
+  OMC_TRY(read_transpose(node, &x, &w, shape, f));
+  *shape = laid_out(node, shape);
+  return OMC_OK;
+}
+
 /* Both factors are of one float dtype, and so is the bias, one for each channel of the result. */
 static omc_status need_factors(const omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
@@ -110,7 +140,7 @@ static omc_status infer_conv(omc_node *node) {
   OMC_TRY(need_factors(node));
   OMC_TRY(omc_conv_form_of(node, &f));
   OMC_TRY(need_bias(node, f.o));
-  const omc_shape out = output_shape(&f, omc_in_shape(node, 0)->rank);
+  const omc_shape out = output_shape(node, &f, omc_in_shape(node, 0)->rank);
   omc_set_shape(node, &out);
   return OMC_OK;
 }
@@ -129,9 +159,10 @@ static omc_status infer_transpose(omc_node *node) {
 omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape *out,
                                  omc_conv_form *f) {
   OMC_TRY(omc_need_shape(node, out));
-  const omc_shape *other = omc_in_shape(node, 1);
-  OMC_TRY(read_form(node, of_input ? out : other, of_input ? other : out, f));
-  const omc_shape y = output_shape(f, out->rank);
+  const omc_shape given = omc_channels_second(node, out);
+  const omc_shape other = omc_channels_second(node, omc_in_shape(node, 1));
+  OMC_TRY(read_form(node, of_input ? &given : &other, of_input ? &other : &given, f));
+  const omc_shape y = output_shape(node, f, out->rank);
   return omc_need_gradient(node, &y);
 }
 
@@ -150,10 +181,11 @@ static omc_status infer_grad_weight(omc_node *node) { return infer_grad(node, fa
 /* ---- gradient rule and records ---- */
 
 static void sum_to_bias(omc_grad *g) {
-  static const int64_t axes[] = {0, 2, 3, 4};
+  static const int64_t axes[2][OMC_CONV_AXES + 1] = {{0, 2, 3, 4}, {0, 1, 2, 3}};
   omc_value *dy = g->grad_out[0];
   if (omc_in(g->node, 2) && g->needs[2])
-    g->grad_in[2] = omc_reduce_sum(&g->b, dy, axes, dy->type.shape.rank - 1, false);
+    g->grad_in[2] = omc_reduce_sum(&g->b, dy, axes[omc_is_channels_last(g->node)],
+                                   dy->type.shape.rank - 1, false);
 }
 
 static omc_status grad_conv(omc_grad *g) {

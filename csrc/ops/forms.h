@@ -105,6 +105,13 @@ void omc_products_at(const omc_products_form *form, int64_t index, int64_t *a, i
 
 /* ---- conv.c ---- */
 
+/* Whether images, and weights that they are convolved with, lie with their channels last,
+ * [N, ..., C] in place of [N, C, ...]: the attribute channels_last, which is 0 in ONNX. */
+bool omc_is_channels_last(const omc_node *node);
+
+/* The shape of one of them, with channels second. */
+omc_shape omc_channels_second(const omc_node *node, const omc_shape *shape);
+
 /* A convolution of at most three space dims, the last of them last; those that are not there have a
  * size of 1. */
 enum { OMC_CONV_AXES = 3 };
@@ -131,11 +138,11 @@ omc_status omc_conv_grad_form_of(const omc_node *node, bool of_input, omc_shape 
 /* ---- pool.c ---- */
 
 /* Pooling by axis, those that are pooled last; axes before them are of one element, in a window of
- * one. */
+ * one. With channels last a place has as many elements as there are channels, all of one plane. */
 enum { OMC_POOL_AXES = 3 };
 typedef struct omc_pool_form {
-  int32_t axes; /* 1 to OMC_POOL_AXES */
-  int64_t planes;
+  int32_t axes;             /* 1 to OMC_POOL_AXES */
+  int64_t planes, channels; /* of these 1, if they do not come last */
   int64_t in[OMC_POOL_AXES], out[OMC_POOL_AXES];
   bool adaptive; /* windows cover an axis evenly, and what follows is not known */
   int64_t kernel[OMC_POOL_AXES], stride[OMC_POOL_AXES], dilation[OMC_POOL_AXES];

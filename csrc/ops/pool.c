@@ -1,4 +1,5 @@
-/* Pooling over the last axes, up to OMC_POOL_AXES of them; all before them are planes. */
+/* Pooling over the last axes, but for channels that come last, up to OMC_POOL_AXES of them; all
+ * before them are planes. */
 #include <string.h>
 
 #include "base/int.h"
@@ -51,19 +52,25 @@ static omc_status read_windows(const omc_node *node, const omc_shape *x, omc_poo
   return OMC_OK;
 }
 
+/* The first axis that is pooled. */
+static int32_t first_axis(const omc_node *node, const omc_shape *x, int32_t axes) {
+  return x->rank - axes - omc_is_channels_last(node);
+}
+
 omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
   const bool adaptive =
       node->op == OMC_OP_AdaptiveAvgPool || node->op == OMC_OP_AdaptiveAvgPoolGrad;
   const char *const sizes = adaptive ? "output_size" : "kernel_shape";
   uint32_t axes;
   omc_node_ints(node, sizes, &axes);
-  if (axes < 1 || axes > OMC_POOL_AXES || x->rank < (int32_t)axes)
+  if (axes < 1 || axes > OMC_POOL_AXES || first_axis(node, x, (int32_t)axes) < 0)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "pooling of rank %d over %u axes", x->rank, axes);
   *g = (omc_pool_form){
       .axes = (int32_t)axes, .adaptive = adaptive, .in = {1, 1, 1}, .out = {1, 1, 1}};
-  const int32_t from = OMC_POOL_AXES - g->axes, first = x->rank - g->axes;
+  const int32_t from = OMC_POOL_AXES - g->axes, first = first_axis(node, x, g->axes);
   for (int32_t i = 0; i < g->axes; i++) g->in[from + i] = x->dims[first + i];
   g->planes = omc_shape_span(x, 0, first);
+  g->channels = omc_shape_span(x, first + g->axes, x->rank);
   return adaptive ? omc_node_list(node, sizes, axes, g->out + from) : read_windows(node, x, g);
 }
 
@@ -77,10 +84,10 @@ omc_pool_window omc_pool_window_at(const omc_pool_form *g, int32_t axis, int64_t
   return w;
 }
 
-static omc_shape pooled_shape(const omc_shape *x, const omc_pool_form *g) {
+static omc_shape pooled_shape(const omc_node *node, const omc_shape *x, const omc_pool_form *g) {
+  const int32_t first = first_axis(node, x, g->axes);
   omc_shape shape = *x;
-  for (int32_t i = 0; i < g->axes; i++)
-    shape.dims[x->rank - g->axes + i] = g->out[OMC_POOL_AXES - g->axes + i];
+  for (int32_t i = 0; i < g->axes; i++) shape.dims[first + i] = g->out[OMC_POOL_AXES - g->axes + i];
   return shape;
 }
 
@@ -88,7 +95,7 @@ static omc_status infer_pool(omc_node *node) {
   omc_pool_form g;
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_pool_form_of(node, omc_in_shape(node, 0), &g));
-  const omc_shape shape = pooled_shape(omc_in_shape(node, 0), &g);
+  const omc_shape shape = pooled_shape(node, omc_in_shape(node, 0), &g);
   omc_set_shape(node, &shape);
   omc_set_type(node, 1, OMC_I64, &shape);
   return OMC_OK;
@@ -105,7 +112,7 @@ static omc_status infer_pool_grad(omc_node *node) {
   OMC_TRY(omc_need_float(node, 0));
   OMC_TRY(omc_need_shape(node, &x));
   OMC_TRY(omc_pool_form_of(node, &x, &g));
-  const omc_shape shape = pooled_shape(&x, &g);
+  const omc_shape shape = pooled_shape(node, &x, &g);
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &x);
   return OMC_OK;

@@ -172,6 +172,7 @@ static omc_value *conv_pad(omc_match *m) {
   const omc_node *pad = m->capture[1]->producer, *conv = m->root;
   const int32_t rank = m->capture[1]->type.shape.rank, space = rank - 2;
   int64_t own[2 * OMC_MAX_RANK], more[2 * OMC_MAX_RANK];
+  if (omc_is_channels_last(conv)) return NULL;
   if (omc_in(pad, 2) && !omc_const_all(omc_in(pad, 2), 0)) return NULL;
   if (omc_pads_of(pad, more) != OMC_OK ||
       omc_node_list(conv, "pads", (uint32_t)(2 * space), own) != OMC_OK)
