@@ -20,9 +20,7 @@ static int32_t number_of(omc_dtype dtype) {
 }
 
 omc_status omc_torch_lend(omc_torch_call *call, const void *data, omc_dtype dtype,
-                          const omc_shape *shape, void **out) {
-  int64_t strides[OMC_MAX_RANK];
-  omc_shape_strides(shape, strides);
+                          const omc_shape *shape, const int64_t *strides, void **out) {
   OMC_TORCH_TRY(call->node, aoti_torch_create_tensor_from_blob, (void *)(uintptr_t)data,
                 shape->rank, shape->dims, strides, 0, number_of(dtype),
                 omc_cuda_api_get()->aoti_torch_device_type_cuda(), call->device->ordinal, out);

@@ -26,9 +26,9 @@ typedef struct omc_torch_call {
 omc_status omc_torch_begin(const omc_cuda_device *device, const char *node, void *queue,
                            omc_torch_call *out) OMC_MUST_USE;
 
-/* Adds a dense tensor over memory of ours. `dtype` is one of floats. */
+/* Adds a tensor over memory of ours, with strides in elements. `dtype` is one of floats. */
 omc_status omc_torch_lend(omc_torch_call *call, const void *data, omc_dtype dtype,
-                          const omc_shape *shape, void **out) OMC_MUST_USE;
+                          const omc_shape *shape, const int64_t *strides, void **out) OMC_MUST_USE;
 
 /* Where an op writes a result that it gives. */
 void **omc_torch_result(omc_torch_call *call);

@@ -1,5 +1,7 @@
 /* Conv, ConvTranspose and the gradients, which are PyTorch's: cuDNN by the algorithms that it picks
- * there, or kernels of its own. What PyTorch gives is copied to where the plan has it.
+ * there, or kernels of its own. What PyTorch gives is copied to where the plan has it. To PyTorch
+ * channels are second whatever comes last in memory, from which it takes the layout that it
+ * computes in.
  *
  * PyTorch pads an axis alike on both sides. What one side has more is a margin: zeros that x is
  * given, or what is cut off where x is the result. */
@@ -24,6 +26,7 @@ typedef struct params {
   omc_dtype dtype;
   int32_t axes;
   int64_t group;
+  bool channels_last;
   windows by;
   omc_shape shapes[N_TENSORS]; /* as PyTorch sees them, x with its margins */
   omc_shape x;                 /* without */
@@ -36,11 +39,21 @@ typedef struct params {
 
 /* ---- plan time ---- */
 
-/* Elements of x, where they have `src` and `dst` strides. */
-static omc_box box_of(const omc_shape *x, const int64_t *src, const int64_t *dst) {
-  omc_box b = {.rank = x->rank};
-  for (int32_t d = 0; d < x->rank; d++)
-    b.dims[d] = x->dims[d], b.src[d] = src[d], b.dst[d] = dst[d];
+/* In memory of ours. */
+static void strides_of(const params *p, const omc_shape *shape, int64_t *strides) {
+  omc_shape_strides(shape, strides);
+  if (!p->channels_last) return;
+  strides[1] = 1;
+  for (int32_t d = 2; d < shape->rank; d++) strides[d] *= shape->dims[1];
+}
+
+/* Elements of a tensor, where they have `src` and `dst` strides, in the order of our memory. */
+static omc_box box_of(const params *p, const omc_shape *shape, const int64_t *src,
+                      const int64_t *dst) {
+  omc_box b = {.rank = shape->rank};
+  for (int32_t d = 0; d < shape->rank; d++)
+    b.dims[d] = shape->dims[d], b.src[d] = src[d], b.dst[d] = dst[d];
+  if (p->channels_last) omc_box_move_axis(&b, 1, b.rank - 1);
   return b;
 }
 
@@ -71,9 +84,9 @@ static omc_status decode_margins(params *p) {
   int64_t narrow[OMC_MAX_RANK], wide[OMC_MAX_RANK];
   if (omc_shape_equal(&p->x, &p->shapes[p->x_is])) return OMC_OK;
   OMC_TRY(omc_type_bytes(&(omc_type){p->dtype, p->shapes[p->x_is]}, &p->wide_bytes));
-  omc_shape_strides(&p->x, narrow);
-  omc_shape_strides(&p->shapes[p->x_is], wide);
-  omc_box box = box_of(&p->x, narrow, wide);
+  strides_of(p, &p->x, narrow);
+  strides_of(p, &p->shapes[p->x_is], wide);
+  omc_box box = box_of(p, &p->x, narrow, wide);
   box.dst_offset = offset_of(p, wide);
   return omc_cuda_copy_of(p->device, &box, omc_dtype_size(p->dtype), &p->widen);
 }
@@ -86,9 +99,10 @@ static omc_status decode(omc_cuda_device *device, const omc_node *node, const om
                 .dtype = omc_in(node, 0)->type.dtype,
                 .axes = shapes[FIRST]->rank - 2,
                 .group = f->group,
-                .x = *shapes[x_is],
+                .channels_last = omc_is_channels_last(node),
                 .x_is = x_is};
-  for (int i = 0; i < N_TENSORS; i++) p->shapes[i] = *shapes[i];
+  for (int i = 0; i < N_TENSORS; i++) p->shapes[i] = omc_channels_second(node, shapes[i]);
+  p->x = p->shapes[x_is];
   p->empty = omc_shape_numel(shapes[FIRST]) == 0 || omc_shape_numel(shapes[SECOND]) == 0;
   if (p->empty && omc_in(node, 2) && omc_shape_numel(shapes[RESULT]) > 0)
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for a bias of sums of nothing");
@@ -142,7 +156,9 @@ typedef omc_status (*torch_op)(const params *p, const operands *given, omc_torch
 
 static omc_status lend(const params *p, const operands *given, int i, omc_torch_call *call,
                        void **out) {
-  return omc_torch_lend(call, given->data[i], p->dtype, &p->shapes[i], out);
+  int64_t strides[OMC_MAX_RANK];
+  strides_of(p, &p->shapes[i], strides);
+  return omc_torch_lend(call, given->data[i], p->dtype, &p->shapes[i], strides, out);
 }
 
 static const int64_t no_axes[AXES];
@@ -151,11 +167,12 @@ static omc_status forward(const params *p, const operands *given, omc_torch_call
                           void **result) {
   const bool transposed = p->x_is == RESULT;
   const windows *by = &p->by;
+  const int64_t dense = 1;
   void *input, *weight, *bias;
   OMC_TRY(lend(p, given, FIRST, call, &input));
   OMC_TRY(lend(p, given, SECOND, call, &weight));
   if (given->bias)
-    OMC_TRY(omc_torch_lend(call, given->bias, p->dtype, &given->of_bias->shape, &bias));
+    OMC_TRY(omc_torch_lend(call, given->bias, p->dtype, &given->of_bias->shape, &dense, &bias));
   OMC_TORCH_TRY(call->node, aoti_torch_cuda_convolution, input, weight, given->bias ? &bias : NULL,
                 by->stride, p->axes, by->padding, p->axes, by->dilation, p->axes, transposed,
                 transposed ? by->output_padding : no_axes, p->axes, p->group, result);
@@ -194,8 +211,8 @@ static omc_status fetch(const params *p, const omc_torch_call *call, void *resul
   int64_t dst[OMC_MAX_RANK];
   omc_cuda_copy copy;
   OMC_TRY(omc_torch_read(call, result, &from, &src));
-  omc_shape_strides(shape, dst);
-  omc_box box = box_of(shape, src, dst);
+  strides_of(p, shape, dst);
+  omc_box box = box_of(p, shape, src, dst);
   if (of_x) box.src_offset = offset_of(p, src);
   OMC_TRY(omc_cuda_copy_of(p->device, &box, omc_dtype_size(p->dtype), &copy));
   return omc_cuda_copy_run(&copy, to, from, queue);

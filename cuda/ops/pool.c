@@ -40,7 +40,7 @@ static omc_pool_axis axis_of(const omc_pool_form *f, int32_t i) {
 
 /* Whether 32 bits hold all elements, and what is computed of places along each axis. */
 static bool is_narrow(const omc_pool_form *f) {
-  const double most = INT32_MAX, planes = (double)f->planes;
+  const double most = INT32_MAX, planes = (double)f->planes * (double)f->channels;
   bool narrow =
       planes * (double)product_of(f->in) < most && planes * (double)product_of(f->out) < most;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
@@ -56,26 +56,39 @@ static const char *index_of(bool narrow) {
   return narrow ? "#define OMC_INDEX int32_t\n" : "#define OMC_INDEX int64_t\n";
 }
 
-/* Threads are for so many neighbours each of planes of these sizes. */
-static void set_threads(params *p, int64_t planes, const int64_t *sizes, int64_t each) {
+/* Threads are for so many neighbours each of planes of these sizes: channels where they are last.
+ */
+static void set_threads(params *p, int64_t planes, const int64_t *sizes, int64_t each, bool last) {
   omc_pool *g = &p->given;
-  const int64_t threads[] = {sizes[0], sizes[1], omc_ceil_div(sizes[2], each)};
+  const int64_t threads[] = {sizes[0], sizes[1], last ? sizes[2] : omc_ceil_div(sizes[2], each)};
+  const int64_t packs = last ? omc_ceil_div(g->channels, each) : 1;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) g->of[i] = omc_gpu_divisor_of(threads[i]);
-  g->n = planes * product_of(threads);
+  g->packs = omc_gpu_divisor_of(packs);
+  g->n = planes * product_of(threads) * packs;
   p->grid = (omc_cuda_grid){omc_ceil_div(g->n, THREADS), THREADS, 0};
+}
+
+/* The kernel of one layout. */
+static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, bool narrow,
+                            const char *name, omc_cuda_kernel *out) {
+  const char *const last = omc_is_channels_last(node) ? "_last" : "";
+  return omc_cuda_kernel_of(device, "pool", omc_in(node, 0)->type.dtype, index_of(narrow), name,
+                            last, out);
 }
 
 static omc_status params_pool(omc_cuda_device *device, const omc_node *node, const omc_shape *x,
                               bool is_grad, const char *name, params *p) {
   omc_pool_form f;
   OMC_TRY(omc_pool_form_of(node, x, &f));
+  const bool last = omc_is_channels_last(node);
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   omc_pool *g = &p->given;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) g->axis[i] = axis_of(&f, i);
   g->divisor = f.divisor, g->adaptive = f.adaptive, g->with_pad = f.with_pad;
-  set_threads(p, f.planes, is_grad ? f.in : f.out, is_grad ? pack_of(dtype) : 1);
+  g->channels = f.channels;
+  set_threads(p, f.planes, is_grad ? f.in : f.out, is_grad || last ? pack_of(dtype) : 1, last);
   OMC_TRY(omc_cuda_sender_of(device, node, &g->sender));
-  return omc_cuda_kernel_of(device, "pool", dtype, index_of(is_narrow(&f)), name, "", &p->kernel);
+  return kernel_of(device, node, is_narrow(&f), name, &p->kernel);
 }
 
 static omc_status params_max(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -89,33 +102,34 @@ static omc_status params_max_grad(omc_cuda_device *device, const omc_node *node,
   return params_pool(device, node, &node->out[0]->type.shape, true, "MaxPoolGrad", p);
 }
 /* Whether a plane is one window; *size: what its average is divided by. */
-static bool is_whole(const omc_node *node, const omc_shape *x, int64_t *size) {
-  omc_pool_form f;
-  if (omc_pool_form_of(node, x, &f) != OMC_OK) return false;
+static bool is_whole(const omc_node *node, const omc_shape *x, omc_pool_form *f, int64_t *size) {
+  if (omc_pool_form_of(node, x, f) != OMC_OK) return false;
   *size = 1;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
-    if (f.out[i] != 1) return false;
-    const omc_pool_window w = omc_pool_window_at(&f, i, 0);
-    if (w.start > 0 || w.end < f.in[i]) return false;
+    if (f->out[i] != 1) return false;
+    const omc_pool_window w = omc_pool_window_at(f, i, 0);
+    if (w.start > 0 || w.end < f->in[i]) return false;
     *size *= w.size;
   }
-  if (f.divisor) *size = f.divisor;
-  return product_of(f.in) > 0;
+  if (f->divisor) *size = f->divisor;
+  return product_of(f->in) > 0;
 }
 
 static omc_status params_average(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
                                  void *params_) {
   (void)arena;
   params *p = params_;
+  omc_pool_form f;
   omc_reduce *r = &p->averaged;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const omc_shape *x = &omc_in(node, 0)->type.shape;
-  p->whole = is_whole(node, x, &r->count);
+  p->whole = is_whole(node, x, &f, &r->count);
   if (!p->whole) return params_pool(device, node, x, false, "AveragePool", p);
-  const int64_t planes = omc_shape_numel(&node->out[0]->type.shape), n = omc_shape_numel(x);
+  const int64_t places = product_of(f.in);
   r->mean = true;
-  r->lines.kept = omc_cuda_places(planes, planes > 0 ? n / planes : 1);
-  r->lines.along = omc_cuda_places(planes > 0 ? n / planes : 1, 1);
+  r->lines.kept = omc_cuda_places(f.planes, places * f.channels);
+  r->lines.along = omc_cuda_places(places, f.channels);
+  if (f.channels != 1) omc_cuda_add_group(&r->lines.kept, f.channels, 1);
   const omc_cuda_team team = omc_cuda_team_of(&r->lines, omc_dtype_size(dtype), false);
   p->grid = team.grid;
   return omc_cuda_kernel_of(device, "reduce", dtype, "#define OMC_VERB omc_sum\n", "reduce",
@@ -125,18 +139,18 @@ static omc_status params_average(omc_cuda_device *device, const omc_node *node, 
 static omc_status params_average_grad(omc_cuda_device *device, const omc_node *node,
                                       omc_arena *arena, void *params_) {
   (void)arena;
+  omc_pool_form f;
   params *p = params_;
   omc_spread *s = &p->spread;
   const omc_dtype dtype = omc_in(node, 0)->type.dtype;
   const omc_shape *x = &node->out[0]->type.shape;
-  p->whole = is_whole(node, x, &s->count);
+  p->whole = is_whole(node, x, &f, &s->count);
   if (!p->whole) return params_pool(device, node, x, true, "AveragePoolGrad", p);
-  const int64_t planes = omc_shape_numel(&omc_in(node, 0)->type.shape), n = omc_shape_numel(x);
-  s->n = n;
-  s->plane = omc_gpu_divisor_of(planes > 0 ? n / planes : 1);
-  p->grid = (omc_cuda_grid){omc_ceil_div(n, THREADS * pack_of(dtype)), THREADS, 0};
-  return omc_cuda_kernel_of(device, "pool", dtype, index_of(n < INT32_MAX / 2), "spread", "",
-                            &p->kernel);
+  s->n = omc_shape_numel(x);
+  s->channels = omc_gpu_divisor_of(f.channels);
+  s->plane = omc_gpu_divisor_of(product_of(f.in) * f.channels);
+  p->grid = (omc_cuda_grid){omc_ceil_div(s->n, THREADS * pack_of(dtype)), THREADS, 0};
+  return kernel_of(device, node, s->n < INT32_MAX / 2, "spread", &p->kernel);
 }
 
 static omc_status run_max(const omc_kernel_args *args) {

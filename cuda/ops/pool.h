@@ -1,6 +1,6 @@
 /* Pooling: a thread for each element of a forward, and of a gradient for each pack of neighbours,
- * which is gathered from the windows that they are in, in the order of these. OMC_INDEX is what
- * elements are counted in. */
+ * which is gathered from the windows that they are in, in the order of these. Where channels come
+ * last, a thread has a pack of those of a place. OMC_INDEX is what elements are counted in. */
 #ifndef OMC_CUDA_OPS_POOL_H
 #define OMC_CUDA_OPS_POOL_H
 
@@ -21,6 +21,8 @@ typedef struct omc_pool {
   int64_t n;             /* threads */
   omc_gpu_divisor of[3]; /* them in a plane, by axis */
   omc_pool_axis axis[3];
+  int64_t channels;      /* that come last, else 1 */
+  omc_gpu_divisor packs; /* of them, at a place */
   int64_t divisor;
   int32_t adaptive, with_pad;
   const void *from;
@@ -31,7 +33,7 @@ typedef struct omc_pool {
 /* A gradient of averages of whole planes. */
 typedef struct omc_spread {
   int64_t n; /* elements */
-  omc_gpu_divisor plane;
+  omc_gpu_divisor plane, channels;
   int64_t count; /* that an average is of */
   const void *from;
   void *to;
@@ -122,6 +124,48 @@ OMC_INLINE pool_range windows_with(const omc_pool &p, int axis, index_t first_on
                 quotient(last_one + before, a.by_stride) + 1, out);
 }
 
+/* ---- what a thread has at each place ---- */
+
+template <int N>
+struct pool_lanes {
+  index_t first, apart; /* from one place to the next */
+  int lanes;
+
+  typedef omc_loaded<storage_t, N> loaded;
+  OMC_METHOD index_t offset(index_t place) const { return place * apart + first; }
+  OMC_METHOD loaded read(const omc_pool &p, index_t place) const {
+    loaded e;
+    omc_load(e, (const storage_t *)p.from + offset(place), lanes);
+    return e;
+  }
+  OMC_METHOD void write(const omc_pool &p, index_t place, const acc_t (&of)[N]) const {
+    storage_t out[N];
+#pragma unroll
+    for (int l = 0; l < N; l++) out[l] = element<storage_t>(of[l]);
+    omc_store((storage_t *)p.to + offset(place), out, lanes);
+  }
+};
+
+typedef pool_lanes<1> pool_element;
+typedef pool_lanes<OMC_ROW_PACK> pool_channels;
+
+OMC_INLINE pool_channels channels_of(const omc_pool &p, index_t pack) {
+  const index_t first = pack * OMC_ROW_PACK, n = (index_t)p.channels;
+  return pool_channels{first, n, (int)least(OMC_ROW_PACK, n - first)};
+}
+
+/* Calls f(place, lanes) for what a thread is for. */
+template <typename F>
+OMC_INLINE void for_element(const omc_pool &p, F f) {
+  const index_t i = pool_thread();
+  if (i < (index_t)p.n) f(i, pool_element{0, 1, 1});
+}
+template <typename F>
+OMC_INLINE void for_channels(const omc_pool &p, F f) {
+  const index_t i = pool_thread(), place = quotient(i, p.packs);
+  if (i < (index_t)p.n) f(place, channels_of(p, i - place * (index_t)p.packs.by));
+}
+
 /* ---- maxima ---- */
 
 /* The taps of a window that are inside along an axis. */
@@ -139,63 +183,74 @@ struct pool_taps {
 
 /* As in PyTorch, NaN is larger than all, and of several the last is taken; an empty window is -inf
  * at what would be its first place. */
-OMC_INLINE void max_of_window(const omc_pool &p, const pool_place &place, acc_t *most,
-                              index_t *at) {
-  const storage_t *const x = (const storage_t *)p.from;
+template <int N>
+OMC_INLINE void max_of_window(const omc_pool &p, index_t window, const pool_lanes<N> &of) {
+  const pool_place place(p, window);
   const index_t plane = place.plane * in_plane(p);
   const pool_taps z(p.axis[0], place.at[0]), y(p.axis[1], place.at[1]), w(p.axis[2], place.at[2]);
-  const auto row = [&](index_t i, index_t j) {
-    return plane + (z[i] * in_of(p, 1) + y[j]) * in_of(p, 2);
-  };
-  *most = -(acc_t)INFINITY;
-  index_t found = row(z.first, y.first) + w[w.first];
+  const auto row = [&](index_t i, index_t j) { return (z[i] * in_of(p, 1) + y[j]) * in_of(p, 2); };
+  const index_t none = row(z.first, y.first) + w[w.first];
+  acc_t most[N];
+  int64_t found[N];
+#pragma unroll
+  for (int l = 0; l < N; l++) most[l] = -(acc_t)INFINITY, found[l] = none;
   for (index_t i = z.first; i < z.end; i++)
     for (index_t j = y.first; j < y.end; j++) {
       const index_t here = row(i, j);
 #pragma unroll 1
       for (index_t k = w.first; k < w.end; k += TAPS_AHEAD) {
-        storage_t e[TAPS_AHEAD];
+        typename pool_lanes<N>::loaded e[TAPS_AHEAD];
 #pragma unroll
-        for (int l = 0; l < TAPS_AHEAD; l++) e[l] = x[here + w[least(k + l, w.end - 1)]];
+        for (int t = 0; t < TAPS_AHEAD; t++)
+          e[t] = of.read(p, plane + here + w[least(k + t, w.end - 1)]);
 #pragma unroll
-        for (int l = 0; l < TAPS_AHEAD; l++) {
-          const acc_t v = number<acc_t>(e[l]);
-          if (k + l < w.end && (v > *most || v != v)) *most = v, found = here + w[k + l];
-        }
+        for (int t = 0; t < TAPS_AHEAD; t++)
+#pragma unroll
+          for (int l = 0; l < N; l++) {
+            const acc_t v = number<acc_t>(e[t][l]);
+            if (k + t < w.end && (v > most[l] || v != v)) most[l] = v, found[l] = here + w[k + t];
+          }
       }
     }
-  *at = found - plane;
+  of.write(p, window, most);
+  if (p.indices) omc_store(p.indices + of.offset(window), found, of.lanes);
 }
 
 OMC_GLOBAL_WIDE(MaxPool, OMC_POOL_THREADS, omc_pool, p) {
-  const index_t i = pool_thread();
-  if (i >= (index_t)p.n) return;
-  acc_t most;
-  index_t at;
-  max_of_window(p, pool_place(p, i), &most, &at);
-  ((storage_t *)p.to)[i] = element<storage_t>(most);
-  if (p.indices) p.indices[i] = at;
+  for_element(p, [&](index_t i, const pool_element &of) { max_of_window(p, i, of); });
+}
+OMC_GLOBAL_WIDE(MaxPool_last, OMC_POOL_THREADS, omc_pool, p) {
+  for_channels(p, [&](index_t i, const pool_channels &of) { max_of_window(p, i, of); });
 }
 
 /* ---- averages ---- */
 
-OMC_INLINE acc_t average_of_window(const omc_pool &p, const pool_place &place) {
-  const storage_t *const x = (const storage_t *)p.from + place.plane * in_plane(p);
+template <int N>
+OMC_INLINE void average_of_window(const omc_pool &p, index_t window, const pool_lanes<N> &of) {
+  const pool_place place(p, window);
+  const index_t plane = place.plane * in_plane(p);
   index_t size[3];
   pool_range w[3];
   for (int a = 0; a < 3; a++) w[a] = window_of(p, a, place.at[a], &size[a]);
-  acc_t sum = 0;
+  acc_t sum[N] = {};
   for (index_t z = w[0].start; z < w[0].end; z++)
     for (index_t y = w[1].start; y < w[1].end; y++)
-      for (index_t k = w[2].start; k < w[2].end; k++)
-        sum += number<acc_t>(x[(z * in_of(p, 1) + y) * in_of(p, 2) + k]);
-  return sum / (acc_t)(p.divisor ? p.divisor : size[0] * size[1] * size[2]);
+      for (index_t k = w[2].start; k < w[2].end; k++) {
+        const auto e = of.read(p, plane + (z * in_of(p, 1) + y) * in_of(p, 2) + k);
+#pragma unroll
+        for (int l = 0; l < N; l++) sum[l] += number<acc_t>(e[l]);
+      }
+  const acc_t by = (acc_t)(p.divisor ? p.divisor : size[0] * size[1] * size[2]);
+#pragma unroll
+  for (int l = 0; l < N; l++) sum[l] /= by;
+  of.write(p, window, sum);
 }
 
 OMC_GLOBAL_WIDE(AveragePool, OMC_POOL_THREADS, omc_pool, p) {
-  const index_t i = pool_thread();
-  if (i >= (index_t)p.n) return;
-  ((storage_t *)p.to)[i] = element<storage_t>(average_of_window(p, pool_place(p, i)));
+  for_element(p, [&](index_t i, const pool_element &of) { average_of_window(p, i, of); });
+}
+OMC_GLOBAL_WIDE(AveragePool_last, OMC_POOL_THREADS, omc_pool, p) {
+  for_channels(p, [&](index_t i, const pool_channels &of) { average_of_window(p, i, of); });
 }
 
 /* ---- gradients ---- */
@@ -294,6 +349,69 @@ OMC_INLINE void gather(const omc_pool &p) {
 OMC_GLOBAL_WIDE(MaxPoolGrad, OMC_POOL_THREADS, omc_pool, p) { gather<share_of_maximum>(p); }
 OMC_GLOBAL_WIDE(AveragePoolGrad, OMC_POOL_THREADS, omc_pool, p) { gather<share_of_average>(p); }
 
+/* ---- gradients with channels last ---- */
+
+typedef acc_t pool_sums[OMC_ROW_PACK];
+
+/* Adds what a window, `at` of all, gives to a place, `here` in its plane. */
+struct add_maximum {
+  OMC_METHOD void operator()(const omc_pool &p, const pool_channels &of, const pool_place &,
+                             index_t here, const index_t *, index_t at, pool_sums &sum) const {
+    const int64_t size = in_plane(p);
+    const auto dy = of.read(p, at);
+    omc_loaded<int64_t, OMC_ROW_PACK> index;
+    omc_load(index, p.indices + of.offset(at), of.lanes);
+#pragma unroll
+    for (int l = 0; l < OMC_ROW_PACK; l++) {
+      if (l >= of.lanes) break;
+      if ((uint64_t)index[l] >= (uint64_t)size)
+        omc_write(p.sender, OMC_LETTER_INDEX, index[l], size);
+      if (index[l] == here) sum[l] += number<acc_t>(dy[l]);
+    }
+  }
+};
+
+struct add_average {
+  OMC_METHOD void operator()(const omc_pool &p, const pool_channels &of, const pool_place &place,
+                             index_t, const index_t *window, index_t at, pool_sums &sum) const {
+    index_t size[3];
+    bool is_in = true;
+    for (int a = 0; a < 3; a++)
+      is_in = window_of(p, a, window[a], &size[a]).has(place.at[a]) && is_in;
+    if (!is_in) return;
+    const acc_t by = (acc_t)(p.divisor ? p.divisor : size[0] * size[1] * size[2]);
+    const auto dy = of.read(p, at);
+#pragma unroll
+    for (int l = 0; l < OMC_ROW_PACK; l++) sum[l] += number<acc_t>(dy[l]) / by;
+  }
+};
+
+template <typename Add>
+OMC_INLINE void gather_at(const omc_pool &p, index_t i, const pool_channels &of) {
+  const pool_place place(p, i);
+  const index_t here = i - place.plane * in_plane(p);
+  pool_range along[3];
+  pool_sums sum = {};
+  for (int a = 0; a < 3; a++) along[a] = windows_with(p, a, place.at[a], place.at[a]);
+  for (index_t z = along[0].start; z < along[0].end; z++)
+    for (index_t y = along[1].start; y < along[1].end; y++)
+      for (index_t k = along[2].start; k < along[2].end; k++) {
+        const index_t window[] = {z, y, k};
+        const index_t row = (place.plane * out_of(p, 0) + z) * out_of(p, 1) + y;
+        Add()(p, of, place, here, window, row * out_of(p, 2) + k, sum);
+      }
+  of.write(p, i, sum);
+}
+
+OMC_GLOBAL_WIDE(MaxPoolGrad_last, OMC_POOL_THREADS, omc_pool, p) {
+  for_channels(p, [&](index_t i, const pool_channels &of) { gather_at<add_maximum>(p, i, of); });
+}
+OMC_GLOBAL_WIDE(AveragePoolGrad_last, OMC_POOL_THREADS, omc_pool, p) {
+  for_channels(p, [&](index_t i, const pool_channels &of) { gather_at<add_average>(p, i, of); });
+}
+
+/* ---- gradients of averages of whole planes ---- */
+
 OMC_GLOBAL(spread, OMC_POOL_THREADS, omc_spread, p) {
   const index_t first = pool_thread() * OMC_ROW_PACK;
   if (first >= (index_t)p.n) return;
@@ -308,6 +426,21 @@ OMC_GLOBAL(spread, OMC_POOL_THREADS, omc_spread, p) {
   for (int l = 0; l < OMC_ROW_PACK; l++) {
     if (left == 0 && l < lanes) plane++, left = size, of_plane = share();
     out[l] = of_plane, left--;
+  }
+  omc_store((storage_t *)p.to + first, out, lanes);
+}
+
+OMC_GLOBAL(spread_last, OMC_POOL_THREADS, omc_spread, p) {
+  const index_t first = pool_thread() * OMC_ROW_PACK;
+  if (first >= (index_t)p.n) return;
+  const int lanes = (int)least(OMC_ROW_PACK, (index_t)p.n - first);
+  storage_t out[OMC_ROW_PACK];
+#pragma unroll
+  for (int l = 0; l < OMC_ROW_PACK; l++) {
+    const index_t i = first + (l < lanes ? l : 0), n = (index_t)p.channels.by;
+    const index_t from = quotient(i, p.plane) * n + i - quotient(i, p.channels) * n;
+    const acc_t share = number<acc_t>(((const storage_t *)p.from)[from]) / (acc_t)p.count;
+    out[l] = element<storage_t>(share);
   }
   omc_store((storage_t *)p.to + first, out, lanes);
 }

@@ -60,6 +60,11 @@ def assert_close(gpu: Gpu, got: Sequence[Tensor], want: Sequence[Tensor]) -> Non
         torch.testing.assert_close(g, w, rtol=rtol, atol=atol)
 
 
+def last(images: Sequence[Tensor]) -> list[Tensor]:
+    """With channels last, weights of convolutions too."""
+    return [t.movedim(1, -1).contiguous() if t.dim() > 2 else t for t in images]
+
+
 def in_pytorch(y: Tensor, inputs: Sequence[Tensor], dy: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
 
@@ -77,11 +82,16 @@ def convolved(
 def assert_step_is_pytorchs(
     gpu: Gpu, x: Tensor, w: Tensor, strides: list[int], pads: list[int], dilations: list[int], bias: bool = True
 ) -> None:
+    """Wherever the channels are."""
     inputs = [t.requires_grad_() for t in (x, w, random(w.shape[0], dtype=x.dtype, seed=2))[: 2 + bias]]
     y = convolved(*(*inputs, None)[:3], strides, pads, dilations)
     dy = random(*y.shape, dtype=x.dtype, seed=3)
-    text = graph("Conv", inputs, strides=strides, pads=pads, dilations=dilations, group=x.shape[1] // w.shape[1])
-    assert_close(gpu, step(gpu, text, inputs, dy), in_pytorch(y, inputs, dy))
+    how = {"strides": strides, "pads": pads, "dilations": dilations, "group": x.shape[1] // w.shape[1]}
+    want = in_pytorch(y, inputs, dy)
+    assert_close(gpu, step(gpu, graph("Conv", inputs, **how), inputs, dy), want)
+    given = last(inputs)
+    got = step(gpu, graph("Conv", given, **how, channels_last=1), given, *last([dy]))
+    assert_close(gpu, got, last(want))
 
 
 @pytest.fixture
@@ -144,8 +154,12 @@ def test_a_transposed_step(gpu: Gpu, dtype: torch.dtype, pads: list[int]) -> Non
     whole = F.conv_transpose2d(*inputs, stride=[2, 3], output_padding=[1, 2], groups=2)
     y = whole[:, :, pads[0] : whole.shape[2] - pads[2], pads[1] : whole.shape[3] - pads[3]]
     dy = random(*y.shape, dtype=dtype, seed=3)
-    text = graph("ConvTranspose", inputs, strides=[2, 3], pads=pads, output_padding=[1, 2], group=2)
-    assert_close(gpu, step(gpu, text, inputs, dy), in_pytorch(y, inputs, dy))
+    how = {"strides": [2, 3], "pads": pads, "output_padding": [1, 2], "group": 2}
+    want = in_pytorch(y, inputs, dy)
+    assert_close(gpu, step(gpu, graph("ConvTranspose", inputs, **how), inputs, dy), want)
+    given = last(inputs)
+    got = step(gpu, graph("ConvTranspose", given, **how, channels_last=1), given, *last([dy]))
+    assert_close(gpu, got, last(want))
 
 
 @pytest.mark.usefixtures("channels_last")

@@ -106,6 +106,18 @@ struct guard {
 
 int64_t size_of(int32_t dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 
+int64_t numel_of(const numbers &dims) {
+  int64_t n = 1;
+  for (const int64_t dim : dims) n *= dim;
+  return n;
+}
+
+numbers dense_strides_of(const numbers &dims) {
+  numbers strides(dims.size(), 1);
+  for (size_t d = dims.size(); d-- > 1;) strides[d - 1] = strides[d] * dims[d];
+  return strides;
+}
+
 int64_t extent_of(const tensor &t) {
   int64_t last = 0;
   for (size_t d = 0; d < t.dims.size(); d++) {
@@ -124,9 +136,22 @@ AtenTensorHandle added(const tensor &t) {
   return (AtenTensorHandle)*tensors.insert(new tensor(t)).first;
 }
 
-numbers strides_of(const numbers &dims) {
+/* As PyTorch tells it: strides do not shrink from channels on outwards, the batch being last. */
+bool is_channels_last(const tensor &t) {
+  int64_t least = 0;
+  if (t.dims.size() != 4 || t.strides[1] == 0) return false;
+  for (const size_t d : {1, 3, 2, 0}) {
+    if (t.dims[d] == 0 || t.strides[d] < least || (d == 0 && least == t.strides[1])) return false;
+    least = t.strides[d] * (t.dims[d] > 1 ? t.dims[d] : 1);
+  }
+  return true;
+}
+
+/* Of a result of these, of 64 bits never with channels last. */
+numbers strides_of(const numbers &dims, const tensor &x, const tensor &w) {
   numbers strides(dims.size(), 1);
-  const bool moved = channels_last && dims.size() > 2;
+  const bool asked = x.dtype != F64 && (is_channels_last(x) || is_channels_last(w));
+  const bool moved = (channels_last || asked) && dims.size() > 2;
   std::vector<size_t> order; /* the innermost first */
   if (moved) order.push_back(1);
   for (size_t d = dims.size(); d-- > 0;)
@@ -161,15 +186,28 @@ int32_t real_dtype(int32_t dtype) {
 struct real_tensor {
   AtenTensorHandle handle = nullptr;
   real_tensor() = default;
-  explicit real_tensor(const tensor &t) {
+  explicit real_tensor(const tensor &t) : real_tensor(t, t.data, t.strides) {}
+  real_tensor(const tensor &t, char *data, const numbers &strides) {
     const int error = REAL(aoti_torch_create_tensor_from_blob)(
-        t.data, (int64_t)t.dims.size(), t.dims.data(), t.strides.data(), 0, real_dtype(t.dtype),
+        data, (int64_t)t.dims.size(), t.dims.data(), strides.data(), 0, real_dtype(t.dtype),
         REAL(aoti_torch_device_type_cpu)(), 0, &handle);
     if (error) handle = nullptr;
   }
   real_tensor(const real_tensor &) = delete;
   ~real_tensor() {
     if (handle) REAL(aoti_torch_delete_tensor_object)(handle);
+  }
+};
+
+/* A dense copy: PyTorch 2.13 for the CPU writes past the end of a gradient of 16 bits by kernels of
+ * one place two apart, with a batch of 1 and channels last. */
+struct dense_tensor {
+  std::vector<char> room;
+  real_tensor copy;
+  explicit dense_tensor(const tensor &t)
+      : room((size_t)(numel_of(t.dims) * size_of(t.dtype)) + 1),
+        copy(t, room.data(), dense_strides_of(t.dims)) {
+    REAL(aoti_torch_copy_)(copy.handle, real_tensor(t).handle, 0);
   }
 };
 
@@ -190,24 +228,25 @@ struct job {
 
 int convolve(const job &j, AtenTensorHandle *out) {
   const windows &b = j.by;
-  const real_tensor x(j.given[0]), w(j.given[1]);
+  const dense_tensor x(j.given[0]), w(j.given[1]);
   const real_tensor bias = j.biased ? real_tensor(j.given[2]) : real_tensor();
   AtenTensorHandle added_up = bias.handle;
   return REAL(aoti_torch_cpu_convolution)(
-      x.handle, w.handle, j.biased ? &added_up : nullptr, b.stride.data(), (int64_t)b.stride.size(),
-      b.padding.data(), (int64_t)b.padding.size(), b.dilation.data(), (int64_t)b.dilation.size(),
-      b.transposed, b.output_padding.data(), (int64_t)b.output_padding.size(), b.groups, out);
+      x.copy.handle, w.copy.handle, j.biased ? &added_up : nullptr, b.stride.data(),
+      (int64_t)b.stride.size(), b.padding.data(), (int64_t)b.padding.size(), b.dilation.data(),
+      (int64_t)b.dilation.size(), b.transposed, b.output_padding.data(),
+      (int64_t)b.output_padding.size(), b.groups, out);
 }
 
 int go_back(const job &j, AtenTensorHandle *out) {
   const windows &b = j.by;
-  const real_tensor dy(j.given[0]), x(j.given[1]), w(j.given[2]);
+  const dense_tensor dy(j.given[0]), x(j.given[1]), w(j.given[2]);
   AtenTensorHandle *const dx = j.wanted[0] ? out : nullptr, *const dw = j.wanted[0] ? nullptr : out;
   return REAL(aoti_torch_cpu_convolution_backward)(
-      dy.handle, x.handle, w.handle, nullptr, 0, b.stride.data(), (int64_t)b.stride.size(),
-      b.padding.data(), (int64_t)b.padding.size(), b.dilation.data(), (int64_t)b.dilation.size(),
-      b.transposed, b.output_padding.data(), (int64_t)b.output_padding.size(), b.groups,
-      j.wanted.data(), 3, dx, dw, nullptr);
+      dy.copy.handle, x.copy.handle, w.copy.handle, nullptr, 0, b.stride.data(),
+      (int64_t)b.stride.size(), b.padding.data(), (int64_t)b.padding.size(), b.dilation.data(),
+      (int64_t)b.dilation.size(), b.transposed, b.output_padding.data(),
+      (int64_t)b.output_padding.size(), b.groups, j.wanted.data(), 3, dx, dw, nullptr);
 }
 
 /* In the stream. */
@@ -226,7 +265,9 @@ int give(job *j, const numbers &dims, AtenTensorHandle *out) {
   void *data = nullptr;
   const int device = j->given[0].device;
   const guard now(device);
-  j->to = {nullptr, dims, strides_of(dims), j->given[0].dtype, device, true};
+  const size_t last = j->wanted.empty() ? 1 : 2;
+  const numbers strides = strides_of(dims, j->given[last - 1], j->given[last]);
+  j->to = {nullptr, dims, strides, j->given[0].dtype, device, true};
   if (aoti_torch_cuda_caching_allocator_raw_alloc((uint64_t)extent_of(j->to), &data) != 0) {
     delete j;
     return fail("CUDA out of memory. Tried to allocate 20.00 MiB.");
