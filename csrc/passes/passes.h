@@ -47,6 +47,11 @@ omc_status omc_widen_again(omc_graph *g, const omc_provider *provider) OMC_MUST_
 /* Gradients read results of forward where the provider spares itself a computation so. */
 omc_status omc_reuse_results(omc_graph *g, const omc_provider *provider) OMC_MUST_USE;
 
+/* Convolutions of images of 16 bits take and give them with their channels last, as the GPU's do,
+ * and so does what comes between them; see channels_last.c. Whoever else reads an image, the caller
+ * first, has it as it was. */
+omc_status omc_lay_channels_last(omc_graph *g) OMC_MUST_USE;
+
 /* Applies the fusion rules, then gathers elementwise nodes of one phase, compute class and output
  * shape that share a value into FusedElementwise nodes, as far as the provider calls them fusible.
  */

@@ -76,6 +76,7 @@ static omc_status trim_stage(request *r) {
   omc_trim(r->graph);
   return OMC_OK;
 }
+static omc_status channels_last_stage(request *r) { return omc_lay_channels_last(r->graph); }
 static omc_status widen_stage(request *r) { return omc_widen_again(r->graph, omc_provider_host()); }
 static omc_status fuse_stage(request *r) { return omc_fuse(r->graph, omc_provider_host()); }
 
@@ -88,7 +89,7 @@ static const struct {
               {"cse", cse_stage, true},       {"differentiate", differentiate_stage, true},
               {"settle", settle_stage, true}, {"fuse", fuse_stage, true},
               {"trim", trim_stage, true},     {"save", save_stage, true},
-              {"widen", widen_stage, true}};
+              {"widen", widen_stage, true},   {"channels_last", channels_last_stage, true}};
 
 static omc_status run_stage(request *r, const char *stage) {
   if (strncmp(stage, "rule:", 5) == 0) {

@@ -29,6 +29,9 @@ static omc_status trim(building *b) {
   omc_trim(b->graph);
   return OMC_OK;
 }
+static omc_status lay_out(building *b) {
+  return b->shared->provider->channels_last ? omc_lay_channels_last(b->graph) : OMC_OK;
+}
 static omc_status reuse(building *b) { return omc_reuse_results(b->graph, b->shared->provider); }
 static omc_status widen_again(building *b) {
   return omc_widen_again(b->graph, b->shared->provider);
@@ -70,6 +73,7 @@ static const struct stage {
      offsetof(omc_session_stats, canonicalize_seconds)},
     {"cse-joint", cse, true, true, offsetof(omc_session_stats, canonicalize_seconds)},
     {"settle", settle, false, false, offsetof(omc_session_stats, canonicalize_seconds)},
+    {"channels-last", lay_out, false, true, offsetof(omc_session_stats, fuse_seconds)},
     {"reuse", reuse, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"widen-again", widen_again, true, true, offsetof(omc_session_stats, fuse_seconds)},
     {"fuse", fuse, false, true, offsetof(omc_session_stats, fuse_seconds)},

@@ -48,7 +48,8 @@ def test_without_cuda_it_is_said_what_lacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "tests"), [pytest.param("--gpu", "modules.py", marks=pytest.mark.long), ("--gpus", "gpus.py")]
+    ("option", "tests"),
+    [pytest.param("--gpu", "modules.py", marks=pytest.mark.long), ("--gpu", "images.py"), ("--gpus", "gpus.py")],
 )
 def test_modules_run_there(option: str, tests: str) -> None:
     command = [sys.executable, "-m", "pytest", option, "-q", "-p", "no:cacheprovider", f"tests/cuda/{tests}"]
