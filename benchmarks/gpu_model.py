@@ -226,15 +226,21 @@ def logits_bytes(step: Step) -> float:
     return rows_of(step) * step.inputs[1].shape[0] * (4 + 4 + size)
 
 
+def is_channels_last(step: Step) -> bool:
+    """Whether a convolution's images lie as cuDNN wants them: of 16 bits (csrc/passes/channels_last.c)."""
+    return SIZES[step.inputs[0].dtype] == 2
+
+
 def copied_bytes(step: Step) -> float:
-    """Of PyTorch's results to where the plan has them, and of layouts, as cuDNN wants channels innermost."""
+    """Of PyTorch's results to where the plan has them, and of layouts where cuDNN has to change them."""
     inputs, outputs = (sum(v.numel * SIZES[v.dtype] for v in those) for those in (step.inputs, step.outputs))
-    return 2 * outputs + 2 * (inputs + outputs)
+    return 2 * outputs + (0 if is_channels_last(step) else 2 * (inputs + outputs))
 
 
 def launches_of_convolution(step: Step) -> int:
-    """The library's for each result, a copy of each, and a change of layout of each operand and result."""
-    return 3 * len(step.outputs) + len(step.inputs)
+    """The library's for each result, a copy of each, and a change of layout where cuDNN has to make it."""
+    results = len(step.outputs)
+    return 2 * results + (0 if is_channels_last(step) else results + len(step.inputs))
 
 
 def rows_of(step: Step) -> int:
@@ -370,9 +376,9 @@ how evenly tiles of {tile[0]}x{tile[1]} fill the multiprocessors, and {attention
 last after {replayed:.1f} us in a graph that is replayed; launched by itself after {launched:.1f} us, if the host, which
 takes {host:.0f} us for each, keeps ahead. Steps with convolutions are never replayed. AdamW is counted; so are the
 seven products of attention's backward and, beside the GB of the table, passes over logits, copies of convolutions'
-results and changes of their layout. Not counted are caches, in which tensors of small models stay, and the host's work
-outside of launches. Not known to the model are blocks of other than {threads} threads and shared memory that is
-asked for at a launch, as attention's is, so that its warps are fewer than assumed here.
+results and, but for images of 16 bits, changes of their layout. Not counted are caches, in which tensors of small
+models stay, and the host's work outside of launches. Not known to the model are blocks of other than {threads} threads
+and shared memory that is asked for at a launch, as attention's is, so that its warps are fewer than assumed here.
 
 """
 

@@ -94,10 +94,9 @@ static omc_status set_attr(omc_graph *g, omc_node *node, omc_attr attr) {
   return OMC_OK;
 }
 
-/* A gradient has the shape of its result. */
-static omc_status adapt_windows(omc_builder *b, omc_node *node) {
+/* Of the result, which a gradient is told. */
+static omc_status turn_shape(omc_builder *b, omc_node *node) {
   const omc_attr *given = omc_node_attr(node, "shape");
-  OMC_TRY(set_attr(b->graph, node, omc_attr_int("channels_last", 1)));
   if (!given) return OMC_OK;
   int64_t *shape = OMC_NEW_ARRAY(&b->graph->arena, int64_t, RANK);
   if (!shape) OMC_NODE_FAIL(node, ENOMEM, "no memory for its shape");
@@ -105,10 +104,30 @@ static omc_status adapt_windows(omc_builder *b, omc_node *node) {
   return set_attr(b->graph, node, omc_attr_ints("shape", shape, RANK));
 }
 
+static omc_status adapt_windows(omc_builder *b, omc_node *node) {
+  OMC_TRY(set_attr(b->graph, node, omc_attr_int("channels_last", 1)));
+  return turn_shape(b, node);
+}
+
 static omc_status adapt_axis(omc_builder *b, omc_node *node) {
   int32_t axis;
   OMC_TRY(omc_axis(omc_node_int(node, "axis"), RANK, omc_node_name(node), &axis));
   return set_attr(b->graph, node, omc_attr_int("axis", to_second[axis]));
+}
+
+/* What is cut along axes that are not listed is left where it is. */
+static omc_status adapt_slice(omc_builder *b, omc_node *node) {
+  const omc_value *given = omc_in(node, 3);
+  int64_t axes[RANK];
+  const int32_t n = (int32_t)omc_shape_numel(&given->type.shape);
+  for (int32_t i = 0; i < n; i++) {
+    int32_t axis;
+    OMC_TRY(omc_axis(omc_const_int(given, i), RANK, omc_node_name(node), &axis));
+    axes[i] = to_second[axis];
+  }
+  omc_set_input(node, 3, omc_ints(b, axes, n));
+  OMC_TRY(b->status);
+  return turn_shape(b, node);
 }
 
 /* All axes are kept, as the order of those that are left may be another. */
@@ -156,6 +175,11 @@ static bool pools_planes(const omc_node *node) {
   return window && window->n == 2 && !omc_is_channels_last(node);
 }
 
+/* It is given a list of axes, each once. */
+static bool lists_axes(const omc_node *node) {
+  return omc_is_const(omc_in(node, 3)) && omc_shape_numel(&omc_in(node, 3)->type.shape) <= RANK;
+}
+
 static bool has_image(const omc_node *node) { return node->out[0]->type.shape.rank == RANK; }
 
 typedef enum {
@@ -195,6 +219,12 @@ static const op_images ops[OMC_N_OPS] = {
     [OMC_OP_Concat] = OTHER(EVERY, 1, adapt_axis),
     [OMC_OP_Split] = OTHER(1, EVERY, adapt_axis),
     [OMC_OP_Pad] = OTHER(1, 1, adapt_pads),
+    [OMC_OP_Slice] = {1, 1, IF_TURNED, lists_axes, adapt_slice},
+    [OMC_OP_SliceGrad] = {1, 1, IF_TURNED, lists_axes, adapt_slice},
+    [OMC_OP_Softmax] = OTHER(1, 1, adapt_axis),
+    [OMC_OP_SoftmaxGrad] = OTHER(3, 1, adapt_axis),
+    [OMC_OP_LogSoftmax] = OTHER(1, 1, adapt_axis),
+    [OMC_OP_LogSoftmaxGrad] = OTHER(3, 1, adapt_axis),
 };
 static const op_images elementwise = {EVERY, 1, IF_TURNED, has_image, NULL};
 

@@ -191,7 +191,7 @@ OMC_INLINE void max_of_window(const omc_pool &p, index_t window, const pool_lane
   const auto row = [&](index_t i, index_t j) { return (z[i] * in_of(p, 1) + y[j]) * in_of(p, 2); };
   const index_t none = row(z.first, y.first) + w[w.first];
   acc_t most[N];
-  int64_t found[N];
+  index_t found[N];
 #pragma unroll
   for (int l = 0; l < N; l++) most[l] = -(acc_t)INFINITY, found[l] = none;
   for (index_t i = z.first; i < z.end; i++)
@@ -213,7 +213,11 @@ OMC_INLINE void max_of_window(const omc_pool &p, index_t window, const pool_lane
       }
     }
   of.write(p, window, most);
-  if (p.indices) omc_store(p.indices + of.offset(window), found, of.lanes);
+  if (!p.indices) return;
+  int64_t indices[N];
+#pragma unroll
+  for (int l = 0; l < N; l++) indices[l] = found[l];
+  omc_store(p.indices + of.offset(window), indices, of.lanes);
 }
 
 OMC_GLOBAL_WIDE(MaxPool, OMC_POOL_THREADS, omc_pool, p) {

@@ -139,18 +139,21 @@ def test_launches_are_counted_and_the_optimizer() -> None:
     assert few.launched == 1010 * ASSUMED.host  # the host is behind
 
 
-def test_a_step_with_convolutions_is_never_replayed_and_copies_what_pytorch_gives() -> None:
-    image, weight = Value("bf16", (8, 64, 56, 56)), Value("bf16", (64, 64, 3, 3))
-    numel = 8 * 64 * 56 * 56
-    step = Step("Conv", (image, weight), (image,), 2 * numel * 64 * 9, 2 * (2 * numel + 64 * 64 * 9))
-    apart = 2 * (2 * numel + 2 * (2 * numel + 64 * 64 * 9)) / (0.9 * 4.8e12)
+@pytest.mark.parametrize(("dtype", "rate", "layouts"), [("bf16", 0.8 * 989e12, 0), ("f32", 0.8 * 67e12, 1)])
+def test_a_step_with_convolutions_is_never_replayed_and_copies_what_pytorch_gives(
+    dtype: str, rate: float, layouts: int
+) -> None:
+    """Layouts change where channels do not come last."""
+    image, weight = Value(dtype, (8, 64, 56, 56)), Value(dtype, (64, 64, 3, 3))
+    numel, size = 8 * 64 * 56 * 56, 2 if dtype == "bf16" else 4
+    all_of_it = 2 * numel + 64 * 64 * 9
+    step = Step("Conv", (image, weight), (image,), 2 * numel * 64 * 9, size * all_of_it)
+    apart = size * 2 * (numel + layouts * all_of_it) / (0.9 * 4.8e12)
     plain = replace(step, op="MatMul")
-    assert seconds_of(step, H200, {}) == pytest.approx(
-        apart + max(step.bytes / (0.9 * 4.8e12), step.flops / (0.8 * 989e12))
-    )
+    assert seconds_of(step, H200, {}) == pytest.approx(apart + max(step.bytes / (0.9 * 4.8e12), step.flops / rate))
     assert predicted([step], {}, 0, H200).replayed is None
     assert predicted([plain], {}, 0, H200).replayed is not None
-    assert predicted([step], {}, 0, H200).launches == 10 + 3 + 2
+    assert predicted([step], {}, 0, H200).launches == 10 + 2 + 3 * layouts
 
 
 def test_the_backward_of_attention_of_16_bits_does_seven_products(steps: dict[str, list[Step]]) -> None:
