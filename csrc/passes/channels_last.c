@@ -175,7 +175,7 @@ static bool pools_planes(const omc_node *node) {
   return window && window->n == 2 && !omc_is_channels_last(node);
 }
 
-/* It is given a list of axes, each once. */
+/* Without a list of axes a slice is of the first ones, in their order. */
 static bool lists_axes(const omc_node *node) {
   return omc_is_const(omc_in(node, 3)) && omc_shape_numel(&omc_in(node, 3)->type.shape) <= RANK;
 }
@@ -267,8 +267,7 @@ static bool is_turned(const omc_node *node, const op_images *of) {
 /* Whoever reads output k, which was of shape `was`, reads it turned back. */
 static omc_status turn_back(turning *t, omc_node *node, uint32_t k, const omc_shape *was) {
   omc_value *const y = node->out[k];
-  omc_builder b = {.graph = t->graph, .before = node->next, .phase = node->phase};
-  b.name = node->name;
+  omc_builder b = {t->graph, node->next, node->phase, node->name, OMC_OK};
   const omc_shape last = was->rank == RANK ? permuted(was, to_last) : y->type.shape;
   omc_value *const image = omc_reshape(&b, y, &last);
   omc_value *const second = omc_transpose(&b, image, to_second);
@@ -307,7 +306,7 @@ static omc_status turn_all(turning *t) {
   return OMC_OK;
 }
 
-/* The weight of a convolution is what has a filter for each channel of the other image. */
+/* A weight is [.., channels of a group, ..]. */
 static bool has_wide_groups(const omc_node *node) {
   const bool is_result = node->op == OMC_OP_ConvGradWeight;
   const omc_value *weight = is_result ? node->out[0] : omc_in(node, 1);
