@@ -9,8 +9,6 @@
  * A graph in which a convolution has groups of several channels is left as it is: these are said to
  * take up to thirty times as long channels last (PyTorch's Inductor has the same rule). So is a
  * convolution of float32, of which PyTorch says only when it runs whether it is one of TF32. */
-#include <string.h>
-
 #include "graph/edit.h"
 #include "ops/builder.h"
 #include "ops/forms.h"
@@ -83,17 +81,6 @@ static omc_value *turned(turning *t, omc_builder *b, omc_value *v) {
 
 /* ---- what changes of a node but its images ---- */
 
-static omc_status set_attr(omc_graph *g, omc_node *node, omc_attr attr) {
-  omc_attr *all = OMC_NEW_ARRAY(&g->arena, omc_attr, node->n_attr + 1);
-  uint32_t n = 0;
-  if (!all) OMC_NODE_FAIL(node, ENOMEM, "no memory for its attributes");
-  for (uint32_t i = 0; i < node->n_attr; i++)
-    if (strcmp(node->attr[i].name, attr.name) != 0) all[n++] = node->attr[i];
-  all[n++] = attr;
-  node->attr = all, node->n_attr = n;
-  return OMC_OK;
-}
-
 /* Of the result, which a gradient is told. */
 static omc_status turn_shape(omc_builder *b, omc_node *node) {
   const omc_attr *given = omc_node_attr(node, "shape");
@@ -101,18 +88,18 @@ static omc_status turn_shape(omc_builder *b, omc_node *node) {
   int64_t *shape = OMC_NEW_ARRAY(&b->graph->arena, int64_t, RANK);
   if (!shape) OMC_NODE_FAIL(node, ENOMEM, "no memory for its shape");
   for (int32_t d = 0; d < RANK; d++) shape[d] = given->v.is[to_last[d]];
-  return set_attr(b->graph, node, omc_attr_ints("shape", shape, RANK));
+  return omc_set_attr(b->graph, node, omc_attr_ints("shape", shape, RANK));
 }
 
 static omc_status adapt_windows(omc_builder *b, omc_node *node) {
-  OMC_TRY(set_attr(b->graph, node, omc_attr_int("channels_last", 1)));
+  OMC_TRY(omc_set_attr(b->graph, node, omc_attr_int("channels_last", 1)));
   return turn_shape(b, node);
 }
 
 static omc_status adapt_axis(omc_builder *b, omc_node *node) {
   int32_t axis;
   OMC_TRY(omc_axis(omc_node_int(node, "axis"), RANK, omc_node_name(node), &axis));
-  return set_attr(b->graph, node, omc_attr_int("axis", to_second[axis]));
+  return omc_set_attr(b->graph, node, omc_attr_int("axis", to_second[axis]));
 }
 
 /* What is cut along axes that are not listed is left where it is. */
@@ -140,7 +127,7 @@ static omc_status adapt_axes(omc_builder *b, omc_node *node) {
     if (reduced[to_last[d]]) axes[n++] = d;
   if (omc_in(node, 1)) omc_set_input(node, 1, omc_ints(b, axes, n));
   OMC_TRY(b->status);
-  return set_attr(b->graph, node, omc_attr_int("keepdims", 1));
+  return omc_set_attr(b->graph, node, omc_attr_int("keepdims", 1));
 }
 
 static omc_status adapt_pads(omc_builder *b, omc_node *node) {
