@@ -259,8 +259,8 @@ KINDS = (
     Kind("head and loss", r"LinearCrossEntropy", "matrix", launches=launches_of_head, apart_bytes=logits_bytes),
     # Of 16 bits, after one that draws what dropout keeps; two kernels of backward make scores and gradients of
     # probabilities: 7 products, of which 5 are counted.
-    Kind("attention", r"Attention", "attention", r"attention", launches=lambda _: 2),
-    Kind("attention", r"AttentionGrad", "attention", r"attention_\w+", launches=lambda _: 4, work=7 / 5),
+    Kind("attention", r"Attention", "attention", r"attention(_kept)?", launches=lambda _: 2),
+    Kind("attention", r"AttentionGrad", "attention", r"attention_[dr]\w+", launches=lambda _: 4, work=7 / 5),
     Kind("PyTorch", r"TorchCall(Grad)?", replays=False),
     Kind("sums of picks", r"(Gather\w*|Embedding)Grad", kernels=r"scatter_\w+", launches=lambda _: 6),
     Kind("norms", r"\w*Norm\w*", kernels=r"\w*[Nn]orm\w*", launches=lambda _: 2),

@@ -2,7 +2,8 @@
  * gradient, of which the last input is y, where a kernel has a use for it. Attribute head_axes says
  * of q, k, v and y in turn where their heads are: at axis 1, or at axis 2 behind the tokens, as a
  * projection writes them. With attribute kv_heads, which is Hkv, k and v are left out, and q has
- * the heads of all three in turn, [B,T,H+2Hkv,D]. Gradients are laid out as what they are of. */
+ * the heads of all three in turn, behind the tokens: [B,T,H+2Hkv,D]. Gradients are laid out as what
+ * they are of. */
 #include <math.h>
 
 #include "ops/forms.h"

@@ -6,8 +6,6 @@
 #include "ops/infer.h"
 #include "ops/op.h"
 
-enum { MOST_ATTRS = 3 };
-
 /* A parameter or running statistic: of x's dtype, or of the one that is computed in. */
 static omc_status need_param(const omc_node *node, uint32_t i, const char *what, omc_dtype x,
                              const omc_shape *shape) {
@@ -90,7 +88,8 @@ static omc_status gradient(omc_grad *g, omc_op_id op, uint32_t statistics) {
                      omc_out(node, 2)};
   const uint32_t n_out = omc_in(node, 2) ? 3 : omc_in(node, 1) ? 2 : 1;
   omc_value *out[3] = {NULL, NULL, NULL};
-  omc_attr attr[MOST_ATTRS];
+  omc_attr *attr = OMC_NEW_ARRAY(&g->b.graph->arena, omc_attr, node->n_attr + 1);
+  if (!attr) OMC_NODE_FAIL(node, ENOMEM, "no memory for its attributes");
   const uint32_t n_attr = omc_attrs_without(node, "to", attr);
   omc_build(&g->b, op, 3 + statistics, in, 1u << 2, n_attr, attr, n_out, out);
   for (uint32_t i = 0; i < n_out; i++)

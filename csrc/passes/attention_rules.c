@@ -56,19 +56,13 @@ static bool is_causal_pattern(const omc_value *mask) {
   return memcmp(mask->data, (const char *)mask->data + bytes, (matrices - 1) * bytes) == 0;
 }
 
-static int64_t tokens(const omc_value *x, int64_t head_axis) {
-  return x->type.shape.dims[3 - head_axis];
-}
-
 static omc_value *attention_causal(omc_match *m) {
   const omc_value *mask = omc_in(m->root, MASK);
   if (!omc_is_const(mask) || !is_causal_pattern(mask)) return NULL;
   const int64_t size = mask->type.shape.dims[mask->type.shape.rank - 1];
-  int64_t axes[OMC_N_HEADS];
-  m->b->status = omc_head_axes_of(m->root, axes);
-  if (m->b->status != OMC_OK || tokens(omc_in(m->root, 0), axes[OMC_HEADS_OF_Q]) != size ||
-      tokens(omc_in(m->root, 1), axes[OMC_HEADS_OF_K]) != size)
-    return NULL;
+  omc_attention_form f;
+  m->b->status = omc_attention_form_of(m->root, &f);
+  if (m->b->status != OMC_OK || f.queries != size || f.keys != size) return NULL;
   omc_set_input(m->root, MASK, NULL);
   m->b->status = omc_set_attr(m->b->graph, m->root, omc_attr_int("is_causal", 1));
   return m->capture[0];

@@ -54,6 +54,17 @@ static omc_value *source_of(const omc_value *v) {
   return omc_in(node, 0);
 }
 
+static bool widens(const omc_node *node) {
+  return node->op == OMC_OP_Cast &&
+         omc_dtype_size(omc_in(node, 0)->type.dtype) < omc_dtype_size(node->out[0]->type.dtype);
+}
+
+/* Whether it, or what it is widened from, is turned back. */
+static bool is_there_turned(const omc_value *v) {
+  if (v->producer && widens(v->producer)) v = omc_in(v->producer, 0);
+  return source_of(v) != NULL;
+}
+
 static bool is_one(const omc_value *v) { return omc_shape_numel(&v->type.shape) == 1; }
 
 static omc_value *turned(turning *t, omc_builder *b, omc_value *v);
@@ -61,21 +72,21 @@ static omc_value *turned(turning *t, omc_builder *b, omc_value *v);
 /* Of what has been repeated or widened, that which there was before. */
 static omc_value *new_turned(turning *t, omc_builder *b, omc_value *v) {
   const omc_shape shape = with_all_axes(&v->type.shape), last = permuted(&shape, to_last);
-  const omc_op_id op = v->producer ? v->producer->op : OMC_N_OPS;
-  omc_value *before = op == OMC_OP_Expand || op == OMC_OP_Cast ? omc_in(v->producer, 0) : NULL;
-  if (op == OMC_OP_Expand)
+  omc_value *const before = v->producer ? omc_in(v->producer, 0) : NULL;
+  if (before && v->producer->op == OMC_OP_Expand)
     return omc_expand(b, is_one(before) ? before : turned(t, b, before), &last);
-  if (op == OMC_OP_Cast && omc_dtype_size(before->type.dtype) < omc_dtype_size(v->type.dtype))
-    return omc_cast(b, turned(t, b, before), v->type.dtype);
+  if (before && widens(v->producer)) return omc_cast(b, turned(t, b, before), v->type.dtype);
   return omc_transpose(b, omc_reshape(b, v, &shape), to_last);
 }
 
-/* A value of at most four axes, channels last. */
+/* A value of at most four axes, channels last. What the caller has is turned anew for a backward,
+ * rather than kept for it. */
 static omc_value *turned(turning *t, omc_builder *b, omc_value *v) {
   omc_value *last = source_of(v);
   omc_value **const known = v->id < t->n_values ? &t->turned[v->id] : &last;
   if (last) return last;
-  if (*known && omc_may_read(b->phase, *known)) return *known;
+  const bool kept = *known && omc_may_read(b->phase, *known);
+  if (kept && (v->producer || (*known)->producer->phase == b->phase)) return *known;
   return *known = new_turned(t, b, v);
 }
 
@@ -167,11 +178,14 @@ static bool lists_axes(const omc_node *node) {
   return omc_is_const(omc_in(node, 3)) && omc_shape_numel(&omc_in(node, 3)->type.shape) <= RANK;
 }
 
-static bool has_image(const omc_node *node) { return node->out[0]->type.shape.rank == RANK; }
+/* What is widened is turned before, if somebody reads it so. */
+static bool has_image(const omc_node *node) {
+  return node->out[0]->type.shape.rank == RANK && !widens(node);
+}
 
 typedef enum {
   IF_TURNED, /* an image that is read has been turned back */
-  IF_PLACED, /* or is of one place, which costs nothing to turn, and more than one is given */
+  IF_PLACED, /* or is of one place, which costs nothing to turn, and what it becomes meets one */
   ALWAYS
 } turning_rule;
 
@@ -230,14 +244,28 @@ static omc_value *image_in(const omc_node *node, const op_images *of, uint32_t i
   return v && !is_one(v) ? v : NULL;
 }
 
-/* One is enough, for elementwise ops one that is not repeated. */
+/* Whether more bytes of the images that it reads have been turned than have not: of elementwise ops
+ * those that are not repeated count. */
 static bool reads_turned(const omc_node *node, const op_images *of) {
+  double bytes = 0;
+  bool any = false;
   for (uint32_t i = 0; i < node->n_in; i++) {
     const omc_value *v = image_in(node, of, i);
-    if (!v || !source_of(v)) continue;
-    if (of != &elementwise || omc_shape_equal(&v->type.shape, &node->out[0]->type.shape))
-      return true;
+    if (!v) continue;
+    if (of == &elementwise && !omc_shape_equal(&v->type.shape, &node->out[0]->type.shape)) continue;
+    const double size =
+        (double)omc_shape_numel(&v->type.shape) * (double)omc_dtype_size(v->type.dtype);
+    bytes += is_there_turned(v) ? size : -size;
+    any = any || is_there_turned(v);
   }
+  return any && bytes >= 0;
+}
+
+/* Whether somebody who reads the result of a node reads an image beside it that has been turned. */
+static bool meets_turned(const omc_node *node) {
+  for (const omc_use *u = node->out[0]->uses; u; u = u->next)
+    for (uint32_t i = 0; u->node->op != OMC_N_OPS && i < u->node->n_in; i++)
+      if (omc_in(u->node, i) && is_there_turned(omc_in(u->node, i))) return true;
   return false;
 }
 
@@ -246,7 +274,7 @@ static bool is_turned(const omc_node *node, const op_images *of) {
   const omc_shape *x = &omc_in(node, 0)->type.shape;
   if (of->when == ALWAYS) return x->rank == RANK;
   const bool is_place = x->rank == RANK && omc_shape_span(x, 2, RANK) == 1;
-  return reads_turned(node, of) || (of->when == IF_PLACED && is_place);
+  return reads_turned(node, of) || (of->when == IF_PLACED && is_place && meets_turned(node));
 }
 
 /* ---- the pass ---- */

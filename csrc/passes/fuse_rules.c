@@ -16,7 +16,11 @@ static omc_value *embedding_grad_base(omc_match *m) {
 /* A product like `node`, of another right operand, with a result of another dtype. */
 static omc_value *product_of(omc_builder *b, const omc_node *node, omc_value *right, omc_dtype to) {
   omc_value *in[] = {omc_in(node, 0), right, omc_in(node, 2)};
-  omc_attr attr[8];
+  omc_attr *attr = OMC_NEW_ARRAY(&b->graph->arena, omc_attr, node->n_attr + 1);
+  if (!attr) {
+    b->status = omc_fail(OMC_ENOMEM, "no memory for the attributes of a product");
+    return NULL;
+  }
   uint32_t n_attr = omc_attrs_without(node, "to", attr);
   if (to != in[0]->type.dtype) attr[n_attr++] = omc_attr_int("to", omc_dtype_get(to)->onnx);
   return omc_nary(b, OMC_OP_FusedMatMul, in[2] ? 3 : 2, in, n_attr, attr);
@@ -68,8 +72,8 @@ static omc_value *cast_matmul(omc_match *m) {
   return wide ? omc_reshape(m->b, wide, &m->capture[0]->type.shape) : NULL;
 }
 
-/* Whether `v` is y of a norm, which nobody else reads. */
-static bool is_norm(const omc_value *v) {
+/* Whether `v` is y of a norm, of one use. */
+static bool is_norm_read_once(const omc_value *v) {
   const omc_node *node = v->producer;
   return node && (node->op == OMC_OP_LayerNormalization || node->op == OMC_OP_RmsNorm) &&
          v->index == 0 && v->uses && !v->uses->next;
@@ -79,7 +83,7 @@ static bool is_norm(const omc_value *v) {
  * is viewed, it is fused with that. */
 static omc_value *cast_view(omc_match *m) {
   omc_value *x = m->capture[1];
-  if (!is_norm(x) && !(x->producer && omc_op_get(x->producer->op)->imm)) return NULL;
+  if (!is_norm_read_once(x) && !(x->producer && omc_op_get(x->producer->op)->imm)) return NULL;
   return omc_reshape(m->b, omc_cast(m->b, x, m->capture[0]->type.dtype),
                      &m->capture[0]->type.shape);
 }
@@ -87,7 +91,7 @@ static omc_value *cast_view(omc_match *m) {
 /* Captures 1: y of a norm of float32, which is rounded as it is stored. */
 static omc_value *cast_norm(omc_match *m) {
   omc_value *y = m->capture[1];
-  if (!is_norm(y) || !is_narrowed(y->type.dtype, m->capture[0]->type.dtype)) return NULL;
+  if (!is_norm_read_once(y) || !is_narrowed(y->type.dtype, m->capture[0]->type.dtype)) return NULL;
   const omc_attr to = omc_attr_int("to", omc_dtype_get(m->capture[0]->type.dtype)->onnx);
   m->b->status = omc_set_attr(m->b->graph, y->producer, to);
   if (m->b->status == OMC_OK) m->b->status = omc_op_get(y->producer->op)->infer(y->producer);

@@ -184,9 +184,7 @@ static omc_value *conv_pad(omc_match *m) {
   }
   omc_attr attr[8];
   if (conv->n_attr >= sizeof attr / sizeof *attr) return NULL;
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < conv->n_attr; i++)
-    if (strcmp(conv->attr[i].name, "pads") != 0) attr[n++] = conv->attr[i];
+  uint32_t n = omc_attrs_without(conv, "pads", attr);
   attr[n++] = omc_attr_ints("pads", own, (uint32_t)(2 * space));
   omc_value *const in[] = {omc_in(pad, 0), omc_in(conv, 1), omc_in(conv, 2)};
   return omc_nary(m->b, OMC_OP_Conv, in[2] ? 3 : 2, in, n, attr);

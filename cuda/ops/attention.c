@@ -1,5 +1,5 @@
-/* Attention and its gradient in tiles; nothing of T x S elements is stored. Of 16 bits they are on
- * tensor cores, some heads after others where dropout's bits would take much memory. */
+/* Attention and its gradient in tiles; nothing of T x S elements is stored but, of 16 bits, which
+ * are on tensor cores, which of some heads dropout keeps. */
 #include "cuda/ops/attention.h"
 
 #include <stdio.h>
@@ -13,8 +13,15 @@
 
 enum {
   MOST_BYTES = 512, /* of a head's row, whose sums registers hold */
-  BUSY_BLOCKS = 4   /* for each multiprocessor, as many keep it busy */
+  BUSY_BLOCKS = 4,  /* for each multiprocessor, as many keep it busy */
+  MOST_CACHES = 8   /* as many times what the cache holds dropout's bits may take */
 };
+
+/* What is done to scores: OMC_MASK is 0 or not, and OMC_DROPS. */
+typedef struct changes {
+  bool masked;
+  enum { DROPS_NOTHING, DROPS_AS_DRAWN, DROPS_AS_DRAWN_AHEAD } drops;
+} changes;
 
 /* One of the kernels, and what a launch of it takes. */
 enum { KEPT, FORWARD, ROWS_OF_GRAD, DQ, DKV, DELTA, N_KERNELS };
@@ -37,8 +44,8 @@ typedef struct params {
   int64_t starts[3]; /* each so many bytes behind its start */
 } params;
 
-/* How a kernel takes heads of f->dim and f->value_dim elements, with a mask or none: rows of its
- * own operands in a block, blocks along a head's elements, and bytes of shared memory. */
+/* How a kernel takes heads of f->dim and f->value_dim elements: rows of its own operands in a
+ * block, blocks along a head's elements, and bytes of shared memory. */
 typedef struct extent {
   int64_t rows, parts, bytes;
 } extent;
@@ -47,11 +54,11 @@ typedef struct extent {
 typedef struct way {
   const char *file;
   uint32_t threads;
-  extent (*extent_of)(const omc_attention_form *f, bool masked, int kernel);
+  extent (*extent_of)(const omc_attention_form *f, changes of, int kernel);
 } way;
 
-static extent extent_of_tiles(const omc_attention_form *f, bool masked, int kernel) {
-  (void)masked;
+static extent extent_of_tiles(const omc_attention_form *f, changes of, int kernel) {
+  (void)of;
   const int64_t more = kernel == FORWARD ? 0 : f->value_dim * OMC_TILE_PITCH;
   const int64_t room =
       OMC_ATTENTION_ROOM(omc_max(f->dim, f->value_dim)) + OMC_TILE * OMC_TILE_PITCH;
@@ -60,17 +67,19 @@ static extent extent_of_tiles(const omc_attention_form *f, bool masked, int kern
       (room + f->dim * OMC_TILE_PITCH + more) * (int64_t)omc_dtype_size(omc_dtype_acc(f->dtype))};
 }
 
-static extent extent_of_bands(const omc_attention_form *f, bool masked, int kernel) {
+static extent extent_of_bands(const omc_attention_form *f, changes of, int kernel) {
+  const bool plain = !of.masked && of.drops != DROPS_AS_DRAWN;
   const int64_t deepest = omc_max(f->dim, f->value_dim), parts = OMC_DKV_PARTS(deepest);
-  const int64_t bands[N_KERNELS] = {[FORWARD] = OMC_FORWARD_BANDS(deepest, masked),
-                                    [ROWS_OF_GRAD] = OMC_DQ_BANDS(deepest, masked),
-                                    [DQ] = OMC_DQ_BANDS(deepest, masked),
+  const int64_t bands[N_KERNELS] = {[FORWARD] = OMC_FORWARD_BANDS(deepest, plain),
+                                    [ROWS_OF_GRAD] = OMC_DQ_BANDS(deepest, plain),
+                                    [DQ] = OMC_DQ_BANDS(deepest, plain),
                                     [DKV] = OMC_DKV_BANDS};
   const int64_t pitch = OMC_BAND_PITCH(f->dim, parts),
                 value_pitch = OMC_BAND_PITCH(f->value_dim, parts);
   const int64_t rows = OMC_BAND_ROWS(bands[kernel]), columns = OMC_BAND_STAGES * OMC_BAND_COLUMNS;
   const int64_t own = kernel == FORWARD ? pitch : pitch + value_pitch;
-  const int64_t words = kernel == DKV ? columns * OMC_BAND_WORDS(f->p > 0) : 0;
+  const int64_t words =
+      kernel == DKV ? columns * OMC_BAND_WORDS(of.drops == DROPS_AS_DRAWN_AHEAD) : 0;
   return (extent){
       rows, kernel == DKV ? parts : 1,
       (rows * own + columns * (pitch + value_pitch)) * (int64_t)omc_dtype_size(f->dtype) +
@@ -102,7 +111,7 @@ static omc_attention given_of(const omc_attention_form *f) {
 }
 
 static omc_status kernel_of(omc_cuda_device *device, const omc_attention_form *f, const char *file,
-                            bool masked, int kernel, omc_cuda_kernel *out) {
+                            changes of, int kernel, omc_cuda_kernel *out) {
   static const char *const names[N_KERNELS] = {"attention_kept", "attention",
                                                "attention_rows", "attention_dq",
                                                "attention_dkv",  "attention_delta"};
@@ -111,28 +120,31 @@ static omc_status kernel_of(omc_cuda_device *device, const omc_attention_form *f
            "#define OMC_DIM %d\n#define OMC_VALUE_DIM %d\n#define OMC_MASK %d\n"
            "#define OMC_CAUSAL %d\n#define OMC_DROPS %d\n",
            (int)f->dim, (int)f->value_dim,
-           !masked           ? 0
+           !of.masked        ? 0
            : f->mask_is_bool ? 1
                              : 2,
-           f->causal, f->p > 0);
+           f->causal, (int)of.drops);
   return omc_cuda_kernel_of(device, file, f->dtype, defines, names[kernel], "", out);
 }
 
-/* Bits for as many heads as the cache has room for in a half, or as keep the GPU busy with so many
- * tiles of each: whole groups that share keys. */
-static void decode_kept(const omc_cuda_device *device, const omc_attention_form *f, int64_t tiles,
-                        params *p) {
+/* Whether what dropout keeps may be drawn ahead, for whole groups of heads that share keys: as many
+ * as the cache has room for in a half, or as keep the GPU busy, if that is not too much. */
+static bool decode_kept(const omc_cuda_device *device, const omc_attention_form *f, params *p) {
   const int64_t group = omc_max(f->heads / f->kv_heads, 1);
   const int64_t words = omc_ceil_div(f->queries, OMC_KEPT_TILE) *
                         omc_ceil_div(f->keys, OMC_KEPT_TILE) * OMC_KEPT_TILE;
-  const int64_t bytes = words * (int64_t)sizeof(uint32_t);
-  const int64_t cached = device->cache_bytes / 2 / omc_max(group * bytes, 1);
-  const int64_t busy = omc_ceil_div(BUSY_BLOCKS * device->multiprocessors, group * tiles);
-  const int64_t groups = omc_max(cached, busy);
+  const int64_t bytes = words * (int64_t)sizeof(uint32_t), cache = device->cache_bytes;
+  const int64_t blocks = group * omc_max(omc_ceil_div(f->queries, OMC_BAND_ROWS(1)), 1);
+  const int64_t busy = omc_ceil_div(BUSY_BLOCKS * device->multiprocessors, blocks);
+  const int64_t of_group = omc_max(group * bytes, 1);
+  const int64_t groups =
+      omc_min(omc_max(cache / 2 / of_group, busy), MOST_CACHES * cache / of_group);
+  if (groups == 0) return false;
   p->at_once = omc_min(groups * group, p->heads);
   p->kept_bytes = p->at_once * bytes;
   p->launches[KEPT].grid =
       (omc_cuda_grid){omc_ceil_div(p->heads * words, OMC_KEPT_THREADS), OMC_KEPT_THREADS, 0};
+  return true;
 }
 
 static omc_status params_attention(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -157,11 +169,16 @@ static omc_status params_attention(omc_cuda_device *device, const omc_node *node
     OMC_NODE_FAIL(node, EUNSUPPORTED, "cuda has no kernel for heads of %lld and %lld elements",
                   (long long)f.dim, (long long)f.value_dim);
   const bool forward = node->op == OMC_OP_Attention;
-  const bool masked = omc_in(node, forward ? 3 : 5) != NULL;
+  changes of = {.masked = omc_in(node, forward ? 3 : 5) != NULL,
+                .drops = f.p > 0 ? DROPS_AS_DRAWN : DROPS_NOTHING};
+  if (f.p > 0 && w == &bands_by_warps && decode_kept(device, &f, p)) {
+    of.drops = DROPS_AS_DRAWN_AHEAD;
+    OMC_TRY(kernel_of(device, &f, w->file, of, KEPT, &p->launches[KEPT].kernel));
+  }
   p->has_result = !forward && omc_in(node, 6) && w == &bands_by_warps;
   const int first = forward ? FORWARD : p->has_result ? DQ : ROWS_OF_GRAD;
   for (int i = first; i < (forward ? ROWS_OF_GRAD : DELTA); i++) {
-    const extent e = w->extent_of(&f, masked, i);
+    const extent e = w->extent_of(&f, of, i);
     if (e.bytes > (int64_t)device->shared_bytes)
       OMC_NODE_FAIL(node, EUNSUPPORTED,
                     "cuda has no kernel for heads that take %lld bytes of a block",
@@ -171,18 +188,14 @@ static omc_status params_attention(omc_cuda_device *device, const omc_node *node
     launch *l = &p->launches[i];
     *l = (launch){.grid = {heads * tiles * e.parts, w->threads, (uint32_t)e.bytes},
                   .tiles = (int32_t)tiles};
-    OMC_TRY(kernel_of(device, &f, w->file, masked, i, &l->kernel));
-  }
-  if (f.p > 0 && w == &bands_by_warps) {
-    OMC_TRY(kernel_of(device, &f, w->file, masked, KEPT, &p->launches[KEPT].kernel));
-    decode_kept(device, &f, omc_max(p->launches[first == FORWARD ? FORWARD : DQ].tiles, 1), p);
+    OMC_TRY(kernel_of(device, &f, w->file, of, i, &l->kernel));
   }
   if (!p->has_result) return OMC_OK;
   launch *l = &p->launches[DELTA];
   *l = (launch){
       .grid = {omc_ceil_div(p->rows * OMC_DELTA_LANES, OMC_DELTA_THREADS), OMC_DELTA_THREADS, 0},
       .tiles = (int32_t)p->heads};
-  return kernel_of(device, &f, w->file, masked, DELTA, &l->kernel);
+  return kernel_of(device, &f, w->file, of, DELTA, &l->kernel);
 }
 
 static void *data_of(const omc_tensor *tensors, uint32_t n, uint32_t i) {

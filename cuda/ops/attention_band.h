@@ -15,9 +15,10 @@ enum {
 };
 
 /* Bands of a warp, and into how many parts dk and dv are cut along a head, each a block's: what
- * registers hold, by the elements of the longer of a head's rows. */
-#define OMC_FORWARD_BANDS(deepest, masked) (!(masked) && (deepest) <= 96 ? 2 : 1)
-#define OMC_DQ_BANDS(deepest, masked) (!(masked) && (deepest) <= 64 ? 2 : 1)
+ * registers hold, by the elements of the longer of a head's rows. Scores are plain if none has a
+ * mask or waits for a number to be drawn. */
+#define OMC_FORWARD_BANDS(deepest, plain) ((plain) && (deepest) <= 96 ? 2 : 1)
+#define OMC_DQ_BANDS(deepest, plain) ((plain) && (deepest) <= 64 ? 2 : 1)
 #define OMC_DKV_BANDS 1
 #define OMC_DKV_PARTS(deepest) ((deepest) <= 128 ? 1 : 2)
 
@@ -30,10 +31,10 @@ enum {
 #define OMC_BAND_PITCH(depth, parts) (OMC_BAND_DEPTH(depth, parts) + 8)
 
 /* Rows of 32-bit words beside a tile of queries: lse, share, delta, and which scores with the keys
- * of a block are kept, if dropout is to leave any out. */
+ * of a block are kept, if that has been drawn ahead. */
 enum { OMC_BAND_NUMBERS = 3 };
-#define OMC_BAND_WORDS(drops) \
-  (OMC_BAND_NUMBERS + ((drops) ? OMC_BAND_ROWS(OMC_DKV_BANDS) / OMC_KEPT_TILE : 0))
+#define OMC_BAND_WORDS(ahead) \
+  (OMC_BAND_NUMBERS + ((ahead) ? OMC_BAND_ROWS(OMC_DKV_BANDS) / OMC_KEPT_TILE : 0))
 
 #ifdef OMC_GPU
 
@@ -42,10 +43,11 @@ enum { OMC_BAND_NUMBERS = 3 };
 
 enum {
   NUMBERS = OMC_BAND_NUMBERS,
-  WORDS = OMC_BAND_WORDS(OMC_DROPS),
+  PLAIN = !OMC_MASK && OMC_DROPS != 1,
+  WORDS = OMC_BAND_WORDS(OMC_DROPS == 2),
   /* Blocks that a multiprocessor has registers for, at least. */
-  FORWARD_BLOCKS = DEEPEST <= 64 ? 3 : 1,
-  DKV_BLOCKS = DEEPEST <= 64 ? 3 : 1,
+  FORWARD_BLOCKS = DEEPEST <= 64 && OMC_DROPS != 1 ? 3 : 1,
+  DKV_BLOCKS = FORWARD_BLOCKS,
   COLUMNS = OMC_BAND_COLUMNS,
   PARTS = OMC_DKV_PARTS(DEEPEST),
   DEPTH = OMC_BAND_DEPTH(OMC_DIM, PARTS),
@@ -218,7 +220,8 @@ struct kept_scores {
   uint32_t words[BANDS * 2];
 
   OMC_METHOD kept_scores(const omc_attention &p, const window<false> &w) {
-    if (!OMC_DROPS) return;
+    if (OMC_DROPS == 1) draw(p, w);
+    if (OMC_DROPS != 2) return;
     const uint32_t *const tile = kept_tile(p, w.at, least(w.row, p.queries - 1), w.column);
 #pragma unroll
     for (int r = 0; r < BANDS * 2; r++)
@@ -227,18 +230,40 @@ struct kept_scores {
   OMC_METHOD bool operator()(int b, int n, int i) const {
     return !OMC_DROPS || (words[b * 2 + i / 2] >> (n * 8 + i % 2) & 1);
   }
+
+ private:
+  OMC_METHOD void draw(const omc_attention &p, const window<false> &w) {
+    dropper drops;
+#pragma unroll
+    for (int r = 0; r < BANDS * 2; r++) {
+      words[r] = 0;
+#pragma unroll
+      for (int k = 0; k < COLUMNS / 4; k++) {
+        const int b = r / 2, n = k / 2, i = r % 2 * 2 + k % 2;
+        words[r] |= (uint32_t)drops.keeps(p, w.at, w.query(b, n, i), w.key(b, n, i))
+                    << (n * 8 + k % 2);
+      }
+    }
+  }
 };
 
-/* The same where rows are keys, of which the first is `row`: words of a lane's columns, from its
- * first row on. */
+/* The same where rows are keys: words of a lane's columns, from its first row on. `tile` has those
+ * of the keys. */
 struct kept_columns {
   uint32_t words[COLUMNS / 8][2];
 
-  OMC_METHOD kept_columns(const uint32_t *tile, int32_t row) {
+  OMC_METHOD kept_columns(const omc_attention &p, const window<true> &w, const uint32_t *tile) {
+    dropper drops;
 #pragma unroll
-    for (int k = 0; k < COLUMNS / 4 && OMC_DROPS; k++)
-      words[k / 2][k % 2] =
-          tile[k / 2 * 8 + omc_lane_column() + k % 2] >> (row % OMC_KEPT_TILE + omc_lane_row());
+    for (int k = 0; k < COLUMNS / 4; k++) {
+      const int n = k / 2, i = k % 2;
+      if (OMC_DROPS == 1)
+        words[n][i] = (uint32_t)drops.keeps(p, w.at, w.query(0, n, i), w.key(0, n, i)) |
+                      (uint32_t)drops.keeps(p, w.at, w.query(0, n, i), w.key(0, n, i + 2)) << 8;
+      if (OMC_DROPS == 2)
+        words[n][i] =
+            tile[n * 8 + omc_lane_column() + i] >> (w.row % OMC_KEPT_TILE + omc_lane_row());
+    }
   }
   OMC_METHOD bool operator()(int b, int n, int i) const {
     return !OMC_DROPS || (words[n][i % 2] >> (b * 16 + i / 2 * 8) & 1);

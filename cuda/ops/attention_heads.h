@@ -1,7 +1,8 @@
 /* What kernels of attention are given, and which scores are seen and kept. Read by the host as C11.
  *
  * Defined are OMC_STORAGE, what is computed in (gpu/lane.h), OMC_DIM and OMC_VALUE_DIM, elements of
- * a head, OMC_MASK (0: none, 1: of bool, 2: added), OMC_CAUSAL and OMC_DROPS. */
+ * a head, OMC_MASK (0: none, 1: of bool, 2: added), OMC_CAUSAL, and OMC_DROPS (0: nothing, 1: as is
+ * drawn when scores are there, 2: as has been drawn ahead). */
 #ifndef OMC_CUDA_OPS_ATTENTION_HEADS_H
 #define OMC_CUDA_OPS_ATTENTION_HEADS_H
 
@@ -20,11 +21,13 @@ typedef struct omc_attention {
   void *y, *lse, *dq, *dk, *dv;
   void *share, *delta; /* of each row of scores, for the gradient: what its exponentials are
                         * multiplied by, and the sum of probabilities times their gradients */
-  void *kept;          /* attention_kept.h; where dropout draws as it goes, NULL */
+  void *kept;          /* what has been drawn ahead (attention_kept.h) */
   omc_attention_strides q_at, k_at, v_at, y_at;
   int64_t mask_at[4];
   int32_t queries, keys, heads, kv_heads;
-  int32_t first, tiles; /* heads before the launch's; tiles of a head, or all heads of the launch */
+  int32_t first, tiles; /* heads before the launch's; tiles of a head, and of kernels whose blocks
+                         * go on from one head to the next (attention_kept, attention_delta), heads
+                         * of the launch */
   double scale, keep_scale;
   omc_gpu_seed seed;
   uint32_t drop_below, subsequence;

@@ -53,7 +53,7 @@ struct key_tiles {
 /* ---- forward: a block is a tile of queries ---- */
 
 OMC_GLOBAL_BLOCKS(attention, OMC_BAND_THREADS, FORWARD_BLOCKS, omc_attention, p) {
-  constexpr int BANDS = OMC_FORWARD_BANDS(DEEPEST, OMC_MASK), ROWS = OMC_BAND_ROWS(BANDS);
+  constexpr int BANDS = OMC_FORWARD_BANDS(DEEPEST, PLAIN), ROWS = OMC_BAND_ROWS(BANDS);
   OMC_SHARED_BYTES(shared);
   storage_t *const queries = (storage_t *)shared;
   key_tiles<BANDS> t(p, queries + ROWS * PITCH);
@@ -189,7 +189,7 @@ OMC_GLOBAL(attention_delta, OMC_DELTA_THREADS, omc_attention, p) {
 
 /* A block is a tile of queries: share and delta of its rows. */
 OMC_GLOBAL_WIDE(attention_rows, OMC_BAND_THREADS, omc_attention, p) {
-  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, OMC_MASK);
+  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, PLAIN);
   OMC_SHARED_BYTES(shared);
   grad_tiles<BANDS> t(p, (storage_t *)shared);
   float sum[BANDS * 2], products[BANDS * 2], e[BANDS][COLUMNS / 8][4], d[BANDS][COLUMNS / 8][4];
@@ -218,7 +218,7 @@ OMC_GLOBAL_WIDE(attention_rows, OMC_BAND_THREADS, omc_attention, p) {
 
 /* A block is a tile of queries: dq. */
 OMC_GLOBAL_WIDE(attention_dq, OMC_BAND_THREADS, omc_attention, p) {
-  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, OMC_MASK);
+  constexpr int BANDS = OMC_DQ_BANDS(DEEPEST, PLAIN);
   OMC_SHARED_BYTES(shared);
   grad_tiles<BANDS> t(p, (storage_t *)shared);
   const window<false> &w = t.scores;
@@ -296,7 +296,7 @@ struct query_tiles {
  private:
   OMC_METHOD void fetch_word(float *to, const place &head, int32_t first, int which,
                              int32_t r) const {
-    if (!OMC_DROPS || which < NUMBERS) {
+    if (OMC_DROPS != 2 || which < NUMBERS) {
       const void *const of = which == 0 ? p.lse : which == 1 ? p.share : p.delta;
       const bool there = first + r < p.queries;
       omc_copy_later<4>(to, (const float *)of + row_of(p, head, there ? first + r : 0), there);
@@ -337,12 +337,12 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, DKV_BLOCKS, omc_attention, p)
     t.arrive(tile);
     const window<true> w = {t.at(tile), first + warp, t.query(tile)};
     if (OMC_CAUSAL && w.column + COLUMNS <= w.row) continue;
+    const kept_columns keeps(p, w, t.kept(tile, warp));
     multiply<DEPTH>(keys + warp * PITCH, t.queries(tile), e);
     multiply<VALUE_DEPTH>(values + warp * VALUE_PITCH, t.grads(tile), d);
     score(p, w, e);
     const float *const lse = t.lse(tile) + omc_lane_column();
     const float *const share = lse + COLUMNS, *const delta = share + COLUMNS;
-    const kept_columns keeps(t.kept(tile, warp), warp);
 #pragma unroll
     for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
       const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4, row = n * 8 + i % 2;

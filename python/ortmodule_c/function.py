@@ -8,8 +8,9 @@ import operator
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -282,14 +283,18 @@ class _RefuseAsInput:
 
     @torch._disable_dynamo
     def __call__(self, grad: Tensor | None) -> None:
-        if grad is None:
-            return
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code is not _engine_run_backward.__code__:
-            frame = frame.f_back
-        _, _, _, asked, *_ = frame.f_locals.get("args", [()] * 4)
-        if any(t is self._result() for t in asked):
+        if grad is not None and any(t is self._result() for t in _asked()):
             raise ORTModuleError(_BETWEEN_OUTPUTS)
+
+
+def _asked() -> Iterator[Tensor]:
+    """Whose gradients the backwards that run now are asked for: those of a GPU call hooks in a thread of autograd's."""
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            yield from frame.f_locals["args"][3]
 
 
 @dataclass(eq=False, slots=True)

@@ -206,7 +206,8 @@ EXPORT int cuDeviceGet(int *device, int ordinal) {
 }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   ENTER(false)
-  static const std::map<int, int> values = {{16, 4}, {38, 1024}, {75, 9}, {76, 0}, {97, SHARED_BYTES}};
+  static const std::map<int, int> values = {
+      {16, 4}, {38, 1024}, {75, 9}, {76, 0}, {97, SHARED_BYTES}};
   if (device >= EMULATED_DEVICES || !values.count(attribute)) return INVALID_VALUE;
   *value = values.at(attribute);
   return SUCCESS;

@@ -17,7 +17,7 @@ from emulated_cuda import current, gpus
 from modules import Block, Mixer, Residual
 from torch import Tensor, nn
 
-from ortmodule_c import ORTModule
+from ortmodule_c import ORTModule, ORTModuleError
 from ortmodule_c.optim import FusedAdam
 
 OUT_OF_MEMORY = 2
@@ -45,6 +45,18 @@ class Split(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x).relu().to("cuda:1"))
+
+
+class Midway(nn.Module):
+    """With a result that is computed from another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.a(x).tanh()
+        return self.b(hidden).sum(), hidden
 
 
 def numbers(n: int) -> list[int]:
@@ -199,6 +211,22 @@ def test_results_and_gradients_are_tensors_of_pytorchs_own(number: int, monkeypa
     y = wrapped(x)
     (y * 2).sum().backward()
     assert {made[t.data_ptr()] for t in (y, *(p.grad for p in wrapped.parameters()))} == {torch.float32}
+
+
+def test_a_result_that_others_are_computed_from_is_given_back_to() -> None:
+    """Autograd calls hooks in a thread of its own there, which does not show what a backward was called for."""
+    torch.manual_seed(0)
+    module, x = Midway().to("cuda:0"), torch.randn(3, 5).to("cuda:0").requires_grad_()
+    wrapped = ORTModule(copy.deepcopy(module))
+    for model in (module, wrapped):
+        loss, hidden = model(x)
+        (loss + hidden.square().sum()).backward()
+    for mine, theirs in zip(wrapped.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad.cpu())
+    loss, hidden = wrapped(x)
+    with pytest.raises(ORTModuleError, match="cannot give the gradient of an output"):
+        torch.autograd.grad(loss, hidden)
+    assert not wrapped.fallback_report()
 
 
 def test_a_result_of_another_type_than_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

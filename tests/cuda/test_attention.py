@@ -160,6 +160,17 @@ def test_what_dropout_keeps_is_drawn_for_some_heads_after_others(gpu: Gpu, how: 
     assert launches[1] - launches[0] == 2 * (2 + 3)  # each after one that draws
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("how", ["p=0.3,subsequence=5", "is_causal=1,p=0.3,subsequence=5"])
+def test_what_would_take_much_memory_is_not_drawn_ahead(gpu: Gpu, how: str, dtype: torch.dtype) -> None:
+    """The emulated cache is of 1 KiB, and bits may take eight times that: those of a head here are 10 KiB."""
+    inputs, dy = operands((1, 1, 1, 266, 270, 8, 8), dtype, seed=7)
+    before = gpu.counted().launches
+    found = step(gpu, "gpu", inputs, dy, how)
+    assert gpu.counted().launches - before == 1 + 3
+    assert_near(found, step(gpu, "cpu", inputs, dy, how), dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_order_of_blocks_and_threads_changes_no_bit(gpu: Gpu, dtype: torch.dtype) -> None:
     """Each launch of a unit takes them from the other end; a step is four."""

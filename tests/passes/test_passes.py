@@ -57,6 +57,16 @@ def test_rule_rewrites(path: Path, update: bool) -> None:
     assert _C.transform(after, f"rule:{path.stem}") == after
 
 
+@pytest.mark.parametrize(
+    ("rule", "mask", "said"), [("causal", "[1, 0, 1, 1]", "is_causal=1"), ("no_mask", "[1, 1, 1, 1]", "")]
+)
+def test_masks_of_attention_that_reads_one_tensor(rule: str, mask: str, said: str) -> None:
+    text = f"input %x : f32[1,2,4,3]\nconst %m : bool[2,2] = {mask}\n"
+    text += "%y, %l = Attention(%x, _, _, %m) {kv_heads=1}\nreturn %y\n"
+    after = _C.transform(text, f"rule:attention_{rule}")
+    assert "Attention(%x, _, _, _)" in after and said in after
+
+
 @pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)
 def test_rule_changes_something(path: Path) -> None:
     assert _C.transform(section(path, "before"), "specialize") != section(path, "after")
