@@ -337,12 +337,12 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, DKV_BLOCKS, omc_attention, p)
     t.arrive(tile);
     const window<true> w = {t.at(tile), first + warp, t.query(tile)};
     if (OMC_CAUSAL && w.column + COLUMNS <= w.row) continue;
-    const kept_columns keeps(p, w, t.kept(tile, warp));
     multiply<DEPTH>(keys + warp * PITCH, t.queries(tile), e);
     multiply<VALUE_DEPTH>(values + warp * VALUE_PITCH, t.grads(tile), d);
     score(p, w, e);
     const float *const lse = t.lse(tile) + omc_lane_column();
     const float *const share = lse + COLUMNS, *const delta = share + COLUMNS;
+    const kept_columns keeps(p, w, t.kept(tile, warp));
 #pragma unroll
     for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
       const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4, row = n * 8 + i % 2;
