@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,6 @@ from ortmodule_c import _C
 
 HALVES = (torch.bfloat16, torch.float16)
 SHAPES = [(3, 5), (2, 512), (2, 513), (1, 1300), (4, 1), (0, 7), (3, 0), (40, 1030)]  # about blocks of 512
-PARAMS = ["_", "gamma"]
 
 
 @pytest.fixture(params=_C.isas(), autouse=True)
@@ -34,44 +35,49 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def assert_same_bits(a: Tensor, b: Tensor) -> None:
-    assert a.dtype == b.dtype
-    assert torch.equal(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0))
+def assert_same_bits(one: list[Tensor], two: list[Tensor]) -> None:
+    for a, b in zip(one, two, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0))
+        assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
 
 
-@pytest.mark.parametrize("half", HALVES, ids=str)
-@pytest.mark.parametrize("gamma", PARAMS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("op", "kept"), [("LayerNormalization", "%m, %r"), ("RmsNorm", "%r")])
+def of_norms(ops: list[tuple[str, str]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For ops and their statistics, with gamma and without."""
+
+    def each(test: Callable[..., None]) -> Callable[..., None]:
+        for names, values in (("half", HALVES), ("gamma", ["_", "%gamma"]), ("shape", SHAPES), (("op", "kept"), ops)):
+            test = pytest.mark.parametrize(names, values, ids=str if names in ("half", "shape") else None)(test)
+        return test
+
+    return each
+
+
+def parameters(shape: tuple[int, int], gamma: str) -> dict[str, Tensor]:
+    return {"gamma": numbers(shape[1], seed=3)} if gamma != "_" else {}
+
+
+@of_norms([("LayerNormalization", "%m, %r"), ("RmsNorm", "%r")])
 def test_y_is_rounded_as_it_is_stored(
     op: str, kept: str, shape: tuple[int, int], gamma: str, half: torch.dtype
 ) -> None:
-    inputs = {"x": numbers(*shape)} | ({"gamma": numbers(shape[1], seed=1)} if gamma != "_" else {})
-    ins = "%x, %gamma" if gamma != "_" else "%x"
+    inputs = {"x": numbers(*shape)} | parameters(shape, gamma)
     to = ONNX_CODE[half]
-    one = run([f"%y, {kept} = {op}({ins}) {{to={to}}}"], f"%y, {kept}", inputs)
-    two = run([f"%w, {kept} = {op}({ins})", f"%y = Cast(%w) {{to={to}}}"], f"%y, {kept}", inputs)
-    for a, b in zip(one, two, strict=True):
-        assert_same_bits(a, b)
+    one = run([f"%y, {kept} = {op}(%x, {gamma}) {{to={to}}}"], f"%y, {kept}", inputs)
+    nodes = [f"%w, {kept} = {op}(%x, {gamma})", f"%y = Cast(%w) {{to={to}}}"]
+    assert_same_bits(one, run(nodes, f"%y, {kept}", inputs))
 
 
-@pytest.mark.parametrize("half", HALVES, ids=str)
-@pytest.mark.parametrize("gamma", PARAMS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("op", "kept"), [("LayerNormGrad", "%m, %r"), ("RmsNormGrad", "%r")])
+@of_norms([("LayerNormGrad", "%m, %r"), ("RmsNormGrad", "%r")])
 def test_a_gradient_of_y_is_widened_as_it_is_read(
     op: str, kept: str, shape: tuple[int, int], gamma: str, half: torch.dtype
 ) -> None:
-    rows = (shape[0], 1)
-    inputs = {"dy": numbers(*shape).to(half), "x": numbers(*shape, seed=1)}
-    inputs |= {name[1:]: numbers(*rows, seed=2) for name in kept.split(", ")}
-    inputs |= {"gamma": numbers(shape[1], seed=3)} if gamma != "_" else {}
-    at = "%gamma" if gamma != "_" else "_"
+    inputs = {"dy": numbers(*shape).to(half), "x": numbers(*shape, seed=1)} | parameters(shape, gamma)
+    inputs |= {name[1:]: numbers(shape[0], 1, seed=2) for name in kept.split(", ")}
     outputs = "%dx, %dgamma, %dbeta" if op == "LayerNormGrad" else "%dx, %dgamma"
-    one = run([f"{outputs} = {op}(%dy, %x, {at}, {kept})"], outputs, inputs)
-    wide = ["%w = Cast(%dy) {to=1}", f"{outputs} = {op}(%w, %x, {at}, {kept})"]
-    for a, b in zip(one, run(wide, outputs, inputs), strict=True):
-        assert_same_bits(a, b)
+    one = run([f"{outputs} = {op}(%dy, %x, {gamma}, {kept})"], outputs, inputs)
+    nodes = ["%w = Cast(%dy) {to=1}", f"{outputs} = {op}(%w, %x, {gamma}, {kept})"]
+    assert_same_bits(one, run(nodes, outputs, inputs))
 
 
 @pytest.mark.parametrize(("x", "to"), [("f64", 16), ("bf16", 10), ("f32", 11), ("f16", 1)])
