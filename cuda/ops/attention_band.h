@@ -247,8 +247,8 @@ struct kept_scores {
   }
 };
 
-/* The same where rows are keys: words of a lane's columns, from its first row on. `tile` has those
- * of the keys. */
+/* The same of a band whose rows are keys: words of a lane's columns, from its first row on. `tile`
+ * has those of the keys. */
 struct kept_columns {
   uint32_t words[COLUMNS / 8][2];
 
@@ -265,8 +265,8 @@ struct kept_columns {
             tile[n * 8 + omc_lane_column() + i] >> (w.row % OMC_KEPT_TILE + omc_lane_row());
     }
   }
-  OMC_METHOD bool operator()(int b, int n, int i) const {
-    return !OMC_DROPS || (words[n][i % 2] >> (b * 16 + i / 2 * 8) & 1);
+  OMC_METHOD bool operator()(int n, int i) const {
+    return !OMC_DROPS || (words[n][i % 2] >> (i / 2 * 8) & 1);
   }
 };
 

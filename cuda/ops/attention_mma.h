@@ -347,7 +347,7 @@ OMC_GLOBAL_BLOCKS(attention_dkv, OMC_BAND_THREADS, DKV_BLOCKS, omc_attention, p)
     for (int k = 0; k < BANDS * COLUMNS / 2; k++) {
       const int b = k / (COLUMNS / 2), n = k / 4 % (COLUMNS / 8), i = k % 4, row = n * 8 + i % 2;
       const float prob = exponential(e[b][n][i] - lse[row]) * share[row];
-      const float factor = !OMC_DROPS ? 1 : keeps(b, n, i) ? (float)p.keep_scale : 0;
+      const float factor = !OMC_DROPS ? 1 : keeps(n, i) ? (float)p.keep_scale : 0;
       d[b][n][i] = prob * (d[b][n][i] * factor - delta[row]);
       e[b][n][i] = prob * factor;
     }
