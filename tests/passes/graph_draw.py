@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -190,3 +190,10 @@ def fill(dtype: str, shape: Sequence[int], values: str, rng: random.Random) -> T
         .to(DTYPES[dtype])
         .reshape(tuple(shape))
     )
+
+
+Pattern = Callable[[Draw], Value]
+
+
+def any_value(d: Draw, dtypes: tuple[str, ...] = NUMBERS, rank: int | None = None) -> Value:
+    return d.input(d.rng.choice(dtypes), d.shape(rank))
