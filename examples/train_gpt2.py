@@ -70,7 +70,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--text", nargs="+", type=Path, metavar="PATH", help="files or folders of text (default: Python's library)"
     )
     p.add_argument("--preset", choices=PRESETS, default="tiny")
-    p.add_argument("--steps", type=int, help="optimizer steps")
+    p.add_argument("--steps", type=int, help="optimizer steps, those of a resumed run included")
     p.add_argument("--batch", type=int, help="sequences per step")
     p.add_argument("--seq", type=int, help="tokens per sequence")
     p.add_argument("--lr", type=float, help="learning rate of AdamW")
@@ -178,6 +178,8 @@ def train(a: argparse.Namespace, work: Path) -> Result:
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         start, losses = state["step"], state["losses"]
+        if start >= a.steps:
+            raise SystemExit(f"--steps: {a.resume} has taken {start} steps, which leaves none of {a.steps}")
     autocast = torch.autocast("cpu", torch.bfloat16) if a.dtype == "bfloat16" else contextlib.nullcontext()
     with tqdm(total=a.steps, initial=start, desc=f"{a.backend:9}", unit="step") as bar:
         for step in range(start, a.steps):

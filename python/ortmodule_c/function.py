@@ -194,6 +194,10 @@ class Runner:
         groups = [[i for i in group if mask[i]] for group in self._apart]
         return [only(group, len(mask)) for group in groups if group]
 
+    def profile(self) -> list[tuple[str, str, str, float, float, float]]:
+        """That of the plan that ran last."""
+        return [] if self._planned is None else self._planned.plan.profile()
+
     def planned(self, plan: _C.Plan) -> _Planned:
         """What is the same at each call of a plan."""
         found = self._planned
@@ -259,10 +263,16 @@ class _Watch:
     def check(self, mask: Mask) -> None:
         """ORTModuleError if a backward for these outputs would not give what is asked for."""
         result = self._result()
-        hooks = (self._hooks or {}).values()
-        asked = not all(isinstance(h, _RefuseAsInput) for h in hooks) or (result is not None and result.retains_grad)
+        asked = any(map(_reads, (self._hooks or {}).values())) or (result is not None and result.retains_grad)
         if asked and any(m and self._through >> i & 1 for i, m in enumerate(mask)):
             raise ORTModuleError(_BETWEEN_OUTPUTS)
+
+
+def _reads(hook: Any) -> bool:
+    """Whether a hook of an output is for the sake of its gradient; those of FSDP only tell that backward begins."""
+    function = hook.func if isinstance(hook, functools.partial) else hook
+    of_fsdp = getattr(function, "__module__", None) or ""
+    return not isinstance(hook, _RefuseAsInput) and not of_fsdp.startswith("torch.distributed.fsdp.")
 
 
 _BETWEEN_OUTPUTS = (

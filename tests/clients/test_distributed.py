@@ -12,6 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 from ortmodule_c import ORTModule
 from side_by_side import assert_ran_in_core, classifier, close, loss_of, one_of
 
+
+class WithLoss(nn.Module):
+    """Gives a loss, and what it is computed from, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = classifier()
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        scores = self.net(x)
+        return {"loss": nn.functional.cross_entropy(scores, y), "logits": scores}
+
+
 Made = tuple[nn.Module, list[ORTModule]]  # the model, and the wrappers in it
 
 
@@ -43,6 +56,11 @@ def sharded_by_layer(wrapped: bool) -> Made:
     return sharded(model), [model[i] for i in (0, 2, 3)] if wrapped else []
 
 
+def sharded_with_loss(wrapped: bool) -> Made:
+    model = ORTModule(WithLoss()) if wrapped else WithLoss()
+    return sharded(model), [model] if wrapped else []
+
+
 def train(model: nn.Module, rank: int) -> list[float]:
     """Four steps on this process's share of the data, the second of accumulated gradients."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -54,7 +72,8 @@ def train(model: nn.Module, rank: int) -> list[float]:
             model.set_requires_gradient_sync(last)
         else:
             model.require_backward_grad_sync = last
-        loss = loss_of(model, torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g))
+        x, y = torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g)
+        loss = model(x, y)["loss"] if isinstance(model, WithLoss) else loss_of(model, x, y)
         loss.backward()
         if last:
             optimizer.step()
@@ -69,7 +88,7 @@ def whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def process(rank: int, world: int, meeting: str) -> None:
     with one_of(world, rank, meeting):
-        for way in (parallel, sharded_whole, sharded_around, sharded_by_layer):
+        for way in (parallel, sharded_whole, sharded_around, sharded_by_layer, sharded_with_loss):
             (plain, _), (ours, wrappers) = way(False), way(True)
             close(train(ours, rank), train(plain, rank))
             close(whole(ours.state_dict()), whole(plain.state_dict()))

@@ -1,6 +1,7 @@
 """DebugOptions: what is accepted, and the ONNX files it writes."""
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,9 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from ortmodule_c import DebugOptions, LogLevel, ORTModule
+from ortmodule_c import DebugOptions, LogLevel, ORTModule, ORTModuleError
 from ortmodule_c.onnx import files
-from wrapped import mlp
+from wrapped import Function, mlp
 
 
 def test_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,18 @@ def test_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         DebugOptions(fallback="maybe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_graphs"):
         DebugOptions(max_graphs=0)
+
+
+def test_a_wrapper_that_is_wrapped_again_keeps_its_options() -> None:
+    """Of one that may not run in PyTorch a forward that cannot run elsewhere is an error."""
+    inner = ORTModule(
+        Function(lambda s, x: s.l(x).histc(4) + s.l(x).sum(), l=nn.Linear(3, 2)), DebugOptions(fallback="error")
+    )
+    x = torch.randn(2, 3)
+    with pytest.raises(ORTModuleError, match="histc"):
+        ORTModule(inner)(x)
+    with pytest.warns(UserWarning, match="histc"):
+        ORTModule(inner, DebugOptions())(x)
 
 
 def test_the_directory_for_files_is_made(tmp_path: Path) -> None:
@@ -205,3 +218,21 @@ def test_the_graphs_of_dynamo_are_written_with_numbers(entrance: str, tmp_path: 
     assert names == {f"net_{number}_{stage}_training.onnx" for number in (1, 2) for stage in stages}
     for name in names:
         onnx.checker.check_model(onnx.load(tmp_path / name))
+
+
+def test_a_profile_tells_what_the_last_steps_took() -> None:
+    script = """
+import torch
+from ortmodule_c import ORTModule
+model = ORTModule(torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)))
+assert model.profile() == []
+for _ in range(2):
+    model(torch.randn(4, 7)).sum().backward()
+rows = model.profile()
+assert {row[0] for row in rows} == {"forward", "backward"} and all(row[3] > 0 for row in rows), rows
+assert ("forward", "FusedMatMul", 2 * 4 * 7 * 5 + 4 * 5) in [(row[0], row[1], row[4]) for row in rows], rows
+"""
+    subprocess.run([sys.executable, "-c", script], env=os.environ | {"OMC_PROFILE": "1"}, check=True)
+    model = ORTModule(mlp())
+    model(torch.randn(2, 6))
+    assert model.profile() == []

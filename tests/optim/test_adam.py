@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,12 @@ def test_refused_by_name(options: dict[str, Any], text: str) -> None:
             optimizer.add_param_group({"params": parameters(), **numbers})
 
 
+@pytest.mark.parametrize(("options", "text"), [({"betas": 0.9}, "betas"), ({"max_grad_norm": "1"}, "max_grad_norm")])
+def test_what_is_no_number_is_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"{text} must be .* not "):
+        FusedAdam(parameters(), **options)
+
+
 @pytest.mark.parametrize(
     "given", [[], [1], [torch.ones(2, requires_grad=True) * 2], torch.ones(2), [{"lr": 1.0}]], ids=repr
 )
@@ -267,6 +274,30 @@ def test_schedule_of_a_learning_rate_in_a_tensor() -> None:
             schedule.step()
         assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / 16)
     assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "lacking"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), FusedAdam, "betas, eps"),
+        (torch.optim.RMSprop, FusedAdam, "betas"),
+        (torch.optim.AdamW, FusedSGD, "momentum, dampening"),
+        (torch.optim.Adagrad, FusedLamb, "betas"),
+    ],
+    ids=["sgd-adam", "rmsprop-adam", "adamw-sgd", "adagrad-lamb"],
+)
+def test_the_state_of_another_optimizer_is_refused(
+    saved: Callable[..., Any], loaded: Callable[..., Any], lacking: str
+) -> None:
+    """PyTorch's own raise a KeyError, at their next step."""
+    other, optimizer = saved(parameters()), loaded(parameters())
+    train(other, 1)
+    train(optimizer, 1)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=f"group 0 of the state is not one of {loaded.__name__}: it lacks {lacking}$"):
+        optimizer.load_state_dict(other.state_dict())
+    assert str(optimizer.state_dict()) == str(before)
+    train(optimizer, 1)
 
 
 def test_only_the_learning_rate_goes_by_position() -> None:

@@ -85,6 +85,7 @@ class FusedAdam(FusedOptimizer):
     """
 
     rule = "adam"
+    known = ("lr", "betas", "eps", "weight_decay")
     fixed: ClassVar[dict[str, Any]] = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
 
     def __init__(
@@ -158,9 +159,12 @@ def check_adam(group: Group) -> None:
     """Raises ValueError for numbers outside of the ranges that torch.optim.Adam has for them."""
     check_number("learning rate", group["lr"], 0.0)
     check_number("epsilon value", group["eps"], 0.0)
-    if len(group["betas"]) != 2:
-        raise ValueError(f"betas has {len(group['betas'])} numbers, expected 2")
-    for i, beta in enumerate(group["betas"]):
+    betas = group["betas"]
+    if not hasattr(betas, "__len__"):
+        raise TypeError(f"betas must be two numbers, not {betas!r} of {type(betas).__name__}")
+    if len(betas) != 2:
+        raise ValueError(f"betas has {len(betas)} numbers, expected 2")
+    for i, beta in enumerate(betas):
         check_number(f"beta parameter at index {i}", beta, 0.0, 1.0)
     check_number("weight_decay value", group["weight_decay"], 0.0)
     check_halves(group)

@@ -137,13 +137,16 @@ class FusedOptimizer(Optimizer):
 
     rule: ClassVar[str]
     fixed: ClassVar[dict[str, Any]]  # what torch's groups say of how a step is computed, and it is so here
+    known: ClassVar[tuple[str, ...]]  # numbers without which a saved group is of another optimizer
     counts: ClassVar[bool] = True  # whether its state has a step
     whole: ClassVar[bool] = False  # whether it must see all of a parameter
     _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves dividing by the scale to the step
 
     def __init__(self, params: Any, defaults: Group, max_grad_norm: float | None, set_grad_none: bool) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0.0:
-            raise ValueError(f"Invalid max_grad_norm: {max_grad_norm}")
+        if max_grad_norm is not None:
+            check_number("max_grad_norm", max_grad_norm, 0.0)
+            if max_grad_norm == 0:
+                raise ValueError(f"Invalid max_grad_norm: {max_grad_norm}")
         self.max_grad_norm = max_grad_norm
         self.set_grad_none = set_grad_none
         self._norm: Tensor | None = None
@@ -227,10 +230,22 @@ class FusedOptimizer(Optimizer):
 
         What such a state does not know, as `master_weights`, stays as it is. States of parameters of 16 bits keep
         the dtype that they were saved in.
+
+        Raises
+        ------
+        ValueError
+            Its groups do not fit, or lack the numbers of this class, as those of another optimizer do; nothing has
+            changed then.
         """
         given: dict[str, Any] = {}
 
         def look(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            for i, theirs in enumerate(loaded["param_groups"]):
+                lacking = [name for name in self.known if name not in theirs]
+                if lacking:
+                    raise ValueError(
+                        f"group {i} of the state is not one of {type(self).__name__}: it lacks {', '.join(lacking)}"
+                    )
             groups = [
                 {**{k: v for k, v in ours.items() if k != "params"}, **theirs}
                 for ours, theirs in zip(self.param_groups, loaded["param_groups"], strict=False)

@@ -52,6 +52,7 @@ class FusedLamb(FusedOptimizer):
     """
 
     rule = "lamb"
+    known = ("lr", "betas", "eps", "weight_decay")
     whole = True
     fixed: ClassVar[dict[str, Any]] = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
 

@@ -39,6 +39,7 @@ class FusedSGD(FusedOptimizer):
     """
 
     rule = "sgd"
+    known = ("lr", "momentum", "dampening", "weight_decay")
     counts = False
     fixed: ClassVar[dict[str, Any]] = {"foreach": None, "differentiable": False, "fused": None}
 
