@@ -29,11 +29,19 @@ OMC_INLINE void layer(const Team &team, const omc_layer &p) {
   omc_line<storage_t, Team> x(team, p.x);
   omc_line<OMC_GAMMA, Team, 0> gamma(team, p.gamma, 0, p.lines.along);
   omc_line<OMC_BETA, Team, 0> beta(team, p.beta, 0, p.lines.along);
-  const acc_t mean =
-      CENTRED ? omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return x[at]; }, x) / n : 0;
-  const acc_t squares =
-      omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return (x[at] - mean) * (x[at] - mean); }, x);
-  const acc_t rstd = (acc_t)(1 / sqrt((double)(squares / n) + p.epsilon));
+  acc_t mean = 0, var;
+  if (CENTRED) { /* of one pass about what is near: the mean as it is summed up */
+    const acc_t near = omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return x[at]; }, x) / n;
+    const auto off = [&](omc_at at) { return x[at] - near; };
+    const omc_two sums = omc_fold<omc_sum, omc_two>(
+        team, [&](omc_at at) { return omc_two{off(at), off(at) * off(at)}; }, x);
+    const acc_t moved = sums.a / n, about_near = sums.b / n, about = about_near - moved * moved;
+    mean = near + moved;
+    var = about >= 0 ? about : about_near; /* squares may be infinite */
+  } else {
+    var = omc_fold<omc_sum, acc_t>(team, [&](omc_at at) { return x[at] * x[at]; }, x) / n;
+  }
+  const acc_t rstd = (acc_t)(1 / sqrt((double)var + p.epsilon));
   omc_write_line<OMC_Y>(
       team, p.out,
       [&](omc_at at) {

@@ -3,6 +3,7 @@
 An op that runs in PyTorch instead is a failure here.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -365,6 +366,18 @@ def test_norms_in_functional_form(norm: nn.Module) -> None:
         return s.norm(y)
 
     assert_same_step(*pair(Function(forward, l=nn.Conv2d(3, 4, 1), norm=norm)), torch.randn(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3, math.inf])
+def test_the_norm_of_one_number_is_its_absolute_value(p: float, keepdim: bool) -> None:
+    """Whatever its square would be: no power of it is taken."""
+    module = Function(lambda s, x: (torch.linalg.vector_norm(x, p, dim=-1, keepdim=keepdim), F.normalize(x, dim=-1)))
+    numbers = torch.tensor([[1e30], [-1e30], [1e-30], [0.0], [math.inf], [math.nan], [3.0]])
+    for x in (numbers, numbers[:1]):
+        outputs = [m(x) for m in pair(module)]
+        for expected, got in zip(*outputs, strict=True):
+            assert torch.equal(got.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

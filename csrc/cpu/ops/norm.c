@@ -78,6 +78,34 @@ static void normalize(const layer_job *job, const storage_t *x, int64_t column, 
   }
 }
 
+/* Sums that are added up side by side, so that none waits for its last term. */
+enum { CHAINS = 4 };
+
+/* The mean of a row, and the mean square about it. Both are of one pass about what is near: the
+ * mean as it is summed up, which rounding moves off even if all numbers are the same. */
+static void moments_of(const storage_t *x, int64_t n, acc_t *mean, acc_t *square_mean) {
+  const acc_t near = row_sum(x, n) / (acc_t)n;
+  vacc_t sums[CHAINS], squares[CHAINS];
+  for (int i = 0; i < CHAINS; i++) sums[i] = squares[i] = vset(0);
+  int64_t k = 0;
+  for (; k + CHAINS * OMC_VL <= n; k += CHAINS * OMC_VL)
+    for (int i = 0; i < CHAINS; i++) {
+      const vacc_t off = vld(x + k + i * OMC_VL) - vset(near);
+      sums[i] += off;
+      squares[i] = vfma(off, off, squares[i]);
+    }
+  for (; k < n; k += OMC_VL) {
+    const vacc_t off = vld_fill(x + k, n - k, near) - vset(near);
+    sums[0] += off;
+    squares[0] = vfma(off, off, squares[0]);
+  }
+  const acc_t off = vsum((sums[0] + sums[1]) + (sums[2] + sums[3])) / (acc_t)n;
+  const acc_t about_near = vsum((squares[0] + squares[1]) + (squares[2] + squares[3])) / (acc_t)n;
+  const acc_t about = about_near - off * off;
+  *mean = near + off;
+  *square_mean = about >= 0 ? about : about_near; /* squares may be infinite */
+}
+
 static void layer_forward(omc_range range, void *ctx) {
   const layer_job *job = ctx;
   const int64_t n = job->p->n;
@@ -85,9 +113,11 @@ static void layer_forward(omc_range range, void *ctx) {
   for (int64_t r = range.begin; r < range.end; r++) {
     const storage_t *x = job->x + r * n;
     char *y = (char *)job->y + r * n * job->y_size;
-    const acc_t mean = job->centred ? row_sum(x, n) / (acc_t)n : 0;
-    const acc_t var =
-        OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, mean) - vset(mean))) / (acc_t)n;
+    acc_t mean = 0, var;
+    if (job->centred)
+      moments_of(x, n, &mean, &var);
+    else
+      var = OMC_ROW_SUM(k, left, n, square(vld_fill(x + k, left, 0))) / (acc_t)n;
     const acc_t rstd = (acc_t)(1 / sqrt((double)var + job->p->epsilon));
     if (!job->round) normalize(job, x, 0, n, mean, rstd, (storage_t *)(void *)y);
     for (int64_t k = 0; k < n && job->round; k += BLOCK) {

@@ -8,7 +8,7 @@ import torch
 
 from ...errors import Unsupported
 from ..builder import Builder
-from ..draft import Val
+from ..draft import Val, same_size
 from .registry import aten, axes_of, axis_of, computed_in, need_float, reduced_axes, result_dtype, translates
 
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
@@ -180,8 +180,10 @@ def norm_over(b: Builder, x: Val, p: float, axes: list[int], keepdim: bool) -> V
     def power(of: Val, exponent: float) -> Val:
         return b.emit("Pow", of, b.const(exponent, of.dtype))
 
-    total = reduce(b, "ReduceSum", power(size, p), axes, True)
-    out = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)
+    out = size
+    if any(not same_size(x.dims[axis], 1) for axis in axes):  # PyTorch takes no power of a number alone
+        total = reduce(b, "ReduceSum", power(size, p), axes, True)
+        out = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)
     if x.grad and p == 2:
         out = b.with_gradient_of(out, _along(b, x, _quotient(b, value, out, out), axes))
     elif x.grad:
