@@ -271,8 +271,8 @@ class _Watch:
 def _reads(hook: Any) -> bool:
     """Whether a hook of an output is for the sake of its gradient; those of FSDP only tell that backward begins."""
     function = hook.func if isinstance(hook, functools.partial) else hook
-    of_fsdp = getattr(function, "__module__", None) or ""
-    return not isinstance(hook, _RefuseAsInput) and not of_fsdp.startswith("torch.distributed.fsdp.")
+    defined_in = getattr(function, "__module__", None) or ""
+    return not isinstance(hook, _RefuseAsInput) and not defined_in.startswith("torch.distributed.fsdp.")
 
 
 _BETWEEN_OUTPUTS = (

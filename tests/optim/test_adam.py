@@ -212,6 +212,16 @@ def test_refused_by_name(options: dict[str, Any], text: str) -> None:
             optimizer.add_param_group({"params": parameters(), **numbers})
 
 
+def test_a_bound_of_infinity_takes_the_norm_alone() -> None:
+    ours, theirs = parameters(), parameters()
+    optimizer = FusedAdam(ours, max_grad_norm=math.inf)
+    assert optimizer.grad_norm is None
+    train(optimizer, 1)
+    train(FusedAdam(theirs), 1)
+    assert_equal(ours, theirs)
+    assert optimizer.grad_norm is not None and 0 < optimizer.grad_norm < math.inf
+
+
 @pytest.mark.parametrize(("options", "text"), [({"betas": 0.9}, "betas"), ({"max_grad_norm": "1"}, "max_grad_norm")])
 def test_what_is_no_number_is_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=f"{text} must be .* not "):

@@ -143,7 +143,7 @@ class FusedOptimizer(Optimizer):
     _step_supports_amp_scaling = True  # torch.amp.GradScaler leaves dividing by the scale to the step
 
     def __init__(self, params: Any, defaults: Group, max_grad_norm: float | None, set_grad_none: bool) -> None:
-        if max_grad_norm is not None:
+        if max_grad_norm is not None and max_grad_norm != math.inf:
             check_number("max_grad_norm", max_grad_norm, 0.0)
             if max_grad_norm == 0:
                 raise ValueError(f"Invalid max_grad_norm: {max_grad_norm}")
