@@ -368,14 +368,17 @@ def test_norms_in_functional_form(norm: nn.Module) -> None:
     assert_same_step(*pair(Function(forward, l=nn.Conv2d(3, 4, 1), norm=norm)), torch.randn(2, 3, 4, 4))
 
 
-@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, math.inf])
-def test_the_norm_of_one_number_is_its_absolute_value(p: float, keepdim: bool) -> None:
+def test_the_norm_of_one_number_is_its_absolute_value(p: float, dtype: torch.dtype) -> None:
     """Whatever its square would be: no power of it is taken."""
-    module = Function(lambda s, x: (torch.linalg.vector_norm(x, p, dim=-1, keepdim=keepdim), F.normalize(x, dim=-1)))
-    numbers = torch.tensor([[1e30], [-1e30], [1e-30], [0.0], [math.inf], [math.nan], [3.0]])
-    for x in (numbers, numbers[:1]):
-        outputs = [m(x) for m in pair(module)]
+    norm = torch.linalg.vector_norm
+    module = Function(lambda s, x: (norm(x, p, dim=-1), norm(x, p, dim=-1, keepdim=True), F.normalize(x, dim=-1)))
+    numbers = torch.tensor([[1e30], [-1e30], [1e-30], [0.0], [math.inf], [math.nan], [3.0]], dtype=dtype)
+    of_all = Function(lambda s, x, y: (x.norm(p=p), torch.dist(x, y, p)))
+    one = numbers[:1]
+    for m, args in ((module, (numbers,)), (module, (one,)), (of_all, (one, one * 3)), (of_all, (one[0, 0], one))):
+        outputs = [each(*args) for each in pair(m)]
         for expected, got in zip(*outputs, strict=True):
             assert torch.equal(got.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
 

@@ -162,12 +162,20 @@ def var(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim:
 
 @translates(aten.linalg_vector_norm.default)
 def vector_norm(b: Builder, x: Val, p: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Val:
+    axes = reduced_axes(x, dim)
+    return _norm(b, x, p, axes, keepdim, alone=all(same_size(x.dims[axis], 1) for axis in axes))
+
+
+def _norm(b: Builder, x: Val, p: float, axes: list[int], keepdim: bool, alone: bool) -> Val:
     dtype = need_float(result_dtype(b))
-    return b.cast(norm_over(b, b.cast(x, computed_in(dtype)), p, reduced_axes(x, dim), keepdim), dtype)
+    return b.cast(norm_over(b, b.cast(x, computed_in(dtype)), p, axes, keepdim, alone), dtype)
 
 
-def norm_over(b: Builder, x: Val, p: float, axes: list[int], keepdim: bool) -> Val:
-    """The norm along axes, in the dtype of `x`. PyTorch's slope of a norm is 0 where the norm is."""
+def norm_over(b: Builder, x: Val, p: float, axes: list[int], keepdim: bool, alone: bool = False) -> Val:
+    """The norm along axes, in the dtype of `x`; of numbers that are `alone` along them PyTorch takes no power.
+
+    PyTorch's slope of a norm is 0 where the norm is.
+    """
     size = b.emit("Abs", x)
     if p == 1:
         return reduce(b, "ReduceSum", size, axes, keepdim)
@@ -181,7 +189,7 @@ def norm_over(b: Builder, x: Val, p: float, axes: list[int], keepdim: bool) -> V
         return b.emit("Pow", of, b.const(exponent, of.dtype))
 
     out = size
-    if any(not same_size(x.dims[axis], 1) for axis in axes):  # PyTorch takes no power of a number alone
+    if not alone:
         total = reduce(b, "ReduceSum", power(size, p), axes, True)
         out = b.emit("Sqrt", total) if p == 2 else power(total, 1 / p)
     if x.grad and p == 2:
@@ -204,7 +212,8 @@ def norm(b: Builder, x: Val, p: float | None = 2, dim: Any = None, keepdim: bool
 @translates(aten.dist.default)
 def dist(b: Builder, x: Val, y: Val, p: float = 2) -> Val:
     dtype = result_dtype(b)
-    return vector_norm(b, b.emit("Sub", b.cast(x, dtype), b.cast(y, dtype)), p)
+    off = b.emit("Sub", b.cast(x, dtype), b.cast(y, dtype))
+    return _norm(b, off, p, axes_of(off, None), False, alone=all(same_size(n, 1) for n in (*x.dims, *y.dims)))
 
 
 @translates(aten.var.default, aten.std.default)
