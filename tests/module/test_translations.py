@@ -371,16 +371,22 @@ def test_norms_in_functional_form(norm: nn.Module) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, math.inf])
 def test_the_norm_of_one_number_is_its_absolute_value(p: float, dtype: torch.dtype) -> None:
-    """Whatever its square would be: no power of it is taken."""
+    """Whatever its square would be: no power of it is taken. Its slope is that of a norm."""
     norm = torch.linalg.vector_norm
     module = Function(lambda s, x: (norm(x, p, dim=-1), norm(x, p, dim=-1, keepdim=True), F.normalize(x, dim=-1)))
     numbers = torch.tensor([[1e30], [-1e30], [1e-30], [0.0], [math.inf], [math.nan], [3.0]], dtype=dtype)
     of_all = Function(lambda s, x, y: (x.norm(p=p), torch.dist(x, y, p)))
     one = numbers[:1]
     for m, args in ((module, (numbers,)), (module, (one,)), (of_all, (one, one * 3)), (of_all, (one[0, 0], one))):
-        outputs = [each(*args) for each in pair(m)]
-        for expected, got in zip(*outputs, strict=True):
-            assert torch.equal(got.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+        results = []
+        for each in pair(m):
+            given = [t.clone().requires_grad_() for t in args]
+            outputs = each(*given)
+            results.append((outputs, torch.autograd.grad([y.sum() * k for k, y in enumerate(outputs, 1)], given)))
+        (expected, slopes), (got, ours) = results
+        for y, of_eager in zip(got, expected, strict=True):
+            assert torch.equal(y.nan_to_num(nan=7.0), of_eager.nan_to_num(nan=7.0))
+        torch.testing.assert_close(ours, slopes, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
