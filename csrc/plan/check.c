@@ -12,7 +12,7 @@ typedef struct checker {
   bool *written, *intact;   /* by content */
   bool *read_back;          /* by content: forward gave it and backward reads it */
   bool *overwritten;        /* by input: an output is written over it */
-  uint32_t *held;           /* contents intact in the arena */
+  uint32_t *held;           /* contents intact in the arena and in lent memory */
   uint32_t n_held;
   uint32_t *in_output; /* by forward output: the content in the caller's tensor */
   uint32_t
@@ -53,6 +53,9 @@ static bool same_memory(const omc_slot *a, const omc_slot *b) {
   return a->place == b->place && a->index == b->index && a->offset == b->offset &&
          a->bytes == b->bytes;
 }
+
+/* Memory that the plan lays out: bytes of the arena or lent by the gradient of input `index`. */
+static bool is_laid_out(omc_place place) { return place == OMC_AT_ARENA || place == OMC_AT_LENT; }
 
 static omc_status check_bytes(const checker *c, const omc_value *v) {
   size_t bytes;
@@ -142,10 +145,11 @@ static omc_status check_steps(checker *c) {
 
 /* Whether one of the plan's saved spans holds all of the slot. */
 static bool is_saved(const omc_plan *plan, const omc_slot *slot) {
+  const uint32_t lender = slot->place == OMC_AT_LENT ? slot->index : OMC_NO_LENDER;
   bool found = slot->bytes == 0;
   for (uint32_t i = 0; i < plan->n_saved && !found; i++) {
     const omc_span *span = &plan->saved[i];
-    found = slot->offset >= span->offset &&
+    found = span->lender == lender && slot->offset >= span->offset &&
             inside(slot->offset - span->offset, slot->bytes, span->bytes);
   }
   return found;
@@ -172,7 +176,7 @@ static omc_status check_read(checker *c, uint32_t v, omc_phase phase, uint32_t s
   if ((slot->place == OMC_AT_INPUT && !part->reads_input[slot->index]) ||
       (slot->place == OMC_AT_OUTPUT && !part->reads_output[slot->index]))
     return broken(c, "caller's memory read by backward and not asked for", v, content);
-  if (slot->place != OMC_AT_ARENA || slot->begin >= plan->n_forward) return OMC_OK;
+  if (!is_laid_out(slot->place) || slot->begin >= plan->n_forward) return OMC_OK;
   c->read_back[content] = true;
   return is_saved(plan, &plan->slots[content])
              ? OMC_OK
@@ -202,20 +206,45 @@ static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, ui
                           (k < 32 && places == 1u << k && places & step->op->updates)));
 }
 
-static omc_status check_region(const checker *c, size_t offset, size_t bytes, uint32_t v) {
-  if (offset & (c->plan->provider->alignment - 1)) return broken(c, "not aligned", v, v);
-  if (!inside(offset, bytes, c->plan->arena_bytes)) return broken(c, "outside the arena", v, v);
+/* Input of the result node that is the first of a phase. */
+static uint32_t first_result(const checker *c, omc_phase phase) {
+  const omc_graph *g = c->plan->graph;
+  return phase == OMC_FORWARD ? 0 : g->n_outputs + (phase - OMC_BACKWARD) * g->n_inputs;
+}
+
+/* Bytes of the gradient of an input, if it lends memory and every backward gives it; else 0. */
+static size_t lent_bytes(const checker *c, uint32_t input) {
+  const omc_graph *g = c->plan->graph;
+  size_t bytes = 0;
+  if (input >= g->n_inputs || !c->plan->lends[input]) return 0;
+  for (uint32_t b = 0; b < omc_n_backwards(g); b++) {
+    const omc_value *v = omc_in(g->result, first_result(c, OMC_BACKWARD + b) + input);
+    if (!v || (b && c->plan->slots[v->id].bytes != bytes)) return 0;
+    bytes = c->plan->slots[v->id].bytes;
+  }
+  return bytes;
+}
+
+/* That memory is about to be written which the plan lays out, and which is there. */
+static omc_status check_region(const checker *c, const omc_slot *at, uint32_t v) {
+  const bool lent = at->place == OMC_AT_LENT;
+  if (at->offset & (c->plan->provider->alignment - 1)) return broken(c, "not aligned", v, v);
+  if (!inside(at->offset, at->bytes, lent ? lent_bytes(c, at->index) : c->plan->arena_bytes))
+    return broken(c, lent ? "outside of what is lent" : "outside the arena", v, v);
+  if (lent && c->in_result[at->index] != NOTHING)
+    return broken(c, "written over a gradient", v, c->in_result[at->index]);
   return OMC_OK;
 }
 
-/* Bytes of the arena are about to be written, for value v or, if it is NOTHING, as scratch memory:
- * what lay there is lost. It must be dead, or an input that `shared` says may be overwritten. */
-static omc_status overwrite(checker *c, size_t offset, size_t bytes, uint32_t v, uint32_t shared) {
+/* Memory is about to be written, for value v or, if it is NOTHING, as scratch memory: what lay
+ * there is lost. It must be dead, or an input that `shared` says may be overwritten. */
+static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t shared) {
   uint32_t kept = 0;
   for (uint32_t h = 0; h < c->n_held; h++) {
     const uint32_t content = c->held[h];
     const omc_slot *slot = &c->plan->slots[content];
-    if (!overlap(offset, bytes, slot->offset, slot->bytes)) {
+    if (slot->place != at->place || slot->index != at->index ||
+        !overlap(at->offset, at->bytes, slot->offset, slot->bytes)) {
       c->held[kept++] = content;
       continue;
     }
@@ -227,10 +256,17 @@ static omc_status overwrite(checker *c, size_t offset, size_t bytes, uint32_t v,
   return OMC_OK;
 }
 
-static omc_status write_arena(checker *c, const omc_step *step, uint32_t k, uint32_t v) {
+/* The scratch memory of a step. */
+static omc_slot scratch_of(const omc_step *step) {
+  return (omc_slot){
+      .place = OMC_AT_ARENA, .offset = step->workspace_offset, .bytes = step->workspace_bytes};
+}
+
+static omc_status write_laid_out(checker *c, const omc_step *step, uint32_t k, uint32_t v) {
   const omc_slot *slot = &c->plan->slots[v];
-  OMC_TRY(check_region(c, slot->offset, slot->bytes, v));
-  if (overlap(slot->offset, slot->bytes, step->workspace_offset, step->workspace_bytes))
+  OMC_TRY(check_region(c, slot, v));
+  if (slot->place == OMC_AT_ARENA &&
+      overlap(slot->offset, slot->bytes, step->workspace_offset, step->workspace_bytes))
     return broken(c, "output in scratch memory", v, v);
   uint32_t shared = NOTHING;
   if (slot->alias != v) {
@@ -243,15 +279,15 @@ static omc_status write_arena(checker *c, const omc_step *step, uint32_t k, uint
     if (c->plan->slots[shared].end > c->step)
       return broken(c, "takes over memory that is read later", v, shared);
   }
-  OMC_TRY(overwrite(c, slot->offset, slot->bytes, v, shared));
+  OMC_TRY(overwrite(c, slot, v, shared));
   c->held[c->n_held++] = v;
   return OMC_OK;
 }
 
-/* Input of the result node that is the first of a phase. */
-static uint32_t first_result(const checker *c, omc_phase phase) {
-  const omc_graph *g = c->plan->graph;
-  return phase == OMC_FORWARD ? 0 : g->n_outputs + (phase - OMC_BACKWARD) * g->n_inputs;
+/* The gradient of an input is about to be written: what lay in its memory is lost. */
+static omc_status end_lending(checker *c, uint32_t input, uint32_t v) {
+  const omc_slot all = {.place = OMC_AT_LENT, .index = input, .bytes = lent_bytes(c, input)};
+  return overwrite(c, &all, v, NOTHING);
 }
 
 /* Output k, of content v, is now where the input is that it is declared to be written over: what
@@ -304,6 +340,7 @@ static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
   if (in[slot->index] != NOTHING) return broken(c, "result written twice", v, in[slot->index]);
   if (output && omc_over(plan->graph, slot->index))
     return broken(c, "result that has its place in an input", v, v);
+  if (!output) OMC_TRY(end_lending(c, slot->index, v));
   in[slot->index] = v;
   return OMC_OK;
 }
@@ -314,8 +351,9 @@ static omc_status check_step(checker *c) {
     if (step->values[i] != UINT32_MAX)
       OMC_TRY(check_read(c, step->values[i], step->node->phase, c->step));
   if (step->workspace_bytes) {
-    OMC_TRY(check_region(c, step->workspace_offset, step->workspace_bytes, NOTHING));
-    OMC_TRY(overwrite(c, step->workspace_offset, step->workspace_bytes, NOTHING, NOTHING));
+    const omc_slot scratch = scratch_of(step);
+    OMC_TRY(check_region(c, &scratch, NOTHING));
+    OMC_TRY(overwrite(c, &scratch, NOTHING, NOTHING));
   }
   for (uint32_t k = 0; k < step->n_out; k++) {
     const uint32_t v = step->values[step->n_in + k];
@@ -323,8 +361,8 @@ static omc_status check_step(checker *c) {
     const omc_slot *slot = &c->plan->slots[v];
     if (slot->begin != c->step || slot->end < c->step)
       return broken(c, "written outside its declared life", v, v);
-    if (slot->place == OMC_AT_ARENA)
-      OMC_TRY(write_arena(c, step, k, v));
+    if (is_laid_out(slot->place))
+      OMC_TRY(write_laid_out(c, step, k, v));
     else if (slot->place == OMC_AT_INPUT)
       OMC_TRY(write_input(c, step, k, v));
     else
@@ -349,10 +387,12 @@ static omc_status check_results(checker *c, omc_phase phase) {
     if (copy->to < first || copy->to - first >= n || in[copy->to - first] != NOTHING)
       return broken(c, "copied to a place that is not for it", copy->from, copy->to);
     OMC_TRY(check_read(c, copy->from, phase, end ? end - 1 : 0));
-    if (forward && omc_over(g, copy->to))
+    if (forward && omc_over(g, copy->to)) {
       OMC_TRY(write_over(c, copy->to, c->content[copy->from]));
-    else
-      in[copy->to - first] = c->content[copy->from];
+      continue;
+    }
+    if (!forward) OMC_TRY(end_lending(c, copy->to - first, copy->from));
+    in[copy->to - first] = c->content[copy->from];
   }
   for (uint32_t k = 0; k < n; k++) {
     const omc_value *v = omc_in(g->result, first + k);

@@ -1,31 +1,23 @@
-/* Offsets in the arena: a search over a few orders of placement, each block going to the lowest
- * gap between the blocks that are live with it, until the bound is reached. */
+/* Offsets in the arena, of what is not lent memory: a search over a few orders of placement, each
+ * block going to the lowest gap between the blocks that are live with it, until the bound is
+ * reached. */
+#include "plan/layout.h"
+
 #include <stdlib.h>
 
-#include "plan/plan.h"
-
-/* Memory that one value and its aliases share, or the scratch memory of one step. */
-typedef struct block {
-  uint32_t begin, end;
-  size_t bytes; /* a multiple of the provider's alignment */
-  size_t offset;
-} block;
+typedef omc_block block;
+typedef omc_rank rank;
 
 typedef struct search {
-  const size_t *live; /* bytes live at each step */
+  const size_t *live; /* bytes live in the arena at each step */
   block *blocks;
   uint32_t n;
-  struct rank *ranks;  /* n: order of placement */
+  rank *ranks;         /* order of placement, */
+  uint32_t n_ranks;    /* of so many */
   uint32_t *by_offset; /* blocks placed so far, lowest first */
   size_t *best;        /* offsets of the best layout so far */
   size_t best_bytes;
 } search;
-
-/* Blocks are placed by descending `first`, then ascending `second`, then ascending number. */
-typedef struct rank {
-  size_t first, second;
-  uint32_t block;
-} rank;
 
 static rank by_size(const search *s, uint32_t b) {
   return (rank){s->blocks[b].bytes, s->blocks[b].begin, b};
@@ -65,6 +57,8 @@ static int compare_ranks(const void *left, const void *right) {
   return a->block < b->block ? -1 : 1;
 }
 
+void omc_sort_ranks(rank *ranks, uint32_t n) { qsort(ranks, n, sizeof *ranks, compare_ranks); }
+
 /* Puts block b, the n-th, into the lowest gap; returns where it ends. */
 static size_t put(search *s, uint32_t n, uint32_t b) {
   block *x = &s->blocks[b];
@@ -88,7 +82,7 @@ static size_t put(search *s, uint32_t n, uint32_t b) {
 static uint32_t try_order(search *s) {
   size_t bytes = 0;
   uint32_t top = 0;
-  for (uint32_t i = 0; i < s->n; i++) {
+  for (uint32_t i = 0; i < s->n_ranks; i++) {
     const size_t end = put(s, i, s->ranks[i].block);
     if (end > bytes) {
       bytes = end;
@@ -107,8 +101,10 @@ static bool is_near(const search *s, size_t bound) { return s->best_bytes - boun
 /* Tries one order; while the best layout is not near the bound, moves the block that ends highest
  * to the front and tries again. */
 static void follow(search *s, size_t bound, rank (*order)(const search *, uint32_t), size_t tries) {
-  for (uint32_t b = 0; b < s->n; b++) s->ranks[b] = order(s, b);
-  qsort(s->ranks, s->n, sizeof *s->ranks, compare_ranks);
+  s->n_ranks = 0;
+  for (uint32_t b = 0; b < s->n; b++)
+    if (s->blocks[b].lender == OMC_NO_LENDER) s->ranks[s->n_ranks++] = order(s, b);
+  omc_sort_ranks(s->ranks, s->n_ranks);
   uint32_t top = try_order(s);
   for (size_t i = 0; i < tries && !is_near(s, bound); i++) {
     const rank moved = s->ranks[top];
@@ -137,12 +133,15 @@ static void fill_blocks(const omc_liveness *l, size_t alignment, const size_t *w
                         search *s) {
   for (uint32_t r = 0; r < l->n_ranges; r++)
     s->blocks[s->n++] = (block){l->ranges[r].begin, l->ranges[r].end,
-                                omc_round_up(l->ranges[r].bytes, alignment), 0};
+                                omc_round_up(l->ranges[r].bytes, alignment), OMC_NO_LENDER, 0};
   for (uint32_t t = 0; t < l->n_steps; t++)
-    if (workspace[t]) s->blocks[s->n++] = (block){t, t, omc_round_up(workspace[t], alignment), 0};
+    if (workspace[t])
+      s->blocks[s->n++] = (block){t, t, omc_round_up(workspace[t], alignment), OMC_NO_LENDER, 0};
 }
 
-/* Whether a value or scratch memory of backward lies over a value that forward saved. */
+/* Whether a value or scratch memory of backward, or a gradient, lies over a value that forward
+ * saved.
+ */
 static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t *range_of) {
   for (uint32_t v = 0; v < plan->graph->n_values; v++)
     if (in_arena(plan, v) && plan->slots[v].begin >= plan->n_forward &&
@@ -150,27 +149,41 @@ static bool consumes_saved(const omc_plan *plan, const search *s, const uint32_t
       return true;
   for (uint32_t i = 0; i < plan->n_saved; i++) {
     const omc_span *saved = &plan->saved[i];
+    if (saved->lender != OMC_NO_LENDER) return true;
     for (uint32_t j = 0; j < s->n; j++) {
       const block *x = &s->blocks[j];
-      if (x->begin >= plan->n_forward && x->offset < saved->offset + saved->bytes &&
-          saved->offset < x->offset + x->bytes)
+      if (x->begin >= plan->n_forward && x->lender == OMC_NO_LENDER &&
+          x->offset < saved->offset + saved->bytes && saved->offset < x->offset + x->bytes)
         return true;
     }
   }
   return false;
 }
 
+static bool is_saved(const omc_plan *plan, const block *x) {
+  return x->begin < plan->n_forward && x->end >= plan->n_forward;
+}
+
 /* Lists the blocks that hold something at the end of forward. */
 static omc_status note_saved(omc_plan *plan, const search *s) {
-  plan->saved = OMC_NEW_ARRAY(&plan->memory, omc_span, s->n);
+  uint32_t n = 0;
+  for (uint32_t b = 0; b < s->n; b++) n += is_saved(plan, &s->blocks[b]);
+  plan->saved = OMC_NEW_ARRAY(&plan->memory, omc_span, n);
   if (!plan->saved) OMC_FAIL(ENOMEM, "no memory to list what a plan saves");
   for (uint32_t b = 0; b < s->n; b++) {
     const block *x = &s->blocks[b];
-    if (x->begin >= plan->n_forward || x->end < plan->n_forward) continue;
-    plan->saved[plan->n_saved++] = (omc_span){x->offset, x->bytes};
+    if (!is_saved(plan, x)) continue;
+    plan->saved[plan->n_saved++] = (omc_span){x->lender, x->offset, x->bytes};
     plan->forward_bytes += x->bytes;
   }
   return OMC_OK;
+}
+
+static void put_value(omc_slot *slot, const block *x) {
+  slot->offset = x->offset;
+  if (x->lender == OMC_NO_LENDER) return;
+  slot->place = OMC_AT_LENT;
+  slot->index = x->lender;
 }
 
 omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scratch) {
@@ -187,18 +200,22 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
     OMC_FAIL(ENOMEM, "no memory to lay out %u values", plan->graph->n_values);
 
   for (uint32_t t = 0; t < l->n_steps; t++) workspace[t] = plan->steps[t].workspace_bytes;
-  OMC_TRY(omc_live_peak(l, alignment, workspace, live, &plan->bound_bytes));
+  OMC_TRY(omc_live_peak(l, alignment, workspace, live, &plan->live_bytes));
   fill_blocks(l, alignment, workspace, &s);
+  OMC_TRY(omc_plan_lend(plan, s.blocks, l->n_ranges, live, scratch));
+  plan->bound_bytes = 0;
+  for (uint32_t t = 0; t < l->n_steps; t++)
+    if (live[t] > plan->bound_bytes) plan->bound_bytes = live[t];
   find_layout(&s, plan->bound_bytes);
   plan->arena_bytes = s.best_bytes;
 
   for (uint32_t b = 0; b < s.n; b++) s.blocks[b].offset = s.best[b];
   OMC_TRY(note_saved(plan, &s));
+  plan->consumes = consumes_saved(plan, &s, l->range_of);
   for (uint32_t v = 0; v < plan->graph->n_values; v++)
-    if (in_arena(plan, v)) plan->slots[v].offset = s.blocks[l->range_of[v]].offset;
+    if (in_arena(plan, v)) put_value(&plan->slots[v], &s.blocks[l->range_of[v]]);
   uint32_t scratch_block = l->n_ranges;
   for (uint32_t t = 0; t < l->n_steps; t++)
     if (workspace[t]) plan->steps[t].workspace_offset = s.blocks[scratch_block++].offset;
-  plan->consumes = consumes_saved(plan, &s, l->range_of);
   return OMC_OK;
 }

@@ -12,7 +12,8 @@ typedef enum {
   OMC_AT_CONST,  /* `data` of the value */
   OMC_AT_OUTPUT, /* result tensor number `index`, forward */
   OMC_AT_RESULT, /* gradient of input number `index`, of a backward */
-  OMC_AT_ARENA   /* `offset` in the arena */
+  OMC_AT_ARENA,  /* `offset` in the arena */
+  OMC_AT_LENT    /* `offset` in memory for the gradient of input number `index`, not yet written */
 } omc_place;
 
 /* Where a value lives and for how long. Steps are numbered through, forward first; a value is

@@ -1,7 +1,8 @@
 /* The plan: everything decided before the first byte is computed.
  *
  * A plan holds the joint graph, the steps of forward and backward, where each value lives, and
- * the size of one arena that serves all phases of one run. Several backwards, for gradients of
+ * the size of one arena that serves all phases of one run. Until a gradient of an input is written,
+ * its memory serves the arena (plan/lend.c). Several backwards, for gradients of
  * different outputs, may share the forward: after it runs one of them or, if the plan retains, any
  * of them in any order. A plan is immutable once the checker
  * has accepted it, shared by its runs and reference-counted (any thread). */
@@ -26,9 +27,13 @@ typedef struct omc_step {
   bool varies; /* as omc_call.varies */
 } omc_step;
 
+/* Memory of the arena or, if `lender` is not OMC_NO_LENDER, for the gradient of that input. */
 typedef struct omc_span {
+  uint32_t lender;
   size_t offset, bytes;
 } omc_span;
+
+#define OMC_NO_LENDER UINT32_MAX
 
 typedef struct omc_plan {
   const omc_allocator *allocator;
@@ -42,9 +47,13 @@ typedef struct omc_plan {
   omc_slot *slots;             /* graph->n_values of them */
   omc_copy *copies;
   uint32_t n_copies;
+  bool *lends; /* by input: memory for its gradient is there from forward on */
+  bool lends_any;
+  size_t lent_bytes;    /* of these gradients together */
+  size_t live_bytes;    /* most bytes live at any step, in the arena and lent */
   size_t arena_bytes;   /* what layout reached */
-  size_t bound_bytes;   /* most bytes live at any step: no layout is smaller */
-  size_t forward_bytes; /* arena bytes that hold values read by a backward, */
+  size_t bound_bytes;   /* most bytes live in the arena at any step: no layout is smaller */
+  size_t forward_bytes; /* bytes that hold values read by a backward, */
   omc_span *saved;      /* and where they are */
   uint32_t n_saved;
   bool random;       /* needs a seed */
@@ -66,9 +75,9 @@ omc_status omc_plan_create(omc_graph *graph, const omc_provider *provider, bool 
 omc_plan *omc_plan_retain(omc_plan *plan);
 void omc_plan_release(omc_plan *plan); /* NULL is accepted */
 
-/* The stage of omc_plan_create after all but offsets is known: sets these, arena_bytes,
- * bound_bytes, forward_bytes, saved, consumes. `scratch` serves while it works: nothing of the plan
- * points into it. */
+/* The stage of omc_plan_create after all but offsets is known: sets these, what is lent,
+ * live_bytes, arena_bytes, bound_bytes, forward_bytes, saved, consumes. `scratch` serves while it
+ * works: nothing of the plan points into it. */
 omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scratch) OMC_MUST_USE;
 
 /* Writes the steps and where each of their values is, for OMC_DUMP. */

@@ -6,7 +6,7 @@ static void print_value(const omc_plan *plan, const omc_value *v, FILE *file) {
   static const char *const places[] = {[OMC_AT_NONE] = "none",     [OMC_AT_INPUT] = "input",
                                        [OMC_AT_GRAD] = "grad",     [OMC_AT_CONST] = "const",
                                        [OMC_AT_OUTPUT] = "output", [OMC_AT_RESULT] = "result",
-                                       [OMC_AT_ARENA] = "arena"};
+                                       [OMC_AT_ARENA] = "arena",   [OMC_AT_LENT] = "lent"};
   if (!v) {
     fputs(" _", file);
     return;
@@ -15,10 +15,10 @@ static void print_value(const omc_plan *plan, const omc_value *v, FILE *file) {
   char type[OMC_TYPE_TEXT];
   fprintf(file, " %" PRIu32 ":%s@%s", v->id, omc_type_text(&v->type, type, sizeof type),
           places[slot->place]);
-  if (slot->place == OMC_AT_ARENA)
-    fprintf(file, "+%zu", slot->offset);
-  else if (slot->place != OMC_AT_CONST)
+  if (slot->place != OMC_AT_ARENA && slot->place != OMC_AT_CONST)
     fprintf(file, "%" PRIu32, slot->index);
+  if (slot->place == OMC_AT_ARENA || slot->place == OMC_AT_LENT)
+    fprintf(file, "+%zu", slot->offset);
   if (slot->alias != v->id) fprintf(file, "(=%" PRIu32 ")", slot->alias);
 }
 
@@ -46,8 +46,8 @@ static void print_copies(const omc_plan *plan, uint32_t begin, uint32_t end, FIL
 }
 
 void omc_plan_print(const omc_plan *plan, FILE *file) {
-  fprintf(file, "arena %zu bytes, bound %zu, saved for backward %zu\n", plan->arena_bytes,
-          plan->bound_bytes, plan->forward_bytes);
+  fprintf(file, "arena %zu bytes, bound %zu, lent by gradients %zu, saved for backward %zu\n",
+          plan->arena_bytes, plan->bound_bytes, plan->lent_bytes, plan->forward_bytes);
   for (omc_phase p = 0; p < plan->n_phases; p++) {
     const omc_part *part = &plan->parts[p];
     if (p == OMC_BACKWARD) fputs("backward:\n", file);

@@ -146,8 +146,11 @@ PyObject *omc_plan_object_of(const omc_module *m, omc_session_object *session, o
                              PyObject *in_grads,                           /* a tuple */
                              PyObject *out_grads /* a tuple of tuples */); /* takes over plan */
 extern PyType_Spec omc_session_spec;
-PyObject *omc_run_object_new(const omc_module *m, PyObject *session,
-                             omc_run *run); /* takes over run */
+PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *run,
+                             PyObject *lent); /* takes over run */
+/* The tensors whose memory forward was lent, borrowed; and lets go of them. `object` is a run. */
+PyObject *omc_run_object_lent(PyObject *object);
+void omc_run_object_drop_lent(PyObject *object);
 omc_run *omc_run_object_get(const omc_module *m,
                             PyObject *object); /* NULL with TypeError: no run */
 extern PyType_Spec omc_plan_spec;

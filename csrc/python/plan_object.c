@@ -117,16 +117,32 @@ static int read_pointers(const omc_module *m, const omc_provider *provider, PyOb
 
 static omc_value *result_value(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
 
+/* Appends memory for the gradients of a backward, in the order of the inputs, to a list that is
+ * made where there is none: new tensors for inputs that are `wanted` (NULL: all), else None. */
+static int new_results(const omc_module *m, const plan_object *self, uint32_t backward,
+                       const bool *wanted, void *queue, void **pointers, PyObject **list) {
+  const omc_graph *g = self->plan->graph;
+  *list = PyList_New(0);
+  for (uint32_t i = 0; *list && i < g->n_inputs; i++) {
+    const uint32_t r = g->n_outputs + backward * g->n_inputs + i;
+    const omc_value *v = r < g->result->n_in && (!wanted || wanted[i]) ? result_value(g, r) : NULL;
+    omc_append(list, v ? omc_tensor_new(m, self->plan->provider, &v->type, queue,
+                                        &self->requests[g->n_outputs + i], &pointers[i])
+                       : Py_NewRef(Py_None));
+  }
+  return *list ? 0 : -1;
+}
+
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
   plan_object *self = (plan_object *)object;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_graph *g = self->plan->graph;
-  PyObject *sequence, *inputs = NULL, *outputs = NULL, *result = NULL;
+  PyObject *sequence, *inputs = NULL, *outputs = NULL, *lent = NULL, *result = NULL;
   unsigned long long seed;
   if (!PyArg_ParseTuple(args, "OK", &sequence, &seed)) return NULL;
-  void **in = PyMem_Calloc((size_t)g->n_inputs + g->n_outputs + 1, sizeof *in);
+  void **in = PyMem_Calloc(2 * (size_t)g->n_inputs + g->n_outputs + 1, sizeof *in);
   if (!in) return PyErr_NoMemory();
-  void **out = in + g->n_inputs, *queue;
+  void **out = in + g->n_inputs, **lent_at = out + g->n_outputs, *queue;
   const omc_provider *p = self->plan->provider;
   inputs = PySequence_Tuple(sequence);
   if (!inputs || omc_current_queue(m, p, &queue) < 0 ||
@@ -139,22 +155,24 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
                               : omc_tensor_new(m, p, &result_value(g, k)->type, queue,
                                                &self->requests[k], &out[k]));
   }
-  if (!outputs) goto done;
+  if (!outputs || new_results(m, self, 0, self->plan->lends, queue, lent_at, &lent) < 0) goto done;
   omc_run *run = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
-  status = omc_run_forward(self->plan, in, out, seed, queue, &run);
+  status = omc_run_forward(self->plan, in, out, lent_at, seed, queue, &run);
   Py_END_ALLOW_THREADS
   if (status != OMC_OK) {
     omc_raise(m, status);
     goto done;
   }
-  PyObject *left = run ? omc_run_object_new(m, (PyObject *)self->session, run) : Py_NewRef(Py_None);
+  PyObject *left =
+      run ? omc_run_object_new(m, (PyObject *)self->session, run, lent) : Py_NewRef(Py_None);
   if (left) result = Py_BuildValue("(ON)", outputs, left);
 done:
   PyMem_Free(in);
   Py_XDECREF(inputs);
   Py_XDECREF(outputs);
+  Py_XDECREF(lent);
   return result;
 }
 
@@ -196,21 +214,22 @@ static int read_packed(const omc_module *m, const omc_plan *plan, PyObject *obje
   return -1;
 }
 
-/* Reads what backward is given into the pointers of *b and makes the list of its results. */
-static PyObject *read_backward(const omc_module *m, const plan_object *self,
-                               PyObject *const *tuples, omc_backward *b, void **pointers) {
+/* Reads what backward is given into the pointers of *b. */
+static int read_backward(const omc_module *m, const plan_object *self, PyObject *const *tuples,
+                         omc_backward *b, void **pointers) {
   const omc_plan *plan = self->plan;
   const omc_graph *g = plan->graph;
   const uint32_t n_in = g->n_inputs, n_out = g->n_outputs;
   void **in = pointers, **out = in + n_in, **grad_out = out + n_out, **grad_in = grad_out + n_out;
   const Py_ssize_t number = find_backward(self, tuples[2]);
-  if (number < 0) return NULL;
+  if (number < 0) return -1;
   const omc_part *part = &plan->parts[OMC_BACKWARD + number];
-  *b = (omc_backward){(uint32_t)number, b->keep, b->queue, b->packed, in, out, grad_out, grad_in};
+  b->number = (uint32_t)number;
+  b->inputs = in, b->outputs = out, b->grads = grad_out, b->results = grad_in;
 
   omc_value **values = PyMem_Calloc(n_out + 1, sizeof *values);
   bool *given = PyMem_Calloc(n_out + 1, sizeof *given);
-  PyObject *results = NULL;
+  int result = -1;
   if (!values || !given) {
     PyErr_NoMemory();
     goto done;
@@ -227,16 +246,59 @@ static PyObject *read_backward(const omc_module *m, const plan_object *self,
       (g->grads && read_pointers(m, plan->provider, tuples[2], n_out, g->grads, given,
                                  "gradient of output", grad_out) < 0))
     goto done;
-  results = PyList_New(0);
-  for (uint32_t i = 0; results && i < n_in; i++) {
-    const omc_value *v = result_value(g, n_out + (uint32_t)number * n_in + i);
-    omc_append(&results, v ? omc_tensor_new(m, plan->provider, &v->type, b->queue,
-                                            &self->requests[n_out + i], &grad_in[i])
-                           : Py_NewRef(Py_None));
-  }
+  result = 0;
 done:
   PyMem_Free(values);
   PyMem_Free(given);
+  return result;
+}
+
+/* Puts what was lent to forward where there is None for it. */
+static int put_lent(const omc_module *m, const plan_object *self, PyObject *lent, void **pointers,
+                    PyObject *results) {
+  for (uint32_t i = 0; i < self->plan->graph->n_inputs; i++) {
+    omc_type type;
+    if (!self->plan->lends[i]) continue;
+    PyObject *tensor = PyList_GetItem(lent, i);
+    if (!tensor || omc_tensor_read(m, self->plan->provider, tensor, &pointers[i], &type) < 0 ||
+        PyList_SetItem(results, i, Py_NewRef(tensor)) < 0)
+      return -1;
+  }
+  return 0;
+}
+
+/* The gradients of a backward that has been read: in memory that was lent to forward where it may
+ * be, else in new memory. */
+static PyObject *run_backward(const omc_module *m, const plan_object *self, PyObject *left,
+                              omc_backward *b, void **grad_in) {
+  const omc_plan *plan = self->plan;
+  omc_run *run = omc_run_object_get(m, left);
+  PyObject *results = NULL, *lent = NULL;
+  bool *wanted = NULL;
+  omc_status status = omc_run_enter(run, b);
+  if (status != OMC_OK) return omc_raise(m, status);
+  if (b->takes_lent) {
+    lent = omc_run_object_lent(left);
+    wanted = PyMem_Calloc(plan->graph->n_inputs + 1, sizeof *wanted);
+    for (uint32_t i = 0; wanted && i < plan->graph->n_inputs; i++) wanted[i] = !plan->lends[i];
+  }
+  if ((b->takes_lent && !wanted) ||
+      new_results(m, self, b->number, wanted, b->queue, grad_in, &results) < 0 ||
+      (b->takes_lent && put_lent(m, self, lent, grad_in, results) < 0)) {
+    if (!PyErr_Occurred()) PyErr_NoMemory();
+    omc_run_leave(run, b);
+    Py_CLEAR(results);
+  } else {
+    Py_BEGIN_ALLOW_THREADS
+    status = omc_run_backward(run, b);
+    Py_END_ALLOW_THREADS
+    if (status == OMC_OK && b->takes_lent) omc_run_object_drop_lent(left);
+    if (status != OMC_OK) {
+      Py_CLEAR(results);
+      omc_raise(m, status);
+    }
+  }
+  PyMem_Free(wanted);
   return results;
 }
 
@@ -265,17 +327,8 @@ static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwarg
   bool ok = true;
   for (int i = 0; ok && i < 3; i++) ok = (tuples[i] = PySequence_Tuple(lists[i])) != NULL;
   omc_backward backward = {.keep = keep != 0, .queue = queue, .packed = bytes};
-  if (ok) results = read_backward(m, self, tuples, &backward, pointers);
-  if (results) {
-    omc_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = omc_run_backward(run, &backward);
-    Py_END_ALLOW_THREADS
-    if (status != OMC_OK) {
-      Py_CLEAR(results);
-      omc_raise(m, status);
-    }
-  }
+  if (ok && read_backward(m, self, tuples, &backward, pointers) == 0)
+    results = run_backward(m, self, left, &backward, pointers + g->n_inputs + 2 * g->n_outputs);
   PyMem_Free(pointers);
   for (int i = 0; i < 3; i++) Py_XDECREF(tuples[i]);
   return results;
@@ -328,6 +381,8 @@ PLAN_GET(in_grads, self, Py_NewRef(self->in_grads))
 PLAN_GET(out_grads, self, Py_NewRef(self->out_grads))
 PLAN_GET(random, self, PyBool_FromLong(self->plan->random))
 PLAN_GET(arena_bytes, self, PyLong_FromSize_t(self->plan->arena_bytes))
+PLAN_GET(lent_bytes, self, PyLong_FromSize_t(self->plan->lent_bytes))
+PLAN_GET(live_bytes, self, PyLong_FromSize_t(self->plan->live_bytes))
 PLAN_GET(bound_bytes, self, PyLong_FromSize_t(self->plan->bound_bytes))
 PLAN_GET(forward_bytes, self, PyLong_FromSize_t(self->plan->forward_bytes))
 PLAN_GET(n_steps, self, PyLong_FromUnsignedLong(self->plan->n_steps))
@@ -340,8 +395,11 @@ static PyGetSetDef plan_getset[] = {
     {"out_grads", get_out_grads, NULL, "outputs whose gradient is given, by backward", NULL},
     {"random", get_random, NULL, "whether forward needs a seed", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena of one run", NULL},
-    {"bound_bytes", get_bound_bytes, NULL, "most bytes live at any step", NULL},
-    {"forward_bytes", get_forward_bytes, NULL, "arena bytes that backwards read", NULL},
+    {"lent_bytes", get_lent_bytes, NULL, "bytes of gradients whose memory forward uses", NULL},
+    {"live_bytes", get_live_bytes, NULL, "most bytes live at any step, in the arena and lent",
+     NULL},
+    {"bound_bytes", get_bound_bytes, NULL, "most bytes live in the arena at any step", NULL},
+    {"forward_bytes", get_forward_bytes, NULL, "bytes of a run that backwards read", NULL},
     {"n_steps", get_n_steps, NULL, "steps of forward and backward", NULL},
     {"n_forward", get_n_forward, NULL, "steps of forward", NULL},
     {NULL, NULL, NULL, NULL, NULL}};

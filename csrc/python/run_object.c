@@ -5,9 +5,10 @@
 typedef struct run_object {
   PyObject_HEAD omc_run *run;
   PyObject *session; /* keeps template, constants and callbacks alive */
+  PyObject *lent;    /* by input: the tensors whose memory forward was lent; NULL: none any more */
 } run_object;
 
-PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *run) {
+PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *run, PyObject *lent) {
   run_object *self = omc_object_new(m->types[OMC_TYPE_RUN]);
   if (!self) {
     omc_run_destroy(run);
@@ -15,6 +16,7 @@ PyObject *omc_run_object_new(const omc_module *m, PyObject *session, omc_run *ru
   }
   self->run = run;
   self->session = Py_NewRef(session);
+  self->lent = Py_NewRef(lent);
   return (PyObject *)self;
 }
 
@@ -26,17 +28,23 @@ omc_run *omc_run_object_get(const omc_module *m, PyObject *object) {
   return NULL;
 }
 
+PyObject *omc_run_object_lent(PyObject *object) { return ((run_object *)object)->lent; }
+
+void omc_run_object_drop_lent(PyObject *object) { Py_CLEAR(((run_object *)object)->lent); }
+
 static void run_dealloc(PyObject *object) {
   run_object *self = (run_object *)object;
   PyObject_GC_UnTrack(object);
   omc_run_destroy(self->run);
   Py_XDECREF(self->session);
+  Py_XDECREF(self->lent);
   omc_object_free(object);
 }
 
 static int run_traverse(PyObject *object, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(((const run_object *)object)->session);
+  Py_VISIT(((const run_object *)object)->lent);
   return 0;
 }
 
@@ -51,6 +59,7 @@ static PyObject *run_pack(PyObject *object, PyObject *unused) {
   PyObject *tensor = omc_tensor_new(m, plan->provider, &type, queue, NULL, &bytes);
   if (!tensor) return NULL;
   const omc_status status = omc_run_pack(run, bytes, queue);
+  if (status == OMC_OK) omc_run_object_drop_lent(object);
   if (status == OMC_OK) return tensor;
   Py_DECREF(tensor);
   return omc_raise(m, status);

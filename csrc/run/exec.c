@@ -15,7 +15,8 @@ uint32_t omc_exec_base(const omc_plan *plan, omc_place place, uint32_t index) {
                             [OMC_AT_INPUT] = 1,
                             [OMC_AT_GRAD] = 1 + inputs,
                             [OMC_AT_OUTPUT] = 1 + inputs + outputs,
-                            [OMC_AT_RESULT] = 1 + inputs + 2 * outputs};
+                            [OMC_AT_RESULT] = 1 + inputs + 2 * outputs,
+                            [OMC_AT_LENT] = 1 + inputs + 2 * outputs};
   return first[place] + index;
 }
 

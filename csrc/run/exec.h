@@ -49,13 +49,17 @@ typedef struct omc_exec {
 
 struct omc_run {
   omc_exec *exec;
-  void *arena;          /* NULL: packed, or there is none */
+  void *arena; /* NULL: packed, or there is none */
+  void **lent; /* by input: borrowed memory for gradients, of those that lend; NULL: none do */
+  void *home;  /* the queue of forward, for which what is lent was made */
   void *callback_state; /* what callbacks keep from forward to backward */
   uint64_t seed;
   /* Under omc_exec_lock. */
-  void *queue;    /* of the last phase: the arena is freed in it */
-  uint32_t users; /* backwards under way */
-  bool consumed;  /* what forward saved is gone */
+  void *queue;       /* of the last phase: the arena is freed in it */
+  uint32_t users;    /* backwards under way */
+  bool consumed;     /* what forward saved is gone */
+  bool packed;       /* it is elsewhere */
+  bool lent_is_gone; /* a backward has written gradients there, or the run is packed */
 };
 
 /* Makes the tables for a new plan and attaches them. Unless it fails it takes over what was taken

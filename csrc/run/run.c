@@ -84,6 +84,7 @@ static void free_run(omc_run *run) {
   const omc_callbacks *callbacks = omc_shared_callbacks(x->shared);
   if (run->callback_state) callbacks->drop(callbacks->ctx, run->callback_state);
   free_arena(x->plan, run->queue, run->arena);
+  omc_free(x->shared->allocator, run->lent, x->plan->graph->n_inputs, sizeof *run->lent);
   omc_free(x->shared->allocator, run, 1, sizeof *run);
 }
 
@@ -110,6 +111,21 @@ static omc_status check_apart(const omc_plan *plan, const omc_value *input, void
   return OMC_OK;
 }
 
+/* Keeps the pointers to what is lent. */
+static omc_status borrow(omc_run *run, void *const *lent) {
+  const omc_plan *plan = run->exec->plan;
+  const uint32_t n = plan->graph->n_inputs;
+  if (!plan->lends_any) return OMC_OK;
+  run->lent = omc_alloc_zero(run->exec->shared->allocator, n, sizeof *run->lent);
+  if (!run->lent) OMC_FAIL(ENOMEM, "no memory for a run of %u inputs", n);
+  for (uint32_t i = 0; i < n; i++) {
+    if (!plan->lends[i]) continue;
+    if (!lent || !lent[i]) OMC_FAIL(EINVALID, "input %u lends memory and it was not given", i);
+    run->lent[i] = lent[i];
+  }
+  return OMC_OK;
+}
+
 static omc_status run_forward(omc_run *run, void *const *inputs, void *const *outputs) {
   omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
@@ -121,6 +137,7 @@ static omc_status run_forward(omc_run *run, void *const *inputs, void *const *ou
   work->bases[0] = run->arena;
   set_bases(x, work, OMC_AT_INPUT, inputs, g->n_inputs);
   set_bases(x, work, OMC_AT_OUTPUT, outputs, g->n_outputs);
+  set_bases(x, work, OMC_AT_LENT, run->lent, g->n_inputs);
   for (uint32_t k = 0; k < g->n_outputs; k++)
     if (omc_over(g, k))
       work->bases[omc_exec_base(x->plan, OMC_AT_OUTPUT, k)] = inputs[omc_over(g, k)->index];
@@ -129,8 +146,8 @@ static omc_status run_forward(omc_run *run, void *const *inputs, void *const *ou
   return status;
 }
 
-omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
-                           void *queue, omc_run **out) {
+omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs,
+                           void *const *lent, uint64_t seed, void *queue, omc_run **out) {
   omc_exec *x = plan->attached;
   const bool joint = plan->graph->n_grads > 0;
   if (out) *out = NULL;
@@ -139,8 +156,9 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
   if (!run) OMC_FAIL(ENOMEM, "no memory for a run");
   run->exec = x;
   run->seed = seed;
-  run->queue = queue;
-  const omc_status status = run_forward(run, inputs, outputs);
+  run->queue = run->home = queue;
+  omc_status status = borrow(run, lent);
+  if (status == OMC_OK) status = run_forward(run, inputs, outputs);
   if (status != OMC_OK || !joint) {
     free_run(run);
     return status;
@@ -151,7 +169,13 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
   return OMC_OK;
 }
 
-/* An arena with what is saved, from packed bytes or from the run's own arena. */
+/* Where a span is, in an arena and memory for gradients. */
+static char *place_of(const omc_span *span, void *arena, void *const *lent) {
+  return (char *)(span->lender == OMC_NO_LENDER ? arena : lent[span->lender]) + span->offset;
+}
+
+/* An arena, and memory for the gradients, with what is saved: from packed bytes or from where the
+ * run has it. */
 static omc_status copy_of_arena(const omc_run *run, const omc_backward *b, void **out) {
   const omc_plan *plan = run->exec->plan;
   const omc_provider *p = plan->provider;
@@ -161,8 +185,8 @@ static omc_status copy_of_arena(const omc_run *run, const omc_backward *b, void 
   for (uint32_t i = 0; status == OMC_OK && i < plan->n_saved; i++) {
     const omc_span *span = &plan->saved[i];
     if (span->bytes == 0) continue;
-    const char *from = b->packed ? at : (const char *)run->arena + span->offset;
-    status = p->copy(p->ctx, (char *)*out + span->offset, from, span->bytes, b->queue);
+    const char *from = b->packed ? at : place_of(span, run->arena, run->lent);
+    status = p->copy(p->ctx, place_of(span, *out, b->results), from, span->bytes, b->queue);
     if (b->packed) at += span->bytes;
   }
   if (status != OMC_OK) free_arena(plan, b->queue, *out);
@@ -178,31 +202,38 @@ omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) {
   const omc_plan *plan = run->exec->plan;
   const omc_provider *p = plan->provider;
   char *at = bytes;
-  if (!run->arena && plan->forward_bytes) OMC_FAIL(EINVALID, "a run is packed once");
+  if (run->packed) OMC_FAIL(EINVALID, "a run is packed once");
   OMC_TRY(follow(plan, queue, run->queue));
   run->queue = queue;
   for (uint32_t i = 0; i < plan->n_saved; at += plan->saved[i++].bytes)
-    OMC_TRY(p->copy(p->ctx, at, (const char *)run->arena + plan->saved[i].offset,
+    OMC_TRY(p->copy(p->ctx, at, place_of(&plan->saved[i], run->arena, run->lent),
                     plan->saved[i].bytes, queue));
   free_arena(plan, queue, run->arena);
   run->arena = NULL;
-  return OMC_OK;
+  run->packed = run->lent_is_gone = true;
+  return plan->lends_any ? follow(plan, run->home, queue) : OMC_OK;
 }
 
-/* Backward works in the run's own arena if nobody else does and nobody will miss what it writes
- * over, else in a copy. */
-static omc_status enter(omc_run *run, const omc_backward *b, bool *in_place) {
+/* Backward works where forward did if nobody else does and nobody will miss what it writes over,
+ * else in a copy. What was lent it takes over in the queue for which that was made. */
+omc_status omc_run_enter(omc_run *run, omc_backward *b) {
   const omc_plan *plan = run->exec->plan;
-  const bool consumes = plan->consumes;
-  if (!b->packed && !run->arena && plan->forward_bytes)
+  const uint32_t n = omc_n_backwards(plan->graph);
+  const bool consumes = plan->consumes, at_home = b->queue == run->home;
+  b->in_place = b->takes_lent = false;
+  if (b->number >= n) OMC_FAIL(EINVALID, "backward %u of a plan with %u", b->number, n);
+  if (!b->packed && run->packed && plan->forward_bytes)
     OMC_FAIL(EINVALID, "backward needs the %zu bytes packed after forward", plan->forward_bytes);
   omc_exec_lock();
   const bool consumed = run->consumed;
   void *const before = run->queue;
-  *in_place = !b->packed && run->arena && run->users == 0 && !(b->keep && consumes);
   if (!consumed) {
+    b->in_place = !run->packed && run->users == 0 &&
+                  !(consumes && (b->keep || (plan->lends_any && !at_home)));
+    b->takes_lent = b->in_place && plan->lends_any && at_home && !run->lent_is_gone;
     run->users++;
-    run->consumed = *in_place && consumes;
+    run->consumed = b->in_place && consumes;
+    run->lent_is_gone |= b->takes_lent;
     run->queue = b->queue;
   }
   omc_exec_unlock();
@@ -212,54 +243,74 @@ static omc_status enter(omc_run *run, const omc_backward *b, bool *in_place) {
              "if it is told to, or if the plan retains");
   const omc_status status = follow(plan, b->queue, before);
   if (status != OMC_OK) { /* nothing was given to the queue: the run is as it was */
+    omc_run_leave(run, b);
     omc_exec_lock();
-    run->users--;
-    run->consumed = false;
     if (run->queue == b->queue) run->queue = before;
     omc_exec_unlock();
   }
   return status;
 }
 
-/* The run's arena is freed in the queue that came last: it waits for this one too. */
-static omc_status leave(omc_run *run, const omc_backward *b) {
+void omc_run_leave(omc_run *run, const omc_backward *b) {
+  omc_exec_lock();
+  run->users--;
+  if (b->in_place) run->consumed = false;
+  if (b->takes_lent) run->lent_is_gone = false;
+  omc_exec_unlock();
+}
+
+/* The run's arena is freed in the queue that came last, and what is lent in its own: they wait for
+ * this one too. */
+static omc_status finish(omc_run *run, const omc_backward *b) {
+  const omc_plan *plan = run->exec->plan;
   omc_exec_lock();
   run->users--;
   void *const last = run->queue;
   omc_exec_unlock();
-  return follow(run->exec->plan, last, b->queue);
+  OMC_TRY(follow(plan, last, b->queue));
+  return plan->lends_any ? follow(plan, run->home, b->queue) : OMC_OK;
 }
 
 static omc_status run_backward(omc_run *run, omc_work *work, const omc_backward *b) {
   const omc_plan *plan = run->exec->plan;
-  const omc_phase phase = OMC_BACKWARD + b->number;
-  bool in_place = false;
-  OMC_TRY(omc_exec_check(run->exec, work, phase));
-  OMC_TRY(enter(run, b, &in_place));
   void *arena = run->arena;
-  omc_status status = in_place ? OMC_OK : copy_of_arena(run, b, &arena);
+  omc_status status = b->in_place ? OMC_OK : copy_of_arena(run, b, &arena);
   if (status == OMC_OK) {
     work->bases[0] = arena;
-    status = omc_exec_phase(run, work, phase, b->queue);
-    if (!in_place) free_arena(plan, b->queue, arena);
+    status = omc_exec_phase(run, work, OMC_BACKWARD + b->number, b->queue);
+    if (!b->in_place) free_arena(plan, b->queue, arena);
   }
-  const omc_status left = leave(run, b);
-  return status == OMC_OK ? left : status;
+  const omc_status finished = finish(run, b);
+  return status == OMC_OK ? finished : status;
+}
+
+/* What was lent is what is given. */
+static omc_status check_lent(const omc_run *run, const omc_backward *b) {
+  const omc_plan *plan = run->exec->plan;
+  for (uint32_t i = 0; b->takes_lent && i < plan->graph->n_inputs; i++)
+    if (plan->lends[i] && b->results[i] != run->lent[i])
+      OMC_FAIL(EINVALID, "the gradient of input %u goes elsewhere than what forward was lent", i);
+  return OMC_OK;
 }
 
 omc_status omc_run_backward(omc_run *run, const omc_backward *b) {
   omc_exec *x = run->exec;
   const omc_graph *g = x->plan->graph;
-  const uint32_t n = omc_n_backwards(g);
-  if (b->number >= n) OMC_FAIL(EINVALID, "backward %u of a plan with %u", b->number, n);
-  omc_work *work;
-  OMC_TRY(start_work(x, &work));
-  set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
-  set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
-  set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
-  set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
-  const omc_status status = run_backward(run, work, b);
-  finish_work(x, work);
+  omc_work *work = NULL;
+  omc_status status = start_work(x, &work);
+  if (status == OMC_OK) {
+    set_bases(x, work, OMC_AT_INPUT, b->inputs, g->n_inputs);
+    set_bases(x, work, OMC_AT_OUTPUT, b->outputs, g->n_outputs);
+    set_bases(x, work, OMC_AT_GRAD, b->grads, g->n_outputs);
+    set_bases(x, work, OMC_AT_RESULT, b->results, g->n_inputs);
+    status = omc_exec_check(x, work, OMC_BACKWARD + b->number);
+  }
+  if (status == OMC_OK) status = check_lent(run, b);
+  if (status == OMC_OK)
+    status = run_backward(run, work, b);
+  else
+    omc_run_leave(run, b);
+  if (work) finish_work(x, work);
   return status;
 }
 

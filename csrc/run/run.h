@@ -7,15 +7,18 @@
 typedef struct omc_run omc_run;
 
 /* Runs forward. plan: one that omc_session_plan made. inputs: graph->n_inputs data pointers of
- * dense tensors of the signature's types; outputs: n_outputs pointers to memory for the results.
- * Both are arrays of the host's, borrowed for the call, of memory of the plan's provider. An output
+ * dense tensors of the signature's types; outputs: n_outputs pointers to memory for the results;
+ * lent: n_inputs, where plan->lends says so to memory for the gradient of that input, which is the
+ * run's until a backward takes it over, the run is packed or ends (NULL where none lends). All
+ * are arrays of the host's, borrowed for the call, of memory of the plan's provider. An output
  * that is written over an input has its place in that, which may share memory with no other tensor
  * given (OMC_EINVALID), and is written once nothing can fail any more; outputs[k] is not looked at.
  * The work is given to `queue` (provider.h), and is done when that is. If the plan is joint
  * (graph->n_grads > 0) *out is a new run, which the caller owns, else NULL (`out` may be NULL
  * then). Any thread. */
-omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs, uint64_t seed,
-                           void *queue, omc_run **out) OMC_MUST_USE;
+omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *outputs,
+                           void *const *lent, uint64_t seed, void *queue,
+                           omc_run **out) OMC_MUST_USE;
 
 /* Copies what backwards read of the arena to `bytes`, plan->forward_bytes of them, and gives the
  * arena back, both in `queue`, which waits for forward's. To be called once, before any backward
@@ -33,13 +36,24 @@ typedef struct omc_backward {
   void *const *inputs, *const *outputs;
   void *const *grads;   /* n_outputs, those of this backward's out_grads */
   void *const *results; /* n_inputs, NULL where the plan has no gradient */
+  /* Set by omc_run_enter. */
+  bool in_place;   /* it works where forward did */
+  bool takes_lent; /* results of inputs that lend are what was lent to forward, not other memory */
 } omc_backward;
 
-/* Runs one of the plan's backwards: any of them in any order and any number of times. Only if the
+/* Begins one of the plan's backwards: any of them in any order and any number of times. Only if the
  * plan consumes what forward saved, one that is not told to keep it is the last: after it
  * OMC_ECONSUMED. Any thread; where two would work in one arena, or keep what the plan consumes, it
- * works in a copy. */
+ * works in a copy. Reads number, keep, queue and packed, and says what `results` must be. Unless it
+ * fails, omc_run_backward or omc_run_leave must follow. */
+omc_status omc_run_enter(omc_run *run, omc_backward *backward) OMC_MUST_USE;
+
+/* Runs the backward that was begun, and ends it. What it lacks of the caller's tensors it says
+ * before anything is done (OMC_EINVALID): the run is then as it was. */
 omc_status omc_run_backward(omc_run *run, const omc_backward *backward) OMC_MUST_USE;
+
+/* Ends a backward that was begun and will not run: the run is as it was. */
+void omc_run_leave(omc_run *run, const omc_backward *backward);
 
 const omc_plan *omc_run_plan(const omc_run *run);
 

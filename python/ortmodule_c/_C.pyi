@@ -41,6 +41,8 @@ class Plan:
     out_grads: tuple[tuple[bool, ...], ...]
     random: bool
     arena_bytes: int
+    lent_bytes: int
+    live_bytes: int
     bound_bytes: int
     forward_bytes: int
     n_steps: int

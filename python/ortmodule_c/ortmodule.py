@@ -402,7 +402,9 @@ class ORTModule(Wrapper):
             these; ``export_seconds`` spent on making graphs; ``plans_built``, ``plan_hits``, ``plans_evicted`` and
             the seconds of each stage of planning, ``specialize_seconds`` to ``plan_seconds``; ``replays``, the
             forwards and backwards that a GPU repeated as CUDA graphs; ``plans_cached``, ``runs_live`` and the
-            ``constant_bytes`` that plans hold now; ``arena_bytes`` of the largest plan used.
+            ``constant_bytes`` that plans hold now; and of the largest plan used ``live_bytes``, the most that its
+            values take at once, and ``arena_bytes``, what it asks for to hold those that do not lie in the memory of
+            gradients yet to come.
         """
         first, second = self._ort_made, self._ort_second
         return totals(

@@ -35,6 +35,7 @@ def totals(
         "graph_breaks": graph_breaks,
         "export_seconds": export_seconds,
         "arena_bytes": max([r.arena_bytes for r in (*first, *second)], default=0),
+        "live_bytes": max([r.live_bytes for r in (*first, *second)], default=0),
         **dict.fromkeys(OF_A_SESSION, 0),
     }
     for runner in (*first, *second):

@@ -79,12 +79,14 @@ omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
   tensors *d;
   OMC_TRY(send(t, &d));
   void *in[] = {d->x, d->w, d->b}, *out[] = {d->y, d->x_again};
-  return fetch(t, d, omc_run_forward(plan, in, out, 1, NULL, run));
+  return fetch(t, d, omc_run_forward(plan, in, out, NULL, 1, NULL, run));
 }
 
 omc_status backward_of(omc_run *run, void *const *in, void *const *out, void *const *grad_out,
                        void *const *grad_in) {
-  return omc_run_backward(run, &(omc_backward){0, false, NULL, NULL, in, out, grad_out, grad_in});
+  omc_backward b = {.inputs = in, .outputs = out, .grads = grad_out, .results = grad_in};
+  OMC_TRY(omc_run_enter(run, &b));
+  return omc_run_backward(run, &b);
 }
 
 omc_status backward(omc_run *run, tensors *t) {

@@ -130,8 +130,9 @@ static void check_results(omc_plan *plan, const problem *p, const char *text) {
     ok = ok && in[i] && grad[i];
   }
   omc_run *run = NULL;
-  if (CHECK(ok) && CHECK_OK(omc_run_forward(plan, in, &y, 1, NULL, &run)) &&
-      CHECK_OK(omc_run_backward(run, &(omc_backward){0, false, NULL, NULL, in, &y, &dy, grad}))) {
+  omc_backward b = {.inputs = in, .outputs = &y, .grads = &dy, .results = grad};
+  if (CHECK(ok) && CHECK_OK(omc_run_forward(plan, in, &y, grad, 1, NULL, &run)) &&
+      CHECK_OK(omc_run_enter(run, &b)) && CHECK_OK(omc_run_backward(run, &b))) {
     bool right = CHECK(equals(&p->out, y, p->y));
     for (int i = 0; i < N_IN; i++) right &= CHECK(equals(&p->types[i], grad[i], p->grad[i]));
     if (!right) printf("  isa %d:\n%s", (int)omc_cpu_isa(), text);

@@ -41,18 +41,20 @@ static omc_status open_on(const omc_provider *p, bool joint, omc_session **s, om
 
 static omc_status forward(omc_plan *plan, tensors *t, void *queue, omc_run **run) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
-  return omc_run_forward(plan, in, out, 1, queue, run);
+  return omc_run_forward(plan, in, out, NULL, 1, queue, run);
 }
 
 static omc_status backward(omc_run *run, tensors *t, const void *packed, void *queue) {
   void *in[] = {t->x, t->w, t->b}, *out[] = {t->y, t->x_again};
   void *grad_out[] = {t->dy, NULL}, *grad_in[] = {NULL, t->dw, t->db};
-  return omc_run_backward(run, &(omc_backward){.queue = queue,
-                                               .packed = packed,
-                                               .inputs = in,
-                                               .outputs = out,
-                                               .grads = grad_out,
-                                               .results = grad_in});
+  omc_backward b = {.queue = queue,
+                    .packed = packed,
+                    .inputs = in,
+                    .outputs = out,
+                    .grads = grad_out,
+                    .results = grad_in};
+  OMC_TRY(omc_run_enter(run, &b));
+  return omc_run_backward(run, &b);
 }
 
 /* What the CPU makes of it. */
@@ -299,8 +301,8 @@ TEST(device_writes_over_inputs_in_the_order_of_the_queue) {
     void *in[] = {t, t + 64}, *out[] = {t + 128, NULL};
     const device_counts before = device_counted();
     device_pause(NULL);
-    CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, NULL));
-    CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, NULL));
+    CHECK_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL));
+    CHECK_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL));
     device_resume(NULL);
     CHECK_OK(p->sync(p->ctx, NULL));
     device_read(now, t + 64, sizeof now);
@@ -329,12 +331,12 @@ TEST(device_failures_are_told_when_waited_for) {
       omc_session_create(text, strlen(text), NULL, NULL, NULL, p, omc_default_allocator(), 1, &s));
   if (s && CHECK_OK(omc_session_plan(s, &(omc_signature){types, no, no, 0, false, false}, &plan))) {
     void *in[] = {t, t + 64}, *out[] = {t + 128};
-    CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, NULL));
+    CHECK_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL));
     CHECK_STATUS(p->sync(p->ctx, NULL), EINDEX);
     CHECK_CONTAINS(omc_status_detail(), "index 5 is out of bounds");
     CHECK_OK(p->sync(p->ctx, NULL));
     in[0] = (void *)(uintptr_t)ids;
-    CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, NULL), EINTERNAL);
+    CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, NULL), EINTERNAL);
     CHECK_CONTAINS(omc_status_detail(), "memory of the host's");
   }
   omc_plan_release(plan);

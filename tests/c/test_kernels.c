@@ -263,10 +263,9 @@ static bool run_session(omc_plan *plan, caller *c) {
   const omc_provider *p = plan->provider;
   const bool moved = p == device_provider();
   if (moved) ok = ok && move_tensors(c, false);
-  ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, 7, NULL, &run));
-  if (ok && run)
-    ok = CHECK_OK(omc_run_backward(
-        run, &(omc_backward){0, false, NULL, NULL, c->pin, c->pout, c->pdout, c->pdin}));
+  ok = ok && CHECK_OK(omc_run_forward(plan, c->pin, c->pout, c->pdin, 7, NULL, &run));
+  omc_backward b = {.inputs = c->pin, .outputs = c->pout, .grads = c->pdout, .results = c->pdin};
+  if (ok && run) ok = CHECK_OK(omc_run_enter(run, &b)) && CHECK_OK(omc_run_backward(run, &b));
   omc_run_destroy(run);
   ok = CHECK_OK(p->sync(p->ctx, NULL)) && ok;
   return moved ? move_tensors(c, true) && ok : ok;

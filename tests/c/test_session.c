@@ -148,11 +148,11 @@ TEST(session_refuses_bad_calls) {
   REQUIRE_OK(plan_rows(s, ROWS, true, false, &plan));
   CHECK_STATUS(forward(plan, &t, NULL), EINVALID);
   void *in[] = {t.x, NULL, t.b}, *out[] = {t.y, t.x_again};
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "input 1");
   void *no_copy[] = {t.y, NULL};
   in[1] = t.w;
-  CHECK_STATUS(omc_run_forward(plan, in, no_copy, 1, NULL, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, no_copy, NULL, 1, NULL, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "output 1");
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
   REQUIRE_OK(forward(plan, &t, &run));
@@ -208,7 +208,7 @@ TEST(session_writes_over_inputs) {
   REQUIRE_OK(plan_updating(s, &plan));
   CHECK(!plan->parts[OMC_BACKWARD].reads_input[1]);
   for (int i = 0; i < 2; i++) {
-    REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &runs[i]));
+    REQUIRE_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, &runs[i]));
     CHECK_FLOAT(t.y[1], 8);
     CHECK_FLOAT(t.m[1], 4); /* 4 / 2 + 2 */
     t.m[2] = 100;           /* each backward has what its own forward read */
@@ -229,7 +229,7 @@ TEST(session_that_fails_has_written_over_nothing) {
   updated t = {{1, 2, 3, 4}, {2, 4, 6, 8}, {0}, {0}, {0}, {0, 1, 2, 9}};
   void *in[] = {t.x, t.m, t.ids}, *out[] = {t.y, NULL};
   REQUIRE_OK(plan_updating(s, &plan));
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINDEX);
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, &run), EINDEX);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(t.m[i], 2 * (i + 1));
   omc_plan_release(plan);
   omc_session_destroy(s);
@@ -243,13 +243,13 @@ TEST(session_refuses_to_write_over_what_others_share) {
   int64_t ids[4] = {0, 1, 2, 3};
   void *in[] = {x, x + 3, ids}, *out[] = {y, NULL};
   REQUIRE_OK(plan_updating(s, &plan));
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "input 1 is written over and shares memory with input 0");
   in[1] = x + 4, out[0] = x + 6;
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINVALID);
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, &run), EINVALID);
   CHECK_CONTAINS(omc_status_detail(), "output 0");
   out[0] = x + 8;
-  CHECK_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
+  CHECK_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, &run));
   omc_run_destroy(run);
   omc_plan_release(plan);
   omc_session_destroy(s);
@@ -276,7 +276,7 @@ TEST(session_empty_batch) {
   REQUIRE_OK(plan_rows(s, 0, true, false, &plan));
   void *in[] = {NULL, t.w, t.b}, *out[] = {NULL, NULL}, *grad_out[] = {NULL, NULL};
   void *grad_in[] = {NULL, t.dw, t.db};
-  REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, &run));
   CHECK_OK(backward_of(run, in, out, grad_out, grad_in));
   for (int i = 0; i < 12; i++) CHECK_FLOAT(t.dw[i], 0);
   for (int i = 0; i < 4; i++) CHECK_FLOAT(t.db[i], 0);
@@ -303,11 +303,11 @@ TEST(session_index_error_leaves_it_usable) {
   int64_t ids[3] = {0, 3, 4};
   void *in[] = {w, ids}, *out[] = {y};
   REQUIRE_OK(omc_session_plan(s, &signature, &plan));
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), EINDEX);
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, &run), EINDEX);
   CHECK(run == NULL);
   CHECK_INT(omc_session_get_stats(s).runs_live, 0);
   ids[2] = 1;
-  REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, &run));
   CHECK(close_to(y[2], sin(exp(6))));
   omc_run_destroy(run);
   omc_plan_release(plan);
@@ -373,7 +373,7 @@ TEST(session_calls_back) {
   REQUIRE_OK(omc_session_create(text, strlen(text), NULL, NULL, &callbacks, omc_provider_host(),
                                 omc_default_allocator(), 4, &s));
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, yes, yes, 1, false, false}, &plan));
-  REQUIRE_OK(omc_run_forward(plan, in, out, 1, NULL, &run));
+  REQUIRE_OK(omc_run_forward(plan, in, out, NULL, 1, NULL, &run));
   CHECK_INT(states, 1);
   CHECK_OK(backward_of(run, in, out, grad_out, grad_in));
   for (int i = 0; i < 4; i++)
@@ -381,10 +381,10 @@ TEST(session_calls_back) {
   omc_run_destroy(run);
   CHECK_INT(states, 0);
   REQUIRE_OK(omc_session_plan(s, &(omc_signature){inputs, no, no, 1, false, false}, &inference));
-  REQUIRE_OK(omc_run_forward(inference, in, out, 1, NULL, &run));
+  REQUIRE_OK(omc_run_forward(inference, in, out, NULL, 1, NULL, &run));
   CHECK_INT(states, 0);
   fails = true;
-  CHECK_STATUS(omc_run_forward(plan, in, out, 1, NULL, &run), ECALLBACK);
+  CHECK_STATUS(omc_run_forward(plan, in, out, NULL, 1, NULL, &run), ECALLBACK);
   CHECK_INT(states, 0);
   omc_plan_release(plan);
   omc_plan_release(inference);

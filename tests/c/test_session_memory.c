@@ -90,7 +90,7 @@ static omc_status train_network(const omc_allocator *allocator, float *sum) {
   omc_status status = omc_session_create(network, strlen(network), NULL, NULL, NULL,
                                          omc_provider_host(), allocator, 1, &s);
   if (status == OMC_OK) status = omc_session_plan(s, &signature, &plan);
-  if (status == OMC_OK) status = omc_run_forward(plan, in, out, 1, NULL, &run);
+  if (status == OMC_OK) status = omc_run_forward(plan, in, out, NULL, 1, NULL, &run);
   if (status == OMC_OK) status = backward_of(run, in, out, grad_out, grad_in);
   if (status == OMC_OK) *sum = loss + dw[5] + dtable[7] + dg[3];
   omc_run_destroy(run);

@@ -44,7 +44,7 @@ static omc_status plan_rows(omc_session *s, int64_t rows, bool retain_graph, omc
 
 static omc_status forward(omc_plan *plan, tensors *t, omc_run **run) {
   void *in[] = {t->x, t->w}, *out[] = {t->y, t->z};
-  return omc_run_forward(plan, in, out, 1, NULL, run);
+  return omc_run_forward(plan, in, out, NULL, 1, NULL, run);
 }
 
 static omc_status backward(omc_run *run, const tensors *of, tensors *t, uint32_t number,
@@ -53,7 +53,14 @@ static omc_status backward(omc_run *run, const tensors *of, tensors *t, uint32_t
        *out[] = {(void *)(uintptr_t)of->y, (void *)(uintptr_t)of->z},
        *grads[] = {number == 0 ? t->ones : NULL, number == 1 ? t->ones : NULL},
        *results[] = {t->dx, t->dw};
-  return omc_run_backward(run, &(omc_backward){number, keep, NULL, NULL, in, out, grads, results});
+  omc_backward b = {.number = number,
+                    .keep = keep,
+                    .inputs = in,
+                    .outputs = out,
+                    .grads = grads,
+                    .results = results};
+  OMC_TRY(omc_run_enter(run, &b));
+  return omc_run_backward(run, &b);
 }
 
 typedef struct worker {

@@ -91,7 +91,7 @@ def test_no_memory_is_of_all_logits(gpu: Gpu) -> None:
     rows, features, classes = 9000, 1, 600
     inputs = operands(rows, features, classes)
     plan, _ = gpu.plan(graph(inputs), inputs, outputs=4)
-    assert plan.arena_bytes < rows * classes * 4 / 2
+    assert plan.live_bytes < rows * classes * 4 / 2
 
 
 def test_where_all_are_ignored_gradients_are_0(gpu: Gpu) -> None:

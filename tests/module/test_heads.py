@@ -88,7 +88,7 @@ def test_logits_are_not_kept() -> None:
     torch.manual_seed(0)
     ids, labels = torch.randint(0, CLASSES, (2, 8, 512))
     wrapped(ids, labels).backward()
-    assert wrapped.stats()["arena_bytes"] < 4 * ids.numel() * CLASSES
+    assert wrapped.stats()["live_bytes"] < 4 * ids.numel() * CLASSES
 
 
 def test_all_labels_ignored() -> None:
@@ -182,7 +182,7 @@ def test_a_wide_layer_over_few_rows_is_not_paid_for_twice() -> None:
     wrapped = ORTModule(WithLoss(nn.Linear(256, 20000)))
     x, labels = torch.randn(64, 256), torch.randint(0, 20000, (64,))
     wrapped(x, labels).backward()
-    assert wrapped.stats()["arena_bytes"] < 4 * 256 * 20000
+    assert wrapped.stats()["live_bytes"] < 4 * 256 * 20000
 
 
 class WithLoss(nn.Module):

@@ -1,0 +1,345 @@
+/* Gradients whose memory holds other values until they are written. */
+#include "harness.h"
+
+#include <string.h>
+
+#include "graph/text.h"
+#include "ops/op.h"
+#include "plan/plan.h"
+#include "run/session.h"
+#include "sessions.h"
+
+/* ---- plans ---- */
+
+/* %b and %c are gone by the time that %gx is written, %a and %ga are read with it, and %gw is
+ * written while %b is read. */
+static const char *text =
+    "input %x : f32[32,32] grad\n"
+    "input %w : f32[32,32] grad\n"
+    "grad %g of 0 : f32[32,32]\n"
+    "%a = Exp(%x)\n"
+    "%b = Sin(%a)\n"
+    "%y = Mul(%b, %w)\n"
+    "backward:\n"
+    "%gw = Mul(%b, %g)\n"
+    "%gb = Mul(%g, %w)\n"
+    "%c = Cos(%a)\n"
+    "%ga = Mul(%gb, %c)\n"
+    "%gx = Mul(%ga, %a)\n"
+    "return %y grads %gx, %gw\n";
+enum { SQUARE = 32 * 32 * 4 };
+
+static omc_plan *make(const char *from, bool retain_graph) {
+  const omc_allocator *a = omc_default_allocator();
+  omc_graph *g = NULL;
+  omc_plan *plan = NULL;
+  if (!CHECK_OK(omc_graph_parse(a, from, strlen(from), NULL, NULL, &g))) return NULL;
+  for (omc_node *node = g->first; node; node = node->next)
+    CHECK_OK(omc_op_get(node->op)->infer(node));
+  CHECK_OK(omc_plan_create(g, omc_provider_host(), retain_graph, a, &plan));
+  return plan;
+}
+
+static omc_slot *slot(omc_plan *plan, const char *name) {
+  for (const omc_node *node = plan->graph->first; node; node = node->next)
+    if (!strcmp(node->out[0]->name, name)) return &plan->slots[node->out[0]->id];
+  static omc_slot none;
+  CHECK_TEXT(name, "name of a value");
+  return &none;
+}
+
+TEST(lend_what_is_gone_by_then) {
+  omc_plan *plan = make(text, false);
+  REQUIRE(plan);
+  CHECK(plan->lends[0] && !plan->lends[1] && plan->lends_any);
+  CHECK_INT(slot(plan, "b")->place, OMC_AT_LENT);
+  CHECK_INT(slot(plan, "c")->place, OMC_AT_LENT);
+  CHECK_INT(slot(plan, "b")->index, 0);
+  CHECK_INT(slot(plan, "a")->place, OMC_AT_ARENA);
+  CHECK_INT(slot(plan, "ga")->place, OMC_AT_ARENA);
+  CHECK_INT(plan->lent_bytes, SQUARE);
+  CHECK_INT(plan->arena_bytes, plan->bound_bytes);
+  CHECK(plan->consumes);
+  CHECK_INT(plan->forward_bytes, 2 * SQUARE);
+  omc_plan_release(plan);
+}
+
+TEST(lend_nothing_that_is_kept) {
+  omc_plan *plan = make(text, true);
+  REQUIRE(plan);
+  CHECK_INT(slot(plan, "b")->place, OMC_AT_ARENA);
+  CHECK_INT(slot(plan, "c")->place, OMC_AT_LENT); /* of backward alone */
+  CHECK(!plan->consumes);
+  omc_plan_release(plan);
+}
+
+TEST(lend_only_what_every_backward_gives) {
+  omc_plan *plan = make(
+      "input %x : f32[32,32] grad\n"
+      "input %w : f32[32,32] grad\n"
+      "grad %g of 0 : f32[32,32]\n"
+      "grad %h of 1 : f32[32,32]\n"
+      "%a = Exp(%x)\n"
+      "%b = Sin(%a)\n"
+      "%y = MatMul(%b, %w)\n"
+      "%z = Transpose(%w) {perm=[1, 0]}\n"
+      "backward:\n"
+      "%gb = FusedMatMul(%g, %w) {transB=1}\n"
+      "%gw = FusedMatMul(%b, %g) {transA=1}\n"
+      "%gx = Mul(%gb, %a)\n"
+      "backward 1:\n"
+      "%hw = Transpose(%h) {perm=[1, 0]}\n"
+      "return %y, %z grads %gx, %gw, _, %hw\n",
+      false);
+  REQUIRE(plan);
+  CHECK(!plan->lends[0]);
+  omc_plan_release(plan);
+}
+
+TEST(lend_nothing_small) {
+  omc_plan *plan = make(
+      "input %x : f32[31,32] grad\n"
+      "grad %g of 0 : f32[31,32]\n"
+      "%a = Exp(%x)\n"
+      "%y = Sin(%a)\n"
+      "backward:\n"
+      "%c = Cos(%a)\n"
+      "%ga = Mul(%g, %c)\n"
+      "%e = Mul(%ga, %a)\n"
+      "%gx = Neg(%e)\n"
+      "return %y grads %gx\n",
+      false);
+  REQUIRE(plan);
+  CHECK(!plan->lends_any);
+  CHECK_INT(plan->lent_bytes, 0);
+  omc_plan_release(plan);
+}
+
+/* Spoils a fresh plan and expects the checker to say `why_`. */
+#define CORRUPT(name_, why_, ...)                  \
+  TEST(lend_check_rejects_##name_) {               \
+    omc_plan *plan = make(text, false);            \
+    REQUIRE(plan);                                 \
+    __VA_ARGS__                                    \
+    CHECK_STATUS(omc_plan_check(plan), EINTERNAL); \
+    CHECK_CONTAINS(omc_status_detail(), why_);     \
+    omc_plan_release(plan);                        \
+  }
+
+static void move_to(omc_plan *plan, const char *name, uint32_t lender) {
+  slot(plan, name)->place = OMC_AT_LENT;
+  slot(plan, name)->index = lender;
+  slot(plan, name)->offset = 0;
+}
+
+CORRUPT(what_is_read_when_the_gradient_is_written, "written over a value that is live", {
+  move_to(plan, "b", 1), plan->lends[1] = true;
+  for (uint32_t i = 0; i < plan->n_saved; i++)
+    if (plan->saved[i].lender == 0) plan->saved[i].lender = 1;
+})
+CORRUPT(what_is_written_after_the_gradient, "written over a gradient",
+        { move_to(plan, "c", 1), plan->lends[1] = true; })
+CORRUPT(what_does_not_lend, "outside of what is lent", { plan->lends[0] = false; })
+CORRUPT(what_is_no_input, "outside of what is lent", { slot(plan, "b")->index = 2; })
+CORRUPT(what_is_larger, "outside of what is lent", { slot(plan, "b")->offset = 64; })
+CORRUPT(what_is_misaligned, "not aligned", { slot(plan, "c")->offset = 4; })
+CORRUPT(what_shares_memory, "written over a value that is live", { move_to(plan, "a", 0); })
+CORRUPT(saved_elsewhere, "not among what is saved", {
+  for (uint32_t i = 0; i < plan->n_saved; i++) plan->saved[i].lender = OMC_NO_LENDER;
+})
+CORRUPT(consumed_silently, "may run backward again", { plan->consumes = false; })
+
+/* ---- runs ---- */
+
+static const char *layers =
+    "input %x : f32[32,32]\n"
+    "input %u : f32[32,32] grad\n"
+    "input %v : f32[32,32] grad\n"
+    "input %w : f32[32,32] grad\n"
+    "%a = MatMul(%x, %u)\n"
+    "%b = Tanh(%a)\n"
+    "%c = MatMul(%b, %v)\n"
+    "%d = Tanh(%c)\n"
+    "%y = MatMul(%d, %w)\n"
+    "return %y\n";
+
+typedef float square[32 * 32];
+
+typedef struct scene {
+  omc_session *session;
+  omc_plan *plan;
+  omc_run *run;
+  square in[4], y, dy, lent[4], results[4], expected[4];
+} scene;
+
+static omc_status plan_layers(const omc_allocator *allocator, bool retain_graph, omc_session **s,
+                              omc_plan **plan) {
+  const omc_type type = {OMC_F32, {2, {32, 32}}}, types[] = {type, type, type, type};
+  const bool in_grads[] = {false, true, true, true}, out_grads[] = {true};
+  const omc_signature signature = {types, in_grads, out_grads, 1, retain_graph, false};
+  OMC_TRY(omc_session_create(layers, strlen(layers), NULL, NULL, NULL, omc_provider_host(),
+                             allocator, 2, s));
+  return omc_session_plan(*s, &signature, plan);
+}
+
+static omc_status go_forward(scene *c, void *queue) {
+  void *in[] = {c->in[0], c->in[1], c->in[2], c->in[3]}, *out[] = {c->y};
+  void *lent[] = {NULL, c->lent[1], c->lent[2], c->lent[3]};
+  return omc_run_forward(c->plan, in, out, lent, 1, queue, &c->run);
+}
+
+/* A backward that has begun, with the results where they must be. */
+static omc_status go_back(scene *c, const omc_backward *begun) {
+  void *in[] = {c->in[0], c->in[1], c->in[2], c->in[3]}, *out[] = {c->y}, *grads[] = {c->dy};
+  void *results[4] = {NULL};
+  for (int i = 1; i < 4; i++)
+    results[i] = begun->takes_lent && c->plan->lends[i] ? c->lent[i] : c->results[i];
+  omc_backward b = *begun;
+  b.inputs = in, b.outputs = out, b.grads = grads, b.results = results;
+  OMC_TRY(omc_run_backward(c->run, &b));
+  for (int i = 1; i < 4; i++) memcpy(c->results[i], results[i], sizeof c->results[i]);
+  return OMC_OK;
+}
+
+static bool right(const scene *c) {
+  bool same = true;
+  for (int i = 1; i < 4; i++) same &= !memcmp(c->results[i], c->expected[i], sizeof(square));
+  return same;
+}
+
+static void spoil(scene *c) { memset(c->results, 0xff, sizeof c->results); }
+
+/* With what a plan that keeps all says of the gradients. */
+static bool begin(scene *c) {
+  memset(c, 0, sizeof *c);
+  float *all = c->in[0];
+  for (int i = 0; i < 6 * 32 * 32; i++) all[i] = 0.05f * (float)(i % 23) - 0.5f;
+  omc_session *s = NULL;
+  bool ok = CHECK_OK(plan_layers(omc_default_allocator(), true, &s, &c->plan)) &&
+            CHECK_OK(go_forward(c, NULL));
+  omc_backward b = {.number = 0};
+  ok = ok && CHECK_OK(omc_run_enter(c->run, &b)) && CHECK_OK(go_back(c, &b));
+  memcpy(c->expected, c->results, sizeof c->expected);
+  omc_run_destroy(c->run), c->run = NULL;
+  omc_plan_release(c->plan), c->plan = NULL;
+  omc_session_destroy(s);
+  spoil(c);
+  return ok && CHECK_OK(plan_layers(omc_default_allocator(), false, &c->session, &c->plan)) &&
+         CHECK(c->plan->lends_any) && CHECK_OK(go_forward(c, NULL));
+}
+
+static void end(scene *c) {
+  omc_run_destroy(c->run);
+  omc_plan_release(c->plan);
+  if (c->session) omc_session_destroy(c->session);
+}
+
+TEST(lend_run_takes_over_what_was_lent) {
+  scene c;
+  omc_backward b = {.number = 0}, again = b;
+  if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &b))) {
+    CHECK(b.in_place && b.takes_lent);
+    CHECK_OK(go_back(&c, &b));
+    CHECK(right(&c));
+    CHECK_STATUS(omc_run_enter(c.run, &again), ECONSUMED);
+  }
+  end(&c);
+}
+
+TEST(lend_run_keeps_what_was_lent) {
+  scene c;
+  omc_backward keeping = {.keep = true}, last = {.keep = false};
+  if (begin(&c)) {
+    for (int i = 0; i < 3; i++) {
+      CHECK_OK(omc_run_enter(c.run, &keeping));
+      CHECK(!keeping.in_place && !keeping.takes_lent);
+      CHECK_OK(go_back(&c, &keeping));
+      CHECK(right(&c));
+      spoil(&c);
+    }
+    CHECK_OK(omc_run_enter(c.run, &last));
+    CHECK(last.takes_lent);
+    CHECK_OK(go_back(&c, &last));
+    CHECK(right(&c));
+  }
+  end(&c);
+}
+
+TEST(lend_run_that_leaves_is_as_it_was) {
+  scene c;
+  omc_backward left = {.number = 0}, without = left, b = left;
+  if (begin(&c) && CHECK_OK(omc_run_enter(c.run, &left))) {
+    CHECK_STATUS(omc_run_enter(c.run, &b), ECONSUMED);
+    omc_run_leave(c.run, &left);
+    CHECK_OK(omc_run_enter(c.run, &without));
+    without.takes_lent = false; /* so that it gets other memory */
+    omc_backward wrong = without;
+    wrong.takes_lent = true;
+    void *in[] = {c.in[0], c.in[1], c.in[2], c.in[3]}, *out[] = {c.y}, *grads[] = {c.dy};
+    void *results[] = {NULL, c.results[1], c.results[2], c.results[3]};
+    wrong.inputs = in, wrong.outputs = out, wrong.grads = grads, wrong.results = results;
+    CHECK_STATUS(omc_run_backward(c.run, &wrong), EINVALID);
+    CHECK_CONTAINS(omc_status_detail(), "goes elsewhere than what forward was lent");
+    CHECK_OK(omc_run_enter(c.run, &b));
+    CHECK(b.takes_lent);
+    CHECK_OK(go_back(&c, &b));
+    CHECK(right(&c));
+  }
+  end(&c);
+}
+
+TEST(lend_run_is_packed) {
+  scene c;
+  static char packed[16 * sizeof(square)];
+  if (begin(&c) && CHECK(c.plan->forward_bytes <= sizeof packed)) {
+    CHECK_OK(omc_run_pack(c.run, packed, NULL));
+    memset(c.lent, 0xff, sizeof c.lent);
+    for (int i = 0; i < 2; i++) {
+      omc_backward b = {.packed = packed};
+      CHECK_OK(omc_run_enter(c.run, &b));
+      CHECK(!b.in_place && !b.takes_lent);
+      CHECK_OK(go_back(&c, &b));
+      CHECK(right(&c));
+      spoil(&c);
+    }
+    omc_backward bare = {.number = 0};
+    CHECK_STATUS(omc_run_enter(c.run, &bare), EINVALID);
+    CHECK_STATUS(omc_run_pack(c.run, packed, NULL), EINVALID);
+  }
+  end(&c);
+}
+
+TEST(lend_forward_needs_what_it_is_lent) {
+  scene c;
+  omc_run *run = NULL;
+  if (begin(&c)) {
+    void *in[] = {c.in[0], c.in[1], c.in[2], c.in[3]}, *out[] = {c.y}, *lent[4] = {NULL};
+    CHECK_STATUS(omc_run_forward(c.plan, in, out, NULL, 1, NULL, &run), EINVALID);
+    CHECK_STATUS(omc_run_forward(c.plan, in, out, lent, 1, NULL, &run), EINVALID);
+    CHECK_CONTAINS(omc_status_detail(), "lends memory and it was not given");
+    CHECK(run == NULL);
+  }
+  end(&c);
+}
+
+TEST(lend_failing_allocator) {
+  omc_test_memory memory;
+  omc_test_memory_init(&memory);
+  size_t n = 0;
+  for (omc_status status = OMC_ENOMEM; status != OMC_OK; n++) {
+    scene c;
+    memset(&c, 0, sizeof c);
+    memory.calls = 0;
+    memory.fail_at = n;
+    status = plan_layers(&memory.allocator, false, &c.session, &c.plan);
+    if (status == OMC_OK) status = go_forward(&c, NULL);
+    omc_backward b = {.number = 0};
+    if (status == OMC_OK) status = omc_run_enter(c.run, &b);
+    if (status == OMC_OK) status = go_back(&c, &b);
+    if (status != OMC_OK) CHECK_STATUS(status, ENOMEM);
+    end(&c);
+    CHECK_INT(memory.live_blocks, 0);
+    if (n > 100000) REQUIRE(!"it ends");
+  }
+  CHECK(n > 10);
+}
