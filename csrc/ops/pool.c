@@ -84,6 +84,14 @@ omc_pool_window omc_pool_window_at(const omc_pool_form *g, int32_t axis, int64_t
   return w;
 }
 
+int64_t omc_pool_taps(const omc_pool_form *g) {
+  return g->kernel[0] * g->kernel[1] * g->kernel[2];
+}
+
+omc_dtype omc_pool_tap_dtype(const omc_pool_form *g) {
+  return omc_pool_taps(g) <= UINT8_MAX + 1 ? OMC_U8 : OMC_I32;
+}
+
 static omc_shape pooled_shape(const omc_node *node, const omc_shape *x, const omc_pool_form *g) {
   const int32_t first = first_axis(node, x, g->axes);
   omc_shape shape = *x;
@@ -97,7 +105,9 @@ static omc_status infer_pool(omc_node *node) {
   OMC_TRY(omc_pool_form_of(node, omc_in_shape(node, 0), &g));
   const omc_shape shape = pooled_shape(node, omc_in_shape(node, 0), &g);
   omc_set_shape(node, &shape);
+  if (node->op != OMC_OP_MaxPool) return OMC_OK;
   omc_set_type(node, 1, OMC_I64, &shape);
+  omc_set_type(node, 2, omc_pool_tap_dtype(&g), &shape);
   return OMC_OK;
 }
 
@@ -115,20 +125,17 @@ static omc_status infer_pool_grad(omc_node *node) {
   const omc_shape shape = pooled_shape(node, &x, &g);
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &x);
-  return OMC_OK;
+  if (node->op != OMC_OP_MaxPoolGrad) return OMC_OK;
+  return omc_need_type(node, 1, "taps", omc_pool_tap_dtype(&g), &shape);
 }
 
-/* ---- MaxPool ---- */
+/* ---- MaxPool: the largest of each window, its index in the plane as ONNX counts, and for the
+ * gradient which tap of the window it is, a byte where an index takes eight ---- */
 
 static omc_status grad_max_pool(omc_grad *g) {
-  OMC_TRY(omc_need_saved(g, 2));
-  omc_value *const in[] = {g->grad_out[0], omc_out(g->node, 1)};
+  OMC_TRY(omc_need_saved(g, 3));
+  omc_value *const in[] = {g->grad_out[0], omc_out(g->node, 2)};
   return build_grad(g, OMC_OP_MaxPoolGrad, 2, in);
-}
-
-static omc_status infer_max_pool_grad(omc_node *node) {
-  OMC_TRY(infer_pool_grad(node));
-  return omc_need_type(node, 1, "indices", OMC_I64, omc_in_shape(node, 0));
 }
 
 /* ---- averages ---- */
@@ -157,8 +164,9 @@ static omc_status grad_adaptive(omc_grad *g) {
 
 /* ---- records ---- */
 
-OMC_RECORD(MaxPool, 1, 1, 2, .spared = 1u << 1, .infer = infer_pool, .grad = grad_max_pool)
-OMC_RECORD(MaxPoolGrad, 2, 2, 1, .flags = OMC_OP_FAILS, .infer = infer_max_pool_grad)
+OMC_RECORD(MaxPool, 1, 1, 3, .spared = 1u << 1 | 1u << 2, .infer = infer_pool,
+           .grad = grad_max_pool)
+OMC_RECORD(MaxPoolGrad, 2, 2, 1, .flags = OMC_OP_FAILS, .infer = infer_pool_grad)
 OMC_RECORD(AveragePool, 1, 1, 1, .infer = infer_average, .grad = grad_average)
 OMC_RECORD(AveragePoolGrad, 1, 1, 1, .infer = infer_pool_grad)
 OMC_RECORD(AdaptiveAvgPool, 1, 1, 1, .infer = infer_pool, .grad = grad_adaptive)

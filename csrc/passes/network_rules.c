@@ -205,7 +205,7 @@ static omc_value *relu_after_pool(omc_match *m) {
   if (omc_pool_form_of(pool, &omc_in(pool, 0)->type.shape, &form) != OMC_OK) return NULL;
   for (int32_t i = 0; i < OMC_POOL_AXES; i++)
     if (form.dilation[i] != 1 || form.in[i] == 0) return NULL;
-  omc_value *x = omc_in(m->capture[1]->producer, 0), *out[2];
+  omc_value *x = omc_in(m->capture[1]->producer, 0), *out[3];
   omc_build(m->b, OMC_OP_MaxPool, 1, &x, 0, pool->n_attr, pool->attr, pool->n_out, out);
   return m->b->status == OMC_OK ? omc_unary(m->b, OMC_OP_Relu, out[0]) : NULL;
 }

@@ -35,7 +35,8 @@ static omc_pool_axis axis_of(const omc_pool_form *f, int32_t i) {
                          .by_in = omc_gpu_divisor_of(f->in[i]),
                          .by_out = omc_gpu_divisor_of(f->out[i]),
                          .by_stride = omc_gpu_divisor_of(f->stride[i]),
-                         .by_dilation = omc_gpu_divisor_of(f->dilation[i])};
+                         .by_dilation = omc_gpu_divisor_of(f->dilation[i]),
+                         .by_kernel = omc_gpu_divisor_of(f->kernel[i])};
 }
 
 /* Whether 32 bits hold all elements, and what is computed of places along each axis. */
@@ -52,8 +53,12 @@ static bool is_narrow(const omc_pool_form *f) {
   return narrow;
 }
 
-static const char *index_of(bool narrow) {
-  return narrow ? "#define OMC_INDEX int32_t\n" : "#define OMC_INDEX int64_t\n";
+/* What elements are counted in, and taps stored as. */
+static const char *types_of(bool narrow, omc_dtype tap) {
+#define TYPES(index, tap) "#define OMC_INDEX " #index "\n#define OMC_TAP " #tap "\n"
+  if (tap == OMC_U8) return narrow ? TYPES(int32_t, uint8_t) : TYPES(int64_t, uint8_t);
+  return narrow ? TYPES(int32_t, int32_t) : TYPES(int64_t, int32_t);
+#undef TYPES
 }
 
 /* Threads are for so many neighbours each of planes of these sizes: channels where they are last.
@@ -70,9 +75,9 @@ static void set_threads(params *p, int64_t planes, const int64_t *sizes, int64_t
 
 /* The kernel of one layout. */
 static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, bool narrow,
-                            const char *name, omc_cuda_kernel *out) {
+                            omc_dtype tap, const char *name, omc_cuda_kernel *out) {
   const char *const last = omc_is_channels_last(node) ? "_last" : "";
-  return omc_cuda_kernel_of(device, "pool", omc_in(node, 0)->type.dtype, index_of(narrow), name,
+  return omc_cuda_kernel_of(device, "pool", omc_in(node, 0)->type.dtype, types_of(narrow, tap), name,
                             last, out);
 }
 
@@ -88,7 +93,8 @@ static omc_status params_pool(omc_cuda_device *device, const omc_node *node, con
   g->channels = f.channels;
   set_threads(p, f.planes, is_grad ? f.in : f.out, is_grad || last ? pack_of(dtype) : 1, last);
   OMC_TRY(omc_cuda_sender_of(device, node, &g->sender));
-  return kernel_of(device, node, is_narrow(&f), name, &p->kernel);
+  const omc_dtype tap = f.adaptive ? OMC_U8 : omc_pool_tap_dtype(&f);
+  return kernel_of(device, node, is_narrow(&f), tap, name, &p->kernel);
 }
 
 static omc_status params_max(omc_cuda_device *device, const omc_node *node, omc_arena *arena,
@@ -150,7 +156,7 @@ static omc_status params_average_grad(omc_cuda_device *device, const omc_node *n
   s->channels = omc_gpu_divisor_of(f.channels);
   s->plane = omc_gpu_divisor_of(product_of(f.in) * f.channels);
   p->grid = (omc_cuda_grid){omc_ceil_div(s->n, THREADS * pack_of(dtype)), THREADS, 0};
-  return kernel_of(device, node, s->n < INT32_MAX / 2, "spread", &p->kernel);
+  return kernel_of(device, node, s->n < INT32_MAX / 2, OMC_U8, "spread", &p->kernel);
 }
 
 static omc_status run_max(const omc_kernel_args *args) {
@@ -159,15 +165,16 @@ static omc_status run_max(const omc_kernel_args *args) {
   given.from = omc_cuda_in(args, 0);
   given.to = omc_cuda_out(args, 0);
   given.indices = omc_cuda_out(args, 1);
+  given.taps = omc_cuda_out(args, 2);
   return omc_cuda_launch(&p->kernel, p->grid, &given, args->queue);
 }
 
-/* Inputs: dy, and indices of a maximum. */
+/* Inputs: dy, and taps of maxima. */
 static omc_status run_grad(const omc_kernel_args *args) {
   params *p = (params *)(uintptr_t)args->params;
   omc_pool given = p->given;
   given.from = omc_cuda_in(args, 0);
-  given.indices = omc_cuda_in(args, 1);
+  given.taps = omc_cuda_in(args, 1);
   given.to = omc_cuda_out(args, 0);
   return omc_cuda_launch(&p->kernel, p->grid, &given, args->queue);
 }

@@ -1,6 +1,7 @@
 /* Pooling: a thread for each element of a forward, and of a gradient for each pack of neighbours,
  * which is gathered from the windows that they are in, in the order of these. Where channels come
- * last, a thread has a pack of those of a place. OMC_INDEX is what elements are counted in. */
+ * last, a thread has a pack of those of a place. OMC_INDEX is what elements are counted in, OMC_TAP
+ * what numbers of taps are stored as. */
 #ifndef OMC_CUDA_OPS_POOL_H
 #define OMC_CUDA_OPS_POOL_H
 
@@ -13,7 +14,7 @@ enum { OMC_POOL_THREADS = 256 }; /* of a block */
 /* As omc_pool_form of csrc/ops/forms.h. */
 typedef struct omc_pool_axis {
   int64_t in, out, kernel, stride, dilation, before, after;
-  omc_gpu_divisor by_in, by_out, by_stride, by_dilation;
+  omc_gpu_divisor by_in, by_out, by_stride, by_dilation, by_kernel;
 } omc_pool_axis;
 
 typedef struct omc_pool {
@@ -27,7 +28,8 @@ typedef struct omc_pool {
   int32_t adaptive, with_pad;
   const void *from;
   void *to;
-  int64_t *indices; /* of maxima, in their plane; NULL: not wanted */
+  int64_t *indices; /* of maxima, in their plane; NULL: not wanted, as the next */
+  void *taps;       /* which of its window a maximum is */
 } omc_pool;
 
 /* A gradient of averages of whole planes. */
@@ -42,6 +44,7 @@ typedef struct omc_spread {
 #ifdef OMC_GPU
 
 typedef OMC_INDEX index_t;
+typedef OMC_TAP tap_t;
 
 /* Elements and windows of a row that a thread asks for before it waits for the first: those of
  * windows of 3, and of a pack where windows are 2 apart. */
@@ -181,22 +184,42 @@ struct pool_taps {
   OMC_METHOD index_t operator[](index_t tap) const { return start + tap * apart; }
 };
 
+/* Where tap number `tap` of a window is in its plane, if it is one. */
+OMC_INLINE index_t place_of_tap(const omc_pool &p, const index_t (&window)[3], index_t tap) {
+  const index_t row = quotient(tap, p.axis[2].by_kernel), layer = quotient(row, p.axis[1].by_kernel);
+  const index_t taps[] = {layer, row - layer * (index_t)p.axis[1].kernel,
+                          tap - row * (index_t)p.axis[2].kernel};
+  index_t place = 0;
+#pragma unroll
+  for (int a = 0; a < 3; a++)
+    place = place * in_of(p, a) + window[a] * (index_t)p.axis[a].stride -
+            (index_t)p.axis[a].before + taps[a] * (index_t)p.axis[a].dilation;
+  return place;
+}
+
+OMC_INLINE int64_t taps_of(const omc_pool &p) {
+  return p.axis[0].kernel * p.axis[1].kernel * p.axis[2].kernel;
+}
+
 /* As in PyTorch, NaN is larger than all, and of several the last is taken; an empty window is -inf
- * at what would be its first place. */
+ * at what would be its first tap. */
 template <int N>
 OMC_INLINE void max_of_window(const omc_pool &p, index_t window, const pool_lanes<N> &of) {
   const pool_place place(p, window);
   const index_t plane = place.plane * in_plane(p);
   const pool_taps z(p.axis[0], place.at[0]), y(p.axis[1], place.at[1]), w(p.axis[2], place.at[2]);
   const auto row = [&](index_t i, index_t j) { return (z[i] * in_of(p, 1) + y[j]) * in_of(p, 2); };
-  const index_t none = row(z.first, y.first) + w[w.first];
+  const auto tap = [&](index_t i, index_t j) {
+    return (i * (index_t)p.axis[1].kernel + j) * (index_t)p.axis[2].kernel;
+  };
+  const index_t none = tap(z.first, y.first) + w.first;
   acc_t most[N];
   index_t found[N];
 #pragma unroll
   for (int l = 0; l < N; l++) most[l] = -(acc_t)INFINITY, found[l] = none;
   for (index_t i = z.first; i < z.end; i++)
     for (index_t j = y.first; j < y.end; j++) {
-      const index_t here = row(i, j);
+      const index_t here = row(i, j), first = tap(i, j);
 #pragma unroll 1
       for (index_t k = w.first; k < w.end; k += TAPS_AHEAD) {
         typename pool_lanes<N>::loaded e[TAPS_AHEAD];
@@ -208,16 +231,23 @@ OMC_INLINE void max_of_window(const omc_pool &p, index_t window, const pool_lane
 #pragma unroll
           for (int l = 0; l < N; l++) {
             const acc_t v = number<acc_t>(e[t][l]);
-            if (k + t < w.end && (v > most[l] || v != v)) most[l] = v, found[l] = here + w[k + t];
+            if (k + t < w.end && (v > most[l] || v != v)) most[l] = v, found[l] = first + k + t;
           }
       }
     }
   of.write(p, window, most);
-  if (!p.indices) return;
-  int64_t indices[N];
+  if (p.taps) {
+    tap_t taps[N];
 #pragma unroll
-  for (int l = 0; l < N; l++) indices[l] = found[l];
-  omc_store(p.indices + of.offset(window), indices, of.lanes);
+    for (int l = 0; l < N; l++) taps[l] = (tap_t)found[l];
+    omc_store((tap_t *)p.taps + of.offset(window), taps, of.lanes);
+  }
+  if (p.indices) {
+    int64_t indices[N];
+#pragma unroll
+    for (int l = 0; l < N; l++) indices[l] = place_of_tap(p, place.at, found[l]);
+    omc_store(p.indices + of.offset(window), indices, of.lanes);
+  }
 }
 
 OMC_GLOBAL_WIDE(MaxPool, OMC_POOL_THREADS, omc_pool, p) {
@@ -281,21 +311,27 @@ struct pool_share {
   pool_range to;
 };
 
-/* The index is one that MaxPool gave. */
+/* Tells of what is no tap of a window. */
+OMC_INLINE bool is_tap(const omc_pool &p, int64_t tap) {
+  const bool is = (uint64_t)tap < (uint64_t)taps_of(p);
+  if (!is) omc_write(p.sender, OMC_LETTER_INDEX, tap, taps_of(p));
+  return is;
+}
+
 struct share_of_maximum {
   const omc_pool &p;
   const pool_pack &pack;
   struct given {
-    int64_t index;
+    tap_t tap;
     storage_t dy;
   };
   OMC_METHOD given read(index_t window) const {
-    return given{p.indices[window], ((const storage_t *)p.from)[window]};
+    return given{((const tap_t *)p.taps)[window], ((const storage_t *)p.from)[window]};
   }
-  OMC_METHOD pool_share of(const given &g, index_t, index_t, index_t) const {
-    const int64_t size = in_plane(p);
-    if ((uint64_t)g.index >= (uint64_t)size) omc_write(p.sender, OMC_LETTER_INDEX, g.index, size);
-    const index_t to = (index_t)g.index - pack.in_its_plane(p);
+  OMC_METHOD pool_share of(const given &g, index_t z, index_t y, index_t k) const {
+    if (!is_tap(p, g.tap)) return pool_share{0, {0, 0}};
+    const index_t window[] = {z, y, k};
+    const index_t to = place_of_tap(p, window, g.tap) - pack.in_its_plane(p);
     return pool_share{number<acc_t>(g.dy), {to, to + 1}};
   }
 };
@@ -357,27 +393,32 @@ OMC_GLOBAL_WIDE(AveragePoolGrad, OMC_POOL_THREADS, omc_pool, p) { gather<share_o
 
 typedef acc_t pool_sums[OMC_ROW_PACK];
 
-/* Adds what a window, `at` of all, gives to a place, `here` in its plane. */
+/* Adds what a window, `at` of all, gives to a place. */
 struct add_maximum {
-  OMC_METHOD void operator()(const omc_pool &p, const pool_channels &of, const pool_place &,
-                             index_t here, const index_t *, index_t at, pool_sums &sum) const {
-    const int64_t size = in_plane(p);
+  OMC_METHOD void operator()(const omc_pool &p, const pool_channels &of, const pool_place &place,
+                             const index_t (&window)[3], index_t at, pool_sums &sum) const {
+    index_t wanted = 0;
+    for (int a = 0; a < 3; a++) {
+      const omc_pool_axis &axis = p.axis[a];
+      const index_t start = window[a] * (index_t)axis.stride - (index_t)axis.before;
+      const index_t tap = quotient(place.at[a] - start, axis.by_dilation);
+      if (start + tap * (index_t)axis.dilation != place.at[a]) return;
+      wanted = wanted * (index_t)axis.kernel + tap;
+    }
     const auto dy = of.read(p, at);
-    omc_loaded<int64_t, OMC_ROW_PACK> index;
-    omc_load(index, p.indices + of.offset(at), of.lanes);
+    omc_loaded<tap_t, OMC_ROW_PACK> taps;
+    omc_load(taps, (const tap_t *)p.taps + of.offset(at), of.lanes);
 #pragma unroll
     for (int l = 0; l < OMC_ROW_PACK; l++) {
       if (l >= of.lanes) break;
-      if ((uint64_t)index[l] >= (uint64_t)size)
-        omc_write(p.sender, OMC_LETTER_INDEX, index[l], size);
-      if (index[l] == here) sum[l] += number<acc_t>(dy[l]);
+      if (is_tap(p, taps[l]) && taps[l] == wanted) sum[l] += number<acc_t>(dy[l]);
     }
   }
 };
 
 struct add_average {
   OMC_METHOD void operator()(const omc_pool &p, const pool_channels &of, const pool_place &place,
-                             index_t, const index_t *window, index_t at, pool_sums &sum) const {
+                             const index_t (&window)[3], index_t at, pool_sums &sum) const {
     index_t size[3];
     bool is_in = true;
     for (int a = 0; a < 3; a++)
@@ -393,7 +434,6 @@ struct add_average {
 template <typename Add>
 OMC_INLINE void gather_at(const omc_pool &p, index_t i, const pool_channels &of) {
   const pool_place place(p, i);
-  const index_t here = i - place.plane * in_plane(p);
   pool_range along[3];
   pool_sums sum = {};
   for (int a = 0; a < 3; a++) along[a] = windows_with(p, a, place.at[a], place.at[a]);
@@ -402,7 +442,7 @@ OMC_INLINE void gather_at(const omc_pool &p, index_t i, const pool_channels &of)
       for (index_t k = along[2].start; k < along[2].end; k++) {
         const index_t window[] = {z, y, k};
         const index_t row = (place.plane * out_of(p, 0) + z) * out_of(p, 1) + y;
-        Add()(p, of, place, here, window, row * out_of(p, 2) + k, sum);
+        Add()(p, of, place, window, row * out_of(p, 2) + k, sum);
       }
   of.write(p, i, sum);
 }

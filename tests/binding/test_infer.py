@@ -47,7 +47,7 @@ def ints(*values: int) -> Tensor:
         ("LeakyRelu", [f32(2)], {"alpha": 1}, [f32(2)]),
         ("Gelu", [f32(2)], {"approximate": "tanh"}, [f32(2)]),
         ("Shape", [f32(2, 3)], {"start": 1}, [i64(1)]),
-        ("MaxPool", [f32(1, 4)], {"kernel_shape": [2]}, [f32(1, 3), i64(1, 3)]),
+        ("MaxPool", [f32(1, 4)], {"kernel_shape": [2]}, [f32(1, 3), i64(1, 3), ("u8", (1, 3))]),
         ("Exp", [f32(0, 3)], {}, [f32(0, 3)]),
     ],
 )
@@ -109,7 +109,13 @@ def test_planes_of_more_elements_than_32_bits_count(op: str, dtype: str) -> None
         ("Conv", [f32(1, 2, 5), f32(3, 2, 2)], {"auto_pad": "SAME"}, NotImplementedError, "no attribute 'auto_pad'"),
         ("Gelu", [f32(2)], {"approximate": "erf"}, NotImplementedError, '\'approximate\' is "erf", not "none" or'),
         ("Cast", [f32(2)], {}, ValueError, "Cast: attribute 'to' is missing"),
-        ("MaxPool", [f32(1, 1 << 31)], {"kernel_shape": [2]}, NotImplementedError, "a plane of 2147483648 elements"),
+        (
+            "MaxPool",
+            [f32(1, 1 << 17, 1 << 17)],
+            {"kernel_shape": [1 << 16] * 2},
+            NotImplementedError,
+            "of 4294967296 taps",
+        ),
         ("TorchCall", [f32(2)], {"index": 0}, NotImplementedError, "nobody to ask"),
         ("Exp", [f32(*[2**20] * 4)], {}, ValueError, "f32"),
     ],

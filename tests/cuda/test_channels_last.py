@@ -33,7 +33,7 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def text(op: str, x: Tensor, attributes: str) -> str:
-    outputs = "%y, %i" if op == "MaxPool" else "%y"
+    outputs = "%y, %i, %t" if op == "MaxPool" else "%y"
     return f"input %x : {type_text(x)} grad\n{outputs} = {op}(%x) {{{attributes}}}\nreturn {outputs}\n"
 
 
@@ -48,7 +48,7 @@ def test_a_pool_has_the_cpus_results_of_channels_second(
     gpu: Gpu, op: str, attributes: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     x = normal(*shape, dtype=dtype)
-    rest = [False] * (op == "MaxPool")
+    rest = [False] * (2 if op == "MaxPool" else 0)
     plan = _C.Session(text(op, x, attributes), {}).plan([x], [True], [True, *rest])
     want, run = plan.forward([x], 0)
     dy = normal(*want[0].shape, dtype=dtype, seed=1)

@@ -301,6 +301,7 @@ MAXIMA = [
     ((1, 2, 5, 40), "kernel_shape=[2, 7]"),  # many windows of an element
     ((2, 3, 4), "kernel_shape=[2], strides=[2], ceil_mode=1"),
     ((2, 3, 9), "kernel_shape=[3], strides=[2147483647]"),  # indices of 64 bits
+    ((1, 2, 600), "kernel_shape=[300], strides=[3]"),  # taps of 32 bits
 ]
 
 
@@ -309,16 +310,17 @@ MAXIMA = [
 def test_gradients_of_maxima(gpu: Gpu, shape: tuple[int, ...], how: str, dtype: torch.dtype) -> None:
     """Windows overlap, so that an element may be the largest of several."""
     x = random(*shape, dtype=dtype)
-    y, at = assert_as_on_the_cpu(gpu, f"MaxPool(%x0) {{{how}}}", [x], 2)
+    y, _, taps = assert_as_on_the_cpu(gpu, f"MaxPool(%x0) {{{how}}}", [x], 3)
     dy = random(*y.shape, dtype=dtype, seed=1)
     call = f"MaxPoolGrad(%x0, %x1) {{{how}, shape={list(x.shape)}}}"
-    assert_as_on_the_cpu(gpu, call, [dy, at], 1)
+    assert_as_on_the_cpu(gpu, call, [dy, taps], 1)
 
 
 @pytest.mark.at_once
-def test_a_maximum_that_is_in_no_plane_is_told(gpu: Gpu) -> None:
-    dy, at = random(2, 1, 2, 2), torch.tensor([0, 3, 7, 8]).expand(2, 1, 4).view(2, 1, 2, 2).contiguous()
-    at[1, 0, 1, 1] = 9
+def test_a_tap_that_is_none_of_its_window_is_told(gpu: Gpu) -> None:
+    dy = random(2, 1, 2, 2)
+    taps = torch.tensor([0, 3, 1, 2], dtype=torch.uint8).expand(2, 1, 4).view(2, 1, 2, 2).contiguous()
+    taps[1, 0, 1, 1] = 4
     call = "MaxPoolGrad(%x0, %x1) {kernel_shape=[2, 2], shape=[2, 1, 3, 3]}"
-    with pytest.raises(IndexError, match="index 9 is out of range, there are 9"):
-        gpu.forward(graph(call, [dy, at]), [dy, at])
+    with pytest.raises(IndexError, match="index 4 is out of range, there are 4"):
+        gpu.forward(graph(call, [dy, taps]), [dy, taps])

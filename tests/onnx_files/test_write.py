@@ -196,11 +196,13 @@ def test_an_op_of_ours_that_onnx_can_express_brings_its_meaning_along(op: str) -
 
 
 def test_indices_of_a_pool_are_written_only_where_they_are_read() -> None:
-    text = "input %x : f32[1,2,8,8]\n%y, %i = MaxPool(%x) {{kernel_shape=[2, 2]}}\nreturn %y{}\n"
+    text = "input %x : f32[1,2,8,8]\n%y, %i, %t = MaxPool(%x) {{kernel_shape=[2, 2]}}\nreturn %y{}\n"
     (alone,) = model_of(text.format("")).graph.node
     (both,) = model_of(text.format(", %i")).graph.node
+    (with_taps,) = model_of(text.format(", %t")).graph.node
     assert (alone.domain, len(alone.output)) == ("", 1)
     assert (both.domain, len(both.output)) == (OWN, 2)
+    assert (with_taps.domain, with_taps.output[1]) == (OWN, "")
 
 
 def test_a_value_may_be_several_results() -> None:

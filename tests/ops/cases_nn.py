@@ -1,5 +1,6 @@
 """Rows of the softmax, loss, norm and pool families."""
 
+import math
 from itertools import pairwise
 
 import torch
@@ -106,12 +107,19 @@ def batch_norm(a: Tensor, momentum: float = 0.1) -> Case:
 def max_pool(
     a: Tensor, kernel: list[int], stride: list[int], pad: list[int], dilation: list[int], ceil: int = 0
 ) -> Case:
-    def f(t: Tensor) -> tuple[Tensor, Tensor]:
+    def f(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
-        return pool(t, kernel, stride, pad, dilation, bool(ceil), return_indices=True)
+        y, at = pool(t, kernel, stride, pad, dilation, bool(ceil), return_indices=True)
+        taps = torch.zeros_like(at)
+        for i, place in enumerate(torch.unravel_index(at, t.shape[-len(kernel) :])):
+            starts = (torch.arange(at.shape[i - len(kernel)]) * stride[i] - pad[i]).view(
+                -1, *[1] * (len(kernel) - 1 - i)
+            )
+            taps = taps * kernel[i] + (place - starts) // dilation[i]
+        return y, at, taps.to(torch.uint8 if math.prod(kernel) <= 256 else torch.int32)
 
     attrs = {"kernel_shape": kernel, "strides": stride, "pads": pad * 2, "dilations": dilation, "ceil_mode": ceil}
-    return Case("MaxPool", [a], f, attrs, outputs=2)
+    return Case("MaxPool", [a], f, attrs, outputs=3)
 
 
 def adaptive_pool(a: Tensor, size: list[int]) -> Case:
@@ -173,6 +181,7 @@ CASES = [
     max_pool(x(2, 3, 5, 75), [3, 3], [2, 2], [1, 1], [1, 1]), max_pool(x(2, 2, 4, 70), [2, 2], [1, 1], [0, 1], [1, 3]),
     max_pool(x(2, 3, 11), [3], [2], [1], [2], 1), max_pool(x(2, 2, 5, 6, 7), [2, 3, 3], [2, 1, 2], [1, 1, 0], [1, 2, 1]),
     max_pool(x(3, 5, 4, 300), [3, 2, 3], [1, 2, 1], [1, 1, 1], [2, 1, 2], 1), max_pool(x(1, 2, 4, 4, 4, dtype=F64), [4, 4, 4], [1, 1, 1], [2, 2, 2], [1, 1, 1]),
+    max_pool(x(2, 3, 701), [257], [2], [3], [1]), max_pool(x(1, 2, 33, 40), [16, 16], [3, 5], [8, 8], [1, 2]),
     average_pool(x(2, 3, 11), [3], [2], [1], 1, 1, 0), average_pool(x(2, 2, 5, 6, 7), [2, 3, 3], [2, 1, 2], [1, 1, 0], 0, 0, 0),
     average_pool(x(2, 5, 4, 6, dtype=F64), [3, 2, 2], [2, 2, 3], [1, 1, 1], 1, 1, 0), average_pool(x(2, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], 0, 1, 3),
     adaptive_pool(x(2, 3, 9), [4]), adaptive_pool(x(2, 5, 7, 6), [1, 1, 1]), adaptive_pool(x(2, 3, 5, 7, 6), [2, 3, 4]), adaptive_pool(x(1, 4, 4, 3, dtype=F64), [3, 1, 1]),

@@ -216,7 +216,7 @@ def relu_after_pool(d: Draw) -> Value:
     attrs = f"kernel_shape={kernel}, pads={pads * 2}, strides={stride}, dilations={dilation}"
     out = (*x.shape[:2], *(n // s + 1 for n, s in zip(room, stride, strict=True)))
     z = d.node("MaxPool", [y], x.dtype, out, attrs)
-    d.lines[-1] = d.lines[-1].replace(z.name, f"{z.name}, {z.name}.at", 1)
+    d.lines[-1] = d.lines[-1].replace(z.name, f"{z.name}, {z.name}.at, {z.name}.tap", 1)
     return z
 
 

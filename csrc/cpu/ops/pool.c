@@ -10,9 +10,12 @@
 #include "cpu/shuffle.h"
 #include "ops/forms.h"
 
-typedef struct max_grad_params {
-  int64_t planes, in, out; /* elements of a plane */
-} max_grad_params;
+typedef struct max_params {
+  omc_pool_form form;
+  const int64_t *place; /* by tap: elements from where a window starts */
+  int64_t taps;
+  bool narrow; /* numbers of taps are stored in 8 bits, else in 32 */
+} max_params;
 
 typedef struct average_params {
   int64_t planes, in[OMC_POOL_AXES], out[OMC_POOL_AXES];
@@ -36,10 +39,11 @@ typedef struct pool_job {
   const void *params;
   const storage_t *x;
   storage_t *y;
-  int64_t *indices;    /* NULL: not wanted */
+  int64_t *indices;    /* NULL: not wanted, as the next */
+  void *taps;
   acc_t *scratch;      /* for each thread a row of columns, and then the sums of a plane */
   int threads;         /* gradient of averages */
-  atomic_bool strayed; /* gradient of maxima: an index that is none of its plane */
+  atomic_bool strayed; /* gradient of maxima: a tap that is not of its window or not in its plane */
 } pool_job;
 
 /* The first tap of a window, at `start` of the input or in the padding before it, that is inside.
@@ -79,6 +83,16 @@ OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
   return v;
 }
 
+static inline int64_t load_tap(const max_params *p, const void *taps, int64_t i) {
+  return p->narrow ? ((const uint8_t *)taps)[i] : ((const int32_t *)taps)[i];
+}
+
+/* Where window k of a row of outputs starts in its plane, perhaps in the padding. */
+static inline int64_t window_start(const omc_pool_form *f, out_row row, int64_t k) {
+  const int64_t z = row.z * f->stride[0] - f->before[0], y = row.y * f->stride[1] - f->before[1];
+  return (z * f->in[1] + y) * f->in[2] + k * f->stride[2] - f->before[2];
+}
+
 /* The windows of a row of outputs: taps [z, z_end) and [y, y_end) of them are inside. */
 typedef struct max_windows {
   const omc_pool_form *form;
@@ -109,6 +123,11 @@ static max_windows windows_at(const omc_pool_form *f, const storage_t *x, int64_
                        .y_end = inside_end(f, 1, top)};
 }
 
+/* The first tap of a row of them. */
+static int64_t tap_at(const omc_pool_form *f, int64_t kz, int64_t ky) {
+  return (kz * f->kernel[1] + ky) * f->kernel[2];
+}
+
 /* Where the row of the plane starts that taps kz and ky are in. */
 static int64_t row_at(const max_windows *w, int64_t kz, int64_t ky) {
   const omc_pool_form *f = w->form;
@@ -116,57 +135,56 @@ static int64_t row_at(const max_windows *w, int64_t kz, int64_t ky) {
 }
 
 /* As in PyTorch, NaN is larger than all, the last of several; of equal numbers the first is taken;
- * an empty window is -inf at what would be its first place. Of the taps along the row, [first, end)
- * are inside. */
+ * an empty window is -inf at what would be its first tap. Of the taps along the row, [first, end)
+ * are inside. *tap is which it is. */
 static void max_of(const max_windows *w, int64_t k, int64_t first, int64_t end, acc_t *best,
-                   acc_bits_t *at) {
+                   acc_bits_t *tap) {
   const omc_pool_form *f = w->form;
   const int64_t left = k * f->stride[2] - f->before[2], step = f->dilation[2];
   acc_t most = -(acc_t)INFINITY;
-  int64_t place = row_at(w, w->z, w->y) + left + first * step;
+  int64_t found = tap_at(f, w->z, w->y) + first;
   for (int64_t kz = w->z; kz < w->z_end; kz++)
     for (int64_t ky = w->y; ky < w->y_end; ky++) {
-      const int64_t start = row_at(w, kz, ky) + left;
+      const storage_t *const x = w->x + row_at(w, kz, ky) + left;
       for (int64_t kx = first; kx < end; kx++) {
-        const acc_t v = ld(w->x + start + kx * step);
+        const acc_t v = ld(x + kx * step);
         const bool better = v > most || v != v;
         most = better ? v : most;
-        place = better ? start + kx * step : place;
+        found = better ? tap_at(f, kz, ky) + kx : found;
       }
     }
   *best = most;
-  *at = (acc_bits_t)place;
+  *tap = (acc_bits_t)found;
 }
 
-static void max_at_border(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *at) {
+static void max_at_border(const max_windows *w, int64_t k, acc_t *best, acc_bits_t *tap) {
   const omc_pool_form *f = w->form;
   const int64_t left = k * f->stride[2] - f->before[2];
-  max_of(w, k, first_inside(left, f->dilation[2]), inside_end(f, 2, left), best, at);
+  max_of(w, k, first_inside(left, f->dilation[2]), inside_end(f, 2, left), best, tap);
 }
 
 /* The same of the OMC_VL outputs from k on, all of whose taps along the row are inside; they are
  * `stride` apart. */
 OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_t *best,
-                           acc_bits_t *at) {
+                           acc_bits_t *taps) {
   const omc_pool_form *f = w->form;
   const int64_t left = k * stride - f->before[2], step = f->dilation[2];
-  vmask lane = {0};
-  for (int i = 0; i < OMC_VL; i++) lane[i] = i * (acc_bits_t)stride;
+  const vmask zero = {0};
   vacc_t most = vset(-(acc_t)INFINITY);
-  vmask places = lane + (acc_bits_t)(row_at(w, w->z, w->y) + left);
+  vmask found = zero + (acc_bits_t)tap_at(f, w->z, w->y);
   for (int64_t kz = w->z; kz < w->z_end; kz++)
     for (int64_t ky = w->y; ky < w->y_end; ky++) {
       const int64_t start = row_at(w, kz, ky) + left;
       for (int64_t kx = 0; kx < f->kernel[2]; kx++) {
         const vacc_t v = vld_step(w->x + start + kx * step, stride);
         const vmask better = (v > most) | vnan(v);
-        const vmask here = lane + (acc_bits_t)(start + kx * step);
+        const vmask here = zero + (acc_bits_t)(tap_at(f, kz, ky) + kx);
         most = vblend(better, v, most);
-        places = (better & here) | (~better & places);
+        found = (better & here) | (~better & found);
       }
     }
   vstr(best, most);
-  memcpy(at, &places, sizeof places);
+  memcpy(taps, &found, sizeof found);
 }
 
 /* Whether a vector from output k on, of which n lanes are wanted, takes less time than each output
@@ -181,11 +199,9 @@ static bool has_vector(const max_windows *w, int64_t k, int64_t n) {
   return last < w->left;
 }
 
-/* The outputs [from, from + n) of a row. Vectors may overlap; of few outputs one has lanes to
- * spare, which are computed of what follows, and overwritten or dropped. */
-static void max_row(const max_windows *w, int64_t from, int64_t n, storage_t *y, int64_t *indices) {
-  acc_t best[CHUNK + OMC_VL];
-  acc_bits_t at[CHUNK + OMC_VL];
+/* The outputs [from, from + n) of a row, at most CHUNK. Vectors may overlap; of few outputs one has
+ * lanes to spare, which are computed of what follows, and overwritten or dropped. */
+static void max_row(const max_windows *w, int64_t from, int64_t n, acc_t *best, acc_bits_t *at) {
   const omc_pool_form *f = w->form;
   const int64_t stride = f->stride[2], before = f->before[2];
   const int64_t last = f->in[2] - 1 + before - (f->kernel[2] - 1) * f->dilation[2];
@@ -207,74 +223,112 @@ static void max_row(const max_windows *w, int64_t from, int64_t n, storage_t *y,
       max_vector(w, from + k, stride, best + k, at + k);
   }
   for (int64_t k = high; k < n; k++) max_at_border(w, from + k, best + k, at + k);
-  for (int64_t k = 0; k < n; k++) st(y + k, best[k]);
-  for (int64_t k = 0; indices && k < n; k++) indices[k] = at[k];
+}
+
+/* Stores which taps n outputs are, from output `to` on; the first window starts at `start`. */
+static void store_taps(const pool_job *j, const acc_bits_t *at, int64_t n, int64_t start,
+                       int64_t to) {
+  const max_params *p = j->params;
+  uint8_t *const narrow = p->narrow && j->taps ? (uint8_t *)j->taps + to : NULL;
+  int32_t *const wide = !p->narrow && j->taps ? (int32_t *)j->taps + to : NULL;
+  for (int64_t k = 0; narrow && k < n; k++) narrow[k] = (uint8_t)at[k];
+  for (int64_t k = 0; wide && k < n; k++) wide[k] = (int32_t)at[k];
+  for (int64_t k = 0; j->indices && k < n; k++)
+    j->indices[to + k] = start + k * p->form.stride[2] + p->place[at[k]];
 }
 
 static void max_rows(omc_range range, void *ctx) {
   const pool_job *j = ctx;
-  const omc_pool_form *f = j->params;
+  const omc_pool_form *f = &((const max_params *)j->params)->form;
+  acc_t best[CHUNK + OMC_VL];
+  acc_bits_t at[CHUNK + OMC_VL];
   out_row row = out_row_of(f->out, range.begin);
   for (int64_t r = range.begin; r < range.end; r++, next_row(f->out, &row)) {
     const int64_t plane = row.plane * product_of(f->in);
     const max_windows w = windows_at(f, j->x + plane, f->planes * product_of(f->in) - plane, row);
     for (int64_t from = 0; from < f->out[2]; from += CHUNK) {
-      const int64_t to = r * f->out[2] + from;
-      max_row(&w, from, omc_min(CHUNK, f->out[2] - from), j->y + to,
-              j->indices ? j->indices + to : NULL);
+      const int64_t to = r * f->out[2] + from, n = omc_min(CHUNK, f->out[2] - from);
+      max_row(&w, from, n, best, at);
+      for (int64_t k = 0; k < n; k++) st(j->y + to + k, best[k]);
+      store_taps(j, at, n, window_start(f, row, from), to);
     }
   }
 }
 
 OMC_KERNEL(MaxPool, args) {
-  const omc_pool_form *f = args->params;
-  pool_job j = {
-      .params = f, .x = args->in[0].data, .y = args->out[0].data, .indices = omc_out_data(args, 1)};
+  const max_params *p = args->params;
+  const omc_pool_form *f = &p->form;
+  pool_job j = {.params = p,
+                .x = args->in[0].data,
+                .y = args->out[0].data,
+                .indices = omc_out_data(args, 1),
+                .taps = omc_out_data(args, 2)};
   const int64_t unit = f->out[2] * product_of(f->kernel);
   omc_parallel_for(f->planes * f->out[0] * f->out[1], omc_grain(OMC_GRAIN_ELEMENTS, unit),
                    args->threads, max_rows, &j);
   return OMC_OK;
 }
 
-static bool strays(const int64_t *at, int64_t n, int64_t in) {
-  bool any = false;
-  for (int64_t i = 0; i < n; i++) any |= at[i] < 0 || at[i] >= in;
-  return any;
+/* Where tap number `tap` of a window is in its plane of `in` elements; -1: it is none of its taps,
+ * or not inside. */
+OMC_INLINE int64_t place_of(const max_params *p, int64_t start, int64_t tap, int64_t in) {
+  if (tap < 0 || tap >= p->taps) return -1;
+  const int64_t place = start + p->place[tap];
+  return place < in ? place : -1;
+}
+
+/* Adds a row of a gradient, from output `first` on, to a plane; whether all of it has its place. */
+OMC_INLINE bool add_maxima(const pool_job *j, out_row row, int64_t first, int64_t in, acc_t *sums) {
+  const max_params *p = j->params;
+  const int64_t start = window_start(&p->form, row, 0), stride = p->form.stride[2];
+  for (int64_t k = 0; k < p->form.out[2]; k++) {
+    const int64_t at = place_of(p, start + k * stride, load_tap(p, j->taps, first + k), in);
+    if (at < 0) return false;
+    sums[at] += ld(j->x + first + k);
+  }
+  return true;
 }
 
 static void max_grad_planes(omc_range range, void *ctx) {
   pool_job *j = ctx;
-  const max_grad_params *p = j->params;
+  const omc_pool_form *f = &((const max_params *)j->params)->form;
+  const int64_t in = product_of(f->in), rows = f->out[0] * f->out[1];
   for (int64_t plane = range.begin; plane < range.end; plane++) {
-    storage_t *dx = j->y + plane * p->in;
-    const storage_t *dy = j->x + plane * p->out;
-    const int64_t *at = j->indices + plane * p->out;
-    if (strays(at, p->out, p->in)) {
-      atomic_store_explicit(&j->strayed, true, memory_order_relaxed);
-      continue;
-    }
-    acc_t *sums = sums_of(dx, j->scratch + range.thread * p->in);
-    memset(sums, 0, (size_t)p->in * sizeof *sums);
-    for (int64_t i = 0; i < p->out; i++) sums[at[i]] += ld(dy + i);
-    store_sums(sums, dx, p->in);
+    storage_t *dx = j->y + plane * in;
+    acc_t *sums = sums_of(dx, j->scratch + range.thread * in);
+    memset(sums, 0, (size_t)in * sizeof *sums);
+    out_row row = {0};
+    bool stays = true;
+    for (int64_t r = 0; r < rows && stays; r++, next_row(f->out, &row))
+      stays = add_maxima(j, row, (plane * rows + r) * f->out[2], in, sums);
+    if (!stays) atomic_store_explicit(&j->strayed, true, memory_order_relaxed);
+    store_sums(sums, dx, in);
   }
 }
 
+static omc_status tell_stray(const omc_kernel_args *args, const max_params *p, const void *taps) {
+  const omc_pool_form *f = &p->form;
+  for (int64_t i = 0; i < f->planes * product_of(f->out); i++) {
+    const out_row row = out_row_of(f->out, i / f->out[2]);
+    const int64_t tap = load_tap(p, taps, i), start = window_start(f, row, i % f->out[2]);
+    if (place_of(p, start, tap, product_of(f->in)) < 0)
+      OMC_FAIL(EINDEX, "'%s': tap %lld at position %lld is none of the %lld of its window",
+               args->node, (long long)tap, (long long)i, (long long)p->taps);
+  }
+  return OMC_OK;
+}
+
 OMC_KERNEL(MaxPoolGrad, args) {
-  const max_grad_params *p = args->params;
-  const int64_t *at = args->in[1].data;
+  const max_params *p = args->params;
+  const int64_t in = product_of(p->form.in);
   pool_job j = {.params = p,
                 .x = args->in[0].data,
                 .y = args->out[0].data,
-                .indices = args->in[1].data,
+                .taps = args->in[1].data,
                 .scratch = args->workspace};
-  omc_parallel_for(p->planes, omc_grain(OMC_GRAIN_ELEMENTS, p->in), args->threads, max_grad_planes,
-                   &j);
-  if (!atomic_load(&j.strayed)) return OMC_OK;
-  int64_t i = 0;
-  while (at[i] >= 0 && at[i] < p->in) i++;
-  OMC_FAIL(EINDEX, "'%s': index %lld at position %lld is out of range for planes of %lld",
-           args->node, (long long)at[i], (long long)i, (long long)p->in);
+  omc_parallel_for(p->form.planes, omc_grain(OMC_GRAIN_ELEMENTS, in), args->threads,
+                   max_grad_planes, &j);
+  return atomic_load(&j.strayed) ? tell_stray(args, p, j.taps) : OMC_OK;
 }
 
 /* ---- averages: rows of a window are added up to columns, then columns to results ---- */
@@ -438,23 +492,33 @@ static omc_status no_memory(const omc_node *node) {
   OMC_NODE_FAIL(node, ENOMEM, "no memory for its windows");
 }
 
-static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  omc_pool_form *f = params;
-  OMC_TRY(omc_pool_form_of(node, &omc_in(node, 0)->type.shape, f));
-  const int64_t plane = product_of(f->in);
-  if (plane > INT32_MAX && omc_acc_size(omc_in(node, 0)->type.dtype) == sizeof(int32_t))
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "a plane of %lld elements: 32 bits count their places",
-                  (long long)plane);
+/* `x` is the shape of what is pooled. */
+static omc_status max_params_of(const omc_node *node, const omc_shape *x, omc_arena *arena,
+                                max_params *p) {
+  omc_pool_form *f = &p->form;
+  OMC_TRY(omc_pool_form_of(node, x, f));
+  p->taps = omc_pool_taps(f);
+  p->narrow = omc_pool_tap_dtype(f) == OMC_U8;
+  if (p->taps > INT32_MAX)
+    OMC_NODE_FAIL(node, EUNSUPPORTED, "a window of %lld taps: 32 bits count them",
+                  (long long)p->taps);
+  int64_t *place = OMC_NEW_ARRAY(arena, int64_t, p->taps);
+  if (!place) return no_memory(node);
+  for (int64_t t = 0; t < p->taps; t++) {
+    const int64_t y = t / f->kernel[2], kz = y / f->kernel[1], ky = y % f->kernel[1];
+    place[t] = (kz * f->dilation[0] * f->in[1] + ky * f->dilation[1]) * f->in[2] +
+               t % f->kernel[2] * f->dilation[2];
+  }
+  p->place = place;
   return OMC_OK;
 }
 
+static omc_status params_max_pool(const omc_node *node, omc_arena *arena, void *params) {
+  return max_params_of(node, &omc_in(node, 0)->type.shape, arena, params);
+}
+
 static omc_status params_max_pool_grad(const omc_node *node, omc_arena *arena, void *params) {
-  (void)arena;
-  omc_pool_form g;
-  OMC_TRY(omc_pool_form_of(node, &node->out[0]->type.shape, &g));
-  *(max_grad_params *)params = (max_grad_params){g.planes, product_of(g.in), product_of(g.out)};
-  return OMC_OK;
+  return max_params_of(node, &node->out[0]->type.shape, arena, params);
 }
 
 /* `x` is the shape of what is pooled. */
@@ -496,12 +560,12 @@ static size_t average_grad_workspace(const omc_node *node, const void *params, i
 }
 
 static size_t max_grad_workspace(const omc_node *node, const void *params, int threads) {
-  const max_grad_params *p = params;
-  return omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * p->in);
+  const max_params *p = params;
+  return omc_sums_bytes(omc_in(node, 0)->type.dtype, threads * product_of(p->form.in));
 }
 
-OMC_CPU_OP(MaxPool, MaxPool, OMC_PARAMS(omc_pool_form, params_max_pool))
-OMC_CPU_OP(MaxPoolGrad, MaxPoolGrad, OMC_PARAMS(max_grad_params, params_max_pool_grad),
+OMC_CPU_OP(MaxPool, MaxPool, OMC_PARAMS(max_params, params_max_pool))
+OMC_CPU_OP(MaxPoolGrad, MaxPoolGrad, OMC_PARAMS(max_params, params_max_pool_grad),
            .workspace = max_grad_workspace)
 
 #define AVERAGE(name)                                                                      \

@@ -23,7 +23,7 @@ _OPS = _C.ops()
 KNOWN = {TensorProto.DataType.Value(name): dtype for dtype, (_, name) in DTYPES.items()}
 
 # Outputs that a gradient rule reads, and nobody else may.
-_FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 2}
+_FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 3}
 _FOR_GRADIENTS |= {"NegativeLogLikelihoodLoss": 2, "RmsNorm": 2}
 
 Results = Val | tuple[Val | None, ...]

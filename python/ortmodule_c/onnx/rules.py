@@ -361,7 +361,7 @@ def _max_pool_with_indices(t: Importer, x: Val, said: dict[str, Any]) -> Results
     """ONNX counts through the whole tensor, the core within a plane."""
     if said.pop("storage_order", 0):
         raise Unsupported("storage_order=1")
-    y, within = t.emit("MaxPool", x, outputs=2, **said)
+    y, within, _ = t.emit("MaxPool", x, outputs=3, **said)
     plane = math.prod(int(d) for d in x.dims[2:])
     firsts = torch.arange(int(x.dims[0]) * int(x.dims[1])) * plane
     first = t.tensor(firsts.reshape([int(d) for d in x.dims[:2]] + [1] * (x.rank - 2)))

@@ -198,8 +198,8 @@ class _Writer:
         if node.op == "Mod":  # of floats, which ONNX gives the sign of the dividend
             kind = self._types.get(node.inputs[0] or "")
             return kind is None or kind.tensor_type.elem_type not in _INTEGERS
-        if node.op == "MaxPool":  # indices within a plane
-            return outputs[1:] not in ([], [""])
+        if node.op == "MaxPool":  # indices within a plane, and taps
+            return any(outputs[1:])
         return False
 
 
