@@ -237,9 +237,10 @@ def planning(row: Figures) -> str:
     plans = stats["plans_built"] or 1
     each = {s: stats[f"{s}_seconds"] / plans * 1e3 for s in stages}
     parts = ", ".join(f"{s} {ms:.1f}" for s, ms in each.items())
+    held = stats["arena_bytes"] + stats["lent_bytes"]
     return (
         f"{ARMS[row.arm].name}: export {stats['export_seconds']:.2f} s; each of {plans:.0f} plans "
-        f"{sum(each.values()):.1f} ms ({parts}); arena {stats['arena_bytes'] / 2**20:,.0f} MiB\n"
+        f"{sum(each.values()):.1f} ms ({parts}); a run holds {held / 2**20:,.0f} MiB\n"
     )
 
 

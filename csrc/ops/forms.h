@@ -154,8 +154,8 @@ typedef struct omc_pool_form {
 omc_status omc_pool_form_of(const omc_node *node, const omc_shape *x,
                             omc_pool_form *out) OMC_MUST_USE;
 
-/* Taps of a window, of one that is not adaptive, counted along the last axis first; and the dtype of
- * their numbers. */
+/* Taps of a window, of one that is not adaptive, counted along the last axis first; and the dtype
+ * of their numbers. */
 int64_t omc_pool_taps(const omc_pool_form *form);
 omc_dtype omc_pool_tap_dtype(const omc_pool_form *form);
 

@@ -22,10 +22,14 @@ typedef struct omc_grad {
 } omc_grad;
 
 /* Fails naming the forward node unless it has its first n outputs, those its rule reads. */
+static inline omc_status omc_need_output(const omc_grad *g, uint32_t i) {
+  if (!omc_out(g->node, i))
+    OMC_NODE_FAIL(g->node, EINVALID, "its gradient needs output %u, which is left out", i);
+  return OMC_OK;
+}
+
 static inline omc_status omc_need_saved(const omc_grad *g, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    if (!omc_out(g->node, i))
-      OMC_NODE_FAIL(g->node, EINVALID, "its gradient needs output %u, which is left out", i);
+  for (uint32_t i = 0; i < n; i++) OMC_TRY(omc_need_output(g, i));
   return OMC_OK;
 }
 

@@ -84,9 +84,7 @@ omc_pool_window omc_pool_window_at(const omc_pool_form *g, int32_t axis, int64_t
   return w;
 }
 
-int64_t omc_pool_taps(const omc_pool_form *g) {
-  return g->kernel[0] * g->kernel[1] * g->kernel[2];
-}
+int64_t omc_pool_taps(const omc_pool_form *g) { return g->kernel[0] * g->kernel[1] * g->kernel[2]; }
 
 omc_dtype omc_pool_tap_dtype(const omc_pool_form *g) {
   return omc_pool_taps(g) <= UINT8_MAX + 1 ? OMC_U8 : OMC_I32;
@@ -133,7 +131,7 @@ static omc_status infer_pool_grad(omc_node *node) {
  * gradient which tap of the window it is, a byte where an index takes eight ---- */
 
 static omc_status grad_max_pool(omc_grad *g) {
-  OMC_TRY(omc_need_saved(g, 3));
+  OMC_TRY(omc_need_output(g, 2));
   omc_value *const in[] = {g->grad_out[0], omc_out(g->node, 2)};
   return build_grad(g, OMC_OP_MaxPoolGrad, 2, in);
 }

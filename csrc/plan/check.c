@@ -3,6 +3,8 @@
  *
  * A content is what one step, the caller or a constant gives; its views have the same content. It
  * is intact until something is written over it. */
+#include <string.h>
+
 #include "plan/plan.h"
 
 typedef struct checker {
@@ -10,10 +12,13 @@ typedef struct checker {
   uint32_t *content;        /* by value id: the value whose content it has */
   const omc_value **values; /* by value id; NULL: not in the graph */
   bool *written, *intact;   /* by content */
-  bool *read_back;          /* by content: forward gave it and backward reads it */
+  bool *read_back;          /* by content: forward gave it and backward reads it, */
+  bool *lost;               /* and a backward has written over it */
   bool *overwritten;        /* by input: an output is written over it */
   uint32_t *held;           /* contents intact in the arena and in lent memory */
   uint32_t n_held;
+  bool *after_forward; /* by content: as `intact` was then, and `held` */
+  uint32_t *held_after, n_held_after;
   uint32_t *in_output; /* by forward output: the content in the caller's tensor */
   uint32_t
       *in_result; /* by input: the content in the caller's gradient, of the backward under way */
@@ -189,6 +194,12 @@ static bool reads(const omc_step *step, uint32_t v) {
   return false;
 }
 
+static bool reads_content(const checker *c, const omc_step *step, uint32_t content) {
+  for (uint32_t i = 0; i < step->n_in; i++)
+    if (step->values[i] != UINT32_MAX && c->content[step->values[i]] == content) return true;
+  return false;
+}
+
 /* Whether the op of the step allows its output k to be written over `content`, one of its inputs.
  */
 static bool may_overwrite(const checker *c, const omc_step *step, uint32_t k, uint32_t content) {
@@ -228,6 +239,7 @@ static size_t lent_bytes(const checker *c, uint32_t input) {
 /* That memory is about to be written which the plan lays out, and which is there. */
 static omc_status check_region(const checker *c, const omc_slot *at, uint32_t v) {
   const bool lent = at->place == OMC_AT_LENT;
+  if (!lent && at->index) return broken(c, "in another arena", v, v);
   if (at->offset & (c->plan->provider->alignment - 1)) return broken(c, "not aligned", v, v);
   if (!inside(at->offset, at->bytes, lent ? lent_bytes(c, at->index) : c->plan->arena_bytes))
     return broken(c, lent ? "outside of what is lent" : "outside the arena", v, v);
@@ -237,8 +249,11 @@ static omc_status check_region(const checker *c, const omc_slot *at, uint32_t v)
 }
 
 /* Memory is about to be written, for value v or, if it is NOTHING, as scratch memory: what lay
- * there is lost. It must be dead, or an input that `shared` says may be overwritten. */
-static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t shared) {
+ * there is lost. It must be dead, or an input that `shared` says may be overwritten. A gradient may
+ * be written over what later steps of other backwards read, but not what its own `step` reads, or
+ * the copy that it is; those that are still to come find it lost. */
+static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t shared,
+                            bool gradient, const omc_step *step) {
   uint32_t kept = 0;
   for (uint32_t h = 0; h < c->n_held; h++) {
     const uint32_t content = c->held[h];
@@ -248,7 +263,9 @@ static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t
       c->held[kept++] = content;
       continue;
     }
-    if (slot->end >= c->step && content != shared)
+    const bool read =
+        (v != NOTHING && content == c->content[v]) || (step && reads_content(c, step, content));
+    if (content != shared && (gradient ? read : slot->end >= c->step))
       return broken(c, "written over a value that is live", v, content);
     c->intact[content] = false;
   }
@@ -279,15 +296,15 @@ static omc_status write_laid_out(checker *c, const omc_step *step, uint32_t k, u
     if (c->plan->slots[shared].end > c->step)
       return broken(c, "takes over memory that is read later", v, shared);
   }
-  OMC_TRY(overwrite(c, slot, v, shared));
+  OMC_TRY(overwrite(c, slot, v, shared, false, step));
   c->held[c->n_held++] = v;
   return OMC_OK;
 }
 
 /* The gradient of an input is about to be written: what lay in its memory is lost. */
-static omc_status end_lending(checker *c, uint32_t input, uint32_t v) {
+static omc_status end_lending(checker *c, uint32_t input, uint32_t v, const omc_step *step) {
   const omc_slot all = {.place = OMC_AT_LENT, .index = input, .bytes = lent_bytes(c, input)};
-  return overwrite(c, &all, v, NOTHING);
+  return overwrite(c, &all, v, NOTHING, true, step);
 }
 
 /* Output k, of content v, is now where the input is that it is declared to be written over: what
@@ -340,7 +357,7 @@ static omc_status write_caller(checker *c, const omc_step *step, uint32_t v) {
   if (in[slot->index] != NOTHING) return broken(c, "result written twice", v, in[slot->index]);
   if (output && omc_over(plan->graph, slot->index))
     return broken(c, "result that has its place in an input", v, v);
-  if (!output) OMC_TRY(end_lending(c, slot->index, v));
+  if (!output) OMC_TRY(end_lending(c, slot->index, v, step));
   in[slot->index] = v;
   return OMC_OK;
 }
@@ -353,7 +370,7 @@ static omc_status check_step(checker *c) {
   if (step->workspace_bytes) {
     const omc_slot scratch = scratch_of(step);
     OMC_TRY(check_region(c, &scratch, NOTHING));
-    OMC_TRY(overwrite(c, &scratch, NOTHING, NOTHING));
+    OMC_TRY(overwrite(c, &scratch, NOTHING, NOTHING, false, step));
   }
   for (uint32_t k = 0; k < step->n_out; k++) {
     const uint32_t v = step->values[step->n_in + k];
@@ -391,7 +408,7 @@ static omc_status check_results(checker *c, omc_phase phase) {
       OMC_TRY(write_over(c, copy->to, c->content[copy->from]));
       continue;
     }
-    if (!forward) OMC_TRY(end_lending(c, copy->to - first, copy->from));
+    if (!forward) OMC_TRY(end_lending(c, copy->to - first, copy->from, NULL));
     in[copy->to - first] = c->content[copy->from];
   }
   for (uint32_t k = 0; k < n; k++) {
@@ -403,25 +420,61 @@ static omc_status check_results(checker *c, omc_phase phase) {
   return OMC_OK;
 }
 
-/* Backwards are gone through one after the other. None reads what another wrote, so what holds
- * for the last of them here holds for it right after forward too. */
+/* That what is saved is where there is memory, and what is lent adds up. */
+static omc_status check_memory(checker *c) {
+  const omc_plan *plan = c->plan;
+  size_t saved = 0, lent = 0;
+  bool any = false;
+  for (uint32_t i = 0; i < plan->n_saved; i++) {
+    const omc_span *span = &plan->saved[i];
+    const bool in_arena = span->lender == OMC_NO_LENDER;
+    if (!inside(span->offset, span->bytes,
+                in_arena ? plan->arena_bytes : lent_bytes(c, span->lender)))
+      return broken(c, "saved where there is no memory", NOTHING, NOTHING);
+    saved += span->bytes;
+  }
+  for (uint32_t i = 0; i < plan->graph->n_inputs; i++)
+    any |= plan->lends[i], lent += lent_bytes(c, i);
+  if (saved != plan->forward_bytes || lent != plan->lent_bytes || any != plan->lends_any)
+    return broken(c, "saved or lent bytes are miscounted", NOTHING, NOTHING);
+  return OMC_OK;
+}
+
+/* Each backward begins where forward has ended. */
+static void begin_phase(checker *c, omc_phase p) {
+  const uint32_t n = c->plan->graph->n_values;
+  for (uint32_t i = 0; i < c->plan->graph->n_inputs; i++) c->in_result[i] = NOTHING;
+  if (p == OMC_BACKWARD) {
+    memcpy(c->after_forward, c->intact, n * sizeof *c->intact);
+    memcpy(c->held_after, c->held, c->n_held * sizeof *c->held);
+    c->n_held_after = c->n_held;
+  } else if (p > OMC_BACKWARD) {
+    memcpy(c->intact, c->after_forward, n * sizeof *c->intact);
+    memcpy(c->held, c->held_after, c->n_held_after * sizeof *c->held);
+    c->n_held = c->n_held_after;
+  }
+}
+
+static void end_backward(checker *c) {
+  for (uint32_t v = 0; v < c->plan->graph->n_values; v++)
+    c->lost[v] |= c->after_forward[v] && !c->intact[v];
+}
+
 static omc_status check_run(checker *c) {
-  size_t saved = 0;
-  for (uint32_t i = 0; i < c->plan->n_saved; i++) saved += c->plan->saved[i].bytes;
-  if (saved != c->plan->forward_bytes)
-    return broken(c, "saved bytes are miscounted", NOTHING, NOTHING);
+  OMC_TRY(check_memory(c));
   OMC_TRY(read_graph(c));
   OMC_TRY(check_steps(c));
   for (uint32_t s = 0; s < c->plan->n_forward; s++)
     if (omc_node_flags(c->plan->steps[s].node) & OMC_OP_FAILS) c->after_faults = s + 1;
   for (omc_phase p = 0; p < c->plan->n_phases; p++) {
-    for (uint32_t i = 0; i < c->plan->graph->n_inputs; i++) c->in_result[i] = NOTHING;
+    begin_phase(c, p);
     for (c->step = c->plan->parts[p].step; c->step < c->plan->parts[p].end_step; c->step++)
       OMC_TRY(check_step(c));
     OMC_TRY(check_results(c, p));
+    if (p != OMC_FORWARD) end_backward(c);
   }
   for (uint32_t v = 0; !c->plan->consumes && v < c->plan->graph->n_values; v++)
-    if (c->read_back[v] && !c->intact[v])
+    if (c->read_back[v] && c->lost[v])
       return broken(c, "saved value lost in a plan that may run backward again", v, v);
   return OMC_OK;
 }
@@ -437,14 +490,18 @@ omc_status omc_plan_check(const omc_plan *plan) {
                .written = OMC_NEW_ARRAY(&scratch, bool, n),
                .intact = OMC_NEW_ARRAY(&scratch, bool, n),
                .read_back = OMC_NEW_ARRAY(&scratch, bool, n),
+               .lost = OMC_NEW_ARRAY(&scratch, bool, n),
                .overwritten = OMC_NEW_ARRAY(&scratch, bool, g->n_inputs),
                .held = OMC_NEW_ARRAY(&scratch, uint32_t, n),
+               .after_forward = OMC_NEW_ARRAY(&scratch, bool, n),
+               .held_after = OMC_NEW_ARRAY(&scratch, uint32_t, n),
                .in_output = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_outputs),
                .in_result = OMC_NEW_ARRAY(&scratch, uint32_t, g->n_inputs),
                .next_step = OMC_NEW_ARRAY(&scratch, uint32_t, plan->n_phases)};
   omc_status status = OMC_OK;
-  if (!c.content || !c.values || !c.written || !c.intact || !c.read_back || !c.overwritten ||
-      !c.held || !c.in_output || !c.in_result || !c.next_step)
+  if (!c.content || !c.values || !c.written || !c.intact || !c.read_back || !c.lost ||
+      !c.overwritten || !c.held || !c.after_forward || !c.held_after || !c.in_output ||
+      !c.in_result || !c.next_step)
     status = omc_fail(OMC_ENOMEM, "no memory to check a plan of %u values", n);
   else
     status = check_run(&c);

@@ -131,12 +131,20 @@ static bool in_arena(const omc_plan *plan, uint32_t v) {
 /* One block for each live range, then one for each step with scratch memory. */
 static void fill_blocks(const omc_liveness *l, size_t alignment, const size_t *workspace,
                         search *s) {
-  for (uint32_t r = 0; r < l->n_ranges; r++)
-    s->blocks[s->n++] = (block){l->ranges[r].begin, l->ranges[r].end,
-                                omc_round_up(l->ranges[r].bytes, alignment), OMC_NO_LENDER, 0};
+  for (uint32_t r = 0; r < l->n_ranges; r++) {
+    const omc_live_range *range = &l->ranges[r];
+    s->blocks[s->n++] = (block){.begin = range->begin,
+                                .end = range->end,
+                                .bytes = omc_round_up(range->bytes, alignment),
+                                .last = range->last,
+                                .lender = OMC_NO_LENDER};
+  }
   for (uint32_t t = 0; t < l->n_steps; t++)
     if (workspace[t])
-      s->blocks[s->n++] = (block){t, t, omc_round_up(workspace[t], alignment), OMC_NO_LENDER, 0};
+      s->blocks[s->n++] = (block){.begin = t,
+                                  .end = t,
+                                  .bytes = omc_round_up(workspace[t], alignment),
+                                  .lender = OMC_NO_LENDER};
 }
 
 /* Whether a value or scratch memory of backward, or a gradient, lies over a value that forward

@@ -7,7 +7,8 @@
 /* Memory that one value and its aliases share, or the scratch memory of one step. */
 typedef struct omc_block {
   uint32_t begin, end;
-  size_t bytes; /* a multiple of the provider's alignment */
+  size_t bytes;         /* a multiple of the provider's alignment */
+  const uint32_t *last; /* as of its live range; NULL: scratch memory */
   uint32_t lender;
   size_t offset;
 } omc_block;
@@ -20,9 +21,9 @@ typedef struct omc_rank {
 
 void omc_sort_ranks(omc_rank *ranks, uint32_t n);
 
-/* Gives the first n blocks memory for gradients, while there are any at the step where most is live
- * that find room: sets their lenders and offsets, and plan->lends, lends_any and lent_bytes.
- * live[s], the bytes at step s, is brought up to date. */
+/* Gives some of the first n blocks memory for gradients: sets their lenders and offsets, and
+ * plan->lends, lends_any and lent_bytes. live[s], the bytes at step s, becomes those that are left
+ * for the arena. */
 omc_status omc_plan_lend(omc_plan *plan, omc_block *blocks, uint32_t n, size_t *live,
                          omc_arena *scratch) OMC_MUST_USE;
 

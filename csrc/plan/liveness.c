@@ -220,7 +220,8 @@ static void fill_ranges(omc_liveness *l, uint32_t n_values) {
     const omc_slot *slot = &l->slots[v];
     if (slot->place != OMC_AT_ARENA || slot->alias != v) continue;
     l->range_of[v] = l->n_ranges;
-    l->ranges[l->n_ranges++] = (omc_live_range){slot->begin, slot->end, slot->bytes};
+    l->ranges[l->n_ranges++] =
+        (omc_live_range){.begin = slot->begin, .end = slot->end, .bytes = slot->bytes};
   }
   for (uint32_t v = 0; v < n_values; v++) {
     const omc_slot *slot = &l->slots[v];
@@ -232,6 +233,40 @@ static void fill_ranges(omc_liveness *l, uint32_t n_values) {
     if (slot->begin < range->begin) range->begin = slot->begin;
     if (slot->end > range->end) range->end = slot->end;
   }
+}
+
+/* Whether the value is in the arena, and `step` of the backward of `phase` reads or writes it. */
+static void note_last(omc_liveness *l, const omc_value *v, omc_phase phase, uint32_t step) {
+  if (v && l->slots[v->id].place == OMC_AT_ARENA)
+    l->ranges[l->range_of[v->id]].last[phase - OMC_BACKWARD] = step;
+}
+
+/* By backward, when each range is last needed; with `retain_graph` what forward saved is to the
+ * end.
+ */
+static omc_status fill_last(const alias_sets *f, omc_arena *scratch) {
+  omc_liveness *l = f->l;
+  const uint32_t n = l->n_phases - OMC_BACKWARD;
+  uint32_t *last = OMC_NEW_ARRAY(scratch, uint32_t, (size_t)l->n_ranges *n);
+  if (!last) return no_memory(f->graph);
+  for (uint32_t r = 0; r < l->n_ranges; r++, last += n) {
+    omc_live_range *range = &l->ranges[r];
+    range->last = last;
+    for (uint32_t b = 0; b < n; b++) last[b] = UINT32_MAX;
+  }
+  for (omc_phase p = OMC_BACKWARD; p < l->n_phases; p++) {
+    const omc_part *part = &l->parts[p];
+    for (uint32_t s = part->step; s < part->end_step; s++) {
+      for (uint32_t i = 0; i < l->nodes[s]->n_in; i++) note_last(l, omc_in(l->nodes[s], i), p, s);
+      for (uint32_t k = 0; k < l->nodes[s]->n_out; k++) note_last(l, l->nodes[s]->out[k], p, s);
+    }
+    for (uint32_t c = part->copy; c < part->end_copy; c++)
+      note_last(l, omc_in(f->graph->result, l->copies[c].to), p, part->end_step - 1);
+  }
+  for (uint32_t r = 0; f->retain_graph && r < l->n_ranges; r++)
+    if (l->ranges[r].begin < l->n_forward && l->ranges[r].end >= l->n_forward)
+      for (uint32_t b = 0; b < n; b++) l->ranges[r].last[b] = l->ranges[r].end;
+  return OMC_OK;
 }
 
 omc_status omc_live_ranges(const omc_graph *g, bool retain_graph, omc_arena *kept,
@@ -264,7 +299,7 @@ omc_status omc_live_ranges(const omc_graph *g, bool retain_graph, omc_arena *kep
     for (uint32_t k = 0; k < l->nodes[s]->n_out; k++) take_over(&f, s, k);
   fill_slots(&f);
   fill_ranges(l, n);
-  return OMC_OK;
+  return fill_last(&f, scratch);
 }
 
 /* ---- peak ---- */

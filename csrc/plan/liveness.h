@@ -40,10 +40,13 @@ typedef struct omc_part {
   bool *reads_input, *reads_output; /* graph->n_inputs, graph->n_outputs */
 } omc_part;
 
-/* Memory of the arena that a value and its aliases share, live as a slot is. */
+/* Memory of the arena that a value and its aliases share, live as a slot is. Of one that several
+ * backwards read that is longer than any of them needs it: last[b] is the last step of backward `b`
+ * that reads or writes it, UINT32_MAX: it does not. */
 typedef struct omc_live_range {
   uint32_t begin, end;
   size_t bytes;
+  uint32_t *last;
 } omc_live_range;
 
 typedef struct omc_liveness {

@@ -52,7 +52,8 @@ omc_status omc_run_enter(omc_run *run, omc_backward *backward) OMC_MUST_USE;
  * before anything is done (OMC_EINVALID): the run is then as it was. */
 omc_status omc_run_backward(omc_run *run, const omc_backward *backward) OMC_MUST_USE;
 
-/* Ends a backward that was begun and will not run: the run is as it was. */
+/* Ends a backward that was begun and will not run: the run is as it was, but for the queue that its
+ * arena is freed in. */
 void omc_run_leave(omc_run *run, const omc_backward *backward);
 
 const omc_plan *omc_run_plan(const omc_run *run);

@@ -77,8 +77,8 @@ static void set_threads(params *p, int64_t planes, const int64_t *sizes, int64_t
 static omc_status kernel_of(omc_cuda_device *device, const omc_node *node, bool narrow,
                             omc_dtype tap, const char *name, omc_cuda_kernel *out) {
   const char *const last = omc_is_channels_last(node) ? "_last" : "";
-  return omc_cuda_kernel_of(device, "pool", omc_in(node, 0)->type.dtype, types_of(narrow, tap), name,
-                            last, out);
+  return omc_cuda_kernel_of(device, "pool", omc_in(node, 0)->type.dtype, types_of(narrow, tap),
+                            name, last, out);
 }
 
 static omc_status params_pool(omc_cuda_device *device, const omc_node *node, const omc_shape *x,

@@ -186,7 +186,8 @@ struct pool_taps {
 
 /* Where tap number `tap` of a window is in its plane, if it is one. */
 OMC_INLINE index_t place_of_tap(const omc_pool &p, const index_t (&window)[3], index_t tap) {
-  const index_t row = quotient(tap, p.axis[2].by_kernel), layer = quotient(row, p.axis[1].by_kernel);
+  const index_t row = quotient(tap, p.axis[2].by_kernel),
+                layer = quotient(row, p.axis[1].by_kernel);
   const index_t taps[] = {layer, row - layer * (index_t)p.axis[1].kernel,
                           tap - row * (index_t)p.axis[2].kernel};
   index_t place = 0;

@@ -112,7 +112,7 @@ class Runner:
         self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.undifferentiable = [k for k in range(self.n_results) if not lowered.differentiable[k]]
-        self.arena_bytes = self.live_bytes = 0  # of the largest plan used
+        self.arena_bytes = self.lent_bytes = self.live_bytes = 0  # of the largest plan used
         self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
         self._apart = grouped(custom)
@@ -203,8 +203,8 @@ class Runner:
         found = self._planned
         if found is None or found.plan is not plan:
             found = self._planned = _Planned(self, plan)
-            self.arena_bytes = max(self.arena_bytes, plan.arena_bytes)
-            self.live_bytes = max(self.live_bytes, plan.live_bytes)
+            if plan.live_bytes >= self.live_bytes:
+                self.live_bytes, self.arena_bytes, self.lent_bytes = plan.live_bytes, plan.arena_bytes, plan.lent_bytes
         return found
 
     def backward(self, planned: _Planned, mask: Mask) -> _Backward:

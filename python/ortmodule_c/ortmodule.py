@@ -403,8 +403,8 @@ class ORTModule(Wrapper):
             the seconds of each stage of planning, ``specialize_seconds`` to ``plan_seconds``; ``replays``, the
             forwards and backwards that a GPU repeated as CUDA graphs; ``plans_cached``, ``runs_live`` and the
             ``constant_bytes`` that plans hold now; and of the largest plan used ``live_bytes``, the most that its
-            values take at once, and ``arena_bytes``, what it asks for to hold those that do not lie in the memory of
-            gradients yet to come.
+            values take at once, and what a run holds for them: ``arena_bytes`` and ``lent_bytes``, the memory of
+            gradients that are yet to come.
         """
         first, second = self._ort_made, self._ort_second
         return totals(

@@ -23,6 +23,9 @@ OF_A_SESSION = (
     "runs_live",
 )
 
+# Of the largest plan of a graph.
+OF_A_PLAN = ("arena_bytes", "lent_bytes", "live_bytes")
+
 
 def totals(
     exported: Iterable[Runner], by_dynamo: Iterable[Runner], export_seconds: float, graph_breaks: int
@@ -34,8 +37,7 @@ def totals(
         "dynamo_graphs": len(second),
         "graph_breaks": graph_breaks,
         "export_seconds": export_seconds,
-        "arena_bytes": max([r.arena_bytes for r in (*first, *second)], default=0),
-        "live_bytes": max([r.live_bytes for r in (*first, *second)], default=0),
+        **{name: max([getattr(r, name) for r in (*first, *second)], default=0) for name in OF_A_PLAN},
         **dict.fromkeys(OF_A_SESSION, 0),
     }
     for runner in (*first, *second):

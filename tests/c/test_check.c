@@ -177,6 +177,7 @@ CORRUPT_OVER(a_result_apart_from_its_input, "has its place in an input", {
 })
 CORRUPT_OVER(an_input_not_written_over, "result not given", {
   slot(plan, "new")->place = OMC_AT_ARENA;
+  slot(plan, "new")->index = 0;
   slot(plan, "new")->offset = omc_round_up(plan->arena_bytes, 64);
   plan->arena_bytes = slot(plan, "new")->offset + slot(plan, "new")->bytes;
 })

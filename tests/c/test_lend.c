@@ -96,6 +96,41 @@ TEST(lend_only_what_every_backward_gives) {
   omc_plan_release(plan);
 }
 
+/* Each backward is done with %a and %b before it gives %gx, though the other reads them later. */
+TEST(lend_what_several_backwards_read) {
+  omc_plan *plan = make(
+      "input %x : f32[32,32] grad\n"
+      "grad %g of 0 : f32[32,32]\n"
+      "grad %h of 1 : f32[32,32]\n"
+      "%a = Exp(%x)\n"
+      "%b = Sin(%a)\n"
+      "%y = Mul(%a, %b)\n"
+      "%z = Add(%a, %b)\n"
+      "backward:\n"
+      "%gb = Mul(%g, %b)\n"
+      "%gc = Mul(%gb, %a)\n"
+      "%gx = Neg(%gc)\n"
+      "backward 1:\n"
+      "%hb = Mul(%h, %b)\n"
+      "%hc = Mul(%hb, %a)\n"
+      "%hx = Neg(%hc)\n"
+      "return %y, %z grads %gx, %hx\n",
+      false);
+  REQUIRE(plan);
+  CHECK(plan->lends[0] && plan->consumes);
+  CHECK(slot(plan, "a")->place == OMC_AT_LENT || slot(plan, "b")->place == OMC_AT_LENT);
+  plan->consumes = false;
+  CHECK_STATUS(omc_plan_check(plan), EINTERNAL);
+  CHECK_CONTAINS(omc_status_detail(), "may run backward again");
+  plan->consumes = true;
+  slot(plan, "gb")->place = slot(plan, "hc")->place = OMC_AT_LENT; /* read as %gx is written */
+  slot(plan, "gc")->place = OMC_AT_LENT;
+  slot(plan, "gb")->index = slot(plan, "gc")->index = slot(plan, "hc")->index = 0;
+  slot(plan, "gb")->offset = slot(plan, "gc")->offset = slot(plan, "hc")->offset = 0;
+  CHECK_STATUS(omc_plan_check(plan), EINTERNAL);
+  omc_plan_release(plan);
+}
+
 TEST(lend_nothing_small) {
   omc_plan *plan = make(
       "input %x : f32[31,32] grad\n"
@@ -133,13 +168,13 @@ static void move_to(omc_plan *plan, const char *name, uint32_t lender) {
 }
 
 CORRUPT(what_is_read_when_the_gradient_is_written, "written over a value that is live", {
-  move_to(plan, "b", 1), plan->lends[1] = true;
+  move_to(plan, "b", 1), plan->lends[1] = true, plan->lent_bytes += SQUARE;
   for (uint32_t i = 0; i < plan->n_saved; i++)
     if (plan->saved[i].lender == 0) plan->saved[i].lender = 1;
 })
 CORRUPT(what_is_written_after_the_gradient, "written over a gradient",
-        { move_to(plan, "c", 1), plan->lends[1] = true; })
-CORRUPT(what_does_not_lend, "outside of what is lent", { plan->lends[0] = false; })
+        { move_to(plan, "c", 1), plan->lends[1] = true, plan->lent_bytes += SQUARE; })
+CORRUPT(what_does_not_lend, "saved where there is no memory", { plan->lends[0] = false; })
 CORRUPT(what_is_no_input, "outside of what is lent", { slot(plan, "b")->index = 2; })
 CORRUPT(what_is_larger, "outside of what is lent", { slot(plan, "b")->offset = 64; })
 CORRUPT(what_is_misaligned, "not aligned", { slot(plan, "c")->offset = 4; })
@@ -147,21 +182,26 @@ CORRUPT(what_shares_memory, "written over a value that is live", { move_to(plan,
 CORRUPT(saved_elsewhere, "not among what is saved", {
   for (uint32_t i = 0; i < plan->n_saved; i++) plan->saved[i].lender = OMC_NO_LENDER;
 })
+CORRUPT(saved_past_its_end, "saved where there is no memory", { plan->saved[0].offset += 1 << 20; })
+CORRUPT(saved_in_what_is_no_input, "saved where there is no memory",
+        { plan->saved[0].lender = 77; })
+CORRUPT(lent_bytes_miscounted, "miscounted", { plan->lent_bytes = 0; })
+CORRUPT(lending_denied, "miscounted", { plan->lends_any = false; })
+CORRUPT(another_arena, "in another arena", { slot(plan, "a")->index = 1; })
 CORRUPT(consumed_silently, "may run backward again", { plan->consumes = false; })
 
 /* ---- runs ---- */
 
-static const char *layers =
-    "input %x : f32[32,32]\n"
-    "input %u : f32[32,32] grad\n"
-    "input %v : f32[32,32] grad\n"
-    "input %w : f32[32,32] grad\n"
-    "%a = MatMul(%x, %u)\n"
-    "%b = Tanh(%a)\n"
-    "%c = MatMul(%b, %v)\n"
-    "%d = Tanh(%c)\n"
-    "%y = MatMul(%d, %w)\n"
-    "return %y\n";
+#define LAYER(x, n)             \
+  "%t" n " = Transpose(%" x     \
+  ") {perm=[1, 0]}\n"           \
+  "%a" n " = Mul(%t" n ", %w" n \
+  ")\n"                         \
+  "%b" n " = Tanh(%a" n ")\n"
+#define WEIGHT(n) "input %w" n " : f32[32,32] grad\n"
+static const char *layers = "input %x : f32[32,32]\n" WEIGHT("1") WEIGHT("2") WEIGHT("3")
+    WEIGHT("4") LAYER("x", "1") LAYER("b1", "2") LAYER("b2", "3") LAYER("b3", "4") "return %b4\n";
+enum { N_IN = 5 };
 
 typedef float square[32 * 32];
 
@@ -169,41 +209,47 @@ typedef struct scene {
   omc_session *session;
   omc_plan *plan;
   omc_run *run;
-  square in[4], y, dy, lent[4], results[4], expected[4];
+  square in[N_IN], y, dy, lent[N_IN], results[N_IN], expected[N_IN];
 } scene;
 
 static omc_status plan_layers(const omc_allocator *allocator, bool retain_graph, omc_session **s,
                               omc_plan **plan) {
-  const omc_type type = {OMC_F32, {2, {32, 32}}}, types[] = {type, type, type, type};
-  const bool in_grads[] = {false, true, true, true}, out_grads[] = {true};
+  omc_type types[N_IN];
+  bool in_grads[N_IN];
+  for (int i = 0; i < N_IN; i++) types[i] = (omc_type){OMC_F32, {2, {32, 32}}}, in_grads[i] = i > 0;
+  const bool out_grads[] = {true};
   const omc_signature signature = {types, in_grads, out_grads, 1, retain_graph, false};
   OMC_TRY(omc_session_create(layers, strlen(layers), NULL, NULL, NULL, omc_provider_host(),
                              allocator, 2, s));
   return omc_session_plan(*s, &signature, plan);
 }
 
+static void point(square *of, void **out) {
+  for (int i = 0; i < N_IN; i++) out[i] = of[i];
+}
+
 static omc_status go_forward(scene *c, void *queue) {
-  void *in[] = {c->in[0], c->in[1], c->in[2], c->in[3]}, *out[] = {c->y};
-  void *lent[] = {NULL, c->lent[1], c->lent[2], c->lent[3]};
+  void *in[N_IN], *out[] = {c->y}, *lent[N_IN];
+  point(c->in, in), point(c->lent, lent);
   return omc_run_forward(c->plan, in, out, lent, 1, queue, &c->run);
 }
 
 /* A backward that has begun, with the results where they must be. */
 static omc_status go_back(scene *c, const omc_backward *begun) {
-  void *in[] = {c->in[0], c->in[1], c->in[2], c->in[3]}, *out[] = {c->y}, *grads[] = {c->dy};
-  void *results[4] = {NULL};
-  for (int i = 1; i < 4; i++)
-    results[i] = begun->takes_lent && c->plan->lends[i] ? c->lent[i] : c->results[i];
+  void *in[N_IN], *out[] = {c->y}, *grads[] = {c->dy}, *results[N_IN];
+  point(c->in, in), point(c->results, results);
+  for (int i = 0; i < N_IN; i++)
+    if (begun->takes_lent && c->plan->lends[i]) results[i] = c->lent[i];
   omc_backward b = *begun;
   b.inputs = in, b.outputs = out, b.grads = grads, b.results = results;
   OMC_TRY(omc_run_backward(c->run, &b));
-  for (int i = 1; i < 4; i++) memcpy(c->results[i], results[i], sizeof c->results[i]);
+  for (int i = 1; i < N_IN; i++) memcpy(c->results[i], results[i], sizeof c->results[i]);
   return OMC_OK;
 }
 
 static bool right(const scene *c) {
   bool same = true;
-  for (int i = 1; i < 4; i++) same &= !memcmp(c->results[i], c->expected[i], sizeof(square));
+  for (int i = 1; i < N_IN; i++) same &= !memcmp(c->results[i], c->expected[i], sizeof(square));
   return same;
 }
 
@@ -213,7 +259,7 @@ static void spoil(scene *c) { memset(c->results, 0xff, sizeof c->results); }
 static bool begin(scene *c) {
   memset(c, 0, sizeof *c);
   float *all = c->in[0];
-  for (int i = 0; i < 6 * 32 * 32; i++) all[i] = 0.05f * (float)(i % 23) - 0.5f;
+  for (int i = 0; i < (N_IN + 2) * 32 * 32; i++) all[i] = 0.05f * (float)(i % 23) - 0.5f;
   omc_session *s = NULL;
   bool ok = CHECK_OK(plan_layers(omc_default_allocator(), true, &s, &c->plan)) &&
             CHECK_OK(go_forward(c, NULL));
@@ -275,8 +321,8 @@ TEST(lend_run_that_leaves_is_as_it_was) {
     without.takes_lent = false; /* so that it gets other memory */
     omc_backward wrong = without;
     wrong.takes_lent = true;
-    void *in[] = {c.in[0], c.in[1], c.in[2], c.in[3]}, *out[] = {c.y}, *grads[] = {c.dy};
-    void *results[] = {NULL, c.results[1], c.results[2], c.results[3]};
+    void *in[N_IN], *out[] = {c.y}, *grads[] = {c.dy}, *results[N_IN];
+    point(c.in, in), point(c.results, results);
     wrong.inputs = in, wrong.outputs = out, wrong.grads = grads, wrong.results = results;
     CHECK_STATUS(omc_run_backward(c.run, &wrong), EINVALID);
     CHECK_CONTAINS(omc_status_detail(), "goes elsewhere than what forward was lent");
@@ -313,7 +359,8 @@ TEST(lend_forward_needs_what_it_is_lent) {
   scene c;
   omc_run *run = NULL;
   if (begin(&c)) {
-    void *in[] = {c.in[0], c.in[1], c.in[2], c.in[3]}, *out[] = {c.y}, *lent[4] = {NULL};
+    void *in[N_IN], *out[] = {c.y}, *lent[N_IN] = {NULL};
+    point(c.in, in);
     CHECK_STATUS(omc_run_forward(c.plan, in, out, NULL, 1, NULL, &run), EINVALID);
     CHECK_STATUS(omc_run_forward(c.plan, in, out, lent, 1, NULL, &run), EINVALID);
     CHECK_CONTAINS(omc_status_detail(), "lends memory and it was not given");

@@ -39,7 +39,7 @@ typedef struct pool_job {
   const void *params;
   const storage_t *x;
   storage_t *y;
-  int64_t *indices;    /* NULL: not wanted, as the next */
+  int64_t *indices; /* NULL: not wanted, as the next */
   void *taps;
   acc_t *scratch;      /* for each thread a row of columns, and then the sums of a plane */
   int threads;         /* gradient of averages */
