@@ -25,6 +25,16 @@ static omc_status no_windows(const omc_node *node, const omc_shape *x, const omc
                 omc_shape_text(&kernel, window, sizeof window));
 }
 
+/* Taps are counted in 32 bits. */
+static omc_status check_taps(const omc_node *node, const omc_pool_form *g) {
+  int64_t taps = 1;
+  for (int32_t i = 0; i < OMC_POOL_AXES; i++)
+    if (__builtin_mul_overflow(taps, g->kernel[i], &taps) || taps > INT32_MAX)
+      OMC_NODE_FAIL(node, EUNSUPPORTED, "a window of %lld x %lld x %lld: 32 bits count its taps",
+                    (long long)g->kernel[0], (long long)g->kernel[1], (long long)g->kernel[2]);
+  return OMC_OK;
+}
+
 static omc_status read_windows(const omc_node *node, const omc_shape *x, omc_pool_form *g) {
   const int32_t n = g->axes, from = OMC_POOL_AXES - n;
   const uint32_t axes = (uint32_t)n;
@@ -45,6 +55,7 @@ static omc_status read_windows(const omc_node *node, const omc_shape *x, omc_poo
     g->with_pad = omc_node_int(node, "count_include_pad") != 0;
     g->divisor = omc_node_int(node, "divisor_override");
   }
+  if (node->op == OMC_OP_MaxPool || node->op == OMC_OP_MaxPoolGrad) OMC_TRY(check_taps(node, g));
   for (int32_t i = 0; i < OMC_POOL_AXES; i++) {
     g->out[i] = windows(g, i, omc_node_int(node, "ceil_mode") != 0);
     if (g->out[i] < 1) return no_windows(node, x, g);

@@ -265,7 +265,8 @@ static omc_status overwrite(checker *c, const omc_slot *at, uint32_t v, uint32_t
     }
     const bool read =
         (v != NOTHING && content == c->content[v]) || (step && reads_content(c, step, content));
-    if (content != shared && (gradient ? read : slot->end >= c->step))
+    const bool needed = gradient ? read || slot->begin == c->step : slot->end >= c->step;
+    if (content != shared && needed)
       return broken(c, "written over a value that is live", v, content);
     c->intact[content] = false;
   }

@@ -122,7 +122,7 @@ static uint32_t peak_of(const size_t *live, uint32_t n_steps) {
   return peak;
 }
 
-/* What was asked for first is the best so far, if it spares more: `n` blocks. */
+/* The first n blocks that were lent memory are the best so far, if they spare more. */
 static void note_best(lending *l, const uint32_t *lent, uint32_t n, size_t spared) {
   if (spared <= l->best_spared) return;
   l->best_spared = spared;

@@ -179,6 +179,25 @@ CORRUPT(what_is_no_input, "outside of what is lent", { slot(plan, "b")->index = 
 CORRUPT(what_is_larger, "outside of what is lent", { slot(plan, "b")->offset = 64; })
 CORRUPT(what_is_misaligned, "not aligned", { slot(plan, "c")->offset = 4; })
 CORRUPT(what_shares_memory, "written over a value that is live", { move_to(plan, "a", 0); })
+
+TEST(lend_check_rejects_another_output_of_the_step) {
+  omc_plan *plan = make(
+      "input %x : f32[32,32] grad\n"
+      "grad %g of 0 : f32[32,64]\n"
+      "const %halves : i64[2] = [32, 32]\n"
+      "%y = Concat(%x, %x) {axis=1}\n"
+      "backward:\n"
+      "%p, %gx = Split(%g, %halves) {axis=1}\n"
+      "return %y grads %gx\n",
+      false);
+  REQUIRE(plan);
+  plan->lends[0] = plan->lends_any = true, plan->lent_bytes = SQUARE;
+  move_to(plan, "p", 0);
+  CHECK_STATUS(omc_plan_check(plan), EINTERNAL);
+  CHECK_CONTAINS(omc_status_detail(), "written over a value that is live");
+  omc_plan_release(plan);
+}
+
 CORRUPT(saved_elsewhere, "not among what is saved", {
   for (uint32_t i = 0; i < plan->n_saved; i++) plan->saved[i].lender = OMC_NO_LENDER;
 })

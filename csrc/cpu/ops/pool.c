@@ -12,9 +12,9 @@
 
 typedef struct max_params {
   omc_pool_form form;
-  const int64_t *place; /* by tap: elements from where a window starts */
   int64_t taps;
-  bool narrow; /* numbers of taps are stored in 8 bits, else in 32 */
+  bool narrow;    /* numbers of taps are stored in 8 bits, else in 32 */
+  int64_t *place; /* by tap, if they are: elements from where a window starts */
 } max_params;
 
 typedef struct average_params {
@@ -23,6 +23,13 @@ typedef struct average_params {
   const omc_pool_window *windows[OMC_POOL_AXES]; /* `out` of them */
   bool of_rows;                                  /* whole rows, which lie one after the other */
 } average_params;
+
+/* Elements from where a window starts to one of its taps. */
+static inline int64_t place_of_tap(const omc_pool_form *f, int64_t tap) {
+  const int64_t row = tap / f->kernel[2], kz = row / f->kernel[1], ky = row % f->kernel[1];
+  return (kz * f->dilation[0] * f->in[1] + ky * f->dilation[1]) * f->in[2] +
+         tap % f->kernel[2] * f->dilation[2];
+}
 
 /* Elements of all axes. */
 static inline int64_t product_of(const int64_t *dims) { return dims[0] * dims[1] * dims[2]; }
@@ -81,6 +88,10 @@ OMC_INLINE vacc_t vld_step(const storage_t *p, int64_t step) {
   vacc_t v = {0};
   for (int i = 0; i < OMC_VL; i++) v[i] = ld(p + i * step);
   return v;
+}
+
+static inline int64_t place_from_start(const max_params *p, int64_t tap) {
+  return p->narrow ? p->place[tap] : place_of_tap(&p->form, tap);
 }
 
 static inline int64_t load_tap(const max_params *p, const void *taps, int64_t i) {
@@ -234,7 +245,7 @@ static void store_taps(const pool_job *j, const acc_bits_t *at, int64_t n, int64
   for (int64_t k = 0; narrow && k < n; k++) narrow[k] = (uint8_t)at[k];
   for (int64_t k = 0; wide && k < n; k++) wide[k] = (int32_t)at[k];
   for (int64_t k = 0; j->indices && k < n; k++)
-    j->indices[to + k] = start + k * p->form.stride[2] + p->place[at[k]];
+    j->indices[to + k] = start + k * p->form.stride[2] + place_from_start(p, at[k]);
 }
 
 static void max_rows(omc_range range, void *ctx) {
@@ -273,7 +284,7 @@ OMC_KERNEL(MaxPool, args) {
  * or not inside. */
 OMC_INLINE int64_t place_of(const max_params *p, int64_t start, int64_t tap, int64_t in) {
   if (tap < 0 || tap >= p->taps) return -1;
-  const int64_t place = start + p->place[tap];
+  const int64_t place = start + place_from_start(p, tap);
   return place < in ? place : -1;
 }
 
@@ -312,7 +323,8 @@ static omc_status tell_stray(const omc_kernel_args *args, const max_params *p, c
     const out_row row = out_row_of(f->out, i / f->out[2]);
     const int64_t tap = load_tap(p, taps, i), start = window_start(f, row, i % f->out[2]);
     if (place_of(p, start, tap, product_of(f->in)) < 0)
-      OMC_FAIL(EINDEX, "'%s': tap %lld at position %lld is none of the %lld of its window",
+      OMC_FAIL(EINDEX,
+               "'%s': tap %lld at position %lld is none of the %lld of its window, or outside",
                args->node, (long long)tap, (long long)i, (long long)p->taps);
   }
   return OMC_OK;
@@ -499,17 +511,9 @@ static omc_status max_params_of(const omc_node *node, const omc_shape *x, omc_ar
   OMC_TRY(omc_pool_form_of(node, x, f));
   p->taps = omc_pool_taps(f);
   p->narrow = omc_pool_tap_dtype(f) == OMC_U8;
-  if (p->taps > INT32_MAX)
-    OMC_NODE_FAIL(node, EUNSUPPORTED, "a window of %lld taps: 32 bits count them",
-                  (long long)p->taps);
-  int64_t *place = OMC_NEW_ARRAY(arena, int64_t, p->taps);
-  if (!place) return no_memory(node);
-  for (int64_t t = 0; t < p->taps; t++) {
-    const int64_t y = t / f->kernel[2], kz = y / f->kernel[1], ky = y % f->kernel[1];
-    place[t] = (kz * f->dilation[0] * f->in[1] + ky * f->dilation[1]) * f->in[2] +
-               t % f->kernel[2] * f->dilation[2];
-  }
-  p->place = place;
+  p->place = OMC_NEW_ARRAY(arena, int64_t, p->narrow ? p->taps : 0);
+  if (!p->place) return no_memory(node);
+  for (int64_t t = 0; p->narrow && t < p->taps; t++) p->place[t] = place_of_tap(f, t);
   return OMC_OK;
 }
 

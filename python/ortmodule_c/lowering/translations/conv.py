@@ -130,13 +130,14 @@ def max_pool_indices(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> list[Val]:
-    return b.emit_all(
+    y, indices, _taps = b.emit_all(
         "MaxPool",
         x,
         **_window(b, kernel_size, stride, padding),
         dilations=_spread(dilation, _axes(b)),
         ceil_mode=int(ceil_mode),
     )
+    return [y, indices]
 
 
 @translates(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
