@@ -76,7 +76,7 @@ def test_dropout_goes_by_the_order_of_elements_that_the_module_has(gpu: Gpu) -> 
 def test_the_cpu_has_no_kernels_of_them() -> None:
     x = normal(2, 7, 9, 3, dtype=torch.float32)
     with pytest.raises(NotImplementedError, match=r"MaxPool.*: cpu has no kernel for channels_last=1"):
-        _C.Session(text("MaxPool", x, "kernel_shape=[2, 2], channels_last=1"), {}).plan([x], [False], [False, False])
+        _C.Session(text("MaxPool", x, "kernel_shape=[2, 2], channels_last=1"), {}).plan([x], [False], [False] * 3)
 
 
 class Named(NamedTuple):
@@ -141,7 +141,7 @@ class Program:
     def largest(self, x: Named) -> None:
         n, c, h, w = x.shape
         made = (n, c, (h - 1) // 2 + 1, w)
-        self.node("MaxPool", [x], made, 1, kernel_shape=[3, 1], strides=[2, 1], pads=[1, 0, 1, 0])
+        self.node("MaxPool", [x], made, 2, kernel_shape=[3, 1], strides=[2, 1], pads=[1, 0, 1, 0])
 
     def average(self, x: Named) -> None:
         shape = (*x.shape[:2], x.shape[2], 1)
