@@ -1,6 +1,6 @@
 /* Lending: memory for the gradient of an input is asked for before forward, and holds other values
  * until the gradient is written. What forward saves is gone, bit by bit, as gradients are written,
- * so that a step needs little more than the larger of the two, where it would need their sum. */
+ * so that a step need not have room for all of both. */
 #include "plan/layout.h"
 
 enum {

@@ -117,20 +117,31 @@ static int read_pointers(const omc_module *m, const omc_provider *provider, PyOb
 
 static omc_value *result_value(const omc_graph *g, uint32_t k) { return g->result->in[k].value; }
 
-/* Appends memory for the gradients of a backward, in the order of the inputs, to a list that is
- * made where there is none: new tensors for inputs that are `wanted` (NULL: all), else None. */
-static int new_results(const omc_module *m, const plan_object *self, uint32_t backward,
-                       const bool *wanted, void *queue, void **pointers, PyObject **list) {
+/* Memory for the gradient of input i: the tensor that was lent, if it was, else a new one. */
+static PyObject *result_memory(const omc_module *m, const plan_object *self, uint32_t i,
+                               const omc_type *type, PyObject *lent, void *queue, void **out) {
+  omc_type same;
+  if (!lent || !self->plan->lends[i])
+    return omc_tensor_new(m, self->plan->provider, type, queue,
+                          &self->requests[self->plan->graph->n_outputs + i], out);
+  PyObject *tensor = PyList_GetItem(lent, i);
+  if (!tensor || omc_tensor_read(m, self->plan->provider, tensor, out, &same) < 0) return NULL;
+  return Py_NewRef(tensor);
+}
+
+/* A list of memory for the gradients of a backward, in the order of the inputs: of those that are
+ * `wanted` (NULL: all), else None. What was lent to forward (NULL: nothing) is taken over. */
+static PyObject *new_results(const omc_module *m, const plan_object *self, uint32_t backward,
+                             const bool *wanted, PyObject *lent, void *queue, void **pointers) {
   const omc_graph *g = self->plan->graph;
-  *list = PyList_New(0);
-  for (uint32_t i = 0; *list && i < g->n_inputs; i++) {
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list && i < g->n_inputs; i++) {
     const uint32_t r = g->n_outputs + backward * g->n_inputs + i;
     const omc_value *v = r < g->result->n_in && (!wanted || wanted[i]) ? result_value(g, r) : NULL;
-    omc_append(list, v ? omc_tensor_new(m, self->plan->provider, &v->type, queue,
-                                        &self->requests[g->n_outputs + i], &pointers[i])
-                       : Py_NewRef(Py_None));
+    omc_append(&list, v ? result_memory(m, self, i, &v->type, lent, queue, &pointers[i])
+                        : Py_NewRef(Py_None));
   }
-  return *list ? 0 : -1;
+  return list;
 }
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
@@ -155,7 +166,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
                               : omc_tensor_new(m, p, &result_value(g, k)->type, queue,
                                                &self->requests[k], &out[k]));
   }
-  if (!outputs || new_results(m, self, 0, self->plan->lends, queue, lent_at, &lent) < 0) goto done;
+  if (!outputs || !(lent = new_results(m, self, 0, self->plan->lends, NULL, queue, lent_at)))
+    goto done;
   omc_run *run = NULL;
   omc_status status;
   Py_BEGIN_ALLOW_THREADS
@@ -253,52 +265,26 @@ done:
   return result;
 }
 
-/* Puts what was lent to forward where there is None for it. */
-static int put_lent(const omc_module *m, const plan_object *self, PyObject *lent, void **pointers,
-                    PyObject *results) {
-  for (uint32_t i = 0; i < self->plan->graph->n_inputs; i++) {
-    omc_type type;
-    if (!self->plan->lends[i]) continue;
-    PyObject *tensor = PyList_GetItem(lent, i);
-    if (!tensor || omc_tensor_read(m, self->plan->provider, tensor, &pointers[i], &type) < 0 ||
-        PyList_SetItem(results, i, Py_NewRef(tensor)) < 0)
-      return -1;
-  }
-  return 0;
-}
-
-/* The gradients of a backward that has been read: in memory that was lent to forward where it may
- * be, else in new memory. */
+/* The gradients of a backward that has been read. */
 static PyObject *run_backward(const omc_module *m, const plan_object *self, PyObject *left,
                               omc_backward *b, void **grad_in) {
-  const omc_plan *plan = self->plan;
   omc_run *run = omc_run_object_get(m, left);
-  PyObject *results = NULL, *lent = NULL;
-  bool *wanted = NULL;
   omc_status status = omc_run_enter(run, b);
   if (status != OMC_OK) return omc_raise(m, status);
-  if (b->takes_lent) {
-    lent = omc_run_object_lent(left);
-    wanted = PyMem_Calloc(plan->graph->n_inputs + 1, sizeof *wanted);
-    for (uint32_t i = 0; wanted && i < plan->graph->n_inputs; i++) wanted[i] = !plan->lends[i];
-  }
-  if ((b->takes_lent && !wanted) ||
-      new_results(m, self, b->number, wanted, b->queue, grad_in, &results) < 0 ||
-      (b->takes_lent && put_lent(m, self, lent, grad_in, results) < 0)) {
-    if (!PyErr_Occurred()) PyErr_NoMemory();
+  PyObject *lent = b->takes_lent ? omc_run_object_lent(left) : NULL;
+  PyObject *results = new_results(m, self, b->number, NULL, lent, b->queue, grad_in);
+  if (!results) {
     omc_run_leave(run, b);
-    Py_CLEAR(results);
-  } else {
-    Py_BEGIN_ALLOW_THREADS
-    status = omc_run_backward(run, b);
-    Py_END_ALLOW_THREADS
-    if (status == OMC_OK && b->takes_lent) omc_run_object_drop_lent(left);
-    if (status != OMC_OK) {
-      Py_CLEAR(results);
-      omc_raise(m, status);
-    }
+    return NULL;
   }
-  PyMem_Free(wanted);
+  Py_BEGIN_ALLOW_THREADS
+  status = omc_run_backward(run, b);
+  Py_END_ALLOW_THREADS
+  if (status != OMC_OK) {
+    Py_DECREF(results);
+    return omc_raise(m, status);
+  }
+  if (lent) omc_run_object_drop_lent(left);
   return results;
 }
 

@@ -20,9 +20,10 @@ omc_status omc_run_forward(omc_plan *plan, void *const *inputs, void *const *out
                            void *const *lent, uint64_t seed, void *queue,
                            omc_run **out) OMC_MUST_USE;
 
-/* Copies what backwards read of the arena to `bytes`, plan->forward_bytes of them, and gives the
- * arena back, both in `queue`, which waits for forward's. To be called once, before any backward
- * (OMC_EINVALID where there is nothing left to copy); each backward then needs the bytes. */
+/* Copies what backwards read of the arena and of what was lent to `bytes`, plan->forward_bytes of
+ * them, and gives the arena back, both in `queue`, which waits for forward's. To be called once,
+ * before any backward (OMC_EINVALID where there is nothing left to copy); each backward then needs
+ * the bytes. */
 omc_status omc_run_pack(omc_run *run, void *bytes, void *queue) OMC_MUST_USE;
 
 /* What a backward is given. inputs and outputs: n_inputs and n_outputs pointers as given to
