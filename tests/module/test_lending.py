@@ -31,7 +31,7 @@ def lends(m: ORTModule) -> bool:
     return m.stats()["arena_bytes"] < m.stats()["live_bytes"]
 
 
-@pytest.mark.parametrize("rows", [1, WIDTH, 401])
+@pytest.mark.parametrize("rows", [0, 1, WIDTH, 401])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_step_is_eagers(rows: int, dtype: torch.dtype | None) -> None:
     eager, ours = pair(deep())
