@@ -208,12 +208,11 @@ omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scr
     OMC_FAIL(ENOMEM, "no memory to lay out %u values", plan->graph->n_values);
 
   for (uint32_t t = 0; t < l->n_steps; t++) workspace[t] = plan->steps[t].workspace_bytes;
-  OMC_TRY(omc_live_peak(l, alignment, workspace, live, &plan->live_bytes));
+  OMC_TRY(omc_live_bytes(l, alignment, workspace, live));
+  plan->live_bytes = live[omc_live_peak(live, l->n_steps)];
   fill_blocks(l, alignment, workspace, &s);
   OMC_TRY(omc_plan_lend(plan, s.blocks, l->n_ranges, live, scratch));
-  plan->bound_bytes = 0;
-  for (uint32_t t = 0; t < l->n_steps; t++)
-    if (live[t] > plan->bound_bytes) plan->bound_bytes = live[t];
+  plan->bound_bytes = live[omc_live_peak(live, l->n_steps)];
   find_layout(&s, plan->bound_bytes);
   plan->arena_bytes = s.best_bytes;
 

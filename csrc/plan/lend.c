@@ -115,13 +115,6 @@ static bool lend(lending *l, uint32_t block, size_t *asked) {
   return true;
 }
 
-static uint32_t peak_of(const size_t *live, uint32_t n_steps) {
-  uint32_t peak = 0;
-  for (uint32_t s = 1; s < n_steps; s++)
-    if (live[s] > live[peak]) peak = s;
-  return peak;
-}
-
 /* The first n blocks that were lent memory are the best so far, if they spare more. */
 static void note_best(lending *l, const uint32_t *lent, uint32_t n, size_t spared) {
   if (spared <= l->best_spared) return;
@@ -136,13 +129,13 @@ static void note_best(lending *l, const uint32_t *lent, uint32_t n, size_t spare
 static bool lend_all(lending *l, uint32_t *lent) {
   uint32_t n = l->n, n_lent = 0, n_worth = 0;
   size_t spared = 0, asked = 0;
-  const size_t most = l->all[peak_of(l->all, l->plan->n_steps)];
+  const size_t most = l->all[omc_live_peak(l->all, l->plan->n_steps)];
   for (uint32_t i = 0; i < l->n_lenders; i++)
     l->lenders[i].first = UINT32_MAX, l->lenders[i].top = 0;
   for (uint32_t i = 0; i < n; i++) l->left[i] = l->order[i];
   for (uint32_t s = 0; s < l->plan->n_steps; s++) l->live[s] = l->all[s];
   for (;;) {
-    const uint32_t peak = peak_of(l->live, l->plan->n_steps);
+    const uint32_t peak = omc_live_peak(l->live, l->plan->n_steps);
     const size_t now = most - l->live[peak];
     if (asked <= now + now / MOST_WASTED) spared = now, n_worth = n_lent;
     uint32_t i = 0;

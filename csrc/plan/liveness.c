@@ -302,7 +302,7 @@ omc_status omc_live_ranges(const omc_graph *g, bool retain_graph, omc_arena *kep
   return fill_last(&f, scratch);
 }
 
-/* ---- peak ---- */
+/* ---- bytes ---- */
 
 static bool add(size_t *live, size_t *total, uint32_t begin, uint32_t end, size_t bytes) {
   live[begin] += bytes; /* differences from step to step wrap around, their sums do not */
@@ -310,8 +310,8 @@ static bool add(size_t *live, size_t *total, uint32_t begin, uint32_t end, size_
   return omc_add_size(*total, bytes, total);
 }
 
-omc_status omc_live_peak(const omc_liveness *l, size_t alignment, const size_t *workspace,
-                         size_t *live, size_t *peak) {
+omc_status omc_live_bytes(const omc_liveness *l, size_t alignment, const size_t *workspace,
+                          size_t *live) {
   size_t total = 0;
   bool fits = true;
   for (uint32_t s = 0; s <= l->n_steps; s++) live[s] = 0;
@@ -322,10 +322,13 @@ omc_status omc_live_peak(const omc_liveness *l, size_t alignment, const size_t *
   for (uint32_t s = 0; workspace && s < l->n_steps; s++)
     fits &= add(live, &total, s, s, omc_round_up(workspace[s], alignment));
   if (!fits) OMC_FAIL(ENOMEM, "the values of a plan are larger than memory can be");
-  *peak = 0;
-  for (uint32_t s = 0; s < l->n_steps; s++) {
-    if (s > 0) live[s] += live[s - 1];
-    if (live[s] > *peak) *peak = live[s];
-  }
+  for (uint32_t s = 1; s < l->n_steps; s++) live[s] += live[s - 1];
   return OMC_OK;
+}
+
+uint32_t omc_live_peak(const size_t *live, uint32_t n_steps) {
+  uint32_t peak = 0;
+  for (uint32_t s = 1; s < n_steps; s++)
+    if (live[s] > live[peak]) peak = s;
+  return peak;
 }

@@ -67,11 +67,13 @@ typedef struct omc_liveness {
 omc_status omc_live_ranges(const omc_graph *g, bool retain_graph, omc_arena *kept,
                            omc_arena *scratch, omc_liveness *out) OMC_MUST_USE;
 
-/* The most bytes live at once: no layout is smaller. `alignment` is that of the provider, a power
- * of two; workspace[s], in bytes, is what the kernel of step s wants beside its operands, NULL: not
- * known yet. live[s] gets the bytes at step s, and has room for n_steps + 1. OMC_ENOMEM if the sum
- * of all is no size_t. */
-omc_status omc_live_peak(const omc_liveness *l, size_t alignment, const size_t *workspace,
-                         size_t *live, size_t *peak) OMC_MUST_USE;
+/* live[s] gets the bytes at step s, and has room for n_steps + 1. `alignment` is that of the
+ * provider, a power of two; workspace[s], in bytes, is what the kernel of step s wants beside its
+ * operands, NULL: not known yet. OMC_ENOMEM if the sum of all is no size_t. */
+omc_status omc_live_bytes(const omc_liveness *l, size_t alignment, const size_t *workspace,
+                          size_t *live) OMC_MUST_USE;
+
+/* The first step at which most is live, 0 if there is none: no layout is smaller than that. */
+uint32_t omc_live_peak(const size_t *live, uint32_t n_steps);
 
 #endif
