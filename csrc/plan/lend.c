@@ -3,12 +3,7 @@
  * so that a step need not have room for all of both. */
 #include "plan/layout.h"
 
-enum {
-  LEAST_LENT = 4096, /* bytes of a gradient that is worth asking */
-  /* Between forward and backward a run holds the arena and all that is lent. They may be larger
-   * than an arena without lending by this part of what the arena is spared. */
-  MOST_WASTED = 4
-};
+enum { LEAST_LENT = 4096 /* bytes of a gradient that is worth asking */ };
 
 /* Memory for a gradient. */
 typedef struct lender {
@@ -123,6 +118,11 @@ static void note_best(lending *l, const uint32_t *lent, uint32_t n, size_t spare
   for (uint32_t i = 0; i < n; i++) l->best[lent[i]] = l->blocks[lent[i]];
 }
 
+/* Between forward and backward a run holds all that it is lent, filled or not. That is memory which
+ * the gradients need in the end, so only several forwards that wait for their backwards are worse
+ * off: of more, the less is left empty. */
+static bool is_worth(size_t asked, size_t spared) { return asked <= 2 * spared; }
+
 /* Lends while there is a block at the step where most is live that finds room. What is needed
  * longest finds the fewest lenders, and is asked for first; what finds no room will not find any
  * later. Counts as far as it is worth it. Returns whether that is to the end. */
@@ -137,7 +137,7 @@ static bool lend_all(lending *l, uint32_t *lent) {
   for (;;) {
     const uint32_t peak = omc_live_peak(l->live, l->plan->n_steps);
     const size_t now = most - l->live[peak];
-    if (asked <= now + now / MOST_WASTED) spared = now, n_worth = n_lent;
+    if (is_worth(asked, now)) spared = now, n_worth = n_lent;
     uint32_t i = 0;
     while (i < n &&
            (l->blocks[l->left[i].block].begin > peak || l->blocks[l->left[i].block].end < peak))
