@@ -28,6 +28,7 @@ from torch._dynamo.variables.lazy import LazySymNodeFormatString
 from torch._dynamo.variables.misc import AutogradFunctionVariable, StringFormatVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._guards import TracingContext
+from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
 
 from .. import graphs  # noqa: F401  sets Dynamo's lock, which is exchanged below
@@ -67,6 +68,7 @@ _TOO_OLD = _SINCE if _ALONE.keys() - signature(torch.compile).parameters else ""
 _NOTHING = "TorchDynamo compiles nothing of it"
 _LOOP = re.compile(r"graph break in loop.*frame skipped: \S+ \((.*?) line (\d+)\)", re.DOTALL)
 _IN_LOOP = "a graph break in a loop leaves the function to Python; a submodule for the loop's body would be compiled"
+_CHECKS_ARGUMENTS = "a distribution checks its arguments, as it is not told validate_args=False"
 # What Dynamo says where it ends a graph early, because of a break that it has found further on.
 _IN_WORDS = {"step_unsupported": "a graph ends here, before what TorchDynamo cannot trace in what is called next"}
 _OTHERWISE = ", which TorchDynamo sees otherwise than eager"
@@ -146,6 +148,13 @@ def _hear() -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(_COMPILERS):
             logging.getLogger(name).addFilter(_keep_back)
+
+
+def _let_dynamo_change_pytorch() -> None:
+    """What Dynamo does to PyTorch before it first compiles, but for the checks of distributions, which it turns off."""
+    checks = Distribution._validate_args
+    eval_frame.TorchPatcher.patch()
+    Distribution.set_default_validate_args(checks)
 
 
 class _CompileLock:
@@ -235,6 +244,7 @@ class SecondWay:
 
     def __init__(self, module: nn.Module, options: DebugOptions, report: FallbackReport) -> None:
         _hear()
+        _let_dynamo_change_pytorch()
         self._name = type(module).__name__
         self._report = report
         self._whole = options.fallback == "error"
@@ -244,10 +254,11 @@ class SecondWay:
         # Layers of one class share a function.
         limit = options.max_graphs * max(Counter(id(type(m)) for m in module.modules()).values())
         limits = {"recompile_limit": limit, "accumulated_recompile_limit": 64 * limit}
-        # What Dynamo cannot compile is left to Python at the place where it is, hooks that are added are seen, and
-        # random numbers of NumPy are NumPy's.
+        # What Dynamo cannot compile is left to Python at the place where it is, and so is an assertion of a tensor,
+        # hooks that are added are seen, and random numbers of NumPy are NumPy's.
         settings = {
             "suppress_errors": not self._whole,
+            "rewrite_assert_with_torch_assert": False,
             "skip_nnmodule_hook_guards": False,
             "use_numpy_random_stream": True,
             "error_on_nested_fx_trace": False,  # in another thread: this one then runs a call in Python
@@ -422,6 +433,8 @@ def _in_words(why: BaseException | str) -> str:
     """A reason of Dynamo's in a line, with the user's line if it knows that."""
     text = str(why)
     text = "Data-dependent branching" if text.startswith("generic_jump") else first_lines(text)
+    if "distributions/constraints.py" in text:
+        text = _CHECKS_ARGUMENTS
     text = _IN_WORDS.get(text, text.replace(" Explanation: ", ": "))
     stack = getattr(why, "real_stack", None)
     return f"{text}, at {innermost((f.filename, f.lineno) for f in stack)}" if stack else text

@@ -36,10 +36,10 @@ from .translations.registry import aten
 _CHECKS = {
     aten._assert_tensor_metadata.default,
     aten._assert_scalar.default,
-    aten._assert_async.msg,
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 }
+_CHECKS_OF_VALUES = {aten._assert_async.default, aten._assert_async.msg}
 _WHOLE = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # unrolled over time they would be longer than worthwhile
 # Ops that refuse one sample, of four dims, that lies in memory as many of an image's channels do.
 _READS_STRIDES = {aten.max_pool3d.default, aten.max_pool3d_with_indices.default}
@@ -305,6 +305,8 @@ class _Lowering:
             self._set(node, self._env[source][i])  # type: ignore[index]
         elif node.target in _CHECKS:
             return
+        elif node.target in _CHECKS_OF_VALUES:
+            raise NotExportable(f"{node.target} raises an error that depends on the values of a tensor")
         elif isinstance(node.target, OpOverload):
             self._aten(node, node.target, memory)
         else:
