@@ -240,7 +240,9 @@ class Graphs:
                         self._last, self._changes = last, changes
                         vars(openings).update(vars(known))
                         raise
-            self.export_seconds += time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            logger.info("%s: a graph made in %.1f s", type(self._module).__name__, seconds)
+            self.export_seconds += seconds
             self._keep(graph)
             self._drop_forgotten()
             self._forget_numbers()

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TextIO, get_args
 
 logger = logging.getLogger("ortmodule_c")
 
@@ -32,6 +32,16 @@ _PYTHON_LEVELS = {
     LogLevel.FATAL: logging.CRITICAL,
 }
 
+
+class _Unheard(logging.StreamHandler[TextIO]):
+    """Writes to stderr what no handler of the program's own is told."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        heard = len(logger.handlers) > 1 or (logger.propagate and logging.root.handlers)
+        if not heard:
+            super().emit(record)
+
+
 Fallback = Literal["warn", "error"]
 Capture = Literal["auto", "export", "dynamo"]
 _PREFIX = "ORTMODULE_"
@@ -53,8 +63,9 @@ class DebugOptions:
     Parameters
     ----------
     log_level
-        Threshold of the logger ``ortmodule_c``, which all modules share; by default left as it is, at first that of
-        :mod:`logging`. The environment variable ``ORTMODULE_LOG_LEVEL`` wins.
+        Threshold of the logger ``ortmodule_c``, which all modules share, or its name; by default left as it is, at
+        first that of :mod:`logging`. What passes it is written to stderr if the program has no handler for it. The
+        environment variable ``ORTMODULE_LOG_LEVEL`` wins.
     save_onnx
         Write the exported, the joint and the optimized graph as ONNX files at the first run of each mode.
     onnx_prefix
@@ -76,7 +87,7 @@ class DebugOptions:
         logged at INFO; one that does not is warned about, or an error where `fallback` is ``"error"``.
     """
 
-    log_level: LogLevel | None = None
+    log_level: LogLevel | str | None = None
     save_onnx: bool = False
     onnx_prefix: str = ""
     save_path: str = ""
@@ -93,9 +104,14 @@ class DebugOptions:
                 )
         level = _from_environment("ORTMODULE_LOG_LEVEL", LogLevel.__members__)
         if level is not None:
-            self.log_level = LogLevel[level]
+            self.log_level = level
+        if isinstance(self.log_level, str):
+            if self.log_level not in LogLevel.__members__:
+                expected = ", ".join(LogLevel.__members__)
+                raise ValueError(f"log_level is {self.log_level!r}, expected one of {expected}")
+            self.log_level = LogLevel[self.log_level]
         if not isinstance(self.log_level, LogLevel | None):
-            raise TypeError(f"log_level is a {type(self.log_level).__name__}, expected LogLevel")
+            raise TypeError(f"log_level is a {type(self.log_level).__name__}, expected LogLevel or its name")
         self._choose("fallback", "ORTMODULE_FALLBACK", get_args(Fallback))
         self._choose("capture", "ORTMODULE_CAPTURE", get_args(Capture))
         for name, least in (("max_graphs", 1), ("verify", 0)):
@@ -134,7 +150,12 @@ class DebugOptions:
         """Where ONNX files go."""
         return Path(os.environ.get("ORTMODULE_SAVE_ONNX_PATH") or self.save_path or os.curdir)
 
-    @property
-    def python_level(self) -> int | None:
-        """`log_level` as a level of :mod:`logging`."""
-        return None if self.log_level is None else _PYTHON_LEVELS[self.log_level]
+    def set_logging(self) -> None:
+        """Let the logger tell what is asked for, if anything is."""
+        if not isinstance(self.log_level, LogLevel):
+            return
+        logger.setLevel(_PYTHON_LEVELS[self.log_level])
+        if not any(isinstance(h, _Unheard) for h in logger.handlers):
+            handler = _Unheard()
+            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+            logger.addHandler(handler)

@@ -111,8 +111,7 @@ class ORTModule(Wrapper):
         options = debug_options if debug_options is not None else DebugOptions()
         if not isinstance(options, DebugOptions):
             raise TypeError(f"debug_options is a {type(options).__name__}, expected DebugOptions")
-        if options.python_level is not None:
-            logger.setLevel(options.python_level)
+        options.set_logging()
         self._ort_options: DebugOptions = options
         self._ort_terms: Terms = Terms.of(precision, outputs)
         self._ort_report = FallbackReport(options.fallback)

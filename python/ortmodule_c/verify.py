@@ -51,7 +51,7 @@ class Row:
     problem: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """What :func:`verify` found.
 
@@ -77,6 +77,13 @@ class Verification:
         """Whether nothing has a problem; None if that cannot be told."""
         return not any(row.problem for row in self.rows) if self.comparable else None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.rows)} tensors: {self._verdict()}>"
+
+    def _verdict(self) -> str:
+        out = sum(bool(row.problem) for row in self.rows)
+        return "equal within rounding" if self.ok else f"{out} out" if self.comparable else "not comparable"
+
     def __str__(self) -> str:
         width = max([len(r.name) for r in self.rows] + [4])
         lines = [
@@ -87,8 +94,7 @@ class Verification:
             figures = " ".join(f"{_figure(x):>10}" for x in (r.distance, r.ours_from_exact, r.eager_from_exact))
             lines.append(f"{r.kind:9} {r.name:{width}} {figures}{'  ' + r.problem if r.problem else ''}")
         lines += self.notes
-        out = sum(bool(r.problem) for r in self.rows)
-        lines.append("equal within rounding" if self.ok else f"{out} out" if self.comparable else "not comparable")
+        lines.append(self._verdict())
         if self.place is not None:
             lines.append(str(self.place))
         return "\n".join(lines)

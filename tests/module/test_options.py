@@ -20,7 +20,9 @@ from wrapped import Function, mlp
 
 def test_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="log_level"):
-        DebugOptions(log_level="INFO")  # type: ignore[arg-type]
+        DebugOptions(log_level=20)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"log_level is .LOUD., expected one of VERBOSE, .* FATAL"):
+        DebugOptions(log_level="LOUD")
     with pytest.raises(ValueError, match="onnx_prefix"):
         DebugOptions(save_onnx=True)
     with pytest.raises(TypeError, match="onnx_prefix"):
@@ -72,10 +74,29 @@ def test_only_a_level_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch) 
         ORTModule(mlp())
         ORTModule(mlp(), DebugOptions(fallback="error"))
         assert logger.level == logging.INFO
-        ORTModule(mlp(), DebugOptions(log_level=LogLevel.ERROR))
+        ORTModule(mlp(), DebugOptions(log_level="ERROR"))
         assert logger.level == logging.ERROR
     finally:
         logger.setLevel(before)
+
+
+_TOLD = """
+import logging, sys, torch
+from torch import nn
+from ortmodule_c import DebugOptions, ORTModule
+if sys.argv[1] == "handled":
+    logging.basicConfig(format="handled %(message)s")
+for _ in range(2):
+    ORTModule(nn.Linear(2, 2), DebugOptions(log_level="INFO", verify=1))(torch.ones(1, 2)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(("handlers", "start"), [("none", "ortmodule_c: "), ("handled", "handled ")])
+def test_what_is_asked_for_is_told_once_without_a_handler_too(handlers: str, start: str) -> None:
+    run = subprocess.run([sys.executable, "-c", _TOLD, handlers], capture_output=True, text=True, check=True)
+    told = [line for line in run.stderr.splitlines() if "Linear: " in line]
+    assert all(line.startswith(start) for line in told)
+    assert [sum(what in line for line in told) for what in ("verified", "exported", "a graph made in")] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -67,8 +67,7 @@ def backend(graph: fx.GraphModule, examples: Sequence[Any], *, mode: Any = None,
         if name not in _OPTIONS:
             raise ValueError(f"option {name} is unknown, there are {', '.join(_OPTIONS)}")
     settings = DebugOptions(**options)
-    if settings.python_level is not None:
-        logger.setLevel(settings.python_level)
+    settings.set_logging()
     report = FallbackReport(settings.fallback)
     return Compiled(graph, examples, report, settings.max_graphs, Files(settings, report))
 
