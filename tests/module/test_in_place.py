@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule
+from ortmodule_c.capture.export import Captured
 from wrapped import Function, assert_same_step, pair
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
@@ -89,6 +90,43 @@ def test_views_with_no_element_in_common_are_written_and_read_natively() -> None
     eager, ours = pair(after_linear(forward))
     assert_same_step(eager, ours, torch.randn(4, 4))
     assert not ours.fallback_report()
+
+
+def shifted(ids: Tensor) -> Tensor:
+    z = ids.new_zeros(ids.shape)
+    z[..., 1:] = ids[..., :-1].clone()
+    z[..., 0] = 3
+    return z.masked_fill_(z == -1, 0)
+
+
+ASSIGNED: dict[str, tuple[bool, Callable[[Tensor], Tensor]]] = {  # whether the whole graph has to be made functional
+    "labels to what a decoder reads": (False, shifted),
+    "twice": (False, lambda ids: shifted(shifted(ids))),
+    "a part of a part": (False, lambda ids: ((z := ids.clone())[1:][:, -1].fill_(2), z)[1]),
+    "a part of what was assigned to": (False, lambda ids: ((z := ids + 1)[0].fill_(4), z[:, 1].copy_(z[0, 0]), z)[2]),
+    "from the column before": (False, lambda ids: ((z := ids.clone())[:, 1:].copy_(z[:, :-1].clone()), z * 1)[1]),
+    "counted from the end": (False, lambda ids: ((z := ids * 1)[:, -2:].copy_(ids[:, :1]), z[-1].fill_(5), z + 0)[2]),
+    "every second column": (False, lambda ids: ((z := ids * 1)[:, ::2].fill_(1), z + 0)[1]),
+    "what is assigned is read": (False, lambda ids: (z := ids * 1)[1:].copy_(ids[:-1] + 1) + z[1:]),
+    "bools": (False, lambda ids: ((z := ids > 2)[:, 0].fill_(True), z.long())[1]),
+    "a view that was there before": (True, lambda ids: (v := (z := ids * 1)[0], z[:, 1].copy_(z[:, 0]), v + z[1])[2]),
+    "the transpose": (True, lambda ids: ((z := ids * 1).mT[0].fill_(7), z + 0)[1]),
+    "an argument": (True, lambda ids: (ids[:, 0].fill_(6), ids + 0)[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+@pytest.mark.parametrize("row", ASSIGNED.items(), ids=lambda r: r[0])
+def test_integers_are_assigned_to_parts(row: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    name, (is_functional, assign) = row
+    made, functionalise = [], Captured.functionalise
+    monkeypatch.setattr(Captured, "functionalise", lambda c: (made.append(c), functionalise(c)))
+    eager, ours = pair(Function(lambda s, ids: (s.e(z := assign(ids) % 9), z + 0), e=nn.Embedding(9, 4)))
+    for shape in ((3, 4), (4, 4), (2, 7), (2, 2)):
+        ids = torch.randint(0, 9, shape)
+        assert_same_step(eager, ours, ids)
+    assert ours.stats()["graphs"] >= 1
+    assert bool(made) == is_functional, name
 
 
 @pytest.mark.filterwarnings("ignore:.*runs in PyTorch", "ignore:An output .* was resized")

@@ -28,7 +28,7 @@ from .builder import Builder
 from .draft import Draft, Val, check_sizes
 from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
-from .in_place import fits, functional, refuse_misfits, written
+from .in_place import assign_parts, fits, functional, refuse_misfits, written
 from .torch_call import CHANGES_STATISTICS, torch_call, used_results
 from .translations import TABLE
 from .translations.registry import aten
@@ -106,6 +106,7 @@ def lower(captured: Captured) -> Lowered:
     """
     try:
         refuse_misfits(captured.program.graph)
+        assign_parts(captured.program.graph)
         try:
             return _Lowering(captured).run()
         except NeedsFunctional:
