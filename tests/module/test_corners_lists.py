@@ -124,3 +124,17 @@ def test_equal_elements_have_no_deviation(dtype: torch.dtype) -> None:
     deviation = ORTModule(Function(lambda _, x: x.std(0)))(x)
     deviation.sum().backward()
     assert not deviation.any() and x.grad is not None and not x.grad.any()
+
+
+@pytest.mark.parametrize("dims", [0, 1, (0, 1)])
+def test_variance_of_large_elements_that_are_close(dims: int | tuple[int, int]) -> None:
+    """They are as many steps of float32 apart as would be lost in a rounded mean."""
+    x = torch.randn(300, 77) + 1e6
+    ours = ORTModule(Function(lambda _, x: x.var(dims)))(x)
+    torch.testing.assert_close(ours.double(), x.double().var(dims), rtol=1e-6, atol=0)
+
+
+def test_variance_of_equal_elements_is_not_below_zero() -> None:
+    x = torch.tensor([0.1, 1 / 3, 1e-30, 1e6 + 0.3]).expand(1001, 4).clone()
+    for function in (lambda _, x: x.var(0), lambda _, x: x.var(0).sqrt()):
+        assert not ORTModule(Function(function))(x).any()

@@ -114,6 +114,10 @@ def moments(b: Builder, x: Val, axes: list[int], correction: float) -> tuple[Val
         raise Unsupported(f"variance of {n} elements with correction {correction}")
     average, centered = _deviations(b, x, axes)
     variance = reduce(b, "ReduceMean", b.emit("Mul", centered, centered), axes, True)
+    if x.dtype != torch.float64:  # the mean of numbers that are large and close is too coarse
+        shift = reduce(b, "ReduceMean", centered, axes, True)
+        excess = b.emit("Min", b.emit("Mul", shift, shift), b.const(torch.finfo(x.dtype).max, x.dtype))
+        variance = b.emit("Relu", b.emit("Sub", variance, excess))
     if correction:
         variance = b.emit("Mul", variance, b.scalar(n / (n - correction), x.dtype))
     return average, variance, centered
