@@ -221,8 +221,11 @@ static int read_packed(const omc_module *m, const omc_plan *plan, PyObject *obje
       type.shape.dims[0] == (int64_t)plan->forward_bytes)
     return 0;
   char text[OMC_TYPE_TEXT];
-  PyErr_Format(PyExc_ValueError, "packed is %s where this plan saves %zu bytes",
-               omc_type_text(&type, text, sizeof text), plan->forward_bytes);
+  PyErr_Format(
+      PyExc_ValueError,
+      "packed is %s where this plan saves u8[%zu]: a hook of saved tensors has to give back "
+      "what it was given",
+      omc_type_text(&type, text, sizeof text), plan->forward_bytes);
   return -1;
 }
 

@@ -98,7 +98,12 @@ def transformed(s: Function, x: Tensor) -> Tensor:
     return s.l((z * 2).real + z.imag.sum())
 
 
-REFUSED = [hooked, checkpointed, conditional, prints, of_data_dependent_size, transformed]
+def scaled_by_an_element(s: Function, x: Tensor) -> Tensor:
+    largest = x.max().item()
+    return s.l(x) * largest
+
+
+REFUSED = [hooked, checkpointed, conditional, prints, of_data_dependent_size, transformed, scaled_by_an_element]
 
 
 @pytest.mark.parametrize("forward", REFUSED)
@@ -119,6 +124,11 @@ def test_why_a_module_goes_through_dynamo_is_told_once(forward: Any, capfd: pyte
     assert any(p in text for p in places for text in (why, *[r.name for r in ours.fallback_report()]))
     assert all(m.startswith("ortmodule_c: ") for m in messages)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_number_of_a_tensor_is_told_in_words() -> None:
+    with pytest.warns(UserWarning, match="TorchDynamo.*: a number that depends on the values of a tensor cannot be"):
+        ORTModule(Function(scaled_by_an_element, l=nn.Linear(4, 4)))(torch.randn(3, 4))
 
 
 def test_who_asks_for_dynamo_is_not_told_of_it() -> None:

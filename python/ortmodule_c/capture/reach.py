@@ -72,7 +72,7 @@ class Reach:
             except DynamicOutputShapeException:
                 self._known[key] = None  # of results whose sizes depend on values: no graph will hold them
             except Exception:
-                logger.warning("PyTorch does not say what %s differentiates: taken to be all its operands", op)
+                logger.info("PyTorch does not say what %s differentiates: taken to be all its operands", op)
                 logger.debug("what it says instead", exc_info=True)
                 self._known[key] = None
         return self._known[key]

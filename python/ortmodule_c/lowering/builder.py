@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .. import _C
 from ..capture.autocast_region import Region
@@ -187,7 +188,7 @@ class Builder:
     def _compute(self, expr: sympy.Expr) -> Val:
         if expr.is_Symbol:
             if expr not in self.draft.symbols:
-                raise NeedsStatic(f"size {expr} is not that of an input")
+                raise NeedsStatic(f"{_told(expr)} is not the size of an input")
             val, axis = self.draft.symbols[expr]
             shape = self.emit("Shape", val, start=axis, end=axis + 1)
             return self.emit("Squeeze", shape, self.const([0], torch.int64))
@@ -199,7 +200,7 @@ class Builder:
         if kind == "Pow" and expr.args[1].is_Integer and expr.args[1] > 0:
             return self._fold("Mul", [self._expr(expr.args[0])] * int(expr.args[1]))
         if kind not in _OF_SIZES:
-            raise NeedsStatic(f"size {expr} cannot be computed in the graph")
+            raise NeedsStatic(f"{_told(expr)} cannot be computed in the graph")
         return self._fold(_OF_SIZES[kind], [self._expr(a) for a in expr.args])
 
     def _compute_real(self, expr: sympy.Expr) -> Val:
@@ -209,7 +210,7 @@ class Builder:
         if kind == "OpaqueUnaryFn_sqrt":
             return self.emit("Sqrt", self._real(expr.args[0]))
         if kind not in _OF_REALS:
-            raise NeedsStatic(f"{expr} cannot be computed in the graph")
+            raise NeedsStatic(f"{_told(expr)} cannot be computed in the graph")
         return self._fold(_OF_REALS[kind], [self._real(a) for a in expr.args])
 
     def _fold(self, op: str, terms: list[Val]) -> Val:
@@ -354,3 +355,7 @@ class Builder:
     def subsequence(self) -> int:
         """A number no other random node of the graph has."""
         return self.draft.subsequence()
+
+
+def _told(expr: sympy.Expr) -> str:
+    return "a number that depends on the values of a tensor" if free_unbacked_symbols(expr) else f"size {expr}"
