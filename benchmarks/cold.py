@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpu_models import SCALES
+from machine import machine
 from models import WORKLOADS
 from run import Worker
 from worker import ARMS as ALL_ARMS
@@ -30,9 +31,11 @@ Step = tuple[float, float]  # seconds by the clock, of all processors
 SIZES = ("first size", "second", "third")
 HEAD = """# What the first step of each size costs
 
-Written by `benchmarks/cold.py --write`: {0} threads, torch {1}; models with all layers, but narrow ones. Seconds of all
-processors, compilers included, over those of ORTModule's very first step of the same model. ORTModule by TorchDynamo is
-the second way, for what `torch.export` refuses; these four models take the first.
+Written by `benchmarks/cold.py --write`; models with all layers, but narrow ones. Seconds of all processors, compilers
+included, over those of ORTModule's very first step of the same model. ORTModule by TorchDynamo is the second way, for
+what `torch.export` refuses; these four models take the first.
+
+On {0} the first steps of ORTModule took, by the clock, {1}.
 
 """
 
@@ -79,6 +82,16 @@ def markdown(found: dict[str, dict[str, list[Step | str]]], scale: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def seconds(found: dict[str, dict[str, list[Step | str]]], scale: str) -> str:
+    """What ORTModule's first steps took by the clock."""
+    told = []
+    for model, arms in found.items():
+        first = arms.get("ours", ["failed"])[0]
+        name = SCALES[scale][model].title.split()[0].rstrip(",")
+        told.append(f"{first if isinstance(first, str) else f'{first[0]:.1f} s'} ({name})")
+    return ", ".join(told)
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
@@ -103,7 +116,8 @@ def main() -> None:
     table = markdown(found, a.scale)
     print(table)
     if a.write:
-        (HERE.parent / "docs" / "cold.md").write_text(HEAD.format(torch.get_num_threads(), torch.__version__) + table)
+        head = HEAD.format(machine(), seconds(found, a.scale))
+        (HERE.parent / "docs" / "cold.md").write_text(head + table)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ ARMS = {
     "ours_tuned": Arm("ORTModule, tuned malloc", wrapped, tuned=True),
     "ours_tuned_fused": Arm("ORTModule, tuned malloc, AdamW(fused=True)", wrapped, torch_fused, tuned=True),
     "ours_fused": Arm("ORTModule, FusedAdam", wrapped, fused),
-    "second": Arm("ORTModule, the Dynamo way", second_way),
+    "second": Arm("ORTModule, by TorchDynamo", second_way),
     "dynamo": Arm("torch.compile, our backend", through_dynamo),
     "eager_written": Arm("eager, attention written out", attention="eager"),
     "eager_fused": Arm("eager, AdamW(fused=True)", plain, torch_fused),
