@@ -80,6 +80,12 @@ void omc_plan_release(omc_plan *plan); /* NULL is accepted */
  * works: nothing of the plan points into it. */
 omc_status omc_plan_layout(omc_plan *plan, const omc_liveness *l, omc_arena *scratch) OMC_MUST_USE;
 
+/* What a backward's gradients of the inputs `wanted` (graph->n_inputs) need of it: by step, and
+ * then by copy, n_steps + n_copies together, whether that is needed; and which of the caller's
+ * inputs and outputs are read by it. OMC_ENOMEM. Any thread. */
+omc_status omc_plan_needed(const omc_plan *plan, uint32_t backward, const bool *wanted,
+                           bool *needed, bool *reads_input, bool *reads_output) OMC_MUST_USE;
+
 /* Writes the steps and where each of their values is, for OMC_DUMP. */
 void omc_plan_print(const omc_plan *plan, FILE *file);
 

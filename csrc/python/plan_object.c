@@ -291,16 +291,81 @@ static PyObject *run_backward(const omc_module *m, const plan_object *self, PyOb
   return results;
 }
 
+/* Bools of the positions in a sequence; -1 with an exception. */
+static int read_positions(PyObject *sequence, uint32_t n, bool *out) {
+  PyObject *tuple = PySequence_Tuple(sequence);
+  if (!tuple) return -1;
+  int result = 0;
+  for (Py_ssize_t k = 0; result == 0 && k < PyTuple_Size(tuple); k++) {
+    const unsigned long i = PyLong_AsUnsignedLong(PyTuple_GetItem(tuple, k));
+    if (i < n)
+      out[i] = true;
+    else if (!PyErr_Occurred())
+      PyErr_Format(PyExc_ValueError, "inputs: there is no %lu among %u", i, n);
+    if (PyErr_Occurred()) result = -1;
+  }
+  Py_DECREF(tuple);
+  return result;
+}
+
+static size_t needed_bytes(const omc_plan *plan) {
+  return ((size_t)plan->n_steps + plan->n_copies) * sizeof(bool);
+}
+
+static PyObject *plan_needed(PyObject *object, PyObject *args) {
+  const omc_plan *plan = ((plan_object *)object)->plan;
+  const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
+  const omc_graph *g = plan->graph;
+  unsigned long number;
+  PyObject *sequence, *result = NULL;
+  if (!PyArg_ParseTuple(args, "kO", &number, &sequence)) return NULL;
+  if (number >= omc_n_backwards(g)) {
+    PyErr_Format(PyExc_ValueError, "backward %lu of a plan with %u", number, omc_n_backwards(g));
+    return NULL;
+  }
+  const size_t n = needed_bytes(plan);
+  bool *needed = PyMem_Calloc(n + 2 * (size_t)g->n_inputs + g->n_outputs + 1, sizeof *needed);
+  if (!needed) return PyErr_NoMemory();
+  bool *wanted = needed + n, *inputs = wanted + g->n_inputs, *outputs = inputs + g->n_inputs;
+  if (read_positions(sequence, g->n_inputs, wanted) == 0) {
+    const omc_status status =
+        omc_plan_needed(plan, (uint32_t)number, wanted, needed, inputs, outputs);
+    result = status == OMC_OK
+                 ? Py_BuildValue("(y#NN)", (const char *)needed, (Py_ssize_t)n,
+                                 positions(inputs, g->n_inputs), positions(outputs, g->n_outputs))
+                 : omc_raise(m, status);
+  }
+  PyMem_Free(needed);
+  return result;
+}
+
+/* What Plan.needed has made; NULL without an exception for None. */
+static int read_needed(const omc_plan *plan, PyObject *object, const bool **out) {
+  char *bytes;
+  Py_ssize_t n;
+  *out = NULL;
+  if (object == Py_None) return 0;
+  if (PyBytes_AsStringAndSize(object, &bytes, &n) < 0) return -1;
+  if ((size_t)n != needed_bytes(plan)) {
+    PyErr_SetString(PyExc_ValueError, "needed: it is of another plan");
+    return -1;
+  }
+  *out = (const bool *)(const void *)bytes;
+  return 0;
+}
+
 static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"run", "inputs", "outputs", "grads", "keep", "packed", NULL};
+  static char *names[] = {"run", "inputs", "outputs", "grads", "keep", "packed", "needed", NULL};
   plan_object *self = (plan_object *)object;
   const omc_module *m = PyType_GetModuleState(Py_TYPE(object));
   const omc_graph *g = self->plan->graph;
-  PyObject *left, *lists[3], *packed = Py_None, *tuples[3] = {NULL}, *results = NULL;
+  PyObject *left, *lists[3], *packed = Py_None, *some = Py_None, *tuples[3] = {NULL};
+  PyObject *results = NULL;
+  const bool *needed;
   int keep = 0;
   void *bytes, *queue;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pO", names, &left, &lists[0], &lists[1],
-                                   &lists[2], &keep, &packed))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pOO", names, &left, &lists[0], &lists[1],
+                                   &lists[2], &keep, &packed, &some))
     return NULL;
   omc_run *run = omc_run_object_get(m, left);
   if (!run) return NULL;
@@ -309,13 +374,14 @@ static PyObject *plan_backward(PyObject *object, PyObject *args, PyObject *kwarg
     return NULL;
   }
   if (read_packed(m, self->plan, packed, &bytes) < 0 ||
+      read_needed(self->plan, some, &needed) < 0 ||
       omc_current_queue(m, self->plan->provider, &queue) < 0)
     return NULL;
   void **pointers = PyMem_Calloc(2 * ((size_t)g->n_inputs + g->n_outputs) + 1, sizeof *pointers);
   if (!pointers) return PyErr_NoMemory();
   bool ok = true;
   for (int i = 0; ok && i < 3; i++) ok = (tuples[i] = PySequence_Tuple(lists[i])) != NULL;
-  omc_backward backward = {.keep = keep != 0, .queue = queue, .packed = bytes};
+  omc_backward backward = {.keep = keep != 0, .queue = queue, .packed = bytes, .needed = needed};
   if (ok && read_backward(m, self, tuples, &backward, pointers) == 0)
     results = run_backward(m, self, left, &backward, pointers + g->n_inputs + 2 * g->n_outputs);
   PyMem_Free(pointers);
@@ -398,7 +464,10 @@ static PyMethodDef plan_methods[] = {
      "forward(inputs, seed) -> (outputs, Run or None); an output that is written over an input is "
      "it"},
     {"backward", (PyCFunction)(void (*)(void))plan_backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(run, inputs, outputs, grads, keep=False, packed=None) -> gradients of the inputs"},
+     "backward(run, inputs, outputs, grads, keep=False, packed=None, needed=None) -> gradients of "
+     "the inputs; where not all is needed, the others are memory that nothing was written to"},
+    {"needed", plan_needed, METH_VARARGS,
+     "needed(backward, inputs) -> (for backward(), the inputs it then reads, the outputs)"},
     {"empty_like", plan_empty_like, METH_O,
      "empty_like(tensor) -> a tensor of its type in the provider's pooled memory"},
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},

@@ -183,6 +183,7 @@ typedef struct steps {
   omc_kernel_args *args;
   omc_exec *x;
   const omc_work *work;
+  const bool *needed; /* by step; NULL: all are */
   uint32_t begin, end;
   omc_status status;
 } steps;
@@ -233,18 +234,18 @@ static void run_these(void *arg) {
   omc_status (*const run)(const steps *, uint32_t) = these->x->seconds ? time_step : run_step;
   these->status = OMC_OK;
   for (uint32_t s = these->begin; these->status == OMC_OK && s < these->end; s++)
-    these->status = run(these, s);
+    if (!these->needed || these->needed[s]) these->status = run(these, s);
 }
 
 /* The device's threads are held from one step that calls back to the next: those are for torch. */
 static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *work,
-                            const omc_part *part) {
+                            const omc_part *part, const bool *needed) {
   const omc_provider *p = x->plan->provider;
   for (uint32_t begin = part->step, end; begin < part->end_step; begin = end) {
     const bool alone = calls_back(x->plan, begin);
     end = begin + 1;
     while (!alone && end < part->end_step && !calls_back(x->plan, end)) end++;
-    steps these = {args, x, work, begin, end, OMC_OK};
+    steps these = {args, x, work, needed, begin, end, OMC_OK};
     if (alone || !p->hold)
       run_these(&these);
     else
@@ -255,13 +256,13 @@ static omc_status run_steps(omc_kernel_args *args, omc_exec *x, const omc_work *
 }
 
 static omc_status run_copies(const omc_exec *x, const omc_work *work, const omc_part *part,
-                             void *queue) {
+                             const bool *needed, void *queue) {
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
   for (uint32_t c = part->copy; c < part->end_copy; c++) {
     const omc_tensor *from = &work->operands[x->first_operand[plan->n_steps] + c];
     const size_t bytes = plan->slots[plan->copies[c].from].bytes;
-    if (bytes == 0) continue;
+    if (bytes == 0 || (needed && !needed[plan->n_steps + c])) continue;
     const uint32_t base = result_base(plan, plan->copies[c].to);
     if (!work->bases[base]) return missing(plan, base);
     OMC_TRY(p->copy(p->ctx, work->bases[base], from->data, bytes, queue));
@@ -274,6 +275,7 @@ typedef struct phase_of {
   omc_run *run;
   const omc_work *work;
   omc_phase phase;
+  const bool *needed; /* of omc_plan_needed, or NULL */
 } phase_of;
 
 static omc_status give_phase(void *arg, const uint64_t *seed_at, void *queue) {
@@ -289,16 +291,17 @@ static omc_status give_phase(void *arg, const uint64_t *seed_at, void *queue) {
                           .callbacks = omc_shared_callbacks(x->shared),
                           .run = &run->callback_state,
                           .queue = queue};
-  OMC_TRY(run_steps(&args, x, these->work, part));
-  return run_copies(x, these->work, part, queue);
+  OMC_TRY(run_steps(&args, x, these->work, part, these->needed));
+  return run_copies(x, these->work, part, these->needed, queue);
 }
 
-omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, void *queue) {
+omc_status omc_exec_phase(omc_run *run, omc_work *work, omc_phase phase, const bool *needed,
+                          void *queue) {
   omc_exec *x = run->exec;
   const omc_plan *plan = x->plan;
   const omc_provider *p = plan->provider;
   omc_track *track = &x->tracks[phase];
-  phase_of these = {run, work, phase};
+  phase_of these = {run, work, phase, p->give ? NULL : needed}; /* what recurs is whole */
   bool replayed = false;
   OMC_TRY(omc_provider_told(p));
   OMC_TRY(resolve(x, work, phase));

@@ -141,7 +141,7 @@ static omc_status run_forward(omc_run *run, void *const *inputs, void *const *ou
   for (uint32_t k = 0; k < g->n_outputs; k++)
     if (omc_over(g, k))
       work->bases[omc_exec_base(x->plan, OMC_AT_OUTPUT, k)] = inputs[omc_over(g, k)->index];
-  const omc_status status = omc_exec_phase(run, work, OMC_FORWARD, run->queue);
+  const omc_status status = omc_exec_phase(run, work, OMC_FORWARD, NULL, run->queue);
   finish_work(x, work);
   return status;
 }
@@ -277,7 +277,7 @@ static omc_status run_backward(omc_run *run, omc_work *work, const omc_backward 
   omc_status status = b->in_place ? OMC_OK : copy_of_arena(run, b, &arena);
   if (status == OMC_OK) {
     work->bases[0] = arena;
-    status = omc_exec_phase(run, work, OMC_BACKWARD + b->number, b->queue);
+    status = omc_exec_phase(run, work, OMC_BACKWARD + b->number, b->needed, b->queue);
     if (!b->in_place) free_arena(plan, b->queue, arena);
   }
   const omc_status finished = finish(run, b);

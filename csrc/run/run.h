@@ -37,6 +37,7 @@ typedef struct omc_backward {
   void *const *inputs, *const *outputs;
   void *const *grads;   /* n_outputs, those of this backward's out_grads */
   void *const *results; /* n_inputs, NULL where the plan has no gradient */
+  const bool *needed;   /* of omc_plan_needed: no more has to be computed; NULL: all is needed */
   /* Set by omc_run_enter. */
   bool in_place;   /* it works where forward did */
   bool takes_lent; /* results of inputs that lend are what was lent to forward, not other memory */

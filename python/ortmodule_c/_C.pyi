@@ -63,12 +63,17 @@ class Plan:
         grads: Sequence[Tensor | None],
         keep: bool = False,
         packed: Tensor | None = None,
+        needed: bytes | None = None,
     ) -> list[Tensor | None]:
         """Run the backward for the given gradients of outputs, None where none is given.
 
         With `keep` another one may follow. `packed` is what `Run.pack` gave, or a copy of it. The result is
-        one gradient per input, None where there is none.
+        one gradient per input, None where there is none. With `needed`, which that method gives, no more is computed
+        (but on a GPU): other gradients are memory that nothing has been written to.
         """
+
+    def needed(self, backward: int, inputs: Sequence[int]) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
+        """What a backward computes for the gradients of these inputs, and the inputs and outputs that it then reads."""
 
     def empty_like(self, tensor: Tensor) -> Tensor:
         """A tensor of that one's type, of unset elements, in the provider's pooled memory."""

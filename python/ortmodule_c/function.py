@@ -27,6 +27,8 @@ from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
 from .process import tracing_lock
 
+Asked = tuple[int, ...] | None  # the inputs whose gradients a backward is to give; None stands for all
+_MOST_BACKWARDS = 64  # for some inputs, that are remembered
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
 _NOTHING: contextlib.nullcontext[Collection[Operand]] = contextlib.nullcontext(())
 
@@ -41,11 +43,14 @@ class _Backward:
         What must not have changed since forward: what it reads but for copies, and what PyTorch saves for it.
     reached
         The inputs that get a gradient, where each op in PyTorch finds one.
+    needed
+        What it computes, as `Plan.needed` says it; None stands for all.
     """
 
     inputs: Sequence[int]
     outputs: Sequence[int]
     reached: Collection[int]
+    needed: bytes | None
 
 
 class _Planned:
@@ -62,7 +67,7 @@ class _Planned:
     kept
         Outputs that backwards read or PyTorch saves.
     backwards
-        By outputs, those met so far.
+        By outputs, and by inputs where not all of their gradients are asked for, those met so far.
     """
 
     def __init__(self, runner: "Runner", plan: _C.Plan) -> None:
@@ -71,7 +76,7 @@ class _Planned:
         self.copied = frozenset(runner.to_copy.intersection(itertools.chain(*plan.reads_inputs)))
         kept = runner.to_keep if plan.out_grads else ()
         self.kept = sorted({*kept, *itertools.chain(*plan.reads_outputs)})
-        self.backwards: dict[Mask, _Backward] = {}
+        self.backwards: dict[tuple[Mask, Asked], _Backward] = {}
 
 
 class Runner:
@@ -207,19 +212,28 @@ class Runner:
                 self.live_bytes, self.arena_bytes, self.lent_bytes = plan.live_bytes, plan.arena_bytes, plan.lent_bytes
         return found
 
-    def backward(self, planned: _Planned, mask: Mask) -> _Backward:
-        """What is the same whenever it goes back from these outputs, for which it has a backward."""
-        found = planned.backwards.get(mask)
+    def backward(self, planned: _Planned, mask: Mask, asked: Asked) -> _Backward:
+        """What is the same whenever it goes back from these outputs, for which it has a backward, to these inputs."""
+        found = planned.backwards.get((mask, asked))
         if found is None:
             plan, met = planned.plan, self.freed(mask)
             number = plan.out_grads.index(mask)
+            if asked is not None:
+                if len(planned.backwards) > _MOST_BACKWARDS:
+                    planned.backwards.clear()
+                needed, reads, reads_outputs = plan.needed(number, asked)
+                reached = frozenset(asked).intersection(self.reached(mask, ()))
+                back = _Backward([i for i in reads if i not in planned.copied], reads_outputs, reached, needed)
+                planned.backwards[mask, asked] = back
+                return back
             inputs, outputs = (
                 {i for i, s in enumerate(savers) if s & met} for savers in (self.input_savers, self.output_savers)
             )
-            found = planned.backwards[mask] = _Backward(
+            found = planned.backwards[mask, None] = _Backward(
                 sorted(inputs.union(plan.reads_inputs[number]) - planned.copied),
                 sorted(outputs.union(plan.reads_outputs[number])),
                 self.reached(mask, ()),
+                None,
             )
         return found
 
@@ -401,10 +415,12 @@ class Call:
         call.output_versions = {i: t._version for i, t in call.outputs.items()}
         return call
 
-    def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
-        """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none."""
+    def backward(
+        self, mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked = None
+    ) -> list[Tensor | None]:
+        """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none or asks none."""
         if mask in self.plan.out_grads:
-            return self._backward(mask, grads, keep)
+            return self._backward(mask, grads, keep, asked)
         runner = self.runner
         parts = runner.parts(mask)
         if any(part not in self.plan.out_grads for part in parts):
@@ -416,21 +432,31 @@ class Call:
         total: list[Tensor | None] = [None] * len(self.inputs)
         for part in parts:
             given = [g if p else None for g, p in zip(grads, part, strict=True)]
-            total = [*map(_sum, total, self._backward(part, given, keep or part is not parts[-1]))]
+            total = [*map(_sum, total, self._backward(part, given, keep or part is not parts[-1], asked))]
         return total
 
-    def _backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
+    def _backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked) -> list[Tensor | None]:
         """The same of one backward of the plan."""
         runner, run = self.runner, self.run
         assert run is not None
-        back = runner.backward(self.planned, mask)
+        back = runner.backward(self.planned, mask, asked)
         self._check(back)
         outputs = [self.outputs.get(i) for i in range(len(grads))]
         with runner.callbacks.noting() if runner.callbacks.ops else _NOTHING as none:
             results = _as_it_is(
-                runner.callbacks.device, self.plan.backward, run, self.dense, outputs, grads, keep, self.packed
+                runner.callbacks.device,
+                self.plan.backward,
+                run,
+                self.dense,
+                outputs,
+                grads,
+                keep,
+                self.packed,
+                back.needed,
             )
         reached = runner.reached(mask, none) if none else back.reached
+        if none and asked is not None:
+            reached = frozenset(asked).intersection(reached)
         for i in self.planned.wanted:
             if i not in reached:
                 results[i] = None
@@ -524,7 +550,7 @@ class _Run(torch.autograd.Function):
             runner.habits.note(mask, keep or held.begun)
             freed = held.freed | runner.freed(mask)
             more = keep or runner.leaves(freed)
-            results = call.backward(mask, given, more)
+            results = call.backward(mask, given, more, _asked_of(ctx, call))
             held.begun = True
             if not keep:
                 held.freed = freed
@@ -533,6 +559,19 @@ class _Run(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Run).apply
+
+
+def _asked_of(ctx: Any, call: Call) -> Asked:
+    """The inputs that autograd goes on to from a node of ours, in the backward that runs now."""
+    goes_on = [_goes_on_to(node) for node, _ in ctx.next_functions]
+    return None if all(goes_on) else tuple(itertools.compress(call.planned.wanted, goes_on))
+
+
+def _goes_on_to(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # it is a leaf's, whose gradient torch.autograd.grad is asked for
+        return True
 
 
 def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ortmodule_c import _C, ORTModule
 from ortmodule_c.errors import ORTModuleError
-from wrapped import Function, assert_same_state, close, pair, two_losses
+from ortmodule_c.function import Call
+from wrapped import Function, assert_same_state, close, float_sum, pair, two_losses
 
 
 @contextmanager
@@ -337,6 +338,78 @@ def test_gradients_of_chosen_inputs() -> None:
         assert [g is None for g in a] == [g is None for g in b]
         close([g for g in b if g is not None], [g for g in a if g is not None])
     assert_same_state(ours, eager)
+
+
+class _Mixed(nn.Module):
+    """Layers of many kinds: a convolution, norms, attention, a tied table, a product by an op that runs in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv, self.norm = nn.Embedding(11, 8), nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.attention, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.LayerNorm(8)
+        self.scale, self.lstm = nn.Parameter(torch.rand(8)), nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.table(ids) + self.norm(self.conv(x.mT)).mT.relu()
+        h = self.lstm(h + self.attention(h, h, h, need_weights=False)[0])[0]
+        h = nn.functional.dropout(self.last(h), 0.0) * self.scale.cumprod(0)
+        return h @ self.table.weight.T, h.square()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs in PyTorch")
+@pytest.mark.parametrize("seed", range(12))
+def test_any_gradients_of_any_outputs(seed: int) -> None:
+    rng = random.Random(seed)
+    eager, ours = pair(_Mixed())
+    names = rng.sample([n for n, _ in eager.named_parameters()], rng.randint(1, 5))
+    which = rng.sample((0, 1), rng.randint(1, 2))
+    ids, data = torch.randint(0, 11, (3, 5)), torch.randn(3, 5, 8)
+    got = []
+    for m in (eager, ours):
+        x = data.clone().requires_grad_()
+        chosen = [*[m.get_parameter(n) for n in names], *([x] if seed % 2 else [])]
+        outputs = m(ids, x)
+        total = float_sum([outputs[k] for k in which])
+        some = torch.autograd.grad(total, chosen, allow_unused=True, retain_graph=True)
+        total.backward(inputs=chosen, retain_graph=True)
+        accumulated = [p.grad for p in chosen]
+        more = torch.autograd.grad(total, [*m.parameters(), x], allow_unused=True)
+        got.append([*some, *accumulated, *more])
+    assert [g is None for g in got[0]] == [g is None for g in got[1]]
+    close([g for g in got[1] if g is not None], [g for g in got[0] if g is not None])
+
+
+def test_what_no_gradient_that_is_asked_for_needs_may_have_changed() -> None:
+    eager, ours = pair(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
+    x = torch.randn(3, 4)
+    for m in (eager, ours):
+        loss = m(x).square().sum()
+        loss.backward(inputs=list(m[2].parameters()), retain_graph=True)
+        with torch.no_grad():
+            for p in m[2].parameters():
+                p.sub_(p.grad, alpha=0.1)
+        loss.backward(inputs=list(m[4].parameters()), retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward(inputs=list(m[0].parameters()))
+    assert_same_state(ours, eager)
+    grads = [[p.grad for p in m.parameters() if p.grad is not None] for m in (eager, ours)]
+    assert len(grads[0]) == len(grads[1]) == 4
+    close(grads[1], grads[0])
+
+
+def test_no_more_is_computed_than_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ORTModule(nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]))
+    x = torch.randn(3, 4, requires_grad=True)
+    ours(x).sum().backward()
+    met: list[Any] = []
+    check = Call._check
+    monkeypatch.setattr(Call, "_check", lambda call, back: (met.append(back.needed), check(call, back))[1])
+    for ask in (lambda y: torch.autograd.grad(y, x), lambda y: y.backward(inputs=[ours[5].weight])):
+        ask(ours(x).sum())
+    ours(x).sum().backward()
+    of_input, of_last, of_all = met
+    assert of_all is None
+    assert 0 < sum(of_last) < sum(of_input) < len(of_input) / 3
 
 
 def test_copies_are_trained_apart() -> None:
