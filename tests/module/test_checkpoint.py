@@ -202,6 +202,28 @@ def test_ops_that_run_in_pytorch_under_a_checkpoint() -> None:
         assert_same_state(ours, eager)
 
 
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_custom_functions_under_a_checkpoint(reentrant: bool) -> None:
+    eager, ours = pair(Function(lambda s, x: s.o(Squared.apply(s.l(x))), l=nn.Linear(6, 4), o=nn.Linear(4, 2)))
+    x = torch.randn(5, 6, requires_grad=True)
+    for _ in range(2):
+        for m in (eager, ours):
+            checkpointed([m], x, reentrant=reentrant).square().sum().backward()
+        assert_same_state(ours, eager)
+    assert {r.cause for r in ours.fallback_report()} == {"a custom autograd.Function"}
+
+
 def test_checkpoint_around_and_inside() -> None:
     eager, ours = pair(mlp())
     x = torch.randn(2, 6)

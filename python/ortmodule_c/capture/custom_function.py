@@ -69,6 +69,7 @@ class PythonCall:
 
         The numbers are those of the capture if not given.
         """
+        traced = numbers is None
         if numbers is None:
             numbers = [v.node.term.value for v in self.numbers]
         with _exchange.suspended(), within(self._region):
@@ -78,9 +79,10 @@ class PythonCall:
                 number.node.ask()  # as what is no tensor may follow from it
         self._results = _Nest(leaves, spec)
         results = [v for v in leaves if isinstance(v, Tensor)]
-        saved = [s for t in results if t.grad_fn is not None for s in saved_tensors(t.grad_fn)]
-        self.saves |= bool(saved)
-        self.saved |= among(saved, [*tensors, *results])
+        if traced:  # in a run hooks of saved tensors may be active, which mind that one is looked at
+            saved = [s for t in results if t.grad_fn is not None for s in saved_tensors(t.grad_fn)]
+            self.saves |= bool(saved)
+            self.saved |= among(saved, [*tensors, *results])
         return results
 
     def results(self, tensors: Sequence[Tensor]) -> Any:
