@@ -136,6 +136,7 @@ class Plan:
 
     def __init__(self, plan: Any, cpu: Any) -> None:
         self._plan, self._cpu = plan, cpu
+        self._asked: dict[bytes, Sequence[int]] = {}  # inputs, by what their gradients need
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)
@@ -166,13 +167,21 @@ class Plan:
         grads: Sequence[Tensor | None],
         keep: bool = False,
         packed: Tensor | None = None,
+        needed: bytes | None = None,
     ) -> list[Tensor | None]:
-        on_device = self._plan.backward(run.run, put(inputs), put(outputs), put(grads), keep, *put([packed]))
+        on_device = self._plan.backward(run.run, put(inputs), put(outputs), put(grads), keep, *put([packed]), needed)
         results = get(on_device)
         if self._cpu is not None:
             cpu_packed = None if packed is None else run.cpu_packed
-            compare("gradient of input", results, self._cpu.backward(run.cpu, inputs, outputs, grads, keep, cpu_packed))
+            expected = self._cpu.backward(run.cpu, inputs, outputs, grads, keep, cpu_packed)
+            asked = range(len(results)) if needed is None else self._asked[needed]
+            compare("gradient of input", [results[i] for i in asked], [expected[i] for i in asked])
         return results
+
+    def needed(self, backward: int, inputs: Sequence[int]) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
+        found: tuple[bytes, tuple[int, ...], tuple[int, ...]] = self._plan.needed(backward, inputs)
+        self._asked[found[0]] = inputs
+        return found
 
 
 class Run:
