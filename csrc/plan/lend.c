@@ -118,9 +118,9 @@ static void note_best(lending *l, const uint32_t *lent, uint32_t n, size_t spare
   for (uint32_t i = 0; i < n; i++) l->best[lent[i]] = l->blocks[lent[i]];
 }
 
-/* Between forward and backward a run holds all that it is lent, filled or not. That is memory which
- * the gradients need in the end, so only several forwards that wait for their backwards are worse
- * off: of more, the less is left empty. */
+/* Between forward and backward a run holds all that it is lent, filled or not. The gradients need
+ * that memory in the end, so it costs something only where several forwards wait for their
+ * backwards, and then less, the less of it is left empty. */
 static bool is_worth(size_t asked, size_t spared) { return asked <= 2 * spared; }
 
 /* Lends while there is a block at the step where most is live that finds room. What is needed

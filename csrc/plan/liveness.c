@@ -226,9 +226,7 @@ static void fill_ranges(omc_liveness *l, uint32_t n_values) {
   for (uint32_t v = 0; v < n_values; v++) {
     const omc_slot *slot = &l->slots[v];
     if (slot->place != OMC_AT_ARENA) continue;
-    uint32_t root = v;
-    while (l->slots[root].alias != root) root = l->slots[root].alias;
-    l->range_of[v] = l->range_of[root];
+    l->range_of[v] = l->range_of[omc_slot_root(l->slots, v)];
     omc_live_range *range = &l->ranges[l->range_of[v]];
     if (slot->begin < range->begin) range->begin = slot->begin;
     if (slot->end > range->end) range->end = slot->end;

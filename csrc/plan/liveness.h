@@ -27,6 +27,12 @@ typedef struct omc_slot {
   uint32_t alias; /* id of the step's or view's input whose memory it shares, or its own id */
 } omc_slot;
 
+/* The id of the value whose memory a value has, its own if it shares none. */
+static inline uint32_t omc_slot_root(const omc_slot *slots, uint32_t id) {
+  while (slots[id].alias != id) id = slots[id].alias;
+  return id;
+}
+
 /* Forward outputs and gradients that are no step's own output: a result that is an input, a
  * constant, or a second name of another result is copied after the last step of its phase. */
 typedef struct omc_copy {

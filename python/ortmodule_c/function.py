@@ -5,20 +5,16 @@ import copy
 import functools
 import itertools
 import operator
-import sys
-import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
-from torch.utils.hooks import unserializable_hook
 
 from . import _C
+from .asked import Asked, Watch, inputs_asked_of
 from .backwards import Habits, Mask, basis, grouped, likely, only
 from .capture.aliases import Step
 from .errors import NotExportable, NotRunnable, ORTModuleError
@@ -27,8 +23,7 @@ from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
 from .process import tracing_lock
 
-Asked = tuple[int, ...] | None  # the inputs whose gradients a backward is to give; None stands for all
-_MOST_BACKWARDS = 64  # for some inputs, that are remembered
+_MOST_BACKWARDS = 64  # that are remembered with a plan
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
 _NOTHING: contextlib.nullcontext[Collection[Operand]] = contextlib.nullcontext(())
 
@@ -40,7 +35,8 @@ class _Backward:
     Attributes
     ----------
     inputs, outputs
-        What must not have changed since forward: what it reads but for copies, and what PyTorch saves for it.
+        What must not have changed since forward: what it reads but for copies and, unless only some gradients are
+        asked for, what PyTorch saves for it.
     reached
         The inputs that get a gradient, where each op in PyTorch finds one.
     needed
@@ -173,7 +169,7 @@ class Runner:
         ]
         if call.trains and self.watched:
             call.watching = [
-                _Watch(results[k], through, [results[j] for j in self.firsts if through >> self.results[j][1] & 1])
+                Watch(results[k], through, [results[j] for j in self.firsts if through >> self.results[j][1] & 1])
                 for k, through in self.watched
                 if results[k].requires_grad
             ]
@@ -216,31 +212,34 @@ class Runner:
         """What is the same whenever it goes back from these outputs, for which it has a backward, to these inputs."""
         found = planned.backwards.get((mask, asked))
         if found is None:
-            plan, met = planned.plan, self.freed(mask)
+            plan = planned.plan
             number = plan.out_grads.index(mask)
-            if asked is not None:
-                if len(planned.backwards) > _MOST_BACKWARDS:
-                    planned.backwards.clear()
+            if asked is None:
+                needed, reads, reads_outputs = None, plan.reads_inputs[number], plan.reads_outputs[number]
+                saved = self.freed(mask)
+            else:
                 needed, reads, reads_outputs = plan.needed(number, asked)
-                reached = frozenset(asked).intersection(self.reached(mask, ()))
-                back = _Backward([i for i in reads if i not in planned.copied], reads_outputs, reached, needed)
-                planned.backwards[mask, asked] = back
-                return back
+                saved = 0
             inputs, outputs = (
-                {i for i, s in enumerate(savers) if s & met} for savers in (self.input_savers, self.output_savers)
+                {i for i, s in enumerate(savers) if s & saved} for savers in (self.input_savers, self.output_savers)
             )
-            found = planned.backwards[mask, None] = _Backward(
-                sorted(inputs.union(plan.reads_inputs[number]) - planned.copied),
-                sorted(outputs.union(plan.reads_outputs[number])),
-                self.reached(mask, ()),
-                None,
+            if len(planned.backwards) > _MOST_BACKWARDS:
+                planned.backwards.clear()
+            found = planned.backwards[mask, asked] = _Backward(
+                sorted(inputs.union(reads) - planned.copied),
+                sorted(outputs.union(reads_outputs)),
+                self.reached(mask, (), asked),
+                needed,
             )
         return found
 
-    def reached(self, mask: Mask, none: Collection[Operand]) -> Collection[int]:
-        """The inputs that autograd reaches from these outputs, if these operands of ops in PyTorch get no gradient."""
+    def reached(self, mask: Mask, none: Collection[Operand], asked: Asked) -> Collection[int]:
+        """Those asked for of the inputs that autograd reaches from these outputs.
+
+        The operands `none` of ops in PyTorch get no gradient.
+        """
         bits = self.ancestry.inputs(_either(self.reaches, mask), none)
-        return frozenset([i for i in range(len(self.input_savers)) if bits >> i & 1])
+        return frozenset([i for i in (range(len(self.input_savers)) if asked is None else asked) if bits >> i & 1])
 
     def _check_writable(self, inputs: Sequence[Tensor]) -> None:
         """NotExportable if an input that is written over may not be, or shares memory with another or in itself."""
@@ -259,67 +258,6 @@ class Runner:
                 raise NotExportable(
                     f"the forward changes a tensor of shape {tuple(t.shape)} that shares memory with another"
                 )
-
-
-class _Watch:
-    """Sees whether somebody wants the gradient of a result from which autograd goes through that of others.
-
-    All outputs come from one node: what is asked for would be without the part that comes from the other outputs.
-    """
-
-    def __init__(self, result: Tensor, through: int, later: Sequence[Tensor]) -> None:
-        self._through = through
-        self._result = weakref.ref(result)  # it holds the node that holds this
-        result.register_hook(lambda grad: grad).remove()
-        self._hooks = result._backward_hooks  # they stay when the result goes
-        for other in later:
-            other.register_hook(_RefuseAsInput(self._result))
-
-    def check(self, mask: Mask) -> None:
-        """ORTModuleError if a backward for these outputs would not give what is asked for."""
-        result = self._result()
-        asked = any(map(_reads, (self._hooks or {}).values())) or (result is not None and result.retains_grad)
-        if asked and any(m and self._through >> i & 1 for i, m in enumerate(mask)):
-            raise ORTModuleError(_BETWEEN_OUTPUTS)
-
-
-def _reads(hook: Any) -> bool:
-    """Whether a hook of an output is for the sake of its gradient; those of FSDP only tell that backward begins."""
-    function = hook.func if isinstance(hook, functools.partial) else hook
-    defined_in = getattr(function, "__module__", None) or ""
-    return not isinstance(hook, _RefuseAsInput) and not defined_in.startswith("torch.distributed.fsdp.")
-
-
-_BETWEEN_OUTPUTS = (
-    "ORTModule cannot give the gradient of an output, to a hook, for retain_grad() or torch.autograd.grad, where other "
-    "outputs are computed from it; use .module for that"
-)
-
-
-@unserializable_hook
-class _RefuseAsInput:
-    """A hook for what is computed from a result, which refuses a backward that was called for the result's gradient.
-
-    A hook runs even where no function does, as nothing but that gradient is wanted.
-    """
-
-    def __init__(self, result: weakref.ref[Tensor]) -> None:
-        self._result = result
-
-    @torch._disable_dynamo
-    def __call__(self, grad: Tensor | None) -> None:
-        if grad is not None and any(t is self._result() for t in _asked()):
-            raise ORTModuleError(_BETWEEN_OUTPUTS)
-
-
-def _asked() -> Iterator[Tensor]:
-    """Whose gradients the backwards that run now are asked for: those of a GPU call hooks in a thread of autograd's."""
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None and frame.f_code is not _engine_run_backward.__code__:
-            frame = frame.f_back
-        if frame is not None:
-            yield from frame.f_locals["args"][3]
 
 
 @dataclass(eq=False, slots=True)
@@ -344,7 +282,7 @@ class Call:
     packed: Tensor | None = None  # what the run holds, back from them
     begun: bool = False  # there was a backward
     freed: int = 0  # what saved tensors for backwards that did not retain them
-    watching: Sequence[_Watch] = ()
+    watching: Sequence[Watch] = ()
 
     def __post_init__(self) -> None:
         self.trains = True in self.in_grads and True in self.runner.differentiable
@@ -415,9 +353,7 @@ class Call:
         call.output_versions = {i: t._version for i, t in call.outputs.items()}
         return call
 
-    def backward(
-        self, mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked = None
-    ) -> list[Tensor | None]:
+    def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked) -> list[Tensor | None]:
         """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none or asks none."""
         if mask in self.plan.out_grads:
             return self._backward(mask, grads, keep, asked)
@@ -454,9 +390,7 @@ class Call:
                 self.packed,
                 back.needed,
             )
-        reached = runner.reached(mask, none) if none else back.reached
-        if none and asked is not None:
-            reached = frozenset(asked).intersection(reached)
+        reached = runner.reached(mask, none, asked) if none else back.reached
         for i in self.planned.wanted:
             if i not in reached:
                 results[i] = None
@@ -550,7 +484,7 @@ class _Run(torch.autograd.Function):
             runner.habits.note(mask, keep or held.begun)
             freed = held.freed | runner.freed(mask)
             more = keep or runner.leaves(freed)
-            results = call.backward(mask, given, more, _asked_of(ctx, call))
+            results = call.backward(mask, given, more, inputs_asked_of(ctx, call.planned.wanted))
             held.begun = True
             if not keep:
                 held.freed = freed
@@ -559,19 +493,6 @@ class _Run(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Run).apply
-
-
-def _asked_of(ctx: Any, call: Call) -> Asked:
-    """The inputs that autograd goes on to from a node of ours, in the backward that runs now."""
-    goes_on = [_goes_on_to(node) for node, _ in ctx.next_functions]
-    return None if all(goes_on) else tuple(itertools.compress(call.planned.wanted, goes_on))
-
-
-def _goes_on_to(node: Any) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # it is a leaf's, whose gradient torch.autograd.grad is asked for
-        return True
 
 
 def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:

@@ -379,6 +379,26 @@ def test_any_gradients_of_any_outputs(seed: int) -> None:
     close([g for g in got[1] if g is not None], [g for g in got[0] if g is not None])
 
 
+@pytest.mark.parametrize("rows", [0, 1, 8])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_some_gradients_have_the_bits_that_they_have_among_all(rows: int, dtype: torch.dtype | None) -> None:
+    layers = [nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)]
+    ours = ORTModule(nn.Sequential(*layers))
+    x = torch.randn(rows, 8, requires_grad=True)
+
+    def gradients(asked: list[Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = ours(x).float().square().sum()
+        return torch.autograd.grad(loss, asked)
+
+    everything = [x, *ours.parameters()]
+    for first in range(len(everything)):
+        some = everything[first::3]
+        for a, b in zip(gradients(some), gradients(everything)[first::3], strict=True):
+            assert torch.equal(a, b)
+
+
 def test_what_no_gradient_that_is_asked_for_needs_may_have_changed() -> None:
     eager, ours = pair(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
     x = torch.randn(3, 4)

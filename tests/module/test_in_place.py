@@ -129,6 +129,14 @@ def test_integers_are_assigned_to_parts(row: tuple[str, Any], monkeypatch: pytes
     assert bool(made) == is_functional, name
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (0, 4), (4, 1), (1, 4)])
+def test_labels_of_few_elements_are_shifted(shape: tuple[int, int]) -> None:
+    eager, ours = pair(Function(lambda s, ids: s.e(shifted(ids)), e=nn.Embedding(9, 4)))
+    assert_same_step(eager, ours, torch.randint(0, 9, shape))
+    with torch.no_grad():
+        assert torch.equal(ours(torch.full(shape, 2)), eager(torch.full(shape, 2)))
+
+
 @pytest.mark.filterwarnings("ignore:.*runs in PyTorch", "ignore:An output .* was resized")
 @pytest.mark.parametrize("row", REFUSED.items(), ids=lambda r: r[0])
 def test_what_pytorch_refuses_to_write_is_refused(row: tuple[str, Any]) -> None:

@@ -45,6 +45,22 @@ def test_a_step_is_eagers(rows: int, dtype: torch.dtype | None) -> None:
     assert lends(ours) or rows != WIDTH
 
 
+def test_a_run_is_lent_at_most_twice_what_its_arena_is_spared() -> None:
+    """Weights of 16 bits fill half of their gradient, which is worth it; a few rows of a table do not."""
+    fills = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8))
+    wastes = nn.Sequential(nn.Embedding(4096, 32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 8))
+    largest = []
+    for module, x in ((fills, torch.randn(16, 32)), (wastes, torch.randint(0, 4096, (16,)))):
+        ours = ORTModule(module)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = ours(x).sum()
+        loss.backward()
+        stats = ours.stats()
+        assert stats["lent_bytes"] <= 2 * (stats["live_bytes"] - stats["arena_bytes"])
+        largest.append(stats["lent_bytes"] >= 4 * max(p.numel() for p in ours.parameters()))
+    assert largest == [True, False]
+
+
 def test_gradients_stay_as_they_are_when_others_are_made() -> None:
     _, ours = pair(deep())
     parameters = list(ours.parameters())

@@ -65,6 +65,7 @@ def test_a_right_step_is_found_right(tower: Tower, capsys: pytest.CaptureFixture
     found = verify(tower, torch.randn(6, 6), target=torch.randint(5, (6,)))
     assert found.ok and found.place is None and not found.notes
     assert str(found) + "\n" == capsys.readouterr().out
+    assert repr(found) == f"<Verification of {len(found.rows)} tensors: equal within rounding>"
     names = {(r.kind, r.name) for r in found.rows}
     assert {n for kind, n in names if kind == "gradient"} == dict(tower.named_parameters()).keys()
     assert {n for kind, n in names if kind == "buffer"} == dict(tower.named_buffers()).keys()

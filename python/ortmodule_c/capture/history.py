@@ -7,6 +7,7 @@ one of them has gradients.
 
 import contextlib
 import copy
+import itertools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
 VIEWS_OR_COPIES = ("contiguous", "flatten", "ravel", "reshape", "reshape_as", "unflatten", "view", "view_as")
 _CONVERT = ("to", "_to_copy")  # to a memory format, which the operand may have
 _DETACHES = {aten.detach.default, aten.detach_.default}
+_PARTS = {aten.slice.Tensor: aten.slice_scatter.default, aten.select.int: aten.select_scatter.default}
+_ASSIGNED = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor}
 
 
 def _is_made(node: fx.Node) -> bool:
@@ -277,6 +280,58 @@ def out_of_place(graph: fx.Graph) -> None:
             new = graph.call_function(other, node.args, node.kwargs)
         new.meta = copy.copy(node.meta)
         node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], new), {}
+
+
+def assign_parts(graph: fx.Graph) -> None:
+    """Have ``whole[1:] = value`` make a new whole, where that has neither gradients nor other views that are read.
+
+    So models shift labels to what a decoder reads.
+    """
+    nodes: list[Any] = list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    for node in nodes:
+        chain = _chain(node) if node.target in _ASSIGNED else []
+        if len(chain) < 2 or not _is_alone(chain, graph, position[node], position):
+            continue
+        op = functional(node.target)
+        assert op is not None
+        with graph.inserting_before(node):
+            value = graph.call_function(op, node.args, node.kwargs)
+            value.meta = dict(node.meta)
+            values = [value]
+            for part, whole in itertools.pairwise(chain):
+                value = graph.call_function(_PARTS[part.target], (whole, value, *part.args[1:]))
+                value.meta = {**node.meta, "val": whole.meta["val"]}
+                values.append(value)
+        for old, new in zip(chain, values, strict=True):
+            for user in [u for u in old.users if position.get(u, 0) > position[node]]:
+                user.replace_input_with(old, new)
+        node.replace_all_uses_with(values[0])
+        graph.erase_node(node)
+        position |= dict.fromkeys(values, position[node])
+
+
+def _chain(node: Any) -> list[Any]:
+    """What the node writes to, what that is a part of, and so on to what is no part."""
+    chain = [node.args[0]]
+    while chain[-1].target in _PARTS and not chain[-1].kwargs:
+        chain.append(chain[-1].args[0])
+    return chain
+
+
+def _is_alone(chain: list[Any], graph: fx.Graph, at: int, position: dict[Any, int]) -> bool:
+    """Whether the graph makes the whole, of integers, and goes on to compute with nothing else in its memory."""
+    whole = chain[-1]
+    made = isinstance(whole.target, OpOverload) and all(r.alias_info is None for r in whole.target._schema.returns)
+    if not made or whole.meta["val"].is_floating_point() or whole.meta["val"].is_complex():
+        return False
+    for node in graph.nodes:
+        if storage(node) != storage(whole):
+            continue
+        is_other = node not in chain and position[node] < at  # later ones are of the new whole
+        if node.op == "placeholder" or any(u.op == "output" or (is_other and position[u] > at) for u in node.users):
+            return False
+    return True
 
 
 def check_functional(graph: fx.Graph) -> None:

@@ -1,6 +1,5 @@
 """Ops that write over their arguments: the ops that return what they write, and writes that PyTorch refuses."""
 
-import itertools
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch.utils import _pytree as pytree
 
 from ..errors import NotExportable
 from ..options import logger
-from .translations.registry import aten
 
 
 def written(op: OpOverload) -> list[str]:
@@ -39,64 +37,6 @@ def functional(op: OpOverload) -> OpOverload | None:
 def fits(node: fx.Node, op: OpOverload) -> bool:
     """Whether what the functional `op` returns has the dtypes of what `node` writes over."""
     return all(r.dtype == t.dtype for r, t in zip(_results(node, op), _targets(node), strict=False))
-
-
-_PARTS = {aten.slice.Tensor: aten.slice_scatter.default, aten.select.int: aten.select_scatter.default}
-_ASSIGNED = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor}
-
-
-def assign_parts(graph: fx.Graph) -> None:
-    """Have ``whole[1:] = value`` make a new whole, where that has neither gradients nor other views that are read.
-
-    So models shift labels to what a decoder reads.
-    """
-    nodes: list[Any] = list(graph.nodes)
-    position = {node: i for i, node in enumerate(nodes)}
-    for node in nodes:
-        chain = _chain(node) if node.target in _ASSIGNED else []
-        if len(chain) < 2 or not _is_alone(chain, graph, position[node], position):
-            continue
-        op = functional(node.target)
-        assert op is not None
-        with graph.inserting_before(node):
-            value = graph.call_function(op, node.args, node.kwargs)
-            value.meta = dict(node.meta)
-            values = [value]
-            for part, whole in itertools.pairwise(chain):
-                value = graph.call_function(_PARTS[part.target], (whole, value, *part.args[1:]))
-                value.meta = {**node.meta, "val": whole.meta["val"]}
-                values.append(value)
-        for old, new in zip(chain, values, strict=True):
-            for user in [u for u in old.users if position.get(u, 0) > position[node]]:
-                user.replace_input_with(old, new)
-        node.replace_all_uses_with(values[0])
-        graph.erase_node(node)
-        position |= dict.fromkeys(values, position[node])
-
-
-def _chain(node: Any) -> list[Any]:
-    """What the node writes to, what that is a part of, and so on to what is no part."""
-    chain = [node.args[0]]
-    while chain[-1].target in _PARTS and not chain[-1].kwargs:
-        chain.append(chain[-1].args[0])
-    return chain
-
-
-def _is_alone(chain: list[Any], graph: fx.Graph, at: int, position: dict[Any, int]) -> bool:
-    """Whether the graph makes the whole, of integers, and goes on to compute with nothing else in its memory."""
-    whole = chain[-1]
-    made = isinstance(whole.target, OpOverload) and all(r.alias_info is None for r in whole.target._schema.returns)
-    if not made or whole.meta["val"].is_floating_point() or whole.meta["val"].is_complex():
-        return False
-    memory = whole.meta["val"].untyped_storage()._cdata
-    for node in graph.nodes:
-        val = node.meta.get("val")
-        if not isinstance(val, Tensor) or val.layout is not torch.strided or val.untyped_storage()._cdata != memory:
-            continue
-        is_other = node not in chain and position[node] < at  # later ones are of the new whole
-        if node.op == "placeholder" or any(u.op == "output" or (is_other and position[u] > at) for u in node.users):
-            return False
-    return True
 
 
 def refuse_misfits(graph: fx.Graph) -> None:

@@ -17,6 +17,7 @@ from ..capture import custom_function, recurrent
 from ..capture.aliases import Step
 from ..capture.autocast import WITHIN
 from ..capture.export import PATH, Captured
+from ..capture.history import assign_parts
 from ..capture.numbers import Inputs, is_number, is_within, unmarked
 from ..capture.reach import Reach, Reached, memory
 from ..devices import provider_of
@@ -28,7 +29,7 @@ from .builder import Builder
 from .draft import Draft, Val, check_sizes
 from .expansion import SYMBOLIC, expanded, is_of_integers
 from .fallback import Callbacks, TorchOp
-from .in_place import assign_parts, fits, functional, refuse_misfits, written
+from .in_place import fits, functional, refuse_misfits, written
 from .torch_call import CHANGES_STATISTICS, torch_call, used_results
 from .translations import TABLE
 from .translations.registry import aten
