@@ -400,16 +400,17 @@ PLAN_SHOW(describe, omc_graph_description)
 static PyObject *plan_profile(PyObject *object, PyObject *unused) {
   (void)unused;
   const omc_plan *plan = ((plan_object *)object)->plan;
-  const double *seconds = omc_plan_profile(plan);
+  const omc_step_time *times = omc_plan_profile(plan);
   PyObject *list = PyList_New(0);
-  for (uint32_t s = 0; list && seconds && s < plan->n_steps; s++) {
+  for (uint32_t s = 0; list && times && s < plan->n_steps; s++) {
     const omc_step *step = &plan->steps[s];
     omc_cost cost;
     const bool known = omc_node_cost(step->node, &cost) == OMC_OK;
     omc_append(&list,
-               Py_BuildValue("(sssddd)", s < plan->n_forward ? "forward" : "backward",
+               Py_BuildValue("(sssKddd)", s < plan->n_forward ? "forward" : "backward",
                              omc_op_name(step->node->op), step->node->name ? step->node->name : "",
-                             seconds[s], known ? cost.flops : 0.0, known ? cost.bytes : 0.0));
+                             (unsigned long long)times[s].runs, times[s].seconds,
+                             known ? cost.flops : 0.0, known ? cost.bytes : 0.0));
   }
   return list;
 }
@@ -473,7 +474,7 @@ static PyMethodDef plan_methods[] = {
     {"text", plan_text, METH_NOARGS, "text() -> the planned graph"},
     {"describe", plan_describe, METH_NOARGS, "describe() -> the planned graph, as describe()"},
     {"profile", plan_profile, METH_NOARGS,
-     "profile() -> [(phase, op, source name, seconds, flops, bytes moved)]"},
+     "profile() -> [(phase, op, source name, runs, seconds, flops, bytes)]"},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot plan_slots[] = {

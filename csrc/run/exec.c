@@ -59,7 +59,7 @@ static omc_status add_track(omc_exec *x, omc_phase phase) {
   const omc_part *part = &plan->parts[phase];
   omc_track *t = &x->tracks[phase];
   t->end_reloc = x->n_relocs;
-  t->recurs = !x->seconds && !omc_env_get()->sync;
+  t->recurs = !x->times && !omc_env_get()->sync;
   t->uses = OMC_NEW_ARRAY(&plan->memory, bool, x->n_bases);
   if (!t->uses) OMC_FAIL(ENOMEM, "no memory for the tables of a plan of %u steps", plan->n_steps);
   t->uses[omc_exec_base(plan, OMC_AT_ARENA, 0)] = true;
@@ -100,8 +100,8 @@ static omc_status fill(omc_exec *x, omc_plan *plan) {
   x->jobs = OMC_NEW_ARRAY(&plan->memory, uint32_t, plan->n_steps);
   if (!x->operands || !x->relocs || !x->tracks || !x->jobs) goto no_memory;
   if (omc_env_get()->profile) {
-    x->seconds = OMC_NEW_ARRAY(&plan->memory, double, plan->n_steps);
-    if (!x->seconds) goto no_memory;
+    x->times = OMC_NEW_ARRAY(&plan->memory, omc_step_time, plan->n_steps);
+    if (!x->times) goto no_memory;
   }
   for (omc_phase p = 0; p < plan->n_phases; p++) OMC_TRY(add_phase(x, p));
   return OMC_OK;
@@ -136,9 +136,9 @@ omc_status omc_exec_attach(omc_plan *plan, omc_shared *shared,
   return OMC_OK;
 }
 
-const double *omc_plan_profile(const omc_plan *plan) {
+const omc_step_time *omc_plan_profile(const omc_plan *plan) {
   const omc_exec *x = plan->attached;
-  return x ? x->seconds : NULL;
+  return x ? x->times : NULL;
 }
 
 static omc_status missing(const omc_plan *plan, uint32_t base) {
@@ -224,14 +224,15 @@ static omc_status time_step(const steps *these, uint32_t s) {
   OMC_TRY(run_step(these, s));
   const double seconds = p->clock(p->ctx, these->args->queue) - start;
   omc_exec_lock();
-  these->x->seconds[s] += seconds;
+  these->x->times[s].seconds += seconds;
+  these->x->times[s].runs++;
   omc_exec_unlock();
   return OMC_OK;
 }
 
 static void run_these(void *arg) {
   steps *these = arg;
-  omc_status (*const run)(const steps *, uint32_t) = these->x->seconds ? time_step : run_step;
+  omc_status (*const run)(const steps *, uint32_t) = these->x->times ? time_step : run_step;
   these->status = OMC_OK;
   for (uint32_t s = these->begin; these->status == OMC_OK && s < these->end; s++)
     if (!these->needed || these->needed[s]) these->status = run(these, s);

@@ -40,9 +40,9 @@ typedef struct omc_exec {
   uint32_t n_operands, n_bases, n_relocs;
   omc_constants_taken constants; /* that the graph's values lie in */
   /* What follows is used under omc_exec_lock. */
-  double *seconds; /* by step; NULL unless profiled */
-  omc_work *idle;  /* to be used again, */
-  uint32_t n_idle; /* not more than OMC_MAX_IDLE */
+  omc_step_time *times; /* by step; NULL unless profiled */
+  omc_work *idle;       /* to be used again, */
+  uint32_t n_idle;      /* not more than OMC_MAX_IDLE */
 } omc_exec;
 
 #define OMC_MAX_IDLE 8

@@ -63,8 +63,14 @@ const omc_plan *omc_run_plan(const omc_run *run);
 /* Gives the arena back. NULL is accepted. */
 void omc_run_destroy(omc_run *run);
 
-/* Seconds spent in each of the plan's steps, summed over runs, if OMC_PROFILE is set; else NULL.
- * Borrowed from the plan; a run under way may be adding to them. */
-const double *omc_plan_profile(const omc_plan *plan);
+/* What a step of a plan took so far. */
+typedef struct omc_step_time {
+  double seconds; /* of all its runs together */
+  uint64_t runs;
+} omc_step_time;
+
+/* Times of the plan's steps, if OMC_PROFILE is set; else NULL. Borrowed from the plan; a run under
+ * way may be adding to them. */
+const omc_step_time *omc_plan_profile(const omc_plan *plan);
 
 #endif

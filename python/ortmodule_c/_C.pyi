@@ -82,8 +82,8 @@ class Plan:
     def describe(self) -> Raw:
         """The planned graph."""
 
-    def profile(self) -> list[tuple[str, str, str, float, float, float]]:
-        """(phase, op, source name, seconds over all runs, flops, bytes moved) of every step (OMC_PROFILE=1)."""
+    def profile(self) -> list[tuple[str, str, str, int, float, float, float]]:
+        """(phase, op, source name, runs, seconds of them all, flops, bytes moved) of every step (OMC_PROFILE=1)."""
 
 class Session:
     """One template graph and its plans."""

@@ -22,6 +22,7 @@ from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
 from .process import tracing_lock
+from .profile import ProfiledStep
 
 _MOST_BACKWARDS = 64  # that are remembered with a plan
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
@@ -195,9 +196,9 @@ class Runner:
         groups = [[i for i in group if mask[i]] for group in self._apart]
         return [only(group, len(mask)) for group in groups if group]
 
-    def profile(self) -> list[tuple[str, str, str, float, float, float]]:
+    def profile(self) -> list[ProfiledStep]:
         """That of the plan that ran last."""
-        return [] if self._planned is None else self._planned.plan.profile()
+        return [] if self._planned is None else [ProfiledStep(*row) for row in self._planned.plan.profile()]
 
     def planned(self, plan: _C.Plan) -> _Planned:
         """What is the same at each call of a plan."""

@@ -23,6 +23,7 @@ from .guards.given import holds_array
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
 from .options import DebugOptions, logger
 from .process import one_thread_after_fork, tracing, tracing_lock
+from .profile import Profile
 from .report import FallbackRecord, FallbackReport
 from .signals import Interrupted, waiting
 from .stack import users_line
@@ -413,17 +414,16 @@ class ORTModule(Wrapper):
             0 if second is None else second.n_breaks,
         )
 
-    def profile(self) -> list[tuple[str, str, str, float, float, float]]:
+    def profile(self) -> Profile:
         """What the steps of each graph took, as it was planned for its last call; empty without ``OMC_PROFILE=1``.
 
         Returns
         -------
-        list of tuples
-            Of each step the phase, ``"forward"`` or ``"backward"``, the op, where it comes from in the module, the
-            seconds that it took in all runs together, and the arithmetic operations and bytes moved of one run.
+        Profile
+            A list of :class:`~ortmodule_c.profile.ProfiledStep`; ``print`` shows it as a table by op.
         """
         ways = (way for way in (self._ort_made, self._ort_second) if way is not None)
-        return [row for way in ways for runner in way.runners() for row in runner.profile()]
+        return Profile(step for way in ways for runner in way.runners() for step in runner.profile())
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {n: v for n, v in self.__dict__.items() if n not in SHARED and not n.startswith(OWN_PREFIX)}

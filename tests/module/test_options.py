@@ -250,10 +250,24 @@ assert model.profile() == []
 for _ in range(2):
     model(torch.randn(4, 7)).sum().backward()
 rows = model.profile()
-assert {row[0] for row in rows} == {"forward", "backward"} and all(row[3] > 0 for row in rows), rows
-assert ("forward", "FusedMatMul", 2 * 4 * 7 * 5 + 4 * 5) in [(row[0], row[1], row[4]) for row in rows], rows
+assert {row.phase for row in rows} == {"forward", "backward"}, rows
+assert all(row.runs == 2 and row.seconds > 0 for row in rows), rows
+assert ("forward", "FusedMatMul", 2 * 4 * 7 * 5 + 4 * 5) in [(row.phase, row.op, row.operations) for row in rows], rows
+last = model(torch.randn(4, 7)).sum()
+torch.autograd.grad(last, model.module[2].bias)
+assert {row.runs for row in model.profile()} == {2, 3}
+print(rows)
 """
-    subprocess.run([sys.executable, "-c", script], env=os.environ | {"OMC_PROFILE": "1"}, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"OMC_PROFILE": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    assert told[0].split() == ["op", "phase", "steps", "ms", "part", "GFLOP/s", "GB/s"]
+    times = [float(line[40:49]) for line in told[1:-1]]
+    assert times == sorted(times, reverse=True) and abs(sum(times) - float(told[-1].split()[-1])) < 1e-3 * len(times)
     model = ORTModule(mlp())
     model(torch.randn(2, 6))
-    assert model.profile() == []
+    assert model.profile() == [] and "OMC_PROFILE=1" in str(model.profile())
