@@ -289,6 +289,10 @@ class ORTModule(Wrapper):
         report.warn()
         return result
 
+    def _ort_tell_of(self, method: str, cause: str) -> None:
+        self._ort_report.add_once(f"{type(self._ort_module).__name__}.{method}", cause)
+        self._ort_report.warn()
+
     def _ort_second_way(self) -> SecondWay:
         """The module through TorchDynamo."""
         if self._ort_second is None:

@@ -96,6 +96,12 @@ class FallbackReport:
         self._counts[key] = self._counts.get(key, 0) + 1
         self._news.append((key, f"ortmodule_c: {name} runs in PyTorch: {cause}" if self._counts[key] == 1 else ""))
 
+    def add_once(self, name: str, cause: str) -> None:
+        """Record one fallback that may be met again and again, as :meth:`add` does."""
+        self.check(name, cause)
+        if (name, cause) not in self._counts:
+            self.add(name, cause)
+
     def tell(self, what: str, first: bool = False) -> None:
         """Have something told at the next :meth:`warn`, perhaps before all else."""
         self._news.insert(0 if first else len(self._news), (None, f"ortmodule_c: {what}"))

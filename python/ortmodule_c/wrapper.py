@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
-import itertools
 import sys
 import types
 from collections import OrderedDict
@@ -16,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from .methods import ITSELF, called_on_self, code_of, looks_into_self
 from .process import tracing
 
 # What nn.Module defines for one call of one object: the wrapper's own. All else is done to its module.
@@ -156,10 +155,28 @@ class Wrapper(nn.Module):
         if not isinstance(function, types.FunctionType) or getattr(value, "__self__", None) is not module:
             return value
         # A method that calls self(...) then runs here, unless it would find something of the wrapper for its own.
-        code = getattr(inspect.unwrap(function), "__code__", function.__code__)
+        code = code_of(function)
         places = (module.__dict__, module._modules, module._buffers, module._parameters)
-        shadows = any(hasattr(module.__class__, n) or any(n in p for p in places) for n in self._ort_added)
-        return value if shadows or _looks_into_self(code) else types.MethodType(function, self)
+        shadows = [n for n in self._ort_added if hasattr(module.__class__, n) or any(n in p for p in places)]
+        its_own = bool(shadows) or looks_into_self(code)
+        if torch.is_grad_enabled() and module.training and not torch.compiler.is_compiling():
+            called = called_on_self(code)
+            if its_own and ITSELF in called:
+                why = f"the wrapper has a {shadows[0]!r} too" if shadows else "it asks for the type or __dict__ of self"
+                self._ort_tell_of(name, f"{why}, so that its self(...) is the module")
+            for part in filter(self._ort_trains, sorted(called & module._modules.keys())):
+                self._ort_tell_of(name, f"it calls self.{part}(...), past the wrapper; wrap that, or call self(...)")
+        return value if its_own else types.MethodType(function, self)
+
+    def _ort_trains(self, part: str) -> bool:
+        """Whether this part of the module has something to learn and no wrapper of its own."""
+        module = self._ort_module._modules[part]
+        return (
+            module is not None and not isinstance(module, Wrapper) and any(p.requires_grad for p in module.parameters())
+        )
+
+    def _ort_tell_of(self, method: str, cause: str) -> None:
+        """Tell that what a method of the module's trains does so in PyTorch, and why."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         bound = isinstance(value, types.MethodType) and value.__self__ is self  # a module does not hold its wrapper
@@ -219,16 +236,6 @@ for _name, _value in vars(nn.Module).items():
     _special = _name.startswith("__") or _name in _OF_A_CALL or _name in vars(Wrapper)
     if isinstance(_value, types.FunctionType) and not _special:
         setattr(Wrapper, _name, _delegate(_name))
-
-
-@functools.lru_cache(maxsize=1024)
-def _looks_into_self(code: types.CodeType, this: str = "") -> bool:
-    """Whether a method asks for the type or the dictionary of `self`, which are not the wrapper's to give."""
-    this = this or (code.co_varnames[0] if code.co_argcount else "")
-    names = [i.argval[-1:] if isinstance(i.argval, tuple) else (i.argval,) for i in dis.get_instructions(code)]
-    looks = {(("type",), (this,)), (("vars",), (this,)), ((this,), ("__dict__",))}
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return not looks.isdisjoint(itertools.pairwise(names)) or any(_looks_into_self(c, this) for c in inner)
 
 
 def _is_exported() -> bool:
