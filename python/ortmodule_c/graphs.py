@@ -18,7 +18,7 @@ from .arguments import Arguments
 from .capture.export import Captured, Layout, capture, quiet
 from .capture.numbers import Inputs, Numbers
 from .capture.shapes import Axes, Fit, Openings, Sizes
-from .changing import Changing, Key, bare, opened, standing_in
+from .changing import Changing, Key, bare, differ_in_numbers, opened, standing_in
 from .errors import (
     ForwardRaised,
     NeedsStatic,
@@ -46,7 +46,7 @@ convert_frame.compile_lock = tracing  # type: ignore[assignment]
 
 _ONE_TENSOR = flatten((torch.empty(0), [], []))[1]  # returned, and no attribute or buffer set
 _MANY_CHANGES = 4  # graphs made because of one plain value that are worth a warning
-_LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it
+_LATELY = 100  # calls since a graph served that do not yet tell that nobody needs it, at first
 _MAX_COUNTED = 2  # graphs made because of one attribute that the forward itself had set
 
 
@@ -74,6 +74,8 @@ class Graph:
         Whether a node that runs in PyTorch is given such.
     used
         Number of the last call that it served.
+    again
+        Whether it has served another call than that for which it was made.
     """
 
     key: Key
@@ -95,6 +97,7 @@ class Graph:
     attributes: Sequence[Attribute] = ()
     gives_numbers: bool = False
     used: int = 0
+    again: bool = False
 
     @property
     def opened(self) -> bool:
@@ -194,6 +197,8 @@ class Graphs:
         self._files = Files(options, report)
         self.export_seconds = 0.0
         self._calls = 0
+        self._lately = _LATELY
+        self._refused = False  # a graph, since others took the place of those that nobody needs
 
     def find(self, key: Key, leaves: Sequence[Tensor], last: Graph | None, checked: int) -> Graph | None:
         """A graph that serves this call, if there is one; of what `last` holds so much is `checked`."""
@@ -206,7 +211,7 @@ class Graphs:
             found = next((g for g in candidates if g.serves(key[0], leaves, checked if g is last else 0)), None)
         if found is not None:
             self._graphs.move_to_end(id(found))
-            found.used = self._calls
+            found.used, found.again = self._calls, True
         return found
 
     def _keys(self, key: Key) -> Iterator[Key]:
@@ -342,9 +347,15 @@ class Graphs:
 
     def _check_limit(self, key: Key, when: str) -> None:
         limit, alike = self._options.max_graphs, self._alike(key)
-        if len(alike) >= limit and all(g.used > self._calls - _LATELY for g in alike):
+        if len(alike) < limit:
+            return
+        if all(g.used > self._calls - self._lately for g in alike):
+            self._refused = True
             often = f", one more each time {when}" if when else ""
             raise NotRunnable(f"more than max_graphs={limit} graphs would be needed{often}")
+        if self._refused and not any(g.again for g in alike):  # so many more may be of as little use
+            self._lately *= 2
+        self._refused = False
 
     def _difference(self, key: Key, sizes: Sizes, paths: Sequence[str], openings: Openings) -> str:
         """What happened that no graph serves this call, if others were made for calls like it."""
@@ -362,7 +373,7 @@ class Graphs:
         elif not made and rest == last_rest:
             difference = self._arguments.difference(last_spec, spec)
             what = None if difference is None else f"argument {difference}"
-            is_number = bare(key) == bare(self._last or key)
+            is_number = bare(key) == bare(self._last or key) and differ_in_numbers(last_spec, spec)
         advice = "; a tensor may change without that" if is_number else ""
         return f"{what} takes a new value{advice}" if what else ""
 
