@@ -4,13 +4,13 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 from torch.utils.hooks import unserializable_hook
 
 from .backwards import Mask
@@ -24,13 +24,14 @@ def inputs_asked_of(node: Any, wanting: Sequence[int]) -> Asked:
 
     `wanting` are those that want a gradient, in the order in which the node was given them.
     """
-    goes_on = [_goes_on_to(following) for following, _ in node.next_functions]
+    goes_on = [goes_on_to(following) for following, _ in node.next_functions]
     return None if all(goes_on) else tuple(itertools.compress(wanting, goes_on))
 
 
-def _goes_on_to(node: Any) -> bool:
+def goes_on_to(node: Any) -> bool:
+    """Whether the backward that runs now comes to a node; None is one that is gone."""
     try:
-        return torch._C._will_engine_execute_node(node)
+        return node is not None and torch._C._will_engine_execute_node(node)
     except RuntimeError:  # it is a leaf's, whose gradient torch.autograd.grad is asked for
         return True
 
@@ -44,10 +45,9 @@ class Watch:
     def __init__(self, result: Tensor, through: int, later: Sequence[Tensor]) -> None:
         self._through = through
         self._result = weakref.ref(result)  # it holds the node that holds this
-        result.register_hook(lambda grad: grad).remove()
+        edges = [(weakref.ref(t.grad_fn), t.output_nr) for t in later if t.grad_fn is not None]
+        result.register_hook(_RefuseAsInput(self._result, edges))
         self._hooks = result._backward_hooks  # they stay when the result goes
-        for other in later:
-            other.register_hook(_RefuseAsInput(self._result))
 
     def check(self, mask: Mask) -> None:
         """ORTModuleError if a backward for these outputs would not give what is asked for."""
@@ -72,25 +72,58 @@ _BETWEEN_OUTPUTS = (
 
 @unserializable_hook
 class _RefuseAsInput:
-    """A hook for what is computed from a result, which refuses a backward that was called for the result's gradient.
+    """A hook of a result, which refuses a backward that is called for its gradient and comes to others made of it.
 
-    A hook runs even where no function does, as nothing but that gradient is wanted.
+    Parameters
+    ----------
+    result
+        That result.
+    later
+        Nodes of the others, and which of their outputs they are.
     """
 
-    def __init__(self, result: weakref.ref[Tensor]) -> None:
+    def __init__(self, result: weakref.ref[Tensor], later: Sequence[tuple[weakref.ref[Any], int]]) -> None:
         self._result = result
+        self._later = later
 
     @torch._disable_dynamo
-    def __call__(self, grad: Tensor | None) -> None:
-        if grad is not None and any(t is self._result() for t in _inputs_of_backwards()):
-            raise ORTModuleError(_BETWEEN_OUTPUTS)
+    def __call__(self, _grad: Tensor | None) -> None:
+        result = self._result()
+        if result is None:
+            return
+        edge = get_gradient_edge(result)
+        for roots, inputs in _backwards():
+            asked = any(t is result or (isinstance(t, GradientEdge) and t[:2] == edge[:2]) for t in inputs)
+            if asked and _leads_to(roots, {(node(), number) for node, number in self._later}):
+                raise ORTModuleError(_BETWEEN_OUTPUTS)
 
 
-def _inputs_of_backwards() -> Iterator[Tensor]:
-    """Whose gradients the backwards that run now are asked for: those of a GPU call hooks in a thread of autograd's."""
+_Sources = Sequence[Tensor | GradientEdge]
+
+
+def _backwards() -> Iterator[tuple[_Sources, _Sources]]:
+    """Where the backwards that run now begin, and whose gradients they are asked for.
+
+    Those of a GPU call hooks in a thread of autograd's.
+    """
     for top in sys._current_frames().values():
         frame: FrameType | None = top
         while frame is not None and frame.f_code is not _engine_run_backward.__code__:
             frame = frame.f_back
         if frame is not None:
-            yield from frame.f_locals["args"][3]
+            yield frame.f_locals["t_outputs"], frame.f_locals["args"][3]
+
+
+def _leads_to(roots: _Sources, edges: Collection[tuple[Any, int]]) -> bool:
+    """Whether autograd comes from there to any of these outputs of nodes."""
+    sources = [t if isinstance(t, GradientEdge) else get_gradient_edge(t) for t in roots]
+    pending: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in sources]
+    met = set(pending)
+    while pending:
+        node, number = pending.pop()
+        if (node, number) in edges:
+            return True
+        new = {following for following in node.next_functions if following[0] is not None} - met
+        met |= new
+        pending += new
+    return False

@@ -1,4 +1,4 @@
-"""The one `torch.autograd.Function` through which a whole module runs."""
+"""Runs a graph forward and backward: plans, seeds, what backwards need and what they may not find changed."""
 
 import contextlib
 import copy
@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .asked import Asked, Watch, inputs_asked_of
+from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
 from .capture.aliases import Step
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
+from .nodes import Set, connected
 from .process import tracing_lock
 from .profile import ProfiledStep
 
@@ -114,6 +115,19 @@ class Runner:
         self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.undifferentiable = [k for k in range(self.n_results) if not lowered.differentiable[k]]
+        self.differentiables = sum(1 << k for k in range(self.n_results) if lowered.differentiable[k])
+        # The inputs that autograd reaches from each result.
+        self._reached = [
+            self.ancestry.inputs(lowered.reaches[k], ()) if lowered.differentiable[k] else 0
+            for k in range(self.n_results)
+        ]
+        self._sets: dict[Mask, Sequence[Set]] = {}
+        # The results that each output is made of, and the outputs in an order in which those come before it.
+        through = {self.results[k][1]: lowered.watched[k] for k in self.firsts}
+        self.made_of = [[i for i, later in through.items() if later >> k & 1] for k in range(self.n_results)]
+        self.order = sorted(range(self.n_results), key=lambda k: len(self.made_of[k]))
+        # What is asked by way of views of outputs is seen at one node only.
+        self.is_one = any(k not in self.firsts for k, _ in self.watched)
         self.arena_bytes = self.lent_bytes = self.live_bytes = 0  # of the largest plan used
         self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
@@ -148,13 +162,23 @@ class Runner:
             call.plan_for(())
         return call
 
+    def sets(self, in_grads: Mask) -> Sequence[Set]:
+        """The inputs that want a gradient, together where the same results are computed of them."""
+        found = self._sets.get(in_grads)
+        if found is None:
+            of: dict[int, list[int]] = {}
+            for i in itertools.compress(range(len(in_grads)), in_grads):
+                outputs = sum(1 << k for k, reached in enumerate(self._reached) if reached >> i & 1)
+                of.setdefault(outputs, []).append(i)
+            found = [Set(tuple(inputs), outputs) for outputs, inputs in of.items() if outputs]
+            self._sets[in_grads] = found
+        return found
+
     def run(self, call: "Call") -> list[Tensor]:
         """The module's results, connected to autograd."""
         inputs = call.inputs
         if call.trains:
-            # What `apply` of Python adds is for tensors of transforms of functions.
-            apply = _Run.apply if torch._C._are_functorch_transforms_active() else _apply
-            outputs = apply(call, *itertools.compress(inputs, call.in_grads))
+            outputs = connected(call, inputs)
         elif not self.differentiable:  # all results are inputs, or views of them
             outputs = []
         elif torch.is_grad_enabled():
@@ -354,6 +378,49 @@ class Call:
         call.output_versions = {i: t._version for i, t in call.outputs.items()}
         return call
 
+    def start(self) -> list[Tensor]:
+        """Run forward; the results, of which autograd does not know yet."""
+        outputs = self.forward()
+        if _hooked():
+            self.stow()
+        return outputs[: self.runner.n_results]
+
+    def is_freed(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether a backward for the results that have a gradient may not follow those that there were."""
+        return bool(self.freed & self.runner.freed(self._mask(grads)))
+
+    def _mask(self, grads: Sequence[Tensor | None]) -> Mask:
+        return (*[g is not None for g in grads], *[False] * len(self.runner.updates))
+
+    def go_back(
+        self, grads: Sequence[Tensor | None], asked: Asked, others_follow: bool = False
+    ) -> tuple[Sequence[Tensor], list[Tensor | None], bool]:
+        """A backward of autograd's from these results, of which others may follow within the same.
+
+        Returns
+        -------
+        inputs, gradients
+            Those of the graph.
+        is_left
+            Whether PyTorch lets another one follow.
+        """
+        runner, mask = self.runner, self._mask(grads)
+        call = self if self.stowed is None else self.unstowed()
+        if True not in mask:
+            return call.inputs, [None] * len(call.inputs), True
+        for watch in self.watching:
+            watch.check(mask)
+        keep = others_follow or torch._C._autograd._get_current_graph_task_keep_graph()
+        runner.habits.note(mask, keep or self.begun)
+        freed = self.freed | runner.freed(mask)
+        is_left = keep or runner.leaves(freed)
+        given = [None if g is None else _dense(g) for g in grads]
+        results = call.backward(mask, [*given, *[None] * len(runner.updates)], is_left, asked)
+        self.begun = True
+        if not keep:
+            self.freed = freed
+        return call.inputs, results, is_left
+
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked) -> list[Tensor | None]:
         """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none or asks none."""
         if mask in self.plan.out_grads:
@@ -428,74 +495,6 @@ def _changed(t: Tensor, version: int) -> RuntimeError:
     )
 
 
-class _Run(torch.autograd.Function):
-    """Forward and backward of a whole graph.
-
-    What backward needs is held by the call, and let go of as autograd lets go of saved tensors. Only where
-    saved-tensor hooks are active it goes through them as tensors.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, call: Call, *_tensors: Tensor) -> tuple[Tensor, ...]:
-        runner = call.runner
-        outputs = call.forward()
-        results = outputs[: runner.n_results]
-        if _hooked():
-            call.stow()
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        if runner.undifferentiable:
-            ctx.mark_non_differentiable(*[results[k] for k in runner.undifferentiable])
-        return tuple(results)
-
-    @staticmethod
-    @torch._disable_dynamo  # which would trace what autograd calls within a forward that asks for gradients
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        batched = torch._C._are_functorch_transforms_active()
-        for g in grads:
-            batched = batched or (g is not None and torch._C._functorch.is_legacy_batchedtensor(g))
-        if batched:
-            raise ORTModuleError("ORTModule cannot run backward for a batch of gradients (vmap, is_grads_batched)")
-        if not torch.is_grad_enabled():
-            call, results = _Run._backward(ctx, grads)
-            return (None, *results)
-        with torch.no_grad():
-            call, results = _Run._backward(ctx, grads)
-        origins = [*itertools.compress(call.inputs, call.in_grads), *[g for g in grads if g is not None]]
-        return (None, *_Final.apply(len(origins), *origins, *results))
-
-    @staticmethod
-    def _backward(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Call, Iterable[Tensor | None]]:
-        """The call, with all of its inputs, and the gradients of those that want one."""
-        held: Call | None = ctx.call
-        given: list[Tensor | None] = [None if g is None else _dense(g) for g in grads]
-        if held is not None:
-            given += [None] * len(held.runner.updates)
-        mask = tuple([g is not None for g in given])
-        if held is None or held.freed & held.runner.freed(mask):
-            _ = ctx.saved_tensors  # raises, as they are freed
-        assert held is not None
-        call = held if held.stowed is None else held.unstowed()
-        runner = held.runner
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        results: list[Tensor | None] = [None] * len(call.inputs)
-        if True in mask:
-            for watch in held.watching:
-                watch.check(mask)
-            runner.habits.note(mask, keep or held.begun)
-            freed = held.freed | runner.freed(mask)
-            more = keep or runner.leaves(freed)
-            results = call.backward(mask, given, more, inputs_asked_of(ctx, call.planned.wanted))
-            held.begun = True
-            if not keep:
-                held.freed = freed
-                ctx.call = held if more else None
-        return call, itertools.compress(results, call.in_grads)
-
-
-_apply = super(torch.autograd.Function, _Run).apply
-
-
 def _either(bits: Sequence[int], chosen: Sequence[bool]) -> int:
     """The bits of the chosen ones together."""
     return functools.reduce(operator.or_, itertools.compress(bits, chosen), 0)
@@ -515,19 +514,6 @@ class _Stow(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)
         return anchor.clone()
-
-
-class _Final(torch.autograd.Function):
-    """Gradients made of inputs and of gradients of outputs, which cannot be differentiated again."""
-
-    @staticmethod
-    def forward(_ctx: Any, n_origins: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tensors[n_origins:]
-
-    @staticmethod
-    @torch._disable_dynamo
-    def backward(_ctx: Any, *_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        raise ORTModuleError("ORTModule cannot differentiate its gradients again; use .module for double backward")
 
 
 def _hooked() -> bool:

@@ -1,0 +1,260 @@
+"""Outputs that are computed of different inputs: a backward comes to what its outputs are computed of, and no other."""
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
+
+from ortmodule_c import ORTModule, ORTModuleError
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Heads(nn.Module):
+    """A trunk, two heads on it, and a head beside it; `z` is for that alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.tanh(self.trunk(x))
+        return self.a(h), self.b(h), self.c(x if z is None else z)
+
+
+class Regularized(torch.autograd.Function):
+    """Adds to the gradient of whatever goes through it."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return 0.1 * y if grad is None else grad + 0.1 * y
+
+
+def both() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    eager, ours = Heads(), ORTModule(Heads())
+    ours.load_state_dict(eager.state_dict())
+    return eager, ours
+
+
+def same(act: Callable[[nn.Module], Sequence[Any]]) -> None:
+    """What is done with the module, and all gradients after it, are those of eager."""
+    found: list[list[Any]] = []
+    for model in both():
+        results = act(model)
+        found.append([*results, *[p.grad for p in model.parameters()]])
+    for got, expected in zip(found[1], found[0], strict=True):
+        if isinstance(expected, Tensor):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+        else:
+            assert got == expected
+
+
+SETS = [picked for n in (1, 2, 3) for picked in itertools.combinations(range(3), n)]
+
+
+@pytest.mark.parametrize("picked", SETS, ids=str)
+def test_hooks_are_called_where_a_backward_comes(picked: tuple[int, ...]) -> None:
+    def act(model: nn.Module) -> list[Any]:
+        called: list[str] = []
+
+        def hook(name: str) -> Callable[[Tensor], Tensor]:
+            def clamp(grad: Tensor) -> Tensor:
+                called.append(name)
+                return grad.clamp(-0.1, 0.1)
+
+            return clamp
+
+        z = torch.ones(3, 4, requires_grad=True) * 2
+        outputs = model(X, z)
+        for name, t in [*model.named_parameters(), ("z", z), *zip("pqr", outputs, strict=True)]:
+            t.register_hook(hook(name))
+        sum(outputs[i].square().sum() for i in picked).backward()
+        return [sorted(called)]
+
+    same(act)
+
+
+def halve(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("picked", SETS, ids=str)
+def test_hooks_after_accumulation_too(picked: tuple[int, ...]) -> None:
+    def act(model: nn.Module) -> list[Any]:
+        sum(t.sum() for t in model(X)).backward()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(halve)
+        outputs = model(X)
+        sum(outputs[i].square().sum() for i in picked).backward()
+        return []
+
+    same(act)
+
+
+@pytest.mark.parametrize("before", ["function", "checkpoint", "module"])
+@pytest.mark.parametrize("picked", SETS, ids=str)
+def test_what_comes_before_the_module_is_called_where_a_backward_comes(before: str, picked: tuple[int, ...]) -> None:
+    def act(model: nn.Module) -> list[Any]:
+        torch.manual_seed(1)
+        up = nn.Linear(4, 4)
+        made = ORTModule(up) if before == "module" and isinstance(model, ORTModule) else up
+        leaf = torch.ones(3, 4, requires_grad=True)
+        z = checkpoint(made, leaf, use_reentrant=True) if before == "checkpoint" else made(leaf)
+        outputs = model(X, Regularized.apply(z) if before == "function" else z)
+        sum(outputs[i].square().sum() for i in picked).backward()
+        return [up.weight.grad, up.bias.grad, leaf.grad]
+
+    same(act)
+
+
+def test_what_others_saved_may_be_changed() -> None:
+    def act(model: nn.Module) -> list[Any]:
+        w, v = torch.ones(3, 4, requires_grad=True), torch.full((3, 4), 2.0)
+        outputs = model(X, w * v)
+        v.add_(1)
+        outputs[0].sum().backward()
+        return [w.grad]
+
+    same(act)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_backwards_one_after_another(order: tuple[int, ...], retain_graph: bool) -> None:
+    def act(model: nn.Module) -> list[Any]:
+        outputs, said = model(X), []
+        for i in (*order, order[0]):
+            try:
+                outputs[i].square().sum().backward(retain_graph=retain_graph)
+                said.append("")
+            except RuntimeError as error:  # PyTorch has gone a part of the way
+                said.append(str(error))
+                model.zero_grad()
+        return said
+
+    same(act)
+
+
+@pytest.mark.parametrize("asked", ["trunk", "a", "c", "trunk a", "a b c", "trunk c"])
+@pytest.mark.parametrize("picked", SETS, ids=str)
+def test_some_gradients(asked: str, picked: tuple[int, ...]) -> None:
+    def act(model: Any) -> list[Any]:
+        parameters = [p for name in asked.split() for p in getattr(model, name).parameters()]
+        outputs = model(X)
+        loss = sum(outputs[i].square().sum() for i in picked)
+        return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+    same(act)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_gradients_of_outputs_may_come_late(others: int) -> None:
+    """Autograd calls nodes of another thread's later: those of inputs then come before all outputs have gradients."""
+
+    def act(model: nn.Module) -> list[Any]:
+        outputs = list(model(X))
+        losses = [t.square().sum() for t in outputs]
+
+        def elsewhere() -> None:
+            losses[others] = outputs[others].square().sum()
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        sum(losses).backward()
+        return []
+
+    same(act)
+
+
+def test_nothing_of_a_backward_is_kept() -> None:
+    _, model = both()
+    for _ in range(2):
+        outputs = model(X)
+        (outputs[0].sum() + outputs[2].sum()).backward(retain_graph=True)
+        held = outputs[0].grad_fn.held
+        assert not held._backwards and not held.results
+        (outputs[1].sum() + outputs[0].sum() + outputs[2].sum()).backward()
+        assert held._call is None and not held._backwards
+    assert model.stats()["runs_live"] == 0
+
+
+def test_of_threads() -> None:
+    """Backwards of several threads through the nodes of one call are each their own."""
+    eager, ours = both()
+    found: list[list[Tensor]] = []
+    for model in (eager, ours):
+        outputs = model(X)
+        gradients: dict[int, Tensor] = {}
+
+        def go(i: int, outputs: Sequence[Tensor] = outputs, gradients: dict[int, Tensor] = gradients) -> None:
+            for _ in range(20):
+                (gradients[i],) = torch.autograd.grad(outputs[i].square().sum(), model.trunk.weight, retain_graph=True)  # noqa: B023
+
+        threads = [threading.Thread(target=go, args=(i,)) for i in range(2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        found.append([gradients[i] for i in range(2)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_gradients_are_not_differentiated_again() -> None:
+    _, model = both()
+    outputs = model(X)
+    (grad,) = torch.autograd.grad(outputs[0].square().sum(), model.a.weight, create_graph=True)
+    with pytest.raises(ORTModuleError, match="differentiate its gradients again"):
+        grad.sum().backward()
+    outputs = model(X)
+    with pytest.raises(ORTModuleError, match="batch of gradients"):
+        torch.autograd.grad(outputs[0], model.a.weight, torch.ones(2, 3, 4), is_grads_batched=True)
+
+
+class Chain(nn.Module):
+    """An output that another one is made of; that comes first, or last."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), last
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x)
+        y = self.second(torch.tanh(h))
+        return (y, h) if self.last else (h, y)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("root", ["second", "both"])
+@pytest.mark.parametrize("by", ["tensor", "edge", "inputs", "hook", "retain_grad"])
+def test_the_gradient_of_an_output_that_another_is_made_of_is_refused(by: str, root: str, last: bool) -> None:
+    model = ORTModule(Chain(last))
+    y, h = model(X) if last else reversed(model(X))
+    loss = y.sum() + (h.sum() if root == "both" else 0)
+    if by == "hook":
+        h.register_hook(lambda grad: grad * 2)
+    if by == "retain_grad":
+        h.retain_grad()
+    with pytest.raises(ORTModuleError, match="where other outputs are computed from it"):
+        if by in ("tensor", "edge"):
+            torch.autograd.grad(loss, [h if by == "tensor" else get_gradient_edge(h)], allow_unused=True)
+        else:
+            loss.backward(inputs=[h] if by == "inputs" else None)
+    fresh = model(X)[1 if last else 0]
+    assert torch.autograd.grad(fresh.sum(), fresh)[0].eq(1).all()
+    fresh.sum().backward()
+    assert model.second.weight.grad is None
