@@ -92,6 +92,53 @@ def test_a_layer_of_any_sizes(kind: str, sizes: tuple[int, ...]) -> None:
     assert_same(layer, torch.randn(steps, batch, inputs, requires_grad=True), states_for(layer, (batch,)))
 
 
+CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
+    "lstm": nn.LSTMCell,
+    "gru": nn.GRUCell,
+    "tanh": nn.RNNCell,
+    "relu": lambda *sizes, **options: nn.RNNCell(*sizes, nonlinearity="relu", **options),
+}
+
+
+class Steps(nn.Module):
+    """A cell that Python calls step by step."""
+
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, steps: Tensor, state: Any = None) -> tuple[list[Tensor], Any]:
+        outputs = []
+        for x in steps:
+            state = self.cell(x, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return outputs, state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(3, 2, 5, 6), (1, 1, 1, 1), (4, 4, 4, 4), (2, 0, 5, 6), (2, 1, 7, 3)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_is_pytorchs(kind: str, given: bool, bias: bool, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    steps, batch, inputs, hidden = sizes
+    cell = CELLS[kind](inputs, hidden, bias=bias).to(dtype)
+    h, c = (torch.randn(batch, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+    states = [(h, c) if kind == "lstm" else h] if given else []
+    assert_same(Steps(cell), torch.randn(steps, batch, inputs, dtype=dtype, requires_grad=True), *states)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_one_step_of_a_cell_without_a_batch(kind: str) -> None:
+    assert_same(Steps(CELLS[kind](5, 6)), torch.randn(2, 5, requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", SMOOTH)
+def test_a_cell_of_16_bits(kind: str, dtype: torch.dtype) -> None:
+    assert_near(Steps(CELLS[kind](5, 6).to(dtype)), torch.randn(4, 3, 5).to(dtype).requires_grad_(), dtype=dtype)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_sample_without_a_batch(kind: str) -> None:
     layer = KINDS[kind](6, 5, 2, batch_first=True)

@@ -106,3 +106,41 @@ def gru(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) ->
 def rnn(b: Builder, x: Val, state: Val, params: Sequence[Val], *options: Any) -> tuple[Val, ...]:
     relu = 1 if b.aten_name == "rnn_relu" else None
     return _layers(b, "RnnCells", x, _lowered(b, [state]), params, options, relu=relu)
+
+
+def _cell(
+    b: Builder, cells: str, x: Val, states: Sequence[Val], params: Sequence[Val | None], **attributes: Any
+) -> tuple[Val, ...]:
+    """The states after one step."""
+    if casts_to(b.region, "cpu") is not None:
+        raise Unsupported("a recurrent cell under autocast")
+    if len({v.dtype for v in (x, *states, *params) if v is not None}) > 1:
+        raise Unsupported("a recurrent cell of several dtypes")
+    w, r, given, recurrent = params
+    gates = b.unsqueeze(b.emit("FusedMatMul", x, w, given, transB=1), 0)
+    ends = b.emit_all(cells, gates, r, recurrent, *states, **attributes)[1 : 1 + len(states)]
+    for end, state in zip(ends, states, strict=True):
+        end.shape = state.shape
+    return tuple(ends)
+
+
+@translates(aten.lstm_cell.default)
+def lstm_cell(
+    b: Builder, x: Val, states: Sequence[Val], w: Val, r: Val, given: Val | None = None, recurrent: Val | None = None
+) -> tuple[Val, ...]:
+    return _cell(b, "LstmCells", x, states, (w, r, given, recurrent))
+
+
+@translates(aten.gru_cell.default)
+def gru_cell(
+    b: Builder, x: Val, state: Val, w: Val, r: Val, given: Val | None = None, recurrent: Val | None = None
+) -> Val:
+    return _cell(b, "GruCells", x, [state], (w, r, given, recurrent))[0]
+
+
+@translates(aten.rnn_tanh_cell.default, aten.rnn_relu_cell.default)
+def rnn_cell(
+    b: Builder, x: Val, state: Val, w: Val, r: Val, given: Val | None = None, recurrent: Val | None = None
+) -> Val:
+    relu = 1 if b.aten_name == "rnn_relu_cell" else None
+    return _cell(b, "RnnCells", x, [state], (w, r, given, recurrent), relu=relu)[0]
