@@ -41,6 +41,8 @@ class Row:
         The same from PyTorch in float64; None if that could not be had.
     problem
         What is wrong with it, or nothing.
+    remark
+        What both sides have in common that is worth a look, or nothing.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Row:
     ours_from_exact: float | None = None
     eager_from_exact: float | None = None
     problem: str = ""
+    remark: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +95,7 @@ class Verification:
         ]
         for r in self.rows:
             figures = " ".join(f"{_figure(x):>10}" for x in (r.distance, r.ours_from_exact, r.eager_from_exact))
-            lines.append(f"{r.kind:9} {r.name:{width}} {figures}{'  ' + r.problem if r.problem else ''}")
+            lines.append(f"{r.kind:9} {r.name:{width}} {figures}{'  ' + (r.problem or r.remark)}".rstrip())
         lines += self.notes
         lines.append(self._verdict())
         if self.place is not None:
@@ -336,14 +339,16 @@ def _row(kind: str, name: str, got: Tensor | None, want: Tensor | None, exact: T
     odd = mismatches(a, b)
     if odd:
         return Row(kind, name, float("inf"), problem=f"{odd} of {a.numel()} elements are not finite on one side only")
+    infinite = int((~a.isfinite()).sum())
+    remark = f"{infinite} of {a.numel()} elements are infinite or NaN on both sides" if infinite else ""
     apart = distance(a, b, floor)
     limit = rounding(a.dtype)
     if exact is None or a.dtype == torch.float64 or exact.shape != a.shape or mismatches(b, exact):
         out = apart > _SLACK * limit
-        return Row(kind, name, apart, problem="out" if out else "")
+        return Row(kind, name, apart, problem="out" if out else "", remark=remark)
     ours_off, eager_off = (distance(t, exact, floor) for t in (a, b))
     out = ours_off > max(_SLACK * eager_off, limit)
-    return Row(kind, name, apart, ours_off, eager_off, "out" if out else "")
+    return Row(kind, name, apart, ours_off, eager_off, "out" if out else "", remark)
 
 
 def _kind(t: Tensor | None) -> str:

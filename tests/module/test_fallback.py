@@ -224,3 +224,24 @@ def test_an_op_that_is_refused_for_its_dtype_is_told_of_once_for_all_sizes() -> 
         for n in (2, 4, 5):
             ours(torch.ones(n, 3), torch.ones(n, n + 1, dtype=torch.int64))
     assert len(told) == len(ours.fallback_report()) == 1
+
+
+def test_anomaly_detection_finds_the_op() -> None:
+    """It tells of functions of autograd, which PyTorch has one of for each op."""
+
+    class Rooted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.sum() * 0).sqrt() * 0
+
+    model = ORTModule(Rooted())
+    x = torch.randn(3, requires_grad=True)
+    for _ in range(2):
+        model(x).backward()
+        with (
+            pytest.warns(UserWarning),
+            torch.autograd.detect_anomaly(),
+            pytest.raises(RuntimeError, match="Function 'SqrtBackward0' returned nan"),
+        ):
+            model(x).backward()
+    assert model.stats()["graphs"] == 1
+    assert [r.cause for r in model.fallback_report()] == ["as long as anomaly detection is on, which tells of each op"]

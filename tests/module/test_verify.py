@@ -144,6 +144,17 @@ def test_without_gradients_outputs_and_buffers_are_compared(tower: Tower) -> Non
     assert found.ok and {r.kind for r in found.rows} == {"output", "buffer"}
 
 
+def test_what_is_nan_on_both_sides_is_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.weight[1, 2] = float("nan")
+    found = verify(model, torch.randn(5, 4))
+    assert found.ok and [r.remark for r in found.rows if r.kind == "output"] == [
+        "5 of 15 elements are infinite or NaN on both sides"
+    ]
+    assert "infinite or NaN on both sides" in capsys.readouterr().out
+
+
 def test_under_autocast(tower: Tower) -> None:
     tower.eval()
     with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():

@@ -96,6 +96,7 @@ def ambient() -> tuple[Hashable, ...]:
         torch.get_default_dtype(),
         bool(_has_any_global_hook()),
         torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
         torch._C._get_mkldnn_enabled(),
         bool(parametrize._cache_enabled),
         modes and tuple([(type(mode), str(getattr(mode, "device", ""))) for mode in modes]),
@@ -119,8 +120,8 @@ def mode_refusal() -> str:
 
     for mode in _modes():
         if not isinstance(mode, DeviceContext) or mode.device.type != "cpu":
-            return f"mode {type(mode).__name__} is on, which a graph does not call"
-    return ""
+            return f"as long as mode {type(mode).__name__} is on, which a graph does not call"
+    return "as long as anomaly detection is on, which tells of each op" if torch.is_anomaly_enabled() else ""
 
 
 def tensor_key(tensors: list[Tensor]) -> tuple[Hashable, ...]:
