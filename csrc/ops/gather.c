@@ -5,7 +5,8 @@
  * lines of an axis. Gather and GatherElements refuse ids below 0 if their attribute `strict` is 1.
  *
  * in[1] are the ids, i64 or i32. A gradient has the gradient of what was picked as in[0], the
- * op's attributes, and the table's shape as attribute `shape`. */
+ * op's attributes, and the table's shape as attribute `shape`, or as in[2] what it is added to.
+ * With that it is an op by itself, which adds to a tensor by index. */
 #include <string.h>
 
 #include "ops/forms.h"
@@ -163,11 +164,12 @@ static omc_status infer_pick(omc_node *node, pick_rule rule) {
   return OMC_OK;
 }
 
-/* A third input is what the gradient is added to. */
+/* A third input is what the gradient is added to, and has the table's shape. */
 static omc_status infer_pick_grad(omc_node *node, pick_rule rule) {
   omc_shape table, shape;
   OMC_TRY(need_ids(node));
   OMC_TRY(omc_need_shape(node, &table));
+  if (table.rank == 0 && omc_in(node, 2)) table = *omc_in_shape(node, 2);
   OMC_TRY(rule(node, &table, &shape));
   OMC_TRY(omc_need_gradient(node, &shape));
   omc_set_shape(node, &table);
@@ -180,9 +182,17 @@ static omc_status grad_pick(omc_grad *g, omc_op_id op) {
   return g->b.status;
 }
 
+/* That of adding is picking. */
+static omc_status grad_add(omc_grad *g, omc_op_id op) {
+  omc_value *const in[] = {g->grad_out[0], omc_in(g->node, 1)};
+  g->grad_in[0] = omc_nary_like(&g->b, op, 2, in, g->node, NULL);
+  if (omc_in(g->node, 2)) g->grad_in[2] = g->grad_out[0];
+  return g->b.status;
+}
+
 /* ---- records: an op that picks, and its gradient ---- */
 
-#define PICK_OPS(name, id, base)                                                                \
+#define PICK_OPS(name, id, grad_of_grad)                                                        \
   static omc_status infer_##id(omc_node *node) { return infer_pick(node, id##_shape); }         \
   static omc_status infer_##id##_grad(omc_node *node) {                                         \
     return infer_pick_grad(node, id##_shape);                                                   \
@@ -190,9 +200,12 @@ static omc_status grad_pick(omc_grad *g, omc_op_id op) {
   static omc_status grad_##id(omc_grad *g) { return grad_pick(g, OMC_OP_##name##Grad); }        \
   OMC_RECORD(name, 2, 2, 1, .flags = OMC_OP_FAILS, .infer = infer_##id, .cost = omc_cost_moved, \
              .grad = grad_##id)                                                                 \
-  OMC_RECORD(name##Grad, 2, 2 + base, 1, .flags = OMC_OP_FAILS, .in_place = base ? 1u << 2 : 0, \
-             .infer = infer_##id##_grad)
-PICK_OPS(Gather, gather, 0)
-PICK_OPS(GatherND, gather_nd, 0)
-PICK_OPS(Embedding, embedding, 1)
-PICK_OPS(GatherElements, gather_elements, 0)
+  OMC_RECORD(name##Grad, 2, 3, 1, .flags = OMC_OP_FAILS, .in_place = 1u << 2,                   \
+             .infer = infer_##id##_grad, .grad = grad_of_grad)
+#define PICK_AND_ADD_OPS(name, id)                                                       \
+  static omc_status grad_##id##_grad(omc_grad *g) { return grad_add(g, OMC_OP_##name); } \
+  PICK_OPS(name, id, grad_##id##_grad)
+PICK_AND_ADD_OPS(Gather, gather)
+PICK_AND_ADD_OPS(GatherND, gather_nd)
+PICK_AND_ADD_OPS(GatherElements, gather_elements)
+PICK_OPS(Embedding, embedding, NULL) /* which leaves rows out */

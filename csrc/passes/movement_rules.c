@@ -60,6 +60,37 @@ static omc_value *expand_broadcast(omc_match *m) {
   return changed ? m->capture[0] : NULL;
 }
 
+/* Ids of single elements that an Expand repeats along all axes but one, as ids of rows; NULL: they
+ * are none, or do not name whole rows of a table of this shape. */
+static omc_value *ids_of_rows(omc_match *m, const omc_shape *table) {
+  const omc_value *ids = omc_in(m->root, 1);
+  const omc_shape *shape = &ids->type.shape;
+  omc_lines_form form;
+  if (!ids->producer || ids->producer->op != OMC_OP_Expand) return NULL;
+  if (omc_gather_elements_form_of(m->root, table, &form) != OMC_OK) return NULL;
+  omc_value *given = omc_in(ids->producer, 0);
+  const int32_t left_out = shape->rank - given->type.shape.rank;
+  for (int32_t i = 0; i < shape->rank; i++) {
+    const int64_t dim = i < left_out ? 1 : given->type.shape.dims[i - left_out];
+    if (dim != (i == form.axis ? shape->dims[i] : 1)) return NULL;
+    if (i != form.axis && shape->dims[i] != table->dims[i]) return NULL;
+  }
+  const omc_shape row = {.rank = 1, .dims = {shape->dims[form.axis]}};
+  return omc_reshape(m->b, given, &row);
+}
+
+static omc_value *gather_rows(omc_match *m) {
+  omc_value *const ids = ids_of_rows(m, &omc_in(m->root, 0)->type.shape);
+  omc_value *const in[] = {omc_in(m->root, 0), ids};
+  return ids ? omc_nary_like(m->b, OMC_OP_Gather, 2, in, m->root, NULL) : NULL;
+}
+
+static omc_value *add_rows(omc_match *m) {
+  omc_value *const ids = ids_of_rows(m, &m->capture[0]->type.shape);
+  omc_value *const in[] = {omc_in(m->root, 0), ids, omc_in(m->root, 2)};
+  return ids ? omc_nary_like(m->b, OMC_OP_GatherGrad, in[2] ? 3 : 2, in, m->root, NULL) : NULL;
+}
+
 static omc_value *slice_full(omc_match *m) {
   omc_value *x = omc_in(m->root, 0);
   const omc_value *steps = omc_in(m->root, 4);
@@ -95,6 +126,8 @@ static const omc_rule rules[] = {
     {"expand_same", OMC_EXACT, OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},
     {"expand_broadcast", OMC_EXACT, OMC_P_OP(Expand, 0, OMC_P_ANY(1), OMC_P_ANY(2)),
      expand_broadcast},
+    {"gather_rows", OMC_EXACT, OMC_P_NODE(GatherElements, 0), gather_rows},
+    {"add_rows", OMC_EXACT, OMC_P_NODE(GatherElementsGrad, 0), add_rows},
     {"slice_full", OMC_EXACT, OMC_P_NODE(Slice, 0), slice_full},
     {"pad_nothing", OMC_EXACT, OMC_P_NODE(Pad, 0), pad_nothing},
     {"tile_once", OMC_EXACT, OMC_P_OP(Tile, 0, OMC_P_ANY(1), OMC_P_ANY(2)), omc_match_identity},

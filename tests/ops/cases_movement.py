@@ -107,6 +107,16 @@ CASES = [
     *[Case("GatherND", [x(*s), i], lambda a, i: a[tuple(i.unbind(-1))])
       for s, i in [((5, 6, 7), torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1)), ((5, 6), torch.stack([ids(5, 2, 3), ids(6, 2, 3, seed=1)], -1))]],
     Case("GatherND", [x(5, 6, dtype=F64), tensor([[1, 1], [1, 1], [0, 5]])], lambda a, i: a[tuple(i.unbind(-1))]),
+    # adding by index
+    *[Case("GatherGrad", [x(*d), i, x(*s, seed=1)], lambda dy, i, a, axis=axis: a.index_add(axis, i % a.shape[axis], dy), {"axis": axis})
+      for s, d, i, axis in [((5, 3), (4, 3), ids(5, 4), 0), ((2, 7, 33), (2, 9, 33), ids(7, 9), 1), ((2, 3, 9), (2, 3, 5), ids(9, 5), 2),
+                            ((6,), (2,), tensor([-1, 5]), 0), ((4, 3), (0, 3), ids(4, 0), 0), ((4, 4), (4, 4), ids(4, 4), 1)]],
+    Case("GatherGrad", [x(3, 2, dtype=F64), tensor([1, 1, 0]), x(4, 2, dtype=F64)], lambda dy, i, a: a.index_add(0, i, dy), {"axis": 0}),
+    *[Case("GatherElementsGrad", [x(*t), ids(s[axis], *t), x(*s, seed=1)], lambda dy, i, a, axis=axis: a.scatter_add(axis, i, dy), {"axis": axis})
+      for s, t, axis in [((4, 5), (4, 3), 1), ((4, 5), (2, 5), 0), ((3, 4, 6), (3, 4, 9), 2), ((5,), (33,), 0), ((4, 4), (4, 4), 0)]],
+    Case("GatherElementsGrad", [x(4, 3, dtype=F64), ids(5, 4, 3), x(4, 5, dtype=F64)], lambda dy, i, a: a.scatter_add(1, i, dy), {"axis": 1}),
+    Case("GatherNDGrad", [x(4, 7), torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1), x(5, 6, 7, seed=1)],
+         lambda dy, i, a: a.index_put(tuple(i.unbind(-1)), dy, accumulate=True)),
     embedding(x(11, 6), ids(11, 4, 3), -1, False), embedding(x(11, 6), tensor([1, 1, 2, 3]), 1, False),
     embedding(x(11, 6, dtype=F64), tensor([[1, 1], [2, 3]]), -1, True), embedding(x(30, 129), ids(30, 77), 5, True),
 ]  # fmt: skip

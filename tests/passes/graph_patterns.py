@@ -91,6 +91,32 @@ def expand_broadcast(d: Draw) -> Value:
     return d.ew("Add", out, wide) if d.chance(0.2) else out
 
 
+def _repeated_ids(d: Draw) -> tuple[Value, int, tuple[int, ...]]:
+    """Ids of elements along an axis, repeated along some others, and the shape of a table that they fit."""
+    rank = d.rng.randint(1, 3)
+    axis = d.rng.randrange(rank)
+    table = tuple(d.rng.choice((2, 3) if i == axis else (1, 2, 3)) for i in range(rank))
+    picked = tuple(d.rng.randint(1, 4) if i == axis else n if d.chance(0.8) else 1 for i, n in enumerate(table))
+    given = tuple(n if i == axis or d.chance(0.1) else 1 for i, n in enumerate(picked))
+    ids = d.node("Cast", [d.input("bool", given)], "i64", given, "to=7")
+    return d.expand(ids, picked), axis, table
+
+
+def gather_rows(d: Draw) -> Value:
+    ids, axis, table = _repeated_ids(d)
+    x = d.input(d.rng.choice(REALS), table)
+    return d.node("GatherElements", [x, ids], x.dtype, ids.shape, f"axis={axis}")
+
+
+def add_rows(d: Draw) -> Value:
+    ids, axis, table = _repeated_ids(d)
+    x = d.input(d.rng.choice(REALS), ids.shape)
+    if d.chance(0.5):
+        return d.node("GatherElementsGrad", [x, ids, d.input(x.dtype, table)], x.dtype, table, f"axis={axis}")
+    shape = f"axis={axis}, shape=[{', '.join(map(str, table))}]"
+    return d.node("GatherElementsGrad", [x, ids], x.dtype, table, shape)
+
+
 def slice_full(d: Draw) -> Value:
     x = any_value(d, rank=d.rng.randint(1, 3))
     axis = d.rng.randrange(len(x.shape))
@@ -368,6 +394,8 @@ PATTERNS: dict[str, Pattern] = {
     "transpose_transpose": transpose_transpose,
     "expand_same": expand_same,
     "expand_broadcast": expand_broadcast,
+    "gather_rows": gather_rows,
+    "add_rows": add_rows,
     "slice_full": slice_full,
     "pad_nothing": pad_nothing,
     "tile_once": tile_once,

@@ -216,6 +216,20 @@ def embedding_grad(dy: Tensor, ids: Tensor, base: Tensor | None = None, *, shape
     return y.index_add(0, ids.flatten(), dy.reshape(-1, dy.shape[-1]))
 
 
+def gather_grad(
+    dy: Tensor, ids: Tensor, base: Tensor | None = None, *, axis: int = 0, shape: Sequence[int] = (), **_: object
+) -> Tensor:
+    y = torch.zeros(list(shape), dtype=dy.dtype) if base is None else base
+    return y.index_add(axis, ids, dy)
+
+
+def gather_elements_grad(
+    dy: Tensor, ids: Tensor, base: Tensor | None = None, *, axis: int = 0, shape: Sequence[int] = (), **_: object
+) -> Tensor:
+    y = torch.zeros(list(shape), dtype=dy.dtype) if base is None else base
+    return y.scatter_add(axis, ids, dy)
+
+
 def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
     return x.squeeze() if axes is None else x.squeeze(tuple(axes.tolist()))
 
@@ -257,7 +271,10 @@ OPS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "FusedElementwise": fused,
     "CrossEntropy": cross_entropy,
     "FusedMatMul": matmul,
-    "Gather": lambda x, i, axis=0: x.index_select(axis, i % max(x.shape[axis], 1)),
+    "Gather": lambda x, i, axis=0, strict=0: x.index_select(axis, i % max(x.shape[axis], 1)),
+    "GatherElements": lambda x, i, axis=0, strict=0: x.gather(axis, i),
+    "GatherElementsGrad": gather_elements_grad,
+    "GatherGrad": gather_grad,
     "Greater": torch.gt,
     "Gelu": lambda x, approximate="none": F.gelu(x, approximate=approximate),
     "Identity": lambda x: x,

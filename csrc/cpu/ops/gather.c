@@ -154,20 +154,26 @@ static void scatter(const omc_kernel_args *args, scatter_job *j) {
                      scatter_part, j);
 }
 
-/* GatherGrad, GatherNDGrad and EmbeddingGrad: in[0] is dy, in[2] what the result is added to. */
+/* Makes the result what it is added to, in[2], or zeros. */
+static void begin(const omc_kernel_args *args) {
+  void *to = args->out[0].data;
+  const void *base = omc_in_data(args, 2);
+  const int64_t numel = omc_shape_numel(&args->out[0].type->shape);
+  if (!base) {
+    omc_strided_fill(to, numel, sizeof(storage_t), NULL, args->threads);
+  } else if (base != to) {
+    const omc_box all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
+    const omc_strided copy = omc_strided_of(&all, sizeof(storage_t));
+    omc_strided_copy(&copy, to, base, args->threads);
+  }
+}
+
+/* GatherGrad, GatherNDGrad and EmbeddingGrad: in[0] is dy. */
 OMC_KERNEL(ScatterRows, args) {
   const omc_rows_form *p = args->params;
   scatter_job j = {.p = p, .src = args->in[0].data, .dst = args->out[0].data};
   OMC_TRY(omc_row_ids(args, &j.rows));
-  const void *base = omc_in_data(args, 2);
-  const int64_t numel = p->outer * p->dim * p->inner;
-  if (!base) {
-    omc_strided_fill(j.dst, numel, sizeof(storage_t), NULL, args->threads);
-  } else if (base != j.dst) {
-    const omc_box all = {.rank = 1, .dims = {numel}, .src = {1}, .dst = {1}};
-    const omc_strided copy = omc_strided_of(&all, sizeof(storage_t));
-    omc_strided_copy(&copy, j.dst, base, args->threads);
-  }
+  begin(args);
   int64_t *const first = (int64_t *)(void *)((char *)args->workspace + ids_bytes(p));
   int64_t *const next = first + n_rows(p), *const counts = next + n_ids(p);
   link_ids(p, &j.rows, first, next);
@@ -198,7 +204,10 @@ static void scatter_lines(omc_range range, void *ctx) {
     line_at(p, line, &table, &picked);
     storage_t *dst = j->dst + table;
     acc_t *sums = sums_of(dst, j->scratch + range.thread * p->dim);
-    for (int64_t i = 0; i < p->n; i++) sums[id_at(&j->at, picked + i * p->picked_step) * step] = 0;
+    for (int64_t i = 0; i < p->n && !OMC_STORES_ACC; i++) {
+      const int64_t id = id_at(&j->at, picked + i * p->picked_step);
+      sums[id] = ld(dst + id * p->table_step);
+    }
     for (int64_t i = 0; i < p->n; i++) {
       const int64_t at = picked + i * p->picked_step;
       sums[id_at(&j->at, at) * step] += ld(j->src + at);
@@ -212,11 +221,10 @@ static void scatter_lines(omc_range range, void *ctx) {
 
 OMC_KERNEL(GatherElementsGrad, args) {
   const omc_lines_form *p = args->params;
-  const omc_type *out = args->out[0].type;
   lines_job j = {
       .p = p, .src = args->in[0].data, .dst = args->out[0].data, .scratch = args->workspace};
   OMC_TRY(line_ids_of(args, p, &j.at));
-  omc_strided_fill(j.dst, omc_shape_numel(&out->shape), sizeof(storage_t), NULL, args->threads);
+  begin(args);
   if (p->n > 0)
     omc_parallel_for(p->count, omc_grain(OMC_GRAIN_ELEMENTS, p->n), args->threads, scatter_lines,
                      &j);

@@ -1,4 +1,4 @@
-"""Reading by index."""
+"""Reading and adding by index."""
 
 from typing import Any
 
@@ -58,18 +58,16 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
 
 @translates(aten.index_put.default)
 def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumulate: bool = False) -> Val:
-    """Only one number put where a mask of x's own rank says."""
-    mask = indices[0]
-    if (
-        len(indices) != 1
-        or mask is None
-        or mask.dtype != torch.bool
-        or mask.rank != x.rank
-        or values.rank
-        or accumulate
-    ):
-        raise Unsupported("index_put other than of one number by a mask")
-    return b.emit("Where", mask, b.cast(values, x.dtype), x)
+    """One number put where a mask of x's own rank says, or rows added along an axis."""
+    given = [(i, v) for i, v in enumerate(indices) if v is not None]
+    axis, index = given[0]
+    if len(given) == 1 and accumulate and index.dtype in (torch.int64, torch.int32) and values.dtype == x.dtype:
+        picked = (*x.dims[:axis], *index.dims, *x.dims[axis + 1 :])
+        rows = values if tuple(values.dims) == picked else b.expand(values, picked)
+        return b.emit("GatherGrad", rows, b.cast(index, torch.int64), x, axis=axis)
+    if len(indices) != 1 or index.dtype != torch.bool or index.rank != x.rank or values.rank or accumulate:
+        raise Unsupported("index_put other than of one number by a mask, or added along one axis")
+    return b.emit("Where", index, b.cast(values, x.dtype), x)
 
 
 def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
@@ -81,3 +79,21 @@ def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
             if not (isinstance(size, int) and size == 1):
                 shape[i] = size
     return tuple(shape)
+
+
+@translates(aten.index_add.default)
+def index_add(b: Builder, x: Val, dim: int, index: Val, source: Val, *, alpha: Any = 1) -> Val:
+    if x.rank == 0 or source.rank != x.rank or source.dtype != x.dtype:
+        raise Unsupported("index_add to a scalar, or of another rank or dtype")
+    ids = b.cast(index, torch.int64)
+    ids = b.unsqueeze(ids, 0) if index.rank == 0 else ids
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        source = b.emit("Mul", source, b.scalar(alpha, source.dtype))
+    return b.emit("GatherGrad", source, ids, x, axis=axis_of(x, dim), strict=1)
+
+
+@translates(aten.scatter_add.default)
+def scatter_add(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
+    if x.rank == 0 or source.dtype != x.dtype or tuple(index.dims) != tuple(source.dims):
+        raise Unsupported("scatter_add to a scalar, or of a part of its source")
+    return b.emit("GatherElementsGrad", source, b.cast(index, torch.int64), x, axis=axis_of(x, dim), strict=1)
