@@ -5,8 +5,10 @@ import types
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from .flatten import Spec, first_difference, leaf_paths, numbers
+from .unread import Reads, reads
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -28,15 +30,19 @@ class Arguments:
         self._movable: list[str | None] = []
         self._keywords: list[str] = []
         self._rest = "args"
+        self._others = ""
+        self._reads: Reads | None = None
 
     def normal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call, whichever of its arguments are given by keyword.
+        """The same call, whichever of its arguments are given by keyword, without what the forward does not read.
 
         A forward that a decorator wraps gets what was written, since the decorator may look for keywords.
         """
+        self._look()
+        if self._reads is not None and not self._is_hooked():
+            args, kwargs = self._read_of(self._reads, args, kwargs)
         if not kwargs:
             return args, kwargs
-        self._look()
         moved: list[Any] = []
         for name in self._movable[len(args) :]:
             if name not in kwargs:
@@ -49,6 +55,22 @@ class Arguments:
         # What `**kwargs` takes keeps its order, which the forward may walk in.
         named = [n for n in self._keywords if n in kwargs and n not in moved]
         return args, {n: kwargs[n] for n in dict.fromkeys((*named, *kwargs)) if n not in moved}
+
+    def _read_of(
+        self, reads: Reads, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        n = len(self._names)
+        left_over = () if self._rest in reads.unread else args[n:]
+        args = (*[reads.of(name, value) for name, value in zip(self._names, args, strict=False)], *left_over)
+        drops = self._others in reads.unread
+        named = {k: reads.of(k, v) if k in self._keywords else v for k, v in kwargs.items()}
+        return args, {k: v for k, v in named.items() if k in self._keywords or not drops}
+
+    def _is_hooked(self) -> bool:
+        """Whether others than the forward may see its arguments."""
+        module = self._module
+        hooks = module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()
+        return bool(hooks) or type(module).__call__ is not nn.Module.__call__
 
     def paths(self, spec: Spec) -> list[str]:
         """Where each tensor of a described call lies, such as ``input_ids`` or ``batch['x']``."""
@@ -90,4 +112,6 @@ class Arguments:
         self._movable = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in positional] if plain else []
         self._keywords = [p.name for p in parameters if p.kind in _BY_KEYWORD] if plain else []
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        self._others = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
+        self._reads = reads(function.__code__) if plain and function is not forward else None
         self._forward = function

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from .flatten import Given, Spec, numbers, with_numbers
+from .flatten import Given, Spec, with_numbers
 from .guards.held import Attribute, Opened
 
 Key = tuple[Spec, Hashable]  # what a call looks like, and what was there when it came
@@ -23,15 +23,8 @@ def opened(key: Key, places: frozenset[int]) -> Key:
     return (with_numbers(spec, (... if i in places else None for i in itertools.count())), rest) if places else key
 
 
-def differ_in_numbers(a: Spec, b: Spec) -> bool:
-    """Whether calls that differ in numbers and texts alone do so in numbers."""
-    return any(
-        repr(x) != repr(y) and not isinstance(x, str) for (_, x), (_, y) in zip(numbers(a), numbers(b), strict=True)
-    )
-
-
 class Changing:
-    """The numbers and texts of calls that differ in those alone.
+    """The numbers of calls that differ in numbers alone.
 
     Attributes
     ----------

@@ -38,12 +38,12 @@ _NUMBERS = (float, complex, numpy.generic)
 _CONTAINERS = frozenset({list, tuple, dict})
 _OF_PYTHON = 1 << 9  # of a class's flags: made by a `class` statement
 _OPAQUE = (torch.nn.Module, torch.Generator, types.ModuleType)
-_LEAVES = ("tensor", "size", "real", "text")
-_OPENED = {"plain": (int, str), "packed": (float,)}  # numbers and texts that a graph may leave open
+_LEAVES = ("tensor", "size", "real")
+_OPENED = {"plain": int, "packed": float}  # numbers that a graph may leave open
 
 
 class Given:
-    """What stands for a number or a text of Python's in a trace, so that a graph may take another one.
+    """What stands for a number of Python's in a trace, so that a graph may take another one.
 
     Attributes
     ----------
@@ -93,24 +93,20 @@ def leaf_paths(spec: Spec, path: str = "") -> list[str]:
 
 
 def numbers(spec: Spec, path: str = "") -> list[tuple[str, Any]]:
-    """Where the numbers and texts lie in the nest, and which they are."""
-    if _may_be_open(spec):
+    """Where the numbers lie in the nest, and which they are."""
+    if spec[1:2] == (_OPENED.get(spec[0]),):
         return [(path, pickle.loads(spec[2]) if spec[0] == "packed" else spec[2])]
     children = _children(spec, path) if spec[0] != "sequence" or spec[1] not in (slice, range) else []
     return [n for inner, child in children for n in numbers(child, inner)]
 
 
-def _may_be_open(spec: Spec) -> bool:
-    return len(spec) > 1 and spec[1] in _OPENED.get(spec[0], ())
-
-
 def with_numbers(spec: Spec, values: Iterator[Any]) -> Spec:
-    """The description with its numbers and texts left open where the next value is ``...``, None leaving one as it is.
+    """The description with its numbers left open where the next value is ``...``, or another object in their place.
 
-    Another value takes its place.
+    None leaves one as it is.
     """
     kind, *rest = spec
-    if kind == "number" or _may_be_open(spec):
+    if spec[1:2] == (_OPENED.get(kind),) or kind == "number":
         value = next(values)
         return spec if value is None else ("number", rest[0]) if value is ... else ("plain", type(value), value)
     if kind not in ("sequence", "mapping", "object") or rest[0] in (slice, range):

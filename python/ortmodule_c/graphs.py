@@ -18,7 +18,7 @@ from .arguments import Arguments
 from .capture.export import Captured, Layout, capture, quiet
 from .capture.numbers import Inputs, Numbers
 from .capture.shapes import Axes, Fit, Openings, Sizes
-from .changing import Changing, Key, bare, differ_in_numbers, opened, standing_in
+from .changing import Changing, Key, bare, opened, standing_in
 from .errors import (
     ForwardRaised,
     NeedsStatic,
@@ -373,7 +373,7 @@ class Graphs:
         elif not made and rest == last_rest:
             difference = self._arguments.difference(last_spec, spec)
             what = None if difference is None else f"argument {difference}"
-            is_number = bare(key) == bare(self._last or key) and differ_in_numbers(last_spec, spec)
+            is_number = bare(key) == bare(self._last or key)
         advice = "; a tensor may change without that" if is_number else ""
         return f"{what} takes a new value{advice}" if what else ""
 

@@ -1,4 +1,4 @@
-"""Texts among the arguments: one that nobody reads is open, one that is read has a graph for each."""
+"""What a forward does not read of its arguments may be anything; a text that it reads has a graph for each."""
 
 import warnings
 from collections.abc import Callable
@@ -24,141 +24,145 @@ class Of(nn.Module):
         return self.layer(batch["x"]).sum() * self.read(batch)
 
 
-def handed_on(batch: Batch) -> int:
-    return given(**batch)
-
-
-def given(x: Tensor, names: list[str], **_others: Any) -> int:
-    return x.dim() * len(names)
-
-
-def with_a_type(batch: Batch) -> int:
-    return 2 if type(batch["names"][0]) is str and batch["names"][0] == "3" else 1
-
-
-def within_a_match(batch: Batch) -> int:
-    match batch["names"][0]:
-        case "3":
-            return 2
-    return 1
-
-
-def caught(batch: Batch) -> int:
-    try:
-        return len(",".join(batch["names"]))
-    except TypeError:
-        return 7
-
-
-UNREAD: dict[str, Callable[[Batch], Any]] = {
-    "not touched": lambda batch: 1,
-    "handed on": handed_on,
-    "tensors picked": lambda batch: len({k: v for k, v in batch.items() if isinstance(v, Tensor)}),
-    "asked for str": lambda batch: 2 if isinstance(batch["names"][0], str) else 1,
-    "asked for None": lambda batch: 2 if batch["names"][0] is None else 1,
-    "counted": lambda batch: len(batch["names"]),
-}
-READ: dict[str, Callable[[Batch], Any]] = {
-    "length": lambda batch: len(batch["names"][0]),
-    "equal": lambda batch: 2 if batch["names"][0] == "3" else 1,
-    "truth": lambda batch: 2 if batch["names"][1] else 1,
-    "method": lambda batch: 2 if batch["names"][0].endswith("3") else 1,
-    "item": lambda batch: 2 if batch["names"][0][0] == "3" else 1,
-    "in a list": lambda batch: 2 if "3" in batch["names"] else 1,
-    "key": lambda batch: {"3": 2}.get(batch["names"][0], 1),
-    "order": lambda batch: 1 + sorted([*batch["names"], "2"]).index("2"),
-    "format": lambda batch: len(f"{batch['names'][0]}%s" % batch["names"][1]),
-    "sum": lambda batch: len("a" + batch["names"][1]),
-    "number": lambda batch: int(batch["names"][0]),
-    "type": with_a_type,
-    "match": within_a_match,
-    "caught": caught,
-}
-
-
-def graphs(read: Callable[[Batch], Any], told: list[warnings.WarningMessage]) -> float:
-    """How many graphs six batches take; losses and gradients are eager's."""
-    torch.manual_seed(0)
-    eager = Of(read)
-    ours = ORTModule(Of(read))
-    ours.load_state_dict(eager.state_dict())
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
-        for i in range(6):
-            batch = {"x": torch.randn(2, 4), "names": [str(i), "x" * (i % 2)], "set": "train"}
-            for model in (eager, ours):
-                model.zero_grad()
-                model(dict(batch)).backward()
-            torch.testing.assert_close(ours.layer.weight.grad, eager.layer.weight.grad)
-            torch.testing.assert_close(ours(dict(batch)), eager(dict(batch)))
-    told += caught_warnings
-    return ours.stats()["graphs"]
-
-
-@pytest.mark.parametrize("what", UNREAD)
-def test_a_text_that_nobody_reads_is_open(what: str) -> None:
-    told: list[warnings.WarningMessage] = []
-    assert graphs(UNREAD[what], told) == 2 and not told
-
-
-@pytest.mark.parametrize("what", READ)
-def test_a_text_that_is_read_has_a_graph_for_each(what: str) -> None:
-    told: list[warnings.WarningMessage] = []
-    assert graphs(READ[what], told) > 2
-    assert all("argument batch['names']" in str(w.message) for w in told)
-
-
-def test_of_several_texts_those_that_are_read_are_known() -> None:
-    told: list[warnings.WarningMessage] = []
-    assert graphs(lambda batch: 2 if batch["set"] == "train" else 1, told) == 2 and not told
+class ByKeys(Of):
+    def forward(self, batch: Batch) -> Tensor:
+        factor = 2 if "mask" in batch else batch.get("factor", 1)
+        return self.layer(batch["x"]).sum() * factor
 
 
 class Counting(Of):
     def forward(self, batch: Batch) -> Tensor:
         self.steps += 1
-        return super().forward(batch) * self.steps
+        return self.layer(batch["x"]).sum() * self.steps
 
 
-def test_texts_and_a_counter_are_open_together() -> None:
-    model = ORTModule(Counting(lambda batch: 1))
-    for i in range(6):
-        x = torch.randn(2, 4)
-        torch.testing.assert_close(model({"x": x, "name": str(i)}), model.module.layer(x).sum() * (i + 1))
-    assert model.stats()["graphs"] == 2
+class ByNames(Of):
+    def forward(self, x: Tensor, names: Any = None, *rest: Any, **others: Any) -> Tensor:
+        return self.layer(x).sum()
 
 
-class Keeping(Of):
+class Stored(Of):
     def forward(self, batch: Batch) -> Tensor:
-        self.last = batch["name"]
-        return super().forward(batch)
+        batch["y"] = 2 * batch["x"]
+        return self.layer(batch["y"]).sum()
 
 
-def test_a_text_that_the_forward_keeps_is_the_text() -> None:
-    model: Any = ORTModule(Keeping(lambda batch: 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for i in range(4):
-            model({"x": torch.randn(2, 4), "name": str(i)}).backward()
-            assert model.module.last == str(i) and type(model.module.last) is str
+class Hooked(Of):
+    """A hook of the module's own sees all of its arguments."""
+
+    def __init__(self, read: Callable[[Batch], Any]) -> None:
+        super().__init__(read)
+        self.register_forward_hook(lambda module, args, result: result * len(args[0]["names"][0]))
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.layer(batch["x"]).sum()
 
 
-def test_a_text_that_is_returned_is_the_text() -> None:
-    model = ORTModule(Named())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for i in range(4):
-            loss, name = model(torch.randn(2, 4), str(i))
+class AroundItself(Of):
+    def __call__(self, batch: Batch) -> Tensor:
+        return super().__call__(batch) * len(batch["names"][0])
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.layer(batch["x"]).sum()
+
+
+class ByLocals(Of):
+    def forward(self, batch: Batch) -> Tensor:
+        return self.layer(batch["x"]).sum() * len(locals()["batch"]["names"][0])
+
+
+class InAComprehension(Of):
+    def forward(self, batch: Batch) -> Tensor:
+        return self.layer(batch["x"]).sum() * sum(len(batch[key]) for key in ("names", "set"))
+
+
+def caught(batch: Batch) -> int:
+    try:
+        return int(batch["names"][0])
+    except (TypeError, ValueError):
+        return 7
+
+
+def is_one(batch: Batch) -> int:
+    return next((2 for name in ("0", "3") if name is batch["names"][0]), 1)
+
+
+READ: dict[str, Callable[[Batch], Any]] = {
+    "length": lambda batch: len(batch["names"][0]),
+    "equal": lambda batch: 2 if batch["names"][0] == "3" else 1,
+    "method": lambda batch: 2 if batch["names"][0].endswith("3") else 1,
+    "in a list": lambda batch: 2 if "3" in batch["names"] else 1,
+    "in a text": lambda batch: 2 if batch["names"][0] in "345" else 1,
+    "key": lambda batch: {"3": 2}.get(batch["names"][0], 1),
+    "format": lambda batch: len(f"{batch['names'][0]}%s" % batch["names"][-1]),
+    "number": lambda batch: int(batch["names"][0]),
+    "of a file": lambda batch: 2 if hasattr(batch["names"][0], "read") else 1,
+    "caught": caught,
+}
+
+
+def graphs(make: Callable[[], nn.Module], call: Callable[[nn.Module, Batch], Tensor] | None = None) -> float:
+    """How many graphs six batches take; losses and gradients are eager's."""
+    call = call or (lambda model, batch: model(batch))
+    torch.manual_seed(0)
+    eager: Any = make()
+    ours: Any = ORTModule(make())
+    ours.load_state_dict(eager.state_dict())
+    for i in range(6):
+        batch = {"x": torch.randn(2, 4), "names": [str(i), *"x" * (i % 3)], "set": "train"}
+        found = []
+        for model in (eager, ours):
+            model.zero_grad()
+            given = dict(batch)
+            loss = call(model, given)
             loss.backward()
-            assert name == str(i) and type(name) is str
+            found.append([loss, model.layer.weight.grad.clone()])
+            assert sorted(given) == sorted({*batch, "y"} if isinstance(eager, Stored) else batch)
+        torch.testing.assert_close(found[1], found[0])
+    return float(ours.stats()["graphs"])
 
 
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
+@pytest.mark.filterwarnings("error:ortmodule_c")
+@pytest.mark.parametrize(("cls", "n"), [(ByKeys, 1), (Counting, 2)])
+def test_what_is_not_taken_from_a_batch_may_be_anything(cls: type[Of], n: int) -> None:
+    assert graphs(lambda: cls(lambda batch: 1)) == n
 
-    def forward(self, x: Tensor, name: str) -> tuple[Tensor, str]:
-        return self.layer(x).sum(), name
+
+@pytest.mark.filterwarnings("error:ortmodule_c")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, batch: model(batch["x"], batch["names"]),
+        lambda model, batch: model(x=batch["x"], names=batch["names"], more=batch["set"]),
+        lambda model, batch: model(batch["x"], None, *batch["names"]),
+        lambda model, batch: model(batch["x"], names=object()),
+    ],
+)
+def test_a_parameter_that_is_not_named_may_be_anything(call: Callable[[nn.Module, Batch], Tensor]) -> None:
+    assert graphs(lambda: ByNames(lambda batch: 1), call) == 1
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("cls", [Hooked, AroundItself, ByLocals, InAComprehension, Stored])
+def test_what_others_may_see_is_read(cls: type[Of]) -> None:
+    graphs(lambda: cls(lambda batch: 1))
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("what", READ)
+def test_a_text_that_is_read_has_a_graph_for_each(what: str) -> None:
+    assert graphs(lambda: Of(READ[what])) == 6
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_a_text_that_is_compared_by_identity_is_read() -> None:
+    graphs(lambda: Of(is_one))
+
+
+def test_a_missing_key_is_pythons_error() -> None:
+    model = ORTModule(ByKeys(lambda batch: 1))
+    with pytest.raises(KeyError, match="x"):
+        model({"names": "a"})
 
 
 def test_graphs_that_serve_one_call_each_are_made_less_and_less() -> None:

@@ -4,8 +4,7 @@ A number that is given to the forward stands in the trace as a :class:`Real` or 
 Python computes of it as a :class:`Term`. What an op of PyTorch is given becomes an input of the graph. At each call the
 terms are computed again, by Python, of the numbers of that call: so none is rounded otherwise than in eager, and what
 overflows, divides by zero or is no number does so as there. What the forward asks of a number, as a branch does, has to
-come out as in the trace. Whoever needs the number itself, as text or as a size, gets it, and then it is not open. A
-text, as the name of a sample in a batch, is open where nothing is asked of it at all: a :class:`Text`.
+come out as in the trace. Whoever needs the number itself, as text or as a size, gets it, and then it is not open.
 """
 
 import functools
@@ -120,8 +119,6 @@ class Numbers:
     def symbol(self, term: Term) -> Any:
         """What stands for a term in Python."""
         kind = None if self.elsewhere(term) else _KINDS.get(type(term.value))
-        if kind is Text:
-            return Text(self, term)
         return term.value if kind is None else kind(Number(self, term, self._env))
 
     def elsewhere(self, term: Term) -> bool:
@@ -374,37 +371,7 @@ _OPERATORS: dict[str, Any] = {
 }
 Real = type("Real", (Given, torch.SymFloat), {"__doc__": "Stands for a float.", "kind": "real", **_OPERATORS})
 Whole = type("Whole", (Given, torch.SymInt), {"__doc__": "Stands for an int.", "kind": "size", **_OPERATORS})
-
-
-class Text(Given):
-    """Stands for a text, which nobody may read: it can be handed on, and be asked whether it is a `str`."""
-
-    __slots__ = ("_numbers", "_term")
-    kind = "text"
-
-    def __init__(self, numbers: Numbers, term: Term) -> None:
-        self._numbers, self._term = numbers, term
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return str
-
-    def __copy__(self) -> "Text":
-        return self
-
-    def __deepcopy__(self, _memo: Any) -> "Text":
-        return self
-
-    def read(self, *_how: Any) -> Any:
-        """Raise, as it would have to be known."""
-        self._numbers.need(self._term)
-
-
-_READ = {*(f"__{name}__" for name in (*_COMPARE, "hash", "repr", "str", "format", "bool", "radd", "fspath"))}
-for _name in _READ | {"__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__"} | set(dir(str)) - set(dir(object)):
-    setattr(Text, _name, Text.read)
-
-_KINDS = {float: Real, int: Whole, bool: torch.SymBool, str: Text}
+_KINDS = {float: Real, int: Whole, bool: torch.SymBool}
 
 
 class _RealMark(float):
@@ -428,8 +395,6 @@ _MARKS: dict[type, Any] = {float: _RealMark, int: _WholeMark}
 
 def marked(value: Any) -> Any:
     """A result as the graph of a trace has it."""
-    if isinstance(value, Text):
-        value.read()
     return value.node.mark() if is_number(value) else value
 
 

@@ -23,7 +23,7 @@ from .undo import Undo
 
 _LARGEST = 10_000  # items of containers
 _LARGEST_TENSOR = 1 << 16  # bytes
-_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, Given)
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _BUILTINS = vars(__import__("builtins"))
 # What of PyTorch others exchange, though the user's code does not name it.
 _EXCHANGED = (

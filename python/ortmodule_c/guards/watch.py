@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import NotExportable, NotRunnable
-from ..flatten import Given
 from .anatomy import (
     HOOKS,
     INERT,
@@ -51,7 +50,7 @@ _BUILTINS = vars(__import__("builtins"))
 _READ_THE_ENVIRONMENT = {("os", "getenv"), ("os", "getenvb")}
 _OF_NO_INTEREST = frozenset({"logging", "typing", "abc", "_abc", "torch._ops"})
 _OURS = __name__.split(".")[0]
-_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, Given)
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _WITH_CONTENT = (dict, tuple, list, set, frozenset, collections.deque)
 _IDENTITY = (id, operator.is_, operator.is_not)
 _LOOKUPS = (getattr, hasattr, vars, dir)  # by names, or of all of them
