@@ -159,24 +159,30 @@ class Wrapper(nn.Module):
         places = (module.__dict__, module._modules, module._buffers, module._parameters)
         shadows = [n for n in self._ort_added if hasattr(module.__class__, n) or any(n in p for p in places)]
         its_own = bool(shadows) or looks_into_self(code)
-        if torch.is_grad_enabled() and module.training and not torch.compiler.is_compiling():
-            called = called_on_self(code)
-            if its_own and ITSELF in called:
-                why = f"the wrapper has a {shadows[0]!r} too" if shadows else "it asks for the type or __dict__ of self"
-                self._ort_tell_of(name, f"{why}, so that its self(...) is the module")
-            for part in filter(self._ort_trains, sorted(called & module._modules.keys())):
-                self._ort_tell_of(name, f"it calls self.{part}(...), past the wrapper; wrap that, or call self(...)")
-        return value if its_own else types.MethodType(function, self)
+        this = module if its_own else self
+        called = frozenset() if hasattr(function, "__wrapped__") else called_on_self(code)
+        causes = {part: f"it calls self.{part}(...), past the wrapper" for part in called & module._modules.keys()}
+        if its_own and ITSELF in called:
+            why = f"the wrapper has a {shadows[0]!r} too" if shadows else "it asks for the type or __dict__ of self"
+            causes[ITSELF] = f"{why}, so that its self(...) is the module"
+        method = self._ort_telling(name, function, causes) if causes else function
+        return types.MethodType(method, this) if causes or not its_own else value
 
-    def _ort_trains(self, part: str) -> bool:
-        """Whether this part of the module has something to learn and no wrapper of its own."""
-        module = self._ort_module._modules[part]
-        return (
-            module is not None and not isinstance(module, Wrapper) and any(p.requires_grad for p in module.parameters())
-        )
+    def _ort_telling(self, name: str, function: Callable[..., Any], causes: dict[str, str]) -> Callable[..., Any]:
+        """A method that tells, where it trains, that parts of the module, or all, do so in PyTorch, and why."""
+
+        @functools.wraps(function)
+        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and self.training and not torch.compiler.is_compiling():
+                for part, cause in sorted(causes.items()):
+                    if part == ITSELF or _trains(self._ort_module._modules[part]):
+                        self._ort_tell_of(name, cause)
+            return function(this, *args, **kwargs)
+
+        return method
 
     def _ort_tell_of(self, method: str, cause: str) -> None:
-        """Tell that what a method of the module's trains does so in PyTorch, and why."""
+        """Tell that a method of the module's trains in PyTorch, and why."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         bound = isinstance(value, types.MethodType) and value.__self__ is self  # a module does not hold its wrapper
@@ -221,6 +227,11 @@ class Wrapper(nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._ort_module!r})"
+
+
+def _trains(part: nn.Module | None) -> bool:
+    """Whether a part of a module has something to learn and no wrapper of its own."""
+    return part is not None and not isinstance(part, Wrapper) and any(p.requires_grad for p in part.parameters())
 
 
 def _delegate(name: str) -> Callable[..., Any]:

@@ -1,5 +1,7 @@
 """Methods of a module that train past its wrapper run in PyTorch, and say so."""
 
+import inspect
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +99,26 @@ def test_a_part_with_a_wrapper_of_its_own_is_not_past_it() -> None:
     module: Any = Net()
     module.body = ORTModule(module.body)
     assert told(ORTModule(module), "by_a_part") == [] and module.body.stats()["graphs"] == 1
+
+
+def test_a_lookup_says_nothing() -> None:
+    model = ORTModule(Net(), DebugOptions(fallback="error"))
+    assert hasattr(model, "by_a_part") and dict(inspect.getmembers(model))["by_parts"].__name__ == "by_parts"
+    assert inspect.signature(model.by_a_part) == inspect.signature(model.module.by_a_part)
+    assert pickle.loads(pickle.dumps(model)).by_itself(X).isfinite() and model.fallback_report() == []
+
+
+@torch.no_grad()
+def evaluated(self: Net, x: Tensor) -> Tensor:
+    return self.body(x)
+
+
+def test_a_method_that_turns_gradients_off_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Net, "evaluated", evaluated, raising=False)
+    model: Any = ORTModule(Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not model.evaluated(X).requires_grad
 
 
 def test_it_is_an_error_where_falling_back_is() -> None:
