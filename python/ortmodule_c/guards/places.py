@@ -173,14 +173,17 @@ class Places:
             self._undo.namespace(state, title)
 
     def check_results(self, result: Any, arguments: Any) -> None:
-        """Refuse results that are, or hold, an object that was there before: eager gives the object itself."""
+        """Refuse results that are, or hold, an object that was there before, as eager gives the object itself.
+
+        So too functions that were not: they may hold what the trace has in the place of sizes, numbers and tensors.
+        """
         there = {id(value) for value, _ in self._frozen.values()} | set(self._seen)
         pending, met = [arguments], set()
         while pending:
             value = pending.pop()
-            if _is_nest(value) and id(value) not in there:
+            if id(value) not in there and (_is_nest(value) or _holds_others(value)):
                 there.add(id(value))
-                pending += _inside(value)
+                pending += _inside(value) if _is_nest(value) else ()
         pending = [result]
         while pending:
             value = pending.pop()
@@ -190,6 +193,8 @@ class Places:
                     self.refuse(f"the forward returns a {type(value).__name__} that was there before, or twice")
                 met.add(id(value))
                 pending += _inside(value)
+            elif _holds_others(value) and id(value) not in there:
+                self.refuse("the forward gives a function that it makes, which may hold what it computed")
 
     def writes(self) -> list[Write]:
         """Attributes of objects other than the module and its submodules that were set meanwhile."""
@@ -324,3 +329,12 @@ _OF_KIND: dict[Any, _Hold] = {
     types.MethodType: Places._method,
     functools.partial: Places._partial,
 }
+
+
+def _holds_others(value: Any) -> bool:
+    """Whether it is a function with something of its own: a closure, defaults, bound arguments or an object."""
+    if isinstance(value, types.FunctionType):
+        return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+    if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
+    return isinstance(value, (functools.partial, types.MethodType))
