@@ -8,6 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 from . import _C
 from .asked import Asked, Watch
 from .backwards import Habits, Mask, basis, grouped, likely, only
-from .capture.aliases import Step
 from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
@@ -24,6 +24,7 @@ from .lowering.lower import Lowered
 from .nodes import Set, connected
 from .process import tracing_lock
 from .profile import ProfiledStep
+from .results import Results
 
 _MOST_BACKWARDS = 64  # that are remembered with a plan
 _GONE = torch.empty(0)  # in the place of a tensor that was given away
@@ -123,11 +124,11 @@ class Runner:
         ]
         self._sets: dict[Mask, Sequence[Set]] = {}
         # The results that each output is made of, and the outputs in an order in which those come before it.
-        through = {self.results[k][1]: lowered.watched[k] for k in self.firsts}
-        self.made_of = [[i for i, later in through.items() if later >> k & 1] for k in range(self.n_results)]
-        self.order = sorted(range(self.n_results), key=lambda k: len(self.made_of[k]))
-        # What is asked by way of views of outputs is seen at one node only.
-        self.is_one = any(k not in self.firsts for k, _ in self.watched)
+        self.made_of = [[j for j, through in self.watched if through >> k & 1] for k in range(self.n_results)]
+        before = {
+            k: [self.results[j][1] for j in of if self.results[j][0] == "output"] for k, of in enumerate(self.made_of)
+        }
+        self.order = [*TopologicalSorter(before).static_order()]
         self.arena_bytes = self.lent_bytes = self.live_bytes = 0  # of the largest plan used
         self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
@@ -178,20 +179,15 @@ class Runner:
         """The module's results, connected to autograd."""
         inputs = call.inputs
         if call.trains:
-            outputs = connected(call, inputs)
+            found = connected(call, Results(self.results, inputs))
         elif not self.differentiable:  # all results are inputs, or views of them
-            outputs = []
+            found = Results(self.results, inputs)
         elif torch.is_grad_enabled():
             with torch.no_grad():
-                outputs = call.forward()
+                found = Results(self.results, inputs, call.forward())
         else:
-            outputs = call.forward()
-        results = [
-            _aliased(inputs[i] if source == "input" else outputs[i], steps, inputs)
-            if steps or source == "input"
-            else outputs[i]
-            for source, i, steps in self.results
-        ]
+            found = Results(self.results, inputs, call.forward())
+        results = [found[k] for k in range(len(self.results))]
         if call.trains and self.watched:
             call.watching = [
                 Watch(results[k], through, [results[j] for j in self.firsts if through >> self.results[j][1] & 1])
@@ -529,12 +525,6 @@ def _overlaps(t: Tensor) -> bool:
             return True
         extent += (size - 1) * stride
     return False
-
-
-def _aliased(t: Any, steps: Sequence[Step], inputs: Sequence[Tensor]) -> Any:
-    for step in steps:
-        t = step(t, inputs)
-    return t
 
 
 def _dense(t: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The nodes of one call in autograd's graph.
 
-One node does where each output is computed of all inputs that want a gradient. Where it is not, autograd would go on,
-from a backward for some outputs, to inputs that others alone are computed of: it would call hooks there, and functions
-before them, with None. So there is then a node for each output, which takes its gradient, and one for each set of
-inputs that the same outputs are computed of, which gives theirs. Autograd calls the latest first of those that are
+One node does where there is one output. Of several, autograd would go on, from a backward for some, to inputs that
+others alone are computed of: it would call hooks there, on the other outputs, and functions before them, with None. So
+there is then a node for each output, which takes its gradient, and one for each set of inputs that the same outputs are
+computed of, which gives theirs. Autograd calls the latest first of those that are
 ready, and so those of outputs, made last, before those of inputs, of which the first one computes for all.
 """
 
@@ -24,25 +24,29 @@ from .errors import ORTModuleError
 
 if TYPE_CHECKING:
     from .function import Call
+    from .results import Results
 
 Gradients = list[Tensor | None]
 
+_MOST_AT_ONCE = 64  # backwards of threads, and those within others, through the nodes of one call
 
-def connected(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The outputs of a call that trains, as autograd knows them."""
+
+def connected(call: Call, results: Results) -> Results:
+    """Run the forward of a call that trains; its results, as autograd knows them."""
     runner = call.runner
     sets = runner.sets(call.in_grads)
-    if runner.is_one or (len(sets) == 1 and sets[0].outputs == runner.differentiables):
-        return _apply(_Run, call, *itertools.compress(inputs, call.in_grads))
+    if runner.differentiables.bit_count() == 1 and not any(runner.made_of):
+        results.outputs = list(_apply(_Run, call, *itertools.compress(results.inputs, call.in_grads)))
+        return results
     with torch.no_grad():
-        results = call.start()
-    held = _Held(call, results)
-    marks = [_apply(_Inputs, held, n, *[inputs[i] for i in s.inputs]) for n, s in enumerate(sets)]
+        results.outputs = call.start()
+    held = _Held(call, results.outputs)
+    marks = [_apply(_Inputs, held, n, *[results.inputs[i] for i in s.inputs]) for n, s in enumerate(sets)]
     for k in runner.order:
         leads_to = [n for n, s in enumerate(sets) if s.outputs >> k & 1]
         if leads_to:
             made_of = [results[j] for j in runner.made_of[k]]
-            results[k] = _apply(_Output, held, k, leads_to, *[marks[n] for n in leads_to], *made_of)
+            results.outputs[k] = _apply(_Output, held, k, leads_to, *[marks[n] for n in leads_to], *made_of)
     return results
 
 
@@ -115,7 +119,7 @@ class _Backward:
     """
 
     grads: dict[int, Tensor | None] = field(default_factory=dict)
-    leads_to: dict[int, Any] = field(default_factory=dict)
+    leads_to: dict[int, weakref.ref[Any]] = field(default_factory=dict)  # which hold what holds this
     results: dict[int, tuple[Gradients, int]] = field(default_factory=dict)
     origins: Sequence[Tensor] = ()
     is_complete: bool = False
@@ -135,7 +139,12 @@ class _Held:
 
     def now(self) -> _Backward:
         """The backward that calls the nodes now."""
-        return self._backwards.setdefault(torch._C._current_graph_task_id(), _Backward())
+        number = torch._C._current_graph_task_id()
+        if number not in self._backwards:
+            for old in [*self._backwards][:-_MOST_AT_ONCE]:  # which ended in an error
+                del self._backwards[old]
+            self._backwards[number] = _Backward()
+        return self._backwards[number]
 
     def check(self, k: int) -> None:
         """Refuse to go on from an output, if somebody wants the gradient of another one that it is made of."""
@@ -160,7 +169,7 @@ class _Held:
         reached = {i for s in self.sets if s.outputs & given for i in s.inputs}
         asked: set[int] = set()
         for n, node in now.leads_to.items():
-            of_set = inputs_asked_of(node, self.sets[n].inputs)
+            of_set = inputs_asked_of(node(), self.sets[n].inputs)
             asked.update(reached.intersection(self.sets[n].inputs if of_set is None else of_set))
         # As those of a queue of another device may.
         now.is_complete = not any(k not in now.grads and goes_on_to(node()) for k, node in self.outputs.items())
@@ -212,7 +221,7 @@ class _Output(torch.autograd.Function):
             ctx.held.check(ctx.k)
         for n, (node, _) in zip(ctx.leads_to, ctx.next_functions, strict=False):
             if goes_on_to(node):
-                now.leads_to[n] = node
+                now.leads_to[n] = weakref.ref(node)
         return (None,) * (3 + len(ctx.next_functions))
 
 

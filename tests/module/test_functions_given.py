@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from wrapped import Function, close, pair
 
-
 GIVEN: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     "a closure over a size": lambda m, x, h: lambda t: t / x.shape[0],
     "a closure over a tensor": lambda m, x, h: lambda t: (h - t).square().mean(),

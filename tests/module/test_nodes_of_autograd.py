@@ -1,5 +1,7 @@
 """Outputs that are computed of different inputs: a backward comes to what its outputs are computed of, and no other."""
 
+import copy
+import gc
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -191,6 +193,78 @@ def test_nothing_of_a_backward_is_kept() -> None:
         (outputs[1].sum() + outputs[0].sum() + outputs[2].sum()).backward()
         assert held._call is None and not held._backwards
     assert model.stats()["runs_live"] == 0
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_nothing_is_kept_of_a_backward_that_ends_in_an_error(retain_graph: bool) -> None:
+    _, model = both()
+
+    def fail(grad: Tensor) -> Tensor:
+        raise ArithmeticError
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            outputs = model(X)
+            hook = outputs[0].register_hook(fail)
+            with pytest.raises(ArithmeticError):
+                (outputs[0].sum() + outputs[1].sum()).backward(retain_graph=retain_graph)
+            hook.remove()
+            del outputs
+        assert model.stats()["runs_live"] <= 1  # by the queue of autograd, until it goes on
+        model.zero_grad()
+        sum(t.sum() for t in model(X)).backward()
+        assert model.stats()["runs_live"] == 0 and model.c.bias.grad.eq(3).all()
+    finally:
+        gc.enable()
+
+
+class Alike(nn.Module):
+    """Outputs that are computed of the same inputs, and views of one that is not given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = self.trunk(x)
+        return h * 2, h.tanh(), x.view(3, 2, 2), x.view(3, 2, 2).square().mean()
+
+
+@pytest.mark.parametrize("picked", SETS, ids=str)
+def test_hooks_of_outputs_that_are_computed_of_the_same(picked: tuple[int, ...]) -> None:
+    found = []
+    torch.manual_seed(0)
+    eager = Alike()
+    for model in (eager, ORTModule(copy.deepcopy(eager))):
+        called: list[Any] = []
+        x = X.clone().requires_grad_()
+        outputs = model(x)
+        for i in range(3):
+            outputs[i].register_hook(lambda grad, i=i, called=called: called.append(i) or 0.5 * grad)
+        sum(outputs[i].square().sum() for i in picked).backward()
+        found.append([sorted(called), x.grad, model.trunk.weight.grad])
+    assert found[1][0] == found[0][0]
+    torch.testing.assert_close(found[1][1:], found[0][1:])
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        v = x.view(3, 2, 2)
+        return v, v.transpose(1, 2), v[0], x * 2
+
+
+@pytest.mark.parametrize("root", [1, 2])
+def test_a_view_of_a_view_leads_through_it(root: int) -> None:
+    found = []
+    for model in (Views(), ORTModule(Views())):
+        x = X.clone().requires_grad_()
+        outputs = model(x)
+        outputs[0].register_hook(lambda grad: grad * 100)
+        outputs[0].retain_grad()
+        outputs[root].sum().backward(retain_graph=True)
+        found.append([x.grad, outputs[0].grad, *torch.autograd.grad(outputs[root].sum(), outputs[0])])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_of_threads() -> None:

@@ -36,6 +36,7 @@ class Alias:
         An "input" of the graph or another "result", and which.
     steps
         Functions applied one after the other; each gets the graph's inputs too, of whose sizes its arguments may be.
+        Aliases by way of the same view begin with the same ones.
     """
 
     source: str
@@ -87,6 +88,7 @@ class _Finder:
         finals = nodes[len(nodes) - n_buffers :]
         self._inputs = {n: i for i, n in enumerate([*inputs[:first_buffer], *finals])}
         self._changed = {storage(n) for node in graph.nodes for n in written(node)}
+        self._known_steps: dict[fx.Node, tuple[Step, ...]] = {}
         self._taken = {storage(n) for n in graph.nodes if n.op in ("placeholder", "get_attr")} - {None}
         self._taken |= {storage(n) for n in finals if n is not None}
 
@@ -141,7 +143,13 @@ class _Finder:
         if source == "result" and either and not _is_dense(of):
             op = made_by(either[0]).target
             raise NotExportable(f"a result is a view by {op} of another, which does not lie densely")
-        return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in self._steps(n)))
+        return Alias(source, position, tuple(step for n in reversed(path[:length]) for step in self._steps_of(n)))
+
+    def _steps_of(self, node: fx.Node) -> tuple[Step, ...]:
+        """The same for all results that are made by way of a node."""
+        if node not in self._known_steps:
+            self._known_steps[node] = tuple(self._steps(node))
+        return self._known_steps[node]
 
     def _steps(self, node: fx.Node) -> Iterator[Step]:
         op = made_by(node)
