@@ -33,6 +33,10 @@ class NotRunnable(NotExportable):
     """No graph can take such tensors, or say no where PyTorch does, whoever captures it."""
 
 
+class TooManyGraphs(NotRunnable):
+    """As many graphs as there may be are in use; later they may no longer be."""
+
+
 class NotInitialized(NotExportable):
     """The module is not yet what its later calls meet; the message is what a call in PyTorch changes for good."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
@@ -25,7 +26,7 @@ from .errors import (
     NodeRefused,
     NotExportable,
     NotInitialized,
-    NotRunnable,
+    TooManyGraphs,
     first_lines,
     of_the_machine,
 )
@@ -76,6 +77,8 @@ class Graph:
         Number of the last call that it served.
     again
         Whether it has served another call than that for which it was made.
+    until
+        Number of the call from which on a decision to do without is thought over.
     """
 
     key: Key
@@ -98,6 +101,7 @@ class Graph:
     gives_numbers: bool = False
     used: int = 0
     again: bool = False
+    until: float = math.inf
 
     @property
     def opened(self) -> bool:
@@ -208,7 +212,8 @@ class Graphs:
             found = last if id(last) in self._graphs and last.serves(key[0], leaves, checked) else None
         if found is None:
             candidates = itertools.chain.from_iterable(self._by_key.get(keyed, ()) for keyed in self._keys(key))
-            found = next((g for g in candidates if g.serves(key[0], leaves, checked if g is last else 0)), None)
+            in_force = (g for g in candidates if g.until > self._calls)
+            found = next((g for g in in_force if g.serves(key[0], leaves, checked if g is last else 0)), None)
         if found is not None:
             self._graphs.move_to_end(id(found))
             found.used, found.again = self._calls, True
@@ -298,8 +303,8 @@ class Graphs:
         """The graphs for calls that are alike but for what they are given that is no tensor."""
         return [g for g in self._graphs.values() if g.runner is not None and g.key[1] == key[1]]
 
-    def give_up(self, key: Key | None, useless: Graph | None, by_dynamo: bool) -> None:
-        """Run calls with this key otherwise from now on, unless a graph other than `useless` serves them.
+    def give_up(self, key: Key | None, useless: Graph | None, by_dynamo: bool, for_now: bool = False) -> None:
+        """Run calls with this key otherwise from now on, or `for_now`, unless a graph but `useless` serves them.
 
         Without a key the next call is looked at again.
         """
@@ -312,7 +317,7 @@ class Graphs:
                     places = changing.changed(needed=True)
                     self._note(changing, places)
                     key = opened(key, places)
-                self._keep(Graph(key, by_dynamo))
+                self._keep(Graph(key, by_dynamo, until=self._calls + self._lately if for_now else math.inf))
             self._forget_numbers()
 
     def runners(self) -> list[Runner]:
@@ -352,7 +357,7 @@ class Graphs:
         if all(g.used > self._calls - self._lately for g in alike):
             self._refused = True
             often = f", one more each time {when}" if when else ""
-            raise NotRunnable(f"more than max_graphs={limit} graphs would be needed{often}")
+            raise TooManyGraphs(f"more than max_graphs={limit} graphs would be needed{often}")
         if self._refused and not any(g.again for g in alike):  # so many more may be of as little use
             self._lately *= 2
         self._refused = False

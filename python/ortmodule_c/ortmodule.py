@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from . import _C
 from .arguments import Arguments
 from .dtypes import DTYPES
-from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError
+from .errors import NotExportable, NotInitialized, NotRunnable, ORTModuleError, TooManyGraphs
 from .flatten import flatten_call
 from .guards.given import holds_array
 from .guards.held import Scan, ambient, mode_refusal, scan, tensor_key
@@ -275,7 +275,7 @@ class ORTModule(Wrapper):
         else:
             result, whole = tracing.run(self._ort_terms.call, self._ort_module, *args, **kwargs), cause
         if cause:
-            self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo)
+            self._ort_graphs.give_up(attempt.key, attempt.graph, by_dynamo, isinstance(failure, TooManyGraphs))
         if whole and (cause or self._ort_whole[0], whole) != self._ort_whole:
             self._ort_whole = cause, whole
             report.add(name, f"{cause}; {whole}" if by_dynamo and cause else whole)

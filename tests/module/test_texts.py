@@ -180,3 +180,22 @@ def test_graphs_that_serve_one_call_each_are_made_less_and_less() -> None:
         "Of is exported anew each time argument b",
         "Of runs in PyTorch: more than max_graphs",
     ]
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("kind", [str, int, bytes])
+def test_what_settles_after_too_many_values_gets_a_graph(kind: type) -> None:
+    model = ORTModule(Of(lambda batch: len(str(batch["names"])) + (batch["names"] == batch["set"])))
+    x = torch.randn(2, 4)
+
+    def call(value: int) -> None:
+        name = str(value) if kind is str else value if kind is int else str(value).encode()
+        model({"x": x, "names": name, "set": "train"})
+
+    for i in range(30):
+        call(i)
+    made = model.stats()["export_seconds"]
+    for _ in range(250):
+        call(77)
+    assert made < model.stats()["export_seconds"]
+    assert model._ort_graph is not None and model._ort_graph.runner is not None
