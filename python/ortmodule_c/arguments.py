@@ -30,15 +30,18 @@ class Arguments:
         self._movable: list[str | None] = []
         self._keywords: list[str] = []
         self._rest = "args"
-        self._others = ""
+        self._more = self._others = ""  # the parameters that take what is left over
         self._reads: Reads | None = None
 
     def normal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same call, whichever of its arguments are given by keyword, without what the forward does not read.
 
-        A forward that a decorator wraps gets what was written, since the decorator may look for keywords.
+        A forward that a decorator wraps gets what was written, since the decorator may look for keywords, and so does a
+        module that is called otherwise.
         """
         self._look()
+        if self._is_called_otherwise():
+            return args, kwargs
         if self._reads is not None and not self._is_hooked():
             args, kwargs = self._read_of(self._reads, args, kwargs)
         if not kwargs:
@@ -60,7 +63,7 @@ class Arguments:
         self, reads: Reads, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         n = len(self._names)
-        left_over = () if self._rest in reads.unread else args[n:]
+        left_over = () if self._more in reads.unread else args[n:]
         args = (*[reads.of(name, value) for name, value in zip(self._names, args, strict=False)], *left_over)
         drops = self._others in reads.unread
         named = {k: reads.of(k, v) if k in self._keywords else v for k, v in kwargs.items()}
@@ -69,8 +72,12 @@ class Arguments:
     def _is_hooked(self) -> bool:
         """Whether others than the forward may see its arguments."""
         module = self._module
-        hooks = module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()
-        return bool(hooks) or type(module).__call__ is not nn.Module.__call__
+        return bool(module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook())
+
+    def _is_called_otherwise(self) -> bool:
+        """Whether the module's class has a call of its own, which may look for keywords too."""
+        cls = type(self._module)
+        return cls.__call__ is not nn.Module.__call__ or cls._call_impl is not nn.Module._call_impl
 
     def paths(self, spec: Spec) -> list[str]:
         """Where each tensor of a described call lies, such as ``input_ids`` or ``batch['x']``."""
@@ -111,7 +118,8 @@ class Arguments:
         self._names = [p.name for p in positional]
         self._movable = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in positional] if plain else []
         self._keywords = [p.name for p in parameters if p.kind in _BY_KEYWORD] if plain else []
-        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        self._more = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+        self._rest = self._more or "args"
         self._others = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
         self._reads = reads(function.__code__) if plain and function is not forward else None
         self._forward = function

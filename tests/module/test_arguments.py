@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ortmodule_c import ORTModule
-from wrapped import assert_same_step, n_graphs, pair
+from wrapped import assert_same_step, close, n_graphs, pair
 
 
 def plain(self: Any, x: Tensor, y: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -179,3 +179,44 @@ def test_a_forward_without_a_signature() -> None:
     torch.testing.assert_close(ours(x, y), module(x, y))
     with pytest.warns(UserWarning, match=r"args\[1\] has dtype torch.complex64"):
         ours(x, y.to(torch.complex64))
+
+
+class CalledOtherwise(nn.Module):
+    """Looks at what it is called with before its forward does, which does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, flag: int = 1) -> Tensor:
+        return self.layer(x)
+
+
+class ByCall(CalledOtherwise):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) * (kwargs.get("flag") or 5) * len(args)
+
+
+class ByCallImpl(CalledOtherwise):
+    def _call_impl(self, x: Tensor, flag: int = 1) -> Any:
+        return super()._call_impl(x, flag) * (flag or 7)
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("cls", [ByCall, ByCallImpl])
+def test_a_module_that_is_called_otherwise_gets_what_was_written(cls: type[nn.Module]) -> None:
+    eager, ours = pair(cls())
+    x = torch.randn(4, 3)
+    for args, kwargs in (((x, 2), {}), ((x,), {"flag": 2}), ((x,), {"flag": 0}), ((x,), {})):
+        close(ours(*args, **kwargs), eager(*args, **kwargs))
+
+
+def test_one_argument_too_many_is_pythons_error() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor, args: Any) -> Tensor:
+            return 2 * x
+
+    model = ORTModule(Named())
+    model(torch.ones(2), 1)
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
+        model(torch.ones(2), 1, 2)

@@ -5,6 +5,7 @@ import decimal
 import enum
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -187,14 +188,14 @@ class Places:
         pending = [result]
         while pending:
             value = pending.pop()
+            if id(value) not in there and (_holds_others(value) or _holds_others(type(value))):
+                self.refuse("the forward gives a function that it makes, which may hold what it computed")
             if _is_nest(value):
                 mutable = not isinstance(value, tuple)
                 if mutable and (id(value) in there or id(value) in met):
                     self.refuse(f"the forward returns a {type(value).__name__} that was there before, or twice")
                 met.add(id(value))
                 pending += _inside(value)
-            elif _holds_others(value) and id(value) not in there:
-                self.refuse("the forward gives a function that it makes, which may hold what it computed")
 
     def writes(self) -> list[Write]:
         """Attributes of objects other than the module and its submodules that were set meanwhile."""
@@ -332,9 +333,33 @@ _OF_KIND: dict[Any, _Hold] = {
 
 
 def _holds_others(value: Any) -> bool:
-    """Whether it is a function with something of its own: a closure, defaults, bound arguments or an object."""
+    """Whether it is called and may have something of its own, such as a closure, attributes or bound arguments."""
     if isinstance(value, types.FunctionType):
-        return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+        own = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
+        return bool(own) and not _is_found_by_name(value)
     if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
-    return isinstance(value, (functools.partial, types.MethodType))
+    if isinstance(value, type):
+        return not _is_found_by_name(value) and any(map(_is_traced, vars(value).values()))
+    return callable(value)
+
+
+def _is_found_by_name(value: Any) -> bool:
+    """Whether a function or class was there before, where its name says."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether it is, or a function has, what stands for a tensor or a number in the trace."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, property):
+        return any(map(_is_traced, (value.fget, value.fset, value.fdel)))
+    if isinstance(value, types.FunctionType):
+        cells = [c.cell_contents for c in value.__closure__ or () if c != types.CellType()]
+        own = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return any(isinstance(v, (Tensor, *_SIZES)) for v in own)
+    return isinstance(value, (Tensor, *_SIZES))
