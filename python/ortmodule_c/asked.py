@@ -39,7 +39,7 @@ def goes_on_to(node: Any) -> bool:
 class Watch:
     """Sees whether somebody wants the gradient of a result from which autograd goes through that of others.
 
-    All outputs come from one node: what is asked for would be without the part that comes from the other outputs.
+    Autograd does not go through one output to another: what is asked for would lack what comes from the others.
     """
 
     def __init__(self, result: Tensor, through: int, later: Sequence[Tensor]) -> None:

@@ -3,8 +3,8 @@
 One node does where there is one output. Of several, autograd would go on, from a backward for some, to inputs that
 others alone are computed of: it would call hooks there, on the other outputs, and functions before them, with None. So
 there is then a node for each output, which takes its gradient, and one for each set of inputs that the same outputs are
-computed of, which gives theirs. Autograd calls the latest first of those that are
-ready, and so those of outputs, made last, before those of inputs, of which the first one computes for all.
+computed of, which gives theirs. Autograd calls the latest first of those that are ready, and so those of outputs, made
+last, before those of inputs, of which the first one computes for all.
 """
 
 from __future__ import annotations

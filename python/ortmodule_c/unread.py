@@ -51,9 +51,8 @@ def reads(code: types.CodeType) -> Reads | None:
     for at, instruction in enumerate(instructions):
         if "LOAD_FAST" not in instruction.opname:
             continue
-        key = _item(
-            instructions[:at], instruction, [i for i in instructions[at + 1 : at + 6] if i.opname not in _SILENT]
-        )
+        after = [i for i in instructions[at + 1 : at + 6] if i.opname not in _SILENT]
+        key = _item(instructions[max(at - 1, 0) : at], instruction, after)
         if key is None:
             whole.update(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
         else:
