@@ -40,6 +40,11 @@ def mismatches(a: Tensor, b: Tensor) -> int:
     return int((~((a == b) | (a.isnan() & b.isnan()) | (a.isfinite() & b.isfinite()))).sum())
 
 
+def infinities(t: Tensor) -> int:
+    """How many elements are infinite or NaN."""
+    return int((~_exactly(t).isfinite()).sum())
+
+
 def largest(t: Tensor | None) -> float:
     """The largest finite absolute value, 0 for none and for integers."""
     if t is None or not t.is_floating_point():

@@ -124,7 +124,7 @@ class Runner:
         ]
         self._sets: dict[Mask, Sequence[Set]] = {}
         # The results that each output is made of, and the outputs in an order in which those come before it.
-        self.made_of = [[j for j, through in self.watched if through >> k & 1] for k in range(self.n_results)]
+        self.made_of = [self._made_of(k, lowered.watched) for k in range(self.n_results)]
         before = {
             k: [self.results[j][1] for j in of if self.results[j][0] == "output"] for k, of in enumerate(self.made_of)
         }
@@ -162,6 +162,12 @@ class Runner:
         elif self.differentiable:
             call.plan_for(())
         return call
+
+    def _made_of(self, k: int, watched: Sequence[int]) -> list[int]:
+        """The results that autograd goes through from an output, but those that are as much made of it: the same."""
+        through = next((watched[j] for j in self.firsts if self.results[j][1] == k), 0)
+        same = {j for j, (source, i, _) in enumerate(self.results) if source == "output" and through >> i & 1}
+        return [j for j, later in self.watched if later >> k & 1 and j not in same]
 
     def sets(self, in_grads: Mask) -> Sequence[Set]:
         """The inputs that want a gradient, together where the same results are computed of them."""

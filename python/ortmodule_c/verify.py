@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .distance import NEGLIGIBLE, backward_from, distance, largest, mismatches, rounding
+from .distance import NEGLIGIBLE, backward_from, distance, infinities, largest, mismatches, rounding
 from .dynamo.noted import noting
 from .errors import ORTModuleError
 from .flatten import Spec, flatten, leaf_paths, unflatten
@@ -339,7 +339,7 @@ def _row(kind: str, name: str, got: Tensor | None, want: Tensor | None, exact: T
     odd = mismatches(a, b)
     if odd:
         return Row(kind, name, float("inf"), problem=f"{odd} of {a.numel()} elements are not finite on one side only")
-    infinite = int((~a.isfinite()).sum())
+    infinite = infinities(a)
     remark = f"{infinite} of {a.numel()} elements are infinite or NaN on both sides" if infinite else ""
     apart = distance(a, b, floor)
     limit = rounding(a.dtype)
