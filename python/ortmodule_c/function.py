@@ -116,7 +116,6 @@ class Runner:
         self.firsts = [k for k, (source, _, steps) in enumerate(self.results) if source == "output" and not steps]
         self.n_results = len(lowered.differentiable) - len(lowered.updates)
         self.undifferentiable = [k for k in range(self.n_results) if not lowered.differentiable[k]]
-        self.differentiables = sum(1 << k for k in range(self.n_results) if lowered.differentiable[k])
         # The inputs that autograd reaches from each result.
         self._reached = [
             self.ancestry.inputs(lowered.reaches[k], ()) if lowered.differentiable[k] else 0
@@ -129,6 +128,7 @@ class Runner:
             k: [self.results[j][1] for j in of if self.results[j][0] == "output"] for k, of in enumerate(self.made_of)
         }
         self.order = [*TopologicalSorter(before).static_order()]
+        self.is_one = sum(lowered.differentiable[: self.n_results]) == 1 and not any(self.made_of)  # node
         self.arena_bytes = self.lent_bytes = self.live_bytes = 0  # of the largest plan used
         self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]

@@ -29,6 +29,11 @@ def called_on_self(code: types.CodeType) -> frozenset[str]:
     return _called_on(code, _first_argument(code))
 
 
+def loads_to_call(instruction: dis.Instruction) -> bool:
+    """Whether an attribute is loaded to be called: before 3.12 by an instruction of its own, since then by a bit."""
+    return instruction.opname == "LOAD_METHOD" or "NULL" in instruction.argrepr
+
+
 def _first_argument(code: types.CodeType) -> str:
     return code.co_varnames[0] if code.co_argcount else ""
 
@@ -50,8 +55,7 @@ def _called_on(code: types.CodeType, this: str) -> frozenset[str]:
         if this != (now.argval[-1] if isinstance(now.argval, tuple) else now.argval):
             continue
         if after.opname in _OF_AN_ATTRIBUTE:
-            # Before 3.12 an attribute that is called has an instruction of its own, since then a bit of it.
-            if after.opname == "LOAD_METHOD" or "NULL" in after.argrepr:
+            if loads_to_call(after):
                 found.add(after.argval)
         elif "PUSH_NULL" in (before.opname, after.opname):  # behind what is called from 3.13 on
             found.add(ITSELF)

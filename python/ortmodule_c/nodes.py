@@ -34,13 +34,13 @@ _MOST_AT_ONCE = 64  # backwards of threads, and those within others, through the
 def connected(call: Call, results: Results) -> Results:
     """Run the forward of a call that trains; its results, as autograd knows them."""
     runner = call.runner
-    sets = runner.sets(call.in_grads)
-    if runner.differentiables.bit_count() == 1 and not any(runner.made_of):
+    if runner.is_one:
         results.outputs = list(_apply(_Run, call, *itertools.compress(results.inputs, call.in_grads)))
         return results
     with torch.no_grad():
         results.outputs = call.start()
-    held = _Held(call, results.outputs)
+    sets = runner.sets(call.in_grads)
+    held = _Held(call, sets, results.outputs)
     marks = [_apply(_Inputs, held, n, *[results.inputs[i] for i in s.inputs]) for n, s in enumerate(sets)]
     for k in runner.order:
         leads_to = [n for n, s in enumerate(sets) if s.outputs >> k & 1]
@@ -128,9 +128,9 @@ class _Backward:
 class _Held:
     """A call as its nodes hold it, for as long as backwards may come, and those that are under way."""
 
-    def __init__(self, call: Call, results: Sequence[Tensor]) -> None:
+    def __init__(self, call: Call, sets: Sequence[Set], results: Sequence[Tensor]) -> None:
         self.results = dict(enumerate(results))  # that no node has given yet
-        self.sets = call.runner.sets(call.in_grads)
+        self.sets = sets
         self.outputs: dict[int, weakref.ref[Any]] = {}  # their nodes, which hold this
         self._in_grads = call.in_grads
         self._n = len(results)

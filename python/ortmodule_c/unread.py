@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .methods import loads_to_call
+
 _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
 _SILENT = frozenset({"PRECALL", "CACHE"})
 
@@ -81,8 +83,7 @@ def _item(before: list[dis.Instruction], load: dis.Instruction, after: list[dis.
 
 def _is_get(instruction: dis.Instruction) -> bool:
     """Whether it takes the method `get` to call it."""
-    is_called = instruction.opname == "LOAD_METHOD" or "NULL" in instruction.argrepr
-    return instruction.argval == "get" and is_called
+    return instruction.argval == "get" and loads_to_call(instruction)
 
 
 def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:

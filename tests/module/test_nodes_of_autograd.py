@@ -123,6 +123,27 @@ def test_what_comes_before_the_module_is_called_where_a_backward_comes(before: s
     same(act)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("picked", SETS, ids=str)
+def test_sizes_and_autocast(picked: tuple[int, ...], half: bool, rows: int) -> None:
+    """With 4 rows all sizes coincide."""
+    found = []
+    for model in both():
+        x = torch.linspace(-1, 1, 4 * rows).reshape(rows, 4).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            outputs = model(x)
+            loss = sum(outputs[i].float().square().sum() for i in picked)
+        loss.backward()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+            found.append([*model(x), x.grad, *[p.grad for p in model.parameters()]])
+    for got, expected in zip(found[1], found[0], strict=True):
+        assert (got is None) == (expected is None)
+        if expected is not None:
+            size = float(expected.abs().max()) if expected.numel() else 0.0
+            torch.testing.assert_close(got, expected, rtol=0, atol=(2e-2 if half else 1e-5) * size)
+
+
 def test_what_others_saved_may_be_changed() -> None:
     def act(model: nn.Module) -> list[Any]:
         w, v = torch.ones(3, 4, requires_grad=True), torch.full((3, 4), 2.0)
