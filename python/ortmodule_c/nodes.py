@@ -9,6 +9,7 @@ last, before those of inputs, of which the first one computes for all.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Gradients = list[Tensor | None]
 
+_AS_IT_IS: contextlib.nullcontext[None] = contextlib.nullcontext()
 _MOST_AT_ONCE = 64  # backwards of threads, and those within others, through the nodes of one call
 
 
@@ -52,9 +54,7 @@ def connected(call: Call, results: Results) -> Results:
 
 def _apply(function: Any, *args: Any) -> Any:
     """Call a function of autograd's. What `apply` of Python adds is for tensors of transforms of functions."""
-    if torch._C._are_functorch_transforms_active():
-        return function.apply(*args)
-    return super(torch.autograd.Function, function).apply(*args)
+    return (function.apply if torch._C._are_functorch_transforms_active() else _PLAINLY[function])(*args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _check_no_batch(grads)
         call = _still_held(ctx, ctx.call, grads)
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             inputs, results, is_left = call.go_back(grads, inputs_asked_of(ctx, call.planned.wanted))
         ctx.call = call if is_left else None
         return (None, *_final(itertools.compress(results, call.in_grads), _origins(inputs, call.in_grads, grads)))
@@ -173,8 +173,8 @@ class _Held:
             asked.update(reached.intersection(self.sets[n].inputs if of_set is None else of_set))
         # As those of a queue of another device may.
         now.is_complete = not any(k not in now.grads and goes_on_to(node()) for k, node in self.outputs.items())
-        with torch.no_grad():
-            gradients_of = None if asked == reached else tuple(sorted(asked))
+        gradients_of = None if asked == reached else tuple(sorted(asked))
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             inputs, results, is_left = call.go_back(grads, gradients_of, others_follow=not now.is_complete)
         self._call = call if is_left else None
         now.origins = _origins(inputs, self._in_grads, grads)
@@ -238,6 +238,10 @@ class _Final(torch.autograd.Function):
         raise ORTModuleError("ORTModule cannot differentiate its gradients again; use .module for double backward")
 
 
+_NODES: tuple[Any, ...] = (_Run, _Inputs, _Output)
+_PLAINLY = {function: super(torch.autograd.Function, function).apply for function in _NODES}
+
+
 def _final(results: Iterable[Tensor | None], origins: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """These results, which whoever wants to differentiate again finds to be made of something."""
     return tuple(_Final.apply(len(origins), *origins, *results)) if torch.is_grad_enabled() else tuple(results)
@@ -273,5 +277,7 @@ def _raise_second_time() -> NoReturn:
 
 def _check_no_batch(grads: Sequence[Tensor | None]) -> None:
     batched = torch._C._are_functorch_transforms_active()
-    if batched or any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads):
+    for g in grads:
+        batched = batched or (g is not None and torch._C._functorch.is_legacy_batchedtensor(g))
+    if batched:
         raise ORTModuleError("ORTModule cannot run backward for a batch of gradients (vmap, is_grads_batched)")

@@ -43,7 +43,7 @@ class Reads:
 
 @functools.lru_cache(maxsize=1024)
 def reads(code: types.CodeType) -> Reads | None:
-    """What code reads of its arguments; None if it is all that there is."""
+    """What the code of a method reads of its arguments; None if it is all that there is."""
     if any(_SEES_ALL.intersection(inner.co_names) for inner in _with_inner(code)):
         return None
     n = code.co_argcount + code.co_kwonlyargcount
@@ -59,7 +59,7 @@ def reads(code: types.CodeType) -> Reads | None:
             whole.update(instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
         else:
             items.setdefault(instruction.argval, set()).add(key)
-    parameters = frozenset(code.co_varnames[:n])
+    parameters = frozenset(code.co_varnames[1:n])  # but for `self`
     found = Reads(
         parameters - whole - items.keys(),
         {name: frozenset(keys) for name, keys in items.items() if name in parameters - whole},
