@@ -21,7 +21,7 @@ from .errors import NotExportable, NotRunnable, ORTModuleError
 from .lowering.ancestry import Operand
 from .lowering.fallback import Callbacks
 from .lowering.lower import Lowered
-from .nodes import Set, connected
+from .nodes import Nodes, Set, connected
 from .process import tracing_lock
 from .profile import ProfiledStep
 from .results import Results
@@ -121,14 +121,14 @@ class Runner:
             self.ancestry.inputs(lowered.reaches[k], ()) if lowered.differentiable[k] else 0
             for k in range(self.n_results)
         ]
-        self._sets: dict[Mask, Sequence[Set]] = {}
+        self._nodes: dict[Mask, Nodes] = {}
         # The results that each output is made of, and the outputs in an order in which those come before it.
-        self.made_of = [self._made_of(k, lowered.watched) for k in range(self.n_results)]
+        self._made_of = [self._results_of(k, lowered.watched) for k in range(self.n_results)]
         before = {
-            k: [self.results[j][1] for j in of if self.results[j][0] == "output"] for k, of in enumerate(self.made_of)
+            k: [self.results[j][1] for j in of if self.results[j][0] == "output"] for k, of in enumerate(self._made_of)
         }
-        self.order = [*TopologicalSorter(before).static_order()]
-        self.is_one = sum(lowered.differentiable[: self.n_results]) == 1 and not any(self.made_of)  # node
+        self._order = [*TopologicalSorter(before).static_order()]
+        self.is_one = sum(lowered.differentiable[: self.n_results]) == 1 and not any(self._made_of)  # node
         self.arena_bytes = self.lent_bytes = self.live_bytes = 0  # of the largest plan used
         self.unprepared = 0  # backwards that came without a plan for them
         custom = [self.ancestry.custom(self.ancestry.whole(r)) for r in lowered.reaches]
@@ -163,22 +163,24 @@ class Runner:
             call.plan_for(())
         return call
 
-    def _made_of(self, k: int, watched: Sequence[int]) -> list[int]:
+    def _results_of(self, k: int, watched: Sequence[int]) -> list[int]:
         """The results that autograd goes through from an output, but those that are as much made of it: the same."""
         through = next((watched[j] for j in self.firsts if self.results[j][1] == k), 0)
         same = {j for j, (source, i, _) in enumerate(self.results) if source == "output" and through >> i & 1}
         return [j for j, later in self.watched if later >> k & 1 and j not in same]
 
-    def sets(self, in_grads: Mask) -> Sequence[Set]:
-        """The inputs that want a gradient, together where the same results are computed of them."""
-        found = self._sets.get(in_grads)
+    def nodes(self, in_grads: Mask) -> Nodes:
+        """The nodes of calls that want gradients of these inputs."""
+        found = self._nodes.get(in_grads)
         if found is None:
             of: dict[int, list[int]] = {}
             for i in itertools.compress(range(len(in_grads)), in_grads):
                 outputs = sum(1 << k for k, reached in enumerate(self._reached) if reached >> i & 1)
                 of.setdefault(outputs, []).append(i)
-            found = [Set(tuple(inputs), outputs) for outputs, inputs in of.items() if outputs]
-            self._sets[in_grads] = found
+            sets = [Set(tuple(inputs), outputs) for outputs, inputs in of.items() if outputs]
+            leads_to = {k: [n for n, s in enumerate(sets) if s.outputs >> k & 1] for k in self._order}
+            nodes = [(k, leads_to[k], self._made_of[k]) for k in self._order if leads_to[k]]
+            found = self._nodes[in_grads] = Nodes(sets, nodes)
         return found
 
     def run(self, call: "Call") -> list[Tensor]:

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -40,15 +40,17 @@ def connected(call: Call, results: Results) -> Results:
         results.outputs = list(_apply(_Run, call, *itertools.compress(results.inputs, call.in_grads)))
         return results
     with torch.no_grad():
-        results.outputs = call.start()
-    sets = runner.sets(call.in_grads)
-    held = _Held(call, sets, results.outputs)
-    marks = [_apply(_Inputs, held, n, *[results.inputs[i] for i in s.inputs]) for n, s in enumerate(sets)]
-    for k in runner.order:
-        leads_to = [n for n, s in enumerate(sets) if s.outputs >> k & 1]
-        if leads_to:
-            made_of = [results[j] for j in runner.made_of[k]]
-            results.outputs[k] = _apply(_Output, held, k, leads_to, *[marks[n] for n in leads_to], *made_of)
+        outputs = call.start()
+    nodes = runner.nodes(call.in_grads)
+    held = _Held(call, nodes.sets, len(outputs))
+    results.outputs = outputs
+    marks = [_apply(_Inputs, held, n, *[results.inputs[i] for i in s.inputs]) for n, s in enumerate(nodes.sets)]
+    for k, leads_to, made_of in nodes.outputs:
+        into = [marks[n] for n in leads_to]
+        if made_of:
+            into += [results[j] for j in made_of]
+        held.result = outputs[k]
+        outputs[k] = _apply(_Output, held, k, *into)
     return results
 
 
@@ -71,6 +73,23 @@ class Set:
 
     inputs: tuple[int, ...]
     outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of the calls that want gradients of the same inputs.
+
+    Attributes
+    ----------
+    sets
+        Those of inputs.
+    outputs
+        The outputs that have a node, each with the sets that it leads to and the results that it is made of; in an
+        order in which those come before it.
+    """
+
+    sets: Sequence[Set]
+    outputs: Sequence[tuple[int, Sequence[int], Sequence[int]]]
 
 
 class _Run(torch.autograd.Function):
@@ -100,7 +119,6 @@ class _Run(torch.autograd.Function):
         return (None, *_final(itertools.compress(results, call.in_grads), _origins(inputs, call.in_grads, grads)))
 
 
-@dataclass(eq=False, slots=True)
 class _Backward:
     """What one backward through the nodes of a call has come to so far.
 
@@ -108,79 +126,98 @@ class _Backward:
     ----------
     grads
         By output.
-    leads_to
-        The nodes of inputs that are still to be called, by set.
-    results
-        Gradients for those, and the bits of the outputs that they are made of.
+    given, called
+        The bits of the outputs that have one, and of those whose nodes were called.
+    left
+        The nodes of inputs that are still to be called, by set, since something was computed.
+    results, made_of
+        Gradients for those, by input, and the bits of the outputs that they are made of.
     origins
         What they are computed of.
     is_complete
         Whether all outputs that it comes to were there when those were computed.
     """
 
-    grads: dict[int, Tensor | None] = field(default_factory=dict)
-    leads_to: dict[int, weakref.ref[Any]] = field(default_factory=dict)  # which hold what holds this
-    results: dict[int, tuple[Gradients, int]] = field(default_factory=dict)
-    origins: Sequence[Tensor] = ()
-    is_complete: bool = False
+    __slots__ = "called", "given", "grads", "is_complete", "left", "made_of", "origins", "results"
+
+    def __init__(self, n_outputs: int) -> None:
+        self.grads: Gradients = [None] * n_outputs
+        self.given = self.called = self.made_of = 0
+        self.left: dict[int, weakref.ref[Any]] | None = None
+        self.results: Gradients = []
+        self.origins: Sequence[Tensor] = ()
+        self.is_complete = False
 
 
 class _Held:
     """A call as its nodes hold it, for as long as backwards may come, and those that are under way."""
 
-    def __init__(self, call: Call, sets: Sequence[Set], results: Sequence[Tensor]) -> None:
-        self.results = dict(enumerate(results))  # that no node has given yet
+    __slots__ = "_backwards", "_call", "_in_grads", "_n_outputs", "marks", "outputs", "result", "sets"
+
+    def __init__(self, call: Call, sets: Sequence[Set], n_outputs: int) -> None:
+        self.result: Any = None  # of the node of an output that is made now
         self.sets = sets
-        self.outputs: dict[int, weakref.ref[Any]] = {}  # their nodes, which hold this
+        # Nodes, which hold this.
+        self.marks: list[weakref.ref[Any]] = []
+        self.outputs: dict[int, weakref.ref[Any]] = {}
         self._in_grads = call.in_grads
-        self._n = len(results)
+        self._n_outputs = n_outputs
         self._call: Call | None = call
         self._backwards: dict[int, _Backward] = {}
 
-    def now(self) -> _Backward:
-        """The backward that calls the nodes now."""
+    def take(self, k: int, grad: Tensor | None) -> None:
+        """Take the gradient of an output, whose node is called."""
         number = torch._C._current_graph_task_id()
-        if number not in self._backwards:
+        now = self._backwards.get(number)
+        if now is None:
             for old in [*self._backwards][:-_MOST_AT_ONCE]:  # which ended in an error
                 del self._backwards[old]
-            self._backwards[number] = _Backward()
-        return self._backwards[number]
-
-    def check(self, k: int) -> None:
-        """Refuse to go on from an output, if somebody wants the gradient of another one that it is made of."""
+            now = self._backwards[number] = _Backward(self._n_outputs)
+        now.called |= 1 << k
+        if grad is None:
+            return
+        now.grads[k] = grad
+        now.given |= 1 << k
+        # Refuse to go on, if somebody wants the gradient of another one that this is made of.
         for watch in self._call.watching if self._call is not None else ():
-            watch.check(only((k,), self._n))
+            watch.check(only((k,), self._n_outputs))
 
     def give(self, n: int, ctx: Any) -> tuple[Tensor | None, ...]:
         """The gradients of a set of inputs, whose node is called."""
-        now, outputs = self.now(), self.sets[n].outputs
-        if n not in now.results or now.results[n][1] != outputs & _bits(now.grads):
+        number, of_set = torch._C._current_graph_task_id(), self.sets[n]
+        now = self._backwards[number]
+        if now.left is None or of_set.outputs & (now.made_of ^ now.given):
             self._compute(now, ctx)
-        results, _ = now.results.pop(n)
-        del now.leads_to[n]
-        if not now.leads_to and now.is_complete:
-            del self._backwards[torch._C._current_graph_task_id()]
+        assert now.left is not None
+        results = [now.results[i] for i in of_set.inputs]
+        for i in of_set.inputs:
+            now.results[i] = None
+        del now.left[n]
+        if not now.left and now.is_complete:
+            del self._backwards[number]
         return _final(results, now.origins)
 
     def _compute(self, now: _Backward, ctx: Any) -> None:
         """What all nodes of inputs that are still to be called will give."""
-        grads, given = [now.grads.get(k) for k in range(self._n)], _bits(now.grads)
-        call = _still_held(ctx, self._call, grads)
-        reached = {i for s in self.sets if s.outputs & given for i in s.inputs}
-        asked: set[int] = set()
-        for n, node in now.leads_to.items():
-            of_set = inputs_asked_of(node(), self.sets[n].inputs)
-            asked.update(reached.intersection(self.sets[n].inputs if of_set is None else of_set))
+        call = _still_held(ctx, self._call, now.grads)
+        left = enumerate(self.marks) if now.left is None else now.left.items()
+        now.left = {n: mark for n, mark in left if goes_on_to(mark())}
+        asked: list[int] = []
+        is_all = True
+        for n, s in enumerate(self.sets):
+            if s.outputs & now.given:
+                of_set = inputs_asked_of(now.left[n](), s.inputs) if n in now.left else ()
+                is_all = is_all and of_set is None
+                asked += s.inputs if of_set is None else of_set
         # As those of a queue of another device may.
-        now.is_complete = not any(k not in now.grads and goes_on_to(node()) for k, node in self.outputs.items())
-        gradients_of = None if asked == reached else tuple(sorted(asked))
+        now.is_complete = not any(not now.called >> k & 1 and goes_on_to(node()) for k, node in self.outputs.items())
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-            inputs, results, is_left = call.go_back(grads, gradients_of, others_follow=not now.is_complete)
+            inputs, now.results, is_left = call.go_back(
+                now.grads, None if is_all else tuple(sorted(asked)), others_follow=not now.is_complete
+            )
         self._call = call if is_left else None
-        now.origins = _origins(inputs, self._in_grads, grads)
-        now.results = {
-            n: ([results[i] for i in self.sets[n].inputs], self.sets[n].outputs & given) for n in now.leads_to
-        }
+        now.origins = _origins(inputs, self._in_grads, now.grads)
+        now.made_of = now.given
 
 
 class _Inputs(torch.autograd.Function):
@@ -190,6 +227,7 @@ class _Inputs(torch.autograd.Function):
     def forward(ctx: Any, held: _Held, n: int, *tensors: Tensor) -> Tensor:
         ctx.held, ctx.n = held, n
         ctx.set_materialize_grads(False)
+        held.marks.append(weakref.ref(ctx))
         return tensors[0].new_empty(0, dtype=torch.float32)
 
     @staticmethod
@@ -205,24 +243,19 @@ class _Output(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, held: _Held, k: int, leads_to: Sequence[int], *_marks_and_results: Tensor) -> Tensor:
-        ctx.held, ctx.k, ctx.leads_to = held, k, leads_to
+    def forward(ctx: Any, held: _Held, k: int, *marks_and_results: Tensor) -> Tensor:
+        ctx.held, ctx.k, ctx.nothing = held, k, (None,) * (2 + len(marks_and_results))
         ctx.set_materialize_grads(False)
         held.outputs[k] = weakref.ref(ctx)
-        return held.results.pop(k)
+        result, held.result = held.result, None
+        return result
 
     @staticmethod
     @torch._disable_dynamo
     def backward(ctx: Any, grad: Tensor | None) -> tuple[None, ...]:
         _check_no_batch((grad,))
-        now = ctx.held.now()
-        now.grads[ctx.k] = grad
-        if grad is not None:
-            ctx.held.check(ctx.k)
-        for n, (node, _) in zip(ctx.leads_to, ctx.next_functions, strict=False):
-            if goes_on_to(node):
-                now.leads_to[n] = weakref.ref(node)
-        return (None,) * (3 + len(ctx.next_functions))
+        ctx.held.take(ctx.k, grad)
+        return ctx.nothing
 
 
 class _Final(torch.autograd.Function):
@@ -251,11 +284,6 @@ def _origins(inputs: Sequence[Tensor], in_grads: Mask, grads: Sequence[Tensor | 
     if not torch.is_grad_enabled():
         return ()
     return [*itertools.compress(inputs, in_grads), *[g for g in grads if g is not None]]
-
-
-def _bits(grads: dict[int, Tensor | None]) -> int:
-    """Those of the outputs that have gradients."""
-    return sum(1 << k for k, grad in grads.items() if grad is not None)
 
 
 def _still_held(ctx: Any, call: Call | None, grads: Sequence[Tensor | None]) -> Call:

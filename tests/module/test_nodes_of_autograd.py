@@ -210,7 +210,7 @@ def test_nothing_of_a_backward_is_kept() -> None:
         outputs = model(X)
         (outputs[0].sum() + outputs[2].sum()).backward(retain_graph=True)
         held = outputs[0].grad_fn.held
-        assert not held._backwards and not held.results
+        assert not held._backwards and held.result is None
         (outputs[1].sum() + outputs[0].sum() + outputs[2].sum()).backward()
         assert held._call is None and not held._backwards
     assert model.stats()["runs_live"] == 0
