@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import DebugOptions, ORTModule, ORTModuleError
 from ortmodule_c.errors import NotExportable
 from ortmodule_c.lowering.fallback import Callbacks, TorchOp
-from wrapped import Function, assert_same_step, close, graphs, pair
+from ortmodule_c.lowering.traced_types import traced_types
+from wrapped import Function, assert_same_step, close, graphs, n_graphs, pair
 
 pytestmark = pytest.mark.usefixtures("export_only")
 
@@ -212,10 +215,55 @@ def test_what_a_trace_would_lose_runs_in_pytorch(name: str) -> None:
 
 def test_types_that_cannot_be_found_are_an_error_and_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     callbacks = Callbacks()
-    callbacks.ops.append(TorchOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False)))
+    callbacks.ops.append(TorchOp("a product", lambda tensors: [tensors[0] @ tensors[1]], (False, False), None))
     with pytest.raises(NotExportable, match="the types of the results of a product cannot be found"):
         callbacks.infer(0, [("f32", (2, 3)), ("f32", (2, 3))])
     assert capfd.readouterr().err == ""
+
+
+def resized(s: Function, x: Tensor) -> Tensor:
+    """Halves, then the sizes of before again."""
+    small = nn.functional.max_pool2d(s.conv(x), 2)
+    return nn.functional.interpolate(small, size=x.shape[2:], mode="bilinear") * x
+
+
+def padded(s: Function, x: Tensor) -> Tensor:
+    return nn.functional.pad(s.conv(x), (1, 2, 0, 1), mode="reflect")
+
+
+def highest(s: Function, x: Tensor) -> Tensor:
+    values, places = s.conv(x).flatten(1).topk(x.shape[0] + 1)
+    return values * places
+
+
+@pytest.mark.parametrize("forward", [resized, padded, highest])
+def test_the_tracer_is_not_asked_again_for_each_size(forward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, ours = pair(Function(forward, conv=nn.Conv2d(2, 2, 3, padding=1)))
+    with pytest.warns(UserWarning, match="runs in PyTorch"):
+        for sizes in [(2, 2, 5, 6), (3, 2, 6, 7)]:
+            assert_same_step(eager, ours, torch.randn(sizes))
+    asked: list[TorchOp] = []
+    monkeypatch.setattr(Callbacks, "_found", lambda _self, op, _types: asked.append(op))
+    known = n_graphs(ours)
+    for sizes in [(4, 2, 4, 9), (2, 2, 8, 8), (7, 2, 7, 7), (3, 2, 4, 4)]:
+        assert_same_step(eager, ours, torch.randn(sizes))
+    assert not asked and n_graphs(ours) == known and all(g.runner for g in graphs(ours))
+
+
+def test_what_types_follow_from_those_that_were_traced() -> None:
+    env = ShapeEnv()
+    n, m = (env.create_symintnode(env.create_symbol(k, ConstantSource(f"s{k}")), hint=k) for k in (5, 7))
+    traced = traced_types([(torch.float32, (n, 2 * m, 4)), (torch.int64, (n,))], [(torch.bool, (n + 1, 2 * m, 3))])
+    assert traced is not None
+    assert traced.results_for([("f32", (3, 8, 4)), ("i64", (3,))]) == [("bool", (4, 8, 3))]
+    for unlike in ([("f16", (3, 8, 4)), ("i64", (3,))], [("f32", (3, 8)), ("i64", (3,))]):
+        assert traced.results_for(unlike) is None
+    for unlike in ([("f32", (3, 8, 5)), ("i64", (3,))], [("f32", (3, 8, 4)), ("i64", (2,))]):
+        assert traced.results_for(unlike) is None
+    alone = traced_types([(torch.float32, (n * m,))], [(torch.float32, (n, m))])
+    assert alone is not None and alone.results_for([("f32", (35,))]) is None
+    assert traced_types([(torch.float32, None)], [(torch.float32, (n,))]) is None
+    assert traced_types([(torch.float32, ())], [(torch.float32, ())]) is not None
 
 
 def test_an_op_that_is_refused_for_its_dtype_is_told_of_once_for_all_sizes() -> None:

@@ -31,7 +31,7 @@ class Fit:
     """
 
     def __init__(self, examples: Sequence[Tensor]) -> None:
-        self._dims: list[list[Any]] = [[_expr(s) for s in t.shape] for t in examples]
+        self._dims: list[list[Any]] = [[dim_of(s) for s in t.shape] for t in examples]
         symbolic: list[Any] = [s for t in examples for s in t.shape if isinstance(s, torch.SymInt)]
         self.dynamic = any(not isinstance(dim, int) for dims in self._dims for dim in dims)
         env = symbolic[0].node.shape_env if symbolic else None
@@ -67,7 +67,7 @@ class Fit:
                         return False
                 else:
                     derived.append((dim, size))
-        if any(_value(dim, bound) != size for dim, size in derived):
+        if any(value_of(dim, bound) != size for dim, size in derived):
             return False
         if any(s in self._ranges and not self._ranges[s].lower <= v <= self._ranges[s].upper for s, v in bound.items()):
             return False
@@ -79,7 +79,7 @@ class Fit:
             guard = guard.xreplace(self._replacements)
         if not self._of_memory.isdisjoint(guard.free_symbols):
             return True
-        return _value(guard, bound) in (True, sympy.true)
+        return value_of(guard, bound) in (True, sympy.true)
 
 
 class Openings:
@@ -153,7 +153,8 @@ class Openings:
         return found
 
 
-def _expr(size: Any) -> Any:
+def dim_of(size: Any) -> Any:
+    """A size as a number, or what it is in symbols."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     expr = size.node.expr
@@ -164,5 +165,6 @@ def _symbols(numbers: Sequence[Any]) -> set[Any]:
     return set().union(*[n.node.expr.free_symbols for n in numbers if isinstance(n, torch.SymInt)])
 
 
-def _value(expr: Any, bound: dict[sympy.Symbol, int]) -> Any:
+def value_of(expr: Any, bound: dict[sympy.Symbol, int]) -> Any:
+    """What this is for these symbols; it may have others left."""
     return expr if isinstance(expr, int) else expr.xreplace({s: sympy.Integer(v) for s, v in bound.items()}).doit()

@@ -16,6 +16,7 @@ from ..dtypes import BY_TEXT, DTYPES
 from ..errors import NotExportable
 from .ancestry import Operand
 from .draft import Type
+from .traced_types import TracedTypes
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,14 @@ class TorchOp:
         Computes the output tensors from the input tensors.
     grads
         Which inputs gradients flow to.
+    traced
+        Its types in any call, if the tracer told them.
     """
 
     name: str
     run: Callable[[Sequence[Tensor]], list[Tensor]]
     grads: tuple[bool, ...]
+    traced: TracedTypes | None
 
 
 def _type(t: Tensor) -> Type:
@@ -71,16 +75,21 @@ class Callbacks:
         return torch.autocast(self.device.type, enabled=False)
 
     def infer(self, index: int, types: list[Type]) -> list[Type]:
-        """Output types for input types, found by running on tensors without elements."""
+        """Output types for input types, which the tracer told, or by running on tensors without elements."""
         op = self.ops[index]
+        found = op.traced.results_for(types) if op.traced is not None else None
+        if found is None:
+            found = self._found(op, types)
+        self._types[index, tuple([shape for _, shape in types])] = found
+        return found
+
+    def _found(self, op: TorchOp, types: list[Type]) -> list[Type]:
         try:
             with quiet(), one_step_for_all(), FakeTensorMode(), torch.no_grad(), self._plainly():
                 results = op.run([torch.empty(shape, dtype=BY_TEXT[text], device=self.device) for text, shape in types])
         except Exception as error:
             raise NotExportable(f"the types of the results of {op.name} cannot be found: {error}") from error
-        found = [_type(t) for t in results]
-        self._types[index, tuple([shape for _, shape in types])] = found
-        return found
+        return [_type(t) for t in results]
 
     def forward(self, index: int, inputs: list[Tensor]) -> tuple[list[Tensor], object]:
         """Run an op; the second result is what :meth:`backward` needs.

@@ -480,7 +480,7 @@ class _Lowering:
         index = len(self._callbacks.ops)
         self._in_pytorch[node] = index
         self._gives_numbers |= any(v in self._draft.numbers.values() for v in call.given)
-        self._callbacks.ops.append(TorchOp(call.name, call.run, tuple(v.grad != 0 for v in call.given)))
+        self._callbacks.ops.append(TorchOp(call.name, call.run, tuple(v.grad != 0 for v in call.given), call.traced))
         self._fallbacks.append((call.name, cause if b.op is not custom_function.op() else "a custom autograd.Function"))
         made = b.call_torch(index, call.given, call.types)
         if isinstance(b.op, OpOverload) and _is_random(b.op):

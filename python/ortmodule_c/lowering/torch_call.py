@@ -20,6 +20,7 @@ from ..errors import NeedsStatic, NotExportable
 from .builder import Builder
 from .draft import MAX_RANK, Type, Val, type_of
 from .expansion import SYMBOLIC
+from .traced_types import TracedTypes, traced_types
 from .translations.registry import aten
 
 # Ops whose schema does not tell that they change running statistics, their arguments 3 and 4, where argument 5 is true.
@@ -51,7 +52,9 @@ class TorchCall:
         The operands, first as the node has them, so that gradients find them there; then what carries numbers and
         sizes.
     types
-        What `run` gives.
+        What `run` gives, in the call that is exported for.
+    traced
+        Those of the operands and of what `run` gives in any call, if the tracer told them.
     used
         Which results of the node are read.
     written
@@ -64,6 +67,7 @@ class TorchCall:
     run: Run
     given: list[Val]
     types: list[Type]
+    traced: TracedTypes | None
     used: list[int]
     written: list[int]
     spec: pytree.TreeSpec
@@ -106,8 +110,12 @@ def torch_call(b: Builder, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
         name, (extra, run) = str(op), _of_op(b, leaves, spec)
         if WITHIN in node.meta:
             run = _within(node.meta[WITHIN], run)
-    types = [*[type_of(fakes[i]) for i in used], *[operands[i].type for i in written]]
-    return TorchCall(name, _chosen(run, used, written), [*operands, *extra], types, used, written, out_spec)
+    overwritten = [operands[i] for i in written]
+    types = [*[type_of(fakes[i]) for i in used], *[v.type for v in overwritten]]
+    given = [*operands, *extra]
+    gives = [*[(fakes[i].dtype, fakes[i].shape) for i in used], *[(v.dtype, v.shape) for v in overwritten]]
+    traced = traced_types([(v.dtype, v.shape) for v in given], gives)
+    return TorchCall(name, _chosen(run, used, written), given, types, traced, used, written, out_spec)
 
 
 def _chosen(run: Run, used: list[int], written: list[int]) -> Run:
