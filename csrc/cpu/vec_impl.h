@@ -326,6 +326,22 @@ OMC_INLINE vacc_t omc_vhold(vacc_t x, acc_t lo, acc_t hi) {
 
 /* ---- functions ---- */
 
+/* The remainder that has the sign of a. A quotient that is small has all digits before the point,
+ * or is one off, and what is left is exact. */
+#if defined(__FMA__)
+OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b) {
+  const vacc_t x = vabs(a), y = vabs(b), q = x / y;
+  const vmask small = q < vset(sizeof(acc_t) == 4 ? (acc_t)0x1p22 : (acc_t)0x1p51);
+  const vacc_t near = vfma(-vfloor(q), y, x);
+  const vacc_t below = vblend(near < vset(0), near + y, near);
+  const vacc_t rest = vblend(below >= y, below - y, below);
+  const vacc_t m = vsign(vblend(x < y, x, rest), a);
+  return vall(small) ? m : vblend(small, m, OMC_LANES2(a, b, OMC_R(fmod)));
+}
+#else
+OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, OMC_R(fmod)); }
+#endif
+
 #if defined(OMC_COMPUTE_F64)
 
 OMC_INLINE vacc_t vexp(vacc_t x) { return OMC_LANES(x, exp); }
@@ -340,6 +356,16 @@ OMC_INLINE vacc_t vnormal(vacc_t x, vacc_t *density) {
 }
 OMC_INLINE vacc_t vsin(vacc_t x) { return OMC_LANES(x, sin); }
 OMC_INLINE vacc_t vcos(vacc_t x) { return OMC_LANES(x, cos); }
+OMC_INLINE vacc_t vtan(vacc_t x) { return OMC_LANES(x, tan); }
+OMC_INLINE vacc_t vasin(vacc_t x) { return OMC_LANES(x, asin); }
+OMC_INLINE vacc_t vacos(vacc_t x) { return OMC_LANES(x, acos); }
+OMC_INLINE vacc_t vatan(vacc_t x) { return OMC_LANES(x, atan); }
+OMC_INLINE vacc_t vatan2(vacc_t y, vacc_t x) { return OMC_LANES2(y, x, atan2); }
+OMC_INLINE vacc_t vsinh(vacc_t x) { return OMC_LANES(x, sinh); }
+OMC_INLINE vacc_t vcosh(vacc_t x) { return OMC_LANES(x, cosh); }
+OMC_INLINE vacc_t vasinh(vacc_t x) { return OMC_LANES(x, asinh); }
+OMC_INLINE vacc_t vacosh(vacc_t x) { return OMC_LANES(x, acosh); }
+OMC_INLINE vacc_t vatanh(vacc_t x) { return OMC_LANES(x, atanh); }
 
 #else
 
@@ -442,21 +468,26 @@ OMC_INLINE vacc_t vnormal(vacc_t x, vacc_t *density) {
   return vblend(x > vset(0), vset(1) - tail, tail);
 }
 
-/* x = n pi/2 + r with |r| <= pi/4; returns sin(r) if n + turn is even, else cos(r), with the sign
- * of the quadrant. The first two of the four parts of pi/2 have so few bits that their
- * products with n are exact. */
-OMC_INLINE vacc_t omc_sine(vacc_t x, int turn) {
+/* x = n pi/2 + r with |r| <= pi/4; gives sin(r) and cos(r), and returns n. The first two of the
+ * four parts of pi/2 have so few bits that their products with n are exact. */
+OMC_INLINE vmask omc_turn(vacc_t x, vacc_t *sine, vacc_t *cosine) {
   const vacc_t shift = vset((acc_t)0x1.8p23);
   const vacc_t n = vfma(x, vset(0.636619772f), shift) - shift;
-  const vmask quadrant = __builtin_convertvector(n, vmask) + turn;
   vacc_t r = vfma(n, vset(-0x1.fb4p-12f), vfma(n, vset(-0x1.92p0f), x));
   r = vfma(n, vset(0x1.ee59da0000000p-50f), vfma(n, vset(-0x1.4442d20000000p-24f), r));
   const vacc_t s = r * r;
-  const vacc_t sine = vfma(
+  *sine = vfma(
       r * s, OMC_POLY(s, -1.666666716e-01f, 8.333329111e-03f, -1.983915135e-04f, 2.716604286e-06f),
       r);
   const vacc_t q = OMC_POLY(s, 4.166664183e-02f, -1.388718490e-03f, 2.441812649e-05f);
-  const vacc_t cosine = vfma(s * s, q, vfma(s, vset(-0.5f), vset(1)));
+  *cosine = vfma(s * s, q, vfma(s, vset(-0.5f), vset(1)));
+  return __builtin_convertvector(n, vmask);
+}
+
+/* sin(x + turn pi/2) */
+OMC_INLINE vacc_t omc_sine(vacc_t x, int turn) {
+  vacc_t sine, cosine;
+  const vmask quadrant = omc_turn(x, &sine, &cosine) + turn;
   const vacc_t y = vblend((quadrant & 1) == 0, sine, cosine);
   return (vacc_t)((vmask)y ^ ((quadrant & 2) << 30));
 }
@@ -472,6 +503,95 @@ OMC_INLINE vacc_t vcos(vacc_t x) {
   const vmask small = vabs(x) <= vset(8192);
   const vacc_t y = omc_sine(x, 1);
   return vall(small) ? y : vblend(small, y, OMC_LANES(x, cosf));
+}
+OMC_INLINE vacc_t vtan(vacc_t x) {
+  const vmask small = vabs(x) <= vset(8192);
+  vacc_t sine, cosine;
+  const vmask odd = (omc_turn(x, &sine, &cosine) & 1) != 0;
+  const vacc_t slope = vblend(odd, -cosine, sine) / vblend(odd, sine, cosine);
+  const vacc_t y = vblend(x == vset(0), x, slope);
+  return vall(small) ? y : vblend(small, y, OMC_LANES(x, tanf));
+}
+
+#define OMC_HALF_PI 1.57079637f
+/* From 0 to 1. */
+OMC_INLINE vacc_t omc_atan(vacc_t t) {
+  const vacc_t s = t * t;
+  const vacc_t p = OMC_POLY(s, -3.333329909e-01f, 1.999854829e-01f, -1.426424170e-01f,
+                            1.095218589e-01f, -8.403450661e-02f, 5.795759905e-02f,
+                            -3.117785111e-02f, 1.091460847e-02f, -1.793622296e-03f);
+  return vfma(t * s, p, t);
+}
+OMC_INLINE vacc_t vatan(vacc_t x) {
+  const vacc_t t = vabs(x);
+  const vmask steep = t > vset(1);
+  const vacc_t y = omc_atan(vblend(steep, vset(1) / t, t));
+  return vsign(vblend(steep, vset(OMC_HALF_PI) - y, y), x);
+}
+/* Of two zeros or infinities the ratio is taken to be 0 or 1. */
+OMC_INLINE vacc_t vatan2(vacc_t y, vacc_t x) {
+  const vacc_t rise = vabs(y), run = vabs(x);
+  const vmask steep = rise > run;
+  const vacc_t ratio = vblend(steep, run, rise) / vblend(steep, rise, run);
+  vacc_t angle = omc_atan(vblend(rise == run, vbool(rise > vset(0)), ratio));
+  angle = vblend(steep, vset(OMC_HALF_PI) - angle, angle);
+  return vsign(vblend((vmask)x < 0, vset(2 * OMC_HALF_PI) - angle, angle), y);
+}
+/* asin(t) of t up to 1/2, whose square is s. */
+OMC_INLINE vacc_t omc_asin(vacc_t t, vacc_t s) {
+  return vfma(t * s,
+              OMC_POLY(s, 1.666665999e-01f, 7.500504186e-02f, 4.451695474e-02f, 3.180772281e-02f,
+                       1.443858660e-02f, 3.751647718e-02f),
+              t);
+}
+/* Above 1/2 asin(t) = pi/2 - 2 asin(sqrt((1 - t) / 2)). */
+OMC_INLINE vacc_t vasin(vacc_t x) {
+  const vacc_t t = vabs(x), rest = (vset(1) - t) * vset(0.5f);
+  const vmask near = t < vset(0.5f);
+  const vacc_t y = omc_asin(vblend(near, t, vsqrt(rest)), vblend(near, t * t, rest));
+  return vsign(vblend(near, y, vset(OMC_HALF_PI) - (y + y)), x);
+}
+OMC_INLINE vacc_t vacos(vacc_t x) {
+  const vacc_t t = vabs(x), rest = (vset(1) - t) * vset(0.5f);
+  const vmask near = t < vset(0.5f);
+  const vacc_t y = omc_asin(vblend(near, t, vsqrt(rest)), vblend(near, t * t, rest));
+  const vacc_t far = vblend(x < vset(0), vset(2 * OMC_HALF_PI) - (y + y), y + y);
+  return vblend(near, vset(OMC_HALF_PI) - vsign(y, x), far);
+}
+#undef OMC_HALF_PI
+
+/* exp(t) / 2, which is a number where exp(t) is none. */
+OMC_INLINE vacc_t omc_half_exp(vacc_t t) {
+  vacc_t n;
+  const vacc_t m1 = omc_exp_reduce(omc_vhold(t, 0, 90.0f), &n);
+  return omc_vscale(vset(1) + m1, n - vset(1));
+}
+OMC_INLINE vacc_t vsinh(vacc_t x) {
+  const vacc_t t = vabs(x), s = x * x, half = omc_half_exp(t);
+  const vacc_t p =
+      OMC_POLY(s, 1.666666650e-01f, 8.333350058e-03f, 1.983615978e-04f, 2.816951224e-06f);
+  return vblend(t < vset(1), vfma(x * s, p, x), vsign(half - vset(0.25f) / half, x));
+}
+OMC_INLINE vacc_t vcosh(vacc_t x) {
+  const vacc_t half = omc_half_exp(vabs(x));
+  return half + vset(0.25f) / half;
+}
+/* Of numbers that large, log(2 t). */
+#define OMC_IS_LARGE(t) ((t) > vset(0x1p30f))
+OMC_INLINE vacc_t omc_log_of_twice(vacc_t t) { return vlog(t) + vset(0.693147181f); }
+OMC_INLINE vacc_t vasinh(vacc_t x) {
+  const vacc_t t = vabs(x), s = t * t;
+  const vacc_t y = vlog1p(t + s / (vset(1) + vsqrt(vset(1) + s)));
+  return vsign(vblend(OMC_IS_LARGE(t), omc_log_of_twice(t), y), x);
+}
+OMC_INLINE vacc_t vacosh(vacc_t x) {
+  const vacc_t t = x - vset(1), y = vlog1p(t + vsqrt(t * (t + vset(2))));
+  return vblend(x < vset(1), vset(NAN), vblend(OMC_IS_LARGE(x), omc_log_of_twice(x), y));
+}
+#undef OMC_IS_LARGE
+OMC_INLINE vacc_t vatanh(vacc_t x) {
+  const vacc_t t = vabs(x);
+  return vsign(vset(0.5f) * vlog1p((t + t) / (vset(1) - t)), x);
 }
 
 #endif

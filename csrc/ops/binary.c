@@ -13,39 +13,61 @@ BINARY(Div, ANY, OMC_OP_DIVIDES, a, b, vdiv(a, b), g, over(g, dy(g), in(g, 1)),
 
 #ifdef OMC_VARIANT
 #if OMC_IS_FLOAT
+/* Where a remainder m has not the sign of the divisor. */
+OMC_INLINE vmask differ(vacc_t m, vacc_t b) {
+  return (m != vset(0)) & ((b < vset(0)) ^ (m < vset(0)));
+}
 /* The remainder has the sign of the divisor. It is NaN where the quotient overflows, as in
  * PyTorch's vectors, though not in the few elements that do not fill one. */
-OMC_INLINE acc_t modulo(acc_t a, acc_t b) {
-  const acc_t overflows =
-      sizeof(acc_t) == 4 ? (acc_t)0x1.000004p127 : (acc_t)0x1.0000000000002p1023;
-  if (OMC_R(fabs)(a * (acc_t)0.5 / b) >= overflows) return (acc_t)NAN;
-  const acc_t m = OMC_R(fmod)(a, b);
-  return m != 0 && (b < 0) != (m < 0) ? m + b : m;
+OMC_INLINE vacc_t modulo(vacc_t a, vacc_t b) {
+  const acc_t most = sizeof(acc_t) == 4 ? (acc_t)0x1.000004p127 : (acc_t)0x1.0000000000002p1023;
+  const vacc_t m = vfmod(a, b), r = vblend(differ(m, b), m + b, m);
+  return vblend(vabs(a * vset((acc_t)0.5) / b) >= vset(most), vset((acc_t)NAN), r);
 }
 /* The quotient is taken of what is divisible, so that rounding cannot lift it over an integer. */
-OMC_INLINE acc_t floor_divide(acc_t a, acc_t b) {
-  if (b == 0) return a / b;
-  const acc_t m = OMC_R(fmod)(a, b);
-  acc_t q = (a - m) / b;
-  if (m != 0 && (b < 0) != (m < 0)) q -= 1;
-  if (q == 0) return OMC_R(copysign)((acc_t)0, a / b);
-  const acc_t f = OMC_R(floor)(q);
-  return q - f > (acc_t)0.5 ? f + 1 : f;
+OMC_INLINE vacc_t floor_divide(vacc_t a, vacc_t b) {
+  const vacc_t m = vfmod(a, b), near = (a - m) / b;
+  const vacc_t q = vblend(differ(m, b), near - vset(1), near), f = vfloor(q);
+  const vacc_t rounded = vblend(q - f > vset((acc_t)0.5), f + vset(1), f);
+  const vacc_t signed_ = vblend(q == vset(0), vsign(vset(0), a / b), rounded);
+  return vblend(b == vset(0), a / b, signed_);
 }
 #else
-OMC_INLINE int64_t modulo(int64_t a, int64_t b) {
-  if (b == 0 || b == -1) return 0;
-  const int64_t m = a % b;
-  return m != 0 && (b < 0) != (m < 0) ? m + b : m;
+OMC_INLINE int64_t rest(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
+OMC_INLINE bool differs(int64_t a, int64_t b) { return rest(a, b) != 0 && (a < 0) != (b < 0); }
+OMC_INLINE int64_t modulo_of(int64_t a, int64_t b) { return rest(a, b) + (differs(a, b) ? b : 0); }
+OMC_INLINE int64_t floor_divide_of(int64_t a, int64_t b) {
+  return omc_divide(a, b) - differs(a, b);
 }
-OMC_INLINE int64_t floor_divide(int64_t a, int64_t b) {
-  return omc_divide(a, b) - (modulo(a, b) != 0 && (a < 0) != (b < 0));
-}
+OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, rest); }
+OMC_INLINE vacc_t modulo(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, modulo_of); }
+OMC_INLINE vacc_t floor_divide(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, floor_divide_of); }
 #endif
 #endif
-BINARY(Mod, ANY, OMC_OP_DIVIDES, a, b, OMC_LANES2(a, b, modulo), g, dy(g),
-       neg(g, mul(g, dy(g), omc_binary(&g->b, OMC_OP_FloorDiv, in(g, 0), in(g, 1)))))
-BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, a, b, OMC_LANES2(a, b, floor_divide), g, zeros(g), zeros(g))
+#ifdef OMC_RECORDS
+/* How often the divisor is taken: the quotient, rounded down, or to 0 if the remainder has the sign
+ * of the dividend. */
+static omc_value *times_taken(omc_grad *g, bool to_zero) {
+  if (!to_zero) return omc_binary(&g->b, OMC_OP_FloorDiv, in(g, 0), in(g, 1));
+  omc_value *const q = over(g, in(g, 0), in(g, 1));
+  return where(g, compare(g, OMC_OP_Less, q, 0), omc_unary(&g->b, OMC_OP_Ceil, q),
+               omc_unary(&g->b, OMC_OP_Floor, q));
+}
+#endif
+BINARY_WITH(Mod, ANY, OMC_OP_DIVIDES, i, a, b, i[0][0] != 0 ? vfmod(a, b) : modulo(a, b), g, dy(g),
+            neg(g, mul(g, dy(g), times_taken(g, i[0] != 0))), node, omc_node_int(node, "fmod") != 0)
+BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, a, b, floor_divide(a, b), g, zeros(g), zeros(g))
+
+#ifdef OMC_RECORDS
+/* dy / (y^2 + x^2), with which the other operand is multiplied. */
+static omc_value *angle_slope(omc_grad *g, omc_value *with) {
+  omc_value *const squares =
+      omc_binary(&g->b, OMC_OP_Add, mul(g, in(g, 0), in(g, 0)), mul(g, in(g, 1), in(g, 1)));
+  return mul(g, mul(g, dy(g), with), omc_unary(&g->b, OMC_OP_Reciprocal, squares));
+}
+#endif
+BINARY(Atan2, FLOAT, 0, a, b, vatan2(a, b), g, angle_slope(g, in(g, 1)),
+       angle_slope(g, neg(g, in(g, 0))))
 
 #ifdef OMC_RECORDS
 /* Equal inputs share the gradient; a NaN passes it to both. */

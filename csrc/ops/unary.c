@@ -3,6 +3,28 @@
 
 UNARY(Abs, ANY, a, vabs(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sign, in(g, 0))))
 
+#ifdef OMC_RECORDS
+/* 1 / sqrt(1 - x^2) */
+static omc_value *arc_slope(omc_grad *g) {
+  return omc_unary(&g->b, OMC_OP_Rsqrt, one_minus(g, mul(g, in(g, 0), in(g, 0))));
+}
+/* 1 / sqrt(x^2 + by) */
+static omc_value *area_slope(omc_grad *g, double by) {
+  return omc_unary(&g->b, OMC_OP_Rsqrt, plus(g, mul(g, in(g, 0), in(g, 0)), by));
+}
+#endif
+UNARY(Acos, FLOAT, a, vacos(a), g, mul(g, dy(g), neg(g, arc_slope(g))))
+
+UNARY(Acosh, FLOAT, a, vacosh(a), g, mul(g, dy(g), area_slope(g, -1)))
+
+UNARY(Asin, FLOAT, a, vasin(a), g, mul(g, dy(g), arc_slope(g)))
+
+UNARY(Asinh, FLOAT, a, vasinh(a), g, mul(g, dy(g), area_slope(g, 1)))
+
+UNARY(Atan, FLOAT, a, vatan(a), g, over(g, dy(g), plus(g, mul(g, in(g, 0), in(g, 0)), 1)))
+
+UNARY(Atanh, FLOAT, a, vatanh(a), g, over(g, dy(g), one_minus(g, mul(g, in(g, 0), in(g, 0)))))
+
 UNARY(Ceil, FLOAT, a, -vfloor(-a), g, zeros(g))
 
 #ifdef OMC_VARIANT
@@ -40,6 +62,8 @@ TERNARY_OPTIONAL_WITH(Clip, ANY, i, a, b, c, clip(a, b, c, i[0], i[1]), g, clip_
                       omc_in(node, 2) != NULL)
 
 UNARY(Cos, FLOAT, a, vcos(a), g, neg(g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sin, in(g, 0)))))
+
+UNARY(Cosh, FLOAT, a, vcosh(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Sinh, in(g, 0))))
 
 #ifdef OMC_RECORDS
 static omc_value *elu_gradient(omc_grad *g, double alpha, double scale, double inner) {
@@ -215,6 +239,8 @@ BINARY_NO_GRAD(SiluGrad, FLOAT, 0, a, b, silu_gradient(a, b))
 
 UNARY(Sin, FLOAT, a, vsin(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Cos, in(g, 0))))
 
+UNARY(Sinh, FLOAT, a, vsinh(a), g, mul(g, dy(g), omc_unary(&g->b, OMC_OP_Cosh, in(g, 0))))
+
 #ifdef OMC_RECORDS
 static omc_value *softplus_gradient(omc_grad *g, double beta, double threshold) {
   omc_value *const scaled = times(g, in(g, 0), beta), *const z =
@@ -229,5 +255,7 @@ UNARY_WITH(Softplus, FLOAT, i, a, vblend(a *i[0] > i[1], a, vlog1p(vexp(a *i[0])
            omc_node_float(node, "threshold"))
 
 UNARY(Sqrt, FLOAT, a, vsqrt(a), g, over(g, dy(g), times(g, out(g), 2)))
+
+UNARY(Tan, FLOAT, a, vtan(a), g, mul(g, dy(g), plus(g, mul(g, out(g), out(g)), 1)))
 
 UNARY(Tanh, FLOAT, a, vtanh(a), g, AT_ONCE(g, mul(g, dy(g), one_minus(g, mul(g, out(g), out(g))))))

@@ -98,6 +98,17 @@ OMC_INLINE vacc_t vtanh(vacc_t x) { return OMC_R(tanh)(x.x); }
 OMC_INLINE vacc_t verf(vacc_t x) { return OMC_R(erf)(x.x); }
 OMC_INLINE vacc_t vsin(vacc_t x) { return OMC_R(sin)(x.x); }
 OMC_INLINE vacc_t vcos(vacc_t x) { return OMC_R(cos)(x.x); }
+OMC_INLINE vacc_t vtan(vacc_t x) { return OMC_R(tan)(x.x); }
+OMC_INLINE vacc_t vasin(vacc_t x) { return OMC_R(asin)(x.x); }
+OMC_INLINE vacc_t vacos(vacc_t x) { return OMC_R(acos)(x.x); }
+OMC_INLINE vacc_t vatan(vacc_t x) { return OMC_R(atan)(x.x); }
+OMC_INLINE vacc_t vatan2(vacc_t y, vacc_t x) { return OMC_R(atan2)(y.x, x.x); }
+OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b) { return OMC_R(fmod)(a.x, b.x); }
+OMC_INLINE vacc_t vsinh(vacc_t x) { return OMC_R(sinh)(x.x); }
+OMC_INLINE vacc_t vcosh(vacc_t x) { return OMC_R(cosh)(x.x); }
+OMC_INLINE vacc_t vasinh(vacc_t x) { return OMC_R(asinh)(x.x); }
+OMC_INLINE vacc_t vacosh(vacc_t x) { return OMC_R(acosh)(x.x); }
+OMC_INLINE vacc_t vatanh(vacc_t x) { return OMC_R(atanh)(x.x); }
 OMC_INLINE vacc_t vsigmoid(vacc_t x) { return vset(1) / (vset(1) + vexp(-x)); }
 /* erfc keeps the digits of the lower tail. */
 OMC_INLINE vacc_t vnormal(vacc_t x, vacc_t *density) {

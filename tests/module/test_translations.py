@@ -30,6 +30,22 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     "unary": lambda y: (
         y.exp().log1p() + y.sin() * y.cos() + y.erf() + y.expm1() + (y.abs() + 1).sqrt().rsqrt().reciprocal()
     ),
+    "angles": lambda y: (
+        y.tan(),
+        y.atan(),
+        y.tanh().asin(),
+        y.tanh().acos(),
+        torch.atan2(y, y[0]),
+        torch.atan2(y, y * 0),
+    ),
+    "hyperbolic": lambda y: (y.sinh(), y.cosh(), y.asinh(), (y.abs() + 1.1).acosh(), (y.tanh() / 2).atanh()),
+    "fractions": lambda y: (y.trunc() * y, y.frac(), torch.fmod(y, 0.3), torch.fmod(y, y[0].abs() + 0.3)),
+    "quotients rounded to zero": lambda y: (
+        y,
+        torch.div(y, 0.3, rounding_mode="trunc"),
+        torch.div(y, y[0], rounding_mode="trunc"),
+    ),
+    "logaddexp": lambda y: torch.logaddexp(y, y[0] * 3),
     "rounding": lambda y: y * (y.floor() + y.ceil() + y.round() + y.sign()),
     "division": lambda y: y * torch.div(torch.arange(6) - 3, 2, rounding_mode="floor") + y % 0.7 + torch.arange(6) // 4,
     "clamp": lambda y: y.clamp(min=0) + y.clamp(-0.5, 0.5) + y.clamp(max=y.mean()),
@@ -51,7 +67,7 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         torch.cat([y, torch.ones(1, 6, dtype=torch.int64)]),
     ),
     "splits": lambda y: (y.split([2, 4], 1), y.chunk(4, 1), y.unbind(0), y.split(4, 1)),
-    "repeats": lambda y: (y[:, None].expand(4, 3, 6), y.repeat(2, 1, 3), y.repeat_interleave(2, dim=1), y.tile(2)),
+    "repeats": lambda y: (y[:, None].expand(-1, 3, 6), y.repeat(2, 1, 3), y.repeat_interleave(2, dim=1), y.tile(2)),
     "moves": lambda y: (
         y.t(),
         y[None].movedim(0, -1),
@@ -61,13 +77,21 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y.roll(2, 1),
         y.reshape(2, -1).mT,
     ),
+    "circular pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "circular"), F.pad(y[None], (6, 0), "circular")),
+    "diagonals": lambda y: (
+        y.diagonal(),
+        y.diagonal(-2),
+        y.diagonal(3),
+        (y[:, None] * y[:, :, None]).diagonal(1, 2, 1),
+    ),
+    "windows": lambda y: (y.unfold(1, 3, 1), y.unfold(1, 2, 2), y.unfold(-1, 4, 4), y.unfold(0, 2, 3)),
     "pads": lambda y: (F.pad(y, (1, 2), value=3.0), F.pad(y, (-1, 2))),
-    "triangles": lambda y: y.triu(1) + y.tril(-1) + y.new_ones(4, 6).tril(),
-    "made": lambda y: y + torch.eye(4, 6) + torch.linspace(0, 1, 6) + torch.arange(0, 3, 0.5),
+    "triangles": lambda y: y.triu(1) + y.tril(-1) + y.new_ones(len(y), 6).tril(),
+    "made": lambda y: y[:4] + torch.eye(4, 6) + torch.linspace(0, 1, 6) + torch.arange(0, 3, 0.5),
     "filled": lambda y: y + torch.full((6,), 2.0) + y.new_zeros(6) + torch.ones_like(y),
     "flatten": lambda y: (
         y.flatten(),
-        y.view(2, 2, 6).flatten(1),
+        y.view(-1, 1, 2, 3).flatten(1),
         y.unflatten(1, (2, 3)),
         y[None].squeeze(0),
         y.ravel(),
@@ -83,7 +107,7 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y.gather(1, CORNERS),
         y.take_along_dim(y.argmax(1, keepdim=True), 1),
     ),
-    "one hot": lambda y: y + F.one_hot(torch.arange(4), 6),
+    "one hot": lambda y: y + F.one_hot(torch.arange(len(y)), 6),
     "interpolate": lambda y: F.interpolate(y[None, None], scale_factor=2),
 }
 REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
@@ -91,6 +115,13 @@ REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "extremes": lambda y: (y.max(1), y.min(0, True), y.amax(1), y.max(), y.amin((0, 1))),
     "positions": lambda y: (y, y.argmax(1), y.argmax(), y.argmin(0)),
     "spread": lambda y: (y.var(1), y.std(0, keepdim=True) + 1, torch.var_mean(y, 1), y.var(unbiased=False)),
+    "spread and mean": lambda y: (
+        torch.std_mean(y, 1),
+        torch.std_mean(y),
+        torch.std_mean(y, 0, unbiased=False, keepdim=True),
+    ),
+    "similarity": lambda y: (F.cosine_similarity(y, y[:1]), F.cosine_similarity(y, y * 2 + 1, dim=0, eps=3.0)),
+    "trace": lambda y: ((y.T @ y).trace(), y.trace()),
     "norms": lambda y: (y.norm(), y.norm(p=1, dim=1), F.normalize(y), y.logsumexp(1)),
     "scans": lambda y: (y.cumsum(1), torch.diff(y, dim=1)),
     "truth": lambda y: (y, (y > 0).any(1), (y > 0).all(), (y > -9).all(1, keepdim=True)),
@@ -115,6 +146,9 @@ LOSSES: dict[str, Callable[..., Any]] = {
         y, x.sigmoid(), WEIGHTS, reduction=r, pos_weight=WEIGHTS + 1
     ),
     "bce with logits at 0": lambda y, x, r: F.binary_cross_entropy_with_logits(y * 0, x.sigmoid(), reduction=r),
+    "margin ranking": lambda y, x, r: F.margin_ranking_loss(y, x, x.detach().sign(), 0.3, reduction=r),
+    "hinge": lambda y, x, r: F.hinge_embedding_loss(y, x.detach().sign().long(), 0.7, reduction=r),
+    "cosine embedding": lambda y, x, r: F.cosine_embedding_loss(y, x, x.detach()[:, 0].sign(), 0.1, reduction=r),
     "kl": lambda y, x, r: F.kl_div(F.log_softmax(y, 1), x.softmax(1), reduction=r),
 }
 # Values at which PyTorch chooses a slope or guards against overflow.
@@ -132,6 +166,18 @@ EDGES: dict[str, tuple[Tensor, Callable[[Tensor], Any]]] = {
     "extremes": (TIES, lambda x: (x.max(1), x.amax((0, 1)), torch.maximum(x, x.flip(1)), x.sum().max(0))),
     "products": (TIES, lambda x: (x.prod(1), x**0, x.abs() ** x.relu())),
     "softplus": (TIES, lambda x: (F.softplus(x, threshold=1), F.softplus(x, beta=2, threshold=3))),
+    "margins": (
+        TIES,
+        lambda x: (
+            F.margin_ranking_loss(x, x.flip(1), torch.ones(5, 3), reduction="none"),
+            F.hinge_embedding_loss(x, torch.tensor([1, -1, 0]), 0.5, reduction="none"),
+            F.cosine_embedding_loss(x, x.flip(1), torch.tensor([1, -1, 0, 1, -1]), reduction="none"),
+        ),
+    ),
+    "similarity": (TIES, lambda x: (F.cosine_similarity(x, x.flip(0)), F.cosine_similarity(x, x * 0))),
+    "angles of zeros": (TIES, lambda x: (torch.atan2(x, x.flip(1) + 8), x.asinh(), x.trunc(), x.frac(), x.fmod(0.5))),
+    "logaddexp": (LARGE, lambda x: (torch.logaddexp(x, x.flip(1)), torch.logaddexp(x, x))),
+    "logaddexp of infinities": (MASKED, lambda x: torch.logaddexp(x.detach(), x.detach().flip(0)) + x[1, 2]),
     "large": (LARGE, lambda x: (F.celu(x, 0.5), F.elu(x), F.softplus(x), F.logsigmoid(x), F.mish(x), F.gelu(x))),
     "saturated probabilities": (LARGE, lambda x: F.binary_cross_entropy(x.sigmoid(), (x.detach() > 0).float())),
     "logsumexp": (
@@ -222,7 +268,9 @@ def test_functions(row: tuple[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", SHAPES.items(), ids=lambda r: r[0])
 def test_movements(row: tuple[str, Any]) -> None:
-    assert_same_step(*pair(projected(row[1])), torch.randn(4, 6))
+    eager, ours = pair(projected(row[1]))
+    for n in (4, 5, 6):
+        assert_same_step(eager, ours, torch.randn(n, 6))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

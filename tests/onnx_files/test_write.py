@@ -174,7 +174,13 @@ def test_what_onnx_does_not_know_is_in_a_domain_of_its_own(node: str, kind: str)
 
 @pytest.mark.parametrize(
     "node",
-    ["Mod(%i, %i)", "Elu(%x) {scale=1.0}", "Softplus(%x) {beta=1.0, threshold=20.0}", "ReduceMax(%x) {nan_ties=0}"],
+    [
+        "Mod(%i, %i)",
+        "Mod(%x, %x) {fmod=1}",
+        "Elu(%x) {scale=1.0}",
+        "Softplus(%x) {beta=1.0, threshold=20.0}",
+        "ReduceMax(%x) {nan_ties=0}",
+    ],
 )
 def test_what_says_nothing_else_is_onnx(node: str) -> None:
     (written,) = model_of(f"input %x : f32[2]\ninput %i : i64[2]\n%y = {node}\nreturn %y\n").graph.node

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from case import Case
 from cases_movement import F64, x
 
-I64, I32, BOOL = torch.int64, torch.int32, torch.bool
+F32, I64, I32, BOOL = torch.float32, torch.int64, torch.int32, torch.bool
 INF, NAN = float("inf"), float("nan")
 
 # Ends of the range, signed zeros, halves, and values that are equal between the two.
@@ -22,12 +22,29 @@ INTS = tensor([0, 1, -1, 7, -7, 8, -8, 2**40, -(2**40), 5])
 INT_DIVISORS = tensor([3, -2, 4, 3, 3, -3, -5, 1000, 7, 5])
 
 
+def positive(t: Tensor) -> Tensor:
+    return t.abs() + 0.05
+
+
+def within_one(t: Tensor) -> Tensor:
+    return 0.8 * t.sin()
+
+
+def above_one(t: Tensor) -> Tensor:
+    return t.abs() + 1.5
+
+
 def floats(
-    op: str, f: Callable[..., Tensor], *, edges: bool = True, positive: bool = False, **attrs: object
+    op: str,
+    f: Callable[..., Tensor],
+    *,
+    edges: bool = True,
+    of: Callable[[Tensor], Tensor] = torch.clone,
+    **attrs: object,
 ) -> list[Case]:
-    """A function of one float: several lengths, both classes, the ends of the range."""
+    """A function of one float, which `of` brings where it is smooth: several lengths, both classes, the range's ends."""
     inputs = [x(5, 7), x(3, 4, 33, seed=1), x(70000, seed=2), x(), x(0, 3), x(6, 5, dtype=F64)]
-    rows = [Case(op, [t.abs() + 0.05 if positive else t], f, attrs) for t in inputs]
+    rows = [Case(op, [of(t)], f, attrs) for t in inputs]
     # Gradients at the ends are compared in the rows above, where there are any.
     return rows + ([Case(op, [EDGES], f, attrs, grads=[])] if edges else [])
 
@@ -50,8 +67,15 @@ def clips(low: float | None, high: float | None) -> list[Case]:
 
 CASES = [
     *floats("Abs", torch.abs),
+    *floats("Acos", torch.acos, of=within_one),
+    *floats("Acosh", torch.acosh, of=above_one),
+    *floats("Asin", torch.asin, of=within_one),
+    *floats("Asinh", torch.asinh),
+    *floats("Atan", torch.atan),
+    *floats("Atanh", torch.atanh, of=within_one),
     *floats("Ceil", torch.ceil),
     *floats("Cos", torch.cos),
+    *floats("Cosh", torch.cosh),
     *floats("Elu", F.elu, alpha=1.0),
     *floats("Elu", lambda t: F.elu(t, 0.5), alpha=0.5),
     *floats("Elu", F.selu, alpha=1.6732632423543772, scale=1.0507009873554805),
@@ -66,25 +90,35 @@ CASES = [
     *floats("HardSwish", F.hardswish, edges=False),
     *floats("IsNaN", torch.isnan),
     *floats("LeakyRelu", lambda t: F.leaky_relu(t, 0.1), alpha=0.1),
-    *floats("Log", torch.log, positive=True),
-    *floats("Log1p", torch.log1p, positive=True),
+    *floats("Log", torch.log, of=positive),
+    *floats("Log1p", torch.log1p, of=positive),
     *floats("LogSigmoid", F.logsigmoid),
     *floats("Mish", F.mish),
     *floats("Neg", torch.neg),
-    *floats("Reciprocal", torch.reciprocal, positive=True),
+    *floats("Reciprocal", torch.reciprocal, of=positive),
     *floats("Relu", torch.relu),
     *floats("Round", torch.round),
-    *floats("Rsqrt", torch.rsqrt, positive=True),
+    *floats("Rsqrt", torch.rsqrt, of=positive),
     *floats("Sigmoid", torch.sigmoid),
     *floats("Sign", torch.sign),
     *floats("Silu", F.silu),
     *floats("Sin", torch.sin),
+    *floats("Sinh", torch.sinh),
     *floats("Softplus", F.softplus),
     *floats("Softplus", lambda t: F.softplus(t, 2, 3), beta=2.0, threshold=3.0),
-    *floats("Sqrt", torch.sqrt, positive=True),
+    *floats("Sqrt", torch.sqrt, of=positive),
+    *floats("Tan", torch.tan, of=within_one),
     *floats("Tanh", torch.tanh),
     Case("Sin", [x(400) * 1e3], torch.sin),
     Case("Cos", [tensor([1e4, -1e6, 3e7])], torch.cos),
+    Case("Tan", [tensor([1e4, -1e6, 3e7, 1e-3, 1.57, -1.58])], torch.tan),
+    *[Case(op, [torch.linspace(-1, 1, 400)], f) for op, f in (("Acos", torch.acos), ("Asin", torch.asin))],
+    *[Case(op, [torch.linspace(-10, 10, 400)], f) for op, f in (("Sinh", torch.sinh), ("Cosh", torch.cosh))],
+    *[Case(op, [torch.linspace(-88, 88, 400)], f, grads=[]) for op, f in (("Sinh", torch.sinh), ("Cosh", torch.cosh))],
+    *[Case("Acosh", [t], torch.acosh) for t in (torch.linspace(1, 40, 400), tensor([1.0001, 1e8, 1e12, 3e38]))],
+    Case("Asinh", [tensor([1e-6, -1e-3, 1e5, -1e12, 3e38, -3e38])], torch.asinh),
+    Case("Atanh", [torch.linspace(-0.999, 0.999, 400)], torch.atanh),
+    Case("Atan", [tensor([1e-6, -1e-3, 0.99, 1.01, -5.0, 1e12, -3e38])], torch.atan),
     Case("Exp", [torch.linspace(-100, 90, 400)], torch.exp),
     Case("Tanh", [torch.linspace(-11, 11, 400)], torch.tanh),
     Case("Erf", [torch.linspace(-5, 5, 400)], torch.erf),
@@ -156,6 +190,19 @@ for _op, _f in BINARY.items():
     if _op != "Div":
         CASES.append(Case(_op, [INTS, INT_DIVISORS], _f))
         CASES.append(Case(_op, [INTS.to(I32), INT_DIVISORS.to(I32)], _f))
+
+for _type, _t in ((F32, x(33, 5)), (F64, x(33, 5, dtype=F64))):
+    _d = x(33, 5, seed=3, dtype=_type) + 4
+    CASES += [
+        Case("Mod", [9 * _t, _d], torch.fmod, {"fmod": 1}),
+        Case("Atan2", [_t, x(5, seed=1, dtype=_type)], torch.atan2),
+    ]
+CASES += [
+    Case("Mod", [EDGES, OTHER], torch.fmod, {"fmod": 1}, grads=[]),
+    *[Case("Mod", [INTS.to(t), INT_DIVISORS.to(t)], torch.fmod, {"fmod": 1}) for t in (I64, I32)],
+    # All pairs: quadrants, zeros of both signs, infinities.
+    Case("Atan2", [EDGES[:, None], EDGES], torch.atan2, grads=[]),
+]
 
 for _op, _f in COMPARE.items():
     CASES.append(Case(_op, [EDGES, OTHER], _f))

@@ -8,13 +8,29 @@ from graph_draw import ONNX, Draw, Value
 
 ALL = tuple(ONNX)
 FLOATS = ("f32", "f64", "f16", "bf16")
-SMOOTH = ["Ceil", "Cos", "Erf", "Exp", "Expm1", "Floor", "Gelu", "HardSwish", "Log", "Log1p", "Reciprocal", "Round"]
-SMOOTH += ["Rsqrt", "Sigmoid", "Silu", "Sin", "Softplus", "Sqrt", "Tanh"]
+SMOOTH = [
+    "Acos",
+    "Asinh",
+    "Atan",
+    "Ceil",
+    "Cos",
+    "Erf",
+    "Exp",
+    "Expm1",
+    "Floor",
+    "Gelu",
+    "HardSwish",
+    "Log",
+    "Log1p",
+    "Reciprocal",
+    "Round",
+]
+SMOOTH += ["Rsqrt", "Sigmoid", "Silu", "Sin", "Sinh", "Softplus", "Sqrt", "Tan", "Tanh"]
 UNARY = dict.fromkeys(SMOOTH, FLOATS)
 NUMBERS = tuple(t for t in ONNX if t != "bool")
 UNARY |= {"Abs": NUMBERS, "Neg": NUMBERS, "Sign": NUMBERS, "Relu": NUMBERS, "Not": ("bool",)}
 BINARY = {op: NUMBERS for op in ("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Max", "Min")}
-BINARY |= {"Pow": FLOATS, "And": ("bool",), "Or": ("bool",), "Xor": ("bool",)}
+BINARY |= {"Pow": FLOATS, "Atan2": FLOATS, "And": ("bool",), "Or": ("bool",), "Xor": ("bool",)}
 COMPARE = ("Equal", "NotEqual", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 

@@ -17,7 +17,6 @@ from .importer import Given, Importer, Results, Rule, tensor_of, torch_dtype
 # Attributes that the core does not know, at the values at which they say nothing.
 _SAY_NOTHING: dict[str, Any] = {
     "auto_pad": "NOTSET",
-    "fmod": 0,
     "saturate": 1,
     "select_last_index": 0,
     "stash_type": 1,
@@ -113,9 +112,10 @@ def _pow(t: Importer, node: Given, x: Val, exponent: Val) -> Results:
 
 
 def _mod(t: Importer, node: Given, a: Val, b: Val) -> Results:
-    if a.dtype.is_floating_point or node.attributes.get("fmod"):
-        raise Unsupported("there is no remainder with the sign of the dividend")
-    return t.emit("Mod", a, b)
+    fmod = bool(node.attributes.get("fmod"))
+    if a.dtype.is_floating_point and not fmod:
+        raise Unsupported("a remainder of floats has the sign of the dividend, and fmod=1")
+    return t.emit("Mod", a, b, fmod=fmod)
 
 
 def _softplus(t: Importer, node: Given, x: Val) -> Results:
@@ -154,16 +154,6 @@ def _softsign(t: Importer, node: Given, x: Val) -> Results:
 
 def _prelu(t: Importer, node: Given, x: Val, slope: Val) -> Results:
     return t.emit("Where", t.emit("Less", x, t.like(x, 0)), t.emit("Mul", x, slope), x)
-
-
-def _tan(t: Importer, node: Given, x: Val) -> Results:
-    return t.emit("Div", t.emit("Sin", x), t.emit("Cos", x))
-
-
-def _hyperbolic(t: Importer, node: Given, x: Val) -> Results:
-    up, down = t.emit("Expm1", x), t.emit("Expm1", t.emit("Neg", x))
-    both = t.emit("Sub", up, down) if node.op == "Sinh" else t.emit("Add", t.emit("Add", up, down), t.like(x, 2))
-    return t.emit("Mul", both, t.like(x, 0.5))
 
 
 # Reductions
@@ -446,6 +436,8 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, same, "Flatten", "GatherElements", "GatherND", "CumSum", "Range", "Trilu", "Where", "Xor"),
     **_rows(6, same, "Abs", "Ceil", "Elu", "Exp", "Floor", "LeakyRelu", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid"),
     **_rows(6, same, "Sqrt", "Tanh", "Tile"),
+    **_rows(7, same, "Acos", "Asin", "Atan", "Tan"),
+    **_rows(9, same, "Acosh", "Asinh", "Atanh", "Cosh", "Sinh"),
     **_rows(7, same, "Add", "Sub", "Mul", "Div", "Equal", "Greater", "Less"),
     **_rows(8, same, "Erf", "Expand", "Gelu", "GreaterOrEqual", "HardSwish", "LessOrEqual", "Mish", "Round", "Sign"),
     **_rows(1, _cast_like, "CastLike"),
@@ -455,7 +447,6 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _eye_like, "EyeLike"),
     **_rows(1, _gather, "Gather"),
     **_rows(1, _global_pool, "GlobalAveragePool", "GlobalMaxPool"),
-    **_rows(1, _hyperbolic, "Cosh", "Sinh"),
     **_rows(1, _is_inf, "IsInf"),
     **_rows(1, _layer_norm, "LayerNormalization"),
     **_rows(1, _mod, "Mod"),
@@ -467,7 +458,6 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(1, _softplus, "Softplus"),
     **_rows(1, _softsign, "Softsign"),
     **_rows(1, _split, "Split"),
-    **_rows(1, _tan, "Tan"),
     **_rows(1, _transpose, "Transpose"),
     **_rows(1, _window, "AveragePool", "Conv", "MaxPool"),
     **_rows(6, _cast, "Cast"),

@@ -195,7 +195,7 @@ class _Writer:
 
     def _means_more(self, node: Node, outputs: list[str]) -> bool:
         """Whether ONNX's op of that name, where it takes these operands, is another function."""
-        if node.op == "Mod":  # of floats, which ONNX gives the sign of the dividend
+        if node.op == "Mod" and not any(a.name == "fmod" and a.value for a in node.attributes):  # of floats
             kind = self._types.get(node.inputs[0] or "")
             return kind is None or kind.tensor_type.elem_type not in _INTEGERS
         if node.op == "MaxPool":  # indices within a plane, and taps

@@ -14,8 +14,15 @@ from .registry import HALVES, TABLE, aten, computed_in, need_float, promoted, re
 
 _UNARY = {
     aten.abs.default: "Abs",
+    aten.acos.default: "Acos",
+    aten.acosh.default: "Acosh",
+    aten.asin.default: "Asin",
+    aten.asinh.default: "Asinh",
+    aten.atan.default: "Atan",
+    aten.atanh.default: "Atanh",
     aten.ceil.default: "Ceil",
     aten.cos.default: "Cos",
+    aten.cosh.default: "Cosh",
     aten.erf.default: "Erf",
     aten.exp.default: "Exp",
     aten.expm1.default: "Expm1",
@@ -35,12 +42,15 @@ _UNARY = {
     aten.sign.default: "Sign",
     aten.silu.default: "Silu",
     aten.sin.default: "Sin",
+    aten.sinh.default: "Sinh",
     aten.sqrt.default: "Sqrt",
+    aten.tan.default: "Tan",
     aten.tanh.default: "Tanh",
 }
 _WITH_NUMBERS = ("Mul", "Div", "FloorDiv")  # take a number as it is; others round it to the dtype of the result first
 
 _BINARY = {
+    aten.atan2.default: "Atan2",
     aten.mul.Tensor: "Mul",
     aten.mul.Scalar: "Mul",
     aten.maximum.default: "Max",
@@ -83,8 +93,8 @@ _LOGICAL = {
 }
 
 
-def _arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
-    """x op alpha * y."""
+def arithmetic(b: Builder, op: str, x: Any, y: Any, alpha: Any = 1) -> Val:
+    """x op alpha * y, of tensors or numbers, in the dtype of the result of the op that is translated."""
     dtype = result_dtype(b)
     if op == "Sub" and any(isinstance(v, Val) and v.dtype == torch.bool for v in (x, y)):
         raise Unsupported("arithmetic on bools")
@@ -120,7 +130,7 @@ def _unary(op: str) -> Any:
 
 def _binary(op: str) -> Any:
     def translate(b: Builder, x: Any, y: Any) -> Val:
-        return _arithmetic(b, op, x, y)
+        return arithmetic(b, op, x, y)
 
     return translate
 
@@ -152,14 +162,14 @@ TABLE.update({aten_op: _logical(op, "logical" not in aten_op.name()) for aten_op
 
 @translates(aten.add.Tensor, aten.add.Scalar)
 def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
-    return _arithmetic(b, "Or" if result_dtype(b) == torch.bool else "Add", x, y, alpha)
+    return arithmetic(b, "Or" if result_dtype(b) == torch.bool else "Add", x, y, alpha)
 
 
 @translates(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
     if isinstance(x, bool) or isinstance(y, bool):
         raise Unsupported("a bool in a subtraction")
-    return _arithmetic(b, "Sub", x, y, alpha)
+    return arithmetic(b, "Sub", x, y, alpha)
 
 
 @translates(aten.rsub.Scalar, aten.rsub.Tensor)
@@ -169,7 +179,7 @@ def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Val:
 
 @translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Any, y: Any) -> Val:
-    return _arithmetic(b, "Div", x, y)
+    return arithmetic(b, "Div", x, y)
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
@@ -180,7 +190,7 @@ def remainder(b: Builder, x: Any, y: Any) -> Val:
         raise Unsupported("the gradient of what a number is divided by")  # PyTorch has none
     if isinstance(y, Val) and y.grad and y.dtype != result_dtype(b):
         raise Unsupported("the gradient of what is divided by, which the quotient does not hold")
-    return _arithmetic(b, "Mod", x, y)
+    return arithmetic(b, "Mod", x, y)
 
 
 @translates(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -194,10 +204,64 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Val:
 def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Val:
     dtype = result_dtype(b)
     if rounding_mode == "trunc" and dtype.is_floating_point:
-        raise Unsupported("division of floats rounded to zero")
+        return _divided_to_zero(b, x, y, dtype)
     if rounding_mode == "floor" and dtype == torch.float16:
         raise Unsupported("a floored quotient of float16, each step of which PyTorch rounds")
-    return _arithmetic(b, "FloorDiv" if rounding_mode == "floor" else "Div", x, y)
+    return arithmetic(b, "FloorDiv" if rounding_mode == "floor" else "Div", x, y)
+
+
+def _divided_to_zero(b: Builder, x: Any, y: Any, dtype: torch.dtype) -> Val:
+    """A quotient without its fraction; its slopes are 0."""
+    wide = computed_in(dtype)
+    p, q = (b.scalar(b.detached(v) if isinstance(v, Val) else v, wide) for v in (x, y))
+    out = b.cast(_without_fraction(b, b.emit("Div", p, q)), dtype)
+    if not any(isinstance(v, Val) and v.grad for v in (x, y)):
+        return out
+    return b.with_gradient_of(out, b.emit("Add", *[b.emit("Floor", b.scalar(v, dtype)) for v in (x, y)]))
+
+
+def _without_fraction(b: Builder, x: Val) -> Val:
+    return b.emit("Where", b.emit("Less", x, b.const(0.0, x.dtype)), b.emit("Ceil", x), b.emit("Floor", x))
+
+
+@translates(aten.trunc.default)
+def trunc(b: Builder, x: Val) -> Val:
+    return _without_fraction(b, x) if x.dtype.is_floating_point else x
+
+
+@translates(aten.frac.default)
+def frac(b: Builder, x: Val) -> Val:
+    return b.emit("Sub", x, _without_fraction(b, b.detached(x)))
+
+
+@translates(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(b: Builder, x: Val, y: Any) -> Val:
+    """The remainder that has the sign of `x`."""
+    dtype = need_float(result_dtype(b))  # PyTorch divides no integer by 0
+    if isinstance(y, Val) and y.grad and (dtype in HALVES or y.dtype != dtype):
+        raise Unsupported("the gradient of what is divided by, which the quotient does not hold")
+    return b.emit("Mod", b.cast(x, dtype), b.scalar(y, dtype), fmod=1)
+
+
+@translates(aten.logaddexp.default)
+def logaddexp(b: Builder, x: Val, y: Val) -> Val:
+    """log(exp(x) + exp(y)); its slopes are 1 / (1 + exp(y - x)) and 1 / (1 + exp(x - y))."""
+    dtype = need_float(result_dtype(b))
+    x, y = (b.cast(v, dtype) for v in (x, y))
+    p, q = (b.cast(b.detached(v), computed_in(dtype)) for v in (x, y))
+    same = b.emit("And", b.emit("Equal", p, q), b.emit("Equal", b.emit("Abs", p), b.const(math.inf, p.dtype)))
+    apart = b.emit("Neg", b.emit("Abs", b.emit("Sub", p, q)))
+    sum_ = b.emit("Add", b.emit("Max", p, q), b.emit("Log1p", b.emit("Exp", apart)))
+    out = b.cast(b.emit("Where", same, p, sum_), dtype)
+    if not (x.grad or y.grad):
+        return out
+    one = b.const(1.0, dtype)
+
+    def share(v: Val, w: Val) -> Val:
+        rest = b.emit("Exp", b.emit("Sub", b.detached(w), b.detached(v)))
+        return b.emit("Div", v, b.emit("Add", rest, one))
+
+    return b.with_gradient_of(out, b.emit("Add", share(x, y), share(y, x)))
 
 
 @translates(aten.pow.Tensor_Scalar)

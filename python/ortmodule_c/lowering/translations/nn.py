@@ -10,11 +10,8 @@ from ...capture.numbers import is_number
 from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Size, Val, same_size, static
-from .reduce import MEAN, NONE, SUM, moments, norm_over, reduce, reduce_loss
+from .reduce import moments, norm_over, reduce
 from .registry import HALVES, aten, axis_of, computed_in, need_float, result_dtype, result_shape, translates
-
-_NO_LABEL = -(1 << 62)
-_REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 
 # Linear algebra
 
@@ -62,7 +59,7 @@ def _is(number: Any, value: float) -> bool:
     return (isinstance(number, (int, float)) or is_number(number)) and bool(number == value)
 
 
-def _scaled(b: Builder, x: Val, factor: Any) -> Val:
+def scaled(b: Builder, x: Val, factor: Any) -> Val:
     """`x` times a number that is not rounded to 16 bits, in the dtype that PyTorch computes in."""
     wide = b.cast(x, computed_in(x.dtype))
     return wide if _is(factor, 1) else b.emit("Mul", wide, b.scalar(factor, wide.dtype))
@@ -79,8 +76,8 @@ def _added(b: Builder, bias: Val, product: Val, beta: Any, alpha: Any) -> Val:
     """`beta * bias + alpha * product`, in which the elements of a bias that counts for nothing are not read."""
     if _is(alpha, 0):
         raise Unsupported("a product that counts for nothing, which PyTorch reads for some shapes")
-    dtype, bias, out = product.dtype, _bias(bias, product), _scaled(b, product, alpha)
-    out = out if _is(beta, 0) else b.emit("Add", out, _scaled(b, bias, beta))
+    dtype, bias, out = product.dtype, _bias(bias, product), scaled(b, product, alpha)
+    out = out if _is(beta, 0) else b.emit("Add", out, scaled(b, bias, beta))
     return b.cast(out, dtype)
 
 
@@ -428,85 +425,6 @@ def instance_norm(
             of_each = b.cast(b.cast(b.emit("Add", kept, part), stat.dtype), wide)  # rounded as in PyTorch
             b.overwrite(stat, b.cast(reduce(b, "ReduceMean", of_each, [0], False), stat.dtype))
     return _affine(b, x, _norm_rows(b, x, x.dims[1], eps), weight, bias)
-
-
-# Classification losses
-
-
-def _classes(b: Builder, target: Val, ignore_index: Size) -> tuple[Val, int]:
-    """Labels, and that of elements that do not count, as a number."""
-    if target.dtype not in (torch.int64, torch.uint8):
-        raise Unsupported(f"labels of dtype {target.dtype}")
-    target = b.cast(target, torch.int64)
-    if isinstance(ignore_index, int):
-        return target, ignore_index
-    ignored = b.emit("Equal", target, b.size(ignore_index))
-    label = b.const(_NO_LABEL, torch.int64)
-    return b.emit("Where", ignored, label, target), _NO_LABEL
-
-
-@translates(aten.cross_entropy_loss.default)
-def cross_entropy(
-    b: Builder,
-    x: Val,
-    target: Val,
-    weight: Val | None = None,
-    reduction: int = MEAN,
-    ignore_index: Size = -100,
-    label_smoothing: float = 0.0,
-) -> Val:
-    if x.rank == target.rank:
-        return _soft_cross_entropy(b, x, target, weight, reduction, label_smoothing)
-    single = x.rank == 1
-    if single:
-        x, target = b.unsqueeze(x, 0), b.unsqueeze(target, 0)
-    labels, ignored = _classes(b, target, ignore_index)
-    loss = b.emit(
-        "CrossEntropy",
-        x,
-        labels,
-        weight,
-        reduction=_REDUCTIONS[reduction],
-        ignore_index=ignored,
-        label_smoothing=float(label_smoothing),
-    )
-    return b.squeeze(loss, 0) if single and reduction == NONE else loss
-
-
-def _soft_cross_entropy(b: Builder, x: Val, target: Val, weight: Val | None, reduction: int, smoothing: float) -> Val:
-    """Targets are probabilities; the mean is over everything but classes."""
-    axis = 0 if x.rank == 1 else 1
-    target = b.cast(target, x.dtype)
-    if smoothing:
-        kept = b.cast(_scaled(b, target, 1 - smoothing), x.dtype)
-        target = b.emit("Add", kept, b.scalar(smoothing / x.dims[axis], x.dtype))
-    terms = b.emit("Mul", b.emit("LogSoftmax", x, axis=axis), target)
-    if weight is not None:
-        terms = b.emit("Mul", terms, b.reshape(weight, (x.dims[axis], *[1] * (x.rank - axis - 1))))
-    loss = b.emit("Neg", reduce(b, "ReduceSum", terms, [axis], False))
-    return reduce_loss(b, loss, reduction)
-
-
-@translates(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
-def nll_loss(
-    b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN, ignore_index: Size = -100
-) -> Val:
-    labels, ignored = _classes(b, target, ignore_index)
-    return b.emit(
-        "NegativeLogLikelihoodLoss",
-        x,
-        labels,
-        weight,
-        reduction=_REDUCTIONS[reduction],
-        ignore_index=ignored,
-    )
-
-
-@translates(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def nll_loss_forward(
-    b: Builder, x: Val, target: Val, weight: Val | None, reduction: int, ignore_index: Size
-) -> tuple[Val, None]:
-    return nll_loss(b, x, target, weight, reduction, ignore_index), None
 
 
 @translates(aten.glu.default)

@@ -1,7 +1,6 @@
 """Reductions, scans and losses made of them."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val, same_size
 from .registry import aten, axes_of, axis_of, computed_in, need_float, reduced_axes, result_dtype, translates
-
-NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
+from .shape import diagonal_of
 
 
 def reduce(b: Builder, op: str, x: Val, axes: list[int], keepdim: bool, **attributes: Any) -> Val:
@@ -236,6 +234,44 @@ def var_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, kee
     return variance, average
 
 
+@translates(aten.std_mean.correction)
+def std_mean(b: Builder, x: Val, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Val, Val]:
+    average, deviation = _spread(b, x, dim, 1 if correction is None else correction, keepdim, root=True)
+    return deviation, average
+
+
+@translates(aten.std_mean.default)
+def std_mean_all(b: Builder, x: Val, unbiased: bool = True) -> tuple[Val, Val]:
+    return std_mean(b, x, None, correction=int(unbiased))
+
+
+@translates(aten.std_mean.dim)
+def std_mean_dim(b: Builder, x: Val, dim: Any, unbiased: bool = True, keepdim: bool = False) -> tuple[Val, Val]:
+    return std_mean(b, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+@translates(aten.cosine_similarity.default)
+def cosine_similarity(b: Builder, x: Val, y: Val, dim: int = 1, eps: float = 1e-8) -> Val:
+    """The sum of products of both by their norms, of which none is taken to be below eps, though its slope stays."""
+    dtype = need_float(result_dtype(b))
+    axis = axis_of(x, dim)
+    if {x.dtype, y.dtype} != {dtype} or x.rank != y.rank or not x.rank or not same_size(x.dims[axis], y.dims[axis]):
+        raise Unsupported("scalars, operands of two dtypes, or rows of two lengths")
+
+    def scaled(v: Val) -> Val:
+        norm = vector_norm(b, v, 2, [axis], True)
+        least = b.emit("Clip", b.detached(norm), b.scalar(eps, dtype))
+        return b.emit("Div", v, b.with_gradient_of(least, norm))
+
+    return reduce(b, "ReduceSum", b.emit("Mul", scaled(x), scaled(y)), [axis], False)
+
+
+@translates(aten.trace.default)
+def trace(b: Builder, x: Val) -> Val:
+    elements = diagonal_of(b, x, 0, 0, 1, torch.sym_min(*x.dims))
+    return reduce(b, "ReduceSum", b.cast(elements, result_dtype(b)), [0], False)
+
+
 @translates(aten.logsumexp.default)
 def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
     """top + log(sum(exp(x - top))), an infinite top being subtracted as 0; its slope is exp(x - result)."""
@@ -254,185 +290,3 @@ def logsumexp(b: Builder, x: Val, dim: Any, keepdim: bool = False) -> Val:
     if x.grad:
         out = b.with_gradient_of(out, sum_exp(x, out))
     return out if keepdim or not axes else b.squeeze(out, *axes)
-
-
-def reduce_loss(b: Builder, loss: Val, reduction: int) -> Val:
-    """Apply `reduction` to the elements of a loss."""
-    if reduction == NONE:
-        return loss
-    return reduce(b, "ReduceMean" if reduction == MEAN else "ReduceSum", loss, axes_of(loss, None), False)
-
-
-def _loss_operands(b: Builder, x: Val, target: Val) -> tuple[Val, Val]:
-    dtype = need_float(result_dtype(b))
-    return b.cast(x, dtype), b.cast(target, dtype)
-
-
-def _differentiated(b: Builder, loss: Val, like: Val, reduction: int) -> Val:
-    """Elements of a loss, reduced, with the gradient of the sum of those of `like`."""
-    if not like.grad:
-        return reduce_loss(b, loss, reduction)
-    if reduction != MEAN:
-        return reduce_loss(b, b.with_gradient_of(loss, like), reduction)
-    return b.with_gradient_of(reduce_loss(b, loss, MEAN), reduce_loss(b, like, SUM))
-
-
-def _share(b: Builder, of: float, x: Val, reduction: int) -> Val:
-    """A number; for a mean divided by the number of elements of x, which PyTorch does before it multiplies."""
-    number = b.const(of, computed_in(x.dtype))
-    if reduction == MEAN:
-        number = b.emit("Div", number, b.cast(b.emit("Size", x), number.dtype))
-    return b.cast(number, x.dtype)
-
-
-@translates(aten.mse_loss.default)
-def mse_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
-    x, target = _loss_operands(b, x, target)
-    difference = b.emit("Sub", x, target)
-    p = b.detached(difference)
-    like = b.emit("Mul", difference, b.emit("Mul", p, _share(b, 2.0, p, reduction)))
-    return _differentiated(b, b.emit("Mul", p, p), like, reduction)
-
-
-@translates(aten.l1_loss.default)
-def l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN) -> Val:
-    x, target = _loss_operands(b, x, target)
-    return reduce_loss(b, b.emit("Abs", b.emit("Sub", x, target)), reduction)
-
-
-@translates(aten.smooth_l1_loss.default)
-def smooth_l1_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, beta: float = 1.0) -> Val:
-    """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2."""
-    if beta < 0:
-        raise Unsupported(f"beta={beta}, which PyTorch refuses")
-    if beta == 0:
-        return l1_loss(b, x, target, reduction)
-
-    def near(v: Val, square: Val) -> tuple[Val, Val]:
-        return b.emit("Div", square, b.const(beta, v.dtype)), b.emit("Div", v, b.const(beta, v.dtype))
-
-    return _bent(b, x, target, reduction, beta, 1.0, near, torch.bfloat16)
-
-
-@translates(aten.huber_loss.default)
-def huber_loss(b: Builder, x: Val, target: Val, reduction: int = MEAN, delta: float = 1.0) -> Val:
-    """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2)."""
-    if x.dtype != target.dtype:
-        raise Unsupported("huber_loss of two dtypes, of which PyTorch has no gradient")
-    return _bent(b, x, target, reduction, delta, delta, lambda v, square: (square, v), None)
-
-
-def _bent(
-    b: Builder,
-    x: Val,
-    target: Val,
-    reduction: int,
-    bend: float,
-    rise: float,
-    near: Callable[[Val, Val], tuple[Val, Val]],
-    widened: torch.dtype | None,
-) -> Val:
-    """rise * (|d| - bend / 2) where |d| is at least `bend`; else what `near` makes of d and d^2 / 2: loss and slope."""
-    x, target = _loss_operands(b, x, target)
-    dtype = x.dtype
-    if dtype == torch.float16:
-        raise Unsupported(f"{b.aten_name} of float16")  # each has its own rounding of what lies in between
-    if dtype == widened:
-        x, target = (b.cast(v, computed_in(v.dtype)) for v in (x, target))
-    difference = b.emit("Sub", x, target)
-    p = b.detached(difference)
-    distance = b.emit("Abs", p)
-    outside = b.emit("GreaterOrEqual", distance, b.const(bend, x.dtype))
-    close, slope = near(p, b.emit("Mul", b.emit("Mul", distance, b.const(0.5, x.dtype)), distance))
-    far = b.emit("Mul", b.emit("Sub", distance, b.const(0.5 * bend, x.dtype)), b.const(rise, x.dtype))
-    steep = b.emit("Mul", b.emit("Sign", p), b.const(rise, x.dtype))
-    slope = b.emit("Mul", b.emit("Where", outside, steep, slope), _share(b, 1.0, p, reduction))
-    loss = b.emit("Where", outside, far, close)
-    like = b.cast(b.emit("Mul", difference, slope), dtype)
-    return _differentiated(b, b.cast(loss, dtype), like, reduction)
-
-
-def _weighted(
-    b: Builder, loss: Val, weight: Val | None, reduction: int, *parts: tuple[Val, Callable[[Val], Val]]
-) -> Val:
-    """Elements of a loss times the weight, reduced; `parts` make of each weighted operand what has its gradient.
-
-    That of a mean is divided by the number of elements at the end.
-    """
-
-    def weigh(v: Val) -> Val:
-        return v if weight is None else b.emit("Mul", v, b.cast(weight, v.dtype))
-
-    def share(v: Val) -> Val:
-        if reduction != MEAN:
-            return v
-        return b.emit("Div", v, b.cast(b.emit("Size", v), v.dtype))
-
-    terms = [like(weigh(share(x))) for x, like in parts if x.grad]
-    loss = weigh(loss)
-    if not terms:
-        return reduce_loss(b, loss, reduction)
-    return _differentiated(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), reduction)
-
-
-_LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
-
-
-@translates(aten.binary_cross_entropy.default)
-def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
-    """Its logarithms are at least -100 and the divisor of its slope at least a float32 1e-12, in any dtype."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-
-    def within(v: Val, of: str) -> Val:
-        return b.cast(b.emit("UnitInterval", b.cast(b.detached(v), wide), of=of), v.dtype)
-
-    p, t, one = within(x, "input"), within(target, "target"), b.const(1.0, x.dtype)
-    least = b.const(-100.0, x.dtype)
-    log, log_not = b.emit("Log", p), b.emit("Log1p", b.emit("Neg", p))
-    of_one, of_none = b.emit("Clip", log, least), b.emit("Clip", log_not, least)
-    loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), of_none), b.emit("Mul", t, of_one))
-
-    def of_x(v: Val) -> Val:
-        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), b.const(_LEAST_SPREAD, x.dtype))
-        return b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
-
-    def of_target(v: Val) -> Val:
-        return b.emit("Mul", v, b.emit("Sub", log_not, log))
-
-    return _weighted(b, loss, weight, reduction, (x, of_x), (target, of_target))
-
-
-@translates(aten.binary_cross_entropy_with_logits.default)
-def bce_with_logits(
-    b: Builder, x: Val, target: Val, weight: Val | None = None, pos_weight: Val | None = None, reduction: int = MEAN
-) -> Val:
-    """-(1 - t) log sigmoid(-x) - w t log sigmoid(x), where log sigmoid(-x) = log sigmoid(x) - x."""
-    dtype = need_float(result_dtype(b))
-    if x.dtype != dtype or target.dtype != dtype:
-        raise Unsupported(f"{b.aten_name} of two dtypes, some steps of which PyTorch computes in the narrower one")
-    p, t, one = b.detached(x), b.detached(target), b.const(1.0, dtype)
-    log, not_t = b.emit("LogSigmoid", p), b.emit("Sub", one, t)
-    if pos_weight is None:
-        loss = b.emit("Sub", b.emit("Mul", not_t, p), log)
-    else:
-        w = b.cast(pos_weight, dtype)
-        rise = b.emit("Add", b.emit("Mul", b.emit("Sub", w, one), t), one)
-        loss = b.emit("Sub", b.emit("Mul", not_t, p), b.emit("Mul", log, rise))
-
-    def of_x(v: Val) -> Val:
-        slope = b.emit("Sigmoid", p)
-        if pos_weight is None:
-            slope = b.emit("Sub", slope, t)
-        else:
-            hit = b.emit("Mul", w, t)
-            slope = b.emit("Sub", b.emit("Mul", b.emit("Sub", b.emit("Add", hit, one), t), slope), hit)
-        return b.emit("Mul", v, slope)
-
-    def of_target(v: Val) -> Val:
-        if pos_weight is None:
-            slope = b.emit("Neg", p)
-        else:
-            slope = b.emit("Sub", b.emit("LogSigmoid", b.emit("Neg", p)), b.emit("Mul", log, w))
-        return b.emit("Mul", v, slope)
-
-    return _weighted(b, loss, weight, reduction, (x, of_x), (target, of_target))

@@ -195,9 +195,64 @@ def constant_pad(b: Builder, x: Val, pad: list[Size], value: Any = 0) -> Val:
 
 @translates(aten.pad.default)
 def pad_(b: Builder, x: Val, pad: list[Size], mode: str = "constant", value: Any = None) -> Val:
+    if mode == "circular":
+        return _wrapped(b, x, pad)
     if mode != "constant":
         raise Unsupported(f"pad with mode {mode!r}")
     return constant_pad(b, x, pad, 0 if value is None else value)
+
+
+def _wrapped(b: Builder, x: Val, pad: list[Size]) -> Val:
+    """With what lies at the other end of the last dims, the last of them first."""
+    if not all(isinstance(p, int) and p >= 0 for p in pad):
+        raise Unsupported(f"a circular pad of {pad}")
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = x.rank - 1 - i
+        parts = [b.slice(x, axis, -before, INT64_MAX)] if before else []
+        parts += [x, *([b.slice(x, axis, 0, after)] if after else [])]
+        x = x if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
+    return x
+
+
+@translates(aten.diagonal.default)
+def diagonal(b: Builder, x: Val, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Val:
+    return diagonal_of(b, x, offset, axis_of(x, dim1), axis_of(x, dim2), result_shape(b)[-1])
+
+
+def diagonal_of(b: Builder, x: Val, offset: int, rows: int, columns: int, length: Size) -> Val:
+    """So many elements along two dims, which become a last one."""
+    if isinstance(length, int) and length == 0:
+        raise Unsupported("a diagonal without elements")
+    down, right = max(-offset, 0), max(offset, 0)
+    x = b.transpose(x, [*[i for i in range(x.rank) if i not in (rows, columns)], rows, columns])
+    if down or not same_size(x.dims[-2], length):
+        x, sizes = b.slice(x, x.rank - 2, down, down + length), [*x.dims[:-2], length, x.dims[-1]]
+        x.shape = tuple(sizes)
+    places = b.unsqueeze(_whole_numbers(b, right, right + length), 1)
+    return b.squeeze(b.emit("GatherElements", x, b.expand(places, [*x.dims[:-1], 1]), axis=x.rank - 1), x.rank - 1)
+
+
+def _whole_numbers(b: Builder, start: Size, end: Size) -> Val:
+    if isinstance(start, int) and isinstance(end, int):
+        return b.tensor(torch.arange(start, end), "places")
+    return b.emit("Range", *[b.size(v) for v in (start, end, 1)])
+
+
+@translates(aten.unfold.default)
+def unfold(b: Builder, x: Val, dimension: int, size: int, step: int) -> Val:
+    """Windows along a dim, each of them along a new last one."""
+    if not x.rank:
+        raise Unsupported("windows of a scalar")
+    axis = axis_of(x, dimension)
+    n = result_shape(b)[axis]
+    if size == step:
+        whole = x if same_size(x.dims[axis], n * size) else b.slice(x, axis, 0, n * size)
+        out = b.reshape(whole, [*x.dims[:axis], n, size, *x.dims[axis + 1 :]])
+    else:
+        firsts = b.emit("Mul", _whole_numbers(b, 0, n), b.const(step, torch.int64))
+        places = b.emit("Add", b.unsqueeze(firsts, 1), _whole_numbers(b, 0, size))
+        out = b.emit("Gather", x, places, axis=axis)
+    return b.transpose(out, [*[i for i in range(x.rank + 1) if i != axis + 1], axis + 1])
 
 
 @translates(aten.triu.default, aten.tril.default)
