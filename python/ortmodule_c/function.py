@@ -369,9 +369,10 @@ class Call:
         self.dense = [_GONE if i in gone else t for i, t in enumerate(self.dense)]
         self.outputs = dict.fromkeys(self.outputs, _GONE)
 
-    def unstowed(self) -> "Call":
-        """With what the hooks give back."""
-        assert self.stowed is not None
+    def opened(self) -> "Call":
+        """With what saved-tensor hooks give back, where there were any."""
+        if self.stowed is None:
+            return self
         packed, *saved = self.stowage.grad_fn.saved_tensors
         call = copy.copy(self)
         call.packed, call.inputs, call.dense = packed, list(self.inputs), list(self.dense)
@@ -397,9 +398,9 @@ class Call:
         return (*[g is not None for g in grads], *[False] * len(self.runner.updates))
 
     def go_back(
-        self, grads: Sequence[Tensor | None], asked: Asked, others_follow: bool = False
+        self, grads: Sequence[Tensor | None], asked: Asked, opened: "Call", others_follow: bool = False
     ) -> tuple[Sequence[Tensor], list[Tensor | None], bool]:
-        """A backward of autograd's from these results, of which others may follow within the same.
+        """A backward of autograd's from these results, of which others may follow within the same; see :meth:`opened`.
 
         Returns
         -------
@@ -409,9 +410,8 @@ class Call:
             Whether PyTorch lets another one follow.
         """
         runner, mask = self.runner, self._mask(grads)
-        call = self if self.stowed is None else self.unstowed()
         if True not in mask:
-            return call.inputs, [None] * len(call.inputs), True
+            return opened.inputs, [None] * len(opened.inputs), True
         for watch in self.watching:
             watch.check(mask)
         keep = others_follow or torch._C._autograd._get_current_graph_task_keep_graph()
@@ -419,11 +419,11 @@ class Call:
         freed = self.freed | runner.freed(mask)
         is_left = keep or runner.leaves(freed)
         given = [None if g is None else _dense(g) for g in grads]
-        results = call.backward(mask, [*given, *[None] * len(runner.updates)], is_left, asked)
+        results = opened.backward(mask, [*given, *[None] * len(runner.updates)], is_left, asked)
         self.begun = True
         if not keep:
             self.freed = freed
-        return call.inputs, results, is_left
+        return opened.inputs, results, is_left
 
     def backward(self, mask: Mask, grads: Sequence[Tensor | None], keep: bool, asked: Asked) -> list[Tensor | None]:
         """Gradients of the graph's inputs for those of these outputs, None where autograd reaches none or asks none."""

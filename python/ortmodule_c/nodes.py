@@ -10,7 +10,9 @@ last, before those of inputs, of which the first one computes for all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 Gradients = list[Tensor | None]
 
 _AS_IT_IS: contextlib.nullcontext[None] = contextlib.nullcontext()
-_MOST_AT_ONCE = 64  # backwards of threads, and those within others, through the nodes of one call
 
 
 def connected(call: Call, results: Results) -> Results:
@@ -114,13 +115,14 @@ class _Run(torch.autograd.Function):
         _check_no_batch(grads)
         call = _still_held(ctx, ctx.call, grads)
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-            inputs, results, is_left = call.go_back(grads, inputs_asked_of(ctx, call.planned.wanted))
+            asked = inputs_asked_of(ctx, call.planned.wanted)
+            inputs, results, is_left = call.go_back(grads, asked, call.opened())
         ctx.call = call if is_left else None
         return (None, *_final(itertools.compress(results, call.in_grads), _origins(inputs, call.in_grads, grads)))
 
 
 class _Backward:
-    """What one backward through the nodes of a call has come to so far.
+    """What one backward through the nodes of a call has come to so far; autograd holds it as long as it goes on.
 
     Attributes
     ----------
@@ -129,16 +131,29 @@ class _Backward:
     given, called
         The bits of the outputs that have one, and of those whose nodes were called.
     left
-        The nodes of inputs that are still to be called, by set, since something was computed.
+        The nodes of inputs that are still to be called, by set; None before anything was computed.
     results, made_of
         Gradients for those, by input, and the bits of the outputs that they are made of.
     origins
         What they are computed of.
     is_complete
-        Whether all outputs that it comes to were there when those were computed.
+        Whether the nodes of all outputs had been called when those were computed.
+    opened
+        The call with what saved-tensor hooks gave back, if more may be computed.
     """
 
-    __slots__ = "called", "given", "grads", "is_complete", "left", "made_of", "origins", "results"
+    __slots__ = (
+        "__weakref__",
+        "called",
+        "given",
+        "grads",
+        "is_complete",
+        "left",
+        "made_of",
+        "opened",
+        "origins",
+        "results",
+    )
 
     def __init__(self, n_outputs: int) -> None:
         self.grads: Gradients = [None] * n_outputs
@@ -147,6 +162,10 @@ class _Backward:
         self.results: Gradients = []
         self.origins: Sequence[Tensor] = ()
         self.is_complete = False
+        self.opened: Call | None = None
+
+    def __call__(self) -> None:
+        """Do nothing, at the end of the backward."""
 
 
 class _Held:
@@ -157,22 +176,17 @@ class _Held:
     def __init__(self, call: Call, sets: Sequence[Set], n_outputs: int) -> None:
         self.result: Any = None  # of the node of an output that is made now
         self.sets = sets
-        # Nodes, which hold this.
+        # Nodes of sets and of outputs, which hold this.
         self.marks: list[weakref.ref[Any]] = []
         self.outputs: dict[int, weakref.ref[Any]] = {}
         self._in_grads = call.in_grads
         self._n_outputs = n_outputs
         self._call: Call | None = call
-        self._backwards: dict[int, _Backward] = {}
+        self._backwards: dict[int, weakref.ref[_Backward]] = {}
 
     def take(self, k: int, grad: Tensor | None) -> None:
         """Take the gradient of an output, whose node is called."""
-        number = torch._C._current_graph_task_id()
-        now = self._backwards.get(number)
-        if now is None:
-            for old in [*self._backwards][:-_MOST_AT_ONCE]:  # which ended in an error
-                del self._backwards[old]
-            now = self._backwards[number] = _Backward(self._n_outputs)
+        now = self._now() or self._begun()
         now.called |= 1 << k
         if grad is None:
             return
@@ -182,10 +196,25 @@ class _Held:
         for watch in self._call.watching if self._call is not None else ():
             watch.check(only((k,), self._n_outputs))
 
+    def _now(self) -> _Backward | None:
+        """The backward that calls a node now, if it has called another one before."""
+        found = self._backwards.get(torch._C._current_graph_task_id())
+        return None if found is None else found()
+
+    def _begun(self) -> _Backward:
+        for number, old in [*self._backwards.items()]:
+            if old() is None:  # it has ended, perhaps in an error
+                self._backwards.pop(number, None)
+        now = _Backward(self._n_outputs)
+        torch.autograd.Variable._execution_engine.queue_callback(now)
+        self._backwards[torch._C._current_graph_task_id()] = weakref.ref(now)
+        return now
+
     def give(self, n: int, ctx: Any) -> tuple[Tensor | None, ...]:
         """The gradients of a set of inputs, whose node is called."""
-        number, of_set = torch._C._current_graph_task_id(), self.sets[n]
-        now = self._backwards[number]
+        now, of_set = self._now(), self.sets[n]
+        if now is None:
+            raise ORTModuleError("ORTModule's gradients of inputs are computed from those of outputs only")
         if now.left is None or of_set.outputs & (now.made_of ^ now.given):
             self._compute(now, ctx)
         assert now.left is not None
@@ -193,9 +222,10 @@ class _Held:
         for i in of_set.inputs:
             now.results[i] = None
         del now.left[n]
-        if not now.left and now.is_complete:
-            del self._backwards[number]
-        return _final(results, now.origins)
+        origins = now.origins
+        if now.is_complete and not now.left:
+            now.grads, now.results, now.origins = [], [], ()
+        return _final(results, origins)
 
     def _compute(self, now: _Backward, ctx: Any) -> None:
         """What all nodes of inputs that are still to be called will give."""
@@ -209,15 +239,26 @@ class _Held:
                 of_set = inputs_asked_of(now.left[n](), s.inputs) if n in now.left else ()
                 is_all = is_all and of_set is None
                 asked += s.inputs if of_set is None else of_set
-        # As those of a queue of another device may.
-        now.is_complete = not any(not now.called >> k & 1 and goes_on_to(node()) for k, node in self.outputs.items())
+        now.is_complete = not self._others_follow(now)
+        if now.opened is None:
+            now.opened = call.opened()
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             inputs, now.results, is_left = call.go_back(
-                now.grads, None if is_all else tuple(sorted(asked)), others_follow=not now.is_complete
+                now.grads, None if is_all else tuple(sorted(asked)), now.opened, others_follow=not now.is_complete
             )
         self._call = call if is_left else None
         now.origins = _origins(inputs, self._in_grads, now.grads)
         now.made_of = now.given
+        if now.is_complete:
+            now.opened = None
+
+    def _others_follow(self, now: _Backward) -> bool:
+        """Whether nodes of outputs are still to be called, as those of a queue of another device may be.
+
+        One whose gradient is asked for is not called for that; one that leads to what is called is.
+        """
+        reached = functools.reduce(operator.or_, [self.sets[n].outputs for n in now.left or ()], 0) & ~now.called
+        return any(reached >> k & 1 and goes_on_to(node()) for k, node in self.outputs.items())
 
 
 class _Inputs(torch.autograd.Function):

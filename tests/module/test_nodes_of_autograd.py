@@ -1,5 +1,6 @@
 """Outputs that are computed of different inputs: a backward comes to what its outputs are computed of, and no other."""
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule_c import ORTModule, ORTModuleError
@@ -204,25 +205,86 @@ def test_gradients_of_outputs_may_come_late(others: int) -> None:
     same(act)
 
 
+@pytest.mark.parametrize("n", [1, 70])
+@pytest.mark.parametrize("fails", [False, True])
+def test_backwards_within_a_backward(fails: bool, n: int) -> None:
+    """However many there are, and however they end, the one that waits for them goes on."""
+
+    def act(model: nn.Module) -> list[Any]:
+        x = X.clone().requires_grad_()
+        outputs = model(x, X)
+
+        def others(grad: Tensor) -> None:
+            hook.remove()
+            failing = outputs[2].register_hook(fail if fails else lambda g: None)
+            with torch.enable_grad():
+                for _ in range(n):
+                    with contextlib.suppress(ArithmeticError):
+                        torch.autograd.grad(outputs[0].sum() + outputs[2].sum(), [x, outputs[2]], retain_graph=True)
+            failing.remove()
+
+        hook = outputs[0].register_hook(others)
+        sum(t.square().sum() for t in outputs).backward()
+        return [x.grad]
+
+    same(act)
+
+
+def fail(grad: Tensor) -> Tensor:
+    raise ArithmeticError
+
+
+def test_an_output_whose_gradient_is_asked_for_is_not_waited_for() -> None:
+    """Autograd does not call its node, and frees what the others are computed of."""
+
+    def act(model: nn.Module) -> list[Any]:
+        x = X.clone().requires_grad_()
+        a, _, c = model(x, X)
+        found = torch.autograd.grad(a.square().sum() + c.square().sum(), [x, c])
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(a.sum(), [x])
+        return [*found, *torch.autograd.grad(c.sum(), [model.c.weight])]
+
+    same(act)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_late_gradients_through_a_checkpoint(reentrant: bool) -> None:
+    def act(model: nn.Module) -> list[Any]:
+        x = X.clone().requires_grad_()
+        outputs = checkpoint(model, x, use_reentrant=reentrant)
+        losses = [t.square().sum() for t in outputs]
+        thread = threading.Thread(target=lambda: losses.append(outputs[1].sin().sum()))
+        thread.start()
+        thread.join()
+        sum(losses).backward()
+        return [x.grad]
+
+    same(act)
+
+
+def test_the_nodes_of_inputs_are_no_place_to_begin() -> None:
+    _, model = both()
+    (mark, number), *_ = model(X)[0].grad_fn.next_functions
+    with pytest.raises(ORTModuleError, match="computed from those of outputs only"):
+        torch.autograd.backward([GradientEdge(mark, number)], [torch.zeros(0)])
+
+
 def test_nothing_of_a_backward_is_kept() -> None:
     _, model = both()
     for _ in range(2):
         outputs = model(X)
         (outputs[0].sum() + outputs[2].sum()).backward(retain_graph=True)
         held = outputs[0].grad_fn.held
-        assert not held._backwards and held.result is None
+        assert held._now() is None and held.result is None and all(b() is None for b in held._backwards.values())
         (outputs[1].sum() + outputs[0].sum() + outputs[2].sum()).backward()
-        assert held._call is None and not held._backwards
+        assert held._call is None and len(held._backwards) == 1
     assert model.stats()["runs_live"] == 0
 
 
 @pytest.mark.parametrize("retain_graph", [False, True])
 def test_nothing_is_kept_of_a_backward_that_ends_in_an_error(retain_graph: bool) -> None:
     _, model = both()
-
-    def fail(grad: Tensor) -> Tensor:
-        raise ArithmeticError
-
     gc.disable()
     try:
         for _ in range(3):

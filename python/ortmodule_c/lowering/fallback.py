@@ -32,7 +32,7 @@ class TorchOp:
     grads
         Which inputs gradients flow to.
     traced
-        Its types in any call, if the tracer told them.
+        What the tracer told of its types, if it knew them.
     """
 
     name: str

@@ -54,7 +54,7 @@ class TorchCall:
     types
         What `run` gives, in the call that is exported for.
     traced
-        Those of the operands and of what `run` gives in any call, if the tracer told them.
+        What the tracer told of the types of the operands and of what `run` gives, if it knew them.
     used
         Which results of the node are read.
     written

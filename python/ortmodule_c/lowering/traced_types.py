@@ -20,7 +20,10 @@ class TracedTypes:
     results: Sequence[_Traced]
 
     def results_for(self, types: Sequence[Type]) -> list[Type] | None:
-        """The types of the results for operands of these types, None if that does not follow."""
+        """The types of the results for operands of these types, None if that does not follow.
+
+        Sizes that the op refuses are refused when it runs.
+        """
         known: dict[Any, int] = {}  # what each number or expression is in this call
         for (dtype, dims), (given, sizes) in zip(self.operands, types, strict=True):
             if dtype != given or len(dims) != len(sizes):
