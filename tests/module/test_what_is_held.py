@@ -429,6 +429,36 @@ def test_a_change_of_a_class_is_seen(change: Callable[[Any], None]) -> None:
     assert ours.stats()["export_seconds"] > made
 
 
+def logged(cls: Any) -> Any:
+    """With an `__init__` around that of the class: one code for all classes."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any) -> None:
+        init(self, *args)
+
+    cls.__init__ = __init__
+    return cls
+
+
+def set_half(self: Any, y: Any) -> None:
+    self.y = y * 0.5
+
+
+@pytest.mark.parametrize("way", ["__init__", "closure"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_functions_of_classes_that_share_their_code_are_held(which: int, way: str) -> None:
+    kinds = [logged(dataclasses.make_dataclass(name, [("y", Any)])) for name in ("First", "Second")]
+    ours = ORTModule(Function(lambda s, x: kinds[0](s.l(x)).y + kinds[1](x).y, l=nn.Linear(4, 4)), ON_THE_FAST_WAY)
+    x = torch.randn(3, 4)
+    close(ours(x), ours.module(x))
+    if way == "closure":
+        kinds[which].__init__.__closure__[0].cell_contents = set_half
+    else:
+        kinds[which].__init__ = set_half
+    close(ours(x), ours.module(x))
+
+
 def test_a_submodule_replaced_by_one_of_its_kind_is_seen() -> None:
     ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.1)), ON_THE_FAST_WAY)
     x = torch.randn(3, 4)

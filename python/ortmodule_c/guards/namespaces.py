@@ -46,7 +46,7 @@ class Namespaces(Places):
         self._classes: dict[Any, None] = {}
         self._namespaces: list[tuple[dict[str, Any], str]] = []
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
-        self._owners: dict[types.CodeType, tuple[dict[str, Any], str, Any, str]] = {}
+        self._owners: dict[types.CodeType, list[tuple[dict[str, Any], str, Any, str]]] = {}
         self._ran: set[types.CodeType] = set()
 
     def _class(self, cls: Any) -> None:
@@ -70,8 +70,11 @@ class Namespaces(Places):
                     self._hold_itself(functools.partial(_members, c), None, _members(c), f"the members of {title}")
                 for name, value in list(vars(c).items()):
                     for function in functions_of(value):
-                        self._owners.setdefault(function.__code__, (state, name, value, c.__name__))
-                        self._register(function)
+                        owner = (state, name, value, f"attribute {name} of {title}")
+                        self._owners.setdefault(function.__code__, []).append(owner)
+                        if self._register(function) and function.__code__ in self._ran:  # as that of another class
+                            self._hold(*owner)
+                            self._hold_function(function, False)
                 self._add_names(state, title)
 
     def _whole_class(self, cls: Any) -> None:

@@ -233,9 +233,8 @@ class Watch(Instances):
             self._named(namespace, of, set(new), set(asked))
         for function in self._functions.get(code, ()):
             self._hold_function(function, False)
-        if code in self._owners:
-            of_class, name, value, title = self._owners[code]
-            self._hold(of_class, name, value, f"attribute {name} of class {title}")
+        for owner in self._owners.get(code, ()):
+            self._hold(*owner)
 
     def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
         """Refuse code that looks in ways which are not watched."""
