@@ -190,11 +190,18 @@ def _describe(value: Any, leaves: list[Any], parents: tuple[int, ...]) -> Spec:
         return ("plain", cls, _exact(value), frozenset(value) if isinstance(value, set) else value)
     if callable(value) and not isinstance(value, _OPAQUE) and _compares_as_itself(cls):
         return ("plain", cls, value)
-    fields = getattr(value, "__dict__", None)
-    if fields is None or isinstance(value, _OPAQUE) or callable(value) or not _has_dict_only(cls):
+    fields = fields_of(value)
+    if fields is None:
         raise TypeError(f"objects of type {cls.__module__}.{cls.__qualname__} cannot be given to a graph")
-    names = tuple(fields)
-    return ("object", cls, names, tuple([_describe(fields[n], leaves, parents) for n in names]))
+    return ("object", cls, tuple(fields), tuple([_describe(v, leaves, parents) for v in fields.values()]))
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """What an object is made of, if that is its dictionary alone."""
+    fields: dict[str, Any] | None = getattr(value, "__dict__", None)
+    if fields is None or isinstance(value, _OPAQUE) or callable(value) or not _has_dict_only(type(value)):
+        return None
+    return fields
 
 
 def _exact(values: Any) -> Any:

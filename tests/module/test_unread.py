@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, make_dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -126,6 +127,98 @@ def graphs(make: Callable[[], nn.Module], call: Callable[[nn.Module, Batch], Ten
 @pytest.mark.parametrize(("cls", "n"), [(ByKeys, 1), (Counting, 2)])
 def test_what_is_not_taken_from_a_batch_may_be_anything(cls: type[Of], n: int) -> None:
     assert graphs(lambda: cls(lambda batch: 1)) == n
+
+
+class ByAttributes(Of):
+    def forward(self, batch: Any) -> Tensor:
+        return self.layer(batch.x).sum() * (2 if batch.set == "train" else 1)
+
+
+class Computed(Of):
+    def forward(self, batch: Any) -> Tensor:
+        return self.layer(batch.x).sum() * batch.first
+
+
+class Asked(Of):
+    def forward(self, batch: Any) -> Tensor:
+        return self.layer(batch.x).sum() * batch.count()
+
+
+class Assigned(Of):
+    def forward(self, batch: Any) -> Tensor:
+        batch.y = 2 * batch.x
+        return self.layer(batch.y).sum()
+
+
+@dataclass
+class Data:
+    x: Tensor
+    names: list[str]
+    set: str
+
+    @property
+    def first(self) -> int:
+        return len(self.names[0]) + len(self.names)
+
+    def count(self) -> int:
+        return len(self.names)
+
+
+Frozen = make_dataclass("Frozen", [("x", Tensor), ("names", list), ("set", str)], frozen=True)
+
+
+class Named(NamedTuple):
+    x: Tensor
+    names: list[str]
+    set: str
+
+    @property
+    def first(self) -> int:
+        return len(self.names)
+
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.names)
+
+
+class Cached(Data):
+    """Its `x` is not what its dictionary has by that name."""
+
+    @property
+    def x(self) -> Tensor:  # type: ignore[override]
+        return vars(self)["x"] * len(self.names)
+
+    @x.setter
+    def x(self, value: Tensor) -> None:
+        vars(self)["x"] = value
+
+
+class Looked(Data):
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        return value * len(super().__getattribute__("names")) if name == "x" else value
+
+
+def of_kind(kind: Callable[..., Any]) -> Callable[[nn.Module, Batch], Tensor]:
+    return lambda model, batch: model(kind(**batch))
+
+
+@pytest.mark.filterwarnings("error:ortmodule_c")
+@pytest.mark.parametrize("kind", [Data, Frozen, Named])
+def test_attributes_that_are_not_taken_may_be_anything(kind: Callable[..., Any]) -> None:
+    assert graphs(lambda: ByAttributes(lambda batch: 1), of_kind(kind)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("cls", [Computed, Asked])
+@pytest.mark.parametrize("kind", [Data, Named])
+def test_what_is_computed_of_others_reads_all(cls: type[Of], kind: Callable[..., Any]) -> None:
+    graphs(lambda: cls(lambda batch: 1), of_kind(kind))
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize(("cls", "kind"), [(ByAttributes, Cached), (ByAttributes, Looked), (Assigned, Data)])
+def test_objects_that_answer_for_themselves_are_read_whole(cls: type[Of], kind: Callable[..., Any]) -> None:
+    graphs(lambda: cls(lambda batch: 1), of_kind(kind))
 
 
 @pytest.mark.filterwarnings("error:ortmodule_c")
