@@ -1,6 +1,7 @@
 """A custom `torch.autograd.Function` keeps its own backward, however it is written and applied."""
 
 import itertools
+import warnings
 from typing import Any
 
 import pytest
@@ -275,6 +276,14 @@ def test_it_is_named() -> None:
     _, ours = pair(Function(lambda s, x: applied_early(s.l(x), 5.0), l=nn.Linear(4, 4)))
     with pytest.warns(UserWarning, match=r"Scaled runs in PyTorch: a custom autograd\.Function"):
         ours(torch.randn(3, 4))
+
+
+def test_it_is_all_that_is_told_where_something_is_changed_in_place_too() -> None:
+    eager, ours = pair(Function(lambda s, x: applied_early(s.l(x).mul_(x), 5.0).add_(1), l=nn.Linear(4, 4)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert_same_step(eager, ours, torch.randn(3, 4))
+    assert [str(w.message).partition(" runs in PyTorch: ")[2] for w in told] == ["a custom autograd.Function"]
 
 
 def test_capture_leaves_the_class_as_it_was() -> None:

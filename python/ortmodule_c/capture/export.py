@@ -31,10 +31,11 @@ from . import pooling as _pooling  # noqa: F401  exchanges what PyTorch traces
 from .aliases import Alias, find_aliases
 from .autocast import WITHIN
 from .custom_function import PythonCall, kept_whole
-from .history import changed_memory, check_changes, check_functional, laid_out_by, out_of_place, unhooked
+from .history import changed_memory, check_changes, check_functional, laid_out_by, out_of_place
 from .numbers import Numbers, marked, to_nodes
 from .private import in_place_of, set_elsewhere
 from .python_functions import as_python_has_them
+from .reach import unhooked
 from .recurrent import one_step_for_all
 from .refusals import SETS_REQUIRES_GRAD, check_attributes, nothing_lost
 from .regions import dissolve_regions, left_as_traced

@@ -5,17 +5,14 @@ of every alias, with one history. So a change is refused where aliases with diff
 one of them has gradients.
 """
 
-import contextlib
 import copy
 import itertools
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
-from torch._C import _autograd
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -25,6 +22,8 @@ from ..lowering.in_place import functional
 from ..lowering.translations import TABLE
 from ..lowering.translations.registry import aten, is_composite
 from ..options import logger
+from . import custom_function
+from .reach import unhooked
 
 UNGRADED = "ortmodule_c.ungraded"  # marks nodes that ran with gradients disabled
 IMPLIED = "ortmodule_c.implied"  # marks the `detach` of what such nodes read
@@ -210,11 +209,29 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 class _AsWritten(fx.Interpreter):
-    """Runs a graph whose regions without gradients were put in place."""
+    """Runs a graph whose regions without gradients were put in place; custom functions have no gradients in it."""
 
     def run_node(self, n: fx.Node) -> Any:
         with torch.set_grad_enabled(not n.meta.get(UNGRADED)):
             return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is not custom_function.op():
+            return super().call_function(target, args, kwargs)
+        return _WithoutGradients.apply(args[1], *args[0])
+
+
+class _WithoutGradients(torch.autograd.Function):
+    """What autograd would warn of, where it came to the op that stands for a custom function."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.n_inputs = 1 + len(tensors)
+        return tuple(custom_function.op()(list(tensors), number))
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[None, ...]:
+        return (None,) * int(ctx.n_inputs)
 
 
 def _check_saved(module: fx.GraphModule) -> None:
@@ -239,20 +256,6 @@ def _check_saved(module: fx.GraphModule) -> None:
         if "modified by an inplace operation" in str(error):
             raise NotRunnable("the forward changes in place what its gradients need") from error
         logger.debug("what is saved was not asked", exc_info=True)
-
-
-@contextlib.contextmanager
-def unhooked() -> Iterator[None]:
-    """Takes away the hooks on what autograd saves; with any, it does not look whether that was changed."""
-    taken = []
-    while (hooks := _autograd._top_saved_tensors_default_hooks(False)) is not None:
-        _autograd._pop_saved_tensors_default_hooks()
-        taken.append(hooks)
-    try:
-        yield
-    finally:
-        for hooks in reversed(taken):
-            _autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def _like(t: Tensor) -> Tensor:

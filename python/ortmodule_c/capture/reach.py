@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _autograd
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from ..options import logger
-from .history import unhooked
 from .recurrent import TAKEN_APART, one_step_for_all
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -153,3 +153,17 @@ def among(saved: Sequence[Tensor], tensors: Sequence[Tensor]) -> frozenset[int]:
 def memory(t: Any) -> int | None:
     """What tensors that share memory have in common; None of what has no memory of its own."""
     return t.untyped_storage()._cdata if isinstance(t, Tensor) and t.layout is torch.strided else None
+
+
+@contextlib.contextmanager
+def unhooked() -> Iterator[None]:
+    """Takes away the hooks on what autograd saves; with any, it does not look whether that was changed."""
+    taken = []
+    while (hooks := _autograd._top_saved_tensors_default_hooks(False)) is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    try:
+        yield
+    finally:
+        for hooks in reversed(taken):
+            _autograd._push_saved_tensors_default_hooks(*hooks)

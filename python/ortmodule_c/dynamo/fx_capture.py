@@ -30,8 +30,9 @@ from ..capture import autocast_region
 from ..capture.aliases import find_aliases
 from ..capture.custom_function import kept_whole
 from ..capture.export import PATH, Captured, memory_of
-from ..capture.history import check_changes, unhooked
+from ..capture.history import check_changes
 from ..capture.numbers import marked
+from ..capture.reach import unhooked
 from ..capture.refusals import leaves_alone
 from ..capture.regions import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS, dissolve_regions
 from ..errors import NeedsStatic, NotExportable, first_lines
