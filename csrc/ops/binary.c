@@ -59,11 +59,13 @@ BINARY_WITH(Mod, ANY, OMC_OP_DIVIDES, i, a, b, i[0][0] != 0 ? vfmod(a, b) : modu
 BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, a, b, floor_divide(a, b), g, zeros(g), zeros(g))
 
 #ifdef OMC_RECORDS
-/* dy / (y^2 + x^2), with which the other operand is multiplied. */
+/* dy times `with` / (y^2 + x^2), and 0 where that is divided by 0. */
 static omc_value *angle_slope(omc_grad *g, omc_value *with) {
   omc_value *const squares =
       omc_binary(&g->b, OMC_OP_Add, mul(g, in(g, 0), in(g, 0)), mul(g, in(g, 1), in(g, 1)));
-  return mul(g, mul(g, dy(g), with), omc_unary(&g->b, OMC_OP_Reciprocal, squares));
+  omc_value *const none = compare(g, OMC_OP_Equal, squares, 0);
+  omc_value *const rate = where(g, none, zero(g), omc_unary(&g->b, OMC_OP_Reciprocal, squares));
+  return mul(g, mul(g, dy(g), with), rate);
 }
 #endif
 BINARY(Atan2, FLOAT, 0, a, b, vatan2(a, b), g, angle_slope(g, in(g, 1)),

@@ -18,6 +18,7 @@ LOSSES = {
     "huber": Row(lambda x, y: F.huber_loss(x, y, reduction="none", delta=0.5), B),
     "smooth l1, beta 0.3": Row(lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.3), B),
     "huber, delta 3": Row(lambda x, y: F.huber_loss(x, y, reduction="none", delta=3.0), B),
+    "hinge": Row(lambda x, y: F.hinge_embedding_loss(x, y.detach().sign(), 0.5, reduction="none"), B),
     "means": Row(lambda x: (F.huber_loss(x[:8], x[8:16]), F.mse_loss(x[:7], x[:1]), F.smooth_l1_loss(x[:8], x[1:9]))),
     # PyTorch's least divisor is of float32 in float64 too.
     "bce": Row(

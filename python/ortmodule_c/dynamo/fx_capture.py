@@ -55,6 +55,7 @@ _COMPUTE = {
 }
 _REGIONS = (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _COUNTED = torch._C._log_api_usage_once  # tells who counts the uses of PyTorch's interfaces, and no one does
+_IN_USERS_WORDS = dict.fromkeys(("_get_data_attr", "_lower_version_count_by_1"), "Tensor.data")
 _ACTING_METHODS = {"backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"}
 
 
@@ -104,7 +105,8 @@ def acts(node: fx.Node) -> str:
         or isinstance(node.target, (OpOverload, OpOverloadPacket))
     ):
         return ""
-    return "" if _module(node.target) in _COMPUTE else str(getattr(node.target, "__name__", node.target))
+    name = str(getattr(node.target, "__name__", node.target))
+    return "" if _module(node.target) in _COMPUTE else _IN_USERS_WORDS.get(name, name)
 
 
 def _module(function: Any) -> str:

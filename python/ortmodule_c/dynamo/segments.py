@@ -168,8 +168,10 @@ def _foreign(node: fx.Node) -> str:
     if node.op not in ("call_function", "call_method", "call_module"):
         return ""
     for value in tree_leaves([n.meta.get("example_value") for n in (*node.all_input_nodes, node)]):
-        if isinstance(value, Tensor) and (value.layout is not torch.strided or value.dtype not in DTYPES):
-            return f"there are no kernels for layout {value.layout} and dtype {value.dtype}"
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            return f"there are no kernels for layout {value.layout}"
+        if isinstance(value, Tensor) and value.dtype not in DTYPES:
+            return f"there are no kernels for {value.dtype}"
     return ""
 
 
