@@ -46,6 +46,7 @@ class _Attempt:
     computed: list[Tensor] | None = None  # what the graph is given of numbers
     made: bool = False  # the graph
     call: Call | None = None
+    ran: bool = False  # the graph, and what it raised is of the values that it was given
 
 
 class ORTModule(Wrapper):
@@ -203,7 +204,9 @@ class ORTModule(Wrapper):
         raise refused
 
     def _ort_forget(self, attempt: _Attempt) -> None:
-        """Leave nothing behind of a call that ends in an error."""
+        """Leave nothing behind of a call that ends in an error, but for a graph that serves calls without one."""
+        if attempt.ran:
+            return
         self._ort_report.forget()
         if attempt.made:
             self._ort_graphs.give_up(None, attempt.graph, False)
@@ -262,8 +265,8 @@ class ORTModule(Wrapper):
             by_dynamo = attempt.graph is None or attempt.graph.by_dynamo
         else:
             # PyTorch raises it as its own.
-            ran = attempt.call is not None and not isinstance(failure, NotExportable)
-            ran = ran or isinstance(failure, IndexError)
+            attempt.ran = attempt.call is not None and not isinstance(failure, NotExportable)
+            ran = attempt.ran or isinstance(failure, IndexError)
             by_dynamo = self._ort_options.capture != "export" and not (ran or isinstance(failure, NotRunnable))
             if not (by_dynamo or ran):
                 report.check(name, cause, failure)
