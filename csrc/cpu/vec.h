@@ -100,9 +100,22 @@ OMC_INLINE vacc_t vnormal(vacc_t x,
                           vacc_t *density); /* the normal distribution's, both within 1e-7 */
 OMC_INLINE vacc_t vsin(vacc_t x);
 OMC_INLINE vacc_t vcos(vacc_t x);
-OMC_INLINE vacc_t vsigmoid(vacc_t x); /* 1 / (1 + exp(-x)) */
+OMC_INLINE vacc_t vtan(vacc_t x);
+OMC_INLINE vacc_t vasin(vacc_t x);
+OMC_INLINE vacc_t vacos(vacc_t x);
+OMC_INLINE vacc_t vatan(vacc_t x);
+OMC_INLINE vacc_t vatan2(vacc_t y, vacc_t x); /* the angle of the point (x, y) */
+OMC_INLINE vacc_t vsinh(vacc_t x);
+OMC_INLINE vacc_t vcosh(vacc_t x);
+OMC_INLINE vacc_t vasinh(vacc_t x);
+OMC_INLINE vacc_t vacosh(vacc_t x);
+OMC_INLINE vacc_t vatanh(vacc_t x);
+OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b); /* exact, of the sign of a */
+OMC_INLINE vacc_t vsigmoid(vacc_t x);        /* 1 / (1 + exp(-x)) */
 #endif
 
 #include "cpu/vec_impl.h"
+
+#include "cpu/vec_functions.h"
 
 #endif

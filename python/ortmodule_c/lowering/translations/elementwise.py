@@ -251,8 +251,8 @@ def logaddexp(b: Builder, x: Val, y: Val) -> Val:
     p, q = (b.cast(b.detached(v), computed_in(dtype)) for v in (x, y))
     same = b.emit("And", b.emit("Equal", p, q), b.emit("Equal", b.emit("Abs", p), b.const(math.inf, p.dtype)))
     apart = b.emit("Neg", b.emit("Abs", b.emit("Sub", p, q)))
-    sum_ = b.emit("Add", b.emit("Max", p, q), b.emit("Log1p", b.emit("Exp", apart)))
-    out = b.cast(b.emit("Where", same, p, sum_), dtype)
+    total = b.emit("Add", b.emit("Max", p, q), b.emit("Log1p", b.emit("Exp", apart)))
+    out = b.cast(b.emit("Where", same, p, total), dtype)
     if not (x.grad or y.grad):
         return out
     one = b.const(1.0, dtype)
