@@ -74,18 +74,6 @@ def set_global(_m: Any) -> None:
     globals()["SCALE"] = 3.0
 
 
-class Wrapped(nn.Module):
-    """It knows what it is part of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        vars(self)["outer"] = nn.Identity()
-
-    def is_outermost(self) -> bool:
-        outer = self.outer
-        return outer is self
-
-
 def scaling(scale: float) -> Callable[[Any, Tensor], Tensor]:
     return lambda _s, y: y * scale
 
@@ -358,11 +346,6 @@ HELD: dict[str, tuple[Callable[[], Any], Read, Callable[[Any], None]]] = {
         registered,
         lambda s, y: y * (2 if isinstance(s.held, s.held.kind) else 3),
         lambda m: m.held.kind.register(type(m.held)),
-    ),
-    "whether a module is another": (
-        Wrapped,
-        lambda s, y: y * (2 if s.held.is_outermost() else 3),
-        lambda m: vars(m.held).update(outer=m.held),
     ),
     "a computed name": (
         lambda: with_scale(Plain),

@@ -81,11 +81,6 @@ def array_with_scale() -> Any:
     return made
 
 
-def is_last(first: Any, last: Any) -> bool:
-    found = last
-    return found is first
-
-
 def one_list() -> list[Any]:
     inner: list[float] = []
     return [inner, inner]
@@ -223,12 +218,6 @@ NOT_FOLLOWED: dict[str, tuple[Callable[[], Any], Read, Change, str]] = {
     "which lists are one": (
         one_list,
         lambda s, y: y * (2.0 if s.held[0] is s.held[1] else 3.0),
-        lambda m, n: m.held.__setitem__(1, m.held[0] if n % 2 else []),
-        "by identity",
-    ),
-    "which lists are one, after modules": (
-        one_list,
-        lambda s, y: y * (2.0 if is_last(s, s) and is_last(*s.held) else 3.0),
         lambda m, n: m.held.__setitem__(1, m.held[0] if n % 2 else []),
         "by identity",
     ),

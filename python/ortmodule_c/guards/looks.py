@@ -64,8 +64,6 @@ class Looks:
         What it asks other things to be: a variable from outside and names of attributes; nothing for what is no such.
     paired
         The parameters of which it asks whether they are one.
-    against_first
-        Whether it asks if something else is its first parameter.
     hidden
         What it calls to look past all lookups, or nothing.
     passes_by
@@ -87,7 +85,6 @@ class Looks:
     whole_self: bool
     compared: frozenset[tuple[str, ...]]
     paired: frozenset[str]
-    against_first: bool
     hidden: str
     passes_by: bool
     raw: bool
@@ -115,7 +112,7 @@ def looks(code: CodeType) -> Looks:
     everything = list(dis.get_instructions(code))
     kinds = [i for second in map(_second_argument, _after(_CHECKS, everything)) for i in second]
     typed, asks_types = _typed(instructions, parameters, {i.offset for i in kinds})
-    compared, paired, against_first = _compared(instructions, parameters)
+    compared, paired = _compared(instructions, parameters)
     hidden = hidden or _given_away(instructions)
     names = [_text(second) for second in map(_second_argument, _after(BY_NAME, everything))]
     return Looks(
@@ -126,7 +123,6 @@ def looks(code: CodeType) -> Looks:
         "__dict__" in named,
         frozenset({()}) if named & _IDENTITY else compared,
         paired,
-        against_first,
         hidden,
         passes_by,
         bool(RAW & (named | strings) or "__dict__" in strings or ("LOAD_SUPER_ATTR", "__dict__") in loaded),
@@ -218,18 +214,15 @@ def _is_number(instructions: list[dis.Instruction]) -> bool:
 
 def _compared(
     instructions: list[dis.Instruction], parameters: tuple[str, ...]
-) -> tuple[frozenset[tuple[str, ...]], frozenset[str], bool]:
-    """The right sides of `is`, without constants; apart from them parameters that are both, and if the first is one."""
-    compared, paired, against_first = set(), set(), False
-    kept = {*parameters[:1]} - {i.argval for i in instructions if "STORE_FAST" in i.opname}
+) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
+    """The right sides of `is`, without constants; apart from them the parameters that are both sides of one."""
+    compared, paired = set(), set()
     chain: tuple[str, ...] | None = ()
     for at, instruction in enumerate(instructions):
         if instruction.opname == "IS_OP":
             sides = instructions[at - 2 : at]
             if all(i.opname == "LOAD_FAST" and i.argval in parameters for i in sides):
                 paired |= {i.argval for i in sides}
-            elif sides[-1].opname == "LOAD_FAST" and sides[-1].argval in kept:
-                against_first = True
             elif chain is not None:
                 compared.add(chain)
         elif instruction.opname == "LOAD_ATTR":
@@ -238,7 +231,7 @@ def _compared(
             chain = None
         else:
             chain = (instruction.argval,) if instruction.opname in (*_GLOBAL, "LOAD_DEREF") else ()
-    return frozenset(compared), frozenset(paired), against_first
+    return frozenset(compared), frozenset(paired)
 
 
 def _given_away(instructions: list[dis.Instruction]) -> str:

@@ -251,8 +251,6 @@ class Watch(Instances):
         outer = {} if code in self._nested else {v: frame.f_locals.get(v, ()) for v in code.co_freevars}
         if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
             self._refuse_identity(code.co_qualname)
-        if look.against_first and not (isinstance(first, nn.Module) and _is_of_class(code, type(first))):
-            self._refuse_identity(code.co_qualname)  # a module is held by identity
         if look.paired:
             given = [frame.f_locals.get(name) for name in look.paired]
             tensors = all(v is None or isinstance(v, Tensor) for v in given)
@@ -396,11 +394,6 @@ class Watch(Instances):
     def restore(self) -> None:
         """Put back what was changed meanwhile."""
         self._undo.restore()
-
-
-def _is_of_class(code: types.CodeType, cls: type) -> bool:
-    """Whether it is of one of the functions of a class."""
-    return any(getattr(value, "__code__", None) is code for c in cls.__mro__ for value in vars(c).values())
 
 
 def _is_exchangeable(scope: dict[str, Any], chain: tuple[str, ...]) -> bool:
