@@ -17,12 +17,17 @@ BINARY(Div, ANY, OMC_OP_DIVIDES, a, b, vdiv(a, b), g, over(g, dy(g), in(g, 1)),
 OMC_INLINE vmask differ(vacc_t m, vacc_t b) {
   return (m != vset(0)) & ((b < vset(0)) ^ (m < vset(0)));
 }
-/* The remainder has the sign of the divisor. It is NaN where the quotient overflows, as in
- * PyTorch's vectors, though not in the few elements that do not fill one. */
-OMC_INLINE vacc_t modulo(vacc_t a, vacc_t b) {
+/* NaN where the quotient overflows, as in PyTorch's vectors, though not in the few elements that do
+ * not fill one; else the remainder. */
+OMC_INLINE vacc_t within_range(vacc_t a, vacc_t b, vacc_t rest) {
   const acc_t most = sizeof(acc_t) == 4 ? (acc_t)0x1.000004p127 : (acc_t)0x1.0000000000002p1023;
-  const vacc_t m = vfmod(a, b), r = vblend(differ(m, b), m + b, m);
-  return vblend(vabs(a * vset((acc_t)0.5) / b) >= vset(most), vset((acc_t)NAN), r);
+  return vblend(vabs(a * vset((acc_t)0.5) / b) >= vset(most), vset((acc_t)NAN), rest);
+}
+OMC_INLINE vacc_t remainder_of(vacc_t a, vacc_t b) { return within_range(a, b, vfmod(a, b)); }
+/* The same with the sign of the divisor. */
+OMC_INLINE vacc_t modulo(vacc_t a, vacc_t b) {
+  const vacc_t m = vfmod(a, b);
+  return within_range(a, b, vblend(differ(m, b), m + b, m));
 }
 /* The quotient is taken of what is divisible, so that rounding cannot lift it over an integer. */
 OMC_INLINE vacc_t floor_divide(vacc_t a, vacc_t b) {
@@ -39,7 +44,7 @@ OMC_INLINE int64_t modulo_of(int64_t a, int64_t b) { return rest(a, b) + (differ
 OMC_INLINE int64_t floor_divide_of(int64_t a, int64_t b) {
   return omc_divide(a, b) - differs(a, b);
 }
-OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, rest); }
+OMC_INLINE vacc_t remainder_of(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, rest); }
 OMC_INLINE vacc_t modulo(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, modulo_of); }
 OMC_INLINE vacc_t floor_divide(vacc_t a, vacc_t b) { return OMC_LANES2(a, b, floor_divide_of); }
 #endif
@@ -54,8 +59,9 @@ static omc_value *times_taken(omc_grad *g, bool to_zero) {
                omc_unary(&g->b, OMC_OP_Floor, q));
 }
 #endif
-BINARY_WITH(Mod, ANY, OMC_OP_DIVIDES, i, a, b, i[0][0] != 0 ? vfmod(a, b) : modulo(a, b), g, dy(g),
-            neg(g, mul(g, dy(g), times_taken(g, i[0] != 0))), node, omc_node_int(node, "fmod") != 0)
+BINARY_WITH(Mod, ANY, OMC_OP_DIVIDES, i, a, b, i[0][0] != 0 ? remainder_of(a, b) : modulo(a, b), g,
+            dy(g), neg(g, mul(g, dy(g), times_taken(g, i[0] != 0))), node,
+            omc_node_int(node, "fmod") != 0)
 BINARY(FloorDiv, ANY, OMC_OP_DIVIDES, a, b, floor_divide(a, b), g, zeros(g), zeros(g))
 
 #ifdef OMC_RECORDS

@@ -72,7 +72,8 @@ def _is_named_tuple(cls: Any) -> bool:
     names = vars(cls).get("_fields")
     if cls.__bases__ != (tuple,) or not isinstance(names, tuple) or "__getattribute__" in vars(cls):
         return False
-    return all(type(vars(cls).get(name)) is _FIELD for name in names)
+    fields = [vars(cls).get(name) for name in names]
+    return all(type(field) is _FIELD and field.__reduce__()[1][0] == i for i, field in enumerate(fields))
 
 
 def _is_asked_plainly(cls: Any, names: frozenset[str]) -> bool:

@@ -185,3 +185,17 @@ def test_what_rms_norm_adds_to_the_mean_is_of_the_type_it_computes_in(dtype: tor
     few_steps = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(got, want, rtol=few_steps, atol=few_steps)
     torch.testing.assert_close(got_slope, slope, rtol=few_steps, atol=few_steps * float(slope.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_quotients_of_16_bits_are_rounded_where_pytorch_rounds_them(dtype: torch.dtype, mode: str) -> None:
+    def quotients(_s: Function, x: Tensor, y: Tensor) -> list[Tensor]:
+        by = [y, y[:1], 1.3203125, y.flatten()[7]]
+        return [torch.div(x, v, rounding_mode=mode) for v in by] + ([7.3 // y] if mode == "floor" else [])
+
+    x, y = (torch.rand(60, 50) * 8 + 0.1).to(dtype), (torch.rand(60, 50) * 2 + 0.1).to(dtype)
+    module = Function(quotients)
+    for expected, got in zip(module(x, y), ORTModule(module)(x, y), strict=True):
+        assert torch.equal(expected, got)

@@ -349,3 +349,16 @@ def test_outputs_that_go_back_in_ever_other_sets_end_in_pytorch() -> None:
         assert_same_state(ours, eager)
     assert 0 < refused <= 2
     assert "other outputs go back together" in ours.fallback_report()[-1].cause
+
+
+@pytest.mark.filterwarnings("ignore:ortmodule_c")
+def test_what_it_saves_may_not_change_within_the_forward() -> None:
+    def changed(s: Any, x: Tensor) -> Tensor:
+        h = s.l(x)
+        y = Product.apply(h, x)
+        h.add_(1)
+        return y + h
+
+    for m in pair(Function(changed, l=nn.Linear(4, 4))):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            m(torch.randn(3, 4)).sum().backward()

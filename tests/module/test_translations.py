@@ -285,6 +285,25 @@ def test_edges(row: tuple[str, Any]) -> None:
     assert_same_step(*pair(Function(lambda s, _: function(s.x), x=nn.Parameter(values))), IDS)
 
 
+@pytest.mark.parametrize(
+    "target", [torch.tensor([True, False, True, False, True]), torch.tensor([1, 0, 255, 1, 0]).byte()]
+)
+def test_targets_without_a_sign(target: Tensor) -> None:
+    def losses(s: Function, x: Tensor) -> Any:
+        y = s.l(x)
+        hinge = F.hinge_embedding_loss(y[:, 0], target, reduction="none")
+        return hinge, F.cosine_embedding_loss(y, x, target, 0.1, reduction="none")
+
+    assert_same_step(*pair(Function(losses, l=nn.Linear(6, 6))), torch.randn(5, 6))
+
+
+def test_remainders_whose_quotient_is_out_of_range() -> None:
+    x, y = torch.full((40,), 3e37), torch.full((40,), 1e-3)
+    for take in (torch.fmod, torch.remainder):
+        got = ORTModule(Function(lambda s, x, y, take=take: take(x, y)))(x, y)
+        assert take(x, y)[:32].isnan().all() and got.isnan().all()
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 def test_activations(activation: nn.Module) -> None:
     assert_same_step(*pair(nn.Sequential(nn.Linear(6, 6), activation)), torch.randn(4, 6))

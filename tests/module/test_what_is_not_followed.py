@@ -221,6 +221,12 @@ NOT_FOLLOWED: dict[str, tuple[Callable[[], Any], Read, Change, str]] = {
         lambda m, n: m.held.__setitem__(1, m.held[0] if n % 2 else []),
         "by identity",
     ),
+    "whether a list is one of several things": (
+        one_list,
+        lambda s, y: y * (2.0 if s.held[0] is (s.held[1] if s.held else None) else 3.0),
+        lambda m, n: m.held.__setitem__(1, m.held[0] if n % 2 else []),
+        "by identity",
+    ),
     "which lists have one id": (
         one_list,
         lambda s, y: y * (2.0 if id(s.held[0]) == id(s.held[1]) else 3.0),

@@ -209,29 +209,16 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 class _AsWritten(fx.Interpreter):
-    """Runs a graph whose regions without gradients were put in place; custom functions have no gradients in it."""
+    """Runs a graph whose regions without gradients were put in place, and custom functions with their own."""
 
     def run_node(self, n: fx.Node) -> Any:
         with torch.set_grad_enabled(not n.meta.get(UNGRADED)):
             return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is not custom_function.op():
-            return super().call_function(target, args, kwargs)
-        return _WithoutGradients.apply(args[1], *args[0])
-
-
-class _WithoutGradients(torch.autograd.Function):
-    """What autograd would warn of, where it came to the op that stands for a custom function."""
-
-    @staticmethod
-    def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.n_inputs = 1 + len(tensors)
-        return tuple(custom_function.op()(list(tensors), number))
-
-    @staticmethod
-    def backward(ctx: Any, *_grads: Tensor) -> tuple[None, ...]:
-        return (None,) * int(ctx.n_inputs)
+        if target is custom_function.op():  # of which autograd would warn
+            return custom_function.python_call(args[1])(args[0])
+        return super().call_function(target, args, kwargs)
 
 
 def _check_saved(module: fx.GraphModule) -> None:

@@ -216,10 +216,12 @@ def _compared(
     instructions: list[dis.Instruction], parameters: tuple[str, ...]
 ) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
     """The right sides of `is`, without constants; apart from them the parameters that are both sides of one."""
-    compared, paired = set(), set()
+    compared, paired = set[tuple[str, ...]](), set[str]()
     chain: tuple[str, ...] | None = ()
     for at, instruction in enumerate(instructions):
-        if instruction.opname == "IS_OP":
+        if instruction.opname == "IS_OP" and instruction.is_jump_target:  # one of several things
+            compared.add(())
+        elif instruction.opname == "IS_OP":
             sides = instructions[at - 2 : at]
             if all(i.opname == "LOAD_FAST" and i.argval in parameters for i in sides):
                 paired |= {i.argval for i in sides}

@@ -204,9 +204,11 @@ def floor_divide(b: Builder, x: Any, y: Any) -> Val:
 def div_mode(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Val:
     dtype = result_dtype(b)
     if rounding_mode == "trunc" and dtype.is_floating_point:
+        if dtype in HALVES and isinstance(y, Val) and y.rank:
+            raise Unsupported("a quotient of 16 bits, which PyTorch rounds before it leaves out the fraction")
         return _divided_to_zero(b, x, y, dtype)
-    if rounding_mode == "floor" and dtype == torch.float16:
-        raise Unsupported("a floored quotient of float16, each step of which PyTorch rounds")
+    if rounding_mode == "floor" and (dtype == torch.float16 or (dtype in HALVES and isinstance(y, Val))):
+        raise Unsupported("a floored quotient of 16 bits, each step of which PyTorch rounds")
     return arithmetic(b, "FloorDiv" if rounding_mode == "floor" else "Div", x, y)
 
 
@@ -226,6 +228,8 @@ def _without_fraction(b: Builder, x: Val) -> Val:
 
 @translates(aten.trunc.default)
 def trunc(b: Builder, x: Val) -> Val:
+    if x.dtype == torch.bool:
+        raise Unsupported("arithmetic on bools")
     return _without_fraction(b, x) if x.dtype.is_floating_point else x
 
 

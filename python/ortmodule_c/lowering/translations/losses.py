@@ -15,6 +15,7 @@ from .registry import aten, axes_of, computed_in, need_float, result_dtype, tran
 NONE, MEAN, SUM = 0, 1, 2  # PyTorch's codes of `reduction`
 _REDUCTIONS = {NONE: "none", MEAN: "mean", SUM: "sum"}
 _NO_LABEL = -(1 << 62)
+_TINY = float(torch.tensor(1e-12, dtype=torch.float32))  # of float32 in any dtype
 
 
 def reduce_loss(b: Builder, loss: Val, reduction: int) -> Val:
@@ -136,9 +137,6 @@ def _weighted(
     return _differentiated(b, loss, terms[0] if len(terms) == 1 else b.emit("Add", *terms), reduction)
 
 
-_LEAST_SPREAD = float(torch.tensor(1e-12, dtype=torch.float32))
-
-
 @translates(aten.binary_cross_entropy.default)
 def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: int = MEAN) -> Val:
     """Its logarithms are at least -100 and the divisor of its slope at least a float32 1e-12, in any dtype."""
@@ -154,7 +152,7 @@ def bce(b: Builder, x: Val, target: Val, weight: Val | None = None, reduction: i
     loss = b.emit("Sub", b.emit("Mul", b.emit("Sub", t, one), of_none), b.emit("Mul", t, of_one))
 
     def of_x(v: Val) -> Val:
-        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), b.const(_LEAST_SPREAD, x.dtype))
+        spread = b.emit("Clip", b.emit("Mul", b.emit("Sub", one, p), p), b.const(_TINY, x.dtype))
         return b.emit("Mul", b.emit("Div", v, spread), b.emit("Sub", p, t))
 
     def of_target(v: Val) -> Val:
@@ -304,7 +302,7 @@ def cosine_embedding(b: Builder, x: Val, y: Val, target: Val, margin: float = 0.
     def summed(v: Val, w: Val) -> Val:
         return reduce(b, "ReduceSum", arithmetic(b, "Mul", v, w), [target.rank], False)
 
-    squares = [arithmetic(b, "Add", summed(v, v), 1e-12) for v in (x, y)]
+    squares = [arithmetic(b, "Add", summed(v, v), _TINY) for v in (x, y)]
     cosine = arithmetic(b, "Div", summed(x, y), b.emit("Sqrt", arithmetic(b, "Mul", *squares)))
     parts = {1: arithmetic(b, "Sub", 1, cosine), -1: clamp(b, arithmetic(b, "Sub", cosine, margin), 0)}
     zero = b.const(0.0, cosine.dtype)
@@ -313,6 +311,7 @@ def cosine_embedding(b: Builder, x: Val, y: Val, target: Val, margin: float = 0.
 
 
 def _is(b: Builder, target: Val, sign: int) -> Val:
+    target = b.cast(target, torch.int64) if target.dtype == torch.bool else target
     return b.emit("Equal", target, b.scalar(sign, target.dtype))
 
 

@@ -268,6 +268,8 @@ def cosine_similarity(b: Builder, x: Val, y: Val, dim: int = 1, eps: float = 1e-
 
 @translates(aten.trace.default)
 def trace(b: Builder, x: Val) -> Val:
+    if x.dtype == torch.bool:
+        raise Unsupported("a trace of bools")
     elements = diagonal_of(b, x, 0, 0, 1, torch.sym_min(*x.dims))
     return reduce(b, "ReduceSum", b.cast(elements, result_dtype(b)), [0], False)
 
