@@ -114,8 +114,6 @@ OMC_INLINE vacc_t vfmod(vacc_t a, vacc_t b); /* exact, of the sign of a */
 OMC_INLINE vacc_t vsigmoid(vacc_t x);        /* 1 / (1 + exp(-x)) */
 #endif
 
-#include "cpu/vec_impl.h"
-
 #include "cpu/vec_functions.h"
 
 #endif

@@ -1,6 +1,8 @@
-/* Bodies of the functions of cpu/vec.h, which includes this file and is the one to include. */
+/* Bodies of the functions of cpu/vec.h, which is the one to include. */
 #ifndef OMC_CPU_VEC_FUNCTIONS_H
 #define OMC_CPU_VEC_FUNCTIONS_H
+
+#include "cpu/vec_impl.h"
 
 #if OMC_IS_FLOAT
 

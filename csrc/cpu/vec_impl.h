@@ -1,4 +1,4 @@
-/* Bodies of the verbs of cpu/vec.h, which includes this file and is the one to include.
+/* Bodies of the verbs of cpu/vec.h, which is the one to include.
  *
  * Generic vectors say most of it. OMC_V(verb) is the machine's own instruction where the generic
  * form is slow: an intrinsic of the vector's width, defined for x86-64 only. */

@@ -240,17 +240,15 @@ class _Held:
                 is_all = is_all and of_set is None
                 asked += s.inputs if of_set is None else of_set
         now.is_complete = not self._others_follow(now)
-        if now.opened is None:
-            now.opened = call.opened()
+        opened = now.opened or call.opened()
+        now.opened = None if now.is_complete else opened
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             inputs, now.results, is_left = call.go_back(
-                now.grads, None if is_all else tuple(sorted(asked)), now.opened, others_follow=not now.is_complete
+                now.grads, None if is_all else tuple(sorted(asked)), opened, others_follow=not now.is_complete
             )
         self._call = call if is_left else None
         now.origins = _origins(inputs, self._in_grads, now.grads)
         now.made_of = now.given
-        if now.is_complete:
-            now.opened = None
 
     def _others_follow(self, now: _Backward) -> bool:
         """Whether nodes of outputs are still to be called, as those of a queue of another device may be.

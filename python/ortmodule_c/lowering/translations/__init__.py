@@ -1,6 +1,6 @@
 """Training-exact translations of ATen ops, by family."""
 
-from . import conv, elementwise, indexing, losses, nn, recurrent, reduce, shape
+from . import conv, division, elementwise, indexing, losses, nn, recurrent, reduce, shape
 from .registry import TABLE
 
-__all__ = ["TABLE", "conv", "elementwise", "indexing", "losses", "nn", "recurrent", "reduce", "shape"]
+__all__ = ["TABLE", "conv", "division", "elementwise", "indexing", "losses", "nn", "recurrent", "reduce", "shape"]

@@ -1,4 +1,4 @@
-"""Layers: linear algebra, normalisation, dropout, attention, embedding, classification losses."""
+"""Layers: linear algebra, normalisation, dropout, attention, embedding."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Reductions, scans and losses made of them."""
+"""Reductions, scans and what is made of them."""
 
 import math
 from typing import Any
