@@ -6,6 +6,7 @@ import collections
 import contextvars
 import dataclasses
 import functools
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -218,6 +219,23 @@ def _variable(value: Any) -> Any:
     return variable
 
 
+def _of_thread(value: Any) -> Any:
+    holder = threading.local()
+    holder.a = value
+    return holder
+
+
+_BEHIND: dict[int, dict[str, Any]] = {}  # of what only shows a dictionary
+
+
+def _shown(value: Any) -> Any:
+    state = {"a": value}
+    shown = types.MappingProxyType(state)
+    _BEHIND[id(shown)] = state
+    _KEPT.append(shown)
+    return shown
+
+
 def put_in_cell(function: Any, value: Any) -> None:
     function.__closure__[0].cell_contents = value
 
@@ -296,6 +314,9 @@ HOLDERS: dict[str, tuple[Make, str, Put | None]] = {
     "keyword": (_keyword, "{}()", _keyword_defaults),
     "attributed": (_function_attribute, "{}.a", _put()),
     "partial": (lambda v: functools.partial(_give, value=v), "{}()", lambda h, v: h.keywords.update(value=v)),
+    "partialattribute": (_with(lambda: functools.partial(_give)), "{}.a", _put()),
+    "thread": (_of_thread, "{}.a", setattr_a),
+    "shown": (_shown, '{}["a"]', lambda h, v: _BEHIND[id(h)].update(a=v)),
     "bound": (lambda v: _with(Property, "_a")(v).get, "{}()", lambda h, v: setattr(h.__self__, "_a", v)),
     "module": (_python_module, "{}.a", _put()),
     "weak": (_weak, "{}().a", lambda h, v: setattr(h(), "a", v)),

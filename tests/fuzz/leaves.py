@@ -45,7 +45,19 @@ def times(value: float, by: float = 1.0) -> float:
     return value * by
 
 
+class Which(torch.nn.Module):
+    """Asked which one it is."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def is_it(self, other: Any) -> bool:
+        return self is other
+
+
 KEPT = [[1.0]]
+ONE = Which()
 Number = Callable[[int], Any]
 
 # What makes one, different each time, and what the forward makes of it.
@@ -66,6 +78,9 @@ LEAVES: dict[str, tuple[Number, str]] = {
     "stop": (lambda n: range(0, n, n), "{}.stop"),
     "decimal": (lambda n: decimal.Decimal("1." + "0" * n), "len(str({}))"),
     "identity": (lambda n: [KEPT[0], [1.0] if n % 2 else KEPT[0]], "(2.0 if {0}[0] is {0}[1] else 3.0)"),
+    "pair": (lambda n: [KEPT[0], [1.0] if n % 2 else KEPT[0]], "(2.0 if are_one(*{}) else 3.0)"),
+    "which": (lambda n: [ONE, Which() if n % 2 else ONE], "(2.0 if {0}[0].is_it({0}[1]) else 3.0)"),
+    "ofmodule": (lambda n: Which(float(n)), "{}.scale"),
     "numbers": (lambda n: {(1,)} if n % 2 else {(1.0,)}, "len(str(next(iter({}))))"),
     "set": (lambda n: {1, n}, "sum({})"),
     "frozen": (lambda n: frozenset({1, n}), "sum({})"),

@@ -26,7 +26,7 @@ from ortmodule_c import DebugOptions, ORTModule
 # What the first way refuses to follow, as README says.
 NOT_FOLLOWED = frozenset(
     {
-        *("identity", "ndarray", "fromnumpy", "array", "bytearray", "deque"),
+        *("identity", "pair", "which", "thread", "ndarray", "fromnumpy", "array", "bytearray", "deque"),
         *("weak", "variable", "computedofmodule", "computedofclass", "reduced"),
         *("namespace", "default", "ownlist", "ownlistattribute", "state"),
     }
@@ -47,6 +47,9 @@ SOURCE = """
 def helper():
     return ROOT
 
+def are_one(a, b):
+    return a is b
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -54,6 +57,8 @@ class Net(nn.Module):
         self.child = nn.Identity()
 
     def forward(self, x, root=None):
+        if self.breaks and x.sum() > 1e9:
+            x = x + 1
         return self.l(x) * self.read(self, x, root) if self.own else self.l(x) * READ
 
 def reader(root=None):
@@ -92,7 +97,9 @@ class Program:
         self._in_place = self._leaf in IN_PLACE and r.random() < 0.3
         self.words = f"{self._root} {' '.join(self._path)} {self._leaf}, changed "
         self.words += "in place" if self._in_place else f"at {self._at}"
-        self.followed = self._root != "argument" and not NOT_FOLLOWED & {*self._path, self._leaf}
+        breaks = r.random() < 0.3
+        self.words += ", two graphs" if breaks else ""
+        self.followed = self._root != "argument" and not breaks and not NOT_FOLLOWED & {*self._path, self._leaf}
         self._values = self._build(0)
         self._scope: dict[str, Any] = {
             "torch": torch,
@@ -109,7 +116,7 @@ class Program:
         source = SOURCE.replace("READ_CLOSED", expression if closed else "1.0")
         exec(source.replace("READ", "1.0" if closed else expression), self._scope)
         self.module: Any = self._scope["Net"]()
-        self.module.own = closed
+        self.module.own, self.module.breaks = closed, breaks
         self.module.read = self._scope["reader"](None)
         self._put_root()
 

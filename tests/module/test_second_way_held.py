@@ -454,3 +454,30 @@ def test_classes_of_a_metaclass_that_only_writes_are_read_by_a_graph() -> None:
         assert Doubled.scale == 2 * scale
         close(ours(x), eager(x))
     assert not ours.fallback_report()
+
+
+class Answering:
+    """Has no attribute but those that it knows, and says so in its own way."""
+
+    def __getattr__(self, name: str) -> Any:
+        return {"scale": 2.0}[name]
+
+
+class Asking(nn.Module):
+    settings = Answering()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            x = x + 1
+        return self.l(x) * self.settings.scale
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_object_that_raises_its_own_errors_is_not_asked_what_it_is() -> None:
+    eager = Asking()
+    x = torch.randn(2, 4)
+    close(ORTModule(eager)(x), eager(x))

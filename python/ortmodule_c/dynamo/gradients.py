@@ -6,7 +6,7 @@ then, so that it has to be known beforehand: from the code that the forward name
 
 import itertools
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -26,7 +26,7 @@ def asks_to_differentiate_gradients(module: nn.Module) -> str:
     seen: set[CodeType] = set()
     while todo:
         value = todo.pop()
-        for function in functions_of(getattr(value, "__func__", value)):
+        for function in functions_of(value.__func__ if isinstance(value, MethodType) else value):
             if function.__code__ in seen or is_trusted(function.__code__.co_filename, function.__globals__):
                 continue
             seen.add(function.__code__)
@@ -49,7 +49,7 @@ def _named(code: CodeType, scope: dict[str, Any], classes: list[Any]) -> Iterato
         elif not isinstance(value, type):
             yield value
         for cls in classes:
-            yield getattr(cls, name, None)
+            yield next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

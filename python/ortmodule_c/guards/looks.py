@@ -63,7 +63,9 @@ class Looks:
     compared
         What it asks other things to be: a variable from outside and names of attributes; nothing for what is no such.
     paired
-        The parameters of which it asks whether they are one.
+        The parameters of which it asks whether they are one, and those alone that it compares with other things.
+    fixed
+        The parameters that it never sets.
     hidden
         What it calls to look past all lookups, or nothing.
     passes_by
@@ -84,7 +86,8 @@ class Looks:
     names_are_constant: bool
     whole_self: bool
     compared: frozenset[tuple[str, ...]]
-    paired: frozenset[str]
+    paired: frozenset[tuple[str, ...]]
+    fixed: frozenset[str]
     hidden: str
     passes_by: bool
     raw: bool
@@ -111,8 +114,10 @@ def looks(code: CodeType) -> Looks:
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     everything = list(dis.get_instructions(code))
     kinds = [i for second in map(_second_argument, _after(_CHECKS, everything)) for i in second]
-    typed, asks_types = _typed(instructions, parameters, {i.offset for i in kinds})
-    compared, paired = _compared(instructions, parameters)
+    stored = {i.argval for i in instructions if i.opname.startswith(("STORE_", "DELETE_"))}
+    fixed = frozenset(parameters) - stored
+    typed, asks_types = _typed(instructions, fixed, {i.offset for i in kinds})
+    compared, paired = _compared(instructions, parameters, fixed)
     hidden = hidden or _given_away(instructions)
     names = [_text(second) for second in map(_second_argument, _after(BY_NAME, everything))]
     return Looks(
@@ -123,6 +128,7 @@ def looks(code: CodeType) -> Looks:
         "__dict__" in named,
         frozenset({()}) if named & _IDENTITY else compared,
         paired,
+        fixed,
         hidden,
         passes_by,
         bool(RAW & (named | strings) or "__dict__" in strings or ("LOAD_SUPER_ATTR", "__dict__") in loaded),
@@ -184,21 +190,18 @@ def _letter(i: dis.Instruction, owner: str) -> str:
     return _LETTERS.get((i.opname, i.argval), _LETTERS.get(i.opname, "?"))
 
 
-def _typed(
-    instructions: list[dis.Instruction], parameters: tuple[str, ...], kinds: set[int]
-) -> tuple[frozenset[str], bool]:
-    """The parameters whose type it asks for, and whether it may ask for that of anything else but to raise it.
+def _typed(instructions: list[dis.Instruction], fixed: frozenset[str], kinds: set[int]) -> tuple[frozenset[str], bool]:
+    """Those whose type it asks for, and whether it may ask for the type of anything else but to raise it.
 
     At the offsets `kinds` it asks only whether something is a type, which no number is.
     """
-    stored = {i.argval for i in instructions if i.opname.startswith(("STORE_", "DELETE_"))}
     typed = set()
     for at, instruction in enumerate(instructions):
         if instruction.opname in _GLOBAL and instruction.argval == "type" and instruction.offset not in kinds:
             then = instructions[at + 1 :]
-            of_parameter = then[0].opname in ("LOAD_FAST", "LOAD_DEREF") and then[0].argval in parameters
+            of_parameter = then[0].opname in ("LOAD_FAST", "LOAD_DEREF") and then[0].argval in fixed
             called = then[1].opname in ("PRECALL", "CALL") and then[1].arg == 1
-            if of_parameter and called and then[0].argval not in stored:
+            if of_parameter and called:
                 typed.add(then[0].argval)
             elif next(i.opname for i in then if not i.opname.startswith(_STRAIGHT)) != "RAISE_VARARGS":
                 return frozenset(), True
@@ -213,10 +216,10 @@ def _is_number(instructions: list[dis.Instruction]) -> bool:
 
 
 def _compared(
-    instructions: list[dis.Instruction], parameters: tuple[str, ...]
-) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
-    """The right sides of `is`, without constants; apart from them the parameters that are both sides of one."""
-    compared, paired = set[tuple[str, ...]](), set[str]()
+    instructions: list[dis.Instruction], parameters: tuple[str, ...], fixed: frozenset[str]
+) -> tuple[frozenset[tuple[str, ...]], frozenset[tuple[str, ...]]]:
+    """The right sides of `is`, without constants; apart from them the parameters that are sides of one."""
+    compared, paired = set[tuple[str, ...]](), set[tuple[str, ...]]()
     chain: tuple[str, ...] | None = ()
     for at, instruction in enumerate(instructions):
         if instruction.opname == "IS_OP" and instruction.is_jump_target:  # one of several things
@@ -224,7 +227,9 @@ def _compared(
         elif instruction.opname == "IS_OP":
             sides = instructions[at - 2 : at]
             if all(i.opname == "LOAD_FAST" and i.argval in parameters for i in sides):
-                paired |= {i.argval for i in sides}
+                paired.add(tuple(i.argval for i in sides))
+            elif chain == () and (side := _parameter(sides, fixed)):
+                paired.add((side,))
             elif chain is not None:
                 compared.add(chain)
         elif instruction.opname == "LOAD_ATTR":
@@ -234,6 +239,15 @@ def _compared(
         else:
             chain = (instruction.argval,) if instruction.opname in (*_GLOBAL, "LOAD_DEREF") else ()
     return frozenset(compared), frozenset(paired)
+
+
+def _parameter(sides: list[dis.Instruction], fixed: frozenset[str]) -> str:
+    """The one of the two sides of `is` that is one of these parameters, whichever way was taken to there."""
+    left, right = sides
+    if right.opname == "LOAD_FAST" and right.argval in fixed:
+        return str(right.argval)
+    is_left = right.opname == "LOAD_FAST" and left.opname == "LOAD_FAST" and not right.is_jump_target
+    return left.argval if is_left and left.argval in fixed else ""
 
 
 def _given_away(instructions: list[dis.Instruction]) -> str:

@@ -161,7 +161,11 @@ class Places:
     def _partial(self, value: Any, what: str) -> None:
         for name in ("func", "args", "keywords"):
             self._hold(value, name, getattr(value, name), what)
-        self._freeze(value.__dict__, what)
+        self._hold_content(value, vars, what)
+
+    def _mapping(self, value: types.MappingProxyType[Any, Any], what: str) -> None:
+        """What only shows a dictionary; others may write into that."""
+        self._hold_content(value, dict, what)
 
     def _descriptor(self, value: Any, what: str) -> None:
         for part in parts(value):
@@ -329,6 +333,7 @@ _OF_KIND: dict[Any, _Hold] = {
     decimal.Decimal: Places._decimal,
     types.MethodType: Places._method,
     functools.partial: Places._partial,
+    types.MappingProxyType: Places._mapping,
 }
 
 

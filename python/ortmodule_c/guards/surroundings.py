@@ -11,21 +11,24 @@ import contextvars
 import dataclasses
 import dis
 import enum
+import functools
 import inspect
 import random
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import NotExportable, NotRunnable
-from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
+from .anatomy import Seen, dict_of, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
 from .frames import is_trusted_module
+from .given import Given
 from .held import INTERNAL, MISSING, Held
-from .looks import Looks
+from .looks import Looks, looks
 from .watch import Watch
 
 # What Dynamo has Python call, and traces no code of: of classes, and of members of enumerations.
@@ -35,6 +38,7 @@ _CALLED_OF_MEMBERS = frozenset(
     | {"__lt__", "__le__", "__gt__", "__ge__"}
 )
 _HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
+_OF_ELEMENTS = (*_HASHED, *_COMPARED)
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _MOST_CALLED = 1000  # functions, of which Dynamo traces none; what leads to more leads to all of a library
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
@@ -47,8 +51,8 @@ class Surroundings(Watch):
     ----------
     module
         What was traced.
-    arguments
-        What of its arguments is told apart by identity.
+    given
+        Its arguments.
     traced
         The code that was: no other is looked at.
 
@@ -65,20 +69,25 @@ class Surroundings(Watch):
     )
     _ORDER = frozenset({"vars", "dir", "__dict__"})  # give attributes in their order
 
-    def __init__(self, module: nn.Module, arguments: Sequence[Any], traced: Collection[types.CodeType]) -> None:
+    def __init__(self, module: nn.Module, given: Given, traced: Collection[types.CodeType]) -> None:
         super().__init__(module)
         self._traced = traced
         self._by_order = any(not self._ORDER.isdisjoint(code.co_names) for code in traced)
         self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
+        pairs = [code for code in traced if any(len(pair) > 1 for pair in looks(code).paired)]
+        if pairs and given.nested:
+            self._refuse_identity(pairs[0].co_qualname)
+        self._compares_pairs = bool(pairs)
+        self._compares_owner: set[types.CodeType] = set()  # asks if something is the object that it is a method of
         self._is_called = self._calls_in_turn = False  # what is being entered
         for m in module.modules():
             self._object(m, type(m).__name__)
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
                 self._function(function)
                 self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
-        for value in arguments:
+        for value in given.objects:
             self._freeze(value, "an argument")
         while self._to_enter:
             code, function = self._to_enter.popitem()
@@ -93,6 +102,11 @@ class Surroundings(Watch):
 
     def as_they_are(self) -> Held:
         """What they are now."""
+        for code in self._compares_owner:
+            classes = {id(state) for state, *_ in self._owners.get(code, ())}
+            others = [type(s.owner) for s in self._seen.values() if not isinstance(s.owner, nn.Module)]
+            if not classes or any(id(dict_of(c)) in classes for cls in others for c in cls.__mro__):
+                self._refuse_identity(code.co_qualname)
         return Held(*self._held((), set(), ()))
 
     def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> Any:
@@ -113,11 +127,18 @@ class Surroundings(Watch):
             self.refuse(f"{what} holds what is equal by a function of its own", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
+        if self._compares_pairs and kind is not None and id(value) not in self._frozen:
+            within = functools.partial(_which_are_within, value)
+            self._hold_itself(within, None, within(), what)
         return super()._freeze(value, what)
 
     def _refuse_kind(self, value: Any, what: str) -> None:
         if isinstance(value, contextvars.ContextVar):
             self._hold_content(value, _now_in, what)
+        elif isinstance(value, threading.local):  # of each thread another; modules in it are guarded by nobody
+            state = _of_this_thread(value)
+            self._hold_itself(functools.partial(_which_thread, value), None, id(state), f"the thread that has {what}")
+            self._add_names(state, what)
         elif isinstance(value, weakref.ReferenceType):  # what it leads to is guarded by nobody
             self.refuse(what, NotRunnable)
 
@@ -131,6 +152,14 @@ class Surroundings(Watch):
     def _check(self, look: Looks, code: types.CodeType, frame: types.FrameType) -> None:
         if not self._is_called:
             super()._check(look, code, frame)
+
+    def _check_pairs(self, look: Looks, code: types.CodeType) -> None:
+        """Which of several arguments are one is for Dynamo, and which objects are is held but for what has elements."""
+        owner = code.co_varnames[:1]
+        if any(len(pair) == 1 and pair != owner for pair in look.paired):
+            self._refuse_identity(code.co_qualname)
+        elif owner in look.paired:
+            self._compares_owner.add(code)
 
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
@@ -175,6 +204,8 @@ class Surroundings(Watch):
             return
         if value is sys.modules:
             return
+        if self._compares_pairs and isinstance(value, _OF_ELEMENTS):
+            self._hold_itself(functools.partial(_which_is_at, holder, key), None, id(value), what)
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
 
@@ -210,6 +241,26 @@ def _of_class(value: Any, name: str) -> Any:
 def _is_generated(code: types.CodeType) -> bool:
     """Whether a data class made it, which calls nothing by name; what equalities it comes to is for who holds them."""
     return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
+
+
+def _which_is_at(holder: Any, key: Any) -> int:
+    """Which list, or the like, lies at a place."""
+    return id(holder.get(key) if type(holder) is dict else getattr(holder, key, None))
+
+
+def _which_are_within(value: Any) -> tuple[int, ...]:
+    """Which lists, or the like, lie in another."""
+    elements = dict.values(value) if isinstance(value, dict) else value
+    return tuple([id(v) for v in elements if isinstance(v, _OF_ELEMENTS)])
+
+
+def _of_this_thread(value: threading.local) -> dict[str, Any]:
+    state: dict[str, Any] = value.__dict__
+    return state
+
+
+def _which_thread(value: threading.local) -> int:
+    return id(_of_this_thread(value))
 
 
 def _now_in(variable: contextvars.ContextVar[Any]) -> list[Any]:

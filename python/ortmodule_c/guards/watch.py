@@ -19,6 +19,7 @@ import os
 import random
 import re
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -178,7 +179,7 @@ class Watch(Instances):
         if cls.__module__.split(".")[0] == _OURS:
             self._freeze(getattr(value, "module", None), what)  # a wrapper
             return
-        if not is_of_python(cls, *self.bases):
+        if not is_of_python(cls, *self.bases) or isinstance(value, threading.local):
             self._refuse_kind(value, f"{what} is or holds a {cls.__module__}.{cls.__qualname__}")
             return
         if isinstance(value, _WITH_CONTENT):
@@ -252,9 +253,7 @@ class Watch(Instances):
         if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
             self._refuse_identity(code.co_qualname)
         if look.paired:
-            given = [frame.f_locals.get(name) for name in look.paired]
-            tensors = all(v is None or isinstance(v, Tensor) for v in given)
-            self._refuse_identity(code.co_qualname, NotExportable if tensors else NotRunnable)
+            self._check_pairs(look, code)
         if look.names & BY_NAME and not look.names_are_constant:
             self._see_own(frame)
             self.frames.follow(code, self._see_own)
@@ -274,6 +273,21 @@ class Watch(Instances):
     def _refuse_identity(self, who: str, kind: type[NotExportable] = NotRunnable) -> NoReturn:
         """TorchDynamo sees which arguments are one, but not which lists are, nor what was there before."""
         self.refuse(f"{who} may compare tensors, or what is held by value, by identity", kind)
+
+    def _check_pairs(self, look: Looks, code: types.CodeType) -> None:
+        """Refuse whenever things are compared that may be exchanged for others.
+
+        None of it is a submodule, wherever that may be read, without being seen.
+        """
+        self.frames.follow(code, functools.partial(self._check_pairs_of, look))
+
+    def _check_pairs_of(self, look: Looks, frame: types.FrameType) -> None:
+        for pair in look.paired:
+            given = [frame.f_locals.get(name) for name in pair]
+            if any(id(frame.f_locals.get(name)) in self._own for name in look.fixed.intersection(pair)):
+                continue
+            tensors = len(pair) > 1 and all(v is None or isinstance(v, Tensor) for v in given)
+            self._refuse_identity(frame.f_code.co_qualname, NotExportable if tensors else NotRunnable)
 
     def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
         if any(issubclass(type(frame.f_locals.get(name)), _SIZES) for name in typed):
