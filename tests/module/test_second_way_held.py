@@ -481,3 +481,18 @@ def test_an_object_that_raises_its_own_errors_is_not_asked_what_it_is() -> None:
     eager = Asking()
     x = torch.randn(2, 4)
     close(ORTModule(eager)(x), eager(x))
+
+
+def test_what_a_function_without_a_graph_reads_is_held() -> None:
+    base = type("Base", (), {"get": lambda self: bytearray([1, 2])})
+    held = type("Derived", (base,), {})()
+
+    def read(self: Any, x: Tensor) -> Any:
+        return held.get()[1]  # at which Dynamo breaks a graph that has no ops
+
+    eager = Function(lambda s, x: s.l(x) * s.read(s, x), l=nn.Linear(4, 4), read=read)
+    ours = ORTModule(eager, DebugOptions(capture="dynamo"))
+    x = torch.randn(2, 4)
+    close(ours(x), eager(x))
+    base.get = lambda self: bytearray([1, 3])  # type: ignore[attr-defined]
+    close(ours(x), eager(x))

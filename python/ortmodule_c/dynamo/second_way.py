@@ -11,7 +11,7 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import signature
 from types import CodeType
@@ -21,9 +21,10 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo import config, convert_frame, eval_frame, utils
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, unimplemented
+from torch._dynamo.exc import FailOnRecompileLimitHit, SkipFrame, TorchDynamoException, unimplemented
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.utils import calculate_time_spent, counters, graph_break_reasons
+from torch._dynamo.utils import calculate_time_spent, count_calls, counters, graph_break_reasons
 from torch._dynamo.variables.lazy import LazySymNodeFormatString
 from torch._dynamo.variables.misc import AutogradFunctionVariable, StringFormatVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
@@ -111,6 +112,22 @@ def _broken_out(
     return broken
 
 
+def _judged(compile_subgraph: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo's function that ends a graph: of one without ops, which no backend sees, it is held what its code read."""
+
+    @functools.wraps(compile_subgraph)
+    def judged(output: OutputGraph, *args: Any, **kwargs: Any) -> Any:
+        heard: _Heard | None = getattr(_heard, "heard", None)
+        if heard is not None and not count_calls(output.graph):
+            try:
+                heard.judge(output.traced_code)
+            except NotRunnable as error:
+                raise SkipFrame(str(error)) from error  # Python runs it
+        return compile_subgraph(output, *args, **kwargs)
+
+    return judged
+
+
 def _in_vmap(*_: Any, **__: Any) -> bool:
     """Whether a call of ``torch.vmap`` is traced."""
     levels = torch._C._functorch.get_interpreter_stack() or ()
@@ -135,6 +152,7 @@ AutogradFunctionVariable.call_apply = _broken_out(  # type: ignore[method-assign
     "TorchDynamo would trace its forward alone",
     _in_vmap,
 )
+OutputGraph.compile_subgraph = _judged(OutputGraph.compile_subgraph)  # type: ignore[method-assign]
 SideEffects.store_attr = _broken_out(  # type: ignore[method-assign]
     SideEffects.store_attr,
     "attribute of a class written by its metaclass",
@@ -189,8 +207,15 @@ convert_frame.compile_lock = _CompileLock()  # type: ignore[assignment]
 
 @dataclass
 class _Heard:
-    """What Dynamo says during one run: in its log, of breaks, of what else it met, and how long it compiled."""
+    """What Dynamo says during one run: in its log, of breaks, of what else it met, and how long it compiled.
 
+    Attributes
+    ----------
+    judge
+        Holds what code may read that Dynamo has traced.
+    """
+
+    judge: Callable[[Iterable[CodeType]], None]
     records: list[logging.LogRecord] = field(default_factory=list)
     breaks: list[Any] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)
@@ -208,9 +233,9 @@ class _Heard:
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[_Heard]:
+def _listening(judge: Callable[[Iterable[CodeType]], None]) -> Iterator[_Heard]:
     before = getattr(_heard, "heard", None)
-    _heard.heard = heard = _Heard()
+    _heard.heard = heard = _Heard(judge)
     try:
         yield heard
     finally:
@@ -289,7 +314,7 @@ class SecondWay:
             return self._module(*args, **kwargs), cause
         n_graphs, n_records = len(self._graphs), len(self._report.records())
         _open_sizes(args, kwargs)
-        with self._settings, _listening() as heard:
+        with self._settings, _listening(functools.partial(self.judge, version)) as heard:
             try:
                 result = version.compiled.forward(*args, **kwargs)
             except (TorchDynamoException, FailOnRecompileLimitHit) as error:  # asked for one graph, it has run nothing
@@ -362,11 +387,12 @@ class SecondWay:
         """Hold a graph for as long as this is there."""
         self._graphs.append(graph)
 
-    def judge(self, version: "_Version") -> None:
+    def judge(self, version: "_Version", traced: Iterable[CodeType]) -> None:
         """Hold what the code that Dynamo has traced may read.
 
         Raise, before anything runs, if that cannot be held, or if Dynamo sees something otherwise than eager.
         """
+        version.traced.update(traced)
         named = next(filter(None, map(named_and_missed, version.traced)), "")
         cause = f"the forward asks for {named}{_OTHERWISE}" if named else ""
         try:
@@ -456,8 +482,7 @@ def _compile(
 ) -> Callable[..., Any]:
     of, serving = way(), version()
     assert of is not None and serving is not None  # it is within a call of them
-    serving.traced.update(TracingContext.get_traced_code() or ())
-    of.judge(serving)
+    of.judge(serving, TracingContext.get_traced_code() or ())
     compiled = Compiled(graph, examples, report, max_graphs, files)
     of.keep(compiled)
     return functools.partial(_run, weakref.ref(compiled))

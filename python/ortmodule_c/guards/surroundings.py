@@ -80,6 +80,7 @@ class Surroundings(Watch):
         if pairs and given.nested:
             self._refuse_identity(pairs[0].co_qualname)
         self._compares_pairs = bool(pairs)
+        self._where: dict[int, tuple[int, Any]] = {}  # lists and the like lie
         self._compares_owner: set[types.CodeType] = set()  # asks if something is the object that it is a method of
         self._is_called = self._calls_in_turn = False  # what is being entered
         for m in module.modules():
@@ -130,7 +131,16 @@ class Surroundings(Watch):
         if self._compares_pairs and kind is not None and id(value) not in self._frozen:
             within = functools.partial(_which_are_within, value)
             self._hold_itself(within, None, within(), what)
+            for at, which in enumerate(within()):
+                self._lies_at(id(value), at, which, what)
         return super()._freeze(value, what)
+
+    def _lies_at(self, holder: int, key: Any, which: int, what: str) -> None:
+        """Refuse a list, or the like, that lies at two places: in tuples Dynamo takes it for two."""
+        if self._where.setdefault(which, (holder, key)) != (holder, key):
+            self.refuse(
+                f"{what} is a list, or the like, that is elsewhere too and may be compared by identity", NotRunnable
+            )
 
     def _refuse_kind(self, value: Any, what: str) -> None:
         if isinstance(value, contextvars.ContextVar):
@@ -206,6 +216,7 @@ class Surroundings(Watch):
             return
         if self._compares_pairs and isinstance(value, _OF_ELEMENTS):
             self._hold_itself(functools.partial(_which_is_at, holder, key), None, id(value), what)
+            self._lies_at(id(holder), key, id(value), what)
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
 
