@@ -58,6 +58,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Any]] = {
     "detach": lambda y: y * y.detach(),
     "isnan": lambda y: (y, (y.log()).isnan()),
     "lerp": lambda y: torch.lerp(y, y * 2, 0.3) + torch.addcmul(y, y, y, value=2),
+    "quotient added": lambda y: torch.addcdiv(y, y[0], y.abs() + 1, value=0.3),
 }
 SHAPES: dict[str, Callable[[Tensor], Any]] = {
     "slices": lambda y: (y[1:, ::2], y[:, -1], y[..., None, 1:-1], y.narrow(1, 2, 3), y[0]),
@@ -78,6 +79,9 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y.reshape(2, -1).mT,
     ),
     "circular pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "circular"), F.pad(y[None], (6, 0), "circular")),
+    "reflected pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "reflect"), F.pad(y, (5, 0), "reflect")),
+    "replicated pads": lambda y: (F.pad(y[None, None], (1, 2, 0, 3), "replicate"), F.pad(y, (7, 0), "replicate")),
+    "ones on the diagonal": lambda y: (y @ torch.eye(6, 4), y + torch.eye(len(y), 6), y.T @ torch.eye(len(y))),
     "diagonals": lambda y: (
         y.diagonal(),
         y.diagonal(-2),
@@ -107,13 +111,24 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
         y.gather(1, CORNERS),
         y.take_along_dim(y.argmax(1, keepdim=True), 1),
     ),
+    "put by index": lambda y: (y.scatter(1, CORNERS, 2.5), y.index_fill(1, torch.tensor([0, -1]), 2.5)),
+    "put by a mask": lambda y: (
+        y.index_put((y[:, 0] > 0,), y[0] * 2),
+        y.index_put((y > 0,), torch.tensor(2.5)),
+        torch.ops.aten.index_put(y, [None, MASK.any(1).repeat(2)[:6]], torch.tensor(2.5)),
+    ),
+    "taken by a mask": lambda y: (
+        y.masked_scatter(y > 0, y.flip(0)),
+        y.masked_scatter(y[:, :1] > 0, y.flip(0)),
+        y[0].masked_scatter(y > 0, y.exp()),
+    ),
     "one hot": lambda y: y + F.one_hot(torch.arange(len(y)), 6),
     "interpolate": lambda y: F.interpolate(y[None, None], scale_factor=2),
 }
 REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "sums": lambda y: (y.sum(), y.sum(0), y.sum((0, 1), keepdim=True), y.mean(1), (y > 0).sum(), y.prod(1)),
     "extremes": lambda y: (y.max(1), y.min(0, True), y.amax(1), y.max(), y.amin((0, 1))),
-    "positions": lambda y: (y, y.argmax(1), y.argmax(), y.argmin(0)),
+    "positions": lambda y: (y, y.argmax(1), y.argmax(), y.argmin(0), (y * 3).int().argmax(1), (y * 3).int().max(0)),
     "spread": lambda y: (y.var(1), y.std(0, keepdim=True) + 1, torch.var_mean(y, 1), y.var(unbiased=False)),
     "spread and mean": lambda y: (
         torch.std_mean(y, 1),
@@ -123,7 +138,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "similarity": lambda y: (F.cosine_similarity(y, y[:1]), F.cosine_similarity(y, y * 2 + 1, dim=0, eps=3.0)),
     "trace": lambda y: ((y.T @ y).trace(), y.trace()),
     "norms": lambda y: (y.norm(), y.norm(p=1, dim=1), F.normalize(y), y.logsumexp(1)),
-    "scans": lambda y: (y.cumsum(1), torch.diff(y, dim=1)),
+    "scans": lambda y: (y.cumsum(1), torch.diff(y, dim=1), (y * 3).int().cumsum(1, dtype=torch.int32)),
     "truth": lambda y: (y, (y > 0).any(1), (y > 0).all(), (y > -9).all(1, keepdim=True)),
     "products": lambda y: (y @ y[0], y[0] @ y[1], torch.bmm(y[:, :, None], y[:, None])),
     "addmm": lambda y: torch.addmm(y[0], y, y.T @ y, beta=0.5, alpha=2),

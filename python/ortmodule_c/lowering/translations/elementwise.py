@@ -418,6 +418,15 @@ def hardshrink(b: Builder, x: Val, lambd: float = 0.5) -> Val:
     return b.with_gradient_of(out, b.emit("Where", both("Or", "Less", "Greater"), x, none))
 
 
+@translates(aten.softshrink.default)
+def softshrink(b: Builder, x: Val, lambd: float = 0.5) -> Val:
+    """x nearer to zero by lambd; zero within."""
+    low, high, none = (b.scalar(v, need_float(x.dtype)) for v in (-lambd, lambd, 0.0))
+    within = b.emit("Where", b.emit("IsNaN", x), b.detached(x), none)
+    below = b.emit("Where", b.emit("Less", x, low), b.emit("Add", x, high), within)
+    return b.emit("Where", b.emit("Greater", x, high), b.emit("Sub", x, high), below)
+
+
 @translates(aten.nan_to_num.default)
 def nan_to_num(
     b: Builder, x: Val, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
@@ -474,6 +483,26 @@ def addcmul(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
     if not own:
         return out
     parts = [b.emit("Mul", v, b.cast(b.emit("Mul", w, factor), dtype)) for v, w in ((t1, right), (t2, left))]
+    return b.with_gradient_of(out, b.emit("Add", x, b.emit("Add", *parts)))
+
+
+@translates(aten.addcdiv.default)
+def addcdiv(b: Builder, x: Val, t1: Val, t2: Val, *, value: Any = 1) -> Val:
+    dtype = need_float(result_dtype(b))
+    wide = computed_in(dtype)
+    x, t1, t2 = (b.cast(v, dtype) for v in (x, t1, t2))
+    base, over, under = (b.cast(b.detached(v), wide) for v in (x, t1, t2))
+    factor = b.scalar(value, wide)
+
+    def stepwise(op: str, left: Val, right: Val) -> Val:
+        return b.cast(b.cast(b.emit(op, left, right), dtype), wide)
+
+    out = b.cast(b.emit("Add", base, b.emit("Div", b.emit("Mul", over, factor), under)), dtype)
+    if not any(v.grad for v in (x, t1, t2)):
+        return out
+    share = stepwise("Div", stepwise("Mul", over, factor), stepwise("Mul", under, under))
+    slopes = (stepwise("Div", factor, under), b.emit("Neg", share))
+    parts = [b.emit("Mul", v, b.cast(slope, dtype)) for v, slope in zip((t1, t2), slopes, strict=True)]
     return b.with_gradient_of(out, b.emit("Add", x, b.emit("Add", *parts)))
 
 

@@ -1,12 +1,13 @@
 """Reading and adding by index."""
 
+import math
 from typing import Any
 
 import torch
 
 from ...errors import Unsupported
 from ..builder import Builder
-from ..draft import Val
+from ..draft import Size, Val, same_size
 from .registry import aten, axis_of, translates
 
 
@@ -58,16 +59,17 @@ def index(b: Builder, x: Val, indices: list[Val | None]) -> Val:
 
 @translates(aten.index_put.default)
 def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumulate: bool = False) -> Val:
-    """One number put where a mask of x's own rank says, or rows added along an axis."""
+    """What is alike for all that a mask chooses is put there, or rows are added along an axis."""
     given = [(i, v) for i, v in enumerate(indices) if v is not None]
     axis, index = given[0]
     if len(given) == 1 and accumulate and index.dtype in (torch.int64, torch.int32) and values.dtype == x.dtype:
         picked = (*x.dims[:axis], *index.dims, *x.dims[axis + 1 :])
         rows = values if tuple(values.dims) == picked else b.expand(values, picked)
         return b.emit("GatherGrad", rows, b.cast(index, torch.int64), x, axis=axis)
-    if len(indices) != 1 or index.dtype != torch.bool or index.rank != x.rank or values.rank or accumulate:
-        raise Unsupported("index_put other than of one number by a mask, or added along one axis")
-    return b.emit("Where", index, b.cast(values, x.dtype), x)
+    rest = x.rank - axis - index.rank
+    if len(given) != 1 or index.dtype != torch.bool or values.rank > rest or accumulate:
+        raise Unsupported("index_put other than of the same by a mask, or added along one axis")
+    return b.emit("Where", b.unsqueeze(index, *range(index.rank, index.rank + rest)), b.cast(values, x.dtype), x)
 
 
 def _broadcast(vals: list[Val]) -> tuple[Any, ...]:
@@ -97,3 +99,42 @@ def scatter_add(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
     if x.rank == 0 or source.dtype != x.dtype or tuple(index.dims) != tuple(source.dims):
         raise Unsupported("scatter_add to a scalar, or of a part of its source")
     return b.emit("GatherElementsGrad", source, b.cast(index, torch.int64), x, axis=axis_of(x, dim), strict=1)
+
+
+@translates(aten.scatter.value)
+def scatter_value(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
+    if x.rank == 0:
+        raise Unsupported("scatter to a scalar")
+    found, none = b.full(index.dims, 1.0, torch.float32), b.full(x.dims, 0.0, torch.float32)
+    found = b.emit("GatherElementsGrad", found, b.cast(index, torch.int64), none, axis=axis_of(x, dim), strict=1)
+    return b.emit("Where", b.cast(found, torch.bool), b.scalar(value, x.dtype), x)
+
+
+@translates(aten.index_fill.int_Scalar)
+def index_fill(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
+    if x.rank == 0:
+        raise Unsupported("index_fill of a scalar")
+    axis = axis_of(x, dim)
+    ids = b.cast(index, torch.int64)
+    ids = b.unsqueeze(ids, 0) if index.rank == 0 else ids
+    found, none = b.full(ids.dims, 1.0, torch.float32), b.full((x.dims[axis],), 0.0, torch.float32)
+    found = b.cast(b.emit("GatherGrad", found, ids, none, axis=0), torch.bool)
+    return b.emit("Where", b.unsqueeze(found, *range(1, x.rank - axis)), b.scalar(value, x.dtype), x)
+
+
+@translates(aten.masked_scatter.default)
+def masked_scatter(b: Builder, x: Val, mask: Val, source: Val) -> Val:
+    """What a mask chooses is replaced, in its order, by what a source has; a mask of whole rows by its rows."""
+    if mask.dtype != torch.bool or source.dtype != x.dtype:
+        raise Unsupported(f"masked_scatter of {source.dtype} by a mask of {mask.dtype}")
+    shape = _broadcast([x, mask])
+    by_rows = mask.rank > 0 and source.rank > 0 and x.rank > 0
+    by_rows = by_rows and same_size(mask.dims[-1], 1) and same_size(source.dims[-1], shape[-1])
+    row: tuple[Size, ...] = (shape[-1],) if by_rows else ()
+    chosen = b.expand(mask, (*shape[:-1], 1) if by_rows else shape)
+    flat = b.cast(b.reshape(chosen, (math.prod(chosen.dims),)), torch.int64)
+    place = b.emit("Mul", b.emit("CumSum", flat, b.const(0, torch.int64)), flat)  # from 1; 0 where x stays
+    rows = b.reshape(source, (math.prod(source.dims[:-1] if by_rows else source.dims), *row))
+    rows = b.emit("Concat", b.full((1, *row), 0, x.dtype), rows, axis=0)
+    taken = b.emit("Gather", rows, place, axis=0, strict=1)
+    return b.emit("Where", chosen, b.reshape(taken, shape), x)

@@ -59,7 +59,7 @@ def argmax(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False) ->
 
 def _arg(b: Builder, x: Val, axis: int, keepdim: bool, largest: bool) -> Val:
     op = "ArgMax" if largest else "ArgMin"
-    return b.emit(op, x, axis=axis, keepdims=int(keepdim))
+    return b.emit(op, _widened(b, x), axis=axis, keepdims=int(keepdim))
 
 
 @translates(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
@@ -81,7 +81,13 @@ def prod(b: Builder, x: Val, dim: int | None = None, keepdim: bool = False, *, d
 def cumsum(b: Builder, x: Val, dim: int, *, dtype: Any = None) -> Val:
     if x.rank == 0:
         return b.cast(x, result_dtype(b))
-    return b.emit("CumSum", b.cast(x, result_dtype(b)), b.const(axis_of(x, dim), torch.int64))
+    sums = b.emit("CumSum", _widened(b, b.cast(x, result_dtype(b))), b.const(axis_of(x, dim), torch.int64))
+    return b.cast(sums, result_dtype(b))
+
+
+def _widened(b: Builder, x: Val) -> Val:
+    """Whole numbers in the dtype that has kernels; others as they are."""
+    return x if x.dtype.is_floating_point or x.dtype == torch.bool else b.cast(x, torch.int64)
 
 
 @translates(aten.diff.default)

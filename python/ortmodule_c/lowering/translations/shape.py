@@ -197,8 +197,8 @@ def constant_pad(b: Builder, x: Val, pad: list[Size], value: Any = 0) -> Val:
 def pad_(b: Builder, x: Val, pad: list[Size], mode: str = "constant", value: Any = None) -> Val:
     if mode == "circular":
         return _wrapped(b, x, pad)
-    if mode != "constant":
-        raise Unsupported(f"pad with mode {mode!r}")
+    if mode in ("reflect", "replicate"):
+        return _continued(b, x, pad, mode == "reflect")
     return constant_pad(b, x, pad, 0 if value is None else value)
 
 
@@ -211,6 +211,25 @@ def _wrapped(b: Builder, x: Val, pad: list[Size]) -> Val:
         parts = [b.slice(x, axis, -before, INT64_MAX)] if before else []
         parts += [x, *([b.slice(x, axis, 0, after)] if after else [])]
         x = x if len(parts) == 1 else b.emit("Concat", *parts, axis=axis)
+    return x
+
+
+def _continued(b: Builder, x: Val, pad: list[Size], reflected: bool) -> Val:
+    """With what lies at the ends of the last dims: its reflection, in which the end itself is not, or the end again."""
+    if not all(isinstance(p, int) and p >= 0 for p in pad):
+        raise Unsupported(f"a pad of {pad} by what is there")
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = x.rank - 1 - i
+        places = _whole_numbers(b, -before, x.dims[axis] + after)
+        last = b.size(x.dims[axis] - 1)
+        if reflected:
+            places = b.emit("Sub", last, b.emit("Abs", b.emit("Sub", last, b.emit("Abs", places))))
+        else:
+            places = b.emit("Max", b.emit("Min", places, last), b.const(0, torch.int64))
+        sizes = (*x.dims[:axis], x.dims[axis] + before + after, *x.dims[axis + 1 :])
+        if before or after:
+            x = b.emit("Gather", x, places, axis=axis, strict=1)
+            x.shape = sizes
     return x
 
 
@@ -306,6 +325,12 @@ def arange(b: Builder, *bounds: Any, **_kwargs: Any) -> Val:
         raise NeedsStatic("arange of symbolic floats")
     out = b.emit("Range", *[b.size(v) for v in whole])
     return b.cast(out, dtype)
+
+
+@translates(aten.eye.default, aten.eye.m)
+def eye(b: Builder, n: Size, m: Size | None = None, **_kwargs: Any) -> Val:
+    rows, columns = _whole_numbers(b, 0, n), _whole_numbers(b, 0, n if m is None else m)
+    return b.cast(b.emit("Equal", b.unsqueeze(rows, 1), columns), result_dtype(b))
 
 
 @translates(aten.full.default, aten.full_like.default, aten.new_full.default)
