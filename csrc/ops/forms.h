@@ -190,6 +190,15 @@ omc_status omc_layer_form_of(const omc_node *node, uint32_t x, omc_shape *params
 omc_status omc_batch_form_of(const omc_node *node, uint32_t x, omc_shape *channels,
                              omc_batch_form *out) OMC_MUST_USE;
 
+/* ---- resample.c ---- */
+
+/* [outer, from, inner] becomes [outer, to, inner], each of a sum of at most so many. */
+typedef struct omc_resample_form {
+  int64_t outer, from, to, inner, most;
+} omc_resample_form;
+
+omc_status omc_resample_form_of(const omc_node *node, omc_resample_form *out) OMC_MUST_USE;
+
 /* ---- segment.c ---- */
 
 /* Rows [n, inner] cut into segments [segments, inner]: one from each offset to the next, or to the

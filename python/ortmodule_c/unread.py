@@ -7,14 +7,13 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from .bytecode import loads_to_call, with_inner
 from .flatten import fields_of
-from .methods import loads_to_call
 
 _SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
 _SILENT = frozenset({"PRECALL", "CACHE"})
@@ -88,7 +87,7 @@ def _is_asked_plainly(cls: Any, names: frozenset[str]) -> bool:
 @functools.lru_cache(maxsize=1024)
 def reads(code: types.CodeType) -> Reads | None:
     """What the code of a method reads of its arguments; None if it is all that there is."""
-    if any(_SEES_ALL.intersection(inner.co_names) for inner in _with_inner(code)):
+    if any(_SEES_ALL.intersection(inner.co_names) for inner in with_inner(code)):
         return None
     n = code.co_argcount + code.co_kwonlyargcount
     n += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
@@ -137,10 +136,3 @@ def _field(load: dis.Instruction, after: list[dis.Instruction]) -> tuple[str, st
 def _is_get(instruction: dis.Instruction) -> bool:
     """Whether it takes the method `get` to call it."""
     return instruction.argval == "get" and loads_to_call(instruction)
-
-
-def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _with_inner(constant)

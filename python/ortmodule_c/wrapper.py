@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from .methods import ITSELF, called_on_self, code_of, looks_into_self
+from .bytecode import code_of
+from .methods import ITSELF, called_on_self, looks_into_self
 from .process import tracing
 
 # What nn.Module defines for one call of one object: the wrapper's own. All else is done to its module.

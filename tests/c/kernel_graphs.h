@@ -8,6 +8,9 @@
 #define WANT(name, type) "input %" name " : " type " grad\n"
 #define IDS(type) "input %i : i64" type "\n"
 #define SHAPE(n, elements) "const %s : i64[" #n "] = [" elements "]\n"
+#define TAPS                                                                                   \
+  "const %p : i64[3,2] = [0, -1, 0, 1, 1, 9]\nconst %w : f32[3,2] = [0.5, 0, 0.25, 2, 1, 0]\n" \
+  "const %b : i64[2,2] = [0, 1, 1, 2]\nconst %v : f32[2,2] = [0.5, 0.25, 2, 1]\n"
 #define Y(op) "%y = " op "\nreturn %y\n"
 #define X(type) WANT("x", "f32" type)
 
@@ -63,6 +66,9 @@ static const char *const kernel_graphs[] = {
     X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {padding_idx=1}"),
     X("[11,37]") IDS("[5,3]") Y("Embedding(%x, %i) {scale_grad_by_freq=1}"),
     X("[5,3,37]") IDS("[5,3]") WANT("z", "f32[11,37]") Y("EmbeddingGrad(%x, %i, %z) {shape=[11,37]}"),
+
+    X("[3,2]") TAPS Y("Resample(%x, %p, %w, %b, %v) {axis=1}"),
+    X("[2,37]") TAPS Y("Resample(%x, %p, %w, %b, %v) {axis=0}"),
 
     X("[7,37]") "const %at : i64[3] = [0, 2, 2]\n" Y("SegmentSum(%x, %at)"),
     X("[2,37]") "const %at : i64[3] = [0, 3, 5]\n" Y("SegmentSpread(%x, %at) {closed=1, shape=[7,37]}"),

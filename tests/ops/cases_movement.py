@@ -27,6 +27,28 @@ def transpose(a: torch.Tensor, perm: list[int]) -> Case:
     return Case("Transpose", [a], lambda t: t.permute(perm).contiguous(), {"perm": perm})
 
 
+def table(dense: torch.Tensor) -> list[torch.Tensor]:
+    """Where the numbers of each row are that are not 0, and these; -1 beyond the last."""
+    most = int((dense != 0).sum(1).max())
+    places, weights = torch.full((len(dense), most), -1), dense.new_zeros(len(dense), most)
+    for i, row in enumerate(dense):
+        at = row.nonzero()[:, 0]
+        places[i, : len(at)], weights[i, : len(at)] = at, row[at]
+    return [places, weights]
+
+
+def resample(a: torch.Tensor, axis: int, to: int) -> Case:
+    """Of which one element is made of nothing, and another of all."""
+    dense = x(to, a.shape[axis], dtype=F64 if a.dtype == F64 else torch.float32, seed=3)
+    dense = dense * (dense > 0.5)
+    dense[0], dense[-1] = 0, 0.5
+
+    def f(t: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return (dense.to(t) @ t.movedim(axis, -2)).movedim(-2, axis) if t.dim() > 1 else dense.to(t) @ t
+
+    return Case("Resample", [a, *table(dense), *table(dense.T)], f, {"axis": axis}, consts=(1, 2, 3, 4))
+
+
 def cut(a: torch.Tensor, *dims: tuple[int, int, int, int]) -> Case:
     """Slice by (axis, start, end, step)."""
 
@@ -117,6 +139,8 @@ CASES = [
     Case("GatherElementsGrad", [x(4, 3, dtype=F64), ids(5, 4, 3), x(4, 5, dtype=F64)], lambda dy, i, a: a.scatter_add(1, i, dy), {"axis": 1}),
     Case("GatherNDGrad", [x(4, 7), torch.stack([ids(5, 4), ids(6, 4, seed=1)], -1), x(5, 6, 7, seed=1)],
          lambda dy, i, a: a.index_put(tuple(i.unbind(-1)), dy, accumulate=True)),
+    resample(x(3, 5), 1, 7), resample(x(3, 5), 0, 2), resample(x(2, 7, 33), 1, 15), resample(x(4, 4), 0, 4), resample(x(6), 0, 9),
+    resample(x(2, 3, 130), 2, 61), resample(x(2, 3, 4, dtype=F64), 1, 5), resample(x(0, 3, 2), 1, 4), resample(x(900, 9), 1, 3),
     embedding(x(11, 6), ids(11, 4, 3), -1, False), embedding(x(11, 6), tensor([1, 1, 2, 3]), 1, False),
     embedding(x(11, 6, dtype=F64), tensor([[1, 1], [2, 3]]), -1, True), embedding(x(30, 129), ids(30, 77), 5, True),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..bytecode import with_inner
 from ..guards.anatomy import functions_of
 from ..guards.frames import is_trusted, is_trusted_module
 
@@ -31,7 +32,7 @@ def asks_to_differentiate_gradients(module: nn.Module) -> str:
                 continue
             seen.add(function.__code__)
             todo += [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
-            for code in _nested(function.__code__):
+            for code in with_inner(function.__code__):
                 if _WORD in itertools.chain.from_iterable(c if isinstance(c, tuple) else (c,) for c in code.co_consts):
                     return (
                         f"its forward may ask for gradients with {_WORD}, at {code.co_filename}:{code.co_firstlineno}"
@@ -50,13 +51,6 @@ def _named(code: CodeType, scope: dict[str, Any], classes: list[Any]) -> Iterato
             yield value
         for cls in classes:
             yield next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _nested(inner)
 
 
 def _is_full(cell: Any) -> bool:

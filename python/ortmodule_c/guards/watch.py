@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..bytecode import with_inner
 from ..errors import NotExportable, NotRunnable
 from .anatomy import (
     HOOKS,
@@ -220,11 +221,7 @@ class Watch(Instances):
         look = looks(code)
         self._check(look, code, frame)
         self.stored |= look.stored
-        nested = [code]
-        while nested:
-            inner = [c for c in nested.pop().co_consts if isinstance(c, types.CodeType)]
-            self._nested.update(inner)
-            nested += inner
+        self._nested.update(inner for inner in with_inner(code) if inner is not code)
         for name in code.co_names:
             self._global(name, frame.f_globals, look.scope, look.names)
         new, asked = look.names - self.names, look.asked - self._asked
