@@ -49,8 +49,11 @@ def _named(code: CodeType, scope: dict[str, Any], classes: list[Any]) -> Iterato
             yield from [vars(value).get(n) for n in code.co_names]
         elif not isinstance(value, type):
             yield value
-        for cls in classes:
-            yield next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
+        for cls in [*classes]:
+            found = next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
+            if isinstance(found, type) and found not in classes:
+                classes.append(found)
+            yield found
 
 
 def _is_full(cell: Any) -> bool:

@@ -49,6 +49,7 @@ from ..signals import Interrupted, waiting
 from ..stack import innermost
 from .backend import Compiled
 from .gradients import asks_to_differentiate_gradients
+from .identity import answer_as_python
 
 # Whose loggers say what becomes of what is compiled.
 _COMPILERS = (
@@ -152,6 +153,7 @@ AutogradFunctionVariable.call_apply = _broken_out(  # type: ignore[method-assign
     "TorchDynamo would trace its forward alone",
     _in_vmap,
 )
+answer_as_python(lambda: getattr(_heard, "heard", None) is not None)
 OutputGraph.compile_subgraph = _judged(OutputGraph.compile_subgraph)  # type: ignore[method-assign]
 SideEffects.store_attr = _broken_out(  # type: ignore[method-assign]
     SideEffects.store_attr,
@@ -364,7 +366,8 @@ class SecondWay:
                 return version
         if len(self._versions) == self._most:
             changed = self._versions[-1].held.changed() or "an argument"
-            self._give_up(f"{changed} takes a new value again and again, which TorchDynamo by itself may not see")
+            times = f"what the forward reads has changed {self._most} times"
+            self._give_up(f"{changed} takes a new value; {times}, which TorchDynamo by itself may not see")
             return None
         version = _Version(what, hooks)
         backend = functools.partial(self._backend, weakref.ref(version))

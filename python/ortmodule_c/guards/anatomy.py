@@ -142,6 +142,8 @@ def parts(value: Any) -> tuple[Any, ...]:
     """What a descriptor was made of."""
     if isinstance(value, property):
         return value.fget, value.fset, value.fdel
+    if isinstance(value, functools.partialmethod):
+        return (value.func,)
     return (value.__func__,) if isinstance(value, (staticmethod, classmethod)) else ()
 
 

@@ -28,21 +28,18 @@ class Given(NamedTuple):
         What is in them that is told apart by identity, and classes; what these lead to has to be held.
     missed
         What is in them that Dynamo takes for something else, or nothing.
-    nested
-        Whether there are lists among them, or other things of elements.
     """
 
     key: tuple[Hashable, ...]
     objects: list[Any]
     missed: str
-    nested: bool
 
 
 def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
     """Look at the arguments of a call."""
     key: list[Hashable] = []
     objects: list[Any] = []
-    missed, nested = "", False
+    missed = ""
     for value in (*args, *kwargs.values()):
         if holds_array(value):  # which for it is a tensor
             missed = "an argument is an array of NumPy"
@@ -53,7 +50,6 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
             key.append(id(value))
             objects.append(value)
             continue
-        nested |= spec[0] in _NESTS
         objects += [leaf for leaf in plain_leaves(spec) if type(leaf) not in _PLAIN]
         parts = [*_told_apart(spec)]
         key += [part for part in parts if part[:2] not in _SEEN]
@@ -62,7 +58,7 @@ def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
                 missed = f"an argument is a {cls.__qualname__}, which does not compute as its base does"
         if any(part[0] == "packed" and has_negative_zero(pickle.loads(part[2])) for part in parts):
             missed = "an argument is -0.0"
-    return Given(tuple(key), objects, missed, nested)
+    return Given(tuple(key), objects, missed)
 
 
 def holds_array(arguments: Any) -> bool:

@@ -66,6 +66,8 @@ class Looks:
         The parameters of which it asks whether they are one, and those alone that it compares with other things.
     fixed
         The parameters that it never sets.
+    takes_identity
+        Whether it may ask for the identity of things by other means.
     hidden
         What it calls to look past all lookups, or nothing.
     passes_by
@@ -88,6 +90,7 @@ class Looks:
     compared: frozenset[tuple[str, ...]]
     paired: frozenset[tuple[str, ...]]
     fixed: frozenset[str]
+    takes_identity: bool
     hidden: str
     passes_by: bool
     raw: bool
@@ -117,7 +120,7 @@ def looks(code: CodeType) -> Looks:
     stored = {i.argval for i in instructions if i.opname.startswith(("STORE_", "DELETE_"))}
     fixed = frozenset(parameters) - stored
     typed, asks_types = _typed(instructions, fixed, {i.offset for i in kinds})
-    compared, paired = _compared(instructions, parameters, fixed)
+    compared, paired = _compared(instructions, code.co_cellvars, parameters, fixed)
     hidden = hidden or _given_away(instructions)
     names = [_text(second) for second in map(_second_argument, _after(BY_NAME, everything))]
     return Looks(
@@ -126,9 +129,10 @@ def looks(code: CodeType) -> Looks:
         frozenset(strings) if named & BY_NAME else frozenset(),
         bool(names) and None not in names,
         "__dict__" in named,
-        frozenset({()}) if named & _IDENTITY else compared,
+        compared,
         paired,
         fixed,
+        bool(named & _IDENTITY),
         hidden,
         passes_by,
         bool(RAW & (named | strings) or "__dict__" in strings or ("LOAD_SUPER_ATTR", "__dict__") in loaded),
@@ -216,7 +220,7 @@ def _is_number(instructions: list[dis.Instruction]) -> bool:
 
 
 def _compared(
-    instructions: list[dis.Instruction], parameters: tuple[str, ...], fixed: frozenset[str]
+    instructions: list[dis.Instruction], cells: tuple[str, ...], parameters: tuple[str, ...], fixed: frozenset[str]
 ) -> tuple[frozenset[tuple[str, ...]], frozenset[tuple[str, ...]]]:
     """The right sides of `is`, without constants; apart from them the parameters that are sides of one."""
     compared, paired = set[tuple[str, ...]](), set[tuple[str, ...]]()
@@ -226,7 +230,8 @@ def _compared(
             compared.add(())
         elif instruction.opname == "IS_OP":
             sides = instructions[at - 2 : at]
-            if all(i.opname == "LOAD_FAST" and i.argval in parameters for i in sides):
+            straight = not sides[1].is_jump_target
+            if straight and all(i.opname == "LOAD_FAST" and i.argval in parameters for i in sides):
                 paired.add(tuple(i.argval for i in sides))
             elif chain == () and (side := _parameter(sides, fixed)):
                 paired.add((side,))
@@ -237,7 +242,8 @@ def _compared(
         elif instruction.opname == "LOAD_CONST":
             chain = None
         else:
-            chain = (instruction.argval,) if instruction.opname in (*_GLOBAL, "LOAD_DEREF") else ()
+            outside = instruction.opname in (*_GLOBAL, "LOAD_DEREF") and instruction.argval not in cells
+            chain = (instruction.argval,) if outside else ()
     return frozenset(compared), frozenset(paired)
 
 

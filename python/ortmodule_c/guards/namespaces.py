@@ -44,7 +44,7 @@ class Namespaces(Places):
         self.names: set[str] = set()  # that code which ran may look up
         self._asked: set[str] = set()
         self._classes: dict[Any, None] = {}
-        self._namespaces: list[tuple[dict[str, Any], str]] = []
+        self._namespaces: list[tuple[dict[str, Any], str, bool]] = []
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
         self._owners: dict[types.CodeType, list[tuple[dict[str, Any], str, Any, str]]] = {}
         self._ran: set[types.CodeType] = set()
@@ -90,9 +90,10 @@ class Namespaces(Places):
                     self.sees_answers &= all(isinstance(v, _OF_PYTHON) for v in parts(value) or (value,))
                     self._hold_itself(state, name, value, what)
 
-    def _add_names(self, state: dict[str, Any], title: str) -> None:
-        self._namespaces.append((state, title))
-        self._named(state, title, self.names, self._asked)
+    def _add_names(self, state: dict[str, Any], title: str, absence_counts: bool = False) -> None:
+        """Hold what code names of it; what is not there only if code asks for that, or its absence counts anyway."""
+        self._namespaces.append((state, title, absence_counts))
+        self._named(state, title, self.names, self.names if absence_counts else self._asked)
 
     def _named(self, state: dict[str, Any], title: str, names: set[str], asked: set[str]) -> None:
         for name in names & state.keys() - _DETAILS:

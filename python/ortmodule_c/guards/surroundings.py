@@ -24,11 +24,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import NotExportable, NotRunnable
-from .anatomy import Seen, dict_of, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
+from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
 from .frames import is_trusted_module
 from .given import Given
 from .held import INTERNAL, MISSING, Held
-from .looks import Looks, looks
+from .looks import Looks
 from .watch import Watch
 
 # What Dynamo has Python call, and traces no code of: of classes, and of members of enumerations.
@@ -38,7 +38,7 @@ _CALLED_OF_MEMBERS = frozenset(
     | {"__lt__", "__le__", "__gt__", "__ge__"}
 )
 _HASHED, _COMPARED = (dict, set, frozenset), (list, tuple, collections.deque)
-_OF_ELEMENTS = (*_HASHED, *_COMPARED)
+_OF_WRAPPERS = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 _CONTAINS = dis.opmap["CONTAINS_OP"]
 _MOST_CALLED = 1000  # functions, of which Dynamo traces none; what leads to more leads to all of a library
 _FINDING = frozenset({"index", "count", "remove"})  # methods that compare what is in a list
@@ -76,12 +76,6 @@ class Surroundings(Watch):
         self._compares = any(_CONTAINS in c.co_code[::2] or not _FINDING.isdisjoint(c.co_names) for c in traced)
         self._to_enter: dict[types.CodeType, types.FunctionType] = {}
         self._called_by_python: set[types.CodeType] = set()
-        pairs = [code for code in traced if any(len(pair) > 1 for pair in looks(code).paired)]
-        if pairs and given.nested:
-            self._refuse_identity(pairs[0].co_qualname)
-        self._compares_pairs = bool(pairs)
-        self._where: dict[int, tuple[int, Any]] = {}  # lists and the like lie
-        self._compares_owner: set[types.CodeType] = set()  # asks if something is the object that it is a method of
         self._is_called = self._calls_in_turn = False  # what is being entered
         for m in module.modules():
             self._object(m, type(m).__name__)
@@ -103,11 +97,6 @@ class Surroundings(Watch):
 
     def as_they_are(self) -> Held:
         """What they are now."""
-        for code in self._compares_owner:
-            classes = {id(state) for state, *_ in self._owners.get(code, ())}
-            others = [type(s.owner) for s in self._seen.values() if not isinstance(s.owner, nn.Module)]
-            if not classes or any(id(dict_of(c)) in classes for cls in others for c in cls.__mro__):
-                self._refuse_identity(code.co_qualname)
         return Held(*self._held((), set(), ()))
 
     def refuse(self, cause: str, kind: type[NotExportable] = NotExportable) -> Any:
@@ -128,19 +117,9 @@ class Surroundings(Watch):
             self.refuse(f"{what} holds what is equal by a function of its own", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
-        if self._compares_pairs and kind is not None and id(value) not in self._frozen:
-            within = functools.partial(_which_are_within, value)
-            self._hold_itself(within, None, within(), what)
-            for at, which in enumerate(within()):
-                self._lies_at(id(value), at, which, what)
+        if isinstance(value, functools.partial) and vars(value).keys() - _OF_WRAPPERS:
+            self.refuse(f"{what} is a partial function with attributes", NotRunnable)
         return super()._freeze(value, what)
-
-    def _lies_at(self, holder: int, key: Any, which: int, what: str) -> None:
-        """Refuse a list, or the like, that lies at two places: in tuples Dynamo takes it for two."""
-        if self._where.setdefault(which, (holder, key)) != (holder, key):
-            self.refuse(
-                f"{what} is a list, or the like, that is elsewhere too and may be compared by identity", NotRunnable
-            )
 
     def _refuse_kind(self, value: Any, what: str) -> None:
         if isinstance(value, contextvars.ContextVar):
@@ -148,7 +127,9 @@ class Surroundings(Watch):
         elif isinstance(value, threading.local):  # of each thread another; modules in it are guarded by nobody
             state = _of_this_thread(value)
             self._hold_itself(functools.partial(_which_thread, value), None, id(state), f"the thread that has {what}")
-            self._add_names(state, what)
+            self._add_names(state, what, absence_counts=True)
+            self._class(type(value))
+            self._hold(value, "__class__", type(value), what)
         elif isinstance(value, weakref.ReferenceType):  # what it leads to is guarded by nobody
             self.refuse(what, NotRunnable)
 
@@ -163,13 +144,10 @@ class Surroundings(Watch):
         if not self._is_called:
             super()._check(look, code, frame)
 
-    def _check_pairs(self, look: Looks, code: types.CodeType) -> None:
-        """Which of several arguments are one is for Dynamo, and which objects are is held but for what has elements."""
-        owner = code.co_varnames[:1]
-        if any(len(pair) == 1 and pair != owner for pair in look.paired):
-            self._refuse_identity(code.co_qualname)
-        elif owner in look.paired:
-            self._compares_owner.add(code)
+    def _check_identity(self, look: Looks, code: types.CodeType) -> None:
+        """What is asked by `is` Dynamo answers and guards."""
+        if look.takes_identity:
+            self._refuse_identity(code.co_qualname, NotRunnable)
 
     def _function(self, function: types.FunctionType) -> None:
         super()._function(function)
@@ -214,9 +192,6 @@ class Surroundings(Watch):
             return
         if value is sys.modules:
             return
-        if self._compares_pairs and isinstance(value, _OF_ELEMENTS):
-            self._hold_itself(functools.partial(_which_is_at, holder, key), None, id(value), what)
-            self._lies_at(id(holder), key, id(value), what)
         with contextlib.suppress(AttributeError):  # of what is broken
             super()._hold(holder, key, value, what, of_object)
 
@@ -252,17 +227,6 @@ def _of_class(value: Any, name: str) -> Any:
 def _is_generated(code: types.CodeType) -> bool:
     """Whether a data class made it, which calls nothing by name; what equalities it comes to is for who holds them."""
     return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
-
-
-def _which_is_at(holder: Any, key: Any) -> int:
-    """Which list, or the like, lies at a place."""
-    return id(holder.get(key) if type(holder) is dict else getattr(holder, key, None))
-
-
-def _which_are_within(value: Any) -> tuple[int, ...]:
-    """Which lists, or the like, lie in another."""
-    elements = dict.values(value) if isinstance(value, dict) else value
-    return tuple([id(v) for v in elements if isinstance(v, _OF_ELEMENTS)])
 
 
 def _of_this_thread(value: threading.local) -> dict[str, Any]:

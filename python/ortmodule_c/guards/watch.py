@@ -170,7 +170,7 @@ class Watch(Instances):
     def _namespace(self, value: types.ModuleType, _what: str) -> None:
         """A module of Python: held is what code names of it."""
         if not is_trusted_module(value.__name__):
-            self._add_names(value.__dict__, f"module {value.__name__}")
+            self._add_names(value.__dict__, f"module {value.__name__}", absence_counts=True)
 
     def _instance(self, value: Any, what: str) -> None:
         cls = type(value)
@@ -227,8 +227,8 @@ class Watch(Instances):
         new, asked = look.names - self.names, look.asked - self._asked
         self.names |= new
         self._asked |= asked
-        for namespace, of in list(self._namespaces) if new or asked else ():
-            self._named(namespace, of, set(new), set(asked))
+        for namespace, of, absence_counts in list(self._namespaces) if new or asked else ():
+            self._named(namespace, of, set(new), set(new if absence_counts else asked))
         for function in self._functions.get(code, ()):
             self._hold_function(function, False)
         for owner in self._owners.get(code, ()):
@@ -246,11 +246,7 @@ class Watch(Instances):
             hidden = "__dict__"
         if hidden:
             self.refuse(f"{code.co_qualname} looks by {hidden} at what is not watched")
-        outer = {} if code in self._nested else {v: frame.f_locals.get(v, ()) for v in code.co_freevars}
-        if any(_is_exchangeable({**_BUILTINS, **frame.f_globals, **outer}, chain) for chain in look.compared):
-            self._refuse_identity(code.co_qualname)
-        if look.paired:
-            self._check_pairs(look, code)
+        self._check_identity(look, code)
         if look.names & BY_NAME and not look.names_are_constant:
             self._see_own(frame)
             self.frames.follow(code, self._see_own)
@@ -267,24 +263,36 @@ class Watch(Instances):
             self._class(type(owner))
             self._put_lookup(type(owner))
 
-    def _refuse_identity(self, who: str, kind: type[NotExportable] = NotRunnable) -> NoReturn:
-        """TorchDynamo sees which arguments are one, but not which lists are, nor what was there before."""
-        self.refuse(f"{who} may compare tensors, or what is held by value, by identity", kind)
+    def _check_identity(self, look: Looks, code: types.CodeType) -> None:
+        if look.takes_identity:
+            self._refuse_identity(code.co_qualname, NotRunnable)
+        if look.compared or look.paired:
+            self.frames.follow(code, functools.partial(self._check_compared, look))
 
-    def _check_pairs(self, look: Looks, code: types.CodeType) -> None:
+    def _check_compared(self, look: Looks, frame: types.FrameType) -> None:
         """Refuse whenever things are compared that may be exchanged for others.
 
-        None of it is a submodule, wherever that may be read, without being seen.
+        No submodule is such a thing: wherever one is read, another is seen.
         """
-        self.frames.follow(code, functools.partial(self._check_pairs_of, look))
-
-    def _check_pairs_of(self, look: Looks, frame: types.FrameType) -> None:
+        if any(self._is_exchangeable(chain, frame) for chain in look.compared):
+            self._refuse_identity(frame.f_code.co_qualname, NotExportable)
         for pair in look.paired:
-            given = [frame.f_locals.get(name) for name in pair]
-            if any(id(frame.f_locals.get(name)) in self._own for name in look.fixed.intersection(pair)):
-                continue
-            tensors = len(pair) > 1 and all(v is None or isinstance(v, Tensor) for v in given)
-            self._refuse_identity(frame.f_code.co_qualname, NotExportable if tensors else NotRunnable)
+            if all(id(frame.f_locals.get(name)) not in self._own for name in look.fixed.intersection(pair)):
+                self._refuse_identity(frame.f_code.co_qualname, NotExportable)
+
+    def _is_exchangeable(self, chain: tuple[str, ...], frame: types.FrameType) -> bool:
+        """Whether what lies at the end of a chain of names is not known to be held by identity."""
+        value: Any = ()
+        if chain and chain[0] in frame.f_code.co_freevars:
+            value = () if frame.f_code in self._nested else frame.f_locals.get(chain[0], ())
+        elif chain:
+            value = frame.f_globals.get(chain[0], _BUILTINS.get(chain[0], ()))
+        for name in chain[1:]:
+            value = inspect.getattr_static(value, name, ())
+        return isinstance(value, (Tensor, list, tuple, dict, set, frozenset))
+
+    def _refuse_identity(self, who: str, kind: type[NotExportable]) -> NoReturn:
+        self.refuse(f"{who} may compare tensors, or what is held by value, by identity", kind)
 
     def _check_types(self, typed: frozenset[str], frame: types.FrameType) -> None:
         if any(issubclass(type(frame.f_locals.get(name)), _SIZES) for name in typed):
@@ -351,7 +359,7 @@ class Watch(Instances):
             constant = function in (getattr, hasattr) and looks(frame.f_code).names_are_constant
             self._asking.append(None if constant else frame)
         if function in _IDENTITY:
-            self._refuse_identity(function.__name__)
+            self._refuse_identity(function.__name__, NotRunnable)
         if type(owner) is str and function.__name__.startswith("format") and re.search(r"{[^{}]*[.\[]", owner):
             self.refuse("the forward formats attributes of objects", NotRunnable)
         refusal = refusal_of_c(function)
@@ -405,14 +413,6 @@ class Watch(Instances):
     def restore(self) -> None:
         """Put back what was changed meanwhile."""
         self._undo.restore()
-
-
-def _is_exchangeable(scope: dict[str, Any], chain: tuple[str, ...]) -> bool:
-    """Whether what lies at the end of a chain of names is not known to be held by identity."""
-    value = scope.get(chain[0], ()) if chain else ()
-    for name in chain[1:]:
-        value = inspect.getattr_static(value, name, ())
-    return isinstance(value, (Tensor, list, tuple, dict, set, frozenset))
 
 
 _Hold = Callable[[Watch, Any, str], Any]

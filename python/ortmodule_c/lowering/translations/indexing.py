@@ -67,8 +67,10 @@ def index_put(b: Builder, x: Val, indices: list[Val | None], values: Val, accumu
         rows = values if tuple(values.dims) == picked else b.expand(values, picked)
         return b.emit("GatherGrad", rows, b.cast(index, torch.int64), x, axis=axis)
     rest = x.rank - axis - index.rank
-    if len(given) != 1 or index.dtype != torch.bool or values.rank > rest or accumulate:
+    if len(given) != 1 or index.dtype != torch.bool or rest < 0 or values.rank > rest or accumulate:
         raise Unsupported("index_put other than of the same by a mask, or added along one axis")
+    if not all(map(same_size, index.dims, x.dims[axis:])) or (values.rank and values.dtype != x.dtype):
+        raise Unsupported("index_put by a mask of other sizes, or of another dtype")
     return b.emit("Where", b.unsqueeze(index, *range(index.rank, index.rank + rest)), b.cast(values, x.dtype), x)
 
 
@@ -103,20 +105,19 @@ def scatter_add(b: Builder, x: Val, dim: int, index: Val, source: Val) -> Val:
 
 @translates(aten.scatter.value)
 def scatter_value(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
-    if x.rank == 0:
-        raise Unsupported("scatter to a scalar")
+    if x.rank == 0 or index.dtype != torch.int64:
+        raise Unsupported("scatter to a scalar, or by an index that is not int64")
     found, none = b.full(index.dims, 1.0, torch.float32), b.full(x.dims, 0.0, torch.float32)
-    found = b.emit("GatherElementsGrad", found, b.cast(index, torch.int64), none, axis=axis_of(x, dim), strict=1)
+    found = b.emit("GatherElementsGrad", found, index, none, axis=axis_of(x, dim), strict=1)
     return b.emit("Where", b.cast(found, torch.bool), b.scalar(value, x.dtype), x)
 
 
 @translates(aten.index_fill.int_Scalar)
 def index_fill(b: Builder, x: Val, dim: int, index: Val, value: Any) -> Val:
-    if x.rank == 0:
-        raise Unsupported("index_fill of a scalar")
+    if x.rank == 0 or index.dtype != torch.int64:
+        raise Unsupported("index_fill of a scalar, or by an index that is not int64")
     axis = axis_of(x, dim)
-    ids = b.cast(index, torch.int64)
-    ids = b.unsqueeze(ids, 0) if index.rank == 0 else ids
+    ids = b.unsqueeze(index, 0) if index.rank == 0 else index
     found, none = b.full(ids.dims, 1.0, torch.float32), b.full((x.dims[axis],), 0.0, torch.float32)
     found = b.cast(b.emit("GatherGrad", found, ids, none, axis=0), torch.bool)
     return b.emit("Where", b.unsqueeze(found, *range(1, x.rank - axis)), b.scalar(value, x.dtype), x)

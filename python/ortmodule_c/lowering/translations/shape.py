@@ -216,8 +216,8 @@ def _wrapped(b: Builder, x: Val, pad: list[Size]) -> Val:
 
 def _continued(b: Builder, x: Val, pad: list[Size], reflected: bool) -> Val:
     """With what lies at the ends of the last dims: its reflection, in which the end itself is not, or the end again."""
-    if not all(isinstance(p, int) and p >= 0 for p in pad):
-        raise Unsupported(f"a pad of {pad} by what is there")
+    if not x.dtype.is_floating_point or not all(isinstance(p, int) and p >= 0 for p in pad):
+        raise Unsupported(f"a pad of {x.dtype} by {pad} of what is there")
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = x.rank - 1 - i
         places = _whole_numbers(b, -before, x.dims[axis] + after)

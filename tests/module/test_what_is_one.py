@@ -1,4 +1,4 @@
-"""What asks if something is the module itself is followed; what holds modules is looked into."""
+"""What a forward asks by `is`, of modules and of all else; what holds modules is looked into."""
 
 import functools
 import threading
@@ -101,7 +101,6 @@ def test_a_name_that_may_have_become_another_thing_is_not_taken_for_the_module()
     for partner in ((one, one), (one, other)):
         ours.module.put("partner", partner)
         assert_same(ours)
-    assert "by identity" in ours.fallback_report()[0].cause
 
 
 class Team(list[Any]):
@@ -212,4 +211,144 @@ def test_what_another_thread_has_there_is_its_own() -> None:
     thread.start()
     thread.join()
     torch.testing.assert_close(*found[0])
+    assert_same(ours)
+
+
+def aside() -> Any:
+    """What Dynamo does not trace."""
+    return torch.compiler.disable(lambda: HELD)()
+
+
+class Asking(Scaled):
+    """Compares, in one graph or two, what `of` gives of it."""
+
+    def __init__(self, of: Callable[[Any], tuple[Any, Any]], breaks: bool) -> None:
+        super().__init__()
+        self.of, self.breaks, self.held, self.other = of, breaks, [1], [1]
+        self.tied = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.breaks and x.sum() > 1e9:
+            x = x + 1
+        return self.l(x) * (2.0 if are_one(*self.of(self)) else 3.0)
+
+
+def tie(m: Any) -> None:
+    m.tied.weight = m.l.weight
+
+
+def untie(m: Any) -> None:
+    m.tied.weight = nn.Parameter(torch.ones(4, 4))
+
+
+def share(m: Any) -> None:
+    m.other = m.held
+
+
+def part(m: Any) -> None:
+    m.other = [1]
+
+
+def hold(value: Any) -> Callable[[Any], None]:
+    return lambda m: globals().update(HELD=m if value is Asking else value)
+
+
+ASKED: dict[str, tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any], None], Callable[[Any], None]]] = {
+    "weights": (lambda m: (m.l.weight, m.tied.weight), tie, untie),
+    "lists": (lambda m: (m.held, m.other), share, part),
+    "parts of a tuple": (lambda m: ((m.held, m.other)[0], (m.held, m.other)[1]), share, part),
+    "what is not traced": (lambda m: (aside(), m), hold(Asking), hold(None)),
+    "a list found aside": (lambda m: (aside(), m.held), lambda m: hold(m.held)(m), hold([1])),
+    "methods": (lambda m: (m.put, m.put), lambda m: None, lambda m: None),
+    "a method and itself": (lambda m: (m.put,) * 2, lambda m: None, lambda m: None),
+    "texts": (lambda m: (m.held, m.other), lambda m: m.__dict__.update(held="ab", other="ab"), part),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("breaks", [False, True], ids=["one graph", "two graphs"])
+@pytest.mark.parametrize(("of", "make_one", "make_two"), ASKED.values(), ids=ASKED)
+def test_what_is_one_is_seen_to_change(
+    of: Any, make_one: Any, make_two: Any, breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setitem(globals(), "HELD", None)
+    ours = ORTModule(Asking(of, breaks))
+    assert_same(ours)
+    for change in (make_one, make_two, make_one):
+        change(ours.module)
+        assert_same(ours)
+
+
+class Owned(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner, self.who = [1], [1]
+
+    def owns(self, who: Any) -> bool:
+        return (self.owner or self) is who
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l(x) * (2.0 if self.owns(self.who) else 3.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_of_several_things_that_is_compared_is_seen_to_change() -> None:
+    torch.manual_seed(0)
+    ours = ORTModule(Owned())
+    for who in (ours.module.owner, [1], ours.module.owner):
+        ours.module.who = who
+        assert_same(ours)
+
+
+def comparing(with_: Any) -> Callable[[Any], bool]:
+    return lambda other: other is with_
+
+
+class Closed(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [1]
+        self.put("first", comparing(self.l))
+        self.put("second", comparing(self.held))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l(x) * (1.0 if self.first(self) else 5.0) * (2.0 if self.second(self.held) else 3.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_closure_compares_with_what_it_has() -> None:
+    torch.manual_seed(0)
+    ours = ORTModule(Closed())
+    assert_same(ours)
+    ours.module.held = [1]
+    assert_same(ours)
+    ours.module.put("second", comparing(ours.module.held))
+    assert_same(ours)
+    ours.module.put("first", comparing(ours.module))
+    assert_same(ours)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("breaks", [False, True], ids=["one graph", "two graphs"])
+@pytest.mark.parametrize(
+    "make", [threading.local, lambda: functools.partial(len), lambda: types.ModuleType("settings")]
+)
+def test_what_comes_to_be_there_is_seen(make: Callable[[], Any], breaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setitem(globals(), "HELD", make())
+
+    class Reading(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            if breaks and x.sum() > 1e9:
+                x = x + 1
+            try:
+                scale = HELD.scale
+            except AttributeError:
+                scale = 2.0
+            return self.l(x) * scale
+
+    ours = ORTModule(Reading())
+    assert_same(ours)
+    HELD.scale = 5.0
     assert_same(ours)
