@@ -68,12 +68,15 @@ def test_halves_are_rounded_once(mode: str, dtype: torch.dtype) -> None:
         assert (got.double() - exact).abs().max() <= exact.abs().max() * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("how", [{"scale_factor": 2}, {"scale_factor": 1.2}, {"size": 4}], ids=str)
 @pytest.mark.parametrize("mode", SIZES)
-def test_what_is_not_finite_goes_where_it_goes_in_eager(mode: str) -> None:
-    module = made(mode, False, {"scale_factor": 2})
-    x = torch.zeros(1, 1, *SIZES[mode])
-    x.view(-1)[1], x.view(-1)[-1] = torch.inf, torch.nan
-    torch.testing.assert_close(ORTModule(module, IN_C)(x), module(x), equal_nan=True)
+def test_what_is_not_finite_goes_where_it_goes_in_eager(mode: str, how: dict[str, Any]) -> None:
+    module = made(mode, False, how)
+    ours = ORTModule(module, IN_C)
+    for at in range(4):
+        x = torch.zeros(1, 1, *(4,) * len(SIZES[mode]))
+        x.view(-1)[at], x.view(-1)[-1 - at] = torch.inf, torch.nan
+        torch.testing.assert_close(ours(x), module(x), equal_nan=True)
 
 
 def test_a_net_with_skips_trains_as_in_eager() -> None:

@@ -117,6 +117,12 @@ class Surroundings(Watch):
             self.refuse(f"{what} holds what is equal by a function of its own", NotRunnable)
         if has_negative_zero(value):
             self.refuse(f"{what} is or holds -0.0", NotRunnable)
+        if (
+            isinstance(value, dict)
+            and type(value).__setattr__ is object.__setattr__
+            and getattr(value, "__dict__", None)
+        ):
+            self.refuse(f"{what} is a {type(value).__qualname__} with attributes beside its items", NotRunnable)
         if isinstance(value, functools.partial) and vars(value).keys() - _OF_WRAPPERS:
             self.refuse(f"{what} is a partial function with attributes", NotRunnable)
         return super()._freeze(value, what)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...errors import NeedsStatic
+from ...errors import Unsupported
 from ..builder import Builder
 from ..draft import Val
 from .registry import aten, computed_in, need_float, result_shape, translates
@@ -41,12 +41,13 @@ def interpolated(b: Builder, x: Val, align_corners: bool, scales: Sequence[float
     for axis in range(x.rank - 1, 1, -1):
         before, after = x.dims[axis], sizes[axis]
         if not isinstance(before, int) or not isinstance(after, int):
-            raise NeedsStatic("interpolation between sizes that are open")
-        if before != after:
-            scale = scales[axis - 2] if scales else None
-            places = _places(before, after, align_corners, scale, wide)
-            taps = _cubic(places, before) if "bicubic" in b.aten_name else _linear(places, before)
-            y = resampled(b, y, axis, *taps)
+            raise Unsupported("interpolation between sizes that are open")
+        places = _places(before, after, align_corners, scales[axis - 2] if scales else None, wide)
+        if "bicubic" in b.aten_name:
+            taps = _cubic(places, before)
+        else:
+            taps = _linear(places, before) if before != after else _themselves(before, wide)
+        y = resampled(b, y, axis, *taps)
     return b.cast(y, dtype)
 
 
@@ -77,6 +78,11 @@ def _places(before: int, after: int, align_corners: bool, scale: float | None, d
 def _linear(places: Tensor, n: int) -> tuple[Tensor, Tensor]:
     first, rest = _split(places.clamp(min=0), n)
     return torch.stack([first, (first + 1).clamp(max=n - 1)], 1), torch.stack([1 - rest, rest], 1)
+
+
+def _themselves(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Elements that stay: of each once and nothing, which together are NaN of what is infinite, as in PyTorch."""
+    return torch.arange(n)[:, None].repeat(1, 2), torch.tensor([1.0, 0.0], dtype=dtype).repeat(n, 1)
 
 
 def _cubic(places: Tensor, n: int) -> tuple[Tensor, Tensor]:
