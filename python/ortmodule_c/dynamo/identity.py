@@ -22,7 +22,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 
 from ..guards.frames import is_trusted
 
-_SINGLE = (type(None), bool, type(Ellipsis), type(NotImplemented))  # of which there is one each
+_SEVERAL = (int, float, complex, str, bytes)  # constants that may be equal and not one
 # What it makes of a tuple that is equal to another, places forgotten.
 _WITHOUT_PLACE = (BaseListVariable, ConstDictVariable, SetVariable, ConstantVariable)
 _HANDLERS = symbolic_convert.compare_op_handlers
@@ -71,7 +71,8 @@ def _are_one(tx: Any, left: VariableTracker, right: VariableTracker) -> bool | N
 
 
 def _is_single(side: VariableTracker) -> bool:
-    return isinstance(side, ConstantVariable) and isinstance(side.value, _SINGLE)
+    """Whether it is None, a dtype or the like, of which there is one each."""
+    return isinstance(side, ConstantVariable) and (type(side.value) is bool or not isinstance(side.value, _SEVERAL))
 
 
 def _value(tx: Any, source: Source) -> Any:

@@ -399,7 +399,7 @@ class SecondWay:
         named = next(filter(None, map(named_and_missed, version.traced)), "")
         cause = f"the forward asks for {named}{_OTHERWISE}" if named else ""
         try:
-            around = Surroundings(self._module, version.given, version.traced)
+            around = Surroundings(self._module, version.given.objects, version.traced)
             version.held = around.as_they_are()
             cause = cause or (f"{around.missed}{_OTHERWISE}" if around.missed else "")
         except Exception as error:

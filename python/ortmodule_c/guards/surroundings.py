@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from ..errors import NotExportable, NotRunnable
 from .anatomy import Seen, functions_of, has_negative_zero, is_taken_for_its_base, is_users_class, of_cell
 from .frames import is_trusted_module
-from .given import Given
 from .held import INTERNAL, MISSING, Held
 from .looks import Looks
 from .watch import Watch
@@ -51,8 +50,8 @@ class Surroundings(Watch):
     ----------
     module
         What was traced.
-    given
-        Its arguments.
+    arguments
+        What of its arguments is told apart by identity.
     traced
         The code that was: no other is looked at.
 
@@ -69,7 +68,7 @@ class Surroundings(Watch):
     )
     _ORDER = frozenset({"vars", "dir", "__dict__"})  # give attributes in their order
 
-    def __init__(self, module: nn.Module, given: Given, traced: Collection[types.CodeType]) -> None:
+    def __init__(self, module: nn.Module, arguments: Sequence[Any], traced: Collection[types.CodeType]) -> None:
         super().__init__(module)
         self._traced = traced
         self._by_order = any(not self._ORDER.isdisjoint(code.co_names) for code in traced)
@@ -82,7 +81,7 @@ class Surroundings(Watch):
             for function in functions_of(m.forward) or functions_of(getattr(m.forward, "__func__", None)):
                 self._function(function)
                 self._to_enter.setdefault(function.__code__, function)  # may have run between graphs
-        for value in given.objects:
+        for value in arguments:
             self._freeze(value, "an argument")
         while self._to_enter:
             code, function = self._to_enter.popitem()
