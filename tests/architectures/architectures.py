@@ -30,9 +30,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 # What allocates, copies, looks at memory in another way or asks PyTorch something, which a call of ours does as well.
 _NAMES = """
     _foreach_copy_ _local_scalar_dense _to_copy alias as_strided chunk clone contiguous copy_ detach detach_ empty
-    empty_like empty_strided expand expand_as fill_ flatten is_nonzero item lift_fresh narrow ones ones_like permute
-    random_ randint requires_grad_ reshape resolve_conj resolve_neg result_type select set_ slice split
-    split_with_sizes squeeze t to transpose unbind unflatten unfold unsqueeze view view_as zero_ zeros zeros_like
+    empty_like empty_strided expand expand_as fill_ flatten is_nonzero item lift_fresh narrow new_empty ones
+    ones_like permute randint random_ requires_grad_ reshape resolve_conj resolve_neg result_type select set_ slice
+    split split_with_sizes squeeze t to transpose unbind unflatten unfold unsqueeze view view_as zero_ zeros
+    zeros_like
 """
 _NO_WORK = frozenset(_NAMES.split())
 

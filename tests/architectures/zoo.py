@@ -1,91 +1,42 @@
-"""Architectures of Hugging Face, made small: a configuration, and what a step of training is given."""
+"""Architectures of Hugging Face, made small: a configuration, and what makes a step of training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from batches import (
+    N_LABELS,
+    PICTURE,
+    VOCABULARY,
+    Batch,
+    among_text,
+    answers,
+    bytes_,
+    captions,
+    images,
+    large_images,
+    one_of_several_pictures,
+    pages,
+    pairs,
+    patches,
+    questions,
+    segments,
+    sentences,
+    series,
+    spectra,
+    spectrograms,
+    speech,
+    spoken,
+    text,
+    unlabelled_images,
+    videos,
+    waves,
+    whole_text,
+)
 from torch import nn
-
-VOCABULARY, N_LABELS = 64, 3
-Batch = Callable[[int, int], dict[str, Any]]
-
-
-def text(batch: int, length: int) -> dict[str, Any]:
-    """A padded batch whose every token is predicted."""
-    ids = torch.randint(3, VOCABULARY, (batch, length))
-    mask = torch.ones_like(ids)
-    mask[-1, -2:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-
-def whole_text(batch: int, length: int) -> dict[str, Any]:
-    """Without padding, for those that take none."""
-    return {k: v for k, v in text(batch, length).items() if k != "attention_mask"} | {
-        "labels": torch.randint(3, VOCABULARY, (batch, length))
-    }
-
-
-def sentences(batch: int, length: int) -> dict[str, Any]:
-    """A padded batch, a class for each row."""
-    return {**text(batch, length), "labels": torch.randint(N_LABELS, (batch,))}
-
-
-def questions(batch: int, length: int) -> dict[str, Any]:
-    """A padded batch, and where the answers are."""
-    given = {k: v for k, v in text(batch, length).items() if k != "labels"}
-    return {
-        **given,
-        "start_positions": torch.randint(length, (batch,)),
-        "end_positions": torch.randint(length, (batch,)),
-    }
-
-
-def images(batch: int, _length: int) -> dict[str, Any]:
-    """Pictures, a class for each."""
-    return {"pixel_values": torch.randn(batch, 3, 32, 32), "labels": torch.randint(N_LABELS, (batch,))}
-
-
-def large_images(batch: int, _length: int) -> dict[str, Any]:
-    """Larger ones: statistics of a batch need more than a few elements to be more than rounding."""
-    return {"pixel_values": torch.randn(batch, 3, 128, 128), "labels": torch.randint(N_LABELS, (batch,))}
-
-
-def segments(batch: int, _length: int) -> dict[str, Any]:
-    """Pictures, a class for each pixel."""
-    return {"pixel_values": torch.randn(batch, 3, 32, 32), "labels": torch.randint(N_LABELS, (batch, 32, 32))}
-
-
-def pairs(batch: int, length: int) -> dict[str, Any]:
-    """Pictures and their captions."""
-    ids = text(batch, length)["input_ids"]
-    return {"input_ids": ids, "pixel_values": torch.randn(batch, 3, 32, 32), "return_loss": True}
-
-
-def waves(batch: int, length: int) -> dict[str, Any]:
-    """Sound, a class for each row."""
-    return {"input_values": torch.randn(batch, 100 * length), "labels": torch.randint(N_LABELS, (batch,))}
-
-
-def speech(batch: int, length: int) -> dict[str, Any]:
-    """Sound, and what is said."""
-    return {"input_values": torch.randn(batch, 100 * length), "labels": torch.randint(1, VOCABULARY, (batch, 4))}
-
-
-def spectrograms(batch: int, _length: int) -> dict[str, Any]:
-    """Spectra over time, a class for each row."""
-    return {"input_values": torch.randn(batch, 64, 16), "labels": torch.randint(N_LABELS, (batch,))}
-
-
-def spoken(batch: int, length: int) -> dict[str, Any]:
-    """Spectra over time, and what is said."""
-    return {
-        "input_features": torch.randn(batch, 16, 40),
-        "labels": torch.randint(3, VOCABULARY, (batch, length)),
-    }
 
 
 @dataclass(frozen=True)
@@ -203,6 +154,25 @@ _T5 = {
 }
 _GPT = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_SERIES = {
+    "num_input_channels": 2,
+    "context_length": 32,
+    "prediction_length": 8,
+    "patch_length": 8,
+    "patch_stride": 8,
+    "d_model": 16,
+    "dropout": 0.0,
+    "head_dropout": 0.0,
+}
+_RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+_SEEN = {"image_token_id": PICTURE, "image_token_index": PICTURE}
 
 ARCHITECTURES = {
     # Encoders of text
@@ -241,6 +211,51 @@ ARCHITECTURES = {
         "ModernBertForMaskedLM",
         text,
         {**_LLAMA, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8},
+    ),
+    "DeBERTa": Architecture("DebertaForMaskedLM", text, _BERT),
+    "BigBird": Architecture("BigBirdForMaskedLM", text, {**_BERT, "attention_type": "original_full"}),
+    "CANINE": Architecture(
+        "CanineForSequenceClassification",
+        sentences,
+        {**_BERT, "local_transformer_stride": 2, "num_hash_buckets": 16},
+    ),
+    "LayoutLMv3": Architecture(
+        "LayoutLMv3ForTokenClassification",
+        pages,
+        {
+            **_BERT,
+            "coordinate_size": 2,
+            "shape_size": 4,
+            "visual_embed": False,
+            "max_2d_position_embeddings": 64,
+            "rel_pos_bins": 8,
+            "max_rel_pos": 16,
+            "rel_2d_pos_bins": 8,
+            "max_rel_2d_pos": 16,
+        },
+    ),
+    "LiLT": Architecture(
+        "LiltForTokenClassification",
+        pages,
+        {**_BERT, "hidden_size": 24, "max_2d_position_embeddings": 64, "channel_shrink_ratio": 2},
+    ),
+    "Perceiver": Architecture(
+        "PerceiverForMaskedLM",
+        bytes_,
+        {
+            "vocab_size": VOCABULARY,
+            "d_latents": 16,
+            "d_model": 16,
+            "num_latents": 4,
+            "num_blocks": 1,
+            "num_self_attends_per_block": 1,
+            "num_self_attention_heads": 2,
+            "num_cross_attention_heads": 2,
+            "max_position_embeddings": 16,
+            "qk_channels": 16,
+            "v_channels": 16,
+            "attention_probs_dropout_prob": 0.0,
+        },
     ),
     "FNet": Architecture("FNetForMaskedLM", whole_text, _BERT),
     "Funnel": Architecture(
@@ -307,12 +322,46 @@ ARCHITECTURES = {
     "Gemma 2": Architecture("Gemma2ForCausalLM", text, {**_GROUPED, "head_dim": 8}),
     "Gemma 3": Architecture("Gemma3ForCausalLM", text, {**_GROUPED, "head_dim": 8, "sliding_window": 8}),
     "Phi": Architecture("PhiForCausalLM", text, {**_LLAMA, "resid_pdrop": 0.0}),
+    "Phi-3": Architecture("Phi3ForCausalLM", text, {**_GROUPED, "resid_pdrop": 0.0}),
+    "Granite": Architecture("GraniteForCausalLM", text, _GROUPED),
+    "Cohere": Architecture("CohereForCausalLM", text, _GROUPED),
+    "LFM2": Architecture("Lfm2ForCausalLM", text, {**_GROUPED, "layer_types": ["conv", "full_attention"]}),
     "StableLM": Architecture("StableLmForCausalLM", text, _GROUPED),
     "OLMo 2": Architecture("Olmo2ForCausalLM", text, _GROUPED),
     "Mamba": Architecture(
         "MambaForCausalLM",
         whole_text,
         {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
+    ),
+    "Mamba 2": Architecture(
+        "Mamba2ForCausalLM",
+        whole_text,
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_heads": 4,
+            "head_dim": 8,
+            "state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 4,
+            "pad_token_id": 0,
+        },
+    ),
+    "Jamba": Architecture(
+        "JambaForCausalLM",
+        whole_text,
+        {
+            **_GROUPED,
+            "use_mamba_kernels": False,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 2,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+        },
     ),
     "RWKV": Architecture(
         "RwkvForCausalLM", whole_text, {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2}
@@ -322,7 +371,44 @@ ARCHITECTURES = {
         "Qwen2MoeForCausalLM", text, {**_GROUPED, **_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16}
     ),
     # From text to text
+    "Qwen3-MoE": Architecture("Qwen3MoeForCausalLM", text, {**_GROUPED, **_EXPERTS, "head_dim": 8, "num_experts": 4}),
+    "GPT-OSS": Architecture(
+        "GptOssForCausalLM",
+        text,
+        {**_GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
+    "DeepSeek-V3": Architecture(
+        "DeepseekV3ForCausalLM",
+        text,
+        {
+            **_LLAMA,
+            **_EXPERTS,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "T5": Architecture("T5ForConditionalGeneration", text, _T5),
+    "mT5": Architecture("MT5ForConditionalGeneration", text, _T5),
+    "Marian": Architecture("MarianMTModel", text, _BART),
+    "M2M100": Architecture("M2M100ForConditionalGeneration", text, _BART),
+    "LED": Architecture(
+        "LEDForConditionalGeneration",
+        text,
+        {
+            **_BART,
+            "attention_window": 4,
+            "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 64,
+        },
+    ),
     "BART": Architecture("BartForConditionalGeneration", text, _BART),
     "Pegasus": Architecture("PegasusForConditionalGeneration", text, _BART),
     # Pictures
@@ -363,6 +449,60 @@ ARCHITECTURES = {
         large_images,
         {"image_size": 128, "depth_multiplier": 0.25, "num_labels": N_LABELS},
     ),
+    "MobileViT": Architecture(
+        "MobileViTForImageClassification",
+        large_images,
+        {
+            "hidden_sizes": [16, 16, 16],
+            "neck_hidden_sizes": [8, 8, 8, 16, 16, 16, 16],
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "num_labels": N_LABELS,
+            "hidden_dropout_prob": 0.0,
+        },
+    ),
+    "PoolFormer": Architecture(
+        "PoolFormerForImageClassification",
+        large_images,
+        {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_labels": N_LABELS, "drop_path_rate": 0.0},
+    ),
+    "Hiera": Architecture(
+        "HieraForImageClassification",
+        images,
+        {
+            "image_size": [32, 32],
+            "embed_dim": 8,
+            "depths": [1, 1],
+            "num_heads": [1, 2],
+            "masked_unit_size": [2, 2],
+            "num_query_pool": 1,
+            "num_labels": N_LABELS,
+            "drop_path_rate": 0.0,
+        },
+    ),
+    "ViT-MAE": Architecture(
+        "ViTMAEForPreTraining",
+        unlabelled_images,
+        {
+            **_VIT,
+            "decoder_num_attention_heads": 2,
+            "decoder_hidden_size": 16,
+            "decoder_num_hidden_layers": 1,
+            "decoder_intermediate_size": 32,
+        },
+    ),
+    "VideoMAE": Architecture("VideoMAEForVideoClassification", videos, {**_VIT, "num_frames": 4}),
+    "UperNet": Architecture(
+        "UperNetForSemanticSegmentation",
+        segments,
+        {
+            "backbone_config": _RESNET,
+            "hidden_size": 8,
+            "auxiliary_in_channels": 16,
+            "auxiliary_channels": 8,
+            "num_labels": N_LABELS,
+        },
+    ),
     "SegFormer": Architecture(
         "SegformerForSemanticSegmentation",
         segments,
@@ -383,16 +523,111 @@ ARCHITECTURES = {
     "Wav2Vec2": Architecture("Wav2Vec2ForSequenceClassification", waves, _WAVE),
     "Wav2Vec2, CTC": Architecture("Wav2Vec2ForCTC", speech, {**_WAVE, "ctc_zero_infinity": True}),
     "HuBERT": Architecture("HubertForSequenceClassification", waves, _WAVE),
+    "WavLM": Architecture(
+        "WavLMForSequenceClassification", waves, {**_WAVE, "num_buckets": 8, "max_bucket_distance": 16}
+    ),
     "AST": Architecture("ASTForAudioClassification", spectrograms, {**_VIT, "num_mel_bins": 16, "max_length": 64}),
     "Whisper": Architecture(
         "WhisperForConditionalGeneration",
         spoken,
         {**_BART, "num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 32, "suppress_tokens": []},
     ),
+    "Speech2Text": Architecture(
+        "Speech2TextForConditionalGeneration",
+        spectra,
+        {
+            **_BART,
+            "input_feat_per_channel": 16,
+            "conv_channels": 16,
+            "conv_kernel_sizes": [3, 3],
+            "max_source_positions": 60,
+            "max_target_positions": 40,
+        },
+    ),
+    # Series
+    "PatchTST": Architecture(
+        "PatchTSTForPrediction",
+        series,
+        {
+            **_SERIES,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "ffn_dim": 32,
+            "attention_dropout": 0.0,
+            "ff_dropout": 0.0,
+            "path_dropout": 0.0,
+            "positional_dropout": 0.0,
+        },
+    ),
+    "PatchTSMixer": Architecture("PatchTSMixerForPrediction", series, {**_SERIES, "num_layers": 1}),
     # Pictures and text
     "CLIP": Architecture(
         "CLIPModel",
         pairs,
         {"text_config": {**_BERT, "eos_token_id": 2}, "vision_config": _VIT, "projection_dim": 16},
+    ),
+    "SigLIP": Architecture(
+        "SiglipModel", pairs, {"text_config": {**_BERT, "projection_size": 16}, "vision_config": _VIT}
+    ),
+    "BLIP": Architecture(
+        "BlipForConditionalGeneration",
+        captions,
+        {
+            "text_config": {
+                **_BERT,
+                "encoder_hidden_size": 16,
+                "bos_token_id": 1,
+                "sep_token_id": 2,
+                "pad_token_id": 0,
+            },
+            "vision_config": _VIT,
+            "projection_dim": 16,
+        },
+    ),
+    "ViLT": Architecture("ViltForQuestionAnswering", answers, {**_BERT, **_VIT}),
+    "LLaVA": Architecture(
+        "LlavaForConditionalGeneration",
+        among_text(16),
+        {
+            **_SEEN,
+            "text_config": {**_GROUPED, "model_type": "llama"},
+            "vision_config": {**_VIT, "model_type": "clip_vision_model", "projection_dim": 16},
+        },
+    ),
+    "PaliGemma": Architecture(
+        "PaliGemmaForConditionalGeneration",
+        among_text(16),
+        {
+            **_SEEN,
+            "text_config": {**_GROUPED, "model_type": "gemma", "head_dim": 8},
+            "vision_config": {**_VIT, "model_type": "siglip_vision_model", "projection_dim": 16},
+            "projection_dim": 16,
+        },
+    ),
+    "SmolVLM": Architecture(
+        "SmolVLMForConditionalGeneration",
+        one_of_several_pictures,
+        {**_SEEN, "text_config": {**_GROUPED, "model_type": "llama"}, "vision_config": _VIT, "scale_factor": 2},
+    ),
+    "Qwen2-VL": Architecture(
+        "Qwen2VLForConditionalGeneration",
+        patches,
+        {
+            "text_config": {**_GROUPED, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+            "vision_config": {
+                "depth": 1,
+                "embed_dim": 16,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "patch_size": 8,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+                "mlp_ratio": 2,
+            },
+            "image_token_id": PICTURE,
+            "video_token_id": 4,
+            "vision_start_token_id": 3,
+            "vision_end_token_id": 2,
+        },
     ),
 }

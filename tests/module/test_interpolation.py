@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ortmodule_c import DebugOptions, ORTModule
-from wrapped import Function
+from wrapped import Function, n_graphs
 
 SIZES = {"linear": (7,), "bilinear": (5, 7), "bicubic": (6, 4), "trilinear": (3, 4, 5)}
 HOW: dict[str, dict[str, Any]] = {
@@ -77,6 +77,17 @@ def test_what_is_not_finite_goes_where_it_goes_in_eager(mode: str, how: dict[str
         x = torch.zeros(1, 1, *(4,) * len(SIZES[mode]))
         x.view(-1)[at], x.view(-1)[-1 - at] = torch.inf, torch.nan
         torch.testing.assert_close(ours(x), module(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("to", [{"scale_factor": 1.5, "align_corners": True}, {"scale_factor": 2}], ids=str)
+def test_open_sizes_have_one_graph_in_which_pytorch_interpolates(to: dict[str, Any]) -> None:
+    eager = Function(lambda _, x: F.interpolate(x, mode="linear", **to))
+    ours = ORTModule(eager)
+    with pytest.warns(UserWarning, match="upsample_linear1d.*between sizes that are open"):
+        for shape in ((4, 5, 6), (3, 6, 5), (3, 7, 8), (5, 4, 4), (6, 6, 6)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(ours(x), eager(x))
+    assert n_graphs(ours) == 2  # the first is of one size, and in C
 
 
 def test_a_net_with_skips_trains_as_in_eager() -> None:
