@@ -97,7 +97,7 @@ class Program:
         self._in_place = self._leaf in IN_PLACE and r.random() < 0.3
         self.words = f"{self._root} {' '.join(self._path)} {self._leaf}, changed "
         self.words += "in place" if self._in_place else f"at {self._at}"
-        breaks = r.random() < 0.3
+        breaks = r.random() < 0.15
         self.words += ", two graphs" if breaks else ""
         self.followed = self._root != "argument" and not breaks and not NOT_FOLLOWED & {*self._path, self._leaf}
         self._values = self._build(0)
