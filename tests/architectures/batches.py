@@ -79,9 +79,10 @@ def among_text(n: int) -> Batch:
     """A picture in each row, which takes the place of `n` of its tokens."""
 
     def seen(batch: int, length: int) -> dict[str, Any]:
-        ids = torch.randint(6, VOCABULARY, (batch, length + n))
-        ids[:, 1 : 1 + n] = PICTURE
-        return {"input_ids": ids, "labels": ids, "pixel_values": torch.randn(batch, 3, 32, 32)}
+        given = text(batch, length + n)
+        given["input_ids"] = given["input_ids"].clamp(min=PICTURE + 1)
+        given["input_ids"][:, 1 : 1 + n] = PICTURE
+        return {**given, "pixel_values": torch.randn(batch, 3, 32, 32)}
 
     return seen
 
