@@ -1,5 +1,6 @@
 """What a forward asks by `is`, of modules and of all else; what holds modules is looked into."""
 
+import copy
 import functools
 import threading
 import types
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from held import ON_THE_FAST_WAY
-from ortmodule_c import ORTModule
+from ortmodule_c import DebugOptions, ORTModule
 
 Read = Callable[[Any], Any]
 
@@ -352,3 +353,52 @@ def test_what_comes_to_be_there_is_seen(make: Callable[[], Any], breaks: bool, m
     assert_same(ours)
     HELD.scale = 5.0
     assert_same(ours)
+
+
+class OfTuple(Scaled):
+    """What it asks of two lists in a tuple of constants, or makes of the first."""
+
+    def __init__(self, held: tuple[Any, ...], ask: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.held, self.ask = held, ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            x = x + 1
+        first, second = self.held[-1]
+        return self.l(x) * (2.0 + float(self.ask(first, second)))
+
+
+ONE = [1.0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
+@pytest.mark.parametrize("held", [("x", [ONE, ONE]), ("x", (ONE, ONE)), (1.0, (ONE, [1.0])), (([0.0], ONE),)], ids=repr)
+def test_which_lists_in_a_tuple_of_constants_are_one_is_seen(held: tuple[Any, ...], capture: Any) -> None:
+    torch.manual_seed(0)
+    ours = ORTModule(OfTuple(held, are_one), DebugOptions(capture=capture))
+    for now in (held, held, ((ONE, ONE),), (([1.0], ONE),)):
+        ours.module.held = now
+        assert_same(ours)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, _: a.append(1.0) or len(a),
+        lambda a, b: a.extend(b) or sum(a),
+        lambda a, _: a.insert(0, a[0] + 1) or a[0],
+    ],
+    ids=["append", "extend", "insert"],
+)
+def test_a_list_in_a_tuple_of_constants_changes_at_each_call(change: Callable[[Any, Any], Any], capture: Any) -> None:
+    torch.manual_seed(0)
+    plain = OfTuple((([1.0], [2.0]),), change)
+    ours = ORTModule(copy.deepcopy(plain), DebugOptions(capture=capture))
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(ours(x), plain(x))
+        assert ours.module.held == plain.held

@@ -49,7 +49,7 @@ from ..signals import Interrupted, waiting
 from ..stack import innermost
 from .backend import Compiled
 from .gradients import asks_to_differentiate_gradients
-from .identity import answer_as_python
+from .identity import answer_as_python, follow_lists_in_tuples
 
 # Whose loggers say what becomes of what is compiled.
 _COMPILERS = (
@@ -78,6 +78,11 @@ _heard = threading.local()
 _dynamos_warn_once = utils.warn_once
 
 
+def _is_ours() -> bool:
+    """Whether what Dynamo does in this thread it does for one of ours."""
+    return getattr(_heard, "heard", None) is not None
+
+
 def _keep_back(record: logging.LogRecord) -> bool:
     """Hears what is logged while a second way runs in this thread; below a warning is only what somebody asked for."""
     heard: _Heard | None = getattr(_heard, "heard", None)
@@ -90,7 +95,7 @@ def _keep_back(record: logging.LogRecord) -> bool:
 
 def _warn_once(msg: str, stacklevel: int = 1) -> None:
     """What Dynamo warns of besides a graph break, in words for those who develop it."""
-    if getattr(_heard, "heard", None) is not None and "file an issue" in msg:
+    if _is_ours() and "file an issue" in msg:
         logger.debug("TorchDynamo: %s", msg)
     else:
         _dynamos_warn_once(msg, stacklevel + 1)
@@ -106,7 +111,7 @@ def _broken_out(
 
     @functools.wraps(method)
     def broken(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_heard, "heard", None) is not None and when(*args, **kwargs):
+        if _is_ours() and when(*args, **kwargs):
             unimplemented(gb_type=what, context="", explanation=explanation, hints=[])
         return method(*args, **kwargs)
 
@@ -153,7 +158,8 @@ AutogradFunctionVariable.call_apply = _broken_out(  # type: ignore[method-assign
     "TorchDynamo would trace its forward alone",
     _in_vmap,
 )
-answer_as_python(lambda: getattr(_heard, "heard", None) is not None)
+answer_as_python(_is_ours)
+follow_lists_in_tuples(_is_ours)
 OutputGraph.compile_subgraph = _judged(OutputGraph.compile_subgraph)  # type: ignore[method-assign]
 SideEffects.store_attr = _broken_out(  # type: ignore[method-assign]
     SideEffects.store_attr,
