@@ -41,6 +41,7 @@ static inline int64_t columns_pitch(const average_params *p) { return omc_whole_
 #if OMC_IS_FLOAT
 
 #define CHUNK 256 /* outputs of a row that are worked on together */
+#define AT_ONCE 4 /* vectors of them */
 
 typedef struct pool_job {
   const void *params;
@@ -174,28 +175,69 @@ static void max_at_border(const max_windows *w, int64_t k, acc_t *best, acc_bits
   max_of(w, k, first_inside(left, f->dilation[2]), inside_end(f, 2, left), best, tap);
 }
 
-/* The same of the OMC_VL outputs from k on, all of whose taps along the row are inside; they are
- * `stride` apart. */
-OMC_INLINE void max_vector(const max_windows *w, int64_t k, int64_t stride, acc_t *best,
-                           acc_bits_t *taps) {
+/* The same of `n` vectors, which do not wait for one another, of OMC_VL outputs from each of k on,
+ * all of whose taps along the row are inside; they are `stride` apart. */
+OMC_INLINE void max_vectors(const max_windows *w, int64_t from, const int64_t *k, int n,
+                            int64_t stride, acc_t *best, acc_bits_t *taps) {
   const omc_pool_form *f = w->form;
-  const int64_t left = k * stride - f->before[2], step = f->dilation[2];
   const vmask zero = {0};
-  vacc_t most = vset(-(acc_t)INFINITY);
-  vmask found = zero + (acc_bits_t)tap_at(f, w->z, w->y);
+  vacc_t most[AT_ONCE];
+  vmask found[AT_ONCE];
+  for (int i = 0; i < n; i++) {
+    most[i] = vset(-(acc_t)INFINITY);
+    found[i] = zero + (acc_bits_t)tap_at(f, w->z, w->y);
+  }
   for (int64_t kz = w->z; kz < w->z_end; kz++)
     for (int64_t ky = w->y; ky < w->y_end; ky++) {
-      const int64_t start = row_at(w, kz, ky) + left;
-      for (int64_t kx = 0; kx < f->kernel[2]; kx++) {
-        const vacc_t v = vld_step(w->x + start + kx * step, stride);
-        const vmask better = (v > most) | vnan(v);
+      const storage_t *x = w->x + row_at(w, kz, ky) + from * stride - f->before[2];
+      for (int64_t kx = 0; kx < f->kernel[2]; kx++, x += f->dilation[2]) {
         const vmask here = zero + (acc_bits_t)(tap_at(f, kz, ky) + kx);
-        most = vblend(better, v, most);
-        found = (better & here) | (~better & found);
+        for (int i = 0; i < n; i++) {
+          const vacc_t v = vld_step(x + k[i] * stride, stride);
+          const vmask better = (v > most[i]) | vnan(v);
+          most[i] = vblend(better, v, most[i]);
+          found[i] = (better & here) | (~better & found[i]);
+        }
       }
     }
-  vstr(best, most);
-  memcpy(taps, &found, sizeof found);
+  for (int i = 0; i < n; i++) {
+    vstr(best + k[i], most[i]);
+    memcpy(taps + k[i], &found[i], sizeof found[i]);
+  }
+}
+
+/* The same of strides that are known where shuffles are of use, see vld_step. */
+OMC_INLINE void max_strided(const max_windows *w, int64_t from, const int64_t *k, int n,
+                            acc_t *best, acc_bits_t *taps) {
+  switch (w->form->stride[2]) {
+    case 1:
+      max_vectors(w, from, k, n, 1, best, taps);
+      break;
+    case 2:
+      max_vectors(w, from, k, n, 2, best, taps);
+      break;
+    case 4:
+      max_vectors(w, from, k, n, 4, best, taps);
+      break;
+    default:
+      max_vectors(w, from, k, n, w->form->stride[2], best, taps);
+  }
+}
+
+/* Outputs [low, high) of those from `from` on, by vectors, which may overlap. */
+static void max_inside(const max_windows *w, int64_t from, int64_t low, int64_t high, acc_t *best,
+                       acc_bits_t *at) {
+  const int64_t last = omc_max(high - OMC_VL, low);
+  while (low < high) {
+    int64_t k[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) k[i] = omc_min(low + i * OMC_VL, last);
+    const bool many = high - low > AT_ONCE / 2 * OMC_VL;
+    if (many)
+      max_strided(w, from, k, AT_ONCE, best, at);
+    else
+      max_strided(w, from, k, 1, best, at);
+    low += many ? AT_ONCE * OMC_VL : OMC_VL;
+  }
 }
 
 /* Whether a vector from output k on, of which n lanes are wanted, takes less time than each output
@@ -210,8 +252,8 @@ static bool has_vector(const max_windows *w, int64_t k, int64_t n) {
   return last < w->left;
 }
 
-/* The outputs [from, from + n) of a row, at most CHUNK. Vectors may overlap; of few outputs one has
- * lanes to spare, which are computed of what follows, and overwritten or dropped. */
+/* The outputs [from, from + n) of a row, at most CHUNK; of few outputs a vector has lanes to spare,
+ * which are computed of what follows, and overwritten or dropped. */
 static void max_row(const max_windows *w, int64_t from, int64_t n, acc_t *best, acc_bits_t *at) {
   const omc_pool_form *f = w->form;
   const int64_t stride = f->stride[2], before = f->before[2];
@@ -222,26 +264,16 @@ static void max_row(const max_windows *w, int64_t from, int64_t n, acc_t *best, 
   for (int64_t k = 0; k < low; k++) max_at_border(w, from + k, best + k, at + k);
   for (int64_t k = low; !by_vectors && k < high; k++)
     max_of(w, from + k, 0, f->kernel[2], best + k, at + k);
-  for (int64_t k = low; by_vectors && k < high; k += OMC_VL) {
-    k = omc_max(omc_min(k, high - OMC_VL), low);
-    if (stride == 1)
-      max_vector(w, from + k, 1, best + k, at + k);
-    else if (stride == 2)
-      max_vector(w, from + k, 2, best + k, at + k);
-    else if (stride == 4)
-      max_vector(w, from + k, 4, best + k, at + k);
-    else
-      max_vector(w, from + k, stride, best + k, at + k);
-  }
+  if (by_vectors) max_inside(w, from, low, high, best, at);
   for (int64_t k = high; k < n; k++) max_at_border(w, from + k, best + k, at + k);
 }
 
 /* Stores which taps n outputs are, from output `to` on; the first window starts at `start`. */
-static void store_taps(const pool_job *j, const acc_bits_t *at, int64_t n, int64_t start,
+static void store_taps(const pool_job *j, const acc_bits_t *restrict at, int64_t n, int64_t start,
                        int64_t to) {
   const max_params *p = j->params;
-  uint8_t *const narrow = p->narrow && j->taps ? (uint8_t *)j->taps + to : NULL;
-  int32_t *const wide = !p->narrow && j->taps ? (int32_t *)j->taps + to : NULL;
+  uint8_t *restrict const narrow = p->narrow && j->taps ? (uint8_t *)j->taps + to : NULL;
+  int32_t *restrict const wide = !p->narrow && j->taps ? (int32_t *)j->taps + to : NULL;
   for (int64_t k = 0; narrow && k < n; k++) narrow[k] = (uint8_t)at[k];
   for (int64_t k = 0; wide && k < n; k++) wide[k] = (int32_t)at[k];
   for (int64_t k = 0; j->indices && k < n; k++)
