@@ -141,6 +141,13 @@ typedef acc_t omc_unit;
 typedef vacc_t omc_vunit;
 #endif
 
+/* Where the rows of a vector across a panel of B lie: row k at from + at[k]. Not for matrix tiles.
+ */
+typedef struct omc_places {
+  const omc_unit *from;
+  const int64_t *at;
+} omc_places;
+
 /* One K block, of k units: what is stored to `to` is alpha * A B + beta * from + bias. Both
  * operands are packed, or B is in place, or packed here, each panel before it is used, while the
  * next one is fetched. `from` and `to` are m x n and may be the same. */
@@ -154,6 +161,7 @@ typedef struct omc_gemm_block {
   int64_t b_stored_k;     /* its elements along K */
   const omc_unit *b_rows; /* whole panels are read here instead if not NULL: row-major B */
   int64_t b_rs;           /* its row stride */
+  const omc_places *b_at; /* the one panel is read there instead if not NULL: OMC_NV of them */
   omc_matrix from, to;    /* cs 1 */
   acc_t alpha, beta;      /* beta 0: `from` is not read */
   const void *bias;       /* n of the dtype of `to`, or NULL */

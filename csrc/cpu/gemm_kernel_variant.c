@@ -42,7 +42,8 @@ typedef struct tile {
   const omc_unit *b;
   const omc_unit *b_tail; /* the last group of k units, if that is not whole, padded with zeros */
   int64_t b_rs;
-  acc_t *sums; /* alpha times those, whole vectors of each row, sums_rs apart */
+  const omc_places *b_at; /* or where its vectors lie, NULL: one after the other */
+  acc_t *sums;            /* alpha times those, whole vectors of each row, sums_rs apart */
   int64_t sums_rs;
   acc_t alpha, beta;
   const acc_t *from; /* of which beta is added to them, NULL: nothing */
@@ -86,40 +87,46 @@ OMC_INLINE void store_products(const int rows, const int nv, vacc_t acc[][OMC_NV
 #include "cpu/gemm_tiles.h"
 #else
 
-/* A tile of `rows` x nv vectors; both are constants where this is inlined. */
-OMC_INLINE void tile_product(const int rows, const int nv, tile *t) {
+/* A tile of `rows` x nv vectors, whose rows of B lie apart or do not; all three are constants where
+ * this is inlined. */
+OMC_INLINE void tile_product(const int rows, const int nv, const bool apart, tile *t) {
   vacc_t acc[OMC_MR][OMC_NV];
   EACH_VECTOR(r, v) { acc[r][v] = vset(0); }
 
-  const omc_unit *a = t->a, *b = t->b;
-  const int64_t b_rs = t->b_rs;
+  const omc_unit *a = t->a, *b[OMC_NV];
+  const int64_t *at[OMC_NV] = {0}, b_rs = t->b_rs;
+  OMC_UNROLL for (int v = 0; v < nv; v++) b[v] = apart ? t->b_at[v].from : t->b + v * OMC_VL;
+  OMC_UNROLL for (int v = 0; apart && v < nv; v++) at[v] = t->b_at[v].at;
   ahead soon = t->soon;
   for (int64_t k = t->k; k > 0; k -= ASK_EVERY) {
     ask_ahead(&soon);
     for (int64_t i = omc_min(k, ASK_EVERY); i > 0; i--) {
       omc_vunit row[OMC_NV];
-      OMC_UNROLL for (int v = 0; v < nv; v++) row[v] = load_units(b + v * OMC_VL);
+      OMC_UNROLL for (int v = 0; v < nv; v++) {
+        row[v] = load_units(apart ? b[v] + *at[v]++ : b[v]);
+        if (!apart) b[v] += b_rs;
+      }
       OMC_UNROLL for (int r = 0; r < rows; r++) {
         const omc_vunit x = spread(a[r]);
         OMC_UNROLL for (int v = 0; v < nv; v++) acc[r][v] = add_products(x, row[v], acc[r][v]);
       }
       a += rows;
-      b += b_rs;
     }
   }
   t->soon = soon;
   store_products(rows, nv, acc, t, 0);
 }
 
-#define DEFINE_TILES(rows)                                           \
-  static void tile_##rows##_1(tile *t) { tile_product(rows, 1, t); } \
-  static void tile_##rows##_2(tile *t) { tile_product(rows, 2, t); }
+#define DEFINE_TILES(rows)                                                  \
+  static void tile_##rows##_1(tile *t) { tile_product(rows, 1, false, t); } \
+  static void tile_##rows##_2(tile *t) { tile_product(rows, 2, false, t); } \
+  static void tile_##rows##_apart(tile *t) { tile_product(rows, OMC_NV, true, t); }
 OMC_GEMM_ROWS(DEFINE_TILES)
 
-#define TILE_ROW(rows) {tile_##rows##_1, tile_##rows##_2},
-static tile_fn tile_of(int64_t rows, int64_t nv) {
-  static const tile_fn tiles[OMC_MR][OMC_NV] = {OMC_GEMM_ROWS(TILE_ROW)};
-  return tiles[rows - 1][nv - 1];
+#define TILE_ROW(rows) {tile_##rows##_1, tile_##rows##_2, tile_##rows##_apart},
+static tile_fn tile_of(int64_t rows, int64_t nv, bool apart) {
+  static const tile_fn tiles[OMC_MR][OMC_NV + 1] = {OMC_GEMM_ROWS(TILE_ROW)};
+  return tiles[rows - 1][apart ? OMC_NV : nv - 1];
 }
 
 /* What matrix tiles want. */
@@ -232,6 +239,7 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
                    : pack   ? pack
                             : g->b + j * g->k,
               .b_rs = in_place ? g->b_rs : OMC_NR,
+              .b_at = g->b_at,
               .sums = sums,
               .sums_rs = stored ? g->to.rs : OMC_NR,
               .alpha = g->alpha,
@@ -252,7 +260,7 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
       if (stored && g->bias) t.bias = (const acc_t *)g->bias + j;
       if (stored && g->row_bias) t.row_bias = (const acc_t *)g->row_bias + i;
       if (stored && g->beta != 0) t.from = (const acc_t *)(const void *)part_of(&g->from, &c);
-      tile_of(rows, nv)(&t);
+      tile_of(rows, nv, g->b_at != NULL)(&t);
       if (!stored) end(g, &c, sums);
     }
   }

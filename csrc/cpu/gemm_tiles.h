@@ -116,7 +116,8 @@ OMC_TILE_TARGET static void tile_1_2(tile *t) { tile_product(false, true, t); }
 OMC_TILE_TARGET static void tile_2_1(tile *t) { tile_product(true, false, t); }
 OMC_TILE_TARGET static void tile_2_2(tile *t) { tile_product(true, true, t); }
 
-static tile_fn tile_of(int64_t rows, int64_t nv) {
+static tile_fn tile_of(int64_t rows, int64_t nv, bool apart) {
+  (void)apart;
   static const tile_fn tiles[2][OMC_NV] = {{tile_1_1, tile_1_2}, {tile_2_1, tile_2_2}};
   return tiles[rows > OMC_GROUP][nv - 1];
 }

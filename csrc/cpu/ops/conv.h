@@ -15,7 +15,8 @@
  * (tap, channel), and the depth runs over pixels of all images; the source is copied with
  * channels innermost.
  *
- * The right side is packed straight from the copy: no column matrix is ever stored. Groups of few
+ * The right side is packed straight from the copy, or for few rows read there as far as whole
+ * vectors of a panel lie together: no column matrix is ever stored. Groups of few
  * channels have nothing to pack for and are summed directly, by vectors of pixels
  * (conv_direct_variant.c) or, of depthwise kernels on planes that are not large, of channels
  * (conv_channels_variant.c). Kernels of 3 x 3 with steps of 1 go by way of Winograd's transform

@@ -167,6 +167,7 @@ typedef struct {
   acc_t *threads;
   int64_t first, images; /* of the pass */
   int64_t m_parts;
+  int64_t packed_rows[DEPTH]; /* where those of a packed panel are */
 } product_job;
 
 /* Gives the elements of a plane, which have no second, that of a row further below. */
@@ -404,6 +405,50 @@ static void locate_depth(const product_job *job, const conv_grid *grid, depth_bl
   }
 }
 
+/* The n columns of a panel of the right side, cut into chunks, vector by vector. */
+typedef struct {
+  int64_t n, counts[OMC_NV], count; /* of each vector, and of all */
+  const conv_chunk *chunks;
+} column_panel;
+
+static column_panel panel_of(const int64_t *at, int64_t n, conv_chunk *chunks) {
+  column_panel panel = {.n = n, .chunks = chunks};
+  for (int64_t v = 0, j = 0; j < n; v++, j += OMC_VL) {
+    const int64_t count =
+        OMC_CONV_NAME(cut_chunks)(at + j, omc_min(OMC_VL, n - j), OMC_VL, chunks + panel.count);
+    for (int64_t i = 0; i < count; i++) chunks[panel.count++].to += j;
+    panel.counts[v] = count;
+  }
+  return panel;
+}
+
+/* Most rows for which vectors are read where they lie: more of them repay packing. */
+enum { UNPACKED_ROWS = OMC_GROUP > 1 ? 0 : 10 * OMC_MR };
+
+/* Whether vector v is one chunk, of a whole panel. */
+static bool is_chunk(const column_panel *panel, int v) {
+  return panel->n == OMC_NR && panel->counts[v] == 1;
+}
+
+/* Packs a panel of the copy to `out`, and returns NULL; or, for few rows, only those of its vectors
+ * that are no chunk, and returns the places of all. */
+static const omc_places *pack_columns(const product_job *job, const int64_t *at, int64_t m,
+                                      int64_t units, const column_panel *panel, omc_unit *out,
+                                      omc_places places[OMC_NV]) {
+  const conv_chunk *chunks = panel->chunks;
+  if (m > UNPACKED_ROWS || !(is_chunk(panel, 0) || is_chunk(panel, 1))) {
+    pack_units(job->copy, at, units, chunks, panel->count, out);
+    return NULL;
+  }
+  for (int v = 0; v < OMC_NV; chunks += panel->counts[v++]) {
+    places[v] = (omc_places){.from = job->copy + chunks->from, .at = at};
+    if (is_chunk(panel, v)) continue;
+    pack_units(job->copy, at, units, chunks, panel->counts[v], out);
+    places[v] = (omc_places){.from = out + v * OMC_VL, .at = job->packed_rows};
+  }
+  return places;
+}
+
 /* One block: rows of part `part` of a group by n <= COLS columns from j0. */
 static void product_block(const product_job *job, int64_t group, int64_t part, int64_t j0,
                           int64_t n, acc_t *scratch) {
@@ -414,15 +459,15 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
   omc_unit *const b = (omc_unit *)(void *)scratch;
   acc_t *const c = scratch + DEPTH * OMC_NR + 2 * SLACK;
   acc_t row_bias[ROWS];
-  int64_t from[COLS], to[COLS], counts[COLS / OMC_NR];
+  int64_t from[COLS], to[COLS];
   bool unpaired[COLS];
+  column_panel right[COLS / OMC_NR];
   conv_chunk chunks[COLS];
   locate_columns(job, group, j0, n, from, to, unpaired);
   if (bias) load_row(bias + group * p->m + i, row_bias, m);
   const int64_t panels = omc_ceil_div(n, OMC_NR);
   for (int64_t q = 0; q < panels; q++)
-    counts[q] = OMC_CONV_NAME(cut_chunks)(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR),
-                                          OMC_VL, chunks + q * OMC_NR);
+    right[q] = panel_of(from + q * OMC_NR, omc_min(OMC_NR, n - q * OMC_NR), chunks + q * OMC_NR);
   for (int64_t t = 0; t < p->twins; t++) {
     const conv_grid *grid = job->grid + t;
     const omc_unit *weights = packed_at(job, grid, group, i);
@@ -433,17 +478,20 @@ static void product_block(const product_job *job, int64_t group, int64_t part, i
       if (p->source.in_place) locate_depth(job, grid, d, each);
       for (int64_t q = 0; q < panels; q++) {
         const int64_t j = q * OMC_NR;
+        omc_places places[OMC_NV];
+        const omc_places *b_at = NULL;
         if (p->source.in_place)
           OMC_CONV_NAME(pack_panel)((const conv_element *)(const void *)job->tensor, each,
-                                    d.units * OMC_DEPTH, chunks + j, counts[q], true, b);
+                                    d.units * OMC_DEPTH, right[q].chunks, right[q].count, true, b);
         else
-          pack_units(job->copy, grid->source_at + d.first, d.units, chunks + j, counts[q], b);
+          b_at = pack_columns(job, grid->source_at + d.first, m, d.units, right + q, b, places);
         const omc_matrix sums = omc_gemm_sums(c + t * ROWS * COLS + j, COLS);
         const omc_gemm_block product = {.m = m,
                                         .n = omc_ceil_div(omc_min(n - j, OMC_NR), OMC_VL) * OMC_VL,
                                         .k = d.units,
                                         .a = weights + m * d.first,
                                         .b = b,
+                                        .b_at = b_at,
                                         .from = sums,
                                         .to = sums,
                                         .alpha = 1,
@@ -496,6 +544,7 @@ OMC_KERNEL(Conv, args) {
                      .packed = (omc_unit *)(void *)packed,
                      .copy = (omc_unit *)(void *)copy,
                      .threads = copy + product_source(p)};
+  for (int64_t k = 0; k < DEPTH; k++) job.packed_rows[k] = k * OMC_NR;
   const int64_t passes = omc_ceil_div(p->images, p->pass);
   const int64_t columns = p->pass * p->grids[0].rows * p->grids[0].cols;
   const int64_t blocks = p->groups * omc_ceil_div(columns, COLS);
