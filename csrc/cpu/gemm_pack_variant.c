@@ -6,6 +6,9 @@
 /* Units of K of all panels of a block that are packed in turn, where lines lie side by side. */
 enum { PACKED_TOGETHER = 16 };
 
+/* Bytes of a line that are asked for before it is their turn. */
+enum { AHEAD = 256 };
+
 /* ---- lines that are contiguous along K ---- */
 
 /* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
@@ -26,8 +29,11 @@ OMC_INLINE void pack_square(source s, const char *src, int64_t stride, int64_t l
                             int64_t width, bool exact, omc_unit *out) {
   omc_vunit x[OMC_VL];
   if (n == OMC_DEPTH * OMC_VL && !exact) {
-    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] =
-        units_along(s, src + omc_min(i, lines - 1) * stride, OMC_DEPTH * OMC_VL);
+    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
+      const char *line = src + omc_min(i, lines - 1) * stride;
+      __builtin_prefetch(line + AHEAD);
+      x[i] = units_along(s, line, OMC_DEPTH * OMC_VL);
+    }
     transpose(x);
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) store_units(out + i * width, x[i]);
     return;

@@ -13,7 +13,7 @@
  *
  * In the gradient of the weight (conv_weight_variant.c) a row is an output channel, a column
  * (tap, channel), and the depth runs over pixels of all images; the source is copied with
- * channels innermost.
+ * channels innermost, of pairs twice, so that each two neighbours are a unit of one of the copies.
  *
  * The right side is packed straight from the copy, or for few rows read there as far as whole
  * vectors of a panel lie together: no column matrix is ever stored. Groups of few
@@ -110,7 +110,8 @@ typedef struct {
   int64_t rows, cols;             /* of an output plane */
   const int64_t *row_at, *tap_at; /* rows, taps / kw: rows of the source */
   conv_source source; /* direct, by pixels: as for Conv; else phases 1, and where nothing is direct
-                         stored [rows, part, channels] */
+                         stored [rows, part, channels], or as units, of columns 0 and 1, 2 and 3,
+                         .., and of 1 and 2, 3 and 4, ..: [rows, 2, part / 2, channels] */
   int64_t columns;    /* taps * c, padded */
 } conv_weight_grad;
 

@@ -422,7 +422,7 @@ static column_panel panel_of(const int64_t *at, int64_t n, conv_chunk *chunks) {
   return panel;
 }
 
-/* Most rows for which vectors are read where they lie: more of them repay packing. */
+/* Most rows for which vectors of a panel are read where they lie: more of them repay packing. */
 enum { UNPACKED_ROWS = OMC_GROUP > 1 ? 0 : 10 * OMC_MR };
 
 /* Whether vector v is one chunk, of a whole panel. */

@@ -80,6 +80,59 @@ void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *te
   omc_parallel_for(images * s->rows, 1, threads, copy_rows, &job);
 }
 
+/* ---- a copy that tiles read ---- */
+
+/* Whether whole vectors of a panel, of channels of one tap, can be read where the copy has them: of
+ * pairs, where none has pixels of two rows, so that two copies have them all. */
+static bool reads_copy(const conv_weight_grad *p) {
+  enum { MOST_CHANNELS = 256 /* pixels further apart share too few sets of the first cache */ };
+  const bool pairs = p->sw == 1 && p->cols % 2 == 0 && p->source.part % 2 == 0;
+  return OMC_GROUP == 1 && p->source.channels <= MOST_CHANNELS && p->c % OMC_VL == 0 &&
+         (OMC_DEPTH == 1 || pairs);
+}
+
+/* The element, or the unit, of a row of the copy that begins with its column x. */
+static int64_t place_of_column(const conv_source *s, int64_t x) {
+  return (OMC_DEPTH == 1 ? x : x % 2 * (s->part / 2) + x / 2) * s->channels;
+}
+
+#if OMC_DEPTH == 2
+/* A row of the copy: units of columns 0 and 1, 2 and 3, .., then of 1 and 2, 3 and 4, ..; the n
+ * elements of the lines are columns x0, .., all others are zeros. */
+static void copy_pairs(const conv_source *s, const omc_matrix *lines, int64_t x0, int64_t n,
+                       omc_unit *to) {
+  const int64_t channels = s->channels, half = s->part / 2;
+  for (int64_t shift = 0; shift < 2; shift++, to += half * channels) {
+    const int64_t first = omc_max(x0 - shift, 0), skipped = first - (x0 - shift);
+    const int64_t alone = first % 2, begin = (first + alone) / 2; /* first whole unit of lines */
+    const int64_t some = omc_max(n - skipped - alone, 0), end = begin + omc_ceil_div(some, 2);
+    memset(to, 0, (size_t)(begin * channels) * sizeof *to);
+    memset(to + end * channels, 0, (size_t)((half - end) * channels) * sizeof *to);
+    const storage_t *from = (const storage_t *)lines->data + skipped;
+    for (int64_t c = 0; alone && n > skipped && c < channels; c++)
+      to[(begin - 1) * channels + c] = (omc_unit)((uint32_t)from[c * lines->rs].bits << 16);
+    const omc_matrix rest = omc_gemm_part(lines, 0, skipped + alone);
+    if (some > 0) OMC_GEMM_NAME(pack_lines)(&rest, channels, some, channels, to + begin * channels);
+  }
+}
+
+static void copy_rows_of_pairs(omc_range range, void *ctx) {
+  const copy_job *job = ctx;
+  const conv_source *s = job->source;
+  for (int64_t u = range.begin; u < range.end; u++) {
+    const int64_t y = s->row_from[u % s->rows], left = omc_min(s->left, s->part);
+    const storage_t *from = job->from + (u / s->rows * s->channels * s->h + omc_max(y, 0)) * s->w;
+    const omc_matrix lines = lines_at(from, s->h * s->w);
+    const int64_t n = y < 0 ? 0 : omc_min(s->left + s->w, s->part) - left;
+    copy_pairs(s, &lines, left, n, (omc_unit *)(void *)job->to + u * s->part * s->channels);
+  }
+}
+#else
+#define copy_rows_of_pairs copy_rows
+#endif
+
+/* ---- the product ---- */
+
 /* Units of depth of an image: no unit has pixels of two. */
 static int64_t image_units(const conv_weight_grad *p) {
   return omc_ceil_div(p->rows * p->cols, OMC_DEPTH);
@@ -120,10 +173,54 @@ static void locate_pixels(const conv_weight_grad *p, int64_t u0, int64_t units, 
   }
 }
 
+/* And those of units, where tiles read them. */
+static void locate_units(const conv_weight_grad *p, int64_t u0, int64_t units, int64_t *at) {
+  const conv_source *s = &p->source;
+  const int64_t all = image_units(p);
+  int64_t image = u0 / all, pixel = u0 % all * OMC_DEPTH;
+  int64_t y = pixel / p->cols, x = pixel % p->cols;
+  for (int64_t u = 0; u < units; u++) {
+    at[u] =
+        (image * s->rows + p->row_at[y]) * s->part * s->channels + place_of_column(s, x * p->sw);
+    if ((x += OMC_DEPTH) >= p->cols) x = 0, y++;
+    if (y == p->rows) y = 0, image++;
+  }
+}
+
+/* Packs `width` columns from j0 on over `units` whose pixels lie at `pixel_at`. */
+static void pack_columns(const grad_job *job, int64_t group, int64_t j0, int64_t width,
+                         const int64_t *pixel_at, int64_t units, omc_unit *out) {
+  const conv_weight_grad *p = job->p;
+  const conv_source *s = &p->source;
+  int64_t at[OMC_NR];
+  conv_chunk chunks[OMC_NR];
+  for (int64_t j = 0; j < width; j++) {
+    const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
+    at[j] =
+        (p->tap_at[tap / p->kw] * s->part + tap % p->kw * p->dw) * s->channels + group * p->c + c;
+  }
+  const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, 2 * OMC_VL, chunks);
+  OMC_CONV_NAME(pack_panel)(job->source, pixel_at, units * OMC_DEPTH, chunks, count, false, out);
+}
+
+/* Where the vectors of the panel from column j0 on lie in the copy; past the last column once more
+ * the vector before it, whose sums nobody reads. */
+static void place_panel(const grad_job *job, int64_t group, int64_t j0, const int64_t *unit_at,
+                        omc_places places[OMC_NV]) {
+  const conv_weight_grad *p = job->p;
+  const conv_source *s = &p->source;
+  for (int64_t v = 0; v < OMC_NV; v++) {
+    const int64_t j = omc_min(j0 + v * OMC_VL, p->taps * p->c - OMC_VL), tap = j / p->c;
+    const int64_t row = p->tap_at[tap / p->kw] * s->part * s->channels;
+    const int64_t column = place_of_column(s, tap % p->kw * p->dw);
+    const omc_unit *copy = (const omc_unit *)(const void *)job->source;
+    places[v] = (omc_places){.from = copy + row + column + group * p->c + j % p->c, .at = unit_at};
+  }
+}
+
 static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int64_t col_part,
                       acc_t *scratch) {
   const conv_weight_grad *p = job->p;
-  const conv_source *s = &p->source;
   const int64_t i = omc_cut(p->m, job->row_parts, row_part),
                 m = omc_cut(p->m, job->row_parts, row_part + 1) - i;
   const int64_t columns = p->taps * p->c, all_panels = omc_ceil_div(columns, OMC_NR);
@@ -133,29 +230,27 @@ static void grad_part(const grad_job *job, int64_t group, int64_t row_part, int6
   omc_unit *const b = (omc_unit *)(void *)scratch;
   omc_unit *const a = b + DEPTH * OMC_GEMM_MAX_NR + 2 * SLACK;
   acc_t *const sum = job->sum + (group * p->m + i) * job->sum_row;
+  const bool in_place = reads_copy(p);
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t u0 = omc_gemm_cut(units, blocks, block),
                   n = omc_gemm_cut(units, blocks, block + 1) - u0;
     int64_t pixel_at[OMC_DEPTH * DEPTH];
-    locate_pixels(p, u0, n, pixel_at);
+    (in_place ? locate_units : locate_pixels)(p, u0, n, pixel_at);
     pack_pixels(job, group * p->m + i, m, u0, n, a);
     for (int64_t panel = first; panel < last; panel++) {
-      int64_t at[OMC_NR];
-      conv_chunk chunks[OMC_NR];
+      omc_places places[OMC_NV];
       const int64_t j0 = panel * OMC_NR, width = omc_min(OMC_NR, columns - j0);
-      for (int64_t j = 0; j < width; j++) {
-        const int64_t tap = (j0 + j) / p->c, c = (j0 + j) % p->c;
-        at[j] = (p->tap_at[tap / p->kw] * s->part + tap % p->kw * p->dw) * s->channels +
-                group * p->c + c;
-      }
-      const int64_t count = OMC_CONV_NAME(cut_chunks)(at, width, 2 * OMC_VL, chunks);
-      OMC_CONV_NAME(pack_panel)(job->source, pixel_at, n * OMC_DEPTH, chunks, count, false, b);
+      if (in_place)
+        place_panel(job, group, j0, pixel_at, places);
+      else
+        pack_columns(job, group, j0, width, pixel_at, n, b);
       const omc_matrix sums = omc_gemm_sums(sum + j0, job->sum_row);
       const omc_gemm_block product = {.m = m,
-                                      .n = omc_ceil_div(width, OMC_VL) * OMC_VL,
+                                      .n = in_place ? OMC_NR : omc_ceil_div(width, OMC_VL) * OMC_VL,
                                       .k = n,
                                       .a = a,
                                       .b = b,
+                                      .b_at = in_place ? places : NULL,
                                       .from = sums,
                                       .to = sums,
                                       .alpha = 1,
@@ -175,7 +270,7 @@ static void grad_parts(omc_range range, void *ctx) {
 
 /* Sums that are the gradient as they lie. */
 static bool sums_in_place(const conv_weight_grad *p) {
-  return OMC_STORES_ACC && p->taps == 1 && p->c % OMC_VL == 0;
+  return OMC_STORES_ACC && p->taps == 1 && p->c % OMC_NR == 0;
 }
 
 /* Sums are [.., taps, c], the gradient is [.., c, taps]: turned by as many channels as there is
@@ -203,13 +298,25 @@ static void write_gradient(omc_range range, void *ctx) {
   }
 }
 
-/* Cuts a group's gradient so that all threads have work; columns first, they cost least. */
+/* Cuts a group's gradient so that all threads have work; first what is not packed by each anew, as
+ * rows are for each part of the columns. */
 static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) {
-  const int64_t panels = omc_ceil_div(p->taps * p->c, OMC_NR);
+  const int64_t most_rows = omc_gemm_panels(p->m);
+  const int64_t most_columns = omc_ceil_div(p->taps * p->c, OMC_NR);
   const int64_t wanted = omc_ceil_div(threads, p->groups);
-  job->col_parts = omc_max(omc_min(wanted, panels), 1);
-  job->row_parts = omc_max(omc_ceil_div(p->m, ROWS),
-                           omc_min(omc_ceil_div(wanted, job->col_parts), omc_gemm_panels(p->m)));
+  const int64_t rows = reads_copy(p) ? omc_min(wanted, most_rows) : 1;
+  job->col_parts = omc_clamp(omc_ceil_div(wanted, rows), 1, omc_max(most_columns, 1));
+  job->row_parts =
+      omc_max(omc_ceil_div(p->m, ROWS), omc_min(omc_ceil_div(wanted, job->col_parts), most_rows));
+}
+
+static void copy_source(const grad_job *job) {
+  const conv_source *s = &job->p->source;
+  const storage_t *const tensor = job->args->in[1].data;
+  const int threads = job->args->threads;
+  copy_job copy = {s, tensor + job->first * s->channels * s->h * s->w, job->source};
+  omc_parallel_for(job->images * s->rows, 1, threads,
+                   OMC_DEPTH == 2 && reads_copy(job->p) ? copy_rows_of_pairs : copy_rows, &copy);
 }
 
 OMC_KERNEL(ConvGradWeight, args) {
@@ -239,8 +346,7 @@ OMC_KERNEL(ConvGradWeight, args) {
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    OMC_CONV_NAME(copy_channels_last)
-    (&p->source, args->in[1].data, job.first, job.images, args->threads, job.source);
+    copy_source(&job);
     omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
   }
   if (!sums_in_place(p)) omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);
