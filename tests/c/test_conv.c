@@ -30,6 +30,12 @@ static const convolution convolutions[] = {
     {2, 33, 33, 33, {9, 8}, {3, 2}, {2, 2}, {1, 0}, {1, 2}},  /* with steps */
     {1, 20, 33, 1, {6, 7}, {3, 3}, {2, 2}, {1, 1}, {1, 1}},   /* some taps of each channel */
     {2, 3, 4, 1, {1, 300}, {1, 270}, {1, 1}, {0, 3}, {1, 1}}, /* more taps than packed together */
+    {2, 6, 20, 1, {3, 56}, {3, 3}, {1, 1}, {1, 1}, {1, 1}},   /* vectors within rows, and across */
+    {1, 3, 15, 1, {7, 70}, {3, 5}, {2, 2}, {1, 2}, {1, 1}},   /* of columns of each phase */
+    {2, 32, 33, 1, {5, 8}, {3, 3}, {1, 1}, {1, 1}, {1, 1}},   /* both pairs of pixels, padded */
+    {2, 16, 5, 1, {4, 9}, {2, 5}, {1, 1}, {0, 2}, {1, 2}},    /* half a panel at the end */
+    {3, 48, 9, 3, {3, 8}, {1, 3}, {1, 1}, {0, 0}, {1, 1}},    /* of each group */
+    {1, 16, 3, 1, {6, 9}, {3, 3}, {2, 2}, {1, 1}, {1, 1}},    /* pairs are not neighbours */
 };
 
 enum { X, W, B, N_IN };
