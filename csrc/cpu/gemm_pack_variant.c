@@ -79,6 +79,8 @@ OMC_INLINE void pack_across(source s, const omc_matrix *src, int64_t lines, int6
     const bool more = x + 1 < k;
     for (int64_t i = 0; i < lines; i += MOST) {
       omc_vunit units[OMC_DEPTH];
+      for (int64_t d = 0; d < OMC_DEPTH; d++)
+        __builtin_prefetch(row + i * size + (PACKED_TOGETHER * OMC_DEPTH + d) * next);
       if (lines - i >= MOST && more) {
         units_across(s, row + i * size, next, true, MOST, units);
         OMC_UNROLL for (int d = 0; d < OMC_DEPTH; d++) store_units(out + i + d * OMC_VL, units[d]);

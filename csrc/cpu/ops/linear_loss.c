@@ -61,7 +61,10 @@ typedef struct {
   int64_t *row;           /* those that count */
   int64_t *row_target;
   acc_t *loss, *top, *log_sum, *logits, *block_dx;
-  storage_t *narrow, *block_x;
+  /* Their gradients, as products of bf16 are fast, and its range is large enough: f16 would lose
+   * small ones. NULL: logits become them. */
+  storage_t *narrow;
+  storage_t *block_x;
   void *product;
   int64_t begin, rows; /* of the block, among those that count */
 } linear_job;
@@ -99,25 +102,22 @@ static void scatter(omc_range range, void *ctx) {
            (size_t)k * sizeof(acc_t));
 }
 
-static void narrow_rows(omc_range range, void *ctx) {
-  const linear_job *job = ctx;
-  const int64_t n = job->p->form.loss.classes;
-  for (int64_t i = range.begin; i < range.end; i++)
-    store_row(job->logits + i * n, job->narrow + i * n, n);
-}
-
-/* Adds up the columns of the block, which may be of millions of rows: groups side by side, as far
- * as their sums stay in the first cache. */
+/* Adds up the columns of the block's gradients, which may be of millions of rows: groups side by
+ * side, as far as their sums stay in the first cache. */
 static void add_columns(omc_range range, void *ctx) {
-  enum { TOGETHER = 512 / OMC_COLUMNS };
+  enum { TOGETHER = 2048 / OMC_COLUMNS };
   const linear_job *job = ctx;
   const int64_t n = job->p->form.loss.classes;
   for (int64_t g = range.begin; g < range.end; g += TOGETHER) {
     const int64_t c = g * OMC_COLUMNS, groups = omc_min(range.end - g, TOGETHER);
     const int64_t width = omc_min(n - c, groups * OMC_COLUMNS);
     double sums[TOGETHER * OMC_COLUMNS] = {0};
-    for (int64_t i = 0; i < job->rows; i++)
-      for (int64_t j = 0; j < width; j++) sums[j] += (double)job->logits[i * n + c + j];
+    for (int64_t i = 0; i < job->rows; i++) {
+      const acc_t *row = job->logits + i * n + c;
+      acc_t widened[TOGETHER * OMC_COLUMNS];
+      if (job->narrow) load_row(job->narrow + i * n + c, widened, width), row = widened;
+      for (int64_t j = 0; j < width; j++) sums[j] += (double)row[j];
+    }
     for (int64_t j = 0; j < width; j++) job->dbias[c + j] += (acc_t)sums[j];
   }
 }
@@ -129,17 +129,13 @@ static omc_matrix matrix(const void *data, int64_t rs, int64_t cs, omc_dtype dty
 static void products_of_block(linear_job *job, bool first) {
   const int64_t k = job->p->form.k, classes = job->p->form.loss.classes, rows = job->rows;
   const int threads = job->args->threads;
-  /* Products of bf16 are fast, and its range is that of the gradients; f16 would lose small ones.
-   */
-  const bool narrows = OMC_STORAGE == OMC_BF16;
-  if (narrows) omc_parallel_for(rows, item_grain(classes), threads, narrow_rows, job);
-  const omc_dtype dtype = narrows ? OMC_STORAGE : OMC_ACC;
-  void *const logits = narrows ? (void *)job->narrow : (void *)job->logits;
+  const omc_dtype dtype = job->narrow ? OMC_BF16 : OMC_ACC;
+  void *const gradients = job->narrow ? (void *)job->narrow : (void *)job->logits;
   if (job->dx) {
     const omc_gemm_args g = {.m = rows,
                              .n = k,
                              .k = classes,
-                             .a = matrix(logits, classes, 1, dtype),
+                             .a = matrix(gradients, classes, 1, dtype),
                              .b = matrix(job->w, k, 1, OMC_STORAGE),
                              .c = matrix(job->block_dx, k, 1, OMC_ACC),
                              .alpha = 1};
@@ -150,7 +146,7 @@ static void products_of_block(linear_job *job, bool first) {
     const omc_gemm_args g = {.m = classes,
                              .n = k,
                              .k = rows,
-                             .a = matrix(logits, 1, classes, dtype),
+                             .a = matrix(gradients, 1, classes, dtype),
                              .b = matrix(job->block_x, k, 1, OMC_STORAGE),
                              .c = matrix(job->dw, k, 1, OMC_ACC),
                              .alpha = 1,
@@ -177,6 +173,7 @@ static void run_block(linear_job *job, double total, bool first) {
   omc_gemm(&g, threads, job->product);
   omc_loss_rows rows = {.form = job->p->form.loss,
                         .logits = job->logits,
+                        .narrow = job->narrow,
                         .target = job->row_target + job->begin,
                         .weight = job->weight,
                         .total = total,
@@ -215,7 +212,7 @@ OMC_KERNEL(LinearCrossEntropy, args) {
                     .top = (void *)(workspace + at.top),
                     .log_sum = (void *)(workspace + at.log_sum),
                     .logits = (void *)(workspace + at.logits),
-                    .narrow = (void *)(workspace + at.narrow),
+                    .narrow = OMC_STORAGE == OMC_BF16 ? (void *)(workspace + at.narrow) : NULL,
                     .block_x = (void *)(workspace + at.x),
                     .block_dx = (void *)(workspace + at.dx),
                     .product = workspace + at.product};

@@ -17,6 +17,7 @@ typedef struct {
   const int64_t *target;
   const storage_t *dloss; /* gradient only */
   storage_t *dlogits;     /* gradient only; may be logits */
+  void *narrow;           /* takes it in bf16 instead, if not NULL */
   acc_t *loss;            /* one per row, forward only */
   acc_t *top;             /* one per row; NULL: not kept */
   acc_t *log_sum;         /* one per row; as top */
@@ -85,23 +86,23 @@ static acc_t row_loss(const loss_job *job, int64_t t, acc_t log_sum, acc_t x_t, 
   return job->soft > 0 ? loss + job->soft * (job->weights * log_sum - dot) : loss;
 }
 
+OMC_INLINE void forward_row(const loss_job *job, int64_t r) {
+  const int64_t n = job->p->classes, t = job->target[r];
+  const storage_t *x = job->logits + r * n, *w = job->weight;
+  const acc_t top = row_max(x, n);
+  const acc_t log_sum = (acc_t)log((double)row_sum_exp(x, n, top));
+  acc_t dot = 0;
+  if (job->soft > 0 && w)
+    dot = OMC_ROW_SUM(k, left, n,
+                      (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
+  else if (job->soft > 0)
+    dot = OMC_ROW_SUM(k, left, n, vld_fill(x + k, left, top) - vset(top));
+  if (job->top) job->top[r] = top, job->log_sum[r] = log_sum;
+  job->loss[r] = t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
+}
+
 static void forward_rows(omc_range range, void *ctx) {
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes;
-  for (int64_t r = range.begin; r < range.end; r++) {
-    const storage_t *x = job->logits + r * n, *w = job->weight;
-    const int64_t t = job->target[r];
-    const acc_t top = row_max(x, n);
-    const acc_t log_sum = (acc_t)log((double)row_sum_exp(x, n, top));
-    acc_t dot = 0;
-    if (job->soft > 0 && w)
-      dot = OMC_ROW_SUM(k, left, n,
-                        (vld_fill(x + k, left, top) - vset(top)) * vld_fill(w + k, left, 0));
-    else if (job->soft > 0)
-      dot = OMC_ROW_SUM(k, left, n, vld_fill(x + k, left, top) - vset(top));
-    if (job->top) job->top[r] = top, job->log_sum[r] = log_sum;
-    job->loss[r] = t == job->p->ignore_index ? 0 : row_loss(job, t, log_sum, ld(x + t) - top, dot);
-  }
+  for (int64_t r = range.begin; r < range.end; r++) forward_row(ctx, r);
 }
 
 static void forward_cols(omc_range range, void *ctx) {
@@ -187,30 +188,40 @@ OMC_INLINE vacc_t slope_of(vacc_t x, vacc_t top, vacc_t log_sum, vacc_t prob, va
   return vexp(x - top - log_sum) * prob - pull;
 }
 
-static void backward_rows(omc_range range, void *ctx) {
-  const loss_job *job = ctx;
-  const int64_t n = job->p->classes;
-  for (int64_t r = range.begin; r < range.end; r++) {
-    const storage_t *x = job->logits + r * n, *w = job->soft == 0 ? NULL : job->weight;
-    storage_t *dx = job->dlogits + r * n;
-    const int64_t t = job->target[r];
-    const bool ignored = t == job->p->ignore_index;
-    if (ignored && !isnan(job->log_sum[r])) { /* NaN times 0 is not 0 */
-      memset(dx, 0, (size_t)n * sizeof *dx);
-      continue;
-    }
-    const row_scale s = scale_of(job, r);
-    const vacc_t top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
-    const vacc_t prob = vset(s.prob), soft = vset(s.soft);
-    const vacc_t x_t = vset(ignored ? 0 : ld(x + t)); /* before dx is written over it */
-    for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
-      const vacc_t pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
-      vst_upto(dx + k, slope_of(vld_fill(x + k, left, 0), top, log_sum, prob, pull), left);
-    }
-    if (ignored) continue;
-    const vacc_t pull = soft * vset(smooth_weight(job, t));
-    st(dx + t, slope_of(x_t, top, log_sum, prob, pull)[0] - s.hard);
+/* Stores `left` gradients of a row, a vector of them at most, from element k on. */
+OMC_INLINE void store_slopes(const loss_job *job, int64_t k, vacc_t slopes, int64_t left) {
+#if defined(OMC_COMPUTE_F32)
+  if (job->narrow) {
+    omc_vsth((uint16_t *)job->narrow + k, omc_vto_bf16(slopes), left);
+    return;
   }
+#endif
+  vst_upto(job->dlogits + k, slopes, left);
+}
+
+OMC_INLINE void backward_row(const loss_job *job, int64_t r) {
+  const int64_t n = job->p->classes, at = r * n, t = job->target[r];
+  const storage_t *x = job->logits + at, *w = job->soft == 0 ? NULL : job->weight;
+  const bool ignored = t == job->p->ignore_index;
+  if (ignored && !isnan(job->log_sum[r])) { /* NaN times 0 is not 0 */
+    for (int64_t k = 0; k < n; k += OMC_VL) store_slopes(job, at + k, vset(0), n - k);
+    return;
+  }
+  const row_scale s = scale_of(job, r);
+  const vacc_t top = vset(job->top[r]), log_sum = vset(job->log_sum[r]);
+  const vacc_t prob = vset(s.prob), soft = vset(s.soft);
+  const vacc_t x_t = vset(ignored ? 0 : ld(x + t)); /* before its gradient is written over it */
+  for (int64_t k = 0, left = n; k < n; k += OMC_VL, left -= OMC_VL) {
+    const vacc_t pull = soft * (w ? vld_fill(w + k, left, 0) : vset(1));
+    store_slopes(job, at + k, slope_of(vld_fill(x + k, left, 0), top, log_sum, prob, pull), left);
+  }
+  if (ignored) return;
+  const vacc_t pull = soft * vset(smooth_weight(job, t));
+  store_slopes(job, at + t, slope_of(x_t, top, log_sum, prob, pull) - vset(s.hard), 1);
+}
+
+static void backward_rows(omc_range range, void *ctx) {
+  for (int64_t r = range.begin; r < range.end; r++) backward_row(ctx, r);
 }
 
 static void backward_cols(omc_range range, void *ctx) {
@@ -249,8 +260,15 @@ static void backward_cols(omc_range range, void *ctx) {
   }
 }
 
-/* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
 #if OMC_STORES_ACC
+/* A row at a time, while a cache has it. */
+static void both_rows(omc_range range, void *ctx) {
+  for (int64_t r = range.begin; r < range.end; r++) {
+    forward_row(ctx, r);
+    backward_row(ctx, r);
+  }
+}
+
 void OMC_LOSS_NAME(rows)(const omc_loss_rows *r, int threads) {
   const acc_t one = 1;
   loss_job job = {.p = &r->form,
@@ -259,6 +277,7 @@ void OMC_LOSS_NAME(rows)(const omc_loss_rows *r, int threads) {
                   .weight = r->weight,
                   .dloss = &one,
                   .dlogits = r->logits,
+                  .narrow = r->narrow,
                   .loss = r->loss,
                   .top = r->top,
                   .log_sum = r->log_sum,
@@ -268,11 +287,12 @@ void OMC_LOSS_NAME(rows)(const omc_loss_rows *r, int threads) {
                   .groups = 1};
   job.weights = job.weight ? row_sum(job.weight, r->form.classes) : (acc_t)r->form.classes;
   const omc_kernel_args args = {.threads = threads};
-  run_rows(&args, &job, forward_rows, forward_cols);
-  if (r->gradient) run_rows(&args, &job, backward_rows, backward_cols);
+  const omc_range_fn rows = r->gradient ? both_rows : forward_rows;
+  run_rows(&args, &job, rows, rows);
 }
 #endif
 
+/* Inputs: dloss, logits, target, top, log_sum, total, weight?. */
 OMC_KERNEL(CrossEntropyGrad, args) {
   loss_job job;
   OMC_TRY(prepare(args, 1, 2, 6, &job));

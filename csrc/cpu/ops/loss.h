@@ -10,7 +10,8 @@
 /* form.outer rows of form.classes logits each, form.inner is 1. */
 typedef struct omc_loss_rows {
   omc_loss_form form;
-  acc_t *logits;               /* become the gradients of the reduced loss, if `gradient` */
+  acc_t *logits;               /* become the gradients of the reduced loss, if `gradient`, */
+  void *narrow;                /* or this takes those, in bf16, if it is not NULL */
   const int64_t *target;       /* of each row: within the classes, or ignore_index */
   const acc_t *weight;         /* of each class, or NULL: all 1 */
   double total;                /* what "mean" divides by */
