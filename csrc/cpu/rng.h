@@ -59,21 +59,10 @@ typedef struct omc_rng_keys {
   omc_rng_vec lane;           /* 0, 1, 2, ... */
 } omc_rng_keys;
 
-/* The words of OMC_RNG_LANES counters from `counter` on. */
-OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t subsequence, uint64_t counter,
-                              uint32_t *out) {
-  const omc_rng_vec m0 = omc_rng_set(0xD2511F53u), m1 = omc_rng_set(0xCD9E8D57u);
+/* Stores the words of OMC_RNG_LANES counters, whose rounds left these. */
+OMC_INLINE void omc_rng_store(const omc_rng_vec c[4], uint32_t *out) {
   const omc_rng_vec low = omc_rng_set(0xffffffffu);
-  omc_rng_vec c0 = omc_rng_set(counter) + keys->lane, c1 = c0 >> 32;
-  omc_rng_vec c2 = omc_rng_set(subsequence), c3 = omc_rng_set(0);
-  for (int r = 0; r < 10; r++) {
-    const omc_rng_vec p0 = omc_rng_mul(m0, c0), p1 = omc_rng_mul(m1, c2);
-    c0 = (p1 >> 32) ^ c1 ^ keys->k0[r];
-    c1 = p1;
-    c2 = (p0 >> 32) ^ c3 ^ keys->k1[r];
-    c3 = p0;
-  }
-  const omc_rng_vec front = (c0 & low) | (c1 << 32), back = (c2 & low) | (c3 << 32);
+  const omc_rng_vec front = (c[0] & low) | (c[1] << 32), back = (c[2] & low) | (c[3] << 32);
 #if defined(__clang__)
   for (int l = 0; l < OMC_RNG_LANES; l++) {
     const uint64_t four[2] = {front[l], back[l]};
@@ -82,10 +71,34 @@ OMC_INLINE void omc_rng_block(const omc_rng_keys *keys, uint32_t subsequence, ui
 #else
   omc_rng_vec merge;
   for (int l = 0; l < OMC_RNG_LANES; l++) merge[l] = (uint64_t)(l / 2 + l % 2 * OMC_RNG_LANES);
-  const omc_rng_vec four[2] = {__builtin_shuffle(front, back, merge),
-                               __builtin_shuffle(front, back, merge + OMC_RNG_LANES / 2)};
-  memcpy(out, four, sizeof four);
+  const omc_rng_vec first = __builtin_shuffle(front, back, merge);
+  const omc_rng_vec second = __builtin_shuffle(front, back, merge + OMC_RNG_LANES / 2);
+  memcpy(out, &first, sizeof first);
+  memcpy(out + OMC_RNG_WORDS / 2, &second, sizeof second);
 #endif
+}
+
+/* The words of `blocks` times OMC_RNG_LANES counters from `counter` on: one or two, a constant. A
+ * round waits for the one before it, but two blocks do not for each other. */
+OMC_INLINE void omc_rng_blocks(const omc_rng_keys *keys, uint32_t subsequence, uint64_t counter,
+                               const int blocks, uint32_t *out) {
+  const omc_rng_vec m0 = omc_rng_set(0xD2511F53u), m1 = omc_rng_set(0xCD9E8D57u);
+  omc_rng_vec c[2][4];
+  for (int b = 0; b < blocks; b++) {
+    c[b][0] = omc_rng_set(counter + (uint64_t)(b * OMC_RNG_LANES)) + keys->lane;
+    c[b][1] = c[b][0] >> 32;
+    c[b][2] = omc_rng_set(subsequence);
+    c[b][3] = omc_rng_set(0);
+  }
+  for (int r = 0; r < 10; r++)
+    for (int b = 0; b < blocks; b++) {
+      const omc_rng_vec p0 = omc_rng_mul(m0, c[b][0]), p1 = omc_rng_mul(m1, c[b][2]);
+      c[b][0] = (p1 >> 32) ^ c[b][1] ^ keys->k0[r];
+      c[b][1] = p1;
+      c[b][2] = (p0 >> 32) ^ c[b][3] ^ keys->k1[r];
+      c[b][3] = p0;
+    }
+  for (int b = 0; b < blocks; b++) omc_rng_store(c[b], out + b * OMC_RNG_WORDS);
 }
 
 /* The words of elements first .. first + n - 1 of a subsequence. */
@@ -100,15 +113,20 @@ OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t subsequence, uint64_t f
   int64_t done = 0;
   while (done < n) {
     const uint64_t at = first + (uint64_t)done;
+    if (at % 4 == 0 && n - done >= 2 * OMC_RNG_WORDS) {
+      omc_rng_blocks(&keys, subsequence, at / 4, 2, out + done);
+      done += 2 * OMC_RNG_WORDS;
+      continue;
+    }
     if (at % 4 == 0 && n - done >= OMC_RNG_WORDS) {
-      omc_rng_block(&keys, subsequence, at / 4, out + done);
+      omc_rng_blocks(&keys, subsequence, at / 4, 1, out + done);
       done += OMC_RNG_WORDS;
       continue;
     }
     uint32_t words[OMC_RNG_WORDS];
     const int64_t skip = (int64_t)(at % 4), have = OMC_RNG_WORDS - skip;
     const int64_t take = n - done < have ? n - done : have;
-    omc_rng_block(&keys, subsequence, at / 4, words);
+    omc_rng_blocks(&keys, subsequence, at / 4, 1, words);
     memcpy(out + done, words + skip, (size_t)take * sizeof *out);
     done += take;
   }
