@@ -149,8 +149,8 @@ typedef struct omc_places {
 } omc_places;
 
 /* One K block, of k units: what is stored to `to` is alpha * A B + beta * from + bias. Both
- * operands are packed, or B is in place, or packed here, each panel before it is used, while the
- * next one is fetched. `from` and `to` are m x n and may be the same. */
+ * operands are packed, or B is in place, or apart, or packed here, each panel before it is used,
+ * while the next one is fetched. `from` and `to` are m x n and may be the same. */
 typedef struct omc_gemm_block {
   int64_t m, n, k;
   const omc_unit *a;      /* packed */
