@@ -1,7 +1,6 @@
-"""Which things are one: what a forward's own code asks by `is`, answered as Python does, and guarded.
+"""What a forward's own code asks by `is`: answered as Python does, and guarded.
 
-TorchDynamo by itself takes a list in a module's tuple of constants for a constant, and one at two of its places for
-two; it compiles nothing anew when a module, a parameter or a list that was compared becomes another one.
+TorchDynamo by itself compiles nothing anew when a module, a parameter or a list that was compared becomes another one.
 """
 
 from collections.abc import Callable
@@ -12,10 +11,9 @@ from torch import nn
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import ConstantSource, GetItemSource, Source
-from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TupleVariable
+from torch._dynamo.source import ConstantSource, Source
+from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.sets import SetVariable
@@ -33,25 +31,6 @@ def answer_as_python(applies: Callable[[], bool]) -> None:
     """Exchange what Dynamo does where something is compared by identity, for frames of which `applies` is true."""
     for name, wanted in (("is", True), ("is not", False)):
         _HANDLERS[name] = _answering(_HANDLERS[name], wanted, applies)
-
-
-def follow_lists_in_tuples(applies: Callable[[], bool]) -> None:
-    """Have Dynamo follow, in frames of which `applies` is true, each list in a tuple to its place."""
-    wrap: Callable[[VariableBuilder, Any], VariableTracker] = VariableBuilder.wrap_listlike
-
-    def wrapped(builder: VariableBuilder, value: Any) -> VariableTracker:
-        if not applies() or type(value) is not tuple or not any(map(_is_or_holds_list, value)):
-            return wrap(builder, value)
-        builder.install_guards(GuardBuilder.SEQUENCE_LENGTH)
-        places = [GetItemSource(builder.get_source(), i) for i in range(len(value))]
-        items = [LazyVariableTracker.create(v, place, tx=builder.tx) for v, place in zip(value, places, strict=True)]
-        return TupleVariable(items, source=builder.source)
-
-    VariableBuilder.wrap_listlike = wrapped  # type: ignore[assignment, method-assign]
-
-
-def _is_or_holds_list(value: Any) -> bool:
-    return type(value) is list or (type(value) is tuple and any(map(_is_or_holds_list, value)))
 
 
 def _answering(compare: Callable[..., Any], wanted: bool, applies: Callable[[], bool]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.utils import calculate_time_spent, count_calls, counters, graph_break_reasons
 from torch._dynamo.variables.lazy import LazySymNodeFormatString
-from torch._dynamo.variables.misc import AutogradFunctionVariable, StringFormatVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable, DeletedVariable, StringFormatVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._guards import TracingContext
 from torch.distributions import Distribution
@@ -48,8 +48,9 @@ from ..report import FallbackReport
 from ..signals import Interrupted, waiting
 from ..stack import innermost
 from .backend import Compiled
+from .containers import have_as_python
 from .gradients import asks_to_differentiate_gradients
-from .identity import answer_as_python, follow_lists_in_tuples
+from .identity import answer_as_python
 
 # Whose loggers say what becomes of what is compiled.
 _COMPILERS = (
@@ -140,6 +141,11 @@ def _in_vmap(*_: Any, **__: Any) -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
+def _is_deleted(_effects: Any, _item: Any, _name: str, value: Any) -> bool:
+    """Whether an attribute is deleted, which Dynamo does of modules and slots even where there is none any more."""
+    return isinstance(value, DeletedVariable)
+
+
 def _has_metaclass_that_writes(_effects: Any, item: Any, *_: Any, **__: Any) -> bool:
     """Whether what is written to is a class, and its metaclass has something to say on that."""
     if not isinstance(item, UserDefinedClassVariable):
@@ -159,13 +165,16 @@ AutogradFunctionVariable.call_apply = _broken_out(  # type: ignore[method-assign
     _in_vmap,
 )
 answer_as_python(_is_ours)
-follow_lists_in_tuples(_is_ours)
+have_as_python(_is_ours)
 OutputGraph.compile_subgraph = _judged(OutputGraph.compile_subgraph)  # type: ignore[method-assign]
 SideEffects.store_attr = _broken_out(  # type: ignore[method-assign]
     SideEffects.store_attr,
     "attribute of a class written by its metaclass",
     "TorchDynamo would write it once more",
     _has_metaclass_that_writes,
+)
+SideEffects.store_attr = _broken_out(  # type: ignore[method-assign]
+    SideEffects.store_attr, "attribute that is deleted", "Python knows whether it is there", _is_deleted
 )
 
 

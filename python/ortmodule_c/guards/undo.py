@@ -1,6 +1,7 @@
 """What of Python's state was met while a module is traced: has it changed since, and putting it back."""
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType
@@ -46,7 +47,7 @@ class Undo:
 
     def container(self, value: Any, what: str) -> None:
         """Remember what is in a list, dict or set."""
-        before = dict(dict.items(value)) if isinstance(value, dict) else value.copy()
+        before = dict(_kind(value).items(value)) if isinstance(value, dict) else value.copy()
         self._add(what, lambda: _same_content(value, before), lambda: _refill(value, before))
 
     def object(self, seen: Seen) -> None:
@@ -129,14 +130,23 @@ def same_items(now: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def _same_content(now: Any, before: Any) -> bool:
-    if isinstance(now, dict):
-        return len(now) == len(before) and all(dict.get(now, k, MISSING) is v for k, v in before.items())
+    """Whether the same things are in the same order."""
     if isinstance(now, set):
         return bool(now == before)
-    return len(now) == len(before) and all(x is y for x, y in zip(now, before, strict=True))
+    if isinstance(now, dict) and not (
+        len(now) == len(before) and all(dict.get(now, k, MISSING) is v for k, v in before.items())
+    ):
+        return False
+    places = (_kind(now).__iter__(now), iter(before))
+    return len(now) == len(before) and all(x is y for x, y in zip(*places, strict=True))
 
 
 def _refill(value: Any, content: Any) -> None:
-    kind: Any = next(k for k in (dict, set, list) if isinstance(value, k))
+    kind = _kind(value)
     kind.clear(value)
     (kind.extend if kind is list else kind.update)(value, content)
+
+
+def _kind(value: Any) -> Any:
+    """The class whose methods see what is in a container, whatever its own may do."""
+    return next(k for k in (OrderedDict, dict, set, list) if isinstance(value, k))
