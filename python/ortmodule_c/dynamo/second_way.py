@@ -141,7 +141,7 @@ def _in_vmap(*_: Any, **__: Any) -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
-def _is_deleted(_effects: Any, _item: Any, _name: str, value: Any) -> bool:
+def _is_deleted(_effects: Any, _item: Any, _name: str, value: Any, *_: Any, **__: Any) -> bool:
     """Whether an attribute is deleted, which Dynamo does of modules and slots even where there is none any more."""
     return isinstance(value, DeletedVariable)
 
