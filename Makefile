@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test ctest asan tsan fuzz-text pytest pytest-modules pytest-others device fuzz fuzz-stale test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
+.PHONY: demo test ctest asan tsan fuzz-text pytest pytest-modules pytest-others device fuzz fuzz-stale fuzz-inside test-torch sweep coverage onnx-nodes architectures gpu cuda-check hip-check bench lint fmt clean
 
 # PyTorch comes first and pinned: a range would let pip take a build with CUDA.
 $(VENV)/tools: pyproject.toml
@@ -91,6 +91,10 @@ fuzz: $(VENV)/installed
 # Objects that a forward reads, changed between steps: `make fuzz-stale ARGS='--seeds 2000:9000'` for others.
 fuzz-stale: $(VENV)/installed
 	$(BIN)/python tests/fuzz/stale.py $(ARGS)
+
+# Objects that a forward itself changes: `make fuzz-inside ARGS='--capture dynamo --seeds 1000:3000'` for others.
+fuzz-inside: $(VENV)/installed
+	$(BIN)/python tests/fuzz/inside.py $(ARGS)
 
 # Whole training steps of large models; ARGS=--wide: of ordinary ones of all kinds; ARGS=--ops: single layers.
 # docs/benchmarks.md is drawn by benchmarks/page.py of what ARGS='--json benchmarks/results/NAME.json' leaves.
