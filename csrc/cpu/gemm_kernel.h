@@ -141,8 +141,7 @@ typedef acc_t omc_unit;
 typedef vacc_t omc_vunit;
 #endif
 
-/* Where the rows of a vector across a panel of B lie: row k at from + at[k]. Not for matrix tiles.
- */
+/* Row k of a vector across a panel of B is at from + at[k]. Not for matrix tiles. */
 typedef struct omc_places {
   const omc_unit *from;
   const int64_t *at;

@@ -7,7 +7,6 @@ is there afterwards have to be those of eager at every step.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import random
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 from holders import HOLDERS
+from seeds import run
 from stale import ROOTS
 from torch import nn
 
@@ -203,6 +203,7 @@ def _result(model: Any, x: torch.Tensor, arguments: tuple[Any, ...]) -> Any:
 
 def verdict(seed: int, capture: Any) -> tuple[str, str]:
     """What differed, or nothing; and where it ran."""
+    torch._dynamo.reset()
     torch.manual_seed(seed)
     ours, eager = Program(seed), Program(seed)
     eager.module.load_state_dict(ours.module.state_dict())
@@ -223,32 +224,8 @@ def verdict(seed: int, capture: Any) -> tuple[str, str]:
                 what = f"step {step}: {shown(ours.held)} is not {shown(eager.held)}"
                 break
     causes = [r.cause for r in model.fallback_report()]
-    return what and f"seed {seed}: {ours.words}: {what}", causes[0] if causes else ""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", default="0:1000")
-    parser.add_argument("--capture", choices=["export", "dynamo", "auto"], default="auto")
-    options = parser.parse_args()
-    first, last = map(int, options.seeds.split(":"))
-    torch.set_num_threads(1)
-    failures, causes = 0, collections.Counter[str]()
-    for seed in range(first, last):
-        torch._dynamo.reset()
-        try:
-            what, cause = verdict(seed, options.capture)
-        except Exception as error:
-            what, cause = f"seed {seed}: {Program(seed).words}: {type(error).__name__}: {error}", ""
-        if what:
-            failures += 1
-            print(what, flush=True)
-        causes.update([cause] if cause else [])
-    print(f"{last - first} programs: {failures} differ, {causes.total()} run in PyTorch or in parts")
-    for cause, n in causes.most_common(30):
-        print(f"{n:5} {cause}")
-    return bool(failures)
+    return what and f"seed {seed}: {ours.words}: {what}", f"{ours.words}: {causes[0]}" if causes else ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(lambda seed: Program(seed).words, verdict, "0:1000", "auto"))

@@ -7,8 +7,6 @@ lies on the path is replaced or changed in place. Results have to be those of ea
 
 from __future__ import annotations
 
-import argparse
-import collections
 import functools
 import math
 import random
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 from holders import HOLDERS, put_in_cell
 from leaves import IN_PLACE, LEAVES
+from seeds import run
 from torch import nn
 
 from ortmodule_c import DebugOptions, ORTModule
@@ -176,29 +175,5 @@ def verdict(seed: int, capture: Any) -> tuple[str, str]:
     return what and f"seed {seed}: {ours.words}: {what}", f"{ours.words}: {causes[0]}" if causes else ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", default="0:2000")
-    parser.add_argument("--capture", choices=["export", "dynamo", "auto"], default="export")
-    options = parser.parse_args()
-    first, last = map(int, options.seeds.split(":"))
-    torch.set_num_threads(1)
-    failures, refused = [], []
-    for seed in range(first, last):
-        try:
-            what, cause = verdict(seed, options.capture)
-        except Exception as error:
-            what, cause = f"seed {seed}: {Program(seed).words}: {type(error).__name__}: {error}", ""
-        if what:
-            failures.append(what)
-            print(what, flush=True)
-        if cause:
-            refused.append(cause)
-    print(f"{last - first} programs: {len(failures)} stale, {len(refused)} run in PyTorch")
-    for cause, n in collections.Counter(c.split(": ", 1)[1] for c in refused).most_common(30):
-        print(f"{n:5} {cause}")
-    return bool(failures)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(lambda seed: Program(seed).words, verdict, "0:2000", "export"))

@@ -88,6 +88,22 @@ def test_what_a_forward_changes_is_as_in_pytorch(
 
 
 @pytest.mark.parametrize("capture", ["auto", "dynamo"])
+def test_a_tensor_in_a_list_may_be_equal_to_a_constant(capture: Any) -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.l(x) * (2.0 if 6.0 in [x.sum(), 1.0] else 3.0)
+
+    torch.manual_seed(0)
+    ours = ORTModule(Asking(), DebugOptions(capture=capture))
+    for x in (torch.ones(2, 3), torch.zeros(2, 3), torch.ones(2, 3)):
+        torch.testing.assert_close(ours(x), ours.module(x))
+
+
+@pytest.mark.parametrize("capture", ["auto", "dynamo"])
 @pytest.mark.parametrize("of", [Kept, nn.Identity])
 def test_an_attribute_is_deleted_once(of: Callable[[], Any], capture: Any) -> None:
     class Deleting(nn.Module):

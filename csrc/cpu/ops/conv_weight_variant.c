@@ -74,10 +74,15 @@ static void copy_rows(omc_range range, void *ctx) {
   }
 }
 
+static void copy_images(const conv_source *s, const storage_t *tensor, int64_t first,
+                        int64_t images, int threads, omc_range_fn rows, conv_element *out) {
+  copy_job job = {s, tensor + first * s->channels * s->h * s->w, out};
+  omc_parallel_for(images * s->rows, 1, threads, rows, &job);
+}
+
 void OMC_CONV_NAME(copy_channels_last)(const conv_source *s, const storage_t *tensor, int64_t first,
                                        int64_t images, int threads, conv_element *out) {
-  copy_job job = {s, tensor + first * s->channels * s->h * s->w, out};
-  omc_parallel_for(images * s->rows, 1, threads, copy_rows, &job);
+  copy_images(s, tensor, first, images, threads, copy_rows, out);
 }
 
 /* ---- a copy that tiles read ---- */
@@ -127,9 +132,16 @@ static void copy_rows_of_pairs(omc_range range, void *ctx) {
     copy_pairs(s, &lines, left, n, (omc_unit *)(void *)job->to + u * s->part * s->channels);
   }
 }
-#else
-#define copy_rows_of_pairs copy_rows
 #endif
+
+/* What copies rows for a product. */
+static omc_range_fn copier_of(const conv_weight_grad *p) {
+#if OMC_DEPTH == 2
+  return reads_copy(p) ? copy_rows_of_pairs : copy_rows;
+#else
+  return (void)p, copy_rows;
+#endif
+}
 
 /* ---- the product ---- */
 
@@ -310,15 +322,6 @@ static void choose_parts(const conv_weight_grad *p, int threads, grad_job *job) 
       omc_max(omc_ceil_div(p->m, ROWS), omc_min(omc_ceil_div(wanted, job->col_parts), most_rows));
 }
 
-static void copy_source(const grad_job *job) {
-  const conv_source *s = &job->p->source;
-  const storage_t *const tensor = job->args->in[1].data;
-  const int threads = job->args->threads;
-  copy_job copy = {s, tensor + job->first * s->channels * s->h * s->w, job->source};
-  omc_parallel_for(job->images * s->rows, 1, threads,
-                   OMC_DEPTH == 2 && reads_copy(job->p) ? copy_rows_of_pairs : copy_rows, &copy);
-}
-
 OMC_KERNEL(ConvGradWeight, args) {
   const conv_weight_grad *p = args->params;
   const int64_t outputs = p->groups * p->m;
@@ -346,7 +349,8 @@ OMC_KERNEL(ConvGradWeight, args) {
   for (int64_t pass = 0; pass < passes; pass++) {
     job.first = omc_cut(p->images, passes, pass);
     job.images = omc_cut(p->images, passes, pass + 1) - job.first;
-    copy_source(&job);
+    copy_images(&p->source, args->in[1].data, job.first, job.images, args->threads, copier_of(p),
+                job.source);
     omc_parallel_for(p->groups * job.row_parts * job.col_parts, 1, args->threads, grad_parts, &job);
   }
   if (!sums_in_place(p)) omc_parallel_for(outputs, 16, args->threads, write_gradient, &job);

@@ -114,8 +114,8 @@ static void add_columns(omc_range range, void *ctx) {
     double sums[TOGETHER * OMC_COLUMNS] = {0};
     for (int64_t i = 0; i < job->rows; i++) {
       const acc_t *row = job->logits + i * n + c;
-      acc_t widened[TOGETHER * OMC_COLUMNS];
-      if (job->narrow) load_row(job->narrow + i * n + c, widened, width), row = widened;
+      acc_t loaded[TOGETHER * OMC_COLUMNS];
+      if (job->narrow) load_row(job->narrow + i * n + c, loaded, width), row = loaded;
       for (int64_t j = 0; j < width; j++) sums[j] += (double)row[j];
     }
     for (int64_t j = 0; j < width; j++) job->dbias[c + j] += (acc_t)sums[j];

@@ -53,9 +53,10 @@ def _find_what_is_open(applies: Callable[[], bool]) -> None:
     contains = utils.iter_contains
 
     def found(items: Iterable[VariableTracker], search: VariableTracker, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        items = [item.realize() for item in items]
+        items = [*items]
         if applies() and search.is_python_constant() and any(map(_is_or_holds_open, items)):
-            unimplemented(gb_type="an open number in a list", context="", explanation="Python compares it", hints=[])
+            what = "an open number or a tensor in a list that is asked for a constant"
+            unimplemented(gb_type=what, context="", explanation="Python compares it", hints=[])
         return contains(items, search, tx, *args, **kwargs)
 
     utils.iter_contains = found
@@ -63,8 +64,9 @@ def _find_what_is_open(applies: Callable[[], bool]) -> None:
 
 
 def _is_or_holds_open(item: VariableTracker) -> bool:
+    item = item.realize()
     if isinstance(item, BaseListVariable):
-        return any(_is_or_holds_open(part.realize()) for part in item.items)
+        return any(map(_is_or_holds_open, item.items))
     return isinstance(item, (SymNodeVariable, TensorVariable))
 
 
