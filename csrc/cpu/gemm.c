@@ -8,18 +8,10 @@
 
 typedef void (*serial_fn)(const omc_gemm_args *g, void *workspace);
 
-#define DECLARE(name) void name(const omc_gemm_args *, void *);
-OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_serial)
-OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_few_rows)
-OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_few_cols)
+typedef enum { PACKED, FEW_ROWS, FEW_COLUMNS } gemm_way;
 
-typedef enum { PACKED, FEW_ROWS, FEW_COLUMNS, N_WAYS } gemm_way;
-
-/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. */
-static const serial_fn serial_fns[N_WAYS][OMC_N_DTYPE][OMC_N_ISA] = {
-    [PACKED] = {OMC_VARIANT_TABLE(products, omc_gemm_serial)},
-    [FEW_ROWS] = {OMC_VARIANT_TABLE(products, omc_gemm_few_rows)},
-    [FEW_COLUMNS] = {OMC_VARIANT_TABLE(products, omc_gemm_few_cols)}};
+#define DECLARE(name) extern const omc_gemm_fns name;
+OMC_VARIANT_DECLARE(products, DECLARE, omc_gemm_fns)
 
 static omc_dtype computed_in(const omc_gemm_args *g) { return omc_dtype_acc(g->c.dtype); }
 
@@ -35,14 +27,21 @@ static gemm_way way_of(const omc_gemm_args *g) {
   return few_rows ? FEW_ROWS : FEW_COLUMNS;
 }
 
-static serial_fn serial_for(const omc_gemm_args *g, gemm_way way) {
-  const serial_fn(*const fns)[OMC_N_ISA] = serial_fns[way];
-  serial_fn best = NULL;
+/* By the dtype whose numbers are multiplied: 16 bits only where there are instructions for it. */
+static const omc_gemm_fns *fns_for(const omc_gemm_args *g) {
+  static const omc_gemm_fns *const fns[OMC_N_DTYPE][OMC_N_ISA] = {
+      OMC_VARIANT_TABLE(products, omc_gemm_fns)};
+  const omc_gemm_fns *best = NULL;
   OMC_PICK_ISA(best, fns[computed_in(g)])
   static const omc_dtype halves[] = {OMC_BF16, OMC_F16};
   for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
     if (holds(&g->a, halves[i]) && holds(&g->b, halves[i])) OMC_PICK_ISA(best, fns[halves[i]])
   return best;
+}
+
+static serial_fn serial_for(const omc_gemm_args *g, gemm_way way) {
+  const omc_gemm_fns *fns = fns_for(g);
+  return way == FEW_ROWS ? fns->few_rows : way == FEW_COLUMNS ? fns->few_cols : fns->serial;
 }
 
 /* Bytes of one thread's packed blocks, and of what is not summed up in C itself. */
@@ -63,7 +62,13 @@ void omc_gemm_serial(const omc_gemm_args *g, void *workspace) {
 }
 
 void omc_gemm_serial_part(const omc_gemm_args *g, void *workspace) {
-  serial_for(g, PACKED)(g, workspace);
+  fns_for(g)->serial(g, workspace);
+}
+
+void omc_gemm_pack(const omc_gemm_args *g, void *out) { fns_for(g)->pack(g, out); }
+
+size_t omc_gemm_packed_bytes(omc_dtype dtype, int64_t n, int64_t k) {
+  return omc_round_up((size_t)omc_gemm_whole_b(n, k) * omc_acc_size(dtype), 64);
 }
 
 /* ---- own, on several threads: C is cut into a grid of rectangles ---- */

@@ -22,12 +22,24 @@ typedef struct omc_matrix {
                   packed, as if they had been cast; any other: they are taken as they are */
 } omc_matrix;
 
+/* Columns of B, and rows of it, at whose multiples a part of what is packed may begin. */
+enum { OMC_GEMM_PART = 32 };
+
+/* What B of a product is a part of, packed; NULL: it is not. The part may end where another may
+ * begin, or where the whole does. */
+typedef struct omc_packed {
+  const void *panels;
+  int64_t rows;     /* of the whole */
+  int64_t row, col; /* where the part begins */
+} omc_packed;
+
 typedef struct omc_gemm_args {
   int64_t m, n, k;      /* C is m x n */
   omc_matrix a, b, c;   /* c.cs must be 1 */
   double alpha, beta;   /* beta 0: C is not read */
   const void *bias;     /* n elements of C's dtype added to every row, or NULL */
   const void *row_bias; /* m elements of C's dtype, one added to each row, or NULL */
+  omc_packed b_packed;  /* is read for B, in omc_gemm_serial_part alone */
 } omc_gemm_args;
 
 /* Scratch bytes for problems up to m x n x k on that many threads whose operands are of that dtype
@@ -51,5 +63,10 @@ void omc_gemm_serial(const omc_gemm_args *g, void *workspace);
 /* The same for what is part of something larger: sums have one order however few rows or columns
  * there are, which may hang on data. */
 void omc_gemm_serial_part(const omc_gemm_args *g, void *workspace);
+
+/* Packs B, k x n, for any products by parts of it of what has A's and C's dtypes; as long as the
+ * instruction set stays the same. `out` has room for omc_gemm_packed_bytes of C's dtype. */
+void omc_gemm_pack(const omc_gemm_args *g, void *out);
+size_t omc_gemm_packed_bytes(omc_dtype dtype, int64_t n, int64_t k);
 
 #endif

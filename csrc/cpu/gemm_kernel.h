@@ -53,6 +53,11 @@ static inline int64_t omc_gemm_packed_b(int64_t n, int64_t k) {
   return omc_ceil_div(nb, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * kb;
 }
 
+/* Units of a k x n matrix B that is packed as a whole. */
+static inline int64_t omc_gemm_whole_b(int64_t n, int64_t k) {
+  return omc_ceil_div(n, OMC_GEMM_MAX_NR) * OMC_GEMM_MAX_NR * k;
+}
+
 /* Units of the few lines of a product. */
 static inline int64_t omc_gemm_few_lines(int64_t k) { return OMC_GEMM_FEW * omc_whole_vectors(k); }
 
@@ -67,13 +72,16 @@ static inline omc_gemm_apart omc_gemm_apart_of(int64_t m, int64_t n, int64_t k) 
   return (omc_gemm_apart){.rows = rows, .sums = k > OMC_GEMM_KC ? omc_whole_vectors(rows * nb) : 0};
 }
 
-#if defined(OMC_VARIANT) && OMC_IS_FLOAT
+/* What a variant multiplies with: any shapes, few rows or columns that lie along K, and packing B.
+ */
+typedef struct omc_gemm_fns {
+  void (*serial)(const omc_gemm_args *g, void *workspace);
+  void (*few_rows)(const omc_gemm_args *g, void *workspace);
+  void (*few_cols)(const omc_gemm_args *g, void *workspace);
+  void (*pack)(const omc_gemm_args *g, void *out);
+} omc_gemm_fns;
 
-#if defined(__clang__)
-#define OMC_UNROLL _Pragma("unroll")
-#else
-#define OMC_UNROLL _Pragma("GCC unroll 16")
-#endif
+#if defined(OMC_VARIANT) && OMC_IS_FLOAT
 
 #define OMC_NV 2 /* vectors across a tile of C */
 #define OMC_NR (OMC_NV * OMC_VL)
@@ -153,7 +161,8 @@ typedef struct omc_places {
 typedef struct omc_gemm_block {
   int64_t m, n, k;
   const omc_unit *a;      /* packed */
-  const omc_unit *b;      /* packed */
+  const omc_unit *b;      /* packed, */
+  int64_t b_units;        /* in panels of so many units along K; 0: of k */
   omc_unit *b_packs;      /* room for the panels of B that are packed here, else NULL */
   int64_t b_pack_step;    /* units from one such panel to the next; 0: each takes the last one's */
   omc_matrix b_stored;    /* what they are packed of */
@@ -192,6 +201,10 @@ static inline void OMC_GEMM_NAME(group)(omc_unit *panel, int64_t h, int64_t k) {
 /* Blocks of m x k of A and of k x n of B. */
 void OMC_GEMM_NAME(pack_a)(const omc_matrix *a, int64_t m, int64_t k, omc_unit *out);
 void OMC_GEMM_NAME(pack_b)(const omc_matrix *b, int64_t k, int64_t n, omc_unit *out);
+
+/* Products of few rows or columns, see cpu/gemm_lines_variant.c. */
+void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *g, void *workspace);
+void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *g, void *workspace);
 
 /* The matrix from (row, col) on. */
 static inline omc_matrix omc_gemm_part(const omc_matrix *x, int64_t row, int64_t col) {

@@ -237,7 +237,7 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
     tile t = {.k = g->k,
               .b = in_place ? g->b_rows + j
                    : pack   ? pack
-                            : g->b + j * g->k,
+                            : g->b + j * (g->b_units ? g->b_units : g->k),
               .b_rs = in_place ? g->b_rs : OMC_NR,
               .b_at = g->b_at,
               .sums = sums,
@@ -273,8 +273,8 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
 #define PACK_ROWS (4 * OMC_MR)
 
 static bool stays_in_place(const omc_gemm_args *g) {
-  return OMC_DEPTH == 1 && g->m <= PACK_ROWS && g->b.cs == 1 && g->b.dtype == OMC_ACC &&
-         g->b.read_as != OMC_BF16 && g->b.read_as != OMC_F16;
+  return !g->b_packed.panels && OMC_DEPTH == 1 && g->m <= PACK_ROWS && g->b.cs == 1 &&
+         g->b.dtype == OMC_ACC && g->b.read_as != OMC_BF16 && g->b.read_as != OMC_F16;
 }
 
 /* If there are more K blocks than one and C is stored narrower, sums are kept apart. */
@@ -282,11 +282,17 @@ static bool sums_apart(const omc_gemm_args *g) {
   return g->c.dtype != OMC_ACC && omc_ceil_div(g->k, OMC_DEPTH) > OMC_GEMM_KC;
 }
 
+/* Panels of B from unit u0 and column j on, if it is packed. */
+static const omc_unit *panels_at(const omc_packed *b, int64_t u0, int64_t j) {
+  return (const omc_unit *)b->panels + (b->col + j) * omc_ceil_div(b->rows, OMC_DEPTH) +
+         (b->row / OMC_DEPTH + u0) * OMC_NR;
+}
+
 static void multiply_rows(const omc_gemm_args *g, void *workspace) {
   const int64_t m = g->m, n = g->n, k = g->k, units = omc_ceil_div(k, OMC_DEPTH);
   const int64_t m_blocks = omc_ceil_div(m, OMC_MC);
   const int64_t k_blocks = k ? omc_ceil_div(units, OMC_GEMM_KC) : 1;
-  const bool in_place = stays_in_place(g), apart = sums_apart(g);
+  const bool in_place = stays_in_place(g), apart = sums_apart(g), packed = g->b_packed.panels;
   omc_unit *const packed_a = workspace;
   omc_unit *const packed_b = packed_a + omc_gemm_packed_a(m, k);
   acc_t *const sums = (acc_t *)(void *)(packed_b + omc_gemm_packed_b(n, k));
@@ -310,31 +316,32 @@ static void multiply_rows(const omc_gemm_args *g, void *workspace) {
         const int64_t i = omc_cut(m, m_blocks, ib), mb = omc_cut(m, m_blocks, ib + 1) - i;
         const omc_matrix a = omc_gemm_part(&g->a, i, k0);
         OMC_GEMM_NAME(pack_a)(&a, mb, kn, packed_a);
-        const omc_gemm_block block = {.m = mb,
-                                      .n = nb,
-                                      .k = un,
-                                      .a = packed_a,
-                                      .b = packed_b,
-                                      .b_packs = ib == 0 && !in_place ? packed_b : NULL,
-                                      .b_pack_step = m_blocks > 1 ? un * OMC_NR : 0,
-                                      .b_stored = b,
-                                      .b_stored_k = kn,
-                                      .b_rows = in_place ? b.data : NULL,
-                                      .b_rs = b.rs,
-                                      .from = omc_gemm_part(first ? &c : &kept, i, 0),
-                                      .to = omc_gemm_part(last ? &c : &kept, i, 0),
-                                      .alpha = (acc_t)g->alpha,
-                                      .beta = first ? (acc_t)g->beta : 1,
-                                      .bias = last && bias ? bias + j * size : NULL,
-                                      .row_bias = last && row_bias ? row_bias + i * size : NULL};
+        const omc_gemm_block block = {
+            .m = mb,
+            .n = nb,
+            .k = un,
+            .a = packed_a,
+            .b = packed ? panels_at(&g->b_packed, u0, j) : packed_b,
+            .b_units = packed ? omc_ceil_div(g->b_packed.rows, OMC_DEPTH) : un,
+            .b_packs = ib == 0 && !in_place && !packed ? packed_b : NULL,
+            .b_pack_step = m_blocks > 1 ? un * OMC_NR : 0,
+            .b_stored = b,
+            .b_stored_k = kn,
+            .b_rows = in_place ? b.data : NULL,
+            .b_rs = b.rs,
+            .from = omc_gemm_part(first ? &c : &kept, i, 0),
+            .to = omc_gemm_part(last ? &c : &kept, i, 0),
+            .alpha = (acc_t)g->alpha,
+            .beta = first ? (acc_t)g->beta : 1,
+            .bias = last && bias ? bias + j * size : NULL,
+            .row_bias = last && row_bias ? row_bias + i * size : NULL};
         OMC_GEMM_NAME(multiply)(&block);
       }
     }
   }
 }
 
-void OMC_GEMM_NAME(serial)(const omc_gemm_args *, void *);
-void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
+static void multiply_all(const omc_gemm_args *g, void *workspace) {
   const int64_t rows = sums_apart(g) ? omc_gemm_apart_of(g->m, g->n, g->k).rows : g->m;
   omc_gemm_args part = *g;
   for (int64_t i = 0; i < g->m; i += rows) {
@@ -346,5 +353,13 @@ void OMC_GEMM_NAME(serial)(const omc_gemm_args *g, void *workspace) {
     multiply_rows(&part, workspace);
   }
 }
+
+static void pack_whole(const omc_gemm_args *g, void *out) {
+  OMC_GEMM_NAME(pack_b)(&g->b, g->k, g->n, out);
+}
+
+extern const omc_gemm_fns OMC_GEMM_NAME(fns);
+const omc_gemm_fns OMC_GEMM_NAME(fns) = {multiply_all, OMC_GEMM_NAME(few_rows),
+                                         OMC_GEMM_NAME(few_cols), pack_whole};
 
 #endif

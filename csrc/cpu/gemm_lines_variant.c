@@ -147,7 +147,6 @@ OMC_SOURCES(DEFINE_LINES)
 
 typedef void (*lines_fn)(const lines_job *job);
 
-void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *, void *);
 void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *g, void *workspace) {
 #define ROWS_ENTRY(s) [s] = {few_rows_##s, one_row_##s},
   static const lines_fn fns[N_SOURCES][2] = {OMC_SOURCES(ROWS_ENTRY)};
@@ -155,7 +154,6 @@ void OMC_GEMM_NAME(few_rows)(const omc_gemm_args *g, void *workspace) {
   fns[source_of(&g->b)][g->m == 1](&job);
 }
 
-void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *, void *);
 void OMC_GEMM_NAME(few_cols)(const omc_gemm_args *g, void *workspace) {
 #define COLS_ENTRY(s) [s] = {few_cols_##s, one_col_##s},
   static const lines_fn fns[N_SOURCES][2] = {OMC_SOURCES(COLS_ENTRY)};

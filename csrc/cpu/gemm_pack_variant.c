@@ -11,18 +11,6 @@ enum { AHEAD = 256 };
 
 /* ---- lines that are contiguous along K ---- */
 
-/* Transposes OMC_VL vectors: zipping the halves once per bit of the lane index. */
-OMC_INLINE void transpose(omc_vunit x[OMC_VL]) {
-  OMC_UNROLL for (int bit = 1; bit < OMC_VL; bit *= 2) {
-    omc_vunit y[OMC_VL];
-    OMC_UNROLL for (int i = 0; i < OMC_VL / 2; i++) {
-      y[2 * i] = OMC_ZIP_LOW(x[i], x[i + OMC_VL / 2]);
-      y[2 * i + 1] = OMC_ZIP_HIGH(x[i], x[i + OMC_VL / 2]);
-    }
-    OMC_UNROLL for (int i = 0; i < OMC_VL; i++) x[i] = y[i];
-  }
-}
-
 /* n elements, at most a vector of units, of at most OMC_VL lines, `stride` bytes apart. Rows are
  * written whole, in rising order, unless `exact`. */
 OMC_INLINE void pack_square(source s, const char *src, int64_t stride, int64_t lines, int64_t n,
@@ -34,7 +22,7 @@ OMC_INLINE void pack_square(source s, const char *src, int64_t stride, int64_t l
       __builtin_prefetch(line + AHEAD);
       x[i] = units_along(s, line, OMC_DEPTH * OMC_VL);
     }
-    transpose(x);
+    OMC_TRANSPOSE(x);
     OMC_UNROLL for (int i = 0; i < OMC_VL; i++) store_units(out + i * width, x[i]);
     return;
   }
@@ -42,7 +30,7 @@ OMC_INLINE void pack_square(source s, const char *src, int64_t stride, int64_t l
     const char *line = src + i * stride;
     x[i] = i >= lines ? (omc_vunit){0} : units_along(s, line, n);
   }
-  transpose(x);
+  OMC_TRANSPOSE(x);
   OMC_UNROLL for (int i = 0; i < OMC_VL; i++) {
     if (i * OMC_DEPTH >= n) return;
     if (exact)
@@ -149,7 +137,7 @@ void OMC_GEMM_NAME(group)(omc_unit *panel, int64_t h, int64_t k) {
         const acc_t *column = (const acc_t *)(const void *)(columns + c * h + i);
         x[c] = c < n ? (omc_vunit)vldr_upto(column, h - i) : (omc_vunit){0};
       }
-      transpose(x);
+      OMC_TRANSPOSE(x);
       for (int64_t r = 0; r < omc_min(h - i, OMC_VL); r++)
         store_units(panel + (i + r) * OMC_GROUP, x[r]);
     }

@@ -48,5 +48,16 @@
 #define OMC_EVERY_SECOND(a, b) OMC_SHUFFLE(a, b, 0, 3)
 #endif
 
+/* Transposes OMC_VL vectors, an array: zipping the halves once per bit of the lane index. */
+#define OMC_TRANSPOSE(x)                                            \
+  OMC_UNROLL for (int bit_ = 1; bit_ < OMC_VL; bit_ *= 2) {         \
+    __typeof__((x)[0]) y_[OMC_VL];                                  \
+    OMC_UNROLL for (int i_ = 0; i_ < OMC_VL / 2; i_++) {            \
+      y_[2 * i_] = OMC_ZIP_LOW((x)[i_], (x)[i_ + OMC_VL / 2]);      \
+      y_[2 * i_ + 1] = OMC_ZIP_HIGH((x)[i_], (x)[i_ + OMC_VL / 2]); \
+    }                                                               \
+    OMC_UNROLL for (int i_ = 0; i_ < OMC_VL; i_++)(x)[i_] = y_[i_]; \
+  }
+
 #endif
 #endif

@@ -48,6 +48,11 @@ typedef acc_bits_t vmask
     __attribute__((vector_size(OMC_VL * sizeof(acc_bits_t)), may_alias)); /* 0 or -1 */
 
 #define OMC_INLINE static inline __attribute__((always_inline, unused))
+#if defined(__clang__)
+#define OMC_UNROLL _Pragma("unroll")
+#else
+#define OMC_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 OMC_INLINE acc_t ld(const storage_t *p); /* one element */
 OMC_INLINE void st(storage_t *p, acc_t x);

@@ -275,6 +275,44 @@ static void check_cuts(void) {
 }
 TEST(gemm_does_not_depend_on_how_it_is_cut) { ON_EVERY_ISA(check_cuts();); }
 
+/* A product by the part of B from a row and a column on, of which B was packed, or was not. */
+static void check_part(const problem *p, const mixture *x, int64_t row, int64_t rows, int64_t col,
+                       int64_t cols) {
+  case_data d = make_case(p, x, uniform);
+  const omc_dtype dtype = d.g.c.dtype;
+  void *panels = aligned_alloc(64, omc_gemm_packed_bytes(dtype, p->n, p->k));
+  void *workspace = aligned_alloc(64, omc_gemm_workspace(dtype, p->m, cols, rows, 1));
+  void *want = malloc(d.c_bytes);
+  REQUIRE(d.g.a.data && d.g.b.data && d.g.c.data && d.before && panels && workspace && want);
+  omc_gemm_pack(&d.g, panels);
+  omc_gemm_args part = d.g;
+  part.k = rows, part.n = cols;
+  part.b.data =
+      (char *)d.g.b.data + (row * d.g.b.rs + col * d.g.b.cs) * (int64_t)omc_dtype_size(d.g.b.dtype);
+  omc_gemm_serial_part(&part, workspace);
+  memcpy(want, d.g.c.data, d.c_bytes);
+  memcpy(d.g.c.data, d.before, d.c_bytes);
+  part.b.data = NULL;
+  part.b_packed = (omc_packed){panels, p->k, row, col};
+  omc_gemm_serial_part(&part, workspace);
+  CHECK(memcmp(want, d.g.c.data, d.c_bytes) == 0);
+  free(panels), free(workspace), free(want);
+  free_case(&d);
+}
+
+static void check_parts(void) {
+  for (int x = 0; x < N_MIXTURES; x++)
+    for (layout l = BY_ROWS; l < N_LAYOUTS; l++) {
+      const problem small_one = {9, 75, 71, BY_ROWS, l, 1, 0.5, true, true};
+      const problem large = {200, 1100, 1601, BY_ROWS, l, -0.5, 0, false, false};
+      check_part(&small_one, &mixtures[x], 0, 71, 0, 75);
+      check_part(&small_one, &mixtures[x], 32, 39, 64, 11);
+      check_part(&small_one, &mixtures[x], 0, 64, 32, 17);
+      check_part(&large, &mixtures[x], 64, 1537, 32, 1060);
+    }
+}
+TEST(gemm_by_parts_of_what_is_packed) { ON_EVERY_ISA(check_parts();); }
+
 /* NaN and infinity stay in their row and column, and sums that are too large become infinite. */
 static void check_specials(void) {
   const problem p = {17, 33, 35, BY_ROWS, BY_COLUMNS, 1, 0, false, false};

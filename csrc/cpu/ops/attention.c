@@ -27,9 +27,9 @@ static size_t forward_workspace(const omc_node *node, const void *params, int th
 static size_t backward_workspace(const omc_node *node, const void *params, int threads) {
   const attention_grad_params *p = params;
   const omc_attention_form *f = &p->form;
-  const int64_t sums = sums_apart(p) ? f->batch * f->kv_heads * p->parts * part_length(f) : 0;
   return scratch_of(f, 2).total * (size_t)threads +
-         (hidden_length(f, omc_in(node, 5) != NULL) + (size_t)sums) * omc_acc_size(f->dtype);
+         (hidden_length(f, omc_in(node, 5) != NULL) + (size_t)n_sums(p, threads)) *
+             omc_acc_size(f->dtype);
 }
 
 OMC_KERNELS(Attention)

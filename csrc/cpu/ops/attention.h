@@ -13,17 +13,12 @@ typedef struct {
   int64_t parts; /* of the query blocks that share a head of keys: their dk and dv are added up */
 } attention_grad_params;
 
-/* Whether dk and dv are added up elsewhere than where they are stored. */
-static inline bool sums_apart(const attention_grad_params *p) {
-  return p->parts > 1 || omc_dtype_acc(p->form.dtype) != p->form.dtype;
-}
-
-/* Query rows that share one product, and the length of a row of their scores: room for whole
- * vectors of any variant. */
+/* Query rows that share one product. */
 enum { OMC_QUERY_BLOCK = 64 };
 
-/* Keys that are left out together: whole vectors of any variant. */
+/* Keys that are left out together: whole vectors of any variant, and parts of packed panels. */
 enum { OMC_KEY_BLOCK = 32 };
+_Static_assert(OMC_KEY_BLOCK % OMC_GEMM_PART == 0, "runs of keys begin where parts do");
 
 /* Items of the gradient, at least: heads of keys and values, in parts where these are few. */
 enum { OMC_LEAST_GRAD_ITEMS = 8 };
@@ -33,13 +28,22 @@ static inline int64_t head_at(const omc_head_strides *s, int64_t heads, int64_t 
   return h / heads * s->sample + h % heads * s->head;
 }
 
-static inline int64_t row_length(const omc_attention_form *p) { return omc_whole_vectors(p->keys); }
+/* Elements from row to row of a table with a column for each key: whole vectors of any variant, an
+ * odd number of them, lest rows of a power of two of keys share few sets of a cache. */
+static inline int64_t row_length(const omc_attention_form *p) {
+  return (omc_ceil_div(p->keys, OMC_MAX_VL) | 1) * OMC_MAX_VL;
+}
 static inline int64_t n_blocks(const omc_attention_form *p) {
   return omc_ceil_div(p->queries, OMC_QUERY_BLOCK);
 }
-/* Elements of one part's dk and dv. */
+/* Sums of one part's dk and dv, transposed: a row for each of their elements. */
 static inline int64_t part_length(const omc_attention_form *p) {
-  return p->keys * (p->dim + p->value_dim);
+  return (p->dim + p->value_dim) * row_length(p);
+}
+/* All of those: of each part, or, where heads are not cut, of what each thread is at. */
+static inline int64_t n_sums(const attention_grad_params *p, int threads) {
+  const omc_attention_form *f = &p->form;
+  return (p->parts > 1 ? f->batch * f->kv_heads * p->parts : threads) * part_length(f);
 }
 
 /* What of a mask is looked at apart: samples, heads and blocks of queries, one where it repeats
@@ -70,11 +74,15 @@ typedef struct {
   int64_t first, n, at;
 } key_run;
 
+/* Panels of a head's keys and values: what scores are products by, what y or gradients of
+ * probabilities are, and what dq is. */
+enum { PACKED_SCORES, PACKED_VALUES, PACKED_KEYS, N_PACKED };
+
 /* One thread's scratch memory, offsets in bytes: `tables` of OMC_QUERY_BLOCK x row_length acc_t,
  * random words of a row, an acc_t per query row, sums of OMC_QUERY_BLOCK rows of y or dq, runs of
- * keys, and the products' own. */
+ * keys, panels, and the products' own. */
 typedef struct {
-  size_t table[2], words, rows, sums, runs, gemm, total;
+  size_t table[2], words, rows, sums, runs, packed[N_PACKED], gemm, total;
 } attention_scratch;
 
 static inline attention_scratch scratch_of(const omc_attention_form *p, int tables) {
@@ -84,8 +92,8 @@ static inline attention_scratch scratch_of(const omc_attention_form *p, int tabl
   const size_t values = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->keys, p->value_dim, 1);
   const size_t out = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->value_dim, p->keys, 1);
   const size_t dq = omc_gemm_workspace(p->dtype, OMC_QUERY_BLOCK, p->dim, p->keys, 1);
-  const size_t dk = omc_gemm_workspace(p->dtype, p->keys, p->dim, OMC_QUERY_BLOCK, 1);
-  const size_t dv = omc_gemm_workspace(p->dtype, p->keys, p->value_dim, OMC_QUERY_BLOCK, 1);
+  const size_t dk = omc_gemm_workspace(p->dtype, p->dim, p->keys, OMC_QUERY_BLOCK, 1);
+  const size_t dv = omc_gemm_workspace(p->dtype, p->value_dim, p->keys, OMC_QUERY_BLOCK, 1);
   const size_t forward[] = {scores, out}, backward[] = {scores, values, dq, dk, dv};
   size_t gemm = 0;
   const size_t *all = tables == 1 ? forward : backward;
@@ -98,7 +106,14 @@ static inline attention_scratch scratch_of(const omc_attention_form *p, int tabl
   s.sums = s.rows + OMC_QUERY_BLOCK * size;
   s.runs = s.sums + omc_round_up(omc_sums_bytes(p->dtype, OMC_QUERY_BLOCK * widest), 64);
   const size_t most_runs = length / (2 * OMC_KEY_BLOCK) + 1;
-  s.gemm = s.runs + omc_round_up(most_runs * sizeof(key_run), 64);
+  s.packed[PACKED_SCORES] = s.runs + omc_round_up(most_runs * sizeof(key_run), 64);
+  s.packed[PACKED_VALUES] =
+      s.packed[PACKED_SCORES] + omc_gemm_packed_bytes(p->dtype, p->keys, p->dim);
+  s.packed[PACKED_KEYS] = s.packed[PACKED_VALUES] +
+                          (tables == 1 ? omc_gemm_packed_bytes(p->dtype, p->value_dim, p->keys)
+                                       : omc_gemm_packed_bytes(p->dtype, p->keys, p->value_dim));
+  s.gemm =
+      s.packed[PACKED_KEYS] + (tables == 1 ? 0 : omc_gemm_packed_bytes(p->dtype, p->dim, p->keys));
   s.total = omc_round_up(s.gemm + gemm, 64);
   return s;
 }

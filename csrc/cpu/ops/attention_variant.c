@@ -12,6 +12,7 @@
 #include "cpu/parallel.h"
 #include "cpu/rng.h"
 #include "cpu/rows.h"
+#include "cpu/shuffle.h"
 #include "ops/random.h"
 
 typedef struct {
@@ -20,7 +21,7 @@ typedef struct {
   hidden_keys hidden;
   storage_t *out, *dq, *dk, *dv;
   int64_t parts; /* gradient */
-  acc_t *sums;   /* gradient: [B * Hkv, parts, part_length], dk and then dv; NULL: not apart */
+  acc_t *sums;   /* gradient: of n_sums */
   acc_t *lse;    /* forward: may be NULL */
   uint64_t seed;
   uint32_t drop_below; /* a probability is dropped if its random word is below this */
@@ -36,22 +37,19 @@ typedef struct {
   int64_t cols;        /* keys that any of them sees, columns of its tables */
   int64_t n_runs;      /* of these keys */
   key_run *runs;
-  int64_t query;      /* first row in [B * H * T] */
-  int64_t q, k, v, y; /* first element of its rows and of its keys and values */
+  int64_t query; /* first row in [B * H * T] */
+  int64_t q, y;  /* first element of its rows */
 } query_block;
 
 static query_block block_at(const omc_attention_form *p, int64_t head, int64_t index) {
   const int64_t first = index * OMC_QUERY_BLOCK,
                 rows = omc_min(OMC_QUERY_BLOCK, p->queries - first);
-  const int64_t group = p->heads / p->kv_heads, kv_head = head / group;
   return (query_block){.head = head,
                        .first = first,
                        .rows = rows,
                        .cols = p->causal ? omc_min(p->keys, first + rows) : p->keys,
                        .query = head * p->queries + first,
                        .q = head_at(&p->q, p->heads, head) + first * p->q.token,
-                       .k = head_at(&p->k, p->kv_heads, kv_head),
-                       .v = head_at(&p->v, p->kv_heads, kv_head),
                        .y = head_at(&p->y, p->heads, head) + first * p->y.token};
 }
 
@@ -73,11 +71,24 @@ static attention_job make_job(const omc_kernel_args *args, const omc_attention_f
                          .workspace = args->workspace};
 }
 
+/* The right side of products, packed for all of them or, if panels is NULL, for each anew. */
+typedef struct {
+  omc_matrix stored;
+  omc_packed packed;
+} right_side;
+
 /* c[m,n] = alpha * a[m,k] b[k,n] + beta * c; operands by address and strides. */
-static void product(void *workspace, int64_t m, int64_t n, int64_t k, omc_matrix a, omc_matrix b,
+static void product(void *workspace, int64_t m, int64_t n, int64_t k, omc_matrix a, right_side b,
                     omc_matrix c, double alpha, double beta) {
-  const omc_gemm_args g = {
-      .m = m, .n = n, .k = k, .a = a, .b = b, .c = c, .alpha = alpha, .beta = beta};
+  const omc_gemm_args g = {.m = m,
+                           .n = n,
+                           .k = k,
+                           .a = a,
+                           .b = b.stored,
+                           .c = c,
+                           .alpha = alpha,
+                           .beta = beta,
+                           .b_packed = b.packed};
   if (m > 0 && n > 0) omc_gemm_serial_part(&g, workspace);
 }
 static omc_matrix by_rows(const storage_t *x, int64_t stride) {
@@ -86,24 +97,76 @@ static omc_matrix by_rows(const storage_t *x, int64_t stride) {
 static omc_matrix transposed(const storage_t *x, int64_t stride) {
   return (omc_matrix){.data = (void *)(uintptr_t)x, .rs = 1, .cs = stride, .dtype = OMC_STORAGE};
 }
-static omc_matrix from_row(omc_matrix m, int64_t row) {
-  m.data = (char *)m.data + row * m.rs * (int64_t)omc_dtype_size(m.dtype);
-  return m;
-}
-/* Sums; as an operand beside numbers of bf16 they are rounded to it, as PyTorch does. */
 static omc_matrix computed(acc_t *x, int64_t stride) {
-  return (omc_matrix){.data = x,
-                      .rs = stride,
-                      .cs = 1,
-                      .dtype = OMC_ACC,
-                      .read_as = OMC_STORAGE == OMC_BF16 ? OMC_BF16 : OMC_ACC};
+  return (omc_matrix){.data = x, .rs = stride, .cs = 1, .dtype = OMC_ACC};
 }
-static omc_matrix computed_transposed(acc_t *x, int64_t stride) {
-  return (omc_matrix){.data = x,
-                      .rs = 1,
-                      .cs = stride,
-                      .dtype = OMC_ACC,
-                      .read_as = OMC_STORAGE == OMC_BF16 ? OMC_BF16 : OMC_ACC};
+
+/* What scores become as operands, each row at the beginning of its scores: beside numbers of bf16
+ * rounded to it, as PyTorch does. */
+#if defined(OMC_STORAGE_IS_F16)
+#define WEIGHT OMC_ACC
+typedef acc_t weight_t;
+OMC_INLINE void store_weights(weight_t *w, vacc_t x) { vstr(w, x); }
+#else
+#define WEIGHT OMC_STORAGE
+typedef storage_t weight_t;
+OMC_INLINE void store_weights(weight_t *w, vacc_t x) { vst(w, x); }
+#endif
+static omc_matrix weights(acc_t *table, int64_t column, int64_t length) {
+  return (omc_matrix){.data = (weight_t *)(void *)table + column,
+                      .rs = length * (int64_t)(sizeof(acc_t) / sizeof(weight_t)),
+                      .cs = 1,
+                      .dtype = WEIGHT};
+}
+
+/* The right sides of a head of keys; a head of one block has no use for packing them. */
+typedef struct {
+  int64_t kv;        /* in [B * Hkv]; -1: none yet */
+  right_side scores; /* dim x keys: of scores */
+  right_side values; /* keys x value_dim: of y; transposed: of gradients of probabilities */
+  right_side keys;   /* gradient: keys x dim, of dq */
+} head_sides;
+
+static right_side side_of(omc_matrix stored, omc_dtype left, int64_t k, int64_t n, char *panels) {
+  const omc_gemm_args g = {
+      .n = n, .k = k, .a = {.dtype = left}, .b = stored, .c = {.dtype = OMC_ACC}};
+  if (panels) omc_gemm_pack(&g, panels);
+  return (right_side){stored, {.panels = panels, .rows = k}};
+}
+
+static void go_to_head(const attention_job *job, int64_t kv, head_sides *sides, char *scratch) {
+  const omc_attention_form *p = job->p;
+  const storage_t *k = job->k + head_at(&p->k, p->kv_heads, kv);
+  const storage_t *v = job->v + head_at(&p->v, p->kv_heads, kv);
+  char *panels[N_PACKED];
+  if (sides->kv == kv) return;
+  for (int i = 0; i < N_PACKED; i++)
+    panels[i] = p->heads / p->kv_heads * n_blocks(p) > 1 ? scratch + job->scratch.packed[i] : NULL;
+  sides->kv = kv;
+  sides->scores =
+      side_of(transposed(k, p->k.token), OMC_STORAGE, p->dim, p->keys, panels[PACKED_SCORES]);
+  if (!job->dy) {
+    sides->values =
+        side_of(by_rows(v, p->v.token), WEIGHT, p->keys, p->value_dim, panels[PACKED_VALUES]);
+    return;
+  }
+  sides->values =
+      side_of(transposed(v, p->v.token), OMC_STORAGE, p->value_dim, p->keys, panels[PACKED_VALUES]);
+  sides->keys = side_of(by_rows(k, p->k.token), WEIGHT, p->keys, p->dim, panels[PACKED_KEYS]);
+}
+
+/* What of it is a run's: its keys are columns, or rows, of which panels can be read by parts. */
+static right_side columns_of(right_side x, const key_run *run) {
+  x.stored.data = (storage_t *)x.stored.data + run->first * x.stored.cs;
+  x.packed.col = run->first;
+  return x;
+}
+static right_side rows_of(right_side x, const key_run *run) {
+  const int64_t end = run->first + run->n;
+  x.stored.data = (storage_t *)x.stored.data + run->first * x.stored.rs;
+  x.packed.row = run->first;
+  if (end % OMC_GEMM_PART && end < x.packed.rows) x.packed.panels = NULL;
+  return x;
 }
 
 typedef uint8_t mask_bytes __attribute__((vector_size(OMC_VL)));
@@ -144,15 +207,14 @@ static void mask_row(const attention_job *job, int64_t head, int64_t i, int64_t 
 }
 
 /* Scores of a block, masked; columns that a row does not see, up to a whole vector, are -inf. */
-static void make_scores(const attention_job *job, const query_block *b, acc_t *scores,
-                        void *workspace) {
+static void make_scores(const attention_job *job, const query_block *b, const head_sides *sides,
+                        acc_t *scores, void *workspace) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++) {
     acc_t *table = scores + run->at;
     product(workspace, b->rows, run->n, p->dim, by_rows(job->q + b->q, p->q.token),
-            transposed(job->k + b->k + run->first * p->k.token, p->k.token),
-            computed(table, length), p->scale, 0);
+            columns_of(sides->scores, run), computed(table, length), p->scale, 0);
     for (int64_t r = 0; r < b->rows; r++) {
       const int64_t i = b->first + r;
       const int64_t seen = p->causal ? omc_clamp(i + 1 - run->first, 0, run->n) : run->n;
@@ -184,29 +246,28 @@ OMC_INLINE vmask kept(const attention_job *job, const uint32_t *words) {
   return __builtin_convertvector(w >= job->drop_below - (word_vec){0}, vmask);
 }
 
-/* Turns row r's scores into exp(score - max); returns what y's row is to be multiplied by. */
+/* Turns row r's scores into exp(score - max), as weights; returns what y's row is to be multiplied
+ * by. */
 static acc_t softmax_row(const attention_job *job, const query_block *b, int64_t r, acc_t *s,
                          char *scratch) {
   const int64_t whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL, query = b->query + r;
-  vacc_t top = vset(OMC_LOWEST), sum = vset(0);
-  for (int64_t k = 0; k < whole; k += OMC_VL) top = vmax(top, vldr(s + k));
-  const acc_t max = vhmax(top);
+  weight_t *const w = (weight_t *)(void *)s;
+  const acc_t max =
+      OMC_ROW_REDUCE(k, left, whole, OMC_LOWEST, vmax, vhmax, ((void)left, vldr(s + k)));
+  vacc_t sum = vset(0);
   if (max == OMC_LOWEST) {
     memset(s, 0, (size_t)whole * sizeof *s);
     if (job->lse) job->lse[query] = (acc_t)INFINITY;
     return 0;
   }
+  const uint32_t *words = job->p->p > 0 ? drop_words(job, b, r, scratch) : NULL;
   for (int64_t k = 0; k < whole; k += OMC_VL) {
     const vacc_t e = vexp(vldr(s + k) - vset(max));
-    vstr(s + k, e);
+    store_weights(w + k, words ? vblend(kept(job, words + k), e, vset(0)) : e);
     sum += e;
   }
   const acc_t total = vsum(sum);
   if (job->lse) job->lse[query] = max + (acc_t)log((double)total);
-  if (job->p->p <= 0) return 1 / total;
-  const uint32_t *words = drop_words(job, b, r, scratch);
-  for (int64_t k = 0; k < whole; k += OMC_VL)
-    vstr(s + k, vblend(kept(job, words + k), vldr(s + k), vset(0)));
   return job->keep_scale / total;
 }
 
@@ -216,12 +277,12 @@ static int64_t nth_head(const omc_attention_form *p, int64_t heads, int64_t i) {
   return i % p->batch * heads + i / p->batch;
 }
 
-/* y = a matrix of a block's columns by the rows of its keys, summed up in `sums`. */
-static void combine(const query_block *b, acc_t *table, int64_t length, omc_matrix keys, int64_t n,
+/* y = the weights of a block by the n columns of what its keys are rows of. */
+static void combine(const query_block *b, acc_t *table, int64_t length, right_side keys, int64_t n,
                     omc_matrix sums, double alpha, void *workspace) {
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
-    product(workspace, b->rows, n, run->n, computed(table + run->at, length),
-            from_row(keys, run->first), sums, alpha, run > b->runs);
+    product(workspace, b->rows, n, run->n, weights(table, run->at, length), rows_of(keys, run),
+            sums, alpha, run > b->runs);
 }
 
 /* Items are blocks of query rows. Those of a head are taken from both ends, for a causal block
@@ -232,23 +293,26 @@ static void forward_blocks(omc_range range, void *ctx) {
   char *scratch = job->workspace + (size_t)range.thread * job->scratch.total;
   acc_t *scores = (acc_t *)(void *)(scratch + job->scratch.table[0]);
   acc_t *factor = (acc_t *)(void *)(scratch + job->scratch.rows);
-  const int64_t blocks = n_blocks(p), length = row_length(p);
+  const int64_t blocks = n_blocks(p), length = row_length(p), group = p->heads / p->kv_heads;
+  head_sides sides = {.kv = -1};
   for (int64_t item = range.begin; item < range.end; item++) {
     const int64_t i = item % blocks;
     query_block b =
         block_at(p, nth_head(p, p->heads, item / blocks), i % 2 ? blocks - 1 - i / 2 : i / 2);
     storage_t *y = job->out + b.y;
     leave_out(job, &job->hidden, &b, scratch);
-    make_scores(job, &b, scores, scratch + job->scratch.gemm);
+    go_to_head(job, b.head / group, &sides, scratch);
+    make_scores(job, &b, &sides, scores, scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
       factor[r] = softmax_row(job, &b, r, scores + r * length, scratch);
     const int64_t step = OMC_STORES_ACC ? p->y.token : p->value_dim;
     acc_t *sums = sums_of(y, (acc_t *)(void *)(scratch + job->scratch.sums));
-    combine(&b, scores, length, by_rows(job->v + b.v, p->v.token), p->value_dim,
-            computed(sums, step), 1, scratch + job->scratch.gemm);
+    combine(&b, scores, length, sides.values, p->value_dim, computed(sums, step), 1,
+            scratch + job->scratch.gemm);
     for (int64_t r = 0; r < b.rows; r++)
-      for (int64_t k = 0; k < p->value_dim; k++)
-        st(y + r * p->y.token + k, sums[r * step + k] * factor[r]);
+      for (int64_t k = 0, n = p->value_dim; k < n; k += OMC_VL)
+        vst_upto(y + r * p->y.token + k, vldr_upto(sums + r * step + k, n - k) * vset(factor[r]),
+                 n - k);
   }
 }
 
@@ -266,8 +330,9 @@ OMC_KERNEL(Attention, args) {
 }
 
 /* Turns row r's scores into the probabilities that made y, and its gradients of probabilities
- * into gradients of scores, P * (dP - sum of P * dP). What lse has rounded away is divided out
- * again; a row that attends to one key has probability 1 there, and no gradient at all. */
+ * into gradients of scores, P * (dP - sum of P * dP), both as weights. What lse has rounded away is
+ * divided out again; a row that attends to one key has probability 1 there, and no gradient at all.
+ */
 static void softmax_grad_row(const attention_job *job, const query_block *b, int64_t r, acc_t *s,
                              acc_t *ds, char *scratch) {
   const int64_t query = b->query + r, whole = (b->cols + OMC_VL - 1) / OMC_VL * OMC_VL;
@@ -290,42 +355,25 @@ static void softmax_grad_row(const attention_job *job, const query_block *b, int
   const vacc_t shares = vset(share), delta = vset(vsum(products) * share);
   for (int64_t k = 0; k < whole; k += OMC_VL) {
     vacc_t prob = vldr(s + k) * shares;
-    vstr(ds + k, prob * (vldr(ds + k) - delta));
+    store_weights((weight_t *)(void *)ds + k, prob * (vldr(ds + k) - delta));
     if (words) prob *= vblend(kept(job, words + k), scale, vset(0));
-    vstr(s + k, prob);
+    store_weights((weight_t *)(void *)s + k, prob);
   }
 }
 
-/* Where a part of a head of keys adds up its dk and dv. */
-typedef struct {
-  omc_matrix dk, dv;
-} key_sums;
-
-static key_sums sums_at(const attention_job *job, int64_t kv, int64_t part) {
-  const omc_attention_form *p = job->p;
-  if (!job->sums)
-    return (key_sums){by_rows(job->dk + head_at(&p->k, p->kv_heads, kv), p->k.token),
-                      by_rows(job->dv + head_at(&p->v, p->kv_heads, kv), p->v.token)};
-  acc_t *sums = job->sums + (kv * job->parts + part) * part_length(p);
-  return (key_sums){computed(sums, p->dim), computed(sums + p->keys * p->dim, p->value_dim)};
-}
-
-static void clear_rows(const omc_matrix *m, int64_t rows, int64_t n) {
-  for (int64_t r = 0; r < rows; r++)
-    memset((acc_t *)m->data + r * m->rs, 0, (size_t)n * sizeof(acc_t));
-}
-
-/* Adds a matrix of a block's columns, transposed, by n columns of its rows to those of its keys. */
-static void spread(const query_block *b, acc_t *table, int64_t length, omc_matrix rows, int64_t n,
-                   omc_matrix keys, double alpha, void *workspace) {
+/* Adds n columns of a block's rows, transposed, by its weights to sums of n rows, a column for each
+ * key. */
+static void spread(const query_block *b, acc_t *table, int64_t length, omc_matrix columns,
+                   int64_t n, acc_t *sums, double alpha, void *workspace) {
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
-    product(workspace, run->n, n, b->rows, computed_transposed(table + run->at, length), rows,
-            from_row(keys, run->first), alpha, 1);
+    product(workspace, n, run->n, b->rows, columns,
+            (right_side){.stored = weights(table, run->at, length)},
+            computed(sums + run->first, length), alpha, 1);
 }
 
 /* Adds one block of query rows to dk and dv and writes its rows of dq. */
-static void backward_block(const attention_job *job, const query_block *b, const key_sums *sums,
-                           char *scratch) {
+static void backward_block(const attention_job *job, const query_block *b, const head_sides *sides,
+                           acc_t *sums, char *scratch) {
   const omc_attention_form *p = job->p;
   const int64_t length = row_length(p), dim = p->dim, value_dim = p->value_dim;
   const int64_t step = OMC_STORES_ACC ? p->q.token : dim;
@@ -334,19 +382,19 @@ static void backward_block(const attention_job *job, const query_block *b, const
   storage_t *dq = job->dq + b->q;
   acc_t *dq_sums = sums_of(dq, (acc_t *)(void *)(scratch + job->scratch.sums));
   void *workspace = scratch + job->scratch.gemm;
-  const omc_matrix q = by_rows(job->q + b->q, p->q.token), k = by_rows(job->k + b->k, p->k.token),
-                   dy = by_rows(job->dy + b->y, p->y.token);
-  make_scores(job, b, probs, workspace);
+  const storage_t *const q = job->q + b->q;
+  const storage_t *const dy = job->dy + b->y;
+  make_scores(job, b, sides, probs, workspace);
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
-    product(workspace, b->rows, run->n, value_dim, dy,
-            transposed(job->v + b->v + run->first * p->v.token, p->v.token),
-            computed(grads + run->at, length), 1, 0);
+    product(workspace, b->rows, run->n, value_dim, by_rows(dy, p->y.token),
+            columns_of(sides->values, run), computed(grads + run->at, length), 1, 0);
   for (int64_t r = 0; r < b->rows; r++)
     softmax_grad_row(job, b, r, probs + r * length, grads + r * length, scratch);
-  spread(b, probs, length, dy, value_dim, sums->dv, 1, workspace);
-  combine(b, grads, length, k, dim, computed(dq_sums, step), p->scale, workspace);
+  spread(b, probs, length, transposed(dy, p->y.token), value_dim, sums + dim * length, 1,
+         workspace);
+  combine(b, grads, length, sides->keys, dim, computed(dq_sums, step), p->scale, workspace);
   for (int64_t r = 0; r < b->rows; r++) store_sums(dq_sums + r * step, dq + r * p->q.token, dim);
-  spread(b, grads, length, q, dim, sums->dk, p->scale, workspace);
+  spread(b, grads, length, transposed(q, p->q.token), dim, sums, p->scale, workspace);
 }
 
 /* Whether some row of probabilities is NaN, which those of the keys that it does not see are too.
@@ -357,6 +405,35 @@ static bool has_nan(const attention_job *job, const query_block *b) {
   return found;
 }
 
+/* Stores rows first .. end - 1 of an output, n elements each, `token` apart: columns of sums of n
+ * rows, added up over all parts. */
+static void store_columns(const attention_job *job, const acc_t *sums, int64_t first, int64_t end,
+                          int64_t n, storage_t *out, int64_t token) {
+  const int64_t length = row_length(job->p), step = part_length(job->p);
+  for (int64_t j = first; j < end; j += OMC_VL)
+    for (int64_t i = 0; i < n; i += OMC_VL) {
+      vacc_t x[OMC_VL];
+      for (int64_t r = 0; r < OMC_VL; r++) {
+        const acc_t *row = sums + omc_min(i + r, n - 1) * length + j;
+        x[r] = vldr(row);
+        for (int64_t part = 1; part < job->parts; part++) x[r] += vldr(row + part * step);
+      }
+      OMC_TRANSPOSE(x);
+      for (int64_t c = 0; c < omc_min(end - j, OMC_VL); c++)
+        vst_upto(out + (j + c) * token + i, x[c], n - i);
+    }
+}
+
+/* Those of keys first .. end - 1 of a head, whose sums of the first part these are. */
+static void store_keys(const attention_job *job, int64_t kv, const acc_t *sums, int64_t first,
+                       int64_t end) {
+  const omc_attention_form *p = job->p;
+  store_columns(job, sums, first, end, p->dim, job->dk + head_at(&p->k, p->kv_heads, kv),
+                p->k.token);
+  store_columns(job, sums + p->dim * row_length(p), first, end, p->value_dim,
+                job->dv + head_at(&p->v, p->kv_heads, kv), p->v.token);
+}
+
 /* Items are parts of heads of keys: every so many-th block of the query heads that share it. */
 static void backward_parts(omc_range range, void *ctx) {
   const attention_job *job = ctx;
@@ -364,42 +441,33 @@ static void backward_parts(omc_range range, void *ctx) {
   char *scratch = job->workspace + (size_t)range.thread * job->scratch.total;
   const int64_t group = p->heads / p->kv_heads, blocks = n_blocks(p);
   const hidden_keys all_keys = {.p = p};
+  head_sides sides = {.kv = -1};
   for (int64_t item = range.begin; item < range.end; item++) {
-    const int64_t kv = nth_head(p, p->kv_heads, item / job->parts);
-    const key_sums sums = sums_at(job, kv, item % job->parts);
-    clear_rows(&sums.dk, p->keys, p->dim);
-    clear_rows(&sums.dv, p->keys, p->value_dim);
-    for (int64_t i = item % job->parts; i < group * blocks; i += job->parts) {
+    const int64_t kv = nth_head(p, p->kv_heads, item / job->parts), part = item % job->parts;
+    const int64_t place = job->parts > 1 ? kv * job->parts + part : range.thread;
+    acc_t *sums = job->sums + place * part_length(p);
+    memset(sums, 0, (size_t)part_length(p) * sizeof *sums);
+    go_to_head(job, kv, &sides, scratch);
+    for (int64_t i = part; i < group * blocks; i += job->parts) {
       query_block b = block_at(p, kv * group + i / blocks, i % blocks);
       const bool nan = has_nan(job, &b);
       if (nan) b.cols = p->keys;
       leave_out(job, nan ? &all_keys : &job->hidden, &b, scratch);
-      backward_block(job, &b, &sums, scratch);
+      backward_block(job, &b, &sides, sums, scratch);
     }
+    if (job->parts == 1) store_keys(job, kv, sums, 0, p->keys);
   }
 }
 
-/* x = the sum of a row over all parts, `first` being that of the first. */
-static void add_row(const attention_job *job, const acc_t *first, int64_t n, storage_t *x) {
-  const int64_t step = part_length(job->p);
-  for (int64_t k = 0; k < n; k++) {
-    acc_t sum = 0;
-    for (int64_t part = 0; part < job->parts; part++) sum += first[part * step + k];
-    st(x + k, sum);
-  }
-}
-
-/* Items are keys. */
+/* Items are blocks of keys of heads. */
 static void add_parts(omc_range range, void *ctx) {
   const attention_job *job = ctx;
   const omc_attention_form *p = job->p;
+  const int64_t blocks = omc_ceil_div(p->keys, OMC_KEY_BLOCK);
   for (int64_t item = range.begin; item < range.end; item++) {
-    const int64_t kv = item / p->keys, j = item % p->keys;
-    const key_sums first = sums_at(job, kv, 0);
-    add_row(job, (const acc_t *)first.dk.data + j * p->dim, p->dim,
-            job->dk + head_at(&p->k, p->kv_heads, kv) + j * p->k.token);
-    add_row(job, (const acc_t *)first.dv.data + j * p->value_dim, p->value_dim,
-            job->dv + head_at(&p->v, p->kv_heads, kv) + j * p->v.token);
+    const int64_t kv = item / blocks, first = item % blocks * OMC_KEY_BLOCK;
+    store_keys(job, kv, job->sums + kv * job->parts * part_length(p), first,
+               omc_min(first + OMC_KEY_BLOCK, p->keys));
   }
 }
 
@@ -419,11 +487,11 @@ OMC_KERNEL(AttentionGrad, args) {
   job.dv = p->packed ? job.dq + p->v_start : omc_out_data(args, 2);
   acc_t *shared = (acc_t *)(void *)(job.workspace + job.scratch.total * (size_t)args->threads);
   job.hidden = look_for_hidden(p, omc_in_data(args, 5), job.k, job.v, shared, args->threads);
-  if (sums_apart(params)) job.sums = shared + hidden_length(p, job.hidden.mask != NULL);
+  job.sums = shared + hidden_length(p, job.hidden.mask != NULL);
   omc_parallel_for(p->batch * p->kv_heads * job.parts, 1, args->threads, backward_parts, &job);
-  if (job.sums)
-    omc_parallel_for(p->batch * p->kv_heads * p->keys, OMC_QUERY_BLOCK, args->threads, add_parts,
-                     &job);
+  if (job.parts > 1)
+    omc_parallel_for(p->batch * p->kv_heads * omc_ceil_div(p->keys, OMC_KEY_BLOCK), 1,
+                     args->threads, add_parts, &job);
   return OMC_OK;
 }
 
