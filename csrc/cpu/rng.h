@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "base/int.h"
+
 #ifdef OMC_VARIANT
 #include "cpu/vec.h"
 #endif
@@ -35,8 +37,6 @@ static inline void omc_philox(uint64_t seed, uint32_t subsequence, uint64_t coun
 #else
 #define OMC_RNG_LANES (OMC_VL / 2)
 #endif
-#define OMC_RNG_WORDS (4 * OMC_RNG_LANES) /* made at a time */
-
 typedef uint64_t omc_rng_vec __attribute__((vector_size(OMC_RNG_LANES * 8), may_alias));
 
 OMC_INLINE omc_rng_vec omc_rng_set(uint64_t x) { return x - (omc_rng_vec){0}; }
@@ -59,29 +59,55 @@ typedef struct omc_rng_keys {
   omc_rng_vec lane;           /* 0, 1, 2, ... */
 } omc_rng_keys;
 
-/* Stores the words of OMC_RNG_LANES counters, whose rounds left these. */
-OMC_INLINE void omc_rng_store(const omc_rng_vec c[4], uint32_t *out) {
-  const omc_rng_vec low = omc_rng_set(0xffffffffu);
-  const omc_rng_vec front = (c[0] & low) | (c[1] << 32), back = (c[2] & low) | (c[3] << 32);
+/* Each word with its halves exchanged. */
+OMC_INLINE omc_rng_vec omc_rng_turn(omc_rng_vec x) {
+  typedef uint32_t words __attribute__((vector_size(sizeof(omc_rng_vec)), may_alias));
+  const words w = (words)x;
+  return (omc_rng_vec)(w << 16 | w >> 16);
+}
+
+/* Lanes of x and y by turns of `run`, those of x first: half 0 or 1 of what they make. */
+OMC_INLINE omc_rng_vec omc_rng_merge(omc_rng_vec x, omc_rng_vec y, const int run, const int half) {
+  omc_rng_vec place = {0};
 #if defined(__clang__)
+  omc_rng_vec out = place;
   for (int l = 0; l < OMC_RNG_LANES; l++) {
-    const uint64_t four[2] = {front[l], back[l]};
-    memcpy(out + 4 * l, four, sizeof four);
+    const int i = l + half * OMC_RNG_LANES, at = i / (2 * run) * run + i % run;
+    out[l] = i / run % 2 ? y[at] : x[at];
   }
+  return out;
 #else
-  omc_rng_vec merge;
-  for (int l = 0; l < OMC_RNG_LANES; l++) merge[l] = (uint64_t)(l / 2 + l % 2 * OMC_RNG_LANES);
-  const omc_rng_vec first = __builtin_shuffle(front, back, merge);
-  const omc_rng_vec second = __builtin_shuffle(front, back, merge + OMC_RNG_LANES / 2);
-  memcpy(out, &first, sizeof first);
-  memcpy(out + OMC_RNG_WORDS / 2, &second, sizeof second);
+  for (int l = 0; l < OMC_RNG_LANES; l++) {
+    const int i = l + half * OMC_RNG_LANES, at = i / (2 * run) * run + i % run;
+    place[l] = (uint64_t)(i / run % 2 ? at + OMC_RNG_LANES : at);
+  }
+  return __builtin_shuffle(x, y, place);
 #endif
 }
 
-/* The words of `blocks` times OMC_RNG_LANES counters from `counter` on: one or two, a constant. A
+/* Stores what OMC_RNG_LANES counters, whose rounds left these, give to `each` elements: the four
+ * words or, to eight, the four turned after them. */
+OMC_INLINE void omc_rng_store(const omc_rng_vec c[4], const int each, uint32_t *out) {
+  const omc_rng_vec low = omc_rng_set(0xffffffffu);
+  const omc_rng_vec front = (c[0] & low) | (c[1] << 32), back = (c[2] & low) | (c[3] << 32);
+  for (int half = 0; half < 2; half++) {
+    const omc_rng_vec x = omc_rng_merge(front, back, 1, half);
+    omc_rng_vec *to = (omc_rng_vec *)(void *)out + half * (each / 4);
+    if (each == 4) {
+      memcpy(to, &x, sizeof x);
+      continue;
+    }
+    for (int h = 0; h < 2; h++) {
+      const omc_rng_vec y = omc_rng_merge(x, omc_rng_turn(x), 2, h);
+      memcpy(to + h, &y, sizeof y);
+    }
+  }
+}
+
+/* What `blocks` times OMC_RNG_LANES counters from `counter` on give: one or two, a constant. A
  * round waits for the one before it, but two blocks do not for each other. */
 OMC_INLINE void omc_rng_blocks(const omc_rng_keys *keys, uint32_t subsequence, uint64_t counter,
-                               const int blocks, uint32_t *out) {
+                               const int blocks, const int each, uint32_t *out) {
   const omc_rng_vec m0 = omc_rng_set(0xD2511F53u), m1 = omc_rng_set(0xCD9E8D57u);
   omc_rng_vec c[2][4];
   for (int b = 0; b < blocks; b++) {
@@ -98,12 +124,14 @@ OMC_INLINE void omc_rng_blocks(const omc_rng_keys *keys, uint32_t subsequence, u
       c[b][2] = (p0 >> 32) ^ c[b][3] ^ keys->k1[r];
       c[b][3] = p0;
     }
-  for (int b = 0; b < blocks; b++) omc_rng_store(c[b], out + b * OMC_RNG_WORDS);
+  for (int b = 0; b < blocks; b++) omc_rng_store(c[b], each, out + b * each * OMC_RNG_LANES);
 }
 
-/* The words of elements first .. first + n - 1 of a subsequence. */
-OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t subsequence, uint64_t first, int64_t n,
-                                 uint32_t *out) {
+/* Those of elements first .. first + n - 1 of a subsequence, `each` to a counter: a constant. */
+OMC_INLINE void omc_rng_fill(uint64_t seed, uint32_t subsequence, uint64_t first, int64_t n,
+                             const int each, uint32_t *out) {
+  enum { MOST = 8 * OMC_RNG_LANES };
+  const int64_t block = each * OMC_RNG_LANES;
   omc_rng_keys keys;
   for (uint32_t r = 0; r < 10; r++) {
     keys.k0[r] = omc_rng_set((uint32_t)seed + r * 0x9E3779B9u);
@@ -112,24 +140,34 @@ OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t subsequence, uint64_t f
   for (int l = 0; l < OMC_RNG_LANES; l++) keys.lane[l] = (uint64_t)l;
   int64_t done = 0;
   while (done < n) {
-    const uint64_t at = first + (uint64_t)done;
-    if (at % 4 == 0 && n - done >= 2 * OMC_RNG_WORDS) {
-      omc_rng_blocks(&keys, subsequence, at / 4, 2, out + done);
-      done += 2 * OMC_RNG_WORDS;
+    const uint64_t at = first + (uint64_t)done, counter = at / (uint64_t)each;
+    const int64_t skip = (int64_t)(at % (uint64_t)each), take = omc_min(n - done, block - skip);
+    if (skip == 0 && n - done >= 2 * block) {
+      omc_rng_blocks(&keys, subsequence, counter, 2, each, out + done);
+      done += 2 * block;
       continue;
     }
-    if (at % 4 == 0 && n - done >= OMC_RNG_WORDS) {
-      omc_rng_blocks(&keys, subsequence, at / 4, 1, out + done);
-      done += OMC_RNG_WORDS;
-      continue;
+    if (take == block) {
+      omc_rng_blocks(&keys, subsequence, counter, 1, each, out + done);
+    } else {
+      uint32_t some[MOST];
+      omc_rng_blocks(&keys, subsequence, counter, 1, each, some);
+      memcpy(out + done, some + skip, (size_t)take * sizeof *out);
     }
-    uint32_t words[OMC_RNG_WORDS];
-    const int64_t skip = (int64_t)(at % 4), have = OMC_RNG_WORDS - skip;
-    const int64_t take = n - done < have ? n - done : have;
-    omc_rng_blocks(&keys, subsequence, at / 4, 1, words);
-    memcpy(out + done, words + skip, (size_t)take * sizeof *out);
     done += take;
   }
+}
+
+/* Words first .. first + n - 1 of a subsequence, four to a counter. */
+OMC_INLINE void omc_philox_words(uint64_t seed, uint32_t subsequence, uint64_t first, int64_t n,
+                                 uint32_t *out) {
+  omc_rng_fill(seed, subsequence, first, n, 4, out);
+}
+
+/* What elements first .. first + n - 1 of a subsequence draw, see ops/random.h. */
+OMC_INLINE void omc_philox_draws(uint64_t seed, uint32_t subsequence, uint64_t first, int64_t n,
+                                 uint32_t *out) {
+  omc_rng_fill(seed, subsequence, first, n, 8, out);
 }
 
 #endif

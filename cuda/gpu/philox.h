@@ -12,8 +12,7 @@ typedef struct omc_gpu_seed {
 
 #ifdef OMC_GPU
 
-/* The words of elements 4 * counter to 4 * counter + 3 of a subsequence, for each of N counters,
- * which share the keys of the rounds. */
+/* The words of each of N counters of a subsequence, which share the keys of the rounds. */
 template <int N>
 OMC_INLINE void omc_philox(uint64_t seed, uint32_t subsequence, const uint64_t (&counters)[N],
                            uint32_t (&out)[N][4]) {
@@ -48,6 +47,15 @@ OMC_INLINE uint64_t omc_seed(const omc_gpu_seed &seed) { return seed.at ? *seed.
 OMC_INLINE void omc_philox(const omc_gpu_seed &seed, uint32_t subsequence, uint64_t counter,
                            uint32_t (&out)[4]) {
   omc_philox(omc_seed(seed), subsequence, counter, out);
+}
+
+/* What elements 4 * four to 4 * four + 3 of a subsequence draw, see ops/random.h. */
+OMC_INLINE uint32_t omc_turned(uint32_t word) { return word << 16 | word >> 16; }
+OMC_INLINE void omc_draws(const omc_gpu_seed &seed, uint32_t subsequence, uint64_t four,
+                          uint32_t (&out)[4]) {
+  omc_philox(seed, subsequence, four / 2, out);
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[i] = four % 2 ? omc_turned(out[i]) : out[i];
 }
 
 #endif

@@ -87,15 +87,15 @@ OMC_INLINE acc_t score_of(const omc_attention &p, const place &at, int32_t query
   return s;
 }
 
-/* Which probabilities dropout keeps; neighbours along the keys share a counter. */
+/* Which probabilities dropout keeps; neighbours along the keys draw together. */
 struct dropper {
-  uint64_t counter = ~(uint64_t)0;
+  uint64_t four = ~(uint64_t)0;
   uint32_t words[4] = {};
 
   OMC_METHOD bool keeps(const omc_attention &p, const place &at, int32_t query, int32_t key) {
     if (!OMC_DROPS) return true;
     const uint64_t e = (uint64_t)(row_of(p, at, query) * p.keys + key);
-    if (e / 4 != counter) omc_philox(p.seed, p.subsequence, counter = e / 4, words);
+    if (e / 4 != four) omc_draws(p.seed, p.subsequence, four = e / 4, words);
     const uint32_t i = (uint32_t)(e % 4);
     const uint32_t word = i < 2 ? (i ? words[1] : words[0]) : (i == 2 ? words[2] : words[3]);
     return word >= p.drop_below;

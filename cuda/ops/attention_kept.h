@@ -20,21 +20,24 @@ OMC_INLINE uint32_t *kept_tile(const omc_attention &p, const place &at, int32_t 
   return (uint32_t *)p.kept + (row * kept_tiles(p.keys) + key / OMC_KEPT_TILE) * OMC_KEPT_TILE;
 }
 
-/* Bits of the elements of COUNTERS counters. */
+/* Bits of the elements of COUNTERS counters, eight each. */
 template <int COUNTERS>
 OMC_INLINE uint64_t drawn(const omc_attention &p, uint64_t seed, uint64_t counter) {
   uint64_t counters[COUNTERS];
-  uint32_t words[COUNTERS][4], bits = 0;
+  uint32_t words[COUNTERS][4];
+  uint64_t bits = 0;
 #pragma unroll
   for (int i = 0; i < COUNTERS; i++) counters[i] = counter + (uint64_t)i;
   omc_philox(seed, p.subsequence, counters, words);
 #pragma unroll
-  for (int i = 0; i < COUNTERS * 4; i++)
-    bits |= (uint32_t)(words[i / 4][i % 4] >= p.drop_below) << i;
+  for (int i = 0; i < COUNTERS * 8; i++) {
+    const uint32_t word = words[i / 8][i % 4];
+    bits |= (uint64_t)((i % 8 < 4 ? word : omc_turned(word)) >= p.drop_below) << i;
+  }
   return bits;
 }
 
-/* A warp draws a tile, a lane a word of it: what 8 counters have, or parts of 9. */
+/* A warp draws a tile, a lane a word of it: what 4 counters have, or parts of 5. */
 OMC_GLOBAL_WIDE(attention_kept, OMC_KEPT_THREADS, omc_attention, p) {
   const int64_t tile = ((int64_t)blockIdx.x * OMC_KEPT_THREADS + threadIdx.x) / OMC_KEPT_TILE;
   const int32_t across = kept_tiles(p.keys), down = kept_tiles(p.queries);
@@ -46,9 +49,9 @@ OMC_GLOBAL_WIDE(attention_kept, OMC_KEPT_THREADS, omc_attention, p) {
   if (head >= p.tiles || (OMC_CAUSAL && key / OMC_KEPT_TILE > query / OMC_KEPT_TILE)) return;
   const place at = place_of(p, p.first + head);
   const uint64_t first = (uint64_t)(row_of(p, at, query) * p.keys + key), seed = omc_seed(p.seed);
-  uint64_t bits = drawn<4>(p, seed, first / 4) | drawn<4>(p, seed, first / 4 + 4) << 16;
-  if (first % 4) bits |= drawn<1>(p, seed, first / 4 + 8) << 32;
-  kept_tile(p, at, query, key)[query % OMC_KEPT_TILE] = (uint32_t)(bits >> first % 4);
+  uint64_t bits = drawn<4>(p, seed, first / 8);
+  if (first % 8) bits |= drawn<1>(p, seed, first / 8 + 4) << 32;
+  kept_tile(p, at, query, key)[query % OMC_KEPT_TILE] = (uint32_t)(bits >> first % 8);
 }
 
 #endif

@@ -161,7 +161,7 @@ static void put_words(const writer *w) {
     if (code->op != OMC_OP_Dropout) continue;
     put(w,
         "  uint32_t w%u[OMC_LANES_OF_THREAD];\n"
-        "  omc_philox(p.seed, %uu, (uint64_t)(first / OMC_LANES_OF_THREAD), w%u);\n",
+        "  omc_draws(p.seed, %uu, (uint64_t)(first / OMC_LANES_OF_THREAD), w%u);\n",
         k, (uint32_t)code->imm[2], k);
   }
 }

@@ -1,5 +1,5 @@
 /* What programs of elementwise ops are made of (ops/fused.c writes them): each thread works on
- * OMC_LANES_OF_THREAD neighbours, which a counter of random bits has words for. */
+ * OMC_LANES_OF_THREAD neighbours, which draw the words of one counter of random bits. */
 #ifndef OMC_CUDA_OPS_PROGRAM_H
 #define OMC_CUDA_OPS_PROGRAM_H
 

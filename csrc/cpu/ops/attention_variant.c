@@ -232,7 +232,7 @@ static const uint32_t *drop_words(const attention_job *job, const query_block *b
   uint32_t *words = (uint32_t *)(void *)(scratch + job->scratch.words);
   const int64_t first = (b->query + r) * job->p->keys;
   for (const key_run *run = b->runs; run < b->runs + b->n_runs; run++)
-    omc_philox_words(job->seed, job->p->subsequence, (uint64_t)(first + run->first), run->n,
+    omc_philox_draws(job->seed, job->p->subsequence, (uint64_t)(first + run->first), run->n,
                      words + run->at);
   return words;
 }

@@ -11,7 +11,7 @@ OMC_EW_KERNEL(Dropout, block) {
   const acc_t scale = (acc_t)blk.imm[1];
   _Alignas(64) uint32_t words[OMC_EW_BLOCK];
   _Alignas(64) acc_t factors[OMC_EW_BLOCK];
-  omc_philox_words(blk.seed, subsequence, (uint64_t)blk.index, blk.n, words);
+  omc_philox_draws(blk.seed, subsequence, (uint64_t)blk.index, blk.n, words);
   for (int64_t k = 0; k < blk.n; k++) factors[k] = words[k] >= threshold ? scale : 0;
   for (int64_t k = 0; k < blk.n; k += OMC_VL)
     omc_ew_write(blk.out, blk.out_dtype, k,
