@@ -269,12 +269,16 @@ void OMC_GEMM_NAME(multiply)(const omc_gemm_block *g) {
 
 /* ---- a whole product on one thread ---- */
 
-/* Packing B pays off from this many rows on, if its rows are contiguous units. */
-#define PACK_ROWS (4 * OMC_MR)
+/* Packing B, if its rows are contiguous units, pays off from this many rows on; or for more panels
+ * of rows than one from this many elements on, which come from memory rather than from L3, and are
+ * asked for as they are packed. */
+#define PACK_ROWS (8 * OMC_MR)
+#define PACK_ELEMENTS (1 << 21)
 
 static bool stays_in_place(const omc_gemm_args *g) {
-  return !g->b_packed.panels && OMC_DEPTH == 1 && g->m <= PACK_ROWS && g->b.cs == 1 &&
-         g->b.dtype == OMC_ACC && g->b.read_as != OMC_BF16 && g->b.read_as != OMC_F16;
+  const bool pays = g->m > PACK_ROWS || (g->m > OMC_MR && g->k * g->n > PACK_ELEMENTS);
+  return OMC_DEPTH == 1 && !pays && !g->b_packed.panels && g->b.cs == 1 && g->b.dtype == OMC_ACC &&
+         g->b.read_as != OMC_BF16 && g->b.read_as != OMC_F16;
 }
 
 /* If there are more K blocks than one and C is stored narrower, sums are kept apart. */
