@@ -91,15 +91,10 @@ OMC_INLINE void omc_rng_store(const omc_rng_vec c[4], const int each, uint32_t *
   const omc_rng_vec low = omc_rng_set(0xffffffffu);
   const omc_rng_vec front = (c[0] & low) | (c[1] << 32), back = (c[2] & low) | (c[3] << 32);
   for (int half = 0; half < 2; half++) {
-    const omc_rng_vec x = omc_rng_merge(front, back, 1, half);
-    omc_rng_vec *to = (omc_rng_vec *)(void *)out + half * (each / 4);
-    if (each == 4) {
-      memcpy(to, &x, sizeof x);
-      continue;
-    }
-    for (int h = 0; h < 2; h++) {
-      const omc_rng_vec y = omc_rng_merge(x, omc_rng_turn(x), 2, h);
-      memcpy(to + h, &y, sizeof y);
+    const omc_rng_vec x = omc_rng_merge(front, back, 1, half), turned = omc_rng_turn(x);
+    for (int part = 0; part < each / 4; part++, out += 2 * OMC_RNG_LANES) {
+      const omc_rng_vec y = each == 4 ? x : omc_rng_merge(x, turned, 2, part);
+      memcpy(out, &y, sizeof y);
     }
   }
 }

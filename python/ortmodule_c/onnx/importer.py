@@ -1,6 +1,6 @@
 """From the nodes of an ONNX model to a graph of the C core, for inputs of known types."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -9,13 +9,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper
 from torch import Tensor
 
 from .. import _C
 from ..dtypes import BY_TEXT, DTYPES
 from ..errors import NotExportable, Unsupported
-from ..lowering.draft import OWN_DOMAIN, Draft, Val, dtype_text
+from ..lowering.draft import ONNX_TYPES, OWN_DOMAIN, Draft, Val, dtype_text
 from ..lowering.to_text import to_text
 
 _OPS = _C.ops()
@@ -24,7 +24,7 @@ KNOWN = {TensorProto.DataType.Value(name): dtype for dtype, (_, name) in DTYPES.
 
 # Outputs that a gradient rule reads, and nobody else may.
 _FOR_GRADIENTS = {"Attention": 2, "BatchNorm": 3, "CrossEntropy": 4, "LayerNormalization": 3, "MaxPool": 3}
-_FOR_GRADIENTS |= {"NegativeLogLikelihoodLoss": 2, "RmsNorm": 2}
+_FOR_GRADIENTS |= {"NegativeLogLikelihoodLoss": 2, "RmsNorm": 2, "LstmCells": 5, "GruCells": 4, "RnnCells": 2}
 
 Results = Val | tuple[Val | None, ...]
 
@@ -66,6 +66,8 @@ class Given:
 
 
 Rule = Callable[..., Results]
+# Values by name, opsets by domain, and what the attributes of the function around are given as.
+_Scope = tuple[dict[str, Val], Mapping[str, int], Mapping[str, AttributeProto]]
 Table = Mapping[tuple[str, str], Mapping[int, Rule]]  # by domain and op: from which version on
 
 
@@ -90,6 +92,7 @@ class Importer:
         self._functions = {(f.domain, f.name): f for f in functions}
         self._known: dict[Val, Tensor] = {}
         self._source = ""
+        self._scope: _Scope = ({}, {}, {})
 
     # What rules are made of
 
@@ -116,6 +119,19 @@ class Importer:
     def is_known(self, val: Val) -> bool:
         """Whether it is a constant."""
         return val in self._known
+
+    def cast(self, x: Val, dtype: torch.dtype) -> Val:
+        """The same numbers in another dtype."""
+        return x if x.dtype == dtype else self.emit("Cast", x, to=int(ONNX_TYPES[dtype]))
+
+    def body(self, graph: GraphProto, inputs: Sequence[Val | None]) -> list[Val]:
+        """What a graph that the node has as an attribute makes of inputs of its own; it sees the values around it."""
+        env, opsets, bound = self._scope
+        names = [i.name for i in graph.input]
+        inner = env | {i.name: self.tensor(tensor_of(i)) for i in graph.initializer}
+        inner |= {name: v for name, v in zip(names, inputs, strict=False) if v is not None}
+        self.nodes(graph.node, inner, opsets, bound)
+        return [inner[o.name] for o in graph.output]
 
     def emit(self, op: str, *inputs: Val | None, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node of the core; its output, or as many as `outputs`. What follows from constants is computed."""
@@ -167,6 +183,7 @@ class Importer:
         """Translate nodes; `bound` is what the attributes of the function that they are in are given as."""
         for node in nodes:
             outer, self._source = self._source, self._source or node.name
+            around, self._scope = self._scope, (env, opsets, bound or {})
             try:
                 inputs = [env[v] if v else None for v in node.input]
                 results = self._node(node, inputs, opsets, bound or {})
@@ -175,7 +192,7 @@ class Importer:
             except (Unsupported, NotImplementedError, TypeError, ValueError) as error:
                 raise NotExportable(f"{named(node, opsets)}: {error}") from error
             finally:
-                self._source = outer
+                self._source, self._scope = outer, around
             env.update({name: v for name, v in zip(node.output, results, strict=False) if name and v is not None})
 
     def _node(
@@ -232,6 +249,19 @@ def find(table: Table, node: NodeProto, opsets: Mapping[str, int]) -> tuple[Rule
     rows = table.get((domain, node.op_type), {})
     first = max((v for v in rows if v <= since), default=None)
     return (None if first is None else rows[first]), since
+
+
+def walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Nodes, and those of the graphs that they have as attributes."""
+    for node in nodes:
+        yield node
+        for graph in bodies(node):
+            yield from walk(graph.node)
+
+
+def bodies(node: NodeProto) -> list[GraphProto]:
+    """Graphs that are attributes of a node."""
+    return [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
 
 
 def named(node: NodeProto, opsets: Mapping[str, int]) -> str:

@@ -21,15 +21,16 @@ from ..lowering.fallback import Callbacks
 from ..lowering.lower import Lowered
 from ..lowering.to_text import to_text
 from ..process import one_thread_after_fork, tracing_lock
-from .importer import KNOWN, Importer, find, named, schema_of, tensor_of
+from .importer import KNOWN, Importer, bodies, find, named, schema_of, tensor_of, walk
 from .rules import TABLE
 
 _MAX_GRAPHS = 16
-_MOST_ELEMENTS = 64  # of an input that a graph may have to know the values of
+_MOST_ELEMENTS = {False: 64, True: 8}  # of an input that a graph may have to know: whole numbers, and floats
 
 # Inputs that are no weights though they are floats.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 _NUMBERS = {"Clip": (1, 2), "Dropout": (1,), "OneHot": (2,), "Pad": (2,), "Range": (0, 1, 2), "Resize": (1, 2)}
+_NUMBERS |= {"Upsample": (1,)}
 
 
 class OnnxModule(nn.Module):
@@ -74,7 +75,7 @@ class OnnxModule(nn.Module):
                 self._add(name, nn.Parameter(tensor))
             else:
                 self._constants[name] = tensor
-        self._has_training = any(_is_training(node, graph, stored) for node in graph.node)
+        self._has_training = any(_is_training(node, graph, stored) for node in walk(graph.node))
         self._graphs: OrderedDict[Hashable, Runner] = OrderedDict()
         self._pinned: frozenset[str] = frozenset()  # small inputs whose values graphs cannot do without
         self.train(self._has_training)
@@ -220,14 +221,14 @@ def _runner(made: Importer, inputs: list[Val], outputs: list[Val]) -> Runner:
 
 def _can_be_known(t: Tensor) -> bool:
     """Whether a graph may be made for its values."""
-    return not t.requires_grad and t.numel() <= _MOST_ELEMENTS and (not t.is_floating_point() or t.numel() <= 1)
+    return not t.requires_grad and t.numel() <= _MOST_ELEMENTS[t.is_floating_point()]
 
 
 def _roles(graph: GraphProto) -> tuple[set[str], set[str]]:
     """Names of what is used as weights, and of running statistics."""
     uses: set[tuple[str, bool]] = set()
     statistics: set[str] = set()
-    for node in graph.node:
+    for node in walk(graph.node):
         for i, name in enumerate(node.input):
             if i in _STATISTICS.get(node.op_type, ()):
                 statistics.add(name)
@@ -260,9 +261,12 @@ def _check_type(kind: str, value: ValueInfoProto) -> None:
 
 
 def _check(nodes: Sequence[NodeProto], opsets: Mapping[str, int], own: set[tuple[str, str]]) -> None:
-    """NotExportable if some node has no translation."""
-    for node in nodes:
+    """NotExportable if some node has no translation, or a graph of its own has weights."""
+    for node in walk(nodes):
         schema: Any = schema_of(node, opsets)
         defined = schema is not None and (schema.has_function or schema.has_context_dependent_function)
         if find(TABLE, node, opsets)[0] is None and (node.domain, node.op_type) not in own and not defined:
             raise NotExportable(f"{named(node, opsets)}: there is no translation")
+        for weight in [w for graph in bodies(node) for w in graph.initializer if w.dims]:
+            if weight.data_type in KNOWN and KNOWN[weight.data_type].is_floating_point:
+                raise NotExportable(f"{named(node, opsets)}: its graph has weights of its own, {weight.name!r}")

@@ -11,8 +11,16 @@ import torch
 
 from .. import _C
 from ..errors import Unsupported
-from ..lowering.draft import ONNX_TYPES, OWN_DOMAIN, Val
+from ..lowering.draft import OWN_DOMAIN, Val
+from .control import condition, loop, scan
+from .einsum import einsum
 from .importer import Given, Importer, Results, Rule, tensor_of, torch_dtype
+from .indexing import col2im, compress, max_unpool, non_zero, reverse_sequence, scatter_elements, scatter_nd
+from .older import broadcast, by_channel
+from .quantization import dequantize, quantize
+from .recurrent import recurrent
+from .sampling import grid_sample, resize, resize_10, upsample_7
+from .transforms import dft, dft_17
 
 # Attributes that the core does not know, at the values at which they say nothing.
 _SAY_NOTHING: dict[str, Any] = {
@@ -96,26 +104,37 @@ def _constant_of_shape(t: Importer, node: Given, shape: Val) -> Results:
 
 
 def _cast(t: Importer, node: Given, x: Val) -> Results:
-    return _cast_to(t, x, torch_dtype(node.attributes["to"]))
+    return t.cast(x, torch_dtype(node.attributes["to"]))
 
 
 def _cast_like(t: Importer, node: Given, x: Val, like: Val) -> Results:
-    return _cast_to(t, x, like.dtype)
-
-
-def _cast_to(t: Importer, x: Val, dtype: torch.dtype) -> Val:
-    return x if x.dtype == dtype else t.emit("Cast", x, to=int(ONNX_TYPES[dtype]))
+    return t.cast(x, like.dtype)
 
 
 def _pow(t: Importer, node: Given, x: Val, exponent: Val) -> Results:
-    return t.emit("Pow", x, _cast_to(t, exponent, x.dtype))
+    return t.emit("Pow", x, t.cast(exponent, x.dtype))
 
 
 def _mod(t: Importer, node: Given, a: Val, b: Val) -> Results:
     fmod = bool(node.attributes.get("fmod"))
-    if a.dtype.is_floating_point and not fmod:
+    if a.dtype.is_floating_point and not fmod and node.since < 28:
         raise Unsupported("a remainder of floats has the sign of the dividend, and fmod=1")
     return t.emit("Mod", a, b, fmod=fmod)
+
+
+def _cum_sum(t: Importer, node: Given, x: Val, axis: Val) -> Results:
+    wide = torch.int64 if x.dtype == torch.int32 else x.dtype
+    return t.cast(t.emit("CumSum", t.cast(x, wide), axis, **node.attributes), x.dtype)
+
+
+def _extreme(t: Importer, node: Given, x: Val) -> Results:
+    """The place of the first, or of the last: that is the first from the other end."""
+    said = dict(node.attributes)
+    if not said.pop("select_last_index", 0):
+        return t.emit(node.op, x, **said)
+    axis = said["axis"] % x.rank
+    turned = t.emit("Slice", x, *[t.const([v]) for v in (-1, -int(x.dims[axis]) - 1, axis, -1)])
+    return t.emit("Sub", t.const(int(x.dims[axis]) - 1), t.emit(node.op, turned, **said))
 
 
 def _softplus(t: Importer, node: Given, x: Val) -> Results:
@@ -152,6 +171,10 @@ def _softsign(t: Importer, node: Given, x: Val) -> Results:
     return t.emit("Div", x, t.emit("Add", t.emit("Abs", x), t.like(x, 1)))
 
 
+def _prelu_6(t: Importer, node: Given, x: Val, slope: Val) -> Results:
+    return _prelu(t, node, x, by_channel(t, slope, x))
+
+
 def _prelu(t: Importer, node: Given, x: Val, slope: Val) -> Results:
     return t.emit("Where", t.emit("Less", x, t.like(x, 0)), t.emit("Mul", x, slope), x)
 
@@ -166,6 +189,8 @@ def _reduced(t: Importer, node: Given, x: Val, axes: Val | None) -> Results:
     def over(op: str, v: Val, keepdims: int = keep) -> Val:
         return t.emit(op, v, axes, keepdims=keepdims, noop_with_empty_axes=noop)
 
+    if x.dtype == torch.bool:
+        return t.cast(over(node.op, t.cast(x, torch.int64)), torch.bool)
     if node.op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
         return over(node.op, x)
     if node.op == "ReduceL1":
@@ -207,7 +232,7 @@ def _flattened(t: Importer, node: Given, x: Val) -> Results:
 def _hardmax(t: Importer, node: Given, x: Val) -> Results:
     axis = node.attributes["axis"] % x.rank
     first = t.emit("ArgMax", x, axis=axis, keepdims=1)
-    return _cast_to(t, t.emit("Equal", first, _positions(t, int(x.dims[axis]), axis, x.rank)), x.dtype)
+    return t.cast(t.emit("Equal", first, _positions(t, int(x.dims[axis]), axis, x.rank)), x.dtype)
 
 
 def _positions(t: Importer, n: int, axis: int, rank: int, dtype: torch.dtype = torch.int64) -> Val:
@@ -217,7 +242,7 @@ def _positions(t: Importer, n: int, axis: int, rank: int, dtype: torch.dtype = t
 def _one_hot(t: Importer, node: Given, ids: Val, depth: Val, values: Val) -> Results:
     n, rank = int(t.known(depth, "the depth").item()), ids.rank + 1
     axis = node.attributes["axis"] % rank
-    ids = _cast_to(t, ids, torch.int64)
+    ids = t.cast(ids, torch.int64)
     wrapped = t.emit("Where", t.emit("Less", ids, t.const(0)), t.emit("Add", ids, t.const(n)), ids)
     hits = t.emit("Equal", t.emit("Unsqueeze", wrapped, t.const([axis])), _positions(t, n, axis, rank))
     off, on = (t.emit("Gather", values, t.const(i), axis=0) for i in (0, 1))
@@ -245,8 +270,7 @@ def _split(t: Importer, node: Given, x: Val, sizes: Val | None = None) -> Result
 
 
 def _pad_2(t: Importer, node: Given, x: Val) -> Results:
-    pads = t.const(node.attributes["pads"])
-    return t.emit("Pad", x, pads, t.like(x, node.attributes["value"]), mode=node.attributes["mode"])
+    return _pad(t, node, x, t.const(node.attributes["pads"]), t.like(x, node.attributes["value"]))
 
 
 def _pad(t: Importer, node: Given, x: Val, pads: Val, value: Val | None = None, axes: Val | None = None) -> Results:
@@ -257,7 +281,26 @@ def _pad(t: Importer, node: Given, x: Val, pads: Val, value: Val | None = None, 
         for i, axis in enumerate(chosen):
             full[axis], full[x.rank + axis] = given[i], given[len(chosen) + i]
         pads = t.const(full)
-    return t.emit("Pad", x, pads, value, mode=node.attributes["mode"])
+    mode = node.attributes["mode"]
+    return t.emit("Pad", x, pads, value) if mode == "constant" else _repeated(t, x, t.known(pads, "the padding"), mode)
+
+
+def _repeated(t: Importer, x: Val, pads: torch.Tensor, mode: str) -> Val:
+    """Padded with elements of its own."""
+    y = t.emit("Identity", x)
+    for axis, (before, after) in enumerate(pads.reshape(2, -1).T.tolist()):
+        n = int(x.dims[axis])
+        places = torch.arange(-before, n + after)
+        if not before and not after:
+            continue
+        if n == 0:
+            raise Unsupported("an axis without elements is padded with its own")
+        if mode == "reflect":
+            period = max(2 * (n - 1), 1)
+            places = (places % period).minimum(-places % period)
+        places = places.clamp(0, n - 1) if mode == "edge" else places % n
+        y = t.emit("Gather", y, t.tensor(places), axis=axis)
+    return y
 
 
 def _gather(t: Importer, node: Given, x: Val, ids: Val) -> Results:
@@ -290,6 +333,21 @@ def _eye_like(t: Importer, node: Given, x: Val) -> Results:
 
 
 # Linear algebra and networks
+
+
+def _batch_norm_6(t: Importer, node: Given, x: Val, *others: Val) -> tuple[Val | None, ...]:
+    if not node.attributes["is_test"]:
+        raise Unsupported("training before version 7")
+    return _batch_norm(t, node, x, *others)
+
+
+def _lp_pool(t: Importer, node: Given, x: Val) -> Results:
+    """Means of powers, of as many elements as the kernel has."""
+    said = dict(node.attributes)
+    p, count = said.pop("p"), math.prod(said["kernel_shape"])
+    given = Given("AveragePool", node.since, said | {"count_include_pad": 1}, 1)
+    powers: Any = _window(t, given, t.emit("Pow", t.emit("Abs", x), t.like(x, p)))
+    return t.emit("Pow", t.emit("Mul", powers, t.like(x, count)), t.like(x, 1 / p))
 
 
 def _gemm(t: Importer, node: Given, a: Val, b: Val, c: Val | None = None) -> Results:
@@ -366,7 +424,7 @@ def _batch_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val, mean: V
     epsilon, momentum = node.attributes["epsilon"], node.attributes["momentum"]
     if not t.trains(bool(node.attributes.get("training_mode", 0))):
         rate = t.emit("Rsqrt", t.emit("Add", var, t.like(var, epsilon)))
-        rate, centre = (_by_channel(t, _cast_to(t, v, x.dtype), x.rank) for v in (rate, mean))
+        rate, centre = (_by_channel(t, t.cast(v, x.dtype), x.rank) for v in (rate, mean))
         scaled = t.emit("Mul", t.emit("Mul", t.emit("Sub", x, centre), rate), _by_channel(t, scale, x.rank))
         return (t.emit("Add", scaled, _by_channel(t, bias, x.rank)),)
     y, batch_mean, rate = t.emit("BatchNorm", x, scale, bias, outputs=3, epsilon=epsilon, momentum=1 - momentum)
@@ -374,7 +432,7 @@ def _batch_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val, mean: V
     batch_var = t.emit("Sub", t.emit("Reciprocal", t.emit("Mul", rate, rate)), t.like(rate, epsilon))
     running = []
     for old, new in ((mean, batch_mean), (var, batch_var)):
-        share = t.emit("Mul", t.emit("Detach", _cast_to(t, new, old.dtype)), t.like(old, 1 - momentum))
+        share = t.emit("Mul", t.emit("Detach", t.cast(new, old.dtype)), t.like(old, 1 - momentum))
         running.append(t.emit("Add", t.emit("Mul", old, t.like(old, momentum)), share))
         t.updates[old] = running[-1]
     return (y, *running)
@@ -389,6 +447,27 @@ def _instance_norm(t: Importer, node: Given, x: Val, scale: Val, bias: Val) -> R
     return t.emit("Add", scaled, _by_channel(t, bias, x.rank))
 
 
+def _local_response_norm(t: Importer, node: Given, x: Val) -> Results:
+    """By the squares of channels around each."""
+    said, n = node.attributes, int(x.dims[1])
+    before, size = (said["size"] - 1) // 2, said["size"]
+    pads = [[side if i == 1 else 0 for i in range(x.rank)] for side in (before, size - 1 - before)]
+    squares = t.emit("Pad", t.emit("Mul", x, x), t.const(pads[0] + pads[1]))
+    windows = [t.emit("Slice", squares, *[t.const([v]) for v in (i, i + n, 1)]) for i in range(size)]
+    total = t.emit("Mul", reduce(lambda a, b: t.emit("Add", a, b), windows), t.like(x, said["alpha"] / size))
+    return t.emit("Div", x, t.emit("Pow", t.emit("Add", total, t.like(x, said["bias"])), t.like(x, said["beta"])))
+
+
+def _lp_norm(t: Importer, node: Given, x: Val) -> Results:
+    axes = t.const([node.attributes["axis"]])
+    if node.attributes["p"] == 1:
+        length = t.emit("ReduceSum", t.emit("Abs", x), axes, keepdims=1)
+    else:
+        length = t.emit("Sqrt", t.emit("ReduceSum", t.emit("Mul", x, x), axes, keepdims=1))
+    none = t.emit("Equal", length, t.like(x, 0))
+    return t.emit("Where", none, t.like(x, 0), t.emit("Div", x, t.emit("Where", none, t.like(x, 1), length)))
+
+
 def _dropout(t: Importer, node: Given, x: Val, ratio: Val | None = None, training: Val | None = None) -> Results:
     if "ratio" in node.attributes:  # before version 12, and training is not the node's business
         p, asked = node.attributes["ratio"], False
@@ -401,7 +480,7 @@ def _dropout(t: Importer, node: Given, x: Val, ratio: Val | None = None, trainin
     if node.outputs > 1:  # the mask is what is left of ones
         ones = t.tensor(torch.ones([int(d) for d in x.dims], dtype=x.dtype))
         kept = t.emit("Dropout", ones, p=p, subsequence=t.draft.subsequence())
-        return t.emit("Mul", x, kept), _cast_to(t, _cast_to(t, kept, torch.bool), mask)
+        return t.emit("Mul", x, kept), t.cast(t.cast(kept, torch.bool), mask)
     return t.emit("Dropout", x, p=p, subsequence=t.draft.subsequence())
 
 
@@ -432,13 +511,13 @@ _REDUCTIONS += ["ReduceSumSquare"]
 _SINCE_18 = [op for op in _REDUCTIONS if op != "ReduceSum"]
 
 TABLE: dict[tuple[str, str], dict[int, Rule]] = {
-    **_rows(1, same, "And", "ArgMax", "ArgMin", "Concat", "Cos", "Identity", "IsNaN", "MatMul", "Not", "Or", "Sin"),
-    **_rows(1, same, "Flatten", "GatherElements", "GatherND", "CumSum", "Range", "Trilu", "Where", "Xor"),
+    **_rows(1, same, "And", "Concat", "Cos", "Identity", "IsNaN", "MatMul", "Not", "Or", "Sin"),
+    **_rows(1, same, "Flatten", "GatherElements", "GatherND", "Range", "Trilu", "Where", "Xor"),
     **_rows(6, same, "Abs", "Ceil", "Elu", "Exp", "Floor", "LeakyRelu", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid"),
     **_rows(6, same, "Sqrt", "Tanh", "Tile"),
     **_rows(7, same, "Acos", "Asin", "Atan", "Tan"),
     **_rows(9, same, "Acosh", "Asinh", "Atanh", "Cosh", "Sinh"),
-    **_rows(7, same, "Add", "Sub", "Mul", "Div", "Equal", "Greater", "Less"),
+    **_rows(7, same, "Equal", "Greater", "Less"),
     **_rows(8, same, "Erf", "Expand", "Gelu", "GreaterOrEqual", "HardSwish", "LessOrEqual", "Mish", "Round", "Sign"),
     **_rows(1, _cast_like, "CastLike"),
     **_rows(1, _conv_transpose, "ConvTranspose"),
@@ -465,13 +544,37 @@ TABLE: dict[tuple[str, str], dict[int, Rule]] = {
     **_rows(6, _instance_norm, "InstanceNormalization"),
     **_rows(6, _selu, "Selu"),
     **_rows(6, _folded, "Sum", "Mean", "Max", "Min"),
-    **_rows(7, _batch_norm, "BatchNormalization"),
     **_rows(7, _dropout, "Dropout"),
-    **_rows(7, _gemm, "Gemm"),
-    **_rows(7, _pow, "Pow"),
-    **_rows(7, _prelu, "PRelu"),
+    **_rows(1, _gemm, "Gemm"),
+    **_rows(1, _extreme, "ArgMax", "ArgMin"),
+    **_rows(1, _cum_sum, "CumSum"),
+    **_rows(1, _lp_pool, "LpPool"),
+    **_rows(1, dequantize, "DequantizeLinear"),
+    **_rows(1, quantize, "QuantizeLinear"),
+    **_rows(1, col2im, "Col2Im"),
+    ("", "BatchNormalization"): {6: _batch_norm_6, 7: _batch_norm},
+    ("", "DFT"): {17: dft_17, 20: dft},
+    ("", "Pow"): {1: broadcast, 7: _pow},
+    ("", "PRelu"): {6: _prelu_6, 7: _prelu},
+    **{("", op): {6: broadcast, 7: same} for op in ("Add", "Div", "Mul", "Sub")},
     **{("", op): {1: _reduce_1, 18: _reduce} for op in _SINCE_18},
     ("", "ReduceSum"): {1: _reduce_1, 13: _reduce},
+    **_rows(1, condition, "If"),
+    **_rows(1, loop, "Loop"),
+    **_rows(9, scan, "Scan"),
+    **_rows(7, recurrent, "GRU", "LSTM", "RNN"),
+    **_rows(1, compress, "Compress"),
+    **_rows(1, einsum, "Einsum"),
+    **_rows(1, grid_sample, "GridSample"),
+    **_rows(1, max_unpool, "MaxUnpool"),
+    **_rows(1, non_zero, "NonZero"),
+    **_rows(1, reverse_sequence, "ReverseSequence"),
+    **_rows(1, scatter_elements, "Scatter", "ScatterElements"),
+    **_rows(1, scatter_nd, "ScatterND"),
+    **_rows(1, _local_response_norm, "LRN"),
+    **_rows(1, _lp_norm, "LpNormalization"),
+    ("", "Upsample"): {7: upsample_7, 9: resize_10},
+    ("", "Resize"): {10: resize_10, 11: resize},
     ("", "Clip"): {6: _clip_6, 11: _clip},
     ("", "Pad"): {2: _pad_2, 11: _pad},
     ("", "Reshape"): {1: _attribute_as_input("shape"), 5: same},

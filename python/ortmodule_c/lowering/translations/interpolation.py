@@ -59,7 +59,7 @@ def resampled(b: Builder, x: Val, axis: int, places: Tensor, weights: Tensor) ->
     places, weights
         Of each element of the result, those of x and how much of them it has; of shape (elements, most of one).
     """
-    back = _turned_round(places, weights, int(x.dims[axis]))
+    back = turned_round(places, weights, int(x.dims[axis]))
     tables = [b.tensor(table, "taps") for table in (places, weights, *back)]
     y = b.emit("Resample", x, *tables, axis=axis)
     y.shape = (*x.dims[:axis], len(places), *x.dims[axis + 1 :])
@@ -100,7 +100,7 @@ def _split(places: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return first, (places - first).clamp(0, 1)
 
 
-def _turned_round(places: Tensor, weights: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def turned_round(places: Tensor, weights: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """For each of the n elements where it went, in order, and with which weight; -1 for nowhere."""
     came, order = places.flatten().sort(stable=True)
     counts = torch.bincount(came, minlength=n)
